@@ -1,0 +1,109 @@
+"""Updates and parameters: how the one is added to the other."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.numerics import widen
+from gradtx.paths import first_difference, is_leaf, leaves_with_path, path_string
+from gradtx.rows import add_rows, is_rows
+from gradtx.types import Array, Params, PyTree, Updates
+
+
+def apply_updates(params: Params, updates: Updates) -> Params:
+    r"""Add updates to parameters: :math:`\theta + u`, in the types of the parameters.
+
+    Args:
+        params: a tree of arrays; a Python number becomes a float array.
+        updates: a tree like it; `None` leaves a parameter as it is, `Rows` are added to their rows.
+
+    Returns:
+        The new parameters, in the shapes and types of the old. The sum is taken in at least float32
+        and rounded once.
+
+    Raises:
+        ValueError: the trees differ, or a leaf's shape does.
+        TypeError: a leaf of one is complex and of the other real.
+
+    >>> apply_updates({"b": 1.0, "w": jnp.zeros(2)}, {"b": None, "w": jnp.ones(2)})
+    {'b': 1.0, 'w': Array([1., 1.], dtype=float32)}
+    """
+    return _each(_add, params, updates)
+
+
+def _add(path: str, p: Any, u: Any) -> Any:
+    if p is None or u is None:
+        return p
+    if isinstance(p, int | float) and not isinstance(p, bool):
+        p = jnp.asarray(p, float)
+    shape, dtype = (
+        jnp.shape(u) if not is_rows(u) else u.shape,
+        jnp.result_type(u.dtype) if hasattr(u, "dtype") else jnp.result_type(u),
+    )
+    if jnp.shape(p) != shape:
+        raise ValueError(f"at {path!r} the parameter is {jnp.shape(p)} and the update {shape}")
+    if jnp.issubdtype(dtype, jnp.complexfloating) and not jnp.iscomplexobj(p):
+        raise TypeError(f"at {path!r} the parameter is {p.dtype} and the update {dtype}")
+    if is_rows(u):
+        return add_rows(p, u)
+    return (widen(jnp.asarray(p)) + widen(jnp.asarray(u))).astype(jnp.asarray(p).dtype)
+
+
+def _each(function: Any, tree: PyTree, other: PyTree) -> PyTree:
+    leaves, treedef = leaves_with_path(tree)
+    try:
+        others = treedef.flatten_up_to(other)
+    except ValueError:
+        raise ValueError(
+            f"parameters and updates are different trees: {first_difference(tree, other)}"
+        ) from None
+    return treedef.unflatten(
+        [function(path_string(k), a, b) for (k, a), b in zip(leaves, others, strict=True)]
+    )
+
+
+def incremental_update(new_tensors: Params, old_tensors: Params, step_size: Any) -> Params:
+    r"""Move old tensors towards new ones: :math:`s\, x_{new} + (1 - s)\, x_{old}`.
+
+    Args:
+        new_tensors: the tree to move to.
+        old_tensors: the tree to move from.
+        step_size: how far to go, 0 to 1.
+
+    Source: B. T. Polyak and A. B. Juditsky, Acceleration of Stochastic Approximation by Averaging,
+    1992 (the moving average of the iterates).
+
+    >>> incremental_update(jnp.float32(1.0), jnp.float32(0.0), 0.25)
+    Array(0.25, dtype=float32)
+    """
+
+    def on_leaf(new: Any, old: Any) -> Any:
+        if new is None:
+            return None
+        return (step_size * widen(new) + (1 - step_size) * widen(old)).astype(old.dtype)
+
+    return jax.tree.map(on_leaf, new_tensors, old_tensors, is_leaf=is_leaf)
+
+
+def periodic_update(
+    new_tensors: Params, old_tensors: Params, steps: Array | int, update_period: int
+) -> Params:
+    """The new tensors at every `update_period`-th step, the old ones at the others.
+
+    Args:
+        new_tensors: the tree to take when `steps` is a multiple of `update_period`.
+        old_tensors: the tree to take else.
+        steps: steps taken so far.
+        update_period: at least 1.
+
+    Raises:
+        ValueError: `update_period` is below 1.
+
+    >>> int(periodic_update(jnp.int32(1), jnp.int32(0), steps=6, update_period=3))
+    1
+    """
+    if isinstance(update_period, int) and update_period < 1:
+        raise ValueError(f"update_period must be at least 1, not {update_period}")
+    take = jnp.mod(steps, update_period) == 0
+    return jax.lax.cond(take, lambda: new_tensors, lambda: old_tensors)

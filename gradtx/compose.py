@@ -1,0 +1,171 @@
+"""Composition: transformations one after the other, and the smallest of them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.engine import elementwise
+from gradtx.transformation import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    transformation,
+    with_extra_args_support,
+)
+from gradtx.tree import map_updates
+from gradtx.types import EmptyState, Params, State, Updates
+
+
+@transformation
+def chain(*args: GradientTransformation) -> GradientTransformation:
+    """Apply transformations one after the other.
+
+    Args:
+        args: the transformations, of gradtx or of another library; none at all is the identity.
+
+    Returns:
+        A transformation whose state is the tuple of theirs.
+
+    >>> import gradtx
+    >>> gradtx.chain(gradtx.clip(1.0), gradtx.scale(-0.1))
+    chain(clip(max_delta=1.0), scale(step_size=-0.1))
+    """
+    links = [with_extra_args_support(tx) for tx in args]
+
+    def init(params: Params) -> State:
+        return tuple(tx.init(params) for tx in links)
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        if not isinstance(state, tuple) or len(state) != len(links):
+            raise ValueError(
+                f"chain: expected a state of {len(links)} parts, one for each transformation, "
+                f"which its init makes, not {type(state).__name__} {jax.tree.structure(state)}"
+            )
+        new = []
+        for tx, part in zip(links, state, strict=True):
+            updates, part = tx.update(updates, part, params, **extra_args)
+            new.append(part)
+        return updates, tuple(new)
+
+    return GradientTransformationExtraArgs(init, update)
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class NamedStates(dict[str, State]):
+    """The states of a `named_chain` in order: ``state["clip"]`` and ``state[0]`` are the same."""
+
+    def __getitem__(self, key: str | int) -> State:
+        return super().__getitem__(list(self)[key] if isinstance(key, int) else key)
+
+    def tree_flatten_with_keys(self) -> tuple[Any, tuple[str, ...]]:
+        return tuple((jax.tree_util.DictKey(k), v) for k, v in self.items()), tuple(self)
+
+    @classmethod
+    def tree_unflatten(cls, names: tuple[str, ...], states: Any) -> "NamedStates":
+        return cls(zip(names, states, strict=True))
+
+
+@transformation
+def named_chain(*args: tuple[str, GradientTransformation]) -> GradientTransformation:
+    """A chain whose transformations have names.
+
+    Args:
+        args: pairs of a name and a transformation.
+
+    Returns:
+        A transformation whose state is addressed by name and by position: ``state["adam"]``,
+        ``state[1]``. In Optax it is a dict, addressed by name only.
+
+    Raises:
+        ValueError: a name comes twice.
+
+    >>> import gradtx
+    >>> tx = gradtx.named_chain(("clip", gradtx.clip(1.0)), ("adam", gradtx.scale_by_adam()))
+    >>> state = tx.init(jnp.zeros(2))
+    >>> state["adam"] is state[1]
+    True
+    """
+    for pair in args:
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)):
+            raise TypeError(f"named_chain takes pairs (name, transformation), not {pair!r}")
+    names = [name for name, _ in args]
+    if len(set(names)) < len(names):
+        raise ValueError(f"named_chain: a name comes twice in {names}")
+    links = chain(*(tx for _, tx in args))
+
+    def init(params: Params) -> State:
+        return NamedStates(zip(names, links.init(params), strict=True))
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        if not isinstance(state, dict) or list(state) != names:
+            raise ValueError(f"named_chain: expected a state for {names}, not {state!r:.80}")
+        updates, new = links.update(updates, tuple(state.values()), params, **extra_args)
+        return updates, NamedStates(zip(names, new, strict=True))
+
+    return GradientTransformationExtraArgs(init, update)
+
+
+@transformation
+def identity() -> GradientTransformation:
+    """Leave the updates as they are."""
+    return GradientTransformationExtraArgs(
+        lambda params: EmptyState(),
+        lambda updates, state, params=None, **extra_args: (updates, state),
+    )
+
+
+@transformation
+def set_to_zero() -> GradientTransformation:
+    """Set every update to zero; a parameter under it stays as it is.
+
+    >>> tx = set_to_zero()
+    >>> tx.update(jnp.ones(2), tx.init(jnp.ones(2)))[0].tolist()
+    [0.0, 0.0]
+    """
+    return elementwise(EmptyState, None, lambda g, s, t: (jnp.zeros_like(g), {}))
+
+
+@transformation
+def stateless(f: Callable[[Updates, Params | None], Updates]) -> GradientTransformation:
+    """A transformation from a function of the whole trees of updates and parameters.
+
+    Args:
+        f: ``(updates, params or None) -> updates``.
+
+    >>> tx = stateless(lambda updates, params: jax.tree.map(lambda g: g / 2, updates))
+    >>> float(tx.update(4.0, tx.init(0.0))[0])
+    2.0
+    """
+    return GradientTransformationExtraArgs(
+        lambda params: EmptyState(),
+        lambda updates, state, params=None, **extra_args: (f(updates, params), state),
+    )
+
+
+@transformation
+def stateless_with_tree_map(f: Callable[[Any, Any], Any]) -> GradientTransformation:
+    """A transformation from a function of one leaf's update and parameter.
+
+    Args:
+        f: ``(update, parameter or None) -> update``. `Rows` and leaves without a gradient are taken
+            care of; of the parameter under `Rows` the function sees the touched rows.
+
+    >>> tx = stateless_with_tree_map(lambda g, p: g + 0.1 * p)
+    >>> float(tx.update(jnp.float32(1.0), tx.init(0.0), jnp.float32(10.0))[0])
+    2.0
+    """
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        del extra_args
+        if params is None:
+            return map_updates(lambda g: f(g, None), updates), state
+        return map_updates(f, updates, params), state
+
+    return GradientTransformationExtraArgs(lambda params: EmptyState(), update)

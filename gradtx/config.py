@@ -1,0 +1,247 @@
+"""Configurations: a transformation as JSON-able data, and back.
+
+A configuration is data. Reading one looks names up in gradtx's registry and in what the caller
+hands over; nothing in it is evaluated or imported.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradtx.declaration import REGISTRY, Builder, Declared
+from gradtx.transformation import GradientTransformation
+
+VERSION = 1
+_DEEPEST = 64
+
+
+def to_config(tx: Any) -> dict[str, Any]:
+    """A transformation, or a schedule, as a dict of JSON-able values.
+
+    Args:
+        tx: a declared transformation or schedule. A function among its arguments is written by its
+            name, and :func:`from_config` must be told what it means.
+
+    Returns:
+        ``{"gradtx": 1, "name": ..., "arguments": {...}}`` with every argument, defaults included.
+
+    Raises:
+        TypeError: `tx`, or an argument, is not data (a pair made by hand, a lambda).
+
+    >>> import gradtx
+    >>> to_config(gradtx.sgd(0.1, momentum=0.9))["arguments"]["momentum"]
+    0.9
+    """
+    if not (isinstance(tx, Declared) and tx.declaration is not None):
+        raise TypeError(
+            f"{tx!r} was made by hand and cannot be written as a configuration: build it with a "
+            "function decorated with @transformation"
+        )
+    return {"gradtx": VERSION, **_encode(tx, type(tx).__name__)}
+
+
+def _encode(value: Any, where: str) -> Any:
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {"float": str(value)}
+    if isinstance(value, Declared):
+        return _encode_declared(value, where)
+    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        return {"key": np.asarray(jax.random.key_data(value)).tolist()}
+    if isinstance(value, jax.Array | np.ndarray):
+        if isinstance(value, jax.core.Tracer):
+            raise TypeError(f"{where}: a traced value cannot be written as a configuration")
+        wide = np.asarray(value).astype(
+            np.float64 if value.dtype.kind not in "biu" else value.dtype
+        )
+        return {"array": _finite(wide.tolist()), "dtype": str(value.dtype)}
+    if isinstance(value, dict):
+        return {"dict": [[_encode(k, where), _encode(v, where)] for k, v in value.items()]}
+    if type(value) is tuple:
+        return {"tuple": [_encode(item, where) for item in value]}
+    if isinstance(value, list):
+        return [_encode(item, where) for item in value]
+    if isinstance(value, np.dtype) or (isinstance(value, type) and hasattr(value, "dtype")):
+        return {"dtype": jnp.dtype(value).name}
+    name = getattr(value, "__name__", None)
+    if callable(value) and name and name != "<lambda>":
+        return {"object": name}
+    raise TypeError(
+        f"{where}: {value!r} cannot be written as a configuration; use a named function and hand "
+        "it to from_config as a custom object"
+    )
+
+
+def _encode_declared(value: Declared, where: str) -> dict[str, Any]:
+    declaration = value.declaration
+    if declaration is None:
+        raise TypeError(f"{where}: {value!r} was made by hand and is not data")
+    arguments = {
+        name: _encode(argument, f"{declaration.name}.{name}")
+        for name, argument in declaration.arguments.items()
+    }
+    return {"name": declaration.name, "arguments": arguments}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def from_config(
+    config: Mapping[str, Any], custom_objects: Mapping[str, Callable[..., Any]] | None = None
+) -> GradientTransformation:
+    """The transformation, or the schedule, that a configuration describes.
+
+    Args:
+        config: what :func:`to_config` returned, perhaps through JSON.
+        custom_objects: your own builders, and functions that stand among the arguments, by name.
+            They take precedence over gradtx's.
+
+    Returns:
+        A transformation equal to the one that was written.
+
+    Raises:
+        ValueError: an unknown name, an unknown or missing argument, a value out of range.
+        TypeError: a value of the wrong type.
+
+    >>> import gradtx, json
+    >>> tx = gradtx.adam(gradtx.cosine_decay_schedule(1e-3, 100))
+    >>> from_config(json.loads(json.dumps(to_config(tx)))) == tx
+    True
+    """
+    if not isinstance(config, Mapping):
+        raise TypeError(f"a configuration is a dict, not {type(config).__name__}")
+    if config.get("gradtx") != VERSION:
+        raise ValueError(
+            f"this is no configuration of gradtx, version {VERSION}: its key 'gradtx' is "
+            f"{config.get('gradtx')!r:.80}"
+        )
+    inner = {key: value for key, value in config.items() if key != "gradtx"}
+    made = _decode(inner, dict(custom_objects or {}), "config", 0)
+    if not isinstance(made, Declared):
+        raise ValueError("the configuration describes no transformation")
+    return made  # type: ignore[return-value]
+
+
+def _decode(value: Any, custom: dict[str, Any], where: str, depth: int) -> Any:
+    if depth > _DEEPEST:
+        raise ValueError(f"{where}: the configuration is nested too deeply")
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list):
+        return [_decode(item, custom, where, depth + 1) for item in value]
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{where}: {type(value).__name__} {value!r:.80} is not JSON")
+    keys = set(value)
+    if keys == {"name", "arguments"}:
+        return _decode_declared(value, custom, where, depth)
+    if keys == {"array", "dtype"}:
+        return _decode_array(value, where)
+    if len(keys) == 1:
+        ((tag, content),) = value.items()
+        if tag in _TAGS:
+            return _TAGS[tag](content, custom, where, depth)
+    raise ValueError(f"{where}: the keys {sorted(map(str, keys))!r:.200} mean nothing here")
+
+
+def _decode_declared(value: Any, custom: dict[str, Any], where: str, depth: int) -> Any:
+    name, arguments = value["name"], value["arguments"]
+    if not isinstance(name, str) or not isinstance(arguments, Mapping):
+        raise TypeError(f"{where}: name must be a string and arguments a dict")
+    builder = getattr(custom.get(name), "builder", None) or REGISTRY.get(name)
+    if not isinstance(builder, Builder):
+        raise ValueError(
+            f"{where}: there is no {name!r:.80} in gradtx; pass your own builders as custom_objects"
+        )
+    known = builder.signature.parameters
+    unknown = [key for key in arguments if key not in known]
+    if unknown:
+        raise ValueError(f"{name}: unknown arguments {unknown!r:.200}; it takes {list(known)}")
+    positional: list[Any] = []
+    keywords: dict[str, Any] = {}
+    for key, argument in arguments.items():
+        decoded = _decode(argument, custom, f"{name}.{key}", depth + 1)
+        if known[key].kind is known[key].VAR_POSITIONAL:
+            if not isinstance(decoded, tuple | list):
+                raise TypeError(f"{name}.{key} must be a list, not {type(decoded).__name__}")
+            positional.extend(decoded)
+        else:
+            keywords[key] = decoded
+    missing = [
+        key
+        for key, p in known.items()
+        if p.default is p.empty and p.kind is not p.VAR_POSITIONAL and key not in keywords
+    ]
+    if missing:
+        raise ValueError(f"{name}: the arguments {missing} are missing")
+    return builder.public(*positional, **keywords)
+
+
+def _decode_array(value: Any, where: str) -> Any:
+    dtype = _dtype(value["dtype"], {}, where, 0)
+    try:
+        return jnp.asarray(np.asarray(value["array"], dtype=np.float64).astype(dtype))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ValueError(f"{where}: this is no array: {error}") from None
+
+
+def _dtype(content: Any, custom: Any, where: str, depth: int) -> Any:
+    if not isinstance(content, str):
+        raise TypeError(f"{where}: a dtype is written as its name, not {content!r:.80}")
+    try:
+        return jnp.dtype(content)
+    except TypeError:
+        raise ValueError(f"{where}: there is no dtype {content!r:.80}") from None
+
+
+def _float(content: Any, custom: Any, where: str, depth: int) -> float:
+    if content not in ("inf", "-inf", "nan"):
+        raise ValueError(f"{where}: {content!r:.80} is not inf, -inf or nan")
+    return float(content)
+
+
+def _tuple(content: Any, custom: Any, where: str, depth: int) -> tuple[Any, ...]:
+    if not isinstance(content, list):
+        raise TypeError(f"{where}: a tuple is written as a list, not {type(content).__name__}")
+    return tuple(_decode(item, custom, where, depth + 1) for item in content)
+
+
+def _dict(content: Any, custom: Any, where: str, depth: int) -> dict[Any, Any]:
+    if not isinstance(content, list) or not all(
+        isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str | int | float)
+        for pair in content
+    ):
+        raise TypeError(f"{where}: a dict is written as a list of [key, value]")
+    return {k: _decode(v, custom, where, depth + 1) for k, v in content}
+
+
+def _object(content: Any, custom: dict[str, Any], where: str, depth: int) -> Any:
+    if not isinstance(content, str) or content not in custom:
+        raise ValueError(
+            f"{where}: the object {content!r:.80} is not known; pass it in custom_objects"
+        )
+    return custom[content]
+
+
+def _key(content: Any, custom: Any, where: str, depth: int) -> Any:
+    try:
+        return jax.random.wrap_key_data(jnp.asarray(np.asarray(content, np.uint32)))
+    except (ValueError, TypeError, OverflowError) as error:
+        raise ValueError(f"{where}: this is no key of a random generator: {error}") from None
+
+
+_TAGS: dict[str, Callable[[Any, dict[str, Any], str, int], Any]] = {
+    "float": _float,
+    "tuple": _tuple,
+    "dict": _dict,
+    "dtype": _dtype,
+    "object": _object,
+    "key": _key,
+}

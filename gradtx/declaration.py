@@ -1,0 +1,217 @@
+"""Declarations: how a built object remembers what built it.
+
+A builder is an ordinary function with annotated arguments. What it builds carries a `Declaration`
+(the builder and the arguments), and from that alone follow repr, equality, hash, pickling, being a
+pytree whose leaves are the array hyperparameters, configuration, and replacing an argument.
+"""
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from gradtx import checks
+
+REGISTRY: dict[str, "Builder"] = {}
+"""The builders of gradtx by name: what a configuration may ask for."""
+
+
+class Builder:
+    """A function that builds declared objects, with its signature read once.
+
+    Args:
+        function: the function as it was written.
+        native: it takes schedules itself; else they are evaluated for it at each step.
+        scheduled_state: the state class that counts steps when a hyperparameter of a stateless
+            transformation is a schedule.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], *, native: bool = False, scheduled_state: Any = None
+    ) -> None:
+        self.function = function
+        self.native = native
+        self.scheduled_state = scheduled_state
+        self.signature = inspect.signature(function)
+        self.public: Callable[..., Any] = self.call
+
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
+    @functools.cached_property
+    def hints(self) -> Mapping[str, Any]:
+        return typing.get_type_hints(self.function, include_extras=True)
+
+    def bind(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The arguments of a call, defaults filled in, checked against their annotations.
+
+        Raises:
+            TypeError: an argument is missing, unknown, or of the wrong kind.
+            ValueError: a number is out of its range.
+        """
+        try:
+            bound = self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self.name}: {error}") from None
+        bound.apply_defaults()
+        for name, value in bound.arguments.items():
+            checks.check(self.name, name, value, self.hints.get(name, Any))
+        return {name: _plain(value) for name, value in bound.arguments.items()}
+
+    def call(self, arguments: Mapping[str, Any]) -> Any:
+        """The function itself, on bound arguments."""
+        bound = inspect.BoundArguments(self.signature, dict(arguments))
+        return self.function(*bound.args, **bound.kwargs)
+
+    def schedules(self, arguments: Mapping[str, Any]) -> list[str]:
+        """The names of the hyperparameters that must be evaluated at each step."""
+        if self.native:
+            return []
+        return [
+            name
+            for name, value in arguments.items()
+            if callable(value) and checks.hyperparameter_range(self.hints.get(name)) is not None
+        ]
+
+    def __reduce__(self) -> Any:
+        return _find, (self.function.__module__, self.function.__qualname__)
+
+    def __repr__(self) -> str:
+        return f"<builder {self.name}>"
+
+
+def _find(module: str, qualname: str) -> Builder:
+    found = functools.reduce(getattr, qualname.split("."), __import__(module, fromlist=["_"]))
+    return typing.cast(Builder, found.builder)
+
+
+def _plain(value: Any) -> Any:
+    """NumPy scalars as Python numbers, so that they stay static and print plainly."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+class _Static:
+    """A static argument in a hashable form, equal if the arguments are equal."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Static) or type(self.value) is not type(other.value):
+            return False
+        if isinstance(self.value, jax.Array | np.ndarray):
+            return np.array_equal(self.value, other.value)
+        return bool(self.value is other.value or self.value == other.value)
+
+    def __hash__(self) -> int:
+        try:
+            return hash(self.value)
+        except TypeError:
+            return hash(type(self.value))
+
+
+class Declaration:
+    """A builder and the arguments that it was called with."""
+
+    def __init__(self, builder: Builder, arguments: dict[str, Any]) -> None:
+        self.builder = builder
+        self.arguments = arguments
+
+    @property
+    def name(self) -> str:
+        return self.builder.name
+
+    def flatten(self) -> tuple[list[Any], Any]:
+        """The array hyperparameters, and all the rest in a hashable form."""
+        leaves, treedef = jax.tree.flatten(self.arguments)
+        dynamic = [checks.is_array(leaf) for leaf in leaves]
+        arrays = [leaf for leaf, d in zip(leaves, dynamic, strict=True) if d]
+        static = tuple(
+            None if d else _Static(leaf) for leaf, d in zip(leaves, dynamic, strict=True)
+        )
+        return arrays, (self.builder, treedef, static)
+
+    @staticmethod
+    def unflatten(structure: Any, arrays: Any) -> "Declaration":
+        """The inverse of `flatten`; checks nothing, since JAX may pass placeholders."""
+        builder, treedef, static = structure
+        arrays = iter(arrays)
+        leaves = [next(arrays) if s is None else s.value for s in static]
+        return Declaration(builder, jax.tree.unflatten(treedef, leaves))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Declaration):
+            return NotImplemented
+        (ours, structure), (theirs, other_structure) = self.flatten(), other.flatten()
+        return bool(structure == other_structure) and all(
+            _same_array(a, b) for a, b in zip(ours, theirs, strict=True)
+        )
+
+    def __hash__(self) -> int:
+        arrays, structure = self.flatten()
+        return hash((structure, tuple((a.shape, str(a.dtype)) for a in arrays)))
+
+    def __repr__(self) -> str:
+        parts: list[str] = []
+        for name, parameter in self.builder.signature.parameters.items():
+            value = self.arguments.get(name, parameter.default)
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                parts += map(_format, value)
+            elif parameter.kind is parameter.VAR_KEYWORD:
+                parts += [f"{k}={_format(v)}" for k, v in value.items()]
+            elif not (value is parameter.default and (value is None or value is False)):
+                parts.append(f"{name}={_format(value)}")
+        return f"{self.name}({', '.join(parts)})"
+
+
+def _same_array(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    if isinstance(a, jax.core.Tracer) or isinstance(b, jax.core.Tracer):
+        return False
+    return a.dtype == b.dtype and np.array_equal(a, b, equal_nan=True)
+
+
+def _format(value: Any) -> str:
+    if isinstance(value, jax.core.Tracer):
+        return f"<traced {value.dtype}{list(value.shape)}>"
+    if isinstance(value, jax.Array | np.ndarray):
+        return str(value) if value.ndim == 0 else f"<{value.dtype}{list(value.shape)}>"
+    if isinstance(value, np.dtype):
+        return str(value.name)
+    if isinstance(value, type) and hasattr(value, "dtype"):
+        return value.__name__
+    if isinstance(value, tuple) and type(value) is tuple:
+        return f"({', '.join(map(_format, value))}{',' if len(value) == 1 else ''})"
+    if callable(value) and hasattr(value, "__name__"):
+        return str(value.__name__)
+    return repr(value)
+
+
+class Declared:
+    """What a builder built: it has a declaration, or None if it was made by hand."""
+
+    declaration: Declaration | None = None
+
+
+def publish(build: Any, builder: Builder) -> Any:
+    """Give `build` the looks of its function, and enter gradtx's own in `REGISTRY`."""
+    build.__name__ = builder.function.__name__
+    build.__qualname__ = builder.function.__qualname__
+    build.__module__ = builder.function.__module__
+    build.__doc__ = builder.function.__doc__
+    build.__signature__ = builder.signature
+    build.__annotations__ = builder.function.__annotations__
+    build.__wrapped__ = builder.function
+    build.builder = builder
+    builder.public = build
+    if builder.function.__module__.split(".")[0] == "gradtx":
+        if builder.name in REGISTRY:
+            raise ValueError(f"two builders are called {builder.name}")
+        REGISTRY[builder.name] = builder
+    return build

@@ -1,0 +1,72 @@
+"""Masks: a transformation on some of the leaves."""
+
+from typing import Any, NamedTuple
+
+from gradtx.paths import Where, merge, select
+from gradtx.transformation import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    transformation,
+    with_extra_args_support,
+)
+from gradtx.types import Params, State, Updates
+
+
+class MaskedState(NamedTuple):
+    """inner_state: the inner transformation's, with `None` for the leaves that it does not see."""
+
+    inner_state: State
+
+
+def restrict(inner: GradientTransformation, where: Where | None) -> GradientTransformation:
+    """`inner` on the leaves that `where` chooses; the other updates pass as they are."""
+    if where is None:
+        return inner
+    tx = with_extra_args_support(inner)
+
+    def init(params: Params) -> State:
+        return tx.init(select(params, where))
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        seen = None if params is None else select(params, where)
+        new, state = tx.update(select(updates, where), state, seen, **extra_args)
+        return merge(new, updates), state
+
+    return GradientTransformationExtraArgs(init, update)
+
+
+@transformation
+def masked(inner: GradientTransformation, mask: Where) -> GradientTransformation:
+    """Transform the leaves that a mask chooses, and pass the others on as they are.
+
+    Args:
+        inner: the transformation.
+        mask: a tree of booleans like the parameters or a prefix of it, a function from the
+            parameters to such a tree, a path pattern or a list of them (``"*/kernel"``), or a
+            predicate ``(path, leaf) -> bool``.
+
+    State: `MaskedState`. Leaves that are not chosen have no slots: `None` stands in their place,
+    where Optax puts a ``MaskedNode``.
+
+    Raises:
+        ValueError: a pattern matches no leaf, or the mask is not one for the parameters.
+
+    >>> import gradtx, jax.numpy as jnp
+    >>> tx = gradtx.masked(gradtx.scale(2.0), "w")
+    >>> params = {"w": jnp.ones(1), "b": jnp.ones(1)}
+    >>> tx.update(params, tx.init(params))[0]
+    {'b': Array([1.], dtype=float32), 'w': Array([2.], dtype=float32)}
+    """
+    restricted = restrict(inner, mask)
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        updates, inner_state = restricted.update(updates, state.inner_state, params, **extra_args)
+        return updates, MaskedState(inner_state)
+
+    return GradientTransformationExtraArgs(
+        lambda params: MaskedState(restricted.init(params)), update
+    )

@@ -1,0 +1,221 @@
+"""Minimizing: gradients of a loss, and a step with them, as one pure function or compiled."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.apply import apply_updates
+from gradtx.engine import gradient, parameter
+from gradtx.paths import (
+    Where,
+    first_difference,
+    is_leaf,
+    leaves_with_path,
+    merge,
+    path_string,
+    select,
+)
+from gradtx.rows import is_rows
+from gradtx.transformation import GradientTransformation, with_extra_args_support
+from gradtx.types import Array, Params, PyTree, State, Updates
+
+LossFn = Callable[..., Any]
+
+
+def _scalar_loss(loss_fn: LossFn, has_aux: bool, any_shape: bool) -> Callable[..., Any]:
+    """`loss_fn` as ``-> (value, aux)``, with what it returns checked."""
+
+    def checked(*args: Any) -> tuple[Array, Any]:
+        out = loss_fn(*args)
+        if has_aux and not (isinstance(out, tuple) and len(out) == 2):
+            raise TypeError(f"with has_aux the loss returns (value, aux), not {type(out).__name__}")
+        value, aux = out if has_aux else (out, None)
+        if isinstance(value, tuple | list | dict):
+            raise TypeError(
+                f"the loss must return a number, not a {type(value).__name__}; if it returns "
+                "(value, aux), pass has_aux=True"
+            )
+        value = jnp.asarray(value)
+        if not any_shape and value.shape != ():
+            raise ValueError(
+                f"the loss must be a scalar, not of shape {value.shape}; take its mean or sum, or "
+                "pass the cotangent as grad_loss"
+            )
+        if not jnp.issubdtype(value.dtype, jnp.floating):
+            raise TypeError(f"the loss must be a real floating-point number, not {value.dtype}")
+        return value, aux
+
+    return checked
+
+
+def compute_gradients(
+    loss_fn: LossFn,
+    params: Params,
+    *args: Any,
+    has_aux: bool = False,
+    grad_loss: Any = None,
+    trainable: Where | None = None,
+) -> tuple[Any, Updates]:
+    r"""The value of a loss and its gradient: the first half of :func:`minimize`.
+
+    Args:
+        loss_fn: ``(params, *args) -> value`` or, with `has_aux`, ``-> (value, aux)``.
+        params: a tree of floating-point or complex arrays.
+        args: passed to `loss_fn` after the parameters.
+        has_aux: whether `loss_fn` returns something beside the value.
+        grad_loss: the cotangent of the value, of its shape; 1 unless given. With it the loss need
+            not be a scalar.
+        trainable: which leaves to differentiate, as in :func:`select`; all unless given.
+
+    Returns:
+        ``(value, gradients)``, or ``((value, aux), gradients)``. The gradient of a leaf that is not
+        trainable is `None`; that of a complex leaf is conjugated, so that descent goes against it
+        (``jax.grad`` returns the conjugate).
+
+    Raises:
+        TypeError: a trainable leaf is an integer or boolean array; the loss returns no number.
+        ValueError: the loss is not a scalar; no leaf is trainable.
+
+    >>> value, grads = compute_gradients(
+    ...     lambda p: p["a"] ** 2 * p["b"], {"a": 3.0, "b": 2.0}, trainable="a"
+    ... )
+    >>> float(value), float(grads["a"]), grads["b"]
+    (18.0, 12.0, None)
+    """
+    trained = select(params, trainable)
+    leaves, treedef = leaves_with_path(trained)
+    trained = treedef.unflatten([p if p is None else parameter(p, path) for path, p in leaves])
+    if not jax.tree.leaves(trained):
+        raise ValueError("there is no trainable parameter")
+    loss = _scalar_loss(loss_fn, has_aux, any_shape=grad_loss is not None)
+    value, pull, aux = jax.vjp(lambda t: loss(merge(t, params), *args), trained, has_aux=True)
+    seed = jnp.ones_like(value) if grad_loss is None else jnp.asarray(grad_loss, value.dtype)
+    if seed.shape != value.shape:
+        raise ValueError(f"grad_loss has the shape {seed.shape}, the loss {value.shape}")
+    (grads,) = pull(seed)
+    grads = jax.tree.map(lambda g: g.conj() if jnp.iscomplexobj(g) else g, grads)
+    return ((value, aux) if has_aux else value), grads
+
+
+def apply_gradients(
+    tx: GradientTransformation, grads: Updates, params: Params, state: State, **extra_args: Any
+) -> tuple[Params, State]:
+    """Transform gradients and apply them: the second half of :func:`minimize`.
+
+    Args:
+        tx: the optimizer.
+        grads: gradients, processed in any way; `None` for leaves to leave as they are.
+        params: the parameters.
+        state: ``tx.init(params)``, or what the step before returned.
+        extra_args: passed to ``tx.update``.
+
+    Returns:
+        The new parameters and state.
+
+    Raises:
+        ValueError: the trees differ (the error names the first path), or a leaf's shape does.
+
+    >>> import gradtx
+    >>> tx = gradtx.sgd(0.5)
+    >>> params, state = apply_gradients(tx, {"w": 2.0}, {"w": 3.0}, tx.init({"w": 3.0}))
+    >>> float(params["w"])
+    2.0
+    """
+    check_gradients(grads, params)
+    seen = jax.tree.map(lambda g, p: None if g is None else p, grads, params, is_leaf=is_leaf)
+    updates, state = with_extra_args_support(tx).update(grads, state, seen, **extra_args)
+    return apply_updates(params, updates), state
+
+
+def check_gradients(grads: Updates, params: Params) -> None:
+    """Raise unless every gradient has the place, shape and kind of its parameter.
+
+    Raises:
+        ValueError: the trees differ (the error names the first path), or a leaf's shape does.
+        TypeError: a gradient is not floating point, or complex for a real parameter.
+    """
+    leaves, treedef = leaves_with_path(params)
+    try:
+        given = treedef.flatten_up_to(grads)
+    except ValueError:
+        raise ValueError(
+            f"parameters and gradients are different trees: {first_difference(params, grads)}"
+        ) from None
+    for (path, p), g in zip(leaves, given, strict=True):
+        if g is None:
+            continue
+        if p is None:
+            raise ValueError(f"there is a gradient at {path_string(path)!r}, and no parameter")
+        g, p = g if is_rows(g) else gradient(g, path), parameter(p, path)
+        if tuple(g.shape) != tuple(p.shape):
+            raise ValueError(
+                f"at {path_string(path)!r} the parameter is {p.shape} and its gradient {g.shape}"
+            )
+        if jnp.issubdtype(g.dtype, jnp.complexfloating) and not jnp.iscomplexobj(p):
+            raise TypeError(
+                f"at {path_string(path)!r} the parameter is {p.dtype} and its gradient {g.dtype}"
+            )
+
+
+def minimize(
+    loss_fn: LossFn,
+    tx: GradientTransformation,
+    params: Params,
+    state: State,
+    *args: Any,
+    has_aux: bool = False,
+    grad_loss: Any = None,
+    trainable: Where | None = None,
+    extra_args: Mapping[str, Any] | None = None,
+) -> tuple[Params, State, Any]:
+    """One step: the gradient of a loss, transformed and applied.
+
+    A pure function, for use inside your own jit, scan or shard_map. Its two halves are
+    :func:`compute_gradients` and :func:`apply_gradients`, for those who process gradients between
+    them; :func:`make_step` compiles it, :func:`solve` loops it.
+
+    Args:
+        loss_fn: ``(params, *args) -> value`` or, with `has_aux`, ``-> (value, aux)``.
+        tx: the optimizer.
+        params: a tree of floating-point or complex arrays.
+        state: ``tx.init(select(params, trainable))``, or what the step before returned.
+        args: passed to `loss_fn` after the parameters.
+        has_aux: whether `loss_fn` returns something beside the value.
+        grad_loss: the cotangent of the value; 1 unless given.
+        trainable: which leaves to train, as in :func:`select`. The others get no gradient, no slots
+            and no update.
+        extra_args: passed to ``tx.update`` beside `value`, `grad` and `value_fn`, which every
+            transformation that wants them gets.
+
+    Returns:
+        ``(params, state, value)``, where the value is that before the step, or
+        ``(params, state, (value, aux))``.
+
+    Raises:
+        TypeError: a trainable leaf is an integer or boolean array; the loss returns no number.
+        ValueError: the loss is not a scalar; no leaf is trainable; the state is for another tree.
+
+    >>> import gradtx
+    >>> tx, params = gradtx.sgd(0.5), {"w": 3.0}
+    >>> params, state, value = minimize(lambda p: p["w"] ** 2, tx, params, tx.init(params))
+    >>> float(params["w"]), float(value)
+    (0.0, 9.0)
+    """
+    value, grads = compute_gradients(
+        loss_fn, params, *args, has_aux=has_aux, grad_loss=grad_loss, trainable=trainable
+    )
+
+    def value_fn(trained: PyTree) -> Array:
+        loss = _scalar_loss(loss_fn, has_aux, any_shape=False)
+        return loss(merge(trained, params), *args)[0]
+
+    given = {
+        "value": value[0] if has_aux else value,
+        "grad": grads,
+        "value_fn": value_fn,
+        **(extra_args or {}),
+    }
+    params, state = apply_gradients(tx, grads, params, state, **given)
+    return params, state, value

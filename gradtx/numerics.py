@@ -1,0 +1,133 @@
+"""Array mathematics of a rule: one leaf at a time, in at least single precision."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradtx.types import Array, DType
+
+MAX_COUNT = np.iinfo(np.int32).max
+
+
+def compute_dtype(dtype: DType) -> DType:
+    """The type in which arithmetic on numbers stored as `dtype` is done: float32 or wider."""
+    dtype = jnp.dtype(dtype)
+    if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
+        return jnp.dtype(jnp.float32)
+    return dtype
+
+
+def real_dtype(dtype: DType) -> DType:
+    """The type of the absolute value of numbers of type `dtype`."""
+    return jnp.finfo(dtype).dtype
+
+
+def widen(x: Array) -> Array:
+    """`x` in the type in which rules compute."""
+    return x.astype(compute_dtype(x.dtype))
+
+
+def zeros_like(x: Array, dtype: DType | None = None) -> Array:
+    """Zeros of the shape, sharding and (unless given) type of `x`."""
+    return jnp.zeros_like(x, dtype=dtype)
+
+
+def full_like(x: Array, value: Any, dtype: DType | None = None) -> Array:
+    """`value` in the shape, sharding and (unless given) type of `x`."""
+    return jnp.full_like(x, value, dtype=dtype)
+
+
+def accumulator_dtype(x: Array, dtype: DType | None = None) -> DType:
+    """The type of a slot that sums squares of `x`: real, and float32 or wider unless given.
+
+    In bfloat16 a second moment with a decay of 0.999 would never decay (half a unit in the last
+    place is 0.2 %), and in float16 small squares would vanish.
+    """
+    return jnp.dtype(dtype) if dtype is not None else real_dtype(compute_dtype(x.dtype))
+
+
+def increment(count: Array) -> Array:
+    """`count + 1`, saturating at the largest number that its type holds."""
+    largest = jnp.iinfo(count.dtype).max
+    return jnp.where(count < largest, count + 1, count)
+
+
+def abs_sq(x: Array) -> Array:
+    """The squared absolute value, real also for complex `x`."""
+    if jnp.iscomplexobj(x):
+        return jnp.square(x.real) + jnp.square(x.imag)
+    return jnp.square(x)
+
+
+def sum_sq(x: Array) -> Array:
+    """The sum of squared absolute values, in at least float32.
+
+    >>> float(sum_sq(jnp.full(10, 300.0, jnp.float16)))
+    900000.0
+    """
+    return jnp.sum(abs_sq(widen(x)))
+
+
+def ema(new: Array, old: Array, decay: Any) -> Array:
+    """The exponential moving average ``decay * old + (1 - decay) * new``."""
+    return decay * old + (1 - decay) * new
+
+
+def divide(x: Array, y: Array) -> Array:
+    """``x / y``, and 0 where `y` is 0.
+
+    >>> divide(jnp.array([0.0, 3.0]), jnp.array([0.0, 2.0])).tolist()
+    [0.0, 1.5]
+    """
+    return jnp.where(y == 0, 0, x / jnp.where(y == 0, 1, y))
+
+
+class Step:
+    """The step being taken, counted from 1 as papers count, with what depends on it alone.
+
+    Scalars belong to the step and not to the leaf: a bias correction is traced once however many
+    leaves use it.
+    """
+
+    def __init__(self, count: Array, dtype: DType) -> None:
+        self.number = count.astype(dtype)
+        self._corrections: dict[Any, tuple[Any, Array]] = {}
+
+    def bias_correction(self, decay: Any, ahead: int = 0) -> Array:
+        r""":math:`1 - \beta^{t + a}`, accurate also where it is small.
+
+        ``expm1`` of the logarithm taken in double precision: a float32 power would give
+        :math:`1 - 0.999^1` with an error of 1e-5.
+        """
+        key = (decay if isinstance(decay, float | int) else id(decay), ahead)
+        if key not in self._corrections:
+            t = self.number + ahead
+            if isinstance(decay, float | int):
+                log = np.log(decay) if decay > 0 else -np.inf
+                correction = -jnp.expm1(t * float(log))
+            else:
+                correction = -jnp.expm1(t * jnp.log(decay))
+            # The decay is kept so that its id is not given to another array.
+            self._corrections[key] = decay, correction.astype(self.number.dtype)
+        return self._corrections[key][1]
+
+
+def debias(moment: Array, decay: Any, t: Step) -> Array:
+    r"""Adam's bias correction :math:`m / (1 - \beta^t)`."""
+    return moment * (1 / t.bias_correction(decay))
+
+
+def nesterov_mean(mu: Array, g: Array, decay: Any, t: Step) -> Array:
+    r"""The look-ahead first moment of Nadam.
+
+    .. math:: \beta \frac{\mu}{1-\beta^{t+1}} + (1-\beta) \frac{g}{1-\beta^t}
+    """
+    ahead, now = t.bias_correction(decay, ahead=1), t.bias_correction(decay)
+    return mu * (decay / ahead) + g * ((1 - decay) / now)
+
+
+def is_tracer(x: Any) -> bool:
+    """Whether `x` is a value that is not known yet."""
+    return isinstance(x, jax.core.Tracer)

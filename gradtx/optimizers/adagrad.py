@@ -1,0 +1,77 @@
+"""Adagrad."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from gradtx.checks import NonNegative
+from gradtx.compose import chain
+from gradtx.engine import elementwise
+from gradtx.numerics import abs_sq, accumulator_dtype, full_like
+from gradtx.transformation import GradientTransformation, optimizer, transformation
+from gradtx.transforms.scaling import scale_by_learning_rate
+from gradtx.types import Array, Slots
+
+
+class ScaleByRssState(NamedTuple):
+    """sum_of_squares: like the parameters, real and in float32 or wider."""
+
+    sum_of_squares: Slots
+
+
+@transformation
+def scale_by_rss(
+    initial_accumulator_value: NonNegative = 0.1, eps: NonNegative = 1e-7
+) -> GradientTransformation:
+    r"""Divide by the root of the sum of all squared gradients.
+
+    .. math:: s \leftarrow s + |g|^2, \qquad u = g / \sqrt{s + \epsilon}\;(0 \text{ where } s = 0)
+
+    Args:
+        initial_accumulator_value: :math:`s_0 \ge 0`.
+        eps: :math:`\epsilon \ge 0`, inside the root (PyTorch and Keras add it outside).
+
+    State: `ScaleByRssState`.
+
+    Source: J. Duchi, E. Hazan and Y. Singer, Adaptive Subgradient Methods for Online Learning and
+    Stochastic Optimization, 2011, JMLR 12, figure 1 (diagonal).
+
+    >>> tx = scale_by_rss(0.0, 0.0)
+    >>> tx.update(jnp.array([3.0, 0.0]), tx.init(jnp.zeros(2)))[0].tolist()
+    [1.0, 0.0]
+    """
+
+    def slots(p: Array) -> dict[str, Array]:
+        return {"sum_of_squares": full_like(p, initial_accumulator_value, accumulator_dtype(p))}
+
+    def rule(g: Array, s: Any, t: Any) -> Any:
+        total = s.sum_of_squares + abs_sq(g)
+        # The select guards the root's argument: it costs nothing there, and eps may be 0.
+        safe = jnp.where(total > 0, total + eps, jnp.inf)
+        return g / jnp.sqrt(safe), {"sum_of_squares": total}
+
+    return elementwise(ScaleByRssState, slots, rule)
+
+
+@optimizer
+def adagrad(
+    learning_rate: NonNegative,
+    initial_accumulator_value: NonNegative = 0.1,
+    eps: NonNegative = 1e-7,
+) -> GradientTransformation:
+    r"""Adagrad: :math:`\theta \leftarrow \theta - \eta\, u` with `u` of :func:`scale_by_rss`.
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        initial_accumulator_value: the sum of squares at the start.
+        eps: added under the root.
+
+    Source: J. Duchi, E. Hazan and Y. Singer, Adaptive Subgradient Methods for Online Learning and
+    Stochastic Optimization, 2011, JMLR 12.
+
+    >>> adagrad(0.1)
+    adagrad(learning_rate=0.1, initial_accumulator_value=0.1, eps=1e-07)
+    """
+    return chain(
+        scale_by_rss(initial_accumulator_value, eps), scale_by_learning_rate(learning_rate)
+    )

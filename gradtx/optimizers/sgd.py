@@ -1,0 +1,82 @@
+"""Stochastic gradient descent, and its sign."""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from gradtx.checks import NonNegative, Number
+from gradtx.compose import chain, identity
+from gradtx.engine import elementwise
+from gradtx.transformation import GradientTransformation, optimizer, transformation
+from gradtx.transforms.averaging import trace
+from gradtx.transforms.scaling import scale_by_learning_rate
+from gradtx.types import Array, DType, EmptyState
+
+
+@optimizer
+def sgd(
+    learning_rate: NonNegative,
+    momentum: Number | None = None,
+    nesterov: bool = False,
+    accumulator_dtype: DType | None = None,
+) -> GradientTransformation:
+    r"""Stochastic gradient descent, with momentum if asked.
+
+    .. math:: m \leftarrow g + \mu m, \qquad
+        \theta \leftarrow \theta - \eta m \;\text{ or, with Nesterov, }\; \theta - \eta (g + \mu m)
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        momentum: :math:`\mu`; None for none, and then there is no slot.
+        nesterov: use Nesterov momentum.
+        accumulator_dtype: the type in which :math:`m` is kept; the parameters' unless given.
+
+    The learning rate stands outside the momentum, as in PyTorch and Optax; in Keras it is inside,
+    which differs when it changes.
+
+    Source: I. Sutskever et al., On the Importance of Initialization and Momentum in Deep Learning,
+    2013, equations 1-4.
+
+    >>> tx = sgd(0.1)
+    >>> tx.update(jnp.ones(1), tx.init(jnp.zeros(1)))[0].tolist()
+    [-0.10000000149011612]
+    """
+    return chain(
+        identity() if momentum is None else trace(momentum, nesterov, accumulator_dtype),
+        scale_by_learning_rate(learning_rate),
+    )
+
+
+@transformation
+def scale_by_sign() -> GradientTransformation:
+    r"""The sign of each entry; of a complex one, :math:`g / |g|`; of 0, 0.
+
+    Source: J. Bernstein et al., signSGD: Compressed Optimisation for Non-Convex Problems, 2018,
+    arXiv:1802.04434.
+
+    >>> tx = scale_by_sign()
+    >>> tx.update(jnp.array([-3.0, 0.0]), tx.init(jnp.zeros(2)))[0].tolist()
+    [-1.0, 0.0]
+    """
+
+    def rule(g: Array, s: Any, t: Any) -> Any:
+        return jnp.sign(g), {}
+
+    return elementwise(EmptyState, None, rule)
+
+
+@optimizer
+def sign_sgd(learning_rate: NonNegative) -> GradientTransformation:
+    r"""Descent by the sign alone: :math:`\theta \leftarrow \theta - \eta\,\mathrm{sign}(g)`.
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+
+    Source: J. Bernstein et al., signSGD: Compressed Optimisation for Non-Convex Problems, 2018,
+    arXiv:1802.04434, algorithm 1.
+
+    >>> tx = sign_sgd(0.5)
+    >>> tx.update(jnp.array([3.0, -2.0]), tx.init(jnp.zeros(2)))[0].tolist()
+    [-0.5, 0.5]
+    """
+    return chain(scale_by_sign(), scale_by_learning_rate(learning_rate))

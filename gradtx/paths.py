@@ -1,0 +1,131 @@
+"""Leaves by path: how they are named in errors, patterns and configurations."""
+
+import fnmatch
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+
+from gradtx.rows import is_rows
+from gradtx.types import PyTree
+
+Where: TypeAlias = str | Sequence[str] | Callable[..., Any] | PyTree
+"""Chooses leaves: a path pattern, several, a predicate ``(path, leaf) -> bool``, a tree of booleans
+(a prefix will do), or a function from the tree to such a tree. A pattern names a leaf
+(``"head/*/bias"``) or all that is below it (``"head"``)."""
+
+
+def path_string(path: Any) -> str:
+    """A leaf's path as it is written everywhere: ``"head/0/bias"``.
+
+    >>> [path_string(p) for p, _ in leaves_with_path({"head": [1.0, 2.0]})[0]]
+    ['head/0', 'head/1']
+    """
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def is_leaf(x: Any) -> bool:
+    """Leaves of a tree of gradients: arrays, `Rows`, and `None` for a leaf without a gradient."""
+    return x is None or is_rows(x)
+
+
+def leaves_with_path(tree: PyTree) -> tuple[list[tuple[Any, Any]], Any]:
+    """The leaves of a tree of gradients with their paths, and its structure."""
+    return jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
+
+
+def first_difference(tree: PyTree, other: PyTree) -> str:
+    """Where two trees first differ, for an error message."""
+    ours = {path_string(path): None for path, _ in leaves_with_path(tree)[0]}
+    theirs = {path_string(path): None for path, _ in leaves_with_path(other)[0]}
+    for path in ours:
+        if path not in theirs:
+            return f"{path!r} is only in the first"
+    for path in theirs:
+        if path not in ours:
+            return f"{path!r} is only in the second"
+    kinds = jax.tree.structure(tree, is_leaf=is_leaf), jax.tree.structure(other, is_leaf=is_leaf)
+    return f"containers differ: {kinds[0]} against {kinds[1]}"
+
+
+def matches(path: str, pattern: str) -> bool:
+    """Whether `pattern` names the leaf at `path` or a part of the tree that holds it.
+
+    >>> matches("head/0/bias", "head"), matches("head/0/bias", "*/bias"), matches("header", "head")
+    (True, True, False)
+    """
+    return fnmatch.fnmatchcase(path, pattern) or fnmatch.fnmatchcase(path, pattern + "/*")
+
+
+def mask_tree(tree: PyTree, where: Where) -> PyTree:
+    """A tree of booleans like `tree`: which leaves `where` chooses.
+
+    Raises:
+        ValueError: a pattern matches no leaf, or a tree of booleans is not one for `tree`.
+    """
+    if isinstance(where, str):
+        where = (where,)
+    leaves, treedef = leaves_with_path(tree)
+    named = [(path_string(path), leaf) for path, leaf in leaves]
+    if isinstance(where, list | tuple) and where and all(isinstance(w, str) for w in where):
+        _check_patterns_match(where, [path for path, _ in named])
+        return treedef.unflatten([any(matches(p, w) for w in where) for p, _ in named])
+    if callable(where) and jax.tree_util.all_leaves([where]):
+        if _takes_tree(where):
+            return _broadcast(where(tree), tree)
+        return treedef.unflatten([bool(where(path, leaf)) for path, leaf in named])
+    return _broadcast(where, tree)
+
+
+def _takes_tree(function: Callable[..., Any]) -> bool:
+    """Whether a mask function takes the whole tree, as Optax's do, not a path and a leaf."""
+    parameters = inspect.signature(function).parameters.values()
+    return sum(p.default is p.empty and p.kind is not p.VAR_KEYWORD for p in parameters) == 1
+
+
+def _check_patterns_match(patterns: Iterable[str], paths: Sequence[str]) -> None:
+    for pattern in patterns:
+        if not any(matches(path, pattern) for path in paths):
+            raise ValueError(
+                f"the pattern {pattern!r} matches no leaf; the leaves are {', '.join(paths)}"
+            )
+
+
+def _broadcast(mask: PyTree, tree: PyTree) -> PyTree:
+    try:
+        full = jax.tree.map(
+            lambda m, sub: jax.tree.map(lambda _: m, sub, is_leaf=is_leaf), mask, tree
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"the mask is not a tree like the parameters or a prefix of it: {error}"
+        ) from None
+    if not all(isinstance(leaf, bool) for leaf in jax.tree.leaves(full)):
+        raise ValueError("the leaves of a mask must be True or False")
+    return full
+
+
+def select(tree: PyTree, where: Where | None) -> PyTree:
+    """`tree` with `None` in the place of every leaf that `where` does not choose.
+
+    What is `None` has no slots, no gradient and no update: ``tx.init(select(params, "head"))`` is
+    the state for training the head alone.
+
+    Args:
+        tree: parameters, or a tree like them.
+        where: a path pattern (``"head"``, ``"*/bias"``), a list of patterns, a predicate
+            ``(path, leaf) -> bool``, a tree of booleans (a prefix will do), or None for all.
+
+    >>> select({"body": 1.0, "head": 2.0}, "head")
+    {'body': None, 'head': 2.0}
+    """
+    if where is None:
+        return tree
+    mask = mask_tree(tree, where)
+    return jax.tree.map(lambda leaf, m: leaf if m else None, tree, mask, is_leaf=is_leaf)
+
+
+def merge(tree: PyTree, other: PyTree) -> PyTree:
+    """`tree` with the leaves of `other` where it has `None`."""
+    return jax.tree.map(lambda a, b: b if a is None else a, tree, other, is_leaf=is_leaf)

@@ -1,0 +1,1 @@
+"""Schedules: functions of the number of steps taken so far."""

@@ -1,0 +1,306 @@
+"""Schedules of several pieces: joined, piecewise, one-cycle, warmup, warm restarts."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from gradtx.checks import Count, NonNegative, Number, Positive
+from gradtx.schedule import schedule
+from gradtx.schedules.decay import cosine_decay_schedule, exponential_decay, linear_schedule
+from gradtx.types import Schedule
+
+
+@schedule
+def join_schedules(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
+    """One schedule after another; each counts from the boundary at which it begins.
+
+    Args:
+        schedules: at least one.
+        boundaries: the steps at which the second, the third, ... begin, in ascending order.
+
+    Raises:
+        ValueError: there is not one boundary less than schedules, or they do not ascend.
+
+    >>> schedule = join_schedules([lambda t: 1.0, lambda t: 10.0 + t], [5])
+    >>> float(schedule(4)), float(schedule(7))
+    (1.0, 12.0)
+    """
+    if len(schedules) != len(boundaries) + 1:
+        raise ValueError(
+            f"join_schedules: {len(schedules)} schedules need {len(schedules) - 1} boundaries, "
+            f"not {len(boundaries)}"
+        )
+    if list(boundaries) != sorted(boundaries):
+        raise ValueError(f"join_schedules: the boundaries {boundaries} do not ascend")
+
+    def value(count: Any) -> Any:
+        current = schedules[0](count)
+        for boundary, after in zip(boundaries, schedules[1:], strict=True):
+            current = jnp.where(count < boundary, current, after(count - boundary))
+        return current
+
+    return value
+
+
+def _scales(where: str, boundaries_and_scales: dict[int, float] | None) -> dict[int, float]:
+    scales = dict(sorted((boundaries_and_scales or {}).items()))
+    for boundary, scale in scales.items():
+        if isinstance(scale, int | float) and not scale >= 0:
+            raise ValueError(f"{where}: the scale at {boundary} must be at least 0, not {scale}")
+    return scales
+
+
+@schedule
+def piecewise_constant_schedule(
+    init_value: Number, boundaries_and_scales: dict[int, float] | None = None
+) -> Callable[[Any], Any]:
+    """A value that is multiplied by a scale at each boundary.
+
+    Args:
+        init_value: the value at the start.
+        boundaries_and_scales: ``{step: scale}``, scales of at least 0.
+
+    Raises:
+        ValueError: a scale is negative.
+
+    >>> schedule = piecewise_constant_schedule(1.0, {5: 0.5})
+    >>> float(schedule(4)), float(schedule(5))
+    (1.0, 0.5)
+    """
+    scales = _scales("piecewise_constant_schedule", boundaries_and_scales)
+
+    def value(count: Any) -> Any:
+        current = init_value
+        for boundary, scale in scales.items():
+            current = current * jnp.where(count < boundary, 1.0, scale)
+        return current
+
+    return value
+
+
+def _linear(start: Any, end: Any, part: Any) -> Any:
+    return start + (end - start) * part
+
+
+def _cosine(start: Any, end: Any, part: Any) -> Any:
+    return end + (start - end) / 2 * (jnp.cos(jnp.pi * part) + 1)
+
+
+@schedule
+def piecewise_interpolate_schedule(
+    interpolate_type: str, init_value: Number, boundaries_and_scales: dict[int, float] | None = None
+) -> Callable[[Any], Any]:
+    """A value that goes to its multiple by a scale at each boundary, along a curve.
+
+    Args:
+        interpolate_type: ``"linear"`` or ``"cosine"``.
+        init_value: the value at the start.
+        boundaries_and_scales: ``{step: scale}``, scales of at least 0.
+
+    Raises:
+        ValueError: another type of curve, or a negative scale.
+
+    >>> float(piecewise_interpolate_schedule("linear", 1.0, {10: 3.0})(5))
+    2.0
+    """
+    curves = {"linear": _linear, "cosine": _cosine}
+    if interpolate_type not in curves:
+        raise ValueError(
+            f"piecewise_interpolate_schedule: interpolate_type must be 'linear' or 'cosine', not "
+            f"{interpolate_type!r}"
+        )
+    curve = curves[interpolate_type]
+    scales = _scales("piecewise_interpolate_schedule", boundaries_and_scales)
+
+    def value(count: Any) -> Any:
+        start, begin, current = init_value, 0, init_value
+        for boundary, scale in scales.items():
+            end = start * scale
+            part = jnp.clip((count - begin) / max(boundary - begin, 1), 0, 1)
+            current = jnp.where(count < begin, current, curve(start, end, part))
+            start, begin = end, boundary
+        return jnp.where(count < begin, current, start)
+
+    return value
+
+
+@schedule
+def linear_onecycle_schedule(
+    transition_steps: Positive,
+    peak_value: Number,
+    pct_start: NonNegative = 0.3,
+    pct_final: NonNegative = 0.85,
+    div_factor: Positive = 25.0,
+    final_div_factor: Positive = 1e4,
+) -> Schedule:
+    """Up to the peak, down again, and further down, along lines.
+
+    Args:
+        transition_steps: the steps of the cycle, above 0.
+        peak_value: the highest value.
+        pct_start: the part of the cycle after which it is reached.
+        pct_final: the part of the cycle after which the start's value is reached again.
+        div_factor: the peak is so many times the value at the start.
+        final_div_factor: the value at the start is so many times that at the end.
+
+    Source: L. N. Smith and N. Topin, Super-Convergence: Very Fast Training of Neural Networks Using
+    Large Learning Rates, 2018, arXiv:1708.07120.
+
+    >>> float(linear_onecycle_schedule(100, 1.0)(30))
+    1.0
+    """
+    return piecewise_interpolate_schedule(
+        "linear",
+        peak_value / div_factor,
+        {
+            int(pct_start * transition_steps): div_factor,
+            int(pct_final * transition_steps): 1.0 / div_factor,
+            int(transition_steps): 1.0 / final_div_factor,
+        },
+    )
+
+
+@schedule
+def cosine_onecycle_schedule(
+    transition_steps: Positive,
+    peak_value: Number,
+    pct_start: NonNegative = 0.3,
+    div_factor: Positive = 25.0,
+    final_div_factor: Positive = 1e4,
+) -> Schedule:
+    """Up to the peak and down again, along half cosines.
+
+    Args:
+        transition_steps: the steps of the cycle, above 0.
+        peak_value: the highest value.
+        pct_start: the part of the cycle after which it is reached.
+        div_factor: the peak is so many times the value at the start.
+        final_div_factor: the value at the start is so many times that at the end.
+
+    Source: L. N. Smith and N. Topin, Super-Convergence, 2018, arXiv:1708.07120.
+
+    >>> float(cosine_onecycle_schedule(100, 1.0)(30))
+    1.0
+    """
+    return piecewise_interpolate_schedule(
+        "cosine",
+        peak_value / div_factor,
+        {
+            int(pct_start * transition_steps): div_factor,
+            int(transition_steps): 1.0 / (div_factor * final_div_factor),
+        },
+    )
+
+
+@schedule
+def warmup_constant_schedule(
+    init_value: Number, peak_value: Number, warmup_steps: Count
+) -> Schedule:
+    """Along a line to a value, and then that value.
+
+    Args:
+        init_value: the value at the start.
+        peak_value: the value from `warmup_steps` on.
+        warmup_steps: at least 0.
+
+    >>> float(warmup_constant_schedule(0.0, 1.0, 10)(5))
+    0.5
+    """
+    return join_schedules(
+        [linear_schedule(init_value, peak_value, warmup_steps), lambda count: peak_value],
+        [warmup_steps],
+    )
+
+
+@schedule
+def warmup_cosine_decay_schedule(
+    init_value: Number,
+    peak_value: Number,
+    warmup_steps: Count,
+    decay_steps: Positive,
+    end_value: Number = 0.0,
+    exponent: NonNegative = 1.0,
+) -> Schedule:
+    """Along a line up to the peak, then along half a cosine down.
+
+    Args:
+        init_value: the value at the start.
+        peak_value: the value after `warmup_steps`.
+        warmup_steps: at least 0.
+        decay_steps: the steps of warmup and decay together, more than `warmup_steps`.
+        end_value: the value from `decay_steps` on.
+        exponent: as in :func:`cosine_decay_schedule`.
+
+    Source: I. Loshchilov and F. Hutter, SGDR, 2017, arXiv:1608.03983.
+
+    >>> schedule = warmup_cosine_decay_schedule(0.0, 1.0, 10, 110)
+    >>> float(schedule(10)), round(float(schedule(60)), 6)
+    (1.0, 0.5)
+    """
+    zero = isinstance(peak_value, int | float) and peak_value == 0
+    alpha = 0.0 if zero else end_value / peak_value
+    return join_schedules(
+        [
+            linear_schedule(init_value, peak_value, warmup_steps),
+            cosine_decay_schedule(peak_value, decay_steps - warmup_steps, alpha, exponent),
+        ],
+        [warmup_steps],
+    )
+
+
+@schedule
+def warmup_exponential_decay_schedule(
+    init_value: Number,
+    peak_value: Number,
+    warmup_steps: Count,
+    transition_steps: Count,
+    decay_rate: NonNegative,
+    transition_begin: Count = 0,
+    staircase: bool = False,
+    end_value: Number | None = None,
+) -> Schedule:
+    """Along a line up to the peak, then an exponential decay.
+
+    Args:
+        init_value: the value at the start.
+        peak_value: the value after `warmup_steps`.
+        warmup_steps: at least 0.
+        transition_steps: this and the rest as in :func:`exponential_decay`, from `warmup_steps` on.
+        decay_rate: the rate, at least 0.
+        transition_begin: the steps after the warmup before the decay begins.
+        staircase: round the exponent down.
+        end_value: a bound of the decayed value.
+
+    >>> float(warmup_exponential_decay_schedule(0.0, 1.0, 10, 10, 0.5)(20))
+    0.5
+    """
+    return join_schedules(
+        [
+            linear_schedule(init_value, peak_value, warmup_steps),
+            exponential_decay(
+                peak_value, transition_steps, decay_rate, transition_begin, staircase, end_value
+            ),
+        ],
+        [warmup_steps],
+    )
+
+
+@schedule
+def sgdr_schedule(cosine_kwargs: Iterable[dict[str, Any]]) -> Schedule:
+    """Warm restarts: one :func:`warmup_cosine_decay_schedule` after another.
+
+    Args:
+        cosine_kwargs: the arguments of each, as dicts.
+
+    Source: I. Loshchilov and F. Hutter, SGDR: Stochastic Gradient Descent with Warm Restarts, 2017,
+    arXiv:1608.03983.
+
+    >>> cycle = dict(init_value=0.0, peak_value=1.0, warmup_steps=1, decay_steps=10)
+    >>> float(sgdr_schedule([cycle, cycle])(11))
+    1.0
+    """
+    cycles = [warmup_cosine_decay_schedule(**kwargs) for kwargs in cosine_kwargs]
+    ends = np.cumsum([kwargs["decay_steps"] for kwargs in cosine_kwargs])
+    return join_schedules(cycles, [int(end) for end in ends[:-1]])

@@ -1,0 +1,201 @@
+"""The whole loop, inside one compiled ``while_loop``."""
+
+import enum
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.minimize import LossFn, _scalar_loss, apply_gradients, compute_gradients
+from gradtx.paths import Where, merge, select
+from gradtx.transformation import GradientTransformation
+from gradtx.tree import global_norm
+from gradtx.types import Array, Params, PyTree, State
+
+
+class Status(enum.IntEnum):
+    """Why :func:`solve` stopped."""
+
+    MAX_STEPS = 0
+    CONVERGED = 1
+    DIVERGED = 2
+
+
+class Path(NamedTuple):
+    """Where a solution came along; entry `i` is the point before step `i + 1`.
+
+    params: stacked parameters, ``max_steps + 1`` of them; values: the losses there. What lies after
+    the last step repeats the last point.
+    """
+
+    params: Params
+    values: Array
+
+
+class Solution(NamedTuple):
+    """What :func:`solve` returns.
+
+    params: where it stopped; state: the optimizer's; value: the loss at `params`; steps: i32[],
+    steps taken (where it diverged, the step at which it did); status: i32[], a `Status`;
+    path: a `Path` if it was recorded.
+    """
+
+    params: Params
+    state: State
+    value: Array
+    steps: Array
+    status: Array
+    path: Path | None
+
+
+def _all_finite(tree: PyTree) -> Array:
+    checks = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]
+    return functools.reduce(jnp.logical_and, checks, jnp.array(True))
+
+
+def _any_nan(tree: PyTree) -> Array:
+    checks = [jnp.any(jnp.isnan(leaf)) for leaf in jax.tree.leaves(tree)]
+    return functools.reduce(jnp.logical_or, checks, jnp.array(False))
+
+
+def _same(tree: PyTree, other: PyTree) -> Array:
+    equal = jax.tree.map(lambda a, b: jnp.all(a == b), tree, other)
+    return functools.reduce(jnp.logical_and, jax.tree.leaves(equal), jnp.array(True))
+
+
+def solve(
+    loss_fn: LossFn,
+    params: Params,
+    tx: GradientTransformation,
+    *args: Any,
+    max_steps: int = 1000,
+    tol: Any = None,
+    record: bool = False,
+    trainable: Where | None = None,
+) -> Solution:
+    """Minimize a loss to the end, the whole loop inside one compiled ``while_loop``.
+
+    It stops where the parameters stop changing (or, with `tol`, where the norm of the gradient is
+    at most that), where it diverges, or after `max_steps`. It has diverged at the first step that
+    starts from parameters that are not finite or whose gradient has a NaN; an infinite gradient is
+    still a direction, of which a clip can make a step.
+
+    Args:
+        loss_fn: ``(params, *args) -> value``.
+        params: where to start: a tree of floating-point or complex arrays.
+        tx: the optimizer.
+        args: passed to `loss_fn` after the parameters.
+        max_steps: at most so many steps, at least 0.
+        tol: the norm of the gradient at which to stop; None to go on until nothing changes.
+        record: whether to keep the path of parameters and values.
+        trainable: which leaves to train, as in :func:`select`.
+
+    Returns:
+        A `Solution`. Where it diverged, `steps` is the step at which it did, and `params` are those
+        before it.
+
+    Raises:
+        ValueError: `max_steps` is negative, or `tol` is.
+
+    >>> import gradtx
+    >>> result = solve(lambda x: (x - 3.0) ** 2, 0.0, gradtx.sgd(0.25))
+    >>> float(result.params), int(result.status) == Status.CONVERGED
+    (3.0, True)
+    """
+    if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 0:
+        raise ValueError(f"solve: max_steps must be an integer of at least 0, not {max_steps!r}")
+    if isinstance(tol, int | float) and not tol >= 0:
+        raise ValueError(f"solve: tol must be at least 0, not {tol!r}")
+    return _solve(loss_fn, tx, params, args, max_steps, tol, record, _Static(trainable))
+
+
+class _Static:
+    """An argument that is part of the program; two are the same if they are the same object."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Static) and other.value is self.value
+
+
+class _Loop(NamedTuple):
+    params: Params
+    state: State
+    steps: Array
+    status: Array
+    running: Array
+    path: Any
+
+
+@functools.partial(jax.jit, static_argnums=(0, 4, 6, 7))
+def _solve(
+    loss_fn: LossFn,
+    tx: GradientTransformation,
+    params: Params,
+    args: Any,
+    max_steps: int,
+    tol: Any,
+    record: bool,
+    trainable: _Static,
+) -> Solution:
+    where = trainable.value
+    params = jax.tree.map(lambda p: jnp.asarray(p, None if hasattr(p, "dtype") else float), params)
+
+    def value_fn(trained: PyTree) -> Array:
+        return _scalar_loss(loss_fn, False, False)(merge(trained, params), *args)[0]
+
+    def body(now: _Loop) -> _Loop:
+        value, grads = compute_gradients(loss_fn, now.params, *args, trainable=where)
+        sound = _all_finite(select(now.params, where)) & ~_any_nan(grads)
+        done = jnp.array(False) if tol is None else sound & (global_norm(grads) <= tol)
+
+        def move(_: None) -> tuple[Params, State]:
+            extra = {"value": value, "grad": grads, "value_fn": value_fn}
+            return apply_gradients(tx, grads, now.params, now.state, **extra)
+
+        go = sound & ~done
+        new, state = jax.lax.cond(go, move, lambda _: (now.params, now.state), None)
+        steps = now.steps + jnp.where(done, 0, 1)
+        converged = done | _same(new, now.params)
+        status = jnp.where(converged, Status.CONVERGED, Status.MAX_STEPS)
+        status = jnp.where(sound, status, Status.DIVERGED).astype(jnp.int32)
+        path = now.path
+        if record:
+            path = Path(
+                jax.tree.map(lambda a, x: a.at[now.steps + 1].set(x), path.params, new),
+                path.values.at[now.steps].set(value),
+            )
+        return _Loop(new, state, steps, status, status == Status.MAX_STEPS, path)
+
+    def go_on(now: _Loop) -> Array:
+        return now.running & (now.steps < max_steps)
+
+    start = jnp.zeros([], jnp.int32)
+    path = None
+    if record:
+        value = jax.eval_shape(value_fn, select(params, where))
+        path = Path(
+            jax.tree.map(lambda p: jnp.broadcast_to(p, (max_steps + 1, *p.shape)), params),
+            jnp.full(max_steps + 1, jnp.nan, value.dtype),
+        )
+    state = tx.init(select(params, where))
+    first = _Loop(params, state, start, start, jnp.array(True), path)
+    last = jax.lax.while_loop(go_on, body, first)
+    value = value_fn(select(last.params, where))
+    if record:
+        at = jnp.arange(max_steps + 1) < last.steps
+        keep = functools.partial(_repeat_last, at)
+        path = Path(
+            jax.tree.map(keep, last.path.params, last.params),
+            jnp.where(at, last.path.values, value),
+        )
+    return Solution(last.params, last.state, value, last.steps, last.status, path)
+
+
+def _repeat_last(taken: Array, path: Array, last: Array) -> Array:
+    return jnp.where(taken.reshape((-1,) + (1,) * last.ndim), path, last)

@@ -1,0 +1,263 @@
+"""The pair: a gradient transformation, and the decorator that makes a builder declare it."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple, ParamSpec, cast, overload
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.declaration import Builder, Declaration, Declared, publish
+from gradtx.numerics import increment
+from gradtx.types import Counter, EmptyState, Params, State, Updates
+
+_P = ParamSpec("_P")
+
+
+class _Pair(NamedTuple):
+    init: Callable[..., State]
+    update: Callable[..., tuple[Updates, State]]
+
+
+class GradientTransformation(_Pair, Declared):
+    """A pair of pure functions that together turn gradients into updates.
+
+    ``init(params) -> state`` and ``update(updates, state, params=None, **extra_args) ->
+    (updates, state)``. It unpacks to these two functions. Built by one of gradtx's builders it is
+    also data: it prints, compares, hashes and pickles by its declaration, and it is a pytree whose
+    leaves are the hyperparameters that are arrays.
+
+    Args:
+        init: makes the state for some parameters.
+        update: takes updates (first the gradients) and the state, gives updates and the new state.
+
+    >>> import gradtx
+    >>> gradtx.scale(0.5)
+    scale(step_size=0.5)
+    >>> gradtx.adam(1e-3) == gradtx.adam(1e-3)
+    True
+    """
+
+    # Without __slots__ the subclass has a __dict__, in which a declaration is kept.
+    @classmethod
+    def declared(cls, declaration: Declaration) -> "GradientTransformation":
+        """The transformation that `declaration` describes, built when it is first used."""
+        lifted = _Lazy(declaration)
+        pair = cls(lifted.init, lifted.update)
+        pair.declaration = declaration
+        pair._lazy = lifted  # type: ignore[attr-defined]
+        return pair
+
+    @property
+    def expansion(self) -> "GradientTransformation":
+        """What the builder returned: for an optimizer such as ``adam`` the chain behind it."""
+        lazy: _Lazy | None = getattr(self, "_lazy", None)
+        return self if lazy is None else lazy.expansion
+
+    def __repr__(self) -> str:
+        if self.declaration is not None:
+            return repr(self.declaration)
+        return f"{type(self).__name__}(init={self.init!r}, update={self.update!r})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, GradientTransformation):
+            return NotImplemented
+        if self.declaration is None or other.declaration is None:
+            return tuple.__eq__(self, other)
+        return self.declaration == other.declaration
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return tuple.__hash__(self) if self.declaration is None else hash(self.declaration)
+
+    def __reduce__(self) -> Any:
+        if self.declaration is None:
+            return type(self), tuple(self)
+        return _rebuild, (type(self), self.declaration.builder, self.declaration.arguments)
+
+    def __deepcopy__(self, memo: Any) -> "GradientTransformation":
+        return self  # immutable
+
+    def __copy__(self) -> "GradientTransformation":
+        return self
+
+
+class GradientTransformationExtraArgs(GradientTransformation):
+    """A pair whose ``update`` takes ``**extra_args``: every one that gradtx builds does."""
+
+
+def _rebuild(cls: type[GradientTransformation], builder: Builder, arguments: Any) -> Any:
+    return cls.declared(Declaration(builder, arguments))
+
+
+def _flatten(tx: GradientTransformation) -> tuple[Any, Any]:
+    if tx.declaration is None:
+        return (), tuple(tx)
+    arrays, structure = tx.declaration.flatten()
+    return arrays, (structure,)
+
+
+def _register(cls: type[GradientTransformation]) -> None:
+    def unflatten(structure: Any, children: Any) -> GradientTransformation:
+        if len(structure) == 2:
+            return cls(*structure)
+        return cls.declared(Declaration.unflatten(structure[0], children))
+
+    jax.tree_util.register_pytree_node(cls, _flatten, unflatten)
+
+
+_register(GradientTransformation)
+_register(GradientTransformationExtraArgs)
+
+
+class ScheduledState(NamedTuple):
+    """The state of a transformation that keeps no count and has a schedule for a hyperparameter."""
+
+    count: Counter
+    inner_state: State
+
+
+class _Lazy:
+    """Builds the pair of a declaration when it is first needed, schedules evaluated."""
+
+    def __init__(self, declaration: Declaration) -> None:
+        self.declaration = declaration
+        self.schedules = declaration.builder.schedules(declaration.arguments)
+        self._expansion: GradientTransformation | None = None
+
+    @property
+    def expansion(self) -> GradientTransformation:
+        if self._expansion is None:
+            declaration = self.declaration if not self.schedules else self._evaluated(0)
+            self._expansion = declaration.builder.call(declaration.arguments)
+        return self._expansion
+
+    def _evaluated(self, count: Any) -> Declaration:
+        arguments = dict(self.declaration.arguments)
+        for name in self.schedules:
+            arguments[name] = jnp.asarray(arguments[name](count))
+        return Declaration(self.declaration.builder, arguments)
+
+    def init(self, params: Params) -> State:
+        state = self.expansion.init(params)
+        if not self.schedules or "count" in getattr(state, "_fields", ()):
+            return state
+        count = jnp.zeros([], jnp.int32)
+        of_count = self.declaration.builder.scheduled_state
+        return of_count(count) if of_count is not None else ScheduledState(count, state)
+
+    def update(
+        self, updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        if not self.schedules:
+            return self.expansion.update(updates, state, params, **extra_args)
+        evaluated = self._evaluated(state.count)
+        tx = evaluated.builder.call(evaluated.arguments)
+        of_count = self.declaration.builder.scheduled_state
+        if isinstance(state, ScheduledState):
+            updates, inner = tx.update(updates, state.inner_state, params, **extra_args)
+            return updates, ScheduledState(increment(state.count), inner)
+        if of_count is not None:
+            updates, _ = tx.update(updates, EmptyState(), params, **extra_args)
+            return updates, of_count(increment(state.count))
+        return cast(tuple[Updates, State], tx.update(updates, state, params, **extra_args))
+
+
+@overload
+def transformation(
+    function: Callable[_P, GradientTransformation],
+) -> Callable[_P, GradientTransformationExtraArgs]: ...
+
+
+@overload
+def transformation(
+    *, native_schedules: bool = False, scheduled_state: Any = None
+) -> Callable[
+    [Callable[_P, GradientTransformation]], Callable[_P, GradientTransformationExtraArgs]
+]: ...
+
+
+def transformation(
+    function: Any = None, *, native_schedules: bool = False, scheduled_state: Any = None
+) -> Any:
+    """Make a builder's result data: it carries the builder and the arguments.
+
+    The arguments' annotations say what they may be: one of the ranges of :mod:`gradtx.checks`
+    (``b1: Decay = 0.9``) makes an argument a hyperparameter, which is checked, and which may be a
+    number, an array, or a schedule ``count -> value``. For a schedule the builder is called again
+    at every step with the value in force, so its body sees numbers and arrays only.
+
+    Args:
+        function: the builder; it returns a pair (from :func:`elementwise`, :func:`leafwise`,
+            :func:`chain`, or made by hand).
+        native_schedules: the builder takes schedules itself, or passes them on to others.
+        scheduled_state: for a stateless builder, the state class ``(count)`` to use when a
+            hyperparameter is a schedule.
+
+    Returns:
+        The builder, whose results are declared.
+
+    >>> import gradtx
+    >>> from gradtx import NonNegative
+    >>> @gradtx.transformation
+    ... def halve_above(limit: NonNegative = 1.0):
+    ...     def rule(g, s, t):
+    ...         return jnp.where(jnp.abs(g) > limit, g / 2, g), {}
+    ...
+    ...     return gradtx.elementwise(gradtx.EmptyState, None, rule)
+    >>> halve_above(limit=3.0)
+    halve_above(limit=3.0)
+    """
+    if function is None:
+        return functools.partial(_transformation, native_schedules, scheduled_state)
+    return _transformation(native_schedules, scheduled_state, function)
+
+
+def _transformation(native_schedules: bool, scheduled_state: Any, function: Any) -> Any:
+    builder = Builder(function, native=native_schedules, scheduled_state=scheduled_state)
+
+    def build(*args: Any, **kwargs: Any) -> GradientTransformationExtraArgs:
+        tx = GradientTransformationExtraArgs.declared(
+            Declaration(builder, builder.bind(*args, **kwargs))
+        )
+        if not tx._lazy.schedules:  # type: ignore[attr-defined]
+            tx.expansion  # noqa: B018  # errors in the arguments belong to the call
+        return cast(GradientTransformationExtraArgs, tx)
+
+    return publish(build, builder)
+
+
+def optimizer(function: Callable[_P, GradientTransformation]) -> Callable[_P, Any]:
+    """A builder that names a composition and passes its hyperparameters on, such as ``adam``."""
+    return transformation(native_schedules=True)(function)
+
+
+def with_extra_args_support(tx: Any) -> GradientTransformation:
+    """`tx` with an ``update`` that takes ``**extra_args``, and ignores them if `tx` knows none.
+
+    Args:
+        tx: a pair, of gradtx or of another library such as Optax: its support is found by its
+            type, else by the signature of its ``update``.
+
+    Returns:
+        `tx` itself if its ``update`` takes extra arguments, else a pair around it.
+    """
+    if isinstance(tx, GradientTransformationExtraArgs):
+        return tx
+    if not (isinstance(tx, tuple) and len(tx) == 2 and all(map(callable, tx))):
+        raise TypeError(f"expected a gradient transformation, not {type(tx).__name__} {tx!r}")
+    init, update = tx
+    parameters = inspect.signature(update).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in parameters):
+        return tx if isinstance(tx, GradientTransformation) else GradientTransformation(*tx)
+
+    def update_without(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        del extra_args
+        return cast(tuple[Updates, State], update(updates, state, params))
+
+    return GradientTransformationExtraArgs(init, update_without)

@@ -1,0 +1,1 @@
+"""Transforms that any chain may hold, a family a file."""

@@ -1,0 +1,91 @@
+"""Momentum: a decaying sum, or a moving average, of the updates."""
+
+from typing import Any, NamedTuple
+
+from gradtx import numerics
+from gradtx.checks import Decay, Number
+from gradtx.engine import elementwise
+from gradtx.transformation import GradientTransformation, transformation
+from gradtx.types import Array, Counter, DType, Slots
+
+
+class TraceState(NamedTuple):
+    """trace: like the parameters, in accumulator_dtype if given."""
+
+    trace: Slots
+
+
+@transformation
+def trace(
+    decay: Number, nesterov: bool = False, accumulator_dtype: DType | None = None
+) -> GradientTransformation:
+    r"""A decaying sum of the updates: momentum.
+
+    .. math:: m \leftarrow g + \mu m, \qquad u = m \;\text{ or, with Nesterov, }\; g + \mu m
+
+    Args:
+        decay: :math:`\mu`, usually 0 to 1.
+        nesterov: take the direction after one more decay.
+        accumulator_dtype: the type in which :math:`m` is kept; the parameters' unless given.
+
+    State: `TraceState`.
+
+    Source: B. T. Polyak, Some Methods of Speeding up the Convergence of Iteration Methods, 1964;
+    I. Sutskever et al., On the Importance of Initialization and Momentum in Deep Learning, 2013.
+
+    >>> import jax.numpy as jnp
+    >>> tx = trace(0.5)
+    >>> state = tx.init(jnp.zeros(1))
+    >>> for _ in range(2):
+    ...     updates, state = tx.update(jnp.ones(1), state)
+    >>> updates.tolist()
+    [1.5]
+    """
+
+    def slots(p: Array) -> dict[str, Array]:
+        return {"trace": numerics.zeros_like(p, accumulator_dtype)}
+
+    def rule(g: Array, s: Any, t: Any) -> Any:
+        m = g + decay * s.trace
+        return (g + decay * m if nesterov else m), {"trace": m}
+
+    return elementwise(TraceState, slots, rule)
+
+
+class EmaState(NamedTuple):
+    """count: i32[]; ema: like the parameters, in accumulator_dtype if given."""
+
+    count: Counter
+    ema: Slots
+
+
+@transformation
+def ema(
+    decay: Decay, debias: bool = True, accumulator_dtype: DType | None = None
+) -> GradientTransformation:
+    r"""An exponential moving average of the updates.
+
+    .. math:: m_t = \beta m_{t-1} + (1 - \beta) g_t, \qquad u = m_t / (1 - \beta^t)
+
+    Args:
+        decay: :math:`\beta` in :math:`[0, 1)`.
+        debias: divide by :math:`1 - \beta^t`; else :math:`u = m_t`.
+        accumulator_dtype: the type in which :math:`m` is kept; the parameters' unless given.
+
+    State: `EmaState`.
+
+    >>> import jax.numpy as jnp
+    >>> tx = ema(0.9)
+    >>> updates, state = tx.update(jnp.ones(1), tx.init(jnp.zeros(1)))
+    >>> round(float(updates[0]), 6)
+    1.0
+    """
+
+    def slots(p: Array) -> dict[str, Array]:
+        return {"ema": numerics.zeros_like(p, accumulator_dtype)}
+
+    def rule(g: Array, s: Any, t: numerics.Step) -> Any:
+        m = numerics.ema(g, s.ema, decay)
+        return (numerics.debias(m, decay, t) if debias else m), {"ema": m}
+
+    return elementwise(EmaState, slots, rule)

@@ -1,0 +1,123 @@
+"""Clipping: by value, by each leaf's norm, by the norm of all leaves together."""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from gradtx.checks import Limit
+from gradtx.engine import elementwise, leafwise
+from gradtx.numerics import sum_sq
+from gradtx.transformation import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    transformation,
+)
+from gradtx.tree import global_norm, map_updates
+from gradtx.types import Array, EmptyState, Params, State, Updates
+
+
+@transformation
+def clip(max_delta: Limit) -> GradientTransformation:
+    r"""Clip each entry to :math:`[-\delta, \delta]`.
+
+    Args:
+        max_delta: :math:`\delta \ge 0`. A complex entry is clipped in its real and imaginary part.
+
+    A NaN stays a NaN.
+
+    >>> tx = clip(1.0)
+    >>> tx.update(jnp.array([-3.0, 0.5]), tx.init(jnp.zeros(2)))[0].tolist()
+    [-1.0, 0.5]
+    """
+
+    def rule(g: Array, s: Any, t: Any) -> Any:
+        if jnp.iscomplexobj(g):
+            return _clip(g.real, max_delta) + 1j * _clip(g.imag, max_delta), {}
+        return _clip(g, max_delta), {}
+
+    return elementwise(EmptyState, None, rule)
+
+
+def _clip(x: Array, limit: Any) -> Array:
+    return jnp.clip(x, -limit, limit)
+
+
+def shrink_factor(norm: Array, max_norm: Any) -> Array:
+    """What brings `norm` down to `max_norm`: ``min(1, max_norm / norm)``, and 1 for no norm."""
+    return jnp.where(norm > max_norm, max_norm / jnp.where(norm > 0, norm, 1), 1)
+
+
+@transformation
+def clip_by_norm(max_norm: Limit) -> GradientTransformation:
+    r"""Clip each leaf by its own Euclidean norm: :math:`u = g \min(1, c / \lVert g \rVert)`.
+
+    Args:
+        max_norm: :math:`c \ge 0`.
+
+    This is Keras's ``clipnorm``; Optax has no such transformation. The norm is summed in at least
+    float32, and a zero gradient stays zero also for :math:`c = 0`.
+
+    >>> tx = clip_by_norm(1.0)
+    >>> tx.update({"a": jnp.array([0.0, 5.0])}, tx.init({"a": jnp.zeros(2)}))[0]["a"].tolist()
+    [0.0, 1.0]
+    """
+
+    def rule(g: Array, s: Any, t: Any) -> Any:
+        return g * shrink_factor(jnp.sqrt(sum_sq(g)), max_norm), {}
+
+    return leafwise(EmptyState, None, rule)
+
+
+@transformation
+def clip_by_block_rms(threshold: Limit) -> GradientTransformation:
+    r"""Clip each leaf by its root mean square: :math:`u = g / \max(1, \mathrm{rms}(g) / d)`.
+
+    Args:
+        threshold: :math:`d \ge 0`.
+
+    Source: N. Shazeer and M. Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost,
+    2018, arXiv:1804.04235, section 6 (update clipping).
+
+    >>> tx = clip_by_block_rms(1.0)
+    >>> tx.update(jnp.array([3.0, 3.0]), tx.init(jnp.zeros(2)))[0].tolist()
+    [1.0, 1.0]
+    """
+
+    def rule(g: Array, s: Any, t: Any) -> Any:
+        return g * shrink_factor(jnp.sqrt(sum_sq(g) / max(g.size, 1)), threshold), {}
+
+    return leafwise(EmptyState, None, rule)
+
+
+@transformation
+def clip_by_global_norm(max_norm: Limit) -> GradientTransformation:
+    r"""Clip all leaves by their common Euclidean norm.
+
+    .. math:: u = g \min\left(1, \frac{c}{\lVert g \rVert}\right),
+        \qquad \lVert g \rVert^2 = \sum_i |g_i|^2
+
+    Args:
+        max_norm: :math:`c \ge 0`.
+
+    The norm is summed in at least float32 (Optax sums in the gradient's type, and overflows in
+    float16), and a zero gradient stays zero also for :math:`c = 0` (in Optax it becomes NaN). A NaN
+    entry makes every update NaN, an infinite one too: guard with ``apply_if_finite``.
+
+    Source: R. Pascanu, T. Mikolov and Y. Bengio, On the Difficulty of Training Recurrent Neural
+    Networks, 2013, arXiv:1211.5063, algorithm 1.
+
+    >>> tx = clip_by_global_norm(1.0)
+    >>> params = {"a": jnp.array([3.0]), "b": jnp.array([4.0])}
+    >>> updates, _ = tx.update(params, tx.init(params))
+    >>> round(float(updates["a"][0]), 6), round(float(updates["b"][0]), 6)
+    (0.6, 0.8)
+    """
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        # One factor for all entries: it is fused into whatever reads the gradient next.
+        factor = shrink_factor(global_norm(updates), max_norm)
+        return map_updates(lambda g: (g * factor).astype(g.dtype), updates), state
+
+    return GradientTransformationExtraArgs(lambda params: EmptyState(), update)

@@ -1,0 +1,94 @@
+"""Scaling by a number, a schedule, a learning rate."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from gradtx.checks import NonNegative, Number
+from gradtx.engine import elementwise
+from gradtx.numerics import increment
+from gradtx.transformation import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    transformation,
+)
+from gradtx.types import Array, Counter, EmptyState, Params, Schedule, State, Updates
+
+
+class ScaleByScheduleState(NamedTuple):
+    """count: i32[], steps taken."""
+
+    count: Counter
+
+
+@transformation
+def scale(step_size: Number) -> GradientTransformation:
+    r"""Multiply the updates by a number: :math:`u = s\, g`.
+
+    Args:
+        step_size: the factor.
+
+    >>> tx = scale(0.5)
+    >>> tx.update(jnp.array([2.0]), tx.init(jnp.zeros(1)))[0].tolist()
+    [1.0]
+    """
+
+    def rule(g: Array, s: Any, t: Any) -> Any:
+        return g * step_size, {}
+
+    return elementwise(EmptyState, None, rule)
+
+
+@transformation(native_schedules=True)
+def scale_by_schedule(step_size_fn: Schedule) -> GradientTransformation:
+    r"""Multiply the updates by a schedule's value: :math:`u = s(t)\, g`, `t` from 0.
+
+    Args:
+        step_size_fn: ``count -> factor``, with the number of steps taken so far.
+
+    State: `ScaleByScheduleState`; the counter stops at :math:`2^{31}-1`.
+
+    >>> tx = scale_by_schedule(lambda count: 1.0 / (1 + count))
+    >>> state = tx.init(jnp.zeros(1))
+    >>> for _ in range(2):
+    ...     updates, state = tx.update(jnp.ones(1), state)
+    >>> updates.tolist(), int(state.count)
+    ([0.5], 2)
+    """
+    if not callable(step_size_fn):
+        raise TypeError(f"scale_by_schedule: step_size_fn must be a schedule, not {step_size_fn!r}")
+
+    def init(params: Params) -> State:
+        return ScaleByScheduleState(jnp.zeros([], jnp.int32))
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        updates, _ = scale(jnp.asarray(step_size_fn(state.count))).update(updates, EmptyState())
+        return updates, ScaleByScheduleState(increment(state.count))
+
+    return GradientTransformationExtraArgs(init, update)
+
+
+@transformation(scheduled_state=ScaleByScheduleState)
+def scale_by_learning_rate(
+    learning_rate: NonNegative, *, flip_sign: bool = True
+) -> GradientTransformation:
+    r"""Multiply by the learning rate and, for descent, by -1: :math:`u = -\eta\, g`.
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        flip_sign: whether to descend.
+
+    State: none, or `ScaleByScheduleState` for a schedule.
+
+    >>> tx = scale_by_learning_rate(0.1)
+    >>> tx.update(jnp.array([2.0]), tx.init(jnp.zeros(1)))[0].tolist()
+    [-0.20000000298023224]
+    """
+    sign = -1 if flip_sign else 1
+
+    def rule(g: Array, s: Any, t: Any) -> Any:
+        return g * (sign * learning_rate), {}
+
+    return elementwise(EmptyState, None, rule)
