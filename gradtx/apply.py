@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradtx.numerics import widen
+from gradtx.numerics import cast, widen
 from gradtx.paths import first_difference, is_leaf, leaves_with_path, path_string
 from gradtx.rows import add_rows, is_rows
 from gradtx.types import Array, Params, PyTree, Updates
@@ -47,7 +47,8 @@ def _add(path: str, p: Any, u: Any) -> Any:
         raise TypeError(f"at {path!r} the parameter is {p.dtype} and the update {dtype}")
     if is_rows(u):
         return add_rows(p, u)
-    return (widen(jnp.asarray(p)) + widen(jnp.asarray(u))).astype(jnp.asarray(p).dtype)
+    p = jnp.asarray(p)
+    return cast(widen(p) + widen(jnp.asarray(u)), p.dtype)
 
 
 def _each(function: Any, tree: PyTree, other: PyTree) -> PyTree:

@@ -11,12 +11,12 @@ table, a slot that is stored in another form, no gradient at all (`None`).
 import inspect
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 
 from gradtx import numerics
-from gradtx.numerics import Step, increment, widen
+from gradtx.numerics import Step, cast, increment, widen
 from gradtx.paths import first_difference, leaves_with_path, path_string
 from gradtx.rows import Rows, is_rows, put_rows, take_rows
 from gradtx.transformation import GradientTransformation, GradientTransformationExtraArgs
@@ -181,7 +181,7 @@ def parameter(p: Any, path: Any = ()) -> Array:
             f"the parameter at {path_string(path)!r} is {kind}: only floating-point and complex "
             "arrays can be trained; leave it out with `trainable` or `select`"
         )
-    return cast(Array, p)
+    return cast(p, p.dtype)  # weak types would become strong, and compile again
 
 
 def gradient(g: Any, path: Any) -> Array:
@@ -191,13 +191,13 @@ def gradient(g: Any, path: Any) -> Array:
     if not hasattr(g, "dtype") or not jnp.issubdtype(g.dtype, jnp.inexact):
         kind = getattr(g, "dtype", type(g).__name__)
         raise TypeError(f"the gradient at {path_string(path)!r} is {kind}, not floating point")
-    return cast(Array, g)
+    return g
 
 
 def _column(label: str, name: str, updates: Any, tree: Any, treedef: Any) -> list[Any]:
     """The parts of `tree` that belong to the leaves of `updates`."""
     try:
-        return cast(list[Any], treedef.flatten_up_to(tree))
+        return treedef.flatten_up_to(tree)
     except ValueError:
         raise ValueError(
             f"{label}: the gradients and {name} are different trees: "
@@ -207,6 +207,8 @@ def _column(label: str, name: str, updates: Any, tree: Any, treedef: Any) -> lis
 
 def load(slot: Any) -> Any:
     """A slot as the rule sees it: an array in the type in which it computes."""
+    if isinstance(slot, list):
+        return [load(part) for part in slot]
     if isinstance(slot, Stored):
         return widen(slot.load())
     return widen(slot) if hasattr(slot, "dtype") else slot
@@ -214,9 +216,11 @@ def load(slot: Any) -> Any:
 
 def store(slot: Any, value: Any) -> Any:
     """`value` in the form and type in which `slot` is kept."""
+    if isinstance(slot, list):
+        return [store(part, v) for part, v in zip(slot, value, strict=True)]
     if isinstance(slot, Stored):
         return slot.store(value)
-    return value.astype(slot.dtype)
+    return cast(value, slot.dtype)
 
 
 def _on_array(
@@ -224,6 +228,8 @@ def _on_array(
 ) -> tuple[Array, dict[str, Any]]:
     g = gradient(g, path)
     for name, slot in held.items():
+        if isinstance(slot, list):
+            continue
         if slot is None or (len(slot.shape) == g.ndim and not _fits(slot.shape, g.shape)):
             raise ValueError(
                 f"{label}: at {path_string(path)!r} the gradient has the shape {g.shape} and the "
@@ -237,7 +243,7 @@ def _on_array(
             f"{label}: at {path_string(path)!r} a gradient of shape {g.shape} became an update of "
             f"shape {direction.shape}; is a hyperparameter or a parameter of another shape?"
         )
-    return direction.astype(g.dtype), {n: store(s, new[n]) for n, s in held.items()}
+    return cast(direction, g.dtype), {n: store(s, new[n]) for n, s in held.items()}
 
 
 def _fits(slot: tuple[int, ...], g: tuple[int, ...]) -> bool:
@@ -263,4 +269,4 @@ def _on_rows(
         n: s.put(g.indices, new[n]) if isinstance(s, Stored) else put_rows(s, g.indices, new[n])
         for n, s in held.items()
     }
-    return g.with_values(direction.astype(g.dtype)), kept
+    return g.with_values(cast(direction, g.dtype)), kept

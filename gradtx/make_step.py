@@ -7,8 +7,9 @@ import jax
 
 from gradtx.inspection import replace
 from gradtx.minimize import LossFn, minimize
+from gradtx.numerics import cast
 from gradtx.paths import Where, select
-from gradtx.transformation import GradientTransformation
+from gradtx.transformation import GradientTransformation, with_extra_args_support
 from gradtx.types import Params, State
 
 
@@ -28,6 +29,8 @@ class TrainStep:
         self, params: Params, state: State, *args: Any, extra_args: Mapping[str, Any] | None = None
     ) -> tuple[Params, State, Any]:
         """Take one step. The buffers of `params` and `state` are given up: use what is returned."""
+        # A weakly typed parameter, such as jnp.array(1.0), would be strong after the first step.
+        params = jax.tree.map(lambda p: cast(p, p.dtype) if hasattr(p, "dtype") else p, params)
         return self._compiled(self.tx, params, state, args, extra_args)
 
     def init(self, params: Params) -> State:
@@ -100,4 +103,4 @@ def make_step(
         )
 
     compiled = jax.jit(run, donate_argnums=(1, 2) if donate else ())
-    return TrainStep(tx, trainable, compiled)
+    return TrainStep(with_extra_args_support(tx), trainable, compiled)

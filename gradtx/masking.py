@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+import jax
+
 from gradtx.paths import Where, merge, select
 from gradtx.transformation import (
     GradientTransformation,
@@ -38,7 +40,9 @@ def restrict(inner: GradientTransformation, where: Where | None) -> GradientTran
 
 
 @transformation
-def masked(inner: GradientTransformation, mask: Where) -> GradientTransformation:
+def masked(
+    inner: GradientTransformation, mask: Where, *, mask_compatible_extra_args: bool = False
+) -> GradientTransformation:
     """Transform the leaves that a mask chooses, and pass the others on as they are.
 
     Args:
@@ -46,6 +50,7 @@ def masked(inner: GradientTransformation, mask: Where) -> GradientTransformation
         mask: a tree of booleans like the parameters or a prefix of it, a function from the
             parameters to such a tree, a path pattern or a list of them (``"*/kernel"``), or a
             predicate ``(path, leaf) -> bool``.
+        mask_compatible_extra_args: mask extra arguments too that are trees like the updates.
 
     State: `MaskedState`. Leaves that are not chosen have no slots: `None` stands in their place,
     where Optax puts a ``MaskedNode``.
@@ -64,6 +69,12 @@ def masked(inner: GradientTransformation, mask: Where) -> GradientTransformation
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
+        if mask_compatible_extra_args:
+            like: Any = jax.tree.structure(updates)
+            extra_args = {
+                name: select(value, mask) if jax.tree.structure(value) == like else value
+                for name, value in extra_args.items()
+            }
         updates, inner_state = restricted.update(updates, state.inner_state, params, **extra_args)
         return updates, MaskedState(inner_state)
 

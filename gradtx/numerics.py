@@ -1,14 +1,13 @@
 """Array mathematics of a rule: one leaf at a time, in at least single precision."""
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from gradtx.types import Array, DType
-
-MAX_COUNT = np.iinfo(np.int32).max
 
 
 def compute_dtype(dtype: DType) -> DType:
@@ -24,9 +23,16 @@ def real_dtype(dtype: DType) -> DType:
     return jnp.finfo(dtype).dtype
 
 
+def cast(x: Array, dtype: DType) -> Array:
+    """`x` as a strong `dtype`; nothing is traced where it is that already."""
+    if x.dtype == dtype and not getattr(x, "weak_type", False):
+        return x
+    return x.astype(dtype)
+
+
 def widen(x: Array) -> Array:
     """`x` in the type in which rules compute."""
-    return x.astype(compute_dtype(x.dtype))
+    return cast(x, compute_dtype(x.dtype))
 
 
 def zeros_like(x: Array, dtype: DType | None = None) -> Array:
@@ -93,7 +99,15 @@ class Step:
 
     def __init__(self, count: Array, dtype: DType) -> None:
         self.number = count.astype(dtype)
-        self._corrections: dict[Any, tuple[Any, Array]] = {}
+        self._made: dict[Any, tuple[Any, Array]] = {}
+
+    def once(self, name: str, key: Any, make: Callable[[], Array]) -> Array:
+        """What `make` returns, computed when first asked for by this name and key."""
+        at = name, key if isinstance(key, float | int | tuple) else id(key)
+        if at not in self._made:
+            # The key is kept so that its id is not given to another array.
+            self._made[at] = key, make()
+        return self._made[at][1]
 
     def bias_correction(self, decay: Any, ahead: int = 0) -> Array:
         r""":math:`1 - \beta^{t + a}`, accurate also where it is small.
@@ -101,22 +115,20 @@ class Step:
         ``expm1`` of the logarithm taken in double precision: a float32 power would give
         :math:`1 - 0.999^1` with an error of 1e-5.
         """
-        key = (decay if isinstance(decay, float | int) else id(decay), ahead)
-        if key not in self._corrections:
+
+        def make() -> Array:
             t = self.number + ahead
             if isinstance(decay, float | int):
-                log = np.log(decay) if decay > 0 else -np.inf
-                correction = -jnp.expm1(t * float(log))
-            else:
-                correction = -jnp.expm1(t * jnp.log(decay))
-            # The decay is kept so that its id is not given to another array.
-            self._corrections[key] = decay, correction.astype(self.number.dtype)
-        return self._corrections[key][1]
+                log = math.log(decay) if decay > 0 else -math.inf
+                return -jnp.expm1(t * log)
+            return cast(-jnp.expm1(t * jnp.log(decay)), self.number.dtype)
+
+        return self.once(f"correction {ahead}", decay, make)
 
 
 def debias(moment: Array, decay: Any, t: Step) -> Array:
     r"""Adam's bias correction :math:`m / (1 - \beta^t)`."""
-    return moment * (1 / t.bias_correction(decay))
+    return moment * t.once("debias", decay, lambda: 1 / t.bias_correction(decay))
 
 
 def nesterov_mean(mu: Array, g: Array, decay: Any, t: Step) -> Array:

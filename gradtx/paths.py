@@ -74,7 +74,8 @@ def mask_tree(tree: PyTree, where: Where) -> PyTree:
     if callable(where) and jax.tree_util.all_leaves([where]):
         if _takes_tree(where):
             return _broadcast(where(tree), tree)
-        return treedef.unflatten([bool(where(path, leaf)) for path, leaf in named])
+        chosen = [leaf is not None and bool(where(path, leaf)) for path, leaf in named]
+        return treedef.unflatten(chosen)
     return _broadcast(where, tree)
 
 

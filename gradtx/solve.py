@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from gradtx.minimize import LossFn, _scalar_loss, apply_gradients, compute_gradients
 from gradtx.paths import Where, merge, select
-from gradtx.transformation import GradientTransformation
+from gradtx.transformation import GradientTransformation, with_extra_args_support
 from gradtx.tree import global_norm
 from gradtx.types import Array, Params, PyTree, State
 
@@ -107,7 +107,16 @@ def solve(
         raise ValueError(f"solve: max_steps must be an integer of at least 0, not {max_steps!r}")
     if isinstance(tol, int | float) and not tol >= 0:
         raise ValueError(f"solve: tol must be at least 0, not {tol!r}")
-    return _solve(loss_fn, tx, params, args, max_steps, tol, record, _Static(trainable))
+    return _solve(
+        loss_fn,
+        with_extra_args_support(tx),
+        params,
+        args,
+        max_steps,
+        tol,
+        record,
+        _Static(trainable),
+    )
 
 
 class _Static:

@@ -1,0 +1,1 @@
+"""What gradtx costs beside Optax, as ratios taken in one run: ``python -m benchmarks``."""

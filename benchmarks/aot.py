@@ -1,0 +1,205 @@
+"""What a step costs on chips that this machine lacks: compiled for TPU v5e and H100, not run.
+
+    python -m benchmarks.aot [LABEL or EXPRESSION ...]
+
+XLA's compilers need no chip, only these packages: `pip install gradtx[aot]`, and of jax's version
+`pip install --no-deps jax-cuda12-plugin jax-cuda12-pjrt`. A chip whose package is missing is left
+out. The figures are deterministic: they are properties of the program, not of a run.
+"""
+
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+# Both compilers look for hardware as soon as jax is imported; this tells them what to assume.
+os.environ.update(
+    JAX_PLATFORMS="cpu",
+    JAX_SKIP_CUDA_CONSTRAINTS_CHECK="1",
+    ALLOW_MULTIPLE_LIBTPU_LOAD="1",
+    TPU_ACCELERATOR_TYPE="v5litepod-4",
+    TPU_SKIP_MDS_QUERY="1",
+    TPU_WORKER_HOSTNAMES="localhost",
+)
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import topologies
+from jax.sharding import SingleDeviceSharding
+
+from benchmarks.pairs import Library, Pair, chosen, libraries
+from benchmarks.tables import markdown, size
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+# Larger than the 128 MB of VMEM of a TPU: prefetching into it would be counted as traffic.
+LARGE: Shapes = {"x": (16384, 8192)}
+
+
+def transformer(layers: int = 12, width: int = 512, words: int = 32_000) -> Shapes:
+    block: Shapes = (
+        dict.fromkeys(("query", "key", "value", "output"), (width, width))
+        | {"up": (width, 4 * width), "down": (4 * width, width)}
+        | {f"vector{i}": (width,) for i in range(6)}
+    )
+    blocks = {f"{i}.{name}": shape for i in range(layers) for name, shape in block.items()}
+    return blocks | {"embedding": (words, width)}
+
+
+TREES: Mapping[str, Shapes] = {
+    "transformer of 145 leaves": transformer(),
+    "200 leaves of 64": {f"x{i}": (64,) for i in range(200)},
+}
+# These take several seconds each, so not every optimizer is compiled for the trees by default.
+ON_TREES = ["adam", "clip + adamw"]
+
+
+def tpu_v5e() -> Any:
+    # v5e hosts carry 2 x 2 chips; one of them is compiled for.
+    return topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices[0]
+
+
+def h100() -> Any:
+    facts = """
+        cuda_compute_capability { major: 9 }
+        core_count: 132  fpus_per_core: 128  clock_rate_ghz: 1.98
+        threads_per_warp: 32  threads_per_block_limit: 1024  threads_per_core_limit: 2048
+        block_dim_limit_x: 2147483647  block_dim_limit_y: 65535  block_dim_limit_z: 65535
+        registers_per_block_limit: 65536  registers_per_core_limit: 65536
+        shared_memory_per_block: 49152  shared_memory_per_block_optin: 232448
+        shared_memory_per_core: 233472  l2_cache_size: 52428800
+        device_memory_size: 84942979072  memory_bandwidth: 3352320000000
+    """
+    target = (
+        f"gpu_device_info {{ {facts} }} "
+        'platform_name: "CUDA" dnn_version_info { major: 9 } device_description_str: "NVIDIA H100"'
+    )
+    topology = topologies.get_topology_desc(
+        platform="cuda", topology_name="1x1x1", topology="1x1x1", target_config=target
+    )
+    return topology.devices[0]
+
+
+CHIPS: Mapping[str, Callable[[], Any]] = {"TPU v5e": tpu_v5e, "H100": h100}
+
+
+def available() -> dict[str, Any]:
+    """The chips whose compiler is installed; says which are not."""
+    jax.devices()  # loads the plugins, which the topologies need
+    found = {}
+    for name, describe in CHIPS.items():
+        try:
+            found[name] = describe()
+        except Exception as error:  # whatever a plugin raises that is missing or too old
+            print(f"no compiler for {name}: {str(error).splitlines()[0]}", file=sys.stderr)
+    return found
+
+
+class Cost(NamedTuple):
+    """Bytes moved over the least that the algorithm's arrays allow, kernels, temporary bytes."""
+
+    traffic: float
+    kernels: int
+    temporary: int
+
+
+def cost(library: Library, shapes: Shapes, device: Any) -> Cost:
+    here = SingleDeviceSharding(device)
+
+    def zeros() -> Any:
+        return {name: jnp.zeros(shape) for name, shape in shapes.items()}
+
+    params = jax.eval_shape(zeros)
+    state = jax.eval_shape(library.tx.init, params)
+    step = jax.jit(library.step, donate_argnums=(0, 1), in_shardings=here, out_shardings=here)
+    compiled = step.lower(params, state, params).compile()
+
+    kernels = list(entry_kernels(compiled.as_text() or ""))
+    # XLA counts the bytes for a TPU but not for a GPU.
+    analysis = compiled.cost_analysis() or {}
+    moved = analysis.get("bytes accessed", sum(kernel.moved for kernel in kernels))
+    # Gradient and parameter read, parameter written, every slot read and written.
+    least = 3 * stored(params) + 2 * stored(state)
+    memory: Any = compiled.memory_analysis()
+    return Cost(moved / least, len(kernels), memory.temp_size_in_bytes)
+
+
+def stored(tree: Any) -> int:
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+class Kernel(NamedTuple):
+    operation: str
+    moved: int
+
+
+# Instructions that name or regroup buffers and launch nothing.
+BOOKKEEPING = frozenset({"bitcast", "constant", "get-tuple-element", "parameter", "tuple"})
+INSTRUCTION = re.compile(
+    r"^\s+(?:ROOT )?(?P<name>%\S+) = (?P<type>\(.*?\)|\S+) (?P<op>[a-z][\w\-]*)\((?P<args>.*?)\)"
+)
+ARRAY = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
+
+
+def entry_kernels(hlo: str) -> Iterator[Kernel]:
+    """The kernels of the entry computation, each with the bytes of its operands and results.
+
+    A copy that runs on its own, a TPU's prefetch, counts twice: it is started and awaited.
+    """
+    _, _, entry = hlo.partition("\nENTRY ")
+    sizes: dict[str, int] = {}
+    for line in entry.splitlines():
+        found = INSTRUCTION.match(line)
+        if found is None:
+            continue
+        sizes[found["name"]] = written = type_bytes(found["type"])
+        if found["op"] not in BOOKKEEPING:
+            operands = set(re.findall(r"%[\w.\-]+", found["args"]))
+            read = sum(sizes.get(operand, 0) for operand in operands)
+            yield Kernel(found["op"], written + read)
+
+
+def type_bytes(text: str) -> int:
+    """Bytes of an HLO type, `f32[16,8]{1,0}` or a tuple of such."""
+    total = 0
+    for name, bits, dims in ARRAY.findall(text):
+        width = 8 if name == "pred" else int(bits)
+        total += math.ceil(width * math.prod(int(dim) for dim in dims.split(",") if dim) / 8)
+    return total
+
+
+def both(values: tuple[object, object]) -> str:
+    return " / ".join(f"{x:.2f}" if isinstance(x, float) else str(x) for x in values)
+
+
+def cells(pair: Pair, shapes: Shapes, devices: Mapping[str, Any]) -> Iterator[str]:
+    """For every chip bytes (of the large leaf), kernels and temporary bytes: gradtx's / Optax's."""
+    for device in devices.values():
+        ours, theirs = (cost(library, shapes, device) for library in libraries(pair))
+        if shapes is LARGE:
+            yield both((ours.traffic, theirs.traffic))
+        yield both((ours.kernels, theirs.kernels))
+        yield both((size(ours.temporary), size(theirs.temporary)))
+
+
+def tables(words: list[str]) -> Iterator[str]:
+    devices = available()
+    if not devices:
+        return
+    work = {"one leaf of 128M": (LARGE, chosen(words), ["bytes / least", "kernels", "temp"])}
+    for name, shapes in TREES.items():
+        work[name] = (shapes, chosen(words or ON_TREES), ["kernels", "temp"])
+    for name, (shapes, pairs, columns) in work.items():
+        yield markdown(
+            f"Compiled ahead, {name}; gradtx / optax",
+            ["optimizer", *(f"{chip}: {column}" for chip in devices for column in columns)],
+            ([pair.label, *cells(pair, shapes, devices)] for pair in pairs),
+        )
+
+
+if __name__ == "__main__":
+    for table in tables(sys.argv[1:]):
+        print(table, flush=True)

@@ -1,0 +1,30 @@
+"""Gradient descent against its formulas."""
+
+import numpy as np
+import pytest
+
+import gradtx
+from tests import oracle
+
+
+def test_sgd():
+    oracle.check(gradtx.sgd(0.01), lambda g, s, t, p: -0.01 * g)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_momentum(nesterov):
+    """Sutskever et al. 2013, in the form with the learning rate outside."""
+
+    def update(g, s, t, p):
+        s["m"] = g + 0.9 * s.get("m", 0.0)
+        return -0.01 * (g + 0.9 * s["m"] if nesterov else s["m"])
+
+    oracle.check(gradtx.sgd(0.01, momentum=0.9, nesterov=nesterov), update)
+
+
+def test_sign_sgd():
+    oracle.check(gradtx.sign_sgd(0.01), lambda g, s, t, p: -0.01 * np.sign(g))
+
+
+def test_no_momentum_keeps_no_slot():
+    assert gradtx.slot_names(gradtx.sgd(0.1).init(0.0)) == []

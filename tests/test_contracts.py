@@ -1,0 +1,351 @@
+"""What every transformation keeps, run over the catalogue."""
+
+import copy
+import functools
+import json
+import pickle
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import gradtx
+from gradtx.declaration import REGISTRY
+from tests import catalogue
+from tests.catalogue import CATALOGUE
+
+NAMES = sorted(CATALOGUE)
+CUSTOM = {f.__name__: f for f in vars(catalogue).values() if callable(f) and hasattr(f, "__name__")}
+
+every = pytest.mark.parametrize("name", NAMES)
+
+
+def params(dtype=jnp.float32):
+    rng = np.random.default_rng(0)
+    return {
+        "b": jnp.asarray(rng.normal(size=3), dtype),
+        "w": jnp.asarray(rng.normal(size=(2, 3)), dtype),
+    }
+
+
+def grads(steps, dtype=jnp.float32, seed=1):
+    """Gradients for so many steps, stacked."""
+    rng = np.random.default_rng(seed)
+
+    def draw(p):
+        g = rng.normal(size=(steps, *p.shape))
+        if jnp.issubdtype(dtype, jnp.complexfloating):
+            g = g + 1j * rng.normal(size=g.shape)
+        return jnp.asarray(g, dtype)
+
+    return jax.tree.map(draw, params(dtype))
+
+
+def value_fn(p):
+    return sum(jnp.sum(jnp.abs(x).astype(jnp.float32) ** 2) for x in jax.tree.leaves(p))
+
+
+def step(tx, carry, g):
+    """One step as `minimize` takes it: the extra arguments are always there."""
+    p, state = carry
+    extra = {"value": value_fn(p), "grad": g, "value_fn": value_fn}
+    updates, state = gradtx.with_extra_args_support(tx).update(g, state, p, **extra)
+    return (gradtx.apply_updates(p, updates), state), updates
+
+
+@functools.cache
+def compiled(name, dtype="float32", steps=3):
+    """Three compiled steps in a scan: final parameters and state, and the updates on the way."""
+    tx = CATALOGUE[name].make()
+    run = jax.jit(lambda p, gs: jax.lax.scan(functools.partial(step, tx), (p, tx.init(p)), gs))
+    return run(params(jnp.dtype(dtype)), grads(steps, jnp.dtype(dtype)))
+
+
+def take(tree, i):
+    return jax.tree.map(lambda x: x[i], tree)
+
+
+def assert_finite(tree):
+    for leaf in jax.tree.leaves(tree):
+        if jnp.issubdtype(leaf.dtype, jnp.inexact):
+            assert bool(jnp.all(jnp.isfinite(leaf)))
+
+
+def tolerance(dtype):
+    return {"float32": 1e-5, "float64": 1e-12, "bfloat16": 2e-2, "float16": 4e-3}.get(dtype, 1e-5)
+
+
+def test_catalogue_holds_every_public_transformation():
+    public = {n for n, b in REGISTRY.items() if "schedules" not in b.function.__module__}
+    assert public == set(CATALOGUE)
+    assert {n for n in public if not hasattr(gradtx, n)} == set()
+
+
+@every
+def test_scan_keeps_shapes_types_and_structure(name):
+    # lax.scan refuses a step whose carry changes its type, so running is half of the proof.
+    (p, _), updates = compiled(name)
+    chex.assert_trees_all_equal_shapes_and_dtypes(p, params())
+    chex.assert_trees_all_equal_shapes_and_dtypes(take(updates, 0), params())
+
+
+@every
+def test_compiled_equals_eager(name):
+    tx = CATALOGUE[name].make()
+    carry = params(), tx.init(params())
+    for i in range(3):
+        carry, updates = step(tx, carry, take(grads(3), i))
+    carry_compiled, all_updates = compiled(name)
+    chex.assert_trees_all_close(take(all_updates, 2), updates, rtol=2e-5, atol=1e-6)
+    chex.assert_trees_all_close(carry_compiled[0], carry[0], rtol=2e-5, atol=1e-6)
+
+
+@every
+def test_one_trace(name):
+    tx, traces = CATALOGUE[name].make(), []
+
+    @jax.jit
+    def once(carry, g):
+        traces.append(None)
+        return step(tx, carry, g)[0]
+
+    carry = params(), tx.init(params())
+    for i in range(3):
+        carry = once(carry, take(grads(3), i))
+    assert len(traces) == 1
+
+
+@every
+def test_vmap(name):
+    if "vmap" in CATALOGUE[name].why:
+        pytest.skip(CATALOGUE[name].why)
+    tx = CATALOGUE[name].make()
+    batch = jax.tree.map(lambda p: jnp.stack([p, 2 * p]), params())
+    (got, _), _ = jax.vmap(lambda p, g: step(tx, (p, tx.init(p)), g))(batch, grads(2))
+    for i in range(2):
+        p = take(batch, i)
+        (want, _), _ = step(tx, (p, tx.init(p)), take(grads(2), i))
+        chex.assert_trees_all_close(take(got, i), want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@every
+def test_low_precision_follows_single(name, dtype):
+    (p, _), updates = compiled(name, dtype)
+    chex.assert_trees_all_equal_shapes_and_dtypes(p, params(jnp.dtype(dtype)))
+    chex.assert_trees_all_equal_shapes_and_dtypes(take(updates, 0), params(jnp.dtype(dtype)))
+    assert_finite((p, updates))
+
+
+@every
+def test_double_precision(name):
+    with jax.enable_x64(True):
+        (p, _), updates = compiled(name, "float64")
+        chex.assert_trees_all_equal_dtypes(p, params(jnp.float64))
+        single = compiled(name)[1]
+        chex.assert_trees_all_close(
+            take(updates, 0),
+            jax.tree.map(lambda x: x.astype(jnp.float64), take(single, 0)),
+            rtol=1e-4,
+            atol=1e-5,
+        )
+
+
+@every
+def test_complex(name):
+    if not CATALOGUE[name].complex:
+        pytest.skip(CATALOGUE[name].why)
+    (p, _), updates = compiled(name, "complex64")
+    chex.assert_trees_all_equal_shapes_and_dtypes(p, params(jnp.complex64))
+    assert_finite((p, updates))
+
+
+@every
+def test_leaf_without_gradient_or_parameter(name):
+    tx = CATALOGUE[name].make()
+    p, g = {**params(), "frozen": None}, {**take(grads(1), 0), "frozen": None}
+    (new, _), updates = step(tx, (p, tx.init(p)), g)
+    assert new["frozen"] is None
+    assert updates["frozen"] is None
+    (want, _), _ = step(tx, (params(), tx.init(params())), take(grads(1), 0))
+    del new["frozen"]
+    chex.assert_trees_all_close(new, want, rtol=1e-5, atol=1e-6)
+
+
+@every
+def test_empty_tree(name):
+    tx = CATALOGUE[name].make()
+    (new, _), updates = step(tx, ({}, tx.init({})), {})
+    assert new == {}
+    assert updates == {}
+
+
+@every
+def test_bare_array(name):
+    tx = CATALOGUE[name].make()
+    p = params()["w"]
+    (new, _), _ = step(tx, (p, tx.init(p)), grads(1)["w"][0])
+    assert new.shape == p.shape
+
+
+@every
+def test_it_is_data(name):
+    tx = CATALOGUE[name].make()
+    assert repr(tx).startswith(f"{name}(")
+    assert "<function" not in repr(tx)
+    assert "object at 0x" not in repr(tx)
+    again = CATALOGUE[name].make()
+    assert tx == again
+    assert hash(tx) == hash(again)
+    assert copy.copy(tx) == tx
+    assert copy.deepcopy(tx) == tx
+    assert pickle.loads(pickle.dumps(tx)) == tx
+    leaves, treedef = jax.tree.flatten(tx)
+    assert jax.tree.unflatten(treedef, leaves) == tx
+    assert treedef == jax.tree.structure(again)
+    init, update = tx
+    assert callable(init)
+    assert callable(update)
+
+
+@every
+def test_config_round_trip(name):
+    tx = CATALOGUE[name].make()
+    text = json.dumps(gradtx.to_config(tx), allow_nan=False)
+    assert gradtx.from_config(json.loads(text), custom_objects=CUSTOM) == tx
+
+
+@every
+def test_state_round_trip(name):
+    """A state survives as named arrays, and a run goes on from it with the same bits."""
+    tx = CATALOGUE[name].make()
+    (p, state), _ = step(tx, (params(), tx.init(params())), take(grads(2), 0))
+    leaves, treedef = jax.tree.flatten(state)
+    back = jax.tree.unflatten(treedef, [_through_numpy(x) for x in leaves])
+    chex.assert_trees_all_equal_shapes_and_dtypes(back, state)
+    want, _ = step(tx, (p, state), take(grads(2), 1))
+    got, _ = step(tx, (p, back), take(grads(2), 1))
+    chex.assert_trees_all_equal(got[0], want[0])
+
+
+def _through_numpy(x):
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jax.random.wrap_key_data(np.asarray(jax.random.key_data(x)))
+    return jnp.asarray(np.asarray(x))
+
+
+@every
+def test_sharded_run_equals_single_device(name):
+    tx = CATALOGUE[name].make()
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+    rng = np.random.default_rng(0)
+    p = jnp.asarray(rng.normal(size=(16, 4)), jnp.float32)
+    g = jnp.asarray(rng.normal(size=(16, 4)), jnp.float32)
+    (want, _), _ = jax.jit(lambda p, g: step(tx, (p, tx.init(p)), g))(p, g)
+    rows = NamedSharding(mesh, PartitionSpec("data"))
+    run = jax.jit(lambda p, g: step(tx, (p, tx.init(p)), g))
+    (got, _), _ = run(jax.device_put(p, rows), jax.device_put(g, rows))
+    chex.assert_trees_all_close(got, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@every
+def test_zero_gradients_give_finite_steps(name, dtype):
+    tx = CATALOGUE[name].make()
+    p = params(jnp.dtype(dtype))
+    carry = p, tx.init(p)
+    for _ in range(2):
+        carry, updates = step(tx, carry, jax.tree.map(jnp.zeros_like, p))
+        assert_finite((carry, updates))
+
+
+@every
+def test_bad_arguments_are_refused(name):
+    build = getattr(gradtx, name)
+    for arguments in CATALOGUE[name].bad:
+        with pytest.raises((ValueError, TypeError)) as caught:
+            build(**arguments)
+        assert name in str(caught.value)
+
+
+@every
+def test_another_tree_is_refused(name):
+    tx = CATALOGUE[name].make()
+    state = tx.init(params())
+    with pytest.raises((ValueError, TypeError)):
+        gradtx.apply_gradients(tx, {"b": params()["b"]}, params(), state)
+    wrong = {"b": params()["b"], "w": jnp.ones((3, 2))}
+    with pytest.raises(ValueError, match="w"):
+        gradtx.apply_gradients(tx, wrong, params(), state)
+
+
+@every
+def test_slots_are_named_and_described(name):
+    tx = CATALOGUE[name].make()
+    state = tx.init(params())
+    names = gradtx.slot_names(state)
+    for slot in names:
+        tree = gradtx.get_slot(state, slot)
+        assert jax.tree.structure(gradtx.set_slot(state, slot, tree)) == jax.tree.structure(state)
+    description = gradtx.describe(tx, params())
+    held = [x for x in jax.tree.leaves(state) if hasattr(x, "dtype")]
+    assert description.state_bytes == sum(x.size * x.dtype.itemsize for x in held)
+    assert [slot.name for slot in description.slots] == names
+    assert name in str(description)
+
+
+@every
+def test_rows(name):
+    """On rows of a table: what the dense rule does to them, the others untouched; or an error."""
+    tx = CATALOGUE[name].make()
+    table = {"table": jnp.asarray(np.random.default_rng(0).normal(size=(5, 2)), jnp.float32)}
+    touched = gradtx.Rows(jnp.array([3, 1, 3]), jnp.ones((3, 2)), (5, 2))
+    carry = table, tx.init(table)
+    if not CATALOGUE[name].rows:
+        with pytest.raises(TypeError, match="table"):
+            step(tx, carry, {"table": touched})
+        return
+    (got, _), _ = step(tx, carry, {"table": touched})
+    (want, _), _ = step(tx, carry, {"table": touched.to_dense()})
+    rows = jnp.array([1, 3])
+    chex.assert_trees_all_close(got["table"][rows], want["table"][rows], rtol=1e-5)
+    chex.assert_trees_all_equal(
+        jnp.delete(got["table"], rows, axis=0), jnp.delete(table["table"], rows, axis=0)
+    )
+
+
+TWINS = [name for name in NAMES if CATALOGUE[name].optax is not None]
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_like_optax(name):
+    """A hundred steps beside Optax: the same updates, the same state fields."""
+    ours, theirs = CATALOGUE[name].make(), CATALOGUE[name].optax()
+
+    def run(tx):
+        def scanned(p, gs):
+            return jax.lax.scan(functools.partial(step, tx), (p, tx.init(p)), gs)
+
+        return jax.jit(scanned)(params(), grads(100))
+
+    (_, state), updates = run(ours)
+    (_, state_optax), updates_optax = run(theirs)
+    # Optax's bias correction is off by 1.3e-5 (a float32 power), of which the root takes half.
+    chex.assert_trees_all_close(updates, updates_optax, rtol=1e-5, atol=1e-6)
+    assert fields(state) == fields(state_optax)
+
+
+def fields(state):
+    """The state classes that hold arrays, with their fields."""
+    if not jax.tree.leaves(state):
+        return None
+    if hasattr(state, "_fields"):
+        return type(state).__name__, tuple(fields(x) for x in state), state._fields
+    if isinstance(state, dict):
+        return tuple(fields(x) for x in state.values())
+    if isinstance(state, tuple | list):
+        return tuple(fields(x) for x in state)
+    return None

@@ -1,0 +1,241 @@
+"""minimize, its halves, and the compiled step."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gradtx
+
+
+def loss(p, x=1.0):
+    return jnp.sum((p["w"] * x - 2.0) ** 2) + p["b"] ** 2
+
+
+def start():
+    return {"w": jnp.array([0.0, 1.0]), "b": jnp.array(3.0)}
+
+
+TX = gradtx.adam(0.1)
+
+
+def test_one_step_is_gradient_update_apply():
+    params = start()
+    grads = jax.grad(loss)(params, 2.0)
+    updates, want_state = TX.update(grads, TX.init(params), params)
+    new, state, value = gradtx.minimize(loss, TX, params, TX.init(params), 2.0)
+    chex.assert_trees_all_equal(new, gradtx.apply_updates(params, updates))
+    chex.assert_trees_all_equal(state, want_state)
+    assert float(value) == float(loss(params, 2.0))
+
+
+def test_aux():
+    params = start()
+    new, _, (value, aux) = gradtx.minimize(
+        lambda p: (loss(p), {"norm": p["b"]}), TX, params, TX.init(params), has_aux=True
+    )
+    assert float(value) == 14.0
+    assert float(aux["norm"]) == 3.0
+    assert float(new["b"]) < 3.0
+
+
+def test_the_cotangent_weighs_a_vector_of_losses():
+    def losses(p):
+        return (p - jnp.array([1.0, 2.0])) ** 2
+
+    value, grads = gradtx.compute_gradients(losses, jnp.zeros(2), grad_loss=jnp.array([1.0, 0.5]))
+    np.testing.assert_allclose(grads, [-2.0, -2.0])
+    assert value.shape == (2,)
+    with pytest.raises(ValueError, match="grad_loss has the shape"):
+        gradtx.compute_gradients(losses, jnp.zeros(2), grad_loss=1.0)
+
+
+@pytest.mark.parametrize(
+    "where",
+    ["w", ["w"], lambda path, leaf: leaf.ndim == 1, {"w": True, "b": False}],
+    ids=["pattern", "patterns", "predicate", "mask"],
+)
+def test_what_is_not_trainable_is_left_alone(where):
+    params = start()
+    state = TX.init(gradtx.select(params, where))
+    assert gradtx.get_slot(state, "mu")["b"] is None
+    new, state, _ = gradtx.minimize(loss, TX, params, state, trainable=where)
+    assert new["b"] is params["b"]
+    assert float(new["w"][0]) != 0.0
+    _, grads = gradtx.compute_gradients(loss, params, trainable=where)
+    assert grads["b"] is None
+
+
+def test_a_frozen_leaf_has_no_gradient_in_the_program():
+    params = {"body": jnp.ones((64, 64)), "head": jnp.ones((64, 8))}
+
+    def deep(p, x):
+        return jnp.sum(jnp.tanh(x @ p["body"]) @ p["head"])
+
+    def products(where):
+        lowered = jax.jit(
+            lambda p, x: gradtx.compute_gradients(deep, p, x, trainable=where)[1]
+        ).lower(params, jnp.ones((4, 64)))
+        return lowered.as_text().count("dot_general")
+
+    assert products("head") < products(None)
+
+
+def test_complex_parameters_descend():
+    p, state = jnp.array(1.0 + 1.0j), gradtx.sgd(0.1).init(jnp.array(0j))
+    for _ in range(100):
+        p, state, _ = gradtx.minimize(
+            lambda z: jnp.abs(z - (2.0 - 1.0j)) ** 2, gradtx.sgd(0.1), p, state
+        )
+    np.testing.assert_allclose(p, 2.0 - 1.0j, atol=1e-4)
+
+
+def test_extra_arguments_reach_those_who_want_them():
+    seen = {}
+
+    def update(updates, state, params=None, **extra_args):
+        seen.update(extra_args)
+        return updates, state
+
+    tx = gradtx.chain(gradtx.GradientTransformationExtraArgs(lambda p: (), update), gradtx.scale(1))
+    params = start()
+    gradtx.minimize(loss, tx, params, tx.init(params), extra_args={"epoch": 3})
+    assert set(seen) == {"value", "grad", "value_fn", "epoch"}
+    assert float(seen["value_fn"](params)) == float(seen["value"]) == 14.0
+
+
+def test_no_gradient_for_some_leaves():
+    params = start()
+    state = TX.init(params)
+    new, after = gradtx.apply_gradients(TX, {"w": jnp.ones(2), "b": None}, params, state)
+    assert new["b"] is params["b"]
+    assert gradtx.get_slot(after, "mu", "b") is gradtx.get_slot(state, "mu", "b")
+
+
+class TestRefused:
+    def test_a_vector_for_a_loss(self):
+        with pytest.raises(ValueError, match="must be a scalar, not of shape"):
+            gradtx.minimize(lambda p: p, TX, jnp.ones(2), TX.init(jnp.ones(2)))
+
+    def test_aux_that_was_not_announced(self):
+        with pytest.raises(TypeError, match="has_aux"):
+            gradtx.minimize(lambda p: (p, 1), TX, 1.0, TX.init(1.0))
+
+    def test_announced_aux_that_is_not_there(self):
+        with pytest.raises(TypeError, match="returns \\(value, aux\\)"):
+            gradtx.minimize(lambda p: p, TX, 1.0, TX.init(1.0), has_aux=True)
+
+    def test_an_integer_loss(self):
+        with pytest.raises(TypeError, match="real floating-point"):
+            gradtx.minimize(lambda p: jnp.int32(1), TX, 1.0, TX.init(1.0))
+
+    def test_integer_parameters(self):
+        with pytest.raises(TypeError, match="'n' is int32"):
+            gradtx.compute_gradients(lambda p: p["x"], {"x": 1.0, "n": jnp.array(1)})
+
+    def test_nothing_to_train(self):
+        with pytest.raises(ValueError, match="no trainable parameter"):
+            gradtx.compute_gradients(
+                lambda p: jnp.sum(p["x"]), {"x": jnp.ones(2)}, trainable={"x": False}
+            )
+        with pytest.raises(ValueError, match="no trainable parameter"):
+            gradtx.compute_gradients(lambda p: 1.0, {})
+
+    def test_a_pattern_that_matches_nothing(self):
+        with pytest.raises(ValueError, match=r"'head' matches no leaf; the leaves are b, w"):
+            gradtx.select(start(), "head")
+
+    def test_a_mask_for_another_tree(self):
+        with pytest.raises(ValueError, match="mask"):
+            gradtx.select(start(), {"w": True})
+
+    def test_gradients_of_another_kind(self):
+        with pytest.raises(TypeError, match="'b'.*complex64"):
+            grads = {"w": jnp.zeros(2), "b": jnp.array(1j)}
+            gradtx.apply_gradients(TX, grads, start(), TX.init(start()))
+
+    def test_updates_of_another_shape(self):
+        with pytest.raises(ValueError, match="'w'"):
+            gradtx.apply_updates({"w": jnp.zeros(2)}, {"w": jnp.zeros(3)})
+
+    def test_a_gradient_without_a_parameter(self):
+        with pytest.raises(ValueError, match="'b'"):
+            params = {"w": jnp.zeros(2), "b": None}
+            gradtx.apply_gradients(TX, start(), params, TX.init(params))
+
+
+class TestMakeStep:
+    def test_it_is_minimize_compiled_once(self):
+        traces = []
+
+        def traced(p, x):
+            traces.append(None)
+            return loss(p, x)
+
+        step = gradtx.make_step(traced, TX)
+        params = start()
+        state = step.init(params)
+        want = gradtx.minimize(loss, TX, start(), TX.init(start()), 2.0)
+        got = step(params, state, 2.0)
+        chex.assert_trees_all_close(got, want, rtol=1e-6)
+        step(*got[:2], 3.0)
+        assert len(traces) == 1
+
+    def test_it_donates(self):
+        step = gradtx.make_step(loss, TX)
+        params = start()
+        state = step.init(params)
+        step(params, state)
+        assert params["w"].is_deleted()
+        assert gradtx.get_slot(state, "mu", "w").is_deleted()
+        kept = start()
+        gradtx.make_step(loss, TX, donate=False)(kept, TX.init(kept))
+        assert not kept["w"].is_deleted()
+
+    def test_hyperparameters_change_without_compiling(self):
+        traces = []
+
+        def traced(p):
+            traces.append(None)
+            return loss(p)
+
+        step = gradtx.make_step(traced, gradtx.sgd(jnp.float32(0.1), momentum=0.9))
+        params = start()
+        params, state, _ = step(params, step.init(params))
+        before = float(params["b"])
+        halted = step.replace(learning_rate=jnp.float32(0.0))
+        params, state, _ = halted(params, state)
+        assert float(params["b"]) == before
+        assert len(traces) == 1
+
+    def test_part_of_the_parameters(self):
+        step = gradtx.make_step(loss, TX, trainable="w")
+        params = start()
+        params, _, _ = step(params, step.init(params))
+        assert float(params["b"]) == 3.0
+        assert float(params["w"][0]) != 0.0
+
+    def test_inside_scan_and_grad(self):
+        def after(rate):
+            tx = gradtx.adam(rate)
+            (params, _), _ = jax.lax.scan(
+                lambda c, _: (gradtx.minimize(loss, tx, *c)[:2], None),
+                (start(), tx.init(start())),
+                length=5,
+            )
+            return loss(params)
+
+        slope = jax.grad(after)(0.1)
+        difference = (after(0.101) - after(0.099)) / 0.002
+        np.testing.assert_allclose(slope, difference, rtol=1e-2)
+
+
+def test_a_foreign_transformation_in_a_compiled_step():
+    step = gradtx.make_step(loss, optax.sgd(0.1))
+    params = start()
+    params, _, _ = step(params, step.init(params))
+    np.testing.assert_allclose(params["b"], 3.0 - 0.1 * 6.0, rtol=1e-6)
+    result = gradtx.solve(lambda x: x**2, 1.0, optax.sgd(0.25), max_steps=2)
+    np.testing.assert_allclose(result.params, 0.25)

@@ -1,0 +1,72 @@
+"""The six everyday optimizers beside live Optax, to 1e-6; signatures; checkpoints."""
+
+import functools
+import inspect
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import gradtx
+from tests import oracle
+
+SIX = {
+    "adam": lambda lib: lib.adam(1e-3),
+    "adamw": lambda lib: lib.adamw(1e-3, weight_decay=0.1),
+    "sgd": lambda lib: lib.sgd(1e-3, momentum=0.9),
+    "adagrad": lambda lib: lib.adagrad(1e-3),
+    "rmsprop": lambda lib: lib.rmsprop(1e-3),
+    "lion": lambda lib: lib.lion(1e-3),
+}
+
+
+@pytest.mark.parametrize("name", SIX)
+def test_a_hundred_steps_like_optax(name):
+    p, gs = 1 + np.abs(oracle.parameters()), oracle.gradients(steps=100)
+    ours, theirs = (oracle.run(SIX[name](lib), p, gs) for lib in (gradtx, optax))
+    np.testing.assert_allclose(ours[-1], theirs[-1], rtol=1e-6)
+
+
+# Where an argument's name, place or default is not Optax's, and why.
+DIFFERENT: dict[str, str] = {}
+
+
+def test_signatures_are_optax_s():
+    """The same names in the same order with the same defaults; what is ours comes after them."""
+    compared = 0
+    for name in gradtx.__all__:
+        theirs = getattr(optax, name, None) or getattr(optax.contrib, name, None)
+        ours = getattr(gradtx, name)
+        if not inspect.isfunction(theirs) or not inspect.isfunction(ours) or name in DIFFERENT:
+            continue
+        expected = list(inspect.signature(theirs).parameters.values())
+        given = list(inspect.signature(ours).parameters.values())[: len(expected)]
+        assert [p.name for p in given] == [p.name for p in expected], name
+        for mine, other in zip(given, expected, strict=True):
+            assert mine.default == other.default or mine.default is other.default, (name, mine)
+        compared += 1
+    assert compared > 30
+
+
+def test_the_state_of_optax_goes_on_here():
+    p, gs = oracle.parameters().astype(np.float32), oracle.gradients(steps=2).astype(np.float32)
+    theirs, ours = optax.adam(1e-3), gradtx.adam(1e-3)
+    _, state = theirs.update(gs[0], theirs.init(p), p)
+    want, _ = theirs.update(gs[1], state, p)
+    got, new = ours.update(gs[1], state, p)
+    # Optax's bias correction is off by 1.3e-5, of which the root takes half.
+    np.testing.assert_allclose(got, want, rtol=1.3e-5)
+    assert jax.tree.structure(new) == jax.tree.structure(state)
+
+
+def test_inside_an_optax_chain_and_around_optax():
+    p, gs = oracle.parameters(), oracle.gradients(steps=10)
+    run = functools.partial(oracle.run, p=p, gs=gs)
+    want = run(optax.chain(optax.clip(0.5), optax.adam(1e-2)))
+    for tx in (
+        optax.chain(gradtx.clip(0.5), gradtx.adam(1e-2)),
+        gradtx.chain(optax.clip(0.5), gradtx.adam(1e-2)),
+        gradtx.chain(gradtx.clip(0.5), optax.adam(1e-2)),
+    ):
+        np.testing.assert_allclose(run(tx), want, rtol=1e-5, atol=1e-6)

@@ -1,0 +1,107 @@
+"""The whole loop."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradtx
+from gradtx import Status
+
+
+def quartic(x):
+    return 2 * x**4 + 3 * x**3 + 2
+
+
+PUBLISHED = [
+    # TensorFlow Core guide "Optimizers with Core APIs": outcome and step for each learning rate.
+    (lambda lr: gradtx.sgd(lr), 1e-3, Status.MAX_STEPS, 2000, 0),
+    (lambda lr: gradtx.sgd(lr), 1e-2, Status.MAX_STEPS, 2000, 0),
+    (lambda lr: gradtx.sgd(lr), 1e-1, Status.DIVERGED, 6, 0),
+    (lambda lr: gradtx.sgd(lr, momentum=0.7), 1e-3, Status.MAX_STEPS, 2000, 0),
+    (lambda lr: gradtx.sgd(lr, momentum=0.7), 1e-2, Status.CONVERGED, 80, 2),
+    (lambda lr: gradtx.sgd(lr, momentum=0.7), 1e-1, Status.DIVERGED, 6, 0),
+    (lambda lr: gradtx.adam(lr, eps=1e-7), 1e-3, Status.MAX_STEPS, 2000, 0),
+    (lambda lr: gradtx.adam(lr, eps=1e-7), 1e-2, Status.MAX_STEPS, 2000, 0),
+    (lambda lr: gradtx.adam(lr, eps=1e-7), 1e-1, Status.CONVERGED, 1156, 50),
+]
+
+
+@pytest.mark.parametrize(("build", "rate", "status", "steps", "rounding"), PUBLISHED)
+def test_published_outcomes(build, rate, status, steps, rounding):
+    result = gradtx.solve(quartic, 2.0, build(rate), max_steps=2000)
+    assert int(result.status) == status
+    assert abs(int(result.steps) - steps) <= rounding
+    if status == Status.CONVERGED:
+        np.testing.assert_allclose(result.params, -1.125, atol=1e-4)
+
+
+def test_tolerance_is_on_the_gradient():
+    result = gradtx.solve(lambda x: jnp.sum(x**2), jnp.ones(3), gradtx.sgd(0.1), tol=1e-2)
+    assert int(result.status) == Status.CONVERGED
+    assert float(jnp.linalg.norm(2 * result.params)) <= 1e-2
+    before = gradtx.solve(
+        lambda x: jnp.sum(x**2), jnp.ones(3), gradtx.sgd(0.1), max_steps=int(result.steps) - 1
+    )
+    assert float(jnp.linalg.norm(2 * before.params)) > 1e-2
+
+
+def test_the_path():
+    result = gradtx.solve(lambda x: x**2, 1.0, gradtx.sgd(0.25), max_steps=4, record=True)
+    np.testing.assert_allclose(result.path.params, [1.0, 0.5, 0.25, 0.125, 0.0625])
+    np.testing.assert_allclose(result.path.values, np.square(result.path.params))
+    assert int(result.steps) == 4
+    np.testing.assert_allclose(result.value, 0.0625**2)
+
+
+def test_the_path_stands_still_after_the_end():
+    result = gradtx.solve(lambda x: (x - 1) ** 2, 0.0, gradtx.sgd(0.5), max_steps=6, record=True)
+    assert int(result.status) == Status.CONVERGED
+    np.testing.assert_array_equal(result.path.params, [0, 1, 1, 1, 1, 1, 1])
+    np.testing.assert_array_equal(result.path.values, [1, 0, 0, 0, 0, 0, 0])
+
+
+def test_arguments_and_part_of_the_parameters():
+    def loss(p, target):
+        return (p["a"] - target) ** 2 + (p["b"] - target) ** 2
+
+    start = {"a": 0.0, "b": 0.0}
+    result = gradtx.solve(loss, start, gradtx.sgd(0.5), 3.0, trainable="a")
+    assert {k: float(v) for k, v in result.params.items()} == {"a": 3.0, "b": 0.0}
+
+
+def test_no_step():
+    result = gradtx.solve(lambda x: x**2, 3.0, gradtx.sgd(0.1), max_steps=0)
+    assert (float(result.params), int(result.steps)) == (3.0, 0)
+
+
+def test_it_compiles_once_for_other_numbers():
+    traces = []
+
+    def loss(x, target):
+        traces.append(None)
+        return (x - target) ** 2
+
+    gradtx.solve(loss, 0.0, gradtx.sgd(jnp.float32(0.1)), 1.0, max_steps=3)
+    first = len(traces)
+    gradtx.solve(loss, 5.0, gradtx.sgd(jnp.float32(0.2)), 2.0, max_steps=3)
+    assert len(traces) == first
+
+
+def test_under_jit_and_vmap():
+    def best(target):
+        return gradtx.solve(lambda x: (x - target) ** 2, 0.0, gradtx.sgd(0.5)).params
+
+    np.testing.assert_allclose(jax.jit(jax.vmap(best))(jnp.arange(3.0)), [0.0, 1.0, 2.0])
+
+
+def test_a_clip_makes_a_step_of_an_infinite_gradient():
+    tx = gradtx.chain(gradtx.clip(1.0), gradtx.sgd(1.0))
+    result = gradtx.solve(lambda x: x**4, 1e13, tx, max_steps=3)
+    assert int(result.status) != Status.DIVERGED
+
+
+@pytest.mark.parametrize("bad", [{"max_steps": -1}, {"max_steps": 1.5}, {"tol": -1.0}])
+def test_bad_limits(bad):
+    with pytest.raises(ValueError, match=next(iter(bad))):
+        gradtx.solve(lambda x: x**2, 1.0, gradtx.sgd(0.1), **bad)
