@@ -68,12 +68,19 @@ PAGES = {
 def page_of(name: str) -> str:
     found = getattr(gradtx, name)
     module = found.__name__ if inspect.ismodule(found) else getattr(found, "__module__", "")
-    part = (module.split(".") + [""])[1] if module.startswith("gradtx.") else ""
+    part = ([*module.split("."), ""])[1] if module.startswith("gradtx.") else ""
     return next(title for title, parts in PAGES.items() if part in parts)
 
 
+def by_file(name: str) -> tuple[str, bool, str]:
+    """What stands in one file stands together, state classes last."""
+    found = getattr(gradtx, name)
+    return getattr(found, "__module__", ""), inspect.isclass(found), name
+
+
 GROUPS = {
-    title: [name for name in gradtx.__all__ if page_of(name) == title] for title in PAGES
+    title: sorted((n for n in gradtx.__all__ if page_of(n) == title), key=by_file)
+    for title in PAGES
 }
 GROUPS = {title: names for title, names in GROUPS.items() if names}
 

@@ -223,6 +223,8 @@ def _dict(content: Any, custom: Any, where: str, depth: int) -> dict[Any, Any]:
 
 
 def _object(content: Any, custom: dict[str, Any], where: str, depth: int) -> Any:
+    if isinstance(content, str) and content not in custom and content in REGISTRY:
+        return REGISTRY[content].public
     if not isinstance(content, str) or content not in custom:
         raise ValueError(
             f"{where}: the object {content!r:.80} is not known; pass it in custom_objects"

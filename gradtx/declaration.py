@@ -91,8 +91,12 @@ def _find(module: str, qualname: str) -> Builder:
 
 
 def _plain(value: Any) -> Any:
-    """NumPy scalars as Python numbers, so that they stay static and print plainly."""
-    return value.item() if isinstance(value, np.generic) else value
+    """NumPy scalars as Python numbers, types of numbers as dtypes: one form for each value."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, type) and hasattr(value, "dtype"):
+        return np.dtype(value)
+    return value
 
 
 class _Static:

@@ -112,9 +112,9 @@ def _lift(
                 f"{label}: expected the state {state_class.__name__}{fields}, which its init "
                 f"makes, not {type(state).__name__}"
             )
-        if takes_params and params is None:
-            raise ValueError(f"{label} needs the parameters: call update(updates, state, params)")
         leaves, treedef = leaves_with_path(updates)
+        if takes_params and params is None and updates is not None:
+            raise ValueError(f"{label} needs the parameters: call update(updates, state, params)")
         columns = [_column(label, n, updates, getattr(state, n), treedef) for n in names]
         values = (
             _column(label, "the parameters", updates, params, treedef)

@@ -45,6 +45,10 @@ def _transformations(value: Any, name: str) -> Iterator[tuple[str, Any]]:
 def _child_state(tx: GradientTransformation, name: str, position: int, state: State) -> State:
     """The part of the state of `tx` that belongs to a child, or all of it if that is not known."""
     children = sum(1 for _ in _children(tx))
+    for field in getattr(state, "_fields", ()):
+        if _holds_inner(state, field):  # a wrapper's state; under a label for each group
+            label = name.rsplit(".", maxsplit=1)[-1]
+            return _child_state(tx, label, position, getattr(state, field))
     if isinstance(state, dict) and name in state:
         return state[name]
     if type(state) is tuple and len(state) == children:
@@ -179,6 +183,12 @@ def _slot_fields(cls: Any) -> frozenset[str]:
     return frozenset(n for n, h in hints.items() if SLOT in getattr(h, "__metadata__", ()))
 
 
+def _holds_inner(state: Any, name: str) -> bool:
+    """Whether a field holds what a wrapper wraps, whose slots are called as without it."""
+    wrapped = [f for f in state._fields if f.endswith(("_state", "_states"))]
+    return name in wrapped and (name.startswith("inner_") or len(wrapped) == 1)
+
+
 def _walk_slots(state: Any, prefix: str = "") -> Iterator[tuple[str, str, Any]]:
     """The slots in a state: the path of the state that holds it, its name, its tree."""
     if isinstance(state, tuple) and hasattr(state, "_fields"):
@@ -187,7 +197,7 @@ def _walk_slots(state: Any, prefix: str = "") -> Iterator[tuple[str, str, Any]]:
             if name in _slot_fields(state.__class__):
                 yield prefix, name, value
             else:
-                inner = name in ("inner_state", "inner_states")
+                inner = _holds_inner(state, name)
                 yield from _walk_slots(value, prefix if inner else f"{prefix}{name}.")
     elif isinstance(state, dict):
         for key, value in state.items():
@@ -299,7 +309,7 @@ def _with_slot(state: Any, full: str, value: Any, prefix: str) -> Any:
     if hasattr(state, "_fields"):
         new = {}
         for name in state._fields:
-            old, inner = getattr(state, name), name in ("inner_state", "inner_states")
+            old, inner = getattr(state, name), _holds_inner(state, name)
             if name in _slot_fields(state.__class__):
                 new[name] = value if prefix + name == full else old
             else:

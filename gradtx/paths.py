@@ -72,14 +72,14 @@ def mask_tree(tree: PyTree, where: Where) -> PyTree:
         _check_patterns_match(where, [path for path, _ in named])
         return treedef.unflatten([any(matches(p, w) for w in where) for p, _ in named])
     if callable(where) and jax.tree_util.all_leaves([where]):
-        if _takes_tree(where):
+        if takes_tree(where):
             return _broadcast(where(tree), tree)
         chosen = [leaf is not None and bool(where(path, leaf)) for path, leaf in named]
         return treedef.unflatten(chosen)
     return _broadcast(where, tree)
 
 
-def _takes_tree(function: Callable[..., Any]) -> bool:
+def takes_tree(function: Callable[..., Any]) -> bool:
     """Whether a mask function takes the whole tree, as Optax's do, not a path and a leaf."""
     parameters = inspect.signature(function).parameters.values()
     return sum(p.default is p.empty and p.kind is not p.VAR_KEYWORD for p in parameters) == 1

@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from gradtx.compose import NamedStates
 from gradtx.minimize import LossFn, _scalar_loss, apply_gradients, compute_gradients
 from gradtx.paths import Where, merge, select
 from gradtx.transformation import GradientTransformation, with_extra_args_support
 from gradtx.tree import global_norm
-from gradtx.types import Array, Params, PyTree, State
+from gradtx.types import Array, DType, Params, PyTree, State
 
 
 class Status(enum.IntEnum):
@@ -81,6 +82,9 @@ def solve(
     starts from parameters that are not finite or whose gradient has a NaN; an infinite gradient is
     still a direction, of which a clip can make a step.
 
+    No point is evaluated twice: where the last link of a chain is a line search that keeps its
+    value and gradient, as in :func:`lbfgs`, the next step starts from these.
+
     Args:
         loss_fn: ``(params, *args) -> value``.
         params: where to start: a tree of floating-point or complex arrays.
@@ -133,8 +137,12 @@ class _Static:
 
 
 class _Loop(NamedTuple):
+    """value: the loss at the parameters, if `evaluated`."""
+
     params: Params
     state: State
+    value: Array
+    evaluated: Array
     steps: Array
     status: Array
     running: Array
@@ -159,7 +167,15 @@ def _solve(
         return _scalar_loss(loss_fn, False, False)(merge(trained, params), *args)[0]
 
     def body(now: _Loop) -> _Loop:
-        value, grads = compute_gradients(loss_fn, now.params, *args, trainable=where)
+        def evaluate(_: None) -> tuple[Array, PyTree]:
+            return compute_gradients(loss_fn, now.params, *args, trainable=where)
+
+        found = _evaluation(now.state, now.value.dtype)
+        if found is None:
+            value, grads = evaluate(None)
+        else:
+            stored = found.value.astype(now.value.dtype), found.grad
+            value, grads = jax.lax.cond(now.evaluated, lambda _: stored, evaluate, None)
         sound = _all_finite(select(now.params, where)) & ~_any_nan(grads)
         done = jnp.array(False) if tol is None else sound & (global_norm(grads) <= tol)
 
@@ -170,7 +186,8 @@ def _solve(
         go = sound & ~done
         new, state = jax.lax.cond(go, move, lambda _: (now.params, now.state), None)
         steps = now.steps + jnp.where(done, 0, 1)
-        converged = done | _same(new, now.params)
+        still = _same(new, now.params)
+        converged = done | still
         status = jnp.where(converged, Status.CONVERGED, Status.MAX_STEPS)
         status = jnp.where(sound, status, Status.DIVERGED).astype(jnp.int32)
         path = now.path
@@ -179,23 +196,37 @@ def _solve(
                 jax.tree.map(lambda a, x: a.at[now.steps + 1].set(x), path.params, new),
                 path.values.at[now.steps].set(value),
             )
-        return _Loop(new, state, steps, status, status == Status.MAX_STEPS, path)
+        # What is known of the point at which the next turn starts.
+        value_next, evaluated = value, still
+        after = _evaluation(state, value.dtype)
+        if after is not None:
+            searched = go & jnp.isfinite(after.value)
+            value_next = jnp.where(searched, after.value.astype(value.dtype), value)
+            evaluated = still | searched
+        running = status == Status.MAX_STEPS
+        return _Loop(new, state, value_next, evaluated, steps, status, running, path)
 
     def go_on(now: _Loop) -> Array:
         return now.running & (now.steps < max_steps)
 
     start = jnp.zeros([], jnp.int32)
+    dtype = jax.eval_shape(value_fn, select(params, where)).dtype
     path = None
     if record:
-        value = jax.eval_shape(value_fn, select(params, where))
         path = Path(
             jax.tree.map(lambda p: jnp.broadcast_to(p, (max_steps + 1, *p.shape)), params),
-            jnp.full(max_steps + 1, jnp.nan, value.dtype),
+            jnp.full(max_steps + 1, jnp.nan, dtype),
         )
     state = tx.init(select(params, where))
-    first = _Loop(params, state, start, start, jnp.array(True), path)
+    unknown = jnp.full([], jnp.nan, dtype), jnp.array(False)
+    first = _Loop(params, state, *unknown, start, start, jnp.array(True), path)
     last = jax.lax.while_loop(go_on, body, first)
-    value = value_fn(select(last.params, where))
+    value = jax.lax.cond(
+        last.evaluated,
+        lambda _: last.value,
+        lambda _: value_fn(select(last.params, where)),
+        None,
+    )
     if record:
         at = jnp.arange(max_steps + 1) < last.steps
         keep = functools.partial(_repeat_last, at)
@@ -204,6 +235,19 @@ def _solve(
             jnp.where(at, last.path.values, value),
         )
     return Solution(last.params, last.state, value, last.steps, last.status, path)
+
+
+def _evaluation(state: State, dtype: DType) -> Any:
+    """The state of a line search at the end of the chain, where it has value and gradient.
+
+    Only the last link counts: whatever came after it would have moved the point.
+    """
+    while type(state) in (tuple, NamedStates) and state:
+        state = state[-1]
+    fields = getattr(state, "_fields", ())
+    if {"learning_rate", "value", "grad"} <= set(fields) and state.grad is not None:
+        return state if jnp.promote_types(state.value.dtype, dtype) == state.value.dtype else None
+    return None
 
 
 def _repeat_last(taken: Array, path: Array, last: Array) -> Array:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import jax
 import optax
 
 import gradtx
@@ -145,6 +146,449 @@ CATALOGUE: dict[str, Entry] = {
     # cleaning
     "zero_nans": Entry(lambda: gradtx.zero_nans(), optax=lambda: optax.zero_nans()),
     "centralize": Entry(lambda: gradtx.centralize(), optax=lambda: optax.centralize(), rows=False),
+    # matrix
+    "scale_by_muon": Entry(
+        lambda: gradtx.scale_by_muon(weight_dimension_numbers=as_matrices),
+        bad=({"beta": 1.0}, {"ns_steps": 0}, {"ns_coeffs": (1.0, 2.0)}, {"preconditioning": "x"}),
+        rows=False,
+    ),
+    "muon": Entry(
+        lambda: gradtx.muon(0.02),
+        bad=(*RATES, {"learning_rate": 0.1, "ns_coeffs": "bronze"}),
+        optax=lambda: optax.contrib.muon(0.02),
+        rows=False,
+    ),
+    "scale_by_galore": Entry(
+        lambda: gradtx.scale_by_galore(rank=1, update_proj_gap=2),
+        bad=({"rank": 0}, {"rank": 1.5}, {"update_proj_gap": 0}),
+        rows=False,
+    ),
+    "galore": Entry(
+        lambda: gradtx.galore(0.02, rank=1, update_proj_gap=2),
+        bad=(*RATES, {"learning_rate": 0.1, "rank": 0}),
+        optax=lambda: optax.contrib.galore(0.02, rank=1, update_proj_gap=2),
+        rows=False,
+    ),
+    # line search
+    "scale_by_backtracking_linesearch": Entry(
+        lambda: gradtx.scale_by_backtracking_linesearch(5, store_grad=True),
+        bad=({}, {"max_backtracking_steps": -1}, {"max_backtracking_steps": 5, "atol": -1.0}),
+        optax=lambda: optax.scale_by_backtracking_linesearch(5, store_grad=True),
+        rows=False,
+    ),
+    "scale_by_zoom_linesearch": Entry(
+        lambda: gradtx.scale_by_zoom_linesearch(5),
+        bad=(
+            {"max_linesearch_steps": 0},
+            {"max_linesearch_steps": 5, "initial_guess_strategy": "two"},
+        ),
+        rows=False,
+    ),
+    "scale_by_lbfgs": Entry(
+        lambda: gradtx.scale_by_lbfgs(3),
+        bad=({"memory_size": 0}, {"memory_size": 1.5}),
+        rows=False,
+    ),
+    "lbfgs": Entry(
+        lambda: gradtx.lbfgs(memory_size=3),
+        bad=(NEGATIVE, TEXT, {"memory_size": 0}),
+        rows=False,
+    ),
+    # projecting
+    "project": Entry(
+        lambda: gradtx.project("l2_ball", None, {"scale": 0.5}),
+        bad=({"projection": "cone"},),
+        rows=False,
+        why="a projection needs the whole table",
+    ),
+    # trust and norms
+    "scale_by_trust_ratio": Entry(
+        lambda: gradtx.scale_by_trust_ratio(min_norm=0.1),
+        bad=({"min_norm": -1.0}, {"trust_coefficient": -1.0}, {"eps": -1.0}),
+        optax=lambda: optax.scale_by_trust_ratio(min_norm=0.1),
+        rows=False,
+    ),
+    "scale_by_param_block_norm": Entry(
+        lambda: gradtx.scale_by_param_block_norm(),
+        bad=({"min_scale": -1.0},),
+        optax=lambda: optax.scale_by_param_block_norm(),
+        rows=False,
+    ),
+    "scale_by_param_block_rms": Entry(
+        lambda: gradtx.scale_by_param_block_rms(),
+        bad=({"min_scale": -1.0},),
+        optax=lambda: optax.scale_by_param_block_rms(),
+        rows=False,
+    ),
+    "normalize_by_update_norm": Entry(
+        lambda: gradtx.normalize_by_update_norm(-0.1),
+        bad=({"scale_factor": "x"}, {"eps": 0.0}),
+        optax=lambda: optax.normalize_by_update_norm(-0.1),
+    ),
+    "adaptive_grad_clip": Entry(
+        lambda: gradtx.adaptive_grad_clip(0.5),
+        bad=({"clipping": -1.0}, {"clipping": 0.1, "eps": -1.0}),
+        optax=lambda: optax.adaptive_grad_clip(0.5),
+        rows=False,
+    ),
+    # layer-wise
+    "lamb": Entry(
+        lambda: gradtx.lamb(1e-2, weight_decay=0.1),
+        bad=(*RATES, {"learning_rate": 0.1, "b1": 1.0}),
+        optax=lambda: optax.lamb(1e-2, weight_decay=0.1),
+        rows=False,
+    ),
+    "lars": Entry(
+        lambda: gradtx.lars(1.0, weight_decay=0.1),
+        bad=(*RATES, {"learning_rate": 0.1, "trust_coefficient": -1.0}),
+        optax=lambda: optax.lars(1.0, weight_decay=0.1),
+        rows=False,
+    ),
+    "fromage": Entry(
+        lambda: gradtx.fromage(0.1),
+        bad=(*RATES, {"learning_rate": 0.1, "min_norm": -1.0}),
+        optax=lambda: optax.fromage(0.1),
+        rows=False,
+    ),
+    "scale_by_novograd": Entry(
+        lambda: gradtx.scale_by_novograd(weight_decay=0.1),
+        bad=({"b1": 1.0}, {"b2": -0.1}, {"eps": -1.0}),
+        optax=lambda: optax.scale_by_novograd(weight_decay=0.1),
+        rows=False,
+    ),
+    "novograd": Entry(
+        lambda: gradtx.novograd(1e-2),
+        bad=(*RATES, {"learning_rate": 0.1, "b1": 1.0}),
+        optax=lambda: optax.novograd(1e-2),
+        rows=False,
+    ),
+    "scale_by_factored_rms": Entry(
+        lambda: gradtx.scale_by_factored_rms(min_dim_size_to_factor=2),
+        bad=({"decay_rate": -1.0}, {"min_dim_size_to_factor": 2.5}, {"step_offset": 0.5}),
+        optax=lambda: optax.scale_by_factored_rms(min_dim_size_to_factor=2),
+        rows=False,
+    ),
+    "adafactor": Entry(
+        lambda: gradtx.adafactor(1e-2, 2, momentum=0.9, weight_decay_rate=1e-3),
+        bad=(NEGATIVE, TEXT, {"momentum": 1.0}, {"clipping_threshold": -1.0}),
+        optax=lambda: optax.adafactor(1e-2, 2, momentum=0.9, weight_decay_rate=1e-3),
+        rows=False,
+    ),
+    "scale_by_sm3": Entry(
+        lambda: gradtx.scale_by_sm3(),
+        bad=({"b1": 1.0}, {"b2": 1.5}, {"eps": -1.0}),
+        optax=lambda: optax.scale_by_sm3(),
+        rows=False,
+    ),
+    "sm3": Entry(
+        lambda: gradtx.sm3(0.1),
+        bad=(*RATES, {"learning_rate": 0.1, "momentum": 1.0}),
+        optax=lambda: optax.sm3(0.1),
+        rows=False,
+    ),
+    "scale_by_adam_mini": Entry(
+        lambda: gradtx.scale_by_adam_mini(),
+        bad=({"b1": 1.0}, {"eps": -1.0}, {"block_axis": 0.5}),
+        rows=False,
+    ),
+    "adam_mini": Entry(
+        lambda: gradtx.adam_mini(1e-2, weight_decay=0.1),
+        bad=(*RATES, {"learning_rate": 0.1, "b2": 1.0}),
+        rows=False,
+    ),
+    "scale_by_came": Entry(
+        lambda: gradtx.scale_by_came(),
+        bad=({"b3": 1.0}, {"eps": -1.0}, {"clipping_threshold": 0.0}),
+        rows=False,
+    ),
+    "came": Entry(
+        lambda: gradtx.came(1e-2, weight_decay=0.1),
+        bad=(*RATES, {"learning_rate": 0.1, "b3": 1.0}),
+        rows=False,
+    ),
+    "scale_by_stable_adamw": Entry(
+        lambda: gradtx.scale_by_stable_adamw(weight_decay=0.1, mask=is_matrix),
+        bad=({"b2": 1.0}, {"eps": -1.0}, {"weight_decay": -1.0}),
+        rows=False,
+    ),
+    "stable_adamw": Entry(
+        lambda: gradtx.stable_adamw(1e-2),
+        bad=(*RATES, {"learning_rate": 0.1, "b1": 1.0}),
+        rows=False,
+    ),
+    # ftrl, asgd
+    "ftrl": Entry(
+        lambda: gradtx.ftrl(0.1, l1_regularization_strength=0.01, beta=0.1),
+        bad=(*RATES, {"learning_rate": 0.1, "learning_rate_power": 0.5}),
+    ),
+    "asgd": Entry(
+        lambda: gradtx.asgd(0.1, lambd=0.1, t0=1.0),
+        bad=(*RATES, {"learning_rate": 0.1, "lambd": -1.0}),
+    ),
+    # variants of Adam and Lion from practice
+    "scale_by_tiger": Entry(lambda: gradtx.scale_by_tiger(), bad=({"b1": 1.0},)),
+    "tiger": Entry(lambda: gradtx.tiger(1e-2), bad=(*RATES, {"learning_rate": 0.1, "b1": 1.0})),
+    "scale_by_laprop": Entry(lambda: gradtx.scale_by_laprop(), bad=({"b1": 1.0}, {"eps": -1.0})),
+    "laprop": Entry(
+        lambda: gradtx.laprop(1e-2, weight_decay=0.1),
+        bad=(*RATES, {"learning_rate": 0.1, "b2": 1.0}),
+    ),
+    "scale_by_diffgrad": Entry(
+        lambda: gradtx.scale_by_diffgrad(), bad=({"b1": 1.0}, {"eps": -1.0})
+    ),
+    "diffgrad": Entry(
+        lambda: gradtx.diffgrad(1e-2, weight_decay=0.1),
+        bad=(*RATES, {"learning_rate": 0.1, "b2": 1.0}),
+    ),
+    "scale_by_qhadam": Entry(
+        lambda: gradtx.scale_by_qhadam(), bad=({"b1": 1.0}, {"nu1": "x"}, {"nu2": 1.5})
+    ),
+    "qhadam": Entry(
+        lambda: gradtx.qhadam(1e-2, weight_decay=0.1),
+        bad=(*RATES, {"learning_rate": 0.1, "b2": 1.0}),
+    ),
+    "scale_by_adabound": Entry(
+        lambda: gradtx.scale_by_adabound(), bad=({"b1": 1.0}, {"gamma": 0.0})
+    ),
+    "adabound": Entry(
+        lambda: gradtx.adabound(1e-2, weight_decay=0.1),
+        bad=(*RATES, {"learning_rate": 0.1, "b2": 1.0}, {"learning_rate": 0.1, "base_lr": 0.0}),
+    ),
+    # the family of Adam
+    "scale_by_belief": Entry(
+        lambda: gradtx.scale_by_belief(),
+        bad=({"b1": 1.0}, {"eps_root": -1.0}),
+        optax=lambda: optax.scale_by_belief(),
+    ),
+    "adabelief": Entry(
+        lambda: gradtx.adabelief(1e-2), bad=RATES, optax=lambda: optax.adabelief(1e-2)
+    ),
+    "scale_by_adamax": Entry(
+        lambda: gradtx.scale_by_adamax(),
+        bad=({"b2": 1.0}, {"eps": -1.0}),
+        optax=lambda: optax.scale_by_adamax(),
+    ),
+    "adamax": Entry(lambda: gradtx.adamax(1e-2), bad=RATES, optax=lambda: optax.adamax(1e-2)),
+    "adamaxw": Entry(
+        lambda: gradtx.adamaxw(1e-2, weight_decay=0.1),
+        bad=(*RATES, {"learning_rate": 0.1, "weight_decay": -1.0}),
+        optax=lambda: optax.adamaxw(1e-2, weight_decay=0.1),
+    ),
+    "scale_by_adan": Entry(
+        lambda: gradtx.scale_by_adan(),
+        bad=({"b3": 1.0}, {"difference_weight": 2.0}),
+        optax=lambda: optax.scale_by_adan(),
+    ),
+    "adan": Entry(lambda: gradtx.adan(1e-2), bad=RATES, optax=lambda: optax.adan(1e-2)),
+    "scale_by_amsgrad": Entry(
+        lambda: gradtx.scale_by_amsgrad(),
+        bad=({"b1": 1.0}, {"max_before_correction": "yes"}),
+        optax=lambda: optax.scale_by_amsgrad(),
+    ),
+    "amsgrad": Entry(
+        lambda: gradtx.amsgrad(1e-2, bias_correction_nu=False),
+        bad=RATES,
+        optax=lambda: optax.amsgrad(1e-2, bias_correction_nu=False),
+    ),
+    "scale_by_nadam": Entry(
+        lambda: gradtx.scale_by_nadam(), bad=({"b1": 1.0}, {"momentum_decay": -1.0})
+    ),
+    "nadam": Entry(lambda: gradtx.nadam(1e-2), bad=RATES, optax=lambda: optax.nadam(1e-2)),
+    "nadamw": Entry(
+        lambda: gradtx.nadamw(1e-2, weight_decay=0.1),
+        bad=(*RATES, {"learning_rate": 0.1, "weight_decay": -1.0}),
+        optax=lambda: optax.nadamw(1e-2, weight_decay=0.1),
+    ),
+    # No twin: Optax's float32 is off by 0.6 %; tests/optimizers/test_adam_family.py has it in 64.
+    "scale_by_radam": Entry(
+        lambda: gradtx.scale_by_radam(), bad=({"b2": 1.0}, {"threshold": -1.0})
+    ),
+    "radam": Entry(lambda: gradtx.radam(1e-2, nesterov=True), bad=RATES),
+    "scale_by_yogi": Entry(
+        lambda: gradtx.scale_by_yogi(),
+        bad=({"b1": 1.0}, {"initial_accumulator_value": -1.0}),
+        optax=lambda: optax.scale_by_yogi(),
+    ),
+    "yogi": Entry(lambda: gradtx.yogi(1e-2), bad=RATES, optax=lambda: optax.yogi(1e-2)),
+    "scale_by_acprop": Entry(
+        lambda: gradtx.scale_by_acprop(),
+        bad=({"b1": 1.0},),
+        optax=lambda: optax.contrib.scale_by_acprop(),
+    ),
+    "acprop": Entry(
+        lambda: gradtx.acprop(1e-3), bad=RATES, optax=lambda: optax.contrib.acprop(1e-3)
+    ),
+    "scale_by_adopt": Entry(
+        lambda: gradtx.scale_by_adopt(),
+        bad=({"b1": 1.0}, {"use_clipping": 1}),
+        optax=lambda: optax.contrib.scale_by_adopt(),
+    ),
+    "adopt": Entry(lambda: gradtx.adopt(1e-2), bad=RATES, optax=lambda: optax.contrib.adopt(1e-2)),
+    "scale_by_ademamix": Entry(
+        lambda: gradtx.scale_by_ademamix(),
+        bad=({"b3": 1.0}, {"alpha": -1.0}),
+        optax=lambda: optax.contrib.scale_by_ademamix(),
+    ),
+    "ademamix": Entry(
+        lambda: gradtx.ademamix(1e-2, alpha=gradtx.linear_schedule(0.0, 5.0, 10)),
+        bad=RATES,
+        optax=lambda: optax.contrib.ademamix(1e-2, alpha=optax.linear_schedule(0.0, 5.0, 10)),
+    ),
+    "scale_by_simplified_ademamix": Entry(
+        lambda: gradtx.scale_by_simplified_ademamix(alpha=2.0),
+        bad=({"b1": 1.0}, {"alpha": -1.0}),
+        optax=lambda: optax.contrib.scale_by_simplified_ademamix(alpha=2.0),
+    ),
+    "simplified_ademamix": Entry(
+        lambda: gradtx.simplified_ademamix(1e-3),
+        bad=RATES,
+        optax=lambda: optax.contrib.simplified_ademamix(1e-3),
+    ),
+    # adadelta, madgrad, rprop, signum
+    "scale_by_adadelta": Entry(
+        lambda: gradtx.scale_by_adadelta(),
+        bad=({"rho": 1.0}, {"eps": -1.0}),
+        optax=lambda: optax.scale_by_adadelta(),
+    ),
+    "adadelta": Entry(
+        lambda: gradtx.adadelta(0.5, weight_decay=0.1),
+        bad=RATES,
+        optax=lambda: optax.adadelta(0.5, weight_decay=0.1),
+    ),
+    "scale_by_madgrad": Entry(
+        lambda: gradtx.scale_by_madgrad(1e-2),
+        bad=(*RATES, {"learning_rate": 0.1, "momentum": 1.5}),
+        optax=lambda: optax.contrib.scale_by_madgrad(1e-2),
+    ),
+    "madgrad": Entry(
+        lambda: gradtx.madgrad(1e-2), bad=RATES, optax=lambda: optax.contrib.madgrad(1e-2)
+    ),
+    # No twin: Optax's update is that of the step before.
+    "scale_by_rprop": Entry(
+        lambda: gradtx.scale_by_rprop(1e-2),
+        bad=(*RATES, {"learning_rate": 0.1, "eta_plus": 0.0}),
+        complex=False,
+        why="a complex number has no sign",
+    ),
+    "rprop": Entry(
+        lambda: gradtx.rprop(1e-2), bad=RATES, complex=False, why="a complex number has no sign"
+    ),
+    "signum": Entry(lambda: gradtx.signum(1e-2), bad=RATES, optax=lambda: optax.signum(1e-2)),
+    # optimistic, noise
+    "scale_by_optimistic_gradient": Entry(
+        lambda: gradtx.scale_by_optimistic_gradient(beta=0.5),
+        bad=({"alpha": "x"}, {"beta": float("nan")}),
+        optax=lambda: optax.scale_by_optimistic_gradient(beta=0.5),
+    ),
+    "optimistic_gradient_descent": Entry(
+        lambda: gradtx.optimistic_gradient_descent(1e-2),
+        bad=RATES,
+        optax=lambda: optax.optimistic_gradient_descent(1e-2),
+    ),
+    "optimistic_adam": Entry(
+        lambda: gradtx.optimistic_adam(1e-2), bad=(*RATES, {"learning_rate": 0.1, "optimism": -1.0})
+    ),
+    "optimistic_adam_v2": Entry(
+        lambda: gradtx.optimistic_adam_v2(1e-2),
+        bad=RATES,
+        optax=lambda: optax.optimistic_adam_v2(1e-2),
+    ),
+    "add_noise": Entry(
+        lambda: gradtx.add_noise(0.01, 0.55, key=1),
+        bad=({"eta": -1.0, "gamma": 0.5}, {"eta": 0.1, "gamma": 0.5, "key": "x"}),
+        optax=lambda: optax.add_noise(0.01, 0.55, key=1),
+        rows=False,
+        why="the noise belongs to every row",
+    ),
+    "noisy_sgd": Entry(
+        lambda: gradtx.noisy_sgd(1e-2, key=1),
+        bad=RATES,
+        optax=lambda: optax.noisy_sgd(1e-2, key=1),
+        rows=False,
+        why="the noise belongs to every row",
+    ),
+    # groups
+    "partition": Entry(
+        lambda: gradtx.partition(
+            {"a": gradtx.adam(0.1), "b": gradtx.sgd(0.1, momentum=0.9)}, matrix_or_not
+        ),
+        bad=({"transforms": [], "param_labels": {}},),
+    ),
+    "freeze": Entry(
+        lambda: gradtx.freeze(is_bias), optax=lambda: optax.freeze({"b": True, "w": False})
+    ),
+    "selective_transform": Entry(
+        lambda: gradtx.selective_transform(gradtx.adam(0.1), freeze_mask=is_bias)
+    ),
+    # learning-rate-free, schedule-free, links
+    # No twin on scalars: Optax makes an update of shape (1,) there.
+    # wrappers
+    "apply_if_finite": Entry(
+        lambda: gradtx.apply_if_finite(gradtx.adam(0.1), 3),
+        bad=({"inner": optax.sgd(1.0), "max_consecutive_errors": -1},),
+        optax=lambda: optax.apply_if_finite(optax.adam(0.1), 3),
+    ),
+    "conditionally_transform": Entry(
+        lambda: gradtx.conditionally_transform(gradtx.adam(0.1), is_even),
+        optax=lambda: optax.conditionally_transform(optax.adam(0.1), is_even),
+    ),
+    "conditionally_mask": Entry(
+        lambda: gradtx.conditionally_mask(gradtx.adam(0.1), is_even),
+        optax=lambda: optax.conditionally_mask(optax.adam(0.1), is_even),
+    ),
+    "accumulate": Entry(
+        lambda: gradtx.accumulate(gradtx.adam(0.1), 2),
+        bad=({"inner": optax.sgd(1.0), "every": 0}, {"inner": optax.sgd(1.0), "every": 1.5}),
+    ),
+    "multi_steps": Entry(
+        lambda: gradtx.multi_steps(gradtx.adam(0.1), 2),
+        bad=({"opt": optax.sgd(1.0), "every_k_schedule": 0},),
+        optax=lambda: optax.MultiSteps(optax.adam(0.1), 2).gradient_transformation(),
+    ),
+    "apply_every": Entry(
+        lambda: gradtx.apply_every(2), bad=({"k": 0},), optax=lambda: optax.apply_every(2)
+    ),
+    "injected": Entry(
+        lambda: gradtx.inject_hyperparams(gradtx.adam)(gradtx.linear_schedule(0.1, 0.0, 200)),
+        optax=lambda: optax.inject_hyperparams(optax.adam)(optax.linear_schedule(0.1, 0.0, 200)),
+    ),
+    "lookahead": Entry(
+        lambda: gradtx.lookahead(gradtx.adam(0.1), 2, 0.5),
+        bad=({"fast_optimizer": optax.sgd(1.0), "sync_period": 0, "slow_step_size": 0.5},),
+    ),
+    "reduce_on_plateau": Entry(
+        lambda: gradtx.reduce_on_plateau(0.5, patience=2),
+        bad=({"factor": 1.0}, {"patience": 0}, {"rtol": 0.0}, {"mode": "least"}),
+        optax=lambda: optax.contrib.reduce_on_plateau(0.5, patience=2),
+    ),
+    "flatten": Entry(
+        lambda: gradtx.flatten(gradtx.adam(0.1)),
+        optax=lambda: optax.flatten(optax.adam(0.1)),
+        rows=False,
+    ),
+    "normalize": Entry(lambda: gradtx.normalize(), optax=lambda: optax.contrib.normalize()),
+    "sam": Entry(
+        lambda: gradtx.sam(gradtx.sgd(0.1), gradtx.chain(gradtx.normalize(), gradtx.sgd(0.1))),
+        bad=({"optimizer": optax.sgd(1.0), "adv_optimizer": optax.sgd(1.0), "sync_period": 0},),
+    ),
+    "ema_params": Entry(lambda: gradtx.ema_params(0.9), bad=({"decay": 1.0},), rows=False),
+    "swa_params": Entry(lambda: gradtx.swa_params(1, 2), bad=({"every": 0},), rows=False),
+    "snapshot": Entry(
+        lambda: gradtx.snapshot("norm", norm),
+        optax=lambda: optax.snapshot("norm", optax.tree.norm),
+    ),
+    "monitor": Entry(lambda: gradtx.monitor({"norm": gradtx.measure_with_ema(norm, 0.9)})),
+    "measure_with_ema": Entry(lambda: gradtx.measure_with_ema(norm, 0.9), bad=({"decay": 1.0},)),
+    "split_real_and_imaginary": Entry(
+        lambda: gradtx.split_real_and_imaginary(gradtx.adam(0.1)),
+        optax=lambda: optax.contrib.split_real_and_imaginary(optax.adam(0.1)),
+    ),
+    "keep_params_nonnegative": Entry(
+        lambda: gradtx.keep_params_nonnegative(),
+        optax=lambda: optax.keep_params_nonnegative(),
+        complex=False,
+        why="a complex number is neither negative nor not",
+    ),
 }
 
 
@@ -158,3 +602,26 @@ def is_matrix(path: str, leaf: Any) -> bool:
 
 def add_tenth(update: Any, param: Any) -> Any:
     return update + 0.1 * param
+
+
+def as_matrices(updates: Any) -> Any:
+    """Dimension numbers under which every array is a matrix, a vector a row."""
+    return jax.tree.map(
+        lambda p: gradtx.MuonDimensionNumbers(tuple(range(p.ndim - 1)), -1), updates
+    )
+
+
+def is_bias(path: str, leaf: Any) -> bool:
+    return leaf.ndim == 1
+
+
+def is_even(step: Any, **extra_args: Any) -> Any:
+    return step % 2 == 0
+
+
+def matrix_or_not(path: str, leaf: Any) -> str:
+    return "a" if leaf.ndim > 1 else "b"
+
+
+def norm(updates: Any) -> Any:
+    return gradtx.global_norm(updates)

@@ -9,7 +9,7 @@ from gradtx.compose import chain
 from gradtx.engine import elementwise
 from gradtx.numerics import abs_sq, accumulator_dtype, full_like
 from gradtx.transformation import GradientTransformation, optimizer, transformation
-from gradtx.transforms.scaling import scale_by_learning_rate
+from gradtx.transforms.scaling import scale_by_learning_rate, scale_by_schedule
 from gradtx.types import Array, Slots
 
 
@@ -58,6 +58,8 @@ def adagrad(
     learning_rate: NonNegative,
     initial_accumulator_value: NonNegative = 0.1,
     eps: NonNegative = 1e-7,
+    *,
+    lr_decay: NonNegative = 0.0,
 ) -> GradientTransformation:
     r"""Adagrad: :math:`\theta \leftarrow \theta - \eta\, u` with `u` of :func:`scale_by_rss`.
 
@@ -65,13 +67,20 @@ def adagrad(
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
         initial_accumulator_value: the sum of squares at the start.
         eps: added under the root.
+        lr_decay: :math:`d \ge 0`, as in PyTorch: the step :math:`t`, from 0, is divided by
+            :math:`1 + d t`, and a link that counts stands in the chain.
 
     Source: J. Duchi, E. Hazan and Y. Singer, Adaptive Subgradient Methods for Online Learning and
     Stochastic Optimization, 2011, JMLR 12.
 
     >>> adagrad(0.1)
-    adagrad(learning_rate=0.1, initial_accumulator_value=0.1, eps=1e-07)
+    adagrad(learning_rate=0.1, initial_accumulator_value=0.1, eps=1e-07, lr_decay=0.0)
     """
-    return chain(
-        scale_by_rss(initial_accumulator_value, eps), scale_by_learning_rate(learning_rate)
-    )
+    links = scale_by_rss(initial_accumulator_value, eps), scale_by_learning_rate(learning_rate)
+    if isinstance(lr_decay, float | int) and lr_decay == 0:
+        return chain(*links)
+
+    def slower(count: Any) -> Any:
+        return 1 / (1 + (lr_decay(count) if callable(lr_decay) else lr_decay) * count)
+
+    return chain(*links, scale_by_schedule(slower))

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from gradtx.checks import NonNegative, Number
+from gradtx.checks import Fraction, NonNegative, Number
 from gradtx.compose import chain, identity
 from gradtx.engine import elementwise
 from gradtx.transformation import GradientTransformation, optimizer, transformation
@@ -19,6 +19,8 @@ def sgd(
     momentum: Number | None = None,
     nesterov: bool = False,
     accumulator_dtype: DType | None = None,
+    *,
+    dampening: Fraction = 0.0,
 ) -> GradientTransformation:
     r"""Stochastic gradient descent, with momentum if asked.
 
@@ -30,6 +32,7 @@ def sgd(
         momentum: :math:`\mu`; None for none, and then there is no slot.
         nesterov: use Nesterov momentum.
         accumulator_dtype: the type in which :math:`m` is kept; the parameters' unless given.
+        dampening: what is taken from the weight of :math:`g` in :math:`m`, as in :func:`trace`.
 
     The learning rate stands outside the momentum, as in PyTorch and Optax; in Keras it is inside,
     which differs when it changes.
@@ -42,7 +45,9 @@ def sgd(
     [-0.10000000149011612]
     """
     return chain(
-        identity() if momentum is None else trace(momentum, nesterov, accumulator_dtype),
+        identity()
+        if momentum is None
+        else trace(momentum, nesterov, accumulator_dtype, dampening=dampening),
         scale_by_learning_rate(learning_rate),
     )
 

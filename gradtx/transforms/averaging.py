@@ -2,11 +2,20 @@
 
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
+
 from gradtx import numerics
-from gradtx.checks import Decay, Number
+from gradtx.checks import Decay, Fraction, Number
 from gradtx.engine import elementwise
 from gradtx.transformation import GradientTransformation, transformation
 from gradtx.types import Array, Counter, DType, Slots
+
+
+def _kept(p: Array, dtype: DType | None) -> DType | None:
+    """The type of a mean of updates like `p`: complex ones stay complex if the type is real."""
+    if dtype is None or not jnp.iscomplexobj(p):
+        return dtype
+    return jnp.result_type(dtype, jnp.complex64)
 
 
 class TraceState(NamedTuple):
@@ -15,20 +24,36 @@ class TraceState(NamedTuple):
     trace: Slots
 
 
+class TraceWithCountState(NamedTuple):
+    """count: i32[]; trace: like the parameters, in accumulator_dtype if given."""
+
+    count: Counter
+    trace: Slots
+
+
 @transformation
 def trace(
-    decay: Number, nesterov: bool = False, accumulator_dtype: DType | None = None
+    decay: Number,
+    nesterov: bool = False,
+    accumulator_dtype: DType | None = None,
+    *,
+    dampening: Fraction = 0.0,
 ) -> GradientTransformation:
     r"""A decaying sum of the updates: momentum.
 
-    .. math:: m \leftarrow g + \mu m, \qquad u = m \;\text{ or, with Nesterov, }\; g + \mu m
+    .. math:: m \leftarrow (1 - d) g + \mu m, \qquad u = m \;\text{ or, with Nesterov, }\; g + \mu m
 
     Args:
         decay: :math:`\mu`, usually 0 to 1.
         nesterov: take the direction after one more decay.
         accumulator_dtype: the type in which :math:`m` is kept; the parameters' unless given.
+        dampening: :math:`d` in :math:`[0, 1]`; not at the first step, as in PyTorch. Optax has
+            none.
 
-    State: `TraceState`.
+    State: `TraceState`; with dampening `TraceWithCountState`.
+
+    Raises:
+        ValueError: `nesterov` and `dampening` are combined.
 
     Source: B. T. Polyak, Some Methods of Speeding up the Convergence of Iteration Methods, 1964;
     I. Sutskever et al., On the Importance of Initialization and Momentum in Deep Learning, 2013.
@@ -43,13 +68,24 @@ def trace(
     """
 
     def slots(p: Array) -> dict[str, Array]:
-        return {"trace": numerics.zeros_like(p, accumulator_dtype)}
+        return {"trace": numerics.zeros_like(p, _kept(p, accumulator_dtype))}
 
-    def rule(g: Array, s: Any, t: Any) -> Any:
-        m = g + decay * s.trace
-        return (g + decay * m if nesterov else m), {"trace": m}
+    if isinstance(dampening, float | int) and dampening == 0:
 
-    return elementwise(TraceState, slots, rule)
+        def rule(g: Array, s: Any, t: Any) -> Any:
+            m = g + decay * s.trace
+            return (g + decay * m if nesterov else m), {"trace": m}
+
+        return elementwise(TraceState, slots, rule)
+
+    if nesterov:
+        raise ValueError("trace: nesterov has no dampening")
+
+    def dampened(g: Array, s: Any, t: numerics.Step) -> Any:
+        m = g * jnp.where(t.number == 1, 1, 1 - dampening) + decay * s.trace
+        return m, {"trace": m}
+
+    return elementwise(TraceWithCountState, slots, dampened)
 
 
 class EmaState(NamedTuple):
@@ -82,7 +118,7 @@ def ema(
     """
 
     def slots(p: Array) -> dict[str, Array]:
-        return {"ema": numerics.zeros_like(p, accumulator_dtype)}
+        return {"ema": numerics.zeros_like(p, _kept(p, accumulator_dtype))}
 
     def rule(g: Array, s: Any, t: numerics.Step) -> Any:
         m = numerics.ema(g, s.ema, decay)

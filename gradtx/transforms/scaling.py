@@ -72,12 +72,13 @@ def scale_by_schedule(step_size_fn: Schedule) -> GradientTransformation:
 
 @transformation(scheduled_state=ScaleByScheduleState)
 def scale_by_learning_rate(
-    learning_rate: NonNegative, *, flip_sign: bool = True
+    learning_rate: NonNegative | None = None, *, flip_sign: bool = True
 ) -> GradientTransformation:
     r"""Multiply by the learning rate and, for descent, by -1: :math:`u = -\eta\, g`.
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta \ge 0`; a number, an array, a schedule, or None for 1 (in Optax
+            None leaves the updates as they are, and a chain that ends in it ascends).
         flip_sign: whether to descend.
 
     State: none, or `ScaleByScheduleState` for a schedule.
@@ -86,9 +87,10 @@ def scale_by_learning_rate(
     >>> tx.update(jnp.array([2.0]), tx.init(jnp.zeros(1)))[0].tolist()
     [-0.20000000298023224]
     """
-    sign = -1 if flip_sign else 1
+    rate = 1.0 if learning_rate is None else learning_rate
+    signed = -rate if flip_sign else rate
 
     def rule(g: Array, s: Any, t: Any) -> Any:
-        return g * (sign * learning_rate), {}
+        return g * signed, {}
 
     return elementwise(EmptyState, None, rule)

@@ -1,0 +1,112 @@
+"""AdaBelief."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from gradtx.checks import Decay, NonNegative
+from gradtx.compose import chain
+from gradtx.engine import elementwise
+from gradtx.numerics import (
+    Step,
+    abs_sq,
+    accumulator_dtype,
+    debias,
+    ema,
+    nesterov_mean,
+    zeros_like,
+)
+from gradtx.transformation import GradientTransformation, optimizer, transformation
+from gradtx.transforms.scaling import scale_by_learning_rate
+from gradtx.types import Array, Counter, Slots
+
+
+class ScaleByBeliefState(NamedTuple):
+    """count: i32[]; mu, nu: like the parameters, nu real and in float32 or wider."""
+
+    count: Counter
+    mu: Slots
+    nu: Slots
+
+
+@transformation
+def scale_by_belief(
+    b1: Decay = 0.9,
+    b2: Decay = 0.999,
+    eps: NonNegative = 1e-16,
+    eps_root: NonNegative = 1e-16,
+    *,
+    nesterov: bool = False,
+) -> GradientTransformation:
+    r"""Divide a moving average of the gradients by their deviation from it.
+
+    .. math::
+        \mu_t &= \beta_1 \mu_{t-1} + (1 - \beta_1) g_t, &
+        \nu_t &= \beta_2 \nu_{t-1} + (1 - \beta_2) |g_t - \mu_t|^2 + \bar\epsilon, \\
+        u_t &= \frac{\hat\mu_t}{\sqrt{\hat\nu_t} + \epsilon}, &
+        \hat\mu_t &= \frac{\mu_t}{1 - \beta_1^t}, \quad \hat\nu_t = \frac{\nu_t}{1 - \beta_2^t}
+
+    Args:
+        b1: :math:`\beta_1` in :math:`[0, 1)`.
+        b2: :math:`\beta_2` in :math:`[0, 1)`.
+        eps: :math:`\epsilon \ge 0`, outside the root.
+        eps_root: :math:`\bar\epsilon \ge 0`, added to :math:`\nu` at every step, and kept in it.
+        nesterov: take the look-ahead first moment of Nadam, as in :func:`scale_by_adam`.
+
+    State: `ScaleByBeliefState`. :math:`\nu` is kept in float32 or wider; Optax keeps it in the
+    parameter's type, where in float16 :math:`\bar\epsilon` underflows and a zero gradient gives
+    NaN. PyTorch has no AdaBelief.
+
+    Source: J. Zhuang et al., AdaBelief Optimizer: Adapting Stepsizes by the Belief in Observed
+    Gradients, 2020, arXiv:2010.07468, algorithm 2.
+
+    >>> tx = scale_by_belief(b1=0.5)
+    >>> updates, state = tx.update(jnp.array([4.0]), tx.init(jnp.zeros(1)))
+    >>> updates.round(4).tolist(), int(state.count)
+    ([2.0], 1)
+    """
+
+    def slots(p: Array) -> dict[str, Array]:
+        return {"mu": zeros_like(p), "nu": zeros_like(p, accumulator_dtype(p))}
+
+    def rule(g: Array, s: Any, t: Step) -> Any:
+        mu = ema(g, s.mu, b1)
+        # The constant goes in first: XLA repeats a sum with a constant, which then reads the old
+        # slot again, but not a sum of two arrays.
+        nu = b2 * s.nu + ((1 - b2) * abs_sq(g - mu) + eps_root)
+        m = nesterov_mean(mu, g, b1, t) if nesterov else debias(mu, b1, t)
+        return m / (jnp.sqrt(debias(nu, b2, t)) + eps), {"mu": mu, "nu": nu}
+
+    return elementwise(ScaleByBeliefState, slots, rule)
+
+
+@optimizer
+def adabelief(
+    learning_rate: NonNegative,
+    b1: Decay = 0.9,
+    b2: Decay = 0.999,
+    eps: NonNegative = 1e-16,
+    eps_root: NonNegative = 1e-16,
+    *,
+    nesterov: bool = False,
+) -> GradientTransformation:
+    r"""AdaBelief: :math:`\theta \leftarrow \theta - \eta\, u` with `u` of :func:`scale_by_belief`.
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        b1: decay of the mean, in :math:`[0, 1)`; this and the rest as in :func:`scale_by_belief`.
+        b2: decay of the deviation, in :math:`[0, 1)`.
+        eps: added to the root, at least 0.
+        eps_root: added to the deviation at every step, at least 0.
+        nesterov: use Nesterov momentum.
+
+    Source: J. Zhuang et al., AdaBelief Optimizer: Adapting Stepsizes by the Belief in Observed
+    Gradients, 2020, arXiv:2010.07468, algorithm 2.
+
+    >>> adabelief(1e-3)
+    adabelief(learning_rate=0.001, b1=0.9, b2=0.999, eps=1e-16, eps_root=1e-16)
+    """
+    return chain(
+        scale_by_belief(b1, b2, eps, eps_root, nesterov=nesterov),
+        scale_by_learning_rate(learning_rate),
+    )

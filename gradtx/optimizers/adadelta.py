@@ -1,0 +1,115 @@
+"""Adadelta."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from gradtx.checks import Decay, NonNegative
+from gradtx.compose import chain, identity
+from gradtx.engine import elementwise
+from gradtx.numerics import abs_sq, accumulator_dtype, ema, zeros_like
+from gradtx.paths import Where
+from gradtx.transformation import GradientTransformation, optimizer, transformation
+from gradtx.transforms.decay import add_decayed_weights
+from gradtx.transforms.scaling import scale_by_learning_rate
+from gradtx.types import Array, Slots
+
+
+class ScaleByAdaDeltaState(NamedTuple):
+    """e_g, e_x: like the parameters, real and in float32 or wider."""
+
+    e_g: Slots
+    e_x: Slots
+
+
+@transformation
+def scale_by_adadelta(
+    rho: Decay = 0.9, eps: NonNegative = 1e-6, *, eps_in_sqrt: bool = True
+) -> GradientTransformation:
+    r"""Divide by the root of the gradients' mean square, multiply by that of the updates'.
+
+    .. math::
+        E_g \leftarrow \rho E_g + (1 - \rho) |g|^2, \qquad
+        u = \frac{\sqrt{E_x + \epsilon}}{\sqrt{E_g + \epsilon}}\, g, \qquad
+        E_x \leftarrow \rho E_x + (1 - \rho) |u|^2
+
+    Args:
+        rho: :math:`\rho` in :math:`[0, 1)`.
+        eps: :math:`\epsilon \ge 0`; it also sets the size of the first steps.
+        eps_in_sqrt: whether :math:`\epsilon` stands inside both roots, as in the paper, PyTorch,
+            Keras and Optax; else it is added to them.
+
+    State: `ScaleByAdaDeltaState`. For a complex parameter both are real, where Optax averages the
+    squares of the complex numbers.
+
+    Source: M. D. Zeiler, ADADELTA: An Adaptive Learning Rate Method, 2012, arXiv:1212.5701,
+    algorithm 1.
+
+    >>> tx = scale_by_adadelta(0.75, eps=1e-6)
+    >>> tx.update(jnp.array([8.0]), tx.init(jnp.zeros(1)))[0].round(6).tolist()
+    [0.0020000000949949026]
+    """
+    invertible = eps_in_sqrt and isinstance(rho, float) and rho > 0
+
+    def slots(p: Array) -> dict[str, Array]:
+        dtype = accumulator_dtype(p)
+        return {"e_g": zeros_like(p, dtype), "e_x": zeros_like(p, dtype)}
+
+    def rule(g: Array, s: Any, t: Any) -> Any:
+        e_g = ema(abs_sq(g), s.e_g, rho)
+        if not eps_in_sqrt:
+            u = g * ((jnp.sqrt(s.e_x) + eps) / (jnp.sqrt(e_g) + eps))
+            return u, {"e_g": e_g, "e_x": ema(abs_sq(u), s.e_x, rho)}
+        e_x = rho * s.e_x + _product(g, (1 - rho) * (s.e_x + eps), g) / (e_g + eps)
+        if invertible:
+            # The old E_x in terms of the new one (all terms are positive, nothing cancels): XLA
+            # copies a donated slot whose old value is read after the new one is written.
+            square = (e_x + rho * eps) / (rho * (e_g + eps) + _product(g, 1 - rho, g))
+        else:
+            square = (s.e_x + eps) / (e_g + eps)
+        return g * jnp.sqrt(square), {"e_g": e_g, "e_x": e_x}
+
+    return elementwise(ScaleByAdaDeltaState, slots, rule)
+
+
+def _product(x: Array, weight: Any, y: Array) -> Array:
+    """``weight * |x|^2`` for equal `x` and `y`: a square that two kernels read would be stored."""
+    return weight * abs_sq(x) if jnp.iscomplexobj(x) else (x * weight) * y
+
+
+@optimizer
+def adadelta(
+    learning_rate: NonNegative | None = None,
+    rho: Decay = 0.9,
+    eps: NonNegative = 1e-6,
+    weight_decay: NonNegative = 0.0,
+    weight_decay_mask: Where | None = None,
+    *,
+    eps_in_sqrt: bool = True,
+) -> GradientTransformation:
+    r"""Adadelta: :math:`\theta \leftarrow \theta - \eta\, u` with `u` of :func:`scale_by_adadelta`.
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule. None, as in the paper,
+            for 1; with Optax the update then has the wrong sign and ascends.
+        rho: decay of the mean squares, in :math:`[0, 1)`.
+        eps: added to the mean squares, at least 0.
+        weight_decay: :math:`\lambda \ge 0`: :math:`\lambda\theta` is added to the gradient (L2
+            regularisation, as in PyTorch), not to the step.
+        weight_decay_mask: which parameters decay, as in :func:`add_decayed_weights`.
+        eps_in_sqrt: whether `eps` stands inside the roots, as in :func:`scale_by_adadelta`.
+
+    Source: M. D. Zeiler, ADADELTA: An Adaptive Learning Rate Method, 2012, arXiv:1212.5701,
+    algorithm 1.
+
+    >>> tx = adadelta()
+    >>> bool(tx.update(jnp.ones(1), tx.init(jnp.zeros(1)), jnp.zeros(1))[0] < 0)
+    True
+    """
+    # Without decay the gradient is not touched: g + 0 p would be stored for the three that read it.
+    plain = isinstance(weight_decay, float | int) and weight_decay == 0
+    return chain(
+        identity() if plain else add_decayed_weights(weight_decay, weight_decay_mask),
+        scale_by_adadelta(rho, eps, eps_in_sqrt=eps_in_sqrt),
+        scale_by_learning_rate(1.0 if learning_rate is None else learning_rate),
+    )

@@ -1,0 +1,200 @@
+"""Adafactor."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from gradtx.checks import Count, Decay, Limit, NonNegative
+from gradtx.compose import chain
+from gradtx.engine import leafwise
+from gradtx.numerics import Step, abs_sq, accumulator_dtype, ema
+from gradtx.paths import Where
+from gradtx.transformation import GradientTransformation, optimizer, transformation
+from gradtx.transforms import averaging
+from gradtx.transforms.clipping import clip_by_block_rms
+from gradtx.transforms.decay import add_decayed_weights
+from gradtx.transforms.scaling import scale, scale_by_learning_rate
+from gradtx.transforms.trust import scale_by_param_block_rms
+from gradtx.types import Array, Counter, DType, Slots
+
+
+class FactoredState(NamedTuple):
+    """count: i32[]; v_row, v_col: the means of a factored leaf; v: the square of another.
+
+    What a leaf does not need has the shape (1,). All are real and in float32 or wider.
+    """
+
+    count: Counter
+    v_row: Slots
+    v_col: Slots
+    v: Slots
+
+
+def _factored_dims(shape: tuple[int, ...], smallest: int) -> tuple[int, int] | None:
+    """The second largest and the largest dimension, or None if they are too small to factor."""
+    if len(shape) < 2:
+        return None
+    second, first = (int(axis) for axis in np.argsort(shape)[-2:])
+    return (second, first) if shape[second] >= smallest else None
+
+
+def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
+    return shape[:axis] + shape[axis + 1 :]
+
+
+def _inverse_root(x: Array) -> Array:
+    """``1 / sqrt(x)``, and 0 where `x` is 0."""
+    return 1 / jnp.sqrt(jnp.where(x > 0, x, jnp.inf))
+
+
+@transformation
+def scale_by_factored_rms(
+    factored: bool = True,
+    decay_rate: NonNegative = 0.8,
+    step_offset: Count = 0,
+    min_dim_size_to_factor: int = 128,
+    epsilon: NonNegative = 1e-30,
+    decay_rate_fn: Callable[[Any, Any], Any] | None = None,
+) -> GradientTransformation:
+    r"""Divide by the root of a moving average of squares, of which only two means are kept.
+
+    For a matrix with mean squares :math:`R` over each row and :math:`C` over each column,
+
+    .. math::
+        R_t &= \hat\beta_t R_{t-1} + (1 - \hat\beta_t)\, \mathrm{mean}_j(|g_t|^2 + \epsilon), &
+        C_t &= \hat\beta_t C_{t-1} + (1 - \hat\beta_t)\, \mathrm{mean}_i(|g_t|^2 + \epsilon), \\
+        u_t &= g_t \Big/ \sqrt{\frac{R_t C_t}{\mathrm{mean}(R_t)}}, &
+        \hat\beta_t &= 1 - (t - t_0)^{-c}
+
+    and for other leaves as in RMSProp. Of a leaf with more dimensions the two largest are factored.
+
+    Args:
+        factored: whether to factor at all.
+        decay_rate: :math:`c \ge 0`; a number, an array, or a schedule.
+        step_offset: :math:`t_0 \ge 0`, for a state that has been trained for so many steps before;
+            the decay stays 0 up to the step after it (in Optax it is NaN there).
+        min_dim_size_to_factor: leaves whose second largest dimension is smaller are not factored.
+        epsilon: :math:`\epsilon \ge 0`.
+        decay_rate_fn: ``(steps taken - step_offset, decay_rate) -> decay``, in place of
+            :math:`\hat\beta`. Its default in Optax is a private function.
+
+    State: `FactoredState`; rows plus columns instead of their product. Optax keeps it in the
+    parameter's type, where :math:`\epsilon` underflows in float16. Parameters are not needed.
+
+    Source: N. Shazeer and M. Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost,
+    2018, arXiv:1804.04235, algorithms 4 and 5.
+
+    >>> tx = scale_by_factored_rms(min_dim_size_to_factor=2)
+    >>> g = jnp.array([[1.0, 2.0], [2.0, 4.0]])
+    >>> updates, state = tx.update(g, tx.init(jnp.zeros((2, 2))))
+    >>> updates.round(4).tolist(), state.v_row.shape
+    ([[1.0, 1.0], [1.0, 1.0]], (2,))
+    """
+    if isinstance(min_dim_size_to_factor, bool) or not isinstance(min_dim_size_to_factor, int):
+        raise TypeError(
+            "scale_by_factored_rms: min_dim_size_to_factor must be an integer, not "
+            f"{min_dim_size_to_factor!r}"
+        )
+
+    def dims(shape: tuple[int, ...]) -> tuple[int, int] | None:
+        return _factored_dims(shape, min_dim_size_to_factor) if factored else None
+
+    def slots(p: Array) -> dict[str, Array]:
+        pair = dims(p.shape)
+        row: tuple[int, ...] = (1,)
+        col: tuple[int, ...] = (1,)
+        full = p.shape
+        if pair is not None:
+            row, col, full = _without(p.shape, pair[1]), _without(p.shape, pair[0]), (1,)
+        dtype = accumulator_dtype(p)
+        return {
+            "v_row": jnp.zeros(row, dtype),
+            "v_col": jnp.zeros(col, dtype),
+            "v": jnp.zeros(full, dtype),
+        }
+
+    def decay(t: Step) -> Any:
+        if decay_rate_fn is not None:
+            return decay_rate_fn(t.number - 1 - step_offset, decay_rate)
+        return 1 - jnp.maximum(t.number - step_offset, 1) ** -decay_rate
+
+    def rule(g: Array, s: Any, t: Step) -> Any:
+        square, beta = abs_sq(g), decay(t)
+        pair = dims(g.shape)
+        if pair is None:
+            v = ema(square + epsilon, s.v, beta)
+            return g * _inverse_root(v), {"v_row": s.v_row, "v_col": s.v_col, "v": v}
+        d1, d0 = pair
+        # Added to the means and not to the squares, epsilon costs no copy of the leaf.
+        row = ema(jnp.mean(square, axis=d0) + epsilon, s.v_row, beta)
+        col = ema(jnp.mean(square, axis=d1) + epsilon, s.v_col, beta)
+        mean = jnp.mean(row, axis=d1 - (d1 > d0), keepdims=True)
+        by_row = jnp.expand_dims(_inverse_root(row) * jnp.sqrt(mean), d0)
+        by_col = jnp.expand_dims(_inverse_root(col), d1)
+        return g * by_row * by_col, {"v_row": row, "v_col": col, "v": s.v}
+
+    return leafwise(FactoredState, slots, rule)
+
+
+@optimizer
+def adafactor(
+    learning_rate: NonNegative | None = None,
+    min_dim_size_to_factor: int = 128,
+    decay_rate: NonNegative = 0.8,
+    decay_offset: Count = 0,
+    multiply_by_parameter_scale: bool = True,
+    clipping_threshold: Limit | None = 1.0,
+    momentum: Decay | None = None,
+    dtype_momentum: DType = jnp.float32,
+    weight_decay_rate: NonNegative | None = None,
+    eps: NonNegative = 1e-30,
+    factored: bool = True,
+    weight_decay_mask: Where | None = None,
+) -> GradientTransformation:
+    r"""Adafactor: Adam's scaling in sublinear memory, with steps relative to the parameters.
+
+    .. math::
+        \hat u = \frac{u}{\max(1, \mathrm{rms}(u) / d)}, \qquad
+        \theta \leftarrow \theta - \eta \max(\mathrm{rms}(\theta), 10^{-3})\, \hat u
+            - \lambda\theta
+
+    with `u` of :func:`scale_by_factored_rms`.
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, a schedule, or None for 1.
+        min_dim_size_to_factor: as in :func:`scale_by_factored_rms`, as the next.
+        decay_rate: exponent of the second moment's decay.
+        decay_offset: its ``step_offset``.
+        multiply_by_parameter_scale: whether steps are relative to the parameters.
+        clipping_threshold: :math:`d \ge 0`; None for no clipping.
+        momentum: decay of a moving average of the steps, in :math:`[0, 1)`; None for none.
+        dtype_momentum: the type in which it is kept.
+        weight_decay_rate: :math:`\lambda \ge 0`, not multiplied by the learning rate; None for 0.
+        eps: added to the squared gradient.
+        factored: whether to factor at all.
+        weight_decay_mask: which parameters decay, as in :func:`add_decayed_weights`.
+
+    State: `FactoredState`, and `EmaState` with momentum.
+
+    Source: N. Shazeer and M. Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost,
+    2018, arXiv:1804.04235, algorithms 4 and 5.
+
+    >>> tx = adafactor(1e-2)
+    >>> state = tx.init(jnp.zeros((256, 512)))
+    >>> state[0].v_row.shape, state[0].v_col.shape, state[0].v.shape
+    ((256,), (512,), (1,))
+    """
+    links = [scale_by_factored_rms(factored, decay_rate, decay_offset, min_dim_size_to_factor, eps)]
+    if clipping_threshold is not None:
+        links.append(clip_by_block_rms(clipping_threshold))
+    if learning_rate is not None:
+        links.append(scale_by_learning_rate(learning_rate, flip_sign=False))
+    if multiply_by_parameter_scale:
+        links.append(scale_by_param_block_rms())
+    if momentum is not None:
+        links.append(averaging.ema(momentum, debias=False, accumulator_dtype=dtype_momentum))
+    if weight_decay_rate is not None:
+        links.append(add_decayed_weights(weight_decay_rate, weight_decay_mask))
+    return chain(*links, scale(-1))

@@ -1,0 +1,108 @@
+"""AdaMax and its variant with decoupled weight decay."""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from gradtx.checks import Decay, NonNegative
+from gradtx.compose import chain
+from gradtx.engine import elementwise
+from gradtx.numerics import Step, accumulator_dtype, debias, ema, zeros_like
+from gradtx.optimizers.adam import ScaleByAdamState
+from gradtx.paths import Where
+from gradtx.transformation import GradientTransformation, optimizer, transformation
+from gradtx.transforms.decay import add_decayed_weights
+from gradtx.transforms.scaling import scale_by_learning_rate
+from gradtx.types import Array
+
+
+@transformation
+def scale_by_adamax(
+    b1: Decay = 0.9, b2: Decay = 0.999, eps: NonNegative = 1e-8
+) -> GradientTransformation:
+    r"""Divide a moving average of the gradients by the decaying maximum of their sizes.
+
+    .. math::
+        \mu_t = \beta_1 \mu_{t-1} + (1 - \beta_1) g_t, \qquad
+        \nu_t = \max(\beta_2 \nu_{t-1}, |g_t| + \epsilon), \qquad
+        u_t = \frac{\mu_t}{(1 - \beta_1^t)\, \nu_t}
+
+    Args:
+        b1: :math:`\beta_1` in :math:`[0, 1)`.
+        b2: :math:`\beta_2` in :math:`[0, 1)`.
+        eps: :math:`\epsilon \ge 0`; it stands inside the maximum, as in PyTorch, where Keras adds
+            it to the denominator.
+
+    State: `ScaleByAdamState`; :math:`\nu` is real, and in float32 or wider: in bfloat16, where
+    Optax keeps it, it does not decay, and in float16 a zero gradient gives NaN.
+
+    Source: D. P. Kingma and J. Ba, Adam: A Method for Stochastic Optimization, 2015,
+    arXiv:1412.6980, algorithm 2.
+
+    >>> tx = scale_by_adamax()
+    >>> updates, state = tx.update(jnp.array([4.0]), tx.init(jnp.zeros(1)))
+    >>> updates.round(6).tolist(), state.nu.tolist()
+    ([1.0], [4.0])
+    """
+
+    def slots(p: Array) -> dict[str, Array]:
+        return {"mu": zeros_like(p), "nu": zeros_like(p, accumulator_dtype(p))}
+
+    def rule(g: Array, s: Any, t: Step) -> Any:
+        mu = ema(g, s.mu, b1)
+        nu = jnp.maximum(b2 * s.nu, jnp.abs(g) + eps)
+        return debias(mu, b1, t) / nu, {"mu": mu, "nu": nu}
+
+    return elementwise(ScaleByAdamState, slots, rule)
+
+
+@optimizer
+def adamax(
+    learning_rate: NonNegative, b1: Decay = 0.9, b2: Decay = 0.999, eps: NonNegative = 1e-8
+) -> GradientTransformation:
+    r"""AdaMax: :math:`\theta \leftarrow \theta - \eta\, u` with `u` of :func:`scale_by_adamax`.
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        b1: decay of the mean, in :math:`[0, 1)`.
+        b2: decay of the maximum, in :math:`[0, 1)`.
+        eps: added to the size of the gradient, at least 0.
+
+    Source: D. P. Kingma and J. Ba, Adam: A Method for Stochastic Optimization, 2015,
+    arXiv:1412.6980, algorithm 2.
+
+    >>> adamax(2e-3)
+    adamax(learning_rate=0.002, b1=0.9, b2=0.999, eps=1e-08)
+    """
+    return chain(scale_by_adamax(b1, b2, eps), scale_by_learning_rate(learning_rate))
+
+
+@optimizer
+def adamaxw(
+    learning_rate: NonNegative,
+    b1: Decay = 0.9,
+    b2: Decay = 0.999,
+    eps: NonNegative = 1e-8,
+    weight_decay: NonNegative = 1e-4,
+    mask: Where | None = None,
+) -> GradientTransformation:
+    r"""AdaMax with decoupled decay: :math:`\theta \leftarrow \theta - \eta (u + \lambda\theta)`.
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        b1: decay of the mean, in :math:`[0, 1)`.
+        b2: decay of the maximum, in :math:`[0, 1)`.
+        eps: added to the size of the gradient, at least 0.
+        weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
+        mask: which parameters decay, as in :func:`add_decayed_weights`.
+
+    Source: I. Loshchilov and F. Hutter, Decoupled Weight Decay Regularization, 2019,
+    arXiv:1711.05101, applied to AdaMax.
+
+    >>> tx = adamaxw(2e-3, mask="*/kernel")
+    """
+    return chain(
+        scale_by_adamax(b1, b2, eps),
+        add_decayed_weights(weight_decay, mask),
+        scale_by_learning_rate(learning_rate),
+    )

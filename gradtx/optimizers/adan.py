@@ -1,0 +1,151 @@
+"""Adan."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from gradtx.checks import Decay, Fraction, NonNegative
+from gradtx.compose import chain
+from gradtx.engine import elementwise
+from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, zeros_like
+from gradtx.paths import Where
+from gradtx.transformation import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    optimizer,
+    transformation,
+)
+from gradtx.transforms.decay import add_decayed_weights
+from gradtx.transforms.scaling import scale_by_learning_rate
+from gradtx.types import Array, Counter, Params, Slots, State, Updates
+
+
+class ScaleByAdanState(NamedTuple):
+    """m, v, n, g: like the parameters, n real and in float32 or wider; t: i32[]."""
+
+    m: Slots
+    v: Slots
+    n: Slots
+    g: Slots
+    t: Array
+
+
+class _Counted(NamedTuple):
+    """`ScaleByAdanState` as the engine counts steps."""
+
+    m: Slots
+    v: Slots
+    n: Slots
+    g: Slots
+    count: Counter
+
+
+@transformation
+def scale_by_adan(
+    b1: Decay = 0.98,
+    b2: Decay = 0.92,
+    b3: Decay = 0.99,
+    eps: NonNegative = 1e-8,
+    eps_root: NonNegative = 0.0,
+    *,
+    difference_weight: Fraction | None = None,
+) -> GradientTransformation:
+    r"""Adam with Nesterov momentum estimated from differences of gradients.
+
+    .. math::
+        d_t &= g_t - g_{t-1}, \quad d_1 = 0, \\
+        m_t &= \beta_1 m_{t-1} + (1 - \beta_1) g_t, \qquad
+        v_t = \beta_2 v_{t-1} + (1 - \beta_2) d_t, \\
+        n_t &= \beta_3 n_{t-1} + (1 - \beta_3) |g_t + \kappa d_t|^2, \\
+        u_t &= \frac{\hat m_t + \kappa \hat v_t}{\sqrt{\hat n_t + \bar\epsilon} + \epsilon}
+
+    where a hat divides by :math:`1 - \beta_i^t`.
+
+    Args:
+        b1: :math:`\beta_1` in :math:`[0, 1)`.
+        b2: :math:`\beta_2` in :math:`[0, 1)`.
+        b3: :math:`\beta_3` in :math:`[0, 1)`.
+        eps: :math:`\epsilon \ge 0`, outside the root.
+        eps_root: :math:`\bar\epsilon \ge 0`, inside the root.
+        difference_weight: :math:`\kappa` in :math:`[0, 1]`; :math:`1 - \beta_2` unless given, as in
+            Optax. **The paper and its authors' code take** :math:`\beta_2`: the paper writes
+            :math:`1 - \beta_2` for decays that it writes as 1 minus ours, so that with its defaults
+            the weight is 0.92 where Optax has 0.08.
+
+    State: `ScaleByAdanState`; :math:`n` is kept in float32 or wider.
+
+    Source: X. Xie et al., Adan: Adaptive Nesterov Momentum Algorithm for Faster Optimizing Deep
+    Models, 2022, arXiv:2208.06677, algorithm 1.
+
+    >>> tx = scale_by_adan()
+    >>> updates, state = tx.update(jnp.array([4.0]), tx.init(jnp.zeros(1)))
+    >>> updates.round(6).tolist(), int(state.t)
+    ([1.0], 1)
+    """
+    weight = 1 - b2 if difference_weight is None else difference_weight
+
+    def slots(p: Array) -> dict[str, Array]:
+        n = zeros_like(p, accumulator_dtype(p))
+        return {"m": zeros_like(p), "v": zeros_like(p), "n": n, "g": zeros_like(p)}
+
+    def rule(g: Array, s: Any, t: Step) -> Any:
+        diff = jnp.where(t.number == 1, 0, g - s.g)
+        m, v = ema(g, s.m, b1), ema(diff, s.v, b2)
+        n = ema(abs_sq(g + weight * diff), s.n, b3)
+        u = debias(m, b1, t) + weight * debias(v, b2, t)
+        new = {"m": m, "v": v, "n": n, "g": g}
+        return u / (jnp.sqrt(debias(n, b3, t) + eps_root) + eps), new
+
+    lifted = elementwise(_Counted, slots, rule)
+
+    def init(params: Params) -> State:
+        return ScaleByAdanState(*lifted.init(params))
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        updates, state = lifted.update(updates, _Counted(*state))
+        return updates, ScaleByAdanState(*state)
+
+    return GradientTransformationExtraArgs(init, update)
+
+
+@optimizer
+def adan(
+    learning_rate: NonNegative,
+    b1: Decay = 0.98,
+    b2: Decay = 0.92,
+    b3: Decay = 0.99,
+    eps: NonNegative = 1e-8,
+    eps_root: NonNegative = 1e-8,
+    weight_decay: NonNegative = 0.0,
+    mask: Where | None = None,
+    *,
+    difference_weight: Fraction | None = None,
+) -> GradientTransformation:
+    r"""Adan: :math:`\theta \leftarrow \theta - \eta (u + \lambda\theta)`.
+
+    The direction `u` is that of :func:`scale_by_adan`. The paper decays by dividing by
+    :math:`1 + \lambda\eta`, which is the same to first order.
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        b1: decay of the gradients, in :math:`[0, 1)`.
+        b2: decay of their differences, in :math:`[0, 1)`.
+        b3: decay of the squares, in :math:`[0, 1)`.
+        eps: added to the root, at least 0.
+        eps_root: added under the root, at least 0.
+        weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
+        mask: which parameters decay, as in :func:`add_decayed_weights`.
+        difference_weight: weight of the differences; give it `b2` for the paper's algorithm.
+
+    Source: X. Xie et al., Adan: Adaptive Nesterov Momentum Algorithm for Faster Optimizing Deep
+    Models, 2022, arXiv:2208.06677, algorithm 1.
+
+    >>> tx = adan(1e-3, difference_weight=0.92)  # the paper's
+    """
+    return chain(
+        scale_by_adan(b1, b2, b3, eps, eps_root, difference_weight=difference_weight),
+        add_decayed_weights(weight_decay, mask),
+        scale_by_learning_rate(learning_rate),
+    )

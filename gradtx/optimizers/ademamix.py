@@ -1,0 +1,257 @@
+"""AdEMAMix and its simplified form."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from gradtx.checks import Decay, NonNegative
+from gradtx.compose import chain
+from gradtx.engine import elementwise
+from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, increment, zeros_like
+from gradtx.paths import Where
+from gradtx.transformation import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    optimizer,
+    transformation,
+)
+from gradtx.transforms.decay import add_decayed_weights
+from gradtx.transforms.scaling import scale_by_learning_rate
+from gradtx.types import Array, Counter, DType, Params, Slots, State, Updates
+
+
+class ScaleByAdemamixState(NamedTuple):
+    """count, count_m2: i32[]; m1, m2, nu: like the parameters, nu real, float32 or wider."""
+
+    count: Counter
+    count_m2: Array
+    m1: Slots
+    m2: Slots
+    nu: Slots
+
+
+class _Counted(NamedTuple):
+    """`ScaleByAdemamixState` with the one counter that the engine knows."""
+
+    count: Counter
+    m1: Slots
+    m2: Slots
+    nu: Slots
+
+
+@transformation
+def scale_by_ademamix(
+    b1: Decay = 0.9,
+    b2: Decay = 0.999,
+    b3: Decay = 0.9999,
+    alpha: NonNegative = 6.0,
+    eps: NonNegative = 1e-8,
+    eps_root: NonNegative = 0.0,
+    mu_dtype: DType | None = None,
+) -> GradientTransformation:
+    r"""Adam with a second, very slow momentum.
+
+    .. math::
+        m_{1} &\leftarrow \beta_1 m_{1} + (1 - \beta_1) g_t, \qquad
+        m_{2} \leftarrow \beta_3 m_{2} + (1 - \beta_3) g_t, \\
+        \nu &\leftarrow \beta_2 \nu + (1 - \beta_2) |g_t|^2, \qquad
+        u_t = \frac{\hat m_1 + \alpha m_2}{\sqrt{\hat\nu + \bar\epsilon} + \epsilon}
+
+    with :math:`\hat m_1 = m_1 / (1 - \beta_1^t)`, :math:`\hat\nu = \nu / (1 - \beta_2^t)`.
+
+    Args:
+        b1: :math:`\beta_1` in :math:`[0, 1)`.
+        b2: :math:`\beta_2` in :math:`[0, 1)`.
+        b3: :math:`\beta_3` in :math:`[0, 1)`; the paper warms it up with a schedule.
+        alpha: :math:`\alpha \ge 0`; the paper warms it up with a schedule.
+        eps: :math:`\epsilon \ge 0`, outside the root.
+        eps_root: :math:`\bar\epsilon \ge 0`, inside the root.
+        mu_dtype: the type in which :math:`m_1` and :math:`m_2` are kept; the parameter's unless
+            given. In bfloat16 :math:`m_2` cannot move with :math:`\beta_3` near 1: give float32.
+
+    State: `ScaleByAdemamixState`. :math:`\nu` is in float32 or wider; Optax keeps it in `mu_dtype`.
+    Schedules are evaluated at ``count``; ``count_m2``, by which Optax evaluates them, counts too.
+
+    Source: M. Pagliardini, P. Ablin and D. Grangier, The AdEMAMix Optimizer: Better, Faster, Older,
+    2024, arXiv:2409.03137, algorithm 1.
+
+    >>> tx = scale_by_ademamix(alpha=0.0)
+    >>> tx.update(jnp.array([4.0]), tx.init(jnp.zeros(1)))[0].round(6).tolist()
+    [1.0]
+    """
+
+    def slots(p: Array) -> dict[str, Array]:
+        return {
+            "m1": zeros_like(p, mu_dtype),
+            "m2": zeros_like(p, mu_dtype),
+            "nu": zeros_like(p, accumulator_dtype(p)),
+        }
+
+    def rule(g: Array, s: Any, t: Step) -> Any:
+        m1, m2, nu = ema(g, s.m1, b1), ema(g, s.m2, b3), ema(abs_sq(g), s.nu, b2)
+        u = (debias(m1, b1, t) + alpha * m2) / (jnp.sqrt(debias(nu, b2, t) + eps_root) + eps)
+        return u, {"m1": m1, "m2": m2, "nu": nu}
+
+    lifted = elementwise(_Counted, slots, rule)
+
+    def init(params: Params) -> State:
+        count, *slots = lifted.init(params)
+        return ScaleByAdemamixState(count, jnp.zeros([], jnp.int32), *slots)
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        count, count_m2, *slots = state
+        updates, (count, *slots) = lifted.update(updates, _Counted(count, *slots))
+        return updates, ScaleByAdemamixState(count, increment(count_m2), *slots)
+
+    return GradientTransformationExtraArgs(init, update)
+
+
+@optimizer
+def ademamix(
+    learning_rate: NonNegative,
+    b1: Decay = 0.9,
+    b2: Decay = 0.999,
+    b3: Decay = 0.9999,
+    alpha: NonNegative = 5.0,
+    eps: NonNegative = 1e-8,
+    eps_root: NonNegative = 0.0,
+    mu_dtype: DType | None = None,
+    weight_decay: NonNegative = 0.0,
+    mask: Where | None = None,
+) -> GradientTransformation:
+    r"""AdEMAMix: :math:`\theta \leftarrow \theta - \eta (u + \lambda\theta)`.
+
+    The direction `u` is that of :func:`scale_by_ademamix`.
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        b1: decay of the fast momentum, in :math:`[0, 1)`.
+        b2: decay of the second moment, in :math:`[0, 1)`.
+        b3: decay of the slow momentum, in :math:`[0, 1)`.
+        alpha: weight of the slow momentum, at least 0.
+        eps: added to the root, at least 0.
+        eps_root: added under the root, at least 0.
+        mu_dtype: the type of both momenta.
+        weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
+        mask: which parameters decay, as in :func:`add_decayed_weights`.
+
+    Source: M. Pagliardini, P. Ablin and D. Grangier, The AdEMAMix Optimizer: Better, Faster, Older,
+    2024, arXiv:2409.03137, algorithm 1.
+
+    >>> tx = ademamix(1e-3, b3=0.999, weight_decay=0.1)
+    """
+    return chain(
+        scale_by_ademamix(b1, b2, b3, alpha, eps, eps_root, mu_dtype),
+        add_decayed_weights(weight_decay, mask),
+        scale_by_learning_rate(learning_rate),
+    )
+
+
+class ScaleBySimplifiedAdEMAMixState(NamedTuple):
+    """t: i32[]; m, n: like the parameters, n real and in float32 or wider."""
+
+    t: Array
+    m: Slots
+    n: Slots
+
+
+class _SimplyCounted(NamedTuple):
+    """`ScaleBySimplifiedAdEMAMixState` as the engine counts steps."""
+
+    count: Counter
+    m: Slots
+    n: Slots
+
+
+@transformation
+def scale_by_simplified_ademamix(
+    b1: Decay = 0.99,
+    b2: Decay = 0.95,
+    alpha: NonNegative = 0.0,
+    eps: NonNegative = 1e-8,
+    eps_root: NonNegative = 0.0,
+) -> GradientTransformation:
+    r"""AdEMAMix with one momentum, a sum, and the gradient in the place of the fast one.
+
+    .. math::
+        m \leftarrow \beta_1 m + g_t, \qquad n \leftarrow \beta_2 n + (1 - \beta_2) |g_t|^2, \qquad
+        u_t = \frac{m + \alpha g_t}{\sqrt{n / (1 - \beta_2^t) + \bar\epsilon} + \epsilon}
+
+    Args:
+        b1: :math:`\beta_1` in :math:`[0, 1)`. The momentum is not averaged: steps are up to
+            :math:`1 / (1 - \beta_1)` times those of Adam.
+        b2: :math:`\beta_2` in :math:`[0, 1)`.
+        alpha: :math:`\alpha \ge 0`.
+        eps: :math:`\epsilon \ge 0`, outside the root.
+        eps_root: :math:`\bar\epsilon \ge 0`, inside the root.
+
+    State: `ScaleBySimplifiedAdEMAMixState`; for a complex parameter `n` is real, where Optax
+    averages the squares of the complex numbers.
+
+    Source: D. Morwani et al., Connections between Schedule-Free Optimizers, AdEMAMix, and
+    Accelerated SGD Variants, 2025, arXiv:2502.02431.
+
+    >>> tx = scale_by_simplified_ademamix(alpha=1.0)
+    >>> tx.update(jnp.array([4.0]), tx.init(jnp.zeros(1)))[0].round(6).tolist()
+    [2.0]
+    """
+
+    def slots(p: Array) -> dict[str, Array]:
+        return {"m": zeros_like(p), "n": zeros_like(p, accumulator_dtype(p))}
+
+    def rule(g: Array, s: Any, t: Step) -> Any:
+        m, n = g + b1 * s.m, ema(abs_sq(g), s.n, b2)
+        u = (m + alpha * g) / (jnp.sqrt(debias(n, b2, t) + eps_root) + eps)
+        return u, {"m": m, "n": n}
+
+    lifted = elementwise(_SimplyCounted, slots, rule)
+
+    def init(params: Params) -> State:
+        return ScaleBySimplifiedAdEMAMixState(*lifted.init(params))
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        updates, state = lifted.update(updates, _SimplyCounted(*state))
+        return updates, ScaleBySimplifiedAdEMAMixState(*state)
+
+    return GradientTransformationExtraArgs(init, update)
+
+
+@optimizer
+def simplified_ademamix(
+    learning_rate: NonNegative,
+    b1: Decay = 0.99,
+    b2: Decay = 0.95,
+    alpha: NonNegative = 0.0,
+    eps: NonNegative = 1e-8,
+    eps_root: NonNegative = 0.0,
+    weight_decay: NonNegative = 0.0,
+    mask: Where | None = None,
+) -> GradientTransformation:
+    r"""Simplified AdEMAMix: :math:`\theta \leftarrow \theta - \eta (u + \lambda\theta)`.
+
+    The direction `u` is that of :func:`scale_by_simplified_ademamix`.
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        b1: decay of the momentum, in :math:`[0, 1)`.
+        b2: decay of the second moment, in :math:`[0, 1)`.
+        alpha: weight of the gradient, at least 0.
+        eps: added to the root, at least 0.
+        eps_root: added under the root, at least 0.
+        weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
+        mask: which parameters decay, as in :func:`add_decayed_weights`.
+
+    Source: D. Morwani et al., Connections between Schedule-Free Optimizers, AdEMAMix, and
+    Accelerated SGD Variants, 2025, arXiv:2502.02431.
+
+    >>> tx = simplified_ademamix(1e-5, alpha=10.0)
+    """
+    return chain(
+        scale_by_simplified_ademamix(b1, b2, alpha, eps, eps_root),
+        add_decayed_weights(weight_decay, mask),
+        scale_by_learning_rate(learning_rate),
+    )

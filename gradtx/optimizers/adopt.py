@@ -1,0 +1,133 @@
+"""ADOPT."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+
+from gradtx.checks import Decay, NonNegative
+from gradtx.compose import chain
+from gradtx.engine import elementwise
+from gradtx.numerics import Step, abs_sq, accumulator_dtype, ema, zeros_like
+from gradtx.optimizers.adam import ScaleByAdamState
+from gradtx.transformation import GradientTransformation, optimizer, transformation
+from gradtx.transforms.scaling import scale_by_learning_rate
+from gradtx.types import Array, DType
+
+
+@transformation
+def scale_by_adopt(
+    b1: Decay = 0.9,
+    b2: Decay = 0.9999,
+    eps: NonNegative = 1e-6,
+    mu_dtype: DType | None = None,
+    *,
+    nesterov: bool = False,
+    use_clipping: bool = True,
+    clip_value_fn: Callable[[Array], Array] | None = None,
+) -> GradientTransformation:
+    r"""A moving average of gradients divided by the second moment of those before them.
+
+    .. math::
+        c_t &= \mathrm{clip}\left(\frac{g_t}{\max(\sqrt{\nu_{t-1}}, \epsilon)},
+        \pm (t-1)^{1/4}\right), \\
+        u_t &= \mu_t = \beta_1 \mu_{t-1} + (1 - \beta_1) c_t, \qquad
+        \nu_t = \beta_2 \nu_{t-1} + (1 - \beta_2) |g_t|^2
+
+    from the second step on; the first one sets :math:`\nu_1 = |g_1|^2` and does not move.
+
+    Args:
+        b1: :math:`\beta_1` in :math:`[0, 1)`.
+        b2: :math:`\beta_2` in :math:`[0, 1)`.
+        eps: :math:`\epsilon > 0`, the least root.
+        mu_dtype: the type in which :math:`\mu` is kept; the parameter's unless given.
+        nesterov: :math:`u_t = \beta_1 \mu_t + (1 - \beta_1) c_t`.
+        use_clipping: clip as above; a complex number in its real and imaginary part.
+        clip_value_fn: the limit as a function of the number of steps taken; its fourth root unless
+            given. (Optax's default is an unnamed function, which no configuration can hold.)
+
+    State: `ScaleByAdamState`; :math:`\nu` is kept in float32 or wider.
+
+    Source: S. Taniguchi et al., ADOPT: Modified Adam Can Converge with Any :math:`\beta_2` with the
+    Optimal Rate, 2024, arXiv:2411.02853.
+
+    >>> tx = scale_by_adopt(b1=0.0)
+    >>> state = tx.init(jnp.zeros(1))
+    >>> for _ in range(2):
+    ...     updates, state = tx.update(jnp.array([4.0]), state)
+    >>> updates.tolist()
+    [1.0]
+    """
+
+    def limit(t: Step) -> Array:
+        count = t.number - 1
+        return count**0.25 if clip_value_fn is None else clip_value_fn(count)
+
+    def slots(p: Array) -> dict[str, Array]:
+        return {"mu": zeros_like(p, mu_dtype), "nu": zeros_like(p, accumulator_dtype(p))}
+
+    def rule(g: Array, s: Any, t: Step) -> Any:
+        first = t.number == 1
+        nu = ema(abs_sq(g), s.nu, jnp.where(first, 0, b2))
+        # The old moment in terms of the new one saves a copy of it. Where that cancels, g is so
+        # much larger than the root that it is clipped.
+        invertible = clip_value_fn is None and use_clipping and isinstance(b2, float) and b2 >= 0.5
+        before = jnp.maximum(nu - (1 - b2) * abs_sq(g), 0) * (1 / b2) if invertible else s.nu
+        c = g / jnp.maximum(jnp.sqrt(before), eps)
+        if use_clipping:
+            c = _clip(c, limit(t))
+        mu = ema(c, s.mu, jnp.where(first, 1, b1))
+        u = ema(c, mu, jnp.where(first, 1, b1)) if nesterov else mu
+        return u, {"mu": mu, "nu": nu}
+
+    return elementwise(ScaleByAdamState, slots, rule)
+
+
+def _clip(x: Array, limit: Array) -> Array:
+    if jnp.iscomplexobj(x):
+        return _clip(x.real, limit) + 1j * _clip(x.imag, limit)
+    return jnp.clip(x, -limit, limit)
+
+
+@optimizer
+def adopt(
+    learning_rate: NonNegative,
+    b1: Decay = 0.9,
+    b2: Decay = 0.9999,
+    eps: NonNegative = 1e-6,
+    mu_dtype: DType | None = None,
+    *,
+    nesterov: bool = False,
+    use_clipping: bool = True,
+    clip_value_fn: Callable[[Array], Array] | None = None,
+) -> GradientTransformation:
+    r"""ADOPT: :math:`\theta \leftarrow \theta - \eta\, u` with `u` of :func:`scale_by_adopt`.
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        b1: decay of the momentum, in :math:`[0, 1)`.
+        b2: decay of the second moment, in :math:`[0, 1)`.
+        eps: the least root of the second moment, above 0.
+        mu_dtype: the type of the momentum.
+        nesterov: use Nesterov momentum.
+        use_clipping: clip the normalized gradient.
+        clip_value_fn: the limit as a function of the number of steps taken.
+
+    Source: S. Taniguchi et al., ADOPT: Modified Adam Can Converge with Any :math:`\beta_2` with the
+    Optimal Rate, 2024, arXiv:2411.02853.
+
+    >>> adopt(1e-3)
+    adopt(learning_rate=0.001, b1=0.9, b2=0.9999, eps=1e-06, use_clipping=True)
+    """
+    return chain(
+        scale_by_adopt(
+            b1,
+            b2,
+            eps,
+            mu_dtype,
+            nesterov=nesterov,
+            use_clipping=use_clipping,
+            clip_value_fn=clip_value_fn,
+        ),
+        scale_by_learning_rate(learning_rate),
+    )

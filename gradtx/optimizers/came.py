@@ -1,0 +1,167 @@
+"""CAME."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from gradtx.checks import Decay, NonNegative, Positive
+from gradtx.compose import chain
+from gradtx.engine import leafwise
+from gradtx.numerics import abs_sq, accumulator_dtype, ema, zeros_like
+from gradtx.paths import Where
+from gradtx.transformation import GradientTransformation, optimizer, transformation
+from gradtx.transforms.clipping import shrink_factor
+from gradtx.transforms.decay import add_decayed_weights
+from gradtx.transforms.scaling import scale_by_learning_rate
+from gradtx.transforms.trust import rms
+from gradtx.types import Array, DType, Slots
+
+
+class ScaleByCameState(NamedTuple):
+    """mu: like the parameters; the rest: means over the last two dimensions; v: of vectors.
+
+    What a leaf does not need has the shape (1,). All but mu are real and in float32 or wider.
+    """
+
+    mu: Slots
+    v_row: Slots
+    v_col: Slots
+    v: Slots
+    residual_row: Slots
+    residual_col: Slots
+
+
+def _means(square: Array, row: Array, col: Array, decay: Any) -> tuple[Array, Array]:
+    return ema(jnp.mean(square, -1), row, decay), ema(jnp.mean(square, -2), col, decay)
+
+
+def _inverse_root(x: Array) -> Array:
+    return 1 / jnp.sqrt(jnp.where(x > 0, x, jnp.inf))
+
+
+def _unfactored(row: Array, col: Array) -> tuple[Array, Array]:
+    """The two factors of the inverse root of the matrix with these means."""
+    mean = jnp.mean(row, -1, keepdims=True)
+    return (_inverse_root(row) * jnp.sqrt(mean))[..., :, None], _inverse_root(col)[..., None, :]
+
+
+@transformation
+def scale_by_came(
+    b1: Decay = 0.9,
+    b2: Decay = 0.999,
+    b3: Decay = 0.9999,
+    eps: NonNegative = 1e-30,
+    eps_residual: NonNegative = 1e-16,
+    clipping_threshold: Positive = 1.0,
+    mu_dtype: DType | None = None,
+) -> GradientTransformation:
+    r"""Adafactor's scaling with momentum, which a factored instability then scales again.
+
+    .. math::
+        u &= \frac{g}{\sqrt{F_{\beta_2}(|g|^2 + \epsilon)}}, \qquad
+            \hat u = \frac{u}{\max(1, \mathrm{rms}(u) / d)}, \\
+        \mu &\leftarrow \beta_1 \mu + (1 - \beta_1)\, \hat u, \qquad
+            \text{direction} = \frac{\mu}{\sqrt{F_{\beta_3}(|\hat u - \mu|^2 + \bar\epsilon)}}
+
+    :math:`F_\beta(X) = R\, C^T / \mathrm{mean}(R)` of the moving averages of the row and column
+    means of `X` over the last two dimensions. A leaf with fewer keeps :math:`|g|^2` whole, and
+    takes :math:`\mu` as it is.
+
+    Args:
+        b1: decay of the momentum, in :math:`[0, 1)`.
+        b2: decay of the second moment, in :math:`[0, 1)`.
+        b3: decay of the instability, in :math:`[0, 1)`.
+        eps: :math:`\epsilon \ge 0`.
+        eps_residual: :math:`\bar\epsilon \ge 0`.
+        clipping_threshold: :math:`d > 0`.
+        mu_dtype: the type in which :math:`\mu` is kept; the parameter's unless given.
+
+    State: `ScaleByCameState`.
+
+    Source: Y. Luo et al., CAME: Confidence-guided Adaptive Memory Efficient Optimization, 2023,
+    arXiv:2307.02047, algorithm 2; the treatment of vectors is the authors' code's.
+
+    >>> tx = scale_by_came()
+    >>> state = tx.init(jnp.zeros((8, 4)))
+    >>> state.v_row.shape, state.residual_col.shape, state.v.shape
+    ((8,), (4,), (1,))
+    """
+
+    def slots(p: Array) -> dict[str, Array]:
+        row: tuple[int, ...] = (1,)
+        col: tuple[int, ...] = (1,)
+        full = p.shape
+        if p.ndim >= 2:
+            row, col, full = p.shape[:-1], p.shape[:-2] + p.shape[-1:], (1,)
+        dtype = accumulator_dtype(p)
+        return {
+            "mu": zeros_like(p, mu_dtype),
+            "v_row": jnp.zeros(row, dtype),
+            "v_col": jnp.zeros(col, dtype),
+            "v": jnp.zeros(full, dtype),
+            "residual_row": jnp.zeros(row, dtype),
+            "residual_col": jnp.zeros(col, dtype),
+        }
+
+    def rule(g: Array, s: Any, t: Any) -> Any:
+        new, square = dict(vars(s)), abs_sq(g) + eps
+        if g.ndim < 2:
+            new["v"] = ema(square, s.v, b2)
+            u = g * _inverse_root(new["v"])
+        else:
+            new["v_row"], new["v_col"] = _means(square, s.v_row, s.v_col, b2)
+            by_row, by_col = _unfactored(new["v_row"], new["v_col"])
+            u = g * by_row * by_col
+        u = u * shrink_factor(rms(u), clipping_threshold)
+        mu = new["mu"] = ema(u, s.mu, b1)
+        if g.ndim < 2:
+            return mu, new
+        instability = abs_sq(u - mu) + eps_residual
+        rows, cols = _means(instability, s.residual_row, s.residual_col, b3)
+        new["residual_row"], new["residual_col"] = rows, cols
+        by_row, by_col = _unfactored(rows, cols)
+        return mu * by_row * by_col, new
+
+    return leafwise(ScaleByCameState, slots, rule)
+
+
+@optimizer
+def came(
+    learning_rate: NonNegative,
+    b1: Decay = 0.9,
+    b2: Decay = 0.999,
+    b3: Decay = 0.9999,
+    eps: NonNegative = 1e-30,
+    eps_residual: NonNegative = 1e-16,
+    clipping_threshold: Positive = 1.0,
+    weight_decay: NonNegative = 0.0,
+    mask: Where | None = None,
+    *,
+    mu_dtype: DType | None = None,
+) -> GradientTransformation:
+    r"""CAME: :math:`\theta \leftarrow \theta - \eta (u + \lambda\theta)`.
+
+    The direction `u` is that of :func:`scale_by_came`.
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        b1: decay of the momentum; this and the rest as in :func:`scale_by_came`.
+        b2: decay of the second moment.
+        b3: decay of the instability.
+        eps: added to the squared gradient.
+        eps_residual: added to the instability.
+        clipping_threshold: the largest root mean square of the scaled gradient.
+        weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
+        mask: which parameters decay, as in :func:`add_decayed_weights`.
+        mu_dtype: the type of the momentum.
+
+    Source: Y. Luo et al., CAME: Confidence-guided Adaptive Memory Efficient Optimization, 2023,
+    arXiv:2307.02047, algorithm 2.
+
+    >>> tx = came(2e-4, weight_decay=0.01)
+    """
+    return chain(
+        scale_by_came(b1, b2, b3, eps, eps_residual, clipping_threshold, mu_dtype),
+        add_decayed_weights(weight_decay, mask),
+        scale_by_learning_rate(learning_rate),
+    )

@@ -1,0 +1,118 @@
+"""diffGrad."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from gradtx.checks import Decay, NonNegative
+from gradtx.compose import chain
+from gradtx.engine import elementwise
+from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, zeros_like
+from gradtx.paths import Where
+from gradtx.transformation import GradientTransformation, optimizer, transformation
+from gradtx.transforms.decay import add_decayed_weights
+from gradtx.transforms.scaling import scale_by_learning_rate
+from gradtx.types import Array, Counter, DType, Slots
+
+
+class ScaleByDiffgradState(NamedTuple):
+    """count: i32[]; mu, nu, previous: like the parameters; nu real and in float32 or wider."""
+
+    count: Counter
+    mu: Slots
+    nu: Slots
+    previous: Slots
+
+
+@transformation
+def scale_by_diffgrad(
+    b1: Decay = 0.9,
+    b2: Decay = 0.999,
+    eps: NonNegative = 1e-8,
+    *,
+    mu_dtype: DType | None = None,
+    nu_dtype: DType | None = None,
+) -> GradientTransformation:
+    r"""Adam's direction, up to halved where the gradient has hardly changed.
+
+    .. math:: u_t = \xi_t \frac{\hat\mu_t}{\sqrt{\hat\nu_t} + \epsilon}, \qquad
+        \xi_t = \frac{1}{1 + e^{-|g_{t-1} - g_t|}}, \quad g_0 = 0
+
+    with the moments of :func:`scale_by_adam`.
+
+    Args:
+        b1: :math:`\beta_1` in :math:`[0, 1)`; this and the next two: a number, an array, or a
+            schedule.
+        b2: :math:`\beta_2` in :math:`[0, 1)`.
+        eps: :math:`\epsilon \ge 0`.
+        mu_dtype: the type in which :math:`\mu` is kept; the parameter's unless given.
+        nu_dtype: the type in which :math:`\nu` is kept; float32 or wider unless given.
+
+    State: `ScaleByDiffgradState`, with the gradient of the step before. On `Rows` that is the
+    gradient when the row was last touched.
+
+    Source: S. R. Dubey et al., diffGrad: An Optimization Method for Convolutional Neural Networks,
+    2019, arXiv:1909.11015.
+
+    >>> tx = scale_by_diffgrad()
+    >>> state = tx.init(jnp.zeros(1))
+    >>> for _ in range(2):
+    ...     updates, state = tx.update(jnp.ones(1), state)
+    >>> updates.round(4).tolist()
+    [0.5]
+    """
+
+    def slots(p: Array) -> dict[str, Array]:
+        return {
+            "mu": zeros_like(p, mu_dtype),
+            "nu": zeros_like(p, accumulator_dtype(p, nu_dtype)),
+            "previous": zeros_like(p),
+        }
+
+    def rule(g: Array, s: Any, t: Step) -> Any:
+        mu, nu = ema(g, s.mu, b1), ema(abs_sq(g), s.nu, b2)
+        friction = 1 + jnp.exp(-jnp.abs(s.previous - g))
+        root = jnp.sqrt(jnp.where(nu > 0, debias(nu, b2, t), jnp.inf))
+        direction = debias(mu, b1, t) / (friction * (root + eps))
+        return direction, {"mu": mu, "nu": nu, "previous": g}
+
+    return elementwise(ScaleByDiffgradState, slots, rule)
+
+
+@optimizer
+def diffgrad(
+    learning_rate: NonNegative,
+    b1: Decay = 0.9,
+    b2: Decay = 0.999,
+    eps: NonNegative = 1e-8,
+    weight_decay: NonNegative = 0.0,
+    mask: Where | None = None,
+    *,
+    mu_dtype: DType | None = None,
+    nu_dtype: DType | None = None,
+) -> GradientTransformation:
+    r"""The diffGrad optimizer: :math:`\theta \leftarrow \theta - \eta (u + \lambda\theta)`.
+
+    The direction `u` is that of :func:`scale_by_diffgrad`.
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        b1: decay of the first moment; this and the rest as in :func:`scale_by_diffgrad`.
+        b2: decay of the second moment.
+        eps: added to the root.
+        weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
+        mask: which parameters decay, as in :func:`add_decayed_weights`.
+        mu_dtype: the type of the first moment.
+        nu_dtype: the type of the second moment.
+
+    Source: S. R. Dubey et al., diffGrad: An Optimization Method for Convolutional Neural Networks,
+    2019, arXiv:1909.11015.
+
+    >>> diffgrad(1e-3)
+    diffgrad(learning_rate=0.001, b1=0.9, b2=0.999, eps=1e-08, weight_decay=0.0)
+    """
+    return chain(
+        scale_by_diffgrad(b1, b2, eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
+        add_decayed_weights(weight_decay, mask),
+        scale_by_learning_rate(learning_rate),
+    )

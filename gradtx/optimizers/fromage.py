@@ -1,0 +1,50 @@
+"""Fromage."""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from gradtx.checks import NonNegative
+from gradtx.engine import leafwise
+from gradtx.numerics import divide
+from gradtx.transformation import GradientTransformation, transformation
+from gradtx.transforms.scaling import ScaleByScheduleState
+from gradtx.transforms.trust import norm
+from gradtx.types import Array, EmptyState
+
+
+@transformation(scheduled_state=ScaleByScheduleState)
+def fromage(learning_rate: NonNegative, min_norm: NonNegative = 1e-6) -> GradientTransformation:
+    r"""Fromage: steps in proportion to each leaf, divided by what they would make it grow.
+
+    .. math:: \theta \leftarrow \frac{1}{\sqrt{1 + \eta^2}} \left(\theta
+        - \eta \frac{\max(\lVert\theta\rVert, m)}{\max(\lVert g\rVert, m)}\, g\right)
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        min_norm: :math:`m \ge 0`.
+
+    State: none, or `ScaleByScheduleState` for a schedule.
+
+    The shrinking of the parameter, :math:`1 - 1/\sqrt{1 + \eta^2}`, is computed without
+    cancellation; Optax loses it in float32 when the learning rate is an array below 1e-4.
+
+    Raises:
+        ValueError: ``update`` is called without parameters.
+
+    Source: J. Bernstein et al., On the Distance between Two Neural Networks and the Stability of
+    Learning, 2020, arXiv:2002.03432, algorithm 1.
+
+    >>> p = jnp.array([5.0, 0.0])
+    >>> tx = fromage(0.75)
+    >>> (p + tx.update(jnp.array([0.0, 1.0]), tx.init(p), p)[0]).tolist()
+    [4.0, -3.0]
+    """
+    shrink = (1 + learning_rate * learning_rate) ** -0.5
+    loss = (learning_rate * shrink) ** 2 / (1 + shrink)  # 1 - shrink
+
+    def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
+        ratio = divide(jnp.maximum(norm(p), min_norm), jnp.maximum(norm(g), min_norm))
+        return g * (-learning_rate * shrink * ratio) - loss * p, {}
+
+    return leafwise(EmptyState, None, rule)

@@ -1,0 +1,88 @@
+"""FTRL: follow the regularized leader."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from gradtx.checks import NonNegative, Positive
+from gradtx.engine import elementwise
+from gradtx.numerics import abs_sq, accumulator_dtype, compute_dtype, divide, full_like, zeros_like
+from gradtx.transformation import GradientTransformation, transformation
+from gradtx.types import Array, Slots
+
+
+class FtrlState(NamedTuple):
+    """accumulator, linear: like the parameters, in float32 or wider; the first is real."""
+
+    accumulator: Slots
+    linear: Slots
+
+
+@transformation
+def ftrl(
+    learning_rate: Positive,
+    learning_rate_power: Any = -0.5,
+    initial_accumulator_value: NonNegative = 0.1,
+    l1_regularization_strength: NonNegative = 0.0,
+    l2_regularization_strength: NonNegative = 0.0,
+    l2_shrinkage_regularization_strength: NonNegative = 0.0,
+    beta: NonNegative = 0.0,
+) -> GradientTransformation:
+    r"""FTRL-Proximal: the exact minimum of all linearised losses with L1 and L2 penalties.
+
+    .. math::
+        n_t &= n_{t-1} + |g_t|^2, \\
+        z_t &= z_{t-1} + g_t + 2 \lambda_s \theta_{t-1}
+            - \frac{n_t^{-k} - n_{t-1}^{-k}}{\eta}\, \theta_{t-1}, \\
+        \theta_t &= -\frac{\mathrm{sign}(z_t) \max(|z_t| - \lambda_1, 0)}
+            {(n_t^{-k} + \beta) / \eta + 2 \lambda_2}
+
+    Args:
+        learning_rate: :math:`\eta > 0`; a number, an array, or a schedule.
+        learning_rate_power: :math:`k \le 0`, a number.
+        initial_accumulator_value: :math:`n_0 \ge 0`.
+        l1_regularization_strength: :math:`\lambda_1 \ge 0`; makes entries exactly 0.
+        l2_regularization_strength: :math:`\lambda_2 \ge 0`.
+        l2_shrinkage_regularization_strength: :math:`\lambda_s \ge 0`, a decay of the parameters.
+        beta: :math:`\beta \ge 0`.
+
+    Arguments and formula are those of Keras. As there, the first step forgets the initial
+    parameters but for what :math:`z` keeps of them: start from zeros. Optax has no FTRL.
+
+    State: `FtrlState`; with a schedule in a `ScheduledState`.
+
+    Raises:
+        ValueError: ``update`` is called without parameters, or `learning_rate_power` is positive.
+
+    Source: H. B. McMahan et al., Ad Click Prediction: a View from the Trenches, 2013,
+    doi:10.1145/2487575.2488200, algorithm 1.
+
+    >>> tx = ftrl(1.0, initial_accumulator_value=0.0, l1_regularization_strength=1.0)
+    >>> p = jnp.zeros(2)
+    >>> tx.update(jnp.array([-2.0, 0.5]), tx.init(p), p)[0].tolist()
+    [0.5, -0.0]
+    """
+    if isinstance(learning_rate_power, bool) or not isinstance(learning_rate_power, float | int):
+        raise TypeError(f"ftrl: learning_rate_power must be a number, not {learning_rate_power!r}")
+    if not learning_rate_power <= 0:
+        raise ValueError(f"ftrl: learning_rate_power must be at most 0, not {learning_rate_power}")
+
+    def root(n: Array) -> Array:
+        return jnp.sqrt(n) if learning_rate_power == -0.5 else n**-learning_rate_power
+
+    def slots(p: Array) -> dict[str, Array]:
+        return {
+            "accumulator": full_like(p, initial_accumulator_value, accumulator_dtype(p)),
+            "linear": zeros_like(p, compute_dtype(p.dtype)),
+        }
+
+    def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
+        n = s.accumulator + abs_sq(g)
+        strength = root(n)
+        pull = 2 * l2_shrinkage_regularization_strength
+        z = s.linear + g + (pull - (strength - root(s.accumulator)) * (1 / learning_rate)) * p
+        curvature = (strength + beta) * (1 / learning_rate) + 2 * l2_regularization_strength
+        size = jnp.maximum(jnp.abs(z) - l1_regularization_strength, 0)
+        return -jnp.sign(z) * divide(size, curvature) - p, {"accumulator": n, "linear": z}
+
+    return elementwise(FtrlState, slots, rule)

@@ -1,0 +1,234 @@
+"""GaLore."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.checks import NonNegative, Number
+from gradtx.compose import chain
+from gradtx.numerics import increment, widen
+from gradtx.optimizers.adam import scale_by_adam
+from gradtx.paths import Where
+from gradtx.transformation import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    optimizer,
+    transformation,
+    with_extra_args_support,
+)
+from gradtx.transforms.decay import add_decayed_weights
+from gradtx.transforms.matrices import _as_matrices, _checked, _dimension_numbers, _Matrices
+from gradtx.transforms.scaling import scale_by_learning_rate
+from gradtx.types import Array, Counter, Params, PyTree, Slots, State, Updates
+
+
+class GaLoreDimensionNumbers(NamedTuple):
+    """Which axes of an array are the rows and the columns of a matrix; together they are all.
+
+    reduction_axis: the rows, one axis or several; output_axis: the columns.
+    """
+
+    reduction_axis: Sequence[int] | int = 0
+    output_axis: Sequence[int] | int = 1
+
+
+class GaLoreState(NamedTuple):
+    """count: i32[]; base_optimizer_state: of the projected gradients; projector: (longer side, r).
+
+    The projector of a leaf that is not projected has the shape (0, 0).
+    """
+
+    count: Counter
+    base_optimizer_state: State
+    projector: Slots
+
+
+class _Projection:
+    """How one leaf is projected: onto the first singular vectors of its longer side."""
+
+    def __init__(self, where: str, path: Any, x: Array, numbers: Any, rank: int) -> None:
+        self.how: _Matrices = _as_matrices(where, path, x, numbers)
+        _, self.rows, self.columns = self.how.sizes
+        if len(_given(numbers.reduction_axis)) + len(_given(numbers.output_axis)) != x.ndim:
+            raise ValueError(
+                f"{where}: {numbers} must name all {x.ndim} axes of an array of shape {x.shape}"
+            )
+        self.tall = self.rows >= self.columns
+        self.rank = min(rank, self.rows, self.columns)
+        self.shape = max(self.rows, self.columns), self.rank
+        self.low = (self.rank, self.columns) if self.tall else (self.rows, self.rank)
+
+    def fresh(self, g: Array) -> Array:
+        u, _, vh = jnp.linalg.svd(g, full_matrices=False)
+        return u[:, : self.rank] if self.tall else vh[: self.rank].mT.conj()
+
+    def down(self, g: Array, p: Array) -> Array:
+        return p.mT.conj() @ g if self.tall else g @ p
+
+    def up(self, u: Array, p: Array) -> Array:
+        return p @ u if self.tall else u @ p.mT.conj()
+
+    def matrix(self, x: Array) -> Array:
+        return self.how.take(x)[0]
+
+    def array(self, x: Array) -> Array:
+        return self.how.put(x[None])
+
+
+def _given(axes: Any) -> tuple[int, ...]:
+    return (axes,) if isinstance(axes, int) else tuple(axes)
+
+
+@transformation
+def scale_by_galore(
+    rank: int = 128,
+    update_proj_gap: int = 200,
+    scale: Number = 1.0,
+    base_optimizer: GradientTransformation | None = None,
+    weight_dimension_numbers: Any = None,
+) -> Any:
+    r"""Transform gradients in a subspace of low rank.
+
+    .. math:: u = \alpha P\, \rho(P^\top g)
+
+    with :math:`P \in \mathbb{R}^{m \times r}` the first `r` left singular vectors of the gradient
+    at every `T`-th step, and :math:`\rho` the base transformation; a matrix with more columns than
+    rows is multiplied from the right. The slots of :math:`\rho` have `r` rows (columns) only.
+
+    Args:
+        rank: :math:`r \ge 1`, at most the shorter side of a matrix.
+        update_proj_gap: :math:`T \ge 1`, steps from one projector to the next.
+        scale: :math:`\alpha`.
+        base_optimizer: :math:`\rho`, which must need no parameters; `scale_by_adam()` unless given.
+        weight_dimension_numbers: `GaLoreDimensionNumbers` for all leaves with at least two
+            dimensions, a tree of them or a prefix of it, or a function from the parameters to such
+            a tree; a leaf whose numbers are None is not projected. Unless given, the leaves with
+            two dimensions are.
+
+    State: `GaLoreState`.
+
+    Raises:
+        ValueError: dimension numbers do not name every axis of their leaf once.
+
+    Products and decomposition are taken in at least float32, and complex matrices are projected
+    with the conjugate transpose; Optax multiplies in the gradient's type, and transposes only.
+
+    Source: J. Zhao et al., GaLore: Memory-Efficient LLM Training by Gradient Low-Rank Projection,
+    2024, arXiv:2403.03507, algorithm 2.
+
+    >>> tx = scale_by_galore(rank=1)
+    >>> tx.init(jnp.zeros((6, 4))).base_optimizer_state.mu.shape
+    (1, 4)
+    """
+    for name, value in (("rank", rank), ("update_proj_gap", update_proj_gap)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(
+                f"scale_by_galore: {name} must be an integer of at least 1, not {value!r}"
+            )
+    base = with_extra_args_support(scale_by_adam() if base_optimizer is None else base_optimizer)
+
+    def projections(tree: PyTree) -> tuple[list[Any], Any, list[_Projection | None]]:
+        given = weight_dimension_numbers
+        leaves, treedef = _checked("scale_by_galore", tree)
+        if given is None or isinstance(given, GaLoreDimensionNumbers):
+            least, most = (2, 2) if given is None else (2, 1 << 30)
+            one = given or GaLoreDimensionNumbers()
+            numbers = [
+                one if x is not None and least <= x.ndim <= most else None for _, x in leaves
+            ]
+        else:
+            numbers = _dimension_numbers("scale_by_galore", given, GaLoreDimensionNumbers, tree)
+        found = [
+            None if x is None or n is None else _Projection("scale_by_galore", path, x, n, rank)
+            for (path, x), n in zip(leaves, numbers, strict=True)
+        ]
+        return [x for _, x in leaves], treedef, found
+
+    def init(params: Params) -> State:
+        leaves, treedef, found = projections(params)
+        projectors = [
+            None if p is None else jnp.zeros((0, 0) if how is None else how.shape, p.dtype)
+            for p, how in zip(leaves, found, strict=True)
+        ]
+        low = [
+            p if how is None else jnp.zeros(how.low, p.dtype)
+            for p, how in zip(leaves, found, strict=True)
+        ]
+        return GaLoreState(
+            jnp.zeros([], jnp.int32),
+            base.init(treedef.unflatten(low)),
+            treedef.unflatten(projectors),
+        )
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        del params
+        leaves, treedef, found = projections(updates)
+        projectors = treedef.flatten_up_to(state.projector)
+        due = state.count % update_proj_gap == 0
+        low: list[Any] = list(leaves)
+        for i, how in enumerate(found):
+            if how is None:
+                continue
+            g = widen(how.matrix(leaves[i]))
+            old = projectors[i]
+            p = jax.lax.cond(
+                due,
+                lambda g=g, how=how, old=old: how.fresh(g).astype(old.dtype),
+                lambda old=old: old,
+            )
+            projectors[i] = p
+            low[i] = how.down(g, widen(p)).astype(leaves[i].dtype)
+        inner, base_state = base.update(
+            treedef.unflatten(low), state.base_optimizer_state, None, **extra_args
+        )
+        out = treedef.flatten_up_to(inner)
+        for i, how in enumerate(found):
+            if how is not None:
+                full = how.array(how.up(widen(out[i]), widen(projectors[i])))
+                out[i] = (scale * full).astype(leaves[i].dtype)
+        new = GaLoreState(increment(state.count), base_state, treedef.unflatten(projectors))
+        return treedef.unflatten(out), new
+
+    return GradientTransformationExtraArgs(init, update)
+
+
+@optimizer
+def galore(
+    learning_rate: NonNegative,
+    rank: int = 128,
+    update_proj_gap: int = 200,
+    scale: Number = 1.0,
+    base_optimizer: GradientTransformation | None = None,
+    weight_decay: NonNegative = 0.0,
+    mask: Where | None = None,
+    weight_dimension_numbers: Any = None,
+) -> GradientTransformation:
+    r"""GaLore: :math:`\theta \leftarrow \theta - \eta (u + \lambda\theta)`.
+
+    The direction `u` is that of :func:`scale_by_galore`.
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        rank: of the subspace; this and the next three as in :func:`scale_by_galore`.
+        update_proj_gap: steps from one projector to the next.
+        scale: factor on the direction of projected leaves.
+        base_optimizer: what transforms the projected gradients; `scale_by_adam()` unless given.
+        weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
+        mask: which parameters decay, as in :func:`add_decayed_weights`.
+        weight_dimension_numbers: which leaves are matrices, and how.
+
+    Source: J. Zhao et al., GaLore: Memory-Efficient LLM Training by Gradient Low-Rank Projection,
+    2024, arXiv:2403.03507, algorithm 2.
+
+    >>> galore(1e-3, rank=4)
+    galore(learning_rate=0.001, rank=4, update_proj_gap=200, scale=1.0, weight_decay=0.0)
+    """
+    return chain(
+        scale_by_galore(rank, update_proj_gap, scale, base_optimizer, weight_dimension_numbers),
+        add_decayed_weights(weight_decay, mask),
+        scale_by_learning_rate(learning_rate),
+    )

@@ -1,0 +1,114 @@
+"""LaProp."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from gradtx.checks import Decay, NonNegative
+from gradtx.compose import chain
+from gradtx.engine import elementwise
+from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, zeros_like
+from gradtx.paths import Where
+from gradtx.transformation import GradientTransformation, optimizer, transformation
+from gradtx.transforms.decay import add_decayed_weights
+from gradtx.transforms.scaling import scale_by_learning_rate
+from gradtx.types import Array, Counter, DType, Slots
+
+
+class ScaleByLapropState(NamedTuple):
+    """count: i32[]; mu, nu: like the parameters, nu real and in float32 or wider unless given."""
+
+    count: Counter
+    mu: Slots
+    nu: Slots
+
+
+@transformation
+def scale_by_laprop(
+    b1: Decay = 0.9,
+    b2: Decay = 0.999,
+    eps: NonNegative = 1e-15,
+    *,
+    mu_dtype: DType | None = None,
+    nu_dtype: DType | None = None,
+) -> GradientTransformation:
+    r"""A moving average of gradients that are normalised first; Adam averages and then normalises.
+
+    .. math::
+        \nu_t = \beta_2 \nu_{t-1} + (1 - \beta_2) |g_t|^2, \qquad
+        \mu_t = \beta_1 \mu_{t-1} + (1 - \beta_1) \frac{g_t}{\sqrt{\hat\nu_t} + \epsilon},
+        \qquad u_t = \frac{\mu_t}{1 - \beta_1^t}
+
+    with :math:`\hat\nu_t = \nu_t / (1 - \beta_2^t)`.
+
+    Args:
+        b1: :math:`\beta_1` in :math:`[0, 1)`; this and the next two: a number, an array, or a
+            schedule.
+        b2: :math:`\beta_2` in :math:`[0, 1)`.
+        eps: :math:`\epsilon \ge 0`.
+        mu_dtype: the type in which :math:`\mu` is kept; the parameter's unless given.
+        nu_dtype: the type in which :math:`\nu` is kept; float32 or wider unless given.
+
+    State: `ScaleByLapropState`.
+
+    Source: L. Ziyin, Z. T. Wang and M. Ueda, LaProp: Separating Momentum and Adaptivity in Adam,
+    2020, arXiv:2002.04839, algorithm 1.
+
+    >>> tx = scale_by_laprop()
+    >>> tx.update(jnp.array([4.0, 0.0]), tx.init(jnp.zeros(2)))[0].round(4).tolist()
+    [1.0, 0.0]
+    """
+
+    def slots(p: Array) -> dict[str, Array]:
+        return {
+            "mu": zeros_like(p, mu_dtype),
+            "nu": zeros_like(p, accumulator_dtype(p, nu_dtype)),
+        }
+
+    def rule(g: Array, s: Any, t: Step) -> Any:
+        nu = ema(abs_sq(g), s.nu, b2)
+        # The select guards the root's argument: eps may be 0.
+        root = jnp.sqrt(jnp.where(nu > 0, debias(nu, b2, t), jnp.inf))
+        mu = ema(g / (root + eps), s.mu, b1)
+        return debias(mu, b1, t), {"mu": mu, "nu": nu}
+
+    return elementwise(ScaleByLapropState, slots, rule)
+
+
+@optimizer
+def laprop(
+    learning_rate: NonNegative,
+    b1: Decay = 0.9,
+    b2: Decay = 0.999,
+    eps: NonNegative = 1e-15,
+    weight_decay: NonNegative = 0.0,
+    mask: Where | None = None,
+    *,
+    mu_dtype: DType | None = None,
+    nu_dtype: DType | None = None,
+) -> GradientTransformation:
+    r"""LaProp: :math:`\theta \leftarrow \theta - \eta (u + \lambda\theta)`.
+
+    The direction `u` is that of :func:`scale_by_laprop`.
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        b1: decay of the momentum; this and the rest as in :func:`scale_by_laprop`.
+        b2: decay of the second moment.
+        eps: added to the root.
+        weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
+        mask: which parameters decay, as in :func:`add_decayed_weights`.
+        mu_dtype: the type of the momentum.
+        nu_dtype: the type of the second moment.
+
+    Source: L. Ziyin, Z. T. Wang and M. Ueda, LaProp: Separating Momentum and Adaptivity in Adam,
+    2020, arXiv:2002.04839, algorithm 1.
+
+    >>> laprop(4e-4)
+    laprop(learning_rate=0.0004, b1=0.9, b2=0.999, eps=1e-15, weight_decay=0.0)
+    """
+    return chain(
+        scale_by_laprop(b1, b2, eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
+        add_decayed_weights(weight_decay, mask),
+        scale_by_learning_rate(learning_rate),
+    )

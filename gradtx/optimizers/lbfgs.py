@@ -1,0 +1,207 @@
+"""L-BFGS."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.checks import NonNegative
+from gradtx.compose import chain, identity
+from gradtx.numerics import compute_dtype, increment, zeros_like
+from gradtx.paths import is_leaf, leaves_with_path, path_string
+from gradtx.rows import is_rows
+from gradtx.transformation import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    optimizer,
+    transformation,
+)
+from gradtx.transforms.scaling import scale, scale_by_learning_rate
+from gradtx.transforms.zoom import scale_by_zoom_linesearch
+from gradtx.tree import add_scale, cast_like, norm_sq, sub, vdot
+from gradtx.types import Array, Counter, Params, PyTree, Slots, State, Updates
+
+
+class ScaleByLBFGSState(NamedTuple):
+    r"""What the last steps taught about the curvature.
+
+    count: i32[]; params, updates: those of the step before; diff_params_memory,
+    diff_updates_memory: the last differences of both, stacked, in at least float32;
+    weights_memory: :math:`1 / \langle y, s \rangle` for each, 0 where there is no pair.
+    """
+
+    count: Counter
+    params: Slots
+    updates: Slots
+    diff_params_memory: Slots
+    diff_updates_memory: Slots
+    weights_memory: Array
+
+
+def _wide(tree: PyTree) -> PyTree:
+    return jax.tree.map(lambda x: x.astype(compute_dtype(x.dtype)), tree)
+
+
+def _inner(tree: PyTree, other: PyTree) -> Array:
+    return vdot(tree, other).real
+
+
+@transformation
+def scale_by_lbfgs(memory_size: int = 10, scale_init_precond: bool = True) -> Any:
+    r"""Multiply the gradient by an approximation of the inverse Hessian.
+
+    With :math:`s_k = \theta_{k+1} - \theta_k`, :math:`y_k = g_{k+1} - g_k`,
+    :math:`\rho_k = 1 / \langle y_k, s_k \rangle` and
+    :math:`V_k = I - \rho_k y_k s_k^\top`, the direction is :math:`P g` where `P` starts as
+    :math:`\gamma I` and, over the last `m` pairs from the oldest to the newest,
+
+    .. math:: P \leftarrow V_k^\top P V_k + \rho_k s_k s_k^\top, \qquad
+        \gamma = \frac{\langle y, s \rangle}{\langle y, y \rangle} \text{ of the newest pair.}
+
+    Args:
+        memory_size: :math:`m \ge 1`.
+        scale_init_precond: whether to use :math:`\gamma`; else 1. Before there is a pair,
+            :math:`\gamma = \min(1, 1 / \lVert g \rVert)`.
+
+    ``update`` takes `params`; the gradients must be those of one function.
+
+    State: `ScaleByLBFGSState`.
+
+    A pair without positive curvature is not used, so that `P` stays positive definite; Optax uses
+    it, and may ascend.
+
+    Source: D. C. Liu and J. Nocedal, On the Limited Memory BFGS Method for Large Scale
+    Optimization, 1989, doi:10.1007/BF01589116; J. Nocedal and S. J. Wright, Numerical
+    Optimization, algorithm 7.4.
+
+    >>> tx, x = scale_by_lbfgs(), jnp.array([3.0, 4.0])
+    >>> first, state = tx.update(2 * x, tx.init(x), x)
+    >>> x = x - first
+    >>> second, state = tx.update(2 * x, state, x)
+    >>> bool(jnp.allclose(x - second, 0, atol=1e-5))
+    True
+    """
+    if isinstance(memory_size, bool) or not isinstance(memory_size, int) or memory_size < 1:
+        raise ValueError(
+            f"scale_by_lbfgs: memory_size must be an integer of at least 1, not {memory_size!r}"
+        )
+
+    def stack(p: Array) -> Array:
+        return jnp.zeros((memory_size, *p.shape), compute_dtype(p.dtype))
+
+    def init(params: Params) -> State:
+        empty = jax.tree.map(zeros_like, params)
+        memory = jax.tree.map(stack, params)
+        weights = jnp.zeros(memory_size, norm_sq(jax.tree.map(lambda m: m[0], memory)).dtype)
+        return ScaleByLBFGSState(jnp.zeros([], jnp.int32), empty, empty, memory, memory, weights)
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        del extra_args
+        for path, u in leaves_with_path(updates)[0]:
+            if is_rows(u):
+                raise TypeError(
+                    f"scale_by_lbfgs: the gradient at {path_string(path)!r} is Rows, and the "
+                    "curvature needs all rows; use to_dense()"
+                )
+        if params is None:
+            raise ValueError("scale_by_lbfgs: update needs params")
+        g = _wide(updates)
+        s, y = sub(_wide(params), _wide(state.params)), sub(g, _wide(state.updates))
+        weights = state.weights_memory
+        curvature, slack = _inner(y, s), jnp.finfo(weights.dtype).eps
+        positive = curvature > slack * jnp.sqrt(norm_sq(s) * norm_sq(y))
+        weight = jnp.where(positive & (state.count > 0), 1 / jnp.where(positive, curvature, 1), 0)
+        newest = (state.count - 1) % memory_size
+
+        def put(memory: Array, x: Any) -> Array:
+            if x is None:
+                return memory
+            return memory.at[newest].set(jnp.where(weight > 0, x, 0).astype(memory.dtype))
+
+        def keep(old: Array, x: Any) -> Array:
+            return old if x is None else x.astype(old.dtype)
+
+        steps = jax.tree.map(put, state.diff_params_memory, s, is_leaf=is_leaf)
+        changes = jax.tree.map(put, state.diff_updates_memory, y, is_leaf=is_leaf)
+        weights = weights.at[newest].set(weight.astype(weights.dtype))
+
+        direction = _multiply(g, steps, changes, weights, newest, scale_init_precond)
+        new = ScaleByLBFGSState(
+            increment(state.count),
+            jax.tree.map(keep, state.params, params, is_leaf=is_leaf),
+            jax.tree.map(keep, state.updates, updates, is_leaf=is_leaf),
+            steps,
+            changes,
+            weights,
+        )
+        return cast_like(direction, updates), new
+
+    return GradientTransformationExtraArgs(init, update)
+
+
+def _multiply(
+    g: PyTree, steps: PyTree, changes: PyTree, weights: Array, newest: Array, scaled: bool
+) -> PyTree:
+    """The product of the approximation with a gradient, in two loops over the pairs."""
+    size = weights.shape[0]
+
+    def pair(age: Any) -> tuple[Array, PyTree, PyTree]:
+        i = (newest - age) % size
+        return i, jax.tree.map(lambda m: m[i], steps), jax.tree.map(lambda m: m[i], changes)
+
+    def right(age: Array, carry: tuple[PyTree, Array]) -> tuple[PyTree, Array]:
+        q, alphas = carry
+        i, s, y = pair(age)
+        alpha = weights[i] * _inner(s, q)
+        return cast_like(add_scale(q, -alpha, y), q), alphas.at[i].set(alpha)
+
+    def left(i: Array, q: PyTree, alphas: Array) -> PyTree:
+        i, s, y = pair(size - 1 - i)
+        beta = weights[i] * _inner(y, q)
+        return cast_like(add_scale(q, alphas[i] - beta, s), q)
+
+    q, alphas = jax.lax.fori_loop(0, size, right, (g, jnp.zeros_like(weights)))
+    if scaled:
+        # The newest pair that counts.
+        i, _, y = pair(jnp.argmax(weights[(newest - jnp.arange(size)) % size] > 0))
+        norm = jnp.sqrt(norm_sq(g))
+        start = jnp.where(norm > 1, 1 / jnp.where(norm > 1, norm, 1), 1)
+        known = weights[i] > 0
+        gamma = jnp.where(known, 1 / jnp.where(known, weights[i] * norm_sq(y), 1), start)
+        q = jax.tree.map(lambda x: gamma.astype(x.real.dtype) * x, q)
+    return jax.lax.fori_loop(0, size, lambda i, q: left(i, q, alphas), q)
+
+
+@optimizer
+def lbfgs(
+    learning_rate: NonNegative | None = None,
+    memory_size: int = 10,
+    scale_init_precond: bool = True,
+    linesearch: GradientTransformation | None = scale_by_zoom_linesearch(  # noqa: B008
+        max_linesearch_steps=20, initial_guess_strategy="one"
+    ),
+) -> GradientTransformation:
+    r"""L-BFGS with a line search: :math:`\theta \leftarrow \theta - \eta P g`.
+
+    For smooth losses without noise; :func:`solve` runs it to the end and evaluates no point twice.
+
+    Args:
+        learning_rate: a factor on the direction before the line search; a number, an array, a
+            schedule, or None for 1.
+        memory_size: pairs remembered; this and `scale_init_precond` as in :func:`scale_by_lbfgs`.
+        scale_init_precond: whether to scale the first approximation.
+        linesearch: finds :math:`\eta`; None for none, then give a learning rate.
+
+    Source: D. C. Liu and J. Nocedal, On the Limited Memory BFGS Method for Large Scale
+    Optimization, 1989, doi:10.1007/BF01589116.
+
+    >>> import gradtx
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 1.0) ** 4), jnp.zeros(3), lbfgs(), tol=1e-4)
+    >>> int(result.status) == gradtx.Status.CONVERGED
+    True
+    """
+    rate = scale(-1.0) if learning_rate is None else scale_by_learning_rate(learning_rate)
+    search = identity() if linesearch is None else linesearch
+    return chain(scale_by_lbfgs(memory_size, scale_init_precond), rate, search)

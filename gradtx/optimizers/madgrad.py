@@ -1,0 +1,95 @@
+"""MADGRAD."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from gradtx.checks import Fraction, NonNegative
+from gradtx.compose import chain
+from gradtx.engine import elementwise
+from gradtx.numerics import Step, abs_sq, accumulator_dtype, zeros_like
+from gradtx.transformation import GradientTransformation, optimizer, transformation
+from gradtx.transforms.decay import add_decayed_weights
+from gradtx.types import Array, Counter, Slots
+
+
+class MadgradState(NamedTuple):
+    """count: i32[]; grad_sum_sq, s, x0: like the parameters, the first real, float32 or wider."""
+
+    count: Counter
+    grad_sum_sq: Slots
+    s: Slots
+    x0: Slots
+
+
+@transformation
+def scale_by_madgrad(
+    learning_rate: NonNegative, momentum: Fraction = 0.9, eps: NonNegative = 1e-6
+) -> GradientTransformation:
+    r"""Dual averaging from the starting point, divided by the cube root of summed squares.
+
+    .. math::
+        \lambda_t &= (\eta + \epsilon) \sqrt{t}, \qquad
+        \nu_t = \nu_{t-1} + \lambda_t |g_t|^2, \qquad s_t = s_{t-1} + \lambda_t g_t, \\
+        z_t &= \theta_0 - \frac{s_t}{\sqrt[3]{\nu_t} + \epsilon}, \qquad
+        u_t = (1 - \mu)(z_t - \theta_{t-1})
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        momentum: :math:`\mu` in :math:`[0, 1]`.
+        eps: :math:`\epsilon > 0`. As in Optax it is also added to the learning rate.
+
+    The update is the step itself, with its sign: no learning rate follows.
+
+    State: `MadgradState`. ``x0`` is :math:`\theta_0`, a copy of the parameters at ``init``.
+
+    Raises:
+        ValueError: ``update`` is called without parameters.
+
+    Source: A. Defazio and S. Jelassi, Adaptivity without Compromise: A Momentumized, Adaptive, Dual
+    Averaged Gradient Method for Stochastic Optimization, 2021, arXiv:2101.11075, algorithm 1.
+
+    >>> tx = scale_by_madgrad(1.0, momentum=0.0, eps=0.0)
+    >>> tx.update(jnp.array([8.0]), tx.init(jnp.zeros(1)), jnp.zeros(1))[0].round(6).tolist()
+    [-2.0]
+    """
+
+    def slots(p: Array) -> dict[str, Array]:
+        return {
+            "grad_sum_sq": zeros_like(p, accumulator_dtype(p)),
+            "s": zeros_like(p),
+            # A copy of its own: a buffer cannot be donated twice.
+            "x0": jnp.array(p, copy=True),
+        }
+
+    def rule(g: Array, s: Any, t: Step, p: Array) -> Any:
+        weight = (learning_rate + eps) * jnp.sqrt(t.number)
+        squares, dual = s.grad_sum_sq + weight * abs_sq(g), s.s + weight * g
+        z = s.x0 - dual / (jnp.cbrt(squares) + eps)
+        return (1 - momentum) * (z - p), {"grad_sum_sq": squares, "s": dual, "x0": s.x0}
+
+    return elementwise(MadgradState, slots, rule)
+
+
+@optimizer
+def madgrad(
+    learning_rate: NonNegative,
+    momentum: Fraction = 0.9,
+    weight_decay: NonNegative = 0.0,
+    eps: NonNegative = 1e-6,
+) -> GradientTransformation:
+    r"""MADGRAD: :math:`\theta \leftarrow \theta + u` with `u` of :func:`scale_by_madgrad`.
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        momentum: :math:`\mu` in :math:`[0, 1]`.
+        weight_decay: :math:`\lambda \ge 0`: :math:`\lambda\theta` is added to the gradient.
+        eps: added to the cube root and to the learning rate, above 0.
+
+    Source: A. Defazio and S. Jelassi, Adaptivity without Compromise: A Momentumized, Adaptive, Dual
+    Averaged Gradient Method for Stochastic Optimization, 2021, arXiv:2101.11075, algorithm 1.
+
+    >>> madgrad(1e-2)
+    madgrad(learning_rate=0.01, momentum=0.9, weight_decay=0.0, eps=1e-06)
+    """
+    return chain(add_decayed_weights(weight_decay), scale_by_madgrad(learning_rate, momentum, eps))

@@ -1,0 +1,187 @@
+"""NAdam: Adam with Nesterov momentum, and with its schedule of the momentum."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from gradtx.checks import Decay, NonNegative
+from gradtx.compose import chain
+from gradtx.engine import elementwise
+from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, zeros_like
+from gradtx.optimizers.adam import ScaleByAdamState, scale_by_adam
+from gradtx.paths import Where
+from gradtx.transformation import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    optimizer,
+    transformation,
+)
+from gradtx.transforms.decay import add_decayed_weights
+from gradtx.transforms.scaling import scale_by_learning_rate
+from gradtx.types import Array, Counter, DType, Params, Slots, State, Updates
+
+
+class ScaleByNadamState(NamedTuple):
+    """count: i32[]; mu, nu: like the parameters; momentum_product: f32[]."""
+
+    count: Counter
+    mu: Slots
+    nu: Slots
+    momentum_product: Array
+
+
+@transformation
+def scale_by_nadam(
+    b1: Decay = 0.9,
+    b2: Decay = 0.999,
+    eps: NonNegative = 1e-8,
+    eps_root: NonNegative = 0.0,
+    mu_dtype: DType | None = None,
+    *,
+    momentum_decay: NonNegative = 4e-3,
+) -> GradientTransformation:
+    r"""Adam with Nesterov momentum that warms up.
+
+    .. math::
+        m_t &= \beta_1 \left(1 - \tfrac12\, 0.96^{t \psi}\right), \qquad
+        M_t = \prod_{i \le t} m_i, \\
+        \bar\mu_t &= \frac{m_{t+1}\, \mu_t}{1 - M_t m_{t+1}} + \frac{(1 - m_t)\, g_t}{1 - M_t},
+        \qquad u_t = \frac{\bar\mu_t}{\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon}
+
+    with the moments :math:`\mu_t` and :math:`\hat\nu_t` of :func:`scale_by_adam`.
+
+    Args:
+        b1: :math:`\beta_1` in :math:`[0, 1)`.
+        b2: :math:`\beta_2` in :math:`[0, 1)`.
+        eps: :math:`\epsilon \ge 0`, outside the root.
+        eps_root: :math:`\bar\epsilon \ge 0`, inside the root.
+        mu_dtype: the type in which :math:`\mu` is kept; the parameter's unless given.
+        momentum_decay: :math:`\psi \ge 0`; PyTorch takes 4e-3, Keras 1.
+
+    State: `ScaleByNadamState`. Optax has no such schedule.
+
+    Source: T. Dozat, Incorporating Nesterov Momentum into Adam, 2016.
+
+    >>> tx = scale_by_nadam()
+    >>> tx.update(jnp.array([4.0]), tx.init(jnp.zeros(1)))[0].round(3).tolist()
+    [1.055999994277954]
+    """
+
+    def momentum(number: Array) -> Array:
+        return b1 * (1 - 0.5 * 0.96 ** (number * momentum_decay))
+
+    def slots(p: Array) -> dict[str, Array]:
+        return {"mu": zeros_like(p, mu_dtype), "nu": zeros_like(p, accumulator_dtype(p))}
+
+    def adapted(product: Array) -> GradientTransformation:
+        def rule(g: Array, s: Any, t: Step) -> Any:
+            mu, nu = ema(g, s.mu, b1), ema(abs_sq(g), s.nu, b2)
+            now, ahead = momentum(t.number), momentum(t.number + 1)
+            m = mu * (ahead / (1 - product * ahead)) + g * ((1 - now) / (1 - product))
+            return m / (jnp.sqrt(debias(nu, b2, t) + eps_root) + eps), {"mu": mu, "nu": nu}
+
+        return elementwise(ScaleByAdamState, slots, rule)
+
+    def init(params: Params) -> State:
+        one = jnp.ones([], jnp.float32)
+        inner = adapted(one).init(params)
+        return ScaleByNadamState(inner.count, inner.mu, inner.nu, one)
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        product = state.momentum_product * momentum((state.count + 1).astype(jnp.float32))
+        inner = ScaleByAdamState(state.count, state.mu, state.nu)
+        updates, inner = adapted(product).update(updates, inner)
+        product = product.astype(jnp.float32)
+        return updates, ScaleByNadamState(inner.count, inner.mu, inner.nu, product)
+
+    return GradientTransformationExtraArgs(init, update)
+
+
+def _scale(
+    b1: Any, b2: Any, eps: Any, eps_root: Any, mu_dtype: Any, nesterov: bool, momentum_decay: Any
+) -> GradientTransformation:
+    if momentum_decay is None:
+        return scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov)
+    if not nesterov:
+        raise ValueError("nadam: momentum_decay is for Nesterov momentum; leave nesterov=True")
+    return scale_by_nadam(b1, b2, eps, eps_root, mu_dtype, momentum_decay=momentum_decay)
+
+
+@optimizer
+def nadam(
+    learning_rate: NonNegative,
+    b1: Decay = 0.9,
+    b2: Decay = 0.999,
+    eps: NonNegative = 1e-8,
+    eps_root: NonNegative = 0.0,
+    mu_dtype: DType | None = None,
+    *,
+    nesterov: bool = True,
+    momentum_decay: NonNegative | None = None,
+) -> GradientTransformation:
+    r"""NAdam: :math:`\theta \leftarrow \theta - \eta\, u`.
+
+    The direction `u` is that of :func:`scale_by_adam` with Nesterov momentum, or that of
+    :func:`scale_by_nadam`.
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        b1: decay of the first moment, in :math:`[0, 1)`.
+        b2: decay of the second moment, in :math:`[0, 1)`.
+        eps: added to the root, at least 0.
+        eps_root: added under the root, at least 0.
+        mu_dtype: the type of the first moment.
+        nesterov: use Nesterov momentum; without it this is :func:`adam`.
+        momentum_decay: the momentum warms up as in :func:`scale_by_nadam`: 4e-3 is PyTorch's NAdam,
+            1 is Keras's; None, as in Optax, for a constant momentum.
+
+    Source: T. Dozat, Incorporating Nesterov Momentum into Adam, 2016.
+
+    >>> tx = nadam(2e-3, momentum_decay=4e-3)  # PyTorch's
+    """
+    return chain(
+        _scale(b1, b2, eps, eps_root, mu_dtype, nesterov, momentum_decay),
+        scale_by_learning_rate(learning_rate),
+    )
+
+
+@optimizer
+def nadamw(
+    learning_rate: NonNegative,
+    b1: Decay = 0.9,
+    b2: Decay = 0.999,
+    eps: NonNegative = 1e-8,
+    eps_root: NonNegative = 0.0,
+    mu_dtype: DType | None = None,
+    weight_decay: NonNegative = 1e-4,
+    mask: Where | None = None,
+    *,
+    nesterov: bool = True,
+    momentum_decay: NonNegative | None = None,
+) -> GradientTransformation:
+    r"""NAdam with decoupled decay: :math:`\theta \leftarrow \theta - \eta (u + \lambda\theta)`.
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        b1: decay of the first moment, in :math:`[0, 1)`; this and the rest as in :func:`nadam`.
+        b2: decay of the second moment, in :math:`[0, 1)`.
+        eps: added to the root, at least 0.
+        eps_root: added under the root, at least 0.
+        mu_dtype: the type of the first moment.
+        weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
+        mask: which parameters decay, as in :func:`add_decayed_weights`.
+        nesterov: use Nesterov momentum; without it this is :func:`adamw`.
+        momentum_decay: the momentum warms up.
+
+    Source: T. Dozat, Incorporating Nesterov Momentum into Adam, 2016; I. Loshchilov and F. Hutter,
+    Decoupled Weight Decay Regularization, 2019, arXiv:1711.05101.
+
+    >>> tx = nadamw(2e-3, weight_decay=0.1, mask="*/kernel")
+    """
+    return chain(
+        _scale(b1, b2, eps, eps_root, mu_dtype, nesterov, momentum_decay),
+        add_decayed_weights(weight_decay, mask),
+        scale_by_learning_rate(learning_rate),
+    )

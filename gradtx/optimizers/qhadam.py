@@ -1,0 +1,119 @@
+"""QHAdam."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from gradtx.checks import Decay, Fraction, NonNegative, Number
+from gradtx.compose import chain
+from gradtx.engine import elementwise
+from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, zeros_like
+from gradtx.paths import Where
+from gradtx.transformation import GradientTransformation, optimizer, transformation
+from gradtx.transforms.decay import add_decayed_weights
+from gradtx.transforms.scaling import scale_by_learning_rate
+from gradtx.types import Array, Counter, DType, Slots
+
+
+class ScaleByQhadamState(NamedTuple):
+    """count: i32[]; mu, nu: like the parameters, nu real and in float32 or wider unless given."""
+
+    count: Counter
+    mu: Slots
+    nu: Slots
+
+
+@transformation
+def scale_by_qhadam(
+    b1: Decay = 0.995,
+    b2: Decay = 0.999,
+    nu1: Number = 0.7,
+    nu2: Fraction = 1.0,
+    eps: NonNegative = 1e-8,
+    *,
+    mu_dtype: DType | None = None,
+    nu_dtype: DType | None = None,
+) -> GradientTransformation:
+    r"""Adam with each moment replaced by a blend of it and the gradient at hand.
+
+    .. math:: u_t = \frac{(1 - \kappa_1) g_t + \kappa_1 \hat\mu_t}
+        {\sqrt{(1 - \kappa_2) |g_t|^2 + \kappa_2 \hat\nu_t} + \epsilon}
+
+    with the moments of :func:`scale_by_adam`.
+
+    Args:
+        b1: :math:`\beta_1` in :math:`[0, 1)`; every number may be an array or a schedule.
+        b2: :math:`\beta_2` in :math:`[0, 1)`.
+        nu1: :math:`\kappa_1`, usually 0 to 1; 1 is Adam.
+        nu2: :math:`\kappa_2` in :math:`[0, 1]`; 1 is Adam.
+        eps: :math:`\epsilon \ge 0`.
+        mu_dtype: the type in which :math:`\mu` is kept; the parameter's unless given.
+        nu_dtype: the type in which :math:`\nu` is kept; float32 or wider unless given.
+
+    The defaults are those that the paper advises.
+
+    State: `ScaleByQhadamState`.
+
+    Source: J. Ma and D. Yarats, Quasi-hyperbolic Momentum and Adam for Deep Learning, 2019,
+    arXiv:1810.06801, section 4.
+
+    >>> tx = scale_by_qhadam()
+    >>> tx.update(jnp.array([4.0, 0.0]), tx.init(jnp.zeros(2)))[0].round(4).tolist()
+    [1.0, 0.0]
+    """
+
+    def slots(p: Array) -> dict[str, Array]:
+        return {
+            "mu": zeros_like(p, mu_dtype),
+            "nu": zeros_like(p, accumulator_dtype(p, nu_dtype)),
+        }
+
+    def rule(g: Array, s: Any, t: Step) -> Any:
+        mu, nu = ema(g, s.mu, b1), ema(abs_sq(g), s.nu, b2)
+        square = ema(abs_sq(g), debias(nu, b2, t), nu2)
+        root = jnp.sqrt(jnp.where(square > 0, square, jnp.inf))
+        return ema(g, debias(mu, b1, t), nu1) / (root + eps), {"mu": mu, "nu": nu}
+
+    return elementwise(ScaleByQhadamState, slots, rule)
+
+
+@optimizer
+def qhadam(
+    learning_rate: NonNegative,
+    b1: Decay = 0.995,
+    b2: Decay = 0.999,
+    nu1: Number = 0.7,
+    nu2: Fraction = 1.0,
+    eps: NonNegative = 1e-8,
+    weight_decay: NonNegative = 0.0,
+    mask: Where | None = None,
+    *,
+    mu_dtype: DType | None = None,
+    nu_dtype: DType | None = None,
+) -> GradientTransformation:
+    r"""QHAdam: :math:`\theta \leftarrow \theta - \eta (u + \lambda\theta)`.
+
+    The direction `u` is that of :func:`scale_by_qhadam`.
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        b1: decay of the first moment; this and the rest as in :func:`scale_by_qhadam`.
+        b2: decay of the second moment.
+        nu1: share of the first moment, not of the gradient, in the direction.
+        nu2: share of the second moment, not of the squared gradient, under the root.
+        eps: added to the root.
+        weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
+        mask: which parameters decay, as in :func:`add_decayed_weights`.
+        mu_dtype: the type of the first moment.
+        nu_dtype: the type of the second moment.
+
+    Source: J. Ma and D. Yarats, Quasi-hyperbolic Momentum and Adam for Deep Learning, 2019,
+    arXiv:1810.06801, section 4.
+
+    >>> tx = qhadam(1e-3, nu1=1.0)
+    """
+    return chain(
+        scale_by_qhadam(b1, b2, nu1, nu2, eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
+        add_decayed_weights(weight_decay, mask),
+        scale_by_learning_rate(learning_rate),
+    )

@@ -1,0 +1,115 @@
+"""Rprop."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from gradtx.checks import NonNegative, Positive
+from gradtx.compose import chain
+from gradtx.engine import elementwise
+from gradtx.numerics import full_like, zeros_like
+from gradtx.transformation import GradientTransformation, optimizer, transformation
+from gradtx.transforms.scaling import scale
+from gradtx.types import Array, Slots
+
+
+class ScaleByRpropState(NamedTuple):
+    """step_sizes, prev_updates: like the parameters."""
+
+    step_sizes: Slots
+    prev_updates: Slots
+
+
+@transformation
+def scale_by_rprop(
+    learning_rate: NonNegative,
+    eta_minus: Positive = 0.5,
+    eta_plus: Positive = 1.2,
+    min_step_size: NonNegative = 1e-6,
+    max_step_size: NonNegative = 50.0,
+) -> GradientTransformation:
+    r"""A step size for each entry, which grows while its gradient keeps its sign.
+
+    .. math::
+        \sigma_t &= \mathrm{sign}(g_t)\, \mathrm{sign}(u_{t-1}), \\
+        \Delta_t &= \mathrm{clip}(\eta_+ \Delta_{t-1}),\; \mathrm{clip}(\eta_- \Delta_{t-1}),\;
+        \Delta_{t-1} \;\text{ for }\; \sigma_t = 1, -1, 0, \\
+        u_t &= \Delta_t\, \mathrm{sign}(g_t) \;\text{ if }\; \sigma_t \ge 0, \quad 0
+        \;\text{ otherwise}
+
+    Args:
+        learning_rate: :math:`\Delta_0 \ge 0`; a number or an array.
+        eta_minus: :math:`\eta_- > 0`, below 1.
+        eta_plus: :math:`\eta_+ > 0`, above 1.
+        min_step_size: the least step size, at least 0.
+        max_step_size: the largest step size, at least 0.
+
+    State: `ScaleByRpropState`.
+
+    The update is that of this step, as in the paper and in PyTorch; Optax 0.2.8 returns the one of
+    the step before, and does not move at the first. Signs are multiplied and not, as in Optax, the
+    numbers, whose product underflows where both are small.
+
+    Raises:
+        TypeError: ``init`` is given complex parameters, which have no sign.
+
+    Source: M. Riedmiller and H. Braun, A Direct Adaptive Method for Faster Backpropagation
+    Learning: The RPROP Algorithm, 1993.
+
+    >>> tx = scale_by_rprop(0.5)
+    >>> state = tx.init(jnp.zeros(1))
+    >>> for _ in range(2):
+    ...     updates, state = tx.update(jnp.array([4.0]), state)
+    >>> updates.round(6).tolist()
+    [0.6000000238418579]
+    """
+
+    def slots(p: Array) -> dict[str, Array]:
+        if jnp.iscomplexobj(p):
+            raise TypeError(
+                "scale_by_rprop compares signs, which complex parameters do not have: split them "
+                "into real and imaginary parts"
+            )
+        return {"step_sizes": full_like(p, learning_rate), "prev_updates": zeros_like(p)}
+
+    def rule(g: Array, s: Any, t: Any) -> Any:
+        sign = jnp.sign(g) * jnp.sign(s.prev_updates)
+        factor = jnp.where(sign > 0, eta_plus, eta_minus)
+        clipped = jnp.clip(s.step_sizes * factor, min_step_size, max_step_size)
+        sizes = jnp.where(sign == 0, s.step_sizes, clipped)
+        u = jnp.where(sign < 0, 0, sizes * jnp.sign(g))
+        return u, {"step_sizes": sizes, "prev_updates": u}
+
+    return elementwise(ScaleByRpropState, slots, rule)
+
+
+@optimizer
+def rprop(
+    learning_rate: NonNegative,
+    eta_minus: Positive = 0.5,
+    eta_plus: Positive = 1.2,
+    min_step_size: NonNegative = 1e-6,
+    max_step_size: NonNegative = 50.0,
+) -> GradientTransformation:
+    r"""Resilient backpropagation: :math:`\theta \leftarrow \theta - u`, for full batches.
+
+    The direction `u` is that of :func:`scale_by_rprop`.
+
+    Args:
+        learning_rate: the step size of every entry at the start, at least 0.
+        eta_minus: factor of the step size where the gradient changes its sign, in :math:`(0, 1)`.
+        eta_plus: factor where it keeps it, above 1.
+        min_step_size: the least step size, at least 0.
+        max_step_size: the largest step size, at least 0.
+
+    Source: M. Riedmiller and H. Braun, A Direct Adaptive Method for Faster Backpropagation
+    Learning: The RPROP Algorithm, 1993.
+
+    >>> tx = rprop(0.5)
+    >>> tx.update(jnp.array([4.0]), tx.init(jnp.zeros(1)))[0].tolist()
+    [-0.5]
+    """
+    return chain(
+        scale_by_rprop(learning_rate, eta_minus, eta_plus, min_step_size, max_step_size),
+        scale(-1.0),
+    )

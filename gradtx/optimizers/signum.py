@@ -1,0 +1,40 @@
+"""Signum."""
+
+from gradtx.checks import Decay, NonNegative
+from gradtx.compose import chain
+from gradtx.optimizers.sgd import scale_by_sign
+from gradtx.transformation import GradientTransformation, optimizer
+from gradtx.transforms.averaging import ema
+from gradtx.transforms.scaling import scale_by_learning_rate
+from gradtx.types import DType
+
+
+@optimizer
+def signum(
+    learning_rate: NonNegative, beta: Decay = 0.9, accumulator_dtype: DType | None = None
+) -> GradientTransformation:
+    r"""The sign of the momentum.
+
+    .. math:: m \leftarrow \beta m + (1 - \beta) g, \qquad
+        \theta \leftarrow \theta - \eta\, \mathrm{sign}(m)
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        beta: :math:`\beta` in :math:`[0, 1)`.
+        accumulator_dtype: the type in which :math:`m` is kept; the parameters' unless given.
+
+    State: `EmaState`.
+
+    Source: J. Bernstein et al., signSGD: Compressed Optimisation for Non-Convex Problems, 2018,
+    arXiv:1802.04434, algorithm 2.
+
+    >>> import jax.numpy as jnp
+    >>> tx = signum(0.5)
+    >>> tx.update(jnp.array([3.0, -2.0]), tx.init(jnp.zeros(2)))[0].tolist()
+    [-0.5, 0.5]
+    """
+    return chain(
+        ema(beta, debias=False, accumulator_dtype=accumulator_dtype),
+        scale_by_sign(),
+        scale_by_learning_rate(learning_rate),
+    )

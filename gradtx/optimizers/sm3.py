@@ -1,0 +1,90 @@
+"""SM3."""
+
+from functools import reduce
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from gradtx.checks import Decay, Fraction, NonNegative
+from gradtx.compose import chain
+from gradtx.engine import leafwise
+from gradtx.numerics import abs_sq, accumulator_dtype, ema, zeros_like
+from gradtx.transformation import GradientTransformation, optimizer, transformation
+from gradtx.transforms.scaling import scale_by_learning_rate
+from gradtx.types import Array, Slots
+
+
+class ScaleBySM3State(NamedTuple):
+    """mu: for each leaf a list of one vector a dimension, in float32 or wider; nu: like the leaf.
+
+    The names are Optax's: `mu` holds the accumulators and `nu` the momentum.
+    """
+
+    mu: Slots
+    nu: Slots
+
+
+@transformation
+def scale_by_sm3(
+    b1: Decay = 0.9, b2: Fraction = 1.0, eps: NonNegative = 1e-8
+) -> GradientTransformation:
+    r"""Adagrad whose accumulator is bounded by one vector for each dimension.
+
+    .. math::
+        \nu_{ij} &= \beta_2 \min(r_i, c_j) + (1 - \beta_2)\, |g_{ij}|^2
+            \quad (\text{without the factors for } \beta_2 = 1), \\
+        r_i &= \max_j \nu_{ij}, \qquad c_j = \max_i \nu_{ij}, \qquad
+        u = m \leftarrow \beta_1 m + (1 - \beta_1) \frac{g}{\sqrt{\nu + \epsilon}}
+
+    Args:
+        b1: :math:`\beta_1` in :math:`[0, 1)`, of the momentum.
+        b2: :math:`\beta_2` in :math:`[0, 1]`; 1 sums the squares, as in the paper.
+        eps: :math:`\epsilon \ge 0`; where :math:`\nu = 0` the entry is 0.
+
+    State: `ScaleBySM3State`. Complex leaves and scalars, which Optax refuses, are trained too.
+
+    Source: R. Anil et al., Memory-Efficient Adaptive Optimization, 2019, arXiv:1901.11150,
+    algorithm SM3-II.
+
+    >>> tx = scale_by_sm3(b1=0.0, eps=0.0)
+    >>> state = tx.init(jnp.zeros((2, 3)))
+    >>> [v.shape for v in state.mu]
+    [(2,), (3,)]
+    >>> tx.update(jnp.full((2, 3), 4.0), state)[0].tolist()
+    [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
+    """
+    fresh = 1.0 if isinstance(b2, float | int) and b2 == 1 else jnp.where(b2 == 1, 1.0, 1.0 - b2)
+
+    def slots(p: Array) -> dict[str, Any]:
+        dtype = accumulator_dtype(p)
+        return {"mu": [jnp.zeros(n, dtype) for n in p.shape or ((),)], "nu": zeros_like(p)}
+
+    def rule(g: Array, s: Any, t: Any) -> Any:
+        rank = g.ndim
+        bounds = [
+            v.reshape([-1 if i == axis else 1 for axis in range(rank)]) for i, v in enumerate(s.mu)
+        ]
+        total = b2 * reduce(jnp.minimum, bounds) + fresh * abs_sq(g)
+        scaled = g / jnp.sqrt(jnp.where(total > 0, total + eps, jnp.inf))
+        others = [tuple(a for a in range(rank) if a != i) for i in range(max(rank, 1))]
+        nu = ema(scaled, s.nu, b1)
+        return nu, {"mu": [jnp.max(total, axis=axes) for axes in others], "nu": nu}
+
+    return leafwise(ScaleBySM3State, slots, rule)
+
+
+@optimizer
+def sm3(learning_rate: NonNegative, momentum: Decay = 0.9) -> GradientTransformation:
+    r"""SM3: :math:`\theta \leftarrow \theta - \eta\, u` with `u` of :func:`scale_by_sm3`.
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        momentum: decay of the momentum, in :math:`[0, 1)`.
+
+    Source: R. Anil et al., Memory-Efficient Adaptive Optimization, 2019, arXiv:1901.11150,
+    algorithm SM3-II.
+
+    >>> sm3(0.1)
+    sm3(learning_rate=0.1, momentum=0.9)
+    """
+    return chain(scale_by_sm3(momentum), scale_by_learning_rate(learning_rate))

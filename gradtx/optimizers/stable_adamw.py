@@ -1,0 +1,129 @@
+"""StableAdamW."""
+
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.checks import Decay, NonNegative
+from gradtx.compose import chain
+from gradtx.engine import leafwise
+from gradtx.masking import restrict
+from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, zeros_like
+from gradtx.optimizers.adam import ScaleByAdamState
+from gradtx.paths import Where, mask_tree
+from gradtx.transformation import GradientTransformation, optimizer, transformation
+from gradtx.transforms.scaling import scale_by_learning_rate
+from gradtx.transforms.trust import rms
+from gradtx.types import Array, DType, PyTree
+
+
+@transformation
+def scale_by_stable_adamw(
+    b1: Decay = 0.9,
+    b2: Decay = 0.99,
+    eps: NonNegative = 1e-6,
+    weight_decay: NonNegative = 0.0,
+    mask: Where | None = None,
+    *,
+    mu_dtype: DType | None = None,
+    nu_dtype: DType | None = None,
+) -> GradientTransformation:
+    r"""AdamW's direction, shortened in a leaf whose second moment has fallen behind its gradient.
+
+    .. math:: u = \frac{1}{\max(1, r)} \left(\frac{\hat\mu}{\sqrt{\hat\nu} + \epsilon}
+        + \lambda\theta\right), \qquad
+        r^2 = \mathrm{mean}\left(\frac{|g|^2}{\max(\hat\nu, \epsilon^2)}\right)
+
+    with Adam's moments, corrected for their start at zero.
+
+    Args:
+        b1: decay of the first moment, in :math:`[0, 1)`.
+        b2: decay of the second moment, in :math:`[0, 1)`.
+        eps: :math:`\epsilon \ge 0`.
+        weight_decay: :math:`\lambda \ge 0`.
+        mask: which parameters decay, as in :func:`add_decayed_weights`.
+        mu_dtype: the type of the first moment; the parameter's unless given.
+        nu_dtype: the type of the second moment; float32 or wider unless given.
+
+    State: `ScaleByAdamState`; with a mask a pair of them, for the leaves that decay and the others.
+
+    Raises:
+        ValueError: ``update`` is called without parameters.
+
+    Source: M. Wortsman et al., Stable and Low-Precision Training for Large-Scale Vision-Language
+    Models, 2023, arXiv:2304.13013, algorithm 2.
+
+    >>> tx = scale_by_stable_adamw(b1=0.0, eps=0.0)
+    >>> p = jnp.zeros(2)
+    >>> tx.update(jnp.array([4.0, -1.0]), tx.init(p), p)[0].round(4).tolist()
+    [1.0, -1.0]
+    """
+
+    def slots(p: Array) -> dict[str, Array]:
+        return {
+            "mu": zeros_like(p, mu_dtype),
+            "nu": zeros_like(p, accumulator_dtype(p, nu_dtype)),
+        }
+
+    def decaying(strength: Any) -> GradientTransformation:
+        def rule(g: Array, s: Any, t: Step, p: Array) -> Any:
+            mu, nu = ema(g, s.mu, b1), ema(abs_sq(g), s.nu, b2)
+            square = debias(nu, b2, t)
+            floor = jnp.maximum(square, eps * eps)
+            relative = g / jnp.sqrt(jnp.where(floor > 0, floor, jnp.inf))
+            shrink = 1 / jnp.maximum(1, rms(relative))
+            root = jnp.sqrt(jnp.where(square > 0, square, jnp.inf)) + eps
+            direction = debias(mu, b1, t) / root + strength * p
+            return direction * shrink, {"mu": mu, "nu": nu}
+
+        return leafwise(ScaleByAdamState, slots, rule)
+
+    if mask is None:
+        return decaying(weight_decay)
+
+    def others(tree: PyTree) -> PyTree:
+        return jax.tree.map(operator.not_, mask_tree(tree, mask))
+
+    return chain(restrict(decaying(weight_decay), mask), restrict(decaying(0.0), others))
+
+
+@optimizer
+def stable_adamw(
+    learning_rate: NonNegative,
+    b1: Decay = 0.9,
+    b2: Decay = 0.99,
+    eps: NonNegative = 1e-6,
+    weight_decay: NonNegative = 1e-2,
+    mask: Where | None = None,
+    *,
+    mu_dtype: DType | None = None,
+    nu_dtype: DType | None = None,
+) -> GradientTransformation:
+    r"""StableAdamW: :math:`\theta \leftarrow \theta - \eta\, u`, for training without clipping.
+
+    The direction `u` is that of :func:`scale_by_stable_adamw`.
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        b1: decay of the first moment; this and the rest as in :func:`scale_by_stable_adamw`.
+        b2: decay of the second moment.
+        eps: added to the root.
+        weight_decay: decay of the parameters, shortened together with the step.
+        mask: which parameters decay.
+        mu_dtype: the type of the first moment.
+        nu_dtype: the type of the second moment.
+
+    Source: M. Wortsman et al., Stable and Low-Precision Training for Large-Scale Vision-Language
+    Models, 2023, arXiv:2304.13013, algorithm 2.
+
+    >>> stable_adamw(1e-3)
+    stable_adamw(learning_rate=0.001, b1=0.9, b2=0.99, eps=1e-06, weight_decay=0.01)
+    """
+    return chain(
+        scale_by_stable_adamw(
+            b1, b2, eps, weight_decay, mask, mu_dtype=mu_dtype, nu_dtype=nu_dtype
+        ),
+        scale_by_learning_rate(learning_rate),
+    )

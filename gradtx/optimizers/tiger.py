@@ -1,0 +1,80 @@
+"""Tiger."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from gradtx.checks import Decay, NonNegative
+from gradtx.compose import chain
+from gradtx.engine import elementwise
+from gradtx.numerics import ema, zeros_like
+from gradtx.paths import Where
+from gradtx.transformation import GradientTransformation, optimizer, transformation
+from gradtx.transforms.decay import add_decayed_weights
+from gradtx.transforms.scaling import scale_by_learning_rate
+from gradtx.types import Array, DType, Slots
+
+
+class ScaleByTigerState(NamedTuple):
+    """mu: like the parameters, in mu_dtype if given."""
+
+    mu: Slots
+
+
+@transformation
+def scale_by_tiger(b1: Decay = 0.965, mu_dtype: DType | None = None) -> GradientTransformation:
+    r"""The sign of a moving average of the gradients: Lion with one decay.
+
+    .. math:: \mu \leftarrow \beta \mu + (1 - \beta) g, \qquad u = \mathrm{sign}(\mu)
+
+    Args:
+        b1: :math:`\beta` in :math:`[0, 1)`.
+        mu_dtype: the type in which :math:`\mu` is kept; the parameter's unless given.
+
+    State: `ScaleByTigerState`.
+
+    Source: J. Su, Tiger: A Tight-fisted Optimizer, 2023, https://github.com/bojone/tiger.
+
+    >>> tx = scale_by_tiger()
+    >>> tx.update(jnp.array([-0.3, 0.0]), tx.init(jnp.zeros(2)))[0].tolist()
+    [-1.0, 0.0]
+    """
+
+    def rule(g: Array, s: Any, t: Any) -> Any:
+        mu = ema(g, s.mu, b1)
+        return jnp.sign(mu), {"mu": mu}
+
+    return elementwise(ScaleByTigerState, lambda p: {"mu": zeros_like(p, mu_dtype)}, rule)
+
+
+@optimizer
+def tiger(
+    learning_rate: NonNegative,
+    b1: Decay = 0.965,
+    weight_decay: NonNegative = 0.01,
+    mask: Where | None = None,
+    *,
+    mu_dtype: DType | None = None,
+) -> GradientTransformation:
+    r"""Tiger: :math:`\theta \leftarrow \theta - \eta (u + \lambda\theta)`.
+
+    The direction `u` is that of :func:`scale_by_tiger`. The author also scales the learning rate of
+    a matrix by its root mean square: chain :func:`scale_by_param_block_rms` for that.
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        b1: decay of the momentum, in :math:`[0, 1)`.
+        weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
+        mask: which parameters decay, as in :func:`add_decayed_weights`.
+        mu_dtype: the type of the momentum.
+
+    Source: J. Su, Tiger: A Tight-fisted Optimizer, 2023, https://github.com/bojone/tiger.
+
+    >>> tiger(1e-3)
+    tiger(learning_rate=0.001, b1=0.965, weight_decay=0.01)
+    """
+    return chain(
+        scale_by_tiger(b1, mu_dtype),
+        add_decayed_weights(weight_decay, mask),
+        scale_by_learning_rate(learning_rate),
+    )

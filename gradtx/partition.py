@@ -1,0 +1,330 @@
+"""Groups: every leaf has a label, and every label its own transformation."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+
+from gradtx.compose import set_to_zero
+from gradtx.masking import MaskedState, masked
+from gradtx.paths import (
+    Where,
+    first_difference,
+    is_leaf,
+    leaves_with_path,
+    mask_tree,
+    matches,
+    path_string,
+    takes_tree,
+)
+from gradtx.transformation import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    transformation,
+    with_extra_args_support,
+)
+from gradtx.types import Params, PyTree, State, Updates
+
+Labels: TypeAlias = Any
+"""Gives each leaf a label: a tree of labels or a prefix of it, a function from the parameters to
+such a tree, a function ``(path, leaf) -> label``, or a list of ``(pattern, label)``."""
+
+
+class PartitionState(NamedTuple):
+    """inner_states: for each label a `MaskedState`, `None` where a leaf has another label."""
+
+    inner_states: Mapping[Hashable, State]
+
+
+def _is_function(labels: Any) -> bool:
+    # A callable that is a pytree, such as an Equinox module, is a tree of labels.
+    return callable(labels) and bool(jax.tree_util.all_leaves([labels]))
+
+
+def _is_prefix(labels: Any, tree: PyTree) -> bool:
+    try:
+        jax.tree.map(lambda label, below: None, labels, tree)
+    except ValueError:
+        return False
+    return True
+
+
+def _is_patterns(labels: Any, tree: PyTree, known: Any) -> bool:
+    """Whether `labels` are pairs of a pattern and a label, not a tree that looks like them."""
+    pairs = isinstance(labels, list | tuple) and all(
+        isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], str)
+        for pair in labels
+    )
+    if not pairs or not labels:
+        return False
+    return not (set(jax.tree.leaves(labels)) <= set(known) and _is_prefix(labels, tree))
+
+
+def _labels_of(tree: PyTree, labels: Labels, known: Any) -> list[Any]:
+    """The label of each leaf of `tree`, None for a leaf that is not there."""
+    keyed, treedef = leaves_with_path(tree)
+    named = [(path_string(path), leaf) for path, leaf in keyed]
+    if _is_function(labels):
+        if takes_tree(labels):
+            labels = labels(tree)
+        else:
+            given = [None if leaf is None else labels(path, leaf) for path, leaf in named]
+            labels = treedef.unflatten(given)
+    elif _is_patterns(labels, tree, known):
+        labels = treedef.unflatten(_matched(labels, [path for path, _ in named]))
+    try:
+        full = jax.tree.map(
+            lambda label, below: jax.tree.map(lambda _: label, below, is_leaf=is_leaf), labels, tree
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"partition: the labels are not a tree like the parameters or a prefix of it: {error}"
+        ) from None
+    found = jax.tree.leaves(full, is_leaf=is_leaf)
+    for (path, leaf), label in zip(named, found, strict=True):
+        if leaf is not None and label not in known:
+            raise ValueError(
+                f"partition: {path!r} has the label {label!r}, for which there is no "
+                f"transformation; there are {', '.join(map(repr, known))}"
+            )
+    return found
+
+
+def _matched(pairs: Sequence[tuple[str, Any]], paths: Sequence[str]) -> list[Any]:
+    """The label of each path: of the one pattern that matches it, else of a last ``"*"``."""
+    rest = pairs[-1] if pairs[-1][0] == "*" else None
+    pairs = pairs[:-1] if rest else pairs
+    for pattern, _ in pairs:
+        if not any(matches(path, pattern) for path in paths):
+            raise ValueError(
+                f"partition: the pattern {pattern!r} matches no leaf; the leaves are "
+                f"{', '.join(paths)}"
+            )
+    found = []
+    for path in paths:
+        matching = [pair for pair in pairs if matches(path, pair[0])]
+        matching = matching or ([rest] if rest else [])
+        if len(matching) != 1:
+            patterns = ", ".join(repr(pattern) for pattern, _ in matching)
+            raise ValueError(
+                f"partition: {path!r} matches "
+                + (f"several patterns: {patterns}" if matching else "no pattern")
+                + "; each leaf must match one ('*' in the last place takes the rest)"
+            )
+        found.append(matching[0][1])
+    return found
+
+
+class _Groups:
+    """Which leaves of a tree belong to which label, found once and used for every tree like it."""
+
+    def __init__(self, tree: PyTree, labels: Labels, known: Any) -> None:
+        self.tree = tree
+        self.treedef: Any = leaves_with_path(tree)[1]
+        self.labels = _labels_of(tree, labels, known)
+
+    def leaves(self, tree: PyTree) -> list[Any]:
+        try:
+            return self.treedef.flatten_up_to(tree)
+        except ValueError:
+            raise ValueError(
+                f"partition: gradients and parameters are different trees: "
+                f"{first_difference(self.tree, tree)}"
+            ) from None
+
+    def pick(self, leaves: list[Any], label: Any) -> PyTree:
+        mine = [x if own == label else None for x, own in zip(leaves, self.labels, strict=True)]
+        return self.treedef.unflatten(mine)
+
+
+@transformation
+def partition(
+    transforms: Mapping[Any, GradientTransformation],
+    param_labels: Labels,
+    *,
+    mask_compatible_extra_args: bool = False,
+) -> GradientTransformation:
+    """Give each group of leaves its own transformation.
+
+    Args:
+        transforms: ``{label: transformation}``. Frozen leaves have the transformation
+            ``set_to_zero()``, which has no slots.
+        param_labels: a tree of labels like the parameters or a prefix of it; a function from the
+            parameters to such a tree; a function ``(path, leaf) -> label``; or a list of
+            ``(pattern, label)``, of which each leaf must match exactly one, where ``"*"`` in the
+            last place takes the rest. A callable pytree, such as a module, is a tree of labels.
+        mask_compatible_extra_args: divide extra arguments too that are trees like the updates.
+
+    State: `PartitionState`. A slot of another group's leaf is `None`, where Optax puts a
+    ``MaskedNode``.
+
+    Raises:
+        ValueError: a label has no transformation, a pattern matches no leaf, or a leaf matches none
+            or several (the error names the path).
+
+    >>> import gradtx, jax.numpy as jnp
+    >>> tx = partition(
+    ...     {"slow": gradtx.sgd(0.1), "fast": gradtx.sgd(1.0)}, [("head", "fast"), ("*", "slow")]
+    ... )
+    >>> grads = {"body": {"w": jnp.float32(1.0)}, "head": jnp.float32(1.0)}
+    >>> updates, _ = tx.update(grads, tx.init(grads))
+    >>> float(updates["body"]["w"]), float(updates["head"])
+    (-0.10000000149011612, -1.0)
+    """
+    if not isinstance(transforms, Mapping):
+        raise TypeError(f"partition: transforms must be a dict, not {type(transforms).__name__}")
+    links = {label: with_extra_args_support(tx) for label, tx in transforms.items()}
+
+    def init(params: Params) -> State:
+        groups = _Groups(params, param_labels, links)
+        leaves = groups.leaves(params)
+        return PartitionState(
+            {label: MaskedState(tx.init(groups.pick(leaves, label))) for label, tx in links.items()}
+        )
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        if not isinstance(state, PartitionState) or set(state.inner_states) != set(links):
+            raise ValueError(
+                f"partition: expected the state of the groups {', '.join(map(repr, links))}, "
+                "which its init makes; see regroup for a state with other groups"
+            )
+        groups = _Groups(updates if params is None else params, param_labels, links)
+        old = groups.leaves(updates)
+        values = None if params is None else groups.leaves(params)
+        like: Any = jax.tree.structure(updates)
+        divided = {
+            name: groups.leaves(value)
+            for name, value in extra_args.items()
+            if mask_compatible_extra_args and jax.tree.structure(value) == like
+        }
+        new, states = list(old), {}
+        for label, tx in links.items():
+            extra = {name: groups.pick(leaves, label) for name, leaves in divided.items()}
+            seen = None if values is None else groups.pick(values, label)
+            mine, inner = tx.update(
+                groups.pick(old, label),
+                state.inner_states[label].inner_state,
+                seen,
+                **{**extra_args, **extra},
+            )
+            states[label] = MaskedState(inner)
+            for i, leaf in enumerate(groups.leaves(mine)):
+                if groups.labels[i] == label:
+                    new[i] = leaf
+        return groups.treedef.unflatten(new), PartitionState(states)
+
+    return GradientTransformationExtraArgs(init, update)
+
+
+multi_transform = partition
+
+
+@transformation
+def freeze(mask: Where) -> GradientTransformation:
+    """Set the updates of some leaves to zero and pass the others on.
+
+    Args:
+        mask: the leaves to freeze: True, a tree of booleans or a prefix of it, a pattern or a list
+            of them, or a predicate ``(path, leaf) -> bool``.
+
+    To save the frozen leaves' slots and gradients as well see :func:`selective_transform` and the
+    argument ``trainable`` of :func:`minimize`.
+
+    >>> import jax.numpy as jnp
+    >>> tx, params = freeze("a"), {"a": jnp.float32(1.0), "b": jnp.float32(1.0)}
+    >>> {k: float(u) for k, u in tx.update(params, tx.init(params))[0].items()}
+    {'a': 0.0, 'b': 1.0}
+    """
+    return masked(set_to_zero(), mask)
+
+
+@transformation
+def selective_transform(
+    optimizer: GradientTransformation, *, freeze_mask: Where
+) -> GradientTransformation:
+    """Optimize some leaves only; the others are frozen and have no slots.
+
+    Args:
+        optimizer: the transformation of the leaves that are not frozen.
+        freeze_mask: the leaves to freeze, as in :func:`freeze`.
+
+    State: `PartitionState` with the groups ``"train"`` and ``"freeze"``.
+
+    >>> import gradtx, jax.numpy as jnp
+    >>> tx = selective_transform(gradtx.adam(0.1), freeze_mask="a")
+    >>> state = tx.init({"a": jnp.zeros(2), "b": jnp.zeros(2)})
+    >>> gradtx.get_slot(state, "mu")["a"] is None
+    True
+    """
+
+    def labels(tree: PyTree) -> PyTree:
+        mask = mask_tree(tree, freeze_mask)
+        return jax.tree.map(lambda frozen: "freeze" if frozen else "train", mask)
+
+    return partition({"train": optimizer, "freeze": set_to_zero()}, labels)
+
+
+def reset_group(tx: GradientTransformation, params: Params, state: State, label: Any) -> State:
+    """A state in which one group starts anew and all else goes on.
+
+    Args:
+        tx: a transformation with a :func:`partition` somewhere in it.
+        params: the parameters.
+        state: the state so far.
+        label: the label of the group.
+
+    Raises:
+        ValueError: there is no group of that label.
+
+    >>> import gradtx
+    >>> tx = partition({"a": gradtx.adam(0.1), "b": gradtx.adam(0.1)}, {"x": "a", "y": "b"})
+    >>> state = reset_group(tx, {"x": 1.0, "y": 2.0}, tx.init({"x": 1.0, "y": 2.0}), "a")
+    """
+    found: list[Any] = []
+
+    def on_group(old: Any, new: Any) -> Any:
+        if not isinstance(old, PartitionState):
+            return old
+        found.extend(key for key in old.inner_states if key == label)
+        return PartitionState(
+            {
+                key: new.inner_states[key] if key == label else walk(part, new.inner_states[key])
+                for key, part in old.inner_states.items()
+            }
+        )
+
+    def walk(old: State, new: State) -> State:
+        return jax.tree.map(on_group, old, new, is_leaf=lambda x: isinstance(x, PartitionState))
+
+    result = walk(state, tx.init(params))
+    if not found:
+        raise ValueError(f"reset_group: there is no group {label!r} in the state")
+    return result
+
+
+def regroup(tx: GradientTransformation, params: Params, state: State) -> State:
+    """A state for `tx` that keeps what `state` holds at the same place: for groups that changed.
+
+    Args:
+        tx: the transformation to go on with, with a group more or less than the one before.
+        params: the parameters.
+        state: the state of the transformation before.
+
+    Returns:
+        ``tx.init(params)`` with every array of `state` that has the same path, shape and type.
+
+    >>> import gradtx
+    >>> old = partition({"a": gradtx.sgd(0.1, 0.9)}, "a").init({"x": 1.0, "y": 2.0})
+    >>> tx = partition({"a": gradtx.sgd(0.1, 0.9), "b": gradtx.sgd(1.0)}, {"x": "a", "y": "b"})
+    >>> state = regroup(tx, {"x": 1.0, "y": 2.0}, old)
+    """
+    kept = dict(jax.tree_util.tree_flatten_with_path(state)[0])
+
+    def on_leaf(path: Any, new: Any) -> Any:
+        old = kept.get(path, new)
+        alike = getattr(old, "shape", None) == new.shape and old.dtype == new.dtype
+        return old if alike else new
+
+    return jax.tree_util.tree_map_with_path(on_leaf, tx.init(params))

@@ -1,0 +1,66 @@
+"""Projections onto the ball and the sphere of the Euclidean norm."""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from gradtx.numerics import sum_sq
+from gradtx.projections import leaves
+from gradtx.types import Array, PyTree
+
+
+def _unit(xs: list[Array]) -> tuple[list[Array], Array]:
+    """The direction of a vector, zeros for none, and its norm; no square over- or underflows."""
+    top = leaves.largest(xs)
+    safe = jnp.where(top > 0, top, 1)
+    scaled = [x / safe for x in xs]
+    total = sum((sum_sq(x) for x in scaled), start=jnp.zeros([]))
+    length = jnp.sqrt(jnp.where(total > 0, total, 1))
+    return [x / length for x in scaled], jnp.where(total > 0, length * safe, 0)
+
+
+def projection_l2_sphere(tree: PyTree, scale: Any = 1) -> PyTree:
+    r"""The nearest point of Euclidean norm `scale`: :math:`s\, x / \lVert x \rVert`.
+
+    Args:
+        tree: the tree to project, all its leaves as one vector.
+        scale: :math:`s \ge 0`, the radius.
+
+    Raises:
+        ValueError: the radius is negative, or there are no entries: the set is empty.
+
+    From the origin every point of the sphere is as near; the one with equal entries is taken, where
+    Optax returns NaN.
+
+    >>> projection_l2_sphere(jnp.array([0.0, 4.0])).tolist()
+    [0.0, 1.0]
+    """
+    name = "projection_l2_sphere"
+    leaves.check_scale(name, scale)
+    xs = leaves.arrays(name, tree)
+    size = sum(x.size for x in xs)
+    if not size:
+        raise ValueError(f"{name}: the tree has no entries, so none has the norm {scale}")
+    unit, norm = _unit(xs)
+    return leaves.rebuild(tree, [scale * jnp.where(norm == 0, size**-0.5, u) for u in unit])
+
+
+def projection_l2_ball(tree: PyTree, scale: Any = 1) -> PyTree:
+    r"""The nearest point of Euclidean norm at most `scale`: :math:`x \min(1, s / \lVert x \rVert)`.
+
+    Args:
+        tree: the tree to project, all its leaves as one vector.
+        scale: :math:`s \ge 0`, the radius.
+
+    Raises:
+        ValueError: the radius is negative.
+
+    >>> projection_l2_ball(jnp.array([0.0, 4.0])).tolist()
+    [0.0, 1.0]
+    """
+    name = "projection_l2_ball"
+    leaves.check_scale(name, scale)
+    xs = leaves.arrays(name, tree)
+    unit, norm = _unit(xs)
+    moved = [jnp.where(norm > scale, scale * u, x) for u, x in zip(unit, xs, strict=True)]
+    return leaves.rebuild(tree, moved)

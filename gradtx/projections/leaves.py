@@ -1,0 +1,112 @@
+"""What projections share: trees as leaves that are computed in at least float32, and checks."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradtx.numerics import is_tracer, widen
+from gradtx.paths import first_difference, leaves_with_path, path_string
+from gradtx.rows import is_rows
+from gradtx.types import Array, PyTree
+
+
+def arrays(name: str, tree: PyTree, *, real: bool = False) -> list[Array]:
+    """The leaves that are there, in the types in which they are computed.
+
+    Raises:
+        TypeError: a leaf is no floating-point array, or is complex where an order is needed.
+    """
+    found = []
+    for path, leaf in leaves_with_path(tree)[0]:
+        if leaf is None:
+            continue
+        if is_rows(leaf):
+            raise TypeError(
+                f"{name}: the leaf at {path_string(path)!r} is Rows; a projection needs the whole "
+                "table: use to_dense()"
+            )
+        x = jnp.asarray(leaf, float) if isinstance(leaf, int | float) else jnp.asarray(leaf)
+        if not jnp.issubdtype(x.dtype, jnp.floating if real else jnp.inexact):
+            wanted = "real floating point" if real else "floating point"
+            raise TypeError(f"{name}: the leaf at {path_string(path)!r} is {x.dtype}, not {wanted}")
+        found.append(widen(x))
+    return found
+
+
+def rebuild(tree: PyTree, leaves: Sequence[Any]) -> PyTree:
+    """A tree like `tree` with other leaves, in the old types."""
+    keyed, treedef = leaves_with_path(tree)
+    new = iter(leaves)
+
+    def as_before(old: Any) -> Any:
+        if old is None:
+            return None
+        x = next(new)
+        return x.astype(old.dtype) if hasattr(old, "dtype") else x
+
+    return treedef.unflatten([as_before(leaf) for _, leaf in keyed])
+
+
+def each(name: str, function: Callable[[Array], Array], tree: PyTree, *, real: bool) -> PyTree:
+    """`function` on every leaf."""
+    return rebuild(tree, [function(x) for x in arrays(name, tree, real=real)])
+
+
+def beside(name: str, argument: str, value: Any, tree: PyTree) -> list[Any]:
+    """An argument that is a number, an array or a tree like `tree`, for each leaf of it.
+
+    Raises:
+        ValueError: it is another tree, or a part of it does not fit its leaf.
+    """
+    keyed, treedef = leaves_with_path(tree)
+    if jax.tree_util.all_leaves([value]):
+        parts = [value] * len(keyed)
+    else:
+        try:
+            parts = treedef.flatten_up_to(value)
+        except ValueError:
+            raise ValueError(
+                f"{name}: {argument} must be a number or a tree like the one to project: "
+                f"{first_difference(tree, value)}"
+            ) from None
+    kept = [(path, x, part) for (path, x), part in zip(keyed, parts, strict=True) if x is not None]
+    for path, x, part in kept:
+        shape = jnp.shape(x)
+        try:
+            fits = part is not None and jnp.broadcast_shapes(jnp.shape(part), shape) == shape
+        except ValueError:
+            fits = False
+        if not fits:
+            raise ValueError(
+                f"{name}: {argument} at {path_string(path)!r} is "
+                f"{None if part is None else jnp.shape(part)}, which does not fit {shape}"
+            )
+    return [part for _, _, part in kept]
+
+
+def known(*values: Any) -> bool:
+    """Whether all values can be looked at now."""
+    return not any(is_tracer(leaf) for leaf in jax.tree.leaves(values))
+
+
+def check_scale(name: str, scale: Any) -> None:
+    """Raise if there is no point at all of norm `scale`, or of norm up to it."""
+    if np.ndim(scale) != 0:
+        raise ValueError(f"{name}: scale must be a number, not an array of {np.shape(scale)}")
+    if known(scale) and not scale >= 0:
+        raise ValueError(f"{name}: the set is empty for scale={scale}, which must be at least 0")
+
+
+def highest(leaves: Sequence[Array]) -> Array:
+    """The largest entry, as a constant."""
+    tops = [jax.lax.stop_gradient(jnp.max(x)) for x in leaves if x.size]
+    return jnp.max(jnp.stack(tops))
+
+
+def largest(leaves: Sequence[Array]) -> Array:
+    """The largest absolute value, or 0: a scale at which squares neither overflow nor vanish."""
+    tops = [jax.lax.stop_gradient(jnp.max(jnp.abs(x))) for x in leaves if x.size]
+    return jnp.max(jnp.stack(tops)) if tops else jnp.zeros([])

@@ -1,0 +1,98 @@
+"""Projections that bound norms along axes of each leaf: Keras's constraints, made exact."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.checks import NonNegative, check
+from gradtx.numerics import abs_sq
+from gradtx.projections import leaves
+from gradtx.types import Array, PyTree
+
+Axis = int | Sequence[int] | None
+
+
+def _with_norm(name: str, tree: PyTree, axis: Axis, wanted: Any) -> PyTree:
+    """Every vector along `axis` with the norm `wanted(norm)`; zero gets equal entries."""
+
+    def on_leaf(x: Array) -> Array:
+        try:
+            top = jax.lax.stop_gradient(jnp.max(jnp.abs(x), axis, keepdims=True, initial=0))
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{name}: axis={axis} does not fit {x.shape}: {error}") from None
+        safe = jnp.where(top > 0, top, 1)
+        total = jnp.sum(abs_sq(x / safe), axis, keepdims=True)
+        norm = jnp.where(top > 0, safe * jnp.sqrt(jnp.where(top > 0, total, 1)), 0)
+        new = wanted(norm)
+        entries = x.size // max(norm.size, 1)
+        flat = new * max(entries, 1) ** -0.5
+        scaled = jnp.where(norm > 0, x * (new / jnp.where(norm > 0, norm, 1)), flat)
+        return jnp.where(new == norm, x, scaled)
+
+    return leaves.each(name, on_leaf, tree, real=False)
+
+
+def projection_max_norm(tree: PyTree, max_value: Any = 2.0, axis: Axis = 0) -> PyTree:
+    r"""The nearest leaves whose norms along `axis` are at most `max_value`.
+
+    Args:
+        tree: the tree to project, each leaf alone.
+        max_value: the bound, at least 0.
+        axis: the axis or axes along which a norm is taken: 0 for the weights of each output of a
+            dense layer, None for the whole leaf.
+
+    Raises:
+        ValueError: the bound is negative, or a leaf has no such axis.
+
+    This is Keras's ``MaxNorm``, which also shrinks what is within the bound a little, by its
+    epsilon.
+
+    >>> projection_max_norm(jnp.array([[3.0, 0.5], [4.0, 0.0]]), 1.0)[:, 1].tolist()
+    [0.5, 0.0]
+    """
+    name = "projection_max_norm"
+    check(name, "max_value", max_value, NonNegative)
+    return _with_norm(name, tree, axis, lambda norm: jnp.minimum(norm, max_value))
+
+
+def projection_min_max_norm(
+    tree: PyTree, min_value: Any = 0.0, max_value: Any = 1.0, axis: Axis = 0
+) -> PyTree:
+    r"""The nearest leaves whose norms along `axis` are between two bounds.
+
+    Args:
+        tree: the tree to project, each leaf alone.
+        min_value: the lower bound, at least 0. A zero vector becomes one of equal entries.
+        max_value: the upper bound.
+        axis: as in :func:`projection_max_norm`.
+
+    Raises:
+        ValueError: a bound is negative or they are in the wrong order, or a leaf has no such axis.
+
+    >>> projection_min_max_norm(jnp.array([0.0, 4.0]), 0.5, 1.0).tolist()
+    [0.0, 1.0]
+    """
+    name = "projection_min_max_norm"
+    check(name, "min_value", min_value, NonNegative)
+    check(name, "max_value", max_value, NonNegative)
+    if leaves.known(min_value, max_value) and min_value > max_value:
+        raise ValueError(f"{name}: no norm is between min_value={min_value} and {max_value}")
+    return _with_norm(name, tree, axis, lambda norm: jnp.clip(norm, min_value, max_value))
+
+
+def projection_unit_norm(tree: PyTree, axis: Axis = 0) -> PyTree:
+    """The nearest leaves whose norms along `axis` are 1.
+
+    Args:
+        tree: the tree to project, each leaf alone. A zero vector becomes one of equal entries.
+        axis: as in :func:`projection_max_norm`.
+
+    Raises:
+        ValueError: a leaf has no such axis.
+
+    >>> projection_unit_norm(jnp.array([0.0, 4.0])).tolist()
+    [0.0, 1.0]
+    """
+    return _with_norm("projection_unit_norm", tree, axis, jnp.ones_like)

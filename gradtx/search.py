@@ -1,0 +1,214 @@
+"""Parts of a tree, such as a state, by name; they are public as functions of :mod:`gradtx.tree`."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+
+from gradtx.types import PyTree
+
+
+class NamedTupleKey(NamedTuple):
+    """A step of a path into the field of a named tuple: which class, which field."""
+
+    tuple_name: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.tuple_name}.{self.name}"
+
+
+Filter = Callable[[tuple[Any, ...], Any], bool]
+
+
+def _children(node: Any) -> list[tuple[Any, Any]]:
+    """What is directly in a node of a tree, with the keys that lead there."""
+    if isinstance(node, tuple) and hasattr(node, "_fields"):
+        cls = type(node).__name__
+        return [(NamedTupleKey(cls, name), getattr(node, name)) for name in node._fields]
+    flat, _ = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
+    return [(path[0], child) for path, child in flat if path]
+
+
+def _rebuilt(node: Any, children: list[Any]) -> Any:
+    """The same node with other children."""
+    treedef: Any = jax.tree.structure(node, is_leaf=lambda x: x is not node)
+    return treedef.unflatten(children)
+
+
+def _key_name(key: Any) -> Any:
+    return getattr(key, "name", getattr(key, "key", None))
+
+
+def _is_named(node: Any, name: Any) -> bool:
+    return hasattr(node, "_fields") and type(node).__name__ == name
+
+
+def get_all_with_path(
+    tree: PyTree, key: Any, filtering: Filter | None = None
+) -> list[tuple[Any, Any]]:
+    """All parts of a tree, a state for example, that have a name.
+
+    Args:
+        tree: where to look.
+        key: a key of a dict, a field of a named tuple or dataclass, or a named tuple's class name.
+        filtering: ``(path, value) -> bool``, which of them to keep. A field of a named tuple stands
+            in the path as a `NamedTupleKey`, which also knows the class.
+
+    Returns:
+        Pairs of a path and what is there.
+
+    >>> import gradtx
+    >>> state = gradtx.chain(gradtx.scale_by_adam(), gradtx.ema(0.9)).init(1.0)
+    >>> [str(path[-1]) for path, _ in get_all_with_path(state, "count")]
+    ['ScaleByAdamState.count', 'EmaState.count']
+    """
+    found: list[tuple[Any, Any]] = []
+
+    def look(path: tuple[Any, ...], node: Any) -> None:
+        if _is_named(node, key):
+            found.append((path, node))
+        for step, child in _children(node):
+            if _key_name(step) == key:
+                found.append(((*path, step), child))
+            look((*path, step), child)
+
+    look((), tree)
+    return [(p, value) for p, value in found if filtering is None or filtering(p, value)]
+
+
+def get(tree: PyTree, key: Any, default: Any | None = None, filtering: Filter | None = None) -> Any:
+    """The one part of a tree that has a name, or `default` where none has.
+
+    The arguments are those of :func:`get_all_with_path`.
+
+    Raises:
+        KeyError: several parts have it (the error lists their paths).
+
+    >>> import gradtx
+    >>> int(get(gradtx.adam(1e-3).init(1.0), "count"))
+    0
+    """
+    found = get_all_with_path(tree, key, filtering)
+    if len(found) > 1:
+        paths = ", ".join(jax.tree_util.keystr(path) for path, _ in found)
+        raise KeyError(f"there are several {key!r}, at {paths}: choose one with `filtering`")
+    return found[0][1] if found else default
+
+
+def set(tree: PyTree, filtering: Filter | None = None, /, **kwargs: Any) -> PyTree:
+    """A tree with other values for the parts that have the given names.
+
+    Args:
+        tree: the old tree.
+        filtering: ``(path, value) -> bool``, as in :func:`get_all_with_path`.
+        kwargs: the new values by name; all parts of a name get the same.
+
+    Raises:
+        KeyError: nothing has a name (or what has it is filtered out).
+
+    >>> import gradtx
+    >>> set(gradtx.ema(0.9).init(0.0), count=3).count
+    3
+    """
+    for key in kwargs:
+        if not get_all_with_path(tree, key, filtering):
+            raise KeyError(f"there is no {key!r} in the tree, or `filtering` leaves none")
+
+    def chosen(path: tuple[Any, ...], node: Any) -> bool:
+        return filtering is None or filtering(path, node)
+
+    def replaced(path: tuple[Any, ...], node: Any) -> Any:
+        name = type(node).__name__
+        if name in kwargs and _is_named(node, name) and chosen(path, node):
+            return kwargs[name]
+        children = _children(node)
+        if not children:
+            return node
+        new = [
+            kwargs[_key_name(step)]
+            if _key_name(step) in kwargs and chosen((*path, step), child)
+            else replaced((*path, step), child)
+            for step, child in children
+        ]
+        return _rebuilt(node, new)
+
+    return replaced((), tree)
+
+
+class _Placeholder:
+    """Stands for the whole tree of parameters when a foreign `init` is asked where slots are."""
+
+
+jax.tree_util.register_pytree_node(
+    _Placeholder, lambda _: ((), None), lambda aux, children: _Placeholder()
+)
+
+
+def map_params(
+    initable: Any,
+    f: Callable[..., Any],
+    state: PyTree,
+    /,
+    *rest: PyTree,
+    transform_non_params: Callable[[Any], Any] | None = None,
+    is_leaf: Callable[[Any], bool] | None = None,
+) -> PyTree:
+    """`f` on every slot of a state that mirrors the parameters.
+
+    gradtx's states say which of their fields are slots. In a state of another library a slot is
+    what becomes a placeholder when `initable` is given a placeholder for the parameters, as in
+    Optax, which asks this of every state and so fails where `init` looks at the parameters.
+
+    Args:
+        initable: a transformation, or its ``init``.
+        f: ``(slot, *rest) -> value`` on each leaf; leaves without a slot stay `None`.
+        state: the state.
+        rest: trees like the parameters, such as shardings.
+        transform_non_params: a function for all other leaves, counters for example.
+        is_leaf: what counts as one leaf of a slot.
+
+    Returns:
+        The state with the results in the places of the leaves.
+
+    >>> import gradtx
+    >>> tx = gradtx.adam(1e-3)
+    >>> map_params(tx, lambda m: "slot", tx.init({"w": 1.0}), transform_non_params=str)[0]
+    ScaleByAdamState(count='0', mu={'w': 'slot'}, nu={'w': 'slot'})
+    """
+    from gradtx.inspection import _slot_fields
+
+    try:
+        mirror = getattr(initable, "init", initable)(_Placeholder())
+    except Exception:  # an init that looks at the parameters gives no hint
+        mirror = None
+
+    def on_slot(tree: PyTree) -> PyTree:
+        # None is a leaf here, so that a slot that is not there needs none in `rest`.
+        def stop(x: Any) -> bool:
+            return x is None or (is_leaf is not None and is_leaf(x))
+
+        treedef: Any
+        leaves, treedef = jax.tree.flatten(tree, is_leaf=stop)
+        columns = zip(leaves, *(treedef.flatten_up_to(r) for r in rest), strict=True)
+        return treedef.unflatten([x if x is None else f(x, *others) for x, *others in columns])
+
+    def walk(node: Any, hint: Any) -> Any:
+        if isinstance(hint, _Placeholder):
+            return on_slot(node)
+        children = _children(node)
+        if not children:
+            leaf = jax.tree_util.all_leaves([node])
+            return transform_non_params(node) if leaf and transform_non_params else node
+        hints = _children(hint) if type(hint) is type(node) else []
+        if [k for k, _ in hints] != [k for k, _ in children]:
+            hints = [(k, None) for k, _ in children]
+        cls: Any = type(node)
+        slots = _slot_fields(cls) if hasattr(node, "_fields") else frozenset()
+        new = [
+            on_slot(child) if _key_name(key) in slots else walk(child, hinted)
+            for (key, child), (_, hinted) in zip(children, hints, strict=True)
+        ]
+        return _rebuilt(node, new)
+
+    return walk(state, mirror)

@@ -1,0 +1,170 @@
+"""The line search that asks for sufficient decrease alone."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.checks import Count, Fraction, Limit, NonNegative, Positive
+from gradtx.numerics import zeros_like
+from gradtx.transformation import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    transformation,
+)
+from gradtx.transforms.linesearch import _conjugate, _Line, _value_dtype
+from gradtx.types import Array, Counter, Params, Slots, State, Updates
+
+
+class BacktrackingLinesearchInfo(NamedTuple):
+    """How a search ended.
+
+    num_linesearch_steps: i32[], evaluations; decrease_error: by how much the condition is missed at
+    the rate tried last, 0 where it is met.
+    """
+
+    num_linesearch_steps: Array
+    decrease_error: Array
+
+
+class ScaleByBacktrackingLinesearchState(NamedTuple):
+    """learning_rate: the rate chosen last; value, grad (or None): the loss there; info."""
+
+    learning_rate: Array
+    value: Array
+    grad: Slots
+    info: BacktrackingLinesearchInfo
+
+
+class _Search(NamedTuple):
+    rate: Array
+    value: Array
+    grad: Updates
+    error: Array
+    count: Counter
+
+
+@transformation
+def scale_by_backtracking_linesearch(
+    max_backtracking_steps: Count,
+    slope_rtol: NonNegative = 1e-4,
+    decrease_factor: Fraction = 0.8,
+    increase_factor: Limit = 1.5,
+    max_learning_rate: Positive = 1.0,
+    atol: NonNegative = 0.0,
+    rtol: NonNegative = 0.0,
+    store_grad: bool = False,
+    verbose: bool = False,
+) -> GradientTransformation:
+    r"""Scale the updates `u` until the loss falls enough (Armijo's condition).
+
+    .. math:: f(\theta + \eta u) \le (1 + \delta) f(\theta)
+        + c\, \eta \langle u, \nabla f(\theta) \rangle + \epsilon
+
+    The first :math:`\eta` is the last one times the increase factor, at most
+    `max_learning_rate`; each further one is the decrease factor times the one before.
+
+    Args:
+        max_backtracking_steps: how often :math:`\eta` may be decreased; at least 0.
+        slope_rtol: :math:`c \ge 0`.
+        decrease_factor: in :math:`[0, 1]`.
+        increase_factor: at least 0; 1 to start from the last rate, infinite to start from
+            `max_learning_rate`.
+        max_learning_rate: the largest rate.
+        atol: :math:`\epsilon \ge 0`.
+        rtol: :math:`\delta \ge 0`.
+        store_grad: whether to keep the gradient at the chosen point, for the next step: see
+            :func:`value_and_grad_from_state`. :func:`solve` then evaluates no point twice.
+        verbose: print a line when a search fails.
+
+    ``update`` takes `params` and the extra arguments `value`, `grad` and `value_fn`, and passes
+    those of the others that `value_fn` names on to it.
+
+    State: `ScaleByBacktrackingLinesearchState`, value and rate in at least float32.
+
+    If no rate meets the condition the last one is taken, as in Optax; if the loss is not finite
+    there the step is zero, the old value and gradient are kept, and the next search starts from
+    `max_learning_rate` (Optax's rate stays zero for ever).
+
+    Source: L. Armijo, Minimization of Functions Having Lipschitz Continuous First Partial
+    Derivatives, 1966, doi:10.2140/pjm.1966.16.1; S. Vaswani et al., Painless Stochastic Gradient,
+    2019, arXiv:1905.09997.
+
+    >>> import gradtx
+    >>> tx = gradtx.chain(gradtx.sgd(1.0), gradtx.scale_by_backtracking_linesearch(15))
+    >>> result = gradtx.solve(lambda x: jnp.sum(x**2), jnp.ones(2), tx, max_steps=30)
+    >>> bool(result.value < 1e-3)
+    True
+    """
+
+    def init(params: Params) -> State:
+        dtype = _value_dtype(params)
+        infinity = jnp.full([], jnp.inf, dtype)
+        return ScaleByBacktrackingLinesearchState(
+            jnp.ones([], dtype),
+            infinity,
+            jax.tree.map(zeros_like, params) if store_grad else None,
+            BacktrackingLinesearchInfo(jnp.zeros([], jnp.int32), infinity),
+        )
+
+    def search(line: _Line, guess: Array) -> _Search:
+        def going(now: _Search) -> Array:
+            return ~(now.error <= atol) & (now.count <= max_backtracking_steps)
+
+        def body(now: _Search) -> _Search:
+            rate = jnp.where(now.count > 0, decrease_factor * now.rate, now.rate)
+            value, pull = jax.vjp(line.loss, line.point(rate))
+            error = value - (1 + rtol) * line.value - slope_rtol * rate * line.slope
+            error = jnp.where(jnp.isfinite(value), jnp.maximum(error, 0), jnp.inf)
+            new = _Search(rate, value, now.grad, error.astype(line.dtype), now.count + 1)
+            if store_grad:
+                # Only the last rate needs a gradient.
+                grad = jax.lax.cond(
+                    going(new),
+                    lambda: now.grad,
+                    lambda: _conjugate(pull(jnp.ones_like(value))[0]),
+                )
+                new = new._replace(grad=grad)
+            return new._replace(rate=rate.astype(line.dtype))
+
+        infinity = jnp.full([], jnp.inf, line.dtype)
+        grad = line.grad if store_grad else None
+        first = _Search(guess, line.value, grad, infinity, jnp.zeros([], jnp.int32))
+        return jax.lax.while_loop(going, body, first)
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        if not jax.tree.leaves(updates):
+            return updates, state
+        line = _Line("scale_by_backtracking_linesearch", updates, params, extra_args)
+        larger = jnp.minimum(increase_factor * state.learning_rate, max_learning_rate)
+        guess = jnp.where(state.learning_rate > 0, larger, max_learning_rate)
+        found = search(line, guess.astype(line.dtype))
+        if verbose:
+            jax.lax.cond(found.error > atol, _print, lambda *_: None, found, line.slope)
+        failed = jnp.isinf(found.error)
+        rate = jnp.where(failed, 0, found.rate)
+        grad = None
+        if store_grad:
+            grad = jax.tree.map(lambda n, o: jnp.where(failed, o, n), found.grad, line.grad)
+            grad = line.kept(grad, state.grad)
+        new = ScaleByBacktrackingLinesearchState(
+            rate,
+            jnp.where(failed, line.value, found.value),
+            grad,
+            BacktrackingLinesearchInfo(found.count, found.error),
+        )
+        return line.step(rate), jax.tree.map(lambda n, o: n.astype(o.dtype), new, state)
+
+    return GradientTransformationExtraArgs(init, update)
+
+
+def _print(found: _Search, slope: Array) -> None:
+    jax.debug.print(
+        "scale_by_backtracking_linesearch: no sufficient decrease after {n} evaluations; the slope "
+        "was {slope}, and the rate tried last {rate}",
+        n=found.count,
+        slope=slope,
+        rate=found.rate,
+    )

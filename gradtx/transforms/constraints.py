@@ -1,0 +1,30 @@
+"""Constraints: updates that keep parameters where they may be."""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from gradtx.engine import elementwise
+from gradtx.transformation import GradientTransformation, transformation
+from gradtx.types import Array, EmptyState
+
+
+@transformation
+def keep_params_nonnegative() -> GradientTransformation:
+    r"""Shorten updates that would make a parameter negative: :math:`u = \max(u, -\theta)`.
+
+    Put it last in a chain. A negative parameter moves to 0 or beyond. For other sets see
+    ``project``.
+
+    Raises:
+        ValueError: ``update`` is called without the parameters.
+
+    >>> tx, p = keep_params_nonnegative(), jnp.array([1.0, 1.0])
+    >>> tx.update(jnp.array([-3.0, 2.0]), tx.init(p), p)[0].tolist()
+    [-1.0, 2.0]
+    """
+
+    def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
+        return jnp.where(p + g < 0, -p, g), {}
+
+    return elementwise(EmptyState, None, rule)

@@ -1,0 +1,85 @@
+"""An interval that holds a minimum along a line, and where to try next within it."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.types import Array
+
+
+class _Point(NamedTuple):
+    """A rate with the loss and its slope along the line."""
+
+    rate: Array
+    value: Array
+    slope: Array
+
+
+def _cubic(a: _Point, b: _Point) -> Array:
+    """Where the cubic through two points with their slopes has its minimum; NaN if nowhere."""
+    step = b.rate - a.rate
+    theta = 3 * (a.value - b.value) / step + a.slope + b.slope
+    size = jnp.maximum(jnp.abs(theta), jnp.maximum(jnp.abs(a.slope), jnp.abs(b.slope)))
+    root = size * jnp.sqrt((theta / size) ** 2 - (a.slope / size) * (b.slope / size))
+    root = jnp.where(step > 0, root, -root)
+    return a.rate + step * ((root - a.slope + theta) / (2 * root - a.slope + b.slope))
+
+
+def _secant(a: _Point, b: _Point) -> Array:
+    """Where a straight line through two slopes is zero."""
+    return b.rate + b.slope / (b.slope - a.slope) * (a.rate - b.rate)
+
+
+def _parabola(a: _Point, b: _Point) -> Array:
+    """Where the parabola through two values and the slope at the first is lowest."""
+    step = b.rate - a.rate
+    return a.rate + a.slope / ((a.value - b.value) / step + a.slope) / 2 * step
+
+
+def _choose(condition: Array, this: Any, that: Any) -> Any:
+    return jax.tree.map(lambda x, y: jnp.where(condition, x, y), this, that)
+
+
+def _next(
+    best: _Point, other: _Point, at: _Point, bracketed: Array, least: Array, most: Array
+) -> tuple[_Point, _Point, Array, Array]:
+    """Moré and Thuente's choice, section 4: the new ends of the interval and the next trial rate.
+
+    `least` and `most` bound it while no interval is known.
+    """
+    cubic, secant, parabola = _cubic(best, at), _secant(best, at), _parabola(best, at)
+    forward = at.rate > best.rate
+
+    # 1: higher than the best, so a minimum lies between them.
+    higher = ~(at.value <= best.value)
+    near = jnp.abs(cubic - best.rate) < jnp.abs(parabola - best.rate)
+    between = jnp.where(near, cubic, cubic + (parabola - cubic) / 2)
+    between = jnp.where(jnp.isfinite(between), between, (best.rate + at.rate) / 2)
+
+    # 2: lower, and the slope has turned, so a minimum lies between them as well.
+    turned = ~higher & (at.slope * best.slope < 0)
+    farther = jnp.abs(cubic - at.rate) > jnp.abs(secant - at.rate)
+    crossed = jnp.where(farther & jnp.isfinite(cubic), cubic, secant)
+
+    # 3: lower and flatter: the minimum lies ahead, if the cubic has one there.
+    flatter = ~higher & ~turned & (jnp.abs(at.slope) < jnp.abs(best.slope))
+    ahead = jnp.isfinite(cubic) & (jnp.where(forward, cubic > at.rate, cubic < at.rate))
+    reach = jnp.where(ahead, cubic, jnp.where(forward, most, least))
+    near = jnp.abs(reach - at.rate) < jnp.abs(secant - at.rate)
+    inside = jnp.where(near, reach, secant)
+    limit = at.rate + 0.66 * (other.rate - at.rate)
+    inside = jnp.where(forward, jnp.minimum(limit, inside), jnp.maximum(limit, inside))
+    outside = jnp.clip(jnp.where(near, secant, reach), least, most)
+    gentler = jnp.where(bracketed, inside, outside)
+
+    # 4: lower and no flatter.
+    across = _cubic(at, other)
+    across = jnp.where(jnp.isfinite(across), across, (at.rate + other.rate) / 2)
+    steeper = jnp.where(bracketed, across, jnp.where(forward, most, least))
+
+    trial = jnp.where(flatter, gentler, steeper)
+    trial = jnp.where(turned, crossed, trial)
+    trial = jnp.where(higher, between, trial)
+    far = _choose(higher, at, _choose(turned, best, other))
+    return _choose(higher, best, at), far, bracketed | higher | turned, trial

@@ -1,0 +1,153 @@
+"""A loss along a line, and the value and gradient that a line search leaves behind."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.apply import apply_updates
+from gradtx.numerics import compute_dtype, real_dtype, widen
+from gradtx.paths import is_leaf, leaves_with_path, merge, path_string
+from gradtx.rows import is_rows
+from gradtx.tree import map_updates, vdot
+from gradtx.types import Array, DType, Params, State, Updates
+
+
+def _value_dtype(params: Params) -> DType:
+    """The type in which the values of a loss of `params` are compared: real, at least float32."""
+    leaves = jax.tree.leaves(params)
+    return jnp.float32 if not leaves else real_dtype(compute_dtype(jnp.result_type(*leaves)))
+
+
+class _Line:
+    """The loss at ``params + rate * updates`` for rates to be tried."""
+
+    def __init__(
+        self, where: str, updates: Updates, params: Params | None, extra: dict[str, Any]
+    ) -> None:
+        missing = [name for name in ("value", "grad", "value_fn") if extra.get(name) is None]
+        if params is None:
+            missing.append("params")
+        if missing:
+            raise ValueError(
+                f"{where}: a line search evaluates the loss, so its update needs {missing}; "
+                "minimize, make_step and solve pass them"
+            )
+        for path, u in leaves_with_path(updates)[0]:
+            if is_rows(u):
+                raise TypeError(
+                    f"{where}: the gradient at {path_string(path)!r} is Rows, and a line search "
+                    "needs all rows; use to_dense()"
+                )
+        self.updates = updates
+        self.whole = params
+        self.params = jax.tree.map(
+            lambda u, p: None if u is None else p, updates, params, is_leaf=is_leaf
+        )
+        value_fn = extra["value_fn"]
+        taken = inspect.signature(value_fn).parameters
+        # What else is in `extra` is for other transformations.
+        self.arguments = {n: v for n, v in extra.items() if n in taken and n != "value_fn"}
+        self.value_fn = value_fn
+        self.dtype = _value_dtype(self.params)
+        self.value = jnp.asarray(extra["value"]).astype(self.dtype)
+        self.grad = jax.tree.map(
+            lambda u, g: None if u is None else g, updates, extra["grad"], is_leaf=is_leaf
+        )
+        self.slope = self.slope_of(self.grad)
+
+    def loss(self, params: Params) -> Array:
+        value = jnp.asarray(self.value_fn(merge(params, self.whole), **self.arguments))
+        return value.astype(self.dtype)
+
+    def step(self, rate: Array) -> Updates:
+        return map_updates(
+            lambda u: (rate.astype(real_dtype(widen(u).dtype)) * widen(u)).astype(u.dtype),
+            self.updates,
+        )
+
+    def point(self, rate: Array) -> Params:
+        """Exactly where `apply_updates` will go with this rate."""
+        return apply_updates(self.params, self.step(rate))
+
+    def evaluate(self, rate: Array) -> tuple[Array, Updates]:
+        value, grad = jax.value_and_grad(self.loss)(self.point(rate))
+        return value, _conjugate(grad)
+
+    def slope_of(self, grad: Updates) -> Array:
+        return vdot(grad, self.updates).real.astype(self.dtype)
+
+    def kept(self, grad: Updates, old: Updates) -> Updates:
+        """`grad` in the types of the state, with the old leaves where there is no gradient."""
+        return jax.tree.map(
+            lambda o, g: o if g is None else g.astype(o.dtype), old, grad, is_leaf=is_leaf
+        )
+
+
+def _conjugate(grad: Updates) -> Updates:
+    return jax.tree.map(lambda g: g.conj() if jnp.iscomplexobj(g) else g, grad)
+
+
+def _evaluations(state: State) -> list[Any]:
+    """The parts of a state that hold a value and a gradient."""
+    if {"value", "grad"} <= set(getattr(state, "_fields", ())):
+        return [state]
+    if isinstance(state, dict):
+        state = tuple(state.values())
+    return [e for part in state for e in _evaluations(part)] if isinstance(state, tuple) else []
+
+
+def value_and_grad_from_state(value_fn: Callable[..., Any]) -> Callable[..., tuple[Any, Any]]:
+    """The value and gradient of a loss, taken from a line search's state if it has them.
+
+    A line search evaluates the loss at the point that it chooses, which is where the next step
+    starts. :func:`solve` needs none of this: it looks itself.
+
+    Args:
+        value_fn: ``(params, *args, **kwargs) -> value``, a scalar.
+
+    Returns:
+        ``(params, *args, state, **kwargs) -> (value, gradient)``. It evaluates `value_fn` only
+        where the value in the state is not finite, as before the first step. The gradient of a
+        complex leaf is conjugated, as in :func:`compute_gradients`; Optax's is not.
+
+    Raises:
+        ValueError: the state holds no value and gradient, or more than one.
+
+    The line search must come last in its chain: what follows it would move the point.
+
+    >>> import gradtx
+    >>> def loss(x):
+    ...     return jnp.sum((x - 1.0) ** 2)
+    >>> tx, x = gradtx.lbfgs(), jnp.zeros(2)
+    >>> state = tx.init(x)
+    >>> evaluate = value_and_grad_from_state(loss)
+    >>> for _ in range(3):
+    ...     value, grad = evaluate(x, state=state)
+    ...     updates, state = tx.update(grad, state, x, value=value, grad=grad, value_fn=loss)
+    ...     x = gradtx.apply_updates(x, updates)
+    >>> x.round(4).tolist()
+    [1.0, 1.0]
+    """
+
+    def value_and_grad(
+        params: Params, *fn_args: Any, state: State, **fn_kwargs: Any
+    ) -> tuple[Any, Any]:
+        found = [e for e in _evaluations(state) if e.grad is not None]
+        if len(found) != 1:
+            raise ValueError(
+                f"value_and_grad_from_state: the state holds {len(found)} values with a gradient; "
+                "it takes one line search (a backtracking one with store_grad=True)"
+            )
+
+        def evaluate(params: Params) -> tuple[Any, Any]:
+            value, grad = jax.value_and_grad(value_fn)(params, *fn_args, **fn_kwargs)
+            grad = jax.tree.map(lambda g, k: g.astype(k.dtype), _conjugate(grad), found[0].grad)
+            return value.astype(found[0].value.dtype), grad
+
+        known = jnp.isfinite(found[0].value)
+        return jax.lax.cond(known, lambda p: (found[0].value, found[0].grad), evaluate, params)
+
+    return value_and_grad

@@ -1,0 +1,100 @@
+"""Gradient noise."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.checks import NonNegative
+from gradtx.engine import gradient
+from gradtx.numerics import increment, widen
+from gradtx.paths import leaves_with_path, path_string
+from gradtx.rows import is_rows
+from gradtx.transformation import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    transformation,
+)
+from gradtx.types import Array, Counter, Params, State, Updates
+
+
+class AddNoiseState(NamedTuple):
+    """count: i32[]; rng_key: a random key."""
+
+    count: Counter
+    rng_key: Array
+
+
+def _key(key: Any, seed: int | None) -> Any:
+    """The one of the two that is given, or 0."""
+    if key is not None and seed is not None:
+        raise ValueError("add_noise: seed is the old name of key: give one of the two")
+    key = 0 if key is None and seed is None else seed if key is None else key
+    is_integer = isinstance(key, int) and not isinstance(key, bool)
+    if not is_integer and not hasattr(key, "dtype"):
+        raise TypeError(f"add_noise: key must be a random key or an integer, not {key!r}")
+    return key
+
+
+@transformation
+def add_noise(
+    eta: NonNegative, gamma: NonNegative, key: Any = None, *, seed: int | None = None
+) -> GradientTransformation:
+    r"""Add normal noise whose variance falls.
+
+    .. math:: u_t = g_t + \sqrt{\eta / t^\gamma}\; \xi_t, \qquad \xi_t \sim N(0, 1)
+
+    Args:
+        eta: :math:`\eta \ge 0`.
+        gamma: :math:`\gamma \ge 0`.
+        key: a random key or an integer seed; 0 unless given.
+        seed: Optax's old name for `key`.
+
+    State: `AddNoiseState`. The noise is drawn in float32 and so the same in every type, where Optax
+    draws in the gradient's; for a complex gradient :math:`E|\xi|^2 = 1`.
+
+    Raises:
+        ValueError: both `key` and `seed` are given.
+        TypeError: a gradient is `Rows` of a table: the noise belongs to all of its rows.
+
+    Source: A. Neelakantan et al., Adding Gradient Noise Improves Learning for Very Deep Networks,
+    2015, arXiv:1511.06807.
+
+    >>> tx = add_noise(eta=0.0, gamma=0.55, key=1)
+    >>> tx.update(jnp.array([4.0]), tx.init(jnp.zeros(1)))[0].tolist()
+    [4.0]
+    """
+    key = _key(key, seed)
+
+    def init(params: Params) -> State:
+        typed = hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+        # A copy of its own: the state may be donated.
+        rng_key = jnp.array(key, copy=True) if typed else jax.random.key(key)
+        return AddNoiseState(jnp.zeros([], jnp.int32), rng_key)
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        count = increment(state.count)
+        deviation = jnp.sqrt(eta / count.astype(jnp.float32) ** gamma)
+        rng_key, sample_key = jax.random.split(state.rng_key)
+
+        def noisy(path: Any, g: Any, key: Array) -> Any:
+            if is_rows(g):
+                raise TypeError(
+                    f"add_noise gives noise to every row and cannot run on the Rows at "
+                    f"{path_string(path)!r}: make the gradient dense with to_dense(), or leave it "
+                    "out with masked"
+                )
+            g = gradient(g, path)
+            kind = jnp.complex64 if jnp.iscomplexobj(g) else jnp.float32
+            noise = jax.random.normal(key, g.shape, kind)
+            return (widen(g) + deviation * noise).astype(g.dtype)
+
+        leaves, treedef = leaves_with_path(updates)
+        keys = iter(jax.random.split(sample_key, max(sum(g is not None for _, g in leaves), 1)))
+        noised = [None if g is None else noisy(path, g, next(keys)) for path, g in leaves]
+        updates = treedef.unflatten(noised)
+        return updates, AddNoiseState(count, rng_key)
+
+    return GradientTransformationExtraArgs(init, update)

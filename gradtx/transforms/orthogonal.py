@@ -1,0 +1,39 @@
+"""Orthogonalization: the singular values of a matrix brought near 1."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.numerics import real_dtype
+from gradtx.types import Array
+
+
+def _orthogonalized(x: Array, coeffs: Array, steps: int, how: str, eps: Any) -> Array:
+    """Newton-Schulz iterations on a batch of matrices."""
+    wide = x.shape[-2] <= x.shape[-1]
+    x = x if wide else x.mT  # the smaller Gram matrix
+    rows = jnp.broadcast_to(coeffs, (steps, 3)) if coeffs.ndim == 1 else coeffs
+    rows = rows.astype(real_dtype(x.dtype))
+
+    def gram(x: Array) -> Array:
+        return x @ x.mT.conj()
+
+    def iterate(x: Array, a: Array, c: Array) -> Array:
+        return c[0] * x + (c[1] * a + c[2] * a @ a) @ x
+
+    if how == "frobenius":
+        x = x / (jnp.linalg.norm(x, axis=(-2, -1), keepdims=True) + eps)
+    elif how == "spectral":
+        x = x / (jnp.linalg.norm(x, ord=2, axis=(-2, -1), keepdims=True) + eps)
+    else:
+        a = gram(x)
+        if how == "aol":
+            size = jnp.sum(jnp.abs(a), axis=-1, keepdims=True)
+        else:
+            size = jnp.linalg.norm(a, axis=(-2, -1), keepdims=True)
+        s = jax.lax.rsqrt(jnp.maximum(size, eps))
+        x, rows, first = x * s, rows[1:], rows[0]
+        x = iterate(x, a * s * s.mT, first)
+    x, _ = jax.lax.scan(lambda x, c: (iterate(x, gram(x), c), None), x, rows)
+    return x if wide else x.mT

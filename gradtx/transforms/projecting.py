@@ -1,0 +1,119 @@
+"""Constraints: parameters that stay in a set because every update ends in it."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gradtx import projections
+from gradtx.numerics import widen
+from gradtx.paths import Where, first_difference, is_leaf, leaves_with_path, path_string, select
+from gradtx.rows import is_rows
+from gradtx.transformation import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    transformation,
+)
+from gradtx.types import EmptyState, Params, PyTree, State, Updates
+
+
+@transformation
+def project(
+    projection: str | Callable[..., PyTree],
+    where: Where | None = None,
+    arguments: dict[str, Any] | None = None,
+) -> GradientTransformation:
+    r"""Change the updates so that the new parameters are in a set.
+
+    .. math:: u = P(\theta + g) - \theta
+
+    It belongs at the end of a chain, where :math:`g` is what would be added to the parameters; then
+    the constraint holds after ``apply_updates``, to rounding.
+
+    Args:
+        projection: the name of one of :mod:`gradtx.projections` without ``projection_``
+            (``"simplex"``, ``"max_norm"``), or a function ``(tree, **arguments) -> tree``.
+        where: which leaves are projected, as in :func:`masked`; the others pass as they are. A
+            projection such as the simplex sees all of these leaves as one vector.
+        arguments: further arguments of the projection.
+
+    What has no gradient does not move and is not part of the projected tree.
+
+    Raises:
+        ValueError: there is no projection of that name, ``update`` is called without parameters, or
+            the projection returns another tree.
+        TypeError: an update is `Rows`: a projection needs the whole table.
+
+    Keras has this as ``constraint=`` of a layer; in Optax one projects after ``apply_updates``.
+
+    >>> import gradtx
+    >>> tx = gradtx.chain(gradtx.sgd(1.0), project("box", "w", {"lower": 0.0, "upper": 1.0}))
+    >>> params = {"b": jnp.array(0.5), "w": jnp.array([0.5, 0.25])}
+    >>> grads = {"b": jnp.array(1.0), "w": jnp.array([1.0, 0.125])}
+    >>> updates, _ = tx.update(grads, tx.init(params), params)
+    >>> gradtx.apply_updates(params, updates)["w"].tolist()
+    [0.0, 0.125]
+    """
+    function = partial(_named(projection), **(arguments or {}))
+
+    def init(params: Params) -> State:
+        select(params, where)
+        return EmptyState()
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        del extra_args
+        if params is None:
+            raise ValueError("project needs the parameters: call update(updates, state, params)")
+        keyed, treedef = leaves_with_path(updates)
+        try:
+            held = treedef.flatten_up_to(params)
+        except ValueError:
+            raise ValueError(
+                f"project: the updates and the parameters are different trees: "
+                f"{first_difference(updates, params)}"
+            ) from None
+        chosen = jax.tree.leaves(select(updates, where), is_leaf=is_leaf)
+        moved = [_moved(k, g, p) for (k, _), g, p in zip(keyed, chosen, held, strict=True)]
+        projected = _leaves_like(function(treedef.unflatten(moved)), moved, treedef)
+        new = [
+            g if target is None else (target - widen(jnp.asarray(p))).astype(g.dtype)
+            for (_, g), p, target in zip(keyed, held, projected, strict=True)
+        ]
+        return treedef.unflatten(new), state
+
+    return GradientTransformationExtraArgs(init, update)
+
+
+def _named(projection: str | Callable[..., PyTree]) -> Callable[..., PyTree]:
+    if callable(projection):
+        return projection
+    known = [name.removeprefix("projection_") for name in projections.__all__]
+    if projection not in known:
+        raise ValueError(
+            f"project: there is no projection {projection!r}; there are {', '.join(known)}"
+        )
+    return getattr(projections, f"projection_{projection}")
+
+
+def _moved(path: Any, g: Any, p: Any) -> Any:
+    """The parameter after the update, in at least float32."""
+    if g is None:
+        return None
+    if is_rows(g):
+        raise TypeError(
+            f"project needs the whole table at {path_string(path)!r}, where the update is Rows: "
+            "leave it out with `where`, or make the gradient dense with to_dense()"
+        )
+    return widen(jnp.asarray(p)) + widen(jnp.asarray(g))
+
+
+def _leaves_like(tree: PyTree, moved: list[Any], treedef: Any) -> list[Any]:
+    leaves, other = jax.tree.flatten(tree, is_leaf=is_leaf)
+    shapes = [None if x is None else jnp.shape(x) for x in leaves]
+    if other != treedef or shapes != [None if x is None else x.shape for x in moved]:
+        raise ValueError("project: the projection must return a tree like the one it is given")
+    return leaves

@@ -1,0 +1,102 @@
+"""Scaling of each leaf by the size of its parameter: layer-wise adaptation."""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from gradtx.checks import NonNegative
+from gradtx.engine import leafwise
+from gradtx.numerics import sum_sq
+from gradtx.transformation import GradientTransformation, transformation
+from gradtx.types import Array, EmptyState
+
+
+def norm(x: Array) -> Array:
+    """The Euclidean norm of a leaf, summed in at least float32."""
+    return jnp.sqrt(sum_sq(x))
+
+
+def rms(x: Array) -> Array:
+    """The root mean square of a leaf; 0 for an empty one."""
+    return jnp.sqrt(sum_sq(x) / max(x.size, 1))
+
+
+@transformation
+def scale_by_trust_ratio(
+    min_norm: NonNegative = 0.0, trust_coefficient: NonNegative = 1.0, eps: NonNegative = 0.0
+) -> GradientTransformation:
+    r"""Give the update of each leaf a norm in proportion to its parameter's.
+
+    .. math:: u = g\, \frac{c \max(\lVert\theta\rVert, m)}{\max(\lVert g\rVert, m) + \epsilon},
+        \qquad u = g \text{ where one of the two norms is } 0
+
+    Args:
+        min_norm: :math:`m \ge 0`, a lower bound of both norms.
+        trust_coefficient: :math:`c \ge 0`.
+        eps: :math:`\epsilon \ge 0`, added to the norm of the update.
+
+    Norms are of whole leaves and summed in at least float32, where Optax sums in the leaf's type.
+
+    Raises:
+        ValueError: ``update`` is called without parameters.
+
+    Source: Y. You, I. Gitman and B. Ginsburg, Large Batch Training of Convolutional Networks, 2017,
+    arXiv:1708.03888.
+
+    >>> tx = scale_by_trust_ratio()
+    >>> tx.update(jnp.array([0.0, 4.0]), tx.init(jnp.zeros(2)), jnp.array([2.0, 0.0]))[0].tolist()
+    [0.0, 2.0]
+    """
+
+    def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
+        size, length = jnp.maximum(norm(p), min_norm), jnp.maximum(norm(g), min_norm)
+        still = (size == 0) | (length == 0)
+        ratio = trust_coefficient * size / jnp.where(still, 1, length + eps)
+        return g * jnp.where(still, 1, ratio), {}
+
+    return leafwise(EmptyState, None, rule)
+
+
+@transformation
+def scale_by_param_block_norm(min_scale: NonNegative = 1e-3) -> GradientTransformation:
+    r"""Multiply each leaf by the norm of its parameter: :math:`u = g \max(\lVert\theta\rVert, m)`.
+
+    Args:
+        min_scale: :math:`m \ge 0`, the least factor.
+
+    Raises:
+        ValueError: ``update`` is called without parameters.
+
+    >>> tx = scale_by_param_block_norm()
+    >>> tx.update(jnp.ones(2), tx.init(jnp.zeros(2)), jnp.array([3.0, 4.0]))[0].tolist()
+    [5.0, 5.0]
+    """
+
+    def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
+        return g * jnp.maximum(norm(p), min_scale), {}
+
+    return leafwise(EmptyState, None, rule)
+
+
+@transformation
+def scale_by_param_block_rms(min_scale: NonNegative = 1e-3) -> GradientTransformation:
+    r"""Multiply each leaf by its parameter's size: :math:`u = g \max(\mathrm{rms}(\theta), m)`.
+
+    Args:
+        min_scale: :math:`m \ge 0`, the least factor.
+
+    Raises:
+        ValueError: ``update`` is called without parameters.
+
+    Source: N. Shazeer and M. Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost,
+    2018, arXiv:1804.04235, section 8 (relative step size).
+
+    >>> tx = scale_by_param_block_rms()
+    >>> tx.update(jnp.ones(2), tx.init(jnp.zeros(2)), jnp.array([2.0, -2.0]))[0].tolist()
+    [2.0, 2.0]
+    """
+
+    def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
+        return g * jnp.maximum(rms(p), min_scale), {}
+
+    return leafwise(EmptyState, None, rule)

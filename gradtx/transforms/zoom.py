@@ -1,0 +1,238 @@
+"""The line search for smooth losses: sufficient decrease and small curvature."""
+
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.checks import Limit, NonNegative, Positive, PositiveCount
+from gradtx.numerics import zeros_like
+from gradtx.transformation import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    transformation,
+)
+from gradtx.transforms.interval import _choose, _next, _Point
+from gradtx.transforms.linesearch import _Line, _value_dtype
+from gradtx.types import Array, Counter, Params, Slots, State, Updates
+
+_LARGEST_STEP = 1e10
+
+
+class ZoomLinesearchInfo(NamedTuple):
+    """How a search ended.
+
+    num_linesearch_steps: i32[], evaluations; decrease_error, curvature_error: by how much the
+    chosen point misses the two conditions, 0 where it meets them, infinite where none was found.
+    """
+
+    num_linesearch_steps: Array
+    decrease_error: Array
+    curvature_error: Array
+
+
+class ScaleByZoomLinesearchState(NamedTuple):
+    """learning_rate: the rate chosen last; value, grad: the loss and its gradient there; info."""
+
+    learning_rate: Array
+    value: Array
+    grad: Slots
+    info: ZoomLinesearchInfo
+
+
+class _Search(NamedTuple):
+    """best: the lowest point so far, with its gradient; other: the far end of the interval."""
+
+    trial: Array
+    best: _Point
+    grad: Updates
+    other: _Point
+    bracketed: Array
+    width: Array
+    width_before: Array
+    errors: tuple[Array, Array]
+    count: Counter
+    running: Array
+
+
+def _print(found: _Search, slope: Array) -> None:
+    jax.debug.print(
+        "scale_by_zoom_linesearch: no sufficient decrease after {n} evaluations; the slope was "
+        "{slope}, and the rate chosen is {rate}",
+        n=found.count,
+        slope=slope,
+        rate=found.best.rate,
+    )
+
+
+def _missed(line: _Line, at: _Point, slope_rtol: Any, curv_rtol: Any, approx: Any) -> Any:
+    """By how much a point misses the conditions of decrease and of curvature."""
+    sound = jnp.isfinite(at.value) & jnp.isfinite(at.slope)
+    decrease = at.value - line.value - slope_rtol * at.rate * line.slope
+    if approx is not None:
+        approximate = jnp.maximum(
+            at.slope - (2 * slope_rtol - 1) * line.slope,
+            at.value - line.value - approx * jnp.abs(line.value),
+        )
+        decrease = jnp.minimum(decrease, approximate)
+    curvature = jnp.abs(at.slope) - curv_rtol * jnp.abs(line.slope)
+    # An infinite factor asks for nothing, also where it is multiplied by a slope of zero.
+    curvature = jnp.where(jnp.isinf(jnp.asarray(curv_rtol)), 0, curvature)
+    missed = (jnp.where(sound, jnp.maximum(e, 0), jnp.inf) for e in (decrease, curvature))
+    return tuple(e.astype(line.dtype) for e in missed)
+
+
+@transformation
+def scale_by_zoom_linesearch(
+    max_linesearch_steps: PositiveCount,
+    max_learning_rate: Positive | None = None,
+    tol: NonNegative = 0.0,
+    increase_factor: Positive = 2.0,
+    slope_rtol: NonNegative = 1e-4,
+    curv_rtol: Limit = 0.9,
+    approx_dec_rtol: NonNegative | None = 1e-6,
+    stepsize_precision: NonNegative = 1e-5,
+    initial_guess_strategy: Literal["one", "keep"] = "keep",
+    verbose: bool = False,
+) -> GradientTransformation:
+    r"""Scale the updates `u` so that the loss falls and its slope flattens.
+
+    With :math:`\varphi(\eta) = f(\theta + \eta u)` the rate :math:`\eta` shall satisfy
+
+    .. math:: \varphi(\eta) \le \varphi(0) + c_1 \eta \varphi'(0) + \epsilon, \qquad
+        |\varphi'(\eta)| \le c_2 |\varphi'(0)| + \epsilon.
+
+    Where differences of the loss are lost in rounding,
+    :math:`\varphi(\eta) \le \varphi(0) + c_3 |\varphi(0)|` with
+    :math:`\varphi'(\eta) \le (2 c_1 - 1) \varphi'(0) + \epsilon` stands for the first.
+
+    Args:
+        max_linesearch_steps: at most so many evaluations of value and gradient.
+        max_learning_rate: the largest rate; None for :math:`10^{10}`.
+        tol: :math:`\epsilon \ge 0`.
+        increase_factor: while the loss goes on falling, a rate exceeds the one before by at most
+            twice this factor times the distance between the last two.
+        slope_rtol: :math:`c_1 \ge 0`.
+        curv_rtol: :math:`c_2 \ge 0`; infinite to ask for decrease alone.
+        approx_dec_rtol: :math:`c_3 \ge 0`, or None not to use the approximate condition.
+        stepsize_precision: an interval shorter than this is not searched further, if a lower loss
+            was found; relative to its upper end where that is below 1 (Optax's is absolute).
+        initial_guess_strategy: what to try first: ``"one"``, or ``"keep"`` for the last rate.
+        verbose: print a line when a search fails.
+
+    ``update`` takes `params` and the extra arguments `value`, `grad` and `value_fn`, and passes
+    those of the others that `value_fn` names on to it.
+
+    State: `ScaleByZoomLinesearchState`, value and rate in at least float32.
+
+    Optax bisects and interpolates as Nocedal and Wright do; here trial rates are those of Moré and
+    Thuente, which use the slopes of both ends and need fewer evaluations. Where nothing lower is
+    found, or `u` does not descend, the step is zero (Optax's may climb), and the loss is traced
+    once, not twice.
+
+    Source: J. J. Moré and D. J. Thuente, Line Search Algorithms with Guaranteed Sufficient
+    Decrease, 1994, doi:10.1145/192115.192132; W. W. Hager and H. Zhang, Algorithm 851: CG_DESCENT,
+    2006, doi:10.1145/1132973.1132979 (the approximate condition).
+
+    >>> import gradtx
+    >>> tx = gradtx.chain(gradtx.sgd(1.0), gradtx.scale_by_zoom_linesearch(15))
+    >>> gradtx.solve(lambda x: jnp.sum(x**2), jnp.ones(2), tx).params.tolist()
+    [0.0, 0.0]
+    """
+    if initial_guess_strategy not in ("one", "keep"):
+        raise ValueError(
+            "scale_by_zoom_linesearch: initial_guess_strategy must be 'one' or 'keep', not "
+            f"{initial_guess_strategy!r}"
+        )
+    largest = _LARGEST_STEP if max_learning_rate is None else max_learning_rate
+
+    def init(params: Params) -> State:
+        dtype = _value_dtype(params)
+        infinity = jnp.full([], jnp.inf, dtype)
+        return ScaleByZoomLinesearchState(
+            jnp.ones([], dtype),
+            infinity,
+            jax.tree.map(zeros_like, params),
+            ZoomLinesearchInfo(jnp.zeros([], jnp.int32), infinity, infinity),
+        )
+
+    def search(line: _Line, guess: Array) -> _Search:
+        def body(now: _Search) -> _Search:
+            value, grad = line.evaluate(now.trial)
+            at = _Point(now.trial, value, line.slope_of(grad))
+            missed = _missed(line, at, slope_rtol, curv_rtol, approx_dec_rtol)
+            met = (missed[0] <= tol) & (missed[1] <= tol)
+            count = now.count + 1
+
+            step = at.rate - now.best.rate
+            least, most = at.rate + 1.1 * step, at.rate + 2 * increase_factor * step
+            best, other, bracketed, trial = _next(
+                now.best, now.other, at, now.bracketed, least, most
+            )
+            ends = best.rate, other.rate
+            width = jnp.abs(other.rate - best.rate)
+            # An interval that shrinks slowly is halved.
+            halve = bracketed & (width >= 0.66 * now.width_before)
+            trial = jnp.where(halve, (best.rate + other.rate) / 2, trial)
+            trial = jnp.clip(trial, 0, largest).astype(line.dtype)
+
+            lower = at.value <= now.best.value
+            spent = (trial <= jnp.minimum(*ends)) | (trial >= jnp.maximum(*ends))
+            short = stepsize_precision * jnp.minimum(1, jnp.maximum(*ends))
+            spent |= (width <= short) & (best.rate > 0)
+            spent = jnp.where(bracketed, spent, trial <= at.rate)
+            chosen = at, grad, missed
+            best, kept, errors_kept = _choose(
+                met, chosen, (best, *_choose(lower, chosen[1:], (now.grad, now.errors)))
+            )
+            return _Search(
+                trial,
+                best,
+                kept,
+                other,
+                bracketed,
+                jnp.where(bracketed, width, now.width),
+                jnp.where(bracketed, now.width, now.width_before),
+                errors_kept,
+                count,
+                ~met & ~spent & (count < max_linesearch_steps),
+            )
+
+        infinity = jnp.full([], jnp.inf, line.dtype)
+        start = _Point(jnp.zeros([], line.dtype), line.value, line.slope)
+        first = _Search(
+            jnp.minimum(guess, largest).astype(line.dtype),
+            start,
+            line.grad,
+            start,
+            jnp.array(False),
+            infinity,
+            infinity,
+            (infinity, infinity),
+            jnp.zeros([], jnp.int32),
+            line.slope <= 0,
+        )
+        return jax.lax.while_loop(lambda now: now.running, body, first)
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        if not jax.tree.leaves(updates):
+            return updates, state
+        line = _Line("scale_by_zoom_linesearch", updates, params, extra_args)
+        one = jnp.ones_like(state.learning_rate)
+        keep = initial_guess_strategy == "keep"
+        guess = jnp.where(state.learning_rate > 0, state.learning_rate, one) if keep else one
+        found = search(line, guess)
+        if verbose:
+            jax.lax.cond(found.errors[0] > tol, _print, lambda *_: None, found, line.slope)
+        new = ScaleByZoomLinesearchState(
+            found.best.rate,
+            found.best.value,
+            line.kept(found.grad, state.grad),
+            ZoomLinesearchInfo(found.count, *found.errors),
+        )
+        new = jax.tree.map(lambda n, o: n.astype(o.dtype), new, state)
+        return line.step(found.best.rate), new
+
+    return GradientTransformationExtraArgs(init, update)

@@ -1,0 +1,1 @@
+"""What acts on any transformation: guarding, accumulating, averaging, injecting."""

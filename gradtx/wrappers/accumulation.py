@@ -1,0 +1,349 @@
+"""Accumulation: one step of the optimizer for a window of micro-batches."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradtx import tree
+from gradtx.checks import PositiveCount
+from gradtx.numerics import accumulator_dtype as wide_dtype
+from gradtx.numerics import cast, divide, increment, widen
+from gradtx.paths import first_difference, is_leaf, leaves_with_path
+from gradtx.rows import is_rows
+from gradtx.transformation import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    transformation,
+    with_extra_args_support,
+)
+from gradtx.types import Array, Counter, DType, Params, PyTree, Slots, State, Updates
+from gradtx.wrappers.branching import _like
+
+Skip = Callable[[Updates, Array, Params | None], tuple[Array, PyTree]]
+
+
+class MultiStepsState(NamedTuple):
+    """The state of `MultiSteps`, as in Optax.
+
+    mini_step: i32[], micro-batches in this window; gradient_step: i32[], windows so far;
+    inner_opt_state: the inner state; acc_grads: like the parameters, the mean (or sum) so far,
+    of the last window where mini_step is 0; skip_state: what `should_skip_update_fn` told last.
+    """
+
+    mini_step: Any
+    gradient_step: Any
+    inner_opt_state: State
+    acc_grads: Slots
+    skip_state: Any = ()
+
+
+class AccumulateState(NamedTuple):
+    """`MultiStepsState` with the weights in this window and whether the last call made a step."""
+
+    mini_step: Any
+    gradient_step: Any
+    inner_opt_state: State
+    acc_grads: Slots
+    acc_weight: Any
+    emitted: Any
+    skip_state: Any = ()
+
+
+def _never(updates: Updates, gradient_step: Array, params: Params | None) -> tuple[Array, PyTree]:
+    return jnp.array(False), ()
+
+
+def _zeros(p: Any, dtype: DType | None) -> Any:
+    if p is None:
+        return None
+    p = jnp.asarray(p)
+    real = wide_dtype(p, dtype)
+    return jnp.zeros_like(
+        p, dtype=jnp.promote_types(real, jnp.complex64) if jnp.iscomplexobj(p) else real
+    )
+
+
+def _dense(updates: Updates) -> Updates:
+    # A window touches the rows of all its micro-batches, which have no fixed number.
+    return jax.tree.map(lambda g: g.to_dense() if is_rows(g) else g, updates, is_leaf=is_leaf)
+
+
+def _map(function: Callable[..., Any], updates: Updates, acc: PyTree, keep: bool = True) -> PyTree:
+    """``function(g, a)`` on each leaf; where there is no gradient `a` if `keep`, else None."""
+    leaves, treedef = leaves_with_path(updates)
+    structure: Any = treedef
+    try:
+        held = structure.flatten_up_to(acc)
+    except ValueError:
+        raise ValueError(
+            f"the gradients and the accumulator are different trees: "
+            f"{first_difference(updates, acc)}"
+        ) from None
+    pairs = zip(leaves, held, strict=True)
+    return structure.unflatten(
+        [(a if keep else None) if g is None else function(g, a) for (_, g), a in pairs]
+    )
+
+
+def _accumulating(
+    inner: GradientTransformation,
+    every: Any,
+    use_grad_mean: bool,
+    skip: Skip | None,
+    dtype: DType | None,
+    weighted: bool,
+) -> GradientTransformation:
+    """Both :func:`accumulate` (`weighted`) and `MultiSteps`."""
+    tx = with_extra_args_support(inner)
+    should_skip = skip or _never
+
+    def init(params: Params) -> State:
+        zero = jnp.zeros([], jnp.int32)
+        acc = jax.tree.map(lambda p: _zeros(p, dtype), params, is_leaf=is_leaf)
+        zeros = jax.tree.map(
+            lambda p: p if p is None else jnp.zeros_like(p), params, is_leaf=is_leaf
+        )
+        told = should_skip(zeros, zero, params)[1]
+        common = (zero, zero, tx.init(params), acc)
+        if weighted:
+            return AccumulateState(*common, jnp.zeros([], jnp.float32), jnp.array(False), told)
+        return MultiStepsState(*common, told)
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        updates = _dense(updates)
+        window = every(state.gradient_step) if callable(every) else every
+        bad, told = should_skip(updates, state.gradient_step, params)
+        if jnp.shape(bad) != () or jnp.asarray(bad).dtype != bool:
+            raise ValueError("should_skip_update_fn must return one boolean and a tree")
+        weight = jnp.asarray(extra_args.pop("weight", 1.0) if weighted else 1.0, jnp.float32)
+        before = state.acc_weight if weighted else state.mini_step.astype(jnp.float32)
+        total = before + weight
+        # The mean is kept, not the sum: it needs no range, and is right for any window.
+        share = divide(weight, total) if use_grad_mean else weight
+
+        first = state.mini_step == 0
+
+        def add(g: Any, a: Array) -> Array:
+            # A window starts by forgetting the last one. Writing zeros when that ends would cost a
+            # copy, and a product with zero would keep a NaN.
+            start, g = jnp.where(first, 0, a), widen(jnp.asarray(g))
+            new = cast(start + (g - start if use_grad_mean else g) * share, a.dtype)
+            return new if skip is None else jnp.where(bad, a, new)
+
+        acc = _map(add, updates, state.acc_grads)
+        last = ~bad & (state.mini_step + 1 >= window)
+
+        def step() -> tuple[Updates, State]:
+            grads = _map(lambda g, a: cast(a, jnp.asarray(g).dtype), updates, acc, keep=False)
+            out, new = tx.update(grads, state.inner_opt_state, params, **extra_args)
+            return _like(out, updates), _like(new, state.inner_opt_state)
+
+        # Only what a step changes goes through the condition: XLA copies what passes it unchanged.
+        out, inner_state = jax.lax.cond(
+            last, step, lambda: (tree.zeros_like(updates), state.inner_opt_state)
+        )
+        seen = jnp.where(bad, state.mini_step, increment(state.mini_step))
+        state = state._replace(
+            mini_step=jnp.where(last, 0, seen),
+            gradient_step=jnp.where(last, increment(state.gradient_step), state.gradient_step),
+            inner_opt_state=inner_state,
+            acc_grads=acc,
+            skip_state=told,
+        )
+        if weighted:
+            weights = jnp.where(last, 0, jnp.where(bad, before, total))
+            state = state._replace(acc_weight=weights, emitted=last)
+        return out, state
+
+    return GradientTransformationExtraArgs(init, update)
+
+
+@transformation(native_schedules=True)
+def accumulate(
+    inner: GradientTransformation,
+    every: PositiveCount,
+    *,
+    use_grad_mean: bool = True,
+    should_skip_update_fn: Skip | None = None,
+    accumulator_dtype: DType | None = None,
+) -> GradientTransformation:
+    r"""Collect the gradients of a window of micro-batches and step with their mean.
+
+    .. math:: g = \frac{\sum_i w_i g_i}{\sum_i w_i}
+
+    In between the updates are zero, and `inner` is not run: it costs its work and its memory once
+    in a window.
+
+    Args:
+        inner: the optimizer; it is run on the mean, with the extra arguments of the last call.
+        every: the number of micro-batches in a window, at least 1, or a schedule of the number of
+            windows so far.
+        use_grad_mean: take the mean, else the sum :math:`\sum_i w_i g_i`.
+        should_skip_update_fn: ``(updates, gradient_step, params) -> (bool, tree)``, which
+            micro-batches to leave out, such as :func:`skip_not_finite`: as if they had not been.
+        accumulator_dtype: the type of the accumulator; float32 or wider unless given.
+
+    ``update`` takes an extra argument ``weight``, :math:`w_i \ge 0`, such as the number of examples
+    in a micro-batch; 1 unless given.
+
+    State: `AccumulateState`; :func:`has_updated` tells whether the last call made a step. `Rows`
+    are accumulated as whole tables.
+
+    Optax's `MultiSteps` runs its optimizer at every micro-step and then selects, and a NaN stays in
+    its accumulator for ever, since it is reset by a multiplication with zero.
+
+    >>> import gradtx
+    >>> tx = accumulate(gradtx.sgd(1.0), every=2)
+    >>> state = tx.init(jnp.zeros(1))
+    >>> for g in (1.0, 3.0):
+    ...     updates, state = tx.update(jnp.array([g]), state)
+    >>> updates.tolist(), bool(has_updated(state))
+    ([-2.0], True)
+    """
+    return _accumulating(
+        inner, every, use_grad_mean, should_skip_update_fn, accumulator_dtype, weighted=True
+    )
+
+
+def has_updated(state: State) -> Array:
+    """Whether the last call of :func:`accumulate` or `MultiSteps` made a step.
+
+    Args:
+        state: the state that the call returned. That of `MultiSteps` cannot tell a step from a
+            skipped micro-batch after it.
+    """
+    if isinstance(state, AccumulateState):
+        return state.emitted
+    return (state.mini_step == 0) & (state.gradient_step > 0)
+
+
+class MultiSteps:
+    """:func:`accumulate` under Optax's name, without weights.
+
+    Args:
+        opt: the optimizer.
+        every_k_schedule: the number of micro-batches in a window, at least 1, or a schedule of the
+            number of windows so far.
+        use_grad_mean: take the mean, else the sum.
+        should_skip_update_fn: which micro-batches to leave out, as in :func:`accumulate`.
+        accumulator_dtype: the type of the accumulator.
+
+    Raises:
+        ValueError: the window is below 1.
+
+    >>> import gradtx
+    >>> tx = MultiSteps(gradtx.sgd(1.0), 2)
+    >>> updates, state = tx.update(jnp.ones(1), tx.init(jnp.zeros(1)))
+    >>> updates.tolist(), bool(tx.has_updated(state))
+    ([0.0], False)
+    """
+
+    def __init__(
+        self,
+        opt: GradientTransformation,
+        every_k_schedule: Any,
+        use_grad_mean: bool = True,
+        should_skip_update_fn: Skip | None = None,
+        accumulator_dtype: DType = jnp.float32,
+    ) -> None:
+        self.inner_opt = with_extra_args_support(opt)
+        self._pair = multi_steps(
+            opt,
+            every_k_schedule,
+            use_grad_mean=use_grad_mean,
+            should_skip_update_fn=should_skip_update_fn,
+            accumulator_dtype=accumulator_dtype,
+        )
+
+    def init(self, params: Params) -> MultiStepsState:
+        return self._pair.init(params)
+
+    def update(
+        self, updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, MultiStepsState]:
+        return self._pair.update(updates, state, params, **extra_args)
+
+    def has_updated(self, state: State) -> Array:
+        return has_updated(state)
+
+    def gradient_transformation(self) -> GradientTransformation:
+        return self._pair
+
+
+@transformation(native_schedules=True)
+def multi_steps(
+    opt: GradientTransformation,
+    every_k_schedule: PositiveCount,
+    *,
+    use_grad_mean: bool = True,
+    should_skip_update_fn: Skip | None = None,
+    accumulator_dtype: DType | None = jnp.float32,
+) -> GradientTransformation:
+    """What ``MultiSteps(...).gradient_transformation()`` is: Optax's state, and no weights.
+
+    Args:
+        opt: the optimizer.
+        every_k_schedule: this and the rest as in :func:`accumulate`.
+        use_grad_mean: take the mean, else the sum.
+        should_skip_update_fn: which micro-batches to leave out.
+        accumulator_dtype: the type of the accumulator.
+
+    State: `MultiStepsState`.
+    """
+    return _accumulating(
+        opt, every_k_schedule, use_grad_mean, should_skip_update_fn, accumulator_dtype, False
+    )
+
+
+class ApplyEvery(NamedTuple):
+    """count: i32[], steps in this window; grad_acc: like the parameters."""
+
+    count: Counter
+    grad_acc: Slots
+
+
+@transformation
+def apply_every(k: PositiveCount = 1) -> GradientTransformation:
+    """Collect updates and pass on their sum at every `k`-th step, zero at the others.
+
+    Args:
+        k: the length of a window, at least 1.
+
+    State: `ApplyEvery`. The transformations before it run at every step: to run the optimizer once
+    a window see :func:`accumulate`. The sum is kept in float32 or wider, and starts anew also after
+    a NaN. `Rows` are collected as whole tables.
+
+    >>> tx = apply_every(2)
+    >>> state = tx.init(jnp.zeros(1))
+    >>> for g in (1.0, 3.0):
+    ...     updates, state = tx.update(jnp.array([g]), state)
+    >>> updates.tolist()
+    [4.0]
+    """
+
+    def init(params: Params) -> State:
+        acc = jax.tree.map(lambda p: _zeros(p, None), params, is_leaf=is_leaf)
+        return ApplyEvery(jnp.zeros([], jnp.int32), acc)
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        del params, extra_args
+        emit, first = state.count + 1 >= k, state.count == 0
+
+        def add(g: Any, a: Array) -> Array:
+            return cast(widen(jnp.asarray(g)) + jnp.where(first, 0, a), a.dtype)
+
+        def pick(g: Any, a: Array) -> Array:
+            return cast(jnp.where(emit, a, 0), jnp.asarray(g).dtype)
+
+        updates = _dense(updates)
+        acc = _map(add, updates, state.grad_acc)
+        updates = _map(pick, updates, acc, keep=False)
+        return updates, ApplyEvery(jnp.where(emit, 0, state.count + 1), acc)
+
+    return GradientTransformationExtraArgs(init, update)

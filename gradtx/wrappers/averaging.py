@@ -1,0 +1,151 @@
+"""Averages of the parameters: what to evaluate while training goes on."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradtx import numerics, tree
+from gradtx.checks import Count, Decay, PositiveCount
+from gradtx.engine import leafwise
+from gradtx.numerics import Step, compute_dtype
+from gradtx.paths import merge
+from gradtx.transformation import GradientTransformation, transformation
+from gradtx.types import Array, Counter, Params, Slots, State
+from gradtx.wrappers.lookahead import LookaheadParams
+
+
+class EmaParamsState(NamedTuple):
+    """count: i32[]; average: like the parameters, in float32 or wider."""
+
+    count: Counter
+    average: Slots
+
+    def eval_params(self, params: Params) -> Params:
+        """The average, in the types of the parameters."""
+        return merge(tree.cast_like(self.average, params), params)
+
+
+class SwaParamsState(NamedTuple):
+    """count: i32[]; average: like the parameters, in float32 or wider."""
+
+    count: Counter
+    average: Slots
+
+    def eval_params(self, params: Params) -> Params:
+        """The average, in the types of the parameters."""
+        return merge(tree.cast_like(self.average, params), params)
+
+
+def _average(p: Array) -> dict[str, Array]:
+    # An own copy: the parameters may be donated.
+    return {"average": jnp.array(p, compute_dtype(p.dtype), copy=True)}
+
+
+@transformation
+def ema_params(decay: Decay = 0.999) -> GradientTransformation:
+    r"""Keep an exponential moving average of the parameters; the updates pass as they are.
+
+    .. math:: \bar\theta_0 = \theta_0, \qquad
+        \bar\theta_t = \beta \bar\theta_{t-1} + (1 - \beta) (\theta_{t-1} + u_t)
+
+    Args:
+        decay: :math:`\beta` in :math:`[0, 1)`; a number, an array, or a schedule, such as
+            :math:`\min(\beta, (1 + t) / (10 + t))` to forget the start sooner.
+
+    Put it last in a chain, where it sees what is added to the parameters, and take the average
+    with :func:`eval_params`. A leaf without a gradient keeps its average. The average is computed
+    in float32 or wider: kept in bfloat16 it would not move.
+
+    State: `EmaParamsState`.
+
+    Source: B. T. Polyak and A. B. Juditsky, Acceleration of Stochastic Approximation by Averaging,
+    1992 (averaging of iterates; the moving average is Keras's ``use_ema``).
+
+    >>> import gradtx
+    >>> tx = gradtx.chain(gradtx.sgd(1.0), ema_params(0.75))
+    >>> params, state = gradtx.apply_gradients(tx, jnp.ones(1), jnp.zeros(1), tx.init(jnp.zeros(1)))
+    >>> params.tolist(), eval_params(tx, state, params).tolist()
+    ([-1.0], [-0.25])
+    """
+
+    def rule(g: Array, s: Any, t: Step, p: Array) -> Any:
+        return g, {"average": numerics.ema(p + g, s.average, decay)}
+
+    return leafwise(EmaParamsState, _average, rule)
+
+
+@transformation
+def swa_params(start: Count = 0, every: PositiveCount = 1) -> GradientTransformation:
+    r"""Keep the mean of the parameters at every `k`-th step from some step on.
+
+    .. math:: \bar\theta \leftarrow \bar\theta + \frac{1}{n} (\theta_t - \bar\theta)
+        \quad\text{at } t = s + n k, \; n = 1, 2, \dots
+
+    Args:
+        start: `s`, at least 0; until the first mean the average is :math:`\theta_t` itself.
+        every: `k`, at least 1.
+
+    Put it last in a chain, and take the average with :func:`eval_params`.
+
+    State: `SwaParamsState`.
+
+    Source: P. Izmailov et al., Averaging Weights Leads to Wider Optima and Better Generalization,
+    2018, arXiv:1803.05407, algorithm 1.
+
+    >>> import gradtx
+    >>> tx = gradtx.chain(gradtx.sgd(1.0), swa_params())
+    >>> params, state = jnp.zeros(1), tx.init(jnp.zeros(1))
+    >>> for _ in range(2):
+    ...     params, state = gradtx.apply_gradients(tx, jnp.ones(1), params, state)
+    >>> params.tolist(), eval_params(tx, state, params).tolist()
+    ([-2.0], [-1.5])
+    """
+
+    def rule(g: Array, s: Any, t: Step, p: Array) -> Any:
+        def make() -> Array:
+            since = t.number - start
+            n = jnp.floor(since / every)
+            due = (n >= 1) & (since == n * every)
+            # Before the first mean the average follows the parameters.
+            return jnp.where(n < 1, 1.0, jnp.where(due, 1 / jnp.maximum(n, 1), 0.0))
+
+        return g, {"average": s.average + t.once("swa", 0, make) * (p + g - s.average)}
+
+    return leafwise(SwaParamsState, _average, rule)
+
+
+def eval_params(tx: GradientTransformation, state: State, params: Params) -> Params:
+    """The parameters to evaluate: the average, of whichever kind, that a state holds.
+
+    Args:
+        tx: the transformation, for the error message.
+        state: its state; whatever in it has a method ``eval_params(params)`` gives the average:
+            :func:`ema_params`, :func:`swa_params`, :func:`lookahead` and others, in a chain, a
+            group or a wrapper.
+        params: the parameters in training. A leaf of which no average is kept is taken from them.
+
+    Returns:
+        A tree like the parameters, in their types; for `LookaheadParams` like the slow ones.
+
+    Raises:
+        ValueError: the state holds no average.
+
+    >>> import gradtx
+    >>> tx = gradtx.chain(gradtx.sgd(1.0), ema_params(0.75))
+    >>> eval_params(tx, tx.init({"w": 3.0}), {"w": jnp.float32(3.0)})
+    {'w': Array(3., dtype=float32)}
+    """
+
+    def averages(x: Any) -> bool:
+        return hasattr(x, "eval_params")
+
+    found = [x for x in jax.tree.leaves(state, is_leaf=averages) if averages(x)]
+    if not found:
+        raise ValueError(f"eval_params: the state of {tx!r} holds no average of the parameters")
+    result = params
+    for part in found:
+        whole = isinstance(result, LookaheadParams)
+        new = part.eval_params(result)
+        result = new if whole else merge(new, result)
+    return result

@@ -1,0 +1,88 @@
+"""Complex leaves as pairs of real ones."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.paths import is_leaf
+from gradtx.rows import is_rows
+from gradtx.transformation import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    transformation,
+    with_extra_args_support,
+)
+from gradtx.types import Params, PyTree, State, Updates
+
+
+class SplitRealAndImaginaryArrays(NamedTuple):
+    """A complex array in two."""
+
+    real: Any
+    imaginary: Any
+
+
+class SplitRealAndImaginaryState(NamedTuple):
+    """inner_state: the inner transformation's, on the parts."""
+
+    inner_state: State
+
+
+def _split(tree: PyTree) -> PyTree:
+    def on_leaf(x: Any) -> Any:
+        if is_rows(x):
+            if not jnp.iscomplexobj(x.values):
+                return x
+            parts = x.with_values(x.values.real), x.with_values(x.values.imag)
+            return SplitRealAndImaginaryArrays(*parts)
+        if x is None or not jnp.iscomplexobj(x):
+            return x
+        return SplitRealAndImaginaryArrays(jnp.real(x), jnp.imag(x))
+
+    return jax.tree.map(on_leaf, tree, is_leaf=is_leaf)
+
+
+def _is_pair(x: Any) -> bool:
+    return is_leaf(x) or isinstance(x, SplitRealAndImaginaryArrays)
+
+
+def _join(tree: PyTree) -> PyTree:
+    def on_leaf(x: Any) -> Any:
+        if not isinstance(x, SplitRealAndImaginaryArrays):
+            return x
+        if is_rows(x.real):
+            return x.real.with_values(jax.lax.complex(x.real.values, x.imaginary.values))
+        return jax.lax.complex(x.real, x.imaginary)
+
+    return jax.tree.map(on_leaf, tree, is_leaf=_is_pair)
+
+
+@transformation
+def split_real_and_imaginary(inner: GradientTransformation) -> GradientTransformation:
+    """Run a transformation on the real and the imaginary parts of complex leaves.
+
+    Args:
+        inner: the transformation; it sees real leaves only. Real leaves pass as they are.
+
+    State: `SplitRealAndImaginaryState`; the slots of a complex leaf are
+    `SplitRealAndImaginaryArrays`. Give it the conjugate of what ``jax.grad`` returns;
+    :func:`minimize` and :func:`compute_gradients` conjugate by themselves.
+
+    >>> import gradtx
+    >>> tx = split_real_and_imaginary(gradtx.scale_by_sign())
+    >>> complex(tx.update(jnp.complex64(2 - 3j), tx.init(jnp.complex64(0)))[0])
+    (1-1j)
+    """
+    tx = with_extra_args_support(inner)
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        parts = None if params is None else _split(params)
+        new, kept = tx.update(_split(updates), state.inner_state, parts, **extra_args)
+        return _join(new), SplitRealAndImaginaryState(kept)
+
+    return GradientTransformationExtraArgs(
+        lambda params: SplitRealAndImaginaryState(tx.init(_split(params))), update
+    )

@@ -1,0 +1,115 @@
+"""Running a transformation at some steps only."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from gradtx import tree
+from gradtx.numerics import increment
+from gradtx.transformation import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    transformation,
+    with_extra_args_support,
+)
+from gradtx.types import Params, State, Updates
+from gradtx.wrappers.branching import _update_if
+
+Condition = Callable[..., Any]
+
+
+class ConditionallyTransformState(NamedTuple):
+    """inner_state: the inner transformation's; step: i32[], calls so far."""
+
+    inner_state: State
+    step: Any
+
+
+class ConditionallyMaskState(NamedTuple):
+    """step: i32[], calls so far; inner_state: the inner transformation's."""
+
+    step: Any
+    inner_state: State
+
+
+def _conditionally(
+    state_class: Any,
+    inner: GradientTransformation,
+    condition: Condition,
+    forward_extra_args: bool,
+    otherwise: Callable[[Updates], Updates],
+) -> GradientTransformation:
+    tx = with_extra_args_support(inner)
+
+    def init(params: Params) -> State:
+        return state_class(step=jnp.zeros([], jnp.int32), inner_state=tx.init(params))
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        run = jnp.asarray(condition(state.step, **(extra_args if forward_extra_args else {})))
+        if run.shape != () or run.dtype != bool:
+            raise ValueError(
+                f"should_transform_fn must return one boolean, not {run.dtype}{list(run.shape)}"
+            )
+        updates, inner_state = _update_if(
+            run, tx, updates, state.inner_state, params, extra_args, otherwise
+        )
+        return updates, state_class(step=increment(state.step), inner_state=inner_state)
+
+    return GradientTransformationExtraArgs(init, update)
+
+
+@transformation
+def conditionally_transform(
+    inner: GradientTransformation,
+    should_transform_fn: Condition,
+    forward_extra_args: bool = False,
+) -> GradientTransformation:
+    """Transform at some steps; at the others pass the updates on as they are.
+
+    Args:
+        inner: the transformation.
+        should_transform_fn: ``(step, **extra_args) -> bool``, with the number of calls so far. At a
+            step where it is false `inner` is not run, and its state stays as it is.
+        forward_extra_args: whether to hand it the extra arguments.
+
+    State: `ConditionallyTransformState`.
+
+    >>> import gradtx
+    >>> tx = conditionally_transform(gradtx.scale(0.5), lambda step: step >= 1)
+    >>> state = tx.init(jnp.zeros(1))
+    >>> for _ in range(2):
+    ...     updates, state = tx.update(jnp.ones(1), state)
+    >>> updates.tolist()
+    [0.5]
+    """
+    return _conditionally(
+        ConditionallyTransformState, inner, should_transform_fn, forward_extra_args, lambda u: u
+    )
+
+
+@transformation
+def conditionally_mask(
+    inner: GradientTransformation,
+    should_transform_fn: Condition,
+    forward_extra_args: bool = False,
+) -> GradientTransformation:
+    """Transform at some steps; at the others the updates are zero.
+
+    Args:
+        inner: the transformation.
+        should_transform_fn: as in :func:`conditionally_transform`.
+        forward_extra_args: whether to hand it the extra arguments.
+
+    State: `ConditionallyMaskState`.
+
+    >>> import gradtx
+    >>> tx = conditionally_mask(gradtx.scale(0.5), lambda step: step >= 1)
+    >>> tx.update(jnp.ones(1), tx.init(jnp.zeros(1)))[0].tolist()
+    [0.0]
+    """
+    return _conditionally(
+        ConditionallyMaskState, inner, should_transform_fn, forward_extra_args, tree.zeros_like
+    )

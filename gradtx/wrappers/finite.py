@@ -1,0 +1,127 @@
+"""Guards: a step with gradients that are not finite, or too large, is left out."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradtx import tree
+from gradtx.checks import Count
+from gradtx.numerics import increment
+from gradtx.transformation import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    transformation,
+    with_extra_args_support,
+)
+from gradtx.types import Array, Params, PyTree, State, Updates
+from gradtx.wrappers.branching import _update_if
+
+
+class ApplyIfFiniteState(NamedTuple):
+    """The inner state, and a record of what was left out.
+
+    notfinite_count, total_notfinite: i32[], steps left out since the last good one, and in all;
+    last_finite: bool[], whether the last gradient was finite.
+    """
+
+    notfinite_count: Any
+    last_finite: Any
+    total_notfinite: Any
+    inner_state: State
+
+
+def _finite(updates: PyTree) -> Array:
+    leaves = [x for x in jax.tree.leaves(updates) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    return jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for x in leaves]))
+
+
+@transformation
+def apply_if_finite(
+    inner: GradientTransformation,
+    max_consecutive_errors: Count,
+    *,
+    accept_at_limit: bool = False,
+) -> GradientTransformation:
+    """Leave out a step whose gradients hold a NaN or an infinity: zero updates, the state kept.
+
+    Args:
+        inner: the transformation to guard.
+        max_consecutive_errors: how many such steps in a row are to be expected, at least 0. Beyond
+            it something is wrong: a training loop compares ``state.notfinite_count`` with it.
+        accept_at_limit: beyond the limit run `inner` on the gradients as they are, as Optax does,
+            which puts the NaNs into parameters and slots for good. Otherwise they never get in.
+
+    State: `ApplyIfFiniteState`.
+
+    >>> import gradtx
+    >>> tx = apply_if_finite(gradtx.adam(0.1), 5)
+    >>> updates, state = tx.update(jnp.array([jnp.nan]), tx.init(jnp.zeros(1)))
+    >>> updates.tolist(), int(state.notfinite_count)
+    ([0.0], 1)
+    """
+    tx = with_extra_args_support(inner)
+
+    def init(params: Params) -> State:
+        zero = jnp.zeros([], jnp.int32)
+        return ApplyIfFiniteState(zero, jnp.array(True), zero, tx.init(params))
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        finite = _finite(updates)
+        errors = jnp.where(finite, 0, increment(state.notfinite_count))
+        total = jnp.where(finite, state.total_notfinite, increment(state.total_notfinite))
+        run = finite | (errors > max_consecutive_errors) if accept_at_limit else finite
+        updates, inner_state = _update_if(
+            run, tx, updates, state.inner_state, params, extra_args, tree.zeros_like
+        )
+        return updates, ApplyIfFiniteState(errors, finite, total, inner_state)
+
+    return GradientTransformationExtraArgs(init, update)
+
+
+def skip_not_finite(
+    updates: Updates, gradient_step: Any, params: Params | None
+) -> tuple[Array, PyTree]:
+    """Whether to skip a micro-batch, for :func:`accumulate`: its gradient is not finite.
+
+    Args:
+        updates: the gradient.
+        gradient_step: steps taken so far; not used.
+        params: the parameters; not used.
+
+    Returns:
+        A boolean, and ``{"should_skip": bool[], "num_not_finite": i32[]}``.
+
+    >>> bool(skip_not_finite({"a": jnp.array([1.0, jnp.inf])}, 0, None)[0])
+    True
+    """
+    del gradient_step, params
+    bad = [jnp.sum(~jnp.isfinite(x), dtype=jnp.int32) for x in jax.tree.leaves(updates)]
+    count = jnp.sum(jnp.array(bad, jnp.int32), dtype=jnp.int32)
+    return count > 0, {"should_skip": count > 0, "num_not_finite": count}
+
+
+def skip_large_updates(
+    updates: Updates, gradient_step: Any, params: Params | None, max_squared_norm: Any
+) -> tuple[Array, PyTree]:
+    """Whether to skip a micro-batch, for :func:`accumulate`: its gradient is too large, or NaN.
+
+    Args:
+        updates: the gradient.
+        gradient_step: steps taken so far; not used.
+        params: the parameters; not used.
+        max_squared_norm: the squared global norm from which on to skip; give it with
+            ``functools.partial``. The norm is summed in at least float32.
+
+    Returns:
+        A boolean, and ``{"should_skip": bool[], "norm_squared": f32[]}``.
+
+    >>> bool(skip_large_updates({"a": jnp.array([3.0])}, 0, None, max_squared_norm=4.0)[0])
+    True
+    """
+    del gradient_step, params
+    norm_squared = tree.norm_sq(updates)
+    skip = ~(norm_squared < max_squared_norm)
+    return skip, {"should_skip": skip, "norm_squared": norm_squared}

@@ -1,0 +1,220 @@
+"""Hyperparameters in the state: read, logged and changed from one step to the next."""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradtx.numerics import cast, compute_dtype, increment, real_dtype
+from gradtx.transformation import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    transformation,
+    with_extra_args_support,
+)
+from gradtx.types import Array, Counter, DType, Params, PyTree, State, Updates
+
+
+class WrappedScheduleState(NamedTuple):
+    """count: i32[], steps taken."""
+
+    count: Counter
+
+
+class InjectStatefulHyperparamsState(NamedTuple):
+    """The hyperparameters in force at the last step (at first those of step 0), and the rest.
+
+    count: i32[], steps taken; hyperparams: ``{name: number}``; hyperparams_states: ``{name:
+    state}`` of those that follow a schedule; inner_state: the transformation's.
+    """
+
+    count: Counter
+    hyperparams: dict[str, Any]
+    hyperparams_states: dict[str, Any]
+    inner_state: State
+
+
+class _Counted:
+    """A schedule of the step as a stateful schedule."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self.function = function
+
+    def init(self) -> WrappedScheduleState:
+        return WrappedScheduleState(jnp.zeros([], jnp.int32))
+
+    def update(self, state: WrappedScheduleState, **extra_args: Any) -> WrappedScheduleState:
+        del extra_args
+        return WrappedScheduleState(increment(state.count))
+
+    def __call__(self, state: WrappedScheduleState, **extra_args: Any) -> Any:
+        del extra_args
+        return self.function(state.count)
+
+
+def _is_stateful(value: Any) -> bool:
+    return callable(value) and hasattr(value, "init") and hasattr(value, "update")
+
+
+def _highest(tree: PyTree) -> DType:
+    """The widest real type among the leaves, float32 at least."""
+    dtypes = [
+        real_dtype(compute_dtype(leaf.dtype))
+        for leaf in jax.tree.leaves(tree)
+        if hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact)
+    ]
+    return functools.reduce(jnp.promote_types, dtypes, jnp.dtype(jnp.float32))
+
+
+def _number(value: Any, dtype: DType, exact: bool) -> Array:
+    """A hyperparameter as a strong array: a float in `dtype`, or wider if it is and may be."""
+    if not jnp.issubdtype(jnp.result_type(value), jnp.floating):
+        return cast(jnp.asarray(value), jnp.asarray(value).dtype)
+    strong = hasattr(value, "dtype") and not getattr(value, "weak_type", False)
+    if strong and not exact:
+        dtype = jnp.promote_types(dtype, value.dtype)
+    return cast(jnp.asarray(value), dtype)
+
+
+def _call(factory: Callable[..., Any], arguments: dict[str, Any]) -> GradientTransformation:
+    bound = inspect.BoundArguments(inspect.signature(factory), dict(arguments))
+    return with_extra_args_support(factory(*bound.args, **bound.kwargs))
+
+
+@transformation
+def injected(
+    inner_factory: Callable[..., GradientTransformation],
+    arguments: dict[str, Any],
+    static_args: tuple[str, ...] = (),
+    hyperparam_dtype: DType | None = None,
+) -> GradientTransformation:
+    """What :func:`inject_hyperparams` makes, as data.
+
+    Args:
+        inner_factory: the function that builds the transformation.
+        arguments: its arguments by name, schedules among them.
+        static_args: the names of those that are no hyperparameters.
+        hyperparam_dtype: the type of the hyperparameters.
+
+    State: `InjectStatefulHyperparamsState`.
+
+    >>> import gradtx
+    >>> injected(gradtx.sgd, {"learning_rate": 0.1}).init(0.0).hyperparams
+    {'learning_rate': Array(0.1, dtype=float32)}
+    """
+    schedules: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
+    others: dict[str, Any] = {}
+    for name, value in arguments.items():
+        if name in static_args or isinstance(value, bool | np.bool_):
+            others[name] = value
+        elif callable(value) and not isinstance(value, GradientTransformation):
+            schedules[name] = value if _is_stateful(value) else _Counted(value)
+        elif isinstance(value, int | float | jax.Array | np.ndarray | np.number):
+            numbers[name] = value
+        else:
+            others[name] = value
+    if not schedules:
+        _call(inner_factory, arguments)  # its errors belong to this call
+    exact = hyperparam_dtype is not None
+
+    def built(values: dict[str, Any]) -> GradientTransformation:
+        known = {**others, **values}
+        return _call(inner_factory, {name: known[name] for name in arguments})
+
+    def init(params: Params) -> State:
+        dtype = hyperparam_dtype if exact else _highest(params)
+        states = {name: schedule.init() for name, schedule in schedules.items()}
+        values = {name: _number(value, dtype, exact) for name, value in numbers.items()} | {
+            name: _number(s(states[name]), dtype, exact) for name, s in schedules.items()
+        }
+        return InjectStatefulHyperparamsState(
+            jnp.zeros([], jnp.int32), values, states, built(values).init(params)
+        )
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        dtype = hyperparam_dtype if exact else _highest(updates if params is None else params)
+        values = {name: _number(state.hyperparams[name], dtype, exact) for name in numbers}
+        values |= {
+            name: _number(s(state.hyperparams_states[name], **extra_args), dtype, exact)
+            for name, s in schedules.items()
+        }
+        states = {
+            name: s.update(state.hyperparams_states[name], **extra_args)
+            for name, s in schedules.items()
+        }
+        updates, inner = built(values).update(updates, state.inner_state, params, **extra_args)
+        return updates, InjectStatefulHyperparamsState(
+            increment(state.count), values, states, inner
+        )
+
+    return GradientTransformationExtraArgs(init, update)
+
+
+def inject_hyperparams(
+    inner_factory: Callable[..., GradientTransformation],
+    static_args: str | Iterable[str] = (),
+    hyperparam_dtype: DType | None = None,
+) -> Callable[..., GradientTransformation]:
+    """Put the numeric hyperparameters of a builder into the state of what it builds.
+
+    Args:
+        inner_factory: a builder such as :func:`adam`, or a function that returns a transformation.
+        static_args: names of arguments that are no hyperparameters: functions that are no
+            schedules, numbers that must stay Python numbers.
+        hyperparam_dtype: the type of floating-point hyperparameters. Unless given, that of the
+            widest parameter, and float32 at least: Optax's for parameters in bfloat16 is bfloat16,
+            in which 0.999 is 1.
+
+    Returns:
+        A builder with the arguments of `inner_factory`, for each of which a schedule may be given:
+        ``count -> value``, or an object with ``init()``, ``update(state, **extra_args)`` and
+        ``__call__(state, **extra_args)``. What it builds has an `InjectStatefulHyperparamsState`,
+        in which ``state.hyperparams["learning_rate"]`` may be read and, if it follows no schedule,
+        replaced, without a new compilation.
+
+    A hyperparameter in a state is traced: 1 - 0.999 taken in float32 is wrong by 1e-5. To change a
+    hyperparameter a few times see :func:`replace`, which keeps the others static.
+
+    Raises:
+        ValueError: a static argument is none of the builder's.
+
+    >>> import gradtx
+    >>> tx = inject_hyperparams(gradtx.sgd)(learning_rate=1.0)
+    >>> state = tx.init(jnp.zeros(1))
+    >>> state.hyperparams["learning_rate"] = 0.5
+    >>> tx.update(jnp.ones(1), state)[0].tolist()
+    [-0.5]
+    """
+    static = (static_args,) if isinstance(static_args, str) else tuple(sorted(static_args))
+    signature = inspect.signature(inner_factory)
+    unknown = [name for name in static if name not in signature.parameters]
+    if unknown:
+        raise ValueError(
+            f"inject_hyperparams: {unknown} are no arguments of {inner_factory.__name__}; it has "
+            f"{list(signature.parameters)}"
+        )
+
+    # Not the builder's own attributes: what this returns is another one.
+    @functools.wraps(inner_factory, updated=())
+    def build(*args: Any, **kwargs: Any) -> GradientTransformation:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return injected(inner_factory, dict(bound.arguments), static, hyperparam_dtype)
+
+    return build
+
+
+def inject_stateful_hyperparams(
+    inner_factory: Callable[..., GradientTransformation],
+    static_args: str | Iterable[str] = (),
+    hyperparam_dtype: DType | None = None,
+) -> Callable[..., GradientTransformation]:
+    """The older name of :func:`inject_hyperparams`."""
+    return inject_hyperparams(inner_factory, static_args, hyperparam_dtype)

@@ -1,0 +1,160 @@
+"""Lookahead: slow parameters that follow fast ones."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradtx import tree
+from gradtx.checks import Fraction, PositiveCount
+from gradtx.numerics import cast, widen
+from gradtx.paths import is_leaf
+from gradtx.rows import is_rows
+from gradtx.transformation import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    transformation,
+    with_extra_args_support,
+)
+from gradtx.types import Array, Params, PyTree, Slots, State, Updates
+from gradtx.wrappers.branching import _like
+
+
+class LookaheadParams(NamedTuple):
+    """A pair of parameters: `fast` ones to train, `slow` ones to evaluate."""
+
+    fast: Params
+    slow: Params
+
+    @classmethod
+    def init_synced(cls, params: Params) -> "LookaheadParams":
+        """A pair of equals."""
+        return cls(fast=params, slow=params)
+
+
+class LookaheadState(NamedTuple):
+    """The fast optimizer's state, i32[] steps since the last synchronization, and `slow`.
+
+    slow: the slow parameters in float32 or wider, or None where they come with the parameters.
+    """
+
+    fast_state: State
+    steps_since_sync: Any
+    slow: Slots = None
+
+    def eval_params(self, params: Params) -> Params:
+        """The slow parameters."""
+        if isinstance(params, LookaheadParams):
+            return params.slow
+        return params if self.slow is None else tree.cast_like(self.slow, params)
+
+
+@transformation
+def lookahead(
+    fast_optimizer: GradientTransformation,
+    sync_period: PositiveCount,
+    slow_step_size: Fraction,
+    reset_state: bool = False,
+) -> GradientTransformation:
+    r"""Every `k` steps move slow parameters towards the fast ones, and the fast ones there.
+
+    .. math:: \phi \leftarrow \phi + \alpha (\theta - \phi), \qquad \theta \leftarrow \phi
+
+    Args:
+        fast_optimizer: the optimizer of the fast parameters.
+        sync_period: `k`, at least 1.
+        slow_step_size: :math:`\alpha` in :math:`[0, 1]`.
+        reset_state: start the fast optimizer anew after each synchronization.
+
+    The parameters are either a `LookaheadParams` as in Optax, and the updates one too, or, simpler,
+    the fast ones alone: then the state holds the slow ones. :func:`eval_params` returns the slow
+    ones in both cases. The updates must be applied as they are.
+
+    State: `LookaheadState`.
+
+    Source: M. R. Zhang et al., Lookahead Optimizer: k Steps Forward, 1 Step Back, 2019,
+    arXiv:1907.08610, algorithm 1.
+
+    >>> import gradtx
+    >>> tx = lookahead(gradtx.sgd(1.0), sync_period=1, slow_step_size=0.5)
+    >>> params = jnp.zeros(1)
+    >>> tx.update(jnp.ones(1), tx.init(params), params)[0].tolist()
+    [-0.5]
+    """
+    tx = with_extra_args_support(fast_optimizer)
+
+    def init(params: Params) -> State:
+        count = jnp.zeros([], jnp.int32)
+        if isinstance(params, LookaheadParams):
+            return LookaheadState(tx.init(params.fast), count)
+        slow = tree.cast_like(params, params)
+        slow = jax.tree.map(
+            lambda p: None if p is None else widen(jnp.asarray(p)), slow, is_leaf=is_leaf
+        )
+        return LookaheadState(tx.init(params), count, slow)
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        if params is None:
+            raise ValueError("lookahead needs the parameters: call update(updates, state, params)")
+        paired = isinstance(params, LookaheadParams)
+        if paired and state.slow is not None:
+            raise ValueError(
+                "lookahead: the state is for the fast parameters alone; make it with "
+                "tx.init(LookaheadParams.init_synced(params))"
+            )
+        fast, slow = (params.fast, params.slow) if paired else (params, state.slow)
+        updates = jax.tree.map(
+            lambda g: g.to_dense() if is_rows(g) else g, updates, is_leaf=is_leaf
+        )
+        new, fast_state = tx.update(updates, state.fast_state, fast, **extra_args)
+
+        def moved(u: Any, p: Any, s: Array) -> Any:
+            """Where the slow parameter goes."""
+            if u is None:
+                return s
+            s = widen(s)
+            return s + slow_step_size * (widen(p) + widen(u) - s)
+
+        def sync() -> tuple[Updates, PyTree, State]:
+            target = jax.tree.map(moved, new, fast, slow, is_leaf=is_leaf)
+            to_fast = _where_there(lambda u, t, p: cast(t - widen(p), u.dtype), new, target, fast)
+            kept = _like(tx.init(fast), fast_state) if reset_state else fast_state
+            if paired:
+                to_slow = _where_there(
+                    lambda u, t, s: cast(t - widen(s), s.dtype), new, target, slow
+                )
+                return to_fast, to_slow, kept
+            return to_fast, _where_slot(target, slow), kept
+
+        def wait() -> tuple[Updates, PyTree, State]:
+            if paired:
+                zeros = _where_there(lambda u, s: jnp.zeros_like(s), new, slow)
+                return new, zeros, fast_state
+            return new, slow, fast_state
+
+        steps = state.steps_since_sync + 1
+        due = steps >= sync_period
+        out, other, fast_state = jax.lax.cond(due, sync, wait)
+        count = jnp.where(due, 0, steps)
+        if paired:
+            return LookaheadParams(out, other), LookaheadState(fast_state, count)
+        return out, LookaheadState(fast_state, count, other)
+
+    return GradientTransformationExtraArgs(init, update)
+
+
+def _where_there(function: Any, updates: PyTree, *trees: PyTree) -> PyTree:
+    return jax.tree.map(
+        lambda u, *others: None if u is None else function(u, *others),
+        updates,
+        *trees,
+        is_leaf=is_leaf,
+    )
+
+
+def _where_slot(new: PyTree, old: PyTree) -> PyTree:
+    return jax.tree.map(
+        lambda n, o: o if o is None or n is None else cast(n, o.dtype), new, old, is_leaf=is_leaf
+    )

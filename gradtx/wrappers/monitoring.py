@@ -1,0 +1,179 @@
+"""Measurements of the updates that pass through a chain, kept in the state."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.checks import Decay
+from gradtx.compose import stateless
+from gradtx.transformation import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    transformation,
+    with_extra_args_support,
+)
+from gradtx.transforms.averaging import ema
+from gradtx.types import DType, Params, PyTree, State, Updates
+
+Measure = Callable[[Updates], PyTree]
+
+
+class SnapshotState(NamedTuple):
+    """measurement: ``{name: what was measured}``."""
+
+    measurement: dict[str, Any]
+
+
+class MonitorState(NamedTuple):
+    """measurements: ``{name: what was measured}``; measure_states: the measures' own states."""
+
+    measurements: dict[str, Any]
+    measure_states: tuple[State, ...]
+
+
+class MeasureWithEmaState(NamedTuple):
+    """measurement: the average; ema_state: an `EmaState` like the measurement."""
+
+    measurement: Any
+    ema_state: State
+
+
+def _zeros(measure: Callable[..., Any], *args: Any) -> PyTree:
+    """Zeros in the shape of a measurement: a state must look the same before and after a step."""
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(measure, *args))
+
+
+@transformation
+def snapshot(measure_name: str, measure: Measure) -> GradientTransformation:
+    """Measure the updates that pass, and keep the last measurement.
+
+    Args:
+        measure_name: what to call it: ``gradtx.tree.get(state, measure_name)`` finds it.
+        measure: ``updates -> tree``, such as ``gradtx.tree.norm``.
+
+    State: `SnapshotState`. Before the first step it is zero, where Optax measures the parameters.
+
+    >>> import gradtx
+    >>> tx = snapshot("norm", gradtx.tree.norm)
+    >>> _, state = tx.update(jnp.array([3.0, 4.0]), tx.init(jnp.zeros(2)))
+    >>> float(state.measurement["norm"])
+    5.0
+    """
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        del params, extra_args
+        return updates, SnapshotState({measure_name: measure(updates)})
+
+    return GradientTransformationExtraArgs(
+        lambda params: SnapshotState({measure_name: _zeros(measure, params)}), update
+    )
+
+
+@transformation
+def monitor(measures: Mapping[str, Any]) -> GradientTransformation:
+    """Measure the updates that pass in several ways, with a memory if need be.
+
+    Args:
+        measures: ``{name: measure}``, a function of the updates, or a transformation whose state
+            has a field `measurement`, such as :func:`measure_with_ema`, or else whose "updates" are
+            the measurement.
+
+    State: `MonitorState`. The measurements are there before the first step too, as zeros; in Optax
+    they appear with it, which changes the state's structure.
+
+    >>> import gradtx
+    >>> tx = monitor({"norm": gradtx.tree.norm})
+    >>> _, state = tx.update(jnp.array([3.0, 4.0]), tx.init(jnp.zeros(2)))
+    >>> float(state.measurements["norm"])
+    5.0
+    """
+    links = {
+        name: with_extra_args_support(m if isinstance(m, tuple) else _measuring(m))
+        for name, m in measures.items()
+    }
+
+    def measured(
+        tx: GradientTransformation,
+        updates: Updates,
+        state: State,
+        params: Params | None,
+        **extra: Any,
+    ) -> tuple[PyTree, State]:
+        out, state = tx.update(updates, state, params, **extra)
+        return getattr(state, "measurement", out), state
+
+    def init(params: Params) -> State:
+        states = tuple(tx.init(params) for tx in links.values())
+        first = {
+            name: _zeros(functools.partial(measured, tx), params, state, params)[0]
+            for (name, tx), state in zip(links.items(), states, strict=True)
+        }
+        return MonitorState(first, states)
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        done = [
+            measured(tx, updates, part, params, **extra_args)
+            for tx, part in zip(links.values(), state.measure_states, strict=True)
+        ]
+        now = {name: m for name, (m, _) in zip(links, done, strict=True)}
+        return updates, MonitorState(now, tuple(part for _, part in done))
+
+    return GradientTransformationExtraArgs(init, update)
+
+
+def _measuring(measure: Measure) -> GradientTransformation:
+    return stateless(lambda updates, params: measure(updates))
+
+
+def _float(x: Any) -> Any:
+    x = jnp.asarray(x)
+    return x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.float32)
+
+
+@transformation
+def measure_with_ema(
+    measure: Measure,
+    decay: Decay,
+    debias: bool = True,
+    accumulator_dtype: DType | None = None,
+) -> GradientTransformation:
+    """A moving average of a measurement, for :func:`monitor`.
+
+    Args:
+        measure: ``updates -> tree``; truth values and integers count as numbers.
+        decay: of the average, in :math:`[0, 1)`.
+        debias: as in :func:`ema`.
+        accumulator_dtype: the type in which it is kept.
+
+    State: `MeasureWithEmaState`. The updates pass as they are; Optax's returns the measurement in
+    their place, and is of use in `monitor` only.
+
+    >>> import gradtx
+    >>> tx = monitor({"clipped": measure_with_ema(lambda u: gradtx.tree.norm(u) > 1.0, 0.9)})
+    >>> _, state = tx.update(jnp.array([3.0]), tx.init(jnp.zeros(1)))
+    >>> round(float(state.measurements["clipped"]), 6)
+    1.0
+    """
+    average = ema(decay, debias, accumulator_dtype)
+
+    def measured(updates: Updates) -> PyTree:
+        return jax.tree.map(_float, measure(updates))
+
+    def init(params: Params) -> State:
+        zeros = _zeros(measured, params)
+        return MeasureWithEmaState(zeros, average.init(zeros))
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        del params, extra_args
+        return updates, MeasureWithEmaState(*average.update(measured(updates), state.ema_state))
+
+    return GradientTransformationExtraArgs(init, update)

@@ -1,0 +1,139 @@
+"""Smaller steps once a metric has stopped improving."""
+
+from typing import Annotated, Any, Literal, NamedTuple
+
+import jax.numpy as jnp
+
+from gradtx import tree
+from gradtx.checks import Count, Fraction, NonNegative, PositiveCount, Range
+from gradtx.numerics import increment, widen
+from gradtx.transformation import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    transformation,
+)
+from gradtx.types import Array, Counter, Params, State, Updates
+
+_Factor = Annotated[Any, Range(0.0, 1.0, low_open=True, high_open=True)]
+
+
+class ReduceLROnPlateauState(NamedTuple):
+    """The scale in force and what it is decided by.
+
+    scale, best_value, avg_value: f32[]; plateau_count, cooldown_count, count: i32[].
+    """
+
+    scale: Any
+    best_value: Any
+    plateau_count: Any
+    cooldown_count: Any
+    count: Counter
+    avg_value: Any
+
+
+@transformation(native_schedules=True)
+def reduce_on_plateau(
+    factor: _Factor = 0.1,
+    patience: PositiveCount = 10,
+    rtol: Fraction = 1e-4,
+    atol: NonNegative = 0.0,
+    cooldown: Count = 0,
+    accumulation_size: PositiveCount = 1,
+    min_scale: NonNegative = 0.0,
+    *,
+    mode: Literal["min", "max"] = "min",
+) -> GradientTransformation:
+    r"""Scale the updates by less once a metric has not improved for a while.
+
+    A value :math:`v` improves on the best, :math:`b`, if
+    :math:`v < b - r |b| - a` (minimum) or :math:`v > b + r |b| + a` (maximum).
+
+    Args:
+        factor: what the scale is multiplied by, in :math:`(0, 1)`.
+        patience: after so many values without improvement; at least 1.
+        rtol: :math:`r` in :math:`[0, 1]`.
+        atol: :math:`a \ge 0`; one of the two must be positive.
+        cooldown: for so many values after a reduction none is counted; at least 0.
+        accumulation_size: how many values are averaged to one; at least 1.
+        min_scale: the scale does not fall below it.
+        mode: whether a small value is good or a large one.
+
+    ``update`` needs the extra argument ``value``, the metric. Put it last in a chain.
+
+    State: `ReduceLROnPlateauState`.
+
+    The tolerance is relative to :math:`|b|`: Optax's is to :math:`b`, by which a negative value
+    that stays as it is counts as an improvement for ever.
+
+    >>> import gradtx
+    >>> tx = gradtx.chain(gradtx.sgd(1.0), reduce_on_plateau(0.5, patience=1))
+    >>> state = tx.init(0.0)
+    >>> for _ in range(2):
+    ...     updates, state = tx.update(jnp.float32(1.0), state, value=-3.0)
+    >>> float(updates)
+    -0.5
+    """
+    options = (factor, patience, rtol, atol, cooldown, accumulation_size, min_scale)
+    if any(map(callable, options)):
+        raise TypeError("reduce_on_plateau: its arguments are numbers or arrays, not schedules")
+    if mode not in ("min", "max"):
+        raise ValueError(f"reduce_on_plateau: mode must be 'min' or 'max', not {mode!r}")
+    if rtol is atol is None or (isinstance(rtol, float | int) and rtol == 0 == atol):
+        raise ValueError("reduce_on_plateau: one of rtol and atol must be positive")
+    sign = 1.0 if mode == "min" else -1.0
+
+    def init(params: Params) -> State:
+        del params
+        zero = jnp.zeros([], jnp.int32)
+        return ReduceLROnPlateauState(
+            scale=jnp.ones([], jnp.float32),
+            best_value=jnp.full([], sign * jnp.inf, jnp.float32),
+            plateau_count=zero,
+            cooldown_count=zero,
+            count=zero,
+            avg_value=jnp.zeros([], jnp.float32),
+        )
+
+    def judged(state: ReduceLROnPlateauState, value: Array) -> ReduceLROnPlateauState:
+        """The state after a whole value."""
+        best = sign * state.best_value
+        margin = jnp.where(jnp.isfinite(best), rtol * jnp.abs(best) + atol, 0)
+        better = sign * value < best - margin
+        waited = jnp.where(better, 0, increment(state.plateau_count))
+        cooling = state.cooldown_count > 0
+        reduce = ~cooling & (waited >= patience)
+        scale = jnp.where(reduce, state.scale * factor, state.scale)
+        return ReduceLROnPlateauState(
+            scale=jnp.maximum(scale, min_scale).astype(jnp.float32),
+            best_value=jnp.where(better, value, state.best_value),
+            plateau_count=jnp.where(cooling | reduce, 0, waited),
+            cooldown_count=jnp.where(
+                reduce, cooldown, jnp.maximum(state.cooldown_count - 1, 0)
+            ).astype(jnp.int32),
+            count=jnp.zeros([], jnp.int32),
+            avg_value=jnp.zeros([], jnp.float32),
+        )
+
+    def update(
+        updates: Updates,
+        state: State,
+        params: Params | None = None,
+        *,
+        value: Any = None,
+        **extra_args: Any,
+    ) -> tuple[Updates, State]:
+        del params, extra_args
+        if value is None:
+            raise ValueError("reduce_on_plateau needs the metric: call update(..., value=loss)")
+        count = increment(state.count)
+        value = jnp.asarray(value, jnp.float32)
+        average = state.avg_value + (value - state.avg_value) / count
+        whole = judged(state, average)
+        part = state._replace(count=count, avg_value=average)
+        new = ReduceLROnPlateauState(
+            *(jnp.where(count >= accumulation_size, w, p) for w, p in zip(whole, part, strict=True))
+        )
+        scaled = tree.map_updates(lambda g: (widen(g) * new.scale).astype(g.dtype), updates)
+        return scaled, new
+
+    return GradientTransformationExtraArgs(init, update)

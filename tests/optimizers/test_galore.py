@@ -1,0 +1,104 @@
+"""GaLore against its paper and Optax."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gradtx
+from tests import oracle
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (3, 5)])
+def test_galore(shape):
+    """Zhao et al. 2024, algorithm 2: Adam on the projected gradient, a new projector every 7th."""
+    tall = shape[0] > shape[1]
+
+    def update(g, s, t, p):
+        if (t - 1) % 7 == 0:
+            u, _, vh = np.linalg.svd(g, full_matrices=False)
+            s["p"] = u[:, :2] if tall else vh[:2].T
+        low = s["p"].T @ g if tall else g @ s["p"]
+        s["m"] = 0.9 * s.get("m", 0.0) + 0.1 * low
+        s["v"] = 0.999 * s.get("v", 0.0) + 0.001 * low**2
+        u = s["m"] / (1 - 0.9**t) / (np.sqrt(s["v"] / (1 - 0.999**t)) + 1e-8)
+        return -0.01 * (0.5 * (s["p"] @ u if tall else u @ s["p"].T) + 0.1 * p)
+
+    tx = gradtx.galore(0.01, rank=2, update_proj_gap=7, scale=0.5, weight_decay=0.1)
+    with jax.enable_x64(True):
+        p, gs = oracle.parameters(shape=shape), oracle.gradients(shape=shape)
+        got = oracle.run(tx, p, gs, np.float64)
+    np.testing.assert_allclose(got, oracle.transcribe(update, p, gs), rtol=1e-5, atol=1e-7)
+
+
+def numbers(kind):
+    return {"a": kind((0, 2), 1), "b": None, "c": kind(1, 0)}
+
+
+def test_like_optax():
+    """Several axes, a leaf that is not projected, another base."""
+    shapes = {"a": (2, 3, 4), "b": (3,), "c": (4, 6)}
+    rng = np.random.default_rng(0)
+    gs = {n: jnp.asarray(rng.normal(size=(100, *s)), jnp.float32) for n, s in shapes.items()}
+    p = {n: jnp.zeros(s) for n, s in shapes.items()}
+
+    def run(tx):
+        def step(carry, g):
+            p, state = carry
+            updates, state = tx.update(g, state, p)
+            return (jax.tree.map(jnp.add, p, updates), state), None
+
+        return jax.jit(lambda p: jax.lax.scan(step, (p, tx.init(p)), gs)[0])(p)
+
+    ours, state = run(
+        gradtx.galore(
+            0.01,
+            2,
+            10,
+            base_optimizer=gradtx.trace(0.9),
+            weight_dimension_numbers=numbers(gradtx.GaLoreDimensionNumbers),
+        )
+    )
+    theirs, state_optax = run(
+        optax.contrib.galore(
+            0.01,
+            2,
+            10,
+            base_optimizer=optax.trace(0.9),
+            weight_dimension_numbers=numbers(optax.contrib.GaLoreDimensionNumbers),
+        )
+    )
+    for name in shapes:
+        np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-4, atol=1e-5)
+    shape_of = functools.partial(jax.tree.map, jnp.shape)
+    assert jax.tree.leaves(shape_of(state)) == jax.tree.leaves(shape_of(state_optax))
+
+
+def test_state_is_of_low_rank():
+    p = jnp.zeros((64, 32))
+    state = gradtx.scale_by_galore(rank=4).init(p)
+    entries = sum(x.size for x in jax.tree.leaves(state) if x.ndim)
+    assert entries == 64 * 4 + 2 * 4 * 32
+
+
+def test_full_rank_loses_nothing():
+    """With the rank of the matrix and a base that does nothing, the gradient comes back."""
+    g = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)) + 1j, jnp.complex64)
+    tx = gradtx.scale_by_galore(rank=3, base_optimizer=gradtx.identity())
+    np.testing.assert_allclose(tx.update(g, tx.init(g))[0], g, rtol=1e-4, atol=1e-5)
+
+
+def test_every_axis_must_be_named():
+    tx = gradtx.scale_by_galore(weight_dimension_numbers=gradtx.GaLoreDimensionNumbers())
+    with pytest.raises(ValueError, match="all 3 axes"):
+        tx.init(jnp.zeros((2, 3, 4)))
+
+
+def test_one_spec_for_all_that_can_be_matrices():
+    tx = gradtx.scale_by_galore(1, weight_dimension_numbers=gradtx.GaLoreDimensionNumbers())
+    state = tx.init({"b": jnp.zeros(3), "w": jnp.zeros((4, 2))})
+    assert state.projector["b"].shape == (0, 0)
+    assert state.projector["w"].shape == (4, 1)

@@ -1,0 +1,158 @@
+"""Muon against its authors' iteration and Optax; one batch for equal shapes."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gradtx
+from tests import oracle
+
+DION = (
+    (4.0848, -6.8946, 2.9270),
+    (3.9505, -6.3029, 2.6377),
+    (3.7418, -5.5913, 2.3037),
+)
+
+
+def newton_schulz(x, rows, how):
+    """The quintic iteration of Jordan et al. 2024, in float64."""
+    turned = x.shape[0] > x.shape[1]
+    x = x.T if turned else x
+    if how == "frobenius":
+        x = x / (np.linalg.norm(x) + 1e-8)
+    elif how == "spectral":
+        x = x / (np.linalg.norm(x, 2) + 1e-8)
+    elif how == "aol":
+        x = x / np.sqrt(np.maximum(np.abs(x @ x.T).sum(1, keepdims=True), 1e-8))
+    else:
+        x = x / np.sqrt(np.maximum(np.linalg.norm(x @ x.T), 1e-8))
+    for a, b, c in rows:
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.T if turned else x
+
+
+@pytest.mark.parametrize("how", ["frobenius", "spectral", "aol", "schatten"])
+@pytest.mark.parametrize("coeffs", [(3.4445, -4.7750, 2.0315), DION], ids=["one", "many"])
+def test_muon(how, coeffs):
+    rows = DION if coeffs is DION else [coeffs] * 3
+    adaptive = how == "aol"
+
+    def update(g, s, t, p):
+        s["m"] = 0.9 * s.get("m", 0.0) + 0.1 * g
+        m = 0.9 * s["m"] / (1 - 0.9 ** (t + 1)) + 0.1 * g / (1 - 0.9**t)
+        u = newton_schulz(m, rows, how)
+        return -0.01 * (np.sum(m * u) * u if adaptive else u)
+
+    tx = gradtx.chain(
+        gradtx.scale_by_muon(coeffs, 3, 0.9, preconditioning=how, adaptive=adaptive),
+        gradtx.scale(-0.01),
+    )
+    with jax.enable_x64(True):
+        p, gs = oracle.parameters(), oracle.gradients()
+        got = oracle.run(tx, p, gs, np.float64)
+    np.testing.assert_allclose(got, oracle.transcribe(update, p, gs), rtol=1e-5, atol=1e-7)
+
+
+TREES = {"a": (3, 5), "b": (4,), "c": (5, 3), "d": (2, 3, 5), "e": (3, 5), "f": (2, 3, 4)}
+
+
+def tree(seed, dtype=np.float64):
+    rng = np.random.default_rng(seed)
+    return {n: jnp.asarray(rng.normal(size=shape), dtype) for n, shape in TREES.items()}
+
+
+def numbers(lib):
+    make = getattr(lib, "MuonDimensionNumbers", None) or optax.contrib.MuonDimensionNumbers
+    return {
+        "a": make(),
+        "b": None,
+        "c": make(1, 0),
+        "d": make(1, 2),
+        "e": make(),
+        "f": make((0, 1), 2),
+    }
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"nesterov": False, "weight_decay": 0.1, "consistent_rms": 0.2, "adam_weight_decay": 0.1},
+        {"ns_coeffs": "dion", "adaptive": True, "adam_learning_rate": 0.01},
+    ],
+    ids=["default", "decay", "dion"],
+)
+def test_like_optax(options):
+    """Batch axes, several axes, a fallback to Adam; in float64, where nothing is lost."""
+    paths = []
+    with jax.enable_x64(True):
+        for lib, build in ((gradtx, gradtx.muon), (optax, optax.contrib.muon)):
+            tx = build(0.02, muon_weight_dimension_numbers=numbers(lib), **options)
+
+            @jax.jit
+            def step(p, state, g, tx=tx):
+                updates, state = tx.update(g, state, p)
+                return jax.tree.map(jnp.add, p, updates), state
+
+            p = tree(0)
+            state = tx.init(p)
+            for i in range(100):
+                p, state = step(p, state, tree(i + 1))
+            paths.append(p)
+    for name in TREES:
+        np.testing.assert_allclose(paths[0][name], paths[1][name], rtol=1e-5, atol=1e-7)
+
+
+def test_the_default_takes_what_has_two_dimensions():
+    p = tree(0, np.float32)
+    state = gradtx.muon(0.1).init(p)
+    momenta = state.inner_states["muon"].inner_state[0].mu
+    assert [n for n, m in momenta.items() if m is not None] == ["a", "c", "e"]
+
+
+def equations(jaxpr):
+    inner = [
+        getattr(x, "jaxpr", x)
+        for e in jaxpr.eqns
+        for x in e.params.values()
+        if hasattr(x, "eqns") or hasattr(getattr(x, "jaxpr", None), "eqns")
+    ]
+    return [e.primitive.name for e in jaxpr.eqns] + [n for j in inner for n in equations(j)]
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (6, 4), (2, 4, 6)])
+def test_equal_shapes_are_one_batch(shape):
+    """The matrix products of the step are as many for thirty matrices as for one."""
+    tx = gradtx.scale_by_muon(weight_dimension_numbers=gradtx.MuonDimensionNumbers(-2, -1))
+
+    def products(n):
+        p = [jnp.ones(shape)] * n
+        step = functools.partial(tx.update, state=tx.init(p))
+        return equations(jax.make_jaxpr(step)(p).jaxpr).count("dot_general")
+
+    assert 0 < products(1) == products(30) <= 3
+
+
+def test_errors_name_the_leaf():
+    p = {"layer": {"b": jnp.ones(3)}}
+    tx = gradtx.scale_by_muon()
+    with pytest.raises(ValueError, match="layer/b"):
+        tx.update(p, tx.init(p))
+    tx = gradtx.scale_by_muon(weight_dimension_numbers=gradtx.MuonDimensionNumbers(0, -1))
+    with pytest.raises(ValueError, match="twice"):
+        tx.update(p, tx.init(p))
+    with pytest.raises(ValueError, match="prefix"):
+        gradtx.muon(0.1, muon_weight_dimension_numbers={"other": None}).init(p)
+
+
+@pytest.mark.parametrize("how", ["frobenius", "spectral", "aol", "schatten"])
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
+def test_a_zero_gradient_is_no_step(how, dtype):
+    p = jnp.zeros((3, 2), dtype)
+    tx = gradtx.scale_by_muon(preconditioning=how)
+    assert tx.update(p, tx.init(p))[0].tolist() == [[0.0] * 2] * 3

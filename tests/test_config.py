@@ -1,0 +1,149 @@
+"""Configurations: text and back, and hostile text."""
+
+import json
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradtx
+from gradtx.declaration import Declared
+
+TX = gradtx.chain(
+    gradtx.clip_by_global_norm(float("inf")),
+    gradtx.adamw(
+        gradtx.warmup_cosine_decay_schedule(0.0, 1e-3, 10, 100),
+        b1=jnp.float32(0.85),
+        mu_dtype=jnp.bfloat16,
+        mask=["*/kernel", "head"],
+    ),
+)
+
+
+def text_and_back(tx, **options):
+    return gradtx.from_config(
+        json.loads(json.dumps(gradtx.to_config(tx), allow_nan=False)), **options
+    )
+
+
+def test_a_whole_chain():
+    back = text_and_back(TX)
+    assert back == TX
+    assert repr(back) == repr(TX)
+    np.testing.assert_array_equal(jax.tree.leaves(back)[0], np.float32(0.85))
+
+
+def test_it_is_readable():
+    assert gradtx.to_config(gradtx.clip(1.0)) == {
+        "gradtx": 1,
+        "name": "clip",
+        "arguments": {"max_delta": 1.0},
+    }
+
+
+def test_the_state_goes_on_under_the_read_transformation():
+    p = {"head": jnp.ones(2), "a": {"kernel": jnp.ones(2)}}
+    state = TX.init(p)
+    _, state = TX.update(p, state, p)
+    again, _ = text_and_back(TX).update(p, state, p)
+    want, _ = TX.update(p, state, p)
+    assert jax.tree.all(jax.tree.map(lambda a, b: bool(jnp.all(a == b)), again, want))
+
+
+@gradtx.transformation
+def twice(factor: gradtx.Number = 2.0):
+    return gradtx.elementwise(gradtx.EmptyState, None, lambda g, s, t: (g * factor, {}))
+
+
+def everything(path, leaf):
+    return True
+
+
+def test_custom_objects():
+    tx = gradtx.chain(twice(3.0), gradtx.masked(gradtx.clip(1.0), everything))
+    assert text_and_back(tx, custom_objects={"twice": twice, "everything": everything}) == tx
+    with pytest.raises(ValueError, match="there is no 'twice'"):
+        text_and_back(tx)
+    with pytest.raises(ValueError, match="'everything' is not known"):
+        text_and_back(tx, custom_objects={"twice": twice})
+
+
+def test_what_is_not_data_cannot_be_written():
+    by_hand = gradtx.GradientTransformation(lambda p: (), lambda u, s, p=None: (u, s))
+    with pytest.raises(TypeError, match="made by hand"):
+        gradtx.to_config(by_hand)
+    with pytest.raises(TypeError, match="masked.mask"):
+        gradtx.to_config(gradtx.masked(gradtx.clip(1.0), lambda path, leaf: True))
+
+
+@pytest.mark.parametrize(
+    ("config", "error", "says"),
+    [
+        (None, TypeError, "a configuration is a dict"),
+        ({}, ValueError, "no configuration of gradtx"),
+        ({"gradtx": 2, "name": "adam", "arguments": {}}, ValueError, "version"),
+        ({"gradtx": 1, "name": "adamm", "arguments": {}}, ValueError, "there is no 'adamm'"),
+        ({"gradtx": 1, "name": "adam", "arguments": {}}, ValueError, "learning_rate.*missing"),
+        ({"gradtx": 1, "name": "adam"}, ValueError, "mean nothing"),
+        ({"gradtx": 1, "name": "adam", "arguments": []}, TypeError, "arguments a dict"),
+        ({"gradtx": 1, "name": "sgd", "arguments": {"lr": 1}}, ValueError, "unknown arguments"),
+        ({"gradtx": 1, "name": "sgd", "arguments": {"learning_rate": "1"}}, TypeError, "sgd"),
+        ({"gradtx": 1, "name": "sgd", "arguments": {"learning_rate": -1}}, ValueError, "sgd"),
+        ({"gradtx": 1, "name": "chain", "arguments": {"args": 3}}, TypeError, "must be a list"),
+        ({"gradtx": 1, "name": "chain", "arguments": {"args": [3]}}, TypeError, "transformation"),
+        ({"gradtx": 1, "dtype": "float32"}, ValueError, "describes no transformation"),
+    ],
+)
+def test_bad_configurations(config, error, says):
+    with pytest.raises(error, match=says):
+        gradtx.from_config(config)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["name", "arguments", "gradtx", "tuple", "dict", "array", "dtype", "key", "object"]
+            )
+            | st.text(max_size=5),
+            inner,
+            max_size=3,
+        )
+        | st.fixed_dictionaries(
+            {
+                "name": st.sampled_from(["adam", "chain", "masked", "named_chain", "os.system"]),
+                "arguments": st.dictionaries(
+                    st.sampled_from(["learning_rate", "args", "mask", "inner", "b1"]),
+                    inner,
+                    max_size=3,
+                ),
+            }
+        )
+    ),
+    max_leaves=8,
+)
+
+
+@hypothesis.given(JSON)
+@hypothesis.settings(max_examples=300)
+def test_hostile_configurations_give_clear_errors(value):
+    for config in (value, {"gradtx": 1, **value} if isinstance(value, dict) else [value]):
+        try:
+            made = gradtx.from_config(config)
+        except (ValueError, TypeError) as error:
+            assert str(error)
+        else:
+            assert isinstance(made, Declared)
+
+
+def test_deep_nesting_is_an_error():
+    config = {"name": "chain", "arguments": {"args": []}}
+    for _ in range(500):
+        config = {"name": "chain", "arguments": {"args": [config]}}
+    with pytest.raises(ValueError, match="too deeply"):
+        gradtx.from_config({"gradtx": 1, **config})

@@ -1,0 +1,66 @@
+"""The examples, run as a user runs them."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def run(script, *arguments, cwd):
+    environment = {**os.environ, "MPLBACKEND": "Agg", "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / script), *arguments],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_digits_are_recognised(tmp_path):
+    code, output = run("train_digits.py", "--save-config", "tx.json", cwd=tmp_path)
+    assert code == 0, output
+    assert float(re.findall(r"accuracy\D*([\d.]+)", output)[-1]) >= 97.0
+    assert (tmp_path / "digits.png").stat().st_size > 10_000
+    assert json.loads((tmp_path / "tx.json").read_text())["gradtx"] == 1
+
+
+@pytest.mark.slow
+def test_digits_with_another_optimizer_and_from_a_file(tmp_path):
+    code, output = run(
+        "train_digits.py",
+        "--optimizer",
+        "lion",
+        "--learning-rate",
+        "3e-4",
+        "--save-config",
+        "tx.json",
+        cwd=tmp_path,
+    )
+    assert code == 0, output
+    code, again = run("train_digits.py", "--config", "tx.json", cwd=tmp_path)
+    assert code == 0, again
+    accuracies = [re.findall(r"accuracy\D*([\d.]+)", text)[-1] for text in (output, again)]
+    assert accuracies[0] == accuracies[1]
+
+
+def test_an_unknown_optimizer_is_a_clear_error(tmp_path):
+    code, output = run("train_digits.py", "--optimizer", "adamm", cwd=tmp_path)
+    assert code != 0
+    assert "adamm" in output
+    assert "adamw" in output
+    assert "Traceback" not in output
+
+
+def test_published_paths(tmp_path):
+    code, output = run("optimizer_paths.py", "--out", "paths.png", cwd=tmp_path)
+    assert code == 0, output
+    assert (tmp_path / "paths.png").stat().st_size > 10_000

@@ -1,0 +1,115 @@
+"""Hyperparameters, slots and sizes by name."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradtx
+
+P = {"w": jnp.ones((2, 3)), "b": jnp.ones(3)}
+
+
+def after(tx, steps):
+    state = tx.init(P)
+    for _ in range(steps):
+        _, state = tx.update(P, state, P)
+    return state
+
+
+def test_hyperparameters_are_those_of_the_next_step():
+    tx = gradtx.named_chain(
+        ("clip", gradtx.clip(1.0)),
+        ("adam", gradtx.adam(gradtx.linear_schedule(1.0, 0.0, 10), b1=0.5)),
+    )
+    values = gradtx.hyperparams(tx, after(tx, 3))
+    assert values["clip.max_delta"] == 1.0
+    assert values["adam.b1"] == 0.5
+    np.testing.assert_allclose(values["adam.learning_rate"], 0.7, rtol=1e-6)
+    np.testing.assert_allclose(gradtx.hyperparams(tx)["adam.learning_rate"], 1.0)
+
+
+def test_masked_and_nested():
+    tx = gradtx.chain(gradtx.masked(gradtx.sgd(0.1), "w"), gradtx.chain(gradtx.scale(2.0)))
+    values = gradtx.hyperparams(tx, tx.init(P))
+    assert values == {
+        "0.inner.learning_rate": 0.1,
+        "0.inner.momentum": None,
+        "1.0.step_size": 2.0,
+    }
+
+
+class TestReplace:
+    tx = gradtx.chain(gradtx.trace(0.9), gradtx.clip(1.0), gradtx.trace(0.5))
+
+    def test_by_name(self):
+        assert gradtx.replace(gradtx.adam(0.1), learning_rate=0.2) == gradtx.adam(0.2)
+        assert gradtx.replace(self.tx, max_delta=2.0).expansion is not self.tx.expansion
+        assert "clip(max_delta=2.0)" in repr(gradtx.replace(self.tx, max_delta=2.0))
+
+    def test_by_path(self):
+        new = gradtx.replace(self.tx, {"2.decay": 0.6})
+        assert new == gradtx.chain(gradtx.trace(0.9), gradtx.clip(1.0), gradtx.trace(0.6))
+
+    def test_the_old_state_goes_on(self):
+        tx = gradtx.adam(0.1)
+        state = after(tx, 2)
+        updates, _ = tx.update(P, state, P)
+        halved, _ = gradtx.replace(tx, learning_rate=0.05).update(P, state, P)
+        np.testing.assert_allclose(halved["b"], updates["b"] / 2, rtol=1e-6)
+
+    def test_refused(self):
+        with pytest.raises(ValueError, match="occurs at 0.decay, 2.decay"):
+            gradtx.replace(self.tx, decay=0.1)
+        with pytest.raises(ValueError, match="'rate' does not exist"):
+            gradtx.replace(self.tx, rate=0.1)
+        with pytest.raises(ValueError, match="clip: max_delta"):
+            gradtx.replace(self.tx, max_delta=-1.0)
+
+
+class TestSlots:
+    tx = gradtx.chain(gradtx.trace(0.9), gradtx.adamw(0.1, mask="w"), gradtx.trace(0.5))
+    state = after(tx, 1)
+
+    def test_names(self):
+        assert gradtx.slot_names(self.state) == ["0.trace", "mu", "nu", "2.trace"]
+
+    def test_get(self):
+        assert gradtx.get_slot(self.state, "mu") is self.state[1][0].mu
+        assert gradtx.get_slot(self.state, "2.trace", "w").shape == (2, 3)
+        assert gradtx.get_slot(self.state, "1.0.mu", "b") is self.state[1][0].mu["b"]
+
+    def test_set(self):
+        new = gradtx.set_slot(self.state, "nu", jnp.zeros(3), "b")
+        assert float(jnp.sum(gradtx.get_slot(new, "nu", "b"))) == 0
+        assert gradtx.get_slot(new, "nu", "w") is gradtx.get_slot(self.state, "nu", "w")
+        assert gradtx.get_slot(new, "mu", "w") is gradtx.get_slot(self.state, "mu", "w")
+
+    def test_refused(self):
+        with pytest.raises(ValueError, match="several slots 'trace'.*0.trace, 2.trace"):
+            gradtx.get_slot(self.state, "trace")
+        with pytest.raises(ValueError, match="no slot 'velocity'.*mu, nu"):
+            gradtx.get_slot(self.state, "velocity")
+        with pytest.raises(ValueError, match="no 'c'.*b, w"):
+            gradtx.get_slot(self.state, "mu", "c")
+        with pytest.raises(ValueError, match=r"float32\[3\], not float32\[2\]"):
+            gradtx.set_slot(self.state, "mu", jnp.zeros(2), "b")
+        with pytest.raises(ValueError, match="is a tree"):
+            gradtx.set_slot(self.state, "mu", {"b": jnp.zeros(3)})
+
+
+def test_describe_counts_bytes_without_allocating():
+    big = {"w": jax.ShapeDtypeStruct((10**6, 10**6), jnp.bfloat16)}
+    described = gradtx.describe(gradtx.adamw(1e-3), big)
+    assert {slot.name: slot.bytes for slot in described.slots} == {
+        "mu": 2 * 10**12,
+        "nu": 4 * 10**12,
+    }
+    assert described.state_bytes == 6 * 10**12 + 4
+    assert "(1000000, 1000000)" in str(described)
+
+
+def test_traced_hyperparameters_print():
+    seen = []
+    jax.jit(lambda rate: seen.append(repr(gradtx.sgd(rate))) or rate)(0.1)
+    assert seen == ["sgd(learning_rate=<traced float32[]>)"]

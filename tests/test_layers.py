@@ -1,0 +1,76 @@
+"""Imports point downward only, and importing costs little."""
+
+import ast
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent / "gradtx"
+
+# Lowest first; a module may import from its own layer and from those above it in this list.
+LAYERS = (
+    ("types", "checks", "numerics", "rows", "paths", "tree", "search"),
+    ("declaration", "transformation", "schedule", "engine", "config", "inspection"),
+    (
+        "compose",
+        "masking",
+        "partition",
+        "apply",
+        "minimize",
+        "make_step",
+        "solve",
+        "state_dict",
+    ),
+    ("transforms", "schedules", "projections"),
+    ("optimizers",),
+    ("wrappers",),
+    ("interop",),
+)
+
+
+def layer(module):
+    part = module.split(".")[1]
+    return next(i for i, names in enumerate(LAYERS) if part in names)
+
+
+def imports(path):
+    """What a file imports when it is imported; what functions import later is theirs."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gradtx"):
+            if node.module == "gradtx":
+                yield from (f"gradtx.{alias.name}" for alias in node.names)
+            else:
+                yield node.module
+        elif isinstance(node, ast.Import):
+            yield from (a.name for a in node.names if a.name.startswith("gradtx."))
+
+
+FILES = sorted(p for p in ROOT.rglob("*.py") if p != ROOT / "__init__.py")
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_point_downward(path):
+    own = ".".join(("gradtx", *path.relative_to(ROOT).with_suffix("").parts))
+    upward = [module for module in imports(path) if layer(module) > layer(own)]
+    assert upward == []
+
+
+def test_only_jax_and_numpy_at_run_time():
+    allowed = {"jax", "numpy", "gradtx", *sys.stdlib_module_names}
+    for path in FILES:
+        for node in ast.parse(path.read_text()).body:
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module] if isinstance(node, ast.ImportFrom) else []
+            assert {name.split(".")[0] for name in names} <= allowed, path
+
+
+def test_importing_touches_no_device():
+    program = (
+        "import gradtx, jax\n"
+        "from jax._src import xla_bridge\n"
+        "assert not xla_bridge._backends, xla_bridge._backends\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ}, cwd=ROOT.parent)

@@ -1,0 +1,284 @@
+"""State as named data: through files and back, and into other transformations."""
+
+import functools
+import json
+import subprocess
+import sys
+import warnings
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gradtx
+from gradtx import load_state_dict, match_state_dict, state_dict, tree
+from tests.catalogue import CATALOGUE
+
+PARAMS = {
+    "body": {"w": jnp.asarray(np.random.default_rng(0).normal(size=(2, 3)), jnp.float32)},
+    "head": {"b": jnp.arange(3.0), "w": jnp.ones((3, 1))},
+}
+
+
+def step(tx, params, state, i):
+    grads = tree.random_like(jax.random.key(i), params)
+    extra = {"value": jnp.float32(1.0), "grad": grads, "value_fn": tree.norm}
+    updates, state = gradtx.with_extra_args_support(tx).update(grads, state, params, **extra)
+    return gradtx.apply_updates(params, updates), state
+
+
+def trained(tx, params=PARAMS, steps=3):
+    state = tx.init(params)
+    for i in range(steps):
+        params, state = step(tx, params, state, i)
+    return params, state
+
+
+def same(a, b):
+    chex.assert_trees_all_equal(tree.unwrap_random_key_data(a), tree.unwrap_random_key_data(b))
+    chex.assert_trees_all_equal_dtypes(a, b)
+
+
+@functools.cache
+def adam_state():
+    return trained(gradtx.adam(1e-2))[1]
+
+
+@pytest.mark.parametrize("name", sorted(CATALOGUE))
+def test_round_trip_of_every_transformation(name):
+    tx = CATALOGUE[name].make()
+    params = {"b": jnp.arange(3.0), "w": jnp.arange(6.0).reshape(2, 3) - 2}
+    state = tx.init(params)
+    state = jax.tree.map(
+        lambda x: x + 1 if hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.number) else x, state
+    )
+    flat = state_dict(state)
+    assert all(isinstance(x, jax.Array | np.ndarray) for x in flat.values())
+    # As a container gives it back: sorted, and in NumPy's arrays.
+    back = load_state_dict(tx, params, {k: np.asarray(flat[k]) for k in sorted(flat)})
+    same(back, state)
+
+
+def through_safetensors(flat, path):
+    flax = pytest.importorskip("safetensors.flax")
+    flax.save_file(flat, path)
+    return flax.load_file(path)
+
+
+def through_flax(flat, path):
+    serialization = pytest.importorskip("flax.serialization")
+    path.write_bytes(serialization.to_bytes(flat))
+    return serialization.msgpack_restore(path.read_bytes())
+
+
+def through_numpy(flat, path):
+    with path.open("wb") as file:
+        np.savez(file, **flat)
+    return dict(np.load(path))
+
+
+def through_orbax(flat, path):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        orbax = pytest.importorskip("orbax.checkpoint")
+        with orbax.PyTreeCheckpointer() as checkpointer:
+            checkpointer.save(path, flat)
+            return checkpointer.restore(path)
+
+
+@pytest.mark.parametrize("through", [through_safetensors, through_flax, through_orbax])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_files_keep_every_bit(through, dtype, tmp_path):
+    tx = gradtx.chain(gradtx.clip_by_global_norm(1.0), gradtx.adamw(1e-2))
+    params, state = trained(tx, tree.cast(PARAMS, dtype))
+    flat = through(state_dict(state, tx), tmp_path / "state")
+    rebuilt = gradtx.from_config(gradtx.saved_config(flat))
+    assert rebuilt == tx
+    loaded = load_state_dict(rebuilt, params, flat)
+    same(loaded, state)
+    same(step(tx, params, loaded, 9), step(tx, params, state, 9))
+
+
+def test_numpy_file_and_a_fresh_process(tmp_path):
+    tx = gradtx.adam(1e-2)
+    params, state = trained(tx, {"w": jnp.arange(4.0)})
+    flat = through_numpy(state_dict(state, tx), tmp_path / "state.npz")
+    same(load_state_dict(tx, params, flat), state)
+    script = f"""
+import json, numpy as np, jax.numpy as jnp, gradtx
+flat = dict(np.load({str(tmp_path / "state.npz")!r}))
+tx = gradtx.from_config(gradtx.saved_config(flat))
+params = {{"w": jnp.asarray(np.array({np.asarray(params["w"]).tolist()}, np.float32))}}
+state = gradtx.load_state_dict(tx, params, flat)
+updates, _ = tx.update({{"w": jnp.ones(4)}}, state, params)
+print(json.dumps(np.asarray(updates["w"]).tolist()))
+"""
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    updates, _ = tx.update({"w": jnp.ones(4)}, state, params)
+    assert json.loads(out.stdout) == np.asarray(updates["w"]).tolist()
+
+
+def slots(state):
+    return {name: gradtx.get_slot(state, name) for name in ("mu", "nu")}
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        gradtx.chain(gradtx.clip(1.0), gradtx.adam(1e-2)),
+        gradtx.named_chain(("clip", gradtx.clip(1.0)), ("adam", gradtx.adam(1e-2))),
+        gradtx.scale_by_adam(),
+        gradtx.masked(gradtx.adam(1e-2), lambda path, leaf: True),
+    ],
+)
+def test_moved_slots_are_kept(tx):
+    state = load_state_dict(tx, PARAMS, state_dict(adam_state()))
+    same(slots(state), slots(adam_state()))
+    assert int(tree.get(state, "count")) == 3
+
+
+def test_what_is_new_is_initialised():
+    saved = state_dict(adam_state())
+    tx = gradtx.chain(gradtx.ema(0.9), gradtx.adam(gradtx.linear_schedule(1.0, 0.0, 9)))
+    match = match_state_dict(tx, PARAMS, saved)
+    same(slots(match.state), slots(adam_state()))
+    assert match.missing == [
+        "0/count",
+        *(f"0/ema/{leaf}" for leaf in ("body/w", "head/b", "head/w")),
+        "1/1/count",
+    ]
+    assert int(match.state[0].count) == 0
+    assert int(match.state[1][0].count) == 3
+    assert match.kept["1/0/mu/body/w"] == "0/mu/body/w"
+    assert not match.extra
+
+
+def test_another_class_keeps_common_slots():
+    match = match_state_dict(gradtx.lion(1e-2), PARAMS, state_dict(adam_state()))
+    same(gradtx.get_slot(match.state, "mu"), adam_state()[0].mu)
+    assert match.changed == {"0": "ScaleByAdamState before, ScaleByLionState now"}
+    assert all(path.startswith("0/nu/") for path in match.extra)
+    with pytest.raises(ValueError, match="extra: 0/nu/body/w"):
+        load_state_dict(gradtx.lion(1e-2), PARAMS, state_dict(adam_state()))
+    with pytest.warns(UserWarning, match="extra: 0/nu/body/w"):
+        load_state_dict(gradtx.lion(1e-2), PARAMS, state_dict(adam_state()), strict=False)
+
+
+def groups(**patterns):
+    """One Adam for each group, by name, in a chain of masks."""
+    return gradtx.named_chain(
+        *((name, gradtx.masked(gradtx.scale_by_adam(), where)) for name, where in patterns.items())
+    )
+
+
+def test_groups_are_renamed_split_and_added():
+    old = groups(body="body", head="head")
+    state = trained(old)[1]
+    saved = state_dict(state)
+    renamed = load_state_dict(groups(a="head", trunk="body"), PARAMS, saved)
+    same(tuple(renamed.values()), (state["head"], state["body"]))
+
+    split = load_state_dict(old, PARAMS, state_dict(trained(gradtx.scale_by_adam())[1]))
+    assert [int(part.inner_state.count) for part in split.values()] == [3, 3]
+    same(split, state)
+
+    larger = {**PARAMS, "tail": {"w": jnp.ones(2)}}
+    match = match_state_dict(groups(tail="tail", body="body", head="head"), larger, saved)
+    kept = [match.state[name] for name in ("body", "head")]
+    same(jax.tree.leaves(kept), jax.tree.leaves([state["body"], state["head"]]))
+    assert match.missing == [f"tail/inner_state/{n}" for n in ("count", "mu/tail/w", "nu/tail/w")]
+    assert not match.extra
+
+
+def test_a_group_of_a_partition_is_renamed():
+    def grouped(name):
+        groups = {name: gradtx.adam(0.1), "rest": gradtx.sgd(0.1, momentum=0.9)}
+        return gradtx.partition(groups, lambda path, _: name if path.startswith("b") else "rest")
+
+    old, new = grouped("body"), grouped("trunk")
+    params, state = trained(old)
+    loaded = load_state_dict(new, params, state_dict(state))
+    same(step(new, params, loaded, 5)[0], step(old, params, state, 5)[0])
+
+
+def test_alike_states_keep_their_order():
+    old = gradtx.chain(gradtx.trace(0.5), gradtx.trace(0.9))
+    state = trained(old)[1]
+    tx = gradtx.chain(gradtx.clip(1.0), gradtx.trace(0.5), gradtx.scale(1.0), gradtx.trace(0.9))
+    loaded = load_state_dict(tx, PARAMS, state_dict(state))
+    same((loaded[1], loaded[3]), state)
+
+
+def test_states_of_optax():
+    tx = optax.adam(1e-2)
+    state = tx.init(PARAMS)
+    _, state = tx.update(PARAMS, state)
+    same(load_state_dict(tx, PARAMS, state_dict(state)), state)
+    same(slots(load_state_dict(gradtx.adam(1e-2), PARAMS, state_dict(state))),
+         {"mu": state[0].mu, "nu": state[0].nu})  # fmt: skip
+
+
+def test_changed_types_are_converted_and_shapes_made_anew():
+    tx = gradtx.adam(1e-2, mu_dtype=jnp.bfloat16)
+    match = match_state_dict(tx, PARAMS, state_dict(adam_state()))
+    assert match.changed["0/mu/head/b"] == "float32[3] before, bfloat16[3] now"
+    same(match.state[0].mu, tree.cast(adam_state()[0].mu, jnp.bfloat16))
+
+    wider = {**PARAMS, "head": {"b": jnp.zeros(5), "w": jnp.ones((3, 1))}}
+    match = match_state_dict(gradtx.adam(1e-2), wider, state_dict(adam_state()))
+    assert match.changed["0/mu/head/b"] == "float32[3] before, float32[5] now"
+    assert not match.extra
+    assert not match.missing
+    np.testing.assert_array_equal(match.state[0].mu["head"]["b"], jnp.zeros(5))
+    same(match.state[0].mu["body"], adam_state()[0].mu["body"])
+
+
+def damaged(**entries):
+    return {**state_dict(adam_state()), **entries}
+
+
+def header(**fields):
+    text = json.dumps({"version": 1, "states": [], "config": None, **fields})
+    return np.frombuffer(text.encode(), np.uint8)
+
+
+BAD = [
+    ({"0/mu/w": np.zeros(2)}, ValueError, "no entry 'gradtx'"),
+    (None, ValueError, "not written by state_dict"),
+    (damaged(gradtx=np.array([1, 2], np.uint8)), ValueError, "header of the state dict is damaged"),
+    (damaged(gradtx=header(version=99)), ValueError, "format 99"),
+    (damaged(gradtx=header(states=[3])), ValueError, "damaged"),
+    (damaged(gradtx=header(config="adam")), ValueError, "damaged"),
+    (damaged(**{"0/count": "three"}), TypeError, "'0/count' of a state dict is str"),
+    (damaged(**{"0/count": np.array([None])}), TypeError, "'0/count' of a state dict is object"),
+    ({"gradtx": state_dict(adam_state())["gradtx"]}, ValueError, "nothing in the saved state fits"),
+    (state_dict(gradtx.adam(1e-2).init({"x": 1.0})), ValueError, "it holds 0/count, 0/mu/x"),
+]
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize(("flat", "error", "message"), BAD)
+def test_bad_input_is_refused(flat, error, message, strict):
+    with pytest.raises(error, match=message):
+        load_state_dict(gradtx.adam(1e-2), PARAMS, flat, strict=strict)
+
+
+def test_truncated_data_is_listed_by_path():
+    flat = state_dict(adam_state())
+    del flat["0/nu/head/w"]
+    with pytest.raises(ValueError, match="missing: 0/nu/head/w"):
+        load_state_dict(gradtx.adam(1e-2), PARAMS, flat)
+
+
+def test_names_that_collide_are_refused():
+    with pytest.raises(ValueError, match="two leaves are called '0/mu/a/b'"):
+        state_dict(gradtx.adam(1e-2).init({"a": {"b": 1.0}, "a/b": 2.0}))
+
+
+def test_random_keys_come_back_as_keys():
+    state = {"key": jax.random.key(3)}
+    tx = gradtx.GradientTransformation(lambda params: {"key": jax.random.key(0)}, lambda *a: a)
+    same(load_state_dict(tx, PARAMS, state_dict(state)), state)

@@ -1,0 +1,170 @@
+"""The pair, its declaration, and hyperparameters that are arrays or schedules."""
+
+import copy
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gradtx
+
+
+def test_it_unpacks_to_exactly_two_functions():
+    init, update = gradtx.adam(0.1)
+    state = init(jnp.ones(2))
+    updates, _ = update(jnp.ones(2), state)
+    np.testing.assert_allclose(updates, -0.1, rtol=1e-6)
+    assert len(gradtx.adam(0.1)) == 2
+
+
+def test_repr():
+    tx = gradtx.chain(
+        gradtx.clip_by_global_norm(1.0),
+        gradtx.scale_by_adam(),
+        gradtx.scale_by_learning_rate(0.001),
+    )
+    assert repr(tx) == (
+        "chain(clip_by_global_norm(max_norm=1.0), "
+        "scale_by_adam(b1=0.9, b2=0.999, eps=1e-08, eps_root=0.0), "
+        "scale_by_learning_rate(learning_rate=0.001, flip_sign=True))"
+    )
+    assert repr(gradtx.adam(0.001).expansion).startswith("chain(scale_by_adam(")
+    assert repr(gradtx.sgd(np.float32(0.5))) == "sgd(learning_rate=0.5)"
+
+
+def test_equality_and_hash():
+    assert gradtx.adam(0.1) == gradtx.adam(0.1)
+    assert gradtx.adam(0.1) != gradtx.adam(0.2)
+    assert gradtx.adam(0.1) != gradtx.adamw(0.1)
+    array = gradtx.adam(jnp.float32(0.1))
+    assert array == gradtx.adam(jnp.float32(0.1))
+    assert array != gradtx.adam(jnp.float32(0.2))
+    assert array != gradtx.adam(0.1)
+    assert len({gradtx.adam(0.1), gradtx.adam(0.1), gradtx.adam(0.2)}) == 2
+    assert gradtx.chain() == gradtx.chain()
+    assert gradtx.adam(0.1) != "adam"
+
+
+def test_copies_and_pickles():
+    tx = gradtx.adam(gradtx.cosine_decay_schedule(0.1, 10), b1=jnp.float32(0.5))
+    for again in (copy.copy(tx), copy.deepcopy(tx), pickle.loads(pickle.dumps(tx))):
+        assert again == tx
+
+
+def test_array_hyperparameters_are_leaves():
+    tx = gradtx.chain(gradtx.clip(jnp.float32(1.0)), gradtx.adam(jnp.float32(0.1), b1=0.5))
+    assert [float(x) for x in jax.tree.leaves(tx)] == [1.0, np.float32(0.1)]
+    doubled = jax.tree.map(lambda x: 2 * x, tx)
+    assert gradtx.hyperparams(doubled)["0.max_delta"] == 2.0
+    assert jax.tree.leaves(gradtx.adam(0.1)) == []
+
+
+def test_placeholders_survive_a_rebuild():
+    """JAX puts anything into a tree at times; nothing is checked or built then."""
+    structure = jax.tree.structure(gradtx.adam(jnp.float32(0.1)))
+    rebuilt = jax.tree.unflatten(structure, [object()])
+    assert isinstance(rebuilt, gradtx.GradientTransformation)
+
+
+def test_gradients_of_hyperparameters():
+    def after_one_step(rate):
+        tx = gradtx.sgd(rate)
+        return gradtx.apply_updates(1.0, tx.update(2.0, tx.init(1.0))[0])
+
+    np.testing.assert_allclose(jax.grad(after_one_step)(0.1), -2.0)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda h: gradtx.sgd(0.1, momentum=h),
+        lambda h: gradtx.adam(0.1, b1=h),
+        lambda h: gradtx.clip(h),
+        lambda h: gradtx.add_decayed_weights(h),
+        lambda h: gradtx.clip_by_global_norm(h),
+        lambda h: gradtx.scale(h),
+    ],
+)
+def test_any_hyperparameter_may_be_a_schedule(build):
+    schedule = gradtx.linear_schedule(0.1, 0.9, 8)
+    scheduled, p = build(schedule), jnp.array([1.0, 2.0])
+    state = scheduled.init(p)
+
+    @jax.jit
+    def scan(p, state):
+        def step(carry, _):
+            p, state = carry
+            updates, state = scheduled.update(p, state, p)
+            return (p - 0.1 * updates, state), updates
+
+        return jax.lax.scan(step, (p, state), length=4)[1]
+
+    got = scan(p, state)
+    plain_state = build(0.1).init(p)
+    for t in range(4):
+        updates, plain_state = build(float(schedule(t))).update(p, plain_state, p)
+        p = p - 0.1 * updates
+        np.testing.assert_allclose(got[t], updates, rtol=1e-4)
+
+
+def test_a_scheduled_decay_of_weights_counts_like_optax():
+    tx = gradtx.add_decayed_weights(gradtx.linear_schedule(1.0, 0.0, 4), mask="w")
+    theirs = optax.add_decayed_weights(optax.linear_schedule(1.0, 0.0, 4))
+    p = {"w": jnp.ones(2), "b": jnp.ones(2)}
+    state = tx.init(p)
+    assert type(state).__name__ == type(theirs.init(p)).__name__
+    for _ in range(2):
+        updates, state = tx.update(p, state, p)
+    np.testing.assert_allclose(updates["w"], 1.75)
+    np.testing.assert_allclose(updates["b"], 1.0)
+    assert int(state.count) == 2
+
+
+def test_extra_arguments():
+    def update(updates, state, params=None):
+        return updates, state
+
+    plain = gradtx.GradientTransformation(lambda p: (), update)
+    supported = gradtx.with_extra_args_support(plain)
+    assert isinstance(supported, gradtx.GradientTransformationExtraArgs)
+    assert supported.update(1.0, (), None, value=2.0) == (1.0, ())
+    assert gradtx.with_extra_args_support(supported) is supported
+    chained = gradtx.chain(plain, optax.scale(2.0))
+    assert float(chained.update(1.0, chained.init(1.0), None, value=3.0)[0]) == 2.0
+
+
+def test_an_empty_chain_is_the_identity():
+    tx = gradtx.chain()
+    assert tx.update({"a": 1.0}, tx.init({"a": 1.0})) == ({"a": 1.0}, ())
+
+
+def test_two_public_builders_of_one_name_are_refused():
+    def adam():
+        return gradtx.identity()
+
+    adam.__module__ = "gradtx.optimizers.another"
+    with pytest.raises(ValueError, match="two builders are called adam"):
+        gradtx.transformation(adam)
+
+
+def test_named_states():
+    tx = gradtx.named_chain(("clip", gradtx.clip(1.0)), ("trace", gradtx.trace(0.9)))
+    state = tx.init(jnp.ones(2))
+    assert state["trace"] is state[1]
+    assert list(state) == ["clip", "trace"]
+    paths = [jax.tree_util.keystr(k) for k, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
+    assert paths == ["['trace'].trace"]
+    with pytest.raises(ValueError, match="comes twice"):
+        gradtx.named_chain(("a", gradtx.clip(1.0)), ("a", gradtx.clip(1.0)))
+    with pytest.raises(TypeError, match="pairs"):
+        gradtx.named_chain(gradtx.clip(1.0))
+    with pytest.raises(ValueError, match="expected a state for"):
+        tx.update(jnp.ones(2), {"clip": (), "momentum": ()})
+
+
+def test_the_state_of_another_chain_is_refused():
+    with pytest.raises(ValueError, match="2 parts"):
+        gradtx.adam(0.1).update(jnp.ones(2), gradtx.sgd(0.1).init(jnp.ones(2))[:1])

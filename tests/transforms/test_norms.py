@@ -1,0 +1,98 @@
+"""Scaling and clipping by norms: of parameters, of all updates, of units."""
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gradtx
+from tests import oracle
+
+
+@pytest.mark.parametrize(
+    ("ours", "size"),
+    [
+        (gradtx.scale_by_param_block_norm(0.5), lambda p: max(np.linalg.norm(p), 0.5)),
+        (gradtx.scale_by_param_block_rms(0.5), lambda p: max(np.sqrt(np.mean(p * p)), 0.5)),
+    ],
+)
+def test_scaling_by_the_size_of_the_parameter(ours, size):
+    tx = gradtx.chain(ours, gradtx.scale(-0.01))
+    oracle.check(tx, lambda g, s, t, p: -0.01 * size(p) * g)
+
+
+def test_trust_ratio_is_one_where_a_norm_is_zero():
+    tx = gradtx.scale_by_trust_ratio(trust_coefficient=0.5)
+    zero, one = jnp.zeros(2), jnp.ones(2)
+    for p, g in ((zero, one), (one, zero)):
+        np.testing.assert_array_equal(tx.update(g, tx.init(p), p)[0], g)
+
+
+def test_trust_ratio_with_all_arguments():
+    def update(g, s, t, p):
+        size, length = max(np.linalg.norm(p), 2.0), max(np.linalg.norm(g), 2.0)
+        return -0.1 * size / (length + 0.1) * g
+
+    oracle.check(gradtx.chain(gradtx.scale_by_trust_ratio(2.0, 0.1, 0.1), gradtx.scale(-1)), update)
+
+
+def test_normalizing_by_all_leaves_together():
+    tx = gradtx.normalize_by_update_norm(2.0)
+    g = {"a": jnp.array([3.0]), "b": jnp.array([4.0]), "c": None}
+    updates, _ = tx.update(g, tx.init(g))
+    np.testing.assert_allclose(updates["a"], [1.2], rtol=1e-5)
+    np.testing.assert_allclose(updates["b"], [1.6], rtol=1e-5)
+    assert updates["c"] is None
+
+
+def test_normalizing_large_float16_updates():
+    g = jnp.full(4, 3e4, jnp.float16)
+    tx = gradtx.normalize_by_update_norm()
+    np.testing.assert_allclose(tx.update(g, tx.init(g))[0], 0.5, rtol=1e-3)
+
+
+SHAPES = [(), (3,), (1, 3), (4, 3), (2, 3, 4), (2, 3, 4, 5), (2, 1, 3, 2, 4)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_units_are_those_of_optax(shape):
+    x = jnp.asarray(oracle.parameters(shape=shape), jnp.float32)
+    np.testing.assert_allclose(
+        gradtx.unitwise_norm(x), optax.transforms.unitwise_norm(x), rtol=1e-6
+    )
+
+
+def test_units_by_axis():
+    x = jnp.asarray(oracle.parameters(shape=(2, 3, 4)), jnp.float32)
+    for axis in (1, (0, 2)):
+        np.testing.assert_allclose(
+            gradtx.unitwise_norm(x, axis),
+            jnp.broadcast_to(optax.transforms.unitwise_norm(x, axis), x.shape),
+            rtol=1e-6,
+        )
+
+
+def test_a_unit_of_many_dimensions_needs_an_axis():
+    x = jnp.ones((2,) * 6)
+    with pytest.raises(ValueError, match="axis"):
+        gradtx.unitwise_norm(x)
+    assert gradtx.unitwise_norm(x, 0).shape == x.shape
+
+
+def test_adaptive_clipping_is_the_papers():
+    """Brock et al. 2021, equation 3, over the columns of a matrix."""
+
+    def update(g, s, t, p):
+        length = np.linalg.norm(g, axis=0)
+        limit = 0.1 * np.maximum(np.linalg.norm(p, axis=0), 1e-3)
+        return -0.1 * g * np.where(length > limit, limit / np.maximum(length, 1e-6), 1)
+
+    oracle.check(gradtx.chain(gradtx.adaptive_grad_clip(0.1), gradtx.scale(-0.1)), update)
+
+
+def test_unitwise_clip_like_optax():
+    rng = np.random.default_rng(0)
+    n, c, g = (jnp.asarray(rng.random((4, 3)), jnp.float32) for _ in range(3))
+    np.testing.assert_allclose(
+        gradtx.unitwise_clip(n, c, g), optax.transforms.unitwise_clip(n, c, g), rtol=1e-6
+    )

@@ -1,0 +1,128 @@
+"""One step of the optimizer for a window of micro-batches."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gradtx
+from tests.oracle import gradients, parameters
+
+P = jnp.asarray(parameters(), jnp.float32)
+GS = jnp.asarray(gradients(steps=24), jnp.float32)
+
+
+def run(tx, gs, **stacked):
+    def step(carry, xs):
+        p, state = carry
+        g, extra = xs
+        updates, state = tx.update(g, state, p, **extra)
+        return (p + updates, state), updates
+
+    return jax.jit(lambda: jax.lax.scan(step, (P, tx.init(P)), (gs, stacked)))()
+
+
+def test_multi_steps_like_optax():
+    for k in (3, lambda count: jnp.where(count < 2, 2, 4)):
+        ours = gradtx.MultiSteps(gradtx.adam(0.1), k)
+        theirs = optax.MultiSteps(optax.adam(0.1), k)
+        (_, state), updates = run(ours, GS)
+        (_, state_optax), want = run(theirs.gradient_transformation(), GS)
+        np.testing.assert_allclose(updates, want, rtol=2e-5, atol=1e-6)
+        assert int(state.gradient_step) == int(state_optax.gradient_step)
+        assert int(state.mini_step) == int(state_optax.mini_step)
+        assert bool(ours.has_updated(state)) == bool(theirs.has_updated(state_optax))
+        assert state._fields == state_optax._fields
+
+
+def test_weighted_windows_equal_the_weighted_mean():
+    weights = jnp.asarray(np.random.default_rng(0).integers(0, 5, 24), jnp.float32)
+    tx = gradtx.accumulate(gradtx.adam(0.1), 4)
+    (p, _), _ = run(tx, GS, weight=weights)
+    w = np.asarray(weights, np.float64).reshape(6, 4, 1, 1)
+    means = (np.asarray(GS, np.float64).reshape(6, 4, 4, 3) * w).sum(1) / w.sum(1)
+    (want, _), _ = run(gradtx.adam(0.1), jnp.asarray(means, jnp.float32))
+    np.testing.assert_allclose(p, want, rtol=1e-5, atol=1e-6)
+
+
+def test_a_bad_micro_batch_leaves_no_trace():
+    skip = gradtx.skip_not_finite
+    bad = GS[0].at[0, 0].set(jnp.nan)
+    gs = jnp.concatenate([bad[None], GS[:3], bad[None], GS[3:8]])
+    for build in (gradtx.accumulate, gradtx.multi_steps):
+        (p, state), _ = run(build(gradtx.adam(0.1), 4, should_skip_update_fn=skip), gs)
+        (want, _), _ = run(build(gradtx.adam(0.1), 4), GS[:8])
+        np.testing.assert_array_equal(p, want)
+        assert int(state.skip_state["num_not_finite"]) == 0
+    big = functools.partial(gradtx.skip_large_updates, max_squared_norm=0.0)
+    tx = gradtx.accumulate(gradtx.adam(0.1), 1, should_skip_update_fn=big)
+    (p, state), _ = run(tx, GS[:2])
+    np.testing.assert_array_equal(p, P)
+    assert not bool(gradtx.has_updated(state))
+
+
+def test_a_nan_does_not_outlive_its_window():
+    gs = GS[:4].at[0, 0, 0].set(jnp.nan)
+    (_, _), updates = run(gradtx.accumulate(gradtx.sgd(0.1), 2), gs)
+    assert np.isnan(updates[1, 0, 0])
+    np.testing.assert_allclose(updates[3], -0.05 * (gs[2] + gs[3]), rtol=1e-5, atol=1e-7)
+
+
+def test_has_updated_and_sum():
+    tx = gradtx.accumulate(gradtx.sgd(1.0), 2, use_grad_mean=False)
+    state, seen = tx.init(P), []
+    for g in GS[:4]:
+        updates, state = tx.update(g, state, P)
+        seen.append(bool(gradtx.has_updated(state)))
+    assert seen == [False, True, False, True]
+    np.testing.assert_allclose(updates, -(GS[2] + GS[3]), rtol=1e-6)
+
+
+def test_accumulator_is_wide():
+    p = {"h": jnp.zeros(2, jnp.bfloat16), "c": jnp.zeros(2, jnp.complex64)}
+    tx = gradtx.accumulate(gradtx.sgd(1.0), 300, use_grad_mean=False)
+    assert tx.init(p).acc_grads["h"].dtype == jnp.float32
+    assert tx.init(p).acc_grads["c"].dtype == jnp.complex64
+    g = {"h": jnp.ones(2, jnp.bfloat16), "c": 1j * jnp.ones(2, jnp.complex64)}
+    state, _ = jax.lax.scan(lambda s, _: (tx.update(g, s, p)[1], None), tx.init(p), length=299)
+    assert float(state.acc_grads["h"][0]) == 299.0  # in bfloat16 it would stop at 256
+
+
+def test_a_micro_step_does_no_optimizer_work():
+    tx = gradtx.accumulate(gradtx.adam(0.1), 4)
+    jaxpr = jax.make_jaxpr(tx.update)(P, tx.init(P), P)
+    (cond,) = [e for e in jaxpr.eqns if e.primitive.name == "cond"]
+    wait, step = (str(branch) for branch in cond.params["branches"])
+    assert "sqrt" in step
+    assert "sqrt" not in wait
+    assert sum("sqrt" in str(e.primitive) for e in jaxpr.eqns) == 0
+
+
+def test_no_copy_but_the_update():
+    p = jnp.zeros(1 << 20)
+    tx = gradtx.accumulate(gradtx.adam(0.1), 4, should_skip_update_fn=gradtx.skip_not_finite)
+
+    def step(p, state, g):
+        updates, state = tx.update(g, state, p)
+        return gradtx.apply_updates(p, updates), state
+
+    compiled = jax.jit(step, donate_argnums=(0, 1)).lower(p, tx.init(p), p).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 1.6 * p.nbytes
+
+
+def test_apply_every():
+    (_, _), updates = run(gradtx.apply_every(3), GS[:6].at[0, 0, 0].set(jnp.inf))
+    (_, _), want = run(optax.apply_every(3), GS[:6])
+    np.testing.assert_allclose(updates[5], want[5], rtol=1e-6)
+    np.testing.assert_array_equal(updates[4], 0.0)
+
+
+@pytest.mark.parametrize("every", [0, -1, 2.5])
+def test_bad_window(every):
+    with pytest.raises((ValueError, TypeError), match="every"):
+        gradtx.accumulate(gradtx.sgd(1.0), every)
+    with pytest.raises((ValueError, TypeError), match="every_k_schedule"):
+        gradtx.MultiSteps(gradtx.sgd(1.0), every)

@@ -1,0 +1,44 @@
+"""Guards against gradients that are not finite."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradtx
+
+P = jnp.ones(3)
+BAD = jnp.array([1.0, jnp.nan, 1.0])
+
+
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf, -jnp.inf])
+def test_bad_steps_are_left_out_for_ever(bad):
+    tx = gradtx.apply_if_finite(gradtx.adam(0.1), 2)
+    _, state = tx.update(P, tx.init(P), P)
+    before = state.inner_state
+    for i in range(5):
+        updates, state = tx.update(P.at[1].set(bad), state, P)
+        np.testing.assert_array_equal(updates, 0.0)
+        assert int(state.notfinite_count) == i + 1
+    np.testing.assert_array_equal(state.inner_state[0].mu, before[0].mu)
+    assert not bool(state.last_finite)
+    _, state = tx.update(P, state, P)
+    assert (int(state.notfinite_count), int(state.total_notfinite)) == (0, 5)
+
+
+def test_accepting_at_the_limit_as_optax_does():
+    tx = gradtx.apply_if_finite(gradtx.sgd(0.1), 1, accept_at_limit=True)
+    updates, state = tx.update(BAD, tx.init(P), P)
+    np.testing.assert_array_equal(updates, 0.0)
+    updates, state = tx.update(BAD, state, P)
+    assert np.isnan(updates[1])
+
+
+def test_skips_tell_what_they_saw():
+    skip, told = gradtx.skip_not_finite({"a": BAD, "b": BAD}, 0, None)
+    assert bool(skip)
+    assert int(told["num_not_finite"]) == 2
+    skip, told = gradtx.skip_large_updates(
+        {"a": jnp.full(4, 300.0, jnp.float16)}, 0, None, max_squared_norm=1e6
+    )
+    assert not bool(skip)
+    assert float(told["norm_squared"]) == 360000.0  # in float16 it would overflow

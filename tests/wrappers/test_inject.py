@@ -1,0 +1,68 @@
+"""Hyperparameters in the state."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradtx
+
+P = jnp.ones(3)
+
+
+def test_a_change_needs_no_compilation():
+    traces = []
+    tx = gradtx.inject_hyperparams(gradtx.sgd)(learning_rate=0.1)
+
+    @jax.jit
+    def step(state):
+        traces.append(None)
+        return tx.update(P, state, P)
+
+    _, state = step(tx.init(P))
+    state.hyperparams["learning_rate"] = jnp.float32(0.5)
+    updates, state = step(state)
+    np.testing.assert_allclose(updates, -0.5)
+    assert len(traces) == 1
+
+
+def test_hyperparameters_keep_float32():
+    p = jnp.ones(3, jnp.bfloat16)
+    state = gradtx.inject_hyperparams(gradtx.adam)(0.1).init(p)
+    assert state.hyperparams["b2"].dtype == jnp.float32
+    assert float(state.hyperparams["b2"]) < 1.0
+    half = gradtx.inject_hyperparams(gradtx.adam, hyperparam_dtype=jnp.bfloat16)(0.1).init(p)
+    assert half.hyperparams["b2"].dtype == jnp.bfloat16
+
+
+def test_static_arguments_and_errors():
+    tx = gradtx.inject_hyperparams(gradtx.adam, static_args="b2")(0.1)
+    assert "b2" not in tx.init(P).hyperparams
+    with pytest.raises(ValueError, match="b3"):
+        gradtx.inject_hyperparams(gradtx.adam, static_args=("b3",))
+    with pytest.raises(ValueError, match="b1"):
+        gradtx.inject_hyperparams(gradtx.adam)(0.1, b1=2.0)
+
+
+def test_a_stateful_schedule_sees_the_extra_arguments():
+    class FollowsValue:
+        def init(self):
+            return jnp.float32(1.0)
+
+        def update(self, state, **extra_args):
+            return extra_args["value"]
+
+        def __call__(self, state, **extra_args):
+            return state
+
+    tx = gradtx.inject_hyperparams(gradtx.sgd)(FollowsValue())
+    _, state = tx.update(P, tx.init(P), P, value=jnp.float32(3.0))
+    updates, _ = tx.update(P, state, P, value=jnp.float32(0.0))
+    np.testing.assert_allclose(updates, -3.0)
+
+
+def test_it_is_data():
+    tx = gradtx.inject_hyperparams(gradtx.adam)(gradtx.linear_schedule(0.1, 0.0, 9))
+    assert gradtx.from_config(json.loads(json.dumps(gradtx.to_config(tx)))) == tx
