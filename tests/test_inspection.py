@@ -35,6 +35,7 @@ def test_masked_and_nested():
     assert values == {
         "0.inner.learning_rate": 0.1,
         "0.inner.momentum": None,
+        "0.inner.dampening": None,
         "1.0.step_size": 2.0,
     }
 

@@ -20,7 +20,7 @@ def sgd(
     nesterov: bool = False,
     accumulator_dtype: DType | None = None,
     *,
-    dampening: Fraction = 0.0,
+    dampening: Fraction | None = None,
 ) -> GradientTransformation:
     r"""Stochastic gradient descent, with momentum if asked.
 

@@ -37,7 +37,7 @@ def trace(
     nesterov: bool = False,
     accumulator_dtype: DType | None = None,
     *,
-    dampening: Fraction = 0.0,
+    dampening: Fraction | None = None,
 ) -> GradientTransformation:
     r"""A decaying sum of the updates: momentum.
 
@@ -70,7 +70,7 @@ def trace(
     def slots(p: Array) -> dict[str, Array]:
         return {"trace": numerics.zeros_like(p, _kept(p, accumulator_dtype))}
 
-    if isinstance(dampening, float | int) and dampening == 0:
+    if dampening is None or (isinstance(dampening, float | int) and dampening == 0):
 
         def rule(g: Array, s: Any, t: Any) -> Any:
             m = g + decay * s.trace
