@@ -56,13 +56,13 @@ def norm_sq(tree: PyTree) -> Array:
     return reduce(jnp.add, map(of, leaves), jnp.zeros([], jnp.float32))
 
 
-def global_norm(tree: PyTree) -> Array:
+def global_norm(updates: PyTree) -> Array:
     """The Euclidean norm of all entries together, summed in at least float32.
 
     >>> float(global_norm({"a": jnp.array([3.0]), "b": jnp.array([4.0]), "c": None}))
     5.0
     """
-    return jnp.sqrt(norm_sq(tree))
+    return jnp.sqrt(norm_sq(updates))
 
 
 def _together(*trees: PyTree) -> tuple[list[tuple[Any, ...]], Any]:
