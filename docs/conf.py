@@ -52,16 +52,16 @@ napoleon_use_rtype = False
 
 # Which modules' names stand on which page.
 PAGES = {
-    "Training": ("apply", "minimize", "make_step", "solve"),
-    "Composition": ("compose", "masking", "partition"),
+    "Training": ("apply", "minimizing", "training", "solving"),
+    "Composition": ("compose", "masking", "groups"),
     "Optimizers": ("optimizers",),
     "Transforms": ("transforms",),
     "Wrappers": ("wrappers",),
-    "Schedules": ("schedule", "schedules"),
+    "Schedules": ("scheduling", "schedules"),
     "Projections": ("projections",),
     "Trees": ("tree", "paths", "rows"),
-    "Looking inside": ("inspection", "config", "state_dict"),
-    "Writing a rule": ("transformation", "engine", "numerics", "types", "checks", ""),
+    "Looking inside": ("inspection", "config", "saving"),
+    "Writing a rule": ("pair", "engine", "numerics", "types", "checks", ""),
 }
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.engine import elementwise
-from gradtx.transformation import (
+from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     transformation,

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradtx.declaration import REGISTRY, Builder, Declared
-from gradtx.transformation import GradientTransformation
+from gradtx.declaration import Builder, Declared
+from gradtx.pair import GradientTransformation
 
 VERSION = 1
 _DEEPEST = 64
@@ -130,6 +130,14 @@ def from_config(
     return made  # type: ignore[return-value]
 
 
+def find_builder(name: str) -> Builder | None:
+    """The builder that gradtx publishes by this name, if there is one."""
+    import gradtx
+
+    found = getattr(gradtx, name) if name in gradtx.__all__ else None
+    return getattr(found, "builder", None)
+
+
 def _decode(value: Any, custom: dict[str, Any], where: str, depth: int) -> Any:
     if depth > _DEEPEST:
         raise ValueError(f"{where}: the configuration is nested too deeply")
@@ -155,7 +163,7 @@ def _decode_declared(value: Any, custom: dict[str, Any], where: str, depth: int)
     name, arguments = value["name"], value["arguments"]
     if not isinstance(name, str) or not isinstance(arguments, Mapping):
         raise TypeError(f"{where}: name must be a string and arguments a dict")
-    builder = getattr(custom.get(name), "builder", None) or REGISTRY.get(name)
+    builder = getattr(custom.get(name), "builder", None) or find_builder(name)
     if not isinstance(builder, Builder):
         raise ValueError(
             f"{where}: there is no {name!r:.80} in gradtx; pass your own builders as custom_objects"
@@ -223,8 +231,10 @@ def _dict(content: Any, custom: Any, where: str, depth: int) -> dict[Any, Any]:
 
 
 def _object(content: Any, custom: dict[str, Any], where: str, depth: int) -> Any:
-    if isinstance(content, str) and content not in custom and content in REGISTRY:
-        return REGISTRY[content].public
+    if isinstance(content, str) and content not in custom:
+        builder = find_builder(content)
+        if builder is not None:
+            return builder.public
     if not isinstance(content, str) or content not in custom:
         raise ValueError(
             f"{where}: the object {content!r:.80} is not known; pass it in custom_objects"

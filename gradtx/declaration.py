@@ -16,9 +16,6 @@ import numpy as np
 
 from gradtx import checks
 
-REGISTRY: dict[str, "Builder"] = {}
-"""The builders of gradtx by name: what a configuration may ask for."""
-
 
 class Builder:
     """A function that builds declared objects, with its signature read once.
@@ -204,7 +201,7 @@ class Declared:
 
 
 def publish(build: Any, builder: Builder) -> Any:
-    """Give `build` the looks of its function, and enter gradtx's own in `REGISTRY`."""
+    """Give `build` the looks of its function, and the builder that it calls."""
     build.__name__ = builder.function.__name__
     build.__qualname__ = builder.function.__qualname__
     build.__module__ = builder.function.__module__
@@ -214,8 +211,4 @@ def publish(build: Any, builder: Builder) -> Any:
     build.__wrapped__ = builder.function
     build.builder = builder
     builder.public = build
-    if builder.function.__module__.split(".")[0] == "gradtx":
-        if builder.name in REGISTRY:
-            raise ValueError(f"two builders are called {builder.name}")
-        REGISTRY[builder.name] = builder
     return build

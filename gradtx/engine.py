@@ -17,9 +17,9 @@ import jax.numpy as jnp
 
 from gradtx import numerics
 from gradtx.numerics import Step, cast, increment, widen
+from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs
 from gradtx.paths import first_difference, leaves_with_path, path_string
 from gradtx.rows import Rows, is_rows, put_rows, take_rows
-from gradtx.transformation import GradientTransformation, GradientTransformationExtraArgs
 from gradtx.types import Array, Params, State, Updates
 
 SlotsFn = Callable[[Array], dict[str, Any]]

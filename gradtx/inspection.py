@@ -11,8 +11,8 @@ import numpy as np
 
 from gradtx import checks
 from gradtx.declaration import Declaration
+from gradtx.pair import GradientTransformation
 from gradtx.paths import is_leaf, leaves_with_path, path_string
-from gradtx.transformation import GradientTransformation
 from gradtx.types import SLOT, Params, PyTree, State
 
 

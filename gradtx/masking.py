@@ -4,13 +4,13 @@ from typing import Any, NamedTuple
 
 import jax
 
-from gradtx.paths import Where, merge, select
-from gradtx.transformation import (
+from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     transformation,
     with_extra_args_support,
 )
+from gradtx.paths import Where, merge, select
 from gradtx.types import Params, State, Updates
 
 

@@ -8,6 +8,7 @@ import jax
 import optax
 
 import gradtx
+from gradtx.declaration import Builder
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,12 @@ class Entry:
     rows: bool = True
     complex: bool = True
     why: str = ""
+
+
+def builders() -> list[Builder]:
+    """The builders, of transformations and of schedules, that gradtx publishes."""
+    public = [getattr(gradtx, name) for name in gradtx.__all__]
+    return [each.builder for each in public if hasattr(each, "builder")]
 
 
 NEGATIVE = {"learning_rate": -0.1}

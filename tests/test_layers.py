@@ -13,16 +13,16 @@ ROOT = pathlib.Path(__file__).parent.parent / "gradtx"
 # Lowest first; a module may import from its own layer and from those above it in this list.
 LAYERS = (
     ("types", "checks", "numerics", "rows", "paths", "tree", "search"),
-    ("declaration", "transformation", "schedule", "engine", "config", "inspection"),
+    ("declaration", "pair", "scheduling", "engine", "config", "inspection"),
     (
         "compose",
         "masking",
-        "partition",
+        "groups",
         "apply",
-        "minimize",
-        "make_step",
-        "solve",
-        "state_dict",
+        "minimizing",
+        "training",
+        "solving",
+        "saving",
     ),
     ("transforms", "schedules", "projections"),
     ("optimizers",),

@@ -16,7 +16,7 @@ from gradtx.numerics import (
     nesterov_mean,
     zeros_like,
 )
-from gradtx.transformation import GradientTransformation, optimizer, transformation
+from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, Counter, Slots
 

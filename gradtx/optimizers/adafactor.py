@@ -10,8 +10,8 @@ from gradtx.checks import Count, Decay, Limit, NonNegative
 from gradtx.compose import chain
 from gradtx.engine import leafwise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, ema
+from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
-from gradtx.transformation import GradientTransformation, optimizer, transformation
 from gradtx.transforms import averaging
 from gradtx.transforms.clipping import clip_by_block_rms
 from gradtx.transforms.decay import add_decayed_weights

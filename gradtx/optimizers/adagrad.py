@@ -8,7 +8,7 @@ from gradtx.checks import NonNegative
 from gradtx.compose import chain
 from gradtx.engine import elementwise
 from gradtx.numerics import abs_sq, accumulator_dtype, full_like
-from gradtx.transformation import GradientTransformation, optimizer, transformation
+from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale_by_learning_rate, scale_by_schedule
 from gradtx.types import Array, Slots
 

@@ -16,8 +16,8 @@ from gradtx.numerics import (
     nesterov_mean,
     zeros_like,
 )
+from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
-from gradtx.transformation import GradientTransformation, optimizer, transformation
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, Counter, DType, Slots

@@ -10,7 +10,7 @@ from gradtx.compose import chain
 from gradtx.engine import elementwise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, ema, zeros_like
 from gradtx.optimizers.adam import ScaleByAdamState
-from gradtx.transformation import GradientTransformation, optimizer, transformation
+from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, DType
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from gradtx.checks import NonNegative
 from gradtx.engine import elementwise
 from gradtx.numerics import Step, compute_dtype, zeros_like
-from gradtx.transformation import GradientTransformation, transformation
+from gradtx.pair import GradientTransformation, transformation
 from gradtx.types import Array, Counter, Slots
 
 

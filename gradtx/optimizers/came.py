@@ -8,8 +8,8 @@ from gradtx.checks import Decay, NonNegative, Positive
 from gradtx.compose import chain
 from gradtx.engine import leafwise
 from gradtx.numerics import abs_sq, accumulator_dtype, ema, zeros_like
+from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
-from gradtx.transformation import GradientTransformation, optimizer, transformation
 from gradtx.transforms.clipping import shrink_factor
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate

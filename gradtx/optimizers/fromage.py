@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from gradtx.checks import NonNegative
 from gradtx.engine import leafwise
 from gradtx.numerics import divide
-from gradtx.transformation import GradientTransformation, transformation
+from gradtx.pair import GradientTransformation, transformation
 from gradtx.transforms.scaling import ScaleByScheduleState
 from gradtx.transforms.trust import norm
 from gradtx.types import Array, EmptyState

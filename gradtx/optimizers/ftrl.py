@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from gradtx.checks import NonNegative, Positive
 from gradtx.engine import elementwise
 from gradtx.numerics import abs_sq, accumulator_dtype, compute_dtype, divide, full_like, zeros_like
-from gradtx.transformation import GradientTransformation, transformation
+from gradtx.pair import GradientTransformation, transformation
 from gradtx.types import Array, Slots
 
 

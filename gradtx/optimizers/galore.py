@@ -10,14 +10,14 @@ from gradtx.checks import NonNegative, Number
 from gradtx.compose import chain
 from gradtx.numerics import increment, widen
 from gradtx.optimizers.adam import scale_by_adam
-from gradtx.paths import Where
-from gradtx.transformation import (
+from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     optimizer,
     transformation,
     with_extra_args_support,
 )
+from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.matrices import _as_matrices, _checked, _dimension_numbers, _Matrices
 from gradtx.transforms.scaling import scale_by_learning_rate

@@ -3,8 +3,8 @@
 from gradtx.checks import Decay, NonNegative
 from gradtx.compose import chain
 from gradtx.optimizers.adam import scale_by_adam
+from gradtx.pair import GradientTransformation, optimizer
 from gradtx.paths import Where
-from gradtx.transformation import GradientTransformation, optimizer
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.transforms.trust import scale_by_trust_ratio

@@ -3,8 +3,8 @@
 from gradtx.checks import NonNegative, Number
 from gradtx.compose import chain
 from gradtx.masking import masked
+from gradtx.pair import GradientTransformation, optimizer
 from gradtx.paths import Where
-from gradtx.transformation import GradientTransformation, optimizer
 from gradtx.transforms.averaging import trace
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate

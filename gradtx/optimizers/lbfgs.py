@@ -8,14 +8,14 @@ import jax.numpy as jnp
 from gradtx.checks import NonNegative
 from gradtx.compose import chain, identity
 from gradtx.numerics import compute_dtype, increment, zeros_like
-from gradtx.paths import is_leaf, leaves_with_path, path_string
-from gradtx.rows import is_rows
-from gradtx.transformation import (
+from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     optimizer,
     transformation,
 )
+from gradtx.paths import is_leaf, leaves_with_path, path_string
+from gradtx.rows import is_rows
 from gradtx.transforms.scaling import scale, scale_by_learning_rate
 from gradtx.transforms.zoom import scale_by_zoom_linesearch
 from gradtx.tree import add_scale, cast_like, norm_sq, sub, vdot

@@ -8,7 +8,7 @@ from gradtx.checks import Fraction, NonNegative
 from gradtx.compose import chain
 from gradtx.engine import elementwise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, zeros_like
-from gradtx.transformation import GradientTransformation, optimizer, transformation
+from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.types import Array, Counter, Slots
 

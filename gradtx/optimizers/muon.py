@@ -9,16 +9,16 @@ import numpy as np
 
 from gradtx.checks import Decay, NonNegative
 from gradtx.compose import chain
+from gradtx.groups import partition
 from gradtx.numerics import Step, debias, ema, increment, nesterov_mean, real_dtype, widen
 from gradtx.optimizers.adam import adamw
-from gradtx.partition import partition
-from gradtx.paths import Where, leaves_with_path
-from gradtx.transformation import (
+from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     optimizer,
     transformation,
 )
+from gradtx.paths import Where, leaves_with_path
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.matrices import _as_matrices, _by_shape, _checked, _dimension_numbers
 from gradtx.transforms.orthogonal import _orthogonalized

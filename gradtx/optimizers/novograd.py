@@ -8,7 +8,7 @@ from gradtx.checks import Decay, NonNegative
 from gradtx.compose import chain
 from gradtx.engine import leafwise
 from gradtx.numerics import Step, accumulator_dtype, ema, sum_sq, zeros_like
-from gradtx.transformation import GradientTransformation, optimizer, transformation
+from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, Counter, DType, Slots
 

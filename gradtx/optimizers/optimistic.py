@@ -9,7 +9,7 @@ from gradtx.compose import chain
 from gradtx.engine import elementwise
 from gradtx.numerics import zeros_like
 from gradtx.optimizers.adam import scale_by_adam
-from gradtx.transformation import (
+from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     optimizer,

@@ -18,7 +18,7 @@ from gradtx.numerics import (
     zeros_like,
 )
 from gradtx.optimizers.adam import ScaleByAdamState
-from gradtx.transformation import GradientTransformation, optimizer, transformation
+from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array
 

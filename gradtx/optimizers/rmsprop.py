@@ -17,7 +17,7 @@ from gradtx.numerics import (
     full_like,
     zeros_like,
 )
-from gradtx.transformation import GradientTransformation, optimizer, transformation
+from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.averaging import trace
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, Counter, Slots

@@ -8,7 +8,7 @@ from gradtx.checks import NonNegative, Positive
 from gradtx.compose import chain
 from gradtx.engine import elementwise
 from gradtx.numerics import full_like, zeros_like
-from gradtx.transformation import GradientTransformation, optimizer, transformation
+from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale
 from gradtx.types import Array, Slots
 

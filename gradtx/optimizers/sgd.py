@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from gradtx.checks import Fraction, NonNegative, Number
 from gradtx.compose import chain, identity
 from gradtx.engine import elementwise
-from gradtx.transformation import GradientTransformation, optimizer, transformation
+from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.averaging import trace
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, DType, EmptyState

@@ -3,7 +3,7 @@
 from gradtx.checks import Decay, NonNegative
 from gradtx.compose import chain
 from gradtx.optimizers.sgd import scale_by_sign
-from gradtx.transformation import GradientTransformation, optimizer
+from gradtx.pair import GradientTransformation, optimizer
 from gradtx.transforms.averaging import ema
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import DType

@@ -9,7 +9,7 @@ from gradtx.checks import Decay, Fraction, NonNegative
 from gradtx.compose import chain
 from gradtx.engine import leafwise
 from gradtx.numerics import abs_sq, accumulator_dtype, ema, zeros_like
-from gradtx.transformation import GradientTransformation, optimizer, transformation
+from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, Slots
 

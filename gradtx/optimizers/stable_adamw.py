@@ -12,8 +12,8 @@ from gradtx.engine import leafwise
 from gradtx.masking import restrict
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, zeros_like
 from gradtx.optimizers.adam import ScaleByAdamState
+from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where, mask_tree
-from gradtx.transformation import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.transforms.trust import rms
 from gradtx.types import Array, DType, PyTree

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from gradtx.checks import Count, NonNegative, Number, Positive
-from gradtx.schedule import schedule
+from gradtx.scheduling import schedule
 
 
 @schedule

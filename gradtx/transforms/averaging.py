@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from gradtx import numerics
 from gradtx.checks import Decay, Fraction, Number
 from gradtx.engine import elementwise
-from gradtx.transformation import GradientTransformation, transformation
+from gradtx.pair import GradientTransformation, transformation
 from gradtx.types import Array, Counter, DType, Slots
 
 

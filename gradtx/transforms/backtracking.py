@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from gradtx.checks import Count, Fraction, Limit, NonNegative, Positive
 from gradtx.numerics import zeros_like
-from gradtx.transformation import (
+from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     transformation,

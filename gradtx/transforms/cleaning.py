@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.engine import leafwise
-from gradtx.paths import is_leaf
-from gradtx.rows import Rows
-from gradtx.transformation import (
+from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     transformation,
 )
+from gradtx.paths import is_leaf
+from gradtx.rows import Rows
 from gradtx.tree import map_updates
 from gradtx.types import Array, EmptyState, Params, Slots, State, Updates
 

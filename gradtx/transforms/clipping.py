@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from gradtx.checks import Limit
 from gradtx.engine import elementwise, leafwise
 from gradtx.numerics import sum_sq
-from gradtx.transformation import (
+from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     transformation,

@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from gradtx.engine import elementwise
-from gradtx.transformation import GradientTransformation, transformation
+from gradtx.pair import GradientTransformation, transformation
 from gradtx.types import Array, EmptyState
 
 

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 from gradtx.checks import NonNegative
 from gradtx.engine import elementwise
 from gradtx.masking import restrict
+from gradtx.pair import GradientTransformation, transformation
 from gradtx.paths import Where
-from gradtx.transformation import GradientTransformation, transformation
 from gradtx.types import Array, Counter, EmptyState
 
 

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 from gradtx.checks import NonNegative
 from gradtx.engine import gradient
 from gradtx.numerics import increment, widen
-from gradtx.paths import leaves_with_path, path_string
-from gradtx.rows import is_rows
-from gradtx.transformation import (
+from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     transformation,
 )
+from gradtx.paths import leaves_with_path, path_string
+from gradtx.rows import is_rows
 from gradtx.types import Array, Counter, Params, State, Updates
 
 

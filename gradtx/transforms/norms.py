@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from gradtx.checks import NonNegative, Number, Positive
 from gradtx.engine import leafwise
 from gradtx.numerics import abs_sq, widen
-from gradtx.transformation import (
+from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     transformation,

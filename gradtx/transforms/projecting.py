@@ -9,13 +9,13 @@ import jax.numpy as jnp
 
 from gradtx import projections
 from gradtx.numerics import widen
-from gradtx.paths import Where, first_difference, is_leaf, leaves_with_path, path_string, select
-from gradtx.rows import is_rows
-from gradtx.transformation import (
+from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     transformation,
 )
+from gradtx.paths import Where, first_difference, is_leaf, leaves_with_path, path_string, select
+from gradtx.rows import is_rows
 from gradtx.types import EmptyState, Params, PyTree, State, Updates
 
 

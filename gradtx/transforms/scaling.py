@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from gradtx.checks import NonNegative, Number
 from gradtx.engine import elementwise
 from gradtx.numerics import increment
-from gradtx.transformation import (
+from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     transformation,

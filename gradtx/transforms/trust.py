@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from gradtx.checks import NonNegative
 from gradtx.engine import leafwise
 from gradtx.numerics import sum_sq
-from gradtx.transformation import GradientTransformation, transformation
+from gradtx.pair import GradientTransformation, transformation
 from gradtx.types import Array, EmptyState
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from gradtx.checks import Limit, NonNegative, Positive, PositiveCount
 from gradtx.numerics import zeros_like
-from gradtx.transformation import (
+from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     transformation,

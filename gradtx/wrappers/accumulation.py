@@ -8,16 +8,15 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.checks import PositiveCount
-from gradtx.numerics import accumulator_dtype as wide_dtype
-from gradtx.numerics import cast, divide, increment, widen
-from gradtx.paths import first_difference, is_leaf, leaves_with_path
-from gradtx.rows import is_rows
-from gradtx.transformation import (
+from gradtx.numerics import accumulator_dtype as wide_dtype, cast, divide, increment, widen
+from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     transformation,
     with_extra_args_support,
 )
+from gradtx.paths import first_difference, is_leaf, leaves_with_path
+from gradtx.rows import is_rows
 from gradtx.types import Array, Counter, DType, Params, PyTree, Slots, State, Updates
 from gradtx.wrappers.branching import _like
 

@@ -9,8 +9,8 @@ from gradtx import numerics, tree
 from gradtx.checks import Count, Decay, PositiveCount
 from gradtx.engine import leafwise
 from gradtx.numerics import Step, compute_dtype
+from gradtx.pair import GradientTransformation, transformation
 from gradtx.paths import merge
-from gradtx.transformation import GradientTransformation, transformation
 from gradtx.types import Array, Counter, Params, Slots, State
 from gradtx.wrappers.lookahead import LookaheadParams
 

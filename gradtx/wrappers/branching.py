@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from gradtx.numerics import cast
-from gradtx.transformation import GradientTransformation
+from gradtx.pair import GradientTransformation
 from gradtx.types import Array, Params, PyTree, State, Updates
 
 

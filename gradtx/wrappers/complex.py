@@ -5,14 +5,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradtx.paths import is_leaf
-from gradtx.rows import is_rows
-from gradtx.transformation import (
+from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     transformation,
     with_extra_args_support,
 )
+from gradtx.paths import is_leaf
+from gradtx.rows import is_rows
 from gradtx.types import Params, PyTree, State, Updates
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.numerics import increment
-from gradtx.transformation import (
+from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     transformation,

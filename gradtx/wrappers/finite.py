@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from gradtx import tree
 from gradtx.checks import Count
 from gradtx.numerics import increment
-from gradtx.transformation import (
+from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     transformation,

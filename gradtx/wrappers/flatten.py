@@ -7,14 +7,14 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.numerics import cast
-from gradtx.paths import leaves_with_path, path_string
-from gradtx.rows import is_rows
-from gradtx.transformation import (
+from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     transformation,
     with_extra_args_support,
 )
+from gradtx.paths import leaves_with_path, path_string
+from gradtx.rows import is_rows
 from gradtx.types import Array, Params, PyTree, State, Updates
 
 

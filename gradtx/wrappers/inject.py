@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradtx.numerics import cast, compute_dtype, increment, real_dtype
-from gradtx.transformation import (
+from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     transformation,

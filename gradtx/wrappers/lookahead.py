@@ -8,14 +8,14 @@ import jax.numpy as jnp
 from gradtx import tree
 from gradtx.checks import Fraction, PositiveCount
 from gradtx.numerics import cast, widen
-from gradtx.paths import is_leaf
-from gradtx.rows import is_rows
-from gradtx.transformation import (
+from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     transformation,
     with_extra_args_support,
 )
+from gradtx.paths import is_leaf
+from gradtx.rows import is_rows
 from gradtx.types import Array, Params, PyTree, Slots, State, Updates
 from gradtx.wrappers.branching import _like
 

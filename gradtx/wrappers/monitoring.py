@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from gradtx.checks import Decay
 from gradtx.compose import stateless
-from gradtx.transformation import (
+from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     transformation,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from gradtx import tree
 from gradtx.checks import Count, Fraction, NonNegative, PositiveCount, Range
 from gradtx.numerics import increment, widen
-from gradtx.transformation import (
+from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     transformation,

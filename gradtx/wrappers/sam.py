@@ -10,14 +10,14 @@ from gradtx import tree
 from gradtx.apply import apply_updates
 from gradtx.checks import PositiveCount
 from gradtx.numerics import cast, divide, widen
-from gradtx.paths import is_leaf
-from gradtx.rows import is_rows
-from gradtx.transformation import (
+from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     transformation,
     with_extra_args_support,
 )
+from gradtx.paths import is_leaf
+from gradtx.rows import is_rows
 from gradtx.types import EmptyState, Params, Slots, State, Updates
 from gradtx.wrappers.branching import _like
 

@@ -10,8 +10,7 @@ import optax
 import pytest
 import scipy.linalg
 import scipy.optimize
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 import gradtx
 from gradtx import projections as pr

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import gradtx
-from gradtx.declaration import REGISTRY
+from tests.catalogue import builders
 
 CYCLE = {"init_value": 0.1, "peak_value": 1.0, "warmup_steps": 5, "decay_steps": 30}
 SCHEDULES = {
@@ -34,7 +34,7 @@ every = pytest.mark.parametrize("name", SCHEDULES)
 
 
 def test_every_schedule_is_here():
-    known = {n for n, b in REGISTRY.items() if b.function.__module__.startswith("gradtx.schedules")}
+    known = {b.name for b in builders() if b.function.__module__.startswith("gradtx.schedules")}
     assert known == {*SCHEDULES, "join_schedules"}
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from gradtx.apply import apply_updates
 from gradtx.engine import gradient, parameter
+from gradtx.pair import GradientTransformation, with_extra_args_support
 from gradtx.paths import (
     Where,
     first_difference,
@@ -18,7 +19,6 @@ from gradtx.paths import (
     select,
 )
 from gradtx.rows import is_rows
-from gradtx.transformation import GradientTransformation, with_extra_args_support
 from gradtx.types import Array, Params, PyTree, State, Updates
 
 LossFn = Callable[..., Any]

@@ -141,15 +141,6 @@ def test_an_empty_chain_is_the_identity():
     assert tx.update({"a": 1.0}, tx.init({"a": 1.0})) == ({"a": 1.0}, ())
 
 
-def test_two_public_builders_of_one_name_are_refused():
-    def adam():
-        return gradtx.identity()
-
-    adam.__module__ = "gradtx.optimizers.another"
-    with pytest.raises(ValueError, match="two builders are called adam"):
-        gradtx.transformation(adam)
-
-
 def test_named_states():
     tx = gradtx.named_chain(("clip", gradtx.clip(1.0)), ("trace", gradtx.trace(0.9)))
     state = tx.init(jnp.ones(2))

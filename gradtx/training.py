@@ -6,10 +6,10 @@ from typing import Any
 import jax
 
 from gradtx.inspection import replace
-from gradtx.minimize import LossFn, minimize
+from gradtx.minimizing import LossFn, minimize
 from gradtx.numerics import cast
+from gradtx.pair import GradientTransformation, with_extra_args_support
 from gradtx.paths import Where, select
-from gradtx.transformation import GradientTransformation, with_extra_args_support
 from gradtx.types import Params, State
 
 

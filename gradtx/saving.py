@@ -13,9 +13,9 @@ import numpy as np
 
 from gradtx.config import to_config
 from gradtx.inspection import _slot_fields
+from gradtx.pair import GradientTransformation, with_extra_args_support
 from gradtx.paths import path_string
 from gradtx.search import NamedTupleKey, _children
-from gradtx.transformation import GradientTransformation, with_extra_args_support
 from gradtx.types import Array, Params, State
 
 _HEADER = "gradtx"

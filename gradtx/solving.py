@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.compose import NamedStates
-from gradtx.minimize import LossFn, _scalar_loss, apply_gradients, compute_gradients
+from gradtx.minimizing import LossFn, _scalar_loss, apply_gradients, compute_gradients
+from gradtx.pair import GradientTransformation, with_extra_args_support
 from gradtx.paths import Where, merge, select
-from gradtx.transformation import GradientTransformation, with_extra_args_support
 from gradtx.tree import global_norm
 from gradtx.types import Array, DType, Params, PyTree, State
 

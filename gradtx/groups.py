@@ -7,6 +7,12 @@ import jax
 
 from gradtx.compose import set_to_zero
 from gradtx.masking import MaskedState, masked
+from gradtx.pair import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    transformation,
+    with_extra_args_support,
+)
 from gradtx.paths import (
     Where,
     first_difference,
@@ -16,12 +22,6 @@ from gradtx.paths import (
     matches,
     path_string,
     takes_tree,
-)
-from gradtx.transformation import (
-    GradientTransformation,
-    GradientTransformationExtraArgs,
-    transformation,
-    with_extra_args_support,
 )
 from gradtx.types import Params, PyTree, State, Updates
 

@@ -1,0 +1,379 @@
+# The public names of gradtx: type checkers read this file, and so does __init__.py.
+
+from gradtx import projections as projections, tree as tree
+from gradtx.apply import (
+    apply_updates as apply_updates,
+    incremental_update as incremental_update,
+    periodic_update as periodic_update,
+)
+from gradtx.checks import (
+    Count as Count,
+    Decay as Decay,
+    Fraction as Fraction,
+    Limit as Limit,
+    NonNegative as NonNegative,
+    Number as Number,
+    Positive as Positive,
+    PositiveCount as PositiveCount,
+)
+from gradtx.compose import (
+    NamedStates as NamedStates,
+    chain as chain,
+    identity as identity,
+    named_chain as named_chain,
+    set_to_zero as set_to_zero,
+    stateless as stateless,
+    stateless_with_tree_map as stateless_with_tree_map,
+)
+from gradtx.config import from_config as from_config, to_config as to_config
+from gradtx.engine import Stored as Stored, elementwise as elementwise, leafwise as leafwise
+from gradtx.groups import (
+    PartitionState as PartitionState,
+    freeze as freeze,
+    multi_transform as multi_transform,
+    partition as partition,
+    regroup as regroup,
+    reset_group as reset_group,
+    selective_transform as selective_transform,
+)
+from gradtx.inspection import (
+    Description as Description,
+    describe as describe,
+    get_slot as get_slot,
+    hyperparams as hyperparams,
+    replace as replace,
+    set_slot as set_slot,
+    slot_names as slot_names,
+)
+from gradtx.masking import MaskedState as MaskedState, masked as masked
+from gradtx.minimizing import (
+    apply_gradients as apply_gradients,
+    compute_gradients as compute_gradients,
+    minimize as minimize,
+)
+from gradtx.numerics import Step as Step
+from gradtx.optimizers.acprop import acprop as acprop, scale_by_acprop as scale_by_acprop
+from gradtx.optimizers.adabelief import (
+    ScaleByBeliefState as ScaleByBeliefState,
+    adabelief as adabelief,
+    scale_by_belief as scale_by_belief,
+)
+from gradtx.optimizers.adabound import (
+    ScaleByAdaboundState as ScaleByAdaboundState,
+    adabound as adabound,
+    scale_by_adabound as scale_by_adabound,
+)
+from gradtx.optimizers.adadelta import (
+    ScaleByAdaDeltaState as ScaleByAdaDeltaState,
+    adadelta as adadelta,
+    scale_by_adadelta as scale_by_adadelta,
+)
+from gradtx.optimizers.adafactor import (
+    FactoredState as FactoredState,
+    adafactor as adafactor,
+    scale_by_factored_rms as scale_by_factored_rms,
+)
+from gradtx.optimizers.adagrad import (
+    ScaleByRssState as ScaleByRssState,
+    adagrad as adagrad,
+    scale_by_rss as scale_by_rss,
+)
+from gradtx.optimizers.adam import (
+    ScaleByAdamState as ScaleByAdamState,
+    adam as adam,
+    adamw as adamw,
+    scale_by_adam as scale_by_adam,
+)
+from gradtx.optimizers.adam_mini import (
+    adam_mini as adam_mini,
+    scale_by_adam_mini as scale_by_adam_mini,
+)
+from gradtx.optimizers.adamax import (
+    adamax as adamax,
+    adamaxw as adamaxw,
+    scale_by_adamax as scale_by_adamax,
+)
+from gradtx.optimizers.adan import (
+    ScaleByAdanState as ScaleByAdanState,
+    adan as adan,
+    scale_by_adan as scale_by_adan,
+)
+from gradtx.optimizers.ademamix import (
+    ScaleByAdemamixState as ScaleByAdemamixState,
+    ScaleBySimplifiedAdEMAMixState as ScaleBySimplifiedAdEMAMixState,
+    ademamix as ademamix,
+    scale_by_ademamix as scale_by_ademamix,
+    scale_by_simplified_ademamix as scale_by_simplified_ademamix,
+    simplified_ademamix as simplified_ademamix,
+)
+from gradtx.optimizers.adopt import adopt as adopt, scale_by_adopt as scale_by_adopt
+from gradtx.optimizers.amsgrad import (
+    ScaleByAmsgradState as ScaleByAmsgradState,
+    amsgrad as amsgrad,
+    scale_by_amsgrad as scale_by_amsgrad,
+)
+from gradtx.optimizers.asgd import AsgdState as AsgdState, asgd as asgd
+from gradtx.optimizers.came import (
+    ScaleByCameState as ScaleByCameState,
+    came as came,
+    scale_by_came as scale_by_came,
+)
+from gradtx.optimizers.diffgrad import (
+    ScaleByDiffgradState as ScaleByDiffgradState,
+    diffgrad as diffgrad,
+    scale_by_diffgrad as scale_by_diffgrad,
+)
+from gradtx.optimizers.fromage import fromage as fromage
+from gradtx.optimizers.ftrl import FtrlState as FtrlState, ftrl as ftrl
+from gradtx.optimizers.galore import (
+    GaLoreDimensionNumbers as GaLoreDimensionNumbers,
+    GaLoreState as GaLoreState,
+    galore as galore,
+    scale_by_galore as scale_by_galore,
+)
+from gradtx.optimizers.lamb import lamb as lamb
+from gradtx.optimizers.laprop import (
+    ScaleByLapropState as ScaleByLapropState,
+    laprop as laprop,
+    scale_by_laprop as scale_by_laprop,
+)
+from gradtx.optimizers.lars import lars as lars
+from gradtx.optimizers.lbfgs import (
+    ScaleByLBFGSState as ScaleByLBFGSState,
+    lbfgs as lbfgs,
+    scale_by_lbfgs as scale_by_lbfgs,
+)
+from gradtx.optimizers.lion import (
+    ScaleByLionState as ScaleByLionState,
+    lion as lion,
+    scale_by_lion as scale_by_lion,
+)
+from gradtx.optimizers.madgrad import (
+    MadgradState as MadgradState,
+    madgrad as madgrad,
+    scale_by_madgrad as scale_by_madgrad,
+)
+from gradtx.optimizers.muon import (
+    MuonDimensionNumbers as MuonDimensionNumbers,
+    MuonState as MuonState,
+    muon as muon,
+    scale_by_muon as scale_by_muon,
+)
+from gradtx.optimizers.nadam import (
+    ScaleByNadamState as ScaleByNadamState,
+    nadam as nadam,
+    nadamw as nadamw,
+    scale_by_nadam as scale_by_nadam,
+)
+from gradtx.optimizers.noise import noisy_sgd as noisy_sgd
+from gradtx.optimizers.novograd import (
+    ScaleByNovogradState as ScaleByNovogradState,
+    novograd as novograd,
+    scale_by_novograd as scale_by_novograd,
+)
+from gradtx.optimizers.optimistic import (
+    ScaleByOptimisticGradientState as ScaleByOptimisticGradientState,
+    optimistic_adam as optimistic_adam,
+    optimistic_adam_v2 as optimistic_adam_v2,
+    optimistic_gradient_descent as optimistic_gradient_descent,
+    scale_by_optimistic_gradient as scale_by_optimistic_gradient,
+)
+from gradtx.optimizers.qhadam import (
+    ScaleByQhadamState as ScaleByQhadamState,
+    qhadam as qhadam,
+    scale_by_qhadam as scale_by_qhadam,
+)
+from gradtx.optimizers.radam import radam as radam, scale_by_radam as scale_by_radam
+from gradtx.optimizers.rmsprop import (
+    ScaleByRmsState as ScaleByRmsState,
+    ScaleByRmsWithCountState as ScaleByRmsWithCountState,
+    ScaleByRStdDevState as ScaleByRStdDevState,
+    ScaleByRStdDevWithCountState as ScaleByRStdDevWithCountState,
+    rmsprop as rmsprop,
+    scale_by_rms as scale_by_rms,
+    scale_by_stddev as scale_by_stddev,
+)
+from gradtx.optimizers.rprop import (
+    ScaleByRpropState as ScaleByRpropState,
+    rprop as rprop,
+    scale_by_rprop as scale_by_rprop,
+)
+from gradtx.optimizers.sgd import scale_by_sign as scale_by_sign, sgd as sgd, sign_sgd as sign_sgd
+from gradtx.optimizers.signum import signum as signum
+from gradtx.optimizers.sm3 import (
+    ScaleBySM3State as ScaleBySM3State,
+    scale_by_sm3 as scale_by_sm3,
+    sm3 as sm3,
+)
+from gradtx.optimizers.stable_adamw import (
+    scale_by_stable_adamw as scale_by_stable_adamw,
+    stable_adamw as stable_adamw,
+)
+from gradtx.optimizers.tiger import (
+    ScaleByTigerState as ScaleByTigerState,
+    scale_by_tiger as scale_by_tiger,
+    tiger as tiger,
+)
+from gradtx.optimizers.yogi import scale_by_yogi as scale_by_yogi, yogi as yogi
+from gradtx.pair import (
+    GradientTransformation as GradientTransformation,
+    GradientTransformationExtraArgs as GradientTransformationExtraArgs,
+    ScheduledState as ScheduledState,
+    optimizer as optimizer,
+    transformation as transformation,
+    with_extra_args_support as with_extra_args_support,
+)
+from gradtx.paths import select as select
+from gradtx.rows import Rows as Rows
+from gradtx.saving import (
+    StateMatch as StateMatch,
+    load_state_dict as load_state_dict,
+    match_state_dict as match_state_dict,
+    saved_config as saved_config,
+    state_dict as state_dict,
+)
+from gradtx.schedules.decay import (
+    constant_schedule as constant_schedule,
+    cosine_decay_schedule as cosine_decay_schedule,
+    exponential_decay as exponential_decay,
+    linear_schedule as linear_schedule,
+    polynomial_schedule as polynomial_schedule,
+)
+from gradtx.schedules.piecewise import (
+    cosine_onecycle_schedule as cosine_onecycle_schedule,
+    join_schedules as join_schedules,
+    linear_onecycle_schedule as linear_onecycle_schedule,
+    piecewise_constant_schedule as piecewise_constant_schedule,
+    piecewise_interpolate_schedule as piecewise_interpolate_schedule,
+    sgdr_schedule as sgdr_schedule,
+    warmup_constant_schedule as warmup_constant_schedule,
+    warmup_cosine_decay_schedule as warmup_cosine_decay_schedule,
+    warmup_exponential_decay_schedule as warmup_exponential_decay_schedule,
+)
+from gradtx.scheduling import schedule as schedule
+from gradtx.solving import Solution as Solution, Status as Status, solve as solve
+from gradtx.training import TrainStep as TrainStep, make_step as make_step
+from gradtx.transforms.averaging import (
+    EmaState as EmaState,
+    TraceState as TraceState,
+    TraceWithCountState as TraceWithCountState,
+    ema as ema,
+    trace as trace,
+)
+from gradtx.transforms.backtracking import (
+    BacktrackingLinesearchInfo as BacktrackingLinesearchInfo,
+    ScaleByBacktrackingLinesearchState as ScaleByBacktrackingLinesearchState,
+    scale_by_backtracking_linesearch as scale_by_backtracking_linesearch,
+)
+from gradtx.transforms.cleaning import (
+    ZeroNansState as ZeroNansState,
+    centralize as centralize,
+    zero_nans as zero_nans,
+)
+from gradtx.transforms.clipping import (
+    clip as clip,
+    clip_by_block_rms as clip_by_block_rms,
+    clip_by_global_norm as clip_by_global_norm,
+    clip_by_norm as clip_by_norm,
+)
+from gradtx.transforms.constraints import keep_params_nonnegative as keep_params_nonnegative
+from gradtx.transforms.decay import (
+    WeightDecaySchedule as WeightDecaySchedule,
+    add_decayed_weights as add_decayed_weights,
+)
+from gradtx.transforms.linesearch import value_and_grad_from_state as value_and_grad_from_state
+from gradtx.transforms.noise import AddNoiseState as AddNoiseState, add_noise as add_noise
+from gradtx.transforms.norms import (
+    adaptive_grad_clip as adaptive_grad_clip,
+    normalize_by_update_norm as normalize_by_update_norm,
+    unitwise_clip as unitwise_clip,
+    unitwise_norm as unitwise_norm,
+)
+from gradtx.transforms.projecting import project as project
+from gradtx.transforms.scaling import (
+    ScaleByScheduleState as ScaleByScheduleState,
+    scale as scale,
+    scale_by_learning_rate as scale_by_learning_rate,
+    scale_by_schedule as scale_by_schedule,
+)
+from gradtx.transforms.trust import (
+    norm as norm,
+    rms as rms,
+    scale_by_param_block_norm as scale_by_param_block_norm,
+    scale_by_param_block_rms as scale_by_param_block_rms,
+    scale_by_trust_ratio as scale_by_trust_ratio,
+)
+from gradtx.transforms.zoom import (
+    ScaleByZoomLinesearchState as ScaleByZoomLinesearchState,
+    ZoomLinesearchInfo as ZoomLinesearchInfo,
+    scale_by_zoom_linesearch as scale_by_zoom_linesearch,
+)
+from gradtx.tree import global_norm as global_norm
+from gradtx.types import EmptyState as EmptyState, Schedule as Schedule, Slots as Slots
+from gradtx.wrappers.accumulation import (
+    AccumulateState as AccumulateState,
+    ApplyEvery as ApplyEvery,
+    MultiSteps as MultiSteps,
+    MultiStepsState as MultiStepsState,
+    accumulate as accumulate,
+    apply_every as apply_every,
+    has_updated as has_updated,
+    multi_steps as multi_steps,
+)
+from gradtx.wrappers.averaging import (
+    EmaParamsState as EmaParamsState,
+    SwaParamsState as SwaParamsState,
+    ema_params as ema_params,
+    eval_params as eval_params,
+    swa_params as swa_params,
+)
+from gradtx.wrappers.complex import (
+    SplitRealAndImaginaryArrays as SplitRealAndImaginaryArrays,
+    SplitRealAndImaginaryState as SplitRealAndImaginaryState,
+    split_real_and_imaginary as split_real_and_imaginary,
+)
+from gradtx.wrappers.conditional import (
+    ConditionallyMaskState as ConditionallyMaskState,
+    ConditionallyTransformState as ConditionallyTransformState,
+    conditionally_mask as conditionally_mask,
+    conditionally_transform as conditionally_transform,
+)
+from gradtx.wrappers.finite import (
+    ApplyIfFiniteState as ApplyIfFiniteState,
+    apply_if_finite as apply_if_finite,
+    skip_large_updates as skip_large_updates,
+    skip_not_finite as skip_not_finite,
+)
+from gradtx.wrappers.flatten import flatten as flatten
+from gradtx.wrappers.inject import (
+    InjectStatefulHyperparamsState as InjectStatefulHyperparamsState,
+    WrappedScheduleState as WrappedScheduleState,
+    inject_hyperparams as inject_hyperparams,
+    inject_stateful_hyperparams as inject_stateful_hyperparams,
+    injected as injected,
+)
+from gradtx.wrappers.lookahead import (
+    LookaheadParams as LookaheadParams,
+    LookaheadState as LookaheadState,
+    lookahead as lookahead,
+)
+from gradtx.wrappers.monitoring import (
+    MeasureWithEmaState as MeasureWithEmaState,
+    MonitorState as MonitorState,
+    SnapshotState as SnapshotState,
+    measure_with_ema as measure_with_ema,
+    monitor as monitor,
+    snapshot as snapshot,
+)
+from gradtx.wrappers.plateau import (
+    ReduceLROnPlateauState as ReduceLROnPlateauState,
+    reduce_on_plateau as reduce_on_plateau,
+)
+from gradtx.wrappers.privacy import (
+    per_example_global_norm_clip as per_example_global_norm_clip,
+    per_example_layer_norm_clip as per_example_layer_norm_clip,
+)
+from gradtx.wrappers.sam import SAMState as SAMState, normalize as normalize, sam as sam
+
+__all__: list[str]
+__version__: str
