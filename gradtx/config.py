@@ -24,7 +24,8 @@ def to_config(tx: Any) -> dict[str, Any]:
 
     Args:
         tx: a declared transformation or schedule. A function among its arguments is written by its
-            name, and :func:`from_config` must be told what it means.
+            name, and :func:`from_config` must be told what it means; so is a NamedTuple of a class
+            that gradtx does not publish.
 
     Returns:
         ``{"gradtx": 1, "name": ..., "arguments": {...}}`` with every argument, defaults included.
@@ -62,6 +63,9 @@ def _encode(value: Any, where: str) -> Any:
         return {"array": _finite(wide.tolist()), "dtype": str(value.dtype)}
     if isinstance(value, dict):
         return {"dict": [[_encode(k, where), _encode(v, where)] for k, v in value.items()]}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        fields = {name: _encode(item, where) for name, item in value._asdict().items()}
+        return {"named": type(value).__name__, "fields": fields}
     if type(value) is tuple:
         return {"tuple": [_encode(item, where) for item in value]}
     if isinstance(value, list):
@@ -101,8 +105,8 @@ def from_config(
 
     Args:
         config: what :func:`to_config` returned, perhaps through JSON.
-        custom_objects: your own builders, and functions that stand among the arguments, by name.
-            They take precedence over gradtx's.
+        custom_objects: your own builders, and functions and NamedTuple classes that stand among
+            the arguments, by name. They take precedence over gradtx's.
 
     Returns:
         A transformation equal to the one that was written.
@@ -130,12 +134,16 @@ def from_config(
     return made  # type: ignore[return-value]
 
 
-def find_builder(name: str) -> Builder | None:
-    """The builder that gradtx publishes by this name, if there is one."""
+def _published(name: str) -> Any:
+    """What gradtx publishes by this name, or None."""
     import gradtx
 
-    found = getattr(gradtx, name) if name in gradtx.__all__ else None
-    return getattr(found, "builder", None)
+    return getattr(gradtx, name) if name in gradtx.__all__ else None
+
+
+def find_builder(name: str) -> Builder | None:
+    """The builder that gradtx publishes by this name, if there is one."""
+    return getattr(_published(name), "builder", None)
 
 
 def _decode(value: Any, custom: dict[str, Any], where: str, depth: int) -> Any:
@@ -152,6 +160,8 @@ def _decode(value: Any, custom: dict[str, Any], where: str, depth: int) -> Any:
         return _decode_declared(value, custom, where, depth)
     if keys == {"array", "dtype"}:
         return _decode_array(value, where)
+    if keys == {"named", "fields"}:
+        return _decode_named(value, custom, where, depth)
     if len(keys) == 1:
         ((tag, content),) = value.items()
         if tag in _TAGS:
@@ -190,6 +200,22 @@ def _decode_declared(value: Any, custom: dict[str, Any], where: str, depth: int)
     if missing:
         raise ValueError(f"{name}: the arguments {missing} are missing")
     return builder.public(*positional, **keywords)
+
+
+def _decode_named(value: Any, custom: dict[str, Any], where: str, depth: int) -> Any:
+    name, fields = value["named"], value["fields"]
+    if not isinstance(name, str) or not isinstance(fields, Mapping):
+        raise TypeError(f"{where}: named must be a string and fields a dict")
+    kind = custom.get(name, _published(name))
+    # A pair is a NamedTuple too, but is written as what built it.
+    plain = isinstance(kind, type) and issubclass(kind, tuple) and not issubclass(kind, Declared)
+    if not plain or not hasattr(kind, "_fields"):
+        raise ValueError(
+            f"{where}: {name!r:.80} is no NamedTuple of gradtx; pass your own in custom_objects"
+        )
+    if set(fields) != set(kind._fields):
+        raise ValueError(f"{where}: {name} has the fields {kind._fields}, not {list(fields)!r:.200}")
+    return kind(**{key: _decode(item, custom, where, depth + 1) for key, item in fields.items()})
 
 
 def _decode_array(value: Any, where: str) -> Any:

@@ -1,6 +1,7 @@
 """Configurations: text and back, and hostile text."""
 
 import json
+from typing import NamedTuple
 
 import hypothesis
 import hypothesis.strategies as st
@@ -62,6 +63,63 @@ def everything(path, leaf):
     return True
 
 
+class Axes(NamedTuple):
+    rows: int
+    columns: int
+
+
+@gradtx.transformation
+def along(axes: Axes):
+    return gradtx.identity()
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        gradtx.scale_by_muon(weight_dimension_numbers=gradtx.MuonDimensionNumbers((0, 1), -1)),
+        gradtx.muon(
+            0.1,
+            muon_weight_dimension_numbers={
+                "a": gradtx.MuonDimensionNumbers([0], 1),
+                "b": None,
+            },
+        ),
+        gradtx.galore(0.1, weight_dimension_numbers=gradtx.GaLoreDimensionNumbers(1, (0, 2))),
+    ],
+    ids=["scale_by_muon", "muon", "galore"],
+)
+def test_named_tuples(tx):
+    back = text_and_back(tx)
+    assert back == tx
+    assert repr(back) == repr(tx)
+
+
+def test_named_tuples_of_one_s_own():
+    tx = along(Axes(0, 1))
+    custom = {"along": along}
+    assert text_and_back(tx, custom_objects={**custom, "Axes": Axes}) == tx
+    with pytest.raises(ValueError, match="'Axes' is no NamedTuple of gradtx"):
+        text_and_back(tx, custom_objects=custom)
+
+
+@pytest.mark.parametrize(
+    ("named", "error", "says"),
+    [
+        ({"named": 1, "fields": {}}, TypeError, "named must be a string"),
+        ({"named": "MuonDimensionNumbers", "fields": []}, TypeError, "fields a dict"),
+        ({"named": "MuonDimensionNumbers", "fields": {"rows": 0}}, ValueError, "has the fields"),
+        ({"named": "adam", "fields": {"init": 1, "update": 2}}, ValueError, "no NamedTuple"),
+        ({"named": "GradientTransformation", "fields": {}}, ValueError, "no NamedTuple"),
+        ({"named": "os", "fields": {}}, ValueError, "no NamedTuple"),
+    ],
+)
+def test_bad_named_tuples(named, error, says):
+    config = gradtx.to_config(gradtx.scale_by_muon())
+    config["arguments"]["weight_dimension_numbers"] = named
+    with pytest.raises(error, match=says):
+        gradtx.from_config(config)
+
+
 def test_custom_objects():
     tx = gradtx.chain(twice(3.0), gradtx.masked(gradtx.clip(1.0), everything))
     assert text_and_back(tx, custom_objects={"twice": twice, "everything": everything}) == tx
@@ -109,6 +167,7 @@ JSON = st.recursive(
         | st.dictionaries(
             st.sampled_from(
                 ["name", "arguments", "gradtx", "tuple", "dict", "array", "dtype", "key", "object"]
+                + ["named", "fields"]
             )
             | st.text(max_size=5),
             inner,
