@@ -63,8 +63,9 @@ def _encode(value: Any, where: str) -> Any:
         return {"array": _finite(wide.tolist()), "dtype": str(value.dtype)}
     if isinstance(value, dict):
         return {"dict": [[_encode(k, where), _encode(v, where)] for k, v in value.items()]}
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        fields = {name: _encode(item, where) for name, item in value._asdict().items()}
+    names = getattr(value, "_fields", None)
+    if isinstance(value, tuple) and names is not None:
+        fields = {k: _encode(item, where) for k, item in zip(names, value, strict=True)}
         return {"named": type(value).__name__, "fields": fields}
     if type(value) is tuple:
         return {"tuple": [_encode(item, where) for item in value]}
@@ -214,7 +215,9 @@ def _decode_named(value: Any, custom: dict[str, Any], where: str, depth: int) ->
             f"{where}: {name!r:.80} is no NamedTuple of gradtx; pass your own in custom_objects"
         )
     if set(fields) != set(kind._fields):
-        raise ValueError(f"{where}: {name} has the fields {kind._fields}, not {list(fields)!r:.200}")
+        raise ValueError(
+            f"{where}: {name} has the fields {kind._fields}, not {list(fields)!r:.200}"
+        )
     return kind(**{key: _decode(item, custom, where, depth + 1) for key, item in fields.items()})
 
 

@@ -160,16 +160,13 @@ def test_bad_configurations(config, error, says):
         gradtx.from_config(config)
 
 
+TAGS = "name arguments gradtx tuple dict array dtype key object named fields".split()
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(
-                ["name", "arguments", "gradtx", "tuple", "dict", "array", "dtype", "key", "object"]
-                + ["named", "fields"]
-            )
-            | st.text(max_size=5),
+            st.sampled_from(TAGS) | st.text(max_size=5),
             inner,
             max_size=3,
         )
