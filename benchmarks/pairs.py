@@ -43,10 +43,23 @@ class Library(NamedTuple):
         return self.apply_updates(params, updates), state
 
 
+class Names(dict[str, Any]):
+    """A library's public names, looked up when asked for: gradtx loads them one by one."""
+
+    def __init__(self, library: ModuleType) -> None:
+        super().__init__()
+        self.library = library
+
+    def __missing__(self, name: str) -> Any:
+        if not hasattr(self.library, name):
+            raise KeyError(name)
+        return getattr(self.library, name)
+
+
 def build(module: str, expression: str) -> Library:
     library: ModuleType = import_module(module)
     # The expressions are those above or the user's own command line: nothing foreign is evaluated.
-    tx = eval(expression, dict(vars(library)))
+    tx = eval(expression, {}, Names(library))
     return Library(module, library.with_extra_args_support(tx), library.apply_updates)
 
 

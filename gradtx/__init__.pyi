@@ -27,6 +27,7 @@ from gradtx.compose import (
 )
 from gradtx.config import from_config as from_config, to_config as to_config
 from gradtx.engine import Stored as Stored, elementwise as elementwise, leafwise as leafwise
+from gradtx.exporting import register_serialization as register_serialization
 from gradtx.groups import (
     PartitionState as PartitionState,
     freeze as freeze,

@@ -23,6 +23,7 @@ LAYERS = (
         "training",
         "solving",
         "saving",
+        "exporting",
     ),
     ("transforms", "schedules", "projections"),
     ("optimizers",),

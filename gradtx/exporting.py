@@ -1,0 +1,52 @@
+"""States in functions that `jax.export` writes as bytes."""
+
+import contextlib
+import functools
+import json
+
+from jax import export
+
+from gradtx.compose import NamedStates
+from gradtx.search import _children
+from gradtx.types import State
+
+
+def register_serialization(state: State) -> None:
+    """Let ``jax.export`` write, and read again, functions that take or return such a state.
+
+    JAX serializes a function's trees of arguments and results only of types that it was told of.
+    Call this before ``serialize`` and, in the process that reads the bytes, before ``deserialize``.
+    It may be called again, and for states of other libraries too.
+
+    Args:
+        state: a state, or one of ``jax.ShapeDtypeStruct``: the types of its parts are registered.
+
+    >>> import gradtx, jax, jax.numpy as jnp
+    >>> tx, params = gradtx.adam(0.1), jnp.ones(2)
+    >>> state = tx.init(params)
+    >>> register_serialization(state)
+    >>> step = jax.jit(lambda p, state, g: tx.update(g, state, p), donate_argnums=1)
+    >>> exported = jax.export.export(step, platforms=["cpu", "cuda", "tpu"])(params, state, params)
+    >>> again = jax.export.deserialize(exported.serialize())
+    >>> again.call(params, state, params)[0].tolist()
+    [-0.10..., -0.10...]
+    """
+    if isinstance(state, NamedStates) or hasattr(state, "_fields"):
+        _register(type(state))
+    for _, child in _children(state):
+        register_serialization(child)
+
+
+@functools.cache
+def _register(kind: type) -> None:
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    if kind is NamedStates:
+        export.register_pytree_node_serialization(
+            kind,
+            serialized_name=name,
+            serialize_auxdata=lambda names: json.dumps(names).encode(),
+            deserialize_auxdata=lambda data: tuple(json.loads(data)),
+        )
+        return
+    with contextlib.suppress(ValueError):  # the class's own library may have registered it
+        export.register_namedtuple_serialization(kind, serialized_name=name)
