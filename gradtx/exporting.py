@@ -32,7 +32,7 @@ def register_serialization(state: State) -> None:
     [-0.10..., -0.10...]
     """
     if isinstance(state, NamedStates) or hasattr(state, "_fields"):
-        _register(type(state))
+        _register(state.__class__)
     for _, child in _children(state):
         register_serialization(child)
 
