@@ -375,6 +375,13 @@ from gradtx.wrappers.privacy import (
     per_example_layer_norm_clip as per_example_layer_norm_clip,
 )
 from gradtx.wrappers.sam import SAMState as SAMState, normalize as normalize, sam as sam
+from gradtx.wrappers.schedule_free import (
+    ScheduleFreeState as ScheduleFreeState,
+    schedule_free as schedule_free,
+    schedule_free_adamw as schedule_free_adamw,
+    schedule_free_eval_params as schedule_free_eval_params,
+    schedule_free_sgd as schedule_free_sgd,
+)
 
 __all__: list[str]
 __version__: str

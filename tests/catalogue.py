@@ -528,6 +528,24 @@ CATALOGUE: dict[str, Entry] = {
         lambda: gradtx.selective_transform(gradtx.adam(0.1), freeze_mask=is_bias)
     ),
     # learning-rate-free, schedule-free, links
+    "schedule_free": Entry(
+        lambda: gradtx.schedule_free(gradtx.rmsprop(0.1), 0.1, 0.8),
+        bad=(
+            {"base_optimizer": optax.sgd(1.0), "learning_rate": -1.0},
+            {"base_optimizer": optax.sgd(1.0), "learning_rate": 1.0, "b1": 0.0},
+        ),
+        optax=lambda: optax.contrib.schedule_free(optax.rmsprop(0.1), 0.1, 0.8),
+    ),
+    "schedule_free_sgd": Entry(
+        lambda: gradtx.schedule_free_sgd(0.1, weight_decay=0.1),
+        bad=(*RATES, {"warmup_steps": 0}, {"warmup_steps": 1.5}, {"b1": 1.5}),
+        optax=lambda: optax.contrib.schedule_free_sgd(0.1, weight_decay=0.1),
+    ),
+    "schedule_free_adamw": Entry(
+        lambda: gradtx.schedule_free_adamw(0.1),
+        bad=(*RATES, {"b2": 1.0}, {"learning_rate": len, "warmup_steps": 5}),
+        optax=lambda: optax.contrib.schedule_free_adamw(0.1),
+    ),
     # No twin on scalars: Optax makes an update of shape (1,) there.
     # wrappers
     "apply_if_finite": Entry(

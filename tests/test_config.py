@@ -160,7 +160,19 @@ def test_bad_configurations(config, error, says):
         gradtx.from_config(config)
 
 
-TAGS = "name arguments gradtx tuple dict array dtype key object named fields".split()
+TAGS = [
+    "name",
+    "arguments",
+    "gradtx",
+    "tuple",
+    "dict",
+    "array",
+    "dtype",
+    "key",
+    "object",
+    "named",
+    "fields",
+]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: (

@@ -16,6 +16,7 @@ NO_COPY = {
     "adagrad": lambda: gradtx.adagrad(1e-3),
     "rmsprop": lambda: gradtx.rmsprop(1e-3),
     "lion": lambda: gradtx.lion(1e-3),
+    "schedule_free_sgd": lambda: gradtx.schedule_free_sgd(1e-3, weight_decay=0.1),
     "clip and adamw": lambda: gradtx.chain(gradtx.clip_by_global_norm(1.0), gradtx.adamw(1e-3)),
     "clip and adamw, scheduled": lambda: gradtx.chain(
         gradtx.clip_by_global_norm(1.0),

@@ -1,0 +1,272 @@
+"""Schedule-free learning: averaging in the place of a decaying learning rate."""
+
+from typing import Annotated, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.checks import Decay, NonNegative, PositiveCount, Range
+from gradtx.compose import chain, identity
+from gradtx.numerics import cast, compute_dtype, divide, increment, real_dtype, widen
+from gradtx.optimizers.rmsprop import scale_by_rms
+from gradtx.optimizers.sgd import sgd
+from gradtx.pair import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    optimizer,
+    transformation,
+    with_extra_args_support,
+)
+from gradtx.paths import is_leaf
+from gradtx.rows import is_rows
+from gradtx.schedules.piecewise import warmup_constant_schedule
+from gradtx.transforms.averaging import _kept
+from gradtx.transforms.decay import add_decayed_weights
+from gradtx.transforms.scaling import scale_by_learning_rate
+from gradtx.types import Array, DType, Params, Slots, State, Updates
+
+Interpolation = Annotated[Any, Range(0.0, 1.0, low_open=True)]
+
+
+class ScheduleFreeState(NamedTuple):
+    """The base optimizer's state, its iterates, and the weights of the average.
+
+    b1, weight_sum, max_lr: f32[] or wider; step_count: i32[], from 1 as in Optax;
+    base_optimizer_state: the base optimizer's; z: like the parameters, in float32 or wider unless
+    given.
+    """
+
+    b1: Any
+    weight_sum: Any
+    step_count: Any
+    max_lr: Any
+    base_optimizer_state: State
+    z: Slots
+
+    def eval_params(self, params: Params) -> Params:
+        """The average, in the types of the parameters."""
+
+        def average(y: Any, z: Any) -> Any:
+            if y is None or z is None:
+                return y
+            y = jnp.asarray(y)
+            return cast((widen(y) - (1 - self.b1) * widen(z)) / self.b1, y.dtype)
+
+        return jax.tree.map(average, params, self.z, is_leaf=is_leaf)
+
+
+def schedule_free_eval_params(state: State, params: Params) -> Params:
+    r"""The average :math:`x = (y - (1 - \beta) z) / \beta` that :func:`schedule_free` keeps.
+
+    Args:
+        state: a `ScheduleFreeState`; :func:`eval_params` finds one inside a chain or a wrapper.
+        params: the parameters in training, :math:`y`.
+
+    Raises:
+        ValueError: `state` is of another transformation.
+
+    >>> import gradtx
+    >>> tx = gradtx.schedule_free(gradtx.sgd(1.0), 1.0)
+    >>> schedule_free_eval_params(tx.init(jnp.ones(1)), jnp.ones(1)).tolist()
+    [1.0]
+    """
+    if getattr(state, "b1", None) is None or getattr(state, "z", None) is None:
+        raise ValueError(
+            f"schedule_free_eval_params takes a ScheduleFreeState, not {type(state).__name__}; "
+            "eval_params(tx, state, params) finds one inside another state"
+        )
+    return ScheduleFreeState(state.b1, None, None, None, None, state.z).eval_params(params)
+
+
+@transformation(native_schedules=True)
+def schedule_free(
+    base_optimizer: GradientTransformation,
+    learning_rate: NonNegative,
+    b1: Interpolation = 0.9,
+    weight_lr_power: NonNegative = 2.0,
+    state_dtype: DType | None = None,
+) -> GradientTransformation:
+    r"""Average the iterates of an optimizer, and take gradients between the two.
+
+    .. math::
+        z_{t+1} &= z_t + u_t, \qquad u_t \text{ the base optimizer's update at } y_t, \\
+        x_{t+1} &= (1 - c_t) x_t + c_t z_{t+1}, \qquad c_t = w_t / \sum_{i \le t} w_i, \quad
+            w_t = \left(\max_{i \le t} \eta_i\right)^p, \\
+        y_{t+1} &= \beta x_{t+1} + (1 - \beta) z_{t+1}
+
+    The parameters in training are :math:`y`. Evaluate :math:`x`, which :func:`eval_params` gives.
+
+    Args:
+        base_optimizer: an optimizer without momentum, with its learning rate.
+        learning_rate: :math:`\eta`, that of the base optimizer: a number, an array, or a schedule,
+            with a warm-up perhaps but no decay.
+        b1: :math:`\beta` in :math:`(0, 1]`; a number, an array, or a schedule.
+        weight_lr_power: :math:`p \ge 0`; weighs the steps of a warm-up down.
+        state_dtype: the type in which :math:`z` is kept; float32 or wider unless given. Optax
+            keeps it in the parameters' type, and :math:`\beta` and the weights in the lowest of
+            their types: in bfloat16 0.9 is then 0.8984 and the sum of the weights stops growing.
+
+    The update is computed as :math:`c_t (z_{t+1} - y_t) + (1 - \beta)(1 - c_t) u_t`, the same but
+    for rounding, which needs no copy of :math:`z_t` and no division. While the learning rate is 0
+    the average stays; the weights see the schedule from its step 0 on, as the base optimizer does
+    (in Optax from step 1 on, so that step 0 of a warm-up counts with the rate of step 1).
+
+    With parameters in bfloat16 :math:`y`, and with it :math:`x`, is rounded at every step: keep a
+    copy of them in float32. On `Rows` the base optimizer moves the rows that are there, but the
+    update is a whole table, since the average moves every row.
+
+    State: `ScheduleFreeState`.
+
+    Raises:
+        ValueError: ``update`` is called without parameters.
+
+    Source: A. Defazio et al., The Road Less Scheduled, 2024, arXiv:2405.15682, equations 3-5 and
+    algorithm 1.
+
+    >>> import gradtx
+    >>> tx = schedule_free(gradtx.sgd(1.0), learning_rate=1.0, b1=0.5)
+    >>> params, state = jnp.zeros(1), tx.init(jnp.zeros(1))
+    >>> for _ in range(2):
+    ...     params, state = gradtx.apply_gradients(tx, jnp.ones(1), params, state)
+    >>> params.tolist(), state.z.tolist(), gradtx.eval_params(tx, state, params).tolist()
+    ([-1.75], [-2.0], [-1.5])
+    """
+    base = with_extra_args_support(base_optimizer)
+
+    def at(hyperparameter: Any, count: Any, dtype: DType) -> Array:
+        value = hyperparameter(count) if callable(hyperparameter) else hyperparameter
+        return jnp.asarray(value, dtype)
+
+    def own(p: Any) -> Any:
+        if p is None:
+            return None
+        p = jnp.asarray(p)
+        kept = compute_dtype(p.dtype) if state_dtype is None else _kept(p, state_dtype)
+        return jnp.array(p, kept, copy=True)  # the parameters may be donated
+
+    def init(params: Params) -> State:
+        reals = [real_dtype(jnp.result_type(float, p)) for p in jax.tree.leaves(params)]
+        dtype = jnp.result_type(jnp.float32, *reals)
+        return ScheduleFreeState(
+            b1=at(b1, 0, dtype),
+            weight_sum=jnp.zeros([], dtype),
+            step_count=jnp.ones([], jnp.int32),
+            max_lr=jnp.zeros([], dtype),
+            base_optimizer_state=base.init(params),
+            z=jax.tree.map(own, params, is_leaf=is_leaf),
+        )
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        if params is None:
+            raise ValueError(
+                "schedule_free needs the parameters: call update(updates, state, params)"
+            )
+        dtype, count = state.weight_sum.dtype, state.step_count - 1
+        max_lr = jnp.maximum(state.max_lr, at(learning_rate, count, dtype))
+        weight = max_lr ** at(weight_lr_power, count, dtype)
+        weight_sum = state.weight_sum + weight
+        share = divide(weight, weight_sum)
+        old, new = state.b1, at(b1, count, dtype)
+        towards = share - (new / old - 1) * (1 - share)  # a schedule of b1 moves y along x - z
+
+        moves, base_state = base.update(updates, state.base_optimizer_state, params, **extra_args)
+        moves = jax.tree.map(lambda u: u.to_dense() if is_rows(u) else u, moves, is_leaf=is_leaf)
+        z = jax.tree.map(
+            lambda u, z: z if u is None else cast(widen(z) + widen(u), z.dtype),
+            moves,
+            state.z,
+            is_leaf=is_leaf,
+        )
+
+        def step(u: Any, z: Array, y: Any) -> Any:
+            if u is None:
+                return None
+            direct = (1 - old) * widen(u)
+            return cast(towards * (widen(z) - widen(jnp.asarray(y)) - direct) + direct, u.dtype)
+
+        steps = jax.tree.map(step, moves, z, params, is_leaf=is_leaf)
+        count = increment(state.step_count)
+        return steps, ScheduleFreeState(new, weight_sum, count, max_lr, base_state, z)
+
+    return GradientTransformationExtraArgs(init, update)
+
+
+def _warmed_up(where: str, learning_rate: Any, warmup_steps: Any) -> Any:
+    """The learning rate, after a linear warm-up from 0 if one is asked for."""
+    if warmup_steps is None:
+        return learning_rate
+    if callable(learning_rate):
+        raise TypeError(
+            f"{where}: learning_rate is a schedule; warm it up itself and leave out warmup_steps"
+        )
+    return warmup_constant_schedule(0.0, learning_rate, warmup_steps)
+
+
+@optimizer
+def schedule_free_sgd(
+    learning_rate: NonNegative = 1.0,
+    warmup_steps: PositiveCount | None = None,
+    b1: Interpolation = 0.9,
+    weight_decay: NonNegative | None = None,
+    weight_lr_power: NonNegative = 2.0,
+    state_dtype: DType | None = None,
+) -> GradientTransformation:
+    r"""Schedule-free gradient descent: :func:`schedule_free` around :func:`sgd`.
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        warmup_steps: steps of a linear warm-up, the first with rate 0 as in Optax; None for none.
+        b1: :math:`\beta` in :math:`(0, 1]`; this and the last two as in :func:`schedule_free`.
+        weight_decay: :math:`\lambda \ge 0`; :math:`\lambda y` is added to the gradient.
+        weight_lr_power: weighs the steps of the warm-up down.
+        state_dtype: the type in which :math:`z` is kept.
+
+    Source: A. Defazio et al., The Road Less Scheduled, 2024, arXiv:2405.15682, equations 3-5.
+
+    >>> schedule_free_sgd(0.5)
+    schedule_free_sgd(learning_rate=0.5, b1=0.9, weight_lr_power=2.0)
+    """
+    rate = _warmed_up("schedule_free_sgd", learning_rate, warmup_steps)
+    decay = identity() if weight_decay is None else add_decayed_weights(weight_decay)
+    return schedule_free(chain(decay, sgd(rate)), rate, b1, weight_lr_power, state_dtype)
+
+
+@optimizer
+def schedule_free_adamw(
+    learning_rate: NonNegative = 0.0025,
+    warmup_steps: PositiveCount | None = None,
+    b1: Interpolation = 0.9,
+    b2: Decay = 0.999,
+    eps: NonNegative = 1e-8,
+    weight_decay: NonNegative = 0.0,
+    weight_lr_power: NonNegative = 2.0,
+    state_dtype: DType | None = None,
+) -> GradientTransformation:
+    r"""Schedule-free AdamW: :func:`schedule_free` around Adam without momentum, with decay.
+
+    .. math:: u_t = -\eta_t \left(\frac{g_t}{\sqrt{\hat\nu_t} + \epsilon} + \lambda y_t\right)
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        warmup_steps: steps of a linear warm-up, the first with rate 0 as in Optax; None for none.
+        b1: :math:`\beta` in :math:`(0, 1]`; this and the last two as in :func:`schedule_free`.
+        b2: decay of the squares, in :math:`[0, 1)`.
+        eps: :math:`\epsilon \ge 0`, added to the root.
+        weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
+        weight_lr_power: weighs the steps of the warm-up down.
+        state_dtype: the type in which :math:`z` is kept.
+
+    Source: A. Defazio et al., The Road Less Scheduled, 2024, arXiv:2405.15682, algorithm 1. There
+    the bias correction multiplies the learning rate; here it divides :math:`\nu`, as in Optax.
+
+    >>> tx = schedule_free_adamw(0.0025, warmup_steps=100)
+    """
+    rate = _warmed_up("schedule_free_adamw", learning_rate, warmup_steps)
+    base = chain(
+        scale_by_rms(b2, eps, eps_in_sqrt=False, bias_correction=True),
+        add_decayed_weights(weight_decay),
+        scale_by_learning_rate(rate),
+    )
+    return schedule_free(base, rate, b1, weight_lr_power, state_dtype)
