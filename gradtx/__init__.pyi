@@ -119,10 +119,29 @@ from gradtx.optimizers.came import (
     came as came,
     scale_by_came as scale_by_came,
 )
+from gradtx.optimizers.cocob import (
+    COCOBState as COCOBState,
+    cocob as cocob,
+    scale_by_cocob as scale_by_cocob,
+)
+from gradtx.optimizers.dadapt import (
+    DAdaptAdamWState as DAdaptAdamWState,
+    dadapt_adamw as dadapt_adamw,
+)
 from gradtx.optimizers.diffgrad import (
     ScaleByDiffgradState as ScaleByDiffgradState,
     diffgrad as diffgrad,
     scale_by_diffgrad as scale_by_diffgrad,
+)
+from gradtx.optimizers.dog import (
+    DoGState as DoGState,
+    DoWGState as DoWGState,
+    ScaleByDistanceOverGradientsState as ScaleByDistanceOverGradientsState,
+    dog as dog,
+    dowg as dowg,
+    scale_by_distance_over_gradients as scale_by_distance_over_gradients,
+    scale_by_dog as scale_by_dog,
+    scale_by_dowg as scale_by_dowg,
 )
 from gradtx.optimizers.fromage import fromage as fromage
 from gradtx.optimizers.ftrl import FtrlState as FtrlState, ftrl as ftrl
@@ -154,6 +173,12 @@ from gradtx.optimizers.madgrad import (
     madgrad as madgrad,
     scale_by_madgrad as scale_by_madgrad,
 )
+from gradtx.optimizers.momo import (
+    MomoAdamState as MomoAdamState,
+    MomoState as MomoState,
+    momo as momo,
+    momo_adam as momo_adam,
+)
 from gradtx.optimizers.muon import (
     MuonDimensionNumbers as MuonDimensionNumbers,
     MuonState as MuonState,
@@ -179,6 +204,8 @@ from gradtx.optimizers.optimistic import (
     optimistic_gradient_descent as optimistic_gradient_descent,
     scale_by_optimistic_gradient as scale_by_optimistic_gradient,
 )
+from gradtx.optimizers.polyak import polyak_sgd as polyak_sgd, scale_by_polyak as scale_by_polyak
+from gradtx.optimizers.prodigy import ProdigyState as ProdigyState, prodigy as prodigy
 from gradtx.optimizers.qhadam import (
     ScaleByQhadamState as ScaleByQhadamState,
     qhadam as qhadam,
@@ -310,6 +337,7 @@ from gradtx.transforms.zoom import (
     scale_by_zoom_linesearch as scale_by_zoom_linesearch,
 )
 from gradtx.tree import global_norm as global_norm
+from gradtx.treewise import treewise as treewise
 from gradtx.types import EmptyState as EmptyState, Schedule as Schedule, Slots as Slots
 from gradtx.wrappers.accumulation import (
     AccumulateState as AccumulateState,
@@ -358,6 +386,7 @@ from gradtx.wrappers.lookahead import (
     LookaheadState as LookaheadState,
     lookahead as lookahead,
 )
+from gradtx.wrappers.mechanic import MechanicState as MechanicState, mechanize as mechanize
 from gradtx.wrappers.monitoring import (
     MeasureWithEmaState as MeasureWithEmaState,
     MonitorState as MonitorState,

@@ -73,10 +73,27 @@ def check(where: str, name: str, value: Any, hint: Any) -> None:
     allowed = hyperparameter_range(hint)
     if allowed is not None:
         _check_number(where, name, value, hint, allowed)
+    elif _is_pair(hint):
+        _check_pair(where, name, value, typing.get_args(hint))
     elif hint is bool and not isinstance(value, bool):
         raise TypeError(f"{where}: {name} must be True or False, not {value!r}")
     elif hint is str and not isinstance(value, str):
         raise TypeError(f"{where}: {name} must be a string, not {value!r}")
+
+
+def _is_pair(hint: Any) -> bool:
+    """Whether an annotation is a tuple of ranges, such as ``tuple[Decay, Decay]``."""
+    parts = typing.get_args(hint) if typing.get_origin(hint) is tuple else ()
+    return bool(parts) and all(hyperparameter_range(part) is not None for part in parts)
+
+
+def _check_pair(where: str, name: str, value: Any, hints: tuple[Any, ...]) -> None:
+    if not isinstance(value, tuple | list) or len(value) != len(hints):
+        raise TypeError(f"{where}: {name} must be {len(hints)} numbers, not {value!r}")
+    for i, (part, hint) in enumerate(zip(value, hints, strict=True)):
+        if callable(part):
+            raise TypeError(f"{where}: {name}[{i}] must be a number or an array, not a schedule")
+        check(where, f"{name}[{i}]", part, hint)
 
 
 def _check_number(where: str, name: str, value: Any, hint: Any, allowed: Range) -> None:

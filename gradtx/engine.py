@@ -107,11 +107,7 @@ def _lift(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
         del extra_args
-        if getattr(state, "_fields", None) != fields:
-            raise TypeError(
-                f"{label}: expected the state {state_class.__name__}{fields}, which its init "
-                f"makes, not {type(state).__name__}"
-            )
+        check_state(label, state, state_class)
         leaves, treedef = leaves_with_path(updates)
         if takes_params and params is None and updates is not None:
             raise ValueError(f"{label} needs the parameters: call update(updates, state, params)")
@@ -149,6 +145,15 @@ def _lift(
         return treedef.unflatten(out), state._replace(**trees) if trees else state
 
     return GradientTransformationExtraArgs(init, update)
+
+
+def check_state(label: str, state: State, state_class: Any) -> None:
+    """Raise TypeError if a state is of another class than the transformation makes."""
+    if getattr(state, "_fields", None) != state_class._fields:
+        raise TypeError(
+            f"{label}: expected the state {state_class.__name__}{state_class._fields}, which its "
+            f"init makes, not {type(state).__name__}"
+        )
 
 
 class _Steps:

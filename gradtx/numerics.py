@@ -1,7 +1,7 @@
 """Array mathematics of a rule: one leaf at a time, in at least single precision."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,6 +21,13 @@ def compute_dtype(dtype: DType) -> DType:
 def real_dtype(dtype: DType) -> DType:
     """The type of the absolute value of numbers of type `dtype`."""
     return jnp.finfo(dtype).dtype
+
+
+def scalar_dtype(arrays: Sequence[Any]) -> DType:
+    """The type of a number that belongs to several arrays: real, float32 or wider."""
+    if not arrays:
+        return jnp.dtype(jnp.float32)
+    return real_dtype(compute_dtype(jnp.result_type(*(x.dtype for x in arrays))))
 
 
 def cast(x: Array, dtype: DType) -> Array:

@@ -527,7 +527,82 @@ CATALOGUE: dict[str, Entry] = {
     "selective_transform": Entry(
         lambda: gradtx.selective_transform(gradtx.adam(0.1), freeze_mask=is_bias)
     ),
-    # learning-rate-free, schedule-free, links
+    # learning-rate-free
+    "scale_by_cocob": Entry(
+        lambda: gradtx.scale_by_cocob(),
+        bad=({"alpha": 0.0}, {"eps": -1.0}),
+        optax=lambda: optax.contrib.scale_by_cocob(),
+    ),
+    "cocob": Entry(
+        lambda: gradtx.cocob(weight_decay=0.1),
+        bad=(*RATES, {"alpha": -1.0}, {"weight_decay": -1.0}),
+        optax=lambda: optax.contrib.cocob(weight_decay=0.1),
+    ),
+    "scale_by_dog": Entry(
+        lambda: gradtx.scale_by_dog(("distance", 0.1)),
+        bad=(
+            {},
+            {"init_step": 0.1},
+            {"init_step": ("guess", 0.1)},
+            {"init_step": ("distance", -0.1)},
+            {"init_step": ("distance", 0.1), "eps": -1.0},
+        ),
+    ),
+    "dog": Entry(
+        lambda: gradtx.dog(init_step=("heuristic", 1e-2)),
+        bad=(*RATES, {"weight_decay": -1.0}),
+        optax=lambda: optax.contrib.dog(init_step=("heuristic", 1e-2)),
+    ),
+    "scale_by_dowg": Entry(
+        lambda: gradtx.scale_by_dowg(0.1),
+        bad=({"init_estim_sq_dist": -1.0}, {"eps": None}),
+    ),
+    "dowg": Entry(
+        lambda: gradtx.dowg(),
+        bad=(*RATES, {"eps": -1.0}),
+        optax=lambda: optax.contrib.dowg(),
+    ),
+    "scale_by_distance_over_gradients": Entry(
+        lambda: gradtx.scale_by_distance_over_gradients(1e-2, global_scale=-1.0),
+        bad=({"reps_rel": -1.0}, {"eps": -1.0}, {"global_scale": "x"}),
+        optax=lambda: optax.scale_by_distance_over_gradients(1e-2, global_scale=-1.0),
+        rows=False,
+    ),
+    "dadapt_adamw": Entry(
+        lambda: gradtx.dadapt_adamw(estim_lr0=1e-3, weight_decay=0.1),
+        bad=(*RATES, {"betas": 0.9}, {"betas": (0.9, 1.0)}, {"estim_lr0": 0.0}),
+        optax=lambda: optax.contrib.dadapt_adamw(estim_lr0=1e-3, weight_decay=0.1),
+        rows=False,
+    ),
+    "prodigy": Entry(
+        lambda: gradtx.prodigy(estim_lr0=1e-3, weight_decay=0.1),
+        bad=(*RATES, {"betas": (0.9,)}, {"beta3": 1.0}, {"estim_lr_coef": 0.0}),
+        optax=lambda: optax.contrib.prodigy(estim_lr0=1e-3, weight_decay=0.1),
+        rows=False,
+    ),
+    "momo": Entry(
+        lambda: gradtx.momo(0.1),
+        bad=(*RATES, {"beta": 1.0}, {"adapt_lower_bound": 1}),
+        optax=lambda: optax.contrib.momo(0.1),
+        rows=False,
+    ),
+    "momo_adam": Entry(
+        lambda: gradtx.momo_adam(1e-3, adapt_lower_bound=True),
+        bad=(*RATES, {"b2": 1.0}, {"weight_decay": -1.0}),
+        optax=lambda: optax.contrib.momo_adam(1e-3, adapt_lower_bound=True),
+        rows=False,
+    ),
+    "scale_by_polyak": Entry(
+        lambda: gradtx.scale_by_polyak(f_min=0.1),
+        bad=({"f_min": "x"}, {"max_learning_rate": -1.0}, {"variant": "spp"}),
+        optax=lambda: optax.scale_by_polyak(f_min=0.1),
+    ),
+    "polyak_sgd": Entry(
+        lambda: gradtx.polyak_sgd(0.1, variant="sps+"),
+        bad=({"scaling": -1.0}, {"eps": -1.0}),
+        optax=lambda: optax.polyak_sgd(0.1, variant="sps+"),
+    ),
+    # schedule-free, links
     "schedule_free": Entry(
         lambda: gradtx.schedule_free(gradtx.rmsprop(0.1), 0.1, 0.8),
         bad=(
@@ -546,7 +621,6 @@ CATALOGUE: dict[str, Entry] = {
         bad=(*RATES, {"b2": 1.0}, {"learning_rate": len, "warmup_steps": 5}),
         optax=lambda: optax.contrib.schedule_free_adamw(0.1),
     ),
-    # No twin on scalars: Optax makes an update of shape (1,) there.
     # wrappers
     "apply_if_finite": Entry(
         lambda: gradtx.apply_if_finite(gradtx.adam(0.1), 3),
@@ -589,6 +663,16 @@ CATALOGUE: dict[str, Entry] = {
     "flatten": Entry(
         lambda: gradtx.flatten(gradtx.adam(0.1)),
         optax=lambda: optax.flatten(optax.adam(0.1)),
+        rows=False,
+    ),
+    "mechanize": Entry(
+        lambda: gradtx.mechanize(gradtx.adam(1.0), s_init=1e-2),
+        bad=(
+            {"base_optimizer": optax.sgd(1.0), "num_betas": 0},
+            {"base_optimizer": optax.sgd(1.0), "s_init": 0.0},
+            {"base_optimizer": optax.sgd(1.0), "weight_decay": -1.0},
+        ),
+        optax=lambda: optax.contrib.mechanize(optax.adam(1.0), s_init=1e-2),
         rows=False,
     ),
     "normalize": Entry(lambda: gradtx.normalize(), optax=lambda: optax.contrib.normalize()),

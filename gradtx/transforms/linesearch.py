@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.apply import apply_updates
-from gradtx.numerics import compute_dtype, real_dtype, widen
+from gradtx.numerics import real_dtype, scalar_dtype, widen
 from gradtx.paths import is_leaf, leaves_with_path, merge, path_string
 from gradtx.rows import is_rows
 from gradtx.tree import map_updates, vdot
@@ -17,8 +17,7 @@ from gradtx.types import Array, DType, Params, State, Updates
 
 def _value_dtype(params: Params) -> DType:
     """The type in which the values of a loss of `params` are compared: real, at least float32."""
-    leaves = jax.tree.leaves(params)
-    return jnp.float32 if not leaves else real_dtype(compute_dtype(jnp.result_type(*leaves)))
+    return scalar_dtype([jnp.asarray(x) for x in jax.tree.leaves(params)])
 
 
 class _Line:

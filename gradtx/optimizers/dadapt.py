@@ -1,0 +1,120 @@
+"""D-Adaptation: AdamW that estimates its learning rate from the distance to the solution."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradtx import tree
+from gradtx.checks import Decay, NonNegative, Positive
+from gradtx.numerics import (
+    Step,
+    abs_sq,
+    accumulator_dtype,
+    compute_dtype,
+    divide,
+    ema,
+    zeros_like,
+)
+from gradtx.pair import GradientTransformation, transformation
+from gradtx.treewise import treewise
+from gradtx.types import Array, Counter, Slots
+
+
+class DAdaptAdamWState(NamedTuple):
+    """Slots and numbers in float32 or wider, `exp_avg_sq` real; count: i32[].
+
+    estim_lr: the learning rate in force; numerator_weighted: the numerator of its estimate.
+    """
+
+    exp_avg: Slots
+    exp_avg_sq: Slots
+    grad_sum: Slots
+    estim_lr: Any
+    numerator_weighted: Any
+    count: Counter
+
+
+@transformation
+def dadapt_adamw(
+    learning_rate: NonNegative = 1.0,
+    betas: tuple[Decay, Decay] = (0.9, 0.999),
+    eps: NonNegative = 1e-8,
+    estim_lr0: Positive = 1e-6,
+    weight_decay: NonNegative = 0.0,
+) -> GradientTransformation:
+    r"""AdamW whose learning rate `d` grows with a lower bound of the distance to the solution.
+
+    With :math:`\lambda_t = d_t \gamma_t \sqrt{1 - \beta_2^t} / (1 - \beta_1^t)`,
+
+    .. math::
+        n_t &= \sqrt{\beta_2}\, n_{t-1} + (1 - \sqrt{\beta_2})\, \lambda_t
+            \Big\langle g_t, \frac{s_{t-1}}{\sqrt{\nu_{t-1}} + \epsilon} \Big\rangle, \\
+        m_t &= \beta_1 m_{t-1} + (1 - \beta_1) \lambda_t g_t, \qquad
+        \nu_t = \beta_2 \nu_{t-1} + (1 - \beta_2) |g_t|^2, \\
+        s_t &= \sqrt{\beta_2}\, s_{t-1} + (1 - \sqrt{\beta_2}) \lambda_t g_t, \qquad
+        d_{t+1} = \max\Big(d_t, \frac{n_t}{(1 - \sqrt{\beta_2}) \lVert s_t \rVert_1}\Big), \\
+        u_t &= -\frac{m_t}{\sqrt{\nu_t} + \epsilon} - \lambda_t w\, \theta_{t-1}
+
+    Inner product and norm are of all leaves together.
+
+    Args:
+        learning_rate: :math:`\gamma_t \ge 0`, a factor of the estimate: 1, or a schedule that
+            starts or ends at 0 and is 1 at its highest.
+        betas: :math:`(\beta_1, \beta_2)` in :math:`[0, 1)`, numbers or arrays.
+        eps: :math:`\epsilon \ge 0`.
+        estim_lr0: :math:`d_1 > 0`, smaller than any good learning rate.
+        weight_decay: :math:`w \ge 0`, decoupled.
+
+    The update is the step itself, with its sign: no learning rate follows.
+
+    State: `DAdaptAdamWState`, in float32 or wider, since :math:`\lambda_t g_t` is small from the
+    start (Optax: in the parameters' types). While all gradients were zero, or the schedule was, the
+    estimate stays as it is; in Optax it becomes NaN, and every step after it.
+
+    Raises:
+        ValueError: ``update`` is called without parameters.
+
+    Source: A. Defazio and K. Mishchenko, Learning-Rate-Free Learning by D-Adaptation, 2023,
+    arXiv:2301.07733, algorithm 5, with the bias correction of the authors' code.
+
+    >>> import gradtx
+    >>> result = gradtx.solve(lambda x: jnp.sum(x**2), jnp.ones(3), dadapt_adamw(), max_steps=500)
+    >>> bool(result.value < 1e-3)
+    True
+    """
+    b1, b2 = betas
+    b = b2**0.5
+
+    def slots(p: Array) -> dict[str, Array]:
+        wide = compute_dtype(p.dtype)
+        return {
+            "exp_avg": zeros_like(p, wide),
+            "exp_avg_sq": zeros_like(p, accumulator_dtype(p)),
+            "grad_sum": zeros_like(p, wide),
+        }
+
+    def numbers(p: list[Array]) -> dict[str, Any]:
+        return {"estim_lr": estim_lr0, "numerator_weighted": 0.0}
+
+    def rule(g: list[Array], s: Any, t: Step, p: list[Array]) -> Any:
+        correction = jnp.sqrt(t.bias_correction(b2)) / t.bias_correction(b1)
+        rate = s.estim_lr * learning_rate * correction
+        scaled = jax.tree.map(lambda a, v: a / (jnp.sqrt(v) + eps), s.grad_sum, s.exp_avg_sq)
+        numerator = ema(rate * tree.vdot(g, scaled).real, s.numerator_weighted, b)
+        mean = jax.tree.map(lambda g, m: ema(rate * g, m, b1), g, s.exp_avg)
+        square = jax.tree.map(lambda g, v: ema(abs_sq(g), v, b2), g, s.exp_avg_sq)
+        total = jax.tree.map(lambda g, a: ema(rate * g, a, b), g, s.grad_sum)
+        estimate = divide(numerator, (1 - b) * tree.norm(total, ord=1))
+        directions = jax.tree.map(
+            lambda m, v, p: -m / (jnp.sqrt(v) + eps) - (weight_decay * rate) * p, mean, square, p
+        )
+        return directions, {
+            "exp_avg": mean,
+            "exp_avg_sq": square,
+            "grad_sum": total,
+            "estim_lr": jnp.maximum(s.estim_lr, estimate),
+            "numerator_weighted": numerator,
+        }
+
+    return treewise(DAdaptAdamWState, slots, numbers, rule)

@@ -1,0 +1,295 @@
+"""Distance over gradients: DoG, its weighted form DoWG, and the layer-wise form."""
+
+from typing import Any, Literal, NamedTuple
+
+import jax.numpy as jnp
+
+from gradtx import tree
+from gradtx.checks import NonNegative, Number, check
+from gradtx.compose import chain, identity
+from gradtx.engine import leafwise
+from gradtx.numerics import divide, sum_sq
+from gradtx.pair import GradientTransformation, optimizer, transformation
+from gradtx.paths import Where
+from gradtx.transforms.decay import add_decayed_weights
+from gradtx.transforms.scaling import scale_by_learning_rate
+from gradtx.treewise import treewise
+from gradtx.types import Array, DType, Slots
+
+
+class DoGState(NamedTuple):
+    """The starting point, in the parameters' types, and the sums over the run, in float32 or wider.
+
+    is_init_step: bool[]; max_dist: the largest distance from `init_params` so far;
+    sum_sq_norm_grads: the sum of the squared norms of the gradients.
+    """
+
+    is_init_step: Any
+    init_params: Slots
+    max_dist: Any
+    sum_sq_norm_grads: Any
+
+
+class DoWGState(NamedTuple):
+    """The starting point, in the parameters' types, and the sums over the run, in float32 or wider.
+
+    weighted_sq_norm_grads: the sum of the squared norms of the gradients, weighted; estim_sq_dist:
+    the square of the largest distance so far.
+    """
+
+    init_params: Slots
+    weighted_sq_norm_grads: Any
+    estim_sq_dist: Any
+
+
+class ScaleByDistanceOverGradientsState(NamedTuple):
+    """For each leaf: max_dist, []; grad_sum_of_squares, [1]; init_params, like the leaf."""
+
+    max_dist: Slots
+    grad_sum_of_squares: Slots
+    init_params: Slots
+
+
+def _start(p: Array) -> dict[str, Array]:
+    # A copy of its own: a buffer cannot be donated twice.
+    return {"init_params": jnp.array(p, copy=True)}
+
+
+@transformation
+def scale_by_dog(
+    init_step: tuple[Literal["distance", "learning_rate", "heuristic"], Any],
+    eps: NonNegative = 1e-8,
+) -> GradientTransformation:
+    r"""Scale by the distance from the start over the root of the summed squared gradients.
+
+    .. math::
+        \bar r_t = \max_{k \le t} \lVert \theta_k - \theta_0 \rVert, \qquad
+        u_t = \frac{\max(\bar r_t, r_\epsilon)}
+            {\sqrt{\sum_{k \le t} \lVert g_k \rVert^2 + \epsilon}}\; g_t
+
+    Norms are of all leaves together.
+
+    Args:
+        init_step: how large the first step is, ``(kind, value)`` with a value above 0:
+            ``("distance", v)`` for :math:`r_\epsilon = v`,
+            ``("heuristic", v)`` for :math:`r_\epsilon = v\,(1 + \lVert\theta_0\rVert)`,
+            ``("learning_rate", v)`` for a first step of :math:`v\, g_1` and
+            :math:`r_\epsilon = 0`.
+        eps: :math:`\epsilon \ge 0`.
+
+    State: `DoGState`. Optax keeps its sums in the narrowest type among the parameters, where in
+    float16 they overflow and in bfloat16 stop growing. A zero gradient gives a zero update also
+    for :math:`\epsilon = 0`.
+
+    In bfloat16 and float16 parameters a first step of :math:`r_\epsilon` must not be lost to
+    rounding, or the distance stays zero: choose it larger.
+
+    Raises:
+        ValueError: ``update`` is called without parameters; another kind of first step.
+
+    Source: M. Ivgi, O. Hinder and Y. Carmon, DoG is SGD's Best Friend: A Parameter-Free Dynamic
+    Step Size Schedule, 2023, arXiv:2302.12022, equation DoG.
+
+    >>> tx = scale_by_dog(("distance", 0.5), eps=0.0)
+    >>> p = {"a": jnp.zeros(1), "b": jnp.zeros(1)}
+    >>> updates, state = tx.update({"a": jnp.array([3.0]), "b": jnp.array([4.0])}, tx.init(p), p)
+    >>> round(float(updates["a"][0]), 6), round(float(updates["b"][0]), 6)
+    (0.3, 0.4)
+    """
+    kinds = ("distance", "learning_rate", "heuristic")
+    if not isinstance(init_step, tuple | list) or len(init_step) != 2 or init_step[0] not in kinds:
+        raise ValueError(
+            f"scale_by_dog: init_step must be (kind, value) with a kind of {', '.join(kinds)}, not "
+            f"{init_step!r}"
+        )
+    kind, first = init_step
+    if callable(first):
+        raise TypeError("scale_by_dog: init_step[1] must be a number or an array, not a schedule")
+    check("scale_by_dog", "init_step[1]", first, NonNegative)
+
+    def numbers(p: list[Array]) -> dict[str, Any]:
+        distance = 0.0 if kind == "learning_rate" else first
+        if kind == "heuristic":
+            distance = first * (1 + tree.global_norm(p))
+        return {"is_init_step": True, "max_dist": distance, "sum_sq_norm_grads": 0.0}
+
+    def rule(g: Any, s: Any, t: Any, p: list[Array]) -> Any:
+        distance = jnp.maximum(s.max_dist, tree.global_norm(tree.sub(p, s.init_params)))
+        total = s.sum_sq_norm_grads + tree.norm_sq(g)
+        rate = divide(distance, jnp.sqrt(total + eps))
+        if kind == "learning_rate":
+            rate = jnp.where(s.is_init_step, first, rate)
+        return tree.scale(rate, g), {
+            "is_init_step": False,
+            "max_dist": distance,
+            "sum_sq_norm_grads": total,
+        }
+
+    return treewise(DoGState, _start, numbers, rule, rows=True)
+
+
+@optimizer
+def dog(
+    learning_rate: NonNegative = 1.0,
+    init_step: tuple[Literal["distance", "learning_rate", "heuristic"], Any] = ("heuristic", 1e-6),
+    eps: NonNegative = 1e-8,
+    weight_decay: NonNegative | None = None,
+    mask: Where | None = None,
+) -> GradientTransformation:
+    r"""DoG: :math:`\theta \leftarrow \theta - \eta\, u` with `u` of :func:`scale_by_dog`.
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`, 1 in the paper; a number, an array, or a schedule.
+        init_step: as in :func:`scale_by_dog`; the authors advise ``("heuristic", 1e-6)``, and
+            ``("heuristic", 1e-4)`` with batch normalization.
+        eps: as in :func:`scale_by_dog`.
+        weight_decay: :math:`\lambda \ge 0`: :math:`\lambda\theta` is added to the gradient; None
+            for none.
+        mask: which parameters decay, as in :func:`add_decayed_weights`.
+
+    The paper evaluates an average of the parameters: put :func:`ema_params` behind it.
+
+    Source: M. Ivgi, O. Hinder and Y. Carmon, DoG is SGD's Best Friend: A Parameter-Free Dynamic
+    Step Size Schedule, 2023, arXiv:2302.12022, equation DoG.
+
+    >>> dog()
+    dog(learning_rate=1.0, init_step=('heuristic', 1e-06), eps=1e-08)
+    """
+    return chain(
+        identity() if weight_decay is None else add_decayed_weights(weight_decay, mask),
+        scale_by_dog(init_step, eps),
+        scale_by_learning_rate(learning_rate),
+    )
+
+
+@transformation
+def scale_by_dowg(
+    init_estim_sq_dist: NonNegative | None = None, eps: NonNegative = 1e-4
+) -> GradientTransformation:
+    r"""Scale by the squared distance from the start over the root of gradients weighted by it.
+
+    .. math::
+        \bar r_t^2 = \max(\bar r_{t-1}^2, \lVert \theta_t - \theta_0 \rVert^2), \qquad
+        v_t = v_{t-1} + \bar r_t^2 \lVert g_t \rVert^2, \qquad
+        u_t = \frac{\bar r_t^2}{\sqrt{v_t} + \epsilon}\, g_t
+
+    Norms are of all leaves together.
+
+    Args:
+        init_estim_sq_dist: :math:`\bar r_0^2 \ge 0`; None for :math:`\epsilon`.
+        eps: :math:`\epsilon \ge 0`.
+
+    State: `DoWGState`; as for :func:`scale_by_dog` its sums are in float32 or wider, and a zero
+    gradient gives a zero update for every :math:`\epsilon`.
+
+    Raises:
+        ValueError: ``update`` is called without parameters.
+
+    Source: A. Khaled, K. Mishchenko and C. Jin, DoWG Unleashed: An Efficient Universal
+    Parameter-Free Gradient Descent Method, 2023, arXiv:2305.16284, algorithm 1.
+
+    >>> tx = scale_by_dowg(init_estim_sq_dist=0.25, eps=0.0)
+    >>> p = jnp.zeros(2)
+    >>> tx.update(jnp.array([3.0, 4.0]), tx.init(p), p)[0].round(6).tolist()
+    [0.30000001192092896, 0.4000000059604645]
+    """
+    first = eps if init_estim_sq_dist is None else init_estim_sq_dist
+
+    def numbers(p: list[Array]) -> dict[str, Any]:
+        return {"weighted_sq_norm_grads": 0.0, "estim_sq_dist": first}
+
+    def rule(g: Any, s: Any, t: Any, p: list[Array]) -> Any:
+        distance = jnp.maximum(s.estim_sq_dist, tree.norm_sq(tree.sub(p, s.init_params)))
+        total = s.weighted_sq_norm_grads + distance * tree.norm_sq(g)
+        rate = divide(distance, jnp.sqrt(total) + eps)
+        return tree.scale(rate, g), {"weighted_sq_norm_grads": total, "estim_sq_dist": distance}
+
+    return treewise(DoWGState, _start, numbers, rule, rows=True)
+
+
+@optimizer
+def dowg(
+    learning_rate: NonNegative = 1.0,
+    init_estim_sq_dist: NonNegative | None = None,
+    eps: NonNegative = 1e-4,
+    weight_decay: NonNegative | None = None,
+    mask: Where | None = None,
+) -> GradientTransformation:
+    r"""DoWG: :math:`\theta \leftarrow \theta - \eta\, u` with `u` of :func:`scale_by_dowg`.
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`, 1 in the paper; a number, an array, or a schedule.
+        init_estim_sq_dist: as in :func:`scale_by_dowg`, as the next.
+        eps: added to the root, and the first squared distance if that is None.
+        weight_decay: :math:`\lambda \ge 0`: :math:`\lambda\theta` is added to the gradient; None
+            for none.
+        mask: which parameters decay, as in :func:`add_decayed_weights`.
+
+    Source: A. Khaled, K. Mishchenko and C. Jin, DoWG Unleashed: An Efficient Universal
+    Parameter-Free Gradient Descent Method, 2023, arXiv:2305.16284, algorithm 1.
+
+    >>> dowg()
+    dowg(learning_rate=1.0, eps=0.0001)
+    """
+    return chain(
+        identity() if weight_decay is None else add_decayed_weights(weight_decay, mask),
+        scale_by_dowg(init_estim_sq_dist, eps),
+        scale_by_learning_rate(learning_rate),
+    )
+
+
+@transformation
+def scale_by_distance_over_gradients(
+    reps_rel: NonNegative = 1e-6,
+    eps: NonNegative = 1e-8,
+    param_dtype: DType = jnp.float32,
+    global_scale: Number = 1.0,
+) -> GradientTransformation:
+    r"""Layer-wise DoG: :func:`scale_by_dog` on each leaf alone.
+
+    .. math::
+        u_t = s\, \frac{\max(\bar r_t, r (1 + \lVert\theta_0\rVert))}
+            {\sqrt{\sum_{k \le t} \lVert g_k \rVert^2 + \epsilon}}\; g_t
+
+    Args:
+        reps_rel: :math:`r \ge 0`; the authors advise 1e-6, and 1e-4 with batch normalization.
+        eps: :math:`\epsilon \ge 0`.
+        param_dtype: the type in which :math:`\theta_0` is kept; a complex leaf keeps its own.
+        global_scale: `s`, 1 or, for descent without a learning rate behind it, -1.
+
+    State: `ScaleByDistanceOverGradientsState`. An update has its leaf's shape also where that is
+    ``()``; in Optax it becomes ``(1,)``.
+
+    Raises:
+        ValueError: ``update`` is called without parameters.
+
+    Source: M. Ivgi, O. Hinder and Y. Carmon, DoG is SGD's Best Friend: A Parameter-Free Dynamic
+    Step Size Schedule, 2023, arXiv:2302.12022, section 3.3 (L-DoG).
+
+    >>> tx = scale_by_distance_over_gradients(reps_rel=0.5, eps=0.0)
+    >>> p = jnp.zeros(2)
+    >>> tx.update(jnp.array([3.0, 4.0]), tx.init(p), p)[0].round(6).tolist()
+    [0.30000001192092896, 0.4000000059604645]
+    """
+
+    def slots(p: Array) -> dict[str, Array]:
+        size = jnp.sqrt(sum_sq(p))
+        kept = p.dtype if jnp.iscomplexobj(p) else param_dtype
+        return {
+            "max_dist": reps_rel * (1 + size),
+            "grad_sum_of_squares": jnp.zeros(1, size.dtype),
+            "init_params": jnp.array(p, kept, copy=True),
+        }
+
+    def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
+        distance = jnp.maximum(s.max_dist, jnp.sqrt(sum_sq(p - s.init_params)))
+        total = s.grad_sum_of_squares + sum_sq(g)
+        rate = divide(distance, jnp.sqrt(total + eps))
+        new = {
+            "max_dist": distance,
+            "grad_sum_of_squares": total,
+            "init_params": s.init_params,
+        }
+        return g * (global_scale * rate.reshape(())), new
+
+    return leafwise(ScaleByDistanceOverGradientsState, slots, rule)

@@ -1,0 +1,231 @@
+"""MoMo: momentum and Adam with a step size from a model of the loss."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradtx import tree
+from gradtx.checks import Decay, NonNegative, Number
+from gradtx.numerics import (
+    Step,
+    abs_sq,
+    accumulator_dtype,
+    compute_dtype,
+    divide,
+    ema,
+    zeros_like,
+)
+from gradtx.pair import GradientTransformation, transformation
+from gradtx.treewise import treewise
+from gradtx.types import Array, Counter, Slots
+
+
+class MomoState(NamedTuple):
+    """exp_avg: like the parameters, in float32 or wider, as the numbers are; count: i32[].
+
+    barf: the average loss; gamma: the average of the inner products of gradient and parameters; lb:
+    the lower bound in force.
+    """
+
+    exp_avg: Slots
+    barf: Any
+    gamma: Any
+    lb: Any
+    count: Counter
+
+
+class MomoAdamState(NamedTuple):
+    """`MomoState` with exp_avg_sq, the second moment: real, in float32 or wider."""
+
+    exp_avg: Slots
+    exp_avg_sq: Slots
+    barf: Any
+    gamma: Any
+    lb: Any
+    count: Counter
+
+
+def _dot(x: list[Array], y: list[Array]) -> Array:
+    return tree.vdot(x, y).real
+
+
+class _Model:
+    r"""The loss as the averages model it, and the step that its lower bound allows.
+
+    Args:
+        height: :math:`\bar f + \langle d, \theta \rangle - \gamma` is the model at the parameters;
+            `height` is :math:`\bar f - \gamma`.
+        slope: :math:`\langle d, \theta \rangle`.
+        square: :math:`\lVert d \rVert^2_{D^{-1}}`.
+        weight: :math:`\rho`, what the averages' weights add up to.
+        shrink: :math:`1 + \alpha w`.
+        bound: the least that the lower bound may be; None to leave it as it is.
+    """
+
+    def __init__(
+        self, height: Array, slope: Array, square: Array, weight: Any, shrink: Any, bound: Any
+    ) -> None:
+        self.height, self.slope, self.square = height, slope, square
+        self.weight, self.shrink, self.bound = weight, shrink, bound
+
+    def step(self, alpha: Any, lower: Array) -> tuple[Array, Array]:
+        r"""The step :math:`\tau`, and the lower bound for the next."""
+        cap = self.shrink * self.height + self.slope
+        if self.bound is not None:
+            halved = jnp.maximum(cap / (2 * self.weight * self.shrink), self.bound)
+            lower = jnp.where(cap < self.shrink * self.weight * lower, halved, lower)
+        gap = jnp.maximum(cap - self.shrink * self.weight * lower, 0)
+        tau = jnp.minimum(alpha / self.weight, divide(gap, self.square))
+        if self.bound is not None:
+            reached = (self.height + self.slope - tau * self.square / 2) / self.weight
+            lower = jnp.maximum(reached, self.bound)
+        return tau, lower
+
+
+@transformation
+def momo(
+    learning_rate: NonNegative = 1.0,
+    beta: Decay = 0.9,
+    lower_bound: Number = 0.0,
+    weight_decay: NonNegative = 0.0,
+    adapt_lower_bound: bool = False,
+) -> GradientTransformation:
+    r"""Momentum whose step brings a model of the loss to its lower bound, at most the given rate.
+
+    With :math:`\bar f, d, \gamma` the moving averages (from the first value on) of :math:`f_t`,
+    :math:`g_t` and :math:`\langle g_t, \theta_{t-1} \rangle`,
+
+    .. math::
+        \tau_t &= \min\Big(\alpha_t, \frac{\big((1 + \alpha_t w)(\bar f - f^\star - \gamma)
+            + \langle d, \theta_{t-1} \rangle\big)_+}{\lVert d \rVert^2}\Big), \qquad
+        \theta_t = \frac{\theta_{t-1} - \tau_t d}{1 + \alpha_t w}
+
+    Args:
+        learning_rate: :math:`\alpha_t \ge 0`, the largest step; a number, an array, or a schedule.
+        beta: the decay of the averages, in :math:`[0, 1)`.
+        lower_bound: :math:`f^\star`, a lower bound of the loss; this and the next: a number, an
+            array, or a schedule.
+        weight_decay: :math:`w \ge 0`.
+        adapt_lower_bound: estimate the bound on the way, from `lower_bound` upwards.
+
+    ``update`` needs the parameters and the extra argument ``value``, the loss. The update is the
+    step itself, with its sign: no learning rate follows. Inner products and norms are of all leaves
+    together. Where :math:`d = 0` the step is 0.
+
+    State: `MomoState`. :math:`d` is in float32 or wider: the model is a difference of large
+    numbers. With weight decay Optax does not divide :math:`\tau_t d` by :math:`1 + \alpha_t w`, as
+    the paper and the authors' code do.
+
+    Raises:
+        ValueError: ``update`` is called without parameters or without ``value``.
+
+    Source: F. Schaipp, R. Ohana, M. Eickenberg, A. Defazio and R. M. Gower, MoMo: Momentum Models
+    for Adaptive Learning Rates, 2024, arXiv:2305.07583, algorithms 1 and 3.
+
+    >>> tx = momo()
+    >>> x = jnp.array([1.0, 2.0])
+    >>> tx.update(2 * x, tx.init(x), x, value=jnp.sum(x**2))[0].tolist()
+    [-0.5, -1.0]
+    """
+
+    def slots(p: Array) -> dict[str, Array]:
+        return {"exp_avg": zeros_like(p, compute_dtype(p.dtype))}
+
+    def numbers(p: list[Array]) -> dict[str, Any]:
+        return {"barf": 0.0, "gamma": 0.0, "lb": lower_bound}
+
+    def rule(g: list[Array], s: Any, t: Step, p: list[Array], *, value: Array) -> Any:
+        b = jnp.where(t.number == 1, 0.0, beta)
+        mean = jax.tree.map(lambda g, m: ema(g, m, b), g, s.exp_avg)
+        barf, gamma = ema(value, s.barf, b), ema(_dot(g, p), s.gamma, b)
+        shrink = 1 + learning_rate * weight_decay
+        bound = lower_bound if adapt_lower_bound else None
+        model = _Model(barf - gamma, _dot(mean, p), tree.norm_sq(mean), 1.0, shrink, bound)
+        tau, lower = model.step(learning_rate, s.lb)
+        decay, scale = learning_rate * weight_decay / shrink, tau / shrink
+        directions = jax.tree.map(lambda m, p: -decay * p - scale * m, mean, p)
+        return directions, {"exp_avg": mean, "barf": barf, "gamma": gamma, "lb": lower}
+
+    return treewise(MomoState, slots, numbers, rule)
+
+
+@transformation
+def momo_adam(
+    learning_rate: NonNegative = 1e-2,
+    b1: Decay = 0.9,
+    b2: Decay = 0.999,
+    eps: NonNegative = 1e-8,
+    lower_bound: Number = 0.0,
+    weight_decay: NonNegative = 0.0,
+    adapt_lower_bound: bool = False,
+) -> GradientTransformation:
+    r"""Adam whose step brings a model of the loss to its lower bound, at most the given rate.
+
+    With :math:`\bar f, d, \gamma` the moving averages (from zero) of :math:`f_t`, :math:`g_t` and
+    :math:`\langle g_t, \theta_{t-1} \rangle`, :math:`\nu` that of :math:`|g_t|^2`,
+    :math:`\rho = 1 - \beta_1^t` and :math:`D = \epsilon + \sqrt{\nu / (1 - \beta_2^t)}`,
+
+    .. math::
+        \tau_t &= \min\Big(\frac{\alpha_t}{\rho},
+            \frac{\big((1 + \alpha_t w)(\bar f - \rho f^\star - \gamma)
+            + \langle d, \theta_{t-1} \rangle\big)_+}{\langle d, d / D \rangle}\Big), \qquad
+        \theta_t = \frac{\theta_{t-1} - \tau_t\, d / D}{1 + \alpha_t w}
+
+    Args:
+        learning_rate: :math:`\alpha_t \ge 0`, the largest step; a number, an array, or a schedule.
+        b1: :math:`\beta_1` in :math:`[0, 1)`; this and the next four too.
+        b2: :math:`\beta_2` in :math:`[0, 1)`.
+        eps: :math:`\epsilon \ge 0`.
+        lower_bound: :math:`f^\star`, a lower bound of the loss.
+        weight_decay: :math:`w \ge 0`.
+        adapt_lower_bound: estimate the bound on the way, from `lower_bound` upwards.
+
+    ``update`` needs the parameters and the extra argument ``value``, the loss. What is said of
+    :func:`momo` holds here too, with Optax's difference.
+
+    State: `MomoAdamState`, in float32 or wider.
+
+    Raises:
+        ValueError: ``update`` is called without parameters or without ``value``.
+
+    Source: F. Schaipp, R. Ohana, M. Eickenberg, A. Defazio and R. M. Gower, MoMo: Momentum Models
+    for Adaptive Learning Rates, 2024, arXiv:2305.07583, algorithms 2 and 3.
+
+    >>> tx = momo_adam(1.0)
+    >>> x = jnp.array([1.0, 2.0])
+    >>> tx.update(2 * x, tx.init(x), x, value=jnp.sum(x**2))[0].round(4).tolist()
+    [-0.833299994468689, -0.833299994468689]
+    """
+
+    def slots(p: Array) -> dict[str, Array]:
+        return {
+            "exp_avg": zeros_like(p, compute_dtype(p.dtype)),
+            "exp_avg_sq": zeros_like(p, accumulator_dtype(p)),
+        }
+
+    def numbers(p: list[Array]) -> dict[str, Any]:
+        return {"barf": 0.0, "gamma": 0.0, "lb": lower_bound}
+
+    def rule(g: list[Array], s: Any, t: Step, p: list[Array], *, value: Array) -> Any:
+        mean = jax.tree.map(lambda g, m: ema(g, m, b1), g, s.exp_avg)
+        square = jax.tree.map(lambda g, v: ema(abs_sq(g), v, b2), g, s.exp_avg_sq)
+        barf, gamma = ema(value, s.barf, b1), ema(_dot(g, p), s.gamma, b1)
+        unbias = 1 / t.bias_correction(b2)
+        scaled = jax.tree.map(lambda m, v: m / (eps + jnp.sqrt(v * unbias)), mean, square)
+        shrink = 1 + learning_rate * weight_decay
+        bound = lower_bound if adapt_lower_bound else None
+        weight = t.bias_correction(b1)
+        model = _Model(barf - gamma, _dot(mean, p), _dot(mean, scaled), weight, shrink, bound)
+        tau, lower = model.step(learning_rate, s.lb)
+        decay, scale = learning_rate * weight_decay / shrink, tau / shrink
+        directions = jax.tree.map(lambda m, p: -decay * p - scale * m, scaled, p)
+        return directions, {
+            "exp_avg": mean,
+            "exp_avg_sq": square,
+            "barf": barf,
+            "gamma": gamma,
+            "lb": lower,
+        }
+
+    return treewise(MomoAdamState, slots, numbers, rule)

@@ -1,0 +1,139 @@
+"""Prodigy."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradtx import tree
+from gradtx.checks import Decay, NonNegative, Positive
+from gradtx.numerics import (
+    Step,
+    abs_sq,
+    accumulator_dtype,
+    compute_dtype,
+    divide,
+    ema,
+    zeros_like,
+)
+from gradtx.pair import GradientTransformation, transformation
+from gradtx.treewise import treewise
+from gradtx.types import Array, Counter, Slots
+
+
+class ProdigyState(NamedTuple):
+    """Slots and numbers in float32 or wider, `exp_avg_sq` real; count: i32[].
+
+    params0: the starting point, in the parameters' types; estim_lr: the learning rate in force;
+    numerator_weighted: the numerator of its estimate.
+    """
+
+    exp_avg: Slots
+    exp_avg_sq: Slots
+    grad_sum: Slots
+    params0: Slots
+    estim_lr: Any
+    numerator_weighted: Any
+    count: Counter
+
+
+@transformation
+def prodigy(
+    learning_rate: NonNegative = 1.0,
+    betas: tuple[Decay, Decay] = (0.9, 0.999),
+    beta3: Decay | None = None,
+    eps: NonNegative = 1e-8,
+    estim_lr0: Positive = 1e-6,
+    estim_lr_coef: Positive = 1.0,
+    weight_decay: NonNegative = 0.0,
+    safeguard_warmup: bool = False,
+) -> GradientTransformation:
+    r"""AdamW whose learning rate `d` grows with the distance that the parameters have come.
+
+    With :math:`\lambda_t = d_t \gamma_t \sqrt{1 - \beta_2^t} / (1 - \beta_1^t)`,
+
+    .. math::
+        n_t &= \beta_3 n_{t-1}
+            + \frac{d_t}{d_1} \lambda_t \langle g_t, \theta_0 - \theta_{t-1} \rangle, \qquad
+        s_t = \beta_3 s_{t-1} + \frac{d_t}{d_1} \lambda_t g_t, \\
+        m_t &= \beta_1 m_{t-1} + (1 - \beta_1) d_t g_t, \qquad
+        \nu_t = \beta_2 \nu_{t-1} + (1 - \beta_2) d_t^2 |g_t|^2, \\
+        d_{t+1} &= \max\Big(d_t, c\, \frac{n_t}{\lVert s_t \rVert_1}\Big), \qquad
+        u_t = -\lambda_t \Big(\frac{m_t}{\sqrt{\nu_t} + d_{t+1} \epsilon}
+            + w\, \theta_{t-1}\Big)
+
+    Inner product and norm are of all leaves together.
+
+    Args:
+        learning_rate: :math:`\gamma_t \ge 0`, a factor of the estimate: 1, or a schedule that
+            starts or ends at 0 and is 1 at its highest.
+        betas: :math:`(\beta_1, \beta_2)` in :math:`[0, 1)`, numbers or arrays.
+        beta3: :math:`\beta_3` in :math:`[0, 1)`; None for :math:`\sqrt{\beta_2}`.
+        eps: :math:`\epsilon \ge 0`.
+        estim_lr0: :math:`d_1 > 0`, smaller than any good learning rate. In bfloat16 and float16
+            parameters a step of this size must not be lost to rounding, or it never grows.
+        estim_lr_coef: `c` above 0; larger for larger rates.
+        weight_decay: :math:`w \ge 0`, decoupled.
+        safeguard_warmup: use :math:`d_t` for :math:`\lambda_t` in :math:`s_t`, so that a schedule
+            that starts small does not make the estimate large.
+
+    The update is the step itself, with its sign: no learning rate follows.
+
+    State: `ProdigyState`, in float32 or wider, since :math:`d_t g_t` is small from the start
+    (Optax: in the parameters' types). While all gradients were zero, or the schedule was, the
+    estimate stays as it is; in Optax it becomes NaN, and every step after it.
+
+    Raises:
+        ValueError: ``update`` is called without parameters.
+
+    Source: K. Mishchenko and A. Defazio, Prodigy: An Expeditiously Adaptive Parameter-Free Learner,
+    2023, arXiv:2306.06101, algorithm 4, with the bias correction and the division by :math:`d_1` of
+    the authors' code.
+
+    >>> import gradtx
+    >>> result = gradtx.solve(lambda x: jnp.sum(x**2), jnp.ones(3), prodigy(), max_steps=500)
+    >>> bool(result.value < 1e-3)
+    True
+    """
+    b1, b2 = betas
+    b3 = b2**0.5 if beta3 is None else beta3
+
+    def slots(p: Array) -> dict[str, Array]:
+        wide = compute_dtype(p.dtype)
+        return {
+            "exp_avg": zeros_like(p, wide),
+            "exp_avg_sq": zeros_like(p, accumulator_dtype(p)),
+            "grad_sum": zeros_like(p, wide),
+            # A copy of its own: a buffer cannot be donated twice.
+            "params0": jnp.array(p, copy=True),
+        }
+
+    def numbers(p: list[Array]) -> dict[str, Any]:
+        return {"estim_lr": estim_lr0, "numerator_weighted": 0.0}
+
+    def rule(g: list[Array], s: Any, t: Step, p: list[Array]) -> Any:
+        d = s.estim_lr
+        rate = d * learning_rate * (jnp.sqrt(t.bias_correction(b2)) / t.bias_correction(b1))
+        weight = d / estim_lr0 * (d if safeguard_warmup else rate)
+        come = tree.vdot(g, tree.sub(s.params0, p)).real
+        numerator = b3 * s.numerator_weighted + d / estim_lr0 * rate * come
+        mean = jax.tree.map(lambda g, m: ema(d * g, m, b1), g, s.exp_avg)
+        square = jax.tree.map(lambda g, v: ema(abs_sq(d * g), v, b2), g, s.exp_avg_sq)
+        total = jax.tree.map(lambda g, a: b3 * a + weight * g, g, s.grad_sum)
+        estimate = divide(estim_lr_coef * numerator, tree.norm(total, ord=1))
+        new = jnp.maximum(d, estimate)
+        directions = jax.tree.map(
+            lambda m, v, p: -rate * (m / (jnp.sqrt(v) + new * eps)) - (weight_decay * rate) * p,
+            mean,
+            square,
+            p,
+        )
+        return directions, {
+            "exp_avg": mean,
+            "exp_avg_sq": square,
+            "grad_sum": total,
+            "estim_lr": new,
+            "numerator_weighted": numerator,
+        }
+
+    return treewise(ProdigyState, slots, numbers, rule)

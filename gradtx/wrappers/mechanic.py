@@ -1,0 +1,157 @@
+"""Mechanic: a learned factor of any optimizer's steps."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradtx import tree
+from gradtx.checks import NonNegative, Positive, PositiveCount
+from gradtx.engine import parameter
+from gradtx.numerics import cast, divide, increment, scalar_dtype, widen
+from gradtx.pair import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    transformation,
+    with_extra_args_support,
+)
+from gradtx.paths import is_leaf, leaves_with_path, path_string
+from gradtx.rows import is_rows
+from gradtx.types import Array, Counter, Params, Slots, State, Updates
+
+
+class MechanicState(NamedTuple):
+    """The wrapped state; count: i32[]; x0: the starting point, in the parameters' types.
+
+    r, m, v, s: one number for each decay, in float32 or wider: the reward, the largest and the
+    squared products, and the part of the factor, whose sum is the factor.
+    """
+
+    base_optimizer_state: State
+    count: Counter
+    r: Any
+    m: Any
+    v: Any
+    s: Any
+    x0: Slots
+
+
+@transformation
+def mechanize(
+    base_optimizer: GradientTransformation,
+    weight_decay: NonNegative = 1e-2,
+    eps: NonNegative = 1e-8,
+    s_init: Positive = 1e-6,
+    num_betas: PositiveCount = 6,
+) -> GradientTransformation:
+    r"""Multiply what an optimizer has summed up by a factor that is learned on the way.
+
+    With `u` the base optimizer's updates, :math:`\Delta_t = \sum_{k \le t} u_k`,
+    :math:`s = \sum_i s_i` and :math:`\beta_i = 1 - 10^{-i}` for :math:`i = 1 \dots n`,
+
+    .. math::
+        h_t &= -\Big\langle \Delta_{t-1}, g_t
+            + \lambda s \frac{\lVert g_t \rVert}{\lVert \theta_{t-1} \rVert + \epsilon}
+            \theta_{t-1} \Big\rangle, \\
+        r_i &\leftarrow \beta_i r_i + \mathrm{clip}(h_t, -m_i, m_i)\, s_i, \qquad
+        m_i \leftarrow \max(\beta_i m_i, |h_t| + \epsilon), \qquad
+        v_i \leftarrow \beta_i^2 v_i + h_t^2, \\
+        s_i &\leftarrow \frac{s_0 m_i / n + \max(r_i, 0)}{\sqrt{v_i} + \epsilon}, \qquad
+        \theta_t = \theta_0 + s \Delta_t
+
+    Args:
+        base_optimizer: any transformation whose updates are steps, such as ``adam(1.0)``: its rate
+            is what the factor multiplies, a schedule that is 1 at its highest.
+        weight_decay: :math:`\lambda \ge 0`, beside that of the base optimizer.
+        eps: :math:`\epsilon \ge 0`.
+        s_init: :math:`s_0 > 0`, smaller than any good factor.
+        num_betas: `n`, at least 1.
+
+    :math:`\Delta_{t-1}` is not kept but computed as
+    :math:`(\theta_{t-1} - \theta_0) / (s + \epsilon)`, as in Optax. So the updates must be applied
+    as they are, and in bfloat16 or float16 parameters, where small steps are lost, the factor never
+    grows: train a float32 copy.
+
+    State: `MechanicState`. The starting point is what the first update sees. Optax keeps the
+    numbers in the parameters' types.
+
+    Raises:
+        ValueError: ``update`` is called without parameters.
+        TypeError: a gradient is `Rows`: every row moves when the factor changes.
+
+    Source: A. Cutkosky, A. Defazio and H. Mehta, Mechanic: A Learning Rate Tuner, 2023,
+    arXiv:2306.00144, algorithm 1, with the clipping of the authors' code.
+
+    >>> import gradtx
+    >>> tx = mechanize(gradtx.sgd(1.0))
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - 3) ** 2), jnp.ones(2), tx, max_steps=200)
+    >>> bool(result.value < 1e-2)
+    True
+    """
+    if not isinstance(num_betas, int):
+        raise TypeError(f"mechanize: num_betas must be an integer, not {num_betas!r}")
+    tx = with_extra_args_support(base_optimizer)
+
+    def init(params: Params) -> State:
+        leaves, treedef = leaves_with_path(params)
+        checked = [None if p is None else parameter(p, path) for path, p in leaves]
+        dtype = scalar_dtype([p for p in checked if p is not None])
+        zero = jnp.zeros(num_betas, dtype)
+        return MechanicState(
+            base_optimizer_state=tx.init(params),
+            count=jnp.zeros([], jnp.int32),
+            r=zero,
+            m=zero,
+            v=zero,
+            s=jnp.full(num_betas, s_init, dtype),
+            # A copy of its own: a buffer cannot be donated twice.
+            x0=treedef.unflatten([p if p is None else jnp.array(p, copy=True) for p in checked]),
+        )
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        if params is None:
+            raise ValueError("mechanize needs the parameters: call update(updates, state, params)")
+        for path, g in leaves_with_path(updates)[0]:
+            if is_rows(g):
+                raise TypeError(
+                    f"mechanize moves every row and cannot run on the Rows at "
+                    f"{path_string(path)!r}: make the gradient dense with to_dense()"
+                )
+        steps, base_state = tx.update(updates, state.base_optimizer_state, params, **extra_args)
+        first = state.count == 0
+        x0 = _map(lambda p, x: x if p is None else jnp.where(first, p, x), params, state.x0)
+        back = _map(lambda p, x: None if p is None else widen(x) - widen(p), params, x0)
+
+        factor = jnp.sum(state.s)
+        decay = divide(
+            weight_decay * factor * tree.global_norm(updates), tree.global_norm(params) + eps
+        )
+        h = (tree.vdot(updates, back).real + decay * tree.vdot(params, back).real) / (factor + eps)
+        s, learned = _learned(state, h)
+
+        new = jnp.sum(s)
+        kept = 1 - new / (factor + eps)
+        moved = _map(
+            lambda u, b: None if u is None else cast(new * widen(u) + kept * b, u.dtype),
+            steps,
+            back,
+        )
+        return moved, MechanicState(base_state, increment(state.count), *learned, s, x0)
+
+    def _learned(state: Any, h: Array) -> tuple[Array, tuple[Array, Array, Array]]:
+        """The parts of the factor, and the reward, the largest product and the squared ones."""
+        betas = jnp.array([1 - 0.1**i for i in range(1, num_betas + 1)], state.s.dtype)
+        h = h.astype(state.s.dtype)
+        reward = betas * state.r + jnp.clip(h, -state.m, state.m) * state.s
+        largest = jnp.maximum(betas * state.m, jnp.abs(h) + eps)
+        square = betas**2 * state.v + h**2
+        wealth = s_init / num_betas * largest + jnp.maximum(reward, 0)
+        return divide(wealth, jnp.sqrt(square) + eps), (reward, largest, square)
+
+    return GradientTransformationExtraArgs(init, update)
+
+
+def _map(function: Any, *trees: Any) -> Any:
+    return jax.tree.map(function, *trees, is_leaf=is_leaf)
