@@ -233,6 +233,14 @@ from gradtx.optimizers.sm3 import (
     scale_by_sm3 as scale_by_sm3,
     sm3 as sm3,
 )
+from gradtx.optimizers.sophia import (
+    HutchinsonState as HutchinsonState,
+    SophiaState as SophiaState,
+    gnb_estimator_diag_hessian as gnb_estimator_diag_hessian,
+    hutchinson_estimator_diag_hessian as hutchinson_estimator_diag_hessian,
+    scale_by_sophia as scale_by_sophia,
+    sophia as sophia,
+)
 from gradtx.optimizers.stable_adamw import (
     scale_by_stable_adamw as scale_by_stable_adamw,
     stable_adamw as stable_adamw,

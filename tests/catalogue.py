@@ -153,6 +153,35 @@ CATALOGUE: dict[str, Entry] = {
     # cleaning
     "zero_nans": Entry(lambda: gradtx.zero_nans(), optax=lambda: optax.zero_nans()),
     "centralize": Entry(lambda: gradtx.centralize(), optax=lambda: optax.centralize(), rows=False),
+    # second-order
+    "hutchinson_estimator_diag_hessian": Entry(
+        lambda: gradtx.hutchinson_estimator_diag_hessian(1),
+        bad=({"random_seed": "x"}, {"random_seed": True}),
+        rows=False,
+        complex=False,
+        why="the diagonal of a complex Hessian is not one number for each entry",
+    ),
+    "gnb_estimator_diag_hessian": Entry(
+        lambda: gradtx.gnb_estimator_diag_hessian(sampled_loss, 4),
+        bad=({"sampled_loss_fn": len}, {"sampled_loss_fn": len, "batch_size": 0}),
+        rows=False,
+        complex=False,
+        why="the diagonal of a complex Hessian is not one number for each entry",
+    ),
+    "scale_by_sophia": Entry(
+        lambda: gradtx.scale_by_sophia(update_interval=2, hessian_first=True),
+        bad=({"b1": 1.0}, {"eps": 0.0}, {"update_interval": 0}, {"clip_threshold": -1.0}),
+        rows=False,
+        complex=False,
+        why="the diagonal of a complex Hessian is not one number for each entry",
+    ),
+    "sophia": Entry(
+        lambda: gradtx.sophia(1e-2, update_interval=2),
+        bad=(*RATES, {"learning_rate": 0.1, "b2": 1.0}),
+        rows=False,
+        complex=False,
+        why="the diagonal of a complex Hessian is not one number for each entry",
+    ),
     # matrix
     "scale_by_muon": Entry(
         lambda: gradtx.scale_by_muon(weight_dimension_numbers=as_matrices),
@@ -703,6 +732,11 @@ CATALOGUE: dict[str, Entry] = {
 
 def halve(updates: Any, params: Any) -> Any:
     return gradtx.tree.map_updates(lambda g: g / 2, updates)
+
+
+def sampled_loss(params: Any, key: Any) -> Any:
+    scale = jax.random.uniform(key, dtype="float32")
+    return scale * sum((abs(p) ** 2).sum() for p in jax.tree.leaves(params))
 
 
 def is_matrix(path: str, leaf: Any) -> bool:

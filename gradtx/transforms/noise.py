@@ -30,10 +30,21 @@ def _key(key: Any, seed: int | None) -> Any:
     if key is not None and seed is not None:
         raise ValueError("add_noise: seed is the old name of key: give one of the two")
     key = 0 if key is None and seed is None else seed if key is None else key
+    check_key("add_noise", "key", key)
+    return key
+
+
+def check_key(where: str, name: str, key: Any) -> None:
+    """Raise TypeError unless `key` is a random key or an integer seed."""
     is_integer = isinstance(key, int) and not isinstance(key, bool)
     if not is_integer and not hasattr(key, "dtype"):
-        raise TypeError(f"add_noise: key must be a random key or an integer, not {key!r}")
-    return key
+        raise TypeError(f"{where}: {name} must be a random key or an integer, not {key!r}")
+
+
+def own_key(key: Any) -> Array:
+    """The random key of a key or a seed, in a buffer of its own: the state may be donated."""
+    typed = hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    return jnp.array(key, copy=True) if typed else jax.random.key(key)
 
 
 @transformation
@@ -67,10 +78,7 @@ def add_noise(
     key = _key(key, seed)
 
     def init(params: Params) -> State:
-        typed = hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-        # A copy of its own: the state may be donated.
-        rng_key = jnp.array(key, copy=True) if typed else jax.random.key(key)
-        return AddNoiseState(jnp.zeros([], jnp.int32), rng_key)
+        return AddNoiseState(jnp.zeros([], jnp.int32), own_key(key))
 
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any

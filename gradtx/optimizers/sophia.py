@@ -1,0 +1,378 @@
+"""Sophia, and estimators of the diagonal of the Hessian."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradtx import tree
+from gradtx.checks import Count, Decay, NonNegative, Positive, PositiveCount
+from gradtx.compose import chain
+from gradtx.engine import elementwise, load, store
+from gradtx.numerics import Step, abs_sq, accumulator_dtype, cast, debias, ema, widen, zeros_like
+from gradtx.pair import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    optimizer,
+    transformation,
+    with_extra_args_support,
+)
+from gradtx.paths import Where, is_leaf, leaves_with_path, path_string
+from gradtx.rows import is_rows
+from gradtx.transforms.decay import add_decayed_weights
+from gradtx.transforms.noise import check_key, own_key
+from gradtx.transforms.scaling import scale_by_learning_rate
+from gradtx.types import Array, Counter, DType, Params, PyTree, Slots, State, Updates
+
+
+class HutchinsonState(NamedTuple):
+    """key: a random key."""
+
+    key: Any
+
+
+def _check_real_arrays(where: str, updates: Updates) -> None:
+    for path, g in leaves_with_path(updates)[0]:
+        if is_rows(g) or jnp.iscomplexobj(g):
+            kind = "is Rows of a table" if is_rows(g) else "is complex"
+            raise TypeError(
+                f"{where}: the gradient at {path_string(path)!r} {kind}; the diagonal of the "
+                "Hessian is that of whole real arrays"
+            )
+
+
+def _estimator(
+    where: str, random_seed: Any, estimate: Callable[[Array, Params, dict[str, Any]], PyTree]
+) -> GradientTransformation:
+    """A transformation whose updates are ``estimate(key, params, extra_args)``."""
+    seed = 0 if random_seed is None else random_seed
+    check_key(where, "random_seed", seed)
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        if params is None:
+            raise ValueError(f"{where} needs the parameters: call update(updates, state, params)")
+        _check_real_arrays(where, updates)
+        key, subkey = jax.random.split(state.key)
+        diagonal = estimate(subkey, params, extra_args) if jax.tree.leaves(params) else params
+        diagonal = jax.tree.map(
+            lambda g, h: None if g is None else cast(h, g.dtype), updates, diagonal, is_leaf=is_leaf
+        )
+        return diagonal, HutchinsonState(key)
+
+    return GradientTransformationExtraArgs(lambda params: HutchinsonState(own_key(seed)), update)
+
+
+@transformation
+def hutchinson_estimator_diag_hessian(random_seed: Any = None) -> GradientTransformation:
+    r"""Hutchinson's estimate of the diagonal of the Hessian, in the place of the updates.
+
+    .. math:: \hat h = r \odot \nabla^2 f(\theta)\, r, \qquad r_i = \pm 1 \text{ at random}
+
+    Args:
+        random_seed: a random key or an integer seed; 0 unless given.
+
+    ``update`` takes the loss as an extra argument: ``obj_fn``, a function of the parameters as in
+    Optax, or ``value_fn``, which :func:`minimize`, :func:`make_step` and :func:`solve` pass. The
+    product with the Hessian costs about two gradients.
+
+    State: `HutchinsonState`.
+
+    Raises:
+        ValueError: ``update`` is called without parameters or without a loss.
+        TypeError: a leaf is complex or `Rows`.
+
+    Source: M. F. Hutchinson, A Stochastic Estimator of the Trace of the Influence Matrix, 1990;
+    H. Liu et al., Sophia, 2023, arXiv:2305.14342, algorithm 1 (there with normal `r`).
+
+    >>> tx = hutchinson_estimator_diag_hessian()
+    >>> p = jnp.array([1.0, 2.0])
+    >>> tx.update(p, tx.init(p), p, obj_fn=lambda p: jnp.sum(p**3))[0].tolist()
+    [6.0, 12.0]
+    """
+
+    def estimate(key: Array, params: Params, extra_args: dict[str, Any]) -> PyTree:
+        loss = extra_args.get("obj_fn") or extra_args.get("value_fn")
+        if loss is None:
+            raise ValueError(
+                "hutchinson_estimator_diag_hessian: the Hessian is of a loss, so update needs "
+                "obj_fn or value_fn; minimize, make_step and solve pass it"
+            )
+        signs = tree.random_like(key, params, jax.random.rademacher, jnp.float32)
+        signs = tree.cast_like(signs, params)
+        _, product = jax.jvp(jax.grad(loss), (params,), (signs,))
+        return tree.mul(product, signs)
+
+    return _estimator("hutchinson_estimator_diag_hessian", random_seed, estimate)
+
+
+@transformation
+def gnb_estimator_diag_hessian(
+    sampled_loss_fn: Callable[..., Any], batch_size: Positive, random_seed: Any = None
+) -> GradientTransformation:
+    r"""The Gauss-Newton-Bartlett estimate of the diagonal of the Hessian.
+
+    .. math:: \hat h = B\, \hat g \odot \hat g, \qquad
+        \hat g = \nabla_\theta \frac{1}{B} \sum_{b=1}^{B} \ell(f_\theta(x_b), \hat y_b), \quad
+        \hat y_b \sim p(\cdot \mid f_\theta(x_b))
+
+    It is never negative, and costs one gradient.
+
+    Args:
+        sampled_loss_fn: ``(params, key, *sample_args) -> value``, the mean loss :math:`\ell` of a
+            batch on labels :math:`\hat y` that it draws from what the model predicts (no gradient
+            goes through the draw). ``update`` takes ``sample_args``, a tuple, such as the inputs of
+            the batch, as an extra argument.
+        batch_size: :math:`B`, the number of draws in the mean.
+        random_seed: a random key or an integer seed; 0 unless given.
+
+    State: `HutchinsonState`.
+
+    Raises:
+        ValueError: ``update`` is called without parameters.
+        TypeError: a leaf is complex or `Rows`.
+
+    Source: H. Liu et al., Sophia: A Scalable Stochastic Second-order Optimizer for Language Model
+    Pre-training, 2023, arXiv:2305.14342, algorithm 2.
+
+    >>> def sampled_loss(params, key, x):
+    ...     logits = x @ params
+    ...     labels = jax.random.categorical(key, logits)
+    ...     return -jax.nn.log_softmax(logits)[jnp.arange(len(x)), labels].mean()
+    >>> tx, p = gnb_estimator_diag_hessian(sampled_loss, batch_size=8), jnp.ones((3, 2))
+    >>> h, _ = tx.update(p, tx.init(p), p, sample_args=(jnp.ones((8, 3)),))
+    >>> h.shape, bool((h >= 0).all())
+    ((3, 2), True)
+    """
+
+    def estimate(key: Array, params: Params, extra_args: dict[str, Any]) -> PyTree:
+        arguments = extra_args.get("sample_args", ())
+        grads = jax.grad(lambda p: sampled_loss_fn(p, key, *arguments))(params)
+        return jax.tree.map(lambda g: batch_size * abs_sq(widen(g)), grads)
+
+    return _estimator("gnb_estimator_diag_hessian", random_seed, estimate)
+
+
+class SophiaState(NamedTuple):
+    """count: i32[]; mu, nu: like the parameters, nu in float32 or wider; and the estimator's."""
+
+    count: Counter
+    mu: Slots
+    nu: Slots
+    hessian_fn_state: State
+
+
+class _Moments(NamedTuple):
+    """The part of `SophiaState` on which the rule works."""
+
+    count: Counter
+    mu: Slots
+    nu: Slots
+
+
+@transformation
+def scale_by_sophia(
+    b1: Decay = 0.965,
+    b2: Decay = 0.99,
+    eps: Positive = 1e-8,
+    gamma: NonNegative = 0.01,
+    clip_threshold: Positive | None = 1.0,
+    update_interval: PositiveCount = 10,
+    hessian_diagonal_fn: GradientTransformation | None = None,
+    mu_dtype: DType | None = None,
+    verbose: bool = False,
+    print_win_rate_every_n_steps: Count = 0,
+    *,
+    hessian_first: bool = False,
+    bias_correction: bool = True,
+) -> GradientTransformation:
+    r"""Divide the momentum by the diagonal of the Hessian, and clip.
+
+    .. math::
+        \mu_t &= \beta_1 \mu_{t-1} + (1 - \beta_1) g_t, \\
+        u_t &= \mathrm{clip}\left(\frac{\hat\mu_t}{\max(\gamma \nu_{t-1}, \epsilon)},
+            -\rho, \rho\right), \\
+        \nu_t &= \beta_2 \nu_{t-1} + (1 - \beta_2) \hat h_t \text{ at } t = 1, 1 + k, 1 + 2k,
+            \dots, \text{ else } \nu_{t-1}
+
+    Args:
+        b1: :math:`\beta_1` in :math:`[0, 1)`.
+        b2: :math:`\beta_2` in :math:`[0, 1)`, applied at every `k`-th step.
+        eps: :math:`\epsilon > 0`.
+        gamma: :math:`\gamma \ge 0`; such that a tenth to a half of the entries are not clipped.
+        clip_threshold: :math:`\rho > 0`, or None for no clip.
+        update_interval: :math:`k \ge 1`, steps from one estimate to the next.
+        hessian_diagonal_fn: what estimates :math:`\hat h` from its extra arguments;
+            :func:`hutchinson_estimator_diag_hessian` unless given.
+        mu_dtype: the type in which :math:`\mu` is kept; the parameter's unless given.
+        verbose: whether to print the fraction of entries that are not clipped.
+        print_win_rate_every_n_steps: how often; 0 for never.
+        hessian_first: use :math:`\nu_t` in :math:`u_t`, as in the paper: the estimate comes before
+            the step. In the authors' code and Optax it comes after it, and the first step is the
+            sign of the gradient.
+        bias_correction: divide :math:`\mu_t` by :math:`1 - \beta_1^t`, as Optax does; not in the
+            paper.
+
+    ``update`` passes its extra arguments on to the estimator: the loss as ``obj_fn``, or as
+    ``value_fn``, which :func:`minimize`, :func:`make_step` and :func:`solve` pass.
+
+    State: `SophiaState`. :math:`\nu` is kept in float32 or wider; Optax keeps it in the
+    parameter's type.
+
+    Raises:
+        ValueError: ``update`` is called without parameters, or without what the estimator needs.
+        TypeError: a leaf is complex or `Rows`.
+
+    Source: H. Liu et al., Sophia: A Scalable Stochastic Second-order Optimizer for Language Model
+    Pre-training, 2023, arXiv:2305.14342, algorithm 3.
+
+    >>> tx = scale_by_sophia(gamma=1.0, b2=0.0, hessian_first=True, bias_correction=False)
+    >>> p = jnp.array([4.0, -4.0])
+    >>> loss = lambda p: jnp.sum(jnp.array([1.0, 0.05]) * p**2) / 2
+    >>> u, _ = tx.update(jax.grad(loss)(p), tx.init(p), p, obj_fn=loss)
+    >>> u.round(4).tolist()
+    [0.14000000059604645, -0.14000000059604645]
+    """
+    estimator = with_extra_args_support(
+        hutchinson_estimator_diag_hessian() if hessian_diagonal_fn is None else hessian_diagonal_fn
+    )
+
+    def slots(p: Array) -> dict[str, Array]:
+        return {"mu": zeros_like(p, mu_dtype), "nu": zeros_like(p, accumulator_dtype(p))}
+
+    def rule(g: Array, s: Any, t: Step) -> Any:
+        mu = ema(g, s.mu, b1)
+        mean = debias(mu, b1, t) if bias_correction else mu
+        u = mean / jnp.maximum(gamma * s.nu, eps)
+        if clip_threshold is not None:
+            u = jnp.clip(u, -clip_threshold, clip_threshold)
+        return u, {"mu": mu, "nu": s.nu}
+
+    lifted = elementwise(_Moments, slots, rule)
+
+    def init(params: Params) -> State:
+        count, mu, nu = lifted.init(params)
+        return SophiaState(count, mu, nu, estimator.init(params))
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        if params is None:
+            raise ValueError(
+                "scale_by_sophia needs the parameters: call update(updates, state, params)"
+            )
+        _check_real_arrays("scale_by_sophia", updates)
+        if extra_args.get("obj_fn") is None:
+            extra_args["obj_fn"] = extra_args.get("value_fn")
+        treedef: Any = leaves_with_path(updates)[1]
+        # The estimate has the type of the gradients: squares must not be rounded to 16 bits.
+        wide = tree.map_updates(lambda g: widen(jnp.asarray(g)), updates)
+
+        def estimated(nu: PyTree) -> tuple[PyTree, State]:
+            def run() -> tuple[PyTree, State]:
+                h, inner = estimator.update(wide, state.hessian_fn_state, params, **extra_args)
+                pairs = zip(treedef.flatten_up_to(h), treedef.flatten_up_to(nu), strict=True)
+                new = [n if h is None else store(n, ema(widen(h), load(n), b2)) for h, n in pairs]
+                return treedef.unflatten(new), inner
+
+            due = state.count % update_interval == 0
+            return jax.lax.cond(due, run, lambda: (nu, state.hessian_fn_state))
+
+        moments: Any = _Moments(state.count, state.mu, state.nu)
+        if hessian_first:
+            nu, inner = estimated(state.nu)
+            out, moments = lifted.update(updates, moments._replace(nu=nu))
+        else:
+            out, moments = lifted.update(updates, moments)
+            nu, inner = estimated(state.nu)
+        if verbose and clip_threshold is not None:
+            _print_win_rate(out, clip_threshold, moments.count, print_win_rate_every_n_steps)
+        return out, SophiaState(moments.count, moments.mu, nu, inner)
+
+    return GradientTransformationExtraArgs(init, update)
+
+
+def _print_win_rate(updates: Updates, threshold: Any, count: Array, every: Any) -> None:
+    won = tree.sum(jax.tree.map(lambda u: jnp.sum(jnp.abs(u) < threshold), updates))
+    due = (every > 0) & (count % jnp.maximum(every, 1) == 0)
+    jax.lax.cond(
+        due,
+        lambda: jax.debug.print("Sophia: win rate {}", won / max(tree.size(updates), 1)),
+        lambda: None,
+    )
+
+
+@optimizer
+def sophia(
+    learning_rate: NonNegative,
+    b1: Decay = 0.965,
+    b2: Decay = 0.99,
+    eps: Positive = 1e-8,
+    weight_decay: NonNegative = 1e-4,
+    weight_decay_mask: Where | None = None,
+    gamma: NonNegative = 0.01,
+    clip_threshold: Positive | None = 1.0,
+    update_interval: PositiveCount = 10,
+    hessian_diagonal_fn: GradientTransformation | None = None,
+    mu_dtype: DType | None = None,
+    verbose: bool = False,
+    print_win_rate_every_n_steps: Count = 0,
+    *,
+    hessian_first: bool = False,
+    bias_correction: bool = True,
+) -> GradientTransformation:
+    r"""Sophia: :math:`\theta \leftarrow \theta - \eta (u + \lambda\theta)`.
+
+    The direction `u` is that of :func:`scale_by_sophia`.
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        b1: decay of the momentum; this and what is not named below as in :func:`scale_by_sophia`.
+        b2: decay of the Hessian's diagonal.
+        eps: the least divisor.
+        weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
+        weight_decay_mask: which parameters decay, as in :func:`add_decayed_weights`.
+        gamma: factor of the Hessian's diagonal.
+        clip_threshold: the largest entry of `u`.
+        update_interval: steps from one estimate to the next.
+        hessian_diagonal_fn: the estimator; this is Sophia-G with
+            :func:`gnb_estimator_diag_hessian`, else Sophia-H.
+        mu_dtype: the type of the momentum.
+        verbose: whether to print the fraction of entries that are not clipped.
+        print_win_rate_every_n_steps: how often.
+        hessian_first: whether the estimate comes before the step, as in the paper.
+        bias_correction: whether the momentum is corrected for its start at 0.
+
+    Source: H. Liu et al., Sophia: A Scalable Stochastic Second-order Optimizer for Language Model
+    Pre-training, 2023, arXiv:2305.14342, algorithm 3.
+
+    >>> import gradtx
+    >>> loss = lambda p: jnp.sum(jnp.array([1.0, 100.0]) * p**2)
+    >>> step = gradtx.make_step(loss, sophia(0.1, b2=0.5, gamma=1.0))
+    >>> params = jnp.ones(2)
+    >>> state = step.init(params)
+    >>> for _ in range(100):
+    ...     params, state, value = step(params, state)
+    >>> bool(value < 0.1)
+    True
+    """
+    return chain(
+        scale_by_sophia(
+            b1,
+            b2,
+            eps,
+            gamma,
+            clip_threshold,
+            update_interval,
+            hessian_diagonal_fn,
+            mu_dtype,
+            verbose,
+            print_win_rate_every_n_steps,
+            hessian_first=hessian_first,
+            bias_correction=bias_correction,
+        ),
+        add_decayed_weights(weight_decay, weight_decay_mask),
+        scale_by_learning_rate(learning_rate),
+    )

@@ -1,0 +1,170 @@
+"""Sophia beside a transcription of its paper and beside Optax; its estimators beside Hessians."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gradtx
+from tests.oracle import parameters
+
+WEIGHTS = np.linspace(0.5, 20.0, 12).reshape(4, 3)
+
+
+def loss(p):
+    """Its Hessian is diagonal, so that Hutchinson's estimate is exact."""
+    return jnp.sum(jnp.asarray(WEIGHTS, p.dtype) * (p**4 / 4 + p**2 / 2))
+
+
+def path(tx, steps=60):
+    def step(carry, _):
+        p, state = carry
+        updates, state = tx.update(jax.grad(loss)(p), state, p, obj_fn=loss)
+        return (p + updates, state), p + updates
+
+    p = jnp.asarray(parameters(), jnp.float32)
+    return jax.jit(lambda: jax.lax.scan(step, (p, tx.init(p)), None, steps)[1])()
+
+
+def transcribed(rate, b1, b2, eps, gamma, clip, every, decay, hessian_first, debias, steps=60):
+    """Algorithm 3 in float64; in the authors' code the estimate comes after the step."""
+    p, found = parameters().astype(np.float64), []
+    m, h = np.zeros_like(p), np.zeros_like(p)
+    for t in range(1, steps + 1):
+        g, diagonal = WEIGHTS * (p**3 + p), WEIGHTS * (3 * p**2 + 1)
+        m = b1 * m + (1 - b1) * g
+        estimated = b2 * h + (1 - b2) * diagonal if t % every == 1 else h
+        if hessian_first:
+            h = estimated
+        mean = m / (1 - b1**t) if debias else m
+        u = np.clip(mean / np.maximum(gamma * h, eps), -clip, clip)
+        h = estimated
+        p = p - rate * (u + decay * p)
+        found.append(p)
+    return np.stack(found)
+
+
+@pytest.mark.parametrize("hessian_first", [False, True])
+@pytest.mark.parametrize("debias", [False, True])
+def test_it_is_the_paper_s(hessian_first, debias):
+    tx = gradtx.sophia(
+        0.02,
+        0.9,
+        0.8,
+        gamma=0.3,
+        weight_decay=0.1,
+        update_interval=4,
+        hessian_first=hessian_first,
+        bias_correction=debias,
+    )
+    want = transcribed(0.02, 0.9, 0.8, 1e-8, 0.3, 1.0, 4, 0.1, hessian_first, debias)
+    np.testing.assert_allclose(path(tx), want, rtol=1e-5, atol=1e-5)
+
+
+def test_like_optax():
+    ours = gradtx.sophia(0.02, gamma=0.2, update_interval=3)
+    theirs = optax.contrib.sophia(0.02, gamma=0.2, update_interval=3)
+    np.testing.assert_allclose(path(ours), path(theirs), rtol=1e-5, atol=1e-5)
+    around = gradtx.sophia(
+        0.02,
+        gamma=0.2,
+        update_interval=3,
+        hessian_diagonal_fn=optax.contrib.hutchinson_estimator_diag_hessian(),
+    )
+    np.testing.assert_allclose(path(around), path(ours), rtol=1e-5, atol=1e-5)
+    p = jnp.asarray(parameters(), jnp.float32)
+    state, state_optax = ours.init(p)[0], theirs.init(p)[0]
+    assert (type(state).__name__, state._fields) == ("SophiaState", state_optax._fields)
+
+
+def test_hutchinson_is_unbiased():
+    rng = np.random.default_rng(0)
+    a = rng.normal(size=(4, 4))
+    a = jnp.asarray(a @ a.T, jnp.float32)
+    p = jnp.ones(4)
+
+    def estimate(key):
+        tx = gradtx.hutchinson_estimator_diag_hessian(key)
+        return tx.update(p, tx.init(p), p, value_fn=lambda p: p @ a @ p / 2)[0]
+
+    draws = np.asarray(jax.vmap(estimate)(jax.random.split(jax.random.key(0), 4000)))
+    error = draws.std(0) / np.sqrt(len(draws))
+    assert error.max() > 0.01
+    assert (np.abs(draws.mean(0) - np.diag(a)) < 4 * error + 1e-5).all()
+
+
+def test_gauss_newton_bartlett_is_unbiased():
+    rng = np.random.default_rng(0)
+    x, w = rng.normal(size=(5, 3)), rng.normal(size=(3, 4))
+
+    def sampled_loss(params, key, x):
+        logits = x @ params
+        labels = jax.random.categorical(key, logits)
+        return -jax.nn.log_softmax(logits)[jnp.arange(len(x)), labels].mean()
+
+    def estimate(key):
+        tx = gradtx.gnb_estimator_diag_hessian(sampled_loss, len(x), key)
+        p = jnp.asarray(w, jnp.float32)
+        return tx.update(p, tx.init(p), p, sample_args=(jnp.asarray(x, jnp.float32),))[0]
+
+    draws = np.asarray(jax.vmap(estimate)(jax.random.split(jax.random.key(0), 4000)))
+    likely = np.exp(x @ w) / np.exp(x @ w).sum(1, keepdims=True)
+    # Of the mean cross-entropy: the second derivative for w_ij is the mean of x_i^2 p_j (1 - p_j).
+    want = (x**2).T @ (likely * (1 - likely)) / len(x)
+    error = draws.std(0) / np.sqrt(len(draws))
+    assert error.max() < 0.1
+    assert (np.abs(draws.mean(0) - want) < 4.5 * error).all()
+
+
+def test_the_loss_is_there_in_every_entry_point():
+    tx = gradtx.sophia(0.05, b2=0.5, gamma=0.5)
+    p = jnp.asarray(parameters(), jnp.float32)
+    by_hand = path(tx, 3)[-1]
+    stepped, state = p, tx.init(p)
+    for _ in range(3):
+        stepped, state, _ = gradtx.minimize(loss, tx, stepped, state)
+    np.testing.assert_allclose(stepped, by_hand, rtol=1e-6)
+    np.testing.assert_allclose(gradtx.solve(loss, p, tx, max_steps=3).params, by_hand, rtol=1e-6)
+    step = gradtx.make_step(loss, tx)
+    stepped, state = jnp.array(p, copy=True), tx.init(p)
+    for _ in range(3):
+        stepped, state, _ = step(stepped, state)
+    np.testing.assert_allclose(stepped, by_hand, rtol=1e-6)
+
+
+def test_the_samples_of_a_compiled_step_come_with_it():
+    def sampled_loss(params, key, x):
+        return jnp.sum(x * params) + 0.0 * jax.random.uniform(key)
+
+    estimator = gradtx.gnb_estimator_diag_hessian(sampled_loss, 2.0)
+    tx = gradtx.sophia(0.1, hessian_diagonal_fn=estimator, hessian_first=True)
+    step = gradtx.make_step(lambda p: jnp.sum(p), tx)
+    p = jnp.ones(2)
+    state = step.init(p)
+    _, state, _ = step(p, state, extra_args={"sample_args": (jnp.array([1.0, 3.0]),)})
+    np.testing.assert_allclose(gradtx.get_slot(state, "nu"), [0.02, 0.18], rtol=1e-5)
+
+
+def test_what_is_missing_is_named():
+    tx, p = gradtx.sophia(0.1), jnp.ones(2)
+    with pytest.raises(ValueError, match="needs the parameters"):
+        tx.update(p, tx.init(p))
+    with pytest.raises(ValueError, match="obj_fn or value_fn"):
+        tx.update(p, tx.init(p), p)
+    c = {"w": jnp.ones(2, jnp.complex64)}
+    with pytest.raises(TypeError, match="'w' is complex"):
+        tx.update(c, tx.init(c), c, obj_fn=lambda c: jnp.sum(jnp.abs(c["w"])))
+
+
+def test_the_fraction_that_is_not_clipped_is_printed(capfd):
+    tx = gradtx.scale_by_sophia(verbose=True, print_win_rate_every_n_steps=2)
+    p = jnp.array([0.0, 1.0])
+    state = tx.init(p)
+    update = jax.jit(functools.partial(tx.update, obj_fn=jnp.sum))
+    for _ in range(3):
+        _, state = update(p, state, p)
+    jax.effects_barrier()
+    assert capfd.readouterr().out.splitlines() == ["Sophia: win rate 0.5"]
