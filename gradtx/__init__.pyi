@@ -317,10 +317,16 @@ from gradtx.transforms.decay import (
     WeightDecaySchedule as WeightDecaySchedule,
     add_decayed_weights as add_decayed_weights,
 )
+from gradtx.transforms.distance import (
+    ScaleByDistanceOverGradientsState as ScaleByDistanceOverGradientsState,
+    scale_by_distance_over_gradients as scale_by_distance_over_gradients,
+)
 from gradtx.transforms.linesearch import value_and_grad_from_state as value_and_grad_from_state
 from gradtx.transforms.noise import AddNoiseState as AddNoiseState, add_noise as add_noise
 from gradtx.transforms.norms import (
     adaptive_grad_clip as adaptive_grad_clip,
+    adaptive_normalize as adaptive_normalize,
+    normalize as normalize,
     normalize_by_update_norm as normalize_by_update_norm,
     unitwise_clip as unitwise_clip,
     unitwise_norm as unitwise_norm,
@@ -349,14 +355,11 @@ from gradtx.treewise import treewise as treewise
 from gradtx.types import EmptyState as EmptyState, Schedule as Schedule, Slots as Slots
 from gradtx.wrappers.accumulation import (
     AccumulateState as AccumulateState,
-    ApplyEvery as ApplyEvery,
-    MultiSteps as MultiSteps,
     MultiStepsState as MultiStepsState,
     accumulate as accumulate,
-    apply_every as apply_every,
     has_updated as has_updated,
-    multi_steps as multi_steps,
 )
+from gradtx.wrappers.apply_every import ApplyEvery as ApplyEvery, apply_every as apply_every
 from gradtx.wrappers.averaging import (
     EmaParamsState as EmaParamsState,
     SwaParamsState as SwaParamsState,
@@ -403,15 +406,26 @@ from gradtx.wrappers.monitoring import (
     monitor as monitor,
     snapshot as snapshot,
 )
+from gradtx.wrappers.multi_steps import MultiSteps as MultiSteps, multi_steps as multi_steps
 from gradtx.wrappers.plateau import (
     ReduceLROnPlateauState as ReduceLROnPlateauState,
     reduce_on_plateau as reduce_on_plateau,
 )
 from gradtx.wrappers.privacy import (
+    DifferentiallyPrivateAggregateState as DifferentiallyPrivateAggregateState,
+    differentially_private as differentially_private,
+    differentially_private_aggregate as differentially_private_aggregate,
+    dpsgd as dpsgd,
     per_example_global_norm_clip as per_example_global_norm_clip,
     per_example_layer_norm_clip as per_example_layer_norm_clip,
 )
-from gradtx.wrappers.sam import SAMState as SAMState, normalize as normalize, sam as sam
+from gradtx.wrappers.sam import (
+    GSAMState as GSAMState,
+    SAMState as SAMState,
+    asam as asam,
+    gsam as gsam,
+    sam as sam,
+)
 from gradtx.wrappers.schedule_free import (
     ScheduleFreeState as ScheduleFreeState,
     schedule_free as schedule_free,

@@ -1,5 +1,6 @@
 """Every public transformation, once, with what it can do; the contracts run over this list."""
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,8 @@ class Entry:
     """A transformation and its capabilities.
 
     make: builds it small; bad: arguments that must be refused; optax: its live twin there;
-    rows: runs on the rows of a table; complex: runs on complex leaves; why: reasons for a False.
+    rows: runs on the rows of a table; complex: runs on complex leaves; why: reasons for a False;
+    examples: takes gradients of single examples, these in the first dimension.
     """
 
     make: Callable[[], Any]
@@ -25,12 +27,20 @@ class Entry:
     rows: bool = True
     complex: bool = True
     why: str = ""
+    examples: bool = False
 
 
 def builders() -> list[Builder]:
     """The builders, of transformations and of schedules, that gradtx publishes."""
     public = [getattr(gradtx, name) for name in gradtx.__all__]
     return [each.builder for each in public if hasattr(each, "builder")]
+
+
+def dpsgd_of_optax() -> Any:
+    """Optax's passes its seed on by an old name, and warns of that."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return optax.contrib.dpsgd(0.1, 0.5, 0.1, seed=1, momentum=0.9)
 
 
 NEGATIVE = {"learning_rate": -0.1}
@@ -265,6 +275,15 @@ CATALOGUE: dict[str, Entry] = {
         lambda: gradtx.adaptive_grad_clip(0.5),
         bad=({"clipping": -1.0}, {"clipping": 0.1, "eps": -1.0}),
         optax=lambda: optax.adaptive_grad_clip(0.5),
+        rows=False,
+    ),
+    "normalize": Entry(lambda: gradtx.normalize(), optax=lambda: optax.contrib.normalize()),
+    "adaptive_normalize": Entry(lambda: gradtx.adaptive_normalize(), bad=({"eta": -1.0},)),
+    # distance over gradients
+    "scale_by_distance_over_gradients": Entry(
+        lambda: gradtx.scale_by_distance_over_gradients(reps_rel=0.1, global_scale=-1.0),
+        bad=({"reps_rel": -1.0}, {"eps": -1.0}, {"global_scale": "x"}),
+        optax=lambda: optax.scale_by_distance_over_gradients(reps_rel=0.1, global_scale=-1.0),
         rows=False,
     ),
     # layer-wise
@@ -704,10 +723,55 @@ CATALOGUE: dict[str, Entry] = {
         optax=lambda: optax.contrib.mechanize(optax.adam(1.0), s_init=1e-2),
         rows=False,
     ),
-    "normalize": Entry(lambda: gradtx.normalize(), optax=lambda: optax.contrib.normalize()),
     "sam": Entry(
         lambda: gradtx.sam(gradtx.sgd(0.1), gradtx.chain(gradtx.normalize(), gradtx.sgd(0.1))),
         bad=({"optimizer": optax.sgd(1.0), "adv_optimizer": optax.sgd(1.0), "sync_period": 0},),
+    ),
+    "asam": Entry(
+        lambda: gradtx.asam(gradtx.sgd(0.1), 0.1),
+        bad=({"optimizer": optax.sgd(1.0), "rho": -1.0}, {"optimizer": optax.sgd(1.0), "eta": "x"}),
+    ),
+    "gsam": Entry(
+        lambda: gradtx.gsam(gradtx.sgd(0.1), gradtx.chain(gradtx.normalize(), gradtx.sgd(0.1))),
+        bad=({"optimizer": optax.sgd(1.0), "adv_optimizer": optax.sgd(1.0), "alpha": -1.0},),
+    ),
+    # privacy
+    "differentially_private_aggregate": Entry(
+        lambda: gradtx.differentially_private_aggregate(0.5, 0.1, key=1),
+        bad=(
+            {"l2_norm_clip": 1.0, "noise_multiplier": 1.0},
+            {"l2_norm_clip": -1.0, "noise_multiplier": 1.0, "key": 1},
+            {"l2_norm_clip": 1.0, "noise_multiplier": 1.0, "key": 1, "seed": 1},
+            {"l2_norm_clip": 1.0, "noise_multiplier": 1.0, "key": "x"},
+        ),
+        optax=lambda: optax.contrib.differentially_private_aggregate(0.5, 0.1, key=1),
+        rows=False,
+        examples=True,
+    ),
+    "differentially_private": Entry(
+        lambda: gradtx.differentially_private(gradtx.adam(0.1), 0.5, 0.1, key=1, every=2),
+        bad=(
+            {"inner": optax.sgd(1.0), "l2_norm_clip": 1.0, "noise_multiplier": -1.0, "key": 1},
+            {
+                "inner": optax.sgd(1.0),
+                "l2_norm_clip": 1.0,
+                "noise_multiplier": 1.0,
+                "key": 1,
+                "every": 0,
+            },
+        ),
+        rows=False,
+        examples=True,
+    ),
+    "dpsgd": Entry(
+        lambda: gradtx.dpsgd(0.1, 0.5, 0.1, seed=1, momentum=0.9),
+        bad=(
+            {"learning_rate": -0.1, "l2_norm_clip": 1.0, "noise_multiplier": 1.0, "seed": 1},
+            {"learning_rate": 0.1, "l2_norm_clip": 1.0, "noise_multiplier": 1.0},
+        ),
+        optax=dpsgd_of_optax,
+        rows=False,
+        examples=True,
     ),
     "ema_params": Entry(lambda: gradtx.ema_params(0.9), bad=({"decay": 1.0},), rows=False),
     "swa_params": Entry(lambda: gradtx.swa_params(1, 2), bad=({"every": 0},), rows=False),

@@ -13,6 +13,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import gradtx
+from gradtx.rows import is_rows
 from tests import catalogue
 from tests.catalogue import CATALOGUE
 
@@ -51,8 +52,16 @@ def step(tx, carry, g):
     """One step as `minimize` takes it: the extra arguments are always there."""
     p, state = carry
     extra = {"value": value_fn(p), "grad": g, "value_fn": value_fn}
+    if takes_examples(tx):
+        g = jax.tree.map(lambda x: x if is_rows(x) else x[None], g, is_leaf=is_rows)
     updates, state = gradtx.with_extra_args_support(tx).update(g, state, p, **extra)
     return (gradtx.apply_updates(p, updates), state), updates
+
+
+def takes_examples(tx):
+    """Whether gradients are those of single examples: here of one."""
+    name = getattr(getattr(tx, "declaration", None), "name", None)
+    return name in CATALOGUE and CATALOGUE[name].examples
 
 
 @functools.cache
@@ -327,7 +336,10 @@ def test_like_optax(name):
         def scanned(p, gs):
             return jax.lax.scan(functools.partial(step, tx), (p, tx.init(p)), gs)
 
-        return jax.jit(scanned)(params(), grads(100))
+        gs = grads(100)
+        if CATALOGUE[name].examples and not takes_examples(tx):
+            gs = jax.tree.map(lambda g: g[:, None], gs)
+        return jax.jit(scanned)(params(), gs)
 
     (_, state), updates = run(ours)
     (_, state_optax), updates_optax = run(theirs)

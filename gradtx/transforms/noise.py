@@ -25,12 +25,13 @@ class AddNoiseState(NamedTuple):
     rng_key: Array
 
 
-def _key(key: Any, seed: int | None) -> Any:
-    """The one of the two that is given, or 0."""
+def given_key(name: str, key: Any, seed: int | None) -> Any:
+    """The one of the two that is given, or None."""
     if key is not None and seed is not None:
-        raise ValueError("add_noise: seed is the old name of key: give one of the two")
-    key = 0 if key is None and seed is None else seed if key is None else key
-    check_key("add_noise", "key", key)
+        raise ValueError(f"{name}: seed is the old name of key: give one of the two")
+    key = seed if key is None else key
+    if key is not None:
+        check_key(name, "key", key)
     return key
 
 
@@ -42,7 +43,7 @@ def check_key(where: str, name: str, key: Any) -> None:
 
 
 def own_key(key: Any) -> Array:
-    """The random key of a key or a seed, in a buffer of its own: the state may be donated."""
+    """A random key for a state, made from `given_key`; a copy, since the state may be donated."""
     typed = hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     return jnp.array(key, copy=True) if typed else jax.random.key(key)
 
@@ -75,10 +76,10 @@ def add_noise(
     >>> tx.update(jnp.array([4.0]), tx.init(jnp.zeros(1)))[0].tolist()
     [4.0]
     """
-    key = _key(key, seed)
+    given = given_key("add_noise", key, seed)
 
     def init(params: Params) -> State:
-        return AddNoiseState(jnp.zeros([], jnp.int32), own_key(key))
+        return AddNoiseState(jnp.zeros([], jnp.int32), own_key(0 if given is None else given))
 
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from gradtx.checks import NonNegative, Number, Positive
 from gradtx.engine import leafwise
-from gradtx.numerics import abs_sq, widen
+from gradtx.numerics import abs_sq, cast, divide, widen
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -125,3 +125,67 @@ def adaptive_grad_clip(
         return unitwise_clip(_reduced_norm(g, axis), limit, g), {}
 
     return leafwise(EmptyState, None, rule)
+
+
+@transformation
+def normalize() -> GradientTransformation:
+    r"""Divide the updates by their global norm: :math:`u = g / \lVert g \rVert`, 0 for no norm.
+
+    The norm is summed in at least float32. A zero gradient stays zero; in Optax it becomes NaN.
+
+    >>> tx = normalize()
+    >>> tx.update(jnp.array([3.0, 4.0]), tx.init(jnp.zeros(2)))[0].round(6).tolist()
+    [0.6000000238418579, 0.800000011920929]
+    """
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        factor = divide(jnp.ones([]), global_norm(updates))
+        return map_updates(lambda g: cast(widen(g) * factor, g.dtype), updates), state
+
+    return GradientTransformationExtraArgs(lambda params: EmptyState(), update)
+
+
+@transformation
+def adaptive_normalize(eta: NonNegative = 0.01) -> GradientTransformation:
+    r"""Divide by the global norm in the geometry of the parameters' sizes.
+
+    .. math:: u = \frac{T^2 g}{\lVert T g \rVert}, \qquad T = |\theta| + \eta
+
+    Args:
+        eta: :math:`\eta \ge 0`. Without it a parameter that is zero stays zero.
+
+    The step of ASAM, see :func:`asam`. A zero gradient stays zero.
+
+    Raises:
+        ValueError: ``update`` is called without parameters.
+
+    Source: J. Kwon et al., ASAM: Adaptive Sharpness-Aware Minimization for Scale-Invariant Learning
+    of Deep Neural Networks, 2021, arXiv:2102.11600, equation 10.
+
+    >>> tx, p = adaptive_normalize(eta=0.0), jnp.array([3.0, -4.0])
+    >>> tx.update(jnp.ones(2), tx.init(p), p)[0].round(6).tolist()
+    [1.7999999523162842, 3.200000047683716]
+    """
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        if params is None:
+            raise ValueError(
+                "adaptive_normalize needs the parameters: call update(updates, state, params)"
+            )
+
+        def size(p: Any) -> Array:
+            return jnp.abs(widen(jnp.asarray(p))) + eta
+
+        sized = map_updates(lambda g, p: widen(g) * size(p), updates, params)
+        factor = divide(jnp.ones([]), global_norm(sized))
+
+        def scaled(g: Any, p: Any) -> Any:
+            return cast(widen(g) * jnp.square(size(p)) * factor, g.dtype)
+
+        return map_updates(scaled, updates, params), state
+
+    return GradientTransformationExtraArgs(lambda params: EmptyState(), update)

@@ -15,9 +15,9 @@ from gradtx.pair import (
     transformation,
     with_extra_args_support,
 )
-from gradtx.paths import first_difference, is_leaf, leaves_with_path
+from gradtx.paths import first_difference, is_leaf, leaves_with_path, path_string
 from gradtx.rows import is_rows
-from gradtx.types import Array, Counter, DType, Params, PyTree, Slots, State, Updates
+from gradtx.types import Array, DType, Params, PyTree, Slots, State, Updates
 from gradtx.wrappers.branching import _like
 
 Skip = Callable[[Updates, Array, Params | None], tuple[Array, PyTree]]
@@ -39,7 +39,10 @@ class MultiStepsState(NamedTuple):
 
 
 class AccumulateState(NamedTuple):
-    """`MultiStepsState` with the weights in this window and whether the last call made a step."""
+    """`MultiStepsState` with the weights in this window and whether the last call made a step.
+
+    compensation: what rounding has taken from `acc_grads`, or None.
+    """
 
     mini_step: Any
     gradient_step: Any
@@ -48,13 +51,15 @@ class AccumulateState(NamedTuple):
     acc_weight: Any
     emitted: Any
     skip_state: Any = ()
+    compensation: Slots = None
 
 
 def _never(updates: Updates, gradient_step: Array, params: Params | None) -> tuple[Array, PyTree]:
     return jnp.array(False), ()
 
 
-def _zeros(p: Any, dtype: DType | None) -> Any:
+def zeros(p: Any, dtype: DType | None) -> Any:
+    """The accumulator of one parameter."""
     if p is None:
         return None
     p = jnp.asarray(p)
@@ -64,35 +69,46 @@ def _zeros(p: Any, dtype: DType | None) -> Any:
     )
 
 
-def _dense(updates: Updates) -> Updates:
+def dense(updates: Updates) -> Updates:
+    """The updates with whole tables in the place of `Rows`."""
     # A window touches the rows of all its micro-batches, which have no fixed number.
     return jax.tree.map(lambda g: g.to_dense() if is_rows(g) else g, updates, is_leaf=is_leaf)
 
 
-def _map(function: Callable[..., Any], updates: Updates, acc: PyTree, keep: bool = True) -> PyTree:
-    """``function(g, a)`` on each leaf; where there is no gradient `a` if `keep`, else None."""
-    leaves, treedef = leaves_with_path(updates)
-    structure: Any = treedef
+def map_accumulated(
+    function: Callable[..., Any], updates: Updates, acc: PyTree, *trees: PyTree, keep: bool = True
+) -> PyTree:
+    """``function(g, a, ...)`` on each leaf; where there is no gradient `a` if `keep`, else None."""
+    structure: Any
+    leaves, structure = leaves_with_path(updates)
     try:
-        held = structure.flatten_up_to(acc)
+        columns = [structure.flatten_up_to(tree) for tree in (acc, *trees)]
     except ValueError:
         raise ValueError(
             f"the gradients and the accumulator are different trees: "
             f"{first_difference(updates, acc)}"
         ) from None
-    pairs = zip(leaves, held, strict=True)
-    return structure.unflatten(
-        [(a if keep else None) if g is None else function(g, a) for (_, g), a in pairs]
-    )
+    out = []
+    for (path, g), a, *others in zip(leaves, *columns, strict=True):
+        if g is not None and (a is None or jnp.shape(g) != a.shape):
+            raise ValueError(
+                f"at {path_string(path)!r} the gradient is {jnp.shape(g)} and the accumulator "
+                f"{None if a is None else a.shape}; for the gradients of single examples see "
+                "differentially_private"
+            )
+        out.append((a if keep else None) if g is None else function(g, a, *others))
+    return structure.unflatten(out)
 
 
-def _accumulating(
+def accumulating(
     inner: GradientTransformation,
     every: Any,
     use_grad_mean: bool,
     skip: Skip | None,
     dtype: DType | None,
+    *,
     weighted: bool,
+    compensated: bool = False,
 ) -> GradientTransformation:
     """Both :func:`accumulate` (`weighted`) and `MultiSteps`."""
     tx = with_extra_args_support(inner)
@@ -100,20 +116,18 @@ def _accumulating(
 
     def init(params: Params) -> State:
         zero = jnp.zeros([], jnp.int32)
-        acc = jax.tree.map(lambda p: _zeros(p, dtype), params, is_leaf=is_leaf)
-        zeros = jax.tree.map(
-            lambda p: p if p is None else jnp.zeros_like(p), params, is_leaf=is_leaf
-        )
-        told = should_skip(zeros, zero, params)[1]
+        acc = jax.tree.map(lambda p: zeros(p, dtype), params, is_leaf=is_leaf)
+        told = should_skip(tree.zeros_like(params), zero, params)[1]
         common = (zero, zero, tx.init(params), acc)
-        if weighted:
-            return AccumulateState(*common, jnp.zeros([], jnp.float32), jnp.array(False), told)
-        return MultiStepsState(*common, told)
+        if not weighted:
+            return MultiStepsState(*common, told)
+        lost = tree.zeros_like(acc) if compensated else None
+        return AccumulateState(*common, jnp.zeros([], jnp.float32), jnp.array(False), told, lost)
 
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        updates = _dense(updates)
+        updates = dense(updates)
         window = every(state.gradient_step) if callable(every) else every
         bad, told = should_skip(updates, state.gradient_step, params)
         if jnp.shape(bad) != () or jnp.asarray(bad).dtype != bool:
@@ -126,19 +140,39 @@ def _accumulating(
 
         first = state.mini_step == 0
 
-        def add(g: Any, a: Array) -> Array:
+        def start(a: Array) -> Array:
             # A window starts by forgetting the last one. Writing zeros when that ends would cost a
             # copy, and a product with zero would keep a NaN.
-            start, g = jnp.where(first, 0, a), widen(jnp.asarray(g))
-            new = cast(start + (g - start if use_grad_mean else g) * share, a.dtype)
+            return jnp.where(first, 0, a)
+
+        def part(g: Any, a: Array, lost: Array | None) -> Array:
+            """What is to be added: the gradient's share, and what rounding took before."""
+            g = widen(jnp.asarray(g))
+            new = (g - start(a) if use_grad_mean else g) * share
+            return new if lost is None else new - start(lost)
+
+        def add(g: Any, a: Array, lost: Array | None = None) -> Array:
+            new = cast(start(a) + part(g, a, lost), a.dtype)
             return new if skip is None else jnp.where(bad, a, new)
 
-        acc = _map(add, updates, state.acc_grads)
+        def rounding(g: Any, lost: Array, a: Array, new: Array) -> Array:
+            excess = cast((new - start(a)) - part(g, a, lost), lost.dtype)
+            return excess if skip is None else jnp.where(bad, lost, excess)
+
+        if compensated:
+            acc = map_accumulated(add, updates, state.acc_grads, state.compensation)
+            lost = map_accumulated(rounding, updates, state.compensation, state.acc_grads, acc)
+            state = state._replace(compensation=lost)
+        else:
+            acc = map_accumulated(add, updates, state.acc_grads)
         last = ~bad & (state.mini_step + 1 >= window)
 
         def step() -> tuple[Updates, State]:
-            grads = _map(lambda g, a: cast(a, jnp.asarray(g).dtype), updates, acc, keep=False)
-            out, new = tx.update(grads, state.inner_opt_state, params, **extra_args)
+            grads = map_accumulated(
+                lambda g, a: cast(a, jnp.asarray(g).dtype), updates, acc, keep=False
+            )
+            extra = {**extra_args, "weight": total} if weighted else extra_args
+            out, new = tx.update(grads, state.inner_opt_state, params, **extra)
             return _like(out, updates), _like(new, state.inner_opt_state)
 
         # Only what a step changes goes through the condition: XLA copies what passes it unchanged.
@@ -169,6 +203,7 @@ def accumulate(
     use_grad_mean: bool = True,
     should_skip_update_fn: Skip | None = None,
     accumulator_dtype: DType | None = None,
+    compensated: bool = False,
 ) -> GradientTransformation:
     r"""Collect the gradients of a window of micro-batches and step with their mean.
 
@@ -178,13 +213,16 @@ def accumulate(
     in a window.
 
     Args:
-        inner: the optimizer; it is run on the mean, with the extra arguments of the last call.
+        inner: the optimizer; it is run on the mean, with the extra arguments of the last call and
+            as ``weight`` the sum of the window's.
         every: the number of micro-batches in a window, at least 1, or a schedule of the number of
             windows so far.
         use_grad_mean: take the mean, else the sum :math:`\sum_i w_i g_i`.
         should_skip_update_fn: ``(updates, gradient_step, params) -> (bool, tree)``, which
             micro-batches to leave out, such as :func:`skip_not_finite`: as if they had not been.
         accumulator_dtype: the type of the accumulator; float32 or wider unless given.
+        compensated: keep beside the accumulator what rounding took from it, and add it again: for
+            windows of thousands of micro-batches, or for an accumulator in bfloat16.
 
     ``update`` takes an extra argument ``weight``, :math:`w_i \ge 0`, such as the number of examples
     in a micro-batch; 1 unless given.
@@ -203,8 +241,14 @@ def accumulate(
     >>> updates.tolist(), bool(has_updated(state))
     ([-2.0], True)
     """
-    return _accumulating(
-        inner, every, use_grad_mean, should_skip_update_fn, accumulator_dtype, weighted=True
+    return accumulating(
+        inner,
+        every,
+        use_grad_mean,
+        should_skip_update_fn,
+        accumulator_dtype,
+        weighted=True,
+        compensated=compensated,
     )
 
 
@@ -218,131 +262,3 @@ def has_updated(state: State) -> Array:
     if isinstance(state, AccumulateState):
         return state.emitted
     return (state.mini_step == 0) & (state.gradient_step > 0)
-
-
-class MultiSteps:
-    """:func:`accumulate` under Optax's name, without weights.
-
-    Args:
-        opt: the optimizer.
-        every_k_schedule: the number of micro-batches in a window, at least 1, or a schedule of the
-            number of windows so far.
-        use_grad_mean: take the mean, else the sum.
-        should_skip_update_fn: which micro-batches to leave out, as in :func:`accumulate`.
-        accumulator_dtype: the type of the accumulator.
-
-    Raises:
-        ValueError: the window is below 1.
-
-    >>> import gradtx
-    >>> tx = MultiSteps(gradtx.sgd(1.0), 2)
-    >>> updates, state = tx.update(jnp.ones(1), tx.init(jnp.zeros(1)))
-    >>> updates.tolist(), bool(tx.has_updated(state))
-    ([0.0], False)
-    """
-
-    def __init__(
-        self,
-        opt: GradientTransformation,
-        every_k_schedule: Any,
-        use_grad_mean: bool = True,
-        should_skip_update_fn: Skip | None = None,
-        accumulator_dtype: DType = jnp.float32,
-    ) -> None:
-        self.inner_opt = with_extra_args_support(opt)
-        self._pair = multi_steps(
-            opt,
-            every_k_schedule,
-            use_grad_mean=use_grad_mean,
-            should_skip_update_fn=should_skip_update_fn,
-            accumulator_dtype=accumulator_dtype,
-        )
-
-    def init(self, params: Params) -> MultiStepsState:
-        return self._pair.init(params)
-
-    def update(
-        self, updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, MultiStepsState]:
-        return self._pair.update(updates, state, params, **extra_args)
-
-    def has_updated(self, state: State) -> Array:
-        return has_updated(state)
-
-    def gradient_transformation(self) -> GradientTransformation:
-        return self._pair
-
-
-@transformation(native_schedules=True)
-def multi_steps(
-    opt: GradientTransformation,
-    every_k_schedule: PositiveCount,
-    *,
-    use_grad_mean: bool = True,
-    should_skip_update_fn: Skip | None = None,
-    accumulator_dtype: DType | None = jnp.float32,
-) -> GradientTransformation:
-    """What ``MultiSteps(...).gradient_transformation()`` is: Optax's state, and no weights.
-
-    Args:
-        opt: the optimizer.
-        every_k_schedule: this and the rest as in :func:`accumulate`.
-        use_grad_mean: take the mean, else the sum.
-        should_skip_update_fn: which micro-batches to leave out.
-        accumulator_dtype: the type of the accumulator.
-
-    State: `MultiStepsState`.
-    """
-    return _accumulating(
-        opt, every_k_schedule, use_grad_mean, should_skip_update_fn, accumulator_dtype, False
-    )
-
-
-class ApplyEvery(NamedTuple):
-    """count: i32[], steps in this window; grad_acc: like the parameters."""
-
-    count: Counter
-    grad_acc: Slots
-
-
-@transformation
-def apply_every(k: PositiveCount = 1) -> GradientTransformation:
-    """Collect updates and pass on their sum at every `k`-th step, zero at the others.
-
-    Args:
-        k: the length of a window, at least 1.
-
-    State: `ApplyEvery`. The transformations before it run at every step: to run the optimizer once
-    a window see :func:`accumulate`. The sum is kept in float32 or wider, and starts anew also after
-    a NaN. `Rows` are collected as whole tables.
-
-    >>> tx = apply_every(2)
-    >>> state = tx.init(jnp.zeros(1))
-    >>> for g in (1.0, 3.0):
-    ...     updates, state = tx.update(jnp.array([g]), state)
-    >>> updates.tolist()
-    [4.0]
-    """
-
-    def init(params: Params) -> State:
-        acc = jax.tree.map(lambda p: _zeros(p, None), params, is_leaf=is_leaf)
-        return ApplyEvery(jnp.zeros([], jnp.int32), acc)
-
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
-        del params, extra_args
-        emit, first = state.count + 1 >= k, state.count == 0
-
-        def add(g: Any, a: Array) -> Array:
-            return cast(widen(jnp.asarray(g)) + jnp.where(first, 0, a), a.dtype)
-
-        def pick(g: Any, a: Array) -> Array:
-            return cast(jnp.where(emit, a, 0), jnp.asarray(g).dtype)
-
-        updates = _dense(updates)
-        acc = _map(add, updates, state.grad_acc)
-        updates = _map(pick, updates, acc, keep=False)
-        return updates, ApplyEvery(jnp.where(emit, 0, state.count + 1), acc)
-
-    return GradientTransformationExtraArgs(init, update)

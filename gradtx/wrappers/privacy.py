@@ -1,20 +1,40 @@
-"""Clipping the gradient of each example, for differential privacy."""
+"""Differential privacy: each example's gradient is clipped, and noise is added to their sum."""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from gradtx.checks import NonNegative, Number, PositiveCount
+from gradtx.compose import chain, identity
 from gradtx.numerics import cast, sum_sq, widen
+from gradtx.pair import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    optimizer,
+    transformation,
+)
 from gradtx.paths import leaves_with_path, path_string
+from gradtx.rows import is_rows
+from gradtx.transforms.averaging import trace
 from gradtx.transforms.clipping import shrink_factor
-from gradtx.types import Array, PyTree
+from gradtx.transforms.noise import given_key, own_key
+from gradtx.transforms.scaling import scale_by_learning_rate
+from gradtx.tree import map_updates
+from gradtx.types import Array, Params, PyTree, State, Updates
+from gradtx.wrappers.accumulation import accumulate
 
 
 def _examples(grads: PyTree) -> list[Any]:
     """The leaves, each with the same number of examples first."""
     leaves = [(path_string(path), x) for path, x in leaves_with_path(grads)[0] if x is not None]
+    for path, x in leaves:
+        if is_rows(x):
+            raise TypeError(
+                f"per-example gradients are arrays, and the one at {path!r} is Rows: make it dense "
+                "with to_dense()"
+            )
     lengths = {path: jnp.shape(x)[:1] for path, x in leaves}
     if len(set(lengths.values())) > 1 or () in lengths.values():
         raise ValueError(
@@ -30,7 +50,13 @@ def _norms_sq(x: Array) -> Array:
 
 def _clipped_sum(x: Array, factors: Array) -> Array:
     factors = factors.reshape((-1,) + (1,) * (x.ndim - 1))
-    return cast(jnp.sum(widen(x) * factors, axis=0), x.dtype)
+    return jnp.sum(widen(x) * factors, axis=0)
+
+
+def _global_factors(leaves: list[Any], l2_norm_clip: Any) -> Array:
+    """What each example is multiplied by."""
+    norms = jnp.sqrt(jnp.sum(jnp.stack([_norms_sq(x) for x in leaves]), axis=0))
+    return shrink_factor(norms, l2_norm_clip)
 
 
 def per_example_global_norm_clip(grads: PyTree, l2_norm_clip: Any) -> tuple[PyTree, Array]:
@@ -55,10 +81,8 @@ def per_example_global_norm_clip(grads: PyTree, l2_norm_clip: Any) -> tuple[PyTr
     >>> total[0].round(6).tolist(), int(clipped)
     ([0.6000000238418579, 0.800000011920929], 1)
     """
-    leaves = _examples(grads)
-    norms = jnp.sqrt(jnp.sum(jnp.stack([_norms_sq(x) for x in leaves]), axis=0))
-    factors = shrink_factor(norms, l2_norm_clip)
-    summed = jax.tree.map(lambda x: _clipped_sum(x, factors), grads)
+    factors = _global_factors(_examples(grads), l2_norm_clip)
+    summed = jax.tree.map(lambda x: cast(_clipped_sum(x, factors), x.dtype), grads)
     return summed, jnp.sum(factors < 1)
 
 
@@ -96,5 +120,206 @@ def per_example_layer_norm_clip(
         share = 1 / len(leaves) if uniform else math.prod(x.shape[1:]) / max(entries, 1)
         return shrink_factor(jnp.sqrt(_norms_sq(x)), global_l2_norm_clip * math.sqrt(share))
 
-    summed = jax.tree.map(lambda x: _clipped_sum(x, factors(x)), grads)
+    summed = jax.tree.map(lambda x: cast(_clipped_sum(x, factors(x)), x.dtype), grads)
     return summed, jax.tree.map(lambda x: jnp.sum(factors(x) < 1), grads)
+
+
+class DifferentiallyPrivateAggregateState(NamedTuple):
+    """rng_key: a random key."""
+
+    rng_key: Array
+
+
+def _clipped_mean(grads: PyTree, l2_norm_clip: Any) -> tuple[PyTree, int]:
+    """The mean over examples of their clipped gradients, and how many there are."""
+    leaves = _examples(grads)
+    if not leaves:
+        return grads, 1
+    count = max(leaves[0].shape[0], 1)
+    factors = _global_factors(leaves, l2_norm_clip)
+    mean = map_updates(lambda x: cast(_clipped_sum(x, factors) / count, x.dtype), grads)
+    return mean, count
+
+
+def _noisy(updates: Updates, deviation: Any, key: Array) -> tuple[Updates, Array]:
+    """The updates with normal noise, each leaf's own, and the next key."""
+    leaves, treedef = leaves_with_path(updates)
+    next_key, *keys = jax.random.split(key, sum(g is not None for _, g in leaves) + 1)
+
+    def on_leaf(g: Any, key: Array) -> Array:
+        # Of a complex number the two parts are numbers of their own; drawn, they share variance 1.
+        kind, scale = (jnp.complex64, math.sqrt(2)) if jnp.iscomplexobj(g) else (jnp.float32, 1.0)
+        return cast(widen(g) + deviation * scale * jax.random.normal(key, g.shape, kind), g.dtype)
+
+    rest = iter(keys)
+    noised = [None if g is None else on_leaf(g, next(rest)) for _, g in leaves]
+    return treedef.unflatten(noised), next_key
+
+
+@transformation
+def differentially_private_aggregate(
+    l2_norm_clip: NonNegative, noise_multiplier: NonNegative, key: Any = None, *, seed: Any = None
+) -> GradientTransformation:
+    r"""The mean of the examples' clipped gradients, with noise: first in a chain.
+
+    .. math:: u = \frac{1}{B} \left(\sum_{i=1}^{B} g_i
+        \min\left(1, \frac{C}{\lVert g_i \rVert}\right) + C \sigma \xi\right), \qquad
+        \xi \sim N(0, 1)
+
+    Args:
+        l2_norm_clip: :math:`C \ge 0`.
+        noise_multiplier: :math:`\sigma \ge 0`.
+        key: a random key or an integer seed.
+        seed: Optax's old name for `key`.
+
+    ``update`` takes gradients with the examples in the first dimension, as ``jax.vmap`` of a
+    gradient gives them, and returns updates in the shapes of the parameters. For windows of several
+    micro-batches, which need noise once, see :func:`differentially_private`.
+
+    State: `DifferentiallyPrivateAggregateState`. The noise is drawn in float32 whatever the type.
+
+    Raises:
+        ValueError: there is no key (Optax takes a known one then, and the noise can be taken off
+            again), or the leaves have no common first dimension.
+        TypeError: a gradient is `Rows`.
+
+    Source: M. Abadi et al., Deep Learning with Differential Privacy, 2016, arXiv:1607.00133,
+    algorithm 1.
+
+    >>> tx = differentially_private_aggregate(1.0, noise_multiplier=0.0, key=1)
+    >>> grads = jnp.array([[3.0, 4.0], [0.0, 0.0]])
+    >>> tx.update(grads, tx.init(jnp.zeros(2)))[0].round(6).tolist()
+    [0.30000001192092896, 0.4000000059604645]
+    """
+    given = _required("differentially_private_aggregate", key, seed)
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        del params, extra_args
+        mean, count = _clipped_mean(updates, l2_norm_clip)
+        noised, key = _noisy(mean, l2_norm_clip * noise_multiplier / count, state.rng_key)
+        return noised, DifferentiallyPrivateAggregateState(key)
+
+    return GradientTransformationExtraArgs(
+        lambda params: DifferentiallyPrivateAggregateState(own_key(given)), update
+    )
+
+
+def _required(name: str, key: Any, seed: Any = None) -> Any:
+    given = given_key(name, key, seed)
+    if given is None:
+        raise ValueError(f"{name} needs a key: noise from a known one gives no privacy")
+    return given
+
+
+def _window_noise(deviation: Any, key: Any) -> GradientTransformation:
+    """Noise for the mean over a window; `accumulate` says how many examples are in it."""
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        noised, key = _noisy(updates, deviation / extra_args["weight"], state.rng_key)
+        return noised, DifferentiallyPrivateAggregateState(key)
+
+    return GradientTransformationExtraArgs(
+        lambda params: DifferentiallyPrivateAggregateState(own_key(key)), update
+    )
+
+
+@transformation(native_schedules=True)
+def differentially_private(
+    inner: GradientTransformation,
+    l2_norm_clip: NonNegative,
+    noise_multiplier: NonNegative,
+    key: Any,
+    *,
+    every: PositiveCount = 1,
+) -> GradientTransformation:
+    """Any optimizer on clipped and noised gradients, with noise once in a window of micro-batches.
+
+    Args:
+        inner: the optimizer.
+        l2_norm_clip: this and the next as in :func:`differentially_private_aggregate`; a number, an
+            array, or a schedule of the number of windows so far.
+        noise_multiplier: the noise's deviation over `l2_norm_clip`.
+        key: a random key or an integer seed.
+        every: the number of micro-batches in a window, as in :func:`accumulate`. They need not be
+            of one size: the mean is over examples.
+
+    ``update`` takes gradients with the examples in the first dimension. The clipped gradients of a
+    window are added up and noised together, so that for the same examples noise and step are those
+    of one batch; in Optax, whose ``MultiSteps`` goes around the whole, every micro-batch is noised.
+
+    State: for ``every=1`` a pair of `DifferentiallyPrivateAggregateState` and the inner state, else
+    an `AccumulateState`, of which :func:`has_updated` tells whether the last call made a step.
+
+    >>> import gradtx
+    >>> tx = differentially_private(gradtx.sgd(1.0), 1.0, noise_multiplier=0.0, key=1, every=2)
+    >>> params, state = jnp.zeros(1), tx.init(jnp.zeros(1))
+    >>> for grads in (jnp.array([[0.5], [4.0]]), jnp.array([[0.0], [0.0]])):
+    ...     updates, state = tx.update(grads, state, params)
+    >>> updates.tolist()
+    [-0.375]
+    """
+    if isinstance(every, int) and every == 1:
+        return chain(differentially_private_aggregate(l2_norm_clip, noise_multiplier, key), inner)
+    given = _required("differentially_private", key)
+
+    def at(window: Any) -> tuple[Any, GradientTransformation]:
+        clip, noise = (x(window) if callable(x) else x for x in (l2_norm_clip, noise_multiplier))
+        return clip, accumulate(chain(_window_noise(clip * noise, given), inner), every)
+
+    def init(params: Params) -> State:
+        return at(0)[1].init(params)
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        clip, tx = at(state.gradient_step)
+        mean, count = _clipped_mean(updates, clip)
+        return tx.update(mean, state, params, **{**extra_args, "weight": count})
+
+    return GradientTransformationExtraArgs(init, update)
+
+
+@optimizer
+def dpsgd(
+    learning_rate: NonNegative,
+    l2_norm_clip: NonNegative,
+    noise_multiplier: NonNegative,
+    seed: Any,
+    momentum: Number | None = None,
+    nesterov: bool = False,
+    *,
+    every: PositiveCount = 1,
+) -> GradientTransformation:
+    """Differentially private SGD: :func:`differentially_private_aggregate` and :func:`sgd`.
+
+    Args:
+        learning_rate: the step size, at least 0; a number, an array or a schedule.
+        l2_norm_clip: the norm to which each example's gradient is clipped, at least 0.
+        noise_multiplier: the noise's deviation over `l2_norm_clip`, at least 0.
+        seed: an integer or a random key.
+        momentum: the decay of the momentum; None for none.
+        nesterov: whether the momentum looks ahead.
+        every: how many micro-batches get noise together, see :func:`differentially_private`.
+
+    ``update`` takes gradients with the examples in the first dimension.
+
+    Source: M. Abadi et al., Deep Learning with Differential Privacy, 2016, arXiv:1607.00133,
+    algorithm 1.
+
+    >>> tx = dpsgd(1.0, l2_norm_clip=1.0, noise_multiplier=0.0, seed=1)
+    >>> grads = jnp.array([[3.0, 4.0], [0.0, 0.0]])
+    >>> tx.update(grads, tx.init(jnp.zeros(2)), jnp.zeros(2))[0].round(6).tolist()
+    [-0.30000001192092896, -0.4000000059604645]
+    """
+    links = (
+        identity() if momentum is None else trace(momentum, nesterov),
+        scale_by_learning_rate(learning_rate),
+    )
+    if isinstance(every, int) and every == 1:
+        private = differentially_private_aggregate(l2_norm_clip, noise_multiplier, seed)
+        return chain(private, *links)
+    return differentially_private(chain(*links), l2_norm_clip, noise_multiplier, seed, every=every)

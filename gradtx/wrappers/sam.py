@@ -8,8 +8,10 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.apply import apply_updates
-from gradtx.checks import PositiveCount
+from gradtx.checks import NonNegative, PositiveCount
+from gradtx.compose import chain
 from gradtx.numerics import cast, divide, widen
+from gradtx.optimizers.sgd import sgd
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -18,28 +20,9 @@ from gradtx.pair import (
 )
 from gradtx.paths import is_leaf
 from gradtx.rows import is_rows
-from gradtx.types import EmptyState, Params, Slots, State, Updates
+from gradtx.transforms.norms import adaptive_normalize
+from gradtx.types import Array, Params, PyTree, Slots, State, Updates
 from gradtx.wrappers.branching import _like
-
-
-@transformation
-def normalize() -> GradientTransformation:
-    r"""Divide the updates by their global norm: :math:`u = g / \lVert g \rVert`, 0 for no norm.
-
-    The norm is summed in at least float32. A zero gradient stays zero; in Optax it becomes NaN.
-
-    >>> tx = normalize()
-    >>> tx.update(jnp.array([3.0, 4.0]), tx.init(jnp.zeros(2)))[0].round(6).tolist()
-    [0.6000000238418579, 0.800000011920929]
-    """
-
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
-        factor = divide(jnp.ones([]), tree.global_norm(updates))
-        return tree.map_updates(lambda g: cast(widen(g) * factor, g.dtype), updates), state
-
-    return GradientTransformationExtraArgs(lambda params: EmptyState(), update)
 
 
 class SAMState(NamedTuple):
@@ -53,6 +36,127 @@ class SAMState(NamedTuple):
     opt_state: State
     adv_state: State
     cache: Slots
+
+
+class GSAMState(NamedTuple):
+    """`SAMState` with the gradient at the outer parameters, None in opaque mode."""
+
+    steps_since_sync: Any
+    opt_state: State
+    adv_state: State
+    cache: Slots
+    gradient: Slots
+
+
+Blend = Callable[[Updates, Updates], Updates]
+
+
+def _latest(first: Array, new: PyTree, old: PyTree) -> PyTree:
+    """`new` in the first call after an outer step, else `old`, which stays where `new` is None."""
+
+    def on_leaf(n: Any, o: Any) -> Any:
+        return o if n is None else jnp.where(first, cast(jnp.asarray(n), o.dtype), o)
+
+    return jax.tree.map(on_leaf, new, old, is_leaf=is_leaf)
+
+
+def _sharpness_aware(
+    optimizer: GradientTransformation,
+    adv_optimizer: GradientTransformation,
+    sync_period: Any,
+    reset_state: bool,
+    opaque_mode: bool,
+    batch_axis_name: str | None,
+    blend: Blend | None = None,
+) -> GradientTransformation:
+    """:func:`sam`; with `blend` the last gradient is blended with the first, for :func:`gsam`."""
+    outer, adversary = with_extra_args_support(optimizer), with_extra_args_support(adv_optimizer)
+
+    def init(params: Params) -> State:
+        cache = None if opaque_mode else jax.tree.map(jnp.array, params)
+        parts = jnp.zeros([], jnp.int32), outer.init(params), adversary.init(params), cache
+        if blend is None:
+            return SAMState(*parts)
+        return GSAMState(*parts, None if opaque_mode else tree.zeros_like(params))
+
+    def climb(updates: Updates, state: State, params: Params) -> tuple[Updates, State]:
+        against, state = adversary.update(updates, state, params)
+        return tree.scale(-1, against), state
+
+    def transparent(
+        updates: Updates, state: Any, params: Params, extra_args: dict[str, Any]
+    ) -> tuple[Updates, State]:
+        first = state.steps_since_sync == 0
+        last = state.steps_since_sync + 1 >= sync_period
+        cache = _latest(first, params, state.cache)
+        clean = None if blend is None else _latest(first, updates, state.gradient)
+
+        def step() -> tuple[Updates, State, State]:
+            grads = updates if blend is None else blend(clean, updates)
+            new, opt_state = outer.update(grads, state.opt_state, cache, **extra_args)
+            back = jax.tree.map(
+                lambda u, c, p: None if u is None else widen(c) - widen(p) + widen(u),
+                new,
+                cache,
+                params,
+                is_leaf=is_leaf,
+            )
+            adv_state = adversary.init(cache) if reset_state else state.adv_state
+            return _like(back, updates), _like(opt_state, state.opt_state), adv_state
+
+        def worsen() -> tuple[Updates, State, State]:
+            new, adv_state = climb(updates, state.adv_state, params)
+            return _like(new, updates), state.opt_state, _like(adv_state, state.adv_state)
+
+        new, opt_state, adv_state = jax.lax.cond(last, step, worsen)
+        state = state._replace(
+            steps_since_sync=jnp.where(last, 0, state.steps_since_sync + 1),
+            opt_state=opt_state,
+            adv_state=adv_state,
+            cache=cache,
+        )
+        return new, state if blend is None else state._replace(gradient=clean)
+
+    def opaque(
+        updates: Updates,
+        state: Any,
+        params: Params,
+        extra_args: dict[str, Any],
+        grad_fn: Callable[..., Any] | None,
+    ) -> tuple[Updates, State]:
+        if grad_fn is None:
+            raise ValueError("sam in opaque mode needs update(..., grad_fn=(params, i) -> grads)")
+        worse, grads, adv_state = params, updates, state.adv_state
+        for i in range(sync_period - 1):
+            uphill, adv_state = climb(grads, adv_state, worse)
+            worse = apply_updates(worse, uphill)
+            grads = grad_fn(worse, i)
+            if batch_axis_name is not None:
+                grads = jax.lax.pmean(grads, batch_axis_name)
+        grads = grads if blend is None else blend(updates, grads)
+        if reset_state:
+            adv_state = adversary.init(params)
+        new, opt_state = outer.update(grads, state.opt_state, params, **extra_args)
+        return new, state._replace(opt_state=opt_state, adv_state=adv_state)
+
+    def update(
+        updates: Updates,
+        state: State,
+        params: Params | None = None,
+        *,
+        grad_fn: Callable[..., Any] | None = None,
+        **extra_args: Any,
+    ) -> tuple[Updates, State]:
+        if params is None:
+            raise ValueError("sam needs the parameters: call update(updates, state, params)")
+        updates = jax.tree.map(
+            lambda g: g.to_dense() if is_rows(g) else g, updates, is_leaf=is_leaf
+        )
+        if opaque_mode:
+            return opaque(updates, state, params, extra_args, grad_fn)
+        return transparent(updates, state, params, extra_args)
+
+    return GradientTransformationExtraArgs(init, update)
 
 
 @transformation
@@ -87,87 +191,114 @@ def sam(
     2021, arXiv:2010.01412, algorithm 1.
 
     >>> import gradtx
-    >>> tx = sam(gradtx.sgd(1.0), gradtx.chain(normalize(), gradtx.sgd(0.5)))
+    >>> tx = sam(gradtx.sgd(1.0), gradtx.chain(gradtx.normalize(), gradtx.sgd(0.5)))
     >>> params, state = jnp.array([2.0]), tx.init(jnp.array([2.0]))
     >>> for _ in range(2):
     ...     params, state = gradtx.apply_gradients(tx, params, params, state)
     >>> params.tolist()
     [-0.5]
     """
-    outer, adversary = with_extra_args_support(optimizer), with_extra_args_support(adv_optimizer)
+    return _sharpness_aware(
+        optimizer, adv_optimizer, sync_period, reset_state, opaque_mode, batch_axis_name
+    )
 
-    def init(params: Params) -> State:
-        cache = None if opaque_mode else jax.tree.map(jnp.array, params)
-        count = jnp.zeros([], jnp.int32)
-        return SAMState(count, outer.init(params), adversary.init(params), cache)
 
-    def climb(updates: Updates, state: State, params: Params) -> tuple[Updates, State]:
-        against, state = adversary.update(updates, state, params)
-        return tree.scale(-1, against), state
+@transformation(native_schedules=True)
+def asam(
+    optimizer: GradientTransformation,
+    rho: NonNegative = 0.5,
+    eta: NonNegative = 0.01,
+    sync_period: PositiveCount = 2,
+    reset_state: bool = True,
+    opaque_mode: bool = False,
+    batch_axis_name: str | None = None,
+) -> GradientTransformation:
+    r"""SAM with a neighborhood as large as the parameters are: invariant to their scale.
 
-    def transparent(
-        updates: Updates, state: State, params: Params, extra_args: dict[str, Any]
-    ) -> tuple[Updates, State]:
-        first = state.steps_since_sync == 0
-        last = state.steps_since_sync + 1 >= sync_period
-        cache = tree.where(first, params, state.cache)
+    .. math:: \theta' = \theta + \rho \frac{T^2 \nabla f(\theta)}{\lVert T \nabla f(\theta) \rVert},
+        \qquad T = |\theta| + \eta
 
-        def step() -> tuple[Updates, State, State]:
-            new, opt_state = outer.update(updates, state.opt_state, cache, **extra_args)
-            back = jax.tree.map(
-                lambda u, c, p: None if u is None else widen(c) - widen(p) + widen(u),
-                new,
-                cache,
-                params,
-                is_leaf=is_leaf,
-            )
-            adv_state = adversary.init(params) if reset_state else state.adv_state
-            return _like(back, updates), _like(opt_state, state.opt_state), adv_state
+    It is ``sam(optimizer, chain(adaptive_normalize(eta), sgd(rho)))``.
 
-        def worsen() -> tuple[Updates, State, State]:
-            new, adv_state = climb(updates, state.adv_state, params)
-            return _like(new, updates), state.opt_state, _like(adv_state, state.adv_state)
+    Args:
+        optimizer: the optimizer of the parameters.
+        rho: :math:`\rho \ge 0`, the size of the neighborhood.
+        eta: :math:`\eta \ge 0`.
+        sync_period: this and the rest as in :func:`sam`.
+        reset_state: start the climb's state anew after each step of `optimizer`; with a schedule
+            for `rho` it must not.
+        opaque_mode: climb inside one call of ``update``.
+        batch_axis_name: in opaque mode, an axis over which to average the gradients.
 
-        new, opt_state, adv_state = jax.lax.cond(last, step, worsen)
-        count = jnp.where(last, 0, state.steps_since_sync + 1)
-        return new, SAMState(count, opt_state, adv_state, cache)
+    State: `SAMState`. Every parameter is scaled; the authors' program leaves biases as they are,
+    for which see :func:`masked` around `adaptive_normalize`.
 
-    def opaque(
-        updates: Updates,
-        state: State,
-        params: Params,
-        extra_args: dict[str, Any],
-        grad_fn: Callable[..., Any] | None,
-    ) -> tuple[Updates, State]:
-        if grad_fn is None:
-            raise ValueError("sam in opaque mode needs update(..., grad_fn=(params, i) -> grads)")
-        worse, grads, adv_state = params, updates, state.adv_state
-        for i in range(sync_period - 1):
-            uphill, adv_state = climb(grads, adv_state, worse)
-            worse = apply_updates(worse, uphill)
-            grads = grad_fn(worse, i)
-            if batch_axis_name is not None:
-                grads = jax.lax.pmean(grads, batch_axis_name)
-        if reset_state:
-            adv_state = adversary.init(params)
-        new, opt_state = outer.update(grads, state.opt_state, params, **extra_args)
-        return new, SAMState(state.steps_since_sync, opt_state, adv_state, None)
+    Source: J. Kwon et al., ASAM: Adaptive Sharpness-Aware Minimization for Scale-Invariant Learning
+    of Deep Neural Networks, 2021, arXiv:2102.11600, algorithm 1.
 
-    def update(
-        updates: Updates,
-        state: State,
-        params: Params | None = None,
-        *,
-        grad_fn: Callable[..., Any] | None = None,
-        **extra_args: Any,
-    ) -> tuple[Updates, State]:
-        if params is None:
-            raise ValueError("sam needs the parameters: call update(updates, state, params)")
-        updates = jax.tree.map(
-            lambda g: g.to_dense() if is_rows(g) else g, updates, is_leaf=is_leaf
-        )
-        if opaque_mode:
-            return opaque(updates, state, params, extra_args, grad_fn)
-        return transparent(updates, state, params, extra_args)
+    >>> import gradtx
+    >>> tx = asam(gradtx.sgd(1.0), rho=0.5, eta=0.0)
+    >>> params, state = jnp.array([2.0]), tx.init(jnp.array([2.0]))
+    >>> for _ in range(2):
+    ...     params, state = gradtx.apply_gradients(tx, params, params, state)
+    >>> params.tolist()
+    [-1.0]
+    """
+    adversary = chain(adaptive_normalize(eta), sgd(rho))
+    return _sharpness_aware(
+        optimizer, adversary, sync_period, reset_state, opaque_mode, batch_axis_name
+    )
 
-    return GradientTransformationExtraArgs(init, update)
+
+@transformation
+def gsam(
+    optimizer: GradientTransformation,
+    adv_optimizer: GradientTransformation,
+    alpha: NonNegative = 0.4,
+    reset_state: bool = True,
+    opaque_mode: bool = False,
+    batch_axis_name: str | None = None,
+) -> GradientTransformation:
+    r"""SAM that also closes the gap between the loss nearby and the loss itself.
+
+    .. math:: g = \nabla f(\theta') - \alpha\, \nabla f(\theta)_\perp
+
+    where :math:`\theta'` is where SAM climbs to and :math:`\nabla f(\theta)_\perp` the part of the
+    gradient that is orthogonal to :math:`\nabla f(\theta')`.
+
+    Args:
+        optimizer: the optimizer of the parameters.
+        adv_optimizer: the optimizer whose updates are gone against, as in :func:`sam`:
+            ``chain(normalize(), sgd(rho))``.
+        alpha: :math:`\alpha \ge 0`; 0 is SAM.
+        reset_state: this and the rest as in :func:`sam`. With a schedule in `adv_optimizer`, such
+            as the authors' radius that falls with the learning rate, it must be False.
+        opaque_mode: climb inside one call of ``update``.
+        batch_axis_name: in opaque mode, an axis over which to average the gradients.
+
+    State: `GSAMState`: in transparent mode one gradient more than `SAMState`.
+
+    Source: J. Zhuang et al., Surrogate Gap Minimization Improves Sharpness-Aware Training, 2022,
+    arXiv:2203.08065, algorithm 1.
+
+    >>> import gradtx
+    >>> tx = gsam(gradtx.sgd(1.0), gradtx.chain(gradtx.normalize(), gradtx.sgd(0.5)))
+    >>> params, state = jnp.array([2.0]), tx.init(jnp.array([2.0]))
+    >>> for _ in range(2):
+    ...     params, state = gradtx.apply_gradients(tx, params, params, state)
+    >>> params.tolist()
+    [-0.5]
+    """
+
+    def blend(clean: Updates, worse: Updates) -> Updates:
+        # What is parallel to `worse`, as a multiple of it. Leaves without a gradient are None.
+        along = divide(jnp.real(tree.vdot(worse, clean)), tree.norm_sq(worse))
+
+        def on_leaf(w: Any, c: Any) -> Any:
+            return cast(widen(w) - alpha * (widen(c) - along * widen(w)), w.dtype)
+
+        return tree.map_updates(on_leaf, worse, clean)
+
+    return _sharpness_aware(
+        optimizer, adv_optimizer, 2, reset_state, opaque_mode, batch_axis_name, blend
+    )

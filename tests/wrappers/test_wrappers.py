@@ -105,28 +105,6 @@ def test_flatten_of_several_types_equals_the_leaves_alone():
         tx.update({**params, "a": rows}, tx.init(params), params)
 
 
-def test_sam_transparent_and_opaque_like_optax():
-    def build(lib, normalize, sam, **kwargs):
-        return sam(lib.sgd(0.1), lib.chain(normalize(), lib.sgd(0.05)), **kwargs)
-
-    contrib = optax.contrib
-    grad = jax.grad(lambda p: jnp.sum(p**4))
-    for opaque in (False, True):
-        ours = build(gradtx, gradtx.normalize, gradtx.sam, opaque_mode=opaque)
-        theirs = build(optax, contrib.normalize, contrib.sam, opaque_mode=opaque)
-        extra = {"grad_fn": lambda p, i: grad(p)} if opaque else {}
-        p, q = 0.3 * P, 0.3 * P
-        state, state_optax = ours.init(p), theirs.init(q)
-        for _ in range(6):
-            u, state = ours.update(grad(p), state, p, **extra)
-            p = p + u
-            u, state_optax = theirs.update(grad(q), state_optax, q, **extra)
-            q = q + u
-        np.testing.assert_allclose(p, q, rtol=1e-5, atol=1e-6)
-    with pytest.raises(ValueError, match="grad_fn"):
-        ours.update(P, state, P)
-
-
 def test_conditions_run_nothing_when_they_do_not_hold():
     def late(step, **extra_args):
         return step >= 1

@@ -1,0 +1,63 @@
+"""Updates collected over several steps."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.checks import PositiveCount
+from gradtx.numerics import cast, widen
+from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs, transformation
+from gradtx.paths import is_leaf
+from gradtx.types import Array, Counter, Params, Slots, State, Updates
+from gradtx.wrappers.accumulation import dense, map_accumulated, zeros
+
+
+class ApplyEvery(NamedTuple):
+    """count: i32[], steps in this window; grad_acc: like the parameters."""
+
+    count: Counter
+    grad_acc: Slots
+
+
+@transformation
+def apply_every(k: PositiveCount = 1) -> GradientTransformation:
+    """Collect updates and pass on their sum at every `k`-th step, zero at the others.
+
+    Args:
+        k: the length of a window, at least 1.
+
+    State: `ApplyEvery`. The transformations before it run at every step: to run the optimizer once
+    a window see :func:`accumulate`. The sum is kept in float32 or wider, and starts anew also after
+    a NaN. `Rows` are collected as whole tables.
+
+    >>> tx = apply_every(2)
+    >>> state = tx.init(jnp.zeros(1))
+    >>> for g in (1.0, 3.0):
+    ...     updates, state = tx.update(jnp.array([g]), state)
+    >>> updates.tolist()
+    [4.0]
+    """
+
+    def init(params: Params) -> State:
+        acc = jax.tree.map(lambda p: zeros(p, None), params, is_leaf=is_leaf)
+        return ApplyEvery(jnp.zeros([], jnp.int32), acc)
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        del params, extra_args
+        emit, first = state.count + 1 >= k, state.count == 0
+
+        def add(g: Any, a: Array) -> Array:
+            return cast(widen(jnp.asarray(g)) + jnp.where(first, 0, a), a.dtype)
+
+        def pick(g: Any, a: Array) -> Array:
+            return cast(jnp.where(emit, a, 0), jnp.asarray(g).dtype)
+
+        updates = dense(updates)
+        acc = map_accumulated(add, updates, state.grad_acc)
+        updates = map_accumulated(pick, updates, acc, keep=False)
+        return updates, ApplyEvery(jnp.where(emit, 0, state.count + 1), acc)
+
+    return GradientTransformationExtraArgs(init, update)
