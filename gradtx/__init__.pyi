@@ -317,10 +317,6 @@ from gradtx.transforms.decay import (
     WeightDecaySchedule as WeightDecaySchedule,
     add_decayed_weights as add_decayed_weights,
 )
-from gradtx.transforms.distance import (
-    ScaleByDistanceOverGradientsState as ScaleByDistanceOverGradientsState,
-    scale_by_distance_over_gradients as scale_by_distance_over_gradients,
-)
 from gradtx.transforms.linesearch import value_and_grad_from_state as value_and_grad_from_state
 from gradtx.transforms.noise import AddNoiseState as AddNoiseState, add_noise as add_noise
 from gradtx.transforms.norms import (
@@ -337,6 +333,7 @@ from gradtx.transforms.scaling import (
     scale as scale,
     scale_by_learning_rate as scale_by_learning_rate,
     scale_by_schedule as scale_by_schedule,
+    scale_gradient as scale_gradient,
 )
 from gradtx.transforms.trust import (
     norm as norm,
@@ -352,7 +349,15 @@ from gradtx.transforms.zoom import (
 )
 from gradtx.tree import global_norm as global_norm
 from gradtx.treewise import treewise as treewise
-from gradtx.types import EmptyState as EmptyState, Schedule as Schedule, Slots as Slots
+from gradtx.types import (
+    EmptyState as EmptyState,
+    OptState as OptState,
+    Params as Params,
+    ScalarOrSchedule as ScalarOrSchedule,
+    Schedule as Schedule,
+    Slots as Slots,
+    Updates as Updates,
+)
 from gradtx.wrappers.accumulation import (
     AccumulateState as AccumulateState,
     MultiStepsState as MultiStepsState,

@@ -10,9 +10,12 @@ PyTree: TypeAlias = Any
 Params: TypeAlias = Any
 Updates: TypeAlias = Any
 State: TypeAlias = Any
+OptState: TypeAlias = State
 DType: TypeAlias = Any
 Schedule: TypeAlias = Callable[[Any], Any]
 """A function of the number of steps taken so far, jit-safe, that returns a number."""
+
+ScalarOrSchedule: TypeAlias = float | Array | Schedule
 
 Counter: TypeAlias = Any
 """A field ``count: i32[]`` of a state; `Any`, since no field may retype ``tuple.count``."""

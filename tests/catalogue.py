@@ -279,13 +279,6 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "normalize": Entry(lambda: gradtx.normalize(), optax=lambda: optax.contrib.normalize()),
     "adaptive_normalize": Entry(lambda: gradtx.adaptive_normalize(), bad=({"eta": -1.0},)),
-    # distance over gradients
-    "scale_by_distance_over_gradients": Entry(
-        lambda: gradtx.scale_by_distance_over_gradients(reps_rel=0.1, global_scale=-1.0),
-        bad=({"reps_rel": -1.0}, {"eps": -1.0}, {"global_scale": "x"}),
-        optax=lambda: optax.scale_by_distance_over_gradients(reps_rel=0.1, global_scale=-1.0),
-        rows=False,
-    ),
     # layer-wise
     "lamb": Entry(
         lambda: gradtx.lamb(1e-2, weight_decay=0.1),

@@ -33,7 +33,6 @@ DIFFERENT: dict[str, str] = {
     "scale_by_factored_rms": "decay_rate_fn is None for the decay that Optax names by a function",
     "adopt": "clip_value_fn is None for the fourth root that Optax writes as a lambda",
     "scale_by_adopt": "clip_value_fn is None for the fourth root that Optax writes as a lambda",
-    "scale_by_sophia": "hessian_diagonal_fn is None for the estimator that Optax builds there",
     "sophia": "hessian_diagonal_fn is None for the estimator that Optax builds there",
     "lbfgs": "the default line search is gradtx's own, with the same arguments",
 }

@@ -2,17 +2,27 @@
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from gradtx.checks import NonNegative, Number
 from gradtx.engine import elementwise
-from gradtx.numerics import increment
+from gradtx.numerics import increment, widen
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     transformation,
 )
-from gradtx.types import Array, Counter, EmptyState, Params, Schedule, State, Updates
+from gradtx.types import (
+    Array,
+    Counter,
+    EmptyState,
+    Params,
+    PyTree,
+    Schedule,
+    State,
+    Updates,
+)
 
 
 class ScaleByScheduleState(NamedTuple):
@@ -94,3 +104,31 @@ def scale_by_learning_rate(
         return g * signed, {}
 
     return elementwise(EmptyState, None, rule)
+
+
+def scale_gradient(inputs: PyTree, scale: Any) -> PyTree:
+    """The same values, whose gradient is multiplied by a number on the way back.
+
+    Args:
+        inputs: a tree of arrays inside of a function that is differentiated.
+        scale: the factor; 0 stops the gradient, -1 reverses it.
+
+    >>> float(jax.grad(lambda x: scale_gradient(x, 0.5) ** 2)(3.0))
+    3.0
+    """
+    if isinstance(scale, int | float) and scale == 0:
+        return jax.lax.stop_gradient(inputs)
+    return _backward_scaled(inputs, scale)
+
+
+@jax.custom_vjp
+def _backward_scaled(inputs: PyTree, scale: Any) -> PyTree:
+    return inputs
+
+
+def _scaled(scale: Any, cotangents: PyTree) -> tuple[PyTree, Any]:
+    cotangents = jax.tree.map(lambda g: (widen(g) * scale).astype(g.dtype), cotangents)
+    return cotangents, jax.tree.map(jnp.zeros_like, scale)
+
+
+_backward_scaled.defvjp(lambda inputs, scale: (inputs, scale), _scaled)

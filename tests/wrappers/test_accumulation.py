@@ -91,6 +91,46 @@ def test_accumulator_is_wide():
     assert float(state.acc_grads["h"][0]) == 299.0  # in bfloat16 it would stop at 256
 
 
+@pytest.mark.parametrize(("dtype", "error"), [(jnp.float32, 1e-7), (jnp.bfloat16, 5e-3)])
+def test_compensated_sums_lose_nothing(dtype, error):
+    gs = jnp.full((3000, 1), 0.1, jnp.float32).at[0].set(1000.0)
+    p = jnp.zeros(1)
+
+    def total(compensated):
+        tx = gradtx.accumulate(
+            gradtx.scale(1.0),
+            3000,
+            use_grad_mean=False,
+            accumulator_dtype=dtype,
+            compensated=compensated,
+        )
+        step = lambda s, g: tx.update(g, s, p)[::-1]  # noqa: E731
+        return float(jax.jit(lambda: jax.lax.scan(step, tx.init(p), gs)[1][-1, 0])())
+
+    want = 1000.0 + 2999 * float(jnp.float32(0.1))
+    assert abs(total(True) / want - 1) < error
+    assert abs(total(False) / want - 1) > 3 * error
+
+
+def test_a_skipped_micro_batch_leaves_no_trace_in_the_compensation():
+    bad = GS[0].at[0, 0].set(jnp.nan)
+    build = functools.partial(gradtx.accumulate, gradtx.adam(0.1), 4, compensated=True)
+    tx = build(should_skip_update_fn=gradtx.skip_not_finite)
+    (p, _), _ = run(tx, jnp.concatenate([bad[None], GS[:3], bad[None], GS[3:8]]))
+    (want, _), _ = run(build(), GS[:8])
+    np.testing.assert_array_equal(p, want)
+
+
+def test_the_inner_optimizer_is_told_the_weight_of_the_window():
+    def update(updates, state, params=None, *, weight, **extra_args):
+        return jax.tree.map(lambda g: g * 0 + weight, updates), state
+
+    told = gradtx.GradientTransformationExtraArgs(lambda params: gradtx.EmptyState(), update)
+    tx = gradtx.accumulate(gradtx.accumulate(told, 2), 2)
+    (_, _), updates = run(tx, GS[:4], weight=jnp.arange(1.0, 5.0))
+    np.testing.assert_array_equal(updates[-1], 10.0)
+
+
 def test_a_micro_step_does_no_optimizer_work():
     tx = gradtx.accumulate(gradtx.adam(0.1), 4)
     jaxpr = jax.make_jaxpr(tx.update)(P, tx.init(P), P)
