@@ -1,6 +1,6 @@
 # The public names of gradtx: type checkers read this file, and so does __init__.py.
 
-from gradtx import projections as projections, tree as tree
+from gradtx import projections as projections, sparse as sparse, tree as tree
 from gradtx.apply import (
     apply_updates as apply_updates,
     incremental_update as incremental_update,

@@ -19,6 +19,7 @@ from gradtx.paths import (
     select,
 )
 from gradtx.rows import is_rows
+from gradtx.sparse.lookup import vjp
 from gradtx.types import Array, Params, PyTree, State, Updates
 
 LossFn = Callable[..., Any]
@@ -71,7 +72,8 @@ def compute_gradients(
 
     Returns:
         ``(value, gradients)``, or ``((value, aux), gradients)``. The gradient of a leaf that is not
-        trainable is `None`; that of a complex leaf is conjugated, so that descent goes against it
+        trainable is `None`; that of a table that is only looked up, by :func:`gradtx.sparse.take`,
+        is `Rows`; that of a complex leaf is conjugated, so that descent goes against it
         (``jax.grad`` returns the conjugate).
 
     Raises:
@@ -90,12 +92,11 @@ def compute_gradients(
     if not jax.tree.leaves(trained):
         raise ValueError("there is no trainable parameter")
     loss = _scalar_loss(loss_fn, has_aux, any_shape=grad_loss is not None)
-    value, pull, aux = jax.vjp(lambda t: loss(merge(t, params), *args), trained, has_aux=True)
+    value, pull, aux = vjp(lambda t: loss(merge(t, params), *args), trained)
     seed = jnp.ones_like(value) if grad_loss is None else jnp.asarray(grad_loss, value.dtype)
     if seed.shape != value.shape:
         raise ValueError(f"grad_loss has the shape {seed.shape}, the loss {value.shape}")
-    (grads,) = pull(seed)
-    grads = jax.tree.map(lambda g: g.conj() if jnp.iscomplexobj(g) else g, grads)
+    grads = jax.tree.map(lambda g: g.conj() if jnp.iscomplexobj(g) else g, pull(seed))
     return ((value, aux) if has_aux else value), grads
 
 

@@ -4,8 +4,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from gradtx.numerics import cast, is_tracer, widen
 from gradtx.types import Array
+
+check_indices = jax.make_user_context(False)
+"""A context manager, ``with check_indices(True):``, in which an index outside its table is an
+error. It is for debugging: what is compiled in it looks at every index, and tells the host. Outside
+it such an index names no row."""
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -13,11 +20,15 @@ class Rows:
     """Some rows of a table: ``table[indices[i]]`` has the value ``values[i]``, every other row 0.
 
     An index may come several times (the values add up) and an index outside the table, negative
-    ones included, names no row. Transformations treat `Rows` as one leaf.
+    ones included, names no row: see :data:`gradtx.sparse.check_indices`. Transformations treat
+    `Rows` as one leaf. There may be more of them than the table has, or none.
+
+    Rows add up with rows of the same table and with an array of its shape (which gives an array),
+    and may be multiplied and divided by a number.
 
     Args:
-        indices: integers of shape ``(n,)``.
-        values: an array of shape ``(n, *shape[1:])``.
+        indices: integers of shape ``(n,)``, or of any shape.
+        values: an array of that shape followed by ``shape[1:]``.
         shape: the shape of the whole table.
 
     Raises:
@@ -29,8 +40,13 @@ class Rows:
     [[1.0, 1.0], [0.0, 0.0], [2.0, 2.0], [0.0, 0.0]]
     """
 
+    # NumPy's arrays leave arithmetic with rows to rows.
+    __array_ufunc__ = None
+
     def __init__(self, indices: Any, values: Any, shape: tuple[int, ...]) -> None:
         self.indices, self.values, self.shape = indices, values, tuple(shape)
+        # Lost where JAX rebuilds the tree, which costs no more than summing once again.
+        self._coalesced = False
         if not hasattr(values, "shape") or not hasattr(indices, "dtype"):
             return  # a placeholder that JAX puts into every pytree at times
         if not jnp.issubdtype(indices.dtype, jnp.integer):
@@ -38,15 +54,18 @@ class Rows:
                 f"Rows: indices must be integers, not {indices.dtype}; a tree.map over gradients "
                 "multiplies the indices too: use gradtx.tree, which takes Rows as one leaf"
             )
-        if values.shape[-len(self.shape) + 1 :] != self.shape[1:] and len(self.shape) > 1:
+        if not self.shape:
+            raise ValueError("Rows: a table has at least one dimension, and its shape is ()")
+        row = self.shape[1:]
+        if values.shape[values.ndim - len(row) :] != row:
             raise ValueError(
                 f"Rows: values of shape {values.shape} do not fit rows of a table of shape "
-                f"{self.shape}"
+                f"{self.shape}: the trailing shape must be {row}"
             )
-        if indices.ndim != values.ndim - len(self.shape) + 1:
+        if indices.shape != values.shape[: values.ndim - len(row)]:
             raise ValueError(
                 f"Rows: indices of shape {indices.shape} do not go with values of shape "
-                f"{values.shape}"
+                f"{values.shape}: there must be an index for each row of shape {row}"
             )
 
     def tree_flatten_with_keys(self) -> tuple[tuple[Any, Any], tuple[int, ...]]:
@@ -57,6 +76,27 @@ class Rows:
     def tree_unflatten(cls, shape: tuple[int, ...], children: Any) -> "Rows":
         return cls(children[0], children[1], shape)
 
+    @classmethod
+    def from_bcoo(cls, matrix: Any) -> "Rows":
+        """The rows of a ``jax.experimental.sparse.BCOO`` whose first dimension alone is sparse.
+
+        Raises:
+            ValueError: it has batch dimensions, or entries rather than rows (see its ``n_dense``).
+        """
+        if matrix.n_batch or matrix.n_sparse != 1:
+            raise ValueError(
+                f"Rows: a BCOO of rows has n_batch=0 and n_sparse=1, not {matrix.n_batch} and "
+                f"{matrix.n_sparse}; make it with n_dense={matrix.ndim - 1}"
+            )
+        return cls(matrix.indices[:, 0], matrix.data, matrix.shape)
+
+    def to_bcoo(self) -> Any:
+        """The same as a ``jax.experimental.sparse.BCOO``, duplicates as they are."""
+        from jax.experimental.sparse import BCOO
+
+        indices, values = self._flat()
+        return BCOO((values, indices[:, None]), shape=self.shape)
+
     @property
     def dtype(self) -> Any:
         return self.values.dtype
@@ -66,27 +106,91 @@ class Rows:
         return len(self.shape)
 
     def __repr__(self) -> str:
-        return f"Rows({self.values.shape[0]} of {self.shape}, {self.dtype})"
+        return f"Rows({np.size(self.indices)} of {self.shape}, {self.dtype})"
 
     def with_values(self, values: Any) -> "Rows":
         """The same rows with other values."""
-        return Rows(self.indices, values, self.shape)
+        new = Rows(self.indices, values, self.shape)
+        new._coalesced = self._coalesced
+        return new
+
+    def _flat(self) -> tuple[Array, Array]:
+        """Indices, those outside the table as the row past the last, and values, in one list."""
+        past = self.shape[0]
+        values = jnp.asarray(self.values).reshape(-1, *self.shape[1:])
+        indices = jnp.asarray(self.indices).reshape(-1)
+        # Also room for as many numbers past the last as there are indices.
+        dtype = index_dtype(past + indices.size)
+        inside = is_inside(indices, past)
+        refuse_outside("Rows", inside, past)
+        return jnp.where(inside, indices.astype(dtype), jnp.asarray(past, dtype)), values
 
     def coalesce(self) -> "Rows":
-        """The same sum with every index once; what is left over names the row past the last."""
+        """The same sum with every index once and in order, as many rows as before.
+
+        What is left over has zeros for values and numbers past the last row for indices. The sums
+        are taken in at least float32.
+        """
+        if self._coalesced:
+            return self
         past = self.shape[0]
-        inside = (self.indices >= 0) & (self.indices < past)
-        named = jnp.where(inside, self.indices, past)
-        indices, position = jnp.unique(
-            named, size=named.shape[0], fill_value=past, return_inverse=True
-        )
-        summed = jax.ops.segment_sum(self.values, position.reshape(-1), named.shape[0])
-        kept = (indices < past).reshape((-1,) + (1,) * (self.values.ndim - 1))
-        return Rows(indices, jnp.where(kept, summed, 0), self.shape)
+        named, values = self._flat()
+        number = jnp.arange(named.size, dtype=named.dtype)
+        if named.size > 1:
+            named, order = jax.lax.sort((named, number), num_keys=1)
+            first = jnp.concatenate([jnp.ones(1, bool), named[1:] != named[:-1]])
+            place = jnp.cumsum(first, dtype=named.dtype) - 1
+            # Each number past the last comes once too, so that scatters may rely on that.
+            indices = (
+                (past + number)
+                .at[place]
+                .set(jnp.where(named < past, named, past + place), indices_are_sorted=True)
+            )
+            values = jax.ops.segment_sum(
+                widen(values)[order], place, named.size, indices_are_sorted=True
+            ).astype(self.dtype)
+            named = indices
+        kept = (named < past).reshape((-1,) + (1,) * (values.ndim - 1))
+        new = Rows(named, jnp.where(kept, values, 0), self.shape)
+        new._coalesced = True
+        return new
 
     def to_dense(self) -> Array:
         """The whole table."""
         return add_rows(jnp.zeros(self.shape, self.dtype), self)
+
+    def __add__(self, other: Any) -> Any:
+        if not isinstance(other, Rows):
+            return add_rows(jnp.asarray(other), self)
+        if self.shape != other.shape:
+            raise ValueError(
+                f"Rows of tables of shapes {self.shape} and {other.shape} cannot be added"
+            )
+        (ours, values), (theirs, others) = self._flat(), other._flat()
+        return Rows(jnp.concatenate([ours, theirs]), jnp.concatenate([values, others]), self.shape)
+
+    __radd__ = __add__
+
+    def __neg__(self) -> "Rows":
+        return self.with_values(-self.values)
+
+    def __sub__(self, other: Any) -> Any:
+        return self + (-other)
+
+    def __rsub__(self, other: Any) -> Any:
+        return other + (-self)
+
+    def __mul__(self, scalar: Any) -> "Rows":
+        if jnp.ndim(scalar):
+            raise ValueError(f"Rows are multiplied by a number, not by shape {jnp.shape(scalar)}")
+        return self.with_values(self.values * scalar)
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, scalar: Any) -> "Rows":
+        if jnp.ndim(scalar):
+            raise ValueError(f"Rows are divided by a number, not by shape {jnp.shape(scalar)}")
+        return self.with_values(self.values / scalar)
 
 
 def is_rows(x: Any) -> bool:
@@ -94,18 +198,73 @@ def is_rows(x: Any) -> bool:
     return isinstance(x, Rows)
 
 
+def index_dtype(largest: int) -> Any:
+    """The type of indices that hold `largest`.
+
+    Raises:
+        ValueError: that needs 64 bits, and they are not enabled.
+    """
+    if largest <= np.iinfo(np.int32).max:
+        return jnp.dtype(jnp.int32)
+    if not jax.config.read("jax_enable_x64"):
+        raise ValueError(f"a table of {largest} rows needs jax_enable_x64 for its indices")
+    return jnp.dtype(jnp.int64)
+
+
+def is_inside(indices: Array, size: int) -> Array:
+    """Which indices name one of `size` rows."""
+    if indices.dtype.itemsize < 4:
+        indices = indices.astype(jnp.int32)  # which may have to be compared with more
+    return (indices >= 0) & (indices < size)
+
+
+def refuse_outside(where: str, inside: Array, size: int) -> None:
+    """Under `check_indices` raise IndexError unless all are inside; compiled, the host does.
+
+    Args:
+        where: what was called.
+        inside: which indices are in the table.
+        size: how many rows it has.
+    """
+    if not check_indices.value:
+        return
+
+    def refuse(ok: Any) -> None:
+        if not np.all(ok):
+            raise IndexError(
+                f"{where}: {np.size(ok) - np.sum(ok)} of {np.size(ok)} indices are outside a table "
+                f"of {size} rows"
+            )
+
+    if is_tracer(inside):
+        jax.debug.callback(refuse, inside)
+    else:
+        refuse(inside)
+
+
 def take_rows(table: Array, indices: Array) -> Array:
-    """The rows of `table` at `indices`; zeros for an index past the last."""
-    return table.at[indices].get(mode="fill", fill_value=0)
+    """The rows of `table` at `indices`, which :meth:`Rows.coalesce` made; zeros past the last."""
+    return table.at[indices].get(
+        mode="fill", fill_value=0, indices_are_sorted=True, unique_indices=True
+    )
 
 
 def put_rows(table: Array, indices: Array, values: Array) -> Array:
-    """`table` with `values` written at `indices`; an index past the last writes nothing."""
-    return table.at[indices].set(values.astype(table.dtype), mode="drop")
+    """`table` with `values` at `indices`, which :meth:`Rows.coalesce` made; none past the last."""
+    return table.at[indices].set(
+        cast(values, table.dtype), mode="drop", indices_are_sorted=True, unique_indices=True
+    )
 
 
 def add_rows(table: Array, rows: Rows) -> Array:
     """`table` with `rows` added, computed in at least float32 and rounded once per row."""
-    past = table.shape[0]
-    indices = jnp.where(rows.indices < 0, past, rows.indices)
-    return table.at[indices].add(rows.values.astype(table.dtype), mode="drop")
+    if table.shape != rows.shape:
+        raise ValueError(f"Rows of a table of shape {rows.shape} cannot be added to {table.shape}")
+    dtype = jnp.result_type(table.dtype)
+    rows = rows.coalesce()
+    if rows.dtype == dtype and widen(table[:0]).dtype == dtype:
+        return table.at[rows.indices].add(
+            rows.values, mode="drop", indices_are_sorted=True, unique_indices=True
+        )
+    new = widen(take_rows(table, rows.indices)) + widen(rows.values)
+    return put_rows(table, rows.indices, new)

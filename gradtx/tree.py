@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from gradtx import search
 from gradtx.numerics import Step, abs_sq, debias, real_dtype, sum_sq, widen
 from gradtx.paths import first_difference, is_leaf, leaves_with_path, path_string
-from gradtx.rows import Rows, add_rows, is_rows, take_rows
+from gradtx.rows import Rows, is_rows, take_rows
 from gradtx.types import Array, DType, PyTree
 
 NamedTupleKey = search.NamedTupleKey
@@ -105,37 +105,18 @@ def _each(function: Callable[..., Any], *trees: PyTree) -> PyTree:
     return _map(on_leaf, *trees)
 
 
-def _plus(x: Any, y: Any) -> Any:
-    if isinstance(x, Rows) and isinstance(y, Rows):
-        if x.shape != y.shape:
-            raise ValueError(f"Rows of tables of shapes {x.shape} and {y.shape} cannot be added")
-        values = jnp.concatenate([x.values, y.values])
-        return Rows(jnp.concatenate([x.indices, y.indices]), values, x.shape)
-    if isinstance(x, Rows):
-        return add_rows(jnp.asarray(y), x)
-    return add_rows(jnp.asarray(x), y) if isinstance(y, Rows) else x + y
-
-
 def add(tree_x: PyTree, tree_y: PyTree, *other_trees: PyTree) -> PyTree:
     """The sum of two or more trees.
 
     >>> add({"a": 1.0, "b": None}, {"a": 2.0, "b": 5.0})
     {'a': 3.0, 'b': None}
     """
-    return _map(lambda *leaves: reduce(_plus, leaves), tree_x, tree_y, *other_trees)
+    return _map(lambda *leaves: reduce(operator.add, leaves), tree_x, tree_y, *other_trees)
 
 
 def sub(tree_x: PyTree, tree_y: PyTree) -> PyTree:
     """The difference of two trees."""
-
-    def minus(x: Any, y: Any) -> Any:
-        return _plus(x, _scaled(-1, y)) if is_rows(x) or is_rows(y) else x - y
-
-    return _map(minus, tree_x, tree_y)
-
-
-def _scaled(scalar: Any, x: Any) -> Any:
-    return x.with_values(scalar * x.values) if isinstance(x, Rows) else scalar * x
+    return _map(operator.sub, tree_x, tree_y)
 
 
 def mul(tree_x: PyTree, tree_y: PyTree) -> PyTree:
@@ -154,12 +135,12 @@ def scale(scalar: Any, tree: PyTree) -> PyTree:
     >>> scale(2.0, {"a": 1.0})
     {'a': 2.0}
     """
-    return _map(lambda x: _scaled(scalar, x), tree)
+    return _map(lambda x: scalar * x, tree)
 
 
 def add_scale(tree_x: PyTree, scalar: Any, tree_y: PyTree) -> PyTree:
     r"""A tree plus a number times another: :math:`x + s y`."""
-    return _map(lambda x, y: _plus(x, _scaled(scalar, y)), tree_x, tree_y)
+    return _map(lambda x, y: x + scalar * y, tree_x, tree_y)
 
 
 def vdot(tree_x: PyTree, tree_y: PyTree) -> Array:
@@ -285,7 +266,7 @@ def where(condition: Any, tree_x: PyTree, tree_y: PyTree) -> PyTree:
     def choose(x: Any, y: Any) -> Any:
         if isinstance(x, Rows) and isinstance(y, Rows) and jnp.ndim(condition) == 0:
             x = x.with_values(jnp.where(condition, x.values, 0))
-            return _plus(x, y.with_values(jnp.where(condition, 0, y.values)))
+            return x + y.with_values(jnp.where(condition, 0, y.values))
         return jnp.where(condition, *(a.to_dense() if is_rows(a) else a for a in (x, y)))
 
     return _map(choose, tree_x, tree_y)

@@ -19,6 +19,7 @@ LAYERS = (
         "masking",
         "groups",
         "apply",
+        "sparse",
         "minimizing",
         "training",
         "solving",

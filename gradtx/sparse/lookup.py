@@ -1,0 +1,422 @@
+"""Looking up rows of a table, and differentiating with respect to these rows.
+
+A look-up is a primitive of its own, so that it can be found in what a loss traces to: under `vmap`,
+inside `jit`, `scan` and `checkpoint`. The loss is then run with zeros added to what each look-up
+gives, and differentiated with respect to the zeros: their gradient is that of the rows, and the
+table's is never made.
+"""
+
+import functools
+import itertools
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Literal, Primitive, Var, jaxpr_as_fun, jaxprs_in_params
+from jax.extend.core.primitives import convert_element_type_p, jit_p, remat_p, scan_p
+from jax.interpreters import ad, batching, mlir
+
+from gradtx.paths import path_string
+from gradtx.rows import Rows, index_dtype, is_inside, refuse_outside
+from gradtx.types import Array, PyTree
+
+
+def take(table: Any, ids: Any) -> Array:
+    """The rows of a table at some indices: ``table[ids]``, for use inside a loss.
+
+    Where :func:`value_and_grad`, :func:`gradtx.minimize` or :func:`gradtx.make_step` differentiate
+    the loss, the gradient of a table that is only looked up is `Rows`, and costs what was looked
+    up. It may be looked up several times, under ``vmap``, and inside ``jit``, ``scan`` and
+    ``checkpoint``. Everywhere else, as under ``jax.grad``, this is an ordinary differentiable
+    function.
+
+    Args:
+        table: an array of shape ``(rows, ...)``, a parameter itself (or cast to another type).
+        ids: integers of any shape. One outside the table, negative ones included, gives a row of
+            zeros, and no gradient: see :data:`check_indices`.
+
+    Returns:
+        An array of shape ``(*ids.shape, *table.shape[1:])``.
+
+    Raises:
+        TypeError: the ids are not integers.
+        ValueError: the table is a scalar.
+
+    >>> take(jnp.array([[1.0], [2.0], [3.0]]), jnp.array([2, 0, 7])).tolist()
+    [[3.0], [1.0], [0.0]]
+    """
+    table, ids = jnp.asarray(table), jnp.asarray(ids)
+    if table.ndim == 0:
+        raise ValueError("take: a table has at least one dimension, and this is a scalar")
+    if not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise TypeError(f"take: ids must be integers, not {ids.dtype}")
+    if _differentiating.value:
+        raise _LooksUp
+    size = table.shape[0]
+    inside = is_inside(ids, size)
+    refuse_outside("take", inside, size)
+    dtype = index_dtype(size)
+    return take_p.bind(table, jnp.where(inside, ids.astype(dtype), jnp.asarray(size, dtype)))
+
+
+class _LooksUp(Exception):
+    """Ends the tracing of a loss at its first look-up."""
+
+
+# Part of the keys under which JAX keeps what it traced: no function that looks up is kept in it.
+_differentiating = jax.make_user_context(False)
+
+take_p = Primitive("take_rows")
+
+
+def _gather(table: Array, ids: Array) -> Array:
+    return table.at[ids].get(mode="fill", fill_value=0)
+
+
+def _abstract(table: Any, ids: Any) -> Any:
+    return jax.make_jaxpr(_gather)(table, ids).out_avals[0]
+
+
+def _differentiated(primals: Any, tangents: Any) -> Any:
+    (table, ids), (change, _) = primals, tangents
+    rows = take_p.bind(table, ids)
+    if isinstance(change, ad.Zero):
+        return rows, ad.Zero(jax.typeof(rows).to_tangent_aval())
+    return rows, _gather(change, ids)
+
+
+def _batched(arguments: Any, dims: Any) -> Any:
+    (table, ids), (of_table, of_ids) = arguments, dims
+    if of_table is None:
+        return take_p.bind(table, jnp.moveaxis(ids, of_ids, 0)), 0
+    warnings.warn(
+        "sparse.take: under a vmap over tables their gradients are dense; make one table of them, "
+        "and add to the ids where each begins",
+        stacklevel=2,
+    )
+    return jax.vmap(_gather, in_axes=(of_table, of_ids))(table, ids), 0
+
+
+take_p.def_impl(jax.jit(_gather))
+take_p.def_abstract_eval(_abstract)
+ad.primitive_jvps[take_p] = _differentiated
+batching.primitive_batchers[take_p] = _batched
+mlir.register_lowering(take_p, mlir.lower_fun(_gather, multiple_results=False))
+
+
+class _Call(NamedTuple):
+    """A call of a jaxpr to which tables may be passed.
+
+    jaxpr, consts: what is called; passed: how many of its first inputs may be tables;
+    lead: the shape that goes before that of what is looked up in it.
+    """
+
+    jaxpr: Any
+    consts: Sequence[Any]
+    passed: int
+    lead: tuple[int, ...] = ()
+
+
+def _call(eqn: Any) -> _Call | None:
+    if eqn.primitive is jit_p:
+        closed = eqn.params["jaxpr"]
+        return _Call(closed.jaxpr, closed.consts, len(eqn.invars))
+    if eqn.primitive is remat_p:
+        return _Call(eqn.params["jaxpr"], (), len(eqn.invars))
+    if eqn.primitive is scan_p:
+        closed, length = eqn.params["jaxpr"], eqn.params["length"]
+        return _Call(closed.jaxpr, closed.consts, eqn.params["num_consts"], (length,))
+    return None
+
+
+class _Parameter(NamedTuple):
+    """An input of a traced loss: its position, path and type."""
+
+    position: int
+    path: str
+    dtype: Any
+
+
+Known = Mapping[Var, _Parameter | None]
+"""Variables that are parameters, as they are or cast once; None for those computed from these."""
+
+
+class _Lookup(NamedTuple):
+    """A look-up in a traced loss: of which table, and the shape of the rows."""
+
+    table: _Parameter
+    shape: tuple[int, ...]
+
+
+def _held(eqn: Any, known: Known) -> dict[int, _Parameter | None]:
+    """Which inputs of an equation are known variables, by position."""
+    return {
+        at: known[v] for at, v in enumerate(eqn.invars) if not isinstance(v, Literal) and v in known
+    }
+
+
+def _lookups(jaxpr: Any, known: Known, whole: dict[int, str]) -> list[_Lookup]:
+    """The look-ups in `jaxpr`, in order; `whole` is told what uses parameters otherwise."""
+    known, found = dict(known), []
+
+    def use(by: str, inputs: Iterable[_Parameter | None]) -> None:
+        whole.update({p.position: by for p in inputs if p is not None and p.position not in whole})
+
+    for eqn in jaxpr.eqns:
+        held, call, made = _held(eqn, known), _call(eqn), None
+        if not held:
+            continue
+        if eqn.primitive is take_p:
+            if held[0] is None:
+                warnings.warn(
+                    "sparse.take: a table that is computed from parameters makes their gradients "
+                    "dense; look up the parameter itself, and compute with its rows",
+                    stacklevel=2,
+                )
+            else:
+                found.append(_Lookup(held[0], eqn.outvars[0].aval.shape))
+        elif _is_cast(eqn, held):
+            made = held[0]
+        elif call is not None:
+            use(eqn.primitive.name, [p for at, p in held.items() if at >= call.passed])
+            inner = {
+                call.jaxpr.invars[at]: p if at < call.passed else None for at, p in held.items()
+            }
+            found += [
+                lookup._replace(shape=(*call.lead, *lookup.shape))
+                for lookup in _lookups(call.jaxpr, inner, whole)
+            ]
+        else:
+            _refuse_within(eqn, held)
+            use(eqn.primitive.name, held.values())
+        known |= dict.fromkeys(eqn.outvars, made)
+    use("return", [known[v] for v in jaxpr.outvars if not isinstance(v, Literal) and v in known])
+    return found
+
+
+def _is_cast(eqn: Any, held: Mapping[int, _Parameter | None]) -> bool:
+    """Whether an equation casts a table, so that its rows may be cast instead."""
+    table = held.get(0)
+    if eqn.primitive is not convert_element_type_p or table is None:
+        return False
+    return bool(eqn.invars[0].aval.dtype == table.dtype)
+
+
+def _refuse_within(eqn: Any, held: Mapping[int, _Parameter | None]) -> None:
+    for jaxpr in jaxprs_in_params(eqn.params):
+        # What a branch, a loop or a shard is given comes last among the inputs.
+        before = len(eqn.invars) - len(jaxpr.invars)
+        inner = {jaxpr.invars[at - before]: p for at, p in held.items() if at >= before}
+        for lookup in _lookups(jaxpr, inner, {}):
+            raise ValueError(
+                f"sparse.take of {lookup.table.path!r} inside {eqn.primitive.name!r} cannot be "
+                "differentiated by rows: look up before it, and pass it the rows"
+            )
+
+
+def _run(
+    jaxpr: Any,
+    consts: Sequence[Any],
+    args: Sequence[Any],
+    tables: Known,
+    increments: Iterator[Array],
+) -> tuple[list[Any], list[Array]]:
+    """What `jaxpr` gives with an increment added to each look-up, and the indices looked up."""
+    tables, found = dict(tables), []
+    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+
+    def read(v: Any) -> Any:
+        return v.val if isinstance(v, Literal) else env[v]
+
+    for eqn in jaxpr.eqns:
+        inputs = [read(v) for v in eqn.invars]
+        held, call = _held(eqn, tables), _call(eqn)
+        if held and eqn.primitive is take_p:
+            rows = take_p.bind(*inputs) + next(increments)
+            found.append(inputs[1])
+            outputs = [rows.astype(eqn.outvars[0].aval.dtype)]
+        elif _is_cast(eqn, held):
+            # The rows will be, not the table.
+            tables[eqn.outvars[0]], outputs = held[0], inputs
+        elif held and call is not None:
+            inner = {call.jaxpr.invars[at]: table for at, table in held.items()}
+            outputs, looked = _run_call(eqn, call, inputs, inner, increments)
+            found += looked
+        else:
+            variables = [v for v in eqn.invars if not isinstance(v, Literal)]
+            alone = jaxpr.replace(
+                constvars=[], invars=variables, outvars=eqn.outvars, eqns=[eqn], effects=eqn.effects
+            )
+            outputs = jaxpr_as_fun(ClosedJaxpr(alone, []))(*[env[v] for v in variables])
+        env |= zip(eqn.outvars, outputs, strict=True)
+    return [read(v) for v in jaxpr.outvars], found
+
+
+def _run_call(
+    eqn: Any,
+    call: _Call,
+    inputs: Sequence[Any],
+    tables: Known,
+    increments: Iterator[Array],
+) -> tuple[list[Any], list[Array]]:
+    if eqn.primitive is jit_p:
+        return _run(call.jaxpr, call.consts, inputs, tables, increments)
+    mine = list(itertools.islice(increments, len(_lookups(call.jaxpr, tables, {}))))
+    if eqn.primitive is remat_p:
+
+        @functools.partial(
+            jax.checkpoint, prevent_cse=eqn.params["prevent_cse"], policy=eqn.params["policy"]
+        )
+        def again(inputs: Any, mine: Any) -> Any:
+            return _run(call.jaxpr, call.consts, inputs, tables, iter(mine))
+
+        return again(inputs, mine)
+    consts, init, xs = _split(inputs, eqn.params["num_consts"], eqn.params["num_carry"])
+
+    def body(carry: Any, x: Any) -> Any:
+        x, mine = x
+        outputs, looked = _run(call.jaxpr, call.consts, [*consts, *carry, *x], tables, iter(mine))
+        return outputs[: len(init)], (outputs[len(init) :], looked)
+
+    params = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
+    last, (ys, looked) = jax.lax.scan(body, init, (xs, mine), **params)
+    return [*last, *ys], looked
+
+
+def _split(inputs: Sequence[Any], *sizes: int) -> tuple[list[Any], ...]:
+    rest = iter(inputs)
+    return *(list(itertools.islice(rest, size)) for size in sizes), list(rest)
+
+
+class _Traced:
+    """A function of a tree of parameters, traced, and what it looks up."""
+
+    def __init__(self, function: Callable[[PyTree], Any], tree: PyTree) -> None:
+        keyed, self.treedef = jax.tree_util.tree_flatten_with_path(tree)
+        self.leaves = [leaf for _, leaf in keyed]
+        with _differentiating(False):
+            closed, out = jax.make_jaxpr(function, return_shape=True)(tree)
+        self.jaxpr, self.consts, self.out = closed.jaxpr, closed.consts, jax.tree.structure(out)
+        parameters = [
+            _Parameter(i, path_string(path), leaf.dtype) for i, (path, leaf) in enumerate(keyed)
+        ]
+        whole: dict[int, str] = {}
+        known = dict(zip(self.jaxpr.invars, parameters, strict=True))
+        lookups = _lookups(self.jaxpr, known, whole)
+        for table in dict.fromkeys(lookup.table for lookup in lookups):
+            if table.position in whole:
+                warnings.warn(
+                    f"the table at {table.path!r} is looked up and also used as a whole, by "
+                    f"{whole[table.position]!r}: its gradient is dense",
+                    stacklevel=2,
+                )
+        self.lookups = [lookup for lookup in lookups if lookup.table.position not in whole]
+        self.tables = {lookup.table.position: lookup.table for lookup in self.lookups}
+
+    def run(self, leaves: Sequence[Any], increments: Sequence[Array]) -> tuple[Any, list[Array]]:
+        """What the function gives with the increments added to what it looks up, and the ids."""
+        tables = {self.jaxpr.invars[i]: table for i, table in self.tables.items()}
+        out, ids = _run(self.jaxpr, self.consts, leaves, tables, iter(increments))
+        return jax.tree.unflatten(self.out, out), ids
+
+    def zeros(self) -> list[Array]:
+        """An increment of zero for each look-up."""
+        return [jnp.zeros(lookup.shape, lookup.table.dtype) for lookup in self.lookups]
+
+    def rows(self, ids: Sequence[Array], values: Sequence[Array]) -> dict[int, Rows]:
+        """By table, its rows at the indices looked up."""
+        found = {}
+        for i in self.tables:
+            mine = [k for k, lookup in enumerate(self.lookups) if lookup.table.position == i]
+            row = self.leaves[i].shape[1:]
+            found[i] = Rows(
+                jnp.concatenate([ids[k].reshape(-1) for k in mine]),
+                jnp.concatenate([values[k].reshape(-1, *row) for k in mine]),
+                self.leaves[i].shape,
+            )
+        return found
+
+
+def vjp(
+    function: Callable[[PyTree], tuple[Any, Any]], tree: PyTree
+) -> tuple[Any, Callable[[Any], PyTree], Any]:
+    """``jax.vjp(function, tree, has_aux=True)``, with `Rows` for tables that are only looked up."""
+    try:
+        with _differentiating(True):
+            value, pull, aux = jax.vjp(function, tree, has_aux=True)
+        return value, lambda seed: pull(seed)[0], aux
+    except _LooksUp:
+        pass
+    traced = _Traced(function, tree)
+
+    def run(dense: dict[int, Array], increments: list[Array]) -> tuple[Any, Any]:
+        leaves = [dense.get(i, leaf) for i, leaf in enumerate(traced.leaves)]
+        (value, aux), ids = traced.run(leaves, increments)
+        return value, (aux, ids)
+
+    dense = {i: leaf for i, leaf in enumerate(traced.leaves) if i not in traced.tables}
+    value, pull, (aux, ids) = jax.vjp(run, dense, traced.zeros(), has_aux=True)
+
+    def pull_rows(seed: Any) -> PyTree:
+        cotangents, changes = pull(seed)
+        cotangents |= traced.rows(ids, changes)
+        return jax.tree.unflatten(traced.treedef, [cotangents[i] for i in sorted(cotangents)])
+
+    return value, pull_rows, aux
+
+
+def value_and_grad(
+    fun: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
+) -> Callable[..., tuple[Any, Any]]:
+    """``jax.value_and_grad``, where the gradients of tables that are looked up are `Rows`.
+
+    Args:
+        fun: a function that returns a scalar or, with `has_aux`, ``(scalar, aux)``; it looks tables
+            up with :func:`take`.
+        argnums: the position or positions of the arguments to differentiate with respect to.
+        has_aux: whether `fun` returns something beside the scalar.
+
+    Returns:
+        A function of the same arguments that returns ``(value, gradients)`` or
+        ``((value, aux), gradients)``. A table that is also used as a whole, such as an embedding
+        that is the output layer too, has a dense gradient, and a warning says so.
+
+    Raises:
+        ValueError: the value is not a scalar; or a table is looked up where its rows cannot be
+            told apart, inside ``cond``, ``while_loop``, ``shard_map`` or a function with a
+            derivative of its own.
+
+    >>> def loss(table, ids):
+    ...     return jnp.sum(take(table, ids) ** 2)
+    >>> value, grad = value_and_grad(loss)(jnp.ones((1000, 2)), jnp.array([3, 5, 3]))
+    >>> float(value), grad
+    (6.0, Rows(3 of (1000, 2), float32))
+    """
+
+    @functools.wraps(fun)
+    def differentiated(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        positions = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+        chosen = args[argnums] if isinstance(argnums, int) else tuple(args[i] for i in positions)
+
+        def function(chosen: Any) -> tuple[Any, Any]:
+            given = list(args)
+            for i, argument in zip(
+                positions, (chosen,) if isinstance(argnums, int) else chosen, strict=True
+            ):
+                given[i] = argument
+            out = fun(*given, **kwargs)
+            value, aux = out if has_aux else (out, None)
+            if jnp.shape(value) != ():
+                raise ValueError(
+                    f"value_and_grad: the loss must be a scalar, not of shape {jnp.shape(value)}"
+                )
+            return value, aux
+
+        value, pull, aux = vjp(function, jax.tree.map(jnp.asarray, chosen))
+        grads = pull(jnp.ones_like(value))
+        return ((value, aux) if has_aux else value), grads
+
+    return differentiated
