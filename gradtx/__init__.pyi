@@ -26,7 +26,12 @@ from gradtx.compose import (
     stateless_with_tree_map as stateless_with_tree_map,
 )
 from gradtx.config import from_config as from_config, to_config as to_config
-from gradtx.engine import Stored as Stored, elementwise as elementwise, leafwise as leafwise
+from gradtx.engine import (
+    Stored as Stored,
+    elementwise as elementwise,
+    leafwise as leafwise,
+    rowwise as rowwise,
+)
 from gradtx.exporting import register_serialization as register_serialization
 from gradtx.groups import (
     PartitionState as PartitionState,
@@ -78,6 +83,11 @@ from gradtx.optimizers.adagrad import (
     ScaleByRssState as ScaleByRssState,
     adagrad as adagrad,
     scale_by_rss as scale_by_rss,
+)
+from gradtx.optimizers.adagrad_decay import (
+    ScaleByAdagradDecayState as ScaleByAdagradDecayState,
+    adagrad_decay as adagrad_decay,
+    scale_by_adagrad_decay as scale_by_adagrad_decay,
 )
 from gradtx.optimizers.adam import (
     ScaleByAdamState as ScaleByAdamState,
@@ -220,6 +230,14 @@ from gradtx.optimizers.rmsprop import (
     rmsprop as rmsprop,
     scale_by_rms as scale_by_rms,
     scale_by_stddev as scale_by_stddev,
+)
+from gradtx.optimizers.rowwise import (
+    ScaleByRowwiseAdamState as ScaleByRowwiseAdamState,
+    ScaleByRowwiseRssState as ScaleByRowwiseRssState,
+    rowwise_adagrad as rowwise_adagrad,
+    rowwise_adam as rowwise_adam,
+    scale_by_rowwise_adam as scale_by_rowwise_adam,
+    scale_by_rowwise_rss as scale_by_rowwise_rss,
 )
 from gradtx.optimizers.rprop import (
     ScaleByRpropState as ScaleByRpropState,

@@ -77,6 +77,16 @@ def elementwise(state: type, slots: SlotsFn | None, rule: Rule) -> GradientTrans
     return _lift(state, slots, rule, rows=True)
 
 
+def rowwise(state: type, slots: SlotsFn | None, rule: Rule) -> GradientTransformation:
+    """Lift a rule that treats every row alone, along the first dimension of a leaf.
+
+    It may reduce over the other dimensions, and runs on whole leaves, `Rows` of tables and shards
+    of the first dimension. The arguments are those of :func:`elementwise`. A slot may keep one
+    number for each row, in the shape of :func:`gradtx.numerics.row_mean`.
+    """
+    return _lift(state, slots, rule, rows=True)
+
+
 def leafwise(state: type, slots: SlotsFn | None, rule: Rule) -> GradientTransformation:
     """Lift a rule that treats every leaf alone and may reduce over it (a norm, a matrix product).
 

@@ -97,6 +97,20 @@ def divide(x: Array, y: Array) -> Array:
     return jnp.where(y == 0, 0, x / jnp.where(y == 0, 1, y))
 
 
+def row_mean(x: Array) -> Array:
+    """The mean of each row, along the first dimension, with the other dimensions of length 1.
+
+    >>> row_mean(jnp.array([[1.0, 3.0], [4.0, 4.0]])).tolist()
+    [[2.0], [4.0]]
+    """
+    return x if x.ndim < 2 else jnp.mean(x, axis=tuple(range(1, x.ndim)), keepdims=True)
+
+
+def one_per_row(x: Array) -> Array:
+    """The first entry of each row: an array of the shape, and the sharding, of `row_mean`."""
+    return x if x.ndim < 2 else x[(slice(None), *(slice(0, 1) for _ in x.shape[1:]))]
+
+
 class Step:
     """The step being taken, counted from 1 as papers count, with what depends on it alone.
 

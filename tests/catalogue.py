@@ -364,6 +364,19 @@ CATALOGUE: dict[str, Entry] = {
         bad=(*RATES, {"learning_rate": 0.1, "b1": 1.0}),
         rows=False,
     ),
+    # rows
+    "scale_by_rowwise_rss": Entry(
+        lambda: gradtx.scale_by_rowwise_rss(),
+        bad=({"eps": -1.0}, {"initial_accumulator_value": -1.0}),
+    ),
+    "rowwise_adagrad": Entry(lambda: gradtx.rowwise_adagrad(0.1), bad=RATES),
+    "scale_by_rowwise_adam": Entry(lambda: gradtx.scale_by_rowwise_adam(), bad=({"b1": 1.0},)),
+    "rowwise_adam": Entry(lambda: gradtx.rowwise_adam(1e-2), bad=RATES),
+    "scale_by_adagrad_decay": Entry(
+        lambda: gradtx.scale_by_adagrad_decay(0.1, 2),
+        bad=({"accumulator_decay_step": 0}, {"accumulator_decay_rate": 1.5}),
+    ),
+    "adagrad_decay": Entry(lambda: gradtx.adagrad_decay(0.1, 0.1, 2), bad=RATES),
     # ftrl, asgd
     "ftrl": Entry(
         lambda: gradtx.ftrl(0.1, l1_regularization_strength=0.01, beta=0.1),

@@ -1,0 +1,103 @@
+"""AdagradDecay: Adagrad whose sums of squares are forgotten now and then."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from gradtx.checks import Fraction, NonNegative, PositiveCount
+from gradtx.compose import chain
+from gradtx.engine import rowwise
+from gradtx.numerics import (
+    Step,
+    abs_sq,
+    accumulator_dtype,
+    divide,
+    full_like,
+    one_per_row,
+    zeros_like,
+)
+from gradtx.pair import GradientTransformation, optimizer, transformation
+from gradtx.transforms.scaling import scale_by_learning_rate
+from gradtx.types import Array, Counter, Slots
+
+
+class ScaleByAdagradDecayState(NamedTuple):
+    """count: i32[]; accumulator: like the parameters, float32 or wider; decays: i32 for a row."""
+
+    count: Counter
+    accumulator: Slots
+    decays: Slots
+
+
+@transformation
+def scale_by_adagrad_decay(
+    initial_accumulator_value: NonNegative = 0.1,
+    accumulator_decay_step: PositiveCount = 100_000,
+    accumulator_decay_rate: Fraction = 0.9,
+) -> GradientTransformation:
+    r"""Divide by the root of a sum of squared gradients that decays once every `N` steps.
+
+    .. math::
+        s &\leftarrow \max(\rho s, s_0) \;\text{ and }\; k_i \leftarrow k_i + 1
+            \quad\text{in a row where } \lfloor t / N \rfloor > k_i, \\
+        s &\leftarrow s + |g|^2, \qquad u = g / \sqrt{s}\;(0 \text{ for } 0/0)
+
+    Args:
+        initial_accumulator_value: :math:`s_0 \ge 0`, below which no decay goes.
+        accumulator_decay_step: :math:`N`, at least 1.
+        accumulator_decay_rate: :math:`\rho` in :math:`[0, 1]`.
+
+    A row that was not touched for several `N` decays once at each of the next touches, as in
+    DeepRec, whose names and defaults these are.
+
+    State: `ScaleByAdagradDecayState`.
+
+    Source: the operator ``ApplyAdagradDecay`` of DeepRec (Alibaba, 2021), and its documentation.
+
+    >>> tx = scale_by_adagrad_decay(initial_accumulator_value=0.0)
+    >>> tx.update(jnp.array([3.0]), tx.init(jnp.zeros(1)))[0].tolist()
+    [1.0]
+    """
+
+    def slots(p: Array) -> dict[str, Array]:
+        return {
+            "accumulator": full_like(p, initial_accumulator_value, accumulator_dtype(p)),
+            "decays": zeros_like(one_per_row(p), jnp.int32),
+        }
+
+    def rule(g: Array, s: Any, t: Step) -> Any:
+        due = jnp.floor(t.number / accumulator_decay_step) > s.decays
+        decayed = jnp.maximum(accumulator_decay_rate * s.accumulator, initial_accumulator_value)
+        total = jnp.where(due, decayed, s.accumulator) + abs_sq(g)
+        return divide(g, jnp.sqrt(total)), {"accumulator": total, "decays": s.decays + due}
+
+    return rowwise(ScaleByAdagradDecayState, slots, rule)
+
+
+@optimizer
+def adagrad_decay(
+    learning_rate: NonNegative,
+    initial_accumulator_value: NonNegative = 0.1,
+    accumulator_decay_step: PositiveCount = 100_000,
+    accumulator_decay_rate: Fraction = 0.9,
+) -> GradientTransformation:
+    r"""AdagradDecay: :math:`\theta \leftarrow \theta - \eta u` of :func:`scale_by_adagrad_decay`.
+
+    In long runs Adagrad's steps vanish; here old squares are forgotten.
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        initial_accumulator_value: the sum of squares at the start, and its least.
+        accumulator_decay_step: steps between two decays, at least 1.
+        accumulator_decay_rate: what a decay leaves, 0 to 1.
+
+    Source: DeepRec (Alibaba, 2021), ``AdagradDecayOptimizer``.
+
+    >>> tx = adagrad_decay(0.1)
+    """
+    return chain(
+        scale_by_adagrad_decay(
+            initial_accumulator_value, accumulator_decay_step, accumulator_decay_rate
+        ),
+        scale_by_learning_rate(learning_rate),
+    )
