@@ -63,8 +63,7 @@ def accumulator_dtype(x: Array, dtype: DType | None = None) -> DType:
 
 def increment(count: Array) -> Array:
     """`count + 1`, saturating at the largest number that its type holds."""
-    largest = jnp.iinfo(count.dtype).max
-    return jnp.where(count < largest, count + 1, count)
+    return jnp.minimum(count, jnp.iinfo(count.dtype).max - 1) + 1
 
 
 def abs_sq(x: Array) -> Array:
@@ -136,20 +135,24 @@ class Step:
         ``expm1`` of the logarithm taken in double precision: a float32 power would give
         :math:`1 - 0.999^1` with an error of 1e-5.
         """
+        return self.once(f"correction {ahead}", decay, lambda: -self._decayed(decay, ahead))
 
-        def make() -> Array:
-            t = self.number + ahead
-            if isinstance(decay, float | int):
-                log = math.log(decay) if decay > 0 else -math.inf
-                return -jnp.expm1(t * log)
-            return cast(-jnp.expm1(t * jnp.log(decay)), self.number.dtype)
+    def debiasing(self, decay: Any) -> Array:
+        r""":math:`1 / (1 - \beta^t)`, in one operation less."""
+        return self.once("debiasing", decay, lambda: -1 / self._decayed(decay))
 
-        return self.once(f"correction {ahead}", decay, make)
+    def _decayed(self, decay: Any, ahead: int = 0) -> Array:
+        r""":math:`\beta^{t + a} - 1`."""
+        if isinstance(decay, float | int):
+            log: Any = math.log(decay) if decay > 0 else -math.inf
+        else:
+            log = jnp.log(decay)
+        return cast(jnp.expm1((self.number + ahead) * log), self.number.dtype)
 
 
 def debias(moment: Array, decay: Any, t: Step) -> Array:
     r"""Adam's bias correction :math:`m / (1 - \beta^t)`."""
-    return moment * t.once("debias", decay, lambda: 1 / t.bias_correction(decay))
+    return moment * t.debiasing(decay)
 
 
 def nesterov_mean(mu: Array, g: Array, decay: Any, t: Step) -> Array:

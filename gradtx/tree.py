@@ -46,14 +46,19 @@ def map_updates(function: Callable[..., Any], updates: PyTree, *trees: PyTree) -
     return jax.tree.map(on_leaf, updates, *trees, is_leaf=is_leaf)
 
 
+# Leaves of at most so many entries, of one shape, are summed together: one kernel for all of them.
+_SMALL = 1 << 14
+
+
 def norm_sq(tree: PyTree) -> Array:
     """The sum of the squared absolute values of all entries, in at least float32."""
 
-    def of(leaf: Any) -> Array:
-        return sum_sq(leaf.coalesce().values if isinstance(leaf, Rows) else jnp.asarray(leaf))
-
-    leaves = [leaf for leaf in jax.tree.leaves(tree, is_leaf=is_leaf) if leaf is not None]
-    return reduce(jnp.add, map(of, leaves), jnp.zeros([], jnp.float32))
+    groups: dict[Any, list[Array]] = {}
+    for i, leaf in enumerate(_leaves(tree)):
+        x = leaf.coalesce().values if isinstance(leaf, Rows) else jnp.asarray(leaf)
+        groups.setdefault(jax.typeof(x) if x.size <= _SMALL else i, []).append(x)
+    sums = [sum_sq(jnp.stack(xs) if len(xs) > 1 else xs[0]) for xs in groups.values()]
+    return reduce(jnp.add, sums, jnp.zeros([], jnp.float32))
 
 
 def global_norm(updates: PyTree) -> Array:

@@ -43,8 +43,10 @@ def _clip(x: Array, limit: Any) -> Array:
 
 
 def shrink_factor(norm: Array, max_norm: Any) -> Array:
-    """What brings `norm` down to `max_norm`: ``min(1, max_norm / norm)``, and 1 for no norm."""
-    return jnp.where(norm > max_norm, max_norm / jnp.where(norm > 0, norm, 1), 1)
+    """What brings `norm` down to `max_norm`: ``min(1, max_norm / norm)``, and not NaN for no norm."""
+    if not (isinstance(max_norm, float | int) and max_norm > 0):
+        norm = jnp.maximum(norm, jnp.finfo(norm.dtype).tiny)  # 0 / 0
+    return jnp.minimum(max_norm / norm, 1)
 
 
 @transformation
@@ -101,7 +103,8 @@ def clip_by_global_norm(max_norm: Limit) -> GradientTransformation:
 
     The norm is summed in at least float32 (Optax sums in the gradient's type, and overflows in
     float16), and a zero gradient stays zero also for :math:`c = 0` (in Optax it becomes NaN). A NaN
-    entry makes every update NaN, an infinite one too: guard with ``apply_if_finite``.
+    entry makes every update NaN; an infinite one becomes NaN and makes all others zero: guard with
+    ``apply_if_finite``.
 
     Source: R. Pascanu, T. Mikolov and Y. Bengio, On the Difficulty of Training Recurrent Neural
     Networks, 2013, arXiv:1211.5063, algorithm 1.
