@@ -183,6 +183,12 @@ from gradtx.optimizers.madgrad import (
     madgrad as madgrad,
     scale_by_madgrad as scale_by_madgrad,
 )
+from gradtx.optimizers.mars import (
+    MarsState as MarsState,
+    mars as mars,
+    mars_adamw as mars_adamw,
+    mars_lion as mars_lion,
+)
 from gradtx.optimizers.momo import (
     MomoAdamState as MomoAdamState,
     MomoState as MomoState,
@@ -333,7 +339,14 @@ from gradtx.transforms.clipping import (
 from gradtx.transforms.constraints import keep_params_nonnegative as keep_params_nonnegative
 from gradtx.transforms.decay import (
     WeightDecaySchedule as WeightDecaySchedule,
+    add_cautious_decayed_weights as add_cautious_decayed_weights,
     add_decayed_weights as add_decayed_weights,
+)
+from gradtx.transforms.grokfast import (
+    GrokfastEmaState as GrokfastEmaState,
+    GrokfastMaState as GrokfastMaState,
+    grokfast_ema as grokfast_ema,
+    grokfast_ma as grokfast_ma,
 )
 from gradtx.transforms.linesearch import value_and_grad_from_state as value_and_grad_from_state
 from gradtx.transforms.noise import AddNoiseState as AddNoiseState, add_noise as add_noise
@@ -390,6 +403,7 @@ from gradtx.wrappers.averaging import (
     eval_params as eval_params,
     swa_params as swa_params,
 )
+from gradtx.wrappers.cautious import cautious as cautious
 from gradtx.wrappers.complex import (
     SplitRealAndImaginaryArrays as SplitRealAndImaginaryArrays,
     SplitRealAndImaginaryState as SplitRealAndImaginaryState,

@@ -657,6 +657,32 @@ CATALOGUE: dict[str, Entry] = {
         optax=lambda: optax.polyak_sgd(0.1, variant="sps+"),
     ),
     # schedule-free, links
+    "cautious": Entry(
+        lambda: gradtx.cautious(gradtx.adam(0.1)),
+        bad=({"inner": optax.sgd(1.0), "rescale": "no"}, {"inner": optax.sgd(1.0), "x": 1}),
+        rows=False,
+    ),
+    "add_cautious_decayed_weights": Entry(
+        lambda: gradtx.add_cautious_decayed_weights(0.1), bad=({"weight_decay": -0.1},)
+    ),
+    "grokfast_ema": Entry(lambda: gradtx.grokfast_ema(0.9), bad=({"alpha": 1.0}, {"lamb": -1.0})),
+    "grokfast_ma": Entry(
+        lambda: gradtx.grokfast_ma(2, warmup=False),
+        bad=({"window_size": 0}, {"window_size": 1.5}, {"filter_type": "max"}, {"lamb": -1.0}),
+        rows=False,
+    ),
+    "mars": Entry(
+        lambda: gradtx.mars(),
+        bad=({"b1": 1.0}, {"gamma": -1.0}, {"max_norm": -1.0}),
+        rows=False,
+    ),
+    "mars_adamw": Entry(
+        lambda: gradtx.mars_adamw(1e-2, max_norm=None),
+        bad=(*RATES, {"learning_rate": 0.1, "b2": 1.0}),
+    ),
+    "mars_lion": Entry(
+        lambda: gradtx.mars_lion(1e-2), bad=(*RATES, {"learning_rate": 0.1, "b1": 1.0}), rows=False
+    ),
     "schedule_free": Entry(
         lambda: gradtx.schedule_free(gradtx.rmsprop(0.1), 0.1, 0.8),
         bad=(

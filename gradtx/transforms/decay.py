@@ -2,6 +2,8 @@
 
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
+
 from gradtx.checks import NonNegative
 from gradtx.engine import elementwise
 from gradtx.masking import restrict
@@ -45,5 +47,43 @@ def add_decayed_weights(
 
     def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
         return g + weight_decay * p, {}
+
+    return restrict(elementwise(EmptyState, None, rule), mask)
+
+
+@transformation(scheduled_state=WeightDecaySchedule)
+def add_cautious_decayed_weights(
+    weight_decay: NonNegative = 0.0, mask: Where | None = None
+) -> GradientTransformation:
+    r"""Weight decay of those entries that the update moves towards zero anyway.
+
+    .. math:: u_i = g_i + \lambda\, [g_i \theta_i \ge 0]\, \theta_i
+
+    It stands where :func:`add_decayed_weights` stands, after what scales the gradient and before
+    the learning rate, and leaves the loss's stationary points where they are.
+
+    Args:
+        weight_decay: :math:`\lambda \ge 0`; a number, an array, or a schedule.
+        mask: which leaves decay, as in :func:`masked`.
+
+    Of complex numbers the real part of :math:`\bar g \theta` counts.
+
+    State: none, or `WeightDecaySchedule` for a schedule.
+
+    Raises:
+        ValueError: ``update`` is called without parameters.
+
+    Source: L. Chen et al., Cautious Weight Decay, 2025, arXiv:2510.12402, algorithm 1.
+
+    >>> import jax.numpy as jnp
+    >>> tx = add_cautious_decayed_weights(0.5)
+    >>> p = jnp.array([1.0, 1.0])
+    >>> tx.update(jnp.array([2.0, -2.0]), tx.init(p), p)[0].tolist()
+    [2.5, -2.0]
+    """
+
+    def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
+        towards = (jnp.conj(g) * p).real >= 0
+        return g + jnp.where(towards, weight_decay, 0) * p, {}
 
     return restrict(elementwise(EmptyState, None, rule), mask)

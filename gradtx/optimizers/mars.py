@@ -1,0 +1,156 @@
+"""MARS: gradients with their variance reduced, and the optimizers made of them."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from gradtx.checks import Decay, Limit, NonNegative
+from gradtx.compose import chain
+from gradtx.engine import elementwise, leafwise
+from gradtx.numerics import Step, zeros_like
+from gradtx.optimizers.adam import scale_by_adam
+from gradtx.optimizers.sgd import scale_by_sign
+from gradtx.pair import GradientTransformation, optimizer, transformation
+from gradtx.paths import Where
+from gradtx.transforms import averaging
+from gradtx.transforms.clipping import shrink_factor
+from gradtx.transforms.decay import add_decayed_weights
+from gradtx.transforms.scaling import scale_by_learning_rate
+from gradtx.transforms.trust import norm
+from gradtx.types import Array, Counter, DType, Slots
+
+
+class MarsState(NamedTuple):
+    """count: i32[]; last: the gradients of the step before, like the parameters."""
+
+    count: Counter
+    last: Slots
+
+
+@transformation
+def mars(
+    b1: Decay = 0.95, gamma: NonNegative = 0.025, max_norm: Limit | None = 1.0
+) -> GradientTransformation:
+    r"""Correct the gradient by its change since the step before, which reduces its variance.
+
+    .. math:: c_t = g_t + \gamma \frac{\beta_1}{1 - \beta_1} (g_t - g_{t-1}), \quad
+        c_1 = g_1, \qquad u_t = c_t \min(1, m / \lVert c_t\rVert)
+
+    It comes first in a chain, before any optimizer whose momentum decays by :math:`\beta_1`.
+
+    Args:
+        b1: :math:`\beta_1` in :math:`[0, 1)`, that of the optimizer behind it.
+        gamma: :math:`\gamma \ge 0`; a number, an array, or a schedule.
+        max_norm: :math:`m \ge 0`, the largest norm of a leaf; None for no clipping, and then it
+            runs on `Rows` too.
+
+    This is the approximate version: :math:`g_{t-1}` is the gradient of the last batch at the last
+    parameters; the exact one evaluates this batch there, at the price of a second gradient.
+
+    State: `MarsState`.
+
+    Source: H. Yuan et al., MARS: Unleashing the Power of Variance Reduction for Training Large
+    Models, 2024, arXiv:2411.10438, algorithm 1 and section 3.3. As in the paper, and unlike in the
+    authors' code, the first gradient is not corrected.
+
+    >>> tx = mars(b1=0.5, gamma=0.5, max_norm=None)
+    >>> state = tx.init(jnp.zeros(1))
+    >>> for g in (4.0, 2.0):
+    ...     updates, state = tx.update(jnp.array([g]), state)
+    >>> updates.tolist()
+    [1.0]
+    """
+
+    def slots(p: Array) -> dict[str, Array]:
+        return {"last": zeros_like(p)}
+
+    def rule(g: Array, s: Any, t: Step) -> Any:
+        def weight() -> Array:
+            return jnp.where(t.number == 1, 0, gamma * b1 / (1 - b1))
+
+        c = g + t.once("mars", 0, weight) * (g - s.last)
+        if max_norm is not None:
+            c = c * shrink_factor(norm(c), max_norm)
+        return c, {"last": g}
+
+    return (elementwise if max_norm is None else leafwise)(MarsState, slots, rule)
+
+
+@optimizer
+def mars_adamw(
+    learning_rate: NonNegative,
+    b1: Decay = 0.95,
+    b2: Decay = 0.99,
+    eps: NonNegative = 1e-8,
+    weight_decay: NonNegative = 0.0,
+    mask: Where | None = None,
+    *,
+    gamma: NonNegative = 0.025,
+    max_norm: Limit | None = 1.0,
+    mu_dtype: DType | None = None,
+) -> GradientTransformation:
+    r"""MARS-AdamW: AdamW on the gradients of :func:`mars`.
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule. The authors take 3e-3.
+        b1: decay of the first moment, in :math:`[0, 1)`.
+        b2: decay of the second moment, in :math:`[0, 1)`.
+        eps: added to the root of the second moment.
+        weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
+        mask: which parameters decay, as in :func:`add_decayed_weights`.
+        gamma: weight of the correction, as in :func:`mars`.
+        max_norm: the largest norm of a leaf's corrected gradient.
+        mu_dtype: the type of the first moment.
+
+    The authors' code takes plain AdamW for vectors: give those to it with :func:`partition`.
+
+    Source: H. Yuan et al., MARS: Unleashing the Power of Variance Reduction for Training Large
+    Models, 2024, arXiv:2411.10438, algorithm 2.
+
+    >>> tx = mars_adamw(3e-3, weight_decay=0.01)
+    """
+    return chain(
+        mars(b1, gamma, max_norm),
+        scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype),
+        add_decayed_weights(weight_decay, mask),
+        scale_by_learning_rate(learning_rate),
+    )
+
+
+@optimizer
+def mars_lion(
+    learning_rate: NonNegative,
+    b1: Decay = 0.95,
+    weight_decay: NonNegative = 0.0,
+    mask: Where | None = None,
+    *,
+    gamma: NonNegative = 0.025,
+    max_norm: Limit | None = 1.0,
+    mu_dtype: DType | None = None,
+) -> GradientTransformation:
+    r"""MARS-Lion: the sign of a moving average of the gradients of :func:`mars`.
+
+    .. math:: \mu_t = \beta_1 \mu_{t-1} + (1 - \beta_1) c_t, \qquad
+        \theta \leftarrow \theta - \eta (\mathrm{sign}(\mu_t) + \lambda\theta)
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        b1: :math:`\beta_1` in :math:`[0, 1)`.
+        weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
+        mask: which parameters decay, as in :func:`add_decayed_weights`.
+        gamma: weight of the correction, as in :func:`mars`.
+        max_norm: the largest norm of a leaf's corrected gradient.
+        mu_dtype: the type of the momentum.
+
+    Source: H. Yuan et al., MARS: Unleashing the Power of Variance Reduction for Training Large
+    Models, 2024, arXiv:2411.10438, algorithm 3.
+
+    >>> tx = mars_lion(3e-4)
+    """
+    return chain(
+        mars(b1, gamma, max_norm),
+        averaging.ema(b1, debias=False, accumulator_dtype=mu_dtype),
+        scale_by_sign(),
+        add_decayed_weights(weight_decay, mask),
+        scale_by_learning_rate(learning_rate),
+    )

@@ -1,0 +1,93 @@
+"""Cautious updates: only those entries of an update that go against the gradient."""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from gradtx.numerics import cast, real_dtype, widen
+from gradtx.pair import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    transformation,
+    with_extra_args_support,
+)
+from gradtx.paths import leaves_with_path, path_string
+from gradtx.rows import is_rows
+from gradtx.types import Array, Params, State, Updates
+
+
+@transformation
+def cautious(
+    inner: GradientTransformation, *, flip_sign: bool = True, rescale: bool = True
+) -> GradientTransformation:
+    r"""Keep the entries of an optimizer's updates that go against the gradient; lengthen them.
+
+    .. math:: \phi_i = [u_i g_i < 0], \qquad
+        u \leftarrow \frac{\phi \odot u}{\max(\mathrm{mean}(\phi), 10^{-3})}
+
+    with the mean over a leaf.
+
+    Args:
+        inner: the optimizer. What follows it in a chain is not masked: the paper adds the weight
+            decay after the mask.
+        flip_sign: whether `inner` has turned the sign, as an optimizer does. Around a
+            ``scale_by_*`` alone, whose updates point along the gradient, pass False:
+            ``chain(cautious(scale_by_adam(), flip_sign=False), add_decayed_weights(0.1),
+            scale_by_learning_rate(1e-3))`` is the paper's C-AdamW.
+        rescale: whether to divide by the mean, as the authors' code does; the paper's algorithm 1
+            adds a small number to it, and its algorithm 2 divides :math:`n` by
+            :math:`\sum\phi + 1`.
+
+    Of complex numbers the real part of :math:`\bar u g` counts.
+
+    State: that of `inner`.
+
+    Raises:
+        TypeError: a leaf is `Rows` of a table and `rescale` is on, which needs all of its rows.
+
+    Source: K. Liang et al., Cautious Optimizers: Improving Training with One Line of Code, 2024,
+    arXiv:2411.16085, algorithms 1 and 2.
+
+    >>> import gradtx
+    >>> tx = cautious(gradtx.sgd(1.0, momentum=0.5))
+    >>> p = jnp.zeros(2)
+    >>> state = tx.init(p)
+    >>> for g in (jnp.array([4.0, 4.0]), jnp.array([4.0, -1.0])):
+    ...     updates, state = tx.update(g, state, p)
+    >>> updates.tolist()
+    [-12.0, 0.0]
+    """
+    tx = with_extra_args_support(inner)
+
+    def masked(u: Array, g: Array) -> Array:
+        wide = widen(u)
+        along = (jnp.conj(wide) * widen(g)).real
+        keep = (along < 0) if flip_sign else (along > 0)
+        if not rescale:
+            return cast(jnp.where(keep, wide, 0), u.dtype)
+        share = jnp.mean(keep, dtype=real_dtype(wide.dtype))
+        return cast(jnp.where(keep, wide, 0) * (1 / jnp.maximum(share, 1e-3)), u.dtype)
+
+    def on_leaf(path: Any, u: Any, g: Any) -> Any:
+        if u is None or g is None:
+            return None
+        if is_rows(g) and rescale:
+            raise TypeError(
+                f"cautious takes the mean over whole leaves and cannot run on the Rows at "
+                f"{path_string(path)!r}: pass rescale=False, or make the gradient dense with "
+                "to_dense()"
+            )
+        if is_rows(u):
+            return u.with_values(masked(u.values, g.coalesce().values))
+        return masked(u, g.to_dense() if is_rows(g) else jnp.asarray(g))
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        out, state = tx.update(updates, state, params, **extra_args)
+        leaves, treedef = leaves_with_path(updates)
+        moved = treedef.flatten_up_to(out)
+        pairs = zip(leaves, moved, strict=True)
+        return treedef.unflatten([on_leaf(path, u, g) for (path, g), u in pairs]), state
+
+    return GradientTransformationExtraArgs(tx.init, update)

@@ -1,0 +1,43 @@
+"""Grokfast beside transcriptions of its authors' code."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradtx
+from tests import oracle
+
+
+def test_moving_average():
+    def update(g, slots, t, p):
+        mu = slots["mu"] = 0.9 * slots.get("mu", g) + 0.1 * g
+        return -0.05 * (g + 2.0 * mu)
+
+    oracle.check(gradtx.chain(gradtx.grokfast_ema(0.9), gradtx.sgd(0.05)), update)
+
+
+@pytest.mark.parametrize("filter_type", ["mean", "sum"])
+@pytest.mark.parametrize("warmup", [False, True])
+def test_window(filter_type, warmup):
+    size, lamb = 7, 0.5
+
+    def update(g, slots, t, p):
+        window = slots["window"] = [*slots.get("window", []), g][-size:]
+        if warmup and len(window) < size:
+            return -0.05 * g
+        slow = np.mean(window, 0) if filter_type == "mean" else np.sum(window, 0)
+        return -0.05 * (g + lamb * slow)
+
+    links = gradtx.grokfast_ma(size, lamb, filter_type, warmup), gradtx.sgd(0.05)
+    oracle.check(gradtx.chain(*links), update)
+
+
+def test_the_sum_cannot_drift_and_forgets_a_nan():
+    tx = gradtx.grokfast_ma(4, warmup=False)
+    state = tx.init(jnp.zeros(1))
+    update = jax.jit(tx.update)
+    for t, g in enumerate([1e8, float("nan"), *[1.0] * 10]):
+        _, state = update(jnp.array([g]), state)
+        if t >= 7:
+            assert float(state.total[0]) == 4.0

@@ -1,0 +1,76 @@
+"""Cautious updates and cautious weight decay beside transcriptions of their papers."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradtx
+from tests import oracle
+
+
+def adam(g, slots, t, b1=0.9, b2=0.999, eps=1e-8):
+    mu = slots["mu"] = b1 * slots.get("mu", 0) + (1 - b1) * g
+    nu = slots["nu"] = b2 * slots.get("nu", 0) + (1 - b2) * g**2
+    return mu / (1 - b1**t) / (np.sqrt(nu / (1 - b2**t)) + eps)
+
+
+def masked(u, g, rescale=True):
+    phi = (u * g > 0).astype(float)
+    return u * phi / (max(phi.mean(), 1e-3) if rescale else 1)
+
+
+def test_cautious_adamw_is_the_paper_s():
+    tx = gradtx.chain(
+        gradtx.cautious(gradtx.scale_by_adam(), flip_sign=False),
+        gradtx.add_decayed_weights(0.1),
+        gradtx.scale_by_learning_rate(0.02),
+    )
+    oracle.check(tx, lambda g, s, t, p: -0.02 * (masked(adam(g, s, t), g) + 0.1 * p))
+
+
+@pytest.mark.parametrize("rescale", [False, True])
+def test_around_a_whole_optimizer(rescale):
+    tx = gradtx.cautious(gradtx.adam(0.02), rescale=rescale)
+    oracle.check(tx, lambda g, s, t, p: -0.02 * masked(adam(g, s, t), g, rescale))
+
+
+def test_where_nothing_agrees_nothing_moves():
+    tx = gradtx.cautious(gradtx.sgd(1.0), flip_sign=False)
+    p = jnp.ones(3)
+    assert not tx.update(p, tx.init(p), p)[0].any()
+
+
+def test_rows_of_a_table():
+    p = jnp.ones((5, 2))
+    rows = gradtx.Rows(jnp.array([3, 1, 3]), jnp.array([[1.0, -1], [1, 1], [1, -1]]), (5, 2))
+    tx = gradtx.cautious(gradtx.sgd(1.0, momentum=0.9), rescale=False)
+    state = tx.init(p)
+    for g in (rows, rows.with_values(rows.values * jnp.array([-0.1, 1.0]))):
+        found, state = tx.update(g, state, p)
+    np.testing.assert_allclose(found.to_dense()[3], [0.0, 3.8], rtol=1e-6)
+    np.testing.assert_allclose(found.to_dense()[1], [0.0, -1.9], rtol=1e-6)
+    with pytest.raises(TypeError, match="rescale=False"):
+        gradtx.cautious(gradtx.sgd(1.0)).update(rows, gradtx.sgd(1.0).init(p), p)
+
+
+def test_cautious_weight_decay_is_the_paper_s():
+    tx = gradtx.chain(
+        gradtx.scale_by_adam(),
+        gradtx.add_cautious_decayed_weights(0.3),
+        gradtx.scale_by_learning_rate(0.02),
+    )
+
+    def update(g, s, t, p):
+        u = adam(g, s, t)
+        return -0.02 * (u + 0.3 * (u * p >= 0) * p)
+
+    oracle.check(tx, update)
+
+
+def test_cautious_decay_of_some_leaves_by_a_schedule():
+    tx = gradtx.add_cautious_decayed_weights(lambda count: 0.5 * (count + 1), mask="w")
+    p = {"b": jnp.ones(1), "w": jnp.ones(1)}
+    state = tx.init(p)
+    for want in (1.5, 2.0):
+        updates, state = tx.update(p, state, p)
+        assert (float(updates["b"][0]), float(updates["w"][0])) == (1.0, want)
