@@ -110,6 +110,16 @@ def one_per_row(x: Array) -> Array:
     return x if x.ndim < 2 else x[(slice(None), *(slice(0, 1) for _ in x.shape[1:]))]
 
 
+def after(x: Any, first: Array) -> Array:
+    """`x`, which XLA now cannot compute before the number `first`; NaN where that is NaN.
+
+    An array that is overwritten in place is copied if something else still reads it. What
+    overwrites it is therefore made to wait for a sum over the old values. It also keeps XLA from
+    storing what two kernels have in common, where each can compute it.
+    """
+    return jnp.where(jnp.isnan(first), jnp.nan, x)
+
+
 class Step:
     """The step being taken, counted from 1 as papers count, with what depends on it alone.
 

@@ -17,6 +17,15 @@ NO_COPY = {
     "rmsprop": lambda: gradtx.rmsprop(1e-3),
     "lion": lambda: gradtx.lion(1e-3),
     "schedule_free_sgd": lambda: gradtx.schedule_free_sgd(1e-3, weight_decay=0.1),
+    "cocob": lambda: gradtx.cocob(),
+    "dog": lambda: gradtx.dog(),
+    "dowg": lambda: gradtx.dowg(),
+    "dadapt_adamw": lambda: gradtx.dadapt_adamw(),
+    "prodigy": lambda: gradtx.prodigy(),
+    "momo": lambda: gradtx.momo(),
+    "momo_adam": lambda: gradtx.momo_adam(),
+    "polyak_sgd": lambda: gradtx.polyak_sgd(),
+    "mechanize, adam": lambda: gradtx.mechanize(gradtx.adam(1.0)),
     "clip and adamw": lambda: gradtx.chain(gradtx.clip_by_global_norm(1.0), gradtx.adamw(1e-3)),
     "clip and adamw, scheduled": lambda: gradtx.chain(
         gradtx.clip_by_global_norm(1.0),
@@ -31,10 +40,11 @@ def test_no_parameter_sized_temporaries(name):
     p = jax.ShapeDtypeStruct((4096, N // 4096), jnp.float32)
     state = jax.eval_shape(tx.init, p)
 
-    def step(p, state, g):
-        updates, state = tx.update(g, state, p)
+    def step(p, state, g, value):
+        updates, state = tx.update(g, state, p, value=value)
         return gradtx.apply_updates(p, updates), state
 
-    compiled = jax.jit(step, donate_argnums=(0, 1)).lower(p, state, p).compile()
+    value = jax.ShapeDtypeStruct((), jnp.float32)
+    compiled = jax.jit(step, donate_argnums=(0, 1)).lower(p, state, p, value).compile()
     # Scalars: the norm, the bias corrections, what is passed between kernels.
     assert compiled.memory_analysis().temp_size_in_bytes <= 1024

@@ -77,7 +77,9 @@ def scale_by_cocob(alpha: Positive = 100.0, eps: NonNegative = 1e-8) -> Gradient
         scale = jnp.maximum(s.scale, size)
         total = s.subgradients + size
         won = (jnp.conj(g) * (p - s.init_particles)).real
-        reward = jnp.maximum(s.reward - won, 0)
+        # max(R - w, 0), as an operation on two arrays: XLA repeats one on an array and a number in
+        # whatever reads the result, which would then read the old slot and cost a copy of it.
+        reward = jnp.maximum(s.reward, won) - won
         summed = s.cumulative_gradients - g
         stake = divide(scale + reward, scale * jnp.maximum(total + scale, alpha * scale))
         new = {

@@ -11,6 +11,7 @@ from gradtx.numerics import (
     Step,
     abs_sq,
     accumulator_dtype,
+    after,
     compute_dtype,
     divide,
     ema,
@@ -211,16 +212,22 @@ def momo_adam(
         mean = jax.tree.map(lambda g, m: ema(g, m, b1), g, s.exp_avg)
         square = jax.tree.map(lambda g, v: ema(abs_sq(g), v, b2), g, s.exp_avg_sq)
         barf, gamma = ema(value, s.barf, b1), ema(_dot(g, p), s.gamma, b1)
-        unbias = 1 / t.bias_correction(b2)
-        scaled = jax.tree.map(lambda m, v: m / (eps + jnp.sqrt(v * unbias)), mean, square)
+        root = jnp.sqrt(t.bias_correction(b2))
+        small = eps * root
+        scaled = jax.tree.map(lambda m, v: m / (small + jnp.sqrt(v)), mean, square)
+        norm_sq = root * _dot(mean, scaled)
         shrink = 1 + learning_rate * weight_decay
         bound = lower_bound if adapt_lower_bound else None
         weight = t.bias_correction(b1)
-        model = _Model(barf - gamma, _dot(mean, p), _dot(mean, scaled), weight, shrink, bound)
+        model = _Model(barf - gamma, _dot(mean, p), norm_sq, weight, shrink, bound)
         tau, lower = model.step(learning_rate, s.lb)
-        decay, scale = learning_rate * weight_decay / shrink, tau / shrink
-        directions = jax.tree.map(lambda m, p: -decay * p - scale * m, scaled, p)
-        return directions, {
+        decay, scale = learning_rate * weight_decay / shrink, tau * root / shrink
+
+        def direction(m: Array, v: Array, p: Array) -> Array:
+            # d / D anew: to keep it would cost a copy of the parameters.
+            return -decay * p - scale * (m / (after(small, tau) + jnp.sqrt(after(v, tau))))
+
+        return jax.tree.map(direction, mean, square, p), {
             "exp_avg": mean,
             "exp_avg_sq": square,
             "barf": barf,

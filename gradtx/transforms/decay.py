@@ -44,9 +44,11 @@ def add_decayed_weights(
     >>> tx.update(jnp.zeros(1), tx.init(jnp.ones(1)), jnp.ones(1))[0].tolist()
     [0.5]
     """
+    # Multiplied by 0 the parameters would still be read, once for each slot behind.
+    nothing = isinstance(weight_decay, float | int) and weight_decay == 0
 
     def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
-        return g + weight_decay * p, {}
+        return (g if nothing else g + weight_decay * p), {}
 
     return restrict(elementwise(EmptyState, None, rule), mask)
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from gradtx import tree
 from gradtx.checks import NonNegative, Positive, PositiveCount
 from gradtx.engine import parameter
-from gradtx.numerics import cast, divide, increment, scalar_dtype, widen
+from gradtx.numerics import after, cast, divide, increment, scalar_dtype, widen
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -119,24 +119,33 @@ def mechanize(
                     f"mechanize moves every row and cannot run on the Rows at "
                     f"{path_string(path)!r}: make the gradient dense with to_dense()"
                 )
-        steps, base_state = tx.update(updates, state.base_optimizer_state, params, **extra_args)
         first = state.count == 0
         x0 = _map(lambda p, x: x if p is None else jnp.where(first, p, x), params, state.x0)
-        back = _map(lambda p, x: None if p is None else widen(x) - widen(p), params, x0)
-
         factor = jnp.sum(state.s)
         decay = divide(
             weight_decay * factor * tree.global_norm(updates), tree.global_norm(params) + eps
         )
-        h = (tree.vdot(updates, back).real + decay * tree.vdot(params, back).real) / (factor + eps)
+        back = _map(lambda p, x: None if p is None else widen(x) - widen(p), params, x0)
+        pulled = _map(
+            lambda g, p: None if g is None else widen(g) + decay * widen(p), updates, params
+        )
+        h = tree.vdot(pulled, back).real / (factor + eps)
         s, learned = _learned(state, h)
 
+        # The base optimizer runs last: what it overwrites has been read, and nothing is stored.
+        later = _map(lambda g: None if g is None else after(g, h), updates)
+        steps, base_state = tx.update(later, state.base_optimizer_state, params, **extra_args)
         new = jnp.sum(s)
         kept = 1 - new / (factor + eps)
         moved = _map(
-            lambda u, b: None if u is None else cast(new * widen(u) + kept * b, u.dtype),
+            lambda u, p, x: (
+                None
+                if u is None
+                else cast(new * widen(u) + kept * (widen(x) - widen(after(p, h))), u.dtype)
+            ),
             steps,
-            back,
+            params,
+            x0,
         )
         return moved, MechanicState(base_state, increment(state.count), *learned, s, x0)
 
