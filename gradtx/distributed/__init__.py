@@ -1,0 +1,1 @@
+"""Many devices: aggregation, compression, sharded state, infrequent communication."""

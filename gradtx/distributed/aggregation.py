@@ -1,0 +1,119 @@
+"""Aggregation: the mean, or the sum, of the gradients of many devices."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.distributed.axes import (
+    AxisName,
+    bound_size,
+    check_axis_name,
+    check_varying,
+    everyones,
+)
+from gradtx.engine import gradient
+from gradtx.numerics import cast, divide, real_dtype, widen
+from gradtx.pair import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    transformation,
+)
+from gradtx.paths import leaves_with_path
+from gradtx.rows import Rows, is_rows
+from gradtx.types import Array, EmptyState, Params, State, Updates
+
+
+@transformation
+def aggregate(axis_name: AxisName, op: str = "mean") -> GradientTransformation:
+    r"""Replace each device's gradients by their mean, or sum, over all devices.
+
+    .. math:: \bar g = \frac{\sum_i w_i g_i}{\sum_i w_i} \quad\text{or}\quad \sum_i w_i g_i
+
+    Args:
+        axis_name: the axis of ``pmap``, ``shard_map`` or ``vmap`` over which to reduce, or a tuple
+            of several.
+        op: ``"mean"`` or ``"sum"``.
+
+    ``update`` takes an extra argument ``weight``, this device's :math:`w_i \ge 0`, such as the
+    number of its examples; 1 unless given. A device of weight 0 counts for nothing, whatever its
+    gradient; the mean over devices that all have weight 0 is 0.
+
+    It stands anywhere in a chain: clipping before it clips what each device has seen, clipping
+    after it the mean. Put it inside of :func:`accumulate`, and devices talk once in a window, of
+    whose weights the window's sum is then this device's.
+
+    Where no axis is bound, as under plain ``jit``, it does nothing: there the gradient of a mean
+    over a sharded batch *is* the mean over all devices, and XLA has put in the collective.
+
+    `Rows` of tables are gathered: every device gets the rows that any of them touched. Sums are
+    taken in float32 or wider, and all leaves are sent in one all-reduce.
+
+    Raises:
+        ValueError: there are axes here but not this one; or the gradients are the same on all
+            devices, since JAX has summed them already (``shard_map`` with ``check_vma``).
+
+    >>> import gradtx
+    >>> tx = gradtx.chain(aggregate("data"), gradtx.sgd(1.0))
+    >>> def update(g):
+    ...     return tx.update(g, tx.init(jnp.zeros(())))[0]
+    >>> jax.vmap(update, axis_name="data")(jnp.array([1.0, 3.0])).tolist()
+    [-2.0, -2.0]
+    """
+    check_axis_name("aggregate", axis_name)
+    if op not in ("mean", "sum"):
+        raise ValueError(f"aggregate: op must be 'mean' or 'sum', not {op!r}")
+
+    def update(
+        updates: Updates,
+        state: State,
+        params: Params | None = None,
+        *,
+        weight: Any = None,
+        **extra_args: Any,
+    ) -> tuple[Updates, State]:
+        del params, extra_args
+        if bound_size("aggregate", axis_name) is None:
+            return updates, state
+        leaves, treedef = leaves_with_path(updates)
+        present = [(path, leaf) for path, leaf in leaves if leaf is not None]
+        arrays = [gradient(g.values if is_rows(g) else g, path) for path, g in present]
+        paths = [path for path, _ in present]
+        check_varying("aggregate", axis_name, list(zip(paths, arrays, strict=True)))
+        weighted = [weigh(widen(x), weight) for x in arrays]
+        total = None if op == "sum" else total_weight(axis_name, weight)
+        # One call for all that is summed: XLA makes one collective of it.
+        dense = [x for (_, g), x in zip(present, weighted, strict=True) if not is_rows(g)]
+        summed = iter(jax.lax.psum(dense, axis_name))
+        reduced = []
+        for (_, g), x, array in zip(present, weighted, arrays, strict=True):
+            if is_rows(g):
+                indices = everyones(g.indices, axis_name).reshape(-1)
+                values = everyones(x, axis_name).reshape(-1, *x.shape[1:])
+                mean = cast(divide_by(values, total), array.dtype)
+                reduced.append(Rows(indices, mean, g.shape))
+            else:
+                reduced.append(cast(divide_by(next(summed), total), array.dtype))
+        results = iter(reduced)
+        return treedef.unflatten([None if g is None else next(results) for _, g in leaves]), state
+
+    return GradientTransformationExtraArgs(lambda params: EmptyState(), update)
+
+
+def weigh(g: Array, weight: Any) -> Array:
+    """A gradient times this device's weight, if there are weights."""
+    # A device without examples has 0 / 0 for a gradient, which a product with 0 would keep.
+    return g if weight is None else jnp.where(jnp.asarray(weight) == 0, 0, g * weight)
+
+
+def total_weight(axis_name: AxisName, weight: Any) -> Any:
+    """The sum of the weights of all devices, or their number."""
+    return jax.lax.psum(1 if weight is None else widen(jnp.asarray(weight) * 1.0), axis_name)
+
+
+def divide_by(x: Array, total: Any) -> Array:
+    """``x / total`` by a scalar factor, 0 where `total` is 0; `x` where there is none."""
+    if total is None:
+        return x
+    total = jnp.asarray(total, real_dtype(x.dtype))
+    return x * divide(jnp.ones_like(total), total)

@@ -1,0 +1,84 @@
+"""Axes over which devices talk: which are bound where this is traced, and reductions over them."""
+
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.paths import path_string
+from gradtx.types import Array
+
+AxisName: TypeAlias = str | tuple[str, ...]
+"""The name of an axis of ``pmap``, ``shard_map`` or ``vmap``, or several."""
+
+
+def check_axis_name(where: str, axis_name: Any) -> None:
+    """Raise TypeError unless it is a name or a tuple of names."""
+    names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
+    if not names or not all(isinstance(name, str) and name for name in names):
+        raise TypeError(
+            f"{where}: axis_name must be the name of an axis or a tuple of names, not {axis_name!r}"
+        )
+
+
+def bound_size(where: str, axis_name: AxisName) -> int | None:
+    """The number of devices along the axis, or None where no device runs a program of its own.
+
+    Raises:
+        ValueError: there are axes here, but not this one.
+    """
+    try:
+        return int(jax.lax.axis_size(axis_name))
+    except NameError:
+        mesh = jax.sharding.get_abstract_mesh()
+        names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
+        unknown = [name for name in names if name not in mesh.axis_names]
+        if mesh.axis_names and (unknown or mesh.manual_axes):
+            at_hand = mesh.manual_axes or mesh.axis_names
+            raise ValueError(
+                f"{where}: there is no axis {', '.join(map(repr, unknown or names))} here; the "
+                f"axes are {', '.join(map(repr, at_hand))}"
+            ) from None
+        return None
+
+
+def varying(x: Any) -> frozenset[str]:
+    """The axes along which JAX takes `x` to differ: none unless ``shard_map`` keeps account."""
+    kind: Any = jax.typeof(x)
+    manual = getattr(kind, "mat", None)  # since jax 0.10
+    return manual.varying if manual is not None else getattr(kind, "vma", frozenset())
+
+
+def keeps_account(axis_name: AxisName) -> bool:
+    """Whether this is in a ``shard_map`` that tracks what differs between devices."""
+    return bool(varying(jax.lax.axis_index(axis_name)))
+
+
+def check_varying(where: str, axis_name: AxisName, leaves: list[tuple[Any, Any]]) -> None:
+    """Raise if JAX has summed these gradients over the axis already.
+
+    In a ``shard_map`` with ``check_vma`` the gradient of a replicated parameter is the sum over the
+    devices. To reduce it again would be wrong by the number of devices, or count weights twice.
+    """
+    names = set(axis_name if isinstance(axis_name, tuple) else (axis_name,))
+    if not keeps_account(axis_name):
+        return
+    for path, leaf in leaves:
+        if not names <= varying(leaf):
+            raise ValueError(
+                f"{where}: the gradient at {path_string(path)!r} is the same on all devices of "
+                f"{axis_name!r}: JAX has summed it already, when it differentiated a replicated "
+                "parameter. Differentiate with respect to parameters that differ, "
+                f"params = jax.lax.pcast(params, {axis_name!r}, to='varying'), or call shard_map "
+                "with check_vma=False"
+            )
+
+
+def everyones(x: Array, axis_name: AxisName) -> Array:
+    """The `x` of all devices, stacked, on each of them."""
+    if not keeps_account(axis_name):
+        return jax.lax.all_gather(x, axis_name)
+    # What all_gather returns counts as different on each device there; a sum does not.
+    here = jax.lax.axis_index(axis_name)
+    placed = jnp.zeros((jax.lax.axis_size(axis_name), *x.shape), x.dtype).at[here].set(x)
+    return jax.lax.psum(placed, axis_name)

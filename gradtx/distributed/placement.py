@@ -1,0 +1,128 @@
+"""Placement: over which axes of a mesh an array's dimensions lie."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+Dims = tuple[tuple[str, ...], ...]
+"""For each dimension of an array the mesh axes that divide it."""
+
+
+def dims_of(spec: PartitionSpec, ndim: int) -> Dims:
+    """A specification as one tuple of axes for each dimension."""
+    given = [() if a is None else a if isinstance(a, tuple) else (a,) for a in spec]
+    return (*map(tuple, given), *[()] * (ndim - len(given)))
+
+
+def sharding_of(mesh: Mesh, dims: Dims) -> NamedSharding:
+    """The sharding that puts dimensions over these axes."""
+    entries = [None if not a else a[0] if len(a) == 1 else a for a in dims]
+    while entries and entries[-1] is None:
+        entries.pop()
+    return NamedSharding(mesh, PartitionSpec(*entries))
+
+
+def parts(mesh: Mesh, axes: tuple[str, ...]) -> int:
+    """Into how many parts these axes divide a dimension."""
+    return math.prod(mesh.shape[axis] for axis in axes)
+
+
+def divides(mesh: Mesh, shape: tuple[int, ...], dims: Dims) -> bool:
+    """Whether every device gets an equal part."""
+    return all(n % parts(mesh, axes) == 0 for n, axes in zip(shape, dims, strict=True))
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where one array goes, in which shape, and why."""
+
+    dims: Dims
+    shape: tuple[int, ...]
+    note: str
+
+
+def spread(
+    shape: tuple[int, ...], dims: Dims, mesh: Mesh, axis: str, min_size: int, pad: bool
+) -> Placement:
+    """Divide an array further over one more axis, along the largest dimension that allows it.
+
+    Args:
+        shape: the array's shape.
+        dims: where its dimensions lie already.
+        mesh: the mesh.
+        axis: the axis to use.
+        min_size: arrays with fewer entries stay as they are.
+        pad: whether the array may be padded where nothing divides it.
+    """
+    by = mesh.shape[axis]
+    if by == 1 or any(axis in axes for axes in dims):
+        return Placement(dims, shape, f"over {axis!r} already")
+    if math.prod(shape) < min_size:
+        return Placement(dims, shape, "small, left alone")
+
+    def order(i: int) -> Any:
+        # A dimension of its own first: two axes on one dimension make small pieces.
+        return bool(dims[i]), -shape[i] // parts(mesh, dims[i])
+
+    def over(i: int) -> Dims:
+        return (*dims[:i], (*dims[i], axis), *dims[i + 1 :])
+
+    candidates = sorted(range(len(shape)), key=order)
+    for i in candidates:
+        if shape[i] % (parts(mesh, dims[i]) * by) == 0:
+            return Placement(over(i), shape, f"dimension {i} over {axis!r}")
+    if not pad or not candidates:
+        return Placement(dims, shape, f"not divided by the {by} of {axis!r}")
+
+    def padded(i: int) -> tuple[int, ...]:
+        unit = parts(mesh, dims[i]) * by
+        return (*shape[:i], -(-shape[i] // unit) * unit, *shape[i + 1 :])
+
+    best = min(candidates, key=lambda i: math.prod(padded(i)))
+    return Placement(over(best), padded(best), f"padded, dimension {best} over {axis!r}")
+
+
+def inherited(
+    shape: tuple[int, ...],
+    probe: tuple[int, ...],
+    of: tuple[int, ...],
+    of_probe: tuple[int, ...],
+    dims: Dims,
+    mesh: Mesh,
+) -> Placement | None:
+    """Where a slot goes that belongs to a parameter of another shape, or of the same.
+
+    A dimension of the slot lies where the parameter's dimension lies that it comes from. Which one
+    that is shows in the shapes for a probe, a parameter whose dimensions all have different sizes.
+
+    Args:
+        shape: the slot's shape.
+        probe: the slot's shape for the probe.
+        of: the parameter's shape.
+        of_probe: the probe's shape.
+        dims: where the parameter's dimensions lie.
+        mesh: the mesh.
+
+    Returns:
+        The placement, or None if no dimension comes from the parameter.
+    """
+    if shape == of:
+        return Placement(dims, shape, "as the parameter")
+    if len(shape) == len(of) and all(a in (1, b) for a, b in zip(shape, of, strict=True)):
+        # Reduced over some dimensions, which are kept with length 1.
+        kept = zip(shape, of, dims, strict=True)
+        return Placement(
+            tuple(() if a != b else axes for a, b, axes in kept), shape, "reduced"
+        )
+    placed: list[tuple[str, ...]] = []
+    free = dict(enumerate(of_probe))
+    for n, size in zip(shape, probe, strict=True):
+        i = next((i for i, m in free.items() if m == size and of[i] == n), None)
+        placed.append(() if i is None else dims[i])
+        if i is not None:
+            del free[i]
+    if len(free) == len(of):
+        return None
+    return Placement(tuple(placed), shape, "by dimensions of the parameter")
