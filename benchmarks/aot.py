@@ -7,7 +7,6 @@ XLA's compilers need no chip, only these packages: `pip install gradtx[aot]`, an
 out. The figures are deterministic: they are properties of the program, not of a run.
 """
 
-import math
 import os
 import re
 import sys
@@ -30,6 +29,7 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
+from benchmarks.hlo import type_bytes
 from benchmarks.pairs import Library, Pair, chosen, libraries
 from benchmarks.tables import markdown, size
 
@@ -141,7 +141,6 @@ BOOKKEEPING = frozenset({"bitcast", "constant", "get-tuple-element", "parameter"
 INSTRUCTION = re.compile(
     r"^\s+(?:ROOT )?(?P<name>%\S+) = (?P<type>\(.*?\)|\S+) (?P<op>[a-z][\w\-]*)\((?P<args>.*?)\)"
 )
-ARRAY = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
 
 
 def entry_kernels(hlo: str) -> Iterator[Kernel]:
@@ -160,15 +159,6 @@ def entry_kernels(hlo: str) -> Iterator[Kernel]:
             operands = set(re.findall(r"%[\w.\-]+", found["args"]))
             read = sum(sizes.get(operand, 0) for operand in operands)
             yield Kernel(found["op"], written + read)
-
-
-def type_bytes(text: str) -> int:
-    """Bytes of an HLO type, `f32[16,8]{1,0}` or a tuple of such."""
-    total = 0
-    for name, bits, dims in ARRAY.findall(text):
-        width = 8 if name == "pred" else int(bits)
-        total += math.ceil(width * math.prod(int(dim) for dim in dims.split(",") if dim) / 8)
-    return total
 
 
 def both(values: tuple[object, object]) -> str:

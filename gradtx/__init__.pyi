@@ -26,6 +26,13 @@ from gradtx.compose import (
     stateless_with_tree_map as stateless_with_tree_map,
 )
 from gradtx.config import from_config as from_config, to_config as to_config
+from gradtx.distributed.aggregation import aggregate as aggregate
+from gradtx.distributed.padding import Padded as Padded
+from gradtx.distributed.sharding import (
+    StateSharding as StateSharding,
+    init_sharded as init_sharded,
+    state_sharding as state_sharding,
+)
 from gradtx.engine import (
     Stored as Stored,
     elementwise as elementwise,

@@ -1,16 +1,33 @@
 """The compiled step."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
 from gradtx.inspection import replace
 from gradtx.minimizing import LossFn, minimize
-from gradtx.numerics import cast
-from gradtx.pair import GradientTransformation, with_extra_args_support
-from gradtx.paths import Where, select
-from gradtx.types import Params, State
+from gradtx.numerics import cast, is_tracer
+from gradtx.pair import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    with_extra_args_support,
+)
+from gradtx.paths import Where, first_difference, is_leaf, path_string, select
+from gradtx.rows import is_rows
+from gradtx.types import Params, PyTree, State, Updates
+
+
+class Shardings(Protocol):
+    """What :func:`state_sharding` returns: where parameters, gradients and state lie."""
+
+    @property
+    def params(self) -> PyTree: ...
+    @property
+    def gradients(self) -> PyTree: ...
+    @property
+    def state(self) -> PyTree: ...
+    def init(self, tx: GradientTransformation, params: Params) -> State: ...
 
 
 class TrainStep:
@@ -20,29 +37,52 @@ class TrainStep:
         tx: the optimizer.
     """
 
-    def __init__(self, tx: GradientTransformation, trainable: Where | None, compiled: Any) -> None:
+    def __init__(
+        self,
+        tx: GradientTransformation,
+        trainable: Where | None,
+        compiled: Any,
+        sharding: Shardings | None = None,
+    ) -> None:
         self.tx = tx
         self._trainable = trainable
         self._compiled = compiled
+        self._sharding = sharding
 
     def __call__(
         self, params: Params, state: State, *args: Any, extra_args: Mapping[str, Any] | None = None
     ) -> tuple[Params, State, Any]:
-        """Take one step. The buffers of `params` and `state` are given up: use what is returned."""
+        """Take one step. The buffers of `params` and `state` are given up: use what is returned.
+
+        Raises:
+            ValueError: an array was given up to an earlier step, or lies elsewhere than `sharding`
+                says (the error names it).
+        """
         # A weakly typed parameter, such as jnp.array(1.0), would be strong after the first step.
         params = jax.tree.map(lambda p: cast(p, p.dtype) if hasattr(p, "dtype") else p, params)
+        # Before the call: JAX 0.10 ends the process for a donated array on several devices, and
+        # moves an array that lies elsewhere without a word.
+        _check_alive("params", params)
+        _check_alive("state", state)
+        if self._sharding is not None:
+            _check_places("params", params, self._sharding.params)
+            _check_places("state", state, self._sharding.state)
         return self._compiled(self.tx, params, state, args, extra_args)
 
     def init(self, params: Params) -> State:
-        """The state for the parameters that are trained."""
-        return self.tx.init(select(params, self._trainable))
+        """The state for the parameters that are trained, sharded if the step is."""
+        trained = select(params, self._trainable)
+        if self._sharding is not None:
+            return self._sharding.init(self.tx, trained)
+        return self.tx.init(trained)
 
     def replace(self, **hyperparameters: Any) -> "TrainStep":
         """The step with other hyperparameters, for the same state.
 
         Nothing is compiled again if the new ones are arrays where the old ones were.
         """
-        return TrainStep(replace(self.tx, **hyperparameters), self._trainable, self._compiled)
+        tx = replace(self.tx, **hyperparameters)
+        return TrainStep(tx, self._trainable, self._compiled, self._sharding)
 
     def lower(self, params: Params, state: State, *args: Any) -> Any:
         """The step lowered for these arguments, as ``jax.jit(...).lower`` does."""
@@ -50,6 +90,56 @@ class TrainStep:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.tx!r})"
+
+
+def _check_alive(what: str, tree: PyTree) -> None:
+    """Raise ValueError if an array was donated."""
+    if not any(_is_deleted(x) for x in jax.tree.leaves(tree)):
+        return
+    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    path = next(path_string(path) for path, x in leaves if _is_deleted(x))
+    raise ValueError(
+        f"{what}: {path!r} was given up to an earlier step: go on with what that returned, or make "
+        "the step with donate=False"
+    )
+
+
+def _is_deleted(x: Any) -> bool:
+    return isinstance(x, jax.Array) and not is_tracer(x) and x.is_deleted()
+
+
+def _check_places(what: str, tree: PyTree, places: PyTree) -> None:
+    """Raise ValueError if an array lies elsewhere than it should."""
+    structure: Any
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+    try:
+        expected = structure.flatten_up_to(places)
+    except ValueError:
+        problem = first_difference(tree, places)
+        raise ValueError(f"{what}: not the tree that the sharding is for: {problem}") from None
+    for (path, x), place in zip(leaves, expected, strict=True):
+        if is_tracer(x) or not getattr(x, "committed", False) or x.sharding is place:
+            continue
+        if place is not None and not x.sharding.is_equivalent_to(place, x.ndim):
+            raise ValueError(
+                f"{what}: {path_string(path)!r} lies on {x.sharding}, but the step was made for "
+                f"{place}: make the state with step.init, or move it with jax.device_put"
+            )
+
+
+def _placed(tx: GradientTransformation, places: PyTree) -> GradientTransformation:
+    """`tx` with its gradients brought to where it works on them."""
+
+    def place(g: Any, where: Any) -> Any:
+        return g if g is None or is_rows(g) else jax.lax.with_sharding_constraint(g, where)
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        updates = jax.tree.map(place, updates, places, is_leaf=is_leaf)
+        return tx.update(updates, state, params, **extra_args)
+
+    return GradientTransformationExtraArgs(tx.init, update)
 
 
 def make_step(
@@ -60,6 +150,7 @@ def make_step(
     grad_loss: Any = None,
     trainable: Where | None = None,
     donate: bool = True,
+    sharding: Shardings | None = None,
 ) -> TrainStep:
     """Compile :func:`minimize` once, with parameters and state donated.
 
@@ -72,6 +163,9 @@ def make_step(
         trainable: which leaves to train, as in :func:`select`.
         donate: whether the step may write into the buffers of its arguments; then these must not be
             used after it.
+        sharding: where parameters and state lie, as :func:`state_sharding` tells. They come out of
+            a step where they went in, so that donation holds and nothing is moved; gradients are
+            reduced to where the optimizer works on them. Batches are sharded by whoever makes them.
 
     Returns:
         The step: ``params, state, value = step(params, state, *args)``, with ``step.init(params)``.
@@ -92,7 +186,7 @@ def make_step(
     ) -> Any:
         return minimize(
             loss_fn,
-            tx,
+            tx if sharding is None else _placed(tx, sharding.gradients),
             params,
             state,
             *args,
@@ -102,5 +196,9 @@ def make_step(
             extra_args=extra_args,
         )
 
-    compiled = jax.jit(run, donate_argnums=(1, 2) if donate else ())
-    return TrainStep(with_extra_args_support(tx), trainable, compiled)
+    places: dict[str, Any] = {}
+    if sharding is not None:
+        kept = sharding.params, sharding.state
+        places = {"in_shardings": (None, *kept, None, None), "out_shardings": (*kept, None)}
+    compiled = jax.jit(run, donate_argnums=(1, 2) if donate else (), **places)
+    return TrainStep(with_extra_args_support(tx), trainable, compiled, sharding)

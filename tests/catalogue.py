@@ -817,6 +817,11 @@ CATALOGUE: dict[str, Entry] = {
         lambda: gradtx.split_real_and_imaginary(gradtx.adam(0.1)),
         optax=lambda: optax.contrib.split_real_and_imaginary(optax.adam(0.1)),
     ),
+    # distributed
+    "aggregate": Entry(
+        lambda: gradtx.aggregate("data"),
+        bad=({"axis_name": 3}, {"axis_name": "data", "op": "median"}),
+    ),
     "keep_params_nonnegative": Entry(
         lambda: gradtx.keep_params_nonnegative(),
         optax=lambda: optax.keep_params_nonnegative(),

@@ -29,6 +29,7 @@ LAYERS = (
     ("transforms", "schedules", "projections"),
     ("optimizers",),
     ("wrappers",),
+    ("distributed",),
     ("interop",),
 )
 

@@ -85,7 +85,7 @@ def aggregate(axis_name: AxisName, op: str = "mean") -> GradientTransformation:
         # One call for all that is summed: XLA makes one collective of it.
         dense = [x for (_, g), x in zip(present, weighted, strict=True) if not is_rows(g)]
         summed = iter(jax.lax.psum(dense, axis_name))
-        reduced = []
+        reduced: list[Any] = []
         for (_, g), x, array in zip(present, weighted, arrays, strict=True):
             if is_rows(g):
                 indices = everyones(g.indices, axis_name).reshape(-1)

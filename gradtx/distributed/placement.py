@@ -113,9 +113,7 @@ def inherited(
     if len(shape) == len(of) and all(a in (1, b) for a, b in zip(shape, of, strict=True)):
         # Reduced over some dimensions, which are kept with length 1.
         kept = zip(shape, of, dims, strict=True)
-        return Placement(
-            tuple(() if a != b else axes for a, b, axes in kept), shape, "reduced"
-        )
+        return Placement(tuple(() if a != b else axes for a, b, axes in kept), shape, "reduced")
     placed: list[tuple[str, ...]] = []
     free = dict(enumerate(of_probe))
     for n, size in zip(shape, probe, strict=True):

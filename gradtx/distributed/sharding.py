@@ -79,7 +79,8 @@ class StateSharding:
         return unpadded(state)
 
     def _padded(self, state: State) -> State:
-        ours: Any
+        treedef: Any
+        given: Any
         ours, treedef = jax.tree_util.tree_flatten_with_path(self.abstract, is_leaf=is_padded)
         theirs, given = jax.tree.flatten(state)
         if given != treedef:
@@ -199,7 +200,7 @@ def init_sharded(
 
 
 def _aligned(params: Params, params_sharding: PyTree | None) -> list[Any]:
-    """The sharding of each parameter, None where there is none."""
+    """The sharding of each parameter."""
     leaves, treedef = leaves_with_path(params)
     if params_sharding is None:
         given = [getattr(p, "sharding", None) for _, p in leaves]
@@ -214,7 +215,7 @@ def _aligned(params: Params, params_sharding: PyTree | None) -> list[Any]:
                 "state_sharding: the parameters and their shardings are different trees: "
                 f"{first_difference(params, params_sharding)}"
             ) from None
-    return [None if p is None else s for (_, p), s in zip(leaves, given, strict=True)]
+    return list(given)
 
 
 def _common_mesh(leaves: list[tuple[Any, Any]], shardings: list[Any]) -> Mesh:
@@ -279,25 +280,25 @@ class _Plan:
         self.tx, self.treedef, self.mesh = with_extra_args_support(tx), treedef, mesh
         self.zero, self.min_size = zero, min_size
         self.shapes = [None if p is None else tuple(p.shape) for _, p in leaves]
-        self.probes = [None if s is None else _probe(s) for s in self.shapes]
+        self.probes = [() if s is None else _probe(s) for s in self.shapes]
         self.dims = [
             () if s is None else dims_of(sharding.spec, len(s))
             for s, sharding in zip(self.shapes, shardings, strict=True)
         ]
-        self.dtypes = [getattr(p, "dtype", None) for _, p in leaves]
+        self.dtypes = [None if p is None else p.dtype for _, p in leaves]
         self.params = self._abstract(self.shapes)
         self.state = jax.eval_shape(self.tx.init, self.params)
         try:
             probe = jax.eval_shape(self.tx.init, self._abstract(self.probes))
         except Exception:  # whatever an `init` raises that knows its parameters' shapes
             probe = None
-        same = jax.tree.structure(probe) == jax.tree.structure(self.state)
-        self.probe = probe if same else None
+        like: Any = jax.tree.structure(self.state)
+        self.probe = probe if jax.tree.structure(probe) == like else None
 
     def _abstract(self, shapes: list[Any]) -> PyTree:
         pairs = zip(shapes, self.dtypes, strict=True)
         return self.treedef.unflatten(
-            [None if s is None else jax.ShapeDtypeStruct(s, d) for s, d in pairs]
+            [None if d is None else jax.ShapeDtypeStruct(s, d) for s, d in pairs]
         )
 
     def gradients(self) -> list[Any]:
@@ -329,6 +330,7 @@ class _Plan:
             paths = [path_string(p) for p, _ in leaves_with_path(self.params)[0]]
             new = []
             for i, (column, like) in enumerate(zip(columns, probes, strict=True)):
+                structure: Any
                 parts, structure = jax.tree_util.tree_flatten_with_path(column)
                 likes = jax.tree.leaves(like)
                 below = "/".join(filter(None, (path, paths[i])))
@@ -376,10 +378,11 @@ class _Plan:
 
     def _mirrors(self, node: Any) -> bool:
         """Whether a part of a state of another library looks like the parameters."""
+        structure: Any = jax.tree.structure(node, is_leaf=is_leaf)
         if jax.tree_util.all_leaves([node]):
             one = len(self.shapes) == 1 and self.treedef == jax.tree.structure(0)
             return bool(one and node.shape == self.shapes[0] and node.shape)
-        return bool(jax.tree.structure(node, is_leaf=is_leaf) == self.treedef)
+        return bool(structure == self.treedef)
 
     def _inherited(self, i: int, x: Any, probe: Any, whole: bool) -> Placement:
         """Where a leaf of the slot of parameter `i` goes; `whole` if it is all of that slot."""
@@ -428,8 +431,8 @@ class _Plan:
             new = jax.eval_shape(update, self.params, placed.state, self.params)
         except Exception:  # whatever a transformation raises that takes arrays only
             return False
-        before, after = jax.tree.flatten(placed.state), jax.tree.flatten(new)
-        return before[1] == after[1] and all(
-            (x.shape, x.dtype) == (y.shape, y.dtype)
-            for x, y in zip(before[0], after[0], strict=True)
+        like: Any = jax.tree.structure(placed.state)
+        pairs = zip(jax.tree.leaves(placed.state), jax.tree.leaves(new), strict=False)
+        return bool(jax.tree.structure(new) == like) and all(
+            (x.shape, x.dtype) == (y.shape, y.dtype) for x, y in pairs
         )

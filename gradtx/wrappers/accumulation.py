@@ -132,9 +132,12 @@ def accumulating(
         bad, told = should_skip(updates, state.gradient_step, params)
         if jnp.shape(bad) != () or jnp.asarray(bad).dtype != bool:
             raise ValueError("should_skip_update_fn must return one boolean and a tree")
-        weight = jnp.asarray(extra_args.pop("weight", 1.0) if weighted else 1.0, jnp.float32)
+        given = weighted and "weight" in extra_args
+        weight = jnp.asarray(extra_args.pop("weight") if given else 1.0, jnp.float32)
         before = state.acc_weight if weighted else state.mini_step.astype(jnp.float32)
         total = before + weight
+        if given:  # what stands inside, such as `aggregate`, weighs the window
+            extra_args["weight"] = total
         # The mean is kept, not the sum: it needs no range, and is right for any window.
         share = divide(weight, total) if use_grad_mean else weight
 
@@ -225,7 +228,7 @@ def accumulate(
             windows of thousands of micro-batches, or for an accumulator in bfloat16.
 
     ``update`` takes an extra argument ``weight``, :math:`w_i \ge 0`, such as the number of examples
-    in a micro-batch; 1 unless given.
+    in a micro-batch; 1 unless given. `inner` gets their sum as its ``weight``.
 
     State: `AccumulateState`; :func:`has_updated` tells whether the last call made a step. `Rows`
     are accumulated as whole tables.

@@ -1,0 +1,64 @@
+"""What a compiled program says of itself: the sizes of its types, its collectives."""
+
+import collections
+import math
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+ARRAY = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
+KINDS = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all", "collective-permute")
+COLLECTIVE = re.compile(
+    rf"^\s+(?:ROOT )?%\S+ = (?P<type>\(.*?\)|\S+) (?P<kind>{'|'.join(KINDS)})(?P<start>-start)?\("
+    r"(?P<args>.*?)\)(?P<rest>.*)$"
+)
+COMPUTATION = re.compile(r"^(?:ENTRY )?%(?P<name>\S+) \(")
+
+
+def type_bytes(text: str) -> int:
+    """Bytes of an HLO type, `f32[16,8]{1,0}` or a tuple of such."""
+    total = 0
+    for name, bits, dims in ARRAY.findall(text):
+        width = 8 if name == "pred" else int(bits)
+        total += math.ceil(width * math.prod(int(dim) for dim in dims.split(",") if dim) / 8)
+    return total
+
+
+class Collective(NamedTuple):
+    """kind, and the bytes of the arrays that are reduced or gathered, whole."""
+
+    kind: str
+    bytes: int
+
+
+def collectives(text: str) -> list[Collective]:
+    """The collectives of a compiled program, each once."""
+    found: dict[str, Collective] = {}
+    computation = ""
+    for i, line in enumerate(text.splitlines()):
+        if header := COMPUTATION.match(line):
+            computation = header["name"]
+        instruction = COLLECTIVE.match(line)
+        if instruction is None:
+            continue
+        kind, written = instruction["kind"], instruction["type"]
+        if instruction["start"]:  # a tuple of what goes in and what comes out
+            written = written[written.rindex(" ") :]
+        size = type_bytes(written)
+        if kind == "reduce-scatter":
+            groups = re.search(r"replica_groups=\{\{([\d,]*)\}|\[\d+,(\d+)\]", instruction["rest"])
+            size *= 1 if groups is None else int(groups[2] or len(groups[1].split(",")))
+        if computation.startswith("all-reduce-scatter"):  # how a TPU's compiler writes it
+            kind = "reduce-scatter"
+        channel = re.search(r"channel_id=(\d+)", instruction["rest"])
+        # The parts of a pipelined collective name the same channel.
+        found[channel[1] if channel else f"line {i}"] = Collective(kind, size)
+    return list(found.values())
+
+
+def by_kind(found: Iterable[Collective]) -> dict[str, tuple[int, int]]:
+    """For each kind that occurs how many there are, and their bytes."""
+    totals: dict[str, tuple[int, int]] = collections.defaultdict(lambda: (0, 0))
+    for kind, size in found:
+        totals[kind] = totals[kind][0] + 1, totals[kind][1] + size
+    return dict(totals)

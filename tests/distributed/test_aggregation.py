@@ -1,0 +1,258 @@
+"""Aggregation under pmap, shard_map and vmap: the run on one device on the whole batch."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradtx
+from gradtx.distributed.axes import keeps_account
+from tests.catalogue import CATALOGUE
+from tests.distributed.meshes import P, counted, mesh
+
+N = 8
+NAMES = sorted(set(CATALOGUE) - {"aggregate"})
+
+
+def params(dtype=jnp.float32):
+    rng = np.random.default_rng(0)
+    return {
+        "b": jnp.asarray(rng.normal(size=3), dtype),
+        "w": jnp.asarray(rng.normal(size=(2, 3)), dtype),
+    }
+
+
+def batch(dtype=jnp.float32, examples=16):
+    rng = np.random.default_rng(1)
+    x = jnp.asarray(rng.normal(size=(examples, 2)), dtype)
+    return x, jnp.asarray(rng.normal(size=(examples, 3)), dtype)
+
+
+def loss(p, x, y):
+    return jnp.mean((jnp.tanh(x @ p["w"] + p["b"]) - y) ** 2)
+
+
+def run(tx, p, data, *, axis=None, steps=2, weight=None):
+    """Some steps on one device's data; the value of the loss is that of all devices' data."""
+
+    def everywhere(p):
+        value = loss(p, *data)
+        return value if axis is None else jax.lax.pmean(value, axis)
+
+    def step(carry, _):
+        p, state = carry
+        # The local gradient also where shard_map would sum it over the devices.
+        local = p if axis is None else vary(p, axis)
+        g = jax.grad(loss)(local, *data)
+        extra = {"value": everywhere(p), "grad": g, "value_fn": everywhere}
+        if weight is not None:
+            extra["weight"] = weight
+        updates, state = tx.update(g, state, p, **extra)
+        return (gradtx.apply_updates(p, updates), state), None
+
+    return jax.lax.scan(step, (p, tx.init(p)), length=steps)[0][0]
+
+
+def vary(p, axis):
+    if not keeps_account(axis):
+        return p
+    if hasattr(jax.lax, "pcast"):
+        return jax.tree.map(lambda x: jax.lax.pcast(x, axis, to="varying"), p)
+    return jax.lax.pvary(p, axis)
+
+
+def split(data):
+    return jax.tree.map(lambda x: x.reshape(N, -1, *x.shape[1:]), data)
+
+
+def under_pmap(function, p, data):
+    """What device 0 has at the end."""
+    out = jax.pmap(lambda d: function(p, d), axis_name="data")(split(data))
+    return jax.tree.map(lambda x: x[0], out)
+
+
+def under_vmap(function, p, data):
+    out = jax.vmap(lambda d: function(p, d), axis_name="data")(split(data))
+    return jax.tree.map(lambda x: x[0], out)
+
+
+def under_shard_map(function, p, data, check_vma=False):
+    specs = {"in_specs": (P(), P("data")), "out_specs": P(), "check_vma": check_vma}
+    return jax.jit(jax.shard_map(function, mesh=mesh(data=N), **specs))(p, data)
+
+
+checked = functools.partial(under_shard_map, check_vma=True)
+WAYS = {"pmap": under_pmap, "vmap": under_vmap, "shard_map": under_shard_map, "checked": checked}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("place", ["before clipping", "after clipping"])
+def test_equals_one_device_on_the_whole_batch(way, place):
+    links = [gradtx.aggregate("data"), gradtx.clip_by_global_norm(0.1)]
+    chained = gradtx.chain(*(links if place == "before clipping" else links[::-1]))
+    tx = gradtx.chain(chained, gradtx.adamw(0.1))
+    got = WAYS[way](functools.partial(run, tx, axis="data"), params(), batch())
+    if place == "before clipping":
+        want = run(gradtx.chain(links[1], gradtx.adamw(0.1)), params(), batch())
+    else:  # every device's own gradient is clipped, then the mean is taken
+
+        def mean_of_clipped(g):
+            clip = gradtx.clip_by_global_norm(0.1)
+            clipped = jax.vmap(lambda g: clip.update(g, clip.init(g))[0])(g)
+            return jax.tree.map(lambda x: x.mean(0), clipped)
+
+        want, adamw = params(), gradtx.adamw(0.1)
+        state = adamw.init(want)
+        for _ in range(2):
+            gs = jax.vmap(jax.grad(loss), in_axes=(None, 0, 0))(want, *split(batch()))
+            updates, state = adamw.update(mean_of_clipped(gs), state, want)
+            want = gradtx.apply_updates(want, updates)
+    chex.assert_trees_all_close(got, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_the_whole_catalogue_in_double_precision(name):
+    with jax.enable_x64(True):
+        tx, p, data = CATALOGUE[name].make(), params(jnp.float64), batch(jnp.float64)
+        want = jax.jit(functools.partial(run, tx))(p, data)
+        many = functools.partial(run, gradtx.chain(gradtx.aggregate("data"), tx), axis="data")
+        for way in (under_pmap, under_shard_map):
+            got = way(many, p, data)
+            chex.assert_trees_all_close(got, want, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("way", ["pmap", "vmap", "shard_map"])
+@pytest.mark.parametrize("op", ["mean", "sum"])
+def test_weights_of_ragged_batches(way, op):
+    """Devices with 3, 0, 2, ... examples, of which one has none and a gradient of NaN."""
+    counts = np.array([3, 0, 2, 1, 4, 0, 1, 2])
+    x, y = batch(examples=int(counts.sum()))
+    ends = np.cumsum(counts)
+    padded = [jnp.zeros((N, 4, 2)), jnp.zeros((N, 4, 3))]
+    for i, n in enumerate(counts):
+        for j, full in enumerate((x, y)):
+            padded[j] = padded[j].at[i, :n].set(full[ends[i] - n : ends[i]])
+
+    def local(p, data):
+        x, y, n = (d.reshape(d.shape[-3 + i :]) for d, i in zip(data, (1, 1, 3), strict=True))
+        n = n.reshape(())
+
+        def mean(p):
+            each = jnp.mean((jnp.tanh(x @ p["w"] + p["b"]) - y) ** 2, axis=1)
+            return jnp.sum(jnp.where(jnp.arange(4) < n, each, 0)) / n  # 0 / 0 where it has none
+
+        tx = gradtx.aggregate("data", op)
+        return tx.update(jax.grad(mean)(p), tx.init(p), p, weight=n)[0]
+
+    data = (*(d.reshape(N * 4, -1) for d in padded), jnp.asarray(counts))
+    if way == "shard_map":
+        got = under_shard_map(local, params(), data)
+    else:
+        each = (*padded, jnp.asarray(counts).reshape(N, 1))
+        mapped = {"pmap": jax.pmap, "vmap": jax.vmap}[way]
+        out = mapped(lambda d: local(params(), d), axis_name="data")(each)
+        got = jax.tree.map(lambda x: x[0], out)
+    want = jax.grad(loss)(params(), x, y)
+    if op == "sum":
+        want = jax.tree.map(lambda g: g * len(x), want)
+    chex.assert_trees_all_close(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_no_weight_at_all_is_a_zero_gradient():
+    tx = gradtx.aggregate("data")
+    out = jax.vmap(lambda g: tx.update(g, tx.init(g), weight=0)[0], axis_name="data")(
+        jnp.full((2, 3), jnp.nan)
+    )
+    assert out.tolist() == [[0.0] * 3] * 2
+
+
+def test_accumulation_inside_and_ragged():
+    """Aggregation inside of `accumulate`: once in a window, with the window's weights."""
+    tx = gradtx.accumulate(gradtx.chain(gradtx.aggregate("data"), gradtx.sgd(1.0)), 2)
+    weights = jnp.array([[3.0, 1.0], [1.0, 5.0]])
+    gradients = jnp.array([[1.0, 2.0], [3.0, 4.0]])
+
+    def window(gs, ws):
+        state = tx.init(jnp.zeros(()))
+        for g, w in zip(gs, ws, strict=True):
+            updates, state = tx.update(g, state, jnp.zeros(()), weight=w)
+        return updates
+
+    out = jax.vmap(window, axis_name="data")(gradients, weights)
+    np.testing.assert_allclose(out, -np.average(gradients, weights=weights), rtol=1e-6)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_rows_of_tables_are_gathered(way):
+    indices = jnp.array([[0, 2], [2, 3], [1, 1], [9, 0], [3, 3], [0, 1], [2, 0], [1, 3]])
+    values = jnp.arange(32.0).reshape(N, 2, 2)
+    want = np.zeros((4, 2), np.float32)
+    for i, v in zip(indices.reshape(-1), values.reshape(-1, 2), strict=True):
+        if i < 4:
+            want[i] += v / N
+
+    def dense(p, data):
+        i, v = (d.reshape(-1, *d.shape[2:]) if way != "vmap" else d for d in data)
+        rows = gradtx.Rows(i.reshape(2), v.reshape(2, 2), (4, 2))
+        tx = gradtx.aggregate("data")
+        updates, _ = tx.update({"t": rows, "n": None}, tx.init(p), p)
+        assert updates["n"] is None
+        return updates["t"].to_dense()
+
+    if way in ("pmap", "vmap"):
+        mapped = {"pmap": jax.pmap, "vmap": jax.vmap}[way]
+        got = mapped(lambda i, v: dense(None, (i[None], v[None])), axis_name="data")(
+            indices, values
+        )[0]
+    else:
+        got = WAYS[way](dense, {}, (indices, values))
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_one_all_reduce_for_all_leaves():
+    tx = gradtx.aggregate("data")
+
+    def update(g):
+        return tx.update(g, tx.init(g))[0]
+
+    g = {f"x{i}": jnp.zeros((N, 4 + i), jnp.bfloat16 if i % 2 else jnp.float32) for i in range(9)}
+    mapped = jax.shard_map(update, mesh=mesh(data=N), in_specs=P("data"), out_specs=P())
+    sent = 4 * sum(x.size // N for x in g.values())  # in float32, whatever the leaf's type
+    assert counted(jax.jit(mapped).lower(g).compile()) == {"all-reduce": (1, sent)}
+
+
+def test_nothing_under_plain_jit():
+    tx = gradtx.aggregate("data")
+    g = params()
+    chex.assert_trees_all_equal(jax.jit(lambda g: tx.update(g, tx.init(g))[0])(g), g)
+
+
+class TestBadInput:
+    def test_unknown_axis(self):
+        tx = gradtx.aggregate("dat")
+        with pytest.raises(ValueError, match=r"no axis 'dat' here; the axes are 'data'"):
+            under_shard_map(functools.partial(run, tx), params(), batch())
+
+    def test_axis_that_is_not_of_the_mesh_in_use(self):
+        tx = gradtx.aggregate("dat")
+        with jax.set_mesh(mesh(data=N)), pytest.raises(ValueError, match="no axis 'dat'"):
+            jax.jit(lambda g: tx.update(g, tx.init(g)))(jnp.zeros(3))
+
+    def test_gradients_that_jax_has_summed(self):
+        def update(p, data):
+            tx = gradtx.aggregate("data")
+            return tx.update(jax.grad(loss)(p, *data), tx.init(p), p)[0]
+
+        with pytest.raises(ValueError, match=r"'b' is the same on all devices of 'data'"):
+            checked(update, params(), batch())
+
+    def test_arguments(self):
+        for bad in (3, None, "", (), ("data", 3)):
+            with pytest.raises(TypeError, match="axis_name"):
+                gradtx.aggregate(bad)
+        with pytest.raises(ValueError, match="op must be"):
+            gradtx.aggregate("data", "median")

@@ -1,0 +1,343 @@
+"""Where states lie, for the whole catalogue; steps that keep them there."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gradtx
+from gradtx.distributed.padding import Padded, is_padded
+from tests.catalogue import CATALOGUE
+from tests.distributed.meshes import all_lie_on, counted, mesh, on
+from tests.test_contracts import step
+
+NAMES = sorted(CATALOGUE)
+PAIR = {"data": 4, "model": 2}
+
+
+def params():
+    """Small, but with every case: divided by one axis or two, not divided, square, a vector."""
+    rng = np.random.default_rng(0)
+    shapes = {"b": (8,), "odd": (6, 5), "square": (8, 8), "w": (16, 6)}
+    return {name: jnp.asarray(rng.normal(size=s), jnp.float32) for name, s in shapes.items()}
+
+
+def places(m):
+    return {
+        "b": on(m),
+        "odd": on(m),
+        "square": on(m, None, "model"),
+        "w": on(m, "data", "model"),
+    }
+
+
+@functools.cache
+def sharding_of(name, zero):
+    m = mesh(**PAIR)
+    tx = CATALOGUE[name].make()
+    return gradtx.state_sharding(tx, params(), places(m), zero=zero, min_size=16)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_leaf_of_every_state_has_a_place(name):
+    """Without allocating: a sharding for every leaf, the parameter's own for what is like it."""
+    tx, m = CATALOGUE[name].make(), mesh(**PAIR)
+    found = gradtx.state_sharding(tx, params(), places(m), min_size=16)
+    shapes = jax.eval_shape(tx.init, params())
+    assert jax.tree.structure(found.state) == jax.tree.structure(shapes)
+    for x, place in zip(jax.tree.leaves(shapes), jax.tree.leaves(found.state), strict=True):
+        assert place.mesh == m
+        place.shard_shape(x.shape)  # raises if it does not divide the shape
+    for slot in gradtx.slot_names(shapes):
+        tree = gradtx.get_slot(shapes, slot)
+        if jax.tree.structure(tree) != jax.tree.structure(params()):
+            continue
+        given = gradtx.get_slot(found.state, slot)
+        for key, p in params().items():
+            if tree[key].shape == p.shape:
+                assert given[key].is_equivalent_to(places(m)[key], p.ndim)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_zero_divides_what_is_large(name):
+    """No slot of 16 entries or more stays whole along `zero`, unless nothing can divide it."""
+    tx, m = CATALOGUE[name].make(), mesh(**PAIR)
+    found = gradtx.state_sharding(tx, params(), places(m), zero="data", min_size=16)
+    shapes = jax.eval_shape(tx.init, params())
+    leaves = jax.tree.leaves(found.abstract, is_leaf=is_padded)
+    assert [tuple(x.shape) for x in leaves] == [x.shape for x in jax.tree.leaves(shapes)]
+    trees = [gradtx.get_slot(shapes, name) for name in gradtx.slot_names(shapes)]
+    slots = {id(x) for x in jax.tree.leaves(trees)}
+    for leaf, x in zip(leaves, jax.tree.leaves(shapes), strict=True):
+        spec = (leaf.value if is_padded(leaf) else leaf).sharding.spec
+        if id(x) in slots and x.size >= 16 and any(n % 4 == 0 for n in x.shape):
+            assert "data" in jax.tree.leaves(tuple(spec)), (x, spec)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_a_sharded_run_is_the_run_on_one_device(name):
+    """Two steps with `zero`: state made in its sharding, kept there, and the same numbers."""
+    tx, m, found = CATALOGUE[name].make(), mesh(**PAIR), sharding_of(name, "data")
+    p = params()
+    g = jax.tree.map(lambda x: jnp.asarray(np.cos(np.arange(x.size)), x.dtype).reshape(x.shape), p)
+
+    def twice(p, state, g):
+        carry, _ = step(tx, (p, state), g)
+        return step(tx, carry, g)[0]
+
+    want, _ = jax.jit(twice)(p, tx.init(p), g)
+    placed = jax.device_put(p, places(m))
+    state = found.init(tx, placed)
+    assert all_lie_on(state, found.state)
+    run = jax.jit(twice, out_shardings=(found.params, found.state))
+    got, state = run(placed, state, jax.device_put(g, found.gradients))
+    assert all_lie_on(state, found.state)
+    chex.assert_trees_all_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_one_eighth_of_the_bytes():
+    """Under `zero` a device holds an eighth of the slots, within the padding."""
+    m, tx = mesh(data=8), gradtx.adamw(1e-3)
+    p = {"w": jnp.zeros((64, 32)), "odd": jnp.zeros((37, 29)), "b": jnp.zeros(32)}
+    found = gradtx.state_sharding(tx, p, on(m), zero="data", min_size=64)
+    bytes_ = {leaf.path: leaf.bytes for leaf in found.leaves}
+    assert bytes_["0/mu/w"] == 64 * 32 * 4 // 8
+    assert bytes_["0/nu/odd"] == min(40 * 29, 37 * 32) * 4 // 8
+    assert bytes_["0/mu/b"] == 32 * 4
+    assert found.bytes_per_device == 4 + sum(
+        2 * bytes_[f"0/mu/{name}"] for name in ("w", "odd", "b")
+    )
+    placed = jax.device_put(p, on(m))
+    state = gradtx.init_sharded(tx, placed, zero="data", min_size=64)
+    held = sum(x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state))
+    assert held == found.bytes_per_device
+    assert isinstance(state[0].mu["odd"], Padded)
+    assert "padded" in str(found)
+
+
+def quadratic(p, x, y):
+    return jnp.mean((jnp.tanh(x @ p["a"]) @ p["b"] - y) ** 2)
+
+
+def weights(rows=32, columns=48):
+    rng = np.random.default_rng(1)
+    return {
+        "a": jnp.asarray(rng.normal(size=(rows, columns)), jnp.float32),
+        "b": jnp.asarray(rng.normal(size=(columns, 8)), jnp.float32),
+    }
+
+
+def batch():
+    rng = np.random.default_rng(2)
+    return (
+        jnp.asarray(rng.normal(size=(16, 32)), jnp.float32),
+        jnp.asarray(rng.normal(size=(16, 8)), jnp.float32),
+    )
+
+
+def zero_step(tx, p, m, **options):
+    found = gradtx.state_sharding(tx, p, on(m), **options)
+    made = gradtx.make_step(quadratic, tx, sharding=found)
+    placed = jax.device_put(p, on(m))
+    return found, made, placed, made.init(placed), jax.device_put(batch(), on(m, "data"))
+
+
+@pytest.mark.parametrize("options", [{}, {"zero": "data", "min_size": 64}])
+def test_make_step_keeps_places_and_equals_one_device(options):
+    tx, m = gradtx.chain(gradtx.clip_by_global_norm(1.0), gradtx.adamw(1e-2)), mesh(data=8)
+    found, sharded, p, state, data = zero_step(tx, weights(), m, **options)
+    alone = gradtx.make_step(quadratic, tx)
+    q, alone_state = weights(), alone.init(weights())
+    for _ in range(3):
+        old = p
+        p, state, value = sharded(p, state, *data)
+        q, alone_state, alone_value = alone(q, alone_state, *batch())
+        assert old["a"].is_deleted()  # donated
+        assert all_lie_on((p, state), (found.params, found.state))
+        np.testing.assert_allclose(value, alone_value, rtol=1e-5)
+    chex.assert_trees_all_close(p, q, rtol=1e-5, atol=1e-6)
+    assert sharded._compiled._cache_size() == 1
+
+
+def test_collectives_of_data_parallel_and_of_zero():
+    """Data parallel: one fused all-reduce of the gradients. ZeRO: one gather of each parameter.
+
+    XLA's CPU backend has no reduce-scatter pass: it reduces whole and slices. docs/distributed.md
+    has what a TPU's makes of the same program.
+    """
+    tx, m = gradtx.adamw(1e-2), mesh(data=8)
+    gradient_bytes = sum(x.nbytes for x in jax.tree.leaves(weights()))
+
+    def compiled(**options):
+        _, made, p, state, data = zero_step(tx, weights(), m, **options)
+        return made.lower(p, state, *data).compile()
+
+    plain = counted(compiled())
+    assert plain == {"all-reduce": (1, gradient_bytes + 4)}  # and the loss
+    zero = counted(compiled(zero="data", min_size=64))
+    assert zero == {"all-reduce": (1, gradient_bytes + 4), "all-gather": (2, gradient_bytes)}
+
+
+def test_no_parameter_sized_temporaries_are_added():
+    """The update under ZeRO needs its own share of the gathered parameters, and nothing more."""
+    tx, m = gradtx.adamw(1e-3), mesh(data=8)
+    p = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
+    found = gradtx.state_sharding(tx, p, on(m), zero="data")
+    kept = jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=found.gradients)
+
+    def update(p, state, g):
+        updates, state = tx.update(g, state, p)
+        return gradtx.apply_updates(p, updates), state
+
+    places = found.gradients, found.state
+    compiled = jax.jit(update, donate_argnums=(0, 1), out_shardings=places)
+    memory = compiled.lower(kept, found.abstract, kept).compile().memory_analysis()
+    assert memory.temp_size_in_bytes <= 1024
+
+
+def test_a_saved_state_goes_on_elsewhere():
+    """Padding and shards are of one mesh; what is saved is whole, and fits any other."""
+    tx, p = gradtx.adamw(1e-2), weights(37, 29)
+    x, y = batch()
+    data = jnp.pad(x, ((0, 0), (0, 5))), y
+
+    def run(devices, p, flat, steps):
+        m = mesh(data=devices)
+        found = gradtx.state_sharding(tx, p, on(m), zero="data", min_size=64)
+        made = gradtx.make_step(quadratic, tx, sharding=found)
+        placed = jax.device_put(p, on(m))
+        state = made.init(placed)
+        if flat is not None:
+            state = found.put(gradtx.load_state_dict(tx, placed, flat))
+        for _ in range(steps):
+            placed, state, value = made(placed, state, *data)
+        flat = gradtx.state_dict(found.whole(state), tx)
+        return jax.tree.map(np.asarray, placed), {k: np.asarray(v) for k, v in flat.items()}, value
+
+    p8, flat8, _ = run(8, p, None, 2)
+    want_p, want_flat, want = run(8, p8, flat8, 2)
+    assert flat8["0/mu/a"].shape == (37, 29)
+    for devices in (4, 1):
+        got_p, got_flat, got = run(devices, p8, flat8, 2)
+        np.testing.assert_allclose(got, want, rtol=1e-5)
+        chex.assert_trees_all_close(got_p, want_p, rtol=1e-5, atol=1e-6)
+        assert got_flat.keys() == want_flat.keys()
+
+
+def test_states_of_other_libraries():
+    m, p = mesh(**PAIR), params()
+    found = gradtx.state_sharding(optax.adamw(1e-3), p, places(m), zero="data", min_size=16)
+    adam = found.state[0]
+    assert adam.mu["w"] == on(m, "data", "model")
+    assert adam.nu["square"] == on(m, "data", "model")
+    assert adam.count == on(m)
+
+
+@jax.tree_util.register_pytree_node_class
+class Blocks:
+    """A slot as a storage wrapper keeps it: codes in blocks of 8, and a scale for each."""
+
+    def __init__(self, codes, scales, shape):
+        self.codes, self.scales, self.shape = codes, scales, shape
+
+    def tree_flatten(self):
+        return (self.codes, self.scales), self.shape
+
+    @classmethod
+    def tree_unflatten(cls, shape, children):
+        return cls(*children, shape)
+
+
+def test_slots_in_blocks_lie_with_their_parameter():
+    adam, p = gradtx.scale_by_adam(), {"w": jnp.zeros((16, 24)), "b": jnp.zeros(3)}
+
+    def blocks(x):
+        n = -(-x.size // 8)
+        return Blocks(jnp.zeros((n, 8), jnp.int8), jnp.zeros(n), x.shape)
+
+    def init(p):
+        state = adam.init(p)
+        return state._replace(mu=jax.tree.map(blocks, state.mu))
+
+    m = mesh(**PAIR)
+    tx = gradtx.GradientTransformation(init, adam.update)
+    mu = gradtx.state_sharding(tx, p, {"w": on(m, "data", "model"), "b": on(m)}).state.mu
+    assert mu["w"].codes == mu["w"].scales == on(m, ("data", "model"))
+    assert mu["b"].codes == on(m)
+
+
+def test_untrained_parameters_have_places_and_no_slots():
+    m, p = mesh(data=8), weights()
+    tx = gradtx.sgd(1e-2, momentum=0.9)
+    found = gradtx.state_sharding(
+        tx, gradtx.select(p, "a"), {"a": on(m), "b": on(m)}, zero="data", min_size=64
+    )
+    assert found.state[0].trace["b"] is None
+    made = gradtx.make_step(quadratic, tx, sharding=found, trainable="a")
+    placed = jax.device_put(p, on(m))
+    after, state, _ = made(placed, made.init(placed), *jax.device_put(batch(), on(m, "data")))
+    assert all_lie_on(state, found.state)
+    np.testing.assert_array_equal(after["b"], weights()["b"])
+
+
+class TestBadInput:
+    def test_a_parameter_without_a_mesh(self):
+        with pytest.raises(TypeError, match="'w'.*NamedSharding"):
+            gradtx.state_sharding(gradtx.adam(0.1), {"w": jnp.zeros(8)})
+
+    def test_parameters_on_different_meshes(self):
+        p = {"v": jnp.zeros(8), "w": jnp.zeros(8)}
+        apart = {"v": on(mesh(data=8)), "w": on(mesh(data=4))}
+        with pytest.raises(ValueError, match="'w' is on"):
+            gradtx.state_sharding(gradtx.adam(0.1), p, apart)
+
+    def test_a_mesh_that_does_not_divide(self):
+        with pytest.raises(ValueError, match=r"does not divide the parameter at 'w', of shape"):
+            gradtx.state_sharding(
+                gradtx.adam(0.1), {"w": jax.ShapeDtypeStruct((6,), "f4")}, on(mesh(data=8), "data")
+            )
+
+    def test_another_tree_of_shardings(self):
+        with pytest.raises(ValueError, match="different trees.*'w'"):
+            gradtx.state_sharding(gradtx.adam(0.1), {"w": jnp.zeros(8)}, {"v": on(mesh(data=8))})
+
+    def test_an_unknown_axis(self):
+        with pytest.raises(ValueError, match="zero='dat' is not an axis.*'data'"):
+            gradtx.state_sharding(gradtx.adam(0.1), jnp.zeros(8), on(mesh(data=8)), zero="dat")
+
+    def test_no_parameters(self):
+        with pytest.raises(ValueError, match="no parameters"):
+            gradtx.state_sharding(gradtx.adam(0.1), {}, on(mesh(data=8)))
+
+    def test_a_state_for_other_parameters(self):
+        tx, m = gradtx.adam(0.1), mesh(data=8)
+        found = gradtx.state_sharding(tx, {"w": jnp.zeros(8)}, on(m))
+        with pytest.raises(ValueError, match="'0/mu/w' has the shape"):
+            found.put(tx.init({"w": jnp.zeros(9)}))
+        with pytest.raises(ValueError, match="'0/mu/w' is only"):
+            found.put(tx.init({"v": jnp.zeros(8)}))
+
+    def test_a_state_made_for_another_sharding(self):
+        tx, m = gradtx.adam(0.1), mesh(data=8)
+        _, made, p, _, data = zero_step(tx, weights(), m, zero="data", min_size=64)
+        state = jax.device_put(tx.init(weights()), on(m))
+        with pytest.raises(ValueError, match=r"state: '0/mu/a' lies on .* move it"):
+            made(p, state, *data)
+
+    def test_parameters_and_state_on_different_meshes(self):
+        tx = gradtx.adam(0.1)
+        _, made, _, state, data = zero_step(tx, weights(), mesh(data=8))
+        with pytest.raises(ValueError, match=r"params: 'a' lies on"):
+            made(jax.device_put(weights(), on(mesh(data=4))), state, *data)
+
+    def test_donated_buffers_used_again(self):
+        tx = gradtx.adam(0.1)
+        _, made, p, state, data = zero_step(tx, weights(), mesh(data=8))
+        made(p, state, *data)
+        with pytest.raises(ValueError, match=r"params: 'a' was given up to an earlier step"):
+            made(p, state, *data)
