@@ -319,6 +319,11 @@ from gradtx.schedules.piecewise import (
 )
 from gradtx.scheduling import schedule as schedule
 from gradtx.solving import Solution as Solution, Status as Status, solve as solve
+from gradtx.sparse.exact import (
+    ExactRowsState as ExactRowsState,
+    dense_rows as dense_rows,
+    exact_rows as exact_rows,
+)
 from gradtx.training import TrainStep as TrainStep, make_step as make_step
 from gradtx.transforms.averaging import (
     EmaState as EmaState,

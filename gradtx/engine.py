@@ -141,7 +141,7 @@ def _lift(
                     raise TypeError(
                         f"{label} looks at whole leaves and cannot run on the Rows at "
                         f"{path_string(path)!r}: use an elementwise transformation there (see "
-                        "partition), or make the gradient dense with to_dense()"
+                        "partition), or make the gradient dense with dense_rows or to_dense()"
                     )
                 direction, kept = _on_rows(rule, g, held, steps, values[i])
             else:

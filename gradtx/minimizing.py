@@ -19,7 +19,8 @@ from gradtx.paths import (
     select,
 )
 from gradtx.rows import is_rows
-from gradtx.sparse.lookup import vjp
+from gradtx.sparse.exact import catch_up, is_exact
+from gradtx.sparse.lookup import looked_up, vjp
 from gradtx.types import Array, Params, PyTree, State, Updates
 
 LossFn = Callable[..., Any]
@@ -86,11 +87,7 @@ def compute_gradients(
     >>> float(value), float(grads["a"]), grads["b"]
     (18.0, 12.0, None)
     """
-    trained = select(params, trainable)
-    leaves, treedef = leaves_with_path(trained)
-    trained = treedef.unflatten([p if p is None else parameter(p, path) for path, p in leaves])
-    if not jax.tree.leaves(trained):
-        raise ValueError("there is no trainable parameter")
+    trained = _trained(params, trainable)
     loss = _scalar_loss(loss_fn, has_aux, any_shape=grad_loss is not None)
     value, pull, aux = vjp(lambda t: loss(merge(t, params), *args), trained)
     seed = jnp.ones_like(value) if grad_loss is None else jnp.asarray(grad_loss, value.dtype)
@@ -98,6 +95,14 @@ def compute_gradients(
         raise ValueError(f"grad_loss has the shape {seed.shape}, the loss {value.shape}")
     grads = jax.tree.map(lambda g: g.conj() if jnp.iscomplexobj(g) else g, pull(seed))
     return ((value, aux) if has_aux else value), grads
+
+
+def _trained(params: Params, trainable: Where | None) -> Params:
+    leaves, treedef = leaves_with_path(select(params, trainable))
+    trained = treedef.unflatten([p if p is None else parameter(p, path) for path, p in leaves])
+    if not jax.tree.leaves(trained):
+        raise ValueError("there is no trainable parameter")
+    return trained
 
 
 def apply_gradients(
@@ -125,6 +130,14 @@ def apply_gradients(
     2.0
     """
     check_gradients(grads, params)
+    if is_exact(state):
+        params, state = catch_up(tx, params, state, grads)
+    return _apply(tx, grads, params, state, extra_args)
+
+
+def _apply(
+    tx: GradientTransformation, grads: Updates, params: Params, state: State, extra_args: Any
+) -> tuple[Params, State]:
     seen = jax.tree.map(lambda g, p: None if g is None else p, grads, params, is_leaf=is_leaf)
     updates, state = with_extra_args_support(tx).update(grads, state, seen, **extra_args)
     return apply_updates(params, updates), state
@@ -204,6 +217,10 @@ def minimize(
     >>> float(params["w"]), float(value)
     (0.0, 9.0)
     """
+    if is_exact(state):
+        loss = _scalar_loss(loss_fn, has_aux, any_shape=grad_loss is not None)
+        rows = looked_up(lambda t: loss(merge(t, params), *args), _trained(params, trainable))
+        params, state = catch_up(tx, params, state, rows)
     value, grads = compute_gradients(
         loss_fn, params, *args, has_aux=has_aux, grad_loss=grad_loss, trainable=trainable
     )
@@ -218,5 +235,6 @@ def minimize(
         "value_fn": value_fn,
         **(extra_args or {}),
     }
-    params, state = apply_gradients(tx, grads, params, state, **given)
+    check_gradients(grads, params)
+    params, state = _apply(tx, grads, params, state, given)
     return params, state, value

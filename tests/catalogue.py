@@ -377,6 +377,8 @@ CATALOGUE: dict[str, Entry] = {
         bad=({"accumulator_decay_step": 0}, {"accumulator_decay_rate": 1.5}),
     ),
     "adagrad_decay": Entry(lambda: gradtx.adagrad_decay(0.1, 0.1, 2), bad=RATES),
+    "dense_rows": Entry(lambda: gradtx.dense_rows(gradtx.adam(0.1))),
+    "exact_rows": Entry(lambda: gradtx.exact_rows(gradtx.adam(0.1))),
     # ftrl, asgd
     "ftrl": Entry(
         lambda: gradtx.ftrl(0.1, l1_regularization_strength=0.01, beta=0.1),

@@ -1,6 +1,7 @@
 """Tables of which a step touches a few rows: an update that costs what it touches."""
 
 from gradtx.rows import check_indices
+from gradtx.sparse.exact import catch_up, dense_rows, exact_rows
 from gradtx.sparse.lookup import take, value_and_grad
 
-__all__ = ["check_indices", "take", "value_and_grad"]
+__all__ = ["catch_up", "check_indices", "dense_rows", "exact_rows", "take", "value_and_grad"]

@@ -145,10 +145,14 @@ Known = Mapping[Var, _Parameter | None]
 
 
 class _Lookup(NamedTuple):
-    """A look-up in a traced loss: of which table, and the shape of the rows."""
+    """A look-up in a traced loss.
+
+    table: of which parameter; shape: of the rows; chained: whether the ids depend on parameters.
+    """
 
     table: _Parameter
     shape: tuple[int, ...]
+    chained: bool
 
 
 def _held(eqn: Any, known: Known) -> dict[int, _Parameter | None]:
@@ -177,7 +181,7 @@ def _lookups(jaxpr: Any, known: Known, whole: dict[int, str]) -> list[_Lookup]:
                     stacklevel=2,
                 )
             else:
-                found.append(_Lookup(held[0], eqn.outvars[0].aval.shape))
+                found.append(_Lookup(held[0], eqn.outvars[0].aval.shape, 1 in held))
         elif _is_cast(eqn, held):
             made = held[0]
         elif call is not None:
@@ -338,6 +342,28 @@ class _Traced:
                 self.leaves[i].shape,
             )
         return found
+
+
+def looked_up(function: Callable[[PyTree], Any], tree: PyTree) -> PyTree:
+    """For each table that a function looks up the rows, of which only the indices matter.
+
+    Returns:
+        A tree like `tree`, with its leaf where that is not a table that is only looked up.
+
+    Raises:
+        ValueError: what is looked up depends on the parameters.
+    """
+    traced = _Traced(function, tree)
+    for lookup in traced.lookups:
+        if lookup.chained:
+            raise ValueError(
+                f"what is looked up in {lookup.table.path!r} depends on the parameters, of which "
+                "rows may have to catch up first: use dense_rows, or the lazy update"
+            )
+    zeros = traced.zeros()
+    rows = traced.rows(traced.run(traced.leaves, zeros)[1], zeros)
+    leaves = [rows.get(i, leaf) for i, leaf in enumerate(traced.leaves)]
+    return jax.tree.unflatten(traced.treedef, leaves)
 
 
 def vjp(

@@ -1,0 +1,315 @@
+"""What becomes of the rows that a step does not touch: the dense update, now or when next touched.
+
+A rule on `Rows` is lazy by itself: an untouched row keeps its slots and its place. With momentum or
+weight decay the dense update would have moved it. `dense_rows` makes the whole tables of the
+gradients; `exact_rows` records when each row was last touched and takes the steps that it missed
+before it is looked up again, so that the result is the dense one.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradtx.apply import apply_updates
+from gradtx.engine import Stored
+from gradtx.numerics import increment, one_per_row
+from gradtx.pair import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    transformation,
+    with_extra_args_support,
+)
+from gradtx.paths import Where, is_leaf, mask_tree
+from gradtx.rows import is_rows, put_rows
+from gradtx.search import map_params
+from gradtx.types import Array, Counter, Params, PyTree, Slots, State, Updates
+
+
+@transformation
+def dense_rows(inner: GradientTransformation) -> GradientTransformation:
+    """Make whole tables of `Rows` before `inner` sees them: the dense semantics, at its cost.
+
+    Args:
+        inner: any transformation, also one that looks at whole leaves, such as :func:`lamb`.
+
+    State: that of `inner`.
+
+    >>> import gradtx
+    >>> tx = dense_rows(gradtx.sgd(1.0))
+    >>> rows = gradtx.Rows(jnp.array([1]), jnp.ones((1, 1)), (3, 1))
+    >>> tx.update(rows, tx.init(jnp.zeros((3, 1))))[0].ravel().tolist()
+    [-0.0, -1.0, -0.0]
+    """
+    tx = with_extra_args_support(inner)
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        dense = jax.tree.map(lambda g: g.to_dense() if is_rows(g) else g, updates, is_leaf=is_leaf)
+        return tx.update(dense, state, params, **extra_args)
+
+    return GradientTransformationExtraArgs(tx.init, update)
+
+
+class ExactRowsState(NamedTuple):
+    """count: i32[], steps taken; last: i32, for each row how many it has seen; inner_state."""
+
+    count: Counter
+    last: Slots
+    inner_state: State
+
+
+@transformation
+def exact_rows(
+    inner: GradientTransformation, tables: Where | None = None
+) -> GradientTransformation:
+    """Let untouched rows catch up when they are next touched: equal to the dense update.
+
+    A row that misses a step records no more than when it was last touched. Before it is looked up
+    again, the steps that it missed are taken with zero gradients, by `inner` itself and on those
+    rows alone. So it is right for whatever treats every entry, or every row, alone, decay, momentum
+    and schedules included. A step costs, beside the update of the rows touched, one such update for
+    each step that the one of them that waited longest has missed.
+
+    Args:
+        inner: the optimizer; it may hold state for each entry or row, and counters.
+        tables: the leaves that may have `Rows` for gradients, as in :func:`select`; all of two or
+            more dimensions unless given.
+
+    :func:`minimize` and :func:`make_step` let rows catch up before the loss looks them up, and
+    :func:`apply_gradients` before it applies. Around ``update`` alone this is the caller's:
+    :func:`catch_up`, called before the gradient is taken. It is called without rows before the
+    parameters are used as a whole: evaluated, saved, averaged. This wrapper is the outermost.
+
+    State: `ExactRowsState`.
+
+    >>> import gradtx
+    >>> tx = gradtx.exact_rows(gradtx.adam(1e-3))
+    """
+    tx = with_extra_args_support(inner)
+
+    def init(params: Params) -> State:
+        if tables is None:
+            chosen = jax.tree.map(
+                lambda p: p is not None and jnp.ndim(p) > 1, params, is_leaf=is_leaf
+            )
+        else:
+            chosen = mask_tree(params, tables)
+        last = jax.tree.map(
+            lambda p, c: jnp.zeros_like(one_per_row(jnp.asarray(p)), jnp.int32) if c else None,
+            params,
+            chosen,
+            is_leaf=is_leaf,
+        )
+        return ExactRowsState(jnp.zeros([], jnp.int32), last, tx.init(params))
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        updates = jax.tree.map(
+            lambda g: g.coalesce() if is_rows(g) else g, updates, is_leaf=is_leaf
+        )
+        count = increment(state.count)
+
+        def seen(g: Any, last: Any) -> Any:
+            if g is None or last is None:
+                return last
+            if is_rows(g):
+                values = jnp.full((g.indices.size, *last.shape[1:]), count)
+                return put_rows(last, g.indices, values)
+            return jnp.full_like(last, count)
+
+        last = jax.tree.map(seen, updates, state.last, is_leaf=is_leaf)
+        updates, inner_state = tx.update(updates, state.inner_state, params, **extra_args)
+        return updates, ExactRowsState(count, last, inner_state)
+
+    return GradientTransformationExtraArgs(init, update)
+
+
+def is_exact(state: State) -> bool:
+    """Whether a state is one of :func:`exact_rows`.
+
+    Raises:
+        ValueError: it holds one, which then is not outermost.
+    """
+    if isinstance(state, ExactRowsState):
+        return True
+    parts = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, ExactRowsState))
+    if any(isinstance(part, ExactRowsState) for part in parts):
+        raise ValueError(
+            "exact_rows must be the outermost transformation: what is around it would not take "
+            "part when rows catch up"
+        )
+    return False
+
+
+def catch_up(
+    tx: GradientTransformation, params: Params, state: State, rows: PyTree | None = None
+) -> tuple[Params, State]:
+    """Take the steps that rows have missed under :func:`exact_rows`.
+
+    Args:
+        tx: what :func:`exact_rows` returned.
+        params: the parameters.
+        state: its state.
+        rows: a tree like the parameters with the `Rows` to catch up, of which only the indices
+            matter, whole tables for other leaves; None for all rows of all tables.
+
+    Returns:
+        The parameters and the state, as if these rows had been updated at every step.
+
+    Raises:
+        TypeError: the state is none of :func:`exact_rows`.
+
+    >>> import gradtx
+    >>> tx, table = gradtx.exact_rows(gradtx.sgd(1.0, momentum=0.5)), jnp.zeros((2, 1))
+    >>> state = tx.init(table)
+    >>> for row in (0, 1):
+    ...     grads = gradtx.Rows(jnp.array([row]), jnp.ones((1, 1)), (2, 1))
+    ...     table, state = gradtx.apply_gradients(tx, grads, table, state)
+    >>> table.ravel().tolist()
+    [-1.0, -1.0]
+    >>> catch_up(tx, table, state)[0].ravel().tolist()
+    [-1.5, -1.0]
+    """
+    if not isinstance(state, ExactRowsState) or tx.declaration is None:
+        raise TypeError(f"catch_up: expected a state of exact_rows, not {type(state).__name__}")
+    inner = with_extra_args_support(tx.declaration.arguments["inner"])
+    given = params if rows is None else rows
+    at = jax.tree.map(_indices, state.last, given, is_leaf=is_leaf)
+    if not jax.tree.leaves(at, is_leaf=_is_all):
+        return params, state
+    count = state.count
+    last = jax.tree.map(lambda x, i: _take(x, i, _NEVER), state.last, at, is_leaf=is_leaf)
+    few = jax.tree.map(_take, params, at, is_leaf=is_leaf)
+    slots = _Slots(inner, state.inner_state, at)
+    few, kept = _take_missed(inner, count, last, few, slots)
+    # Never below what it was: so it is read before it is written, and need not be copied.
+    seen = jax.tree.map(lambda x: jnp.maximum(x, count), last)
+    return (
+        jax.tree.map(_put, params, at, few, is_leaf=is_leaf),
+        ExactRowsState(
+            count, jax.tree.map(_put, state.last, at, seen, is_leaf=is_leaf), slots.put(kept)
+        ),
+    )
+
+
+def _take_missed(
+    inner: GradientTransformation, count: Array, last: PyTree, params: Params, slots: "_Slots"
+) -> tuple[Params, list[Array]]:
+    """The steps up to `count` with zero gradients, each for the rows that have not seen it."""
+    zeros, lasts = jax.tree.map(jnp.zeros_like, params), slots.beside(last)
+
+    def step(now: tuple[Array, Params, list[Array]]) -> tuple[Array, Params, list[Array]]:
+        t, old, kept = now
+        updates, state = inner.update(zeros, slots.state(kept, ago=count - t), old)
+
+        def missed(old: Array, new: Array, last: Array) -> Array:
+            return jnp.where(last <= t, new, old)
+
+        new = jax.tree.map(missed, old, apply_updates(old, updates), last)
+        return t + 1, new, list(map(missed, kept, slots.within(state), lasts))
+
+    first = functools.reduce(jnp.minimum, map(_least, jax.tree.leaves(last)))
+    start = first, params, slots.take()
+    return jax.lax.while_loop(lambda now: now[0] < count, step, start)[1:]
+
+
+def _least(last: Array) -> Array:
+    return jnp.min(last, initial=_NEVER)
+
+
+_NEVER = np.iinfo(np.int32).max
+
+
+class _Slots:
+    """The slots of some rows in a state, as a list.
+
+    Args:
+        tx: the transformation; state: its state; at: the rows, a tree like the parameters.
+    """
+
+    def __init__(self, tx: GradientTransformation, whole: State, at: PyTree) -> None:
+        self._tx, self._whole, self._at = tx, whole, at
+
+    def _map(self, function: Any, state: State, *rest: PyTree, others: Any = None) -> State:
+        return map_params(
+            self._tx,
+            function,
+            state,
+            self._at,
+            *rest,
+            transform_non_params=others,
+            is_leaf=lambda x: isinstance(x, Stored),
+        )
+
+    def _list(self, function: Any, state: State, *rest: PyTree) -> list[Any]:
+        found: list[Any] = []
+
+        def on_slot(x: Any, i: Any, *others: Any) -> None:
+            if i is not None:
+                found.append(function(x, i, *others))
+
+        self._map(on_slot, state, *rest)
+        return found
+
+    def take(self) -> list[Array]:
+        """The slots of the rows."""
+        return self._list(_take, self._whole)
+
+    def beside(self, tree: PyTree) -> list[Any]:
+        """For each slot the leaf of a tree like the parameters."""
+        return self._list(lambda x, i, leaf: leaf, self._whole, tree)
+
+    def within(self, state: State) -> list[Array]:
+        """The slots of a state that `state` made."""
+        return self._list(lambda x, i: x, state)
+
+    def put(self, kept: list[Array]) -> State:
+        """The whole state with other slots for the rows."""
+        new = iter(kept)
+        return self._map(lambda x, i: x if i is None else _put(x, i, next(new)), self._whole)
+
+    def state(self, kept: list[Array], ago: Array) -> State:
+        """A state for the rows alone, with its counters set back."""
+        new = iter(kept)
+
+        def counter(x: Any) -> Any:
+            whole = jnp.ndim(x) == 0 and jnp.issubdtype(jnp.result_type(x), jnp.integer)
+            return x - ago.astype(x.dtype) if whole else x
+
+        return self._map(lambda x, i: None if i is None else next(new), self._whole, others=counter)
+
+
+class _All:
+    """In the place of indices: every row."""
+
+
+def _is_all(x: Any) -> bool:
+    return isinstance(x, _All)
+
+
+def _indices(last: Any, given: Any) -> Any:
+    if last is None or given is None:
+        return None
+    return given.coalesce().indices if is_rows(given) else _All()
+
+
+def _take(x: Any, at: Any, past: Any = 0) -> Any:
+    """The rows of a table, or of a slot, at some indices; `past` for those past the last."""
+    if x is None or at is None:
+        return None
+    if _is_all(at):
+        return x.load() if isinstance(x, Stored) else x
+    return x.take(at) if isinstance(x, Stored) else x.at[at].get(mode="fill", fill_value=past)
+
+
+def _put(x: Any, at: Any, new: Any) -> Any:
+    if x is None or at is None:
+        return x
+    if _is_all(at):
+        return x.store(new) if isinstance(x, Stored) else new
+    return x.put(at, new) if isinstance(x, Stored) else put_rows(x, at, new)
