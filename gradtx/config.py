@@ -4,6 +4,7 @@ A configuration is data. Reading one looks names up in gradtx's registry and in 
 hands over; nothing in it is evaluated or imported.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -75,7 +76,7 @@ def _encode(value: Any, where: str) -> Any:
         return {"dtype": jnp.dtype(value).name}
     name = getattr(value, "__name__", None)
     if callable(value) and name and name != "<lambda>":
-        return {"object": name}
+        return {"object": _public_name(value) or name}
     raise TypeError(
         f"{where}: {value!r} cannot be written as a configuration; use a named function and hand "
         "it to from_config as a custom object"
@@ -145,6 +146,25 @@ def _published(name: str) -> Any:
 def find_builder(name: str) -> Builder | None:
     """The builder that gradtx publishes by this name, if there is one."""
     return getattr(_published(name), "builder", None)
+
+
+def _find_function(name: str) -> Callable[..., Any] | None:
+    """What gradtx publishes by this name, ``"tree.norm"`` for example, if it can be called."""
+    import gradtx
+
+    place, _, last = name.rpartition(".")
+    if place not in ("", "projections", "tree") or last.startswith("_"):
+        return None
+    home = getattr(gradtx, place) if place else gradtx
+    found = getattr(home, last, None) if place or last in gradtx.__all__ else None
+    return found if inspect.isfunction(found) and found.__module__.startswith("gradtx.") else None
+
+
+def _public_name(function: Callable[..., Any]) -> str | None:
+    """The name by which `_find_function` finds a function."""
+    last = getattr(function, "__name__", "")
+    names = (last, f"tree.{last}", f"projections.{last}")
+    return next((name for name in names if _find_function(name) is function), None)
 
 
 def _decode(value: Any, custom: dict[str, Any], where: str, depth: int) -> Any:
@@ -261,9 +281,9 @@ def _dict(content: Any, custom: Any, where: str, depth: int) -> dict[Any, Any]:
 
 def _object(content: Any, custom: dict[str, Any], where: str, depth: int) -> Any:
     if isinstance(content, str) and content not in custom:
-        builder = find_builder(content)
-        if builder is not None:
-            return builder.public
+        found = _find_function(content)
+        if found is not None:
+            return found
     if not isinstance(content, str) or content not in custom:
         raise ValueError(
             f"{where}: the object {content!r:.80} is not known; pass it in custom_objects"

@@ -71,7 +71,7 @@ def _labels_of(tree: PyTree, labels: Labels, known: Any) -> list[Any]:
             given = [None if leaf is None else labels(path, leaf) for path, leaf in named]
             labels = treedef.unflatten(given)
     elif _is_patterns(labels, tree, known):
-        labels = treedef.unflatten(_matched(labels, [path for path, _ in named]))
+        labels = treedef.unflatten(_matched(labels, named))
     try:
         full = jax.tree.map(
             lambda label, below: jax.tree.map(lambda _: label, below, is_leaf=is_leaf), labels, tree
@@ -90,8 +90,9 @@ def _labels_of(tree: PyTree, labels: Labels, known: Any) -> list[Any]:
     return found
 
 
-def _matched(pairs: Sequence[tuple[str, Any]], paths: Sequence[str]) -> list[Any]:
-    """The label of each path: of the one pattern that matches it, else of a last ``"*"``."""
+def _matched(pairs: Sequence[tuple[str, Any]], named: Sequence[tuple[str, Any]]) -> list[Any]:
+    """The label of each leaf: of the one pattern that matches it, else of a last ``"*"``."""
+    paths = [path for path, _ in named]
     rest = pairs[-1] if pairs[-1][0] == "*" else None
     pairs = pairs[:-1] if rest else pairs
     for pattern, _ in pairs:
@@ -100,8 +101,11 @@ def _matched(pairs: Sequence[tuple[str, Any]], paths: Sequence[str]) -> list[Any
                 f"partition: the pattern {pattern!r} matches no leaf; the leaves are "
                 f"{', '.join(paths)}"
             )
-    found = []
-    for path in paths:
+    found: list[Any] = []
+    for path, leaf in named:
+        if leaf is None:
+            found.append(None)
+            continue
         matching = [pair for pair in pairs if matches(path, pair[0])]
         matching = matching or ([rest] if rest else [])
         if len(matching) != 1:

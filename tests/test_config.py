@@ -215,3 +215,21 @@ def test_deep_nesting_is_an_error():
         config = {"name": "chain", "arguments": {"args": [config]}}
     with pytest.raises(ValueError, match="too deeply"):
         gradtx.from_config({"gradtx": 1, **config})
+
+
+def test_functions_of_gradtx_need_no_custom_objects():
+    tx = gradtx.chain(
+        gradtx.monitor({"one": gradtx.norm, "all": gradtx.tree.norm, "build": gradtx.adam}),
+        gradtx.project(gradtx.projections.projection_simplex),
+        gradtx.accumulate(gradtx.sgd(0.1), 2, should_skip_update_fn=gradtx.skip_not_finite),
+    )
+    back = gradtx.from_config(json.loads(json.dumps(gradtx.to_config(tx))))
+    assert back == tx
+    measures = back.declaration.arguments["args"][0].declaration.arguments["measures"]
+    assert measures["one"] is gradtx.norm
+    assert measures["all"] is gradtx.tree.norm
+    for name in ("tree._leaves", "tree.jnp", "config.to_config", "tree.global_norm.__globals__"):
+        with pytest.raises(ValueError, match="not known"):
+            gradtx.from_config(
+                {"gradtx": 1, "name": "stateless", "arguments": {"f": {"object": name}}}
+            )

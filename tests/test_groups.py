@@ -1,6 +1,7 @@
 """Groups of leaves."""
 
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -161,3 +162,121 @@ def test_hyperparameters_of_a_group_change_without_compiling():
     updates, _ = step(gradtx.replace(tx, {path: jnp.float32(1.0)}), state)
     assert float(updates["a"][0]) == -0.5
     assert len(traces) == 1
+
+
+def equations(jaxpr):
+    """The number of equations, those of inner jaxprs included."""
+    inner = [sub for e in jaxpr.eqns for sub in jax.extend.core.jaxprs_in_params(e.params)]
+    return len(jaxpr.eqns) + sum(map(equations, inner))
+
+
+def test_what_is_traced_does_not_multiply_with_the_groups():
+    params = {f"layer{i:03d}": jnp.ones(3) for i in range(60)}
+
+    def traced(groups):
+        txs = {k: gradtx.adam(0.1 * (k + 1)) for k in range(groups)}
+        tx = gradtx.partition(txs, {name: i % groups for i, name in enumerate(params)})
+        return equations(jax.make_jaxpr(tx.update)(params, tx.init(params), params).jaxpr)
+
+    one, thirty = traced(1), traced(30)
+    # A group adds the scalars of its step (bias corrections), and nothing for other groups' leaves.
+    scalars = traced(2) - one
+    assert scalars < 20
+    assert thirty == one + 29 * scalars
+
+
+def dots(hlo):
+    return sum(" dot(" in line for line in hlo.splitlines())
+
+
+def test_frozen_leaves_have_no_gradient_in_the_compiled_step():
+    params = {name: jnp.ones((4, 4)) for name in ("first", "second", "head")}
+    x = jnp.ones((2, 4))
+
+    def loss(p, x):
+        return jnp.sum(jnp.tanh(jnp.tanh(x @ p["first"]) @ p["second"]) @ p["head"])
+
+    def compiled(trainable):
+        tx = gradtx.adam(0.1)
+        state = tx.init(gradtx.select(params, trainable))
+        run = jax.jit(lambda p, s, x: gradtx.minimize(loss, tx, p, s, x, trainable=trainable))
+        return run.lower(params, state, x).compile().as_text()
+
+    # Three products forward; backward one for each trained leaf and one to reach the leaf below.
+    assert dots(compiled(None)) == 3 + 5
+    assert dots(compiled(["second", "head"])) == 3 + 3
+    assert dots(compiled("head")) == 3 + 1
+
+
+def test_a_group_is_added_to_a_run_in_progress():
+    tx = gradtx.partition(GROUPS, LABELS)
+    state, params = tx.init(PARAMS), PARAMS
+    for _ in range(3):
+        params, state = gradtx.apply_gradients(tx, GRADS, params, state)
+    # A new layer comes with a group of its own; the old groups go on where they were.
+    larger = {**params, "new": jnp.ones(2)}
+    grown = gradtx.partition({**GROUPS, "z": gradtx.adam(0.01)}, {**LABELS, "new": "z"})
+    moved = gradtx.regroup(grown, larger, state)
+    old, new = moved.inner_states["x"].inner_state[0], moved.inner_states["z"].inner_state[0]
+    assert (int(old.count), int(new.count)) == (3, 0)
+    grads = {**GRADS, "new": jnp.ones(2)}
+    after, _ = gradtx.apply_gradients(grown, grads, larger, moved)
+    want, _ = gradtx.apply_gradients(tx, GRADS, params, state)
+    for name in ("a", "b"):
+        jax.tree.map(np.testing.assert_array_equal, after[name], want[name])
+    np.testing.assert_allclose(after["new"], 1 - 0.01, rtol=1e-6)
+
+
+def by_dimension(tree):
+    return jax.tree.map(lambda p: "x" if p.ndim == 2 else "y", tree)
+
+
+def check_module(params, patterns):
+    """Patterns and a module of labels make the same groups, in which the module is trained."""
+    labels = by_dimension(params)
+    grads = jax.tree.map(jnp.ones_like, params)
+    found = []
+    for each in (patterns, labels, by_dimension):
+        tx = gradtx.partition(GROUPS, each)
+        updates, state = tx.update(grads, tx.init(params), params)
+        assert jax.tree.structure(updates) == jax.tree.structure(params)
+        found.append((gradtx.apply_updates(params, updates), state))
+    for other in found[1:]:
+        jax.tree.map(np.testing.assert_array_equal, found[0], other)
+    flat = gradtx.state_dict(found[0][1])
+    loaded = gradtx.load_state_dict(tx, params, flat)
+    jax.tree.map(np.testing.assert_array_equal, loaded, found[0][1])
+    # A module of booleans is a mask, not a predicate, though it can be called.
+    masked = gradtx.masked(gradtx.adam(0.1), jax.tree.map(lambda p: p.ndim == 2, params))
+    updates, _ = masked.update(grads, masked.init(params), params)
+    wanted = [-0.1 if p.ndim == 2 else 1.0 for p in jax.tree.leaves(params)]
+    for u, want in zip(jax.tree.leaves(updates), wanted, strict=True):
+        np.testing.assert_allclose(u, want, rtol=1e-5)
+
+
+def test_equinox_modules_are_parameters_and_labels():
+    eqx = pytest.importorskip("equinox")
+    model = eqx.nn.MLP(2, 1, 4, 1, key=jax.random.key(0))
+    params, static = eqx.partition(model, eqx.is_inexact_array)
+    check_module(params, [("layers/*/weight", "x"), ("layers/*/bias", "y")])
+
+    def loss(p, x):
+        return jnp.mean(jax.vmap(eqx.combine(p, static))(x) ** 2)
+
+    tx, x = gradtx.adam(0.1), jnp.ones((3, 2))
+    step = gradtx.make_step(loss, tx)
+    state, first = tx.init(params), loss(params, x)
+    for _ in range(5):
+        params, state, value = step(params, state, x)
+    assert float(value) < float(first)
+
+
+def test_states_of_flax_are_parameters_and_labels():
+    nnx = pytest.importorskip("flax.nnx")
+    model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    params = nnx.state(model, nnx.Param)
+    check_module(params, [("kernel", "x"), ("bias", "y")])
+    updates, _ = gradtx.sgd(0.5).update(params, gradtx.sgd(0.5).init(params))
+    before = np.array(model.kernel[...])
+    nnx.update(model, gradtx.apply_updates(params, updates))
+    np.testing.assert_allclose(model.kernel[...], 0.5 * before, rtol=1e-6)

@@ -15,8 +15,8 @@ from gradtx.pair import (
     transformation,
 )
 from gradtx.paths import Where, first_difference, is_leaf, leaves_with_path, path_string, select
-from gradtx.rows import is_rows
-from gradtx.types import EmptyState, Params, PyTree, State, Updates
+from gradtx.rows import is_rows, take_rows
+from gradtx.types import Array, EmptyState, Params, PyTree, State, Updates
 
 
 @transformation
@@ -39,12 +39,14 @@ def project(
             projection such as the simplex sees all of these leaves as one vector.
         arguments: further arguments of the projection.
 
-    What has no gradient does not move and is not part of the projected tree.
+    What has no gradient does not move and is not part of the projected tree. Of a table whose
+    update is `Rows` the touched rows are projected, where a projection treats every row alone: the
+    norms along other axes than the first, and boxes whose bounds are numbers.
 
     Raises:
         ValueError: there is no projection of that name, ``update`` is called without parameters, or
             the projection returns another tree.
-        TypeError: an update is `Rows`: a projection needs the whole table.
+        TypeError: an update is `Rows`, and the projection needs the whole table.
 
     Keras has this as ``constraint=`` of a layer; in Optax one projects after ``apply_updates``.
 
@@ -77,11 +79,20 @@ def project(
                 f"{first_difference(updates, params)}"
             ) from None
         chosen = jax.tree.leaves(select(updates, where), is_leaf=is_leaf)
-        moved = [_moved(k, g, p) for (k, _), g, p in zip(keyed, chosen, held, strict=True)]
+        for (path, _), g in zip(keyed, chosen, strict=True):
+            if is_rows(g) and not _treats_rows_alone(projection, arguments or {}, g.ndim):
+                raise TypeError(
+                    f"project needs the whole table at {path_string(path)!r}, where the update is "
+                    "Rows: leave it out with `where`, bound its rows (max_norm with axis=1), or "
+                    "make the gradient dense with to_dense()"
+                )
+        steps = [g.coalesce() if is_rows(g) else g for g in chosen]
+        starts = [_start(g, p) for g, p in zip(steps, held, strict=True)]
+        moved = [None if p is None else p + _values(g) for g, p in zip(steps, starts, strict=True)]
         projected = _leaves_like(function(treedef.unflatten(moved)), moved, treedef)
         new = [
-            g if target is None else (target - widen(jnp.asarray(p))).astype(g.dtype)
-            for (_, g), p, target in zip(keyed, held, projected, strict=True)
+            old if p is None else _like(g, target - p)
+            for (_, old), g, p, target in zip(keyed, steps, starts, projected, strict=True)
         ]
         return treedef.unflatten(new), state
 
@@ -99,16 +110,30 @@ def _named(projection: str | Callable[..., PyTree]) -> Callable[..., PyTree]:
     return getattr(projections, f"projection_{projection}")
 
 
-def _moved(path: Any, g: Any, p: Any) -> Any:
-    """The parameter after the update, in at least float32."""
+def _treats_rows_alone(projection: Any, arguments: dict[str, Any], ndim: int) -> bool:
+    if projection in ("box", "hypercube", "linf_ball", "non_negative"):
+        return all(jnp.ndim(bound) == 0 for bound in jax.tree.leaves(arguments))
+    if projection in ("max_norm", "min_max_norm", "unit_norm"):
+        axis = arguments.get("axis", 0)
+        axes = (axis,) if isinstance(axis, int) else axis
+        return axes is not None and all(a % ndim for a in axes)
+    return False
+
+
+def _start(g: Any, p: Any) -> Any:
+    """The parameter, or the rows of it, that `g` moves, in at least float32; None for none."""
     if g is None:
         return None
-    if is_rows(g):
-        raise TypeError(
-            f"project needs the whole table at {path_string(path)!r}, where the update is Rows: "
-            "leave it out with `where`, or make the gradient dense with to_dense()"
-        )
-    return widen(jnp.asarray(p)) + widen(jnp.asarray(g))
+    return widen(take_rows(p, g.indices) if is_rows(g) else jnp.asarray(p))
+
+
+def _values(g: Any) -> Array:
+    return widen(g.values if is_rows(g) else jnp.asarray(g))
+
+
+def _like(g: Any, update: Array) -> Any:
+    update = update.astype(g.dtype)
+    return g.with_values(update) if is_rows(g) else update
 
 
 def _leaves_like(tree: PyTree, moved: list[Any], treedef: Any) -> list[Any]:

@@ -89,14 +89,25 @@ def test_inside_of_groups_and_masks():
     "wrap",
     [
         lambda tx: gradtx.accumulate(tx, 2),
+        lambda tx: gradtx.multi_steps(tx, 2),
         lambda tx: gradtx.apply_if_finite(tx, 3),
+        lambda tx: gradtx.conditionally_mask(tx, lambda step: step % 3 == 0),
+        lambda tx: gradtx.flatten(tx),
+        lambda tx: gradtx.inject_hyperparams(lambda rate: gradtx.chain(gradtx.scale(rate), tx))(
+            0.5
+        ),
+        lambda tx: gradtx.lookahead(tx, 2, 0.5),
+        lambda tx: gradtx.sam(tx, gradtx.chain(gradtx.normalize(), gradtx.sgd(0.1))),
         lambda tx: gradtx.partition({"x": tx}, lambda path, leaf: "x"),
     ],
 )
 def test_inside_of_wrappers(wrap):
     tx = wrap(gradtx.chain(gradtx.adam(0.5), gradtx.project("l2_ball")))
-    for steps in (2, 5):
-        assert float(tree.norm(train(tx, PARAMS, steps))) <= 1 + 1e-6
+    start = projections.projection_l2_ball(PARAMS)
+    for steps in (2, 6):
+        end = train(tx, start, steps)
+        assert float(tree.norm(end)) <= 1 + 1e-6
+        assert not np.array_equal(end["w"], start["w"])
 
 
 def test_leaves_without_gradient_do_not_move():
@@ -107,6 +118,46 @@ def test_leaves_without_gradient_do_not_move():
     new = gradtx.apply_updates(PARAMS, updates)
     np.testing.assert_allclose(tree.norm(new["w"], 1), 1.0, rtol=1e-5)
     chex.assert_trees_all_equal(new["b"], PARAMS["b"])
+
+
+BY_ROW = [
+    ("max_norm", {"max_value": 0.5, "axis": 1}),
+    ("unit_norm", {"axis": -1}),
+    ("min_max_norm", {"min_value": 0.5, "max_value": 1.0, "axis": (1,)}),
+    ("non_negative", {}),
+    ("box", {"lower": -0.5, "upper": jnp.float32(0.5)}),
+    ("linf_ball", {"scale": 0.25}),
+]
+
+
+@pytest.mark.parametrize(("name", "arguments"), BY_ROW, ids=[name for name, _ in BY_ROW])
+def test_rows_are_projected_as_the_table_is(name, arguments):
+    tx = gradtx.chain(gradtx.scale(-0.5), gradtx.project(name, None, arguments))
+    rows = gradtx.Rows(jnp.array([3, 1, 3, 9]), jnp.arange(12.0).reshape(4, 3) - 5, (4, 3))
+    table = getattr(projections, f"projection_{name}")(PARAMS["w"], **arguments)
+    grads, params = {"b": None, "w": rows}, {"b": PARAMS["b"], "w": table}
+    updates, _ = tx.update(grads, tx.init(params), params)
+    dense, _ = tx.update({"b": None, "w": rows.to_dense()}, tx.init(params), params)
+    got, want = (gradtx.apply_updates(params, u)["w"] for u in (updates, dense))
+    np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(got[jnp.array([0, 2])], table[jnp.array([0, 2])])
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("max_norm", {}),
+        ("max_norm", {"axis": None}),
+        ("max_norm", {"axis": -2}),
+        ("box", {"lower": jnp.zeros(3), "upper": 1.0}),
+        ("simplex", {}),
+    ],
+)
+def test_rows_are_refused_where_the_whole_table_counts(name, arguments):
+    tx = gradtx.project(name, None, arguments)
+    rows = gradtx.Rows(jnp.array([3]), jnp.ones((1, 3)), (4, 3))
+    with pytest.raises(TypeError, match="whole table at 'w'"):
+        tx.update({"b": None, "w": rows}, tx.init(PARAMS), PARAMS)
 
 
 def test_it_is_data():
