@@ -165,6 +165,15 @@ def debias(moment: Array, decay: Any, t: Step) -> Array:
     return moment * t.debiasing(decay)
 
 
+def epsilon_hat(eps: Any, decay: Any, t: Step) -> Any:
+    r"""What added to the corrected root is :math:`\epsilon` added to the root before correction.
+
+    .. math:: \sqrt{\hat\nu} + \frac{\epsilon}{\sqrt{1 - \beta^t}}
+        = \frac{\sqrt{\nu} + \epsilon}{\sqrt{1 - \beta^t}}
+    """
+    return eps * t.once("epsilon hat", decay, lambda: jax.lax.rsqrt(t.bias_correction(decay)))
+
+
 def nesterov_mean(mu: Array, g: Array, decay: Any, t: Step) -> Array:
     r"""The look-ahead first moment of Nadam.
 

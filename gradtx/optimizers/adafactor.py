@@ -32,12 +32,15 @@ class FactoredState(NamedTuple):
     v: Slots
 
 
-def _factored_dims(shape: tuple[int, ...], smallest: int) -> tuple[int, int] | None:
+def _factored_dims(shape: tuple[int, ...], smallest: int, last: bool) -> tuple[int, int] | None:
     """The second largest and the largest dimension, or None if they are too small to factor."""
     if len(shape) < 2:
         return None
-    second, first = (int(axis) for axis in np.argsort(shape)[-2:])
-    return (second, first) if shape[second] >= smallest else None
+    if last:
+        second, first = len(shape) - 2, len(shape) - 1
+    else:
+        second, first = (int(axis) for axis in np.argsort(shape)[-2:])
+    return (second, first) if min(shape[second], shape[first]) >= smallest else None
 
 
 def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
@@ -57,6 +60,8 @@ def scale_by_factored_rms(
     min_dim_size_to_factor: int = 128,
     epsilon: NonNegative = 1e-30,
     decay_rate_fn: Callable[[Any, Any], Any] | None = None,
+    *,
+    factor_last_dims: bool = False,
 ) -> GradientTransformation:
     r"""Divide by the root of a moving average of squares, of which only two means are kept.
 
@@ -79,6 +84,8 @@ def scale_by_factored_rms(
         epsilon: :math:`\epsilon \ge 0`.
         decay_rate_fn: ``(steps taken - step_offset, decay_rate) -> decay``, in place of
             :math:`\hat\beta`. Its default in Optax is a private function.
+        factor_last_dims: factor the last two dimensions, as Keras and PyTorch do, not the two
+            largest.
 
     State: `FactoredState`; rows plus columns instead of their product. Optax keeps it in the
     parameter's type, where :math:`\epsilon` underflows in float16. Parameters are not needed.
@@ -99,7 +106,9 @@ def scale_by_factored_rms(
         )
 
     def dims(shape: tuple[int, ...]) -> tuple[int, int] | None:
-        return _factored_dims(shape, min_dim_size_to_factor) if factored else None
+        if not factored:
+            return None
+        return _factored_dims(shape, min_dim_size_to_factor, factor_last_dims)
 
     def slots(p: Array) -> dict[str, Array]:
         pair = dims(p.shape)

@@ -21,7 +21,10 @@ class ScaleByRssState(NamedTuple):
 
 @transformation
 def scale_by_rss(
-    initial_accumulator_value: NonNegative = 0.1, eps: NonNegative = 1e-7
+    initial_accumulator_value: NonNegative = 0.1,
+    eps: NonNegative = 1e-7,
+    *,
+    eps_in_sqrt: bool = True,
 ) -> GradientTransformation:
     r"""Divide by the root of the sum of all squared gradients.
 
@@ -29,7 +32,9 @@ def scale_by_rss(
 
     Args:
         initial_accumulator_value: :math:`s_0 \ge 0`.
-        eps: :math:`\epsilon \ge 0`, inside the root (PyTorch and Keras add it outside).
+        eps: :math:`\epsilon \ge 0`.
+        eps_in_sqrt: whether :math:`\epsilon` stands inside the root, as in Keras; PyTorch adds it
+            outside.
 
     State: `ScaleByRssState`.
 
@@ -47,8 +52,9 @@ def scale_by_rss(
     def rule(g: Array, s: Any, t: Any) -> Any:
         total = s.sum_of_squares + abs_sq(g)
         # The select guards the root's argument: it costs nothing there, and eps may be 0.
-        safe = jnp.where(total > 0, total + eps, jnp.inf)
-        return g / jnp.sqrt(safe), {"sum_of_squares": total}
+        safe = jnp.where(total > 0, total + (eps if eps_in_sqrt else 0), jnp.inf)
+        root = jnp.sqrt(safe)
+        return g / (root if eps_in_sqrt else root + eps), {"sum_of_squares": total}
 
     return elementwise(ScaleByRssState, slots, rule)
 
@@ -60,23 +66,29 @@ def adagrad(
     eps: NonNegative = 1e-7,
     *,
     lr_decay: NonNegative = 0.0,
+    eps_in_sqrt: bool = True,
 ) -> GradientTransformation:
     r"""Adagrad: :math:`\theta \leftarrow \theta - \eta\, u` with `u` of :func:`scale_by_rss`.
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
         initial_accumulator_value: the sum of squares at the start.
-        eps: added under the root.
+        eps: added to the sum of squares, or to its root.
         lr_decay: :math:`d \ge 0`, as in PyTorch: the step :math:`t`, from 0, is divided by
             :math:`1 + d t`, and a link that counts stands in the chain.
+        eps_in_sqrt: whether `eps` stands inside the root; PyTorch adds it outside.
 
     Source: J. Duchi, E. Hazan and Y. Singer, Adaptive Subgradient Methods for Online Learning and
     Stochastic Optimization, 2011, JMLR 12.
 
     >>> adagrad(0.1)
-    adagrad(learning_rate=0.1, initial_accumulator_value=0.1, eps=1e-07, lr_decay=0.0)
+    adagrad(learning_rate=0.1, initial_accumulator_value=0.1, eps=1e-07, lr_decay=0.0,
+        eps_in_sqrt=True)
     """
-    links = scale_by_rss(initial_accumulator_value, eps), scale_by_learning_rate(learning_rate)
+    links = (
+        scale_by_rss(initial_accumulator_value, eps, eps_in_sqrt=eps_in_sqrt),
+        scale_by_learning_rate(learning_rate),
+    )
     if isinstance(lr_decay, float | int) and lr_decay == 0:
         return chain(*links)
 

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from gradtx import numerics
 from gradtx.checks import Decay, NonNegative
 from gradtx.compose import chain
 from gradtx.engine import elementwise
@@ -41,6 +42,7 @@ def scale_by_adam(
     *,
     nesterov: bool = False,
     nu_dtype: DType | None = None,
+    epsilon_hat: bool = False,
 ) -> GradientTransformation:
     r"""Divide a moving average of the gradients by the root of one of their squares.
 
@@ -61,6 +63,8 @@ def scale_by_adam(
             :math:`\beta_1 \mu_t / (1 - \beta_1^{t+1}) + (1 - \beta_1) g_t / (1 - \beta_1^t)`.
         nu_dtype: the type in which :math:`\nu` is kept; float32 or wider unless given. Optax keeps
             it in the parameter's type, where in bfloat16 it never decays and in float16 underflows.
+        epsilon_hat: add :math:`\epsilon` to :math:`\sqrt{\nu_t}` before the bias correction, as Keras
+            and TensorFlow do (the paper's :math:`\hat\epsilon`).
 
     State: `ScaleByAdamState`. For a complex parameter :math:`\nu` is real.
 
@@ -86,7 +90,8 @@ def scale_by_adam(
         mu = ema(g, s.mu, b1)
         nu = ema(abs_sq(g), s.nu, b2)
         m = nesterov_mean(mu, g, b1, t) if nesterov else debias(mu, b1, t)
-        return m / (jnp.sqrt(debias(nu, b2, t) + eps_root) + eps), {"mu": mu, "nu": nu}
+        added = numerics.epsilon_hat(eps, b2, t) if epsilon_hat else eps
+        return m / (jnp.sqrt(debias(nu, b2, t) + eps_root) + added), {"mu": mu, "nu": nu}
 
     return elementwise(ScaleByAdamState, slots, rule)
 
@@ -102,6 +107,7 @@ def adam(
     *,
     nesterov: bool = False,
     nu_dtype: DType | None = None,
+    epsilon_hat: bool = False,
 ) -> GradientTransformation:
     r"""Adam: :math:`\theta \leftarrow \theta - \eta\, u` with `u` of :func:`scale_by_adam`.
 
@@ -109,11 +115,12 @@ def adam(
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
         b1: decay of the first moment; this and the rest as in :func:`scale_by_adam`.
         b2: decay of the second moment.
-        eps: added to the root of the second moment. Keras adds its 1e-7 before the bias correction.
+        eps: added to the root of the second moment.
         eps_root: added under the root.
         mu_dtype: the type of the first moment.
         nesterov: use Nesterov momentum.
         nu_dtype: the type of the second moment.
+        epsilon_hat: add `eps` before the bias correction, as Keras does with its 1e-7.
 
     Source: D. P. Kingma and J. Ba, Adam: A Method for Stochastic Optimization, 2015,
     arXiv:1412.6980, algorithm 1.
@@ -122,7 +129,16 @@ def adam(
     adam(learning_rate=0.001, b1=0.9, b2=0.999, eps=1e-08, eps_root=0.0)
     """
     return chain(
-        scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov, nu_dtype=nu_dtype),
+        scale_by_adam(
+            b1,
+            b2,
+            eps,
+            eps_root,
+            mu_dtype,
+            nesterov=nesterov,
+            nu_dtype=nu_dtype,
+            epsilon_hat=epsilon_hat,
+        ),
         scale_by_learning_rate(learning_rate),
     )
 
@@ -140,6 +156,7 @@ def adamw(
     *,
     nesterov: bool = False,
     nu_dtype: DType | None = None,
+    epsilon_hat: bool = False,
 ) -> GradientTransformation:
     r"""Adam with decoupled decay: :math:`\theta \leftarrow \theta - \eta (u + \lambda\theta)`.
 
@@ -155,6 +172,7 @@ def adamw(
         mask: which parameters decay, as in :func:`add_decayed_weights`.
         nesterov: use Nesterov momentum.
         nu_dtype: the type of the second moment.
+        epsilon_hat: add `eps` before the bias correction, as Keras does with its 1e-7.
 
     Source: I. Loshchilov and F. Hutter, Decoupled Weight Decay Regularization, 2019,
     arXiv:1711.05101, algorithm 2.
@@ -162,7 +180,16 @@ def adamw(
     >>> tx = adamw(1e-3, weight_decay=0.1, mask="*/kernel")
     """
     return chain(
-        scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov, nu_dtype=nu_dtype),
+        scale_by_adam(
+            b1,
+            b2,
+            eps,
+            eps_root,
+            mu_dtype,
+            nesterov=nesterov,
+            nu_dtype=nu_dtype,
+            epsilon_hat=epsilon_hat,
+        ),
         add_decayed_weights(weight_decay, mask),
         scale_by_learning_rate(learning_rate),
     )

@@ -18,7 +18,11 @@ from gradtx.types import Array
 
 @transformation
 def scale_by_adamax(
-    b1: Decay = 0.9, b2: Decay = 0.999, eps: NonNegative = 1e-8
+    b1: Decay = 0.9,
+    b2: Decay = 0.999,
+    eps: NonNegative = 1e-8,
+    *,
+    eps_in_max: bool = True,
 ) -> GradientTransformation:
     r"""Divide a moving average of the gradients by the decaying maximum of their sizes.
 
@@ -30,8 +34,9 @@ def scale_by_adamax(
     Args:
         b1: :math:`\beta_1` in :math:`[0, 1)`.
         b2: :math:`\beta_2` in :math:`[0, 1)`.
-        eps: :math:`\epsilon \ge 0`; it stands inside the maximum, as in PyTorch, where Keras adds
-            it to the denominator.
+        eps: :math:`\epsilon \ge 0`.
+        eps_in_max: whether :math:`\epsilon` stands inside the maximum, as in PyTorch and Optax;
+            Keras adds it to :math:`\nu_t` where that divides.
 
     State: `ScaleByAdamState`; :math:`\nu` is real, and in float32 or wider: in bfloat16, where
     Optax keeps it, it does not decay, and in float16 a zero gradient gives NaN.
@@ -50,15 +55,20 @@ def scale_by_adamax(
 
     def rule(g: Array, s: Any, t: Step) -> Any:
         mu = ema(g, s.mu, b1)
-        nu = jnp.maximum(b2 * s.nu, jnp.abs(g) + eps)
-        return debias(mu, b1, t) / nu, {"mu": mu, "nu": nu}
+        nu = jnp.maximum(b2 * s.nu, jnp.abs(g) + (eps if eps_in_max else 0))
+        return debias(mu, b1, t) / (nu if eps_in_max else nu + eps), {"mu": mu, "nu": nu}
 
     return elementwise(ScaleByAdamState, slots, rule)
 
 
 @optimizer
 def adamax(
-    learning_rate: NonNegative, b1: Decay = 0.9, b2: Decay = 0.999, eps: NonNegative = 1e-8
+    learning_rate: NonNegative,
+    b1: Decay = 0.9,
+    b2: Decay = 0.999,
+    eps: NonNegative = 1e-8,
+    *,
+    eps_in_max: bool = True,
 ) -> GradientTransformation:
     r"""AdaMax: :math:`\theta \leftarrow \theta - \eta\, u` with `u` of :func:`scale_by_adamax`.
 
@@ -67,14 +77,17 @@ def adamax(
         b1: decay of the mean, in :math:`[0, 1)`.
         b2: decay of the maximum, in :math:`[0, 1)`.
         eps: added to the size of the gradient, at least 0.
+        eps_in_max: whether `eps` stands inside the maximum, as in :func:`scale_by_adamax`.
 
     Source: D. P. Kingma and J. Ba, Adam: A Method for Stochastic Optimization, 2015,
     arXiv:1412.6980, algorithm 2.
 
     >>> adamax(2e-3)
-    adamax(learning_rate=0.002, b1=0.9, b2=0.999, eps=1e-08)
+    adamax(learning_rate=0.002, b1=0.9, b2=0.999, eps=1e-08, eps_in_max=True)
     """
-    return chain(scale_by_adamax(b1, b2, eps), scale_by_learning_rate(learning_rate))
+    return chain(
+        scale_by_adamax(b1, b2, eps, eps_in_max=eps_in_max), scale_by_learning_rate(learning_rate)
+    )
 
 
 @optimizer

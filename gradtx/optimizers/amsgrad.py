@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from gradtx import numerics
 from gradtx.checks import Decay, NonNegative
 from gradtx.compose import chain
 from gradtx.engine import elementwise
@@ -33,6 +34,7 @@ def scale_by_amsgrad(
     bias_correction_nu: bool = True,
     *,
     max_before_correction: bool = False,
+    epsilon_hat: bool = False,
 ) -> GradientTransformation:
     r"""Adam with the largest second moment so far.
 
@@ -57,6 +59,7 @@ def scale_by_amsgrad(
             PyTorch and Keras do. With the maximum of the corrected moments (Optax's, and the
             default) the large correction of the first step, which rests on one gradient, is never
             forgotten.
+        epsilon_hat: add :math:`\epsilon` to the root before the bias correction, as Keras does.
 
     The paper's algorithm has neither correction: set both `bias_correction_mu` and
     `bias_correction_nu` to False.
@@ -87,7 +90,8 @@ def scale_by_amsgrad(
         nu_max = jnp.maximum(s.nu_max, nu if first else debias(nu, b2, t))
         v = debias(nu_max, b2, t) if max_before_correction and bias_correction_nu else nu_max
         new = {"mu": mu, "nu": nu, "nu_max": nu_max}
-        return m / (jnp.sqrt(v + eps_root) + eps), new
+        added = numerics.epsilon_hat(eps, b2, t) if epsilon_hat else eps
+        return m / (jnp.sqrt(v + eps_root) + added), new
 
     return elementwise(ScaleByAmsgradState, slots, rule)
 
@@ -104,6 +108,7 @@ def amsgrad(
     bias_correction_nu: bool = True,
     *,
     max_before_correction: bool = False,
+    epsilon_hat: bool = False,
 ) -> GradientTransformation:
     r"""AMSGrad: :math:`\theta \leftarrow \theta - \eta\, u` with `u` of :func:`scale_by_amsgrad`.
 
@@ -117,6 +122,7 @@ def amsgrad(
         bias_correction_mu: correct the first moment.
         bias_correction_nu: correct the second moment.
         max_before_correction: take the maximum first, as PyTorch and Keras do.
+        epsilon_hat: add `eps` before the bias correction, as Keras does.
 
     Source: S. J. Reddi, S. Kale and S. Kumar, On the Convergence of Adam and Beyond, 2018,
     arXiv:1904.09237, algorithm 2.
@@ -133,6 +139,7 @@ def amsgrad(
             bias_correction_mu,
             bias_correction_nu,
             max_before_correction=max_before_correction,
+            epsilon_hat=epsilon_hat,
         ),
         scale_by_learning_rate(learning_rate),
     )

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from gradtx import numerics
 from gradtx.checks import Decay, NonNegative
 from gradtx.compose import chain
 from gradtx.engine import elementwise
@@ -50,6 +51,7 @@ def scale_by_radam(
     threshold: NonNegative = 5.0,
     *,
     nesterov: bool = False,
+    epsilon_hat: bool = False,
 ) -> GradientTransformation:
     r"""Adam that waits with its second moment until that rests on enough gradients.
 
@@ -70,6 +72,7 @@ def scale_by_radam(
         eps_root: :math:`\bar\epsilon \ge 0`, inside the root.
         threshold: :math:`\tau \ge 4`; the paper takes 4, PyTorch more than 5.
         nesterov: take the look-ahead first moment of Nadam.
+        epsilon_hat: add :math:`\epsilon` to the root before the bias correction, as PyTorch does.
 
     State: `ScaleByAdamState`.
 
@@ -93,7 +96,8 @@ def scale_by_radam(
         ready = rho >= threshold
         squared = (rho - 4) * (rho - 2) * end / ((end - 4) * (end - 2) * rho)
         r = jnp.sqrt(jnp.where(ready, squared, 1))
-        adapted = r * m / (jnp.sqrt(debias(nu, b2, t) + eps_root) + eps)
+        added = numerics.epsilon_hat(eps, b2, t) if epsilon_hat else eps
+        adapted = r * m / (jnp.sqrt(debias(nu, b2, t) + eps_root) + added)
         return jnp.where(ready, adapted, m), {"mu": mu, "nu": nu}
 
     return elementwise(ScaleByAdamState, slots, rule)
@@ -109,6 +113,7 @@ def radam(
     threshold: NonNegative = 5.0,
     *,
     nesterov: bool = False,
+    epsilon_hat: bool = False,
 ) -> GradientTransformation:
     r"""Rectified Adam: :math:`\theta \leftarrow \theta - \eta\, u` with :func:`scale_by_radam`.
 
@@ -120,6 +125,7 @@ def radam(
         eps_root: added under the root, at least 0.
         threshold: how many gradients the second moment must rest on, at least 4.
         nesterov: use Nesterov momentum.
+        epsilon_hat: add `eps` before the bias correction, as PyTorch does.
 
     Source: L. Liu et al., On the Variance of the Adaptive Learning Rate and Beyond, 2020,
     arXiv:1908.03265, algorithm 2.
@@ -128,6 +134,8 @@ def radam(
     radam(learning_rate=0.001, b1=0.9, b2=0.999, eps=1e-08, eps_root=0.0, threshold=5.0)
     """
     return chain(
-        scale_by_radam(b1, b2, eps, eps_root, threshold, nesterov=nesterov),
+        scale_by_radam(
+            b1, b2, eps, eps_root, threshold, nesterov=nesterov, epsilon_hat=epsilon_hat
+        ),
         scale_by_learning_rate(learning_rate),
     )
