@@ -1,6 +1,6 @@
 # The public names of gradtx: type checkers read this file, and so does __init__.py.
 
-from gradtx import projections as projections, sparse as sparse, tree as tree
+from gradtx import interop as interop, projections as projections, sparse as sparse, tree as tree
 from gradtx.apply import (
     apply_updates as apply_updates,
     incremental_update as incremental_update,
@@ -227,6 +227,10 @@ from gradtx.optimizers.optimistic import (
     optimistic_gradient_descent as optimistic_gradient_descent,
     scale_by_optimistic_gradient as scale_by_optimistic_gradient,
 )
+from gradtx.optimizers.orthogonalize import (
+    orthogonalize as orthogonalize,
+    scale_by_shape as scale_by_shape,
+)
 from gradtx.optimizers.polyak import polyak_sgd as polyak_sgd, scale_by_polyak as scale_by_polyak
 from gradtx.optimizers.prodigy import ProdigyState as ProdigyState, prodigy as prodigy
 from gradtx.optimizers.qhadam import (
@@ -299,12 +303,18 @@ from gradtx.saving import (
     saved_config as saved_config,
     state_dict as state_dict,
 )
+from gradtx.schedules.cyclic import (
+    cosine_restarts_schedule as cosine_restarts_schedule,
+    cyclic_schedule as cyclic_schedule,
+)
 from gradtx.schedules.decay import (
     constant_schedule as constant_schedule,
     cosine_decay_schedule as cosine_decay_schedule,
     exponential_decay as exponential_decay,
+    inverse_time_decay as inverse_time_decay,
     linear_schedule as linear_schedule,
     polynomial_schedule as polynomial_schedule,
+    relative_step_schedule as relative_step_schedule,
 )
 from gradtx.schedules.piecewise import (
     cosine_onecycle_schedule as cosine_onecycle_schedule,
@@ -316,6 +326,11 @@ from gradtx.schedules.piecewise import (
     warmup_constant_schedule as warmup_constant_schedule,
     warmup_cosine_decay_schedule as warmup_cosine_decay_schedule,
     warmup_exponential_decay_schedule as warmup_exponential_decay_schedule,
+)
+from gradtx.schedules.products import (
+    multiplicative_schedule as multiplicative_schedule,
+    multiply_schedules as multiply_schedules,
+    stretch_schedule as stretch_schedule,
 )
 from gradtx.scheduling import schedule as schedule
 from gradtx.solving import Solution as Solution, Status as Status, solve as solve
@@ -446,6 +461,11 @@ from gradtx.wrappers.lookahead import (
     LookaheadState as LookaheadState,
     lookahead as lookahead,
 )
+from gradtx.wrappers.loss_scaling import (
+    DynamicLossScaleState as DynamicLossScaleState,
+    dynamic_loss_scale as dynamic_loss_scale,
+    loss_scale as loss_scale,
+)
 from gradtx.wrappers.mechanic import MechanicState as MechanicState, mechanize as mechanize
 from gradtx.wrappers.monitoring import (
     MeasureWithEmaState as MeasureWithEmaState,
@@ -460,6 +480,7 @@ from gradtx.wrappers.plateau import (
     ReduceLROnPlateauState as ReduceLROnPlateauState,
     reduce_on_plateau as reduce_on_plateau,
 )
+from gradtx.wrappers.predecay import decay_first as decay_first
 from gradtx.wrappers.privacy import (
     DifferentiallyPrivateAggregateState as DifferentiallyPrivateAggregateState,
     differentially_private as differentially_private,

@@ -570,6 +570,15 @@ CATALOGUE: dict[str, Entry] = {
         rows=False,
         why="the noise belongs to every row",
     ),
+    "orthogonalize": Entry(
+        lambda: gradtx.orthogonalize(weight_dimension_numbers=as_matrices),
+        bad=({"ns_steps": 0}, {"ns_coeffs": (1.0,)}, {"preconditioning": "x"}, {"eps": -1.0}),
+        rows=False,
+    ),
+    "scale_by_shape": Entry(
+        lambda: gradtx.scale_by_shape(0.2, as_matrices),
+        bad=({"consistent_rms": -1.0},),
+    ),
     # groups
     "partition": Entry(
         lambda: gradtx.partition(
@@ -809,6 +818,17 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "ema_params": Entry(lambda: gradtx.ema_params(0.9), bad=({"decay": 1.0},), rows=False),
     "swa_params": Entry(lambda: gradtx.swa_params(1, 2), bad=({"every": 0},), rows=False),
+    "decay_first": Entry(
+        lambda: gradtx.decay_first(gradtx.adam(0.1), 0.01),
+        bad=({"inner": optax.sgd(1.0), "decay": 1.5},),
+    ),
+    "dynamic_loss_scale": Entry(
+        lambda: gradtx.dynamic_loss_scale(gradtx.adam(0.1), 8.0, 2),
+        bad=(
+            {"inner": optax.sgd(1.0), "loss_scale": 0.0},
+            {"inner": optax.sgd(1.0), "period": 0},
+        ),
+    ),
     "snapshot": Entry(
         lambda: gradtx.snapshot("norm", norm),
         optax=lambda: optax.snapshot("norm", optax.tree.norm),
@@ -853,7 +873,9 @@ def add_tenth(update: Any, param: Any) -> Any:
 def as_matrices(updates: Any) -> Any:
     """Dimension numbers under which every array is a matrix, a vector a row."""
     return jax.tree.map(
-        lambda p: gradtx.MuonDimensionNumbers(tuple(range(p.ndim - 1)), -1), updates
+        lambda p: gradtx.MuonDimensionNumbers(tuple(range(p.ndim - 1)), -1),
+        updates,
+        is_leaf=lambda x: isinstance(x, gradtx.Rows),
     )
 
 

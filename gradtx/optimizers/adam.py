@@ -63,8 +63,8 @@ def scale_by_adam(
             :math:`\beta_1 \mu_t / (1 - \beta_1^{t+1}) + (1 - \beta_1) g_t / (1 - \beta_1^t)`.
         nu_dtype: the type in which :math:`\nu` is kept; float32 or wider unless given. Optax keeps
             it in the parameter's type, where in bfloat16 it never decays and in float16 underflows.
-        epsilon_hat: add :math:`\epsilon` to :math:`\sqrt{\nu_t}` before the bias correction, as Keras
-            and TensorFlow do (the paper's :math:`\hat\epsilon`).
+        epsilon_hat: add :math:`\epsilon` to :math:`\sqrt{\nu_t}` before the bias correction, as
+            Keras and TensorFlow do (the paper's :math:`\hat\epsilon`).
 
     State: `ScaleByAdamState`. For a complex parameter :math:`\nu` is real.
 

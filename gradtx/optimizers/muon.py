@@ -23,6 +23,7 @@ from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.matrices import _as_matrices, _by_shape, _checked, _dimension_numbers
 from gradtx.transforms.orthogonal import _orthogonalized
 from gradtx.transforms.scaling import scale_by_learning_rate
+from gradtx.tree import map_updates
 from gradtx.types import Array, Counter, DType, EmptyState, Params, PyTree, Slots, State, Updates
 
 _STANDARD = (3.4445, -4.7750, 2.0315)
@@ -192,7 +193,7 @@ def _scale_by_shape(numbers: Any, consistent_rms: Any) -> GradientTransformation
             factor: Any = max(1.0, width / max(height, 1)) ** 0.5
             if consistent_rms is not None:
                 factor = consistent_rms * max(height, width) ** 0.5
-            out.append((widen(u) * factor).astype(u.dtype))
+            out.append(map_updates(lambda g, k=factor: (widen(g) * k).astype(g.dtype), u))
         return treedef.unflatten(out), state
 
     return GradientTransformationExtraArgs(lambda params: EmptyState(), update)

@@ -43,7 +43,9 @@ def _average(p: Array) -> dict[str, Array]:
 
 
 @transformation
-def ema_params(decay: Decay = 0.999) -> GradientTransformation:
+def ema_params(
+    decay: Decay = 0.999, *, overwrite_every: PositiveCount | None = None
+) -> GradientTransformation:
     r"""Keep an exponential moving average of the parameters; the updates pass as they are.
 
     .. math:: \bar\theta_0 = \theta_0, \qquad
@@ -52,6 +54,8 @@ def ema_params(decay: Decay = 0.999) -> GradientTransformation:
     Args:
         decay: :math:`\beta` in :math:`[0, 1)`; a number, an array, or a schedule, such as
             :math:`\min(\beta, (1 + t) / (10 + t))` to forget the start sooner.
+        overwrite_every: at every `k`-th step the parameters become the average, as with Keras's
+            ``ema_overwrite_frequency``; None for never.
 
     Put it last in a chain, where it sees what is added to the parameters, and take the average
     with :func:`eval_params`. A leaf without a gradient keeps its average. The average is computed
@@ -70,7 +74,11 @@ def ema_params(decay: Decay = 0.999) -> GradientTransformation:
     """
 
     def rule(g: Array, s: Any, t: Step, p: Array) -> Any:
-        return g, {"average": numerics.ema(p + g, s.average, decay)}
+        average = numerics.ema(p + g, s.average, decay)
+        if overwrite_every is None:
+            return g, {"average": average}
+        due = jnp.mod(t.number, overwrite_every) == 0
+        return jnp.where(due, average - p, g), {"average": average}
 
     return leafwise(EmaParamsState, _average, rule)
 

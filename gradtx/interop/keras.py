@@ -1,0 +1,547 @@
+"""From Keras: an optimizer, or its configuration, as a transformation that goes on from it."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from gradtx.compose import chain
+from gradtx.groups import partition
+from gradtx.interop.keras_schedules import learning_rate
+from gradtx.interop.reading import Arrays, Leaf, Options, filled, finite, literal, ordered
+from gradtx.optimizers.adadelta import adadelta
+from gradtx.optimizers.adafactor import scale_by_factored_rms
+from gradtx.optimizers.adagrad import adagrad
+from gradtx.optimizers.adam import adam
+from gradtx.optimizers.adamax import adamax
+from gradtx.optimizers.amsgrad import amsgrad
+from gradtx.optimizers.ftrl import ftrl
+from gradtx.optimizers.lamb import lamb
+from gradtx.optimizers.lion import lion
+from gradtx.optimizers.nadam import nadam
+from gradtx.optimizers.orthogonalize import orthogonalize, scale_by_shape
+from gradtx.optimizers.rmsprop import rmsprop
+from gradtx.optimizers.sgd import sgd
+from gradtx.pair import GradientTransformation
+from gradtx.schedules.decay import constant_schedule, relative_step_schedule
+from gradtx.schedules.piecewise import join_schedules
+from gradtx.schedules.products import multiply_schedules, stretch_schedule
+from gradtx.transforms.averaging import trace
+from gradtx.transforms.clipping import clip, clip_by_block_rms, clip_by_global_norm, clip_by_norm
+from gradtx.transforms.scaling import scale, scale_by_learning_rate
+from gradtx.transforms.trust import scale_by_param_block_rms
+from gradtx.types import Params, State
+from gradtx.wrappers.accumulation import accumulate
+from gradtx.wrappers.averaging import ema_params
+from gradtx.wrappers.loss_scaling import DynamicLossScaleState, dynamic_loss_scale
+from gradtx.wrappers.predecay import decay_first
+
+Fill = Callable[[State], State]
+
+
+def from_keras(
+    source: Any,
+    params: Params | None = None,
+    variables: Any = None,
+    *,
+    class_name: str | None = None,
+    order: Sequence[str] | None = None,
+) -> Any:
+    """A Keras 3 optimizer as a transformation with Keras's own formulas.
+
+    Args:
+        source: the optimizer; or what ``keras.optimizers.serialize`` returned, perhaps through
+            JSON; or what its ``get_config`` returned, with `class_name`.
+        params: the parameters, to go on with the optimizer's state: the values of its variables,
+            in a tree of any structure.
+        variables: the optimizer's variables in their order, as arrays, or as a mapping from
+            ``"0"``, ``"1"``, ... as in a saved ``.keras`` file; those of `source` unless given.
+            Without any, the state is a new one.
+        class_name: which optimizer a bare ``get_config`` dict belongs to.
+        order: the paths of the leaves of `params` in the order of Keras's variables
+            (``["dense/kernel", "dense/bias"]``); that of the tree unless given. A list of arrays
+            has it right.
+
+    Returns:
+        The transformation; with `params` a pair of it and its state.
+
+    Raises:
+        ValueError: an unknown class, an unknown or missing option, a value out of range, variables
+            of the wrong number or shape.
+        TypeError: a value of the wrong type.
+
+    Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Ftrl, Lamb, Lion, Muon, Nadam, RMSprop and
+    SGD are known, and LossScaleOptimizer and MultiOptimizer around them, with every option of the
+    base class. A learning rate that is a function of nothing becomes an array, its value now; give
+    :func:`replace` the next one. Nothing in a configuration is imported or evaluated.
+
+    Keras takes the steps of a schedule from the count of micro-batches when it accumulates
+    gradients, and its moving average of the weights moves at every micro-batch; so does this.
+
+    >>> from_keras(
+    ...     {
+    ...         "class_name": "SGD",
+    ...         "config": {
+    ...             "learning_rate": 0.1,
+    ...             "momentum": 0.0,
+    ...             "nesterov": False,
+    ...             "clipvalue": 1.0,
+    ...         },
+    ...     }
+    ... )
+    chain(clip(max_delta=1.0), sgd(learning_rate=0.1))
+    """
+    name, config, live = _read(source, class_name)
+    where = f"from_keras: {name}"
+    leaves = None
+    values = None
+    if params is not None:
+        trained = getattr(live, "_trainable_variables", None) or None
+        leaves = ordered(params, order, None if trained is None else [v.path for v in trained])
+        for leaf, v in zip(leaves, trained or (), strict=bool(trained)):
+            if tuple(v.shape) != leaf.shape:
+                raise ValueError(
+                    f"{where}: the variable {v.path} has the shape {tuple(v.shape)}, and the leaf "
+                    f"{leaf.path!r} {leaf.shape}; give their order"
+                )
+        if variables is None and live is not None and live.built:
+            variables = [v.value for v in live.variables]
+        values = None if variables is None else Arrays(where, variables)
+    elif variables is not None or order is not None:
+        raise ValueError(f"{where}: variables and order need the parameters: pass params")
+    tx, fill = _optimizer(name, config, leaves, values, live)
+    if values is not None:
+        values.finish()
+    return tx if params is None else (tx, fill(tx.init(params)))
+
+
+def _read(source: Any, class_name: str | None) -> tuple[str, Any, Any]:
+    """The name of the class, the options, and the optimizer if it is one."""
+    live = None
+    if hasattr(source, "get_config") and hasattr(source, "variables"):
+        live, class_name, source = source, type(source).__name__, source.get_config()
+    if not isinstance(source, Mapping):
+        raise TypeError(
+            f"from_keras takes an optimizer or its configuration, not {type(source).__name__}"
+        )
+    if "class_name" in source:
+        class_name, source = source["class_name"], source.get("config")
+    if class_name is None:
+        raise ValueError(
+            "from_keras: a configuration without 'class_name' does not say of which optimizer it "
+            "is: pass class_name, or what keras.optimizers.serialize returns"
+        )
+    if not isinstance(class_name, str):
+        raise TypeError(f"from_keras: class_name must be a string, not {class_name!r:.80}")
+    known = {key.lower(): key for key in (*_CORES, "LossScaleOptimizer", "MultiOptimizer")}
+    if class_name.lower() not in known:
+        raise ValueError(
+            f"from_keras: the optimizer {class_name!r:.80} is not known; there are "
+            f"{', '.join(known.values())}"
+        )
+    return known[class_name.lower()], source, live
+
+
+def _optimizer(
+    name: str, config: Any, leaves: list[Leaf] | None, values: Arrays | None, live: Any
+) -> tuple[GradientTransformation, Fill]:
+    if name == "LossScaleOptimizer":
+        return _loss_scaled(config, leaves, values, live)
+    if name == "MultiOptimizer":
+        return _several(config, leaves, values, live)
+    return _single(name, config, leaves, values, live)
+
+
+class _Core(NamedTuple):
+    """What one of Keras's classes adds to the base class.
+
+    tx: gradients to updates; slots: for each of Keras's groups of variables the slots that they
+    are, with a minus where the sign differs; scalar: the field that its last variable is;
+    decays: whether it sees to weight decay itself.
+    """
+
+    tx: GradientTransformation
+    slots: Sequence[Sequence[str]] = ()
+    scalar: str | None = None
+    layout: Callable[[Leaf], Sequence[tuple[str | None, tuple[int, ...]]]] | None = None
+    decays: bool = False
+
+
+def _single(
+    name: str, config: Any, leaves: list[Leaf] | None, values: Arrays | None, live: Any
+) -> tuple[GradientTransformation, Fill]:
+    o = Options(f"from_keras: {name}", config)
+    o.skip("name", "jit_compile")
+    steps = o.take("gradient_accumulation_steps", None)
+    if steps is not None:
+        steps = o.integer("gradient_accumulation_steps")
+        if steps < 2:
+            raise ValueError(f"{o.where}: gradient_accumulation_steps must be at least 2")
+    raw = 0 if values is None else int(values.take("iteration", (), integer=True))
+    rate = _rate(o, values, steps, live)
+    core = _CORES[name](o, rate, leaves)
+
+    links = []
+    factor = o.optional("loss_scale_factor")
+    if factor is not None:
+        if factor == 0:
+            raise ValueError(f"{o.where}: loss_scale_factor must not be 0")
+        links.append(scale(1 / factor))
+    clips = {
+        "clipnorm": clip_by_norm,
+        "global_clipnorm": clip_by_global_norm,
+        "clipvalue": clip,
+    }
+    limits = {key: o.optional(key) for key in clips}
+    if sum(limit is not None for limit in limits.values()) > 1:
+        raise ValueError(f"{o.where}: at most one of {', '.join(clips)} may be set")
+    links += [clips[key](limit) for key, limit in limits.items() if limit is not None and limit > 0]
+    tx = core.tx
+    decay = None if core.decays else o.optional("weight_decay")
+    if decay:
+        tx = decay_first(tx, _decay(rate, decay), _decaying(o.where, leaves, live))
+    tx = tx if not links else chain(*links, tx)
+    if steps is not None:
+        tx = accumulate(tx, steps)
+    average = _average(o, steps)
+    if average is not None:
+        tx = chain(tx, average)
+    o.finish()
+    if values is None:
+        return tx, lambda state: state
+    given = _taken(core, leaves or [], values, steps, average is not None)
+    window = steps or 1
+    scalars = {
+        "count": raw // window,
+        "gradient_step": raw // window,
+        "mini_step": raw % window,
+        "acc_weight": raw % window,
+        "EmaParamsState.count": raw,
+        **given.pop("", {}),
+    }
+    if "acc_grads" in given:  # Keras keeps their sum, and we their mean
+        given["acc_grads"] = {k: v / max(raw % window, 1) for k, v in given["acc_grads"].items()}
+    return tx, lambda state: filled(state, given, scalars)
+
+
+def _rate(o: Options, values: Arrays | None, steps: int | None, live: Any) -> Any:
+    given = o.take("learning_rate")
+    if isinstance(given, Mapping) and given.get("class_name") == "function" and live is not None:
+        return jnp.asarray(float(live.learning_rate), jnp.float32)
+    rate = learning_rate(o.where, given)
+    if callable(rate):
+        return rate if steps is None else stretch_schedule(rate, stride=steps, offset=steps - 1)
+    if values is not None:  # the one in force, which may have been set since
+        rate = finite(f"{o.where}: learning_rate", values.take("learning_rate", ()))
+    return rate
+
+
+def _decay(rate: Any, decay: float) -> Any:
+    return multiply_schedules(rate, decay) if callable(rate) else rate * decay
+
+
+def _decaying(where: str, leaves: list[Leaf] | None, live: Any) -> list[str] | None:
+    """Patterns of the leaves that decay, None for all of them."""
+    excludes = getattr(live, "_exclude_from_weight_decay", None)
+    pattern = getattr(live, "_exclude_from_weight_decay_pattern", None)
+    if not excludes and pattern is None:
+        return None
+    if leaves is None or not live.built:
+        raise ValueError(
+            f"{where}: variables are excluded from weight decay; build the optimizer and pass "
+            "params, so that it can be said which"
+        )
+    variables = zip(leaves, live._trainable_variables, strict=True)
+    return [literal(leaf.path) for leaf, v in variables if live._use_weight_decay(v)]
+
+
+def _average(o: Options, steps: int | None) -> GradientTransformation | None:
+    momentum = o.number("ema_momentum", 0.99)
+    every = o.take("ema_overwrite_frequency", None)
+    if not o.flag("use_ema", False):
+        return None
+    if every is not None:
+        every = o.integer("ema_overwrite_frequency")
+        if steps is not None:
+            raise ValueError(
+                f"{o.where}: ema_overwrite_frequency with gradient_accumulation_steps is not "
+                "supported: Keras overwrites at each micro-batch of a window"
+            )
+    # The average starts as the parameters after the first step, in Keras of each micro-batch.
+    start = constant_schedule(0.0)
+    return ema_params(
+        join_schedules([start, constant_schedule(momentum)], [steps or 1]),
+        overwrite_every=every or None,
+    )
+
+
+def _taken(
+    core: _Core, leaves: list[Leaf], values: Arrays, steps: int | None, average: bool
+) -> dict[str, dict[str, Any]]:
+    """The variables by slot and path, in the order in which Keras makes them."""
+    given: dict[str, dict[str, Any]] = {}
+
+    def take(slot: str | None, leaf: Leaf, shape: tuple[int, ...], integer: bool = False) -> None:
+        sign = -1 if slot is not None and slot.startswith("-") else 1
+        bare = "a placeholder" if slot is None else slot.removeprefix("-")
+        value = values.take(f"{bare} of {leaf.name}", shape, integer)
+        if slot is not None:
+            given.setdefault(bare, {})[leaf.path] = sign * value
+
+    before = ([["average"]] if average else []) + ([["acc_grads"]] if steps else [])
+    for group in (*before, *core.slots):
+        for leaf in leaves:
+            for name in group:
+                take(name, leaf, leaf.shape)
+    if core.layout is not None:
+        for leaf in leaves:
+            for slot, shape in core.layout(leaf):
+                take(slot, leaf, shape, integer=slot is None and shape == ())
+    if core.scalar is not None and leaves:
+        given[""] = {core.scalar: values.take(core.scalar, ())}
+    return given
+
+
+def _loss_scaled(
+    config: Any, leaves: list[Leaf] | None, values: Arrays | None, live: Any
+) -> tuple[GradientTransformation, Fill]:
+    o = Options("from_keras: LossScaleOptimizer", config)
+    o.skip("name")
+    start, period = o.number("initial_scale"), o.integer("dynamic_growth_steps")
+    inner = o.take("inner_optimizer")
+    o.finish()
+    found: dict[str, Any] = {}
+    if values is not None:
+        values.take("iteration", (), integer=True)
+        values.take("learning_rate", ())
+        found["counter"] = values.take("step_counter", (), integer=True)
+        found["loss_scale"] = values.take("dynamic_scale", ())
+    name, inner, _ = _read(inner, None)
+    if name in ("LossScaleOptimizer", "MultiOptimizer"):
+        raise ValueError(f"{o.where}: the inner optimizer may not be a {name}")
+    # Loss scaling of the inner one is off, as in Keras.
+    inner = Options(o.where, inner).values
+    inner = {**inner, "loss_scale_factor": None}
+    tx, fill = _single(name, inner, leaves, values, getattr(live, "inner_optimizer", None))
+    wrapped = dynamic_loss_scale(tx, start, period, min_loss_scale=0.0)
+    if values is None:
+        return wrapped, lambda state: state
+
+    def fill_all(state: DynamicLossScaleState) -> State:
+        return filled(state._replace(inner_state=()), {}, found)._replace(
+            inner_state=fill(state.inner_state)
+        )
+
+    return wrapped, fill_all
+
+
+def _several(
+    config: Any, leaves: list[Leaf] | None, values: Arrays | None, live: Any
+) -> tuple[GradientTransformation, Fill]:
+    o = Options("from_keras: MultiOptimizer", config)
+    o.skip("name")
+    factor = o.optional("loss_scale_factor")
+    routes = Options(o.where, o.take("optimizer_map"))
+    o.finish()
+    if routes.take("class_name") != "OptimizerMap":
+        raise ValueError(f"{o.where}: optimizer_map must be an OptimizerMap")
+    routes = Options(f"{o.where}: optimizer_map", routes.take("config"))
+    default = routes.take("default_optimizer")
+    by_pattern = routes.take("optimizer_map")
+    if not isinstance(by_pattern, Mapping):
+        raise TypeError(f"{routes.where} must be a dict, not {type(by_pattern).__name__}")
+    routes.finish()
+    if leaves is None:
+        raise ValueError(f"{o.where}: its groups depend on the parameters: pass params")
+    labels = [_route(o.where, list(map(str, by_pattern)), leaf.name) for leaf in leaves]
+    if values is not None:
+        values.take("iteration", (), integer=True)
+        values.take("learning_rate", ())
+    lives = list(getattr(live, "_inner_optimizers", ()))
+    groups = {**{str(k): v for k, v in by_pattern.items()}, "default": default}
+    if lives and len(lives) != len(groups):
+        raise ValueError(f"{o.where}: one optimizer under several patterns is not supported")
+    made: dict[str, tuple[GradientTransformation, Fill]] = {}
+    for i, (label, each) in enumerate(groups.items()):
+        name, inner, _ = _read(each, None)
+        if name not in _CORES:
+            raise ValueError(f"{o.where}: a {name} may not be inside it")
+        inner = {**Options(o.where, inner).values, "loss_scale_factor": factor}
+        mine = [leaf for leaf, own in zip(leaves, labels, strict=True) if own == label]
+        made[label] = _single(name, inner, mine, values, lives[i] if lives else None)
+    pairs = [(literal(leaf.path), own) for leaf, own in zip(leaves, labels, strict=True)]
+    tx = partition({label: each for label, (each, _) in made.items()}, pairs)
+
+    def fill_all(state: Any) -> State:
+        return type(state)(
+            {
+                label: type(part)(made[label][1](part.inner_state))
+                for label, part in state.inner_states.items()
+            }
+        )
+
+    return tx, fill_all
+
+
+def _route(where: str, patterns: list[str], name: str) -> str:
+    """The pattern that a variable's path matches, an exact one first, as OptimizerMap does."""
+    if name in patterns:
+        return name
+    try:
+        matching = [p for p in patterns if re.fullmatch(p, name)]
+    except re.error as error:
+        raise ValueError(f"{where}: a pattern is no regular expression: {error}") from None
+    if len(matching) > 1:
+        raise ValueError(f"{where}: {name!r} matches several patterns: {matching}")
+    return matching[0] if matching else "default"
+
+
+def _sgd(o: Options, rate: Any, leaves: list[Leaf] | None) -> _Core:
+    momentum, nesterov = o.number("momentum"), o.flag("nesterov")
+    if momentum == 0:
+        return _Core(sgd(rate))
+    return _Core(chain(scale_by_learning_rate(rate), trace(momentum, nesterov)), [["trace"]])
+
+
+def _adam(o: Options, rate: Any, leaves: list[Leaf] | None) -> _Core:
+    b1, b2, eps = o.number("beta_1"), o.number("beta_2"), o.number("epsilon")
+    if o.flag("amsgrad"):
+        tx = amsgrad(rate, b1, b2, eps, max_before_correction=True, epsilon_hat=True)
+        return _Core(tx, [["mu", "nu"], ["nu_max"]])
+    return _Core(adam(rate, b1, b2, eps, epsilon_hat=True), [["mu", "nu"]])
+
+
+def _adagrad(o: Options, rate: Any, leaves: list[Leaf] | None) -> _Core:
+    start, eps = o.number("initial_accumulator_value"), o.number("epsilon")
+    return _Core(adagrad(rate, start, eps), [["sum_of_squares"]])
+
+
+def _rmsprop(o: Options, rate: Any, leaves: list[Leaf] | None) -> _Core:
+    rho, eps, centered = o.number("rho"), o.number("epsilon"), o.flag("centered")
+    momentum = o.number("momentum")
+    tx = rmsprop(rate, rho, eps, centered=centered, momentum=momentum if momentum > 0 else None)
+    slots = [["nu"], *([["-trace"]] if momentum > 0 else []), *([["mu"]] if centered else [])]
+    return _Core(tx, slots)
+
+
+def _adadelta(o: Options, rate: Any, leaves: list[Leaf] | None) -> _Core:
+    return _Core(adadelta(rate, o.number("rho"), o.number("epsilon")), [["e_g", "e_x"]])
+
+
+def _adamax(o: Options, rate: Any, leaves: list[Leaf] | None) -> _Core:
+    b1, b2, eps = o.number("beta_1"), o.number("beta_2"), o.number("epsilon")
+    return _Core(adamax(rate, b1, b2, eps, eps_in_max=False), [["mu", "nu"]])
+
+
+def _nadam(o: Options, rate: Any, leaves: list[Leaf] | None) -> _Core:
+    b1, b2, eps = o.number("beta_1"), o.number("beta_2"), o.number("epsilon")
+    return _Core(
+        nadam(rate, b1, b2, eps, momentum_decay=1.0), [["mu", "nu"]], scalar="momentum_product"
+    )
+
+
+def _ftrl(o: Options, rate: Any, leaves: list[Leaf] | None) -> _Core:
+    names = (
+        "learning_rate_power",
+        "initial_accumulator_value",
+        "l1_regularization_strength",
+        "l2_regularization_strength",
+        "l2_shrinkage_regularization_strength",
+        "beta",
+    )
+    return _Core(ftrl(rate, **{key: o.number(key) for key in names}), [["accumulator", "linear"]])
+
+
+def _lion(o: Options, rate: Any, leaves: list[Leaf] | None) -> _Core:
+    b1, b2 = o.number("beta_1"), o.number("beta_2")
+    return _Core(lion(rate, b1, b2, weight_decay=0.0), [["mu"]])
+
+
+def _lamb(o: Options, rate: Any, leaves: list[Leaf] | None) -> _Core:
+    b1, b2, eps = o.number("beta_1"), o.number("beta_2"), o.number("epsilon")
+    return _Core(lamb(rate, b1, b2, eps), [["mu", "nu"]])
+
+
+def _adafactor(o: Options, rate: Any, leaves: list[Leaf] | None) -> _Core:
+    o.flag("relative_step")  # without an effect in Keras: the step is relative in any case
+    tx = chain(
+        scale_by_factored_rms(
+            decay_rate=-o.number("beta_2_decay"),
+            min_dim_size_to_factor=0,
+            epsilon=o.number("epsilon_1"),
+            factor_last_dims=True,
+        ),
+        clip_by_block_rms(o.number("clip_threshold")),
+        scale_by_param_block_rms(o.number("epsilon_2")),
+        scale_by_learning_rate(relative_step_schedule(rate)),
+    )
+
+    def layout(leaf: Leaf) -> list[tuple[str | None, tuple[int, ...]]]:
+        if len(leaf.shape) < 2:
+            return [(None, ()), (None, ()), ("v", leaf.shape)]
+        rows, columns = leaf.shape[:-1], (*leaf.shape[:-2], leaf.shape[-1])
+        return [("v_row", rows), ("v_col", columns), (None, leaf.shape)]
+
+    return _Core(tx, layout=layout)
+
+
+def _muon(o: Options, rate: Any, leaves: list[Leaf] | None) -> _Core:
+    if leaves is None:
+        raise ValueError(f"{o.where}: which leaves are matrices is up to the parameters: pass them")
+    excluded = o.take("exclude_layers", None) or []
+    if not isinstance(excluded, list | tuple) or not all(isinstance(k, str) for k in excluded):
+        raise TypeError(
+            f"{o.where}: exclude_layers must be a list of strings, not {excluded!r:.80}"
+        )
+    embeddings = o.flag("exclude_embeddings")
+
+    def is_adam(leaf: Leaf) -> bool:
+        try:
+            named = any(re.search(keyword, leaf.name) for keyword in excluded)
+        except re.error as error:
+            raise ValueError(f"{o.where}: exclude_layers: {error}") from None
+        embedding = embeddings and "embedding" in leaf.name.lower()
+        return len(leaf.shape) != 2 or embedding or named
+
+    eps, ratio = o.number("epsilon"), o.number("adam_lr_ratio")
+    slower = multiply_schedules(rate, ratio) if callable(rate) else rate * ratio
+    momentum, nesterov, rms = o.number("momentum"), o.flag("nesterov"), o.optional("rms_rate")
+    coefficients = tuple(o.number(f"muon_{k}") for k in "abc")
+    muon_tx = chain(
+        trace(momentum, nesterov),
+        orthogonalize(coefficients, o.integer("ns_steps"), 1e-7),
+        *([] if rms is None else [scale_by_shape(rms)]),
+        scale_by_learning_rate(rate),
+    )
+    adam_tx = adam(slower, o.number("adam_beta_1"), o.number("adam_beta_2"), eps, epsilon_hat=True)
+    decays = o.optional("weight_decay"), o.optional("adam_weight_decay")
+    groups = {
+        label: decay_first(tx, _decay(rate, decay)) if decay else tx
+        for label, tx, decay in zip(("muon", "adam"), (muon_tx, adam_tx), decays, strict=True)
+    }
+    labels = [(literal(leaf.path), "adam" if is_adam(leaf) else "muon") for leaf in leaves]
+
+    def layout(leaf: Leaf) -> list[tuple[str | None, tuple[int, ...]]]:
+        if is_adam(leaf):
+            return [("mu", leaf.shape), ("nu", leaf.shape)]
+        return [("trace", leaf.shape)]
+
+    return _Core(partition(groups, labels), layout=layout, decays=True)
+
+
+_CORES: dict[str, Callable[[Options, Any, list[Leaf] | None], _Core]] = {
+    "Adadelta": _adadelta,
+    "Adafactor": _adafactor,
+    "Adagrad": _adagrad,
+    "Adam": _adam,
+    "AdamW": _adam,
+    "Adamax": _adamax,
+    "Ftrl": _ftrl,
+    "Lamb": _lamb,
+    "Lion": _lion,
+    "Muon": _muon,
+    "Nadam": _nadam,
+    "RMSprop": _rmsprop,
+    "SGD": _sgd,
+}

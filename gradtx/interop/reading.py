@@ -1,0 +1,244 @@
+"""Reading what other libraries wrote: options key by key, arrays one after the other."""
+
+import math
+import numbers
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradtx.inspection import _slot_fields
+from gradtx.paths import leaves_with_path, path_string
+from gradtx.types import Params, State
+
+_REQUIRED: Any = object()
+
+
+class Options:
+    """A foreign configuration; what is missing, left over or of another type is an error.
+
+    Args:
+        where: what it is a configuration of, for the errors.
+        values: the options by name.
+    """
+
+    def __init__(self, where: str, values: Any) -> None:
+        if not isinstance(values, Mapping):
+            raise TypeError(f"{where}: the options must be a dict, not {type(values).__name__}")
+        self.where = where
+        self.values = values
+        self._unread = dict.fromkeys(values)
+
+    def take(self, key: str, default: Any = _REQUIRED) -> Any:
+        """The value of an option as it is."""
+        self._unread.pop(key, None)
+        if key in self.values:
+            return self.values[key]
+        if default is _REQUIRED:
+            known = ", ".join(map(repr, self.values)) or "nothing"
+            raise ValueError(f"{self.where}: the option {key!r} is missing; there is {known:.300}")
+        return default
+
+    def number(self, key: str, default: Any = _REQUIRED) -> float:
+        """An option that is a finite number."""
+        return finite(f"{self.where}: {key}", self.take(key, default))
+
+    def optional(self, key: str) -> float | None:
+        """An option that is a finite number, or None where it is None or missing."""
+        value = self.take(key, None)
+        return None if value is None else finite(f"{self.where}: {key}", value)
+
+    def integer(self, key: str, default: Any = _REQUIRED) -> int:
+        """An option that is an integer."""
+        value = self.take(key, default)
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+            raise TypeError(f"{self.where}: {key} must be an integer, not {value!r:.80}")
+        return int(value)
+
+    def flag(self, key: str, default: Any = _REQUIRED) -> bool:
+        """An option that is true or false."""
+        value = self.take(key, default)
+        if not isinstance(value, bool):
+            raise TypeError(f"{self.where}: {key} must be true or false, not {value!r:.80}")
+        return value
+
+    def pair(self, key: str) -> tuple[float, float]:
+        """An option that is two numbers."""
+        value = self.take(key)
+        if not isinstance(value, list | tuple) or len(value) != 2:
+            raise TypeError(f"{self.where}: {key} must be two numbers, not {value!r:.80}")
+        first, second = (finite(f"{self.where}: {key}", v) for v in value)
+        return first, second
+
+    def skip(self, *keys: str) -> None:
+        """Options that change nothing here."""
+        for key in keys:
+            self._unread.pop(key, None)
+
+    def is_unread(self, key: str) -> bool:
+        """Whether an option is there for which nothing has asked yet."""
+        return key in self._unread
+
+    def finish(self) -> None:
+        """Raise if there is an option that nothing asked for."""
+        if self._unread:
+            raise ValueError(
+                f"{self.where}: unknown options {', '.join(map(repr, self._unread)):.300}"
+            )
+
+
+def finite(where: str, value: Any) -> float:
+    """A number of Python, NumPy or another library (one entry of an array) as a float."""
+    if not isinstance(value, numbers.Real | np.generic) and hasattr(value, "item"):
+        value = value.item()
+    if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{where} must be a number, not {type(value).__name__} {value!r:.80}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"{where} must be a finite number, not {value!r:.80}")
+    return number
+
+
+class Leaf(NamedTuple):
+    """A parameter: its path here, its shape, and its name there."""
+
+    path: str
+    shape: tuple[int, ...]
+    name: str
+
+
+def ordered(params: Params, order: Sequence[str] | None, names: Sequence[str] | None) -> list[Leaf]:
+    """The leaves of `params` in the order of the other library.
+
+    Raises:
+        ValueError: `order` does not name every leaf once.
+    """
+    found = {
+        path_string(path): tuple(np.shape(leaf))
+        for path, leaf in leaves_with_path(params)[0]
+        if leaf is not None
+    }
+    if order is None:
+        order = list(found)
+    if sorted(order) != sorted(found):
+        raise ValueError(
+            f"order must name every leaf once: it is {list(order)}, the leaves are {list(found)}"
+        )
+    if names is not None and len(names) != len(order):
+        raise ValueError(
+            f"there are {len(names)} trained variables there ({', '.join(names):.200}), and "
+            f"{len(order)} leaves here ({', '.join(order):.200})"
+        )
+    return [
+        Leaf(path, found[path], name)
+        for path, name in zip(order, order if names is None else names, strict=True)
+    ]
+
+
+def literal(path: str) -> str:
+    """A pattern that matches `path` alone."""
+    return "".join(f"[{c}]" if c in "*?[" else c for c in path)
+
+
+class Arrays:
+    """Arrays in a row, taken one after the other, each checked."""
+
+    def __init__(self, where: str, values: Iterable[Any] | Mapping[str, Any]) -> None:
+        if isinstance(values, Mapping):
+            try:
+                values = [values[str(i)] for i in range(len(values))]
+            except KeyError as error:
+                raise ValueError(
+                    f"{where}: the variables must be numbered '0', '1', ...; {error} is missing"
+                ) from None
+        self.where = where
+        self.values = list(values)
+        self._next = 0
+
+    def take(self, what: str, shape: tuple[int, ...], integer: bool = False) -> np.ndarray:
+        """The next array."""
+        if self._next == len(self.values):
+            raise ValueError(
+                f"{self.where}: there are {len(self.values)} variables, and more are needed: the "
+                f"next would be {what}"
+            )
+        value = array(f"{self.where}: variable {self._next}, {what},", self.values[self._next])
+        self._next += 1
+        where = f"{self.where}: variable {self._next - 1}, {what}, must"
+        if value.shape != shape:
+            raise ValueError(f"{where} have the shape {shape}, not {value.shape}")
+        kinds = np.integer if integer else jnp.inexact
+        if not jnp.issubdtype(value.dtype, kinds):
+            raise TypeError(f"{where} be {'integer' if integer else 'float'}, not {value.dtype}")
+        return value
+
+    def finish(self) -> None:
+        """Raise if something is left."""
+        if self._next < len(self.values):
+            raise ValueError(
+                f"{self.where}: there are {len(self.values)} variables, and {self._next} are needed"
+            )
+
+
+def array(where: str, value: Any) -> np.ndarray:
+    """An array or tensor of any library as a NumPy array."""
+    if hasattr(value, "detach"):  # PyTorch
+        value = value.detach().cpu()
+        value = value.float() if str(value.dtype) == "torch.bfloat16" else value
+    try:
+        found = np.asarray(value)
+    except (ValueError, TypeError) as error:
+        raise TypeError(f"{where} is no array: {error}") from None
+    if not (jnp.issubdtype(found.dtype, jnp.number)):
+        raise TypeError(f"{where} is {found.dtype}, not an array of numbers")
+    return found
+
+
+def filled(
+    state: State, slots: Mapping[str, Mapping[str, Any]], scalars: Mapping[str, Any]
+) -> State:
+    """A state with other values in its slots, by name and path, and in its counters, by name.
+
+    A scalar may be named after its state's class too: ``"EmaParamsState.count"``.
+
+    Raises:
+        ValueError: an array has not the shape of its slot.
+    """
+    if isinstance(state, tuple) and hasattr(state, "_fields"):
+        cls: Any = type(state)
+        new = {}
+        for name in state._fields:
+            old = getattr(state, name)
+            full = f"{cls.__name__}.{name}"
+            if name in _slot_fields(cls):
+                new[name] = _filled_slot(name, old, slots.get(name, {}))
+            elif full in scalars or name in scalars:
+                new[name] = jnp.asarray(scalars.get(full, scalars.get(name)), old.dtype)
+            else:
+                new[name] = filled(old, slots, scalars)
+        return cls(**new)
+    if isinstance(state, dict):
+        return type(state)((k, filled(v, slots, scalars)) for k, v in state.items())
+    if isinstance(state, tuple | list):
+        return type(state)(filled(v, slots, scalars) for v in state)
+    return state
+
+
+def _filled_slot(name: str, tree: Any, values: Mapping[str, Any]) -> Any:
+    def on_leaf(path: Any, old: Any) -> Any:
+        at = path_string(path)
+        if old is None or at not in values:
+            return old
+        if np.shape(values[at]) != old.shape:
+            raise ValueError(
+                f"the slot {name!r} of {at!r} has the shape {old.shape}, not {np.shape(values[at])}"
+            )
+        # An own copy: states are donated, and these arrays belong to someone else.
+        return jnp.array(values[at], old.dtype, copy=True)
+
+    return jax.tree_util.tree_map_with_path(on_leaf, tree, is_leaf=lambda x: x is None)

@@ -1,0 +1,116 @@
+"""Schedules that go up and down for ever."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import jax.numpy as jnp
+
+from gradtx.checks import NonNegative, Number, Positive
+from gradtx.scheduling import schedule
+
+
+@schedule
+def cyclic_schedule(
+    base_value: Number,
+    max_value: Number,
+    step_size_up: Positive = 2000,
+    step_size_down: Positive | None = None,
+    mode: Literal["triangular", "triangular2", "exp_range"] = "triangular",
+    gamma: NonNegative = 1.0,
+) -> Callable[[Any], Any]:
+    r"""Up and down along lines between two values.
+
+    .. math:: b + (m - b)\, x(t)\, s(t)
+
+    with :math:`x` going from 0 to 1 and back in each cycle.
+
+    Args:
+        base_value: :math:`b`, the value between the cycles.
+        max_value: :math:`m`, the peak.
+        step_size_up: the steps from the one to the other, above 0.
+        step_size_down: the steps back; as many unless given.
+        mode: the scale `s` of a cycle: ``"triangular"``, 1; ``"triangular2"``, half that of the
+            cycle before; ``"exp_range"``, :math:`\gamma^t`.
+        gamma: :math:`\gamma \ge 0`, for ``"exp_range"``.
+
+    Raises:
+        ValueError: there is no such mode.
+
+    Source: L. N. Smith, Cyclical Learning Rates for Training Neural Networks, 2017,
+    arXiv:1506.01186. PyTorch's CyclicLR.
+
+    >>> cycle = cyclic_schedule(0.0, 1.0, 4, mode="triangular2")
+    >>> [float(cycle(t)) for t in (0, 2, 4, 6, 8, 12)]
+    [0.0, 0.5, 1.0, 0.5, 0.0, 0.5]
+    """
+    scales: dict[str, Callable[[Any, Any], Any]] = {
+        "triangular": lambda cycle, count: 1.0,
+        "triangular2": lambda cycle, count: 0.5**cycle,
+        "exp_range": lambda cycle, count: gamma ** jnp.asarray(count, jnp.float32),
+    }
+    if mode not in scales:
+        raise ValueError(f"cyclic_schedule: mode must be one of {list(scales)}, not {mode!r}")
+    down = step_size_up if step_size_down is None else step_size_down
+
+    def value(count: Any) -> Any:
+        cycle = jnp.floor(count / (step_size_up + down))
+        since = count - cycle * (step_size_up + down)
+        height = jnp.minimum(since / step_size_up, 1 - (since - step_size_up) / down)
+        return base_value + (max_value - base_value) * height * scales[mode](cycle, count)
+
+    return value
+
+
+@schedule
+def cosine_restarts_schedule(
+    init_value: Number,
+    first_decay_steps: Positive,
+    t_mul: Positive = 2.0,
+    m_mul: NonNegative = 1.0,
+    alpha: Number = 0.0,
+) -> Callable[[Any], Any]:
+    r"""Half a cosine down, again and again, each longer and lower than the one before.
+
+    Args:
+        init_value: the value at the start.
+        first_decay_steps: the steps of the first, above 0.
+        t_mul: each takes so many times the steps of the one before, at least 1.
+        m_mul: each starts at so many times the value of the one before.
+        alpha: the part of `init_value` to which each goes down.
+
+    Keras's CosineDecayRestarts, and PyTorch's CosineAnnealingWarmRestarts (with
+    :math:`\alpha = \eta_{min} / \eta`).
+
+    Raises:
+        ValueError: `t_mul` is below 1.
+
+    Source: I. Loshchilov and F. Hutter, SGDR: Stochastic Gradient Descent with Warm Restarts, 2017,
+    arXiv:1608.03983, section 3.
+
+    >>> schedule = cosine_restarts_schedule(1.0, 4, t_mul=2.0, m_mul=0.5)
+    >>> [round(float(schedule(t)), 6) for t in (0, 2, 4, 8, 12)]
+    [1.0, 0.5, 0.5, 0.25, 0.25]
+    """
+    if isinstance(t_mul, int | float) and t_mul < 1:
+        raise ValueError(f"cosine_restarts_schedule: t_mul must be at least 1, not {t_mul}")
+
+    def value(count: Any) -> Any:
+        time = count / first_decay_steps
+        if isinstance(t_mul, int | float) and t_mul == 1:
+            restart = jnp.floor(time)
+            part = time - restart
+        else:
+            restart = jnp.floor(jnp.log1p(time * (t_mul - 1)) / jnp.log(t_mul))
+            # The logarithm may be off by a bit where a restart falls due; the power decides.
+            restart = jnp.where(_begin(restart + 1, t_mul) <= time, restart + 1, restart)
+            restart = jnp.where(_begin(restart, t_mul) > time, restart - 1, restart)
+            part = (time - _begin(restart, t_mul)) / t_mul**restart
+        wave = 0.5 * m_mul**restart * (1 + jnp.cos(jnp.pi * part))
+        return init_value * ((1 - alpha) * wave + alpha)
+
+    return value
+
+
+def _begin(restart: Any, t_mul: Any) -> Any:
+    """The time at which a restart begins, in units of the first."""
+    return (t_mul**restart - 1) / (t_mul - 1)

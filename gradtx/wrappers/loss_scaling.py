@@ -1,0 +1,115 @@
+"""Loss scaling: gradients of a loss that was multiplied, so that small ones survive float16."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradtx import tree
+from gradtx.checks import NonNegative, Positive, PositiveCount
+from gradtx.numerics import cast, widen
+from gradtx.pair import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    transformation,
+    with_extra_args_support,
+)
+from gradtx.types import Array, Params, State, Updates
+from gradtx.wrappers.branching import _update_if
+from gradtx.wrappers.finite import _finite
+
+
+class DynamicLossScaleState(NamedTuple):
+    """loss_scale: f32[]; counter: i32[], finite steps since it changed; inner_state: the inner."""
+
+    loss_scale: Any
+    counter: Any
+    inner_state: State
+
+
+@transformation
+def dynamic_loss_scale(
+    inner: GradientTransformation,
+    loss_scale: Positive = 2.0**15,
+    period: PositiveCount = 2000,
+    factor: Positive = 2.0,
+    min_loss_scale: NonNegative = 1.0,
+) -> GradientTransformation:
+    r"""Undo the scale of a scaled loss, and find a scale under which gradients stay finite.
+
+    .. math:: u = u_{inner}(g / s), \qquad
+        s \leftarrow \begin{cases} \phi s & \text{after } n \text{ finite gradients in a row} \\
+        \max(s / \phi, s_{min}) & \text{after one that is not finite} \end{cases}
+
+    Args:
+        inner: the optimizer. A step whose gradient is not finite is left out: zero updates, its
+            state as it was.
+        loss_scale: :math:`s` at the start, above 0.
+        period: `n`, at least 1.
+        factor: :math:`\phi > 0`, above 1.
+        min_loss_scale: :math:`s_{min} \ge 0`; Keras has none.
+
+    Multiply the loss by :func:`loss_scale` of the state before differentiating it.
+
+    State: `DynamicLossScaleState`.
+
+    Source: P. Micikevicius et al., Mixed Precision Training, 2018, arXiv:1710.03740, section 3.2.
+    Keras calls it ``LossScaleOptimizer``, PyTorch ``GradScaler``.
+
+    >>> import gradtx
+    >>> tx = dynamic_loss_scale(gradtx.sgd(1.0), loss_scale=8.0)
+    >>> state = tx.init(jnp.zeros(1))
+    >>> loss = lambda p: jnp.sum(3.0 * p)
+    >>> grads = jax.grad(lambda p: loss(p) * gradtx.loss_scale(state))(jnp.zeros(1))
+    >>> updates, state = tx.update(grads, state)
+    >>> grads.tolist(), updates.tolist()
+    ([24.0], [-3.0])
+    """
+    tx = with_extra_args_support(inner)
+
+    def init(params: Params) -> State:
+        scale = jnp.asarray(loss_scale, jnp.float32)
+        return DynamicLossScaleState(scale, jnp.zeros([], jnp.int32), tx.init(params))
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        finite = _finite(updates)
+        unscaled = tree.map_updates(lambda g: cast(widen(g) / state.loss_scale, g.dtype), updates)
+        updates, inner_state = _update_if(
+            finite, tx, unscaled, state.inner_state, params, extra_args, tree.zeros_like
+        )
+        counter = jnp.where(finite, state.counter + 1, 0)
+        grows = counter >= period
+        smaller = jnp.maximum(state.loss_scale / factor, min_loss_scale)
+        larger = jnp.where(grows, state.loss_scale * factor, state.loss_scale)
+        scale = cast(jnp.where(finite, larger, smaller), jnp.float32)
+        return updates, DynamicLossScaleState(scale, jnp.where(grows, 0, counter), inner_state)
+
+    return GradientTransformationExtraArgs(init, update)
+
+
+def loss_scale(state: State) -> Array:
+    """The number to multiply the loss by at the next step.
+
+    Args:
+        state: a state with that of a :func:`dynamic_loss_scale` in it.
+
+    Raises:
+        ValueError: there is none, or more than one.
+
+    >>> import gradtx
+    >>> float(loss_scale(dynamic_loss_scale(gradtx.sgd(1.0), 8.0).init(0.0)))
+    8.0
+    """
+
+    def holds(x: Any) -> bool:
+        return isinstance(x, DynamicLossScaleState)
+
+    found = [x for x in jax.tree.leaves(state, is_leaf=holds) if holds(x)]
+    if len(found) != 1:
+        raise ValueError(
+            f"loss_scale: the state holds {len(found)} states of dynamic_loss_scale, not one"
+        )
+    scale: Array = found[0].loss_scale
+    return scale

@@ -1,0 +1,69 @@
+"""Weight decay before the step: the parameters decay, and the step is taken from there."""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from gradtx import tree
+from gradtx.checks import Fraction
+from gradtx.numerics import cast, widen
+from gradtx.pair import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    transformation,
+    with_extra_args_support,
+)
+from gradtx.paths import Where, merge, select
+from gradtx.types import Array, Params, State, Updates
+
+
+@transformation
+def decay_first(
+    inner: GradientTransformation, decay: Fraction, mask: Where | None = None
+) -> GradientTransformation:
+    r"""Let the parameters decay, then take a step from where they are.
+
+    .. math:: \theta' = (1 - d)\, \theta, \qquad \theta \leftarrow \theta' + u(g, \theta')
+
+    Args:
+        inner: the optimizer, whose step `u` sees the decayed parameters.
+        decay: :math:`d` in :math:`[0, 1]`, learning rate included; a number, an array, or a
+            schedule.
+        mask: which leaves decay, as in :func:`masked`.
+
+    This is how Keras decays weights in every optimizer, with :math:`d = \eta\lambda`. Where `u`
+    does not look at the parameters it is the decay of :func:`adamw`; with LAMB, FTRL or Adafactor
+    it is not. Of a table whose gradient is `Rows` only these rows decay.
+
+    State: that of `inner`, in a `ScheduledState` for a schedule.
+
+    Raises:
+        ValueError: ``update`` is called without parameters.
+
+    >>> import gradtx, jax.numpy as jnp
+    >>> tx = decay_first(gradtx.sgd(0.5), 0.25)
+    >>> tx.update(jnp.ones(1), tx.init(jnp.zeros(1)), jnp.full(1, 4.0))[0].tolist()
+    [-1.5]
+    """
+    tx = with_extra_args_support(inner)
+
+    def _shrunk(p: Any) -> Array:
+        p = jnp.asarray(p)
+        return cast(widen(p) * (1 - decay), p.dtype)
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        if params is None:
+            raise ValueError(
+                "decay_first needs the parameters: call update(updates, state, params)"
+            )
+        chosen = select(params, mask)
+        decayed = tree.map_updates(_shrunk, chosen)
+        updates, state = tx.update(updates, state, merge(decayed, params), **extra_args)
+        moved = tree.map_updates(
+            lambda u, p: cast(widen(u) - decay * widen(p), u.dtype), select(updates, mask), chosen
+        )
+        return merge(moved, updates), state
+
+    return GradientTransformationExtraArgs(tx.init, update)

@@ -1,0 +1,364 @@
+"""Keras optimizers handed over in the middle of a run, beside Keras itself."""
+
+import functools
+import json
+import os
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradtx
+from gradtx.interop import from_keras
+from tests import oracle
+
+os.environ["KERAS_BACKEND"] = "jax"
+keras = pytest.importorskip("keras")
+KO = keras.optimizers
+# Keras's variables do not know NumPy's newest protocol.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+SHAPES = {"table": (4, 3), "kernel": (3, 2), "bias": (2,)}
+STEPS = 20
+
+
+def start():
+    return [oracle.parameters(i, shape) for i, shape in enumerate(SHAPES.values())]
+
+
+def gradients(steps):
+    columns = [oracle.gradients(i + 9, s, steps) for i, s in enumerate(SHAPES.values())]
+    return [[np.asarray(c[i], np.float32) for c in columns] for i in range(steps)]
+
+
+def built(optimizer, constraint=None):
+    variables = [
+        keras.Variable(np.asarray(p, np.float32), name=name)
+        for name, p in zip(SHAPES, start(), strict=True)
+    ]
+    for v in variables:
+        v.constraint = constraint
+    optimizer.build(variables)
+    return optimizer, variables
+
+
+def train(optimizer, variables, gs):
+    """The variables after steps with the gradients `gs`, one compiled scan."""
+
+    def step(carry, g):
+        return optimizer.stateless_apply(carry[1], g, carry[0]), None
+
+    carry = [v.value for v in variables], [v.value for v in optimizer.variables]
+    stacked = [jnp.stack(column) for column in zip(*gs, strict=True)]
+    carry, _ = jax.jit(lambda c, g: jax.lax.scan(step, c, g))(carry, stacked)
+    for v, value in zip((*variables, *optimizer.variables), (*carry[0], *carry[1]), strict=True):
+        v.assign(value)
+    return [np.asarray(x) for x in carry[0]]
+
+
+def go_on(tx, state, params, gs):
+    def step(carry, g):
+        params, state = carry
+        return gradtx.apply_gradients(tx, g, params, state), None
+
+    stacked = [jnp.stack(column) for column in zip(*gs, strict=True)]
+    carry = [jnp.asarray(p) for p in params], state
+    return jax.jit(lambda c, g: jax.lax.scan(step, c, g))(carry, stacked)[0]
+
+
+def decays(**options):
+    return {"weight_decay": 0.1, **options}
+
+
+def schedules():
+    s = keras.optimizers.schedules
+    return {
+        "exponential": s.ExponentialDecay(0.1, 7, 0.5, staircase=True),
+        "piecewise": s.PiecewiseConstantDecay([5, 23], [0.1, 0.05, 0.01]),
+        "polynomial": s.PolynomialDecay(0.1, 9, 0.01, power=2.0, cycle=True),
+        "polynomial once": s.PolynomialDecay(0.1, 30, 0.01, power=2.0),
+        "inverse": s.InverseTimeDecay(0.1, 5, 0.5, staircase=True),
+        "cosine": s.CosineDecay(0.0, 30, 0.1, warmup_target=0.1, warmup_steps=5),
+        "cosine once": s.CosineDecay(0.1, 30, 0.1),
+        "restarts": s.CosineDecayRestarts(0.1, 4, t_mul=2.0, m_mul=0.8, alpha=0.1),
+        "restarts alike": s.CosineDecayRestarts(0.1, 4, t_mul=1.0, m_mul=0.8),
+    }
+
+
+OPTIMIZERS = {
+    "sgd": lambda: KO.SGD(0.1),
+    "sgd momentum": lambda: KO.SGD(0.1, momentum=0.9, **decays()),
+    "sgd nesterov": lambda: KO.SGD(0.1, momentum=0.9, nesterov=True, clipnorm=1.0),
+    "adam": lambda: KO.Adam(0.01, epsilon=1e-3),
+    "adam decays": lambda: KO.Adam(0.01, global_clipnorm=1.0, **decays()),
+    "amsgrad": lambda: KO.Adam(0.01, amsgrad=True, epsilon=1e-3, clipvalue=0.5),
+    "adamw": lambda: KO.AdamW(0.01, weight_decay=0.1),
+    "adagrad": lambda: KO.Adagrad(0.1, **decays()),
+    "rmsprop": lambda: KO.RMSprop(0.01),
+    "rmsprop momentum": lambda: KO.RMSprop(0.01, momentum=0.9, **decays()),
+    "rmsprop centered": lambda: KO.RMSprop(0.01, momentum=0.9, centered=True, epsilon=1e-3),
+    "adadelta": lambda: KO.Adadelta(1.0, **decays(weight_decay=0.01)),
+    "adamax": lambda: KO.Adamax(0.01, epsilon=1e-3),
+    "nadam": lambda: KO.Nadam(0.01, **decays()),
+    "ftrl": lambda: KO.Ftrl(0.1, l1_regularization_strength=0.01, beta=0.1),
+    "ftrl decays": lambda: KO.Ftrl(
+        0.1, l2_regularization_strength=0.1, l2_shrinkage_regularization_strength=0.1, **decays()
+    ),
+    "lion": lambda: KO.Lion(0.01, **decays()),
+    "lamb": lambda: KO.Lamb(0.01, **decays()),
+    "adafactor": lambda: KO.Adafactor(0.1, **decays()),
+    "muon": lambda: KO.Muon(0.01, exclude_layers=["table"]),
+    "muon plain": lambda: KO.Muon(0.01, nesterov=False, rms_rate=None, weight_decay=None),
+    "accumulation": lambda: KO.Adam(0.01, gradient_accumulation_steps=3, clipnorm=1.0),
+    "accumulation schedule": lambda: KO.SGD(
+        schedules()["exponential"], momentum=0.9, gradient_accumulation_steps=3
+    ),
+    "average": lambda: KO.SGD(0.1, use_ema=True, ema_momentum=0.9),
+    "average accumulation": lambda: KO.SGD(
+        0.1, use_ema=True, ema_momentum=0.9, gradient_accumulation_steps=3
+    ),
+    "overwrite": lambda: KO.Adam(0.01, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=4),
+    "loss scale factor": lambda: KO.Adam(0.01, loss_scale_factor=8.0),
+    "loss scale": lambda: KO.LossScaleOptimizer(
+        KO.Adam(0.01), initial_scale=16.0, dynamic_growth_steps=6
+    ),
+    "several": lambda: KO.MultiOptimizer(
+        KO.OptimizerMap(KO.Adam(0.01), {"ker.*": KO.SGD(0.1, momentum=0.9), "none": KO.Lion(0.1)})
+    ),
+    "schedule": lambda: KO.SGD(schedules()["cosine"], weight_decay=0.1),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_run_goes_on(name):
+    """Twenty steps in Keras, handed over, twenty more on both sides."""
+    optimizer, variables = built(OPTIMIZERS[name]())
+    gs = gradients(2 * STEPS)
+    params = train(optimizer, variables, gs[:STEPS])
+    tx, state = from_keras(optimizer, params)
+    assert gradtx.from_config(json.loads(json.dumps(gradtx.to_config(tx)))) == tx
+    got, _ = go_on(tx, state, params, gs[STEPS:])
+    serialized = json.loads(json.dumps(KO.serialize(optimizer)))
+    saved = {str(i): np.array(v.value) for i, v in enumerate(optimizer.variables)}
+    want = train(optimizer, variables, gs[STEPS:])
+    for mine, theirs, before in zip(got, want, params, strict=True):
+        assert np.abs(theirs - before).max() > 1e-3
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=2e-6)
+    # The same from a saved configuration and saved arrays.
+    tx_saved, state_saved = from_keras(serialized, params, saved)
+    assert tx_saved == tx
+    jax.tree.map(np.testing.assert_array_equal, state_saved, state)
+
+
+@pytest.mark.parametrize("name", schedules())
+def test_schedules(name):
+    schedule = schedules()[name]
+    tx = from_keras(KO.SGD(schedule))
+    counts = range(40)
+    np.testing.assert_allclose(
+        [tx.declaration.arguments["learning_rate"](c) for c in counts],
+        [schedule(c) for c in counts],
+        rtol=1e-5,
+        atol=1e-8,
+    )
+
+
+def test_a_tree_in_another_order():
+    optimizer, variables = built(KO.Adam(0.01))
+    params = train(optimizer, variables, gradients(2))
+    named = dict(zip(SHAPES, params, strict=True))
+    _, state = from_keras(optimizer, named, order=list(SHAPES))
+    _, listed = from_keras(optimizer, params)
+    mu = gradtx.get_slot(listed, "mu")
+    for i, key in enumerate(SHAPES):
+        np.testing.assert_array_equal(gradtx.get_slot(state, "mu", key), mu[i])
+
+
+def test_without_parameters_only_the_transformation():
+    tx = from_keras(KO.AdamW(0.25, weight_decay=0.5, clipnorm=1.0))
+    assert repr(tx).startswith("chain(clip_by_norm(max_norm=1.0), decay_first(inner=adam(learn")
+    assert from_keras(KO.Adam(0.25).get_config(), class_name="Adam") == from_keras(KO.Adam(0.25))
+
+
+def test_a_new_optimizer_gives_a_new_state():
+    tx, state = from_keras(KO.Adam(0.01), start())
+    jax.tree.map(np.testing.assert_array_equal, state, tx.init([jnp.asarray(p) for p in start()]))
+
+
+def test_variables_excluded_from_weight_decay():
+    optimizer = KO.AdamW(0.01, weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    with pytest.raises(ValueError, match="pass params"):
+        from_keras(optimizer)
+    optimizer, variables = built(optimizer)
+    gs = gradients(2)
+    params = train(optimizer, variables, gs[:1])
+    tx, state = from_keras(optimizer, params)
+    assert "['0', '1']" in repr(tx)
+    got, _ = go_on(tx, state, params, gs[1:])
+    for mine, theirs in zip(got, train(optimizer, variables, gs[1:]), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5)
+
+
+def test_a_learning_rate_that_is_a_function_is_an_array_now():
+    def rate():
+        return 0.25
+
+    tx = from_keras(KO.SGD(rate))
+    assert isinstance(tx.declaration.arguments["learning_rate"], jax.Array)
+    assert float(gradtx.hyperparams(tx)["learning_rate"]) == 0.25
+
+
+def test_the_learning_rate_in_force_is_taken():
+    optimizer, _ = built(KO.SGD(0.5))
+    config = KO.serialize(optimizer)
+    optimizer.learning_rate = 0.125
+    tx, _ = from_keras(config, start(), [v.numpy() for v in optimizer.variables])
+    assert gradtx.hyperparams(tx)["learning_rate"] == 0.125
+
+
+def config(name="SGD", **changes):
+    return {"class_name": name, "config": {**getattr(KO, name)().get_config(), **changes}}
+
+
+def without(key):
+    made = config()
+    del made["config"][key]
+    return made
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "says"),
+    [
+        (lambda: None, TypeError, "an optimizer or its configuration"),
+        (dict, ValueError, "class_name"),
+        (
+            lambda: {"class_name": "Adamm", "config": {}},
+            ValueError,
+            "'Adamm' is not known; there are Ada",
+        ),
+        (lambda: {"class_name": 3, "config": {}}, TypeError, "class_name must be a string"),
+        (lambda: {"class_name": "SGD", "config": []}, TypeError, "must be a dict"),
+        (lambda: {"class_name": "SGD", "config": {}}, ValueError, "'learning_rate' is missing"),
+        (lambda: without("momentum"), ValueError, "'momentum' is missing"),
+        (lambda: config(momentumm=0.9), ValueError, "unknown options 'momentumm'"),
+        (lambda: config(momentum="0.9"), TypeError, "momentum must be a number, not str '0.9'"),
+        (lambda: config(nesterov=1), TypeError, "nesterov must be true or false"),
+        (lambda: config(learning_rate=float("nan")), ValueError, "learning_rate must be a finite"),
+        (lambda: config(learning_rate=10**400), ValueError, "learning_rate must be a finite"),
+        (lambda: config(learning_rate=-1.0), ValueError, "learning_rate must be"),
+        (
+            lambda: config(learning_rate={"class_name": "Noam"}),
+            ValueError,
+            "schedule 'Noam' is not known",
+        ),
+        (lambda: config("Adam", beta_1=1.0), ValueError, "b1 must be a number in"),
+        (lambda: config(clipnorm=1.0, clipvalue=1.0), ValueError, "at most one"),
+        (lambda: config(gradient_accumulation_steps=1), ValueError, "at least 2"),
+        (lambda: config(gradient_accumulation_steps=2.5), TypeError, "an integer"),
+        (lambda: config(loss_scale_factor=0), ValueError, "must not be 0"),
+        (lambda: config("Muon"), ValueError, "up to the parameters"),
+    ],
+)
+def test_bad_configurations(make, error, says):
+    with pytest.raises(error, match=says):
+        from_keras(make())
+
+
+def test_bad_variables():
+    optimizer, _ = built(KO.SGD(0.1, momentum=0.9))
+    good = [np.array(v.numpy()) for v in optimizer.variables]
+    for values, error, says in (
+        (good[:-1], ValueError, "there are 4 variables, and more are needed: .* trace of bias"),
+        ([*good, good[0]], ValueError, "there are 6 variables, and 5 are needed"),
+        ([*good[:2], good[3], good[2], good[4]], ValueError, r"must have the shape \(4, 3\)"),
+        ([good[1], *good[1:]], TypeError, "must be integer"),
+        ([*good[:2], good[2].astype(int), *good[3:]], TypeError, "must be float"),
+        ([*good[:4], "text"], TypeError, "not an array of numbers"),
+        ({"1": good[0]}, ValueError, "'0' is missing"),
+    ):
+        with pytest.raises(error, match=says):
+            from_keras(optimizer, start(), values)
+    with pytest.raises(ValueError, match="pass params"):
+        from_keras(optimizer, None, good)
+    with pytest.raises(ValueError, match="there are 3 trained variables"):
+        from_keras(optimizer, start()[:2])
+    with pytest.raises(ValueError, match="give their order"):
+        from_keras(optimizer, start()[::-1])
+    with pytest.raises(ValueError, match="every leaf once"):
+        from_keras(optimizer, dict(zip(SHAPES, start(), strict=True)), order=["kernel", "bias"])
+
+
+NAMES = ["class_name", "config", "name", "learning_rate", "momentum", "beta_1", "epsilon"]
+NAMES += ["clipnorm", "use_ema", "ema_momentum", "weight_decay", "gradient_accumulation_steps"]
+NAMES += [
+    "inner_optimizer",
+    "optimizer_map",
+    "default_optimizer",
+    "initial_scale",
+    "exclude_layers",
+]
+NAMES += ["boundaries", "values", "decay_steps", "alpha", "initial_learning_rate"]
+CLASSES = ["SGD", "Adam", "Muon", "LossScaleOptimizer", "MultiOptimizer", "OptimizerMap"]
+CLASSES += ["CosineDecay", "PiecewiseConstantDecay", "os.system", "function", "__lambda__"]
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=5), inner, max_size=4)
+        | st.fixed_dictionaries(
+            {
+                "class_name": st.sampled_from(CLASSES),
+                "config": st.dictionaries(st.sampled_from(NAMES), inner, max_size=6),
+            }
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@functools.cache
+def templates():
+    names = ("SGD", "Adam", "RMSprop", "Ftrl", "Adafactor", "Muon")
+    plain = [{"class_name": c, "config": getattr(KO, c)().get_config()} for c in names]
+    scheduled = [KO.serialize(KO.SGD(s)) for s in schedules().values()]
+    return [*plain, *scheduled, *(KO.serialize(OPTIMIZERS[n]()) for n in ("loss scale", "several"))]
+
+
+def attempt(source):
+    try:
+        made = from_keras(source, [np.zeros((2, 3), np.float32)])
+    except (ValueError, TypeError) as error:
+        assert str(error)
+    else:
+        assert isinstance(made[0], gradtx.GradientTransformation)
+
+
+@hypothesis.given(JSON)
+@hypothesis.settings(max_examples=200, deadline=None)
+def test_hostile_configurations_give_clear_errors(value):
+    attempt(value)
+
+
+@hypothesis.given(st.data())
+@hypothesis.settings(max_examples=200, deadline=None)
+def test_damaged_configurations_give_clear_errors(data):
+    """A good configuration with one value, somewhere in it, replaced."""
+    made = json.loads(json.dumps(data.draw(st.sampled_from(templates()))))
+    places = [
+        (node, key)
+        for node in walk(made)
+        for key in (node if isinstance(node, dict) else range(len(node)))
+    ]
+    node, key = data.draw(st.sampled_from(places))
+    node[key] = data.draw(JSON)
+    attempt(made)
+
+
+def walk(node):
+    yield node
+    for value in node.values() if isinstance(node, dict) else node:
+        if isinstance(value, dict | list) and value:
+            yield from walk(value)
