@@ -44,6 +44,10 @@ def built(optimizer, constraint=None):
     return optimizer, variables
 
 
+def named(arrays):
+    return dict(zip(SHAPES, arrays, strict=True))
+
+
 def train(optimizer, variables, gs):
     """The variables after steps with the gradients `gs`, one compiled scan."""
 
@@ -63,8 +67,8 @@ def go_on(tx, state, params, gs):
         params, state = carry
         return gradtx.apply_gradients(tx, g, params, state), None
 
-    stacked = [jnp.stack(column) for column in zip(*gs, strict=True)]
-    carry = [jnp.asarray(p) for p in params], state
+    carry = jax.tree.map(jnp.asarray, params), state
+    stacked = jax.tree.map(lambda *column: jnp.stack(column), *gs)
     return jax.jit(lambda c, g: jax.lax.scan(step, c, g))(carry, stacked)[0]
 
 
@@ -136,18 +140,18 @@ def test_a_run_goes_on(name):
     """Twenty steps in Keras, handed over, twenty more on both sides."""
     optimizer, variables = built(OPTIMIZERS[name]())
     gs = gradients(2 * STEPS)
-    params = train(optimizer, variables, gs[:STEPS])
-    tx, state = from_keras(optimizer, params)
+    params = named(train(optimizer, variables, gs[:STEPS]))
+    tx, state = from_keras(optimizer, params, order=list(SHAPES))
     assert gradtx.from_config(json.loads(json.dumps(gradtx.to_config(tx)))) == tx
-    got, _ = go_on(tx, state, params, gs[STEPS:])
+    got, _ = go_on(tx, state, params, [named(g) for g in gs[STEPS:]])
     serialized = json.loads(json.dumps(KO.serialize(optimizer)))
     saved = {str(i): np.array(v.value) for i, v in enumerate(optimizer.variables)}
-    want = train(optimizer, variables, gs[STEPS:])
-    for mine, theirs, before in zip(got, want, params, strict=True):
-        assert np.abs(theirs - before).max() > 1e-3
-        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=2e-6)
+    want = named(train(optimizer, variables, gs[STEPS:]))
+    for key, theirs in want.items():
+        assert np.abs(theirs - params[key]).max() > 1e-3
+        np.testing.assert_allclose(got[key], theirs, rtol=1e-5, atol=2e-6)
     # The same from a saved configuration and saved arrays.
-    tx_saved, state_saved = from_keras(serialized, params, saved)
+    tx_saved, state_saved = from_keras(serialized, params, saved, order=list(SHAPES))
     assert tx_saved == tx
     jax.tree.map(np.testing.assert_array_equal, state_saved, state)
 
@@ -168,8 +172,7 @@ def test_schedules(name):
 def test_a_tree_in_another_order():
     optimizer, variables = built(KO.Adam(0.01))
     params = train(optimizer, variables, gradients(2))
-    named = dict(zip(SHAPES, params, strict=True))
-    _, state = from_keras(optimizer, named, order=list(SHAPES))
+    _, state = from_keras(optimizer, named(params), order=list(SHAPES))
     _, listed = from_keras(optimizer, params)
     mu = gradtx.get_slot(listed, "mu")
     for i, key in enumerate(SHAPES):
@@ -288,7 +291,7 @@ def test_bad_variables():
     with pytest.raises(ValueError, match="give their order"):
         from_keras(optimizer, start()[::-1])
     with pytest.raises(ValueError, match="every leaf once"):
-        from_keras(optimizer, dict(zip(SHAPES, start(), strict=True)), order=["kernel", "bias"])
+        from_keras(optimizer, named(start()), order=["kernel", "bias"])
 
 
 NAMES = ["class_name", "config", "name", "learning_rate", "momentum", "beta_1", "epsilon"]

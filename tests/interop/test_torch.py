@@ -1,0 +1,232 @@
+"""PyTorch optimizers handed over in the middle of a run, beside PyTorch itself."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradtx
+from gradtx.interop import from_torch
+from tests import oracle
+
+torch = pytest.importorskip("torch")
+TO = torch.optim
+SHAPES = ((4, 3), (3, 2), (2,))
+STEPS = 20
+
+
+def tensors():
+    made = [
+        torch.tensor(oracle.parameters(i, s), dtype=torch.float32) for i, s in enumerate(SHAPES)
+    ]
+    return [torch.nn.Parameter(t) for t in made]
+
+
+def gradients(steps):
+    columns = [oracle.gradients(i + 9, s, steps) for i, s in enumerate(SHAPES)]
+    return [[np.asarray(c[i], np.float32) for c in columns] for i in range(steps)]
+
+
+def train(optimizer, params, gs):
+    for g in gs:
+        for p, x in zip(params, g, strict=True):
+            p.grad = torch.from_numpy(x.copy())
+        optimizer.step()
+    return [p.detach().numpy().copy() for p in params]
+
+
+def go_on(tx, state, params, gs):
+    def step(carry, g):
+        return gradtx.apply_gradients(tx, g, *carry), None
+
+    carry = [jnp.asarray(p) for p in params], state
+    stacked = [jnp.stack(column) for column in zip(*gs, strict=True)]
+    return jax.jit(lambda c, g: jax.lax.scan(step, c, g))(carry, stacked)[0]
+
+
+def two_groups(ps):
+    return TO.Adam(
+        [{"params": ps[:1], "lr": 0.1}, {"params": ps[1:], "weight_decay": 0.1}], lr=0.01
+    )
+
+
+OPTIMIZERS = {
+    "sgd": lambda ps: TO.SGD(ps, 0.1, weight_decay=0.1),
+    "sgd momentum": lambda ps: TO.SGD(ps, 0.1, momentum=0.9, dampening=0.5, maximize=True),
+    "sgd nesterov": lambda ps: TO.SGD(ps, 0.1, momentum=0.9, nesterov=True),
+    "adam": lambda ps: TO.Adam(ps, 0.01, eps=1e-3, weight_decay=0.1, maximize=True),
+    "amsgrad": lambda ps: TO.Adam(ps, 0.01, eps=1e-3, amsgrad=True),
+    "adamw": lambda ps: TO.AdamW(ps, 0.01, weight_decay=0.1),
+    "adamw amsgrad": lambda ps: TO.AdamW(ps, 0.01, weight_decay=0.1, amsgrad=True),
+    "adagrad": lambda ps: TO.Adagrad(ps, 0.1, lr_decay=0.1, weight_decay=0.1, eps=1e-2),
+    "adagrad start": lambda ps: TO.Adagrad(ps, 0.1, initial_accumulator_value=0.1),
+    "rmsprop": lambda ps: TO.RMSprop(ps, 0.01, weight_decay=0.1, eps=1e-3),
+    "rmsprop momentum": lambda ps: TO.RMSprop(ps, 0.01, momentum=0.9),
+    "rmsprop centered": lambda ps: TO.RMSprop(ps, 0.01, momentum=0.9, centered=True, alpha=0.9),
+    "adadelta": lambda ps: TO.Adadelta(ps, weight_decay=0.1),
+    "adamax": lambda ps: TO.Adamax(ps, 0.01, weight_decay=0.1),
+    "nadam": lambda ps: TO.NAdam(ps, 0.01, weight_decay=0.1),
+    "nadam decoupled": lambda ps: TO.NAdam(ps, weight_decay=0.1, decoupled_weight_decay=True),
+    "radam": lambda ps: TO.RAdam(ps, 0.01, weight_decay=0.1, eps=1e-3),
+    "radam decoupled": lambda ps: TO.RAdam(ps, 0.01, weight_decay=1.0, decoupled_weight_decay=True),
+    "asgd": lambda ps: TO.ASGD(ps, 0.1, lambd=0.1, t0=25, weight_decay=0.1),
+    "rprop": lambda ps: TO.Rprop(ps, 0.01),
+    "adafactor": lambda ps: TO.Adafactor(ps, 0.1, weight_decay=0.1),
+    "two groups": two_groups,
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_run_goes_on(name):
+    """Twenty steps in PyTorch, handed over, twenty more on both sides."""
+    ps = tensors()
+    optimizer = OPTIMIZERS[name](ps)
+    gs = gradients(2 * STEPS)
+    params = train(optimizer, ps, gs[:STEPS])
+    tx, state = from_torch(optimizer, params)
+    assert gradtx.from_config(json.loads(json.dumps(gradtx.to_config(tx)))) == tx
+    saved = from_torch(optimizer.state_dict(), params, class_name=type(optimizer).__name__)
+    assert saved[0] == tx
+    jax.tree.map(np.testing.assert_array_equal, saved[1], state)
+    got, state = go_on(tx, state, params, gs[STEPS:])
+    want = train(optimizer, ps, gs[STEPS:])
+    for mine, theirs, before in zip(got, want, params, strict=True):
+        assert np.abs(theirs - before).max() > 1e-3
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=2e-6)
+    if name == "asgd":
+        for mine, p in zip(gradtx.get_slot(state, "ax"), ps, strict=True):
+            np.testing.assert_allclose(mine, optimizer.state[p]["ax"], rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("adjust", [None, "match_rms_adamw"])
+def test_muon_goes_on_but_for_its_bfloat16(adjust, monkeypatch):
+    # What PyTorch rounds to bfloat16 it does not round here: the formulas are compared.
+    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
+    ps = tensors()[:2]
+    optimizer = TO.Muon(ps, 0.01, weight_decay=0.1, adjust_lr_fn=adjust)
+    gs = [g[:2] for g in gradients(2 * STEPS)]
+    params = train(optimizer, ps, gs[:STEPS])
+    got, _ = go_on(*from_torch(optimizer, params), params, gs[STEPS:])
+    for mine, theirs in zip(got, train(optimizer, ps, gs[STEPS:]), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=2e-6)
+
+
+def test_sparse_adam_goes_on_with_rows():
+    p = tensors()[0]
+    optimizer = TO.SparseAdam([p], 0.01)
+    rng = np.random.default_rng(0)
+
+    def draw():
+        return rng.integers(0, 4, 2), rng.normal(size=(2, 3)).astype(np.float32)
+
+    def step(indices, values):
+        p.grad = torch.sparse_coo_tensor(indices[None], values, (4, 3), check_invariants=True)
+        optimizer.step()
+
+    for _ in range(STEPS):
+        step(*draw())
+    table = jnp.asarray(p.detach().numpy().copy())
+    tx, state = from_torch(optimizer, [table])
+    params = [table]
+    apply = jax.jit(lambda p, s, g: gradtx.apply_gradients(tx, g, p, s))
+    for _ in range(STEPS):
+        indices, values = draw()
+        step(indices, values)
+        rows = gradtx.Rows(jnp.asarray(indices), jnp.asarray(values), (4, 3))
+        params, state = apply(params, state, [rows])
+    np.testing.assert_allclose(params[0], p.detach().numpy(), rtol=1e-5, atol=2e-6)
+
+
+def test_a_scheduler_has_changed_the_rate():
+    ps = tensors()
+    optimizer = TO.SGD(ps, 1.0)
+    scheduler = TO.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    train(optimizer, ps, gradients(1))
+    scheduler.step()
+    tx, _ = from_torch(optimizer, [p.detach().numpy() for p in ps])
+    assert gradtx.hyperparams(tx)["learning_rate"] == 0.5
+
+
+def test_a_tree_in_another_order_and_types():
+    ps = tensors()
+    optimizer = TO.Adam(ps, torch.tensor(0.01))
+    train(optimizer, ps, gradients(1))
+    for p in ps:
+        optimizer.state[p]["exp_avg"] = optimizer.state[p]["exp_avg"].to(torch.bfloat16)
+    names = ["w0", "a1", "m2"]
+    params = {n: p.detach().numpy() for n, p in zip(names, ps, strict=True)}
+    _, state = from_torch(optimizer, params, order=names)
+    for name, p in zip(names, ps, strict=True):
+        mine = gradtx.get_slot(state, "mu", name)
+        np.testing.assert_array_equal(mine, optimizer.state[p]["exp_avg"].float())
+
+
+def test_a_parameter_without_gradient_so_far_has_new_slots():
+    ps = tensors()
+    optimizer = TO.SGD(ps, 0.1, momentum=0.9)
+    ps[0].grad = torch.ones(4, 3)
+    optimizer.step()
+    _, state = from_torch(optimizer, [p.detach().numpy() for p in ps])
+    sums = [float(jnp.sum(x)) for x in gradtx.get_slot(state, "trace")]
+    assert sums == [12.0, 0.0, 0.0]
+
+
+GROUP = {
+    "params": [0],
+    "lr": 0.1,
+    "momentum": 0.9,
+    "dampening": 0,
+    "weight_decay": 0,
+    "nesterov": False,
+    "maximize": False,
+}
+
+
+def saved(group=None, state=None, **changes):
+    made = {**(GROUP if group is None else group), **changes}
+    return {"state": state or {}, "param_groups": [made]}
+
+
+def without(key):
+    return {k: v for k, v in GROUP.items() if k != key}
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "error", "says"),
+    [
+        (3, "SGD", TypeError, "an optimizer or its state dict"),
+        (saved(), None, ValueError, "pass class_name"),
+        (saved(), "LBFGS", ValueError, "'LBFGS' is not known; there are ASGD"),
+        ({"state": {}}, "SGD", ValueError, "'param_groups' is missing"),
+        ({**saved(), "more": 1}, "SGD", ValueError, "unknown options 'more'"),
+        ({"state": {}, "param_groups": []}, "SGD", TypeError, "must be a list"),
+        ({"state": {}, "param_groups": [3]}, "SGD", TypeError, "must be a dict"),
+        (saved(without("momentum")), "SGD", ValueError, "'momentum' is missing"),
+        (saved(beta=1), "SGD", ValueError, "unknown options 'beta'"),
+        (saved(lr="fast"), "SGD", TypeError, "lr must be a number"),
+        (saved(lr=-0.1), "SGD", ValueError, "learning_rate must be"),
+        (saved(nesterov=1), "SGD", TypeError, "true or false"),
+        (saved(params=[0, 1]), "SGD", ValueError, "2 parameters, and there are 1 leaves"),
+        (saved(params=[]), "SGD", ValueError, "0 parameters, and there are 1 leaves"),
+        (saved(params=None), "SGD", TypeError, "params must be a list"),
+        (saved(state={0: 3}), "SGD", TypeError, "the state of '0' must be a dict"),
+        (saved(state={0: {"momentum_buffer": np.ones(3)}}), "SGD", ValueError, "shape"),
+        (saved(state={0: {"momentum_buffer": "x"}}), "SGD", TypeError, "not an array"),
+        (saved(state={0: {"exp_avg": np.ones(2)}}), "SGD", ValueError, "unknown entries"),
+    ],
+)
+def test_bad_input(source, name, error, says):
+    with pytest.raises(error, match=says):
+        from_torch(source, [np.zeros(2, np.float32)], class_name=name)
+
+
+def test_different_steps_are_refused():
+    ps = tensors()
+    optimizer = TO.Adam(ps, 0.1)
+    train(optimizer, ps, gradients(1))
+    ps[0].grad = None
+    optimizer.step()
+    with pytest.raises(ValueError, match="different numbers of steps"):
+        from_torch(optimizer, [p.detach().numpy() for p in ps])
