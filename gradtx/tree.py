@@ -52,7 +52,6 @@ _SMALL = 1 << 14
 
 def norm_sq(tree: PyTree) -> Array:
     """The sum of the squared absolute values of all entries, in at least float32."""
-
     groups: dict[Any, list[Array]] = {}
     for i, leaf in enumerate(_leaves(tree)):
         x = leaf.coalesce().values if isinstance(leaf, Rows) else jnp.asarray(leaf)

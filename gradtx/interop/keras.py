@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from gradtx.compose import chain
 from gradtx.groups import partition
 from gradtx.interop.keras_schedules import learning_rate
-from gradtx.interop.reading import Arrays, Leaf, Options, filled, finite, literal, ordered
+from gradtx.interop.reading import Arrays, Leaf, Options, arrays, filled, finite, literal, ordered
 from gradtx.optimizers.adadelta import adadelta
 from gradtx.optimizers.adafactor import scale_by_factored_rms
 from gradtx.optimizers.adagrad import adagrad
@@ -113,7 +113,7 @@ def from_keras(
     tx, fill = _optimizer(name, config, leaves, values, live)
     if values is not None:
         values.finish()
-    return tx if params is None else (tx, fill(tx.init(params)))
+    return tx if params is None else (tx, fill(tx.init(arrays(params))))
 
 
 def _read(source: Any, class_name: str | None) -> tuple[str, Any, Any]:

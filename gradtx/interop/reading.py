@@ -104,6 +104,11 @@ def finite(where: str, value: Any) -> float:
     return number
 
 
+def arrays(params: Params) -> Params:
+    """Parameters of any library as JAX arrays."""
+    return jax.tree.map(jnp.asarray, params)
+
+
 class Leaf(NamedTuple):
     """A parameter: its path here, its shape, and its name there."""
 

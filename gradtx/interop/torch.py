@@ -7,7 +7,7 @@ import numpy as np
 
 from gradtx.compose import chain, identity
 from gradtx.groups import partition
-from gradtx.interop.reading import Leaf, Options, array, filled, finite, literal, ordered
+from gradtx.interop.reading import Leaf, Options, array, arrays, filled, finite, literal, ordered
 from gradtx.optimizers.adadelta import adadelta
 from gradtx.optimizers.adafactor import scale_by_factored_rms
 from gradtx.optimizers.adagrad import adagrad
@@ -125,9 +125,9 @@ def from_torch(
         raise ValueError(f"{where}: it has {total} parameters, and there are {len(leaves)} leaves")
     if len(made) == 1:
         tx, given = made[0]
-        return tx, filled(tx.init(params), *given)
+        return tx, filled(tx.init(arrays(params)), *given)
     whole = partition({str(i): tx for i, (tx, _) in enumerate(made)}, labels)
-    state: Any = whole.init(params)
+    state: Any = whole.init(arrays(params))
     parts = {k: filled(part, *made[int(k)][1]) for k, part in state.inner_states.items()}
     return whole, type(state)(parts)
 

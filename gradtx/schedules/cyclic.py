@@ -53,7 +53,7 @@ def cyclic_schedule(
     down = step_size_up if step_size_down is None else step_size_down
 
     def value(count: Any) -> Any:
-        cycle = jnp.floor(count / (step_size_up + down))
+        cycle = count // (step_size_up + down)
         since = count - cycle * (step_size_up + down)
         height = jnp.minimum(since / step_size_up, 1 - (since - step_size_up) / down)
         return base_value + (max_value - base_value) * height * scales[mode](cycle, count)

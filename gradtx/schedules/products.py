@@ -59,7 +59,7 @@ def multiplicative_schedule(init_value: Number, factor: Schedule) -> Schedule:
     def value(count: Any) -> Any:
         start = jnp.asarray(init_value, jnp.result_type(float))
         return jax.lax.fori_loop(
-            1, jnp.asarray(count) + 1, lambda i, x: (x * factor(i)).astype(x.dtype), start
+            0, jnp.asarray(count), lambda i, x: (x * factor(i + 1)).astype(x.dtype), start
         )
 
     return value
