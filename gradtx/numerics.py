@@ -179,8 +179,9 @@ def nesterov_mean(mu: Array, g: Array, decay: Any, t: Step) -> Array:
 
     .. math:: \beta \frac{\mu}{1-\beta^{t+1}} + (1-\beta) \frac{g}{1-\beta^t}
     """
-    ahead, now = t.bias_correction(decay, ahead=1), t.bias_correction(decay)
-    return mu * (decay / ahead) + g * ((1 - decay) / now)
+    of_mu = t.once("of mu", decay, lambda: decay / t.bias_correction(decay, ahead=1))
+    of_g = t.once("of g", decay, lambda: (1 - decay) / t.bias_correction(decay))
+    return mu * of_mu + g * of_g
 
 
 def is_tracer(x: Any) -> bool:

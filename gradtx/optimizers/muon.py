@@ -9,8 +9,9 @@ import numpy as np
 
 from gradtx.checks import Decay, NonNegative
 from gradtx.compose import chain
+from gradtx.engine import _Steps
 from gradtx.groups import partition
-from gradtx.numerics import Step, debias, ema, increment, nesterov_mean, real_dtype, widen
+from gradtx.numerics import debias, ema, increment, nesterov_mean, widen
 from gradtx.optimizers.adam import adamw
 from gradtx.pair import (
     GradientTransformation,
@@ -105,9 +106,9 @@ def scale_by_muon(
         ValueError: a leaf has not the axes that its dimension numbers name, or it is no matrix and
             has none.
 
-    Matrices of equal shape go through the iterations as one batch, whose trace does not grow with
-    their number; what remains for each leaf is its momentum. The arithmetic is in at least float32;
-    Optax's is in the gradient's type.
+    Matrices of equal shape go through the iterations as one batch. What grows with their number are
+    a few elementwise operations on each leaf's own arrays, its momentum and its update. The
+    arithmetic is in at least float32; Optax's is in the gradient's type.
 
     Source: K. Jordan et al., Muon: An Optimizer for Hidden Layers in Neural Networks, 2024;
     J. Bernstein and L. Newhouse, Old Optimizer, New Norm: An Anthology, 2024, arXiv:2409.20325
@@ -146,25 +147,32 @@ def scale_by_muon(
         slots = treedef.flatten_up_to(state.mu)
         numbers = _numbers("scale_by_muon", weight_dimension_numbers, updates)
         count = increment(state.count)
-        momenta, seen = list(slots), {}
-        out: list[Any] = [None] * len(leaves)
+        steps = _Steps(count)
+        momenta, out = list(slots), [None] * len(leaves)
+        alike: dict[Any, list[int]] = {}
         for i, (path, g) in enumerate(leaves):
             if g is None:
                 continue
-            t = Step(count, real_dtype(widen(g).dtype))
-            mu = ema(widen(g), widen(slots[i]), beta)
+            x = widen(g)
+            t = steps.of(x)
+            mu = ema(x, widen(slots[i]), beta)
             momenta[i] = mu.astype(slots[i].dtype)
-            out[i] = nesterov_mean(mu, widen(g), beta, t) if nesterov else debias(mu, beta, t)
+            out[i] = nesterov_mean(mu, x, beta, t) if nesterov else debias(mu, beta, t)
             if numbers[i] is not None:
-                seen[i] = _as_matrices("scale_by_muon", path, g, numbers[i])
-        batches = [how.take(out[i]) for i, how in seen.items()]
+                how = _as_matrices("scale_by_muon", path, g, numbers[i])
+                alike.setdefault((how, jax.typeof(out[i])), []).append(i)
+        stacks = [jnp.stack([out[i] for i in members]) for members in alike.values()]
+        hows = [how.stacked(len(members)) for (how, _), members in alike.items()]
         results = _by_shape(
-            batches,
+            [how.take(x) for how, x in zip(hows, stacks, strict=True)],
             lambda x: _orthogonalized(x, state.ns_coeffs, ns_steps, preconditioning, eps),
         )
-        for (i, how), u in zip(seen.items(), results, strict=True):
+        for how, x, u, members in zip(hows, stacks, results, alike.values(), strict=True):
             u = how.put(u)
-            out[i] = jnp.sum(out[i].conj() * u) * u if adaptive else u
+            if adaptive:
+                u = u * jnp.sum(x.conj() * u, axis=range(1, u.ndim), keepdims=True)
+            for i, each in zip(members, jnp.unstack(u), strict=True):
+                out[i] = each
         out = [u if u is None else u.astype(g.dtype) for u, (_, g) in zip(out, leaves, strict=True)]
         new = MuonState(count, treedef.unflatten(momenta), state.ns_coeffs)
         return treedef.unflatten(out), new

@@ -22,6 +22,12 @@ class _Matrices(NamedTuple):
     sizes: tuple[int, int, int]
     shape: tuple[int, ...]
 
+    def stacked(self, count: int) -> "_Matrices":
+        """The same for so many such arrays along a new first axis."""
+        order = (0, *(axis + 1 for axis in self.order))
+        batches, height, width = self.sizes
+        return _Matrices(order, (count * batches, height, width), (count, *self.shape))
+
     def take(self, x: Array) -> Array:
         return x.transpose(self.order).reshape(self.sizes)
 

@@ -138,6 +138,25 @@ def test_equal_shapes_are_one_batch(shape):
     assert 0 < products(1) == products(30) <= 3
 
 
+def test_what_grows_with_the_number_of_equal_matrices():
+    """One matrix more is eleven operations and at most four kernels: momentum, direction, step."""
+    tx = gradtx.muon(0.1)
+
+    def step(p, state, g):
+        updates, state = tx.update(g, state, p)
+        return gradtx.apply_updates(p, updates), state
+
+    def cost(n):
+        p = [jnp.ones((64, 128))] * n
+        traced = jax.jit(step).trace(p, tx.init(p), p)
+        entry = traced.lower().compile().as_text().split("\nENTRY")[1]
+        return len(equations(traced.jaxpr.jaxpr)), entry.count(" fusion(")
+
+    (few, few_kernels), (many, many_kernels) = cost(8), cost(16)
+    assert many - few <= 8 * 11
+    assert many_kernels - few_kernels <= 8 * 4
+
+
 def test_errors_name_the_leaf():
     p = {"layer": {"b": jnp.ones(3)}}
     tx = gradtx.scale_by_muon()
