@@ -148,13 +148,14 @@ def scale_by_muon(
         numbers = _numbers("scale_by_muon", weight_dimension_numbers, updates)
         count = increment(state.count)
         steps = _Steps(count)
-        momenta, out = list(slots), [None] * len(leaves)
+        momenta: list[Any] = list(slots)
+        out: list[Any] = [None] * len(leaves)
         alike: dict[Any, list[int]] = {}
         for i, (path, g) in enumerate(leaves):
             if g is None:
                 continue
             x = widen(g)
-            t = steps.of(x)
+            t: Any = steps.of(x)
             mu = ema(x, widen(slots[i]), beta)
             momenta[i] = mu.astype(slots[i].dtype)
             out[i] = nesterov_mean(mu, x, beta, t) if nesterov else debias(mu, beta, t)
