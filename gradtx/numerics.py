@@ -187,3 +187,9 @@ def nesterov_mean(mu: Array, g: Array, decay: Any, t: Step) -> Array:
 def is_tracer(x: Any) -> bool:
     """Whether `x` is a value that is not known yet."""
     return isinstance(x, jax.core.Tracer)
+
+
+def varying_axes(kind: Any) -> frozenset[str]:
+    """The axes of a ``shard_map`` along which an array of a type differs, as far as JAX knows."""
+    manual = getattr(kind, "mat", None)  # since jax 0.10
+    return manual.varying if manual is not None else getattr(kind, "vma", frozenset())

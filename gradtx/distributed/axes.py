@@ -5,6 +5,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from gradtx.numerics import varying_axes
 from gradtx.paths import path_string
 from gradtx.types import Array
 
@@ -44,9 +45,7 @@ def bound_size(where: str, axis_name: AxisName) -> int | None:
 
 def varying(x: Any) -> frozenset[str]:
     """The axes along which JAX takes `x` to differ: none unless ``shard_map`` keeps account."""
-    kind: Any = jax.typeof(x)
-    manual = getattr(kind, "mat", None)  # since jax 0.10
-    return manual.varying if manual is not None else getattr(kind, "vma", frozenset())
+    return varying_axes(jax.typeof(x))
 
 
 def keeps_account(axis_name: AxisName) -> bool:

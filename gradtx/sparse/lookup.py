@@ -19,6 +19,7 @@ from jax.extend.core import ClosedJaxpr, Literal, Primitive, Var, jaxpr_as_fun, 
 from jax.extend.core.primitives import convert_element_type_p, jit_p, remat_p, scan_p
 from jax.interpreters import ad, batching, mlir
 
+from gradtx.numerics import varying_axes
 from gradtx.paths import path_string
 from gradtx.rows import Rows, index_dtype, is_inside, refuse_outside
 from gradtx.types import Array, PyTree
@@ -147,12 +148,20 @@ Known = Mapping[Var, _Parameter | None]
 class _Lookup(NamedTuple):
     """A look-up in a traced loss.
 
-    table: of which parameter; shape: of the rows; chained: whether the ids depend on parameters.
+    table: of which parameter; rows: the type of what it gives; lead: what goes before its shape;
+    chained: whether the ids depend on parameters.
     """
 
     table: _Parameter
-    shape: tuple[int, ...]
+    rows: Any
+    lead: tuple[int, ...]
     chained: bool
+
+    def zeros(self) -> Array:
+        """An increment of zero for the rows; it differs between devices if they do."""
+        zeros = jnp.zeros((*self.lead, *self.rows.shape), self.table.dtype)
+        axes = varying_axes(self.rows)
+        return jax.lax.pcast(zeros, tuple(axes), to="varying") if axes else zeros
 
 
 def _held(eqn: Any, known: Known) -> dict[int, _Parameter | None]:
@@ -181,7 +190,7 @@ def _lookups(jaxpr: Any, known: Known, whole: dict[int, str]) -> list[_Lookup]:
                     stacklevel=2,
                 )
             else:
-                found.append(_Lookup(held[0], eqn.outvars[0].aval.shape, 1 in held))
+                found.append(_Lookup(held[0], eqn.outvars[0].aval, (), 1 in held))
         elif _is_cast(eqn, held):
             made = held[0]
         elif call is not None:
@@ -190,7 +199,7 @@ def _lookups(jaxpr: Any, known: Known, whole: dict[int, str]) -> list[_Lookup]:
                 call.jaxpr.invars[at]: p if at < call.passed else None for at, p in held.items()
             }
             found += [
-                lookup._replace(shape=(*call.lead, *lookup.shape))
+                lookup._replace(lead=(*call.lead, *lookup.lead))
                 for lookup in _lookups(call.jaxpr, inner, whole)
             ]
         else:
@@ -328,7 +337,7 @@ class _Traced:
 
     def zeros(self) -> list[Array]:
         """An increment of zero for each look-up."""
-        return [jnp.zeros(lookup.shape, lookup.table.dtype) for lookup in self.lookups]
+        return [lookup.zeros() for lookup in self.lookups]
 
     def rows(self, ids: Sequence[Array], values: Sequence[Array]) -> dict[int, Rows]:
         """By table, its rows at the indices looked up."""
