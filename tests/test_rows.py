@@ -1,0 +1,162 @@
+"""Rows themselves: what any indices mean, sums, norms, arithmetic, and what is refused."""
+
+import chex
+import hypothesis
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+
+import gradtx
+from gradtx import Rows
+
+TABLE = (5, 2)
+
+
+def dense(indices, values, shape=TABLE):
+    """What rows mean, one by one."""
+    table = np.zeros(shape)
+    for i, value in zip(np.ravel(indices), np.reshape(values, (-1, *shape[1:])), strict=True):
+        if 0 <= i < shape[0]:
+            table[i] += value
+    return table
+
+
+def some(indices, dtype=jnp.float32):
+    values = np.random.default_rng(len(indices)).normal(size=(len(indices), 2))
+    return Rows(jnp.asarray(indices, jnp.int32), jnp.asarray(values, dtype), TABLE)
+
+
+@hypothesis.given(st.lists(st.integers(-7, 9), max_size=12))
+def test_any_indices(indices):
+    """Duplicates, negative ones, too large ones, none, more than the table has rows."""
+    rows = some(indices)
+    want = dense(indices, rows.values)
+    np.testing.assert_allclose(rows.to_dense(), want, rtol=1e-6, atol=1e-6)
+    once = rows.coalesce()
+    assert once.values.shape == rows.values.shape
+    found = np.asarray(once.indices)
+    assert (np.diff(found) > 0).all()
+    named = found[found < TABLE[0]]
+    assert set(named) == {i for i in indices if 0 <= i < TABLE[0]}
+    np.testing.assert_allclose(once.values[: len(named)], want[named], rtol=1e-6, atol=1e-6)
+    assert not once.values[len(named) :].any()
+    np.testing.assert_allclose(gradtx.global_norm(rows), np.linalg.norm(want), rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint32", "int32"])
+def test_any_integers(dtype):
+    shape = (300, 1)
+    indices = jnp.asarray(np.array([0, 100, 100, -1]).astype(dtype))
+    rows = Rows(indices, jnp.ones((4, 1)), shape)
+    want = dense(np.asarray(indices).astype(np.int64), np.ones((4, 1)), shape)
+    np.testing.assert_array_equal(rows.to_dense(), want)
+
+
+def test_64_bit_indices():
+    with jax.enable_x64(True):
+        rows = Rows(jnp.array([2**32 + 1, 1, -(2**32)]), jnp.ones((3, 2)), TABLE)
+        np.testing.assert_array_equal(rows.to_dense(), dense([1], [[1, 1]]))
+
+
+def test_a_table_of_more_rows_than_32_bits_count():
+    rows = Rows(jnp.array([1]), jnp.ones((1,)), (2**31,))
+    with pytest.raises(ValueError, match="needs jax_enable_x64"):
+        rows.coalesce()
+
+
+def test_indices_of_any_shape():
+    rows = Rows(jnp.array([[2, 0], [2, 9]]), jnp.ones((2, 2, 2)), TABLE)
+    np.testing.assert_array_equal(rows.to_dense(), dense([2, 0, 2], np.ones((3, 2))))
+    np.testing.assert_array_equal(rows.coalesce().indices, [0, 2, 7, 8])
+    one = Rows(jnp.array(3), jnp.ones(2), TABLE)
+    np.testing.assert_array_equal(one.to_dense(), dense([3], np.ones((1, 2))))
+
+
+def test_a_vector_is_a_table_of_numbers():
+    rows = Rows(jnp.array([1, 1, 3]), jnp.array([1.0, 2.0, 4.0]), (4,))
+    np.testing.assert_array_equal(rows.to_dense(), [0, 3, 0, 4])
+
+
+def test_duplicates_are_summed_in_single_precision():
+    """4,096 ones in bfloat16, whose numbers are even beyond 256."""
+    rows = Rows(jnp.zeros(4096, int), jnp.ones((4096, 2), jnp.bfloat16), TABLE)
+    assert rows.to_dense()[0].tolist() == [4096, 4096]
+    assert rows.dtype == rows.coalesce().dtype == jnp.bfloat16
+
+
+def test_what_is_not_finite_stays_in_its_row():
+    rows = Rows(jnp.array([0, 7, 1]), jnp.array([[1.0, 1], [jnp.nan, 1], [jnp.inf, 1]]), TABLE)
+    found = np.asarray(rows.to_dense())
+    assert np.isinf(found[1, 0])
+    assert not np.isnan(found).any()
+
+
+def test_arithmetic():
+    a, b, table = some([3, 1, 3]), some([0, 3]), jnp.ones(TABLE)
+    for found, want in [
+        (a + b, a.to_dense() + b.to_dense()),
+        (a - b, a.to_dense() - b.to_dense()),
+        (-a, -a.to_dense()),
+        (2 * a, 2 * a.to_dense()),
+        (a * jnp.float32(2), 2 * a.to_dense()),
+        (np.float32(2) * a, 2 * a.to_dense()),
+        (jnp.float32(2) * a, 2 * a.to_dense()),
+        (a / 2, a.to_dense() / 2),
+        (sum([a, b], start=table), table + a.to_dense() + b.to_dense()),
+    ]:
+        found = found.to_dense() if isinstance(found, Rows) else found
+        chex.assert_trees_all_close(found, want, rtol=1e-6, atol=1e-6)
+    for found in (a + table, table + a, np.ones(TABLE) + a):
+        chex.assert_trees_all_close(found, 1 + a.to_dense(), rtol=1e-6)
+    chex.assert_trees_all_close(table - a, 1 - a.to_dense(), rtol=1e-6)
+
+
+def test_it_crosses_jit_scan_and_vmap():
+    rows = some([3, 1, 3])
+    chex.assert_trees_all_close(jax.jit(lambda r: 2 * r)(rows).to_dense(), 2 * rows.to_dense())
+
+    def step(carry, r):
+        return carry + r, r * 2
+
+    stacked = jax.tree.map(lambda x: jnp.stack([x, x]), rows)
+    total, doubled = jax.lax.scan(step, jnp.zeros(TABLE), stacked)
+    chex.assert_trees_all_close(total, 2 * rows.to_dense(), rtol=1e-6)
+    # What a scan stacked is the sum over its steps: rows of micro-batches need nothing else.
+    chex.assert_trees_all_close(doubled.to_dense(), 4 * rows.to_dense(), rtol=1e-6)
+    tables = jax.vmap(lambda r: r.to_dense())(stacked)
+    chex.assert_trees_all_close(tables, jnp.stack([rows.to_dense()] * 2))
+
+
+class TestRefused:
+    def test_no_integers(self):
+        with pytest.raises(TypeError, match="indices must be integers, not float32.*tree.map"):
+            jax.tree.map(lambda x: 0.5 * x, some([1, 2]))
+
+    def test_another_trailing_shape(self):
+        with pytest.raises(ValueError, match=r"the trailing shape must be \(2,\)"):
+            Rows(jnp.array([1]), jnp.ones((1, 3)), TABLE)
+
+    def test_an_index_too_many(self):
+        with pytest.raises(ValueError, match="an index for each row"):
+            Rows(jnp.array([1, 2]), jnp.ones((1, 2)), TABLE)
+
+    def test_a_scalar_table(self):
+        with pytest.raises(ValueError, match="at least one dimension"):
+            Rows(jnp.array([1]), jnp.ones(1), ())
+
+    def test_another_table(self):
+        rows = some([1])
+        with pytest.raises(ValueError, match=r"\(5, 2\) and \(6, 2\) cannot be added"):
+            rows + Rows(jnp.array([1]), jnp.ones((1, 2)), (6, 2))
+        with pytest.raises(ValueError, match=r"\(5, 2\) cannot be added to \(6, 2\)"):
+            jnp.ones((6, 2)) + rows
+        with pytest.raises(
+            ValueError, match=r"the parameter is \(6, 2\) and its gradient \(5, 2\)"
+        ):
+            gradtx.apply_gradients(gradtx.sgd(0.1), rows, jnp.ones((6, 2)), ())
+
+    def test_a_product_with_an_array(self):
+        with pytest.raises(ValueError, match=r"by a number, not by shape \(5, 2\)"):
+            some([1]) * jnp.ones(TABLE)
