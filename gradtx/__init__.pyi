@@ -233,6 +233,12 @@ from gradtx.optimizers.orthogonalize import (
 )
 from gradtx.optimizers.polyak import polyak_sgd as polyak_sgd, scale_by_polyak as scale_by_polyak
 from gradtx.optimizers.prodigy import ProdigyState as ProdigyState, prodigy as prodigy
+from gradtx.optimizers.proximal import (
+    AdagradDaState as AdagradDaState,
+    adagrad_da as adagrad_da,
+    proximal_adagrad as proximal_adagrad,
+    proximal_gradient_descent as proximal_gradient_descent,
+)
 from gradtx.optimizers.qhadam import (
     ScaleByQhadamState as ScaleByQhadamState,
     qhadam as qhadam,
@@ -393,6 +399,7 @@ from gradtx.transforms.scaling import (
     scale_by_schedule as scale_by_schedule,
     scale_gradient as scale_gradient,
 )
+from gradtx.transforms.shrinking import shrink_params as shrink_params
 from gradtx.transforms.trust import (
     norm as norm,
     rms as rms,

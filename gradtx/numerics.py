@@ -120,6 +120,15 @@ def after(x: Any, first: Array) -> Array:
     return jnp.where(jnp.isnan(first), jnp.nan, x)
 
 
+def shrink(x: Array, l1: Any, l2: Any = 0.0) -> Array:
+    """The proximal map of ``l1 |x| + l2 |x|^2 / 2``: entries of at most `l1` become 0.
+
+    >>> shrink(jnp.array([3.0, -0.5]), 1.0, 1.0).tolist()
+    [1.0, -0.0]
+    """
+    return jnp.sign(x) * (jnp.maximum(jnp.abs(x) - l1, 0) / (1 + l2))
+
+
 class Step:
     """The step being taken, counted from 1 as papers count, with what depends on it alone.
 

@@ -570,6 +570,22 @@ CATALOGUE: dict[str, Entry] = {
         rows=False,
         why="the noise belongs to every row",
     ),
+    # proximal
+    "shrink_params": Entry(
+        lambda: gradtx.shrink_params(0.01, 0.1), bad=({"l1": -1.0}, {"l2": -1.0})
+    ),
+    "proximal_gradient_descent": Entry(
+        lambda: gradtx.proximal_gradient_descent(0.1, 0.1, 0.1),
+        bad=(*RATES, {"learning_rate": 0.1, "l1_regularization_strength": -1.0}),
+    ),
+    "proximal_adagrad": Entry(
+        lambda: gradtx.proximal_adagrad(0.1, 0.1, 0.1, 0.1),
+        bad=(*RATES, {"learning_rate": 0.1, "initial_accumulator_value": 0.0}),
+    ),
+    "adagrad_da": Entry(
+        lambda: gradtx.adagrad_da(0.1, 0.1, 0.01, 0.1),
+        bad=(*RATES, {"learning_rate": 0.1, "l2_regularization_strength": -1.0}),
+    ),
     "orthogonalize": Entry(
         lambda: gradtx.orthogonalize(weight_dimension_numbers=as_matrices),
         bad=({"ns_steps": 0}, {"ns_coeffs": (1.0,)}, {"preconditioning": "x"}, {"eps": -1.0}),

@@ -1,0 +1,162 @@
+"""Proximal descent: steps under L1 and L2 penalties that make entries exactly zero."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from gradtx.checks import NonNegative, Positive
+from gradtx.engine import elementwise
+from gradtx.numerics import (
+    Step,
+    abs_sq,
+    accumulator_dtype,
+    compute_dtype,
+    divide,
+    full_like,
+    shrink,
+    zeros_like,
+)
+from gradtx.optimizers.adagrad import ScaleByRssState
+from gradtx.pair import GradientTransformation, transformation
+from gradtx.types import Array, Counter, EmptyState, Slots
+
+
+@transformation
+def proximal_gradient_descent(
+    learning_rate: NonNegative,
+    l1_regularization_strength: NonNegative = 0.0,
+    l2_regularization_strength: NonNegative = 0.0,
+) -> GradientTransformation:
+    r"""Gradient descent, then the proximal step of L1 and L2 penalties.
+
+    .. math:: x = \theta - \eta g, \qquad
+        \theta \leftarrow \mathrm{sign}(x)\, \frac{\max(|x| - \eta\lambda_1, 0)}{1 + \eta\lambda_2}
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        l1_regularization_strength: :math:`\lambda_1 \ge 0`.
+        l2_regularization_strength: :math:`\lambda_2 \ge 0`.
+
+    State: none. After another optimizer see :func:`shrink_params`.
+
+    Raises:
+        ValueError: ``update`` is called without parameters.
+
+    Source: J. Duchi and Y. Singer, Efficient Online and Batch Learning Using Forward Backward
+    Splitting, 2009, JMLR 10, section 5. TensorFlow's ``ProximalGradientDescentOptimizer``.
+
+    >>> tx, p = proximal_gradient_descent(0.5, l1_regularization_strength=1.0), jnp.array([2.0])
+    >>> tx.update(jnp.array([1.0]), tx.init(p), p)[0].tolist()
+    [-1.0]
+    """
+
+    def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
+        l1 = learning_rate * l1_regularization_strength
+        l2 = learning_rate * l2_regularization_strength
+        return shrink(p - learning_rate * g, l1, l2) - p, {}
+
+    return elementwise(EmptyState, None, rule)
+
+
+@transformation
+def proximal_adagrad(
+    learning_rate: NonNegative,
+    initial_accumulator_value: Positive = 0.1,
+    l1_regularization_strength: NonNegative = 0.0,
+    l2_regularization_strength: NonNegative = 0.0,
+) -> GradientTransformation:
+    r"""Adagrad whose penalties are scaled, entry by entry, as its steps are.
+
+    .. math:: s \leftarrow s + |g|^2, \quad \eta_s = \eta / \sqrt{s}, \quad
+        x = \theta - \eta_s g, \quad
+        \theta \leftarrow \mathrm{sign}(x)\,
+        \frac{\max(|x| - \eta_s\lambda_1, 0)}{1 + \eta_s\lambda_2}
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        initial_accumulator_value: :math:`s_0 > 0`.
+        l1_regularization_strength: :math:`\lambda_1 \ge 0`.
+        l2_regularization_strength: :math:`\lambda_2 \ge 0`.
+
+    State: `ScaleByRssState`.
+
+    Raises:
+        ValueError: ``update`` is called without parameters.
+
+    Source: J. Duchi, E. Hazan and Y. Singer, Adaptive Subgradient Methods for Online Learning and
+    Stochastic Optimization, 2011, JMLR 12, section 5. TensorFlow's ``ProximalAdagradOptimizer``.
+
+    >>> tx, p = proximal_adagrad(1.0, 1.0, l1_regularization_strength=1.0), jnp.array([2.0])
+    >>> tx.update(jnp.zeros(1), tx.init(p), p)[0].tolist()
+    [-1.0]
+    """
+
+    def slots(p: Array) -> dict[str, Array]:
+        return {"sum_of_squares": full_like(p, initial_accumulator_value, accumulator_dtype(p))}
+
+    def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
+        total = s.sum_of_squares + abs_sq(g)
+        rate = learning_rate / jnp.sqrt(total)
+        l1, l2 = rate * l1_regularization_strength, rate * l2_regularization_strength
+        return shrink(p - rate * g, l1, l2) - p, {"sum_of_squares": total}
+
+    return elementwise(ScaleByRssState, slots, rule)
+
+
+class AdagradDaState(NamedTuple):
+    """count: i32[]; gradient_sum, sum_of_squares: like the parameters, in float32 or wider."""
+
+    count: Counter
+    gradient_sum: Slots
+    sum_of_squares: Slots
+
+
+@transformation
+def adagrad_da(
+    learning_rate: NonNegative,
+    initial_accumulator_value: NonNegative = 0.1,
+    l1_regularization_strength: NonNegative = 0.0,
+    l2_regularization_strength: NonNegative = 0.0,
+) -> GradientTransformation:
+    r"""Adagrad by dual averaging: the parameters follow from the sum of all gradients.
+
+    .. math::
+        z_t = z_{t-1} + g_t, \qquad s_t = s_{t-1} + |g_t|^2, \qquad
+        \theta_t = -\eta\, \frac{\mathrm{sign}(z_t) \max(|z_t| - \lambda_1 t, 0)}
+            {\sqrt{s_t} + \eta \lambda_2 t}
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        initial_accumulator_value: :math:`s_0 \ge 0`.
+        l1_regularization_strength: :math:`\lambda_1 \ge 0`; many entries become exactly 0.
+        l2_regularization_strength: :math:`\lambda_2 \ge 0`.
+
+    The first step forgets the initial parameters: start from zeros.
+
+    State: `AdagradDaState`.
+
+    Raises:
+        ValueError: ``update`` is called without parameters.
+
+    Source: J. Duchi, E. Hazan and Y. Singer, Adaptive Subgradient Methods for Online Learning and
+    Stochastic Optimization, 2011, JMLR 12, equation 3. TensorFlow's ``AdagradDAOptimizer``.
+
+    >>> tx, p = adagrad_da(1.0, 0.0, l1_regularization_strength=1.0), jnp.zeros(2)
+    >>> tx.update(jnp.array([-2.0, 0.5]), tx.init(p), p)[0].tolist()
+    [0.5, 0.0]
+    """
+
+    def slots(p: Array) -> dict[str, Array]:
+        return {
+            "gradient_sum": zeros_like(p, compute_dtype(p.dtype)),
+            "sum_of_squares": full_like(p, initial_accumulator_value, accumulator_dtype(p)),
+        }
+
+    def rule(g: Array, s: Any, t: Step, p: Array) -> Any:
+        z, total = s.gradient_sum + g, s.sum_of_squares + abs_sq(g)
+        curvature = jnp.sqrt(total) + learning_rate * l2_regularization_strength * t.number
+        shrunk = shrink(z, l1_regularization_strength * t.number)
+        new = {"gradient_sum": z, "sum_of_squares": total}
+        return divide(-learning_rate * shrunk, curvature) - p, new
+
+    return elementwise(AdagradDaState, slots, rule)
