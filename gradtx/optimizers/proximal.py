@@ -143,7 +143,7 @@ def adagrad_da(
 
     >>> tx, p = adagrad_da(1.0, 0.0, l1_regularization_strength=1.0), jnp.zeros(2)
     >>> tx.update(jnp.array([-2.0, 0.5]), tx.init(p), p)[0].tolist()
-    [0.5, 0.0]
+    [0.5, -0.0]
     """
 
     def slots(p: Array) -> dict[str, Array]:
