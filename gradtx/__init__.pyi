@@ -168,13 +168,13 @@ from gradtx.optimizers.galore import (
     galore as galore,
     scale_by_galore as scale_by_galore,
 )
-from gradtx.optimizers.lamb import lamb as lamb
+from gradtx.optimizers.lamb import lamb as lamb, scale_by_lamb as scale_by_lamb
 from gradtx.optimizers.laprop import (
     ScaleByLapropState as ScaleByLapropState,
     laprop as laprop,
     scale_by_laprop as scale_by_laprop,
 )
-from gradtx.optimizers.lars import lars as lars
+from gradtx.optimizers.lars import lars as lars, scale_by_lars as scale_by_lars
 from gradtx.optimizers.lbfgs import (
     ScaleByLBFGSState as ScaleByLBFGSState,
     lbfgs as lbfgs,

@@ -10,7 +10,7 @@ from gradtx.pair import (
     transformation,
     with_extra_args_support,
 )
-from gradtx.paths import Where, merge, select
+from gradtx.paths import Where, is_leaf, mask_tree, merge, select
 from gradtx.types import Params, State, Updates
 
 
@@ -37,6 +37,27 @@ def restrict(inner: GradientTransformation, where: Where | None) -> GradientTran
         return merge(new, updates), state
 
     return GradientTransformationExtraArgs(init, update)
+
+
+def either(
+    where: Where | None, chosen: GradientTransformation, other: GradientTransformation
+) -> GradientTransformation:
+    """`chosen` on the leaves that `where` chooses, `other` on the rest; they share one state."""
+    if where is None:
+        return chosen
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        mask = mask_tree(updates, where)
+        rest = jax.tree.map(lambda g, m: None if m else g, updates, mask, is_leaf=is_leaf)
+        new, after = chosen.update(select(updates, mask), state, params, **extra_args)
+        if "count" in after._fields:
+            after = after._replace(count=state.count)  # one step, though in two parts
+        others, after = other.update(rest, after, params, **extra_args)
+        return merge(new, others), after
+
+    return GradientTransformationExtraArgs(chosen.init, update)
 
 
 @transformation

@@ -111,11 +111,13 @@ def one_per_row(x: Array) -> Array:
 
 
 def after(x: Any, first: Array) -> Array:
-    """`x`, which XLA now cannot compute before the number `first`; NaN where that is NaN.
+    """`x`, which XLA now cannot compute before `first`; NaN where that is NaN.
 
     An array that is overwritten in place is copied if something else still reads it. What
-    overwrites it is therefore made to wait for a sum over the old values. It also keeps XLA from
-    storing what two kernels have in common, where each can compute it.
+    overwrites it is therefore made to wait: for a sum over the old values, or, entry by entry, for
+    another new slot. It also keeps XLA from storing what two kernels have in common, where each can
+    compute it: a constant too, since its sums are library calls, before which it writes a constant
+    that occurs twice out to the size of the leaf.
     """
     return jnp.where(jnp.isnan(first), jnp.nan, x)
 

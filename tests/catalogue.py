@@ -280,6 +280,16 @@ CATALOGUE: dict[str, Entry] = {
     "normalize": Entry(lambda: gradtx.normalize(), optax=lambda: optax.contrib.normalize()),
     "adaptive_normalize": Entry(lambda: gradtx.adaptive_normalize(), bad=({"eta": -1.0},)),
     # layer-wise
+    "scale_by_lamb": Entry(
+        lambda: gradtx.scale_by_lamb(weight_decay=0.1, mask=is_matrix),
+        bad=({"b1": 1.0}, {"eps": -1.0}, {"weight_decay": -1.0}),
+        rows=False,
+    ),
+    "scale_by_lars": Entry(
+        lambda: gradtx.scale_by_lars(0.1, is_bias, trust_ratio_mask=is_matrix),
+        bad=({"weight_decay": -1.0}, {"trust_coefficient": -1.0}, {"eps": -1.0}),
+        rows=False,
+    ),
     "lamb": Entry(
         lambda: gradtx.lamb(1e-2, weight_decay=0.1),
         bad=(*RATES, {"learning_rate": 0.1, "b1": 1.0}),

@@ -7,16 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradtx.checks import Count, Decay, Limit, NonNegative
-from gradtx.compose import chain
+from gradtx.compose import chain, identity
 from gradtx.engine import leafwise
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, ema
+from gradtx.numerics import Step, abs_sq, accumulator_dtype, after, ema
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
 from gradtx.transforms import averaging
-from gradtx.transforms.clipping import clip_by_block_rms
+from gradtx.transforms.clipping import shrink_factor
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale, scale_by_learning_rate
-from gradtx.transforms.trust import scale_by_param_block_rms
+from gradtx.transforms.trust import rms, scale_by_param_block_rms
 from gradtx.types import Array, Counter, DType, Slots
 
 
@@ -62,6 +62,7 @@ def scale_by_factored_rms(
     decay_rate_fn: Callable[[Any, Any], Any] | None = None,
     *,
     factor_last_dims: bool = False,
+    clipping_threshold: Limit | None = None,
 ) -> GradientTransformation:
     r"""Divide by the root of a moving average of squares, of which only two means are kept.
 
@@ -86,6 +87,8 @@ def scale_by_factored_rms(
             :math:`\hat\beta`. Its default in Optax is a private function.
         factor_last_dims: factor the last two dimensions, as Keras and PyTorch do, not the two
             largest.
+        clipping_threshold: the largest root mean square of :math:`u`, as in
+            :func:`clip_by_block_rms`, here taken without storing :math:`u`; None for no clipping.
 
     State: `FactoredState`; rows plus columns instead of their product. Optax keeps it in the
     parameter's type, where :math:`\epsilon` underflows in float16. Parameters are not needed.
@@ -134,14 +137,24 @@ def scale_by_factored_rms(
         pair = dims(g.shape)
         if pair is None:
             v = ema(square + epsilon, s.v, beta)
-            return g * _inverse_root(v), {"v_row": s.v_row, "v_col": s.v_col, "v": v}
+            u = g * _inverse_root(v)
+            if clipping_threshold is not None:
+                u = u * shrink_factor(rms(u), clipping_threshold)
+            return u, {"v_row": s.v_row, "v_col": s.v_col, "v": v}
         d1, d0 = pair
-        # Added to the means and not to the squares, epsilon costs no copy of the leaf.
+        # Added to the means and not to the squares, epsilon costs no copy of the leaf; nor do the
+        # squares, which each mean takes for itself.
         row = ema(jnp.mean(square, axis=d0) + epsilon, s.v_row, beta)
-        col = ema(jnp.mean(square, axis=d1) + epsilon, s.v_col, beta)
         mean = jnp.mean(row, axis=d1 - (d1 > d0), keepdims=True)
+        again = abs_sq(g * after(1, jnp.max(row)))
+        col = ema(jnp.mean(again, axis=d1) + epsilon, s.v_col, beta)
         by_row = jnp.expand_dims(_inverse_root(row) * jnp.sqrt(mean), d0)
         by_col = jnp.expand_dims(_inverse_root(col), d1)
+        if clipping_threshold is not None:
+            rows = jnp.mean(abs_sq(g * by_col), axis=d0, keepdims=True) * jnp.square(by_row)
+            length = jnp.sqrt(jnp.mean(rows))
+            by_row = by_row * shrink_factor(length, clipping_threshold)
+            by_col = after(by_col, length)  # or XLA writes it out for both products
         return g * by_row * by_col, {"v_row": row, "v_col": col, "v": s.v}
 
     return leafwise(FactoredState, slots, rule)
@@ -195,9 +208,18 @@ def adafactor(
     >>> state[0].v_row.shape, state[0].v_col.shape, state[0].v.shape
     ((256,), (512,), (1,))
     """
-    links = [scale_by_factored_rms(factored, decay_rate, decay_offset, min_dim_size_to_factor, eps)]
+    links = [
+        scale_by_factored_rms(
+            factored,
+            decay_rate,
+            decay_offset,
+            min_dim_size_to_factor,
+            eps,
+            clipping_threshold=clipping_threshold,
+        )
+    ]
     if clipping_threshold is not None:
-        links.append(clip_by_block_rms(clipping_threshold))
+        links.append(identity())  # where Optax clips: its states go on here
     if learning_rate is not None:
         links.append(scale_by_learning_rate(learning_rate, flip_sign=False))
     if multiply_by_parameter_scale:

@@ -1,5 +1,6 @@
 """CAME."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, NonNegative, Positive
 from gradtx.compose import chain
 from gradtx.engine import leafwise
-from gradtx.numerics import abs_sq, accumulator_dtype, ema, zeros_like
+from gradtx.numerics import abs_sq, accumulator_dtype, after, ema, zeros_like
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
 from gradtx.transforms.clipping import shrink_factor
@@ -31,8 +32,15 @@ class ScaleByCameState(NamedTuple):
     residual_col: Slots
 
 
-def _means(square: Array, row: Array, col: Array, decay: Any) -> tuple[Array, Array]:
-    return ema(jnp.mean(square, -1), row, decay), ema(jnp.mean(square, -2), col, decay)
+def _means(
+    square: Callable[[Array], Array], first: Array, row: Array, col: Array, decay: Any, eps: Any
+) -> tuple[Array, Array]:
+    """The moving averages of the means of ``square(known)``, which is computed when `known` is.
+
+    XLA would store what both means read: each takes the squares for itself.
+    """
+    row = ema(jnp.mean(square(first), -1) + eps, row, decay)
+    return row, ema(jnp.mean(square(jnp.max(row)), -2) + eps, col, decay)
 
 
 def _inverse_root(x: Array) -> Array:
@@ -104,20 +112,34 @@ def scale_by_came(
         }
 
     def rule(g: Array, s: Any, t: Any) -> Any:
-        new, square = dict(vars(s)), abs_sq(g) + eps
+        new = dict(vars(s))
         if g.ndim < 2:
-            new["v"] = ema(square, s.v, b2)
+            new["v"] = ema(abs_sq(g) + eps, s.v, b2)
             u = g * _inverse_root(new["v"])
-        else:
-            new["v_row"], new["v_col"] = _means(square, s.v_row, s.v_col, b2)
-            by_row, by_col = _unfactored(new["v_row"], new["v_col"])
-            u = g * by_row * by_col
-        u = u * shrink_factor(rms(u), clipping_threshold)
-        mu = new["mu"] = ema(u, s.mu, b1)
-        if g.ndim < 2:
+            mu = new["mu"] = ema(u * shrink_factor(rms(u), clipping_threshold), s.mu, b1)
             return mu, new
-        instability = abs_sq(u - mu) + eps_residual
-        rows, cols = _means(instability, s.residual_row, s.residual_col, b3)
+
+        def square(known: Array) -> Array:
+            return abs_sq(g * after(1, known))
+
+        rows, cols = _means(square, jnp.zeros([]), s.v_row, s.v_col, b2, eps)
+        new["v_row"], new["v_col"] = rows, cols
+        by_row, by_col = _unfactored(rows, cols)
+        mean = jnp.mean(abs_sq(g * by_col), -1, keepdims=True) * jnp.square(by_row)
+        length = jnp.sqrt(jnp.mean(mean))
+        by_row = by_row * shrink_factor(length, clipping_threshold)
+
+        def scaled(known: Array) -> Array:
+            return g * after(by_row, known) * after(by_col, known)
+
+        mu = new["mu"] = ema(scaled(length), s.mu, b1)
+
+        def instability(known: Array) -> Array:
+            return abs_sq(scaled(known) - mu)
+
+        rows, cols = _means(
+            instability, jnp.max(cols), s.residual_row, s.residual_col, b3, eps_residual
+        )
         new["residual_row"], new["residual_col"] = rows, cols
         by_row, by_col = _unfactored(rows, cols)
         return mu * by_row * by_col, new

@@ -6,7 +6,15 @@ import jax.numpy as jnp
 
 from gradtx.checks import NonNegative, Positive
 from gradtx.engine import elementwise
-from gradtx.numerics import abs_sq, accumulator_dtype, compute_dtype, divide, full_like, zeros_like
+from gradtx.numerics import (
+    abs_sq,
+    accumulator_dtype,
+    after,
+    compute_dtype,
+    divide,
+    full_like,
+    zeros_like,
+)
 from gradtx.pair import GradientTransformation, transformation
 from gradtx.types import Array, Slots
 
@@ -77,11 +85,12 @@ def ftrl(
         }
 
     def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
-        n = s.accumulator + abs_sq(g)
-        strength = root(n)
+        square = abs_sq(g)
         pull = 2 * l2_shrinkage_regularization_strength
-        z = s.linear + g + (pull - (strength - root(s.accumulator)) * (1 / learning_rate)) * p
-        curvature = (strength + beta) * (1 / learning_rate) + 2 * l2_regularization_strength
+        growth = root(s.accumulator + square) - root(s.accumulator)
+        z = s.linear + g + (pull - growth * (1 / learning_rate)) * p
+        n = s.accumulator + after(square, jnp.abs(z))  # z reads the old one
+        curvature = (root(n) + beta) * (1 / learning_rate) + 2 * l2_regularization_strength
         size = jnp.maximum(jnp.abs(z) - l1_regularization_strength, 0)
         return -jnp.sign(z) * divide(size, curvature) - p, {"accumulator": n, "linear": z}
 

@@ -1,14 +1,74 @@
 """LARS."""
 
+from typing import Any
+
 from gradtx.checks import NonNegative, Number
-from gradtx.compose import chain
-from gradtx.masking import masked
-from gradtx.pair import GradientTransformation, optimizer
+from gradtx.compose import chain, identity
+from gradtx.engine import leafwise
+from gradtx.masking import either
+from gradtx.numerics import after
+from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
 from gradtx.transforms.averaging import trace
-from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.transforms.trust import scale_by_trust_ratio
+from gradtx.transforms.trust import norm, trust_ratio
+from gradtx.types import Array, EmptyState
+
+
+@transformation
+def scale_by_lars(
+    weight_decay: NonNegative = 0.0,
+    weight_decay_mask: Where = True,
+    trust_coefficient: NonNegative = 0.001,
+    eps: NonNegative = 0.0,
+    trust_ratio_mask: Where = True,
+) -> GradientTransformation:
+    r"""The decayed gradient with, in each leaf, a norm in proportion to the parameter's.
+
+    .. math:: d = g + \lambda\theta, \qquad
+        u = \frac{c \lVert\theta\rVert}{\lVert d\rVert + \epsilon}\, d
+
+    It is ``chain(add_decayed_weights(...), scale_by_trust_ratio(...))`` in one rule, which computes
+    `d` twice and stores it never.
+
+    Args:
+        weight_decay: :math:`\lambda \ge 0`.
+        weight_decay_mask: which parameters decay, as in :func:`add_decayed_weights`.
+        trust_coefficient: :math:`c \ge 0`.
+        eps: :math:`\epsilon \ge 0`.
+        trust_ratio_mask: which leaves are scaled by their ratio.
+
+    Raises:
+        ValueError: ``update`` is called without parameters.
+
+    Source: Y. You, I. Gitman and B. Ginsburg, Large Batch Training of Convolutional Networks, 2017,
+    arXiv:1708.03888, algorithm 1.
+
+    >>> import jax.numpy as jnp
+    >>> tx, p = scale_by_lars(trust_coefficient=1.0), jnp.array([3.0, 4.0])
+    >>> tx.update(jnp.array([1.0, 0.0]), tx.init(p), p)[0].tolist()
+    [5.0, 0.0]
+    """
+
+    def scaled(strength: Any, by_ratio: bool) -> GradientTransformation:
+        plain = isinstance(strength, float | int) and strength == 0
+
+        def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
+            def decayed(known: Array) -> Array:
+                """The gradient with decay, computed when `known` is, so that XLA stores none."""
+                return g if plain else g + after(strength, known) * p
+
+            size = norm(p)
+            length = norm(decayed(size))
+            ratio = trust_ratio(size, length, trust_coefficient, eps)
+            return decayed(length) * (ratio if by_ratio else 1), {}
+
+        return leafwise(EmptyState, None, rule)
+
+    def decaying(by_ratio: bool) -> GradientTransformation:
+        return either(weight_decay_mask, scaled(weight_decay, by_ratio), scaled(0.0, by_ratio))
+
+    return either(trust_ratio_mask, decaying(True), decaying(False))
 
 
 @optimizer
@@ -50,9 +110,10 @@ def lars(
 
     >>> tx = lars(0.1, weight_decay=1e-4, trust_ratio_mask="*/kernel")
     """
+    # As many links as in Optax, whose states go on here.
     return chain(
-        add_decayed_weights(weight_decay, weight_decay_mask),
-        masked(scale_by_trust_ratio(0.0, trust_coefficient, eps), trust_ratio_mask),
+        scale_by_lars(weight_decay, weight_decay_mask, trust_coefficient, eps, trust_ratio_mask),
+        identity(),
         scale_by_learning_rate(learning_rate),
         trace(momentum, nesterov),
     )

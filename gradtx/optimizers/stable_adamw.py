@@ -1,22 +1,20 @@
 """StableAdamW."""
 
-import operator
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative
 from gradtx.compose import chain
 from gradtx.engine import leafwise
-from gradtx.masking import restrict
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, zeros_like
+from gradtx.masking import either
+from gradtx.numerics import Step, abs_sq, accumulator_dtype, after, debias, ema, zeros_like
 from gradtx.optimizers.adam import ScaleByAdamState
 from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.paths import Where, mask_tree
+from gradtx.paths import Where
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.transforms.trust import rms
-from gradtx.types import Array, DType, PyTree
+from gradtx.types import Array, DType
 
 
 @transformation
@@ -47,7 +45,7 @@ def scale_by_stable_adamw(
         mu_dtype: the type of the first moment; the parameter's unless given.
         nu_dtype: the type of the second moment; float32 or wider unless given.
 
-    State: `ScaleByAdamState`; with a mask a pair of them, for the leaves that decay and the others.
+    State: `ScaleByAdamState`.
 
     Raises:
         ValueError: ``update`` is called without parameters.
@@ -70,23 +68,17 @@ def scale_by_stable_adamw(
     def decaying(strength: Any) -> GradientTransformation:
         def rule(g: Array, s: Any, t: Step, p: Array) -> Any:
             mu, nu = ema(g, s.mu, b1), ema(abs_sq(g), s.nu, b2)
-            square = debias(nu, b2, t)
-            floor = jnp.maximum(square, eps * eps)
-            relative = g / jnp.sqrt(jnp.where(floor > 0, floor, jnp.inf))
-            shrink = 1 / jnp.maximum(1, rms(relative))
+            tiny = jnp.finfo(nu.dtype).tiny  # for an eps of 0
+            floor = jnp.maximum(debias(nu, b2, t), jnp.maximum(eps * eps, tiny))
+            excess = rms(g / jnp.sqrt(floor))
+            square = nu * after(t.debiasing(b2), excess)
             root = jnp.sqrt(jnp.where(square > 0, square, jnp.inf)) + eps
             direction = debias(mu, b1, t) / root + strength * p
-            return direction * shrink, {"mu": mu, "nu": nu}
+            return direction * (1 / jnp.maximum(1, excess)), {"mu": mu, "nu": nu}
 
         return leafwise(ScaleByAdamState, slots, rule)
 
-    if mask is None:
-        return decaying(weight_decay)
-
-    def others(tree: PyTree) -> PyTree:
-        return jax.tree.map(operator.not_, mask_tree(tree, mask))
-
-    return chain(restrict(decaying(weight_decay), mask), restrict(decaying(0.0), others))
+    return either(mask, decaying(weight_decay), decaying(0.0))
 
 
 @optimizer

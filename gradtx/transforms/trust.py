@@ -21,6 +21,12 @@ def rms(x: Array) -> Array:
     return jnp.sqrt(sum_sq(x) / max(x.size, 1))
 
 
+def trust_ratio(size: Array, length: Array, coefficient: Any = 1.0, eps: Any = 0.0) -> Array:
+    """What an update of norm `length` is multiplied by beside a parameter of norm `size`."""
+    still = (size == 0) | (length == 0)
+    return jnp.where(still, 1, coefficient * size / jnp.where(still, 1, length + eps))
+
+
 @transformation
 def scale_by_trust_ratio(
     min_norm: NonNegative = 0.0, trust_coefficient: NonNegative = 1.0, eps: NonNegative = 0.0
@@ -50,9 +56,7 @@ def scale_by_trust_ratio(
 
     def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
         size, length = jnp.maximum(norm(p), min_norm), jnp.maximum(norm(g), min_norm)
-        still = (size == 0) | (length == 0)
-        ratio = trust_coefficient * size / jnp.where(still, 1, length + eps)
-        return g * jnp.where(still, 1, ratio), {}
+        return g * trust_ratio(size, length, trust_coefficient, eps), {}
 
     return leafwise(EmptyState, None, rule)
 
