@@ -34,7 +34,7 @@ class Collective(NamedTuple):
 def collectives(text: str) -> list[Collective]:
     """The collectives of a compiled program, each once."""
     found: dict[str, Collective] = {}
-    computation = ""
+    computation, pipelined = "", "async_collective" in text
     for i, line in enumerate(text.splitlines()):
         if header := COMPUTATION.match(line):
             computation = header["name"]
@@ -51,8 +51,9 @@ def collectives(text: str) -> list[Collective]:
         if computation.startswith("all-reduce-scatter"):  # how a TPU's compiler writes it
             kind = "reduce-scatter"
         channel = re.search(r"channel_id=(\d+)", instruction["rest"])
-        # The parts of a pipelined collective name the same channel.
-        found[channel[1] if channel else f"line {i}"] = Collective(kind, size)
+        # A TPU's compiler writes a pipelined collective in parts that name one channel; on CPU
+        # different ones may have the same number.
+        found[channel[1] if pipelined and channel else f"line {i}"] = Collective(kind, size)
     return list(found.values())
 
 

@@ -27,6 +27,14 @@ from gradtx.compose import (
 )
 from gradtx.config import from_config as from_config, to_config as to_config
 from gradtx.distributed.aggregation import aggregate as aggregate
+from gradtx.distributed.compression import (
+    CompressionState as CompressionState,
+    PowerSGDState as PowerSGDState,
+    aggregate_bf16 as aggregate_bf16,
+    aggregate_int8 as aggregate_int8,
+    aggregate_power_sgd as aggregate_power_sgd,
+    aggregate_top_k as aggregate_top_k,
+)
 from gradtx.distributed.padding import Padded as Padded
 from gradtx.distributed.sharding import (
     StateSharding as StateSharding,

@@ -347,6 +347,7 @@ class Description:
     hyperparams: dict[str, Any]
     slots: tuple[SlotInfo, ...]
     other_bytes: int
+    message_bytes: int = 0
 
     @property
     def slot_bytes(self) -> int:
@@ -378,7 +379,19 @@ class Description:
             f"{a:{widths[0]}}  {b:{widths[1]}}  {c:{widths[2]}}  {d:>{widths[3]}}"
             for a, b, c, d in rows
         ]
+        if self.message_bytes:
+            lines += [f"sent by each device in a step: {self.message_bytes:,} bytes"]
         return "\n".join(line.rstrip() for line in lines)
+
+
+def _message_bytes(tx: Any, params: Params) -> int:
+    """What the links of `tx` that communicate send for these parameters."""
+    expansion = tx.expansion if tx.declaration is not None else tx
+    own = getattr(expansion, "message_bytes", None)
+    if own is not None:
+        return int(own(params))
+    children = list(_children(tx)) or ([] if expansion is tx else list(_children(expansion)))
+    return sum(_message_bytes(child, params) for _, child in children)
 
 
 def _count_shapes(shapes: tuple[tuple[int, ...], ...], most: int = 4) -> str:
@@ -401,7 +414,8 @@ def describe(tx: GradientTransformation, params: Params) -> Description:
         params: the parameters, or ``jax.ShapeDtypeStruct`` in their place.
 
     Returns:
-        A `Description`: links, hyperparameters, and for each slot its types, shapes and bytes.
+        A `Description`: links, hyperparameters, for each slot its types, shapes and bytes, and the
+        bytes that a device sends in a step if there are several.
 
     >>> import gradtx, jax.numpy as jnp
     >>> print(describe(gradtx.sgd(0.1, momentum=0.9), {"w": jnp.zeros((2, 3)), "b": jnp.zeros(3)}))
@@ -435,6 +449,7 @@ def describe(tx: GradientTransformation, params: Params) -> Description:
         hyperparams=hyperparams(tx),
         slots=slots,
         other_bytes=_bytes(state) - sum(slot.bytes for slot in slots),
+        message_bytes=_message_bytes(tx, params),
     )
 
 

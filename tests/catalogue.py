@@ -870,6 +870,30 @@ CATALOGUE: dict[str, Entry] = {
         lambda: gradtx.aggregate("data"),
         bad=({"axis_name": 3}, {"axis_name": "data", "op": "median"}),
     ),
+    "aggregate_bf16": Entry(
+        lambda: gradtx.aggregate_bf16("data"),
+        bad=({"axis_name": 3}, {"axis_name": "data", "op": "median"}),
+        complex=False,
+        why="there is no half of a complex64",
+    ),
+    "aggregate_int8": Entry(
+        lambda: gradtx.aggregate_int8("data"),
+        bad=({"axis_name": 3}, {"axis_name": "data", "block_size": 0}),
+        complex=False,
+        why="integers are real",
+    ),
+    "aggregate_top_k": Entry(
+        lambda: gradtx.aggregate_top_k("data", 0.5),
+        bad=({"axis_name": 3}, {"axis_name": "data", "fraction": 0.0}),
+        complex=False,
+        why="an index and a float32 are sent",
+    ),
+    "aggregate_power_sgd": Entry(
+        lambda: gradtx.aggregate_power_sgd("data", 1),
+        bad=({"axis_name": 3}, {"axis_name": "data", "rank": 0}),
+        complex=False,
+        why="as the other compressed forms",
+    ),
     "keep_params_nonnegative": Entry(
         lambda: gradtx.keep_params_nonnegative(),
         optax=lambda: optax.keep_params_nonnegative(),

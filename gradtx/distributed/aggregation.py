@@ -1,5 +1,6 @@
 """Aggregation: the mean, or the sum, of the gradients of many devices."""
 
+import math
 from typing import Any
 
 import jax
@@ -7,18 +8,15 @@ import jax.numpy as jnp
 
 from gradtx.distributed.axes import (
     AxisName,
+    Communicating,
     bound_size,
     check_axis_name,
     check_varying,
     everyones,
 )
 from gradtx.engine import gradient
-from gradtx.numerics import cast, divide, real_dtype, widen
-from gradtx.pair import (
-    GradientTransformation,
-    GradientTransformationExtraArgs,
-    transformation,
-)
+from gradtx.numerics import cast, compute_dtype, divide, real_dtype, widen
+from gradtx.pair import GradientTransformation, transformation
 from gradtx.paths import leaves_with_path
 from gradtx.rows import Rows, is_rows
 from gradtx.types import Array, EmptyState, Params, State, Updates
@@ -97,7 +95,14 @@ def aggregate(axis_name: AxisName, op: str = "mean") -> GradientTransformation:
         results = iter(reduced)
         return treedef.unflatten([None if g is None else next(results) for _, g in leaves]), state
 
-    return GradientTransformationExtraArgs(lambda params: EmptyState(), update)
+    return Communicating.made(lambda params: EmptyState(), update, message_bytes)
+
+
+def message_bytes(params: Params) -> int:
+    """What a device contributes to an uncompressed sum of gradients, in float32 or wider."""
+    return sum(
+        math.prod(p.shape) * compute_dtype(p.dtype).itemsize for p in jax.tree.leaves(params)
+    )
 
 
 def weigh(g: Array, weight: Any) -> Array:

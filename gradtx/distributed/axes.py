@@ -1,16 +1,33 @@
 """Axes over which devices talk: which are bound where this is traced, and reductions over them."""
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 
 from gradtx.numerics import varying_axes
+from gradtx.pair import GradientTransformationExtraArgs
 from gradtx.paths import path_string
-from gradtx.types import Array
+from gradtx.types import Array, Params
 
 AxisName: TypeAlias = str | tuple[str, ...]
 """The name of an axis of ``pmap``, ``shard_map`` or ``vmap``, or several."""
+
+
+class Communicating(GradientTransformationExtraArgs):
+    """A pair whose devices send each other something; it knows how much, for :func:`describe`."""
+
+    message_bytes: Callable[[Params], int]
+
+    @classmethod
+    def made(
+        cls, init: Any, update: Any, message_bytes: Callable[[Params], int]
+    ) -> "Communicating":
+        """The pair, with the bytes that a device contributes to a step."""
+        pair = cls(init, update)
+        pair.message_bytes = message_bytes
+        return pair
 
 
 def check_axis_name(where: str, axis_name: Any) -> None:
