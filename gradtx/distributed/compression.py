@@ -172,6 +172,14 @@ def _split(flat: Array, like: list[Array]) -> list[Array]:
     return [flat[ends[i] : ends[i + 1]].reshape(x.shape) for i, x in enumerate(like)]
 
 
+def _summed(leaves: list[Array], axis_name: AxisName) -> list[Array]:
+    """The sums over the axis, in one all-reduce."""
+    if not leaves:
+        return []
+    flat = jnp.concatenate([x.reshape(-1) for x in leaves])
+    return _split(jax.lax.psum(flat, axis_name), leaves)
+
+
 @transformation
 def aggregate_bf16(axis_name: AxisName, op: str = "mean") -> GradientTransformation:
     r"""As :func:`aggregate`, sending bfloat16.
@@ -248,7 +256,10 @@ def aggregate_int8(
 
     def encode(x: Array) -> tuple[Array, ...]:
         blocks = x.reshape(x.shape[0], -1, block_size)
-        scales = jnp.max(jnp.abs(blocks), axis=-1, keepdims=True) / 127
+        largest = jnp.max(jnp.abs(blocks), axis=-1, keepdims=True)
+        # Integers cannot be NaN, and XLA's maximum on CPU may pass one over.
+        finite = jnp.all(jnp.isfinite(blocks), axis=-1, keepdims=True)
+        scales = jnp.where(finite, largest / 127, jnp.nan)
         codes = jnp.round(blocks / jnp.where(scales == 0, 1, scales))
         return codes.astype(jnp.int8), scales.astype(jnp.float32)
 
@@ -378,10 +389,10 @@ def aggregate_power_sgd(
         ]
         old = state["q"]
         first = [x if w else x @ q for x, q, w in zip(matrices, old, whole, strict=True)]
-        first = [x / devices for x in jax.lax.psum(first, axis_name)]
+        first = [x / devices for x in _summed(first, axis_name)]
         left = [x if w else jnp.linalg.qr(x)[0] for x, w in zip(first, whole, strict=True)]
         own = [m.T @ p for m, p, w in zip(matrices, left, whole, strict=True) if not w]
-        right = iter(jax.lax.psum(own, axis_name))
+        right = iter(_summed(own, axis_name))
         mine_right = iter(own)
         means, sent, new = [], [], []
         for x, p, q, w in zip(mine, left, old, whole, strict=True):
