@@ -16,7 +16,7 @@ from gradtx.distributed.axes import (
     check_varying,
     everyones,
 )
-from gradtx.engine import gradient, parameter
+from gradtx.engine import _column, gradient, parameter
 from gradtx.numerics import cast, widen
 from gradtx.pair import GradientTransformation, transformation
 from gradtx.paths import leaves_with_path, path_string
@@ -59,29 +59,19 @@ def _compressed(
     if op not in ("mean", "sum"):
         raise ValueError(f"{label}: op must be 'mean' or 'sum', not {op!r}")
 
-    def present(tree: Any) -> tuple[list[Any], list[Any], Any]:
-        leaves, treedef = leaves_with_path(tree)
-        found = [(path, x) for path, x in leaves if x is not None]
-        return [path for path, _ in found], [x for _, x in found], treedef
-
-    def restored(treedef: Any, like: Any, values: list[Any]) -> Any:
-        rest = iter(values)
-        leaves = treedef.flatten_up_to(like)
-        return treedef.unflatten([None if x is None else next(rest) for x in leaves])
-
     def start(params: Params) -> State:
-        paths, leaves, treedef = present(params)
-        arrays = [parameter(p, path) for p, path in zip(leaves, paths, strict=True)]
-        for path, p in zip(paths, arrays, strict=True):
+        leaves, treedef = leaves_with_path(params)
+        arrays = [parameter(p, path) for path, p in leaves if p is not None]
+        for path, p in leaves:
             if jnp.iscomplexobj(p):
                 raise TypeError(
                     f"{label}: the parameter at {path_string(path)!r} is complex; aggregate it "
                     "uncompressed (see partition)"
                 )
         state_class, made = init(arrays)
-        error = [jnp.zeros_like(widen(p)) for p in arrays]
-        trees = {n: restored(treedef, params, column) for n, column in made.items()}
-        return state_class(error=restored(treedef, params, error), **trees)
+        made["error"] = [jnp.zeros_like(widen(p)) for p in arrays]
+        none = [p for _, p in leaves]
+        return state_class(**{n: treedef.unflatten(_filled(none, x)) for n, x in made.items()})
 
     def update(
         updates: Updates,
@@ -92,44 +82,51 @@ def _compressed(
         **extra_args: Any,
     ) -> tuple[Updates, State]:
         del params, extra_args
+        leaves, treedef = leaves_with_path(updates)
+        columns = {n: _column(label, n, updates, getattr(state, n), treedef) for n in state._fields}
         devices = bound_size(label, axis_name)
         if devices is None:
             return updates, state
-        paths, leaves, treedef = present(updates)
-        for path, g in zip(paths, leaves, strict=True):
+        for path, g in leaves:
             if is_rows(g):
                 raise TypeError(
                     f"{label} does not take the Rows at {path_string(path)!r}, which are few "
                     "already: use aggregate there (see partition)"
                 )
-        arrays = [gradient(g, path) for g, path in zip(leaves, paths, strict=True)]
-        check_varying(label, axis_name, list(zip(paths, arrays, strict=True)))
-        held = {n: present(getattr(state, n))[1] for n in state._fields}
-        total = total_weight(axis_name, weight)
+        everything = [g for _, g in leaves]
+        present = [(path, gradient(g, path)) for path, g in leaves if g is not None]
+        check_varying(label, axis_name, present)
+        held = {
+            n: [x for x, g in zip(column, everything, strict=True) if g is not None]
+            for n, column in columns.items()
+        }
         # The mean of these over the devices is the weighted mean.
-        mine = [
-            weigh(widen(g), weight)
-            if weight is None
-            else divide_by(weigh(widen(g), weight) * devices, total)
-            for g in arrays
-        ]
-        mine = [g + e for g, e in zip(mine, held["error"], strict=True)]
+        total = total_weight(axis_name, weight)
+        mine = [weigh(widen(g), weight) for _, g in present]
+        if weight is not None:
+            mine = [divide_by(x * devices, total) for x in mine]
+        mine = [x + e for x, e in zip(mine, held["error"], strict=True)]
         means, sent, new = exchange(mine, held, devices)
         new["error"] = [x - s for x, s in zip(mine, sent, strict=True)]
+        trees = {}
+        for n, values in new.items():
+            kept = [cast(x, old.dtype) for x, old in zip(values, held[n], strict=True)]
+            trees[n] = treedef.unflatten(_filled(everything, kept, columns[n]))
         factor = total if op == "sum" else 1
-        out = [cast(m * factor, g.dtype) for m, g in zip(means, arrays, strict=True)]
-        trees = {
-            n: restored(
-                treedef, updates, [cast(a, b.dtype) for a, b in zip(x, held[n], strict=True)]
-            )
-            for n, x in new.items()
-        }
-        return restored(treedef, updates, out), state._replace(**trees)
+        out = [cast(m * factor, g.dtype) for m, (_, g) in zip(means, present, strict=True)]
+        return treedef.unflatten(_filled(everything, out)), state._replace(**trees)
 
     def bytes_sent(params: Params) -> int:
         return sum(message(tuple(p.shape)) for p in jax.tree.leaves(params))
 
     return Communicating.made(start, update, bytes_sent)
+
+
+def _filled(like: list[Any], values: list[Any], otherwise: list[Any] | None = None) -> list[Any]:
+    """`values` in the places where `like` is not None; there `otherwise`, or None."""
+    rest = iter(values)
+    others = otherwise or [None] * len(like)
+    return [o if x is None else next(rest) for x, o in zip(like, others, strict=True)]
 
 
 def _error_only(arrays: list[Array]) -> tuple[type, dict[str, list[Any]]]:

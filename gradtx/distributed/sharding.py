@@ -146,12 +146,8 @@ def state_sharding(
     >>> mesh = jax.make_mesh((1,), ("data",))
     >>> everywhere = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     >>> sharding = state_sharding(gradtx.adam(1e-3), {"w": jnp.zeros((4, 2))}, everywhere)
-    >>> print(sharding)
-    leaf     shape   sharding         bytes per device
-    0/count  ()      PartitionSpec()  4                 replicated
-    0/mu/w   (4, 2)  PartitionSpec()  32                as the parameter
-    0/nu/w   (4, 2)  PartitionSpec()  32                as the parameter
-    all                               68
+    >>> sharding.bytes_per_device, sharding.leaves[1].path, sharding.leaves[1].note
+    (68, '0/mu/w', 'as the parameter')
     """
     leaves, treedef = leaves_with_path(params)
     shardings = _aligned(params, params_sharding)

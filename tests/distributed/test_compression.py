@@ -233,6 +233,19 @@ def test_a_zero_gradient_does_not_end_power_sgd():
     assert np.abs(updates["w"][0, -1]).max() > 0
 
 
+def test_a_leaf_without_a_gradient_keeps_its_state():
+    for name, build in FORMS.items():
+        tx = build()
+        state = tx.init(zeros())
+
+        def update(g, tx=tx, state=state):
+            return tx.update({**zeros(), "w": None, "t": g}, state)
+
+        updates, new = jax.vmap(update, axis_name="data")(jnp.ones((2, 6, 5, 4)))
+        assert updates["w"] is None, name
+        assert jax.tree.structure(new) == jax.tree.structure(state), name
+
+
 def test_a_nan_is_seen():
     for name, build in FORMS.items():
         gs = gradients(1)
