@@ -35,6 +35,12 @@ from gradtx.distributed.compression import (
     aggregate_power_sgd as aggregate_power_sgd,
     aggregate_top_k as aggregate_top_k,
 )
+from gradtx.distributed.local import (
+    DiLoCoState as DiLoCoState,
+    LocalSGDState as LocalSGDState,
+    diloco as diloco,
+    local_sgd as local_sgd,
+)
 from gradtx.distributed.padding import Padded as Padded
 from gradtx.distributed.sharding import (
     StateSharding as StateSharding,

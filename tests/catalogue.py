@@ -870,6 +870,23 @@ CATALOGUE: dict[str, Entry] = {
         lambda: gradtx.aggregate("data"),
         bad=({"axis_name": 3}, {"axis_name": "data", "op": "median"}),
     ),
+    "local_sgd": Entry(
+        lambda: gradtx.local_sgd(gradtx.adam(0.1), 2, "data"),
+        bad=(
+            {"inner": optax.sgd(1.0), "every": 0, "axis_name": "data"},
+            {"inner": optax.sgd(1.0), "every": 2, "axis_name": 3},
+        ),
+    ),
+    "diloco": Entry(
+        lambda: gradtx.diloco(
+            gradtx.adam(0.1), gradtx.sgd(0.7, momentum=0.9, nesterov=True), 2, "data"
+        ),
+        bad=(
+            {"inner": optax.sgd(1.0), "outer": optax.sgd(1.0), "every": 0, "axis_name": "data"},
+            {"inner": optax.sgd(1.0), "outer": optax.sgd(1.0), "every": 2, "axis_name": None},
+        ),
+        rows=False,
+    ),
     "aggregate_bf16": Entry(
         lambda: gradtx.aggregate_bf16("data"),
         bad=({"axis_name": 3}, {"axis_name": "data", "op": "median"}),

@@ -1,0 +1,213 @@
+"""Infrequent communication: devices train alone and meet from time to time."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.checks import PositiveCount
+from gradtx.distributed.aggregation import message_bytes
+from gradtx.distributed.axes import AxisName, Communicating, bound_size, check_axis_name
+from gradtx.numerics import cast, widen
+from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
+from gradtx.paths import is_leaf
+from gradtx.rows import is_rows
+from gradtx.types import Array, Params, PyTree, Slots, State, Updates
+from gradtx.wrappers.branching import _like
+
+
+class LocalSGDState(NamedTuple):
+    """inner_state: this device's; until_sync: i32[], steps up to and with the next meeting."""
+
+    inner_state: State
+    until_sync: Array
+
+
+class DiLoCoState(NamedTuple):
+    """inner_state: this device's; until_sync: i32[], steps up to and with the next meeting.
+
+    outer_state: the outer optimizer's, and anchor: the parameters after the last meeting, in
+    float32 or wider; both are the same on all devices.
+    """
+
+    inner_state: State
+    outer_state: State
+    anchor: Slots
+    until_sync: Array
+
+
+def _over(function: Callable[..., Any], updates: PyTree, *trees: PyTree) -> PyTree:
+    """`function` on the leaves that have an update; None on the others."""
+    return jax.tree.map(
+        lambda u, *rest: None if u is None else function(u, *rest),
+        updates,
+        *trees,
+        is_leaf=is_leaf,
+    )
+
+
+def _dense(updates: Updates) -> Updates:
+    return jax.tree.map(lambda u: u.to_dense() if is_rows(u) else u, updates, is_leaf=is_leaf)
+
+
+def _mean(label: str, axis_name: AxisName, values: PyTree) -> PyTree:
+    """The mean over devices in one all-reduce; the values themselves where there is one device."""
+    if bound_size(label, axis_name) is None:
+        return values
+    return jax.lax.pmean(values, axis_name)
+
+
+def _check(label: str, params: Params | None) -> None:
+    if params is None:
+        raise ValueError(f"{label} needs the parameters: call update(updates, state, params)")
+
+
+def _sent(every: Any, params: Params) -> int:
+    return -(-message_bytes(params) // every) if isinstance(every, int) else message_bytes(params)
+
+
+@transformation
+def local_sgd(
+    inner: GradientTransformation, every: PositiveCount, axis_name: AxisName
+) -> GradientTransformation:
+    r"""Train on every device alone, and every `H` steps go on from the mean of the parameters.
+
+    .. math:: \theta_i \leftarrow \theta_i + u_i, \qquad
+        \theta_i \leftarrow \frac1n \sum_j \theta_j \text{ at every } H\text{-th step}
+
+    Args:
+        inner: the optimizer of each device, of any kind.
+        every: `H`, at least 1; at 1 the parameters are the same on all devices after every step.
+        axis_name: the axis of ``pmap``, ``shard_map`` or ``vmap``, or several.
+
+    The updates must be applied as they are, and each device has parameters and a state of its own:
+    what a ``shard_map`` returns of them is not the same on all devices (see docs/distributed.md).
+    A meeting costs one all-reduce of the parameters, in float32 or wider; other steps send nothing.
+    Where no axis is bound there is one device, and `inner` is all there is.
+
+    State: `LocalSGDState`; the inner states stay with their devices.
+
+    Raises:
+        ValueError: there are axes here but not this one; the parameters are not given.
+
+    Source: S. U. Stich, Local SGD Converges Fast and Communicates Little, 2019, arXiv:1805.09767,
+    algorithm 1.
+
+    >>> import gradtx
+    >>> tx = local_sgd(gradtx.sgd(1.0), 1, "data")
+    >>> update = jax.vmap(
+    ...     lambda g: tx.update(g, tx.init(0.0), jnp.float32(0.0))[0], axis_name="data"
+    ... )
+    >>> update(jnp.array([1.0, 3.0])).tolist()
+    [-2.0, -2.0]
+    """
+    check_axis_name("local_sgd", axis_name)
+    tx = with_extra_args_support(inner)
+
+    def init(params: Params) -> State:
+        return LocalSGDState(tx.init(params), jnp.asarray(every, jnp.int32))
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        _check("local_sgd", params)
+        out, inner_state = tx.update(updates, state.inner_state, params, **extra_args)
+        out = _dense(out)
+
+        def meet() -> Updates:
+            mine = _over(lambda u, p: widen(jnp.asarray(p)) + widen(u), out, params)
+            mean = _mean("local_sgd", axis_name, mine)
+            return _over(
+                lambda u, m, p: cast(m - widen(jnp.asarray(p)), u.dtype), out, mean, params
+            )
+
+        due = state.until_sync <= 1
+        out = jax.lax.cond(due, meet, lambda: out)
+        left = jnp.where(due, jnp.asarray(every, jnp.int32), state.until_sync - 1)
+        return out, LocalSGDState(inner_state, left)
+
+    return Communicating.made(init, update, lambda params: _sent(every, params))
+
+
+@transformation
+def diloco(
+    inner: GradientTransformation,
+    outer: GradientTransformation,
+    every: PositiveCount,
+    axis_name: AxisName,
+) -> GradientTransformation:
+    r"""Train on every device alone, and every `H` steps take the mean way as an outer gradient.
+
+    With :math:`\phi` the parameters after the last meeting,
+
+    .. math:: \Delta = \phi - \frac1n \sum_i \theta_i, \qquad
+        \phi \leftarrow \phi + \mathrm{outer}(\Delta), \qquad \theta_i \leftarrow \phi
+
+    Args:
+        inner: the optimizer of each device; AdamW in the paper.
+        outer: the optimizer of the meetings; in the paper Nesterov momentum,
+            ``sgd(0.7, momentum=0.9, nesterov=True)``. With ``sgd(1.0)`` this is :func:`local_sgd`.
+        every: `H`, at least 1; 500 in the paper.
+        axis_name: the axis of ``pmap``, ``shard_map`` or ``vmap``, or several.
+
+    The updates must be applied as they are, and each device has parameters and a state of its own,
+    as for :func:`local_sgd`. A meeting costs one all-reduce of the parameters; other steps send
+    nothing. Where no axis is bound there is one device, whose way is the mean.
+
+    State: `DiLoCoState`.
+
+    Raises:
+        ValueError: there are axes here but not this one; the parameters are not given.
+
+    Source: A. Douillard et al., DiLoCo: Distributed Low-Communication Training of Language Models,
+    2023, arXiv:2311.08105, algorithm 1.
+
+    >>> import gradtx
+    >>> tx = diloco(gradtx.sgd(1.0), gradtx.sgd(0.5), 1, "data")
+    >>> update = jax.vmap(
+    ...     lambda g: tx.update(g, tx.init(0.0), jnp.float32(0.0))[0], axis_name="data"
+    ... )
+    >>> update(jnp.array([1.0, 3.0])).tolist()
+    [-1.0, -1.0]
+    """
+    check_axis_name("diloco", axis_name)
+    tx, outer_tx = with_extra_args_support(inner), with_extra_args_support(outer)
+
+    def init(params: Params) -> State:
+        anchor = jax.tree.map(
+            lambda p: None if p is None else widen(jnp.array(p)), params, is_leaf=is_leaf
+        )
+        return DiLoCoState(
+            tx.init(params), outer_tx.init(anchor), anchor, jnp.asarray(every, jnp.int32)
+        )
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        _check("diloco", params)
+        out, inner_state = tx.update(updates, state.inner_state, params, **extra_args)
+        out = _dense(out)
+
+        def meet() -> tuple[Updates, State, PyTree]:
+            mine = _over(lambda u, p: widen(jnp.asarray(p)) + widen(u), out, params)
+            mean = _mean("diloco", axis_name, mine)
+            seen = _over(lambda u, a: a, out, state.anchor)
+            way = _over(lambda u, a, m: a - m, out, seen, mean)
+            step, outer_state = outer_tx.update(way, state.outer_state, seen)
+            anchor = jax.tree.map(
+                lambda a, s: a if s is None else a + s, state.anchor, step, is_leaf=is_leaf
+            )
+            to = _over(
+                lambda u, a, p: cast(a - widen(jnp.asarray(p)), u.dtype), out, anchor, params
+            )
+            return to, _like(outer_state, state.outer_state), _like(anchor, state.anchor)
+
+        due = state.until_sync <= 1
+        out, outer_state, anchor = jax.lax.cond(
+            due, meet, lambda: (out, state.outer_state, state.anchor)
+        )
+        left = jnp.where(due, jnp.asarray(every, jnp.int32), state.until_sync - 1)
+        return out, DiLoCoState(inner_state, outer_state, anchor, left)
+
+    return Communicating.made(init, update, lambda params: _sent(every, params))
