@@ -17,8 +17,8 @@ def _made_by_an_optimizer(name):
     builder = getattr(gradtx, name).builder
     if not builder.function.__module__.startswith("gradtx.optimizers"):
         return False
-    links = name.startswith("scale_by_") or name.endswith("_estimator_diag_hessian")
-    return not links and name != "mars"
+    link = name.startswith("scale_by_") or name.endswith("_estimator_diag_hessian")
+    return not (link or name in ("mars", "orthogonalize"))
 
 
 # With every optimizer what has none of its own, and what acts on any.
@@ -127,35 +127,75 @@ def loss(p, x, noise):
     return jnp.sum((x @ d["w"] + d["b"] - noise) ** 2) / (2 * BATCH)
 
 
-def _train(tx, carry, batch):
+def _step(tx, params, state, batch):
+    """The updates of a step, the new state, and the gradients."""
+
     def value_fn(p):
         return loss(p, *batch)
 
-    params, state = carry
     value, grads = jax.value_and_grad(value_fn)(params)
     extra = {"value": value, "grad": grads, "value_fn": value_fn}
-    params, state = gradtx.apply_gradients(tx, grads, params, state, **extra)
-    return (params, state), excess(params)
+    return *gradtx.with_extra_args_support(tx).update(grads, state, params, **extra), grads
+
+
+def _half(tree):
+    return gradtx.tree.cast(tree, jnp.bfloat16)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def both(tx):
-    """The excess loss after each step in float32 and in bfloat16, compiled together."""
+def run(tx):
+    """A run in float32, one in bfloat16, and the bfloat16 updates along the float32 run.
 
-    def body(carries, batch):
-        new = [_train(tx, carry, batch) for carry in carries]
-        return [carry for carry, _ in new], [value for _, value in new]
+    All in one program: of each step the excess loss of both runs, the norm of the difference of the
+    updates, that of the updates, and that of the parameters.
+    """
+    tx = gradtx.with_extra_args_support(tx)
 
-    starts = START, jax.tree.map(lambda x: x.astype(jnp.bfloat16), START)
-    return jax.lax.scan(body, [(p, tx.init(p)) for p in starts], DATA)[1]
+    def body(carry, batch):
+        single, half, along = carry
+        p, _ = single
+        updates, state, grads = _step(tx, *single, batch)
+        single = gradtx.apply_updates(p, updates), state
+        half_updates, half_state, _ = _step(tx, *half, batch)
+        half = gradtx.apply_updates(half[0], half_updates), half_state
+
+        def value_fn(q):
+            return loss(q, *batch)
+
+        extra = {"value": loss(p, *batch), "grad": _half(grads), "value_fn": value_fn}
+        rounded, along = tx.update(_half(grads), along, _half(p), **extra)
+        error = gradtx.tree.sub(gradtx.tree.cast(rounded, jnp.float32), updates)
+        norms = [gradtx.global_norm(x) for x in (error, updates, p)]
+        return (single, half, along), (excess(single[0]), excess(half[0]), *norms)
+
+    start = _half(START)
+    carry = (START, tx.init(START)), (start, tx.init(start)), tx.init(start)
+    return jax.lax.scan(body, carry, DATA)[1]
+
+
+# Their step leads to a place, so the rounding of the parameter they see is in it: 0.4 % of that.
+PLACED = ("asam", "cocob", "ftrl", "gsam", "lookahead", "madgrad", "sam")
+# Signs turn where a momentum is nearly zero, singular vectors where values are nearly equal.
+TURNING = ("galore", "lion", "mars_lion")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_bfloat16_follows_float32(name):
-    """At every step within 2 % of the start; in the end within 10 %, and 0.1 % of the start."""
-    single, half = map(np.asarray, both(build(name)))
-    start, last = float(excess(START)), slice(-100, None)
-    assert single[last].mean() < 0.05 * start, "it does not learn: choose another rate"
+    """A run: at every step within 2 % of the start; in the end within 10 %, and 0.1 % of the start.
+
+    And its updates on given gradients, which do not lead back what has strayed: within 3 %.
+    """
+    single, half, error, size, at = map(np.asarray, run(build(name)))
+    start = float(excess(START))
+    assert single[-100:].mean() < 0.05 * start, "it does not learn: choose another rate"
     assert np.max(np.abs(half - single)) < 0.02 * start
-    np.testing.assert_allclose(half[last].mean(), single[last].mean(), rtol=0.1, atol=1e-3 * start)
+    np.testing.assert_allclose(
+        half[-100:].mean(), single[-100:].mean(), rtol=0.1, atol=1e-3 * start
+    )
+    if name == "lbfgs":
+        return  # its curvature is the difference of two gradients, of which rounding leaves little
+    for window in (slice(0, 100), slice(450, 550), slice(900, 1000)):
+        given = 2**-8 * at[window].mean() if name in PLACED else 0.0
+        part = 0.1 if name in TURNING else 0.03
+        assert error[window].mean() < part * size[window].mean() + given

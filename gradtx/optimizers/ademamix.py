@@ -7,7 +7,16 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, NonNegative
 from gradtx.compose import chain
 from gradtx.engine import elementwise
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, increment, zeros_like
+from gradtx.numerics import (
+    Step,
+    abs_sq,
+    accumulator_dtype,
+    compute_dtype,
+    debias,
+    ema,
+    increment,
+    zeros_like,
+)
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -21,7 +30,7 @@ from gradtx.types import Array, Counter, DType, Params, Slots, State, Updates
 
 
 class ScaleByAdemamixState(NamedTuple):
-    """count, count_m2: i32[]; m1, m2, nu: like the parameters, nu real, float32 or wider."""
+    """count, count_m2: i32[]; m1, m2, nu: like the parameters, nu real, m2 and nu f32 or wider."""
 
     count: Counter
     count_m2: Array
@@ -66,8 +75,9 @@ def scale_by_ademamix(
         alpha: :math:`\alpha \ge 0`; the paper warms it up with a schedule.
         eps: :math:`\epsilon \ge 0`, outside the root.
         eps_root: :math:`\bar\epsilon \ge 0`, inside the root.
-        mu_dtype: the type in which :math:`m_1` and :math:`m_2` are kept; the parameter's unless
-            given. In bfloat16 :math:`m_2` cannot move with :math:`\beta_3` near 1: give float32.
+        mu_dtype: the type in which :math:`m_1` and :math:`m_2` are kept. Unless given that of the
+            parameter, but for :math:`m_2` float32 or wider: in bfloat16, where Optax keeps it, it
+            does not move with :math:`\beta_3` near 1.
 
     State: `ScaleByAdemamixState`. :math:`\nu` is in float32 or wider; Optax keeps it in `mu_dtype`.
     Schedules are evaluated at ``count``; ``count_m2``, by which Optax evaluates them, counts too.
@@ -83,7 +93,7 @@ def scale_by_ademamix(
     def slots(p: Array) -> dict[str, Array]:
         return {
             "m1": zeros_like(p, mu_dtype),
-            "m2": zeros_like(p, mu_dtype),
+            "m2": zeros_like(p, compute_dtype(p.dtype) if mu_dtype is None else mu_dtype),
             "nu": zeros_like(p, accumulator_dtype(p)),
         }
 

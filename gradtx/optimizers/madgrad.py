@@ -7,14 +7,17 @@ import jax.numpy as jnp
 from gradtx.checks import Fraction, NonNegative
 from gradtx.compose import chain
 from gradtx.engine import elementwise
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, zeros_like
+from gradtx.numerics import Step, abs_sq, accumulator_dtype, compute_dtype, zeros_like
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.types import Array, Counter, Slots
 
 
 class MadgradState(NamedTuple):
-    """count: i32[]; grad_sum_sq, s, x0: like the parameters, the first real, float32 or wider."""
+    """count: i32[]; grad_sum_sq, s, x0: like the parameters, the two sums in float32 or wider.
+
+    grad_sum_sq is real.
+    """
 
     count: Counter
     grad_sum_sq: Slots
@@ -41,7 +44,8 @@ def scale_by_madgrad(
 
     The update is the step itself, with its sign: no learning rate follows.
 
-    State: `MadgradState`. ``x0`` is :math:`\theta_0`, a copy of the parameters at ``init``.
+    State: `MadgradState`. ``x0`` is :math:`\theta_0`, a copy of the parameters at ``init``. The
+    sums are in float32 or wider; in bfloat16, where Optax keeps them, they stop growing.
 
     Raises:
         ValueError: ``update`` is called without parameters.
@@ -57,7 +61,7 @@ def scale_by_madgrad(
     def slots(p: Array) -> dict[str, Array]:
         return {
             "grad_sum_sq": zeros_like(p, accumulator_dtype(p)),
-            "s": zeros_like(p),
+            "s": zeros_like(p, compute_dtype(p.dtype)),
             # A copy of its own: a buffer cannot be donated twice.
             "x0": jnp.array(p, copy=True),
         }
