@@ -59,7 +59,8 @@ PAGES = {
     "Wrappers": ("wrappers",),
     "Schedules": ("scheduling", "schedules"),
     "Projections": ("projections",),
-    "Trees": ("tree", "paths", "rows"),
+    "Trees": ("tree", "paths"),
+    "Sparse rows": ("sparse", "rows"),
     "Looking inside": ("inspection", "config", "saving"),
     "Writing a rule": ("pair", "engine", "numerics", "types", "checks", ""),
 }

@@ -64,3 +64,18 @@ def test_published_paths(tmp_path):
     code, output = run("optimizer_paths.py", "--out", "paths.png", cwd=tmp_path)
     assert code == 0, output
     assert (tmp_path / "paths.png").stat().st_size > 10_000
+
+
+def test_ratings_are_predicted(tmp_path):
+    sizes = {"--users": 2000, "--items": 500, "--ratings": 100_000, "--batch": 512}
+    arguments = [str(word) for pair in sizes.items() for word in pair]
+    semantics = ("lazy", "exact", "dense")
+    code, output = run(
+        "recommender.py", *arguments, "--semantics", *semantics, "--out", "r.png", cwd=tmp_path
+    )
+    assert code == 0, output
+    errors = dict(re.findall(r"(\w+): [\d.]+ ms a step, test error ([\d.]+)", output))
+    mean = float(re.findall(r"predicting the mean: ([\d.]+)", output)[0])
+    assert all(float(errors[name]) < 0.9 * mean for name in semantics), output
+    assert abs(float(errors["exact"]) - float(errors["dense"])) <= 0.002
+    assert (tmp_path / "r.png").stat().st_size > 10_000
