@@ -1,21 +1,18 @@
 """State as named data: arrays by path, for any container of arrays, and back."""
 
-import itertools
 import json
 import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gradtx import matching
 from gradtx.config import to_config
-from gradtx.inspection import _slot_fields
+from gradtx.matching import Node, is_empty, match
 from gradtx.pair import GradientTransformation, with_extra_args_support
-from gradtx.paths import path_string
-from gradtx.search import NamedTupleKey, _children
 from gradtx.types import Array, Params, State
 
 _HEADER = "gradtx"
@@ -32,8 +29,9 @@ def state_dict(state: State, tx: GradientTransformation | None = None) -> dict[s
         tx: the transformation, whose configuration is then written beside the state.
 
     Returns:
-        The arrays. Random keys are written as the integers behind them. The entry ``"gradtx"`` is
-        the header, JSON as bytes: the format's version, the kinds of the states, the configuration.
+        The arrays that have entries; random keys as the integers behind them. The entry
+        ``"gradtx"`` is the header, JSON as bytes: the format's version, the kinds of the states,
+        the configuration.
 
     Raises:
         ValueError: two leaves have the same path, since a name has a ``/`` in it.
@@ -44,7 +42,7 @@ def state_dict(state: State, tx: GradientTransformation | None = None) -> dict[s
     >>> list(state_dict(tx.init({"w": jnp.zeros(2)}), tx))
     ['gradtx', '0/trace/w']
     """
-    nodes = _nodes(state)
+    nodes = matching.nodes(state)
     header = {
         "version": _VERSION,
         "states": [[node.prefix, node.kind] for node in nodes],
@@ -52,7 +50,9 @@ def state_dict(state: State, tx: GradientTransformation | None = None) -> dict[s
     }
     written = np.frombuffer(json.dumps(header).encode(), np.uint8)
     flat: dict[str, Array] = {_HEADER: jnp.asarray(written)}
-    for path, leaf in _leaves(state):
+    for path, leaf in matching.leaves(state):
+        if is_empty(leaf):
+            continue
         if path in flat:
             raise ValueError(f"state_dict: two leaves are called {path!r}; is a '/' in a name?")
         flat[path] = _data(path, leaf)
@@ -126,15 +126,15 @@ def load_state_dict(
     >>> gradtx.slot_names(load_state_dict(tx, params, saved))
     ['mu', 'nu']
     """
-    match = match_state_dict(tx, params, flat)
-    if str(match):
+    found = match_state_dict(tx, params, flat)
+    if str(found):
         if strict:
             raise ValueError(
                 f"load_state_dict: the saved state is not one of this transformation and these "
-                f"parameters. {match}. With strict=False the rest is kept"
+                f"parameters. {found}. With strict=False the rest is kept"
             )
-        warnings.warn(f"load_state_dict: {match}", stacklevel=2)
-    return match.state
+        warnings.warn(f"load_state_dict: {found}", stacklevel=2)
+    return found.state
 
 
 def match_state_dict(
@@ -156,20 +156,8 @@ def match_state_dict(
     ['0/count', '0/ema']
     """
     fresh = with_extra_args_support(tx).init(params)
-    old, new = _saved_nodes(flat), _nodes(fresh)
-    arrays = {path: _data(path, leaf) for path, leaf in _leaves(fresh)}
-    pairs = _ranked(old, new, flat, arrays)
-    kept: dict[str, str] = {}
-    changed: dict[str, str] = {}
-    used: set[str] = set()
-    for before, after in pairs:
-        _claim(before, after, flat, arrays, kept, used, changed)
-    for before, after in pairs:
-        for name in after.leaves.keys() & before.leaves.keys():
-            path, was = after.leaves[name], before.leaves[name]
-            if path not in kept and path not in changed and was not in used:
-                changed[path] = f"{_shown(flat[was])} before, {_shown(arrays[path])} now"
-                used.add(was)
+    arrays = {k: _data(k, leaf) for k, leaf in matching.leaves(fresh) if not is_empty(leaf)}
+    kept, changed, extra = match(_saved_nodes(flat), matching.nodes(fresh), flat, arrays)
     if arrays and not kept:
         raise ValueError(
             "load_state_dict: nothing in the saved state fits this transformation and these "
@@ -178,156 +166,29 @@ def match_state_dict(
         )
     leaves = [
         _restored(leaf, arrays[path], flat[kept[path]]) if path in kept else leaf
-        for path, leaf in _leaves(fresh)
+        for path, leaf in matching.leaves(fresh)
     ]
     return StateMatch(
         state=jax.tree.structure(fresh).unflatten(leaves),  # type: ignore[attr-defined]
         kept=kept,
         missing=[path for path in arrays if path not in kept and path not in changed],
-        extra=sorted(flat.keys() - used - {_HEADER}),
+        extra=sorted(extra),
         changed=changed,
     )
 
 
-@dataclass
-class _Node:
-    """One transformation's state within a state: where it is, its class, its leaves by name."""
-
-    prefix: str
-    kind: str
-    leaves: dict[str, str] = field(default_factory=dict)
-    slots: set[str] = field(default_factory=set)
-
-
-def _join(*parts: str) -> str:
-    return "/".join(part for part in parts if part)
-
-
-def _walk(
-    node: Any, path: str, owner: _Node, in_slot: bool
-) -> Iterator[tuple[str, Any, _Node, bool]]:
-    children = _children(node)
-    if not children:
-        if jax.tree_util.all_leaves([node]):
-            yield path, node, owner, in_slot
-        return
-    slots: frozenset[str] = frozenset()
-    if hasattr(node, "_fields") and not in_slot:
-        cls: Any = type(node)
-        owner, slots = _Node(path, cls.__name__), _slot_fields(cls)
-    for key, child in children:
-        name = key.name if isinstance(key, NamedTupleKey) else path_string((key,))
-        yield from _walk(child, _join(path, name), owner, in_slot or name in slots)
-
-
-def _leaves(state: State) -> Iterator[tuple[str, Any]]:
-    """The leaves with their paths, in the order in which JAX flattens them."""
-    for path, leaf, _, _ in _walk(state, "", _Node("", ""), False):
-        yield path, leaf
-
-
-def _nodes(state: State) -> list[_Node]:
-    nodes: dict[int, _Node] = {}
-    for path, leaf, owner, in_slot in _walk(state, "", _Node("", ""), False):
-        nodes[id(owner)] = owner
-        name = path[len(owner.prefix) :].lstrip("/")
-        owner.leaves[name] = path
-        # Other libraries' states do not say which leaves are slots; counters are integers.
-        if in_slot or (hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact)):
-            owner.slots.add(name)
-    return list(nodes.values())
-
-
-def _saved_nodes(flat: Mapping[str, Any]) -> list[_Node]:
-    nodes = [_Node(prefix, kind) for prefix, kind in _header(flat)["states"]]
+def _saved_nodes(flat: Mapping[str, Any]) -> list[Node]:
+    nodes = [Node(prefix, kind) for prefix, kind in _header(flat)["states"]]
     deepest_first = sorted(nodes, key=lambda node: -len(node.prefix))
-    loose = _Node("", "")
+    loose = Node("", "")
     for path in sorted(flat.keys() - {_HEADER}):
         _check_array(path, flat[path])
+        if is_empty(flat[path]):
+            continue
         inside = (n for n in deepest_first if not n.prefix or path.startswith(n.prefix + "/"))
         owner = next(inside, loose)
         owner.leaves[path[len(owner.prefix) :].lstrip("/")] = path
     return [*nodes, loose]
-
-
-def _ranked(
-    old: list[_Node], new: list[_Node], flat: Mapping[str, Any], arrays: Mapping[str, Array]
-) -> list[tuple[_Node, _Node]]:
-    """The pairs of nodes that may have to do with each other, the likeliest first."""
-    ranks = [_ranks(old), _ranks(new)]
-    counts = [[node.kind for node in nodes] for nodes in (old, new)]
-    found = []
-    for (i, before), (j, after) in itertools.product(enumerate(old), enumerate(new)):
-        common = before.leaves.keys() & after.slots
-        alike = before.kind == after.kind
-        # A counter alone says nothing: a new group must not take over another one's.
-        if not common and (after.slots or not alike):
-            continue
-        fitting = [
-            n
-            for n in common
-            if np.shape(flat[before.leaves[n]]) == np.shape(arrays[after.leaves[n]])
-        ]
-        if counts[0].count(before.kind) == counts[1].count(after.kind):
-            distance = abs(ranks[0][i] - ranks[1][j])
-        else:
-            distance = int(before.prefix != after.prefix)
-        found.append(((not alike, -len(fitting), distance, i, j), before, after))
-    found.sort(key=lambda entry: entry[0])
-    return [(before, after) for _, before, after in found]
-
-
-def _ranks(nodes: list[_Node]) -> list[int]:
-    """The position of each node among those of its kind."""
-    seen: dict[str, int] = {}
-    ranks = []
-    for node in nodes:
-        ranks.append(seen.get(node.kind, 0))
-        seen[node.kind] = ranks[-1] + 1
-    return ranks
-
-
-def _claim(
-    before: _Node,
-    after: _Node,
-    flat: Mapping[str, Any],
-    arrays: Mapping[str, Array],
-    kept: dict[str, str],
-    used: set[str],
-    changed: dict[str, str],
-) -> None:
-    """Give the leaves of one saved node to one new node, each once."""
-
-    def fits(name: str) -> bool:
-        path, was = after.leaves[name], before.leaves.get(name)
-        return (
-            path not in kept
-            and was is not None
-            and np.shape(flat[was]) == np.shape(arrays[path])
-            and _convertible(flat[was].dtype, arrays[path].dtype)
-        )
-
-    slots = [n for n in after.leaves if n in after.slots and fits(n)]
-    slots = [n for n in slots if before.leaves[n] not in used]
-    if after.slots and not slots:
-        return
-    # One saved counter may serve the parts into which its state was split.
-    rest = [n for n in after.leaves if n not in after.slots and fits(n)]
-    if not after.slots:
-        rest = [n for n in rest if before.leaves[n] not in used]
-    for name in slots + rest:
-        path, was = after.leaves[name], before.leaves[name]
-        kept[path] = was
-        used.add(was)
-        if flat[was].dtype != arrays[path].dtype:
-            changed[path] = f"{_shown(flat[was])} before, {_shown(arrays[path])} now"
-    if before.kind != after.kind and slots:
-        changed[after.prefix or "the state"] = f"{before.kind} before, {after.kind} now"
-
-
-def _convertible(old: Any, new: Any) -> bool:
-    kinds = (jnp.floating, jnp.complexfloating, jnp.integer, jnp.bool_)
-    return any(jnp.issubdtype(old, kind) and jnp.issubdtype(new, kind) for kind in kinds)
 
 
 def _is_key(leaf: Any) -> bool:
@@ -376,10 +237,6 @@ def _header(flat: Mapping[str, Any]) -> dict[str, Any]:
             f"the state dict has the format {version}; this version of gradtx reads {_VERSION}"
         )
     return dict(header)
-
-
-def _shown(array: Any) -> str:
-    return f"{array.dtype}{list(np.shape(array))}"
 
 
 def _listed(paths: Any, most: int = 6) -> str:

@@ -23,6 +23,7 @@ LAYERS = (
         "minimizing",
         "training",
         "solving",
+        "matching",
         "saving",
         "exporting",
     ),

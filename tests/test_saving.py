@@ -2,6 +2,7 @@
 
 import functools
 import json
+import pathlib
 import subprocess
 import sys
 import warnings
@@ -15,7 +16,10 @@ import pytest
 
 import gradtx
 from gradtx import load_state_dict, match_state_dict, state_dict, tree
+from tests import test_contracts as contracts
 from tests.catalogue import CATALOGUE
+
+ROOT = pathlib.Path(__file__).parent.parent
 
 PARAMS = {
     "body": {"w": jnp.asarray(np.random.default_rng(0).normal(size=(2, 3)), jnp.float32)},
@@ -119,6 +123,84 @@ print(json.dumps(np.asarray(updates["w"]).tolist()))
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     updates, _ = tx.update({"w": jnp.ones(4)}, state, params)
     assert json.loads(out.stdout) == np.asarray(updates["w"]).tolist()
+
+
+@functools.cache
+def catalogue_states():
+    """Every transformation with a state in which no array is as `init` makes it."""
+    params = contracts.params()
+
+    def changed(x):
+        number = hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.number)
+        return x + jnp.asarray(1.7, x.dtype) if number else x
+
+    made = {name: entry.make() for name, entry in CATALOGUE.items()}
+    return {name: (tx, jax.tree.map(changed, tx.init(params))) for name, tx in made.items()}
+
+
+def named(name, flat):
+    return {f"{name}/{key}": array for key, array in flat.items()}
+
+
+def taken(name, everything):
+    return {
+        k.removeprefix(f"{name}/"): x for k, x in everything.items() if k.startswith(f"{name}/")
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("through", [through_safetensors, through_flax, through_orbax])
+def test_files_keep_every_bit_of_the_catalogue(through, tmp_path):
+    everything = {}
+    for name, (tx, state) in catalogue_states().items():
+        everything |= named(name, state_dict(state, tx))
+    read = through(everything, tmp_path / "states")
+    for name, (tx, state) in catalogue_states().items():
+        flat = taken(name, read)
+        assert gradtx.from_config(gradtx.saved_config(flat), contracts.CUSTOM) == tx
+        same(load_state_dict(tx, contracts.params(), flat), state)
+
+
+def second_step(name, tx, params, state):
+    """Parameters and state after a step, as NumPy arrays by path."""
+    run = jax.jit(functools.partial(contracts.step, tx))
+    (params, state), _ = run((params, state), contracts.take(contracts.grads(2), 1))
+    flat = {**named("params", params), **named("state", state_dict(state, tx))}
+    return {key: np.asarray(x) for key, x in named(name, flat).items()}
+
+
+def resume(path):
+    """In a fresh process: the second step of everything, from what the first one wrote."""
+    saved, out = dict(np.load(path / "saved.npz")), {}
+    for name in CATALOGUE:
+        state, params = (taken(f"{name}/{part}", saved) for part in ("state", "params"))
+        params = {key: jnp.asarray(x) for key, x in params.items()}
+        tx = gradtx.from_config(gradtx.saved_config(state), contracts.CUSTOM)
+        out |= second_step(name, tx, params, load_state_dict(tx, params, state))
+    np.savez(path / "resumed.npz", **out)
+
+
+@pytest.mark.slow
+def test_a_fresh_process_goes_on_with_the_same_bits(tmp_path):
+    saved, unbroken = {}, {}
+    for name, entry in CATALOGUE.items():
+        tx, params = entry.make(), contracts.params()
+        run = jax.jit(functools.partial(contracts.step, tx))
+        carry, _ = run((params, tx.init(params)), contracts.take(contracts.grads(2), 0))
+        flat = {**named("params", carry[0]), **named("state", state_dict(carry[1], tx))}
+        saved |= {key: np.asarray(x) for key, x in named(name, flat).items()}
+        unbroken |= second_step(name, tx, *carry)
+    np.savez(tmp_path / "saved.npz", **saved)
+    program = f"import pathlib, tests.test_saving as t; t.resume(pathlib.Path({str(tmp_path)!r}))"
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+    resumed = dict(np.load(tmp_path / "resumed.npz"))
+    assert resumed.keys() == unbroken.keys()
+    different = {
+        key.partition("/")[0]
+        for key, x in unbroken.items()
+        if x.tobytes() != resumed[key].tobytes()
+    }
+    assert different == set()
 
 
 def slots(state):
@@ -271,6 +353,15 @@ def test_truncated_data_is_listed_by_path():
     del flat["0/nu/head/w"]
     with pytest.raises(ValueError, match="missing: 0/nu/head/w"):
         load_state_dict(gradtx.adam(1e-2), PARAMS, flat)
+
+
+def test_arrays_without_entries_are_not_written():
+    params = {"none": jnp.zeros((0, 3)), "some": jnp.ones(2)}
+    tx = gradtx.adam(1e-2)
+    params, state = trained(tx, params)
+    flat = state_dict(state)
+    assert "0/mu/none" not in flat
+    same(load_state_dict(tx, params, flat), state)
 
 
 def test_names_that_collide_are_refused():

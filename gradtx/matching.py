@@ -1,0 +1,191 @@
+"""Which leaf of one state is which of another: by class, by slot, by order."""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradtx.inspection import _slot_fields
+from gradtx.paths import path_string
+from gradtx.search import NamedTupleKey, _children
+from gradtx.types import Array, State
+
+
+@dataclass
+class Node:
+    """One transformation's state within a state: where it is, its class, its leaves by name."""
+
+    prefix: str
+    kind: str
+    leaves: dict[str, str] = field(default_factory=dict)
+    slots: set[str] = field(default_factory=set)
+
+
+def _join(*parts: str) -> str:
+    return "/".join(part for part in parts if part)
+
+
+def _walk(
+    node: Any, path: str, owner: Node, in_slot: bool
+) -> Iterator[tuple[str, Any, Node, bool]]:
+    children = _children(node)
+    if not children:
+        if jax.tree_util.all_leaves([node]):
+            yield path, node, owner, in_slot
+        return
+    slots: frozenset[str] = frozenset()
+    if hasattr(node, "_fields") and not in_slot:
+        cls: Any = type(node)
+        owner, slots = Node(path, cls.__name__), _slot_fields(cls)
+    for key, child in children:
+        name = key.name if isinstance(key, NamedTupleKey) else path_string((key,))
+        yield from _walk(child, _join(path, name), owner, in_slot or name in slots)
+
+
+def leaves(state: State) -> Iterator[tuple[str, Any]]:
+    """The leaves with their paths, in the order in which JAX flattens them."""
+    for path, leaf, _, _ in _walk(state, "", Node("", ""), False):
+        yield path, leaf
+
+
+def is_empty(leaf: Any) -> bool:
+    """Whether there is nothing in an array: it is not written, and Orbax would refuse it."""
+    return getattr(leaf, "size", 1) == 0
+
+
+def nodes(state: State) -> list[Node]:
+    """The parts of a state that belong to one transformation each."""
+    found: dict[int, Node] = {}
+    for path, leaf, owner, in_slot in _walk(state, "", Node("", ""), False):
+        if is_empty(leaf):
+            continue
+        found[id(owner)] = owner
+        name = path[len(owner.prefix) :].lstrip("/")
+        owner.leaves[name] = path
+        # Other libraries' states do not say which leaves are slots; counters are integers.
+        if in_slot or (hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.inexact)):
+            owner.slots.add(name)
+    return list(found.values())
+
+
+class Match(NamedTuple):
+    """Where each leaf of a new state was before, what changed and how, and what is left over."""
+
+    kept: dict[str, str]
+    changed: dict[str, str]
+    extra: set[str]
+
+
+def match(
+    old: list[Node], new: list[Node], flat: Mapping[str, Any], arrays: Mapping[str, Array]
+) -> Match:
+    """Give each leaf of the old nodes, at most once, to the leaf of the new ones that it fits.
+
+    Args:
+        old: the parts of the saved state.
+        new: the parts of the state to fill.
+        flat: the saved arrays by path.
+        arrays: the new ones by path.
+    """
+    kept: dict[str, str] = {}
+    changed: dict[str, str] = {}
+    used: set[str] = set()
+    pairs = _ranked(old, new, flat, arrays)
+    for before, after in pairs:
+        _claim(before, after, flat, arrays, kept, used, changed)
+    for before, after in pairs:
+        for name in after.leaves.keys() & before.leaves.keys():
+            path, was = after.leaves[name], before.leaves[name]
+            if path not in kept and path not in changed and was not in used:
+                changed[path] = f"{_shown(flat[was])} before, {_shown(arrays[path])} now"
+                used.add(was)
+    saved = {path for node in old for path in node.leaves.values()}
+    return Match(kept, changed, saved - used)
+
+
+def _ranked(
+    old: list[Node], new: list[Node], flat: Mapping[str, Any], arrays: Mapping[str, Array]
+) -> list[tuple[Node, Node]]:
+    """The pairs of nodes that may have to do with each other, the likeliest first."""
+    ranks = [_ranks(old), _ranks(new)]
+    counts = [[node.kind for node in nodes] for nodes in (old, new)]
+    found = []
+    for (i, before), (j, after) in itertools.product(enumerate(old), enumerate(new)):
+        common = before.leaves.keys() & after.slots
+        alike = before.kind == after.kind
+        # A counter alone says nothing: a new group must not take over another one's.
+        if not common and (after.slots or not alike):
+            continue
+        fitting = [
+            n
+            for n in common
+            if np.shape(flat[before.leaves[n]]) == np.shape(arrays[after.leaves[n]])
+        ]
+        if counts[0].count(before.kind) == counts[1].count(after.kind):
+            distance = abs(ranks[0][i] - ranks[1][j])
+        else:
+            distance = int(before.prefix != after.prefix)
+        found.append(((not alike, -len(fitting), distance, i, j), before, after))
+    found.sort(key=lambda entry: entry[0])
+    return [(before, after) for _, before, after in found]
+
+
+def _ranks(nodes: list[Node]) -> list[int]:
+    """The position of each node among those of its kind."""
+    seen: dict[str, int] = {}
+    ranks = []
+    for node in nodes:
+        ranks.append(seen.get(node.kind, 0))
+        seen[node.kind] = ranks[-1] + 1
+    return ranks
+
+
+def _claim(
+    before: Node,
+    after: Node,
+    flat: Mapping[str, Any],
+    arrays: Mapping[str, Array],
+    kept: dict[str, str],
+    used: set[str],
+    changed: dict[str, str],
+) -> None:
+    """Give the leaves of one saved node to one new node, each once."""
+
+    def fits(name: str) -> bool:
+        path, was = after.leaves[name], before.leaves.get(name)
+        return (
+            path not in kept
+            and was is not None
+            and np.shape(flat[was]) == np.shape(arrays[path])
+            and _convertible(flat[was].dtype, arrays[path].dtype)
+        )
+
+    slots = [n for n in after.leaves if n in after.slots and fits(n)]
+    slots = [n for n in slots if before.leaves[n] not in used]
+    if after.slots and not slots:
+        return
+    # One saved counter may serve the parts into which its state was split.
+    rest = [n for n in after.leaves if n not in after.slots and fits(n)]
+    if not after.slots:
+        rest = [n for n in rest if before.leaves[n] not in used]
+    for name in slots + rest:
+        path, was = after.leaves[name], before.leaves[name]
+        kept[path] = was
+        used.add(was)
+        if flat[was].dtype != arrays[path].dtype:
+            changed[path] = f"{_shown(flat[was])} before, {_shown(arrays[path])} now"
+    if before.kind != after.kind and slots:
+        changed[after.prefix or "the state"] = f"{before.kind} before, {after.kind} now"
+
+
+def _convertible(old: Any, new: Any) -> bool:
+    kinds = (jnp.floating, jnp.complexfloating, jnp.integer, jnp.bool_)
+    return any(jnp.issubdtype(old, kind) and jnp.issubdtype(new, kind) for kind in kinds)
+
+
+def _shown(array: Any) -> str:
+    return f"{array.dtype}{list(np.shape(array))}"
