@@ -52,7 +52,7 @@ napoleon_use_rtype = False
 
 # Which modules' names stand on which page.
 PAGES = {
-    "Training": ("apply", "minimizing", "training", "solving"),
+    "Training": ("apply", "minimizing", "training", "solving", "distributed"),
     "Composition": ("compose", "masking", "groups"),
     "Optimizers": ("optimizers",),
     "Transforms": ("transforms",),
@@ -61,8 +61,9 @@ PAGES = {
     "Projections": ("projections",),
     "Trees": ("tree", "paths"),
     "Sparse rows": ("sparse", "rows"),
-    "Looking inside": ("inspection", "config", "saving"),
-    "Writing a rule": ("pair", "engine", "numerics", "types", "checks", ""),
+    "Ways over": ("interop",),
+    "Looking inside": ("inspection", "config", "saving", "exporting"),
+    "Writing a rule": ("pair", "engine", "treewise", "numerics", "types", "checks", ""),
 }
 
 

@@ -1,7 +1,23 @@
-"""Ways over from other libraries: Keras, PyTorch, Optax.
+"""Ways over from other libraries, and into them: Keras, PyTorch, Optax.
 
-None of them is imported here: optimizers are read by their attributes, configurations as data.
+What these libraries made is read by its attributes, configurations as data; none is imported here.
 """
 
 from gradtx.interop.keras import from_keras as from_keras
+from gradtx.interop.optax import (
+    from_optax_state as from_optax_state,
+    to_optax as to_optax,
+    to_optax_state as to_optax_state,
+)
 from gradtx.interop.torch import from_torch as from_torch
+from gradtx.interop.weights import get_weights as get_weights, set_weights as set_weights
+
+__all__ = [
+    "from_keras",
+    "from_optax_state",
+    "from_torch",
+    "get_weights",
+    "set_weights",
+    "to_optax",
+    "to_optax_state",
+]

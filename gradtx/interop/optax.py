@@ -1,0 +1,136 @@
+"""To and from Optax: states whose trees differ, and pairs that pass extra arguments on there."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.pair import GradientTransformation, with_extra_args_support
+from gradtx.paths import is_leaf
+from gradtx.types import Params, State
+
+
+def to_optax(tx: GradientTransformation) -> Any:
+    """`tx` as an ``optax.GradientTransformationExtraArgs``.
+
+    A pair works in Optax as it is, but what is of another class gets no extra arguments in an
+    ``optax.chain``: wrap what needs them, such as line searches and :func:`reduce_on_plateau`.
+
+    >>> import gradtx, optax
+    >>> tx = optax.chain(optax.clip(1.0), to_optax(gradtx.reduce_on_plateau()))
+    >>> updates, _ = tx.update(jnp.ones(1), tx.init(jnp.ones(1)), value=3.0)
+    """
+    import optax
+
+    return optax.GradientTransformationExtraArgs(*with_extra_args_support(tx))
+
+
+def from_optax_state(state: Any, tx: GradientTransformation, params: Params) -> State:
+    """The state of an Optax transformation as that of the same transformation here.
+
+    Args:
+        state: the state there.
+        tx: the transformation here.
+        params: the parameters.
+
+    Returns:
+        A state like ``tx.init(params)``: ``MaskedNode`` becomes `None`, raw random keys typed ones,
+        and types are as here, such as float32 for the second moments of parameters in bfloat16.
+
+    Raises:
+        ValueError: the state is of another transformation, or of other parameters (the error says
+            where they differ).
+
+    >>> import gradtx, optax
+    >>> params = {"a": jnp.ones(2), "b": jnp.ones(2)}
+    >>> theirs = optax.masked(optax.adam(0.1), {"a": True, "b": False})
+    >>> ours = gradtx.masked(gradtx.adam(0.1), "a")
+    >>> state = from_optax_state(theirs.init(params), ours, params)
+    >>> gradtx.get_slot(state, "mu")
+    {'a': Array([0., 0.], dtype=float32), 'b': None}
+    """
+    like = tx.init(jax.tree.map(jnp.asarray, params))
+    return _restated(state, like, "from_optax_state", "the state")
+
+
+def to_optax_state(state: State, tx: Any, params: Params) -> Any:
+    """A state of a transformation here as that of the same transformation of Optax.
+
+    Args:
+        state: the state here.
+        tx: the transformation of Optax.
+        params: the parameters.
+
+    Returns:
+        A state like ``tx.init(params)``.
+
+    Raises:
+        ValueError: the state is of another transformation, or of other parameters.
+
+    >>> import gradtx, optax
+    >>> state = gradtx.adam(0.1).init(jnp.ones(2))
+    >>> type(to_optax_state(state, optax.adam(0.1), jnp.ones(2))[0]) is optax.ScaleByAdamState
+    True
+    """
+    return _restated(state, tx.init(params), "to_optax_state", "the state")
+
+
+def _is_named(x: Any) -> bool:
+    return isinstance(x, tuple) and hasattr(x, "_fields")
+
+
+def _is_absent(x: Any) -> bool:
+    return x is None or type(x).__name__ == "MaskedNode"
+
+
+def _restated(state: Any, like: Any, where: str, path: str) -> Any:
+    """`state` in the structure and the types of `like`."""
+    if _is_absent(like) or not jax.tree.leaves(like):
+        return like
+    if _is_named(like):
+        missing = [name for name in like._fields if name not in getattr(state, "_fields", ())]
+        if missing:
+            raise ValueError(
+                f"{where}: {path} is {type(state).__name__}, which has no {', '.join(missing)} as "
+                f"{type(like).__name__} has: is it of another transformation?"
+            )
+        parts = {n: (getattr(state, n), getattr(like, n)) for n in like._fields}
+        new = {n: _restated(a, b, where, f"{path}.{n}") for n, (a, b) in parts.items()}
+        return type(like)(**new)
+    if isinstance(like, dict):
+        if not isinstance(state, dict) or set(state) != set(like):
+            found = list(state) if isinstance(state, dict) else type(state).__name__
+            raise ValueError(f"{where}: {path} is {found}, not a dict of {list(like)}")
+        return type(like)(
+            (k, _restated(state[k], v, where, f"{path}[{k!r}]")) for k, v in like.items()
+        )
+    if type(like) in (tuple, list):
+        if not isinstance(state, tuple | list) or len(state) != len(like):
+            raise ValueError(f"{where}: {path} has not {len(like)} parts")
+        pairs = enumerate(zip(state, like, strict=True))
+        return type(like)(_restated(a, b, where, f"{path}[{i}]") for i, (a, b) in pairs)
+    if not jax.tree_util.all_leaves([like]):  # a pytree of the user's
+        leaves, treedef = jax.tree.flatten(like, is_leaf=is_leaf)
+        structure: Any = treedef
+        try:
+            old = structure.flatten_up_to(state)
+        except ValueError as error:
+            raise ValueError(f"{where}: {path} is another tree: {error}") from None
+        return structure.unflatten(
+            [_restated(a, b, where, path) for a, b in zip(old, leaves, strict=True)]
+        )
+    return _leaf(state, like, where, path)
+
+
+def _leaf(value: Any, like: Any, where: str, path: str) -> Any:
+    if _is_absent(value):
+        raise ValueError(f"{where}: {path} is masked there, and a slot here")
+    value, like = jnp.asarray(value), jnp.asarray(like)
+    keys = [jnp.issubdtype(x.dtype, jax.dtypes.prng_key) for x in (value, like)]
+    if keys == [False, True]:
+        return jax.random.wrap_key_data(value)
+    if keys == [True, False]:
+        value = jax.random.key_data(value)
+    if value.shape != like.shape:
+        raise ValueError(f"{where}: {path} has the shape {value.shape}, not {like.shape}")
+    return value if all(keys) else value.astype(like.dtype)

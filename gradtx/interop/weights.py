@@ -1,0 +1,104 @@
+"""A state as a list of NumPy arrays, as Keras has it: the iteration first, then the slots."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradtx.inspection import _walk_slots
+from gradtx.types import State
+
+
+def get_weights(state: State) -> list[np.ndarray]:
+    """A state as NumPy arrays in a row.
+
+    Args:
+        state: a state of any transformation of gradtx.
+
+    Returns:
+        The iteration first (0 if the state counts none), then the slots in the order in which they
+        were made, each leaf after leaf, then whatever else the state holds. Random keys are written
+        as the integers behind them. For a file see :func:`state_dict`, which names its arrays.
+
+    >>> import gradtx
+    >>> [w.tolist() for w in get_weights(gradtx.adam(0.1).init(jnp.ones(2)))]
+    [0, [0.0, 0.0], [0.0, 0.0]]
+    """
+    leaves = jax.tree.leaves(state)
+    count, order = _order(state)
+    first = np.zeros([], np.int32) if count is None else np.asarray(leaves[count])
+    return [first, *(_numbers(leaves[i]) for i in order)]
+
+
+def set_weights(state: State, weights: Sequence[Any]) -> State:
+    """A state with other values, from what :func:`get_weights` gave.
+
+    Args:
+        state: a state of the same transformation and parameters, such as ``tx.init(params)``.
+        weights: the arrays.
+
+    Returns:
+        The new state.
+
+    Raises:
+        ValueError: the number of arrays is another, or the shape of one.
+        TypeError: the type of one is.
+
+    >>> import gradtx
+    >>> state = gradtx.adam(0.1).init(jnp.ones(2))
+    >>> int(set_weights(state, [7, *get_weights(state)[1:]])[0].count)
+    7
+    """
+    leaves, treedef = jax.tree.flatten(state)
+    structure: Any = treedef
+    count, order = _order(state)
+    if len(weights) != len(order) + 1:
+        raise ValueError(f"set_weights: {len(weights)} arrays, where {len(order) + 1} are needed")
+    new = list(leaves)
+    if count is not None:
+        new[count] = _checked(0, leaves[count], weights[0])
+    for position, i in enumerate(order, start=1):
+        new[i] = _checked(position, leaves[i], weights[position])
+    return structure.unflatten(new)
+
+
+def _order(state: State) -> tuple[int | None, list[int]]:
+    """Which leaf counts the steps, and the others: those of slots first."""
+    positions: Any = jax.tree.structure(state)
+    numbered = positions.unflatten(range(positions.num_leaves))
+    slots = [i for _, _, tree in _walk_slots(numbered) for i in jax.tree.leaves(tree)]
+    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
+    in_slots = set(slots)
+    counts = [
+        i
+        for i, path in enumerate(paths)
+        if i not in in_slots and path and getattr(path[-1], "name", None) == "count"
+    ]
+    count = counts[0] if counts else None
+    rest = [i for i in range(len(paths)) if i not in in_slots and i != count]
+    return count, [*slots, *rest]
+
+
+def _is_key(leaf: Any) -> bool:
+    return bool(jnp.issubdtype(jnp.asarray(leaf).dtype, jax.dtypes.prng_key))
+
+
+def _numbers(leaf: Any) -> np.ndarray:
+    return np.asarray(jax.random.key_data(leaf) if _is_key(leaf) else leaf)
+
+
+def _checked(position: int, leaf: Any, value: Any) -> Any:
+    old, new = _numbers(leaf), np.asarray(value)
+    if new.shape != old.shape:
+        raise ValueError(
+            f"set_weights: array {position} has the shape {new.shape}, not {old.shape}"
+        )
+    same_kind = new.dtype == old.dtype or np.can_cast(new.dtype, old.dtype, "same_kind")
+    if not same_kind and not (new.ndim == 0 and new.dtype.kind == old.dtype.kind == "i"):
+        raise TypeError(f"set_weights: array {position} is {new.dtype}, not {old.dtype}")
+    loaded = jnp.array(new, old.dtype, copy=True)
+    if _is_key(leaf):
+        return jax.random.wrap_key_data(loaded, impl=jax.random.key_impl(leaf))
+    return loaded

@@ -1,0 +1,93 @@
+"""States carried between Optax and gradtx in the middle of a run."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gradtx
+from gradtx.interop import from_optax_state, to_optax, to_optax_state
+from tests.catalogue import CATALOGUE
+from tests.test_contracts import grads, params, step
+
+EVERYDAY = ("adam", "sgd", "adamw", "named_chain", "multi_steps", "add_noise", "injected")
+# Those for private gradients take a batch of gradients, and need no state but a key.
+PRIVATE = ("dpsgd", "differentially_private_aggregate")
+TWINS = [n for n, entry in CATALOGUE.items() if entry.optax is not None and n not in PRIVATE]
+
+
+def scanned(tx):
+    return jax.jit(lambda c, gs: jax.lax.scan(functools.partial(step, tx), c, gs))
+
+
+def carried(ours, theirs, p, gs):
+    """Three steps there, three here, three there again; and nine steps there."""
+    first, second, third = (jax.tree.map(lambda g, i=i: g[3 * i : 3 * i + 3], gs) for i in range(3))
+    there, here = scanned(theirs), scanned(ours)
+    (q, state), _ = there((p, theirs.init(p)), first)
+    (q, mine), _ = here((q, from_optax_state(state, ours, p)), second)
+    assert jax.tree.structure(mine) == jax.tree.structure(ours.init(p))
+    (q, _), _ = there((q, to_optax_state(mine, theirs, p)), third)
+    return q, scanned(theirs)((p, theirs.init(p)), gs)[0][0]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n if n in EVERYDAY else pytest.param(n, marks=pytest.mark.slow) for n in TWINS],
+)
+def test_there_and_back(name):
+    entry = CATALOGUE[name]
+    got, want = carried(entry.make(), entry.optax(), params(), grads(9))
+    for mine, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=2e-6)
+
+
+def test_groups_and_masks():
+    ours = gradtx.chain(
+        gradtx.masked(gradtx.trace(0.9), "w"),
+        gradtx.partition({"a": gradtx.adam(0.1), "b": gradtx.sgd(0.1)}, {"w": "a", "b": "b"}),
+    )
+    theirs = optax.chain(
+        optax.masked(optax.trace(0.9), {"w": True, "b": False}),
+        optax.partition({"a": optax.adam(0.1), "b": optax.sgd(0.1)}, {"w": "a", "b": "b"}),
+    )
+    got, want = carried(ours, theirs, params(), grads(9))
+    for key in got:
+        np.testing.assert_allclose(got[key], want[key], rtol=2e-5, atol=2e-6)
+
+
+def test_bfloat16_moments_are_widened():
+    p = {"w": jnp.ones(2, jnp.bfloat16)}
+    state = from_optax_state(optax.adam(0.1).init(p), gradtx.adam(0.1), p)
+    assert gradtx.get_slot(state, "nu", "w").dtype == jnp.float32
+    back = to_optax_state(state, optax.adam(0.1), p)
+    assert back[0].nu["w"].dtype == jnp.bfloat16
+
+
+def test_other_states_are_refused():
+    p = params()
+    for state, says in (
+        (optax.sgd(0.1, 0.9).init(p), r"the state\[0\] is TraceState, which has no count, mu, nu"),
+        (optax.adam(0.1).init({"w": p["w"]}), r"the state\[0\].mu is \['w'\], not a dict of"),
+        (optax.adam(0.1).init({**p, "b": jnp.ones(7)}), r"has the shape \(7,\), not \(3,\)"),
+        (optax.scale_by_adam().init(p), r"has not 2 parts"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            from_optax_state(state, gradtx.adam(0.1), p)
+
+
+def test_extra_arguments_inside_an_optax_chain():
+    def loss(p):
+        return jnp.sum((p - 3.0) ** 2)
+
+    tx = optax.chain(optax.clip(100.0), to_optax(gradtx.lbfgs()))
+    p = jnp.zeros(2)
+    state = tx.init(p)
+    for _ in range(3):
+        value, grad = jax.value_and_grad(loss)(p)
+        updates, state = tx.update(grad, state, p, value=value, grad=grad, value_fn=loss)
+        p = optax.apply_updates(p, updates)
+    np.testing.assert_allclose(p, 3.0, rtol=1e-5)

@@ -1,0 +1,668 @@
+"""Every row of docs/coming_from.md: its code runs, and does what the left side says."""
+
+import json
+import math
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gradtx
+
+PAGE = (pathlib.Path(__file__).parents[1] / "docs" / "coming_from.md").read_text(encoding="utf-8")
+PARAMS = {"bias": jnp.array([1.0, -2.0]), "kernel": jnp.arange(6.0).reshape(3, 2) - 1.5}
+GRADS = {"bias": jnp.array([0.5, 3.0]), "kernel": jnp.ones((3, 2))}
+
+
+def loss(params):
+    return sum(jnp.sum(jnp.square(p)) for p in jax.tree.leaves(params))
+
+
+def rows():
+    """The left side and the code of each row, in the order of the page."""
+    for line in PAGE.splitlines():
+        cells = re.match(r"\| (.*?) \| (`.*`) \|$", line)
+        if cells:
+            yield cells[1], re.findall(r"`([^`]+)`", cells[2])
+
+
+ROWS = list(rows())
+NAMES = [f"{i}: {left}" for i, (left, _) in enumerate(ROWS)]
+
+
+class FakeKeras:
+    """What from_keras looks at in an optimizer, so that the page is tested without Keras too."""
+
+    built = True
+
+    def __init__(self):
+        w = gradtx.interop.get_weights(gradtx.adam(0.1).init(PARAMS))
+        bias_mu, kernel_mu, bias_nu, kernel_nu = w[1:]
+        arrays = [np.int32(3), np.float32(0.25), kernel_mu, kernel_nu, bias_mu, bias_nu]
+        self.variables = [type("Variable", (), {"value": a}) for a in arrays]
+
+    def get_config(self):
+        return namespace()["config"]
+
+
+FakeKeras.__name__ = "Adam"
+
+
+class FakeTorch:
+    """Likewise an optimizer of PyTorch."""
+
+    def __init__(self):
+        self.param_groups = namespace()["saved"]["param_groups"]
+
+    def state_dict(self):
+        return namespace()["saved"]
+
+
+FakeTorch.__name__ = "SGD"
+
+
+def namespace():
+    names = {name: getattr(gradtx, name) for name in gradtx.__all__}
+    tx = gradtx.adam(0.1)
+    group = {"params": [0, 1], "lr": 0.5, "momentum": 0.9, "dampening": 0.0, "weight_decay": 0.0}
+    buffers = [np.full((3, 2), 2.0, np.float32), np.full(2, 3.0, np.float32)]
+    return names | {
+        "jax": jax,
+        "jnp": jnp,
+        "optax": optax,
+        "params": PARAMS,
+        "grads": GRADS,
+        "loss": loss,
+        "tx": tx,
+        "state": tx.init(PARAMS),
+        "optax_state": optax.adam(0.1).init(PARAMS),
+        "config": {
+            "learning_rate": 0.25,
+            "beta_1": 0.9,
+            "beta_2": 0.999,
+            "epsilon": 1e-7,
+            "amsgrad": False,
+        },
+        "saved": {
+            "state": {i: {"momentum_buffer": b} for i, b in enumerate(buffers)},
+            "param_groups": [{**group, "nesterov": False, "maximize": False}],
+        },
+        "indices": jnp.array([2]),
+        "values": jnp.ones((1, 2)),
+        "device": jax.devices()[1],
+        "now": lambda: 0.25,
+        "before": lambda updates, params: gradtx.tree.scale(2.0, updates),
+        "after": lambda updates, params: gradtx.tree.scale(2.0, updates),
+    }
+
+
+def run(code):
+    """The results of the pieces of code, and the names after them."""
+    names = namespace()
+    if "keras_optimizer" in code[0]:
+        names["keras_optimizer"] = FakeKeras()
+    if "torch_optimizer" in code[0]:
+        names["torch_optimizer"] = FakeTorch()
+    results = []
+    for piece in code:
+        assigned = re.match(r"([\w, ]+?) = (?!=)", piece)
+        if assigned:
+            exec(piece, names)  # the page's own code
+            results.append(names[assigned[1].split(",")[0]])
+        else:
+            results.append(eval(piece, names))
+    return results, names
+
+
+def moves(tx, params=PARAMS, grads=GRADS, steps=1, **extra):
+    """The parameters after steps of `tx` on the same gradients."""
+    state = tx.init(params)
+    for _ in range(steps):
+        params, state = gradtx.apply_gradients(tx, grads, params, state, value=1.0, **extra)
+    return params
+
+
+def same(tree, other, rtol=1e-6):
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-7), tree, other)
+
+
+def trains(results, names):
+    """Transformations that take a finite step which is not zero, and that are data."""
+    for tx in results:
+        new = moves(tx)
+        assert all(bool(jnp.all(jnp.isfinite(p))) for p in jax.tree.leaves(new))
+        assert any(bool(jnp.any(new[k] != PARAMS[k])) for k in PARAMS)
+        assert "(" in repr(tx)
+
+
+def steps_like(want):
+    """One step is what a NumPy formula ``(parameter, gradient) -> parameter`` says."""
+
+    def check(results, names):
+        for tx in results:
+            got = moves(tx)
+            for k, p in PARAMS.items():
+                wanted = want(np.asarray(p), np.asarray(GRADS[k]))
+                np.testing.assert_allclose(got[k], wanted, rtol=1e-5, atol=1e-6)
+
+    return check
+
+
+def minimized(results, names):
+    assert float(loss(names["params"])) < float(names["value"])
+
+
+def scheduled(want, counts=60):
+    """Schedules with the values of a formula."""
+
+    def check(results, names):
+        (schedule,) = results
+        got = [float(schedule(t)) for t in range(counts)]
+        np.testing.assert_allclose(got, [want(t) for t in range(counts)], rtol=1e-5, atol=1e-8)
+        assert gradtx.multiply_schedules(1.0, schedule)(3) == pytest.approx(got[3])
+
+    return check
+
+
+def piecewise(*pieces):
+    return lambda t: next(value for before, value in pieces if before is None or t < before)
+
+
+def cosine(start, end, part):
+    return end + (start - end) * (1 + math.cos(math.pi * part)) / 2
+
+
+def one_cycle(t, peak=0.1, total=100):
+    up, end = 0.3 * total - 1, total - 1
+    if t <= up:
+        return cosine(peak / 25, peak, t / up)
+    return cosine(peak, peak / 25 / 1e4, (t - up) / (end - up))
+
+
+def cyclic(t):
+    cycle, since = divmod(t, 30)
+    height = since / 20 if since < 20 else 1 - (since - 20) / 10
+    return 0.01 + 0.09 * height * 0.5**cycle
+
+
+def restarts(start, first, mul, m_mul, alpha):
+    def value(t):
+        length, scale = first, 1.0
+        while t >= length:
+            t, length, scale = t - length, length * mul, scale * m_mul
+        return start * ((1 - alpha) * scale * cosine(1, 0, t / length) + alpha)
+
+    return value
+
+
+def polynomial_cycle(t):
+    steps = 100 * max(1, math.ceil(t / 100))
+    return (0.1 - 0.01) * (1 - t / steps) + 0.01
+
+
+def keras_state(results, names):
+    assert int(gradtx.tree.get(names["state"], "count")) == 3
+    assert names["tx"] == gradtx.adam(0.25, eps=1e-7, epsilon_hat=True)
+
+
+def torch_state(results, names):
+    assert names["tx"] == gradtx.sgd(0.5, momentum=0.9)
+    want = {"bias": jnp.full(2, 3.0), "kernel": jnp.full((3, 2), 2.0)}
+    same(gradtx.get_slot(names["state"], "trace"), want)
+
+
+def by_vmap(results, names):
+    """Over an axis of two replicas, the sum or the mean of their gradients."""
+    (tx,) = results[:1]
+
+    def step(g):
+        return tx.update(g, tx.init(PARAMS), PARAMS)[0]
+
+    replicas = jax.tree.map(lambda g: jnp.stack([g, 3 * g]), GRADS)
+    out = jax.vmap(step, axis_name="data")(replicas)
+    for leaf in jax.tree.leaves(out):
+        np.testing.assert_array_equal(leaf[0], leaf[1])
+
+
+def clips(results, names):
+    norms = [float(gradtx.global_norm(tx.update(GRADS, tx.init(PARAMS))[0])) for tx in results]
+    np.testing.assert_allclose(norms[0], math.sqrt(2.0), rtol=1e-6)  # each leaf by its norm
+    np.testing.assert_allclose(norms[1], math.sqrt(0.25 + 1 + 6), rtol=1e-6)
+    np.testing.assert_allclose(norms[2], 1.0, rtol=1e-6)
+
+
+def first_is_doubled(results, names):
+    seen = {}
+
+    def note(updates, params):
+        seen["grad"] = updates
+        return updates
+
+    links = results[0].declaration.arguments["args"]
+    tx = gradtx.chain(links[0], gradtx.stateless(note), *links[1:])
+    moves(tx)
+    same(seen["grad"], gradtx.tree.scale(2.0, GRADS))
+
+
+def step_is_doubled(results, names):
+    plain = gradtx.tree.sub(moves(gradtx.adam(0.1)), PARAMS)
+    same(gradtx.tree.sub(moves(results[0]), PARAMS), gradtx.tree.scale(2.0, plain), rtol=1e-5)
+
+
+def accumulates(window, average):
+    def check(results, names):
+        (tx,) = results
+        early = moves(tx, steps=window - 1)
+        same(early, PARAMS)
+        assert any(bool(jnp.any(moves(tx, steps=window)[k] != PARAMS[k])) for k in PARAMS)
+        if not average:
+            same(moves(tx, steps=window), gradtx.tree.add_scale(PARAMS, -0.1 * window, GRADS))
+
+    return check
+
+
+def grouped(first, second, where):
+    """The leaf `where` moves by the one transformation, the rest by the other."""
+
+    def check(results, names):
+        got = moves(results[-1])
+        for key in PARAMS:
+            tx = first if key == where else second
+            np.testing.assert_allclose(got[key], moves(tx)[key], rtol=1e-6)
+
+    return check
+
+
+def group_added(results, names):
+    state, wider = names["state"], names["wider"]
+    assert set(state.inner_states) == {"0", "1"}
+    assert gradtx.get_slot(state, "mu")["kernel"].shape == (3, 2)
+    grads = {**GRADS, "head": jnp.ones(2)}
+    new, _ = gradtx.apply_gradients(names["tx"], grads, wider, state)
+    np.testing.assert_allclose(new["head"], 0.9)
+
+
+def averaged(results, names):
+    tx = names["tx"]
+    same(results[-1], PARAMS)
+    grads = jax.tree.map(jnp.ones_like, PARAMS)
+    params, state = gradtx.apply_gradients(tx, grads, PARAMS, tx.init(PARAMS))
+    held = gradtx.eval_params(tx, state, params)
+    assert jax.tree.structure(held) == jax.tree.structure(params)
+
+
+def overwritten(results, names):
+    (tx,) = results
+    params, state = PARAMS, tx.init(PARAMS)
+    for _ in range(10):
+        params, state = gradtx.apply_gradients(tx, GRADS, params, state)
+    same(params, gradtx.eval_params(tx, state, params))
+
+
+def meta_gradient(results, names):
+    """The derivative of the loss after a step by the rate: minus a product of gradients."""
+    after = gradtx.tree.add_scale(PARAMS, -0.1, GRADS)
+    want = -gradtx.tree.vdot(jax.grad(loss)(after), GRADS)
+    np.testing.assert_allclose(results[0], want, rtol=1e-5)
+
+
+def rate_by_call(results, names):
+    step = results[-1]
+    params = jax.tree.map(jnp.copy, PARAMS)  # the step gives its arguments up
+    params, _, _ = step(params, step.init(params))
+    assert float(gradtx.hyperparams(step.tx)["learning_rate"]) == 0.25
+    assert set(params) == set(PARAMS)
+
+
+def no_decay_of_bias(results, names):
+    zero = jax.tree.map(jnp.zeros_like, GRADS)
+    got = moves(results[0], grads=zero)
+    np.testing.assert_array_equal(got["bias"], PARAMS["bias"])
+    assert bool(jnp.all(jnp.abs(got["kernel"]) < jnp.abs(PARAMS["kernel"])))
+
+
+def ascends(results, names):
+    got = moves(results[0])
+    assert all(bool(jnp.all(got[k] > PARAMS[k])) for k in PARAMS)
+
+
+def warm_nadam(results, names):
+    trains(results, names)
+    assert not np.allclose(moves(results[0])["bias"], moves(gradtx.nadam(1e-3))["bias"], rtol=1e-7)
+
+
+def only_kernel_moves(results, names):
+    new = results[-1][0]
+    np.testing.assert_array_equal(new["bias"], PARAMS["bias"])
+    assert bool(jnp.any(new["kernel"] != PARAMS["kernel"]))
+
+
+def only_bias_moves(results, names):
+    new = results[-1][0]
+    np.testing.assert_array_equal(new["kernel"], PARAMS["kernel"])
+    assert bool(jnp.all(new["bias"] != PARAMS["bias"]))
+
+
+def sparse(results, names):
+    only_kernel_moves(results, names)
+    new = results[-1][0]
+    np.testing.assert_array_equal(new["kernel"][:2], PARAMS["kernel"][:2])
+    assert bool(jnp.all(new["kernel"][2] < PARAMS["kernel"][2]))
+
+
+def projected(results, names):
+    got = moves(results[0])
+    assert float(got["kernel"].min()) == 0.0
+    assert float(got["bias"].min()) < 0.0
+
+
+def equals(want):
+    """The last result is this value, or tree of values."""
+
+    def check(results, names):
+        if isinstance(want, gradtx.GradientTransformation | list):
+            assert results[-1] == want
+        else:
+            same(results[-1], want)
+
+    return check
+
+
+def applied(factor=1.0):
+    """A step of Adam on the gradients times a factor was taken."""
+
+    def check(results, names):
+        params = names["params"] if results[-1] is names["params"] else results[-1][0]
+        same(params, moves(gradtx.adam(0.1), grads=gradtx.tree.scale(factor, GRADS)))
+
+    return check
+
+
+def same_step_as(other):
+    """Any of the results steps as another transformation does."""
+
+    def check(results, names):
+        for tx in results:
+            same(moves(tx, steps=3), moves(other, steps=3), rtol=1e-5)
+
+    return check
+
+
+def shrunk(results, names):
+    zero = jax.tree.map(jnp.zeros_like, GRADS)
+    got = moves(results[0], grads=zero)
+    assert all(bool(jnp.all(jnp.abs(got[k]) < jnp.abs(PARAMS[k]))) for k in PARAMS)
+
+
+def plateaus(results, names):
+    tx, params = results[0], PARAMS
+    state = tx.init(params)
+    for _ in range(12):
+        params, state = gradtx.apply_gradients(tx, GRADS, params, state, value=1.0)
+    np.testing.assert_allclose(gradtx.tree.get(state, "scale"), 0.1, rtol=1e-6)
+
+
+def loss_scales(results, names):
+    assert float(results[-1]) == 2.0**15
+
+
+def config_data(results, names):
+    config = json.loads(json.dumps(results[-1]))
+    assert gradtx.from_config(config) == names["tx"]
+
+
+def rows_of_a_table(results, names):
+    (rows,) = results
+    np.testing.assert_array_equal(rows.to_dense(), [[0, 0], [0, 0], [1, 1]])
+
+
+def restored(results, names):
+    same(names["state"], names["tx"].init(PARAMS))
+
+
+def gradients(results, names):
+    value, grads = results[-1] if isinstance(results[-1], tuple) else (results[-1], names["grads"])
+    np.testing.assert_allclose(value, loss(PARAMS))
+    same(grads, gradtx.tree.scale(2.0, PARAMS))
+
+
+def numbers(*values):
+    """The learning rates at steps 0 and 50."""
+
+    def check(results, names):
+        for tx, (first, later) in zip(results, values, strict=True):
+            assert float(gradtx.hyperparams(tx)["learning_rate"]) == pytest.approx(first)
+            state = tx.init(PARAMS)
+            state = gradtx.tree.set(state, count=jnp.int32(50))
+            assert float(gradtx.hyperparams(tx, state)["learning_rate"]) == pytest.approx(later)
+
+    return check
+
+
+def places(results, names):
+    """Each slot lies where its parameter does, also where that is divided."""
+    if "device" in names:
+        held = gradtx.get_slot(names["state"], "mu", "kernel")
+        assert held.devices() == {names["device"]}
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "data"))
+    kernel = jax.device_put(PARAMS["kernel"], split)
+    state = gradtx.adam(0.1).init({**PARAMS, "kernel": kernel})
+    assert gradtx.get_slot(state, "mu", "kernel").sharding == split
+
+
+def hat(p, g):
+    m, v = 0.1 * g, 0.001 * g**2
+    return p - 1e-3 * math.sqrt(0.001) / 0.1 * m / (np.sqrt(v) + 1e-7)
+
+
+def rms_outside(p, g):
+    return p - 0.01 * g / (np.sqrt(0.01 * g**2) + 1e-8)
+
+
+CHECKS = {
+    # a run in progress
+    "a Keras optimizer": keras_state,
+    "its `serialize` dict": equals(gradtx.adam(0.25, eps=1e-7, epsilon_hat=True)),
+    "its `get_config` dict": equals(gradtx.adam(0.25, eps=1e-7, epsilon_hat=True)),
+    "a PyTorch optimizer": torch_state,
+    "its `state_dict`": torch_state,
+    "an Optax state": lambda r, n: same(n["state"], gradtx.adam(0.1).init(PARAMS)),
+    "back to Optax": lambda r, n: same(n["optax_state"], optax.adam(0.1).init(PARAMS)),
+    "Adam adds epsilon before the bias correction (Keras)": steps_like(hat),
+    "AMSGrad takes the maximum before it (both)": steps_like(lambda p, g: p - 1e-3 * np.sign(g)),
+    "momentum with the learning rate inside (Keras)": steps_like(lambda p, g: p - 0.1 * g),
+    "RMSprop adds epsilon outside of the root (PyTorch)": steps_like(rms_outside),
+    "Adagrad does (PyTorch)": steps_like(lambda p, g: p - 0.01 * np.sign(g)),
+    "Adamax adds epsilon to the denominator (Keras)": steps_like(
+        lambda p, g: p - 1e-3 * g / (abs(g) + 1e-7)
+    ),
+    "Nadam's momentum warms up (Keras, PyTorch)": warm_nadam,
+    "Adafactor factors the last two dimensions (both)": trains,
+    "weights decay before the step is computed (Keras)": trains,
+    # tf.keras
+    "`minimize(loss, var_list)`": minimized,
+    "`minimize(..., grad_loss)`": minimized,
+    "`minimize` with some variables": only_bias_moves,
+    "`tape.gradient`, `compute_gradients`": gradients,
+    "`apply_gradients(grads_and_vars)`": applied(),
+    "gradients processed in between": applied(0.5),
+    "a variable without a gradient": only_kernel_moves,
+    "`gradient_aggregator` (sum over replicas)": by_vmap,
+    "its own function, or none": same_step_as(gradtx.adam(0.1)),
+    "`gradient_transformers`, after the aggregator": by_vmap,
+    "`clipnorm`, `clipvalue`, `global_clipnorm`": clips,
+    "several of them (in the order of the chain)": trains,
+    "variable constraints": projected,
+    "learning rate as number, array, schedule": numbers((0.1, 0.1), (0.1, 0.1), (0.1, 0.05)),
+    "as a function of nothing": rate_by_call,
+    "`optimizer.learning_rate = 0.01`": numbers((0.01, 0.01)),
+    "`optimizer.learning_rate`": equals(0.1),
+    "`iterations`": equals(0),
+    "`get_slot_names()`": equals(["mu", "nu"]),
+    "`get_slot(var, name)`": equals(jnp.zeros((3, 2))),
+    "setting a slot": lambda r, n: same(gradtx.get_slot(n["state"], "mu", "kernel"), 1.0),
+    "`get_weights()`, iteration first": lambda r, n: same(
+        n["weights"], [0, *([np.zeros(2), np.zeros((3, 2))] * 2)]
+    ),
+    "`set_weights(weights)`": restored,
+    "`get_config()`": config_data,
+    "`from_config(config, custom_objects)`": equals(gradtx.adam(0.1)),
+    "slots on the device of their variable": places,
+    # TensorFlow 1
+    "`compute_gradients`, `apply_gradients(global_step)`": lambda r, n: same(
+        r[0][0], moves(gradtx.adam(0.1), grads=gradtx.tree.scale(2.0, PARAMS))
+    ),
+    "several optimizers over collections of variables": grouped(
+        gradtx.adam(0.1), gradtx.ftrl(0.1), "bias"
+    ),
+    "Adagrad with its initial accumulator": steps_like(
+        lambda p, g: p - 0.1 * g / np.sqrt(0.1 + g**2)
+    ),
+    "Momentum, Nesterov": trains,
+    "Adam": trains,
+    "RMSProp, centered": trains,
+    "Adadelta": trains,
+    "Ftrl": trains,
+    "ProximalGradientDescent": trains,
+    "ProximalAdagrad": trains,
+    "AdagradDA": trains,
+    "L1 and L2 shrinkage after another rule": shrunk,
+    "AdagradDecay (DeepRec)": trains,
+    "gradients of N steps gathered, applied once": accumulates(4, average=False),
+    "diffGrad": trains,
+    "`IndexedSlices`": rows_of_a_table,
+    # Keras 3
+    "`use_ema`, `ema_momentum`": averaged,
+    "`ema_overwrite_frequency`": overwritten,
+    "`loss_scale_factor`": lambda r, n: same(
+        r[0][0], moves(gradtx.adam(0.1), grads=gradtx.tree.scale(2.0, PARAMS))
+    ),
+    "`LossScaleOptimizer`": loss_scales,
+    "`gradient_accumulation_steps` (schedules tick once a window)": accumulates(4, average=True),
+    "`exclude_from_weight_decay(var_names)`": no_decay_of_bias,
+    "`MultiOptimizer`": grouped(gradtx.adam(0.1), gradtx.sgd(0.1), "kernel"),
+    "`CosineDecayRestarts`": scheduled(restarts(0.1, 100, 2.0, 0.9, 0.0), 350),
+    "`InverseTimeDecay`": scheduled(lambda t: 0.1 / (1 + 0.5 * t / 100)),
+    "`PiecewiseConstantDecay` (a boundary ends its piece)": scheduled(
+        piecewise((101, 0.1), (None, 0.01)), 120
+    ),
+    "`PolynomialDecay(cycle=True)`": scheduled(polynomial_cycle, 250),
+    # torch.optim
+    "parameter groups": grouped(gradtx.adam(0.1), gradtx.adam(0.01), "kernel"),
+    "`add_param_group`": group_added,
+    "`state_dict()`": lambda r, n: same(n["saved"]["0/mu/kernel"], jnp.zeros((3, 2))),
+    "`load_state_dict(saved)`": restored,
+    "`maximize=True`": ascends,
+    "`weight_decay` of SGD, Adam (L2)": steps_like(lambda p, g: p - 0.1 * (g + 0.01 * p)),
+    "`weight_decay` of AdamW": steps_like(lambda p, g: p - 0.1 * (np.sign(g) + 0.01 * p)),
+    "`register_step_pre_hook`": first_is_doubled,
+    "`register_step_post_hook`": step_is_doubled,
+    "`differentiable=True` (meta-gradients)": meta_gradient,
+    "`zero_grad()`": gradients,
+    "`step(closure)` of LBFGS": minimized,
+    "`SparseAdam`": sparse,
+    "`clip_grad_norm_`, `clip_grad_value_`": lambda r, n: same(
+        [gradtx.global_norm(tx.update(GRADS, tx.init(PARAMS))[0]) for tx in r],
+        [1.0, math.sqrt(0.25 + 1 + 6)],
+    ),
+    "`GradScaler`": trains,
+    "`AveragedModel`, SWA": averaged,
+    # schedulers
+    "`LambdaLR`": scheduled(lambda t: 0.1 * 0.95**t),
+    "`MultiplicativeLR`": scheduled(lambda t: 0.1 * 0.95**t, 20),
+    "`StepLR`": scheduled(lambda t: 0.1 * 0.1 ** (t // 30), 100),
+    "`MultiStepLR`": scheduled(piecewise((30, 0.1), (80, 0.01), (None, 0.001)), 100),
+    "`ConstantLR`": scheduled(piecewise((5, 0.1 / 3), (None, 0.1))),
+    "`LinearLR`": scheduled(lambda t: 0.1 * (1 / 3 + (1 - 1 / 3) * min(t, 5) / 5)),
+    "`ExponentialLR`": scheduled(lambda t: 0.1 * 0.9**t),
+    "`PolynomialLR`": scheduled(lambda t: 0.1 * (1 - min(t, 5) / 5) ** 2),
+    "`CosineAnnealingLR`": scheduled(lambda t: cosine(0.1, 0.01, t / 10)),
+    "`CosineAnnealingWarmRestarts`": scheduled(lambda t: restarts(0.1, 10, 2, 1.0, 0.1)(t), 80),
+    "`CyclicLR`": scheduled(cyclic, 70),
+    "`OneCycleLR`": scheduled(one_cycle, 100),
+    "`SequentialLR`": scheduled(lambda t: 0.01 + 0.018 * t if t < 5 else 0.1 * 0.9 ** (t - 5)),
+    "`ChainedScheduler`": scheduled(lambda t: 0.1 * (1 / 3 + (1 - 1 / 3) * min(t, 5) / 5) * 0.9**t),
+    "`ReduceLROnPlateau`": plateaus,
+    "a scheduler stepped once an epoch": scheduled(lambda t: 0.1 if t < 15_000 else 0.01, 60),
+}
+
+
+def test_every_row_has_one_check():
+    assert [left for left, _ in ROWS] == list(CHECKS)
+
+
+@pytest.mark.parametrize(("left", "code"), ROWS, ids=[left for left, _ in ROWS])
+def test_row(left, code):
+    CHECKS[left](*run(code))
+
+
+TORCH = {
+    "LambdaLR": lambda s, o: s.LambdaLR(o, lambda t: 0.95**t),
+    "MultiplicativeLR": lambda s, o: s.MultiplicativeLR(o, lambda t: 0.95),
+    "StepLR": lambda s, o: s.StepLR(o, 30, 0.1),
+    "MultiStepLR": lambda s, o: s.MultiStepLR(o, [30, 80], 0.1),
+    "ConstantLR": lambda s, o: s.ConstantLR(o, 1 / 3, 5),
+    "LinearLR": lambda s, o: s.LinearLR(o, 1 / 3, 1.0, 5),
+    "ExponentialLR": lambda s, o: s.ExponentialLR(o, 0.9),
+    "PolynomialLR": lambda s, o: s.PolynomialLR(o, 5, 2.0),
+    "CosineAnnealingLR": lambda s, o: s.CosineAnnealingLR(o, 10, 0.01),
+    "CosineAnnealingWarmRestarts": lambda s, o: s.CosineAnnealingWarmRestarts(o, 10, 2, 0.01),
+    "CyclicLR": lambda s, o: s.CyclicLR(o, 0.01, 0.1, 20, 10, "triangular2", cycle_momentum=False),
+    "OneCycleLR": lambda s, o: s.OneCycleLR(o, 0.1, 100, cycle_momentum=False),
+    "SequentialLR": lambda s, o: s.SequentialLR(
+        o, [s.LinearLR(o, 0.1, 1.0, 5), s.ExponentialLR(o, 0.9)], [5]
+    ),
+    "ChainedScheduler": lambda s, o: s.ChainedScheduler(
+        [s.LinearLR(o, 1 / 3, 1.0, 5), s.ExponentialLR(o, 0.9)]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_schedulers_beside_pytorch(name):
+    torch = pytest.importorskip("torch")
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
+    scheduler = TORCH[name](torch.optim.lr_scheduler, optimizer)
+    want = []
+    for _ in range(60):
+        want.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    ((schedule,), _) = run(dict(ROWS)[f"`{name}`"])
+    got = [float(schedule(t)) for t in range(60)]
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-8)
+
+
+def from_scratch():
+    blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    names = {}
+    exec(blocks[-1], names)  # the page's own code
+    return blocks[-1], names
+
+
+def test_optimizers_from_scratch():
+    code, names = from_scratch()
+    defined = re.findall(r"@gradtx.transformation\n(def .*?)(?=\n\n\n|\Z)", code, re.DOTALL)
+    assert all(len(body.strip().splitlines()) < 25 for body in defined)
+    twins = {
+        "gradient_descent": gradtx.sgd(1e-3),
+        "momentum": gradtx.chain(gradtx.scale_by_learning_rate(1e-3), gradtx.trace(0.7)),
+        "adam_from_scratch": gradtx.adam(1e-3, eps=1e-7),
+    }
+    for name, twin in twins.items():
+        tx = names[name]()
+        same_step_as(twin)([tx], {})
+        assert repr(tx).startswith(f"{name}(learning_rate=0.001")
+        custom = {name: names[name]}
+        text = json.dumps(gradtx.to_config(tx))
+        assert gradtx.from_config(json.loads(text), custom_objects=custom) == tx
+        rows = gradtx.Rows(jnp.array([2]), jnp.ones((1, 2)), (3, 2))
+        grads = {"kernel": rows, "bias": None}
+        only_kernel_moves([gradtx.apply_gradients(tx, grads, PARAMS, tx.init(PARAMS))], {})
+        places([tx], {})
+    assert gradtx.slot_names(names["adam_from_scratch"]().init(PARAMS)) == ["v", "s"]
