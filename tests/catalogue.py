@@ -229,6 +229,7 @@ CATALOGUE: dict[str, Entry] = {
             {"max_linesearch_steps": 5, "initial_guess_strategy": "two"},
         ),
         rows=False,
+        why="precision: the line search tries rounded points",
     ),
     "scale_by_lbfgs": Entry(
         lambda: gradtx.scale_by_lbfgs(3),
@@ -239,6 +240,7 @@ CATALOGUE: dict[str, Entry] = {
         lambda: gradtx.lbfgs(memory_size=3),
         bad=(NEGATIVE, TEXT, {"memory_size": 0}),
         rows=False,
+        why="precision: the line search tries rounded points",
     ),
     # projecting
     "project": Entry(
