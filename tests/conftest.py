@@ -2,14 +2,16 @@
 
 import os
 
+import jaxlib
+
+flags = [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
+# Tests compile thousands of small programs and run each a few times: the older code generator takes
+# half the time. What is asserted of compiled programs asks for the default one, and so does
+# .ci/run for the slow tests. XLA stops at a flag that it does not know, hence the versions.
+if "fusion_emitters" not in flags[0] and (0, 8) <= jaxlib.version.__version_info__ < (0, 11):
+    flags.append("--xla_cpu_use_fusion_emitters=false")
+os.environ["XLA_FLAGS"] = " ".join(flags)
 os.environ["JAX_PLATFORMS"] = "cpu"
-# On a busy machine the threads of eight devices meet late: by default XLA gives up after 40 s.
-os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "")
-    + " --xla_force_host_platform_device_count=8"
-    + " --xla_cpu_collective_call_warn_stuck_timeout_seconds=600"
-    + " --xla_cpu_collective_call_terminate_timeout_seconds=600"
-)
 
 import hypothesis
 
