@@ -89,27 +89,35 @@ def batches(digits: Digits, rng: np.random.Generator) -> Iterator[tuple[np.ndarr
 
 
 def optimizers() -> dict[str, Callable[..., gradtx.GradientTransformation]]:
-    """The builders of whole optimizers: their files hold them beside the `scale_by_*` they use."""
-    return {
-        name: member
-        for name, member in sorted(vars(gradtx).items())
-        if hasattr(member, "builder")
-        and member.__module__.startswith("gradtx.optimizers.")
-        and not name.startswith("scale_by_")
-    }
+    """What takes a learning rate and needs nothing else; and COCOB, which needs not even that."""
+    found = {"cocob": gradtx.cocob}
+    for name in gradtx.__all__:
+        builder = getattr(getattr(gradtx, name), "builder", None)
+        if builder is None or name.startswith("scale_by_"):
+            continue
+        parameters = builder.signature.parameters
+        needed = {key for key, p in parameters.items() if p.default is p.empty}
+        if "learning_rate" in parameters and needed <= {"learning_rate"}:
+            found[name] = getattr(gradtx, name)
+    return dict(sorted(found.items()))
 
 
-def build(name: str, peak: float, steps: int) -> gradtx.GradientTransformation:
+def build(name: str, peak: float | None, steps: int) -> gradtx.GradientTransformation:
     """Clipping, then the optimizer called `name` on a warm-up and a cosine."""
     known = optimizers()
     if name not in known:
         raise SystemExit(f"gradtx has no optimizer called {name!r}; it has {', '.join(known)}")
+    rate = inspect.signature(known[name]).parameters.get("learning_rate")
+    if rate is None:
+        return known[name]()
+    if peak is None:
+        # Optimizers that find their own step size come with the factor to leave it at.
+        peak = rate.default if isinstance(rate.default, float) else 5e-3
     schedule = gradtx.warmup_cosine_decay_schedule(
         init_value=0.0, peak_value=peak, warmup_steps=steps // 10, decay_steps=steps
     )
-    scheduled = "learning_rate" in inspect.signature(known[name]).parameters
-    optimizer = known[name](learning_rate=schedule) if scheduled else known[name]()
-    return gradtx.chain(gradtx.clip_by_global_norm(1.0), optimizer)
+    extra = {"base_lr": peak} if name == "adabound" else {}
+    return gradtx.chain(gradtx.clip_by_global_norm(1.0), known[name](schedule, **extra))
 
 
 def train(tx: gradtx.GradientTransformation, digits: Digits, epochs: int, seed: int) -> History:
@@ -166,7 +174,7 @@ def arguments() -> argparse.Namespace:
     which.add_argument("--optimizer", default="adamw", metavar="NAME", help="any of gradtx's")
     which.add_argument("--config", type=Path, metavar="FILE", help="a configuration saved before")
     parser.add_argument("--save-config", type=Path, metavar="FILE", help="write the configuration")
-    parser.add_argument("--learning-rate", type=float, default=5e-3, help="peak; default 0.005")
+    parser.add_argument("--learning-rate", type=float, help="the peak; default 0.005")
     parser.add_argument("--epochs", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("digits.png"), metavar="FILE")

@@ -2,6 +2,7 @@
 
 import os
 
+import hypothesis
 import jaxlib
 
 flags = [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
@@ -12,8 +13,6 @@ if "fusion_emitters" not in flags[0] and (0, 8) <= jaxlib.version.__version_info
     flags.append("--xla_cpu_use_fusion_emitters=false")
 os.environ["XLA_FLAGS"] = " ".join(flags)
 os.environ["JAX_PLATFORMS"] = "cpu"
-
-import hypothesis
 
 # Deterministic, and without a time limit: the first example of a test compiles.
 hypothesis.settings.register_profile("gradtx", derandomize=True, deadline=None, max_examples=25)

@@ -20,7 +20,10 @@ from tests.catalogue import CATALOGUE
 NAMES = sorted(CATALOGUE)
 CUSTOM = {f.__name__: f for f in vars(catalogue).values() if callable(f) and hasattr(f, "__name__")}
 
-every = pytest.mark.parametrize("name", NAMES)
+# What is compiled for one transformation stays in the process that compiled it.
+every = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in NAMES]
+)
 
 
 def params(dtype=jnp.float32):
@@ -77,14 +80,18 @@ def compiled(name):
     return *run(params(), grads(3)), len(traces)
 
 
+def avals(tree):
+    return jax.tree.map(jax.typeof, tree)
+
+
 def uncompiled(name, p, gs):
     """The same, operation by operation: what one transformation compiled, the next one reuses."""
     tx = CATALOGUE[name].make()
     carry, updates = (p, tx.init(p)), []
     for i in range(len(gs["b"])):
-        before = jax.eval_shape(lambda: carry)
+        before = avals(carry)
         carry, update = step(tx, carry, take(gs, i))
-        assert jax.eval_shape(lambda: carry) == before
+        assert avals(carry) == before
         chex.assert_trees_all_equal_shapes_and_dtypes(update, p)
         updates.append(update)
     return carry, updates
@@ -263,7 +270,9 @@ def test_sharded_run_equals_single_device(name):
     chex.assert_trees_all_close(got, want, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float16", pytest.param("bfloat16", marks=pytest.mark.slow)]
+)
 @every
 def test_zero_gradients_give_finite_steps(name, dtype):
     tx = CATALOGUE[name].make()
@@ -272,6 +281,41 @@ def test_zero_gradients_give_finite_steps(name, dtype):
     for _ in range(2):
         carry, updates = step(tx, carry, jax.tree.map(jnp.zeros_like, p))
         assert_finite((carry[0], updates))
+
+
+@every
+def test_a_new_state_can_be_donated(name):
+    """No buffer is in it twice, and none is a parameter's."""
+    p = params()
+    leaves = jax.tree.leaves((p, CATALOGUE[name].make().init(p)))
+    arrays = [x for x in leaves if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key) and x.size]
+    pointers = [x.unsafe_buffer_pointer() for x in arrays]
+    assert len(set(pointers)) == len(pointers)
+
+
+def loss(p, scale):
+    return scale * value_fn(p).astype(jnp.float32)
+
+
+@pytest.mark.slow
+@every
+def test_make_step_and_solve(name):
+    """Both pass on what line searches and the like want; the step is compiled once."""
+    tx, calls = CATALOGUE[name].make(), []
+
+    def counted(p, scale):
+        calls.append(None)
+        return loss(p, scale)
+
+    made = gradtx.make_step(counted, tx)
+    p = params()
+    p, state, _ = made(p, made.init(p), 0.5, extra_args={"unknown": 1.0})
+    traced = len(calls)
+    for _ in range(2):
+        p, state, _ = made(p, state, 0.5, extra_args={"unknown": 2.0})
+    assert len(calls) == traced
+    solution = gradtx.solve(loss, params(), tx, 0.5, max_steps=3)
+    chex.assert_trees_all_close(solution.params, p, rtol=1e-5, atol=1e-6)
 
 
 @every
@@ -332,6 +376,7 @@ def test_rows(name):
 TWINS = [name for name in NAMES if CATALOGUE[name].optax is not None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TWINS)
 def test_like_optax(name):
     """A hundred steps beside Optax: the same updates, the same state fields."""

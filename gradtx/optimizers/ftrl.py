@@ -46,7 +46,8 @@ def ftrl(
             {(n_t^{-k} + \beta) / \eta + 2 \lambda_2}
 
     Args:
-        learning_rate: :math:`\eta > 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta > 0`; a number, an array, or a schedule. Where an array or a
+            schedule is 0, as at the start of a warm-up, nothing moves.
         learning_rate_power: :math:`k \le 0`, a number.
         initial_accumulator_value: :math:`n_0 \ge 0`.
         l1_regularization_strength: :math:`\lambda_1 \ge 0`; makes entries exactly 0.
@@ -92,6 +93,14 @@ def ftrl(
         n = s.accumulator + after(square, jnp.abs(z))  # z reads the old one
         curvature = (root(n) + beta) * (1 / learning_rate) + 2 * l2_regularization_strength
         size = jnp.maximum(jnp.abs(z) - l1_regularization_strength, 0)
-        return -jnp.sign(z) * divide(size, curvature) - p, {"accumulator": n, "linear": z}
+        step = -jnp.sign(z) * divide(size, curvature) - p
+        if isinstance(learning_rate, float | int):
+            return step, {"accumulator": n, "linear": z}
+        # A schedule that starts at 0 divides by it: the limit is to stand still.
+        moves = jnp.asarray(learning_rate) > 0
+        return jnp.where(moves, step, 0), {
+            "accumulator": jnp.where(moves, n, s.accumulator),
+            "linear": jnp.where(moves, z, s.linear),
+        }
 
     return elementwise(FtrlState, slots, rule)

@@ -90,10 +90,12 @@ def scale_by_lbfgs(memory_size: int = 10, scale_init_precond: bool = True) -> An
         return jnp.zeros((memory_size, *p.shape), compute_dtype(p.dtype))
 
     def init(params: Params) -> State:
-        empty = jax.tree.map(zeros_like, params)
-        memory = jax.tree.map(stack, params)
-        weights = jnp.zeros(memory_size, norm_sq(jax.tree.map(lambda m: m[0], memory)).dtype)
-        return ScaleByLBFGSState(jnp.zeros([], jnp.int32), empty, empty, memory, memory, weights)
+        # Each field its own buffers: an array that is in a state twice cannot be donated.
+        last_params, last_updates = (jax.tree.map(zeros_like, params) for _ in range(2))
+        steps, changes = (jax.tree.map(stack, params) for _ in range(2))
+        weights = jnp.zeros(memory_size, norm_sq(jax.tree.map(lambda m: m[0], steps)).dtype)
+        count = jnp.zeros([], jnp.int32)
+        return ScaleByLBFGSState(count, last_params, last_updates, steps, changes, weights)
 
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
