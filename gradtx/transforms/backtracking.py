@@ -99,12 +99,12 @@ def scale_by_backtracking_linesearch(
 
     def init(params: Params) -> State:
         dtype = _value_dtype(params)
-        infinity = jnp.full([], jnp.inf, dtype)
+        value, error = (jnp.full([], jnp.inf, dtype) for _ in range(2))
         return ScaleByBacktrackingLinesearchState(
             jnp.ones([], dtype),
-            infinity,
+            value,
             jax.tree.map(zeros_like, params) if store_grad else None,
-            BacktrackingLinesearchInfo(jnp.zeros([], jnp.int32), infinity),
+            BacktrackingLinesearchInfo(jnp.zeros([], jnp.int32), error),
         )
 
     def search(line: _Line, guess: Array) -> _Search:

@@ -148,12 +148,12 @@ def scale_by_zoom_linesearch(
 
     def init(params: Params) -> State:
         dtype = _value_dtype(params)
-        infinity = jnp.full([], jnp.inf, dtype)
+        value, decrease, curvature = (jnp.full([], jnp.inf, dtype) for _ in range(3))
         return ScaleByZoomLinesearchState(
             jnp.ones([], dtype),
-            infinity,
+            value,
             jax.tree.map(zeros_like, params),
-            ZoomLinesearchInfo(jnp.zeros([], jnp.int32), infinity, infinity),
+            ZoomLinesearchInfo(jnp.zeros([], jnp.int32), decrease, curvature),
         )
 
     def search(line: _Line, guess: Array) -> _Search:
@@ -206,9 +206,9 @@ def scale_by_zoom_linesearch(
             line.grad,
             start,
             jnp.array(False),
-            infinity,
-            infinity,
-            (infinity, infinity),
+            value,
+            value,
+            (decrease, curvature),
             jnp.zeros([], jnp.int32),
             line.slope <= 0,
         )

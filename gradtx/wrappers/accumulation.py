@@ -115,10 +115,11 @@ def accumulating(
     should_skip = skip or _never
 
     def init(params: Params) -> State:
-        zero = jnp.zeros([], jnp.int32)
+        # Each count its own buffer: an array that is in a state twice cannot be donated.
+        mini_step, gradient_step = (jnp.zeros([], jnp.int32) for _ in range(2))
         acc = jax.tree.map(lambda p: zeros(p, dtype), params, is_leaf=is_leaf)
-        told = should_skip(tree.zeros_like(params), zero, params)[1]
-        common = (zero, zero, tx.init(params), acc)
+        told = should_skip(tree.zeros_like(params), jnp.zeros([], jnp.int32), params)[1]
+        common = (mini_step, gradient_step, tx.init(params), acc)
         if not weighted:
             return MultiStepsState(*common, told)
         lost = tree.zeros_like(acc) if compensated else None

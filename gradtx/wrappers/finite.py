@@ -63,8 +63,8 @@ def apply_if_finite(
     tx = with_extra_args_support(inner)
 
     def init(params: Params) -> State:
-        zero = jnp.zeros([], jnp.int32)
-        return ApplyIfFiniteState(zero, jnp.array(True), zero, tx.init(params))
+        now, total = (jnp.zeros([], jnp.int32) for _ in range(2))
+        return ApplyIfFiniteState(now, jnp.array(True), total, tx.init(params))
 
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any

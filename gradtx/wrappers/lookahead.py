@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.checks import Fraction, PositiveCount
+from gradtx.engine import parameter
 from gradtx.numerics import cast, widen
 from gradtx.pair import (
     GradientTransformation,
@@ -83,14 +84,15 @@ def lookahead(
     """
     tx = with_extra_args_support(fast_optimizer)
 
+    def own(p: Any) -> Any:
+        # An own copy: the parameters may be donated.
+        return None if p is None else jnp.array(widen(parameter(p)), copy=True)
+
     def init(params: Params) -> State:
         count = jnp.zeros([], jnp.int32)
         if isinstance(params, LookaheadParams):
             return LookaheadState(tx.init(params.fast), count)
-        slow = tree.cast_like(params, params)
-        slow = jax.tree.map(
-            lambda p: None if p is None else widen(jnp.asarray(p)), slow, is_leaf=is_leaf
-        )
+        slow = jax.tree.map(own, params, is_leaf=is_leaf)
         return LookaheadState(tx.init(params), count, slow)
 
     def update(

@@ -96,13 +96,12 @@ def mechanize(
         leaves, treedef = leaves_with_path(params)
         checked = [None if p is None else parameter(p, path) for path, p in leaves]
         dtype = scalar_dtype([p for p in checked if p is not None])
-        zero = jnp.zeros(num_betas, dtype)
         return MechanicState(
             base_optimizer_state=tx.init(params),
             count=jnp.zeros([], jnp.int32),
-            r=zero,
-            m=zero,
-            v=zero,
+            r=jnp.zeros(num_betas, dtype),
+            m=jnp.zeros(num_betas, dtype),
+            v=jnp.zeros(num_betas, dtype),
             s=jnp.full(num_betas, s_init, dtype),
             # A copy of its own: a buffer cannot be donated twice.
             x0=treedef.unflatten([p if p is None else jnp.array(p, copy=True) for p in checked]),

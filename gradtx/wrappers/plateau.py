@@ -84,13 +84,12 @@ def reduce_on_plateau(
 
     def init(params: Params) -> State:
         del params
-        zero = jnp.zeros([], jnp.int32)
         return ReduceLROnPlateauState(
             scale=jnp.ones([], jnp.float32),
             best_value=jnp.full([], sign * jnp.inf, jnp.float32),
-            plateau_count=zero,
-            cooldown_count=zero,
-            count=zero,
+            plateau_count=jnp.zeros([], jnp.int32),
+            cooldown_count=jnp.zeros([], jnp.int32),
+            count=jnp.zeros([], jnp.int32),
             avg_value=jnp.zeros([], jnp.float32),
         )
 
