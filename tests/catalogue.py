@@ -757,11 +757,13 @@ CATALOGUE: dict[str, Entry] = {
     "accumulate": Entry(
         lambda: gradtx.accumulate(gradtx.adam(0.1), 2),
         bad=({"inner": optax.sgd(1.0), "every": 0}, {"inner": optax.sgd(1.0), "every": 1.5}),
+        why="solve: parameters stand still within a window",
     ),
     "multi_steps": Entry(
         lambda: gradtx.multi_steps(gradtx.adam(0.1), 2),
         bad=({"opt": optax.sgd(1.0), "every_k_schedule": 0},),
         optax=lambda: optax.MultiSteps(optax.adam(0.1), 2).gradient_transformation(),
+        why="solve: parameters stand still within a window",
     ),
     "apply_every": Entry(
         lambda: gradtx.apply_every(2), bad=({"k": 0},), optax=lambda: optax.apply_every(2)

@@ -206,9 +206,9 @@ def scale_by_zoom_linesearch(
             line.grad,
             start,
             jnp.array(False),
-            value,
-            value,
-            (decrease, curvature),
+            infinity,
+            infinity,
+            (infinity, infinity),
             jnp.zeros([], jnp.int32),
             line.slope <= 0,
         )
