@@ -63,7 +63,7 @@ PAGES = {
     "Sparse rows": ("sparse", "rows"),
     "Ways over": ("interop",),
     "Looking inside": ("inspection", "config", "saving", "exporting"),
-    "Writing a rule": ("pair", "engine", "treewise", "numerics", "types", "checks", ""),
+    "Writing a rule": ("pair", "engine", "idle", "treewise", "numerics", "types", "checks", ""),
 }
 
 

@@ -63,6 +63,7 @@ from gradtx.groups import (
     reset_group as reset_group,
     selective_transform as selective_transform,
 )
+from gradtx.idle import Idle as Idle
 from gradtx.inspection import (
     Description as Description,
     describe as describe,

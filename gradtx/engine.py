@@ -16,6 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax.numpy as jnp
 
 from gradtx import numerics
+from gradtx.idle import Idle, Pause
 from gradtx.numerics import Step, cast, increment, widen
 from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs
 from gradtx.paths import first_difference, leaves_with_path, path_string
@@ -42,7 +43,9 @@ class Stored(Protocol):
     def put(self, indices: Array, values: Array) -> "Stored": ...
 
 
-def elementwise(state: type, slots: SlotsFn | None, rule: Rule) -> GradientTransformation:
+def elementwise(
+    state: type, slots: SlotsFn | None, rule: Rule, *, idle: Idle | None = None
+) -> GradientTransformation:
     """Lift a rule that treats every entry alone.
 
     It runs on whole leaves, on the rows of a table, on shards, on several leaves stacked.
@@ -52,6 +55,8 @@ def elementwise(state: type, slots: SlotsFn | None, rule: Rule) -> GradientTrans
             the step, ``count``.
         slots: ``p -> {name: array}``, the slots of one parameter at the start; None for none.
         rule: ``(g, s, t[, p]) -> (direction, {name: new slot})``; see :mod:`gradtx.engine`.
+        idle: what the rule does while gradients are zero, if that is so simple; it saves
+            :func:`exact_rows` steps.
 
     Returns:
         The pair. Decorate the function that calls this with :func:`transformation`.
@@ -74,17 +79,19 @@ def elementwise(state: type, slots: SlotsFn | None, rule: Rule) -> GradientTrans
     >>> tx.update(jnp.ones(2), state)[0].tolist()
     [1.5, 1.5]
     """
-    return _lift(state, slots, rule, rows=True)
+    return _lift(state, slots, rule, rows=True, idle=idle)
 
 
-def rowwise(state: type, slots: SlotsFn | None, rule: Rule) -> GradientTransformation:
+def rowwise(
+    state: type, slots: SlotsFn | None, rule: Rule, *, idle: Idle | None = None
+) -> GradientTransformation:
     """Lift a rule that treats every row alone, along the first dimension of a leaf.
 
     It may reduce over the other dimensions, and runs on whole leaves, `Rows` of tables and shards
     of the first dimension. The arguments are those of :func:`elementwise`. A slot may keep one
     number for each row, in the shape of :func:`gradtx.numerics.row_mean`.
     """
-    return _lift(state, slots, rule, rows=True)
+    return _lift(state, slots, rule, rows=True, idle=idle)
 
 
 def leafwise(state: type, slots: SlotsFn | None, rule: Rule) -> GradientTransformation:
@@ -97,7 +104,7 @@ def leafwise(state: type, slots: SlotsFn | None, rule: Rule) -> GradientTransfor
 
 
 def _lift(
-    state_class: type, slots: SlotsFn | None, rule: Rule, *, rows: bool
+    state_class: type, slots: SlotsFn | None, rule: Rule, *, rows: bool, idle: Idle | None = None
 ) -> GradientTransformation:
     fields: tuple[str, ...] = state_class._fields  # type: ignore[attr-defined]
     counted = "count" in fields
@@ -114,9 +121,15 @@ def _lift(
         return state_class(**count, **trees)
 
     def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+        updates: Updates,
+        state: State,
+        params: Params | None = None,
+        *,
+        pause: Pause | None = None,
+        **extra_args: Any,
     ) -> tuple[Updates, State]:
         del extra_args
+        applied = rule if pause is None else pause.over(rule, idle, takes_params)
         check_state(label, state, state_class)
         leaves, treedef = leaves_with_path(updates)
         if takes_params and params is None and updates is not None:
@@ -143,9 +156,9 @@ def _lift(
                         f"{path_string(path)!r}: use an elementwise transformation there (see "
                         "partition), or make the gradient dense with dense_rows or to_dense()"
                     )
-                direction, kept = _on_rows(rule, g, held, steps, values[i])
+                direction, kept = _on_rows(applied, g, held, steps, values[i])
             else:
-                direction, kept = _on_array(rule, label, path, g, held, steps, values[i])
+                direction, kept = _on_array(applied, label, path, g, held, steps, values[i])
             out.append(direction)
             for n, column in zip(names, new, strict=True):
                 column.append(kept[n])

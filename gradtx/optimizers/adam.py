@@ -8,6 +8,7 @@ from gradtx import numerics
 from gradtx.checks import Decay, NonNegative
 from gradtx.compose import chain
 from gradtx.engine import elementwise
+from gradtx.idle import Idle
 from gradtx.numerics import (
     Step,
     abs_sq,
@@ -93,7 +94,8 @@ def scale_by_adam(
         added = numerics.epsilon_hat(eps, b2, t) if epsilon_hat else eps
         return m / (jnp.sqrt(debias(nu, b2, t) + eps_root) + added), {"mu": mu, "nu": nu}
 
-    return elementwise(ScaleByAdamState, slots, rule)
+    idle = Idle({"mu": b1, "nu": b2}, lambda: b1 / b2**0.5)
+    return elementwise(ScaleByAdamState, slots, rule, idle=idle)
 
 
 @optimizer

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, NonNegative, Number
 from gradtx.compose import chain, identity
 from gradtx.engine import elementwise
+from gradtx.idle import Idle
 from gradtx.numerics import (
     Step,
     abs_sq,
@@ -92,7 +93,7 @@ def scale_by_rms(
         return g / _root(square, eps, eps_in_sqrt), {"nu": nu}
 
     state = ScaleByRmsWithCountState if bias_correction else ScaleByRmsState
-    return elementwise(state, slots, rule)
+    return elementwise(state, slots, rule, idle=Idle({"nu": decay}))
 
 
 @transformation
@@ -142,7 +143,7 @@ def scale_by_stddev(
         return g / _root(variance, eps, eps_in_sqrt), {"mu": mu, "nu": nu}
 
     state = ScaleByRStdDevWithCountState if bias_correction else ScaleByRStdDevState
-    return elementwise(state, slots, rule)
+    return elementwise(state, slots, rule, idle=Idle({"mu": decay, "nu": decay}))
 
 
 @optimizer

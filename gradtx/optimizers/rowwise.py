@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, NonNegative
 from gradtx.compose import chain
 from gradtx.engine import rowwise
+from gradtx.idle import Idle
 from gradtx.numerics import (
     Step,
     abs_sq,
@@ -63,7 +64,7 @@ def scale_by_rowwise_rss(
         total = s.sum_of_squares + row_mean(abs_sq(g))
         return divide(g, jnp.sqrt(total) + eps), {"sum_of_squares": total}
 
-    return rowwise(ScaleByRowwiseRssState, slots, rule)
+    return rowwise(ScaleByRowwiseRssState, slots, rule, idle=Idle({"sum_of_squares": 1}))
 
 
 @optimizer
@@ -138,7 +139,8 @@ def scale_by_rowwise_adam(
         u = divide(debias(mu, b1, t), jnp.sqrt(debias(nu, b2, t)) + eps)
         return u, {"mu": mu, "nu": nu}
 
-    return rowwise(ScaleByRowwiseAdamState, slots, rule)
+    idle = Idle({"mu": b1, "nu": b2}, lambda: b1 / b2**0.5)
+    return rowwise(ScaleByRowwiseAdamState, slots, rule, idle=idle)
 
 
 @optimizer

@@ -6,7 +6,6 @@ gradients; `exact_rows` records when each row was last touched and takes the ste
 before it is looked up again, so that the result is the dense one.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +14,7 @@ import numpy as np
 
 from gradtx.apply import apply_updates
 from gradtx.engine import Stored
+from gradtx.idle import CannotPause, Pause
 from gradtx.numerics import increment, one_per_row
 from gradtx.pair import (
     GradientTransformation,
@@ -73,6 +73,12 @@ def exact_rows(
     rows alone. So it is right for whatever treats every entry, or every row, alone, decay, momentum
     and schedules included. A step costs, beside the update of the rows touched, one such update for
     each step that the one of them that waited longest has missed.
+
+    Where all rules of `inner` say what many zero gradients do to their slots (Adam, momentum, EMA,
+    RMSProp, Adagrad, and these by row, with any learning rate), only so many steps are taken one by
+    one as move a parameter by more than 2^-32 of the first, 212 for Adam with its defaults, 0 for
+    RMSProp and Adagrad, and the others at once. What depends on the parameters, such as weight
+    decay, is taken step by step.
 
     Args:
         inner: the optimizer; it may hold state for each entry or row, and counters.
@@ -182,44 +188,72 @@ def catch_up(
     at = jax.tree.map(_indices, state.last, given, is_leaf=is_leaf)
     if not jax.tree.leaves(at, is_leaf=_is_all):
         return params, state
-    count = state.count
+    treedef: Any
+    every, treedef = jax.tree.flatten(at, is_leaf=lambda x: x is None or _is_all(x))
+    for i, place in enumerate(every):
+        if place is not None:
+            only = treedef.unflatten([x if j == i else None for j, x in enumerate(every)])
+            params, state = _catch_up_table(inner, params, state, only)
+    return params, state
+
+
+def _catch_up_table(
+    inner: GradientTransformation, params: Params, state: ExactRowsState, at: PyTree
+) -> tuple[Params, ExactRowsState]:
+    """:func:`catch_up` for the one table at which the tree `at` has indices, or all rows."""
+    slots, count = _Slots(inner, state.inner_state, at), state.count
     last = jax.tree.map(lambda x, i: _take(x, i, _NEVER), state.last, at, is_leaf=is_leaf)
     few = jax.tree.map(_take, params, at, is_leaf=is_leaf)
-    slots = _Slots(inner, state.inner_state, at)
-    few, kept = _take_missed(inner, count, last, few, slots)
+    kept = slots.take()
+    horizon = _horizon(inner, few, kept, slots)
+
+    def update(ago: Array, row: PyTree, kept: list[Array], **extra: Any) -> tuple[PyTree, Any]:
+        # A row is a table of one, since a rule may take means over rows.
+        table, held = jax.tree.map(lambda x: x[None], (row, kept))
+        zeros = jax.tree.map(jnp.zeros_like, table)
+        updates, new = inner.update(zeros, slots.state(held, ago), table, **extra)
+        moved = apply_updates(table, updates), slots.within(new)
+        return jax.tree.map(lambda x: x[0], moved)
+
+    def take_missed(last: Array, row: PyTree, kept: list[Array]) -> tuple[PyTree, list[Array]]:
+        missed = count - last
+        taken = missed if horizon is None else jnp.minimum(missed, horizon)
+
+        def step(now: tuple[Array, PyTree, list[Array]]) -> tuple[Array, PyTree, list[Array]]:
+            j, row, kept = now
+            return j + 1, *update(missed - j, row, kept)
+
+        start = jnp.zeros_like(count), row, kept
+        _, row, kept = jax.lax.while_loop(lambda now: now[0] < taken, step, start)
+        if horizon is not None:
+            rest = Pause(jnp.maximum(missed - taken, 0))
+            kept = update(missed - taken, row, kept, pause=rest)[1]
+        return row, kept
+
+    (seen,) = jax.tree.leaves(last)
+    few, kept = jax.vmap(take_missed)(seen.reshape(-1), few, kept)
     # Never below what it was: so it is read before it is written, and need not be copied.
     seen = jax.tree.map(lambda x: jnp.maximum(x, count), last)
-    return (
-        jax.tree.map(_put, params, at, few, is_leaf=is_leaf),
-        ExactRowsState(
-            count, jax.tree.map(_put, state.last, at, seen, is_leaf=is_leaf), slots.put(kept)
-        ),
+    return jax.tree.map(_put, params, at, few, is_leaf=is_leaf), ExactRowsState(
+        count, jax.tree.map(_put, state.last, at, seen, is_leaf=is_leaf), slots.put(kept)
     )
 
 
-def _take_missed(
-    inner: GradientTransformation, count: Array, last: PyTree, params: Params, slots: "_Slots"
-) -> tuple[Params, list[Array]]:
-    """The steps up to `count` with zero gradients, each for the rows that have not seen it."""
-    zeros, lasts = jax.tree.map(jnp.zeros_like, params), slots.beside(last)
+def _horizon(
+    inner: GradientTransformation, params: Params, kept: list[Array], slots: "_Slots"
+) -> int | None:
+    """After how many steps with zero gradients nothing moves any more; None if that is unknown."""
+    probe = Pause(jnp.zeros([], jnp.int32))
 
-    def step(now: tuple[Array, Params, list[Array]]) -> tuple[Array, Params, list[Array]]:
-        t, old, kept = now
-        updates, state = inner.update(zeros, slots.state(kept, ago=count - t), old)
+    def paused(params: Params, kept: list[Array]) -> Any:
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        return inner.update(zeros, slots.state(kept, probe.steps), params, pause=probe)[0]
 
-        def missed(old: Array, new: Array, last: Array) -> Array:
-            return jnp.where(last <= t, new, old)
-
-        new = jax.tree.map(missed, old, apply_updates(old, updates), last)
-        return t + 1, new, list(map(missed, kept, slots.within(state), lasts))
-
-    first = functools.reduce(jnp.minimum, map(_least, jax.tree.leaves(last)))
-    start = first, params, slots.take()
-    return jax.lax.while_loop(lambda now: now[0] < count, step, start)[1:]
-
-
-def _least(last: Array) -> Array:
-    return jnp.min(last, initial=_NEVER)
+    try:
+        jax.eval_shape(paused, params, kept)
+    except CannotPause:
+        return None
+    return probe.horizon if probe.slots == len(kept) else None
 
 
 _NEVER = np.iinfo(np.int32).max
@@ -235,34 +269,29 @@ class _Slots:
     def __init__(self, tx: GradientTransformation, whole: State, at: PyTree) -> None:
         self._tx, self._whole, self._at = tx, whole, at
 
-    def _map(self, function: Any, state: State, *rest: PyTree, others: Any = None) -> State:
+    def _map(self, function: Any, state: State, others: Any = None) -> State:
         return map_params(
             self._tx,
             function,
             state,
             self._at,
-            *rest,
             transform_non_params=others,
             is_leaf=lambda x: isinstance(x, Stored),
         )
 
-    def _list(self, function: Any, state: State, *rest: PyTree) -> list[Any]:
+    def _list(self, function: Any, state: State) -> list[Any]:
         found: list[Any] = []
 
-        def on_slot(x: Any, i: Any, *others: Any) -> None:
+        def on_slot(x: Any, i: Any) -> None:
             if i is not None:
-                found.append(function(x, i, *others))
+                found.append(function(x, i))
 
-        self._map(on_slot, state, *rest)
+        self._map(on_slot, state)
         return found
 
     def take(self) -> list[Array]:
         """The slots of the rows."""
         return self._list(_take, self._whole)
-
-    def beside(self, tree: PyTree) -> list[Any]:
-        """For each slot the leaf of a tree like the parameters."""
-        return self._list(lambda x, i, leaf: leaf, self._whole, tree)
 
     def within(self, state: State) -> list[Array]:
         """The slots of a state that `state` made."""

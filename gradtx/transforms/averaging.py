@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from gradtx import numerics
 from gradtx.checks import Decay, Fraction, Number
 from gradtx.engine import elementwise
+from gradtx.idle import Idle
 from gradtx.pair import GradientTransformation, transformation
 from gradtx.types import Array, Counter, DType, Slots
 
@@ -70,13 +71,14 @@ def trace(
     def slots(p: Array) -> dict[str, Array]:
         return {"trace": numerics.zeros_like(p, _kept(p, accumulator_dtype))}
 
+    idle = Idle({"trace": decay}, lambda: abs(decay))
     if dampening is None or (isinstance(dampening, float | int) and dampening == 0):
 
         def rule(g: Array, s: Any, t: Any) -> Any:
             m = g + decay * s.trace
             return (g + decay * m if nesterov else m), {"trace": m}
 
-        return elementwise(TraceState, slots, rule)
+        return elementwise(TraceState, slots, rule, idle=idle)
 
     if nesterov:
         raise ValueError("trace: nesterov has no dampening")
@@ -85,7 +87,7 @@ def trace(
         m = g * jnp.where(t.number == 1, 1, 1 - dampening) + decay * s.trace
         return m, {"trace": m}
 
-    return elementwise(TraceWithCountState, slots, dampened)
+    return elementwise(TraceWithCountState, slots, dampened, idle=idle)
 
 
 class EmaState(NamedTuple):
@@ -124,4 +126,4 @@ def ema(
         m = numerics.ema(g, s.ema, decay)
         return (numerics.debias(m, decay, t) if debias else m), {"ema": m}
 
-    return elementwise(EmaState, slots, rule)
+    return elementwise(EmaState, slots, rule, idle=Idle({"ema": decay}, lambda: decay))

@@ -16,6 +16,10 @@ SCHEDULE = gradtx.warmup_cosine_decay_schedule(0.0, 0.05, 20, STEPS)
 
 OPTIMIZERS = {
     "adam, scheduled": lambda: gradtx.adam(SCHEDULE),
+    # Rows wait for longer than these take to forget.
+    "adam, short memory": lambda: gradtx.adam(SCHEDULE, b1=0.5, b2=0.9),
+    "momentum, short memory": lambda: gradtx.sgd(0.02, momentum=0.3),
+    "rmsprop": lambda: gradtx.rmsprop(0.01, initial_scale=1.0),
     "adamw": lambda: gradtx.adamw(0.01, weight_decay=0.1),
     "momentum": lambda: gradtx.sgd(0.02, momentum=0.9),
     "rmsprop, momentum": lambda: gradtx.rmsprop(0.01, initial_scale=1.0, momentum=0.9),
