@@ -280,3 +280,31 @@ def test_states_of_flax_are_parameters_and_labels():
     before = np.array(model.kernel[...])
     nnx.update(model, gradtx.apply_updates(params, updates))
     np.testing.assert_allclose(model.kernel[...], 0.5 * before, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        ("z", "'z' matches no leaf; the leaves are a, b/c, b/d"),
+        (["a", "b/z"], "'b/z' matches no leaf"),
+        ({"a": True}, "not a tree like the parameters"),
+        ({"a": True, "b": {"c": True}}, "not a tree like the parameters"),
+        ({"a": "yes", "b": False}, "must be True or False"),
+        (lambda params: {"a": True}, "not a tree like the parameters"),
+    ],
+)
+@pytest.mark.parametrize("build", [lambda m: gradtx.masked(gradtx.adam(0.1), m), gradtx.freeze])
+def test_bad_masks(build, mask, message):
+    with pytest.raises(ValueError, match=message):
+        build(mask).init(PARAMS)
+
+
+def test_after_an_error_the_old_state_goes_on():
+    tx = gradtx.partition(GROUPS, LABELS)
+    _, state = tx.update(GRADS, tx.init(PARAMS), PARAMS)
+    want = tx.update(GRADS, state, PARAMS)
+    with pytest.raises(ValueError, match="different trees"):
+        tx.update({"a": GRADS["a"]}, state, PARAMS)
+    with pytest.raises(ValueError, match="state of the groups 'x', 'y'"):
+        tx.update(GRADS, gradtx.adam(0.1).init(PARAMS), PARAMS)
+    jax.tree.map(np.testing.assert_array_equal, tx.update(GRADS, state, PARAMS), want)

@@ -1,11 +1,18 @@
 """Every public name of Optax 0.2.8 but its losses and the like is here, or listed with a reason."""
 
 import inspect
+import pathlib
 
+import chex
+import jax
+import jax.numpy as jnp
 import optax
 import pytest
 
 import gradtx
+from tests.catalogue import CATALOGUE
+
+TESTS = pathlib.Path(__file__).parent
 
 PLACES = {
     optax: gradtx,
@@ -100,3 +107,79 @@ def test_every_module_is_looked_at():
     modules = {n for n, value in vars(optax).items() if inspect.ismodule(value) and n[0] != "_"}
     looked = {p.__name__.removeprefix("optax.") for p in PLACES} | {"tree_utils", "optax"}
     assert modules - looked - OTHER_SUBJECTS <= {"experimental", "microbatching"}
+
+
+# Of both libraries, and compared live elsewhere than in test_contracts.test_like_optax, or not.
+COMPARED = {
+    "hutchinson_estimator_diag_hessian": "optimizers/test_sophia.py",
+    "sophia": "optimizers/test_sophia.py",
+    "lbfgs": "optimizers/test_lbfgs.py",
+    "scale_by_lbfgs": "optimizers/test_lbfgs.py",
+    "scale_by_zoom_linesearch": "transforms/test_linesearch.py",
+    "radam": "optimizers/test_adam_family.py",
+    "partition": "test_groups.py",
+    "selective_transform": "test_groups.py",
+    "lookahead": "wrappers/test_wrappers.py",
+    "monitor": "wrappers/test_wrappers.py",
+    "measure_with_ema": "wrappers/test_wrappers.py",
+    "sam": "wrappers/test_sam.py",
+    "masked": "test_optax_names.py",
+    "stateless": "test_optax_names.py",
+    "stateless_with_tree_map": "test_optax_names.py",
+    "optimistic_adam": "test_optax_names.py",
+}
+NOT_COMPARED = {
+    "scale_by_radam": "as radam",
+    "scale_by_muon": "as muon",
+    "scale_by_galore": "as galore",
+    "rprop": "Optax's update is that of the step before; compared with its paper",
+    "scale_by_rprop": "Optax's update is that of the step before; compared with its paper",
+}
+
+
+def test_what_both_have_is_compared_live():
+    both = {n for n in CATALOGUE if n in vars(optax) or n in vars(optax.contrib)}
+    twins = {name for name, entry in CATALOGUE.items() if entry.optax is not None}
+    assert both - twins == COMPARED.keys() | NOT_COMPARED.keys()
+    for name, file in COMPARED.items():
+        assert name in (TESTS / file).read_text()
+
+
+def test_masks_like_optax():
+    p = {"a": jnp.arange(3.0), "b": {"c": jnp.ones((2, 2)), "d": -jnp.ones(1)}}
+    mask = {"a": True, "b": {"c": False, "d": True}}
+    ours = gradtx.masked(gradtx.adam(0.1), mask)
+    theirs = optax.masked(optax.adam(0.1), mask)
+    state, state_optax = ours.init(p), theirs.init(p)
+    for _ in range(3):
+        updates, state = ours.update(p, state, p)
+        want, state_optax = theirs.update(p, state_optax, p)
+        chex.assert_trees_all_close(updates, want, rtol=1e-5)
+    assert state._fields == state_optax._fields
+
+
+def test_stateless_like_optax():
+    p, g = {"a": jnp.arange(3.0)}, {"a": jnp.ones(3)}
+
+    def whole(updates, params):
+        return jax.tree.map(lambda g, p: g - 0.1 * p, updates, params)
+
+    def leaf(g, p):
+        return g - 0.1 * p
+
+    for name, function in (("stateless", whole), ("stateless_with_tree_map", leaf)):
+        ours, theirs = (getattr(lib, name)(function) for lib in (gradtx, optax))
+        chex.assert_trees_all_equal(
+            ours.update(g, ours.init(p), p)[0], theirs.update(g, theirs.init(p), p)[0]
+        )
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_optimistic_adam_like_optax():
+    p = jnp.arange(1.0, 4.0)
+    ours, theirs = gradtx.optimistic_adam(0.1), optax.optimistic_adam(0.1)
+    state, state_optax = ours.init(p), theirs.init(p)
+    for i in range(5):
+        updates, state = ours.update(jnp.sin(p + i), state, p)
+        want, state_optax = theirs.update(jnp.sin(p + i), state_optax, p)
+        chex.assert_trees_all_close(updates, want, rtol=3e-5, atol=1e-6)

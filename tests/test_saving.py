@@ -66,22 +66,33 @@ def test_round_trip_of_every_transformation(name):
     same(back, state)
 
 
+def read_safetensors(path):
+    return pytest.importorskip("safetensors.flax").load_file(path)
+
+
 def through_safetensors(flat, path):
-    flax = pytest.importorskip("safetensors.flax")
-    flax.save_file(flat, path)
-    return flax.load_file(path)
+    pytest.importorskip("safetensors.flax").save_file(flat, path)
+    return read_safetensors(path)
+
+
+def read_flax(path):
+    return pytest.importorskip("flax.serialization").msgpack_restore(path.read_bytes())
 
 
 def through_flax(flat, path):
-    serialization = pytest.importorskip("flax.serialization")
-    path.write_bytes(serialization.to_bytes(flat))
-    return serialization.msgpack_restore(path.read_bytes())
+    path.write_bytes(pytest.importorskip("flax.serialization").to_bytes(flat))
+    return read_flax(path)
+
+
+def read_numpy(path):
+    with np.load(path) as file:
+        return dict(file)
 
 
 def through_numpy(flat, path):
     with path.open("wb") as file:
         np.savez(file, **flat)
-    return dict(np.load(path))
+    return read_numpy(path)
 
 
 def through_orbax(flat, path):
@@ -373,3 +384,33 @@ def test_random_keys_come_back_as_keys():
     state = {"key": jax.random.key(3)}
     tx = gradtx.GradientTransformation(lambda params: {"key": jax.random.key(0)}, lambda *a: a)
     same(load_state_dict(tx, PARAMS, state_dict(state)), state)
+
+
+def test_a_truncated_array_is_named():
+    flat = state_dict(adam_state())
+    flat["0/mu/head/b"] = flat["0/mu/head/b"][:2]
+    with pytest.raises(ValueError, match=r"0/mu/head/b, float32\[2\] before, float32\[3\] now"):
+        load_state_dict(gradtx.adam(1e-2), PARAMS, flat)
+
+
+@pytest.mark.parametrize(
+    ("through", "read"),
+    [
+        (through_safetensors, read_safetensors),
+        (through_flax, read_flax),
+        (through_numpy, read_numpy),
+    ],
+)
+@pytest.mark.parametrize("part", [0.3, 0.95])
+# NumPy's own reader fails once more when it is deleted.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_truncated_file_is_refused_and_the_old_state_goes_on(through, read, part, tmp_path):
+    tx, state = gradtx.adam(1e-2), adam_state()
+    want = step(tx, PARAMS, state, 7)
+    path = tmp_path / "state"
+    through(state_dict(state, tx), path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(part * len(whole))])
+    with pytest.raises(Exception, match="(?i)header|buffer|incomplete|unpack|zip|data"):
+        load_state_dict(tx, PARAMS, read(path))
+    same(step(tx, PARAMS, state, 7), want)
