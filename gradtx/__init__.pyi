@@ -464,6 +464,7 @@ from gradtx.wrappers.conditional import (
     conditionally_mask as conditionally_mask,
     conditionally_transform as conditionally_transform,
 )
+from gradtx.wrappers.examples import per_example as per_example
 from gradtx.wrappers.finite import (
     ApplyIfFiniteState as ApplyIfFiniteState,
     apply_if_finite as apply_if_finite,
@@ -489,6 +490,7 @@ from gradtx.wrappers.loss_scaling import (
     loss_scale as loss_scale,
 )
 from gradtx.wrappers.mechanic import MechanicState as MechanicState, mechanize as mechanize
+from gradtx.wrappers.microbatching import microbatch as microbatch
 from gradtx.wrappers.monitoring import (
     MeasureWithEmaState as MeasureWithEmaState,
     MonitorState as MonitorState,

@@ -808,7 +808,10 @@ CATALOGUE: dict[str, Entry] = {
         lambda: gradtx.gsam(gradtx.sgd(0.1), gradtx.chain(gradtx.normalize(), gradtx.sgd(0.1))),
         bad=({"optimizer": optax.sgd(1.0), "adv_optimizer": optax.sgd(1.0), "alpha": -1.0},),
     ),
-    # privacy
+    # examples and privacy
+    "per_example": Entry(
+        lambda: gradtx.per_example(0.5), bad=({"max_norm": -1.0},), rows=False, examples=True
+    ),
     "differentially_private_aggregate": Entry(
         lambda: gradtx.differentially_private_aggregate(0.5, 0.1, key=1),
         bad=(

@@ -30,6 +30,7 @@ def test_a_hundred_steps_like_optax(name):
 
 # Where an argument's name, place or default is not Optax's, and why.
 DIFFERENT: dict[str, str] = {
+    "microbatch": "accumulators are named by strings, not by an enumeration",
     "scale_by_factored_rms": "decay_rate_fn is None for the decay that Optax names by a function",
     "adopt": "clip_value_fn is None for the fourth root that Optax writes as a lambda",
     "scale_by_adopt": "clip_value_fn is None for the fourth root that Optax writes as a lambda",

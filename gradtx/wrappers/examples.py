@@ -1,0 +1,53 @@
+"""Gradients of single examples, made into one."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.checks import NonNegative
+from gradtx.numerics import cast, widen
+from gradtx.pair import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    transformation,
+)
+from gradtx.types import EmptyState, Params, State, Updates
+from gradtx.wrappers.privacy import _clipped_mean, _examples
+
+
+@transformation
+def per_example(max_norm: NonNegative | None = None) -> GradientTransformation:
+    r"""The mean of the examples' gradients, each clipped if a norm is given: first in a chain.
+
+    .. math:: u = \frac{1}{B} \sum_{i=1}^{B} g_i
+        \min\left(1, \frac{C}{\lVert g_i \rVert}\right)
+
+    Args:
+        max_norm: :math:`C \ge 0`, the norm of all leaves of an example together; None to clip
+            nothing.
+
+    ``update`` takes gradients with the examples in the first dimension, as ``jax.vmap`` of a
+    gradient gives them, and returns updates in the shapes of the parameters. With noise it is
+    :func:`differentially_private_aggregate`; over several devices follow it by :func:`aggregate`.
+
+    Raises:
+        ValueError: the leaves have no common first dimension.
+        TypeError: a gradient is `Rows`.
+
+    >>> tx = per_example(max_norm=1.0)
+    >>> tx.update(jnp.array([[3.0, 4.0], [0.0, 0.0]]), tx.init(jnp.zeros(2)))[0].round(6).tolist()
+    [0.30000001192092896, 0.4000000059604645]
+    """
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        del params, extra_args
+        if max_norm is not None:
+            return _clipped_mean(updates, max_norm)[0], state
+        _examples(updates)
+        mean = jax.tree.map(lambda x: cast(jnp.mean(widen(x), axis=0), x.dtype), updates)
+        return mean, state
+
+    return GradientTransformationExtraArgs(lambda params: EmptyState(), update)

@@ -1,0 +1,160 @@
+"""Micro-batches: a function of a batch, evaluated part by part."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.numerics import cast, widen
+from gradtx.types import Array, PyTree
+
+_HOW = ("sum", "mean", "concat")
+
+
+def microbatch(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int],
+    microbatch_size: int | None,
+    accumulator: PyTree = "sum",
+    *,
+    argnames: str | Sequence[str] = (),
+    in_axes: int | Sequence[int] = 0,
+    num_real_microbatches: Any = None,
+) -> Callable[..., Any]:
+    """A function that calls `fun` on one part of a batch after the other, to save memory.
+
+    Args:
+        fun: any function, such as ``jax.value_and_grad(loss)``.
+        argnums: the positions of the arguments that have a batch dimension; each may be a tree.
+        microbatch_size: examples to a part, at least 1; None for no parts. What is left over is a
+            smaller part at the end; in Optax the size must divide the batch.
+        accumulator: how results are put together: ``"sum"``, ``"mean"`` over examples (a smaller
+            part counts for less) or ``"concat"`` along the first dimension; or a tree of these like
+            the result, or a prefix of it. Optax has an enumeration for them.
+        argnames: the names of keyword arguments that have a batch dimension.
+        in_axes: which dimension it is, for each argument of `argnums`, then `argnames`.
+        num_real_microbatches: stop after so many parts, which may be traced; the mean is then over
+            their examples (Optax's ``RUNNING_MEAN``), and of a concatenation the rest is 0.
+
+    Returns:
+        The function. A part has every n-th example, so that a batch that is sharded over devices
+        stays where it is. Sums and means are taken in float32 or wider.
+
+    Raises:
+        ValueError: batch dimensions differ, an accumulator is unknown, a mean is asked of integers,
+            or there is a smaller part and `num_real_microbatches`.
+
+    >>> grad = microbatch(jax.grad(lambda p, x: jnp.mean(p * x)), 1, 2, "mean")
+    >>> float(grad(1.0, jnp.arange(5.0)))
+    2.0
+    """
+    if microbatch_size is None:
+        return fun
+    if isinstance(microbatch_size, bool) or not isinstance(microbatch_size, int):
+        raise TypeError(f"microbatch_size must be an integer or None, not {microbatch_size!r}")
+    if microbatch_size < 1:
+        raise ValueError(f"microbatch_size must be at least 1, not {microbatch_size}")
+    for how in jax.tree.leaves(accumulator):
+        if how not in _HOW:
+            raise ValueError(f"microbatch: accumulator must be one of {_HOW}, not {how!r}")
+    positions = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    names = (argnames,) if isinstance(argnames, str) else tuple(argnames)
+    where: list[Any] = [*positions, *names]
+    axes = (in_axes,) * len(where) if isinstance(in_axes, int) else tuple(in_axes)
+    if len(axes) != len(where):
+        raise ValueError(f"microbatch: {len(axes)} in_axes for {len(where)} arguments")
+
+    def parted(*args: Any, **kwargs: Any) -> Any:
+        given: dict[Any, Any] = {**dict(enumerate(args)), **kwargs}
+        size = _batch_size({key: (given[key], axis) for key, axis in zip(where, axes, strict=True)})
+        parts, rest = divmod(size, microbatch_size)
+        if num_real_microbatches is not None and rest:
+            raise ValueError(
+                f"microbatch: num_real_microbatches needs a batch that {microbatch_size} divides, "
+                f"not one of {size}"
+            )
+
+        def call(take: Callable[[Array, int], Array]) -> Any:
+            new = dict(given)
+            for key, axis in zip(where, axes, strict=True):
+                new[key] = jax.tree.map(lambda x, axis=axis: take(x, axis), given[key])
+            return fun(*(new[i] for i in range(len(args))), **{k: new[k] for k in kwargs})
+
+        def one(i: Any) -> Any:
+            return call(lambda x, axis: _every_nth(x, axis, i, parts, microbatch_size))
+
+        def remainder() -> Any:
+            return call(lambda x, axis: jax.lax.slice_in_dim(x, size - rest, size, axis=axis))
+
+        if not parts:
+            return remainder()
+        real = parts if num_real_microbatches is None else num_real_microbatches
+        shapes = jax.eval_shape(one, 0)
+        hows = jax.tree.map(
+            lambda how, tree: jax.tree.map(lambda _: how, tree), accumulator, shapes
+        )
+        jax.tree.map(_check, hows, shapes)
+
+        def add(i: Any, carry: PyTree) -> PyTree:
+            return jax.tree.map(lambda how, c, x: _add(how, c, x, i), hows, carry, one(i))
+
+        start = jax.tree.map(lambda how, x: _start(how, x, parts), hows, shapes)
+        total = jax.lax.fori_loop(0, real, add, start)
+        last = remainder() if rest else jax.tree.map(lambda _: None, shapes)
+        weights = real * microbatch_size, microbatch_size, rest
+        treedef: Any = jax.tree.structure(shapes)
+        columns = [treedef.flatten_up_to(tree) for tree in (hows, total, last, shapes)]
+        rows = zip(*columns, strict=True)
+        return treedef.unflatten([_finish(h, t, x, like, weights) for h, t, x, like in rows])
+
+    return parted
+
+
+def _batch_size(given: dict[Any, tuple[PyTree, int]]) -> int:
+    sizes = {
+        f"{key}{jax.tree_util.keystr(path)}": jnp.shape(x)[axis]
+        for key, (tree, axis) in given.items()
+        for path, x in jax.tree_util.tree_flatten_with_path(tree)[0]
+    }
+    if len(set(sizes.values())) != 1:
+        raise ValueError(f"microbatch: the batch dimensions must be of one size, not {sizes}")
+    return int(next(iter(sizes.values())))
+
+
+def _every_nth(x: Array, axis: int, i: Any, parts: int, size: int) -> Array:
+    """Examples `i`, `i + parts`, `i + 2 parts`, ...: a part of every device's share."""
+    whole = jax.lax.slice_in_dim(jnp.asarray(x), 0, parts * size, axis=axis)
+    split = whole.reshape(*whole.shape[:axis], size, parts, *whole.shape[axis + 1 :])
+    return jax.lax.dynamic_index_in_dim(split, i, axis + 1, keepdims=False)
+
+
+def _check(how: str, x: Any) -> None:
+    if how == "mean" and not jnp.issubdtype(x.dtype, jnp.inexact):
+        raise ValueError(f"microbatch: the mean of {x.dtype} was asked for; use 'sum'")
+    if how == "concat" and not x.shape:
+        raise ValueError("microbatch: a scalar cannot be concatenated; use 'sum' or 'mean'")
+
+
+def _start(how: str, x: Any, parts: int) -> Array:
+    if how == "concat":
+        return jnp.zeros((x.shape[0], parts, *x.shape[1:]), x.dtype)
+    return widen(jnp.zeros(x.shape, x.dtype))
+
+
+def _add(how: str, carry: Array, x: Array, i: Any) -> Array:
+    if how == "concat":
+        return jax.lax.dynamic_update_index_in_dim(carry, x, i, 1)
+    return carry + cast(x, carry.dtype)
+
+
+def _finish(how: str, total: Array, last: Any, like: Any, weights: tuple[Any, int, int]) -> Array:
+    examples, size, rest = weights
+    if how == "concat":
+        whole = total.reshape(-1, *total.shape[2:])
+        return whole if last is None else jnp.concatenate([whole, last])
+    if how == "mean":
+        total = total * size
+        total = total if last is None else total + widen(last) * rest
+        return cast(total / (examples + rest), like.dtype)
+    return cast(total if last is None else total + widen(last), like.dtype)

@@ -1,0 +1,154 @@
+"""Micro-batches and gradients of single examples against the whole batch."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gradtx
+from tests.distributed.meshes import counted, mesh, on
+
+
+def loss(p, x, y):
+    return jnp.mean((jnp.tanh(x @ p["w"]) + p["b"] - y) ** 2)
+
+
+def params(dtype=jnp.float32):
+    rng = np.random.default_rng(0)
+    return {"w": jnp.asarray(rng.normal(size=(4, 3)), dtype), "b": jnp.zeros(3, dtype)}
+
+
+def batch(n=12, dtype=jnp.float32):
+    rng = np.random.default_rng(1)
+    return jnp.asarray(rng.normal(size=(n, 4)), dtype), jnp.asarray(rng.normal(size=(n, 3)), dtype)
+
+
+@pytest.mark.parametrize("size", [1, 4, 5, 12, 20])
+def test_a_mean_is_that_of_the_whole_batch(size):
+    """Also where the last part is smaller, or there is only a smaller part."""
+    with jax.enable_x64(True):
+        full = jax.value_and_grad(loss)
+        parts = jax.jit(gradtx.microbatch(full, (1, 2), size, "mean"))
+        p, data = params(jnp.float64), batch(dtype=jnp.float64)
+        chex.assert_trees_all_close(parts(p, *data), full(p, *data), rtol=1e-12)
+
+
+@pytest.mark.parametrize("size", [3, 5])
+def test_concatenation_keeps_the_order(size):
+    def each(x, *, y):
+        return x["a"] * 2 + y, jnp.sum(y), {"n": jnp.sum(y > 0)}
+
+    x, y = {"a": jnp.arange(12.0)}, jnp.linspace(0, 2, 12)
+    parts = gradtx.microbatch(each, 0, size, ("concat", "sum", "sum"), argnames="y")
+    chex.assert_trees_all_close(parts(x, y=y), each(x, y=y), rtol=1e-6)
+
+
+def test_another_dimension_and_a_traced_number_of_parts():
+    x = jnp.arange(24.0).reshape(2, 12)
+
+    @jax.jit
+    def some(n):
+        parts = gradtx.microbatch(jnp.mean, 0, 4, "mean", in_axes=1, num_real_microbatches=n)
+        return parts(x)
+
+    assert float(some(3)) == pytest.approx(float(x.mean()))
+    assert float(some(1)) == pytest.approx(float(x.reshape(2, 4, 3)[:, :, 0].mean()))
+
+
+def test_like_optax():
+    x, y = batch()
+    ours = gradtx.microbatch(jax.grad(loss), (1, 2), 4, "sum")
+    theirs = optax.microbatch(jax.grad(loss), (1, 2), 4)
+    chex.assert_trees_all_close(ours(params(), x, y), theirs(params(), x, y), rtol=1e-5)
+
+
+def test_memory_falls_with_the_size_of_a_part():
+    def wide(p, x):
+        return jnp.mean(jnp.tanh(jnp.tanh(x @ p) @ p.T) ** 2)
+
+    p, x = jax.ShapeDtypeStruct((32, 256), "f4"), jax.ShapeDtypeStruct((1024, 32), "f4")
+
+    def temporaries(size):
+        parts = jax.jit(gradtx.microbatch(jax.grad(wide), 1, size, "mean"))
+        return parts.lower(p, x).compile().memory_analysis().temp_size_in_bytes
+
+    assert temporaries(64) < temporaries(None) / 8
+
+
+def test_a_sharded_batch_stays_where_it_is():
+    """Every part has a share of each device: the batch is not gathered."""
+    m = mesh(data=8)
+    parts = jax.jit(gradtx.microbatch(jax.grad(loss), (1, 2), 16, "mean"))
+    p, data = jax.device_put(params(), on(m)), jax.device_put(batch(64), on(m, "data"))
+    found = counted(parts.lower(p, *data).compile())
+    assert set(found) <= {"all-reduce"}
+    want = jax.grad(loss)(params(), *batch(64))
+    chex.assert_trees_all_close(parts(p, *data), want, rtol=1e-5, atol=1e-6)
+
+
+def test_half_precision_is_added_in_single():
+    x = jnp.full(4096, 1.0, jnp.bfloat16)
+    assert float(gradtx.microbatch(jnp.sum, 0, 1)(x)) == 4096
+    assert gradtx.microbatch(jnp.sum, 0, 1)(x).dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0, 0), "at least 1"),
+        ((0, 2, "median"), "'median'"),
+        ((0, 5, "sum", 3), "needs a batch that 5 divides"),
+        (((0, 1), 2), "one size"),
+    ],
+)
+def test_bad_input(arguments, message):
+    *rest, real = arguments if len(arguments) == 4 else (*arguments, None)
+    with pytest.raises(ValueError, match=message):
+        parts = gradtx.microbatch(lambda x, y: x, *rest, num_real_microbatches=real)
+        parts(jnp.arange(12.0), jnp.arange(11.0))
+
+
+def test_a_mean_of_integers_and_a_scalar_to_concatenate():
+    with pytest.raises(ValueError, match="mean of int32"):
+        gradtx.microbatch(jnp.sum, 0, 2, "mean")(jnp.arange(4))
+    with pytest.raises(ValueError, match="scalar"):
+        gradtx.microbatch(jnp.sum, 0, 2, "concat")(jnp.arange(4))
+    with pytest.raises(TypeError, match="microbatch_size"):
+        gradtx.microbatch(jnp.sum, 0, 2.5)
+
+
+class TestPerExample:
+    def gradients(self):
+        rng = np.random.default_rng(2)
+        return {k: rng.normal(size=(6, *v.shape)) for k, v in params().items()}
+
+    def test_mean(self):
+        g = self.gradients()
+        tx = gradtx.per_example()
+        updates, _ = tx.update(jax.tree.map(jnp.asarray, g), tx.init(params()), params())
+        chex.assert_trees_all_close(updates, {k: v.mean(0) for k, v in g.items()}, rtol=1e-5)
+
+    def test_clipped_mean(self):
+        g = self.gradients()
+        norms = np.sqrt(sum((v**2).reshape(6, -1).sum(1) for v in g.values()))
+        factors = np.minimum(1, 0.7 / norms)
+        want = {k: np.tensordot(factors, v, 1) / 6 for k, v in g.items()}
+        tx = gradtx.per_example(0.7)
+        updates, _ = tx.update(jax.tree.map(jnp.asarray, g), tx.init(params()), params())
+        chex.assert_trees_all_close(updates, want, rtol=1e-5)
+
+    def test_over_devices(self):
+        """Clipped examples of all devices: the mean over all of them."""
+        g = jax.tree.map(jnp.asarray, self.gradients())
+        tx = gradtx.chain(gradtx.per_example(0.7), gradtx.aggregate("data"))
+
+        def update(g):
+            return tx.update(g, tx.init(params()), params())[0]
+
+        shards = jax.tree.map(lambda x: x.reshape(3, 2, *x.shape[1:]), g)
+        got = jax.tree.map(lambda x: x[0], jax.vmap(update, axis_name="data")(shards))
+        whole = gradtx.per_example(0.7)
+        want, _ = whole.update(g, whole.init(params()), params())
+        chex.assert_trees_all_close(got, want, rtol=1e-5)
