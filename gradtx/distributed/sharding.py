@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from gradtx.distributed.padding import Padded, is_padded, unpadded
@@ -72,7 +73,7 @@ class StateSharding:
         Raises:
             ValueError: it is another tree, or a leaf has another shape (the error names it).
         """
-        return jax.tree.map(jax.device_put, self._padded(state), self.state)
+        return jax.tree.map(_put, self._padded(state), self.state)
 
     def whole(self, state: State) -> State:
         """A state without padding, as for saving it: a run on any number of devices can load it."""
@@ -172,6 +173,17 @@ def state_sharding(
         abstract=placed.state,
         leaves=tuple(placed.leaves),
     )
+
+
+def _put(x: Any, sharding: Any) -> Any:
+    if sharding.is_fully_addressable:
+        return jax.device_put(x, sharding)
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        data = _put(jax.random.key_data(x), sharding)
+        return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+    # Every process has the whole and keeps what is its own.
+    whole = np.asarray(x)
+    return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
 
 
 def init_sharded(

@@ -1,0 +1,116 @@
+"""Several processes over loopback: the numbers of one, failure in time, and going on elsewhere."""
+
+import json
+import os
+import pathlib
+import re
+import socket
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+PROGRAM = [sys.executable, str(ROOT / "examples" / "distributed.py")]
+TIMEOUT = 10
+PATIENCE = 400  # for a busy machine; what is asserted is much less
+
+pytestmark = pytest.mark.slow
+
+
+def environment():
+    return {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": "", "MPLBACKEND": "Agg"}
+
+
+def run(cwd, *arguments):
+    done = subprocess.run(
+        [*PROGRAM, *arguments, "--losses", "losses.json"],
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return np.array(json.loads((cwd / "losses.json").read_text()))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """Three epochs on one device, unbroken."""
+    return run(tmp_path_factory.mktemp("alone"), "--epochs", "3")
+
+
+@pytest.mark.parametrize("arguments", [("--devices", "8"), ("--processes", "2")])
+def test_the_same_numbers(arguments, alone, tmp_path):
+    losses = run(tmp_path, *arguments, "--epochs", "1")
+    np.testing.assert_allclose(losses, alone[: len(losses)], rtol=1e-4)
+
+
+def test_four_processes(alone, tmp_path):
+    losses = run(tmp_path, "--processes", "4", "--epochs", "1")
+    np.testing.assert_allclose(losses, alone[: len(losses)], rtol=1e-4)
+
+
+def test_saved_on_eight_devices_restored_on_four_and_one(alone, tmp_path):
+    """A different number of devices in every epoch: the losses of an unbroken run."""
+    for epochs, devices in enumerate(("8", "4", "1"), start=1):
+        losses = run(
+            tmp_path, "--devices", devices, "--epochs", str(epochs), "--checkpoint", "run.npz"
+        )
+    assert len(losses) == len(alone)
+    np.testing.assert_allclose(losses, alone, rtol=1e-4)
+
+
+def test_a_killed_process_ends_the_others_and_the_run_goes_on(alone, tmp_path):
+    """An error within the engine's time-out, not a hang; then on, on another number of devices."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    options = ["--epochs", "1000", "--checkpoint", "run.npz", "--timeout", str(TIMEOUT)]
+    workers = []
+    for i in range(2):
+        own = ["--processes", "2", "--process", str(i), "--coordinator", f"localhost:{port}"]
+        with (tmp_path / f"{i}.log").open("w") as log:
+            workers.append(
+                subprocess.Popen(
+                    [*PROGRAM, *options, *own],
+                    cwd=tmp_path,
+                    env=environment(),
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while "epoch 1:" not in (tmp_path / "0.log").read_text():
+            assert time.monotonic() < deadline
+            assert workers[0].poll() is None, (tmp_path / "0.log").read_text()
+            time.sleep(0.1)
+        workers[1].kill()
+        killed = time.monotonic()
+        code = workers[0].wait(PATIENCE)
+        assert code != 0
+        # The engine's time-out, and what a busy machine adds to it.
+        assert time.monotonic() - killed < 6 * TIMEOUT
+        log = (tmp_path / "0.log").read_text()
+        assert re.search(r"Error|peer|unhealthy|terminat|Connection", log), log
+    finally:
+        for worker in workers:
+            worker.kill()
+    with np.load(tmp_path / "run.npz") as saved:
+        done = len(saved["losses"]) // 22
+    assert done >= 1
+    losses = run(
+        tmp_path,
+        "--devices",
+        "4",
+        "--epochs",
+        str(max(done + 1, 3)),
+        "--checkpoint",
+        "run.npz",
+    )
+    np.testing.assert_allclose(losses[: len(alone)], alone, rtol=1e-4)
