@@ -79,3 +79,10 @@ def test_ratings_are_predicted(tmp_path):
     assert all(float(errors[name]) < 0.9 * mean for name in semantics), output
     assert abs(float(errors["exact"]) - float(errors["dense"])) <= 0.002
     assert (tmp_path / "r.png").stat().st_size > 10_000
+
+
+def test_eight_devices(tmp_path):
+    """tests/distributed/test_hosts.py has several processes, and the numbers of one device."""
+    code, output = run("distributed.py", "--epochs", "1", "--devices", "8", cwd=tmp_path)
+    assert code == 0, output
+    assert "8 devices, 1 processes" in output
