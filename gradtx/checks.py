@@ -112,5 +112,9 @@ def _check_number(where: str, name: str, value: Any, hint: Any, allowed: Range) 
         raise TypeError(f"{where}: {name} must be {expected}, not {type(value).__name__} {value!r}")
     if allowed.integer and not isinstance(value, numbers.Integral):
         raise TypeError(f"{where}: {name} must be {allowed}, not {value!r}")
-    if float(value) not in allowed:
+    try:
+        number = float(value)
+    except OverflowError:
+        raise ValueError(f"{where}: {name} must be {allowed}, and fit into a float") from None
+    if number not in allowed:
         raise ValueError(f"{where}: {name} must be {allowed}, not {value!r}")

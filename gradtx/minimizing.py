@@ -147,7 +147,8 @@ def check_gradients(grads: Updates, params: Params) -> None:
     """Raise unless every gradient has the place, shape and kind of its parameter.
 
     Raises:
-        ValueError: the trees differ (the error names the first path), or a leaf's shape does.
+        ValueError: the trees differ (the error names the first path), or a leaf's shape does; or
+            there is no gradient at all.
         TypeError: a gradient is not floating point, or complex for a real parameter.
     """
     leaves, treedef = leaves_with_path(params)
@@ -157,6 +158,8 @@ def check_gradients(grads: Updates, params: Params) -> None:
         raise ValueError(
             f"parameters and gradients are different trees: {first_difference(params, grads)}"
         ) from None
+    if leaves and all(g is None for g in given):
+        raise ValueError("no parameter has a gradient: all of them are None")
     for (path, p), g in zip(leaves, given, strict=True):
         if g is None:
             continue

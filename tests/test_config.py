@@ -150,6 +150,11 @@ def test_what_is_not_data_cannot_be_written():
         ({"gradtx": 1, "name": "sgd", "arguments": {"lr": 1}}, ValueError, "unknown arguments"),
         ({"gradtx": 1, "name": "sgd", "arguments": {"learning_rate": "1"}}, TypeError, "sgd"),
         ({"gradtx": 1, "name": "sgd", "arguments": {"learning_rate": -1}}, ValueError, "sgd"),
+        (
+            {"gradtx": 1, "name": "sgd", "arguments": {"learning_rate": 10**400}},
+            ValueError,
+            "fit into a float",
+        ),
         ({"gradtx": 1, "name": "chain", "arguments": {"args": 3}}, TypeError, "must be a list"),
         ({"gradtx": 1, "name": "chain", "arguments": {"args": [3]}}, TypeError, "transformation"),
         ({"gradtx": 1, "dtype": "float32"}, ValueError, "describes no transformation"),

@@ -239,3 +239,10 @@ def test_a_foreign_transformation_in_a_compiled_step():
     np.testing.assert_allclose(params["b"], 3.0 - 0.1 * 6.0, rtol=1e-6)
     result = gradtx.solve(lambda x: x**2, 1.0, optax.sgd(0.25), max_steps=2)
     np.testing.assert_allclose(result.params, 0.25)
+
+
+def test_no_gradient_at_all_is_an_error():
+    params = {"a": jnp.ones(2), "b": jnp.ones(2)}
+    tx = gradtx.sgd(0.1)
+    with pytest.raises(ValueError, match="no parameter has a gradient"):
+        gradtx.apply_gradients(tx, {"a": None, "b": None}, params, tx.init(params))

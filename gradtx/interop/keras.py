@@ -21,10 +21,10 @@ from gradtx.optimizers.lamb import lamb
 from gradtx.optimizers.lion import lion
 from gradtx.optimizers.nadam import nadam
 from gradtx.optimizers.orthogonalize import orthogonalize, scale_by_shape
-from gradtx.optimizers.rmsprop import rmsprop
+from gradtx.optimizers.rmsprop import rmsprop, scale_by_rms
 from gradtx.optimizers.sgd import sgd
 from gradtx.pair import GradientTransformation
-from gradtx.schedules.decay import constant_schedule, relative_step_schedule
+from gradtx.schedules.decay import constant_schedule, linear_schedule, relative_step_schedule
 from gradtx.schedules.piecewise import join_schedules
 from gradtx.schedules.products import multiply_schedules, stretch_schedule
 from gradtx.transforms.averaging import trace
@@ -36,6 +36,7 @@ from gradtx.wrappers.accumulation import accumulate
 from gradtx.wrappers.averaging import ema_params
 from gradtx.wrappers.loss_scaling import DynamicLossScaleState, dynamic_loss_scale
 from gradtx.wrappers.predecay import decay_first
+from gradtx.wrappers.schedule_free import schedule_free
 
 Fill = Callable[[State], State]
 
@@ -71,10 +72,11 @@ def from_keras(
             of the wrong number or shape.
         TypeError: a value of the wrong type.
 
-    Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Ftrl, Lamb, Lion, Muon, Nadam, RMSprop and
-    SGD are known, and LossScaleOptimizer and MultiOptimizer around them, with every option of the
-    base class. A learning rate that is a function of nothing becomes an array, its value now; give
-    :func:`replace` the next one. Nothing in a configuration is imported or evaluated.
+    Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Ftrl, Lamb, Lion, Muon, Nadam, RMSprop, SGD
+    and ScheduleFreeAdamW are known, and LossScaleOptimizer and MultiOptimizer around them, with
+    every option of the base class. A learning rate that is a function of nothing becomes an array,
+    its value now; give :func:`replace` the next one. Nothing in a configuration is imported or
+    evaluated.
 
     Keras takes the steps of a schedule from the count of micro-batches when it accumulates
     gradients, and its moving average of the weights moves at every micro-batch; so does this.
@@ -217,6 +219,9 @@ def _single(
         "gradient_step": raw // window,
         "mini_step": raw % window,
         "acc_weight": raw % window,
+        # schedule-free learning counts from 1, and weighs all steps alike
+        "step_count": raw // window + 1,
+        "weight_sum": raw // window,
         "EmaParamsState.count": raw,
         **given.pop("", {}),
     }
@@ -453,6 +458,17 @@ def _ftrl(o: Options, rate: Any, leaves: list[Leaf] | None) -> _Core:
     return _Core(ftrl(rate, **{key: o.number(key) for key in names}), [["accumulator", "linear"]])
 
 
+def _schedule_free_adamw(o: Options, rate: Any, leaves: list[Leaf] | None) -> _Core:
+    b1, b2, eps = o.number("beta_1"), o.number("beta_2"), o.number("epsilon")
+    warmup = o.integer("warmup_steps")
+    if warmup > 0:
+        rate = multiply_schedules(rate, linear_schedule(1 / warmup, 1.0, warmup - 1))
+    base = chain(
+        scale_by_rms(b2, eps, eps_in_sqrt=False, bias_correction=True), scale_by_learning_rate(rate)
+    )
+    return _Core(schedule_free(base, rate, b1, weight_lr_power=0.0), [["z", "nu"]])
+
+
 def _lion(o: Options, rate: Any, leaves: list[Leaf] | None) -> _Core:
     b1, b2 = o.number("beta_1"), o.number("beta_2")
     return _Core(lion(rate, b1, b2, weight_decay=0.0), [["mu"]])
@@ -544,4 +560,5 @@ _CORES: dict[str, Callable[[Options, Any, list[Leaf] | None], _Core]] = {
     "Nadam": _nadam,
     "RMSprop": _rmsprop,
     "SGD": _sgd,
+    "ScheduleFreeAdamW": _schedule_free_adamw,
 }

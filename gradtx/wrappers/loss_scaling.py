@@ -75,9 +75,14 @@ def dynamic_loss_scale(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
         finite = _finite(updates)
-        unscaled = tree.map_updates(lambda g: cast(widen(g) / state.loss_scale, g.dtype), updates)
         updates, inner_state = _update_if(
-            finite, tx, unscaled, state.inner_state, params, extra_args, tree.zeros_like
+            finite,
+            _unscaling(tx, state.loss_scale),
+            updates,
+            state.inner_state,
+            params,
+            extra_args,
+            tree.zeros_like,
         )
         counter = jnp.where(finite, state.counter + 1, 0)
         grows = counter >= period
@@ -87,6 +92,18 @@ def dynamic_loss_scale(
         return updates, DynamicLossScaleState(scale, jnp.where(grows, 0, counter), inner_state)
 
     return GradientTransformationExtraArgs(init, update)
+
+
+def _unscaling(tx: GradientTransformation, scale: Array) -> GradientTransformation:
+    """`tx` on gradients divided by a scale: inside of the condition, where they are not stored."""
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        unscaled = tree.map_updates(lambda g: cast(widen(g) / scale, g.dtype), updates)
+        return tx.update(unscaled, state, params, **extra_args)
+
+    return GradientTransformationExtraArgs(tx.init, update)
 
 
 def loss_scale(state: State) -> Array:

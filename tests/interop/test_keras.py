@@ -76,6 +76,12 @@ def decays(**options):
     return {"weight_decay": 0.1, **options}
 
 
+def keras_schedule_free(*args, **options):
+    if not hasattr(KO, "ScheduleFreeAdamW"):
+        pytest.skip("this Keras has no ScheduleFreeAdamW")
+    return KO.ScheduleFreeAdamW(*args, **options)
+
+
 def schedules():
     s = keras.optimizers.schedules
     return {
@@ -111,6 +117,8 @@ OPTIMIZERS = {
         0.1, l2_regularization_strength=0.1, l2_shrinkage_regularization_strength=0.1, **decays()
     ),
     "lion": lambda: KO.Lion(0.01, **decays()),
+    "schedule free": lambda: keras_schedule_free(0.01, warmup_steps=25, weight_decay=0.1),
+    "schedule free plain": lambda: keras_schedule_free(0.01, epsilon=1e-3),
     "lamb": lambda: KO.Lamb(0.01, **decays()),
     "adafactor": lambda: KO.Adafactor(0.1, **decays()),
     "muon": lambda: KO.Muon(0.01, exclude_layers=["table"]),

@@ -1,0 +1,76 @@
+"""Loss scaling and decay before the step, by hand."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradtx
+
+
+def test_the_scale_falls_at_once_and_rises_after_a_period():
+    tx = gradtx.dynamic_loss_scale(gradtx.sgd(1.0), 8.0, period=2, min_loss_scale=4.0)
+    p = jnp.zeros(1)
+    state = tx.init(p)
+    scales, updates = [], []
+    for g in (1.0, jnp.inf, jnp.nan, 1.0, 1.0, 1.0):
+        u, state = tx.update(jnp.full(1, g) * gradtx.loss_scale(state), state, p)
+        scales.append(float(gradtx.loss_scale(state)))
+        updates.append(float(u[0]))
+    assert scales == [8.0, 4.0, 4.0, 4.0, 8.0, 8.0]
+    assert updates == [-1.0, 0.0, 0.0, -1.0, -1.0, -1.0]
+
+
+def test_a_step_left_out_leaves_the_slots():
+    tx = gradtx.dynamic_loss_scale(gradtx.adam(0.1))
+    p = jnp.ones(2)
+    _, state = tx.update(jnp.ones(2), tx.init(p), p)
+    _, after = tx.update(jnp.array([1.0, jnp.inf]), state, p)
+    jax.tree.map(np.testing.assert_array_equal, after.inner_state, state.inner_state)
+
+
+def test_small_gradients_survive_float16():
+    p = jnp.ones(2, jnp.float16)
+    tx = gradtx.dynamic_loss_scale(gradtx.sgd(1.0), loss_scale=2.0**15)
+    state = tx.init(p)
+
+    def grad(scale):
+        return jax.grad(lambda p: jnp.sum(p.astype(jnp.float32) * 2e-8) * scale)(p)
+
+    assert not np.any(grad(1.0))
+    assert np.all(grad(gradtx.loss_scale(state)))
+
+
+def test_a_state_without_a_scale():
+    with pytest.raises(ValueError, match="holds 0 states"):
+        gradtx.loss_scale(gradtx.adam(0.1).init(jnp.ones(2)))
+
+
+def test_decay_first_is_adamw_where_the_step_ignores_the_parameters():
+    p, g = jnp.array([2.0, -3.0]), jnp.array([0.5, 1.0])
+    first = gradtx.decay_first(gradtx.adam(0.1), 0.1 * 0.2)
+    adamw = gradtx.adamw(0.1, weight_decay=0.2)
+    got, _ = first.update(g, first.init(p), p)
+    want, _ = adamw.update(g, adamw.init(p), p)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_decay_first_shows_the_decayed_parameters():
+    p, g = jnp.array([4.0, 0.0]), jnp.array([0.0, 1.0])
+    tx = gradtx.decay_first(gradtx.chain(gradtx.scale_by_trust_ratio(), gradtx.sgd(0.5)), 0.25)
+    updates, _ = tx.update(g, tx.init(p), p)
+    # The decayed parameter has norm 3, of which half is the length of the step.
+    np.testing.assert_allclose(updates, [-1.0, -1.5], rtol=1e-6)
+
+
+def test_decay_first_with_a_schedule_and_a_mask():
+    p = {"a": jnp.ones(1), "b": jnp.ones(1)}
+    zero = jax.tree.map(jnp.zeros_like, p)
+    schedule = gradtx.piecewise_constant_schedule(0.5, {1: 0.5})
+    tx = gradtx.decay_first(gradtx.sgd(0.1), schedule, mask="a")
+    state = tx.init(p)
+    for want in (-0.5, -0.25):
+        updates, state = tx.update(zero, state, p)
+        assert [float(updates[k][0]) for k in "ab"] == [want, 0.0]
+    with pytest.raises(ValueError, match="needs the parameters"):
+        tx.update(zero, state)
