@@ -131,6 +131,23 @@ def shrink(x: Array, l1: Any, l2: Any = 0.0) -> Array:
     return jnp.sign(x) * (jnp.maximum(jnp.abs(x) - l1, 0) / (1 + l2))
 
 
+def replace_slot(old: Array, new: Array, number: Array, *readers: Array) -> Array:
+    """`new` in the place of the slot `old`, which the new slots `readers` are made of.
+
+    A slot that becomes the gradient is a copy, which no chip fuses with the rest of the step. Where
+    XLA makes one kernel of a step, naming the old value fuses it; on a CPU, where every slot has a
+    kernel, the copy waits for those that read the old value. `number` is any that is not negative.
+    """
+
+    def wait() -> Array:
+        value = new
+        for reader in readers:
+            value = after(value, jnp.abs(reader))
+        return value
+
+    return jax.lax.platform_dependent(cpu=wait, default=lambda: jnp.where(number < 0, old, new))
+
+
 class Step:
     """The step being taken, counted from 1 as papers count, with what depends on it alone.
 

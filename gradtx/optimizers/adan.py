@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, Fraction, NonNegative
 from gradtx.compose import chain
 from gradtx.engine import elementwise
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, after, debias, ema, zeros_like
+from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, replace_slot, zeros_like
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -93,8 +93,7 @@ def scale_by_adan(
         m, v = ema(g, s.m, b1), ema(diff, s.v, b2)
         n = ema(abs_sq(g + weight * diff), s.n, b3)
         u = debias(m, b1, t) + weight * debias(v, b2, t)
-        # The old gradient is overwritten when its readers, v and n, are done.
-        new = {"m": m, "v": v, "n": n, "g": after(after(g, v), n)}
+        new = {"m": m, "v": v, "n": n, "g": replace_slot(s.g, g, t.number, v, n)}
         return u / (jnp.sqrt(debias(n, b3, t) + eps_root) + eps), new
 
     lifted = elementwise(_Counted, slots, rule)

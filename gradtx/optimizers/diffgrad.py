@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, NonNegative
 from gradtx.compose import chain
 from gradtx.engine import elementwise
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, zeros_like
+from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, replace_slot, zeros_like
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights
@@ -74,7 +74,7 @@ def scale_by_diffgrad(
         friction = 1 + jnp.exp(-jnp.abs(s.previous - g))
         root = jnp.sqrt(jnp.where(nu > 0, debias(nu, b2, t), jnp.inf))
         direction = debias(mu, b1, t) / (friction * (root + eps))
-        return direction, {"mu": mu, "nu": nu, "previous": g}
+        return direction, {"mu": mu, "nu": nu, "previous": replace_slot(s.previous, g, t.number)}
 
     return elementwise(ScaleByDiffgradState, slots, rule)
 

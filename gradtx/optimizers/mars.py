@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, Limit, NonNegative
 from gradtx.compose import chain
 from gradtx.engine import elementwise, leafwise
-from gradtx.numerics import Step, zeros_like
+from gradtx.numerics import Step, replace_slot, zeros_like
 from gradtx.optimizers.adam import scale_by_adam
 from gradtx.optimizers.sgd import scale_by_sign
 from gradtx.pair import GradientTransformation, optimizer, transformation
@@ -71,7 +71,7 @@ def mars(
         c = g + t.once("mars", 0, weight) * (g - s.last)
         if max_norm is not None:
             c = c * shrink_factor(norm(c), max_norm)
-        return c, {"last": g}
+        return c, {"last": replace_slot(s.last, g, t.number)}
 
     return (elementwise if max_norm is None else leafwise)(MarsState, slots, rule)
 
