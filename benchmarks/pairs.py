@@ -44,16 +44,20 @@ class Library(NamedTuple):
 
 
 class Names(dict[str, Any]):
-    """A library's public names, looked up when asked for: gradtx loads them one by one."""
+    """A library's public names, looked up when asked for: gradtx loads them one by one.
+
+    Optax has some of them in its `contrib`.
+    """
 
     def __init__(self, library: ModuleType) -> None:
         super().__init__()
         self.library = library
 
     def __missing__(self, name: str) -> Any:
-        if not hasattr(self.library, name):
-            raise KeyError(name)
-        return getattr(self.library, name)
+        for place in (self.library, getattr(self.library, "contrib", None)):
+            if hasattr(place, name):
+                return getattr(place, name)
+        raise KeyError(name)
 
 
 def build(module: str, expression: str) -> Library:

@@ -110,16 +110,19 @@ def one_per_row(x: Array) -> Array:
     return x if x.ndim < 2 else x[(slice(None), *(slice(0, 1) for _ in x.shape[1:]))]
 
 
-def after(x: Any, first: Array) -> Array:
+def after(x: Any, first: Array, *, cpu_only: bool = False) -> Array:
     """`x`, which XLA now cannot compute before `first`; NaN where that is NaN.
 
     An array that is overwritten in place is copied if something else still reads it. What
     overwrites it is therefore made to wait: for a sum over the old values, or, entry by entry, for
     another new slot. It also keeps XLA from storing what two kernels have in common, where each can
     compute it: a constant too, since its sums are library calls, before which it writes a constant
-    that occurs twice out to the size of the leaf.
+    that occurs twice out to the size of the leaf. With `cpu_only` other chips get `x` as it is,
+    where they could do in one kernel what is to be kept apart on CPU.
     """
-    return jnp.where(jnp.isnan(first), jnp.nan, x)
+    if not cpu_only:
+        return jnp.where(jnp.isnan(first), jnp.nan, x)
+    return jax.lax.platform_dependent(jnp.asarray(x), first, cpu=after, default=lambda x, first: x)
 
 
 def shrink(x: Array, l1: Any, l2: Any = 0.0) -> Array:

@@ -55,6 +55,11 @@ def _start(p: Array) -> dict[str, Array]:
     return {"init_params": jnp.array(p, copy=True)}
 
 
+def _over(x: Array, y: Array, eps: Any) -> Array:
+    """``x / y``, and 0 where `y` is, which it cannot be if `eps` is in it."""
+    return x / y if isinstance(eps, float | int) and eps > 0 else divide(x, y)
+
+
 @transformation
 def scale_by_dog(
     init_step: tuple[Literal["distance", "learning_rate", "heuristic"], Any],
@@ -116,7 +121,7 @@ def scale_by_dog(
     def rule(g: Any, s: Any, t: Any, p: list[Array]) -> Any:
         distance = jnp.maximum(s.max_dist, tree.global_norm(tree.sub(p, s.init_params)))
         total = s.sum_sq_norm_grads + tree.norm_sq(g)
-        rate = divide(distance, jnp.sqrt(total + eps))
+        rate = _over(distance, jnp.sqrt(total + eps), eps)
         if kind == "learning_rate":
             rate = jnp.where(s.is_init_step, first, rate)
         return tree.scale(rate, g), {
@@ -201,7 +206,7 @@ def scale_by_dowg(
     def rule(g: Any, s: Any, t: Any, p: list[Array]) -> Any:
         distance = jnp.maximum(s.estim_sq_dist, tree.norm_sq(tree.sub(p, s.init_params)))
         total = s.weighted_sq_norm_grads + distance * tree.norm_sq(g)
-        rate = divide(distance, jnp.sqrt(total) + eps)
+        rate = _over(distance, jnp.sqrt(total) + eps, eps)
         return tree.scale(rate, g), {"weighted_sq_norm_grads": total, "estim_sq_dist": distance}
 
     return treewise(DoWGState, _start, numbers, rule, rows=True)
@@ -284,7 +289,7 @@ def scale_by_distance_over_gradients(
     def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
         distance = jnp.maximum(s.max_dist, jnp.sqrt(sum_sq(p - s.init_params)))
         total = s.grad_sum_of_squares + sum_sq(g)
-        rate = divide(distance, jnp.sqrt(total + eps))
+        rate = _over(distance, jnp.sqrt(total + eps), eps)
         new = {
             "max_dist": distance,
             "grad_sum_of_squares": total,

@@ -140,7 +140,10 @@ def mechanize(
             lambda u, p, x: (
                 None
                 if u is None
-                else cast(new * widen(u) + kept * (widen(x) - widen(after(p, h))), u.dtype)
+                else cast(
+                    new * widen(u) + kept * (widen(x) - widen(after(p, h))),
+                    u.dtype,
+                )
             ),
             steps,
             params,
