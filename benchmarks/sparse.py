@@ -62,6 +62,7 @@ def torch_step(rows: int, columns: int, touched: int) -> Callable[[], None] | No
         import torch
     except ImportError:
         return None
+    torch.set_num_threads(1)  # for so few rows the fastest
     embedding = torch.nn.Embedding.from_pretrained(
         torch.zeros(rows, columns), freeze=False, sparse=True
     )

@@ -83,7 +83,7 @@ def exact_rows(
     Args:
         inner: the optimizer; it may hold state for each entry or row, and counters.
         tables: the leaves that may have `Rows` for gradients, as in :func:`select`; all of two or
-            more dimensions unless given.
+            more dimensions unless given. To name them saves work where there are other matrices.
 
     :func:`minimize` and :func:`make_step` let rows catch up before the loss looks them up, and
     :func:`apply_gradients` before it applies. Around ``update`` alone this is the caller's:
@@ -230,12 +230,18 @@ def _catch_up_table(
             kept = update(missed - taken, row, kept, pause=rest)[1]
         return row, kept
 
-    (seen,) = jax.tree.leaves(last)
-    few, kept = jax.vmap(take_missed)(seen.reshape(-1), few, kept)
+    seen = jax.tree.leaves(last)[0].reshape(-1)
+
+    def all_rows(now: tuple[Array, PyTree, list[Array]]) -> tuple[Array, PyTree, list[Array]]:
+        return jnp.array(False), *jax.vmap(take_missed)(seen, *now[1:])
+
+    # A loop of one turn or none: unlike a condition it copies nothing where no row is behind.
+    start = jnp.any(seen < count), few, kept
+    _, few, kept = jax.lax.while_loop(lambda now: now[0], all_rows, start)
     # Never below what it was: so it is read before it is written, and need not be copied.
-    seen = jax.tree.map(lambda x: jnp.maximum(x, count), last)
+    last = jax.tree.map(lambda x: jnp.maximum(x, count), last)
     return jax.tree.map(_put, params, at, few, is_leaf=is_leaf), ExactRowsState(
-        count, jax.tree.map(_put, state.last, at, seen, is_leaf=is_leaf), slots.put(kept)
+        count, jax.tree.map(_put, state.last, at, last, is_leaf=is_leaf), slots.put(kept)
     )
 
 
