@@ -2,7 +2,9 @@
 
 import functools
 import json
+import pathlib
 import pickle
+import re
 
 import chex
 import hypothesis
@@ -143,3 +145,16 @@ def test_compiled_equals_eager(tx):
     for i in range(3):
         compiled, _ = run(compiled, jax.tree.map(lambda g, i=i: g[i], GRADS))
     chex.assert_trees_all_close(compiled[0], eager[0], rtol=2e-5, atol=1e-6)
+
+
+def test_the_code_of_the_page_runs():
+    page = (pathlib.Path(__file__).parent.parent / "docs" / "composition.md").read_text()
+    names = {}
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(block, names)
+    match = names["match"]
+    # From Adam to AMSGrad behind a clip: every slot is kept, the new one is named.
+    assert {path.split("/")[2] for path in match.missing} == {"nu_max"}
+    assert match.changed == {"1/0": "ScaleByAdamState before, ScaleByAmsgradState now"}
+    assert match.extra == []
+    assert match.kept["1/0/mu/body/w"] == "0/mu/body/w"
