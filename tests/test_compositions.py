@@ -125,7 +125,7 @@ def test_shallow_compositions(tx):
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=60)
+@hypothesis.settings(max_examples=40)
 @hypothesis.given(DEEP)
 def test_deep_compositions(tx):
     keeps_every_promise(tx)

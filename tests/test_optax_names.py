@@ -66,7 +66,6 @@ NOT_HERE = {
     "InjectHyperparamsState": "the state before schedules had states of their own",
     "WrappedSchedule": "inject_hyperparams takes schedules as they are",
     "StatefulSchedule": "any object with init, update and __call__ is one",
-    "microbatch": "evaluates a function in parts; what is accumulated here is the gradient",
     "matrix_inverse_pth_root": "linear algebra that no transformation of Optax uses",
     "power_iteration": "linear algebra that no transformation of Optax uses",
     "nnls": "a solver of least squares; see solve with project",
