@@ -75,6 +75,7 @@ def namespace():
         "jnp": jnp,
         "optax": optax,
         "params": PARAMS,
+        "wider": {**PARAMS, "head": jnp.ones(2)},
         "grads": GRADS,
         "loss": loss,
         "tx": tx,
@@ -540,7 +541,7 @@ CHECKS = {
     "`use_ema`, `ema_momentum`": averaged,
     "`ema_overwrite_frequency`": overwritten,
     "`loss_scale_factor`": lambda r, n: same(
-        r[0][0], moves(gradtx.adam(0.1), grads=gradtx.tree.scale(2.0, PARAMS))
+        r[-1][0], moves(gradtx.adam(0.1), grads=gradtx.tree.scale(2.0, PARAMS))
     ),
     "`LossScaleOptimizer`": loss_scales,
     "`gradient_accumulation_steps` (schedules tick once a window)": accumulates(4, average=True),
