@@ -124,6 +124,7 @@ def from_config(
     """
     if not isinstance(config, Mapping):
         raise TypeError(f"a configuration is a dict, not {type(config).__name__}")
+    check_depth("config", config)
     if config.get("gradtx") != VERSION:
         raise ValueError(
             f"this is no configuration of gradtx, version {VERSION}: its key 'gradtx' is "
@@ -134,6 +135,21 @@ def from_config(
     if not isinstance(made, Declared):
         raise ValueError("the configuration describes no transformation")
     return made  # type: ignore[return-value]
+
+
+def check_depth(where: str, value: Any) -> None:
+    """Raise ValueError if data are nested so deeply that looking through them could fail."""
+    level = [value]
+    for _ in range(4 * _DEEPEST):
+        level = [
+            item
+            for node in level
+            if isinstance(node, Mapping | list | tuple)
+            for item in (node.values() if isinstance(node, Mapping) else node)
+        ]
+        if not level:
+            return
+    raise ValueError(f"{where}: the configuration is nested too deeply")
 
 
 def _published(name: str) -> Any:

@@ -214,6 +214,17 @@ def test_hostile_configurations_give_clear_errors(value):
             assert isinstance(made, Declared)
 
 
+@pytest.mark.parametrize("tag", ["gradtx", "float", "name"])
+def test_deep_values_are_an_error(tag):
+    deep = []
+    for _ in range(10_000):
+        deep = [deep]
+    config = {"gradtx": 1, "name": "sgd", "arguments": {"learning_rate": {tag: deep}}}
+    for bad in (config, {**config, tag: deep}):
+        with pytest.raises(ValueError, match="too deeply"):
+            gradtx.from_config(bad)
+
+
 def test_deep_nesting_is_an_error():
     config = {"name": "chain", "arguments": {"args": []}}
     for _ in range(500):

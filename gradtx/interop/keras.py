@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from gradtx.compose import chain
+from gradtx.config import check_depth
 from gradtx.groups import partition
 from gradtx.interop.keras_schedules import learning_rate
 from gradtx.interop.reading import Arrays, Leaf, Options, arrays, filled, finite, literal, ordered
@@ -94,6 +95,7 @@ def from_keras(
     ... )
     chain(clip(max_delta=1.0), sgd(learning_rate=0.1))
     """
+    check_depth("from_keras", source)
     name, config, live = _read(source, class_name)
     where = f"from_keras: {name}"
     leaves = None

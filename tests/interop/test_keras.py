@@ -278,6 +278,14 @@ def test_bad_configurations(make, error, says):
         from_keras(make())
 
 
+def test_deep_values_are_an_error():
+    deep = []
+    for _ in range(10_000):
+        deep = [deep]
+    with pytest.raises(ValueError, match="too deeply"):
+        from_keras({"class_name": "SGD", "config": {"learning_rate": deep}})
+
+
 def test_bad_variables():
     optimizer, _ = built(KO.SGD(0.1, momentum=0.9))
     good = [np.array(v.numpy()) for v in optimizer.variables]
