@@ -70,6 +70,7 @@ RATES = {
     "optimistic_adam": 0.1,
     "optimistic_adam_v2": 0.1,
     "optimistic_gradient_descent": 0.1,
+    "proximal_adagrad": 0.5,
     "qhadam": 0.1,
     "radam": 0.1,
     "rowwise_adagrad": 0.5,
@@ -174,7 +175,7 @@ def run(tx):
 
 
 # Their step leads to a place, so the rounding of the parameter they see is in it: 0.4 % of that.
-PLACED = ("asam", "cocob", "ftrl", "gsam", "lookahead", "madgrad", "sam")
+PLACED = ("adagrad_da", "asam", "cocob", "ftrl", "gsam", "lookahead", "madgrad", "sam")
 # Signs turn where a momentum is nearly zero, singular vectors where values are nearly equal.
 TURNING = ("galore", "lion", "mars_lion")
 
