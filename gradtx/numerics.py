@@ -110,19 +110,24 @@ def one_per_row(x: Array) -> Array:
     return x if x.ndim < 2 else x[(slice(None), *(slice(0, 1) for _ in x.shape[1:]))]
 
 
-def after(x: Any, first: Array, *, cpu_only: bool = False) -> Array:
-    """`x`, which XLA now cannot compute before `first`; NaN where that is NaN.
+def after(x: Any, first: Array) -> Array:
+    """`x`, which XLA's compiler for CPUs now cannot compute before `first`; NaN where that is NaN.
 
     An array that is overwritten in place is copied if something else still reads it. What
     overwrites it is therefore made to wait: for a sum over the old values, or, entry by entry, for
     another new slot. It also keeps XLA from storing what two kernels have in common, where each can
     compute it: a constant too, since its sums are library calls, before which it writes a constant
-    that occurs twice out to the size of the leaf. With `cpu_only` other chips get `x` as it is,
-    where they could do in one kernel what is to be kept apart on CPU.
+    that occurs twice out to the size of the leaf. Other chips need no order, and get none.
     """
-    if not cpu_only:
+    x = x if hasattr(x, "dtype") else jnp.asarray(x, real_dtype(first.dtype))
+
+    def wait(x: Array, first: Array) -> Array:
         return jnp.where(jnp.isnan(first), jnp.nan, x)
-    return jax.lax.platform_dependent(jnp.asarray(x), first, cpu=after, default=lambda x, first: x)
+
+    def free(x: Array, first: Array) -> Array:
+        return jnp.broadcast_to(x, jnp.broadcast_shapes(x.shape, first.shape))
+
+    return jax.lax.platform_dependent(x, first, cpu=wait, default=free)
 
 
 def shrink(x: Array, l1: Any, l2: Any = 0.0) -> Array:

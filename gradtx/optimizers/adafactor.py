@@ -143,11 +143,12 @@ def scale_by_factored_rms(
             return u, {"v_row": s.v_row, "v_col": s.v_col, "v": v}
         d1, d0 = pair
         # Added to the means and not to the squares, epsilon costs no copy of the leaf; nor do the
-        # squares, which each mean takes for itself.
-        row = ema(jnp.mean(square, axis=d0) + epsilon, s.v_row, beta)
+        # squares, which each mean takes for itself. The means over rows come second, and are taken
+        # in one pass with those of the clip.
+        col = ema(jnp.mean(square, axis=d1) + epsilon, s.v_col, beta)
+        again = abs_sq(g * after(1, jnp.max(col)))
+        row = ema(jnp.mean(again, axis=d0) + epsilon, s.v_row, beta)
         mean = jnp.mean(row, axis=d1 - (d1 > d0), keepdims=True)
-        again = abs_sq(g * after(1, jnp.max(row)))
-        col = ema(jnp.mean(again, axis=d1) + epsilon, s.v_col, beta)
         by_row = jnp.expand_dims(_inverse_root(row) * jnp.sqrt(mean), d0)
         by_col = jnp.expand_dims(_inverse_root(col), d1)
         if clipping_threshold is not None:

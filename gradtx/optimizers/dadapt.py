@@ -102,11 +102,11 @@ def dadapt_adamw(
         correction = jnp.sqrt(t.bias_correction(b2)) / t.bias_correction(b1)
         rate = s.estim_lr * learning_rate * correction
         # On CPU XLA would make an array of eps for this and for the directions.
-        own = after(eps, rate, cpu_only=True)
+        own = after(eps, rate)
         scaled = jax.tree.map(lambda a, v: a / (jnp.sqrt(v) + own), s.grad_sum, s.exp_avg_sq)
         product = tree.vdot(g, scaled).real
         numerator = ema(rate * product, s.numerator_weighted, b)
-        g = [after(x, product, cpu_only=True) for x in g]  # what follows overwrites the slots
+        g = [after(x, product) for x in g]  # what follows overwrites the slots
         mean = jax.tree.map(lambda g, m: ema(rate * g, m, b1), g, s.exp_avg)
         square = jax.tree.map(lambda g, v: ema(abs_sq(g), v, b2), g, s.exp_avg_sq)
         total = jax.tree.map(lambda g, a: ema(rate * g, a, b), g, s.grad_sum)

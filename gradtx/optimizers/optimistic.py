@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, NonNegative, Number
 from gradtx.compose import chain
 from gradtx.engine import elementwise
-from gradtx.numerics import zeros_like
+from gradtx.numerics import replace_slot, zeros_like
 from gradtx.optimizers.adam import scale_by_adam
 from gradtx.pair import (
     GradientTransformation,
@@ -59,7 +59,9 @@ def scale_by_optimistic_gradient(alpha: Number = 1.0, beta: Number = 1.0) -> Gra
     def extrapolate(first: Array) -> GradientTransformation:
         def rule(g: Array, s: Any, t: Any) -> Any:
             previous = jnp.where(first, g, s.previous_gradient)
-            return (alpha + beta) * g - beta * previous, {"previous_gradient": g}
+            direction = (alpha + beta) * g - beta * previous
+            kept = replace_slot(s.previous_gradient, g, first.astype(jnp.float32))
+            return direction, {"previous_gradient": kept}
 
         return elementwise(_Previous, slots, rule)
 
