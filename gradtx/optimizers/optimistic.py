@@ -2,12 +2,13 @@
 
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative, Number
 from gradtx.compose import chain
 from gradtx.engine import elementwise
-from gradtx.numerics import replace_slot, zeros_like
+from gradtx.numerics import zeros_like
 from gradtx.optimizers.adam import scale_by_adam
 from gradtx.pair import (
     GradientTransformation,
@@ -30,6 +31,18 @@ class _Previous(NamedTuple):
     """The slot of `ScaleByOptimisticGradientState`."""
 
     previous_gradient: Slots
+
+
+def _kept(g: Array, direction: Array) -> Array:
+    """`g`, written over the old one by the kernel that reads that for the direction.
+
+    XLA for TPU does so by itself where `g` is what Adam made, and not if it has to wait.
+    """
+
+    def wait(g: Array, direction: Array) -> Array:
+        return jnp.where(jnp.isnan(direction), jnp.nan, g)
+
+    return jax.lax.platform_dependent(g, direction, tpu=lambda g, direction: g, default=wait)
 
 
 @transformation
@@ -60,8 +73,7 @@ def scale_by_optimistic_gradient(alpha: Number = 1.0, beta: Number = 1.0) -> Gra
         def rule(g: Array, s: Any, t: Any) -> Any:
             previous = jnp.where(first, g, s.previous_gradient)
             direction = (alpha + beta) * g - beta * previous
-            kept = replace_slot(s.previous_gradient, g, first.astype(jnp.float32))
-            return direction, {"previous_gradient": kept}
+            return direction, {"previous_gradient": _kept(g, direction)}
 
         return elementwise(_Previous, slots, rule)
 
