@@ -14,6 +14,9 @@ if "fusion_emitters" not in flags[0] and (0, 8) <= jaxlib.version.__version_info
 os.environ["XLA_FLAGS"] = " ".join(flags)
 os.environ["JAX_PLATFORMS"] = "cpu"
 
+# A script that makes numbers with TensorFlow, which the tests do not need.
+collect_ignore_glob = ["golden/*"]
+
 # Deterministic, and without a time limit: the first example of a test compiles.
 hypothesis.settings.register_profile("gradtx", derandomize=True, deadline=None, max_examples=25)
 hypothesis.settings.load_profile("gradtx")
