@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.extend
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Literal, Primitive, Var, jaxpr_as_fun, jaxprs_in_params
-from jax.extend.core.primitives import convert_element_type_p, jit_p, remat_p, scan_p
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, Var, jaxpr_as_fun
+from jax.extend.core.primitives import convert_element_type_p, jit_p, scan_p
 from jax.interpreters import ad, batching, mlir
 
 from gradtx.numerics import varying_axes
@@ -121,11 +121,14 @@ class _Call(NamedTuple):
     lead: tuple[int, ...] = ()
 
 
+_CHECKPOINT = ("checkpoint", "remat2")  # the primitive has no public place in all versions of JAX
+
+
 def _call(eqn: Any) -> _Call | None:
     if eqn.primitive is jit_p:
         closed = eqn.params["jaxpr"]
         return _Call(closed.jaxpr, closed.consts, len(eqn.invars))
-    if eqn.primitive is remat_p:
+    if eqn.primitive.name in _CHECKPOINT:
         return _Call(eqn.params["jaxpr"], (), len(eqn.invars))
     if eqn.primitive is scan_p:
         closed, length = eqn.params["jaxpr"], eqn.params["length"]
@@ -218,8 +221,15 @@ def _is_cast(eqn: Any, held: Mapping[int, _Parameter | None]) -> bool:
     return bool(eqn.invars[0].aval.dtype == table.dtype)
 
 
+def _inner_jaxprs(eqn: Any) -> Iterator[Jaxpr]:
+    for value in eqn.params.values():
+        for part in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(part, ClosedJaxpr | Jaxpr):
+                yield part.jaxpr if isinstance(part, ClosedJaxpr) else part
+
+
 def _refuse_within(eqn: Any, held: Mapping[int, _Parameter | None]) -> None:
-    for jaxpr in jaxprs_in_params(eqn.params):
+    for jaxpr in _inner_jaxprs(eqn):
         # What a branch, a loop or a shard is given comes last among the inputs.
         before = len(eqn.invars) - len(jaxpr.invars)
         inner = {jaxpr.invars[at - before]: p for at, p in held.items() if at >= before}
@@ -278,7 +288,7 @@ def _run_call(
     if eqn.primitive is jit_p:
         return _run(call.jaxpr, call.consts, inputs, tables, increments)
     mine = list(itertools.islice(increments, len(_lookups(call.jaxpr, tables, {}))))
-    if eqn.primitive is remat_p:
+    if eqn.primitive.name in _CHECKPOINT:
 
         @functools.partial(
             jax.checkpoint, prevent_cse=eqn.params["prevent_cse"], policy=eqn.params["policy"]
