@@ -118,7 +118,7 @@ def keeps_every_promise(tx):
     same_bits(compiled((params, loaded), g), compiled(carry, g))
 
 
-@hypothesis.settings(max_examples=12)
+@hypothesis.settings(max_examples=6)
 @hypothesis.given(SHALLOW)
 def test_shallow_compositions(tx):
     keeps_every_promise(tx)

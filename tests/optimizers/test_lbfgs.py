@@ -129,6 +129,7 @@ PROBLEMS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_evaluations_beside_scipy(name):
     """At most 1.2 times as many as L-BFGS-B to the same norm, each point evaluated once."""
