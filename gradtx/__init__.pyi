@@ -406,6 +406,10 @@ from gradtx.transforms.norms import (
     unitwise_clip as unitwise_clip,
     unitwise_norm as unitwise_norm,
 )
+from gradtx.transforms.per_example import (
+    per_example_global_norm_clip as per_example_global_norm_clip,
+    per_example_layer_norm_clip as per_example_layer_norm_clip,
+)
 from gradtx.transforms.projecting import project as project
 from gradtx.transforms.scaling import (
     ScaleByScheduleState as ScaleByScheduleState,
@@ -510,8 +514,6 @@ from gradtx.wrappers.privacy import (
     differentially_private as differentially_private,
     differentially_private_aggregate as differentially_private_aggregate,
     dpsgd as dpsgd,
-    per_example_global_norm_clip as per_example_global_norm_clip,
-    per_example_layer_norm_clip as per_example_layer_norm_clip,
 )
 from gradtx.wrappers.sam import (
     GSAMState as GSAMState,

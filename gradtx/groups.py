@@ -1,11 +1,12 @@
 """Groups: every leaf has a label, and every label its own transformation."""
 
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Hashable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 
 from gradtx.compose import set_to_zero
+from gradtx.labels import Labels, labels_of
 from gradtx.masking import MaskedState, masked
 from gradtx.pair import (
     GradientTransformation,
@@ -16,18 +17,10 @@ from gradtx.pair import (
 from gradtx.paths import (
     Where,
     first_difference,
-    is_leaf,
     leaves_with_path,
     mask_tree,
-    matches,
-    path_string,
-    takes_tree,
 )
 from gradtx.types import Params, PyTree, State, Updates
-
-Labels: TypeAlias = Any
-"""Gives each leaf a label: a tree of labels or a prefix of it, a function from the parameters to
-such a tree, a function ``(path, leaf) -> label``, or a list of ``(pattern, label)``."""
 
 
 class PartitionState(NamedTuple):
@@ -36,96 +29,13 @@ class PartitionState(NamedTuple):
     inner_states: Mapping[Hashable, State]
 
 
-def _is_function(labels: Any) -> bool:
-    # A callable that is a pytree, such as an Equinox module, is a tree of labels.
-    return callable(labels) and bool(jax.tree_util.all_leaves([labels]))
-
-
-def _is_prefix(labels: Any, tree: PyTree) -> bool:
-    try:
-        jax.tree.map(lambda label, below: None, labels, tree)
-    except ValueError:
-        return False
-    return True
-
-
-def _is_patterns(labels: Any, tree: PyTree, known: Any) -> bool:
-    """Whether `labels` are pairs of a pattern and a label, not a tree that looks like them."""
-    pairs = isinstance(labels, list | tuple) and all(
-        isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], str)
-        for pair in labels
-    )
-    if not pairs or not labels:
-        return False
-    return not (set(jax.tree.leaves(labels)) <= set(known) and _is_prefix(labels, tree))
-
-
-def _labels_of(tree: PyTree, labels: Labels, known: Any) -> list[Any]:
-    """The label of each leaf of `tree`, None for a leaf that is not there."""
-    keyed, treedef = leaves_with_path(tree)
-    named = [(path_string(path), leaf) for path, leaf in keyed]
-    if _is_function(labels):
-        if takes_tree(labels):
-            labels = labels(tree)
-        else:
-            given = [None if leaf is None else labels(path, leaf) for path, leaf in named]
-            labels = treedef.unflatten(given)
-    elif _is_patterns(labels, tree, known):
-        labels = treedef.unflatten(_matched(labels, named))
-    try:
-        full = jax.tree.map(
-            lambda label, below: jax.tree.map(lambda _: label, below, is_leaf=is_leaf), labels, tree
-        )
-    except ValueError as error:
-        raise ValueError(
-            f"partition: the labels are not a tree like the parameters or a prefix of it: {error}"
-        ) from None
-    found = jax.tree.leaves(full, is_leaf=is_leaf)
-    for (path, leaf), label in zip(named, found, strict=True):
-        if leaf is not None and label not in known:
-            raise ValueError(
-                f"partition: {path!r} has the label {label!r}, for which there is no "
-                f"transformation; there are {', '.join(map(repr, known))}"
-            )
-    return found
-
-
-def _matched(pairs: Sequence[tuple[str, Any]], named: Sequence[tuple[str, Any]]) -> list[Any]:
-    """The label of each leaf: of the one pattern that matches it, else of a last ``"*"``."""
-    paths = [path for path, _ in named]
-    rest = pairs[-1] if pairs[-1][0] == "*" else None
-    pairs = pairs[:-1] if rest else pairs
-    for pattern, _ in pairs:
-        if not any(matches(path, pattern) for path in paths):
-            raise ValueError(
-                f"partition: the pattern {pattern!r} matches no leaf; the leaves are "
-                f"{', '.join(paths)}"
-            )
-    found: list[Any] = []
-    for path, leaf in named:
-        if leaf is None:
-            found.append(None)
-            continue
-        matching = [pair for pair in pairs if matches(path, pair[0])]
-        matching = matching or ([rest] if rest else [])
-        if len(matching) != 1:
-            patterns = ", ".join(repr(pattern) for pattern, _ in matching)
-            raise ValueError(
-                f"partition: {path!r} matches "
-                + (f"several patterns: {patterns}" if matching else "no pattern")
-                + "; each leaf must match one ('*' in the last place takes the rest)"
-            )
-        found.append(matching[0][1])
-    return found
-
-
 class _Groups:
     """Which leaves of a tree belong to which label, found once and used for every tree like it."""
 
     def __init__(self, tree: PyTree, labels: Labels, known: Any) -> None:
         self.tree = tree
         self.treedef: Any = leaves_with_path(tree)[1]
-        self.labels = _labels_of(tree, labels, known)
+        self.labels = labels_of(tree, labels, known)
 
     def leaves(self, tree: PyTree) -> list[Any]:
         try:

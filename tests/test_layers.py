@@ -17,6 +17,7 @@ LAYERS = (
     (
         "compose",
         "masking",
+        "labels",
         "groups",
         "apply",
         "sparse",

@@ -172,9 +172,12 @@ def test_files_keep_every_bit_of_the_catalogue(through, tmp_path):
         same(load_state_dict(tx, contracts.params(), flat), state)
 
 
-def second_step(name, tx, params, state):
+def compiled(tx):
+    return jax.jit(functools.partial(contracts.step, tx))
+
+
+def second_step(name, tx, run, params, state):
     """Parameters and state after a step, as NumPy arrays by path."""
-    run = jax.jit(functools.partial(contracts.step, tx))
     (params, state), _ = run((params, state), contracts.take(contracts.grads(2), 1))
     flat = {**named("params", params), **named("state", state_dict(state, tx))}
     return {key: np.asarray(x) for key, x in named(name, flat).items()}
@@ -187,7 +190,7 @@ def resume(path):
         state, params = (taken(f"{name}/{part}", saved) for part in ("state", "params"))
         params = {key: jnp.asarray(x) for key, x in params.items()}
         tx = gradtx.from_config(gradtx.saved_config(state), contracts.CUSTOM)
-        out |= second_step(name, tx, params, load_state_dict(tx, params, state))
+        out |= second_step(name, tx, compiled(tx), params, load_state_dict(tx, params, state))
     np.savez(path / "resumed.npz", **out)
 
 
@@ -196,11 +199,11 @@ def test_a_fresh_process_goes_on_with_the_same_bits(tmp_path):
     saved, unbroken = {}, {}
     for name, entry in CATALOGUE.items():
         tx, params = entry.make(), contracts.params()
-        run = jax.jit(functools.partial(contracts.step, tx))
+        run = compiled(tx)
         carry, _ = run((params, tx.init(params)), contracts.take(contracts.grads(2), 0))
         flat = {**named("params", carry[0]), **named("state", state_dict(carry[1], tx))}
         saved |= {key: np.asarray(x) for key, x in named(name, flat).items()}
-        unbroken |= second_step(name, tx, *carry)
+        unbroken |= second_step(name, tx, run, *carry)
     np.savez(tmp_path / "saved.npz", **saved)
     program = f"import pathlib, tests.test_saving as t; t.resume(pathlib.Path({str(tmp_path)!r}))"
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)

@@ -12,8 +12,8 @@ from gradtx.pair import (
     GradientTransformationExtraArgs,
     transformation,
 )
+from gradtx.transforms.per_example import clipped_mean, examples
 from gradtx.types import EmptyState, Params, State, Updates
-from gradtx.wrappers.privacy import _clipped_mean, _examples
 
 
 @transformation
@@ -45,8 +45,8 @@ def per_example(max_norm: NonNegative | None = None) -> GradientTransformation:
     ) -> tuple[Updates, State]:
         del params, extra_args
         if max_norm is not None:
-            return _clipped_mean(updates, max_norm)[0], state
-        _examples(updates)
+            return clipped_mean(updates, max_norm)[0], state
+        examples(updates)
         mean = jax.tree.map(lambda x: cast(jnp.mean(widen(x), axis=0), x.dtype), updates)
         return mean, state
 

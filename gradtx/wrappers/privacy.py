@@ -8,137 +8,26 @@ import jax.numpy as jnp
 
 from gradtx.checks import NonNegative, Number, PositiveCount
 from gradtx.compose import chain, identity
-from gradtx.numerics import cast, sum_sq, widen
+from gradtx.numerics import cast, widen
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     optimizer,
     transformation,
 )
-from gradtx.paths import leaves_with_path, path_string
-from gradtx.rows import is_rows
+from gradtx.paths import leaves_with_path
 from gradtx.transforms.averaging import trace
-from gradtx.transforms.clipping import shrink_factor
 from gradtx.transforms.noise import given_key, own_key
+from gradtx.transforms.per_example import clipped_mean
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.tree import map_updates
-from gradtx.types import Array, Params, PyTree, State, Updates
+from gradtx.types import Array, Params, State, Updates
 from gradtx.wrappers.accumulation import accumulate
-
-
-def _examples(grads: PyTree) -> list[Any]:
-    """The leaves, each with the same number of examples first."""
-    leaves = [(path_string(path), x) for path, x in leaves_with_path(grads)[0] if x is not None]
-    for path, x in leaves:
-        if is_rows(x):
-            raise TypeError(
-                f"per-example gradients are arrays, and the one at {path!r} is Rows: make it dense "
-                "with to_dense()"
-            )
-    lengths = {path: jnp.shape(x)[:1] for path, x in leaves}
-    if len(set(lengths.values())) > 1 or () in lengths.values():
-        raise ValueError(
-            "per-example gradients have one length, the number of examples, in their first "
-            f"dimension; these have {lengths}"
-        )
-    return [x for _, x in leaves]
-
-
-def _norms_sq(x: Array) -> Array:
-    return jax.vmap(sum_sq)(x)
-
-
-def _clipped_sum(x: Array, factors: Array) -> Array:
-    factors = factors.reshape((-1,) + (1,) * (x.ndim - 1))
-    return jnp.sum(widen(x) * factors, axis=0)
-
-
-def _global_factors(leaves: list[Any], l2_norm_clip: Any) -> Array:
-    """What each example is multiplied by."""
-    norms = jnp.sqrt(jnp.sum(jnp.stack([_norms_sq(x) for x in leaves]), axis=0))
-    return shrink_factor(norms, l2_norm_clip)
-
-
-def per_example_global_norm_clip(grads: PyTree, l2_norm_clip: Any) -> tuple[PyTree, Array]:
-    r"""The sum over examples of their gradients, each clipped by its global norm.
-
-    .. math:: \sum_i g_i \min\left(1, \frac{C}{\lVert g_i \rVert}\right)
-
-    Args:
-        grads: a tree of gradients with the examples in the first dimension.
-        l2_norm_clip: :math:`C \ge 0`.
-
-    Returns:
-        The sum, and the number of examples that were clipped.
-
-    Raises:
-        ValueError: the leaves have no common first dimension.
-
-    Source: M. Abadi et al., Deep Learning with Differential Privacy, 2016, arXiv:1607.00133,
-    algorithm 1.
-
-    >>> total, clipped = per_example_global_norm_clip([jnp.array([[0.0, 0.0], [3.0, 4.0]])], 1.0)
-    >>> total[0].round(6).tolist(), int(clipped)
-    ([0.6000000238418579, 0.800000011920929], 1)
-    """
-    factors = _global_factors(_examples(grads), l2_norm_clip)
-    summed = jax.tree.map(lambda x: cast(_clipped_sum(x, factors), x.dtype), grads)
-    return summed, jnp.sum(factors < 1)
-
-
-def per_example_layer_norm_clip(
-    grads: PyTree, global_l2_norm_clip: Any, uniform: bool = True
-) -> tuple[PyTree, PyTree]:
-    r"""The sum over examples of their gradients, each leaf clipped by its own norm.
-
-    .. math:: \sum_i g_{il} \min\left(1, \frac{C_l}{\lVert g_{il} \rVert}\right), \qquad
-        C_l = \frac{C}{\sqrt K} \;\text{ or }\; C \sqrt{\frac{D_l}{D}}
-
-    Args:
-        grads: a tree of gradients with the examples in the first dimension.
-        global_l2_norm_clip: :math:`C \ge 0`, for all `K` leaves together.
-        uniform: whether :math:`C_l` is the same for all, else by the number of entries,
-            :math:`D_l` of `D`.
-
-    Returns:
-        The sums, and for each leaf the number of examples that were clipped.
-
-    Raises:
-        ValueError: the leaves have no common first dimension.
-
-    Source: H. B. McMahan et al., Learning Differentially Private Recurrent Language Models, 2018,
-    arXiv:1710.06963.
-
-    >>> total, clipped = per_example_layer_norm_clip([jnp.array([[0.0, 0.0], [3.0, 4.0]])], 1.0)
-    >>> total[0].round(6).tolist(), int(clipped[0])
-    ([0.6000000238418579, 0.800000011920929], 1)
-    """
-    leaves = _examples(grads)
-    entries = sum(math.prod(x.shape[1:]) for x in leaves)
-
-    def factors(x: Array) -> Array:
-        share = 1 / len(leaves) if uniform else math.prod(x.shape[1:]) / max(entries, 1)
-        return shrink_factor(jnp.sqrt(_norms_sq(x)), global_l2_norm_clip * math.sqrt(share))
-
-    summed = jax.tree.map(lambda x: cast(_clipped_sum(x, factors(x)), x.dtype), grads)
-    return summed, jax.tree.map(lambda x: jnp.sum(factors(x) < 1), grads)
 
 
 class DifferentiallyPrivateAggregateState(NamedTuple):
     """rng_key: a random key."""
 
     rng_key: Array
-
-
-def _clipped_mean(grads: PyTree, l2_norm_clip: Any) -> tuple[PyTree, int]:
-    """The mean over examples of their clipped gradients, and how many there are."""
-    leaves = _examples(grads)
-    if not leaves:
-        return grads, 1
-    count = max(leaves[0].shape[0], 1)
-    factors = _global_factors(leaves, l2_norm_clip)
-    mean = map_updates(lambda x: cast(_clipped_sum(x, factors) / count, x.dtype), grads)
-    return mean, count
 
 
 def _noisy(updates: Updates, deviation: Any, key: Array) -> tuple[Updates, Array]:
@@ -197,7 +86,7 @@ def differentially_private_aggregate(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
         del params, extra_args
-        mean, count = _clipped_mean(updates, l2_norm_clip)
+        mean, count = clipped_mean(updates, l2_norm_clip)
         noised, key = _noisy(mean, l2_norm_clip * noise_multiplier / count, state.rng_key)
         return noised, DifferentiallyPrivateAggregateState(key)
 
@@ -277,7 +166,7 @@ def differentially_private(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
         clip, tx = at(state.gradient_step)
-        mean, count = _clipped_mean(updates, clip)
+        mean, count = clipped_mean(updates, clip)
         return tx.update(mean, state, params, **{**extra_args, "weight": count})
 
     return GradientTransformationExtraArgs(init, update)

@@ -1,0 +1,124 @@
+"""Gradients of single examples, these in the first dimension: clipped one by one and summed."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.numerics import cast, sum_sq, widen
+from gradtx.paths import leaves_with_path, path_string
+from gradtx.rows import is_rows
+from gradtx.transforms.clipping import shrink_factor
+from gradtx.tree import map_updates
+from gradtx.types import Array, PyTree
+
+
+def examples(grads: PyTree) -> list[Any]:
+    """The leaves, each with the same number of examples first."""
+    leaves = [(path_string(path), x) for path, x in leaves_with_path(grads)[0] if x is not None]
+    for path, x in leaves:
+        if is_rows(x):
+            raise TypeError(
+                f"per-example gradients are arrays, and the one at {path!r} is Rows: make it dense "
+                "with to_dense()"
+            )
+    lengths = {path: jnp.shape(x)[:1] for path, x in leaves}
+    if len(set(lengths.values())) > 1 or () in lengths.values():
+        raise ValueError(
+            "per-example gradients have one length, the number of examples, in their first "
+            f"dimension; these have {lengths}"
+        )
+    return [x for _, x in leaves]
+
+
+def _norms_sq(x: Array) -> Array:
+    return jax.vmap(sum_sq)(x)
+
+
+def clipped_sum(x: Array, factors: Array) -> Array:
+    """The sum over examples, each multiplied by its factor, in at least float32."""
+    factors = factors.reshape((-1,) + (1,) * (x.ndim - 1))
+    return jnp.sum(widen(x) * factors, axis=0)
+
+
+def global_factors(leaves: list[Any], l2_norm_clip: Any) -> Array:
+    """What each example is multiplied by."""
+    norms = jnp.sqrt(jnp.sum(jnp.stack([_norms_sq(x) for x in leaves]), axis=0))
+    return shrink_factor(norms, l2_norm_clip)
+
+
+def clipped_mean(grads: PyTree, l2_norm_clip: Any) -> tuple[PyTree, int]:
+    """The mean over examples of their clipped gradients, and how many there are."""
+    leaves = examples(grads)
+    if not leaves:
+        return grads, 1
+    count = max(leaves[0].shape[0], 1)
+    factors = global_factors(leaves, l2_norm_clip)
+    mean = map_updates(lambda x: cast(clipped_sum(x, factors) / count, x.dtype), grads)
+    return mean, count
+
+
+def per_example_global_norm_clip(grads: PyTree, l2_norm_clip: Any) -> tuple[PyTree, Array]:
+    r"""The sum over examples of their gradients, each clipped by its global norm.
+
+    .. math:: \sum_i g_i \min\left(1, \frac{C}{\lVert g_i \rVert}\right)
+
+    Args:
+        grads: a tree of gradients with the examples in the first dimension.
+        l2_norm_clip: :math:`C \ge 0`.
+
+    Returns:
+        The sum, and the number of examples that were clipped.
+
+    Raises:
+        ValueError: the leaves have no common first dimension.
+
+    Source: M. Abadi et al., Deep Learning with Differential Privacy, 2016, arXiv:1607.00133,
+    algorithm 1.
+
+    >>> total, clipped = per_example_global_norm_clip([jnp.array([[0.0, 0.0], [3.0, 4.0]])], 1.0)
+    >>> total[0].round(6).tolist(), int(clipped)
+    ([0.6000000238418579, 0.800000011920929], 1)
+    """
+    factors = global_factors(examples(grads), l2_norm_clip)
+    summed = jax.tree.map(lambda x: cast(clipped_sum(x, factors), x.dtype), grads)
+    return summed, jnp.sum(factors < 1)
+
+
+def per_example_layer_norm_clip(
+    grads: PyTree, global_l2_norm_clip: Any, uniform: bool = True
+) -> tuple[PyTree, PyTree]:
+    r"""The sum over examples of their gradients, each leaf clipped by its own norm.
+
+    .. math:: \sum_i g_{il} \min\left(1, \frac{C_l}{\lVert g_{il} \rVert}\right), \qquad
+        C_l = \frac{C}{\sqrt K} \;\text{ or }\; C \sqrt{\frac{D_l}{D}}
+
+    Args:
+        grads: a tree of gradients with the examples in the first dimension.
+        global_l2_norm_clip: :math:`C \ge 0`, for all `K` leaves together.
+        uniform: whether :math:`C_l` is the same for all, else by the number of entries,
+            :math:`D_l` of `D`.
+
+    Returns:
+        The sums, and for each leaf the number of examples that were clipped.
+
+    Raises:
+        ValueError: the leaves have no common first dimension.
+
+    Source: H. B. McMahan et al., Learning Differentially Private Recurrent Language Models, 2018,
+    arXiv:1710.06963.
+
+    >>> total, clipped = per_example_layer_norm_clip([jnp.array([[0.0, 0.0], [3.0, 4.0]])], 1.0)
+    >>> total[0].round(6).tolist(), int(clipped[0])
+    ([0.6000000238418579, 0.800000011920929], 1)
+    """
+    leaves = examples(grads)
+    entries = sum(math.prod(x.shape[1:]) for x in leaves)
+
+    def factors(x: Array) -> Array:
+        share = 1 / len(leaves) if uniform else math.prod(x.shape[1:]) / max(entries, 1)
+        return shrink_factor(jnp.sqrt(_norms_sq(x)), global_l2_norm_clip * math.sqrt(share))
+
+    summed = jax.tree.map(lambda x: cast(clipped_sum(x, factors(x)), x.dtype), grads)
+    return summed, jax.tree.map(lambda x: jnp.sum(factors(x) < 1), grads)
