@@ -54,14 +54,11 @@ def scale_by_lars(
         plain = isinstance(strength, float | int) and strength == 0
 
         def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
-            def decayed(known: Array) -> Array:
-                """The gradient with decay, computed when `known` is, so that XLA stores none."""
-                return g if plain else g + after(strength, known) * p
-
-            size = norm(p)
-            length = norm(decayed(size))
+            size, length = norm(p), norm(g if plain else g + strength * p)
+            # Computed again when the norm is known: XLA would store it for two readers.
+            decayed = g if plain else g + after(strength, length) * p
             ratio = trust_ratio(size, length, trust_coefficient, eps)
-            return decayed(length) * (ratio if by_ratio else 1), {}
+            return decayed * (ratio if by_ratio else 1), {}
 
         return leafwise(EmptyState, None, rule)
 
