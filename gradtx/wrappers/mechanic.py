@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from gradtx import tree
 from gradtx.checks import NonNegative, Positive, PositiveCount
 from gradtx.engine import parameter
-from gradtx.numerics import after, cast, divide, increment, scalar_dtype, widen
+from gradtx.numerics import cast, divide, increment, scalar_dtype, widen
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -132,7 +132,7 @@ def mechanize(
         s, learned = _learned(state, h)
 
         # The base optimizer runs last: what it overwrites has been read, and nothing is stored.
-        later = _map(lambda g: None if g is None else after(g, h), updates)
+        later = _map(lambda g: None if g is None else _once_known(g, h), updates)
         steps, base_state = tx.update(later, state.base_optimizer_state, params, **extra_args)
         new = jnp.sum(s)
         kept = 1 - new / (factor + eps)
@@ -141,7 +141,7 @@ def mechanize(
                 None
                 if u is None
                 else cast(
-                    new * widen(u) + kept * (widen(x) - widen(after(p, h))),
+                    new * widen(u) + kept * (widen(x) - widen(_once_known(p, h))),
                     u.dtype,
                 )
             ),
@@ -162,6 +162,11 @@ def mechanize(
         return divide(wealth, jnp.sqrt(square) + eps), (reward, largest, square)
 
     return GradientTransformationExtraArgs(init, update)
+
+
+def _once_known(x: Array, h: Array) -> Array:
+    """`x`, computed after `h` on every chip: a TPU, too, would store `back` and the gradient."""
+    return jnp.where(jnp.isnan(h), jnp.nan, x)
 
 
 def _map(function: Any, *trees: Any) -> Any:
