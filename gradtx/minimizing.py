@@ -158,7 +158,8 @@ def check_gradients(grads: Updates, params: Params) -> None:
         raise ValueError(
             f"parameters and gradients are different trees: {first_difference(params, grads)}"
         ) from None
-    if leaves and all(g is None for g in given):
+    trained = [g for (_, p), g in zip(leaves, given, strict=True) if p is not None]
+    if trained and all(g is None for g in trained):
         raise ValueError("no parameter has a gradient: all of them are None")
     for (path, p), g in zip(leaves, given, strict=True):
         if g is None:

@@ -892,7 +892,6 @@ CATALOGUE: dict[str, Entry] = {
             {"inner": optax.sgd(1.0), "outer": optax.sgd(1.0), "every": 0, "axis_name": "data"},
             {"inner": optax.sgd(1.0), "outer": optax.sgd(1.0), "every": 2, "axis_name": None},
         ),
-        rows=False,
     ),
     "aggregate_bf16": Entry(
         lambda: gradtx.aggregate_bf16("data"),

@@ -6,12 +6,17 @@ import hypothesis
 import jaxlib
 
 flags = [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
-# Tests compile thousands of small programs and run each a few times: the older code generator takes
-# half the time. With GRADTX_CODEGEN=default it is the one that users have, as in one step of
+# Tests compile thousands of small programs and run each a few times: the older code generator
+# without optimization takes half the time. With GRADTX_CODEGEN=default it is the one that users
+# have, as in one step of
 # .ci/run. XLA stops at a flag that it does not know, hence the versions.
 known = (0, 8) <= jaxlib.version.__version_info__ < (0, 11)
 if known and os.environ.get("GRADTX_CODEGEN") != "default":
-    flags.append("--xla_cpu_use_fusion_emitters=false")
+    flags += [
+        "--xla_cpu_use_fusion_emitters=false",
+        "--xla_cpu_parallel_codegen_split_count=1",
+        "--xla_backend_optimization_level=0",
+    ]
 os.environ["XLA_FLAGS"] = " ".join(flags)
 os.environ["JAX_PLATFORMS"] = "cpu"
 

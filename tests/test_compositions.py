@@ -118,20 +118,20 @@ def keeps_every_promise(tx):
     same_bits(compiled((params, loaded), g), compiled(carry, g))
 
 
-@hypothesis.settings(max_examples=6)
+@hypothesis.settings(max_examples=4)
 @hypothesis.given(SHALLOW)
 def test_shallow_compositions(tx):
     keeps_every_promise(tx)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @hypothesis.settings(max_examples=40)
 @hypothesis.given(DEEP)
 def test_deep_compositions(tx):
     keeps_every_promise(tx)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @hypothesis.settings(max_examples=15)
 @hypothesis.given(DEEP)
 def test_compiled_equals_eager(tx):

@@ -148,7 +148,8 @@ def cast(tree, dtype):
     return jax.tree.map(lambda x: x.astype(dtype), tree)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @every
 def test_low_precision_is_single_precision_rounded(name, dtype):
     """Arithmetic is done in float32 on what is stored; only what comes out is rounded."""

@@ -180,7 +180,7 @@ PLACED = ("adagrad_da", "asam", "cocob", "ftrl", "gsam", "lookahead", "madgrad",
 TURNING = ("galore", "lion", "mars_lion")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_bfloat16_follows_float32(name):
     """A run: at every step within 2 % of the start; in the end within 10 %, and 0.1 % of the start.

@@ -159,7 +159,7 @@ def taken(name, everything):
     }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("through", [through_safetensors, through_flax, through_orbax])
 def test_files_keep_every_bit_of_the_catalogue(through, tmp_path):
     everything = {}
@@ -194,7 +194,7 @@ def resume(path):
     np.savez(path / "resumed.npz", **out)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_fresh_process_goes_on_with_the_same_bits(tmp_path):
     saved, unbroken = {}, {}
     for name, entry in CATALOGUE.items():

@@ -113,7 +113,7 @@ def test_equals_one_device_on_the_whole_batch(way, place):
     chex.assert_trees_all_close(got, want, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 def test_the_whole_catalogue_in_double_precision(name):
     with jax.enable_x64(True):

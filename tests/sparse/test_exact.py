@@ -103,7 +103,7 @@ def test_equals_dense(name):
     check(OPTIMIZERS[name])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", MORE)
 def test_equals_dense_too(name):
     check(MORE[name])

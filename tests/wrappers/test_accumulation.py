@@ -161,7 +161,8 @@ def test_the_compiled_micro_step_does_no_optimizer_work():
     compiled = jax.jit(tx.update).lower(P, tx.init(P), P).compile().as_text()
     names = re.search(r"branch_computations=\{(\S+), (\S+)\}", compiled).groups()
     wait, step = (compiled[compiled.index(f"\n{name} (") :].partition("\n}\n")[0] for name in names)
-    assert wait.count("fusion(") == 1  # the zeros
+    assert wait.count("fusion(") <= 1  # the zeros
+    assert "sqrt" not in wait
     assert step.count("fusion(") > 3
     assert "sqrt" in compiled.replace(wait, "")
 
@@ -201,7 +202,7 @@ def test_a_guarded_window_needs_one_buffer_more_than_its_gradient():
     assert temporaries(step, p, tx.init(p), p) < 1.1 * p.nbytes
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", BUILDERS)
 def test_micro_steps_equal_one_full_batch(name):
     tx, every = CATALOGUE[name].make(), 3
