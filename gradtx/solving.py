@@ -80,7 +80,9 @@ def solve(
     It stops where the parameters stop changing (or, with `tol`, where the norm of the gradient is
     at most that), where it diverges, or after `max_steps`. It has diverged at the first step that
     starts from parameters that are not finite or whose gradient has a NaN; an infinite gradient is
-    still a direction, of which a clip can make a step.
+    still a direction, of which a clip can make a step. That the first step changes nothing stops it
+    only where the gradient is zero; a transformation that waits longer, as :func:`accumulate` does
+    within a window, seems to have converged.
 
     No point is evaluated twice: where the last link of a chain is a line search that keeps its
     value and gradient, as in :func:`lbfgs`, the next step starts from these.
@@ -187,7 +189,9 @@ def _solve(
         new, state = jax.lax.cond(go, move, lambda _: (now.params, now.state), None)
         steps = now.steps + jnp.where(done, 0, 1)
         still = _same(new, now.params)
-        converged = done | still
+        # The first step of ADOPT or of a warm-up moves nothing, whatever the gradient.
+        moves_later = (now.steps == 0) & (global_norm(grads) > 0)
+        converged = done | (still & ~moves_later)
         status = jnp.where(converged, Status.CONVERGED, Status.MAX_STEPS)
         status = jnp.where(sound, status, Status.DIVERGED).astype(jnp.int32)
         path = now.path

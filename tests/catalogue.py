@@ -753,6 +753,7 @@ CATALOGUE: dict[str, Entry] = {
     "conditionally_mask": Entry(
         lambda: gradtx.conditionally_mask(gradtx.adam(0.1), is_even),
         optax=lambda: optax.conditionally_mask(optax.adam(0.1), is_even),
+        why="solve: parameters stand still for a step",
     ),
     "accumulate": Entry(
         lambda: gradtx.accumulate(gradtx.adam(0.1), 2),
@@ -766,7 +767,10 @@ CATALOGUE: dict[str, Entry] = {
         why="solve: parameters stand still within a window",
     ),
     "apply_every": Entry(
-        lambda: gradtx.apply_every(2), bad=({"k": 0},), optax=lambda: optax.apply_every(2)
+        lambda: gradtx.apply_every(2),
+        bad=({"k": 0},),
+        optax=lambda: optax.apply_every(2),
+        why="solve: parameters stand still for a step",
     ),
     "injected": Entry(
         lambda: gradtx.inject_hyperparams(gradtx.adam)(gradtx.linear_schedule(0.1, 0.0, 200)),
