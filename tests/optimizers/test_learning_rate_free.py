@@ -241,9 +241,11 @@ def test_leaves_are_looked_at_together(name):
     parts = {"a": p[:1, 0].reshape(()), "b": p[:1, 1:], "c": None, "d": p[1:]}
     parts_gs = {"a": gs[:, 0, 0], "b": gs[:, :1, 1:], "c": None, "d": gs[:, 1:]}
     split = run(TREEWISE[name](), parts, parts_gs)
-    np.testing.assert_allclose(split["a"], whole[:, 0, 0], rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(split["b"], whole[:, :1, 1:], rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(split["d"], whole[:, 1:], rtol=1e-5, atol=1e-6)
+    # Sums over leaves round in another order, by what the largest entries have for a last place.
+    atol = 1e-6 * np.abs(whole).max()
+    np.testing.assert_allclose(split["a"], whole[:, 0, 0], rtol=1e-5, atol=atol)
+    np.testing.assert_allclose(split["b"], whole[:, :1, 1:], rtol=1e-5, atol=atol)
+    np.testing.assert_allclose(split["d"], whole[:, 1:], rtol=1e-5, atol=atol)
 
 
 @pytest.mark.parametrize("name", ["dadapt_adamw", "prodigy"])
