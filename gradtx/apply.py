@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.numerics import cast, widen
-from gradtx.paths import first_difference, is_leaf, leaves_with_path, path_string
+from gradtx.paths import aligned, is_leaf, leaves_with_path, path_string
 from gradtx.rows import add_rows, is_rows
 from gradtx.types import Array, Params, PyTree, Updates
 
@@ -53,12 +53,7 @@ def _add(path: str, p: Any, u: Any) -> Any:
 
 def _each(function: Any, tree: PyTree, other: PyTree) -> PyTree:
     leaves, treedef = leaves_with_path(tree)
-    try:
-        others = treedef.flatten_up_to(other)
-    except ValueError:
-        raise ValueError(
-            f"parameters and updates are different trees: {first_difference(tree, other)}"
-        ) from None
+    others = aligned("parameters and updates are different trees", tree, treedef, other)
     return treedef.unflatten(
         [function(path_string(k), a, b) for (k, a), b in zip(leaves, others, strict=True)]
     )

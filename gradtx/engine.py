@@ -19,7 +19,7 @@ from gradtx import numerics
 from gradtx.idle import Idle, Pause
 from gradtx.numerics import Step, cast, increment, widen
 from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs
-from gradtx.paths import first_difference, leaves_with_path, path_string
+from gradtx.paths import aligned, leaves_with_path, path_string
 from gradtx.rows import Rows, is_rows, put_rows, take_rows
 from gradtx.types import Array, Params, State, Updates
 
@@ -224,13 +224,7 @@ def gradient(g: Any, path: Any) -> Array:
 
 def _column(label: str, name: str, updates: Any, tree: Any, treedef: Any) -> list[Any]:
     """The parts of `tree` that belong to the leaves of `updates`."""
-    try:
-        return treedef.flatten_up_to(tree)
-    except ValueError:
-        raise ValueError(
-            f"{label}: the gradients and {name} are different trees: "
-            f"{first_difference(updates, tree)}"
-        ) from None
+    return aligned(f"{label}: the gradients and {name} are different trees", updates, treedef, tree)
 
 
 def load(slot: Any) -> Any:

@@ -16,7 +16,7 @@ from gradtx.pair import (
 )
 from gradtx.paths import (
     Where,
-    first_difference,
+    aligned,
     leaves_with_path,
     mask_tree,
 )
@@ -38,13 +38,8 @@ class _Groups:
         self.labels = labels_of(tree, labels, known)
 
     def leaves(self, tree: PyTree) -> list[Any]:
-        try:
-            return self.treedef.flatten_up_to(tree)
-        except ValueError:
-            raise ValueError(
-                f"partition: gradients and parameters are different trees: "
-                f"{first_difference(self.tree, tree)}"
-            ) from None
+        problem = "partition: gradients and parameters are different trees"
+        return aligned(problem, self.tree, self.treedef, tree)
 
     def pick(self, leaves: list[Any], label: Any) -> PyTree:
         mine = [x if own == label else None for x, own in zip(leaves, self.labels, strict=True)]

@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 
 import jax
 
-from gradtx.paths import is_leaf, leaves_with_path, matches, path_string, takes_tree
+from gradtx.paths import is_leaf, leaves_with_path, matches, path_string, spread, takes_tree
 from gradtx.types import PyTree
 
 Labels: TypeAlias = Any
@@ -49,14 +49,7 @@ def labels_of(tree: PyTree, labels: Labels, known: Any) -> list[Any]:
             labels = treedef.unflatten(given)
     elif _is_patterns(labels, tree, known):
         labels = treedef.unflatten(_matched(labels, named))
-    try:
-        full = jax.tree.map(
-            lambda label, below: jax.tree.map(lambda _: label, below, is_leaf=is_leaf), labels, tree
-        )
-    except ValueError as error:
-        raise ValueError(
-            f"partition: the labels are not a tree like the parameters or a prefix of it: {error}"
-        ) from None
+    full = spread("partition: the labels are", labels, tree)
     found = jax.tree.leaves(full, is_leaf=is_leaf)
     for (path, leaf), label in zip(named, found, strict=True):
         if leaf is not None and label not in known:

@@ -11,7 +11,7 @@ from gradtx.engine import gradient, parameter
 from gradtx.pair import GradientTransformation, with_extra_args_support
 from gradtx.paths import (
     Where,
-    first_difference,
+    aligned,
     is_leaf,
     leaves_with_path,
     merge,
@@ -152,12 +152,7 @@ def check_gradients(grads: Updates, params: Params) -> None:
         TypeError: a gradient is not floating point, or complex for a real parameter.
     """
     leaves, treedef = leaves_with_path(params)
-    try:
-        given = treedef.flatten_up_to(grads)
-    except ValueError:
-        raise ValueError(
-            f"parameters and gradients are different trees: {first_difference(params, grads)}"
-        ) from None
+    given = aligned("parameters and gradients are different trees", params, treedef, grads)
     trained = [g for (_, p), g in zip(leaves, given, strict=True) if p is not None]
     if trained and all(g is None for g in trained):
         raise ValueError("no parameter has a gradient: all of them are None")

@@ -49,6 +49,34 @@ def first_difference(tree: PyTree, other: PyTree) -> str:
     return f"containers differ: {kinds[0]} against {kinds[1]}"
 
 
+def aligned(problem: str, tree: PyTree, treedef: Any, other: PyTree) -> list[Any]:
+    """The parts of `other` that belong to the leaves of `tree`, whose structure is `treedef`.
+
+    Raises:
+        ValueError: the trees differ: `problem`, and where they first do.
+    """
+    try:
+        return list(treedef.flatten_up_to(other))
+    except ValueError:
+        raise ValueError(f"{problem}: {first_difference(tree, other)}") from None
+
+
+def spread(problem: str, prefix: PyTree, tree: PyTree) -> PyTree:
+    """`prefix`, a tree like `tree` or the upper part of one, with what it says at every leaf.
+
+    Raises:
+        ValueError: it is neither: `problem`, and what JAX says of it.
+    """
+    try:
+        return jax.tree.map(
+            lambda said, below: jax.tree.map(lambda _: said, below, is_leaf=is_leaf), prefix, tree
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"{problem} not a tree like the parameters or a prefix of it: {error}"
+        ) from None
+
+
 def matches(path: str, pattern: str) -> bool:
     """Whether `pattern` names the leaf at `path` or a part of the tree that holds it.
 
@@ -94,14 +122,7 @@ def _check_patterns_match(patterns: Iterable[str], paths: Sequence[str]) -> None
 
 
 def _broadcast(mask: PyTree, tree: PyTree) -> PyTree:
-    try:
-        full = jax.tree.map(
-            lambda m, sub: jax.tree.map(lambda _: m, sub, is_leaf=is_leaf), mask, tree
-        )
-    except ValueError as error:
-        raise ValueError(
-            f"the mask is not a tree like the parameters or a prefix of it: {error}"
-        ) from None
+    full = spread("the mask is", mask, tree)
     if not all(isinstance(leaf, bool) for leaf in jax.tree.leaves(full)):
         raise ValueError("the leaves of a mask must be True or False")
     return full

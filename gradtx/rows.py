@@ -198,6 +198,11 @@ def is_rows(x: Any) -> bool:
     return isinstance(x, Rows)
 
 
+def dense(updates: Any) -> Any:
+    """A tree of updates with whole tables in the place of `Rows`."""
+    return jax.tree.map(lambda g: g.to_dense() if is_rows(g) else g, updates, is_leaf=is_rows)
+
+
 def index_dtype(largest: int) -> Any:
     """The type of indices that hold `largest`.
 

@@ -13,7 +13,7 @@ from gradtx.pair import (
     GradientTransformationExtraArgs,
     with_extra_args_support,
 )
-from gradtx.paths import Where, first_difference, is_leaf, path_string, select
+from gradtx.paths import Where, aligned, is_leaf, path_string, select
 from gradtx.rows import is_rows
 from gradtx.types import Params, PyTree, State, Updates
 
@@ -112,11 +112,8 @@ def _check_places(what: str, tree: PyTree, places: PyTree) -> None:
     """Raise ValueError if an array lies elsewhere than it should."""
     structure: Any
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
-    try:
-        expected = structure.flatten_up_to(places)
-    except ValueError:
-        problem = first_difference(tree, places)
-        raise ValueError(f"{what}: not the tree that the sharding is for: {problem}") from None
+    problem = f"{what}: not the tree that the sharding is for"
+    expected = aligned(problem, tree, structure, places)
     for (path, x), place in zip(leaves, expected, strict=True):
         if is_tracer(x) or not getattr(x, "committed", False) or x.sharding is place:
             continue

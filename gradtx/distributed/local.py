@@ -12,7 +12,7 @@ from gradtx.distributed.axes import AxisName, Communicating, bound_size, check_a
 from gradtx.numerics import cast, widen
 from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.paths import is_leaf
-from gradtx.rows import is_rows
+from gradtx.rows import dense
 from gradtx.types import Array, Params, PyTree, Slots, State, Updates
 from gradtx.wrappers.branching import _like
 
@@ -45,10 +45,6 @@ def _over(function: Callable[..., Any], updates: PyTree, *trees: PyTree) -> PyTr
         *trees,
         is_leaf=is_leaf,
     )
-
-
-def _dense(updates: Updates) -> Updates:
-    return jax.tree.map(lambda u: u.to_dense() if is_rows(u) else u, updates, is_leaf=is_leaf)
 
 
 def _mean(label: str, axis_name: AxisName, values: PyTree) -> PyTree:
@@ -113,7 +109,7 @@ def local_sgd(
     ) -> tuple[Updates, State]:
         _check("local_sgd", params)
         out, inner_state = tx.update(updates, state.inner_state, params, **extra_args)
-        out = _dense(out)
+        out = dense(out)
 
         def meet() -> Updates:
             mine = _over(lambda u, p: widen(jnp.asarray(p)) + widen(u), out, params)
@@ -187,7 +183,7 @@ def diloco(
     ) -> tuple[Updates, State]:
         _check("diloco", params)
         out, inner_state = tx.update(updates, state.inner_state, params, **extra_args)
-        out = _dense(out)
+        out = dense(out)
 
         def meet() -> tuple[Updates, State, PyTree]:
             mine = _over(lambda u, p: widen(jnp.asarray(p)) + widen(u), out, params)

@@ -21,7 +21,7 @@ from gradtx.distributed.placement import (
 )
 from gradtx.inspection import _slot_fields
 from gradtx.pair import GradientTransformation, with_extra_args_support
-from gradtx.paths import first_difference, is_leaf, leaves_with_path, path_string
+from gradtx.paths import aligned, first_difference, is_leaf, leaves_with_path, path_string
 from gradtx.search import _children, _rebuilt
 from gradtx.types import Params, PyTree, State
 
@@ -215,15 +215,9 @@ def _aligned(params: Params, params_sharding: PyTree | None) -> list[Any]:
     elif isinstance(params_sharding, jax.sharding.Sharding):
         given = [params_sharding] * len(leaves)
     else:
-        structure: Any = treedef
-        try:
-            given = structure.flatten_up_to(params_sharding)
-        except ValueError:
-            raise ValueError(
-                "state_sharding: the parameters and their shardings are different trees: "
-                f"{first_difference(params, params_sharding)}"
-            ) from None
-    return list(given)
+        problem = "state_sharding: the parameters and their shardings are different trees"
+        given = aligned(problem, params, treedef, params_sharding)
+    return given
 
 
 def _common_mesh(leaves: list[tuple[Any, Any]], shardings: list[Any]) -> Mesh:

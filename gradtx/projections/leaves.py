@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradtx.numerics import is_tracer, widen
-from gradtx.paths import first_difference, leaves_with_path, path_string
+from gradtx.paths import aligned, leaves_with_path, path_string
 from gradtx.rows import is_rows
 from gradtx.types import Array, PyTree
 
@@ -65,13 +65,8 @@ def beside(name: str, argument: str, value: Any, tree: PyTree) -> list[Any]:
     if jax.tree_util.all_leaves([value]):
         parts = [value] * len(keyed)
     else:
-        try:
-            parts = treedef.flatten_up_to(value)
-        except ValueError:
-            raise ValueError(
-                f"{name}: {argument} must be a number or a tree like the one to project: "
-                f"{first_difference(tree, value)}"
-            ) from None
+        problem = f"{name}: {argument} must be a number or a tree like the one to project"
+        parts = aligned(problem, tree, treedef, value)
     kept = [(path, x, part) for (path, x), part in zip(keyed, parts, strict=True) if x is not None]
     for path, x, part in kept:
         shape = jnp.shape(x)

@@ -23,7 +23,7 @@ from gradtx.pair import (
     with_extra_args_support,
 )
 from gradtx.paths import Where, is_leaf, mask_tree
-from gradtx.rows import is_rows, put_rows
+from gradtx.rows import dense, is_rows, put_rows
 from gradtx.search import map_params
 from gradtx.types import Array, Counter, Params, PyTree, Slots, State, Updates
 
@@ -48,8 +48,7 @@ def dense_rows(inner: GradientTransformation) -> GradientTransformation:
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        dense = jax.tree.map(lambda g: g.to_dense() if is_rows(g) else g, updates, is_leaf=is_leaf)
-        return tx.update(dense, state, params, **extra_args)
+        return tx.update(dense(updates), state, params, **extra_args)
 
     return GradientTransformationExtraArgs(tx.init, update)
 

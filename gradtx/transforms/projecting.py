@@ -14,7 +14,7 @@ from gradtx.pair import (
     GradientTransformationExtraArgs,
     transformation,
 )
-from gradtx.paths import Where, first_difference, is_leaf, leaves_with_path, path_string, select
+from gradtx.paths import Where, aligned, is_leaf, leaves_with_path, path_string, select
 from gradtx.rows import is_rows, take_rows
 from gradtx.types import Array, EmptyState, Params, PyTree, State, Updates
 
@@ -71,13 +71,8 @@ def project(
         if params is None:
             raise ValueError("project needs the parameters: call update(updates, state, params)")
         keyed, treedef = leaves_with_path(updates)
-        try:
-            held = treedef.flatten_up_to(params)
-        except ValueError:
-            raise ValueError(
-                f"project: the updates and the parameters are different trees: "
-                f"{first_difference(updates, params)}"
-            ) from None
+        problem = "project: the updates and the parameters are different trees"
+        held = aligned(problem, updates, treedef, params)
         chosen = jax.tree.leaves(select(updates, where), is_leaf=is_leaf)
         for (path, _), g in zip(keyed, chosen, strict=True):
             if is_rows(g) and not _treats_rows_alone(projection, arguments or {}, g.ndim):

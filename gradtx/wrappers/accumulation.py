@@ -15,8 +15,8 @@ from gradtx.pair import (
     transformation,
     with_extra_args_support,
 )
-from gradtx.paths import first_difference, is_leaf, leaves_with_path, path_string
-from gradtx.rows import is_rows
+from gradtx.paths import aligned, is_leaf, leaves_with_path, path_string
+from gradtx.rows import dense
 from gradtx.types import Array, DType, Params, PyTree, Slots, State, Updates
 from gradtx.wrappers.branching import _like
 
@@ -69,25 +69,14 @@ def zeros(p: Any, dtype: DType | None) -> Any:
     )
 
 
-def dense(updates: Updates) -> Updates:
-    """The updates with whole tables in the place of `Rows`."""
-    # A window touches the rows of all its micro-batches, which have no fixed number.
-    return jax.tree.map(lambda g: g.to_dense() if is_rows(g) else g, updates, is_leaf=is_leaf)
-
-
 def map_accumulated(
     function: Callable[..., Any], updates: Updates, acc: PyTree, *trees: PyTree, keep: bool = True
 ) -> PyTree:
     """``function(g, a, ...)`` on each leaf; where there is no gradient `a` if `keep`, else None."""
     structure: Any
     leaves, structure = leaves_with_path(updates)
-    try:
-        columns = [structure.flatten_up_to(tree) for tree in (acc, *trees)]
-    except ValueError:
-        raise ValueError(
-            f"the gradients and the accumulator are different trees: "
-            f"{first_difference(updates, acc)}"
-        ) from None
+    problem = "the gradients and the accumulator are different trees"
+    columns = [aligned(problem, updates, structure, tree) for tree in (acc, *trees)]
     out = []
     for (path, g), a, *others in zip(leaves, *columns, strict=True):
         if g is not None and (a is None or jnp.shape(g) != a.shape):
@@ -128,6 +117,7 @@ def accumulating(
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
+        # A window touches the rows of all its micro-batches, which have no fixed number.
         updates = dense(updates)
         window = every(state.gradient_step) if callable(every) else every
         bad, told = should_skip(updates, state.gradient_step, params)

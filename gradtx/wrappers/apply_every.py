@@ -9,8 +9,9 @@ from gradtx.checks import PositiveCount
 from gradtx.numerics import cast, widen
 from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs, transformation
 from gradtx.paths import is_leaf
+from gradtx.rows import dense
 from gradtx.types import Array, Counter, Params, Slots, State, Updates
-from gradtx.wrappers.accumulation import dense, map_accumulated, zeros
+from gradtx.wrappers.accumulation import map_accumulated, zeros
 
 
 class ApplyEvery(NamedTuple):

@@ -16,7 +16,7 @@ from gradtx.pair import (
     with_extra_args_support,
 )
 from gradtx.paths import is_leaf
-from gradtx.rows import is_rows
+from gradtx.rows import dense
 from gradtx.types import Array, Params, PyTree, Slots, State, Updates
 from gradtx.wrappers.branching import _like
 
@@ -107,9 +107,7 @@ def lookahead(
                 "tx.init(LookaheadParams.init_synced(params))"
             )
         fast, slow = (params.fast, params.slow) if paired else (params, state.slow)
-        updates = jax.tree.map(
-            lambda g: g.to_dense() if is_rows(g) else g, updates, is_leaf=is_leaf
-        )
+        updates = dense(updates)
         new, fast_state = tx.update(updates, state.fast_state, fast, **extra_args)
 
         def moved(u: Any, p: Any, s: Array) -> Any:

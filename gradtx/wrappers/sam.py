@@ -19,7 +19,7 @@ from gradtx.pair import (
     with_extra_args_support,
 )
 from gradtx.paths import is_leaf
-from gradtx.rows import is_rows
+from gradtx.rows import dense
 from gradtx.transforms.norms import adaptive_normalize
 from gradtx.types import Array, Params, PyTree, Slots, State, Updates
 from gradtx.wrappers.branching import _like
@@ -149,9 +149,7 @@ def _sharpness_aware(
     ) -> tuple[Updates, State]:
         if params is None:
             raise ValueError("sam needs the parameters: call update(updates, state, params)")
-        updates = jax.tree.map(
-            lambda g: g.to_dense() if is_rows(g) else g, updates, is_leaf=is_leaf
-        )
+        updates = dense(updates)
         if opaque_mode:
             return opaque(updates, state, params, extra_args, grad_fn)
         return transparent(updates, state, params, extra_args)
