@@ -99,10 +99,17 @@ def available() -> dict[str, Any]:
 
 
 class Cost(NamedTuple):
-    """Bytes moved over the least that the algorithm's arrays allow, kernels, temporary bytes."""
+    """What one step costs.
 
-    traffic: float
+    moved: bytes read and written; over: these over one pass through the arrays there are (gradient
+    and parameter read, parameter written, every slot read and written); kernels: that read or write
+    arrays; single: instructions on single numbers; temporary: bytes.
+    """
+
+    moved: float
+    over: float
     kernels: int
+    single: int
     temporary: int
 
 
@@ -121,10 +128,15 @@ def cost(library: Library, shapes: Shapes, device: Any) -> Cost:
     # XLA counts the bytes for a TPU but not for a GPU.
     analysis = compiled.cost_analysis() or {}
     moved = analysis.get("bytes accessed", sum(kernel.moved for kernel in kernels))
-    # Gradient and parameter read, parameter written, every slot read and written.
-    least = 3 * stored(params) + 2 * stored(state)
+    single = sum(kernel.single for kernel in kernels)
     memory: Any = compiled.memory_analysis()
-    return Cost(moved / least, len(kernels), memory.temp_size_in_bytes)
+    return Cost(
+        moved,
+        moved / (3 * stored(params) + 2 * stored(state)),
+        len(kernels) - single,
+        single,
+        memory.temp_size_in_bytes,
+    )
 
 
 def stored(tree: Any) -> int:
@@ -132,11 +144,15 @@ def stored(tree: Any) -> int:
 
 
 class Kernel(NamedTuple):
+    """operation: in HLO; moved: bytes read and written; single: whether all are single numbers."""
+
     operation: str
     moved: int
+    single: bool
 
 
 # Instructions that name or regroup buffers and launch nothing.
+NUMBER = 16  # bytes at most of one number, and of the few that one instruction returns
 BOOKKEEPING = frozenset({"bitcast", "constant", "get-tuple-element", "parameter", "tuple"})
 INSTRUCTION = re.compile(
     r"^\s+(?:ROOT )?(?P<name>%\S+) = (?P<type>\(.*?\)|\S+) (?P<op>[a-z][\w\-]*)\((?P<args>.*?)\)"
@@ -157,39 +173,67 @@ def entry_kernels(hlo: str) -> Iterator[Kernel]:
         sizes[found["name"]] = written = type_bytes(found["type"])
         if found["op"] not in BOOKKEEPING:
             operands = set(re.findall(r"%[\w.\-]+", found["args"]))
-            read = sum(sizes.get(operand, 0) for operand in operands)
-            yield Kernel(found["op"], written + read)
+            touched = [written, *(sizes.get(operand, 0) for operand in operands)]
+            yield Kernel(found["op"], sum(touched), max(touched) <= NUMBER)
 
 
-def both(values: tuple[object, object]) -> str:
-    return " / ".join(f"{x:.2f}" if isinstance(x, float) else str(x) for x in values)
-
-
-def cells(pair: Pair, shapes: Shapes, devices: Mapping[str, Any]) -> Iterator[str]:
-    """For every chip bytes (of the large leaf), kernels and temporary bytes: gradtx's / Optax's."""
-    for device in devices.values():
-        ours, theirs = (cost(library, shapes, device) for library in libraries(pair))
-        if shapes is LARGE:
-            yield both((ours.traffic, theirs.traffic))
-        yield both((ours.kernels, theirs.kernels))
-        yield both((size(ours.temporary), size(theirs.temporary)))
-
-
-def tables(words: list[str]) -> Iterator[str]:
+def figures(pairs: list[Pair], shapes: Shapes) -> Iterator[tuple[Pair, str, list[Cost]]]:
+    """For every optimizer and chip the costs of gradtx's step, and of Optax's if there is one."""
     devices = available()
-    if not devices:
-        return
-    work = {"one leaf of 128M": (LARGE, chosen(words), ["bytes / least", "kernels", "temp"])}
+    for pair in pairs:
+        for chip, device in devices.items():
+            yield pair, chip, [cost(library, shapes, device) for library in libraries(pair)]
+
+
+def row(chip: str, costs: list[Cost], one_leaf: bool) -> Iterator[str]:
+    """Bytes (of the large leaf), kernels and temporary bytes: gradtx's / Optax's."""
+
+    def side_by_side(cells: list[str]) -> str:
+        return " / ".join([*cells, "-"][:2])
+
+    if one_leaf:
+        # Both over the arrays of gradtx, so that they can be compared.
+        base = costs[0].moved / costs[0].over
+        yield side_by_side([f"{c.moved / base:.2f}" for c in costs])
+    if chip == "H100":
+        # There each instruction is a kernel, on a TPU one on single numbers is not.
+        yield side_by_side([str(c.kernels + c.single) for c in costs])
+    else:
+        yield side_by_side([str(c.kernels) for c in costs])
+        yield side_by_side([str(c.single) for c in costs])
+    yield side_by_side([size(c.temporary) for c in costs])
+
+
+def columns(chip: str, one_leaf: bool) -> list[str]:
+    names = ["bytes"] * one_leaf + ["kernels"] + ["numbers"] * (chip != "H100") + ["temp"]
+    return [f"{chip}: {name}" for name in names]
+
+
+def table(title: str, shapes: Shapes, pairs: list[Pair]) -> str:
+    one_leaf = shapes is LARGE
+    rows: dict[str, list[str]] = {}
+    header: dict[str, None] = {}
+    for pair, chip, costs in figures(pairs, shapes):
+        if pair.label not in rows:
+            least = "-" if pair.least is None else f"{pair.least:.2f}"
+            rows[pair.label] = [pair.label, least] if one_leaf else [pair.label]
+        header |= dict.fromkeys(columns(chip, one_leaf))
+        rows[pair.label] += row(chip, costs, one_leaf)
+    if one_leaf:
+        for pair in pairs:
+            rows[pair.label].append(pair.why)
+    return markdown(
+        f"Compiled ahead, {title}; gradtx / optax",
+        ["optimizer", *["least"] * one_leaf, *header, *["why"] * one_leaf],
+        rows.values(),
+    )
+
+
+def main(words: list[str]) -> None:
+    print(table("one leaf of 128M", LARGE, chosen(words)), flush=True)
     for name, shapes in TREES.items():
-        work[name] = (shapes, chosen(words or ON_TREES), ["kernels", "temp"])
-    for name, (shapes, pairs, columns) in work.items():
-        yield markdown(
-            f"Compiled ahead, {name}; gradtx / optax",
-            ["optimizer", *(f"{chip}: {column}" for chip in devices for column in columns)],
-            ([pair.label, *cells(pair, shapes, devices)] for pair in pairs),
-        )
+        print(table(name, shapes, chosen(ON_TREES)), flush=True)
 
 
 if __name__ == "__main__":
-    for table in tables(sys.argv[1:]):
-        print(table, flush=True)
+    main(sys.argv[1:])

@@ -1,33 +1,164 @@
-"""The optimizers that both libraries have. To benchmark another, add a line to `PAIRS`."""
+"""Every optimizer that is benchmarked, in both libraries. To benchmark another, add a line."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from types import ModuleType
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+
 
 class Pair(NamedTuple):
-    """One optimizer, as the expression that builds it in each library's namespace."""
+    """One optimizer, as the expression that builds it in each library's namespace.
+
+    optax: None where Optax has no such optimizer. least: the bytes that the algorithm cannot do
+    without, over those of one pass (gradient and parameter read, parameter written, every slot read
+    and written), and why they differ from it; None where matrix products count and not bytes.
+    """
 
     label: str
     gradtx: str
-    optax: str
+    optax: str | None
+    least: float | None = 1.0
+    why: str = ""
 
 
-def same(label: str, expression: str) -> Pair:
-    return Pair(label, expression, expression)
+def same(label: str, expression: str, least: float | None = 1.0, why: str = "") -> Pair:
+    """An optimizer that both libraries build by one expression."""
+    return Pair(label, expression, expression, least, why)
 
 
-PAIRS = [
-    same("sgd", "sgd(1e-3)"),
-    same("sgd, momentum", "sgd(1e-3, momentum=0.9)"),
-    same("adam", "adam(1e-3)"),
-    same("adamw", "adamw(1e-3)"),
-    same("adagrad", "adagrad(1e-3)"),
-    same("rmsprop", "rmsprop(1e-3)"),
-    same("lion", "lion(1e-3)"),
-    same("clip + adamw", "chain(clip_by_global_norm(1.0), adamw(1e-3))"),
-]
+def both(expression: str, least: float | None = 1.0, why: str = "") -> Pair:
+    """An optimizer that both libraries have, by its own name."""
+    return same(expression.partition("(")[0], expression, least, why)
+
+
+def ours(expression: str, least: float | None = 1.0, why: str = "") -> Pair:
+    """An optimizer that Optax lacks."""
+    return Pair(expression.partition("(")[0], expression, None, least, why)
+
+
+def before_sgd(expression: str, least: float = 1.0, why: str = "") -> Pair:
+    """A transform, made a step by gradient descent."""
+    return same(f"{expression} + sgd", f"chain({expression}, sgd(1e-3))", least, why)
+
+
+NORM = "the gradient is read for its norm before the step"
+MARS = "gradient and last gradient are read for the norm of the corrected one before the step"
+GROUPS: Mapping[str, list[Pair]] = {
+    "everyday": [
+        both("sgd(1e-3)"),
+        same("sgd, momentum", "sgd(1e-3, momentum=0.9)"),
+        both("adam(1e-3)"),
+        both("adamw(1e-3)"),
+        both("adagrad(1e-3)"),
+        both("rmsprop(1e-3)"),
+        both("lion(1e-3)"),
+        same("clip + adamw", "chain(clip_by_global_norm(1.0), adamw(1e-3))", 8 / 7, NORM),
+    ],
+    "elementwise": [
+        both("acprop(1e-3)"),
+        both("adabelief(1e-3)"),
+        ours("adabound(1e-3)"),
+        both("adadelta(1e-3)"),
+        ours("adagrad_decay(1e-3)"),
+        ours("adagrad_da(1e-3)"),
+        both("adamax(1e-3)"),
+        both("adamaxw(1e-3)"),
+        both("adan(1e-3)"),
+        both("ademamix(1e-3)"),
+        both("adopt(1e-3)"),
+        both("amsgrad(1e-3)"),
+        ours("asgd(1e-3)"),
+        ours("diffgrad(1e-3)"),
+        ours("ftrl(1e-3)"),
+        ours("laprop(1e-3)"),
+        both("madgrad(1e-3)", 8 / 9, "the slot that holds the start point is not written"),
+        ours("mars_adamw(1e-3)", 11 / 9, MARS),
+        ours("mars_lion(1e-3)", 9 / 7, MARS),
+        both("nadam(1e-3)"),
+        both("nadamw(1e-3)"),
+        both("noisy_sgd(1e-3)"),
+        both("optimistic_adam(1e-3)"),
+        both("optimistic_adam_v2(1e-3)"),
+        both("optimistic_gradient_descent(1e-3)"),
+        ours("proximal_adagrad(1e-3)"),
+        ours("proximal_gradient_descent(1e-3)"),
+        ours("qhadam(1e-3)"),
+        both("radam(1e-3)"),
+        both("rprop(1e-3)"),
+        both("sign_sgd(1e-3)"),
+        both("signum(1e-3)"),
+        both("simplified_ademamix(1e-3)"),
+        ours("tiger(1e-3)"),
+        both("yogi(1e-3)"),
+    ],
+    "layerwise": [
+        both("adafactor(1e-3)"),
+        ours("adam_mini(1e-3)"),
+        ours("came(1e-3)"),
+        both("fromage(1e-3)"),
+        both("lamb(1e-3)"),
+        both("lars(1e-3)"),
+        both("novograd(1e-3)"),
+        ours("rowwise_adagrad(1e-3)"),
+        ours("rowwise_adam(1e-3)"),
+        both("sm3(1e-3)"),
+        ours("stable_adamw(1e-3)"),
+    ],
+    "learning-rate-free": [
+        both("cocob()"),
+        both("dadapt_adamw()"),
+        both("dog()"),
+        both("dowg()"),
+        same("mechanize, adam", "mechanize(adam(1.0))"),
+        both("momo()"),
+        both("momo_adam()"),
+        both("polyak_sgd()"),
+        both("prodigy()"),
+    ],
+    "averaging and second-order": [
+        both("schedule_free_adamw(1e-3)"),
+        both("schedule_free_sgd(1e-3)"),
+        both("sophia(1e-3)"),
+    ],
+    "transforms and wrappers": [
+        before_sgd("adaptive_grad_clip(0.01)"),
+        before_sgd("centralize()"),
+        before_sgd("clip(1.0)"),
+        before_sgd("clip_by_block_rms(1.0)"),
+        before_sgd("clip_by_global_norm(1.0)"),
+        before_sgd("ema(0.9)"),
+        before_sgd("normalize()"),
+        before_sgd("scale_by_param_block_norm()"),
+        before_sgd("scale_by_param_block_rms()"),
+        before_sgd("scale_by_stddev()"),
+        before_sgd("scale_by_trust_ratio()"),
+        before_sgd("zero_nans()"),
+        same("apply_if_finite, adam", "apply_if_finite(adam(1e-3), 5)"),
+        Pair("cautious, adam", "cautious(adam(1e-3))", None),
+        Pair("cautious, adam, no rescale", "cautious(adam(1e-3), rescale=False)", None),
+        Pair("ema_params, adam", "chain(adam(1e-3), ema_params(0.999))", None),
+        Pair("grokfast_ema, adam", "chain(grokfast_ema(), adam(1e-3))", None),
+        Pair(
+            "cautious decay, adam",
+            "chain(scale_by_adam(), add_cautious_decayed_weights(0.1), "
+            "scale_by_learning_rate(1e-3))",
+            None,
+        ),
+    ],
+    "matrix": [
+        both("galore(1e-3)", None),
+        both("muon(1e-3)", None),
+    ],
+}
+PAIRS = [pair for group in GROUPS.values() for pair in group]
+
+
+def bowl(params: Any) -> jax.Array:
+    """A loss whose Hessian is a diagonal, for those that ask for the curvature."""
+    return sum(jnp.sum(p**4) for p in jax.tree.leaves(params)) / 12
 
 
 class Library(NamedTuple):
@@ -38,8 +169,8 @@ class Library(NamedTuple):
     apply_updates: Callable[[Any, Any], Any]
 
     def step(self, params: Any, state: Any, gradients: Any) -> tuple[Any, Any]:
-        # Some optimizers need the loss; those that do not ignore it.
-        updates, state = self.tx.update(gradients, state, params, value=1.0)
+        # Some optimizers need the loss or its function; those that do not ignore them.
+        updates, state = self.tx.update(gradients, state, params, value=1.0, obj_fn=bowl)
         return self.apply_updates(params, updates), state
 
 
@@ -67,11 +198,15 @@ def build(module: str, expression: str) -> Library:
     return Library(module, library.with_extra_args_support(tx), library.apply_updates)
 
 
-def libraries(pair: Pair) -> tuple[Library, Library]:
-    return build("gradtx", pair.gradtx), build("optax", pair.optax)
+def libraries(pair: Pair) -> list[Library]:
+    """gradtx's, and Optax's if it has one."""
+    return [build("gradtx", pair.gradtx), *(build("optax", x) for x in [pair.optax] if x)]
 
 
 def chosen(words: Iterable[str]) -> list[Pair]:
-    """The pairs that are named, all if none is; a word that is no label is an expression."""
-    known = {pair.label: pair for pair in PAIRS}
-    return [known.get(word) or same(word, word) for word in words] or PAIRS
+    """The pairs of these labels and groups, `all` of them, or, if no word is given, the everyday.
+
+    A word that is none of these is an expression for both libraries.
+    """
+    known = {"all": PAIRS} | {pair.label: [pair] for pair in PAIRS} | dict(GROUPS)
+    return [p for word in words or ["everyday"] for p in known.get(word) or [same(word, word)]]

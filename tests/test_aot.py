@@ -27,7 +27,7 @@ def test_bytes_on_chips_that_are_not_here():
     )
     rows = [line.split("|")[1:-1] for line in done.stdout.splitlines() if line.startswith("| ")]
     found = {}
-    for label, bytes_, _, temp, *_ in rows:
+    for label, _, bytes_, _, _, temp, *_ in rows:
         if label.strip() in LABELS and label.strip() not in found:
             found[label.strip()] = float(bytes_.split("/")[0]), temp.split("/")[0].strip()
     assert set(found) == set(LABELS), done.stdout
