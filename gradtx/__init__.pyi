@@ -353,7 +353,7 @@ from gradtx.schedules.products import (
     multiply_schedules as multiply_schedules,
     stretch_schedule as stretch_schedule,
 )
-from gradtx.scheduling import schedule as schedule
+from gradtx.scheduling import evaluated as evaluated, schedule as schedule
 from gradtx.solving import Solution as Solution, Status as Status, solve as solve
 from gradtx.sparse.exact import (
     ExactRowsState as ExactRowsState,

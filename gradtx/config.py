@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gradtx.current import Current
 from gradtx.declaration import Builder, Declared
 from gradtx.pair import GradientTransformation
 
@@ -47,6 +48,7 @@ def to_config(tx: Any) -> dict[str, Any]:
 
 
 def _encode(value: Any, where: str) -> Any:
+    value = value.function if isinstance(value, Current) else value
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):

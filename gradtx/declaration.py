@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from gradtx import checks
+from gradtx.current import current
 
 
 class Builder:
@@ -58,7 +59,10 @@ class Builder:
         bound.apply_defaults()
         for name, value in bound.arguments.items():
             checks.check(self.name, name, value, self.hints.get(name, Any))
-        return {name: _plain(value) for name, value in bound.arguments.items()}
+        return {
+            name: _plain(value if self._range(name) is None else current(value))
+            for name, value in bound.arguments.items()
+        }
 
     def call(self, arguments: Mapping[str, Any]) -> Any:
         """The function itself, on bound arguments."""
@@ -72,8 +76,12 @@ class Builder:
         return [
             name
             for name, value in arguments.items()
-            if callable(value) and checks.hyperparameter_range(self.hints.get(name)) is not None
+            if callable(value) and self._range(name) is not None
         ]
+
+    def _range(self, name: str) -> checks.Range | None:
+        """The range of a hyperparameter, None for another argument."""
+        return checks.hyperparameter_range(self.hints.get(name))
 
     def __reduce__(self) -> Any:
         return _find, (self.function.__module__, self.function.__qualname__)

@@ -187,8 +187,10 @@ def transformation(
 
     The arguments' annotations say what they may be: one of the ranges of :mod:`gradtx.checks`
     (``b1: Decay = 0.9``) makes an argument a hyperparameter, which is checked, and which may be a
-    number, an array, or a schedule ``count -> value``. For a schedule the builder is called again
-    at every step with the value in force, so its body sees numbers and arrays only.
+    number, an array, a schedule ``count -> value``, or a function of nothing. For a schedule the
+    builder is called again at every step with the value in force, so its body sees numbers and
+    arrays only; a function of nothing is a schedule too, called at each step (see
+    :func:`evaluated`).
 
     Args:
         function: the builder; it returns a pair (from :func:`elementwise`, :func:`leafwise`,

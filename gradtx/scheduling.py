@@ -1,13 +1,15 @@
-"""The decorator that makes a schedule's builder declare it."""
+"""The decorator that makes a schedule's builder declare it, and values that are known only now."""
 
 from collections.abc import Callable
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 
+from gradtx.current import Current
 from gradtx.declaration import Builder, Declaration, Declared, publish
 
 _P = ParamSpec("_P")
+_D = TypeVar("_D", bound=Declared)
 
 
 @jax.tree_util.register_pytree_node_class
@@ -24,6 +26,11 @@ class DeclaredSchedule(Declared):
     def __init__(self, declaration: Declaration) -> None:
         self.declaration = declaration
         self._function: Callable[[Any], Any] | None = None
+
+    @classmethod
+    def declared(cls, declaration: Declaration) -> "DeclaredSchedule":
+        """The schedule that `declaration` describes."""
+        return cls(declaration)
 
     def __call__(self, count: Any) -> Any:
         """The value at the step after `count` steps."""
@@ -78,3 +85,57 @@ def schedule(function: Callable[_P, Callable[[Any], Any]]) -> Callable[_P, Decla
         return made
 
     return publish(build, builder)
+
+
+def evaluated(tx: _D) -> _D:
+    """A transformation with the values that its functions of nothing have now.
+
+    A hyperparameter may be a function of nothing, ``sgd(lambda: rate)``. :func:`make_step` calls it
+    before each step and hands the compiled step its value as an array; so does
+    ``step(evaluated(tx), ...)`` with a step of your own that takes `tx` as an argument. Without
+    this, a compiled step that finds such a function calls it by a callback to the host: right in
+    any loop, but slower, and not to be had in an exported program.
+
+    Args:
+        tx: a transformation, or a schedule.
+
+    Returns:
+        `tx` with arrays in the place of what the functions return, for the same state; `tx` itself
+        if it has none.
+
+    >>> import gradtx
+    >>> rate = 0.5
+    >>> tx = gradtx.sgd(lambda: rate)
+    >>> step = jax.jit(lambda tx, p, s: gradtx.apply_gradients(tx, 1.0, p, s)[0])
+    >>> float(step(evaluated(tx), 1.0, tx.init(1.0)))
+    0.5
+    >>> rate = 0.25
+    >>> float(step(evaluated(tx), 1.0, tx.init(1.0)))
+    0.75
+    """
+    declaration = tx.declaration
+    if declaration is None or not has_current(tx):
+        return tx
+    leaves, treedef = _parts(declaration)
+    new = [
+        evaluated(x) if isinstance(x, Declared) else x.evaluated() if isinstance(x, Current) else x
+        for x in leaves
+    ]
+    remade: Any = type(tx)
+    arguments: Any = jax.tree.unflatten(treedef, new)
+    return remade.declared(Declaration(declaration.builder, arguments))
+
+
+def has_current(tx: Declared) -> bool:
+    """Whether a hyperparameter somewhere in `tx` is a function of nothing."""
+    leaves = [] if tx.declaration is None else _parts(tx.declaration)[0]
+    return any(
+        isinstance(x, Current) or (isinstance(x, Declared) and has_current(x)) for x in leaves
+    )
+
+
+def _parts(declaration: Declaration) -> tuple[list[Any], Any]:
+    """The arguments, with what is declared itself and functions of nothing as leaves."""
+    return jax.tree.flatten(
+        declaration.arguments, is_leaf=lambda x: isinstance(x, Declared | Current)
+    )

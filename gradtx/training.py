@@ -15,6 +15,7 @@ from gradtx.pair import (
 )
 from gradtx.paths import Where, aligned, is_leaf, path_string, select
 from gradtx.rows import is_rows
+from gradtx.scheduling import evaluated, has_current
 from gradtx.types import Params, PyTree, State, Updates
 
 
@@ -45,6 +46,8 @@ class TrainStep:
         sharding: Shardings | None = None,
     ) -> None:
         self.tx = tx
+        # Looked for once: most optimizers have no function of nothing.
+        self._is_current = has_current(tx)
         self._trainable = trainable
         self._compiled = compiled
         self._sharding = sharding
@@ -67,7 +70,7 @@ class TrainStep:
         if self._sharding is not None:
             _check_places("params", params, self._sharding.params)
             _check_places("state", state, self._sharding.state)
-        return self._compiled(self.tx, params, state, args, extra_args)
+        return self._compiled(self._tx_now(), params, state, args, extra_args)
 
     def init(self, params: Params) -> State:
         """The state for the parameters that are trained, sharded if the step is."""
@@ -84,9 +87,12 @@ class TrainStep:
         tx = replace(self.tx, **hyperparameters)
         return TrainStep(tx, self._trainable, self._compiled, self._sharding)
 
+    def _tx_now(self) -> GradientTransformation:
+        return evaluated(self.tx) if self._is_current else self.tx
+
     def lower(self, params: Params, state: State, *args: Any) -> Any:
         """The step lowered for these arguments, as ``jax.jit(...).lower`` does."""
-        return self._compiled.lower(self.tx, params, state, args, None)
+        return self._compiled.lower(self._tx_now(), params, state, args, None)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.tx!r})"
@@ -154,7 +160,8 @@ def make_step(
     Args:
         loss_fn: ``(params, *args) -> value`` or, with `has_aux`, ``-> (value, aux)``.
         tx: the optimizer; its array hyperparameters are arguments of the compiled step, so that
-            :meth:`TrainStep.replace` changes them without compiling again.
+            :meth:`TrainStep.replace` changes them without compiling again. Those that are functions
+            of nothing are called before each step, and their values are arguments too.
         has_aux: whether `loss_fn` returns something beside the value.
         grad_loss: the cotangent of the value; 1 unless given.
         trainable: which leaves to train, as in :func:`select`.

@@ -13,7 +13,17 @@ ROOT = pathlib.Path(__file__).parent.parent / "gradtx"
 # Lowest first; a module may import from its own layer and from those above it in this list.
 LAYERS = (
     ("types", "checks", "numerics", "rows", "paths", "tree", "search"),
-    ("idle", "declaration", "pair", "scheduling", "engine", "treewise", "config", "inspection"),
+    (
+        "idle",
+        "current",
+        "declaration",
+        "pair",
+        "scheduling",
+        "engine",
+        "treewise",
+        "config",
+        "inspection",
+    ),
     (
         "compose",
         "masking",

@@ -4,10 +4,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
-
 from gradtx.compose import chain
 from gradtx.config import check_depth
+from gradtx.current import Current, current
 from gradtx.groups import partition
 from gradtx.interop.keras_schedules import learning_rate
 from gradtx.interop.reading import Arrays, Leaf, Options, arrays, filled, finite, literal, ordered
@@ -75,8 +74,8 @@ def from_keras(
 
     Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Ftrl, Lamb, Lion, Muon, Nadam, RMSprop, SGD
     and ScheduleFreeAdamW are known, and LossScaleOptimizer and MultiOptimizer around them, with
-    every option of the base class. A learning rate that is a function of nothing becomes an array,
-    its value now; give :func:`replace` the next one. Nothing in a configuration is imported or
+    every option of the base class. A learning rate that is a function of nothing is taken from the
+    optimizer itself; a configuration has only its name. Nothing in a configuration is imported or
     evaluated.
 
     Keras takes the steps of a schedule from the count of micro-batches when it accumulates
@@ -234,8 +233,9 @@ def _single(
 
 def _rate(o: Options, values: Arrays | None, steps: int | None, live: Any) -> Any:
     given = o.take("learning_rate")
-    if isinstance(given, Mapping) and given.get("class_name") == "function" and live is not None:
-        return jnp.asarray(float(live.learning_rate), jnp.float32)
+    own = current(getattr(live, "_learning_rate", None))
+    if isinstance(own, Current):
+        return own
     rate = learning_rate(o.where, given)
     if callable(rate):
         return rate if steps is None else stretch_schedule(rate, stride=steps, offset=steps - 1)

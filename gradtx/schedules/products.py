@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import Count, Number, PositiveCount, check
+from gradtx.current import current
 from gradtx.scheduling import schedule
 from gradtx.types import Schedule
 
@@ -16,7 +17,7 @@ def multiply_schedules(*factors: Any) -> Schedule:
     """The product of schedules and numbers.
 
     Args:
-        factors: schedules, numbers or arrays.
+        factors: schedules, numbers, arrays or functions of nothing.
 
     PyTorch's ChainedScheduler, where each scheduler multiplies the learning rate.
 
@@ -31,6 +32,7 @@ def multiply_schedules(*factors: Any) -> Schedule:
     for factor in factors:
         if not callable(factor):
             check("multiply_schedules", "a factor", factor, Number)
+    factors = tuple(map(current, factors))
 
     def value(count: Any) -> Any:
         product: Any = 1.0

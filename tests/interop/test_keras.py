@@ -213,13 +213,22 @@ def test_variables_excluded_from_weight_decay():
         np.testing.assert_allclose(mine, theirs, rtol=1e-5)
 
 
-def test_a_learning_rate_that_is_a_function_is_an_array_now():
-    def rate():
-        return 0.25
+def test_a_learning_rate_that_is_a_function_is_asked_at_each_step():
+    rates = [0.25]
 
-    tx = from_keras(KO.SGD(rate))
-    assert isinstance(tx.declaration.arguments["learning_rate"], jax.Array)
-    assert float(gradtx.hyperparams(tx)["learning_rate"]) == 0.25
+    def rate():
+        return rates[0]
+
+    optimizer, variables = built(KO.SGD(rate, momentum=0.9, weight_decay=0.5))
+    gs = gradients(3)
+    params = train(optimizer, variables, gs[:1])
+    tx, state = from_keras(optimizer, params)
+    for rates[0], g in zip((0.5, 0.125), gs[1:], strict=True):
+        params, state = gradtx.apply_gradients(tx, g, params, state)
+        for mine, theirs in zip(params, train(optimizer, variables, [g]), strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match="the schedule 'function' is not known"):
+        from_keras(KO.serialize(optimizer))
 
 
 def test_the_learning_rate_in_force_is_taken():

@@ -1,0 +1,81 @@
+"""Hyperparameters that are functions of nothing: their value at each step is what they return."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import io_callback
+
+
+@jax.tree_util.register_pytree_node_class
+class Current:
+    """A function of nothing as a schedule, whatever the step is.
+
+    Args:
+        function: ``() -> value``, a number or an array of one entry.
+        value: what it returned; the step then uses this. Where it is None the function is called
+            by the step itself, compiled or not, through a callback to the host.
+
+    >>> Current(lambda: 0.5)(7)
+    Array(0.5, dtype=float32)
+    """
+
+    def __init__(self, function: Callable[[], Any], value: Any = None) -> None:
+        self.function = function
+        self.value = value
+
+    @property
+    def __name__(self) -> str:
+        return getattr(self.function, "__name__", repr(self.function))
+
+    def __call__(self, count: Any) -> Any:
+        """The value now."""
+        del count
+        if self.value is not None:
+            return self.value
+        # Not a pure callback: that may be called once for all the turns of a loop.
+        kind = jax.ShapeDtypeStruct((), jnp.result_type(float))
+        return io_callback(lambda: self._now(kind.dtype), kind)
+
+    def evaluated(self) -> "Current":
+        """The same with the value that it has now."""
+        return Current(self.function, jnp.asarray(self._now(jnp.result_type(float))))
+
+    def _now(self, dtype: Any) -> np.ndarray:
+        value = np.asarray(self.function())
+        if value.size != 1 or not jnp.issubdtype(value.dtype, jnp.number):
+            raise TypeError(f"{self.__name__} must return one number, not {value!r:.80}")
+        return value.astype(dtype).reshape(())
+
+    def tree_flatten(self) -> tuple[tuple[Any], Callable[[], Any]]:
+        return (self.value,), self.function
+
+    @classmethod
+    def tree_unflatten(cls, function: Callable[[], Any], children: Any) -> "Current":
+        return cls(function, *children)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Current):
+            return NotImplemented
+        return self.function == other.function and self.value is other.value
+
+    def __hash__(self) -> int:
+        return hash(self.function)
+
+    def __repr__(self) -> str:
+        return self.__name__
+
+
+def current(value: Any) -> Any:
+    """`value`, as a schedule if it is a function of nothing."""
+    return Current(value) if callable(value) and _takes_nothing(value) else value
+
+
+def _takes_nothing(function: Callable[..., Any]) -> bool:
+    try:
+        return not inspect.signature(function).parameters
+    except (ValueError, TypeError):  # a builtin does not tell
+        return False
