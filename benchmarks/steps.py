@@ -3,10 +3,11 @@
 python -m benchmarks.steps [LABEL or EXPRESSION ...]
 """
 
+import math
 import statistics
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +16,14 @@ from benchmarks.pairs import Library, Pair, chosen, libraries
 from benchmarks.tables import markdown, size
 from benchmarks.timing import Donated, interleaved, ratio
 
-PARAMETERS = 1 << 24
+SHAPE = (4096, 4096)
+PARAMETERS = math.prod(SHAPE)
 ALLOCATIONS = 6
 ROUNDS = 7  # on each allocation
 
 
 def gradient() -> jax.Array:
-    return jax.random.normal(jax.random.key(0), (PARAMETERS,))
+    return jax.random.normal(jax.random.key(0), SHAPE)
 
 
 def compiled(library: Library, params: Any) -> Any:
@@ -42,34 +44,59 @@ def stream(params: jax.Array, state: Any) -> tuple[Any, list[jax.Array]]:
     return jax.jit(touch, donate_argnums=0).lower(carry, params).compile(), carry
 
 
-def measure(pair: Pair, rounds: int) -> list[object]:
+class Measured(NamedTuple):
+    """Temporary bytes of each library's step, and the seconds of every step taken, by name."""
+
+    temporary: dict[str, int]
+    seconds: dict[str, list[float]]
+
+    def ms(self, name: str) -> float:
+        return 1e3 * statistics.median(self.seconds[name])
+
+    def ratio(self, of: str, to: str) -> float:
+        return ratio(self.seconds[of], self.seconds[to])
+
+
+def measure(pair: Pair, rounds: int, streamed: bool = False) -> Measured:
+    """Both libraries' steps, and on request a pass over the same bytes, in turns."""
     params = gradient()
-    ours, theirs = libraries(pair)
-    ours_step, theirs_step = (compiled(library, params) for library in (ours, theirs))
-    streaming, carry = stream(params, jax.eval_shape(theirs.tx.init, params))
-    make: list[tuple[str, Callable[[], Donated]]] = [
-        ("gradtx", lambda: Donated(ours_step, (params, ours.tx.init(params)), params)),
-        ("optax", lambda: Donated(theirs_step, (params, theirs.tx.init(params)), params)),
-        ("stream", lambda: Donated(streaming, (carry,), params)),
-    ]
-    seconds: dict[str, list[float]] = {name: [] for name, _ in make}
+    make: dict[str, Callable[[], Donated]] = {}
+    temporary = {}
+    for library in libraries(pair):
+        step = compiled(library, params)
+        temporary[library.name] = step.memory_analysis().temp_size_in_bytes
+
+        def fresh(library: Library = library, step: Any = step) -> Donated:
+            return Donated(step, (params, library.tx.init(params)), params)
+
+        make[library.name] = fresh
+    if streamed:
+        streaming, carry = stream(params, jax.eval_shape(library.tx.init, params))
+        make["stream"] = lambda: Donated(streaming, (carry,), params)
+
+    names = list(make)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(ALLOCATIONS):
         # Where the arrays come to lie in memory moves the time of one and the same program by 5 %:
         # lay them out anew, in another order, several times.
-        order = make[turn % 3 :] + make[: turn % 3]
-        for name, times in interleaved({name: new() for name, new in order}, rounds).items():
+        first = turn % len(names)
+        order = names[first:] + names[:first]
+        for name, times in interleaved({name: make[name]() for name in order}, rounds).items():
             seconds[name] += times
-    ms = {name: 1e3 * statistics.median(times) for name, times in seconds.items()}
+    return Measured(temporary, seconds)
+
+
+def row(pair: Pair, rounds: int) -> list[object]:
+    found = measure(pair, rounds, streamed=True)
     return [
         pair.label,
-        size(ours_step.memory_analysis().temp_size_in_bytes),
-        size(theirs_step.memory_analysis().temp_size_in_bytes),
-        ms["gradtx"],
-        ms["optax"],
-        ratio(seconds["optax"], seconds["gradtx"]),
-        1e6 * ms["gradtx"] / PARAMETERS,
-        ratio(seconds["gradtx"], seconds["stream"]),
-        ratio(seconds["optax"], seconds["stream"]),
+        *(size(found.temporary[name]) for name in ("gradtx", "optax")),
+        found.ms("gradtx"),
+        found.ms("optax"),
+        found.ratio("optax", "gradtx"),
+        1e6 * found.ms("gradtx") / PARAMETERS,
+        found.ratio("gradtx", "stream"),
+        found.ratio("optax", "stream"),
     ]
 
 
@@ -87,7 +114,7 @@ def table(pairs: list[Pair], rounds: int = ROUNDS) -> str:
             "over streaming",
             "over streaming, optax",
         ],
-        [measure(pair, rounds) for pair in pairs if pair.optax],
+        [row(pair, rounds) for pair in pairs if pair.optax],
     )
 
 
