@@ -16,7 +16,7 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 QUICK = ("adamw", "named_chain", "lbfgs", "muon")  # a custom node, a closure, branches, products
 every = pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=() if n in QUICK else pytest.mark.long) for n in sorted(CATALOGUE)],
+    [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in sorted(CATALOGUE)],
 )
 
 

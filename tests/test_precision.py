@@ -90,6 +90,7 @@ OTHER_SETTINGS = {
     "dadapt_adamw": lambda: gradtx.dadapt_adamw(_decaying(0.1), estim_lr0=0.1),
     "dowg": lambda: gradtx.dowg(init_estim_sq_dist=0.01),
     "galore": lambda: gradtx.galore(0.1, rank=4, update_proj_gap=100),
+    "injected": lambda: gradtx.inject_hyperparams(gradtx.adam)(_decaying(0.1)),
     "lars": lambda: gradtx.lars(0.3, weight_decay=0.01, trust_coefficient=0.1),
     "prodigy": lambda: gradtx.prodigy(_decaying(1.0), estim_lr0=0.05),
 }
@@ -180,7 +181,7 @@ PLACED = ("adagrad_da", "asam", "cocob", "ftrl", "gsam", "lookahead", "madgrad",
 TURNING = ("galore", "lion", "mars_lion")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_bfloat16_follows_float32(name):
     """A run: at every step within 2 % of the start; in the end within 10 %, and 0.1 % of the start.

@@ -36,7 +36,7 @@ def carried(ours, theirs, p, gs):
 
 @pytest.mark.parametrize(
     "name",
-    [n if n in EVERYDAY else pytest.param(n, marks=pytest.mark.long) for n in TWINS],
+    [n if n in EVERYDAY else pytest.param(n, marks=pytest.mark.slow) for n in TWINS],
 )
 def test_there_and_back(name):
     entry = CATALOGUE[name]
