@@ -87,6 +87,18 @@ def ema(new: Array, old: Array, decay: Any) -> Array:
     return decay * old + (1 - decay) * new
 
 
+def cube_root(x: Array) -> Array:
+    """The cube root of numbers that are not negative, to 2e-6 in float32.
+
+    By a logarithm, which is computed for many entries at once: XLA for CPUs calls the C library's
+    ``cbrt`` for one entry after the other, which takes fifteen times as long.
+
+    >>> cube_root(jnp.array([0.0, 8.0])).round(5).tolist()
+    [0.0, 2.0]
+    """
+    return jnp.exp(jnp.log(x) / 3)
+
+
 def divide(x: Array, y: Array) -> Array:
     """``x / y``, and 0 where `y` is 0.
 
@@ -116,8 +128,8 @@ def after(x: Any, first: Array) -> Array:
     An array that is overwritten in place is copied if something else still reads it. What
     overwrites it is therefore made to wait: for a sum over the old values, or, entry by entry, for
     another new slot. It also keeps XLA from storing what two kernels have in common, where each can
-    compute it: a constant too, since its sums are library calls, before which it writes a constant
-    that occurs twice out to the size of the leaf. Other chips need no order, and get none.
+    compute it: a number too, since its sums are library calls, before which it writes a number that
+    occurs twice, be it for two leaves, out to their size. Other chips need no order, and get none.
     """
     x = x if hasattr(x, "dtype") else jnp.asarray(x, real_dtype(first.dtype))
 
@@ -166,6 +178,12 @@ class Step:
     def __init__(self, count: Array, dtype: DType) -> None:
         self.number = count.astype(dtype)
         self._made: dict[Any, tuple[Any, Array]] = {}
+        self._others = 0
+
+    def another(self) -> Array:
+        """A number that nobody else gets, for `after`: what leaves have in common is stored."""
+        self._others += 1
+        return self.number + self._others
 
     def once(self, name: str, key: Any, make: Callable[[], Array]) -> Array:
         """What `make` returns, computed when first asked for by this name and key."""

@@ -101,9 +101,10 @@ def dadapt_adamw(
     def rule(g: list[Array], s: Any, t: Step, p: list[Array]) -> Any:
         correction = jnp.sqrt(t.bias_correction(b2)) / t.bias_correction(b1)
         rate = s.estim_lr * learning_rate * correction
-        # On CPU XLA would make an array of eps for this and for the directions.
-        own = after(eps, rate)
-        scaled = jax.tree.map(lambda a, v: a / (jnp.sqrt(v) + own), s.grad_sum, s.exp_avg_sq)
+        # On CPU XLA would make one array of eps for all leaves and for the directions.
+        scaled = jax.tree.map(
+            lambda a, v: a / (jnp.sqrt(v) + after(eps, t.another())), s.grad_sum, s.exp_avg_sq
+        )
         product = tree.vdot(g, scaled).real
         numerator = ema(rate * product, s.numerator_weighted, b)
         g = [after(x, product) for x in g]  # what follows overwrites the slots

@@ -71,7 +71,7 @@ def scale_by_lamb(
                 u = mu * after(t.debiasing(b1), known) / (root + after(eps, known))
                 return u if plain else u + after(strength, known) * p
 
-            size, length = norm(p), norm(direction(t.number))
+            size, length = norm(p), norm(direction(t.another()))
             return direction(length) * trust_ratio(size, length), {"mu": mu, "nu": nu}
 
         return leafwise(ScaleByAdamState, slots, rule)

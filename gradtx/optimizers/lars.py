@@ -54,11 +54,14 @@ def scale_by_lars(
         plain = isinstance(strength, float | int) and strength == 0
 
         def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
-            size, length = norm(p), norm(g if plain else g + strength * p)
-            # Computed again when the norm is known: XLA would store it for two readers.
-            decayed = g if plain else g + after(strength, length) * p
+            def decayed(known: Array) -> Array:
+                # Computed again when the norm is known: XLA would store it for two readers.
+                return g if plain else g + after(strength, known) * p
+
+            size = norm(p)
+            length = norm(decayed(size))
             ratio = trust_ratio(size, length, trust_coefficient, eps)
-            return decayed * (ratio if by_ratio else 1), {}
+            return decayed(length) * (ratio if by_ratio else 1), {}
 
         return leafwise(EmptyState, None, rule)
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from gradtx.checks import Fraction, NonNegative
 from gradtx.compose import chain
 from gradtx.engine import elementwise
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, compute_dtype, zeros_like
+from gradtx.numerics import Step, abs_sq, accumulator_dtype, compute_dtype, cube_root, zeros_like
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.types import Array, Counter, Slots
@@ -69,7 +69,7 @@ def scale_by_madgrad(
     def rule(g: Array, s: Any, t: Step, p: Array) -> Any:
         weight = (learning_rate + eps) * jnp.sqrt(t.number)
         squares, dual = s.grad_sum_sq + weight * abs_sq(g), s.s + weight * g
-        z = s.x0 - dual / (jnp.cbrt(squares) + eps)
+        z = s.x0 - dual / (cube_root(squares) + eps)
         return (1 - momentum) * (z - p), {"grad_sum_sq": squares, "s": dual, "x0": s.x0}
 
     return elementwise(MadgradState, slots, rule)

@@ -214,7 +214,9 @@ def momo_adam(
         barf, gamma = ema(value, s.barf, b1), ema(_dot(g, p), s.gamma, b1)
         root = jnp.sqrt(t.bias_correction(b2))
         small = eps * root
-        scaled = jax.tree.map(lambda m, v: m / (small + jnp.sqrt(v)), mean, square)
+        scaled = jax.tree.map(
+            lambda m, v: m / (after(small, t.another()) + jnp.sqrt(v)), mean, square
+        )
         norm_sq = root * _dot(mean, scaled)
         shrink = 1 + learning_rate * weight_decay
         bound = lower_bound if adapt_lower_bound else None

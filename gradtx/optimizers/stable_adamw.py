@@ -69,9 +69,14 @@ def scale_by_stable_adamw(
         def rule(g: Array, s: Any, t: Step, p: Array) -> Any:
             mu, nu = ema(g, s.mu, b1), ema(abs_sq(g), s.nu, b2)
             tiny = jnp.finfo(nu.dtype).tiny  # for an eps of 0
-            floor = jnp.maximum(debias(nu, b2, t), jnp.maximum(eps * eps, tiny))
-            excess = rms(g / jnp.sqrt(floor))
-            square = nu * after(t.debiasing(b2), excess)
+            floor = jnp.maximum(eps * eps, tiny)
+
+            def corrected(known: Array) -> Array:
+                return nu * after(t.debiasing(b2), known)
+
+            own = t.another()
+            excess = rms(g / jnp.sqrt(jnp.maximum(corrected(own), after(floor, own))))
+            square = corrected(excess)
             root = jnp.sqrt(jnp.where(square > 0, square, jnp.inf)) + eps
             direction = debias(mu, b1, t) / root + strength * p
             return direction * (1 / jnp.maximum(1, excess)), {"mu": mu, "nu": nu}

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from gradtx import tree
 from gradtx.checks import NonNegative, Positive, PositiveCount
 from gradtx.engine import parameter
-from gradtx.numerics import cast, divide, increment, scalar_dtype, widen
+from gradtx.numerics import Step, after, cast, divide, increment, scalar_dtype, widen
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -125,8 +125,11 @@ def mechanize(
             weight_decay * factor * tree.global_norm(updates), tree.global_norm(params) + eps
         )
         back = _map(lambda p, x: None if p is None else widen(x) - widen(p), params, x0)
+        step = Step(state.count, decay.dtype)
         pulled = _map(
-            lambda g, p: None if g is None else widen(g) + decay * widen(p), updates, params
+            lambda g, p: None if g is None else widen(g) + after(decay, step.another()) * widen(p),
+            updates,
+            params,
         )
         h = tree.vdot(pulled, back).real / (factor + eps)
         s, learned = _learned(state, h)
