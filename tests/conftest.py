@@ -5,7 +5,12 @@ import os
 import hypothesis
 import jaxlib
 
-flags = [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
+flags = [
+    os.environ.get("XLA_FLAGS", ""),
+    "--xla_force_host_platform_device_count=8",
+    # After 40 s XLA takes a virtual device that waits for its core for lost, and ends the process.
+    "--xla_cpu_collective_call_terminate_timeout_seconds=1200",
+]
 # Tests compile thousands of small programs and run each a few times: the older code generator
 # without optimization takes half the time. With GRADTX_CODEGEN=default it is the one that users
 # have, as in one step of

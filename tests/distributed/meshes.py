@@ -1,12 +1,14 @@
 """Meshes of the eight virtual devices, and what tests do on them."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from benchmarks.hlo import by_kind, collectives
 
 P = PartitionSpec
+N = 8
 
 
 def mesh(**axes):
@@ -28,3 +30,49 @@ def counted(compiled):
 def all_lie_on(tree, shardings):
     same = jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), tree, shardings)
     return jax.tree.all(same)
+
+
+def params(dtype=jnp.float32):
+    rng = np.random.default_rng(0)
+    return {
+        "b": jnp.asarray(rng.normal(size=3), dtype),
+        "w": jnp.asarray(rng.normal(size=(2, 3)), dtype),
+    }
+
+
+def batch(dtype=jnp.float32, examples=16):
+    rng = np.random.default_rng(1)
+    x = jnp.asarray(rng.normal(size=(examples, 2)), dtype)
+    return x, jnp.asarray(rng.normal(size=(examples, 3)), dtype)
+
+
+def loss(p, x, y):
+    return jnp.mean((jnp.tanh(x @ p["w"] + p["b"]) - y) ** 2)
+
+
+def split(data):
+    """A part of a batch for each device."""
+    return jax.tree.map(lambda x: x.reshape(N, -1, *x.shape[1:]), data)
+
+
+def under_pmap(function, p, data):
+    """What device 0 has at the end."""
+    out = jax.pmap(lambda d: function(p, d), axis_name="data")(split(data))
+    return jax.tree.map(lambda x: x[0], out)
+
+
+def under_vmap(function, p, data):
+    """The same program on one device, for all of them."""
+    out = jax.vmap(lambda d: function(p, d), axis_name="data")(split(data))
+    return jax.tree.map(lambda x: x[0], out)
+
+
+def under_shard_map(function, p, data, check_vma=False):
+    specs = {"in_specs": (P(), P("data")), "out_specs": P(), "check_vma": check_vma}
+    return jax.jit(jax.shard_map(function, mesh=mesh(data=N), **specs))(p, data)
+
+
+def under_jit(function, p, data):
+    """With sharded arrays: the program is that of one device."""
+    m = mesh(data=N)
+    return jax.jit(function)(*jax.device_put((p, data), (on(m), on(m, "data"))))

@@ -10,47 +10,29 @@ import pytest
 
 import gradtx
 from gradtx.distributed.axes import keeps_account
-from tests.catalogue import CATALOGUE
-from tests.distributed.meshes import P, counted, mesh
-
-N = 8
-NAMES = sorted(set(CATALOGUE) - {"aggregate"})
-
-
-def params(dtype=jnp.float32):
-    rng = np.random.default_rng(0)
-    return {
-        "b": jnp.asarray(rng.normal(size=3), dtype),
-        "w": jnp.asarray(rng.normal(size=(2, 3)), dtype),
-    }
-
-
-def batch(dtype=jnp.float32, examples=16):
-    rng = np.random.default_rng(1)
-    x = jnp.asarray(rng.normal(size=(examples, 2)), dtype)
-    return x, jnp.asarray(rng.normal(size=(examples, 3)), dtype)
+from tests.distributed.meshes import (
+    N,
+    P,
+    batch,
+    counted,
+    loss,
+    mesh,
+    params,
+    split,
+    under_pmap,
+    under_shard_map,
+    under_vmap,
+)
 
 
-def loss(p, x, y):
-    return jnp.mean((jnp.tanh(x @ p["w"] + p["b"]) - y) ** 2)
-
-
-def run(tx, p, data, *, axis=None, steps=2, weight=None):
-    """Some steps on one device's data; the value of the loss is that of all devices' data."""
-
-    def everywhere(p):
-        value = loss(p, *data)
-        return value if axis is None else jax.lax.pmean(value, axis)
+def run(tx, p, data, *, axis=None, steps=2):
+    """Some steps on one device's data."""
 
     def step(carry, _):
         p, state = carry
         # The local gradient also where shard_map would sum it over the devices.
         local = p if axis is None else vary(p, axis)
-        g = jax.grad(loss)(local, *data)
-        extra = {"value": everywhere(p), "grad": g, "value_fn": everywhere}
-        if weight is not None:
-            extra["weight"] = weight
-        updates, state = tx.update(g, state, p, **extra)
+        updates, state = tx.update(jax.grad(loss)(local, *data), state, p)
         return (gradtx.apply_updates(p, updates), state), None
 
     return jax.lax.scan(step, (p, tx.init(p)), length=steps)[0][0]
@@ -62,26 +44,6 @@ def vary(p, axis):
     if hasattr(jax.lax, "pcast"):
         return jax.tree.map(lambda x: jax.lax.pcast(x, axis, to="varying"), p)
     return jax.lax.pvary(p, axis)
-
-
-def split(data):
-    return jax.tree.map(lambda x: x.reshape(N, -1, *x.shape[1:]), data)
-
-
-def under_pmap(function, p, data):
-    """What device 0 has at the end."""
-    out = jax.pmap(lambda d: function(p, d), axis_name="data")(split(data))
-    return jax.tree.map(lambda x: x[0], out)
-
-
-def under_vmap(function, p, data):
-    out = jax.vmap(lambda d: function(p, d), axis_name="data")(split(data))
-    return jax.tree.map(lambda x: x[0], out)
-
-
-def under_shard_map(function, p, data, check_vma=False):
-    specs = {"in_specs": (P(), P("data")), "out_specs": P(), "check_vma": check_vma}
-    return jax.jit(jax.shard_map(function, mesh=mesh(data=N), **specs))(p, data)
 
 
 checked = functools.partial(under_shard_map, check_vma=True)
@@ -111,18 +73,6 @@ def test_equals_one_device_on_the_whole_batch(way, place):
             updates, state = adamw.update(mean_of_clipped(gs), state, want)
             want = gradtx.apply_updates(want, updates)
     chex.assert_trees_all_close(got, want, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", NAMES)
-def test_the_whole_catalogue_in_double_precision(name):
-    with jax.enable_x64(True):
-        tx, p, data = CATALOGUE[name].make(), params(jnp.float64), batch(jnp.float64)
-        want = jax.jit(functools.partial(run, tx))(p, data)
-        many = functools.partial(run, gradtx.chain(gradtx.aggregate("data"), tx), axis="data")
-        for way in (under_pmap, under_shard_map):
-            got = way(many, p, data)
-            chex.assert_trees_all_close(got, want, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("way", ["pmap", "vmap", "shard_map"])

@@ -278,7 +278,7 @@ class TestBadInput:
             jax.vmap(lambda g: tx.update({"w": g}, state)[0], axis_name="data")(jnp.ones((2, 2)))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["none", *FORMS])
 def test_digits_are_learnt_as_well(name, tmp_path):
     """Within 0.3 points of the accuracy without compression."""

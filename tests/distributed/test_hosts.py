@@ -17,7 +17,7 @@ PROGRAM = [sys.executable, str(ROOT / "examples" / "distributed.py")]
 TIMEOUT = 10
 PATIENCE = 1200  # for a busy machine; what is asserted of failing in time is much less
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 
 def environment():

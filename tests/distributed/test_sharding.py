@@ -78,7 +78,7 @@ def test_zero_divides_what_is_large(name):
             assert "data" in jax.tree.leaves(tuple(spec)), (x, spec)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_sharded_run_is_the_run_on_one_device(name):
     """Two steps with `zero`: state made in its sharding, kept there, and the same numbers."""

@@ -1,0 +1,92 @@
+"""The whole catalogue on eight devices, in three ways: each the run on one device."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import pytest
+
+import gradtx
+from tests.catalogue import CATALOGUE
+from tests.distributed.meshes import (
+    batch,
+    loss,
+    params,
+    under_jit,
+    under_pmap,
+    under_shard_map,
+    under_vmap,
+)
+
+# These round what each device sends, to float32 or less: one device does the same for all of them.
+ROUNDED = {n for n in CATALOGUE if n.startswith("aggregate_")}
+# These add noise to a device's own sum: it is that of the whole batch only where there is one.
+NOISY = {"differentially_private", "differentially_private_aggregate", "dpsgd"}
+
+
+def gradients(p, *data, examples):
+    """Of the batch, or of each of its examples."""
+    if not examples:
+        return jax.grad(loss)(p, *data)
+    return jax.vmap(lambda *one: jax.grad(loss)(p, *(x[None] for x in one)))(*data)
+
+
+def over_devices(axis, *data):
+    """The loss on all devices' data, with a gradient that is the mean over them too.
+
+    JAX gives each device the gradient of its own loss. A line search then decides on each for
+    itself, and the devices wait for each other for ever.
+    """
+
+    @jax.custom_jvp
+    def value(p):
+        return jax.lax.pmean(loss(p, *data), axis)
+
+    @value.defjvp
+    def _(primals, tangents):
+        g = jax.lax.pmean(jax.grad(loss)(*primals, *data), axis)
+        along = jax.tree.map(jnp.vdot, g, *tangents)
+        return value(*primals), sum(jax.tree.leaves(along))
+
+    return value
+
+
+def run(name, axis, p, data):
+    """Two steps on one device's data, aggregated over `axis` if there is one."""
+    tx, examples = CATALOGUE[name].make(), CATALOGUE[name].examples
+    value_fn = functools.partial(loss, x=data[0], y=data[1])
+    if axis is not None:
+        value_fn = over_devices(axis, *data)
+        links = [tx] if name in ROUNDED else [gradtx.aggregate(axis), tx]
+        tx = gradtx.chain(*(reversed(links) if examples else links))
+
+    def step(carry, _):
+        p, state = carry
+        g = gradients(p, *data, examples=examples)
+        extra = {"value": value_fn(p), "grad": jax.grad(value_fn)(p), "value_fn": value_fn}
+        updates, state = tx.update(g, state, p, **extra)
+        return (gradtx.apply_updates(p, updates), state), None
+
+    return jax.lax.scan(step, (p, tx.init(p)), length=2)[0][0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(CATALOGUE))
+def test_equals_the_run_on_one_device(name):
+    alone, shared = functools.partial(run, name, None), functools.partial(run, name, "data")
+    for dtype, tolerance in ((jnp.float64, 1e-12), (jnp.float32, 1e-5)):
+        with jax.enable_x64(dtype is jnp.float64):
+            p, data = params(dtype), batch(dtype)
+            want = jax.jit(alone)(p, data)
+            found = {"jit": under_jit(alone, p, data)}
+            if name in ROUNDED:
+                want = jax.jit(functools.partial(under_vmap, shared))(p, data)
+                tolerance, found = 1e-5, {}
+            if name not in NOISY:
+                found["pmap"] = under_pmap(shared, p, data)
+                found["shard_map"] = under_shard_map(shared, p, data)
+            for way, got in found.items():
+                chex.assert_trees_all_close(
+                    got, want, rtol=tolerance, atol=tolerance, custom_message=f"{way}, {dtype}"
+                )
