@@ -5,10 +5,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradtx.numerics import cast, widen
+from gradtx.compose import chain
+from gradtx.numerics import after, cast, widen
+from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs, transformation
 from gradtx.paths import aligned, is_leaf, leaves_with_path, path_string
 from gradtx.rows import add_rows, is_rows
-from gradtx.types import Array, Params, PyTree, Updates
+from gradtx.types import Array, Params, PyTree, State, Updates
 
 
 def apply_updates(params: Params, updates: Updates) -> Params:
@@ -30,6 +32,48 @@ def apply_updates(params: Params, updates: Updates) -> Params:
     {'b': 1.0, 'w': Array([1., 1.], dtype=float32)}
     """
     return _each(_add, params, updates)
+
+
+@transformation
+def kept_until_applied(slot: str, *links: GradientTransformation) -> GradientTransformation:
+    """A chain that overwrites a slot when the new parameters are computed, and not before.
+
+    It is for a direction that reads the old value of a slot. XLA for CPUs copies such a slot, since
+    nothing tells it to compute the new parameters first; waiting for the sum that `apply_updates`
+    will take tells it. Where no parameters are given, or others follow, nothing changes.
+
+    Args:
+        slot: the slot's name, a field of one link's state.
+        links: what is chained.
+    """
+    tx = chain(*links)
+
+    def wait(path: str, new: Any, p: Any, u: Any) -> Any:
+        if u is None or is_rows(u) or not hasattr(new, "dtype"):
+            return new
+        return after(new, _add(path, p, u))
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        updates, state = tx.update(updates, state, params, **extra_args)
+        if params is None:
+            return updates, state
+        leaves, treedef = leaves_with_path(updates)
+
+        def kept(part: State) -> State:
+            if slot not in getattr(part, "_fields", ()):
+                return part
+            columns = (
+                aligned("updates and slots or parameters are different trees", updates, treedef, x)
+                for x in (getattr(part, slot), params)
+            )
+            new = [wait(path_string(k), *x, u) for (k, u), *x in zip(leaves, *columns, strict=True)]
+            return part._replace(**{slot: treedef.unflatten(new)})
+
+        return updates, tuple(kept(part) for part in state)
+
+    return GradientTransformationExtraArgs(tx.init, update)
 
 
 def _add(path: str, p: Any, u: Any) -> Any:

@@ -4,8 +4,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from gradtx.apply import kept_until_applied
 from gradtx.checks import Decay, NonNegative
-from gradtx.compose import chain
 from gradtx.engine import elementwise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, ema, zeros_like
 from gradtx.optimizers.adabelief import ScaleByBeliefState
@@ -98,7 +98,8 @@ def acprop(
     >>> acprop(1e-3)
     acprop(learning_rate=0.001, b1=0.9, b2=0.999, eps=1e-16, eps_root=1e-16, weight_decay=0.0)
     """
-    return chain(
+    return kept_until_applied(
+        "nu",
         scale_by_acprop(b1, b2, eps, eps_root),
         add_decayed_weights(weight_decay, mask),
         scale_by_learning_rate(learning_rate),

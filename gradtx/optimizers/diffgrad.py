@@ -4,8 +4,8 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from gradtx.apply import kept_until_applied
 from gradtx.checks import Decay, NonNegative
-from gradtx.compose import chain
 from gradtx.engine import elementwise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, replace_slot, zeros_like
 from gradtx.pair import GradientTransformation, optimizer, transformation
@@ -111,7 +111,8 @@ def diffgrad(
     >>> diffgrad(1e-3)
     diffgrad(learning_rate=0.001, b1=0.9, b2=0.999, eps=1e-08, weight_decay=0.0)
     """
-    return chain(
+    return kept_until_applied(
+        "previous",
         scale_by_diffgrad(b1, b2, eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
         add_decayed_weights(weight_decay, mask),
         scale_by_learning_rate(learning_rate),

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from gradtx.apply import kept_until_applied
 from gradtx.checks import Decay, NonNegative, Number
-from gradtx.compose import chain
 from gradtx.engine import elementwise
 from gradtx.numerics import zeros_like
 from gradtx.optimizers.adam import scale_by_adam
@@ -110,7 +110,11 @@ def optimistic_gradient_descent(
     >>> optimistic_gradient_descent(0.1)
     optimistic_gradient_descent(learning_rate=0.1, alpha=1.0, beta=1.0)
     """
-    return chain(scale_by_optimistic_gradient(alpha, beta), scale_by_learning_rate(learning_rate))
+    return kept_until_applied(
+        "previous_gradient",
+        scale_by_optimistic_gradient(alpha, beta),
+        scale_by_learning_rate(learning_rate),
+    )
 
 
 @optimizer
@@ -146,7 +150,8 @@ def optimistic_adam(
 
     >>> tx = optimistic_adam(1e-3, optimism=5e-4)
     """
-    return chain(
+    return kept_until_applied(
+        "previous_gradient",
         scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov),
         scale_by_optimistic_gradient(
             alpha=learning_rate, beta=learning_rate if optimism is None else optimism
@@ -189,7 +194,8 @@ def optimistic_adam_v2(
 
     >>> tx = optimistic_adam_v2(lambda count: 1e-3 / (1 + count))
     """
-    return chain(
+    return kept_until_applied(
+        "previous_gradient",
         scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov),
         scale_by_optimistic_gradient(alpha=alpha, beta=beta),
         scale_by_learning_rate(learning_rate),
