@@ -64,11 +64,14 @@ def kept_until_applied(slot: str, *links: GradientTransformation) -> GradientTra
         def kept(part: State) -> State:
             if slot not in getattr(part, "_fields", ()):
                 return part
-            columns = (
-                aligned("updates and slots or parameters are different trees", updates, treedef, x)
-                for x in (getattr(part, slot), params)
+            problem = "updates and slots or parameters are different trees"
+            slots, values = (
+                aligned(problem, updates, treedef, x) for x in (getattr(part, slot), params)
             )
-            new = [wait(path_string(k), *x, u) for (k, u), *x in zip(leaves, *columns, strict=True)]
+            new = [
+                wait(path_string(k), x, p, u)
+                for (k, u), x, p in zip(leaves, slots, values, strict=True)
+            ]
             return part._replace(**{slot: treedef.unflatten(new)})
 
         return updates, tuple(kept(part) for part in state)

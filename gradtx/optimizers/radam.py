@@ -97,8 +97,8 @@ def scale_by_radam(
         squared = (rho - 4) * (rho - 2) * end / ((end - 4) * (end - 2) * rho)
         r = jnp.sqrt(jnp.where(ready, squared, 1))
         added = numerics.epsilon_hat(eps, b2, t) if epsilon_hat else eps
-        adapted = r * m / (jnp.sqrt(debias(nu, b2, t) + eps_root) + added)
-        return jnp.where(ready, adapted, m), {"mu": mu, "nu": nu}
+        root = jnp.sqrt(debias(nu, b2, t) + eps_root) + added
+        return r * m / jnp.where(ready, root, 1), {"mu": mu, "nu": nu}
 
     return elementwise(ScaleByAdamState, slots, rule)
 
