@@ -21,7 +21,7 @@ from jax.interpreters import ad, batching, mlir
 
 from gradtx.numerics import varying_axes
 from gradtx.paths import path_string
-from gradtx.rows import Rows, index_dtype, is_inside, refuse_outside
+from gradtx.rows import Rows, gather_rows, index_dtype, is_inside, refuse_outside
 from gradtx.types import Array, PyTree
 
 
@@ -74,6 +74,7 @@ take_p = Primitive("take_rows")
 
 
 def _gather(table: Array, ids: Array) -> Array:
+    """What a look-up is to those who differentiate or batch it as a whole."""
     return table.at[ids].get(mode="fill", fill_value=0)
 
 
@@ -101,11 +102,11 @@ def _batched(arguments: Any, dims: Any) -> Any:
     return jax.vmap(_gather, in_axes=(of_table, of_ids))(table, ids), 0
 
 
-take_p.def_impl(jax.jit(_gather))
+take_p.def_impl(jax.jit(gather_rows))
 take_p.def_abstract_eval(_abstract)
 ad.primitive_jvps[take_p] = _differentiated
 batching.primitive_batchers[take_p] = _batched
-mlir.register_lowering(take_p, mlir.lower_fun(_gather, multiple_results=False))
+mlir.register_lowering(take_p, mlir.lower_fun(gather_rows, multiple_results=False))
 
 
 class _Call(NamedTuple):
