@@ -248,7 +248,7 @@ def refuse_outside(where: str, inside: Array, size: int) -> None:
         refuse(inside)
 
 
-def gather_rows(table: Array, indices: Array, **known: bool) -> Array:
+def gather_rows(table: Array, indices: Array, **known: Any) -> Array:
     """The rows of `table` at indices of at least 0; zeros for those past the last.
 
     Args:
@@ -258,16 +258,16 @@ def gather_rows(table: Array, indices: Array, **known: bool) -> Array:
     """
     named = indices < table.shape[0]
 
-    def gather() -> Array:
-        return table.at[indices].get(mode="clip", **known)
+    def gather(indices: Array) -> Array:
+        return table.at[indices].get(mode="clip", wrap_negative_indices=False, **known)
 
-    def alone() -> Array:
+    def alone(indices: Array) -> Array:
         # XLA's compiler for CPUs makes one kernel of a gather and of what reads it, which loads a
-        # row number by number, and divides it among threads. A gather in a condition copies whole
-        # rows, on one thread: for rows that are in no cache half the time, or less.
-        return jax.lax.cond(jnp.any(named), gather, lambda: table.at[indices - indices].get())
+        # row number by number. What a condition holds is a kernel of its own, which copies whole
+        # rows: for rows that are in no cache in a third of the time.
+        return jax.lax.cond(jnp.any(named), gather, lambda i: gather(i - i), indices)
 
-    rows = jax.lax.platform_dependent(cpu=alone, default=gather)
+    rows = jax.lax.platform_dependent(indices, cpu=alone, default=gather)
     return jnp.where(jnp.expand_dims(named, range(indices.ndim, rows.ndim)), rows, 0)
 
 
@@ -279,7 +279,11 @@ def take_rows(table: Array, indices: Array) -> Array:
 def put_rows(table: Array, indices: Array, values: Array) -> Array:
     """`table` with `values` at `indices`, which :meth:`Rows.coalesce` made; none past the last."""
     return table.at[indices].set(
-        cast(values, table.dtype), mode="drop", indices_are_sorted=True, unique_indices=True
+        cast(values, table.dtype),
+        mode="drop",
+        wrap_negative_indices=False,
+        indices_are_sorted=True,
+        unique_indices=True,
     )
 
 
@@ -291,7 +295,11 @@ def add_rows(table: Array, rows: Rows) -> Array:
     rows = rows.coalesce()
     if rows.dtype == dtype and widen(table[:0]).dtype == dtype:
         return table.at[rows.indices].add(
-            rows.values, mode="drop", indices_are_sorted=True, unique_indices=True
+            rows.values,
+            mode="drop",
+            wrap_negative_indices=False,
+            indices_are_sorted=True,
+            unique_indices=True,
         )
     new = widen(take_rows(table, rows.indices)) + widen(rows.values)
     return put_rows(table, rows.indices, new)
