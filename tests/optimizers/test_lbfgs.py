@@ -109,6 +109,14 @@ def quadratic(x, scales):
     return 0.5 * jnp.sum(scales * x**2)
 
 
+def turned(condition, n):
+    """A quadratic whose axes are not those of the coordinates."""
+    rng = np.random.default_rng(n)
+    axes, _ = np.linalg.qr(rng.normal(size=(n, n)))
+    matrix = (axes * np.geomspace(1, condition, n)) @ axes.T
+    return lambda x, a, b: 0.5 * x @ a @ x - b @ x, np.zeros(n), (matrix, rng.normal(size=n))
+
+
 def logistic(w, x, y):
     return jnp.mean(jnp.logaddexp(0, -y * (x @ w))) + 0.005 * w @ w
 
@@ -124,7 +132,10 @@ PROBLEMS = {
     "rosenbrock 2": lambda: (rosenbrock, np.array([-1.2, 1.0]), ()),
     "rosenbrock 10": lambda: (rosenbrock, np.tile([-1.2, 1.0], 5), ()),
     "rosenbrock 100": lambda: (rosenbrock, np.zeros(100), ()),
-    "quadratic": lambda: (quadratic, np.ones(20), (np.logspace(0, 3, 20),)),
+    "rosenbrock 1000": lambda: (rosenbrock, np.tile([-1.2, 1.0], 500), ()),
+    "quadratic, condition 1e3": lambda: (quadratic, np.ones(20), (np.logspace(0, 3, 20),)),
+    "quadratic, condition 1e5": lambda: (quadratic, np.ones(10), (np.logspace(0, 5, 10),)),
+    "quadratic, condition 1e3, turned": lambda: turned(1e3, 50),
     "logistic": breast_cancer,
 }
 
@@ -141,9 +152,9 @@ def test_evaluations_beside_scipy(name):
         norms = []
 
         def scipy_s(x):
-            value, grad = both(x, args)
-            norms.append(float(jnp.linalg.norm(grad)))
-            return float(value), np.asarray(grad)
+            value, grad = map(np.asarray, both(x, args))
+            norms.append(np.linalg.norm(grad))
+            return value, grad
 
         # Its gtol bounds the largest entry: small enough that the norm is within `tol`.
         gtol = tol / len(start) ** 0.5
