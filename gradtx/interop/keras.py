@@ -2,41 +2,37 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from gradtx.compose import chain
 from gradtx.config import check_depth
 from gradtx.current import Current, current
 from gradtx.groups import partition
+from gradtx.interop.keras_optimizers import CORES, Core
 from gradtx.interop.keras_schedules import learning_rate
-from gradtx.interop.reading import Arrays, Leaf, Options, arrays, filled, finite, literal, ordered
-from gradtx.optimizers.adadelta import adadelta
-from gradtx.optimizers.adafactor import scale_by_factored_rms
-from gradtx.optimizers.adagrad import adagrad
-from gradtx.optimizers.adam import adam
-from gradtx.optimizers.adamax import adamax
-from gradtx.optimizers.amsgrad import amsgrad
-from gradtx.optimizers.ftrl import ftrl
-from gradtx.optimizers.lamb import lamb
-from gradtx.optimizers.lion import lion
-from gradtx.optimizers.nadam import nadam
-from gradtx.optimizers.orthogonalize import orthogonalize, scale_by_shape
-from gradtx.optimizers.rmsprop import rmsprop, scale_by_rms
-from gradtx.optimizers.sgd import sgd
+from gradtx.interop.reading import (
+    Arrays,
+    Leaf,
+    Options,
+    arrays,
+    filled,
+    finite,
+    literal,
+    multiplied,
+    ordered,
+    steps_taken,
+)
 from gradtx.pair import GradientTransformation
-from gradtx.schedules.decay import constant_schedule, linear_schedule, relative_step_schedule
+from gradtx.schedules.decay import constant_schedule
 from gradtx.schedules.piecewise import join_schedules
-from gradtx.schedules.products import multiply_schedules, stretch_schedule
-from gradtx.transforms.averaging import trace
-from gradtx.transforms.clipping import clip, clip_by_block_rms, clip_by_global_norm, clip_by_norm
-from gradtx.transforms.scaling import scale, scale_by_learning_rate
-from gradtx.transforms.trust import scale_by_param_block_rms
+from gradtx.schedules.products import stretch_schedule
+from gradtx.transforms.clipping import clip, clip_by_global_norm, clip_by_norm
+from gradtx.transforms.scaling import scale
 from gradtx.types import Params, State
 from gradtx.wrappers.accumulation import accumulate
 from gradtx.wrappers.averaging import ema_params
 from gradtx.wrappers.loss_scaling import DynamicLossScaleState, dynamic_loss_scale
 from gradtx.wrappers.predecay import decay_first
-from gradtx.wrappers.schedule_free import schedule_free
 
 Fill = Callable[[State], State]
 
@@ -137,7 +133,7 @@ def _read(source: Any, class_name: str | None) -> tuple[str, Any, Any]:
         )
     if not isinstance(class_name, str):
         raise TypeError(f"from_keras: class_name must be a string, not {class_name!r:.80}")
-    known = {key.lower(): key for key in (*_CORES, "LossScaleOptimizer", "MultiOptimizer")}
+    known = {key.lower(): key for key in (*CORES, "LossScaleOptimizer", "MultiOptimizer")}
     if class_name.lower() not in known:
         raise ValueError(
             f"from_keras: the optimizer {class_name!r:.80} is not known; there are "
@@ -156,21 +152,6 @@ def _optimizer(
     return _single(name, config, leaves, values, live)
 
 
-class _Core(NamedTuple):
-    """What one of Keras's classes adds to the base class.
-
-    tx: gradients to updates; slots: for each of Keras's groups of variables the slots that they
-    are, with a minus where the sign differs; scalar: the field that its last variable is;
-    decays: whether it sees to weight decay itself.
-    """
-
-    tx: GradientTransformation
-    slots: Sequence[Sequence[str]] = ()
-    scalar: str | None = None
-    layout: Callable[[Leaf], Sequence[tuple[str | None, tuple[int, ...]]]] | None = None
-    decays: bool = False
-
-
 def _single(
     name: str, config: Any, leaves: list[Leaf] | None, values: Arrays | None, live: Any
 ) -> tuple[GradientTransformation, Fill]:
@@ -181,9 +162,13 @@ def _single(
         steps = o.integer("gradient_accumulation_steps")
         if steps < 2:
             raise ValueError(f"{o.where}: gradient_accumulation_steps must be at least 2")
-    raw = 0 if values is None else int(values.take("iteration", (), integer=True))
+    raw = (
+        0
+        if values is None
+        else steps_taken(f"{o.where}: iteration", values.take("iteration", (), integer=True))
+    )
     rate = _rate(o, values, steps, live)
-    core = _CORES[name](o, rate, leaves)
+    core = CORES[name](o, rate, leaves)
 
     links = []
     factor = o.optional("loss_scale_factor")
@@ -203,11 +188,11 @@ def _single(
     tx = core.tx
     decay = None if core.decays else o.optional("weight_decay")
     if decay:
-        tx = decay_first(tx, _decay(rate, decay), _decaying(o.where, leaves, live))
+        tx = decay_first(tx, multiplied(rate, decay), _decaying(o.where, leaves, live))
     tx = tx if not links else chain(*links, tx)
     if steps is not None:
         tx = accumulate(tx, steps)
-    average = _average(o, steps)
+    average = _average(o, steps or 1)
     if average is not None:
         tx = chain(tx, average)
     o.finish()
@@ -244,10 +229,6 @@ def _rate(o: Options, values: Arrays | None, steps: int | None, live: Any) -> An
     return rate
 
 
-def _decay(rate: Any, decay: float) -> Any:
-    return multiply_schedules(rate, decay) if callable(rate) else rate * decay
-
-
 def _decaying(where: str, leaves: list[Leaf] | None, live: Any) -> list[str] | None:
     """Patterns of the leaves that decay, None for all of them."""
     excludes = getattr(live, "_exclude_from_weight_decay", None)
@@ -263,28 +244,24 @@ def _decaying(where: str, leaves: list[Leaf] | None, live: Any) -> list[str] | N
     return [literal(leaf.path) for leaf, v in variables if live._use_weight_decay(v)]
 
 
-def _average(o: Options, steps: int | None) -> GradientTransformation | None:
+def _average(o: Options, window: int) -> GradientTransformation | None:
     momentum = o.number("ema_momentum", 0.99)
     every = o.take("ema_overwrite_frequency", None)
-    if not o.flag("use_ema", False):
-        return None
     if every is not None:
         every = o.integer("ema_overwrite_frequency")
-        if steps is not None:
-            raise ValueError(
-                f"{o.where}: ema_overwrite_frequency with gradient_accumulation_steps is not "
-                "supported: Keras overwrites at each micro-batch of a window"
-            )
-    # The average starts as the parameters after the first step, in Keras of each micro-batch.
+    if not o.flag("use_ema", False):
+        return None
+    # The average starts as the parameters after the first window.
     start = constant_schedule(0.0)
     return ema_params(
-        join_schedules([start, constant_schedule(momentum)], [steps or 1]),
+        join_schedules([start, constant_schedule(momentum)], [window]),
         overwrite_every=every or None,
+        window=window,
     )
 
 
 def _taken(
-    core: _Core, leaves: list[Leaf], values: Arrays, steps: int | None, average: bool
+    core: Core, leaves: list[Leaf], values: Arrays, steps: int | None, average: bool
 ) -> dict[str, dict[str, Any]]:
     """The variables by slot and path, in the order in which Keras makes them."""
     given: dict[str, dict[str, Any]] = {}
@@ -372,7 +349,7 @@ def _several(
     made: dict[str, tuple[GradientTransformation, Fill]] = {}
     for i, (label, each) in enumerate(groups.items()):
         name, inner, _ = _read(each, None)
-        if name not in _CORES:
+        if name not in CORES:
             raise ValueError(f"{o.where}: a {name} may not be inside it")
         inner = {**Options(o.where, inner).values, "loss_scale_factor": factor}
         mine = [leaf for leaf, own in zip(leaves, labels, strict=True) if own == label]
@@ -402,165 +379,3 @@ def _route(where: str, patterns: list[str], name: str) -> str:
     if len(matching) > 1:
         raise ValueError(f"{where}: {name!r} matches several patterns: {matching}")
     return matching[0] if matching else "default"
-
-
-def _sgd(o: Options, rate: Any, leaves: list[Leaf] | None) -> _Core:
-    momentum, nesterov = o.number("momentum"), o.flag("nesterov")
-    if momentum == 0:
-        return _Core(sgd(rate))
-    return _Core(chain(scale_by_learning_rate(rate), trace(momentum, nesterov)), [["trace"]])
-
-
-def _adam(o: Options, rate: Any, leaves: list[Leaf] | None) -> _Core:
-    b1, b2, eps = o.number("beta_1"), o.number("beta_2"), o.number("epsilon")
-    if o.flag("amsgrad"):
-        tx = amsgrad(rate, b1, b2, eps, max_before_correction=True, epsilon_hat=True)
-        return _Core(tx, [["mu", "nu"], ["nu_max"]])
-    return _Core(adam(rate, b1, b2, eps, epsilon_hat=True), [["mu", "nu"]])
-
-
-def _adagrad(o: Options, rate: Any, leaves: list[Leaf] | None) -> _Core:
-    start, eps = o.number("initial_accumulator_value"), o.number("epsilon")
-    return _Core(adagrad(rate, start, eps), [["sum_of_squares"]])
-
-
-def _rmsprop(o: Options, rate: Any, leaves: list[Leaf] | None) -> _Core:
-    rho, eps, centered = o.number("rho"), o.number("epsilon"), o.flag("centered")
-    momentum = o.number("momentum")
-    tx = rmsprop(rate, rho, eps, centered=centered, momentum=momentum if momentum > 0 else None)
-    slots = [["nu"], *([["-trace"]] if momentum > 0 else []), *([["mu"]] if centered else [])]
-    return _Core(tx, slots)
-
-
-def _adadelta(o: Options, rate: Any, leaves: list[Leaf] | None) -> _Core:
-    return _Core(adadelta(rate, o.number("rho"), o.number("epsilon")), [["e_g", "e_x"]])
-
-
-def _adamax(o: Options, rate: Any, leaves: list[Leaf] | None) -> _Core:
-    b1, b2, eps = o.number("beta_1"), o.number("beta_2"), o.number("epsilon")
-    return _Core(adamax(rate, b1, b2, eps, eps_in_max=False), [["mu", "nu"]])
-
-
-def _nadam(o: Options, rate: Any, leaves: list[Leaf] | None) -> _Core:
-    b1, b2, eps = o.number("beta_1"), o.number("beta_2"), o.number("epsilon")
-    return _Core(
-        nadam(rate, b1, b2, eps, momentum_decay=1.0), [["mu", "nu"]], scalar="momentum_product"
-    )
-
-
-def _ftrl(o: Options, rate: Any, leaves: list[Leaf] | None) -> _Core:
-    names = (
-        "learning_rate_power",
-        "initial_accumulator_value",
-        "l1_regularization_strength",
-        "l2_regularization_strength",
-        "l2_shrinkage_regularization_strength",
-        "beta",
-    )
-    return _Core(ftrl(rate, **{key: o.number(key) for key in names}), [["accumulator", "linear"]])
-
-
-def _schedule_free_adamw(o: Options, rate: Any, leaves: list[Leaf] | None) -> _Core:
-    b1, b2, eps = o.number("beta_1"), o.number("beta_2"), o.number("epsilon")
-    warmup = o.integer("warmup_steps")
-    if warmup > 0:
-        rate = multiply_schedules(rate, linear_schedule(1 / warmup, 1.0, warmup - 1))
-    base = chain(
-        scale_by_rms(b2, eps, eps_in_sqrt=False, bias_correction=True), scale_by_learning_rate(rate)
-    )
-    return _Core(schedule_free(base, rate, b1, weight_lr_power=0.0), [["z", "nu"]])
-
-
-def _lion(o: Options, rate: Any, leaves: list[Leaf] | None) -> _Core:
-    b1, b2 = o.number("beta_1"), o.number("beta_2")
-    return _Core(lion(rate, b1, b2, weight_decay=0.0), [["mu"]])
-
-
-def _lamb(o: Options, rate: Any, leaves: list[Leaf] | None) -> _Core:
-    b1, b2, eps = o.number("beta_1"), o.number("beta_2"), o.number("epsilon")
-    return _Core(lamb(rate, b1, b2, eps), [["mu", "nu"]])
-
-
-def _adafactor(o: Options, rate: Any, leaves: list[Leaf] | None) -> _Core:
-    o.flag("relative_step")  # without an effect in Keras: the step is relative in any case
-    tx = chain(
-        scale_by_factored_rms(
-            decay_rate=-o.number("beta_2_decay"),
-            min_dim_size_to_factor=0,
-            epsilon=o.number("epsilon_1"),
-            factor_last_dims=True,
-        ),
-        clip_by_block_rms(o.number("clip_threshold")),
-        scale_by_param_block_rms(o.number("epsilon_2")),
-        scale_by_learning_rate(relative_step_schedule(rate)),
-    )
-
-    def layout(leaf: Leaf) -> list[tuple[str | None, tuple[int, ...]]]:
-        if len(leaf.shape) < 2:
-            return [(None, ()), (None, ()), ("v", leaf.shape)]
-        rows, columns = leaf.shape[:-1], (*leaf.shape[:-2], leaf.shape[-1])
-        return [("v_row", rows), ("v_col", columns), (None, leaf.shape)]
-
-    return _Core(tx, layout=layout)
-
-
-def _muon(o: Options, rate: Any, leaves: list[Leaf] | None) -> _Core:
-    if leaves is None:
-        raise ValueError(f"{o.where}: which leaves are matrices is up to the parameters: pass them")
-    excluded = o.take("exclude_layers", None) or []
-    if not isinstance(excluded, list | tuple) or not all(isinstance(k, str) for k in excluded):
-        raise TypeError(
-            f"{o.where}: exclude_layers must be a list of strings, not {excluded!r:.80}"
-        )
-    embeddings = o.flag("exclude_embeddings")
-
-    def is_adam(leaf: Leaf) -> bool:
-        try:
-            named = any(re.search(keyword, leaf.name) for keyword in excluded)
-        except re.error as error:
-            raise ValueError(f"{o.where}: exclude_layers: {error}") from None
-        embedding = embeddings and "embedding" in leaf.name.lower()
-        return len(leaf.shape) != 2 or embedding or named
-
-    eps, ratio = o.number("epsilon"), o.number("adam_lr_ratio")
-    slower = multiply_schedules(rate, ratio) if callable(rate) else rate * ratio
-    momentum, nesterov, rms = o.number("momentum"), o.flag("nesterov"), o.optional("rms_rate")
-    coefficients = tuple(o.number(f"muon_{k}") for k in "abc")
-    muon_tx = chain(
-        trace(momentum, nesterov),
-        orthogonalize(coefficients, o.integer("ns_steps"), 1e-7),
-        *([] if rms is None else [scale_by_shape(rms)]),
-        scale_by_learning_rate(rate),
-    )
-    adam_tx = adam(slower, o.number("adam_beta_1"), o.number("adam_beta_2"), eps, epsilon_hat=True)
-    decays = o.optional("weight_decay"), o.optional("adam_weight_decay")
-    groups = {
-        label: decay_first(tx, _decay(rate, decay)) if decay else tx
-        for label, tx, decay in zip(("muon", "adam"), (muon_tx, adam_tx), decays, strict=True)
-    }
-    labels = [(literal(leaf.path), "adam" if is_adam(leaf) else "muon") for leaf in leaves]
-
-    def layout(leaf: Leaf) -> list[tuple[str | None, tuple[int, ...]]]:
-        if is_adam(leaf):
-            return [("mu", leaf.shape), ("nu", leaf.shape)]
-        return [("trace", leaf.shape)]
-
-    return _Core(partition(groups, labels), layout=layout, decays=True)
-
-
-_CORES: dict[str, Callable[[Options, Any, list[Leaf] | None], _Core]] = {
-    "Adadelta": _adadelta,
-    "Adafactor": _adafactor,
-    "Adagrad": _adagrad,
-    "Adam": _adam,
-    "AdamW": _adam,
-    "Adamax": _adamax,
-    "Ftrl": _ftrl,
-    "Lamb": _lamb,
-    "Lion": _lion,
-    "Muon": _muon,
-    "Nadam": _nadam,
-    "RMSprop": _rmsprop,
-    "SGD": _sgd,
-    "ScheduleFreeAdamW": _schedule_free_adamw,
-}

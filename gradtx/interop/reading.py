@@ -11,6 +11,7 @@ import numpy as np
 
 from gradtx.inspection import _slot_fields
 from gradtx.paths import leaves_with_path, path_string
+from gradtx.schedules.products import multiply_schedules
 from gradtx.types import Params, State
 
 _REQUIRED: Any = object()
@@ -102,6 +103,19 @@ def finite(where: str, value: Any) -> float:
     if not math.isfinite(number):
         raise ValueError(f"{where} must be a finite number, not {value!r:.80}")
     return number
+
+
+def steps_taken(where: str, value: Any) -> int:
+    """A number of steps: an integer, in whatever type, that a counter here can hold."""
+    steps = finite(where, value)
+    if not (steps.is_integer() and 0 <= steps < 2**31):
+        raise ValueError(f"{where} must be an integer of at least 0 and below 2**31, not {steps:g}")
+    return int(steps)
+
+
+def multiplied(rate: Any, factor: float) -> Any:
+    """A number, or a schedule, times a number."""
+    return multiply_schedules(rate, factor) if callable(rate) else rate * factor
 
 
 def arrays(params: Params) -> Params:

@@ -44,7 +44,7 @@ def _average(p: Array) -> dict[str, Array]:
 
 @transformation
 def ema_params(
-    decay: Decay = 0.999, *, overwrite_every: PositiveCount | None = None
+    decay: Decay = 0.999, *, overwrite_every: PositiveCount | None = None, window: PositiveCount = 1
 ) -> GradientTransformation:
     r"""Keep an exponential moving average of the parameters; the updates pass as they are.
 
@@ -56,6 +56,9 @@ def ema_params(
             :math:`\min(\beta, (1 + t) / (10 + t))` to forget the start sooner.
         overwrite_every: at every `k`-th step the parameters become the average, as with Keras's
             ``ema_overwrite_frequency``; None for never.
+        window: around :func:`accumulate`, its window `n`: then :math:`k` counts windows, and the
+            parameters become the average at each of the steps of every `k`-th window, as with
+            Keras's ``gradient_accumulation_steps``.
 
     Put it last in a chain, where it sees what is added to the parameters, and take the average
     with :func:`eval_params`. A leaf without a gradient keeps its average. The average is computed
@@ -77,7 +80,7 @@ def ema_params(
         average = numerics.ema(p + g, s.average, decay)
         if overwrite_every is None:
             return g, {"average": average}
-        due = jnp.mod(t.number, overwrite_every) == 0
+        due = jnp.mod(jnp.ceil(t.number / window), overwrite_every) == 0
         return jnp.where(due, average - p, g), {"average": average}
 
     return leafwise(EmaParamsState, _average, rule)

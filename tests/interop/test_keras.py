@@ -132,6 +132,13 @@ OPTIMIZERS = {
         0.1, use_ema=True, ema_momentum=0.9, gradient_accumulation_steps=3
     ),
     "overwrite": lambda: KO.Adam(0.01, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=4),
+    "overwrite accumulation": lambda: KO.Adam(
+        0.01,
+        use_ema=True,
+        ema_momentum=0.9,
+        ema_overwrite_frequency=2,
+        gradient_accumulation_steps=3,
+    ),
     "loss scale factor": lambda: KO.Adam(0.01, loss_scale_factor=8.0),
     "loss scale": lambda: KO.LossScaleOptimizer(
         KO.Adam(0.01), initial_scale=16.0, dynamic_growth_steps=6

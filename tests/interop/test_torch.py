@@ -198,7 +198,7 @@ def without(key):
     [
         (3, "SGD", TypeError, "an optimizer or its state dict"),
         (saved(), None, ValueError, "pass class_name"),
-        (saved(), "LBFGS", ValueError, "'LBFGS' is not known; there are ASGD"),
+        (saved(), "LBFGZ", ValueError, "'LBFGZ' is not known; there are ASGD"),
         ({"state": {}}, "SGD", ValueError, "'param_groups' is missing"),
         ({**saved(), "more": 1}, "SGD", ValueError, "unknown options 'more'"),
         ({"state": {}, "param_groups": []}, "SGD", TypeError, "must be a list"),
@@ -230,3 +230,115 @@ def test_different_steps_are_refused():
     optimizer.step()
     with pytest.raises(ValueError, match="different numbers of steps"):
         from_torch(optimizer, [p.detach().numpy() for p in ps])
+
+
+def valley(p, q, lib):
+    """A curved valley in two parameters of different shapes."""
+    x, y = p.reshape(-1), q.reshape(-1)
+    return (
+        lib.sum((1 - x[:-1]) ** 2 + 5 * (x[1:] - x[:-1] ** 2) ** 2)
+        + lib.sum((y - x[:2]) ** 2)
+        + lib.sum(y**4)
+    )
+
+
+def lbfgs_in_torch(**options):
+    start = [oracle.parameters(0, (3, 2)), oracle.parameters(1, (2,))]
+    ps = [torch.nn.Parameter(torch.tensor(0.5 * p)) for p in start]
+    optimizer = TO.LBFGS(ps, tolerance_grad=0.0, tolerance_change=0.0, **options)
+
+    def closure():
+        optimizer.zero_grad()
+        value = valley(*ps, torch)
+        value.backward()
+        return value
+
+    return ps, optimizer, closure
+
+
+@pytest.mark.parametrize("history", [100, 5])
+def test_lbfgs_goes_on(history):
+    """In float64: in float32 twenty steps magnify what rounding does to the first."""
+    with jax.enable_x64(True):
+        ps, optimizer, closure = lbfgs_in_torch(lr=0.3, max_eval=100, history_size=history)
+        optimizer.step(closure)  # twenty iterations
+        params = [jnp.asarray(p.detach().numpy().copy()) for p in ps]
+        before = params
+        tx, state = from_torch(optimizer, params)
+        assert gradtx.tree.get(state, "count") == STEPS
+        saved = from_torch(optimizer.state_dict(), params, class_name="LBFGS")
+        assert saved[0] == tx
+        jax.tree.map(np.testing.assert_array_equal, saved[1], state)
+        step = jax.jit(lambda p, s: gradtx.minimize(lambda p: valley(*p, jnp), tx, p, s)[:2])
+        for _ in range(STEPS):
+            params, state = step(params, state)
+        optimizer.step(closure)
+        for mine, p, old in zip(params, ps, before, strict=True):
+            assert np.abs(old - p.detach().numpy()).max() > 1e-3
+            np.testing.assert_allclose(mine, p.detach().numpy(), rtol=1e-8)
+
+
+def test_lbfgs_with_a_line_search_goes_on():
+    """The next direction is PyTorch's; the line search is our own and finds the minimum."""
+    with jax.enable_x64(True):
+        ps, optimizer, closure = lbfgs_in_torch(line_search_fn="strong_wolfe", max_iter=6)
+        optimizer.step(closure)
+        params = [jnp.asarray(p.detach().numpy().copy()) for p in ps]
+        tx, state = from_torch(optimizer, params)
+        value, grads = gradtx.compute_gradients(lambda p: valley(*p, jnp), params)
+        direction, _ = gradtx.scale_by_lbfgs(100).update(grads, state[0], params)
+        optimizer.param_groups[0]["max_iter"] = 1
+        optimizer.step(closure)
+        row = np.concatenate([np.ravel(d) for d in direction])
+        np.testing.assert_allclose(-row, optimizer.state[ps[0]]["d"].numpy(), rtol=1e-8)
+        step = jax.jit(lambda p, s: gradtx.minimize(lambda p: valley(*p, jnp), tx, p, s))
+        for _ in range(20):
+            params, state, value = step(params, state)
+            optimizer.step(closure)
+        np.testing.assert_allclose(value, closure().detach().numpy(), rtol=1e-5)
+
+
+def test_a_new_lbfgs():
+    ps, optimizer, _ = lbfgs_in_torch()
+    params = [jnp.asarray(p.detach().numpy(), jnp.float32) for p in ps]
+    tx, state = from_torch(optimizer, params)
+    jax.tree.map(np.testing.assert_array_equal, state, tx.init(params))
+    assert repr(tx).startswith("lbfgs(learning_rate=1.0, memory_size=100")
+
+
+def damaged_lbfgs(**changes):
+    ps, optimizer, closure = lbfgs_in_torch(max_iter=3)
+    optimizer.step(closure)
+    saved = optimizer.state_dict()
+    group = {k: v for k, v in changes.items() if k in saved["param_groups"][0]}
+    saved["param_groups"][0].update(group)
+    saved["state"][0].update({k: v for k, v in changes.items() if k not in group})
+    return saved, [p.detach().numpy() for p in ps]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        ({"history_size": 0}, ValueError, "history_size must be from 1 to"),
+        ({"history_size": 10**9}, ValueError, "history_size must be from 1 to"),
+        ({"line_search_fn": "golden"}, ValueError, "None or 'strong_wolfe'"),
+        ({"n_iter": -1}, ValueError, "n_iter must be an integer of at least 0"),
+        ({"n_iter": None}, TypeError, "n_iter must be a number"),
+        ({"d": np.ones(3)}, ValueError, r"d must have the shape \(8,\), not \(3,\)"),
+        ({"old_dirs": 3}, TypeError, "old_dirs must be a list"),
+        ({"old_dirs": []}, ValueError, "must be of one length"),
+        ({"ro": ["x", "y"]}, TypeError, "ro must be a number"),
+    ],
+)
+def test_bad_lbfgs(changes, error, says):
+    source, params = damaged_lbfgs(**changes)
+    with pytest.raises(error, match=says):
+        from_torch(source, params, class_name="LBFGS")
+
+
+def test_every_optimizer_is_known():
+    there = {
+        name for name in dir(TO) if isinstance(getattr(TO, name), type) and name != "Optimizer"
+    }
+    tried = {type(make(tensors())).__name__ for make in OPTIMIZERS.values()}
+    assert there == tried | {"LBFGS", "Muon", "SparseAdam"}

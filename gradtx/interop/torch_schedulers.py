@@ -1,0 +1,252 @@
+"""PyTorch's schedulers as schedules of the number of times that they were stepped."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.interop.reading import finite
+from gradtx.pair import GradientTransformation
+from gradtx.schedules.cyclic import cosine_restarts_schedule, cyclic_schedule
+from gradtx.schedules.decay import (
+    constant_schedule,
+    cosine_decay_schedule,
+    exponential_decay,
+    linear_schedule,
+    polynomial_schedule,
+)
+from gradtx.schedules.piecewise import (
+    join_schedules,
+    piecewise_constant_schedule,
+    piecewise_interpolate_schedule,
+)
+from gradtx.schedules.products import (
+    multiplicative_schedule,
+    multiply_schedules,
+    stretch_schedule,
+)
+from gradtx.types import Schedule
+from gradtx.wrappers.plateau import reduce_on_plateau
+
+Group = Mapping[str, Any]
+
+
+def is_plateau(scheduler: Any) -> bool:
+    """Whether a scheduler is one that waits for a metric to improve."""
+    return type(scheduler).__name__ == "ReduceLROnPlateau"
+
+
+def plateau(
+    scheduler: Any, i: int, rate: float, steps_per_epoch: int
+) -> tuple[GradientTransformation, dict[str, Any]]:
+    """``ReduceLROnPlateau`` for the group `i` with its rate now, and the numbers of its state."""
+    s = scheduler
+    tolerance = s.threshold or float(jnp.finfo(jnp.float32).tiny)
+    relative = s.threshold_mode == "rel"
+    tx = reduce_on_plateau(
+        s.factor,
+        s.patience + 1,
+        tolerance if relative else 0.0,
+        0.0 if relative else tolerance,
+        s.cooldown,
+        steps_per_epoch,
+        min(1.0, s.min_lrs[i] / rate) if rate else 0.0,
+        mode=s.mode,
+    )
+    return tx, {
+        "best_value": s.best,
+        "plateau_count": s.num_bad_epochs,
+        "cooldown_count": s.cooldown_counter,
+        "ReduceLROnPlateauState.count": 0,
+    }
+
+
+def epoch(scheduler: Any) -> int:
+    """How often a scheduler was stepped."""
+    first = getattr(scheduler, "_schedulers", [scheduler])[0]
+    return int(getattr(scheduler, "last_epoch", first.last_epoch))
+
+
+def rate_schedule(where: str, scheduler: Any, i: int, group: Group) -> Schedule:
+    """The learning rate of the group `i` by the number of steps of a scheduler.
+
+    Raises:
+        ValueError: an unknown scheduler, or one that has no schedule here (the error says which),
+            or the rate in force is not what it gives.
+    """
+    made = _schedule(where, scheduler, i, group)
+    now, given = float(group["lr"]), float(made(jnp.int32(epoch(scheduler))))
+    if abs(now - given) > 1e-5 * max(abs(now), abs(given)):
+        raise ValueError(
+            f"{where}: the learning rate in force is {now:g}, and {type(scheduler).__name__} gives "
+            f"{given:g} at its epoch {epoch(scheduler)}: it was set by something else since"
+        )
+    return made
+
+
+def momentum_schedule(scheduler: Any, i: int, group: Group) -> Schedule | None:
+    """Likewise the momentum, if the scheduler cycles it."""
+    if not getattr(scheduler, "cycle_momentum", False):
+        return None
+    if type(scheduler).__name__ == "OneCycleLR":
+        return _phases(scheduler, group, "momentum")
+    return _cycle(scheduler, scheduler.max_momentums[i], scheduler.base_momentums[i])
+
+
+def begun(inner: Schedule, taken: int, count: int, steps_per_epoch: int) -> Schedule:
+    """A schedule that counts a scheduler's steps, `taken` so far, on the clock of the optimizer.
+
+    That has taken `count` steps, and takes `steps_per_epoch` for one of the scheduler.
+    """
+    ahead = taken - count // steps_per_epoch
+    if steps_per_epoch > 1 or ahead > 0:
+        inner = stretch_schedule(inner, every=steps_per_epoch, offset=max(ahead, 0))
+    if ahead >= 0:
+        return inner
+    # Its first step was in the middle of the run.
+    start = count - taken * steps_per_epoch
+    return join_schedules([constant_schedule(float(inner(jnp.int32(0)))), inner], [start])
+
+
+def _schedule(where: str, s: Any, i: int, group: Group) -> Schedule:
+    name = type(s).__name__
+    if name in _OF_BASE:
+        return _OF_BASE[name](s, i, float(s.base_lrs[i]))
+    if name in _OTHERS:
+        return _OTHERS[name](where, s, i, group)
+    known = [*_OF_BASE, *_OTHERS, "ReduceLROnPlateau"]
+    raise ValueError(
+        f"{where}: the scheduler {name!r:.80} is not known; there are {', '.join(sorted(known))}"
+    )
+
+
+def _function(s: Any, i: int) -> Callable[[Any], Any]:
+    function: Callable[[Any], Any] = s.lr_lambdas[i]
+    try:
+        jax.eval_shape(lambda t: jnp.asarray(function(t)), jax.ShapeDtypeStruct((), jnp.int32))
+    except TypeError as error:
+        raise ValueError(
+            f"from_torch: a function of {type(s).__name__} cannot be compiled: write it with "
+            f"jax.numpy, such as jnp.where for if ({error!s:.80})"
+        ) from None
+    return function
+
+
+def _constant(s: Any, i: int, base: float) -> Schedule:
+    return join_schedules(
+        [constant_schedule(base * s.factor), constant_schedule(base)], [s.total_iters]
+    )
+
+
+def _milestones(s: Any, i: int, base: float) -> Schedule:
+    return piecewise_constant_schedule(base, {m: s.gamma**n for m, n in s.milestones.items()})
+
+
+def _cosine(s: Any, i: int, base: float) -> Schedule:
+    return cosine_decay_schedule(base, s.T_max, s.eta_min / base if base else 0.0, periodic=True)
+
+
+def _restarts(s: Any, i: int, base: float) -> Schedule:
+    alpha = s.eta_min / base if base else 0.0
+    return cosine_restarts_schedule(base, s.T_0, t_mul=s.T_mult, alpha=alpha)
+
+
+# From the base rate and the epoch alone.
+_OF_BASE: dict[str, Callable[[Any, int, float], Schedule]] = {
+    "LambdaLR": lambda s, i, base: multiply_schedules(base, _function(s, i)),
+    "MultiplicativeLR": lambda s, i, base: multiplicative_schedule(base, _function(s, i)),
+    "StepLR": lambda s, i, base: exponential_decay(base, s.step_size, s.gamma, staircase=True),
+    "MultiStepLR": _milestones,
+    "ConstantLR": _constant,
+    "LinearLR": lambda s, i, base: linear_schedule(
+        base * s.start_factor, base * s.end_factor, s.total_iters
+    ),
+    "ExponentialLR": lambda s, i, base: exponential_decay(base, 1, s.gamma),
+    "PolynomialLR": lambda s, i, base: polynomial_schedule(base, 0.0, s.power, s.total_iters),
+    "CosineAnnealingLR": _cosine,
+    "CosineAnnealingWarmRestarts": _restarts,
+}
+# What multiplies the rate in force; the others set it.
+_FACTORS = (
+    "ConstantLR",
+    "ExponentialLR",
+    "LinearLR",
+    "MultiStepLR",
+    "MultiplicativeLR",
+    "PolynomialLR",
+    "StepLR",
+)
+
+
+def _chained(where: str, s: Any, i: int, group: Group) -> Schedule:
+    names = [type(each).__name__ for each in s._schedulers]
+    others = [name for name in names if name not in _FACTORS]
+    if others:
+        raise ValueError(
+            f"{where}: ChainedScheduler of {', '.join(others)}: only those that multiply the rate "
+            f"have a product here ({', '.join(_FACTORS)}); give replace a schedule of your own"
+        )
+    base = float(s._schedulers[0].base_lrs[i])
+    parts = zip(names, s._schedulers, strict=True)
+    return multiply_schedules(base, *(_OF_BASE[name](each, i, 1.0) for name, each in parts))
+
+
+def _sequential(where: str, s: Any, i: int, group: Group) -> Schedule:
+    names = [type(each).__name__ for each in s._schedulers]
+    others = [name for name in names if name not in _OF_BASE]
+    if others or "MultiplicativeLR" in names[1:]:
+        raise ValueError(
+            f"{where}: SequentialLR of {', '.join(names)}: only "
+            f"{', '.join(_OF_BASE)} have a part here, MultiplicativeLR the first; give replace "
+            "join_schedules of your own"
+        )
+    parts = zip(names, s._schedulers, strict=True)
+    return join_schedules(
+        [_OF_BASE[name](each, i, float(each.base_lrs[i])) for name, each in parts],
+        list(s._milestones),
+    )
+
+
+def _cycle(s: Any, low: float, high: float) -> Schedule:
+    up = round(s.total_size * s.step_ratio, 6)
+    return cyclic_schedule(float(low), float(high), up, s.total_size - up, s.mode, s.gamma)
+
+
+def _cyclic(where: str, s: Any, i: int, group: Group) -> Schedule:
+    if s._scale_fn_custom is not None:
+        raise ValueError(f"{where}: CyclicLR with a scale_fn of its own has no schedule here")
+    return _cycle(s, s.base_lrs[i], s.max_lrs[i])
+
+
+def _phases(s: Any, group: Group, what: str) -> Schedule:
+    """What OneCycleLR does with the ``lr`` or the ``momentum`` of a group."""
+    start = value = float(group[s._schedule_phases[0][f"start_{what}"]])
+    scales = {}
+    for phase in s._schedule_phases:
+        end = float(group[phase[f"end_{what}"]])
+        scales[phase["end_step"]] = end / value
+        value = end
+    curve = "cosine" if s._anneal_func_type == "cos" else "linear"
+    return piecewise_interpolate_schedule(curve, start, scales)
+
+
+def _averaging(where: str, s: Any, i: int, group: Group) -> Schedule:
+    """SWALR: from the rate that there was when it began."""
+    end, length = finite(f"{where}: swa_lr", group["swa_lr"]), s.anneal_epochs
+    if s.last_epoch >= length:
+        return constant_schedule(end)
+    done = s.anneal_func(s.last_epoch / length)
+    start = (float(group["lr"]) - done * end) / (1 - done)
+    if s._anneal_strategy == "cos":
+        return cosine_decay_schedule(start, length, end / start if start else 0.0)
+    return linear_schedule(start, end, length)
+
+
+_OTHERS: dict[str, Callable[[str, Any, int, Group], Schedule]] = {
+    "ChainedScheduler": _chained,
+    "CyclicLR": _cyclic,
+    "OneCycleLR": lambda where, s, i, group: _phases(s, group, "lr"),
+    "SWALR": _averaging,
+    "SequentialLR": _sequential,
+}

@@ -1,0 +1,266 @@
+"""PyTorch's schedulers handed over with their optimizer, beside PyTorch itself."""
+
+import inspect
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradtx
+from gradtx.interop import from_torch
+from tests import oracle
+
+torch = pytest.importorskip("torch")
+TO = torch.optim
+LR = torch.optim.lr_scheduler
+SHAPES = ((3, 2), (2,))
+BEFORE, AFTER = 8, 14
+
+
+def tensors():
+    return [
+        torch.nn.Parameter(torch.tensor(oracle.parameters(i, s), dtype=torch.float32))
+        for i, s in enumerate(SHAPES)
+    ]
+
+
+def gradients(steps):
+    columns = [oracle.gradients(i + 9, s, steps) for i, s in enumerate(SHAPES)]
+    return [[np.asarray(c[i], np.float32) for c in columns] for i in range(steps)]
+
+
+def train(optimizer, scheduler, params, gs, every=1, start=0):
+    for t, g in enumerate(gs, start=start + 1):
+        for p, x in zip(params, g, strict=True):
+            p.grad = torch.from_numpy(x.copy())
+        optimizer.step()
+        if t % every == 0:
+            scheduler.step()
+    return [p.detach().numpy().copy() for p in params]
+
+
+def go_on(tx, state, params, gs):
+    def step(carry, g):
+        return gradtx.apply_gradients(tx, g, *carry), None
+
+    carry = [jnp.asarray(p) for p in params], state
+    stacked = [jnp.stack(column) for column in zip(*gs, strict=True)]
+    return jax.jit(lambda c, g: jax.lax.scan(step, c, g))(carry, stacked)[0][0]
+
+
+def check(optimizer, scheduler, ps, every=1):
+    gs = gradients(BEFORE + AFTER)
+    params = train(optimizer, scheduler, ps, gs[:BEFORE], every)
+    tx, state = from_torch(optimizer, params, scheduler=scheduler, steps_per_epoch=every)
+    got = go_on(tx, state, params, gs[BEFORE:])
+    want = train(optimizer, scheduler, ps, gs[BEFORE:], every, BEFORE)
+    for mine, theirs, before in zip(got, want, params, strict=True):
+        assert np.abs(theirs - before).max() > 1e-3
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=2e-6)
+    return tx
+
+
+SCHEDULERS = {
+    "LambdaLR": lambda o: LR.LambdaLR(o, lambda t: 0.9**t),
+    "MultiplicativeLR": lambda o: LR.MultiplicativeLR(o, lambda t: 0.9),
+    "StepLR": lambda o: LR.StepLR(o, 3, 0.5),
+    "MultiStepLR": lambda o: LR.MultiStepLR(o, [3, 10, 10], 0.5),
+    "ConstantLR": lambda o: LR.ConstantLR(o, 0.3, 12),
+    "LinearLR": lambda o: LR.LinearLR(o, 0.1, 0.8, 12),
+    "ExponentialLR": lambda o: LR.ExponentialLR(o, 0.9),
+    "PolynomialLR": lambda o: LR.PolynomialLR(o, 15, 2.0),
+    "CosineAnnealingLR": lambda o: LR.CosineAnnealingLR(o, 7, 0.01),
+    "CosineAnnealingWarmRestarts": lambda o: LR.CosineAnnealingWarmRestarts(o, 5, 2, 0.01),
+    "CyclicLR": lambda o: LR.CyclicLR(o, 0.01, 0.2, 4, 3, "triangular2"),
+    "OneCycleLR": lambda o: LR.OneCycleLR(o, 0.2, 26),
+    "SequentialLR": lambda o: LR.SequentialLR(
+        o, [LR.LinearLR(o, 0.1, 1.0, 4), LR.ExponentialLR(o, 0.9), LR.StepLR(o, 2)], [4, 12]
+    ),
+    "ChainedScheduler": lambda o: LR.ChainedScheduler(
+        [LR.LinearLR(o, 0.2, 1.0, 12), LR.ExponentialLR(o, 0.9), LR.MultiStepLR(o, [9], 0.5)]
+    ),
+    "SWALR": lambda o: TO.swa_utils.SWALR(o, 0.01, 12),
+}
+MORE = {
+    "CyclicLR, exp_range": lambda o: LR.CyclicLR(o, 0.01, 0.2, 4, mode="exp_range", gamma=0.9),
+    "OneCycleLR, linear, three phases": lambda o: LR.OneCycleLR(
+        o, 0.2, 25, anneal_strategy="linear", three_phase=True, cycle_momentum=False
+    ),
+    "SWALR, linear, over": lambda o: TO.swa_utils.SWALR(o, 0.01, 5, "linear"),
+    "SWALR, linear": lambda o: TO.swa_utils.SWALR(o, 0.01, 15, "linear"),
+}
+
+
+@pytest.mark.parametrize("name", [*SCHEDULERS, *MORE])
+def test_a_schedule_goes_on(name):
+    ps = tensors()
+    optimizer = TO.SGD(ps, 0.1, momentum=0.9)
+    check(optimizer, {**SCHEDULERS, **MORE}[name](optimizer), ps)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["Adam", "AdamW", "Adadelta", "Adagrad", "Adafactor", "Adamax", "NAdam", "RAdam"]
+)
+def test_with_other_optimizers(name):
+    ps = tensors()
+    rate = 10.0 if name == "Adadelta" else 0.1
+    optimizer = getattr(TO, name)(ps, rate, weight_decay=0.01)
+    check(optimizer, LR.ExponentialLR(optimizer, 0.9), ps)
+
+
+@pytest.mark.parametrize("name", ["AdamW", "RMSprop"])
+def test_momentum_is_cycled(name):
+    ps = tensors()
+    options = {"momentum": 0.9} if name == "RMSprop" else {}
+    optimizer = getattr(TO, name)(ps, 0.01, **options)
+    tx = check(optimizer, LR.OneCycleLR(optimizer, 0.05, 30, base_momentum=0.5), ps)
+    assert "piecewise_interpolate" in repr(tx)
+
+
+def test_groups_have_rates_of_their_own():
+    ps = tensors()
+    optimizer = TO.SGD([{"params": ps[:1], "lr": 0.1}, {"params": ps[1:], "lr": 0.01}])
+    check(optimizer, LR.LambdaLR(optimizer, [lambda t: 0.9**t, lambda t: 1.1**t]), ps)
+
+
+@pytest.mark.parametrize("every", [3, 4])
+def test_stepped_once_an_epoch(every):
+    """Handed over in the middle of an epoch, and at its end."""
+    ps = tensors()
+    optimizer = TO.AdamW(ps, 0.1)
+    tx = check(optimizer, LR.ExponentialLR(optimizer, 0.5), ps, every)
+    assert gradtx.from_config(json.loads(json.dumps(gradtx.to_config(tx)))) == tx
+
+
+def test_begun_in_the_middle_of_a_run():
+    ps = tensors()
+    optimizer = TO.AdamW(ps, 0.1)
+    for g in gradients(5):
+        for p, x in zip(ps, g, strict=True):
+            p.grad = torch.from_numpy(x.copy())
+        optimizer.step()
+    check(optimizer, TO.swa_utils.SWALR(optimizer, 0.01, 12), ps)
+
+
+def plateaus(optimizer, mode, **options):
+    options = {"patience": 1, "factor": 0.5, "cooldown": 1, "min_lr": 0.01, **options}
+    return LR.ReduceLROnPlateau(optimizer, mode, **options)
+
+
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("kind", ["rel", "abs"])
+def test_reduce_on_plateau(mode, kind):
+    """Stepped before the optimizer, as its counterpart is; the state goes over."""
+    ps = tensors()
+    optimizer = TO.SGD(ps, 0.1, momentum=0.9)
+    scheduler = plateaus(optimizer, mode, threshold_mode=kind, threshold=0.01)
+    metrics = [5.0, 4.0, 4.2, 4.3, 4.1, 3.99, 5.0, 6.0, 7.0, 3.0, 3.0, 3.1, 2.0, 3.0, 3.0, 3.0]
+    gs = gradients(len(metrics))
+
+    def step(metric, g):
+        scheduler.step(metric)
+        for p, x in zip(ps, g, strict=True):
+            p.grad = torch.from_numpy(x.copy())
+        optimizer.step()
+        return optimizer.param_groups[0]["lr"]
+
+    half = len(metrics) // 3
+    for metric, g in zip(metrics[:half], gs[:half], strict=True):
+        step(metric, g)
+    params = [jnp.asarray(p.detach().numpy().copy()) for p in ps]
+    tx, state = from_torch(optimizer, params, scheduler=scheduler)
+    rate = optimizer.param_groups[0]["lr"]
+    seen = set()
+    for metric, g in zip(metrics[half:], gs[half:], strict=True):
+        params, state = gradtx.apply_gradients(tx, g, params, state, value=metric)
+        now = step(metric, g)
+        seen.add(now)
+        np.testing.assert_allclose(gradtx.tree.get(state, "scale") * rate, now, rtol=1e-6)
+    assert len(seen) > 1
+    for mine, p in zip(params, ps, strict=True):
+        np.testing.assert_allclose(mine, p.detach().numpy(), rtol=1e-5, atol=2e-6)
+
+
+def test_every_scheduler_is_known():
+    there = {
+        name
+        for name, cls in inspect.getmembers(LR, inspect.isclass)
+        if issubclass(cls, LR.LRScheduler) and not name.startswith("_") and name != "LRScheduler"
+    }
+    assert there | {"SWALR"} == set(SCHEDULERS) | {"ReduceLROnPlateau"}
+
+
+def untraceable(t):
+    return 1.0 if t < 5 else 0.1
+
+
+class Mine(LR.LRScheduler):
+    def get_lr(self):
+        return self.base_lrs
+
+
+REFUSED = {
+    "Mine": (lambda o: Mine(o), "'Mine' is not known; there are Chained"),
+    "function": (lambda o: LR.LambdaLR(o, untraceable), "jnp.where for if"),
+    "scale_fn": (
+        lambda o: LR.CyclicLR(o, 0.1, 0.2, scale_fn=lambda x: 1.0),
+        "a scale_fn of its own",
+    ),
+    "chained": (
+        lambda o: LR.ChainedScheduler([LR.ExponentialLR(o, 0.9), LR.CosineAnnealingLR(o, 5)]),
+        "ChainedScheduler of CosineAnnealingLR: only those that multiply",
+    ),
+    "sequential": (
+        lambda o: LR.SequentialLR(
+            o, [LR.ExponentialLR(o, 0.9), LR.MultiplicativeLR(o, lambda t: 0.5)], [3]
+        ),
+        "MultiplicativeLR the first",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name):
+    make, says = REFUSED[name]
+    ps = tensors()
+    optimizer = TO.SGD(ps, 0.1, momentum=0.9)
+    with pytest.raises(ValueError, match=says):
+        from_torch(optimizer, [p.detach().numpy() for p in ps], scheduler=make(optimizer))
+
+
+def test_refused_with_these_optimizers():
+    ps = tensors()
+    params = [p.detach().numpy() for p in ps]
+    for optimizer, make, says in (
+        (TO.Rprop(ps), lambda o: LR.ExponentialLR(o, 0.9), "no multiple of the rate"),
+        (TO.ASGD(ps), lambda o: LR.ExponentialLR(o, 0.9), "no multiple of the rate"),
+        (TO.Adafactor(ps), LR.ReduceLROnPlateau, "no multiple of the rate"),
+        (TO.LBFGS(ps), lambda o: LR.ExponentialLR(o, 0.9), "takes no scheduler"),
+        (
+            TO.Muon(ps[:1], momentum=0.9),
+            lambda o: LR.OneCycleLR(o, 0.2, 26),
+            "its momentum cannot follow",
+        ),
+    ):
+        given = params[:1] if isinstance(optimizer, TO.Muon) else params
+        with pytest.raises(ValueError, match=says):
+            from_torch(optimizer, given, scheduler=make(optimizer))
+
+
+def test_a_rate_set_by_hand_is_refused():
+    ps = tensors()
+    optimizer = TO.SGD(ps, 0.1)
+    scheduler = LR.ExponentialLR(optimizer, 0.9)
+    optimizer.param_groups[0]["lr"] = 0.5
+    with pytest.raises(ValueError, match="in force is 0.5, and ExponentialLR gives 0.1 at its"):
+        from_torch(optimizer, [p.detach().numpy() for p in ps], scheduler=scheduler)
+
+
+@pytest.mark.parametrize(("every", "error"), [(0, ValueError), (1.5, TypeError), (True, TypeError)])
+def test_bad_steps_per_epoch(every, error):
+    ps = tensors()
+    with pytest.raises(error, match="steps_per_epoch must be"):
+        from_torch(TO.SGD(ps, 0.1), [p.detach().numpy() for p in ps], steps_per_epoch=every)
