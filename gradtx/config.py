@@ -238,7 +238,11 @@ def _decode_declared(value: Any, custom: dict[str, Any], where: str, depth: int)
     ]
     if missing:
         raise ValueError(f"{name}: the arguments {missing} are missing")
-    return builder.public(*positional, **keywords)
+    try:
+        return builder.public(*positional, **keywords)
+    except (ArithmeticError, AttributeError, LookupError) as error:
+        # It was written for arguments of its own types; here they are someone else's data.
+        raise TypeError(f"{name}: an argument is of the wrong kind: {error}") from error
 
 
 def _decode_named(value: Any, custom: dict[str, Any], where: str, depth: int) -> Any:

@@ -65,6 +65,12 @@ class FakeTorch:
 FakeTorch.__name__ = "SGD"
 
 
+class ExponentialLR:
+    """And one of its schedulers."""
+
+    base_lrs, gamma, last_epoch = (1.0,), 0.5, 1
+
+
 def namespace():
     names = {name: getattr(gradtx, name) for name in gradtx.__all__}
     tx = gradtx.adam(0.1)
@@ -108,6 +114,7 @@ def run(code):
         names["keras_optimizer"] = FakeKeras()
     if "torch_optimizer" in code[0]:
         names["torch_optimizer"] = FakeTorch()
+        names["scheduler"] = ExponentialLR()
     results = []
     for piece in code:
         assigned = re.match(r"([\w, ]+?) = (?!=)", piece)
@@ -214,6 +221,16 @@ def torch_state(results, names):
     assert names["tx"] == gradtx.sgd(0.5, momentum=0.9)
     want = {"bias": jnp.full(2, 3.0), "kernel": jnp.full((3, 2), 2.0)}
     same(gradtx.get_slot(names["state"], "trace"), want)
+
+
+def torch_schedule(results, names):
+    state = names["state"]
+    same(gradtx.get_slot(state, "trace", "bias"), 3.0)
+    rates = []
+    for _ in range(3):
+        rates.append(float(gradtx.hyperparams(names["tx"], state)["learning_rate"]))
+        state = gradtx.apply_gradients(names["tx"], GRADS, PARAMS, state)[1]
+    np.testing.assert_allclose(rates, [0.5, 0.25, 0.125], rtol=1e-6)
 
 
 def by_vmap(results, names):
@@ -473,6 +490,7 @@ CHECKS = {
     "its `get_config` dict": equals(gradtx.adam(0.25, eps=1e-7, epsilon_hat=True)),
     "a PyTorch optimizer": torch_state,
     "its `state_dict`": torch_state,
+    "with its scheduler": torch_schedule,
     "an Optax state": lambda r, n: same(n["state"], gradtx.adam(0.1).init(PARAMS)),
     "back to Optax": lambda r, n: same(n["optax_state"], optax.adam(0.1).init(PARAMS)),
     "Adam adds epsilon before the bias correction (Keras)": steps_like(hat),

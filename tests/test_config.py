@@ -12,7 +12,10 @@ import pytest
 
 import gradtx
 from gradtx.declaration import Declared
+from tests import catalogue
+from tests.catalogue import CATALOGUE
 
+CUSTOM = {f.__name__: f for f in vars(catalogue).values() if callable(f) and hasattr(f, "__name__")}
 TX = gradtx.chain(
     gradtx.clip_by_global_norm(float("inf")),
     gradtx.adamw(
@@ -212,6 +215,36 @@ def test_hostile_configurations_give_clear_errors(value):
             assert str(error)
         else:
             assert isinstance(made, Declared)
+
+
+@hypothesis.given(st.data())
+@hypothesis.settings(max_examples=200)
+def test_damaged_configurations_give_clear_errors(data):
+    """A good configuration with one value, somewhere in it, replaced or left out."""
+    name = data.draw(st.sampled_from(sorted(CATALOGUE)))
+    config = json.loads(json.dumps(gradtx.to_config(CATALOGUE[name].make())))
+    node, key = data.draw(st.sampled_from([(n, k) for n in walk(config) for k in keys(n)]))
+    if data.draw(st.booleans()):
+        node[key] = data.draw(JSON)
+    else:
+        del node[key]
+    try:
+        made = gradtx.from_config(config, custom_objects=CUSTOM)
+    except (ValueError, TypeError) as error:
+        assert str(error)
+    else:
+        assert isinstance(made, Declared)
+
+
+def keys(node):
+    return list(node) if isinstance(node, dict) else range(len(node))
+
+
+def walk(node):
+    if isinstance(node, dict | list):
+        yield node
+        for key in keys(node):
+            yield from walk(node[key])
 
 
 @pytest.mark.parametrize("tag", ["gradtx", "float", "name"])

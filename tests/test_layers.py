@@ -89,3 +89,16 @@ def test_importing_touches_no_device():
         "assert not xla_bridge._backends, xla_bridge._backends\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ}, cwd=ROOT.parent)
+
+
+@pytest.mark.slow
+def test_the_tests_are_collected_without_pytorch():
+    tests = pathlib.Path(__file__).parent
+    files = [str(p) for p in sorted(tests.rglob("test_*.py")) if '"torch"' in p.read_text()]
+    program = (
+        "import sys, pytest\n"
+        "sys.modules['torch'] = None\n"
+        "sys.exit(pytest.main(['--collect-only', '-qq', '-m', '', *sys.argv[1:]]))\n"
+    )
+    assert len(files) >= 5
+    subprocess.run([sys.executable, "-c", program, *files], check=True, cwd=ROOT.parent)

@@ -171,6 +171,16 @@ def test_a_run_goes_on(name):
     jax.tree.map(np.testing.assert_array_equal, state_saved, state)
 
 
+def test_every_class_of_keras_is_known():
+    """Those that Keras publishes, and those that are tried above."""
+    made = [make() for make in OPTIMIZERS.values()]
+    tried = {type(optimizer).__name__ for optimizer in made} | {"Optimizer", "OptimizerMap"}
+    assert {n for n in dir(KO) if isinstance(getattr(KO, n), type)} == tried
+    there = {n for n in dir(KO.schedules) if isinstance(getattr(KO.schedules, n), type)}
+    tried = {type(schedule).__name__ for schedule in schedules().values()}
+    assert there == tried | {"LearningRateSchedule"}
+
+
 @pytest.mark.parametrize("name", schedules())
 def test_schedules(name):
     schedule = schedules()[name]
