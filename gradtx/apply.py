@@ -7,7 +7,12 @@ import jax.numpy as jnp
 
 from gradtx.compose import chain
 from gradtx.numerics import after, cast, widen
-from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs, transformation
+from gradtx.pair import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    transformation,
+    with_extra_args_support,
+)
 from gradtx.paths import aligned, is_leaf, leaves_with_path, path_string
 from gradtx.rows import add_rows, is_rows
 from gradtx.types import Array, Params, PyTree, State, Updates
@@ -104,6 +109,17 @@ def _each(function: Any, tree: PyTree, other: PyTree) -> PyTree:
     return treedef.unflatten(
         [function(path_string(k), a, b) for (k, a), b in zip(leaves, others, strict=True)]
     )
+
+
+def take_step(
+    tx: GradientTransformation, updates: Updates, state: State, params: Params, **extra_args: Any
+) -> tuple[Params, State]:
+    """Updates transformed and applied: by the ``step`` of `tx` if it has one."""
+    tx = with_extra_args_support(tx)
+    if tx.step is not None:
+        return tx.step(updates, state, params, **extra_args)
+    updates, state = tx.update(updates, state, params, **extra_args)
+    return apply_updates(params, updates), state
 
 
 def incremental_update(new_tensors: Params, old_tensors: Params, step_size: Any) -> Params:

@@ -1,6 +1,6 @@
 """Composition: transformations one after the other, and the smallest of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -36,21 +36,46 @@ def chain(*args: GradientTransformation) -> GradientTransformation:
     def init(params: Params) -> State:
         return tuple(tx.init(params) for tx in links)
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
+    def check(state: State) -> None:
         if not isinstance(state, tuple) or len(state) != len(links):
             raise ValueError(
                 f"chain: expected a state of {len(links)} parts, one for each transformation, "
                 f"which its init makes, not {type(state).__name__} {jax.tree.structure(state)}"
             )
-        new = []
-        for tx, part in zip(links, state, strict=True):
-            updates, part = tx.update(updates, part, params, **extra_args)
-            new.append(part)
-        return updates, tuple(new)
 
-    return GradientTransformationExtraArgs(init, update)
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        check(state)
+        return _through(links, updates, state, params, extra_args)
+
+    last = links[-1].step if links else None
+    if last is None:
+        return GradientTransformationExtraArgs(init, update)
+
+    def step(
+        updates: Updates, state: State, params: Params, **extra_args: Any
+    ) -> tuple[Params, State]:
+        check(state)
+        updates, new = _through(links[:-1], updates, state[:-1], params, extra_args)
+        params, part = last(updates, state[-1], params, **extra_args)
+        return params, (*new, part)
+
+    return GradientTransformationExtraArgs(init, update, step)
+
+
+def _through(
+    links: Sequence[GradientTransformation],
+    updates: Updates,
+    state: State,
+    params: Params | None,
+    extra_args: dict[str, Any],
+) -> tuple[Updates, tuple[State, ...]]:
+    new = []
+    for tx, part in zip(links, state, strict=True):
+        updates, part = tx.update(updates, part, params, **extra_args)
+        new.append(part)
+    return updates, tuple(new)
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -99,15 +124,28 @@ def named_chain(*args: tuple[str, GradientTransformation]) -> GradientTransforma
     def init(params: Params) -> State:
         return NamedStates(zip(names, links.init(params), strict=True))
 
+    def parts(state: State) -> tuple[State, ...]:
+        if not isinstance(state, dict) or list(state) != names:
+            raise ValueError(f"named_chain: expected a state for {names}, not {state!r:.80}")
+        return tuple(state.values())
+
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        if not isinstance(state, dict) or list(state) != names:
-            raise ValueError(f"named_chain: expected a state for {names}, not {state!r:.80}")
-        updates, new = links.update(updates, tuple(state.values()), params, **extra_args)
+        updates, new = links.update(updates, parts(state), params, **extra_args)
         return updates, NamedStates(zip(names, new, strict=True))
 
-    return GradientTransformationExtraArgs(init, update)
+    whole = links.step
+    if whole is None:
+        return GradientTransformationExtraArgs(init, update)
+
+    def step(
+        updates: Updates, state: State, params: Params, **extra_args: Any
+    ) -> tuple[Params, State]:
+        params, new = whole(updates, parts(state), params, **extra_args)
+        return params, NamedStates(zip(names, new, strict=True))
+
+    return GradientTransformationExtraArgs(init, update, step)
 
 
 @transformation

@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradtx.apply import apply_updates
+from gradtx.apply import take_step
 from gradtx.engine import gradient, parameter
-from gradtx.pair import GradientTransformation, with_extra_args_support
+from gradtx.pair import GradientTransformation
 from gradtx.paths import (
     Where,
     aligned,
@@ -139,8 +139,8 @@ def _apply(
     tx: GradientTransformation, grads: Updates, params: Params, state: State, extra_args: Any
 ) -> tuple[Params, State]:
     seen = jax.tree.map(lambda g, p: None if g is None else p, grads, params, is_leaf=is_leaf)
-    updates, state = with_extra_args_support(tx).update(grads, state, seen, **extra_args)
-    return apply_updates(params, updates), state
+    new, state = take_step(tx, grads, state, seen, **extra_args)
+    return merge(new, params), state
 
 
 def check_gradients(grads: Updates, params: Params) -> None:

@@ -142,6 +142,14 @@ def after(x: Any, first: Array) -> Array:
     return jax.lax.platform_dependent(x, first, cpu=wait, default=free)
 
 
+def is_computed(x: Array) -> Array:
+    """True, which XLA's compiler learns only by computing the real number `x`.
+
+    A loop that writes into an array in place and depends on this waits for what reads the old one.
+    """
+    return jnp.isnan(x) | (x >= -jnp.inf)
+
+
 def shrink(x: Array, l1: Any, l2: Any = 0.0) -> Array:
     """The proximal map of ``l1 |x| + l2 |x|^2 / 2``: entries of at most `l1` become 0.
 

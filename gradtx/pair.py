@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, NamedTuple, ParamSpec, cast, overload
+from typing import Any, NamedTuple, ParamSpec, Self, TypeAlias, cast, overload
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,8 @@ from gradtx.numerics import increment
 from gradtx.types import Counter, EmptyState, Params, State, Updates
 
 _P = ParamSpec("_P")
+
+StepFn: TypeAlias = Callable[..., tuple[Params, State]]
 
 
 class _Pair(NamedTuple):
@@ -31,6 +33,8 @@ class GradientTransformation(_Pair, Declared):
     Args:
         init: makes the state for some parameters.
         update: takes updates (first the gradients) and the state, gives updates and the new state.
+        step: ``(updates, state, params, **extra_args) -> (params, state)``, the same with the
+            updates applied, for what can save memory so; else :func:`apply_gradients` adds them.
 
     >>> import gradtx
     >>> gradtx.scale(0.5)
@@ -40,6 +44,13 @@ class GradientTransformation(_Pair, Declared):
     """
 
     # Without __slots__ the subclass has a __dict__, in which a declaration is kept.
+    def __new__(
+        cls, init: Callable[..., State], update: Callable[..., Any], step: StepFn | None = None
+    ) -> Self:
+        pair = super().__new__(cls, init, update)
+        pair._step = step  # type: ignore[attr-defined]
+        return pair
+
     @classmethod
     def declared(cls, declaration: Declaration) -> "GradientTransformation":
         """The transformation that `declaration` describes, built when it is first used."""
@@ -54,6 +65,14 @@ class GradientTransformation(_Pair, Declared):
         """What the builder returned: for an optimizer such as ``adam`` the chain behind it."""
         lazy: _Lazy | None = getattr(self, "_lazy", None)
         return self if lazy is None else lazy.expansion
+
+    @property
+    def step(self) -> StepFn | None:
+        """What takes a whole step, updates applied, where there is more to it than their sum."""
+        lazy: _Lazy | None = getattr(self, "_lazy", None)
+        if lazy is None:
+            return self._step  # type: ignore[attr-defined]
+        return None if lazy.schedules else lazy.expansion.step
 
     def __repr__(self) -> str:
         if self.declaration is not None:
@@ -95,16 +114,16 @@ def _rebuild(cls: type[GradientTransformation], builder: Builder, arguments: Any
 
 def _flatten(tx: GradientTransformation) -> tuple[Any, Any]:
     if tx.declaration is None:
-        return (), tuple(tx)
+        return (), (*tx, tx.step)
     arrays, structure = tx.declaration.flatten()
     return arrays, (structure,)
 
 
 def _register(cls: type[GradientTransformation]) -> None:
     def unflatten(structure: Any, children: Any) -> GradientTransformation:
-        if len(structure) == 2:
-            return cls(*structure)
-        return cls.declared(Declaration.unflatten(structure[0], children))
+        if len(structure) == 1:
+            return cls.declared(Declaration.unflatten(structure[0], children))
+        return cls(*structure)
 
     jax.tree_util.register_pytree_node(cls, _flatten, unflatten)
 

@@ -94,7 +94,7 @@ class Rows:
         """The same as a ``jax.experimental.sparse.BCOO``, duplicates as they are."""
         from jax.experimental.sparse import BCOO
 
-        indices, values = self._flat()
+        indices, values = self.flat()
         return BCOO((values, indices[:, None]), shape=self.shape)
 
     @property
@@ -114,7 +114,7 @@ class Rows:
         new._coalesced = self._coalesced
         return new
 
-    def _flat(self) -> tuple[Array, Array]:
+    def flat(self) -> tuple[Array, Array]:
         """Indices, those outside the table as the row past the last, and values, in one list."""
         past = self.shape[0]
         values = jnp.asarray(self.values).reshape(-1, *self.shape[1:])
@@ -134,7 +134,7 @@ class Rows:
         if self._coalesced:
             return self
         past = self.shape[0]
-        named, values = self._flat()
+        named, values = self.flat()
         if named.size > 1:
             number = jnp.arange(named.size, dtype=named.dtype)
             # On a CPU to sort indices alone, and to search in them, takes a third of the time that
@@ -167,7 +167,7 @@ class Rows:
             raise ValueError(
                 f"Rows of tables of shapes {self.shape} and {other.shape} cannot be added"
             )
-        (ours, values), (theirs, others) = self._flat(), other._flat()
+        (ours, values), (theirs, others) = self.flat(), other.flat()
         return Rows(jnp.concatenate([ours, theirs]), jnp.concatenate([values, others]), self.shape)
 
     __radd__ = __add__

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import jax
 
+from gradtx.apply import take_step
 from gradtx.inspection import replace
 from gradtx.minimizing import LossFn, minimize
 from gradtx.numerics import cast, is_tracer
@@ -133,16 +134,23 @@ def _check_places(what: str, tree: PyTree, places: PyTree) -> None:
 def _placed(tx: GradientTransformation, places: PyTree) -> GradientTransformation:
     """`tx` with its gradients brought to where it works on them."""
 
-    def place(g: Any, where: Any) -> Any:
+    def on_leaf(g: Any, where: Any) -> Any:
         return g if g is None or is_rows(g) else jax.lax.with_sharding_constraint(g, where)
+
+    def place(updates: Updates) -> Updates:
+        return jax.tree.map(on_leaf, updates, places, is_leaf=is_leaf)
 
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        updates = jax.tree.map(place, updates, places, is_leaf=is_leaf)
-        return tx.update(updates, state, params, **extra_args)
+        return tx.update(place(updates), state, params, **extra_args)
 
-    return GradientTransformationExtraArgs(tx.init, update)
+    def step(
+        updates: Updates, state: State, params: Params, **extra_args: Any
+    ) -> tuple[Params, State]:
+        return take_step(tx, place(updates), state, params, **extra_args)
+
+    return GradientTransformationExtraArgs(tx.init, update, step)
 
 
 def make_step(

@@ -1,24 +1,32 @@
 """Accumulation: one step of the optimizer for a window of micro-batches."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from gradtx import tree
+from gradtx.apply import take_step
 from gradtx.checks import PositiveCount
-from gradtx.numerics import accumulator_dtype as wide_dtype, cast, divide, increment, widen
+from gradtx.engine import parameter
+from gradtx.numerics import cast, divide, increment, is_computed, widen
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     transformation,
     with_extra_args_support,
 )
-from gradtx.paths import aligned, is_leaf, leaves_with_path, path_string
-from gradtx.rows import dense
 from gradtx.types import Array, DType, Params, PyTree, Slots, State, Updates
-from gradtx.wrappers.branching import _like
+from gradtx.wrappers.accumulators import (
+    accumulators,
+    fitting,
+    is_window,
+    map_accumulated,
+    nothing_like,
+)
+from gradtx.wrappers.branching import run_if
 
 Skip = Callable[[Updates, Array, Params | None], tuple[Array, PyTree]]
 
@@ -58,80 +66,63 @@ def _never(updates: Updates, gradient_step: Array, params: Params | None) -> tup
     return jnp.array(False), ()
 
 
-def zeros(p: Any, dtype: DType | None) -> Any:
-    """The accumulator of one parameter."""
-    if p is None:
-        return None
-    p = jnp.asarray(p)
-    real = wide_dtype(p, dtype)
-    return jnp.zeros_like(
-        p, dtype=jnp.promote_types(real, jnp.complex64) if jnp.iscomplexobj(p) else real
-    )
+@dataclass(frozen=True)
+class Window:
+    """How micro-batches are collected: what :func:`accumulate` and `MultiSteps` have in common."""
 
+    every: Any
+    use_grad_mean: bool
+    skip: Skip | None
+    dtype: DType | None
+    weighted: bool
+    compensated: bool = False
+    rows: Mapping[str, int] | None = None
 
-def map_accumulated(
-    function: Callable[..., Any], updates: Updates, acc: PyTree, *trees: PyTree, keep: bool = True
-) -> PyTree:
-    """``function(g, a, ...)`` on each leaf; where there is no gradient `a` if `keep`, else None."""
-    structure: Any
-    leaves, structure = leaves_with_path(updates)
-    problem = "the gradients and the accumulator are different trees"
-    columns = [aligned(problem, updates, structure, tree) for tree in (acc, *trees)]
-    out = []
-    for (path, g), a, *others in zip(leaves, *columns, strict=True):
-        if g is not None and (a is None or jnp.shape(g) != a.shape):
-            raise ValueError(
-                f"at {path_string(path)!r} the gradient is {jnp.shape(g)} and the accumulator "
-                f"{None if a is None else a.shape}; for the gradients of single examples see "
-                "differentially_private"
-            )
-        out.append((a if keep else None) if g is None else function(g, a, *others))
-    return structure.unflatten(out)
-
-
-def accumulating(
-    inner: GradientTransformation,
-    every: Any,
-    use_grad_mean: bool,
-    skip: Skip | None,
-    dtype: DType | None,
-    *,
-    weighted: bool,
-    compensated: bool = False,
-) -> GradientTransformation:
-    """Both :func:`accumulate` (`weighted`) and `MultiSteps`."""
-    tx = with_extra_args_support(inner)
-    should_skip = skip or _never
-
-    def init(params: Params) -> State:
+    def init(self, params: Params, inner_state: State) -> State:
         # Each count its own buffer: an array that is in a state twice cannot be donated.
         mini_step, gradient_step = (jnp.zeros([], jnp.int32) for _ in range(2))
-        acc = jax.tree.map(lambda p: zeros(p, dtype), params, is_leaf=is_leaf)
-        told = should_skip(tree.zeros_like(params), jnp.zeros([], jnp.int32), params)[1]
-        common = (mini_step, gradient_step, tx.init(params), acc)
-        if not weighted:
+        acc = accumulators(params, self.dtype, self.rows)
+        told = (self.skip or _never)(tree.zeros_like(params), jnp.zeros([], jnp.int32), params)[1]
+        common = (mini_step, gradient_step, inner_state, acc)
+        if not self.weighted:
             return MultiStepsState(*common, told)
-        lost = tree.zeros_like(acc) if compensated else None
+        lost = None
+        if self.compensated:
+            lost = jax.tree.map(
+                lambda a: None if is_window(a) else jnp.zeros_like(a), acc, is_leaf=is_window
+            )
         return AccumulateState(*common, jnp.zeros([], jnp.float32), jnp.array(False), told, lost)
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
-        # A window touches the rows of all its micro-batches, which have no fixed number.
-        updates = dense(updates)
-        window = every(state.gradient_step) if callable(every) else every
-        bad, told = should_skip(updates, state.gradient_step, params)
+    def collect(
+        self, updates: Updates, state: State, params: Params | None, weight: Any
+    ) -> tuple[State, Array, Array]:
+        """The state with a micro-batch added, whether it is the window's last, and its weight."""
+        window = self.every(state.gradient_step) if callable(self.every) else self.every
+        bad, told = (self.skip or _never)(updates, state.gradient_step, params)
         if jnp.shape(bad) != () or jnp.asarray(bad).dtype != bool:
             raise ValueError("should_skip_update_fn must return one boolean and a tree")
-        given = weighted and "weight" in extra_args
-        weight = jnp.asarray(extra_args.pop("weight") if given else 1.0, jnp.float32)
-        before = state.acc_weight if weighted else state.mini_step.astype(jnp.float32)
+        weight = jnp.asarray(weight, jnp.float32)
+        before = state.acc_weight if self.weighted else state.mini_step.astype(jnp.float32)
         total = before + weight
-        if given:  # what stands inside, such as `aggregate`, weighs the window
-            extra_args["weight"] = total
-        # The mean is kept, not the sum: it needs no range, and is right for any window.
-        share = divide(weight, total) if use_grad_mean else weight
+        state = self._added(updates, state, bad, weight, total)
+        last = ~bad & (state.mini_step + 1 >= window)
+        seen = jnp.where(bad, state.mini_step, increment(state.mini_step))
+        state = state._replace(
+            mini_step=jnp.where(last, 0, seen),
+            gradient_step=jnp.where(last, increment(state.gradient_step), state.gradient_step),
+            skip_state=told,
+        )
+        if self.weighted:
+            weights = jnp.where(last, 0, jnp.where(bad, before, total))
+            state = state._replace(acc_weight=weights, emitted=last)
+        return state, last, total
 
+    def _added(
+        self, updates: Updates, state: State, bad: Array, weight: Array, total: Array
+    ) -> State:
+        # The mean is kept, not the sum: it needs no range, and is right for any window. Of rows the
+        # sum is kept, since the rows before are not touched again.
+        share = divide(weight, total) if self.use_grad_mean else weight
         first = state.mini_step == 0
 
         def start(a: Array) -> Array:
@@ -139,54 +130,95 @@ def accumulating(
             # copy, and a product with zero would keep a NaN.
             return jnp.where(first, 0, a)
 
+        def kept(old: Array, new: Array) -> Array:
+            return new if self.skip is None else jnp.where(bad, old, new)
+
         def part(g: Any, a: Array, lost: Array | None) -> Array:
             """What is to be added: the gradient's share, and what rounding took before."""
-            g = widen(jnp.asarray(g))
-            new = (g - start(a) if use_grad_mean else g) * share
+            g = widen(g)
+            new = (g - start(a) if self.use_grad_mean else g) * share
             return new if lost is None else new - start(lost)
 
-        def add(g: Any, a: Array, lost: Array | None = None) -> Array:
-            new = cast(start(a) + part(g, a, lost), a.dtype)
-            return new if skip is None else jnp.where(bad, a, new)
+        def add(g: Any, a: Any, lost: Array | None = None) -> Any:
+            if is_window(a):
+                return a.with_rows(g, weight, first, bad)
+            return kept(a, cast(start(a) + part(g, a, lost), a.dtype))
 
-        def rounding(g: Any, lost: Array, a: Array, new: Array) -> Array:
-            excess = cast((new - start(a)) - part(g, a, lost), lost.dtype)
-            return excess if skip is None else jnp.where(bad, lost, excess)
+        def rounding(g: Any, lost: Any, a: Any, new: Any) -> Any:
+            if lost is None:
+                return None
+            return kept(lost, cast((new - start(a)) - part(g, a, lost), lost.dtype))
 
-        if compensated:
-            acc = map_accumulated(add, updates, state.acc_grads, state.compensation)
-            lost = map_accumulated(rounding, updates, state.compensation, state.acc_grads, acc)
-            state = state._replace(compensation=lost)
-        else:
-            acc = map_accumulated(add, updates, state.acc_grads)
-        last = ~bad & (state.mini_step + 1 >= window)
+        old = state.acc_grads
+        if not self.compensated:
+            return state._replace(acc_grads=map_accumulated(add, updates, old))
+        lost = state.compensation
+        acc = map_accumulated(add, updates, old, lost)
+        lost = map_accumulated(rounding, updates, lost, old, acc)
+        return state._replace(acc_grads=acc, compensation=lost)
 
-        def step() -> tuple[Updates, State]:
-            grads = map_accumulated(
-                lambda g, a: cast(a, jnp.asarray(g).dtype), updates, acc, keep=False
-            )
-            extra = {**extra_args, "weight": total} if weighted else extra_args
-            out, new = tx.update(grads, state.inner_opt_state, params, **extra)
-            return _like(out, updates), _like(new, state.inner_opt_state)
+    def collected(self, updates: Updates, acc: PyTree, total: Array) -> Updates:
+        """What the step is made of, in the types of the last micro-batch."""
 
-        # Only what a step changes goes through the condition: XLA copies what passes it unchanged.
-        out, inner_state = jax.lax.cond(
-            last, step, lambda: (tree.zeros_like(updates), state.inner_opt_state)
-        )
-        seen = jnp.where(bad, state.mini_step, increment(state.mini_step))
-        state = state._replace(
-            mini_step=jnp.where(last, 0, seen),
-            gradient_step=jnp.where(last, increment(state.gradient_step), state.gradient_step),
-            inner_opt_state=inner_state,
-            acc_grads=acc,
-            skip_state=told,
-        )
-        if weighted:
-            weights = jnp.where(last, 0, jnp.where(bad, before, total))
-            state = state._replace(acc_weight=weights, emitted=last)
-        return out, state
+        def of(g: Any, a: Any) -> Any:
+            if is_window(a):
+                return a.rows(g, total if self.use_grad_mean else 1.0)
+            return cast(a, g.dtype)
 
-    return GradientTransformationExtraArgs(init, update)
+        return map_accumulated(of, updates, acc, keep=False)
+
+
+def accumulating(inner: GradientTransformation, window: Window) -> GradientTransformation:
+    """`inner` on what a window collects."""
+    tx = with_extra_args_support(inner)
+
+    def collect(
+        updates: Updates, state: State, params: Params | None, extra_args: dict[str, Any]
+    ) -> tuple[State, Array, Callable[[Array], Updates], dict[str, Any]]:
+        """The state, whether to step, what with, and the extra arguments of `inner`."""
+        weight = extra_args.get("weight", 1.0) if window.weighted else 1.0
+        state, last, total = window.collect(updates, state, params, weight)
+        if window.weighted:  # what stands inside, such as `aggregate`, weighs the window
+            extra_args = {**extra_args, "weight": total}
+
+        def grads(turn: Array) -> Updates:
+            acc, _ = jax.lax.optimization_barrier((state.acc_grads, turn))
+            return window.collected(updates, acc, total)
+
+        return state, last, grads, extra_args
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        updates = fitting(updates, state.acc_grads)
+        state, last, grads, extra = collect(updates, state, params, extra_args)
+
+        def run(now: tuple[Updates, State], turn: Array) -> tuple[Updates, State]:
+            return tx.update(grads(turn), now[1], params, **extra)
+
+        nothing = nothing_like(updates, lambda: run((None, state.inner_opt_state), jnp.int32(0)))
+        out, inner_state = run_if(last, run, (nothing, state.inner_opt_state))
+        return out, state._replace(inner_opt_state=inner_state)
+
+    def step(
+        updates: Updates, state: State, params: Params, **extra_args: Any
+    ) -> tuple[Params, State]:
+        updates = fitting(updates, state.acc_grads)
+        state, last, grads, extra = collect(updates, state, params, extra_args)
+        if extra.get("value") is not None:
+            # The loss reads the parameters, which are overwritten.
+            last = last & is_computed(extra["value"])
+
+        def run(now: tuple[Params, State], turn: Array) -> tuple[Params, State]:
+            return take_step(tx, grads(turn), now[1], now[0], **extra)
+
+        now = jax.tree.map(parameter, params), state.inner_opt_state
+        params, inner_state = run_if(last, run, now)
+        return params, state._replace(inner_opt_state=inner_state)
+
+    return GradientTransformationExtraArgs(
+        lambda params: window.init(params, tx.init(params)), update, step
+    )
 
 
 @transformation(native_schedules=True)
@@ -198,6 +230,7 @@ def accumulate(
     should_skip_update_fn: Skip | None = None,
     accumulator_dtype: DType | None = None,
     compensated: bool = False,
+    rows: Mapping[str, int] | None = None,
 ) -> GradientTransformation:
     r"""Collect the gradients of a window of micro-batches and step with their mean.
 
@@ -217,12 +250,23 @@ def accumulate(
         accumulator_dtype: the type of the accumulator; float32 or wider unless given.
         compensated: keep beside the accumulator what rounding took from it, and add it again: for
             windows of thousands of micro-batches, or for an accumulator in bfloat16.
+        rows: for tables whose gradients are `Rows`, by path pattern, the number of rows that a
+            window has room for: the rows of its micro-batches, duplicates counted, are kept and
+            not the whole table. Where they do not fit the step is NaN.
 
     ``update`` takes an extra argument ``weight``, :math:`w_i \ge 0`, such as the number of examples
     in a micro-batch; 1 unless given. `inner` gets their sum as its ``weight``.
 
     State: `AccumulateState`; :func:`has_updated` tells whether the last call made a step. `Rows`
-    are accumulated as whole tables.
+    are accumulated as whole tables unless `rows` names them.
+
+    :func:`minimize`, :func:`make_step` and :func:`apply_gradients` take no memory beside the
+    parameters, the state and the gradient. A loop with ``update`` holds the zero updates too.
+
+    Raises:
+        ValueError: `every` or a number of rows is below 1, a pattern matches no leaf, or a leaf is
+            no table; in ``update`` a gradient has another shape than its parameter, or more rows
+            than a window has room for.
 
     Optax's `MultiSteps` runs its optimizer at every micro-step and then selects, and a NaN stays in
     its accumulator for ever, since it is reset by a multiplication with zero.
@@ -235,15 +279,19 @@ def accumulate(
     >>> updates.tolist(), bool(has_updated(state))
     ([-2.0], True)
     """
-    return accumulating(
-        inner,
+    for pattern, room in (rows or {}).items():
+        if isinstance(room, bool) or not isinstance(room, int) or room < 1:
+            raise ValueError(f"accumulate: rows[{pattern!r}] must be at least 1, not {room!r}")
+    window = Window(
         every,
         use_grad_mean,
         should_skip_update_fn,
         accumulator_dtype,
         weighted=True,
         compensated=compensated,
+        rows=rows,
     )
+    return accumulating(inner, window)
 
 
 def has_updated(state: State) -> Array:

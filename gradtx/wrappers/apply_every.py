@@ -9,9 +9,8 @@ from gradtx.checks import PositiveCount
 from gradtx.numerics import cast, widen
 from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs, transformation
 from gradtx.paths import is_leaf
-from gradtx.rows import dense
 from gradtx.types import Array, Counter, Params, Slots, State, Updates
-from gradtx.wrappers.accumulation import map_accumulated, zeros
+from gradtx.wrappers.accumulators import fitting, map_accumulated, zeros
 
 
 class ApplyEvery(NamedTuple):
@@ -51,12 +50,12 @@ def apply_every(k: PositiveCount = 1) -> GradientTransformation:
         emit, first = state.count + 1 >= k, state.count == 0
 
         def add(g: Any, a: Array) -> Array:
-            return cast(widen(jnp.asarray(g)) + jnp.where(first, 0, a), a.dtype)
+            return cast(widen(g) + jnp.where(first, 0, a), a.dtype)
 
         def pick(g: Any, a: Array) -> Array:
-            return cast(jnp.where(emit, a, 0), jnp.asarray(g).dtype)
+            return cast(jnp.where(emit, a, 0), g.dtype)
 
-        updates = dense(updates)
+        updates = fitting(updates, state.grad_acc)
         acc = map_accumulated(add, updates, state.grad_acc)
         updates = map_accumulated(pick, updates, acc, keep=False)
         return updates, ApplyEvery(jnp.where(emit, 0, state.count + 1), acc)

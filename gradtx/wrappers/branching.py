@@ -1,18 +1,56 @@
 """Running a transformation or not, as a value decides: shared by the wrappers."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 
 from gradtx.numerics import cast
 from gradtx.pair import GradientTransformation
 from gradtx.types import Array, Params, PyTree, State, Updates
 
+_T = TypeVar("_T")
+
 
 def _like(new: PyTree, old: PyTree) -> PyTree:
     """`new` in the types of `old`: the branches of a condition must agree."""
     return jax.tree.map(lambda n, o: cast(n, o.dtype) if hasattr(n, "dtype") else n, new, old)
+
+
+def run_if(condition: Array, run: Callable[[_T, Array], _T], now: _T) -> _T:
+    """``run(now, turn)`` if `condition` holds, else `now`, in the memory of `now`.
+
+    A loop of one turn or none. XLA gives the results of a ``lax.cond`` memory of their own, and on
+    a GPU makes of it a choice between results that are both computed. A loop cannot be
+    differentiated backwards, so that derivatives are taken through the condition.
+
+    Args:
+        condition: a boolean.
+        run: gives a tree like `now`. What depends on its argument `turn`, by an
+            ``optimization_barrier``, XLA does not compute before the loop, and store.
+        now: a tree of arrays.
+    """
+    now = jax.tree.map(lambda x: cast(x, x.dtype), now)
+
+    def body(now: _T, turn: Array) -> _T:
+        return _like(run(now, turn), now)
+
+    converted, held = jax.closure_convert(body, now, jnp.int32(0))
+
+    @jax.custom_jvp
+    def loop(condition: Array, now: _T, held: list[Array]) -> _T:
+        turns = condition.astype(jnp.int32)
+        return jax.lax.fori_loop(0, turns, lambda i, x: converted(x, i, *held), now)
+
+    @loop.defjvp
+    def differentiate(primals: Any, tangents: Any) -> Any:
+        def choose(condition: Array, now: _T, held: list[Array]) -> _T:
+            return jax.lax.cond(condition, lambda: converted(now, jnp.int32(0), *held), lambda: now)
+
+        return jax.jvp(choose, primals, tangents)
+
+    return loop(condition, now, held)
 
 
 def _update_if(

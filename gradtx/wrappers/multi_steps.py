@@ -7,7 +7,13 @@ import jax.numpy as jnp
 from gradtx.checks import PositiveCount
 from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.types import Array, DType, Params, State, Updates
-from gradtx.wrappers.accumulation import MultiStepsState, Skip, accumulating, has_updated
+from gradtx.wrappers.accumulation import (
+    MultiStepsState,
+    Skip,
+    Window,
+    accumulating,
+    has_updated,
+)
 
 
 class MultiSteps:
@@ -83,11 +89,7 @@ def multi_steps(
 
     State: `MultiStepsState`.
     """
-    return accumulating(
-        opt,
-        every_k_schedule,
-        use_grad_mean,
-        should_skip_update_fn,
-        accumulator_dtype,
-        weighted=False,
+    window = Window(
+        every_k_schedule, use_grad_mean, should_skip_update_fn, accumulator_dtype, weighted=False
     )
+    return accumulating(opt, window)

@@ -1,0 +1,180 @@
+"""Accumulators: what a window of micro-batches keeps of the gradients of each parameter."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradtx import tree
+from gradtx.engine import gradient
+from gradtx.numerics import accumulator_dtype, cast, divide, varying_axes, widen
+from gradtx.paths import aligned, is_leaf, leaves_with_path, matches, path_string
+from gradtx.rows import Rows, index_dtype, is_rows
+from gradtx.types import Array, DType, Params, PyTree, Updates
+
+
+class WindowRows(NamedTuple):
+    """The rows of a table that a window has touched so far, with duplicates, in a fixed room.
+
+    indices: i32[n] (i64 for a table that needs it); values: f32[n, ...], the rows times their
+    weights; used: i32[], how many there are, more than n where they did not fit.
+    """
+
+    indices: Any
+    values: Any
+    used: Any
+
+    @classmethod
+    def empty(cls, p: Array, room: int, dtype: DType | None) -> "WindowRows":
+        """An empty window for the table `p`."""
+        past = p.shape[0]
+        indices = jnp.full(room, past, index_dtype(past + room))
+        values = jnp.zeros((room, *p.shape[1:]), _wide(p, dtype))
+        return cls(indices, values, jnp.zeros([], jnp.int32))
+
+    def with_rows(self, rows: Rows, weight: Array, first: Array, bad: Array) -> "WindowRows":
+        """The window with a micro-batch behind what it holds, unless that is bad."""
+        indices, values = rows.flat()
+        used = jnp.where(first, 0, self.used)
+        # What is bad, or has no room, is written past the end, which is nowhere.
+        start = jnp.where(bad, self.indices.size, used)
+        at = start + jnp.arange(indices.size, dtype=jnp.int32)
+        where = {"mode": "drop", "indices_are_sorted": True, "unique_indices": True}
+        new = widen(values) * weight
+        return WindowRows(
+            self.indices.at[at].set(indices.astype(self.indices.dtype), **where),
+            self.values.at[at].set(cast(new, self.values.dtype), **where),
+            jnp.where(bad, self.used, used + indices.size),
+        )
+
+    def rows(self, like: Rows, total: Any) -> Rows:
+        """The sum over the window, divided by `total`; NaN if not everything had room."""
+        room = self.indices.size
+        there = jnp.arange(room, dtype=jnp.int32) < self.used
+        share = jnp.where(self.used > room, jnp.nan, divide(jnp.float32(1.0), total))
+        values = widen(self.values) * share
+        values = jnp.where(there.reshape((room,) + (1,) * (values.ndim - 1)), values, 0)
+        indices = jnp.where(there, self.indices, like.shape[0])
+        return Rows(indices, cast(values, like.dtype), like.shape)
+
+
+def is_window(a: Any) -> bool:
+    """Whether rows are kept, and not a whole array."""
+    return isinstance(a, WindowRows)
+
+
+def _wide(p: Array, dtype: DType | None) -> DType:
+    real = accumulator_dtype(p, dtype)
+    return jnp.promote_types(real, jnp.complex64) if jnp.iscomplexobj(p) else real
+
+
+def zeros(p: Any, dtype: DType | None) -> Any:
+    """The accumulator of one parameter."""
+    if p is None:
+        return None
+    p = jnp.asarray(p)
+    return jnp.zeros_like(p, dtype=_wide(p, dtype))
+
+
+def accumulators(params: Params, dtype: DType | None, rows: Mapping[str, int] | None) -> PyTree:
+    """The accumulators of a tree: `WindowRows` for the leaves that the patterns of `rows` name.
+
+    Raises:
+        ValueError: a pattern matches no leaf, two match one, or a leaf is no table.
+    """
+    leaves, treedef = leaves_with_path(params)
+    room = dict(rows or {})
+    named = [(path_string(path), p) for path, p in leaves]
+    for pattern in room:
+        if not any(matches(path, pattern) for path, _ in named):
+            raise ValueError(
+                f"accumulate: rows names {pattern!r}, which matches no leaf; the leaves are "
+                f"{', '.join(path for path, _ in named)}"
+            )
+
+    def of(path: str, p: Any) -> Any:
+        mine = [pattern for pattern in room if matches(path, pattern)]
+        if len(mine) > 1:
+            raise ValueError(f"accumulate: {path!r} matches several patterns of rows: {mine}")
+        if p is None or not mine:
+            return zeros(p, dtype)
+        if not jnp.ndim(p):
+            raise ValueError(f"accumulate: rows names {path!r}, which is a number and has no rows")
+        return WindowRows.empty(jnp.asarray(p), room[mine[0]], dtype)
+
+    return treedef.unflatten([of(path, p) for path, p in named])
+
+
+def map_accumulated(
+    function: Callable[..., Any], updates: Updates, acc: PyTree, *trees: PyTree, keep: bool = True
+) -> PyTree:
+    """``function(g, a, ...)`` on each leaf; where there is no gradient `a` if `keep`, else None."""
+
+    def on_leaf(g: Any, a: Any, *others: Any) -> Any:
+        return function(g, a, *others) if g is not None else a if keep else None
+
+    return jax.tree.map(on_leaf, updates, acc, *trees, is_leaf=is_leaf)
+
+
+def fitting(updates: Updates, acc: PyTree) -> Updates:
+    """Gradients as arrays, `Rows` where rows are kept, and None.
+
+    Raises:
+        ValueError: the trees differ, or a shape does (the error names the path).
+    """
+    structure: Any
+    leaves, structure = leaves_with_path(updates)
+    held = aligned("the gradients and the accumulator are different trees", updates, structure, acc)
+    return structure.unflatten(
+        [_fitting(path, g, a) for (path, g), a in zip(leaves, held, strict=True)]
+    )
+
+
+def _fitting(path: Any, g: Any, a: Any) -> Any:
+    if g is None:
+        return None
+    g = g if is_rows(g) else gradient(g, path)
+    if not is_window(a):
+        if a is None or g.shape != a.shape:
+            raise ValueError(
+                f"at {path_string(path)!r} the gradient is {g.shape} and the accumulator "
+                f"{None if a is None else a.shape}; for the gradients of single examples see "
+                "differentially_private"
+            )
+        return g.to_dense() if is_rows(g) else g
+    if not is_rows(g):
+        raise ValueError(
+            f"at {path_string(path)!r} the gradient is an array and not Rows, for which accumulate "
+            "was told to keep rows: look the table up with gradtx.sparse.take, or leave it out of "
+            "the argument rows"
+        )
+    given, room = math.prod(g.indices.shape), a.indices.size
+    if g.shape[1:] != a.values.shape[1:] or given > room:
+        raise ValueError(
+            f"at {path_string(path)!r} a micro-batch has {given} rows of shape {g.shape[1:]}, and "
+            f"the window has room for {room} of shape {a.values.shape[1:]}: see the argument rows "
+            "of accumulate"
+        )
+    return g
+
+
+def nothing_like(updates: Updates, run: Callable[[], Any]) -> Updates:
+    """Updates that change nothing, of the types that `run` returns for `updates`."""
+    alike = not any(
+        is_rows(g) or varying_axes(jax.typeof(g)) for g in jax.tree.leaves(updates, is_leaf=is_rows)
+    )
+    if alike:
+        return tree.zeros_like(updates)
+
+    def zeros(x: Any) -> Array:
+        made, axes = jnp.zeros(x.shape, x.dtype), tuple(varying_axes(x))
+        return jax.lax.pcast(made, axes, to="varying") if axes else made
+
+    def of(u: Any) -> Any:
+        if not is_rows(u):
+            return zeros(u)
+        return Rows(zeros(u.indices) + u.shape[0], zeros(u.values), u.shape)
+
+    return jax.tree.map(of, jax.eval_shape(run)[0], is_leaf=is_rows)
