@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
-from benchmarks.hlo import type_bytes
+from benchmarks.hlo import most_entries, type_bytes
 from benchmarks.pairs import Library, Pair, chosen, libraries
 from benchmarks.tables import markdown, size
 
@@ -152,7 +152,6 @@ class Kernel(NamedTuple):
 
 
 # Instructions that name or regroup buffers and launch nothing.
-NUMBER = 16  # bytes at most of one number, and of the few that one instruction returns
 BOOKKEEPING = frozenset({"bitcast", "constant", "get-tuple-element", "parameter", "tuple"})
 INSTRUCTION = re.compile(
     r"^\s+(?:ROOT )?(?P<name>%\S+) = (?P<type>\(.*?\)|\S+) (?P<op>[a-z][\w\-]*)\((?P<args>.*?)\)"
@@ -165,16 +164,17 @@ def entry_kernels(hlo: str) -> Iterator[Kernel]:
     A copy that runs on its own, a TPU's prefetch, counts twice: it is started and awaited.
     """
     _, _, entry = hlo.partition("\nENTRY ")
-    sizes: dict[str, int] = {}
+    types: dict[str, str] = {}
     for line in entry.splitlines():
         found = INSTRUCTION.match(line)
         if found is None:
             continue
-        sizes[found["name"]] = written = type_bytes(found["type"])
+        types[found["name"]] = found["type"]
         if found["op"] not in BOOKKEEPING:
             operands = set(re.findall(r"%[\w.\-]+", found["args"]))
-            touched = [written, *(sizes.get(operand, 0) for operand in operands)]
-            yield Kernel(found["op"], sum(touched), max(touched) <= NUMBER)
+            touched = [found["type"], *(types.get(operand, "") for operand in operands)]
+            moved = sum(map(type_bytes, touched))
+            yield Kernel(found["op"], moved, max(map(most_entries, touched)) <= 1)
 
 
 def figures(pairs: list[Pair], shapes: Shapes) -> Iterator[tuple[Pair, str, list[Cost]]]:

@@ -24,6 +24,12 @@ def type_bytes(text: str) -> int:
     return total
 
 
+def most_entries(text: str) -> int:
+    """The number of entries of the largest array in an HLO type."""
+    shapes = [dims.split(",") if dims else [] for _, _, dims in ARRAY.findall(text)]
+    return max((math.prod(map(int, shape)) for shape in shapes), default=0)
+
+
 class Collective(NamedTuple):
     """kind, and the bytes of the arrays that are reduced or gathered, whole."""
 

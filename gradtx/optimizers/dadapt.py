@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradtx import tree
 from gradtx.checks import Decay, NonNegative, Positive
 from gradtx.numerics import (
     Step,
@@ -15,6 +14,7 @@ from gradtx.numerics import (
     compute_dtype,
     divide,
     ema,
+    sums,
     zeros_like,
 )
 from gradtx.pair import GradientTransformation, transformation
@@ -105,13 +105,15 @@ def dadapt_adamw(
         scaled = jax.tree.map(
             lambda a, v: a / (jnp.sqrt(v) + after(eps, t.another())), s.grad_sum, s.exp_avg_sq
         )
-        product = tree.vdot(g, scaled).real
-        numerator = ema(rate * product, s.numerator_weighted, b)
-        g = [after(x, product) for x in g]  # what follows overwrites the slots
+        products = jax.tree.map(lambda g, a: (jnp.conj(g) * a).real, g, scaled)
+        read = sums(products)[0]
+        g = [after(x, read) for x in g]  # what follows overwrites the slots
         mean = jax.tree.map(lambda g, m: ema(rate * g, m, b1), g, s.exp_avg)
         square = jax.tree.map(lambda g, v: ema(abs_sq(g), v, b2), g, s.exp_avg_sq)
         total = jax.tree.map(lambda g, a: ema(rate * g, a, b), g, s.grad_sum)
-        estimate = divide(numerator, (1 - b) * tree.norm(total, ord=1))
+        product, size = sums(products, jax.tree.map(jnp.abs, total))
+        numerator = ema(rate * product, s.numerator_weighted, b)
+        estimate = divide(numerator, (1 - b) * size)
         directions = jax.tree.map(
             lambda m, v, p: -m / (jnp.sqrt(v) + eps) - (weight_decay * rate) * p, mean, square, p
         )

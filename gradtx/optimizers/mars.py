@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, Limit, NonNegative
 from gradtx.compose import chain
 from gradtx.engine import elementwise, leafwise
-from gradtx.numerics import Step, replace_slot, zeros_like
+from gradtx.numerics import Step, after, replace_slot, zeros_like
 from gradtx.optimizers.adam import scale_by_adam
 from gradtx.optimizers.sgd import scale_by_sign
 from gradtx.pair import GradientTransformation, optimizer, transformation
@@ -68,9 +68,14 @@ def mars(
         def weight() -> Array:
             return jnp.where(t.number == 1, 0, gamma * b1 / (1 - b1))
 
-        c = g + t.once("mars", 0, weight) * (g - s.last)
+        def corrected(weight: Array) -> Array:
+            return (1 + weight) * g - weight * s.last
+
+        c = corrected(t.once("mars", 0, weight))
         if max_norm is not None:
-            c = c * shrink_factor(norm(c), max_norm)
+            factor = shrink_factor(norm(c), max_norm)
+            # Made anew, not stored until the norm is known.
+            c = corrected(after(t.once("mars", 0, weight), factor, everywhere=True)) * factor
         return c, {"last": replace_slot(s.last, g, t.number)}
 
     return (elementwise if max_norm is None else leafwise)(MarsState, slots, rule)

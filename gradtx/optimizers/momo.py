@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradtx import tree
 from gradtx.checks import Decay, NonNegative, Number
 from gradtx.numerics import (
     Step,
@@ -15,6 +14,7 @@ from gradtx.numerics import (
     compute_dtype,
     divide,
     ema,
+    sums,
     zeros_like,
 )
 from gradtx.pair import GradientTransformation, transformation
@@ -47,8 +47,9 @@ class MomoAdamState(NamedTuple):
     count: Counter
 
 
-def _dot(x: list[Array], y: list[Array]) -> Array:
-    return tree.vdot(x, y).real
+def _dot(x: list[Array], y: list[Array]) -> list[Array]:
+    """The entries of the inner product of the leaves, still to be summed."""
+    return [(jnp.conj(a) * b).real for a, b in zip(x, y, strict=True)]
 
 
 class _Model:
@@ -139,10 +140,11 @@ def momo(
     def rule(g: list[Array], s: Any, t: Step, p: list[Array], *, value: Array) -> Any:
         b = jnp.where(t.number == 1, 0.0, beta)
         mean = jax.tree.map(lambda g, m: ema(g, m, b), g, s.exp_avg)
-        barf, gamma = ema(value, s.barf, b), ema(_dot(g, p), s.gamma, b)
+        along, slope, square = sums(_dot(g, p), _dot(mean, p), _dot(mean, mean))
+        barf, gamma = ema(value, s.barf, b), ema(along, s.gamma, b)
         shrink = 1 + learning_rate * weight_decay
         bound = lower_bound if adapt_lower_bound else None
-        model = _Model(barf - gamma, _dot(mean, p), tree.norm_sq(mean), 1.0, shrink, bound)
+        model = _Model(barf - gamma, slope, square, 1.0, shrink, bound)
         tau, lower = model.step(learning_rate, s.lb)
         decay, scale = learning_rate * weight_decay / shrink, tau / shrink
         directions = jax.tree.map(lambda m, p: -decay * p - scale * m, mean, p)
@@ -211,17 +213,17 @@ def momo_adam(
     def rule(g: list[Array], s: Any, t: Step, p: list[Array], *, value: Array) -> Any:
         mean = jax.tree.map(lambda g, m: ema(g, m, b1), g, s.exp_avg)
         square = jax.tree.map(lambda g, v: ema(abs_sq(g), v, b2), g, s.exp_avg_sq)
-        barf, gamma = ema(value, s.barf, b1), ema(_dot(g, p), s.gamma, b1)
         root = jnp.sqrt(t.bias_correction(b2))
         small = eps * root
         scaled = jax.tree.map(
             lambda m, v: m / (after(small, t.another()) + jnp.sqrt(v)), mean, square
         )
-        norm_sq = root * _dot(mean, scaled)
+        along, slope, square_norm = sums(_dot(g, p), _dot(mean, p), _dot(mean, scaled))
+        barf, gamma = ema(value, s.barf, b1), ema(along, s.gamma, b1)
         shrink = 1 + learning_rate * weight_decay
         bound = lower_bound if adapt_lower_bound else None
         weight = t.bias_correction(b1)
-        model = _Model(barf - gamma, _dot(mean, p), norm_sq, weight, shrink, bound)
+        model = _Model(barf - gamma, slope, root * square_norm, weight, shrink, bound)
         tau, lower = model.step(learning_rate, s.lb)
         decay, scale = learning_rate * weight_decay / shrink, tau * root / shrink
 

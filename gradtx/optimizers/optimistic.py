@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from gradtx.apply import kept_until_applied
 from gradtx.checks import Decay, NonNegative, Number
 from gradtx.engine import elementwise
-from gradtx.numerics import zeros_like
+from gradtx.numerics import real_dtype, zeros_like
 from gradtx.optimizers.adam import scale_by_adam
 from gradtx.pair import (
     GradientTransformation,
@@ -33,11 +33,17 @@ class _Previous(NamedTuple):
     previous_gradient: Slots
 
 
-def _kept(g: Array, direction: Array) -> Array:
-    """`g`, written over the old one by the kernel that reads that for the direction.
+def _written(g: Array, first: Array) -> Array:
+    """`g`, and on a TPU over 1: its compiler makes of a quotient and what reads it one kernel.
 
-    XLA for TPU does so by itself where `g` is what Adam made, and not if it has to wait.
+    It would give a copy a kernel of its own, and store the direction for anything else.
     """
+    one = jnp.maximum(first.astype(real_dtype(g.dtype)), 1)  # which the compiler does not know
+    return jax.lax.platform_dependent(g, one, tpu=jnp.divide, default=lambda g, one: g)
+
+
+def _kept(g: Array, direction: Array) -> Array:
+    """`g`, written over the old one by the kernel that reads that for the direction."""
 
     def wait(g: Array, direction: Array) -> Array:
         return jnp.where(jnp.isnan(direction), jnp.nan, g)
@@ -71,6 +77,7 @@ def scale_by_optimistic_gradient(alpha: Number = 1.0, beta: Number = 1.0) -> Gra
 
     def extrapolate(first: Array) -> GradientTransformation:
         def rule(g: Array, s: Any, t: Any) -> Any:
+            g = _written(g, first)
             previous = jnp.where(first, g, s.previous_gradient)
             direction = (alpha + beta) * g - beta * previous
             return direction, {"previous_gradient": _kept(g, direction)}

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradtx import tree
 from gradtx.checks import Decay, NonNegative, Positive
 from gradtx.numerics import (
     Step,
@@ -14,6 +13,7 @@ from gradtx.numerics import (
     compute_dtype,
     divide,
     ema,
+    sums,
     zeros_like,
 )
 from gradtx.pair import GradientTransformation, transformation
@@ -115,12 +115,15 @@ def prodigy(
         d = s.estim_lr
         rate = d * learning_rate * (jnp.sqrt(t.bias_correction(b2)) / t.bias_correction(b1))
         weight = d / estim_lr0 * (d if safeguard_warmup else rate)
-        come = tree.vdot(g, tree.sub(s.params0, p)).real
-        numerator = b3 * s.numerator_weighted + d / estim_lr0 * rate * come
         mean = jax.tree.map(lambda g, m: ema(d * g, m, b1), g, s.exp_avg)
         square = jax.tree.map(lambda g, v: ema(abs_sq(d * g), v, b2), g, s.exp_avg_sq)
         total = jax.tree.map(lambda g, a: b3 * a + weight * g, g, s.grad_sum)
-        estimate = divide(estim_lr_coef * numerator, tree.norm(total, ord=1))
+        come, size = sums(
+            jax.tree.map(lambda g, start, p: (jnp.conj(g) * (start - p)).real, g, s.params0, p),
+            jax.tree.map(jnp.abs, total),
+        )
+        numerator = b3 * s.numerator_weighted + d / estim_lr0 * rate * come
+        estimate = divide(estim_lr_coef * numerator, size)
         new = jnp.maximum(d, estimate)
         directions = jax.tree.map(
             lambda m, v, p: -rate * (m / (jnp.sqrt(v) + new * eps)) - (weight_decay * rate) * p,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative, PositiveCount, Range
 from gradtx.compose import chain, identity
-from gradtx.numerics import cast, compute_dtype, divide, increment, real_dtype, widen
+from gradtx.numerics import cast, compute_dtype, divide, increment, real_dtype, replace_slot, widen
 from gradtx.optimizers.rmsprop import scale_by_rms
 from gradtx.optimizers.sgd import sgd
 from gradtx.pair import (
@@ -168,8 +168,10 @@ def schedule_free(
         weight = max_lr ** at(weight_lr_power, count, dtype)
         weight_sum = state.weight_sum + weight
         share = divide(weight, weight_sum)
-        old, new = state.b1, at(b1, count, dtype)
+        old = state.b1
+        new = replace_slot(old, at(b1, count, dtype), state.weight_sum)
         towards = share - (new / old - 1) * (1 - share)  # a schedule of b1 moves y along x - z
+        direct = (1 - old) * (1 - towards)
 
         moves, base_state = base.update(updates, state.base_optimizer_state, params, **extra_args)
         moves = jax.tree.map(lambda u: u.to_dense() if is_rows(u) else u, moves, is_leaf=is_leaf)
@@ -183,8 +185,7 @@ def schedule_free(
         def step(u: Any, z: Array, y: Any) -> Any:
             if u is None:
                 return None
-            direct = (1 - old) * widen(u)
-            return cast(towards * (widen(z) - widen(jnp.asarray(y)) - direct) + direct, u.dtype)
+            return cast(towards * (widen(z) - widen(jnp.asarray(y))) + direct * widen(u), u.dtype)
 
         steps = jax.tree.map(step, moves, z, params, is_leaf=is_leaf)
         count = increment(state.step_count)
