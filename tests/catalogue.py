@@ -36,6 +36,19 @@ def builders() -> list[Builder]:
     return [each.builder for each in public if hasattr(each, "builder")]
 
 
+def optimizers() -> list[str]:
+    """The names of those that train by themselves, in whatever file they are."""
+    links = {"mars", "orthogonalize"}
+    names = {
+        builder.name
+        for builder in builders()
+        if builder.function.__module__.startswith("gradtx.optimizers.")
+        and not builder.name.startswith("scale_by_")
+        and not builder.name.endswith("_estimator_diag_hessian")
+    }
+    return sorted(names - links | {"schedule_free_adamw", "schedule_free_sgd"})
+
+
 def dpsgd_of_optax() -> Any:
     """Optax's passes its seed on by an old name, and warns of that."""
     with warnings.catch_warnings():

@@ -8,22 +8,14 @@ import numpy as np
 import pytest
 
 import gradtx
-from tests.catalogue import CATALOGUE
+from tests.catalogue import CATALOGUE, optimizers
 
 STEPS, BATCH, INPUTS, OUTPUTS = 1000, 16, 6, 4
 
 
-def _made_by_an_optimizer(name):
-    builder = getattr(gradtx, name).builder
-    if not builder.function.__module__.startswith("gradtx.optimizers"):
-        return False
-    link = name.startswith("scale_by_") or name.endswith("_estimator_diag_hessian")
-    return not (link or name in ("mars", "orthogonalize"))
-
-
 # With every optimizer what has none of its own, and what acts on any.
 OPTIMIZERS = [
-    *sorted(name for name in CATALOGUE if _made_by_an_optimizer(name)),
+    *optimizers(),
     "scale_by_distance_over_gradients",
     "accumulate",
     "apply_if_finite",
@@ -35,8 +27,6 @@ OPTIMIZERS = [
     "mechanize",
     "sam",
     "schedule_free",
-    "schedule_free_adamw",
-    "schedule_free_sgd",
 ]
 
 # A step of less than half a unit in the last place of a bfloat16 parameter (0.2 %) is lost when it

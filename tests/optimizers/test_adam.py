@@ -41,6 +41,13 @@ def test_adamw_is_the_papers():
     )
 
 
+def test_nadamw_is_adamw_that_looks_ahead():
+    oracle.check(
+        gradtx.nadamw(0.01, weight_decay=0.1),
+        lambda g, s, t, p: -0.01 * (adam_step(g, s, t, nesterov=True) + 0.1 * p),
+    )
+
+
 def test_adamw_with_a_schedule_is_the_papers():
     """Loshchilov and Hutter 2019, algorithm 2, with a learning rate that falls."""
     oracle.check(

@@ -142,15 +142,20 @@ def test_madgrad_keeps_its_own_copy_of_the_start():
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float16, jnp.complex64])
-def test_noise_has_the_variance_of_the_schedule(dtype):
-    tx = gradtx.add_noise(eta=0.5, gamma=1.0, key=0)
-    g = jnp.zeros(20_000, dtype)
+@pytest.mark.parametrize("rate", [None, 0.2])
+def test_noise_has_the_variance_of_the_schedule(dtype, rate):
+    """Neelakantan et al. 2015, equation 1: on a gradient of 1, with steps counted from 1."""
+    options = {"eta": 0.5, "gamma": 1.0, "key": 0}
+    tx = gradtx.add_noise(**options) if rate is None else gradtx.noisy_sgd(rate, **options)
+    scale = 1.0 if rate is None else -rate
+    g = jnp.ones(20_000, dtype)
     state = tx.init(g)
     for t in (1, 2):
         updates, state = tx.update(g, state)
         assert updates.dtype == dtype
-        variance = float(jnp.mean(jnp.abs(updates.astype(jnp.complex64)) ** 2))
-        assert variance == pytest.approx(0.5 / t, rel=0.05)
+        noise = updates.astype(jnp.complex64) / scale - 1
+        assert abs(complex(jnp.mean(noise))) < 0.03
+        assert float(jnp.mean(jnp.abs(noise) ** 2)) == pytest.approx(0.5 / t, rel=0.05)
 
 
 def test_noise_takes_keys_and_seeds():

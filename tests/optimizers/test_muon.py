@@ -36,24 +36,25 @@ def newton_schulz(x, rows, how):
     return x.T if turned else x
 
 
+@pytest.mark.parametrize("shape", [(4, 3), (3, 5)])
 @pytest.mark.parametrize("how", ["frobenius", "spectral", "aol", "schatten"])
 @pytest.mark.parametrize("coeffs", [(3.4445, -4.7750, 2.0315), DION], ids=["one", "many"])
-def test_muon(how, coeffs):
+def test_muon(how, coeffs, shape):
+    """Jordan et al. 2024, with bias corrections, the factor of the shape, and decay."""
     rows = DION if coeffs is DION else [coeffs] * 3
     adaptive = how == "aol"
+    factor = np.sqrt(max(1.0, shape[1] / shape[0]))
 
     def update(g, s, t, p):
         s["m"] = 0.9 * s.get("m", 0.0) + 0.1 * g
         m = 0.9 * s["m"] / (1 - 0.9 ** (t + 1)) + 0.1 * g / (1 - 0.9**t)
         u = newton_schulz(m, rows, how)
-        return -0.01 * (np.sum(m * u) * u if adaptive else u)
+        u = np.sum(m * u) * u if adaptive else u
+        return -0.01 * (factor * u + 0.1 * p)
 
-    tx = gradtx.chain(
-        gradtx.scale_by_muon(coeffs, 3, 0.9, preconditioning=how, adaptive=adaptive),
-        gradtx.scale(-0.01),
-    )
+    tx = gradtx.muon(0.01, coeffs, 3, 0.9, weight_decay=0.1, preconditioning=how, adaptive=adaptive)
     with jax.enable_x64(True):
-        p, gs = oracle.parameters(), oracle.gradients()
+        p, gs = oracle.parameters(shape=shape), oracle.gradients(shape=shape)
         got = oracle.run(tx, p, gs, np.float64)
     np.testing.assert_allclose(got, oracle.transcribe(update, p, gs), rtol=1e-5, atol=1e-7)
 
