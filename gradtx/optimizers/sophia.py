@@ -10,7 +10,17 @@ from gradtx import tree
 from gradtx.checks import Count, Decay, NonNegative, Positive, PositiveCount
 from gradtx.compose import chain
 from gradtx.engine import elementwise, load, store
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, cast, debias, ema, widen, zeros_like
+from gradtx.numerics import (
+    Step,
+    abs_sq,
+    accumulator_dtype,
+    after,
+    cast,
+    debias,
+    ema,
+    widen,
+    zeros_like,
+)
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -270,23 +280,23 @@ def scale_by_sophia(
         # The estimate has the type of the gradients: squares must not be rounded to 16 bits.
         wide = tree.map_updates(lambda g: widen(jnp.asarray(g)), updates)
 
-        def estimated(nu: PyTree) -> tuple[PyTree, State]:
-            def run() -> tuple[PyTree, State]:
+        def estimated(nu: PyTree) -> tuple[PyTree, State, Array]:
+            def run() -> tuple[PyTree, State, Array]:
                 h, inner = estimator.update(wide, state.hessian_fn_state, params, **extra_args)
                 pairs = zip(treedef.flatten_up_to(h), treedef.flatten_up_to(nu), strict=True)
                 new = [n if h is None else store(n, ema(widen(h), load(n), b2)) for h, n in pairs]
-                return treedef.unflatten(new), inner
+                return treedef.unflatten(new), inner, jnp.ones([])
 
             due = state.count % update_interval == 0
-            return jax.lax.cond(due, run, lambda: (nu, state.hessian_fn_state))
+            return jax.lax.cond(due, run, lambda: (nu, state.hessian_fn_state, jnp.zeros([])))
 
         moments: Any = _Moments(state.count, state.mu, state.nu)
+        nu, inner, made = estimated(state.nu)
         if hessian_first:
-            nu, inner = estimated(state.nu)
-            out, moments = lifted.update(updates, moments._replace(nu=nu))
-        else:
-            out, moments = lifted.update(updates, moments)
-            nu, inner = estimated(state.nu)
+            moments = moments._replace(nu=nu)
+        out, moments = lifted.update(updates, moments)
+        # The parameters are overwritten when the estimate is made from them: no copy.
+        out = tree.map_updates(lambda u: after(u, made), out)
         if verbose and clip_threshold is not None:
             _print_win_rate(out, clip_threshold, moments.count, print_win_rate_every_n_steps)
         return out, SophiaState(moments.count, moments.mu, nu, inner)
