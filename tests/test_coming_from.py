@@ -1,5 +1,6 @@
 """Every row of docs/coming_from.md: its code runs, and does what the left side says."""
 
+import functools
 import json
 import math
 import pathlib
@@ -71,6 +72,13 @@ class ExponentialLR:
     base_lrs, gamma, last_epoch = (1.0,), 0.5, 1
 
 
+def parts():
+    """Where the halves of each parameter lie."""
+    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    specs = {"bias": jax.P("data"), "kernel": jax.P(None, "data")}
+    return {k: jax.sharding.NamedSharding(mesh, spec) for k, spec in specs.items()}
+
+
 def namespace():
     names = {name: getattr(gradtx, name) for name in gradtx.__all__}
     tx = gradtx.adam(0.1)
@@ -101,6 +109,7 @@ def namespace():
         "indices": jnp.array([2]),
         "values": jnp.ones((1, 2)),
         "device": jax.devices()[1],
+        "parts": parts(),
         "now": lambda: 0.25,
         "before": lambda updates, params: gradtx.tree.scale(2.0, updates),
         "after": lambda updates, params: gradtx.tree.scale(2.0, updates),
@@ -147,11 +156,11 @@ def trains(results, names):
         assert "(" in repr(tx)
 
 
-def steps_like(want):
-    """One step is what a NumPy formula ``(parameter, gradient) -> parameter`` says."""
+def steps_like(*formulas):
+    """One step of each is what a NumPy formula ``(parameter, gradient) -> parameter`` says."""
 
     def check(results, names):
-        for tx in results:
+        for tx, want in zip(results, formulas, strict=True):
             got = moves(tx)
             for k, p in PARAMS.items():
                 wanted = want(np.asarray(p), np.asarray(GRADS[k]))
@@ -251,6 +260,38 @@ def clips(results, names):
     np.testing.assert_allclose(norms[0], math.sqrt(2.0), rtol=1e-6)  # each leaf by its norm
     np.testing.assert_allclose(norms[1], math.sqrt(0.25 + 1 + 6), rtol=1e-6)
     np.testing.assert_allclose(norms[2], 1.0, rtol=1e-6)
+
+
+def clips_in_order(results, names):
+    want = gradtx.tree.map_updates(lambda g: np.minimum(g, 0.5), GRADS)
+    want = {k: g / max(1.0, np.linalg.norm(g)) for k, g in want.items()}
+    norm = math.sqrt(sum(np.sum(g**2) for g in want.values()))
+    assert norm > 1
+    same(moves(results[0]), {k: PARAMS[k] - 0.1 * g / norm for k, g in want.items()})
+
+
+def overwritten_rate(results, names):
+    """It takes the old state, and nothing is compiled again."""
+    step = jax.jit(lambda tx, state: gradtx.apply_gradients(tx, GRADS, PARAMS, state))
+    _, state = step(gradtx.adam(jnp.array(0.1)), names["state"])
+    new, state = step(results[0], state)
+    assert step._cache_size() == 1
+    assert int(gradtx.tree.get(state, "count")) == 2
+    size = gradtx.global_norm(gradtx.tree.sub(new, PARAMS)) / math.sqrt(8)
+    np.testing.assert_allclose(size, 0.01, rtol=1e-4)
+
+
+def ticks_once_a_window(results, names):
+    """The schedule falls by 0.01 a window."""
+    accumulates(4, average=True)(results, names)
+    tx, params = results[0], PARAMS
+    state = tx.init(params)
+    for count in range(8):
+        new, state = gradtx.apply_gradients(tx, GRADS, params, state)
+        if count % 4 == 3:
+            size = gradtx.global_norm(gradtx.tree.sub(new, params)) / math.sqrt(8)
+            np.testing.assert_allclose(size, 0.1 - 0.01 * (count // 4), rtol=1e-4)
+        params = new
 
 
 def first_is_doubled(results, names):
@@ -429,6 +470,15 @@ def loss_scales(results, names):
     assert float(results[-1]) == 2.0**15
 
 
+def skips_infinite(results, names):
+    tx = results[0]
+    state = tx.init(PARAMS)
+    bad = {**GRADS, "bias": jnp.array([jnp.inf, 1.0])}
+    new, after = gradtx.apply_gradients(tx, bad, PARAMS, state)
+    same(new, PARAMS)
+    assert float(gradtx.loss_scale(after)) == float(gradtx.loss_scale(state)) / 2
+
+
 def config_data(results, names):
     config = json.loads(json.dumps(results[-1]))
     assert gradtx.from_config(config) == names["tx"]
@@ -463,20 +513,30 @@ def numbers(*values):
 
 
 def places(results, names):
-    """Each slot lies where its parameter does, also where that is divided."""
-    if "device" in names:
-        held = gradtx.get_slot(names["state"], "mu", "kernel")
-        assert held.devices() == {names["device"]}
-    mesh = jax.make_mesh((2,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
-    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "data"))
-    kernel = jax.device_put(PARAMS["kernel"], split)
-    state = gradtx.adam(0.1).init({**PARAMS, "kernel": kernel})
-    assert gradtx.get_slot(state, "mu", "kernel").sharding == split
+    """Each slot lies where its parameter does."""
+    held = gradtx.get_slot(names["state"], "mu", "kernel")
+    assert held.devices() == {names["device"]}
 
 
-def hat(p, g):
+def partitioned(results, names):
+    kernel = gradtx.get_slot(names["state"], "mu", "kernel")
+    assert kernel.sharding == names["parts"]["kernel"]
+    assert {x.data.shape for x in kernel.addressable_shards} == {(3, 1)}
+
+
+def hat(p, g, rate=1e-3, eps=1e-7):
     m, v = 0.1 * g, 0.001 * g**2
-    return p - 1e-3 * math.sqrt(0.001) / 0.1 * m / (np.sqrt(v) + 1e-7)
+    return p - rate * math.sqrt(0.001) / 0.1 * m / (np.sqrt(v) + eps)
+
+
+def shrink(x, rate, l1, l2):
+    return np.sign(x) * np.maximum(abs(x) - rate * l1, 0) / (1 + rate * l2)
+
+
+def follow_the_leader(p, g, rate=0.1, l1=0.01):
+    root = np.sqrt(0.1 + g**2)
+    linear = g - (root - math.sqrt(0.1)) / rate * p
+    return (np.clip(linear, -l1, l1) - linear) * rate / root
 
 
 def rms_outside(p, g):
@@ -503,12 +563,14 @@ CHECKS = {
     ),
     "Nadam's momentum warms up (Keras, PyTorch)": warm_nadam,
     "Adafactor factors the last two dimensions (both)": trains,
-    "weights decay before the step is computed (Keras)": trains,
+    "weights decay before the step is computed (Keras)": lambda r, n: same(
+        moves(r[0]), moves(gradtx.lamb(1e-3), gradtx.tree.scale(1 - 1e-3 * 0.004, PARAMS))
+    ),
     # tf.keras
     "`minimize(loss, var_list)`": minimized,
     "`minimize(..., grad_loss)`": minimized,
     "`minimize` with some variables": only_bias_moves,
-    "`tape.gradient`, `compute_gradients`": gradients,
+    "`tape.gradient`, `minimize(..., tape)`": gradients,
     "`apply_gradients(grads_and_vars)`": applied(),
     "gradients processed in between": applied(0.5),
     "a variable without a gradient": only_kernel_moves,
@@ -516,11 +578,11 @@ CHECKS = {
     "its own function, or none": same_step_as(gradtx.adam(0.1)),
     "`gradient_transformers`, after the aggregator": by_vmap,
     "`clipnorm`, `clipvalue`, `global_clipnorm`": clips,
-    "several of them (in the order of the chain)": trains,
+    "several of them, in OptimizerV2's order (here that of the chain)": clips_in_order,
     "variable constraints": projected,
     "learning rate as number, array, schedule": numbers((0.1, 0.1), (0.1, 0.1), (0.1, 0.05)),
     "as a function of nothing, called at each step": rate_by_call,
-    "`optimizer.learning_rate = 0.01`": numbers((0.01, 0.01)),
+    "`optimizer.learning_rate = 0.01`": overwritten_rate,
     "`optimizer.learning_rate`": equals(0.1),
     "`iterations`": equals(0),
     "`get_slot_names()`": equals(["mu", "nu"]),
@@ -540,21 +602,31 @@ CHECKS = {
     "several optimizers over collections of variables": grouped(
         gradtx.adam(0.1), gradtx.ftrl(0.1), "bias"
     ),
+    "a partitioned variable has partitioned slots": partitioned,
     "Adagrad with its initial accumulator": steps_like(
         lambda p, g: p - 0.1 * g / np.sqrt(0.1 + g**2)
     ),
-    "Momentum, Nesterov": trains,
-    "Adam": trains,
-    "RMSProp, centered": trains,
-    "Adadelta": trains,
-    "Ftrl": trains,
-    "ProximalGradientDescent": trains,
-    "ProximalAdagrad": trains,
-    "AdagradDA": trains,
+    "Momentum, Nesterov": steps_like(lambda p, g: p - 0.1 * g, lambda p, g: p - 0.1 * 1.9 * g),
+    "Adam": steps_like(functools.partial(hat, rate=0.1, eps=1e-8)),
+    "RMSProp, centered": steps_like(
+        lambda p, g: p - 0.1 * g / np.sqrt(0.9 + 0.1 * g**2 + 1e-10),
+        lambda p, g: p - 0.1 * g / np.sqrt(0.9 + 0.1 * g**2 - (0.1 * g) ** 2 + 1e-8),
+    ),
+    "Adadelta": steps_like(lambda p, g: p - np.sqrt(1e-8 / (0.05 * g**2 + 1e-8)) * g),
+    "Ftrl": steps_like(follow_the_leader),
+    "ProximalGradientDescent": steps_like(lambda p, g: shrink(p - 0.1 * g, 0.1, 0.01, 0.01)),
+    "ProximalAdagrad": steps_like(
+        lambda p, g: shrink(
+            p - 0.1 * g / np.sqrt(0.1 + g**2), 0.1 / np.sqrt(0.1 + g**2), 0.01, 0.01
+        )
+    ),
+    "AdagradDA": steps_like(
+        lambda p, g: -np.sign(g) * np.maximum(abs(g) - 0.01, 0) * 0.1 / np.sqrt(0.1 + g**2)
+    ),
     "L1 and L2 shrinkage after another rule": shrunk,
-    "AdagradDecay (DeepRec)": trains,
+    "AdagradDecay (DeepRec)": steps_like(lambda p, g: p - 0.1 * g / np.sqrt(0.1 + g**2)),
     "gradients of N steps gathered, applied once": accumulates(4, average=False),
-    "diffGrad": trains,
+    "diffGrad": steps_like(lambda p, g: p - 1e-3 * np.sign(g) / (1 + np.exp(-abs(g)))),
     "`IndexedSlices`": rows_of_a_table,
     # Keras 3
     "`use_ema`, `ema_momentum`": averaged,
@@ -563,7 +635,7 @@ CHECKS = {
         r[-1][0], moves(gradtx.adam(0.1), grads=gradtx.tree.scale(2.0, PARAMS))
     ),
     "`LossScaleOptimizer`": loss_scales,
-    "`gradient_accumulation_steps` (schedules tick once a window)": accumulates(4, average=True),
+    "`gradient_accumulation_steps` (schedules tick once a window)": ticks_once_a_window,
     "`exclude_from_weight_decay(var_names)`": no_decay_of_bias,
     "`MultiOptimizer`": grouped(gradtx.adam(0.1), gradtx.sgd(0.1), "kernel"),
     "`CosineDecayRestarts`": scheduled(restarts(0.1, 100, 2.0, 0.9, 0.0), 350),
@@ -590,7 +662,7 @@ CHECKS = {
         [gradtx.global_norm(tx.update(GRADS, tx.init(PARAMS))[0]) for tx in r],
         [1.0, math.sqrt(0.25 + 1 + 6)],
     ),
-    "`GradScaler`": trains,
+    "`GradScaler`": skips_infinite,
     "`AveragedModel`, SWA": averaged,
     # schedulers
     "`LambdaLR`": scheduled(lambda t: 0.1 * 0.95**t),
@@ -673,6 +745,7 @@ def test_optimizers_from_scratch():
         "gradient_descent": gradtx.sgd(1e-3),
         "momentum": gradtx.chain(gradtx.scale_by_learning_rate(1e-3), gradtx.trace(0.7)),
         "adam_from_scratch": gradtx.adam(1e-3, eps=1e-7),
+        "diffgrad_from_scratch": gradtx.diffgrad(1e-3),
     }
     for name, twin in twins.items():
         tx = names[name]()
@@ -684,5 +757,7 @@ def test_optimizers_from_scratch():
         rows = gradtx.Rows(jnp.array([2]), jnp.ones((1, 2)), (3, 2))
         grads = {"kernel": rows, "bias": None}
         only_kernel_moves([gradtx.apply_gradients(tx, grads, PARAMS, tx.init(PARAMS))], {})
-        places([tx], {})
+        state = tx.init(jax.device_put(PARAMS, parts()))
+        for slot in gradtx.slot_names(state):
+            assert gradtx.get_slot(state, slot, "kernel").sharding == parts()["kernel"]
     assert gradtx.slot_names(names["adam_from_scratch"]().init(PARAMS)) == ["v", "s"]

@@ -3,6 +3,7 @@
 What these libraries made is read by its attributes, configurations as data; none is imported here.
 """
 
+from gradtx.interop.hosts import with_extra_args as with_extra_args
 from gradtx.interop.keras import from_keras as from_keras
 from gradtx.interop.optax import (
     from_optax_state as from_optax_state,
@@ -20,4 +21,5 @@ __all__ = [
     "set_weights",
     "to_optax",
     "to_optax_state",
+    "with_extra_args",
 ]

@@ -1,0 +1,41 @@
+"""Pairs of gradtx in training loops that hand no extra arguments on."""
+
+from typing import Any
+
+from gradtx.pair import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    with_extra_args_support,
+)
+from gradtx.types import Params, State, Updates
+
+
+def with_extra_args(tx: GradientTransformation, **extra_args: Any) -> GradientTransformation:
+    """`tx` with some extra arguments of ``update`` given, for a host that passes none.
+
+    Args:
+        tx: the transformation.
+        extra_args: what its ``update`` is to get besides what the host passes, such as ``value``.
+
+    Returns:
+        A pair with the same states. For the ``TrainState`` of Flax, inside the compiled step::
+
+            new = state.replace(tx=with_extra_args(tx, value=loss)).apply_gradients(grads=grads)
+            state = new.replace(tx=tx)
+
+    >>> import gradtx, jax.numpy as jnp
+    >>> tx = gradtx.chain(gradtx.sgd(1.0), gradtx.reduce_on_plateau(0.5, patience=1))
+    >>> updates, state = jnp.float32(1.0), tx.init(0.0)
+    >>> for _ in range(2):
+    ...     updates, state = with_extra_args(tx, value=3.0).update(jnp.float32(1.0), state)
+    >>> float(updates)
+    -0.5
+    """
+    inner = with_extra_args_support(tx)
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **more: Any
+    ) -> tuple[Updates, State]:
+        return inner.update(updates, state, params, **{**extra_args, **more})
+
+    return GradientTransformationExtraArgs(inner.init, update)
