@@ -53,7 +53,8 @@ def test_the_paper_and_optax(memory):
         p = np.array([1.0, -2.0, 3.0, 4.0])
         got = run(gradtx.lbfgs(0.3, memory, linesearch=None), p, 50)
         np.testing.assert_allclose(got, transcription(p, 50, memory, 0.3), rtol=1e-5, atol=1e-9)
-        theirs = run(optax.lbfgs(0.3, memory, linesearch=None), p, 50)
+        got = run(gradtx.lbfgs(0.1, memory, linesearch=None), p, 100)
+        theirs = run(optax.lbfgs(0.1, memory, linesearch=None), p, 100)
         np.testing.assert_allclose(got, theirs, rtol=1e-5, atol=1e-9)
 
 

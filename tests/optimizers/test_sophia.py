@@ -67,7 +67,7 @@ def test_it_is_the_paper_s(hessian_first, debias):
 def test_like_optax():
     ours = gradtx.sophia(0.02, gamma=0.2, update_interval=3)
     theirs = optax.contrib.sophia(0.02, gamma=0.2, update_interval=3)
-    np.testing.assert_allclose(path(ours), path(theirs), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(path(ours, 100), path(theirs, 100), rtol=1e-5, atol=1e-5)
     around = gradtx.sophia(
         0.02,
         gamma=0.2,
