@@ -5,30 +5,34 @@ import jax.numpy as jnp
 import pytest
 
 import gradtx
-from tests.catalogue import CATALOGUE
+from tests.catalogue import CATALOGUE, optimizers
 
 ROWS, COLUMNS = 512, 256
 MATRIX = ROWS * COLUMNS
 SIDES = ROWS + COLUMNS
-RANK = 1  # of galore, in the catalogue
+RANK, PAIRS = 1, 3  # of galore and lbfgs, in the catalogue
 
 # float32 numbers kept for a matrix of ROWS x COLUMNS; scalars such as counters not included.
 KEPT = {
-    0: "sign_sgd fromage noisy_sgd polyak_sgd",
-    MATRIX: "adagrad lion lars asgd tiger signum muon momo optimistic_gradient_descent "
-    "dog dowg schedule_free_sgd",
+    0: "sign_sgd fromage noisy_sgd polyak_sgd proximal_gradient_descent",
+    MATRIX: "sgd adagrad proximal_adagrad lion lars asgd tiger signum muon momo "
+    "optimistic_gradient_descent dog dowg schedule_free_sgd",
     2 * MATRIX: "adam adamw rmsprop lamb stable_adamw ftrl laprop qhadam adabound adabelief adamax "
     "adamaxw nadam nadamw radam yogi acprop adopt simplified_ademamix adadelta rprop momo_adam "
-    "sophia mars_lion schedule_free_adamw",
+    "sophia mars_lion adagrad_da schedule_free_adamw",
     3 * MATRIX: "amsgrad ademamix madgrad diffgrad optimistic_adam optimistic_adam_v2 mars_adamw "
     "dadapt_adamw",
     4 * MATRIX: "adan prodigy",
     5 * MATRIX: "cocob",
+    ROWS: "rowwise_adagrad",  # a sum for each row
+    MATRIX
+    + ROWS: "rowwise_adam adagrad_decay",  # a second moment, or a number of decays, for each row
     MATRIX + 1: "novograd",  # a second moment for each layer
     MATRIX + COLUMNS: "adam_mini",  # a second moment for each output
     MATRIX + SIDES: "sm3",  # a momentum, and a maximum for each row and column
     MATRIX + SIDES + 1: "adafactor",  # with the catalogue's momentum; the 1 is what is not factored
     MATRIX + 2 * SIDES + 1: "came",  # the momentum, its second moment and its instability
+    (2 * PAIRS + 3) * MATRIX: "lbfgs",  # differences, the last point and gradient, and the next
     RANK * (2 * COLUMNS + ROWS): "galore",  # moments of the projection, and the projector
 }
 COUNTS = {name: count for count, names in KEPT.items() for name in names.split()}
@@ -37,6 +41,10 @@ COUNTS = {name: count for count, names in KEPT.items() for name in names.split()
 def kept(tx, dtype=jnp.float32):
     p = {"w": jax.ShapeDtypeStruct((ROWS, COLUMNS), dtype)}
     return gradtx.describe(tx, p)
+
+
+def test_every_optimizer_is_counted():
+    assert sorted(COUNTS) == optimizers()
 
 
 @pytest.mark.parametrize("name", COUNTS)
