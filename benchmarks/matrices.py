@@ -1,0 +1,82 @@
+"""Muon on several equal matrices: what is traced, and what is compiled for CPU, TPU and H100.
+
+    python -m benchmarks.matrices [NUMBER ...]
+
+The seconds are those of the process in XLA's CPU compiler, so that other work on the machine
+matters little; all else is deterministic. Kernels are those of the entry computation that read or
+write arrays; a TPU's prefetches, which run beside them, are not counted. A loop counts as one.
+"""
+
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.aot import available, entry_kernels  # first: it tells jax what to assume
+
+# isort: split
+import jax
+from jax.extend.core import Jaxpr
+from jax.sharding import SingleDeviceSharding
+
+from benchmarks.pairs import Library, build
+from benchmarks.tables import markdown
+
+SHAPE = (512, 2048)
+MATRICES = (1, 4, 16, 64)
+LARGEST_AHEAD = 16
+PREFETCH = {"copy-start", "copy-done", "slice-start", "slice-done"}
+
+
+def traced(library: Library, matrices: int, device: Any) -> Any:
+    here = SingleDeviceSharding(device)
+    params = {f"w{i}": jax.ShapeDtypeStruct(SHAPE, "float32") for i in range(matrices)}
+    state = jax.eval_shape(library.tx.init, params)
+    step = jax.jit(library.step, donate_argnums=(0, 1), in_shardings=here, out_shardings=here)
+    return step.trace(params, state, params)
+
+
+def equations(jaxpr: Jaxpr) -> int:
+    """How many a program has, those of its loops and calls once each."""
+    inner = (getattr(x, "jaxpr", x) for e in jaxpr.eqns for x in e.params.values())
+    return len(jaxpr.eqns) + sum(equations(x) for x in inner if isinstance(x, Jaxpr))
+
+
+def kernels(hlo: str) -> int:
+    return sum(not k.single and k.operation not in PREFETCH for k in entry_kernels(hlo))
+
+
+def figures(library: Library, matrices: int, chips: dict[str, Any]) -> Iterator[str]:
+    program = traced(library, matrices, jax.devices()[0])
+    lowered = program.lower()
+    start = time.process_time()
+    compiled = lowered.compile()
+    seconds = time.process_time() - start
+    yield str(equations(program.jaxpr.jaxpr))
+    yield f"{seconds:.2f}"
+    yield str(kernels(compiled.as_text()))
+    for device in chips.values():
+        if matrices > LARGEST_AHEAD:
+            yield "-"
+            continue
+        yield str(kernels(traced(library, matrices, device).lower().compile().as_text()))
+
+
+def rows(numbers: list[int], chips: dict[str, Any]) -> Iterator[list[str]]:
+    ours, theirs = (build(name, "muon(1e-3)") for name in ("gradtx", "optax"))
+    list(figures(ours, 1, {}))  # what is compiled once in a process
+    for matrices in numbers:
+        both = zip(figures(ours, matrices, chips), figures(theirs, matrices, chips), strict=True)
+        yield [str(matrices), *(" / ".join(pair) for pair in both)]
+
+
+def main(words: list[str]) -> None:
+    chips = available()
+    columns = ["equations", "compile, s", "CPU: kernels", *(f"{chip}: kernels" for chip in chips)]
+    title = f"Muon on equal matrices of {SHAPE[0]} x {SHAPE[1]}; gradtx / optax"
+    numbers = [int(word) for word in words] or list(MATRICES)
+    print(markdown(title, ["matrices", *columns], rows(numbers, chips)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
