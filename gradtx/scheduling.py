@@ -93,8 +93,8 @@ def evaluated(tx: _D) -> _D:
     A hyperparameter may be a function of nothing, ``sgd(lambda: rate)``. :func:`make_step` calls it
     before each step and hands the compiled step its value as an array; so does
     ``step(evaluated(tx), ...)`` with a step of your own that takes `tx` as an argument. Without
-    this, a compiled step that finds such a function calls it by a callback to the host: right in
-    any loop, but slower, and not to be had in an exported program.
+    this, a compiled step that finds such a function calls it by a callback to the host at each
+    turn, which an exported program cannot do.
 
     Args:
         tx: a transformation, or a schedule.

@@ -38,6 +38,7 @@ CHAINS = {
     "product": lambda dial: gradtx.sgd(gradtx.multiply_schedules(0.5, dial, 2.0)),
     "groups": lambda dial: gradtx.partition({"a": gradtx.sgd(dial)}, "a"),
     "scale": lambda dial: gradtx.chain(gradtx.scale(-1.0), gradtx.scale(dial)),
+    "injected": lambda dial: gradtx.inject_hyperparams(gradtx.sgd)(learning_rate=dial),
     "window": lambda dial: gradtx.accumulate(gradtx.sgd(dial), 1),
 }
 

@@ -4,6 +4,9 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+
 from gradtx.compose import chain
 from gradtx.config import check_depth
 from gradtx.groups import partition
@@ -111,6 +114,11 @@ def from_torch(
         raise ValueError(f"{where}: steps_per_epoch must be at least 1, not {steps_per_epoch}")
     leaves = ordered(params, order, None)
     params = arrays(params)
+    if class_name != "SGD" and any(map(jnp.iscomplexobj, jax.tree.leaves(params))):
+        raise ValueError(
+            f"{where}: PyTorch treats the two parts of a complex parameter as two real ones: hand "
+            "them over as such (see split_real_and_imaginary)"
+        )
     options, members = _members(where, groups, leaves)
     held = [[states.get(k, states.get(str(k))) for k in o.values["params"]] for o in options]
     if class_name == "LBFGS":

@@ -93,8 +93,7 @@ def _leaves(read: Options, key: str, value: Any, leaves: list[Leaf]) -> dict[str
     sizes = [int(np.prod(leaf.shape, dtype=int)) for leaf in leaves]
     if row.shape != (sum(sizes),):
         raise ValueError(
-            f"{read.where}: {key} must have the shape ({sum(sizes)},), not {row.shape}; complex "
-            "parameters are not supported"
+            f"{read.where}: {key} must have the shape ({sum(sizes)},), not {row.shape}"
         )
     parts = np.split(row, np.cumsum(sizes)[:-1])
     return {leaf.path: x.reshape(leaf.shape) for leaf, x in zip(leaves, parts, strict=True)}

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gradtx.current import current
 from gradtx.numerics import cast, compute_dtype, increment, real_dtype
 from gradtx.pair import (
     GradientTransformation,
@@ -113,7 +114,7 @@ def injected(
         if name in static_args or isinstance(value, bool | np.bool_):
             others[name] = value
         elif callable(value) and not isinstance(value, GradientTransformation):
-            schedules[name] = value if _is_stateful(value) else _Counted(value)
+            schedules[name] = value if _is_stateful(value) else _Counted(current(value))
         elif isinstance(value, int | float | jax.Array | np.ndarray | np.number):
             numbers[name] = value
         else:

@@ -78,7 +78,12 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
+QUICK = ("sgd momentum", "adam", "adamw amsgrad", "rmsprop centered", "two groups")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in OPTIMIZERS]
+)
 def test_a_run_goes_on(name):
     """Twenty steps in PyTorch, handed over, twenty more on both sides."""
     ps = tensors()
@@ -222,6 +227,18 @@ def test_bad_input(source, name, error, says):
         from_torch(source, [np.zeros(2, np.float32)], class_name=name)
 
 
+def test_complex_parameters():
+    p = torch.nn.Parameter(torch.tensor([1.0 + 2.0j, -1.0j]))
+    optimizer = TO.SGD([p], 0.1, momentum=0.9)
+    gs = np.array([[0.5 - 1.0j, 2.0], [1.0j, 1.0]], np.complex64)
+    params = train(optimizer, [p], [[gs[0]]])
+    tx, state = from_torch(optimizer, params)
+    got, _ = gradtx.apply_gradients(tx, [gs[1]], params, state)
+    np.testing.assert_allclose(got, train(optimizer, [p], [[gs[1]]]), rtol=1e-6)
+    with pytest.raises(ValueError, match="the two parts of a complex parameter"):
+        from_torch(TO.Adam([p]), params)
+
+
 def test_different_steps_are_refused():
     ps = tensors()
     optimizer = TO.Adam(ps, 0.1)
@@ -256,7 +273,7 @@ def lbfgs_in_torch(**options):
     return ps, optimizer, closure
 
 
-@pytest.mark.parametrize("history", [100, 5])
+@pytest.mark.parametrize("history", [pytest.param(100, marks=pytest.mark.slow), 5])
 def test_lbfgs_goes_on(history):
     """In float64: in float32 twenty steps magnify what rounding does to the first."""
     with jax.enable_x64(True):
@@ -278,6 +295,7 @@ def test_lbfgs_goes_on(history):
             np.testing.assert_allclose(mine, p.detach().numpy(), rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_lbfgs_with_a_line_search_goes_on():
     """The next direction is PyTorch's; the line search is our own and finds the minimum."""
     with jax.enable_x64(True):
