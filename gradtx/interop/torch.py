@@ -103,7 +103,7 @@ def from_torch(
     ...         }
     ...     ],
     ... }
-    >>> from_torch(state, [np.zeros(2)], class_name="SGD")[0]
+    >>> from_torch(state, [jnp.zeros(2)], class_name="SGD")[0]
     sgd(learning_rate=0.1, momentum=0.9)
     """
     class_name, groups, states = _read(source, class_name)
