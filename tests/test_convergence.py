@@ -1,0 +1,38 @@
+"""The table of docs/convergence.md: every optimizer is there, and learned."""
+
+import pathlib
+
+import pytest
+
+from tests.catalogue import optimizers
+
+pytest.importorskip("sklearn")
+from benchmarks import convergence
+
+TABLE = pathlib.Path(__file__).parents[1] / "docs" / "convergence.md"
+
+
+def entries():
+    lines = [x.split("|")[1:-1] for x in TABLE.read_text().splitlines() if x.startswith("| ")]
+    return {name.strip(): [float(x) for x in results[::2]] for name, *results in lines[1:]}
+
+
+def test_every_optimizer_is_in_the_table():
+    assert set(entries()) == set(convergence.optimizers())
+    assert set(optimizers()) <= set(convergence.optimizers())
+
+
+def test_every_optimizer_learned():
+    """Chance is 90 % of errors; the mean of standardized entries is 1 off; the alphabet's bits."""
+    for name, (errors, rmse, bits) in entries().items():
+        assert errors < 35, name
+        assert rmse < 1.05, name
+        assert bits < 6.5 or name == "rprop", name  # its signs need full batches
+
+
+@pytest.mark.slow
+def test_one_optimizer_gives_the_numbers_of_the_table():
+    (errors, *_), rate = entries()["adam"], 0.03
+    problem = convergence.digits()
+    _, found = convergence.train(problem, convergence.optimizers()["adam"], rate)
+    assert abs(float(found) - errors) < 0.7  # two digits of 300
