@@ -94,7 +94,7 @@ def evaluated(tx: _D) -> _D:
     before each step and hands the compiled step its value as an array; so does
     ``step(evaluated(tx), ...)`` with a step of your own that takes `tx` as an argument. Without
     this, a compiled step that finds such a function calls it by a callback to the host at each
-    turn, which an exported program cannot do.
+    turn, which an exported program cannot do; the function must then not compute with JAX itself.
 
     Args:
         tx: a transformation, or a schedule.

@@ -242,17 +242,26 @@ def torch_schedule(results, names):
     np.testing.assert_allclose(rates, [0.5, 0.25, 0.125], rtol=1e-6)
 
 
-def by_vmap(results, names):
-    """Over an axis of two replicas, the sum or the mean of their gradients."""
-    (tx,) = results[:1]
+def aggregates(factor):
+    """Two replicas, of which one has three times the gradient, take one step with their sum."""
 
-    def step(g):
-        return tx.update(g, tx.init(PARAMS), PARAMS)[0]
+    def check(results, names):
+        (tx,) = results
+        first = tx.declaration.arguments["args"][0]
+        replicas = jax.tree.map(lambda g: jnp.stack([g, 3 * g]), GRADS)
 
-    replicas = jax.tree.map(lambda g: jnp.stack([g, 3 * g]), GRADS)
-    out = jax.vmap(step, axis_name="data")(replicas)
-    for leaf in jax.tree.leaves(out):
-        np.testing.assert_array_equal(leaf[0], leaf[1])
+        def step(tx):
+            return jax.vmap(lambda g: tx.update(g, tx.init(PARAMS), PARAMS)[0], axis_name="data")
+
+        for replica in range(2):
+            got = jax.tree.map(lambda u, i=replica: u[i], step(first)(replicas))
+            same(got, gradtx.tree.scale(factor, GRADS))
+        whole = jax.tree.leaves(step(tx)(replicas))
+        assert any(bool(jnp.any(leaf != 0)) for leaf in whole)
+        for leaf in whole:
+            np.testing.assert_array_equal(leaf[0], leaf[1])
+
+    return check
 
 
 def clips(results, names):
@@ -574,9 +583,9 @@ CHECKS = {
     "`apply_gradients(grads_and_vars)`": applied(),
     "gradients processed in between": applied(0.5),
     "a variable without a gradient": only_kernel_moves,
-    "`gradient_aggregator` (sum over replicas)": by_vmap,
+    "`gradient_aggregator` (sum over replicas)": aggregates(4.0),
     "its own function, or none": same_step_as(gradtx.adam(0.1)),
-    "`gradient_transformers`, after the aggregator": by_vmap,
+    "`gradient_transformers`, after the aggregator": aggregates(2.0),
     "`clipnorm`, `clipvalue`, `global_clipnorm`": clips,
     "several of them, in OptimizerV2's order (here that of the chain)": clips_in_order,
     "variable constraints": projected,
