@@ -114,6 +114,28 @@ def ema(new: Array, old: Array, decay: Any) -> Array:
     return decay * old + (1 - decay) * new
 
 
+def all_finite(x: Array) -> Array:
+    """Whether no entry is NaN or infinite.
+
+    Told by a sum, for which XLA on CPUs stores nothing: it would store an array of booleans.
+
+    >>> bool(all_finite(jnp.array([1e30, jnp.inf])))
+    False
+    """
+    return jnp.sum(x * 0) == 0
+
+
+def any_nan(x: Array) -> Array:
+    """Whether an entry is NaN: the sum of the signs then is.
+
+    >>> bool(any_nan(jnp.array([jnp.inf, -jnp.inf]))), bool(any_nan(jnp.array([jnp.nan])))
+    (False, True)
+    """
+    if jnp.iscomplexobj(x):
+        return any_nan(x.real) | any_nan(x.imag)
+    return jnp.isnan(jnp.sum(jnp.sign(widen(x))))
+
+
 def cube_root(x: Array) -> Array:
     """The cube root of numbers that are not negative, to 2e-6 in float32.
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.engine import leafwise
+from gradtx.numerics import any_nan
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -39,7 +40,7 @@ def zero_nans() -> GradientTransformation:
         return ZeroNansState(map_updates(lambda p: jnp.zeros([], bool), params))
 
     def found(g: Any) -> Any:
-        return None if g is None else jnp.any(jnp.isnan(g.values if isinstance(g, Rows) else g))
+        return None if g is None else any_nan(g.values if isinstance(g, Rows) else g)
 
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.checks import Count
-from gradtx.numerics import increment
+from gradtx.numerics import all_finite, increment
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -33,7 +33,7 @@ class ApplyIfFiniteState(NamedTuple):
 
 def _finite(updates: PyTree) -> Array:
     leaves = [x for x in jax.tree.leaves(updates) if jnp.issubdtype(x.dtype, jnp.inexact)]
-    return jnp.all(jnp.array([jnp.all(jnp.isfinite(x)) for x in leaves]))
+    return jnp.all(jnp.array([all_finite(x) for x in leaves]))
 
 
 @transformation
