@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, Fraction, NonNegative
 from gradtx.compose import chain
 from gradtx.engine import leafwise
-from gradtx.numerics import abs_sq, accumulator_dtype, ema, zeros_like
+from gradtx.numerics import abs_sq, accumulator_dtype, after, ema, zeros_like
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, Slots
@@ -64,11 +64,19 @@ def scale_by_sm3(
         bounds = [
             v.reshape([-1 if i == axis else 1 for axis in range(rank)]) for i, v in enumerate(s.mu)
         ]
-        total = b2 * reduce(jnp.minimum, bounds) + fresh * abs_sq(g)
-        scaled = g / jnp.sqrt(jnp.where(total > 0, total + eps, jnp.inf))
-        others = [tuple(a for a in range(rank) if a != i) for i in range(max(rank, 1))]
-        nu = ema(scaled, s.nu, b1)
-        return nu, {"mu": [jnp.max(total, axis=axes) for axes in others], "nu": nu}
+
+        def total(known: Array) -> Array:
+            """The accumulator, computed when `known` is: XLA would store it for its readers."""
+            bound = reduce(jnp.minimum, [after(bound, known) for bound in bounds])
+            return b2 * bound + fresh * abs_sq(g * after(1, known))
+
+        mu, known = [], jnp.zeros([])
+        for i in range(max(rank, 1)):
+            mu.append(jnp.max(total(known), axis=[a for a in range(rank) if a != i]))
+            known = jnp.sum(mu[-1])
+        square = total(known)
+        nu = ema(g / jnp.sqrt(jnp.where(square > 0, square + eps, jnp.inf)), s.nu, b1)
+        return nu, {"mu": mu, "nu": nu}
 
     return leafwise(ScaleBySM3State, slots, rule)
 
