@@ -26,7 +26,7 @@ class Shardings(Protocol):
     @property
     def params(self) -> PyTree: ...
     @property
-    def gradients(self) -> PyTree: ...
+    def reductions(self) -> tuple[PyTree, ...]: ...
     @property
     def state(self) -> PyTree: ...
     def init(self, tx: GradientTransformation, params: Params) -> State: ...
@@ -131,14 +131,16 @@ def _check_places(what: str, tree: PyTree, places: PyTree) -> None:
             )
 
 
-def _placed(tx: GradientTransformation, places: PyTree) -> GradientTransformation:
-    """`tx` with its gradients brought to where it works on them."""
+def _placed(tx: GradientTransformation, reductions: tuple[PyTree, ...]) -> GradientTransformation:
+    """`tx` with its gradients brought to where it works on them, from place to place."""
 
     def on_leaf(g: Any, where: Any) -> Any:
         return g if g is None or is_rows(g) else jax.lax.with_sharding_constraint(g, where)
 
     def place(updates: Updates) -> Updates:
-        return jax.tree.map(on_leaf, updates, places, is_leaf=is_leaf)
+        for places in reductions:
+            updates = jax.tree.map(on_leaf, updates, places, is_leaf=is_leaf)
+        return updates
 
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
@@ -198,7 +200,7 @@ def make_step(
     ) -> Any:
         return minimize(
             loss_fn,
-            tx if sharding is None else _placed(tx, sharding.gradients),
+            tx if sharding is None else _placed(tx, sharding.reductions),
             params,
             state,
             *args,

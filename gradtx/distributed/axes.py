@@ -30,9 +30,14 @@ class Communicating(GradientTransformationExtraArgs):
         return pair
 
 
+def axes_of(axis_name: AxisName) -> tuple[str, ...]:
+    """The names, one or several, as a tuple."""
+    return axis_name if isinstance(axis_name, tuple) else (axis_name,)
+
+
 def check_axis_name(where: str, axis_name: Any) -> None:
     """Raise TypeError unless it is a name or a tuple of names."""
-    names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
+    names = axes_of(axis_name)
     if not names or not all(isinstance(name, str) and name for name in names):
         raise TypeError(
             f"{where}: axis_name must be the name of an axis or a tuple of names, not {axis_name!r}"
@@ -49,7 +54,7 @@ def bound_size(where: str, axis_name: AxisName) -> int | None:
         return int(jax.lax.axis_size(axis_name))
     except NameError:
         mesh = jax.sharding.get_abstract_mesh()
-        names = axis_name if isinstance(axis_name, tuple) else (axis_name,)
+        names = axes_of(axis_name)
         unknown = [name for name in names if name not in mesh.axis_names]
         if mesh.axis_names and (unknown or mesh.manual_axes):
             at_hand = mesh.manual_axes or mesh.axis_names
@@ -76,7 +81,7 @@ def check_varying(where: str, axis_name: AxisName, leaves: list[tuple[Any, Any]]
     In a ``shard_map`` with ``check_vma`` the gradient of a replicated parameter is the sum over the
     devices. To reduce it again would be wrong by the number of devices, or count weights twice.
     """
-    names = set(axis_name if isinstance(axis_name, tuple) else (axis_name,))
+    names = set(axes_of(axis_name))
     if not keeps_account(axis_name):
         return
     for path, leaf in leaves:

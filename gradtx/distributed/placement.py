@@ -1,7 +1,7 @@
 """Placement: over which axes of a mesh an array's dimensions lie."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -44,23 +44,32 @@ class Placement:
 
 
 def spread(
-    shape: tuple[int, ...], dims: Dims, mesh: Mesh, axis: str, min_size: int, pad: bool
+    where: Placement, mesh: Mesh, axes: tuple[str, ...], min_size: int, pad: bool
 ) -> Placement:
-    """Divide an array further over one more axis, along the largest dimension that allows it.
+    """Divide an array further over more axes, each along the largest dimension that allows it.
 
     Args:
-        shape: the array's shape.
-        dims: where its dimensions lie already.
+        where: the array as it lies already.
         mesh: the mesh.
-        axis: the axis to use.
+        axes: the axes to use, one after the other.
         min_size: arrays with fewer entries stay as they are.
         pad: whether the array may be padded where nothing divides it.
     """
+    notes = []
+    if math.prod(where.shape) < min_size:
+        return replace(where, note="small, left alone")
+    for axis in axes:
+        where = _spread_over_one(where.shape, where.dims, mesh, axis, pad)
+        notes.append(where.note)
+    return replace(where, note="; ".join(notes))
+
+
+def _spread_over_one(
+    shape: tuple[int, ...], dims: Dims, mesh: Mesh, axis: str, pad: bool
+) -> Placement:
     by = mesh.shape[axis]
     if by == 1 or any(axis in axes for axes in dims):
         return Placement(dims, shape, f"over {axis!r} already")
-    if math.prod(shape) < min_size:
-        return Placement(dims, shape, "small, left alone")
 
     def order(i: int) -> Any:
         # A dimension of its own first: two axes on one dimension make small pieces.

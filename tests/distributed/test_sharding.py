@@ -12,7 +12,7 @@ import pytest
 import gradtx
 from gradtx.distributed.padding import Padded, is_padded
 from tests.catalogue import CATALOGUE
-from tests.distributed.meshes import all_lie_on, counted, mesh, on
+from tests.distributed.meshes import P, all_lie_on, counted, mesh, on
 from tests.test_contracts import step
 
 NAMES = sorted(CATALOGUE)
@@ -120,6 +120,22 @@ def test_one_eighth_of_the_bytes():
     assert "padded" in str(found)
 
 
+def test_zero_over_two_axes():
+    """One after the other, on dimensions of their own; so do the gradients go."""
+    m, tx = mesh(x=4, y=2), gradtx.adamw(1e-3)
+    p = {"odd": jnp.zeros((37, 29)), "w": jnp.zeros((64, 32)), "y": jnp.zeros((64, 32))}
+    given = {"odd": on(m), "w": on(m), "y": on(m, "y")}
+    found = gradtx.state_sharding(tx, p, given, zero=("x", "y"), min_size=64)
+    first, last = found.reductions
+    assert (first["w"].spec, last["w"].spec) == (P("x"), P("x", "y"))
+    assert (first["y"].spec, last["y"].spec) == (P("y", "x"), P("y", "x"))
+    assert found.state[0].mu["w"] == last["w"] == found.gradients["w"]
+    leaves = {leaf.path: leaf for leaf in found.leaves}
+    assert leaves["0/mu/w"].bytes == 64 * 32 * 4 // 8
+    assert leaves["0/mu/w"].note == "dimension 0 over 'x'; dimension 1 over 'y'"
+    assert leaves["0/mu/odd"].bytes == 40 * 29 * 4 // 8
+
+
 def quadratic(p, x, y):
     return jnp.mean((jnp.tanh(x @ p["a"]) @ p["b"] - y) ** 2)
 
@@ -144,12 +160,15 @@ def zero_step(tx, p, m, **options):
     found = gradtx.state_sharding(tx, p, on(m), **options)
     made = gradtx.make_step(quadratic, tx, sharding=found)
     placed = jax.device_put(p, on(m))
-    return found, made, placed, made.init(placed), jax.device_put(batch(), on(m, "data"))
+    return found, made, placed, made.init(placed), jax.device_put(batch(), on(m, m.axis_names))
 
 
-@pytest.mark.parametrize("options", [{}, {"zero": "data", "min_size": 64}])
-def test_make_step_keeps_places_and_equals_one_device(options):
-    tx, m = gradtx.chain(gradtx.clip_by_global_norm(1.0), gradtx.adamw(1e-2)), mesh(data=8)
+@pytest.mark.parametrize(
+    ("axes", "zero"), [({"data": 8}, None), ({"data": 8}, "data"), ({"x": 4, "y": 2}, ("x", "y"))]
+)
+def test_make_step_keeps_places_and_equals_one_device(axes, zero):
+    tx, m = gradtx.chain(gradtx.clip_by_global_norm(1.0), gradtx.adamw(1e-2)), mesh(**axes)
+    options = {"zero": zero, "min_size": 64}
     found, sharded, p, state, data = zero_step(tx, weights(), m, **options)
     alone = gradtx.make_step(quadratic, tx)
     q, alone_state = weights(), alone.init(weights())
