@@ -39,7 +39,7 @@ class Collective(NamedTuple):
 
 def collectives(text: str) -> list[Collective]:
     """The collectives of a compiled program, each once."""
-    found: dict[str, Collective] = {}
+    found: dict[object, Collective] = {}
     computation, pipelined = "", "async_collective" in text
     for i, line in enumerate(text.splitlines()):
         if header := COMPUTATION.match(line):
@@ -54,12 +54,15 @@ def collectives(text: str) -> list[Collective]:
         if kind == "reduce-scatter":
             groups = re.search(r"replica_groups=\{\{([\d,]*)\}|\[\d+,(\d+)\]", instruction["rest"])
             size *= 1 if groups is None else int(groups[2] or len(groups[1].split(",")))
+        channel = re.search(r"channel_id=(\d+)", instruction["rest"])
+        key: object = i
         if computation.startswith("all-reduce-scatter"):  # how a TPU's compiler writes it
             kind = "reduce-scatter"
-        channel = re.search(r"channel_id=(\d+)", instruction["rest"])
-        # A TPU's compiler writes a pipelined collective in parts that name one channel; on CPU
-        # different ones may have the same number.
-        found[channel[1] if pipelined and channel else f"line {i}"] = Collective(kind, size)
+        elif pipelined and channel:
+            # It writes a pipelined collective in parts that name one channel; on CPU different
+            # collectives may have the same number.
+            key = kind, channel[1]
+        found[key] = Collective(kind, size)
     return list(found.values())
 
 

@@ -1,15 +1,15 @@
 """A step of a transformer on TPU v5e meshes of 4, 64 and 256 chips, compiled and not run.
 
-    python -m benchmarks.meshes [CHIPS ...]
+    python -m benchmarks.meshes [CHIPS ...] [--width 1024]
 
-Two blocks of width 1024 under AdamW, one sequence of 512 to a replica, in float32, with the
-parameters on every chip of the data axis and their matrices divided over the model axis where
-there is one. Prints what a chip holds of the state, the temporary bytes, and the collectives of a
-step with the bytes of the arrays that are reduced or gathered, beside what is expected of them.
+Two blocks under AdamW, one sequence of 512 to a replica, in float32. The mesh has the
+two axes of the chips' torus. The batch is divided over both, or over the first and the matrices
+over the second. Prints what a chip holds of the state, the temporary bytes, and the collectives of
+a step with the bytes of the arrays that are reduced or gathered, beside what is expected of them.
 """
 
+import argparse
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -25,53 +25,57 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import topologies
+from jax.experimental import mesh_utils, topologies
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import gradtx
 from benchmarks.hlo import by_kind, collectives
 from benchmarks.tables import markdown, size
 
-TOPOLOGIES = {4: "v5e:2x2", 64: "v5e:8x8", 256: "v5e:16x16"}
-BLOCKS, WIDTH, HEADS, TOKENS = 2, 1024, 8, 512
-MODEL = 4  # chips to a replica where the model is divided
+SIDES = {4: 2, 64: 8, 256: 16}  # of the square torus
+BLOCKS, HEAD, TOKENS = 2, 64, 512
 
 P = PartitionSpec
 # Columns of the first matrix of a pair are divided, rows of the second (as in Megatron-LM).
 SPECS = {
-    "query": P(None, "model"),
-    "key": P(None, "model"),
-    "value": P(None, "model"),
-    "output": P("model", None),
-    "up": P(None, "model"),
-    "down": P("model", None),
+    "query": P(None, "y"),
+    "key": P(None, "y"),
+    "value": P(None, "y"),
+    "output": P("y", None),
+    "up": P(None, "y"),
+    "down": P("y", None),
     "norm": P(),
 }
-SHAPES = {
-    **dict.fromkeys(("query", "key", "value", "output"), (WIDTH, WIDTH)),
-    "up": (WIDTH, 4 * WIDTH),
-    "down": (4 * WIDTH, WIDTH),
-    "norm": (2, WIDTH),
-}
+
+
+def shapes(width: int) -> dict[str, tuple[int, ...]]:
+    return {
+        **dict.fromkeys(("query", "key", "value", "output"), (width, width)),
+        "up": (width, 4 * width),
+        "down": (4 * width, width),
+        "norm": (2, width),
+    }
 
 
 class Layout(NamedTuple):
+    """Over which axes of the mesh the batch is divided; the matrices are over the others."""
+
     name: str
-    model: int
-    zero: str | None
+    data: tuple[str, ...]
+    zero: bool = False
 
 
 LAYOUTS = (
-    Layout("data", 1, None),
-    Layout("data, ZeRO", 1, "data"),
-    Layout("data x model", MODEL, None),
-    Layout("data x model, ZeRO", MODEL, "data"),
+    Layout("data", ("x", "y")),
+    Layout("data, ZeRO", ("x", "y"), zero=True),
+    Layout("data x model", ("x",)),
+    Layout("data x model, ZeRO", ("x",), zero=True),
 )
 
 
 def block(p: Mapping[str, Any], x: Any) -> Any:
     def heads(w: Any) -> Any:
-        return (normed @ w).reshape(*x.shape[:2], HEADS, -1)
+        return (normed @ w).reshape(*x.shape[:2], -1, HEAD)
 
     normed = x * jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-6) * p["norm"][0]
     attended = jax.nn.dot_product_attention(heads(p["query"]), heads(p["key"]), heads(p["value"]))
@@ -93,24 +97,31 @@ class Found(NamedTuple):
     collectives: dict[str, tuple[int, int]]
 
 
-def compiled(layout: Layout, chips: int) -> Found:
-    devices = topologies.get_topology_desc(platform="tpu", topology_name=TOPOLOGIES[chips]).devices
-    axes = (chips // layout.model, layout.model)
-    mesh = Mesh(np.array(devices).reshape(axes), ("data", "model"), (AxisType.Auto,) * 2)
+def compiled(layout: Layout, chips: int, width: int) -> Found:
+    side = SIDES[chips]
+    topology = topologies.get_topology_desc(platform="tpu", topology_name=f"v5e:{side}x{side}")
+    devices = mesh_utils.create_device_mesh((side, side), devices=topology.devices)
+    mesh = Mesh(devices, ("x", "y"), (AxisType.Auto,) * 2)
 
     def place(name: str) -> NamedSharding:
-        return NamedSharding(mesh, SPECS[name] if layout.model > 1 else P())
+        return NamedSharding(mesh, P() if "y" in layout.data else SPECS[name])
 
-    places = [{name: place(name) for name in SHAPES} for _ in range(BLOCKS)]
+    places = [{name: place(name) for name in SPECS} for _ in range(BLOCKS)]
     params = [
-        {n: jax.ShapeDtypeStruct(s, jnp.float32, sharding=place(n)) for n, s in SHAPES.items()}
+        {
+            n: jax.ShapeDtypeStruct(s, jnp.float32, sharding=place(n))
+            for n, s in shapes(width).items()
+        }
         for _ in range(BLOCKS)
     ]
     tx = gradtx.adamw(1e-3)
-    sharding = gradtx.state_sharding(tx, params, places, zero=layout.zero)
+    zero = layout.data if layout.zero else None
+    sharding = gradtx.state_sharding(tx, params, places, zero=zero)
     step = gradtx.make_step(loss, tx, sharding=sharding)
     x = jax.ShapeDtypeStruct(
-        (axes[0], TOKENS, WIDTH), jnp.float32, sharding=NamedSharding(mesh, P("data"))
+        (side ** len(layout.data), TOKENS, width),
+        jnp.float32,
+        sharding=NamedSharding(mesh, P(layout.data)),
     )
     program = step.lower(params, sharding.abstract, x).compile()
     memory: Any = program.memory_analysis()
@@ -118,34 +129,44 @@ def compiled(layout: Layout, chips: int) -> Found:
     return Found(sharding.bytes_per_device, memory.temp_size_in_bytes, found)
 
 
-def expected(layout: Layout, chips: int) -> tuple[str, str]:
+def expected(layout: Layout, chips: int, width: int) -> tuple[str, str]:
     """State bytes on a chip, and what its step sends: the arrays reduced or gathered."""
-    matrices = 4 * BLOCKS * sum(int(np.prod(s)) for n, s in SHAPES.items() if n != "norm")
-    vectors = 4 * BLOCKS * 2 * WIDTH
-    own = matrices / layout.model  # bytes of gradients of a replica's chip
-    slots = 2 * (own / (chips // layout.model if layout.zero else 1) + vectors) + 4
-    sends = [f"gradients {size(own + vectors)} reduced"]
+    side = SIDES[chips]
+    matrices = 4 * BLOCKS * sum(int(np.prod(s)) for n, s in shapes(width).items() if n != "norm")
+    vectors = 4 * BLOCKS * 2 * width
+    own = matrices if "y" in layout.data else matrices // side  # gradients of one chip
+    slots = 2 * (own // (side ** len(layout.data) if layout.zero else 1) + vectors) + 4
+    sends = f"gradients {size(own + vectors)} reduced"
     if layout.zero:
-        sends.append(f"parameters {size(own)} gathered")
-    if layout.model > 1:
-        activations = 4 * BLOCKS * 4 * TOKENS * WIDTH  # two each way in every block
-        sends.append(f"activations {size(activations)} reduced")
-    return size(slots), "; ".join(sends)
+        # Along the first axis; along the second what one part of that is.
+        scattered = own + (own // side if len(layout.data) == 2 else 0)
+        sends = f"gradients {size(scattered)} scattered, {size(vectors)} reduced"
+        sends += f"; parameters {size(scattered)} gathered"
+    if "y" not in layout.data:
+        activations = 4 * BLOCKS * 4 * TOKENS * width  # two each way in every block
+        sends += f"; activations {size(activations)} reduced"
+    return size(slots), sends
 
 
-def row(layout: Layout, chips: int) -> list[object]:
-    found, (state, sends) = compiled(layout, chips), expected(layout, chips)
+def row(layout: Layout, chips: int, width: int) -> list[object]:
+    found, (state, sends) = compiled(layout, chips, width), expected(layout, chips, width)
     sent = "; ".join(f"{n} {kind} {size(b)}" for kind, (n, b) in found.collectives.items())
     return [layout.name, size(found.state), state, size(found.temporary), sent, sends]
 
 
-def tables(chosen: list[int]) -> Iterator[str]:
+def tables(chosen: list[int], width: int) -> Iterator[str]:
     header = ["layout", "state", "expected", "temporary", "collectives", "expected"]
     for chips in chosen:
-        rows = [row(layout, chips) for layout in LAYOUTS]
-        yield markdown(f"{chips} chips of TPU v5e", header, rows)
+        rows = [row(layout, chips, width) for layout in LAYOUTS]
+        yield markdown(f"{chips} chips of TPU v5e, width {width}", header, rows)
 
 
 if __name__ == "__main__":
-    for table in tables([int(word) for word in sys.argv[1:]] or list(TOPOLOGIES)):
+    parser = argparse.ArgumentParser(
+        description="A step on meshes of TPU v5e, compiled and not run."
+    )
+    parser.add_argument("chips", type=int, nargs="*", choices=SIDES, default=list(SIDES))
+    parser.add_argument("--width", type=int, default=1024)
+    given = parser.parse_args()
+    for table in tables(given.chips, given.width):
         print(table, flush=True)

@@ -1,6 +1,6 @@
 """The compiled step."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import jax
@@ -132,25 +132,33 @@ def _check_places(what: str, tree: PyTree, places: PyTree) -> None:
 
 
 def _placed(tx: GradientTransformation, reductions: tuple[PyTree, ...]) -> GradientTransformation:
-    """`tx` with its gradients brought to where it works on them, from place to place."""
+    """`tx` with its gradients brought to where it works on them, and its updates back again.
 
-    def on_leaf(g: Any, where: Any) -> Any:
-        return g if g is None or is_rows(g) else jax.lax.with_sharding_constraint(g, where)
+    From place to place, so that a reduction or a gather is along one axis of the mesh at a time.
+    """
 
-    def place(updates: Updates) -> Updates:
-        for places in reductions:
-            updates = jax.tree.map(on_leaf, updates, places, is_leaf=is_leaf)
-        return updates
+    def on_leaf(x: Any, where: Any) -> Any:
+        if x is None or where is None or is_rows(x):
+            return x
+        return jax.lax.with_sharding_constraint(x, where)
+
+    def through(tree: PyTree, places: Iterable[PyTree]) -> PyTree:
+        for place in places:
+            tree = jax.tree.map(on_leaf, tree, place, is_leaf=is_leaf)
+        return tree
 
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        return tx.update(place(updates), state, params, **extra_args)
+        updates, state = tx.update(through(updates, reductions), state, params, **extra_args)
+        return through(updates, reversed(reductions)), state
 
     def step(
         updates: Updates, state: State, params: Params, **extra_args: Any
     ) -> tuple[Params, State]:
-        return take_step(tx, place(updates), state, params, **extra_args)
+        gradients = through(updates, reductions)
+        params, state = take_step(tx, gradients, state, params, **extra_args)
+        return through(params, reversed(reductions)), state
 
     return GradientTransformationExtraArgs(tx.init, update, step)
 

@@ -42,7 +42,8 @@ def aggregate(axis_name: AxisName, op: str = "mean") -> GradientTransformation:
     whose weights the window's sum is then this device's.
 
     Where no axis is bound, as under plain ``jit``, it does nothing: there the gradient of a mean
-    over a sharded batch *is* the mean over all devices, and XLA has put in the collective.
+    over a sharded batch *is* the mean over all devices, and XLA has put in the collective. Under
+    ``vmap`` alone JAX does not say which axes there are, so that a wrong name counts as none.
 
     `Rows` of tables are gathered: every device gets the rows that any of them touched. Sums are
     taken in float32 or wider, and all leaves are sent in one all-reduce.
