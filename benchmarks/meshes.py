@@ -2,7 +2,7 @@
 
     python -m benchmarks.meshes [CHIPS ...] [--width 1024]
 
-Two blocks under AdamW, one sequence of 512 to a replica, in float32. The mesh has the
+Two blocks under AdamW, in float32, with a sequence of half the width to a replica. The mesh has the
 two axes of the chips' torus. The batch is divided over both, or over the first and the matrices
 over the second. Prints what a chip holds of the state, the temporary bytes, and the collectives of
 a step with the bytes of the arrays that are reduced or gathered, beside what is expected of them.
@@ -33,7 +33,7 @@ from benchmarks.hlo import by_kind, collectives
 from benchmarks.tables import markdown, size
 
 SIDES = {4: 2, 64: 8, 256: 16}  # of the square torus
-BLOCKS, HEAD, TOKENS = 2, 64, 512
+BLOCKS, HEAD = 2, 64
 
 P = PartitionSpec
 # Columns of the first matrix of a pair are divided, rows of the second (as in Megatron-LM).
@@ -119,7 +119,7 @@ def compiled(layout: Layout, chips: int, width: int) -> Found:
     sharding = gradtx.state_sharding(tx, params, places, zero=zero)
     step = gradtx.make_step(loss, tx, sharding=sharding)
     x = jax.ShapeDtypeStruct(
-        (side ** len(layout.data), TOKENS, width),
+        (side ** len(layout.data), width // 2, width),
         jnp.float32,
         sharding=NamedSharding(mesh, P(layout.data)),
     )
@@ -143,7 +143,7 @@ def expected(layout: Layout, chips: int, width: int) -> tuple[str, str]:
         sends = f"gradients {size(scattered)} scattered, {size(vectors)} reduced"
         sends += f"; parameters {size(scattered)} gathered"
     if "y" not in layout.data:
-        activations = 4 * BLOCKS * 4 * TOKENS * width  # two each way in every block
+        activations = 4 * BLOCKS * 4 * (width // 2) * width  # two each way in every block
         sends += f"; activations {size(activations)} reduced"
     return size(slots), sends
 
