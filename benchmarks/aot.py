@@ -62,7 +62,8 @@ def tpu_v5e() -> Any:
     return topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices[0]
 
 
-def h100() -> Any:
+def h100s(count: int) -> list[Any]:
+    """So many of one host."""
     facts = """
         cuda_compute_capability { major: 9 }
         core_count: 132  fpus_per_core: 128  clock_rate_ghz: 1.98
@@ -77,10 +78,15 @@ def h100() -> Any:
         f"gpu_device_info {{ {facts} }} "
         'platform_name: "CUDA" dnn_version_info { major: 9 } device_description_str: "NVIDIA H100"'
     )
+    host = f"1x1x{count}"
     topology = topologies.get_topology_desc(
-        platform="cuda", topology_name="1x1x1", topology="1x1x1", target_config=target
+        platform="cuda", topology_name=host, topology=host, target_config=target
     )
-    return topology.devices[0]
+    return topology.devices
+
+
+def h100() -> Any:
+    return h100s(1)[0]
 
 
 CHIPS: Mapping[str, Callable[[], Any]] = {"TPU v5e": tpu_v5e, "H100": h100}

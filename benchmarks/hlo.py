@@ -37,6 +37,18 @@ class Collective(NamedTuple):
     bytes: int
 
 
+def group_size(attributes: str) -> int:
+    """How many devices reduce together."""
+    listed = re.search(r"replica_groups=(?:\{\{([\d,]*)\}|\[\d+,(\d+)\])", attributes)
+    if listed:
+        return int(listed[2] or len(listed[1].split(",")))
+    mesh = re.search(r"replica_groups=mesh\[(.*?)\] \{(.*?)\}", attributes)
+    if mesh is None:
+        return 1
+    sizes = dict(axis.split("=") for axis in mesh[1].split(","))
+    return math.prod(int(sizes[axis]) for axis in mesh[2].split(","))
+
+
 def collectives(text: str) -> list[Collective]:
     """The collectives of a compiled program, each once."""
     found: dict[object, Collective] = {}
@@ -48,12 +60,12 @@ def collectives(text: str) -> list[Collective]:
         if instruction is None:
             continue
         kind, written = instruction["kind"], instruction["type"]
-        if instruction["start"]:  # a tuple of what goes in and what comes out
-            written = written[written.rindex(" ") :]
+        if instruction["start"] and kind != "all-reduce":  # what goes in and what comes out
+            inner = written[1:-1]
+            written = inner.split("), (")[1] if inner.startswith("(") else inner.split(", ")[1]
         size = type_bytes(written)
         if kind == "reduce-scatter":
-            groups = re.search(r"replica_groups=\{\{([\d,]*)\}|\[\d+,(\d+)\]", instruction["rest"])
-            size *= 1 if groups is None else int(groups[2] or len(groups[1].split(",")))
+            size *= group_size(instruction["rest"])
         channel = re.search(r"channel_id=(\d+)", instruction["rest"])
         key: object = i
         if computation.startswith("all-reduce-scatter"):  # how a TPU's compiler writes it

@@ -1,26 +1,20 @@
-"""A step of a transformer on TPU v5e meshes of 4, 64 and 256 chips, compiled and not run.
+"""A step of a transformer on meshes of TPU v5e and H100, compiled and not run.
 
-    python -m benchmarks.meshes [CHIPS ...] [--width 1024]
+    python -m benchmarks.meshes [MESH ...] [--width 1024]
 
-Two blocks under AdamW, in float32, with a sequence of half the width to a replica. The mesh has the
-two axes of the chips' torus. The batch is divided over both, or over the first and the matrices
+Two blocks under AdamW, in float32, with a sequence of half the width to a replica. The mesh has two
+axes, those of a TPU's torus. The batch is divided over both, or over the first and the matrices
 over the second. Prints what a chip holds of the state, the temporary bytes, and the collectives of
 a step with the bytes of the arrays that are reduced or gathered, beside what is expected of them.
 """
 
 import argparse
-import os
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-os.environ.update(
-    JAX_PLATFORMS="cpu",
-    ALLOW_MULTIPLE_LIBTPU_LOAD="1",
-    TPU_ACCELERATOR_TYPE="v5litepod-4",
-    TPU_SKIP_MDS_QUERY="1",
-    TPU_WORKER_HOSTNAMES="localhost",
-)
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+# Before jax, which looks for hardware when it is imported: benchmarks.aot tells it what to assume.
+from benchmarks.aot import h100s  # isort: split
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +26,18 @@ import gradtx
 from benchmarks.hlo import by_kind, collectives
 from benchmarks.tables import markdown, size
 
-SIDES = {4: 2, 64: 8, 256: 16}  # of the square torus
+
+class Machine(NamedTuple):
+    label: str
+    shape: tuple[int, int]  # of the mesh
+
+
+MACHINES = {
+    "v5e:2x2": Machine("4 chips of TPU v5e", (2, 2)),
+    "v5e:8x8": Machine("64 chips of TPU v5e", (8, 8)),
+    "v5e:16x16": Machine("256 chips of TPU v5e", (16, 16)),
+    "h100": Machine("8 H100", (4, 2)),
+}
 BLOCKS, HEAD = 2, 64
 
 P = PartitionSpec
@@ -97,11 +102,18 @@ class Found(NamedTuple):
     collectives: dict[str, tuple[int, int]]
 
 
-def compiled(layout: Layout, chips: int, width: int) -> Found:
-    side = SIDES[chips]
-    topology = topologies.get_topology_desc(platform="tpu", topology_name=f"v5e:{side}x{side}")
-    devices = mesh_utils.create_device_mesh((side, side), devices=topology.devices)
-    mesh = Mesh(devices, ("x", "y"), (AxisType.Auto,) * 2)
+def mesh_of(name: str) -> Mesh:
+    shape = MACHINES[name].shape
+    if name == "h100":
+        devices = np.array(h100s(math.prod(shape))).reshape(shape)
+    else:
+        chips = topologies.get_topology_desc(platform="tpu", topology_name=name).devices
+        devices = mesh_utils.create_device_mesh(shape, devices=chips)
+    return Mesh(devices, ("x", "y"), (AxisType.Auto,) * 2)
+
+
+def compiled(layout: Layout, name: str, width: int) -> Found:
+    mesh = mesh_of(name)
 
     def place(name: str) -> NamedSharding:
         return NamedSharding(mesh, P() if "y" in layout.data else SPECS[name])
@@ -119,7 +131,7 @@ def compiled(layout: Layout, chips: int, width: int) -> Found:
     sharding = gradtx.state_sharding(tx, params, places, zero=zero)
     step = gradtx.make_step(loss, tx, sharding=sharding)
     x = jax.ShapeDtypeStruct(
-        (side ** len(layout.data), width // 2, width),
+        (math.prod(mesh.shape[axis] for axis in layout.data), width // 2, width),
         jnp.float32,
         sharding=NamedSharding(mesh, P(layout.data)),
     )
@@ -129,44 +141,44 @@ def compiled(layout: Layout, chips: int, width: int) -> Found:
     return Found(sharding.bytes_per_device, memory.temp_size_in_bytes, found)
 
 
-def expected(layout: Layout, chips: int, width: int) -> tuple[str, str]:
+def expected(layout: Layout, name: str, width: int) -> tuple[str, str]:
     """State bytes on a chip, and what its step sends: the arrays reduced or gathered."""
-    side = SIDES[chips]
+    x, y = MACHINES[name].shape
+    both = "y" in layout.data
     matrices = 4 * BLOCKS * sum(int(np.prod(s)) for n, s in shapes(width).items() if n != "norm")
     vectors = 4 * BLOCKS * 2 * width
-    own = matrices if "y" in layout.data else matrices // side  # gradients of one chip
-    slots = 2 * (own // (side ** len(layout.data) if layout.zero else 1) + vectors) + 4
+    own = matrices if both else matrices // y  # gradients of one chip
+    parts = (x * y if both else x) if layout.zero else 1
+    slots = 2 * (own // parts + vectors) + 4
     sends = f"gradients {size(own + vectors)} reduced"
     if layout.zero:
         # Along the first axis; along the second what one part of that is.
-        scattered = own + (own // side if len(layout.data) == 2 else 0)
+        scattered = own + (own // x if both else 0)
         sends = f"gradients {size(scattered)} scattered, {size(vectors)} reduced"
         sends += f"; parameters {size(scattered)} gathered"
-    if "y" not in layout.data:
+    if not both:
         activations = 4 * BLOCKS * 4 * (width // 2) * width  # two each way in every block
         sends += f"; activations {size(activations)} reduced"
     return size(slots), sends
 
 
-def row(layout: Layout, chips: int, width: int) -> list[object]:
-    found, (state, sends) = compiled(layout, chips, width), expected(layout, chips, width)
+def row(layout: Layout, name: str, width: int) -> list[object]:
+    found, (state, sends) = compiled(layout, name, width), expected(layout, name, width)
     sent = "; ".join(f"{n} {kind} {size(b)}" for kind, (n, b) in found.collectives.items())
     return [layout.name, size(found.state), state, size(found.temporary), sent, sends]
 
 
-def tables(chosen: list[int], width: int) -> Iterator[str]:
+def tables(names: list[str], width: int) -> Iterator[str]:
     header = ["layout", "state", "expected", "temporary", "collectives", "expected"]
-    for chips in chosen:
-        rows = [row(layout, chips, width) for layout in LAYOUTS]
-        yield markdown(f"{chips} chips of TPU v5e, width {width}", header, rows)
+    for name in names:
+        rows = [row(layout, name, width) for layout in LAYOUTS]
+        yield markdown(f"{MACHINES[name].label}, width {width}", header, rows)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description="A step on meshes of TPU v5e, compiled and not run."
-    )
-    parser.add_argument("chips", type=int, nargs="*", choices=SIDES, default=list(SIDES))
+    parser = argparse.ArgumentParser(description="A step on many chips, compiled and not run.")
+    parser.add_argument("meshes", nargs="*", metavar="MESH", help=", ".join(MACHINES))
     parser.add_argument("--width", type=int, default=1024)
     given = parser.parse_args()
-    for table in tables(given.chips, given.width):
+    for table in tables(given.meshes or list(MACHINES), given.width):
         print(table, flush=True)

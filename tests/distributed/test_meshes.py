@@ -14,7 +14,7 @@ WIDTH = 512
 PROGRAM = f"""
 import json
 from benchmarks import meshes
-found = {{layout.name: meshes.compiled(layout, 4, {WIDTH}) for layout in meshes.LAYOUTS}}
+found = {{layout.name: meshes.compiled(layout, "v5e:2x2", {WIDTH}) for layout in meshes.LAYOUTS}}
 print(json.dumps(found))
 """
 MATRICES = 4 * 2 * 12 * WIDTH**2  # bytes of the gradients of two blocks
