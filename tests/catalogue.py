@@ -488,9 +488,7 @@ CATALOGUE: dict[str, Entry] = {
         optax=lambda: optax.nadamw(1e-2, weight_decay=0.1),
     ),
     # No twin: Optax's float32 is off by 0.6 %; tests/optimizers/test_adam_family.py has it in 64.
-    "scale_by_radam": Entry(
-        lambda: gradtx.scale_by_radam(), bad=({"b2": 1.0}, {"threshold": -1.0})
-    ),
+    "scale_by_radam": Entry(lambda: gradtx.scale_by_radam(), bad=({"b2": 1.0}, {"threshold": 3.9})),
     "radam": Entry(lambda: gradtx.radam(1e-2, nesterov=True), bad=RATES),
     "scale_by_yogi": Entry(
         lambda: gradtx.scale_by_yogi(),
@@ -554,7 +552,11 @@ CATALOGUE: dict[str, Entry] = {
     # No twin: Optax's update is that of the step before.
     "scale_by_rprop": Entry(
         lambda: gradtx.scale_by_rprop(1e-2),
-        bad=(*RATES, {"learning_rate": 0.1, "eta_plus": 0.0}),
+        bad=(
+            *RATES,
+            {"learning_rate": 0.1, "eta_plus": 0.9},
+            {"learning_rate": 0.1, "eta_minus": 1.5},
+        ),
         complex=False,
         why="a complex number has no sign",
     ),

@@ -69,8 +69,8 @@ def scale_by_adam(
 
     State: `ScaleByAdamState`. For a complex parameter :math:`\nu` is real.
 
-    A zero gradient gives a zero update in every type. A NaN gradient stays in the slots: guard with
-    ``apply_if_finite``.
+    A zero gradient gives a zero update in every type; with both epsilons 0 an entry that has had no
+    gradient is NaN. A NaN gradient stays in the slots: guard with ``apply_if_finite``.
 
     Source: D. P. Kingma and J. Ba, Adam: A Method for Stochastic Optimization, 2015,
     arXiv:1412.6980, algorithm 1; T. Dozat, Incorporating Nesterov Momentum into Adam, 2016.

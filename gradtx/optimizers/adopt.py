@@ -39,7 +39,7 @@ def scale_by_adopt(
     Args:
         b1: :math:`\beta_1` in :math:`[0, 1)`.
         b2: :math:`\beta_2` in :math:`[0, 1)`.
-        eps: :math:`\epsilon > 0`, the least root.
+        eps: :math:`\epsilon \ge 0`, the least root; at 0 an entry without gradients becomes NaN.
         mu_dtype: the type in which :math:`\mu` is kept; the parameter's unless given.
         nesterov: :math:`u_t = \beta_1 \mu_t + (1 - \beta_1) c_t`.
         use_clipping: clip as above; a complex number in its real and imaginary part.
@@ -107,7 +107,7 @@ def adopt(
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
         b1: decay of the momentum, in :math:`[0, 1)`.
         b2: decay of the second moment, in :math:`[0, 1)`.
-        eps: the least root of the second moment, above 0.
+        eps: the least root of the second moment, at least 0.
         mu_dtype: the type of the momentum.
         nesterov: use Nesterov momentum.
         use_clipping: clip the normalized gradient.

@@ -40,7 +40,8 @@ def scale_by_madgrad(
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
         momentum: :math:`\mu` in :math:`[0, 1]`.
-        eps: :math:`\epsilon > 0`. As in Optax it is also added to the learning rate.
+        eps: :math:`\epsilon \ge 0`; at 0 an entry without gradients becomes NaN. As in Optax it is
+            also added to the learning rate.
 
     The update is the step itself, with its sign: no learning rate follows.
 
@@ -88,7 +89,7 @@ def madgrad(
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
         momentum: :math:`\mu` in :math:`[0, 1]`.
         weight_decay: :math:`\lambda \ge 0`: :math:`\lambda\theta` is added to the gradient.
-        eps: added to the cube root and to the learning rate, above 0.
+        eps: added to the cube root and to the learning rate, at least 0.
 
     Source: A. Defazio and S. Jelassi, Adaptivity without Compromise: A Momentumized, Adaptive, Dual
     Averaged Gradient Method for Stochastic Optimization, 2021, arXiv:2101.11075, algorithm 1.

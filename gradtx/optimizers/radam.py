@@ -76,6 +76,9 @@ def scale_by_radam(
 
     State: `ScaleByAdamState`.
 
+    Raises:
+        ValueError: `threshold` is a number below 4, where :math:`r_t` is not real.
+
     Optax computes :math:`\rho_t` in float32, where it is off by up to 2e-4 at the first steps.
 
     Source: L. Liu et al., On the Variance of the Adaptive Learning Rate and Beyond, 2020,
@@ -85,6 +88,8 @@ def scale_by_radam(
     >>> tx.update(jnp.array([4.0]), tx.init(jnp.zeros(1)))[0].round(6).tolist()
     [4.0]
     """
+    if isinstance(threshold, float | int) and threshold < 4:
+        raise ValueError(f"scale_by_radam: threshold must be at least 4, not {threshold!r}")
 
     def slots(p: Array) -> dict[str, Array]:
         return {"mu": zeros_like(p), "nu": zeros_like(p, accumulator_dtype(p))}

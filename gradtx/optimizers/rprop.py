@@ -51,6 +51,7 @@ def scale_by_rprop(
     numbers, whose product underflows where both are small.
 
     Raises:
+        ValueError: `eta_minus` or `eta_plus` is a number on the wrong side of 1.
         TypeError: ``init`` is given complex parameters, which have no sign.
 
     Source: M. Riedmiller and H. Braun, A Direct Adaptive Method for Faster Backpropagation
@@ -63,6 +64,10 @@ def scale_by_rprop(
     >>> updates.round(6).tolist()
     [0.6000000238418579]
     """
+    for name, eta, wrong in (("eta_minus", eta_minus, 1), ("eta_plus", eta_plus, -1)):
+        if isinstance(eta, float | int) and (eta - 1) * wrong >= 0:
+            side = "below" if wrong > 0 else "above"
+            raise ValueError(f"scale_by_rprop: {name} must be {side} 1, not {eta!r}")
 
     def slots(p: Array) -> dict[str, Array]:
         if jnp.iscomplexobj(p):
