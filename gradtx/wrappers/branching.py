@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from gradtx.numerics import cast
+from gradtx.numerics import cast, is_tracer
 from gradtx.pair import GradientTransformation
 from gradtx.types import Array, Params, PyTree, State, Updates
 
@@ -18,10 +18,15 @@ def _like(new: PyTree, old: PyTree) -> PyTree:
     return jax.tree.map(lambda n, o: cast(n, o.dtype) if hasattr(n, "dtype") else n, new, old)
 
 
+def _strong(x: Any) -> Array:
+    x = x if hasattr(x, "dtype") else jnp.asarray(x)
+    return cast(x, x.dtype)
+
+
 def run_if(condition: Array, run: Callable[[_T, Array], _T], now: _T) -> _T:
     """``run(now, turn)`` if `condition` holds, else `now`, in the memory of `now`.
 
-    A loop of one turn or none. XLA gives the results of a ``lax.cond`` memory of their own, and on
+    A loop of one turn or none; outside of ``jit`` an ``if``. XLA gives the results of a ``lax.cond`` memory of their own, and on
     a GPU makes of it a choice between results that are both computed. A loop cannot be
     differentiated backwards, so that derivatives are taken through the condition.
 
@@ -31,10 +36,13 @@ def run_if(condition: Array, run: Callable[[_T, Array], _T], now: _T) -> _T:
             ``optimization_barrier``, XLA does not compute before the loop, and store.
         now: a tree of arrays.
     """
-    now = jax.tree.map(lambda x: cast(x, x.dtype), now)
+    now = jax.tree.map(_strong, now)
 
     def body(now: _T, turn: Array) -> _T:
         return _like(run(now, turn), now)
+
+    if not is_tracer(condition):
+        return body(now, jnp.int32(0)) if condition else now
 
     converted, held = jax.closure_convert(body, now, jnp.int32(0))
 
