@@ -2,6 +2,7 @@
 
 import json
 import warnings
+import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import numpy as np
 from gradtx import matching
 from gradtx.config import to_config
 from gradtx.matching import Node, is_empty, match
+from gradtx.numerics import is_tracer
 from gradtx.pair import GradientTransformation, with_extra_args_support
 from gradtx.types import Array, Params, State
 
@@ -31,7 +33,7 @@ def state_dict(state: State, tx: GradientTransformation | None = None) -> dict[s
     Returns:
         The arrays that have entries; random keys as the integers behind them. The entry
         ``"gradtx"`` is the header, JSON as bytes: the format's version, the kinds of the states,
-        the configuration.
+        the configuration, and checksums of itself and of every array that this process can read.
 
     Raises:
         ValueError: two leaves have the same path, since a name has a ``/`` in it.
@@ -42,21 +44,21 @@ def state_dict(state: State, tx: GradientTransformation | None = None) -> dict[s
     >>> list(state_dict(tx.init({"w": jnp.zeros(2)}), tx))
     ['gradtx', '0/trace/w']
     """
-    nodes = matching.nodes(state)
-    header = {
-        "version": _VERSION,
-        "states": [[node.prefix, node.kind] for node in nodes],
-        "config": None if tx is None else to_config(tx),
-    }
-    written = np.frombuffer(json.dumps(header).encode(), np.uint8)
-    flat: dict[str, Array] = {_HEADER: jnp.asarray(written)}
+    arrays: dict[str, Array] = {}
     for path, leaf in matching.leaves(state):
         if is_empty(leaf):
             continue
-        if path in flat:
+        if path in arrays:
             raise ValueError(f"state_dict: two leaves are called {path!r}; is a '/' in a name?")
-        flat[path] = _data(path, leaf)
-    return flat
+        arrays[path] = _data(path, leaf)
+    header = {
+        "version": _VERSION,
+        "states": [[node.prefix, node.kind] for node in matching.nodes(state)],
+        "config": None if tx is None else to_config(tx),
+        "checksums": {path: _checksum(x) for path, x in arrays.items() if _is_readable(x)},
+    }
+    text = json.dumps({**header, "checksum": _checksum_of_header(header)})
+    return {_HEADER: jnp.asarray(np.frombuffer(text.encode(), np.uint8)), **arrays}
 
 
 def saved_config(flat: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -79,7 +81,8 @@ class StateMatch(NamedTuple):
 
     state: the new state; kept: for each leaf that was kept its old path; missing: the leaves that
     had to be made anew; extra: the saved leaves that have no home; changed: what has another shape
-    (made anew), type (converted) or kind of state (kept), with what it was.
+    (made anew), type (converted) or kind of state (kept), with what it was; damaged: the saved
+    leaves whose bytes are not those that were written (kept as they are).
     """
 
     state: State
@@ -87,9 +90,11 @@ class StateMatch(NamedTuple):
     missing: list[str]
     extra: list[str]
     changed: dict[str, str]
+    damaged: list[str]
 
     def __str__(self) -> str:
-        parts = [f"missing: {', '.join(self.missing)}"] if self.missing else []
+        parts = [f"damaged or edited: {', '.join(self.damaged)}"] if self.damaged else []
+        parts += [f"missing: {', '.join(self.missing)}"] if self.missing else []
         parts += [f"extra: {', '.join(self.extra)}"] if self.extra else []
         changes = [f"{path}, {what}" for path, what in self.changed.items()]
         return "; ".join(parts + ([f"changed: {'; '.join(changes)}"] if changes else []))
@@ -108,8 +113,8 @@ def load_state_dict(
         tx: the transformation, perhaps another than the one that was saved.
         params: the parameters.
         flat: the arrays by path.
-        strict: refuse if anything is missing, left over or changed in shape, type or kind; else
-            warn.
+        strict: refuse if anything is missing, left over, changed in shape, type or kind, or not
+            what was written, as by a bit that flipped in a file; else warn.
 
     Returns:
         The state; the arguments stay as they are.
@@ -174,7 +179,27 @@ def match_state_dict(
         missing=[path for path in arrays if path not in kept and path not in changed],
         extra=sorted(extra),
         changed=changed,
+        damaged=_damaged(flat),
     )
+
+
+def _is_readable(x: Array) -> bool:
+    """Whether the bytes are known here: not those of other processes, or of a traced array."""
+    return not is_tracer(x) and getattr(x, "is_fully_addressable", True)
+
+
+def _checksum(x: Any) -> int:
+    return zlib.crc32(np.ascontiguousarray(x).reshape(-1).view(np.uint8))
+
+
+def _checksum_of_header(header: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(header, sort_keys=True).encode())
+
+
+def _damaged(flat: Mapping[str, Any]) -> list[str]:
+    known = _header(flat)["checksums"]
+    here = [path for path in flat if path in known and _is_readable(flat[path])]
+    return sorted(path for path in here if _checksum(flat[path]) != known[path])
 
 
 def _saved_nodes(flat: Mapping[str, Any]) -> list[Node]:
@@ -228,6 +253,8 @@ def _header(flat: Mapping[str, Any]) -> dict[str, Any]:
         good = all(isinstance(prefix, str) and isinstance(kind, str) for prefix, kind in states)
         if not (good and isinstance(version, int) and isinstance(config, dict | None)):
             raise ValueError("its fields have other types")
+        if version <= _VERSION and header.pop("checksum") != _checksum_of_header(header):
+            raise ValueError("its checksum is another")
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise ValueError(
             f"the header of the state dict is damaged: {type(error).__name__} {error}"
