@@ -189,7 +189,7 @@ def _is_readable(x: Array) -> bool:
 
 
 def _checksum(x: Any) -> int:
-    return zlib.crc32(np.ascontiguousarray(x).reshape(-1).view(np.uint8))
+    return zlib.crc32(np.ascontiguousarray(x).reshape(-1).view(np.uint8).data)
 
 
 def _checksum_of_header(header: dict[str, Any]) -> int:
