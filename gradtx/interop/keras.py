@@ -342,18 +342,24 @@ def _several(
     if values is not None:
         values.take("iteration", (), integer=True)
         values.take("learning_rate", ())
-    lives = list(getattr(live, "_inner_optimizers", ()))
     groups = {**{str(k): v for k, v in by_pattern.items()}, "default": default}
-    if lives and len(lives) != len(groups):
-        raise ValueError(f"{o.where}: one optimizer under several patterns is not supported")
+    lives: Sequence[Any] = [None] * len(groups)
+    if live is not None:  # one optimizer may stand under several patterns; a configuration has two
+        routed = live._optimizer_map
+        lives = [*routed.values(), routed.default_optimizer]
+        first: dict[int, str] = {}
+        own = {k: first.setdefault(id(each), k) for k, each in zip(groups, lives, strict=True)}
+        labels = [own[label] for label in labels]
+        groups = {label: groups[label] for label in first.values()}
+        lives = live._inner_optimizers
     made: dict[str, tuple[GradientTransformation, Fill]] = {}
-    for i, (label, each) in enumerate(groups.items()):
+    for (label, each), optimizer in zip(groups.items(), lives, strict=True):
         name, inner, _ = _read(each, None)
         if name not in CORES:
             raise ValueError(f"{o.where}: a {name} may not be inside it")
         inner = {**Options(o.where, inner).values, "loss_scale_factor": factor}
         mine = [leaf for leaf, own in zip(leaves, labels, strict=True) if own == label]
-        made[label] = _single(name, inner, mine, values, lives[i] if lives else None)
+        made[label] = _single(name, inner, mine, values, optimizer)
     pairs = [(literal(leaf.path), own) for leaf, own in zip(leaves, labels, strict=True)]
     tx = partition({label: each for label, (each, _) in made.items()}, pairs)
 

@@ -232,6 +232,19 @@ def test_variables_excluded_from_weight_decay():
         np.testing.assert_allclose(mine, theirs, rtol=1e-5)
 
 
+def test_one_optimizer_under_several_patterns():
+    shared = KO.SGD(0.1, momentum=0.9)
+    routes = KO.OptimizerMap(KO.Adam(0.01), {"ker.*": shared, "bias": shared})
+    optimizer, variables = built(KO.MultiOptimizer(routes))
+    gs = gradients(5)
+    params = named(train(optimizer, variables, gs[:3]))
+    tx, state = from_keras(optimizer, params, order=list(SHAPES))
+    assert set(state.inner_states) == {"ker.*", "default"}
+    got, _ = go_on(tx, state, params, [named(g) for g in gs[3:]])
+    for key, theirs in named(train(optimizer, variables, gs[3:])).items():
+        np.testing.assert_allclose(got[key], theirs, rtol=1e-5, atol=1e-6)
+
+
 def test_a_learning_rate_that_is_a_function_is_asked_at_each_step():
     rates = [0.25]
 
