@@ -1,12 +1,15 @@
 """Muon on several equal matrices: what is traced, and what is compiled for CPU, TPU and H100.
 
     python -m benchmarks.matrices [NUMBER ...]
+    python -m benchmarks.matrices times
 
-The seconds are those of the process in XLA's CPU compiler, so that other work on the machine
-matters little; all else is deterministic. Kernels are those of the entry computation that read or
-write arrays; a TPU's prefetches, which run beside them, are not counted. A loop counts as one.
+The first prints what is traced and compiled. Its seconds are those of the process in XLA's CPU
+compiler, so that other work on the machine matters little; all else is deterministic. Kernels are
+those of the entry computation that read or write arrays; a TPU's prefetches, which run beside them,
+are not counted. A loop counts as one. The second prints the time of a step, taken in turns.
 """
 
+import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -16,11 +19,13 @@ from benchmarks.aot import available, entry_kernels  # first: it tells jax what 
 
 # isort: split
 import jax
+import jax.numpy as jnp
 from jax.extend.core import Jaxpr
 from jax.sharding import SingleDeviceSharding
 
 from benchmarks.pairs import Library, build
-from benchmarks.tables import markdown
+from benchmarks.tables import markdown, size
+from benchmarks.timing import Donated, interleaved, ratio
 
 SHAPE = (512, 2048)
 MATRICES = (1, 4, 16, 64)
@@ -70,7 +75,38 @@ def rows(numbers: list[int], chips: dict[str, Any]) -> Iterator[list[str]]:
         yield [str(matrices), *(" / ".join(pair) for pair in both)]
 
 
+TIMED = [
+    ("muon(1e-3)", 1, (1024, 1024)),
+    ("muon(1e-3)", 4, SHAPE),
+    ("muon(1e-3)", 16, (256, 1024)),
+    ("galore(1e-3, rank=32)", 4, (1024, 1024)),
+]
+
+
+def timed(expression: str, matrices: int, shape: tuple[int, ...]) -> list[object]:
+    """Both libraries' steps in turns: their temporary bytes, their medians, and the ratio."""
+    keys = jax.random.split(jax.random.key(0), matrices)
+    params = {f"w{i}": jax.random.normal(key, shape) for i, key in enumerate(keys)}
+    gradients = jax.tree.map(jnp.sin, params)
+    runs, temporary = {}, []
+    for library in (build(name, expression) for name in ("gradtx", "optax")):
+        state = library.tx.init(params)
+        lowered = jax.jit(library.step, donate_argnums=(0, 1)).lower(params, state, gradients)
+        step = lowered.compile()
+        temporary.append(size(step.memory_analysis().temp_size_in_bytes))
+        runs[library.name] = Donated(step, (params, state), gradients)
+    seconds = interleaved(runs)
+    of, to = seconds.values()
+    label = f"{expression}, {matrices} of {shape[0]} x {shape[1]}"
+    ms = [1e3 * statistics.median(each) for each in (of, to)]
+    return [label, *temporary, *ms, ratio(of, to)]
+
+
 def main(words: list[str]) -> None:
+    if words == ["times"]:
+        columns = ["step", "temp", "temp, optax", "ms", "ms, optax", "gradtx / optax"]
+        print(markdown("Matrices, on a CPU", columns, (timed(*each) for each in TIMED)))
+        return
     chips = available()
     columns = ["equations", "compile, s", "CPU: kernels", *(f"{chip}: kernels" for chip in chips)]
     title = f"Muon on equal matrices of {SHAPE[0]} x {SHAPE[1]}; gradtx / optax"
