@@ -1,40 +1,17 @@
 """From Keras: an optimizer, or its configuration, as a transformation that goes on from it."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gradtx.compose import chain
 from gradtx.config import check_depth
-from gradtx.current import Current, current
 from gradtx.groups import partition
-from gradtx.interop.keras_optimizers import CORES, Core
-from gradtx.interop.keras_schedules import learning_rate
-from gradtx.interop.reading import (
-    Arrays,
-    Leaf,
-    Options,
-    arrays,
-    filled,
-    finite,
-    literal,
-    multiplied,
-    ordered,
-    steps_taken,
-)
+from gradtx.interop.keras_base import Fill, single
+from gradtx.interop.keras_optimizers import CORES
+from gradtx.interop.reading import Arrays, Leaf, Options, arrays, filled, literal, ordered
 from gradtx.pair import GradientTransformation
-from gradtx.schedules.decay import constant_schedule
-from gradtx.schedules.piecewise import join_schedules
-from gradtx.schedules.products import stretch_schedule
-from gradtx.transforms.clipping import clip, clip_by_global_norm, clip_by_norm
-from gradtx.transforms.scaling import scale
 from gradtx.types import Params, State
-from gradtx.wrappers.accumulation import accumulate
-from gradtx.wrappers.averaging import ema_params
 from gradtx.wrappers.loss_scaling import DynamicLossScaleState, dynamic_loss_scale
-from gradtx.wrappers.predecay import decay_first
-
-Fill = Callable[[State], State]
 
 
 def from_keras(
@@ -149,142 +126,7 @@ def _optimizer(
         return _loss_scaled(config, leaves, values, live)
     if name == "MultiOptimizer":
         return _several(config, leaves, values, live)
-    return _single(name, config, leaves, values, live)
-
-
-def _single(
-    name: str, config: Any, leaves: list[Leaf] | None, values: Arrays | None, live: Any
-) -> tuple[GradientTransformation, Fill]:
-    o = Options(f"from_keras: {name}", config)
-    o.skip("name", "jit_compile")
-    steps = o.take("gradient_accumulation_steps", None)
-    if steps is not None:
-        steps = o.integer("gradient_accumulation_steps")
-        if steps < 2:
-            raise ValueError(f"{o.where}: gradient_accumulation_steps must be at least 2")
-    raw = (
-        0
-        if values is None
-        else steps_taken(f"{o.where}: iteration", values.take("iteration", (), integer=True))
-    )
-    rate = _rate(o, values, steps, live)
-    core = CORES[name](o, rate, leaves)
-
-    links = []
-    factor = o.optional("loss_scale_factor")
-    if factor is not None:
-        if factor == 0:
-            raise ValueError(f"{o.where}: loss_scale_factor must not be 0")
-        links.append(scale(1 / factor))
-    clips = {
-        "clipnorm": clip_by_norm,
-        "global_clipnorm": clip_by_global_norm,
-        "clipvalue": clip,
-    }
-    limits = {key: o.optional(key) for key in clips}
-    if sum(limit is not None for limit in limits.values()) > 1:
-        raise ValueError(f"{o.where}: at most one of {', '.join(clips)} may be set")
-    links += [clips[key](limit) for key, limit in limits.items() if limit is not None and limit > 0]
-    tx = core.tx
-    decay = None if core.decays else o.optional("weight_decay")
-    if decay:
-        tx = decay_first(tx, multiplied(rate, decay), _decaying(o.where, leaves, live))
-    tx = tx if not links else chain(*links, tx)
-    if steps is not None:
-        tx = accumulate(tx, steps)
-    average = _average(o, steps or 1)
-    if average is not None:
-        tx = chain(tx, average)
-    o.finish()
-    if values is None:
-        return tx, lambda state: state
-    given = _taken(core, leaves or [], values, steps, average is not None)
-    window = steps or 1
-    scalars = {
-        "count": raw // window,
-        "gradient_step": raw // window,
-        "mini_step": raw % window,
-        "acc_weight": raw % window,
-        # schedule-free learning counts from 1, and weighs all steps alike
-        "step_count": raw // window + 1,
-        "weight_sum": raw // window,
-        "EmaParamsState.count": raw,
-        **given.pop("", {}),
-    }
-    if "acc_grads" in given:  # Keras keeps their sum, and we their mean
-        given["acc_grads"] = {k: v / max(raw % window, 1) for k, v in given["acc_grads"].items()}
-    return tx, lambda state: filled(state, given, scalars)
-
-
-def _rate(o: Options, values: Arrays | None, steps: int | None, live: Any) -> Any:
-    given = o.take("learning_rate")
-    own = current(getattr(live, "_learning_rate", None))
-    if isinstance(own, Current):
-        return own
-    rate = learning_rate(o.where, given)
-    if callable(rate):
-        return rate if steps is None else stretch_schedule(rate, stride=steps, offset=steps - 1)
-    if values is not None:  # the one in force, which may have been set since
-        rate = finite(f"{o.where}: learning_rate", values.take("learning_rate", ()))
-    return rate
-
-
-def _decaying(where: str, leaves: list[Leaf] | None, live: Any) -> list[str] | None:
-    """Patterns of the leaves that decay, None for all of them."""
-    excludes = getattr(live, "_exclude_from_weight_decay", None)
-    pattern = getattr(live, "_exclude_from_weight_decay_pattern", None)
-    if not excludes and pattern is None:
-        return None
-    if leaves is None or not live.built:
-        raise ValueError(
-            f"{where}: variables are excluded from weight decay; build the optimizer and pass "
-            "params, so that it can be said which"
-        )
-    variables = zip(leaves, live._trainable_variables, strict=True)
-    return [literal(leaf.path) for leaf, v in variables if live._use_weight_decay(v)]
-
-
-def _average(o: Options, window: int) -> GradientTransformation | None:
-    momentum = o.number("ema_momentum", 0.99)
-    every = o.take("ema_overwrite_frequency", None)
-    if every is not None:
-        every = o.integer("ema_overwrite_frequency")
-    if not o.flag("use_ema", False):
-        return None
-    # The average starts as the parameters after the first window.
-    start = constant_schedule(0.0)
-    return ema_params(
-        join_schedules([start, constant_schedule(momentum)], [window]),
-        overwrite_every=every or None,
-        window=window,
-    )
-
-
-def _taken(
-    core: Core, leaves: list[Leaf], values: Arrays, steps: int | None, average: bool
-) -> dict[str, dict[str, Any]]:
-    """The variables by slot and path, in the order in which Keras makes them."""
-    given: dict[str, dict[str, Any]] = {}
-
-    def take(slot: str | None, leaf: Leaf, shape: tuple[int, ...], integer: bool = False) -> None:
-        sign = -1 if slot is not None and slot.startswith("-") else 1
-        bare = "a placeholder" if slot is None else slot.removeprefix("-")
-        value = values.take(f"{bare} of {leaf.name}", shape, integer)
-        if slot is not None:
-            given.setdefault(bare, {})[leaf.path] = sign * value
-
-    before = ([["average"]] if average else []) + ([["acc_grads"]] if steps else [])
-    for group in (*before, *core.slots):
-        for leaf in leaves:
-            for name in group:
-                take(name, leaf, leaf.shape)
-    if core.layout is not None:
-        for leaf in leaves:
-            for slot, shape in core.layout(leaf):
-                take(slot, leaf, shape, integer=slot is None and shape == ())
-    if core.scalar is not None and leaves:
-        given[""] = {core.scalar: values.take(core.scalar, ())}
-    return given
+    return single(name, config, leaves, values, live)
 
 
 def _loss_scaled(
@@ -307,7 +149,7 @@ def _loss_scaled(
     # Loss scaling of the inner one is off, as in Keras.
     inner = Options(o.where, inner).values
     inner = {**inner, "loss_scale_factor": None}
-    tx, fill = _single(name, inner, leaves, values, getattr(live, "inner_optimizer", None))
+    tx, fill = single(name, inner, leaves, values, getattr(live, "inner_optimizer", None))
     wrapped = dynamic_loss_scale(tx, start, period, min_loss_scale=0.0)
     if values is None:
         return wrapped, lambda state: state
@@ -359,7 +201,7 @@ def _several(
             raise ValueError(f"{o.where}: a {name} may not be inside it")
         inner = {**Options(o.where, inner).values, "loss_scale_factor": factor}
         mine = [leaf for leaf, own in zip(leaves, labels, strict=True) if own == label]
-        made[label] = _single(name, inner, mine, values, optimizer)
+        made[label] = single(name, inner, mine, values, optimizer)
     pairs = [(literal(leaf.path), own) for leaf, own in zip(leaves, labels, strict=True)]
     tx = partition({label: each for label, (each, _) in made.items()}, pairs)
 

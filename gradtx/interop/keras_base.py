@@ -1,0 +1,167 @@
+"""What the base class of Keras's optimizers adds to each of them."""
+
+from collections.abc import Callable
+from typing import Any
+
+from gradtx.compose import chain
+from gradtx.current import Current, current
+from gradtx.interop.keras_optimizers import CORES, Core
+from gradtx.interop.keras_schedules import learning_rate
+from gradtx.interop.reading import (
+    Arrays,
+    Leaf,
+    Options,
+    filled,
+    finite,
+    literal,
+    multiplied,
+    steps_taken,
+)
+from gradtx.pair import GradientTransformation
+from gradtx.schedules.decay import constant_schedule
+from gradtx.schedules.piecewise import join_schedules
+from gradtx.schedules.products import stretch_schedule
+from gradtx.transforms.clipping import clip, clip_by_global_norm, clip_by_norm
+from gradtx.transforms.scaling import scale
+from gradtx.types import State
+from gradtx.wrappers.accumulation import accumulate
+from gradtx.wrappers.averaging import ema_params
+from gradtx.wrappers.predecay import decay_first
+
+Fill = Callable[[State], State]
+
+
+def single(
+    name: str, config: Any, leaves: list[Leaf] | None, values: Arrays | None, live: Any
+) -> tuple[GradientTransformation, Fill]:
+    """One optimizer with the options of the base class, and how its variables fill a state."""
+    o = Options(f"from_keras: {name}", config)
+    o.skip("name", "jit_compile")
+    steps = o.take("gradient_accumulation_steps", None)
+    if steps is not None:
+        steps = o.integer("gradient_accumulation_steps")
+        if steps < 2:
+            raise ValueError(f"{o.where}: gradient_accumulation_steps must be at least 2")
+    raw = (
+        0
+        if values is None
+        else steps_taken(f"{o.where}: iteration", values.take("iteration", (), integer=True))
+    )
+    rate = _rate(o, values, steps, live)
+    core = CORES[name](o, rate, leaves)
+
+    links = []
+    factor = o.optional("loss_scale_factor")
+    if factor is not None:
+        if factor == 0:
+            raise ValueError(f"{o.where}: loss_scale_factor must not be 0")
+        links.append(scale(1 / factor))
+    clips = {
+        "clipnorm": clip_by_norm,
+        "global_clipnorm": clip_by_global_norm,
+        "clipvalue": clip,
+    }
+    limits = {key: o.optional(key) for key in clips}
+    if sum(limit is not None for limit in limits.values()) > 1:
+        raise ValueError(f"{o.where}: at most one of {', '.join(clips)} may be set")
+    links += [clips[key](limit) for key, limit in limits.items() if limit is not None and limit > 0]
+    tx = core.tx
+    decay = None if core.decays else o.optional("weight_decay")
+    if decay:
+        tx = decay_first(tx, multiplied(rate, decay), _decaying(o.where, leaves, live))
+    tx = tx if not links else chain(*links, tx)
+    if steps is not None:
+        tx = accumulate(tx, steps)
+    average = _average(o, steps or 1)
+    if average is not None:
+        tx = chain(tx, average)
+    o.finish()
+    if values is None:
+        return tx, lambda state: state
+    given = _taken(core, leaves or [], values, steps, average is not None)
+    window = steps or 1
+    scalars = {
+        "count": raw // window,
+        "gradient_step": raw // window,
+        "mini_step": raw % window,
+        "acc_weight": raw % window,
+        # schedule-free learning counts from 1, and weighs all steps alike
+        "step_count": raw // window + 1,
+        "weight_sum": raw // window,
+        "EmaParamsState.count": raw,
+        **given.pop("", {}),
+    }
+    if "acc_grads" in given:  # Keras keeps their sum, and we their mean
+        given["acc_grads"] = {k: v / max(raw % window, 1) for k, v in given["acc_grads"].items()}
+    return tx, lambda state: filled(state, given, scalars)
+
+
+def _rate(o: Options, values: Arrays | None, steps: int | None, live: Any) -> Any:
+    given = o.take("learning_rate")
+    own = current(getattr(live, "_learning_rate", None))
+    if isinstance(own, Current):
+        return own
+    rate = learning_rate(o.where, given)
+    if callable(rate):
+        return rate if steps is None else stretch_schedule(rate, stride=steps, offset=steps - 1)
+    if values is not None:  # the one in force, which may have been set since
+        rate = finite(f"{o.where}: learning_rate", values.take("learning_rate", ()))
+    return rate
+
+
+def _decaying(where: str, leaves: list[Leaf] | None, live: Any) -> list[str] | None:
+    """Patterns of the leaves that decay, None for all of them."""
+    excludes = getattr(live, "_exclude_from_weight_decay", None)
+    pattern = getattr(live, "_exclude_from_weight_decay_pattern", None)
+    if not excludes and pattern is None:
+        return None
+    if leaves is None or not live.built:
+        raise ValueError(
+            f"{where}: variables are excluded from weight decay; build the optimizer and pass "
+            "params, so that it can be said which"
+        )
+    variables = zip(leaves, live._trainable_variables, strict=True)
+    return [literal(leaf.path) for leaf, v in variables if live._use_weight_decay(v)]
+
+
+def _average(o: Options, window: int) -> GradientTransformation | None:
+    momentum = o.number("ema_momentum", 0.99)
+    every = o.take("ema_overwrite_frequency", None)
+    if every is not None:
+        every = o.integer("ema_overwrite_frequency")
+    if not o.flag("use_ema", False):
+        return None
+    # The average starts as the parameters after the first window.
+    start = constant_schedule(0.0)
+    return ema_params(
+        join_schedules([start, constant_schedule(momentum)], [window]),
+        overwrite_every=every or None,
+        window=window,
+    )
+
+
+def _taken(
+    core: Core, leaves: list[Leaf], values: Arrays, steps: int | None, average: bool
+) -> dict[str, dict[str, Any]]:
+    """The variables by slot and path, in the order in which Keras makes them."""
+    given: dict[str, dict[str, Any]] = {}
+
+    def take(slot: str | None, leaf: Leaf, shape: tuple[int, ...], integer: bool = False) -> None:
+        sign = -1 if slot is not None and slot.startswith("-") else 1
+        bare = "a placeholder" if slot is None else slot.removeprefix("-")
+        value = values.take(f"{bare} of {leaf.name}", shape, integer)
+        if slot is not None:
+            given.setdefault(bare, {})[leaf.path] = sign * value
+
+    before = ([["average"]] if average else []) + ([["acc_grads"]] if steps else [])
+    for group in (*before, *core.slots):
+        for leaf in leaves:
+            for name in group:
+                take(name, leaf, leaf.shape)
+    if core.layout is not None:
+        for leaf in leaves:
+            for slot, shape in core.layout(leaf):
+                take(slot, leaf, shape, integer=slot is None and shape == ())
+    if core.scalar is not None and leaves:
+        given[""] = {core.scalar: values.take(core.scalar, ())}
+    return given
