@@ -1,11 +1,10 @@
 """Muon."""
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from gradtx.checks import Decay, NonNegative
 from gradtx.compose import chain
@@ -22,12 +21,16 @@ from gradtx.pair import (
 from gradtx.paths import Where, leaves_with_path
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.matrices import _as_matrices, _by_shape, _checked, _dimension_numbers
-from gradtx.transforms.orthogonal import _orthogonalized
+from gradtx.transforms.orthogonal import (
+    _STANDARD,
+    Preconditioning,
+    _coefficients,
+    _orthogonalized,
+)
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.tree import map_updates
 from gradtx.types import Array, Counter, DType, EmptyState, Params, PyTree, Slots, State, Updates
 
-_STANDARD = (3.4445, -4.7750, 2.0315)
 _PRESETS: dict[str, Any] = {
     "standard": _STANDARD,
     "dion": (
@@ -38,9 +41,6 @@ _PRESETS: dict[str, Any] = {
         (2.8366, -3.0525, 1.2012),
     ),
 }
-_PRECONDITIONINGS = ("frobenius", "spectral", "aol", "schatten")
-
-Preconditioning: TypeAlias = Literal["frobenius", "spectral", "aol", "schatten"]
 
 
 class MuonDimensionNumbers(NamedTuple):
@@ -120,20 +120,7 @@ def scale_by_muon(
     >>> bool(jnp.all((jnp.diag(u) > 0.6) & (jnp.diag(u) < 1.3)))
     True
     """
-    coeffs = np.asarray(ns_coeffs)
-    if coeffs.ndim not in (1, 2) or coeffs.shape[-1] != 3 or coeffs.shape[0] == 0:
-        raise ValueError(
-            f"scale_by_muon: ns_coeffs must be three numbers or a tuple of triples, not {ns_coeffs}"
-        )
-    if isinstance(ns_steps, bool) or not isinstance(ns_steps, int) or ns_steps < 1:
-        raise ValueError(
-            f"scale_by_muon: ns_steps must be an integer of at least 1, not {ns_steps!r}"
-        )
-    if preconditioning not in _PRECONDITIONINGS:
-        raise ValueError(
-            f"scale_by_muon: preconditioning must be one of {_PRECONDITIONINGS}, not "
-            f"{preconditioning!r}"
-        )
+    coeffs = _coefficients("scale_by_muon", ns_coeffs, ns_steps, preconditioning)
 
     def init(params: Params) -> State:
         mu = jax.tree.map(lambda p: jnp.zeros_like(p, dtype=mu_dtype), params)

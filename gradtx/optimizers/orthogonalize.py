@@ -3,24 +3,22 @@
 from typing import Any
 
 import jax.numpy as jnp
-import numpy as np
 
 from gradtx.checks import NonNegative
 from gradtx.numerics import widen
-from gradtx.optimizers.muon import (
-    _PRECONDITIONINGS,
-    _STANDARD,
-    Preconditioning,
-    _numbers,
-    _scale_by_shape,
-)
+from gradtx.optimizers.muon import _numbers, _scale_by_shape
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     transformation,
 )
 from gradtx.transforms.matrices import _as_matrices, _by_shape, _checked
-from gradtx.transforms.orthogonal import _orthogonalized
+from gradtx.transforms.orthogonal import (
+    _STANDARD,
+    Preconditioning,
+    _coefficients,
+    _orthogonalized,
+)
 from gradtx.types import EmptyState, Params, State, Updates
 
 
@@ -57,18 +55,7 @@ def orthogonalize(
     >>> bool(jnp.all((jnp.diag(u) > 0.6) & (jnp.diag(u) < 1.3)))
     True
     """
-    coeffs = np.asarray(ns_coeffs)
-    if coeffs.ndim not in (1, 2) or coeffs.shape[-1] != 3 or coeffs.shape[0] == 0:
-        raise ValueError(
-            f"orthogonalize: ns_coeffs must be three numbers or a tuple of triples, not {ns_coeffs}"
-        )
-    if isinstance(ns_steps, bool) or not isinstance(ns_steps, int) or ns_steps < 1:
-        raise ValueError(f"orthogonalize: ns_steps must be at least 1, not {ns_steps!r}")
-    if preconditioning not in _PRECONDITIONINGS:
-        raise ValueError(
-            f"orthogonalize: preconditioning must be one of {_PRECONDITIONINGS}, not "
-            f"{preconditioning!r}"
-        )
+    coeffs = _coefficients("orthogonalize", ns_coeffs, ns_steps, preconditioning)
 
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any

@@ -1,12 +1,32 @@
 """Orthogonalization: the singular values of a matrix brought near 1."""
 
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from gradtx.numerics import real_dtype
 from gradtx.types import Array
+
+Preconditioning: TypeAlias = Literal["frobenius", "spectral", "aol", "schatten"]
+
+_STANDARD = (3.4445, -4.7750, 2.0315)
+
+
+def _coefficients(where: str, coeffs: Any, steps: int, how: str) -> Any:
+    """The coefficients of the iterations as an array, once all that makes them is checked."""
+    found = np.asarray(coeffs)
+    if found.ndim not in (1, 2) or found.shape[-1] != 3 or found.shape[0] == 0:
+        raise ValueError(
+            f"{where}: ns_coeffs must be three numbers or a tuple of triples, not {coeffs}"
+        )
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise ValueError(f"{where}: ns_steps must be an integer of at least 1, not {steps!r}")
+    if how not in get_args(Preconditioning):
+        known = get_args(Preconditioning)
+        raise ValueError(f"{where}: preconditioning must be one of {known}, not {how!r}")
+    return found
 
 
 def _orthogonalized(x: Array, coeffs: Array, steps: int, how: str, eps: Any) -> Array:
