@@ -57,14 +57,6 @@ class Current:
     def tree_unflatten(cls, function: Callable[[], Any], children: Any) -> "Current":
         return cls(function, *children)
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Current):
-            return NotImplemented
-        return self.function == other.function and self.value is other.value
-
-    def __hash__(self) -> int:
-        return hash(self.function)
-
     def __repr__(self) -> str:
         return self.__name__
 

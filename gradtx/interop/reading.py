@@ -120,7 +120,14 @@ def multiplied(rate: Any, factor: float) -> Any:
 
 def arrays(params: Params) -> Params:
     """Parameters of any library as JAX arrays."""
-    return jax.tree.map(jnp.asarray, params)
+    return jax.tree.map(_parameter, params)
+
+
+def _parameter(p: Any) -> jax.Array:
+    if not hasattr(p, "detach"):
+        return jnp.asarray(p)
+    kind = str(p.dtype).removeprefix("torch.")
+    return jnp.asarray(array("a parameter", p), getattr(jnp, kind))
 
 
 class Leaf(NamedTuple):

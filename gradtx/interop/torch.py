@@ -51,7 +51,8 @@ def from_torch(
 
     Args:
         source: the optimizer, or its ``state_dict()`` with `class_name`.
-        params: the parameters, in a tree of any structure.
+        params: the parameters, in a tree of any structure: arrays, or PyTorch's own, as in
+            ``dict(model.named_parameters())`` with its keys as `order`.
         class_name: which optimizer a state dict belongs to, ``"AdamW"``.
         order: the paths of the leaves of `params` in the order of the optimizer's parameters, group
             after group (``["0.weight", "0.bias"]`` for a flat dict of such names); that of the tree

@@ -227,6 +227,29 @@ def test_bad_input(source, name, error, says):
         from_torch(source, [np.zeros(2, np.float32)], class_name=name)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_parameters_of_a_module(dtype):
+    """As PyTorch names them: a flat dict, in another order than JAX's."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
+    model = model.to(getattr(torch, dtype))
+    optimizer = TO.AdamW(model.parameters(), 0.1)
+
+    def step():
+        optimizer.zero_grad()
+        model(torch.ones(4, 3, dtype=getattr(torch, dtype))).square().mean().backward()
+        optimizer.step()
+
+    step()
+    params = dict(model.named_parameters())
+    tx, state = from_torch(optimizer, params, order=list(params))
+    held = {name: gradtx.get_slot(state, "mu", name) for name in params}
+    for name, p in params.items():
+        want = optimizer.state[p]["exp_avg"].float().numpy()
+        np.testing.assert_array_equal(np.asarray(held[name], np.float32), want)
+        assert held[name].dtype == dtype
+    assert jax.tree.structure(state) == jax.tree.structure(tx.init(held))
+
+
 def test_complex_parameters():
     p = torch.nn.Parameter(torch.tensor([1.0 + 2.0j, -1.0j]))
     optimizer = TO.SGD([p], 0.1, momentum=0.9)
