@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradtx.types import Array, DType
+from gradtx.types import Array, DType, PyTree
 
 
 def compute_dtype(dtype: DType) -> DType:
@@ -35,6 +35,17 @@ def cast(x: Array, dtype: DType) -> Array:
     if x.dtype == dtype and not getattr(x, "weak_type", False):
         return x
     return x.astype(dtype)
+
+
+def as_arrays(tree: PyTree) -> PyTree:
+    """`tree` with floating-point arrays in the place of Python's numbers, and all else as it is.
+
+    >>> as_arrays({"a": 1, "b": None})
+    {'a': Array(1., dtype=float32), 'b': None}
+    """
+    if not any(type(x) in (int, float) for x in jax.tree.leaves(tree)):
+        return tree
+    return jax.tree.map(lambda x: jnp.asarray(x, float) if type(x) in (int, float) else x, tree)
 
 
 def widen(x: Array) -> Array:

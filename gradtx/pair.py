@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.declaration import Builder, Declaration, Declared, publish
-from gradtx.numerics import increment
+from gradtx.numerics import as_arrays, increment
 from gradtx.types import Counter, EmptyState, Params, State, Updates
 
 _P = ParamSpec("_P")
@@ -161,6 +161,7 @@ class _Lazy:
         return Declaration(self.declaration.builder, arguments)
 
     def init(self, params: Params) -> State:
+        params = as_arrays(params)
         state = self.expansion.init(params)
         if not self.schedules or "count" in getattr(state, "_fields", ()):
             return state
@@ -171,6 +172,7 @@ class _Lazy:
     def update(
         self, updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
+        updates, params = as_arrays(updates), as_arrays(params)
         if not self.schedules:
             return self.expansion.update(updates, state, params, **extra_args)
         evaluated = self._evaluated(state.count)

@@ -4,6 +4,7 @@ import copy
 import functools
 import json
 import pickle
+import re
 
 import chex
 import jax
@@ -208,6 +209,30 @@ def test_bare_array(name):
     p = params()["w"]
     (new, _), _ = step(tx, (p, tx.init(p)), grads(1)["w"][0])
     assert new.shape == p.shape
+
+
+@pytest.mark.slow
+@every
+def test_python_numbers_are_taken_like_arrays(name):
+    """Outside of `jit`, where nothing else makes arrays of them."""
+    if CATALOGUE[name].examples:
+        pytest.skip("a number has no dimension for examples")
+    tx = gradtx.with_extra_args_support(CATALOGUE[name].make())
+
+    def taken(number):
+        p, g = {"a": number(1.5), "b": number(-2)}, {"a": number(0.5), "b": number(1)}
+        extra = {"value": value_fn(jax.tree.map(jnp.asarray, p)), "grad": g, "value_fn": value_fn}
+        return tx.update(g, tx.init(p), p, **extra)
+
+    try:
+        want = taken(jnp.float32)
+    except ValueError as error:  # what wants a matrix says so of a number too
+        with pytest.raises(ValueError, match=re.escape(str(error))):
+            taken(lambda x: x)
+        return
+    got = taken(lambda x: x)
+    chex.assert_trees_all_equal_shapes_and_dtypes(got[0], want[0])
+    chex.assert_trees_all_close(got[0], want[0], rtol=1e-6)
 
 
 @every

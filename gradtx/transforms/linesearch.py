@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.apply import apply_updates
-from gradtx.numerics import real_dtype, scalar_dtype, widen
+from gradtx.numerics import as_arrays, real_dtype, scalar_dtype, widen
 from gradtx.paths import is_leaf, leaves_with_path, merge, path_string
 from gradtx.rows import is_rows
 from gradtx.tree import map_updates, vdot
@@ -53,7 +53,10 @@ class _Line:
         self.dtype = _value_dtype(self.params)
         self.value = jnp.asarray(extra["value"]).astype(self.dtype)
         self.grad = jax.tree.map(
-            lambda u, g: None if u is None else g, updates, extra["grad"], is_leaf=is_leaf
+            lambda u, g: None if u is None else g,
+            updates,
+            as_arrays(extra["grad"]),
+            is_leaf=is_leaf,
         )
         self.slope = self.slope_of(self.grad)
 
