@@ -130,7 +130,7 @@ def cost(library: Library, shapes: Shapes, device: Any) -> Cost:
     step = jax.jit(library.step, donate_argnums=(0, 1), in_shardings=here, out_shardings=here)
     compiled = step.lower(params, state, params).compile()
 
-    kernels = list(entry_kernels(compiled.as_text() or ""))
+    kernels = entry_kernels(compiled.as_text() or "")
     # XLA counts the bytes for a TPU but not for a GPU.
     analysis = compiled.cost_analysis() or {}
     moved = analysis.get("bytes accessed", sum(kernel.moved for kernel in kernels))
@@ -161,22 +161,35 @@ class Kernel(NamedTuple):
 BOOKKEEPING = frozenset({"bitcast", "constant", "get-tuple-element", "parameter", "tuple"})
 INSTRUCTION = re.compile(
     r"^\s+(?:ROOT )?(?P<name>%\S+) = (?P<type>\(.*?\)|\S+) (?P<op>[a-z][\w\-]*)\((?P<args>.*?)\)"
+    r"(?P<rest>.*)$"
 )
+COMPUTATION = re.compile(r"^(?:ENTRY )?(%\S+) \(.*\{$", re.MULTILINE)
+BRANCHES = re.compile(r"(?:true|false|branch)_computations?=\{?(%[^}\s]+)")
 
 
-def entry_kernels(hlo: str) -> Iterator[Kernel]:
+def entry_kernels(hlo: str) -> list[Kernel]:
     """The kernels of the entry computation, each with the bytes of its operands and results.
 
     A copy that runs on its own, a TPU's prefetch, counts twice: it is started and awaited.
     """
-    _, _, entry = hlo.partition("\nENTRY ")
+    heads = list(COMPUTATION.finditer(hlo))
+    ends = [head.start() for head in heads[1:]] + [len(hlo)]
+    bodies = {h[1]: hlo[h.end() : end] for h, end in zip(heads, ends, strict=True)}
+    return list(_kernels(bodies, heads[-1][1]))
+
+
+def _kernels(bodies: Mapping[str, str], computation: str) -> Iterator[Kernel]:
     types: dict[str, str] = {}
-    for line in entry.splitlines():
+    for line in bodies[computation].splitlines():
         found = INSTRUCTION.match(line)
         if found is None:
             continue
         types[found["name"]] = found["type"]
-        if found["op"] not in BOOKKEEPING:
+        if found["op"] == "conditional":  # the branch that moves most, as XLA counts for a TPU
+            branches = re.findall(r"%[\w.\-]+", ",".join(BRANCHES.findall(found["rest"])))
+            choices = [list(_kernels(bodies, branch)) for branch in branches]
+            yield from max(choices, key=lambda kernels: sum(k.moved for k in kernels))
+        elif found["op"] not in BOOKKEEPING:
             operands = set(re.findall(r"%[\w.\-]+", found["args"]))
             touched = [found["type"], *(types.get(operand, "") for operand in operands)]
             moved = sum(map(type_bytes, touched))

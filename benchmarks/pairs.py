@@ -122,6 +122,7 @@ GROUPS: Mapping[str, list[Pair]] = {
         both("schedule_free_adamw(1e-3)"),
         both("schedule_free_sgd(1e-3)"),
         both("sophia(1e-3)"),
+        Pair("sophia, estimate first", "sophia(1e-3, hessian_first=True)", None),
     ],
     "transforms and wrappers": [
         before_sgd("adaptive_grad_clip(0.01)"),

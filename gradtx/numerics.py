@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -182,15 +182,17 @@ def one_per_row(x: Array) -> Array:
     return x if x.ndim < 2 else x[(slice(None), *(slice(0, 1) for _ in x.shape[1:]))]
 
 
-def after(x: Any, first: Array, *, everywhere: bool = False) -> Array:
+def after(x: Any, first: Array, *, on: Literal["cpu", "others", "all"] = "cpu") -> Array:
     """`x`, which XLA's compiler for CPUs now cannot compute before `first`; NaN where that is NaN.
 
     An array that is overwritten in place is copied if something else still reads it. What
     overwrites it is therefore made to wait: for a sum over the old values, or, entry by entry, for
     another new slot. It also keeps XLA from storing what two kernels have in common, where each can
     compute it: a number too, since its sums are library calls, before which it writes a number that
-    occurs twice, be it for two leaves, out to their size. Other chips need no order, and get none
-    but `everywhere`, for a number of which a large array is made: what made it twice may be stored.
+    occurs twice, be it for two leaves, out to their size.
+
+    Other chips need no order. But what is made twice of large arrays may be stored there too; `on`
+    says where a number waits, with which it is made.
     """
     x = x if hasattr(x, "dtype") else jnp.asarray(x, real_dtype(first.dtype))
 
@@ -200,9 +202,8 @@ def after(x: Any, first: Array, *, everywhere: bool = False) -> Array:
     def free(x: Array, first: Array) -> Array:
         return jnp.broadcast_to(x, jnp.broadcast_shapes(x.shape, first.shape))
 
-    if everywhere:
-        return wait(x, first)
-    return jax.lax.platform_dependent(x, first, cpu=wait, default=free)
+    cpu, default = {"cpu": (wait, free), "others": (free, wait), "all": (wait, wait)}[on]
+    return jax.lax.platform_dependent(x, first, cpu=cpu, default=default)
 
 
 def is_computed(x: Array) -> Array:

@@ -75,7 +75,7 @@ def mars(
         if max_norm is not None:
             factor = shrink_factor(norm(c), max_norm)
             # Made anew, not stored until the norm is known.
-            c = corrected(after(t.once("mars", 0, weight), factor, everywhere=True)) * factor
+            c = corrected(after(t.once("mars", 0, weight), factor, on="all")) * factor
         return c, {"last": replace_slot(s.last, g, t.number)}
 
     return (elementwise if max_norm is None else leafwise)(MarsState, slots, rule)

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from gradtx.numerics import cast, real_dtype, widen
+from gradtx.numerics import after, cast, real_dtype, widen
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -61,12 +61,18 @@ def cautious(
 
     def masked(u: Array, g: Array) -> Array:
         wide = widen(u)
-        along = (jnp.conj(wide) * widen(g)).real
-        keep = (along < 0) if flip_sign else (along > 0)
+        dtype = real_dtype(wide.dtype)
+
+        def keep(sign: Array) -> Array:
+            return sign * (jnp.conj(wide) * widen(g)).real > 0
+
+        sign = jnp.asarray(-1 if flip_sign else 1, dtype)
         if not rescale:
-            return cast(jnp.where(keep, wide, 0), u.dtype)
-        share = jnp.mean(keep, dtype=real_dtype(wide.dtype))
-        return cast(jnp.where(keep, wide, 0) * (1 / jnp.maximum(share, 1e-3)), u.dtype)
+            return cast(jnp.where(keep(sign), wide, 0), u.dtype)
+        factor = 1 / jnp.maximum(jnp.mean(keep(sign), dtype=dtype), 1e-3)
+        # The mask is made again, not stored till the mean is known; a CPU stores more.
+        again = keep(after(sign, factor, on="others"))
+        return cast(jnp.where(again, wide, 0) * factor, u.dtype)
 
     def on_leaf(path: Any, u: Any, g: Any) -> Any:
         if u is None or g is None:
