@@ -43,12 +43,16 @@ class GradientTransformation(_Pair, Declared):
     True
     """
 
-    # Without __slots__ the subclass has a __dict__, in which a declaration is kept.
+    # Without __slots__ the subclass has a __dict__, in which these and a declaration are kept. What
+    # NamedTuple's own _replace makes has none of them.
+    _step: StepFn | None = None
+    _lazy: "_Lazy | None" = None
+
     def __new__(
         cls, init: Callable[..., State], update: Callable[..., Any], step: StepFn | None = None
     ) -> Self:
         pair = super().__new__(cls, init, update)
-        pair._step = step  # type: ignore[attr-defined]
+        pair._step = step
         return pair
 
     @classmethod
@@ -57,22 +61,20 @@ class GradientTransformation(_Pair, Declared):
         lifted = _Lazy(declaration)
         pair = cls(lifted.init, lifted.update)
         pair.declaration = declaration
-        pair._lazy = lifted  # type: ignore[attr-defined]
+        pair._lazy = lifted
         return pair
 
     @property
     def expansion(self) -> "GradientTransformation":
         """What the builder returned: for an optimizer such as ``adam`` the chain behind it."""
-        lazy: _Lazy | None = getattr(self, "_lazy", None)
-        return self if lazy is None else lazy.expansion
+        return self if self._lazy is None else self._lazy.expansion
 
     @property
     def step(self) -> StepFn | None:
         """What takes a whole step, updates applied, where there is more to it than their sum."""
-        lazy: _Lazy | None = getattr(self, "_lazy", None)
-        if lazy is None:
-            return self._step  # type: ignore[attr-defined]
-        return None if lazy.schedules else lazy.expansion.step
+        if self._lazy is None:
+            return self._step
+        return None if self._lazy.schedules else self._lazy.expansion.step
 
     def __repr__(self) -> str:
         if self.declaration is not None:
@@ -243,10 +245,9 @@ def _transformation(native_schedules: bool, scheduled_state: Any, function: Any)
     builder = Builder(function, native=native_schedules, scheduled_state=scheduled_state)
 
     def build(*args: Any, **kwargs: Any) -> GradientTransformationExtraArgs:
-        tx = GradientTransformationExtraArgs.declared(
-            Declaration(builder, builder.bind(*args, **kwargs))
-        )
-        if not tx._lazy.schedules:  # type: ignore[attr-defined]
+        arguments = builder.bind(*args, **kwargs)
+        tx = GradientTransformationExtraArgs.declared(Declaration(builder, arguments))
+        if not builder.schedules(arguments):
             tx.expansion  # noqa: B018  # errors in the arguments belong to the call
         return cast(GradientTransformationExtraArgs, tx)
 

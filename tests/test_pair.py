@@ -20,6 +20,18 @@ def test_it_unpacks_to_exactly_two_functions():
     assert len(gradtx.adam(0.1)) == 2
 
 
+def test_a_replaced_function_makes_a_pair_by_hand():
+    """As for Optax's NamedTuple: what the old functions came with does not stay."""
+    tx = gradtx.accumulate(gradtx.sgd(0.1), 2)
+    ascending = tx._replace(update=lambda g, state, params=None, **_: (g, state))
+    params, state = {"w": jnp.zeros(2)}, ascending.init({"w": jnp.zeros(2)})
+    new, _ = gradtx.apply_gradients(
+        gradtx.chain(ascending), {"w": jnp.ones(2)}, params, state=(state,)
+    )
+    np.testing.assert_array_equal(new["w"], 1.0)
+    assert ascending != tx
+
+
 def test_repr():
     tx = gradtx.chain(
         gradtx.clip_by_global_norm(1.0),
