@@ -25,6 +25,7 @@ from gradtx.pair import (
 from gradtx.paths import Where, is_leaf, mask_tree
 from gradtx.rows import dense, is_rows, put_rows
 from gradtx.search import map_params
+from gradtx.sparse.separable import check_separable
 from gradtx.types import Array, Counter, Params, PyTree, Slots, State, Updates
 
 
@@ -48,6 +49,8 @@ def dense_rows(inner: GradientTransformation) -> GradientTransformation:
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
+        if "grad" in extra_args:  # which line searches look at
+            extra_args["grad"] = dense(extra_args["grad"])
         return tx.update(dense(updates), state, params, **extra_args)
 
     return GradientTransformationExtraArgs(tx.init, update)
@@ -90,6 +93,13 @@ def exact_rows(
     parameters are used as a whole: evaluated, saved, averaged. This wrapper is the outermost.
 
     State: `ExactRowsState`.
+
+    Raises:
+        TypeError: when rows first catch up: `inner` does not run on rows.
+        ValueError: then too: a row cannot take a step by itself. The step needs the loss
+            (:func:`polyak_sgd`), a norm of all updates after a rule with momentum, or a state that
+            changes otherwise than by counting (:func:`schedule_free`, :func:`accumulate`,
+            :func:`apply_if_finite`).
 
     >>> import gradtx
     >>> tx = gradtx.exact_rows(gradtx.adam(1e-3))
@@ -134,6 +144,12 @@ def exact_rows(
     return GradientTransformationExtraArgs(init, update)
 
 
+_NOT_OUTERMOST = (
+    "exact_rows must be the outermost transformation, once: what is around it would not take part "
+    "when rows catch up"
+)
+
+
 def is_exact(state: State) -> bool:
     """Whether a state is one of :func:`exact_rows`.
 
@@ -144,10 +160,7 @@ def is_exact(state: State) -> bool:
         return True
     parts = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, ExactRowsState))
     if any(isinstance(part, ExactRowsState) for part in parts):
-        raise ValueError(
-            "exact_rows must be the outermost transformation: what is around it would not take "
-            "part when rows catch up"
-        )
+        raise ValueError(_NOT_OUTERMOST)
     return False
 
 
@@ -167,7 +180,8 @@ def catch_up(
         The parameters and the state, as if these rows had been updated at every step.
 
     Raises:
-        TypeError: the state is none of :func:`exact_rows`.
+        TypeError: the state is none of :func:`exact_rows`, or `inner` does not run on rows.
+        ValueError: a row cannot take a step of `inner` by itself; or this is not the outermost.
 
     >>> import gradtx
     >>> tx, table = gradtx.exact_rows(gradtx.sgd(1.0, momentum=0.5)), jnp.zeros((2, 1))
@@ -187,6 +201,9 @@ def catch_up(
     at = jax.tree.map(_indices, state.last, given, is_leaf=is_leaf)
     if not jax.tree.leaves(at, is_leaf=_is_all):
         return params, state
+    if tx.declaration.name != "exact_rows" or is_exact(state.inner_state):
+        raise ValueError(_NOT_OUTERMOST)
+    check_separable(inner, params, state.inner_state, state.last)
     treedef: Any
     every, treedef = jax.tree.flatten(at, is_leaf=lambda x: x is None or _is_all(x))
     for i, place in enumerate(every):

@@ -222,7 +222,8 @@ def _is_cast(eqn: Any, held: Mapping[int, _Parameter | None]) -> bool:
     return bool(eqn.invars[0].aval.dtype == table.dtype)
 
 
-def _inner_jaxprs(eqn: Any) -> Iterator[Jaxpr]:
+def inner_jaxprs(eqn: Any) -> Iterator[Jaxpr]:
+    """The programs that an equation of a program runs, such as the branches of a condition."""
     for value in eqn.params.values():
         for part in value if isinstance(value, tuple | list) else (value,):
             if isinstance(part, ClosedJaxpr | Jaxpr):
@@ -230,7 +231,7 @@ def _inner_jaxprs(eqn: Any) -> Iterator[Jaxpr]:
 
 
 def _refuse_within(eqn: Any, held: Mapping[int, _Parameter | None]) -> None:
-    for jaxpr in _inner_jaxprs(eqn):
+    for jaxpr in inner_jaxprs(eqn):
         # What a branch, a loop or a shard is given comes last among the inputs.
         before = len(eqn.invars) - len(jaxpr.invars)
         inner = {jaxpr.invars[at - before]: p for at, p in held.items() if at >= before}

@@ -10,6 +10,7 @@ import pytest
 
 import gradtx
 from gradtx import sparse
+from tests.catalogue import CATALOGUE, optimizers
 
 ROWS, COLUMNS, STEPS, BATCH = 40, 3, 200, 5
 SCHEDULE = gradtx.warmup_cosine_decay_schedule(0.0, 0.05, 20, STEPS)
@@ -30,8 +31,22 @@ OPTIMIZERS = {
         gradtx.scale_by_learning_rate(SCHEDULE),
     ),
 }
-# Every entry by itself, and none of them of a kind that is above.
+# Every entry, or row, by itself: with those above all that catch up.
 MORE = {
+    "acprop": lambda: gradtx.acprop(0.01),
+    "adagrad_da": lambda: gradtx.adagrad_da(0.05),
+    "adamaxw": lambda: gradtx.adamaxw(0.01, weight_decay=0.1),
+    "asgd": lambda: gradtx.asgd(0.01),
+    "cocob": lambda: gradtx.cocob(0.05),
+    "diffgrad": lambda: gradtx.diffgrad(0.01),
+    "mars_adamw": lambda: gradtx.mars_adamw(0.01, max_norm=None),
+    "nadamw": lambda: gradtx.nadamw(0.01, weight_decay=0.1),
+    "optimistic_adam": lambda: gradtx.optimistic_adam(0.01),
+    "optimistic_adam_v2": lambda: gradtx.optimistic_adam_v2(0.01),
+    "optimistic_gradient_descent": lambda: gradtx.optimistic_gradient_descent(0.02),
+    "proximal_adagrad": lambda: gradtx.proximal_adagrad(0.05),
+    "proximal_gradient_descent": lambda: gradtx.proximal_gradient_descent(0.02),
+    "simplified_ademamix": lambda: gradtx.simplified_ademamix(1e-4),
     "nesterov": lambda: gradtx.sgd(0.02, momentum=0.9, nesterov=True),
     "adagrad": lambda: gradtx.adagrad(0.05),
     "adagrad_decay": lambda: gradtx.adagrad_decay(0.05, 0.1, 30, 0.5),
@@ -53,7 +68,7 @@ MORE = {
     "qhadam": lambda: gradtx.qhadam(0.01),
     "radam": lambda: gradtx.radam(0.01),
     "rprop": lambda: gradtx.rprop(0.01),
-    "sign": lambda: gradtx.sign_sgd(1e-3),
+    "sign_sgd": lambda: gradtx.sign_sgd(1e-3),
     "signum": lambda: gradtx.signum(1e-3),
     "tiger": lambda: gradtx.tiger(1e-3),
     "yogi": lambda: gradtx.yogi(0.01),
@@ -103,10 +118,26 @@ def test_equals_dense(name):
     check(OPTIMIZERS[name])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MORE)
 def test_equals_dense_too(name):
     check(MORE[name])
+
+
+REFUSED = {
+    # They divide by what they learn of all parameters, or need the loss, or do not count steps.
+    "dog": "max_dist' in the state changes",
+    "dowg": "in the state changes",
+    "polyak_sgd": "needs the loss",
+    "schedule_free_adamw": "makes whole tables",
+    "schedule_free_sgd": "makes whole tables",
+}
+
+
+def test_every_optimizer_that_runs_on_rows_is_here():
+    tested = {"adam", "adamw", "momentum", "rmsprop", "nesterov"} | MORE.keys() | REFUSED.keys()
+    runs = {name for name in optimizers() if CATALOGUE[name].rows}
+    assert runs - {"sgd"} <= tested
 
 
 def test_lazy_is_something_else():
@@ -142,6 +173,24 @@ def test_a_chosen_table_and_a_group():
     p, state = sparse.catch_up(exact, p, state)
     want, dense = run(gradtx.dense_rows(inner))
     chex.assert_trees_all_close((p, state.inner_state), (want, dense), rtol=1e-5, atol=1e-6)
+
+
+def test_norms_of_what_is_no_table():
+    check(
+        lambda: gradtx.partition(
+            {"rows": gradtx.adam(0.01), "rest": gradtx.lamb(0.01)},
+            [("table", "rows"), ("*", "rest")],
+        )
+    )
+
+
+def test_parameters_that_are_not_trained():
+    tx, (ids, targets) = gradtx.exact_rows(gradtx.adam(0.1)), batches()
+    step = gradtx.make_step(loss, tx, trainable="table", donate=False)
+    p, state, _ = step(params(), step.init(params()), ids[0], targets[0])
+    p, state, _ = step(p, state, ids[1], targets[1])
+    chex.assert_trees_all_equal(p["w"], params()["w"])
+    assert int(state.count) == 2
 
 
 def test_two_halves_catch_up_too():
@@ -181,16 +230,62 @@ def test_no_table_is_copied():
     assert compiled.memory_analysis().temp_size_in_bytes < 20_000
 
 
+def catch_up_once(tx):
+    gradtx.minimize(loss, tx, params(), tx.init(params()), *(x[0] for x in batches()))
+
+
 class TestRefused:
+    @pytest.mark.parametrize("name", REFUSED)
+    def test_an_optimizer_that_does_not_let_rows_step_alone(self, name):
+        with pytest.raises((TypeError, ValueError), match=f"exact_rows.*{REFUSED[name]}"):
+            catch_up_once(gradtx.exact_rows(CATALOGUE[name].make()))
+
+    @pytest.mark.parametrize(
+        "inner",
+        [
+            lambda: gradtx.chain(gradtx.adam(0.1), gradtx.clip_by_global_norm(1.0)),
+            lambda: gradtx.chain(
+                gradtx.add_decayed_weights(0.1), gradtx.clip_by_global_norm(1.0), gradtx.sgd(0.1)
+            ),
+        ],
+        ids=["of updates", "of decayed gradients"],
+    )
+    def test_a_norm_of_what_rows_missed(self, inner):
+        with pytest.raises(ValueError, match="computed from the updates of all rows.*dense_rows"):
+            catch_up_once(gradtx.exact_rows(inner()))
+
+    @pytest.mark.parametrize("name", ["accumulate", "multi_steps", "apply_every", "lookahead"])
+    def test_a_window(self, name):
+        with pytest.raises((TypeError, ValueError), match="exact_rows"):
+            catch_up_once(gradtx.exact_rows(CATALOGUE[name].make()))
+
+    def test_steps_that_may_be_left_out(self):
+        tx = gradtx.exact_rows(gradtx.apply_if_finite(gradtx.adam(0.1), 3))
+        with pytest.raises(ValueError, match="'notfinite_count' in the state changes"):
+            catch_up_once(tx)
+
+    def test_a_slot_of_the_whole_table(self):
+        with pytest.raises(ValueError, match=r"slot of the shape \(\)"):
+            catch_up_once(gradtx.exact_rows(gradtx.zero_nans()))
+
     def test_a_rule_that_looks_at_whole_leaves(self):
         tx = gradtx.exact_rows(gradtx.lamb(0.1))
         with pytest.raises(TypeError, match="whole leaves.*'table'.*dense_rows"):
             gradtx.minimize(loss, tx, params(), tx.init(params()), *(x[0] for x in batches()))
 
-    def test_inside_another(self):
-        tx = gradtx.chain(gradtx.clip(1.0), gradtx.exact_rows(gradtx.adam(0.1)))
+    @pytest.mark.parametrize(
+        "around",
+        [
+            lambda tx: gradtx.chain(gradtx.clip(1.0), tx),
+            lambda tx: gradtx.accumulate(tx, 2),
+            gradtx.dense_rows,
+            gradtx.exact_rows,
+        ],
+        ids=["chain", "accumulate", "dense_rows", "exact_rows"],
+    )
+    def test_inside_another(self, around):
         with pytest.raises(ValueError, match="exact_rows must be the outermost"):
-            gradtx.minimize(loss, tx, params(), tx.init(params()), *(x[0] for x in batches()))
+            catch_up_once(around(gradtx.exact_rows(gradtx.adam(0.1))))
 
     def test_what_is_looked_up_depends_on_the_parameters(self):
         tx, p = gradtx.exact_rows(gradtx.adam(0.1)), params()

@@ -1,0 +1,141 @@
+"""Whether a step treats every row of a table alone, so that a row can take it by itself, later."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Literal
+
+from gradtx.engine import Stored
+from gradtx.pair import GradientTransformation
+from gradtx.paths import is_leaf, path_string
+from gradtx.rows import Rows, is_rows
+from gradtx.search import map_params
+from gradtx.sparse.lookup import inner_jaxprs
+from gradtx.types import Params, PyTree, State
+
+CLOCKS = ("count", "count_m2", "t")
+"""What counts of steps are called in states, so that they can be set back."""
+
+
+class _Other(NamedTuple):
+    """In a state what is no slot."""
+
+    value: Any
+
+
+def check_separable(
+    tx: GradientTransformation, params: Params, state: State, tables: PyTree
+) -> None:
+    """Raise unless a row can take a step of `tx` without a gradient by itself, and later.
+
+    That needs no more than the row, its slots and the number of the step.
+
+    Args:
+        tx: the transformation.
+        params: the parameters.
+        state: its state.
+        tables: a tree like the parameters, None for those that are no tables.
+
+    Raises:
+        TypeError: `tx` does not run on rows, or makes whole tables of them.
+        ValueError: it needs the loss, something of all rows, or a state of which more changes from
+            step to step than slots and the number of the step.
+    """
+    advice = "use the lazy update, or dense_rows"
+
+    def gradient(p: Any, table: Any) -> Any:
+        if p is None or table is None:
+            return None if p is None else jnp.zeros_like(p)
+        return Rows(jnp.arange(2), jnp.zeros((2, *p.shape[1:]), p.dtype), p.shape)
+
+    def on_slots(function: Any, state: State, *rest: Any, others: Any = None) -> State:
+        return map_params(
+            tx,
+            function,
+            state,
+            *rest,
+            transform_non_params=others,
+            is_leaf=lambda x: isinstance(x, Stored),
+        )
+
+    marked = on_slots(lambda _: None, state, others=_Other)
+    others, _ = jax.tree_util.tree_flatten_with_path(
+        marked, is_leaf=lambda x: isinstance(x, _Other)
+    )
+
+    def update(values: list[Any], slots: list[Any], params: Params) -> Any:
+        given, held = iter(values), iter(slots)
+        found: list[Any] = []
+        whole = on_slots(lambda _: next(held), state, others=lambda _: next(given))
+        grads = jax.tree.map(gradient, params, tables, is_leaf=is_leaf)
+        updates, new = tx.update(grads, whole, params)
+        dense = jax.tree.map(
+            lambda g, u: is_rows(g) and not is_rows(u), grads, updates, is_leaf=is_leaf
+        )
+        if any(jax.tree.leaves(dense)):
+            raise TypeError(
+                "exact_rows: what it stands around makes whole tables of rows, so that no row ever "
+                "misses a step; leave exact_rows out"
+            )
+        on_slots(lambda _: None, new, others=found.append)
+        return found, updates
+
+    slots: list[Any] = []
+    on_slots(slots.append, state)
+    try:
+        jaxpr = jax.make_jaxpr(update)([other.value for _, other in others], slots, params).jaxpr
+    except ValueError as problem:
+        raise ValueError(
+            f"exact_rows: a row cannot take the steps that it missed: {problem}; {advice}"
+        ) from problem
+    of_tables: list[bool] = []
+
+    def check_slot(slot: Any, p: Any, table: Any) -> None:
+        if table is not None and not (hasattr(p, "shape") and slot.shape[:1] == p.shape[:1]):
+            raise ValueError(
+                f"exact_rows: a slot of the shape {slot.shape} belongs to more than a row of a "
+                f"table; {advice}"
+            )
+        of_tables.extend(table is not None for _ in jax.tree.leaves(slot))
+
+    on_slots(check_slot, state, params, tables)
+    pairs = zip(*(jax.tree.leaves(tree, is_leaf=is_leaf) for tree in (params, tables)), strict=True)
+    of_tables += [table is not None for p, table in pairs if p is not None]
+    read = {v for eqn in jaxpr.eqns for v in eqn.invars if not isinstance(v, Literal)}
+    made = {v for eqn in jaxpr.eqns for v in eqn.outvars}
+    for (path, _), old, new in zip(others, jaxpr.invars, jaxpr.outvars, strict=False):
+        name = path_string(path)
+        changes = not isinstance(new, Literal) and new in made
+        if changes and old in read and name.split("/")[-1] not in CLOCKS:
+            raise ValueError(
+                f"exact_rows: {name!r} in the state changes from step to step, and what it was at "
+                f"the steps that a row missed is not kept; {advice}"
+            )
+    rows = zip(jaxpr.invars[len(others) :], of_tables, strict=True)
+    if _mixes(jaxpr, {v for v, of_table in rows if of_table}):
+        raise ValueError(
+            "exact_rows: a number is computed from the updates of all rows, such as their norm, "
+            "and what it was at the steps that a row missed is not kept: take the norm of the "
+            f"gradients, before all else; or {advice}"
+        )
+
+
+def _mixes(jaxpr: Any, of_rows: set[Any]) -> bool:
+    """Whether a scalar is computed from several entries of the variables `of_rows`.
+
+    These are told what is computed from them.
+    """
+    for eqn in jaxpr.eqns:
+        found = [v for v in eqn.invars if not isinstance(v, Literal) and v in of_rows]
+        if not found:
+            continue
+        if any(v.aval.size > 1 for v in found) and any(v.aval.shape == () for v in eqn.outvars):
+            return True
+        for inner in inner_jaxprs(eqn):
+            # What a branch or a loop is given comes last among the inputs.
+            given = zip(reversed(eqn.invars), reversed(inner.invars), strict=False)
+            if _mixes(inner, {x for v, x in given if v in found}):
+                return True
+        of_rows.update(eqn.outvars)
+    return False
