@@ -79,6 +79,40 @@ NOT_HERE = {
 # Modules of Optax that are about something else.
 OTHER_SUBJECTS = {"losses", "assignment", "perturbations", "second_order"}
 
+# Names of `optax.microbatching` and `optax.experimental.aggregating`, and what does it here.
+BESIDE = {
+    "microbatch": "microbatch",
+    **dict.fromkeys(("AccumulationType", "Accumulator"), "microbatch(accumulator='mean')"),
+    "micro_vmap": "microbatch(jax.vmap(fun), 0, size, 'concat')",
+    "micro_grad": "microbatch(jax.grad(fun), 1, size), or per_example",
+    "reshape_batch_axis": "microbatch does it by itself",
+    **dict.fromkeys(
+        ("Aggregator", "AggregatorUpdateFn", "AggregatedUpdates", "PerElementUpdates", "MaybeAxis"),
+        "an annotation of a function",
+    ),
+    **dict.fromkeys(("process", "average_per_element_updates"), "per_example and aggregate"),
+    **dict.fromkeys(
+        (
+            "AccumulateAvgUpdatesState",
+            "accumulate_avg_updates",
+            "average_incrementally_updates",
+        ),
+        "accumulate",
+    ),
+    **dict.fromkeys(
+        (
+            "PerElementMeanAndSumSqDiffGradsState",
+            "PerElementMeanAndVarianceEMAState",
+            "add_mean_variance_to_opt",
+            "get_batch_size_from_per_elt_updates",
+            "get_per_element_mean_and_sum_sq_diff_grads",
+            "get_unbiased_mean_and_variance_ema",
+            "track_per_element_mean_and_variance_with_ema",
+        ),
+        "an experiment: the variance of the gradients of single examples",
+    ),
+}
+
 
 def names(place):
     """The public functions, classes and values of a module of Optax."""
@@ -102,6 +136,25 @@ def test_what_is_listed_is_not_here():
     listed = ELSEWHERE.keys() | NOT_HERE.keys()
     assert not listed & set(gradtx.__all__)
     assert listed <= {name for _, name in ALL}
+
+
+def test_the_old_names_of_trees_are_those_of_tree():
+    old = {n.removeprefix("tree_") for n in names(optax.tree_utils) if n.startswith("tree_")}
+    assert old <= set(dir(gradtx.tree))
+    assert len(old) > 30
+
+
+def test_what_stands_beside_is_listed():
+    from optax.experimental import aggregating
+
+    modules = [optax.microbatching, aggregating]
+    theirs = {n for m in modules for n, v in vars(m).items() if own_name(m, n, v)}
+    assert theirs == BESIDE.keys()
+
+
+def own_name(module, name, value):
+    imported = name in {"Any", "NamedTuple", "Protocol", "Sequence"}
+    return not (name.startswith("_") or inspect.ismodule(value) or imported)
 
 
 def test_every_module_is_looked_at():
