@@ -45,9 +45,11 @@ def _box(name: str, tree: PyTree, lower: Any, upper: Any) -> PyTree:
     xs = leaves.arrays(name, tree, real=True)
     lows = leaves.beside(name, "lower", lower, tree)
     highs = leaves.beside(name, "upper", upper, tree)
-    for low, high in zip(lows, highs, strict=True):
+    for path, low, high in zip(leaves.paths(tree), lows, highs, strict=True):
         if leaves.known(low, high) and not np.all(np.asarray(low) <= np.asarray(high)):
-            raise ValueError(f"{name}: the box is empty, lower={low} is above upper={high}")
+            raise ValueError(
+                f"{name}: the box is empty at {path!r}, lower={low} is above upper={high}"
+            )
     clipped = [
         jnp.clip(x, jnp.asarray(lo, x.dtype), jnp.asarray(hi, x.dtype))
         for x, lo, hi in zip(xs, lows, highs, strict=True)

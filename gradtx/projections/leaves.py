@@ -36,6 +36,11 @@ def arrays(name: str, tree: PyTree, *, real: bool = False) -> list[Array]:
     return found
 
 
+def paths(tree: PyTree) -> list[str]:
+    """Where the leaves are that are there, for errors."""
+    return [path_string(path) for path, leaf in leaves_with_path(tree)[0] if leaf is not None]
+
+
 def rebuild(tree: PyTree, leaves: Sequence[Any]) -> PyTree:
     """A tree like `tree` with other leaves, in the old types."""
     keyed, treedef = leaves_with_path(tree)

@@ -17,11 +17,13 @@ Axis = int | Sequence[int] | None
 def _with_norm(name: str, tree: PyTree, axis: Axis, wanted: Any) -> PyTree:
     """Every vector along `axis` with the norm `wanted(norm)`; zero gets equal entries."""
 
-    def on_leaf(x: Array) -> Array:
+    def on_leaf(path: str, x: Array) -> Array:
         try:
             top = jax.lax.stop_gradient(jnp.max(jnp.abs(x), axis, keepdims=True, initial=0))
         except (ValueError, TypeError) as error:
-            raise ValueError(f"{name}: axis={axis} does not fit {x.shape}: {error}") from None
+            raise ValueError(
+                f"{name}: axis={axis} does not fit {path!r}, {x.shape}: {error}"
+            ) from None
         safe = jnp.where(top > 0, top, 1)
         total = jnp.sum(abs_sq(x / safe), axis, keepdims=True)
         norm = jnp.where(top > 0, safe * jnp.sqrt(jnp.where(top > 0, total, 1)), 0)
@@ -31,7 +33,8 @@ def _with_norm(name: str, tree: PyTree, axis: Axis, wanted: Any) -> PyTree:
         scaled = jnp.where(norm > 0, x * (new / jnp.where(norm > 0, norm, 1)), flat)
         return jnp.where(new == norm, x, scaled)
 
-    return leaves.each(name, on_leaf, tree, real=False)
+    found = zip(leaves.paths(tree), leaves.arrays(name, tree), strict=True)
+    return leaves.rebuild(tree, [on_leaf(path, x) for path, x in found])
 
 
 def projection_max_norm(tree: PyTree, max_value: Any = 2.0, axis: Axis = 0) -> PyTree:

@@ -16,9 +16,11 @@ def _vectors(name: str, x: PyTree, a: PyTree, b: Any) -> tuple[list[Array], list
     parts = leaves.beside(name, "a", a, x)
     if np.ndim(b) != 0:
         raise ValueError(f"{name}: b must be a number, not an array of {np.shape(b)}")
-    for u, v in zip(xs, parts, strict=True):
+    for path, u, v in zip(leaves.paths(x), xs, parts, strict=True):
         if u.shape != jnp.shape(v):
-            raise ValueError(f"{name}: a has the shape {jnp.shape(v)} where x has {u.shape}")
+            raise ValueError(
+                f"{name}: at {path!r} a has the shape {jnp.shape(v)} where x has {u.shape}"
+            )
     return xs, leaves.arrays(name, parts)
 
 

@@ -241,6 +241,13 @@ EMPTY = [
     (pr.projection_min_max_norm, (X, 2.0, 1.0), "no norm"),
     (pr.projection_max_norm, (X, -1.0), "max_value"),
     (pr.projection_max_norm, (X, 1.0, 2), "axis=2"),
+    (
+        pr.projection_max_norm,
+        ({"a": X, "b": jnp.ones(2)}, 1.0, 1),
+        r"axis=1 does not fit 'b', \(2,\)",
+    ),
+    (pr.projection_box, ({"a": X, "b": X}, {"a": 0.0, "b": 2.0}, 1.0), "empty at 'b'"),
+    (pr.projection_hyperplane, ({"a": X}, {"a": jnp.ones(3)}, 1.0), "at 'a' a has the shape"),
     (pr.projection_box, ({"a": X}, {"b": 0.0}, 1.0), "lower"),
     (pr.projection_box, ({"a": X}, 0.0, jnp.ones(4)), r"upper at 'a' is \(4,\)"),
     (pr.projection_hyperplane, (X, jnp.ones(3), 1.0), "shape"),
