@@ -8,7 +8,7 @@ import sys
 
 # Those that take the words of the command line, and those that have nothing to choose.
 BY_OPTIMIZER = ("steps", "aot")
-ALONE = ("leaves", "import_time", "sparse")
+ALONE = ("leaves", "import_time", "sparse", "accumulation")
 
 if __name__ == "__main__":
     for name in (*BY_OPTIMIZER, *ALONE):

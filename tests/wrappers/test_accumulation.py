@@ -78,6 +78,13 @@ def test_a_nan_does_not_outlive_its_window():
     np.testing.assert_allclose(updates[3], -0.05 * (gs[2] + gs[3]), rtol=1e-5, atol=1e-7)
 
 
+def test_schedules_tick_once_in_a_window():
+    rates = gradtx.piecewise_constant_schedule(1.0, {1: 0.5})
+    (_, _), updates = run(gradtx.accumulate(gradtx.sgd(rates), 2), GS[:4])
+    np.testing.assert_allclose(updates[1], -(GS[0] + GS[1]) / 2, rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(updates[3], -0.5 * (GS[2] + GS[3]) / 2, rtol=1e-5, atol=1e-7)
+
+
 def test_has_updated_and_sum():
     tx = gradtx.accumulate(gradtx.sgd(1.0), 2, use_grad_mean=False)
     state, seen = tx.init(P), []
