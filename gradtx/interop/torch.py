@@ -1,7 +1,7 @@
 """From PyTorch: an optimizer with its state as a transformation that goes on from it."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -64,12 +64,12 @@ def from_torch(
 
     Returns:
         The transformation and its state. Several parameter groups become a :func:`partition` with
-        the labels ``"0"``, ``"1"``, ...
+        the labels ``"0"``, ``"1"``, ...; so do the parameters of a group that have taken different
+        numbers of steps, with labels such as ``"0/20"``.
 
     Raises:
         ValueError: an unknown class, an unknown or missing option, a value out of range, a state
-            of other shapes, parameters of one group that have taken different numbers of steps, a
-            scheduler that has no schedule here (the error says what to do).
+            of other shapes, a scheduler that has no schedule here (the error says what to do).
         TypeError: a value of the wrong type.
 
     Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, ASGD, LBFGS, Muon, NAdam, RAdam, RMSprop,
@@ -126,19 +126,23 @@ def from_torch(
         if scheduler is not None or len(options) > 1:
             raise ValueError(f"{where}: it has one group, and takes no scheduler here")
         return from_lbfgs(options[0], leaves, held[0], params)
-    made = []
-    for i, (o, mine, there) in enumerate(zip(options, members, held, strict=True)):
-        plan = _plan(class_name, o, mine, there, (scheduler, i, steps_per_epoch))
+    made = {}
+    labels = []
+    for part in _parts(options, members, held):
+        o = Options(
+            part.where, {k: v for k, v in options[part.group].values.items() if k != "params"}
+        )
+        plan = _plan(class_name, o, part, scheduler, steps_per_epoch)
         core = _core(class_name, o, plan)
-        slots, scalars = _taken(o.where, core, mine, there)
-        made.append((core.tx, (slots, {**scalars, "count": plan.steps, **plan.scalars})))
+        slots, scalars = _taken(o.where, core, part)
+        made[part.label] = core.tx, slots, {**scalars, "count": plan.steps, **plan.scalars}
+        labels += [(literal(leaf.path), part.label) for leaf in part.leaves]
     if len(made) == 1:
-        tx, given = made[0]
+        ((tx, *given),) = made.values()
         return tx, filled(tx.init(params), *given)
-    labels = [(literal(leaf.path), str(i)) for i, mine in enumerate(members) for leaf in mine]
-    whole = partition({str(i): tx for i, (tx, _) in enumerate(made)}, labels)
+    whole = partition({label: tx for label, (tx, *_) in made.items()}, labels)
     state: Any = whole.init(params)
-    parts = {k: filled(part, *made[int(k)][1]) for k, part in state.inner_states.items()}
+    parts = {k: filled(part, *made[k][1:]) for k, part in state.inner_states.items()}
     return whole, type(state)(parts)
 
 
@@ -188,6 +192,43 @@ def _members(
     return options, [list(itertools.islice(rest, size)) for size in sizes]
 
 
+class _Part(NamedTuple):
+    """The parameters of a group that have taken equally many steps; None if no state says it."""
+
+    label: str
+    where: str
+    group: int
+    leaves: list[Leaf]
+    states: list[Any]
+    steps: int | None
+
+
+def _parts(
+    options: list[Options], members: list[list[Leaf]], held: list[list[Any]]
+) -> Iterator[_Part]:
+    for i, (o, leaves, states) in enumerate(zip(options, members, held, strict=True)):
+        steps: list[int | None] = []
+        for leaf, state in zip(leaves, states, strict=True):
+            at = f"{o.where}: the state of {leaf.path!r}"
+            if state and not isinstance(state, Mapping):
+                raise TypeError(f"{at} must be a dict, not {state!r:.80}")
+            said = state and "step" in state
+            steps.append(steps_taken(f"{at}: step", state["step"]) if said else None)
+        if any(taken is not None for taken in steps):
+            steps = [taken or 0 for taken in steps]
+        different = list(dict.fromkeys(steps)) or [None]
+        for taken in different:
+            mine = [k for k, other in enumerate(steps) if other == taken]
+            yield _Part(
+                str(i) if len(different) == 1 else f"{i}/{taken}",
+                o.where,
+                i,
+                [leaves[k] for k in mine],
+                [states[k] for k in mine],
+                taken,
+            )
+
+
 class _Plan(NamedTuple):
     """A group's learning rate and, if it is cycled, momentum; what scales its updates at last.
 
@@ -201,13 +242,12 @@ class _Plan(NamedTuple):
     scalars: Mapping[str, Any] = {}
 
 
-def _plan(
-    name: str, o: Options, leaves: list[Leaf], states: list[Any], scheduled: tuple[Any, int, int]
-) -> _Plan:
+def _plan(name: str, o: Options, part: _Part, scheduler: Any, every: int) -> _Plan:
     rate = o.number("lr")
-    scheduler, i, every = scheduled
+    # Where there is a state there was a step: the first one is not damped.
+    steps = int(any(part.states)) if part.steps is None else part.steps
     if scheduler is None:
-        return _Plan(rate, _steps(o.where, leaves, states, 0))
+        return _Plan(rate, steps)
     plateau = schedulers.is_plateau(scheduler)
     if name in (_UNSCALED if plateau else _UNSCHEDULED):
         raise ValueError(
@@ -215,30 +255,17 @@ def _plan(
             f"{type(scheduler).__name__} needs: leave the scheduler out"
         )
     if plateau:
-        last, scalars = schedulers.plateau(scheduler, i, rate, every)
-        return _Plan(rate, _steps(o.where, leaves, states, 0), None, [last], scalars)
-    inner = schedulers.rate_schedule(o.where, scheduler, i, o.values)
-    momentum = schedulers.momentum_schedule(scheduler, i, o.values)
+        last, scalars = schedulers.plateau(scheduler, part.group, rate, every)
+        return _Plan(rate, steps, None, [last], scalars)
+    inner = schedulers.rate_schedule(o.where, scheduler, part.group, o.values)
+    momentum = schedulers.momentum_schedule(scheduler, part.group, o.values)
     taken = schedulers.epoch(scheduler)
-    steps = _steps(o.where, leaves, states, taken * every)
+    if part.steps is None:
+        steps = max(steps, taken * every)
     begun = [
         None if s is None else schedulers.begun(s, taken, steps, every) for s in (inner, momentum)
     ]
     return _Plan(begun[0], steps, begun[1])
-
-
-def _steps(where: str, leaves: list[Leaf], states: list[Any], otherwise: int) -> int:
-    """The steps that the parameters of a group have taken; `otherwise` if no state says it."""
-    steps: dict[str, int] = {}
-    for leaf, held in zip(leaves, states, strict=True):
-        if held and not isinstance(held, Mapping):
-            raise TypeError(f"{where}: the state of {leaf.path!r} must be a dict, not {held!r:.80}")
-        if held and "step" in held:
-            steps[leaf.path] = steps_taken(f"{where}: step of {leaf.path!r}", held["step"])
-    if len(set(steps.values())) > 1:
-        raise ValueError(f"{where}: the parameters have taken different numbers of steps: {steps}")
-    # Where there is a state there was a step: the first one is not damped.
-    return next(iter(steps.values()), max(otherwise, int(any(states))))
 
 
 def _core(name: str, o: Options, plan: _Plan) -> Core:
@@ -258,12 +285,10 @@ def _core(name: str, o: Options, plan: _Plan) -> Core:
     return core._replace(tx=chain(*first, tx, *plan.last) if first or plan.last else tx)
 
 
-def _taken(
-    where: str, core: Core, leaves: list[Leaf], states: list[Any]
-) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+def _taken(where: str, core: Core, part: _Part) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     slots: dict[str, dict[str, Any]] = {}
     scalars: dict[str, Any] = {}
-    for leaf, held in zip(leaves, states, strict=True):
+    for leaf, held in zip(part.leaves, part.states, strict=True):
         if not held:
             continue
         for theirs, ours in core.slots.items():
@@ -276,7 +301,7 @@ def _taken(
         for theirs, ours in core.scalars.items():
             scalars[ours] = finite(f"{where}: {theirs} of {leaf.path!r}", held.get(theirs))
     known = set(core.slots) | set(core.scalars) | {"step", "eta", "mu"}
-    unknown = {key for held in states if held for key in held} - known
+    unknown = {key for held in part.states if held for key in held} - known
     if unknown:
         raise ValueError(f"{where}: unknown entries {sorted(map(str, unknown))} in the state")
     return slots, scalars

@@ -262,14 +262,31 @@ def test_complex_parameters():
         from_torch(TO.Adam([p]), params)
 
 
-def test_different_steps_are_refused():
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_parameters_that_have_taken_different_numbers_of_steps(scheduled):
+    """Two layers are frozen at first; the bias correction of each counts its own steps."""
     ps = tensors()
     optimizer = TO.Adam(ps, 0.1)
-    train(optimizer, ps, gradients(1))
-    ps[0].grad = None
-    optimizer.step()
-    with pytest.raises(ValueError, match="different numbers of steps"):
-        from_torch(optimizer, [p.detach().numpy() for p in ps])
+    scheduler = TO.lr_scheduler.ExponentialLR(optimizer, 0.9) if scheduled else None
+    gs = gradients(12)
+
+    def step(g, frozen):
+        for i, (p, x) in enumerate(zip(ps, g, strict=True)):
+            p.grad = None if i in frozen else torch.from_numpy(x.copy())
+        optimizer.step()
+        if scheduled:
+            scheduler.step()
+
+    for t, g in enumerate(gs[:6]):
+        step(g, {0, 1} if t < 4 else {0})
+    params = [p.detach().numpy().copy() for p in ps]
+    tx, state = from_torch(optimizer, params, scheduler=scheduler)
+    assert set(state.inner_states) == {"0/0", "0/2", "0/6"}
+    got, _ = go_on(tx, state, params, gs[6:])
+    for g in gs[6:]:
+        step(g, set())
+    for mine, p in zip(got, ps, strict=True):
+        np.testing.assert_allclose(mine, p.detach().numpy(), rtol=1e-5, atol=1e-6)
 
 
 def valley(p, q, lib):
