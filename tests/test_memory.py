@@ -19,8 +19,6 @@ STORED = {
     "cautious decay, adam": (1, 3),
     "cautious, adam": (2, 6),
     "centralize() + sgd": (0, 1),
-    "mars_adamw": (1, 5),
-    "mars_lion": (1, 5),
     "noisy_sgd": (4, 8),
     "optimistic_adam": (1, 3),
     "optimistic_adam_v2": (1, 3),

@@ -4,8 +4,8 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from gradtx.apply import kept_until_applied
 from gradtx.checks import Decay, Limit, NonNegative
-from gradtx.compose import chain
 from gradtx.engine import elementwise, leafwise
 from gradtx.numerics import Step, after, replace_slot, zeros_like
 from gradtx.optimizers.adam import scale_by_adam
@@ -71,11 +71,13 @@ def mars(
         def corrected(weight: Array) -> Array:
             return (1 + weight) * g - weight * s.last
 
-        c = corrected(t.once("mars", 0, weight))
-        if max_norm is not None:
-            factor = shrink_factor(norm(c), max_norm)
+        known = t.once("mars", 0, weight)
+        if max_norm is None:
+            c = corrected(known)
+        else:
+            factor = shrink_factor(norm(corrected(after(known, t.another()))), max_norm)
             # Made anew, not stored until the norm is known.
-            c = corrected(after(t.once("mars", 0, weight), factor, on="all")) * factor
+            c = corrected(after(known, factor, on="all")) * factor
         return c, {"last": replace_slot(s.last, g, t.number)}
 
     return (elementwise if max_norm is None else leafwise)(MarsState, slots, rule)
@@ -114,7 +116,8 @@ def mars_adamw(
 
     >>> tx = mars_adamw(3e-3, weight_decay=0.01)
     """
-    return chain(
+    return kept_until_applied(
+        "last",
         mars(b1, gamma, max_norm),
         scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype),
         add_decayed_weights(weight_decay, mask),
@@ -152,7 +155,8 @@ def mars_lion(
 
     >>> tx = mars_lion(3e-4)
     """
-    return chain(
+    return kept_until_applied(
+        "last",
         mars(b1, gamma, max_norm),
         averaging.ema(b1, debias=False, accumulator_dtype=mu_dtype),
         scale_by_sign(),
