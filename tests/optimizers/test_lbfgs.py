@@ -135,7 +135,7 @@ PROBLEMS = {
     "rosenbrock 100": lambda: (rosenbrock, np.zeros(100), ()),
     "rosenbrock 1000": lambda: (rosenbrock, np.tile([-1.2, 1.0], 500), ()),
     "quadratic, condition 1e3": lambda: (quadratic, np.ones(20), (np.logspace(0, 3, 20),)),
-    "quadratic, condition 1e5": lambda: (quadratic, np.ones(10), (np.logspace(0, 5, 10),)),
+    "quadratic, condition 1e4": lambda: (quadratic, np.ones(20), (np.logspace(0, 4, 20),)),
     "quadratic, condition 1e3, turned": lambda: turned(1e3, 50),
     "logistic": breast_cancer,
 }
