@@ -1,7 +1,5 @@
 """L-BFGS against Liu and Nocedal, Optax, and SciPy's count of evaluations."""
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,10 +9,6 @@ import pytest
 import gradtx
 
 A = np.diag([1.0, 3.0, 10.0, 0.5]) + 0.2
-
-
-def rosenbrock(x):
-    return jnp.sum(100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2)
 
 
 def transcription(p, steps, memory, rate):
@@ -106,80 +100,33 @@ def test_other_types(dtype):
     )
 
 
-def quadratic(x, scales):
-    return 0.5 * jnp.sum(scales * x**2)
-
-
-def turned(condition, n):
-    """A quadratic whose axes are not those of the coordinates."""
-    rng = np.random.default_rng(n)
-    axes, _ = np.linalg.qr(rng.normal(size=(n, n)))
-    matrix = (axes * np.geomspace(1, condition, n)) @ axes.T
-    return lambda x, a, b: 0.5 * x @ a @ x - b @ x, np.zeros(n), (matrix, rng.normal(size=n))
-
-
-def logistic(w, x, y):
-    return jnp.mean(jnp.logaddexp(0, -y * (x @ w))) + 0.005 * w @ w
-
-
-def breast_cancer():
-    datasets = pytest.importorskip("sklearn.datasets")
-    x, y = datasets.load_breast_cancer(return_X_y=True)
-    x = (x - x.mean(0)) / x.std(0)
-    return logistic, np.zeros(31), (np.c_[x, np.ones(len(x))], 2.0 * y - 1)
-
-
-PROBLEMS = {
-    "rosenbrock 2": lambda: (rosenbrock, np.array([-1.2, 1.0]), ()),
-    "rosenbrock 10": lambda: (rosenbrock, np.tile([-1.2, 1.0], 5), ()),
-    "rosenbrock 100": lambda: (rosenbrock, np.zeros(100), ()),
-    "rosenbrock 1000": lambda: (rosenbrock, np.tile([-1.2, 1.0], 500), ()),
-    "quadratic, condition 1e3": lambda: (quadratic, np.ones(20), (np.logspace(0, 3, 20),)),
-    "quadratic, condition 1e4": lambda: (quadratic, np.ones(20), (np.logspace(0, 4, 20),)),
-    "quadratic, condition 1e3, turned": lambda: turned(1e3, 50),
-    "logistic": breast_cancer,
-}
+# As in benchmarks.search, which imports SciPy and scikit-learn.
+PROBLEMS = [
+    "Rosenbrock, 2 dimensions",
+    "Rosenbrock, 10",
+    "Rosenbrock, 100",
+    "Rosenbrock, 1,000",
+    "quadratic, 20, condition 1e3",
+    "quadratic, 20, condition 1e4",
+    "quadratic, 50, condition 1e3, turned",
+    "logistic regression, breast cancer",
+]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_evaluations_beside_scipy(name):
     """At most 1.2 times as many as L-BFGS-B to the same norm, each point evaluated once."""
-    optimize = pytest.importorskip("scipy.optimize")
-    threads = pytest.importorskip("threadpoolctl")  # comes with scikit-learn
-    tol = 1e-5
+    for package in ("scipy", "sklearn", "threadpoolctl"):
+        pytest.importorskip(package)
+    from benchmarks import search
+
+    assert list(search.PROBLEMS) == PROBLEMS
     with jax.enable_x64(True):
-        loss, start, args = PROBLEMS[name]()
-        both = jax.jit(jax.value_and_grad(functools.partial(_call, loss)))
-        norms = []
-
-        def scipy_s(x):
-            value, grad = map(np.asarray, both(x, args))
-            norms.append(np.linalg.norm(grad))
-            return value, grad
-
-        # Its gtol bounds the largest entry: small enough that the norm is within `tol`.
-        gtol = tol / len(start) ** 0.5
-        options = {"ftol": 0, "gtol": gtol, "maxiter": 10_000, "maxfun": 10_000}
-        # Threads that wait for each other over vectors of a thousand numbers take 15 times as long.
-        with threads.threadpool_limits(1):
-            optimize.minimize(scipy_s, start, jac=True, method="L-BFGS-B", options=options)
-        theirs = 1 + next(i for i, norm in enumerate(norms) if norm <= tol)
-
-        points = []
-
-        def counted(x, *args):
-            jax.debug.callback(lambda x: points.append(np.asarray(x).tobytes()), x)
-            return loss(x, *args)
-
-        result = gradtx.solve(counted, start, gradtx.lbfgs(), *args, max_steps=10_000, tol=tol)
-        jax.block_until_ready(result)
-        jax.effects_barrier()
+        problem = search.PROBLEMS[name]()
+        result, points = search.gradtx_s(problem)
         assert int(result.status) == gradtx.Status.CONVERGED
-        assert float(jnp.linalg.norm(both(result.params, args)[1])) <= tol * (1 + 1e-6)
-    assert len(points) <= 1.2 * theirs
+        grad = jax.grad(problem.loss)(result.params, *problem.args)
+        assert float(jnp.linalg.norm(grad)) <= search.TOLERANCE * (1 + 1e-6)
+        assert len(points) <= 1.2 * search.scipy_s(problem)
     assert len(points) == len(set(points))
-
-
-def _call(loss, x, args):
-    return loss(x, *args)
