@@ -43,11 +43,17 @@ def check_separable(
             step to step than slots and the number of the step.
     """
     advice = "use the lazy update, or dense_rows"
+    params = jax.tree.map(lambda p, t: None if t is None else p, params, tables, is_leaf=is_leaf)
 
-    def gradient(p: Any, table: Any) -> Any:
-        if p is None or table is None:
-            return None if p is None else jnp.zeros_like(p)
+    def gradient(p: Any) -> Any:
         return Rows(jnp.arange(2), jnp.zeros((2, *p.shape[1:]), p.dtype), p.shape)
+
+    def check_slot(slot: Any, p: Any, table: Any) -> None:
+        if table is not None and not (hasattr(p, "shape") and slot.shape[:1] == p.shape[:1]):
+            raise ValueError(
+                f"exact_rows: a slot of the shape {slot.shape} belongs to more than a row of a "
+                f"table; {advice}"
+            )
 
     def on_slots(function: Any, state: State, *rest: Any, others: Any = None) -> State:
         return map_params(
@@ -68,7 +74,7 @@ def check_separable(
         given, held = iter(values), iter(slots)
         found: list[Any] = []
         whole = on_slots(lambda _: next(held), state, others=lambda _: next(given))
-        grads = jax.tree.map(gradient, params, tables, is_leaf=is_leaf)
+        grads = jax.tree.map(gradient, params)
         updates, new = tx.update(grads, whole, params)
         dense = jax.tree.map(
             lambda g, u: is_rows(g) and not is_rows(u), grads, updates, is_leaf=is_leaf
@@ -89,19 +95,7 @@ def check_separable(
         raise ValueError(
             f"exact_rows: a row cannot take the steps that it missed: {problem}; {advice}"
         ) from problem
-    of_tables: list[bool] = []
-
-    def check_slot(slot: Any, p: Any, table: Any) -> None:
-        if table is not None and not (hasattr(p, "shape") and slot.shape[:1] == p.shape[:1]):
-            raise ValueError(
-                f"exact_rows: a slot of the shape {slot.shape} belongs to more than a row of a "
-                f"table; {advice}"
-            )
-        of_tables.extend(table is not None for _ in jax.tree.leaves(slot))
-
     on_slots(check_slot, state, params, tables)
-    pairs = zip(*(jax.tree.leaves(tree, is_leaf=is_leaf) for tree in (params, tables)), strict=True)
-    of_tables += [table is not None for p, table in pairs if p is not None]
     read = {v for eqn in jaxpr.eqns for v in eqn.invars if not isinstance(v, Literal)}
     made = {v for eqn in jaxpr.eqns for v in eqn.outvars}
     for (path, _), old, new in zip(others, jaxpr.invars, jaxpr.outvars, strict=False):
@@ -112,8 +106,7 @@ def check_separable(
                 f"exact_rows: {name!r} in the state changes from step to step, and what it was at "
                 f"the steps that a row missed is not kept; {advice}"
             )
-    rows = zip(jaxpr.invars[len(others) :], of_tables, strict=True)
-    if _mixes(jaxpr, {v for v, of_table in rows if of_table}):
+    if _mixes(jaxpr, set(jaxpr.invars[len(others) :])):
         raise ValueError(
             "exact_rows: a number is computed from the updates of all rows, such as their norm, "
             "and what it was at the steps that a row missed is not kept: take the norm of the "
