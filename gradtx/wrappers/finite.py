@@ -81,6 +81,30 @@ def apply_if_finite(
     return GradientTransformationExtraArgs(init, update)
 
 
+def _not_finite(updates: PyTree) -> Array:
+    """How many entries are not finite."""
+
+    def whole(x: Array) -> Array:
+        return jnp.sum(~jnp.isfinite(x), dtype=jnp.int32)
+
+    def in_parts(x: Array) -> Array:
+        # XLA's compiler for CPUs stores what it takes a long sum of, and not that of short ones.
+        if not x.ndim:
+            return whole(x)
+        even = x.shape[-1] - x.shape[-1] % 32
+        short = x[..., :even].reshape(*x.shape[:-1], -1, 32)
+        parts = jnp.sum(~jnp.isfinite(short), axis=-1, dtype=jnp.int32)
+        parts = jax.lax.optimization_barrier(parts)  # else it makes a long sum of them
+        return jnp.sum(parts, dtype=jnp.int32) + whole(x[..., even:])
+
+    counts = [
+        jax.lax.platform_dependent(x, cpu=in_parts, default=whole)
+        for x in jax.tree.leaves(updates)
+        if jnp.issubdtype(x.dtype, jnp.inexact)
+    ]
+    return sum(counts, jnp.int32(0))
+
+
 def skip_not_finite(
     updates: Updates, gradient_step: Any, params: Params | None
 ) -> tuple[Array, PyTree]:
@@ -98,8 +122,7 @@ def skip_not_finite(
     True
     """
     del gradient_step, params
-    bad = [jnp.sum(~jnp.isfinite(x), dtype=jnp.int32) for x in jax.tree.leaves(updates)]
-    count = jnp.sum(jnp.array(bad, jnp.int32), dtype=jnp.int32)
+    count = _not_finite(updates)
     return count > 0, {"should_skip": count > 0, "num_not_finite": count}
 
 
