@@ -6,10 +6,15 @@ import pytest
 
 from tests.catalogue import optimizers
 
-pytest.importorskip("sklearn")
-from benchmarks import convergence
-
 TABLE = pathlib.Path(__file__).parents[1] / "docs" / "convergence.md"
+
+
+@pytest.fixture
+def convergence():
+    pytest.importorskip("sklearn")  # imported when needed: it takes a second
+    from benchmarks import convergence
+
+    return convergence
 
 
 def entries():
@@ -17,7 +22,7 @@ def entries():
     return {name.strip(): [float(x) for x in results[::2]] for name, *results in lines[1:]}
 
 
-def test_every_optimizer_is_in_the_table():
+def test_every_optimizer_is_in_the_table(convergence):
     assert set(entries()) == set(convergence.optimizers())
     assert set(optimizers()) <= set(convergence.optimizers())
 
@@ -31,7 +36,7 @@ def test_every_optimizer_learned():
 
 
 @pytest.mark.slow
-def test_one_optimizer_gives_the_numbers_of_the_table():
+def test_one_optimizer_gives_the_numbers_of_the_table(convergence):
     (errors, *_), rate = entries()["adam"], 0.03
     problem = convergence.digits()
     _, found = convergence.train(problem, convergence.optimizers()["adam"], rate)
