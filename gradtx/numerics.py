@@ -148,7 +148,7 @@ def any_nan(x: Array) -> Array:
 
 
 def cube_root(x: Array) -> Array:
-    """The cube root of numbers that are not negative, to 2e-6 in float32.
+    """The cube root of numbers that are not negative, to 3e-6 in float32.
 
     By a logarithm, which is computed for many entries at once: XLA for CPUs calls the C library's
     ``cbrt`` for one entry after the other, which takes fifteen times as long.

@@ -28,4 +28,4 @@ def test_nan_and_infinity_are_told_by_sums(entry, finite, nan, dtype, shape):
 def test_cube_root():
     x = np.concatenate([np.logspace(-37, 38, 1000), [0.0, np.inf]]).astype(np.float32)
     expected = np.cbrt(x.astype(np.float64))
-    np.testing.assert_allclose(jax.jit(cube_root)(x), expected, rtol=2e-6)
+    np.testing.assert_allclose(jax.jit(cube_root)(x), expected, rtol=3e-6)
