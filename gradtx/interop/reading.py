@@ -15,6 +15,7 @@ from gradtx.schedules.products import multiply_schedules
 from gradtx.types import Params, State
 
 _REQUIRED: Any = object()
+_LARGEST = float(np.finfo(np.float32).max)
 
 
 class Options:
@@ -100,8 +101,8 @@ def finite(where: str, value: Any) -> float:
         number = float(value)
     except OverflowError:
         number = math.inf
-    if not math.isfinite(number):
-        raise ValueError(f"{where} must be a finite number, not {value!r:.80}")
+    if not abs(number) <= _LARGEST:
+        raise ValueError(f"{where} must be a finite number of float32, not {value!r:.80}")
     return number
 
 

@@ -211,6 +211,12 @@ def without(key):
         (saved(without("momentum")), "SGD", ValueError, "'momentum' is missing"),
         (saved(beta=1), "SGD", ValueError, "unknown options 'beta'"),
         (saved(lr="fast"), "SGD", TypeError, "lr must be a number"),
+        (
+            saved(lr=3.4028235677973366e38),
+            "SGD",
+            ValueError,
+            "lr must be a finite number of float32",
+        ),
         (saved(lr=-0.1), "SGD", ValueError, "learning_rate must be"),
         (saved(nesterov=1), "SGD", TypeError, "true or false"),
         (saved(params=[0, 1]), "SGD", ValueError, "2 parameters, and there are 1 leaves"),
