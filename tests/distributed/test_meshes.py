@@ -1,4 +1,4 @@
-"""What a step sends on four chips of TPU v5e: compiled, where the compiler is installed."""
+"""What a step sends on four TPUs and eight GPUs: compiled, where the compilers are installed."""
 
 import importlib.util
 import json
@@ -11,11 +11,11 @@ import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 WIDTH = 512
-PROGRAM = f"""
-import json
+PROGRAM = """
+import json, sys
 from benchmarks import meshes
-found = {{layout.name: meshes.compiled(layout, "v5e:2x2", {WIDTH}) for layout in meshes.LAYOUTS}}
-print(json.dumps(found))
+mesh, width = sys.argv[1], int(sys.argv[2])
+print(json.dumps({layout.name: meshes.compiled(layout, mesh, width) for layout in meshes.LAYOUTS}))
 """
 MATRICES = 4 * 2 * 12 * WIDTH**2  # bytes of the gradients of two blocks
 VECTORS = 4 * 2 * 2 * WIDTH
@@ -24,15 +24,19 @@ VALUE = 4  # the loss
 
 
 @pytest.mark.slow
-def test_what_is_held_and_sent():
+@pytest.mark.parametrize(
+    ("mesh", "x", "y", "package"),
+    [("v5e:2x2", 2, 2, "libtpu"), ("h100", 4, 2, "jax_cuda12_plugin")],
+)
+def test_what_is_held_and_sent(mesh, x, y, package):
     """Under ZeRO gradients are scattered and parameters gathered, along one axis after the other.
 
     Nothing of a parameter's size is reduced whole there, and no layout sends more than it must.
     """
-    if importlib.util.find_spec("libtpu") is None:
-        pytest.skip("libtpu is not installed: pip install gradtx[aot]")
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed: see CONTRIBUTING.md")
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", PROGRAM, mesh, str(WIDTH)],
         cwd=ROOT,
         env={**os.environ, "XLA_FLAGS": ""},
         capture_output=True,
@@ -45,20 +49,20 @@ def test_what_is_held_and_sent():
         name: {kind: size for kind, (_, size) in collectives.items()}
         for name, (_, _, collectives) in found.items()
     }
-    parts = {"data": 1, "data, ZeRO": 4, "data x model": 2, "data x model, ZeRO": 4}
+    parts = {"data": 1, "data, ZeRO": x * y, "data x model": y, "data x model, ZeRO": x * y}
     assert states == {n: 2 * (MATRICES // k + VECTORS) + 4 for n, k in parts.items()}
-    both_ways = MATRICES + MATRICES // 2
+    over_both = MATRICES + MATRICES // x
     assert sent == {
         "data": {"all-reduce": MATRICES + VECTORS + VALUE},
         "data, ZeRO": {
-            "reduce-scatter": both_ways,
-            "all-gather": both_ways,
+            "reduce-scatter": over_both,
+            "all-gather": over_both,
             "all-reduce": VECTORS + VALUE,
         },
-        "data x model": {"all-reduce": MATRICES // 2 + VECTORS + ACTIVATIONS + VALUE},
+        "data x model": {"all-reduce": MATRICES // y + VECTORS + ACTIVATIONS + VALUE},
         "data x model, ZeRO": {
-            "reduce-scatter": MATRICES // 2,
-            "all-gather": MATRICES // 2,
+            "reduce-scatter": MATRICES // y,
+            "all-gather": MATRICES // y,
             "all-reduce": VECTORS + ACTIVATIONS + VALUE,
         },
     }

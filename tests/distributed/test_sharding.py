@@ -120,6 +120,27 @@ def test_one_eighth_of_the_bytes():
     assert "padded" in str(found)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: gradtx.adamw(1e-3),
+        lambda: gradtx.adafactor(1e-3),
+        lambda: gradtx.aggregate_power_sgd("data"),
+        lambda: gradtx.diloco(gradtx.adam(1e-3), gradtx.sgd(0.7, momentum=0.9), 10, "data"),
+    ],
+)
+def test_a_state_is_never_whole_on_one_device(build):
+    """What a device needs to make its part, random numbers included, is of that part's size."""
+    tx, m = build(), mesh(data=8)
+    p = {"b": jnp.zeros(1024), "w": jnp.zeros((1024, 512))}
+    found = gradtx.state_sharding(tx, p, on(m), zero="data")
+    placed = jax.device_put(p, found.params)
+    made = jax.jit(found.init, static_argnums=0).lower(tx, placed).compile().memory_analysis()
+    assert made.temp_size_in_bytes <= 4 * 1024 * 512 // 8
+    assert made.output_size_in_bytes <= found.bytes_per_device + 1024  # and pointers to them
+
+
 def test_zero_over_two_axes():
     """One after the other, on dimensions of their own; so do the gradients go."""
     m, tx = mesh(x=4, y=2), gradtx.adamw(1e-3)
@@ -328,6 +349,9 @@ class TestBadInput:
     def test_an_unknown_axis(self):
         with pytest.raises(ValueError, match="zero='dat' is not an axis.*'data'"):
             gradtx.state_sharding(gradtx.adam(0.1), jnp.zeros(8), on(mesh(data=8)), zero="dat")
+        with pytest.raises(ValueError, match="zero='dat' is not an axis"):
+            both = ("data", "dat")
+            gradtx.state_sharding(gradtx.adam(0.1), jnp.zeros(8), on(mesh(data=8)), zero=both)
 
     def test_no_parameters(self):
         with pytest.raises(ValueError, match="no parameters"):
