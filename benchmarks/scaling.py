@@ -80,7 +80,7 @@ def measured() -> str:
     header = [
         "devices",
         "leaves",
-        "state",
+        "update",
         "bytes of state on one",
         "collectives",
         "step / 1 device",
