@@ -772,7 +772,11 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "accumulate": Entry(
         lambda: gradtx.accumulate(gradtx.adam(0.1), 2),
-        bad=({"inner": optax.sgd(1.0), "every": 0}, {"inner": optax.sgd(1.0), "every": 1.5}),
+        bad=(
+            {"inner": optax.sgd(1.0), "every": 0},
+            {"inner": optax.sgd(1.0), "every": 1.5},
+            {"inner": optax.sgd(1.0), "every": 2, "rows": {"table": 0}},
+        ),
         why="solve: parameters stand still within a window",
     ),
     "multi_steps": Entry(

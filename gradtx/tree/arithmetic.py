@@ -1,0 +1,169 @@
+"""Arithmetic on trees, and trees like others."""
+
+import operator
+from functools import reduce
+from typing import Any
+
+import jax.numpy as jnp
+
+from gradtx.paths import leaves_with_path, path_string
+from gradtx.rows import Rows, is_rows
+from gradtx.tree.leaves import dense, each, map_leaves
+from gradtx.types import DType, PyTree
+
+
+def add(tree_x: PyTree, tree_y: PyTree, *other_trees: PyTree) -> PyTree:
+    """The sum of two or more trees.
+
+    >>> add({"a": 1.0, "b": None}, {"a": 2.0, "b": 5.0})
+    {'a': 3.0, 'b': None}
+    """
+    return map_leaves(lambda *leaves: reduce(operator.add, leaves), tree_x, tree_y, *other_trees)
+
+
+def sub(tree_x: PyTree, tree_y: PyTree) -> PyTree:
+    """The difference of two trees."""
+    return map_leaves(operator.sub, tree_x, tree_y)
+
+
+def mul(tree_x: PyTree, tree_y: PyTree) -> PyTree:
+    """The product of two trees, entry by entry."""
+    return each(operator.mul, tree_x, tree_y)
+
+
+def div(tree_x: PyTree, tree_y: PyTree) -> PyTree:
+    """The quotient of two trees, entry by entry."""
+    return each(operator.truediv, tree_x, tree_y)
+
+
+def scale(scalar: Any, tree: PyTree) -> PyTree:
+    """A number times a tree.
+
+    >>> scale(2.0, {"a": 1.0})
+    {'a': 2.0}
+    """
+    return map_leaves(lambda x: scalar * x, tree)
+
+
+def add_scale(tree_x: PyTree, scalar: Any, tree_y: PyTree) -> PyTree:
+    r"""A tree plus a number times another: :math:`x + s y`."""
+    return map_leaves(lambda x, y: x + scalar * y, tree_x, tree_y)
+
+
+def conj(tree: PyTree) -> PyTree:
+    """The complex conjugate of every entry."""
+    return each(jnp.conj, tree)
+
+
+def real(tree: PyTree) -> PyTree:
+    """The real part of every entry."""
+    return each(jnp.real, tree)
+
+
+def clip(tree: PyTree, min_value: Any = None, max_value: Any = None) -> PyTree:
+    """Every entry clipped to an interval; None for no bound."""
+    return each(lambda x: jnp.clip(x, min_value, max_value), tree)
+
+
+def where(condition: Any, tree_x: PyTree, tree_y: PyTree) -> PyTree:
+    """The entries of one tree where a condition holds, of the other elsewhere.
+
+    Args:
+        condition: a boolean, or an array of them that fits every leaf.
+        tree_x: chosen where it is true.
+        tree_y: chosen where it is false.
+    """
+
+    def choose(x: Any, y: Any) -> Any:
+        if isinstance(x, Rows) and isinstance(y, Rows) and jnp.ndim(condition) == 0:
+            x = x.with_values(jnp.where(condition, x.values, 0))
+            return x + y.with_values(jnp.where(condition, 0, y.values))
+        return jnp.where(condition, *(a.to_dense() if is_rows(a) else a for a in (x, y)))
+
+    return map_leaves(choose, tree_x, tree_y)
+
+
+def zeros_like(tree: PyTree, dtype: DType | None = None) -> PyTree:
+    """A tree of zeros, of another type if one is given."""
+    return each(lambda x: jnp.zeros_like(x, dtype=dtype), tree)
+
+
+def ones_like(tree: PyTree, dtype: DType | None = None) -> PyTree:
+    """A tree of ones, of another type if one is given."""
+    return each(lambda x: jnp.ones_like(x, dtype=dtype), tree)
+
+
+def full_like(tree: PyTree, fill_value: Any, dtype: DType | None = None) -> PyTree:
+    """A tree filled with one value, of another type if one is given."""
+    return each(lambda x: jnp.full_like(x, fill_value, dtype=dtype), tree)
+
+
+def batch_shape(tree: PyTree, shape: tuple[int, ...] = ()) -> PyTree:
+    """Every leaf repeated along new leading dimensions of the given lengths.
+
+    >>> batch_shape({"a": jnp.zeros(3)}, (2,))["a"].shape
+    (2, 3)
+    """
+    return map_leaves(lambda x: jnp.broadcast_to(dense(x), (*shape, *jnp.shape(dense(x)))), tree)
+
+
+def cast(tree: PyTree, dtype: DType | None) -> PyTree:
+    """Every leaf in one type, or the tree as it is for None."""
+    return tree if dtype is None else each(lambda x: jnp.asarray(x).astype(dtype), tree)
+
+
+def cast_like(tree: PyTree, other_tree: PyTree) -> PyTree:
+    """Every leaf in the type of another tree's, where that has one."""
+
+    def on_leaf(x: Any, other: Any) -> Any:
+        if not hasattr(other, "dtype"):
+            return x
+        to = other.dtype
+        return x.with_values(x.values.astype(to)) if is_rows(x) else jnp.asarray(x).astype(to)
+
+    return map_leaves(on_leaf, tree, other_tree)
+
+
+def dtype(tree: PyTree, mixed_dtype_handler: str | None = None) -> DType:
+    """The type of the leaves; JAX's default type where there are none.
+
+    Args:
+        tree: a tree of numbers or arrays.
+        mixed_dtype_handler: what to do where types differ: None to refuse, ``"promote"`` for the
+            type that holds all, ``"highest"`` or ``"lowest"`` for that end of the order in which a
+            type is above those that promote to it.
+
+    Raises:
+        ValueError: types differ and none is asked for, or two cannot be ordered.
+
+    >>> str(dtype({"a": jnp.zeros(1, jnp.bfloat16), "b": jnp.zeros(1)}, "lowest"))
+    'bfloat16'
+    """
+    if mixed_dtype_handler not in (None, "promote", "highest", "lowest"):
+        raise ValueError(
+            f"dtype: mixed_dtype_handler must be None, 'promote', 'highest' or 'lowest', not "
+            f"{mixed_dtype_handler!r}"
+        )
+    keyed = [(path, leaf) for path, leaf in leaves_with_path(tree)[0] if leaf is not None]
+    found = [jnp.asarray(x.values if is_rows(x) else x).dtype for _, x in keyed]
+    if not found:
+        return jnp.asarray([]).dtype
+    if mixed_dtype_handler is None:
+        for (path, _), kind in zip(keyed, found, strict=True):
+            if kind != found[0]:
+                raise ValueError(
+                    f"dtype: {path_string(path)!r} is {kind} and {path_string(keyed[0][0])!r} is "
+                    f"{found[0]}; say how to settle it with mixed_dtype_handler"
+                )
+        return found[0]
+    if mixed_dtype_handler == "promote":
+        return reduce(jnp.promote_types, found)
+
+    def pick(a: Any, b: Any) -> Any:
+        above = jnp.promote_types(a, b)
+        if above not in (a, b):
+            raise ValueError(f"dtype: neither of {a} and {b} promotes to the other")
+        low = b if above == a else a
+        return above if mixed_dtype_handler == "highest" else low
+
+    return reduce(pick, found)

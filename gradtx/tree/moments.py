@@ -1,0 +1,50 @@
+"""Moving averages of trees, for transformations that are written on trees."""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from gradtx.numerics import Step, abs_sq, debias, real_dtype, widen
+from gradtx.tree.leaves import each
+from gradtx.types import Array, PyTree
+
+
+def update_moment(updates: PyTree, moments: PyTree, decay: Any, order: int) -> PyTree:
+    r"""The moving average of powers: :math:`\beta m + (1 - \beta) g^k`."""
+    return each(lambda g, m: (1 - decay) * g**order + decay * m, updates, moments)
+
+
+def update_infinity_moment(updates: PyTree, moments: PyTree, decay: Any, eps: Any) -> PyTree:
+    r"""The decaying maximum of Adamax: :math:`\max(|g| + \epsilon, \beta m)`."""
+    return each(lambda g, m: jnp.maximum(jnp.abs(g) + eps, decay * m), updates, moments)
+
+
+def update_moment_per_elem_norm(updates: PyTree, moments: PyTree, decay: Any, order: int) -> PyTree:
+    r"""The moving average of powers of the absolute value, real also for complex updates."""
+
+    def power(g: Any) -> Any:
+        if jnp.isrealobj(g):
+            return g**order
+        return abs_sq(g) ** (order // 2 if order % 2 == 0 else order / 2)
+
+    return each(lambda g, m: (1 - decay) * power(g) + decay * m, updates, moments)
+
+
+def bias_correction(moment: PyTree, decay: Any, count: Any) -> PyTree:
+    r"""Adam's bias correction :math:`m / (1 - \beta^t)`, in the types of the moments.
+
+    Args:
+        moment: the moving averages.
+        decay: :math:`\beta`.
+        count: :math:`t`, the steps taken, from 1.
+
+    >>> round(float(bias_correction(jnp.float32(0.1), 0.9, 1)), 6)
+    1.0
+    """
+
+    def correct(m: Any) -> Array:
+        wide = widen(jnp.asarray(m))
+        t = Step(jnp.asarray(count), real_dtype(wide.dtype))
+        return debias(wide, decay, t).astype(jnp.asarray(m).dtype)
+
+    return each(correct, moment)

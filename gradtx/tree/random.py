@@ -1,0 +1,56 @@
+"""Random keys and entries for trees."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.paths import leaves_with_path
+from gradtx.rows import Rows
+from gradtx.tree.leaves import map_leaves, there
+from gradtx.types import Array, DType, PyTree
+
+
+def split_key_like(rng_key: Array, target_tree: PyTree) -> PyTree:
+    """A random key for every leaf of a tree."""
+    leaves, treedef = leaves_with_path(target_tree)
+    keys = iter(jax.random.split(rng_key, len(there(target_tree))))
+    return treedef.unflatten([leaf if leaf is None else next(keys) for _, leaf in leaves])
+
+
+def random_like(
+    rng_key: Array,
+    target_tree: PyTree,
+    sampler: Callable[..., Any] = jax.random.normal,
+    dtype: DType | None = None,
+) -> PyTree:
+    """Random entries in the shapes, types and shardings of a tree.
+
+    Args:
+        rng_key: the key; every leaf gets its own part of it.
+        target_tree: the tree to imitate.
+        sampler: ``(key, shape, dtype) -> array``; if it takes ``out_sharding`` it is told.
+        dtype: the type to draw in; the leaf's unless given.
+    """
+    sharded = "out_sharding" in inspect.signature(sampler).parameters
+
+    def draw(leaf: Any, key: Array) -> Any:
+        if isinstance(leaf, Rows):
+            return leaf.with_values(draw(leaf.values, key))
+        x = jnp.asarray(leaf)
+        kwargs = {"out_sharding": jax.typeof(x).sharding} if sharded else {}
+        return sampler(key, x.shape, x.dtype if dtype is None else dtype, **kwargs)
+
+    return map_leaves(draw, target_tree, split_key_like(rng_key, target_tree))
+
+
+def unwrap_random_key_data(input_tree: PyTree) -> PyTree:
+    """The tree with typed random keys replaced by the integers behind them."""
+
+    def unwrap(x: Any) -> Any:
+        is_key = isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+        return jax.random.key_data(x) if is_key else x
+
+    return jax.tree.map(unwrap, input_tree)

@@ -1,0 +1,140 @@
+"""Sums, norms and extremes of all entries of a tree, in at least float32."""
+
+import builtins
+import operator
+from functools import reduce
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.numerics import sum_sq, widen
+from gradtx.rows import Rows, take_rows
+from gradtx.tree.leaves import dense, present, there, together
+from gradtx.types import Array, PyTree
+
+# Leaves of at most so many entries, of one shape, are summed together: one kernel for all of them.
+_SMALL = 1 << 14
+
+
+def norm_sq(tree: PyTree) -> Array:
+    """The sum of the squared absolute values of all entries, in at least float32."""
+    groups: dict[Any, list[Array]] = {}
+    for i, leaf in enumerate(there(tree)):
+        x = leaf.coalesce().values if isinstance(leaf, Rows) else jnp.asarray(leaf)
+        groups.setdefault(jax.typeof(x) if x.size <= _SMALL else i, []).append(x)
+    sums = [sum_sq(jnp.stack(xs) if len(xs) > 1 else xs[0]) for xs in groups.values()]
+    return reduce(jnp.add, sums, jnp.zeros([], jnp.float32))
+
+
+def global_norm(updates: PyTree) -> Array:
+    """The Euclidean norm of all entries together, summed in at least float32.
+
+    >>> float(global_norm({"a": jnp.array([3.0]), "b": jnp.array([4.0]), "c": None}))
+    5.0
+    """
+    return jnp.sqrt(norm_sq(updates))
+
+
+def vdot(tree_x: PyTree, tree_y: PyTree) -> Array:
+    r"""The inner product :math:`\sum_i \bar x_i y_i` of all entries.
+
+    >>> float(vdot({"a": jnp.array([1.0, 2.0])}, {"a": jnp.array([3.0, 4.0])}))
+    11.0
+    """
+
+    def of(x: Any, y: Any) -> Array:
+        if jnp.shape(x) != jnp.shape(y):
+            raise ValueError(f"the inner product of shapes {jnp.shape(x)} and {jnp.shape(y)}")
+        return jnp.sum(jnp.conj(widen(jnp.asarray(x))) * widen(jnp.asarray(y)))
+
+    def on_leaf(x: Any, y: Any) -> Array:
+        if isinstance(x, Rows):
+            x = x.coalesce()
+            return of(x.values, take_rows(dense(y), x.indices))
+        return jnp.conj(on_leaf(y, x)) if isinstance(y, Rows) else of(x, y)
+
+    return _total([on_leaf(x, y) for x, y in together(tree_x, tree_y)[0] if present(x, y)])
+
+
+def _total(terms: list[Array]) -> Array:
+    return reduce(operator.add, terms) if terms else jnp.zeros([])
+
+
+def sum(tree: PyTree, associative_reduction: bool = False) -> Array:
+    """The sum of all entries.
+
+    Args:
+        tree: a tree of numbers or arrays.
+        associative_reduction: add the leaves' sums in pairs, which compiles faster for many leaves
+            and rounds otherwise.
+    """
+    sums = [jnp.sum(widen(dense(leaf))) for leaf in there(tree)]
+    if associative_reduction and sums:
+        return jax.tree.reduce_associative(operator.add, sums)
+    return _total(sums)
+
+
+def _extreme(tree: PyTree, reduction: Any, combine: Any, initial: float) -> Array:
+    arrays = [array for leaf in there(tree) if (array := dense(leaf)).size]
+    return reduce(combine, map(reduction, arrays), jnp.asarray(initial))
+
+
+def max(tree: PyTree) -> Array:
+    """The largest entry, or minus infinity where there is none."""
+    return _extreme(tree, jnp.max, jnp.maximum, -jnp.inf)
+
+
+def min(tree: PyTree) -> Array:
+    """The smallest entry, or infinity where there is none."""
+    return _extreme(tree, jnp.min, jnp.minimum, jnp.inf)
+
+
+def norm(tree: PyTree, ord: int | str | float | None = None, squared: bool = False) -> Array:
+    r"""A norm of all entries together.
+
+    Args:
+        tree: a tree of numbers or arrays.
+        ord: 2 or None, 1, or infinity (also written ``"inf"`` or ``"infinity"``).
+        squared: return the square.
+
+    Raises:
+        ValueError: another order.
+
+    >>> float(norm({"a": jnp.array([3.0, -4.0])}, ord=1))
+    7.0
+    """
+    if ord is None or ord == 2:
+        return norm_sq(tree) if squared else global_norm(tree)
+    if ord == 1:
+        result = _total([jnp.sum(jnp.abs(widen(dense(leaf)))) for leaf in there(tree)])
+    elif ord in (jnp.inf, "inf", "infinity"):
+        result = max([jnp.abs(dense(leaf)) for leaf in there(tree)])
+    else:
+        raise ValueError(f"norm: ord must be 1, 2, inf or None, not {ord!r}")
+    return jnp.square(result) if squared else result
+
+
+def size(tree: PyTree) -> int:
+    """The number of entries of all leaves; of `Rows` those of the whole table.
+
+    >>> size({"a": jnp.zeros((2, 3)), "b": 1.0, "c": None})
+    7
+    """
+    return builtins.sum(map(_size, there(tree)))
+
+
+def _size(leaf: Any) -> int:
+    return reduce(operator.mul, leaf.shape if isinstance(leaf, Rows) else jnp.shape(leaf), 1)
+
+
+def allclose(
+    a: PyTree, b: PyTree, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bool = False
+) -> Array:
+    """Whether two trees agree within ``atol + rtol * |b|``, entry by entry."""
+    close = [
+        jnp.allclose(dense(x), dense(y), rtol=rtol, atol=atol, equal_nan=equal_nan)
+        for x, y in together(a, b)[0]
+        if present(x, y)
+    ]
+    return reduce(operator.and_, close, jnp.asarray(True))
