@@ -113,7 +113,7 @@ def evaluated(tx: _D) -> _D:
     >>> float(step(evaluated(tx), 1.0, tx.init(1.0)))
     0.75
     """
-    declaration = tx.declaration
+    declaration = getattr(tx, "declaration", None)  # a foreign pair has none
     if declaration is None or not has_current(tx):
         return tx
     leaves, treedef = _parts(declaration)

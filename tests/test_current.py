@@ -6,6 +6,7 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import gradtx
@@ -37,6 +38,7 @@ CHAINS = {
     "chain": lambda dial: gradtx.chain(gradtx.sgd(dial), gradtx.clip(10.0)),
     "product": lambda dial: gradtx.sgd(gradtx.multiply_schedules(0.5, dial, 2.0)),
     "groups": lambda dial: gradtx.partition({"a": gradtx.sgd(dial)}, "a"),
+    "beside Optax": lambda dial: gradtx.chain(optax.clip(10.0), gradtx.sgd(dial)),
     "scale": lambda dial: gradtx.chain(gradtx.scale(-1.0), gradtx.scale(dial)),
     "injected": lambda dial: gradtx.inject_hyperparams(gradtx.sgd)(learning_rate=dial),
     "window": lambda dial: gradtx.accumulate(gradtx.sgd(dial), 1),
@@ -101,6 +103,8 @@ def test_evaluated_is_an_argument():
     assert step._cache_size() == 1
     assert "callback" not in step.lower(gradtx.evaluated(tx), PARAMS, tx.init(PARAMS)).as_text()
     assert gradtx.evaluated(gradtx.adam(0.1)) == gradtx.adam(0.1)
+    foreign = optax.adam(0.1)
+    assert gradtx.evaluated(foreign) is foreign
 
 
 def test_over_devices():
