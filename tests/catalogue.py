@@ -872,7 +872,11 @@ CATALOGUE: dict[str, Entry] = {
         rows=False,
         examples=True,
     ),
-    "ema_params": Entry(lambda: gradtx.ema_params(0.9), bad=({"decay": 1.0},), rows=False),
+    "ema_params": Entry(
+        lambda: gradtx.ema_params(0.9),
+        bad=({"decay": 1.0}, {"overwrite_every": 0}, {"window": 0}),
+        rows=False,
+    ),
     "swa_params": Entry(lambda: gradtx.swa_params(1, 2), bad=({"every": 0},), rows=False),
     "decay_first": Entry(
         lambda: gradtx.decay_first(gradtx.adam(0.1), 0.01),
