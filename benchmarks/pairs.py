@@ -45,7 +45,13 @@ def before_sgd(expression: str, least: float = 1.0, why: str = "") -> Pair:
 
 
 NORM = "the gradient is read for its norm before the step"
+NORMS = "gradient and parameter are read for their norms before the step"
+SIZE = "the parameter is read for its size before the step"
 MARS = "gradient and last gradient are read for the norm of the corrected one before the step"
+ROW = "the gradient is read for the means of its rows before the step"
+START = "the slot that holds the start point is not written"
+ESTIMATE = "where an estimate is due the parameter and its slot are read for it besides the step"
+DISTANCE = "gradient, parameter and start point are read for their norms before the step; " + START
 GROUPS: Mapping[str, list[Pair]] = {
     "everyday": [
         both("sgd(1e-3)"),
@@ -74,7 +80,7 @@ GROUPS: Mapping[str, list[Pair]] = {
         ours("diffgrad(1e-3)"),
         ours("ftrl(1e-3)"),
         ours("laprop(1e-3)"),
-        both("madgrad(1e-3)", 8 / 9, "the slot that holds the start point is not written"),
+        both("madgrad(1e-3)", 8 / 9, START),
         ours("mars_adamw(1e-3)", 11 / 9, MARS),
         ours("mars_lion(1e-3)", 9 / 7, MARS),
         both("nadam(1e-3)"),
@@ -95,50 +101,77 @@ GROUPS: Mapping[str, list[Pair]] = {
         both("yogi(1e-3)"),
     ],
     "layerwise": [
-        both("adafactor(1e-3)"),
-        ours("adam_mini(1e-3)"),
-        ours("came(1e-3)"),
-        both("fromage(1e-3)"),
-        both("lamb(1e-3)"),
-        both("lars(1e-3)"),
-        both("novograd(1e-3)"),
-        ours("rowwise_adagrad(1e-3)"),
-        ours("rowwise_adam(1e-3)"),
+        both(
+            "adafactor(1e-3)",
+            2.0,
+            "the gradient is read for the means, for the clipping and for the step, the parameter "
+            "for its size and for the step",
+        ),
+        ours("adam_mini(1e-3)", 6 / 5, ROW),
+        ours(
+            "came(1e-3)",
+            8 / 5,
+            "the gradient is read for the means, for the clipping and for the momentum, and the "
+            "momentum again once its instability is known",
+        ),
+        both("fromage(1e-3)", 5 / 3, NORMS),
+        both("lamb(1e-3)", 10 / 7, "moments and parameter are read again after the norms"),
+        both("lars(1e-3)", 7 / 5, NORMS),
+        both("novograd(1e-3)", 6 / 5, NORM),
+        ours("rowwise_adagrad(1e-3)", 4 / 3, ROW),
+        ours("rowwise_adam(1e-3)", 6 / 5, ROW),
         both("sm3(1e-3)"),
-        ours("stable_adamw(1e-3)"),
+        ours("stable_adamw(1e-3)", 9 / 7, "the moments are read again after the norm"),
     ],
     "learning-rate-free": [
-        both("cocob()"),
+        both("cocob()", 12 / 13, START),
         both("dadapt_adamw()"),
-        both("dog()"),
-        both("dowg()"),
-        same("mechanize, adam", "mechanize(adam(1.0))"),
-        both("momo()"),
-        both("momo_adam()"),
-        both("polyak_sgd()"),
-        both("prodigy()"),
+        both("dog()", 6 / 5, DISTANCE),
+        both("dowg()", 6 / 5, DISTANCE),
+        same("mechanize, adam", "mechanize(adam(1.0))", 11 / 9, DISTANCE),
+        both("momo()", 7 / 5, "momentum and parameter are read again after the inner products"),
+        both(
+            "momo_adam()", 10 / 7, "moments and parameter are read again after the inner products"
+        ),
+        both("polyak_sgd()", 4 / 3, NORM),
+        both(
+            "prodigy()",
+            12 / 11,
+            "gradient and parameter are read for the estimate before the step; " + START,
+        ),
     ],
     "averaging and second-order": [
         both("schedule_free_adamw(1e-3)"),
         both("schedule_free_sgd(1e-3)"),
-        both("sophia(1e-3)"),
-        Pair("sophia, estimate first", "sophia(1e-3, hessian_first=True)", None),
+        both("sophia(1e-3)", 9 / 7, ESTIMATE),
+        Pair("sophia, estimate first", "sophia(1e-3, hessian_first=True)", None, 9 / 7, ESTIMATE),
     ],
     "transforms and wrappers": [
-        before_sgd("adaptive_grad_clip(0.01)"),
-        before_sgd("centralize()"),
+        before_sgd("adaptive_grad_clip(0.01)", 5 / 3, NORMS),
+        before_sgd("centralize()", 4 / 3, ROW),
         before_sgd("clip(1.0)"),
-        before_sgd("clip_by_block_rms(1.0)"),
-        before_sgd("clip_by_global_norm(1.0)"),
+        before_sgd("clip_by_block_rms(1.0)", 4 / 3, NORM),
+        before_sgd("clip_by_global_norm(1.0)", 4 / 3, NORM),
         before_sgd("ema(0.9)"),
-        before_sgd("normalize()"),
-        before_sgd("scale_by_param_block_norm()"),
-        before_sgd("scale_by_param_block_rms()"),
+        before_sgd("normalize()", 4 / 3, NORM),
+        before_sgd("scale_by_param_block_norm()", 4 / 3, SIZE),
+        before_sgd("scale_by_param_block_rms()", 4 / 3, SIZE),
         before_sgd("scale_by_stddev()"),
-        before_sgd("scale_by_trust_ratio()"),
+        before_sgd("scale_by_trust_ratio()", 5 / 3, NORMS),
         before_sgd("zero_nans()"),
-        same("apply_if_finite, adam", "apply_if_finite(adam(1e-3), 5)"),
-        Pair("cautious, adam", "cautious(adam(1e-3))", None),
+        same(
+            "apply_if_finite, adam",
+            "apply_if_finite(adam(1e-3), 5)",
+            8 / 7,
+            "the gradient is read to see whether it is finite before the step",
+        ),
+        Pair(
+            "cautious, adam",
+            "cautious(adam(1e-3))",
+            None,
+            10 / 7,
+            "gradient and moments are read again after the mask's mean",
+        ),
         Pair("cautious, adam, no rescale", "cautious(adam(1e-3), rescale=False)", None),
         Pair("ema_params, adam", "chain(adam(1e-3), ema_params(0.999))", None),
         Pair("grokfast_ema, adam", "chain(grokfast_ema(), adam(1e-3))", None),

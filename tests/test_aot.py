@@ -1,40 +1,131 @@
-"""Bytes and temporaries on a TPU v5e and an H100, where their compilers are installed."""
+"""Bytes, kernels and temporaries on a TPU v5e and an H100, where their compilers are installed."""
 
 import importlib.util
 import json
 import os
 import pathlib
-import re
 import subprocess
 import sys
 
 import pytest
 
+from benchmarks.pairs import PAIRS
+
 ROOT = pathlib.Path(__file__).parent.parent
-LABELS = ("sgd", "adam", "adamw", "adagrad", "rmsprop", "lion", "clip + adamw")
+LEAF = 4 * 128 * 2**20  # bytes
+
+# The compilers read the environment when jax is imported: they run in a process of their own.
+FIGURES = """
+import json, sys
+from benchmarks import aot, pairs
+shapes = aot.LARGE if sys.argv[1] == "one leaf" else aot.TREES[sys.argv[1]]
+for pair, chip, costs in aot.figures(pairs.chosen(sys.argv[2:]), shapes):
+    print(json.dumps([pair.label, chip, [cost._asdict() for cost in costs]]))
+"""
+
+# What XLA does not allow: bytes over one pass, see docs/design.md.
+FALLS_SHORT = {
+    ("came", "H100"): 2.01,
+    ("sm3", "H100"): 1.20,
+    ("momo", "H100"): 1.80,
+    ("mechanize, adam", "TPU v5e"): 1.56,
+    ("mechanize, adam", "H100"): 1.56,
+    ("sophia", "TPU v5e"): 1.57,
+    ("sophia", "H100"): 1.57,
+    ("apply_if_finite, adam", "TPU v5e"): 1.43,
+}
+# A branch gives what it does not change as a copy, where that is still read.
+STORES = {
+    ("sophia", "TPU v5e"),
+    ("sophia", "H100"),
+    ("apply_if_finite, adam", "TPU v5e"),
+}
+# A number that Optax does not need: a zero gradient is no error, the count of errors saturates, a
+# NaN is told by a sum.
+MORE_KERNELS = {
+    ("normalize() + sgd", "H100"),
+    ("apply_if_finite, adam", "H100"),
+    ("zero_nans() + sgd", "H100"),
+}
 
 
-@pytest.mark.slow
-def test_bytes_on_chips_that_are_not_here():
-    if importlib.util.find_spec("libtpu") is None:
-        pytest.skip("libtpu is not installed: pip install gradtx[aot]")
+def chips():
+    return [
+        chip
+        for chip, package in {"TPU v5e": "libtpu", "H100": "jax_plugins.xla_cuda12"}.items()
+        if found(package)
+    ]
+
+
+def found(package):
+    try:
+        return importlib.util.find_spec(package) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def printed(script, *words):
+    """What a script prints in JSON, line by line."""
+    if not chips():
+        pytest.skip("no compiler for TPU or H100: see CONTRIBUTING.md")
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.aot", *LABELS],
+        [sys.executable, "-c", script, *words],
         cwd=ROOT,
         env={**os.environ, "XLA_FLAGS": ""},
         capture_output=True,
         text=True,
-        check=True,
+        check=False,
     )
-    rows = [line.split("|")[1:-1] for line in done.stdout.splitlines() if line.startswith("| ")]
-    found = {}
-    for label, _, bytes_, _, _, temp, *_ in rows:
-        if label.strip() in LABELS and label.strip() not in found:
-            found[label.strip()] = float(bytes_.split("/")[0]), temp.split("/")[0].strip()
-    assert set(found) == set(LABELS), done.stdout
-    for label, (ratio, temp) in found.items():
-        assert ratio <= (1.19 if label == "clip + adamw" else 1.05), label
-        assert re.fullmatch(r"[\d.]+ (B|kB)", temp), (label, temp)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith(("[", "{"))]
+
+
+def figures(tree, *labels):
+    rows = printed(FIGURES, tree, *labels)
+    assert {(label, chip) for label, chip, _ in rows} == {(x, c) for x in labels for c in chips()}
+    return rows
+
+
+def launched(chip, cost):
+    """Kernels: on a GPU an instruction on single numbers is one too."""
+    return cost["kernels"] + (cost["single"] if chip == "H100" else 0)
+
+
+COMPARED = [pair for pair in PAIRS if pair.least is not None]
+SHARE = 12  # optimizers for a process: enough to pay for its start, few enough to spread
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, len(COMPARED), SHARE))
+def test_one_large_leaf(first):
+    """The least bytes, no array stored beside the slots, no more bytes or kernels than Optax."""
+    least = {pair.label: pair.least for pair in COMPARED[first : first + SHARE]}
+    wrong = []
+    for label, chip, (ours, *theirs) in figures("one leaf", *least):
+        allowed = FALLS_SHORT.get((label, chip), 1.05 * least[label])
+        short = ours["over"] > 1.05 * least[label]
+        if ours["over"] > allowed + 0.01 or short != ((label, chip) in FALLS_SHORT):
+            wrong.append((label, chip, "bytes", ours["over"], least[label]))
+        if (ours["temporary"] > LEAF / 32) != ((label, chip) in STORES):
+            wrong.append((label, chip, "temporary", ours["temporary"]))
+        for optax in theirs:
+            if ours["moved"] > 1.001 * optax["moved"]:
+                wrong.append((label, chip, "bytes", ours["moved"], optax["moved"]))
+            more = launched(chip, ours) > launched(chip, optax)
+            if more != ((label, chip) in MORE_KERNELS):
+                wrong.append((label, chip, "kernels", ours, optax))
+    assert not wrong
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("tree", "labels"),
+    [("transformer of 145 leaves", ["adam"]), ("200 leaves of 64", ["adam", "clip + adamw"])],
+)
+def test_many_leaves(tree, labels):
+    """No more kernels than Optax."""
+    for label, chip, (ours, optax) in figures(tree, *labels):
+        assert launched(chip, ours) <= launched(chip, optax), (label, chip)
 
 
 ACCUMULATION = """
@@ -73,17 +164,7 @@ print(json.dumps(found))
 @pytest.mark.slow
 def test_accumulation_takes_no_room_on_chips_that_are_not_here():
     """No array of a parameter's size, and the optimizer in a loop, not in a choice of results."""
-    if importlib.util.find_spec("libtpu") is None:
-        pytest.skip("libtpu is not installed: pip install gradtx[aot]")
-    done = subprocess.run(
-        [sys.executable, "-c", ACCUMULATION],
-        cwd=ROOT,
-        env={**os.environ, "XLA_FLAGS": ""},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found = json.loads(done.stdout.splitlines()[-1])
+    (found,) = printed(ACCUMULATION)
     assert found
     for way, (temporary, loops) in found.items():
         assert temporary < (1.01 if way.endswith("by_hand") else 0.01), way
