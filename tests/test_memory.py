@@ -38,6 +38,7 @@ ROWS = {
     "sm3",
 }
 OTHERS = [
+    Pair("adadelta, epsilon outside", "adadelta(1e-3, eps_in_sqrt=False)", None),
     Pair("adafactor, momentum", "adafactor(1e-3, momentum=0.9)", None),
     Pair("adan, decay", "adan(1e-3, weight_decay=0.1)", None),
     Pair("lamb, decay", "lamb(1e-3, weight_decay=0.1)", None),

@@ -4,10 +4,11 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from gradtx.apply import kept_until_applied
 from gradtx.checks import Decay, NonNegative
 from gradtx.compose import chain, identity
 from gradtx.engine import elementwise
-from gradtx.numerics import abs_sq, accumulator_dtype, ema, zeros_like
+from gradtx.numerics import abs_sq, accumulator_dtype, after, ema, zeros_like
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights
@@ -58,8 +59,14 @@ def scale_by_adadelta(
     def rule(g: Array, s: Any, t: Any) -> Any:
         e_g = ema(abs_sq(g), s.e_g, rho)
         if not eps_in_sqrt:
-            u = g * ((jnp.sqrt(s.e_x) + eps) / (jnp.sqrt(e_g) + eps))
-            return u, {"e_g": e_g, "e_x": ema(abs_sq(u), s.e_x, rho)}
+
+            def ratio(e_x: Array, e_g: Array) -> Array:
+                return (jnp.sqrt(e_x) + eps) / (jnp.sqrt(e_g) + eps)
+
+            # Made twice: XLA would store what the new parameter and the new slot have in common.
+            again = ratio(after(s.e_x, e_g), after(e_g, e_g))
+            e_x = ema(abs_sq(g * again), s.e_x, rho)
+            return g * ratio(s.e_x, e_g), {"e_g": e_g, "e_x": e_x}
         e_x = rho * s.e_x + _product(g, (1 - rho) * (s.e_x + eps), g) / (e_g + eps)
         if invertible:
             # The old E_x in terms of the new one (all terms are positive, nothing cancels): XLA
@@ -108,8 +115,9 @@ def adadelta(
     """
     # Without decay the gradient is not touched: g + 0 p would be stored for the three that read it.
     plain = isinstance(weight_decay, float | int) and weight_decay == 0
-    return chain(
+    links = (
         identity() if plain else add_decayed_weights(weight_decay, weight_decay_mask),
         scale_by_adadelta(rho, eps, eps_in_sqrt=eps_in_sqrt),
         scale_by_learning_rate(1.0 if learning_rate is None else learning_rate),
     )
+    return chain(*links) if eps_in_sqrt else kept_until_applied("e_x", *links)
