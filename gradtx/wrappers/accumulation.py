@@ -99,7 +99,8 @@ class Window:
         """The state with a micro-batch added, whether it is the window's last, and its weight."""
         window = self.every(state.gradient_step) if callable(self.every) else self.every
         bad, told = (self.skip or _never)(updates, state.gradient_step, params)
-        if jnp.shape(bad) != () or jnp.asarray(bad).dtype != bool:
+        bad = jnp.asarray(bad)
+        if bad.shape != () or bad.dtype != bool:
             raise ValueError("should_skip_update_fn must return one boolean and a tree")
         weight = jnp.asarray(weight, jnp.float32)
         before = state.acc_weight if self.weighted else state.mini_step.astype(jnp.float32)

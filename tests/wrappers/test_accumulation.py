@@ -337,6 +337,16 @@ def test_apply_every():
     np.testing.assert_array_equal(updates[4], 0.0)
 
 
+def test_what_to_skip_may_be_told_by_python():
+    tx = gradtx.accumulate(gradtx.sgd(1.0), 2, should_skip_update_fn=lambda *_: (False, ()))
+    (_, state), updates = run(tx, GS[:2])
+    np.testing.assert_allclose(updates[1], -(GS[0] + GS[1]) / 2, rtol=1e-5, atol=1e-7)
+    assert state.emitted.dtype == bool
+    tx = gradtx.accumulate(gradtx.sgd(1.0), 2, should_skip_update_fn=lambda *_: (P > 0, ()))
+    with pytest.raises(ValueError, match="one boolean"):
+        run(tx, GS[:2])
+
+
 @pytest.mark.parametrize("every", [0, -1, 2.5])
 def test_bad_window(every):
     with pytest.raises((ValueError, TypeError), match="every"):
