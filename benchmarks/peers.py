@@ -46,8 +46,7 @@ def main(file: Path, words: list[str]) -> None:
         if pair.label in known:
             continue
         if time.monotonic() > end:
-            print(f"{len(known)} measured so far; repeat the command for the others")
-            return
+            sys.exit(f"{len(known)} measured so far; repeat the command for the others")
         found = measure(pair, ROUNDS)
         known[pair.label] = {
             "temp": [found.temporary[name] for name in LIBRARIES],
