@@ -8,10 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from gradtx import tree
-from gradtx.apply import take_step
 from gradtx.checks import PositiveCount
-from gradtx.engine import parameter
-from gradtx.numerics import cast, divide, increment, is_computed, widen
+from gradtx.numerics import cast, divide, increment, widen
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -26,7 +24,7 @@ from gradtx.wrappers.accumulators import (
     map_accumulated,
     nothing_like,
 )
-from gradtx.wrappers.branching import run_if
+from gradtx.wrappers.branching import inside, run_if, step_if
 
 Skip = Callable[[Updates, Array, Params | None], tuple[Array, PyTree]]
 
@@ -183,8 +181,7 @@ def accumulating(inner: GradientTransformation, window: Window) -> GradientTrans
             extra_args = {**extra_args, "weight": total}
 
         def grads(turn: Array) -> Updates:
-            acc, _ = jax.lax.optimization_barrier((state.acc_grads, turn))
-            return window.collected(updates, acc, total)
+            return window.collected(updates, inside(state.acc_grads, turn), total)
 
         return state, last, grads, extra_args
 
@@ -206,15 +203,7 @@ def accumulating(inner: GradientTransformation, window: Window) -> GradientTrans
     ) -> tuple[Params, State]:
         updates = fitting(updates, state.acc_grads)
         state, last, grads, extra = collect(updates, state, params, extra_args)
-        if extra.get("value") is not None:
-            # The loss reads the parameters, which are overwritten.
-            last = last & is_computed(extra["value"])
-
-        def run(now: tuple[Params, State], turn: Array) -> tuple[Params, State]:
-            return take_step(tx, grads(turn), now[1], now[0], **extra)
-
-        now = jax.tree.map(parameter, params), state.inner_opt_state
-        params, inner_state = run_if(last, run, now)
+        params, inner_state = step_if(last, tx, grads, state.inner_opt_state, params, extra)
         return params, state._replace(inner_opt_state=inner_state)
 
     return GradientTransformationExtraArgs(

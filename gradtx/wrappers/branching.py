@@ -6,7 +6,9 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from gradtx.numerics import cast, is_tracer
+from gradtx.apply import take_step
+from gradtx.engine import parameter
+from gradtx.numerics import cast, is_computed, is_tracer
 from gradtx.pair import GradientTransformation
 from gradtx.types import Array, Params, PyTree, State, Updates
 
@@ -33,8 +35,8 @@ def run_if(condition: Array, run: Callable[[_T, Array], _T], now: _T) -> _T:
 
     Args:
         condition: a boolean.
-        run: gives a tree like `now`. What depends on its argument `turn`, by an
-            ``optimization_barrier``, XLA does not compute before the loop, and store.
+        run: gives a tree like `now`. What XLA should not compute before the loop, and store, goes
+            through :func:`inside`.
         now: a tree of arrays.
     """
     now = jax.tree.map(_strong, now)
@@ -60,6 +62,30 @@ def run_if(condition: Array, run: Callable[[_T, Array], _T], now: _T) -> _T:
         return jax.jvp(choose, primals, tangents)
 
     return loop(condition, now, held)
+
+
+def inside(tree: PyTree, turn: Array) -> PyTree:
+    """`tree`, of which nothing is computed before the loop of :func:`run_if`."""
+    return jax.lax.optimization_barrier((tree, turn))[0]
+
+
+def step_if(
+    condition: Array,
+    tx: GradientTransformation,
+    grads: Callable[[Array], Updates],
+    state: State,
+    params: Params,
+    extra_args: dict[str, Any],
+) -> tuple[Params, State]:
+    """A step of `tx` with ``grads(turn)``, or parameters and state as they are."""
+    if extra_args.get("value") is not None:
+        # The loss reads the parameters, which are overwritten.
+        condition = condition & is_computed(extra_args["value"])
+
+    def run(now: tuple[Params, State], turn: Array) -> tuple[Params, State]:
+        return take_step(tx, grads(turn), now[1], now[0], **extra_args)
+
+    return run_if(condition, run, (jax.tree.map(parameter, params), state))
 
 
 def _update_if(

@@ -13,8 +13,8 @@ from gradtx.pair import (
     transformation,
     with_extra_args_support,
 )
-from gradtx.types import Params, State, Updates
-from gradtx.wrappers.branching import _update_if
+from gradtx.types import Array, Params, State, Updates
+from gradtx.wrappers.branching import _update_if, inside, step_if
 
 Condition = Callable[..., Any]
 
@@ -45,20 +45,34 @@ def _conditionally(
     def init(params: Params) -> State:
         return state_class(step=jnp.zeros([], jnp.int32), inner_state=tx.init(params))
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
+    def asked(state: State, extra_args: dict[str, Any]) -> Array:
         run = jnp.asarray(condition(state.step, **(extra_args if forward_extra_args else {})))
         if run.shape != () or run.dtype != bool:
             raise ValueError(
                 f"should_transform_fn must return one boolean, not {run.dtype}{list(run.shape)}"
             )
+        return run
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
         updates, inner_state = _update_if(
-            run, tx, updates, state.inner_state, params, extra_args, otherwise
+            asked(state, extra_args), tx, updates, state.inner_state, params, extra_args, otherwise
         )
         return updates, state_class(step=increment(state.step), inner_state=inner_state)
 
-    return GradientTransformationExtraArgs(init, update)
+    def step(
+        updates: Updates, state: State, params: Params, **extra_args: Any
+    ) -> tuple[Params, State]:
+        run = asked(state, extra_args)
+        params, inner_state = step_if(
+            run, tx, lambda turn: inside(updates, turn), state.inner_state, params, extra_args
+        )
+        return params, state_class(step=increment(state.step), inner_state=inner_state)
+
+    # Only where nothing happens otherwise can the parameters stay in their place.
+    still = otherwise is tree.zeros_like
+    return GradientTransformationExtraArgs(init, update, step if still else None)
 
 
 @transformation

@@ -15,7 +15,7 @@ from gradtx.pair import (
     with_extra_args_support,
 )
 from gradtx.types import Array, Params, PyTree, State, Updates
-from gradtx.wrappers.branching import _update_if
+from gradtx.wrappers.branching import _update_if, inside, step_if
 
 
 class ApplyIfFiniteState(NamedTuple):
@@ -66,19 +66,33 @@ def apply_if_finite(
         now, total = (jnp.zeros([], jnp.int32) for _ in range(2))
         return ApplyIfFiniteState(now, jnp.array(True), total, tx.init(params))
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
+    def looked_at(updates: Updates, state: State) -> tuple[Array, State]:
+        """Whether to run `inner`, and the record."""
         finite = _finite(updates)
         errors = jnp.where(finite, 0, increment(state.notfinite_count))
         total = jnp.where(finite, state.total_notfinite, increment(state.total_notfinite))
         run = finite | (errors > max_consecutive_errors) if accept_at_limit else finite
+        return run, ApplyIfFiniteState(errors, finite, total, state.inner_state)
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        run, state = looked_at(updates, state)
         updates, inner_state = _update_if(
             run, tx, updates, state.inner_state, params, extra_args, tree.zeros_like
         )
-        return updates, ApplyIfFiniteState(errors, finite, total, inner_state)
+        return updates, state._replace(inner_state=inner_state)
 
-    return GradientTransformationExtraArgs(init, update)
+    def step(
+        updates: Updates, state: State, params: Params, **extra_args: Any
+    ) -> tuple[Params, State]:
+        run, state = looked_at(updates, state)
+        params, inner_state = step_if(
+            run, tx, lambda turn: inside(updates, turn), state.inner_state, params, extra_args
+        )
+        return params, state._replace(inner_state=inner_state)
+
+    return GradientTransformationExtraArgs(init, update, step)
 
 
 def _not_finite(updates: PyTree) -> Array:

@@ -15,7 +15,7 @@ from gradtx.pair import (
     with_extra_args_support,
 )
 from gradtx.types import Array, Params, State, Updates
-from gradtx.wrappers.branching import _update_if
+from gradtx.wrappers.branching import _update_if, inside, step_if
 from gradtx.wrappers.finite import _finite
 
 
@@ -71,6 +71,14 @@ def dynamic_loss_scale(
         scale = jnp.asarray(loss_scale, jnp.float32)
         return DynamicLossScaleState(scale, jnp.zeros([], jnp.int32), tx.init(params))
 
+    def next_state(state: State, finite: Array, inner_state: State) -> State:
+        counter = jnp.where(finite, state.counter + 1, 0)
+        grows = counter >= period
+        smaller = jnp.maximum(state.loss_scale / factor, min_loss_scale)
+        larger = jnp.where(grows, state.loss_scale * factor, state.loss_scale)
+        scale = cast(jnp.where(finite, larger, smaller), jnp.float32)
+        return DynamicLossScaleState(scale, jnp.where(grows, 0, counter), inner_state)
+
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
@@ -84,14 +92,28 @@ def dynamic_loss_scale(
             extra_args,
             tree.zeros_like,
         )
-        counter = jnp.where(finite, state.counter + 1, 0)
-        grows = counter >= period
-        smaller = jnp.maximum(state.loss_scale / factor, min_loss_scale)
-        larger = jnp.where(grows, state.loss_scale * factor, state.loss_scale)
-        scale = cast(jnp.where(finite, larger, smaller), jnp.float32)
-        return updates, DynamicLossScaleState(scale, jnp.where(grows, 0, counter), inner_state)
+        return updates, next_state(state, finite, inner_state)
 
-    return GradientTransformationExtraArgs(init, update)
+    def step(
+        updates: Updates, state: State, params: Params, **extra_args: Any
+    ) -> tuple[Params, State]:
+        finite = _finite(updates)
+        params, inner_state = step_if(
+            finite,
+            tx,
+            lambda turn: _unscaled(inside(updates, turn), state.loss_scale),
+            state.inner_state,
+            params,
+            extra_args,
+        )
+        return params, next_state(state, finite, inner_state)
+
+    return GradientTransformationExtraArgs(init, update, step)
+
+
+def _unscaled(updates: Updates, scale: Array) -> Updates:
+    share = 1 / scale  # a product is repeated where it is read, a quotient is stored
+    return tree.map_updates(lambda g: cast(widen(g) * share, g.dtype), updates)
 
 
 def _unscaling(tx: GradientTransformation, scale: Array) -> GradientTransformation:
@@ -100,8 +122,7 @@ def _unscaling(tx: GradientTransformation, scale: Array) -> GradientTransformati
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        unscaled = tree.map_updates(lambda g: cast(widen(g) / scale, g.dtype), updates)
-        return tx.update(unscaled, state, params, **extra_args)
+        return tx.update(_unscaled(updates, scale), state, params, **extra_args)
 
     return GradientTransformationExtraArgs(tx.init, update)
 

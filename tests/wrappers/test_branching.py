@@ -1,0 +1,79 @@
+"""Wrappers that run their optimizer or not: a whole step in place, which is the update applied."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradtx
+from gradtx.wrappers.branching import run_if
+from tests.catalogue import is_even
+
+WRAPPED = {
+    "apply_if_finite": gradtx.apply_if_finite(gradtx.adam(0.1), 2),
+    "accepting": gradtx.apply_if_finite(gradtx.adam(0.1), 1, accept_at_limit=True),
+    "dynamic_loss_scale": gradtx.dynamic_loss_scale(gradtx.adam(0.1), 8.0),
+    "conditionally_mask": gradtx.conditionally_mask(gradtx.adam(0.1), is_even),
+    "nested": gradtx.apply_if_finite(gradtx.accumulate(gradtx.adam(0.1), 2), 2),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_a_step_is_the_update_applied(name):
+    tx = WRAPPED[name]
+    rng = np.random.default_rng(0)
+    params = {"frozen": jnp.ones(2), "w": jnp.asarray(rng.normal(size=(2, 3)), jnp.float32)}
+    one = two = params, tx.init(params)
+
+    @jax.jit
+    def step(p, state, g, value):
+        return gradtx.apply_gradients(tx, {"frozen": None, "w": g}, p, state, value=value)
+
+    for i in range(6):
+        g = jnp.asarray(rng.normal(size=(2, 3)), jnp.float32)
+        g = g.at[0, 0].set(jnp.inf) if i in {2, 3} else g
+        one = step(*one, g, jnp.float32(np.nan if i == 4 else 1.0))
+        seen = {"frozen": None, "w": two[0]["w"]}
+        updates, state = tx.update({"frozen": None, "w": g}, two[1], seen)
+        two = gradtx.apply_updates(two[0], updates), state
+        chex.assert_trees_all_equal_shapes_and_dtypes(one, two)
+        chex.assert_trees_all_close(one, two, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_a_step_stores_nothing(name):
+    tx, p = WRAPPED[name], jnp.zeros(1 << 20)
+
+    def step(p, state, g):
+        return gradtx.apply_gradients(tx, g, p, state)
+
+    compiled = jax.jit(step, donate_argnums=(0, 1)).lower(p, tx.init(p), p).compile()
+    assert compiled.memory_analysis().temp_size_in_bytes < 0.01 * p.nbytes
+
+
+def test_a_transformation_without_a_step_has_none():
+    assert gradtx.adam(0.1).step is None
+    assert gradtx.chain().step is None
+    assert gradtx.conditionally_transform(gradtx.adam(0.1), is_even).step is None
+    assert gradtx.chain(WRAPPED["apply_if_finite"], gradtx.ema_params(0.9)).step is None
+    assert gradtx.chain(gradtx.clip(1.0), WRAPPED["apply_if_finite"]).step is not None
+
+
+def test_run_if():
+    x = jnp.arange(3.0)
+
+    def square(now, turn):
+        return {"x": now["x"] ** 2, "n": now["n"] + 1}
+
+    start = {"x": x, "n": jnp.int32(0)}
+    for condition, want in ((True, x**2), (False, x)):
+        for run in (run_if, jax.jit(run_if, static_argnums=1)):
+            got = run(jnp.array(condition), square, start)
+            np.testing.assert_array_equal(got["x"], want)
+            assert int(got["n"]) == condition
+    both = jax.vmap(lambda c: run_if(c, square, start)["x"])(jnp.array([True, False]))
+    np.testing.assert_array_equal(both, jnp.stack([x**2, x]))
+    slope = jax.jit(jax.grad(lambda x, c: jnp.sum(run_if(c, square, {**start, "x": x})["x"])))
+    np.testing.assert_array_equal(slope(x, jnp.array(True)), 2 * x)
+    np.testing.assert_array_equal(slope(x, jnp.array(False)), jnp.ones(3))
