@@ -136,20 +136,16 @@ class Rows:
         past = self.shape[0]
         named, values = self.flat()
         if named.size > 1:
-            number = jnp.arange(named.size, dtype=named.dtype)
-            # On a CPU to sort indices alone, and to search in them, takes a third of the time that
-            # it takes to sort them with their numbers.
-            ordered = jnp.sort(named)
+            ordered, at = _sorted(named)
             first = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]])
             place = jnp.cumsum(first, dtype=named.dtype) - 1
             # Each number past the last comes once too, so that scatters may rely on that.
             indices = (
-                (past + number)
+                (past + jnp.arange(named.size, dtype=named.dtype))
                 .at[place]
                 .set(jnp.where(ordered < past, ordered, past + place), indices_are_sorted=True)
             )
-            place = jnp.searchsorted(indices, named)
-            values = jax.ops.segment_sum(widen(values), place, named.size).astype(self.dtype)
+            values = jax.ops.segment_sum(widen(values), place[at], named.size).astype(self.dtype)
             named = indices
         kept = (named < past).reshape((-1,) + (1,) * (values.ndim - 1))
         new = Rows(named, jnp.where(kept, values, 0), self.shape)
@@ -192,6 +188,22 @@ class Rows:
         if jnp.ndim(scalar):
             raise ValueError(f"Rows are divided by a number, not by shape {jnp.shape(scalar)}")
         return self.with_values(self.values / scalar)
+
+
+def _sorted(x: Array) -> tuple[Array, Array]:
+    """Integers in order, and the number of a place at which each of them stands there."""
+
+    def searched(x: Array) -> tuple[Array, Array]:
+        # In a third of the time that it takes a CPU to sort pairs.
+        ordered = jnp.sort(x)
+        return ordered, jnp.searchsorted(ordered, x).astype(x.dtype)
+
+    def in_pairs(x: Array) -> tuple[Array, Array]:
+        number = jnp.arange(x.size, dtype=x.dtype)
+        ordered, order = jax.lax.sort((x, number), num_keys=1)
+        return ordered, jnp.zeros_like(x).at[order].set(number, unique_indices=True)
+
+    return jax.lax.platform_dependent(x, cpu=searched, default=in_pairs)
 
 
 def is_rows(x: Any) -> bool:

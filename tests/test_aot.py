@@ -169,3 +169,43 @@ def test_accumulation_takes_no_room_on_chips_that_are_not_here():
     for way, (temporary, loops) in found.items():
         assert temporary < (1.01 if way.endswith("by_hand") else 0.01), way
         assert loops == 1, way
+
+
+ROWS = """
+import json
+from benchmarks import aot
+import jax, jax.numpy as jnp, gradtx
+
+tx, found = gradtx.adam(1e-3), {}
+
+def step(p, s, ids):
+    return gradtx.minimize(lambda p: jnp.sum(gradtx.sparse.take(p, ids) ** 2), tx, p, s)[:2]
+
+p = jax.ShapeDtypeStruct((10_000_000, 128), jnp.float32)
+ids = jax.ShapeDtypeStruct((1024,), jnp.int32)
+s = jax.eval_shape(tx.init, p)
+for chip, device in aot.available().items():
+    here = aot.SingleDeviceSharding(device)
+    run = jax.jit(step, donate_argnums=(0, 1), in_shardings=here, out_shardings=here)
+    compiled = run.lower(p, s, ids).compile()
+    found[chip] = compiled.memory_analysis().temp_size_in_bytes, compiled.as_text().count(" while(")
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_rows_cost_what_they_touch_on_chips_that_are_not_here():
+    """No table is copied; TPUs copy those narrower than 128 numbers, see docs/sparse.md."""
+    if importlib.util.find_spec("libtpu") is None:
+        pytest.skip("libtpu is not installed: pip install gradtx[aot]")
+    done = subprocess.run(
+        [sys.executable, "-c", ROWS],
+        cwd=ROOT,
+        env={**os.environ, "XLA_FLAGS": ""},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for chip, (temporary, loops) in json.loads(done.stdout.splitlines()[-1]).items():
+        assert temporary < 5 * 1024 * 128 * 4, chip
+        assert loops == 0, chip

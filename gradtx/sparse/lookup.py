@@ -44,7 +44,7 @@ def take(table: Any, ids: Any) -> Array:
 
     Raises:
         TypeError: the ids are not integers.
-        ValueError: the table is a scalar.
+        ValueError: the table is a scalar, or has no rows.
 
     >>> take(jnp.array([[1.0], [2.0], [3.0]]), jnp.array([2, 0, 7])).tolist()
     [[3.0], [1.0], [0.0]]
@@ -52,6 +52,8 @@ def take(table: Any, ids: Any) -> Array:
     table, ids = jnp.asarray(table), jnp.asarray(ids)
     if table.ndim == 0:
         raise ValueError("take: a table has at least one dimension, and this is a scalar")
+    if ids.size and not table.shape[0]:
+        raise ValueError(f"take: the table, of the shape {table.shape}, has no rows")
     if not jnp.issubdtype(ids.dtype, jnp.integer):
         raise TypeError(f"take: ids must be integers, not {ids.dtype}")
     if _differentiating.value:

@@ -208,6 +208,11 @@ class TestRefused:
         with pytest.raises(ValueError, match="at least one dimension"):
             take(1.0, jnp.array([0]))
 
+    def test_a_table_without_rows(self):
+        with pytest.raises(ValueError, match=r"of the shape \(0, 3\), has no rows"):
+            take(jnp.zeros((0, 3)), jnp.array([0]))
+        assert take(jnp.zeros((0, 3)), jnp.zeros(0, int)).shape == (0, 3)
+
     def test_a_loss_that_is_no_scalar(self):
         with pytest.raises(ValueError, match=r"must be a scalar, not of shape \(6,\)"):
             sparse.value_and_grad(score)(PARAMS, IDS)

@@ -118,6 +118,44 @@ def test_what_looks_at_whole_leaves_says_so(name):
     assert bool(jnp.isfinite(params["table"]).all())
 
 
+BAD = {
+    "none": jnp.zeros(0, jnp.int32),
+    "all the same": jnp.full(7, 3),
+    "more than the table has": jnp.arange(50) % 20,
+    "all outside": jnp.array([-1, 20, 2**31 - 1, -(2**31)]),
+    "some outside": jnp.array([5, -1, 20, 19, 5, -20]),
+    "bytes": jnp.array([3, 200, 255], jnp.uint8),
+    "a matrix": jnp.array([[3, 1], [1, -7]]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "tx", [gradtx.adamw(0.1), gradtx.exact_rows(gradtx.adamw(0.1))], ids=["lazy", "exact"]
+)
+@pytest.mark.parametrize("name", BAD)
+def test_nothing_is_written_elsewhere(name, tx):
+    """Two steps on any ids are those on the ids that name rows, and no other row moves."""
+    table, ids = PARAMS["table"], BAD[name]
+
+    @jax.jit
+    def run(rows):
+        params, state = table, tx.init(table)
+        for _ in range(2):
+            params, state = gradtx.apply_gradients(tx, rows, params, state)
+        return params
+
+    values = jnp.asarray(RNG.normal(size=(*ids.shape, 3)), jnp.float32)
+    numbers, flat = np.asarray(ids).astype(np.int64).ravel(), np.asarray(values).reshape(-1, 3)
+    inside = (numbers >= 0) & (numbers < 20)
+    alone = gradtx.Rows(jnp.asarray(numbers[inside], jnp.int32), jnp.asarray(flat[inside]), (20, 3))
+    got = run(gradtx.Rows(ids, values, (20, 3)))
+    chex.assert_trees_all_close(got, run(alone), rtol=1e-6, atol=1e-7)
+    others = np.setdiff1d(np.arange(20), numbers[inside])
+    np.testing.assert_array_equal(got[others], table[others])
+    assert np.isfinite(got).all()
+
+
 def test_rows_in_low_precision():
     """Sums of duplicates and new rows are rounded once."""
     params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), PARAMS)
