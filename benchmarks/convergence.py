@@ -34,7 +34,7 @@ from benchmarks.tables import markdown
 
 STEPS = 300
 BATCH = 64
-RATES = tuple(float(f"{10**e:.1g}") for e in np.arange(-4, 1.1, 0.5))  # 1e-4, 3e-4, ..., 3, 10
+RATES = tuple(float(f"{10**e:.1g}") for e in np.arange(-5, 1.1, 0.5))  # 1e-5, 3e-5, ..., 3, 10
 
 Params = Any
 
