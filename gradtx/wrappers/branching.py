@@ -99,8 +99,7 @@ def _update_if(
 ) -> tuple[Updates, State]:
     """The update of `tx`, or ``otherwise(updates)`` and the old state; only one of them is run."""
 
-    def run() -> tuple[Updates, State]:
-        new, inner = tx.update(updates, state, params, **extra_args)
-        return _like(new, updates), _like(inner, state)
+    def run(now: tuple[Updates, State], turn: Array) -> tuple[Updates, State]:
+        return tx.update(inside(updates, turn), now[1], params, **extra_args)
 
-    return jax.lax.cond(condition, run, lambda: (_like(otherwise(updates), updates), state))
+    return run_if(condition, run, (_like(otherwise(updates), updates), state))
