@@ -24,6 +24,7 @@ STORED = {
     "optimistic_adam_v2": (1, 3),
     "schedule_free_adamw": (1, 3),
     "sophia": (4, 8),
+    "sophia, estimate first": (4, 8),
 }
 # These keep, or take, means of rows and columns, and need room for some of them.
 ROWS = {
