@@ -271,14 +271,17 @@ class Step:
         ``expm1`` of the logarithm taken in double precision: a float32 power would give
         :math:`1 - 0.999^1` with an error of 1e-5.
         """
-        return self.once(f"correction {ahead}", decay, lambda: -self._decayed(decay, ahead))
+        return self.once(f"correction {ahead}", decay, lambda: -self.less_one(decay, ahead))
 
     def debiasing(self, decay: Any) -> Array:
         r""":math:`1 / (1 - \beta^t)`, in one operation less."""
-        return self.once("debiasing", decay, lambda: -1 / self._decayed(decay))
+        return self.once("debiasing", decay, lambda: -1 / self.less_one(decay))
 
-    def _decayed(self, decay: Any, ahead: int = 0) -> Array:
-        r""":math:`\beta^{t + a} - 1`."""
+    def less_one(self, decay: Any, ahead: int = 0) -> Array:
+        r""":math:`\beta^{t + a} - 1`, by which to divide, in one operation less."""
+        return self.once(f"less one {ahead}", decay, lambda: self._decayed(decay, ahead))
+
+    def _decayed(self, decay: Any, ahead: int) -> Array:
         if isinstance(decay, float | int):
             log: Any = math.log(decay) if decay > 0 else -math.inf
         else:
@@ -286,9 +289,13 @@ class Step:
         return cast(jnp.expm1((self.number + ahead) * log), self.number.dtype)
 
 
-def debias(moment: Array, decay: Any, t: Step) -> Array:
-    r"""Adam's bias correction :math:`m / (1 - \beta^t)`."""
-    return moment * t.debiasing(decay)
+def debias(moment: Array, decay: Any, t: Step, *, divided: bool = False) -> Array:
+    r"""Adam's bias correction :math:`m / (1 - \beta^t)`.
+
+    What is `divided` next is divided here too: XLA makes one division of both, and computes a
+    number less. Else a product is cheaper.
+    """
+    return -moment / t.less_one(decay) if divided else moment * t.debiasing(decay)
 
 
 def epsilon_hat(eps: Any, decay: Any, t: Step) -> Any:

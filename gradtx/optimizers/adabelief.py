@@ -74,7 +74,7 @@ def scale_by_belief(
         # The constant goes in first: XLA repeats a sum with a constant, which then reads the old
         # slot again, but not a sum of two arrays.
         nu = b2 * s.nu + ((1 - b2) * abs_sq(g - mu) + eps_root)
-        m = nesterov_mean(mu, g, b1, t) if nesterov else debias(mu, b1, t)
+        m = nesterov_mean(mu, g, b1, t) if nesterov else debias(mu, b1, t, divided=True)
         return m / (jnp.sqrt(debias(nu, b2, t)) + eps), {"mu": mu, "nu": nu}
 
     return elementwise(ScaleByBeliefState, slots, rule)

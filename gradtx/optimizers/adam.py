@@ -90,7 +90,7 @@ def scale_by_adam(
     def rule(g: Array, s: Any, t: Step) -> Any:
         mu = ema(g, s.mu, b1)
         nu = ema(abs_sq(g), s.nu, b2)
-        m = nesterov_mean(mu, g, b1, t) if nesterov else debias(mu, b1, t)
+        m = nesterov_mean(mu, g, b1, t) if nesterov else debias(mu, b1, t, divided=True)
         added = numerics.epsilon_hat(eps, b2, t) if epsilon_hat else eps
         return m / (jnp.sqrt(debias(nu, b2, t) + eps_root) + added), {"mu": mu, "nu": nu}
 

@@ -56,7 +56,10 @@ def scale_by_adamax(
     def rule(g: Array, s: Any, t: Step) -> Any:
         mu = ema(g, s.mu, b1)
         nu = jnp.maximum(b2 * s.nu, jnp.abs(g) + (eps if eps_in_max else 0))
-        return debias(mu, b1, t) / (nu if eps_in_max else nu + eps), {"mu": mu, "nu": nu}
+        return debias(mu, b1, t, divided=True) / (nu if eps_in_max else nu + eps), {
+            "mu": mu,
+            "nu": nu,
+        }
 
     return elementwise(ScaleByAdamState, slots, rule)
 

@@ -85,7 +85,7 @@ def scale_by_amsgrad(
 
     def rule(g: Array, s: Any, t: Step) -> Any:
         mu, nu = ema(g, s.mu, b1), ema(abs_sq(g), s.nu, b2)
-        m = debias(mu, b1, t) if bias_correction_mu else mu
+        m = debias(mu, b1, t, divided=True) if bias_correction_mu else mu
         first = max_before_correction or not bias_correction_nu
         nu_max = jnp.maximum(s.nu_max, nu if first else debias(nu, b2, t))
         v = debias(nu_max, b2, t) if max_before_correction and bias_correction_nu else nu_max

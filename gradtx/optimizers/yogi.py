@@ -57,7 +57,7 @@ def scale_by_yogi(
     def rule(g: Array, s: Any, t: Step) -> Any:
         mu, square = ema(g, s.mu, b1), abs_sq(g)
         nu = s.nu - (1 - b2) * jnp.sign(s.nu - square) * square
-        u = debias(mu, b1, t) / (jnp.sqrt(debias(nu, b2, t) + eps_root) + eps)
+        u = debias(mu, b1, t, divided=True) / (jnp.sqrt(debias(nu, b2, t) + eps_root) + eps)
         return u, {"mu": mu, "nu": nu}
 
     return elementwise(ScaleByAdamState, slots, rule)
