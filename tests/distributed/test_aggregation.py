@@ -136,6 +136,31 @@ def test_accumulation_inside_and_ragged():
     np.testing.assert_allclose(out, -np.average(gradients, weights=weights), rtol=1e-6)
 
 
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_a_window_whose_end_makes_devices_agree(by_hand):
+    """`shard_map` keeps account: micro-batches differ on devices, the step of a window does not."""
+    tx = gradtx.accumulate(gradtx.chain(gradtx.aggregate("data"), gradtx.adam(0.1)), 2)
+    gradients = jnp.asarray(np.random.default_rng(0).normal(size=(4, N, 3)), jnp.float32)
+
+    def trained(p, gs):
+        state = tx.init(p)
+        for g in gs[:, 0]:
+            if by_hand:
+                updates, state = tx.update(g, state, p)
+                p = gradtx.apply_updates(p, updates)
+            else:
+                p, state = gradtx.apply_gradients(tx, g, p, state)
+        return p
+
+    run = jax.shard_map(trained, mesh=mesh(data=N), in_specs=(P(), P(None, "data")), out_specs=P())
+    got = jax.jit(run)(jnp.arange(3.0), gradients)
+    alone, p = gradtx.adam(0.1), jnp.arange(3.0)
+    state = alone.init(p)
+    for mean in gradients.reshape(2, 2, N, 3).mean((1, 2)):
+        p, state = gradtx.apply_gradients(alone, mean, p, state)
+    np.testing.assert_allclose(got, p, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_rows_of_tables_are_gathered(way):
     indices = jnp.array([[0, 2], [2, 3], [1, 1], [9, 0], [3, 3], [0, 1], [2, 0], [1, 3]])
