@@ -95,7 +95,6 @@ def check_separable(
         raise ValueError(
             f"exact_rows: a row cannot take the steps that it missed: {problem}; {advice}"
         ) from problem
-    on_slots(check_slot, state, params, tables)
     read = {v for eqn in jaxpr.eqns for v in eqn.invars if not isinstance(v, Literal)}
     made = {v for eqn in jaxpr.eqns for v in eqn.outvars}
     for (path, _), old, new in zip(others, jaxpr.invars, jaxpr.outvars, strict=False):
@@ -106,6 +105,7 @@ def check_separable(
                 f"exact_rows: {name!r} in the state changes from step to step, and what it was at "
                 f"the steps that a row missed is not kept; {advice}"
             )
+    on_slots(check_slot, state, params, tables)
     if _mixes(jaxpr, set(jaxpr.invars[len(others) :])):
         raise ValueError(
             "exact_rows: a number is computed from the updates of all rows, such as their norm, "
