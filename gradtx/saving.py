@@ -18,7 +18,7 @@ from gradtx.pair import GradientTransformation, with_extra_args_support
 from gradtx.types import Array, Params, State
 
 _HEADER = "gradtx"
-_VERSION = 1
+_VERSION = 2
 
 
 def state_dict(state: State, tx: GradientTransformation | None = None) -> dict[str, Array]:
@@ -184,8 +184,9 @@ def match_state_dict(
 
 
 def _is_readable(x: Array) -> bool:
-    """Whether the bytes are known here: not those of other processes, or of a traced array."""
-    return not is_tracer(x) and getattr(x, "is_fully_addressable", True)
+    """Whether there are bytes and they are known here: not those of other processes."""
+    held = isinstance(x, jax.Array | np.ndarray | np.generic) and not is_tracer(x)
+    return held and getattr(x, "is_fully_addressable", True)
 
 
 def _checksum(x: Any) -> int:
@@ -253,7 +254,9 @@ def _header(flat: Mapping[str, Any]) -> dict[str, Any]:
         good = all(isinstance(prefix, str) and isinstance(kind, str) for prefix, kind in states)
         if not (good and isinstance(version, int) and isinstance(config, dict | None)):
             raise ValueError("its fields have other types")
-        if version <= _VERSION and header.pop("checksum") != _checksum_of_header(header):
+        if version == 1:
+            header["checksums"] = {}  # which came with the second format
+        elif version == _VERSION and header.pop("checksum") != _checksum_of_header(header):
             raise ValueError("its checksum is another")
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise ValueError(

@@ -5,17 +5,15 @@ import os
 import hypothesis
 import jaxlib
 
-flags = [
-    os.environ.get("XLA_FLAGS", ""),
-    "--xla_force_host_platform_device_count=8",
+flags = [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
+# XLA stops at a flag that it does not know.
+known = (0, 8) <= jaxlib.version.__version_info__ < (0, 11)
+if known:
     # After 40 s XLA takes a virtual device that waits for its core for lost, and ends the process.
-    "--xla_cpu_collective_call_terminate_timeout_seconds=1200",
-]
+    flags += ["--xla_cpu_collective_call_terminate_timeout_seconds=1200"]
 # Tests compile thousands of small programs and run each a few times: the older code generator
 # without optimization takes half the time. With GRADTX_CODEGEN=default it is the one that users
-# have, as in one step of
-# .ci/run. XLA stops at a flag that it does not know, hence the versions.
-known = (0, 8) <= jaxlib.version.__version_info__ < (0, 11)
+# have, as in one step of .ci/run.
 if known and os.environ.get("GRADTX_CODEGEN") != "default":
     flags += [
         "--xla_cpu_use_fusion_emitters=false",

@@ -1,23 +1,20 @@
 """The examples, run as a user runs them."""
 
 import json
-import os
-import pathlib
 import re
 import subprocess
 import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parent.parent
+from tests.processes import ROOT, environment
 
 
 def run(script, *arguments, cwd):
-    environment = {**os.environ, "MPLBACKEND": "Agg", "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""}
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / script), *arguments],
         cwd=cwd,
-        env=environment,
+        env=environment(MPLBACKEND="Agg"),
         capture_output=True,
         text=True,
         check=False,

@@ -1,8 +1,6 @@
 """Several processes over loopback: the numbers of one, failure in time, and going on elsewhere."""
 
 import json
-import os
-import pathlib
 import re
 import socket
 import subprocess
@@ -12,7 +10,8 @@ import time
 import numpy as np
 import pytest
 
-ROOT = pathlib.Path(__file__).parent.parent.parent
+from tests.processes import ROOT, environment
+
 PROGRAM = [sys.executable, str(ROOT / "examples" / "distributed.py")]
 TIMEOUT = 10
 PATIENCE = 1200  # for a busy machine; what is asserted of failing in time is much less
@@ -20,10 +19,6 @@ RTOL = 1e-5  # sums over devices are taken in another order
 
 # In one process of the tests: they start up to four of their own.
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("hosts")]
-
-
-def environment():
-    return {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": ""}
 
 
 def run(cwd, *arguments):
