@@ -3,12 +3,13 @@
     python -m benchmarks.peers FILE [LABEL, GROUP or EXPRESSION ...]
 
 It measures what FILE lacks, and prints the table once FILE has all. It stops after a minute and a
-half, so that a machine can be kept quiet meanwhile; repeat the command until it prints. Those whose
-time is that of matrix products are left out.
+half with the status 75, so that a machine can be kept quiet meanwhile; repeat the command until it
+prints. Those whose time is that of matrix products are left out.
 """
 
 import json
 import math
+import os
 import statistics
 import sys
 import time
@@ -46,7 +47,10 @@ def main(file: Path, words: list[str]) -> None:
         if pair.label in known:
             continue
         if time.monotonic() > end:
-            sys.exit(f"{len(known)} measured so far; repeat the command for the others")
+            print(
+                f"{len(known)} measured so far; repeat the command for the others", file=sys.stderr
+            )
+            sys.exit(os.EX_TEMPFAIL)
         found = measure(pair, ROUNDS)
         known[pair.label] = {
             "temp": [found.temporary[name] for name in LIBRARIES],

@@ -31,8 +31,10 @@ def test_every_optimizer_learned():
     """Chance is 90 % of errors; the mean of standardized entries is 1 off; the alphabet's bits."""
     for name, (errors, rmse, bits) in entries().items():
         assert errors < 35, name
-        assert rmse < 1.05, name
-        assert bits < 6.5 or name == "rprop", name  # its signs need full batches
+        # Two learn nothing of one problem, as docs/convergence.md says: the noise is there at every
+        # rate, and Rprop's signs need full batches.
+        assert (rmse < 0.95) == (name != "noisy_sgd"), name
+        assert (bits < 6.5) == (name != "rprop"), name
 
 
 @pytest.mark.slow
