@@ -36,6 +36,8 @@ _SCHEDULED = ("initial_lr", "max_lr", "min_lr", "swa_lr", "base_momentum", "max_
 # PyTorch computes ASGD's rate one step ahead, Rprop's never again, and bounds Adafactor's.
 _UNSCHEDULED = ("ASGD", "Rprop")
 _UNSCALED = (*_UNSCHEDULED, "Adafactor")
+# PyTorch counts no steps of these, and nothing but a schedule depends on their number.
+_UNCOUNTED = ("Muon", "SGD")
 
 
 def from_torch(
@@ -60,7 +62,9 @@ def from_torch(
         scheduler: the optimizer's scheduler, of which the learning rate becomes a schedule, and the
             momentum if the scheduler cycles it. A saved one has neither its class nor its
             functions: make it again and load its state.
-        steps_per_epoch: how many steps of the optimizer there are to one of the scheduler.
+        steps_per_epoch: how many steps of the optimizer there are to one of the scheduler, which is
+            stepped after each so many, counted from the optimizer's first. SGD and Muon count
+            none: hand them over at the end of an epoch.
 
     Returns:
         The transformation and its state. Several parameter groups become a :func:`partition` with
@@ -69,7 +73,8 @@ def from_torch(
 
     Raises:
         ValueError: an unknown class, an unknown or missing option, a value out of range, a state
-            of other shapes, a scheduler that has no schedule here (the error says what to do).
+            of other shapes or not finite, a scheduler that has no schedule here, steps that do not
+            say how far an epoch is (the error says what to do).
         TypeError: a value of the wrong type.
 
     Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, ASGD, LBFGS, Muon, NAdam, RAdam, RMSprop,
@@ -128,11 +133,13 @@ def from_torch(
         return from_lbfgs(options[0], leaves, held[0], params)
     made = {}
     labels = []
-    for part in _parts(options, members, held):
+    parts = list(_parts(options, members, held))
+    over = _over(where, parts, scheduler, steps_per_epoch)
+    for part in parts:
         o = Options(
             part.where, {k: v for k, v in options[part.group].values.items() if k != "params"}
         )
-        plan = _plan(class_name, o, part, scheduler, steps_per_epoch)
+        plan = _plan(class_name, o, part, scheduler, over, steps_per_epoch)
         core = _core(class_name, o, plan)
         slots, scalars = _taken(o.where, core, part)
         made[part.label] = core.tx, slots, {**scalars, "count": plan.steps, **plan.scalars}
@@ -142,8 +149,8 @@ def from_torch(
         return tx, filled(tx.init(params), *given)
     whole = partition({label: tx for label, (tx, *_) in made.items()}, labels)
     state: Any = whole.init(params)
-    parts = {k: filled(part, *made[k][1:]) for k, part in state.inner_states.items()}
-    return whole, type(state)(parts)
+    inner = {k: filled(part, *made[k][1:]) for k, part in state.inner_states.items()}
+    return whole, type(state)(inner)
 
 
 def _read(source: Any, class_name: str | None) -> tuple[str, list[Any], Mapping[Any, Any]]:
@@ -242,7 +249,16 @@ class _Plan(NamedTuple):
     scalars: Mapping[str, Any] = {}
 
 
-def _plan(name: str, o: Options, part: _Part, scheduler: Any, every: int) -> _Plan:
+def _over(where: str, parts: list[_Part], scheduler: Any, every: int) -> int:
+    """How many steps of the scheduler's epoch are over, for all parameters alike."""
+    if scheduler is None or schedulers.is_plateau(scheduler):
+        return 0
+    # A parameter that has had no gradient so far says nothing.
+    counts = {part.steps for part in parts if part.steps}
+    return schedulers.steps_of_epoch(where, counts, schedulers.epoch(scheduler), every)
+
+
+def _plan(name: str, o: Options, part: _Part, scheduler: Any, over: int, every: int) -> _Plan:
     rate = o.number("lr")
     # Where there is a state there was a step: the first one is not damped.
     steps = int(any(part.states)) if part.steps is None else part.steps
@@ -255,15 +271,16 @@ def _plan(name: str, o: Options, part: _Part, scheduler: Any, every: int) -> _Pl
             f"{type(scheduler).__name__} needs: leave the scheduler out"
         )
     if plateau:
-        last, scalars = schedulers.plateau(scheduler, part.group, rate, every)
+        last, scalars = schedulers.plateau(o.where, scheduler, part.group, rate, every)
         return _Plan(rate, steps, None, [last], scalars)
     inner = schedulers.rate_schedule(o.where, scheduler, part.group, o.values)
     momentum = schedulers.momentum_schedule(scheduler, part.group, o.values)
     taken = schedulers.epoch(scheduler)
-    if part.steps is None:
+    if name in _UNCOUNTED:
         steps = max(steps, taken * every)
     begun = [
-        None if s is None else schedulers.begun(s, taken, steps, every) for s in (inner, momentum)
+        None if s is None else schedulers.begun(s, taken, over, steps, every)
+        for s in (inner, momentum)
     ]
     return _Plan(begun[0], steps, begun[1])
 

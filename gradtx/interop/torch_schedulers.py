@@ -1,6 +1,6 @@
 """PyTorch's schedulers as schedules of the number of times that they were stepped."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
@@ -38,10 +38,11 @@ def is_plateau(scheduler: Any) -> bool:
 
 
 def plateau(
-    scheduler: Any, i: int, rate: float, steps_per_epoch: int
+    where: str, scheduler: Any, i: int, rate: float, steps_per_epoch: int
 ) -> tuple[GradientTransformation, dict[str, Any]]:
     """``ReduceLROnPlateau`` for the group `i` with its rate now, and the numbers of its state."""
     s = scheduler
+    _check_group(where, s, i)
     tolerance = s.threshold or float(jnp.finfo(jnp.float32).tiny)
     relative = s.threshold_mode == "rel"
     tx = reduce_on_plateau(
@@ -73,11 +74,12 @@ def rate_schedule(where: str, scheduler: Any, i: int, group: Group) -> Schedule:
 
     Raises:
         ValueError: an unknown scheduler, or one that has no schedule here (the error says which),
-            or the rate in force is not what it gives.
+            the group was added after it was made, or the rate in force is not what it gives.
     """
+    _check_group(where, scheduler, i)
     made = _schedule(where, scheduler, i, group)
     now, given = float(group["lr"]), float(made(jnp.int32(epoch(scheduler))))
-    if abs(now - given) > 1e-5 * max(abs(now), abs(given)):
+    if not abs(now - given) <= 1e-5 * max(abs(now), abs(given)):
         raise ValueError(
             f"{where}: the learning rate in force is {now:g}, and {type(scheduler).__name__} gives "
             f"{given:g} at its epoch {epoch(scheduler)}: it was set by something else since"
@@ -94,19 +96,64 @@ def momentum_schedule(scheduler: Any, i: int, group: Group) -> Schedule | None:
     return _cycle(scheduler, scheduler.max_momentums[i], scheduler.base_momentums[i])
 
 
-def begun(inner: Schedule, taken: int, count: int, steps_per_epoch: int) -> Schedule:
-    """A schedule that counts a scheduler's steps, `taken` so far, on the clock of the optimizer.
+def steps_of_epoch(where: str, counts: Collection[int], taken: int, every: int) -> int:
+    """How many steps of the epoch in progress are over.
 
-    That has taken `count` steps, and takes `steps_per_epoch` for one of the scheduler.
+    Args:
+        where: of which optimizer, for the errors.
+        counts: the steps that parameters have taken; none where nothing counts them, which is
+            taken for the end of an epoch.
+        taken: the steps of the scheduler.
+        every: how many of the optimizer there are to one of those.
+
+    Raises:
+        ValueError: the counts do not say it.
     """
-    ahead = taken - count // steps_per_epoch
-    if steps_per_epoch > 1 or ahead > 0:
-        inner = stretch_schedule(inner, every=steps_per_epoch, offset=max(ahead, 0))
+    # The parameters that were never without a gradient have the clock of the optimizer.
+    clock = max(counts, default=taken * every)
+    phases = {count % every for count in counts if count // every == taken} or {0}
+    if every > 1 and (clock // every != taken or len(phases) > 1):
+        raise ValueError(
+            f"{where}: its parameters have taken {', '.join(map(str, sorted(counts)))} steps, and "
+            f"the scheduler {taken} of {every} steps each: that does not say how far the epoch in "
+            "progress is; leave the scheduler out, and give replace a schedule of your own"
+        )
+    return clock % every
+
+
+def begun(inner: Schedule, taken: int, over: int, count: int, every: int) -> Schedule:
+    r"""A schedule of a scheduler's steps, `taken` so far, on the clock of some parameters.
+
+    Those have taken `count` steps, and `over` of the `every` of an epoch are over: at their step
+    :math:`t` the scheduler has taken `taken` + :math:`\lfloor` (:math:`t` - `count` + `over`) /
+    `every` :math:`\rfloor`.
+    """
+    ahead = taken * every + over - count
+    epochs, steps = divmod(max(ahead, 0), every)
+    if every > 1 or epochs:
+        inner = stretch_schedule(inner, every=every, offset=epochs)
+    if steps:
+        inner = stretch_schedule(inner, offset=steps)
     if ahead >= 0:
         return inner
     # Its first step was in the middle of the run.
-    start = count - taken * steps_per_epoch
-    return join_schedules([constant_schedule(float(inner(jnp.int32(0)))), inner], [start])
+    return join_schedules([constant_schedule(float(inner(jnp.int32(0)))), inner], [-ahead])
+
+
+def _check_group(where: str, scheduler: Any, i: int) -> None:
+    if not i < _groups(scheduler):
+        raise ValueError(
+            f"{where}: the scheduler {type(scheduler).__name__} was made before this group was "
+            "added: make it again"
+        )
+
+
+def _groups(s: Any) -> int:
+    """How many groups there were when a scheduler was made."""
+    parts = getattr(s, "_schedulers", None)
+    if parts:
+        return min(map(_groups, parts))
+    return len(s.min_lrs if is_plateau(s) else s.base_lrs)
 
 
 def _schedule(where: str, s: Any, i: int, group: Group) -> Schedule:
@@ -143,12 +190,22 @@ def _milestones(s: Any, i: int, base: float) -> Schedule:
     return piecewise_constant_schedule(base, {m: s.gamma**n for m, n in s.milestones.items()})
 
 
+def _share(s: Any, end: float, start: float) -> float:
+    """What part of `start` `end` is, as our schedules take it."""
+    if start == 0.0 != end:
+        raise ValueError(
+            f"from_torch: {type(s).__name__} goes from 0 to {end:g}, which is no multiple of 0: "
+            "leave the scheduler out, and give replace a schedule of your own"
+        )
+    return end / start if start else 0.0
+
+
 def _cosine(s: Any, i: int, base: float) -> Schedule:
-    return cosine_decay_schedule(base, s.T_max, s.eta_min / base if base else 0.0, periodic=True)
+    return cosine_decay_schedule(base, s.T_max, _share(s, s.eta_min, base), periodic=True)
 
 
 def _restarts(s: Any, i: int, base: float) -> Schedule:
-    alpha = s.eta_min / base if base else 0.0
+    alpha = _share(s, s.eta_min, base)
     return cosine_restarts_schedule(base, s.T_0, t_mul=s.T_mult, alpha=alpha)
 
 
@@ -225,7 +282,7 @@ def _phases(s: Any, group: Group, what: str) -> Schedule:
     scales = {}
     for phase in s._schedule_phases:
         end = float(group[phase[f"end_{what}"]])
-        scales[phase["end_step"]] = end / value
+        scales[phase["end_step"]] = _share(s, end, value)
         value = end
     curve = "cosine" if s._anneal_func_type == "cos" else "linear"
     return piecewise_interpolate_schedule(curve, start, scales)
@@ -239,7 +296,7 @@ def _averaging(where: str, s: Any, i: int, group: Group) -> Schedule:
     done = s.anneal_func(s.last_epoch / length)
     start = (float(group["lr"]) - done * end) / (1 - done)
     if s._anneal_strategy == "cos":
-        return cosine_decay_schedule(start, length, end / start if start else 0.0)
+        return cosine_decay_schedule(start, length, _share(s, end, start))
     return linear_schedule(start, end, length)
 
 

@@ -145,6 +145,65 @@ def test_begun_in_the_middle_of_a_run():
     check(optimizer, TO.swa_utils.SWALR(optimizer, 0.01, 12), ps)
 
 
+@pytest.mark.parametrize("frozen", [3, 5])
+def test_an_epoch_is_one_for_all_parameters(frozen):
+    """One of two layers is frozen at first, so that it has not taken the steps of the optimizer."""
+    ps = tensors()
+    optimizer = TO.Adam(ps, 0.1)
+    scheduler = LR.ExponentialLR(optimizer, 0.5)
+    gs = gradients(14)
+
+    def step(t, g):
+        for p, x in zip(ps, g, strict=True):
+            p.grad = None if p is ps[1] and t <= frozen else torch.from_numpy(x.copy())
+        optimizer.step()
+        if t % 4 == 0:
+            scheduler.step()
+
+    for t, g in enumerate(gs[:6], start=1):
+        step(t, g)
+    params = [p.detach().numpy().copy() for p in ps]
+    tx, state = from_torch(optimizer, params, scheduler=scheduler, steps_per_epoch=4)
+    assert gradtx.from_config(json.loads(json.dumps(gradtx.to_config(tx)))) == tx
+    got = go_on(tx, state, params, gs[6:])
+    for t, g in enumerate(gs[6:], start=7):
+        step(t, g)
+    for mine, p in zip(got, ps, strict=True):
+        np.testing.assert_allclose(mine, p.detach().numpy(), rtol=1e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("steps", [8, 9, 11])
+def test_an_epoch_begun_at_an_unknown_step_is_refused(steps):
+    """The scheduler is made after one step of one of two layers."""
+    ps = tensors()
+    optimizer = TO.Adam(ps, 0.1)
+    ps[0].grad = torch.ones(SHAPES[0])
+    optimizer.step()
+    scheduler = LR.ExponentialLR(optimizer, 0.5)
+    params = train(optimizer, scheduler, ps, gradients(steps), 4)
+    with pytest.raises(ValueError, match="does not say how far the epoch in progress is"):
+        from_torch(optimizer, params, scheduler=scheduler, steps_per_epoch=4)
+
+
+@pytest.mark.parametrize("taken", [0, 3])
+def test_a_group_that_is_frozen_so_far_has_taken_no_steps(taken):
+    """Its bias correction begins when it does, and its rate is the scheduler's."""
+    ps = tensors()
+    optimizer = TO.Adam([{"params": ps[:1]}, {"params": ps[1:]}], 0.1)
+    scheduler = LR.ExponentialLR(optimizer, 0.5)
+    gs = gradients(8)
+    for g in gs[:taken]:
+        ps[0].grad = torch.from_numpy(g[0].copy())
+        optimizer.step()
+        scheduler.step()
+    params = [p.detach().numpy().copy() for p in ps]
+    tx, state = from_torch(optimizer, params, scheduler=scheduler)
+    got = go_on(tx, state, params, gs[taken:])
+    want = train(optimizer, scheduler, ps, gs[taken:])
+    for mine, theirs in zip(got, want, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=2e-6)
+
+
 def plateaus(optimizer, mode, **options):
     options = {"patience": 1, "factor": 0.5, "cooldown": 1, "min_lr": 0.01, **options}
     return LR.ReduceLROnPlateau(optimizer, mode, **options)
@@ -256,6 +315,33 @@ def test_a_rate_set_by_hand_is_refused():
     scheduler = LR.ExponentialLR(optimizer, 0.9)
     optimizer.param_groups[0]["lr"] = 0.5
     with pytest.raises(ValueError, match="in force is 0.5, and ExponentialLR gives 0.1 at its"):
+        from_torch(optimizer, [p.detach().numpy() for p in ps], scheduler=scheduler)
+
+
+@pytest.mark.parametrize("name", [*SCHEDULERS, "ReduceLROnPlateau"])
+def test_a_group_added_after_the_scheduler_is_refused(name):
+    ps = tensors()
+    optimizer = TO.SGD(ps[:1], 0.1, momentum=0.9)
+    scheduler = {**SCHEDULERS, "ReduceLROnPlateau": LR.ReduceLROnPlateau}[name](optimizer)
+    optimizer.add_param_group({"params": ps[1:]})
+    with pytest.raises(ValueError, match="group 1: .* was made before this group was added"):
+        from_torch(optimizer, [p.detach().numpy() for p in ps], scheduler=scheduler)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda o: LR.CosineAnnealingLR(o, 7, 0.01),
+        lambda o: LR.CosineAnnealingWarmRestarts(o, 5, 2, 0.01),
+        lambda o: TO.swa_utils.SWALR(o, 0.01, 12),
+        lambda o: LR.OneCycleLR(o, 0.2, 26, base_momentum=0.0),
+    ],
+)
+def test_a_way_from_zero_is_refused(make):
+    ps = tensors()
+    optimizer = TO.SGD(ps, 0.0, momentum=0.9)
+    scheduler = make(optimizer)
+    with pytest.raises(ValueError, match="goes from 0 to 0.*, which is no multiple of 0"):
         from_torch(optimizer, [p.detach().numpy() for p in ps], scheduler=scheduler)
 
 
