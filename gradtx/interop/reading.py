@@ -127,8 +127,8 @@ def arrays(params: Params) -> Params:
 def _parameter(p: Any) -> jax.Array:
     if not hasattr(p, "detach"):
         return jnp.asarray(p)
-    kind = str(p.dtype).removeprefix("torch.")
-    return jnp.asarray(array("a parameter", p), getattr(jnp, kind))
+    kind = jax.dtypes.canonicalize_dtype(str(p.dtype).removeprefix("torch."))
+    return jnp.asarray(array("a parameter", p), kind)
 
 
 class Leaf(NamedTuple):
@@ -234,7 +234,8 @@ def filled(
     A scalar may be named after its state's class too: ``"EmaParamsState.count"``.
 
     Raises:
-        ValueError: an array has not the shape of its slot.
+        ValueError: an array has not the shape of its slot, is complex where the slot is real, or
+            not finite in the type of the slot.
     """
     if isinstance(state, tuple) and hasattr(state, "_fields"):
         cls: Any = type(state)
@@ -256,6 +257,18 @@ def filled(
     return state
 
 
+def _cast(where: str, value: Any, dtype: Any) -> jax.Array:
+    found = np.asarray(value)
+    if jnp.iscomplexobj(found) and not jnp.issubdtype(dtype, jnp.complexfloating):
+        raise ValueError(f"{where} is real, and the value is {found.dtype}")
+    with np.errstate(over="ignore", invalid="ignore"):
+        cast = found.astype(dtype)
+    if not (np.isfinite(found).all() and np.isfinite(cast).all()):
+        raise ValueError(f"{where} would not be finite in {np.dtype(dtype).name}")
+    # An own copy: states are donated, and these arrays belong to someone else.
+    return jnp.array(cast, copy=True)
+
+
 def _filled_slot(name: str, tree: Any, values: Mapping[str, Any]) -> Any:
     def on_leaf(path: Any, old: Any) -> Any:
         at = path_string(path)
@@ -265,7 +278,6 @@ def _filled_slot(name: str, tree: Any, values: Mapping[str, Any]) -> Any:
             raise ValueError(
                 f"the slot {name!r} of {at!r} has the shape {old.shape}, not {np.shape(values[at])}"
             )
-        # An own copy: states are donated, and these arrays belong to someone else.
-        return jnp.array(values[at], old.dtype, copy=True)
+        return _cast(f"the slot {name!r} of {at!r}", values[at], old.dtype)
 
     return jax.tree_util.tree_map_with_path(on_leaf, tree, is_leaf=lambda x: x is None)

@@ -66,8 +66,10 @@ def from_lbfgs(
                 made[path][place] = value
         return made
 
+    with np.errstate(over="ignore", invalid="ignore"):  # What is not finite is refused.
+        then = {path: now[path] - rate_then * d for path, d in moved.items()}
     slots = {
-        "params": {path: now[path] - rate_then * d for path, d in moved.items()},
+        "params": then,
         "updates": before,
         "diff_params_memory": stacked(stacks["old_stps"]),
         "diff_updates_memory": stacked(stacks["old_dirs"]),
@@ -95,5 +97,7 @@ def _leaves(read: Options, key: str, value: Any, leaves: list[Leaf]) -> dict[str
         raise ValueError(
             f"{read.where}: {key} must have the shape ({sum(sizes)},), not {row.shape}"
         )
+    if np.iscomplexobj(row):
+        raise ValueError(f"{read.where}: {key} must be real, not {row.dtype}")
     parts = np.split(row, np.cumsum(sizes)[:-1])
     return {leaf.path: x.reshape(leaf.shape) for leaf, x in zip(leaves, parts, strict=True)}

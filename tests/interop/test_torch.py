@@ -226,8 +226,21 @@ def without(key):
         (saved(state={0: {"momentum_buffer": np.ones(3)}}), "SGD", ValueError, "shape"),
         (saved(state={0: {"momentum_buffer": "x"}}), "SGD", TypeError, "not an array"),
         (saved(state={0: {"exp_avg": np.ones(2)}}), "SGD", ValueError, "unknown entries"),
+        (
+            saved(state={0: {"momentum_buffer": np.full(2, 1j)}}),
+            "SGD",
+            ValueError,
+            "'trace' of '0' is real, and the value is complex128",
+        ),
+        (
+            saved(state={0: {"momentum_buffer": np.array([1.0, 1e39])}}),
+            "SGD",
+            ValueError,
+            "'trace' of '0' would not be finite in float32",
+        ),
     ],
 )
+@pytest.mark.filterwarnings("error")
 def test_bad_input(source, name, error, says):
     with pytest.raises(error, match=says):
         from_torch(source, [np.zeros(2, np.float32)], class_name=name)
@@ -254,6 +267,16 @@ def test_the_parameters_of_a_module(dtype):
         np.testing.assert_array_equal(np.asarray(held[name], np.float32), want)
         assert held[name].dtype == dtype
     assert jax.tree.structure(state) == jax.tree.structure(tx.init(held))
+
+
+@pytest.mark.filterwarnings("error")
+def test_parameters_of_another_width():
+    """PyTorch's float64 is JAX's float32 unless it is set to have it."""
+    p = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
+    for x64, dtype in ((False, "float32"), (True, "float64")):
+        with jax.enable_x64(x64):
+            _, state = from_torch(TO.SGD([p], 0.1, momentum=0.9), [p])
+            assert gradtx.get_slot(state, "trace", "0").dtype == dtype
 
 
 def test_complex_parameters():
@@ -403,8 +426,12 @@ def damaged_lbfgs(**changes):
         ({"old_dirs": 3}, TypeError, "old_dirs must be a list"),
         ({"old_dirs": []}, ValueError, "must be of one length"),
         ({"ro": ["x", "y"]}, TypeError, "ro must be a number"),
+        ({"d": np.ones(8, np.complex64)}, ValueError, "d must be real, not complex64"),
+        ({"prev_flat_grad": np.full(8, np.nan)}, ValueError, "would not be finite"),
+        ({"t": 6e37, "d": np.full(8, 1e3, np.float32)}, ValueError, "would not be finite"),
     ],
 )
+@pytest.mark.filterwarnings("error")
 def test_bad_lbfgs(changes, error, says):
     source, params = damaged_lbfgs(**changes)
     with pytest.raises(error, match=says):
