@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.compose import chain
-from gradtx.numerics import after, cast, widen
+from gradtx.numerics import after, as_arrays, cast, widen
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -45,7 +45,8 @@ def kept_until_applied(slot: str, *links: GradientTransformation) -> GradientTra
 
     It is for a direction that reads the old value of a slot. XLA for CPUs copies such a slot, since
     nothing tells it to compute the new parameters first; waiting for the sum that `apply_updates`
-    will take tells it. Where no parameters are given, or others follow, nothing changes.
+    will take tells it; there the slot is NaN where the new parameter is. Where no parameters are
+    given, or others follow, nothing changes.
 
     Args:
         slot: the slot's name, a field of one link's state.
@@ -117,7 +118,7 @@ def take_step(
     """Updates transformed and applied: by the ``step`` of `tx` if it has one."""
     tx = with_extra_args_support(tx)
     if tx.step is not None:
-        return tx.step(updates, state, params, **extra_args)
+        return tx.step(as_arrays(updates), state, as_arrays(params), **extra_args)
     updates, state = tx.update(updates, state, params, **extra_args)
     return apply_updates(params, updates), state
 

@@ -195,6 +195,9 @@ def after(x: Any, first: Array, *, on: Literal["cpu", "others", "all"] = "cpu") 
     says where a number waits, with which it is made.
     """
     x = x if hasattr(x, "dtype") else jnp.asarray(x, real_dtype(first.dtype))
+    # Both branches differ along the same axes of a shard_map.
+    more = varying_axes(jax.typeof(first)) - varying_axes(jax.typeof(x))
+    x = jax.lax.pcast(x, tuple(more), to="varying") if more else x
 
     def wait(x: Array, first: Array) -> Array:
         return jnp.where(jnp.isnan(first), jnp.nan, x)
@@ -324,5 +327,8 @@ def is_tracer(x: Any) -> bool:
 
 def varying_axes(kind: Any) -> frozenset[str]:
     """The axes of a ``shard_map`` along which an array of a type differs, as far as JAX knows."""
-    manual = getattr(kind, "mat", None)  # since jax 0.10
-    return manual.varying if manual is not None else getattr(kind, "vma", frozenset())
+    for name in ("mat", "manual_axis_type"):  # since jax 0.10, of arrays and of their shapes
+        manual = getattr(kind, name, None)
+        if manual is not None:
+            return frozenset(manual.varying)
+    return frozenset(getattr(kind, "vma", ()) or ())

@@ -96,7 +96,7 @@ class GradientTransformation(_Pair, Declared):
 
     def __reduce__(self) -> Any:
         if self.declaration is None:
-            return type(self), tuple(self)
+            return type(self), (*self, self._step)
         return _rebuild, (type(self), self.declaration.builder, self.declaration.arguments)
 
     def __deepcopy__(self, memo: Any) -> "GradientTransformation":

@@ -95,6 +95,7 @@ def evaluated(tx: _D) -> _D:
     ``step(evaluated(tx), ...)`` with a step of your own that takes `tx` as an argument. Without
     this, a compiled step that finds such a function calls it by a callback to the host at each
     turn, which an exported program cannot do; the function must then not compute with JAX itself.
+    So it is called too where :func:`inject_hyperparams` was given it.
 
     Args:
         tx: a transformation, or a schedule.

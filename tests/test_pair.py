@@ -171,3 +171,12 @@ def test_named_states():
 def test_the_state_of_another_chain_is_refused():
     with pytest.raises(ValueError, match="2 parts"):
         gradtx.adam(0.1).update(jnp.ones(2), gradtx.sgd(0.1).init(jnp.ones(2))[:1])
+
+
+def take(updates, state, params, **extra_args):
+    return params, state
+
+
+def test_a_pair_by_hand_is_pickled_with_its_step():
+    pair = gradtx.GradientTransformationExtraArgs(len, len, take)
+    assert pickle.loads(pickle.dumps(pair)).step is take

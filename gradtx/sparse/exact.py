@@ -24,6 +24,7 @@ from gradtx.pair import (
 )
 from gradtx.paths import Where, is_leaf, mask_tree
 from gradtx.rows import dense, is_rows, put_rows
+from gradtx.scheduling import has_current
 from gradtx.search import map_params
 from gradtx.sparse.separable import check_separable
 from gradtx.types import Array, Counter, Params, PyTree, Slots, State, Updates
@@ -99,12 +100,18 @@ def exact_rows(
         ValueError: then too: a row cannot take a step by itself. The step needs the loss
             (:func:`polyak_sgd`), a norm of all updates after a rule with momentum, or a state that
             changes otherwise than by counting (:func:`schedule_free`, :func:`accumulate`,
-            :func:`apply_if_finite`).
+            :func:`apply_if_finite`). At once: a hyperparameter is a function of nothing, which
+            does not tell what it was at an earlier step.
 
     >>> import gradtx
     >>> tx = gradtx.exact_rows(gradtx.adam(1e-3))
     """
     tx = with_extra_args_support(inner)
+    if has_current(tx):
+        raise ValueError(
+            "exact_rows: a function of nothing does not tell what it was at the steps that a row "
+            "missed: use a schedule of the count, or the lazy update"
+        )
 
     def init(params: Params) -> State:
         if tables is None:

@@ -1,5 +1,6 @@
 """Accumulation: one step of the optimizer for a window of micro-batches."""
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.checks import PositiveCount
-from gradtx.numerics import cast, divide, increment, widen
+from gradtx.numerics import cast, divide, increment, scalar_dtype, widen
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -121,7 +122,11 @@ class Window:
     ) -> State:
         # The mean is kept, not the sum: it needs no range, and is right for any window. Of rows the
         # sum is kept, since the rows before are not touched again.
-        share = divide(weight, total) if self.use_grad_mean else weight
+        @functools.cache
+        def share(dtype: DType) -> Array:
+            of, whole = cast(weight, dtype), cast(total, dtype)
+            return divide(of, whole) if self.use_grad_mean else of
+
         first = state.mini_step == 0
 
         def start(a: Array) -> Array:
@@ -134,8 +139,9 @@ class Window:
 
         def part(g: Any, a: Array, lost: Array | None) -> Array:
             """What is to be added: the gradient's share, and what rounding took before."""
+            g = jnp.zeros_like(a) if g is None else g  # no gradient counts as zero
             g = widen(g)
-            new = (g - start(a) if self.use_grad_mean else g) * share
+            new = (g - start(a) if self.use_grad_mean else g) * share(scalar_dtype([g]))
             return new if lost is None else new - start(lost)
 
         def add(g: Any, a: Any, lost: Array | None = None) -> Any:
@@ -144,8 +150,6 @@ class Window:
             return kept(a, cast(start(a) + part(g, a, lost), a.dtype))
 
         def rounding(g: Any, lost: Any, a: Any, new: Any) -> Any:
-            if lost is None:
-                return None
             return kept(lost, cast((new - start(a)) - part(g, a, lost), lost.dtype))
 
         old = state.acc_grads

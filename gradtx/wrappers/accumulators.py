@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.engine import gradient
-from gradtx.numerics import accumulator_dtype, cast, divide, varying_axes, widen
+from gradtx.numerics import accumulator_dtype, cast, divide, real_dtype, varying_axes, widen
 from gradtx.paths import aligned, is_leaf, leaves_with_path, matches, path_string
 from gradtx.rows import Rows, index_dtype, is_rows
 from gradtx.types import Array, DType, Params, PyTree, Updates
@@ -34,10 +34,12 @@ class WindowRows(NamedTuple):
         values = jnp.zeros((room, *p.shape[1:]), _wide(p, dtype))
         return cls(indices, values, jnp.zeros([], jnp.int32))
 
-    def with_rows(self, rows: Rows, weight: Array, first: Array, bad: Array) -> "WindowRows":
+    def with_rows(self, rows: Rows | None, weight: Array, first: Array, bad: Array) -> "WindowRows":
         """The window with a micro-batch behind what it holds, unless that is bad."""
-        indices, values = rows.flat()
         used = jnp.where(first, 0, self.used)
+        if rows is None:
+            return self._replace(used=jnp.where(bad, self.used, used))
+        indices, values = rows.flat()
         # What is bad, or has no room, is written past the end, which is nowhere.
         start = jnp.where(bad, self.indices.size, used)
         at = start + jnp.arange(indices.size, dtype=jnp.int32)
@@ -53,8 +55,9 @@ class WindowRows(NamedTuple):
         """The sum over the window, divided by `total`; NaN if not everything had room."""
         room = self.indices.size
         there = jnp.arange(room, dtype=jnp.int32) < self.used
-        share = jnp.where(self.used > room, jnp.nan, divide(jnp.float32(1.0), total))
-        values = widen(self.values) * share
+        values = widen(self.values)
+        total = jnp.asarray(total, real_dtype(values.dtype))
+        values = values * jnp.where(self.used > room, jnp.nan, divide(jnp.ones_like(total), total))
         values = jnp.where(there.reshape((room,) + (1,) * (values.ndim - 1)), values, 0)
         indices = jnp.where(there, self.indices, like.shape[0])
         return Rows(indices, cast(values, like.dtype), like.shape)
@@ -110,10 +113,13 @@ def accumulators(params: Params, dtype: DType | None, rows: Mapping[str, int] | 
 def map_accumulated(
     function: Callable[..., Any], updates: Updates, acc: PyTree, *trees: PyTree, keep: bool = True
 ) -> PyTree:
-    """``function(g, a, ...)`` on each leaf; where there is no gradient `a` if `keep`, else None."""
+    """``function(g, a, ...)`` on each leaf with an accumulator `a`.
+
+    Where there is no gradient `g` is None, or, unless `keep`, the result.
+    """
 
     def on_leaf(g: Any, a: Any, *others: Any) -> Any:
-        return function(g, a, *others) if g is not None else a if keep else None
+        return None if a is None or (g is None and not keep) else function(g, a, *others)
 
     return jax.tree.map(on_leaf, updates, acc, *trees, is_leaf=is_leaf)
 

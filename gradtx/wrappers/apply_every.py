@@ -50,7 +50,8 @@ def apply_every(k: PositiveCount = 1) -> GradientTransformation:
         emit, first = state.count + 1 >= k, state.count == 0
 
         def add(g: Any, a: Array) -> Array:
-            return cast(widen(g) + jnp.where(first, 0, a), a.dtype)
+            before = jnp.where(first, 0, a)
+            return before if g is None else cast(widen(g) + before, a.dtype)
 
         def pick(g: Any, a: Array) -> Array:
             return cast(jnp.where(emit, a, 0), g.dtype)

@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from gradtx.apply import take_step
 from gradtx.engine import parameter
@@ -47,7 +48,13 @@ def run_if(condition: Array, run: Callable[[_T, Array], _T], now: _T) -> _T:
     if not is_tracer(condition):
         return body(now, jnp.int32(0)) if condition else now
 
-    converted, held = jax.closure_convert(body, now, jnp.int32(0))
+    # What `body` closes over, integers too, is given to the loop: it can then be differentiated.
+    closed = jax.make_jaxpr(body)(now, jnp.int32(0))
+    structure: Any = jax.tree.structure(now)
+
+    def converted(now: _T, turn: Array, *held: Array) -> _T:
+        alone = jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, held))
+        return structure.unflatten(alone(*jax.tree.leaves(now), turn))
 
     @jax.custom_jvp
     def loop(condition: Array, now: _T, held: list[Array]) -> _T:
@@ -61,7 +68,7 @@ def run_if(condition: Array, run: Callable[[_T, Array], _T], now: _T) -> _T:
 
         return jax.jvp(choose, primals, tangents)
 
-    return loop(condition, now, held)
+    return loop(condition, now, list(closed.consts))
 
 
 def inside(tree: PyTree, turn: Array) -> PyTree:

@@ -103,8 +103,8 @@ def _not_finite(updates: PyTree) -> Array:
 
     def in_parts(x: Array) -> Array:
         # XLA's compiler for CPUs stores what it takes a long sum of, and not that of short ones.
-        if not x.ndim:
-            return whole(x)
+        if not x.ndim or not x.size or any(jax.typeof(x).sharding.spec):
+            return whole(x)  # what the type says to be divided cannot be cut at will
         even = x.shape[-1] - x.shape[-1] % 32
         short = x[..., :even].reshape(*x.shape[:-1], -1, 32)
         parts = jnp.sum(~jnp.isfinite(short), axis=-1, dtype=jnp.int32)
@@ -113,7 +113,7 @@ def _not_finite(updates: PyTree) -> Array:
 
     counts = [
         jax.lax.platform_dependent(x, cpu=in_parts, default=whole)
-        for x in jax.tree.leaves(updates)
+        for x in map(jnp.asarray, jax.tree.leaves(updates))
         if jnp.issubdtype(x.dtype, jnp.inexact)
     ]
     return sum(counts, jnp.int32(0))

@@ -7,9 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh, PartitionSpec
 
 import gradtx
 from gradtx.distributed.axes import keeps_account
+from tests.catalogue import CATALOGUE
 from tests.distributed.meshes import (
     N,
     P,
@@ -231,3 +233,21 @@ class TestBadInput:
                 gradtx.aggregate(bad)
         with pytest.raises(ValueError, match="op must be"):
             gradtx.aggregate("data", "median")
+
+
+@pytest.mark.parametrize("name", ["sm3", "lamb", "stable_adamw", "cautious", "accumulate"])
+def test_whole_steps_where_shard_map_tracks_what_differs(name):
+    """Numbers made inside, which are alike on all devices, meet gradients that are not."""
+    built = CATALOGUE[name].make()
+
+    def step(p, g):
+        updates, _ = built.update(g, built.init(p), p)
+        return gradtx.apply_gradients(built, g, p, built.init(p))[0], updates
+
+    spec = PartitionSpec("data")
+    mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
+    mapped = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=spec, out_specs=spec))
+    p, g = jnp.arange(1.0, 9.0).reshape(4, 2), jnp.linspace(-1.0, 1.0, 8).reshape(4, 2)
+    halves = [jax.jit(step)(p[i : i + 2], g[i : i + 2]) for i in (0, 2)]
+    want = jax.tree.map(lambda *parts: jnp.concatenate(parts), *halves)
+    chex.assert_trees_all_close(mapped(p, g), want, rtol=1e-5, atol=1e-6)

@@ -306,3 +306,9 @@ class TestRefused:
         tx = gradtx.adam(0.1)
         with pytest.raises(TypeError, match="a state of exact_rows"):
             sparse.catch_up(tx, params(), tx.init(params()))
+
+
+def test_functions_of_nothing_are_refused():
+    """What they were at a step that a row missed is not known later."""
+    with pytest.raises(ValueError, match="function of nothing"):
+        gradtx.exact_rows(gradtx.chain(gradtx.clip(1.0), gradtx.sgd(lambda: 0.1)))

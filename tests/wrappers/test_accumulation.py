@@ -359,3 +359,15 @@ def test_bad_window(every):
         gradtx.accumulate(gradtx.sgd(1.0), every)
     with pytest.raises((ValueError, TypeError), match="every_k_schedule"):
         gradtx.MultiSteps(gradtx.sgd(1.0), every)
+
+
+@pytest.mark.parametrize("compensated", [False, True])
+def test_no_gradient_in_a_micro_batch_counts_as_zero(compensated):
+    """Also in the first of a window, which forgets the window before."""
+    tx = gradtx.accumulate(gradtx.sgd(1.0), 2, compensated=compensated)
+    params = {"a": jnp.zeros(()), "b": jnp.zeros(())}
+    state = tx.init(params)
+    for g in (1.0, 1.0, None, 3.0):
+        grads = {"a": None if g is None else jnp.float32(g), "b": jnp.float32(1.0)}
+        updates, state = tx.update(grads, state, params)
+    assert [float(updates["a"]), float(updates["b"])] == [-1.5, -1.0]

@@ -77,3 +77,16 @@ def test_run_if():
     slope = jax.jit(jax.grad(lambda x, c: jnp.sum(run_if(c, square, {**start, "x": x})["x"])))
     np.testing.assert_array_equal(slope(x, jnp.array(True)), 2 * x)
     np.testing.assert_array_equal(slope(x, jnp.array(False)), jnp.ones(3))
+
+
+def test_derivatives_go_through_a_compiled_step_that_closes_over_integers():
+    tx = gradtx.apply_if_finite(gradtx.sgd(0.1), 2)
+
+    def after_a_step(values, indices):
+        p = jnp.ones((4, 2))
+        grads = gradtx.Rows(indices, values, p.shape)
+        p, _ = gradtx.apply_gradients(tx, grads, p, tx.init(p))
+        return jnp.sum(p**2)
+
+    got = jax.grad(jax.jit(after_a_step))(jnp.ones((2, 2)), jnp.array([0, 1]))
+    np.testing.assert_allclose(got, -2 * 0.1 * 0.9, rtol=1e-6)

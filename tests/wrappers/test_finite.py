@@ -1,5 +1,7 @@
 """Guards against gradients that are not finite."""
 
+import math
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -42,3 +44,16 @@ def test_skips_tell_what_they_saw():
     )
     assert not bool(skip)
     assert float(told["norm_squared"]) == 360000.0  # in float16 it would overflow
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (0, 5), (3, 0, 2), (3, 33)])
+def test_leaves_of_any_shape_are_looked_at(shape):
+    skip, told = gradtx.skip_not_finite({"a": jnp.full(shape, jnp.nan)}, 0, None)
+    assert int(told["num_not_finite"]) == math.prod(shape)
+    assert bool(skip) == (math.prod(shape) > 0)
+
+
+def test_python_numbers_in_a_whole_step():
+    tx = gradtx.apply_if_finite(gradtx.sgd(1.0), 3)
+    params, _ = gradtx.apply_gradients(tx, 1.0, 1.0, tx.init(1.0))
+    assert float(params) == 0.0
