@@ -14,6 +14,7 @@ import gradtx
 from gradtx.declaration import Declared
 from tests import catalogue
 from tests.catalogue import CATALOGUE
+from tests.places import keys, walk
 
 CUSTOM = {f.__name__: f for f in vars(catalogue).values() if callable(f) and hasattr(f, "__name__")}
 TX = gradtx.chain(
@@ -234,17 +235,6 @@ def test_damaged_configurations_give_clear_errors(data):
         assert str(error)
     else:
         assert isinstance(made, Declared)
-
-
-def keys(node):
-    return list(node) if isinstance(node, dict) else range(len(node))
-
-
-def walk(node):
-    if isinstance(node, dict | list):
-        yield node
-        for key in keys(node):
-            yield from walk(node[key])
 
 
 @pytest.mark.parametrize("tag", ["gradtx", "float", "name"])

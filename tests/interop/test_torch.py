@@ -10,6 +10,7 @@ import pytest
 import gradtx
 from gradtx.interop import from_torch
 from tests import oracle
+from tests.interop.handover import go_on, gradients
 
 torch = pytest.importorskip("torch")
 TO = torch.optim
@@ -24,26 +25,12 @@ def tensors():
     return [torch.nn.Parameter(t) for t in made]
 
 
-def gradients(steps):
-    columns = [oracle.gradients(i + 9, s, steps) for i, s in enumerate(SHAPES)]
-    return [[np.asarray(c[i], np.float32) for c in columns] for i in range(steps)]
-
-
 def train(optimizer, params, gs):
     for g in gs:
         for p, x in zip(params, g, strict=True):
             p.grad = torch.from_numpy(x.copy())
         optimizer.step()
     return [p.detach().numpy().copy() for p in params]
-
-
-def go_on(tx, state, params, gs):
-    def step(carry, g):
-        return gradtx.apply_gradients(tx, g, *carry), None
-
-    carry = [jnp.asarray(p) for p in params], state
-    stacked = [jnp.stack(column) for column in zip(*gs, strict=True)]
-    return jax.jit(lambda c, g: jax.lax.scan(step, c, g))(carry, stacked)[0]
 
 
 def two_groups(ps):
@@ -88,7 +75,7 @@ def test_a_run_goes_on(name):
     """Twenty steps in PyTorch, handed over, twenty more on both sides."""
     ps = tensors()
     optimizer = OPTIMIZERS[name](ps)
-    gs = gradients(2 * STEPS)
+    gs = gradients(SHAPES, 2 * STEPS)
     params = train(optimizer, ps, gs[:STEPS])
     tx, state = from_torch(optimizer, params)
     assert gradtx.from_config(json.loads(json.dumps(gradtx.to_config(tx)))) == tx
@@ -111,7 +98,7 @@ def test_muon_goes_on_but_for_its_bfloat16(adjust, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
     ps = tensors()[:2]
     optimizer = TO.Muon(ps, 0.01, weight_decay=0.1, adjust_lr_fn=adjust)
-    gs = [g[:2] for g in gradients(2 * STEPS)]
+    gs = [g[:2] for g in gradients(SHAPES, 2 * STEPS)]
     params = train(optimizer, ps, gs[:STEPS])
     got, _ = go_on(*from_torch(optimizer, params), params, gs[STEPS:])
     for mine, theirs in zip(got, train(optimizer, ps, gs[STEPS:]), strict=True):
@@ -148,7 +135,7 @@ def test_a_scheduler_has_changed_the_rate():
     ps = tensors()
     optimizer = TO.SGD(ps, 1.0)
     scheduler = TO.lr_scheduler.StepLR(optimizer, 1, 0.5)
-    train(optimizer, ps, gradients(1))
+    train(optimizer, ps, gradients(SHAPES, 1))
     scheduler.step()
     tx, _ = from_torch(optimizer, [p.detach().numpy() for p in ps])
     assert gradtx.hyperparams(tx)["learning_rate"] == 0.5
@@ -157,7 +144,7 @@ def test_a_scheduler_has_changed_the_rate():
 def test_a_tree_in_another_order_and_types():
     ps = tensors()
     optimizer = TO.Adam(ps, torch.tensor(0.01))
-    train(optimizer, ps, gradients(1))
+    train(optimizer, ps, gradients(SHAPES, 1))
     for p in ps:
         optimizer.state[p]["exp_avg"] = optimizer.state[p]["exp_avg"].to(torch.bfloat16)
     names = ["w0", "a1", "m2"]
@@ -297,7 +284,7 @@ def test_parameters_that_have_taken_different_numbers_of_steps(scheduled):
     ps = tensors()
     optimizer = TO.Adam(ps, 0.1)
     scheduler = TO.lr_scheduler.ExponentialLR(optimizer, 0.9) if scheduled else None
-    gs = gradients(12)
+    gs = gradients(SHAPES, 12)
 
     def step(g, frozen):
         for i, (p, x) in enumerate(zip(ps, g, strict=True)):

@@ -10,6 +10,7 @@ import pytest
 
 import gradtx
 from gradtx.interop import from_torch
+from tests.places import keys, walk
 
 COMMON = {"params": [0, 1], "lr": 0.1, "weight_decay": 0.1, "maximize": False, "foreach": None}
 BETAS = {"betas": (0.9, 0.999), "eps": 1e-8}
@@ -137,17 +138,6 @@ def test_damaged_state_dicts_give_clear_errors(name, data):
     else:
         node[key] = data.draw(DATA)
     attempt(name, made)
-
-
-def keys(node):
-    return list(node) if isinstance(node, dict) else range(len(node))
-
-
-def walk(node):
-    if isinstance(node, dict | list):
-        yield node
-        for key in keys(node):
-            yield from walk(node[key])
 
 
 def test_deep_values_are_an_error():

@@ -3,7 +3,6 @@
 import inspect
 import json
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,6 +10,7 @@ import pytest
 import gradtx
 from gradtx.interop import from_torch
 from tests import oracle
+from tests.interop.handover import go_on, gradients
 
 torch = pytest.importorskip("torch")
 TO = torch.optim
@@ -26,11 +26,6 @@ def tensors():
     ]
 
 
-def gradients(steps):
-    columns = [oracle.gradients(i + 9, s, steps) for i, s in enumerate(SHAPES)]
-    return [[np.asarray(c[i], np.float32) for c in columns] for i in range(steps)]
-
-
 def train(optimizer, scheduler, params, gs, every=1, start=0):
     for t, g in enumerate(gs, start=start + 1):
         for p, x in zip(params, g, strict=True):
@@ -41,20 +36,11 @@ def train(optimizer, scheduler, params, gs, every=1, start=0):
     return [p.detach().numpy().copy() for p in params]
 
 
-def go_on(tx, state, params, gs):
-    def step(carry, g):
-        return gradtx.apply_gradients(tx, g, *carry), None
-
-    carry = [jnp.asarray(p) for p in params], state
-    stacked = [jnp.stack(column) for column in zip(*gs, strict=True)]
-    return jax.jit(lambda c, g: jax.lax.scan(step, c, g))(carry, stacked)[0][0]
-
-
 def check(optimizer, scheduler, ps, every=1):
-    gs = gradients(BEFORE + AFTER)
+    gs = gradients(SHAPES, BEFORE + AFTER)
     params = train(optimizer, scheduler, ps, gs[:BEFORE], every)
     tx, state = from_torch(optimizer, params, scheduler=scheduler, steps_per_epoch=every)
-    got = go_on(tx, state, params, gs[BEFORE:])
+    got, _ = go_on(tx, state, params, gs[BEFORE:])
     want = train(optimizer, scheduler, ps, gs[BEFORE:], every, BEFORE)
     for mine, theirs, before in zip(got, want, params, strict=True):
         assert np.abs(theirs - before).max() > 1e-3
@@ -138,7 +124,7 @@ def test_stepped_once_an_epoch(every):
 def test_begun_in_the_middle_of_a_run():
     ps = tensors()
     optimizer = TO.AdamW(ps, 0.1)
-    for g in gradients(5):
+    for g in gradients(SHAPES, 5):
         for p, x in zip(ps, g, strict=True):
             p.grad = torch.from_numpy(x.copy())
         optimizer.step()
@@ -151,7 +137,7 @@ def test_an_epoch_is_one_for_all_parameters(frozen):
     ps = tensors()
     optimizer = TO.Adam(ps, 0.1)
     scheduler = LR.ExponentialLR(optimizer, 0.5)
-    gs = gradients(14)
+    gs = gradients(SHAPES, 14)
 
     def step(t, g):
         for p, x in zip(ps, g, strict=True):
@@ -165,7 +151,7 @@ def test_an_epoch_is_one_for_all_parameters(frozen):
     params = [p.detach().numpy().copy() for p in ps]
     tx, state = from_torch(optimizer, params, scheduler=scheduler, steps_per_epoch=4)
     assert gradtx.from_config(json.loads(json.dumps(gradtx.to_config(tx)))) == tx
-    got = go_on(tx, state, params, gs[6:])
+    got, _ = go_on(tx, state, params, gs[6:])
     for t, g in enumerate(gs[6:], start=7):
         step(t, g)
     for mine, p in zip(got, ps, strict=True):
@@ -180,7 +166,7 @@ def test_an_epoch_begun_at_an_unknown_step_is_refused(steps):
     ps[0].grad = torch.ones(SHAPES[0])
     optimizer.step()
     scheduler = LR.ExponentialLR(optimizer, 0.5)
-    params = train(optimizer, scheduler, ps, gradients(steps), 4)
+    params = train(optimizer, scheduler, ps, gradients(SHAPES, steps), 4)
     with pytest.raises(ValueError, match="does not say how far the epoch in progress is"):
         from_torch(optimizer, params, scheduler=scheduler, steps_per_epoch=4)
 
@@ -191,14 +177,14 @@ def test_a_group_that_is_frozen_so_far_has_taken_no_steps(taken):
     ps = tensors()
     optimizer = TO.Adam([{"params": ps[:1]}, {"params": ps[1:]}], 0.1)
     scheduler = LR.ExponentialLR(optimizer, 0.5)
-    gs = gradients(8)
+    gs = gradients(SHAPES, 8)
     for g in gs[:taken]:
         ps[0].grad = torch.from_numpy(g[0].copy())
         optimizer.step()
         scheduler.step()
     params = [p.detach().numpy().copy() for p in ps]
     tx, state = from_torch(optimizer, params, scheduler=scheduler)
-    got = go_on(tx, state, params, gs[taken:])
+    got, _ = go_on(tx, state, params, gs[taken:])
     want = train(optimizer, scheduler, ps, gs[taken:])
     for mine, theirs in zip(got, want, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=2e-6)
@@ -217,7 +203,7 @@ def test_reduce_on_plateau(mode, kind):
     optimizer = TO.SGD(ps, 0.1, momentum=0.9)
     scheduler = plateaus(optimizer, mode, threshold_mode=kind, threshold=0.01)
     metrics = [5.0, 4.0, 4.2, 4.3, 4.1, 3.99, 5.0, 6.0, 7.0, 3.0, 3.0, 3.1, 2.0, 3.0, 3.0, 3.0]
-    gs = gradients(len(metrics))
+    gs = gradients(SHAPES, len(metrics))
 
     def step(metric, g):
         scheduler.step(metric)
