@@ -52,18 +52,19 @@ napoleon_use_rtype = False
 
 # Which modules' names stand on which page.
 PAGES = {
-    "Training": ("apply", "minimizing", "training", "solving", "distributed"),
-    "Composition": ("compose", "masking", "groups"),
+    "Training": ("training", "distributed"),
+    "Composition": ("composition",),
     "Optimizers": ("optimizers",),
     "Transforms": ("transforms",),
     "Wrappers": ("wrappers",),
-    "Schedules": ("scheduling", "schedules"),
+    "Schedules": ("declared_schedule", "schedules"),
     "Projections": ("projections",),
     "Trees": ("tree", "paths"),
     "Sparse rows": ("sparse", "rows"),
-    "Ways over": ("interop",),
-    "Looking inside": ("inspection", "config", "saving", "exporting"),
-    "Writing a rule": ("pair", "engine", "idle", "treewise", "numerics", "types", "checks", ""),
+    "Other frameworks": ("interop",),
+    "Inspection": ("inspection",),
+    "Checkpoints": ("checkpoint",),
+    "Writing a rule": ("pair", "engine", "numerics", "types", "checks", ""),
 }
 
 

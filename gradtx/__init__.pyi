@@ -1,10 +1,14 @@
 # The public names of gradtx: type checkers read this file, and so does __init__.py.
 
 from gradtx import interop as interop, projections as projections, sparse as sparse, tree as tree
-from gradtx.apply import (
-    apply_updates as apply_updates,
-    incremental_update as incremental_update,
-    periodic_update as periodic_update,
+from gradtx.checkpoint.config import from_config as from_config, to_config as to_config
+from gradtx.checkpoint.export import register_serialization as register_serialization
+from gradtx.checkpoint.state_dict import (
+    StateMatch as StateMatch,
+    load_state_dict as load_state_dict,
+    match_state_dict as match_state_dict,
+    saved_config as saved_config,
+    state_dict as state_dict,
 )
 from gradtx.checks import (
     Count as Count,
@@ -16,7 +20,7 @@ from gradtx.checks import (
     Positive as Positive,
     PositiveCount as PositiveCount,
 )
-from gradtx.compose import (
+from gradtx.composition.chain import (
     NamedStates as NamedStates,
     chain as chain,
     identity as identity,
@@ -25,7 +29,17 @@ from gradtx.compose import (
     stateless as stateless,
     stateless_with_tree_map as stateless_with_tree_map,
 )
-from gradtx.config import from_config as from_config, to_config as to_config
+from gradtx.composition.groups import (
+    PartitionState as PartitionState,
+    freeze as freeze,
+    multi_transform as multi_transform,
+    partition as partition,
+    regroup as regroup,
+    reset_group as reset_group,
+    selective_transform as selective_transform,
+)
+from gradtx.composition.masking import MaskedState as MaskedState, masked as masked
+from gradtx.declared_schedule import evaluated as evaluated, schedule as schedule
 from gradtx.distributed.aggregation import aggregate as aggregate
 from gradtx.distributed.compression import (
     CompressionState as CompressionState,
@@ -47,37 +61,20 @@ from gradtx.distributed.sharding import (
     init_sharded as init_sharded,
     state_sharding as state_sharding,
 )
-from gradtx.engine import (
+from gradtx.engine.lift import (
     Stored as Stored,
     elementwise as elementwise,
     leafwise as leafwise,
     rowwise as rowwise,
 )
-from gradtx.exporting import register_serialization as register_serialization
-from gradtx.groups import (
-    PartitionState as PartitionState,
-    freeze as freeze,
-    multi_transform as multi_transform,
-    partition as partition,
-    regroup as regroup,
-    reset_group as reset_group,
-    selective_transform as selective_transform,
-)
-from gradtx.idle import Idle as Idle
-from gradtx.inspection import (
-    Description as Description,
-    describe as describe,
+from gradtx.engine.tree import treewise as treewise
+from gradtx.engine.zero_gradients import Idle as Idle
+from gradtx.inspection.description import Description as Description, describe as describe
+from gradtx.inspection.hyperparams import hyperparams as hyperparams, replace as replace
+from gradtx.inspection.slots import (
     get_slot as get_slot,
-    hyperparams as hyperparams,
-    replace as replace,
     set_slot as set_slot,
     slot_names as slot_names,
-)
-from gradtx.masking import MaskedState as MaskedState, masked as masked
-from gradtx.minimizing import (
-    apply_gradients as apply_gradients,
-    compute_gradients as compute_gradients,
-    minimize as minimize,
 )
 from gradtx.numerics import Step as Step
 from gradtx.optimizers.acprop import acprop as acprop, scale_by_acprop as scale_by_acprop
@@ -317,13 +314,6 @@ from gradtx.pair import (
 )
 from gradtx.paths import select as select
 from gradtx.rows import Rows as Rows
-from gradtx.saving import (
-    StateMatch as StateMatch,
-    load_state_dict as load_state_dict,
-    match_state_dict as match_state_dict,
-    saved_config as saved_config,
-    state_dict as state_dict,
-)
 from gradtx.schedules.cyclic import (
     cosine_restarts_schedule as cosine_restarts_schedule,
     cyclic_schedule as cyclic_schedule,
@@ -353,21 +343,25 @@ from gradtx.schedules.products import (
     multiply_schedules as multiply_schedules,
     stretch_schedule as stretch_schedule,
 )
-from gradtx.scheduling import evaluated as evaluated, schedule as schedule
-from gradtx.solving import Solution as Solution, Status as Status, solve as solve
 from gradtx.sparse.exact import (
     ExactRowsState as ExactRowsState,
     dense_rows as dense_rows,
     exact_rows as exact_rows,
 )
-from gradtx.training import TrainStep as TrainStep, make_step as make_step
-from gradtx.transforms.averaging import (
-    EmaState as EmaState,
-    TraceState as TraceState,
-    TraceWithCountState as TraceWithCountState,
-    ema as ema,
-    trace as trace,
+from gradtx.training.apply import (
+    apply_updates as apply_updates,
+    incremental_update as incremental_update,
+    periodic_update as periodic_update,
 )
+from gradtx.training.microbatching import microbatch as microbatch
+from gradtx.training.minimize import (
+    apply_gradients as apply_gradients,
+    compute_gradients as compute_gradients,
+    minimize as minimize,
+)
+from gradtx.training.solve import Solution as Solution, Status as Status, solve as solve
+from gradtx.training.step import TrainStep as TrainStep, make_step as make_step
+from gradtx.transforms.apply_every import ApplyEvery as ApplyEvery, apply_every as apply_every
 from gradtx.transforms.backtracking import (
     BacktrackingLinesearchInfo as BacktrackingLinesearchInfo,
     ScaleByBacktrackingLinesearchState as ScaleByBacktrackingLinesearchState,
@@ -397,6 +391,21 @@ from gradtx.transforms.grokfast import (
     grokfast_ma as grokfast_ma,
 )
 from gradtx.transforms.linesearch import value_and_grad_from_state as value_and_grad_from_state
+from gradtx.transforms.momentum import (
+    EmaState as EmaState,
+    TraceState as TraceState,
+    TraceWithCountState as TraceWithCountState,
+    ema as ema,
+    trace as trace,
+)
+from gradtx.transforms.monitoring import (
+    MeasureWithEmaState as MeasureWithEmaState,
+    MonitorState as MonitorState,
+    SnapshotState as SnapshotState,
+    measure_with_ema as measure_with_ema,
+    monitor as monitor,
+    snapshot as snapshot,
+)
 from gradtx.transforms.noise import AddNoiseState as AddNoiseState, add_noise as add_noise
 from gradtx.transforms.norms import (
     adaptive_grad_clip as adaptive_grad_clip,
@@ -406,9 +415,20 @@ from gradtx.transforms.norms import (
     unitwise_clip as unitwise_clip,
     unitwise_norm as unitwise_norm,
 )
+from gradtx.transforms.parameter_averages import (
+    EmaParamsState as EmaParamsState,
+    SwaParamsState as SwaParamsState,
+    ema_params as ema_params,
+    eval_params as eval_params,
+    swa_params as swa_params,
+)
 from gradtx.transforms.per_example import (
     per_example_global_norm_clip as per_example_global_norm_clip,
     per_example_layer_norm_clip as per_example_layer_norm_clip,
+)
+from gradtx.transforms.plateau import (
+    ReduceLROnPlateauState as ReduceLROnPlateauState,
+    reduce_on_plateau as reduce_on_plateau,
 )
 from gradtx.transforms.projecting import project as project
 from gradtx.transforms.scaling import (
@@ -419,6 +439,7 @@ from gradtx.transforms.scaling import (
     scale_gradient as scale_gradient,
 )
 from gradtx.transforms.shrinking import shrink_params as shrink_params
+from gradtx.transforms.single_examples import per_example as per_example
 from gradtx.transforms.trust import (
     norm as norm,
     rms as rms,
@@ -432,7 +453,6 @@ from gradtx.transforms.zoom import (
     scale_by_zoom_linesearch as scale_by_zoom_linesearch,
 )
 from gradtx.tree import global_norm as global_norm
-from gradtx.treewise import treewise as treewise
 from gradtx.types import (
     EmptyState as EmptyState,
     OptState as OptState,
@@ -448,14 +468,6 @@ from gradtx.wrappers.accumulation import (
     accumulate as accumulate,
     has_updated as has_updated,
 )
-from gradtx.wrappers.apply_every import ApplyEvery as ApplyEvery, apply_every as apply_every
-from gradtx.wrappers.averaging import (
-    EmaParamsState as EmaParamsState,
-    SwaParamsState as SwaParamsState,
-    ema_params as ema_params,
-    eval_params as eval_params,
-    swa_params as swa_params,
-)
 from gradtx.wrappers.cautious import cautious as cautious
 from gradtx.wrappers.complex import (
     SplitRealAndImaginaryArrays as SplitRealAndImaginaryArrays,
@@ -468,7 +480,6 @@ from gradtx.wrappers.conditional import (
     conditionally_mask as conditionally_mask,
     conditionally_transform as conditionally_transform,
 )
-from gradtx.wrappers.examples import per_example as per_example
 from gradtx.wrappers.finite import (
     ApplyIfFiniteState as ApplyIfFiniteState,
     apply_if_finite as apply_if_finite,
@@ -494,20 +505,7 @@ from gradtx.wrappers.loss_scaling import (
     loss_scale as loss_scale,
 )
 from gradtx.wrappers.mechanic import MechanicState as MechanicState, mechanize as mechanize
-from gradtx.wrappers.microbatching import microbatch as microbatch
-from gradtx.wrappers.monitoring import (
-    MeasureWithEmaState as MeasureWithEmaState,
-    MonitorState as MonitorState,
-    SnapshotState as SnapshotState,
-    measure_with_ema as measure_with_ema,
-    monitor as monitor,
-    snapshot as snapshot,
-)
 from gradtx.wrappers.multi_steps import MultiSteps as MultiSteps, multi_steps as multi_steps
-from gradtx.wrappers.plateau import (
-    ReduceLROnPlateauState as ReduceLROnPlateauState,
-    reduce_on_plateau as reduce_on_plateau,
-)
 from gradtx.wrappers.predecay import decay_first as decay_first
 from gradtx.wrappers.privacy import (
     DifferentiallyPrivateAggregateState as DifferentiallyPrivateAggregateState,

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from gradtx import checks
-from gradtx.current import current
+from gradtx.host_values import current
 
 
 class Builder:

@@ -3,6 +3,8 @@
 import functools
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, NamedTuple, ParamSpec, Self, TypeAlias, cast, overload
 
 import jax
@@ -10,11 +12,42 @@ import jax.numpy as jnp
 
 from gradtx.declaration import Builder, Declaration, Declared, publish
 from gradtx.numerics import as_arrays, increment
-from gradtx.types import Counter, EmptyState, Params, State, Updates
+from gradtx.types import COUNTER, Counter, EmptyState, Params, State, Updates, fields_of
 
 _P = ParamSpec("_P")
 
+
+class Scope(StrEnum):
+    """What a rule reads to compute one entry of an update."""
+
+    ENTRY = "entry"
+    ROW = "row"
+    LEAF = "leaf"
+    MATRIX = "matrix"
+    TREE = "tree"
+
+
+@dataclass(frozen=True, eq=False)
+class Rule:
+    """A rule as the engine lifted it: what acts on transformations reads here what it may do.
+
+    Attributes:
+        scope: what the rule reads.
+        state: the state class, whose fields' annotations say what they are.
+        function: the rule itself.
+        on_rows: whether it runs on `Rows`.
+        zero_gradient: what it does while gradients are zero, if it says so.
+    """
+
+    scope: Scope
+    state: Any
+    function: Callable[..., Any]
+    on_rows: bool
+    zero_gradient: Any = None
+
+
 StepFn: TypeAlias = Callable[..., tuple[Params, State]]
+BeforeFn: TypeAlias = Callable[[Params, State, Callable[[], Updates]], tuple[Params, State]]
 
 
 class _Pair(NamedTuple):
@@ -35,6 +68,11 @@ class GradientTransformation(_Pair, Declared):
         update: takes updates (first the gradients) and the state, gives updates and the new state.
         step: ``(updates, state, params, **extra_args) -> (params, state)``, the same with the
             updates applied, for what can save memory so; else :func:`apply_gradients` adds them.
+        before_gradients: ``(params, state, touched) -> (params, state)``, what must happen before
+            gradients are taken, where ``touched()`` is a tree like the parameters with the `Rows`
+            that the loss will look up. :func:`minimize` and :func:`apply_gradients` call it.
+        rule: the `Rule` that was lifted, if one was.
+        parts: the transformations it is made of, if all it does is to pass updates through them.
 
     >>> import gradtx
     >>> gradtx.scale(0.5)
@@ -43,25 +81,31 @@ class GradientTransformation(_Pair, Declared):
     True
     """
 
-    # Without __slots__ the subclass has a __dict__, in which these and a declaration are kept. What
-    # NamedTuple's own _replace makes has none of them.
-    _step: StepFn | None = None
+    # Without __slots__ the subclass has a __dict__, in which these and a declaration are kept.
+    _members: "_Members"
     _lazy: "_Lazy | None" = None
 
     def __new__(
-        cls, init: Callable[..., State], update: Callable[..., Any], step: StepFn | None = None
+        cls,
+        init: Callable[..., State],
+        update: Callable[..., Any],
+        step: StepFn | None = None,
+        *,
+        before_gradients: BeforeFn | None = None,
+        rule: Rule | None = None,
+        parts: "tuple[GradientTransformation, ...] | None" = None,
     ) -> Self:
         pair = super().__new__(cls, init, update)
-        pair._step = step
+        pair._members = _Members(step, before_gradients, rule, parts)
         return pair
 
     @classmethod
     def declared(cls, declaration: Declaration) -> "GradientTransformation":
         """The transformation that `declaration` describes, built when it is first used."""
-        lifted = _Lazy(declaration)
-        pair = cls(lifted.init, lifted.update)
+        lazy = _Lazy(declaration)
+        pair = cls(lazy.init, lazy.update)
         pair.declaration = declaration
-        pair._lazy = lifted
+        pair._lazy = lazy
         return pair
 
     @property
@@ -73,8 +117,29 @@ class GradientTransformation(_Pair, Declared):
     def step(self) -> StepFn | None:
         """What takes a whole step, updates applied, where there is more to it than their sum."""
         if self._lazy is None:
-            return self._step
+            return self._members.step
         return None if self._lazy.schedules else self._lazy.expansion.step
+
+    @property
+    def before_gradients(self) -> BeforeFn | None:
+        """What must happen before gradients are taken."""
+        if self._lazy is None:
+            return self._members.before_gradients
+        return self._lazy.expansion.before_gradients
+
+    @property
+    def rule(self) -> Rule | None:
+        """The rule that the engine lifted, with its scope; None for what is composed or foreign."""
+        return self._members.rule if self._lazy is None else self._lazy.expansion.rule
+
+    @property
+    def parts(self) -> "tuple[GradientTransformation, ...] | None":
+        """The transformations through which the updates pass; None if that is not all there is."""
+        return self._members.parts if self._lazy is None else self._lazy.expansion.parts
+
+    def _replace(self, **fields: Any) -> Self:
+        members = {**self._asdict(), **vars(self._members), **fields}
+        return type(self)(**members)
 
     def __repr__(self) -> str:
         if self.declaration is not None:
@@ -96,7 +161,7 @@ class GradientTransformation(_Pair, Declared):
 
     def __reduce__(self) -> Any:
         if self.declaration is None:
-            return type(self), (*self, self._step)
+            return _remade, (type(self), tuple(self), self._members)
         return _rebuild, (type(self), self.declaration.builder, self.declaration.arguments)
 
     def __deepcopy__(self, memo: Any) -> "GradientTransformation":
@@ -106,8 +171,22 @@ class GradientTransformation(_Pair, Declared):
         return self
 
 
+@dataclass(frozen=True)
+class _Members:
+    """What a pair has beside its two functions."""
+
+    step: StepFn | None
+    before_gradients: BeforeFn | None
+    rule: Rule | None
+    parts: tuple[GradientTransformation, ...] | None
+
+
 class GradientTransformationExtraArgs(GradientTransformation):
     """A pair whose ``update`` takes ``**extra_args``: every one that gradtx builds does."""
+
+
+def _remade(cls: type[GradientTransformation], pair: Any, members: _Members) -> Any:
+    return cls(*pair, **vars(members))
 
 
 def _rebuild(cls: type[GradientTransformation], builder: Builder, arguments: Any) -> Any:
@@ -116,7 +195,7 @@ def _rebuild(cls: type[GradientTransformation], builder: Builder, arguments: Any
 
 def _flatten(tx: GradientTransformation) -> tuple[Any, Any]:
     if tx.declaration is None:
-        return (), (*tx, tx.step)
+        return (), (tuple(tx), tx._members)
     arrays, structure = tx.declaration.flatten()
     return arrays, (structure,)
 
@@ -125,7 +204,7 @@ def _register(cls: type[GradientTransformation]) -> None:
     def unflatten(structure: Any, children: Any) -> GradientTransformation:
         if len(structure) == 1:
             return cls.declared(Declaration.unflatten(structure[0], children))
-        return cls(*structure)
+        return _remade(cls, *structure)
 
     jax.tree_util.register_pytree_node(cls, _flatten, unflatten)
 
@@ -165,7 +244,7 @@ class _Lazy:
     def init(self, params: Params) -> State:
         params = as_arrays(params)
         state = self.expansion.init(params)
-        if not self.schedules or "count" in getattr(state, "_fields", ()):
+        if not self.schedules or _clock(state) is not None:
             return state
         count = jnp.zeros([], jnp.int32)
         of_count = self.declaration.builder.scheduled_state
@@ -177,16 +256,31 @@ class _Lazy:
         updates, params = as_arrays(updates), as_arrays(params)
         if not self.schedules:
             return self.expansion.update(updates, state, params, **extra_args)
-        evaluated = self._evaluated(state.count)
+        count = _clock(state)
+        if count is None:
+            raise TypeError(
+                f"{self.declaration.name}: {', '.join(self.schedules)} is a schedule, and the "
+                f"state, {type(state).__name__}, counts no steps: it was made for a constant; "
+                "load_state_dict(tx, params, state_dict(state), strict=False) goes on at its step"
+            )
+        evaluated = self._evaluated(count)
         tx = evaluated.builder.call(evaluated.arguments)
         of_count = self.declaration.builder.scheduled_state
         if isinstance(state, ScheduledState):
             updates, inner = tx.update(updates, state.inner_state, params, **extra_args)
-            return updates, ScheduledState(increment(state.count), inner)
+            return updates, ScheduledState(increment(count), inner)
         if of_count is not None:
             updates, _ = tx.update(updates, EmptyState(), params, **extra_args)
-            return updates, of_count(increment(state.count))
+            return updates, of_count(increment(count))
         return cast(tuple[Updates, State], tx.update(updates, state, params, **extra_args))
+
+
+def _clock(state: State) -> Any:
+    """The steps that a state has counted, None if it counts none."""
+    names = fields_of(type(state), COUNTER) or [
+        name for name in getattr(state, "_fields", ()) if name == "count"
+    ]
+    return getattr(state, names[0]) if names else None
 
 
 @overload

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradtx.numerics import cast, is_tracer, widen
+from gradtx.numerics import cast, widen
+from gradtx.numerics.steering import is_tracer
 from gradtx.types import Array
 
 check_indices = jax.make_user_context(False)

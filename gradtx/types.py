@@ -1,6 +1,8 @@
 """The names that signatures and state classes share."""
 
-from collections.abc import Callable
+import functools
+import typing
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import jax
@@ -17,12 +19,42 @@ Schedule: TypeAlias = Callable[[Any], Any]
 
 ScalarOrSchedule: TypeAlias = float | Array | Schedule
 
-Counter: TypeAlias = Any
-"""A field ``count: i32[]`` of a state; `Any`, since no field may retype ``tuple.count``."""
+SLOT, COUNTER, TREE_SCALAR, KEY = "slot", "counter", "tree scalar", "key"
 
-SLOT = "slot"
 Slots: TypeAlias = Annotated[Any, SLOT]
 """Marks a field of a state class that mirrors the parameters: one slot for each leaf."""
+
+Counter: TypeAlias = Annotated[Any, COUNTER]
+"""Marks a field ``i32[]`` that counts the steps taken, whatever it is called."""
+
+TreeScalar: TypeAlias = Annotated[Any, TREE_SCALAR]
+"""Marks a number that belongs to the whole tree of parameters, such as a norm."""
+
+Key: TypeAlias = Annotated[Any, KEY]
+"""Marks a random key."""
+
+
+@functools.cache
+def state_fields(cls: Any) -> Mapping[str, str | None]:
+    """What each field of a state class is by its annotation; None for one that says nothing."""
+    try:
+        hints = typing.get_type_hints(cls, include_extras=True)
+    except (NameError, TypeError):
+        hints = {}
+    kinds = {n: getattr(hints.get(n), "__metadata__", (None,))[0] for n in cls._fields}
+    return {n: k if k in (SLOT, COUNTER, TREE_SCALAR, KEY) else None for n, k in kinds.items()}
+
+
+def fields_of(cls: Any, kind: str) -> tuple[str, ...]:
+    """The fields of a state class that are of one kind, in their order."""
+    if not hasattr(cls, "_fields"):
+        return ()
+    return tuple(name for name, found in state_fields(cls).items() if found == kind)
+
+
+def slot_fields(cls: Any) -> tuple[str, ...]:
+    """The fields of a state class that hold slots."""
+    return fields_of(cls, SLOT)
 
 
 class EmptyState(NamedTuple):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import gradtx
-from gradtx.apply import kept_until_applied
+from gradtx.training.apply import kept_until_applied
 
 LINKS = (gradtx.scale_by_optimistic_gradient(), gradtx.scale_by_learning_rate(0.1))
 PARAMS = {"a": jnp.arange(3.0), "b": jnp.ones((2, 2), jnp.bfloat16), "frozen": None}

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import gradtx
-from gradtx.idle import CannotPause, Pause
+from gradtx.engine.zero_gradients import CannotPause, Pause
 
 STEPS = 60
 

@@ -15,7 +15,8 @@ import optax
 import pytest
 
 import gradtx
-from gradtx import load_state_dict, match_state_dict, saving, state_dict, tree
+from gradtx import load_state_dict, match_state_dict, state_dict, tree
+from gradtx.checkpoint import state_dict as saving
 from tests import test_contracts as contracts
 from tests.catalogue import CATALOGUE
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gradtx
-from gradtx.treewise import treewise
+from gradtx.engine.tree import treewise
 
 
 class BestState(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from gradtx.numerics import varying_axes
+from gradtx.numerics.steering import varying_axes
 from gradtx.pair import GradientTransformationExtraArgs
 from gradtx.paths import path_string
 from gradtx.types import Array, Params

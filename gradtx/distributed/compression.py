@@ -16,7 +16,7 @@ from gradtx.distributed.axes import (
     check_varying,
     everyones,
 )
-from gradtx.engine import _column, gradient, parameter
+from gradtx.engine.lift import _column, gradient, parameter
 from gradtx.numerics import cast, widen
 from gradtx.pair import GradientTransformation, transformation
 from gradtx.paths import leaves_with_path, path_string

@@ -14,7 +14,7 @@ from gradtx.pair import GradientTransformation, transformation, with_extra_args_
 from gradtx.paths import is_leaf
 from gradtx.rows import dense
 from gradtx.types import Array, Params, PyTree, Slots, State, Updates
-from gradtx.wrappers.branching import _like
+from gradtx.wrappers.branching import in_form_of
 
 
 class LocalSGDState(NamedTuple):
@@ -197,7 +197,7 @@ def diloco(
             to = _over(
                 lambda u, a, p: cast(a - widen(jnp.asarray(p)), u.dtype), out, anchor, params
             )
-            return to, _like(outer_state, state.outer_state), _like(anchor, state.anchor)
+            return to, in_form_of(outer_state, state.outer_state), in_form_of(anchor, state.anchor)
 
         due = state.until_sync <= 1
         out, outer_state, anchor = jax.lax.cond(

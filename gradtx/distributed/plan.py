@@ -18,11 +18,10 @@ from gradtx.distributed.placement import (
     sharding_of,
     spread,
 )
-from gradtx.inspection import _slot_fields
 from gradtx.pair import GradientTransformation, with_extra_args_support
 from gradtx.paths import is_leaf, leaves_with_path, path_string
-from gradtx.search import _children, _rebuilt
-from gradtx.types import Params, PyTree, State
+from gradtx.tree.search import children_of, rebuilt
+from gradtx.types import Params, PyTree, State, slot_fields
 
 
 @dataclass(frozen=True)
@@ -154,18 +153,20 @@ class Plan:
         def walk(path: str, node: Any, probe: Any) -> Any:
             if self._mirrors(node):
                 return on_slot(path, node, probe)
-            children = _children(node)
+            children = children_of(node)
             if not children:
                 return on_others(path, node)
-            others: Any = _children(probe) if probe is not None else [(None, None)] * len(children)
+            others: Any = (
+                children_of(probe) if probe is not None else [(None, None)] * len(children)
+            )
             cls: Any = type(node)
-            slots = _slot_fields(cls) if hasattr(node, "_fields") else frozenset()
+            slots = slot_fields(cls) if hasattr(node, "_fields") else frozenset()
             new = []
             for (key, child), (_, other) in zip(children, others, strict=True):
                 name = getattr(key, "name", None) or path_string((key,))
                 below = "/".join(filter(None, (path, name)))
                 new.append((on_slot if name in slots else walk)(below, child, other))
-            return _rebuilt(node, new)
+            return rebuilt(node, new)
 
         placed.state = walk("", self.state, self.probe)
         return placed

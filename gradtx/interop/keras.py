@@ -4,8 +4,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gradtx.config import check_depth
-from gradtx.groups import partition
+from gradtx.checkpoint.config import check_depth
+from gradtx.composition.groups import partition
 from gradtx.interop.keras_base import Fill, single
 from gradtx.interop.keras_optimizers import CORES
 from gradtx.interop.reading import Arrays, Leaf, Options, arrays, filled, literal, ordered

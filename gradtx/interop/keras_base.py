@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from gradtx.compose import chain
-from gradtx.current import Current, current
+from gradtx.composition.chain import chain
+from gradtx.host_values import Current, current
 from gradtx.interop.keras_optimizers import CORES, Core
 from gradtx.interop.keras_schedules import learning_rate
 from gradtx.interop.reading import (
@@ -22,10 +22,10 @@ from gradtx.schedules.decay import constant_schedule
 from gradtx.schedules.piecewise import join_schedules
 from gradtx.schedules.products import stretch_schedule
 from gradtx.transforms.clipping import clip, clip_by_global_norm, clip_by_norm
+from gradtx.transforms.parameter_averages import ema_params
 from gradtx.transforms.scaling import scale
 from gradtx.types import State
 from gradtx.wrappers.accumulation import accumulate
-from gradtx.wrappers.averaging import ema_params
 from gradtx.wrappers.predecay import decay_first
 
 Fill = Callable[[State], State]

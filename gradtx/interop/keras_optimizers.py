@@ -4,8 +4,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from gradtx.compose import chain
-from gradtx.groups import partition
+from gradtx.composition.chain import chain
+from gradtx.composition.groups import partition
 from gradtx.interop.reading import Leaf, Options, literal, multiplied
 from gradtx.optimizers.adadelta import adadelta
 from gradtx.optimizers.adafactor import scale_by_factored_rms
@@ -23,8 +23,8 @@ from gradtx.optimizers.sgd import sgd
 from gradtx.pair import GradientTransformation
 from gradtx.schedules.decay import linear_schedule, relative_step_schedule
 from gradtx.schedules.products import multiply_schedules
-from gradtx.transforms.averaging import trace
 from gradtx.transforms.clipping import clip_by_block_rms
+from gradtx.transforms.momentum import trace
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.transforms.trust import scale_by_param_block_rms
 from gradtx.wrappers.predecay import decay_first

@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradtx.inspection import _slot_fields
 from gradtx.paths import leaves_with_path, path_string
 from gradtx.schedules.products import multiply_schedules
-from gradtx.types import Params, State
+from gradtx.types import Params, State, slot_fields
 
 _REQUIRED: Any = object()
 _LARGEST = float(np.finfo(np.float32).max)
@@ -243,7 +242,7 @@ def filled(
         for name in state._fields:
             old = getattr(state, name)
             full = f"{cls.__name__}.{name}"
-            if name in _slot_fields(cls):
+            if name in slot_fields(cls):
                 new[name] = _filled_slot(name, old, slots.get(name, {}))
             elif full in scalars or name in scalars:
                 new[name] = jnp.asarray(scalars.get(full, scalars.get(name)), old.dtype)

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradtx.compose import chain
-from gradtx.config import check_depth
-from gradtx.groups import partition
-from gradtx.inspection import replace
+from gradtx.checkpoint.config import check_depth
+from gradtx.composition.chain import chain
+from gradtx.composition.groups import partition
+from gradtx.inspection.hyperparams import replace
 from gradtx.interop import torch_schedulers as schedulers
 from gradtx.interop.reading import (
     Leaf,

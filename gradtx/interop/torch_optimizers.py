@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradtx.compose import chain, identity
+from gradtx.composition.chain import chain, identity
 from gradtx.interop.reading import Options, finite, multiplied
 from gradtx.optimizers.adadelta import adadelta
 from gradtx.optimizers.adafactor import scale_by_factored_rms
@@ -23,9 +23,9 @@ from gradtx.optimizers.rprop import rprop
 from gradtx.optimizers.sgd import sgd
 from gradtx.pair import GradientTransformation
 from gradtx.schedules.decay import relative_step_schedule
-from gradtx.transforms.averaging import trace
 from gradtx.transforms.clipping import clip_by_block_rms
 from gradtx.transforms.decay import add_decayed_weights
+from gradtx.transforms.momentum import trace
 from gradtx.transforms.scaling import scale, scale_by_learning_rate
 from gradtx.transforms.trust import scale_by_param_block_rms
 

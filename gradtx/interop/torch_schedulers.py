@@ -26,8 +26,8 @@ from gradtx.schedules.products import (
     multiply_schedules,
     stretch_schedule,
 )
+from gradtx.transforms.plateau import reduce_on_plateau
 from gradtx.types import Schedule
-from gradtx.wrappers.plateau import reduce_on_plateau
 
 Group = Mapping[str, Any]
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradtx.inspection import _walk_slots
+from gradtx.inspection.slots import walk_slots
 from gradtx.types import State
 
 
@@ -68,7 +68,7 @@ def _order(state: State) -> tuple[int | None, list[int]]:
     """Which leaf counts the steps, and the others: those of slots first."""
     positions: Any = jax.tree.structure(state)
     numbered = positions.unflatten(range(positions.num_leaves))
-    slots = [i for _, _, tree in _walk_slots(numbered) for i in jax.tree.leaves(tree)]
+    slots = [i for _, _, tree in walk_slots(numbered) for i in jax.tree.leaves(tree)]
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
     in_slots = set(slots)
     counts = [

@@ -4,13 +4,13 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from gradtx.apply import kept_until_applied
 from gradtx.checks import Decay, NonNegative
-from gradtx.engine import elementwise
+from gradtx.engine.lift import elementwise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, ema, zeros_like
 from gradtx.optimizers.adabelief import ScaleByBeliefState
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
+from gradtx.training.apply import kept_until_applied
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array

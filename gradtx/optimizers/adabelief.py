@@ -5,17 +5,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative
-from gradtx.compose import chain
-from gradtx.engine import elementwise
-from gradtx.numerics import (
-    Step,
-    abs_sq,
-    accumulator_dtype,
-    debias,
-    ema,
-    nesterov_mean,
-    zeros_like,
-)
+from gradtx.composition.chain import chain
+from gradtx.engine.lift import elementwise
+from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, nesterov_mean, zeros_like
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, Counter, Slots

@@ -4,13 +4,14 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from gradtx.apply import kept_until_applied
 from gradtx.checks import Decay, NonNegative
-from gradtx.compose import chain, identity
-from gradtx.engine import elementwise
-from gradtx.numerics import abs_sq, accumulator_dtype, after, ema, zeros_like
+from gradtx.composition.chain import chain, identity
+from gradtx.engine.lift import elementwise
+from gradtx.numerics import abs_sq, accumulator_dtype, ema, zeros_like
+from gradtx.numerics.steering import after
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
+from gradtx.training.apply import kept_until_applied
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, Slots

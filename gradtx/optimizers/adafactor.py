@@ -7,14 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradtx.checks import Count, Decay, Limit, NonNegative
-from gradtx.compose import chain, identity
-from gradtx.engine import leafwise
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, after, ema
+from gradtx.composition.chain import chain, identity
+from gradtx.engine.lift import leafwise
+from gradtx.numerics import Step, abs_sq, accumulator_dtype, ema
+from gradtx.numerics.steering import after
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
-from gradtx.transforms import averaging
 from gradtx.transforms.clipping import shrink_factor
 from gradtx.transforms.decay import add_decayed_weights
+from gradtx.transforms.momentum import ema as moving_average
 from gradtx.transforms.scaling import scale, scale_by_learning_rate
 from gradtx.transforms.trust import rms, scale_by_param_block_rms
 from gradtx.types import Array, Counter, DType, Slots
@@ -226,7 +227,7 @@ def adafactor(
     if multiply_by_parameter_scale:
         links.append(scale_by_param_block_rms())
     if momentum is not None:
-        links.append(averaging.ema(momentum, debias=False, accumulator_dtype=dtype_momentum))
+        links.append(moving_average(momentum, debias=False, accumulator_dtype=dtype_momentum))
     if weight_decay_rate is not None:
         links.append(add_decayed_weights(weight_decay_rate, weight_decay_mask))
     return chain(*links, scale(-1))

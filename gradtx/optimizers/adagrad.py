@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from gradtx.checks import NonNegative
-from gradtx.compose import chain
-from gradtx.engine import elementwise
-from gradtx.idle import Idle
+from gradtx.composition.chain import chain
+from gradtx.engine.lift import elementwise
+from gradtx.engine.zero_gradients import Idle
 from gradtx.numerics import abs_sq, accumulator_dtype, full_like
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale_by_learning_rate, scale_by_schedule

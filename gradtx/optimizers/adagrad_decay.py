@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from gradtx.checks import Fraction, NonNegative, PositiveCount
-from gradtx.compose import chain
-from gradtx.engine import rowwise
+from gradtx.composition.chain import chain
+from gradtx.engine.lift import rowwise
 from gradtx.numerics import (
     Step,
     abs_sq,

@@ -6,18 +6,10 @@ import jax.numpy as jnp
 
 from gradtx import numerics
 from gradtx.checks import Decay, NonNegative
-from gradtx.compose import chain
-from gradtx.engine import elementwise
-from gradtx.idle import Idle
-from gradtx.numerics import (
-    Step,
-    abs_sq,
-    accumulator_dtype,
-    debias,
-    ema,
-    nesterov_mean,
-    zeros_like,
-)
+from gradtx.composition.chain import chain
+from gradtx.engine.lift import elementwise
+from gradtx.engine.zero_gradients import Idle
+from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, nesterov_mean, zeros_like
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights

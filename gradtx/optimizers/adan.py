@@ -5,9 +5,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from gradtx.checks import Decay, Fraction, NonNegative
-from gradtx.compose import chain
-from gradtx.engine import elementwise
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, replace_slot, zeros_like
+from gradtx.composition.chain import chain
+from gradtx.engine.lift import elementwise
+from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, zeros_like
+from gradtx.numerics.steering import replace_slot
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,

@@ -6,8 +6,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative
-from gradtx.compose import chain
-from gradtx.engine import elementwise
+from gradtx.composition.chain import chain
+from gradtx.engine.lift import elementwise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, ema, zeros_like
 from gradtx.optimizers.adam import ScaleByAdamState
 from gradtx.pair import GradientTransformation, optimizer, transformation

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative, Positive
-from gradtx.compose import chain
-from gradtx.engine import leafwise
-from gradtx.numerics import abs_sq, accumulator_dtype, after, ema, zeros_like
+from gradtx.composition.chain import chain
+from gradtx.engine.lift import leafwise
+from gradtx.numerics import abs_sq, accumulator_dtype, ema, zeros_like
+from gradtx.numerics.steering import after
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
 from gradtx.transforms.clipping import shrink_factor

@@ -6,19 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative, Positive
-from gradtx.numerics import (
-    Step,
-    abs_sq,
-    accumulator_dtype,
-    after,
-    compute_dtype,
-    divide,
-    ema,
-    sums,
-    zeros_like,
-)
+from gradtx.engine.tree import treewise
+from gradtx.numerics import Step, abs_sq, accumulator_dtype, compute_dtype, divide, ema, zeros_like
+from gradtx.numerics.steering import after, sums
 from gradtx.pair import GradientTransformation, transformation
-from gradtx.treewise import treewise
 from gradtx.types import Array, Counter, Slots
 
 

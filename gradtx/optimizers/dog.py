@@ -6,14 +6,14 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.checks import NonNegative, Number, check
-from gradtx.compose import chain, identity
-from gradtx.engine import leafwise
+from gradtx.composition.chain import chain, identity
+from gradtx.engine.lift import leafwise
+from gradtx.engine.tree import treewise
 from gradtx.numerics import divide, sum_sq
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.treewise import treewise
 from gradtx.types import Array, DType, Slots
 
 

@@ -5,16 +5,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from gradtx.checks import NonNegative, Positive
-from gradtx.engine import elementwise
-from gradtx.numerics import (
-    abs_sq,
-    accumulator_dtype,
-    after,
-    compute_dtype,
-    divide,
-    full_like,
-    zeros_like,
-)
+from gradtx.engine.lift import elementwise
+from gradtx.numerics import abs_sq, accumulator_dtype, compute_dtype, divide, full_like, zeros_like
+from gradtx.numerics.steering import after
 from gradtx.pair import GradientTransformation, transformation
 from gradtx.types import Array, Slots
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import NonNegative, Number
-from gradtx.compose import chain
+from gradtx.composition.chain import chain
 from gradtx.numerics import increment, widen
 from gradtx.optimizers.adam import scale_by_adam
 from gradtx.pair import (

@@ -5,10 +5,11 @@ from typing import Any
 import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative
-from gradtx.compose import chain, identity
-from gradtx.engine import leafwise
-from gradtx.masking import either
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, after, ema, zeros_like
+from gradtx.composition.chain import chain, identity
+from gradtx.composition.masking import either
+from gradtx.engine.lift import leafwise
+from gradtx.numerics import Step, abs_sq, accumulator_dtype, ema, zeros_like
+from gradtx.numerics.steering import after
 from gradtx.optimizers.adam import ScaleByAdamState
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where

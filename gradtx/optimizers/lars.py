@@ -3,13 +3,13 @@
 from typing import Any
 
 from gradtx.checks import NonNegative, Number
-from gradtx.compose import chain, identity
-from gradtx.engine import leafwise
-from gradtx.masking import either
-from gradtx.numerics import after
+from gradtx.composition.chain import chain, identity
+from gradtx.composition.masking import either
+from gradtx.engine.lift import leafwise
+from gradtx.numerics.steering import after
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
-from gradtx.transforms.averaging import trace
+from gradtx.transforms.momentum import trace
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.transforms.trust import norm, trust_ratio
 from gradtx.types import Array, EmptyState

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import NonNegative
-from gradtx.compose import chain, identity
+from gradtx.composition.chain import chain, identity
 from gradtx.numerics import compute_dtype, increment, zeros_like
 from gradtx.pair import (
     GradientTransformation,

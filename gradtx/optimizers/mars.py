@@ -4,17 +4,18 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from gradtx.apply import kept_until_applied
 from gradtx.checks import Decay, Limit, NonNegative
-from gradtx.engine import elementwise, leafwise
-from gradtx.numerics import Step, after, replace_slot, zeros_like
+from gradtx.engine.lift import elementwise, leafwise
+from gradtx.numerics import Step, zeros_like
+from gradtx.numerics.steering import after, replace_slot
 from gradtx.optimizers.adam import scale_by_adam
 from gradtx.optimizers.sgd import scale_by_sign
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
-from gradtx.transforms import averaging
+from gradtx.training.apply import kept_until_applied
 from gradtx.transforms.clipping import shrink_factor
 from gradtx.transforms.decay import add_decayed_weights
+from gradtx.transforms.momentum import ema as moving_average
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.transforms.trust import norm
 from gradtx.types import Array, Counter, DType, Slots
@@ -158,7 +159,7 @@ def mars_lion(
     return kept_until_applied(
         "last",
         mars(b1, gamma, max_norm),
-        averaging.ema(b1, debias=False, accumulator_dtype=mu_dtype),
+        moving_average(b1, debias=False, accumulator_dtype=mu_dtype),
         scale_by_sign(),
         add_decayed_weights(weight_decay, mask),
         scale_by_learning_rate(learning_rate),

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative
-from gradtx.compose import chain
-from gradtx.engine import _Steps
-from gradtx.groups import partition
+from gradtx.composition.chain import chain
+from gradtx.composition.groups import partition
+from gradtx.engine.lift import _Steps
 from gradtx.numerics import debias, ema, increment, nesterov_mean, widen
 from gradtx.optimizers.adam import adamw
 from gradtx.pair import (

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative
-from gradtx.compose import chain
-from gradtx.engine import leafwise
+from gradtx.composition.chain import chain
+from gradtx.engine.lift import leafwise
 from gradtx.numerics import Step, accumulator_dtype, ema, sum_sq, zeros_like
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale_by_learning_rate

@@ -5,9 +5,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradtx.apply import kept_until_applied
 from gradtx.checks import Decay, NonNegative, Number
-from gradtx.engine import elementwise
+from gradtx.engine.lift import elementwise
 from gradtx.numerics import real_dtype, zeros_like
 from gradtx.optimizers.adam import scale_by_adam
 from gradtx.pair import (
@@ -16,6 +15,7 @@ from gradtx.pair import (
     optimizer,
     transformation,
 )
+from gradtx.training.apply import kept_until_applied
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, DType, Params, Slots, State, Updates
 

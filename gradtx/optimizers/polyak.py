@@ -6,11 +6,11 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.checks import Limit, NonNegative, Number
-from gradtx.compose import chain
+from gradtx.composition.chain import chain
+from gradtx.engine.tree import treewise
 from gradtx.numerics import divide
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.treewise import treewise
 from gradtx.types import Array, EmptyState
 
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from gradtx.checks import NonNegative, Positive
-from gradtx.engine import elementwise
+from gradtx.engine.lift import elementwise
 from gradtx.numerics import (
     Step,
     abs_sq,

@@ -7,17 +7,9 @@ import jax.numpy as jnp
 
 from gradtx import numerics
 from gradtx.checks import Decay, NonNegative
-from gradtx.compose import chain
-from gradtx.engine import elementwise
-from gradtx.numerics import (
-    Step,
-    abs_sq,
-    accumulator_dtype,
-    debias,
-    ema,
-    nesterov_mean,
-    zeros_like,
-)
+from gradtx.composition.chain import chain
+from gradtx.engine.lift import elementwise
+from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, nesterov_mean, zeros_like
 from gradtx.optimizers.adam import ScaleByAdamState
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale_by_learning_rate

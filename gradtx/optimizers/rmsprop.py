@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative, Number
-from gradtx.compose import chain, identity
-from gradtx.engine import elementwise
-from gradtx.idle import Idle
+from gradtx.composition.chain import chain, identity
+from gradtx.engine.lift import elementwise
+from gradtx.engine.zero_gradients import Idle
 from gradtx.numerics import (
     Step,
     abs_sq,
@@ -19,7 +19,7 @@ from gradtx.numerics import (
     zeros_like,
 )
 from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.transforms.averaging import trace
+from gradtx.transforms.momentum import trace
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, Counter, Slots
 

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative
-from gradtx.compose import chain
-from gradtx.engine import rowwise
-from gradtx.idle import Idle
+from gradtx.composition.chain import chain
+from gradtx.engine.lift import rowwise
+from gradtx.engine.zero_gradients import Idle
 from gradtx.numerics import (
     Step,
     abs_sq,

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from gradtx.checks import NonNegative, Positive
-from gradtx.compose import chain
-from gradtx.engine import elementwise
+from gradtx.composition.chain import chain
+from gradtx.engine.lift import elementwise
 from gradtx.numerics import full_like, zeros_like
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale

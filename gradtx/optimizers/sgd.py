@@ -5,10 +5,10 @@ from typing import Any
 import jax.numpy as jnp
 
 from gradtx.checks import Fraction, NonNegative, Number
-from gradtx.compose import chain, identity
-from gradtx.engine import elementwise
+from gradtx.composition.chain import chain, identity
+from gradtx.engine.lift import elementwise
 from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.transforms.averaging import trace
+from gradtx.transforms.momentum import trace
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, DType, EmptyState
 

@@ -1,10 +1,10 @@
 """Signum."""
 
 from gradtx.checks import Decay, NonNegative
-from gradtx.compose import chain
+from gradtx.composition.chain import chain
 from gradtx.optimizers.sgd import scale_by_sign
 from gradtx.pair import GradientTransformation, optimizer
-from gradtx.transforms.averaging import ema
+from gradtx.transforms.momentum import ema
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import DType
 

@@ -6,9 +6,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from gradtx.checks import Decay, Fraction, NonNegative
-from gradtx.compose import chain
-from gradtx.engine import leafwise
-from gradtx.numerics import abs_sq, accumulator_dtype, after, ema, zeros_like
+from gradtx.composition.chain import chain
+from gradtx.engine.lift import leafwise
+from gradtx.numerics import abs_sq, accumulator_dtype, ema, zeros_like
+from gradtx.numerics.steering import after
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, Slots

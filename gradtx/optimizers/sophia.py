@@ -8,19 +8,10 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.checks import Count, Decay, NonNegative, Positive, PositiveCount
-from gradtx.compose import chain
-from gradtx.engine import elementwise, load, store
-from gradtx.numerics import (
-    Step,
-    abs_sq,
-    accumulator_dtype,
-    after,
-    cast,
-    debias,
-    ema,
-    widen,
-    zeros_like,
-)
+from gradtx.composition.chain import chain
+from gradtx.engine.lift import elementwise, load, store
+from gradtx.numerics import Step, abs_sq, accumulator_dtype, cast, debias, ema, widen, zeros_like
+from gradtx.numerics.steering import after
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradtx.numerics import is_tracer, widen
+from gradtx.numerics import widen
+from gradtx.numerics.steering import is_tracer
 from gradtx.paths import aligned, leaves_with_path, path_string
 from gradtx.rows import is_rows
 from gradtx.types import Array, PyTree

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 
 from gradtx.checks import NonNegative, Number, Positive
-from gradtx.scheduling import schedule
+from gradtx.declared_schedule import schedule
 
 
 @schedule

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from gradtx.checks import Count, NonNegative, Number, Positive
-from gradtx.scheduling import schedule
+from gradtx.declared_schedule import schedule
 
 
 @schedule

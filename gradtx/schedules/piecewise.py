@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradtx.checks import Count, NonNegative, Number, Positive
+from gradtx.declared_schedule import schedule
 from gradtx.schedules.decay import cosine_decay_schedule, exponential_decay, linear_schedule
-from gradtx.scheduling import schedule
 from gradtx.types import Schedule
 
 

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import Count, Number, PositiveCount, check
-from gradtx.current import current
-from gradtx.scheduling import schedule
+from gradtx.declared_schedule import schedule
+from gradtx.host_values import current
 from gradtx.types import Schedule
 
 

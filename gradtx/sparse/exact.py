@@ -6,15 +6,16 @@ gradients; `exact_rows` records when each row was last touched and takes the ste
 before it is looked up again, so that the result is the dense one.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradtx.apply import apply_updates
-from gradtx.engine import Stored
-from gradtx.idle import CannotPause, Pause
+from gradtx.declared_schedule import has_current
+from gradtx.engine.lift import Stored
+from gradtx.engine.zero_gradients import CannotPause, Pause
 from gradtx.numerics import increment, one_per_row
 from gradtx.pair import (
     GradientTransformation,
@@ -24,9 +25,9 @@ from gradtx.pair import (
 )
 from gradtx.paths import Where, is_leaf, mask_tree
 from gradtx.rows import dense, is_rows, put_rows
-from gradtx.scheduling import has_current
-from gradtx.search import map_params
 from gradtx.sparse.separable import check_separable
+from gradtx.training.apply import apply_updates
+from gradtx.tree.search import map_params
 from gradtx.types import Array, Counter, Params, PyTree, Slots, State, Updates
 
 
@@ -148,27 +149,18 @@ def exact_rows(
         updates, inner_state = tx.update(updates, state.inner_state, params, **extra_args)
         return updates, ExactRowsState(count, last, inner_state)
 
-    return GradientTransformationExtraArgs(init, update)
+    def before_gradients(
+        params: Params, state: State, touched: Callable[[], PyTree]
+    ) -> tuple[Params, State]:
+        return _caught_up(tx, params, state, touched)
+
+    return GradientTransformationExtraArgs(init, update, before_gradients=before_gradients)
 
 
 _NOT_OUTERMOST = (
     "exact_rows must be the outermost transformation, once: what is around it would not take part "
     "when rows catch up"
 )
-
-
-def is_exact(state: State) -> bool:
-    """Whether a state is one of :func:`exact_rows`.
-
-    Raises:
-        ValueError: it holds one, which then is not outermost.
-    """
-    if isinstance(state, ExactRowsState):
-        return True
-    parts = jax.tree.leaves(state, is_leaf=lambda x: isinstance(x, ExactRowsState))
-    if any(isinstance(part, ExactRowsState) for part in parts):
-        raise ValueError(_NOT_OUTERMOST)
-    return False
 
 
 def catch_up(
@@ -201,14 +193,21 @@ def catch_up(
     >>> catch_up(tx, table, state)[0].ravel().tolist()
     [-1.5, -1.0]
     """
-    if not isinstance(state, ExactRowsState) or tx.declaration is None:
+    if not isinstance(state, ExactRowsState) or tx.before_gradients is None:
         raise TypeError(f"catch_up: expected a state of exact_rows, not {type(state).__name__}")
-    inner = with_extra_args_support(tx.declaration.arguments["inner"])
-    given = params if rows is None else rows
-    at = jax.tree.map(_indices, state.last, given, is_leaf=is_leaf)
+    return tx.before_gradients(params, state, lambda: params if rows is None else rows)
+
+
+def _caught_up(
+    inner: GradientTransformation, params: Params, state: State, touched: Callable[[], PyTree]
+) -> tuple[Params, State]:
+    """The parameters and the state with the steps that the rows have missed."""
+    if not isinstance(state, ExactRowsState):
+        raise TypeError(f"exact_rows: expected its own state, not {type(state).__name__}")
+    at = jax.tree.map(_indices, state.last, touched(), is_leaf=is_leaf)
     if not jax.tree.leaves(at, is_leaf=_is_all):
         return params, state
-    if tx.declaration.name != "exact_rows" or is_exact(state.inner_state):
+    if inner.before_gradients is not None:
         raise ValueError(_NOT_OUTERMOST)
     check_separable(inner, params, state.inner_state, state.last)
     treedef: Any

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from gradtx.engine import Stored
+from gradtx.engine.lift import Stored
 from gradtx.pair import GradientTransformation
 from gradtx.paths import is_leaf, path_string
 from gradtx.rows import Rows, is_rows
-from gradtx.search import map_params
-from gradtx.sparse.lookup import inner_jaxprs
+from gradtx.training.lookup import inner_jaxprs
+from gradtx.tree.search import map_params
 from gradtx.types import Params, PyTree, State
 
 CLOCKS = ("count", "count_m2", "t")

@@ -12,7 +12,7 @@ from gradtx.pair import (
     GradientTransformationExtraArgs,
     transformation,
 )
-from gradtx.transforms.linesearch import _conjugate, _Line, _value_dtype
+from gradtx.transforms.linesearch import Line, conjugate, value_dtype
 from gradtx.types import Array, Counter, Params, Slots, State, Updates
 
 
@@ -98,7 +98,7 @@ def scale_by_backtracking_linesearch(
     """
 
     def init(params: Params) -> State:
-        dtype = _value_dtype(params)
+        dtype = value_dtype(params)
         value, error = (jnp.full([], jnp.inf, dtype) for _ in range(2))
         return ScaleByBacktrackingLinesearchState(
             jnp.ones([], dtype),
@@ -107,7 +107,7 @@ def scale_by_backtracking_linesearch(
             BacktrackingLinesearchInfo(jnp.zeros([], jnp.int32), error),
         )
 
-    def search(line: _Line, guess: Array) -> _Search:
+    def search(line: Line, guess: Array) -> _Search:
         def going(now: _Search) -> Array:
             return ~(now.error <= atol) & (now.count <= max_backtracking_steps)
 
@@ -122,7 +122,7 @@ def scale_by_backtracking_linesearch(
                 grad = jax.lax.cond(
                     going(new),
                     lambda: now.grad,
-                    lambda: _conjugate(pull(jnp.ones_like(value))[0]),
+                    lambda: conjugate(pull(jnp.ones_like(value))[0]),
                 )
                 new = new._replace(grad=grad)
             return new._replace(rate=rate.astype(line.dtype))
@@ -137,7 +137,7 @@ def scale_by_backtracking_linesearch(
     ) -> tuple[Updates, State]:
         if not jax.tree.leaves(updates):
             return updates, state
-        line = _Line("scale_by_backtracking_linesearch", updates, params, extra_args)
+        line = Line("scale_by_backtracking_linesearch", updates, params, extra_args)
         larger = jnp.minimum(increase_factor * state.learning_rate, max_learning_rate)
         guess = jnp.where(state.learning_rate > 0, larger, max_learning_rate)
         found = search(line, guess.astype(line.dtype))

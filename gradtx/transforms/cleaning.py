@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradtx.engine import leafwise
+from gradtx.engine.lift import leafwise
 from gradtx.numerics import any_nan
 from gradtx.pair import (
     GradientTransformation,

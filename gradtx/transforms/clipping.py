@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from gradtx.checks import Limit
-from gradtx.engine import elementwise, leafwise
+from gradtx.engine.lift import elementwise, leafwise
 from gradtx.numerics import sum_sq
 from gradtx.pair import (
     GradientTransformation,

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from gradtx.engine import elementwise
+from gradtx.engine.lift import elementwise
 from gradtx.pair import GradientTransformation, transformation
 from gradtx.types import Array, EmptyState
 

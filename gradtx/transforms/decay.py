@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from gradtx.checks import NonNegative
-from gradtx.engine import elementwise
-from gradtx.masking import restrict
+from gradtx.composition.masking import restrict
+from gradtx.engine.lift import elementwise
 from gradtx.pair import GradientTransformation, transformation
 from gradtx.paths import Where
 from gradtx.types import Array, Counter, EmptyState

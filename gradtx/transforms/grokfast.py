@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative
-from gradtx.engine import elementwise, leafwise
+from gradtx.engine.lift import elementwise, leafwise
 from gradtx.numerics import Step, compute_dtype, ema, zeros_like
 from gradtx.pair import GradientTransformation, transformation
 from gradtx.types import Array, Counter, DType, Slots

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from gradtx.types import Array
 
 
-class _Point(NamedTuple):
+class Point(NamedTuple):
     """A rate with the loss and its slope along the line."""
 
     rate: Array
@@ -16,7 +16,7 @@ class _Point(NamedTuple):
     slope: Array
 
 
-def _cubic(a: _Point, b: _Point) -> Array:
+def _cubic(a: Point, b: Point) -> Array:
     """Where the cubic through two points with their slopes has its minimum; NaN if nowhere."""
     step = b.rate - a.rate
     theta = 3 * (a.value - b.value) / step + a.slope + b.slope
@@ -26,24 +26,25 @@ def _cubic(a: _Point, b: _Point) -> Array:
     return a.rate + step * ((root - a.slope + theta) / (2 * root - a.slope + b.slope))
 
 
-def _secant(a: _Point, b: _Point) -> Array:
+def _secant(a: Point, b: Point) -> Array:
     """Where a straight line through two slopes is zero."""
     return b.rate + b.slope / (b.slope - a.slope) * (a.rate - b.rate)
 
 
-def _parabola(a: _Point, b: _Point) -> Array:
+def _parabola(a: Point, b: Point) -> Array:
     """Where the parabola through two values and the slope at the first is lowest."""
     step = b.rate - a.rate
     return a.rate + a.slope / ((a.value - b.value) / step + a.slope) / 2 * step
 
 
-def _choose(condition: Array, this: Any, that: Any) -> Any:
+def choose(condition: Array, this: Any, that: Any) -> Any:
+    """One of two trees, as a number decides."""
     return jax.tree.map(lambda x, y: jnp.where(condition, x, y), this, that)
 
 
-def _next(
-    best: _Point, other: _Point, at: _Point, bracketed: Array, least: Array, most: Array
-) -> tuple[_Point, _Point, Array, Array]:
+def next_interval(
+    best: Point, other: Point, at: Point, bracketed: Array, least: Array, most: Array
+) -> tuple[Point, Point, Array, Array]:
     """Moré and Thuente's choice, section 4: the new ends of the interval and the next trial rate.
 
     `least` and `most` bound it while no interval is known.
@@ -81,5 +82,5 @@ def _next(
     trial = jnp.where(flatter, gentler, steeper)
     trial = jnp.where(turned, crossed, trial)
     trial = jnp.where(higher, between, trial)
-    far = _choose(higher, at, _choose(turned, best, other))
-    return _choose(higher, best, at), far, bracketed | higher | turned, trial
+    far = choose(higher, at, choose(turned, best, other))
+    return choose(higher, best, at), far, bracketed | higher | turned, trial

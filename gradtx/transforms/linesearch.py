@@ -7,20 +7,20 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradtx.apply import apply_updates
 from gradtx.numerics import as_arrays, real_dtype, scalar_dtype, widen
 from gradtx.paths import is_leaf, leaves_with_path, merge, path_string
 from gradtx.rows import is_rows
+from gradtx.training.apply import apply_updates
 from gradtx.tree import map_updates, vdot
 from gradtx.types import Array, DType, Params, State, Updates
 
 
-def _value_dtype(params: Params) -> DType:
+def value_dtype(params: Params) -> DType:
     """The type in which the values of a loss of `params` are compared: real, at least float32."""
     return scalar_dtype([jnp.asarray(x) for x in jax.tree.leaves(params)])
 
 
-class _Line:
+class Line:
     """The loss at ``params + rate * updates`` for rates to be tried."""
 
     def __init__(
@@ -50,7 +50,7 @@ class _Line:
         # What else is in `extra` is for other transformations.
         self.arguments = {n: v for n, v in extra.items() if n in taken and n != "value_fn"}
         self.value_fn = value_fn
-        self.dtype = _value_dtype(self.params)
+        self.dtype = value_dtype(self.params)
         self.value = jnp.asarray(extra["value"]).astype(self.dtype)
         self.grad = jax.tree.map(
             lambda u, g: None if u is None else g,
@@ -76,7 +76,7 @@ class _Line:
 
     def evaluate(self, rate: Array) -> tuple[Array, Updates]:
         value, grad = jax.value_and_grad(self.loss)(self.point(rate))
-        return value, _conjugate(grad)
+        return value, conjugate(grad)
 
     def slope_of(self, grad: Updates) -> Array:
         return vdot(grad, self.updates).real.astype(self.dtype)
@@ -88,7 +88,8 @@ class _Line:
         )
 
 
-def _conjugate(grad: Updates) -> Updates:
+def conjugate(grad: Updates) -> Updates:
+    """Gradients as directions of ascent, also where they are complex."""
     return jax.tree.map(lambda g: g.conj() if jnp.iscomplexobj(g) else g, grad)
 
 
@@ -146,7 +147,7 @@ def value_and_grad_from_state(value_fn: Callable[..., Any]) -> Callable[..., tup
 
         def evaluate(params: Params) -> tuple[Any, Any]:
             value, grad = jax.value_and_grad(value_fn)(params, *fn_args, **fn_kwargs)
-            grad = jax.tree.map(lambda g, k: g.astype(k.dtype), _conjugate(grad), found[0].grad)
+            grad = jax.tree.map(lambda g, k: g.astype(k.dtype), conjugate(grad), found[0].grad)
             return value.astype(found[0].value.dtype), grad
 
         known = jnp.isfinite(found[0].value)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from gradtx.engine import gradient
+from gradtx.engine.lift import gradient
 from gradtx.paths import is_leaf, leaves_with_path, path_string
 from gradtx.rows import is_rows
 from gradtx.types import Array, PyTree

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import NonNegative
-from gradtx.engine import gradient
+from gradtx.engine.lift import gradient
 from gradtx.numerics import increment, widen
 from gradtx.pair import (
     GradientTransformation,

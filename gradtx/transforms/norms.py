@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from gradtx.checks import NonNegative, Number, Positive
-from gradtx.engine import leafwise
+from gradtx.engine.lift import leafwise
 from gradtx.numerics import abs_sq, cast, divide, widen
 from gradtx.pair import (
     GradientTransformation,

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import NonNegative, Number
-from gradtx.engine import elementwise
+from gradtx.engine.lift import elementwise
 from gradtx.numerics import increment, widen
 from gradtx.pair import (
     GradientTransformation,

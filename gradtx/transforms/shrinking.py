@@ -3,7 +3,7 @@
 from typing import Any
 
 from gradtx.checks import NonNegative
-from gradtx.engine import elementwise
+from gradtx.engine.lift import elementwise
 from gradtx.numerics import shrink
 from gradtx.pair import GradientTransformation, transformation
 from gradtx.types import Array, EmptyState

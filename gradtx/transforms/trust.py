@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from gradtx.checks import NonNegative
-from gradtx.engine import leafwise
+from gradtx.engine.lift import leafwise
 from gradtx.numerics import sum_sq
 from gradtx.pair import GradientTransformation, transformation
 from gradtx.types import Array, EmptyState

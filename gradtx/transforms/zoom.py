@@ -12,8 +12,8 @@ from gradtx.pair import (
     GradientTransformationExtraArgs,
     transformation,
 )
-from gradtx.transforms.interval import _choose, _next, _Point
-from gradtx.transforms.linesearch import _Line, _value_dtype
+from gradtx.transforms.interval import Point, choose, next_interval
+from gradtx.transforms.linesearch import Line, value_dtype
 from gradtx.types import Array, Counter, Params, Slots, State, Updates
 
 _LARGEST_STEP = 1e10
@@ -44,9 +44,9 @@ class _Search(NamedTuple):
     """best: the lowest point so far, with its gradient; other: the far end of the interval."""
 
     trial: Array
-    best: _Point
+    best: Point
     grad: Updates
-    other: _Point
+    other: Point
     bracketed: Array
     width: Array
     width_before: Array
@@ -65,7 +65,7 @@ def _print(found: _Search, slope: Array) -> None:
     )
 
 
-def _missed(line: _Line, at: _Point, slope_rtol: Any, curv_rtol: Any, approx: Any) -> Any:
+def _missed(line: Line, at: Point, slope_rtol: Any, curv_rtol: Any, approx: Any) -> Any:
     """By how much a point misses the conditions of decrease and of curvature."""
     sound = jnp.isfinite(at.value) & jnp.isfinite(at.slope)
     decrease = at.value - line.value - slope_rtol * at.rate * line.slope
@@ -147,7 +147,7 @@ def scale_by_zoom_linesearch(
     largest = _LARGEST_STEP if max_learning_rate is None else max_learning_rate
 
     def init(params: Params) -> State:
-        dtype = _value_dtype(params)
+        dtype = value_dtype(params)
         value, decrease, curvature = (jnp.full([], jnp.inf, dtype) for _ in range(3))
         return ScaleByZoomLinesearchState(
             jnp.ones([], dtype),
@@ -156,17 +156,17 @@ def scale_by_zoom_linesearch(
             ZoomLinesearchInfo(jnp.zeros([], jnp.int32), decrease, curvature),
         )
 
-    def search(line: _Line, guess: Array) -> _Search:
+    def search(line: Line, guess: Array) -> _Search:
         def body(now: _Search) -> _Search:
             value, grad = line.evaluate(now.trial)
-            at = _Point(now.trial, value, line.slope_of(grad))
+            at = Point(now.trial, value, line.slope_of(grad))
             missed = _missed(line, at, slope_rtol, curv_rtol, approx_dec_rtol)
             met = (missed[0] <= tol) & (missed[1] <= tol)
             count = now.count + 1
 
             step = at.rate - now.best.rate
             least, most = at.rate + 1.1 * step, at.rate + 2 * increase_factor * step
-            best, other, bracketed, trial = _next(
+            best, other, bracketed, trial = next_interval(
                 now.best, now.other, at, now.bracketed, least, most
             )
             ends = best.rate, other.rate
@@ -182,8 +182,8 @@ def scale_by_zoom_linesearch(
             spent |= (width <= short) & (best.rate > 0)
             spent = jnp.where(bracketed, spent, trial <= at.rate)
             chosen = at, grad, missed
-            best, kept, errors_kept = _choose(
-                met, chosen, (best, *_choose(lower, chosen[1:], (now.grad, now.errors)))
+            best, kept, errors_kept = choose(
+                met, chosen, (best, *choose(lower, chosen[1:], (now.grad, now.errors)))
             )
             return _Search(
                 trial,
@@ -199,7 +199,7 @@ def scale_by_zoom_linesearch(
             )
 
         infinity = jnp.full([], jnp.inf, line.dtype)
-        start = _Point(jnp.zeros([], line.dtype), line.value, line.slope)
+        start = Point(jnp.zeros([], line.dtype), line.value, line.slope)
         first = _Search(
             jnp.minimum(guess, largest).astype(line.dtype),
             start,
@@ -219,7 +219,7 @@ def scale_by_zoom_linesearch(
     ) -> tuple[Updates, State]:
         if not jax.tree.leaves(updates):
             return updates, state
-        line = _Line("scale_by_zoom_linesearch", updates, params, extra_args)
+        line = Line("scale_by_zoom_linesearch", updates, params, extra_args)
         one = jnp.ones_like(state.learning_rate)
         keep = initial_guess_strategy == "keep"
         guess = jnp.where(state.learning_rate > 0, state.learning_rate, one) if keep else one

@@ -5,7 +5,6 @@ the result and adds nothing to a sum. On `Rows` a function acts on the rows that
 norms and inner products are taken in at least float32; Optax takes them in the leaves' type.
 """
 
-from gradtx.search import NamedTupleKey, get, get_all_with_path, map_params, set
 from gradtx.tree.arithmetic import (
     add,
     add_scale,
@@ -39,6 +38,7 @@ from gradtx.tree.random import (
     split_key_like,
     unwrap_random_key_data,
 )
+from gradtx.tree.search import NamedTupleKey, get, get_all_with_path, map_params, set
 from gradtx.tree.sums import (
     allclose,
     global_norm,

@@ -17,14 +17,14 @@ from gradtx.pair import (
     transformation,
     with_extra_args_support,
 )
-from gradtx.types import Array, DType, Params, PyTree, Slots, State, Updates
-from gradtx.wrappers.accumulators import (
+from gradtx.transforms.accumulators import (
     accumulators,
     fitting,
     is_window,
     map_accumulated,
     nothing_like,
 )
+from gradtx.types import Array, DType, Params, PyTree, Slots, State, Updates
 from gradtx.wrappers.branching import inside, run_if, step_if
 
 Skip = Callable[[Updates, Array, Params | None], tuple[Array, PyTree]]

@@ -7,16 +7,17 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from gradtx.apply import take_step
-from gradtx.engine import parameter
-from gradtx.numerics import cast, is_computed, is_tracer
+from gradtx.engine.lift import parameter
+from gradtx.numerics import cast
+from gradtx.numerics.steering import is_computed, is_tracer
 from gradtx.pair import GradientTransformation
+from gradtx.training.apply import take_step
 from gradtx.types import Array, Params, PyTree, State, Updates
 
 _T = TypeVar("_T")
 
 
-def _like(new: PyTree, old: PyTree) -> PyTree:
+def in_form_of(new: PyTree, old: PyTree) -> PyTree:
     """`new` in the types of `old`: the branches of a condition must agree."""
     return jax.tree.map(lambda n, o: cast(n, o.dtype) if hasattr(n, "dtype") else n, new, old)
 
@@ -43,7 +44,7 @@ def run_if(condition: Array, run: Callable[[_T, Array], _T], now: _T) -> _T:
     now = jax.tree.map(_strong, now)
 
     def body(now: _T, turn: Array) -> _T:
-        return _like(run(now, turn), now)
+        return in_form_of(run(now, turn), now)
 
     if not is_tracer(condition):
         return body(now, jnp.int32(0)) if condition else now
@@ -95,7 +96,7 @@ def step_if(
     return run_if(condition, run, (jax.tree.map(parameter, params), state))
 
 
-def _update_if(
+def update_if(
     condition: Array,
     tx: GradientTransformation,
     updates: Updates,
@@ -109,4 +110,4 @@ def _update_if(
     def run(now: tuple[Updates, State], turn: Array) -> tuple[Updates, State]:
         return tx.update(inside(updates, turn), now[1], params, **extra_args)
 
-    return run_if(condition, run, (_like(otherwise(updates), updates), state))
+    return run_if(condition, run, (in_form_of(otherwise(updates), updates), state))

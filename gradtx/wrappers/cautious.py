@@ -4,7 +4,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from gradtx.numerics import after, cast, real_dtype, widen
+from gradtx.numerics import cast, real_dtype, widen
+from gradtx.numerics.steering import after
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,

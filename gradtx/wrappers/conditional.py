@@ -14,7 +14,7 @@ from gradtx.pair import (
     with_extra_args_support,
 )
 from gradtx.types import Array, Params, State, Updates
-from gradtx.wrappers.branching import _update_if, inside, step_if
+from gradtx.wrappers.branching import inside, step_if, update_if
 
 Condition = Callable[..., Any]
 
@@ -56,7 +56,7 @@ def _conditionally(
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        updates, inner_state = _update_if(
+        updates, inner_state = update_if(
             asked(state, extra_args), tx, updates, state.inner_state, params, extra_args, otherwise
         )
         return updates, state_class(step=increment(state.step), inner_state=inner_state)

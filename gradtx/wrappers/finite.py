@@ -15,7 +15,7 @@ from gradtx.pair import (
     with_extra_args_support,
 )
 from gradtx.types import Array, Params, PyTree, State, Updates
-from gradtx.wrappers.branching import _update_if, inside, step_if
+from gradtx.wrappers.branching import inside, step_if, update_if
 
 
 class ApplyIfFiniteState(NamedTuple):
@@ -31,7 +31,8 @@ class ApplyIfFiniteState(NamedTuple):
     inner_state: State
 
 
-def _finite(updates: PyTree) -> Array:
+def all_finite_in(updates: PyTree) -> Array:
+    """Whether no entry of a tree is NaN or infinite; integers count as finite."""
     leaves = [x for x in jax.tree.leaves(updates) if jnp.issubdtype(x.dtype, jnp.inexact)]
     return jnp.all(jnp.array([all_finite(x) for x in leaves]))
 
@@ -68,7 +69,7 @@ def apply_if_finite(
 
     def looked_at(updates: Updates, state: State) -> tuple[Array, State]:
         """Whether to run `inner`, and the record."""
-        finite = _finite(updates)
+        finite = all_finite_in(updates)
         errors = jnp.where(finite, 0, increment(state.notfinite_count))
         total = jnp.where(finite, state.total_notfinite, increment(state.total_notfinite))
         run = finite | (errors > max_consecutive_errors) if accept_at_limit else finite
@@ -78,7 +79,7 @@ def apply_if_finite(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
         run, state = looked_at(updates, state)
-        updates, inner_state = _update_if(
+        updates, inner_state = update_if(
             run, tx, updates, state.inner_state, params, extra_args, tree.zeros_like
         )
         return updates, state._replace(inner_state=inner_state)

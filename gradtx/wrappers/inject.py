@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradtx.current import current
+from gradtx.host_values import current
 from gradtx.numerics import cast, compute_dtype, increment, real_dtype
 from gradtx.pair import (
     GradientTransformation,

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.checks import Fraction, PositiveCount
-from gradtx.engine import parameter
+from gradtx.engine.lift import parameter
 from gradtx.numerics import cast, widen
 from gradtx.pair import (
     GradientTransformation,
@@ -18,7 +18,7 @@ from gradtx.pair import (
 from gradtx.paths import is_leaf
 from gradtx.rows import dense
 from gradtx.types import Array, Params, PyTree, Slots, State, Updates
-from gradtx.wrappers.branching import _like
+from gradtx.wrappers.branching import in_form_of
 
 
 class LookaheadParams(NamedTuple):
@@ -120,7 +120,7 @@ def lookahead(
         def sync() -> tuple[Updates, PyTree, State]:
             target = jax.tree.map(moved, new, fast, slow, is_leaf=is_leaf)
             to_fast = _where_there(lambda u, t, p: cast(t - widen(p), u.dtype), new, target, fast)
-            kept = _like(tx.init(fast), fast_state) if reset_state else fast_state
+            kept = in_form_of(tx.init(fast), fast_state) if reset_state else fast_state
             if paired:
                 to_slow = _where_there(
                     lambda u, t, s: cast(t - widen(s), s.dtype), new, target, slow

@@ -15,8 +15,8 @@ from gradtx.pair import (
     with_extra_args_support,
 )
 from gradtx.types import Array, Params, State, Updates
-from gradtx.wrappers.branching import _update_if, inside, step_if
-from gradtx.wrappers.finite import _finite
+from gradtx.wrappers.branching import inside, step_if, update_if
+from gradtx.wrappers.finite import all_finite_in
 
 
 class DynamicLossScaleState(NamedTuple):
@@ -82,8 +82,8 @@ def dynamic_loss_scale(
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        finite = _finite(updates)
-        updates, inner_state = _update_if(
+        finite = all_finite_in(updates)
+        updates, inner_state = update_if(
             finite,
             _unscaling(tx, state.loss_scale),
             updates,
@@ -97,7 +97,7 @@ def dynamic_loss_scale(
     def step(
         updates: Updates, state: State, params: Params, **extra_args: Any
     ) -> tuple[Params, State]:
-        finite = _finite(updates)
+        finite = all_finite_in(updates)
         params, inner_state = step_if(
             finite,
             tx,

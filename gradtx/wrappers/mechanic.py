@@ -7,8 +7,9 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.checks import NonNegative, Positive, PositiveCount
-from gradtx.engine import parameter
-from gradtx.numerics import Step, after, cast, divide, increment, scalar_dtype, widen
+from gradtx.engine.lift import parameter
+from gradtx.numerics import Step, cast, divide, increment, scalar_dtype, widen
+from gradtx.numerics.steering import after
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import NonNegative, Number, PositiveCount
-from gradtx.compose import chain, identity
+from gradtx.composition.chain import chain, identity
 from gradtx.numerics import cast, widen
 from gradtx.pair import (
     GradientTransformation,
@@ -16,7 +16,7 @@ from gradtx.pair import (
     transformation,
 )
 from gradtx.paths import leaves_with_path
-from gradtx.transforms.averaging import trace
+from gradtx.transforms.momentum import trace
 from gradtx.transforms.noise import given_key, own_key
 from gradtx.transforms.per_example import clipped_mean
 from gradtx.transforms.scaling import scale_by_learning_rate

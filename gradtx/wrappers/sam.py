@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from gradtx import tree
-from gradtx.apply import apply_updates
 from gradtx.checks import NonNegative, PositiveCount
-from gradtx.compose import chain
+from gradtx.composition.chain import chain
 from gradtx.numerics import cast, divide, widen
 from gradtx.optimizers.sgd import sgd
 from gradtx.pair import (
@@ -20,9 +19,10 @@ from gradtx.pair import (
 )
 from gradtx.paths import is_leaf
 from gradtx.rows import dense
+from gradtx.training.apply import apply_updates
 from gradtx.transforms.norms import adaptive_normalize
 from gradtx.types import Array, Params, PyTree, Slots, State, Updates
-from gradtx.wrappers.branching import _like
+from gradtx.wrappers.branching import in_form_of
 
 
 class SAMState(NamedTuple):
@@ -102,11 +102,11 @@ def _sharpness_aware(
                 is_leaf=is_leaf,
             )
             adv_state = adversary.init(cache) if reset_state else state.adv_state
-            return _like(back, updates), _like(opt_state, state.opt_state), adv_state
+            return in_form_of(back, updates), in_form_of(opt_state, state.opt_state), adv_state
 
         def worsen() -> tuple[Updates, State, State]:
             new, adv_state = climb(updates, state.adv_state, params)
-            return _like(new, updates), state.opt_state, _like(adv_state, state.adv_state)
+            return in_form_of(new, updates), state.opt_state, in_form_of(adv_state, state.adv_state)
 
         new, opt_state, adv_state = jax.lax.cond(last, step, worsen)
         state = state._replace(

@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative, PositiveCount, Range
-from gradtx.compose import chain, identity
-from gradtx.numerics import cast, compute_dtype, divide, increment, real_dtype, replace_slot, widen
+from gradtx.composition.chain import chain, identity
+from gradtx.numerics import cast, compute_dtype, divide, increment, real_dtype, widen
+from gradtx.numerics.steering import replace_slot
 from gradtx.optimizers.rmsprop import scale_by_rms
 from gradtx.optimizers.sgd import sgd
 from gradtx.pair import (
@@ -20,8 +21,8 @@ from gradtx.pair import (
 from gradtx.paths import is_leaf
 from gradtx.rows import is_rows
 from gradtx.schedules.piecewise import warmup_constant_schedule
-from gradtx.transforms.averaging import _kept
 from gradtx.transforms.decay import add_decayed_weights
+from gradtx.transforms.momentum import kept_in
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, DType, Params, Slots, State, Updates
 
@@ -141,7 +142,7 @@ def schedule_free(
         if p is None:
             return None
         p = jnp.asarray(p)
-        kept = compute_dtype(p.dtype) if state_dtype is None else _kept(p, state_dtype)
+        kept = compute_dtype(p.dtype) if state_dtype is None else kept_in(p, state_dtype)
         return jnp.array(p, kept, copy=True)  # the parameters may be donated
 
     def init(params: Params) -> State:

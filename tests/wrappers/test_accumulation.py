@@ -12,7 +12,7 @@ import pytest
 
 import gradtx
 from gradtx import tree
-from gradtx.apply import take_step
+from gradtx.training.apply import take_step
 from tests.catalogue import CATALOGUE
 from tests.oracle import gradients, parameters
 

@@ -7,7 +7,7 @@ import pytest
 
 import gradtx
 from gradtx import Rows, sparse
-from gradtx.wrappers.accumulators import WindowRows
+from gradtx.transforms.accumulators import WindowRows
 
 VOCABULARY, WIDTH, N = 11, 3, 4
 PARAMS = {

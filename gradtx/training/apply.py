@@ -5,8 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradtx.compose import chain
-from gradtx.numerics import after, as_arrays, cast, widen
+from gradtx.composition.chain import chain
+from gradtx.numerics import as_arrays, cast, widen
+from gradtx.numerics.steering import after
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,

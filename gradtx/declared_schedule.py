@@ -5,8 +5,8 @@ from typing import Any, ParamSpec, TypeVar
 
 import jax
 
-from gradtx.current import Current
 from gradtx.declaration import Builder, Declaration, Declared, publish
+from gradtx.host_values import Current
 
 _P = ParamSpec("_P")
 _D = TypeVar("_D", bound=Declared)

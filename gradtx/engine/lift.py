@@ -16,7 +16,7 @@ from typing import Any, Protocol, runtime_checkable
 import jax.numpy as jnp
 
 from gradtx import numerics
-from gradtx.idle import Idle, Pause
+from gradtx.engine.zero_gradients import Idle, Pause
 from gradtx.numerics import Step, cast, increment, widen
 from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs
 from gradtx.paths import aligned, leaves_with_path, path_string

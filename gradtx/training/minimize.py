@@ -1,14 +1,14 @@
 """Minimizing: gradients of a loss, and a step with them, as one pure function or compiled."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from gradtx.apply import take_step
-from gradtx.engine import gradient, parameter
-from gradtx.pair import GradientTransformation
+from gradtx.engine.lift import gradient, parameter
+from gradtx.inspection.hyperparams import child_transformations
+from gradtx.pair import BeforeFn, GradientTransformation
 from gradtx.paths import (
     Where,
     aligned,
@@ -19,14 +19,14 @@ from gradtx.paths import (
     select,
 )
 from gradtx.rows import is_rows
-from gradtx.sparse.exact import catch_up, is_exact
-from gradtx.sparse.lookup import looked_up, vjp
+from gradtx.training.apply import take_step
+from gradtx.training.lookup import looked_up, vjp
 from gradtx.types import Array, Params, PyTree, State, Updates
 
 LossFn = Callable[..., Any]
 
 
-def _scalar_loss(loss_fn: LossFn, has_aux: bool, any_shape: bool) -> Callable[..., Any]:
+def scalar_loss(loss_fn: LossFn, has_aux: bool, any_shape: bool) -> Callable[..., Any]:
     """`loss_fn` as ``-> (value, aux)``, with what it returns checked."""
 
     def checked(*args: Any) -> tuple[Array, Any]:
@@ -88,7 +88,7 @@ def compute_gradients(
     (18.0, 12.0, None)
     """
     trained = _trained(params, trainable)
-    loss = _scalar_loss(loss_fn, has_aux, any_shape=grad_loss is not None)
+    loss = scalar_loss(loss_fn, has_aux, any_shape=grad_loss is not None)
     value, pull, aux = vjp(lambda t: loss(merge(t, params), *args), trained)
     seed = jnp.ones_like(value) if grad_loss is None else jnp.asarray(grad_loss, value.dtype)
     if seed.shape != value.shape:
@@ -103,6 +103,30 @@ def _trained(params: Params, trainable: Where | None) -> Params:
     if not jax.tree.leaves(trained):
         raise ValueError("there is no trainable parameter")
     return trained
+
+
+def before_gradients(tx: GradientTransformation) -> BeforeFn | None:
+    """What `tx` does before gradients are taken, None if it does nothing.
+
+    Raises:
+        ValueError: a part of it does, and the whole does not know of it.
+    """
+    own = getattr(tx, "before_gradients", None)
+    if own is None:
+        for inner in _below(tx):
+            if inner.before_gradients is not None:
+                raise ValueError(
+                    f"{inner.declaration.name} must be the outermost transformation, once: what is "
+                    "around it would not take part when rows catch up"
+                )
+    return own
+
+
+def _below(tx: Any) -> Iterator[Any]:
+    if getattr(tx, "declaration", None) is not None:
+        for _, child in child_transformations(tx):
+            yield child
+            yield from _below(child)
 
 
 def apply_gradients(
@@ -130,8 +154,9 @@ def apply_gradients(
     2.0
     """
     check_gradients(grads, params)
-    if is_exact(state):
-        params, state = catch_up(tx, params, state, grads)
+    before = before_gradients(tx)
+    if before is not None:
+        params, state = before(params, state, lambda: grads)
     return _apply(tx, grads, params, state, extra_args)
 
 
@@ -216,16 +241,20 @@ def minimize(
     >>> float(params["w"]), float(value)
     (0.0, 9.0)
     """
-    if is_exact(state):
-        loss = _scalar_loss(loss_fn, has_aux, any_shape=grad_loss is not None)
-        rows = looked_up(lambda t: loss(merge(t, params), *args), _trained(params, trainable))
-        params, state = catch_up(tx, params, state, rows)
+    before = before_gradients(tx)
+    if before is not None:
+
+        def touched() -> PyTree:
+            loss = scalar_loss(loss_fn, has_aux, any_shape=grad_loss is not None)
+            return looked_up(lambda t: loss(merge(t, params), *args), _trained(params, trainable))
+
+        params, state = before(params, state, touched)
     value, grads = compute_gradients(
         loss_fn, params, *args, has_aux=has_aux, grad_loss=grad_loss, trainable=trainable
     )
 
     def value_fn(trained: PyTree) -> Array:
-        loss = _scalar_loss(loss_fn, has_aux, any_shape=False)
+        loss = scalar_loss(loss_fn, has_aux, any_shape=False)
         return loss(merge(trained, params), *args)[0]
 
     given = {

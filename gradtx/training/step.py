@@ -5,10 +5,10 @@ from typing import Any, Protocol
 
 import jax
 
-from gradtx.apply import take_step
-from gradtx.inspection import replace
-from gradtx.minimizing import LossFn, minimize
-from gradtx.numerics import cast, is_tracer
+from gradtx.declared_schedule import evaluated, has_current
+from gradtx.inspection.hyperparams import replace
+from gradtx.numerics import cast
+from gradtx.numerics.steering import is_tracer
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -16,7 +16,8 @@ from gradtx.pair import (
 )
 from gradtx.paths import Where, aligned, is_leaf, path_string, select
 from gradtx.rows import is_rows
-from gradtx.scheduling import evaluated, has_current
+from gradtx.training.apply import take_step
+from gradtx.training.minimize import LossFn, minimize
 from gradtx.types import Params, PyTree, State, Updates
 
 

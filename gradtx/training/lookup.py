@@ -19,7 +19,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, Var, jaxpr_a
 from jax.extend.core.primitives import convert_element_type_p, jit_p, scan_p
 from jax.interpreters import ad, batching, mlir
 
-from gradtx.numerics import varying_axes
+from gradtx.numerics.steering import varying_axes
 from gradtx.paths import path_string
 from gradtx.rows import Rows, gather_rows, index_dtype, is_inside, refuse_outside
 from gradtx.types import Array, PyTree

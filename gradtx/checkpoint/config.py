@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradtx.current import Current
 from gradtx.declaration import Builder, Declared
+from gradtx.host_values import Current
 from gradtx.pair import GradientTransformation
 
 VERSION = 1

@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradtx.inspection import _slot_fields
 from gradtx.paths import path_string
-from gradtx.search import NamedTupleKey, _children
-from gradtx.types import Array, State
+from gradtx.tree.search import NamedTupleKey, children_of
+from gradtx.types import Array, State, slot_fields
 
 
 @dataclass
@@ -32,15 +31,15 @@ def _join(*parts: str) -> str:
 def _walk(
     node: Any, path: str, owner: Node, in_slot: bool
 ) -> Iterator[tuple[str, Any, Node, bool]]:
-    children = _children(node)
+    children = children_of(node)
     if not children:
         if jax.tree_util.all_leaves([node]):
             yield path, node, owner, in_slot
         return
-    slots: frozenset[str] = frozenset()
+    slots: tuple[str, ...] = ()
     if hasattr(node, "_fields") and not in_slot:
         cls: Any = type(node)
-        owner, slots = Node(path, cls.__name__), _slot_fields(cls)
+        owner, slots = Node(path, cls.__name__), slot_fields(cls)
     for key, child in children:
         name = key.name if isinstance(key, NamedTupleKey) else path_string((key,))
         yield from _walk(child, _join(path, name), owner, in_slot or name in slots)

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradtx.engine import elementwise
+from gradtx.engine.lift import elementwise
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,

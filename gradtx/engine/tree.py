@@ -7,13 +7,12 @@ from typing import Any, cast as typed
 
 import jax.numpy as jnp
 
-from gradtx.engine import SlotsFn, _column, check_state, gradient, load, parameter, store
-from gradtx.inspection import _slot_fields
+from gradtx.engine.lift import SlotsFn, _column, check_state, gradient, load, parameter, store
 from gradtx.numerics import Step, cast, increment, scalar_dtype, widen
 from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs
 from gradtx.paths import leaves_with_path, path_string
 from gradtx.rows import Rows, is_rows
-from gradtx.types import Array, Params, State, Updates
+from gradtx.types import Array, Params, State, Updates, slot_fields
 
 NumbersFn = Callable[[list[Array]], dict[str, Any]]
 Rule = Callable[..., tuple[list[Any], dict[str, Any]]]
@@ -54,7 +53,7 @@ def treewise(
     {'a': 0.6000000238418579, 'b': 0.800000011920929}
     """
     fields: tuple[str, ...] = state._fields  # type: ignore[attr-defined]
-    slotted = [n for n in fields if n in _slot_fields(state)]
+    slotted = [n for n in fields if n in slot_fields(state)]
     counted = "count" in fields
     whole = [n for n in fields if n not in slotted and n != "count"]
     wanted = inspect.signature(rule).parameters

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from gradtx import tree
-from gradtx.engine import gradient
-from gradtx.numerics import accumulator_dtype, cast, divide, real_dtype, varying_axes, widen
+from gradtx.engine.lift import gradient
+from gradtx.numerics import accumulator_dtype, cast, divide, real_dtype, widen
+from gradtx.numerics.steering import varying_axes
 from gradtx.paths import aligned, is_leaf, leaves_with_path, matches, path_string
 from gradtx.rows import Rows, index_dtype, is_rows
 from gradtx.types import Array, DType, Params, PyTree, Updates

@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradtx import matching
-from gradtx.config import to_config
-from gradtx.matching import Node, is_empty, match
-from gradtx.numerics import is_tracer
+from gradtx.checkpoint import matching
+from gradtx.checkpoint.config import to_config
+from gradtx.checkpoint.matching import Node, is_empty, match
+from gradtx.numerics.steering import is_tracer
 from gradtx.pair import GradientTransformation, with_extra_args_support
 from gradtx.types import Array, Params, State
 

@@ -8,14 +8,14 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import Decay
-from gradtx.compose import stateless
+from gradtx.composition.chain import stateless
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     transformation,
     with_extra_args_support,
 )
-from gradtx.transforms.averaging import ema
+from gradtx.transforms.momentum import ema
 from gradtx.types import DType, Params, PyTree, State, Updates
 
 Measure = Callable[[Updates], PyTree]

@@ -6,8 +6,8 @@ import json
 
 from jax import export
 
-from gradtx.compose import NamedStates
-from gradtx.search import _children
+from gradtx.composition.chain import NamedStates
+from gradtx.tree.search import children_of
 from gradtx.types import State
 
 
@@ -33,7 +33,7 @@ def register_serialization(state: State) -> None:
     """
     if isinstance(state, NamedStates) or hasattr(state, "_fields"):
         _register(state.__class__)
-    for _, child in _children(state):
+    for _, child in children_of(state):
         register_serialization(child)
 
 

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from gradtx.compose import set_to_zero
-from gradtx.labels import Labels, labels_of
-from gradtx.masking import MaskedState, masked
+from gradtx.composition.chain import set_to_zero
+from gradtx.composition.labels import Labels, labels_of
+from gradtx.composition.masking import MaskedState, masked
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,

@@ -9,8 +9,8 @@ from gradtx.checks import PositiveCount
 from gradtx.numerics import cast, widen
 from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs, transformation
 from gradtx.paths import is_leaf
+from gradtx.transforms.accumulators import fitting, map_accumulated, zeros
 from gradtx.types import Array, Counter, Params, Slots, State, Updates
-from gradtx.wrappers.accumulators import fitting, map_accumulated, zeros
 
 
 class ApplyEvery(NamedTuple):

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradtx.compose import NamedStates
-from gradtx.minimizing import LossFn, _scalar_loss, apply_gradients, compute_gradients
+from gradtx.composition.chain import NamedStates
 from gradtx.pair import GradientTransformation, with_extra_args_support
 from gradtx.paths import Where, merge, select
+from gradtx.training.minimize import LossFn, apply_gradients, compute_gradients, scalar_loss
 from gradtx.tree import global_norm
 from gradtx.types import Array, DType, Params, PyTree, State
 
@@ -166,7 +166,7 @@ def _solve(
     params = jax.tree.map(lambda p: jnp.asarray(p, None if hasattr(p, "dtype") else float), params)
 
     def value_fn(trained: PyTree) -> Array:
-        return _scalar_loss(loss_fn, False, False)(merge(trained, params), *args)[0]
+        return scalar_loss(loss_fn, False, False)(merge(trained, params), *args)[0]
 
     def body(now: _Loop) -> _Loop:
         def evaluate(_: None) -> tuple[Array, PyTree]:

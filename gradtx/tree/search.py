@@ -21,7 +21,7 @@ class NamedTupleKey(NamedTuple):
 Filter = Callable[[tuple[Any, ...], Any], bool]
 
 
-def _children(node: Any) -> list[tuple[Any, Any]]:
+def children_of(node: Any) -> list[tuple[Any, Any]]:
     """What is directly in a node of a tree, with the keys that lead there."""
     if isinstance(node, tuple) and hasattr(node, "_fields"):
         cls = type(node).__name__
@@ -30,7 +30,7 @@ def _children(node: Any) -> list[tuple[Any, Any]]:
     return [(path[0], child) for path, child in flat if path]
 
 
-def _rebuilt(node: Any, children: list[Any]) -> Any:
+def rebuilt(node: Any, children: list[Any]) -> Any:
     """The same node with other children."""
     treedef: Any = jax.tree.structure(node, is_leaf=lambda x: x is not node)
     return treedef.unflatten(children)
@@ -68,7 +68,7 @@ def get_all_with_path(
     def look(path: tuple[Any, ...], node: Any) -> None:
         if _is_named(node, key):
             found.append((path, node))
-        for step, child in _children(node):
+        for step, child in children_of(node):
             if _key_name(step) == key:
                 found.append(((*path, step), child))
             look((*path, step), child)
@@ -122,7 +122,7 @@ def set(tree: PyTree, filtering: Filter | None = None, /, **kwargs: Any) -> PyTr
         name = type(node).__name__
         if name in kwargs and _is_named(node, name) and chosen(path, node):
             return kwargs[name]
-        children = _children(node)
+        children = children_of(node)
         if not children:
             return node
         new = [
@@ -131,7 +131,7 @@ def set(tree: PyTree, filtering: Filter | None = None, /, **kwargs: Any) -> PyTr
             else replaced((*path, step), child)
             for step, child in children
         ]
-        return _rebuilt(node, new)
+        return rebuilt(node, new)
 
     return replaced((), tree)
 
@@ -176,7 +176,7 @@ def map_params(
     >>> map_params(tx, lambda m: "slot", tx.init({"w": 1.0}), transform_non_params=str)[0]
     ScaleByAdamState(count='0', mu={'w': 'slot'}, nu={'w': 'slot'})
     """
-    from gradtx.inspection import _slot_fields
+    from gradtx.types import slot_fields
 
     try:
         mirror = getattr(initable, "init", initable)(_Placeholder())
@@ -196,19 +196,19 @@ def map_params(
     def walk(node: Any, hint: Any) -> Any:
         if isinstance(hint, _Placeholder):
             return on_slot(node)
-        children = _children(node)
+        children = children_of(node)
         if not children:
             leaf = jax.tree_util.all_leaves([node])
             return transform_non_params(node) if leaf and transform_non_params else node
-        hints = _children(hint) if type(hint) is type(node) else []
+        hints = children_of(hint) if type(hint) is type(node) else []
         if [k for k, _ in hints] != [k for k, _ in children]:
             hints = [(k, None) for k, _ in children]
         cls: Any = type(node)
-        slots = _slot_fields(cls) if hasattr(node, "_fields") else frozenset()
+        slots = slot_fields(cls) if hasattr(node, "_fields") else frozenset()
         new = [
             on_slot(child) if _key_name(key) in slots else walk(child, hinted)
             for (key, child), (_, hinted) in zip(children, hints, strict=True)
         ]
-        return _rebuilt(node, new)
+        return rebuilt(node, new)
 
     return walk(state, mirror)

@@ -1,0 +1,1 @@
+"""Checkpoints: configurations and states as data, and states that fit others."""

@@ -1,0 +1,1 @@
+"""Composition: transformations one after the other, on some of the leaves, in groups."""

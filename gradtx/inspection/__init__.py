@@ -1,0 +1,1 @@
+"""Inspection: hyperparameters, slots and sizes of transformations and states."""

@@ -1,0 +1,145 @@
+"""Descriptions: what a transformation keeps for some parameters, and what that takes."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from gradtx.inspection.hyperparams import child_transformations, hyperparams
+from gradtx.inspection.slots import slots_by_name
+from gradtx.pair import GradientTransformation
+from gradtx.types import Params, PyTree
+
+
+@dataclass(frozen=True)
+class SlotInfo:
+    """One line of a `Description`: a slot, its leaves' types and shapes, its bytes."""
+
+    name: str
+    dtypes: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Description:
+    """What :func:`describe` found; ``print`` shows it as a table."""
+
+    transformation: str
+    links: tuple[str, ...]
+    parameters: int
+    parameter_bytes: int
+    hyperparams: dict[str, Any]
+    slots: tuple[SlotInfo, ...]
+    other_bytes: int
+    message_bytes: int = 0
+
+    @property
+    def slot_bytes(self) -> int:
+        """The bytes of all slots."""
+        return sum(slot.bytes for slot in self.slots)
+
+    @property
+    def state_bytes(self) -> int:
+        """The bytes of the whole state: slots, counters and the rest."""
+        return self.slot_bytes + self.other_bytes
+
+    def __str__(self) -> str:
+        rows = [("slot", "type", "shapes", "bytes")]
+        rows += [
+            (s.name, ", ".join(s.dtypes), _count_shapes(s.shapes), f"{s.bytes:,}")
+            for s in self.slots
+        ]
+        rows += [
+            ("counters and other", "", "", f"{self.other_bytes:,}"),
+            ("all", "", "", f"{self.state_bytes:,}"),
+        ]
+        widths = [max(len(row[i]) for row in rows) for i in range(4)]
+        lines = [self.transformation]
+        lines += [f"  {i}: {link}" for i, link in enumerate(self.links)]
+        values = (f"{k}={v}" for k, v in self.hyperparams.items() if v is not None)
+        lines += [f"hyperparameters: {', '.join(values)}"]
+        lines += [f"parameters: {self.parameters:,} in {self.parameter_bytes:,} bytes"]
+        lines += [
+            f"{a:{widths[0]}}  {b:{widths[1]}}  {c:{widths[2]}}  {d:>{widths[3]}}"
+            for a, b, c, d in rows
+        ]
+        if self.message_bytes:
+            lines += [f"sent by each device in a step: {self.message_bytes:,} bytes"]
+        return "\n".join(line.rstrip() for line in lines)
+
+
+def _message_bytes(tx: Any, params: Params) -> int:
+    """What the links of `tx` that communicate send for these parameters."""
+    expansion = tx.expansion if tx.declaration is not None else tx
+    own = getattr(expansion, "message_bytes", None)
+    if own is not None:
+        return int(own(params))
+    children = list(child_transformations(tx)) or (
+        [] if expansion is tx else list(child_transformations(expansion))
+    )
+    return sum(_message_bytes(child, params) for _, child in children)
+
+
+def _count_shapes(shapes: tuple[tuple[int, ...], ...], most: int = 4) -> str:
+    counts: dict[tuple[int, ...], int] = {}
+    for shape in shapes:
+        counts[shape] = counts.get(shape, 0) + 1
+    parts = [f"{shape}" + (f" x {n}" if n > 1 else "") for shape, n in counts.items()]
+    return ", ".join(parts[:most]) + (f" and {len(parts) - most} more" if parts[most:] else "")
+
+
+def _bytes(tree: PyTree) -> int:
+    return sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def describe(tx: GradientTransformation, params: Params) -> Description:
+    """What a transformation keeps for some parameters, computed without allocating it.
+
+    Args:
+        tx: the transformation.
+        params: the parameters, or ``jax.ShapeDtypeStruct`` in their place.
+
+    Returns:
+        A `Description`: links, hyperparameters, for each slot its types, shapes and bytes, and the
+        bytes that a device sends in a step if there are several.
+
+    >>> import gradtx, jax.numpy as jnp
+    >>> print(describe(gradtx.sgd(0.1, momentum=0.9), {"w": jnp.zeros((2, 3)), "b": jnp.zeros(3)}))
+    sgd(learning_rate=0.1, momentum=0.9)
+      0: trace(decay=0.9)
+      1: scale_by_learning_rate(learning_rate=0.1, flip_sign=True)
+    hyperparameters: learning_rate=0.1, momentum=0.9
+    parameters: 9 in 36 bytes
+    slot                type     shapes        bytes
+    trace               float32  (3,), (2, 3)     36
+    counters and other                             0
+    all                                           36
+    """
+    params = jax.eval_shape(lambda: params) if not _abstract(params) else params
+    state = jax.eval_shape(tx.init, params)
+    slots = tuple(
+        SlotInfo(
+            name,
+            tuple(dict.fromkeys(str(x.dtype) for x in jax.tree.leaves(tree))),
+            tuple(x.shape for x in jax.tree.leaves(tree)),
+            _bytes(tree),
+        )
+        for name, tree in slots_by_name(state).items()
+    )
+    expansion = tx.expansion if tx.declaration is not None else tx
+    return Description(
+        transformation=repr(tx),
+        links=tuple(repr(child) for _, child in child_transformations(expansion)),
+        parameters=sum(int(np.prod(x.shape)) for x in jax.tree.leaves(params)),
+        parameter_bytes=_bytes(params),
+        hyperparams=hyperparams(tx),
+        slots=slots,
+        other_bytes=_bytes(state) - sum(slot.bytes for slot in slots),
+        message_bytes=_message_bytes(tx, params),
+    )
+
+
+def _abstract(params: Params) -> bool:
+    return any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(params))

@@ -1,0 +1,172 @@
+"""Hyperparameters: those in force, and others in their place."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+
+from gradtx import checks
+from gradtx.declaration import Declaration
+from gradtx.inspection.slots import holds_inner
+from gradtx.pair import GradientTransformation
+from gradtx.types import State
+
+
+def child_transformations(tx: Any) -> Iterator[tuple[str, Any]]:
+    """The transformations among the arguments of one, with what they are called there."""
+    for name, value in tx.declaration.arguments.items() if tx.declaration is not None else ():
+        kind = tx.declaration.builder.signature.parameters[name].kind
+        variadic = kind is kind.VAR_POSITIONAL
+        yield from transformations_in(value, "" if variadic else name)
+
+
+def transformations_in(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    """The transformations in an argument, with the path of each."""
+
+    def join(key: Any) -> str:
+        return f"{name}.{key}" if name else str(key)
+
+    if isinstance(value, GradientTransformation):
+        yield name, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from transformations_in(item, join(key))
+    elif isinstance(value, list | tuple):
+        if len(value) == 2 and isinstance(value[0], str):
+            yield from transformations_in(value[1], join(value[0]))
+            return
+        for i, item in enumerate(value):
+            pair = isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str)
+            yield from transformations_in(item, name if pair else join(i))
+
+
+def _child_state(tx: GradientTransformation, name: str, position: int, state: State) -> State:
+    """The part of the state of `tx` that belongs to a child, or all of it if that is not known."""
+    children = sum(1 for _ in child_transformations(tx))
+    for field in getattr(state, "_fields", ()):
+        if holds_inner(state, field):  # a wrapper's state; under a label for each group
+            label = name.rsplit(".", maxsplit=1)[-1]
+            return _child_state(tx, label, position, getattr(state, field))
+    if isinstance(state, dict) and name in state:
+        return state[name]
+    if type(state) is tuple and len(state) == children:
+        return state[position]
+    return state
+
+
+def _first_count(state: State) -> Any:
+    for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
+        if path and getattr(path[-1], "name", None) == "count":
+            return leaf
+    return 0
+
+
+def hyperparams(tx: GradientTransformation, state: State | None = None) -> dict[str, Any]:
+    """The hyperparameters in force at the next step, by path.
+
+    Args:
+        tx: the transformation.
+        state: its state, which says at which step schedules are evaluated; None for the start.
+
+    Returns:
+        ``{path: value}``. The path of an argument of `tx` itself is its name; below it, the
+        positions or names of the transformations that lead to it: ``"1.learning_rate"``.
+
+    >>> import gradtx
+    >>> tx = gradtx.chain(gradtx.clip(1.0), gradtx.sgd(gradtx.linear_schedule(1.0, 0.0, 10)))
+    >>> {k: float(v) for k, v in hyperparams(tx).items() if v is not None}
+    {'0.max_delta': 1.0, '1.learning_rate': 1.0}
+    """
+    if tx.declaration is None:
+        return {}
+    found: dict[str, Any] = {}
+    hints = tx.declaration.builder.hints
+    for name, value in tx.declaration.arguments.items():
+        if checks.hyperparameter_range(hints.get(name)) is not None:
+            found[name] = value(_first_count(state)) if callable(value) else value
+    for i, (name, child) in enumerate(child_transformations(tx)):
+        part = None if state is None else _child_state(tx, name, i, state)
+        found |= {f"{name}.{key}": v for key, v in hyperparams(child, part).items()}
+    return found
+
+
+def _argument_paths(tx: Any, prefix: str = "") -> Iterator[str]:
+    if tx.declaration is None:
+        return
+    for name, parameter in tx.declaration.builder.signature.parameters.items():
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            yield prefix + name
+    for name, child in child_transformations(tx):
+        yield from _argument_paths(child, f"{prefix}{name}.")
+
+
+def replace(
+    tx: GradientTransformation, paths: dict[str, Any] | None = None, /, **arguments: Any
+) -> GradientTransformation:
+    """A transformation like `tx` with other arguments, on which the old state goes on.
+
+    Args:
+        tx: the transformation.
+        paths: new values by path, as :func:`hyperparams` writes it: ``{"1.learning_rate": 0.1}``.
+        arguments: new values by name, for an argument of `tx` itself or one that occurs once below.
+
+    Returns:
+        The new transformation. Nothing is compiled again where an array takes an array's place.
+
+    Raises:
+        ValueError: there is no argument of that name, or it occurs more than once (the error lists
+            the paths), or the value is out of range.
+
+    >>> import gradtx
+    >>> tx = gradtx.chain(gradtx.clip(1.0), gradtx.sgd(0.1))
+    >>> replace(tx, learning_rate=0.5)
+    chain(clip(max_delta=1.0), sgd(learning_rate=0.5))
+    """
+    known = list(_argument_paths(tx))
+    wanted: dict[str, Any] = {}
+    for name, value in {**(paths or {}), **arguments}.items():
+        if name in known:
+            wanted[name] = value
+            continue
+        full = [path for path in known if path.endswith(f".{name}")]
+        if len(full) != 1:
+            problem = f"occurs at {', '.join(full)}: give the path" if full else "does not exist"
+            raise ValueError(f"replace: {name!r} {problem}; the arguments are {', '.join(known)}")
+        wanted[full[0]] = value
+    return _replaced(tx, wanted)
+
+
+def _replaced(tx: Any, wanted: dict[str, Any]) -> Any:
+    if not wanted:
+        return tx
+    declaration: Declaration = tx.declaration
+    builder, arguments = declaration.builder, dict(declaration.arguments)
+    below = {path: value for path, value in wanted.items() if "." in path}
+    for name, value in arguments.items():
+        kind = builder.signature.parameters[name].kind
+        arguments[name] = _map_transformations(
+            value,
+            "" if kind is kind.VAR_POSITIONAL else name,
+            lambda child, at: _replaced(
+                child,
+                {p.removeprefix(f"{at}."): v for p, v in below.items() if p.startswith(f"{at}.")},
+            ),
+        )
+    arguments |= {path: value for path, value in wanted.items() if "." not in path}
+    bound = builder.signature.bind_partial()
+    bound.arguments.update(arguments)
+    checked = builder.bind(*bound.args, **bound.kwargs)
+    return type(tx).declared(Declaration(builder, checked))
+
+
+def _map_transformations(value: Any, name: str, function: Callable[[Any, str], Any]) -> Any:
+    """`value` with `function` on the transformations in it, named as `transformations_in` does."""
+    by_path = dict(transformations_in(value, name))
+    if not by_path:
+        return value
+    results = iter([function(child, at) for at, child in by_path.items()])
+
+    def is_tx(x: Any) -> bool:
+        return isinstance(x, GradientTransformation)
+
+    return jax.tree.map(lambda x: next(results) if is_tx(x) else x, value, is_leaf=is_tx)

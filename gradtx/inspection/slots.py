@@ -1,0 +1,153 @@
+"""Slots: found in a state by name, read and replaced."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from gradtx.paths import is_leaf, leaves_with_path, path_string
+from gradtx.types import PyTree, State, slot_fields
+
+
+def holds_inner(state: Any, name: str) -> bool:
+    """Whether a field holds what a wrapper wraps, whose slots are called as without it."""
+    wrapped = [f for f in state._fields if f.endswith(("_state", "_states"))]
+    return name in wrapped and (name.startswith("inner_") or len(wrapped) == 1)
+
+
+def walk_slots(state: Any, prefix: str = "") -> Iterator[tuple[str, str, Any]]:
+    """The slots in a state: the path of the state that holds it, its name, its tree."""
+    if isinstance(state, tuple) and hasattr(state, "_fields"):
+        for name in state._fields:
+            value = getattr(state, name)
+            if name in slot_fields(state.__class__):
+                yield prefix, name, value
+            else:
+                inner = holds_inner(state, name)
+                yield from walk_slots(value, prefix if inner else f"{prefix}{name}.")
+    elif isinstance(state, dict):
+        for key, value in state.items():
+            yield from walk_slots(value, f"{prefix}{key}.")
+    elif isinstance(state, list | tuple):
+        for i, value in enumerate(state):
+            yield from walk_slots(value, f"{prefix}{i}.")
+
+
+def slots_by_name(state: State) -> dict[str, Any]:
+    """The slots by name: the bare name where it occurs once, else with the path before it."""
+    found = list(walk_slots(state))
+    names = [name for _, name, _ in found]
+    return {name if names.count(name) == 1 else prefix + name: tree for prefix, name, tree in found}
+
+
+def slot_names(state: State) -> list[str]:
+    """The names of the slots in a state, in the order in which they were made.
+
+    >>> import gradtx
+    >>> slot_names(gradtx.adam(1e-3).init(1.0))
+    ['mu', 'nu']
+    """
+    return list(slots_by_name(state))
+
+
+def _find(state: State, name: str) -> str:
+    """The position of the slot among all, as its full name."""
+    full = [prefix + n for prefix, n, _ in walk_slots(state)]
+    matching = [f for f in full if f == name] or [f for f in full if f.split(".")[-1] == name]
+    if len(matching) != 1:
+        raise ValueError(
+            f"there {'are several slots' if matching else 'is no slot'} {name!r}; "
+            f"the slots are {', '.join(matching or slot_names(state)) or 'none'}"
+        )
+    return matching[0]
+
+
+def get_slot(state: State, name: str, path: str | None = None) -> PyTree:
+    """A slot by its name.
+
+    Args:
+        state: a state of any transformation of gradtx.
+        name: the slot's name, with the path of its transformation if the name alone occurs more
+            than once: ``"mu"``, ``"0.trace"``.
+        path: the path of a parameter, ``"head/kernel"``; None for the whole tree.
+
+    Returns:
+        The slot of that parameter, or the tree of slots.
+
+    Raises:
+        ValueError: there is no such slot, or parameter (the error lists those that there are).
+
+    >>> import gradtx
+    >>> get_slot(gradtx.adam(1e-3).init({"w": 1.0}), "mu", "w")
+    Array(0., dtype=float32)
+    """
+    full = _find(state, name)
+    tree = next(tree for prefix, n, tree in walk_slots(state) if prefix + n == full)
+    if path is None:
+        return tree
+    leaves = {path_string(p): leaf for p, leaf in leaves_with_path(tree)[0]}
+    if path not in leaves:
+        raise ValueError(f"slot {name!r} has no {path!r}; its paths are {', '.join(leaves)}")
+    return leaves[path]
+
+
+def set_slot(state: State, name: str, value: PyTree, path: str | None = None) -> State:
+    """A state with another value for a slot.
+
+    Args:
+        state: a state of any transformation of gradtx.
+        name: as in :func:`get_slot`.
+        value: a tree like the slot, or with `path` an array like that leaf of it.
+        path: the path of a parameter; None for the whole tree.
+
+    Returns:
+        The new state.
+
+    Raises:
+        ValueError: there is no such slot, or the value has another structure, shape or type.
+
+    >>> import gradtx, jax.numpy as jnp
+    >>> state = gradtx.sgd(0.1, momentum=0.9).init({"w": jnp.zeros(2)})
+    >>> get_slot(set_slot(state, "trace", jnp.ones(2), "w"), "trace")
+    {'w': Array([1., 1.], dtype=float32)}
+    """
+    old = get_slot(state, name)
+    if path is not None:
+        get_slot(state, name, path)
+        value = jax.tree_util.tree_map_with_path(
+            lambda p, leaf: value if path_string(p) == path else leaf, old, is_leaf=is_leaf
+        )
+    leaves, treedef = jax.tree.flatten(old)
+    new, other = jax.tree.flatten(value)
+    if treedef != other:  # type: ignore[operator]
+        raise ValueError(f"slot {name!r} is a tree {treedef}, not {other}")
+    for before, after in zip(leaves, new, strict=True):
+        if before.shape != np.shape(after) or before.dtype != getattr(after, "dtype", None):
+            raise ValueError(
+                f"slot {name!r} has {before.dtype}{list(before.shape)}, not "
+                f"{getattr(after, 'dtype', type(after).__name__)}{list(np.shape(after))}"
+            )
+    full = _find(state, name)
+    return _with_slot(state, full, value, "")
+
+
+def _with_slot(state: Any, full: str, value: Any, prefix: str) -> Any:
+    if hasattr(state, "_fields"):
+        new = {}
+        for name in state._fields:
+            old, inner = getattr(state, name), holds_inner(state, name)
+            if name in slot_fields(state.__class__):
+                new[name] = value if prefix + name == full else old
+            else:
+                new[name] = _with_slot(old, full, value, prefix if inner else f"{prefix}{name}.")
+        return state._replace(**new)
+    if isinstance(state, dict):
+        return type(state)(
+            (k, _with_slot(v, full, value, f"{prefix}{k}.")) for k, v in state.items()
+        )
+    if isinstance(state, list | tuple):
+        return type(state)(
+            [_with_slot(v, full, value, f"{prefix}{i}.") for i, v in enumerate(state)]
+        )
+    return state

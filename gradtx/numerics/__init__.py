@@ -1,0 +1,32 @@
+"""What rules are made of: the mathematics of one array, its precision, the step."""
+
+from gradtx.numerics.mathematics import (
+    abs_sq as abs_sq,
+    all_finite as all_finite,
+    any_nan as any_nan,
+    cube_root as cube_root,
+    divide as divide,
+    ema as ema,
+    one_per_row as one_per_row,
+    row_mean as row_mean,
+    shrink as shrink,
+    sum_sq as sum_sq,
+)
+from gradtx.numerics.precision import (
+    accumulator_dtype as accumulator_dtype,
+    as_arrays as as_arrays,
+    cast as cast,
+    compute_dtype as compute_dtype,
+    full_like as full_like,
+    real_dtype as real_dtype,
+    scalar_dtype as scalar_dtype,
+    widen as widen,
+    zeros_like as zeros_like,
+)
+from gradtx.numerics.step import (
+    Step as Step,
+    debias as debias,
+    epsilon_hat as epsilon_hat,
+    increment as increment,
+    nesterov_mean as nesterov_mean,
+)

@@ -1,0 +1,71 @@
+"""Precision: types in which numbers are stored, and at least float32, in which rules compute."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.types import Array, DType, PyTree
+
+
+def compute_dtype(dtype: DType) -> DType:
+    """The type in which arithmetic on numbers stored as `dtype` is done: float32 or wider."""
+    dtype = jnp.dtype(dtype)
+    if jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32:
+        return jnp.dtype(jnp.float32)
+    return dtype
+
+
+def real_dtype(dtype: DType) -> DType:
+    """The type of the absolute value of numbers of type `dtype`."""
+    return jnp.finfo(dtype).dtype
+
+
+def scalar_dtype(arrays: Sequence[Any]) -> DType:
+    """The type of a number that belongs to several arrays: real, float32 or wider."""
+    if not arrays:
+        return jnp.dtype(jnp.float32)
+    return real_dtype(compute_dtype(jnp.result_type(*(x.dtype for x in arrays))))
+
+
+def accumulator_dtype(x: Array, dtype: DType | None = None) -> DType:
+    """The type of a slot that sums squares of `x`: real, and float32 or wider unless given.
+
+    In bfloat16 a second moment with a decay of 0.999 would never decay (half a unit in the last
+    place is 0.2 %), and in float16 small squares would vanish.
+    """
+    return jnp.dtype(dtype) if dtype is not None else real_dtype(compute_dtype(x.dtype))
+
+
+def cast(x: Array, dtype: DType) -> Array:
+    """`x` as a strong `dtype`; nothing is traced where it is that already."""
+    if x.dtype == dtype and not getattr(x, "weak_type", False):
+        return x
+    return x.astype(dtype)
+
+
+def as_arrays(tree: PyTree) -> PyTree:
+    """`tree` with floating-point arrays in the place of Python's numbers, and all else as it is.
+
+    >>> as_arrays({"a": 1, "b": None})
+    {'a': Array(1., dtype=float32), 'b': None}
+    """
+    if not any(type(x) in (int, float) for x in jax.tree.leaves(tree)):
+        return tree
+    return jax.tree.map(lambda x: jnp.asarray(x, float) if type(x) in (int, float) else x, tree)
+
+
+def widen(x: Array) -> Array:
+    """`x` in the type in which rules compute."""
+    return cast(x, compute_dtype(x.dtype))
+
+
+def zeros_like(x: Array, dtype: DType | None = None) -> Array:
+    """Zeros of the shape, sharding and (unless given) type of `x`."""
+    return jnp.zeros_like(x, dtype=dtype)
+
+
+def full_like(x: Array, value: Any, dtype: DType | None = None) -> Array:
+    """`value` in the shape, sharding and (unless given) type of `x`."""
+    return jnp.full_like(x, value, dtype=dtype)

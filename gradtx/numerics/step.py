@@ -1,0 +1,93 @@
+"""The step being taken, and what depends on its number alone: bias corrections."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.numerics.precision import cast
+from gradtx.types import Array, DType
+
+
+def increment(count: Array) -> Array:
+    """`count + 1`, saturating at the largest number that its type holds."""
+    return jnp.minimum(count, jnp.iinfo(count.dtype).max - 1) + 1
+
+
+class Step:
+    """The step being taken, counted from 1 as papers count, with what depends on it alone.
+
+    Scalars belong to the step and not to the leaf: a bias correction is traced once however many
+    leaves use it.
+    """
+
+    def __init__(self, count: Array, dtype: DType) -> None:
+        self.number = count.astype(dtype)
+        self._made: dict[Any, tuple[Any, Array]] = {}
+        self._others = 0
+
+    def another(self) -> Array:
+        """A number that nobody else gets, for `after`: what leaves have in common is stored."""
+        self._others += 1
+        return self.number + self._others
+
+    def once(self, name: str, key: Any, make: Callable[[], Array]) -> Array:
+        """What `make` returns, computed when first asked for by this name and key."""
+        at = name, key if isinstance(key, float | int | tuple) else id(key)
+        if at not in self._made:
+            # The key is kept so that its id is not given to another array.
+            self._made[at] = key, make()
+        return self._made[at][1]
+
+    def bias_correction(self, decay: Any, ahead: int = 0) -> Array:
+        r""":math:`1 - \beta^{t + a}`, accurate also where it is small.
+
+        ``expm1`` of the logarithm taken in double precision: a float32 power would give
+        :math:`1 - 0.999^1` with an error of 1e-5.
+        """
+        return self.once(f"correction {ahead}", decay, lambda: -self.less_one(decay, ahead))
+
+    def debiasing(self, decay: Any) -> Array:
+        r""":math:`1 / (1 - \beta^t)`, in one operation less."""
+        return self.once("debiasing", decay, lambda: -1 / self.less_one(decay))
+
+    def less_one(self, decay: Any, ahead: int = 0) -> Array:
+        r""":math:`\beta^{t + a} - 1`, by which to divide, in one operation less."""
+        return self.once(f"less one {ahead}", decay, lambda: self._decayed(decay, ahead))
+
+    def _decayed(self, decay: Any, ahead: int) -> Array:
+        if isinstance(decay, float | int):
+            log: Any = math.log(decay) if decay > 0 else -math.inf
+        else:
+            log = jnp.log(decay)
+        return cast(jnp.expm1((self.number + ahead) * log), self.number.dtype)
+
+
+def debias(moment: Array, decay: Any, t: Step, *, divided: bool = False) -> Array:
+    r"""Adam's bias correction :math:`m / (1 - \beta^t)`.
+
+    What is `divided` next is divided here too: XLA makes one division of both, and computes a
+    number less. Else a product is cheaper.
+    """
+    return -moment / t.less_one(decay) if divided else moment * t.debiasing(decay)
+
+
+def epsilon_hat(eps: Any, decay: Any, t: Step) -> Any:
+    r"""What added to the corrected root is :math:`\epsilon` added to the root before correction.
+
+    .. math:: \sqrt{\hat\nu} + \frac{\epsilon}{\sqrt{1 - \beta^t}}
+        = \frac{\sqrt{\nu} + \epsilon}{\sqrt{1 - \beta^t}}
+    """
+    return eps * t.once("epsilon hat", decay, lambda: jax.lax.rsqrt(t.bias_correction(decay)))
+
+
+def nesterov_mean(mu: Array, g: Array, decay: Any, t: Step) -> Array:
+    r"""The look-ahead first moment of Nadam.
+
+    .. math:: \beta \frac{\mu}{1-\beta^{t+1}} + (1-\beta) \frac{g}{1-\beta^t}
+    """
+    of_mu = t.once("of mu", decay, lambda: decay / t.bias_correction(decay, ahead=1))
+    of_g = t.once("of g", decay, lambda: (1 - decay) / t.bias_correction(decay))
+    return mu * of_mu + g * of_g

@@ -1,0 +1,1 @@
+"""Training: gradients taken, updates applied, steps compiled."""
