@@ -61,14 +61,18 @@ from gradtx.distributed.sharding import (
     init_sharded as init_sharded,
     state_sharding as state_sharding,
 )
+from gradtx.engine.leaves import Stored as Stored
 from gradtx.engine.lift import (
-    Stored as Stored,
     elementwise as elementwise,
     leafwise as leafwise,
     rowwise as rowwise,
 )
+from gradtx.engine.matrices import (
+    MatrixDimensions as MatrixDimensions,
+    matrixwise as matrixwise,
+)
 from gradtx.engine.tree import treewise as treewise
-from gradtx.engine.zero_gradients import Idle as Idle
+from gradtx.engine.zero_gradients import ZeroGradient as ZeroGradient
 from gradtx.inspection.description import Description as Description, describe as describe
 from gradtx.inspection.hyperparams import hyperparams as hyperparams, replace as replace
 from gradtx.inspection.slots import (
@@ -219,6 +223,7 @@ from gradtx.optimizers.muon import (
     MuonState as MuonState,
     muon as muon,
     scale_by_muon as scale_by_muon,
+    scale_by_shape as scale_by_shape,
 )
 from gradtx.optimizers.nadam import (
     ScaleByNadamState as ScaleByNadamState,
@@ -239,10 +244,7 @@ from gradtx.optimizers.optimistic import (
     optimistic_gradient_descent as optimistic_gradient_descent,
     scale_by_optimistic_gradient as scale_by_optimistic_gradient,
 )
-from gradtx.optimizers.orthogonalize import (
-    orthogonalize as orthogonalize,
-    scale_by_shape as scale_by_shape,
-)
+from gradtx.optimizers.orthogonalize import orthogonalize as orthogonalize
 from gradtx.optimizers.polyak import polyak_sgd as polyak_sgd, scale_by_polyak as scale_by_polyak
 from gradtx.optimizers.prodigy import ProdigyState as ProdigyState, prodigy as prodigy
 from gradtx.optimizers.proximal import (
@@ -287,10 +289,7 @@ from gradtx.optimizers.sm3 import (
     sm3 as sm3,
 )
 from gradtx.optimizers.sophia import (
-    HutchinsonState as HutchinsonState,
     SophiaState as SophiaState,
-    gnb_estimator_diag_hessian as gnb_estimator_diag_hessian,
-    hutchinson_estimator_diag_hessian as hutchinson_estimator_diag_hessian,
     scale_by_sophia as scale_by_sophia,
     sophia as sophia,
 )
@@ -390,6 +389,11 @@ from gradtx.transforms.grokfast import (
     grokfast_ema as grokfast_ema,
     grokfast_ma as grokfast_ma,
 )
+from gradtx.transforms.hessian import (
+    HutchinsonState as HutchinsonState,
+    gnb_estimator_diag_hessian as gnb_estimator_diag_hessian,
+    hutchinson_estimator_diag_hessian as hutchinson_estimator_diag_hessian,
+)
 from gradtx.transforms.linesearch import value_and_grad_from_state as value_and_grad_from_state
 from gradtx.transforms.momentum import (
     EmaState as EmaState,
@@ -454,12 +458,14 @@ from gradtx.transforms.zoom import (
 )
 from gradtx.tree import global_norm as global_norm
 from gradtx.types import (
+    Counter as Counter,
     EmptyState as EmptyState,
     OptState as OptState,
     Params as Params,
     ScalarOrSchedule as ScalarOrSchedule,
     Schedule as Schedule,
     Slots as Slots,
+    TreeScalar as TreeScalar,
     Updates as Updates,
 )
 from gradtx.wrappers.accumulation import (

@@ -161,7 +161,7 @@ CATALOGUE: dict[str, Entry] = {
     "clip": Entry(
         lambda: gradtx.clip(0.5), bad=({"max_delta": -1.0},), optax=lambda: optax.clip(0.5)
     ),
-    "clip_by_norm": Entry(lambda: gradtx.clip_by_norm(0.5), bad=({"max_norm": -1.0},), rows=False),
+    "clip_by_norm": Entry(lambda: gradtx.clip_by_norm(0.5), bad=({"max_norm": -1.0},)),
     "clip_by_block_rms": Entry(
         lambda: gradtx.clip_by_block_rms(0.5),
         bad=({"threshold": -1.0},),
@@ -175,7 +175,7 @@ CATALOGUE: dict[str, Entry] = {
     ),
     # cleaning
     "zero_nans": Entry(lambda: gradtx.zero_nans(), optax=lambda: optax.zero_nans()),
-    "centralize": Entry(lambda: gradtx.centralize(), optax=lambda: optax.centralize(), rows=False),
+    "centralize": Entry(lambda: gradtx.centralize(), optax=lambda: optax.centralize()),
     # second-order
     "hutchinson_estimator_diag_hessian": Entry(
         lambda: gradtx.hutchinson_estimator_diag_hessian(1),

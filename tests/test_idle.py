@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import gradtx
-from gradtx.engine.zero_gradients import CannotPause, Pause
+from gradtx.engine.zero_gradients import CannotSkip, SkippedSteps
 
 STEPS = 60
 
@@ -37,8 +37,8 @@ def started(tx):
 def test_slots_are_as_after_so_many_steps(name):
     tx = RULES[name]()
     p, state = started(tx)
-    pause = Pause(jnp.int32(STEPS))
-    updates, paused = tx.update(p, state, pause=pause)
+    pause = SkippedSteps(jnp.int32(STEPS))
+    updates, paused = tx.update(p, state, skipped=pause)
     assert not updates.any()
     assert pause.slots == len(gradtx.slot_names(state))
 
@@ -55,9 +55,9 @@ def test_slots_are_as_after_so_many_steps(name):
 
 
 def horizon(tx):
-    pause = Pause(jnp.int32(1))
+    pause = SkippedSteps(jnp.int32(1))
     p = jnp.zeros((3, 2))
-    tx.update(p, tx.init(p), p, pause=pause)
+    tx.update(p, tx.init(p), p, skipped=pause)
     return pause.horizon
 
 
@@ -83,5 +83,5 @@ def test_horizons():
     ids=["decay", "sign", "growing", "no memory", "traced", "scheduled"],
 )
 def test_what_does_not_say_or_does_not_fade(tx):
-    with pytest.raises(CannotPause):
+    with pytest.raises(CannotSkip):
         horizon(tx)

@@ -1,6 +1,6 @@
 """Rules over all leaves: what they see, what is kept, what is refused."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +14,8 @@ from gradtx.engine.tree import treewise
 class BestState(NamedTuple):
     count: jax.Array
     start: gradtx.Slots
-    best: Any
-    seen: Any
+    best: gradtx.TreeScalar
+    seen: gradtx.TreeScalar
 
 
 @gradtx.transformation

@@ -49,9 +49,10 @@ def chain(*args: GradientTransformation) -> GradientTransformation:
         check(state)
         return _through(links, updates, state, params, extra_args)
 
+    parts = tuple(links)
     last = links[-1].step if links else None
     if last is None:
-        return GradientTransformationExtraArgs(init, update)
+        return GradientTransformationExtraArgs(init, update, parts=parts)
 
     def step(
         updates: Updates, state: State, params: Params, **extra_args: Any
@@ -61,7 +62,7 @@ def chain(*args: GradientTransformation) -> GradientTransformation:
         params, part = last(updates, state[-1], params, **extra_args)
         return params, (*new, part)
 
-    return GradientTransformationExtraArgs(init, update, step)
+    return GradientTransformationExtraArgs(init, update, step, parts=parts)
 
 
 def _through(
@@ -137,7 +138,7 @@ def named_chain(*args: tuple[str, GradientTransformation]) -> GradientTransforma
 
     whole = links.step
     if whole is None:
-        return GradientTransformationExtraArgs(init, update)
+        return GradientTransformationExtraArgs(init, update, parts=links.parts)
 
     def step(
         updates: Updates, state: State, params: Params, **extra_args: Any
@@ -145,7 +146,7 @@ def named_chain(*args: tuple[str, GradientTransformation]) -> GradientTransforma
         params, new = whole(updates, parts(state), params, **extra_args)
         return params, NamedStates(zip(names, new, strict=True))
 
-    return GradientTransformationExtraArgs(init, update, step)
+    return GradientTransformationExtraArgs(init, update, step, parts=links.parts)
 
 
 @transformation
@@ -154,6 +155,7 @@ def identity() -> GradientTransformation:
     return GradientTransformationExtraArgs(
         lambda params: EmptyState(),
         lambda updates, state, params=None, **extra_args: (updates, state),
+        parts=(),
     )
 
 

@@ -124,7 +124,7 @@ def partition(
                     new[i] = leaf
         return groups.treedef.unflatten(new), PartitionState(states)
 
-    return GradientTransformationExtraArgs(init, update)
+    return GradientTransformationExtraArgs(init, update, parts=tuple(links.values()))
 
 
 multi_transform = partition

@@ -36,7 +36,7 @@ def restrict(inner: GradientTransformation, where: Where | None) -> GradientTran
         new, state = tx.update(select(updates, where), state, seen, **extra_args)
         return merge(new, updates), state
 
-    return GradientTransformationExtraArgs(init, update)
+    return GradientTransformationExtraArgs(init, update, parts=(tx,))
 
 
 def either(
@@ -57,7 +57,8 @@ def either(
         others, after = other.update(rest, after, params, **extra_args)
         return merge(new, others), after
 
-    return GradientTransformationExtraArgs(chosen.init, update)
+    parts = tuple(map(with_extra_args_support, (chosen, other)))
+    return GradientTransformationExtraArgs(chosen.init, update, parts=parts)
 
 
 @transformation
@@ -100,5 +101,5 @@ def masked(
         return updates, MaskedState(inner_state)
 
     return GradientTransformationExtraArgs(
-        lambda params: MaskedState(restricted.init(params)), update
+        lambda params: MaskedState(restricted.init(params)), update, parts=(restricted,)
     )

@@ -14,7 +14,7 @@ from gradtx.distributed.axes import (
     check_varying,
     everyones,
 )
-from gradtx.engine.lift import gradient
+from gradtx.engine.leaves import gradient
 from gradtx.numerics import cast, compute_dtype, divide, real_dtype, widen
 from gradtx.pair import GradientTransformation, transformation
 from gradtx.paths import leaves_with_path

@@ -16,10 +16,10 @@ from gradtx.distributed.axes import (
     check_varying,
     everyones,
 )
-from gradtx.engine.lift import _column, gradient, parameter
+from gradtx.engine.leaves import gradient, parameter
 from gradtx.numerics import cast, widen
 from gradtx.pair import GradientTransformation, transformation
-from gradtx.paths import leaves_with_path, path_string
+from gradtx.paths import aligned, leaves_with_path, path_string
 from gradtx.rows import is_rows
 from gradtx.types import Array, Params, Slots, State, Updates
 
@@ -83,7 +83,8 @@ def _compressed(
     ) -> tuple[Updates, State]:
         del params, extra_args
         leaves, treedef = leaves_with_path(updates)
-        columns = {n: _column(label, n, updates, getattr(state, n), treedef) for n in state._fields}
+        problem = f"{label}: the gradients and the state are different trees"
+        columns = {n: aligned(problem, updates, treedef, getattr(state, n)) for n in state._fields}
         devices = bound_size(label, axis_name)
         if devices is None:
             return updates, state

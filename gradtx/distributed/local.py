@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from gradtx.checks import PositiveCount
 from gradtx.distributed.aggregation import message_bytes
 from gradtx.distributed.axes import AxisName, Communicating, bound_size, check_axis_name
+from gradtx.engine.lift import needed
 from gradtx.numerics import cast, widen
 from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.paths import is_leaf
@@ -55,8 +56,7 @@ def _mean(label: str, axis_name: AxisName, values: PyTree) -> PyTree:
 
 
 def _check(label: str, params: Params | None) -> None:
-    if params is None:
-        raise ValueError(f"{label} needs the parameters: call update(updates, state, params)")
+    params = needed(label, params)
 
 
 def _sent(every: Any, params: Params) -> int:

@@ -1,65 +1,92 @@
-"""The engine: it lifts a rule, array mathematics on one leaf, over trees of gradients.
+"""The engine: it lifts a rule, array mathematics on what it reads, over trees of gradients.
 
-A rule is a function ``(g, s, t)`` or ``(g, s, t, p)`` of the leaf's gradient `g`, its slots `s`
-(``s.mu``), the step `t` (a :class:`~gradtx.numerics.Step`, counted from 1, or None where the state
-has no count) and, if it asks for it, the parameter `p`. It returns the direction and a dict of new
-slots. The engine widens what it passes to at least float32, rounds what comes back to the types in
-which gradient and slots are kept, and knows the forms that a leaf may have: an array, `Rows` of a
-table, a slot that is stored in another form, no gradient at all (`None`).
+A rule is a function ``(g, s, t)`` or ``(g, s, t, p)`` of a gradient `g`, its slots `s`
+(``s.mu``), the step `t` (a :class:`~gradtx.numerics.Step`, counted from 1) and, if it asks for it,
+the parameter `p`. It returns the direction and a dict of new slots. Its scope is what it reads: an
+entry, a row, a leaf (here), matrices (:mod:`gradtx.engine.matrices`) or the tree
+(:mod:`gradtx.engine.tree`). The engine widens what it passes to at least float32, rounds what comes
+back to the types in which gradient and slots are kept, and knows the forms that a leaf may have: an
+array, `Rows` of a table, a slot that is stored in another form, no gradient at all (`None`).
+
+What the fields of a state are, their annotations say: `Slots`, `Counter` (each counts steps, the
+first is `t`), `TreeScalar` (a number of the whole tree), `Key` (split at every step; a rule sees a
+key for each leaf).
 """
 
+import functools
 import inspect
-from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, cast as typed
 
+import jax
 import jax.numpy as jnp
 
-from gradtx import numerics
-from gradtx.engine.zero_gradients import Idle, Pause
-from gradtx.numerics import Step, cast, increment, widen
-from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs
+from gradtx.engine.leaves import (
+    SlotsOfLeaf,
+    Steps,
+    fits,
+    gradient,
+    load,
+    parameter,
+    put,
+    store,
+    take,
+)
+from gradtx.engine.zero_gradients import SkippedSteps, ZeroGradient
+from gradtx.numerics import cast, increment, scalar_dtype, widen
+from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs, Rule, Scope
 from gradtx.paths import aligned, leaves_with_path, path_string
-from gradtx.rows import Rows, is_rows, put_rows, take_rows
-from gradtx.types import Array, Params, State, Updates
+from gradtx.rows import Rows, is_rows, take_rows
+from gradtx.types import (
+    COUNTER,
+    KEY,
+    SLOT,
+    TREE_SCALAR,
+    Array,
+    Params,
+    State,
+    Updates,
+    state_fields,
+)
 
 SlotsFn = Callable[[Array], dict[str, Any]]
-Rule = Callable[..., tuple[Array, dict[str, Any]]]
-
-
-@runtime_checkable
-class Stored(Protocol):
-    """A slot kept in another form than an array, such as 8-bit blocks.
-
-    It is a pytree. The engine loads it before the rule and stores the rule's result after it;
-    `take` and `put` do the same for some rows and are needed only where rows are used.
-    """
-
-    shape: tuple[int, ...]
-
-    def load(self) -> Array: ...
-    def store(self, value: Array) -> "Stored": ...
-    def take(self, indices: Array) -> Array: ...
-    def put(self, indices: Array, values: Array) -> "Stored": ...
+RuleFn = Callable[..., tuple[Any, dict[str, Any]]]
+Start = Mapping[str, Any] | Callable[[list[Array]], Mapping[str, Any]]
+AdvanceFn = Callable[[Any, Any], Mapping[str, Any]]
 
 
 def elementwise(
-    state: type, slots: SlotsFn | None, rule: Rule, *, idle: Idle | None = None
+    state: type,
+    slots: SlotsFn | None,
+    rule: RuleFn,
+    *,
+    start: Start | None = None,
+    advance: AdvanceFn | None = None,
+    zero_gradient: ZeroGradient | None = None,
 ) -> GradientTransformation:
     """Lift a rule that treats every entry alone.
 
     It runs on whole leaves, on the rows of a table, on shards, on several leaves stacked.
 
     Args:
-        state: a NamedTuple class: a field for each slot (annotated `Slots`) and, if the rule uses
-            the step, ``count``.
+        state: a NamedTuple class whose fields are annotated `Slots`, `Counter` (if the rule uses
+            the step), `TreeScalar` or `Key`.
         slots: ``p -> {name: array}``, the slots of one parameter at the start; None for none.
-        rule: ``(g, s, t[, p]) -> (direction, {name: new slot})``; see :mod:`gradtx.engine`.
-        idle: what the rule does while gradients are zero, if that is so simple; it saves
+        rule: ``(g, s, t[, p]) -> (direction, {name: new slot})``; see :mod:`gradtx.engine.lift`.
+        start: ``{name: value}`` of the fields that are no slots and no counters, or a function
+            from the list of parameters to that. Numbers are kept in at least float32.
+        advance: ``(s, t) -> {name: value}``, the numbers of the whole tree after the step; the
+            rule sees those before it.
+        zero_gradient: what the rule does while gradients are zero, if that is so simple; it saves
             :func:`exact_rows` steps.
 
     Returns:
         The pair. Decorate the function that calls this with :func:`transformation`.
+
+    Raises:
+        TypeError: the state class does not say what a field is.
 
     >>> import gradtx
     >>> from typing import NamedTuple
@@ -79,11 +106,16 @@ def elementwise(
     >>> tx.update(jnp.ones(2), state)[0].tolist()
     [1.5, 1.5]
     """
-    return _lift(state, slots, rule, rows=True, idle=idle)
+    lifted = Rule(Scope.ENTRY, state, rule, on_rows=True, zero_gradient=zero_gradient)
+    return lift(lifted, each_slots(slots), each_leaf(lifted), start=start, advance=advance)
 
 
 def rowwise(
-    state: type, slots: SlotsFn | None, rule: Rule, *, idle: Idle | None = None
+    state: type,
+    slots: SlotsFn | None,
+    rule: RuleFn,
+    *,
+    zero_gradient: ZeroGradient | None = None,
 ) -> GradientTransformation:
     """Lift a rule that treats every row alone, along the first dimension of a leaf.
 
@@ -91,83 +123,314 @@ def rowwise(
     of the first dimension. The arguments are those of :func:`elementwise`. A slot may keep one
     number for each row, in the shape of :func:`gradtx.numerics.row_mean`.
     """
-    return _lift(state, slots, rule, rows=True, idle=idle)
+    lifted = Rule(Scope.ROW, state, rule, on_rows=True, zero_gradient=zero_gradient)
+    return lift(lifted, each_slots(slots), each_leaf(lifted))
 
 
-def leafwise(state: type, slots: SlotsFn | None, rule: Rule) -> GradientTransformation:
+def leafwise(
+    state: type,
+    slots: SlotsFn | None,
+    rule: RuleFn,
+    *,
+    rows: bool = False,
+    start: Start | None = None,
+) -> GradientTransformation:
     """Lift a rule that treats every leaf alone and may reduce over it (a norm, a matrix product).
 
-    The arguments are those of :func:`elementwise`. It does not run on `Rows`, whose missing rows
-    the rule would have to see.
+    Args:
+        state: a state class; this, `slots`, `rule` and `start` are as in :func:`elementwise`.
+        slots: the slots of one parameter at the start.
+        rule: the rule.
+        rows: of a table whose gradient is `Rows`, the rule sees the values of these rows in the
+            place of the leaf, and the slots whole: right where rows of zeros change nothing. Else
+            `Rows` are refused, since the rule would have to see the missing rows.
+        start: the fields that are no slots and no counters.
     """
-    return _lift(state, slots, rule, rows=False)
+    lifted = Rule(Scope.LEAF, state, rule, on_rows=rows)
+    return lift(lifted, each_slots(slots), each_leaf(lifted), start=start)
 
 
-def _lift(
-    state_class: type, slots: SlotsFn | None, rule: Rule, *, rows: bool, idle: Idle | None = None
+@dataclass
+class Leaves:
+    """What one update is about: gradients, and what lies beside each of them."""
+
+    label: str
+    treedef: Any
+    paths: list[Any]
+    gradients: list[Any]
+    slots: dict[str, list[Any]]
+    params: list[Any]
+    steps: Steps
+    scalars: dict[str, Any]
+    keys: dict[str, Any]
+    takes_params: bool
+    skipped: SkippedSteps | None
+    extra_args: dict[str, Any]
+
+    def there(self) -> list[int]:
+        """Which leaves have a gradient."""
+        return [i for i, g in enumerate(self.gradients) if g is not None]
+
+    def held(self, i: int) -> dict[str, Any]:
+        """The slots of a leaf, as they are kept."""
+        return {name: column[i] for name, column in self.slots.items()}
+
+    def view(self, loaded: dict[str, Any], drawn: Mapping[str, Any] = MappingProxyType({})) -> Any:
+        """What a rule sees as `s`: slots, numbers of the tree, keys."""
+        return SlotsOfLeaf(self.label, loaded, {**self.scalars, **drawn})
+
+
+FirstFn = Callable[[Params, list[Any], list[Any]], list[Any]]
+Transform = Callable[[Leaves], tuple[list[Any], dict[str, Any]]]
+
+
+def lift(
+    rule: Rule,
+    first: FirstFn,
+    transform: Transform,
+    *,
+    start: Start | None = None,
+    advance: AdvanceFn | None = None,
+    takes_params: bool | None = None,
 ) -> GradientTransformation:
-    fields: tuple[str, ...] = state_class._fields  # type: ignore[attr-defined]
-    counted = "count" in fields
-    names = tuple(name for name in fields if name != "count")
-    takes_params = len(inspect.signature(rule).parameters) == 4
-    label = ([rule.__qualname__, *rule.__qualname__.split(".<locals>.")])[-2].split(".")[-1]
+    """The pair around a rule: all that is the same in every scope.
+
+    Args:
+        rule: the rule with its scope.
+        first: ``(params, leaves, paths) -> [{name: slot}]``, the slots of each leaf at the start.
+        transform: applies the rule to `Leaves`: their directions and, by name, the new slots of
+            each (as they are kept) and the new numbers of the tree.
+        start: the fields that are no slots and no counters.
+        advance: the numbers of the tree after the step, where the rule does not return them.
+        takes_params: whether the rule reads the parameters; else its signature says so.
+    """
+    label = label_of(rule.function)
+    fields = checked_fields(label, rule.state)
+    named = {k: [n for n, kind in fields.items() if kind == k] for k in set(fields.values())}
+    slotted, counters = named.get(SLOT, []), named.get(COUNTER, [])
+    scalars, keys = named.get(TREE_SCALAR, []), named.get(KEY, [])
+    if takes_params is None:
+        takes_params = reads_params(rule.function)
 
     def init(params: Params) -> State:
         leaves, treedef = leaves_with_path(params)
         checked = [None if p is None else parameter(p, path) for path, p in leaves]
-        made = [None if p is None or slots is None else slots(p) for p in checked]
-        count = {"count": jnp.zeros([], jnp.int32)} if counted else {}
-        trees = {n: treedef.unflatten([m if m is None else m[n] for m in made]) for n in names}
-        return state_class(**count, **trees)
+        made = first(params, checked, [path for path, _ in leaves])
+        for one in made:
+            if one is not None:
+                check_names(f"{label}: the slots at the start", one, slotted, rule.state)
+        trees = {n: treedef.unflatten([m if m is None else m[n] for m in made]) for n in slotted}
+        there = [widen(p) for p in checked if p is not None]
+        given = start(there) if callable(start) else start or {}
+        check_names(f"{label}: what starts beside the slots", given, [*scalars, *keys], rule.state)
+        kind = scalar_dtype(there)
+        kept = {
+            n: jnp.asarray(v, bool if isinstance(v, bool) else kind)
+            for n, v in given.items()
+            if n in scalars
+        }
+        kept |= {n: given[n] for n in keys}
+        counts = {n: jnp.zeros([], jnp.int32) for n in counters}
+        return typed(State, rule.state(**trees, **kept, **counts))
 
     def update(
         updates: Updates,
         state: State,
         params: Params | None = None,
         *,
-        pause: Pause | None = None,
+        skipped: SkippedSteps | None = None,
         **extra_args: Any,
     ) -> tuple[Updates, State]:
-        del extra_args
-        applied = rule if pause is None else pause.over(rule, idle, takes_params)
-        check_state(label, state, state_class)
+        if fields:
+            check_state(label, state, rule.state)
+        if takes_params and updates is not None:
+            params = needed(label, params)
         leaves, treedef = leaves_with_path(updates)
-        if takes_params and params is None and updates is not None:
-            raise ValueError(f"{label} needs the parameters: call update(updates, state, params)")
-        columns = [_column(label, n, updates, getattr(state, n), treedef) for n in names]
-        values = (
-            _column(label, "the parameters", updates, params, treedef)
-            if takes_params
-            else [None] * len(leaves)
-        )
-        count = increment(state.count) if counted else None
-        steps = _Steps(count)
-        out: list[Any] = []
-        new: list[list[Any]] = [[] for _ in names]
-        direction: Any
-        for i, (path, g) in enumerate(leaves):
-            held = {n: column[i] for n, column in zip(names, columns, strict=True)}
-            if g is None:
-                direction, kept = None, held
-            elif is_rows(g):
-                if not rows:
-                    raise TypeError(
-                        f"{label} looks at whole leaves and cannot run on the Rows at "
-                        f"{path_string(path)!r}: use an elementwise transformation there (see "
-                        "partition), or make the gradient dense with dense_rows or to_dense()"
-                    )
-                direction, kept = _on_rows(applied, g, held, steps, values[i])
-            else:
-                direction, kept = _on_array(applied, label, path, g, held, steps, values[i])
-            out.append(direction)
-            for n, column in zip(names, new, strict=True):
-                column.append(kept[n])
-        trees = {n: treedef.unflatten(c) for n, c in zip(names, new, strict=True)}
-        if counted:
-            trees["count"] = count
-        return treedef.unflatten(out), state._replace(**trees) if trees else state
 
-    return GradientTransformationExtraArgs(init, update)
+        def column(name: str, tree: Any) -> list[Any]:
+            problem = f"{label}: the gradients and {name} are different trees"
+            return aligned(problem, updates, treedef, tree)
+
+        counts = {n: increment(getattr(state, n)) for n in counters}
+        drawn = {n: jax.random.split(getattr(state, n)) for n in keys}
+        given = Leaves(
+            label,
+            treedef,
+            [path for path, _ in leaves],
+            [g for _, g in leaves],
+            {n: column(n, getattr(state, n)) for n in slotted},
+            column("the parameters", params) if takes_params else [None] * len(leaves),
+            Steps(label, rule.state, next(iter(counts.values()), None)),
+            {n: getattr(state, n) for n in scalars},
+            {n: pair[1] for n, pair in drawn.items()},
+            takes_params,
+            skipped,
+            extra_args,
+        )
+        directions, new = transform(given)
+        if advance is not None:
+            step = given.steps.of(scalar_dtype([g for g in given.gradients if g is not None]))
+            new = {**new, **advance(given.view({}), step)}
+        if not fields:
+            return treedef.unflatten(directions), state
+        fresh = {n: treedef.unflatten(new[n]) for n in slotted}
+        fresh |= {
+            n: cast(jnp.asarray(new[n]), getattr(state, n).dtype) for n in scalars if n in new
+        }
+        fresh |= {n: pair[0] for n, pair in drawn.items()}
+        return treedef.unflatten(directions), state._replace(**fresh, **counts)
+
+    return GradientTransformationExtraArgs(init, update, rule=rule)
+
+
+def each_slots(slots: SlotsFn | None) -> FirstFn:
+    """The slots of each leaf at the start, made of nothing but that leaf; None for no leaf."""
+
+    def first(params: Params, leaves: list[Any], paths: list[Any]) -> list[Any]:
+        return [None if p is None else {} if slots is None else slots(p) for p in leaves]
+
+    return first
+
+
+def each_leaf(rule: Rule) -> Transform:
+    """A rule of entries, rows or leaves applied to one leaf after the other."""
+    function, takes_params = rule.function, reads_params(rule.function)
+
+    def transform(given: Leaves) -> tuple[list[Any], dict[str, Any]]:
+        applied = function
+        if given.skipped is not None:
+            applied = given.skipped.over(function, rule.zero_gradient, takes_params)
+        there = given.there()
+        keys = {
+            n: dict(zip(there, jax.random.split(k, max(len(there), 1)), strict=False))
+            for n, k in given.keys.items()
+        }
+        directions: list[Any] = [None] * len(given.gradients)
+        slots = {n: list(column) for n, column in given.slots.items()}
+        for i in there:
+            on: Any = on_array
+            if is_rows(given.gradients[i]):
+                if not rule.on_rows:
+                    raise refused_rows(given.label, given.paths[i])
+                on = on_values if rule.scope is Scope.LEAF else on_rows
+            drawn = {n: of_leaf[i] for n, of_leaf in keys.items()}
+            directions[i], new = on(applied, given, i, drawn)
+            for n, column in slots.items():
+                column[i] = new[n]
+        return directions, slots
+
+    return transform
+
+
+def on_array(
+    rule: RuleFn, given: Leaves, i: int, drawn: dict[str, Any]
+) -> tuple[Array, dict[str, Any]]:
+    """The rule on a leaf whose gradient is an array."""
+    g = gradient(given.gradients[i], given.paths[i])
+    held = given.held(i)
+    check_shapes(given, i, g.shape)
+    loaded = {n: load(s) for n, s in held.items()}
+    direction, new = call(rule, given, i, widen(g), loaded, drawn)
+    if direction.shape != g.shape:
+        raise ValueError(
+            f"{given.label}: at {path_string(given.paths[i])!r} a gradient of shape {g.shape} "
+            f"became an update of shape {direction.shape}; is a hyperparameter or a parameter of "
+            "another shape?"
+        )
+    return cast(direction, g.dtype), {n: store(s, new[n]) for n, s in held.items()}
+
+
+def on_rows(
+    rule: RuleFn, given: Leaves, i: int, drawn: dict[str, Any]
+) -> tuple[Rows, dict[str, Any]]:
+    """Gather the rows' slots, apply the rule to them, and scatter the slots back."""
+    g = given.gradients[i].coalesce()
+    held = given.held(i)
+    loaded = {n: take(s, g.indices) for n, s in held.items()}
+    direction, new = call(rule, given, i, widen(g.values), loaded, drawn, g.indices)
+    kept = {n: put(s, g.indices, new[n]) for n, s in held.items()}
+    return g.with_values(cast(direction, g.dtype)), kept
+
+
+def on_values(
+    rule: RuleFn, given: Leaves, i: int, drawn: dict[str, Any]
+) -> tuple[Rows, dict[str, Any]]:
+    """The rule on the values of some rows, as if they were the leaf."""
+    g = given.gradients[i].coalesce()
+    held = given.held(i)
+    loaded = {n: load(s) for n, s in held.items()}
+    direction, new = call(rule, given, i, widen(g.values), loaded, drawn, g.indices)
+    kept = {n: store(s, new[n]) for n, s in held.items()}
+    return g.with_values(cast(direction, g.dtype)), kept
+
+
+def call(
+    rule: RuleFn,
+    given: Leaves,
+    i: int,
+    g: Array,
+    loaded: dict[str, Any],
+    drawn: Mapping[str, Any] = MappingProxyType({}),
+    rows: Any = None,
+) -> tuple[Array, dict[str, Any]]:
+    """The rule's result for a leaf, or some rows of it, with the keys drawn for it."""
+    arguments = [g, given.view(loaded, drawn), given.steps.of(g.dtype)]
+    p = given.params[i]
+    if p is not None:
+        arguments.append(widen(jnp.asarray(p) if rows is None else take_rows(p, rows)))
+    return checked_result(given.label, rule(*arguments), loaded)
+
+
+def checked_result(label: str, result: Any, names: Iterable[str]) -> tuple[Any, dict[str, Any]]:
+    """What a rule returned, once it is known to be a direction and just these slots."""
+    if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
+        raise TypeError(
+            f"{label}: a rule returns (direction, {{slot: new value}}), not {result!r:.80}"
+        )
+    check_names(f"{label}: the new slots", result[1], list(names), None)
+    return result[0], dict(result[1])
+
+
+def label_of(function: Any) -> str:
+    """What errors call a transformation: the function in which its rule stands."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    names = getattr(function, "__qualname__", type(function).__name__).split(".<locals>.")
+    return str(names[-2:][0].split(".")[-1])
+
+
+def reads_params(function: Any) -> bool:
+    """Whether a rule takes a fourth argument, the parameter."""
+    parameters = list(inspect.signature(function).parameters.values())
+    return (
+        len([p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]) > 3
+    )
+
+
+def checked_fields(label: str, state: Any) -> dict[str, Any]:
+    """What each field of a state class is; raises TypeError if one does not say so."""
+    fields = dict(state_fields(state))
+    if fields.get("count", SLOT) is None:
+        fields["count"] = COUNTER
+    silent = [name for name, kind in fields.items() if kind is None]
+    if silent:
+        raise TypeError(
+            f"{label}: {state.__name__} does not say what {', '.join(silent)} is: annotate each "
+            "field as Slots, Counter, TreeScalar or Key"
+        )
+    return fields
+
+
+def check_names(what: str, given: Mapping[str, Any], wanted: Sequence[str], state: Any) -> None:
+    """Raise ValueError unless just these names are given."""
+    if set(given) == set(wanted):
+        return
+    missing = [n for n in wanted if n not in given]
+    extra = [n for n in given if n not in wanted]
+    problem = [f"{', '.join(map(repr, missing))} missing"] if missing else []
+    problem += [f"{', '.join(map(repr, extra))} unknown"] if extra else []
+    where = f" ({state.__name__})" if state is not None else ""
+    raise ValueError(f"{what}: {', '.join(problem)}; they are {', '.join(wanted) or 'none'}{where}")
 
 
 def check_state(label: str, state: State, state_class: Any) -> None:
@@ -179,116 +442,29 @@ def check_state(label: str, state: State, state_class: Any) -> None:
         )
 
 
-class _Steps:
-    """The step in each of the types in which leaves are computed."""
-
-    def __init__(self, count: Array | None) -> None:
-        self.count = count
-        self.made: dict[Any, Step] = {}
-
-    def of(self, g: Array) -> Step | None:
-        if self.count is None:
-            return None
-        dtype = numerics.real_dtype(g.dtype)
-        if dtype not in self.made:
-            self.made[dtype] = Step(self.count, dtype)
-        return self.made[dtype]
-
-
-def parameter(p: Any, path: Any = ()) -> Array:
-    """A trained parameter as an array: Python numbers count as floats.
-
-    Raises:
-        TypeError: it is an integer or boolean array, or no array at all.
-    """
-    if isinstance(p, int | float) and not isinstance(p, bool):
-        p = jnp.asarray(p, float)
-    if not hasattr(p, "dtype") or not jnp.issubdtype(p.dtype, jnp.inexact):
-        kind = getattr(p, "dtype", type(p).__name__)
-        raise TypeError(
-            f"the parameter at {path_string(path)!r} is {kind}: only floating-point and complex "
-            "arrays can be trained; leave it out with `trainable` or `select`"
-        )
-    return cast(p, p.dtype)  # weak types would become strong, and compile again
-
-
-def gradient(g: Any, path: Any) -> Array:
-    """A gradient as an array; raises TypeError if it is none of a trained parameter."""
-    if isinstance(g, int | float) and not isinstance(g, bool):
-        g = jnp.asarray(g, float)
-    if not hasattr(g, "dtype") or not jnp.issubdtype(g.dtype, jnp.inexact):
-        kind = getattr(g, "dtype", type(g).__name__)
-        raise TypeError(f"the gradient at {path_string(path)!r} is {kind}, not floating point")
-    return g
-
-
-def _column(label: str, name: str, updates: Any, tree: Any, treedef: Any) -> list[Any]:
-    """The parts of `tree` that belong to the leaves of `updates`."""
-    return aligned(f"{label}: the gradients and {name} are different trees", updates, treedef, tree)
-
-
-def load(slot: Any) -> Any:
-    """A slot as the rule sees it: an array in the type in which it computes."""
-    if isinstance(slot, list):
-        return [load(part) for part in slot]
-    if isinstance(slot, Stored):
-        return widen(slot.load())
-    return widen(slot) if hasattr(slot, "dtype") else slot
-
-
-def store(slot: Any, value: Any) -> Any:
-    """`value` in the form and type in which `slot` is kept."""
-    if isinstance(slot, list):
-        return [store(part, v) for part, v in zip(slot, value, strict=True)]
-    if isinstance(slot, Stored):
-        return slot.store(value)
-    return cast(value, slot.dtype)
-
-
-def _on_array(
-    rule: Rule, label: str, path: Any, g: Any, held: dict[str, Any], steps: _Steps, p: Any
-) -> tuple[Array, dict[str, Any]]:
-    g = gradient(g, path)
-    for name, slot in held.items():
-        if isinstance(slot, list):
-            continue
-        if slot is None or (len(slot.shape) == g.ndim and not _fits(slot.shape, g.shape)):
+def check_shapes(
+    given: Leaves, i: int, shape: tuple[int, ...], held: dict[str, Any] | None = None
+) -> None:
+    """Raise ValueError unless every slot of a leaf may belong to a gradient of that shape."""
+    for name, slot in (given.held(i) if held is None else held).items():
+        if not fits(slot, shape):
             raise ValueError(
-                f"{label}: at {path_string(path)!r} the gradient has the shape {g.shape} and the "
-                f"slot {name} {None if slot is None else slot.shape}"
+                f"{given.label}: at {path_string(given.paths[i])!r} the gradient has the shape "
+                f"{tuple(shape)} and the slot {name} {None if slot is None else slot.shape}"
             )
-    wide = widen(g)
-    arguments = (wide, SimpleNamespace(**{n: load(s) for n, s in held.items()}), steps.of(wide))
-    direction, new = rule(*arguments) if p is None else rule(*arguments, widen(jnp.asarray(p)))
-    if direction.shape != g.shape:
-        raise ValueError(
-            f"{label}: at {path_string(path)!r} a gradient of shape {g.shape} became an update of "
-            f"shape {direction.shape}; is a hyperparameter or a parameter of another shape?"
-        )
-    return cast(direction, g.dtype), {n: store(s, new[n]) for n, s in held.items()}
 
 
-def _fits(slot: tuple[int, ...], g: tuple[int, ...]) -> bool:
-    # A slot that is reduced over a dimension keeps it with length 1.
-    return all(a in (1, b) for a, b in zip(slot, g, strict=True))
+def needed(label: str, params: Params | None) -> Params:
+    """The parameters; raises ValueError where ``update`` was called without them."""
+    if params is None:
+        raise ValueError(f"{label} needs the parameters: call update(updates, state, params)")
+    return params
 
 
-def _on_rows(
-    rule: Rule, g: Rows, held: dict[str, Any], steps: _Steps, p: Any
-) -> tuple[Rows, dict[str, Any]]:
-    """Gather the rows' slots, apply the rule to them, and scatter the slots back."""
-    g = g.coalesce()
-    taken = {
-        n: widen(s.take(g.indices) if isinstance(s, Stored) else take_rows(s, g.indices))
-        for n, s in held.items()
-    }
-    wide = widen(g.values)
-    arguments = (wide, SimpleNamespace(**taken), steps.of(wide))
-    direction, new = (
-        rule(*arguments) if p is None else rule(*arguments, widen(take_rows(p, g.indices)))
+def refused_rows(label: str, path: Any) -> TypeError:
+    """The error of a transformation that cannot run on `Rows`."""
+    return TypeError(
+        f"{label} looks at whole leaves and cannot run on the Rows at {path_string(path)!r}: use "
+        "an elementwise transformation there (see partition), or make the gradient dense with "
+        "dense_rows or to_dense()"
     )
-    kept = {
-        n: s.put(g.indices, new[n]) if isinstance(s, Stored) else put_rows(s, g.indices, new[n])
-        for n, s in held.items()
-    }
-    return g.with_values(cast(direction, g.dtype)), kept

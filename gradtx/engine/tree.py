@@ -1,34 +1,41 @@
 """Rules that look at all leaves together, and keep numbers of the whole tree beside the slots."""
 
 import inspect
-from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any, cast as typed
+from typing import Any
 
 import jax.numpy as jnp
 
-from gradtx.engine.lift import SlotsFn, _column, check_state, gradient, load, parameter, store
-from gradtx.numerics import Step, cast, increment, scalar_dtype, widen
-from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs
-from gradtx.paths import leaves_with_path, path_string
+from gradtx.engine.leaves import gradient, load, store
+from gradtx.engine.lift import (
+    Leaves,
+    RuleFn,
+    SlotsFn,
+    Start,
+    Transform,
+    check_names,
+    each_slots,
+    lift,
+    refused_rows,
+)
+from gradtx.numerics import cast, scalar_dtype, widen
+from gradtx.pair import GradientTransformation, Rule, Scope
+from gradtx.paths import path_string
 from gradtx.rows import Rows, is_rows
-from gradtx.types import Array, Params, State, Updates, slot_fields
-
-NumbersFn = Callable[[list[Array]], dict[str, Any]]
-Rule = Callable[..., tuple[list[Any], dict[str, Any]]]
+from gradtx.types import Array
 
 
 def treewise(
-    state: type, slots: SlotsFn | None, numbers: NumbersFn | None, rule: Rule, *, rows: bool = False
+    state: type, slots: SlotsFn | None, start: Start | None, rule: RuleFn, *, rows: bool = False
 ) -> GradientTransformation:
     """Lift a rule that looks at all leaves together, such as one that takes a global norm.
 
     Args:
-        state: a NamedTuple class: a field for each slot (annotated `Slots`), one for each number of
-            the whole tree and, if the rule uses the step, ``count``.
+        state: a NamedTuple class whose fields are annotated `Slots`, `Counter` (if the rule uses
+            the step), `TreeScalar` (each number of the whole tree) or `Key`.
         slots: ``p -> {name: array}``, the slots of one parameter at the start; None for none.
-        numbers: ``[p, ...] -> {name: number}``, the numbers at the start; None for none. They are
-            kept in float32, or wider where a parameter is; a boolean stays one.
+        start: ``{name: number}``, the numbers at the start, or a function from the list of
+            parameters to that; None for none. They are kept in float32, or wider where a parameter
+            is; a boolean stays one.
         rule: ``(g, s, t[, p][, *, value]) -> (directions, {name: new slots or number})``. Gradients
             `g`, parameters `p` and each slot are lists of the leaves that have a gradient, to which
             ``jax.tree.map`` and :mod:`gradtx.tree` apply; a number is a scalar. What a rule does
@@ -52,69 +59,50 @@ def treewise(
     ... }
     {'a': 0.6000000238418579, 'b': 0.800000011920929}
     """
-    fields: tuple[str, ...] = state._fields  # type: ignore[attr-defined]
-    slotted = [n for n in fields if n in slot_fields(state)]
-    counted = "count" in fields
-    whole = [n for n in fields if n not in slotted and n != "count"]
+    lifted = Rule(Scope.TREE, state, rule, on_rows=rows)
     wanted = inspect.signature(rule).parameters
-    label = rule.__qualname__.split(".<locals>.")[-2].split(".")[-1]
+    transform = _all_leaves(lifted, takes_value="value" in wanted)
+    return lift(lifted, each_slots(slots), transform, start=start, takes_params="p" in wanted)
 
-    def init(params: Params) -> State:
-        leaves, treedef = leaves_with_path(params)
-        checked = [None if p is None else parameter(p, path) for path, p in leaves]
-        made = [None if p is None or slots is None else slots(p) for p in checked]
-        trees = {n: treedef.unflatten([m if m is None else m[n] for m in made]) for n in slotted}
-        there = [widen(p) for p in checked if p is not None]
-        start = {} if numbers is None else numbers(there)
-        kinds = {n: bool if isinstance(v, bool) else scalar_dtype(there) for n, v in start.items()}
-        kept = {n: jnp.asarray(start[n], kinds[n]) for n in whole}
-        count = {"count": jnp.zeros([], jnp.int32)} if counted else {}
-        return typed(State, state(**trees, **kept, **count))
 
-    def update(
-        updates: Updates, now: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
-        check_state(label, now, state)
-        if "p" in wanted and params is None and updates is not None:
-            raise ValueError(f"{label} needs the parameters: call update(updates, state, params)")
-        leaves, treedef = leaves_with_path(updates)
-        columns = {n: _column(label, n, updates, getattr(now, n), treedef) for n in slotted}
-        beside = dict(columns)
-        if "p" in wanted:
-            beside["parameter"] = _column(label, "the parameters", updates, params, treedef)
-        there = [i for i, (_, g) in enumerate(leaves) if g is not None]
-        given = [
-            _checked(label, *leaves[i], {n: c[i] for n, c in beside.items()}, rows) for i in there
-        ]
-        g = [_widened(x) for x in given]
-        dtype = scalar_dtype(g)
+def _all_leaves(rule: Rule, *, takes_value: bool) -> Transform:
+    """A rule of the tree applied to all leaves that have a gradient."""
+
+    def transform(given: Leaves) -> tuple[list[Any], dict[str, Any]]:
+        there = given.there()
+        gradients = [_checked(given, i, on_rows=rule.on_rows) for i in there]
+        g = [_widened(x) for x in gradients]
         arguments: dict[str, Any] = {}
-        if "p" in wanted:
-            arguments["p"] = [load(jnp.asarray(beside["parameter"][i])) for i in there]
-        if "value" in wanted:
-            arguments["value"] = loss_value(label, extra_args).astype(dtype)
-        count = increment(now.count) if counted else None
-        held = SimpleNamespace(
-            **{n: [load(c[i]) for i in there] for n, c in columns.items()},
-            **{n: getattr(now, n) for n in whole},
-        )
-        step = None if count is None else Step(count, dtype)
-        directions, new = rule(g, held, step, **arguments)
+        if there and given.params[there[0]] is not None:
+            arguments["p"] = [load(jnp.asarray(given.params[i])) for i in there]
+        elif given.takes_params:
+            arguments["p"] = []
+        if takes_value:
+            value = loss_value(given.label, given.extra_args)
+            arguments["value"] = value.astype(scalar_dtype(g))
+        held = given.view({n: [load(c[i]) for i in there] for n, c in given.slots.items()})
+        step = given.steps.of(scalar_dtype(g))
+        result, new = rule.function(g, held, step, **arguments)
+        known = [*given.slots, *given.scalars]
+        if unknown := set(new) - set(known):
+            check_names(
+                f"{given.label}: what the rule returns",
+                dict.fromkeys([*known, *unknown]),
+                known,
+                rule.state,
+            )
 
-        out: list[Any] = [None] * len(leaves)
-        for i, x, u in zip(there, given, directions, strict=True):
-            out[i] = _rounded(u, x.dtype)
-        fresh: dict[str, Any] = {"count": count} if counted else {}
+        directions: list[Any] = [None] * len(given.gradients)
+        for i, x, u in zip(there, gradients, result, strict=True):
+            directions[i] = _rounded(u, x.dtype)
+        slots = {n: list(column) for n, column in given.slots.items()}
         for n in new:
-            if n in columns:
+            if n in slots:
                 for i, slot in zip(there, new[n], strict=True):
-                    columns[n][i] = store(columns[n][i], slot)
-                fresh[n] = treedef.unflatten(columns[n])
-            else:
-                fresh[n] = cast(jnp.asarray(new[n]), getattr(now, n).dtype)
-        return treedef.unflatten(out), now._replace(**fresh) if fresh else now
+                    slots[n][i] = store(slots[n][i], slot)
+        return directions, {**slots, **{n: v for n, v in new.items() if n not in slots}}
 
-    return GradientTransformationExtraArgs(init, update)
+    return transform
 
 
 def loss_value(label: str, extra_args: dict[str, Any]) -> Array:
@@ -134,24 +122,30 @@ def loss_value(label: str, extra_args: dict[str, Any]) -> Array:
     return jnp.real(jnp.asarray(value))
 
 
-def _checked(label: str, path: Any, g: Any, beside: dict[str, Any], rows: bool) -> Any:
+def _checked(given: Leaves, i: int, *, on_rows: bool) -> Any:
     """A gradient that fits what lies beside it."""
+    g, path = given.gradients[i], given.paths[i]
     if not is_rows(g):
         g = gradient(g, path)
-    elif not rows:
-        raise TypeError(
-            f"{label} looks at whole leaves and cannot run on the Rows at {path_string(path)!r}: "
-            "use an elementwise transformation there (see partition), or make the gradient dense "
-            "with to_dense()"
+    elif not on_rows:
+        raise refused_rows(given.label, path)
+    shape = tuple(g.shape)
+    beside = {f"slot {n}": s for n, s in given.held(i).items()}
+    # A slot may keep several arrays of the leaf's shape, one after the other.
+    unlike = {n: x for n, x in beside.items() if x is None or not _ends_in(jnp.shape(x), shape)}
+    p = given.params[i]
+    if p is not None and jnp.shape(p) != shape:
+        unlike["parameter"] = p
+    for name, x in unlike.items():
+        raise ValueError(
+            f"{given.label}: at {path_string(path)!r} the gradient has the shape {shape} and the "
+            f"{name} {None if x is None else jnp.shape(x)}"
         )
-    for name, x in beside.items():
-        shape = None if x is None else jnp.shape(x)
-        if shape != tuple(g.shape):
-            raise ValueError(
-                f"{label}: at {path_string(path)!r} the gradient has the shape {tuple(g.shape)} "
-                f"and the {name} {shape}"
-            )
     return g
+
+
+def _ends_in(shape: tuple[int, ...], end: tuple[int, ...]) -> bool:
+    return len(shape) >= len(end) and shape[len(shape) - len(end) :] == end
 
 
 def _widened(g: Any) -> Any:

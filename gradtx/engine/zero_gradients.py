@@ -10,7 +10,7 @@ from gradtx.numerics import real_dtype
 from gradtx.types import Array
 
 
-class Idle(NamedTuple):
+class ZeroGradient(NamedTuple):
     """What a rule does while gradients are zero, so that many such steps can be taken at once.
 
     factors: by name of the slot, what a step multiplies it by; fade: ``() -> number``, what a step
@@ -21,12 +21,12 @@ class Idle(NamedTuple):
     fade: Callable[[], Any] = lambda: 0.0
 
 
-class CannotPause(Exception):
+class CannotSkip(Exception):
     """A rule does not say what many steps with zero gradients do."""
 
 
-class Pause:
-    """Steps with zero gradients taken at once, as the extra argument ``pause`` of an update.
+class SkippedSteps:
+    """Steps with zero gradients taken at once, as the extra argument ``skipped`` of an update.
 
     Attributes:
         steps: how many.
@@ -37,20 +37,20 @@ class Pause:
     def __init__(self, steps: Array) -> None:
         self.steps, self.slots, self.horizon = steps, 0, 0
 
-    def over(self, rule: Any, idle: Idle | None, takes_params: bool) -> Any:
+    def over(self, rule: Any, zero_gradient: ZeroGradient | None, takes_params: bool) -> Any:
         """What takes the place of `rule` for that long."""
 
-        def pausing(g: Array, s: Any, t: Any, *p: Array) -> tuple[Array, dict[str, Array]]:
-            names = list(vars(s))
-            if takes_params or (names and idle is None):
-                raise CannotPause
+        def skipping(g: Array, s: Any, t: Any, *p: Array) -> tuple[Array, dict[str, Array]]:
+            names = s.names()
+            if takes_params or (names and zero_gradient is None):
+                raise CannotSkip
             self.slots += len(names)
-            if idle is None:
+            if zero_gradient is None:
                 return rule(g, s, t)
-            self.horizon += _fading(idle)
-            return g, {n: getattr(s, n) * self._power(idle.factors[n], g) for n in names}
+            self.horizon += _fading(zero_gradient)
+            return g, {n: getattr(s, n) * self._power(zero_gradient.factors[n], g) for n in names}
 
-        return pausing
+        return skipping
 
     def _power(self, factor: Any, like: Array) -> Any:
         if isinstance(factor, float | int) and factor == 1:
@@ -59,11 +59,11 @@ class Pause:
         return jnp.asarray(factor, dtype) ** self.steps.astype(dtype)
 
 
-def _fading(idle: Idle) -> int:
+def _fading(zero_gradient: ZeroGradient) -> int:
     try:
-        fade = idle.fade()
+        fade = zero_gradient.fade()
     except ZeroDivisionError:
-        raise CannotPause from None
+        raise CannotSkip from None
     if not isinstance(fade, float | int) or fade >= 1:
-        raise CannotPause
+        raise CannotSkip
     return math.ceil(-32 * math.log(2) / math.log(fade)) if fade > 0 else 0

@@ -16,8 +16,9 @@ from gradtx.optimizers.amsgrad import amsgrad
 from gradtx.optimizers.ftrl import ftrl
 from gradtx.optimizers.lamb import lamb
 from gradtx.optimizers.lion import lion
+from gradtx.optimizers.muon import scale_by_shape
 from gradtx.optimizers.nadam import nadam
-from gradtx.optimizers.orthogonalize import orthogonalize, scale_by_shape
+from gradtx.optimizers.orthogonalize import orthogonalize
 from gradtx.optimizers.rmsprop import rmsprop, scale_by_rms
 from gradtx.optimizers.sgd import sgd
 from gradtx.pair import GradientTransformation

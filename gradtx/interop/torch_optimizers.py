@@ -14,9 +14,9 @@ from gradtx.optimizers.adam import adam, scale_by_adam
 from gradtx.optimizers.adamax import adamax
 from gradtx.optimizers.amsgrad import scale_by_amsgrad
 from gradtx.optimizers.asgd import asgd
-from gradtx.optimizers.muon import MuonDimensionNumbers
+from gradtx.optimizers.muon import MuonDimensionNumbers, scale_by_shape
 from gradtx.optimizers.nadam import scale_by_nadam
-from gradtx.optimizers.orthogonalize import orthogonalize, scale_by_shape
+from gradtx.optimizers.orthogonalize import orthogonalize
 from gradtx.optimizers.radam import scale_by_radam
 from gradtx.optimizers.rmsprop import scale_by_rms, scale_by_stddev
 from gradtx.optimizers.rprop import rprop

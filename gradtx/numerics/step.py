@@ -24,6 +24,7 @@ class Step:
     """
 
     def __init__(self, count: Array, dtype: DType) -> None:
+        self.count = count
         self.number = count.astype(dtype)
         self._made: dict[Any, tuple[Any, Array]] = {}
         self._others = 0

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from gradtx.checks import NonNegative
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import elementwise
-from gradtx.engine.zero_gradients import Idle
+from gradtx.engine.zero_gradients import ZeroGradient
 from gradtx.numerics import abs_sq, accumulator_dtype, full_like
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale_by_learning_rate, scale_by_schedule
@@ -57,7 +57,9 @@ def scale_by_rss(
         root = jnp.sqrt(safe)
         return g / (root if eps_in_sqrt else root + eps), {"sum_of_squares": total}
 
-    return elementwise(ScaleByRssState, slots, rule, idle=Idle({"sum_of_squares": 1}))
+    return elementwise(
+        ScaleByRssState, slots, rule, zero_gradient=ZeroGradient({"sum_of_squares": 1})
+    )
 
 
 @optimizer

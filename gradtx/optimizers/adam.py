@@ -8,7 +8,7 @@ from gradtx import numerics
 from gradtx.checks import Decay, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import elementwise
-from gradtx.engine.zero_gradients import Idle
+from gradtx.engine.zero_gradients import ZeroGradient
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, nesterov_mean, zeros_like
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
@@ -86,8 +86,8 @@ def scale_by_adam(
         added = numerics.epsilon_hat(eps, b2, t) if epsilon_hat else eps
         return m / (jnp.sqrt(debias(nu, b2, t) + eps_root) + added), {"mu": mu, "nu": nu}
 
-    idle = Idle({"mu": b1, "nu": b2}, lambda: b1 / b2**0.5)
-    return elementwise(ScaleByAdamState, slots, rule, idle=idle)
+    zero_gradient = ZeroGradient({"mu": b1, "nu": b2}, lambda: b1 / b2**0.5)
+    return elementwise(ScaleByAdamState, slots, rule, zero_gradient=zero_gradient)
 
 
 @optimizer

@@ -11,14 +11,13 @@ from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, zeros_
 from gradtx.numerics.steering import replace_slot
 from gradtx.pair import (
     GradientTransformation,
-    GradientTransformationExtraArgs,
     optimizer,
     transformation,
 )
 from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.types import Array, Counter, Params, Slots, State, Updates
+from gradtx.types import Array, Counter, Slots
 
 
 class ScaleByAdanState(NamedTuple):
@@ -28,17 +27,7 @@ class ScaleByAdanState(NamedTuple):
     v: Slots
     n: Slots
     g: Slots
-    t: Array
-
-
-class _Counted(NamedTuple):
-    """`ScaleByAdanState` as the engine counts steps."""
-
-    m: Slots
-    v: Slots
-    n: Slots
-    g: Slots
-    count: Counter
+    t: Counter
 
 
 @transformation
@@ -97,18 +86,7 @@ def scale_by_adan(
         new = {"m": m, "v": v, "n": n, "g": replace_slot(s.g, g, t.number, v, n)}
         return u / (jnp.sqrt(debias(n, b3, t) + eps_root) + eps), new
 
-    lifted = elementwise(_Counted, slots, rule)
-
-    def init(params: Params) -> State:
-        return ScaleByAdanState(*lifted.init(params))
-
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
-        updates, state = lifted.update(updates, _Counted(*state))
-        return updates, ScaleByAdanState(*state)
-
-    return GradientTransformationExtraArgs(init, update)
+    return elementwise(ScaleByAdanState, slots, rule)
 
 
 @optimizer

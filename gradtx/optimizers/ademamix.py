@@ -14,35 +14,24 @@ from gradtx.numerics import (
     compute_dtype,
     debias,
     ema,
-    increment,
     zeros_like,
 )
 from gradtx.pair import (
     GradientTransformation,
-    GradientTransformationExtraArgs,
     optimizer,
     transformation,
 )
 from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.types import Array, Counter, DType, Params, Slots, State, Updates
+from gradtx.types import Array, Counter, DType, Slots
 
 
 class ScaleByAdemamixState(NamedTuple):
     """count, count_m2: i32[]; m1, m2, nu: like the parameters, nu real, m2 and nu f32 or wider."""
 
     count: Counter
-    count_m2: Array
-    m1: Slots
-    m2: Slots
-    nu: Slots
-
-
-class _Counted(NamedTuple):
-    """`ScaleByAdemamixState` with the one counter that the engine knows."""
-
-    count: Counter
+    count_m2: Counter
     m1: Slots
     m2: Slots
     nu: Slots
@@ -102,20 +91,7 @@ def scale_by_ademamix(
         u = (debias(m1, b1, t) + alpha * m2) / (jnp.sqrt(debias(nu, b2, t) + eps_root) + eps)
         return u, {"m1": m1, "m2": m2, "nu": nu}
 
-    lifted = elementwise(_Counted, slots, rule)
-
-    def init(params: Params) -> State:
-        count, *slots = lifted.init(params)
-        return ScaleByAdemamixState(count, jnp.zeros([], jnp.int32), *slots)
-
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
-        count, count_m2, *slots = state
-        updates, (count, *slots) = lifted.update(updates, _Counted(count, *slots))
-        return updates, ScaleByAdemamixState(count, increment(count_m2), *slots)
-
-    return GradientTransformationExtraArgs(init, update)
+    return elementwise(ScaleByAdemamixState, slots, rule)
 
 
 @optimizer
@@ -162,15 +138,7 @@ def ademamix(
 class ScaleBySimplifiedAdEMAMixState(NamedTuple):
     """t: i32[]; m, n: like the parameters, n real and in float32 or wider."""
 
-    t: Array
-    m: Slots
-    n: Slots
-
-
-class _SimplyCounted(NamedTuple):
-    """`ScaleBySimplifiedAdEMAMixState` as the engine counts steps."""
-
-    count: Counter
+    t: Counter
     m: Slots
     n: Slots
 
@@ -216,18 +184,7 @@ def scale_by_simplified_ademamix(
         u = (m + alpha * g) / (jnp.sqrt(debias(n, b2, t) + eps_root) + eps)
         return u, {"m": m, "n": n}
 
-    lifted = elementwise(_SimplyCounted, slots, rule)
-
-    def init(params: Params) -> State:
-        return ScaleBySimplifiedAdEMAMixState(*lifted.init(params))
-
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
-        updates, state = lifted.update(updates, _SimplyCounted(*state))
-        return updates, ScaleBySimplifiedAdEMAMixState(*state)
-
-    return GradientTransformationExtraArgs(init, update)
+    return elementwise(ScaleBySimplifiedAdEMAMixState, slots, rule)
 
 
 @optimizer

@@ -113,7 +113,7 @@ def scale_by_came(
         }
 
     def rule(g: Array, s: Any, t: Any) -> Any:
-        new = dict(vars(s))
+        new = {n: getattr(s, n) for n in s.names()}
         if g.ndim < 2:
             new["v"] = ema(abs_sq(g) + eps, s.v, b2)
             u = g * _inverse_root(new["v"])

@@ -14,7 +14,7 @@ from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.types import Array, DType, Slots
+from gradtx.types import Array, DType, Slots, TreeScalar
 
 
 class DoGState(NamedTuple):
@@ -24,10 +24,10 @@ class DoGState(NamedTuple):
     sum_sq_norm_grads: the sum of the squared norms of the gradients.
     """
 
-    is_init_step: Any
+    is_init_step: TreeScalar
     init_params: Slots
-    max_dist: Any
-    sum_sq_norm_grads: Any
+    max_dist: TreeScalar
+    sum_sq_norm_grads: TreeScalar
 
 
 class DoWGState(NamedTuple):
@@ -38,8 +38,8 @@ class DoWGState(NamedTuple):
     """
 
     init_params: Slots
-    weighted_sq_norm_grads: Any
-    estim_sq_dist: Any
+    weighted_sq_norm_grads: TreeScalar
+    estim_sq_dist: TreeScalar
 
 
 class ScaleByDistanceOverGradientsState(NamedTuple):

@@ -8,7 +8,10 @@ import jax.numpy as jnp
 
 from gradtx.checks import NonNegative, Number
 from gradtx.composition.chain import chain
-from gradtx.numerics import increment, widen
+from gradtx.engine.leaves import gradient, load, store
+from gradtx.engine.lift import refused_rows
+from gradtx.engine.matrices import Matrices, MatrixDimensions, as_matrices, axes_of
+from gradtx.numerics import cast, increment, widen
 from gradtx.optimizers.adam import scale_by_adam
 from gradtx.pair import (
     GradientTransformation,
@@ -17,9 +20,9 @@ from gradtx.pair import (
     transformation,
     with_extra_args_support,
 )
-from gradtx.paths import Where
+from gradtx.paths import Where, is_leaf, leaves_with_path
+from gradtx.rows import is_rows
 from gradtx.transforms.decay import add_decayed_weights
-from gradtx.transforms.matrices import _as_matrices, _checked, _dimension_numbers, _Matrices
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, Counter, Params, PyTree, Slots, State, Updates
 
@@ -49,16 +52,21 @@ class _Projection:
     """How one leaf is projected: onto the first singular vectors of its longer side."""
 
     def __init__(self, where: str, path: Any, x: Array, numbers: Any, rank: int) -> None:
-        self.how: _Matrices = _as_matrices(where, path, x, numbers)
-        _, self.rows, self.columns = self.how.sizes
-        if len(_given(numbers.reduction_axis)) + len(_given(numbers.output_axis)) != x.ndim:
+        self.matrices: Matrices = as_matrices(where, path, x.shape, numbers)
+        rows, columns = self.matrices.rows, self.matrices.columns
+        named = [
+            axis
+            for axes in (numbers.reduction_axis, numbers.output_axis)
+            for axis in axes_of(axes, x.ndim)
+        ]
+        if len(named) != x.ndim:
             raise ValueError(
                 f"{where}: {numbers} must name all {x.ndim} axes of an array of shape {x.shape}"
             )
-        self.tall = self.rows >= self.columns
-        self.rank = min(rank, self.rows, self.columns)
-        self.shape = max(self.rows, self.columns), self.rank
-        self.low = (self.rank, self.columns) if self.tall else (self.rows, self.rank)
+        self.tall = rows >= columns
+        self.rank = min(rank, rows, columns)
+        self.shape = max(rows, columns), self.rank
+        self.low = (self.rank, columns) if self.tall else (rows, self.rank)
 
     def fresh(self, g: Array) -> Array:
         u, _, vh = jnp.linalg.svd(g, full_matrices=False)
@@ -69,16 +77,6 @@ class _Projection:
 
     def up(self, u: Array, p: Array) -> Array:
         return p @ u if self.tall else u @ p.mT.conj()
-
-    def matrix(self, x: Array) -> Array:
-        return self.how.take(x)[0]
-
-    def array(self, x: Array) -> Array:
-        return self.how.put(x[None])
-
-
-def _given(axes: Any) -> tuple[int, ...]:
-    return (axes,) if isinstance(axes, int) else tuple(axes)
 
 
 @transformation
@@ -129,23 +127,33 @@ def scale_by_galore(
             )
     base = with_extra_args_support(scale_by_adam() if base_optimizer is None else base_optimizer)
 
-    def projections(tree: PyTree) -> tuple[list[Any], Any, list[_Projection | None]]:
+    def numbers(tree: PyTree) -> PyTree:
         given = weight_dimension_numbers
-        leaves, treedef = _checked("scale_by_galore", tree)
-        if given is None or isinstance(given, GaLoreDimensionNumbers):
-            least, most = (2, 2) if given is None else (2, 1 << 30)
-            one = given or GaLoreDimensionNumbers()
-            numbers = [
-                one if x is not None and least <= x.ndim <= most else None for _, x in leaves
-            ]
-        else:
-            numbers = _dimension_numbers("scale_by_galore", given, GaLoreDimensionNumbers, tree)
+        if given is not None and not isinstance(given, GaLoreDimensionNumbers):
+            return given(tree) if callable(given) else given
+        one = given or GaLoreDimensionNumbers()
+
+        def of_leaf(x: Any) -> Any:
+            chosen = x is not None and (x.ndim == 2 or (given is not None and x.ndim > 2))
+            return one if chosen else None
+
+        return jax.tree.map(of_leaf, tree, is_leaf=is_leaf)
+
+    dimensions = MatrixDimensions(numbers, GaLoreDimensionNumbers)
+
+    def projections(tree: PyTree) -> tuple[list[Any], Any, list[_Projection | None]]:
+        leaves, treedef = leaves_with_path(tree)
+        for path, x in leaves:
+            if is_rows(x):
+                raise refused_rows("scale_by_galore", path)
         found = [
             None if x is None or n is None else _Projection("scale_by_galore", path, x, n, rank)
-            for (path, x), n in zip(leaves, numbers, strict=True)
+            for (path, x), n in zip(leaves, dimensions.of("scale_by_galore", tree), strict=True)
         ]
         return [x for _, x in leaves], treedef, found
 
+    # By hand, and not by `matrixwise`: this wraps another transformation, which sees all leaves,
+    # the projected ones in other shapes.
     def init(params: Params) -> State:
         leaves, treedef, found = projections(params)
         projectors = [
@@ -169,27 +177,29 @@ def scale_by_galore(
         leaves, treedef, found = projections(updates)
         projectors = treedef.flatten_up_to(state.projector)
         due = state.count % update_proj_gap == 0
-        low: list[Any] = list(leaves)
+        low, axes = list(leaves), dict[int, Array]()
         for i, how in enumerate(found):
             if how is None:
                 continue
-            g = widen(how.matrix(leaves[i]))
+            g = widen(gradient(how.matrices.take(leaves[i])[0], None))
             old = projectors[i]
-            p = jax.lax.cond(
+            projectors[i] = jax.lax.cond(
                 due,
-                lambda g=g, how=how, old=old: how.fresh(g).astype(old.dtype),
-                lambda old=old: old,
+                lambda g, old, how=how: store(old, how.fresh(g)),
+                lambda g, old: old,
+                g,
+                old,
             )
-            projectors[i] = p
-            low[i] = how.down(g, widen(p)).astype(leaves[i].dtype)
+            axes[i] = load(projectors[i])
+            low[i] = cast(how.down(g, axes[i]), leaves[i].dtype)
         inner, base_state = base.update(
             treedef.unflatten(low), state.base_optimizer_state, None, **extra_args
         )
         out = treedef.flatten_up_to(inner)
         for i, how in enumerate(found):
             if how is not None:
-                full = how.array(how.up(widen(out[i]), widen(projectors[i])))
-                out[i] = (scale * full).astype(leaves[i].dtype)
+                full = how.matrices.put(how.up(widen(out[i]), axes[i])[None])
+                out[i] = cast(scale * full, leaves[i].dtype)
         new = GaLoreState(increment(state.count), base_state, treedef.unflatten(projectors))
         return treedef.unflatten(out), new
 

@@ -7,19 +7,17 @@ import jax.numpy as jnp
 
 from gradtx.checks import NonNegative
 from gradtx.composition.chain import chain, identity
-from gradtx.numerics import compute_dtype, increment, zeros_like
+from gradtx.engine.tree import treewise
+from gradtx.numerics import Step, compute_dtype, zeros_like
 from gradtx.pair import (
     GradientTransformation,
-    GradientTransformationExtraArgs,
     optimizer,
     transformation,
 )
-from gradtx.paths import is_leaf, leaves_with_path, path_string
-from gradtx.rows import is_rows
 from gradtx.transforms.scaling import scale, scale_by_learning_rate
 from gradtx.transforms.zoom import scale_by_zoom_linesearch
 from gradtx.tree import add_scale, cast_like, norm_sq, sub, vdot
-from gradtx.types import Array, Counter, Params, PyTree, Slots, State, Updates
+from gradtx.types import Array, Counter, PyTree, Slots, TreeScalar
 
 
 class ScaleByLBFGSState(NamedTuple):
@@ -35,11 +33,7 @@ class ScaleByLBFGSState(NamedTuple):
     updates: Slots
     diff_params_memory: Slots
     diff_updates_memory: Slots
-    weights_memory: Array
-
-
-def _wide(tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda x: x.astype(compute_dtype(x.dtype)), tree)
+    weights_memory: TreeScalar
 
 
 def _inner(tree: PyTree, other: PyTree) -> Array:
@@ -86,61 +80,40 @@ def scale_by_lbfgs(memory_size: int = 10, scale_init_precond: bool = True) -> An
             f"scale_by_lbfgs: memory_size must be an integer of at least 1, not {memory_size!r}"
         )
 
-    def stack(p: Array) -> Array:
-        return jnp.zeros((memory_size, *p.shape), compute_dtype(p.dtype))
+    def slots(p: Array) -> dict[str, Array]:
+        memory = jnp.zeros((memory_size, *p.shape), compute_dtype(p.dtype))
+        # Each its own buffer: an array that is in a state twice cannot be donated.
+        return {
+            "params": zeros_like(p),
+            "updates": zeros_like(p),
+            "diff_params_memory": memory,
+            "diff_updates_memory": jnp.copy(memory),
+        }
 
-    def init(params: Params) -> State:
-        # Each field its own buffers: an array that is in a state twice cannot be donated.
-        last_params, last_updates = (jax.tree.map(zeros_like, params) for _ in range(2))
-        steps, changes = (jax.tree.map(stack, params) for _ in range(2))
-        weights = jnp.zeros(memory_size, norm_sq(jax.tree.map(lambda m: m[0], steps)).dtype)
-        count = jnp.zeros([], jnp.int32)
-        return ScaleByLBFGSState(count, last_params, last_updates, steps, changes, weights)
+    def rule(g: PyTree, s: Any, t: Step, p: PyTree) -> Any:
+        step, change = sub(p, s.params), sub(g, s.updates)
+        weights = s.weights_memory
+        curvature, slack = _inner(change, step), jnp.finfo(weights.dtype).eps
+        positive = curvature > slack * jnp.sqrt(norm_sq(step) * norm_sq(change))
+        weight = jnp.where(positive & (t.count > 1), 1 / jnp.where(positive, curvature, 1), 0)
+        newest = (t.count - 2) % memory_size
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
-        del extra_args
-        for path, u in leaves_with_path(updates)[0]:
-            if is_rows(u):
-                raise TypeError(
-                    f"scale_by_lbfgs: the gradient at {path_string(path)!r} is Rows, and the "
-                    "curvature needs all rows; use to_dense()"
-                )
-        if params is None:
-            raise ValueError("scale_by_lbfgs: update needs params")
-        g = _wide(updates)
-        s, y = sub(_wide(params), _wide(state.params)), sub(g, _wide(state.updates))
-        weights = state.weights_memory
-        curvature, slack = _inner(y, s), jnp.finfo(weights.dtype).eps
-        positive = curvature > slack * jnp.sqrt(norm_sq(s) * norm_sq(y))
-        weight = jnp.where(positive & (state.count > 0), 1 / jnp.where(positive, curvature, 1), 0)
-        newest = (state.count - 1) % memory_size
+        def put(memory: Array, x: Array) -> Array:
+            return memory.at[newest].set(jnp.where(weight > 0, x, 0))
 
-        def put(memory: Array, x: Any) -> Array:
-            if x is None:
-                return memory
-            return memory.at[newest].set(jnp.where(weight > 0, x, 0).astype(memory.dtype))
-
-        def keep(old: Array, x: Any) -> Array:
-            return old if x is None else x.astype(old.dtype)
-
-        steps = jax.tree.map(put, state.diff_params_memory, s, is_leaf=is_leaf)
-        changes = jax.tree.map(put, state.diff_updates_memory, y, is_leaf=is_leaf)
+        steps = jax.tree.map(put, s.diff_params_memory, step)
+        changes = jax.tree.map(put, s.diff_updates_memory, change)
         weights = weights.at[newest].set(weight.astype(weights.dtype))
+        return _multiply(g, steps, changes, weights, newest, scale_init_precond), {
+            "params": p,
+            "updates": g,
+            "diff_params_memory": steps,
+            "diff_updates_memory": changes,
+            "weights_memory": weights,
+        }
 
-        direction = _multiply(g, steps, changes, weights, newest, scale_init_precond)
-        new = ScaleByLBFGSState(
-            increment(state.count),
-            jax.tree.map(keep, state.params, params, is_leaf=is_leaf),
-            jax.tree.map(keep, state.updates, updates, is_leaf=is_leaf),
-            steps,
-            changes,
-            weights,
-        )
-        return cast_like(direction, updates), new
-
-    return GradientTransformationExtraArgs(init, update)
+    start = {"weights_memory": jnp.zeros(memory_size)}
+    return treewise(ScaleByLBFGSState, slots, start, rule)
 
 
 def _multiply(

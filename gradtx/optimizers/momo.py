@@ -10,7 +10,7 @@ from gradtx.engine.tree import treewise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, compute_dtype, divide, ema, zeros_like
 from gradtx.numerics.steering import after, sums
 from gradtx.pair import GradientTransformation, transformation
-from gradtx.types import Array, Counter, Slots
+from gradtx.types import Array, Counter, Slots, TreeScalar
 
 
 class MomoState(NamedTuple):
@@ -21,9 +21,9 @@ class MomoState(NamedTuple):
     """
 
     exp_avg: Slots
-    barf: Any
-    gamma: Any
-    lb: Any
+    barf: TreeScalar
+    gamma: TreeScalar
+    lb: TreeScalar
     count: Counter
 
 
@@ -32,9 +32,9 @@ class MomoAdamState(NamedTuple):
 
     exp_avg: Slots
     exp_avg_sq: Slots
-    barf: Any
-    gamma: Any
-    lb: Any
+    barf: TreeScalar
+    gamma: TreeScalar
+    lb: TreeScalar
     count: Counter
 
 

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.composition.groups import partition
-from gradtx.engine.lift import _Steps
-from gradtx.numerics import debias, ema, increment, nesterov_mean, widen
+from gradtx.engine.matrices import Matrices, MatrixDimensions, as_matrices, matrixwise
+from gradtx.numerics import Step, cast, debias, ema, nesterov_mean, widen, zeros_like
 from gradtx.optimizers.adam import adamw
 from gradtx.pair import (
     GradientTransformation,
@@ -20,19 +20,24 @@ from gradtx.pair import (
 )
 from gradtx.paths import Where, leaves_with_path
 from gradtx.transforms.decay import add_decayed_weights
-from gradtx.transforms.matrices import _as_matrices, _by_shape, _checked, _dimension_numbers
-from gradtx.transforms.orthogonal import (
-    _STANDARD,
-    Preconditioning,
-    _coefficients,
-    _orthogonalized,
-)
+from gradtx.transforms.orthogonal import STANDARD, Preconditioning, coefficients, orthogonalized
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.tree import map_updates
-from gradtx.types import Array, Counter, DType, EmptyState, Params, PyTree, Slots, State, Updates
+from gradtx.types import (
+    Array,
+    Counter,
+    DType,
+    EmptyState,
+    Params,
+    PyTree,
+    Slots,
+    State,
+    TreeScalar,
+    Updates,
+)
 
 _PRESETS: dict[str, Any] = {
-    "standard": _STANDARD,
+    "standard": STANDARD,
     "dion": (
         (4.0848, -6.8946, 2.9270),
         (3.9505, -6.3029, 2.6377),
@@ -59,12 +64,12 @@ class MuonState(NamedTuple):
 
     count: Counter
     mu: Slots
-    ns_coeffs: Array
+    ns_coeffs: TreeScalar
 
 
 @transformation
 def scale_by_muon(
-    ns_coeffs: Any = _STANDARD,
+    ns_coeffs: Any = STANDARD,
     ns_steps: int = 5,
     beta: Decay = 0.95,
     eps: NonNegative = 1e-8,
@@ -120,76 +125,74 @@ def scale_by_muon(
     >>> bool(jnp.all((jnp.diag(u) > 0.6) & (jnp.diag(u) < 1.3)))
     True
     """
-    coeffs = _coefficients("scale_by_muon", ns_coeffs, ns_steps, preconditioning)
+    coeffs = coefficients("scale_by_muon", ns_coeffs, ns_steps, preconditioning)
 
-    def init(params: Params) -> State:
-        mu = jax.tree.map(lambda p: jnp.zeros_like(p, dtype=mu_dtype), params)
-        return MuonState(jnp.zeros([], jnp.int32), mu, jnp.asarray(coeffs, float))
+    def slots(p: Array) -> dict[str, Array]:
+        return {"mu": zeros_like(p, mu_dtype)}
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
-        del params, extra_args
-        leaves, treedef = _checked("scale_by_muon", updates)
-        slots = treedef.flatten_up_to(state.mu)
-        numbers = _numbers("scale_by_muon", weight_dimension_numbers, updates)
-        count = increment(state.count)
-        steps = _Steps(count)
-        momenta: list[Any] = list(slots)
-        out: list[Any] = [None] * len(leaves)
-        alike: dict[Any, list[int]] = {}
-        for i, (path, g) in enumerate(leaves):
-            if g is None:
-                continue
-            x = widen(g)
-            t: Any = steps.of(x)
-            mu = ema(x, widen(slots[i]), beta)
-            momenta[i] = mu.astype(slots[i].dtype)
-            out[i] = nesterov_mean(mu, x, beta, t) if nesterov else debias(mu, beta, t)
-            if numbers[i] is not None:
-                how = _as_matrices("scale_by_muon", path, g, numbers[i])
-                alike.setdefault((how, jax.typeof(out[i])), []).append(i)
-        stacks = [jnp.stack([out[i] for i in members]) for members in alike.values()]
-        hows = [how.stacked(len(members)) for (how, _), members in alike.items()]
-        results = _by_shape(
-            [how.take(x) for how, x in zip(hows, stacks, strict=True)],
-            lambda x: _orthogonalized(x, state.ns_coeffs, ns_steps, preconditioning, eps),
-        )
-        for how, x, u, members in zip(hows, stacks, results, alike.values(), strict=True):
-            u = how.put(u)
-            if adaptive:
-                u = u * jnp.sum(x.conj() * u, axis=range(1, u.ndim), keepdims=True)
-            for i, each in zip(members, jnp.unstack(u), strict=True):
-                out[i] = each
-        out = [u if u is None else u.astype(g.dtype) for u, (_, g) in zip(out, leaves, strict=True)]
-        new = MuonState(count, treedef.unflatten(momenta), state.ns_coeffs)
-        return treedef.unflatten(out), new
+    def momentum(g: Array, s: Any, t: Step) -> Any:
+        mu = ema(g, s.mu, beta)
+        return nesterov_mean(mu, g, beta, t) if nesterov else debias(mu, beta, t), {"mu": mu}
 
-    return GradientTransformationExtraArgs(init, update)
+    def rule(g: Array, s: Any, t: Step) -> Any:
+        return orthogonalized(g, s.ns_coeffs, ns_steps, preconditioning, eps), {}
+
+    def dual_norm(mean: Array, u: Array, matrices: Matrices) -> Array:
+        return u * jnp.sum(mean.conj() * u)
+
+    return matrixwise(
+        MuonState,
+        rule,
+        MatrixDimensions(weight_dimension_numbers, MuonDimensionNumbers),
+        slots=slots,
+        on_entries=momentum,
+        on_leaf=dual_norm if adaptive else None,
+        start={"ns_coeffs": coeffs},
+    )
 
 
-def _numbers(where: str, given: Any, updates: Updates) -> list[Any]:
-    given = MuonDimensionNumbers() if given is None else given
-    return _dimension_numbers(where, given, MuonDimensionNumbers, updates)
+@transformation
+def scale_by_shape(
+    consistent_rms: NonNegative | None = None, weight_dimension_numbers: Any = None
+) -> GradientTransformation:
+    r"""Multiply a matrix by a factor of its shape alone, as Muon does.
 
+    .. math:: u = g \sqrt{\max(1, d_{out} / d_{in})}
+        \quad\text{or}\quad u = r\, g \sqrt{\max(d_{in}, d_{out})}
 
-def _scale_by_shape(numbers: Any, consistent_rms: Any) -> GradientTransformation:
-    """Multiply by a factor that depends on the shape of the matrix alone."""
+    Args:
+        consistent_rms: :math:`r \ge 0`; None for the first formula.
+        weight_dimension_numbers: as in :func:`scale_by_muon`.
 
+    State: none.
+
+    Source: J. Liu et al., Muon is Scalable for LLM Training, 2025, arXiv:2502.16982.
+
+    >>> tx = scale_by_shape()
+    >>> tx.update(jnp.ones((1, 4)), tx.init(jnp.ones((1, 4))))[0].tolist()
+    [[2.0, 2.0, 2.0, 2.0]]
+    """
+    dimensions = MatrixDimensions(weight_dimension_numbers, MuonDimensionNumbers)
+
+    def factor(matrices: Matrices) -> Any:
+        d_in, d_out = matrices.rows, matrices.columns
+        if consistent_rms is not None:
+            return consistent_rms * max(d_in, d_out) ** 0.5
+        return max(1.0, d_out / max(d_in, 1)) ** 0.5
+
+    # By hand, and not by `matrixwise`: a number of the shape alone needs no batch, and fits rows.
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
         leaves, treedef = leaves_with_path(updates)
         out = []
-        for (path, u), number in zip(leaves, _numbers("muon", numbers, updates), strict=True):
+        numbers = dimensions.of("scale_by_shape", updates)
+        for (path, u), number in zip(leaves, numbers, strict=True):
             if u is None or number is None:
                 out.append(u)
                 continue
-            _, height, width = _as_matrices("muon", path, u, number).sizes
-            factor: Any = max(1.0, width / max(height, 1)) ** 0.5
-            if consistent_rms is not None:
-                factor = consistent_rms * max(height, width) ** 0.5
-            out.append(map_updates(lambda g, k=factor: (widen(g) * k).astype(g.dtype), u))
+            k = factor(as_matrices("scale_by_shape", path, u.shape, number))
+            out.append(map_updates(lambda g, k=k: cast(widen(g) * k, g.dtype), u))
         return treedef.unflatten(out), state
 
     return GradientTransformationExtraArgs(lambda params: EmptyState(), update)
@@ -198,7 +201,7 @@ def _scale_by_shape(numbers: Any, consistent_rms: Any) -> GradientTransformation
 @optimizer
 def muon(
     learning_rate: NonNegative,
-    ns_coeffs: Any = _STANDARD,
+    ns_coeffs: Any = STANDARD,
     ns_steps: int = 5,
     beta: Decay = 0.95,
     eps: NonNegative = 1e-8,
@@ -271,7 +274,7 @@ def muon(
         return treedef.unflatten(
             [
                 "adam" if number is None else "muon"
-                for number in _dimension_numbers("muon", numbers, MuonDimensionNumbers, params)
+                for number in MatrixDimensions(numbers, MuonDimensionNumbers).of("muon", params)
             ]
         )
 
@@ -287,7 +290,7 @@ def muon(
             preconditioning=preconditioning,
             weight_dimension_numbers=numbers,
         ),
-        _scale_by_shape(numbers, consistent_rms),
+        scale_by_shape(consistent_rms, numbers),
         add_decayed_weights(weight_decay, weight_decay_mask),
         scale_by_learning_rate(learning_rate),
     )

@@ -8,17 +8,16 @@ from gradtx.checks import Decay, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, zeros_like
-from gradtx.optimizers.adam import ScaleByAdamState, scale_by_adam
+from gradtx.optimizers.adam import scale_by_adam
 from gradtx.pair import (
     GradientTransformation,
-    GradientTransformationExtraArgs,
     optimizer,
     transformation,
 )
 from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.types import Array, Counter, DType, Params, Slots, State, Updates
+from gradtx.types import Array, Counter, DType, Slots, TreeScalar
 
 
 class ScaleByNadamState(NamedTuple):
@@ -27,7 +26,7 @@ class ScaleByNadamState(NamedTuple):
     count: Counter
     mu: Slots
     nu: Slots
-    momentum_product: Array
+    momentum_product: TreeScalar
 
 
 @transformation
@@ -73,30 +72,18 @@ def scale_by_nadam(
     def slots(p: Array) -> dict[str, Array]:
         return {"mu": zeros_like(p, mu_dtype), "nu": zeros_like(p, accumulator_dtype(p))}
 
-    def adapted(product: Array) -> GradientTransformation:
-        def rule(g: Array, s: Any, t: Step) -> Any:
-            mu, nu = ema(g, s.mu, b1), ema(abs_sq(g), s.nu, b2)
-            now, ahead = momentum(t.number), momentum(t.number + 1)
-            m = mu * (ahead / (1 - product * ahead)) + g * ((1 - now) / (1 - product))
-            return m / (jnp.sqrt(debias(nu, b2, t) + eps_root) + eps), {"mu": mu, "nu": nu}
+    def rule(g: Array, s: Any, t: Step) -> Any:
+        mu, nu = ema(g, s.mu, b1), ema(abs_sq(g), s.nu, b2)
+        now, ahead = momentum(t.number), momentum(t.number + 1)
+        product = t.once("product", 0, lambda: s.momentum_product * now)
+        m = mu * (ahead / (1 - product * ahead)) + g * ((1 - now) / (1 - product))
+        return m / (jnp.sqrt(debias(nu, b2, t) + eps_root) + eps), {"mu": mu, "nu": nu}
 
-        return elementwise(ScaleByAdamState, slots, rule)
+    def advance(s: Any, t: Step) -> Any:
+        return {"momentum_product": s.momentum_product * momentum(t.number)}
 
-    def init(params: Params) -> State:
-        one = jnp.ones([], jnp.float32)
-        inner = adapted(one).init(params)
-        return ScaleByNadamState(inner.count, inner.mu, inner.nu, one)
-
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
-        product = state.momentum_product * momentum((state.count + 1).astype(jnp.float32))
-        inner = ScaleByAdamState(state.count, state.mu, state.nu)
-        updates, inner = adapted(product).update(updates, inner)
-        product = product.astype(jnp.float32)
-        return updates, ScaleByNadamState(inner.count, inner.mu, inner.nu, product)
-
-    return GradientTransformationExtraArgs(init, update)
+    start = {"momentum_product": 1.0}
+    return elementwise(ScaleByNadamState, slots, rule, start=start, advance=advance)
 
 
 def _scale(

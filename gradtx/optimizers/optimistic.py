@@ -11,25 +11,18 @@ from gradtx.numerics import real_dtype, zeros_like
 from gradtx.optimizers.adam import scale_by_adam
 from gradtx.pair import (
     GradientTransformation,
-    GradientTransformationExtraArgs,
     optimizer,
     transformation,
 )
 from gradtx.training.apply import kept_until_applied
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.types import Array, DType, Params, Slots, State, Updates
+from gradtx.types import Array, DType, Slots, TreeScalar
 
 
 class ScaleByOptimisticGradientState(NamedTuple):
     """is_initial_step: bool[]; previous_gradient: like the parameters."""
 
-    is_initial_step: Array
-    previous_gradient: Slots
-
-
-class _Previous(NamedTuple):
-    """The slot of `ScaleByOptimisticGradientState`."""
-
+    is_initial_step: TreeScalar
     previous_gradient: Slots
 
 
@@ -75,27 +68,19 @@ def scale_by_optimistic_gradient(alpha: Number = 1.0, beta: Number = 1.0) -> Gra
     def slots(p: Array) -> dict[str, Array]:
         return {"previous_gradient": zeros_like(p)}
 
-    def extrapolate(first: Array) -> GradientTransformation:
-        def rule(g: Array, s: Any, t: Any) -> Any:
-            g = _written(g, first)
-            previous = jnp.where(first, g, s.previous_gradient)
-            direction = (alpha + beta) * g - beta * previous
-            return direction, {"previous_gradient": _kept(g, direction)}
+    def rule(g: Array, s: Any, t: Any) -> Any:
+        g = _written(g, s.is_initial_step)
+        previous = jnp.where(s.is_initial_step, g, s.previous_gradient)
+        direction = (alpha + beta) * g - beta * previous
+        return direction, {"previous_gradient": _kept(g, direction)}
 
-        return elementwise(_Previous, slots, rule)
-
-    def init(params: Params) -> State:
-        first = jnp.array(True)
-        return ScaleByOptimisticGradientState(first, *extrapolate(first).init(params))
-
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
-        lifted = extrapolate(state.is_initial_step)
-        updates, kept = lifted.update(updates, _Previous(state.previous_gradient))
-        return updates, ScaleByOptimisticGradientState(jnp.array(False), *kept)
-
-    return GradientTransformationExtraArgs(init, update)
+    return elementwise(
+        ScaleByOptimisticGradientState,
+        slots,
+        rule,
+        start={"is_initial_step": True},
+        advance=lambda s, t: {"is_initial_step": False},
+    )
 
 
 @optimizer

@@ -5,26 +5,16 @@ from typing import Any
 import jax.numpy as jnp
 
 from gradtx.checks import NonNegative
-from gradtx.numerics import widen
-from gradtx.optimizers.muon import _numbers, _scale_by_shape
-from gradtx.pair import (
-    GradientTransformation,
-    GradientTransformationExtraArgs,
-    transformation,
-)
-from gradtx.transforms.matrices import _as_matrices, _by_shape, _checked
-from gradtx.transforms.orthogonal import (
-    _STANDARD,
-    Preconditioning,
-    _coefficients,
-    _orthogonalized,
-)
-from gradtx.types import EmptyState, Params, State, Updates
+from gradtx.engine.matrices import MatrixDimensions, matrixwise
+from gradtx.optimizers.muon import MuonDimensionNumbers
+from gradtx.pair import GradientTransformation, transformation
+from gradtx.transforms.orthogonal import STANDARD, Preconditioning, coefficients, orthogonalized
+from gradtx.types import Array, EmptyState
 
 
 @transformation
 def orthogonalize(
-    ns_coeffs: Any = _STANDARD,
+    ns_coeffs: Any = STANDARD,
     ns_steps: int = 5,
     eps: NonNegative = 1e-8,
     *,
@@ -34,8 +24,7 @@ def orthogonalize(
     r"""Bring the singular values of a matrix near 1: :math:`u = \mathrm{NS}(g)`.
 
     Args:
-        ns_coeffs: coefficients of the Newton-Schulz iteration, as in :func:`scale_by_muon`, as are
-            the others.
+        ns_coeffs: coefficients of the Newton-Schulz iteration, as in :func:`scale_by_muon`.
         ns_steps: iterations, at least 1.
         eps: added to the norm by which the first iterate is divided.
         preconditioning: what the first iterate is divided by.
@@ -55,50 +44,10 @@ def orthogonalize(
     >>> bool(jnp.all((jnp.diag(u) > 0.6) & (jnp.diag(u) < 1.3)))
     True
     """
-    coeffs = _coefficients("orthogonalize", ns_coeffs, ns_steps, preconditioning)
+    coeffs = coefficients("orthogonalize", ns_coeffs, ns_steps, preconditioning)
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
-        del params, extra_args
-        leaves, treedef = _checked("orthogonalize", updates)
-        numbers = _numbers("orthogonalize", weight_dimension_numbers, updates)
-        out = [g for _, g in leaves]
-        seen = {
-            i: _as_matrices("orthogonalize", path, g, numbers[i])
-            for i, (path, g) in enumerate(leaves)
-            if g is not None and numbers[i] is not None
-        }
-        results = _by_shape(
-            [how.take(widen(out[i])) for i, how in seen.items()],
-            lambda x: _orthogonalized(x, jnp.asarray(coeffs), ns_steps, preconditioning, eps),
-        )
-        for (i, how), u in zip(seen.items(), results, strict=True):
-            out[i] = how.put(u).astype(out[i].dtype)
-        return treedef.unflatten(out), state
+    def rule(g: Array, s: Any, t: Any) -> Any:
+        return orthogonalized(g, jnp.asarray(coeffs), ns_steps, preconditioning, eps), {}
 
-    return GradientTransformationExtraArgs(lambda params: EmptyState(), update)
-
-
-@transformation
-def scale_by_shape(
-    consistent_rms: NonNegative | None = None, weight_dimension_numbers: Any = None
-) -> GradientTransformation:
-    r"""Multiply a matrix by a factor of its shape alone, as Muon does.
-
-    .. math:: u = g \sqrt{\max(1, d_{out} / d_{in})}
-        \quad\text{or}\quad u = r\, g \sqrt{\max(d_{in}, d_{out})}
-
-    Args:
-        consistent_rms: :math:`r \ge 0`; None for the first formula.
-        weight_dimension_numbers: as in :func:`orthogonalize`.
-
-    State: none.
-
-    Source: J. Liu et al., Muon is Scalable for LLM Training, 2025, arXiv:2502.16982.
-
-    >>> tx = scale_by_shape()
-    >>> tx.update(jnp.ones((1, 4)), tx.init(jnp.ones((1, 4))))[0].tolist()
-    [[2.0, 2.0, 2.0, 2.0]]
-    """
-    return _scale_by_shape(weight_dimension_numbers, consistent_rms)
+    dimensions = MatrixDimensions(weight_dimension_numbers, MuonDimensionNumbers)
+    return matrixwise(EmptyState, rule, dimensions)

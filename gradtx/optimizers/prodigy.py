@@ -10,7 +10,7 @@ from gradtx.engine.tree import treewise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, compute_dtype, divide, ema, zeros_like
 from gradtx.numerics.steering import sums
 from gradtx.pair import GradientTransformation, transformation
-from gradtx.types import Array, Counter, Slots
+from gradtx.types import Array, Counter, Slots, TreeScalar
 
 
 class ProdigyState(NamedTuple):
@@ -24,8 +24,8 @@ class ProdigyState(NamedTuple):
     exp_avg_sq: Slots
     grad_sum: Slots
     params0: Slots
-    estim_lr: Any
-    numerator_weighted: Any
+    estim_lr: TreeScalar
+    numerator_weighted: TreeScalar
     count: Counter
 
 

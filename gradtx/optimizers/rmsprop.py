@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, NonNegative, Number
 from gradtx.composition.chain import chain, identity
 from gradtx.engine.lift import elementwise
-from gradtx.engine.zero_gradients import Idle
+from gradtx.engine.zero_gradients import ZeroGradient
 from gradtx.numerics import (
     Step,
     abs_sq,
@@ -93,7 +93,7 @@ def scale_by_rms(
         return g / _root(square, eps, eps_in_sqrt), {"nu": nu}
 
     state = ScaleByRmsWithCountState if bias_correction else ScaleByRmsState
-    return elementwise(state, slots, rule, idle=Idle({"nu": decay}))
+    return elementwise(state, slots, rule, zero_gradient=ZeroGradient({"nu": decay}))
 
 
 @transformation
@@ -143,7 +143,7 @@ def scale_by_stddev(
         return g / _root(variance, eps, eps_in_sqrt), {"mu": mu, "nu": nu}
 
     state = ScaleByRStdDevWithCountState if bias_correction else ScaleByRStdDevState
-    return elementwise(state, slots, rule, idle=Idle({"mu": decay, "nu": decay}))
+    return elementwise(state, slots, rule, zero_gradient=ZeroGradient({"mu": decay, "nu": decay}))
 
 
 @optimizer

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import rowwise
-from gradtx.engine.zero_gradients import Idle
+from gradtx.engine.zero_gradients import ZeroGradient
 from gradtx.numerics import (
     Step,
     abs_sq,
@@ -64,7 +64,9 @@ def scale_by_rowwise_rss(
         total = s.sum_of_squares + row_mean(abs_sq(g))
         return divide(g, jnp.sqrt(total) + eps), {"sum_of_squares": total}
 
-    return rowwise(ScaleByRowwiseRssState, slots, rule, idle=Idle({"sum_of_squares": 1}))
+    return rowwise(
+        ScaleByRowwiseRssState, slots, rule, zero_gradient=ZeroGradient({"sum_of_squares": 1})
+    )
 
 
 @optimizer
@@ -139,8 +141,8 @@ def scale_by_rowwise_adam(
         u = divide(debias(mu, b1, t), jnp.sqrt(debias(nu, b2, t)) + eps)
         return u, {"mu": mu, "nu": nu}
 
-    idle = Idle({"mu": b1, "nu": b2}, lambda: b1 / b2**0.5)
-    return rowwise(ScaleByRowwiseAdamState, slots, rule, idle=idle)
+    zero_gradient = ZeroGradient({"mu": b1, "nu": b2}, lambda: b1 / b2**0.5)
+    return rowwise(ScaleByRowwiseAdamState, slots, rule, zero_gradient=zero_gradient)
 
 
 @optimizer

@@ -2,7 +2,7 @@
 
 Source: C. Michelot, A Finite Algorithm for Finding the Projection of a Point onto the Canonical
 Simplex of R^n, 1986; J. Duchi, S. Shalev-Shwartz, Y. Singer and T. Chandra, Efficient Projections
-onto the L1-Ball for Learning in High Dimensions, 2008 (the ball by way of the simplex).
+onto the L1-Ball for Learning in High MatrixDimensions, 2008 (the ball by way of the simplex).
 """
 
 from typing import Any

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradtx.declared_schedule import has_current
-from gradtx.engine.lift import Stored
-from gradtx.engine.zero_gradients import CannotPause, Pause
+from gradtx.engine.leaves import Stored
+from gradtx.engine.zero_gradients import CannotSkip, SkippedSteps
 from gradtx.numerics import increment, one_per_row
 from gradtx.pair import (
     GradientTransformation,
@@ -248,8 +248,8 @@ def _catch_up_table(
         start = jnp.zeros_like(count), row, kept
         _, row, kept = jax.lax.while_loop(lambda now: now[0] < taken, step, start)
         if horizon is not None:
-            rest = Pause(jnp.maximum(missed - taken, 0))
-            kept = update(missed - taken, row, kept, pause=rest)[1]
+            rest = SkippedSteps(jnp.maximum(missed - taken, 0))
+            kept = update(missed - taken, row, kept, skipped=rest)[1]
         return row, kept
 
     seen = jax.tree.leaves(last)[0].reshape(-1)
@@ -271,15 +271,15 @@ def _horizon(
     inner: GradientTransformation, params: Params, kept: list[Array], slots: "_Slots"
 ) -> int | None:
     """After how many steps with zero gradients nothing moves any more; None if that is unknown."""
-    probe = Pause(jnp.zeros([], jnp.int32))
+    probe = SkippedSteps(jnp.zeros([], jnp.int32))
 
     def paused(params: Params, kept: list[Array]) -> Any:
         zeros = jax.tree.map(jnp.zeros_like, params)
-        return inner.update(zeros, slots.state(kept, probe.steps), params, pause=probe)[0]
+        return inner.update(zeros, slots.state(kept, probe.steps), params, skipped=probe)[0]
 
     try:
         jax.eval_shape(paused, params, kept)
-    except CannotPause:
+    except CannotSkip:
         return None
     return probe.horizon if probe.slots == len(kept) else None
 

@@ -6,16 +6,27 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from gradtx.engine.lift import Stored
-from gradtx.pair import GradientTransformation
+from gradtx.engine.leaves import Stored
+from gradtx.pair import GradientTransformation, Scope
 from gradtx.paths import is_leaf, path_string
 from gradtx.rows import Rows, is_rows
 from gradtx.training.lookup import inner_jaxprs
-from gradtx.tree.search import map_params
-from gradtx.types import Params, PyTree, State
+from gradtx.tree.search import children_of, map_params
+from gradtx.types import COUNTER, SLOT, Params, PyTree, State, fields_of, state_fields
 
-CLOCKS = ("count", "count_m2", "t")
-"""What counts of steps are called in states, so that they can be set back."""
+
+def treats_rows_alone(tx: GradientTransformation) -> bool:
+    """Whether all rules of `tx` say that they treat every row alone, and keep nothing else."""
+    if tx.rule is not None:
+        kinds = set(state_fields(tx.rule.state).values())
+        return tx.rule.scope in (Scope.ENTRY, Scope.ROW) and kinds <= {SLOT, COUNTER}
+    return tx.parts is not None and all(treats_rows_alone(part) for part in tx.parts)
+
+
+def _counters(state: Any) -> set[str]:
+    """What counts of steps are called in a state."""
+    below = [_counters(child) for _, child in children_of(state)]
+    return set(fields_of(type(state), COUNTER)).union(*below)
 
 
 class _Other(NamedTuple):
@@ -29,7 +40,8 @@ def check_separable(
 ) -> None:
     """Raise unless a row can take a step of `tx` without a gradient by itself, and later.
 
-    That needs no more than the row, its slots and the number of the step.
+    That needs no more than the row, its slots and the number of the step. The rules say so; where
+    there are other pairs than theirs, what `tx` computes is looked at.
 
     Args:
         tx: the transformation.
@@ -42,6 +54,8 @@ def check_separable(
         ValueError: it needs the loss, something of all rows, or a state of which more changes from
             step to step than slots and the number of the step.
     """
+    if treats_rows_alone(tx):
+        return
     advice = "use the lazy update, or dense_rows"
     params = jax.tree.map(lambda p, t: None if t is None else p, params, tables, is_leaf=is_leaf)
 
@@ -65,6 +79,7 @@ def check_separable(
             is_leaf=lambda x: isinstance(x, Stored),
         )
 
+    clocks = {"count", *_counters(state)}
     marked = on_slots(lambda _: None, state, others=_Other)
     others, _ = jax.tree_util.tree_flatten_with_path(
         marked, is_leaf=lambda x: isinstance(x, _Other)
@@ -100,7 +115,7 @@ def check_separable(
     for (path, _), old, new in zip(others, jaxpr.invars, jaxpr.outvars, strict=False):
         name = path_string(path)
         changes = not isinstance(new, Literal) and new in made
-        if changes and old in read and name.split("/")[-1] not in CLOCKS:
+        if changes and old in read and name.split("/")[-1] not in clocks:
             raise ValueError(
                 f"exact_rows: {name!r} in the state changes from step to step, and what it was at "
                 f"the steps that a row missed is not kept; {advice}"

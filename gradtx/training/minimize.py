@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradtx.engine.lift import gradient, parameter
+from gradtx.engine.leaves import gradient, parameter
 from gradtx.inspection.hyperparams import child_transformations
 from gradtx.pair import BeforeFn, GradientTransformation
 from gradtx.paths import (

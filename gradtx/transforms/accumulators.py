@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx import tree
-from gradtx.engine.lift import gradient
+from gradtx.engine.leaves import gradient
 from gradtx.numerics import accumulator_dtype, cast, divide, real_dtype, widen
 from gradtx.numerics.steering import varying_axes
 from gradtx.paths import aligned, is_leaf, leaves_with_path, matches, path_string

@@ -2,20 +2,15 @@
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
-from gradtx.engine.lift import leafwise
+from gradtx.engine.lift import leafwise, rowwise
 from gradtx.numerics import any_nan
 from gradtx.pair import (
     GradientTransformation,
-    GradientTransformationExtraArgs,
     transformation,
 )
-from gradtx.paths import is_leaf
-from gradtx.rows import Rows
-from gradtx.tree import map_updates
-from gradtx.types import Array, EmptyState, Params, Slots, State, Updates
+from gradtx.types import Array, EmptyState, Slots
 
 
 class ZeroNansState(NamedTuple):
@@ -36,22 +31,13 @@ def zero_nans() -> GradientTransformation:
     ([0.0, 1.0], True)
     """
 
-    def init(params: Params) -> State:
-        return ZeroNansState(map_updates(lambda p: jnp.zeros([], bool), params))
+    def slots(p: Array) -> dict[str, Array]:
+        return {"found_nan": jnp.zeros([], bool)}
 
-    def found(g: Any) -> Any:
-        return None if g is None else any_nan(g.values if isinstance(g, Rows) else g)
+    def rule(g: Array, s: Any, t: Any) -> Any:
+        return jnp.where(jnp.isnan(g), 0, g), {"found_nan": any_nan(g)}
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
-        found_nan = jax.tree.map(found, updates, is_leaf=is_leaf)
-        return (
-            map_updates(lambda g: jnp.where(jnp.isnan(g), jnp.zeros_like(g), g), updates),
-            ZeroNansState(found_nan),
-        )
-
-    return GradientTransformationExtraArgs(init, update)
+    return leafwise(ZeroNansState, slots, rule, rows=True)
 
 
 @transformation
@@ -74,4 +60,4 @@ def centralize() -> GradientTransformation:
             return g, {}
         return g - jnp.mean(g, axis=tuple(range(1, g.ndim)), keepdims=True), {}
 
-    return leafwise(EmptyState, None, rule)
+    return rowwise(EmptyState, None, rule)

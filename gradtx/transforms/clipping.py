@@ -6,14 +6,14 @@ import jax.numpy as jnp
 
 from gradtx.checks import Limit
 from gradtx.engine.lift import elementwise, leafwise
+from gradtx.engine.tree import treewise
 from gradtx.numerics import sum_sq
 from gradtx.pair import (
     GradientTransformation,
-    GradientTransformationExtraArgs,
     transformation,
 )
-from gradtx.tree import global_norm, map_updates
-from gradtx.types import Array, EmptyState, Params, State, Updates
+from gradtx.tree import global_norm, scale
+from gradtx.types import Array, EmptyState
 
 
 @transformation
@@ -67,7 +67,7 @@ def clip_by_norm(max_norm: Limit) -> GradientTransformation:
     def rule(g: Array, s: Any, t: Any) -> Any:
         return g * shrink_factor(jnp.sqrt(sum_sq(g)), max_norm), {}
 
-    return leafwise(EmptyState, None, rule)
+    return leafwise(EmptyState, None, rule, rows=True)
 
 
 @transformation
@@ -116,11 +116,9 @@ def clip_by_global_norm(max_norm: Limit) -> GradientTransformation:
     (0.6, 0.8)
     """
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
+    def rule(g: Any, s: Any, t: Any) -> Any:
         # One factor for all entries: it is fused into whatever reads the gradient next.
-        factor = shrink_factor(global_norm(updates), max_norm)
-        return map_updates(lambda g: (g * factor).astype(g.dtype), updates), state
+        factor = shrink_factor(global_norm(g), max_norm)
+        return scale(factor, g), {}
 
-    return GradientTransformationExtraArgs(lambda params: EmptyState(), update)
+    return treewise(EmptyState, None, None, rule, rows=True)

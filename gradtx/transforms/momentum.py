@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from gradtx import numerics
 from gradtx.checks import Decay, Fraction, Number
 from gradtx.engine.lift import elementwise
-from gradtx.engine.zero_gradients import Idle
+from gradtx.engine.zero_gradients import ZeroGradient
 from gradtx.pair import GradientTransformation, transformation
 from gradtx.types import Array, Counter, DType, Slots
 
@@ -71,14 +71,14 @@ def trace(
     def slots(p: Array) -> dict[str, Array]:
         return {"trace": numerics.zeros_like(p, kept_in(p, accumulator_dtype))}
 
-    idle = Idle({"trace": decay}, lambda: abs(decay))
+    zero_gradient = ZeroGradient({"trace": decay}, lambda: abs(decay))
     if dampening is None or (isinstance(dampening, float | int) and dampening == 0):
 
         def rule(g: Array, s: Any, t: Any) -> Any:
             m = g + decay * s.trace
             return (g + decay * m if nesterov else m), {"trace": m}
 
-        return elementwise(TraceState, slots, rule, idle=idle)
+        return elementwise(TraceState, slots, rule, zero_gradient=zero_gradient)
 
     if nesterov:
         raise ValueError("trace: nesterov has no dampening")
@@ -87,7 +87,7 @@ def trace(
         m = g * jnp.where(t.number == 1, 1, 1 - dampening) + decay * s.trace
         return m, {"trace": m}
 
-    return elementwise(TraceWithCountState, slots, dampened, idle=idle)
+    return elementwise(TraceWithCountState, slots, dampened, zero_gradient=zero_gradient)
 
 
 class EmaState(NamedTuple):
@@ -126,4 +126,6 @@ def ema(
         m = numerics.ema(g, s.ema, decay)
         return (numerics.debias(m, decay, t) if debias else m), {"ema": m}
 
-    return elementwise(EmaState, slots, rule, idle=Idle({"ema": decay}, lambda: decay))
+    return elementwise(
+        EmaState, slots, rule, zero_gradient=ZeroGradient({"ema": decay}, lambda: decay)
+    )

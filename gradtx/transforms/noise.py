@@ -6,23 +6,20 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import NonNegative
-from gradtx.engine.lift import gradient
-from gradtx.numerics import increment, widen
+from gradtx.engine.lift import leafwise
+from gradtx.numerics import Step
 from gradtx.pair import (
     GradientTransformation,
-    GradientTransformationExtraArgs,
     transformation,
 )
-from gradtx.paths import leaves_with_path, path_string
-from gradtx.rows import is_rows
-from gradtx.types import Array, Counter, Params, State, Updates
+from gradtx.types import Array, Counter, Key
 
 
 class AddNoiseState(NamedTuple):
     """count: i32[]; rng_key: a random key."""
 
     count: Counter
-    rng_key: Array
+    rng_key: Key
 
 
 def given_key(name: str, key: Any, seed: int | None) -> Any:
@@ -78,32 +75,12 @@ def add_noise(
     """
     given = given_key("add_noise", key, seed)
 
-    def init(params: Params) -> State:
-        return AddNoiseState(jnp.zeros([], jnp.int32), own_key(0 if given is None else given))
+    def rule(g: Array, s: Any, t: Step) -> Any:
+        deviation = t.once("deviation", 0, lambda: jnp.sqrt(eta / t.number**gamma))
+        kind = jnp.complex64 if jnp.iscomplexobj(g) else jnp.float32
+        return g + deviation * jax.random.normal(s.rng_key, g.shape, kind), {}
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
-        count = increment(state.count)
-        deviation = jnp.sqrt(eta / count.astype(jnp.float32) ** gamma)
-        rng_key, sample_key = jax.random.split(state.rng_key)
+    def start(params: list[Array]) -> dict[str, Array]:
+        return {"rng_key": own_key(0 if given is None else given)}
 
-        def noisy(path: Any, g: Any, key: Array) -> Any:
-            if is_rows(g):
-                raise TypeError(
-                    f"add_noise gives noise to every row and cannot run on the Rows at "
-                    f"{path_string(path)!r}: make the gradient dense with to_dense(), or leave it "
-                    "out with masked"
-                )
-            g = gradient(g, path)
-            kind = jnp.complex64 if jnp.iscomplexobj(g) else jnp.float32
-            noise = jax.random.normal(key, g.shape, kind)
-            return (widen(g) + deviation * noise).astype(g.dtype)
-
-        leaves, treedef = leaves_with_path(updates)
-        keys = iter(jax.random.split(sample_key, max(sum(g is not None for _, g in leaves), 1)))
-        noised = [None if g is None else noisy(path, g, next(keys)) for path, g in leaves]
-        updates = treedef.unflatten(noised)
-        return updates, AddNoiseState(count, rng_key)
-
-    return GradientTransformationExtraArgs(init, update)
+    return leafwise(AddNoiseState, None, rule, start=start)

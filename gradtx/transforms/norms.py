@@ -7,14 +7,14 @@ import jax.numpy as jnp
 
 from gradtx.checks import NonNegative, Number, Positive
 from gradtx.engine.lift import leafwise
-from gradtx.numerics import abs_sq, cast, divide, widen
+from gradtx.engine.tree import treewise
+from gradtx.numerics import abs_sq, divide, widen
 from gradtx.pair import (
     GradientTransformation,
-    GradientTransformationExtraArgs,
     transformation,
 )
-from gradtx.tree import global_norm, map_updates
-from gradtx.types import Array, EmptyState, Params, State, Updates
+from gradtx.tree import global_norm, map_updates, scale
+from gradtx.types import Array, EmptyState
 
 
 @transformation
@@ -34,13 +34,10 @@ def normalize_by_update_norm(
     [0.6, 0.8]
     """
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
-        factor = scale_factor / (global_norm(updates) + eps)
-        return map_updates(lambda g: (g * factor).astype(g.dtype), updates), state
+    def rule(g: Any, s: Any, t: Any) -> Any:
+        return scale(scale_factor / (global_norm(g) + eps), g), {}
 
-    return GradientTransformationExtraArgs(lambda params: EmptyState(), update)
+    return treewise(EmptyState, None, None, rule, rows=True)
 
 
 def _unit_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -138,13 +135,10 @@ def normalize() -> GradientTransformation:
     [0.6000000238418579, 0.800000011920929]
     """
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
-        factor = divide(jnp.ones([]), global_norm(updates))
-        return map_updates(lambda g: cast(widen(g) * factor, g.dtype), updates), state
+    def rule(g: Any, s: Any, t: Any) -> Any:
+        return scale(divide(jnp.ones([]), global_norm(g)), g), {}
 
-    return GradientTransformationExtraArgs(lambda params: EmptyState(), update)
+    return treewise(EmptyState, None, None, rule, rows=True)
 
 
 @transformation
@@ -169,23 +163,12 @@ def adaptive_normalize(eta: NonNegative = 0.01) -> GradientTransformation:
     [1.7999999523162842, 3.200000047683716]
     """
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
-        if params is None:
-            raise ValueError(
-                "adaptive_normalize needs the parameters: call update(updates, state, params)"
-            )
+    def rule(g: Any, s: Any, t: Any, p: Any) -> Any:
+        def size(p: Array) -> Array:
+            return jnp.abs(p) + eta
 
-        def size(p: Any) -> Array:
-            return jnp.abs(widen(jnp.asarray(p))) + eta
+        length = global_norm(map_updates(lambda g, p: g * size(p), g, p))
+        factor = divide(jnp.ones([]), length)
+        return map_updates(lambda g, p: g * jnp.square(size(p)) * factor, g, p), {}
 
-        sized = map_updates(lambda g, p: widen(g) * size(p), updates, params)
-        factor = divide(jnp.ones([]), global_norm(sized))
-
-        def scaled(g: Any, p: Any) -> Any:
-            return cast(widen(g) * jnp.square(size(p)) * factor, g.dtype)
-
-        return map_updates(scaled, updates, params), state
-
-    return GradientTransformationExtraArgs(lambda params: EmptyState(), update)
+    return treewise(EmptyState, None, None, rule, rows=True)

@@ -11,10 +11,10 @@ from gradtx.types import Array
 
 Preconditioning: TypeAlias = Literal["frobenius", "spectral", "aol", "schatten"]
 
-_STANDARD = (3.4445, -4.7750, 2.0315)
+STANDARD = (3.4445, -4.7750, 2.0315)
 
 
-def _coefficients(where: str, coeffs: Any, steps: int, how: str) -> Any:
+def coefficients(where: str, coeffs: Any, steps: int, how: str) -> Any:
     """The coefficients of the iterations as an array, once all that makes them is checked."""
     found = np.asarray(coeffs)
     if found.ndim not in (1, 2) or found.shape[-1] != 3 or found.shape[0] == 0:
@@ -29,7 +29,7 @@ def _coefficients(where: str, coeffs: Any, steps: int, how: str) -> Any:
     return found
 
 
-def _orthogonalized(x: Array, coeffs: Array, steps: int, how: str, eps: Any) -> Array:
+def orthogonalized(x: Array, coeffs: Array, steps: int, how: str, eps: Any) -> Array:
     """Newton-Schulz iterations on a batch of matrices."""
     wide = x.shape[-2] <= x.shape[-1]
     x = x if wide else x.mT  # the smaller Gram matrix

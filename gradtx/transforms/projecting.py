@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx import projections
+from gradtx.engine.lift import needed
 from gradtx.numerics import widen
 from gradtx.pair import (
     GradientTransformation,
@@ -68,8 +69,7 @@ def project(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
         del extra_args
-        if params is None:
-            raise ValueError("project needs the parameters: call update(updates, state, params)")
+        params = needed("project", params)
         keyed, treedef = leaves_with_path(updates)
         problem = "project: the updates and the parameters are different trees"
         held = aligned(problem, updates, treedef, params)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
-from gradtx.engine.lift import parameter
+from gradtx.engine.leaves import parameter
 from gradtx.numerics import cast
 from gradtx.numerics.steering import is_computed, is_tracer
 from gradtx.pair import GradientTransformation

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.checks import Fraction, PositiveCount
-from gradtx.engine.lift import parameter
+from gradtx.engine.leaves import parameter
+from gradtx.engine.lift import needed
 from gradtx.numerics import cast, widen
 from gradtx.pair import (
     GradientTransformation,
@@ -98,8 +99,7 @@ def lookahead(
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        if params is None:
-            raise ValueError("lookahead needs the parameters: call update(updates, state, params)")
+        params = needed("lookahead", params)
         paired = isinstance(params, LookaheadParams)
         if paired and state.slow is not None:
             raise ValueError(

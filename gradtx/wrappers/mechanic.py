@@ -7,7 +7,8 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.checks import NonNegative, Positive, PositiveCount
-from gradtx.engine.lift import parameter
+from gradtx.engine.leaves import parameter
+from gradtx.engine.lift import needed
 from gradtx.numerics import Step, cast, divide, increment, scalar_dtype, widen
 from gradtx.numerics.steering import after
 from gradtx.pair import (
@@ -111,8 +112,7 @@ def mechanize(
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        if params is None:
-            raise ValueError("mechanize needs the parameters: call update(updates, state, params)")
+        params = needed("mechanize", params)
         for path, g in leaves_with_path(updates)[0]:
             if is_rows(g):
                 raise TypeError(

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.checks import Fraction
+from gradtx.engine.lift import needed
 from gradtx.numerics import cast, widen
 from gradtx.pair import (
     GradientTransformation,
@@ -54,10 +55,7 @@ def decay_first(
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        if params is None:
-            raise ValueError(
-                "decay_first needs the parameters: call update(updates, state, params)"
-            )
+        params = needed("decay_first", params)
         chosen = select(params, mask)
         decayed = tree.map_updates(_shrunk, chosen)
         updates, state = tx.update(updates, state, merge(decayed, params), **extra_args)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from gradtx import tree
 from gradtx.checks import NonNegative, PositiveCount
 from gradtx.composition.chain import chain
+from gradtx.engine.lift import needed
 from gradtx.numerics import cast, divide, widen
 from gradtx.optimizers.sgd import sgd
 from gradtx.pair import (
@@ -147,8 +148,7 @@ def _sharpness_aware(
         grad_fn: Callable[..., Any] | None = None,
         **extra_args: Any,
     ) -> tuple[Updates, State]:
-        if params is None:
-            raise ValueError("sam needs the parameters: call update(updates, state, params)")
+        params = needed("sam", params)
         updates = dense(updates)
         if opaque_mode:
             return opaque(updates, state, params, extra_args, grad_fn)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative, PositiveCount, Range
 from gradtx.composition.chain import chain, identity
+from gradtx.engine.lift import needed
 from gradtx.numerics import cast, compute_dtype, divide, increment, real_dtype, widen
 from gradtx.numerics.steering import replace_slot
 from gradtx.optimizers.rmsprop import scale_by_rms
@@ -160,10 +161,7 @@ def schedule_free(
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        if params is None:
-            raise ValueError(
-                "schedule_free needs the parameters: call update(updates, state, params)"
-            )
+        params = needed("schedule_free", params)
         dtype, count = state.weight_sum.dtype, state.step_count - 1
         max_lr = jnp.maximum(state.max_lr, at(learning_rate, count, dtype))
         weight = max_lr ** at(weight_lr_power, count, dtype)

@@ -1,0 +1,171 @@
+"""One leaf as a rule sees it, in whatever form gradient and slots are kept."""
+
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.numerics import Step, cast, real_dtype, widen
+from gradtx.paths import path_string
+from gradtx.rows import put_rows, take_rows
+from gradtx.types import Array, DType
+
+
+@runtime_checkable
+class Stored(Protocol):
+    """A slot kept in another form than an array, such as 8-bit blocks.
+
+    It is a pytree. The engine loads it before the rule and stores the rule's result after it;
+    `take` and `put` do the same for some rows and are needed only where rows are used.
+    """
+
+    shape: tuple[int, ...]
+
+    def load(self) -> Array: ...
+    def store(self, value: Array) -> "Stored": ...
+    def take(self, indices: Array) -> Array: ...
+    def put(self, indices: Array, values: Array) -> "Stored": ...
+
+
+def is_stored(x: Any) -> bool:
+    """Whether a slot, or a part of one, is kept in a form of its own."""
+    return isinstance(x, Stored)
+
+
+def load(slot: Any) -> Any:
+    """A slot, an array or any pytree of them, as a rule sees it: in the type in which it computes.
+
+    >>> load([jnp.ones(1, jnp.bfloat16), None])[0].dtype
+    dtype('float32')
+    """
+
+    def loaded(part: Any) -> Any:
+        if is_stored(part):
+            return widen(part.load())
+        return widen(part) if hasattr(part, "dtype") else part
+
+    return jax.tree.map(loaded, slot, is_leaf=is_stored)
+
+
+def store(slot: Any, value: Any) -> Any:
+    """`value` in the form and type in which `slot` is kept."""
+
+    def stored(part: Any, new: Any) -> Any:
+        return part.store(new) if is_stored(part) else cast(jnp.asarray(new), part.dtype)
+
+    return jax.tree.map(stored, slot, value, is_leaf=is_stored)
+
+
+def take(slot: Any, indices: Array) -> Any:
+    """Some rows of a slot, as a rule sees them."""
+
+    def taken(part: Any) -> Array:
+        return widen(part.take(indices) if is_stored(part) else take_rows(part, indices))
+
+    return jax.tree.map(taken, slot, is_leaf=is_stored)
+
+
+def put(slot: Any, indices: Array, values: Any) -> Any:
+    """A slot with other values for some of its rows."""
+
+    def written(part: Any, new: Any) -> Any:
+        return part.put(indices, new) if is_stored(part) else put_rows(part, indices, new)
+
+    return jax.tree.map(written, slot, values, is_leaf=is_stored)
+
+
+def parameter(p: Any, path: Any = ()) -> Array:
+    """A trained parameter as an array: Python numbers count as floats.
+
+    Raises:
+        TypeError: it is an integer or boolean array, or no array at all.
+    """
+    if isinstance(p, int | float) and not isinstance(p, bool):
+        p = jnp.asarray(p, float)
+    if not hasattr(p, "dtype") or not jnp.issubdtype(p.dtype, jnp.inexact):
+        kind = getattr(p, "dtype", type(p).__name__)
+        raise TypeError(
+            f"the parameter at {path_string(path)!r} is {kind}: only floating-point and complex "
+            "arrays can be trained; leave it out with `trainable` or `select`"
+        )
+    return cast(p, p.dtype)  # weak types would become strong, and compile again
+
+
+def gradient(g: Any, path: Any) -> Array:
+    """A gradient as an array; raises TypeError if it is none of a trained parameter."""
+    if isinstance(g, int | float) and not isinstance(g, bool):
+        g = jnp.asarray(g, float)
+    if not hasattr(g, "dtype") or not jnp.issubdtype(g.dtype, jnp.inexact):
+        kind = getattr(g, "dtype", type(g).__name__)
+        raise TypeError(f"the gradient at {path_string(path)!r} is {kind}, not floating point")
+    return g
+
+
+class SlotsOfLeaf:
+    """What a rule sees as `s`: slots, and numbers of the whole tree, as attributes."""
+
+    def __init__(self, label: str, slots: dict[str, Any], scalars: dict[str, Any]) -> None:
+        self.__dict__.update(slots, **scalars)
+        self._label, self._names = label, list(slots)
+
+    def names(self) -> list[str]:
+        """The names of the slots."""
+        return self._names
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        known = ", ".join(n for n in vars(self) if n[0] != "_") or "none"
+        raise AttributeError(f"{self._label}: there is no slot {name!r}; the slots are {known}")
+
+
+class NoStep:
+    """In the place of the step, where a state counts none."""
+
+    def __init__(self, label: str, state: Any) -> None:
+        self._label, self._state = label, state.__name__
+
+    def _refuse(self) -> Any:
+        raise TypeError(
+            f"{self._label}: the rule uses the step, and {self._state} counts none: give it a "
+            "field annotated Counter"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return None if name.startswith("__") else self._refuse()
+
+    def __jax_array__(self) -> Any:
+        return self._refuse()
+
+    def __pow__(self, other: Any) -> Any:
+        return self._refuse()
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __pow__
+    __truediv__ = __rtruediv__ = __rpow__ = __lt__ = __le__ = __gt__ = __ge__ = __pow__
+
+
+class Steps:
+    """The step in each of the types in which leaves are computed."""
+
+    def __init__(self, label: str, state: Any, count: Array | None) -> None:
+        self._count = count
+        self._made: dict[Any, Step] = {}
+        self._none: Any = NoStep(label, state) if count is None else None
+
+    def of(self, dtype: DType) -> Any:
+        """The step in the type in which a leaf is computed."""
+        if self._count is None:
+            return self._none
+        dtype = real_dtype(dtype)
+        if dtype not in self._made:
+            self._made[dtype] = Step(self._count, dtype)
+        return self._made[dtype]
+
+
+def fits(slot: Any, shape: tuple[int, ...]) -> bool:
+    """Whether a slot may belong to a leaf: reduced over a dimension it keeps it with length 1."""
+    if slot is None:
+        return False
+    if not hasattr(slot, "shape") or len(slot.shape) != len(shape):
+        return True
+    return all(a in (1, b) for a, b in zip(slot.shape, shape, strict=True))

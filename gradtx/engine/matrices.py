@@ -1,0 +1,310 @@
+"""Rules of matrices: which axes are rows and columns, and all equal matrices as one batch."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.engine.leaves import gradient, load, store
+from gradtx.engine.lift import (
+    Leaves,
+    RuleFn,
+    SlotsFn,
+    Start,
+    Transform,
+    call,
+    check_shapes,
+    checked_result,
+    each_slots,
+    label_of,
+    lift,
+    reads_params,
+    refused_rows,
+)
+from gradtx.numerics import cast, widen
+from gradtx.pair import GradientTransformation, Rule, Scope
+from gradtx.paths import is_leaf, path_string
+from gradtx.rows import is_rows
+from gradtx.types import Array, PyTree
+
+FactorFn = Callable[["Matrices", Array], Array]
+OnLeafFn = Callable[[Array, Array, "Matrices"], Array]
+
+
+class Matrices(NamedTuple):
+    """An array of some shape seen as a batch of matrices of one shape.
+
+    order: its axes, batch first, then rows, then columns; sizes: of the three; shape: its own.
+    """
+
+    order: tuple[int, ...]
+    sizes: tuple[int, int, int]
+    shape: tuple[int, ...]
+
+    @property
+    def rows(self) -> int:
+        """The number of rows of each matrix."""
+        return self.sizes[1]
+
+    @property
+    def columns(self) -> int:
+        """The number of columns of each matrix."""
+        return self.sizes[2]
+
+    def stacked(self, count: int) -> "Matrices":
+        """The same for so many such arrays along a new first axis."""
+        order = (0, *(axis + 1 for axis in self.order))
+        batches, height, width = self.sizes
+        return Matrices(order, (count * batches, height, width), (count, *self.shape))
+
+    def take(self, x: Array) -> Array:
+        """The array as a batch ``(n, rows, columns)``."""
+        return x.transpose(self.order).reshape(self.sizes)
+
+    def put(self, x: Array) -> Array:
+        """A batch as an array of the own shape."""
+        ordered = x.reshape([self.shape[axis] for axis in self.order])
+        back = sorted(range(len(self.order)), key=lambda axis: self.order[axis])
+        return ordered.transpose(back)
+
+
+@dataclass(frozen=True)
+class MatrixDimensions:
+    """Which axes of each leaf are the rows and the columns of matrices.
+
+    Attributes:
+        given: numbers with ``reduction_axis`` (rows) and ``output_axis`` (columns), a tree of them
+            or a prefix of it, or a function from the updates to such a tree. None in the place of
+            a leaf's numbers: it is no matrix.
+        kind: the class of the numbers; its defaults hold where nothing is given.
+    """
+
+    given: Any
+    kind: type
+
+    def of(self, label: str, tree: PyTree) -> list[Any]:
+        """The numbers of each leaf of `tree`.
+
+        Raises:
+            ValueError: they are not a tree like it or a prefix of it.
+            TypeError: a leaf of them is of another class.
+        """
+        numbers = self.kind() if self.given is None else self.given
+        if callable(numbers) and not isinstance(numbers, self.kind):
+            numbers = numbers(tree)
+        found: list[Any] = []
+
+        def note(number: Any, below: PyTree) -> None:
+            found.extend([number] * len(jax.tree.leaves(below, is_leaf=is_leaf)))
+
+        def stop(x: Any) -> bool:
+            return x is None or isinstance(x, self.kind)
+
+        try:
+            jax.tree.map(note, numbers, tree, is_leaf=stop)
+        except ValueError as error:
+            raise ValueError(
+                f"{label}: the dimension numbers are not a tree like the parameters or a prefix of "
+                f"it: {error}"
+            ) from None
+        if not all(map(stop, found)):
+            raise TypeError(
+                f"{label}: the leaves of the dimension numbers must be {self.kind.__name__}"
+            )
+        return found
+
+
+def as_matrices(label: str, path: Any, shape: tuple[int, ...], numbers: Any) -> Matrices:
+    """How an array of some shape is a batch of matrices, by its dimension numbers.
+
+    Raises:
+        ValueError: the numbers name no axes of it, or one twice.
+    """
+    try:
+        rows = axes_of(numbers.reduction_axis, len(shape))
+        columns = axes_of(numbers.output_axis, len(shape))
+        if len({*rows, *columns}) < len(rows) + len(columns):
+            raise ValueError(f"an axis comes twice in {numbers}")
+    except ValueError as error:
+        raise ValueError(
+            f"{label}: at {path_string(path)!r}, of shape {tuple(shape)}: {error}; give dimension "
+            "numbers, or None for a leaf that is no matrix"
+        ) from None
+    batch = tuple(axis for axis in range(len(shape)) if axis not in (*rows, *columns))
+    batches, height, width = (
+        math.prod(shape[axis] for axis in axes) for axes in (batch, rows, columns)
+    )
+    return Matrices((*batch, *rows, *columns), (batches, height, width), tuple(shape))
+
+
+def axes_of(axes: Any, ndim: int) -> tuple[int, ...]:
+    """Axes, given as one or several, counted from the first."""
+    given = (axes,) if isinstance(axes, int) else tuple(axes)
+    if not all(-ndim <= axis < ndim for axis in given):
+        raise ValueError(f"the axes {given} are not axes of an array with {ndim} dimensions")
+    return tuple(axis % ndim for axis in given)
+
+
+def matrixwise(
+    state: type,
+    rule: RuleFn,
+    dimensions: MatrixDimensions,
+    *,
+    slots: SlotsFn | None = None,
+    on_entries: RuleFn | None = None,
+    factors: Mapping[str, FactorFn] | None = None,
+    on_leaf: OnLeafFn | None = None,
+    start: Start | None = None,
+) -> GradientTransformation:
+    """Lift a rule that treats every matrix alone: products, roots, singular values.
+
+    Matrices of one shape and type go through the rule as one batch, whichever leaves they are in:
+    what is traced, compiled and launched does not grow with their number.
+
+    Args:
+        state: a state class, as in :func:`elementwise`.
+        rule: ``(g, s, t) -> (direction, {name: new factor})`` of a batch `g` of shape
+            ``(n, rows, columns)``; each factor has the batch in front.
+        dimensions: which axes of each leaf are rows and columns, and which leaves are no matrices:
+            these pass as they are, once `on_entries` has seen them.
+        slots: ``p -> {name: array}``, the slots of `on_entries`, of the shape of the parameter.
+        on_entries: a rule as in :func:`elementwise`, such as a momentum, that every leaf goes
+            through first, by itself.
+        factors: ``{name: (matrices, p) -> array}``, the slots of `rule` for one leaf, with
+            ``matrices.sizes[0]`` in front: one for each matrix, row or column, or square factors.
+            A leaf that is no matrix has None.
+        on_leaf: ``(before, after, matrices) -> direction``, the last word on each leaf, in its own
+            shape.
+        start: the fields that are no slots and no counters.
+
+    Raises:
+        ValueError: a leaf has not the axes that its numbers name.
+        TypeError: a gradient is `Rows`, since a matrix is transformed as a whole.
+
+    >>> import gradtx
+    >>> from typing import NamedTuple
+    >>> class Numbers(NamedTuple):
+    ...     reduction_axis: int = 0
+    ...     output_axis: int = 1
+    >>> @gradtx.transformation
+    ... def unit_columns():
+    ...     def rule(g, s, t):
+    ...         return g / jnp.linalg.norm(g, axis=1, keepdims=True), {}
+    ...
+    ...     return matrixwise(gradtx.EmptyState, rule, MatrixDimensions(None, Numbers))
+    >>> tx = unit_columns()
+    >>> tx.update(jnp.array([[3.0], [4.0]]), tx.init(jnp.zeros((2, 1))))[0].round(1).tolist()
+    [[0.6000000238418579], [0.800000011920929]]
+    """
+    lifted = Rule(Scope.MATRIX, state, rule, on_rows=False)
+    label = label_of(rule)
+    held = dict(factors or {})
+
+    def first(params: PyTree, leaves: list[Any], paths: list[Any]) -> list[Any]:
+        made: list[Any] = each_slots(slots)(params, leaves, paths)
+        for i, number in enumerate(dimensions.of(label, params) if held else ()):
+            p = leaves[i]
+            if p is not None:
+                how = None if number is None else as_matrices(label, paths[i], p.shape, number)
+                made[i] |= {n: None if how is None else f(how, p) for n, f in held.items()}
+        return made
+
+    transform = _in_batches(rule, dimensions, on_entries, tuple(held), on_leaf)
+    takes_params = on_entries is not None and reads_params(on_entries)
+    return lift(lifted, first, transform, start=start, takes_params=takes_params)
+
+
+def _in_batches(
+    rule: RuleFn,
+    dimensions: MatrixDimensions,
+    on_entries: RuleFn | None,
+    factors: tuple[str, ...],
+    on_leaf: OnLeafFn | None,
+) -> Transform:
+    def transform(given: Leaves) -> tuple[list[Any], dict[str, Any]]:
+        out: list[Any] = [None] * len(given.gradients)
+        slots = {n: list(column) for n, column in given.slots.items()}
+        numbers = dimensions.of(given.label, given.treedef.unflatten(given.gradients))
+        dtypes: dict[int, Any] = {}
+        alike: dict[Any, list[int]] = {}
+        for i in given.there():
+            if is_rows(given.gradients[i]):
+                raise refused_rows(given.label, given.paths[i])
+            g = gradient(given.gradients[i], given.paths[i])
+            dtypes[i] = g.dtype
+            out[i] = widen(g)
+            if on_entries is not None:
+                held = {n: s for n, s in given.held(i).items() if n not in factors}
+                check_shapes(given, i, g.shape, held)
+                loaded = {n: load(s) for n, s in held.items()}
+                out[i], new = call(on_entries, given, i, out[i], loaded)
+                for n, s in held.items():
+                    slots[n][i] = store(s, new[n])
+            if numbers[i] is not None:
+                how = as_matrices(given.label, given.paths[i], g.shape, numbers[i])
+                alike.setdefault((how, jax.typeof(out[i])), []).append(i)
+        for equal in _by_shape(alike):
+            _transform_equal(rule, given, equal, factors, on_leaf, out, slots)
+        return [u if u is None else cast(u, dtypes[i]) for i, u in enumerate(out)], slots
+
+    return transform
+
+
+def _by_shape(alike: dict[Any, list[int]]) -> list[list[tuple[Matrices, list[int]]]]:
+    """Leaves that are alike, those together whose matrices have one shape and type."""
+    found: dict[Any, list[tuple[Matrices, list[int]]]] = {}
+    for (how, kind), members in alike.items():
+        found.setdefault((how.rows, how.columns, kind.dtype), []).append((how, members))
+    return list(found.values())
+
+
+def _transform_equal(
+    rule: RuleFn,
+    given: Leaves,
+    equal: list[tuple[Matrices, list[int]]],
+    factors: tuple[str, ...],
+    on_leaf: OnLeafFn | None,
+    out: list[Any],
+    slots: dict[str, list[Any]],
+) -> None:
+    """The rule on all matrices of one shape, written into directions and slots."""
+    stacks = [jnp.stack([out[i] for i in members]) for _, members in equal]
+    hows = [how.stacked(len(members)) for how, members in equal]
+    batch = _joined([how.take(x) for how, x in zip(hows, stacks, strict=True)])
+    held = {
+        n: _joined([_in_one(jnp.stack([load(slots[n][i]) for i in m])) for _, m in equal])
+        for n in factors
+    }
+    arguments = batch, given.view(held), given.steps.of(batch.dtype)
+    direction, new = checked_result(given.label, rule(*arguments), factors)
+    sizes = [how.sizes[0] for how in hows]
+    parts = {n: _parted(x, sizes) for n, x in new.items()}
+    for k, u in enumerate(_parted(direction, sizes)):
+        how, members = equal[k]
+        u = hows[k].put(u)
+        if on_leaf is not None:
+            u = jax.vmap(lambda x, u, how=how: on_leaf(x, u, how))(stacks[k], u)
+        for i, each in zip(members, jnp.unstack(u), strict=True):
+            out[i] = each
+        for n, of_part in parts.items():
+            apart = of_part[k].reshape(len(members), how.sizes[0], *of_part[k].shape[1:])
+            for i, each in zip(members, jnp.unstack(apart), strict=True):
+                slots[n][i] = store(slots[n][i], each)
+
+
+def _in_one(x: Array) -> Array:
+    return x.reshape(-1, *x.shape[2:])
+
+
+def _joined(parts: list[Array]) -> Array:
+    return parts[0] if len(parts) == 1 else jnp.concatenate(parts)
+
+
+def _parted(x: Array, sizes: list[int]) -> list[Array]:
+    if len(sizes) == 1:
+        return [x]
+    ends = [sum(sizes[: k + 1]) for k in range(len(sizes))]
+    return [x[end - size : end] for end, size in zip(ends, sizes, strict=True)]
