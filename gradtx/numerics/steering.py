@@ -1,5 +1,6 @@
 """Steering of XLA's compiler: what a formula cannot say, and the program needs."""
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import jax
@@ -50,8 +51,7 @@ def after(x: Any, first: Array, *, on: Literal["cpu", "others", "all"] = "cpu") 
     """
     x = x if hasattr(x, "dtype") else jnp.asarray(x, real_dtype(first.dtype))
     # Both branches differ along the same axes of a shard_map.
-    more = varying_axes(jax.typeof(first)) - varying_axes(jax.typeof(x))
-    x = jax.lax.pcast(x, tuple(more), to="varying") if more else x
+    x = vary(x, varying_axes(jax.typeof(first)) - varying_axes(jax.typeof(x)))
 
     def wait(x: Array, first: Array) -> Array:
         return jnp.where(jnp.isnan(first), jnp.nan, x)
@@ -100,3 +100,13 @@ def varying_axes(kind: Any) -> frozenset[str]:
         if manual is not None:
             return frozenset(manual.varying)
     return frozenset(getattr(kind, "vma", ()) or ())
+
+
+def vary(x: Any, axes: Iterable[str]) -> Any:
+    """`x`, which the ``shard_map`` it is in is told to take for different along these axes."""
+    axes = tuple(sorted(axes))
+    if not axes:
+        return x
+    if hasattr(jax.lax, "pcast"):
+        return jax.lax.pcast(x, axes, to="varying")
+    return jax.lax.pvary(x, axes)  # before jax 0.8.2

@@ -19,7 +19,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, Var, jaxpr_a
 from jax.extend.core.primitives import convert_element_type_p, jit_p, scan_p
 from jax.interpreters import ad, batching, mlir
 
-from gradtx.numerics.steering import varying_axes
+from gradtx.numerics.steering import vary, varying_axes
 from gradtx.paths import path_string
 from gradtx.rows import Rows, gather_rows, index_dtype, is_inside, refuse_outside
 from gradtx.types import Array, PyTree
@@ -135,8 +135,24 @@ def _call(eqn: Any) -> _Call | None:
         return _Call(eqn.params["jaxpr"], (), len(eqn.invars))
     if eqn.primitive is scan_p:
         closed, length = eqn.params["jaxpr"], eqn.params["length"]
-        return _Call(closed.jaxpr, closed.consts, eqn.params["num_consts"], (length,))
+        return _Call(closed.jaxpr, closed.consts, _scan_sizes(eqn)[0], (length,))
     return None
+
+
+def _scan_sizes(eqn: Any) -> tuple[int, int]:
+    """How many constants and how many carries a scan is given.
+
+    Each version of JAX writes them into other parameters; in all of them what is stacked has one
+    dimension more outside the body than in it, and carries come first in what is returned.
+    """
+    body = eqn.params["jaxpr"]
+
+    def stacked(outside: Sequence[Any], inside: Sequence[Any]) -> int:
+        pairs = zip(outside, inside, strict=True)
+        return sum(len(v.aval.shape) > len(aval.shape) for v, aval in pairs)
+
+    carries = len(eqn.outvars) - stacked(eqn.outvars, body.out_avals)
+    return len(eqn.invars) - stacked(eqn.invars, body.in_avals) - carries, carries
 
 
 class _Parameter(NamedTuple):
@@ -166,8 +182,7 @@ class _Lookup(NamedTuple):
     def zeros(self) -> Array:
         """An increment of zero for the rows; it differs between devices if they do."""
         zeros = jnp.zeros((*self.lead, *self.rows.shape), self.table.dtype)
-        axes = varying_axes(self.rows)
-        return jax.lax.pcast(zeros, tuple(axes), to="varying") if axes else zeros
+        return vary(zeros, varying_axes(self.rows))
 
 
 def _held(eqn: Any, known: Known) -> dict[int, _Parameter | None]:
@@ -301,7 +316,7 @@ def _run_call(
             return _run(call.jaxpr, call.consts, inputs, tables, iter(mine))
 
         return again(inputs, mine)
-    consts, init, xs = _split(inputs, eqn.params["num_consts"], eqn.params["num_carry"])
+    consts, init, xs = _split(inputs, *_scan_sizes(eqn))
 
     def body(carry: Any, x: Any) -> Any:
         x, mine = x

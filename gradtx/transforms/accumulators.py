@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from gradtx import tree
 from gradtx.engine.leaves import gradient
 from gradtx.numerics import accumulator_dtype, cast, divide, real_dtype, widen
-from gradtx.numerics.steering import varying_axes
+from gradtx.numerics.steering import vary, varying_axes
 from gradtx.paths import aligned, is_leaf, leaves_with_path, matches, path_string
 from gradtx.rows import Rows, index_dtype, is_rows
 from gradtx.types import Array, DType, Params, PyTree, Updates
@@ -176,8 +176,7 @@ def nothing_like(updates: Updates, run: Callable[[], Any]) -> Updates:
         return tree.zeros_like(updates)
 
     def zeros(x: Any) -> Array:
-        made, axes = jnp.zeros(x.shape, x.dtype), tuple(varying_axes(x))
-        return jax.lax.pcast(made, axes, to="varying") if axes else made
+        return vary(jnp.zeros(x.shape, x.dtype), varying_axes(x))
 
     def of(u: Any) -> Any:
         if not is_rows(u):

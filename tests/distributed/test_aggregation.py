@@ -10,7 +10,8 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 import gradtx
-from gradtx.distributed.axes import keeps_account
+from gradtx.distributed.axes import axes_of, keeps_account
+from gradtx.numerics.steering import vary
 from tests.catalogue import CATALOGUE
 from tests.distributed.meshes import (
     N,
@@ -33,19 +34,17 @@ def run(tx, p, data, *, axis=None, steps=2):
     def step(carry, _):
         p, state = carry
         # The local gradient also where shard_map would sum it over the devices.
-        local = p if axis is None else vary(p, axis)
+        local = p if axis is None else local_copy(p, axis)
         updates, state = tx.update(jax.grad(loss)(local, *data), state, p)
         return (gradtx.apply_updates(p, updates), state), None
 
     return jax.lax.scan(step, (p, tx.init(p)), length=steps)[0][0]
 
 
-def vary(p, axis):
+def local_copy(p, axis):
     if not keeps_account(axis):
         return p
-    if hasattr(jax.lax, "pcast"):
-        return jax.tree.map(lambda x: jax.lax.pcast(x, axis, to="varying"), p)
-    return jax.lax.pvary(p, axis)
+    return jax.tree.map(lambda x: vary(x, axes_of(axis)), p)
 
 
 checked = functools.partial(under_shard_map, check_vma=True)
