@@ -13,6 +13,8 @@ from tests import oracle
 @pytest.mark.parametrize("bias_correction", [False, True])
 def test_rmsprop(centered, eps_in_sqrt, bias_correction):
     """Tieleman and Hinton 2012; centered, Graves 2013, equations 38-45."""
+    # One gradient has no variance but what rounding leaves, a root of 3e-4 |g|: small beside 0.5.
+    eps = 0.5 if centered else 1e-2
 
     def update(g, s, t, p):
         s["nu"] = 0.9 * s.get("nu", 0.0) + 0.1 * g * g
@@ -21,13 +23,13 @@ def test_rmsprop(centered, eps_in_sqrt, bias_correction):
         square = s["nu"] / correction
         if centered:
             square = square - (s["mu"] / correction) ** 2
-        root = np.sqrt(square + 1e-2) if eps_in_sqrt else np.sqrt(np.maximum(square, 0)) + 1e-2
+        root = np.sqrt(square + eps) if eps_in_sqrt else np.sqrt(np.maximum(square, 0)) + eps
         return -0.01 * g / root
 
     tx = gradtx.rmsprop(
-        0.01, eps=1e-2, centered=centered, eps_in_sqrt=eps_in_sqrt, bias_correction=bias_correction
+        0.01, eps=eps, centered=centered, eps_in_sqrt=eps_in_sqrt, bias_correction=bias_correction
     )
-    oracle.check(tx, update, atol=1e-4 if centered else 1e-5)
+    oracle.check(tx, update)
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
