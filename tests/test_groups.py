@@ -1,13 +1,13 @@
 """Groups of leaves."""
 
 import jax
-import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 import gradtx
+from tests.programs import equations
 
 PARAMS = {"a": jnp.ones(3), "b": {"c": jnp.ones((2, 2)), "d": jnp.ones(1)}}
 GRADS = jax.tree.map(lambda p: 0.5 * p, PARAMS)
@@ -164,19 +164,13 @@ def test_hyperparameters_of_a_group_change_without_compiling():
     assert len(traces) == 1
 
 
-def equations(jaxpr):
-    """The number of equations, those of inner jaxprs included."""
-    inner = [sub for e in jaxpr.eqns for sub in jax.extend.core.jaxprs_in_params(e.params)]
-    return len(jaxpr.eqns) + sum(map(equations, inner))
-
-
 def test_what_is_traced_does_not_multiply_with_the_groups():
     params = {f"layer{i:03d}": jnp.ones(3) for i in range(60)}
 
     def traced(groups):
         txs = {k: gradtx.adam(0.1 * (k + 1)) for k in range(groups)}
         tx = gradtx.partition(txs, {name: i % groups for i, name in enumerate(params)})
-        return equations(jax.make_jaxpr(tx.update)(params, tx.init(params), params).jaxpr)
+        return len(equations(jax.make_jaxpr(tx.update)(params, tx.init(params), params).jaxpr))
 
     one, thirty = traced(1), traced(30)
     # A group adds the scalars of its step (bias corrections), and nothing for other groups' leaves.

@@ -14,6 +14,7 @@ import pytest
 
 import gradtx
 from tests import oracle
+from tests.programs import equations
 
 DION = (
     (4.0848, -6.8946, 2.9270),
@@ -120,16 +121,6 @@ def test_the_default_takes_what_has_two_dimensions():
     assert [n for n, m in momenta.items() if m is not None] == ["a", "c", "e"]
 
 
-def equations(jaxpr):
-    inner = [
-        getattr(x, "jaxpr", x)
-        for e in jaxpr.eqns
-        for x in e.params.values()
-        if hasattr(x, "eqns") or hasattr(getattr(x, "jaxpr", None), "eqns")
-    ]
-    return [e.primitive.name for e in jaxpr.eqns] + [n for j in inner for n in equations(j)]
-
-
 @pytest.mark.parametrize("shape", [(4, 6), (6, 4), (2, 4, 6)])
 def test_equal_shapes_are_one_batch(shape):
     """The matrix products of the step are as many for thirty matrices as for one."""
@@ -151,7 +142,10 @@ def compiled(tx, n):
         return gradtx.apply_updates(p, updates), state
 
     traced = jax.jit(step, donate_argnums=(0, 1)).trace(p, tx.init(p), p)
-    return len(equations(traced.jaxpr.jaxpr)), traced.lower().compile().as_text()
+    # Stacking is one operation in new versions of JAX and these, for each matrix, in old ones.
+    stacking = {"broadcast_in_dim", "concatenate", "squeeze"}
+    names = [name for name in equations(traced.jaxpr.jaxpr) if name not in stacking]
+    return len(names), traced.lower().compile().as_text()
 
 
 def test_what_grows_with_the_number_of_equal_matrices():

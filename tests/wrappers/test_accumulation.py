@@ -15,6 +15,7 @@ from gradtx import tree
 from gradtx.training.apply import take_step
 from tests.catalogue import CATALOGUE
 from tests.oracle import gradients, parameters
+from tests.programs import temporary_bytes
 
 P = jnp.asarray(parameters(), jnp.float32)
 # Those for the gradients of single examples have windows of their own: test_privacy.py.
@@ -222,7 +223,7 @@ WITHOUT_ROOM = {
 
 def temporaries(tx, way):
     """Bytes of the compiled step beyond its arguments, over those of the parameters."""
-    return compiled(tx, way).memory_analysis().temp_size_in_bytes / (4 << 20)
+    return temporary_bytes(compiled(tx, way)) / (4 << 20)
 
 
 @pytest.mark.parametrize("way", ["apply_gradients", "minimize"])
