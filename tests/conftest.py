@@ -7,7 +7,8 @@ import jaxlib
 
 flags = [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
 # XLA stops at a flag that it does not know.
-known = (0, 8) <= jaxlib.version.__version_info__ < (0, 11)
+version = jaxlib.version.__version_info__
+known = (0, 8) <= version < (0, 13)
 if known:
     # After 40 s XLA takes a virtual device that waits for its core for lost, and ends the process.
     flags += ["--xla_cpu_collective_call_terminate_timeout_seconds=1200"]
@@ -15,11 +16,9 @@ if known:
 # without optimization takes half the time. With GRADTX_CODEGEN=default it is the one that users
 # have, as in one step of .ci/run.
 if known and os.environ.get("GRADTX_CODEGEN") != "default":
-    flags += [
-        "--xla_cpu_use_fusion_emitters=false",
-        "--xla_cpu_parallel_codegen_split_count=1",
-        "--xla_backend_optimization_level=0",
-    ]
+    flags += ["--xla_cpu_parallel_codegen_split_count=1", "--xla_backend_optimization_level=0"]
+    if version < (0, 11):
+        flags.append("--xla_cpu_use_fusion_emitters=false")
 os.environ["XLA_FLAGS"] = " ".join(flags)
 os.environ["JAX_PLATFORMS"] = "cpu"
 
