@@ -107,6 +107,5 @@ def vary(x: Any, axes: Iterable[str]) -> Any:
     axes = tuple(sorted(axes))
     if not axes:
         return x
-    if hasattr(jax.lax, "pcast"):
-        return jax.lax.pcast(x, axes, to="varying")
-    return jax.lax.pvary(x, axes)  # before jax 0.8.2
+    lax: Any = jax.lax  # which has pvary alone before jax 0.8.2
+    return lax.pcast(x, axes, to="varying") if hasattr(lax, "pcast") else lax.pvary(x, axes)

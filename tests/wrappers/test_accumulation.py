@@ -195,9 +195,12 @@ def compiled(tx, way):
 def test_the_compiled_micro_step_does_no_optimizer_work(way):
     text = compiled(gradtx.accumulate(gradtx.adam(0.1), 4), way).as_text()
     entry = text[text.index("\nENTRY ") :]
+    parts = dict(re.findall(r"^%([\w.\-]+) (\(.*?^})", text, re.MULTILINE | re.DOTALL))
+    # XLA of jax 0.12 calls the loop, by a computation of its own, which then counts as the entry's.
+    called = [parts[c] for c in re.findall(r" call\(.*to_apply=%([\w.\-]+)", entry)]
+    entry += "".join(part for part in called if " while(" in part)
     (body,) = re.findall(r"body=%([\w.\-]+)", entry)
     calls = set(re.findall(r"calls=%([\w.\-]+)", entry))
-    parts = dict(re.findall(r"^%([\w.\-]+) (\(.*?^})", text, re.MULTILINE | re.DOTALL))
     # As large as the parameter is one that is computed, the accumulator; and by hand the zeros and
     # what they are added to.
     large = [c for c in calls if re.search(r"ROOT \S+ = f32\[1048576\]", parts[c])]
