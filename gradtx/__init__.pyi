@@ -61,7 +61,6 @@ from gradtx.distributed.sharding import (
     init_sharded as init_sharded,
     state_sharding as state_sharding,
 )
-from gradtx.engine.leaves import Stored as Stored
 from gradtx.engine.lift import (
     elementwise as elementwise,
     leafwise as leafwise,
@@ -465,6 +464,7 @@ from gradtx.types import (
     ScalarOrSchedule as ScalarOrSchedule,
     Schedule as Schedule,
     Slots as Slots,
+    Stored as Stored,
     TreeScalar as TreeScalar,
     Updates as Updates,
 )

@@ -12,7 +12,17 @@ import jax.numpy as jnp
 
 from gradtx.declaration import Builder, Declaration, Declared, publish
 from gradtx.numerics import as_arrays, increment
-from gradtx.types import COUNTER, Counter, EmptyState, Params, State, Updates, fields_of
+from gradtx.types import (
+    COUNTER,
+    Counter,
+    EmptyState,
+    Params,
+    State,
+    Updates,
+    fields_of,
+    is_stored,
+    slot_fields,
+)
 
 _P = ParamSpec("_P")
 
@@ -118,7 +128,7 @@ class GradientTransformation(_Pair, Declared):
         """What takes a whole step, updates applied, where there is more to it than their sum."""
         if self._lazy is None:
             return self._members.step
-        return None if self._lazy.schedules else self._lazy.expansion.step
+        return None if self._lazy.schedules else self._lazy.step
 
     @property
     def before_gradients(self) -> BeforeFn | None:
@@ -235,6 +245,35 @@ class _Lazy:
             self._expansion = declaration.builder.call(declaration.arguments)
         return self._expansion
 
+    @property
+    def step(self) -> StepFn | None:
+        step = self.expansion.step
+        if step is None:
+            return None
+
+        def stepped(
+            updates: Updates, state: State, params: Params, **extra_args: Any
+        ) -> tuple[Params, State]:
+            return cast(Any, self._plain(step, state))(updates, state, params, **extra_args)
+
+        return stepped
+
+    def _plain(self, function: Callable[..., Any], state: State) -> Callable[..., Any]:
+        """`function`, which is written for slots that are arrays, for a state that has others.
+
+        The engine knows such slots itself; what is built by hand does not.
+        """
+        names = slot_fields(type(state)) if self.expansion.rule is None else ()
+        held = [getattr(state, name) for name in names]
+        if not any(map(is_stored, jax.tree.leaves(held, is_leaf=is_stored))):
+            return function
+
+        def on_arrays(updates: Updates, state: State, *rest: Any, **extra_args: Any) -> Any:
+            result, new = function(updates, _loaded(state, names), *rest, **extra_args)
+            return result, _stored(state, new, names)
+
+        return on_arrays
+
     def _evaluated(self, count: Any) -> Declaration:
         arguments = dict(self.declaration.arguments)
         for name in self.schedules:
@@ -255,7 +294,8 @@ class _Lazy:
     ) -> tuple[Updates, State]:
         updates, params = as_arrays(updates), as_arrays(params)
         if not self.schedules:
-            return self.expansion.update(updates, state, params, **extra_args)
+            run = self._plain(self.expansion.update, state)
+            return run(updates, state, params, **extra_args)
         count = _clock(state)
         if count is None:
             raise TypeError(
@@ -273,6 +313,29 @@ class _Lazy:
             updates, _ = tx.update(updates, EmptyState(), params, **extra_args)
             return updates, of_count(increment(count))
         return cast(tuple[Updates, State], tx.update(updates, state, params, **extra_args))
+
+
+def _loaded(state: State, names: tuple[str, ...]) -> State:
+    """A state whose slots of these names are arrays, where they are stored in another form."""
+
+    def array(x: Any) -> Any:
+        return x.load() if is_stored(x) else x
+
+    return state._replace(
+        **{n: jax.tree.map(array, getattr(state, n), is_leaf=is_stored) for n in names}
+    )
+
+
+def _stored(state: State, new: State, names: tuple[str, ...]) -> State:
+    """`new` with slots in the form that they have in `state`."""
+
+    def kept(old: Any, x: Any) -> Any:
+        return old.store(x) if is_stored(old) else x
+
+    trees = {
+        n: jax.tree.map(kept, getattr(state, n), getattr(new, n), is_leaf=is_stored) for n in names
+    }
+    return new._replace(**trees)
 
 
 def _clock(state: State) -> Any:

@@ -3,7 +3,7 @@
 import functools
 import typing
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import jax
 
@@ -55,6 +55,27 @@ def fields_of(cls: Any, kind: str) -> tuple[str, ...]:
 def slot_fields(cls: Any) -> tuple[str, ...]:
     """The fields of a state class that hold slots."""
     return fields_of(cls, SLOT)
+
+
+@runtime_checkable
+class Stored(Protocol):
+    """A slot kept in another form than an array, such as 8-bit blocks.
+
+    It is a pytree. The engine loads it before the rule and stores the rule's result after it;
+    `take` and `put` do the same for some rows and are needed only where rows are used.
+    """
+
+    shape: tuple[int, ...]
+
+    def load(self) -> Array: ...
+    def store(self, value: Array) -> "Stored": ...
+    def take(self, indices: Array) -> Array: ...
+    def put(self, indices: Array, values: Array) -> "Stored": ...
+
+
+def is_stored(x: Any) -> bool:
+    """Whether a slot, or a part of one, is kept in a form of its own."""
+    return isinstance(x, Stored)
 
 
 class EmptyState(NamedTuple):

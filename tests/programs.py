@@ -2,7 +2,6 @@
 
 import jaxlib
 import pytest
-
 from gradtx.sparse.lookup import inner_jaxprs
 
 # Since this version XLA's compiler for CPUs calls a library for sums. Before it stores what is

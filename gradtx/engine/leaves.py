@@ -1,6 +1,6 @@
 """One leaf as a rule sees it, in whatever form gradient and slots are kept."""
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,28 +8,7 @@ import jax.numpy as jnp
 from gradtx.numerics import Step, cast, real_dtype, widen
 from gradtx.paths import path_string
 from gradtx.rows import put_rows, take_rows
-from gradtx.types import Array, DType
-
-
-@runtime_checkable
-class Stored(Protocol):
-    """A slot kept in another form than an array, such as 8-bit blocks.
-
-    It is a pytree. The engine loads it before the rule and stores the rule's result after it;
-    `take` and `put` do the same for some rows and are needed only where rows are used.
-    """
-
-    shape: tuple[int, ...]
-
-    def load(self) -> Array: ...
-    def store(self, value: Array) -> "Stored": ...
-    def take(self, indices: Array) -> Array: ...
-    def put(self, indices: Array, values: Array) -> "Stored": ...
-
-
-def is_stored(x: Any) -> bool:
-    """Whether a slot, or a part of one, is kept in a form of its own."""
-    return isinstance(x, Stored)
+from gradtx.types import Array, DType, is_stored
 
 
 def load(slot: Any) -> Any:

@@ -401,10 +401,12 @@ def label_of(function: Any) -> str:
 
 def reads_params(function: Any) -> bool:
     """Whether a rule takes a fourth argument, the parameter."""
-    parameters = list(inspect.signature(function).parameters.values())
-    return (
-        len([p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]) > 3
-    )
+    positional = [
+        p
+        for p in inspect.signature(function).parameters.values()
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
+    ]
+    return len(positional) > 3
 
 
 def checked_fields(label: str, state: Any) -> dict[str, Any]:

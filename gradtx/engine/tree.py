@@ -132,14 +132,14 @@ def _checked(given: Leaves, i: int, *, on_rows: bool) -> Any:
     shape = tuple(g.shape)
     beside = {f"slot {n}": s for n, s in given.held(i).items()}
     # A slot may keep several arrays of the leaf's shape, one after the other.
-    unlike = {n: x for n, x in beside.items() if x is None or not _ends_in(jnp.shape(x), shape)}
+    unlike = {n: x for n, x in beside.items() if x is None or not _ends_in(tuple(x.shape), shape)}
     p = given.params[i]
-    if p is not None and jnp.shape(p) != shape:
+    if p is not None and tuple(p.shape) != shape:
         unlike["parameter"] = p
     for name, x in unlike.items():
         raise ValueError(
             f"{given.label}: at {path_string(path)!r} the gradient has the shape {shape} and the "
-            f"{name} {None if x is None else jnp.shape(x)}"
+            f"{name} {None if x is None else tuple(x.shape)}"
         )
     return g
 

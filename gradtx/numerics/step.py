@@ -19,8 +19,12 @@ def increment(count: Array) -> Array:
 class Step:
     """The step being taken, counted from 1 as papers count, with what depends on it alone.
 
-    Scalars belong to the step and not to the leaf: a bias correction is traced once however many
-    leaves use it.
+    In arithmetic it is its number: ``lr / t**0.5``. Scalars belong to the step and not to the leaf:
+    a bias correction is traced once however many leaves use it.
+
+    Attributes:
+        count: the number as an integer.
+        number: the number in the type in which the leaf is computed.
     """
 
     def __init__(self, count: Array, dtype: DType) -> None:
@@ -28,6 +32,39 @@ class Step:
         self.number = count.astype(dtype)
         self._made: dict[Any, tuple[Any, Array]] = {}
         self._others = 0
+
+    def __jax_array__(self) -> Array:
+        return self.number
+
+    def __add__(self, other: Any) -> Array:
+        return self.number + other
+
+    def __radd__(self, other: Any) -> Array:
+        return other + self.number
+
+    def __sub__(self, other: Any) -> Array:
+        return self.number - other
+
+    def __rsub__(self, other: Any) -> Array:
+        return other - self.number
+
+    def __mul__(self, other: Any) -> Array:
+        return self.number * other
+
+    def __rmul__(self, other: Any) -> Array:
+        return other * self.number
+
+    def __truediv__(self, other: Any) -> Array:
+        return self.number / other
+
+    def __rtruediv__(self, other: Any) -> Array:
+        return other / self.number
+
+    def __pow__(self, other: Any) -> Array:
+        return self.number**other
+
+    def __rpow__(self, other: Any) -> Array:
+        return other**self.number
 
     def another(self) -> Array:
         """A number that nobody else gets, for `after`: what leaves have in common is stored."""

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradtx.declared_schedule import has_current
-from gradtx.engine.leaves import Stored
 from gradtx.engine.zero_gradients import CannotSkip, SkippedSteps
 from gradtx.numerics import increment, one_per_row
 from gradtx.pair import (
@@ -28,7 +27,7 @@ from gradtx.rows import dense, is_rows, put_rows
 from gradtx.sparse.separable import check_separable
 from gradtx.training.apply import apply_updates
 from gradtx.tree.search import map_params
-from gradtx.types import Array, Counter, Params, PyTree, Slots, State, Updates
+from gradtx.types import Array, Counter, Params, PyTree, Slots, State, Stored, Updates
 
 
 @transformation

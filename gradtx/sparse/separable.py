@@ -6,13 +6,12 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import Literal
 
-from gradtx.engine.leaves import Stored
 from gradtx.pair import GradientTransformation, Scope
 from gradtx.paths import is_leaf, path_string
 from gradtx.rows import Rows, is_rows
 from gradtx.training.lookup import inner_jaxprs
 from gradtx.tree.search import children_of, map_params
-from gradtx.types import COUNTER, SLOT, Params, PyTree, State, fields_of, state_fields
+from gradtx.types import COUNTER, SLOT, Params, PyTree, State, Stored, fields_of, state_fields
 
 
 def treats_rows_alone(tx: GradientTransformation) -> bool:

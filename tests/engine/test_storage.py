@@ -1,0 +1,72 @@
+"""Every transformation goes through `load` and `store`: slots may be kept in any form."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradtx
+from tests.catalogue import CATALOGUE
+from tests.test_contracts import NAMES, grads, params, step
+
+
+@jax.tree_util.register_pytree_node_class
+class Half:
+    """A slot kept in float16."""
+
+    def __init__(self, kept):
+        self.kept = kept
+
+    @property
+    def shape(self):
+        return self.kept.shape
+
+    def load(self):
+        return self.kept.astype(jnp.float32)
+
+    def store(self, value):
+        return Half(value.astype(jnp.float16))
+
+    def take(self, indices):
+        return self.load().at[indices].get(mode="fill", fill_value=0)
+
+    def put(self, indices, values):
+        return Half(self.kept.at[indices].set(values.astype(jnp.float16), mode="drop"))
+
+    def tree_flatten(self):
+        return (self.kept,), None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
+
+
+def is_half(x):
+    return isinstance(x, Half)
+
+
+def in_half(tx, state):
+    """`state` with every slot of floating point in `Half`."""
+
+    def stored(x):
+        return Half(x.astype(jnp.float16)) if x.dtype == jnp.float32 else x
+
+    return gradtx.tree.map_params(tx, stored, state)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in NAMES])
+def test_slots_in_half_precision(name):
+    tx = CATALOGUE[name].make()
+    plain, g = (params(), tx.init(params())), grads(2)
+    carry = plain[0], in_half(tx, plain[1])
+    slots = [gradtx.get_slot(plain[1], n) for n in gradtx.slot_names(plain[1])]
+    floats = [x for x in jax.tree.leaves(slots) if x.dtype == jnp.float32]
+    halves = [x for x in jax.tree.leaves(carry[1], is_leaf=is_half) if is_half(x)]
+    assert len(halves) == len(floats)
+    structure = jax.tree.structure(carry[1])
+    for k in range(2):
+        g_k = jax.tree.map(lambda x, k=k: x[k], g)
+        (plain, _), (carry, _) = step(tx, plain, g_k), step(tx, carry, g_k)
+        assert jax.tree.structure(carry[1]) == structure
+    for got, want in zip(jax.tree.leaves(carry[0]), jax.tree.leaves(plain[0]), strict=True):
+        np.testing.assert_allclose(got, want, rtol=2e-2, atol=2e-2)
