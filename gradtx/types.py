@@ -75,7 +75,8 @@ class Stored(Protocol):
 
 def is_stored(x: Any) -> bool:
     """Whether a slot, or a part of one, is kept in a form of its own."""
-    return isinstance(x, Stored)
+    # Asked of the class, and not by isinstance: a protocol looks up every attribute of a tracer.
+    return hasattr(type(x), "store") and hasattr(type(x), "load")
 
 
 class EmptyState(NamedTuple):

@@ -1,5 +1,6 @@
 """One leaf as a rule sees it, in whatever form gradient and slots are kept."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,6 +10,12 @@ from gradtx.numerics import Step, cast, real_dtype, widen
 from gradtx.paths import path_string
 from gradtx.rows import put_rows, take_rows
 from gradtx.types import Array, DType, is_stored
+
+
+def _map(function: Callable[..., Any], slot: Any, *values: Any) -> Any:
+    if isinstance(slot, jax.Array):  # as most are: a walk takes as long as the rest
+        return function(slot, *values)
+    return jax.tree.map(function, slot, *values, is_leaf=is_stored)
 
 
 def load(slot: Any) -> Any:
@@ -23,7 +30,7 @@ def load(slot: Any) -> Any:
             return widen(part.load())
         return widen(part) if hasattr(part, "dtype") else part
 
-    return jax.tree.map(loaded, slot, is_leaf=is_stored)
+    return _map(loaded, slot)
 
 
 def store(slot: Any, value: Any) -> Any:
@@ -32,7 +39,7 @@ def store(slot: Any, value: Any) -> Any:
     def stored(part: Any, new: Any) -> Any:
         return part.store(new) if is_stored(part) else cast(jnp.asarray(new), part.dtype)
 
-    return jax.tree.map(stored, slot, value, is_leaf=is_stored)
+    return _map(stored, slot, value)
 
 
 def take(slot: Any, indices: Array) -> Any:
@@ -41,7 +48,7 @@ def take(slot: Any, indices: Array) -> Any:
     def taken(part: Any) -> Array:
         return widen(part.take(indices) if is_stored(part) else take_rows(part, indices))
 
-    return jax.tree.map(taken, slot, is_leaf=is_stored)
+    return _map(taken, slot)
 
 
 def put(slot: Any, indices: Array, values: Any) -> Any:
@@ -50,7 +57,7 @@ def put(slot: Any, indices: Array, values: Any) -> Any:
     def written(part: Any, new: Any) -> Any:
         return part.put(indices, new) if is_stored(part) else put_rows(part, indices, new)
 
-    return jax.tree.map(written, slot, values, is_leaf=is_stored)
+    return _map(written, slot, values)
 
 
 def parameter(p: Any, path: Any = ()) -> Array:
