@@ -487,7 +487,7 @@ CATALOGUE: dict[str, Entry] = {
         bad=(*RATES, {"learning_rate": 0.1, "weight_decay": -1.0}),
         optax=lambda: optax.nadamw(1e-2, weight_decay=0.1),
     ),
-    # No twin: Optax's float32 is off by 0.6 %; tests/optimizers/test_adam_family.py has it in 64.
+    # No twin: Optax's float32 is off by 0.6 %; tests/optimizers/test_radam.py has it in 64.
     "scale_by_radam": Entry(lambda: gradtx.scale_by_radam(), bad=({"b2": 1.0}, {"threshold": 3.9})),
     "radam": Entry(lambda: gradtx.radam(1e-2, nesterov=True), bad=RATES),
     "scale_by_yogi": Entry(

@@ -3,18 +3,14 @@
 import inspect
 import pathlib
 
-import chex
-import jax
-import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 
 import gradtx
-from tests import oracle
 from tests.catalogue import CATALOGUE
 
 TESTS = pathlib.Path(__file__).parent
+
 
 PLACES = {
     optax: gradtx,
@@ -24,6 +20,7 @@ PLACES = {
     optax.tree: gradtx.tree,
     optax.projections: gradtx.projections,
 }
+
 
 # Found here under another name or in another place.
 ELSEWHERE = {
@@ -36,6 +33,7 @@ ELSEWHERE = {
     "safe_norm": gradtx.norm,
     "safe_root_mean_squares": gradtx.rms,
 }
+
 
 # Not here, and why.
 NOT_HERE = {
@@ -76,8 +74,10 @@ NOT_HERE = {
     "safe_int32_increment": "deprecated there",
 }
 
+
 # Modules of Optax that are about something else.
 OTHER_SUBJECTS = {"losses", "assignment", "perturbations", "second_order"}
+
 
 # Names of `optax.microbatching` and `optax.experimental.aggregating`, and what does it here.
 BESIDE = {
@@ -169,19 +169,21 @@ COMPARED = {
     "sophia": "optimizers/test_sophia.py",
     "lbfgs": "optimizers/test_lbfgs.py",
     "scale_by_lbfgs": "optimizers/test_lbfgs.py",
-    "scale_by_zoom_linesearch": "transforms/test_linesearch.py",
-    "radam": "optimizers/test_adam_family.py",
-    "partition": "test_groups.py",
-    "selective_transform": "test_groups.py",
-    "lookahead": "wrappers/test_wrappers.py",
-    "monitor": "wrappers/test_wrappers.py",
-    "measure_with_ema": "wrappers/test_wrappers.py",
+    "scale_by_zoom_linesearch": "transforms/test_zoom.py",
+    "radam": "optimizers/test_radam.py",
+    "partition": "composition/test_groups.py",
+    "selective_transform": "composition/test_groups.py",
+    "lookahead": "wrappers/test_lookahead.py",
+    "monitor": "transforms/test_monitoring.py",
+    "measure_with_ema": "transforms/test_monitoring.py",
     "sam": "wrappers/test_sam.py",
-    "masked": "test_optax_names.py",
-    "stateless": "test_optax_names.py",
-    "stateless_with_tree_map": "test_optax_names.py",
-    "optimistic_adam": "test_optax_names.py",
+    "masked": "composition/test_masking.py",
+    "stateless": "composition/test_chain.py",
+    "stateless_with_tree_map": "composition/test_chain.py",
+    "optimistic_adam": "optimizers/test_optimistic.py",
 }
+
+
 NOT_COMPARED = {
     "scale_by_radam": "as radam",
     "scale_by_muon": "as muon",
@@ -197,42 +199,3 @@ def test_what_both_have_is_compared_live():
     assert both - twins == COMPARED.keys() | NOT_COMPARED.keys()
     for name, file in COMPARED.items():
         assert name in (TESTS / file).read_text()
-
-
-def test_masks_like_optax():
-    p = {"a": jnp.arange(3.0), "b": {"c": jnp.ones((2, 2)), "d": -jnp.ones(1)}}
-    mask = {"a": True, "b": {"c": False, "d": True}}
-    # With a b2 of 0.999 Optax's 1 - b2**t, taken in float32, moves its steps by up to 1e-5.
-    ours = gradtx.masked(gradtx.adam(0.1, b2=0.9), mask)
-    theirs = optax.masked(optax.adam(0.1, b2=0.9), mask)
-    state, state_optax = ours.init(p), theirs.init(p)
-    for _ in range(3):
-        updates, state = ours.update(p, state, p)
-        want, state_optax = theirs.update(p, state_optax, p)
-        chex.assert_trees_all_close(updates, want, rtol=1e-5)
-    assert state._fields == state_optax._fields
-
-
-def test_stateless_like_optax():
-    p, g = {"a": jnp.arange(3.0)}, {"a": jnp.ones(3)}
-
-    def whole(updates, params):
-        return jax.tree.map(lambda g, p: g - 0.1 * p, updates, params)
-
-    def leaf(g, p):
-        return g - 0.1 * p
-
-    for name, function in (("stateless", whole), ("stateless_with_tree_map", leaf)):
-        ours, theirs = (getattr(lib, name)(function) for lib in (gradtx, optax))
-        chex.assert_trees_all_equal(
-            ours.update(g, ours.init(p), p)[0], theirs.update(g, theirs.init(p), p)[0]
-        )
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_optimistic_adam_like_optax():
-    with jax.enable_x64(True):  # Optax's bias corrections are off by 1.3e-5 in float32
-        p, gs = oracle.parameters(), oracle.gradients(steps=100)
-        ours = oracle.run(gradtx.optimistic_adam(0.01), p, gs, np.float64)
-        theirs = oracle.run(optax.optimistic_adam(0.01), p, gs, np.float64)
-    np.testing.assert_allclose(ours, theirs, rtol=1e-8)

@@ -148,31 +148,6 @@ def test_extra_arguments():
     assert float(chained.update(1.0, chained.init(1.0), None, value=3.0)[0]) == 2.0
 
 
-def test_an_empty_chain_is_the_identity():
-    tx = gradtx.chain()
-    assert tx.update({"a": 1.0}, tx.init({"a": 1.0})) == ({"a": 1.0}, ())
-
-
-def test_named_states():
-    tx = gradtx.named_chain(("clip", gradtx.clip(1.0)), ("trace", gradtx.trace(0.9)))
-    state = tx.init(jnp.ones(2))
-    assert state["trace"] is state[1]
-    assert list(state) == ["clip", "trace"]
-    paths = [jax.tree_util.keystr(k) for k, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
-    assert paths == ["['trace'].trace"]
-    with pytest.raises(ValueError, match="comes twice"):
-        gradtx.named_chain(("a", gradtx.clip(1.0)), ("a", gradtx.clip(1.0)))
-    with pytest.raises(TypeError, match="pairs"):
-        gradtx.named_chain(gradtx.clip(1.0))
-    with pytest.raises(ValueError, match="expected a state for"):
-        tx.update(jnp.ones(2), {"clip": (), "momentum": ()})
-
-
-def test_the_state_of_another_chain_is_refused():
-    with pytest.raises(ValueError, match="2 parts"):
-        gradtx.adam(0.1).update(jnp.ones(2), gradtx.sgd(0.1).init(jnp.ones(2))[:1])
-
-
 def take(updates, state, params, **extra_args):
     return params, state
 

@@ -18,6 +18,7 @@ def adam_step(g, s, t, b1=0.9, b2=0.999, eps=1e-8, nesterov=False):
     return m / (np.sqrt(s["v"] / (1 - b2**t)) + eps)
 
 
+@pytest.mark.paper("adam")
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_adam_is_the_papers(nesterov):
     oracle.check(
@@ -34,17 +35,11 @@ def test_adam_is_accurate_from_the_first_step():
     np.testing.assert_allclose(updates, [1.0, -1.0], rtol=3e-7)
 
 
+@pytest.mark.paper("adamw")
 def test_adamw_is_the_papers():
     oracle.check(
         gradtx.adamw(0.01, weight_decay=0.1),
         lambda g, s, t, p: -0.01 * (adam_step(g, s, t) + 0.1 * p),
-    )
-
-
-def test_nadamw_is_adamw_that_looks_ahead():
-    oracle.check(
-        gradtx.nadamw(0.01, weight_decay=0.1),
-        lambda g, s, t, p: -0.01 * (adam_step(g, s, t, nesterov=True) + 0.1 * p),
     )
 
 

@@ -12,6 +12,7 @@ import gradtx
 from tests import oracle
 
 
+@pytest.mark.paper("galore")
 @pytest.mark.parametrize("shape", [(5, 3), (3, 5)])
 def test_galore(shape):
     """Zhao et al. 2024, algorithm 2: Adam on the projected gradient, a new projector every 7th."""

@@ -41,6 +41,7 @@ def run(tx, p, steps, **extra):
     return np.asarray(jax.lax.scan(step, (p, tx.init(p)), None, steps)[1])
 
 
+@pytest.mark.paper("lbfgs")
 @pytest.mark.parametrize("memory", [1, 3])
 def test_the_paper_and_optax(memory):
     with jax.enable_x64(True):

@@ -14,6 +14,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.paper("lion")
 @pytest.mark.parametrize("mode", SHAPES)
 @pytest.mark.parametrize("b2", [0.99, 0.0])
 def test_lion(mode, b2):

@@ -15,6 +15,7 @@ def corrected(g, slots, t, b1, gamma=0.025, max_norm=1.0):
     return c * max_norm / length if max_norm is not None and length > max_norm else c
 
 
+@pytest.mark.paper("mars_adamw")
 @pytest.mark.parametrize("max_norm", [None, 1.0, 3.0])
 def test_mars_adamw(max_norm):
     b1, b2 = 0.95, 0.99
@@ -30,6 +31,7 @@ def test_mars_adamw(max_norm):
     oracle.check(tx, update)
 
 
+@pytest.mark.paper("mars_lion")
 def test_mars_lion():
     def update(g, slots, t, p):
         mu = slots["mu"] = 0.9 * slots.get("mu", 0) + 0.1 * corrected(g, slots, t, 0.9)
@@ -38,6 +40,7 @@ def test_mars_lion():
     oracle.check(gradtx.mars_lion(0.02, 0.9, weight_decay=0.1), update)
 
 
+@pytest.mark.paper("mars")
 def test_before_any_optimizer_and_with_a_schedule():
     weights = np.linspace(0.0, 0.1, 50)
 

@@ -41,6 +41,7 @@ def newton_schulz(x, rows, how):
     return x.T if turned else x
 
 
+@pytest.mark.paper("muon")
 @pytest.mark.parametrize("shape", [(4, 3), (3, 5)])
 @pytest.mark.parametrize("how", ["frobenius", "spectral", "aol", "schatten"])
 @pytest.mark.parametrize("coeffs", [(3.4445, -4.7750, 2.0315), DION], ids=["one", "many"])

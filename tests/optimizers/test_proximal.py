@@ -13,6 +13,7 @@ def soft(x, l1, l2):
     return np.sign(x) * np.maximum(np.abs(x) - l1, 0) / (1 + l2)
 
 
+@pytest.mark.paper("proximal_gradient_descent")
 def test_gradient_descent():
     oracle.check(
         gradtx.proximal_gradient_descent(0.1, 0.3, 0.2),
@@ -20,6 +21,7 @@ def test_gradient_descent():
     )
 
 
+@pytest.mark.paper("proximal_adagrad")
 def test_adagrad():
     def update(g, s, t, p):
         s["n"] = s.get("n", 0.2) + g**2
@@ -29,6 +31,7 @@ def test_adagrad():
     oracle.check(gradtx.proximal_adagrad(0.1, 0.2, 0.3, 0.2), update)
 
 
+@pytest.mark.paper("adagrad_da")
 def test_dual_averaging():
     def update(g, s, t, p):
         s["n"], s["z"] = s.get("n", 0.2) + g**2, s.get("z", 0) + g
@@ -36,13 +39,6 @@ def test_dual_averaging():
         return -0.1 * np.sign(s["z"]) * size / (np.sqrt(s["n"]) + 0.1 * 0.3 * t) - p
 
     oracle.check(gradtx.adagrad_da(0.1, 0.2, 0.02, 0.3), update)
-
-
-def test_shrinking_after_any_optimizer():
-    tx = gradtx.chain(gradtx.sgd(0.1), gradtx.shrink_params(0.03, 0.02))
-    p, gs = oracle.parameters(), oracle.gradients()
-    whole = gradtx.proximal_gradient_descent(0.1, 0.3, 0.2)
-    np.testing.assert_allclose(oracle.run(tx, p, gs), oracle.run(whole, p, gs), atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["proximal_gradient_descent", "proximal_adagrad", "adagrad_da"])

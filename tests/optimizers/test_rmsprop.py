@@ -8,6 +8,7 @@ import gradtx
 from tests import oracle
 
 
+@pytest.mark.paper("rmsprop")
 @pytest.mark.parametrize("centered", [False, True])
 @pytest.mark.parametrize("eps_in_sqrt", [False, True])
 @pytest.mark.parametrize("bias_correction", [False, True])

@@ -1,16 +1,18 @@
-"""Gradient descent against its formulas."""
+"""Gradient descent against its formulas and PyTorch."""
 
 import numpy as np
 import pytest
 
 import gradtx
 from tests import oracle
+from tests.optimizers.papers import beside_torch
 
 
 def test_sgd():
     oracle.check(gradtx.sgd(0.01), lambda g, s, t, p: -0.01 * g)
 
 
+@pytest.mark.paper("sgd")
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_momentum(nesterov):
     """Sutskever et al. 2013, in the form with the learning rate outside."""
@@ -22,9 +24,21 @@ def test_momentum(nesterov):
     oracle.check(gradtx.sgd(0.01, momentum=0.9, nesterov=nesterov), update)
 
 
+@pytest.mark.paper("sign_sgd")
 def test_sign_sgd():
     oracle.check(gradtx.sign_sgd(0.01), lambda g, s, t, p: -0.01 * np.sign(g))
 
 
 def test_no_momentum_keeps_no_slot():
     assert gradtx.slot_names(gradtx.sgd(0.1).init(0.0)) == []
+
+
+@pytest.mark.library("sgd")
+def test_sgd_with_dampening_is_pytorch_s():
+    tx = gradtx.sgd(0.1, momentum=0.9, dampening=0.5)
+    beside_torch(tx, lambda o, p: o.SGD(p, lr=0.1, momentum=0.9, dampening=0.5))
+
+
+def test_dampening_and_nesterov_are_refused_together():
+    with pytest.raises(ValueError, match="nesterov"):
+        gradtx.sgd(0.1, momentum=0.9, nesterov=True, dampening=0.5)

@@ -47,6 +47,7 @@ def transcribed(rate, b1, b2, eps, gamma, clip, every, decay, hessian_first, deb
     return np.stack(found)
 
 
+@pytest.mark.paper("sophia")
 @pytest.mark.parametrize("hessian_first", [False, True])
 @pytest.mark.parametrize("debias", [False, True])
 def test_it_is_the_paper_s(hessian_first, debias):

@@ -9,6 +9,7 @@ import gradtx
 from tests import oracle
 
 
+@pytest.mark.paper("grokfast_ema")
 def test_moving_average():
     def update(g, slots, t, p):
         mu = slots["mu"] = 0.9 * slots.get("mu", g) + 0.1 * g
@@ -17,6 +18,7 @@ def test_moving_average():
     oracle.check(gradtx.chain(gradtx.grokfast_ema(0.9), gradtx.sgd(0.05)), update)
 
 
+@pytest.mark.paper("grokfast_ma")
 @pytest.mark.parametrize("filter_type", ["mean", "sum"])
 @pytest.mark.parametrize("warmup", [False, True])
 def test_window(filter_type, warmup):

@@ -7,7 +7,6 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import gradtx
@@ -18,8 +17,12 @@ from tests.oracle import gradients, parameters
 from tests.programs import temporary_bytes
 
 P = jnp.asarray(parameters(), jnp.float32)
+
+
 # Those for the gradients of single examples have windows of their own: test_privacy.py.
 BUILDERS = sorted(name for name, entry in CATALOGUE.items() if not entry.examples)
+
+
 GS = jnp.asarray(gradients(steps=24), jnp.float32)
 
 
@@ -31,19 +34,6 @@ def run(tx, gs, **stacked):
         return (p + updates, state), updates
 
     return jax.jit(lambda: jax.lax.scan(step, (P, tx.init(P)), (gs, stacked)))()
-
-
-def test_multi_steps_like_optax():
-    for k in (3, lambda count: jnp.where(count < 2, 2, 4)):
-        ours = gradtx.MultiSteps(gradtx.adam(0.1), k)
-        theirs = optax.MultiSteps(optax.adam(0.1), k)
-        (_, state), updates = run(ours, GS)
-        (_, state_optax), want = run(theirs.gradient_transformation(), GS)
-        np.testing.assert_allclose(updates, want, rtol=2e-5, atol=1e-6)
-        assert int(state.gradient_step) == int(state_optax.gradient_step)
-        assert int(state.mini_step) == int(state_optax.mini_step)
-        assert bool(ours.has_updated(state)) == bool(theirs.has_updated(state_optax))
-        assert state._fields == state_optax._fields
 
 
 def test_weighted_windows_equal_the_weighted_mean():
@@ -338,13 +328,6 @@ def test_micro_steps_equal_one_full_batch(name):
     chex.assert_trees_all_close(got[0], want[0], rtol=2e-5, atol=1e-6)
     inner = tree.unwrap_random_key_data(got[1].inner_opt_state)
     chex.assert_trees_all_close(inner, tree.unwrap_random_key_data(want[1]), rtol=1e-4, atol=1e-5)
-
-
-def test_apply_every():
-    (_, _), updates = run(gradtx.apply_every(3), GS[:6].at[0, 0, 0].set(jnp.inf))
-    (_, _), want = run(optax.apply_every(3), GS[:6])
-    np.testing.assert_allclose(updates[5], want[5], rtol=1e-6)
-    np.testing.assert_array_equal(updates[4], 0.0)
 
 
 def test_what_to_skip_may_be_told_by_python():

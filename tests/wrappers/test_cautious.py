@@ -1,4 +1,4 @@
-"""Cautious updates and cautious weight decay beside transcriptions of their papers."""
+"""Cautious updates beside a transcription of their paper."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,6 +19,7 @@ def masked(u, g, rescale=True):
     return u * phi / (max(phi.mean(), 1e-3) if rescale else 1)
 
 
+@pytest.mark.paper("cautious")
 def test_cautious_adamw_is_the_paper_s():
     tx = gradtx.chain(
         gradtx.cautious(gradtx.scale_by_adam(), flip_sign=False),
@@ -51,26 +52,3 @@ def test_rows_of_a_table():
     np.testing.assert_allclose(found.to_dense()[1], [0.0, -1.9], rtol=1e-6)
     with pytest.raises(TypeError, match="rescale=False"):
         gradtx.cautious(gradtx.sgd(1.0)).update(rows, gradtx.sgd(1.0).init(p), p)
-
-
-def test_cautious_weight_decay_is_the_paper_s():
-    tx = gradtx.chain(
-        gradtx.scale_by_adam(),
-        gradtx.add_cautious_decayed_weights(0.3),
-        gradtx.scale_by_learning_rate(0.02),
-    )
-
-    def update(g, s, t, p):
-        u = adam(g, s, t)
-        return -0.02 * (u + 0.3 * (u * p >= 0) * p)
-
-    oracle.check(tx, update)
-
-
-def test_cautious_decay_of_some_leaves_by_a_schedule():
-    tx = gradtx.add_cautious_decayed_weights(lambda count: 0.5 * (count + 1), mask="w")
-    p = {"b": jnp.ones(1), "w": jnp.ones(1)}
-    state = tx.init(p)
-    for want in (1.5, 2.0):
-        updates, state = tx.update(p, state, p)
-        assert (float(updates["b"][0]), float(updates["w"][0])) == (1.0, want)

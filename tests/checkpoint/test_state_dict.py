@@ -20,7 +20,7 @@ from gradtx.checkpoint import state_dict as saving
 from tests import test_contracts as contracts
 from tests.catalogue import CATALOGUE
 
-ROOT = pathlib.Path(__file__).parent.parent
+ROOT = pathlib.Path(__file__).parents[2]
 
 PARAMS = {
     "body": {"w": jnp.asarray(np.random.default_rng(0).normal(size=(2, 3)), jnp.float32)},
@@ -206,14 +206,10 @@ def test_a_fresh_process_goes_on_with_the_same_bits(tmp_path):
         saved |= {key: np.asarray(x) for key, x in named(name, flat).items()}
         unbroken |= second_step(name, tx, run, *carry)
     np.savez(tmp_path / "saved.npz", **saved)
-    # These tests, whatever else is installed under their name.
-    program = f"""
-import pathlib, sys, types
-tests = sys.modules["tests"] = types.ModuleType("tests")
-tests.__path__ = ["tests"]
-import tests.test_saving
-tests.test_saving.resume(pathlib.Path({str(tmp_path)!r}))
-"""
+    program = (
+        "import pathlib, tests.checkpoint.test_state_dict as here\n"
+        f"here.resume(pathlib.Path({str(tmp_path)!r}))"
+    )
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
     resumed = dict(np.load(tmp_path / "resumed.npz"))
     assert resumed.keys() == unbroken.keys()

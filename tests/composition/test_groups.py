@@ -10,8 +10,14 @@ import gradtx
 from tests.programs import equations
 
 PARAMS = {"a": jnp.ones(3), "b": {"c": jnp.ones((2, 2)), "d": jnp.ones(1)}}
+
+
 GRADS = jax.tree.map(lambda p: 0.5 * p, PARAMS)
+
+
 LABELS = {"a": "x", "b": {"c": "x", "d": "y"}}
+
+
 GROUPS = {"x": gradtx.adam(0.1), "y": gradtx.sgd(0.1, momentum=0.9)}
 
 
@@ -274,23 +280,6 @@ def test_states_of_flax_are_parameters_and_labels():
     before = np.array(model.kernel[...])
     nnx.update(model, gradtx.apply_updates(params, updates))
     np.testing.assert_allclose(model.kernel[...], 0.5 * before, rtol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("mask", "message"),
-    [
-        ("z", "'z' matches no leaf; the leaves are a, b/c, b/d"),
-        (["a", "b/z"], "'b/z' matches no leaf"),
-        ({"a": True}, "not a tree like the parameters"),
-        ({"a": True, "b": {"c": True}}, "not a tree like the parameters"),
-        ({"a": "yes", "b": False}, "must be True or False"),
-        (lambda params: {"a": True}, "not a tree like the parameters"),
-    ],
-)
-@pytest.mark.parametrize("build", [lambda m: gradtx.masked(gradtx.adam(0.1), m), gradtx.freeze])
-def test_bad_masks(build, mask, message):
-    with pytest.raises(ValueError, match=message):
-        build(mask).init(PARAMS)
 
 
 def test_after_an_error_the_old_state_goes_on():

@@ -1,10 +1,9 @@
-"""minimize, its halves, and the compiled step."""
+"""minimize and its halves."""
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import gradtx
@@ -164,81 +163,6 @@ class TestRefused:
         with pytest.raises(ValueError, match="'b'"):
             params = {"w": jnp.zeros(2), "b": None}
             gradtx.apply_gradients(TX, start(), params, TX.init(params))
-
-
-class TestMakeStep:
-    def test_it_is_minimize_compiled_once(self):
-        traces = []
-
-        def traced(p, x):
-            traces.append(None)
-            return loss(p, x)
-
-        step = gradtx.make_step(traced, TX)
-        params = start()
-        state = step.init(params)
-        want = gradtx.minimize(loss, TX, start(), TX.init(start()), 2.0)
-        got = step(params, state, 2.0)
-        chex.assert_trees_all_close(got, want, rtol=1e-6)
-        step(*got[:2], 3.0)
-        assert len(traces) == 1
-
-    def test_it_donates(self):
-        step = gradtx.make_step(loss, TX)
-        params = start()
-        state = step.init(params)
-        step(params, state)
-        assert params["w"].is_deleted()
-        assert gradtx.get_slot(state, "mu", "w").is_deleted()
-        kept = start()
-        gradtx.make_step(loss, TX, donate=False)(kept, TX.init(kept))
-        assert not kept["w"].is_deleted()
-
-    def test_hyperparameters_change_without_compiling(self):
-        traces = []
-
-        def traced(p):
-            traces.append(None)
-            return loss(p)
-
-        step = gradtx.make_step(traced, gradtx.sgd(jnp.float32(0.1), momentum=0.9))
-        params = start()
-        params, state, _ = step(params, step.init(params))
-        before = float(params["b"])
-        halted = step.replace(learning_rate=jnp.float32(0.0))
-        params, state, _ = halted(params, state)
-        assert float(params["b"]) == before
-        assert len(traces) == 1
-
-    def test_part_of_the_parameters(self):
-        step = gradtx.make_step(loss, TX, trainable="w")
-        params = start()
-        params, _, _ = step(params, step.init(params))
-        assert float(params["b"]) == 3.0
-        assert float(params["w"][0]) != 0.0
-
-    def test_inside_scan_and_grad(self):
-        def after(rate):
-            tx = gradtx.adam(rate)
-            (params, _), _ = jax.lax.scan(
-                lambda c, _: (gradtx.minimize(loss, tx, *c)[:2], None),
-                (start(), tx.init(start())),
-                length=5,
-            )
-            return loss(params)
-
-        slope = jax.grad(after)(0.1)
-        difference = (after(0.101) - after(0.099)) / 0.002
-        np.testing.assert_allclose(slope, difference, rtol=1e-2)
-
-
-def test_a_foreign_transformation_in_a_compiled_step():
-    step = gradtx.make_step(loss, optax.sgd(0.1))
-    params = start()
-    params, _, _ = step(params, step.init(params))
-    np.testing.assert_allclose(params["b"], 3.0 - 0.1 * 6.0, rtol=1e-6)
-    result = gradtx.solve(lambda x: x**2, 1.0, optax.sgd(0.25), max_steps=2)
-    np.testing.assert_allclose(result.params, 0.25)
 
 
 def test_no_gradient_at_all_is_an_error():

@@ -1,0 +1,46 @@
+"""Slots by name."""
+
+import jax.numpy as jnp
+import pytest
+
+import gradtx
+
+P = {"w": jnp.ones((2, 3)), "b": jnp.ones(3)}
+
+
+def after(tx, steps):
+    state = tx.init(P)
+    for _ in range(steps):
+        _, state = tx.update(P, state, P)
+    return state
+
+
+class TestSlots:
+    tx = gradtx.chain(gradtx.trace(0.9), gradtx.adamw(0.1, mask="w"), gradtx.trace(0.5))
+    state = after(tx, 1)
+
+    def test_names(self):
+        assert gradtx.slot_names(self.state) == ["0.trace", "mu", "nu", "2.trace"]
+
+    def test_get(self):
+        assert gradtx.get_slot(self.state, "mu") is self.state[1][0].mu
+        assert gradtx.get_slot(self.state, "2.trace", "w").shape == (2, 3)
+        assert gradtx.get_slot(self.state, "1.0.mu", "b") is self.state[1][0].mu["b"]
+
+    def test_set(self):
+        new = gradtx.set_slot(self.state, "nu", jnp.zeros(3), "b")
+        assert float(jnp.sum(gradtx.get_slot(new, "nu", "b"))) == 0
+        assert gradtx.get_slot(new, "nu", "w") is gradtx.get_slot(self.state, "nu", "w")
+        assert gradtx.get_slot(new, "mu", "w") is gradtx.get_slot(self.state, "mu", "w")
+
+    def test_refused(self):
+        with pytest.raises(ValueError, match="several slots 'trace'.*0.trace, 2.trace"):
+            gradtx.get_slot(self.state, "trace")
+        with pytest.raises(ValueError, match="no slot 'velocity'.*mu, nu"):
+            gradtx.get_slot(self.state, "velocity")
+        with pytest.raises(ValueError, match="no 'c'.*b, w"):
+            gradtx.get_slot(self.state, "mu", "c")
+        with pytest.raises(ValueError, match=r"float32\[3\], not float32\[2\]"):
+            gradtx.set_slot(self.state, "mu", jnp.zeros(2), "b")
+        with pytest.raises(ValueError, match="is a tree"):
+            gradtx.set_slot(self.state, "mu", {"b": jnp.zeros(3)})

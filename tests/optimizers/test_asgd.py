@@ -1,0 +1,45 @@
+"""Averaged descent against its paper and PyTorch."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradtx
+from tests import oracle
+from tests.optimizers.papers import beside_torch
+
+
+@pytest.mark.paper("asgd")
+def test_asgd_is_the_papers():
+    """Polyak and Juditsky 1992: the average of the iterates, with Bottou's falling rate."""
+    path = []
+
+    def update(g, s, t, p):
+        rate = 0.1 / (1 + 0.05 * 0.1 * (t - 1)) ** 0.75
+        step = -rate * (g + 0.2 * p) - 0.05 * rate * p
+        path.append(p + step)
+        return step
+
+    tx = gradtx.asgd(0.1, lambd=0.05, t0=20, weight_decay=0.2)
+    oracle.check(tx, update)
+    p, gs = jnp.asarray(oracle.parameters(), jnp.float32), oracle.gradients()
+    state = tx.init(p)
+    for g in jnp.asarray(gs, jnp.float32):
+        updates, state = tx.update(g, state, p)
+        p = gradtx.apply_updates(p, updates)
+    # With t0 = 20 it is the iterate itself up to step 22, and then the mean of those from there on.
+    np.testing.assert_allclose(state.ax, np.mean(path[21:], axis=0), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.library("asgd")
+def test_asgd_is_pytorch_s():
+    options = {"lambd": 0.01, "alpha": 0.75, "t0": 20.0, "weight_decay": 0.1}
+    tx = gradtx.asgd(0.1, **options)
+    peer, tensor = beside_torch(tx, lambda o, p: o.ASGD(p, lr=0.1, **options))
+    p = jnp.asarray(oracle.parameters(), jnp.float32)
+    state = tx.init(p)
+    for g in oracle.gradients(steps=100):
+        updates, state = tx.update(jnp.asarray(g, jnp.float32), state, p)
+        p = gradtx.apply_updates(p, updates)
+    average = peer.state[tensor]["ax"]
+    np.testing.assert_allclose(gradtx.get_slot(state, "ax"), average, rtol=1e-4, atol=1e-5)

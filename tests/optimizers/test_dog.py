@@ -1,0 +1,78 @@
+"""DoG and DoWG against their papers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradtx
+from tests.optimizers.papers import check, norm
+
+
+def dog(first, decay=0.0, first_rate=None, eps=1e-8):
+    """Ivgi et al. 2023: the largest distance so far over the root of the summed squares."""
+
+    def update(g, s, t, p):
+        s.setdefault("start", p)
+        g = g + decay * p
+        s["G"] = s.get("G", 0.0) + np.sum(g * g)
+        s["r"] = max(s.get("r", first(p)), norm(p - s["start"]))
+        rate = s["r"] / np.sqrt(s["G"] + eps)
+        return -(first_rate if t == 1 and first_rate is not None else rate) * g
+
+    return update
+
+
+@pytest.mark.paper("dog", "scale_by_distance_over_gradients")
+@pytest.mark.parametrize(
+    ("tx", "update"),
+    [
+        (gradtx.dog(), dog(lambda p: 1e-6 * (1 + norm(p)))),
+        (gradtx.dog(0.5, ("distance", 0.1)), dog(lambda p: 0.1)),
+        (
+            gradtx.dog(init_step=("learning_rate", 0.01), weight_decay=0.1),
+            dog(lambda p: 0.0, 0.1, 0.01),
+        ),
+        (
+            gradtx.scale_by_distance_over_gradients(1e-3, global_scale=-1.0),
+            dog(lambda p: 1e-3 * (1 + norm(p))),
+        ),
+    ],
+    ids=["heuristic", "distance", "learning_rate", "layerwise"],
+)
+def test_dog_is_the_papers(tx, update):
+    factor = tx.declaration.arguments.get("learning_rate", 1.0)
+    check(tx, lambda *args: factor * update(*args))
+
+
+@pytest.mark.paper("dowg")
+def test_dowg_is_the_papers():
+    """Khaled et al. 2023, algorithm 1."""
+
+    def update(g, s, t, p):
+        s.setdefault("start", p)
+        s["r2"] = max(s.get("r2", 0.01), np.sum((p - s["start"]) ** 2))
+        s["v"] = s.get("v", 0.0) + s["r2"] * np.sum(g * g)
+        return -s["r2"] / (np.sqrt(s["v"]) + 1e-4) * g
+
+    check(gradtx.dowg(init_estim_sq_dist=0.01), update)
+
+
+def test_numbers_of_the_tree_are_wide():
+    p = {"a": jnp.ones(2, jnp.float16), "b": jnp.ones(2, jnp.bfloat16)}
+    _, state, _ = gradtx.dog().init(p)
+    assert state.max_dist.dtype == state.sum_sq_norm_grads.dtype == jnp.float32
+    # In float16 this sum is infinite.
+    g = jax.tree.map(lambda x: 300 * x, p)
+    updates, state = gradtx.dog().update(g, gradtx.dog().init(p), p)
+    assert float(state[1].sum_sq_norm_grads) == 4 * 300**2
+    assert updates["a"].dtype == jnp.float16
+
+
+def test_dog_moves_only_the_touched_rows():
+    table = {"table": jnp.ones((5, 2))}
+    tx = gradtx.dog(init_step=("distance", 0.1))
+    rows = gradtx.Rows(jnp.array([3, 1]), jnp.ones((2, 2)), (5, 2))
+    updates, _ = tx.update({"table": rows}, tx.init(table), table)
+    assert isinstance(updates["table"], gradtx.Rows)
+    np.testing.assert_allclose(updates["table"].values, -0.05, rtol=1e-6)

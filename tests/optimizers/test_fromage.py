@@ -1,0 +1,37 @@
+"""Fromage against its paper and Optax."""
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gradtx
+from tests import oracle
+
+
+@pytest.mark.paper("fromage")
+def test_fromage_is_the_papers():
+    """Bernstein et al. 2020, algorithm 1, with the bound of the norms."""
+
+    def update(g, s, t, p):
+        size, length = (max(np.linalg.norm(x), 1e-6) for x in (p, g))
+        return (p - 0.1 * size / length * g) / np.sqrt(1 + 0.1**2) - p
+
+    oracle.check(gradtx.fromage(0.1), update)
+
+
+def test_fromage_with_a_schedule_is_optax_s():
+    p, gs = oracle.parameters(), oracle.gradients(steps=100)
+    ours = gradtx.fromage(gradtx.linear_schedule(0.1, 0.01, 50))
+    theirs = optax.fromage(optax.linear_schedule(0.1, 0.01, 50))
+    np.testing.assert_allclose(
+        oracle.run(ours, p, gs), oracle.run(theirs, p, gs), rtol=1e-5, atol=1e-6
+    )
+
+
+def test_fromage_shrinks_at_small_rates_given_as_arrays():
+    """1 / sqrt(1 + 1e-8) is 1 in float32: the difference from 1 needs another formula."""
+    tx = gradtx.fromage(jnp.float32(1e-4))
+    p = jnp.ones(1)
+    updates, _ = tx.update(jnp.zeros(1), tx.init(p), p)
+    np.testing.assert_allclose(updates, [-5e-9], rtol=1e-5)

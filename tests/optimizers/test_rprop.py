@@ -1,0 +1,43 @@
+"""Rprop against its paper and PyTorch."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradtx
+from tests import oracle
+from tests.optimizers import papers
+
+
+@pytest.mark.library("rprop")
+def test_rprop_is_pytorchs():
+    # PyTorch takes the gradient after a change of sign for 0, as here.
+    papers.beside_torch(gradtx.rprop(0.01), lambda o, p: o.Rprop(p, lr=0.01), seed=3, atol=1e-5)
+
+
+def rprop(g, s, t, p):
+    """Riedmiller and Braun 1993, without taking steps back."""
+    sign = np.sign(g) * np.sign(s.get("u", 0.0 * g))
+    grown = np.clip(s.get("size", 0.01) * np.where(sign > 0, 1.2, 0.5), 1e-6, 50)
+    s["size"] = np.where(sign == 0, s.get("size", 0.01), grown)
+    s["u"] = np.where(sign < 0, 0.0, s["size"] * np.sign(g))
+    return -s["u"]
+
+
+def test_rprop_compares_signs_of_tiny_numbers():
+    """The product of two numbers of 1e-30 is 0, that of their signs is not."""
+    tx = gradtx.scale_by_rprop(1e-30, min_step_size=0.0)
+    g, state = jnp.full(1, 1e-30), tx.init(jnp.zeros(1))
+    for _ in range(2):
+        _, state = tx.update(g, state)
+    np.testing.assert_allclose(state.step_sizes, [1.2e-30], rtol=1e-6)
+
+
+def test_rprop_refuses_complex_parameters():
+    with pytest.raises(TypeError, match="complex"):
+        gradtx.rprop(0.1).init(jnp.zeros(1, jnp.complex64))
+
+
+@pytest.mark.paper("rprop")
+def test_rprop_is_the_papers():
+    oracle.check(gradtx.rprop(0.01), rprop, rtol=1e-5, atol=2e-5)

@@ -1,0 +1,73 @@
+"""The backtracking search: Armijo's rule, and Optax's numbers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gradtx
+
+SCALES = np.array([1.0, 10.0, 100.0])
+
+
+def loss(x):
+    return 0.5 * jnp.sum(SCALES * x**2) + jnp.sum(jnp.cos(x))
+
+
+def run(lib, tx, steps):
+    x, path = jnp.array([1.0, 2.0, -1.0]), []
+    state = tx.init(x)
+    evaluate = lib.value_and_grad_from_state(loss)
+
+    @jax.jit
+    def step(x, state):
+        value, grad = evaluate(x, state=state)
+        updates, state = tx.update(grad, state, x, value=value, grad=grad, value_fn=loss)
+        return x + updates, state, value, grad, updates
+
+    for _ in range(steps):
+        before = x
+        x, state, value, grad, updates = step(x, state)
+        path.append((before, updates, value, grad, state))
+    return x, path
+
+
+def test_backtracking_like_optax():
+    def make(lib):
+        return lib.chain(lib.sgd(1.0), lib.scale_by_backtracking_linesearch(30, store_grad=True))
+
+    ours, theirs = run(gradtx, make(gradtx), 100), run(optax, make(optax), 100)
+    for mine, other in zip(ours[1][:40], theirs[1][:40], strict=True):
+        np.testing.assert_allclose(mine[1], other[1], rtol=1e-5, atol=1e-6)
+        assert int(mine[4][1].info[0]) == int(other[4][1].info[0])
+
+
+@pytest.mark.paper("scale_by_backtracking_linesearch")
+def test_backtracking_transcription():
+    """Armijo's rule in float64."""
+    with jax.enable_x64(True):
+
+        def f(x):
+            return 0.5 * np.sum(SCALES * x**2) + np.sum(np.cos(x))
+
+        tx = gradtx.chain(gradtx.sgd(1.0), gradtx.scale_by_backtracking_linesearch(40))
+
+        @jax.jit
+        def step(y, state):
+            value, grad = jax.value_and_grad(loss)(y)
+            updates, state = tx.update(grad, state, y, value=value, grad=grad, value_fn=loss)
+            return y + updates, state
+
+        x, rate = np.array([1.0, 2.0, -1.0]), 1.0
+        y, state = jnp.asarray(x), tx.init(jnp.asarray(x))
+        for _ in range(50):
+            g = SCALES * x - np.sin(x)
+            rate = min(1.5 * rate, 1.0)
+            while f(x - rate * g) > f(x) - 1e-4 * rate * g @ g:
+                rate *= 0.8
+            x = x - rate * g
+            y, state = step(y, state)
+            np.testing.assert_allclose(y, x, rtol=1e-5, atol=1e-9)
+            if np.linalg.norm(g) < 1e-5:  # below, differences of the loss are rounding
+                break

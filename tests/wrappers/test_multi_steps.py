@@ -1,0 +1,37 @@
+"""Optax's class of many small steps, and the guards that it takes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import gradtx
+from tests.oracle import gradients, parameters
+
+P = jnp.asarray(parameters(), jnp.float32)
+
+
+GS = jnp.asarray(gradients(steps=24), jnp.float32)
+
+
+def run(tx, gs, **stacked):
+    def step(carry, xs):
+        p, state = carry
+        g, extra = xs
+        updates, state = tx.update(g, state, p, **extra)
+        return (p + updates, state), updates
+
+    return jax.jit(lambda: jax.lax.scan(step, (P, tx.init(P)), (gs, stacked)))()
+
+
+def test_multi_steps_like_optax():
+    for k in (3, lambda count: jnp.where(count < 2, 2, 4)):
+        ours = gradtx.MultiSteps(gradtx.adam(0.1), k)
+        theirs = optax.MultiSteps(optax.adam(0.1), k)
+        (_, state), updates = run(ours, GS)
+        (_, state_optax), want = run(theirs.gradient_transformation(), GS)
+        np.testing.assert_allclose(updates, want, rtol=2e-5, atol=1e-6)
+        assert int(state.gradient_step) == int(state_optax.gradient_step)
+        assert int(state.mini_step) == int(state_optax.mini_step)
+        assert bool(ours.has_updated(state)) == bool(theirs.has_updated(state_optax))
+        assert state._fields == state_optax._fields
