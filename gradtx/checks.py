@@ -117,4 +117,8 @@ def _check_number(where: str, name: str, value: Any, hint: Any, allowed: Range) 
     except OverflowError:
         raise ValueError(f"{where}: {name} must be {allowed}, and fit into a float") from None
     if number not in allowed:
-        raise ValueError(f"{where}: {name} must be {allowed}, not {value!r}")
+        ascent = name == "learning_rate" and number < 0
+        instead = f"; to ascend, chain(scale(-1.0), {where}(...)) turns gradients round"
+        raise ValueError(
+            f"{where}: {name} must be {allowed}, not {value!r}{instead if ascent else ''}"
+        )

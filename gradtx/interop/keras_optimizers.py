@@ -106,7 +106,7 @@ def _ftrl(o: Options, rate: Any, leaves: list[Leaf] | None) -> Core:
 def _schedule_free_adamw(o: Options, rate: Any, leaves: list[Leaf] | None) -> Core:
     b1, b2, eps = o.number("beta_1"), o.number("beta_2"), o.number("epsilon")
     warmup = o.integer("warmup_steps")
-    if warmup > 0:
+    if warmup > 1:
         rate = multiply_schedules(rate, linear_schedule(1 / warmup, 1.0, warmup - 1))
     base = chain(
         scale_by_rms(b2, eps, eps_in_sqrt=False, bias_correction=True), scale_by_learning_rate(rate)

@@ -82,8 +82,8 @@ def _cosine(o: Options) -> Schedule:
     steps = _steps(o, "decay_steps")
     target = o.optional("warmup_target")
     warmup = o.integer("warmup_steps", 0)
-    if target is None:
-        return cosine_decay_schedule(start, steps, alpha)
+    if target is None or warmup == 0:
+        return cosine_decay_schedule(start if target is None else target, steps, alpha)
     return join_schedules(
         [linear_schedule(start, target, warmup), cosine_decay_schedule(target, steps, alpha)],
         [warmup],

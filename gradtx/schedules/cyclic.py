@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from gradtx.checks import NonNegative, Number, Positive
 from gradtx.declared_schedule import schedule
+from gradtx.schedules.counting import floating, steps, within
 
 
 @schedule
@@ -45,18 +46,21 @@ def cyclic_schedule(
     """
     scales: dict[str, Callable[[Any, Any], Any]] = {
         "triangular": lambda cycle, count: 1.0,
-        "triangular2": lambda cycle, count: 0.5**cycle,
-        "exp_range": lambda cycle, count: gamma ** jnp.asarray(count, jnp.float32),
+        "triangular2": lambda cycle, count: 0.5 ** floating(cycle),
+        "exp_range": lambda cycle, count: gamma ** floating(count),
     }
     if mode not in scales:
         raise ValueError(f"cyclic_schedule: mode must be one of {list(scales)}, not {mode!r}")
-    down = step_size_up if step_size_down is None else step_size_down
+    up = steps(step_size_up)
+    down = up if step_size_down is None else steps(step_size_down)
+    whole = steps(up + down)
 
     def value(count: Any) -> Any:
-        cycle = count // (step_size_up + down)
-        since = count - cycle * (step_size_up + down)
-        height = jnp.minimum(since / step_size_up, 1 - (since - step_size_up) / down)
-        return base_value + (max_value - base_value) * height * scales[mode](cycle, count)
+        cycle = count // whole
+        since = count - cycle * whole
+        height = jnp.minimum(since / up, (whole - since) / down)
+        moved = base_value + (max_value - base_value) * height * scales[mode](cycle, count)
+        return moved if mode == "exp_range" else within(moved, base_value, max_value)
 
     return value
 
@@ -94,8 +98,10 @@ def cosine_restarts_schedule(
     if isinstance(t_mul, int | float) and t_mul < 1:
         raise ValueError(f"cosine_restarts_schedule: t_mul must be at least 1, not {t_mul}")
 
+    first = steps(first_decay_steps)
+
     def value(count: Any) -> Any:
-        time = count / first_decay_steps
+        time = count / first
         if isinstance(t_mul, int | float) and t_mul == 1:
             restart = jnp.floor(time)
             part = time - restart

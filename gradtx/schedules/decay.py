@@ -1,12 +1,14 @@
 """Schedules of one piece: constant, polynomial, exponential, cosine."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
 
-from gradtx.checks import Count, NonNegative, Number, Positive
+from gradtx.checks import NonNegative, Number, Positive
 from gradtx.declared_schedule import schedule
+from gradtx.schedules.counting import floating, steps, within
 
 
 @schedule
@@ -27,20 +29,22 @@ def polynomial_schedule(
     init_value: Number,
     end_value: Number,
     power: NonNegative,
-    transition_steps: Count,
-    transition_begin: Count = 0,
+    transition_steps: Number,
+    transition_begin: NonNegative = 0,
     *,
     cycle: bool = False,
 ) -> Callable[[Any], Any]:
     r"""From one value to another along a polynomial.
 
-    .. math:: (a - b) (1 - c / n)^p + b, \qquad c = \mathrm{clip}(t - t_0, 0, n)
+    .. math:: (a - b) \left(\frac{n - c}{n}\right)^p + b, \qquad c = \mathrm{clip}(t - t_0, 0, n)
+
+    It is exactly `b` at the end, and nowhere outside of :math:`[a, b]`.
 
     Args:
         init_value: :math:`a`.
         end_value: :math:`b`.
         power: :math:`p \ge 0`.
-        transition_steps: :math:`n \ge 0`; with 0 the value stays `init_value`.
+        transition_steps: `n`; with 0 or less the value stays `init_value`, with a warning.
         transition_begin: :math:`t_0 \ge 0`, the steps before it begins.
         cycle: when the end is reached go up again and down over twice, three times, ... the steps:
             `n` is replaced by its least multiple that :math:`t - t_0` does not exceed (Keras).
@@ -48,30 +52,48 @@ def polynomial_schedule(
     >>> float(polynomial_schedule(1.0, 0.0, 2, 10)(5))
     0.25
     """
+    if _stays("polynomial_schedule", transition_steps):
+        return lambda count: init_value
+    whole, begin = steps(transition_steps), steps(transition_begin)
 
     def value(count: Any) -> Any:
-        if transition_steps == 0:
-            return init_value
         if cycle:
-            since = jnp.maximum(count - transition_begin, 0)
-            done = since / (transition_steps * jnp.maximum(jnp.ceil(since / transition_steps), 1))
+            since = floating(jnp.maximum(count - begin, 0))
+            end = whole * jnp.maximum(jnp.ceil(since / whole), 1)
+            left = jnp.maximum(end - since, 0) / end
         else:
-            done = jnp.clip(count - transition_begin, 0, transition_steps) / transition_steps
-        return (init_value - end_value) * (1 - done) ** power + end_value
+            # What is left, as one number: XLA computes 1 - c / n as 1 - c * (1 / n), rounded once,
+            # which is negative at the end.
+            left = (whole - jnp.clip(count - begin, 0, whole)) / whole
+        return within((init_value - end_value) * left**power + end_value, init_value, end_value)
 
     return value
 
 
+def _stays(where: str, transition_steps: Any) -> bool:
+    """Whether a transition has no steps; it warns of that."""
+    if not isinstance(transition_steps, int | float) or transition_steps > 0:
+        return False
+    warnings.warn(
+        f"{where}: with transition_steps={transition_steps} the value stays init_value",
+        stacklevel=5,
+    )
+    return True
+
+
 @schedule
 def linear_schedule(
-    init_value: Number, end_value: Number, transition_steps: Count, transition_begin: Count = 0
+    init_value: Number,
+    end_value: Number,
+    transition_steps: Number,
+    transition_begin: NonNegative = 0,
 ) -> Callable[[Any], Any]:
     """From one value to another along a line: :func:`polynomial_schedule` of power 1.
 
     Args:
         init_value: the value at the start.
         end_value: the value from ``transition_begin + transition_steps`` on.
-        transition_steps: at least 0; with 0 the value stays `init_value`.
+        transition_steps: with 0 or less the value stays `init_value`, with a warning.
         transition_begin: the steps before it begins, at least 0.
 
     >>> float(linear_schedule(1.0, 0.0, 10)(5))
@@ -83,9 +105,9 @@ def linear_schedule(
 @schedule
 def exponential_decay(
     init_value: Number,
-    transition_steps: Count,
+    transition_steps: Number,
     decay_rate: NonNegative,
-    transition_begin: Count = 0,
+    transition_begin: NonNegative = 0,
     staircase: bool = False,
     end_value: Number | None = None,
 ) -> Callable[[Any], Any]:
@@ -93,7 +115,7 @@ def exponential_decay(
 
     Args:
         init_value: :math:`a`.
-        transition_steps: :math:`n \ge 0`; with 0 the value stays `init_value`.
+        transition_steps: `n`; with 0 or less the value stays `init_value`, with a warning.
         decay_rate: :math:`r \ge 0`; with 0 the value stays `init_value`.
         transition_begin: :math:`t_0 \ge 0`, the steps before it begins.
         staircase: round the exponent down.
@@ -102,13 +124,14 @@ def exponential_decay(
     >>> float(exponential_decay(1.0, 10, 0.5)(20))
     0.25
     """
+    if _is_zero(decay_rate) or _stays("exponential_decay", transition_steps):
+        return lambda count: init_value
     bound = jnp.maximum if not _at_least_one(decay_rate) else jnp.minimum
+    whole, begin = steps(transition_steps), steps(transition_begin)
 
     def value(count: Any) -> Any:
-        if transition_steps == 0 or _is_zero(decay_rate):
-            return init_value
-        since = count - transition_begin
-        exponent = since / transition_steps
+        since = count - begin
+        exponent = since / whole
         if staircase:
             exponent = jnp.floor(exponent)
         decayed = jnp.where(since <= 0, init_value, init_value * decay_rate**exponent)
@@ -153,11 +176,13 @@ def cosine_decay_schedule(
     >>> float(schedule(0)), round(float(schedule(5)), 6), float(schedule(10))
     (1.0, 0.5, 0.0)
     """
+    half, period = steps(decay_steps), steps(2 * decay_steps)
 
     def value(count: Any) -> Any:
-        done = count / decay_steps if periodic else jnp.minimum(count / decay_steps, 1.0)
-        wave = 0.5 * (1 + jnp.cos(jnp.pi * done))
-        return init_value * ((1 - alpha) * wave**exponent + alpha)
+        since = count % period if periodic else jnp.minimum(count, half)
+        wave = jnp.clip(0.5 * (1 + jnp.cos(jnp.pi * (since / half))), 0, 1)
+        part = within((1 - alpha) * wave**exponent + alpha, 1.0, alpha)
+        return init_value * part
 
     return value
 
@@ -180,9 +205,10 @@ def inverse_time_decay(
     >>> float(inverse_time_decay(1.0, 10, 0.5)(20))
     0.5
     """
+    whole = steps(transition_steps)
 
     def value(count: Any) -> Any:
-        time = count / transition_steps
+        time = count / whole
         return init_value / (1 + decay_rate * (jnp.floor(time) if staircase else time))
 
     return value
@@ -204,6 +230,6 @@ def relative_step_schedule(max_value: NonNegative) -> Callable[[Any], Any]:
 
     def value(count: Any) -> Any:
         limit = max_value(count) if callable(max_value) else max_value
-        return jnp.minimum(limit, 1 / jnp.sqrt(count + 1.0))
+        return jnp.minimum(limit, 1 / jnp.sqrt(floating(count) + 1))
 
     return value

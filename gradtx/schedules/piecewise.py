@@ -6,8 +6,9 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from gradtx.checks import Count, NonNegative, Number, Positive
+from gradtx.checks import NonNegative, Number, Positive
 from gradtx.declared_schedule import schedule
+from gradtx.schedules.counting import steps, within
 from gradtx.schedules.decay import cosine_decay_schedule, exponential_decay, linear_schedule
 from gradtx.types import Schedule
 
@@ -34,10 +35,11 @@ def join_schedules(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> 
         )
     if list(boundaries) != sorted(boundaries):
         raise ValueError(f"join_schedules: the boundaries {boundaries} do not ascend")
+    begins = [steps(boundary) for boundary in boundaries]
 
     def value(count: Any) -> Any:
         current = schedules[0](count)
-        for boundary, after in zip(boundaries, schedules[1:], strict=True):
+        for boundary, after in zip(begins, schedules[1:], strict=True):
             current = jnp.where(count < boundary, current, after(count - boundary))
         return current
 
@@ -45,7 +47,7 @@ def join_schedules(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> 
 
 
 def _scales(where: str, boundaries_and_scales: dict[int, float] | None) -> dict[int, float]:
-    scales = dict(sorted((boundaries_and_scales or {}).items()))
+    scales = {steps(k): scale for k, scale in sorted((boundaries_and_scales or {}).items())}
     for boundary, scale in scales.items():
         if isinstance(scale, int | float) and not scale >= 0:
             raise ValueError(f"{where}: the scale at {boundary} must be at least 0, not {scale}")
@@ -114,16 +116,17 @@ def piecewise_interpolate_schedule(
     curve = curves[interpolate_type]
     scales = _scales("piecewise_interpolate_schedule", boundaries_and_scales)
 
-    def value(count: Any) -> Any:
+    def value_at(count: Any) -> Any:
         start, begin, current = init_value, 0, init_value
         for boundary, scale in scales.items():
             end = start * scale
             part = jnp.clip((count - begin) / max(boundary - begin, 1), 0, 1)
-            current = jnp.where(count < begin, current, curve(start, end, part))
+            value = within(curve(start, end, part), start, end)
+            current = jnp.where(count < begin, current, value)
             start, begin = end, boundary
         return jnp.where(count < begin, current, start)
 
-    return value
+    return value_at
 
 
 @schedule
@@ -194,9 +197,18 @@ def cosine_onecycle_schedule(
     )
 
 
+def _warmed_up(init_value: Any, peak_value: Any, warmup_steps: Any, then: Schedule) -> Schedule:
+    """Along a line up to the peak, `then` another schedule from there."""
+    if isinstance(warmup_steps, int | float) and warmup_steps == 0:
+        return then
+    return join_schedules(
+        [linear_schedule(init_value, peak_value, warmup_steps), then], [warmup_steps]
+    )
+
+
 @schedule
 def warmup_constant_schedule(
-    init_value: Number, peak_value: Number, warmup_steps: Count
+    init_value: Number, peak_value: Number, warmup_steps: NonNegative
 ) -> Schedule:
     """Along a line to a value, and then that value.
 
@@ -208,17 +220,14 @@ def warmup_constant_schedule(
     >>> float(warmup_constant_schedule(0.0, 1.0, 10)(5))
     0.5
     """
-    return join_schedules(
-        [linear_schedule(init_value, peak_value, warmup_steps), lambda count: peak_value],
-        [warmup_steps],
-    )
+    return _warmed_up(init_value, peak_value, warmup_steps, lambda count: peak_value)
 
 
 @schedule
 def warmup_cosine_decay_schedule(
     init_value: Number,
     peak_value: Number,
-    warmup_steps: Count,
+    warmup_steps: NonNegative,
     decay_steps: Positive,
     end_value: Number = 0.0,
     exponent: NonNegative = 1.0,
@@ -241,23 +250,18 @@ def warmup_cosine_decay_schedule(
     """
     zero = isinstance(peak_value, int | float) and peak_value == 0
     alpha = 0.0 if zero else end_value / peak_value
-    return join_schedules(
-        [
-            linear_schedule(init_value, peak_value, warmup_steps),
-            cosine_decay_schedule(peak_value, decay_steps - warmup_steps, alpha, exponent),
-        ],
-        [warmup_steps],
-    )
+    decay = cosine_decay_schedule(peak_value, decay_steps - warmup_steps, alpha, exponent)
+    return _warmed_up(init_value, peak_value, warmup_steps, decay)
 
 
 @schedule
 def warmup_exponential_decay_schedule(
     init_value: Number,
     peak_value: Number,
-    warmup_steps: Count,
-    transition_steps: Count,
+    warmup_steps: NonNegative,
+    transition_steps: Number,
     decay_rate: NonNegative,
-    transition_begin: Count = 0,
+    transition_begin: NonNegative = 0,
     staircase: bool = False,
     end_value: Number | None = None,
 ) -> Schedule:
@@ -276,15 +280,10 @@ def warmup_exponential_decay_schedule(
     >>> float(warmup_exponential_decay_schedule(0.0, 1.0, 10, 10, 0.5)(20))
     0.5
     """
-    return join_schedules(
-        [
-            linear_schedule(init_value, peak_value, warmup_steps),
-            exponential_decay(
-                peak_value, transition_steps, decay_rate, transition_begin, staircase, end_value
-            ),
-        ],
-        [warmup_steps],
+    decay = exponential_decay(
+        peak_value, transition_steps, decay_rate, transition_begin, staircase, end_value
     )
+    return _warmed_up(init_value, peak_value, warmup_steps, decay)
 
 
 @schedule

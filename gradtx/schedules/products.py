@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from gradtx.checks import Count, Number, PositiveCount, check
 from gradtx.declared_schedule import schedule
 from gradtx.host_values import current
+from gradtx.schedules.counting import LAST
 from gradtx.types import Schedule
 
 
@@ -81,10 +82,18 @@ def stretch_schedule(
             counts micro-batches where gradients of `N` are accumulated.
         offset: :math:`t_0 \ge 0`.
 
+    The inner clock stops at the last step that a counter holds, :math:`2^{31} - 1`.
+
     >>> import gradtx
     >>> by_epoch = gradtx.piecewise_constant_schedule(1.0, {2: 0.1})
     >>> schedule = stretch_schedule(by_epoch, every=100)
     >>> round(float(schedule(199)), 6), round(float(schedule(200)), 6)
     (1.0, 0.1)
     """
-    return lambda count: inner(offset + stride * (count // every))
+
+    def value(count: Any) -> Any:
+        # No further than the last step that a counter holds.
+        turns = jnp.minimum(count // every, (LAST - offset) // stride)
+        return inner(offset + stride * turns)
+
+    return value

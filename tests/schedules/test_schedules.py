@@ -63,6 +63,96 @@ def test_finite_from_the_first_step_to_the_last(name):
     np.testing.assert_allclose(ends[2], ends[3])
 
 
+def test_no_value_lies_outside_of_the_range():
+    """Compiled too: 1 - t (1 / n), as XLA computes a line, is below 0 at its end."""
+    ends = {}
+
+    def add(schedule, start, end):
+        ends[schedule] = np.float32(min(start, end)), np.float32(max(start, end))
+
+    for n in (3, 7, 41, 49, 60):
+        for a, b in ((1.0, 0.0), (0.0, 1.0), (0.1, 0.0), (0.3, 1.0), (1.0, 0.9)):
+            add(gradtx.linear_schedule(a, b, n), a, b)
+            for power in (0.5, 0.9, 2):
+                add(gradtx.polynomial_schedule(a, b, power, n, 5), a, b)
+                add(gradtx.polynomial_schedule(a, b, power, n, cycle=True), a, b)
+            add(gradtx.cyclic_schedule(a, b, n, mode="triangular2"), a, b)
+            add(gradtx.piecewise_interpolate_schedule("linear", 1.0, {n: b}), 1.0, b)
+            add(gradtx.warmup_constant_schedule(a, b, n), a, b)
+            if a > 0:
+                add(gradtx.cosine_decay_schedule(a, n, b / a, 0.5, periodic=True), a, b)
+                add(gradtx.piecewise_interpolate_schedule("cosine", a, {n: b / a}), a, b)
+        add(gradtx.cosine_restarts_schedule(1.0, n, 1.5, 0.5), 1.0, 0.0)
+        add(gradtx.warmup_cosine_decay_schedule(0.0, 1.0, n, 2 * n), 0.0, 1.0)
+    low, high = np.array(list(ends.values())).T[..., None]
+
+    def values(counts):
+        return jnp.stack([jnp.broadcast_to(schedule(counts), counts.shape) for schedule in ends])
+
+    counts = jnp.array([*range(65), LAST], jnp.int32)
+    for found in (values(counts), jax.jit(values)(counts)):
+        assert np.all((found >= low) & (found <= high))
+
+
+def test_the_last_value_is_exact():
+    line = gradtx.linear_schedule(1.0, 0.0, 1000)
+    root = gradtx.polynomial_schedule(0.1, 0.0, 0.9, 1000)
+    cosine = gradtx.cosine_decay_schedule(1.0, 1000, exponent=0.5)
+    for schedule in (line, root, cosine):
+        for count in (1000, LAST):
+            assert schedule(count) == jax.jit(schedule)(count) == 0
+
+
+def test_far_beyond_the_last_count():
+    """Steps that do not fit into a count, and counts whose products do not."""
+    assert gradtx.linear_schedule(1.0, 0.0, 10**12)(LAST) == pytest.approx(1 - LAST / 1e12)
+    assert gradtx.linear_schedule(1.0, 0.5, 10, 10**12)(LAST) == 1
+    assert gradtx.cosine_decay_schedule(1.0, 10**12)(LAST) == pytest.approx(1.0, abs=2e-5)
+    joined = gradtx.join_schedules([gradtx.linear_schedule(0.0, 1.0, 10), lambda t: 9.0], [10**12])
+    assert joined(LAST) == 1
+    assert gradtx.warmup_cosine_decay_schedule(0.0, 1.0, 10**11, 10**12)(10) < 1e-9
+    there = gradtx.stretch_schedule(lambda t: t, stride=4, offset=7)
+    assert [int(there(jnp.int32(t))) for t in (10**8, LAST)] == [4 * 10**8 + 7, LAST]
+    periodic = gradtx.cosine_decay_schedule(1.0, 10, periodic=True)
+    for t in (LAST, LAST - 5):
+        want = (1 + np.cos(np.pi * (t % 20) / 10)) / 2
+        np.testing.assert_allclose(jax.jit(periodic)(jnp.int32(t)), want, rtol=1e-5)
+
+
+def test_steps_that_a_configuration_wrote_as_floats():
+    def made(number):
+        yield gradtx.linear_schedule(1.0, 0.0, number(100), number(2))
+        yield gradtx.exponential_decay(1.0, number(10), 0.5, number(3), staircase=True)
+        yield gradtx.warmup_cosine_decay_schedule(0.0, 1.0, number(10), number(100))
+        yield gradtx.join_schedules([lambda t: 1.0, lambda t: t / 7], [number(20)])
+        yield gradtx.cyclic_schedule(0.0, 1.0, number(10))
+
+    for of_floats, of_integers in zip(made(float), made(int), strict=True):
+        for t in (0, 19, 50, 2**24 + 1):
+            assert of_floats(jnp.int32(t)) == of_integers(jnp.int32(t))
+
+
+@pytest.mark.parametrize("transition_steps", [0, -5])
+def test_no_steps_to_go(transition_steps):
+    with pytest.warns(UserWarning, match="stays init_value"):
+        schedule = gradtx.linear_schedule(0.3, 0.0, transition_steps)
+    assert schedule(7) == 0.3
+    with pytest.warns(UserWarning, match="stays init_value"):
+        assert gradtx.exponential_decay(0.3, transition_steps, 0.5)(7) == 0.3
+    assert gradtx.warmup_cosine_decay_schedule(0.0, 1.0, 0, 10)(0) == 1
+
+
+def test_strict_dtype_promotion():
+    cycles = [
+        gradtx.polynomial_schedule(1.0, 0.0, 2, 10, cycle=True),
+        gradtx.cosine_decay_schedule(1.0, 10, periodic=True),
+        *(gradtx.cyclic_schedule(0.1, 1.0, 7, 3, m) for m in ("triangular", "triangular2")),
+    ]
+    each = [getattr(gradtx, name)(*arguments) for name, arguments in (SCHEDULES | OWN).items()]
+    with jax.numpy_dtype_promotion("strict"):
+        jax.eval_shape(lambda t: [schedule(t) for schedule in each + cycles], jnp.int32(7))
+
+
 @every
 def test_python_numbers_and_arrays_agree(name):
     schedule = getattr(gradtx, name)(*(SCHEDULES | OWN)[name])
@@ -88,8 +178,10 @@ def test_join():
     np.testing.assert_allclose(
         [schedule(0), schedule(5), schedule(10), schedule(99)], [0, 0.5, 1, 1]
     )
-    with pytest.raises(ValueError, match="2 schedules need 1 boundaries"):
-        gradtx.join_schedules([schedule, schedule], [])
+    for boundaries in ([], [3, 5]):
+        counts = f"2 schedules need 1 boundaries, not {len(boundaries)}"
+        with pytest.raises(ValueError, match=counts):
+            gradtx.join_schedules([schedule, schedule], boundaries)
     with pytest.raises(ValueError, match="do not ascend"):
         gradtx.join_schedules([schedule] * 3, [5, 2])
 
@@ -98,7 +190,7 @@ def test_join():
     ("name", "arguments"),
     [
         ("cosine_decay_schedule", (1.0, 0)),
-        ("linear_schedule", (1.0, 0.0, -1)),
+        ("linear_schedule", (1.0, 0.0, 10, -1)),
         ("linear_schedule", (float("nan"), 0.0, 10)),
         ("polynomial_schedule", (1.0, 0.0, "2", 10)),
         ("piecewise_constant_schedule", (1.0, {3: -1.0})),

@@ -1,0 +1,36 @@
+"""Steps and values as schedules compute with them: whole to the last count, within their range."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from gradtx.types import Array
+
+LAST = int(np.iinfo(np.int32).max)
+"""The last step that a counter holds."""
+
+
+def steps(number: Any) -> Any:
+    """A number of steps as counts go with it: an integer if it is one, and no more than a count is.
+
+    >>> steps(1e4), steps(2.5), steps(10**12)
+    (10000, 2.5, 1000000000000.0)
+    """
+    if isinstance(number, int | float) and number == int(number):
+        return int(number) if abs(number) <= LAST else float(number)
+    return number
+
+
+def floating(count: Any) -> Array:
+    """A count as a floating-point number."""
+    return jnp.asarray(count, jnp.result_type(float))
+
+
+def within(value: Any, start: Any, end: Any) -> Array:
+    """`value`, which rounding may have brought past one of two ends between which it lies.
+
+    >>> float(within(-4.7e-8, 1.0, 0.0))
+    0.0
+    """
+    return jnp.clip(value, jnp.minimum(start, end), jnp.maximum(start, end))
