@@ -439,7 +439,7 @@ CATALOGUE: dict[str, Entry] = {
         lambda: gradtx.scale_by_adabound(), bad=({"b1": 1.0}, {"gamma": 0.0})
     ),
     "adabound": Entry(
-        lambda: gradtx.adabound(1e-2, weight_decay=0.1),
+        lambda: gradtx.adabound(1e-2, weight_decay=0.1, base_lr=1e-2),
         bad=(*RATES, {"learning_rate": 0.1, "b2": 1.0}, {"learning_rate": 0.1, "base_lr": 0.0}),
     ),
     # the family of Adam
@@ -489,7 +489,10 @@ CATALOGUE: dict[str, Entry] = {
     ),
     # No twin: Optax's float32 is off by 0.6 %; tests/optimizers/test_radam.py has it in 64.
     "scale_by_radam": Entry(lambda: gradtx.scale_by_radam(), bad=({"b2": 1.0}, {"threshold": 3.9})),
-    "radam": Entry(lambda: gradtx.radam(1e-2, nesterov=True), bad=RATES),
+    "radam": Entry(
+        lambda: gradtx.radam(1e-2, nesterov=True),
+        bad=(*RATES, {"learning_rate": 0.1, "threshold": 3.9}),
+    ),
     "scale_by_yogi": Entry(
         lambda: gradtx.scale_by_yogi(),
         bad=({"b1": 1.0}, {"initial_accumulator_value": -1.0}),
@@ -803,6 +806,7 @@ CATALOGUE: dict[str, Entry] = {
         lambda: gradtx.reduce_on_plateau(0.5, patience=2),
         bad=({"factor": 1.0}, {"patience": 0}, {"rtol": 0.0}, {"mode": "least"}),
         optax=lambda: optax.contrib.reduce_on_plateau(0.5, patience=2),
+        why="schedule: it is one, and takes none",
     ),
     "flatten": Entry(
         lambda: gradtx.flatten(gradtx.adam(0.1)),

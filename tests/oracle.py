@@ -8,6 +8,11 @@ import numpy as np
 STEPS = 50
 
 
+def optimized(function):
+    """`function` compiled as users have it: with what `conftest` sets, XLA rounds otherwise."""
+    return jax.jit(function, compiler_options={"xla_backend_optimization_level": 3})
+
+
 def gradients(seed=0, shape=(4, 3), steps=STEPS):
     """Gradients that change size and sign, some exactly zero."""
     rng = np.random.default_rng(seed)

@@ -17,6 +17,7 @@ import gradtx
 from gradtx.rows import is_rows
 from tests import catalogue
 from tests.catalogue import CATALOGUE
+from tests.oracle import optimized
 
 NAMES = sorted(CATALOGUE)
 CUSTOM = {f.__name__: f for f in vars(catalogue).values() if callable(f) and hasattr(f, "__name__")}
@@ -25,6 +26,14 @@ CUSTOM = {f.__name__: f for f in vars(catalogue).values() if callable(f) and has
 every = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in NAMES]
 )
+
+
+def some(*names):
+    """The whole catalogue, all but some of it among the slow tests."""
+    marks = [[] if name in names else [pytest.mark.slow] for name in NAMES]
+    return pytest.mark.parametrize(
+        "name", [pytest.param(n, marks=m) for n, m in zip(NAMES, marks, strict=True)]
+    )
 
 
 def params(dtype=jnp.float32):
@@ -181,6 +190,40 @@ def test_complex(name):
         pytest.skip(CATALOGUE[name].why)
     carry, updates = uncompiled(name, params(jnp.complex64), grads(2, jnp.complex64))
     assert_finite((carry[0], updates))
+
+
+def hyperparameters(tx):
+    """The hyperparameters whose range ends at a number, with that number; counts are left out."""
+    builder, arguments = tx.declaration.builder, tx.declaration.arguments
+    for argument, value in arguments.items():
+        allowed = gradtx.checks.hyperparameter_range(builder.hints.get(argument))
+        if allowed is None or allowed.integer or type(value) not in (int, float):
+            continue
+        for end in allowed.low, allowed.high:
+            if np.isfinite(end) and end in allowed:
+                yield argument, value, end
+
+
+@some("adam", "add_noise", "lamb", "yogi", "scale_by_radam")
+def test_hyperparameters_scheduled_to_the_ends_of_their_ranges(name):
+    """Compiled once: a run for each end of each of them, while the others stay as they are."""
+    tx = CATALOGUE[name].make()
+    cases = list(hyperparameters(tx))
+    if not cases or "schedule" in CATALOGUE[name].why:
+        pytest.skip(CATALOGUE[name].why or "it has no hyperparameter with an end")
+    starts = {a: np.full(len(cases), value, np.float32) for a, value, _ in cases}
+    ends = {a: np.array([c[2] if c[0] == a else v for c in cases]) for a, v, _ in cases}
+
+    def run(starts, ends, gs):
+        given = {a: gradtx.polynomial_schedule(starts[a], ends[a], 0.9, 3) for a in starts}
+        scheduled = tx.declaration.builder.public(**{**tx.declaration.arguments, **given})
+        return jax.lax.scan(functools.partial(step, scheduled), (p, scheduled.init(p)), gs)
+
+    p = params()
+    (last, _), updates = optimized(jax.vmap(run, (0, 0, None)))(starts, ends, grads(5))
+    for i, case in enumerate(cases):
+        for leaf in jax.tree.leaves(take((last, updates), i)):
+            assert np.all(np.isfinite(leaf)), case
 
 
 @every

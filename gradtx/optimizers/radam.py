@@ -1,12 +1,12 @@
 """RAdam."""
 
 import math
-from typing import Any
+from typing import Annotated, Any
 
 import jax.numpy as jnp
 
 from gradtx import numerics
-from gradtx.checks import Decay, NonNegative
+from gradtx.checks import Decay, NonNegative, Range
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, nesterov_mean, zeros_like
@@ -14,6 +14,8 @@ from gradtx.optimizers.adam import ScaleByAdamState
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array
+
+_Threshold = Annotated[Any, Range(4.0, high_open=True)]
 
 
 def _langevin(y: Any) -> Any:
@@ -40,7 +42,7 @@ def scale_by_radam(
     b2: Decay = 0.999,
     eps: NonNegative = 1e-8,
     eps_root: NonNegative = 0.0,
-    threshold: NonNegative = 5.0,
+    threshold: _Threshold = 5.0,
     *,
     nesterov: bool = False,
     epsilon_hat: bool = False,
@@ -80,8 +82,6 @@ def scale_by_radam(
     >>> tx.update(jnp.array([4.0]), tx.init(jnp.zeros(1)))[0].round(6).tolist()
     [4.0]
     """
-    if isinstance(threshold, float | int) and threshold < 4:
-        raise ValueError(f"scale_by_radam: threshold must be at least 4, not {threshold!r}")
 
     def slots(p: Array) -> dict[str, Array]:
         return {"mu": zeros_like(p), "nu": zeros_like(p, accumulator_dtype(p))}
@@ -107,7 +107,7 @@ def radam(
     b2: Decay = 0.999,
     eps: NonNegative = 1e-8,
     eps_root: NonNegative = 0.0,
-    threshold: NonNegative = 5.0,
+    threshold: _Threshold = 5.0,
     *,
     nesterov: bool = False,
     epsilon_hat: bool = False,

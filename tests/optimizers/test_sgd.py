@@ -1,5 +1,6 @@
 """Gradient descent against its formulas and PyTorch."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -42,3 +43,10 @@ def test_sgd_with_dampening_is_pytorch_s():
 def test_dampening_and_nesterov_are_refused_together():
     with pytest.raises(ValueError, match="nesterov"):
         gradtx.sgd(0.1, momentum=0.9, nesterov=True, dampening=0.5)
+
+
+def test_a_negative_rate_is_told_how_to_ascend():
+    with pytest.raises(ValueError, match=r"to ascend, chain\(scale\(-1.0\), sgd\(...\)\)"):
+        gradtx.sgd(-0.1)
+    up = gradtx.chain(gradtx.scale(-1.0), gradtx.sgd(0.1))
+    assert up.update(jnp.ones(1), up.init(jnp.zeros(1)))[0] > 0
