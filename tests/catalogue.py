@@ -891,6 +891,7 @@ CATALOGUE: dict[str, Entry] = {
         bad=(
             {"inner": optax.sgd(1.0), "loss_scale": 0.0},
             {"inner": optax.sgd(1.0), "period": 0},
+            {"inner": optax.sgd(1.0), "factor": 0.5},
         ),
     ),
     "snapshot": Entry(

@@ -357,6 +357,20 @@ def test_zero_gradients_give_finite_steps(name, dtype):
             assert_finite((carry[0], updates))
 
 
+@some("dynamic_loss_scale")
+def test_a_long_time_without_gradients_leaves_the_state_finite(name):
+    tx, p = CATALOGUE[name].make(), params()
+    start = tx.init(p)
+
+    def rest(state, _):
+        return step(tx, (p, state), jax.tree.map(jnp.zeros_like, p))[0][1], None
+
+    state, _ = jax.jit(lambda state: jax.lax.scan(rest, state, length=600))(start)
+    for before, after in zip(jax.tree.leaves(start), jax.tree.leaves(state), strict=True):
+        if jnp.issubdtype(after.dtype, jnp.inexact):
+            assert np.all(np.isfinite(after) | ~np.isfinite(before))
+
+
 @every
 def test_a_new_state_can_be_donated(name):
     """No buffer is in it twice, and none is a parameter's."""

@@ -1,12 +1,12 @@
 """Loss scaling: gradients of a loss that was multiplied, so that small ones survive float16."""
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from gradtx import tree
-from gradtx.checks import NonNegative, Positive, PositiveCount
+from gradtx.checks import NonNegative, Positive, PositiveCount, Range
 from gradtx.numerics import cast, widen
 from gradtx.pair import (
     GradientTransformation,
@@ -17,6 +17,10 @@ from gradtx.pair import (
 from gradtx.types import Array, Params, State, Updates
 from gradtx.wrappers.branching import inside, step_if, update_if
 from gradtx.wrappers.finite import all_finite_in
+
+_Factor = Annotated[Any, Range(1.0, low_open=True, high_open=True)]
+# The scale stays between this and its inverse, so that both are normal numbers.
+_LEAST = float(jnp.finfo(jnp.float32).tiny)
 
 
 class DynamicLossScaleState(NamedTuple):
@@ -32,7 +36,7 @@ def dynamic_loss_scale(
     inner: GradientTransformation,
     loss_scale: Positive = 2.0**15,
     period: PositiveCount = 2000,
-    factor: Positive = 2.0,
+    factor: _Factor = 2.0,
     min_loss_scale: NonNegative = 1.0,
 ) -> GradientTransformation:
     r"""Undo the scale of a scaled loss, and find a scale under which gradients stay finite.
@@ -46,8 +50,10 @@ def dynamic_loss_scale(
             state as it was.
         loss_scale: :math:`s` at the start, above 0.
         period: `n`, at least 1.
-        factor: :math:`\phi > 0`, above 1.
-        min_loss_scale: :math:`s_{min} \ge 0`; Keras has none.
+        factor: :math:`\phi > 1`.
+        min_loss_scale: :math:`s_{min} \ge 0`; with 0, as in Keras, it is :math:`2^{-126}`.
+
+    The scale grows to :math:`2^{126}` at most, also while all gradients are zero.
 
     Multiply the loss by :func:`loss_scale` of the state before differentiating it.
 
@@ -74,8 +80,9 @@ def dynamic_loss_scale(
     def next_state(state: State, finite: Array, inner_state: State) -> State:
         counter = jnp.where(finite, state.counter + 1, 0)
         grows = counter >= period
-        smaller = jnp.maximum(state.loss_scale / factor, min_loss_scale)
-        larger = jnp.where(grows, state.loss_scale * factor, state.loss_scale)
+        smaller = jnp.maximum(state.loss_scale / factor, jnp.maximum(min_loss_scale, _LEAST))
+        larger = state.loss_scale * factor
+        larger = jnp.where(grows & (larger <= 1 / _LEAST), larger, state.loss_scale)
         scale = cast(jnp.where(finite, larger, smaller), jnp.float32)
         return DynamicLossScaleState(scale, jnp.where(grows, 0, counter), inner_state)
 

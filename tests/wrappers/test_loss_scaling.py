@@ -21,6 +21,21 @@ def test_the_scale_falls_at_once_and_rises_after_a_period():
     assert updates == [-1.0, 0.0, 0.0, -1.0, -1.0, -1.0]
 
 
+def test_the_scale_never_leaves_the_normal_numbers():
+    tx = gradtx.dynamic_loss_scale(gradtx.sgd(1.0), 8.0, period=1, min_loss_scale=0.0)
+    p = jnp.zeros(1)
+
+    @jax.jit
+    def after(g, state):
+        return jax.lax.scan(lambda s, _: (tx.update(g, s, p)[1], None), state, length=300)[0]
+
+    for g, want in ((0.0, 2.0**126), (jnp.inf, 2.0**-126)):
+        state = after(jnp.full(1, g), tx.init(p))
+        assert gradtx.loss_scale(state) == want
+        scaled = jnp.full(1, 2.0) * gradtx.loss_scale(state)
+        np.testing.assert_allclose(tx.update(scaled, state, p)[0], [-2.0])
+
+
 def test_a_step_left_out_leaves_the_slots():
     tx = gradtx.dynamic_loss_scale(gradtx.adam(0.1))
     p = jnp.ones(2)
