@@ -29,12 +29,13 @@ class Rows:
 
     Args:
         indices: integers of shape ``(n,)``, or of any shape.
-        values: an array of that shape followed by ``shape[1:]``.
+        values: a floating-point or complex array of that shape followed by ``shape[1:]``.
         shape: the shape of the whole table.
 
     Raises:
-        TypeError: the indices are not integers.
-        ValueError: the shapes do not fit.
+        TypeError: the indices are not integers, or the values are.
+        ValueError: the shapes do not fit, or an index needs 64 bits, which JAX cuts off unless
+            ``jax_enable_x64`` is set.
 
     >>> rows = Rows(jnp.array([2, 0, 2]), jnp.ones((3, 2)), (4, 2))
     >>> rows.to_dense().tolist()
@@ -45,6 +46,13 @@ class Rows:
     __array_ufunc__ = None
 
     def __init__(self, indices: Any, values: Any, shape: tuple[int, ...]) -> None:
+        values = values if hasattr(values, "dtype") else np.asarray(values)
+        if not jnp.issubdtype(values.dtype, jnp.inexact):
+            raise TypeError(f"Rows: values must be floating point or complex, not {values.dtype}")
+        values = jnp.asarray(values) if isinstance(values, np.ndarray) else values
+        self._hold(row_indices("Rows", "indices", indices), values, shape)
+
+    def _hold(self, indices: Any, values: Any, shape: tuple[int, ...]) -> None:
         self.indices, self.values, self.shape = indices, values, tuple(shape)
         # Lost where JAX rebuilds the tree, which costs no more than summing once again.
         self._coalesced = False
@@ -75,7 +83,9 @@ class Rows:
 
     @classmethod
     def tree_unflatten(cls, shape: tuple[int, ...], children: Any) -> "Rows":
-        return cls(children[0], children[1], shape)
+        rows = cls.__new__(cls)
+        rows._hold(children[0], children[1], shape)
+        return rows
 
     @classmethod
     def from_bcoo(cls, matrix: Any) -> "Rows":
@@ -215,6 +225,31 @@ def is_rows(x: Any) -> bool:
 def dense(updates: Any) -> Any:
     """A tree of updates with whole tables in the place of `Rows`."""
     return jax.tree.map(lambda g: g.to_dense() if is_rows(g) else g, updates, is_leaf=is_rows)
+
+
+def row_indices(where: str, name: str, indices: Any) -> Any:
+    """Indices of rows as an array of integers, none of which JAX cuts off.
+
+    Raises:
+        TypeError: they are not integers.
+        ValueError: one needs 64 bits, and they are not enabled.
+    """
+    if not hasattr(indices, "dtype"):
+        indices = np.asarray(indices)
+        indices = indices if indices.size else indices.astype(np.int32)
+    if not jnp.issubdtype(indices.dtype, jnp.integer):
+        raise TypeError(f"{where}: {name} must be integers, not {indices.dtype}")
+    if not isinstance(indices, np.ndarray | np.generic):
+        return indices
+    given = np.asarray(indices)
+    kept = given.astype(jax.dtypes.canonicalize_dtype(given.dtype))
+    lost = kept != given
+    if lost.any():
+        raise ValueError(
+            f"{where}: {name} must fit into 32 bits unless jax_enable_x64 is set, and "
+            f"{given[lost][0]} does not: JAX would make {kept[lost][0]} of it"
+        )
+    return kept
 
 
 def index_dtype(largest: int) -> Any:

@@ -64,6 +64,31 @@ def test_64_bit_indices():
         np.testing.assert_array_equal(rows.to_dense(), dense([1], [[1, 1]]))
 
 
+@pytest.mark.parametrize("index", [2**32 + 1, -(2**32) + 1, 2**31])
+def test_no_index_is_cut_off(index):
+    """JAX makes 32 bits of 64: a hashed id would hit another row."""
+    far = np.array([3, index])
+    with pytest.raises(ValueError, match=f"fit into 32 bits .* {index} does not"):
+        Rows(far, jnp.ones((2, 2)), TABLE)
+    with pytest.raises(ValueError, match="take: ids must fit into 32 bits"):
+        gradtx.sparse.take(jnp.ones(TABLE), far)
+    with jax.enable_x64(True):
+        np.testing.assert_array_equal(
+            Rows(far, jnp.ones((2, 2)), TABLE).to_dense(), dense([3], [[1, 1]])
+        )
+
+
+def test_what_is_not_rows_of_numbers():
+    for indices in ([1.5], np.array([1.0]), [True], ["1"], None):
+        with pytest.raises(TypeError, match="Rows: indices must be integers"):
+            Rows(indices, jnp.ones((1, 2)), TABLE)
+    for values in (jnp.ones((1, 2), int), [[1, 2]], np.ones((1, 2), bool), None):
+        with pytest.raises(TypeError, match="values must be floating point or complex"):
+            Rows([1], values, TABLE)
+    np.testing.assert_array_equal(Rows([1], [[1.0, 2.0]], TABLE).to_dense(), dense([1], [[1, 2]]))
+    assert not Rows([], np.ones((0, 2)), TABLE).to_dense().any()
+
+
 def test_a_table_of_more_rows_than_32_bits_count():
     rows = Rows(jnp.array([1]), jnp.ones((1,)), (2**31,))
     with pytest.raises(ValueError, match="needs jax_enable_x64"):

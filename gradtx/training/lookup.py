@@ -21,7 +21,7 @@ from jax.interpreters import ad, batching, mlir
 
 from gradtx.numerics.steering import vary, varying_axes
 from gradtx.paths import path_string
-from gradtx.rows import Rows, gather_rows, index_dtype, is_inside, refuse_outside
+from gradtx.rows import Rows, gather_rows, index_dtype, is_inside, refuse_outside, row_indices
 from gradtx.types import Array, PyTree
 
 
@@ -44,18 +44,17 @@ def take(table: Any, ids: Any) -> Array:
 
     Raises:
         TypeError: the ids are not integers.
-        ValueError: the table is a scalar, or has no rows.
+        ValueError: the table is a scalar, or has no rows, or an id needs 64 bits, which JAX cuts
+            off unless ``jax_enable_x64`` is set.
 
     >>> take(jnp.array([[1.0], [2.0], [3.0]]), jnp.array([2, 0, 7])).tolist()
     [[3.0], [1.0], [0.0]]
     """
-    table, ids = jnp.asarray(table), jnp.asarray(ids)
+    table, ids = jnp.asarray(table), jnp.asarray(row_indices("take", "ids", ids))
     if table.ndim == 0:
         raise ValueError("take: a table has at least one dimension, and this is a scalar")
     if ids.size and not table.shape[0]:
         raise ValueError(f"take: the table, of the shape {table.shape}, has no rows")
-    if not jnp.issubdtype(ids.dtype, jnp.integer):
-        raise TypeError(f"take: ids must be integers, not {ids.dtype}")
     if _differentiating.value:
         raise _LooksUp
     size = table.shape[0]
