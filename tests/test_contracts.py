@@ -28,11 +28,11 @@ every = pytest.mark.parametrize(
 )
 
 
-def some(*names):
-    """The whole catalogue, all but some of it among the slow tests."""
-    marks = [[] if name in names else [pytest.mark.slow] for name in NAMES]
+def some(*quick, of=NAMES):
+    """The whole catalogue, or a part `of` it, of which only some are quick tests."""
+    slow = pytest.mark.slow
     return pytest.mark.parametrize(
-        "name", [pytest.param(n, marks=m) for n, m in zip(NAMES, marks, strict=True)]
+        "name", [name if name in quick else pytest.param(name, marks=slow) for name in of]
     )
 
 
@@ -487,6 +487,22 @@ def test_like_optax(name):
     # Optax's bias correction is off by 1.3e-5 (a float32 power), of which the root takes half.
     chex.assert_trees_all_close(updates, updates_optax, rtol=1e-5, atol=1e-6)
     assert fields(state) == fields(state_optax)
+
+
+@some("scale_by_adadelta", "scale_by_adopt", of=TWINS)
+def test_a_huge_gradient_loses_nothing_that_optax_keeps(name):
+    """Its square is infinite in float32."""
+    if CATALOGUE[name].examples:
+        pytest.skip("Optax takes examples in another form")
+    gs = grads(4)
+    gs["w"] = gs["w"].at[1, 0, 1].set(1e30)
+
+    def kept(tx):
+        scanned = functools.partial(jax.lax.scan, functools.partial(step, tx))
+        (p, _), _ = jax.jit(scanned)((params(), tx.init(params())), gs)
+        return np.isfinite(np.concatenate([p["b"], p["w"].ravel()]))
+
+    assert np.all(kept(CATALOGUE[name].make()) | ~kept(CATALOGUE[name].optax()))
 
 
 def fields(state):

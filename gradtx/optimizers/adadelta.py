@@ -68,7 +68,7 @@ def scale_by_adadelta(
             again = ratio(after(s.e_x, e_g), after(e_g, e_g))
             e_x = ema(abs_sq(g * again), s.e_x, rho)
             return g * ratio(s.e_x, e_g), {"e_g": e_g, "e_x": e_x}
-        e_x = rho * s.e_x + _product(g, (1 - rho) * (s.e_x + eps), g) / (e_g + eps)
+        e_x = rho * s.e_x + _share(g, (1 - rho) * (s.e_x + eps), e_g + eps)
         if invertible:
             # The old E_x in terms of the new one (all terms are positive, nothing cancels): XLA
             # copies a donated slot whose old value is read after the new one is written.
@@ -83,6 +83,13 @@ def scale_by_adadelta(
 def _product(x: Array, weight: Any, y: Array) -> Array:
     """``weight * |x|^2`` for equal `x` and `y`: a square that two kernels read would be stored."""
     return weight * abs_sq(x) if jnp.iscomplexobj(x) else (x * weight) * y
+
+
+def _share(g: Array, weight: Any, whole: Array) -> Array:
+    """``weight * |g|^2 / whole``, and 0 where the square is more than a float holds."""
+    if jnp.iscomplexobj(g):
+        return _share(g.real, weight, whole) + _share(g.imag, weight, whole)
+    return (g * weight) * (g / whole)
 
 
 @optimizer

@@ -70,9 +70,10 @@ def scale_by_adopt(
         first = t.number == 1
         nu = ema(abs_sq(g), s.nu, jnp.where(first, 0, b2))
         # The old moment in terms of the new one saves a copy of it. Where that cancels, g is so
-        # much larger than the root that it is clipped.
+        # much larger than the root that it is clipped; also where both are infinite.
         invertible = clip_value_fn is None and use_clipping and isinstance(b2, float) and b2 >= 0.5
-        before = jnp.maximum(nu - (1 - b2) * abs_sq(g), 0) * (1 / b2) if invertible else s.nu
+        rest = nu - (1 - b2) * abs_sq(g)
+        before = jnp.where(rest >= 0, rest, 0) * (1 / b2) if invertible else s.nu
         c = g / jnp.maximum(jnp.sqrt(before), eps)
         if use_clipping:
             c = _clip(c, limit(t))
