@@ -54,7 +54,7 @@ def after(x: Any, first: Array, *, on: Literal["cpu", "others", "all"] = "cpu") 
     x = vary(x, varying_axes(jax.typeof(first)) - varying_axes(jax.typeof(x)))
 
     def wait(x: Array, first: Array) -> Array:
-        return jnp.where(jnp.isnan(first), jnp.nan, x)
+        return jnp.where(is_computed(first), x, 0)
 
     def free(x: Array, first: Array) -> Array:
         return jnp.broadcast_to(x, jnp.broadcast_shapes(x.shape, first.shape))
@@ -68,6 +68,7 @@ def is_computed(x: Array) -> Array:
 
     A loop that writes into an array in place and depends on this waits for what reads the old one.
     """
+    x = x.real
     return jnp.isnan(x) | (x >= -jnp.inf)
 
 
