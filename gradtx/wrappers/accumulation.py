@@ -294,7 +294,15 @@ def has_updated(state: State) -> Array:
     Args:
         state: the state that the call returned. That of `MultiSteps` cannot tell a step from a
             skipped micro-batch after it.
+
+    Raises:
+        TypeError: this is the state of something else, as of a chain that has one of them inside.
     """
     if isinstance(state, AccumulateState):
         return state.emitted
+    if not (hasattr(state, "mini_step") and hasattr(state, "gradient_step")):
+        raise TypeError(
+            f"has_updated takes the state of accumulate or MultiSteps, not {type(state).__name__}; "
+            "where that is a part of another state, pass the part"
+        )
     return (state.mini_step == 0) & (state.gradient_step > 0)

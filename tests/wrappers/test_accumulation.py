@@ -76,6 +76,12 @@ def test_schedules_tick_once_in_a_window():
     np.testing.assert_allclose(updates[3], -0.5 * (GS[2] + GS[3]) / 2, rtol=1e-5, atol=1e-7)
 
 
+def test_has_updated_on_the_state_of_something_else():
+    tx = gradtx.chain(gradtx.clip(1.0), gradtx.accumulate(gradtx.sgd(0.1), 2))
+    with pytest.raises(TypeError, match="not tuple; where that is a part"):
+        gradtx.has_updated(tx.init(jnp.zeros(2)))
+
+
 def test_has_updated_and_sum():
     tx = gradtx.accumulate(gradtx.sgd(1.0), 2, use_grad_mean=False)
     state, seen = tx.init(P), []
