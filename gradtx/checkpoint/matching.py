@@ -11,7 +11,7 @@ import numpy as np
 
 from gradtx.paths import path_string
 from gradtx.tree.search import NamedTupleKey, children_of
-from gradtx.types import Array, State, slot_fields
+from gradtx.types import COUNTER, Array, State, fields_of, slot_fields
 
 
 @dataclass
@@ -22,6 +22,7 @@ class Node:
     kind: str
     leaves: dict[str, str] = field(default_factory=dict)
     slots: set[str] = field(default_factory=set)
+    counters: tuple[str, ...] = ()
 
 
 def _join(*parts: str) -> str:
@@ -40,6 +41,7 @@ def _walk(
     if hasattr(node, "_fields") and not in_slot:
         cls: Any = type(node)
         owner, slots = Node(path, cls.__name__), slot_fields(cls)
+        owner.counters = fields_of(cls, COUNTER)
     for key, child in children:
         name = key.name if isinstance(key, NamedTupleKey) else path_string((key,))
         yield from _walk(child, _join(path, name), owner, in_slot or name in slots)
@@ -102,8 +104,25 @@ def match(
             if path not in kept and path not in changed and was not in used:
                 changed[path] = f"{_shown(flat[was])} before, {_shown(arrays[path])} now"
                 used.add(was)
+    _go_on(new, flat, kept)
     saved = {path for node in old for path in node.leaves.values()}
     return Match(kept, changed, saved - used)
+
+
+def _go_on(new: list[Node], flat: Mapping[str, Any], kept: dict[str, str]) -> None:
+    """Let what does nothing but count, and is new, go on at the step of all other counters.
+
+    A schedule that takes a number's place is such a state; a moving average, which starts anew, is
+    not. Where the others do not agree there is no such step.
+    """
+    counters = [node.leaves[name] for node in new for name in node.counters if name in node.leaves]
+    known = [kept[path] for path in counters if path in kept]
+    if len({int(flat[path]) for path in known if np.ndim(flat[path]) == 0}) != 1:
+        return
+    for node in new:
+        if node.leaves.keys() <= set(node.counters):
+            for path in node.leaves.values():
+                kept.setdefault(path, known[0])
 
 
 def _ranked(

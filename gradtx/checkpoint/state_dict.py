@@ -18,7 +18,7 @@ from gradtx.pair import GradientTransformation, with_extra_args_support
 from gradtx.types import Array, Params, State
 
 _HEADER = "gradtx"
-_VERSION = 2
+_VERSION = 3
 
 
 def state_dict(state: State, tx: GradientTransformation | None = None) -> dict[str, Array]:
@@ -33,7 +33,8 @@ def state_dict(state: State, tx: GradientTransformation | None = None) -> dict[s
     Returns:
         The arrays that have entries; random keys as the integers behind them. The entry
         ``"gradtx"`` is the header, JSON as bytes: the format's version, the kinds of the states,
-        the configuration, and checksums of itself and of every array that this process can read.
+        the configuration, the arrays' types, and checksums of itself and of every array that this
+        process can read.
 
     Raises:
         ValueError: two leaves have the same path, since a name has a ``/`` in it.
@@ -55,9 +56,10 @@ def state_dict(state: State, tx: GradientTransformation | None = None) -> dict[s
         "version": _VERSION,
         "states": [[node.prefix, node.kind] for node in matching.nodes(state)],
         "config": None if tx is None else to_config(tx),
-        "checksums": {path: _checksum(x) for path, x in arrays.items() if _is_readable(x)},
+        "dtypes": {path: str(x.dtype) for path, x in arrays.items()},
+        "checksums": {path: checksum(x) for path, x in arrays.items() if is_readable(x)},
     }
-    text = json.dumps({**header, "checksum": _checksum_of_header(header)})
+    text = json.dumps({**header, "checksum": checksum_of_header(header)})
     return {_HEADER: jnp.asarray(np.frombuffer(text.encode(), np.uint8)), **arrays}
 
 
@@ -160,13 +162,17 @@ def match_state_dict(
     >>> match_state_dict(tx, jnp.ones(2), saved).missing
     ['0/count', '0/ema']
     """
+    header = _header(flat)
+    flat = {k: typed(x, header["dtypes"].get(k)) for k, x in flat.items() if k != _HEADER}
     fresh = with_extra_args_support(tx).init(params)
     arrays = {k: _data(k, leaf) for k, leaf in matching.leaves(fresh) if not is_empty(leaf)}
-    kept, changed, extra = match(_saved_nodes(flat), matching.nodes(fresh), flat, arrays)
-    if arrays and not kept:
+    kept, changed, extra = match(
+        _saved_nodes(flat, header["states"]), matching.nodes(fresh), flat, arrays
+    )
+    if arrays and header["states"] and not kept:
         raise ValueError(
             "load_state_dict: nothing in the saved state fits this transformation and these "
-            f"parameters; it holds {_listed(sorted(flat.keys() - {_HEADER}))}, and what is needed "
+            f"parameters; it holds {_listed(sorted(flat))}, and what is needed "
             f"is {_listed(arrays)}"
         )
     leaves = [
@@ -179,35 +185,43 @@ def match_state_dict(
         missing=[path for path in arrays if path not in kept and path not in changed],
         extra=sorted(extra),
         changed=changed,
-        damaged=_damaged(flat),
+        damaged=_damaged(flat, header["checksums"]),
     )
 
 
-def _is_readable(x: Array) -> bool:
+def is_readable(x: Any) -> bool:
     """Whether there are bytes and they are known here: not those of other processes."""
     held = isinstance(x, jax.Array | np.ndarray | np.generic) and not is_tracer(x)
     return held and getattr(x, "is_fully_addressable", True)
 
 
-def _checksum(x: Any) -> int:
+def checksum(x: Any) -> int:
+    """The CRC-32 of an array's bytes."""
     return zlib.crc32(np.ascontiguousarray(x).reshape(-1).view(np.uint8).data)
 
 
-def _checksum_of_header(header: dict[str, Any]) -> int:
+def checksum_of_header(header: Mapping[str, Any]) -> int:
+    """The CRC-32 of a header that has none yet."""
     return zlib.crc32(json.dumps(header, sort_keys=True).encode())
 
 
-def _damaged(flat: Mapping[str, Any]) -> list[str]:
-    known = _header(flat)["checksums"]
-    here = [path for path in flat if path in known and _is_readable(flat[path])]
-    return sorted(path for path in here if _checksum(flat[path]) != known[path])
+def typed(x: Any, dtype: str | None) -> Any:
+    """An array that was written as `dtype`: NumPy's files forget the types that JAX adds."""
+    if dtype is None or getattr(x, "dtype", np.dtype(bool)).kind != "V":
+        return x
+    return x if x.dtype == jnp.dtype(dtype) else x.view(jnp.dtype(dtype))
 
 
-def _saved_nodes(flat: Mapping[str, Any]) -> list[Node]:
-    nodes = [Node(prefix, kind) for prefix, kind in _header(flat)["states"]]
+def _damaged(flat: Mapping[str, Any], known: Mapping[str, int]) -> list[str]:
+    here = [path for path in flat if path in known and is_readable(flat[path])]
+    return sorted(path for path in here if checksum(flat[path]) != known[path])
+
+
+def _saved_nodes(flat: Mapping[str, Any], states: list[tuple[str, str]]) -> list[Node]:
+    nodes = [Node(prefix, kind) for prefix, kind in states]
     deepest_first = sorted(nodes, key=lambda node: -len(node.prefix))
     loose = Node("", "")
-    for path in sorted(flat.keys() - {_HEADER}):
+    for path in sorted(flat):
         _check_array(path, flat[path])
         if is_empty(flat[path]):
             continue
@@ -239,7 +253,8 @@ def _check_array(path: str, value: Any) -> None:
 
 
 def _restored(leaf: Any, array: Array, value: Any) -> Array:
-    loaded = jnp.asarray(value, array.dtype)
+    # A copy: the state may be donated, and what was read belongs to someone else.
+    loaded = jnp.array(value, array.dtype, copy=True)
     if _is_key(leaf):
         return jax.random.wrap_key_data(loaded, impl=jax.random.key_impl(leaf))
     return loaded
@@ -252,12 +267,14 @@ def _header(flat: Mapping[str, Any]) -> dict[str, Any]:
         header = json.loads(np.asarray(flat[_HEADER], np.uint8).tobytes().decode())
         version, states, config = header["version"], header["states"], header["config"]
         good = all(isinstance(prefix, str) and isinstance(kind, str) for prefix, kind in states)
-        if not (good and isinstance(version, int) and isinstance(config, dict | None)):
+        if not (good and type(version) is int and isinstance(config, dict | None)):
             raise ValueError("its fields have other types")
-        if version == 1:
-            header["checksums"] = {}  # which came with the second format
-        elif version == _VERSION and header.pop("checksum") != _checksum_of_header(header):
+        if version < 1 or (version == 1 and "checksum" in header):
+            raise ValueError(f"there is no format {version}, or not with these fields")
+        if 1 < version <= _VERSION and header.pop("checksum") != checksum_of_header(header):
             raise ValueError("its checksum is another")
+        # Checksums came with the second format, types with the third.
+        header = {"checksums": {}, "dtypes": {}, **header}
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise ValueError(
             f"the header of the state dict is damaged: {type(error).__name__} {error}"

@@ -10,13 +10,13 @@ from gradtx.numerics import cast, widen
 from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs, transformation
 from gradtx.paths import is_leaf
 from gradtx.transforms.accumulators import fitting, map_accumulated, zeros
-from gradtx.types import Array, Counter, Params, Slots, State, Updates
+from gradtx.types import Array, Params, Slots, State, Updates
 
 
 class ApplyEvery(NamedTuple):
     """count: i32[], steps in this window; grad_acc: like the parameters."""
 
-    count: Counter
+    count: Any
     grad_acc: Slots
 
 

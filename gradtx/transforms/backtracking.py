@@ -13,7 +13,7 @@ from gradtx.pair import (
     transformation,
 )
 from gradtx.transforms.linesearch import Line, conjugate, value_dtype
-from gradtx.types import Array, Counter, Params, Slots, State, Updates
+from gradtx.types import Array, Params, Slots, State, Updates
 
 
 class BacktrackingLinesearchInfo(NamedTuple):
@@ -41,7 +41,7 @@ class _Search(NamedTuple):
     value: Array
     grad: Updates
     error: Array
-    count: Counter
+    count: Any
 
 
 @transformation

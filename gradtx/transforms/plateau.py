@@ -12,7 +12,7 @@ from gradtx.pair import (
     GradientTransformationExtraArgs,
     transformation,
 )
-from gradtx.types import Array, Counter, Params, State, Updates
+from gradtx.types import Array, Params, State, Updates
 
 _Factor = Annotated[Any, Range(0.0, 1.0, low_open=True, high_open=True)]
 
@@ -27,7 +27,7 @@ class ReduceLROnPlateauState(NamedTuple):
     best_value: Any
     plateau_count: Any
     cooldown_count: Any
-    count: Counter
+    count: Any
     avg_value: Any
 
 

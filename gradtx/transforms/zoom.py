@@ -14,7 +14,7 @@ from gradtx.pair import (
 )
 from gradtx.transforms.interval import Point, choose, next_interval
 from gradtx.transforms.linesearch import Line, value_dtype
-from gradtx.types import Array, Counter, Params, Slots, State, Updates
+from gradtx.types import Array, Params, Slots, State, Updates
 
 _LARGEST_STEP = 1e10
 
@@ -51,7 +51,7 @@ class _Search(NamedTuple):
     width: Array
     width_before: Array
     errors: tuple[Array, Array]
-    count: Counter
+    count: Any
     running: Array
 
 

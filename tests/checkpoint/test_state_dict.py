@@ -105,7 +105,9 @@ def through_orbax(flat, path):
             return checkpointer.restore(path)
 
 
-@pytest.mark.parametrize("through", [through_safetensors, through_flax, through_orbax])
+@pytest.mark.parametrize(
+    "through", [through_safetensors, through_flax, through_orbax, through_numpy]
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_files_keep_every_bit(through, dtype, tmp_path):
     tx = gradtx.chain(gradtx.clip_by_global_norm(1.0), gradtx.adamw(1e-2))
@@ -248,10 +250,10 @@ def test_what_is_new_is_initialised():
     assert match.missing == [
         "0/count",
         *(f"0/ema/{leaf}" for leaf in ("body/w", "head/b", "head/w")),
-        "1/1/count",
     ]
     assert int(match.state[0].count) == 0
     assert int(match.state[1][0].count) == 3
+    assert int(match.state[1][1].count) == 3
     assert match.kept["1/0/mu/body/w"] == "0/mu/body/w"
     assert not match.extra
 
@@ -342,7 +344,7 @@ def damaged(**entries):
 
 def header(**fields):
     written = {"version": saving._VERSION, "states": [], "config": None, "checksums": {}, **fields}
-    text = json.dumps({**written, "checksum": saving._checksum_of_header(written)})
+    text = json.dumps({**written, "checksum": saving.checksum_of_header(written)})
     return np.frombuffer(text.encode(), np.uint8)
 
 
