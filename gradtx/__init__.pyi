@@ -3,6 +3,11 @@
 from gradtx import interop as interop, projections as projections, sparse as sparse, tree as tree
 from gradtx.checkpoint.config import from_config as from_config, to_config as to_config
 from gradtx.checkpoint.export import register_serialization as register_serialization
+from gradtx.checkpoint.run import (
+    Checkpoint as Checkpoint,
+    load_checkpoint as load_checkpoint,
+    save_checkpoint as save_checkpoint,
+)
 from gradtx.checkpoint.state_dict import (
     StateMatch as StateMatch,
     load_state_dict as load_state_dict,

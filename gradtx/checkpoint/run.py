@@ -1,0 +1,350 @@
+"""A run on disk: parameters, state, configuration, step and keys, together and checked."""
+
+import json
+import operator
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradtx.checkpoint import container
+from gradtx.checkpoint.config import from_config, to_config
+from gradtx.checkpoint.state_dict import (
+    checksum,
+    checksum_of_header,
+    load_state_dict,
+    state_dict,
+)
+from gradtx.numerics.steering import is_tracer
+from gradtx.pair import GradientTransformation
+from gradtx.paths import path_string
+from gradtx.types import Params, PyTree, State
+
+_HEADER = "gradtx"
+_VERSION = 1
+
+
+class Checkpoint(NamedTuple):
+    """What :func:`load_checkpoint` found; None for what was not saved.
+
+    params: the parameters; state: the state; tx: the transformation; step: the number of steps;
+    keys: the random keys, and whatever else was saved with them.
+    """
+
+    params: Params
+    state: State
+    tx: GradientTransformation | None
+    step: int | None
+    keys: PyTree
+
+
+class _Entry(NamedTuple):
+    """An array as the header describes it.
+
+    kind: ``"jax"``, ``"numpy"``, ``"python"`` for a number, or the name of a generator for its
+    keys.
+    """
+
+    kind: str
+    dtype: str
+    shape: tuple[int, ...]
+    checksum: int
+
+
+def save_checkpoint(
+    path: str | os.PathLike[str],
+    params: Params,
+    state: State = None,
+    tx: GradientTransformation | None = None,
+    *,
+    step: int | None = None,
+    keys: PyTree = None,
+    form: str | None = None,
+) -> None:
+    """Write a run to a file, whole or not at all.
+
+    It is written under another name beside `path`, brought to the disk, and renamed: whenever the
+    process ends, `path` holds what was there before or all of the new. Every array has a checksum,
+    and so has what says which arrays there are.
+
+    Args:
+        path: where to write. The suffix says how: ``.npz`` (NumPy), ``.safetensors`` or
+            ``.orbax`` (a directory).
+        params: the parameters, any tree of arrays; random keys and Python numbers may be in it.
+        state: the state; None for a state that is not to be saved.
+        tx: the transformation, whose configuration is then saved too.
+        step: how many steps were taken.
+        keys: a tree of random keys, and of any other arrays that the run goes on from.
+        form: ``"npz"``, ``"safetensors"`` or ``"orbax"``; by the suffix unless given.
+
+    Raises:
+        ValueError: two leaves have the same path, since a name has a ``/`` in it; the form is
+            unknown; an array lies in part on other hosts.
+        TypeError: a leaf is no array, or `tx` cannot be written as a configuration.
+        ImportError: safetensors or Orbax is not installed.
+
+    >>> import gradtx, tempfile
+    >>> tx, params = gradtx.adam(1e-3), {"w": jnp.ones(2)}
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = f"{folder}/run.npz"
+    ...     save_checkpoint(path, params, tx.init(params), tx, step=3, keys=jax.random.key(0))
+    ...     run = load_checkpoint(path)
+    >>> run.step, run.params, run.tx == tx
+    (3, {'w': Array([1., 1.], dtype=float32)}, True)
+    """
+    path = Path(path)
+    where = container.form_of(path, form)
+    flat = {} if state is None else state_dict(state)
+    leaves = [
+        *_named("params", params),
+        *_named("keys", keys),
+        *((f"state/{name}", x) for name, x in flat.items()),
+    ]
+    described = [(name, *_described(name, leaf)) for name, leaf in leaves]
+    entries = {name: entry for name, entry, _ in described}
+    if len(entries) < len(described):
+        names = [name for name, *_ in described]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"save_checkpoint: two leaves are called {twice!r}; is a '/' in a name?")
+    header = {
+        "version": _VERSION,
+        "step": None if step is None else operator.index(step),
+        "config": None if tx is None else to_config(tx),
+        "state": state is not None,
+        "entries": entries,
+    }
+    text = json.dumps({**header, "checksum": checksum_of_header(header)}).encode()
+    arrays = {
+        name: x if where.knows(np.dtype(entry.dtype)) else _as_bytes(x)
+        for name, entry, x in described
+        if x.size  # none of them writes an array without entries and reads it again
+    }
+    container.write(path, {_HEADER: np.frombuffer(text, np.uint8), **arrays}, where)
+
+
+def load_checkpoint(
+    path: str | os.PathLike[str],
+    tx: GradientTransformation | None = None,
+    params: Params = None,
+    *,
+    keys: PyTree = None,
+    strict: bool = True,
+    custom_objects: Mapping[str, Callable[..., Any]] | None = None,
+    form: str | None = None,
+) -> Checkpoint:
+    """Read what :func:`save_checkpoint` wrote, bit for bit, or raise.
+
+    Args:
+        path: the file, or Orbax's directory.
+        tx: the transformation to go on with, perhaps another one (see :func:`load_state_dict`);
+            that of the saved configuration unless given.
+        params: a tree of parameters, or of ``jax.ShapeDtypeStruct``, whose structure the saved ones
+            are to have: a leaf with a `NamedSharding` gets it. Without it they come as nested dicts
+            by their paths.
+        keys: the same for `keys`.
+        strict: refuse a state that does not fit `tx` altogether; else warn. It does not make
+            damaged arrays pass.
+        custom_objects: what the configuration names that is not gradtx's, as in
+            :func:`from_config`.
+        form: as in :func:`save_checkpoint`.
+
+    Returns:
+        A `Checkpoint`. It shares no memory with anything. NumPy arrays are NumPy arrays again.
+
+    Raises:
+        FileNotFoundError: there is nothing at `path`.
+        ValueError: it is damaged (the error names the arrays), the tree of parameters is another,
+            or the state does not fit.
+        TypeError: the configuration has a value of the wrong type.
+    """
+    path = Path(path)
+    try:
+        arrays = container.read(path, container.form_of(path, form))
+        header, entries = _header(arrays.pop(_HEADER, None))
+        found = _checked(arrays, entries)
+    except ValueError as error:
+        raise ValueError(f"load_checkpoint: {str(path)!r} is damaged: {error}") from error
+    new_params = _restored("params", found, entries, params)
+    new_keys = _restored("keys", found, entries, keys)
+    if tx is None and header["config"] is not None:
+        tx = from_config(header["config"], custom_objects)
+    state = None
+    if header["state"]:
+        if tx is None:
+            raise ValueError(
+                "load_checkpoint: no configuration was saved beside the state: give tx"
+            )
+        flat = {k.removeprefix("state/"): x for k, x in found.items() if k.startswith("state/")}
+        state = load_state_dict(tx, new_params, flat, strict)
+    return Checkpoint(new_params, state, tx, header["step"], new_keys)
+
+
+def _named(root: str, tree: PyTree) -> Iterator[tuple[str, Any]]:
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+        at = path_string(path)
+        yield f"{root}/{at}" if at else root, leaf
+
+
+def _described(name: str, leaf: Any) -> tuple[_Entry, Any]:
+    """What the header says of a leaf, and the leaf as an array of NumPy."""
+    kind = "jax" if hasattr(leaf, "dtype") else "python"
+    if kind == "jax" and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        kind = str(jax.random.key_impl(leaf))
+        leaf = jax.random.key_data(leaf)
+    elif isinstance(leaf, np.ndarray | np.generic):
+        kind = "numpy"
+    if is_tracer(leaf):
+        raise TypeError(f"save_checkpoint: {name} is traced: call this outside of jit")
+    if not getattr(leaf, "is_fully_addressable", True):
+        raise ValueError(
+            f"save_checkpoint: {name} lies in part on other hosts: gather it, or write state_dict "
+            "and the parameters with Orbax"
+        )
+    x = np.asarray(leaf)
+    if not (jnp.issubdtype(x.dtype, jnp.number) or x.dtype == bool):
+        raise TypeError(f"save_checkpoint: {name} is {leaf!r:.80}, not an array of numbers")
+    x = x.astype(x.dtype.newbyteorder("="), copy=False)
+    return _Entry(kind, str(x.dtype), x.shape, checksum(x)), x
+
+
+def _as_bytes(x: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(x).reshape(-1).view(np.uint8)
+
+
+def _header(written: Any) -> tuple[dict[str, Any], dict[str, _Entry]]:
+    if written is None:
+        raise ValueError("it was not written by save_checkpoint, or its header has no name")
+    try:
+        header = json.loads(np.asarray(written, np.uint8).tobytes())
+        version, step = header["version"], header["step"]
+        if header.pop("checksum") != checksum_of_header(header):
+            raise ValueError("its checksum is another")
+        if version == _VERSION:
+            entries = {
+                name: _Entry(str(kind), str(jnp.dtype(dtype)), tuple(map(int, shape)), crc)
+                for name, (kind, dtype, shape, crc) in header["entries"].items()
+            }
+            if not (isinstance(step, int | None) and isinstance(header["state"], bool)):
+                raise ValueError("its fields have other types")
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise ValueError(f"the header: {type(error).__name__} {error}") from None
+    if version != _VERSION:
+        raise ValueError(f"it has the format {version!r:.80}, and this gradtx reads {_VERSION}")
+    return header, entries
+
+
+def _checked(arrays: dict[str, Any], entries: dict[str, _Entry]) -> dict[str, Any]:
+    """The arrays in their own types and shapes.
+
+    Raises:
+        ValueError: one is missing, is not in the header, or is not what was written.
+    """
+    full = {name: entry for name, entry in entries.items() if 0 not in entry.shape}
+    problems = {
+        "missing": full.keys() - arrays.keys(),
+        "unknown": arrays.keys() - full.keys(),
+        "other bytes": {
+            name for name in full.keys() & arrays.keys() if not _is(arrays[name], full[name])
+        },
+    }
+    if any(problems.values()):
+        raise ValueError("; ".join(f"{k}: {_list(sorted(v))}" for k, v in problems.items() if v))
+    return {
+        name: _typed(arrays[name], entry) if name in full else np.zeros(entry.shape, entry.dtype)
+        for name, entry in entries.items()
+    }
+
+
+def _is(x: Any, entry: _Entry) -> bool:
+    """Whether an array is that of the header, or its bytes are."""
+    same = str(x.dtype) == entry.dtype and x.shape == entry.shape
+    if not same and not (x.dtype == np.uint8 and x.size == _bytes(entry)):
+        return False
+    return checksum(x) == entry.checksum
+
+
+def _bytes(entry: _Entry) -> int:
+    return int(np.prod(entry.shape, dtype=object)) * np.dtype(entry.dtype).itemsize
+
+
+def _typed(x: Any, entry: _Entry) -> Any:
+    if str(x.dtype) == entry.dtype:
+        return x
+    return x.reshape(-1).view(np.dtype(entry.dtype)).reshape(entry.shape)
+
+
+def _restored(
+    root: str, found: dict[str, Any], entries: dict[str, _Entry], template: PyTree
+) -> PyTree:
+    saved = {
+        name: _leaf(name, found[name], entry)
+        for name, entry in entries.items()
+        if name == root or name.startswith(f"{root}/")
+    }
+    if template is None:
+        return _nested(root, saved)
+    wanted = dict(_named(root, template))
+    problems = {
+        "missing": wanted.keys() - saved.keys(),
+        "extra": saved.keys() - wanted.keys(),
+        "of another shape or type": {
+            name
+            for name in wanted.keys() & saved.keys()
+            if _form(saved[name]) != _form(wanted[name])
+        },
+    }
+    if any(problems.values()):
+        raise ValueError(
+            f"load_checkpoint: the saved {root} are not those of the tree that was given; "
+            + "; ".join(f"{k}: {_list(sorted(v))}" for k, v in problems.items() if v)
+        )
+    leaves = [_placed(saved[name], leaf) for name, leaf in wanted.items()]
+    return jax.tree.structure(template).unflatten(leaves)  # type: ignore[attr-defined]
+
+
+def _leaf(name: str, x: Any, entry: _Entry) -> Any:
+    if entry.kind == "numpy":
+        return np.array(x)
+    if entry.kind == "python":
+        return x.item()
+    if jax.dtypes.canonicalize_dtype(entry.dtype) != entry.dtype:
+        raise ValueError(f"load_checkpoint: {name} is {entry.dtype}: enable jax_enable_x64")
+    array = jnp.array(x, copy=True)
+    return array if entry.kind == "jax" else jax.random.wrap_key_data(array, impl=entry.kind)
+
+
+def _form(leaf: Any) -> tuple[tuple[int, ...], str]:
+    return np.shape(leaf), (leaf if hasattr(leaf, "dtype") else np.asarray(leaf)).dtype.name
+
+
+def _placed(x: Any, like: Any) -> Any:
+    where = getattr(like, "sharding", None)
+    return jax.device_put(x, where) if isinstance(where, jax.sharding.NamedSharding) else x
+
+
+def _nested(root: str, saved: dict[str, Any]) -> PyTree:
+    if root in saved:
+        return saved[root]
+    tree: dict[str, Any] = {}
+    for name, leaf in saved.items():
+        *above, last = name.removeprefix(f"{root}/").split("/")
+        node = tree
+        for key in above:
+            node = node.setdefault(key, {})
+            if not isinstance(node, dict):
+                break
+        if not isinstance(node, dict) or last in node:
+            raise ValueError(
+                f"load_checkpoint: {name!r} has the path of another leaf; give the tree of {root}"
+            )
+        node[last] = leaf
+    return tree if saved else None
+
+
+def _list(names: Iterable[str], most: int = 6) -> str:
+    names = list(names)
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,0 +1,298 @@
+"""A whole run to a file and back; files that were cut short, changed, or never finished."""
+
+import dataclasses
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradtx
+from gradtx import load_checkpoint, save_checkpoint
+from gradtx.checkpoint import container
+from gradtx.distributed.padding import Padded
+from gradtx.paths import path_string
+
+SUFFIXES = ["npz", "safetensors", "orbax"]
+every_form = pytest.mark.parametrize("suffix", SUFFIXES)
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    """Orbax warns of what it is going to change, and reports each error it raises."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+@pytest.fixture
+def path(suffix, tmp_path):
+    if suffix != "npz":
+        pytest.importorskip({"orbax": "orbax.checkpoint"}.get(suffix, suffix))
+    return tmp_path / f"run.{suffix}"
+
+
+class Layer(NamedTuple):
+    w: object
+    b: object
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Model:
+    layers: list
+    table: object
+
+
+DTYPES = "bool int8 float16 bfloat16 float8_e4m3fn float8_e5m2 int4 uint4 complex64".split()  # noqa: SIM905
+
+
+def kinds():
+    """A tree with every kind of leaf."""
+    rows = gradtx.Rows(jnp.array([2, 0]), jnp.ones((2, 3)), (4, 3))
+    typed = {name: jnp.array([1, 0, 1]).astype(name) for name in DTYPES}
+    host = {"double": np.array([1 / 3]), "turned": np.arange(3.0, dtype=">f4"), "none": None}
+    keys = {name: jax.random.key(3, impl=name) for name in ("threefry2x32", "rbg", "unsafe_rbg")}
+    layers = [Layer(jnp.ones((2, 3)), jnp.zeros(0)), Layer(Padded(jnp.ones(4), (3,)), rows)]
+    odd = {"a b": jnp.float32(jnp.nan), "é": jnp.float32(-0.0), "x.y": 3, "z": 0.1, "c": 1j}
+    return Model(layers, {"typed": typed, "host": host, "keys": keys, "odd": odd})
+
+
+def same(a, b):
+    ours, theirs = (jax.tree_util.tree_flatten_with_path(t) for t in (a, b))
+    assert ours[1] == theirs[1]
+    for (path, x), (_, y) in zip(ours[0], theirs[0], strict=True):
+        assert type(x) is type(y), path
+        if jnp.issubdtype(getattr(x, "dtype", None), jax.dtypes.prng_key):
+            assert x.dtype == y.dtype
+            x, y = jax.random.key_data(x), jax.random.key_data(y)
+        x, y = np.asarray(x), np.asarray(y)
+        assert (x.dtype.newbyteorder("="), x.shape) == (y.dtype.newbyteorder("="), y.shape), path
+        assert x.astype(y.dtype).tobytes() == y.tobytes(), path
+
+
+@every_form
+def test_every_kind_of_leaf(path):
+    tree = kinds()
+    save_checkpoint(path, tree, keys=tree, step=jnp.int32(7))
+    run = load_checkpoint(path, params=tree, keys=tree)
+    same((run.params, run.keys), (tree, tree))
+    assert (run.step, run.state, run.tx) == (7, None, None)
+    without = load_checkpoint(path).params
+    assert without["layers"]["1"]["b"].keys() == {"indices", "values"}
+    assert sorted(paths(without)) == sorted(paths(tree))
+
+
+def paths(tree):
+    return [path_string(path) for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
+
+
+def trained(dtype, tx, steps):
+    params = {"b": jnp.arange(3.0, dtype=dtype), "w": jnp.ones((2, 3), dtype)}
+    return advanced(tx, params, tx.init(params), range(steps))
+
+
+def advanced(tx, params, state, steps):
+    for i in steps:
+        grads = gradtx.tree.random_like(jax.random.key(i), params)
+        updates, state = tx.update(grads, state, params)
+        params = gradtx.apply_updates(params, updates)
+    return params, state
+
+
+@every_form
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_run_goes_on_with_the_same_bits(path, dtype):
+    rate = gradtx.cosine_decay_schedule(0.1, 9)
+    tx = gradtx.chain(gradtx.clip_by_global_norm(1.0), gradtx.adamw(rate, b1=jnp.float32(0.8)))
+    params, state = trained(dtype, tx, 2)
+    save_checkpoint(path, params, state, tx, step=2)
+    run = load_checkpoint(path)
+    assert run.tx == tx
+    same((run.params, run.state), (params, state))
+    again = advanced(run.tx, run.params, run.state, [2])
+    same(again, advanced(tx, params, state, [2]))
+    other = gradtx.chain(gradtx.clip_by_global_norm(1.0), gradtx.adamw(0.1))
+    with pytest.raises(ValueError, match="extra: 1/2/count"):
+        load_checkpoint(path, other)
+    assert load_checkpoint(path, other, strict=False).tx == other
+
+
+def test_flipped_bits(tmp_path):
+    """In each byte of a file; what is read is what was written, or nothing."""
+    tree = {"w": jnp.arange(3.0), "low": jnp.ones(2, "bfloat16"), "key": jax.random.key(1)}
+    for suffix in ("npz", "safetensors"):
+        path = tmp_path / f"run.{suffix}"
+        if suffix != "npz":
+            pytest.importorskip(suffix)
+        save_checkpoint(path, tree, step=3)
+        whole, unread = path.read_bytes(), 0
+        for i in range(len(whole)):
+            path.write_bytes(whole[:i] + bytes([whole[i] ^ 1 << i % 8]) + whole[i + 1 :])
+            try:
+                run = load_checkpoint(path)
+            except ValueError as error:
+                assert str(path) in str(error)
+            else:
+                unread += 1
+                assert run.step == 3
+                same(run.params, tree)
+        # Times, sizes that stand twice, and flags that nobody reads.
+        assert unread < 80 * 4
+
+
+@every_form
+@pytest.mark.parametrize("name", ["params/w", "params/low", "params/key", "state/0/mu", "keys"])
+def test_a_changed_array_is_named(path, suffix, name, tmp_path):
+    params = {"w": jnp.arange(3.0), "low": jnp.ones(2, "bfloat16"), "key": jax.random.key(1)}
+    tx = gradtx.adam(0.1)
+    save_checkpoint(path, params, tx.init(jnp.ones(2)), tx, keys=jax.random.key(2))
+    form = container.form_of(path, None)
+    arrays = container.read(path, form)
+    changed = np.array(arrays[name])
+    changed.reshape(-1).view(np.uint8)[0] ^= 1
+    for new, says in (
+        ({**arrays, name: changed}, f"is damaged: other bytes: {name}$"),
+        ({**arrays, name: arrays[name][:-1]}, f"other bytes: {name}$"),
+        ({k: x for k, x in arrays.items() if k != name}, f"missing: {name}$"),
+        ({**arrays, f"{name}2": arrays[name]}, f"unknown: {name}2$"),
+    ):
+        container.write(path, new, form)
+        with pytest.raises(ValueError, match=says):
+            load_checkpoint(path)
+        if suffix == "orbax":
+            break  # which takes its time
+
+
+@every_form
+def test_a_file_cut_short(path, suffix):
+    save_checkpoint(path, {"w": jnp.arange(300.0)})
+    files = [path] if path.is_file() else [f for f in path.rglob("*") if f.is_file()]
+    for file in files:
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(ValueError, match="is damaged"):
+        load_checkpoint(path)
+
+
+@every_form
+@pytest.mark.parametrize("fails", ["fsync", "rename"])
+def test_what_is_not_finished_leaves_the_old_one(path, fails, monkeypatch):
+    save_checkpoint(path, {"w": jnp.zeros(3)}, step=1)
+    save_checkpoint(path, {"w": jnp.ones(3)}, step=2)
+
+    def stop(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as m:
+        if fails == "fsync":
+            m.setattr(os, "fsync", stop)
+        else:
+            m.setattr(container, "_replace_directory", stop)
+            m.setattr(pathlib.Path, "replace", stop)
+        with pytest.raises(KeyboardInterrupt):
+            save_checkpoint(path, {"w": jnp.zeros(3)}, step=3)
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+    assert load_checkpoint(path).step == 2
+
+
+def test_a_directory_is_there_between_the_two_renamings(tmp_path):
+    pytest.importorskip("orbax.checkpoint")
+    path = tmp_path / "run.orbax"
+    save_checkpoint(path, {"w": jnp.ones(3)}, step=1)
+    path.rename(tmp_path / ".run.orbax.old")  # and the process ends
+    assert load_checkpoint(path).step == 1
+    save_checkpoint(path, {"w": jnp.ones(3)}, step=2)
+    assert load_checkpoint(path).step == 2
+    assert [p.name for p in tmp_path.iterdir()] == ["run.orbax"]
+    (tmp_path / "mine.orbax").mkdir()
+    with pytest.raises(FileExistsError, match="no checkpoint of Orbax"):
+        save_checkpoint(tmp_path / "mine.orbax", {"w": jnp.ones(3)})
+
+
+@pytest.mark.slow
+def test_killed_processes(tmp_path):
+    """Ten, each while it writes over what the one before it left."""
+    path = tmp_path / "run.npz"
+    script = f"""
+import numpy as np, gradtx
+step = gradtx.load_checkpoint({str(path)!r}).step if {"{}"} else 0
+while True:
+    step += 1
+    params = {{"w": np.full(2_000_000, step), "b": np.full(3, step)}}
+    gradtx.save_checkpoint({str(path)!r}, params, step=step)
+"""
+    reached = 0
+    for kill in range(10):
+        program = script.replace("{}", str(path.exists()))
+        running = subprocess.Popen([sys.executable, "-c", program])
+        before = path.stat().st_mtime if path.exists() else 0
+        while not path.exists() or path.stat().st_mtime == before:
+            assert running.poll() is None
+            time.sleep(0.01)
+        time.sleep(0.017 * kill)
+        os.kill(running.pid, signal.SIGKILL)
+        running.wait()
+        run = load_checkpoint(path)
+        assert run.step > reached
+        reached = run.step
+        assert all(np.all(x == reached) for x in run.params.values())
+
+
+BAD = [
+    ({"params": {"a": {"b": 1.0}, "a/b": 2.0}}, ValueError, "two leaves are called 'params/a/b'"),
+    ({"params": {"f": len}}, TypeError, "params/f is <built-in function len>, not an array"),
+    ({"params": {"s": "text"}}, TypeError, "params/s is 'text', not an array of numbers"),
+    ({"params": 1.0, "form": "pickle"}, ValueError, "'pickle' for"),
+    ({"params": 1.0, "step": 1.5}, TypeError, "integer"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "error", "says"), BAD)
+def test_what_cannot_be_saved(arguments, error, says, tmp_path):
+    with pytest.raises(error, match=says):
+        save_checkpoint(tmp_path / "run.npz", **arguments)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_cannot_be_loaded(tmp_path):
+    path = tmp_path / "run.npz"
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint '.*run.npz'"):
+        load_checkpoint(path)
+    params = {"a": jnp.ones(2), "b": jnp.ones(3)}
+    save_checkpoint(path, params, gradtx.adam(0.1).init(params))
+    with pytest.raises(ValueError, match="give tx"):
+        load_checkpoint(path)
+    other = {"a": jnp.ones(2, "float16"), "c": jnp.ones(3)}
+    says = "missing: params/c; extra: params/b; of another shape or type: params/a"
+    with pytest.raises(ValueError, match=says):
+        load_checkpoint(path, gradtx.adam(0.1), other)
+    np.savez(path, w=np.ones(3))
+    with pytest.raises(ValueError, match="not written by save_checkpoint"):
+        load_checkpoint(path)
+    save_checkpoint(path, {"a": jnp.ones(2), "a/b": jnp.ones(2)})
+    with pytest.raises(ValueError, match="'params/a/b' has the path of another leaf"):
+        load_checkpoint(path)
+    with jax.enable_x64(True):
+        save_checkpoint(path, jnp.ones(2, "float64"))
+        assert load_checkpoint(path).params.dtype == "float64"
+    with pytest.raises(ValueError, match="params is float64: enable jax_enable_x64"):
+        load_checkpoint(path)
+
+
+def test_parameters_are_placed_as_the_tree_that_is_given(tmp_path):
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    params = {"w": jax.device_put(jnp.arange(16.0), where)}
+    save_checkpoint(tmp_path / "run.npz", params)
+    like = {"w": jax.ShapeDtypeStruct((16,), "float32", sharding=where)}
+    found = load_checkpoint(tmp_path / "run.npz", params=like).params
+    assert found["w"].sharding == where
+    same(found, params)
