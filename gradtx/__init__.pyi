@@ -538,6 +538,7 @@ from gradtx.wrappers.schedule_free import (
     schedule_free_eval_params as schedule_free_eval_params,
     schedule_free_sgd as schedule_free_sgd,
 )
+from gradtx.wrappers.static import static as static
 
 __all__: list[str]
 __version__: str

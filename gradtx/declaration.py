@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from gradtx import checks
@@ -26,7 +27,12 @@ class Builder:
         native: it takes schedules itself; else they are evaluated for it at each step.
         scheduled_state: the state class that counts steps when a hyperparameter of a stateless
             transformation is a schedule.
+
+    Attributes:
+        static: what it builds is a pytree without leaves, whatever its arguments are.
     """
+
+    static = False
 
     def __init__(
         self, function: Callable[..., Any], *, native: bool = False, scheduled_state: Any = None
@@ -60,7 +66,7 @@ class Builder:
         for name, value in bound.arguments.items():
             checks.check(self.name, name, value, self.hints.get(name, Any))
         return {
-            name: _plain(value if self._range(name) is None else current(value))
+            name: _own(value if self._range(name) is None else current(value))
             for name, value in bound.arguments.items()
         }
 
@@ -95,12 +101,23 @@ def _find(module: str, qualname: str) -> Builder:
     return typing.cast(Builder, found.builder)
 
 
-def _plain(value: Any) -> Any:
-    """NumPy scalars as Python numbers, types of numbers as dtypes: one form for each value."""
+def _own(value: Any) -> Any:
+    """An argument in its one form, which nobody else can change.
+
+    NumPy scalars become Python numbers, types of numbers dtypes; NumPy's arrays and Python's
+    containers are copied.
+    """
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, type) and hasattr(value, "dtype"):
         return np.dtype(value)
+    if isinstance(value, np.ndarray):
+        value = value.copy()
+        value.flags.writeable = False
+    elif type(value) is dict:
+        return {key: _own(item) for key, item in value.items()}
+    elif type(value) in (list, tuple):
+        return type(value)(map(_own, value))
     return value
 
 
@@ -113,57 +130,77 @@ class _Static:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _Static) or type(self.value) is not type(other.value):
             return False
-        if isinstance(self.value, jax.Array | np.ndarray):
-            return np.array_equal(self.value, other.value)
-        return bool(self.value is other.value or self.value == other.value)
+        return _same(self.value, other.value)
 
     def __hash__(self) -> int:
         try:
-            return hash(self.value)
+            return hash(_described(self.value))
         except TypeError:
             return hash(type(self.value))
 
 
 class Declaration:
-    """A builder and the arguments that it was called with."""
+    """A builder and the arguments that it was called with.
 
-    def __init__(self, builder: Builder, arguments: dict[str, Any]) -> None:
+    Args:
+        builder: the builder.
+        arguments: its arguments by name.
+        flat: what :meth:`flatten` gives, where JAX has put it together again: which arguments are
+            leaves is known then, whatever stands in their places.
+    """
+
+    def __init__(
+        self,
+        builder: Builder,
+        arguments: dict[str, Any],
+        flat: tuple[tuple[Any, ...], Any] | None = None,
+    ) -> None:
         self.builder = builder
         self.arguments = arguments
+        self._flat = flat
 
     @property
     def name(self) -> str:
         return self.builder.name
 
-    def flatten(self) -> tuple[list[Any], Any]:
+    def flatten(self) -> tuple[tuple[Any, ...], Any]:
         """The array hyperparameters, and all the rest in a hashable form."""
-        leaves, treedef = jax.tree.flatten(self.arguments)
-        dynamic = [checks.is_array(leaf) for leaf in leaves]
-        arrays = [leaf for leaf, d in zip(leaves, dynamic, strict=True) if d]
-        static = tuple(
-            None if d else _Static(leaf) for leaf, d in zip(leaves, dynamic, strict=True)
-        )
-        return arrays, (self.builder, treedef, static)
+        if self._flat is None:
+            given = self.arguments
+            leaves, treedef = jax.tree.flatten(
+                given, is_leaf=(lambda x: x is not given) if self.builder.static else None
+            )
+            dynamic = [checks.is_array(leaf) and not self.builder.static for leaf in leaves]
+            arrays = tuple(leaf for leaf, d in zip(leaves, dynamic, strict=True) if d)
+            static = tuple(
+                None if d else _Static(leaf) for leaf, d in zip(leaves, dynamic, strict=True)
+            )
+            self._flat = arrays, (self.builder, treedef, static)
+        return self._flat
 
     @staticmethod
     def unflatten(structure: Any, arrays: Any) -> "Declaration":
         """The inverse of `flatten`; checks nothing, since JAX may pass placeholders."""
         builder, treedef, static = structure
-        arrays = iter(arrays)
-        leaves = [next(arrays) if s is None else s.value for s in static]
-        return Declaration(builder, jax.tree.unflatten(treedef, leaves))
+        arrays = tuple(arrays)
+        rest = iter(arrays)
+        leaves = [next(rest) if s is None else s.value for s in static]
+        return Declaration(builder, jax.tree.unflatten(treedef, leaves), (arrays, structure))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Declaration):
             return NotImplemented
         (ours, structure), (theirs, other_structure) = self.flatten(), other.flatten()
-        return bool(structure == other_structure) and all(
-            _same_array(a, b) for a, b in zip(ours, theirs, strict=True)
-        )
+        return bool(structure == other_structure) and all(map(_same, ours, theirs))
 
     def __hash__(self) -> int:
         arrays, structure = self.flatten()
-        return hash((structure, tuple((a.shape, str(a.dtype)) for a in arrays)))
+        if any(isinstance(a, jax.core.Tracer) for a in arrays):
+            raise TypeError(
+                f"{self.name} has a hyperparameter that is traced, and so no hash: pass the "
+                "transformation to the compiled function as an argument that is not static"
+            )
+        return hash((structure, tuple(map(_described, arrays))))
 
     def __repr__(self) -> str:
         parts: list[str] = []
@@ -178,12 +215,30 @@ class Declaration:
         return f"{self.name}({', '.join(parts)})"
 
 
-def _same_array(a: Any, b: Any) -> bool:
+def _same(a: Any, b: Any) -> bool:
+    """Whether two leaves are the same value: of arrays every bit is."""
     if a is b:
         return True
     if isinstance(a, jax.core.Tracer) or isinstance(b, jax.core.Tracer):
         return False
-    return a.dtype == b.dtype and np.array_equal(a, b, equal_nan=True)
+    return bool(_described(a, None) == _described(b, None))
+
+
+# Of larger arrays a hash takes the type and the shape alone: they may lie on a device.
+_SMALL = 1024
+
+
+def _described(leaf: Any, most: int | None = _SMALL) -> Any:
+    """What a leaf is compared and hashed by: an array of at most so many entries by its bytes."""
+    if not isinstance(leaf, jax.Array | np.ndarray):
+        return leaf
+    kind = str(leaf.dtype)
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    if not getattr(leaf, "is_fully_addressable", True):
+        return kind, leaf.shape, id(leaf)
+    known = most is None or leaf.size <= most
+    return kind, leaf.shape, np.asarray(leaf).tobytes() if known else None
 
 
 def _format(value: Any) -> str:

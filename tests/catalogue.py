@@ -949,6 +949,7 @@ CATALOGUE: dict[str, Entry] = {
         complex=False,
         why="as the other compressed forms",
     ),
+    "static": Entry(lambda: gradtx.static(gradtx.adam(0.1))),
     "keep_params_nonnegative": Entry(
         lambda: gradtx.keep_params_nonnegative(),
         optax=lambda: optax.keep_params_nonnegative(),

@@ -55,15 +55,8 @@ def _encode(value: Any, where: str) -> Any:
         return value if math.isfinite(value) else {"float": str(value)}
     if isinstance(value, Declared):
         return _encode_declared(value, where)
-    if isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-        return {"key": np.asarray(jax.random.key_data(value)).tolist()}
     if isinstance(value, jax.Array | np.ndarray):
-        if isinstance(value, jax.core.Tracer):
-            raise TypeError(f"{where}: a traced value cannot be written as a configuration")
-        wide = np.asarray(value).astype(
-            np.float64 if value.dtype.kind not in "biu" else value.dtype
-        )
-        return {"array": _finite(wide.tolist()), "dtype": str(value.dtype)}
+        return _encode_array(value, where)
     if isinstance(value, dict):
         return {"dict": [[_encode(k, where), _encode(v, where)] for k, v in value.items()]}
     names = getattr(value, "_fields", None)
@@ -94,6 +87,24 @@ def _encode_declared(value: Declared, where: str) -> dict[str, Any]:
         for name, argument in declaration.arguments.items()
     }
     return {"name": declaration.name, "arguments": arguments}
+
+
+def _encode_array(value: Any, where: str) -> dict[str, Any]:
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(f"{where}: a traced value cannot be written as a configuration")
+    if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
+        data = np.asarray(jax.random.key_data(value)).tolist()
+        return {"key": data, "impl": str(jax.random.key_impl(value))}
+    dtype = str(value.dtype)
+    if jnp.iscomplexobj(value):
+        return {"array": _listed(np.real(value)), "imag": _listed(np.imag(value)), "dtype": dtype}
+    return {"array": _listed(value), "dtype": dtype}
+
+
+def _listed(array: Any) -> Any:
+    """An array of real numbers as lists."""
+    wide = np.asarray(array)
+    return _finite(wide.astype(np.float64 if wide.dtype.kind not in "biu" else wide.dtype).tolist())
 
 
 def _finite(value: Any) -> Any:
@@ -197,8 +208,10 @@ def _decode(value: Any, custom: dict[str, Any], where: str, depth: int) -> Any:
     keys = set(value)
     if keys == {"name", "arguments"}:
         return _decode_declared(value, custom, where, depth)
-    if keys == {"array", "dtype"}:
+    if {"array", "dtype"} <= keys <= {"array", "dtype", "imag"}:
         return _decode_array(value, where)
+    if keys == {"key", "impl"}:
+        return _key(value["key"], value["impl"], where)
     if keys == {"named", "fields"}:
         return _decode_named(value, custom, where, depth)
     if len(keys) == 1:
@@ -265,8 +278,15 @@ def _decode_named(value: Any, custom: dict[str, Any], where: str, depth: int) ->
 
 def _decode_array(value: Any, where: str) -> Any:
     dtype = _dtype(value["dtype"], {}, where, 0)
+    wide = np.float64 if jnp.issubdtype(dtype, jnp.inexact) else dtype
     try:
-        return jnp.asarray(np.asarray(value["array"], dtype=np.float64).astype(dtype))
+        array = np.asarray(value["array"], wide)
+        if "imag" in value:
+            parts = np.broadcast_arrays(array, np.asarray(value["imag"], wide))
+            array = np.stack(parts, -1).view(np.complex128)[..., 0]
+        array = array.astype(dtype)
+        # What JAX has no room for was an array of NumPy.
+        return jnp.asarray(array) if jax.dtypes.canonicalize_dtype(dtype) == dtype else array
     except (ValueError, TypeError, OverflowError) as error:
         raise ValueError(f"{where}: this is no array: {error}") from None
 
@@ -313,9 +333,9 @@ def _object(content: Any, custom: dict[str, Any], where: str, depth: int) -> Any
     return custom[content]
 
 
-def _key(content: Any, custom: Any, where: str, depth: int) -> Any:
+def _key(content: Any, impl: Any, where: str) -> Any:
     try:
-        return jax.random.wrap_key_data(jnp.asarray(np.asarray(content, np.uint32)))
+        return jax.random.wrap_key_data(jnp.asarray(np.asarray(content, np.uint32)), impl=impl)
     except (ValueError, TypeError, OverflowError) as error:
         raise ValueError(f"{where}: this is no key of a random generator: {error}") from None
 
@@ -326,5 +346,6 @@ _TAGS: dict[str, Callable[[Any, dict[str, Any], str, int], Any]] = {
     "dict": _dict,
     "dtype": _dtype,
     "object": _object,
-    "key": _key,
+    # As keys were written before their generators had names.
+    "key": lambda content, custom, where, depth: _key(content, None, where),
 }

@@ -1,0 +1,39 @@
+"""A transformation as a static value."""
+
+import jax
+
+from gradtx.numerics.steering import is_tracer
+from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
+
+
+@transformation(native_schedules=True)
+def static(inner: GradientTransformation) -> GradientTransformation:
+    """`inner` as a pytree without leaves: its array hyperparameters are constants.
+
+    A transformation is data: its hyperparameters that are arrays are traced, swept and mapped over.
+    A host that holds it as a static attribute, such as ``flax.nnx.Optimizer`` or a static field of
+    an Equinox module, wants none of that, and refuses arrays there. This hides them. It hashes and
+    compares by their values, so that the same ones are compiled once.
+
+    Args:
+        inner: the transformation, whose hyperparameters are known, not traced.
+
+    Returns:
+        The transformation, with the same states.
+
+    Raises:
+        TypeError: a hyperparameter is traced.
+
+    >>> import gradtx, jax.numpy as jnp
+    >>> tx = gradtx.sgd(jnp.float32(0.5))
+    >>> len(jax.tree.leaves(tx)), len(jax.tree.leaves(static(tx)))
+    (1, 0)
+    >>> static(tx) == static(gradtx.sgd(jnp.float32(0.5)))
+    True
+    """
+    if any(map(is_tracer, jax.tree.leaves(inner))):
+        raise TypeError("static: a hyperparameter is traced, so its value is not known")
+    return with_extra_args_support(inner)
+
+
+static.builder.static = True  # type: ignore[attr-defined]
