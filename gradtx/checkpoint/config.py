@@ -19,6 +19,7 @@ from gradtx.pair import GradientTransformation
 
 VERSION = 1
 _DEEPEST = 64
+_MOST = 1_000_000
 
 
 def to_config(tx: Any) -> dict[str, Any]:
@@ -151,17 +152,23 @@ def from_config(
 
 
 def check_depth(where: str, value: Any) -> None:
-    """Raise ValueError if data are nested so deeply that looking through them could fail."""
-    level = [value]
+    """Raise ValueError if data are so deep that looking through them could fail, or take long.
+
+    A list that stands in several places counts in each: in few lists there may be endless entries.
+    """
+    level, entries = [value], 0
     for _ in range(4 * _DEEPEST):
+        level = [node for node in level if isinstance(node, Mapping | list | tuple)]
+        entries += sum(map(len, level))
+        if not level:
+            return
+        if entries > _MOST:
+            raise ValueError(f"{where}: the configuration is too large: above {_MOST} entries")
         level = [
             item
             for node in level
-            if isinstance(node, Mapping | list | tuple)
             for item in (node.values() if isinstance(node, Mapping) else node)
         ]
-        if not level:
-            return
     raise ValueError(f"{where}: the configuration is nested too deeply")
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from gradtx.checkpoint.config import check_depth
 from gradtx.composition.groups import partition
+from gradtx.interop import expressions
 from gradtx.interop.keras_base import Fill, single
 from gradtx.interop.keras_optimizers import CORES
 from gradtx.interop.reading import Arrays, Leaf, Options, arrays, filled, literal, ordered
@@ -221,7 +222,7 @@ def _route(where: str, patterns: list[str], name: str) -> str:
     if name in patterns:
         return name
     try:
-        matching = [p for p in patterns if re.fullmatch(p, name)]
+        matching = [p for p in patterns if expressions.fullmatch(p, name)]
     except re.error as error:
         raise ValueError(f"{where}: a pattern is no regular expression: {error}") from None
     if len(matching) > 1:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from gradtx.composition.chain import chain
 from gradtx.composition.groups import partition
+from gradtx.interop import expressions
 from gradtx.interop.reading import Leaf, Options, literal, multiplied
 from gradtx.optimizers.adadelta import adadelta
 from gradtx.optimizers.adafactor import scale_by_factored_rms
@@ -159,7 +160,7 @@ def _muon(o: Options, rate: Any, leaves: list[Leaf] | None) -> Core:
 
     def is_adam(leaf: Leaf) -> bool:
         try:
-            named = any(re.search(keyword, leaf.name) for keyword in excluded)
+            named = any(expressions.search(keyword, leaf.name) for keyword in excluded)
         except re.error as error:
             raise ValueError(f"{o.where}: exclude_layers: {error}") from None
         embedding = embeddings and "embedding" in leaf.name.lower()

@@ -157,6 +157,7 @@ def _read(source: Any, class_name: str | None) -> tuple[str, list[Any], Mapping[
     """The name of the class, the groups and the states of the parameters."""
     if hasattr(source, "param_groups") and hasattr(source, "state_dict"):
         class_name, source = type(source).__name__, source.state_dict()
+    check_depth("from_torch", source)
     if not isinstance(source, Mapping):
         raise TypeError(f"from_torch takes an optimizer or its state dict, not {source!r:.80}")
     if not isinstance(class_name, str):
@@ -170,7 +171,6 @@ def _read(source: Any, class_name: str | None) -> tuple[str, list[Any], Mapping[
             f"{', '.join(known)}"
         )
     where = f"from_torch: {class_name}"
-    check_depth(where, source)
     o = Options(where, source)
     groups, states = o.take("param_groups"), o.take("state")
     o.finish()
