@@ -35,15 +35,17 @@ def from_keras(
             Without any, the state is a new one.
         class_name: which optimizer a bare ``get_config`` dict belongs to.
         order: the paths of the leaves of `params` in the order of Keras's variables
-            (``["dense/kernel", "dense/bias"]``); that of the tree unless given. A list of arrays
-            has it right.
+            (``["dense/kernel", "dense/bias"]``). Unless given the leaves are found by the paths of
+            the variables of `source`, else taken as they come where no two have one shape. A list
+            of arrays has it right.
 
     Returns:
         The transformation; with `params` a pair of it and its state.
 
     Raises:
         ValueError: an unknown class, an unknown or missing option, a value out of range, variables
-            of the wrong number or shape.
+            of the wrong number or shape, leaves of which nothing tells which is which, a
+            constraint of your own.
         TypeError: a value of the wrong type.
 
     Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Ftrl, Lamb, Lion, Muon, Nadam, RMSprop, SGD
@@ -54,6 +56,15 @@ def from_keras(
 
     Keras takes the steps of a schedule from the count of micro-batches when it accumulates
     gradients, and its moving average of the weights moves at every micro-batch; so does this.
+
+    The constraints of the variables become :func:`project`, which takes no epsilon from a norm and
+    gives a vector of zeros that must have a norm equal entries. They, and what
+    ``exclude_from_weight_decay`` was told, are in the optimizer alone, not in a configuration.
+
+    A gradient of `None` leaves a parameter and its slots alone here and there, and the step counts
+    for all; but Keras moves the average of such a parameter too (``use_ema``), and with
+    accumulation leaves out a parameter whose last micro-batch has no gradient, where this takes it
+    for zero.
 
     >>> from_keras(
     ...     {
@@ -75,15 +86,11 @@ def from_keras(
     values = None
     if params is not None:
         trained = getattr(live, "_trainable_variables", None) or None
-        leaves = ordered(params, order, None if trained is None else [v.path for v in trained])
-        for leaf, v in zip(leaves, trained or (), strict=bool(trained)):
-            if tuple(v.shape) != leaf.shape:
-                raise ValueError(
-                    f"{where}: the variable {v.path} has the shape {tuple(v.shape)}, and the leaf "
-                    f"{leaf.path!r} {leaf.shape}; give their order"
-                )
         if variables is None and live is not None and live.built:
             variables = [v.value for v in live.variables]
+        names = None if trained is None else [str(v.path) for v in trained]
+        shapes = None if trained is None else [tuple(v.shape) for v in trained]
+        leaves = ordered(params, order, names, shapes, matters=variables is not None)
         values = None if variables is None else Arrays(where, variables)
     elif variables is not None or order is not None:
         raise ValueError(f"{where}: variables and order need the parameters: pass params")

@@ -5,7 +5,7 @@ from typing import Any
 
 from gradtx.composition.chain import chain
 from gradtx.host_values import Current, current
-from gradtx.interop.keras_optimizers import CORES, Core
+from gradtx.interop.keras_optimizers import CORES, Core, decayed
 from gradtx.interop.keras_schedules import learning_rate
 from gradtx.interop.reading import (
     Arrays,
@@ -23,10 +23,10 @@ from gradtx.schedules.piecewise import join_schedules
 from gradtx.schedules.products import stretch_schedule
 from gradtx.transforms.clipping import clip, clip_by_global_norm, clip_by_norm
 from gradtx.transforms.parameter_averages import ema_params
+from gradtx.transforms.projecting import project
 from gradtx.transforms.scaling import scale
 from gradtx.types import State
 from gradtx.wrappers.accumulation import accumulate
-from gradtx.wrappers.predecay import decay_first
 
 Fill = Callable[[State], State]
 
@@ -48,6 +48,7 @@ def single(
         else steps_taken(f"{o.where}: iteration", values.take("iteration", (), integer=True))
     )
     rate = _rate(o, values, steps, live)
+    leaves = _decaying(o.where, leaves, live)
     core = CORES[name](o, rate, leaves)
 
     links = []
@@ -68,13 +69,16 @@ def single(
     tx = core.tx
     decay = None if core.decays else o.optional("weight_decay")
     if decay:
-        tx = decay_first(tx, multiplied(rate, decay), _decaying(o.where, leaves, live))
+        tx = decayed(tx, multiplied(rate, decay), leaves)
     tx = tx if not links else chain(*links, tx)
     if steps is not None:
         tx = accumulate(tx, steps)
     average = _average(o, steps or 1)
     if average is not None:
         tx = chain(tx, average)
+    constraints = _constraints(o.where, leaves, live)
+    if constraints:
+        tx = chain(tx, *constraints)
     o.finish()
     if values is None:
         return tx, lambda state: state
@@ -109,19 +113,56 @@ def _rate(o: Options, values: Arrays | None, steps: int | None, live: Any) -> An
     return rate
 
 
-def _decaying(where: str, leaves: list[Leaf] | None, live: Any) -> list[str] | None:
-    """Patterns of the leaves that decay, None for all of them."""
+def _decaying(where: str, leaves: list[Leaf] | None, live: Any) -> list[Leaf] | None:
+    """The leaves, told whether their weights decay."""
     excludes = getattr(live, "_exclude_from_weight_decay", None)
     pattern = getattr(live, "_exclude_from_weight_decay_pattern", None)
     if not excludes and pattern is None:
-        return None
+        return leaves
     if leaves is None or not live.built:
         raise ValueError(
             f"{where}: variables are excluded from weight decay; build the optimizer and pass "
             "params, so that it can be said which"
         )
     variables = zip(leaves, live._trainable_variables, strict=True)
-    return [literal(leaf.path) for leaf, v in variables if live._use_weight_decay(v)]
+    return [leaf._replace(decays=live._use_weight_decay(v)) for leaf, v in variables]
+
+
+# Keras's constraints, and the projections that they are.
+_PROJECTIONS = {
+    "MaxNorm": "max_norm",
+    "MinMaxNorm": "min_max_norm",
+    "NonNeg": "non_negative",
+    "UnitNorm": "unit_norm",
+}
+
+
+def _constraints(where: str, leaves: list[Leaf] | None, live: Any) -> list[GradientTransformation]:
+    """The projections on the sets in which the variables stay."""
+    chosen: dict[tuple[str, Any], list[str]] = {}
+    variables = getattr(live, "_trainable_variables", ())
+    for leaf, v in zip(leaves or [], variables, strict=bool(leaves and variables)):
+        constraint = getattr(v, "constraint", None)
+        if constraint is None:
+            continue
+        name = type(constraint).__name__
+        if name not in _PROJECTIONS or not type(constraint).__module__.startswith("keras."):
+            raise ValueError(
+                f"{where}: the constraint {name} of {leaf.name} is not known; there are "
+                f"{', '.join(_PROJECTIONS)}. Take it off, and put project(...) with a function "
+                "behind what this returns"
+            )
+        options = Options(f"{where}: {name}", constraint.get_config())
+        arguments = tuple((key, _argument(options, key)) for key in options.values)
+        chosen.setdefault((_PROJECTIONS[name], arguments), []).append(literal(leaf.path))
+    return [project(name, paths, dict(given)) for (name, given), paths in chosen.items()]
+
+
+def _argument(o: Options, key: str) -> Any:
+    value = o.take(key)
+    if key != "axis":
+        return finite(f"{o.where}: {key}", value)
+    return tuple(value) if isinstance(value, list | tuple) else value
 
 
 def _average(o: Options, window: int) -> GradientTransformation | None:

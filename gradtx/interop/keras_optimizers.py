@@ -178,9 +178,13 @@ def _muon(o: Options, rate: Any, leaves: list[Leaf] | None) -> Core:
     )
     adam_tx = adam(slower, o.number("adam_beta_1"), o.number("adam_beta_2"), eps, epsilon_hat=True)
     decays = o.optional("weight_decay"), o.optional("adam_weight_decay")
+    members = {
+        label: [leaf for leaf in leaves if is_adam(leaf) == (label == "adam")]
+        for label in ("muon", "adam")
+    }
     groups = {
-        label: decay_first(tx, multiplied(rate, decay)) if decay else tx
-        for label, tx, decay in zip(("muon", "adam"), (muon_tx, adam_tx), decays, strict=True)
+        label: decayed(tx, multiplied(rate, decay), members[label]) if decay else tx
+        for label, tx, decay in zip(members, (muon_tx, adam_tx), decays, strict=True)
     }
     labels = [(literal(leaf.path), "adam" if is_adam(leaf) else "muon") for leaf in leaves]
 
@@ -190,6 +194,16 @@ def _muon(o: Options, rate: Any, leaves: list[Leaf] | None) -> Core:
         return [("trace", leaf.shape)]
 
     return Core(partition(groups, labels), layout=layout, decays=True)
+
+
+def decayed(
+    tx: GradientTransformation, decay: Any, leaves: list[Leaf] | None
+) -> GradientTransformation:
+    """`tx` with a decay before it of the leaves that decay."""
+    if leaves is None or all(leaf.decays for leaf in leaves):
+        return decay_first(tx, decay)
+    decaying = [literal(leaf.path) for leaf in leaves if leaf.decays]
+    return decay_first(tx, decay, decaying) if decaying else tx
 
 
 CORES: dict[str, Callable[[Options, Any, list[Leaf] | None], Core]] = {

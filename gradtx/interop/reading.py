@@ -131,39 +131,91 @@ def _parameter(p: Any) -> jax.Array:
 
 
 class Leaf(NamedTuple):
-    """A parameter: its path here, its shape, and its name there."""
+    """A parameter: its path here, its shape, its name there, and whether it decays there."""
 
     path: str
     shape: tuple[int, ...]
     name: str
+    decays: bool = True
 
 
-def ordered(params: Params, order: Sequence[str] | None, names: Sequence[str] | None) -> list[Leaf]:
+def ordered(
+    params: Params,
+    order: Sequence[str] | None,
+    names: Sequence[str] | None = None,
+    shapes: Sequence[tuple[int, ...]] | None = None,
+    *,
+    matters: bool = True,
+    grouped: bool = False,
+) -> list[Leaf]:
     """The leaves of `params` in the order of the other library.
 
+    Args:
+        params: the parameters here.
+        order: their paths in that order; None to find it by `names`, or where nothing can be
+            mistaken to take that of the tree.
+        names: what the parameters are called there.
+        shapes: their shapes there.
+        matters: whether there is anything to be given to the wrong leaf.
+        grouped: whether that would go unseen even between leaves of different shapes.
+
     Raises:
-        ValueError: `order` does not name every leaf once.
+        ValueError: `order` does not name every leaf once, the leaves are others than there, or
+            nothing tells which is which.
     """
-    found = {
-        path_string(path): tuple(np.shape(leaf))
-        for path, leaf in leaves_with_path(params)[0]
-        if leaf is not None
-    }
-    if order is None:
-        order = list(found)
-    if sorted(order) != sorted(found):
+    keyed = [(path, leaf) for path, leaf in leaves_with_path(params)[0] if leaf is not None]
+    found = {path_string(path): tuple(np.shape(leaf)) for path, leaf in keyed}
+    if order is not None and sorted(order) != sorted(found):
         raise ValueError(
             f"order must name every leaf once: it is {list(order)}, the leaves are {list(found)}"
         )
-    if names is not None and len(names) != len(order):
+    if names is not None and len(names) != len(found):
         raise ValueError(
             f"there are {len(names)} trained variables there ({', '.join(names):.200}), and "
-            f"{len(order)} leaves here ({', '.join(order):.200})"
+            f"{len(found)} leaves here ({', '.join(found):.200})"
         )
-    return [
+    if order is None:
+        order = None if names is None else _by_name(list(found), names)
+    if order is None:
+        in_a_row = all(isinstance(k, jax.tree_util.SequenceKey) for path, _ in keyed for k in path)
+        alike = len(set(found.values())) < len(found) or (grouped and shapes is None)
+        if matters and alike and not in_a_row and len(found) > 1:
+            there = "" if names is None else f" ({', '.join(names):.200})"
+            raise ValueError(
+                f"nothing tells which of the leaves {', '.join(found):.200} is which parameter "
+                f"there{there}: give their order, or a list of arrays in it"
+            )
+        order = list(found)
+    leaves = [
         Leaf(path, found[path], name)
         for path, name in zip(order, order if names is None else names, strict=True)
     ]
+    for leaf, shape in zip(leaves, shapes or (), strict=bool(shapes)):
+        if leaf.shape != shape:
+            raise ValueError(
+                f"{leaf.name} has the shape {shape}, and the leaf {leaf.path!r} {leaf.shape}; give "
+                "their order"
+            )
+    return leaves
+
+
+def _by_name(paths: Sequence[str], names: Sequence[str]) -> list[str] | None:
+    """The paths in the order of the names, None unless each name means one of them.
+
+    One may have more in front than the other: ``sequential/dense/kernel``, ``dense.kernel``.
+    """
+    ours = {path.replace(".", "/"): path for path in paths}
+    found = []
+    for name in (name.replace(".", "/") for name in names):
+        meant = [name] if name in ours else [p for p in ours if _ends_alike(p, name)]
+        if len(meant) != 1:
+            return None
+        found.append(ours[meant[0]])
+    return found if len(set(found)) == len(paths) else None
+
+
+def _ends_alike(a: str, b: str) -> bool:
+    return a.endswith(f"/{b}") or b.endswith(f"/{a}")
 
 
 def literal(path: str) -> str:

@@ -57,8 +57,10 @@ def from_torch(
             ``dict(model.named_parameters())`` with its keys as `order`.
         class_name: which optimizer a state dict belongs to, ``"AdamW"``.
         order: the paths of the leaves of `params` in the order of the optimizer's parameters, group
-            after group (``["0.weight", "0.bias"]`` for a flat dict of such names); that of the tree
-            unless given. A list of arrays has it right.
+            after group (``["0.weight", "0.bias"]`` for a flat dict of such names). Unless given
+            the leaves are found by the names of an optimizer that was made of
+            ``named_parameters()``, else taken as they come where no two have one shape. A list of
+            arrays has it right.
         scheduler: the optimizer's scheduler, of which the learning rate becomes a schedule, and the
             momentum if the scheduler cycles it. A saved one has neither its class nor its
             functions: make it again and load its state.
@@ -74,13 +76,16 @@ def from_torch(
     Raises:
         ValueError: an unknown class, an unknown or missing option, a value out of range, a state
             of other shapes or not finite, a scheduler that has no schedule here, steps that do not
-            say how far an epoch is (the error says what to do).
+            say how far an epoch is, leaves of which nothing tells which is which (the error says
+            what to do).
         TypeError: a value of the wrong type.
 
     Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, ASGD, LBFGS, Muon, NAdam, RAdam, RMSprop,
     Rprop, SGD and SparseAdam (for gradients that are `Rows`) are known, with `maximize` and both
     kinds of weight decay. A parameter that has had no gradient so far has no state there, and new
-    slots here.
+    slots here. From then on a step counts for all the parameters that had taken equally many, where
+    PyTorch leaves out those whose gradient is `None`: the bias correction of a parameter that is
+    without a gradient for a while goes on here.
 
     Schedulers: ChainedScheduler, ConstantLR, CosineAnnealingLR, CosineAnnealingWarmRestarts,
     CyclicLR, ExponentialLR, LambdaLR, LinearLR, MultiStepLR, MultiplicativeLR, OneCycleLR,
@@ -118,7 +123,15 @@ def from_torch(
         raise TypeError(f"{where}: steps_per_epoch must be an integer, not {steps_per_epoch!r:.80}")
     if steps_per_epoch < 1:
         raise ValueError(f"{where}: steps_per_epoch must be at least 1, not {steps_per_epoch}")
-    leaves = ordered(params, order, None)
+    names, shapes = _there(where, source, groups)
+    leaves = ordered(
+        params,
+        order,
+        names,
+        shapes,
+        matters=bool(states) or len(groups) > 1,
+        grouped=len(groups) > 1,
+    )
     params = arrays(params)
     if class_name != "SGD" and any(map(jnp.iscomplexobj, jax.tree.leaves(params))):
         raise ValueError(
@@ -142,7 +155,8 @@ def from_torch(
         plan = _plan(class_name, o, part, scheduler, over, steps_per_epoch)
         core = _core(class_name, o, plan)
         slots, scalars = _taken(o.where, core, part)
-        made[part.label] = core.tx, slots, {**scalars, "count": plan.steps, **plan.scalars}
+        counts = {"count": plan.steps, "TraceWithCountState.count": int(any(part.states))}
+        made[part.label] = core.tx, slots, {**scalars, **counts, **plan.scalars}
         labels += [(literal(leaf.path), part.label) for leaf in part.leaves]
     if len(made) == 1:
         ((tx, *given),) = made.values()
@@ -179,6 +193,22 @@ def _read(source: Any, class_name: str | None) -> tuple[str, list[Any], Mapping[
     return class_name, groups, states
 
 
+def _there(
+    where: str, source: Any, groups: list[Any]
+) -> tuple[list[str] | None, list[tuple[int, ...]] | None]:
+    """The names of the parameters, and their shapes; None where it is not said."""
+    said = [group.get("param_names") if isinstance(group, Mapping) else None for group in groups]
+    for own in said:
+        if own is not None and not (
+            isinstance(own, list | tuple) and all(isinstance(name, str) for name in own)
+        ):
+            raise TypeError(f"{where}: param_names must be a list of strings, not {own!r:.80}")
+    names = None if None in said else [name for own in said for name in own or ()]
+    if isinstance(source, Mapping):
+        return names, None
+    return names, [tuple(p.shape) for group in source.param_groups for p in group["params"]]
+
+
 def _members(
     where: str, groups: list[Any], leaves: list[Leaf]
 ) -> tuple[list[Options], list[list[Leaf]]]:
@@ -200,7 +230,10 @@ def _members(
 
 
 class _Part(NamedTuple):
-    """The parameters of a group that have taken equally many steps; None if no state says it."""
+    """The parameters of a group that have taken equally many steps; None if no state says it.
+
+    Those of SGD with dampening are apart that have had no gradient: their first is not damped.
+    """
 
     label: str
     where: str
@@ -221,18 +254,20 @@ def _parts(
                 raise TypeError(f"{at} must be a dict, not {state!r:.80}")
             said = state and "step" in state
             steps.append(steps_taken(f"{at}: step", state["step"]) if said else None)
-        if any(taken is not None for taken in steps):
+        counted = any(taken is not None for taken in steps)
+        if counted:
             steps = [taken or 0 for taken in steps]
-        different = list(dict.fromkeys(steps)) or [None]
-        for taken in different:
-            mine = [k for k, other in enumerate(steps) if other == taken]
+        begun = [bool(state) for state in states] if o.values.get("dampening") else steps
+        different = list(dict.fromkeys(begun)) or [None]
+        for key in different:
+            mine = [k for k, other in enumerate(begun) if other == key]
             yield _Part(
-                str(i) if len(different) == 1 else f"{i}/{taken}",
+                str(i) if len(different) == 1 else f"{i}/{int(key or 0)}",
                 o.where,
                 i,
                 [leaves[k] for k in mine],
                 [states[k] for k in mine],
-                taken,
+                steps[mine[0]] if mine else None,
             )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradtx.checks import NonNegative, check
+from gradtx.checks import Fraction, NonNegative, check
 from gradtx.numerics import abs_sq
 from gradtx.projections import leaves
 from gradtx.types import Array, PyTree
@@ -61,18 +61,24 @@ def projection_max_norm(tree: PyTree, max_value: Any = 2.0, axis: Axis = 0) -> P
 
 
 def projection_min_max_norm(
-    tree: PyTree, min_value: Any = 0.0, max_value: Any = 1.0, axis: Axis = 0
+    tree: PyTree, min_value: Any = 0.0, max_value: Any = 1.0, axis: Axis = 0, *, rate: Any = 1.0
 ) -> PyTree:
-    r"""The nearest leaves whose norms along `axis` are between two bounds.
+    r"""The nearest leaves whose norms along `axis` are between two bounds, or a part of the way.
+
+    .. math:: \lVert x' \rVert = (1 - r) \lVert x \rVert
+        + r \min(\max(\lVert x \rVert, \text{min}), \text{max})
 
     Args:
         tree: the tree to project, each leaf alone.
         min_value: the lower bound, at least 0. A zero vector becomes one of equal entries.
         max_value: the upper bound.
         axis: as in :func:`projection_max_norm`.
+        rate: :math:`r` in :math:`[0, 1]`, as in Keras's ``MinMaxNorm``; below 1 a bound is reached
+            over several steps.
 
     Raises:
-        ValueError: a bound is negative or they are in the wrong order, or a leaf has no such axis.
+        ValueError: a bound is negative or they are in the wrong order, the rate is out of its
+            range, or a leaf has no such axis.
 
     >>> projection_min_max_norm(jnp.array([0.0, 4.0]), 0.5, 1.0).tolist()
     [0.0, 1.0]
@@ -80,9 +86,15 @@ def projection_min_max_norm(
     name = "projection_min_max_norm"
     check(name, "min_value", min_value, NonNegative)
     check(name, "max_value", max_value, NonNegative)
+    check(name, "rate", rate, Fraction)
     if leaves.known(min_value, max_value) and min_value > max_value:
         raise ValueError(f"{name}: no norm is between min_value={min_value} and {max_value}")
-    return _with_norm(name, tree, axis, lambda norm: jnp.clip(norm, min_value, max_value))
+
+    def wanted(norm: Array) -> Array:
+        bound = jnp.clip(norm, min_value, max_value)
+        return jnp.where(bound == norm, norm, (1 - rate) * norm + rate * bound)
+
+    return _with_norm(name, tree, axis, wanted)
 
 
 def projection_unit_norm(tree: PyTree, axis: Axis = 0) -> PyTree:

@@ -232,6 +232,109 @@ def test_variables_excluded_from_weight_decay():
         np.testing.assert_allclose(mine, theirs, rtol=1e-5)
 
 
+def test_variables_excluded_from_the_weight_decay_of_muon():
+    optimizer = KO.Muon(0.1, weight_decay=0.5, adam_weight_decay=0.5)
+    optimizer.exclude_from_weight_decay(var_names=["table", "bias"])
+    optimizer, variables = built(optimizer)
+    gs = gradients(3)
+    params = train(optimizer, variables, gs[:1])
+    tx, state = from_keras(optimizer, params)
+    got, _ = go_on(tx, state, params, gs[1:])
+    for mine, theirs in zip(got, train(optimizer, variables, gs[1:]), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=2e-6)
+
+
+CONSTRAINTS = {
+    "max": lambda: keras.constraints.MaxNorm(0.5),
+    "min max": lambda: keras.constraints.MinMaxNorm(0.5, 0.8, rate=0.25, axis=[0]),
+    "non-negative": lambda: keras.constraints.NonNeg(),
+    "unit": lambda: keras.constraints.UnitNorm(axis=-1),
+}
+
+
+@pytest.mark.parametrize("name", CONSTRAINTS)
+@pytest.mark.parametrize("average", [False, True])
+def test_constraints_go_on(name, average):
+    options = (
+        {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 2} if average else {}
+    )
+    optimizer, variables = built(KO.SGD(0.1, momentum=0.9, **options), CONSTRAINTS[name]())
+    gs = gradients(6)
+    params = train(optimizer, variables, gs[:3])
+    tx, state = from_keras(optimizer, params)
+    assert gradtx.from_config(json.loads(json.dumps(gradtx.to_config(tx)))) == tx
+    got, _ = go_on(tx, state, params, gs[3:])
+    for mine, theirs in zip(got, train(optimizer, variables, gs[3:]), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=2e-6)
+
+
+def test_a_constraint_of_your_own_is_refused():
+    class MaxNorm(keras.constraints.Constraint):
+        def __call__(self, w):
+            return 2 * w
+
+    optimizer, _ = built(KO.SGD(0.1), MaxNorm())
+    with pytest.raises(
+        ValueError, match="the constraint MaxNorm of .* is not known; there are Max"
+    ):
+        from_keras(optimizer, start())
+
+
+def test_the_paths_of_variables_tell_which_is_which():
+    """Two leaves of one shape, which JAX has in another order than Keras."""
+    dense = keras.layers.Dense(2, name="dense")
+    last = keras.layers.Dense(2, name="a_dense")
+    model = keras.Sequential([keras.layers.Input((2,)), dense, last])
+    optimizer = KO.SGD(0.1, momentum=0.9)
+    optimizer.build(model.trainable_variables)
+    for i, v in enumerate(optimizer.variables[2:]):
+        v.assign(np.full(v.shape, float(i)))
+    params = {
+        layer.name: {"kernel": layer.kernel.numpy(), "bias": layer.bias.numpy()}
+        for layer in (dense, last)
+    }
+    _, state = from_keras(optimizer, params)
+    held = {k: float(np.mean(gradtx.get_slot(state, "trace", k))) for k in PATHS}
+    assert held == dict(zip(PATHS, range(4), strict=True))
+    with pytest.raises(ValueError, match=r"parameter there \(sequential/dense"):
+        from_keras(optimizer, {str(i): v.numpy() for i, v in enumerate(model.trainable_variables)})
+    saved = [v.numpy() for v in optimizer.variables]
+    with pytest.raises(ValueError, match="nothing tells which"):
+        from_keras(KO.serialize(optimizer), params, saved)
+    assert from_keras(KO.serialize(optimizer), params)  # a new state has nothing to mistake
+
+
+PATHS = ["dense/kernel", "dense/bias", "a_dense/kernel", "a_dense/bias"]
+
+
+@pytest.mark.parametrize("average", [False, True])
+def test_a_gradient_of_none(average):
+    """The parameter, its slots and its constraint are left alone; its average stays here."""
+    optimizer, variables = built(
+        KO.Adam(0.1, weight_decay=0.1, use_ema=average), keras.constraints.NonNeg()
+    )
+    gs = gradients(4)
+    params = train(optimizer, variables, gs[:2])
+    variables[0].assign(params[0] - 1.0)  # outside of its set
+    params[0] = params[0] - 1.0
+    tx, state = from_keras(optimizer, params)
+    without = [None, *gs[2][1:]]
+    after, state = gradtx.apply_gradients(tx, without, params, state)
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
+        optimizer.apply([None if g is None else jnp.asarray(g) for g in without])
+    for mine, theirs in zip(after, variables, strict=True):
+        np.testing.assert_allclose(mine, theirs.numpy(), rtol=1e-5, atol=2e-6)
+    if average:
+        held = gradtx.get_slot(state, "average")
+        theirs = [v.numpy() for v in optimizer._model_variables_moving_average]
+        for mine, their in zip(held[1:], theirs[1:], strict=True):
+            np.testing.assert_allclose(mine, their, rtol=1e-5, atol=2e-6)
+        assert np.abs(held[0] - theirs[0]).max() > 1e-3
+    got, _ = go_on(tx, state, after, gs[3:])
+    for mine, theirs in zip(got, train(optimizer, variables, gs[3:]), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=2e-6)
+
+
 def test_one_optimizer_under_several_patterns():
     shared = KO.SGD(0.1, momentum=0.9)
     routes = KO.OptimizerMap(KO.Adam(0.01), {"ker.*": shared, "bias": shared})

@@ -278,6 +278,90 @@ def test_complex_parameters():
         from_torch(TO.Adam([p]), params)
 
 
+def test_the_names_of_parameters_tell_which_is_which():
+    """Two leaves of one shape, which JAX has in another order than PyTorch."""
+    ps = [torch.nn.Parameter(torch.full((2,), float(i))) for i in range(2)]
+    named = [("layer.b", ps[0]), ("layer.a", ps[1])]
+    optimizer = TO.SGD(named, 0.1, momentum=0.9)
+    train(optimizer, ps, [[np.full(2, 1.0, np.float32), np.full(2, 2.0, np.float32)]])
+    saved = optimizer.state_dict()
+    flat = {"layer.a": ps[1], "layer.b": ps[0]}
+    for source in (optimizer, saved):
+        for params in (flat, {"layer": {"a": np.ones(2), "b": np.ones(2)}}):
+            _, state = from_torch(source, params, class_name="SGD")
+            sums = [float(x.sum()) for x in jax.tree.leaves(gradtx.get_slot(state, "trace"))]
+            assert sums == [4.0, 2.0]
+    nameless = TO.SGD(ps, 0.1, momentum=0.9)
+    nameless.load_state_dict({**saved, "param_groups": nameless.state_dict()["param_groups"]})
+    for source in (nameless, nameless.state_dict()):
+        with pytest.raises(ValueError, match="nothing tells which of the leaves"):
+            from_torch(source, flat, class_name="SGD")
+    with pytest.raises(ValueError, match=r"parameter there \(layer.b, layer.a\)"):
+        from_torch(optimizer, {"x": ps[0], "y": ps[1]})
+    groups = [{**GROUP, "params": [i], "lr": 0.1 * i} for i in range(2)]
+    with pytest.raises(ValueError, match="nothing tells which"):
+        from_torch(
+            {"state": {}, "param_groups": groups},
+            {"a": np.ones(2), "b": np.ones(3)},
+            class_name="SGD",
+        )
+    with pytest.raises(ValueError, match=r"has the shape \(2,\), and the leaf 'b' \(3,\)"):
+        from_torch(nameless, {"a": np.ones(2), "b": np.ones(3)})
+    with pytest.raises(TypeError, match="param_names must be a list of strings"):
+        from_torch(
+            {"state": {}, "param_groups": [{**GROUP, "param_names": [3]}]}, flat, class_name="SGD"
+        )
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_the_first_gradient_of_a_parameter_is_not_damped(scheduled):
+    ps = tensors()
+    optimizer = TO.SGD(ps, 0.1, momentum=0.9, dampening=0.5)
+    scheduler = TO.lr_scheduler.ExponentialLR(optimizer, 0.9) if scheduled else None
+    gs = gradients(SHAPES, 6)
+
+    def step(g, frozen):
+        for i, (p, x) in enumerate(zip(ps, g, strict=True)):
+            p.grad = None if i in frozen else torch.from_numpy(x.copy())
+        optimizer.step()
+        if scheduled:
+            scheduler.step()
+
+    for g in gs[:3]:
+        step(g, {1})
+    params = [p.detach().numpy().copy() for p in ps]
+    tx, state = from_torch(optimizer, params, scheduler=scheduler)
+    assert set(state.inner_states) == {"0/0", "0/1"}
+    got, _ = go_on(tx, state, params, gs[3:])
+    for g in gs[3:]:
+        step(g, set())
+    for mine, p in zip(got, ps, strict=True):
+        np.testing.assert_allclose(mine, p.detach().numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_gradient_of_none_counts_as_a_step():
+    """PyTorch leaves such a parameter's count alone; so does a group of its own here."""
+    ps = tensors()[1:]
+    for make, exact in (
+        (lambda: TO.SGD(ps, 0.1, momentum=0.9), True),
+        (lambda: TO.Adam(ps), False),
+    ):
+        optimizer = make()
+        gs = [g[1:] for g in gradients(SHAPES, 4)]
+        params = train(optimizer, ps, gs[:2])
+        tx, state = from_torch(optimizer, params)
+        late, _ = gradtx.apply_gradients(
+            tx, gs[3], *gradtx.apply_gradients(tx, [None, gs[2][1]], params, state)
+        )
+        at_once, _ = gradtx.apply_gradients(tx, gs[3], params, state)
+        assert bool(jnp.array_equal(late[0], at_once[0])) == exact
+        ps[0].grad, ps[1].grad = None, torch.from_numpy(gs[2][1])
+        optimizer.step()
+        want = train(optimizer, ps, gs[3:])
+        np.testing.assert_allclose(late[1], want[1], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(at_once[0], want[0], rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("scheduled", [False, True])
 def test_parameters_that_have_taken_different_numbers_of_steps(scheduled):
     """Two layers are frozen at first; the bias correction of each counts its own steps."""

@@ -239,6 +239,7 @@ EMPTY = [
     (pr.projection_hyperplane, (X, jnp.zeros((2, 3)), 1.0), "empty"),
     (pr.projection_halfspace, (X, jnp.zeros((2, 3)), -1.0), "empty"),
     (pr.projection_min_max_norm, (X, 2.0, 1.0), "no norm"),
+    (lambda x: pr.projection_min_max_norm(x, rate=1.5), (X,), r"rate must be a number in \[0, 1\]"),
     (pr.projection_max_norm, (X, -1.0), "max_value"),
     (pr.projection_max_norm, (X, 1.0, 2), "axis=2"),
     (
