@@ -57,7 +57,8 @@ class FakeTorch:
     """Likewise an optimizer of PyTorch."""
 
     def __init__(self):
-        self.param_groups = namespace()["saved"]["param_groups"]
+        (group,) = namespace()["saved"]["param_groups"]
+        self.param_groups = [{**group, "params": [PARAMS["kernel"], PARAMS["bias"]]}]
 
     def state_dict(self):
         return namespace()["saved"]
