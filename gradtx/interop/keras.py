@@ -8,6 +8,7 @@ from gradtx.checkpoint.config import check_depth
 from gradtx.composition.groups import partition
 from gradtx.interop import expressions
 from gradtx.interop.keras_base import Fill, single
+from gradtx.interop.keras_legacy import is_legacy, legacy
 from gradtx.interop.keras_optimizers import CORES
 from gradtx.interop.reading import Arrays, Leaf, Options, arrays, filled, literal, ordered
 from gradtx.pair import GradientTransformation
@@ -23,7 +24,7 @@ def from_keras(
     class_name: str | None = None,
     order: Sequence[str] | None = None,
 ) -> Any:
-    """A Keras 3 optimizer as a transformation with Keras's own formulas.
+    """A Keras optimizer as a transformation with Keras's own formulas.
 
     Args:
         source: the optimizer; or what ``keras.optimizers.serialize`` returned, perhaps through
@@ -53,6 +54,10 @@ def from_keras(
     every option of the base class. A learning rate that is a function of nothing is taken from the
     optimizer itself; a configuration has only its name. Nothing in a configuration is imported or
     evaluated.
+
+    The optimizers of TensorFlow before 2.11 (OptimizerV2, ``tf.keras.optimizers.legacy``) are known
+    by the options that only they have, such as ``decay`` or ``lr``, and have their own formulas;
+    `variables` are then what their ``get_weights`` returned.
 
     Keras takes the steps of a schedule from the count of micro-batches when it accumulates
     gradients, and its moving average of the weights moves at every micro-batch; so does this.
@@ -86,8 +91,8 @@ def from_keras(
     values = None
     if params is not None:
         trained = getattr(live, "_trainable_variables", None) or None
-        if variables is None and live is not None and live.built:
-            variables = [v.value for v in live.variables]
+        if variables is None and live is not None:
+            variables = _weights(live, is_legacy(config))
         names = None if trained is None else [str(v.path) for v in trained]
         shapes = None if trained is None else [tuple(v.shape) for v in trained]
         leaves = ordered(params, order, names, shapes, matters=variables is not None)
@@ -127,9 +132,18 @@ def _read(source: Any, class_name: str | None) -> tuple[str, Any, Any]:
     return known[class_name.lower()], source, live
 
 
+def _weights(live: Any, old: bool) -> Any:
+    """The arrays of an optimizer, None if it has none yet."""
+    if old:
+        return live.get_weights() or None
+    return [v.value for v in live.variables] if live.built else None
+
+
 def _optimizer(
     name: str, config: Any, leaves: list[Leaf] | None, values: Arrays | None, live: Any
 ) -> tuple[GradientTransformation, Fill]:
+    if is_legacy(config):
+        return legacy(name, config, leaves, values)
     if name == "LossScaleOptimizer":
         return _loss_scaled(config, leaves, values, live)
     if name == "MultiOptimizer":

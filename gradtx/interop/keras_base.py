@@ -36,7 +36,7 @@ def single(
 ) -> tuple[GradientTransformation, Fill]:
     """One optimizer with the options of the base class, and how its variables fill a state."""
     o = Options(f"from_keras: {name}", config)
-    o.skip("name", "jit_compile")
+    o.skip("name", "jit_compile", "is_legacy_optimizer")
     steps = o.take("gradient_accumulation_steps", None)
     if steps is not None:
         steps = o.integer("gradient_accumulation_steps")
