@@ -79,6 +79,7 @@ from gradtx.engine.tree import treewise as treewise
 from gradtx.engine.zero_gradients import ZeroGradient as ZeroGradient
 from gradtx.inspection.description import Description as Description, describe as describe
 from gradtx.inspection.hyperparams import hyperparams as hyperparams, replace as replace
+from gradtx.inspection.iterations import iterations as iterations
 from gradtx.inspection.slots import (
     get_slot as get_slot,
     set_slot as set_slot,
@@ -407,9 +408,11 @@ from gradtx.transforms.momentum import (
     trace as trace,
 )
 from gradtx.transforms.monitoring import (
+    CountStepsState as CountStepsState,
     MeasureWithEmaState as MeasureWithEmaState,
     MonitorState as MonitorState,
     SnapshotState as SnapshotState,
+    count_steps as count_steps,
     measure_with_ema as measure_with_ema,
     monitor as monitor,
     snapshot as snapshot,

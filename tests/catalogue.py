@@ -894,6 +894,7 @@ CATALOGUE: dict[str, Entry] = {
             {"inner": optax.sgd(1.0), "factor": 0.5},
         ),
     ),
+    "count_steps": Entry(lambda: gradtx.count_steps()),
     "snapshot": Entry(
         lambda: gradtx.snapshot("norm", norm),
         optax=lambda: optax.snapshot("norm", optax.tree.norm),

@@ -103,6 +103,8 @@ def namespace():
             "epsilon": 1e-7,
             "amsgrad": False,
         },
+        "old_config": {"learning_rate": 0.5, "decay": 0.0, "momentum": 0.9, "nesterov": False},
+        "old_weights": [np.int64(3), *buffers],
         "saved": {
             "state": {i: {"momentum_buffer": b} for i, b in enumerate(buffers)},
             "param_groups": [{**group, "nesterov": False, "maximize": False}],
@@ -229,6 +231,11 @@ def keras_state(results, names):
 
 def torch_state(results, names):
     assert names["tx"] == gradtx.sgd(0.5, momentum=0.9)
+    want = {"bias": jnp.full(2, 3.0), "kernel": jnp.full((3, 2), 2.0)}
+    same(gradtx.get_slot(names["state"], "trace"), want)
+
+
+def old_keras_state(results, names):
     want = {"bias": jnp.full(2, 3.0), "kernel": jnp.full((3, 2), 2.0)}
     same(gradtx.get_slot(names["state"], "trace"), want)
 
@@ -558,6 +565,7 @@ CHECKS = {
     "a Keras optimizer": keras_state,
     "its `serialize` dict": equals(gradtx.adam(0.25, eps=1e-7, epsilon_hat=True)),
     "its `get_config` dict": equals(gradtx.adam(0.25, eps=1e-7, epsilon_hat=True)),
+    "OptimizerV2's `get_config` and `get_weights`": old_keras_state,
     "a PyTorch optimizer": torch_state,
     "its `state_dict`": torch_state,
     "with its scheduler": torch_schedule,
@@ -595,6 +603,7 @@ CHECKS = {
     "`optimizer.learning_rate = 0.01`": overwritten_rate,
     "`optimizer.learning_rate`": equals(0.1),
     "`iterations`": equals(0),
+    "the same for what counts nothing, such as `sgd(0.1)`": equals(0),
     "`get_slot_names()`": equals(["mu", "nu"]),
     "`get_slot(var, name)`": equals(jnp.zeros((3, 2))),
     "setting a slot": lambda r, n: same(gradtx.get_slot(n["state"], "mu", "kernel"), 1.0),
@@ -602,6 +611,7 @@ CHECKS = {
         n["weights"], [0, *([np.zeros(2), np.zeros((3, 2))] * 2)]
     ),
     "`set_weights(weights)`": restored,
+    "`set_weights` of what TensorFlow's `get_weights` gave": old_keras_state,
     "`get_config()`": config_data,
     "`from_config(config, custom_objects)`": equals(gradtx.adam(0.1)),
     "slots on the device of their variable": places,

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gradtx.inspection.iterations import step_counters
 from gradtx.inspection.slots import walk_slots
 from gradtx.types import State
 
@@ -18,17 +19,18 @@ def get_weights(state: State) -> list[np.ndarray]:
         state: a state of any transformation of gradtx.
 
     Returns:
-        The iteration first (0 if the state counts none), then the slots in the order in which they
-        were made, each leaf after leaf, then whatever else the state holds. Random keys are written
-        as the integers behind them. For a file see :func:`state_dict`, which names its arrays.
+        The iteration first (0 if the state counts none, as :func:`count_steps` in the chain does),
+        then the slots in the order in which they were made, each leaf after leaf, then whatever
+        else the state holds. Random keys are written as the integers behind them. For a file see
+        :func:`state_dict`, which names its arrays.
 
     >>> import gradtx
     >>> [w.tolist() for w in get_weights(gradtx.adam(0.1).init(jnp.ones(2)))]
     [0, [0.0, 0.0], [0.0, 0.0]]
     """
     leaves = jax.tree.leaves(state)
-    count, order = _order(state)
-    first = np.zeros([], np.int32) if count is None else np.asarray(leaves[count])
+    (count, start), order = _order(state)
+    first = np.zeros([], np.int32) if count is None else np.asarray(leaves[count]) - start
     return [first, *(_numbers(leaves[i]) for i in order)]
 
 
@@ -37,13 +39,15 @@ def set_weights(state: State, weights: Sequence[Any]) -> State:
 
     Args:
         state: a state of the same transformation and parameters, such as ``tx.init(params)``.
-        weights: the arrays.
+        weights: the arrays. What Keras or TensorFlow wrote has its own order, signs and learning
+            rate in it: :func:`from_keras` reads that, with the configuration.
 
     Returns:
         The new state.
 
     Raises:
-        ValueError: the number of arrays is another, or the shape of one.
+        ValueError: the number of arrays is another, or the shape of one, or there is an iteration
+            and the state counts none.
         TypeError: the type of one is.
 
     >>> import gradtx
@@ -53,32 +57,31 @@ def set_weights(state: State, weights: Sequence[Any]) -> State:
     """
     leaves, treedef = jax.tree.flatten(state)
     structure: Any = treedef
-    count, order = _order(state)
+    (count, start), order = _order(state)
     if len(weights) != len(order) + 1:
         raise ValueError(f"set_weights: {len(weights)} arrays, where {len(order) + 1} are needed")
     new = list(leaves)
     if count is not None:
-        new[count] = _checked(0, leaves[count], weights[0])
+        new[count] = _checked(0, leaves[count], weights[0]) + start
+    elif np.any(np.asarray(weights[0]) != 0):
+        raise ValueError(
+            f"set_weights: the state counts no steps, so that the iteration {weights[0]} would be "
+            "lost; chain(count_steps(), ...) counts them"
+        )
     for position, i in enumerate(order, start=1):
         new[i] = _checked(position, leaves[i], weights[position])
     return structure.unflatten(new)
 
 
-def _order(state: State) -> tuple[int | None, list[int]]:
-    """Which leaf counts the steps, and the others: those of slots first."""
+def _order(state: State) -> tuple[tuple[int | None, int], list[int]]:
+    """Which leaf counts the steps, and from what; and the others: those of slots first."""
     positions: Any = jax.tree.structure(state)
     numbered = positions.unflatten(range(positions.num_leaves))
     slots = [i for _, _, tree in walk_slots(numbered) for i in jax.tree.leaves(tree)]
-    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
-    in_slots = set(slots)
-    counts = [
-        i
-        for i, path in enumerate(paths)
-        if i not in in_slots and path and getattr(path[-1], "name", None) == "count"
-    ]
-    count = counts[0] if counts else None
-    rest = [i for i in range(len(paths)) if i not in in_slots and i != count]
-    return count, [*slots, *rest]
+    count, start = next(step_counters(numbered), (None, 0))
+    others = {*slots, count}
+    rest = [i for i in range(positions.num_leaves) if i not in others]
+    return (count, start), [*slots, *rest]
 
 
 def _is_key(leaf: Any) -> bool:

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from gradtx.checks import Decay
 from gradtx.composition.chain import stateless
+from gradtx.numerics import increment
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -16,9 +17,15 @@ from gradtx.pair import (
     with_extra_args_support,
 )
 from gradtx.transforms.momentum import ema
-from gradtx.types import DType, Params, PyTree, State, Updates
+from gradtx.types import Counter, DType, Params, PyTree, State, Updates
 
 Measure = Callable[[Updates], PyTree]
+
+
+class CountStepsState(NamedTuple):
+    """count: i32[]."""
+
+    count: Counter
 
 
 class SnapshotState(NamedTuple):
@@ -44,6 +51,32 @@ class MeasureWithEmaState(NamedTuple):
 def _zeros(measure: Callable[..., Any], *args: Any) -> PyTree:
     """Zeros in the shape of a measurement: a state must look the same before and after a step."""
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(measure, *args))
+
+
+@transformation
+def count_steps() -> GradientTransformation:
+    """Count the steps; the updates pass as they are.
+
+    For :func:`iterations`, in a chain in which nothing else counts.
+
+    State: `CountStepsState`.
+
+    >>> import gradtx
+    >>> tx = gradtx.chain(count_steps(), gradtx.sgd(0.1))
+    >>> _, state = tx.update(1.0, tx.init(0.0))
+    >>> int(gradtx.iterations(state))
+    1
+    """
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        del params, extra_args
+        return updates, CountStepsState(increment(state.count))
+
+    return GradientTransformationExtraArgs(
+        lambda params: CountStepsState(jnp.zeros([], jnp.int32)), update
+    )
 
 
 @transformation

@@ -1,0 +1,60 @@
+"""The step at which a state is."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax.numpy as jnp
+
+from gradtx.types import COUNTER, Array, State, fields_of, slot_fields
+
+# What counts steps in classes whose annotations do not say it, such as Optax's.
+_NAMES = ("count", "gradient_step", "step", "t")
+# What is called so there counts something else, and begins again.
+_OTHERS = ("ApplyEvery", "ReduceLROnPlateauState")
+_FROM_ONE = ("step_count",)
+
+
+def step_counters(state: State) -> Iterator[tuple[Any, int]]:
+    """The counters of steps in a state, and where each begins."""
+    if hasattr(state, "_fields"):
+        cls = type(state)
+        named = fields_of(cls, COUNTER) or [f for f in cls._fields if f in _NAMES]
+        clocks = () if cls.__name__ in _OTHERS else named
+        for name in cls._fields:
+            if name in clocks:
+                yield getattr(state, name), 0
+            elif name in _FROM_ONE:
+                yield getattr(state, name), 1
+            elif name not in slot_fields(cls):
+                yield from step_counters(getattr(state, name))
+    elif isinstance(state, dict | list | tuple):
+        for part in state.values() if isinstance(state, dict) else state:
+            yield from step_counters(part)
+
+
+def iterations(state: State) -> Array:
+    """How many steps a state has seen: what Keras calls ``optimizer.iterations``.
+
+    Args:
+        state: a state of any transformation, in a chain, a group or a wrapper; of one of Optax too.
+
+    Returns:
+        The largest of the counts in it, an ``i32[]``. A transformation inside :func:`accumulate`
+        counts windows, one beside it micro-batches.
+
+    Raises:
+        ValueError: nothing in the state counts steps, as with ``sgd`` at a constant rate; with
+            :func:`count_steps` in the chain it does.
+
+    >>> import gradtx
+    >>> tx = gradtx.chain(gradtx.adam(gradtx.linear_schedule(0.1, 0.0, 10)), gradtx.ema_params())
+    >>> params, state = gradtx.apply_gradients(tx, 1.0, 0.0, tx.init(0.0))
+    >>> int(iterations(state))
+    1
+    """
+    counts = [jnp.asarray(count) - start for count, start in step_counters(state)]
+    if not counts:
+        raise ValueError(
+            f"iterations: {type(state).__name__} counts no steps; chain(count_steps(), ...) does"
+        )
+    return jnp.max(jnp.stack(counts))
