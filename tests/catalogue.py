@@ -79,7 +79,12 @@ CATALOGUE: dict[str, Entry] = {
     # sgd
     "sgd": Entry(
         lambda: gradtx.sgd(0.1, momentum=0.9, nesterov=True),
-        bad=(*RATES, {"learning_rate": 0.1, "nesterov": "yes"}),
+        bad=(
+            *RATES,
+            {"learning_rate": 0.1, "nesterov": "yes"},
+            {"learning_rate": 0.1, "momentum": 2.0},
+            {"learning_rate": 0.1, "momentum": -1.0},
+        ),
         optax=lambda: optax.sgd(0.1, momentum=0.9, nesterov=True),
     ),
     "sign_sgd": Entry(lambda: gradtx.sign_sgd(0.1), bad=RATES, optax=lambda: optax.sign_sgd(0.1)),
@@ -120,7 +125,7 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "rmsprop": Entry(
         lambda: gradtx.rmsprop(0.01, momentum=0.9),
-        bad=(*RATES, {"learning_rate": 0.1, "decay": 1.5}),
+        bad=(*RATES, {"learning_rate": 0.1, "decay": 1.5}, {"learning_rate": 0.1, "momentum": 2.0}),
         optax=lambda: optax.rmsprop(0.01, momentum=0.9),
     ),
     # lion
@@ -153,7 +158,7 @@ CATALOGUE: dict[str, Entry] = {
     # averaging
     "trace": Entry(
         lambda: gradtx.trace(0.9),
-        bad=({"decay": "x"}, {"decay": float("nan")}),
+        bad=({"decay": "x"}, {"decay": float("nan")}, {"decay": 2.0}, {"decay": -1.0}),
         optax=lambda: optax.trace(0.9),
     ),
     "ema": Entry(lambda: gradtx.ema(0.9), bad=({"decay": 1.0},), optax=lambda: optax.ema(0.9)),
@@ -313,7 +318,11 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "lars": Entry(
         lambda: gradtx.lars(1.0, weight_decay=0.1),
-        bad=(*RATES, {"learning_rate": 0.1, "trust_coefficient": -1.0}),
+        bad=(
+            *RATES,
+            {"learning_rate": 0.1, "trust_coefficient": -1.0},
+            {"learning_rate": 0.1, "momentum": -1.0},
+        ),
         optax=lambda: optax.lars(1.0, weight_decay=0.1),
         rows=False,
     ),

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gradtx.checks import NonNegative, Number
+from gradtx.checks import Fraction, NonNegative
 from gradtx.composition.chain import chain, identity
 from gradtx.composition.masking import either
 from gradtx.engine.lift import leafwise
@@ -79,7 +79,7 @@ def lars(
     trust_coefficient: NonNegative = 0.001,
     eps: NonNegative = 0.0,
     trust_ratio_mask: Where = True,
-    momentum: Number = 0.9,
+    momentum: Fraction = 0.9,
     nesterov: bool = False,
 ) -> GradientTransformation:
     r"""LARS: momentum whose steps, in each leaf, are in proportion to the parameter.
@@ -97,7 +97,7 @@ def lars(
         trust_coefficient: :math:`c \ge 0`.
         eps: :math:`\epsilon \ge 0`.
         trust_ratio_mask: which leaves are scaled by their ratio; the others take plain momentum.
-        momentum: :math:`\mu`, usually 0 to 1.
+        momentum: :math:`\mu` in :math:`[0, 1]`.
         nesterov: use Nesterov momentum.
 
     The paper's denominator is :math:`\lVert g\rVert + \lambda\lVert\theta\rVert`; this is the norm

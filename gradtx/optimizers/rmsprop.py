@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from gradtx.checks import Decay, NonNegative, Number
+from gradtx.checks import Decay, Fraction, NonNegative
 from gradtx.composition.chain import chain, identity
 from gradtx.engine.lift import elementwise
 from gradtx.engine.zero_gradients import ZeroGradient
@@ -154,7 +154,7 @@ def rmsprop(
     initial_scale: NonNegative = 0.0,
     eps_in_sqrt: bool = True,
     centered: bool = False,
-    momentum: Number | None = None,
+    momentum: Fraction | None = None,
     nesterov: bool = False,
     bias_correction: bool = False,
 ) -> GradientTransformation:
@@ -167,7 +167,8 @@ def rmsprop(
         initial_scale: the second moment at the start.
         eps_in_sqrt: whether `eps` stands inside the root; PyTorch adds it outside.
         centered: divide by the standard deviation (:func:`scale_by_stddev`).
-        momentum: decay of a momentum of the steps, learning rate included; None for none.
+        momentum: decay in :math:`[0, 1]` of a momentum of the steps, learning rate included; None
+            for none.
         nesterov: use Nesterov momentum.
         bias_correction: correct the moving averages for their start at 0.
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from gradtx.checks import Fraction, NonNegative, Number
+from gradtx.checks import Fraction, NonNegative
 from gradtx.composition.chain import chain, identity
 from gradtx.engine.lift import elementwise
 from gradtx.pair import GradientTransformation, optimizer, transformation
@@ -16,7 +16,7 @@ from gradtx.types import Array, DType, EmptyState
 @optimizer
 def sgd(
     learning_rate: NonNegative,
-    momentum: Number | None = None,
+    momentum: Fraction | None = None,
     nesterov: bool = False,
     accumulator_dtype: DType | None = None,
     *,
@@ -29,7 +29,7 @@ def sgd(
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
-        momentum: :math:`\mu`; None for none, and then there is no slot.
+        momentum: :math:`\mu` in :math:`[0, 1]`; None for none, and then there is no slot.
         nesterov: use Nesterov momentum.
         accumulator_dtype: the type in which :math:`m` is kept; the parameters' unless given.
         dampening: what is taken from the weight of :math:`g` in :math:`m`, as in :func:`trace`.

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from gradtx import numerics
-from gradtx.checks import Decay, Fraction, Number
+from gradtx.checks import Decay, Fraction
 from gradtx.engine.lift import elementwise
 from gradtx.engine.zero_gradients import ZeroGradient
 from gradtx.pair import GradientTransformation, transformation
@@ -34,7 +34,7 @@ class TraceWithCountState(NamedTuple):
 
 @transformation
 def trace(
-    decay: Number,
+    decay: Fraction,
     nesterov: bool = False,
     accumulator_dtype: DType | None = None,
     *,
@@ -45,7 +45,7 @@ def trace(
     .. math:: m \leftarrow (1 - d) g + \mu m, \qquad u = m \;\text{ or, with Nesterov, }\; g + \mu m
 
     Args:
-        decay: :math:`\mu`, usually 0 to 1.
+        decay: :math:`\mu` in :math:`[0, 1]`. Optax takes any number.
         nesterov: take the direction after one more decay.
         accumulator_dtype: the type in which :math:`m` is kept; the parameters' unless given.
         dampening: :math:`d` in :math:`[0, 1]`; not at the first step, as in PyTorch. Optax has
@@ -71,7 +71,7 @@ def trace(
     def slots(p: Array) -> dict[str, Array]:
         return {"trace": numerics.zeros_like(p, kept_in(p, accumulator_dtype))}
 
-    zero_gradient = ZeroGradient({"trace": decay}, lambda: abs(decay))
+    zero_gradient = ZeroGradient({"trace": decay}, lambda: decay)
     if dampening is None or (isinstance(dampening, float | int) and dampening == 0):
 
         def rule(g: Array, s: Any, t: Any) -> Any:

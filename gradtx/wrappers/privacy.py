@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradtx.checks import NonNegative, Number, PositiveCount
+from gradtx.checks import Fraction, NonNegative, PositiveCount
 from gradtx.composition.chain import chain, identity
 from gradtx.numerics import cast, widen
 from gradtx.pair import (
@@ -178,7 +178,7 @@ def dpsgd(
     l2_norm_clip: NonNegative,
     noise_multiplier: NonNegative,
     seed: Any,
-    momentum: Number | None = None,
+    momentum: Fraction | None = None,
     nesterov: bool = False,
     *,
     every: PositiveCount = 1,
@@ -190,7 +190,7 @@ def dpsgd(
         l2_norm_clip: the norm to which each example's gradient is clipped, at least 0.
         noise_multiplier: the noise's deviation over `l2_norm_clip`, at least 0.
         seed: an integer or a random key.
-        momentum: the decay of the momentum; None for none.
+        momentum: the decay of the momentum, in :math:`[0, 1]`; None for none.
         nesterov: whether the momentum looks ahead.
         every: how many micro-batches get noise together, see :func:`differentially_private`.
 

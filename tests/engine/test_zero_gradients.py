@@ -14,7 +14,7 @@ STEPS = 60
 RULES = {
     "trace": lambda: gradtx.trace(0.5),
     "nesterov": lambda: gradtx.trace(0.5, nesterov=True),
-    "dampened": lambda: gradtx.trace(-0.5, dampening=0.1),
+    "dampened": lambda: gradtx.trace(0.5, dampening=0.1),
     "ema": lambda: gradtx.ema(0.5),
     "adam": lambda: gradtx.scale_by_adam(0.5, 0.9),
     "nadam": lambda: gradtx.scale_by_adam(0.5, 0.9, nesterov=True),
