@@ -331,6 +331,7 @@ from gradtx.schedules.decay import (
     polynomial_schedule as polynomial_schedule,
     relative_step_schedule as relative_step_schedule,
 )
+from gradtx.schedules.half_life import half_life_schedule as half_life_schedule
 from gradtx.schedules.piecewise import (
     cosine_onecycle_schedule as cosine_onecycle_schedule,
     join_schedules as join_schedules,

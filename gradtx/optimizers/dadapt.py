@@ -34,6 +34,8 @@ def dadapt_adamw(
     eps: NonNegative = 1e-8,
     estim_lr0: Positive = 1e-6,
     weight_decay: NonNegative = 0.0,
+    *,
+    bias_correction: bool = True,
 ) -> GradientTransformation:
     r"""AdamW whose learning rate `d` grows with a lower bound of the distance to the solution.
 
@@ -57,6 +59,8 @@ def dadapt_adamw(
         eps: :math:`\epsilon \ge 0`.
         estim_lr0: :math:`d_1 > 0`, smaller than any good learning rate.
         weight_decay: :math:`w \ge 0`, decoupled.
+        bias_correction: correct for the start of the moments at 0, as in Optax; without it
+            :math:`\lambda_t = d_t \gamma_t`, which is the default of the authors' code.
 
     The update is the step itself, with its sign: no learning rate follows.
 
@@ -90,8 +94,9 @@ def dadapt_adamw(
         return {"estim_lr": estim_lr0, "numerator_weighted": 0.0}
 
     def rule(g: list[Array], s: Any, t: Step, p: list[Array]) -> Any:
-        correction = jnp.sqrt(t.bias_correction(b2)) / t.bias_correction(b1)
-        rate = s.estim_lr * learning_rate * correction
+        rate = s.estim_lr * learning_rate
+        if bias_correction:
+            rate = rate * (jnp.sqrt(t.bias_correction(b2)) / t.bias_correction(b1))
         # On CPU XLA would make one array of eps for all leaves and for the directions.
         scaled = jax.tree.map(
             lambda a, v: a / (jnp.sqrt(v) + after(eps, t.another())), s.grad_sum, s.exp_avg_sq

@@ -39,6 +39,8 @@ def prodigy(
     estim_lr_coef: Positive = 1.0,
     weight_decay: NonNegative = 0.0,
     safeguard_warmup: bool = False,
+    *,
+    bias_correction: bool = True,
 ) -> GradientTransformation:
     r"""AdamW whose learning rate `d` grows with the distance that the parameters have come.
 
@@ -68,6 +70,8 @@ def prodigy(
         weight_decay: :math:`w \ge 0`, decoupled.
         safeguard_warmup: use :math:`d_t` for :math:`\lambda_t` in :math:`s_t`, so that a schedule
             that starts small does not make the estimate large.
+        bias_correction: correct for the start of the moments at 0, as in Optax; without it
+            :math:`\lambda_t = d_t \gamma_t`, which is the default of the authors' code.
 
     The update is the step itself, with its sign: no learning rate follows.
 
@@ -105,7 +109,9 @@ def prodigy(
 
     def rule(g: list[Array], s: Any, t: Step, p: list[Array]) -> Any:
         d = s.estim_lr
-        rate = d * learning_rate * (jnp.sqrt(t.bias_correction(b2)) / t.bias_correction(b1))
+        rate = d * learning_rate
+        if bias_correction:
+            rate = rate * (jnp.sqrt(t.bias_correction(b2)) / t.bias_correction(b1))
         weight = d / estim_lr0 * (d if safeguard_warmup else rate)
         mean = jax.tree.map(lambda g, m: ema(d * g, m, b1), g, s.exp_avg)
         square = jax.tree.map(lambda g, v: ema(abs_sq(d * g), v, b2), g, s.exp_avg_sq)

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from gradtx.checks import Decay, NonNegative
+from gradtx.checks import Decay, NonNegative, Number
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, full_like
@@ -21,6 +21,9 @@ def scale_by_yogi(
     eps: NonNegative = 1e-3,
     eps_root: NonNegative = 0.0,
     initial_accumulator_value: NonNegative = 1e-6,
+    *,
+    initial_mean: Number | None = None,
+    bias_correction: bool = True,
 ) -> GradientTransformation:
     r"""Adam whose second moment moves by a part of the squared gradient, not of the difference.
 
@@ -35,8 +38,10 @@ def scale_by_yogi(
         b2: :math:`\beta_2` in :math:`[0, 1)`.
         eps: :math:`\epsilon \ge 0`, outside the root.
         eps_root: :math:`\bar\epsilon \ge 0`, inside the root.
-        initial_accumulator_value: :math:`\mu_0 = \nu_0 \ge 0`. Like Optax this starts both moments
-            there, and corrects them; the paper does neither.
+        initial_accumulator_value: :math:`\nu_0 \ge 0`.
+        initial_mean: :math:`\mu_0`; that of :math:`\nu_0` unless given, as in Optax.
+        bias_correction: divide the moments by :math:`1 - \beta^t`, as in Optax. The paper does
+            not, and starts its mean at 0: ``initial_mean=0.0, bias_correction=False``.
 
     State: `ScaleByAdamState`; :math:`\nu` is kept in float32 or wider.
 
@@ -50,22 +55,31 @@ def scale_by_yogi(
 
     def slots(p: Array) -> dict[str, Array]:
         return {
-            "mu": full_like(p, initial_accumulator_value),
+            "mu": full_like(p, initial_accumulator_value if initial_mean is None else initial_mean),
             "nu": full_like(p, initial_accumulator_value, accumulator_dtype(p)),
         }
 
     def rule(g: Array, s: Any, t: Step) -> Any:
         mu, square = ema(g, s.mu, b1), abs_sq(g)
         nu = s.nu - (1 - b2) * jnp.sign(s.nu - square) * square
-        u = debias(mu, b1, t, divided=True) / (jnp.sqrt(debias(nu, b2, t) + eps_root) + eps)
-        return u, {"mu": mu, "nu": nu}
+        mean, second = mu, nu
+        if bias_correction:
+            mean, second = debias(mu, b1, t, divided=True), debias(nu, b2, t)
+        return mean / (jnp.sqrt(second + eps_root) + eps), {"mu": mu, "nu": nu}
 
     return elementwise(ScaleByAdamState, slots, rule)
 
 
 @optimizer
 def yogi(
-    learning_rate: NonNegative, b1: Decay = 0.9, b2: Decay = 0.999, eps: NonNegative = 1e-3
+    learning_rate: NonNegative,
+    b1: Decay = 0.9,
+    b2: Decay = 0.999,
+    eps: NonNegative = 1e-3,
+    *,
+    initial_accumulator_value: NonNegative = 1e-6,
+    initial_mean: Number | None = None,
+    bias_correction: bool = True,
 ) -> GradientTransformation:
     r"""Yogi: :math:`\theta \leftarrow \theta - \eta\, u` with `u` of :func:`scale_by_yogi`.
 
@@ -74,11 +88,26 @@ def yogi(
         b1: decay of the first moment, in :math:`[0, 1)`.
         b2: rate of the second moment, in :math:`[0, 1)`.
         eps: added to the root, at least 0.
+        initial_accumulator_value: where the second moment starts; this and the rest as in
+            :func:`scale_by_yogi`.
+        initial_mean: where the first starts; None for the same.
+        bias_correction: correct the moments for their start.
+
+    As the paper has it: ``yogi(1e-2, initial_mean=0.0, bias_correction=False)``.
 
     Source: M. Zaheer et al., Adaptive Methods for Nonconvex Optimization, 2018, NeurIPS,
     algorithm 2.
 
-    >>> yogi(1e-2)
-    yogi(learning_rate=0.01, b1=0.9, b2=0.999, eps=0.001)
+    >>> tx = yogi(0.5, b1=0.0, eps=0.0, initial_accumulator_value=0.0)
+    >>> tx.update(jnp.array([4.0]), tx.init(jnp.zeros(1)))[0].round(6).tolist()
+    [-0.5]
     """
-    return chain(scale_by_yogi(b1, b2, eps), scale_by_learning_rate(learning_rate))
+    by = scale_by_yogi(
+        b1,
+        b2,
+        eps,
+        initial_accumulator_value=initial_accumulator_value,
+        initial_mean=initial_mean,
+        bias_correction=bias_correction,
+    )
+    return chain(by, scale_by_learning_rate(learning_rate))

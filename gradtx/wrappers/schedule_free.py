@@ -21,6 +21,7 @@ from gradtx.pair import (
 )
 from gradtx.paths import is_leaf
 from gradtx.rows import is_rows
+from gradtx.schedules.decay import linear_schedule
 from gradtx.schedules.piecewise import warmup_constant_schedule
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.momentum import kept_in
@@ -193,14 +194,16 @@ def schedule_free(
     return GradientTransformationExtraArgs(init, update)
 
 
-def _warmed_up(where: str, learning_rate: Any, warmup_steps: Any) -> Any:
-    """The learning rate, after a linear warm-up from 0 if one is asked for."""
+def _warmed_up(where: str, learning_rate: Any, warmup_steps: Any, at_once: bool) -> Any:
+    """The learning rate, after a linear warm-up from 0, or from its first step, if asked for."""
     if warmup_steps is None:
         return learning_rate
     if callable(learning_rate):
         raise TypeError(
             f"{where}: learning_rate is a schedule; warm it up itself and leave out warmup_steps"
         )
+    if at_once:
+        return linear_schedule(learning_rate / warmup_steps, learning_rate, warmup_steps - 1)
     return warmup_constant_schedule(0.0, learning_rate, warmup_steps)
 
 
@@ -212,23 +215,27 @@ def schedule_free_sgd(
     weight_decay: NonNegative | None = None,
     weight_lr_power: NonNegative = 2.0,
     state_dtype: DType | None = None,
+    *,
+    warmup_at_once: bool = False,
 ) -> GradientTransformation:
     r"""Schedule-free gradient descent: :func:`schedule_free` around :func:`sgd`.
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
-        warmup_steps: steps of a linear warm-up, the first with rate 0 as in Optax; None for none.
+        warmup_steps: `w` steps of a linear warm-up, the first with rate 0; None for none.
         b1: :math:`\beta` in :math:`(0, 1]`; this and the last two as in :func:`schedule_free`.
         weight_decay: :math:`\lambda \ge 0`; :math:`\lambda y` is added to the gradient.
         weight_lr_power: weighs the steps of the warm-up down.
         state_dtype: the type in which :math:`z` is kept.
+        warmup_at_once: let the first step of the warm-up have the rate :math:`\eta / w`, as in the
+            authors' code, and the last :math:`\eta`; in Optax nothing moves at the first.
 
     Source: A. Defazio et al., The Road Less Scheduled, 2024, arXiv:2405.15682, equations 3-5.
 
     >>> schedule_free_sgd(0.5)
     schedule_free_sgd(learning_rate=0.5, b1=0.9, weight_lr_power=2.0)
     """
-    rate = _warmed_up("schedule_free_sgd", learning_rate, warmup_steps)
+    rate = _warmed_up("schedule_free_sgd", learning_rate, warmup_steps, warmup_at_once)
     decay = identity() if weight_decay is None else add_decayed_weights(weight_decay)
     return schedule_free(chain(decay, sgd(rate)), rate, b1, weight_lr_power, state_dtype)
 
@@ -243,6 +250,8 @@ def schedule_free_adamw(
     weight_decay: NonNegative = 0.0,
     weight_lr_power: NonNegative = 2.0,
     state_dtype: DType | None = None,
+    *,
+    warmup_at_once: bool = False,
 ) -> GradientTransformation:
     r"""Schedule-free AdamW: :func:`schedule_free` around Adam without momentum, with decay.
 
@@ -250,20 +259,22 @@ def schedule_free_adamw(
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
-        warmup_steps: steps of a linear warm-up, the first with rate 0 as in Optax; None for none.
+        warmup_steps: `w` steps of a linear warm-up, the first with rate 0; None for none.
         b1: :math:`\beta` in :math:`(0, 1]`; this and the last two as in :func:`schedule_free`.
         b2: decay of the squares, in :math:`[0, 1)`.
         eps: :math:`\epsilon \ge 0`, added to the root.
         weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
         weight_lr_power: weighs the steps of the warm-up down.
         state_dtype: the type in which :math:`z` is kept.
+        warmup_at_once: let the first step of the warm-up have the rate :math:`\eta / w`, as in the
+            authors' code, and the last :math:`\eta`; in Optax nothing moves at the first.
 
     Source: A. Defazio et al., The Road Less Scheduled, 2024, arXiv:2405.15682, algorithm 1. There
     the bias correction multiplies the learning rate; here it divides :math:`\nu`, as in Optax.
 
     >>> tx = schedule_free_adamw(0.0025, warmup_steps=100)
     """
-    rate = _warmed_up("schedule_free_adamw", learning_rate, warmup_steps)
+    rate = _warmed_up("schedule_free_adamw", learning_rate, warmup_steps, warmup_at_once)
     base = chain(
         scale_by_rms(b2, eps, eps_in_sqrt=False, bias_correction=True),
         add_decayed_weights(weight_decay),

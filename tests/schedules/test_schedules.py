@@ -32,6 +32,7 @@ SCHEDULES = {
 OWN = {
     "cyclic_schedule": (0.1, 1.0, 7, 3, "exp_range", 0.9),
     "cosine_restarts_schedule": (1.0, 10, 1.5, 0.5, 0.1),
+    "half_life_schedule": (0.5, 0.9999, 40),
     "inverse_time_decay": (1.0, 10, 0.5, True),
     "relative_step_schedule": (0.5,),
     "stretch_schedule": (gradtx.linear_schedule(1.0, 0.1, 40), 3, 2, 1),
@@ -170,6 +171,19 @@ def test_they_are_data(name):
     text = json.dumps(gradtx.to_config(schedule))
     assert gradtx.from_config(json.loads(text)) == schedule
     assert repr(schedule).startswith(f"{name}(")
+
+
+@pytest.mark.parametrize("start", [0.9, 0.0])
+def test_the_half_life_grows_evenly(start):
+    """Pagliardini et al. 2024, appendix A.1, in float64."""
+    got = jax.jit(jax.vmap(gradtx.half_life_schedule(start, 0.9999, 1000)))(jnp.arange(0, 1200, 50))
+    half = [np.log(0.5) / np.log(b) if b else 0.0 for b in (start, 0.9999)]
+    done = np.minimum(np.arange(0, 1200, 50) / 1000, 1)
+    with np.errstate(divide="ignore"):
+        want = 0.5 ** (1 / ((1 - done) * half[0] + done * half[1]))
+    np.testing.assert_allclose(got, want, atol=3e-7)
+    assert float(got[0]) == np.float32(start)
+    assert float(got[-1]) == np.float32(0.9999)
 
 
 def test_join():

@@ -82,6 +82,21 @@ def test_it_is_the_paper_s(tx, base, rates, beta):
     np.testing.assert_allclose(averages(tx), xs, rtol=1e-5, atol=1e-5)
 
 
+def test_a_warm_up_may_begin_at_once():
+    """The authors' rate is (k + 1) / w at step k."""
+    rates = 0.1 * np.minimum((np.arange(50) + 1) / 10, 1)
+    tx = gradtx.schedule_free_sgd(0.1, warmup_steps=10, warmup_at_once=True)
+    want, _ = transcribed(plain(), rates, 0.9)
+    np.testing.assert_allclose(run(tx, parameters(), gradients()), want, rtol=1e-5, atol=1e-5)
+    tx = gradtx.schedule_free_adamw(
+        0.1, 1, b2=0.99, weight_decay=0.1, warmup_at_once=True
+    )  # a warm-up of one step is none
+    want = run(
+        gradtx.schedule_free_adamw(0.1, b2=0.99, weight_decay=0.1), parameters(), gradients()
+    )
+    np.testing.assert_allclose(run(tx, parameters(), gradients()), want, rtol=1e-5, atol=1e-6)
+
+
 def test_the_weights_see_the_schedule_from_its_first_step():
     """Optax weighs step t by the rate of step t + 1: shifted by one, its weights are ours."""
     later = lambda count: WARMUP(count - 1)  # noqa: E731
