@@ -420,20 +420,26 @@ def with_extra_args_support(tx: Any) -> GradientTransformation:
     """`tx` with an ``update`` that takes ``**extra_args``, and ignores them if `tx` knows none.
 
     Args:
-        tx: a pair, of gradtx or of another library such as Optax: its support is found by its
-            type, else by the signature of its ``update``.
+        tx: a pair, of gradtx or of another library such as Optax, or whatever has ``init`` and
+            ``update``, such as `MultiSteps`: its support is found by its type, else by the
+            signature of its ``update``.
 
     Returns:
         `tx` itself if its ``update`` takes extra arguments, else a pair around it.
     """
     if isinstance(tx, GradientTransformationExtraArgs):
         return tx
-    if not (isinstance(tx, tuple) and len(tx) == 2 and all(map(callable, tx))):
+    if hasattr(tx, "gradient_transformation"):  # MultiSteps, here and in Optax
+        return with_extra_args_support(tx.gradient_transformation())
+    is_pair = isinstance(tx, tuple) and len(tx) == 2
+    init, update = tx if is_pair else (getattr(tx, name, None) for name in ("init", "update"))
+    if not (callable(init) and callable(update)) or isinstance(tx, type):
         raise TypeError(f"expected a gradient transformation, not {type(tx).__name__} {tx!r}")
-    init, update = tx
     parameters = inspect.signature(update).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return tx if isinstance(tx, GradientTransformation) else GradientTransformation(*tx)
+        return (
+            tx if isinstance(tx, GradientTransformation) else GradientTransformation(init, update)
+        )
 
     def update_without(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any

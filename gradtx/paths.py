@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import jax
+import numpy as np
 
 from gradtx.rows import is_rows
 from gradtx.types import PyTree
@@ -95,6 +96,8 @@ def mask_tree(tree: PyTree, where: Where) -> PyTree:
     if isinstance(where, str):
         where = (where,)
     leaves, treedef = leaves_with_path(tree)
+    if not leaves:  # such as Optax's tree_map_params hands over in the place of parameters
+        return tree
     named = [(path_string(path), leaf) for path, leaf in leaves]
     if isinstance(where, list | tuple) and where and all(isinstance(w, str) for w in where):
         _check_patterns_match(where, [path for path, _ in named])
@@ -122,10 +125,17 @@ def _check_patterns_match(patterns: Iterable[str], paths: Sequence[str]) -> None
 
 
 def _broadcast(mask: PyTree, tree: PyTree) -> PyTree:
-    full = spread("the mask is", mask, tree)
-    if not all(isinstance(leaf, bool) for leaf in jax.tree.leaves(full)):
-        raise ValueError("the leaves of a mask must be True or False")
-    return full
+    return jax.tree.map(_boolean, spread("the mask is", mask, tree))
+
+
+def _boolean(leaf: Any) -> bool:
+    """A leaf of a mask, which may be a boolean of NumPy or of JAX too."""
+    if isinstance(leaf, bool):
+        return leaf
+    one = getattr(leaf, "shape", None) == () and leaf.dtype == np.bool_
+    if not one or isinstance(leaf, jax.core.Tracer):
+        raise ValueError(f"the leaves of a mask must be True or False, not {leaf!r:.80}")
+    return bool(leaf)
 
 
 def select(tree: PyTree, where: Where | None) -> PyTree:

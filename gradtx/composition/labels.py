@@ -40,6 +40,8 @@ def _is_patterns(labels: Any, tree: PyTree, known: Any) -> bool:
 def labels_of(tree: PyTree, labels: Labels, known: Any) -> list[Any]:
     """The label of each leaf of `tree`, None for a leaf that is not there."""
     keyed, treedef = leaves_with_path(tree)
+    if not keyed:  # such as Optax's tree_map_params hands over in the place of parameters
+        return []
     named = [(path_string(path), leaf) for path, leaf in keyed]
     if _is_function(labels):
         if takes_tree(labels):

@@ -72,7 +72,8 @@ def parameter(p: Any, path: Any = ()) -> Array:
         kind = getattr(p, "dtype", type(p).__name__)
         raise TypeError(
             f"the parameter at {path_string(path)!r} is {kind}: only floating-point and complex "
-            "arrays can be trained; leave it out with `trainable` or `select`"
+            "arrays can be trained; leave it out with `trainable` or `select`, or of an Equinox "
+            "module pass eqx.filter(model, eqx.is_inexact_array)"
         )
     return cast(p, p.dtype)  # weak types would become strong, and compile again
 

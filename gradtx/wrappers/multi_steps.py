@@ -27,6 +27,9 @@ class MultiSteps:
         should_skip_update_fn: which micro-batches to leave out, as in :func:`accumulate`.
         accumulator_dtype: the type of the accumulator.
 
+    After a window ``acc_grads`` keeps what it was, and the next forgets it; Optax writes zeros, and
+    adds to them: :func:`to_optax_state` hands those over.
+
     Raises:
         ValueError: the window is below 1.
 
@@ -61,6 +64,15 @@ class MultiSteps:
         self, updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, MultiStepsState]:
         return self._pair.update(updates, state, params, **extra_args)
+
+    def __repr__(self) -> str:
+        return repr(self._pair)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, MultiSteps) and self._pair == other._pair
+
+    def __hash__(self) -> int:
+        return hash(self._pair)
 
     def has_updated(self, state: State) -> Array:
         return has_updated(state)
