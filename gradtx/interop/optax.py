@@ -62,7 +62,8 @@ def to_optax_state(state: State, tx: Any, params: Params) -> Any:
         params: the parameters.
 
     Returns:
-        A state like ``tx.init(params)``.
+        A state like ``tx.init(params)``. What `MultiSteps` collected in its last window, which is
+        still in our state, is zero, as Optax needs it.
 
     Raises:
         ValueError: the state is of another transformation, or of other parameters.
@@ -94,6 +95,11 @@ def _restated(state: Any, like: Any, where: str, path: str) -> Any:
                 f"{where}: {path} is {type(state).__name__}, which has no {', '.join(missing)} as "
                 f"{type(like).__name__} has: is it of another transformation?"
             )
+        if {"mini_step", "acc_grads"} <= set(like._fields):
+            # Optax adds to what is there: a window must start from zeros.
+            started = jnp.asarray(state.mini_step) > 0
+            empty = jax.tree.map(lambda a: jnp.where(started, a, 0), state.acc_grads)
+            state = state._replace(acc_grads=empty)
         parts = {n: (getattr(state, n), getattr(like, n)) for n in like._fields}
         new = {n: _restated(a, b, where, f"{path}.{n}") for n, (a, b) in parts.items()}
         return type(like)(**new)

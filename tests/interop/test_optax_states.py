@@ -62,6 +62,28 @@ def test_groups_and_masks():
         np.testing.assert_allclose(got[key], want[key], rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("steps", [2, 3])
+@pytest.mark.parametrize("mean", [False, True])
+def test_a_window_goes_on_in_optax(steps, mean):
+    """Ours forgets the last window when the next begins, Optax when the last ends."""
+    ours, theirs = (lib.MultiSteps(lib.sgd(1.0), 2, use_grad_mean=mean) for lib in (gradtx, optax))
+    p, gs = params(), grads(4)
+    states = [ours.init(p), theirs.init(p)]
+    for t in range(4):
+        g = jax.tree.map(lambda x, t=t: x[t], gs)
+        if t == steps:
+            states[0] = to_optax_state(states[0], theirs, p)
+            jax.tree.map(np.testing.assert_allclose, states[0].acc_grads, states[1].acc_grads)
+        made = [
+            (ours if tx is ours and t < steps else theirs).update(g, state, p)
+            for tx, state in zip((ours, theirs), states, strict=True)
+        ]
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), made[0][0], made[1][0]
+        )
+        states = [state for _, state in made]
+
+
 def test_bfloat16_moments_are_widened():
     p = {"w": jnp.ones(2, jnp.bfloat16)}
     state = from_optax_state(optax.adam(0.1).init(p), gradtx.adam(0.1), p)
