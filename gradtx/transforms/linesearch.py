@@ -117,7 +117,8 @@ def value_and_grad_from_state(value_fn: Callable[..., Any]) -> Callable[..., tup
         complex leaf is conjugated, as in :func:`compute_gradients`; Optax's is not.
 
     Raises:
-        ValueError: the state holds no value and gradient, or more than one.
+        ValueError: the state holds no value and gradient, or more than one, or the gradient is of
+            some of the parameters only.
 
     The line search must come last in its chain: what follows it would move the point.
 
@@ -145,10 +146,19 @@ def value_and_grad_from_state(value_fn: Callable[..., Any]) -> Callable[..., tup
                 "it takes one line search (a backtracking one with store_grad=True)"
             )
 
+        theirs: Any = jax.tree.structure(found[0].grad)
+        ours: Any = jax.tree.structure(params)
+        if theirs != ours:
+            raise ValueError(
+                "value_and_grad_from_state: the gradient in the state is not one of all the "
+                f"parameters: {theirs} against {ours}. A search inside a mask or a group sees only "
+                "some of them: evaluate the loss"
+            )
+
         def evaluate(params: Params) -> tuple[Any, Any]:
             value, grad = jax.value_and_grad(value_fn)(params, *fn_args, **fn_kwargs)
             grad = jax.tree.map(lambda g, k: g.astype(k.dtype), conjugate(grad), found[0].grad)
-            return value.astype(found[0].value.dtype), grad
+            return jnp.asarray(value, found[0].value.dtype), grad
 
         known = jnp.isfinite(found[0].value)
         return jax.lax.cond(known, lambda p: (found[0].value, found[0].grad), evaluate, params)

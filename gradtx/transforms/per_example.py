@@ -32,6 +32,16 @@ def examples(grads: PyTree) -> list[Any]:
     return [x for _, x in leaves]
 
 
+def _as_floats(grads: PyTree) -> PyTree:
+    """Integers as floats: their clipped values are none."""
+
+    def on_leaf(x: Any) -> Any:
+        exact = hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.integer)
+        return jnp.asarray(x, float) if exact else x
+
+    return jax.tree.map(on_leaf, grads, is_leaf=is_rows)
+
+
 def _norms_sq(x: Array) -> Array:
     return jax.vmap(sum_sq)(x)
 
@@ -50,6 +60,7 @@ def global_factors(leaves: list[Any], l2_norm_clip: Any) -> Array:
 
 def clipped_mean(grads: PyTree, l2_norm_clip: Any) -> tuple[PyTree, int]:
     """The mean over examples of their clipped gradients, and how many there are."""
+    grads = _as_floats(grads)
     leaves = examples(grads)
     if not leaves:
         return grads, 1
@@ -81,6 +92,7 @@ def per_example_global_norm_clip(grads: PyTree, l2_norm_clip: Any) -> tuple[PyTr
     >>> total[0].round(6).tolist(), int(clipped)
     ([0.6000000238418579, 0.800000011920929], 1)
     """
+    grads = _as_floats(grads)
     factors = global_factors(examples(grads), l2_norm_clip)
     summed = jax.tree.map(lambda x: cast(clipped_sum(x, factors), x.dtype), grads)
     return summed, jnp.sum(factors < 1)
@@ -113,6 +125,7 @@ def per_example_layer_norm_clip(
     >>> total[0].round(6).tolist(), int(clipped[0])
     ([0.6000000238418579, 0.800000011920929], 1)
     """
+    grads = _as_floats(grads)
     leaves = examples(grads)
     entries = sum(math.prod(x.shape[1:]) for x in leaves)
 

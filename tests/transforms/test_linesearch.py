@@ -112,3 +112,57 @@ def test_solve_compiles_once():
     before = len(traces)
     gradtx.solve(f, 2 * jnp.ones(2), gradtx.lbfgs())
     assert len(traces) == before
+
+
+SEARCHES = {
+    "backtracking": lambda: gradtx.scale_by_backtracking_linesearch(10, store_grad=True),
+    "zoom": lambda: gradtx.scale_by_zoom_linesearch(10),
+    "lbfgs": lambda: gradtx.lbfgs(),
+}
+
+
+@pytest.mark.parametrize("name", SEARCHES)
+@pytest.mark.parametrize("constant", [False, True])
+def test_numbers_of_python(name, constant):
+    """Values, gradients and parameters that are no arrays, and a loss that returns none."""
+
+    def squares(p):
+        return 3.0 if constant else (p["a"] - 1.0) ** 2 + (p["b"] - 2.0) ** 2
+
+    tx, p, g = SEARCHES[name](), {"a": 0.0, "b": 0.0}, {"a": -2.0, "b": -4.0}
+    found = []
+    for params, grads, value in (
+        (p, g, 5.0),
+        *[[jax.tree.map(jnp.asarray, x) for x in (p, g, 5.0)]],
+    ):
+        updates, state = tx.update(
+            grads, tx.init(params), params, value=value, grad=grads, value_fn=squares
+        )
+        moved = gradtx.apply_updates(params, updates)
+        found.append((updates, gradtx.value_and_grad_from_state(squares)(moved, state=state)))
+    jax.tree.map(np.testing.assert_array_equal, *found)
+
+
+@pytest.mark.parametrize("lib", [gradtx, optax])
+def test_values_in_states_of_optax_and_inside_others(lib):
+    def nested(tx):
+        return lib.apply_if_finite(lib.named_chain(("a", lib.sgd(1.0)), ("b", tx)), 2)
+
+    x = jnp.array([1.0, 2.0, -1.0])
+    for tx in (lib.lbfgs(), nested(lib.scale_by_backtracking_linesearch(10, store_grad=True))):
+        evaluate = gradtx.value_and_grad_from_state(loss)
+        value, grad = evaluate(x, state=tx.init(x))
+        want = jax.value_and_grad(loss)(x)
+        np.testing.assert_allclose(value, want[0], rtol=1e-6)
+        np.testing.assert_allclose(grad, want[1], rtol=1e-6)
+        updates, state = tx.update(grad, tx.init(x), x, value=value, grad=grad, value_fn=loss)
+        stored = evaluate(jnp.full(3, np.nan), state=state)  # from the state
+        np.testing.assert_allclose(stored[0], loss(x + updates), rtol=1e-5)
+
+
+@pytest.mark.parametrize("lib", [gradtx, optax])
+def test_a_search_that_sees_some_parameters_has_no_gradient_of_all(lib):
+    p = {"a": jnp.ones(2), "b": jnp.ones(2)}
+    tx = lib.masked(lib.scale_by_zoom_linesearch(5), {"a": True, "b": False})
+    with pytest.raises(ValueError, match="is not one of all the parameters"):
+        gradtx.value_and_grad_from_state(lambda p: jnp.sum(p["a"]))(p, state=tx.init(p))

@@ -26,3 +26,19 @@ def test_per_example_clips_like_optax(clip):
         jax.tree.map(np.testing.assert_array_equal, count, want_count)
     with pytest.raises(ValueError, match="first"):
         gradtx.per_example_global_norm_clip([jnp.ones((2, 3)), jnp.ones((3, 3))], 1.0)
+
+
+@pytest.mark.parametrize("name", ["per_example_global_norm_clip", "per_example_layer_norm_clip"])
+def test_integers_are_promoted(name):
+    g = [jnp.arange(6).reshape(3, 2), jnp.ones((3, 1), jnp.int32)]
+    (got, clipped), (want, count) = (getattr(lib, name)(g, 1.5) for lib in (gradtx, optax))
+    np.testing.assert_array_equal(clipped, count)
+    for mine, theirs in zip(got, want, strict=True):
+        assert mine.dtype == jnp.float32
+        np.testing.assert_allclose(mine, theirs, rtol=1e-6)
+    large = [100_000 * x for x in g]  # whose squares no int32 holds
+    got, want = (
+        getattr(gradtx, name)(x, 1.5)[0] for x in (large, [x.astype(float) for x in large])
+    )
+    for mine, theirs in zip(got, want, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
