@@ -1,0 +1,48 @@
+"""The arguments of losses: what they must be, and the type in which losses are computed."""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from gradtx.numerics import widen
+from gradtx.types import Array
+
+
+def floating(where: str, **arrays: Any) -> list[Array]:
+    """Floating-point arrays in float32 or wider.
+
+    Raises:
+        TypeError: an array is of another type.
+    """
+    found = {name: jnp.asarray(x) for name, x in arrays.items()}
+    for name, x in found.items():
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            raise TypeError(f"{where}: {name} must be floating-point, not {x.dtype}")
+    return [widen(x) for x in found.values()]
+
+
+def real(x: Any) -> Array:
+    """Numbers of any real type, or booleans, as floating-point ones in float32 or wider."""
+    x = jnp.asarray(x)
+    return widen(x) if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)
+
+
+def check_shapes(where: str, **arrays: Any) -> None:
+    """Raise a ValueError unless all shapes are the same: nothing is broadcast by accident."""
+    shapes = {name: jnp.shape(x) for name, x in arrays.items()}
+    if len(set(shapes.values())) > 1:
+        found = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise ValueError(f"{where}: the shapes must be the same, not {found}")
+
+
+def check_rank(where: str, rank: int, **arrays: Any) -> None:
+    """Raise a ValueError unless all arrays have `rank` dimensions."""
+    for name, x in arrays.items():
+        if jnp.ndim(x) != rank:
+            raise ValueError(f"{where}: {name} must have {rank} dimensions, not {jnp.shape(x)}")
+
+
+def check_labels(where: str, labels: Array) -> None:
+    """Raise a TypeError unless labels are integers."""
+    if not jnp.issubdtype(labels.dtype, jnp.integer):
+        raise TypeError(f"{where}: labels must be integers, not {labels.dtype}")

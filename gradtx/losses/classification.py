@@ -1,0 +1,279 @@
+"""Losses of classification, by logits or by scores."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.losses.arguments import check_labels, check_shapes, floating, real
+from gradtx.losses.probabilities import (
+    Axis,
+    at_label,
+    log_softmax,
+    over_classes,
+    product,
+    shifted,
+)
+from gradtx.projections import projection_simplex
+from gradtx.types import Array
+
+
+def sigmoid_binary_cross_entropy(logits: Any, labels: Any) -> Array:
+    r"""The cross entropy of independent yes-or-no predictions.
+
+    .. math:: -y \log \sigma(x) - (1 - y) \log \sigma(-x)
+
+    Args:
+        logits: :math:`x`, floating-point.
+        labels: :math:`y`, 0 or 1, or a probability; broadcast with the logits.
+
+    A logit of :math:`\pm\infty` that agrees with its label costs 0, where Optax has NaN.
+
+    >>> sigmoid_binary_cross_entropy(jnp.array([0.0, 100.0]), jnp.array([1, 0])).tolist()
+    [0.693147..., 100.0]
+    """
+    (x,) = floating("sigmoid_binary_cross_entropy", logits=logits)
+    y = real(labels)
+    return product(y, jax.nn.softplus(-x)) + product(1 - y, jax.nn.softplus(x))
+
+
+def sigmoid_focal_loss(
+    logits: Any, labels: Any, *, alpha: Any | None = None, gamma: Any = 2.0
+) -> Array:
+    r"""Binary cross entropy with less weight on what is predicted well already.
+
+    .. math:: -\alpha_t (1 - p_t)^\gamma \log p_t, \qquad p_t = \sigma(x) \text{ if } y = 1,
+        \quad \sigma(-x) \text{ if } y = 0
+
+    Args:
+        logits: :math:`x`, floating-point.
+        labels: :math:`y`, 0 or 1, or a probability.
+        alpha: the weight of a label of 1, whose complement is that of a 0; none unless given.
+        gamma: :math:`\gamma \ge 0`; 0 is the cross entropy.
+
+    Source: T.-Y. Lin et al., Focal Loss for Dense Object Detection, 2017, arXiv:1708.02002.
+
+    >>> sigmoid_focal_loss(jnp.array([0.0, 5.0]), jnp.array([1.0, 1.0])).tolist()
+    [0.173286..., 3.00...e-07]
+    """
+    (x,) = floating("sigmoid_focal_loss", logits=logits)
+    x, y = jnp.broadcast_arrays(x, real(labels))
+    both = jnp.stack([jax.nn.log_sigmoid(x), jax.nn.log_sigmoid(-x)])
+    # A power of 1 - p, which may underflow, has no finite gradient: of its logarithm it has.
+    log_missed = jax.nn.logsumexp(both, axis=0, b=jnp.stack([1 - y, y]))
+    loss = jnp.exp(gamma * log_missed) * sigmoid_binary_cross_entropy(x, y)
+    return loss if alpha is None else loss * (alpha * y + (1 - alpha) * (1 - y))
+
+
+def softmax_cross_entropy(
+    logits: Any, labels: Any, axis: Axis = -1, where: Any | None = None
+) -> Array:
+    r"""The cross entropy of a softmax and a distribution over the classes.
+
+    .. math:: -\sum_i y_i \log \frac{\exp x_i}{\sum_j \exp x_j}
+
+    Args:
+        logits: :math:`x`, floating-point, ``(..., classes)``.
+        labels: :math:`y`, one-hot or probabilities, broadcast with the logits.
+        axis: the axis or axes of the classes.
+        where: which entries count, or which examples.
+
+    A logit of :math:`-\infty` whose label is 0 adds nothing, where Optax has NaN.
+
+    >>> x = jnp.array([[0.0, 0.0, -jnp.inf], [2.0, 1.0, 1.0]])
+    >>> softmax_cross_entropy(x, jnp.array([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])).tolist()
+    [0.693147..., 0.551444...]
+    """
+    (x,) = floating("softmax_cross_entropy", logits=logits)
+    where = over_classes(where, x, axis)
+    y = real(labels) if where is None else jnp.where(where, real(labels), 0)
+    return -jnp.sum(product(y, log_softmax(x, axis, where)), axis)
+
+
+def safe_softmax_cross_entropy(logits: Any, labels: Any) -> Array:
+    """The same as :func:`softmax_cross_entropy`, which is safe here.
+
+    Args:
+        logits: floating-point, ``(..., classes)``.
+        labels: one-hot or probabilities.
+
+    >>> logits, labels = jnp.array([0.0, 0.0, -jnp.inf]), jnp.array([1.0, 0.0, 0.0])
+    >>> float(safe_softmax_cross_entropy(logits, labels))
+    0.693147...
+    """
+    return softmax_cross_entropy(logits, labels)
+
+
+def softmax_cross_entropy_with_integer_labels(
+    logits: Any, labels: Any, axis: int | tuple[int, ...] = -1, where: Any | None = None
+) -> Array:
+    r"""The cross entropy of a softmax and the number of the right class.
+
+    .. math:: \log \sum_j \exp x_j - x_y
+
+    Args:
+        logits: :math:`x`, floating-point, ``(..., classes)``.
+        labels: :math:`y`, integers from 0 to the number of classes - 1. A label that is too large
+            gives NaN; one below 0 counts from the end, as an index does.
+        axis: the axis of the classes. Of several, a label is the index into all of them, flat.
+        where: which entries count, or which examples: an example without any costs 0.
+
+    >>> logits = jnp.array([[0.0, 0.0], [5.0, 1.0]])
+    >>> softmax_cross_entropy_with_integer_labels(logits, jnp.array([1, 0])).tolist()
+    [0.693147..., 0.018149...]
+    """
+    name = "softmax_cross_entropy_with_integer_labels"
+    (x,) = floating(name, logits=logits)
+    y = jnp.asarray(labels)
+    check_labels(name, y)
+    if not isinstance(axis, int | tuple):
+        raise ValueError(f"{name}: axis must be an integer or a tuple of them, not {axis!r}")
+    where = over_classes(where, x, axis)
+    if where is not None:
+        where = jnp.broadcast_to(where, x.shape)
+    if isinstance(axis, tuple):
+        last = tuple(range(-len(axis), 0))
+        x, where = (
+            None if a is None else jnp.moveaxis(a, axis, last).reshape(*y.shape, -1)
+            for a in (x, where)
+        )
+        axis = -1
+    _, log_sum, largest = shifted(x, axis, where)
+    chosen = at_label(x, y, axis) - jnp.squeeze(largest, axis)
+    loss = jnp.squeeze(log_sum, axis) - chosen
+    return loss if where is None else jnp.where(jnp.any(where, axis), loss, 0)
+
+
+def poly_loss_cross_entropy(
+    logits: Any,
+    labels: Any,
+    *,
+    epsilon: Any = 2.0,
+    axis: Axis = -1,
+    where: Any | None = None,
+) -> Array:
+    r"""Cross entropy with another first coefficient of its series in :math:`1 - p_t`: Poly-1.
+
+    .. math:: -\sum_i y_i \log p_i + \epsilon \sum_i y_i (1 - p_i), \qquad p = \mathrm{softmax}(x)
+
+    Args:
+        logits: :math:`x`, floating-point, ``(..., classes)``.
+        labels: :math:`y`, floating-point: one-hot or probabilities.
+        epsilon: the coefficient; the paper has 2 for ImageNet and -1 for detection.
+        axis: the axis or axes of the classes.
+        where: which entries count, or which examples.
+
+    Source: Z. Leng et al., PolyLoss: A Polynomial Expansion Perspective of Classification Loss
+    Functions, 2022, arXiv:2204.12511.
+
+    >>> float(poly_loss_cross_entropy(jnp.zeros(2), jnp.array([1.0, 0.0]), epsilon=1.0))
+    1.193147...
+    """
+    x, y = floating("poly_loss_cross_entropy", logits=logits, labels=labels)
+    where = over_classes(where, x, axis)
+    y = y if where is None else jnp.where(where, y, 0)
+    log_p = log_softmax(x, axis, where)
+    return jnp.sum(-product(y, log_p) - epsilon * y * jnp.expm1(log_p), axis)
+
+
+def hinge_loss(predictor_outputs: Any, targets: Any) -> Array:
+    r"""The hinge loss :math:`\max(0, 1 - x y)` of support-vector machines.
+
+    Args:
+        predictor_outputs: :math:`x`, scores.
+        targets: :math:`y`, -1 or 1.
+
+    >>> hinge_loss(jnp.array([0.5, 2.0]), jnp.array([1, 1])).tolist()
+    [0.5, 0.0]
+    """
+    return jnp.maximum(0, 1 - real(predictor_outputs) * real(targets))
+
+
+def perceptron_loss(predictor_outputs: Any, targets: Any) -> Array:
+    r"""The loss of the perceptron, :math:`\max(0, -x y)`.
+
+    Args:
+        predictor_outputs: :math:`x`, scores.
+        targets: :math:`y`, -1 or 1, of the same shape.
+
+    >>> perceptron_loss(jnp.array([0.5, 2.0]), jnp.array([-1, 1])).tolist()
+    [0.5, 0.0]
+    """
+    check_shapes("perceptron_loss", predictor_outputs=predictor_outputs, targets=targets)
+    return jnp.maximum(0, -real(predictor_outputs) * real(targets))
+
+
+def sparsemax_loss(logits: Any, labels: Any) -> Array:
+    r"""The binary sparsemax loss: 0 beyond a margin, quadratic inside of it, linear before it.
+
+    .. math:: \ell(z) = 0 \text{ if } z \le -1, \quad z \text{ if } z \ge 1, \quad
+        \tfrac14 (z + 1)^2 \text{ else}, \qquad z = -x \text{ if } y = 1 \text{ else } x
+
+    Args:
+        logits: :math:`x`, scores.
+        labels: :math:`y`, 0 or 1.
+
+    Source: M. Blondel, A. Martins and V. Niculae, Learning with Fenchel-Young Losses, 2020,
+    arXiv:1901.02324, section 4.4.
+
+    >>> sparsemax_loss(jnp.array([3.0, 0.0, -3.0]), jnp.array([1, 1, 1])).tolist()
+    [0.0, 0.25, 3.0]
+    """
+    x = real(logits)
+    z = jnp.where(jnp.asarray(labels), -x, x)
+    return jnp.square(jnp.clip(z, -1, 1) + 1) / 4 + jnp.maximum(z - 1, 0)
+
+
+def multiclass_hinge_loss(scores: Any, labels: Any) -> Array:
+    r"""The hinge loss of many classes, :math:`\max_i (x_i + [i \ne y]) - x_y`.
+
+    Args:
+        scores: :math:`x`, ``(..., classes)``.
+        labels: :math:`y`, integers.
+
+    >>> float(multiclass_hinge_loss(jnp.array([0.5, 0.0]), jnp.array(0)))
+    0.5
+    """
+    x, y = real(scores), jnp.asarray(labels)
+    check_labels("multiclass_hinge_loss", y)
+    margins = x + 1 - jax.nn.one_hot(y, x.shape[-1], dtype=x.dtype)
+    return jnp.max(margins, -1) - at_label(x, y)
+
+
+def multiclass_perceptron_loss(scores: Any, labels: Any) -> Array:
+    r"""The perceptron's loss of many classes, :math:`\max_i x_i - x_y`.
+
+    Args:
+        scores: :math:`x`, ``(..., classes)``.
+        labels: :math:`y`, integers.
+
+    Source: M. Collins, Discriminative Training Methods for Hidden Markov Models, 2002.
+
+    >>> float(multiclass_perceptron_loss(jnp.array([0.5, 2.0]), jnp.array(0)))
+    1.5
+    """
+    x, y = real(scores), jnp.asarray(labels)
+    check_labels("multiclass_perceptron_loss", y)
+    return jnp.max(x, -1) - at_label(x, y)
+
+
+def multiclass_sparsemax_loss(scores: Any, labels: Any) -> Array:
+    r"""The loss whose gradient is the sparsemax less the label.
+
+    .. math:: \langle p, z \rangle + \tfrac12 (1 - \lVert p \rVert^2), \qquad z_i = x_i - x_y,
+        \quad p \text{ the projection of } x \text{ onto the simplex}
+
+    Args:
+        scores: :math:`x`, ``(..., classes)``.
+        labels: :math:`y`, integers.
+
+    Source: A. Martins and R. Astudillo, From Softmax to Sparsemax, 2016, arXiv:1602.02068.
+
+    >>> multiclass_sparsemax_loss(jnp.array([[0.0, 0.0], [3.0, 0.0]]), jnp.array([0, 0])).tolist()
+    [0.25, 0.0]
+    """
+    x, y = real(scores), jnp.asarray(labels)
+    check_labels("multiclass_sparsemax_loss", y)
+    p = jnp.vectorize(projection_simplex, signature="(n)->(n)")(x)
+    z = jnp.where(p == 0, 0, x - at_label(x, y)[..., None])
+    return jnp.sum(p * z, -1) + (1 - jnp.sum(jnp.square(p), -1)) / 2

@@ -1,0 +1,127 @@
+"""Connectionist temporal classification: labels without their times."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.losses.arguments import check_labels, check_rank, check_shapes, floating
+from gradtx.losses.probabilities import log_softmax
+from gradtx.types import Array
+
+
+def ctc_loss(
+    logits: Any,
+    logit_paddings: Any,
+    labels: Any,
+    label_paddings: Any,
+    *,
+    blank_id: int = 0,
+    log_epsilon: Any = -1e5,
+) -> Array:
+    r"""The negative logarithm of the probability of a sequence of labels, whenever each is said.
+
+    .. math:: -\log \sum_{\pi \in \mathcal{B}^{-1}(y)} \prod_t p_t(\pi_t)
+
+    where :math:`\mathcal{B}` strikes repetitions out of a path and then the blanks.
+
+    Args:
+        logits: ``(batch, frames, classes)``, floating-point; the blank is one of the classes.
+        logit_paddings: ``(batch, frames)``, 1 for a frame of padding, else 0.
+        labels: ``(batch, length)``, integers.
+        label_paddings: ``(batch, length)``, 1 for a label of padding, else 0; all padding comes
+            last.
+        blank_id: the class of the blank.
+        log_epsilon: the logarithm that stands for that of 0, so that gradients are finite. Labels
+            that do not fit into the frames cost about its absolute value.
+
+    Returns:
+        The loss of each sequence, ``(batch,)``.
+
+    Source: A. Graves et al., Connectionist Temporal Classification, 2006.
+
+    >>> one_frame = jnp.log(jnp.array([[[0.2, 0.8]]]))
+    >>> ctc_loss(one_frame, jnp.zeros((1, 1)), jnp.array([[1]]), jnp.zeros((1, 1)))
+    Array([0.22314...], dtype=float32)
+    """
+    loss, _, _ = ctc_loss_with_forward_probs(
+        logits,
+        logit_paddings,
+        labels,
+        label_paddings,
+        blank_id=blank_id,
+        log_epsilon=log_epsilon,
+    )
+    return loss
+
+
+def ctc_loss_with_forward_probs(
+    logits: Any,
+    logit_paddings: Any,
+    labels: Any,
+    label_paddings: Any,
+    *,
+    blank_id: int = 0,
+    log_epsilon: Any = -1e5,
+) -> tuple[Array, Array, Array]:
+    """The loss of :func:`ctc_loss` and the forward probabilities from which it is made.
+
+    Args:
+        logits: as there, like the others.
+        logit_paddings: 1 for a frame of padding.
+        labels: integers.
+        label_paddings: 1 for a label of padding.
+        blank_id: the class of the blank.
+        log_epsilon: the logarithm that stands for that of 0.
+
+    Returns:
+        The loss ``(batch,)`` and two logarithms of probabilities: ``(frames, batch, length + 1)``,
+        that after a frame so many labels have been said, a blank after them (after the last frame:
+        a blank or not), and ``(frames, batch, length)``, that the frame says this label.
+
+    >>> frames = jnp.zeros((1, 4, 3))
+    >>> none = jnp.zeros((1, 4)), jnp.array([[1, 2]]), jnp.zeros((1, 2))
+    >>> [x.shape for x in ctc_loss_with_forward_probs(frames, *none)]
+    [(1,), (4, 1, 3), (4, 1, 2)]
+    """
+    name = "ctc_loss"
+    (x,) = floating(name, logits=logits)
+    y, frame_pads, label_pads = map(jnp.asarray, (labels, logit_paddings, label_paddings))
+    check_labels(name, y)
+    check_rank(name, 3, logits=x)
+    check_rank(name, 2, labels=y)
+    check_shapes(name, labels=y, label_paddings=label_pads)
+    check_shapes(name, **{"a class of logits": x[..., 0], "logit_paddings": frame_pads})
+    if len(y) != len(x):
+        raise ValueError(f"{name}: a batch of {len(x)} logits, but of {len(y)} labels")
+    log_p = jnp.maximum(log_softmax(x, -1), log_epsilon)
+    y = jnp.where(label_pads > 0, blank_id, y)
+    index = jnp.broadcast_to(y[:, None], (*x.shape[:2], y.shape[1]))
+    by_frame = (
+        jnp.swapaxes(log_p[:, :, blank_id, None], 0, 1),
+        jnp.swapaxes(jnp.take_along_axis(log_p, index, -1), 0, 1),
+        jnp.swapaxes(frame_pads > 0, 0, 1)[..., None],
+    )
+    repeats = jnp.pad(y[:, 1:] == y[:, :-1], ((0, 0), (1, 0)))
+
+    def said(blank: Array, label: Array) -> Array:
+        """So many labels said, whatever came last."""
+        rest = jnp.logaddexp(blank[:, 1:], label)
+        return jnp.concatenate([blank[:, :1], rest], 1)
+
+    def frame(before: Any, now: Any) -> Any:
+        blank, label = before
+        log_blank, log_label, padding = now
+        so_far = said(blank, label)
+        # A label that repeats the one before it is told from it by a blank.
+        free = jnp.where(repeats, blank[:, :-1], so_far[:, :-1])
+        after = log_blank + so_far, log_label + jnp.logaddexp(free, label)
+        after = jax.tree.map(lambda old, new: jnp.where(padding, old, new), before, after)
+        return after, after
+
+    nothing = jnp.full((len(y), y.shape[1] + 1), log_epsilon, log_p.dtype)
+    start = nothing.at[:, 0].set(0), nothing[:, 1:]
+    _, (blank, label) = jax.lax.scan(frame, start, by_frame)
+    blank = blank.at[-1].set(said(blank[-1], label[-1]))
+    length = jnp.sum(label_pads == 0, 1)
+    return -jnp.take_along_axis(blank[-1], length[:, None], 1)[:, 0], blank, label

@@ -1,0 +1,104 @@
+"""Divergences of a predicted distribution from the true one."""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from gradtx.losses.arguments import floating
+from gradtx.losses.probabilities import Axis, product
+from gradtx.types import Array
+
+
+def kl_divergence(
+    log_predictions: Any, targets: Any, axis: Axis = -1, where: Any | None = None
+) -> Array:
+    r"""The Kullback-Leibler divergence of a prediction from the target.
+
+    .. math:: \sum_i q_i (\log q_i - \log p_i)
+
+    Args:
+        log_predictions: :math:`\log p`, floating-point.
+        targets: :math:`q \ge 0`, floating-point.
+        axis: the axis or axes of the outcomes.
+        where: which entries count.
+
+    What has the probability 0 in the target adds nothing, also where it is 0 in the prediction.
+
+    Source: S. Kullback and R. Leibler, On Information and Sufficiency, 1951.
+
+    >>> float(kl_divergence(jnp.log(jnp.array([0.5, 0.5])), jnp.array([1.0, 0.0])))
+    0.693147...
+    """
+    log_p, q = floating("kl_divergence", log_predictions=log_predictions, targets=targets)
+    if where is not None:
+        log_p, q = jnp.where(where, log_p, 0), jnp.where(where, q, 0)
+    log_q = jnp.log(jnp.where(q == 0, 1, q))
+    return jnp.sum(product(q, log_q - log_p), axis)
+
+
+def kl_divergence_with_log_targets(
+    log_predictions: Any, log_targets: Any, axis: Axis = -1, where: Any | None = None
+) -> Array:
+    r"""The Kullback-Leibler divergence, with the target's logarithm given.
+
+    .. math:: \sum_i q_i (\log q_i - \log p_i)
+
+    Args:
+        log_predictions: :math:`\log p`, floating-point.
+        log_targets: :math:`\log q`, floating-point.
+        axis: the axis or axes of the outcomes.
+        where: which entries count.
+
+    >>> p = jnp.log(jnp.array([0.5, 0.5]))
+    >>> float(kl_divergence_with_log_targets(p, jnp.array([0.0, -jnp.inf])))
+    0.693147...
+    """
+    log_p, log_q = floating(
+        "kl_divergence_with_log_targets", log_predictions=log_predictions, log_targets=log_targets
+    )
+    q = jnp.exp(log_q)
+    counts = q > 0 if where is None else (q > 0) & where
+    log_p, log_q = jnp.where(counts, log_p, 0), jnp.where(counts, log_q, 0)
+    return jnp.sum(jnp.where(counts, q, 0) * (log_q - log_p), axis)
+
+
+def generalized_kl_divergence(
+    log_predictions: Any, targets: Any, axis: Axis = -1, where: Any | None = None
+) -> Array:
+    r"""The Kullback-Leibler divergence of measures that need not sum to 1.
+
+    .. math:: \sum_i q_i (\log q_i - \log p_i) + p_i - q_i
+
+    Args:
+        log_predictions: :math:`\log p`, floating-point.
+        targets: :math:`q \ge 0`, floating-point.
+        axis: the axis or axes of the outcomes.
+        where: which entries count.
+
+    Source: L. M. Bregman, The Relaxation Method of Finding the Common Point of Convex Sets, 1967.
+
+    >>> float(generalized_kl_divergence(jnp.zeros(2), jnp.ones(2)))
+    0.0
+    """
+    name = "generalized_kl_divergence"
+    log_p, q = floating(name, log_predictions=log_predictions, targets=targets)
+    mass = jnp.exp(log_p) - q
+    mass = mass if where is None else jnp.where(where, mass, 0)
+    return kl_divergence(log_p, q, axis, where) + jnp.sum(mass, axis)
+
+
+def convex_kl_divergence(
+    log_predictions: Any, targets: Any, axis: Axis = -1, where: Any | None = None
+) -> Array:
+    """The older name of :func:`generalized_kl_divergence`.
+
+    Args:
+        log_predictions: the logarithms of the prediction.
+        targets: the target.
+        axis: the axis or axes of the outcomes.
+        where: which entries count.
+
+    >>> float(convex_kl_divergence(jnp.zeros(2), jnp.ones(2)))
+    0.0
+    """
+    return generalized_kl_divergence(log_predictions, targets, axis, where)

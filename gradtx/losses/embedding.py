@@ -1,0 +1,160 @@
+"""Losses of embeddings: angles, distances and contrasts."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.losses.arguments import floating
+from gradtx.losses.probabilities import Axis, shifted
+from gradtx.types import Array
+
+
+def cosine_similarity(
+    predictions: Any,
+    targets: Any,
+    *,
+    epsilon: Any = 0.0,
+    axis: Axis = -1,
+    where: Any | None = None,
+) -> Array:
+    r"""The cosine of the angle between two vectors.
+
+    .. math:: \frac{\langle x, y \rangle}{\lVert x \rVert \lVert y \rVert}
+
+    Args:
+        predictions: :math:`x`, floating-point.
+        targets: :math:`y`, floating-point.
+        epsilon: the least squared norm by whose root is divided.
+        axis: the axis or axes of the vectors.
+        where: which entries count.
+
+    A vector of zeros is at right angles to every other, with a gradient of 0; Optax has NaN there.
+    Norms neither overflow nor vanish.
+
+    >>> cosine_similarity(jnp.array([[1.0, 1.0], [0.0, 0.0]]), jnp.array([2.0, 0.0])).tolist()
+    [0.70710..., 0.0]
+    """
+    x, y = floating("cosine_similarity", predictions=predictions, targets=targets)
+    if where is not None:
+        x, y = jnp.where(where, x, 0), jnp.where(where, y, 0)
+    return jnp.sum(_unit(x, axis, epsilon) * _unit(y, axis, epsilon), axis)
+
+
+def cosine_distance(
+    predictions: Any,
+    targets: Any,
+    *,
+    epsilon: Any = 0.0,
+    axis: Axis = -1,
+    where: Any | None = None,
+) -> Array:
+    r"""One minus the cosine of the angle between two vectors: see :func:`cosine_similarity`.
+
+    Args:
+        predictions: floating-point.
+        targets: floating-point.
+        epsilon: the least squared norm by whose root is divided.
+        axis: the axis or axes of the vectors.
+        where: which entries count.
+
+    >>> float(cosine_distance(jnp.array([1.0, 0.0]), jnp.array([-3.0, 0.0])))
+    2.0
+    """
+    return 1 - cosine_similarity(predictions, targets, epsilon=epsilon, axis=axis, where=where)
+
+
+def ntxent(embeddings: Any, labels: Any, temperature: Any = 0.07) -> Array:
+    r"""The normalized, temperature-scaled cross entropy of SimCLR.
+
+    The mean over all pairs :math:`i \ne j` with the same label of
+
+    .. math:: -\log \frac{\exp(s_{ij} / \tau)}{\exp(s_{ij} / \tau) +
+        \sum_{k : y_k \ne y_i} \exp(s_{ik} / \tau)}
+
+    where :math:`s` are the cosine similarities.
+
+    Args:
+        embeddings: ``(batch, features)``, floating-point.
+        labels: ``(batch,)``; equal labels are positive pairs.
+        temperature: :math:`\tau > 0`.
+
+    Returns:
+        A number; 0 if there is no positive pair.
+
+    Source: T. Chen et al., A Simple Framework for Contrastive Learning of Visual Representations,
+    2020, arXiv:2002.05709.
+
+    >>> x = jnp.array([[1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    >>> float(ntxent(x, jnp.array([0, 0, 1]), 1.0))
+    0.31326...
+    """
+    (x,) = floating("ntxent", embeddings=embeddings)
+    y = jnp.asarray(labels)
+    if y.shape[:1] != x.shape[:1]:
+        raise ValueError(f"ntxent: {x.shape[:1]} embeddings, but {y.shape[:1]} labels")
+    unit = _unit(x, -1, jnp.finfo(x.dtype).eps)
+    similarity = jnp.matmul(unit, unit.T, precision=jax.lax.Precision.HIGHEST) / temperature
+    same = y[:, None] == y
+    pairs = same & ~jnp.eye(len(y), dtype=bool)
+    _, log_sum, largest = shifted(similarity, -1, ~same)
+    against = log_sum + largest  # -inf without any other label
+    losses = jax.nn.softplus(against - similarity)
+    return jnp.sum(jnp.where(pairs, losses, 0)) / jnp.maximum(jnp.sum(pairs), 1)
+
+
+def triplet_margin_loss(
+    anchors: Any,
+    positives: Any,
+    negatives: Any,
+    axis: int = -1,
+    norm_degree: Any = 2,
+    margin: Any = 1.0,
+    eps: Any = 1e-6,
+) -> Array:
+    r"""How much nearer than a margin a negative is to the anchor, beside a positive.
+
+    .. math:: \max(d(a, p) - d(a, n) + m, 0), \qquad
+        d(x, y) = \Big(\sum_i |x_i - y_i|^k + \epsilon\Big)^{1/k}
+
+    Args:
+        anchors: :math:`a`, ``(..., features)``, floating-point like the others.
+        positives: :math:`p`, which should be near.
+        negatives: :math:`n`, which should be far.
+        axis: the axis of the features.
+        norm_degree: :math:`k \ge 1`. Optax takes no absolute values, which an odd one needs.
+        margin: :math:`m`.
+        eps: :math:`\epsilon`, which keeps the gradient of a distance of 0 finite.
+
+    Source: V. Balntas et al., Learning Shallow Convolutional Feature Descriptors with Triplet
+    Losses, 2016.
+
+    >>> far = jnp.array([3.0, 4.0])
+    >>> float(triplet_margin_loss(jnp.zeros(2), far, jnp.zeros(2), eps=0.0))
+    6.0
+    """
+    a, p, n = floating(
+        "triplet_margin_loss", anchors=anchors, positives=positives, negatives=negatives
+    )
+
+    def distance(x: Array, y: Array) -> Array:
+        gap = jnp.abs(x - y)
+        largest = jax.lax.stop_gradient(jnp.max(gap, axis, keepdims=True))
+        unit = jnp.maximum(largest, 1)  # in which powers do not overflow
+        powers = jnp.sum((gap / unit) ** norm_degree, axis, keepdims=True)
+        powers = powers + eps / unit**norm_degree
+        root = jnp.where(powers == 0, 1, powers) ** (1 / norm_degree)
+        return jnp.squeeze(jnp.where(powers == 0, 0, unit * root), axis)
+
+    return jnp.maximum(distance(a, p) - distance(a, n) + margin, 0)
+
+
+def _unit(x: Array, axis: Axis, epsilon: Any) -> Array:
+    """`x` over its norm, or over the root of `epsilon` if that is more; 0 for zeros."""
+    largest = jax.lax.stop_gradient(jnp.max(jnp.abs(x), axis, keepdims=True, initial=0))
+    empty = largest == 0
+    largest = jnp.where(empty, 1, largest)
+    x = x / largest
+    square = jnp.sum(jnp.square(x), axis, keepdims=True)
+    norm = jnp.sqrt(jnp.where(empty, 1, square))
+    return x / jnp.maximum(norm, jnp.sqrt(epsilon) / largest)

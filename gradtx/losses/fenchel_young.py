@@ -1,0 +1,38 @@
+"""Fenchel-Young losses: a loss for each regularized maximum."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax.numpy as jnp
+
+from gradtx.losses.arguments import real
+from gradtx.types import Array
+
+
+def make_fenchel_young_loss(max_fun: Callable[..., Any]) -> Callable[..., Array]:
+    r"""A loss whose gradient is the regularized argmax less the target.
+
+    .. math:: \ell(x, y) = \max_\Omega(x) - \langle y, x \rangle
+
+    Args:
+        max_fun: :math:`\max_\Omega`, a function of a vector such as logsumexp.
+
+    Returns:
+        ``(scores, targets, *args, **kwargs) -> losses``, along the last axis; further arguments
+        are those of `max_fun`.
+
+    Source: M. Blondel, A. Martins and V. Niculae, Learning with Fenchel-Young Losses, 2020,
+    arXiv:1901.02324.
+
+    >>> from jax.scipy.special import logsumexp
+    >>> loss = make_fenchel_young_loss(logsumexp)
+    >>> float(loss(jnp.zeros(2), jnp.array([1.0, 0.0])))
+    0.693147...
+    """
+
+    def fenchel_young_loss(scores: Any, targets: Any, *args: Any, **kwargs: Any) -> Array:
+        x = real(scores)
+        largest = jnp.vectorize(lambda v: max_fun(v, *args, **kwargs), signature="(n)->()")(x)
+        return largest - jnp.sum(real(targets) * x, -1)
+
+    return fenchel_young_loss

@@ -1,0 +1,136 @@
+"""Losses of segmentation: the overlap of regions."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.losses.arguments import check_rank, check_shapes, floating, real
+from gradtx.numerics import divide
+from gradtx.types import Array
+
+
+def dice_loss(
+    predictions: Any,
+    targets: Any,
+    *,
+    class_weights: Any | None = None,
+    smooth: Any = 1.0,
+    alpha: Any = 0.5,
+    beta: Any = 0.5,
+    apply_softmax: bool = True,
+    reduction: str = "mean",
+    ignore_background: bool = False,
+    axis: Any | None = None,
+) -> Array:
+    r"""One minus the overlap of what is predicted and what is there, for each class.
+
+    .. math:: 1 - \frac{I + s}{I + \alpha (P - I) + \beta (T - I) + s}, \qquad
+        I = \sum p t, \quad P = \sum p, \quad T = \sum t
+
+    The defaults give the Dice coefficient; other weights the Tversky index.
+
+    Args:
+        predictions: logits, ``(batch, ..., classes)``; with one class, or one dimension less than
+            the targets, of a binary segmentation.
+        targets: :math:`t`, of the same shape, one-hot or 0 and 1.
+        class_weights: ``(classes,)``.
+        smooth: :math:`s \ge 0`. With 0 a class that is neither there nor predicted costs 0.
+        alpha: the weight of false positives.
+        beta: the weight of false negatives.
+        apply_softmax: whether predictions are logits (of one class: of a sigmoid) or, if not,
+            probabilities, which are taken as they are. Optax wants them to sum to 1, also of one
+            class, and cannot be compiled then.
+        reduction: over the classes: "mean", "sum" or "none".
+        ignore_background: leave the first class out.
+        axis: what to sum over; all but the first and the last unless given.
+
+    Source: F. Milletari, N. Navab and S.-A. Ahmadi, V-Net, 2016, arXiv:1606.04797.
+
+    >>> p = jnp.array([[[1.0, 0.0], [1.0, 0.0]]])
+    >>> t = jnp.array([[[1.0, 0.0], [0.0, 1.0]]])
+    >>> dice_loss(p, t, apply_softmax=False, smooth=0.0, reduction="none").tolist()
+    [[0.333..., 1.0]]
+    """
+    reduce = {"mean": jnp.mean, "sum": jnp.sum, "none": lambda x, axis: x}
+    if reduction not in reduce:
+        raise ValueError(f"dice_loss: reduction must be one of {list(reduce)}, not {reduction!r}")
+    (x,), t = floating("dice_loss", predictions=predictions), real(targets)
+    x = x[..., None] if x.ndim == t.ndim - 1 else x
+    t = t[..., None] if t.ndim == x.ndim - 1 else t
+    check_shapes("dice_loss", predictions=x, targets=t)
+    if apply_softmax:
+        x = jax.nn.sigmoid(x) if x.shape[-1] == 1 else jax.nn.softmax(x)
+    axis = tuple(range(1, x.ndim - 1)) if axis is None else axis
+    both, predicted, there = (jnp.sum(a, axis) for a in (x * t, x, t))
+    union = both + alpha * (predicted - both) + beta * (there - both) + smooth
+    loss = jnp.where(union == 0, 0, 1 - divide(both + smooth, union))
+    if class_weights is not None:
+        check_rank("dice_loss", 1, class_weights=class_weights)
+        loss = loss * jnp.asarray(class_weights)
+    if ignore_background and loss.shape[-1] > 1:
+        loss = loss[..., 1:]
+    return reduce[reduction](loss, axis=-1)
+
+
+def multiclass_generalized_dice_loss(
+    predictions: Any,
+    targets: Any,
+    *,
+    smooth: Any = 1.0,
+    apply_softmax: bool = True,
+    ignore_background: bool = False,
+) -> Array:
+    r"""The mean Dice loss, with weights :math:`w_c \propto 1 / T_c^2` that rare classes need.
+
+    Args:
+        predictions: logits, ``(batch, ..., classes)``.
+        targets: one-hot, of the same shape.
+        smooth: as in :func:`dice_loss`.
+        apply_softmax: whether predictions are logits or, if not, probabilities.
+        ignore_background: leave the first class out.
+
+    Source: C. Sudre et al., Generalised Dice Overlap as a Deep Learning Loss Function for Highly
+    Unbalanced Segmentations, 2017, arXiv:1707.03237.
+
+    >>> t = jax.nn.one_hot(jnp.array([[0, 0, 1]]), 2)
+    >>> float(multiclass_generalized_dice_loss(t, t, apply_softmax=False))
+    0.0
+    """
+    t = real(targets)
+    check_shapes("multiclass_generalized_dice_loss", predictions=predictions, targets=t)
+    weights = 1 / (jnp.square(jnp.sum(t, tuple(range(t.ndim - 1)))) + 1e-7)
+    losses = dice_loss(
+        predictions,
+        t,
+        class_weights=weights / jnp.mean(weights),
+        smooth=smooth,
+        apply_softmax=apply_softmax,
+        reduction="none",
+        ignore_background=ignore_background,
+    )
+    return jnp.mean(losses)
+
+
+def binary_dice_loss(
+    predictions: Any, targets: Any, *, smooth: Any = 1.0, apply_sigmoid: bool = True
+) -> Array:
+    """The Dice loss of one class.
+
+    Args:
+        predictions: logits, ``(batch, ...)``, with or without a last dimension of 1.
+        targets: 0 or 1, of the same shape.
+        smooth: as in :func:`dice_loss`.
+        apply_sigmoid: whether predictions are logits or, if not, probabilities.
+
+    Returns:
+        One number for each example of the batch.
+
+    >>> t = jnp.array([[0.0, 1.0, 1.0]])
+    >>> binary_dice_loss(t, t, apply_sigmoid=False).tolist()
+    [0.0]
+    """
+    x, t = jnp.asarray(predictions), jnp.asarray(targets)
+    if x.ndim == t.ndim and x.shape[-1] != 1:
+        x, t = x[..., None], t[..., None]
+    return dice_loss(x, t, smooth=smooth, apply_softmax=apply_sigmoid)

@@ -1,0 +1,31 @@
+"""Smoothing of labels."""
+
+from typing import Any
+
+import jax.numpy as jnp
+
+from gradtx.losses.arguments import floating
+from gradtx.losses.probabilities import Axis
+from gradtx.types import Array
+
+
+def smooth_labels(labels: Any, alpha: Any, *, axis: Axis = -1, where: Any | None = None) -> Array:
+    r"""Mix one-hot labels with the uniform distribution: :math:`(1 - \alpha) y + \alpha / n`.
+
+    Args:
+        labels: :math:`y`, floating-point.
+        alpha: :math:`\alpha` between 0 and 1.
+        axis: the axis or axes of the :math:`n` classes.
+        where: which classes count.
+
+    Returns:
+        Labels, of the same type.
+
+    Source: C. Szegedy et al., Rethinking the Inception Architecture, 2015, arXiv:1512.00567.
+
+    >>> smooth_labels(jnp.array([1.0, 0.0]), 0.5).tolist()
+    [0.75, 0.25]
+    """
+    (y,) = floating("smooth_labels", labels=labels)
+    n = jnp.size(y, axis) if where is None else jnp.sum(where, axis, keepdims=True)
+    return ((1 - alpha) * y + alpha / n).astype(jnp.asarray(labels).dtype)

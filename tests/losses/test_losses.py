@@ -1,0 +1,399 @@
+"""Losses: beside live Optax, in NumPy's double precision, at the ends of the range."""
+
+import functools
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import scipy.special as sp
+
+import gradtx
+from gradtx import losses
+
+RNG = np.random.default_rng(0)
+B, K = 5, 4
+
+
+def normal(*shape, scale=2.0):
+    return (scale * RNG.normal(size=shape)).astype(np.float32)
+
+
+def distribution(*shape):
+    return sp.softmax(RNG.normal(size=shape), -1).astype(np.float32)
+
+
+X, Y, Z = normal(B, K), normal(B, K), normal(B, K)
+BINARY, SIGNS = (RNG.integers(0, 2, (B, K)).astype(np.float32) for _ in range(2))
+SIGNS = 2 * SIGNS - 1
+LABELS = RNG.integers(0, K, B)
+P, Q = distribution(B, K), distribution(B, K)
+ONE_HOT = np.eye(K, dtype=np.float32)[LABELS]
+MASK = RNG.random((B, K)) < 0.7
+MASK[:, 0] = True
+EXAMPLES = np.array([True, True, False, True, False])
+PIXELS, REGIONS = normal(2, 6, 3), np.eye(3, dtype=np.float32)[RNG.integers(0, 3, (2, 6))]
+CTC = (
+    normal(2, 7, K),
+    np.array([[0] * 7, [0] * 5 + [1] * 2], np.float32),
+    np.array([[1, 1, 3], [2, 3, 0]]),
+    np.array([[0, 0, 0], [0, 0, 1]], np.float32),
+)
+
+# Name of the loss: lists of arguments, the first of which is differentiated.
+CASES = {
+    "binary_dice_loss": [(PIXELS[..., 0], REGIONS[..., 0]), (PIXELS[..., :1], REGIONS[..., :1])],
+    "convex_kl_divergence": [(np.log(P), Q)],
+    "cosine_distance": [(X, Y), (X, Y, {"axis": 0, "where": MASK}), (X, Y, {"epsilon": 20.0})],
+    "cosine_similarity": [(X, Y), (X, Y, {"axis": (0, 1)})],
+    "ctc_loss": [CTC, (*CTC, {"blank_id": 2})],
+    "dice_loss": [
+        (PIXELS, REGIONS),
+        (PIXELS, REGIONS, {"reduction": "none", "class_weights": np.array([1, 2, 3], np.float32)}),
+        (PIXELS, REGIONS, {"alpha": 0.2, "beta": 0.9, "smooth": 0.1, "ignore_background": True}),
+        (PIXELS, REGIONS, {"reduction": "sum", "axis": 0}),
+        (PIXELS[..., 0], REGIONS[..., :1]),
+    ],
+    "generalized_kl_divergence": [(X, Q), (X, Q, {"where": MASK})],
+    "hinge_loss": [(X, SIGNS)],
+    "huber_loss": [(X, Y), (X,), (X, Y, {"delta": 0.3})],
+    "kl_divergence": [(np.log(P), Q), (np.log(P), Q, {"axis": 0, "where": MASK})],
+    "kl_divergence_with_log_targets": [
+        (np.log(P), np.log(Q)),
+        (np.log(P), np.log(Q), {"where": MASK}),
+    ],
+    "l2_loss": [(X, Y), (X,)],
+    "log_cosh": [(X, Y), (X,)],
+    "multiclass_generalized_dice_loss": [
+        (PIXELS, REGIONS),
+        (PIXELS, REGIONS, {"smooth": 0.1, "ignore_background": True}),
+    ],
+    "multiclass_hinge_loss": [(X, LABELS)],
+    "multiclass_perceptron_loss": [(X, LABELS)],
+    "multiclass_sparsemax_loss": [(X, LABELS)],
+    "ntxent": [(X, np.array([0, 1, 0, 2, 1])), (X, np.array([0, 0, 0, 2, 2]), 0.5)],
+    "perceptron_loss": [(X, SIGNS)],
+    "poly_loss_cross_entropy": [(X, Q), (X, Q, {"epsilon": -1.0, "where": MASK, "axis": 0})],
+    "ranking_softmax_loss": [
+        (X, BINARY),
+        (X, BINARY, {"where": MASK, "weights": Q}),
+        (X, BINARY, {"where": MASK & EXAMPLES[:, None], "reduce_fn": None}),
+        (X, BINARY, {"where": MASK & EXAMPLES[:, None]}),
+        (X, BINARY, {"where": MASK, "reduce_fn": jnp.sum}),
+    ],
+    "safe_softmax_cross_entropy": [(X, Q)],
+    "sigmoid_binary_cross_entropy": [(X, BINARY), (X, Q)],
+    "sigmoid_focal_loss": [(X, BINARY), (X, Q, {"alpha": 0.25, "gamma": 0.5})],
+    "smooth_labels": [(ONE_HOT, 0.1), (ONE_HOT, 0.1, {"where": MASK})],
+    "softmax_cross_entropy": [
+        (X, ONE_HOT),
+        (X, Q, {"where": MASK}),
+        (X, Q, {"where": EXAMPLES}),
+        (X, Q, {"axis": (0, 1)}),
+    ],
+    "softmax_cross_entropy_with_integer_labels": [
+        (X, LABELS),
+        (X, LABELS[:K], {"axis": 0}),
+        (X, LABELS, {"where": MASK}),
+        (X, LABELS, {"where": EXAMPLES}),
+        (normal(B, 3, K), LABELS, {"axis": (1, 2)}),
+        (
+            normal(B, 2, K, 3),
+            LABELS[:2],
+            {"axis": (3, 0, 2), "where": RNG.random((B, 2, K, 3)) > 0},
+        ),
+    ],
+    "sparsemax_loss": [(X, BINARY)],
+    "squared_error": [(X, Y), (X,)],
+    "triplet_margin_loss": [(X, Y, Z), (X, Y, Z, {"margin": 3.0, "norm_degree": 4, "axis": 0})],
+}
+NOT_ARRAYS = {"make_fenchel_young_loss", "ctc_loss_with_forward_probs"}
+ALL = [(name, i) for name, cases in CASES.items() for i in range(len(cases))]
+
+
+def bound(library, name, i):
+    """A loss with all arguments but the first, and that one."""
+    first, *rest = CASES[name][i]
+    keywords = rest.pop() if rest and isinstance(rest[-1], dict) else {}
+    rest = [jnp.asarray(x) if isinstance(x, np.ndarray) else x for x in rest]
+    keywords = {k: jnp.asarray(v) if isinstance(v, np.ndarray) else v for k, v in keywords.items()}
+    function = getattr(library.losses, name)
+    return (lambda x: function(x, *rest, **keywords)), jnp.asarray(first)
+
+
+def value_and_gradient(function, x):
+    loss, pullback = jax.vjp(function, x)
+    weights = np.linspace(1.0, 2.0, loss.size).reshape(loss.shape)
+    return loss, pullback(jnp.asarray(weights, loss.dtype))[0]
+
+
+def test_all_are_here():
+    public = {name for name in vars(optax.losses) if name[0] != "_"}
+    assert public == set(losses.__all__) == CASES.keys() | NOT_ARRAYS
+    for name in public:
+        ours, theirs = (inspect.signature(getattr(m, name)) for m in (losses, optax.losses))
+        assert [(p.name, p.kind, p.default) for p in ours.parameters.values()] == [
+            (p.name, p.kind, p.default) for p in theirs.parameters.values()
+        ]
+
+
+@pytest.mark.filterwarnings("ignore:.*convex_kl_divergence:DeprecationWarning")
+@pytest.mark.parametrize(("name", "i"), ALL)
+def test_like_optax(name, i):
+    """The value and the gradient in double precision, and the value in single precision."""
+    with jax.enable_x64(True):
+        ours, x = bound(gradtx, name, i)
+        theirs, _ = bound(optax, name, i)
+
+        @jax.jit
+        def run(x):
+            both = [value_and_gradient(f, x.astype(jnp.float64)) for f in (ours, theirs)]
+            return both, ours(x)
+
+        (got, want), single = run(x)
+        for a, b in zip(got, want, strict=True):
+            assert a.shape == b.shape
+            np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
+        assert (got[0].dtype, single.dtype) == (jnp.float64, jnp.float32)
+        np.testing.assert_allclose(single, got[0], rtol=2e-6, atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+@pytest.mark.parametrize("name", CASES)
+def test_types_of_halves(name, dtype):
+    ours, x = bound(gradtx, name, 0)
+    loss, gradient = jax.eval_shape(lambda x: value_and_gradient(ours, x), x.astype(dtype))
+    assert gradient.dtype == dtype
+    assert loss.dtype == (dtype if name == "smooth_labels" else jnp.float32)
+
+
+def test_halves_are_computed_in_float32():
+    assert losses.squared_error(jnp.float16(300.0)) == 90_000
+    x, y = jnp.asarray(X, jnp.bfloat16), jnp.asarray(Q)
+    wide = losses.softmax_cross_entropy(x.astype(jnp.float32), y)
+    np.testing.assert_array_equal(losses.softmax_cross_entropy(x, y), wide)
+
+
+BIG, TINY = 3e38, 1e-38
+INF = np.inf
+ENDS = {
+    "sigmoid_binary_cross_entropy": [
+        (([INF, -INF, BIG, -BIG, BIG, -200.0], [1, 0, 1, 0, 0, 1]), [0, 0, 0, 0, BIG, 200.0]),
+    ],
+    "sigmoid_focal_loss": [
+        (([BIG, -BIG, 200.0, -200.0], [1, 0, 0, 1]), [0, 0, 200.0, 200.0]),
+        (([BIG, 200.0, 100.0], [1, 1, 1], {"gamma": 0.5}), [0, 0, 0]),
+    ],
+    "softmax_cross_entropy": [
+        (([[-INF, 0.0, 0.0]], [[0.0, 0.5, 0.5]]), [np.log(2.0)]),
+        (([[BIG, -BIG, 0.0]], [[1.0, 0.0, 0.0]]), [0.0]),
+        (([[1e4, 1e4 - 1.0, -INF]], [[1.0, 0.0, 0.0]]), [np.log1p(np.exp(-1.0))]),
+        (([[INF, np.nan, 1.0]], [[0.0, 0.0, 1.0]], {"where": [[False, False, True]]}), [0.0]),
+        (([[1.0, 2.0, 3.0]], [[0.0, 0.0, 1.0]], {"where": [[False] * 3]}), [0.0]),
+    ],
+    "safe_softmax_cross_entropy": [(([[-INF, 0.0]], [[0.0, 1.0]]), [0.0])],
+    "softmax_cross_entropy_with_integer_labels": [
+        (([[-INF, 0.0, 0.0], [BIG, -BIG, 0.0]], [1, 0]), [np.log(2.0), 0.0]),
+        (([[1.0, 2.0]], [1], {"where": [[False, False]]}), [0.0]),
+    ],
+    "poly_loss_cross_entropy": [(([[-INF, 0.0]], [[0.0, 1.0]]), [0.0])],
+    "kl_divergence": [
+        (([[-INF, 0.0]], [[0.0, 1.0]]), [0.0]),
+        (([[-INF, 0.0]], [[0.5, 1.0]], {"where": [[False, True]]}), [0.0]),
+        (([[-80.0, 0.0]], [[TINY, 1.0]]), [TINY * (np.log(TINY) + 80.0)]),
+    ],
+    "kl_divergence_with_log_targets": [
+        (([[-INF, 0.0]], [[-INF, 0.0]]), [0.0]),
+        (([[-INF, 0.0]], [[-1.0, 0.0]], {"where": [[False, True]]}), [0.0]),
+    ],
+    "generalized_kl_divergence": [(([[-INF, 0.0]], [[0.0, 1.0]]), [0.0])],
+    "ranking_softmax_loss": [
+        (([1.0, INF], [1.0, 0.0], {"where": [True, False]}), 0.0),
+        (([1.0, 2.0], [1.0, 0.0], {"where": [False, False]}), 0.0),
+    ],
+    "log_cosh": [(([1e-4, 0.0, BIG, -BIG],), [0.5e-8, 0.0, BIG, BIG])],
+    "huber_loss": [(([0.0, BIG],), [0.0, BIG])],
+    "hinge_loss": [(([BIG, -BIG], [1, 1]), [0.0, BIG])],
+    "sparsemax_loss": [(([BIG, -BIG], [0, 0]), [BIG, 0.0])],
+    "multiclass_sparsemax_loss": [(([[1e30, 0.0], [0.0, 1e30]], [0, 0]), [0.0, 1e30])],
+    "cosine_similarity": [
+        (([[0.0, 0.0], [1e30, 1e30], [1e-25, 1e-25]], [[1.0, 0.0]]), [0.0, 0.5**0.5, 0.5**0.5]),
+        (([[0.0, 0.0]], [[0.0, 0.0]]), [0.0]),
+    ],
+    "triplet_margin_loss": [
+        (([1e25, 0.0], [0.0, 0.0], [1e25, 0.0]), 1e25),
+        (([0.0, 0.0], [0.0, 0.0], [0.0, 0.0], {"eps": 0.0}), 1.0),
+        (([0.0, 0.0], [-1.0, 1.0], [0.0, 0.0], {"eps": 0.0, "norm_degree": 3}), 1 + 2 ** (1 / 3)),
+    ],
+    "ntxent": [
+        (([[1.0, 0.0], [0.0, 0.0]], [0, 1]), 0.0),
+        (([[1.0, 0.0], [0.0, 0.0]], [0, 0]), 0.0),
+    ],
+    "dice_loss": [(([[[BIG, -BIG]]], [[[1.0, 0.0]]], {"smooth": 0.0}), [0.0])],
+    "ctc_loss": [
+        (([[[-INF, 0.0]]], [[0.0]], [[1]], [[0.0]]), [0.0]),
+        (([[[0.0, 0.0]]], [[0.0]], [[-1]], [[1.0]]), [np.log(2.0)]),
+    ],
+}
+
+
+@pytest.mark.parametrize(("name", "i"), [(n, i) for n, c in ENDS.items() for i in range(len(c))])
+def test_ends_of_the_range(name, i):
+    (first, *rest), want = ENDS[name][i]
+    keywords = rest.pop() if rest and isinstance(rest[-1], dict) else {}
+    keywords = {k: jnp.asarray(v) if k == "where" else v for k, v in keywords.items()}
+    loss = functools.partial(getattr(losses, name), **keywords)
+    floats = [j for j, x in enumerate(rest) if np.asarray(x).dtype == np.float64]
+    arrays = [jnp.asarray(x) for x in (first, *rest)]
+    wanted = (0, *(j + 1 for j in floats))
+
+    def run(*arrays):
+        return loss(*arrays), jax.grad(lambda *a: jnp.sum(loss(*a)), wanted)(*arrays)
+
+    got, gradients = jax.jit(run)(*arrays)
+    np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-37)
+    for gradient in gradients:
+        assert np.isfinite(gradient).all(), gradients
+
+
+def transcribed_ctc(logits, labels, blank):
+    """The probability of the labels, over all paths."""
+    p = sp.softmax(np.asarray(logits, np.float64), -1)
+    total = 0.0
+    for path in np.ndindex(*[p.shape[1]] * len(p)):
+        kept = [c for t, c in enumerate(path) if t == 0 or c != path[t - 1]]
+        if [c for c in kept if c != blank] == list(labels):
+            total += np.prod([p[t, c] for t, c in enumerate(path)])
+    return -np.log(total)
+
+
+@pytest.mark.parametrize(("labels", "blank"), [([1, 1], 0), ([1, 2], 0), ([0], 2), ([], 1)])
+def test_ctc_counts_every_path(labels, blank):
+    x = normal(5, 3)
+    padded = np.array([[*labels, *[0] * (3 - len(labels))]])
+    pads = np.array([[0.0] * len(labels) + [1.0] * (3 - len(labels))])
+    longer = np.concatenate([x, normal(2, 3)])[None]
+    got = jax.jit(losses.ctc_loss, static_argnames="blank_id")(
+        longer, np.array([[0.0] * 5 + [1.0] * 2]), padded, pads, blank_id=blank
+    )
+    np.testing.assert_allclose(got[0], transcribed_ctc(x, labels, blank), rtol=1e-5)
+
+
+def test_ctc_has_optax_forward_probabilities():
+    ours, theirs = (
+        jax.jit(lib.losses.ctc_loss_with_forward_probs)(*CTC) for lib in (gradtx, optax)
+    )
+    for a, b in zip(ours, theirs, strict=True):
+        possible = np.asarray(b) > -1e4
+        np.testing.assert_allclose(a[possible], b[possible], rtol=1e-5)
+        assert (np.asarray(a)[~possible] < -1e4).all()
+
+
+def transcribed_ntxent(x, y, tau):
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    e = np.exp(unit @ unit.T / tau)
+    pairs = [(i, j) for i in range(len(y)) for j in range(len(y)) if i != j and y[i] == y[j]]
+    against = {i: sum(e[i, k] for k in range(len(y)) if y[k] != y[i]) for i, _ in pairs}
+    return np.mean([-np.log(e[i, j] / (e[i, j] + against[i])) for i, j in pairs])
+
+
+def xlogy(y, p):
+    return np.sum(sp.xlogy(y, p), -1)
+
+
+# The formulas of the docstrings, in NumPy; those that are only sums of these are left to Optax.
+FORMULAS = {
+    "cosine_similarity": lambda x, y: (
+        (x * y).sum(-1) / (np.linalg.norm(x, axis=-1) * np.linalg.norm(y, axis=-1))
+    ),
+    "hinge_loss": lambda x, y: np.maximum(0, 1 - x * y),
+    "huber_loss": lambda x, y: np.where(abs(x - y) <= 1, 0.5 * (x - y) ** 2, abs(x - y) - 0.5),
+    "kl_divergence": lambda x, y: xlogy(y, y) - (y * x).sum(-1),
+    "l2_loss": lambda x, y: 0.5 * (x - y) ** 2,
+    "log_cosh": lambda x, y: np.log(np.cosh(x - y)),
+    "multiclass_hinge_loss": lambda x, y: (
+        np.max(x + (np.arange(K) != y[:, None]), -1) - x[np.arange(B), y]
+    ),
+    "multiclass_perceptron_loss": lambda x, y: x.max(-1) - x[np.arange(B), y],
+    "ntxent": lambda x, y: transcribed_ntxent(x, y, 0.07),
+    "perceptron_loss": lambda x, y: np.maximum(0, -x * y),
+    "poly_loss_cross_entropy": lambda x, y: (
+        -xlogy(y, sp.softmax(x, -1)) + 2 * (y * (1 - sp.softmax(x, -1))).sum(-1)
+    ),
+    "sigmoid_binary_cross_entropy": lambda x, y: (
+        -sp.xlogy(y, sp.expit(x)) - sp.xlogy(1 - y, sp.expit(-x))
+    ),
+    "sigmoid_focal_loss": lambda x, y: np.where(
+        y == 1,
+        -(sp.expit(-x) ** 2) * np.log(sp.expit(x)),
+        -(sp.expit(x) ** 2) * np.log(sp.expit(-x)),
+    ),
+    "softmax_cross_entropy": lambda x, y: -xlogy(y, sp.softmax(x, -1)),
+    "softmax_cross_entropy_with_integer_labels": lambda x, y: (
+        -sp.log_softmax(x, -1)[np.arange(B), y]
+    ),
+    "squared_error": lambda x, y: (x - y) ** 2,
+    "triplet_margin_loss": lambda x, y, z: np.maximum(
+        np.sqrt(((x - y) ** 2).sum(-1) + 1e-6) - np.sqrt(((x - z) ** 2).sum(-1) + 1e-6) + 1, 0
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_like_its_formula(name):
+    arguments = [np.asarray(x, np.float64) if x.dtype == np.float32 else x for x in CASES[name][0]]
+    got = jax.jit(getattr(losses, name))(*CASES[name][0])
+    np.testing.assert_allclose(got, FORMULAS[name](*arguments), rtol=3e-6, atol=1e-6)
+
+
+def test_fenchel_young_is_cross_entropy_of_logsumexp():
+    loss = losses.make_fenchel_young_loss(jax.nn.logsumexp)
+    theirs = optax.losses.make_fenchel_young_loss(jax.nn.logsumexp)
+    np.testing.assert_allclose(
+        loss(X, ONE_HOT), losses.softmax_cross_entropy(X, ONE_HOT), rtol=1e-5
+    )
+    np.testing.assert_allclose(loss(X, Q), theirs(X, Q), rtol=1e-5)
+
+
+def test_dice_takes_probabilities():
+    """Compiled too, and of one class, where Optax does not."""
+    p, t = sp.softmax(PIXELS, -1), REGIONS
+    got = jax.jit(functools.partial(losses.dice_loss, apply_softmax=False))(p, t)
+    np.testing.assert_allclose(got, losses.dice_loss(PIXELS, t), rtol=1e-5)
+    got = losses.binary_dice_loss(sp.expit(PIXELS[..., 0]), t[..., 0], apply_sigmoid=False)
+    np.testing.assert_allclose(got, losses.binary_dice_loss(PIXELS[..., 0], t[..., 0]), rtol=1e-5)
+
+
+def test_labels_out_of_range():
+    loss = losses.softmax_cross_entropy_with_integer_labels
+    assert np.isnan(loss(X, np.full(B, K))).all()
+    np.testing.assert_array_equal(loss(X, np.full(B, -1)), loss(X, np.full(B, K - 1)))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: losses.softmax_cross_entropy(LABELS, Q), TypeError, "logits must be floating"),
+        (
+            lambda: losses.softmax_cross_entropy_with_integer_labels(X, Q),
+            TypeError,
+            "labels must be integers",
+        ),
+        (
+            lambda: losses.softmax_cross_entropy_with_integer_labels(X, LABELS, None),
+            ValueError,
+            "axis must be an integer",
+        ),
+        (lambda: losses.l2_loss(X, X[:, :1]), ValueError, "shapes must be the same"),
+        (lambda: losses.perceptron_loss(X, X[0]), ValueError, "shapes must be the same"),
+        (lambda: losses.ntxent(X, LABELS[:2]), ValueError, "labels"),
+        (lambda: losses.dice_loss(PIXELS, REGIONS, reduction="max"), ValueError, "one of"),
+        (lambda: losses.ctc_loss(X, *CTC[1:]), ValueError, "3 dimensions"),
+        (lambda: losses.ctc_loss(CTC[0][:1], CTC[1][:1], *CTC[2:]), ValueError, "a batch of 1"),
+    ],
+)
+def test_bad_arguments(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
