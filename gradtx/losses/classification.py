@@ -133,10 +133,9 @@ def softmax_cross_entropy_with_integer_labels(
         where = jnp.broadcast_to(where, x.shape)
     if isinstance(axis, tuple):
         last = tuple(range(-len(axis), 0))
-        x, where = (
-            None if a is None else jnp.moveaxis(a, axis, last).reshape(*y.shape, -1)
-            for a in (x, where)
-        )
+        x = jnp.moveaxis(x, axis, last).reshape(*y.shape, -1)
+        if where is not None:
+            where = jnp.moveaxis(where, axis, last).reshape(*y.shape, -1)
         axis = -1
     _, log_sum, largest = shifted(x, axis, where)
     chosen = at_label(x, y, axis) - jnp.squeeze(largest, axis)
