@@ -1,30 +1,43 @@
-# The public names of gradtx: type checkers read this file, and so does __init__.py.
+# The public names of gradtx: type checkers read this file, and so does namespace.py.
 
-from gradtx import interop as interop, projections as projections, sparse as sparse, tree as tree
-from gradtx.checkpoint.config import from_config as from_config, to_config as to_config
-from gradtx.checkpoint.export import register_serialization as register_serialization
-from gradtx.checkpoint.run import (
-    Checkpoint as Checkpoint,
-    load_checkpoint as load_checkpoint,
-    save_checkpoint as save_checkpoint,
+# Modules of names.
+from gradtx import (
+    checks as checks,
+    contrib as contrib,
+    interop as interop,
+    losses as losses,
+    projections as projections,
+    schedules as schedules,
+    sparse as sparse,
+    transforms as transforms,
+    tree as tree,
+    tree_utils as tree_utils,
 )
-from gradtx.checkpoint.state_dict import (
-    StateMatch as StateMatch,
-    load_state_dict as load_state_dict,
-    match_state_dict as match_state_dict,
-    saved_config as saved_config,
-    state_dict as state_dict,
+
+# Pairs, and the types of their parts.
+from gradtx.pair import (
+    GradientTransformation as GradientTransformation,
+    GradientTransformationExtraArgs as GradientTransformationExtraArgs,
+    with_extra_args_support as with_extra_args_support,
 )
-from gradtx.checks import (
-    Count as Count,
-    Decay as Decay,
-    Fraction as Fraction,
-    Limit as Limit,
-    NonNegative as NonNegative,
-    Number as Number,
-    Positive as Positive,
-    PositiveCount as PositiveCount,
+from gradtx.types import (
+    ConditionFn as ConditionFn,
+    EmptyState as EmptyState,
+    MaskedNode as MaskedNode,
+    OptState as OptState,
+    Params as Params,
+    ScalarOrSchedule as ScalarOrSchedule,
+    Schedule as Schedule,
+    ShouldSkipUpdateFunction as ShouldSkipUpdateFunction,
+    StatefulSchedule as StatefulSchedule,
+    TransformInitFn as TransformInitFn,
+    TransformUpdateExtraArgsFn as TransformUpdateExtraArgsFn,
+    TransformUpdateFn as TransformUpdateFn,
+    Updates as Updates,
+    init_empty_state as init_empty_state,
 )
+
+# Composition: chains, masks and groups.
 from gradtx.composition.chain import (
     NamedStates as NamedStates,
     chain as chain,
@@ -35,6 +48,7 @@ from gradtx.composition.chain import (
     stateless_with_tree_map as stateless_with_tree_map,
 )
 from gradtx.composition.groups import (
+    MultiTransformState as MultiTransformState,
     PartitionState as PartitionState,
     freeze as freeze,
     multi_transform as multi_transform,
@@ -44,48 +58,9 @@ from gradtx.composition.groups import (
     selective_transform as selective_transform,
 )
 from gradtx.composition.masking import MaskedState as MaskedState, masked as masked
-from gradtx.declared_schedule import evaluated as evaluated, schedule as schedule
-from gradtx.distributed.aggregation import aggregate as aggregate
-from gradtx.distributed.compression import (
-    CompressionState as CompressionState,
-    PowerSGDState as PowerSGDState,
-    aggregate_bf16 as aggregate_bf16,
-    aggregate_int8 as aggregate_int8,
-    aggregate_power_sgd as aggregate_power_sgd,
-    aggregate_top_k as aggregate_top_k,
-)
-from gradtx.distributed.local import (
-    DiLoCoState as DiLoCoState,
-    LocalSGDState as LocalSGDState,
-    diloco as diloco,
-    local_sgd as local_sgd,
-)
-from gradtx.distributed.padding import Padded as Padded
-from gradtx.distributed.sharding import (
-    StateSharding as StateSharding,
-    init_sharded as init_sharded,
-    state_sharding as state_sharding,
-)
-from gradtx.engine.lift import (
-    elementwise as elementwise,
-    leafwise as leafwise,
-    rowwise as rowwise,
-)
-from gradtx.engine.matrices import (
-    MatrixDimensions as MatrixDimensions,
-    matrixwise as matrixwise,
-)
-from gradtx.engine.tree import treewise as treewise
-from gradtx.engine.zero_gradients import ZeroGradient as ZeroGradient
-from gradtx.inspection.description import Description as Description, describe as describe
-from gradtx.inspection.hyperparams import hyperparams as hyperparams, replace as replace
-from gradtx.inspection.iterations import iterations as iterations
-from gradtx.inspection.slots import (
-    get_slot as get_slot,
-    set_slot as set_slot,
-    slot_names as slot_names,
-)
-from gradtx.numerics import Step as Step
+from gradtx.paths import MaskOrFn as MaskOrFn, select as select
+
+# Optimizers, each with its rule and the state that it keeps.
 from gradtx.optimizers.acprop import acprop as acprop, scale_by_acprop as scale_by_acprop
 from gradtx.optimizers.adabelief import (
     ScaleByBeliefState as ScaleByBeliefState,
@@ -265,10 +240,10 @@ from gradtx.optimizers.qhadam import (
 )
 from gradtx.optimizers.radam import radam as radam, scale_by_radam as scale_by_radam
 from gradtx.optimizers.rmsprop import (
-    ScaleByRmsState as ScaleByRmsState,
-    ScaleByRmsWithCountState as ScaleByRmsWithCountState,
     ScaleByRStdDevState as ScaleByRStdDevState,
     ScaleByRStdDevWithCountState as ScaleByRStdDevWithCountState,
+    ScaleByRmsState as ScaleByRmsState,
+    ScaleByRmsWithCountState as ScaleByRmsWithCountState,
     rmsprop as rmsprop,
     scale_by_rms as scale_by_rms,
     scale_by_stddev as scale_by_stddev,
@@ -308,64 +283,8 @@ from gradtx.optimizers.tiger import (
     tiger as tiger,
 )
 from gradtx.optimizers.yogi import scale_by_yogi as scale_by_yogi, yogi as yogi
-from gradtx.pair import (
-    GradientTransformation as GradientTransformation,
-    GradientTransformationExtraArgs as GradientTransformationExtraArgs,
-    ScheduledState as ScheduledState,
-    optimizer as optimizer,
-    transformation as transformation,
-    with_extra_args_support as with_extra_args_support,
-)
-from gradtx.paths import select as select
-from gradtx.rows import Rows as Rows
-from gradtx.schedules.cyclic import (
-    cosine_restarts_schedule as cosine_restarts_schedule,
-    cyclic_schedule as cyclic_schedule,
-)
-from gradtx.schedules.decay import (
-    constant_schedule as constant_schedule,
-    cosine_decay_schedule as cosine_decay_schedule,
-    exponential_decay as exponential_decay,
-    inverse_time_decay as inverse_time_decay,
-    linear_schedule as linear_schedule,
-    polynomial_schedule as polynomial_schedule,
-    relative_step_schedule as relative_step_schedule,
-)
-from gradtx.schedules.half_life import half_life_schedule as half_life_schedule
-from gradtx.schedules.piecewise import (
-    cosine_onecycle_schedule as cosine_onecycle_schedule,
-    join_schedules as join_schedules,
-    linear_onecycle_schedule as linear_onecycle_schedule,
-    piecewise_constant_schedule as piecewise_constant_schedule,
-    piecewise_interpolate_schedule as piecewise_interpolate_schedule,
-    sgdr_schedule as sgdr_schedule,
-    warmup_constant_schedule as warmup_constant_schedule,
-    warmup_cosine_decay_schedule as warmup_cosine_decay_schedule,
-    warmup_exponential_decay_schedule as warmup_exponential_decay_schedule,
-)
-from gradtx.schedules.products import (
-    multiplicative_schedule as multiplicative_schedule,
-    multiply_schedules as multiply_schedules,
-    stretch_schedule as stretch_schedule,
-)
-from gradtx.sparse.exact import (
-    ExactRowsState as ExactRowsState,
-    dense_rows as dense_rows,
-    exact_rows as exact_rows,
-)
-from gradtx.training.apply import (
-    apply_updates as apply_updates,
-    incremental_update as incremental_update,
-    periodic_update as periodic_update,
-)
-from gradtx.training.microbatching import microbatch as microbatch
-from gradtx.training.minimize import (
-    apply_gradients as apply_gradients,
-    compute_gradients as compute_gradients,
-    minimize as minimize,
-)
-from gradtx.training.solve import Solution as Solution, Status as Status, solve as solve
-from gradtx.training.step import TrainStep as TrainStep, make_step as make_step
+
+# Transforms of updates.
 from gradtx.transforms.apply_every import ApplyEvery as ApplyEvery, apply_every as apply_every
 from gradtx.transforms.backtracking import (
     BacktrackingLinesearchInfo as BacktrackingLinesearchInfo,
@@ -395,12 +314,16 @@ from gradtx.transforms.grokfast import (
     grokfast_ema as grokfast_ema,
     grokfast_ma as grokfast_ma,
 )
+from gradtx.transforms.linesearch import value_and_grad_from_state as value_and_grad_from_state
+from gradtx.transforms.monitoring import (
+    CountStepsState as CountStepsState,
+    count_steps as count_steps,
+)
 from gradtx.transforms.hessian import (
     HutchinsonState as HutchinsonState,
     gnb_estimator_diag_hessian as gnb_estimator_diag_hessian,
     hutchinson_estimator_diag_hessian as hutchinson_estimator_diag_hessian,
 )
-from gradtx.transforms.linesearch import value_and_grad_from_state as value_and_grad_from_state
 from gradtx.transforms.momentum import (
     EmaState as EmaState,
     TraceState as TraceState,
@@ -409,11 +332,9 @@ from gradtx.transforms.momentum import (
     trace as trace,
 )
 from gradtx.transforms.monitoring import (
-    CountStepsState as CountStepsState,
     MeasureWithEmaState as MeasureWithEmaState,
     MonitorState as MonitorState,
     SnapshotState as SnapshotState,
-    count_steps as count_steps,
     measure_with_ema as measure_with_ema,
     monitor as monitor,
     snapshot as snapshot,
@@ -453,8 +374,6 @@ from gradtx.transforms.scaling import (
 from gradtx.transforms.shrinking import shrink_params as shrink_params
 from gradtx.transforms.single_examples import per_example as per_example
 from gradtx.transforms.trust import (
-    norm as norm,
-    rms as rms,
     scale_by_param_block_norm as scale_by_param_block_norm,
     scale_by_param_block_rms as scale_by_param_block_rms,
     scale_by_trust_ratio as scale_by_trust_ratio,
@@ -464,19 +383,8 @@ from gradtx.transforms.zoom import (
     ZoomLinesearchInfo as ZoomLinesearchInfo,
     scale_by_zoom_linesearch as scale_by_zoom_linesearch,
 )
-from gradtx.tree import global_norm as global_norm
-from gradtx.types import (
-    Counter as Counter,
-    EmptyState as EmptyState,
-    OptState as OptState,
-    Params as Params,
-    ScalarOrSchedule as ScalarOrSchedule,
-    Schedule as Schedule,
-    Slots as Slots,
-    Stored as Stored,
-    TreeScalar as TreeScalar,
-    Updates as Updates,
-)
+
+# Wrappers of any transformation.
 from gradtx.wrappers.accumulation import (
     AccumulateState as AccumulateState,
     MultiStepsState as MultiStepsState,
@@ -503,7 +411,9 @@ from gradtx.wrappers.finite import (
 )
 from gradtx.wrappers.flatten import flatten as flatten
 from gradtx.wrappers.inject import (
+    InjectHyperparamsState as InjectHyperparamsState,
     InjectStatefulHyperparamsState as InjectStatefulHyperparamsState,
+    WrappedSchedule as WrappedSchedule,
     WrappedScheduleState as WrappedScheduleState,
     inject_hyperparams as inject_hyperparams,
     inject_stateful_hyperparams as inject_stateful_hyperparams,
@@ -543,6 +453,210 @@ from gradtx.wrappers.schedule_free import (
     schedule_free_sgd as schedule_free_sgd,
 )
 from gradtx.wrappers.static import static as static
+
+# Schedules.
+from gradtx.schedules.half_life import half_life_schedule as half_life_schedule
+from gradtx.schedules.cyclic import (
+    cosine_restarts_schedule as cosine_restarts_schedule,
+    cyclic_schedule as cyclic_schedule,
+)
+from gradtx.schedules.decay import (
+    constant_schedule as constant_schedule,
+    cosine_decay_schedule as cosine_decay_schedule,
+    exponential_decay as exponential_decay,
+    inverse_time_decay as inverse_time_decay,
+    linear_schedule as linear_schedule,
+    polynomial_schedule as polynomial_schedule,
+    relative_step_schedule as relative_step_schedule,
+)
+from gradtx.schedules.piecewise import (
+    cosine_onecycle_schedule as cosine_onecycle_schedule,
+    join_schedules as join_schedules,
+    linear_onecycle_schedule as linear_onecycle_schedule,
+    piecewise_constant_schedule as piecewise_constant_schedule,
+    piecewise_interpolate_schedule as piecewise_interpolate_schedule,
+    sgdr_schedule as sgdr_schedule,
+    warmup_constant_schedule as warmup_constant_schedule,
+    warmup_cosine_decay_schedule as warmup_cosine_decay_schedule,
+    warmup_exponential_decay_schedule as warmup_exponential_decay_schedule,
+)
+from gradtx.schedules.products import (
+    multiplicative_schedule as multiplicative_schedule,
+    multiply_schedules as multiply_schedules,
+    stretch_schedule as stretch_schedule,
+)
+
+# Losses.
+from gradtx.losses.classification import (
+    hinge_loss as hinge_loss,
+    multiclass_hinge_loss as multiclass_hinge_loss,
+    multiclass_perceptron_loss as multiclass_perceptron_loss,
+    multiclass_sparsemax_loss as multiclass_sparsemax_loss,
+    perceptron_loss as perceptron_loss,
+    poly_loss_cross_entropy as poly_loss_cross_entropy,
+    safe_softmax_cross_entropy as safe_softmax_cross_entropy,
+    sigmoid_binary_cross_entropy as sigmoid_binary_cross_entropy,
+    sigmoid_focal_loss as sigmoid_focal_loss,
+    softmax_cross_entropy as softmax_cross_entropy,
+    softmax_cross_entropy_with_integer_labels as softmax_cross_entropy_with_integer_labels,
+    sparsemax_loss as sparsemax_loss,
+)
+from gradtx.losses.ctc import (
+    ctc_loss as ctc_loss,
+    ctc_loss_with_forward_probs as ctc_loss_with_forward_probs,
+)
+from gradtx.losses.divergence import (
+    convex_kl_divergence as convex_kl_divergence,
+    generalized_kl_divergence as generalized_kl_divergence,
+    kl_divergence as kl_divergence,
+    kl_divergence_with_log_targets as kl_divergence_with_log_targets,
+)
+from gradtx.losses.embedding import (
+    cosine_distance as cosine_distance,
+    cosine_similarity as cosine_similarity,
+    ntxent as ntxent,
+    triplet_margin_loss as triplet_margin_loss,
+)
+from gradtx.losses.fenchel_young import make_fenchel_young_loss as make_fenchel_young_loss
+from gradtx.losses.ranking import ranking_softmax_loss as ranking_softmax_loss
+from gradtx.losses.regression import (
+    huber_loss as huber_loss,
+    l2_loss as l2_loss,
+    log_cosh as log_cosh,
+    squared_error as squared_error,
+)
+from gradtx.losses.segmentation import (
+    binary_dice_loss as binary_dice_loss,
+    dice_loss as dice_loss,
+    multiclass_generalized_dice_loss as multiclass_generalized_dice_loss,
+)
+from gradtx.losses.smoothing import smooth_labels as smooth_labels
+
+# Training: steps, loops and solvers.
+from gradtx.training.apply import (
+    apply_updates as apply_updates,
+    incremental_update as incremental_update,
+    periodic_update as periodic_update,
+)
+from gradtx.training.microbatching import microbatch as microbatch
+from gradtx.training.minimize import (
+    apply_gradients as apply_gradients,
+    compute_gradients as compute_gradients,
+    minimize as minimize,
+)
+from gradtx.training.solve import Solution as Solution, Status as Status, solve as solve
+from gradtx.training.step import TrainStep as TrainStep, make_step as make_step
+
+# Rows of tables.
+from gradtx.rows import Rows as Rows
+from gradtx.sparse.exact import (
+    ExactRowsState as ExactRowsState,
+    dense_rows as dense_rows,
+    exact_rows as exact_rows,
+)
+
+# Many devices.
+from gradtx.distributed.aggregation import aggregate as aggregate
+from gradtx.distributed.compression import (
+    CompressionState as CompressionState,
+    PowerSGDState as PowerSGDState,
+    aggregate_bf16 as aggregate_bf16,
+    aggregate_int8 as aggregate_int8,
+    aggregate_power_sgd as aggregate_power_sgd,
+    aggregate_top_k as aggregate_top_k,
+)
+from gradtx.distributed.local import (
+    DiLoCoState as DiLoCoState,
+    LocalSGDState as LocalSGDState,
+    diloco as diloco,
+    local_sgd as local_sgd,
+)
+from gradtx.distributed.padding import Padded as Padded
+from gradtx.distributed.sharding import (
+    StateSharding as StateSharding,
+    init_sharded as init_sharded,
+    state_sharding as state_sharding,
+)
+
+# What a transformation and its state hold.
+from gradtx.inspection.iterations import iterations as iterations
+from gradtx.inspection.description import Description as Description, describe as describe
+from gradtx.inspection.hyperparams import hyperparams as hyperparams, replace as replace
+from gradtx.inspection.slots import (
+    get_slot as get_slot,
+    set_slot as set_slot,
+    slot_names as slot_names,
+)
+
+# Configurations and saved states.
+from gradtx.checkpoint.run import (
+    Checkpoint as Checkpoint,
+    load_checkpoint as load_checkpoint,
+    save_checkpoint as save_checkpoint,
+)
+from gradtx.checkpoint.config import from_config as from_config, to_config as to_config
+from gradtx.checkpoint.export import register_serialization as register_serialization
+from gradtx.checkpoint.state_dict import (
+    StateMatch as StateMatch,
+    load_state_dict as load_state_dict,
+    match_state_dict as match_state_dict,
+    saved_config as saved_config,
+    state_dict as state_dict,
+)
+
+# Rules and schedules of one's own.
+from gradtx.declared_schedule import evaluated as evaluated, schedule as schedule
+from gradtx.engine.lift import (
+    elementwise as elementwise,
+    leafwise as leafwise,
+    rowwise as rowwise,
+)
+from gradtx.engine.matrices import MatrixDimensions as MatrixDimensions, matrixwise as matrixwise
+from gradtx.engine.tree import treewise as treewise
+from gradtx.engine.zero_gradients import ZeroGradient as ZeroGradient
+from gradtx.numerics import Step as Step
+from gradtx.pair import (
+    ScheduledState as ScheduledState,
+    optimizer as optimizer,
+    transformation as transformation,
+)
+from gradtx.types import (
+    Counter as Counter,
+    Slots as Slots,
+    Stored as Stored,
+    TreeScalar as TreeScalar,
+)
+
+# Mathematics of trees and arrays.
+from gradtx.linear_algebra import (
+    power_iteration as power_iteration,
+    safe_norm as safe_norm,
+    safe_root_mean_squares as safe_root_mean_squares,
+)
+from gradtx.numerics import (
+    safe_increment as safe_increment,
+    safe_int32_increment as safe_int32_increment,
+)
+from gradtx.tree import (
+    bias_correction as bias_correction,
+    global_norm as global_norm,
+    update_infinity_moment as update_infinity_moment,
+    update_moment as update_moment,
+    update_moment_per_elem_norm as update_moment_per_elem_norm,
+)
+from gradtx.tree_utils import tree_map_params as tree_map_params
+
+# Optax's names for the state of what keeps none.
+from gradtx.types import (
+    AdaptiveGradClipState as AdaptiveGradClipState,
+    AddDecayedWeightsState as AddDecayedWeightsState,
+    ClipByGlobalNormState as ClipByGlobalNormState,
+    ClipState as ClipState,
+    NonNegativeParamsState as NonNegativeParamsState,
+    NormalizeState as NormalizeState,
+    ScaleByTrustRatioState as ScaleByTrustRatioState,
+    ScaleState as ScaleState,
+)
 
 __all__: list[str]
 __version__: str

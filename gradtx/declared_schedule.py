@@ -72,7 +72,7 @@ def schedule(function: Callable[_P, Callable[[Any], Any]]) -> Callable[_P, Decla
 
     >>> import gradtx
     >>> @gradtx.schedule
-    ... def inverse_time(init_value: gradtx.Number, rate: gradtx.NonNegative):
+    ... def inverse_time(init_value: gradtx.checks.Number, rate: gradtx.checks.NonNegative):
     ...     return lambda count: init_value / (1 + rate * count)
     >>> inverse_time(1.0, rate=0.5)(2)
     0.5

@@ -383,7 +383,7 @@ def transformation(
         The builder, whose results are declared.
 
     >>> import gradtx
-    >>> from gradtx import NonNegative
+    >>> from gradtx.checks import NonNegative
     >>> @gradtx.transformation
     ... def halve_above(limit: NonNegative = 1.0):
     ...     def rule(g, s, t):

@@ -16,6 +16,9 @@ Where: TypeAlias = str | Sequence[str] | Callable[..., Any] | PyTree
 (a prefix will do), or a function from the tree to such a tree. A pattern names a leaf
 (``"head/*/bias"``) or all that is below it (``"head"``)."""
 
+MaskOrFn: TypeAlias = Where | None
+"""Optax's name for a choice of leaves, or none."""
+
 
 def path_string(path: Any) -> str:
     """A leaf's path as it is written everywhere: ``"head/0/bias"``.

@@ -81,3 +81,96 @@ def is_stored(x: Any) -> bool:
 
 class EmptyState(NamedTuple):
     """The state of a transformation that keeps none."""
+
+
+AdaptiveGradClipState: TypeAlias = EmptyState
+AddDecayedWeightsState: TypeAlias = EmptyState
+ClipByGlobalNormState: TypeAlias = EmptyState
+ClipState: TypeAlias = EmptyState
+NonNegativeParamsState: TypeAlias = EmptyState
+NormalizeState: TypeAlias = EmptyState
+ScaleByTrustRatioState: TypeAlias = EmptyState
+ScaleState: TypeAlias = EmptyState
+
+
+def init_empty_state(params: Params) -> EmptyState:
+    """The ``init`` of a pair that keeps no state.
+
+    Args:
+        params: the parameters, which do not matter.
+
+    >>> init_empty_state({"w": 1.0})
+    EmptyState()
+    """
+    del params
+    return EmptyState()
+
+
+class _NoneIsOne(type):
+    def __instancecheck__(cls, instance: object) -> bool:
+        return instance is None
+
+
+class MaskedNode(metaclass=_NoneIsOne):
+    """What stands for a leaf that a mask leaves out: `None`.
+
+    For code that asks for Optax's class: ``MaskedNode()`` is `None`, and `None` is an instance.
+
+    >>> isinstance(None, MaskedNode), MaskedNode() is None
+    (True, True)
+    """
+
+    def __new__(cls) -> None:  # type: ignore[misc]
+        """Make none: `None` is there already."""
+
+
+class TransformInitFn(Protocol):
+    """The type of the ``init`` of a pair."""
+
+    def __call__(self, params: Params) -> OptState: ...
+
+
+class TransformUpdateFn(Protocol):
+    """The type of the ``update`` of a pair that takes no extra arguments."""
+
+    def __call__(
+        self, updates: Updates, state: OptState, params: Params | None = None
+    ) -> tuple[Updates, OptState]: ...
+
+
+class TransformUpdateExtraArgsFn(Protocol):
+    """The type of the ``update`` of a pair that takes extra arguments."""
+
+    def __call__(
+        self, updates: Updates, state: OptState, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, OptState]: ...
+
+
+class ConditionFn(Protocol):
+    """The type of a condition: whether to act in the step that comes after `step` others."""
+
+    def __call__(self, step: Any, **extra_args: Any) -> Any: ...
+
+
+class ShouldSkipUpdateFunction(Protocol):
+    """The type of a test of micro-steps: whether to skip one, and what to keep about it."""
+
+    def __call__(
+        self, updates: Updates, gradient_step: Any, params: Params | None
+    ) -> tuple[Any, PyTree]: ...
+
+
+@runtime_checkable
+class StatefulSchedule(Protocol):
+    """A schedule with a state of its own, which :func:`inject_hyperparams` keeps.
+
+    >>> import gradtx
+    >>> isinstance(gradtx.WrappedSchedule(lambda count: 0.1), StatefulSchedule)
+    True
+    """
+
+    def init(self) -> State: ...
+
+    def update(self, state: State, **extra_args: Any) -> State: ...
+
+    def __call__(self, state: State, **extra_args: Any) -> Any: ...

@@ -12,14 +12,16 @@ ROOT = pathlib.Path(__file__).parent.parent / "gradtx"
 
 # Lowest first; a module may import from its own layer and from those above it in this list.
 LAYERS = (
+    ("namespace", "absences"),
     ("types", "checks", "numerics"),
-    ("rows", "paths", "host_values", "declaration", "pair", "declared_schedule", "tree"),
+    ("rows", "paths", "host_values", "declaration", "pair", "declared_schedule"),
+    ("tree", "tree_utils", "linear_algebra"),
     ("engine",),
     ("inspection", "composition", "training", "checkpoint"),
-    ("transforms", "schedules", "projections"),
+    ("transforms", "schedules", "projections", "losses"),
     ("optimizers",),
     ("wrappers", "sparse", "distributed"),
-    ("interop",),
+    ("interop", "contrib", "__main__"),
 )
 
 

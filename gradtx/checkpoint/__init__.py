@@ -1,1 +1,5 @@
 """Checkpoints: configurations and states as data, and states that fit others."""
+
+from gradtx.namespace import lazy
+
+__all__, __getattr__, __dir__ = lazy(__name__)

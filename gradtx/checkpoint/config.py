@@ -6,6 +6,7 @@ hands over; nothing in it is evaluated or imported.
 
 import inspect
 import math
+import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from gradtx.declaration import Builder, Declared
 from gradtx.host_values import Current
+from gradtx.namespace import MOVED
 from gradtx.pair import GradientTransformation
 
 VERSION = 1
@@ -189,18 +191,25 @@ def _find_function(name: str) -> Callable[..., Any] | None:
     """What gradtx publishes by this name, ``"tree.norm"`` for example, if it can be called."""
     import gradtx
 
+    name = MOVED.get(f"gradtx.{name}", name).removeprefix("gradtx.")
     place, _, last = name.rpartition(".")
-    if place not in ("", "projections", "tree") or last.startswith("_"):
+    if place not in _PLACES or last.startswith("_"):
         return None
-    home = getattr(gradtx, place) if place else gradtx
+    home = operator.attrgetter(place)(gradtx) if place else gradtx
     found = getattr(home, last, None) if place or last in gradtx.__all__ else None
-    return found if inspect.isfunction(found) and found.__module__.startswith("gradtx.") else None
+    inside = f"gradtx.{place}" if place else "gradtx."
+    return found if inspect.isfunction(found) and found.__module__.startswith(inside) else None
+
+
+# Where functions are that a configuration may name, beside the top level.
+_PLACES = ("", "tree", "projections", "losses", "transforms.trust")
 
 
 def _public_name(function: Callable[..., Any]) -> str | None:
     """The name by which `_find_function` finds a function."""
     last = getattr(function, "__name__", "")
-    names = (last, f"tree.{last}", f"projections.{last}")
+    names = [f"{place}.{last}".removeprefix(".") for place in _PLACES]
+    names = [name for name in names if f"gradtx.{name}" not in MOVED]
     return next((name for name in names if _find_function(name) is function), None)
 
 

@@ -1,7 +1,7 @@
 """Groups: every leaf has a label, and every label its own transformation."""
 
 from collections.abc import Hashable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
@@ -27,6 +27,9 @@ class PartitionState(NamedTuple):
     """inner_states: for each label a `MaskedState`, `None` where a leaf has another label."""
 
     inner_states: Mapping[Hashable, State]
+
+
+MultiTransformState: TypeAlias = PartitionState
 
 
 class _Groups:

@@ -1,1 +1,5 @@
 """The engine: it lifts a rule over trees, by what the rule reads."""
+
+from gradtx.namespace import lazy
+
+__all__, __getattr__, __dir__ = lazy(__name__)

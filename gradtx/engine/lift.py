@@ -93,7 +93,7 @@ def elementwise(
     >>> class HeavyBallState(NamedTuple):
     ...     velocity: gradtx.Slots
     >>> @gradtx.transformation
-    ... def heavy_ball(decay: gradtx.Decay = 0.9):
+    ... def heavy_ball(decay: gradtx.checks.Decay = 0.9):
     ...     def rule(g, s, t):
     ...         velocity = g + decay * s.velocity
     ...         return velocity, {"velocity": velocity}

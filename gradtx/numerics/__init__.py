@@ -29,4 +29,6 @@ from gradtx.numerics.step import (
     epsilon_hat as epsilon_hat,
     increment as increment,
     nesterov_mean as nesterov_mean,
+    safe_increment as safe_increment,
+    safe_int32_increment as safe_int32_increment,
 )

@@ -16,6 +16,29 @@ def increment(count: Array) -> Array:
     return jnp.minimum(count, jnp.iinfo(count.dtype).max - 1) + 1
 
 
+def safe_increment(count: Any) -> Array:
+    """`count + 1`, or `count` if that is the largest number that its type holds.
+
+    Args:
+        count: an integer or a floating-point number.
+
+    Raises:
+        TypeError: it is neither. Optax raises a ValueError.
+
+    >>> safe_increment(jnp.array([7, 127], jnp.int8)).tolist()
+    [8, 127]
+    """
+    count = jnp.asarray(count)
+    if jnp.issubdtype(count.dtype, jnp.floating):
+        return jnp.minimum(count + 1, jnp.finfo(count.dtype).max)
+    if not jnp.issubdtype(count.dtype, jnp.integer):
+        raise TypeError(f"safe_increment: count must be a number, not {count.dtype}")
+    return increment(count)
+
+
+safe_int32_increment = safe_increment
+
+
 class Step:
     """The step being taken, counted from 1 as papers count, with what depends on it alone.
 

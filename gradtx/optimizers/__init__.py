@@ -1,1 +1,5 @@
 """Optimizers, a family a file: the builder beside the ``scale_by_*`` that it uses."""
+
+from gradtx.namespace import lazy
+
+__all__, __getattr__, __dir__ = lazy(__name__)

@@ -17,7 +17,7 @@ from gradtx.pair import (
     transformation,
     with_extra_args_support,
 )
-from gradtx.types import Array, Counter, DType, Params, PyTree, State, Updates
+from gradtx.types import Array, Counter, DType, Params, PyTree, Schedule, State, Updates
 
 
 class WrappedScheduleState(NamedTuple):
@@ -39,11 +39,29 @@ class InjectStatefulHyperparamsState(NamedTuple):
     inner_state: State
 
 
-class _Counted:
-    """A schedule of the step as a stateful schedule."""
+class InjectHyperparamsState(NamedTuple):
+    """The state of Optax before version 0.1.9, to read what is saved in it. None here is one."""
 
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self.function = function
+    count: Counter
+    hyperparams: dict[str, Any]
+    inner_state: State
+
+
+class WrappedSchedule:
+    """A schedule ``count -> value`` as a `StatefulSchedule`.
+
+    :func:`inject_hyperparams` takes either.
+
+    Args:
+        schedule_fn: the schedule.
+
+    >>> schedule = WrappedSchedule(lambda count: 0.5**count)
+    >>> float(schedule(schedule.update(schedule.init())))
+    0.5
+    """
+
+    def __init__(self, schedule_fn: Schedule) -> None:
+        self.schedule_fn = schedule_fn
 
     def init(self) -> WrappedScheduleState:
         return WrappedScheduleState(jnp.zeros([], jnp.int32))
@@ -54,7 +72,7 @@ class _Counted:
 
     def __call__(self, state: WrappedScheduleState, **extra_args: Any) -> Any:
         del extra_args
-        return self.function(state.count)
+        return self.schedule_fn(state.count)
 
 
 def _is_stateful(value: Any) -> bool:
@@ -114,7 +132,7 @@ def injected(
         if name in static_args or isinstance(value, bool | np.bool_):
             others[name] = value
         elif callable(value) and not isinstance(value, GradientTransformation):
-            schedules[name] = value if _is_stateful(value) else _Counted(current(value))
+            schedules[name] = value if _is_stateful(value) else WrappedSchedule(current(value))
         elif isinstance(value, int | float | jax.Array | np.ndarray | np.number):
             numbers[name] = value
         else:

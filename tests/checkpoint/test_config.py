@@ -12,6 +12,7 @@ import pytest
 
 import gradtx
 from gradtx.declaration import Declared
+from gradtx.transforms import trust
 from tests import catalogue
 from tests.catalogue import CATALOGUE
 from tests.places import keys, walk
@@ -59,7 +60,7 @@ def test_the_state_goes_on_under_the_read_transformation():
 
 
 @gradtx.transformation
-def twice(factor: gradtx.Number = 2.0):
+def twice(factor: gradtx.checks.Number = 2.0):
     return gradtx.elementwise(gradtx.EmptyState, None, lambda g, s, t: (g * factor, {}))
 
 
@@ -258,14 +259,16 @@ def test_deep_nesting_is_an_error():
 
 def test_functions_of_gradtx_need_no_custom_objects():
     tx = gradtx.chain(
-        gradtx.monitor({"one": gradtx.norm, "all": gradtx.tree.norm, "build": gradtx.adam}),
+        gradtx.monitor(
+            {"one": gradtx.transforms.trust.norm, "all": gradtx.tree.norm, "build": gradtx.adam}
+        ),
         gradtx.project(gradtx.projections.projection_simplex),
         gradtx.accumulate(gradtx.sgd(0.1), 2, should_skip_update_fn=gradtx.skip_not_finite),
     )
     back = gradtx.from_config(json.loads(json.dumps(gradtx.to_config(tx))))
     assert back == tx
     measures = back.declaration.arguments["args"][0].declaration.arguments["measures"]
-    assert measures["one"] is gradtx.norm
+    assert measures["one"] is trust.norm
     assert measures["all"] is gradtx.tree.norm
     for name in ("tree._leaves", "tree.jnp", "config.to_config", "tree.global_norm.__globals__"):
         with pytest.raises(ValueError, match="not known"):

@@ -19,7 +19,7 @@ class BestState(NamedTuple):
 
 
 @gradtx.transformation
-def toward_start(rate: gradtx.NonNegative = 0.5):
+def toward_start(rate: gradtx.checks.NonNegative = 0.5):
     """Back toward the start, further the better the loss has been."""
 
     def rule(g, s, t, p, *, value):

@@ -1,0 +1,98 @@
+"""Public names: each package loads those that its stub imports when they are first asked for."""
+
+import ast
+import difflib
+import functools
+import importlib
+import importlib.util
+import pkgutil
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+# Where a public name of gradtx's has moved to; it can be had in its old place, with a warning,
+# through one release.
+MOVED = {
+    **{
+        f"gradtx.{name}": f"gradtx.checks.{name}"
+        for name in (
+            "Count",
+            "Decay",
+            "Fraction",
+            "Limit",
+            "NonNegative",
+            "Number",
+            "Positive",
+            "PositiveCount",
+        )
+    },
+    "gradtx.Idle": "gradtx.engine.zero_gradients.ZeroGradient",
+    "gradtx.norm": "gradtx.transforms.trust.norm",
+    "gradtx.rms": "gradtx.transforms.trust.rms",
+}
+
+
+@functools.cache
+def homes(package: str) -> dict[str, str]:
+    """The module of each public name of a package, as its stub imports them."""
+    stub = Path(str(sys.modules[package].__file__)).with_suffix(".pyi")
+    if not stub.exists():
+        return {}
+    body = ast.parse(stub.read_text(encoding="utf-8")).body
+    imports = [node for node in body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: str(node.module) for node in imports for alias in node.names}
+
+
+def lazy(package: str) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
+    """``__all__``, ``__getattr__`` and ``__dir__`` of a package: importing it costs little.
+
+    Args:
+        package: its name. Its stub says which names it has, and in which modules they are; its
+            own modules can be had as attributes too.
+    """
+    public = homes(package)
+    path = getattr(sys.modules[package], "__path__", ())
+
+    def get(name: str) -> Any:
+        if name in public and public[name] != package:
+            value = getattr(importlib.import_module(public[name]), name)
+        elif path and name[0] != "_" and importlib.util.find_spec(f"{package}.{name}"):
+            value = importlib.import_module(f"{package}.{name}")
+        elif (new := MOVED.get(f"{package}.{name}")) is not None:
+            return moved(f"{package}.{name}", new)
+        else:
+            raise AttributeError(missing(package, name))
+        setattr(sys.modules[package], name, value)
+        return value
+
+    def names() -> list[str]:
+        modules = (m.name for m in pkgutil.iter_modules(path) if not m.name.startswith("_"))
+        own = (name for name in vars(sys.modules[package]) if name.startswith("__"))
+        return sorted({*public, *modules, *own})
+
+    return list(public), get, names
+
+
+def moved(old: str, new: str) -> Any:
+    """The object that has moved from `old` to `new`, with a warning to whoever asks for it."""
+    warnings.warn(f"{old} is {new} now, and will be nowhere else", DeprecationWarning, 3)
+    module, _, name = new.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def missing(package: str, name: str) -> str:
+    """What to say to someone who asks for a name that is not there."""
+    from gradtx.absences import LEFT_OUT
+
+    text = f"module {package!r} has no attribute {name!r}"
+    inner = f"{package}.{name}".removeprefix("gradtx.")
+    reason = LEFT_OUT.get(inner) or LEFT_OUT.get(inner.rpartition(".")[0])
+    if reason is not None:
+        return f"{text}: {reason}"
+    everything = homes("gradtx")
+    if package != "gradtx" and name in everything:
+        return f"{text}: use gradtx.{name}"
+    close = difflib.get_close_matches(name, homes(package) or everything, 1, 0.7)
+    return f"{text}: did you mean {close[0]!r}?" if close else text

@@ -1,0 +1,234 @@
+"""Public names: where they are, what stands in for old ones, what is said of those that are not."""
+
+import importlib
+import inspect
+import json
+import pathlib
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gradtx
+from gradtx.namespace import MOVED, homes
+
+PACKAGES = sorted(p.parent.name for p in pathlib.Path(gradtx.__file__).parent.glob("*/__init__.py"))
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_a_package_lists_what_it_has(name):
+    package = getattr(gradtx, name)
+    listed = [each for each in dir(package) if not each.startswith("_")]
+    assert len(listed) > 2
+    for each in listed:
+        assert hasattr(package, each)
+
+
+@pytest.mark.parametrize("name", ["", ".contrib", ".schedules", ".transforms"])
+def test_no_public_name_is_also_a_module_beside_it(name):
+    package = importlib.import_module(f"gradtx{name}").__name__
+    path = getattr(sys.modules[package], "__path__", None)
+    files = pathlib.Path(path[0]).iterdir() if path else ()
+    modules = {file.stem for file in files}
+    names = {name for name, home in homes(package).items() if home != package}
+    assert not names & modules
+
+
+def test_names_of_modules_are_those_of_the_top_level():
+    for name in ("contrib", "schedules", "transforms", "losses"):
+        module = getattr(gradtx, name)
+        for each in module.__all__:
+            assert getattr(module, each) is getattr(gradtx, each)
+
+
+def test_imports_of_optax_carry_over():
+    from gradtx.contrib import muon
+    from gradtx.schedules import cosine_decay_schedule
+    from gradtx.transforms import freeze
+
+    assert (muon, cosine_decay_schedule, freeze) == (
+        gradtx.muon,
+        gradtx.cosine_decay_schedule,
+        gradtx.freeze,
+    )
+
+
+@pytest.mark.parametrize("old", MOVED)
+def test_what_has_moved_is_had_in_its_old_place_with_a_warning(old):
+    place, _, name = old.rpartition(".")
+    new_place, _, new_name = MOVED[old].rpartition(".")
+    with pytest.warns(DeprecationWarning, match=f"{old} is {MOVED[old]} now") as caught:
+        found = getattr(sys.modules[place], name)
+    assert caught[0].filename == __file__
+    assert found is getattr(sys.modules[new_place], new_name)
+    assert name not in dir(sys.modules[place])
+
+
+def test_a_configuration_knows_a_function_by_its_old_name():
+    tx = gradtx.monitor({"size": gradtx.transforms.trust.norm})
+    config = gradtx.to_config(tx)
+    assert gradtx.from_config(config) == tx
+    old = json.dumps(config).replace("transforms.trust.norm", "norm")
+    assert old != json.dumps(config)
+    assert gradtx.from_config(json.loads(old)) == tx
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "message"),
+    [
+        ("gradtx", "nnls", "use gradtx.solve with gradtx.project"),
+        ("gradtx", "assignment", "use scipy.optimize.linear_sum_assignment"),
+        ("gradtx", "adamww", "did you mean 'adamw'"),
+        ("gradtx", "xyzzy", "module 'gradtx' has no attribute 'xyzzy'$"),
+        ("gradtx.optimizers", "adamw", "use gradtx.adamw"),
+        ("gradtx.contrib", "adamw", "use gradtx.adamw"),
+        ("gradtx.schedules", "cosine_decay", "did you mean 'cosine_decay_schedule'"),
+    ],
+)
+def test_what_is_said_of_what_is_not_there(module, name, message):
+    with pytest.raises(AttributeError, match=message):
+        getattr(sys.modules[module], name)
+
+
+def test_a_star_import_and_a_module_left_out():
+    program = (
+        "from gradtx.contrib import *\nfrom gradtx import *\n"
+        "assert muon and adam and losses\n"
+        "import gradtx\n"
+        "assert gradtx.optimizers.adam.adam is gradtx.adam\n"
+        "assert not isinstance(gradtx.adam, type(gradtx))\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", program], check=True)
+
+
+def test_masked_node_is_none():
+    tree = {"a": gradtx.MaskedNode(), "b": 1.0}
+    assert tree["a"] is None
+    assert [isinstance(x, gradtx.MaskedNode) for x in (None, 1.0, ())] == [True, False, False]
+    state = gradtx.masked(gradtx.trace(0.9), {"a": False, "b": True}).init({"a": 1.0, "b": 2.0})
+    kept = jax.tree.map(
+        lambda x: x if isinstance(x, gradtx.MaskedNode) else x + 1,
+        state.inner_state.trace,
+        is_leaf=lambda x: isinstance(x, gradtx.MaskedNode),
+    )
+    assert kept["a"] is None
+    assert float(kept["b"]) == 1.0
+
+
+@pytest.mark.parametrize("name", ["safe_norm", "safe_root_mean_squares"])
+def test_the_gradient_of_a_safe_norm(name):
+    ours, theirs = getattr(gradtx, name), getattr(optax, name)
+    for x in (np.zeros(3), np.array([3.0, 4.0, 0.0]), np.full(3, 1e-3)):
+        for least in (0.0, 0.1):
+            got, want = (
+                jax.jit(jax.value_and_grad(f))(jnp.asarray(x, jnp.float32), least)
+                for f in (ours, theirs)
+            )
+            np.testing.assert_allclose(got[0], want[0], rtol=1e-6)
+            np.testing.assert_allclose(got[1], want[1], rtol=1e-6)
+            assert np.isfinite(got[1]).all()
+
+
+@pytest.mark.parametrize(
+    "keywords",
+    [{"axis": 1}, {"axis": (0, 1), "ord": "nuc"}, {"ord": 1, "axis": 0, "keepdims": True}, {}],
+)
+def test_safe_norm_along_axes(keywords):
+    x = np.array([[1.0, -2.0, 0.0], [0.0, 0.0, 0.0]], np.float32)
+    got, want = (np.asarray(lib.safe_norm(x, 0.5, **keywords)) for lib in (gradtx, optax))
+    assert got.shape == want.shape
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_safe_increment_stays_at_the_end():
+    for dtype in (jnp.int8, jnp.uint8, jnp.int32, jnp.float32, jnp.bfloat16):
+        last = (jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo)(dtype).max
+        for count in (jnp.asarray(3, dtype), jnp.asarray(last, dtype)):
+            got, want = (lib.safe_int32_increment(count) for lib in (gradtx, optax))
+            assert (got.dtype, got) == (want.dtype, want)
+    with pytest.raises(TypeError, match="must be a number"):
+        gradtx.safe_increment(True)
+
+
+def test_power_iteration_finds_the_largest_eigenvalue():
+    a = np.random.default_rng(0).normal(size=(6, 6)).astype(np.float32)
+    a = a @ a.T
+    values, vectors = np.linalg.eigh(a.astype(np.float64))
+    value, vector = jax.jit(gradtx.power_iteration)(a)
+    np.testing.assert_allclose(value, values[-1], rtol=1e-5)
+    np.testing.assert_allclose(abs(vector @ vectors[:, -1]), 1.0, rtol=1e-4)
+    value, vector = gradtx.power_iteration(
+        lambda v: {"x": -3.0 * v["x"]}, v0={"x": jnp.array([1.0, 2.0])}
+    )
+    np.testing.assert_allclose(value, -3.0, rtol=1e-6)
+    assert float(gradtx.power_iteration(jnp.zeros((2, 2)))[0]) == 0.0
+    with pytest.raises(ValueError, match="give v0"):
+        gradtx.power_iteration(lambda v: v)
+
+
+def test_older_names_of_tree_functions():
+    tree = {"a": jnp.array([3.0, -4.0])}
+    utils = gradtx.tree_utils
+    assert float(utils.tree_l2_norm(tree)) == 5.0
+    assert float(utils.tree_l2_norm(tree, squared=True)) == 25.0
+    assert float(utils.tree_l1_norm(tree)) == 7.0
+    assert float(utils.tree_linf_norm(tree)) == 4.0
+    assert utils.tree_scalar_mul(2.0, tree)["a"].tolist() == [6.0, -8.0]
+    assert utils.tree_add_scalar_mul(tree, 2.0, tree)["a"].tolist() == [9.0, -12.0]
+
+
+def test_types_are_annotations_as_in_optax():
+    def init(params: gradtx.Params) -> gradtx.OptState:
+        return gradtx.init_empty_state(params)
+
+    made: gradtx.TransformInitFn = init
+    assert made({}) == gradtx.EmptyState() == gradtx.ClipState() == gradtx.ScaleState()
+    assert gradtx.MultiTransformState is gradtx.PartitionState
+    assert inspect.isclass(gradtx.InjectHyperparamsState)
+
+
+def test_a_wrapped_schedule_is_stateful():
+    schedule = gradtx.WrappedSchedule(lambda count: 0.1 * count)
+    assert isinstance(schedule, gradtx.StatefulSchedule)
+    assert isinstance(schedule, optax.schedules.StatefulSchedule)
+    tx = gradtx.inject_hyperparams(gradtx.sgd)(schedule)
+    state = tx.init(1.0)
+    for _ in range(3):
+        _, state = tx.update(jnp.float32(1.0), state)
+    np.testing.assert_allclose(state.hyperparams["learning_rate"], 0.2, rtol=1e-6)
+
+
+TYPED = """
+import gradtx
+import gradtx.contrib
+from gradtx import losses, tree_utils
+from gradtx.contrib import muon
+from gradtx.schedules import cosine_decay_schedule
+from gradtx.transforms import freeze
+
+rate: gradtx.Schedule = cosine_decay_schedule(1e-3, 10)
+tx: gradtx.GradientTransformation = gradtx.chain(muon(rate), gradtx.contrib.muon(1e-3))
+x = tree_utils.tree_scale(2.0, {"a": 1.0})
+loss = losses.l2_loss(x["a"]).mean()
+reveal_type(gradtx.l2_loss)
+reveal_type(freeze)
+gradtx.contrib.adamw
+"""
+
+
+@pytest.mark.slow
+def test_types_of_a_user(tmp_path):
+    """The stubs are read by a strict type checker."""
+    api = pytest.importorskip("mypy.api")
+    file = tmp_path / "user.py"
+    file.write_text(TYPED)
+    out, _, _ = api.run(["--strict", "--cache-dir", str(tmp_path), "--config-file", "", str(file)])
+    errors = [line for line in out.splitlines() if "error" in line and "user.py" in line]
+    assert len(errors) == 1
+    assert 'has no attribute "adamw"' in errors[0]
+    assert out.count("Revealed type") == 2
+    assert "Any" not in out.split("freeze")[0].split("Revealed")[0]
