@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -150,6 +151,16 @@ class GradientTransformation(_Pair, Declared):
     def _replace(self, **fields: Any) -> Self:
         members = {**self._asdict(), **vars(self._members), **fields}
         return type(self)(**members)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """Where Optax is loaded its class of this name, which `isinstance` asks for: a pair is one.
+
+        The class itself is ``type(tx)``.
+        """
+        extra = issubclass(type(self), GradientTransformationExtraArgs)
+        name = f"GradientTransformation{'ExtraArgs' if extra else ''}"
+        return getattr(sys.modules.get("optax"), name, type(self))
 
     def __repr__(self) -> str:
         if self.declaration is not None:

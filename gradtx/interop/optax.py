@@ -1,4 +1,4 @@
-"""To and from Optax: states whose trees differ, and pairs that pass extra arguments on there."""
+"""To and from Optax: states whose trees differ, and pairs of its own class."""
 
 from typing import Any
 
@@ -13,12 +13,17 @@ from gradtx.types import Params, State
 def to_optax(tx: GradientTransformation) -> Any:
     """`tx` as an ``optax.GradientTransformationExtraArgs``.
 
-    A pair works in Optax as it is, but what is of another class gets no extra arguments in an
-    ``optax.chain``: wrap what needs them, such as line searches and :func:`reduce_on_plateau`.
+    A pair works in Optax as it is, extra arguments included: `isinstance` takes it for one of
+    Optax's. This is for what compares the type itself.
+
+    Args:
+        tx: the transformation.
 
     >>> import gradtx, optax
-    >>> tx = optax.chain(optax.clip(1.0), to_optax(gradtx.reduce_on_plateau()))
-    >>> updates, _ = tx.update(jnp.ones(1), tx.init(jnp.ones(1)), value=3.0)
+    >>> isinstance(gradtx.adam(0.1), optax.GradientTransformation)
+    True
+    >>> type(to_optax(gradtx.adam(0.1))) is optax.GradientTransformationExtraArgs
+    True
     """
     import optax
 

@@ -9,7 +9,7 @@ import optax
 import pytest
 
 import gradtx
-from gradtx.interop import from_optax_state, to_optax, to_optax_state
+from gradtx.interop import from_optax_state, to_optax_state
 from tests.catalogue import CATALOGUE
 from tests.test_contracts import grads, params, step
 
@@ -108,7 +108,7 @@ def test_extra_arguments_inside_an_optax_chain():
     def loss(p):
         return jnp.sum((p - 3.0) ** 2)
 
-    tx = optax.chain(optax.clip(100.0), to_optax(gradtx.lbfgs()))
+    tx = optax.chain(optax.clip(100.0), gradtx.lbfgs())
     p = jnp.zeros(2)
     state = tx.init(p)
     for _ in range(3):
