@@ -58,8 +58,9 @@ PAGES = {
     "Transforms": ("transforms",),
     "Wrappers": ("wrappers",),
     "Schedules": ("declared_schedule", "schedules"),
+    "Losses": ("losses",),
     "Projections": ("projections",),
-    "Trees": ("tree", "paths"),
+    "Trees": ("tree", "paths", "linear_algebra"),
     "Sparse rows": ("sparse", "rows"),
     "Other frameworks": ("interop",),
     "Inspection": ("inspection",),
@@ -68,8 +69,12 @@ PAGES = {
 }
 
 
+def public(name: str) -> object:
+    return reduce(getattr, name.split("."), gradtx)
+
+
 def page_of(name: str) -> str:
-    found = getattr(gradtx, name)
+    found = public(name)
     module = found.__name__ if inspect.ismodule(found) else getattr(found, "__module__", "")
     part = ([*module.split("."), ""])[1] if module.startswith("gradtx.") else ""
     return next(title for title, parts in PAGES.items() if part in parts)
@@ -77,14 +82,15 @@ def page_of(name: str) -> str:
 
 def by_file(name: str) -> tuple[str, bool, str]:
     """What stands in one file stands together, state classes last."""
-    found = getattr(gradtx, name)
+    found = public(name)
     return getattr(found, "__module__", ""), inspect.isclass(found), name
 
 
-GROUPS = {
-    title: sorted((n for n in gradtx.__all__ if page_of(n) == title), key=by_file)
-    for title in PAGES
-}
+# Modules that hold names of the top level: nothing is said twice.
+GATHERED = ("checks", "contrib", "losses", "schedules", "transforms", "tree_utils")
+RANGES = [f"checks.{n}" for n, v in vars(gradtx.checks).items() if hasattr(v, "__metadata__")]
+NAMES = [name for name in gradtx.__all__ if name not in GATHERED] + RANGES
+GROUPS = {title: sorted((n for n in NAMES if page_of(n) == title), key=by_file) for title in PAGES}
 GROUPS = {title: names for title, names in GROUPS.items() if names}
 
 
@@ -94,7 +100,7 @@ def slug(title: str) -> str:
 
 def entry(name: str) -> str:
     """The autodoc directive for one public name; modules of functions are listed whole."""
-    found = reduce(getattr, name.split("."), gradtx)
+    found = public(name)
     target = f"gradtx.{name}"
     if inspect.isclass(found) and found.__module__.startswith("gradtx"):
         kind, body = "autoclass", [":members:"]
