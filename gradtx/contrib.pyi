@@ -49,11 +49,10 @@ from gradtx.optimizers.muon import (
     scale_by_muon as scale_by_muon,
 )
 from gradtx.optimizers.prodigy import ProdigyState as ProdigyState, prodigy as prodigy
-from gradtx.optimizers.sophia import (
+from gradtx.optimizers.sophia import SophiaState as SophiaState, sophia as sophia
+from gradtx.transforms.hessian import (
     HutchinsonState as HutchinsonState,
-    SophiaState as SophiaState,
     hutchinson_estimator_diag_hessian as hutchinson_estimator_diag_hessian,
-    sophia as sophia,
 )
 from gradtx.transforms.norms import normalize as normalize
 from gradtx.transforms.plateau import (

@@ -1,11 +1,8 @@
 """Public names: each package loads those that its stub imports when they are first asked for."""
 
 import ast
-import difflib
 import functools
 import importlib
-import importlib.util
-import pkgutil
 import sys
 import warnings
 from collections.abc import Callable
@@ -52,13 +49,14 @@ def lazy(package: str) -> tuple[list[str], Callable[[str], Any], Callable[[], li
         package: its name. Its stub says which names it has, and in which modules they are; its
             own modules can be had as attributes too.
     """
+    # What is seldom needed is imported where it is: this module is what `import gradtx` costs.
     public = homes(package)
     path = getattr(sys.modules[package], "__path__", ())
 
     def get(name: str) -> Any:
         if name in public and public[name] != package:
             value = getattr(importlib.import_module(public[name]), name)
-        elif path and name[0] != "_" and importlib.util.find_spec(f"{package}.{name}"):
+        elif path and name[0] != "_" and is_module(f"{package}.{name}"):
             value = importlib.import_module(f"{package}.{name}")
         elif (new := MOVED.get(f"{package}.{name}")) is not None:
             return moved(f"{package}.{name}", new)
@@ -68,11 +66,20 @@ def lazy(package: str) -> tuple[list[str], Callable[[str], Any], Callable[[], li
         return value
 
     def names() -> list[str]:
+        import pkgutil
+
         modules = (m.name for m in pkgutil.iter_modules(path) if not m.name.startswith("_"))
         own = (name for name in vars(sys.modules[package]) if name.startswith("__"))
         return sorted({*public, *modules, *own})
 
     return list(public), get, names
+
+
+def is_module(name: str) -> bool:
+    """Whether there is a module of this name, in a package that is loaded."""
+    from importlib.util import find_spec
+
+    return find_spec(name) is not None
 
 
 def moved(old: str, new: str) -> Any:
@@ -84,6 +91,8 @@ def moved(old: str, new: str) -> Any:
 
 def missing(package: str, name: str) -> str:
     """What to say to someone who asks for a name that is not there."""
+    import difflib
+
     from gradtx.absences import LEFT_OUT
 
     text = f"module {package!r} has no attribute {name!r}"
