@@ -39,7 +39,7 @@ def restrict(inner: GradientTransformation, where: Where | None) -> GradientTran
     return GradientTransformationExtraArgs(init, update, parts=(tx,))
 
 
-def either(
+def split_by_mask(
     where: Where | None, chosen: GradientTransformation, other: GradientTransformation
 ) -> GradientTransformation:
     """`chosen` on the leaves that `where` chooses, `other` on the rest; they share one state."""

@@ -1,22 +1,147 @@
-"""Steering of XLA's compiler: what a formula cannot say, and the program needs."""
+"""Steering of XLA's compiler: what a formula cannot say, and the program needs.
 
-from collections.abc import Iterable
+A step should store nothing beside the parameters and the slots, which it overwrites in place. To
+mathematics every function here is what its first line says, on every chip and also where a value is
+NaN or infinite: ``delay(x, after=y)`` is `x`, ``recompute(f, x, after=y)`` is ``f(x)``,
+``replace(old, new)`` is `new`. Outside of ``jit`` they do nothing more.
+
+All but the sums rest on one trick: a factor of 1 that is known only once something else is, namely
+0 where ``y < -inf`` and 1 elsewhere. That is 1 for every `y`, NaN included. XLA plans its kernels
+and its memory without knowing so; LLVM, which compiles the kernels, finds it and leaves the factor
+out. The HLO under each function is of a compiled step without it, with `N` for a leaf's shape.
+"""
+
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import jax
+import jax.extend.core
 import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from gradtx.numerics.precision import real_dtype
+from gradtx.numerics.step import Step
 from gradtx.types import Array
 
+Chips = Literal["all", "cpu", "tpu", "all but cpu", "all but tpu"]
 
-def sums(*terms: list[Array]) -> list[Array]:
+
+def delay(x: Any, *, after: Array | Step, on: Chips = "cpu") -> Array:
+    """`x`, computed once `after` is.
+
+    For a slot that is overwritten while something still reads its old value: the two are in no
+    order, and XLA copies the slot. What overwrites it waits for what reads it, entry by entry or
+    for a sum. FTRL's accumulator, which `z` reads, on a CPU::
+
+        %copy.1 = f32[N] copy(%state_accumulator)
+        %multiply_add_fusion = f32[N] fusion(%params, ..., %copy.1, %state_linear, %gradients)
+
+    Args:
+        x: an array, or a number.
+        after: an array of any values, a number or in the shape of `x`.
+        on: the chips on which `x` waits. Most of them need no order: a TPU and a GPU make one
+            kernel of what a CPU makes one for each output of.
+    """
+    one = _one(after, on)
+    x = x if hasattr(x, "dtype") else jnp.asarray(x, one.dtype)
+    return _times(x, one) if is_tracer(one) else x
+
+
+def recompute(f: Callable[..., Any], *arrays: Array, after: Array | Step, on: Chips = "cpu") -> Any:
+    """``f(*arrays)``, computed once `after` is, and not stored since it was computed before.
+
+    What two kernels read is stored, where each could compute it. LAMB's direction, read by its norm
+    and by the step, on a CPU::
+
+        %add_divide_fusion = f32[N] fusion(%nu, ..., %mu, ...)
+
+    So are its numbers, at the size of the leaf, for a sum is there the call of a library that
+    reads arrays. It shares them with the step, and one leaf with the others: StableAdamW's
+    epsilon and bias correction for three leaves::
+
+        %wrapped_broadcast = f32[N] fusion(%constant.20)
+        %wrapped_broadcast.1 = f32[N] fusion(%exponential-minus-one_divide_fusion.1)
+
+    Hence every number in `f` waits as well as the arrays: those that are written in it, and those
+    that it takes from around it. (The library multiplies on the way, so that a factor costs
+    nothing; a selection would be stored.) Where `f` is computed for a sum, pass the `Step`: then
+    this leaf shares nothing with another.
+
+    Args:
+        f: a function of arrays; arrays from around it that are no numbers do not wait.
+        arrays: what it is computed from.
+        after: a number; or the step, for a number that nothing else waits for.
+        on: the chips on which it waits; "all" if it is dear enough for a TPU to store, as what
+            MARS makes of two large arrays, ``%multiply_reduce_fusion = (f32[], f32[N], f32[N])
+            fusion(%last, %select_n.0, %gradients, %mul.38)``.
+    """
+    one = _one(after, on)
+    if not is_tracer(one) or varying_axes(jax.typeof(one)):
+        return f(*arrays)
+    f(*arrays)  # what a `Step` computes once must not belong to the trace of `f`
+    closed, out = jax.make_jaxpr(f, return_shape=True)(*arrays)
+    jaxpr: Any = closed.jaxpr
+    literals = [v for eqn in jaxpr.eqns for v in eqn.invars if _is_number(v)]
+    numbers = [jnp.asarray(v.val, v.aval.dtype) for v in literals]
+    names = jax.make_jaxpr(lambda *x: x)(*numbers).jaxpr.invars
+    name = iter(names)
+    eqns = [
+        eqn.replace(invars=[next(name) if _is_number(v) else v for v in eqn.invars])
+        for eqn in jaxpr.eqns
+    ]
+    invars = [*jaxpr.constvars, *names, *jaxpr.invars]
+    run = jaxpr_as_fun(ClosedJaxpr(jaxpr.replace(constvars=[], invars=invars, eqns=eqns), []))
+    held = [_times(x, one) if jnp.ndim(x) == 0 else x for x in closed.consts]
+    structure: Any = jax.tree.structure(out)
+    return structure.unflatten(run(*held, *(_times(x, one) for x in (*numbers, *arrays))))
+
+
+def true_after(x: Array) -> Array:
+    """True everywhere, which XLA learns only by computing `x`.
+
+    A loop that overwrites an array and is entered on this condition waits for what reads the array:
+    a loss, for one, that reads the parameters after its gradient does.
+    """
+    return jnp.logical_not(x.real < -jnp.inf)
+
+
+def replace(old: Array, new: Array, *readers: Array) -> Array:
+    """`new` in the place of the slot `old`.
+
+    A slot that becomes the gradient is a copy, which is fused with nothing: Adan's on an H100 and
+    a TPU, beside the one kernel of the step::
+
+        %copy.16 = f32[N] copy(%gradients)
+
+    Naming the old value makes it a part of that kernel. On a CPU, where every slot has a kernel,
+    the copy waits for `readers`, the new slots that are made of the old value.
+    """
+    for reader in readers:
+        new = delay(new, after=reader)
+    return delay(new, after=old, on="all but cpu")
+
+
+def fuse(x: Array, *, after: Array) -> Array:
+    """`x`, of which a TPU's compiler makes one kernel with what reads it.
+
+    It does so with a quotient: `x` is divided by a 1 that is known after the number `after`. For a
+    slot that becomes the gradient, or a direction that :func:`replace` would have it store. The
+    slot of optimistic gradient descent otherwise::
+
+        %copy = f32[N] copy(%gradients)
+    """
+    return x / _one(after, "tpu")
+
+
+def sums_in_one_pass(*terms: list[Array]) -> list[Array]:
     """The sum of all entries of each of several lists of leaves: real, and alike in their shapes.
 
     On an NVIDIA GPU one reduction for each leaf: a kernel with several cannot write over the slots
-    that they read, and XLA copies these. Elsewhere a reduction each, which a TPU's compiler fuses.
+    that they read, and XLA copies these, as for D-Adaptation or MoMo-Adam. Elsewhere a reduction
+    each, which a TPU's compiler fuses.
 
-    >>> [float(x) for x in sums([jnp.arange(3.0), jnp.ones(2)], [jnp.ones(3), jnp.ones(2)])]
+    >>> xs, ys = [jnp.arange(3.0), jnp.ones(2)], [jnp.ones(3), jnp.ones(2)]
+    >>> [float(x) for x in sums_in_one_pass(xs, ys)]
     [5.0, 5.0]
     """
 
@@ -37,56 +162,37 @@ def sums(*terms: list[Array]) -> list[Array]:
     return totals
 
 
-def after(x: Any, first: Array, *, on: Literal["cpu", "others", "all"] = "cpu") -> Array:
-    """`x`, which XLA's compiler for CPUs now cannot compute before `first`; NaN where that is NaN.
+def _one(after: Array | Step, on: Chips) -> Array:
+    """1 everywhere, in the shape of `after`, which XLA learns only by computing `after`."""
+    first = after.distinct() if isinstance(after, Step) else after
+    dtype = real_dtype(first.dtype)
 
-    An array that is overwritten in place is copied if something else still reads it. What
-    overwrites it is therefore made to wait: for a sum over the old values, or, entry by entry, for
-    another new slot. It also keeps XLA from storing what two kernels have in common, where each can
-    compute it: a number too, since its sums are library calls, before which it writes a number that
-    occurs twice, be it for two leaves, out to their size.
+    def hidden(first: Array) -> Array:
+        return jnp.where(true_after(first), jnp.ones([], dtype), 0)
 
-    Other chips need no order. But what is made twice of large arrays may be stored there too; `on`
-    says where a number waits, with which it is made.
-    """
-    x = x if hasattr(x, "dtype") else jnp.asarray(x, real_dtype(first.dtype))
-    # Both branches differ along the same axes of a shard_map.
-    x = vary(x, varying_axes(jax.typeof(first)) - varying_axes(jax.typeof(x)))
+    def plain(first: Array) -> Array:
+        return vary(jnp.ones(first.shape, dtype), varying_axes(jax.typeof(first)))
 
-    def wait(x: Array, first: Array) -> Array:
-        return jnp.where(is_computed(first), x, 0)
-
-    def free(x: Array, first: Array) -> Array:
-        return jnp.broadcast_to(x, jnp.broadcast_shapes(x.shape, first.shape))
-
-    cpu, default = {"cpu": (wait, free), "others": (free, wait), "all": (wait, wait)}[on]
-    return jax.lax.platform_dependent(x, first, cpu=cpu, default=default)
+    if not is_tracer(first):
+        return plain(first)
+    if on == "all":
+        return hidden(first)
+    there, elsewhere = (plain, hidden) if on.startswith("all but") else (hidden, plain)
+    return jax.lax.platform_dependent(first, default=elsewhere, **{on.split()[-1]: there})
 
 
-def is_computed(x: Array) -> Array:
-    """True, which XLA's compiler learns only by computing the real number `x`.
-
-    A loop that writes into an array in place and depends on this waits for what reads the old one.
-    """
-    x = x.real
-    return jnp.isnan(x) | (x >= -jnp.inf)
+def _times(x: Array, one: Array) -> Array:
+    """The product; of a complex number part by part, since an infinite one times 0 is NaN."""
+    if jnp.iscomplexobj(x):
+        return jax.lax.complex(_times(x.real, one), _times(x.imag, one))
+    return x * one.astype(x.dtype)
 
 
-def replace_slot(old: Array, new: Array, number: Array, *readers: Array) -> Array:
-    """`new` in the place of the slot `old`, which the new slots `readers` are made of.
-
-    A slot that becomes the gradient is a copy, which no chip fuses with the rest of the step. Where
-    XLA makes one kernel of a step, naming the old value fuses it; on a CPU, where every slot has a
-    kernel, the copy waits for those that read the old value. `number` is any that is not negative.
-    """
-
-    def wait() -> Array:
-        value = new
-        for reader in readers:
-            value = after(value, jnp.abs(reader))
-        return value
-
-    return jax.lax.platform_dependent(cpu=wait, default=lambda: jnp.where(number < 0, old, new))
+def _is_number(v: Any) -> bool:
+    """Whether an operand in a jaxpr is a real or complex number written there."""
+    if not isinstance(v, jax.extend.core.Literal):
+        return False
+    return jnp.issubdtype(jnp.result_type(v.val), jnp.inexact)
 
 
 def is_tracer(x: Any) -> bool:

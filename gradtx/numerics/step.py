@@ -89,8 +89,8 @@ class Step:
     def __rpow__(self, other: Any) -> Array:
         return other**self.number
 
-    def another(self) -> Array:
-        """A number that nobody else gets, for `after`: what leaves have in common is stored."""
+    def distinct(self) -> Array:
+        """A number that nobody else gets: to XLA what is made of it is something of its own."""
         self._others += 1
         return self.number + self._others
 

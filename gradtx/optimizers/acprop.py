@@ -10,7 +10,7 @@ from gradtx.numerics import Step, abs_sq, accumulator_dtype, ema, zeros_like
 from gradtx.optimizers.adabelief import ScaleByBeliefState
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
-from gradtx.training.apply import kept_until_applied
+from gradtx.training.apply import chain_reading_old
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array
@@ -98,7 +98,7 @@ def acprop(
     >>> acprop(1e-3)
     acprop(learning_rate=0.001, b1=0.9, b2=0.999, eps=1e-16, eps_root=1e-16, weight_decay=0.0)
     """
-    return kept_until_applied(
+    return chain_reading_old(
         "nu",
         scale_by_acprop(b1, b2, eps, eps_root),
         add_decayed_weights(weight_decay, mask),

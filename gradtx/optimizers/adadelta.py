@@ -8,10 +8,10 @@ from gradtx.checks import Decay, NonNegative
 from gradtx.composition.chain import chain, identity
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import abs_sq, accumulator_dtype, ema, zeros_like
-from gradtx.numerics.steering import after
+from gradtx.numerics.steering import delay
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
-from gradtx.training.apply import kept_until_applied
+from gradtx.training.apply import chain_reading_old
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, Slots
@@ -65,7 +65,7 @@ def scale_by_adadelta(
                 return (jnp.sqrt(e_x) + eps) / (jnp.sqrt(e_g) + eps)
 
             # Made twice: XLA would store what the new parameter and the new slot have in common.
-            again = ratio(after(s.e_x, e_g), after(e_g, e_g))
+            again = ratio(delay(s.e_x, after=e_g), delay(e_g, after=e_g))
             e_x = ema(abs_sq(g * again), s.e_x, rho)
             return g * ratio(s.e_x, e_g), {"e_g": e_g, "e_x": e_x}
         e_x = rho * s.e_x + _share(g, (1 - rho) * (s.e_x + eps), e_g + eps)
@@ -128,4 +128,4 @@ def adadelta(
         scale_by_adadelta(rho, eps, eps_in_sqrt=eps_in_sqrt),
         scale_by_learning_rate(1.0 if learning_rate is None else learning_rate),
     )
-    return chain(*links) if eps_in_sqrt else kept_until_applied("e_x", *links)
+    return chain(*links) if eps_in_sqrt else chain_reading_old("e_x", *links)

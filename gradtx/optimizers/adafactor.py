@@ -10,7 +10,7 @@ from gradtx.checks import Count, Decay, Limit, NonNegative
 from gradtx.composition.chain import chain, identity
 from gradtx.engine.lift import leafwise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, ema
-from gradtx.numerics.steering import after
+from gradtx.numerics.steering import delay, recompute
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
 from gradtx.transforms.clipping import shrink_factor
@@ -147,7 +147,7 @@ def scale_by_factored_rms(
         # squares, which each mean takes for itself. The means over rows come second, and are taken
         # in one pass with those of the clip.
         col = ema(jnp.mean(square, axis=d1) + epsilon, s.v_col, beta)
-        again = abs_sq(g * after(1, jnp.max(col)))
+        again = recompute(abs_sq, g, after=jnp.max(col))
         row = ema(jnp.mean(again, axis=d0) + epsilon, s.v_row, beta)
         mean = jnp.mean(row, axis=d1 - (d1 > d0), keepdims=True)
         by_row = jnp.expand_dims(_inverse_root(row) * jnp.sqrt(mean), d0)
@@ -156,7 +156,7 @@ def scale_by_factored_rms(
             rows = jnp.mean(abs_sq(g * by_col), axis=d0, keepdims=True) * jnp.square(by_row)
             length = jnp.sqrt(jnp.mean(rows))
             by_row = by_row * shrink_factor(length, clipping_threshold)
-            by_col = after(by_col, length)  # or XLA writes it out for both products
+            by_col = delay(by_col, after=length)  # or XLA writes it out for both products
         return g * by_row * by_col, {"v_row": row, "v_col": col, "v": s.v}
 
     return leafwise(FactoredState, slots, rule)

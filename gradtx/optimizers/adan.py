@@ -8,7 +8,7 @@ from gradtx.checks import Decay, Fraction, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, zeros_like
-from gradtx.numerics.steering import replace_slot
+from gradtx.numerics.steering import replace
 from gradtx.pair import (
     GradientTransformation,
     optimizer,
@@ -83,7 +83,7 @@ def scale_by_adan(
         m, v = ema(g, s.m, b1), ema(diff, s.v, b2)
         n = ema(abs_sq(g + weight * diff), s.n, b3)
         u = debias(m, b1, t) + weight * debias(v, b2, t)
-        new = {"m": m, "v": v, "n": n, "g": replace_slot(s.g, g, t.number, v, n)}
+        new = {"m": m, "v": v, "n": n, "g": replace(s.g, g, v, n)}
         return u / (jnp.sqrt(debias(n, b3, t) + eps_root) + eps), new
 
     return elementwise(ScaleByAdanState, slots, rule)

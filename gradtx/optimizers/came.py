@@ -1,6 +1,5 @@
 """CAME."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -9,7 +8,7 @@ from gradtx.checks import Decay, NonNegative, Positive
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import leafwise
 from gradtx.numerics import abs_sq, accumulator_dtype, ema, zeros_like
-from gradtx.numerics.steering import after
+from gradtx.numerics.steering import recompute
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
 from gradtx.transforms.clipping import shrink_factor
@@ -31,17 +30,6 @@ class ScaleByCameState(NamedTuple):
     v: Slots
     residual_row: Slots
     residual_col: Slots
-
-
-def _means(
-    square: Callable[[Array], Array], first: Array, row: Array, col: Array, decay: Any, eps: Any
-) -> tuple[Array, Array]:
-    """The moving averages of the means of ``square(known)``, which is computed when `known` is.
-
-    XLA would store what both means read: each takes the squares for itself.
-    """
-    row = ema(jnp.mean(square(first), -1) + eps, row, decay)
-    return row, ema(jnp.mean(square(jnp.max(row)), -2) + eps, col, decay)
 
 
 def _inverse_root(x: Array) -> Array:
@@ -120,27 +108,27 @@ def scale_by_came(
             mu = new["mu"] = ema(u * shrink_factor(rms(u), clipping_threshold), s.mu, b1)
             return mu, new
 
-        def square(known: Array) -> Array:
-            return abs_sq(g * after(1, known))
-
-        rows, cols = _means(square, jnp.zeros([]), s.v_row, s.v_col, b2, eps)
+        rows = ema(jnp.mean(abs_sq(g), -1) + eps, s.v_row, b2)
+        again = recompute(abs_sq, g, after=jnp.max(rows))
+        cols = ema(jnp.mean(again, -2) + eps, s.v_col, b2)
         new["v_row"], new["v_col"] = rows, cols
         by_row, by_col = _unfactored(rows, cols)
         mean = jnp.mean(abs_sq(g * by_col), -1, keepdims=True) * jnp.square(by_row)
         length = jnp.sqrt(jnp.mean(mean))
         by_row = by_row * shrink_factor(length, clipping_threshold)
 
-        def scaled(known: Array) -> Array:
-            return g * after(by_row, known) * after(by_col, known)
+        def scaled(g: Array, by_row: Array, by_col: Array) -> Array:
+            return g * by_row * by_col
 
-        mu = new["mu"] = ema(scaled(length), s.mu, b1)
+        mu = new["mu"] = ema(recompute(scaled, g, by_row, by_col, after=length), s.mu, b1)
 
-        def instability(known: Array) -> Array:
-            return abs_sq(scaled(known) - mu)
+        def instability(g: Array, by_row: Array, by_col: Array) -> Array:
+            return abs_sq(scaled(g, by_row, by_col) - mu)
 
-        rows, cols = _means(
-            instability, jnp.max(cols), s.residual_row, s.residual_col, b3, eps_residual
-        )
+        square = recompute(instability, g, by_row, by_col, after=jnp.max(cols))
+        rows = ema(jnp.mean(square, -1) + eps_residual, s.residual_row, b3)
+        square = recompute(instability, g, by_row, by_col, after=jnp.max(rows))
+        cols = ema(jnp.mean(square, -2) + eps_residual, s.residual_col, b3)
         new["residual_row"], new["residual_col"] = rows, cols
         by_row, by_col = _unfactored(rows, cols)
         return mu * by_row * by_col, new

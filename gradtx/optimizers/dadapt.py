@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, NonNegative, Positive
 from gradtx.engine.tree import treewise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, compute_dtype, divide, ema, zeros_like
-from gradtx.numerics.steering import after, sums
+from gradtx.numerics.steering import delay, recompute, sums_in_one_pass
 from gradtx.pair import GradientTransformation, transformation
 from gradtx.types import Array, Counter, Slots, TreeScalar
 
@@ -97,17 +97,22 @@ def dadapt_adamw(
         rate = s.estim_lr * learning_rate
         if bias_correction:
             rate = rate * (jnp.sqrt(t.bias_correction(b2)) / t.bias_correction(b1))
-        # On CPU XLA would make one array of eps for all leaves and for the directions.
-        scaled = jax.tree.map(
-            lambda a, v: a / (jnp.sqrt(v) + after(eps, t.another())), s.grad_sum, s.exp_avg_sq
+
+        def scaled(a: Array, v: Array) -> Array:
+            return a / (jnp.sqrt(v) + eps)
+
+        products = jax.tree.map(
+            lambda g, a, v: (jnp.conj(g) * recompute(scaled, a, v, after=t)).real,
+            g,
+            s.grad_sum,
+            s.exp_avg_sq,
         )
-        products = jax.tree.map(lambda g, a: (jnp.conj(g) * a).real, g, scaled)
-        read = sums(products)[0]
-        g = [after(x, read) for x in g]  # what follows overwrites the slots
+        read = sums_in_one_pass(products)[0]
+        g = [delay(x, after=read) for x in g]  # what follows overwrites the slots
         mean = jax.tree.map(lambda g, m: ema(rate * g, m, b1), g, s.exp_avg)
         square = jax.tree.map(lambda g, v: ema(abs_sq(g), v, b2), g, s.exp_avg_sq)
         total = jax.tree.map(lambda g, a: ema(rate * g, a, b), g, s.grad_sum)
-        product, size = sums(products, jax.tree.map(jnp.abs, total))
+        product, size = sums_in_one_pass(products, jax.tree.map(jnp.abs, total))
         numerator = ema(rate * product, s.numerator_weighted, b)
         estimate = divide(numerator, (1 - b) * size)
         directions = jax.tree.map(

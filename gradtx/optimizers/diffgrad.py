@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, NonNegative
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, zeros_like
-from gradtx.numerics.steering import replace_slot
+from gradtx.numerics.steering import replace
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
-from gradtx.training.apply import kept_until_applied
+from gradtx.training.apply import chain_reading_old
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, Counter, DType, Slots
@@ -75,7 +75,7 @@ def scale_by_diffgrad(
         friction = 1 + jnp.exp(-jnp.abs(s.previous - g))
         root = jnp.sqrt(jnp.where(nu > 0, debias(nu, b2, t), jnp.inf))
         direction = debias(mu, b1, t) / (friction * (root + eps))
-        return direction, {"mu": mu, "nu": nu, "previous": replace_slot(s.previous, g, t.number)}
+        return direction, {"mu": mu, "nu": nu, "previous": replace(s.previous, g)}
 
     return elementwise(ScaleByDiffgradState, slots, rule)
 
@@ -112,7 +112,7 @@ def diffgrad(
     >>> diffgrad(1e-3)
     diffgrad(learning_rate=0.001, b1=0.9, b2=0.999, eps=1e-08, weight_decay=0.0)
     """
-    return kept_until_applied(
+    return chain_reading_old(
         "previous",
         scale_by_diffgrad(b1, b2, eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype),
         add_decayed_weights(weight_decay, mask),

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from gradtx.checks import NonNegative, Positive
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import abs_sq, accumulator_dtype, compute_dtype, divide, full_like, zeros_like
-from gradtx.numerics.steering import after
+from gradtx.numerics.steering import delay
 from gradtx.pair import GradientTransformation, transformation
 from gradtx.types import Array, Slots
 
@@ -83,7 +83,7 @@ def ftrl(
         pull = 2 * l2_shrinkage_regularization_strength
         growth = root(s.accumulator + square) - root(s.accumulator)
         z = s.linear + g + (pull - growth * (1 / learning_rate)) * p
-        n = s.accumulator + after(square, jnp.abs(z))  # z reads the old one
+        n = s.accumulator + delay(square, after=z)  # z reads the old one
         curvature = (root(n) + beta) * (1 / learning_rate) + 2 * l2_regularization_strength
         size = jnp.maximum(jnp.abs(z) - l1_regularization_strength, 0)
         step = -jnp.sign(z) * divide(size, curvature) - p

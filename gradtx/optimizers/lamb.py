@@ -6,13 +6,14 @@ import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative
 from gradtx.composition.chain import chain, identity
-from gradtx.composition.masking import either
+from gradtx.composition.masking import split_by_mask
 from gradtx.engine.lift import leafwise
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, ema, zeros_like
-from gradtx.numerics.steering import after
+from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, zeros_like
+from gradtx.numerics.steering import recompute
 from gradtx.optimizers.adam import ScaleByAdamState
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
+from gradtx.transforms.decay import decayed
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.transforms.trust import norm, trust_ratio
 from gradtx.types import Array
@@ -60,24 +61,21 @@ def scale_by_lamb(
     def slots(p: Array) -> dict[str, Array]:
         return {"mu": zeros_like(p), "nu": zeros_like(p, accumulator_dtype(p))}
 
-    def decaying(strength: Any) -> GradientTransformation:
-        plain = isinstance(strength, float | int) and strength == 0
-
+    def with_decay(weight_decay: Any) -> GradientTransformation:
         def rule(g: Array, s: Any, t: Step, p: Array) -> Any:
             mu, nu = ema(g, s.mu, b1), ema(abs_sq(g), s.nu, b2)
 
-            def direction(known: Array) -> Array:
-                """The direction, computed when `known` is: XLA would store it for two readers."""
-                root = jnp.sqrt(nu * after(t.debiasing(b2), known) + after(eps_root, known))
-                u = mu * after(t.debiasing(b1), known) / (root + after(eps, known))
-                return u if plain else u + after(strength, known) * p
+            def direction(mu: Array, nu: Array, p: Array) -> Array:
+                u = debias(mu, b1, t) / (jnp.sqrt(debias(nu, b2, t) + eps_root) + eps)
+                return decayed(u, weight_decay, p)
 
-            size, length = norm(p), norm(direction(t.another()))
-            return direction(length) * trust_ratio(size, length), {"mu": mu, "nu": nu}
+            size, length = norm(p), norm(recompute(direction, mu, nu, p, after=t))
+            again = recompute(direction, mu, nu, p, after=length)
+            return again * trust_ratio(size, length), {"mu": mu, "nu": nu}
 
         return leafwise(ScaleByAdamState, slots, rule)
 
-    return either(mask, decaying(weight_decay), decaying(0.0))
+    return split_by_mask(mask, with_decay(weight_decay), with_decay(0.0))
 
 
 @optimizer

@@ -4,11 +4,12 @@ from typing import Any
 
 from gradtx.checks import Fraction, NonNegative
 from gradtx.composition.chain import chain, identity
-from gradtx.composition.masking import either
+from gradtx.composition.masking import split_by_mask
 from gradtx.engine.lift import leafwise
-from gradtx.numerics.steering import after
+from gradtx.numerics.steering import recompute
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
+from gradtx.transforms.decay import decayed
 from gradtx.transforms.momentum import trace
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.transforms.trust import norm, trust_ratio
@@ -50,25 +51,24 @@ def scale_by_lars(
     [5.0, 0.0]
     """
 
-    def scaled(strength: Any, by_ratio: bool) -> GradientTransformation:
-        plain = isinstance(strength, float | int) and strength == 0
-
+    def with_decay(weight_decay: Any, by_ratio: bool) -> GradientTransformation:
         def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
-            def decayed(known: Array) -> Array:
-                # Computed again when the norm is known: XLA would store it for two readers.
-                return g if plain else g + after(strength, known) * p
+            def direction(g: Array, p: Array) -> Array:
+                return decayed(g, weight_decay, p)
 
             size = norm(p)
-            length = norm(decayed(size))
+            length = norm(recompute(direction, g, p, after=size))
             ratio = trust_ratio(size, length, trust_coefficient, eps)
-            return decayed(length) * (ratio if by_ratio else 1), {}
+            return recompute(direction, g, p, after=length) * (ratio if by_ratio else 1), {}
 
         return leafwise(EmptyState, None, rule)
 
-    def decaying(by_ratio: bool) -> GradientTransformation:
-        return either(weight_decay_mask, scaled(weight_decay, by_ratio), scaled(0.0, by_ratio))
+    def with_ratio(by_ratio: bool) -> GradientTransformation:
+        return split_by_mask(
+            weight_decay_mask, with_decay(weight_decay, by_ratio), with_decay(0.0, by_ratio)
+        )
 
-    return either(trust_ratio_mask, decaying(True), decaying(False))
+    return split_by_mask(trust_ratio_mask, with_ratio(True), with_ratio(False))
 
 
 @optimizer

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, Limit, NonNegative
 from gradtx.engine.lift import elementwise, leafwise
 from gradtx.numerics import Step, zeros_like
-from gradtx.numerics.steering import after, replace_slot
+from gradtx.numerics.steering import recompute, replace
 from gradtx.optimizers.adam import scale_by_adam
 from gradtx.optimizers.sgd import scale_by_sign
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
-from gradtx.training.apply import kept_until_applied
+from gradtx.training.apply import chain_reading_old
 from gradtx.transforms.clipping import shrink_factor
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.momentum import ema as moving_average
@@ -66,20 +66,19 @@ def mars(
         return {"last": zeros_like(p)}
 
     def rule(g: Array, s: Any, t: Step) -> Any:
-        def weight() -> Array:
-            return jnp.where(t.number == 1, 0, gamma * b1 / (1 - b1))
+        weight = t.once(
+            "weight of the change", 0, lambda: jnp.where(t.number == 1, 0, gamma * b1 / (1 - b1))
+        )
 
-        def corrected(weight: Array) -> Array:
-            return (1 + weight) * g - weight * s.last
+        def corrected(g: Array, last: Array) -> Array:
+            return (1 + weight) * g - weight * last
 
-        known = t.once("mars", 0, weight)
         if max_norm is None:
-            c = corrected(known)
+            c = corrected(g, s.last)
         else:
-            factor = shrink_factor(norm(corrected(after(known, t.another()))), max_norm)
-            # Made anew, not stored until the norm is known.
-            c = corrected(after(known, factor, on="all")) * factor
-        return c, {"last": replace_slot(s.last, g, t.number)}
+            factor = shrink_factor(norm(recompute(corrected, g, s.last, after=t)), max_norm)
+            c = recompute(corrected, g, s.last, after=factor, on="all") * factor
+        return c, {"last": replace(s.last, g)}
 
     return (elementwise if max_norm is None else leafwise)(MarsState, slots, rule)
 
@@ -117,7 +116,7 @@ def mars_adamw(
 
     >>> tx = mars_adamw(3e-3, weight_decay=0.01)
     """
-    return kept_until_applied(
+    return chain_reading_old(
         "last",
         mars(b1, gamma, max_norm),
         scale_by_adam(b1, b2, eps, mu_dtype=mu_dtype),
@@ -156,7 +155,7 @@ def mars_lion(
 
     >>> tx = mars_lion(3e-4)
     """
-    return kept_until_applied(
+    return chain_reading_old(
         "last",
         mars(b1, gamma, max_norm),
         moving_average(b1, debias=False, accumulator_dtype=mu_dtype),

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, NonNegative, Number
 from gradtx.engine.tree import treewise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, compute_dtype, divide, ema, zeros_like
-from gradtx.numerics.steering import after, sums
+from gradtx.numerics.steering import recompute, sums_in_one_pass
 from gradtx.pair import GradientTransformation, transformation
 from gradtx.types import Array, Counter, Slots, TreeScalar
 
@@ -131,7 +131,7 @@ def momo(
     def rule(g: list[Array], s: Any, t: Step, p: list[Array], *, value: Array) -> Any:
         b = jnp.where(t.number == 1, 0.0, beta)
         mean = jax.tree.map(lambda g, m: ema(g, m, b), g, s.exp_avg)
-        along, slope, square = sums(_dot(g, p), _dot(mean, p), _dot(mean, mean))
+        along, slope, square = sums_in_one_pass(_dot(g, p), _dot(mean, p), _dot(mean, mean))
         barf, gamma = ema(value, s.barf, b), ema(along, s.gamma, b)
         shrink = 1 + learning_rate * weight_decay
         bound = lower_bound if adapt_lower_bound else None
@@ -206,10 +206,12 @@ def momo_adam(
         square = jax.tree.map(lambda g, v: ema(abs_sq(g), v, b2), g, s.exp_avg_sq)
         root = jnp.sqrt(t.bias_correction(b2))
         small = eps * root
-        scaled = jax.tree.map(
-            lambda m, v: m / (after(small, t.another()) + jnp.sqrt(v)), mean, square
-        )
-        along, slope, square_norm = sums(_dot(g, p), _dot(mean, p), _dot(mean, scaled))
+
+        def scaled(m: Array, v: Array) -> Array:
+            return m / (small + jnp.sqrt(v))
+
+        own = jax.tree.map(lambda m, v: recompute(scaled, m, v, after=t), mean, square)
+        along, slope, square_norm = sums_in_one_pass(_dot(g, p), _dot(mean, p), _dot(mean, own))
         barf, gamma = ema(value, s.barf, b1), ema(along, s.gamma, b1)
         shrink = 1 + learning_rate * weight_decay
         bound = lower_bound if adapt_lower_bound else None
@@ -219,8 +221,7 @@ def momo_adam(
         decay, scale = learning_rate * weight_decay / shrink, tau * root / shrink
 
         def direction(m: Array, v: Array, p: Array) -> Array:
-            # d / D anew: to keep it would cost a copy of the parameters.
-            return -decay * p - scale * (m / (after(small, tau) + jnp.sqrt(after(v, tau))))
+            return -decay * p - scale * recompute(scaled, m, v, after=tau)
 
         return jax.tree.map(direction, mean, square, p), {
             "exp_avg": mean,

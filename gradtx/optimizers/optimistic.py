@@ -2,19 +2,19 @@
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative, Number
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import real_dtype, zeros_like
+from gradtx.numerics.steering import delay, fuse
 from gradtx.optimizers.adam import scale_by_adam
 from gradtx.pair import (
     GradientTransformation,
     optimizer,
     transformation,
 )
-from gradtx.training.apply import kept_until_applied
+from gradtx.training.apply import chain_reading_old
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, DType, Slots, TreeScalar
 
@@ -24,24 +24,6 @@ class ScaleByOptimisticGradientState(NamedTuple):
 
     is_initial_step: TreeScalar
     previous_gradient: Slots
-
-
-def _written(g: Array, first: Array) -> Array:
-    """`g`, and on a TPU over 1: its compiler makes of a quotient and what reads it one kernel.
-
-    It would give a copy a kernel of its own, and store the direction for anything else.
-    """
-    one = jnp.maximum(first.astype(real_dtype(g.dtype)), 1)  # which the compiler does not know
-    return jax.lax.platform_dependent(g, one, tpu=jnp.divide, default=lambda g, one: g)
-
-
-def _kept(g: Array, direction: Array) -> Array:
-    """`g`, written over the old one by the kernel that reads that for the direction."""
-
-    def wait(g: Array, direction: Array) -> Array:
-        return jnp.where(jnp.isnan(direction), jnp.nan, g)
-
-    return jax.lax.platform_dependent(g, direction, tpu=lambda g, direction: g, default=wait)
 
 
 @transformation
@@ -69,10 +51,10 @@ def scale_by_optimistic_gradient(alpha: Number = 1.0, beta: Number = 1.0) -> Gra
         return {"previous_gradient": zeros_like(p)}
 
     def rule(g: Array, s: Any, t: Any) -> Any:
-        g = _written(g, s.is_initial_step)
+        g = fuse(g, after=s.is_initial_step.astype(real_dtype(g.dtype)))
         previous = jnp.where(s.is_initial_step, g, s.previous_gradient)
         direction = (alpha + beta) * g - beta * previous
-        return direction, {"previous_gradient": _kept(g, direction)}
+        return direction, {"previous_gradient": delay(g, after=direction, on="all but tpu")}
 
     return elementwise(
         ScaleByOptimisticGradientState,
@@ -102,7 +84,7 @@ def optimistic_gradient_descent(
     >>> optimistic_gradient_descent(0.1)
     optimistic_gradient_descent(learning_rate=0.1, alpha=1.0, beta=1.0)
     """
-    return kept_until_applied(
+    return chain_reading_old(
         "previous_gradient",
         scale_by_optimistic_gradient(alpha, beta),
         scale_by_learning_rate(learning_rate),
@@ -142,7 +124,7 @@ def optimistic_adam(
 
     >>> tx = optimistic_adam(1e-3, optimism=5e-4)
     """
-    return kept_until_applied(
+    return chain_reading_old(
         "previous_gradient",
         scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov),
         scale_by_optimistic_gradient(
@@ -186,7 +168,7 @@ def optimistic_adam_v2(
 
     >>> tx = optimistic_adam_v2(lambda count: 1e-3 / (1 + count))
     """
-    return kept_until_applied(
+    return chain_reading_old(
         "previous_gradient",
         scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov),
         scale_by_optimistic_gradient(alpha=alpha, beta=beta),

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, NonNegative, Positive
 from gradtx.engine.tree import treewise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, compute_dtype, divide, ema, zeros_like
-from gradtx.numerics.steering import sums
+from gradtx.numerics.steering import sums_in_one_pass
 from gradtx.pair import GradientTransformation, transformation
 from gradtx.types import Array, Counter, Slots, TreeScalar
 
@@ -116,7 +116,7 @@ def prodigy(
         mean = jax.tree.map(lambda g, m: ema(d * g, m, b1), g, s.exp_avg)
         square = jax.tree.map(lambda g, v: ema(abs_sq(d * g), v, b2), g, s.exp_avg_sq)
         total = jax.tree.map(lambda g, a: b3 * a + weight * g, g, s.grad_sum)
-        come, size = sums(
+        come, size = sums_in_one_pass(
             jax.tree.map(lambda g, start, p: (jnp.conj(g) * (start - p)).real, g, s.params0, p),
             jax.tree.map(jnp.abs, total),
         )

@@ -9,7 +9,7 @@ from gradtx.checks import Decay, Fraction, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import leafwise
 from gradtx.numerics import abs_sq, accumulator_dtype, ema, zeros_like
-from gradtx.numerics.steering import after
+from gradtx.numerics.steering import recompute
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, Slots
@@ -66,16 +66,13 @@ def scale_by_sm3(
             v.reshape([-1 if i == axis else 1 for axis in range(rank)]) for i, v in enumerate(s.mu)
         ]
 
-        def total(known: Array) -> Array:
-            """The accumulator, computed when `known` is: XLA would store it for its readers."""
-            bound = reduce(jnp.minimum, [after(bound, known) for bound in bounds])
-            return b2 * bound + fresh * abs_sq(g * after(1, known))
+        def total(g: Array, *bounds: Array) -> Array:
+            return b2 * reduce(jnp.minimum, bounds) + fresh * abs_sq(g)
 
-        mu, known = [], jnp.zeros([])
+        mu, square = [], total(g, *bounds)
         for i in range(max(rank, 1)):
-            mu.append(jnp.max(total(known), axis=[a for a in range(rank) if a != i]))
-            known = jnp.sum(mu[-1])
-        square = total(known)
+            mu.append(jnp.max(square, axis=[a for a in range(rank) if a != i]))
+            square = recompute(total, g, *bounds, after=jnp.sum(mu[-1]))
         nu = ema(g / jnp.sqrt(jnp.where(square > 0, square + eps, jnp.inf)), s.nu, b1)
         return nu, {"mu": mu, "nu": nu}
 

@@ -11,7 +11,7 @@ from gradtx.composition.chain import chain
 from gradtx.engine.leaves import load, store
 from gradtx.engine.lift import elementwise, needed
 from gradtx.numerics import Step, accumulator_dtype, debias, ema, widen, zeros_like
-from gradtx.numerics.steering import after
+from gradtx.numerics.steering import delay
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -154,7 +154,7 @@ def scale_by_sophia(
             moments = moments._replace(nu=nu)
         out, moments = lifted.update(updates, moments)
         # The parameters are overwritten when the estimate is made from them: no copy.
-        out = tree.map_updates(lambda u: after(u, made), out)
+        out = tree.map_updates(lambda u: delay(u, after=made), out)
         if verbose and clip_threshold is not None:
             _print_win_rate(out, clip_threshold, moments.count, print_win_rate_every_n_steps)
         return out, SophiaState(moments.count, moments.mu, nu, inner)

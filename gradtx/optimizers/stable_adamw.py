@@ -6,13 +6,14 @@ import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative
 from gradtx.composition.chain import chain
-from gradtx.composition.masking import either
+from gradtx.composition.masking import split_by_mask
 from gradtx.engine.lift import leafwise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, zeros_like
-from gradtx.numerics.steering import after
+from gradtx.numerics.steering import recompute
 from gradtx.optimizers.adam import ScaleByAdamState
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
+from gradtx.transforms.decay import decayed
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.transforms.trust import rms
 from gradtx.types import Array, DType
@@ -66,25 +67,27 @@ def scale_by_stable_adamw(
             "nu": zeros_like(p, accumulator_dtype(p, nu_dtype)),
         }
 
-    def decaying(strength: Any) -> GradientTransformation:
+    def with_decay(weight_decay: Any) -> GradientTransformation:
         def rule(g: Array, s: Any, t: Step, p: Array) -> Any:
             mu, nu = ema(g, s.mu, b1), ema(abs_sq(g), s.nu, b2)
             tiny = jnp.finfo(nu.dtype).tiny  # for an eps of 0
             floor = jnp.maximum(eps * eps, tiny)
 
-            def corrected(known: Array) -> Array:
-                return nu * after(t.debiasing(b2), known)
+            def scaled(g: Array, nu: Array) -> Array:
+                return g / jnp.sqrt(jnp.maximum(debias(nu, b2, t), floor))
 
-            own = t.another()
-            excess = rms(g / jnp.sqrt(jnp.maximum(corrected(own), after(floor, own))))
-            square = corrected(excess)
-            root = jnp.sqrt(jnp.where(square > 0, square, jnp.inf)) + eps
-            direction = debias(mu, b1, t) / root + strength * p
-            return direction * (1 / jnp.maximum(1, excess)), {"mu": mu, "nu": nu}
+            def direction(mu: Array, nu: Array, p: Array) -> Array:
+                square = debias(nu, b2, t)
+                root = jnp.sqrt(jnp.where(square > 0, square, jnp.inf)) + eps
+                return decayed(debias(mu, b1, t) / root, weight_decay, p)
+
+            excess = rms(recompute(scaled, g, nu, after=t))
+            u = recompute(direction, mu, nu, p, after=excess)
+            return u * (1 / jnp.maximum(1, excess)), {"mu": mu, "nu": nu}
 
         return leafwise(ScaleByAdamState, slots, rule)
 
-    return either(mask, decaying(weight_decay), decaying(0.0))
+    return split_by_mask(mask, with_decay(weight_decay), with_decay(0.0))
 
 
 @optimizer

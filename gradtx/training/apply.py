@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from gradtx.composition.chain import chain
 from gradtx.numerics import as_arrays, cast, widen
-from gradtx.numerics.steering import after
+from gradtx.numerics.steering import delay
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -41,16 +41,19 @@ def apply_updates(params: Params, updates: Updates) -> Params:
 
 
 @transformation
-def kept_until_applied(slot: str, *links: GradientTransformation) -> GradientTransformation:
-    """A chain that overwrites a slot when the new parameters are computed, and not before.
+def chain_reading_old(slot: str, *links: GradientTransformation) -> GradientTransformation:
+    """A chain whose updates are made of the old value of a slot: ``chain(*links)``.
 
-    It is for a direction that reads the old value of a slot. XLA for CPUs copies such a slot, since
-    nothing tells it to compute the new parameters first; waiting for the sum that `apply_updates`
-    will take tells it; there the slot is NaN where the new parameter is. Where no parameters are
-    given, or others follow, nothing changes.
+    The kernel of the new parameters reads the old value, and nothing tells XLA for CPUs to run it
+    before the kernel of the new slot: it copies the slot. ACProp's::
+
+        %copy.3 = f32[N] copy(%state_nu)
+
+    The new slot waits for the sum that `apply_updates` will take, which XLA finds to be the same.
+    Without parameters nothing changes, nor where other links follow.
 
     Args:
-        slot: the slot's name, a field of one link's state.
+        slot: its name, a field of one link's state.
         links: what is chained.
     """
     tx = chain(*links)
@@ -58,7 +61,7 @@ def kept_until_applied(slot: str, *links: GradientTransformation) -> GradientTra
     def wait(path: str, new: Any, p: Any, u: Any) -> Any:
         if u is None or is_rows(u) or not hasattr(new, "dtype"):
             return new
-        return after(new, _add(path, p, u))
+        return delay(new, after=_add(path, p, u))
 
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any

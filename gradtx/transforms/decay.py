@@ -18,6 +18,16 @@ class WeightDecaySchedule(NamedTuple):
     count: Counter
 
 
+def decayed(u: Array, weight_decay: Any, p: Array) -> Array:
+    r""":math:`u + \lambda\theta`; of a :math:`\lambda` that is the number 0, `u` itself.
+
+    Multiplied by 0 the parameters would still be read, once for each slot behind.
+    """
+    if isinstance(weight_decay, float | int) and weight_decay == 0:
+        return u
+    return u + weight_decay * p
+
+
 @transformation(scheduled_state=WeightDecaySchedule)
 def add_decayed_weights(
     weight_decay: NonNegative = 0.0, mask: Where | None = None
@@ -44,11 +54,9 @@ def add_decayed_weights(
     >>> tx.update(jnp.zeros(1), tx.init(jnp.ones(1)), jnp.ones(1))[0].tolist()
     [0.5]
     """
-    # Multiplied by 0 the parameters would still be read, once for each slot behind.
-    nothing = isinstance(weight_decay, float | int) and weight_decay == 0
 
     def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
-        return (g if nothing else g + weight_decay * p), {}
+        return decayed(g, weight_decay, p), {}
 
     return restrict(elementwise(EmptyState, None, rule), mask)
 

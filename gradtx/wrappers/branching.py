@@ -9,7 +9,7 @@ from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from gradtx.engine.leaves import parameter
 from gradtx.numerics import cast
-from gradtx.numerics.steering import is_computed, is_tracer
+from gradtx.numerics.steering import is_tracer, true_after
 from gradtx.pair import GradientTransformation
 from gradtx.training.apply import take_step
 from gradtx.types import Array, Params, PyTree, State, Updates
@@ -88,7 +88,7 @@ def step_if(
     """A step of `tx` with ``grads(turn)``, or parameters and state as they are."""
     if extra_args.get("value") is not None:
         # The loss reads the parameters, which are overwritten.
-        condition = condition & is_computed(extra_args["value"])
+        condition = condition & true_after(extra_args["value"])
 
     def run(now: tuple[Params, State], turn: Array) -> tuple[Params, State]:
         return take_step(tx, grads(turn), now[1], now[0], **extra_args)

@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from gradtx.numerics import cast, real_dtype, widen
-from gradtx.numerics.steering import after
+from gradtx.numerics.steering import delay
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -64,15 +64,15 @@ def cautious(
         wide = widen(u)
         dtype = real_dtype(wide.dtype)
 
-        def keep(sign: Array) -> Array:
+        def descends(sign: Array) -> Array:
             return sign * (jnp.conj(wide) * widen(g)).real > 0
 
         sign = jnp.asarray(-1 if flip_sign else 1, dtype)
         if not rescale:
-            return cast(jnp.where(keep(sign), wide, 0), u.dtype)
-        factor = 1 / jnp.maximum(jnp.mean(keep(sign), dtype=dtype), 1e-3)
-        # The mask is made again, not stored till the mean is known; a CPU stores more.
-        again = keep(after(sign, factor, on="others"))
+            return cast(jnp.where(descends(sign), wide, 0), u.dtype)
+        factor = 1 / jnp.maximum(jnp.mean(descends(sign), dtype=dtype), 1e-3)
+        # The mask is computed again, not stored until its mean is known; a CPU stores more.
+        again = descends(delay(sign, after=factor, on="all but cpu"))
         return cast(jnp.where(again, wide, 0) * factor, u.dtype)
 
     def on_leaf(path: Any, u: Any, g: Any) -> Any:

@@ -10,7 +10,7 @@ from gradtx.checks import NonNegative, Positive, PositiveCount
 from gradtx.engine.leaves import parameter
 from gradtx.engine.lift import needed
 from gradtx.numerics import Step, cast, divide, increment, scalar_dtype, widen
-from gradtx.numerics.steering import after
+from gradtx.numerics.steering import delay, recompute
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -127,8 +127,12 @@ def mechanize(
         )
         back = _map(lambda p, x: None if p is None else widen(x) - widen(p), params, x0)
         step = Step(state.count, decay.dtype)
+
+        def decayed(g: Array, p: Array) -> Array:
+            return widen(g) + decay * widen(p)
+
         pulled = _map(
-            lambda g, p: None if g is None else widen(g) + after(decay, step.another()) * widen(p),
+            lambda g, p: None if g is None else recompute(decayed, g, p, after=step),
             updates,
             params,
         )
@@ -136,7 +140,7 @@ def mechanize(
         s, learned = _learned(state, h)
 
         # The base optimizer runs last: what it overwrites has been read, and nothing is stored.
-        later = _map(lambda g: None if g is None else _once_known(g, h), updates)
+        later = _map(lambda g: None if g is None else delay(g, after=h, on="all"), updates)
         steps, base_state = tx.update(later, state.base_optimizer_state, params, **extra_args)
         new = jnp.sum(s)
         kept = 1 - new / (factor + eps)
@@ -145,7 +149,7 @@ def mechanize(
                 None
                 if u is None
                 else cast(
-                    new * widen(u) + kept * (widen(x) - widen(_once_known(p, h))),
+                    new * widen(u) + kept * (widen(x) - widen(delay(p, after=h, on="all"))),
                     u.dtype,
                 )
             ),
@@ -166,11 +170,6 @@ def mechanize(
         return divide(wealth, jnp.sqrt(square) + eps), (reward, largest, square)
 
     return GradientTransformationExtraArgs(init, update)
-
-
-def _once_known(x: Array, h: Array) -> Array:
-    """`x`, computed after `h` on every chip: a TPU, too, would store `back` and the gradient."""
-    return jnp.where(jnp.isnan(h), jnp.nan, x)
 
 
 def _map(function: Any, *trees: Any) -> Any:

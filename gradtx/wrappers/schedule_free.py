@@ -9,7 +9,7 @@ from gradtx.checks import Decay, NonNegative, PositiveCount, Range
 from gradtx.composition.chain import chain, identity
 from gradtx.engine.lift import needed
 from gradtx.numerics import cast, compute_dtype, divide, increment, real_dtype, widen
-from gradtx.numerics.steering import replace_slot
+from gradtx.numerics.steering import replace
 from gradtx.optimizers.rmsprop import scale_by_rms
 from gradtx.optimizers.sgd import sgd
 from gradtx.pair import (
@@ -169,7 +169,7 @@ def schedule_free(
         weight_sum = state.weight_sum + weight
         share = divide(weight, weight_sum)
         old = state.b1
-        new = replace_slot(old, at(b1, count, dtype), state.weight_sum)
+        new = replace(old, at(b1, count, dtype))
         towards = share - (new / old - 1) * (1 - share)  # a schedule of b1 moves y along x - z
         direct = (1 - old) * (1 - towards)
 

@@ -2,8 +2,8 @@
 
 Each function is a script's optimizer as such projects write it, given the library. All train the
 same small network for 25 steps. In double precision all losses and parameters agree to 1e-8. In
-single precision Optax's bias corrections are off by up to 1.3e-5, its steps of Adam by half of that,
-and parameters of up to 2 by up to 2e-5.
+single precision Optax's bias corrections are off by up to 1.3e-5, its steps of Adam by half of
+that, and parameters of up to 2 by up to 2e-5.
 """
 
 import functools
