@@ -137,6 +137,26 @@ def test_scan_keeps_shapes_types_and_structure(name):
     assert len(runner(name)[1]) == 1
 
 
+WRAPPERS = [n for n in NAMES if "wrappers" in getattr(gradtx, n).builder.function.__module__]
+
+
+@some(
+    "accumulate",
+    "apply_if_finite",
+    "conditionally_mask",
+    "conditionally_transform",
+    "differentially_private",
+    "dynamic_loss_scale",
+    "multi_steps",
+    of=WRAPPERS,
+)
+def test_no_trace_outlives_its_step(name):
+    tx = CATALOGUE[name].make()
+    state = tx.init(params())
+    with jax.checking_leaks():
+        jax.jit(lambda s, g: step(tx, (params(), s), g)).trace(state, take(grads(1), 0))
+
+
 @every
 def test_compiled_equals_eager(name):
     carry, updates = uncompiled(name, params(), grads(3))

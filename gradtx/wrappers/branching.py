@@ -50,11 +50,13 @@ def run_if(condition: Array, run: Callable[[_T, Array], _T], now: _T) -> _T:
         return body(now, jnp.int32(0)) if condition else now
 
     # What `body` closes over, integers too, is given to the loop: it can then be differentiated.
+    # JAX keeps the functions below for longer than their trace, so that they hold no tracers.
     closed = jax.make_jaxpr(body)(now, jnp.int32(0))
+    jaxpr, held = closed.jaxpr, list(closed.consts)
     structure: Any = jax.tree.structure(now)
 
     def converted(now: _T, turn: Array, *held: Array) -> _T:
-        alone = jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, held))
+        alone = jaxpr_as_fun(ClosedJaxpr(jaxpr, held))
         return structure.unflatten(alone(*jax.tree.leaves(now), turn))
 
     @jax.custom_jvp
@@ -69,7 +71,7 @@ def run_if(condition: Array, run: Callable[[_T, Array], _T], now: _T) -> _T:
 
         return jax.jvp(choose, primals, tangents)
 
-    return loop(condition, now, list(closed.consts))
+    return loop(condition, now, held)
 
 
 def inside(tree: PyTree, turn: Array) -> PyTree:
