@@ -252,7 +252,11 @@ class _Lazy:
     @property
     def expansion(self) -> GradientTransformation:
         if self._expansion is None:
-            declaration = self.declaration if not self.schedules else self._evaluated(0)
+            declaration = self.declaration
+            if self.schedules:
+                # It is kept for longer than a trace in which it may be asked for.
+                with jax.ensure_compile_time_eval():
+                    declaration = self._evaluated(0)
             self._expansion = declaration.builder.call(declaration.arguments)
         return self._expansion
 
@@ -294,7 +298,9 @@ class _Lazy:
     def init(self, params: Params) -> State:
         params = as_arrays(params)
         state = self.expansion.init(params)
-        if not self.schedules or _clock(state) is not None:
+        # A ScheduledState belongs to a transformation inside: this one has a clock of its own.
+        clocked = _clock(state) is not None and not isinstance(state, ScheduledState)
+        if not self.schedules or clocked:
             return state
         count = jnp.zeros([], jnp.int32)
         of_count = self.declaration.builder.scheduled_state

@@ -281,6 +281,20 @@ def test_hyperparameters_scheduled_to_the_ends_of_their_ranges(name):
             assert np.all(np.isfinite(leaf)), case
 
 
+@some("clip_by_norm", "ema", "scale_by_adam")
+def test_a_schedule_around_a_schedule(name):
+    """What has one, and what is around it, count each for itself."""
+    tx = CATALOGUE[name].make()
+    given = {a: gradtx.linear_schedule(v, v, 3) for a, v, _ in hyperparameters(tx)}
+    if not given or CATALOGUE[name].examples or "schedule" in CATALOGUE[name].why:
+        pytest.skip(CATALOGUE[name].why or "it has no hyperparameter")
+    inner = tx.declaration.builder.public(**{**tx.declaration.arguments, **given})
+    around = gradtx.decay_first(inner, gradtx.linear_schedule(0.1, 0.0, 3))
+    carry = params(), jax.eval_shape(around.init, params())
+    after, _ = jax.eval_shape(functools.partial(step, around), carry, take(grads(1), 0))
+    assert avals(after[1]) == avals(carry[1])
+
+
 @every
 def test_leaf_without_gradient_or_parameter(name):
     tx = CATALOGUE[name].make()

@@ -155,3 +155,33 @@ def take(updates, state, params, **extra_args):
 def test_a_pair_by_hand_is_pickled_with_its_step():
     pair = gradtx.GradientTransformationExtraArgs(len, len, take)
     assert pickle.loads(pickle.dumps(pair)).step is take
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda inner, schedule: gradtx.decay_first(inner, schedule),
+        lambda inner, schedule: gradtx.decay_first(gradtx.decay_first(inner, schedule), schedule),
+        lambda inner, schedule: gradtx.decay_first(
+            gradtx.chain(inner, gradtx.scale_by_adam(schedule)), schedule
+        ),
+    ],
+)
+def test_a_schedule_around_a_schedule(around):
+    """Each has a clock, and both are at the same step."""
+    schedule, p, g = gradtx.linear_schedule(0.5, 0.1, 4), jnp.array([3.0, 4.0]), jnp.ones(2)
+    tx = around(gradtx.clip_by_norm(schedule), schedule)
+    state = tx.init(p)
+    assert jax.tree.structure(jax.eval_shape(tx.init, p)) == jax.tree.structure(state)
+    constant = [around(gradtx.clip_by_norm(x), x) for x in map(float, map(schedule, range(6)))]
+    plain = constant[0].init(p)
+    for t in range(6):
+        updates, state = jax.jit(tx.update)(g, state, p)
+        want, plain = constant[t].update(g, plain, p)
+        np.testing.assert_allclose(updates, want, rtol=1e-5)
+
+
+def test_what_is_built_within_a_trace_is_of_use_after_it():
+    tx = gradtx.scale_by_rss(gradtx.linear_schedule(0.5, 0.1, 4))
+    jax.jit(tx.init)(jnp.ones(2))
+    np.testing.assert_array_equal(tx.init(jnp.ones(2)).inner_state.sum_of_squares, [0.5, 0.5])
