@@ -1,9 +1,11 @@
 """Ranges of hyperparameters, stated as annotations and checked before any work is done.
 
 A builder writes ``b1: Decay = 0.9``; :func:`check` reads the annotation. Only Python numbers (and
-NumPy scalars) are checked: an array may be traced, and its value unknown.
+NumPy scalars) have a value to check: an array may be traced, and its value unknown.
 """
 
+import functools
+import inspect
 import math
 import numbers
 import types
@@ -14,6 +16,11 @@ from typing import Annotated, Any, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from gradtx.types import DTYPE
+
+# What counters and indices can hold.
+_LARGEST = int(np.iinfo(np.int32).max)
 
 
 @dataclass(frozen=True)
@@ -51,11 +58,16 @@ PositiveCount: TypeAlias = Annotated[Any, Range(1, high_open=True, integer=True)
 
 def hyperparameter_range(hint: Any) -> Range | None:
     """The range that an annotation declares, or None if it declares none."""
+    return next((mark for mark in _marks(hint) if isinstance(mark, Range)), None)
+
+
+def _marks(hint: Any) -> list[Any]:
+    """What an annotation says beside its type, or that of a part of a union."""
     if typing.get_origin(hint) is Annotated:
-        return next((m for m in hint.__metadata__ if isinstance(m, Range)), None)
+        return list(hint.__metadata__)
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return next(filter(None, map(hyperparameter_range, typing.get_args(hint))), None)
-    return None
+        return [mark for part in typing.get_args(hint) for mark in _marks(part)]
+    return []
 
 
 def is_array(value: Any) -> bool:
@@ -73,6 +85,8 @@ def check(where: str, name: str, value: Any, hint: Any) -> None:
     allowed = hyperparameter_range(hint)
     if allowed is not None:
         _check_number(where, name, value, hint, allowed)
+    elif DTYPE in _marks(hint):
+        _check_dtype(where, name, value, type(None) in typing.get_args(hint))
     elif _is_pair(hint):
         _check_pair(where, name, value, typing.get_args(hint))
     elif hint is bool and not isinstance(value, bool):
@@ -101,11 +115,10 @@ def _check_number(where: str, name: str, value: Any, hint: Any, allowed: Range) 
     if value is None and optional:
         return
     if isinstance(value, jax.Array | np.ndarray):
-        # Tracers and typed placeholders come here too: only the kind of number can be checked.
-        if not jnp.issubdtype(value.dtype, jnp.number):
-            raise TypeError(f"{where}: {name} must be numeric, not an array of {value.dtype}")
+        _check_array(where, name, value, allowed)
         return
     if callable(value):
+        _check_schedule(where, name, value)
         return
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real | np.number):
         expected = f"{allowed}{' or None' if optional else ''}, an array, or a schedule"
@@ -116,9 +129,70 @@ def _check_number(where: str, name: str, value: Any, hint: Any, allowed: Range) 
         number = float(value)
     except OverflowError:
         raise ValueError(f"{where}: {name} must be {allowed}, and fit into a float") from None
+    if allowed.integer and number > _LARGEST:
+        raise ValueError(f"{where}: {name} must be {allowed} and of 32 bits, not {value!r}")
     if number not in allowed:
         ascent = name == "learning_rate" and number < 0
         instead = f"; to ascend, chain(scale(-1.0), {where}(...)) turns gradients round"
         raise ValueError(
             f"{where}: {name} must be {allowed}, not {value!r}{instead if ascent else ''}"
         )
+
+
+def _check_dtype(where: str, name: str, value: Any, optional: bool) -> None:
+    if value is None and optional:
+        return
+    known = value is not None and not isinstance(value, jax.Array | np.ndarray)
+    try:
+        known = known and jnp.issubdtype(jnp.dtype(value), jnp.inexact)
+    except TypeError:
+        known = False
+    if not known:
+        kind = f"a floating-point type{' or None' if optional else ''}"
+        raise TypeError(f"{where}: {name} must be {kind}, not {value!r:.80}")
+
+
+def _check_array(where: str, name: str, value: Any, allowed: Range) -> None:
+    # Tracers and typed placeholders come here too: only the kind of number can be checked.
+    kind = np.integer if allowed.integer else jnp.number
+    if not jnp.issubdtype(value.dtype, kind):
+        expected = "integer" if allowed.integer else "numeric"
+        raise TypeError(f"{where}: {name} must be {expected}, not an array of {value.dtype}")
+    if not (value.dtype.isbuiltin == 1 or value.dtype == jnp.bfloat16):
+        raise TypeError(
+            f"{where}: {name} is an array of {value.dtype}, in which nothing can be computed: make "
+            "it one of float32"
+        )
+    if isinstance(value, np.ndarray) and value.dtype.kind in "iu" and np.any(value > _LARGEST):
+        raise ValueError(f"{where}: {name} is an array of integers beyond 32 bits: {value!r:.80}")
+
+
+def _check_schedule(where: str, name: str, value: Any) -> None:
+    """Raise TypeError unless a function takes a count and returns a number, as far as one can see.
+
+    What gradtx built is known to; what asks its argument for its value is not called again.
+    """
+    if hasattr(value, "declaration"):
+        return
+    expected = f"{where}: {name} must be a number, an array or a schedule, a function of the count"
+    if isinstance(value, type) or hasattr(value, "dtype"):
+        raise TypeError(f"{expected}, not a type, {value!r:.80}")
+    try:
+        taken = inspect.signature(value).parameters
+        if not taken:
+            return  # a function of nothing
+        inspect.signature(value).bind(0)
+    except TypeError as error:
+        raise TypeError(f"{expected}; {value!r:.80}: {error}") from None
+    except ValueError:  # a builtin does not tell
+        pass
+    try:
+        # Not by itself: JAX keeps weak references to functions, and ufuncs have none.
+        function = functools.partial(value)
+        found = jax.eval_shape(function, jax.ShapeDtypeStruct((), jnp.int32))
+    except (jax.errors.JAXTypeError, jax.errors.UnexpectedTracerError):
+        return
+    except Exception as error:
+        raise TypeError(f"{expected}; {value!r:.80} raised {error!r:.200}") from error
+    if getattr(found, "shape", None) != () or not jnp.issubdtype(found.dtype, jnp.number):
+        raise TypeError(f"{expected} that returns one number; {value!r:.80} returns {found!r:.80}")

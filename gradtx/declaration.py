@@ -66,7 +66,7 @@ class Builder:
         for name, value in bound.arguments.items():
             checks.check(self.name, name, value, self.hints.get(name, Any))
         return {
-            name: _own(value if self._range(name) is None else current(value))
+            name: _own(value if self._range(name) is None else _number(value))
             for name, value in bound.arguments.items()
         }
 
@@ -85,6 +85,10 @@ class Builder:
             if callable(value) and self._range(name) is not None
         ]
 
+    def is_number(self, name: str) -> bool:
+        """Whether an argument is a hyperparameter."""
+        return self._range(name) is not None
+
     def _range(self, name: str) -> checks.Range | None:
         """The range of a hyperparameter, None for another argument."""
         return checks.hyperparameter_range(self.hints.get(name))
@@ -99,6 +103,13 @@ class Builder:
 def _find(module: str, qualname: str) -> Builder:
     found = functools.reduce(getattr, qualname.split("."), __import__(module, fromlist=["_"]))
     return typing.cast(Builder, found.builder)
+
+
+def _number(value: Any) -> Any:
+    """A hyperparameter in a form to compute with."""
+    if isinstance(value, int) and abs(value) >= 2**31:
+        return float(value)  # which JAX has room for
+    return current(value)
 
 
 def _own(value: Any) -> Any:
@@ -186,6 +197,15 @@ class Declaration:
         rest = iter(arrays)
         leaves = [next(rest) if s is None else s.value for s in static]
         return Declaration(builder, jax.tree.unflatten(treedef, leaves), (arrays, structure))
+
+    def check_numbers(self) -> None:
+        """Raise ValueError if a hyperparameter is several numbers, and nothing maps over them."""
+        for name, value in self.arguments.items():
+            if getattr(value, "ndim", 0) and self.builder.is_number(name):
+                raise ValueError(
+                    f"{self.name}: {name} has the shape {value.shape}, and is to be one number; a "
+                    "sweep is mapped over, as by jax.vmap(lambda tx: ...)(tx)"
+                )
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Declaration):

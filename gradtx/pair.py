@@ -296,6 +296,7 @@ class _Lazy:
         return Declaration(self.declaration.builder, arguments)
 
     def init(self, params: Params) -> State:
+        self.declaration.check_numbers()
         params = as_arrays(params)
         state = self.expansion.init(params)
         # A ScheduledState belongs to a transformation inside: this one has a clock of its own.
@@ -309,6 +310,7 @@ class _Lazy:
     def update(
         self, updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
+        self.declaration.check_numbers()
         updates, params = as_arrays(updates), as_arrays(params)
         if not self.schedules:
             run = self._plain(self.expansion.update, state)

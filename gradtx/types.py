@@ -13,7 +13,11 @@ Params: TypeAlias = Any
 Updates: TypeAlias = Any
 State: TypeAlias = Any
 OptState: TypeAlias = State
-DType: TypeAlias = Any
+
+DTYPE = "dtype"
+DType: TypeAlias = Annotated[Any, DTYPE]
+"""A type of floating-point numbers, real or complex, in any form that `jax.numpy.dtype` takes."""
+
 Schedule: TypeAlias = Callable[[Any], Any]
 """A function of the number of steps taken so far, jit-safe, that returns a number."""
 

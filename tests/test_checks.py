@@ -1,0 +1,105 @@
+"""What no hyperparameter can be is refused by its name, when it is built or first used."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import gradtx
+from gradtx.types import DTYPE
+from tests import test_contracts as contracts
+from tests.catalogue import CATALOGUE
+
+
+def raises(count):
+    raise KeyError(count)
+
+
+# What may be an argument of no kind, a number or a type; a sweep is refused where nothing maps it.
+WRONG = [
+    "flaot32",
+    jnp.int8,
+    object,
+    np.ones((2, 3), np.float32),
+    jnp.ones((), "int4"),
+    len,
+    np.ones(1, np.float32),
+    jnp.ones((), "float8_e4m3fn"),
+    lambda path, leaf: 1.0,
+    jax.random.key(0),
+    lambda count: "text",
+    optax.sgd,
+    lambda count: jnp.ones(3),
+    raises,
+]
+
+
+@pytest.mark.parametrize("name", sorted(CATALOGUE))
+def test_what_is_wrong_is_named(name):
+    declaration = CATALOGUE[name].make().declaration
+    builder = declaration.builder
+    checked = [
+        argument
+        for argument, hint in builder.hints.items()
+        if builder.is_number(argument) or DTYPE in str(hint)
+    ]
+    params, grads = contracts.params(), contracts.take(contracts.grads(1), 0)
+    for i, argument in enumerate(checked):
+        for wrong in WRONG[i % 3 :: 3]:
+            with pytest.raises((TypeError, ValueError), match=argument):
+                tx = builder.public(**{**declaration.arguments, argument: wrong})
+                jax.eval_shape(
+                    lambda p, g, tx=tx: contracts.step(tx, (p, tx.init(p)), g), params, grads
+                )
+
+
+@pytest.mark.parametrize("value", [2**31, 2**70, np.int64(2**40), np.array(2**40)])
+def test_integers_beyond_32_bits(value):
+    with pytest.raises(ValueError, match="every.*32 bits"):
+        gradtx.accumulate(gradtx.sgd(0.1), value)
+    tx = gradtx.sgd(value) if not isinstance(value, np.ndarray) else gradtx.sgd(float(value))
+    assert float(tx.update(jnp.float32(1.0), tx.init(0.0))[0]) == -float(value)
+
+
+def taught(count):
+    """A schedule that asks for the value of its argument."""
+    return 0.1 if count < 3 else 0.01
+
+
+class Falling:
+    def __call__(self, count):
+        return 1 / (count + 1.0)
+
+
+@pytest.mark.parametrize(
+    "rate",
+    [
+        taught,
+        lambda count, factor=2.0: factor * count,
+        lambda *args: 0.1,
+        lambda: 0.1,
+        Falling(),
+        Falling().__call__,
+        jnp.cos,
+        np.cos,
+        optax.cosine_decay_schedule(0.1, 10),
+        gradtx.cosine_decay_schedule(0.1, 10),
+        jax.jit(lambda count: jnp.where(count < 3, 0.1, 0.01)),
+        lambda count: 1,
+        lambda count: np.float64(0.1),
+    ],
+)
+def test_functions_of_the_count_are_schedules(rate):
+    tx = gradtx.sgd(rate)
+    tx.update(jnp.float32(1.0), tx.init(0.0))
+
+
+@pytest.mark.parametrize(
+    "dtype", ["bfloat16", jnp.bfloat16, np.float32, np.dtype("float16"), float, "complex64", None]
+)
+def test_types_of_slots(dtype):
+    tx = gradtx.adam(0.1, mu_dtype=dtype)
+    assert gradtx.get_slot(tx.init(jnp.ones(2, "complex64")), "mu").dtype == (
+        "complex64" if dtype is None else jax.dtypes.canonicalize_dtype(dtype)
+    )
