@@ -2,7 +2,8 @@
 
 import jaxlib
 import pytest
-from gradtx.sparse.lookup import inner_jaxprs
+
+from gradtx.training.lookup import inner_jaxprs
 
 # Since this version XLA's compiler for CPUs calls a library for sums. Before it stores what is
 # summed and sums it in pieces, in `jnp.sum(x * x)` too.
