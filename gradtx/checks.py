@@ -95,6 +95,15 @@ def check(where: str, name: str, value: Any, hint: Any) -> None:
         raise TypeError(f"{where}: {name} must be a string, not {value!r}")
 
 
+def check_integer(where: str, name: str, value: Any, least: int = 1) -> None:
+    """Raise ValueError unless `value` is an integer of at least `least`, known when this is built.
+
+    For what shapes, loops or memories are made of, which no schedule can change.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ValueError(f"{where}: {name} must be an integer of at least {least}, not {value!r}")
+
+
 def _is_pair(hint: Any) -> bool:
     """Whether an annotation is a tuple of ranges, such as ``tuple[Decay, Decay]``."""
     parts = typing.get_args(hint) if typing.get_origin(hint) is tuple else ()

@@ -148,6 +148,16 @@ class GradientTransformation(_Pair, Declared):
         """The transformations through which the updates pass; None if that is not all there is."""
         return self._members.parts if self._lazy is None else self._lazy.expansion.parts
 
+    @property
+    def rules(self) -> tuple[Rule, ...] | None:
+        """The rules that it consists of; None if there is more to it than these."""
+        if self.rule is not None:
+            return (self.rule,)
+        below = None if self.parts is None else [part.rules for part in self.parts]
+        if below is None or any(rules is None for rules in below):
+            return None
+        return tuple(rule for rules in below for rule in rules or ())
+
     def _replace(self, **fields: Any) -> Self:
         members = {**self._asdict(), **vars(self._members), **fields}
         return type(self)(**members)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from gradtx.checks import check_integer
 from gradtx.distributed.aggregation import divide_by, total_weight, weigh
 from gradtx.distributed.axes import (
     AxisName,
@@ -35,11 +36,6 @@ class PowerSGDState(NamedTuple):
 
     error: Slots
     q: Slots
-
-
-def _check_count(label: str, name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ValueError(f"{label}: {name} must be an integer of at least 1, not {value!r}")
 
 
 Exchange = Callable[[list[Array], Any, int], tuple[list[Array], list[Array], Any]]
@@ -250,7 +246,7 @@ def aggregate_int8(
     >>> update(jnp.array([127.0, 3.0])).tolist()
     [65.0, 65.0]
     """
-    _check_count("aggregate_int8", "block_size", block_size)
+    check_integer("aggregate_int8", "block_size", block_size)
 
     def encode(x: Array) -> tuple[Array, ...]:
         blocks = x.reshape(x.shape[0], -1, block_size)
@@ -363,7 +359,7 @@ def aggregate_power_sgd(
     >>> update(jnp.stack([jnp.ones((4, 4)), jnp.full((4, 4), 3.0)]))[0, 0].round(4).tolist()
     [2.0, 2.0, 2.0, 2.0]
     """
-    _check_count("aggregate_power_sgd", "rank", rank)
+    check_integer("aggregate_power_sgd", "rank", rank)
 
     def matrix(shape: tuple[int, ...]) -> tuple[int, int] | None:
         """The shape as a matrix, or None if it is sent whole."""

@@ -18,7 +18,7 @@ from gradtx.distributed.placement import (
     sharding_of,
     spread,
 )
-from gradtx.pair import GradientTransformation, with_extra_args_support
+from gradtx.pair import GradientTransformation, Scope, with_extra_args_support
 from gradtx.paths import is_leaf, leaves_with_path, path_string
 from gradtx.tree.search import children_of, rebuilt
 from gradtx.types import Params, PyTree, State, slot_fields
@@ -76,6 +76,10 @@ class Plan:
         self.dtypes = [None if p is None else p.dtype for _, p in leaves]
         self.params = self._abstract(self.shapes)
         self.state = jax.eval_shape(self.tx.init, self.params)
+        rules = self.tx.rules
+        self.probe = None
+        if rules is not None and all(rule.scope is Scope.ENTRY for rule in rules):
+            return  # every slot has its parameter's shape
         try:
             probe = jax.eval_shape(self.tx.init, self._abstract(self.probes))
         except Exception:  # whatever an `init` raises that knows its parameters' shapes

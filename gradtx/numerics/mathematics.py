@@ -72,6 +72,15 @@ def divide(x: Array, y: Array) -> Array:
     return jnp.where(y == 0, 0, x / jnp.where(y == 0, 1, y))
 
 
+def inverse_root(x: Array) -> Array:
+    """``1 / sqrt(x)``, and 0 where `x` is 0.
+
+    >>> inverse_root(jnp.array([0.0, 4.0])).tolist()
+    [0.0, 0.5]
+    """
+    return 1 / jnp.sqrt(jnp.where(x > 0, x, jnp.inf))
+
+
 def row_mean(x: Array) -> Array:
     """The mean of each row, along the first dimension, with the other dimensions of length 1.
 

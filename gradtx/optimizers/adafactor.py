@@ -9,7 +9,7 @@ import numpy as np
 from gradtx.checks import Count, Decay, Limit, NonNegative
 from gradtx.composition.chain import chain, identity
 from gradtx.engine.lift import leafwise
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, ema
+from gradtx.numerics import Step, abs_sq, accumulator_dtype, ema, inverse_root
 from gradtx.numerics.steering import delay, recompute
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
@@ -46,11 +46,6 @@ def _factored_dims(shape: tuple[int, ...], smallest: int, last: bool) -> tuple[i
 
 def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
     return shape[:axis] + shape[axis + 1 :]
-
-
-def _inverse_root(x: Array) -> Array:
-    """``1 / sqrt(x)``, and 0 where `x` is 0."""
-    return 1 / jnp.sqrt(jnp.where(x > 0, x, jnp.inf))
 
 
 @transformation
@@ -138,7 +133,7 @@ def scale_by_factored_rms(
         pair = dims(g.shape)
         if pair is None:
             v = ema(square + epsilon, s.v, beta)
-            u = g * _inverse_root(v)
+            u = g * inverse_root(v)
             if clipping_threshold is not None:
                 u = u * shrink_factor(rms(u), clipping_threshold)
             return u, {"v_row": s.v_row, "v_col": s.v_col, "v": v}
@@ -150,8 +145,8 @@ def scale_by_factored_rms(
         again = recompute(abs_sq, g, after=jnp.max(col))
         row = ema(jnp.mean(again, axis=d0) + epsilon, s.v_row, beta)
         mean = jnp.mean(row, axis=d1 - (d1 > d0), keepdims=True)
-        by_row = jnp.expand_dims(_inverse_root(row) * jnp.sqrt(mean), d0)
-        by_col = jnp.expand_dims(_inverse_root(col), d1)
+        by_row = jnp.expand_dims(inverse_root(row) * jnp.sqrt(mean), d0)
+        by_col = jnp.expand_dims(inverse_root(col), d1)
         if clipping_threshold is not None:
             rows = jnp.mean(abs_sq(g * by_col), axis=d0, keepdims=True) * jnp.square(by_row)
             length = jnp.sqrt(jnp.mean(rows))

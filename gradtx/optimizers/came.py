@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, NonNegative, Positive
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import leafwise
-from gradtx.numerics import abs_sq, accumulator_dtype, ema, zeros_like
+from gradtx.numerics import abs_sq, accumulator_dtype, ema, inverse_root, zeros_like
 from gradtx.numerics.steering import recompute
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
@@ -32,14 +32,10 @@ class ScaleByCameState(NamedTuple):
     residual_col: Slots
 
 
-def _inverse_root(x: Array) -> Array:
-    return 1 / jnp.sqrt(jnp.where(x > 0, x, jnp.inf))
-
-
 def _unfactored(row: Array, col: Array) -> tuple[Array, Array]:
     """The two factors of the inverse root of the matrix with these means."""
     mean = jnp.mean(row, -1, keepdims=True)
-    return (_inverse_root(row) * jnp.sqrt(mean))[..., :, None], _inverse_root(col)[..., None, :]
+    return (inverse_root(row) * jnp.sqrt(mean))[..., :, None], inverse_root(col)[..., None, :]
 
 
 @transformation
@@ -104,7 +100,7 @@ def scale_by_came(
         new = {n: getattr(s, n) for n in s.names()}
         if g.ndim < 2:
             new["v"] = ema(abs_sq(g) + eps, s.v, b2)
-            u = g * _inverse_root(new["v"])
+            u = g * inverse_root(new["v"])
             mu = new["mu"] = ema(u * shrink_factor(rms(u), clipping_threshold), s.mu, b1)
             return mu, new
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradtx.checks import NonNegative, Number
+from gradtx.checks import NonNegative, Number, check_integer
 from gradtx.composition.chain import chain
 from gradtx.engine.leaves import gradient, load, store
 from gradtx.engine.lift import refused_rows
@@ -120,11 +120,8 @@ def scale_by_galore(
     >>> tx.init(jnp.zeros((6, 4))).base_optimizer_state.mu.shape
     (1, 4)
     """
-    for name, value in (("rank", rank), ("update_proj_gap", update_proj_gap)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(
-                f"scale_by_galore: {name} must be an integer of at least 1, not {value!r}"
-            )
+    check_integer("scale_by_galore", "rank", rank)
+    check_integer("scale_by_galore", "update_proj_gap", update_proj_gap)
     base = with_extra_args_support(scale_by_adam() if base_optimizer is None else base_optimizer)
 
     def numbers(tree: PyTree) -> PyTree:

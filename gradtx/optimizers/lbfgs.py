@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradtx.checks import NonNegative
+from gradtx.checks import NonNegative, check_integer
 from gradtx.composition.chain import chain, identity
 from gradtx.engine.tree import treewise
 from gradtx.numerics import Step, compute_dtype, zeros_like
@@ -75,10 +75,7 @@ def scale_by_lbfgs(memory_size: int = 10, scale_init_precond: bool = True) -> An
     >>> bool(jnp.allclose(x - second, 0, atol=1e-5))
     True
     """
-    if isinstance(memory_size, bool) or not isinstance(memory_size, int) or memory_size < 1:
-        raise ValueError(
-            f"scale_by_lbfgs: memory_size must be an integer of at least 1, not {memory_size!r}"
-        )
+    check_integer("scale_by_lbfgs", "memory_size", memory_size)
 
     def slots(p: Array) -> dict[str, Array]:
         memory = jnp.zeros((memory_size, *p.shape), compute_dtype(p.dtype))

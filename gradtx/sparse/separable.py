@@ -16,10 +16,11 @@ from gradtx.types import COUNTER, SLOT, Params, PyTree, State, Stored, fields_of
 
 def treats_rows_alone(tx: GradientTransformation) -> bool:
     """Whether all rules of `tx` say that they treat every row alone, and keep nothing else."""
-    if tx.rule is not None:
-        kinds = set(state_fields(tx.rule.state).values())
-        return tx.rule.scope in (Scope.ENTRY, Scope.ROW) and kinds <= {SLOT, COUNTER}
-    return tx.parts is not None and all(treats_rows_alone(part) for part in tx.parts)
+    return tx.rules is not None and all(
+        rule.scope in (Scope.ENTRY, Scope.ROW)
+        and set(state_fields(rule.state).values()) <= {SLOT, COUNTER}
+        for rule in tx.rules
+    )
 
 
 def _counters(state: Any) -> set[str]:

@@ -7,11 +7,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from gradtx.checks import check_integer
 from gradtx.composition.chain import NamedStates
 from gradtx.pair import GradientTransformation, with_extra_args_support
 from gradtx.paths import Where, merge, select
 from gradtx.training.minimize import LossFn, apply_gradients, compute_gradients, scalar_loss
 from gradtx.tree import global_norm
+from gradtx.tree.sums import all_finite, any_nan
 from gradtx.types import Array, DType, Params, PyTree, State
 
 
@@ -48,16 +50,6 @@ class Solution(NamedTuple):
     steps: Array
     status: Array
     path: Path | None
-
-
-def _all_finite(tree: PyTree) -> Array:
-    checks = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]
-    return functools.reduce(jnp.logical_and, checks, jnp.array(True))
-
-
-def _any_nan(tree: PyTree) -> Array:
-    checks = [jnp.any(jnp.isnan(leaf)) for leaf in jax.tree.leaves(tree)]
-    return functools.reduce(jnp.logical_or, checks, jnp.array(False))
 
 
 def _same(tree: PyTree, other: PyTree) -> Array:
@@ -109,8 +101,7 @@ def solve(
     >>> float(result.params), int(result.status) == Status.CONVERGED
     (3.0, True)
     """
-    if isinstance(max_steps, bool) or not isinstance(max_steps, int) or max_steps < 0:
-        raise ValueError(f"solve: max_steps must be an integer of at least 0, not {max_steps!r}")
+    check_integer("solve", "max_steps", max_steps, least=0)
     if isinstance(tol, int | float) and not tol >= 0:
         raise ValueError(f"solve: tol must be at least 0, not {tol!r}")
     return _solve(
@@ -178,7 +169,7 @@ def _solve(
         else:
             stored = found.value.astype(now.value.dtype), found.grad
             value, grads = jax.lax.cond(now.evaluated, lambda _: stored, evaluate, None)
-        sound = _all_finite(select(now.params, where)) & ~_any_nan(grads)
+        sound = all_finite(select(now.params, where)) & ~any_nan(grads)
         done = jnp.array(False) if tol is None else sound & (global_norm(grads) <= tol)
 
         def move(_: None) -> tuple[Params, State]:

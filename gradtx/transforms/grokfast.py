@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradtx.checks import Decay, NonNegative
+from gradtx.checks import Decay, NonNegative, check_integer
 from gradtx.engine.lift import elementwise, leafwise
 from gradtx.numerics import Step, compute_dtype, ema, zeros_like
 from gradtx.pair import GradientTransformation, transformation
@@ -108,10 +108,7 @@ def grokfast_ma(
     >>> seen
     [1.0, 7.0, 13.0]
     """
-    if isinstance(window_size, bool) or not isinstance(window_size, int) or window_size < 1:
-        raise ValueError(
-            f"grokfast_ma: window_size must be an integer of at least 1, not {window_size!r}"
-        )
+    check_integer("grokfast_ma", "window_size", window_size)
     if filter_type not in ("mean", "sum"):
         raise ValueError(f"grokfast_ma: filter_type must be mean or sum, not {filter_type!r}")
 

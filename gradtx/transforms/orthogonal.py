@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gradtx.checks import check_integer
 from gradtx.numerics import real_dtype
 from gradtx.types import Array
 
@@ -21,8 +22,7 @@ def coefficients(where: str, coeffs: Any, steps: int, how: str) -> Any:
         raise ValueError(
             f"{where}: ns_coeffs must be three numbers or a tuple of triples, not {coeffs}"
         )
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
-        raise ValueError(f"{where}: ns_steps must be an integer of at least 1, not {steps!r}")
+    check_integer(where, "ns_steps", steps)
     if how not in get_args(Preconditioning):
         known = get_args(Preconditioning)
         raise ValueError(f"{where}: preconditioning must be one of {known}, not {how!r}")

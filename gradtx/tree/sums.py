@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradtx.numerics import sum_sq, widen
+from gradtx.numerics import mathematics, sum_sq, widen
 from gradtx.rows import Rows, take_rows
 from gradtx.tree.leaves import dense, present, there, together
 from gradtx.types import Array, PyTree
@@ -138,3 +138,18 @@ def allclose(
         if present(x, y)
     ]
     return reduce(operator.and_, close, jnp.asarray(True))
+
+
+def all_finite(tree: PyTree) -> Array:
+    """Whether no entry of a tree is NaN or infinite; integers count as finite."""
+    return jnp.all(jnp.array([mathematics.all_finite(x) for x in _inexact(tree)], bool))
+
+
+def any_nan(tree: PyTree) -> Array:
+    """Whether an entry of a tree is NaN."""
+    return jnp.any(jnp.array([mathematics.any_nan(x) for x in _inexact(tree)], bool))
+
+
+def _inexact(tree: PyTree) -> list[Any]:
+    leaves = map(jnp.asarray, jax.tree.leaves(tree))
+    return [x for x in leaves if jnp.issubdtype(x.dtype, jnp.inexact)]

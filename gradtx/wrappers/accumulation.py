@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx import tree
-from gradtx.checks import PositiveCount
+from gradtx.checks import PositiveCount, check_integer
 from gradtx.numerics import cast, divide, increment, scalar_dtype, widen
 from gradtx.pair import (
     GradientTransformation,
@@ -274,8 +274,7 @@ def accumulate(
     ([-2.0], True)
     """
     for pattern, room in (rows or {}).items():
-        if isinstance(room, bool) or not isinstance(room, int) or room < 1:
-            raise ValueError(f"accumulate: rows[{pattern!r}] must be at least 1, not {room!r}")
+        check_integer("accumulate", f"rows[{pattern!r}]", room)
     window = Window(
         every,
         use_grad_mean,

@@ -7,13 +7,14 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.checks import Count
-from gradtx.numerics import all_finite, increment
+from gradtx.numerics import increment
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     transformation,
     with_extra_args_support,
 )
+from gradtx.tree.sums import all_finite
 from gradtx.types import Array, Params, PyTree, State, Updates
 from gradtx.wrappers.branching import inside, step_if, update_if
 
@@ -29,12 +30,6 @@ class ApplyIfFiniteState(NamedTuple):
     last_finite: Any
     total_notfinite: Any
     inner_state: State
-
-
-def all_finite_in(updates: PyTree) -> Array:
-    """Whether no entry of a tree is NaN or infinite; integers count as finite."""
-    leaves = [x for x in jax.tree.leaves(updates) if jnp.issubdtype(x.dtype, jnp.inexact)]
-    return jnp.all(jnp.array([all_finite(x) for x in leaves]))
 
 
 @transformation
@@ -69,7 +64,7 @@ def apply_if_finite(
 
     def looked_at(updates: Updates, state: State) -> tuple[Array, State]:
         """Whether to run `inner`, and the record."""
-        finite = all_finite_in(updates)
+        finite = all_finite(updates)
         errors = jnp.where(finite, 0, increment(state.notfinite_count))
         total = jnp.where(finite, state.total_notfinite, increment(state.total_notfinite))
         run = finite | (errors > max_consecutive_errors) if accept_at_limit else finite

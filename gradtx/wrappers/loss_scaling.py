@@ -14,9 +14,9 @@ from gradtx.pair import (
     transformation,
     with_extra_args_support,
 )
+from gradtx.tree.sums import all_finite
 from gradtx.types import Array, Params, State, Updates
 from gradtx.wrappers.branching import inside, step_if, update_if
-from gradtx.wrappers.finite import all_finite_in
 
 _Factor = Annotated[Any, Range(1.0, low_open=True, high_open=True)]
 # The scale stays between this and its inverse, so that both are normal numbers.
@@ -89,7 +89,7 @@ def dynamic_loss_scale(
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        finite = all_finite_in(updates)
+        finite = all_finite(updates)
         updates, inner_state = update_if(
             finite,
             _unscaling(tx, state.loss_scale),
@@ -104,7 +104,7 @@ def dynamic_loss_scale(
     def step(
         updates: Updates, state: State, params: Params, **extra_args: Any
     ) -> tuple[Params, State]:
-        finite = all_finite_in(updates)
+        finite = all_finite(updates)
         params, inner_state = step_if(
             finite,
             tx,
