@@ -158,6 +158,14 @@ def test_no_trace_outlives_its_step(name):
 
 
 @every
+def test_strict_dtype_promotion(name):
+    tx = CATALOGUE[name].make()
+    state = jax.eval_shape(tx.init, params())
+    with jax.numpy_dtype_promotion("strict"):
+        jax.eval_shape(lambda s, g: step(tx, (params(), s), g), state, take(grads(1), 0))
+
+
+@every
 def test_compiled_equals_eager(name):
     carry, updates = uncompiled(name, params(), grads(3))
     carry_compiled, updates_compiled = compiled(name)

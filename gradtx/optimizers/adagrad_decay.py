@@ -66,10 +66,12 @@ def scale_by_adagrad_decay(
         }
 
     def rule(g: Array, s: Any, t: Step) -> Any:
-        due = jnp.floor(t.number / accumulator_decay_step) > s.decays
+        periods = jnp.floor(t.number / accumulator_decay_step).astype(s.decays.dtype)
+        due = periods > s.decays
         decayed = jnp.maximum(accumulator_decay_rate * s.accumulator, initial_accumulator_value)
         total = jnp.where(due, decayed, s.accumulator) + abs_sq(g)
-        return divide(g, jnp.sqrt(total)), {"accumulator": total, "decays": s.decays + due}
+        decays = jnp.where(due, s.decays + 1, s.decays)
+        return divide(g, jnp.sqrt(total)), {"accumulator": total, "decays": decays}
 
     return rowwise(ScaleByAdagradDecayState, slots, rule)
 

@@ -126,7 +126,7 @@ def reduce_on_plateau(
             raise ValueError("reduce_on_plateau needs the metric: call update(..., value=loss)")
         count = increment(state.count)
         value = jnp.asarray(value, jnp.float32)
-        average = state.avg_value + (value - state.avg_value) / count
+        average = state.avg_value + (value - state.avg_value) / count.astype(jnp.float32)
         whole = judged(state, average)
         part = state._replace(count=count, avg_value=average)
         new = ReduceLROnPlateauState(
