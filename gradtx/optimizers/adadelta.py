@@ -5,14 +5,14 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative
-from gradtx.composition.chain import chain, identity
+from gradtx.composition.chain import chain
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import abs_sq, accumulator_dtype, ema, zeros_like
 from gradtx.numerics.steering import delay
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
 from gradtx.training.apply import chain_reading_old
-from gradtx.transforms.decay import add_decayed_weights
+from gradtx.transforms.decay import add_decayed_weights, decayed_elsewhere
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, Slots
 
@@ -124,7 +124,7 @@ def adadelta(
     # Without decay the gradient is not touched: g + 0 p would be stored for the three that read it.
     plain = isinstance(weight_decay, float | int) and weight_decay == 0
     links = (
-        identity() if plain else add_decayed_weights(weight_decay, weight_decay_mask),
+        (decayed_elsewhere if plain else add_decayed_weights)(weight_decay, weight_decay_mask),
         scale_by_adadelta(rho, eps, eps_in_sqrt=eps_in_sqrt),
         scale_by_learning_rate(1.0 if learning_rate is None else learning_rate),
     )

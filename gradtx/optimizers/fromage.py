@@ -5,15 +5,17 @@ from typing import Any
 import jax.numpy as jnp
 
 from gradtx.checks import NonNegative
+from gradtx.composition.chain import chain, identity
 from gradtx.engine.lift import leafwise
 from gradtx.numerics import divide
-from gradtx.pair import GradientTransformation, transformation
+from gradtx.pair import GradientTransformation, optimizer, transformation
+from gradtx.transforms.decay import decayed_elsewhere
 from gradtx.transforms.scaling import ScaleByScheduleState
 from gradtx.transforms.trust import norm
 from gradtx.types import Array, EmptyState
 
 
-@transformation(scheduled_state=ScaleByScheduleState)
+@optimizer
 def fromage(learning_rate: NonNegative, min_norm: NonNegative = 1e-6) -> GradientTransformation:
     r"""Fromage: steps in proportion to each leaf, divided by what they would make it grow.
 
@@ -24,7 +26,7 @@ def fromage(learning_rate: NonNegative, min_norm: NonNegative = 1e-6) -> Gradien
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
         min_norm: :math:`m \ge 0`.
 
-    State: none, or `ScaleByScheduleState` for a schedule.
+    State: none, or `ScaleByScheduleState` and, as in Optax, `WeightDecaySchedule` for a schedule.
 
     The shrinking of the parameter, :math:`1 - 1/\sqrt{1 + \eta^2}`, is computed without
     cancellation; Optax loses it in float32 when the learning rate is an array below 1e-4.
@@ -40,6 +42,14 @@ def fromage(learning_rate: NonNegative, min_norm: NonNegative = 1e-6) -> Gradien
     >>> (p + tx.update(jnp.array([0.0, 1.0]), tx.init(p), p)[0]).tolist()
     [4.0, -3.0]
     """
+    # As many links as in Optax, whose states go on here.
+    return chain(
+        identity(), _scale_by_fromage(learning_rate, min_norm), decayed_elsewhere(learning_rate)
+    )
+
+
+@transformation(scheduled_state=ScaleByScheduleState)
+def _scale_by_fromage(learning_rate: NonNegative, min_norm: NonNegative) -> GradientTransformation:
     shrink = (1 + learning_rate * learning_rate) ** -0.5
     loss = (learning_rate * shrink) ** 2 / (1 + shrink)  # 1 - shrink
 

@@ -13,7 +13,7 @@ from gradtx.numerics.steering import recompute
 from gradtx.optimizers.adam import ScaleByAdamState
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
-from gradtx.transforms.decay import decayed
+from gradtx.transforms.decay import decayed, decayed_elsewhere
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.transforms.trust import norm, trust_ratio
 from gradtx.types import Array
@@ -115,7 +115,7 @@ def lamb(
     # As many links as in Optax, whose states go on here.
     return chain(
         scale_by_lamb(b1, b2, eps, eps_root, weight_decay, mask),
-        identity(),
+        decayed_elsewhere(weight_decay, mask),
         identity(),
         scale_by_learning_rate(learning_rate),
     )

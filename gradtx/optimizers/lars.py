@@ -4,19 +4,19 @@ from typing import Any
 
 from gradtx.checks import Fraction, NonNegative
 from gradtx.composition.chain import chain, identity
-from gradtx.composition.masking import split_by_mask
+from gradtx.composition.masking import masked, split_by_mask
 from gradtx.engine.lift import leafwise
 from gradtx.numerics.steering import recompute
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
-from gradtx.transforms.decay import decayed
+from gradtx.transforms.decay import WeightDecaySchedule, decayed
 from gradtx.transforms.momentum import trace
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.transforms.trust import norm, trust_ratio
 from gradtx.types import Array, EmptyState
 
 
-@transformation
+@transformation(scheduled_state=WeightDecaySchedule)
 def scale_by_lars(
     weight_decay: NonNegative = 0.0,
     weight_decay_mask: Where = True,
@@ -103,7 +103,7 @@ def lars(
     The paper's denominator is :math:`\lVert g\rVert + \lambda\lVert\theta\rVert`; this is the norm
     of the sum, as Optax has it.
 
-    State: that of :func:`trace`.
+    State: that of :func:`trace`, and of the links before it as in Optax.
 
     Source: Y. You, I. Gitman and B. Ginsburg, Large Batch Training of Convolutional Networks, 2017,
     arXiv:1708.03888, algorithm 1.
@@ -112,8 +112,13 @@ def lars(
     """
     # As many links as in Optax, whose states go on here.
     return chain(
-        scale_by_lars(weight_decay, weight_decay_mask, trust_coefficient, eps, trust_ratio_mask),
-        identity(),
+        masked(
+            scale_by_lars(
+                weight_decay, weight_decay_mask, trust_coefficient, eps, trust_ratio_mask
+            ),
+            True,
+        ),
+        masked(identity(), True),
         scale_by_learning_rate(learning_rate),
         trace(momentum, nesterov),
     )

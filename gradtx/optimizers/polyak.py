@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.checks import Limit, NonNegative, Number
-from gradtx.composition.chain import chain
+from gradtx.composition.chain import chain, identity
 from gradtx.engine.tree import treewise
 from gradtx.numerics import divide
 from gradtx.pair import GradientTransformation, optimizer, transformation
@@ -92,6 +92,10 @@ def polyak_sgd(
     >>> bool(result.value < 1e-6)
     True
     """
+    # As many links as in Optax, whose states go on here.
     return chain(
-        scale_by_polyak(f_min, max_learning_rate, eps, variant), scale_by_learning_rate(scaling)
+        chain(
+            scale_by_polyak(f_min, max_learning_rate, eps, variant), scale_by_learning_rate(scaling)
+        ),
+        identity(),
     )

@@ -5,9 +5,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from gradtx.checks import NonNegative
-from gradtx.composition.masking import restrict
+from gradtx.composition.chain import identity
+from gradtx.composition.masking import masked
 from gradtx.engine.lift import elementwise
-from gradtx.pair import GradientTransformation, transformation
+from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
 from gradtx.types import Array, Counter, EmptyState
 
@@ -28,7 +29,11 @@ def decayed(u: Array, weight_decay: Any, p: Array) -> Array:
     return u + weight_decay * p
 
 
-@transformation(scheduled_state=WeightDecaySchedule)
+def _masked(tx: GradientTransformation, mask: Where | None) -> GradientTransformation:
+    return tx if mask is None else masked(tx, mask)
+
+
+@optimizer
 def add_decayed_weights(
     weight_decay: NonNegative = 0.0, mask: Where | None = None
 ) -> GradientTransformation:
@@ -41,7 +46,7 @@ def add_decayed_weights(
         weight_decay: :math:`\lambda \ge 0`; a number, an array, or a schedule.
         mask: which leaves decay, as in :func:`masked`: patterns, a predicate, a tree of booleans.
 
-    State: none, or `WeightDecaySchedule` for a schedule.
+    State: none, or `WeightDecaySchedule` for a schedule; with a mask in a `MaskedState`.
 
     Raises:
         ValueError: ``update`` is called without parameters.
@@ -54,14 +59,31 @@ def add_decayed_weights(
     >>> tx.update(jnp.zeros(1), tx.init(jnp.ones(1)), jnp.ones(1))[0].tolist()
     [0.5]
     """
-
-    def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
-        return decayed(g, weight_decay, p), {}
-
-    return restrict(elementwise(EmptyState, None, rule), mask)
+    return _masked(_decayed(weight_decay), mask)
 
 
 @transformation(scheduled_state=WeightDecaySchedule)
+def _decayed(weight_decay: NonNegative) -> GradientTransformation:
+    def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
+        return decayed(g, weight_decay, p), {}
+
+    return elementwise(EmptyState, None, rule)
+
+
+@transformation(scheduled_state=WeightDecaySchedule)
+def _decayed_elsewhere(weight_decay: NonNegative) -> GradientTransformation:
+    return identity()
+
+
+def decayed_elsewhere(weight_decay: Any, mask: Where | None = None) -> GradientTransformation:
+    """What :func:`add_decayed_weights` is in a chain of Optax, where another link does its work.
+
+    Its state is the same, so that states go over.
+    """
+    return _masked(_decayed_elsewhere(weight_decay), mask)
+
+
+@optimizer
 def add_cautious_decayed_weights(
     weight_decay: NonNegative = 0.0, mask: Where | None = None
 ) -> GradientTransformation:
@@ -78,7 +100,7 @@ def add_cautious_decayed_weights(
 
     Of complex numbers the real part of :math:`\bar g \theta` counts.
 
-    State: none, or `WeightDecaySchedule` for a schedule.
+    State: none, or `WeightDecaySchedule` for a schedule; with a mask in a `MaskedState`.
 
     Raises:
         ValueError: ``update`` is called without parameters.
@@ -91,9 +113,13 @@ def add_cautious_decayed_weights(
     >>> tx.update(jnp.array([2.0, -2.0]), tx.init(p), p)[0].tolist()
     [2.5, -2.0]
     """
+    return _masked(_cautiously_decayed(weight_decay), mask)
 
+
+@transformation(scheduled_state=WeightDecaySchedule)
+def _cautiously_decayed(weight_decay: NonNegative) -> GradientTransformation:
     def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
         towards = (jnp.conj(g) * p).real >= 0
         return g + jnp.where(towards, weight_decay, 0) * p, {}
 
-    return restrict(elementwise(EmptyState, None, rule), mask)
+    return elementwise(EmptyState, None, rule)

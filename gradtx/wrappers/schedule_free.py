@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative, PositiveCount, Range
-from gradtx.composition.chain import chain, identity
+from gradtx.composition.chain import chain
 from gradtx.engine.lift import needed
 from gradtx.numerics import cast, compute_dtype, divide, increment, real_dtype, widen
 from gradtx.numerics.steering import replace
@@ -236,8 +236,10 @@ def schedule_free_sgd(
     schedule_free_sgd(learning_rate=0.5, b1=0.9, weight_lr_power=2.0)
     """
     rate = _warmed_up("schedule_free_sgd", learning_rate, warmup_steps, warmup_at_once)
-    decay = identity() if weight_decay is None else add_decayed_weights(weight_decay)
-    return schedule_free(chain(decay, sgd(rate)), rate, b1, weight_lr_power, state_dtype)
+    base = sgd(rate)
+    if weight_decay is not None:
+        base = chain(add_decayed_weights(weight_decay), base)
+    return schedule_free(base, rate, b1, weight_lr_power, state_dtype)
 
 
 @optimizer
