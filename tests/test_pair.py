@@ -124,7 +124,7 @@ def test_any_hyperparameter_may_be_a_schedule(build):
 
 def test_a_scheduled_decay_of_weights_counts_like_optax():
     tx = gradtx.add_decayed_weights(gradtx.linear_schedule(1.0, 0.0, 4), mask="w")
-    theirs = optax.add_decayed_weights(optax.linear_schedule(1.0, 0.0, 4))
+    theirs = optax.add_decayed_weights(optax.linear_schedule(1.0, 0.0, 4), {"w": True, "b": False})
     p = {"w": jnp.ones(2), "b": jnp.ones(2)}
     state = tx.init(p)
     assert type(state).__name__ == type(theirs.init(p)).__name__
@@ -132,7 +132,8 @@ def test_a_scheduled_decay_of_weights_counts_like_optax():
         updates, state = tx.update(p, state, p)
     np.testing.assert_allclose(updates["w"], 1.75)
     np.testing.assert_allclose(updates["b"], 1.0)
-    assert int(state.count) == 2
+    assert type(state.inner_state).__name__ == "WeightDecaySchedule"
+    assert int(state.inner_state.count) == 2
 
 
 def test_extra_arguments():

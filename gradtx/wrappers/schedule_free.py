@@ -202,6 +202,8 @@ def _warmed_up(where: str, learning_rate: Any, warmup_steps: Any, at_once: bool)
         raise TypeError(
             f"{where}: learning_rate is a schedule; warm it up itself and leave out warmup_steps"
         )
+    if at_once and warmup_steps == 1:
+        return learning_rate
     if at_once:
         return linear_schedule(learning_rate / warmup_steps, learning_rate, warmup_steps - 1)
     return warmup_constant_schedule(0.0, learning_rate, warmup_steps)
