@@ -81,7 +81,7 @@ def ctc_loss_with_forward_probs(
 
     >>> frames = jnp.zeros((1, 4, 3))
     >>> none = jnp.zeros((1, 4)), jnp.array([[1, 2]]), jnp.zeros((1, 2))
-    >>> [x.shape for x in ctc_loss_with_forward_probs(frames, *none)]
+    >>> [x.shape for x in jax.eval_shape(ctc_loss_with_forward_probs, frames, *none)]
     [(1,), (4, 1, 3), (4, 1, 2)]
     """
     name = "ctc_loss"
