@@ -91,7 +91,7 @@ def test_a_configuration_knows_a_function_by_its_old_name():
 )
 def test_what_is_said_of_what_is_not_there(module, name, message):
     with pytest.raises(AttributeError, match=message):
-        getattr(sys.modules[module], name)
+        getattr(importlib.import_module(module), name)
 
 
 def test_a_star_import_and_a_module_left_out():
