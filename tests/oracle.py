@@ -44,16 +44,19 @@ def run(tx, p, gs, dtype=np.float32, **extra_args):
 
 def transcribe(update, p, gs):
     """The parameters after each step of ``update(g, slots, t, p) -> step``, in float64."""
-    p, slots, path = np.array(p, np.float64), {}, []
-    for t, g in enumerate(np.asarray(gs, np.float64), start=1):
+    wide = np.result_type(p, np.float64)
+    p, slots, path = np.array(p, wide), {}, []
+    for t, g in enumerate(np.asarray(gs, wide), start=1):
         p = p + update(g, slots, t, p)
         path.append(p)
     return np.stack(path)
 
 
-def check(tx, update, rtol=1e-5, atol=1e-5, **extra_args):
-    """Compare the two over `STEPS` steps."""
-    p, gs = parameters(), gradients()
-    np.testing.assert_allclose(
-        run(tx, p, gs, **extra_args), transcribe(update, p, gs), rtol=rtol, atol=atol
-    )
+def check(tx, update, rtol=1e-5, atol=1e-5, *, shape=(4, 3), dtype=np.float32):
+    """Compare the two over `STEPS` steps; complex numbers are real ones and others."""
+    p, gs = parameters(shape=shape), gradients(shape=shape)
+    if np.issubdtype(dtype, np.complexfloating):
+        p, gs = p + 1j * parameters(2, shape), gs + 1j * gradients(3, shape)
+    with jax.enable_x64(np.finfo(dtype).bits == 64):
+        got = run(tx, p, gs, dtype)
+    np.testing.assert_allclose(got, transcribe(update, p, gs), rtol=rtol, atol=atol)

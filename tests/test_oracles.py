@@ -33,14 +33,10 @@ LINKS = {
 }
 # Modules without a test file of their own, and where their public functions are tested.
 ELSEWHERE = {
-    "optimizers/test_orthogonalize.py": "optimizers/test_muon.py: the same iteration",
     "schedules/test_cyclic.py": "schedules/test_schedules.py: one table of all",
     "schedules/test_decay.py": "schedules/test_schedules.py: one table of all",
     "schedules/test_piecewise.py": "schedules/test_schedules.py: one table of all",
     "schedules/test_products.py": "schedules/test_schedules.py: one table of all",
-    "transforms/test_cleaning.py": "test_contracts.py: beside Optax",
-    "transforms/test_clipping.py": "test_contracts.py: beside Optax",
-    "transforms/test_momentum.py": "test_contracts.py: beside Optax",
     "transforms/test_single_examples.py": "distributed/test_aggregation.py",
 }
 

@@ -1,4 +1,4 @@
-"""What the tests of papers share: steps with a loss beside them, and a PyTorch optimizer."""
+"""What the tests of papers share: moments, steps with a loss beside them, a PyTorch optimizer."""
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,29 @@ from tests import oracle
 
 # Losses that fall on the whole, as the models of MoMo and Polyak want them.
 VALUES = 30 * np.exp(-np.arange(oracle.STEPS) / 30) + np.random.default_rng(2).random(oracle.STEPS)
+
+
+def mean(s, name, x, decay):
+    """The exponential moving average of `x`, kept in the slot `name`."""
+    s[name] = decay * s.get(name, 0.0) + (1 - decay) * x
+    return s[name]
+
+
+def moments(g, s, t, b1, b2):
+    """Adam's moments, corrected for their start at zero; the slots ``m`` and ``v`` are not."""
+    return mean(s, "m", g, b1) / (1 - b1**t), mean(s, "v", g * g, b2) / (1 - b2**t)
+
+
+def look_ahead(m, g, t, b1):
+    """Nesterov momentum, Dozat 2016, of the slot `m`."""
+    return b1 * m / (1 - b1 ** (t + 1)) + (1 - b1) * g / (1 - b1**t)
+
+
+def adam(g, s, t, b1, b2, eps, eps_root=0.0, nesterov=False, hat=False):
+    """Kingma and Ba 2015, algorithm 1, and its epsilon-hat of section 2 where `hat` says so."""
+    m, v = moments(g, s, t, b1, b2)
+    m = look_ahead(s["m"], g, t, b1) if nesterov else m
+    return m / (np.sqrt(v + eps_root) + (eps / np.sqrt(1 - b2**t) if hat else eps))
 
 
 def run(tx, p, gs, values=VALUES, dtype=np.float32):
@@ -26,10 +49,12 @@ def run(tx, p, gs, values=VALUES, dtype=np.float32):
     return jax.jit(lambda p, xs: jax.lax.scan(step, (p, tx.init(p)), xs)[1])(p, (gs, values))
 
 
-def check(tx, update, rtol=1e-5, atol=1e-5):
-    p, gs = oracle.parameters(), oracle.gradients()
-    want = oracle.transcribe(update, p, gs)
-    np.testing.assert_allclose(run(tx, p, gs), want, rtol=rtol, atol=atol)
+def check(tx, update, *, drift=0.0, dtype=np.float32):
+    """As `oracle.check`, with losses; on a slope, where there is a `drift`, distances grow."""
+    p, gs = oracle.parameters(), oracle.gradients() + drift
+    with jax.enable_x64(dtype == np.float64):
+        got = run(tx, p, gs, dtype=dtype)
+    np.testing.assert_allclose(got, oracle.transcribe(update, p, gs), rtol=1e-5, atol=1e-5)
 
 
 def norm(x):
@@ -48,3 +73,21 @@ def beside_torch(tx, make, steps=100, seed=0, atol=2e-5):
         path.append(tensor.detach().numpy().copy())
     np.testing.assert_allclose(oracle.run(tx, p, gs), np.stack(path), rtol=1e-5, atol=atol)
     return peer, tensor
+
+
+def newton_schulz(x, rows, how="frobenius", eps=0.1):
+    """The quintic iteration of Jordan et al. 2024, in float64."""
+    turned = x.shape[0] > x.shape[1]
+    x = x.T if turned else x
+    if how == "frobenius":
+        x = x / (np.linalg.norm(x) + eps)
+    elif how == "spectral":
+        x = x / (np.linalg.norm(x, 2) + eps)
+    elif how == "aol":
+        x = x / np.sqrt(np.maximum(np.abs(x @ x.T).sum(1, keepdims=True), eps))
+    else:
+        x = x / np.sqrt(np.maximum(np.linalg.norm(x @ x.T), eps))
+    for a, b, c in rows:
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.T if turned else x

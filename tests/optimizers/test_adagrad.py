@@ -10,14 +10,28 @@ from tests.optimizers.papers import beside_torch
 
 
 @pytest.mark.paper("adagrad")
-def test_adagrad():
-    """Duchi et al. 2011, figure 1, diagonal, with an initial accumulator."""
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("slower", [0.0, 0.05])
+@pytest.mark.parametrize("start", [0.0, 0.2])
+def test_adagrad(start, slower, inside):
+    """Duchi et al. 2011, figure 1, diagonal, with an initial accumulator and a rate that falls."""
 
     def update(g, s, t, p):
-        s["sum"] = s.get("sum", 0.1) + g * g
-        return -0.1 * g / np.sqrt(s["sum"] + 1e-7)
+        s["sum"] = s.get("sum", start) + g * g
+        root = np.sqrt(s["sum"] + 0.1) if inside else np.sqrt(s["sum"]) + 0.1
+        return -0.5 / (1 + slower * (t - 1)) * g / root
 
-    oracle.check(gradtx.adagrad(0.1), update)
+    oracle.check(gradtx.adagrad(0.5, start, 0.1, lr_decay=slower, eps_in_sqrt=inside), update)
+
+
+@pytest.mark.paper("adagrad")
+def test_adagrad_with_a_schedule_of_how_its_rate_falls():
+    def update(g, s, t, p):
+        s["sum"] = s.get("sum", 0.2) + g * g
+        return -0.5 / (1 + 0.05 * (1 - (t - 1) / 50) * (t - 1)) * g / np.sqrt(s["sum"] + 0.1)
+
+    slower = gradtx.linear_schedule(0.05, 0.0, 50)
+    oracle.check(gradtx.adagrad(0.5, 0.2, 0.1, lr_decay=slower), update)
 
 
 def test_without_initial_accumulator_a_zero_gradient_moves_nothing():

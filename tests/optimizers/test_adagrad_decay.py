@@ -8,11 +8,16 @@ import gradtx
 from tests import oracle
 
 
-def adagrad_decay(g, slots, t, p):
+@pytest.mark.paper("adagrad_decay")
+def test_adagrad_decay_is_deeprec_s():
     """All rows are touched at each step, so that the sums decay at every seventh."""
-    s = slots.get("s", 0.1)
-    s = slots["s"] = (np.maximum(0.5 * s, 0.1) if t % 7 == 0 else s) + g**2
-    return -0.1 * g / np.sqrt(s)
+
+    def update(g, slots, t, p):
+        s = slots.get("s", 0.2)
+        s = slots["s"] = (np.maximum(0.01 * s, 0.2) if t % 7 == 0 else s) + g**2
+        return -0.5 * g / np.sqrt(s)
+
+    oracle.check(gradtx.adagrad_decay(0.5, 0.2, 7, 0.01), update)
 
 
 @pytest.mark.parametrize("rows", [False, True], ids=["dense", "rows"])
@@ -52,8 +57,3 @@ def test_an_untouched_row_decays_once_at_its_next_touch():
     # Of row 0: 1, and half of it at step 6, where three decays are due.
     assert float(state.accumulator[0, 0]) == 1.5
     assert state.decays[:, 0].tolist() == [1, 2]
-
-
-@pytest.mark.paper("adagrad_decay")
-def test_adagrad_decay_is_deeprec_s():
-    oracle.check(gradtx.adagrad_decay(0.1, 0.1, 7, 0.5), adagrad_decay)

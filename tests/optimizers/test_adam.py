@@ -6,25 +6,29 @@ import pytest
 
 import gradtx
 from tests import oracle
-
-
-def adam_step(g, s, t, b1=0.9, b2=0.999, eps=1e-8, nesterov=False):
-    """Kingma and Ba 2015, algorithm 1; with Nesterov momentum, Dozat 2016."""
-    s["m"] = b1 * s.get("m", 0.0) + (1 - b1) * g
-    s["v"] = b2 * s.get("v", 0.0) + (1 - b2) * g * g
-    m = s["m"] / (1 - b1**t)
-    if nesterov:
-        m = b1 * s["m"] / (1 - b1 ** (t + 1)) + (1 - b1) * g / (1 - b1**t)
-    return m / (np.sqrt(s["v"] / (1 - b2**t)) + eps)
+from tests.optimizers.papers import adam
 
 
 @pytest.mark.paper("adam")
+@pytest.mark.parametrize("hat", [False, True])
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_adam_is_the_papers(nesterov):
-    oracle.check(
-        gradtx.adam(0.01, nesterov=nesterov),
-        lambda g, s, t, p: -0.01 * adam_step(g, s, t, nesterov=nesterov),
+def test_adam_is_the_papers(nesterov, hat):
+    tx = gradtx.adam(0.05, 0.8, 0.7, 0.1, 0.2, nesterov=nesterov, epsilon_hat=hat)
+    oracle.check(tx, lambda g, s, t, p: -0.05 * adam(g, s, t, 0.8, 0.7, 0.1, 0.2, nesterov, hat))
+
+
+@pytest.mark.paper("adamw")
+@pytest.mark.parametrize("options", [False, True])
+def test_adamw_is_the_papers(options):
+    """Loshchilov and Hutter 2019, algorithm 2."""
+
+    def update(g, s, t, p):
+        return -0.05 * (adam(g, s, t, 0.8, 0.7, 0.1, 0.2, options, options) + 0.3 * p)
+
+    tx = gradtx.adamw(
+        0.05, 0.8, 0.7, 0.1, 0.2, weight_decay=0.3, nesterov=options, epsilon_hat=options
     )
+    oracle.check(tx, update)
 
 
 def test_adam_is_accurate_from_the_first_step():
@@ -35,19 +39,11 @@ def test_adam_is_accurate_from_the_first_step():
     np.testing.assert_allclose(updates, [1.0, -1.0], rtol=3e-7)
 
 
-@pytest.mark.paper("adamw")
-def test_adamw_is_the_papers():
-    oracle.check(
-        gradtx.adamw(0.01, weight_decay=0.1),
-        lambda g, s, t, p: -0.01 * (adam_step(g, s, t) + 0.1 * p),
-    )
-
-
 def test_adamw_with_a_schedule_is_the_papers():
     """Loshchilov and Hutter 2019, algorithm 2, with a learning rate that falls."""
     oracle.check(
         gradtx.adamw(gradtx.linear_schedule(0.02, 0.0, 50), weight_decay=0.1),
-        lambda g, s, t, p: -0.02 * (1 - (t - 1) / 50) * (adam_step(g, s, t) + 0.1 * p),
+        lambda g, s, t, p: -0.02 * (1 - (t - 1) / 50) * (adam(g, s, t) + 0.1 * p),
     )
 
 

@@ -6,21 +6,24 @@ import pytest
 
 import gradtx
 from tests import oracle
+from tests.optimizers.papers import mean
 
 
 @pytest.mark.paper("adam_mini")
-@pytest.mark.parametrize("axis", [-1, 0, None])
-def test_adam_mini_is_the_papers(axis):
+@pytest.mark.parametrize(
+    ("shape", "axis", "others"),
+    [((4, 3), -1, 0), ((4, 3), 0, 1), ((4, 3), None, (0, 1)), ((2, 4, 3), 1, (0, 2)), ((5,), 0, 0)],
+)
+def test_adam_mini_is_the_papers(shape, axis, others):
     """Zhang et al. 2024, algorithm 1: Adam with the mean square of each block."""
-    others = {-1: 0, 0: 1, None: (0, 1)}[axis]
 
     def update(g, s, t, p):
-        s["m"] = 0.9 * s.get("m", 0.0) + 0.1 * g
-        s["v"] = 0.999 * s.get("v", 0.0) + 0.001 * np.mean(g * g, axis=others, keepdims=True)
-        u = s["m"] / (1 - 0.9**t) / (np.sqrt(s["v"] / (1 - 0.999**t)) + 1e-8)
-        return -0.01 * (u + 0.1 * p)
+        m = mean(s, "m", g, 0.8) / (1 - 0.8**t)
+        v = mean(s, "v", np.mean(g * g, axis=others, keepdims=True), 0.7) / (1 - 0.7**t)
+        return -0.05 * (m / (np.sqrt(v) + 0.1) + 0.3 * p)
 
-    oracle.check(gradtx.adam_mini(0.01, weight_decay=0.1, block_axis=axis), update)
+    tx = gradtx.adam_mini(0.05, 0.8, 0.7, 0.1, 0.3, block_axis=axis)
+    oracle.check(tx, update, shape=shape)
 
 
 def test_adam_mini_refuses_an_axis_that_a_leaf_has_not():

@@ -6,32 +6,27 @@ import pytest
 import gradtx
 from tests import oracle
 from tests.optimizers import papers
+from tests.optimizers.papers import mean
 
 
-def mean(s, name, x, decay):
-    s[name] = decay * s.get(name, 0.0) + (1 - decay) * x
-    return s[name]
-
-
-def adamax(g, s, t, p, b1=0.9, b2=0.999):
+def adamax(g, s, t, inside=True):
     """Kingma and Ba 2015, algorithm 2."""
-    m = mean(s, "m", g, b1)
-    s["u"] = np.maximum(b2 * s.get("u", 0.0), np.abs(g) + 1e-8)
-    return -0.01 / (1 - b1**t) * m / s["u"]
-
-
-def adamaxw(g, s, t, p):
-    return adamax(g, s, t, p) - 0.01 * 0.1 * p
+    m = mean(s, "m", g, 0.8)
+    s["u"] = np.maximum(0.7 * s.get("u", 0.0), np.abs(g) + (0.1 if inside else 0.0))
+    return m / (1 - 0.8**t) / (s["u"] + (0.0 if inside else 0.1))
 
 
 @pytest.mark.paper("adamax")
-def test_adamax_is_the_papers():
-    oracle.check(gradtx.adamax(0.01), adamax, rtol=1e-5, atol=1e-5)
+@pytest.mark.parametrize("inside", [False, True])
+def test_adamax_is_the_papers(inside):
+    tx = gradtx.adamax(0.05, 0.8, 0.7, 0.1, eps_in_max=inside)
+    oracle.check(tx, lambda g, s, t, p: -0.05 * adamax(g, s, t, inside))
 
 
 @pytest.mark.paper("adamaxw")
 def test_adamaxw_is_the_papers():
-    oracle.check(gradtx.adamaxw(0.01, weight_decay=0.1), adamaxw, rtol=1e-5, atol=1e-5)
+    tx = gradtx.adamaxw(0.05, 0.8, 0.7, 0.1, 0.3)
+    oracle.check(tx, lambda g, s, t, p: -0.05 * (adamax(g, s, t) + 0.3 * p))
 
 
 @pytest.mark.library("adamax")

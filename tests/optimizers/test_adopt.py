@@ -7,21 +7,44 @@ import pytest
 
 import gradtx
 from tests import oracle
+from tests.optimizers.papers import mean
 
 
-def mean(s, name, x, decay):
-    s[name] = decay * s.get(name, 0.0) + (1 - decay) * x
-    return s[name]
+@pytest.mark.paper("adopt")
+@pytest.mark.parametrize(
+    ("clip", "nesterov", "b2", "dtype"),
+    [
+        ("the paper's", False, 0.7, np.float32),
+        ("the paper's", True, 0.3, np.float32),
+        ("the paper's", False, 0.7, np.complex64),
+        ("another", True, 0.7, np.float32),
+        ("none", False, 0.7, np.float32),
+    ],
+)
+def test_adopt_is_the_papers(clip, nesterov, b2, dtype):
+    """Taniguchi et al. 2024; the parts of complex numbers are clipped apart."""
+    limits = {
+        "the paper's": lambda t: (t - 1) ** 0.25,
+        "another": lambda t: 0.5 + 0.01 * (t - 1),
+        "none": lambda t: np.inf,
+    }
 
+    def update(g, s, t, p):
+        if t == 1:
+            s["m"], s["v"] = 0.0, abs(g) ** 2
+            return 0.0 * g
+        c, limit = g / np.maximum(np.sqrt(s["v"]), 0.3), limits[clip](t)
+        c = np.clip(c.real, -limit, limit) + 1j * np.clip(c.imag, -limit, limit)
+        mean(s, "v", abs(g) ** 2, b2)
+        m = mean(s, "m", c if dtype == np.complex64 else c.real, 0.8)
+        return -0.05 * (0.8 * m + 0.2 * c if nesterov else m)
 
-def adopt(g, s, t, p, b1=0.9, b2=0.9999):
-    """Taniguchi et al. 2024, with clipping."""
-    if t == 1:
-        s["m"], s["v"] = 0.0, g * g
-        return 0.0 * g
-    c = np.clip(g / np.maximum(np.sqrt(s["v"]), 1e-6), -((t - 1) ** 0.25), (t - 1) ** 0.25)
-    mean(s, "v", g * g, b2)
-    return -0.01 * mean(s, "m", c, b1)
+    options = {
+        "another": {"clip_value_fn": lambda n: 0.5 + 0.01 * n},
+        "none": {"use_clipping": False},
+    }
+    tx = gradtx.adopt(0.05, 0.8, b2, 0.3, nesterov=nesterov, **options.get(clip, {}))
+    oracle.check(tx, update, dtype=dtype)
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -34,8 +57,3 @@ def test_adopt_without_clipping_is_optaxs(nesterov):
         rtol=1e-5,
         atol=1e-5,
     )
-
-
-@pytest.mark.paper("adopt")
-def test_adopt_is_the_papers():
-    oracle.check(gradtx.adopt(0.01), adopt, rtol=1e-5, atol=1e-5)

@@ -6,28 +6,38 @@ import pytest
 import gradtx
 from tests import oracle
 from tests.optimizers import papers
-
-
-def mean(s, name, x, decay):
-    s[name] = decay * s.get(name, 0.0) + (1 - decay) * x
-    return s[name]
-
-
-def amsgrad(g, s, t, p, b1=0.9, b2=0.999):
-    """Reddi et al. 2018, algorithm 2: no bias correction."""
-    m, v = mean(s, "m", g, b1), mean(s, "v", g * g, b2)
-    s["max"] = np.maximum(s.get("max", 0.0), v)
-    return -0.01 * m / (np.sqrt(s["max"]) + 1e-8)
+from tests.optimizers.papers import moments
 
 
 @pytest.mark.paper("amsgrad")
-def test_amsgrad_is_the_papers():
-    oracle.check(
-        gradtx.amsgrad(0.01, bias_correction_mu=False, bias_correction_nu=False),
-        amsgrad,
-        rtol=1e-5,
-        atol=1e-5,
+@pytest.mark.parametrize("of_m", [False, True])
+@pytest.mark.parametrize("of_v", ["none", "before", "after"])
+@pytest.mark.parametrize("hat", [False, True])
+def test_amsgrad_is_the_papers(of_m, of_v, hat):
+    """Reddi et al. 2018, algorithm 2, with bias corrections of both moments, of the second before
+    or after the maximum is taken."""
+
+    def update(g, s, t, p):
+        corrected = moments(g, s, t, 0.8, 0.7)
+        correction = 1 - 0.7**t
+        m, v = corrected[0] if of_m else s["m"], corrected[1] if of_v == "before" else s["v"]
+        s["max"] = np.maximum(s.get("max", 0.0), v)
+        v = s["max"] / (correction if of_v == "after" else 1)
+        return -0.05 * m / (np.sqrt(v + 0.2) + (0.1 / np.sqrt(correction) if hat else 0.1))
+
+    tx = gradtx.amsgrad(
+        0.05,
+        0.8,
+        0.7,
+        0.1,
+        0.2,
+        None,
+        of_m,
+        of_v != "none",
+        max_before_correction=of_v == "after",
+        epsilon_hat=hat,
     )
+    oracle.check(tx, update)
 
 
 @pytest.mark.library("amsgrad")

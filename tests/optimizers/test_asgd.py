@@ -1,5 +1,6 @@
 """Averaged descent against its paper and PyTorch."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,20 +16,21 @@ def test_asgd_is_the_papers():
     path = []
 
     def update(g, s, t, p):
-        rate = 0.1 / (1 + 0.05 * 0.1 * (t - 1)) ** 0.75
+        rate = 0.1 / (1 + 0.05 * 0.1 * (t - 1)) ** 0.6
         step = -rate * (g + 0.2 * p) - 0.05 * rate * p
         path.append(p + step)
         return step
 
-    tx = gradtx.asgd(0.1, lambd=0.05, t0=20, weight_decay=0.2)
+    tx = gradtx.asgd(0.1, lambd=0.05, alpha=0.6, t0=20, weight_decay=0.2)
     oracle.check(tx, update)
     p, gs = jnp.asarray(oracle.parameters(), jnp.float32), oracle.gradients()
-    state = tx.init(p)
-    for g in jnp.asarray(gs, jnp.float32):
-        updates, state = tx.update(g, state, p)
+    state, step = tx.init(p), jax.jit(tx.update)
+    for t, g in enumerate(jnp.asarray(gs, jnp.float32), start=1):
+        updates, state = step(g, state, p)
         p = gradtx.apply_updates(p, updates)
-    # With t0 = 20 it is the iterate itself up to step 22, and then the mean of those from there on.
-    np.testing.assert_allclose(state.ax, np.mean(path[21:], axis=0), rtol=1e-5, atol=1e-6)
+        # With t0 = 20 it is the iterate itself up to step 22, and the mean of those from there.
+        average = path[t - 1] if t <= 22 else np.mean(path[21:t], axis=0)
+        np.testing.assert_allclose(state.ax, average, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.library("asgd")

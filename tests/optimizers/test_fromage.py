@@ -10,14 +10,15 @@ from tests import oracle
 
 
 @pytest.mark.paper("fromage")
-def test_fromage_is_the_papers():
+@pytest.mark.parametrize("least", [3.0, 9.0])
+def test_fromage_is_the_papers(least):
     """Bernstein et al. 2020, algorithm 1, with the bound of the norms."""
 
     def update(g, s, t, p):
-        size, length = (max(np.linalg.norm(x), 1e-6) for x in (p, g))
-        return (p - 0.1 * size / length * g) / np.sqrt(1 + 0.1**2) - p
+        size, length = (max(np.linalg.norm(x), least) for x in (p, g))
+        return (p - 0.3 * size / length * g) / np.sqrt(1 + 0.3**2) - p
 
-    oracle.check(gradtx.fromage(0.1), update)
+    oracle.check(gradtx.fromage(0.3, least), update)
 
 
 def test_fromage_with_a_schedule_is_optax_s():

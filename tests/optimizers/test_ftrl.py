@@ -15,24 +15,38 @@ OPTIONS = {
 }
 
 
-def ftrl(power):
+def ftrl(power, rate=lambda t: 0.1):
     """McMahan et al. 2013, algorithm 1, with Keras's power and shrinkage."""
 
     def update(g, s, t, p):
-        old = s.get("n", 0.1)
+        if rate(t) <= 0:
+            return 0.0 * p
+        old = s.get("n", 0.2)
         n = s["n"] = old + g * g
-        s["z"] = s.get("z", 0.0) + g + 0.01 * p - (n**-power - old**-power) / 0.1 * p
-        z = s["z"]
-        closed = -np.sign(z) * np.maximum(np.abs(z) - 0.02, 0)
-        return closed / ((n**-power + 0.1) / 0.1 + 0.02) - p
+        grown = (n**-power - old**-power) / rate(t)
+        s["z"] = s.get("z", 0.0) + g + 2 * 0.005 * p - grown * p
+        closed = -np.sign(s["z"]) * np.maximum(np.abs(s["z"]) - 0.02, 0)
+        return closed / ((n**-power + 0.1) / rate(t) + 2 * 0.3) - p
 
     return update
+
+
+PAPER = {**OPTIONS, "l2_regularization_strength": 0.3, "initial_accumulator_value": 0.2}
 
 
 @pytest.mark.paper("ftrl")
 @pytest.mark.parametrize("power", [-0.5, -0.7])
 def test_ftrl_is_the_papers(power):
-    oracle.check(gradtx.ftrl(0.1, power, **OPTIONS), ftrl(power))
+    oracle.check(gradtx.ftrl(0.1, power, **PAPER), ftrl(power))
+
+
+@pytest.mark.paper("ftrl")
+def test_ftrl_stands_still_where_its_rate_is_zero():
+    def rate(count):
+        return jnp.where((count >= 10) & (count < 20), 0.0, 0.1)
+
+    tx = gradtx.ftrl(rate, -0.7, **PAPER)
+    oracle.check(tx, ftrl(-0.7, lambda t: 0.0 if 10 < t <= 20 else 0.1))
 
 
 @pytest.mark.library("ftrl")

@@ -5,23 +5,22 @@ import pytest
 
 import gradtx
 from tests import oracle
-
-
-def adam(g, s, t, b1=0.9, b2=0.999, eps=1e-6):
-    s["m"] = b1 * s.get("m", 0.0) + (1 - b1) * g
-    s["v"] = b2 * s.get("v", 0.0) + (1 - b2) * g * g
-    return s["m"] / (1 - b1**t) / (np.sqrt(s["v"] / (1 - b2**t)) + eps)
+from tests.optimizers.papers import adam
 
 
 @pytest.mark.paper("lamb")
-def test_lamb_is_the_papers():
+@pytest.mark.parametrize(
+    ("given", "mask", "decay"),
+    [(0.0, None, 0.0), (0.3, None, 0.3), (0.3, True, 0.3), (0.3, False, 0.0)],
+)
+def test_lamb_is_the_papers(given, mask, decay):
     """You et al. 2020, algorithm 2."""
 
     def update(g, s, t, p):
-        d = adam(g, s, t) + 0.1 * p
-        return -0.01 * np.linalg.norm(p) / np.linalg.norm(d) * d
+        d = adam(g, s, t, 0.8, 0.7, 0.1, 0.2) + decay * p
+        return -0.05 * np.linalg.norm(p) / np.linalg.norm(d) * d
 
-    oracle.check(gradtx.lamb(0.01, weight_decay=0.1), update)
+    oracle.check(gradtx.lamb(0.05, 0.8, 0.7, 0.1, 0.2, given, mask), update)
 
 
 def test_lamb_without_the_ratio_is_adamw():

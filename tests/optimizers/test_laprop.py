@@ -5,6 +5,7 @@ import pytest
 
 import gradtx
 from tests import oracle
+from tests.optimizers.papers import mean
 
 
 @pytest.mark.paper("laprop")
@@ -12,9 +13,8 @@ def test_laprop_is_the_papers():
     """Ziyin et al. 2020, algorithm 1."""
 
     def update(g, s, t, p):
-        s["n"] = 0.999 * s.get("n", 0.0) + 0.001 * g * g
-        root = np.sqrt(s["n"] / (1 - 0.999**t)) + 1e-15
-        s["m"] = 0.9 * s.get("m", 0.0) + 0.1 * g / root
-        return -0.01 * (s["m"] / (1 - 0.9**t) + 0.1 * p)
+        root = np.sqrt(mean(s, "n", g * g, 0.7) / (1 - 0.7**t)) + 0.1
+        m = mean(s, "m", g / root, 0.8)
+        return -0.05 * (m / (1 - 0.8**t) + 0.3 * p)
 
-    oracle.check(gradtx.laprop(0.01, weight_decay=0.1), update)
+    oracle.check(gradtx.laprop(0.05, 0.8, 0.7, 0.1, 0.3), update)

@@ -14,6 +14,7 @@ import pytest
 
 import gradtx
 from tests import oracle
+from tests.optimizers.papers import adam, look_ahead, mean, newton_schulz
 from tests.programs import equations
 
 DION = (
@@ -23,24 +24,6 @@ DION = (
 )
 
 
-def newton_schulz(x, rows, how):
-    """The quintic iteration of Jordan et al. 2024, in float64."""
-    turned = x.shape[0] > x.shape[1]
-    x = x.T if turned else x
-    if how == "frobenius":
-        x = x / (np.linalg.norm(x) + 1e-8)
-    elif how == "spectral":
-        x = x / (np.linalg.norm(x, 2) + 1e-8)
-    elif how == "aol":
-        x = x / np.sqrt(np.maximum(np.abs(x @ x.T).sum(1, keepdims=True), 1e-8))
-    else:
-        x = x / np.sqrt(np.maximum(np.linalg.norm(x @ x.T), 1e-8))
-    for a, b, c in rows:
-        gram = x @ x.T
-        x = a * x + (b * gram + c * gram @ gram) @ x
-    return x.T if turned else x
-
-
 @pytest.mark.paper("muon")
 @pytest.mark.parametrize("shape", [(4, 3), (3, 5)])
 @pytest.mark.parametrize("how", ["frobenius", "spectral", "aol", "schatten"])
@@ -48,21 +31,52 @@ def newton_schulz(x, rows, how):
 def test_muon(how, coeffs, shape):
     """Jordan et al. 2024, with bias corrections, the factor of the shape, and decay."""
     rows = DION if coeffs is DION else [coeffs] * 3
-    adaptive = how == "aol"
+    adaptive, eps = how == "aol", 20.0 if how in ("aol", "schatten") else 0.1
     factor = np.sqrt(max(1.0, shape[1] / shape[0]))
 
     def update(g, s, t, p):
-        s["m"] = 0.9 * s.get("m", 0.0) + 0.1 * g
-        m = 0.9 * s["m"] / (1 - 0.9 ** (t + 1)) + 0.1 * g / (1 - 0.9**t)
-        u = newton_schulz(m, rows, how)
+        m = look_ahead(mean(s, "m", g, 0.8), g, t, 0.8)
+        u = newton_schulz(m, rows, how, eps)
         u = np.sum(m * u) * u if adaptive else u
-        return -0.01 * (factor * u + 0.1 * p)
+        return -0.05 * (factor * u + 0.3 * p)
 
-    tx = gradtx.muon(0.01, coeffs, 3, 0.9, weight_decay=0.1, preconditioning=how, adaptive=adaptive)
-    with jax.enable_x64(True):
-        p, gs = oracle.parameters(shape=shape), oracle.gradients(shape=shape)
-        got = oracle.run(tx, p, gs, np.float64)
-    np.testing.assert_allclose(got, oracle.transcribe(update, p, gs), rtol=1e-5, atol=1e-7)
+    tx = gradtx.muon(
+        0.05, coeffs, 3, 0.8, eps, weight_decay=0.3, preconditioning=how, adaptive=adaptive
+    )
+    oracle.check(tx, update, atol=1e-7, shape=shape, dtype=np.float64)
+
+
+@pytest.mark.paper("muon")
+@pytest.mark.parametrize("shape", [(4, 3), (3, 5)])
+def test_muon_without_looking_ahead_and_with_one_root_mean_square(shape):
+    """The presets of coefficients too; Liu et al. 2025, equation 4."""
+
+    def update(g, s, t, p):
+        m = mean(s, "m", g, 0.8) / (1 - 0.8**t)
+        return -0.05 * 0.2 * np.sqrt(max(shape)) * newton_schulz(m, [(3.4445, -4.7750, 2.0315)] * 5)
+
+    tx = gradtx.muon(0.05, "standard", 5, 0.8, 0.1, nesterov=False, consistent_rms=0.2)
+    oracle.check(tx, update, atol=1e-7, shape=shape, dtype=np.float64)
+
+
+@pytest.mark.paper("muon")
+@pytest.mark.parametrize(("rate", "nesterov"), [(None, True), (0.07, False)])
+def test_what_is_no_matrix_is_trained_by_adamw(rate, nesterov):
+    def update(g, s, t, p):
+        u = adam(g, s, t, 0.7, 0.6, 0.1, 0.2, nesterov) + 0.4 * p
+        return -(0.05 if rate is None else rate) * u
+
+    tx = gradtx.muon(
+        0.05,
+        eps=0.1,
+        nesterov=nesterov,
+        adam_b1=0.7,
+        adam_b2=0.6,
+        adam_eps_root=0.2,
+        adam_weight_decay=0.4,
+        adam_learning_rate=rate,
+    )
+    oracle.check(tx, update, atol=1e-7, shape=(5,), dtype=np.float64)
 
 
 TREES = {"a": (3, 5), "b": (4,), "c": (5, 3), "d": (2, 3, 5), "e": (3, 5), "f": (2, 3, 4)}

@@ -14,11 +14,11 @@ def test_novograd_is_the_papers():
 
     def update(g, s, t, p):
         square = np.sum(g * g)
-        s["v"] = square if t == 1 else 0.25 * s["v"] + 0.75 * square
-        s["m"] = 0.9 * s.get("m", 0.0) + (g / (np.sqrt(s["v"]) + 1e-6) + 0.1 * p)
-        return -0.01 * s["m"]
+        s["v"] = square if t == 1 else 0.7 * s["v"] + 0.3 * square
+        s["m"] = 0.8 * s.get("m", 0.0) + (g / (np.sqrt(s["v"] + 20.0) + 0.1) + 0.3 * p)
+        return -0.05 * s["m"]
 
-    oracle.check(gradtx.novograd(0.01, weight_decay=0.1), update)
+    oracle.check(gradtx.novograd(0.05, 0.8, 0.7, 0.1, 20.0, 0.3), update)
 
 
 def test_novograd_keeps_one_number_for_each_leaf():

@@ -5,13 +5,7 @@ import pytest
 
 import gradtx
 from tests import oracle
-
-
-def moments(g, s, t, b1=0.9, b2=0.999):
-    """Adam's moments, without and with the correction for their start at zero."""
-    s["m"] = b1 * s.get("m", 0.0) + (1 - b1) * g
-    s["v"] = b2 * s.get("v", 0.0) + (1 - b2) * g * g
-    return s["m"] / (1 - b1**t), s["v"] / (1 - b2**t)
+from tests.optimizers.papers import moments
 
 
 @pytest.mark.paper("qhadam")
@@ -19,11 +13,11 @@ def test_qhadam_is_the_papers():
     """Ma and Yarats 2019, section 4."""
 
     def update(g, s, t, p):
-        m, v = moments(g, s, t, b1=0.995)
-        root = np.sqrt(0.2 * g * g + 0.8 * v)
-        return -0.01 * ((0.3 * g + 0.7 * m) / (root + 1e-8) + 0.1 * p)
+        m, v = moments(g, s, t, 0.8, 0.7)
+        root = np.sqrt(0.6 * v + 0.4 * g * g)
+        return -0.05 * ((0.9 * m + 0.1 * g) / (root + 0.1) + 0.3 * p)
 
-    oracle.check(gradtx.qhadam(0.01, nu2=0.8, weight_decay=0.1), update)
+    oracle.check(gradtx.qhadam(0.05, 0.8, 0.7, 0.9, 0.6, 0.1, 0.3), update)
 
 
 def test_qhadam_at_one_is_adam():

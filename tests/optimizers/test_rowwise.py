@@ -8,32 +8,29 @@ import pytest
 
 import gradtx
 from tests import oracle
-
-
-def rowwise_adagrad(g, slots, t, p):
-    s = slots["s"] = slots.get("s", 0.0) + np.mean(g**2, axis=1, keepdims=True)
-    return -0.1 * g / (np.sqrt(s) + 1e-8)
-
-
-def rowwise_adam(g, slots, t, p):
-    m = slots["m"] = 0.9 * slots.get("m", 0.0) + 0.1 * g
-    v = slots["v"] = 0.999 * slots.get("v", 0.0) + 0.001 * np.mean(g**2, axis=1, keepdims=True)
-    return -0.1 * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
-
-
-RULES = [
-    (lambda: gradtx.rowwise_adagrad(0.1), rowwise_adagrad),
-    (lambda: gradtx.rowwise_adam(0.1), rowwise_adam),
-]
-
-
-each = pytest.mark.parametrize(("make", "update"), RULES, ids=lambda f: f.__name__)
+from tests.optimizers.papers import mean
 
 
 @pytest.mark.paper("rowwise_adagrad", "rowwise_adam")
-@each
-def test_transcription(make, update):
-    oracle.check(make(), update)
+@pytest.mark.parametrize("shape", [(4, 3), (2, 3, 4), (5,)])
+def test_transcription(shape):
+    def row_mean(x):
+        return x.reshape(len(x), -1).mean(axis=1).reshape(len(x), *[1] * (x.ndim - 1))
+
+    def adagrad(g, s, t, p):
+        s["s"] = s.get("s", 0.2) + row_mean(g * g)
+        return -0.05 * g / (np.sqrt(s["s"]) + 0.1)
+
+    def adam(g, s, t, p):
+        m = mean(s, "m", g, 0.8) / (1 - 0.8**t)
+        v = mean(s, "v", row_mean(g * g), 0.7) / (1 - 0.7**t)
+        return -0.05 * m / (np.sqrt(v) + 0.1)
+
+    for tx, update in (
+        (gradtx.rowwise_adagrad(0.05, 0.2, 0.1), adagrad),
+        (gradtx.rowwise_adam(0.05, 0.8, 0.7, 0.1), adam),
+    ):
+        oracle.check(tx, update, shape=shape)
 
 
 @pytest.mark.parametrize("name", ["rowwise_adagrad", "rowwise_adam"])

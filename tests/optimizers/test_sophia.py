@@ -50,18 +50,22 @@ def transcribed(rate, b1, b2, eps, gamma, clip, every, decay, hessian_first, deb
 @pytest.mark.paper("sophia")
 @pytest.mark.parametrize("hessian_first", [False, True])
 @pytest.mark.parametrize("debias", [False, True])
-def test_it_is_the_paper_s(hessian_first, debias):
+@pytest.mark.parametrize("clip", [0.7, None])
+def test_it_is_the_paper_s(hessian_first, debias, clip):
     tx = gradtx.sophia(
         0.02,
-        0.9,
         0.8,
+        0.7,
+        2.0,
+        0.3,
         gamma=0.3,
-        weight_decay=0.1,
+        clip_threshold=clip,
         update_interval=4,
         hessian_first=hessian_first,
         bias_correction=debias,
     )
-    want = transcribed(0.02, 0.9, 0.8, 1e-8, 0.3, 1.0, 4, 0.1, hessian_first, debias)
+    limit = np.inf if clip is None else clip
+    want = transcribed(0.02, 0.8, 0.7, 2.0, 0.3, limit, 4, 0.3, hessian_first, debias)
     np.testing.assert_allclose(path(tx), want, rtol=1e-5, atol=1e-5)
 
 

@@ -4,8 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import gradtx
+from tests import oracle
 from tests.oracle import gradients, parameters
 
 P = jnp.asarray(parameters(), jnp.float32)
@@ -29,3 +31,13 @@ def test_apply_every():
     (_, _), want = run(optax.apply_every(3), GS[:6])
     np.testing.assert_allclose(updates[5], want[5], rtol=1e-6)
     np.testing.assert_array_equal(updates[4], 0.0)
+
+
+@pytest.mark.paper("apply_every")
+@pytest.mark.parametrize("k", [1, 4])
+def test_what_is_kept_is_let_through_at_every_kth_step(k):
+    def update(g, s, t, p):
+        s["sum"] = s.get("sum", 0.0) - 0.05 * g
+        return s.pop("sum") if t % k == 0 else 0.0 * g
+
+    oracle.check(gradtx.chain(gradtx.sgd(0.05), gradtx.apply_every(k)), update)

@@ -44,14 +44,22 @@ def test_backtracking_like_optax():
 
 
 @pytest.mark.paper("scale_by_backtracking_linesearch")
-def test_backtracking_transcription():
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize(
+    ("least", "shorter", "longer", "most", "atol", "rtol"),
+    [(1e-4, 0.8, 1.5, 1.0, 0.0, 0.0), (0.6, 0.7, 1.3, 0.15, 0.5, 0.02)],
+)
+def test_backtracking_transcription(least, shorter, longer, most, atol, rtol, kept):
     """Armijo's rule in float64."""
     with jax.enable_x64(True):
 
         def f(x):
             return 0.5 * np.sum(SCALES * x**2) + np.sum(np.cos(x))
 
-        tx = gradtx.chain(gradtx.sgd(1.0), gradtx.scale_by_backtracking_linesearch(40))
+        search = gradtx.scale_by_backtracking_linesearch(
+            40, least, shorter, longer, most, atol, rtol, store_grad=kept
+        )
+        tx = gradtx.chain(gradtx.sgd(1.0), search)
 
         @jax.jit
         def step(y, state):
@@ -63,11 +71,15 @@ def test_backtracking_transcription():
         y, state = jnp.asarray(x), tx.init(jnp.asarray(x))
         for _ in range(50):
             g = SCALES * x - np.sin(x)
-            rate = min(1.5 * rate, 1.0)
-            while f(x - rate * g) > f(x) - 1e-4 * rate * g @ g:
-                rate *= 0.8
+            rate = min(longer * rate, most)
+            while f(x - rate * g) > (1 + rtol) * f(x) - least * rate * g @ g + atol:
+                rate *= shorter
             x = x - rate * g
             y, state = step(y, state)
             np.testing.assert_allclose(y, x, rtol=1e-5, atol=1e-9)
+            now = state[1]
+            np.testing.assert_allclose([now.learning_rate, now.value], [rate, f(x)], rtol=1e-6)
+            if kept:
+                np.testing.assert_allclose(now.grad, SCALES * x - np.sin(x), atol=1e-6)
             if np.linalg.norm(g) < 1e-5:  # below, differences of the loss are rounding
                 break

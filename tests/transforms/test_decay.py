@@ -1,30 +1,32 @@
 """Weight decay beside transcriptions of its papers."""
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import gradtx
 from tests import oracle
+from tests.optimizers.papers import adam
 
 
-def adam(g, slots, t, b1=0.9, b2=0.999, eps=1e-8):
-    mu = slots["mu"] = b1 * slots.get("mu", 0) + (1 - b1) * g
-    nu = slots["nu"] = b2 * slots.get("nu", 0) + (1 - b2) * g**2
-    return mu / (1 - b1**t) / (np.sqrt(nu / (1 - b2**t)) + eps)
+@pytest.mark.paper("add_decayed_weights")
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_weight_decay(decay):
+    tx = gradtx.chain(gradtx.add_decayed_weights(decay), gradtx.scale(-0.05))
+    oracle.check(tx, lambda g, s, t, p: -0.05 * (g + decay * p))
 
 
 @pytest.mark.paper("add_cautious_decayed_weights")
 def test_cautious_weight_decay_is_the_paper_s():
+    """Chen et al. 2025."""
     tx = gradtx.chain(
-        gradtx.scale_by_adam(),
+        gradtx.scale_by_adam(0.8, 0.7, 0.1),
         gradtx.add_cautious_decayed_weights(0.3),
-        gradtx.scale_by_learning_rate(0.02),
+        gradtx.scale_by_learning_rate(0.05),
     )
 
     def update(g, s, t, p):
-        u = adam(g, s, t)
-        return -0.02 * (u + 0.3 * (u * p >= 0) * p)
+        u = adam(g, s, t, 0.8, 0.7, 0.1)
+        return -0.05 * (u + 0.3 * (u * p >= 0) * p)
 
     oracle.check(tx, update)
 

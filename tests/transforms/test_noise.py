@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import gradtx
+from tests import oracle
 
 
 def test_noise_takes_keys_and_seeds():
@@ -22,3 +23,21 @@ def test_noise_takes_keys_and_seeds():
         first(key=1, seed=2)
     with pytest.raises(TypeError, match="key"):
         first(key="x")
+
+
+@pytest.mark.paper("add_noise")
+def test_the_variance_falls_as_in_the_paper():
+    """Neelakantan et al. 2015, equation 1, beside the same draws with a variance of one."""
+    g = jnp.asarray(oracle.parameters(), jnp.float32)
+
+    def noises(eta, gamma):
+        tx = gradtx.add_noise(eta, gamma, key=0)
+        state, found = tx.init(g), []
+        for _ in range(4):
+            updates, state = tx.update(g, state)
+            found.append(updates - g)
+        return np.stack(found)
+
+    want = [np.sqrt(0.5 / t**0.7) for t in range(1, 5)]
+    ratio = noises(0.5, 0.7) / noises(1.0, 0.0)
+    np.testing.assert_allclose(ratio, np.reshape(want, (4, 1, 1)) * np.ones(g.shape), rtol=1e-3)

@@ -52,15 +52,42 @@ def test_a_unit_of_many_dimensions_needs_an_axis():
     assert gradtx.unitwise_norm(x, 0).shape == x.shape
 
 
-def test_adaptive_clipping_is_the_papers():
-    """Brock et al. 2021, equation 3, over the columns of a matrix."""
+@pytest.mark.paper("normalize_by_update_norm", "normalize", "adaptive_normalize")
+def test_normalizing_is_the_papers():
+    """Hazan et al. 2015; adaptive, Zhuang et al. 2019, as in Optax."""
+    norm = np.linalg.norm
+
+    def adaptive(g, p):
+        size = abs(p) + 0.3
+        return size**2 * g / norm(size * g)
+
+    for tx, rule in (
+        (
+            gradtx.normalize_by_update_norm(1.5, 0.4),
+            lambda g, p: 1.5 * g / (norm(g) + 0.4),
+        ),
+        (gradtx.normalize(), lambda g, p: g / norm(g)),
+        (gradtx.adaptive_normalize(0.3), adaptive),
+    ):
+        scaled = gradtx.chain(tx, gradtx.scale(-0.05))
+        oracle.check(scaled, lambda g, s, t, p, rule=rule: -0.05 * rule(g, p))
+
+
+@pytest.mark.paper("adaptive_grad_clip")
+@pytest.mark.parametrize(("shape", "axes"), [((4, 3), 0), ((5,), 0), ((2, 3, 2, 4), (0, 1, 2))])
+def test_adaptive_clipping_is_the_papers(shape, axes):
+    """Brock et al. 2021, equation 3, over the columns of a matrix, or all but the last axis."""
+
+    def size(x):
+        return np.sqrt(np.sum(x * x, axis=axes, keepdims=True))
 
     def update(g, s, t, p):
-        length = np.linalg.norm(g, axis=0)
-        limit = 0.1 * np.maximum(np.linalg.norm(p, axis=0), 1e-3)
-        return -0.1 * g * np.where(length > limit, limit / np.maximum(length, 1e-6), 1)
+        limit = 0.1 * np.maximum(size(p), 2.0)
+        return -0.1 * g * np.where(size(g) > limit, limit / np.maximum(size(g), 1e-6), 1)
 
-    oracle.check(gradtx.chain(gradtx.adaptive_grad_clip(0.1), gradtx.scale(-0.1)), update)
+    for axis in (None, axes):
+        tx = gradtx.chain(gradtx.adaptive_grad_clip(0.1, 2.0, axis), gradtx.scale(-0.1))
+        oracle.check(tx, update, shape=shape)
 
 
 def test_unitwise_clip_like_optax():

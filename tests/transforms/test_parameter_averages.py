@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import gradtx
+from tests import oracle
 from tests.oracle import gradients, parameters, run
 
 P = jnp.asarray(parameters(), jnp.float32)
@@ -23,7 +24,23 @@ def final_state(tx):
     return jax.jit(lambda: jax.lax.scan(step, (P, tx.init(P)), GS)[0])()
 
 
+@pytest.mark.paper("ema_params")
+@pytest.mark.parametrize(("every", "window"), [(None, 1), (3, 1), (2, 3)])
+def test_an_average_in_the_place_of_the_parameters(every, window):
+    """At each step of each `every`-th window of steps they are the average."""
+
+    def update(g, s, t, p):
+        s["a"] = 0.8 * s.get("a", p) + 0.2 * (p - 0.05 * g)
+        due = every is not None and -(-t // window) % every == 0
+        return s["a"] - p if due else -0.05 * g
+
+    average = gradtx.ema_params(0.8, overwrite_every=every, window=window)
+    oracle.check(gradtx.chain(gradtx.sgd(0.05), average), update)
+
+
+@pytest.mark.paper("ema_params", "swa_params")
 def test_averages_of_parameters():
+    """Polyak and Juditsky 1992; Izmailov et al. 2018, algorithm 1."""
     path = np.asarray(run(gradtx.sgd(0.1), P, GS), np.float64)
     tx = gradtx.chain(gradtx.sgd(0.1), gradtx.ema_params(0.9))
     want = np.asarray(P, np.float64)
@@ -32,9 +49,14 @@ def test_averages_of_parameters():
     p, state = final_state(tx)
     np.testing.assert_allclose(gradtx.eval_params(tx, state, p), want, rtol=1e-5, atol=1e-6)
     tx = gradtx.chain(gradtx.sgd(0.1), gradtx.swa_params(start=5, every=7))
-    p, state = final_state(tx)
-    want = path[5 + 7 - 1 :: 7].mean(0)
-    np.testing.assert_allclose(gradtx.eval_params(tx, state, p), want, rtol=1e-5, atol=1e-6)
+    state, p = tx.init(P), P
+    step = jax.jit(tx.update)
+    for t, g in enumerate(GS, start=1):
+        updates, state = step(g, state, p)
+        p = p + updates
+        taken = path[:t][5 + 7 - 1 :: 7]
+        want = taken.mean(0) if len(taken) else path[t - 1]
+        np.testing.assert_allclose(gradtx.eval_params(tx, state, p), want, rtol=1e-5, atol=1e-6)
 
 
 def test_average_of_some_leaves_and_of_none():

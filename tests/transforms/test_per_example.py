@@ -42,3 +42,16 @@ def test_integers_are_promoted(name):
     )
     for mine, theirs in zip(got, want, strict=True):
         np.testing.assert_array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("uniform", [False, True])
+def test_layers_have_shares_of_the_limit(uniform):
+    """McMahan et al. 2018, section 2.3: alike, or by the size of the layer."""
+    grads = [np.asarray(GS[:5], np.float64), np.asarray(GS[:5, 0], np.float64)]
+    total, count = gradtx.per_example_layer_norm_clip([GS[:5], GS[:5, 0]], 2.0, uniform)
+    for x, got, clipped in zip(grads, total, count, strict=True):
+        limit = 2.0 * np.sqrt(1 / 2 if uniform else x[0].size / 15)
+        norms = np.sqrt(np.sum(x.reshape(5, -1) ** 2, axis=1))
+        factors = np.minimum(1, limit / norms)
+        np.testing.assert_allclose(got, np.tensordot(factors, x, 1), rtol=1e-5)
+        assert int(clipped) == np.sum(factors < 1)

@@ -1,5 +1,6 @@
 """A rate that falls where a loss stays."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -31,3 +32,35 @@ def test_plateau():
     assert scales(highest, [4.0, 3.0, 2.0])[-1] == 0.5
     with pytest.raises(ValueError, match="metric"):
         ours.update(P, ours.init(P))
+
+
+@pytest.mark.paper("reduce_on_plateau")
+@pytest.mark.parametrize("mode", ["min", "max"])
+@pytest.mark.parametrize("size", [1, 3])
+def test_transcription(mode, size):
+    """PyTorch's ReduceLROnPlateau, on the mean of several values."""
+    factor, patience, rtol, atol, cooldown, least = 0.6, 2, 0.05, 0.02, 2, 0.1
+    number = 50 * size
+    sign = 1.0 if mode == "min" else -1.0
+    rng = np.random.default_rng(0)
+    values = sign * (2 * np.exp(-4 * np.arange(number) / number) + 0.1 * rng.random(number))
+    scale, best, waited, cooling, want = 1.0, np.inf, 0, 0, []
+    for i in range(len(values)):
+        if (i + 1) % size == 0:
+            value = sign * values[i + 1 - size : i + 1].mean()
+            better = value < best - (rtol * abs(best) + atol if np.isfinite(best) else 0)
+            best, waited = (value, 0) if better else (best, waited + 1)
+            if cooling:
+                cooling, waited = cooling - 1, 0
+            elif waited >= patience:
+                scale, waited, cooling = max(scale * factor, least), 0, cooldown
+        want.append(scale)
+    tx = gradtx.reduce_on_plateau(factor, patience, rtol, atol, cooldown, size, least, mode=mode)
+
+    def step(state, value):
+        updates, state = tx.update(jnp.full(2, 3.0), state, value=value)
+        return state, updates[0] / 3
+
+    _, got = jax.jit(lambda v: jax.lax.scan(step, tx.init(P), v))(jnp.asarray(values, jnp.float32))
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    assert len(set(want)) > 3

@@ -1,4 +1,4 @@
-"""Scaling on the way back."""
+"""Scaling, forward and on the way back."""
 
 import jax
 import jax.numpy as jnp
@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import gradtx
+from tests import oracle
 
 TREE = {"a": jnp.array([1.0, -2.0]), "b": jnp.float32(3.0)}
 
@@ -30,3 +31,17 @@ def test_infinite_values_have_gradients_and_types_stay():
     grads = jax.grad(lambda x: jnp.sum(gradtx.scale_gradient(x, 0.5)))(x)
     assert grads.dtype == jnp.bfloat16
     np.testing.assert_array_equal(grads.astype(jnp.float32), 0.5)
+
+
+@pytest.mark.paper("scale", "scale_by_schedule", "scale_by_learning_rate")
+def test_factors():
+    oracle.check(gradtx.scale(-0.3), lambda g, s, t, p: -0.3 * g)
+    oracle.check(
+        gradtx.scale_by_schedule(lambda count: -0.05 / (1 + count)),
+        lambda g, s, t, p: -0.05 / t * g,
+    )
+    rate = gradtx.linear_schedule(0.05, 0.0, 50)
+    tx = gradtx.scale_by_learning_rate(rate)
+    oracle.check(tx, lambda g, s, t, p: -0.05 * (1 - (t - 1) / 50) * g)
+    oracle.check(gradtx.scale_by_learning_rate(0.05, flip_sign=False), lambda g, s, t, p: 0.05 * g)
+    oracle.check(gradtx.scale_by_learning_rate(None), lambda g, s, t, p: -g)
