@@ -4,12 +4,14 @@ A builder writes ``b1: Decay = 0.9``; :func:`check` reads the annotation. Only P
 NumPy scalars) have a value to check: an array may be traced, and its value unknown.
 """
 
+import contextlib
 import functools
 import inspect
 import math
 import numbers
 import types
 import typing
+import weakref
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
@@ -176,12 +178,23 @@ def _check_array(where: str, name: str, value: Any, allowed: Range) -> None:
         raise ValueError(f"{where}: {name} is an array of integers beyond 32 bits: {value!r:.80}")
 
 
+# Schedules that were looked at: an optimizer hands its own on to the builders that it is made of.
+_KNOWN: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def _is_known(function: Any) -> bool:
+    try:
+        return function in _KNOWN
+    except TypeError:  # it has no hash, or no weak references
+        return False
+
+
 def _check_schedule(where: str, name: str, value: Any) -> None:
     """Raise TypeError unless a function takes a count and returns a number, as far as one can see.
 
     What gradtx built is known to; what asks its argument for its value is not called again.
     """
-    if hasattr(value, "declaration"):
+    if hasattr(value, "declaration") or _is_known(value):
         return
     expected = f"{where}: {name} must be a number, an array or a schedule, a function of the count"
     if isinstance(value, type) or hasattr(value, "dtype"):
@@ -205,3 +218,5 @@ def _check_schedule(where: str, name: str, value: Any) -> None:
         raise TypeError(f"{expected}; {value!r:.80} raised {error!r:.200}") from error
     if getattr(found, "shape", None) != () or not jnp.issubdtype(found.dtype, jnp.number):
         raise TypeError(f"{expected} that returns one number; {value!r:.80} returns {found!r:.80}")
+    with contextlib.suppress(TypeError):
+        _KNOWN.add(value)
