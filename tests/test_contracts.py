@@ -137,6 +137,40 @@ def test_scan_keeps_shapes_types_and_structure(name):
     assert len(runner(name)[1]) == 1
 
 
+@functools.cache
+def compilations():
+    """The programs that XLA compiled, from now on."""
+    seen = []
+
+    def listen(event, duration, **about):
+        if event.endswith("backend_compile_duration"):
+            seen.append(about.get("fun_name"))
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    return seen
+
+
+# These give JAX's loops and conditions new functions at each step: see gradtx.numerics.control.
+NEW_FUNCTIONS = {
+    *("galore", "lbfgs", "muon", "orthogonalize", "sophia"),
+    *("scale_by_galore", "scale_by_lbfgs", "scale_by_muon", "scale_by_sophia"),
+}
+
+
+@every
+def test_a_step_taken_again_compiles_nothing(name, request):
+    """Outside of `jit`, where what is compiled for a new function is kept for ever."""
+    if name in NEW_FUNCTIONS:
+        request.applymarker(pytest.mark.xfail(strict=True, reason="new functions at each step"))
+    tx, p, g = CATALOGUE[name].make(), params(), take(grads(1), 0)
+    carry = p, tx.init(p)
+    step(tx, carry, g)
+    seen = compilations()
+    seen.clear()
+    step(tx, carry, g)
+    assert not seen
+
+
 WRAPPERS = [n for n in NAMES if "wrappers" in getattr(gradtx, n).builder.function.__module__]
 
 

@@ -11,6 +11,7 @@ from gradtx.distributed.aggregation import message_bytes
 from gradtx.distributed.axes import AxisName, Communicating, bound_size, check_axis_name
 from gradtx.engine.lift import needed
 from gradtx.numerics import cast, widen
+from gradtx.numerics.control import branch
 from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.paths import is_leaf
 from gradtx.rows import dense
@@ -119,7 +120,7 @@ def local_sgd(
             )
 
         due = state.until_sync <= 1
-        out = jax.lax.cond(due, meet, lambda: out)
+        out = branch(due, meet, lambda: out)
         left = jnp.where(due, jnp.asarray(every, jnp.int32), state.until_sync - 1)
         return out, LocalSGDState(inner_state, left)
 
@@ -200,9 +201,7 @@ def diloco(
             return to, in_form_of(outer_state, state.outer_state), in_form_of(anchor, state.anchor)
 
         due = state.until_sync <= 1
-        out, outer_state, anchor = jax.lax.cond(
-            due, meet, lambda: (out, state.outer_state, state.anchor)
-        )
+        out, outer_state, anchor = branch(due, meet, lambda: (out, state.outer_state, state.anchor))
         left = jnp.where(due, jnp.asarray(every, jnp.int32), state.until_sync - 1)
         return out, DiLoCoState(inner_state, outer_state, anchor, left)
 

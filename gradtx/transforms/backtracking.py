@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from gradtx.checks import Count, Fraction, Limit, NonNegative, Positive
 from gradtx.numerics import zeros_like
+from gradtx.numerics.control import branch, repeat_while
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -119,7 +120,7 @@ def scale_by_backtracking_linesearch(
             new = _Search(rate, value, now.grad, error.astype(line.dtype), now.count + 1)
             if store_grad:
                 # Only the last rate needs a gradient.
-                grad = jax.lax.cond(
+                grad = branch(
                     going(new),
                     lambda: now.grad,
                     lambda: conjugate(pull(jnp.ones_like(value))[0]),
@@ -130,7 +131,7 @@ def scale_by_backtracking_linesearch(
         infinity = jnp.full([], jnp.inf, line.dtype)
         grad = line.grad if store_grad else None
         first = _Search(guess, line.value, grad, infinity, jnp.zeros([], jnp.int32))
-        return jax.lax.while_loop(going, body, first)
+        return repeat_while(going, body, first)
 
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
@@ -142,7 +143,7 @@ def scale_by_backtracking_linesearch(
         guess = jnp.where(state.learning_rate > 0, larger, max_learning_rate)
         found = search(line, guess.astype(line.dtype))
         if verbose:
-            jax.lax.cond(found.error > atol, _print, lambda *_: None, found, line.slope)
+            branch(found.error > atol, _print, lambda *_: None, found, line.slope)
         failed = jnp.isinf(found.error)
         rate = jnp.where(failed, 0, found.rate)
         grad = None

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, NonNegative, check_integer
 from gradtx.engine.lift import elementwise, leafwise
 from gradtx.numerics import Step, compute_dtype, ema, zeros_like
+from gradtx.numerics.control import branch
 from gradtx.pair import GradientTransformation, transformation
 from gradtx.types import Array, Counter, DType, Slots
 
@@ -121,7 +122,7 @@ def grokfast_ma(
         at = t.once("at", 0, lambda: (t.number - 1) % window_size).astype(jnp.int32)
         oldest = jax.lax.dynamic_index_in_dim(s.window, at, keepdims=False)
         window = jax.lax.dynamic_update_index_in_dim(s.window, g, at, 0)
-        total = jax.lax.cond(
+        total = branch(
             at == window_size - 1, lambda: jnp.sum(window, 0), lambda: s.total + (g - oldest)
         )
 

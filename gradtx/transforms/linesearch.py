@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.numerics import as_arrays, real_dtype, scalar_dtype, widen
+from gradtx.numerics.control import branch
 from gradtx.paths import is_leaf, leaves_with_path, merge, path_string
 from gradtx.rows import is_rows
 from gradtx.training.apply import apply_updates
@@ -161,6 +162,6 @@ def value_and_grad_from_state(value_fn: Callable[..., Any]) -> Callable[..., tup
             return jnp.asarray(value, found[0].value.dtype), grad
 
         known = jnp.isfinite(found[0].value)
-        return jax.lax.cond(known, lambda p: (found[0].value, found[0].grad), evaluate, params)
+        return branch(known, lambda p: (found[0].value, found[0].grad), evaluate, params)
 
     return value_and_grad

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from gradtx.checks import Limit, NonNegative, Positive, PositiveCount
 from gradtx.numerics import zeros_like
+from gradtx.numerics.control import branch, repeat_while
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -212,7 +213,7 @@ def scale_by_zoom_linesearch(
             jnp.zeros([], jnp.int32),
             line.slope <= 0,
         )
-        return jax.lax.while_loop(lambda now: now.running, body, first)
+        return repeat_while(lambda now: now.running, body, first)
 
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
@@ -225,7 +226,7 @@ def scale_by_zoom_linesearch(
         guess = jnp.where(state.learning_rate > 0, state.learning_rate, one) if keep else one
         found = search(line, guess)
         if verbose:
-            jax.lax.cond(found.errors[0] > tol, _print, lambda *_: None, found, line.slope)
+            branch(found.errors[0] > tol, _print, lambda *_: None, found, line.slope)
         new = ScaleByZoomLinesearchState(
             found.best.rate,
             found.best.value,

@@ -10,6 +10,7 @@ from gradtx.checks import Fraction, PositiveCount
 from gradtx.engine.leaves import parameter
 from gradtx.engine.lift import needed
 from gradtx.numerics import cast, widen
+from gradtx.numerics.control import branch
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -136,7 +137,7 @@ def lookahead(
 
         steps = state.steps_since_sync + 1
         due = steps >= sync_period
-        out, other, fast_state = jax.lax.cond(due, sync, wait)
+        out, other, fast_state = branch(due, sync, wait)
         count = jnp.where(due, 0, steps)
         if paired:
             return LookaheadParams(out, other), LookaheadState(fast_state, count)

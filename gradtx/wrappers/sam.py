@@ -11,6 +11,7 @@ from gradtx.checks import NonNegative, PositiveCount
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import needed
 from gradtx.numerics import cast, divide, widen
+from gradtx.numerics.control import branch
 from gradtx.optimizers.sgd import sgd
 from gradtx.pair import (
     GradientTransformation,
@@ -109,7 +110,7 @@ def _sharpness_aware(
             new, adv_state = climb(updates, state.adv_state, params)
             return in_form_of(new, updates), state.opt_state, in_form_of(adv_state, state.adv_state)
 
-        new, opt_state, adv_state = jax.lax.cond(last, step, worsen)
+        new, opt_state, adv_state = branch(last, step, worsen)
         state = state._replace(
             steps_since_sync=jnp.where(last, 0, state.steps_since_sync + 1),
             opt_state=opt_state,

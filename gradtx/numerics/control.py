@@ -1,0 +1,40 @@
+"""Conditions and loops: XLA's in a compiled step, Python's outside of one.
+
+There XLA's would be compiled anew at each call, since their branches are new functions each time,
+and JAX would keep what it compiled.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+
+from gradtx.numerics.steering import is_tracer
+
+_T = TypeVar("_T")
+
+
+def branch(condition: Any, yes: Callable[..., _T], no: Callable[..., _T], *operands: Any) -> _T:
+    """``yes(*operands)`` if `condition` holds, else ``no(*operands)``; the results are alike.
+
+    >>> branch(True, lambda x: x + 1, lambda x: x, 1)
+    2
+    """
+    if is_tracer(condition):
+        chosen: _T = jax.lax.cond(condition, yes, no, *operands)
+        return chosen
+    return (yes if condition else no)(*operands)
+
+
+def repeat_while(going: Callable[[_T], Any], body: Callable[[_T], _T], now: _T) -> _T:
+    """``now = body(now)`` as long as ``going(now)``.
+
+    >>> repeat_while(lambda n: n < 5, lambda n: 2 * n, 1)
+    8
+    """
+    while not is_tracer(more := going(now)):
+        if not more:
+            return now
+        now = body(now)
+    last: _T = jax.lax.while_loop(going, body, now)
+    return last
