@@ -102,7 +102,8 @@ def true_after(x: Array) -> Array:
     A loop that overwrites an array and is entered on this condition waits for what reads the array:
     a loss, for one, that reads the parameters after its gradient does.
     """
-    return jnp.logical_not(x.real < -jnp.inf)
+    x = jax.lax.real(x) if jnp.iscomplexobj(x) else x
+    return jax.lax.bitwise_not(jax.lax.lt(x, jax.lax.full_like(x, -jnp.inf)))
 
 
 def replace(old: Array, new: Array, *readers: Array) -> Array:
@@ -168,7 +169,7 @@ def _one(after: Array | Step, on: Chips) -> Array:
     dtype = real_dtype(first.dtype)
 
     def hidden(first: Array) -> Array:
-        return jnp.where(true_after(first), jnp.ones([], dtype), 0)
+        return jax.lax.convert_element_type(true_after(first), dtype)
 
     def plain(first: Array) -> Array:
         return vary(jnp.ones(first.shape, dtype), varying_axes(jax.typeof(first)))

@@ -73,16 +73,16 @@ def scale_by_stable_adamw(
             tiny = jnp.finfo(nu.dtype).tiny  # for an eps of 0
             floor = jnp.maximum(eps * eps, tiny)
 
-            def scaled(g: Array, nu: Array) -> Array:
-                return g / jnp.sqrt(jnp.maximum(debias(nu, b2, t), floor))
+            def corrected(nu: Array) -> Array:
+                return debias(nu, b2, t)
 
-            def direction(mu: Array, nu: Array, p: Array) -> Array:
-                square = debias(nu, b2, t)
-                root = jnp.sqrt(jnp.where(square > 0, square, jnp.inf)) + eps
-                return decayed(debias(mu, b1, t) / root, weight_decay, p)
+            def scaled(g: Array, nu: Array) -> Array:
+                return g / jnp.sqrt(jnp.maximum(corrected(nu), floor))
 
             excess = rms(recompute(scaled, g, nu, after=t))
-            u = recompute(direction, mu, nu, p, after=excess)
+            square = recompute(corrected, nu, after=excess)
+            root = jnp.sqrt(jnp.where(square > 0, square, jnp.inf)) + eps
+            u = decayed(debias(mu, b1, t) / root, weight_decay, p)
             return u * (1 / jnp.maximum(1, excess)), {"mu": mu, "nu": nu}
 
         return leafwise(ScaleByAdamState, slots, rule)
