@@ -18,7 +18,7 @@ from tests.catalogue import CATALOGUE, builders
 from tests.test_contracts import params
 
 MASK = {"b": False, "w": True}
-# Where a tree is another, and why; docs/coming_from.md says so.
+# Where a tree is another, and why; docs/coming_from_optax.md says so.
 MOMENTS = "the second moment is kept in float32 or wider, also where the first is in bfloat16"
 DIFFERENT = {
     ("ademamix", "mu_dtype"): MOMENTS,
