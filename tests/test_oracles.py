@@ -35,8 +35,11 @@ LINKS = {
 ELSEWHERE = {
     "schedules/test_cyclic.py": "schedules/test_schedules.py: one table of all",
     "schedules/test_decay.py": "schedules/test_schedules.py: one table of all",
+    "schedules/test_half_life.py": "schedules/test_schedules.py: one table of all",
     "schedules/test_piecewise.py": "schedules/test_schedules.py: one table of all",
     "schedules/test_products.py": "schedules/test_schedules.py: one table of all",
+    "transforms/test_hessian.py": "optimizers/test_sophia.py, which estimates with them",
+    "wrappers/test_static.py": "test_declaration.py, with what else holds a declaration",
     "transforms/test_single_examples.py": "distributed/test_aggregation.py",
 }
 

@@ -396,7 +396,7 @@ def label_of(function: Any) -> str:
     while isinstance(function, functools.partial):
         function = function.func
     names = getattr(function, "__qualname__", type(function).__name__).split(".<locals>.")
-    return str(names[-2:][0].split(".")[-1])
+    return str(names[-2:][0].split(".")[-1].lstrip("_"))
 
 
 def reads_params(function: Any) -> bool:

@@ -59,11 +59,11 @@ def add_decayed_weights(
     >>> tx.update(jnp.zeros(1), tx.init(jnp.ones(1)), jnp.ones(1))[0].tolist()
     [0.5]
     """
-    return _masked(_decayed(weight_decay), mask)
+    return _masked(_add_decayed_weights(weight_decay), mask)
 
 
 @transformation(scheduled_state=WeightDecaySchedule)
-def _decayed(weight_decay: NonNegative) -> GradientTransformation:
+def _add_decayed_weights(weight_decay: NonNegative) -> GradientTransformation:
     def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
         return decayed(g, weight_decay, p), {}
 

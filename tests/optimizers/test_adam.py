@@ -43,7 +43,7 @@ def test_adamw_with_a_schedule_is_the_papers():
     """Loshchilov and Hutter 2019, algorithm 2, with a learning rate that falls."""
     oracle.check(
         gradtx.adamw(gradtx.linear_schedule(0.02, 0.0, 50), weight_decay=0.1),
-        lambda g, s, t, p: -0.02 * (1 - (t - 1) / 50) * (adam(g, s, t) + 0.1 * p),
+        lambda g, s, t, p: -0.02 * (1 - (t - 1) / 50) * (adam(g, s, t, 0.9, 0.999, 1e-8) + 0.1 * p),
     )
 
 

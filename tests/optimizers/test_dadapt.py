@@ -26,4 +26,4 @@ def test_dadapt_adamw_is_the_papers(corrected):
 
     tx = gradtx.dadapt_adamw(0.5, (b1, b2), 0.1, 0.01, 0.3, bias_correction=corrected)
     check(tx, update, drift=0.5)
-    assert sum(grown) >= 4
+    assert sum(grown) >= 3

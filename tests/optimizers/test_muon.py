@@ -213,3 +213,17 @@ def test_a_zero_gradient_is_no_step(how, dtype):
     p = jnp.zeros((3, 2), dtype)
     tx = gradtx.scale_by_muon(preconditioning=how)
     assert tx.update(p, tx.init(p))[0].tolist() == [[0.0] * 2] * 3
+
+
+@pytest.mark.paper("scale_by_shape")
+@pytest.mark.parametrize("shape", [(4, 3), (3, 5)])
+@pytest.mark.parametrize("rms", [None, 0.3])
+@pytest.mark.parametrize("outputs_first", [False, True])
+def test_scale_by_shape_is_the_papers(shape, rms, outputs_first):
+    """Jordan et al. 2024; with `rms` Liu et al. 2025, equation 4."""
+    numbers = gradtx.MuonDimensionNumbers(1, 0) if outputs_first else None
+    d_out, d_in = shape if outputs_first else shape[::-1]
+    factor = np.sqrt(max(1, d_out / d_in)) if rms is None else rms * np.sqrt(max(shape))
+    tx, g = gradtx.scale_by_shape(rms, numbers), np.arange(1.0, 1 + np.prod(shape)).reshape(shape)
+    updates, _ = tx.update(jnp.asarray(g), tx.init(g))
+    np.testing.assert_allclose(updates, factor * g, rtol=1e-6)

@@ -25,7 +25,7 @@ def test_orthogonalize_is_the_papers(shape):
     oracle.check(tx, update, atol=1e-7, shape=shape, dtype=np.float64)
 
 
-@pytest.mark.paper("orthogonalize", "scale_by_shape")
+@pytest.mark.paper("orthogonalize")
 @pytest.mark.parametrize("shape", [(4, 3), (3, 5)])
 def test_the_other_factor_and_axes(shape):
     """Rows and columns change places; the spectral norm is known better."""
