@@ -151,17 +151,9 @@ def compilations():
 
 
 # These give JAX's loops and conditions new functions at each step: see gradtx.numerics.control.
-NEW_FUNCTIONS = {
-    *("galore", "lbfgs", "muon", "orthogonalize", "sophia"),
-    *("scale_by_galore", "scale_by_lbfgs", "scale_by_muon", "scale_by_sophia"),
-}
-
-
 @every
-def test_a_step_taken_again_compiles_nothing(name, request):
+def test_a_step_taken_again_compiles_nothing(name):
     """Outside of `jit`, where what is compiled for a new function is kept for ever."""
-    if name in NEW_FUNCTIONS:
-        request.applymarker(pytest.mark.xfail(strict=True, reason="new functions at each step"))
     tx, p, g = CATALOGUE[name].make(), params(), take(grads(1), 0)
     carry = p, tx.init(p)
     step(tx, carry, g)

@@ -38,3 +38,31 @@ def repeat_while(going: Callable[[_T], Any], body: Callable[[_T], _T], now: _T) 
         now = body(now)
     last: _T = jax.lax.while_loop(going, body, now)
     return last
+
+
+def repeat(times: int, body: Callable[[Any, _T], _T], now: _T) -> _T:
+    """``now = body(i, now)`` for `i` from 0 to `times` - 1.
+
+    >>> repeat(3, lambda i, n: n + i, 0)
+    3
+    """
+    if any(map(is_tracer, jax.tree.leaves(now))):
+        last: _T = jax.lax.fori_loop(0, times, body, now)
+        return last
+    for i in range(times):
+        now = body(i, now)
+    return now
+
+
+def fold(body: Callable[[_T, Any], _T], now: _T, xs: Any) -> _T:
+    """``now = body(now, x)`` for each entry `x` of the array `xs` along its first axis.
+
+    >>> float(fold(lambda n, x: n + x, jax.numpy.zeros([]), jax.numpy.arange(3.0)))
+    3.0
+    """
+    if any(map(is_tracer, jax.tree.leaves(now))):
+        last: _T = jax.lax.scan(lambda n, x: (body(n, x), None), now, xs)[0]
+        return last
+    for x in xs:
+        now = body(now, x)
+    return now

@@ -12,6 +12,7 @@ from gradtx.engine.leaves import gradient, load, store
 from gradtx.engine.lift import refused_rows
 from gradtx.engine.matrices import Matrices, MatrixDimensions, as_matrices, axes_of
 from gradtx.numerics import cast, increment, widen
+from gradtx.numerics.control import branch
 from gradtx.optimizers.adam import scale_by_adam
 from gradtx.pair import (
     GradientTransformation,
@@ -180,7 +181,7 @@ def scale_by_galore(
                 continue
             g = widen(gradient(how.matrices.take(leaves[i])[0], None))
             old = projectors[i]
-            projectors[i] = jax.lax.cond(
+            projectors[i] = branch(
                 due,
                 lambda g, old, how=how: store(old, how.fresh(g)),
                 lambda g, old: old,

@@ -9,6 +9,7 @@ from gradtx.checks import NonNegative, check_integer
 from gradtx.composition.chain import chain, identity
 from gradtx.engine.tree import treewise
 from gradtx.numerics import Step, compute_dtype, zeros_like
+from gradtx.numerics.control import repeat
 from gradtx.pair import (
     GradientTransformation,
     optimizer,
@@ -134,7 +135,7 @@ def _multiply(
         beta = weights[i] * _inner(y, q)
         return cast_like(add_scale(q, alphas[i] - beta, s), q)
 
-    q, alphas = jax.lax.fori_loop(0, size, right, (g, jnp.zeros_like(weights)))
+    q, alphas = repeat(size, right, (g, jnp.zeros_like(weights)))
     if scaled:
         # The newest pair that counts.
         i, _, y = pair(jnp.argmax(weights[(newest - jnp.arange(size)) % size] > 0))
@@ -143,7 +144,7 @@ def _multiply(
         known = weights[i] > 0
         gamma = jnp.where(known, 1 / jnp.where(known, weights[i] * norm_sq(y), 1), start)
         q = jax.tree.map(lambda x: gamma.astype(x.real.dtype) * x, q)
-    return jax.lax.fori_loop(0, size, lambda i, q: left(i, q, alphas), q)
+    return repeat(size, lambda i, q: left(i, q, alphas), q)
 
 
 @optimizer

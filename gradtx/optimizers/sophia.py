@@ -11,6 +11,7 @@ from gradtx.composition.chain import chain
 from gradtx.engine.leaves import load, store
 from gradtx.engine.lift import elementwise, needed
 from gradtx.numerics import Step, accumulator_dtype, debias, ema, widen, zeros_like
+from gradtx.numerics.control import branch
 from gradtx.numerics.steering import delay
 from gradtx.pair import (
     GradientTransformation,
@@ -146,7 +147,7 @@ def scale_by_sophia(
                 return treedef.unflatten(new), inner, jnp.ones([])
 
             due = state.count % update_interval == 0
-            return jax.lax.cond(due, run, lambda: (nu, state.hessian_fn_state, jnp.zeros([])))
+            return branch(due, run, lambda: (nu, state.hessian_fn_state, jnp.zeros([])))
 
         moments: Any = _Moments(state.count, state.mu, state.nu)
         nu, inner, made = estimated(state.nu)
@@ -165,7 +166,7 @@ def scale_by_sophia(
 def _print_win_rate(updates: Updates, threshold: Any, count: Array, every: Any) -> None:
     won = tree.sum(jax.tree.map(lambda u: jnp.sum(jnp.abs(u) < threshold), updates))
     due = (every > 0) & (count % jnp.maximum(every, 1) == 0)
-    jax.lax.cond(
+    branch(
         due,
         lambda: jax.debug.print("Sophia: win rate {}", won / max(tree.size(updates), 1)),
         lambda: None,

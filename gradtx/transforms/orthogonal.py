@@ -8,6 +8,7 @@ import numpy as np
 
 from gradtx.checks import check_integer
 from gradtx.numerics import real_dtype
+from gradtx.numerics.control import fold
 from gradtx.types import Array
 
 Preconditioning: TypeAlias = Literal["frobenius", "spectral", "aol", "schatten"]
@@ -55,5 +56,5 @@ def orthogonalized(x: Array, coeffs: Array, steps: int, how: str, eps: Any) -> A
         s = jax.lax.rsqrt(jnp.maximum(size, eps))
         x, rows, first = x * s, rows[1:], rows[0]
         x = iterate(x, a * s * s.mT, first)
-    x, _ = jax.lax.scan(lambda x, c: (iterate(x, gram(x), c), None), x, rows)
+    x = fold(lambda x, c: iterate(x, gram(x), c), x, rows)
     return x if wide else x.mT
