@@ -15,9 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import jax
-import jax.extend.core
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from gradtx.numerics.precision import real_dtype
 from gradtx.numerics.step import Step
@@ -78,6 +76,8 @@ def recompute(f: Callable[..., Any], *arrays: Array, after: Array | Step, on: Ch
     one = _one(after, on)
     if not is_tracer(one) or varying_axes(jax.typeof(one)):
         return f(*arrays)
+    from jax.extend.core import ClosedJaxpr, jaxpr_as_fun  # which takes as long as all of gradtx
+
     f(*arrays)  # what a `Step` computes once must not belong to the trace of `f`
     closed, out = jax.make_jaxpr(f, return_shape=True)(*arrays)
     jaxpr: Any = closed.jaxpr
@@ -191,7 +191,7 @@ def _times(x: Array, one: Array) -> Array:
 
 def _is_number(v: Any) -> bool:
     """Whether an operand in a jaxpr is a real or complex number written there."""
-    if not isinstance(v, jax.extend.core.Literal):
+    if not hasattr(v, "val"):
         return False
     return jnp.issubdtype(jnp.result_type(v.val), jnp.inexact)
 
