@@ -46,7 +46,7 @@ def scale_by_belief(
         nesterov: take the look-ahead first moment of Nadam, as in :func:`scale_by_adam`.
 
     State: `ScaleByBeliefState`. :math:`\nu` is kept in float32 or wider; Optax keeps it in the
-    parameter's type, where in float16 :math:`\bar\epsilon` underflows and a zero gradient gives
+    parameter's type, where :math:`\bar\epsilon` underflows in float16 and a zero gradient gives
     NaN. PyTorch has no AdaBelief.
 
     Source: J. Zhuang et al., AdaBelief Optimizer: Adapting Stepsizes by the Belief in Observed
@@ -63,8 +63,8 @@ def scale_by_belief(
 
     def rule(g: Array, s: Any, t: Step) -> Any:
         mu = ema(g, s.mu, b1)
-        # The constant goes in first: XLA repeats a sum with a constant, which then reads the old
-        # slot again, but not a sum of two arrays.
+        # The constant goes in first: XLA recomputes a sum with a constant, which reads the old slot
+        # again, but not a sum of two arrays.
         nu = b2 * s.nu + ((1 - b2) * abs_sq(g - mu) + eps_root)
         m = nesterov_mean(mu, g, b1, t) if nesterov else debias(mu, b1, t, divided=True)
         return m / (jnp.sqrt(debias(nu, b2, t)) + eps), {"mu": mu, "nu": nu}
@@ -82,21 +82,32 @@ def adabelief(
     *,
     nesterov: bool = False,
 ) -> GradientTransformation:
-    r"""AdaBelief: :math:`\theta \leftarrow \theta - \eta\, u` with `u` of :func:`scale_by_belief`.
+    r"""AdaBelief: steps along the mean gradient, divided by the deviation from it.
+
+    .. math::
+        \mu_t &= \beta_1 \mu_{t-1} + (1 - \beta_1) g_t, &
+        \nu_t &= \beta_2 \nu_{t-1} + (1 - \beta_2) |g_t - \mu_t|^2 + \bar\epsilon, \\
+        \hat\mu_t &= \frac{\mu_t}{1 - \beta_1^t}, &
+        \hat\nu_t &= \frac{\nu_t}{1 - \beta_2^t}, \\
+        \theta_t &= \theta_{t-1} - \eta\, \frac{\hat\mu_t}{\sqrt{\hat\nu_t} + \epsilon}
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
-        b1: decay of the mean, in :math:`[0, 1)`; this and the rest as in :func:`scale_by_belief`.
-        b2: decay of the deviation, in :math:`[0, 1)`.
-        eps: added to the root, at least 0.
-        eps_root: added to the deviation at every step, at least 0.
+        b1: :math:`\beta_1`, decay of the mean, in :math:`[0, 1)`; this and the rest as in
+            :func:`scale_by_belief`.
+        b2: :math:`\beta_2`, decay of the deviation, in :math:`[0, 1)`.
+        eps: :math:`\epsilon`, added to the root, at least 0.
+        eps_root: :math:`\bar\epsilon`, added to the deviation at every step, at least 0.
         nesterov: use Nesterov momentum.
 
     Source: J. Zhuang et al., AdaBelief Optimizer: Adapting Stepsizes by the Belief in Observed
     Gradients, 2020, arXiv:2010.07468, algorithm 2.
 
-    >>> adabelief(1e-3)
-    adabelief(learning_rate=0.001, b1=0.9, b2=0.999, eps=1e-16, eps_root=1e-16)
+    >>> import gradtx
+    >>> tx = adabelief(0.1)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    True
     """
     return chain(
         scale_by_belief(b1, b2, eps, eps_root, nesterov=nesterov),

@@ -34,7 +34,7 @@ def scale_by_adabound(
     mu_dtype: DType | None = None,
     nu_dtype: DType | None = None,
 ) -> GradientTransformation:
-    r"""Adam whose scaling of the momentum is held in bounds that close in on one number.
+    r"""Adam with its scaling of the momentum kept within bounds that close in on one number.
 
     .. math:: u_t = \mu_t\, \mathrm{clip}\left(\frac{\sqrt{1 - \beta_2^t} / (1 - \beta_1^t)}
         {\sqrt{\nu_t} + \epsilon},\; s \left(1 - \frac{1}{\gamma t + 1}\right),\;
@@ -46,7 +46,7 @@ def scale_by_adabound(
         b1: :math:`\beta_1` in :math:`[0, 1)`; every number may be an array or a schedule.
         b2: :math:`\beta_2` in :math:`[0, 1)`.
         eps: :math:`\epsilon \ge 0`.
-        final_scale: :math:`s \ge 0`, the scale of momentum that this ends with.
+        final_scale: :math:`s \ge 0`, the scale on which the bounds close in.
         gamma: :math:`\gamma > 0`, how fast the bounds close.
         mu_dtype: the type in which :math:`\mu` is kept; the parameter's unless given.
         nu_dtype: the type in which :math:`\nu` is kept; float32 or wider unless given.
@@ -73,7 +73,7 @@ def scale_by_adabound(
         correction = jnp.sqrt(t.bias_correction(b2)) / t.bias_correction(b1)
         low = final_scale * (1 - 1 / (gamma * t.number + 1))
         high = final_scale * (1 + 1 / (gamma * t.number))
-        # Where nu and eps are 0 the scale is infinite, the upper bound: mu is 0 there.
+        # Where nu and eps are 0 the scale is clipped from infinity; mu is 0 there.
         scale = jnp.clip(correction / (jnp.sqrt(nu) + eps), low, high)
         return mu * scale, {"mu": mu, "nu": nu}
 
@@ -95,23 +95,30 @@ def adabound(
     mu_dtype: DType | None = None,
     nu_dtype: DType | None = None,
 ) -> GradientTransformation:
-    r"""AdaBound: Adam at the start, momentum with the rate `final_lr` at the end.
+    r"""AdaBound: Adam at the start, momentum with the learning rate `final_lr` at the end.
 
-    .. math:: \theta \leftarrow \theta - \eta\, (u + \lambda\theta)
+    .. math::
+        \mu_t &= \beta_1 \mu_{t-1} + (1 - \beta_1) g_t, \qquad
+        \nu_t = \beta_2 \nu_{t-1} + (1 - \beta_2) |g_t|^2, \\
+        a_t &= \mathrm{clip}\left(\frac{\sqrt{1 - \beta_2^t} / (1 - \beta_1^t)}
+            {\sqrt{\nu_t} + \epsilon},\; s \left(1 - \frac{1}{\gamma t + 1}\right),\;
+            s \left(1 + \frac{1}{\gamma t}\right)\right), \\
+        \theta_t &= \theta_{t-1} - \eta\, (a_t \mu_t + \lambda \theta_{t-1})
 
-    with `u` of :func:`scale_by_adabound`, its :math:`s` being ``final_lr / base_lr``.
+    where `s` is ``final_lr / base_lr``.
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
-        b1: decay of the first moment; this and the rest as in :func:`scale_by_adabound`.
-        b2: decay of the second moment.
-        eps: added to the root.
+        b1: :math:`\beta_1`, decay of the first moment; this and the rest as in
+            :func:`scale_by_adabound`.
+        b2: :math:`\beta_2`, decay of the second moment.
+        eps: :math:`\epsilon`, added to the root.
         final_lr: the learning rate of the momentum at the end.
-        gamma: how fast the bounds close.
+        gamma: :math:`\gamma > 0`, how fast the bounds close.
         weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
         mask: which parameters decay, as in :func:`add_decayed_weights`.
-        base_lr: the learning rate with which `final_lr` goes: when a schedule halves the one, it
-            halves the other. None for `learning_rate`, unless that is a schedule.
+        base_lr: the learning rate to which `final_lr` belongs: a schedule that halves one halves
+            the other. None for `learning_rate`, which must then not be a schedule.
         mu_dtype: the type of the first moment.
         nu_dtype: the type of the second moment.
 
@@ -121,7 +128,11 @@ def adabound(
     Source: L. Luo et al., Adaptive Gradient Methods with Dynamic Bound of Learning Rate, 2019,
     arXiv:1902.09843, algorithm 2.
 
-    >>> tx = adabound(1e-3, final_lr=0.1)
+    >>> import gradtx
+    >>> tx = adabound(0.01, final_lr=0.1)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=300)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    True
     """
     if base_lr is None:
         if callable(learning_rate):

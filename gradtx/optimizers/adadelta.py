@@ -28,7 +28,7 @@ class ScaleByAdaDeltaState(NamedTuple):
 def scale_by_adadelta(
     rho: Decay = 0.9, eps: NonNegative = 1e-6, *, eps_in_sqrt: bool = True
 ) -> GradientTransformation:
-    r"""Divide by the root of the gradients' mean square, multiply by that of the updates'.
+    r"""Divide by the root mean square of the gradients, multiply by that of the updates.
 
     .. math::
         E_g \leftarrow \rho E_g + (1 - \rho) |g|^2, \qquad
@@ -39,9 +39,9 @@ def scale_by_adadelta(
         rho: :math:`\rho` in :math:`[0, 1)`.
         eps: :math:`\epsilon \ge 0`; it also sets the size of the first steps.
         eps_in_sqrt: whether :math:`\epsilon` stands inside both roots, as in the paper, PyTorch,
-            Keras and Optax; else it is added to them.
+            Keras and Optax; otherwise it is added to them.
 
-    State: `ScaleByAdaDeltaState`. For a complex parameter both are real, where Optax averages the
+    State: `ScaleByAdaDeltaState`. For a complex parameter both are real; Optax averages the
     squares of the complex numbers.
 
     Source: M. D. Zeiler, ADADELTA: An Adaptive Learning Rate Method, 2012, arXiv:1212.5701,
@@ -64,7 +64,7 @@ def scale_by_adadelta(
             def ratio(e_x: Array, e_g: Array) -> Array:
                 return (jnp.sqrt(e_x) + eps) / (jnp.sqrt(e_g) + eps)
 
-            # Made twice: XLA would store what the new parameter and the new slot have in common.
+            # Computed twice: XLA would store what the new parameter and the new slot share.
             again = ratio(delay(s.e_x, after=e_g), delay(e_g, after=e_g))
             e_x = ema(abs_sq(g * again), s.e_x, rho)
             return g * ratio(s.e_x, e_g), {"e_g": e_g, "e_x": e_x}
@@ -86,7 +86,7 @@ def _product(x: Array, weight: Any, y: Array) -> Array:
 
 
 def _share(g: Array, weight: Any, whole: Array) -> Array:
-    """``weight * |g|^2 / whole``, and 0 where the square is more than a float holds."""
+    """``weight * |g|^2 / whole``, and 0 where the square overflows."""
     if jnp.iscomplexobj(g):
         return _share(g.real, weight, whole) + _share(g.imag, weight, whole)
     return (g * weight) * (g / whole)
@@ -102,26 +102,36 @@ def adadelta(
     *,
     eps_in_sqrt: bool = True,
 ) -> GradientTransformation:
-    r"""Adadelta: :math:`\theta \leftarrow \theta - \eta\, u` with `u` of :func:`scale_by_adadelta`.
+    r"""Adadelta: Adagrad with a window, in which steps have the units of the parameters.
+
+    .. math::
+        E_g &\leftarrow \rho E_g + (1 - \rho) |g|^2, \\
+        u &= \frac{\sqrt{E_x + \epsilon}}{\sqrt{E_g + \epsilon}}\, g, \\
+        E_x &\leftarrow \rho E_x + (1 - \rho) |u|^2, \\
+        \theta &\leftarrow \theta - \eta\, u
+
+    where :math:`g` is the gradient plus :math:`\lambda\theta`, and both averages start at 0.
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule. None, as in the paper,
-            for 1; with Optax the update then has the wrong sign and ascends.
-        rho: decay of the mean squares, in :math:`[0, 1)`.
-        eps: added to the mean squares, at least 0.
-        weight_decay: :math:`\lambda \ge 0`: :math:`\lambda\theta` is added to the gradient (L2
-            regularisation, as in PyTorch), not to the step.
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule. None for 1, as in
+            the paper; in Optax the update then has the wrong sign and ascends.
+        rho: :math:`\rho`, decay of the mean squares, in :math:`[0, 1)`.
+        eps: :math:`\epsilon`, added to the mean squares, at least 0.
+        weight_decay: :math:`\lambda \ge 0`, an L2 penalty as in PyTorch: it decays through the
+            gradient, not through the step.
         weight_decay_mask: which parameters decay, as in :func:`add_decayed_weights`.
         eps_in_sqrt: whether `eps` stands inside the roots, as in :func:`scale_by_adadelta`.
 
     Source: M. D. Zeiler, ADADELTA: An Adaptive Learning Rate Method, 2012, arXiv:1212.5701,
     algorithm 1.
 
+    >>> import gradtx
     >>> tx = adadelta()
-    >>> bool(tx.update(jnp.ones(1), tx.init(jnp.zeros(1)), jnp.zeros(1))[0] < 0)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=500)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
     True
     """
-    # Without decay the gradient is not touched: g + 0 p would be stored for the three that read it.
+    # Without decay the gradient is left alone: g + 0 p, which is read three times, would be stored.
     plain = isinstance(weight_decay, float | int) and weight_decay == 0
     links = (
         (decayed_elsewhere if plain else add_decayed_weights)(weight_decay, weight_decay_mask),

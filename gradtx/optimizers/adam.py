@@ -37,7 +37,7 @@ def scale_by_adam(
     nu_dtype: DType | None = None,
     epsilon_hat: bool = False,
 ) -> GradientTransformation:
-    r"""Divide a moving average of the gradients by the root of one of their squares.
+    r"""Divide a moving average of the gradients by the root of a moving average of their squares.
 
     .. math::
         \mu_t &= \beta_1 \mu_{t-1} + (1 - \beta_1) g_t, &
@@ -50,19 +50,20 @@ def scale_by_adam(
             schedule.
         b2: :math:`\beta_2` in :math:`[0, 1)`.
         eps: :math:`\epsilon \ge 0`, outside the root.
-        eps_root: :math:`\bar\epsilon \ge 0`, inside the root, for differentiating through it.
+        eps_root: :math:`\bar\epsilon \ge 0`, inside the root; take it above 0 to
+            differentiate through the update.
         mu_dtype: the type in which :math:`\mu` is kept; the parameter's unless given.
         nesterov: replace :math:`\hat\mu_t` by
             :math:`\beta_1 \mu_t / (1 - \beta_1^{t+1}) + (1 - \beta_1) g_t / (1 - \beta_1^t)`.
         nu_dtype: the type in which :math:`\nu` is kept; float32 or wider unless given. Optax keeps
-            it in the parameter's type, where in bfloat16 it never decays and in float16 underflows.
+            it in the parameter's type, where it never decays in bfloat16 and underflows in float16.
         epsilon_hat: add :math:`\epsilon` to :math:`\sqrt{\nu_t}` before the bias correction, as
             Keras and TensorFlow do (the paper's :math:`\hat\epsilon`).
 
     State: `ScaleByAdamState`. For a complex parameter :math:`\nu` is real.
 
-    A zero gradient gives a zero update in every type; with both epsilons 0 an entry that has had no
-    gradient is NaN. A NaN gradient stays in the slots: guard with ``apply_if_finite``.
+    A zero gradient gives a zero update in every type; with both epsilons 0, an entry that has had
+    no gradient becomes NaN. A NaN gradient stays in the slots: guard with ``apply_if_finite``.
 
     Source: D. P. Kingma and J. Ba, Adam: A Method for Stochastic Optimization, 2015,
     arXiv:1412.6980, algorithm 1; T. Dozat, Incorporating Nesterov Momentum into Adam, 2016.
@@ -103,14 +104,23 @@ def adam(
     nu_dtype: DType | None = None,
     epsilon_hat: bool = False,
 ) -> GradientTransformation:
-    r"""Adam: :math:`\theta \leftarrow \theta - \eta\, u` with `u` of :func:`scale_by_adam`.
+    r"""Adam: steps along the mean gradient, divided by the root of the mean squared gradient.
+
+    .. math::
+        \mu_t &= \beta_1 \mu_{t-1} + (1 - \beta_1) g_t, &
+        \nu_t &= \beta_2 \nu_{t-1} + (1 - \beta_2) |g_t|^2, \\
+        \hat\mu_t &= \frac{\mu_t}{1 - \beta_1^t}, &
+        \hat\nu_t &= \frac{\nu_t}{1 - \beta_2^t}, \\
+        \theta_t &= \theta_{t-1} - \eta\,
+            \frac{\hat\mu_t}{\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon}
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
-        b1: decay of the first moment; this and the rest as in :func:`scale_by_adam`.
-        b2: decay of the second moment.
-        eps: added to the root of the second moment.
-        eps_root: added under the root.
+        b1: :math:`\beta_1`, decay of the first moment; this and the rest as in
+            :func:`scale_by_adam`.
+        b2: :math:`\beta_2`, decay of the second moment.
+        eps: :math:`\epsilon`, added to the root of the second moment.
+        eps_root: :math:`\bar\epsilon`, added under the root.
         mu_dtype: the type of the first moment.
         nesterov: use Nesterov momentum.
         nu_dtype: the type of the second moment.
@@ -119,8 +129,11 @@ def adam(
     Source: D. P. Kingma and J. Ba, Adam: A Method for Stochastic Optimization, 2015,
     arXiv:1412.6980, algorithm 1.
 
-    >>> adam(1e-3)
-    adam(learning_rate=0.001, b1=0.9, b2=0.999, eps=1e-08, eps_root=0.0)
+    >>> import gradtx
+    >>> tx = adam(0.1)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    True
     """
     return chain(
         scale_by_adam(
@@ -152,14 +165,24 @@ def adamw(
     nu_dtype: DType | None = None,
     epsilon_hat: bool = False,
 ) -> GradientTransformation:
-    r"""Adam with decoupled decay: :math:`\theta \leftarrow \theta - \eta (u + \lambda\theta)`.
+    r"""AdamW: Adam with decoupled weight decay.
+
+    .. math::
+        \mu_t &= \beta_1 \mu_{t-1} + (1 - \beta_1) g_t, &
+        \nu_t &= \beta_2 \nu_{t-1} + (1 - \beta_2) |g_t|^2, \\
+        \hat\mu_t &= \frac{\mu_t}{1 - \beta_1^t}, &
+        \hat\nu_t &= \frac{\nu_t}{1 - \beta_2^t}, \\
+        \theta_t &= \theta_{t-1} - \eta \left(
+            \frac{\hat\mu_t}{\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon}
+            + \lambda \theta_{t-1}\right)
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
-        b1: decay of the first moment; this and the rest as in :func:`scale_by_adam`.
-        b2: decay of the second moment.
-        eps: added to the root of the second moment.
-        eps_root: added under the root.
+        b1: :math:`\beta_1`, decay of the first moment; this and the rest as in
+            :func:`scale_by_adam`.
+        b2: :math:`\beta_2`, decay of the second moment.
+        eps: :math:`\epsilon`, added to the root of the second moment.
+        eps_root: :math:`\bar\epsilon`, added under the root.
         mu_dtype: the type of the first moment.
         weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate (as in PyTorch; the
             paper multiplies by the schedule alone).
@@ -171,7 +194,11 @@ def adamw(
     Source: I. Loshchilov and F. Hutter, Decoupled Weight Decay Regularization, 2019,
     arXiv:1711.05101, algorithm 2.
 
-    >>> tx = adamw(1e-3, weight_decay=0.1, mask="*/kernel")
+    >>> import gradtx
+    >>> tx = adamw(0.1, weight_decay=1e-3)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    True
     """
     return chain(
         scale_by_adam(
