@@ -22,9 +22,9 @@ from gradtx.types import Array, Counter, DType, Slots
 
 
 class FactoredState(NamedTuple):
-    """count: i32[]; v_row, v_col: the means of a factored leaf; v: the square of another.
+    """count: i32[]; v_row, v_col: mean squares of a factored leaf; v: squares of any other.
 
-    What a leaf does not need has the shape (1,). All are real and in float32 or wider.
+    A slot that a leaf does not use has shape (1,). All are real and in float32 or wider.
     """
 
     count: Counter
@@ -60,7 +60,7 @@ def scale_by_factored_rms(
     factor_last_dims: bool = False,
     clipping_threshold: Limit | None = None,
 ) -> GradientTransformation:
-    r"""Divide by the root of a moving average of squares, of which only two means are kept.
+    r"""Divide by the root of a moving average of squares, kept as its row and column means.
 
     For a matrix with mean squares :math:`R` over each row and :math:`C` over each column,
 
@@ -70,13 +70,14 @@ def scale_by_factored_rms(
         u_t &= g_t \Big/ \sqrt{\frac{R_t C_t}{\mathrm{mean}(R_t)}}, &
         \hat\beta_t &= 1 - (t - t_0)^{-c}
 
-    and for other leaves as in RMSProp. Of a leaf with more dimensions the two largest are factored.
+    Other leaves are scaled as in RMSProp. In a leaf with more than two dimensions the two largest
+    are factored.
 
     Args:
         factored: whether to factor at all.
         decay_rate: :math:`c \ge 0`; a number, an array, or a schedule.
-        step_offset: :math:`t_0 \ge 0`, for a state that has been trained for so many steps before;
-            the decay stays 0 up to the step after it (in Optax it is NaN there).
+        step_offset: :math:`t_0 \ge 0`, the number of steps that a state was trained for before; the
+            decay stays 0 up to the step after it (in Optax it is NaN there).
         min_dim_size_to_factor: leaves whose second largest dimension is smaller are not factored.
         epsilon: :math:`\epsilon \ge 0`.
         decay_rate_fn: ``(steps taken - step_offset, decay_rate) -> decay``, in place of
@@ -84,10 +85,12 @@ def scale_by_factored_rms(
         factor_last_dims: factor the last two dimensions, as Keras and PyTorch do, not the two
             largest.
         clipping_threshold: the largest root mean square of :math:`u`, as in
-            :func:`clip_by_block_rms`, here taken without storing :math:`u`; None for no clipping.
+            :func:`clip_by_block_rms`, here computed without storing :math:`u`; None for no
+            clipping.
 
-    State: `FactoredState`; rows plus columns instead of their product. Optax keeps it in the
-    parameter's type, where :math:`\epsilon` underflows in float16. Parameters are not needed.
+    State: `FactoredState`; a matrix needs rows plus columns instead of their product. Optax keeps
+    it in the parameter's type, where :math:`\epsilon` underflows in float16. Parameters are not
+    needed.
 
     Source: N. Shazeer and M. Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost,
     2018, arXiv:1804.04235, algorithms 4 and 5.
@@ -138,9 +141,9 @@ def scale_by_factored_rms(
                 u = u * shrink_factor(rms(u), clipping_threshold)
             return u, {"v_row": s.v_row, "v_col": s.v_col, "v": v}
         d1, d0 = pair
-        # Added to the means and not to the squares, epsilon costs no copy of the leaf; nor do the
-        # squares, which each mean takes for itself. The means over rows come second, and are taken
-        # in one pass with those of the clip.
+        # Added to the means rather than the squares, epsilon costs no copy of the leaf; nor do the
+        # squares, which each mean computes for itself. The means over rows come second, in one pass
+        # with those of the clip.
         col = ema(jnp.mean(square, axis=d1) + epsilon, s.v_col, beta)
         again = recompute(abs_sq, g, after=jnp.max(col))
         row = ema(jnp.mean(again, axis=d0) + epsilon, s.v_row, beta)
@@ -174,33 +177,48 @@ def adafactor(
 ) -> GradientTransformation:
     r"""Adafactor: Adam's scaling in sublinear memory, with steps relative to the parameters.
 
-    .. math::
-        \hat u = \frac{u}{\max(1, \mathrm{rms}(u) / d)}, \qquad
-        \theta \leftarrow \theta - \eta \max(\mathrm{rms}(\theta), 10^{-3})\, \hat u
-            - \lambda\theta
+    For a matrix with mean squares :math:`R` over each row and :math:`C` over each column,
 
-    with `u` of :func:`scale_by_factored_rms`.
+    .. math::
+        \hat\beta_t &= 1 - \max(t - t_0, 1)^{-c}, \\
+        R_t &= \hat\beta_t R_{t-1} + (1 - \hat\beta_t)\, \mathrm{mean}_j(|g_t|^2 + \epsilon), \\
+        C_t &= \hat\beta_t C_{t-1} + (1 - \hat\beta_t)\, \mathrm{mean}_i(|g_t|^2 + \epsilon), \\
+        u_t &= g_t \Big/ \sqrt{\frac{R_t C_t}{\mathrm{mean}(R_t)}}, \qquad
+        \hat u_t = \frac{u_t}{\max(1, \mathrm{rms}(u_t) / d)}, \\
+        m_t &= \beta m_{t-1}
+            + (1 - \beta)\, \eta \max(\mathrm{rms}(\theta_{t-1}), 10^{-3})\, \hat u_t, \\
+        \theta_t &= \theta_{t-1} - m_t - \lambda \theta_{t-1}
+
+    For a leaf that is not factored, :math:`u_t = g_t / \sqrt{\nu_t}` with :math:`\nu_t =
+    \hat\beta_t \nu_{t-1} + (1 - \hat\beta_t)(|g_t|^2 + \epsilon)`.
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, a schedule, or None for 1.
-        min_dim_size_to_factor: as in :func:`scale_by_factored_rms`, as the next.
-        decay_rate: exponent of the second moment's decay.
-        decay_offset: its ``step_offset``.
-        multiply_by_parameter_scale: whether steps are relative to the parameters.
+        min_dim_size_to_factor: the smallest dimension to factor, as in
+            :func:`scale_by_factored_rms`.
+        decay_rate: :math:`c \ge 0`, the exponent of the second moment's decay.
+        decay_offset: :math:`t_0 \ge 0`, the ``step_offset`` there.
+        multiply_by_parameter_scale: whether steps are relative to the parameters; without, the
+            factor :math:`\max(\mathrm{rms}(\theta), 10^{-3})` is 1.
         clipping_threshold: :math:`d \ge 0`; None for no clipping.
-        momentum: decay of a moving average of the steps, in :math:`[0, 1)`; None for none.
+        momentum: :math:`\beta` in :math:`[0, 1)`, decay of a moving average of the steps; None for
+            none.
         dtype_momentum: the type in which it is kept.
         weight_decay_rate: :math:`\lambda \ge 0`, not multiplied by the learning rate; None for 0.
-        eps: added to the squared gradient.
+        eps: :math:`\epsilon`, added to the squared gradient.
         factored: whether to factor at all.
         weight_decay_mask: which parameters decay, as in :func:`add_decayed_weights`.
 
-    State: `FactoredState`, and `EmaState` with momentum.
+    State: `FactoredState`, and `EmaState` where there is momentum.
 
     Source: N. Shazeer and M. Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost,
     2018, arXiv:1804.04235, algorithms 4 and 5.
 
-    >>> tx = adafactor(1e-2)
+    >>> import gradtx
+    >>> tx = adafactor(0.1)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    True
     >>> state = tx.init(jnp.zeros((256, 512)))
     >>> state[0].v_row.shape, state[0].v_col.shape, state[0].v.shape
     ((256,), (512,), (1,))
@@ -216,7 +234,7 @@ def adafactor(
         )
     ]
     if clipping_threshold is not None:
-        links.append(identity())  # where Optax clips: its states go on here
+        links.append(identity())  # where Optax clips, so that its states fit
     if learning_rate is not None:
         links.append(scale_by_learning_rate(learning_rate, flip_sign=False))
     if multiply_by_parameter_scale:

@@ -71,22 +71,30 @@ def adagrad(
     lr_decay: NonNegative = 0.0,
     eps_in_sqrt: bool = True,
 ) -> GradientTransformation:
-    r"""Adagrad: :math:`\theta \leftarrow \theta - \eta\, u` with `u` of :func:`scale_by_rss`.
+    r"""Adagrad: steps along the gradient, divided by the root of the sum of all squared gradients.
+
+    .. math::
+        s_t = s_{t-1} + |g_t|^2, \qquad
+        \theta_t = \theta_{t-1} - \frac{\eta}{1 + d\,(t - 1)}\,
+            \frac{g_t}{\sqrt{s_t + \epsilon}}
+            \;(\text{no step where } s_t = 0)
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
-        initial_accumulator_value: the sum of squares at the start.
-        eps: added to the sum of squares, or to its root.
-        lr_decay: :math:`d \ge 0`, as in PyTorch: the step :math:`t`, from 0, is divided by
-            :math:`1 + d t`, and a link that counts stands in the chain.
+        initial_accumulator_value: :math:`s_0 \ge 0`, the sum of squares at the start.
+        eps: :math:`\epsilon`, added to the sum of squares, or to its root.
+        lr_decay: :math:`d \ge 0`, as in PyTorch. Unless it is 0, the chain has another link, which
+            counts the steps.
         eps_in_sqrt: whether `eps` stands inside the root; PyTorch adds it outside.
 
     Source: J. Duchi, E. Hazan and Y. Singer, Adaptive Subgradient Methods for Online Learning and
     Stochastic Optimization, 2011, JMLR 12.
 
-    >>> adagrad(0.1)
-    adagrad(learning_rate=0.1, initial_accumulator_value=0.1, eps=1e-07, lr_decay=0.0,
-        eps_in_sqrt=True)
+    >>> import gradtx
+    >>> tx = adagrad(0.5)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    True
     """
     links = (
         scale_by_rss(initial_accumulator_value, eps, eps_in_sqrt=eps_in_sqrt),

@@ -1,4 +1,4 @@
-"""AdagradDecay: Adagrad whose sums of squares are forgotten now and then."""
+"""AdagradDecay: Adagrad whose sums of squares decay at intervals."""
 
 from typing import Any, NamedTuple
 
@@ -22,7 +22,7 @@ from gradtx.types import Array, Counter, Slots
 
 
 class ScaleByAdagradDecayState(NamedTuple):
-    """count: i32[]; accumulator: like the parameters, float32 or wider; decays: i32 for a row."""
+    """count: i32[]; accumulator: like the parameters, float32 or wider; decays: i32 per row."""
 
     count: Counter
     accumulator: Slots
@@ -35,7 +35,7 @@ def scale_by_adagrad_decay(
     accumulator_decay_step: PositiveCount = 100_000,
     accumulator_decay_rate: Fraction = 0.9,
 ) -> GradientTransformation:
-    r"""Divide by the root of a sum of squared gradients that decays once every `N` steps.
+    r"""Divide by the root of a sum of squared gradients that decays every `N` steps.
 
     .. math::
         s &\leftarrow \max(\rho s, s_0) \;\text{ and }\; k_i \leftarrow k_i + 1
@@ -43,12 +43,12 @@ def scale_by_adagrad_decay(
         s &\leftarrow s + |g|^2, \qquad u = g / \sqrt{s}\;(0 \text{ for } 0/0)
 
     Args:
-        initial_accumulator_value: :math:`s_0 \ge 0`, below which no decay goes.
+        initial_accumulator_value: :math:`s_0 \ge 0`, below which the sum never decays.
         accumulator_decay_step: :math:`N`, at least 1.
         accumulator_decay_rate: :math:`\rho` in :math:`[0, 1]`.
 
-    A row that was not touched for several `N` decays once at each of the next touches, as in
-    DeepRec, whose names and defaults these are.
+    A row that was not touched for several periods of `N` steps catches up by one decay at each
+    later touch, as in DeepRec, from which names and defaults are taken.
 
     State: `ScaleByAdagradDecayState`.
 
@@ -83,19 +83,28 @@ def adagrad_decay(
     accumulator_decay_step: PositiveCount = 100_000,
     accumulator_decay_rate: Fraction = 0.9,
 ) -> GradientTransformation:
-    r"""AdagradDecay: :math:`\theta \leftarrow \theta - \eta u` of :func:`scale_by_adagrad_decay`.
+    r"""AdagradDecay: Adagrad that forgets old squares, so that steps do not vanish in long runs.
 
-    In long runs Adagrad's steps vanish; here old squares are forgotten.
+    .. math::
+        s &\leftarrow \max(\rho s, s_0) \;\text{ and }\; k_i \leftarrow k_i + 1
+            \quad\text{in a row where } \lfloor t / N \rfloor > k_i, \\
+        s &\leftarrow s + |g|^2, \qquad
+        \theta \leftarrow \theta - \eta\, \frac{g}{\sqrt{s}}\;(0 \text{ for } 0/0)
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
-        initial_accumulator_value: the sum of squares at the start, and its least.
-        accumulator_decay_step: steps between two decays, at least 1.
-        accumulator_decay_rate: what a decay leaves, 0 to 1.
+        initial_accumulator_value: :math:`s_0 \ge 0`, the sum of squares at the start and its least
+            value.
+        accumulator_decay_step: :math:`N`, steps between two decays, at least 1.
+        accumulator_decay_rate: :math:`\rho` in :math:`[0, 1]`, the share that a decay leaves.
 
     Source: DeepRec (Alibaba, 2021), ``AdagradDecayOptimizer``.
 
-    >>> tx = adagrad_decay(0.1)
+    >>> import gradtx
+    >>> tx = adagrad_decay(0.5, accumulator_decay_step=10)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    True
     """
     return chain(
         scale_by_adagrad_decay(

@@ -36,11 +36,11 @@ def scale_by_adam_mini(
         eps: :math:`\epsilon \ge 0`.
         block_axis: the dimension whose indices are the blocks: the last, an output neuron, for
             kernels of shape (in, out); 0, a token, for embeddings; the heads for queries and keys;
-            None for one block a leaf. Give different leaves different ones with ``partition``.
-            A leaf of one dimension is one block.
+            None for one block per leaf. Use ``partition`` to give leaves different ones. A leaf
+            of one dimension is one block.
         mu_dtype: the type of the first moment; the parameter's unless given.
 
-    State: `ScaleByAdamState`, :math:`\nu` with one real number a block, in float32 or wider.
+    State: `ScaleByAdamState`, :math:`\nu` with one real number per block, in float32 or wider.
 
     Source: Y. Zhang et al., Adam-mini: Use Fewer Learning Rates To Gain More, 2024,
     arXiv:2406.16793, algorithm 1.
@@ -87,15 +87,24 @@ def adam_mini(
     block_axis: int | None = -1,
     mu_dtype: DType | None = None,
 ) -> GradientTransformation:
-    r"""Adam-mini: :math:`\theta \leftarrow \theta - \eta (u + \lambda\theta)`, half Adam's state.
+    r"""Adam-mini: Adam with one second moment per block of a leaf, so about half the state.
 
-    The direction `u` is that of :func:`scale_by_adam_mini`.
+    For entry `i` in block `b`,
+
+    .. math::
+        \mu_{t,i} &= \beta_1 \mu_{t-1,i} + (1 - \beta_1) g_{t,i}, &
+        \nu_{t,b} &= \beta_2 \nu_{t-1,b} + (1 - \beta_2)\, \mathrm{mean}_{j \in b} |g_{t,j}|^2, \\
+        \hat\mu_{t,i} &= \frac{\mu_{t,i}}{1 - \beta_1^t}, &
+        \hat\nu_{t,b} &= \frac{\nu_{t,b}}{1 - \beta_2^t}, \\
+        \theta_{t,i} &= \theta_{t-1,i} - \eta \left(
+            \frac{\hat\mu_{t,i}}{\sqrt{\hat\nu_{t,b}} + \epsilon} + \lambda \theta_{t-1,i}\right)
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
-        b1: decay of the first moment; this and the rest as in :func:`scale_by_adam_mini`.
-        b2: decay of the second moment.
-        eps: added to the root.
+        b1: :math:`\beta_1`, decay of the first moment; this and the rest as in
+            :func:`scale_by_adam_mini`.
+        b2: :math:`\beta_2`, decay of the second moment.
+        eps: :math:`\epsilon`, added to the root.
         weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
         mask: which parameters decay, as in :func:`add_decayed_weights`.
         block_axis: the dimension whose indices are the blocks.
@@ -104,7 +113,12 @@ def adam_mini(
     Source: Y. Zhang et al., Adam-mini: Use Fewer Learning Rates To Gain More, 2024,
     arXiv:2406.16793, algorithm 1.
 
-    >>> adam_mini(1e-3).init(jnp.zeros((8, 4)))[0].nu.shape
+    >>> import gradtx
+    >>> tx = adam_mini(0.1)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    True
+    >>> tx.init(jnp.zeros((8, 4)))[0].nu.shape
     (1, 4)
     """
     return chain(

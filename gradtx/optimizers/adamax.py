@@ -36,10 +36,10 @@ def scale_by_adamax(
         b2: :math:`\beta_2` in :math:`[0, 1)`.
         eps: :math:`\epsilon \ge 0`.
         eps_in_max: whether :math:`\epsilon` stands inside the maximum, as in PyTorch and Optax;
-            Keras adds it to :math:`\nu_t` where that divides.
+            Keras adds it to :math:`\nu_t` in the denominator.
 
-    State: `ScaleByAdamState`; :math:`\nu` is real, and in float32 or wider: in bfloat16, where
-    Optax keeps it, it does not decay, and in float16 a zero gradient gives NaN.
+    State: `ScaleByAdamState`; :math:`\nu` is real, and in float32 or wider. Optax keeps it in the
+    parameter's type, where it does not decay in bfloat16 and a zero gradient gives NaN in float16.
 
     Source: D. P. Kingma and J. Ba, Adam: A Method for Stochastic Optimization, 2015,
     arXiv:1412.6980, algorithm 2.
@@ -73,20 +73,28 @@ def adamax(
     *,
     eps_in_max: bool = True,
 ) -> GradientTransformation:
-    r"""AdaMax: :math:`\theta \leftarrow \theta - \eta\, u` with `u` of :func:`scale_by_adamax`.
+    r"""AdaMax: steps along the mean gradient, divided by a decaying maximum of the gradient's size.
+
+    .. math::
+        \mu_t &= \beta_1 \mu_{t-1} + (1 - \beta_1) g_t, \qquad
+        \nu_t = \max(\beta_2 \nu_{t-1}, |g_t| + \epsilon), \\
+        \theta_t &= \theta_{t-1} - \eta\, \frac{\mu_t}{(1 - \beta_1^t)\, \nu_t}
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
-        b1: decay of the mean, in :math:`[0, 1)`.
-        b2: decay of the maximum, in :math:`[0, 1)`.
-        eps: added to the size of the gradient, at least 0.
+        b1: :math:`\beta_1`, decay of the mean, in :math:`[0, 1)`.
+        b2: :math:`\beta_2`, decay of the maximum, in :math:`[0, 1)`.
+        eps: :math:`\epsilon`, added to the size of the gradient, at least 0.
         eps_in_max: whether `eps` stands inside the maximum, as in :func:`scale_by_adamax`.
 
     Source: D. P. Kingma and J. Ba, Adam: A Method for Stochastic Optimization, 2015,
     arXiv:1412.6980, algorithm 2.
 
-    >>> adamax(2e-3)
-    adamax(learning_rate=0.002, b1=0.9, b2=0.999, eps=1e-08, eps_in_max=True)
+    >>> import gradtx
+    >>> tx = adamax(0.1)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    True
     """
     return chain(
         scale_by_adamax(b1, b2, eps, eps_in_max=eps_in_max), scale_by_learning_rate(learning_rate)
@@ -102,20 +110,30 @@ def adamaxw(
     weight_decay: NonNegative = 1e-4,
     mask: Where | None = None,
 ) -> GradientTransformation:
-    r"""AdaMax with decoupled decay: :math:`\theta \leftarrow \theta - \eta (u + \lambda\theta)`.
+    r"""AdaMax with decoupled weight decay.
+
+    .. math::
+        \mu_t &= \beta_1 \mu_{t-1} + (1 - \beta_1) g_t, \qquad
+        \nu_t = \max(\beta_2 \nu_{t-1}, |g_t| + \epsilon), \\
+        \theta_t &= \theta_{t-1} - \eta \left(\frac{\mu_t}{(1 - \beta_1^t)\, \nu_t}
+            + \lambda \theta_{t-1}\right)
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
-        b1: decay of the mean, in :math:`[0, 1)`.
-        b2: decay of the maximum, in :math:`[0, 1)`.
-        eps: added to the size of the gradient, at least 0.
+        b1: :math:`\beta_1`, decay of the mean, in :math:`[0, 1)`.
+        b2: :math:`\beta_2`, decay of the maximum, in :math:`[0, 1)`.
+        eps: :math:`\epsilon`, added to the size of the gradient, at least 0.
         weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
         mask: which parameters decay, as in :func:`add_decayed_weights`.
 
     Source: I. Loshchilov and F. Hutter, Decoupled Weight Decay Regularization, 2019,
     arXiv:1711.05101, applied to AdaMax.
 
-    >>> tx = adamaxw(2e-3, mask="*/kernel")
+    >>> import gradtx
+    >>> tx = adamaxw(0.1, weight_decay=1e-3)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    True
     """
     return chain(
         scale_by_adamax(b1, b2, eps),
