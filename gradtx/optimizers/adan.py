@@ -58,9 +58,9 @@ def scale_by_adan(
         eps: :math:`\epsilon \ge 0`, outside the root.
         eps_root: :math:`\bar\epsilon \ge 0`, inside the root.
         difference_weight: :math:`\kappa` in :math:`[0, 1]`; :math:`1 - \beta_2` unless given, as in
-            Optax. **The paper and its authors' code take** :math:`\beta_2`: the paper writes
-            :math:`1 - \beta_2` for decays that it writes as 1 minus ours, so that with its defaults
-            the weight is 0.92 where Optax has 0.08.
+            Optax. **The paper and its authors' code take** :math:`\beta_2`: the paper's
+            :math:`1 - \beta_2` is for decays defined as 1 minus ours, so its default weight is
+            0.92 where Optax has 0.08.
 
     State: `ScaleByAdanState`; :math:`n` is kept in float32 or wider.
 
@@ -102,26 +102,42 @@ def adan(
     *,
     difference_weight: Fraction | None = None,
 ) -> GradientTransformation:
-    r"""Adan: :math:`\theta \leftarrow \theta - \eta (u + \lambda\theta)`.
+    r"""Adan: Adam with Nesterov momentum estimated from differences of gradients.
 
-    The direction `u` is that of :func:`scale_by_adan`. The paper decays by dividing by
-    :math:`1 + \lambda\eta`, which is the same to first order.
+    .. math::
+        d_t &= g_t - g_{t-1}, \quad d_1 = 0, \\
+        m_t &= \beta_1 m_{t-1} + (1 - \beta_1) g_t, \qquad
+        v_t = \beta_2 v_{t-1} + (1 - \beta_2) d_t, \\
+        n_t &= \beta_3 n_{t-1} + (1 - \beta_3) |g_t + \kappa d_t|^2, \\
+        \hat m_t &= \frac{m_t}{1 - \beta_1^t}, \qquad
+        \hat v_t = \frac{v_t}{1 - \beta_2^t}, \qquad
+        \hat n_t = \frac{n_t}{1 - \beta_3^t}, \\
+        \theta_t &= \theta_{t-1} - \eta \left(
+            \frac{\hat m_t + \kappa \hat v_t}{\sqrt{\hat n_t + \bar\epsilon} + \epsilon}
+            + \lambda \theta_{t-1}\right)
+
+    The paper decays by dividing by :math:`1 + \lambda\eta`, which is the same to first order.
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
-        b1: decay of the gradients, in :math:`[0, 1)`.
-        b2: decay of their differences, in :math:`[0, 1)`.
-        b3: decay of the squares, in :math:`[0, 1)`.
-        eps: added to the root, at least 0.
-        eps_root: added under the root, at least 0.
+        b1: :math:`\beta_1`, decay of the gradients, in :math:`[0, 1)`.
+        b2: :math:`\beta_2`, decay of their differences, in :math:`[0, 1)`.
+        b3: :math:`\beta_3`, decay of the squares, in :math:`[0, 1)`.
+        eps: :math:`\epsilon`, added to the root, at least 0.
+        eps_root: :math:`\bar\epsilon`, added under the root, at least 0.
         weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
         mask: which parameters decay, as in :func:`add_decayed_weights`.
-        difference_weight: weight of the differences; give it `b2` for the paper's algorithm.
+        difference_weight: :math:`\kappa` in :math:`[0, 1]`, weight of the differences;
+            :math:`1 - \beta_2` unless given, and `b2` in the paper's algorithm.
 
     Source: X. Xie et al., Adan: Adaptive Nesterov Momentum Algorithm for Faster Optimizing Deep
     Models, 2022, arXiv:2208.06677, algorithm 1.
 
-    >>> tx = adan(1e-3, difference_weight=0.92)  # the paper's
+    >>> import gradtx
+    >>> tx = adan(0.1, difference_weight=0.92)  # the paper's
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    True
     """
     return chain(
         scale_by_adan(b1, b2, b3, eps, eps_root, difference_weight=difference_weight),

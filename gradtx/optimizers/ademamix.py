@@ -64,12 +64,12 @@ def scale_by_ademamix(
         alpha: :math:`\alpha \ge 0`; the paper warms it up with a schedule.
         eps: :math:`\epsilon \ge 0`, outside the root.
         eps_root: :math:`\bar\epsilon \ge 0`, inside the root.
-        mu_dtype: the type in which :math:`m_1` and :math:`m_2` are kept. Unless given that of the
-            parameter, but for :math:`m_2` float32 or wider: in bfloat16, where Optax keeps it, it
-            does not move with :math:`\beta_3` near 1.
+        mu_dtype: the type in which :math:`m_1` and :math:`m_2` are kept. Unless given, the
+            parameter's for :math:`m_1`, and float32 or wider for :math:`m_2`: in bfloat16, where
+            Optax keeps it, :math:`m_2` does not move when :math:`\beta_3` is near 1.
 
     State: `ScaleByAdemamixState`. :math:`\nu` is in float32 or wider; Optax keeps it in `mu_dtype`.
-    Schedules are evaluated at ``count``; ``count_m2``, by which Optax evaluates them, counts too.
+    Schedules are evaluated at ``count``; ``count_m2``, at which Optax evaluates them, counts along.
 
     Source: M. Pagliardini, P. Ablin and D. Grangier, The AdEMAMix Optimizer: Better, Faster, Older,
     2024, arXiv:2409.03137, algorithm 1.
@@ -107,18 +107,26 @@ def ademamix(
     weight_decay: NonNegative = 0.0,
     mask: Where | None = None,
 ) -> GradientTransformation:
-    r"""AdEMAMix: :math:`\theta \leftarrow \theta - \eta (u + \lambda\theta)`.
+    r"""AdEMAMix: Adam with a second, very slow momentum.
 
-    The direction `u` is that of :func:`scale_by_ademamix`.
+    .. math::
+        m_{1,t} &= \beta_1 m_{1,t-1} + (1 - \beta_1) g_t, &
+        \hat m_{1,t} &= \frac{m_{1,t}}{1 - \beta_1^t}, \\
+        m_{2,t} &= \beta_3 m_{2,t-1} + (1 - \beta_3) g_t, \\
+        \nu_t &= \beta_2 \nu_{t-1} + (1 - \beta_2) |g_t|^2, &
+        \hat\nu_t &= \frac{\nu_t}{1 - \beta_2^t}, \\
+        \theta_t &= \theta_{t-1} - \eta \left(
+            \frac{\hat m_{1,t} + \alpha m_{2,t}}{\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon}
+            + \lambda \theta_{t-1}\right)
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
-        b1: decay of the fast momentum, in :math:`[0, 1)`.
-        b2: decay of the second moment, in :math:`[0, 1)`.
-        b3: decay of the slow momentum, in :math:`[0, 1)`.
-        alpha: weight of the slow momentum, at least 0.
-        eps: added to the root, at least 0.
-        eps_root: added under the root, at least 0.
+        b1: :math:`\beta_1`, decay of the fast momentum, in :math:`[0, 1)`.
+        b2: :math:`\beta_2`, decay of the second moment, in :math:`[0, 1)`.
+        b3: :math:`\beta_3`, decay of the slow momentum, in :math:`[0, 1)`.
+        alpha: :math:`\alpha`, weight of the slow momentum, at least 0.
+        eps: :math:`\epsilon`, added to the root, at least 0.
+        eps_root: :math:`\bar\epsilon`, added under the root, at least 0.
         mu_dtype: the type of both momenta.
         weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
         mask: which parameters decay, as in :func:`add_decayed_weights`.
@@ -126,7 +134,11 @@ def ademamix(
     Source: M. Pagliardini, P. Ablin and D. Grangier, The AdEMAMix Optimizer: Better, Faster, Older,
     2024, arXiv:2409.03137, algorithm 1.
 
-    >>> tx = ademamix(1e-3, b3=0.999, weight_decay=0.1)
+    >>> import gradtx
+    >>> tx = ademamix(0.05, b3=0.99)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=500)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    True
     """
     return chain(
         scale_by_ademamix(b1, b2, b3, alpha, eps, eps_root, mu_dtype),
@@ -151,22 +163,22 @@ def scale_by_simplified_ademamix(
     eps: NonNegative = 1e-8,
     eps_root: NonNegative = 0.0,
 ) -> GradientTransformation:
-    r"""AdEMAMix with one momentum, a sum, and the gradient in the place of the fast one.
+    r"""AdEMAMix with the gradient in place of the fast momentum, and the slow one as a sum.
 
     .. math::
         m \leftarrow \beta_1 m + g_t, \qquad n \leftarrow \beta_2 n + (1 - \beta_2) |g_t|^2, \qquad
         u_t = \frac{m + \alpha g_t}{\sqrt{n / (1 - \beta_2^t) + \bar\epsilon} + \epsilon}
 
     Args:
-        b1: :math:`\beta_1` in :math:`[0, 1)`. The momentum is not averaged: steps are up to
+        b1: :math:`\beta_1` in :math:`[0, 1)`. The momentum is a sum, not a mean: steps are up to
             :math:`1 / (1 - \beta_1)` times those of Adam.
         b2: :math:`\beta_2` in :math:`[0, 1)`.
         alpha: :math:`\alpha \ge 0`.
         eps: :math:`\epsilon \ge 0`, outside the root.
         eps_root: :math:`\bar\epsilon \ge 0`, inside the root.
 
-    State: `ScaleBySimplifiedAdEMAMixState`; for a complex parameter `n` is real, where Optax
-    averages the squares of the complex numbers.
+    State: `ScaleBySimplifiedAdEMAMixState`. For a complex parameter `n` is real; Optax averages the
+    squares of the complex numbers.
 
     Source: D. Morwani et al., Connections between Schedule-Free Optimizers, AdEMAMix, and
     Accelerated SGD Variants, 2025, arXiv:2502.02431.
@@ -198,24 +210,33 @@ def simplified_ademamix(
     weight_decay: NonNegative = 0.0,
     mask: Where | None = None,
 ) -> GradientTransformation:
-    r"""Simplified AdEMAMix: :math:`\theta \leftarrow \theta - \eta (u + \lambda\theta)`.
+    r"""Simplified AdEMAMix: one momentum, a sum, and the gradient beside it.
 
-    The direction `u` is that of :func:`scale_by_simplified_ademamix`.
+    .. math::
+        m_t &= \beta_1 m_{t-1} + g_t, \qquad
+        n_t = \beta_2 n_{t-1} + (1 - \beta_2) |g_t|^2, \\
+        \theta_t &= \theta_{t-1} - \eta \left(
+            \frac{m_t + \alpha g_t}{\sqrt{n_t / (1 - \beta_2^t) + \bar\epsilon} + \epsilon}
+            + \lambda \theta_{t-1}\right)
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
-        b1: decay of the momentum, in :math:`[0, 1)`.
-        b2: decay of the second moment, in :math:`[0, 1)`.
-        alpha: weight of the gradient, at least 0.
-        eps: added to the root, at least 0.
-        eps_root: added under the root, at least 0.
+        b1: :math:`\beta_1`, decay of the momentum, in :math:`[0, 1)`.
+        b2: :math:`\beta_2`, decay of the second moment, in :math:`[0, 1)`.
+        alpha: :math:`\alpha`, weight of the gradient, at least 0.
+        eps: :math:`\epsilon`, added to the root, at least 0.
+        eps_root: :math:`\bar\epsilon`, added under the root, at least 0.
         weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
         mask: which parameters decay, as in :func:`add_decayed_weights`.
 
     Source: D. Morwani et al., Connections between Schedule-Free Optimizers, AdEMAMix, and
     Accelerated SGD Variants, 2025, arXiv:2502.02431.
 
-    >>> tx = simplified_ademamix(1e-5, alpha=10.0)
+    >>> import gradtx
+    >>> tx = simplified_ademamix(1e-3, b1=0.9, alpha=10.0)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=500)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    True
     """
     return chain(
         scale_by_simplified_ademamix(b1, b2, alpha, eps, eps_root),

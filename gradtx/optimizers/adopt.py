@@ -26,7 +26,7 @@ def scale_by_adopt(
     use_clipping: bool = True,
     clip_value_fn: Callable[[Array], Array] | None = None,
 ) -> GradientTransformation:
-    r"""A moving average of gradients divided by the second moment of those before them.
+    r"""A moving average of gradients, each divided by the root of the second moment before it.
 
     .. math::
         c_t &= \mathrm{clip}\left(\frac{g_t}{\max(\sqrt{\nu_{t-1}}, \epsilon)},
@@ -34,7 +34,7 @@ def scale_by_adopt(
         u_t &= \mu_t = \beta_1 \mu_{t-1} + (1 - \beta_1) c_t, \qquad
         \nu_t = \beta_2 \nu_{t-1} + (1 - \beta_2) |g_t|^2
 
-    from the second step on; the first one sets :math:`\nu_1 = |g_1|^2` and does not move.
+    from the second step on; the first sets :math:`\nu_1 = |g_1|^2` and moves nothing.
 
     Args:
         b1: :math:`\beta_1` in :math:`[0, 1)`.
@@ -42,9 +42,9 @@ def scale_by_adopt(
         eps: :math:`\epsilon \ge 0`, the least root; at 0 an entry without gradients becomes NaN.
         mu_dtype: the type in which :math:`\mu` is kept; the parameter's unless given.
         nesterov: :math:`u_t = \beta_1 \mu_t + (1 - \beta_1) c_t`.
-        use_clipping: clip as above; a complex number in its real and imaginary part.
+        use_clipping: clip as above, complex numbers in their real and imaginary parts.
         clip_value_fn: the limit as a function of the number of steps taken; its fourth root unless
-            given. (Optax's default is an unnamed function, which no configuration can hold.)
+            given. (Optax's default is a lambda, which no configuration can hold.)
 
     State: `ScaleByAdamState`; :math:`\nu` is kept in float32 or wider.
 
@@ -70,7 +70,7 @@ def scale_by_adopt(
         first = t.number == 1
         nu = ema(abs_sq(g), s.nu, jnp.where(first, 0, b2))
         # The old moment in terms of the new one saves a copy of it. Where that cancels, g is so
-        # much larger than the root that it is clipped; also where both are infinite.
+        # much larger than the root that it is clipped, as it is where both are infinite.
         invertible = clip_value_fn is None and use_clipping and isinstance(b2, float) and b2 >= 0.5
         rest = nu - (1 - b2) * abs_sq(g)
         before = jnp.where(rest >= 0, rest, 0) * (1 / b2) if invertible else s.nu
@@ -102,23 +102,36 @@ def adopt(
     use_clipping: bool = True,
     clip_value_fn: Callable[[Array], Array] | None = None,
 ) -> GradientTransformation:
-    r"""ADOPT: :math:`\theta \leftarrow \theta - \eta\, u` with `u` of :func:`scale_by_adopt`.
+    r"""ADOPT: Adam that first normalizes each gradient by the second moment before it.
+
+    .. math::
+        c_t &= \mathrm{clip}\left(\frac{g_t}{\max(\sqrt{\nu_{t-1}}, \epsilon)},
+            \pm (t-1)^{1/4}\right), \\
+        \mu_t &= \beta_1 \mu_{t-1} + (1 - \beta_1) c_t, \qquad
+        \nu_t = \beta_2 \nu_{t-1} + (1 - \beta_2) |g_t|^2, \\
+        \theta_t &= \theta_{t-1} - \eta\, \mu_t
+
+    from the second step on; the first sets :math:`\nu_1 = |g_1|^2` and moves nothing.
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
-        b1: decay of the momentum, in :math:`[0, 1)`.
-        b2: decay of the second moment, in :math:`[0, 1)`.
-        eps: the least root of the second moment, at least 0.
+        b1: :math:`\beta_1`, decay of the momentum, in :math:`[0, 1)`.
+        b2: :math:`\beta_2`, decay of the second moment, in :math:`[0, 1)`.
+        eps: :math:`\epsilon`, the least root of the second moment, at least 0.
         mu_dtype: the type of the momentum.
-        nesterov: use Nesterov momentum.
-        use_clipping: clip the normalized gradient.
-        clip_value_fn: the limit as a function of the number of steps taken.
+        nesterov: step by :math:`\beta_1 \mu_t + (1 - \beta_1) c_t`.
+        use_clipping: whether to clip :math:`c_t`.
+        clip_value_fn: the limit as a function of the number of steps taken; its fourth root unless
+            given.
 
     Source: S. Taniguchi et al., ADOPT: Modified Adam Can Converge with Any :math:`\beta_2` with the
     Optimal Rate, 2024, arXiv:2411.02853.
 
-    >>> adopt(1e-3)
-    adopt(learning_rate=0.001, b1=0.9, b2=0.9999, eps=1e-06, use_clipping=True)
+    >>> import gradtx
+    >>> tx = adopt(0.1)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    True
     """
     return chain(
         scale_by_adopt(

@@ -12,7 +12,7 @@ from gradtx.types import Array, Counter, Slots
 
 
 class AsgdState(NamedTuple):
-    """count: i32[]; ax: the averaged parameters, in float32 or wider; zeros before a step."""
+    """count: i32[]; ax: the mean parameters, in float32 or wider, zeros until the first step."""
 
     count: Counter
     ax: Slots
@@ -42,8 +42,8 @@ def asgd(
             parameter itself.
         weight_decay: :math:`w \ge 0`, an L2 penalty.
 
-    State: `AsgdState`; ``get_slot(state, "ax")`` is the average. Arguments and formula are those of
-    PyTorch, whose default rate is 0.01.
+    State: `AsgdState`; ``get_slot(state, "ax")`` is the average. Arguments and formula are
+    PyTorch's, whose default learning rate is 0.01.
 
     Raises:
         ValueError: ``update`` is called without parameters.
@@ -51,10 +51,11 @@ def asgd(
     Source: B. T. Polyak and A. B. Juditsky, Acceleration of Stochastic Approximation by Averaging,
     1992, doi:10.1137/0330046.
 
-    >>> tx = asgd(0.5, lambd=0.0)
-    >>> updates, state = tx.update(jnp.ones(1), tx.init(jnp.ones(1)), jnp.ones(1))
-    >>> updates.tolist(), state.ax.tolist()
-    ([-0.5], [0.5])
+    >>> import gradtx
+    >>> tx = asgd(0.1, t0=20)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(gradtx.get_slot(found.state, "ax"), 1, atol=1e-2))
+    True
     """
 
     def slots(p: Array) -> dict[str, Array]:
@@ -64,7 +65,7 @@ def asgd(
         rate = learning_rate / (1 + lambd * learning_rate * (t.number - 1)) ** alpha
         u = g * -rate - (rate * (lambd + weight_decay)) * p
         part = 1 / jnp.maximum(1, t.number - 1 - t0)
-        # As a sum of products: at a part of 1 it is the new parameter to the last bit.
+        # As a sum of products: where part is 1 it is the new parameter to the last bit.
         return u, {"ax": (1 - part) * s.ax + part * (p + u)}
 
     return elementwise(AsgdState, slots, rule)
