@@ -51,8 +51,8 @@ def scale_by_adabound(
         mu_dtype: the type in which :math:`\mu` is kept; the parameter's unless given.
         nu_dtype: the type in which :math:`\nu` is kept; float32 or wider unless given.
 
-    State: `ScaleByAdaboundState`. This is the authors' code: with bias corrections, and without the
-    paper's factor :math:`1 / \sqrt{t}`.
+    State: `ScaleByAdaboundState`. This follows the authors' code: with bias corrections, and
+    without the paper's factor :math:`1 / \sqrt{t}`.
 
     Source: L. Luo et al., Adaptive Gradient Methods with Dynamic Bound of Learning Rate, 2019,
     arXiv:1902.09843, algorithm 2.

@@ -102,7 +102,7 @@ def adadelta(
     *,
     eps_in_sqrt: bool = True,
 ) -> GradientTransformation:
-    r"""Adadelta: Adagrad with a window, in which steps have the units of the parameters.
+    r"""Adadelta: Adagrad over a window, with steps in the units of the parameters.
 
     .. math::
         E_g &\leftarrow \rho E_g + (1 - \rho) |g|^2, \\

@@ -69,7 +69,7 @@ def scale_by_ademamix(
             Optax keeps it, :math:`m_2` does not move when :math:`\beta_3` is near 1.
 
     State: `ScaleByAdemamixState`. :math:`\nu` is in float32 or wider; Optax keeps it in `mu_dtype`.
-    Schedules are evaluated at ``count``; ``count_m2``, at which Optax evaluates them, counts along.
+    Schedules are evaluated at ``count``; ``count_m2``, which Optax uses instead, is kept in step.
 
     Source: M. Pagliardini, P. Ablin and D. Grangier, The AdEMAMix Optimizer: Better, Faster, Older,
     2024, arXiv:2409.03137, algorithm 1.

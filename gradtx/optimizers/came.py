@@ -19,9 +19,9 @@ from gradtx.types import Array, DType, Slots
 
 
 class ScaleByCameState(NamedTuple):
-    """mu: like the parameters; the rest: means over the last two dimensions; v: of vectors.
+    """mu: like the parameters; v: squares of a vector; the rest: means of a matrix.
 
-    What a leaf does not need has the shape (1,). All but mu are real and in float32 or wider.
+    A slot that a leaf does not use has shape (1,). All but mu are real and in float32 or wider.
     """
 
     mu: Slots
@@ -48,7 +48,7 @@ def scale_by_came(
     clipping_threshold: Positive = 1.0,
     mu_dtype: DType | None = None,
 ) -> GradientTransformation:
-    r"""Adafactor's scaling with momentum, which a factored instability then scales again.
+    r"""Adafactor's scaling with momentum, scaled again by a factored instability.
 
     .. math::
         u &= \frac{g}{\sqrt{F_{\beta_2}(|g|^2 + \epsilon)}}, \qquad
@@ -57,8 +57,8 @@ def scale_by_came(
             \text{direction} = \frac{\mu}{\sqrt{F_{\beta_3}(|\hat u - \mu|^2 + \bar\epsilon)}}
 
     :math:`F_\beta(X) = R\, C^T / \mathrm{mean}(R)` of the moving averages of the row and column
-    means of `X` over the last two dimensions. A leaf with fewer keeps :math:`|g|^2` whole, and
-    takes :math:`\mu` as it is.
+    means of `X` over the last two dimensions. A leaf with fewer keeps the average of
+    :math:`|g|^2` whole, and its direction is :math:`\mu`.
 
     Args:
         b1: decay of the momentum, in :math:`[0, 1)`.
@@ -72,7 +72,7 @@ def scale_by_came(
     State: `ScaleByCameState`.
 
     Source: Y. Luo et al., CAME: Confidence-guided Adaptive Memory Efficient Optimization, 2023,
-    arXiv:2307.02047, algorithm 2; the treatment of vectors is the authors' code's.
+    arXiv:2307.02047, algorithm 2; vectors are treated as in the authors' code.
 
     >>> tx = scale_by_came()
     >>> state = tx.init(jnp.zeros((8, 4)))
@@ -146,18 +146,33 @@ def came(
     *,
     mu_dtype: DType | None = None,
 ) -> GradientTransformation:
-    r"""CAME: :math:`\theta \leftarrow \theta - \eta (u + \lambda\theta)`.
+    r"""CAME: Adafactor with momentum, in steps that shrink where the momentum is unreliable.
 
-    The direction `u` is that of :func:`scale_by_came`.
+    .. math::
+        u_t &= \frac{g_t}{\sqrt{F_{\beta_2}(|g_t|^2 + \epsilon)}}, \qquad
+        \hat u_t = \frac{u_t}{\max(1, \mathrm{rms}(u_t) / d)}, \\
+        \mu_t &= \beta_1 \mu_{t-1} + (1 - \beta_1)\, \hat u_t, \\
+        \theta_t &= \theta_{t-1} - \eta \left(
+            \frac{\mu_t}{\sqrt{F_{\beta_3}(|\hat u_t - \mu_t|^2 + \bar\epsilon)}}
+            + \lambda \theta_{t-1}\right)
+
+    Here :math:`F_\beta(X_t) = R_t C_t^\top / \mathrm{mean}(R_t)`, with the row and column means
+
+    .. math::
+        R_t = \beta R_{t-1} + (1 - \beta)\, \mathrm{mean}_j(X_t), \qquad
+        C_t = \beta C_{t-1} + (1 - \beta)\, \mathrm{mean}_i(X_t)
+
+    over the last two dimensions. For a leaf with fewer, :math:`F_{\beta_2}` is the moving average
+    itself, and the second root is 1.
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
-        b1: decay of the momentum; this and the rest as in :func:`scale_by_came`.
-        b2: decay of the second moment.
-        b3: decay of the instability.
-        eps: added to the squared gradient.
-        eps_residual: added to the instability.
-        clipping_threshold: the largest root mean square of the scaled gradient.
+        b1: :math:`\beta_1`, decay of the momentum; this and the rest as in :func:`scale_by_came`.
+        b2: :math:`\beta_2`, decay of the second moment.
+        b3: :math:`\beta_3`, decay of the instability.
+        eps: :math:`\epsilon`, added to the squared gradient.
+        eps_residual: :math:`\bar\epsilon`, added to the instability.
+        clipping_threshold: :math:`d`, the largest root mean square of the scaled gradient.
         weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
         mask: which parameters decay, as in :func:`add_decayed_weights`.
         mu_dtype: the type of the momentum.
@@ -165,7 +180,11 @@ def came(
     Source: Y. Luo et al., CAME: Confidence-guided Adaptive Memory Efficient Optimization, 2023,
     arXiv:2307.02047, algorithm 2.
 
-    >>> tx = came(2e-4, weight_decay=0.01)
+    >>> import gradtx
+    >>> tx = came(0.05)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((2, 3)), tx, max_steps=300)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    True
     """
     return chain(
         scale_by_came(b1, b2, b3, eps, eps_residual, clipping_threshold, mu_dtype),

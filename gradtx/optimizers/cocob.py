@@ -1,4 +1,4 @@
-"""COCOB: a learning rate for each entry from betting on its gradients."""
+"""COCOB: each entry finds its own step size by betting on its gradients."""
 
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ class COCOBState(NamedTuple):
 
 @transformation
 def scale_by_cocob(alpha: Positive = 100.0, eps: NonNegative = 1e-8) -> GradientTransformation:
-    r"""Continuous coin betting: each entry bets a part of what it has won on its next gradient.
+    r"""Continuous coin betting: each entry bets part of its winnings on its next gradient.
 
     .. math::
         L_t &= \max(L_{t-1}, |g_t|), \quad G_t = G_{t-1} + |g_t|, \quad C_t = C_{t-1} - g_t, \\
@@ -43,10 +43,10 @@ def scale_by_cocob(alpha: Positive = 100.0, eps: NonNegative = 1e-8) -> Gradient
             steps move an entry by about :math:`1 / \alpha`.
         eps: :math:`L_0 \ge 0`. With 0 an entry rests until its first gradient.
 
-    The update is the step itself, with its sign: no learning rate follows.
+    The update is the step itself, sign included: no learning rate follows.
 
     State: `COCOBState`. Optax keeps the sums in the parameter's type, where in bfloat16 they stop
-    growing after some hundred steps. For a complex entry :math:`g_t (\theta - \theta_0)` is the
+    growing after a few hundred steps. For a complex entry :math:`g_t (\theta - \theta_0)` is the
     real inner product.
 
     Raises:
@@ -64,7 +64,7 @@ def scale_by_cocob(alpha: Positive = 100.0, eps: NonNegative = 1e-8) -> Gradient
     def slots(p: Array) -> dict[str, Array]:
         real = accumulator_dtype(p)
         return {
-            # A copy of its own: a buffer cannot be donated twice.
+            # Copied, because a buffer cannot be donated twice.
             "init_particles": jnp.array(p, copy=True),
             "cumulative_gradients": zeros_like(p, compute_dtype(p.dtype)),
             "scale": full_like(p, eps, real),
@@ -77,8 +77,8 @@ def scale_by_cocob(alpha: Positive = 100.0, eps: NonNegative = 1e-8) -> Gradient
         scale = jnp.maximum(s.scale, size)
         total = s.subgradients + size
         won = (jnp.conj(g) * (p - s.init_particles)).real
-        # max(R - w, 0), as an operation on two arrays: XLA repeats one on an array and a number in
-        # whatever reads the result, which would then read the old slot and cost a copy of it.
+        # max(R - w, 0), as an operation on two arrays: XLA repeats one on an array and a number
+        # wherever its result is read, and so would read the old slot later and copy it.
         reward = jnp.maximum(s.reward, won) - won
         summed = s.cumulative_gradients - g
         stake = divide(scale + reward, scale * jnp.maximum(total + scale, alpha * scale))
@@ -102,22 +102,33 @@ def cocob(
     weight_decay: NonNegative = 0.0,
     mask: Where | None = None,
 ) -> GradientTransformation:
-    r"""COCOB: :math:`\theta \leftarrow \theta + u` with `u` of :func:`scale_by_cocob`.
+    r"""COCOB: each entry sets its own step size by betting on its gradients.
+
+    .. math::
+        L_t &= \max(L_{t-1}, |g_t|), \quad G_t = G_{t-1} + |g_t|, \quad C_t = C_{t-1} - g_t, \\
+        R_t &= \max(R_{t-1} - g_t (\theta_{t-1} - \theta_0), 0), \\
+        \theta_t &= \theta_0 + \frac{C_t}{L_t \max(G_t + L_t, \alpha L_t)} (L_t + R_t)
+
+    where :math:`g_t` is the gradient plus :math:`\lambda\theta_{t-1}`, times :math:`\eta`, and
+    :math:`G_0 = C_0 = R_0 = 0`.
 
     Args:
-        learning_rate: :math:`\eta \ge 0`, a factor of the *gradients*, to which only its changes
-            matter: the steps do not depend on the scale of the gradients. A number, an array, or a
-            schedule.
-        alpha: as in :func:`scale_by_cocob`, as the next.
-        eps: :math:`L_0`.
-        weight_decay: :math:`\lambda \ge 0`: :math:`\lambda\theta` is added to the gradient.
+        learning_rate: :math:`\eta \ge 0`, a factor of the *gradients*; a number, an array, or a
+            schedule. Only its changes matter, since the steps do not depend on the gradients'
+            scale.
+        alpha: :math:`\alpha > 0`; the first steps move an entry by about :math:`1 / \alpha`.
+        eps: :math:`L_0 \ge 0`.
+        weight_decay: :math:`\lambda \ge 0`, added to the gradient as :math:`\lambda\theta`.
         mask: which parameters decay, as in :func:`add_decayed_weights`.
 
     Source: F. Orabona and T. Tommasi, Training Deep Networks without Learning Rates Through Coin
     Betting, 2017, arXiv:1705.07795, algorithm 2.
 
-    >>> cocob()
-    cocob(learning_rate=1.0, alpha=100.0, eps=1e-08, weight_decay=0.0)
+    >>> import gradtx
+    >>> tx = cocob()
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=100)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    True
     """
     return chain(
         add_decayed_weights(weight_decay, mask),

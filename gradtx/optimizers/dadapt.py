@@ -16,7 +16,7 @@ from gradtx.types import Array, Counter, Slots, TreeScalar
 class DAdaptAdamWState(NamedTuple):
     """Slots and numbers in float32 or wider, `exp_avg_sq` real; count: i32[].
 
-    estim_lr: the learning rate in force; numerator_weighted: the numerator of its estimate.
+    estim_lr: the current learning rate; numerator_weighted: the numerator of its estimate.
     """
 
     exp_avg: Slots
@@ -37,7 +37,7 @@ def dadapt_adamw(
     *,
     bias_correction: bool = True,
 ) -> GradientTransformation:
-    r"""AdamW whose learning rate `d` grows with a lower bound of the distance to the solution.
+    r"""AdamW whose learning rate `d` grows with a lower bound on the distance to the solution.
 
     With :math:`\lambda_t = d_t \gamma_t \sqrt{1 - \beta_2^t} / (1 - \beta_1^t)`,
 
@@ -48,9 +48,9 @@ def dadapt_adamw(
         \nu_t = \beta_2 \nu_{t-1} + (1 - \beta_2) |g_t|^2, \\
         s_t &= \sqrt{\beta_2}\, s_{t-1} + (1 - \sqrt{\beta_2}) \lambda_t g_t, \qquad
         d_{t+1} = \max\Big(d_t, \frac{n_t}{(1 - \sqrt{\beta_2}) \lVert s_t \rVert_1}\Big), \\
-        u_t &= -\frac{m_t}{\sqrt{\nu_t} + \epsilon} - \lambda_t w\, \theta_{t-1}
+        \theta_t &= \theta_{t-1} - \frac{m_t}{\sqrt{\nu_t} + \epsilon} - \lambda_t w\, \theta_{t-1}
 
-    Inner product and norm are of all leaves together.
+    The inner product and the norm are over all leaves together.
 
     Args:
         learning_rate: :math:`\gamma_t \ge 0`, a factor of the estimate: 1, or a schedule that
@@ -62,11 +62,11 @@ def dadapt_adamw(
         bias_correction: correct for the start of the moments at 0, as in Optax; without it
             :math:`\lambda_t = d_t \gamma_t`, which is the default of the authors' code.
 
-    The update is the step itself, with its sign: no learning rate follows.
+    The update is the step itself, sign included: no learning rate follows.
 
     State: `DAdaptAdamWState`, in float32 or wider, since :math:`\lambda_t g_t` is small from the
-    start (Optax: in the parameters' types). While all gradients were zero, or the schedule was, the
-    estimate stays as it is; in Optax it becomes NaN, and every step after it.
+    start (Optax: in the parameters' types). As long as every gradient, or the schedule, has been
+    zero, the estimate stays as it is; in Optax it becomes NaN, and so does every later step.
 
     Raises:
         ValueError: ``update`` is called without parameters.
@@ -75,8 +75,9 @@ def dadapt_adamw(
     arXiv:2301.07733, algorithm 5, with the bias correction of the authors' code.
 
     >>> import gradtx
-    >>> result = gradtx.solve(lambda x: jnp.sum(x**2), jnp.ones(3), dadapt_adamw(), max_steps=500)
-    >>> bool(result.value < 1e-3)
+    >>> tx = dadapt_adamw()
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=500)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
     True
     """
     b1, b2 = betas

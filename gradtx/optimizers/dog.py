@@ -33,7 +33,7 @@ class DoGState(NamedTuple):
 class DoWGState(NamedTuple):
     """The starting point, in the parameters' types, and the sums over the run, in float32 or wider.
 
-    weighted_sq_norm_grads: the sum of the squared norms of the gradients, weighted; estim_sq_dist:
+    weighted_sq_norm_grads: the weighted sum of the squared norms of the gradients; estim_sq_dist:
     the square of the largest distance so far.
     """
 
@@ -51,12 +51,12 @@ class ScaleByDistanceOverGradientsState(NamedTuple):
 
 
 def _start(p: Array) -> dict[str, Array]:
-    # A copy of its own: a buffer cannot be donated twice.
+    # Copied, because a buffer cannot be donated twice.
     return {"init_params": jnp.array(p, copy=True)}
 
 
 def _over(x: Array, y: Array, eps: Any) -> Array:
-    """``x / y``, and 0 where `y` is, which it cannot be if `eps` is in it."""
+    """``x / y``, and 0 where `y` is 0, which a positive `eps` rules out."""
     return x / y if isinstance(eps, float | int) and eps > 0 else divide(x, y)
 
 
@@ -68,11 +68,11 @@ def scale_by_dog(
     r"""Scale by the distance from the start over the root of the summed squared gradients.
 
     .. math::
-        \bar r_t = \max_{k \le t} \lVert \theta_k - \theta_0 \rVert, \qquad
+        \bar r_t = \max_{k < t} \lVert \theta_k - \theta_0 \rVert, \qquad
         u_t = \frac{\max(\bar r_t, r_\epsilon)}
             {\sqrt{\sum_{k \le t} \lVert g_k \rVert^2 + \epsilon}}\; g_t
 
-    Norms are of all leaves together.
+    The norms are over all leaves together.
 
     Args:
         init_step: how large the first step is, ``(kind, value)`` with a value above 0:
@@ -83,14 +83,14 @@ def scale_by_dog(
         eps: :math:`\epsilon \ge 0`.
 
     State: `DoGState`. Optax keeps its sums in the narrowest type among the parameters, where in
-    float16 they overflow and in bfloat16 stop growing. A zero gradient gives a zero update also
+    float16 they overflow and in bfloat16 stop growing. A zero gradient gives a zero update even
     for :math:`\epsilon = 0`.
 
-    In bfloat16 and float16 parameters a first step of :math:`r_\epsilon` must not be lost to
-    rounding, or the distance stays zero: choose it larger.
+    In bfloat16 and float16 parameters a first step of :math:`r_\epsilon` may be lost to
+    rounding, and the distance then stays zero: choose it larger.
 
     Raises:
-        ValueError: ``update`` is called without parameters; another kind of first step.
+        ValueError: ``update`` is called without parameters, or `init_step` has another kind.
 
     Source: M. Ivgi, O. Hinder and Y. Carmon, DoG is SGD's Best Friend: A Parameter-Free Dynamic
     Step Size Schedule, 2023, arXiv:2302.12022, equation DoG.
@@ -141,24 +141,35 @@ def dog(
     weight_decay: NonNegative | None = None,
     mask: Where | None = None,
 ) -> GradientTransformation:
-    r"""DoG: :math:`\theta \leftarrow \theta - \eta\, u` with `u` of :func:`scale_by_dog`.
+    r"""DoG: the step size is the distance from the start over the root of summed squared gradients.
+
+    .. math::
+        \bar r_t &= \max_{k < t} \lVert \theta_k - \theta_0 \rVert, \\
+        \theta_t &= \theta_{t-1} - \eta\, \frac{\max(\bar r_t, r_\epsilon)}
+            {\sqrt{\sum_{k \le t} \lVert g_k \rVert^2 + \epsilon}}\; g_t
+
+    where :math:`g_t` is the gradient plus :math:`\lambda\theta_{t-1}`. The norms are over all
+    leaves together.
 
     Args:
         learning_rate: :math:`\eta \ge 0`, 1 in the paper; a number, an array, or a schedule.
-        init_step: as in :func:`scale_by_dog`; the authors advise ``("heuristic", 1e-6)``, and
-            ``("heuristic", 1e-4)`` with batch normalization.
-        eps: as in :func:`scale_by_dog`.
-        weight_decay: :math:`\lambda \ge 0`: :math:`\lambda\theta` is added to the gradient; None
+        init_step: sets :math:`r_\epsilon`, as in :func:`scale_by_dog`; the authors advise
+            ``("heuristic", 1e-6)``, and ``("heuristic", 1e-4)`` with batch normalization.
+        eps: :math:`\epsilon \ge 0`.
+        weight_decay: :math:`\lambda \ge 0`, added to the gradient as :math:`\lambda\theta`; None
             for none.
         mask: which parameters decay, as in :func:`add_decayed_weights`.
 
-    The paper evaluates an average of the parameters: put :func:`ema_params` behind it.
+    The paper evaluates an average of the parameters: put :func:`ema_params` after it.
 
     Source: M. Ivgi, O. Hinder and Y. Carmon, DoG is SGD's Best Friend: A Parameter-Free Dynamic
     Step Size Schedule, 2023, arXiv:2302.12022, equation DoG.
 
-    >>> dog()
-    dog(learning_rate=1.0, init_step=('heuristic', 1e-06), eps=1e-08)
+    >>> import gradtx
+    >>> tx = dog()
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=300)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    True
     """
     return chain(
         identity() if weight_decay is None else add_decayed_weights(weight_decay, mask),
@@ -174,17 +185,17 @@ def scale_by_dowg(
     r"""Scale by the squared distance from the start over the root of gradients weighted by it.
 
     .. math::
-        \bar r_t^2 = \max(\bar r_{t-1}^2, \lVert \theta_t - \theta_0 \rVert^2), \qquad
+        \bar r_t^2 = \max(\bar r_{t-1}^2, \lVert \theta_{t-1} - \theta_0 \rVert^2), \qquad
         v_t = v_{t-1} + \bar r_t^2 \lVert g_t \rVert^2, \qquad
         u_t = \frac{\bar r_t^2}{\sqrt{v_t} + \epsilon}\, g_t
 
-    Norms are of all leaves together.
+    The norms are over all leaves together.
 
     Args:
         init_estim_sq_dist: :math:`\bar r_0^2 \ge 0`; None for :math:`\epsilon`.
         eps: :math:`\epsilon \ge 0`.
 
-    State: `DoWGState`; as for :func:`scale_by_dog` its sums are in float32 or wider, and a zero
+    State: `DoWGState`; as for :func:`scale_by_dog`, its sums are in float32 or wider, and a zero
     gradient gives a zero update for every :math:`\epsilon`.
 
     Raises:
@@ -220,21 +231,32 @@ def dowg(
     weight_decay: NonNegative | None = None,
     mask: Where | None = None,
 ) -> GradientTransformation:
-    r"""DoWG: :math:`\theta \leftarrow \theta - \eta\, u` with `u` of :func:`scale_by_dowg`.
+    r"""DoWG: DoG with each squared gradient weighted by the squared distance at its step.
+
+    .. math::
+        \bar r_t^2 &= \max(\bar r_{t-1}^2, \lVert \theta_{t-1} - \theta_0 \rVert^2), \qquad
+        v_t = v_{t-1} + \bar r_t^2 \lVert g_t \rVert^2, \\
+        \theta_t &= \theta_{t-1} - \eta\, \frac{\bar r_t^2}{\sqrt{v_t} + \epsilon}\, g_t
+
+    where :math:`g_t` is the gradient plus :math:`\lambda\theta_{t-1}`. The norms are over all
+    leaves together.
 
     Args:
         learning_rate: :math:`\eta \ge 0`, 1 in the paper; a number, an array, or a schedule.
-        init_estim_sq_dist: as in :func:`scale_by_dowg`, as the next.
-        eps: added to the root, and the first squared distance if that is None.
-        weight_decay: :math:`\lambda \ge 0`: :math:`\lambda\theta` is added to the gradient; None
+        init_estim_sq_dist: :math:`\bar r_0^2 \ge 0`; None for :math:`\epsilon`.
+        eps: :math:`\epsilon \ge 0`, added to the root.
+        weight_decay: :math:`\lambda \ge 0`, added to the gradient as :math:`\lambda\theta`; None
             for none.
         mask: which parameters decay, as in :func:`add_decayed_weights`.
 
     Source: A. Khaled, K. Mishchenko and C. Jin, DoWG Unleashed: An Efficient Universal
     Parameter-Free Gradient Descent Method, 2023, arXiv:2305.16284, algorithm 1.
 
-    >>> dowg()
-    dowg(learning_rate=1.0, eps=0.0001)
+    >>> import gradtx
+    >>> tx = dowg()
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=100)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    True
     """
     return chain(
         identity() if weight_decay is None else add_decayed_weights(weight_decay, mask),
@@ -253,6 +275,7 @@ def scale_by_distance_over_gradients(
     r"""Layer-wise DoG: :func:`scale_by_dog` on each leaf alone.
 
     .. math::
+        \bar r_t = \max_{k < t} \lVert \theta_k - \theta_0 \rVert, \qquad
         u_t = s\, \frac{\max(\bar r_t, r (1 + \lVert\theta_0\rVert))}
             {\sqrt{\sum_{k \le t} \lVert g_k \rVert^2 + \epsilon}}\; g_t
 
@@ -260,9 +283,9 @@ def scale_by_distance_over_gradients(
         reps_rel: :math:`r \ge 0`; the authors advise 1e-6, and 1e-4 with batch normalization.
         eps: :math:`\epsilon \ge 0`.
         param_dtype: the type in which :math:`\theta_0` is kept; a complex leaf keeps its own.
-        global_scale: `s`, 1 or, for descent without a learning rate behind it, -1.
+        global_scale: `s`; 1, or -1 to descend without a learning rate after it.
 
-    State: `ScaleByDistanceOverGradientsState`. An update has its leaf's shape also where that is
+    State: `ScaleByDistanceOverGradientsState`. An update has its leaf's shape even where that is
     ``()``; in Optax it becomes ``(1,)``.
 
     Raises:

@@ -49,9 +49,9 @@ def ftrl(
         beta: :math:`\beta \ge 0`.
 
     Arguments and formula are those of Keras. As there, the first step forgets the initial
-    parameters but for what :math:`z` keeps of them: start from zeros. Optax has no FTRL.
+    parameters except for what :math:`z` keeps of them: start from zeros. Optax has no FTRL.
 
-    State: `FtrlState`; with a schedule in a `ScheduledState`.
+    State: `FtrlState`; with a schedule, inside a `ScheduledState`.
 
     Raises:
         ValueError: ``update`` is called without parameters, or `learning_rate_power` is positive.
@@ -59,10 +59,11 @@ def ftrl(
     Source: H. B. McMahan et al., Ad Click Prediction: a View from the Trenches, 2013,
     doi:10.1145/2487575.2488200, algorithm 1.
 
-    >>> tx = ftrl(1.0, initial_accumulator_value=0.0, l1_regularization_strength=1.0)
-    >>> p = jnp.zeros(2)
-    >>> tx.update(jnp.array([-2.0, 0.5]), tx.init(p), p)[0].tolist()
-    [0.5, -0.0]
+    >>> import gradtx
+    >>> tx = ftrl(0.5)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=100)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    True
     """
     if isinstance(learning_rate_power, bool) or not isinstance(learning_rate_power, float | int):
         raise TypeError(f"ftrl: learning_rate_power must be a number, not {learning_rate_power!r}")
@@ -89,7 +90,7 @@ def ftrl(
         step = -jnp.sign(z) * divide(size, curvature) - p
         if isinstance(learning_rate, float | int):
             return step, {"accumulator": n, "linear": z}
-        # A schedule that starts at 0 divides by it: the limit is to stand still.
+        # A schedule may start at 0, by which this would divide: in the limit nothing moves.
         moves = jnp.asarray(learning_rate) > 0
         return jnp.where(moves, step, 0), {
             "accumulator": jnp.where(moves, n, s.accumulator),

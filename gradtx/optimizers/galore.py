@@ -29,7 +29,7 @@ from gradtx.types import Array, Counter, Params, PyTree, Slots, State, Updates
 
 
 class GaLoreDimensionNumbers(NamedTuple):
-    """Which axes of an array are the rows and the columns of a matrix; together they are all.
+    """Which axes of an array are the rows of a matrix and which the columns; none is left out.
 
     reduction_axis: the rows, one axis or several; output_axis: the columns.
     """
@@ -39,9 +39,9 @@ class GaLoreDimensionNumbers(NamedTuple):
 
 
 class GaLoreState(NamedTuple):
-    """count: i32[]; base_optimizer_state: of the projected gradients; projector: (longer side, r).
+    """count: i32[]; base_optimizer_state: that of projected gradients; projector: (longer side, r).
 
-    The projector of a leaf that is not projected has the shape (0, 0).
+    The projector of a leaf that is not projected has shape (0, 0).
     """
 
     count: Counter
@@ -94,7 +94,7 @@ def scale_by_galore(
 
     with :math:`P \in \mathbb{R}^{m \times r}` the first `r` left singular vectors of the gradient
     at every `T`-th step, and :math:`\rho` the base transformation; a matrix with more columns than
-    rows is multiplied from the right. The slots of :math:`\rho` have `r` rows (columns) only.
+    rows is multiplied from the right. The slots of :math:`\rho` have only `r` rows (or columns).
 
     Args:
         rank: :math:`r \ge 1`, at most the shorter side of a matrix.
@@ -112,7 +112,7 @@ def scale_by_galore(
         ValueError: dimension numbers do not name every axis of their leaf once.
 
     Products and decomposition are taken in at least float32, and complex matrices are projected
-    with the conjugate transpose; Optax multiplies in the gradient's type, and transposes only.
+    with the conjugate transpose; Optax multiplies in the gradient's type, and only transposes.
 
     Source: J. Zhao et al., GaLore: Memory-Efficient LLM Training by Gradient Low-Rank Projection,
     2024, arXiv:2403.03507, algorithm 2.
@@ -150,7 +150,7 @@ def scale_by_galore(
         ]
         return [x for _, x in leaves], treedef, found
 
-    # By hand, and not by `matrixwise`: this wraps another transformation, which sees all leaves,
+    # By hand rather than by `matrixwise`: this wraps another transformation, which sees all leaves,
     # the projected ones in other shapes.
     def init(params: Params) -> State:
         leaves, treedef, found = projections(params)
@@ -215,15 +215,31 @@ def galore(
     mask: Where | None = None,
     weight_dimension_numbers: Any = None,
 ) -> GradientTransformation:
-    r"""GaLore: :math:`\theta \leftarrow \theta - \eta (u + \lambda\theta)`.
+    r"""GaLore: Adam, or another rule, on gradients projected onto a subspace of low rank.
 
-    The direction `u` is that of :func:`scale_by_galore`.
+    .. math::
+        P_t &= \begin{cases}
+            \text{the first } r \text{ left singular vectors of } g_t
+                & \text{if } T \mid t - 1, \\
+            P_{t-1} & \text{otherwise,} \end{cases} \\
+        h_t &= P_t^\top g_t, \qquad
+        \mu_t = \beta_1 \mu_{t-1} + (1 - \beta_1) h_t, \qquad
+        \nu_t = \beta_2 \nu_{t-1} + (1 - \beta_2) |h_t|^2, \\
+        \theta_t &= \theta_{t-1} - \eta \left(\alpha P_t
+            \frac{\mu_t / (1 - \beta_1^t)}{\sqrt{\nu_t / (1 - \beta_2^t)} + \epsilon}
+            + \lambda \theta_{t-1}\right)
+
+    A matrix with more columns than rows is projected from the right. Leaves that are not projected
+    take the same steps with :math:`\alpha = 1` and :math:`P = I`. Here :math:`\beta_1 = 0.9`,
+    :math:`\beta_2 = 0.999` and :math:`\epsilon = 10^{-8}`; another `base_optimizer` takes the place
+    of this Adam.
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
-        rank: of the subspace; this and the next three as in :func:`scale_by_galore`.
-        update_proj_gap: steps from one projector to the next.
-        scale: factor on the direction of projected leaves.
+        rank: :math:`r`, that of the subspace; this and the next three as in
+            :func:`scale_by_galore`.
+        update_proj_gap: :math:`T`, steps from one projector to the next.
+        scale: :math:`\alpha`, a factor of the direction of projected leaves.
         base_optimizer: what transforms the projected gradients; `scale_by_adam()` unless given.
         weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
         mask: which parameters decay, as in :func:`add_decayed_weights`.
@@ -232,8 +248,13 @@ def galore(
     Source: J. Zhao et al., GaLore: Memory-Efficient LLM Training by Gradient Low-Rank Projection,
     2024, arXiv:2403.03507, algorithm 2.
 
-    >>> galore(1e-3, rank=4)
-    galore(learning_rate=0.001, rank=4, update_proj_gap=200, scale=1.0, weight_decay=0.0)
+    >>> import gradtx
+    >>> tx = galore(0.1, rank=1)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((6, 4)), tx, max_steps=200)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    True
+    >>> gradtx.get_slot(found.state, "mu").shape
+    (1, 4)
     """
     return chain(
         scale_by_galore(rank, update_proj_gap, scale, base_optimizer, weight_dimension_numbers),
