@@ -28,13 +28,14 @@ def scale_by_lamb(
     weight_decay: NonNegative = 0.0,
     mask: Where | None = None,
 ) -> GradientTransformation:
-    r"""AdamW's direction with, in each leaf, the norm of the parameter.
+    r"""AdamW's direction, rescaled in each leaf to the norm of the parameter.
 
     .. math:: d = \frac{\hat\mu}{\sqrt{\hat\nu + \bar\epsilon} + \epsilon} + \lambda\theta, \qquad
         u = \frac{\lVert\theta\rVert}{\lVert d\rVert}\, d
 
-    It is ``chain(scale_by_adam(...), add_decayed_weights(...), scale_by_trust_ratio())`` in one
-    rule, which computes `d` twice and stores it never.
+    with the moments of :func:`scale_by_adam`. This is ``chain(scale_by_adam(...),
+    add_decayed_weights(...), scale_by_trust_ratio())`` in one rule, which computes `d` twice rather
+    than storing it.
 
     Args:
         b1: decay of the first moment, in :math:`[0, 1)`.
@@ -88,31 +89,40 @@ def lamb(
     weight_decay: NonNegative = 0.0,
     mask: Where | None = None,
 ) -> GradientTransformation:
-    r"""LAMB: AdamW whose step, in each leaf, is as long as the learning rate times the parameter.
+    r"""LAMB: AdamW with each leaf's step scaled to the norm of its parameter.
 
-    .. math:: d = u + \lambda\theta, \qquad
-        \theta \leftarrow \theta - \eta \frac{\lVert\theta\rVert}{\lVert d\rVert}\, d
+    .. math::
+        \mu_t &= \beta_1 \mu_{t-1} + (1 - \beta_1) g_t, \qquad
+            \nu_t = \beta_2 \nu_{t-1} + (1 - \beta_2) |g_t|^2, \\
+        d_t &= \frac{\mu_t / (1 - \beta_1^t)}
+            {\sqrt{\nu_t / (1 - \beta_2^t) + \bar\epsilon} + \epsilon} + \lambda\theta_{t-1}, \\
+        \theta_t &= \theta_{t-1} - \eta
+            \frac{\lVert\theta_{t-1}\rVert}{\lVert d_t\rVert}\, d_t
 
-    with `u` of :func:`scale_by_adam`; the ratio is 1 where one of the norms is 0.
+    The norms are those of a leaf; the ratio is 1 where one of them is 0.
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
         b1: decay of the first moment, in :math:`[0, 1)`.
         b2: decay of the second moment, in :math:`[0, 1)`.
-        eps: added to the root of the second moment.
-        eps_root: added under the root.
+        eps: :math:`\epsilon \ge 0`, added to the root of the second moment.
+        eps_root: :math:`\bar\epsilon \ge 0`, added under the root.
         weight_decay: :math:`\lambda \ge 0`.
         mask: which parameters decay, as in :func:`add_decayed_weights`.
 
-    State: that of Adam. The norm of a leaf takes two passes; nothing of its size is stored between.
+    State: Adam's. The norm takes two passes over a leaf, and no array of its size is stored in
+    between.
 
     Source: Y. You et al., Large Batch Optimization for Deep Learning: Training BERT in 76 Minutes,
     2020, arXiv:1904.00962, algorithm 2 (with the identity for :math:`\phi`).
 
-    >>> lamb(1e-3)
-    lamb(learning_rate=0.001, b1=0.9, b2=0.999, eps=1e-06, eps_root=0.0, weight_decay=0.0)
+    >>> import gradtx
+    >>> tx = lamb(0.01)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 3) ** 2), jnp.ones(2), tx, max_steps=300)
+    >>> bool(jnp.allclose(found.params, 3, atol=1e-1))
+    True
     """
-    # As many links as in Optax, whose states go on here.
+    # The same links as in Optax, so that its states can be carried on here.
     return chain(
         scale_by_lamb(b1, b2, eps, eps_root, weight_decay, mask),
         decayed_elsewhere(weight_decay, mask),

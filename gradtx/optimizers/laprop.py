@@ -32,7 +32,7 @@ def scale_by_laprop(
     mu_dtype: DType | None = None,
     nu_dtype: DType | None = None,
 ) -> GradientTransformation:
-    r"""A moving average of gradients that are normalised first; Adam averages and then normalises.
+    r"""A moving average of normalized gradients; Adam averages first and then normalizes.
 
     .. math::
         \nu_t = \beta_2 \nu_{t-1} + (1 - \beta_2) |g_t|^2, \qquad
@@ -87,9 +87,14 @@ def laprop(
     mu_dtype: DType | None = None,
     nu_dtype: DType | None = None,
 ) -> GradientTransformation:
-    r"""LaProp: :math:`\theta \leftarrow \theta - \eta (u + \lambda\theta)`.
+    r"""LaProp: momentum of normalized gradients, with decoupled weight decay.
 
-    The direction `u` is that of :func:`scale_by_laprop`.
+    .. math::
+        \nu_t &= \beta_2 \nu_{t-1} + (1 - \beta_2) |g_t|^2, \\
+        \mu_t &= \beta_1 \mu_{t-1}
+            + (1 - \beta_1) \frac{g_t}{\sqrt{\nu_t / (1 - \beta_2^t)} + \epsilon}, \\
+        \theta_t &= \theta_{t-1}
+            - \eta \left(\frac{\mu_t}{1 - \beta_1^t} + \lambda\theta_{t-1}\right)
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
@@ -104,8 +109,11 @@ def laprop(
     Source: L. Ziyin, Z. T. Wang and M. Ueda, LaProp: Separating Momentum and Adaptivity in Adam,
     2020, arXiv:2002.04839, algorithm 1.
 
-    >>> laprop(4e-4)
-    laprop(learning_rate=0.0004, b1=0.9, b2=0.999, eps=1e-15, weight_decay=0.0)
+    >>> import gradtx
+    >>> tx = laprop(0.02)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    True
     """
     return chain(
         scale_by_laprop(b1, b2, eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype),

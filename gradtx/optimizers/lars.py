@@ -24,13 +24,13 @@ def scale_by_lars(
     eps: NonNegative = 0.0,
     trust_ratio_mask: Where = True,
 ) -> GradientTransformation:
-    r"""The decayed gradient with, in each leaf, a norm in proportion to the parameter's.
+    r"""The decayed gradient, rescaled in each leaf in proportion to the parameter's norm.
 
     .. math:: d = g + \lambda\theta, \qquad
         u = \frac{c \lVert\theta\rVert}{\lVert d\rVert + \epsilon}\, d
 
-    It is ``chain(add_decayed_weights(...), scale_by_trust_ratio(...))`` in one rule, which computes
-    `d` twice and stores it never.
+    This is ``chain(add_decayed_weights(...), scale_by_trust_ratio(...))`` in one rule, which
+    computes `d` twice rather than storing it.
 
     Args:
         weight_decay: :math:`\lambda \ge 0`.
@@ -82,13 +82,16 @@ def lars(
     momentum: Fraction = 0.9,
     nesterov: bool = False,
 ) -> GradientTransformation:
-    r"""LARS: momentum whose steps, in each leaf, are in proportion to the parameter.
+    r"""LARS: momentum with each leaf's step in proportion to the norm of its parameter.
 
-    .. math:: d = g + \lambda\theta, \qquad
-        m \leftarrow \mu m + \eta \frac{c \lVert\theta\rVert}{\lVert d\rVert + \epsilon}\, d, \qquad
-        \theta \leftarrow \theta - m
+    .. math::
+        d &= g + \lambda\theta, \qquad
+            v = \eta \frac{c \lVert\theta\rVert}{\lVert d\rVert + \epsilon}\, d, \\
+        m &\leftarrow \mu m + v, \qquad
+            \theta \leftarrow \theta - m
+            \;\text{ or, with Nesterov momentum, }\; \theta - (v + \mu m)
 
-    The ratio is 1 where one of the norms is 0.
+    The norms are those of a leaf; the ratio (with its factor `c`) is 1 where one of them is 0.
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
@@ -103,14 +106,19 @@ def lars(
     The paper's denominator is :math:`\lVert g\rVert + \lambda\lVert\theta\rVert`; this is the norm
     of the sum, as Optax has it.
 
-    State: that of :func:`trace`, and of the links before it as in Optax.
+    State: that of :func:`trace`, after those of the links before it, as in Optax.
 
     Source: Y. You, I. Gitman and B. Ginsburg, Large Batch Training of Convolutional Networks, 2017,
     arXiv:1708.03888, algorithm 1.
 
-    >>> tx = lars(0.1, weight_decay=1e-4, trust_ratio_mask="*/kernel")
+    >>> import jax.numpy as jnp
+    >>> import gradtx
+    >>> tx = lars(0.002, trust_coefficient=1.0)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 3) ** 2), jnp.ones(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(found.params, 3, atol=1e-1))
+    True
     """
-    # As many links as in Optax, whose states go on here.
+    # The same links as in Optax, so that its states can be carried on here.
     return chain(
         masked(
             scale_by_lars(

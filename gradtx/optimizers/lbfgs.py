@@ -22,9 +22,9 @@ from gradtx.types import Array, Counter, PyTree, Slots, TreeScalar
 
 
 class ScaleByLBFGSState(NamedTuple):
-    r"""What the last steps taught about the curvature.
+    r"""What the last steps revealed about the curvature.
 
-    count: i32[]; params, updates: those of the step before; diff_params_memory,
+    count: i32[]; params, updates: those of the previous step; diff_params_memory,
     diff_updates_memory: the last differences of both, stacked, in at least float32;
     weights_memory: :math:`1 / \langle y, s \rangle` for each, 0 where there is no pair.
     """
@@ -58,7 +58,7 @@ def scale_by_lbfgs(memory_size: int = 10, scale_init_precond: bool = True) -> An
         scale_init_precond: whether to use :math:`\gamma`; else 1. Before there is a pair,
             :math:`\gamma = \min(1, 1 / \lVert g \rVert)`.
 
-    ``update`` takes `params`; the gradients must be those of one function.
+    ``update`` needs `params`; all gradients must be of the same function.
 
     State: `ScaleByLBFGSState`.
 
@@ -80,7 +80,7 @@ def scale_by_lbfgs(memory_size: int = 10, scale_init_precond: bool = True) -> An
 
     def slots(p: Array) -> dict[str, Array]:
         memory = jnp.zeros((memory_size, *p.shape), compute_dtype(p.dtype))
-        # Each its own buffer: an array that is in a state twice cannot be donated.
+        # Each needs its own buffer: an array that occurs twice in a state cannot be donated.
         return {
             "params": zeros_like(p),
             "updates": zeros_like(p),
@@ -156,16 +156,28 @@ def lbfgs(
         max_linesearch_steps=20, initial_guess_strategy="one"
     ),
 ) -> GradientTransformation:
-    r"""L-BFGS with a line search: :math:`\theta \leftarrow \theta - \eta P g`.
+    r"""L-BFGS with a line search.
 
-    For smooth losses without noise; :func:`solve` runs it to the end and evaluates no point twice.
+    With :math:`s_k = \theta_{k+1} - \theta_k`, :math:`y_k = g_{k+1} - g_k`,
+    :math:`\rho_k = 1 / \langle y_k, s_k \rangle` and :math:`V_k = I - \rho_k y_k s_k^\top`, over
+    the last `m` pairs from the oldest to the newest,
+
+    .. math::
+        P &\leftarrow V_k^\top P V_k + \rho_k s_k s_k^\top, \quad
+            \text{from } P = \gamma I, \quad
+            \gamma = \frac{\langle y, s \rangle}{\langle y, y \rangle}
+            \text{ of the newest pair,} \\
+        \theta &\leftarrow \theta - \eta P g \quad \text{with } \eta \text{ from the line search}
+
+    It is meant for smooth losses without noise; :func:`solve` runs it to the end and evaluates no
+    point twice.
 
     Args:
         learning_rate: a factor on the direction before the line search; a number, an array, a
             schedule, or None for 1.
         memory_size: pairs remembered; this and `scale_init_precond` as in :func:`scale_by_lbfgs`.
         scale_init_precond: whether to scale the first approximation.
-        linesearch: finds :math:`\eta`; None for none, then give a learning rate.
+        linesearch: finds :math:`\eta`; None for no line search, in which case give a learning rate.
 
     Source: D. C. Liu and J. Nocedal, On the Limited Memory BFGS Method for Large Scale
     Optimization, 1989, doi:10.1007/BF01589116.

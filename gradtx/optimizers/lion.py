@@ -89,15 +89,19 @@ def lion(
     weight_decay: NonNegative = 1e-3,
     mask: Where | None = None,
 ) -> GradientTransformation:
-    r"""Lion: :math:`\theta \leftarrow \theta - \eta (u + \lambda\theta)`.
+    r"""Lion: the sign of a blend of momentum and gradient, with decoupled weight decay.
 
-    The direction `u` is that of :func:`scale_by_lion`.
+    .. math::
+        c_t &= \beta_1 \mu_{t-1} + (1 - \beta_1) g_t, \qquad
+            \mu_t = \beta_2 \mu_{t-1} + (1 - \beta_2) g_t, \\
+        \theta_t &= \theta_{t-1}
+            - \eta \left(\mathrm{sign}(c_t) + \lambda\theta_{t-1}\right)
 
     Args:
         learning_rate: :math:`\eta \ge 0`, 3 to 10 times smaller than Adam's; a number, an array, or
             a schedule.
-        b1: decay of the direction.
-        b2: decay of the momentum.
+        b1: :math:`\beta_1` in :math:`[0, 1)`, of the direction.
+        b2: :math:`\beta_2` in :math:`[0, 1)`, of the momentum.
         mu_dtype: the type of the momentum.
         weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
         mask: which parameters decay, as in :func:`add_decayed_weights`.
@@ -105,8 +109,11 @@ def lion(
     Source: X. Chen et al., Symbolic Discovery of Optimization Algorithms, 2023, arXiv:2302.06675,
     algorithm 2.
 
-    >>> lion(1e-4)
-    lion(learning_rate=0.0001, b1=0.9, b2=0.99, weight_decay=0.001)
+    >>> import gradtx
+    >>> tx = lion(0.01)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-1))
+    True
     """
     return chain(
         scale_by_lion(b1, b2, mu_dtype),
