@@ -52,7 +52,7 @@ class MuonDimensionNumbers(NamedTuple):
     """Which axes of an array are the rows and the columns of a matrix `W` in :math:`x W`.
 
     reduction_axis: the rows, one axis or several; output_axis: the columns. All other axes are
-    batch axes: each of their entries is a matrix of its own.
+    batch axes, each of whose entries is a matrix of its own.
     """
 
     reduction_axis: Sequence[int] | int = 0
@@ -60,7 +60,7 @@ class MuonDimensionNumbers(NamedTuple):
 
 
 class MuonState(NamedTuple):
-    """count: i32[]; mu: like the parameters, in mu_dtype if given; ns_coeffs: of the iterations."""
+    """count: i32[]; mu: like the parameters, in mu_dtype if given; ns_coeffs: the coefficients."""
 
     count: Counter
     mu: Slots
@@ -91,8 +91,8 @@ def scale_by_muon(
 
     Args:
         ns_coeffs: :math:`(a, b, c)`, or a tuple of such triples, one for each iteration.
-        ns_steps: iterations, at least 1; where there are several triples they set the number (Optax
-            refuses more of them than this).
+        ns_steps: iterations, at least 1; several triples set the number of iterations themselves
+            (Optax refuses more triples than this).
         beta: :math:`\beta` in :math:`[0, 1)`.
         eps: :math:`\epsilon \ge 0`.
         mu_dtype: the type in which :math:`\mu` is kept; the parameter's unless given.
@@ -108,12 +108,12 @@ def scale_by_muon(
     orthogonalized.
 
     Raises:
-        ValueError: a leaf has not the axes that its dimension numbers name, or it is no matrix and
-            has none.
+        ValueError: a leaf lacks the axes that its dimension numbers name, or has no dimension
+            numbers and is not a matrix.
 
-    Matrices of equal shape go through the iterations as one batch. What grows with their number are
-    a few elementwise operations on each leaf's own arrays, its momentum and its update. The
-    arithmetic is in at least float32; Optax's is in the gradient's type.
+    Matrices of equal shape go through the iterations as one batch; only a few elementwise
+    operations, on the momentum and the update, run leaf by leaf. The arithmetic is in at least
+    float32; Optax's is in the gradient's type.
 
     Source: K. Jordan et al., Muon: An Optimizer for Hidden Layers in Neural Networks, 2024;
     J. Bernstein and L. Newhouse, Old Optimizer, New Norm: An Anthology, 2024, arXiv:2409.20325
@@ -155,7 +155,7 @@ def scale_by_muon(
 def scale_by_shape(
     consistent_rms: NonNegative | None = None, weight_dimension_numbers: Any = None
 ) -> GradientTransformation:
-    r"""Multiply a matrix by a factor of its shape alone, as Muon does.
+    r"""Multiply a matrix by a factor that depends on its shape alone, as Muon does.
 
     .. math:: u = g \sqrt{\max(1, d_{out} / d_{in})}
         \quad\text{or}\quad u = r\, g \sqrt{\max(d_{in}, d_{out})}
@@ -180,7 +180,7 @@ def scale_by_shape(
             return consistent_rms * max(d_in, d_out) ** 0.5
         return max(1.0, d_out / max(d_in, 1)) ** 0.5
 
-    # By hand, and not by `matrixwise`: a number of the shape alone needs no batch, and fits rows.
+    # Without `matrixwise`: a factor of the shape alone needs no batch, and works on `Rows`.
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
@@ -220,34 +220,42 @@ def muon(
     muon_weight_dimension_numbers: Any = None,
     consistent_rms: NonNegative | None = None,
 ) -> GradientTransformation:
-    r"""Muon for matrices, AdamW for all else.
+    r"""Muon for matrices, AdamW for everything else.
 
-    .. math:: \theta \leftarrow \theta - \eta (k u + \lambda \theta), \qquad
-        k = \sqrt{\max(1, d_{out} / d_{in})}
+    .. math::
+        \mu_t &= \beta \mu_{t-1} + (1 - \beta) g_t, \qquad
+            \hat\mu_t = \frac{\beta \mu_t}{1 - \beta^{t+1}}
+            + \frac{(1 - \beta) g_t}{1 - \beta^t}, \\
+        X_0 &= \frac{\hat\mu_t}{\lVert\hat\mu_t\rVert_F + \epsilon}, \qquad
+            A_i = X_i X_i^\top, \qquad
+            X_{i+1} = a X_i + (b A_i + c A_i^2) X_i, \\
+        \theta_t &= \theta_{t-1} - \eta (k X_n + \lambda\theta_{t-1}), \qquad
+            k = \sqrt{\max(1, d_{out} / d_{in})}
 
-    The direction `u` is that of :func:`scale_by_muon`.
+    after `n` iterations. Without Nesterov momentum :math:`\hat\mu_t = \mu_t / (1 - \beta^t)`. All
+    other leaves take the steps of :func:`adamw`.
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
         ns_coeffs: as in :func:`scale_by_muon`, or ``"standard"`` or ``"dion"``.
-        ns_steps: iterations; this and the next as in :func:`scale_by_muon`.
+        ns_steps: `n`; this and the next as in :func:`scale_by_muon`.
         beta: decay of the momentum.
-        eps: added to the norm; also Adam's.
+        eps: added to the norm; also Adam's epsilon.
         weight_decay: :math:`\lambda \ge 0` for matrices, multiplied by the learning rate.
         weight_decay_mask: which parameters decay, as in :func:`add_decayed_weights`.
         mu_dtype: the type of the momentum; also of Adam's first moment.
         nesterov: use Nesterov momentum; also in Adam.
-        adaptive: multiply by the dual norm.
-        preconditioning: of the first iterate.
+        adaptive: multiply by the dual norm of the momentum.
+        preconditioning: what the first iterate is divided by.
         adam_b1: Adam's first decay.
         adam_b2: Adam's second decay.
-        adam_eps_root: Adam's, under the root.
-        adam_weight_decay: Adam's.
+        adam_eps_root: Adam's second epsilon, under the root.
+        adam_weight_decay: the weight decay of Adam's leaves.
         adam_learning_rate: Adam's learning rate; `learning_rate` unless given.
-        muon_weight_dimension_numbers: as in :func:`scale_by_muon`; a leaf whose numbers are None is
-            Adam's. Unless given, Muon takes the leaves with two dimensions.
-        consistent_rms: :math:`k = r \sqrt{\max(d_{in}, d_{out})}` with this `r`; 0.2 matches the
-            size of Adam's updates.
+        muon_weight_dimension_numbers: as in :func:`scale_by_muon`; a leaf whose numbers are None
+            goes to Adam. Unless given, Muon takes the leaves with two dimensions.
+        consistent_rms: `r`, for :math:`k = r \sqrt{\max(d_{in}, d_{out})}`; 0.2 matches the size
+            of Adam's updates.
 
     State: `PartitionState` with the groups ``"muon"`` and ``"adam"``.
 
@@ -257,6 +265,11 @@ def muon(
 
     >>> muon(0.02).init({"b": jnp.zeros(2), "w": jnp.zeros((2, 2))}).inner_states.keys()
     dict_keys(['adam', 'muon'])
+    >>> import gradtx
+    >>> tx = muon(0.02)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((2, 2)), tx, max_steps=200)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    True
     """
     if isinstance(ns_coeffs, str):
         if ns_coeffs not in _PRESETS:

@@ -1,4 +1,4 @@
-"""NAdam: Adam with Nesterov momentum, and with its schedule of the momentum."""
+"""NAdam: Adam with Nesterov momentum, with or without the schedule of its momentum."""
 
 from typing import Any, NamedTuple
 
@@ -55,7 +55,7 @@ def scale_by_nadam(
         eps: :math:`\epsilon \ge 0`, outside the root.
         eps_root: :math:`\bar\epsilon \ge 0`, inside the root.
         mu_dtype: the type in which :math:`\mu` is kept; the parameter's unless given.
-        momentum_decay: :math:`\psi \ge 0`; PyTorch takes 4e-3, Keras 1.
+        momentum_decay: :math:`\psi \ge 0`; PyTorch uses 4e-3, Keras 1.
 
     State: `ScaleByNadamState`. Optax has no such schedule.
 
@@ -108,10 +108,19 @@ def nadam(
     nesterov: bool = True,
     momentum_decay: NonNegative | None = None,
 ) -> GradientTransformation:
-    r"""NAdam: :math:`\theta \leftarrow \theta - \eta\, u`.
+    r"""NAdam: Adam with Nesterov momentum.
 
-    The direction `u` is that of :func:`scale_by_adam` with Nesterov momentum, or that of
-    :func:`scale_by_nadam`.
+    .. math::
+        \mu_t &= \beta_1 \mu_{t-1} + (1 - \beta_1) g_t, \qquad
+            \nu_t = \beta_2 \nu_{t-1} + (1 - \beta_2) |g_t|^2, \\
+        \bar\mu_t &= \frac{\beta_1 \mu_t}{1 - \beta_1^{t+1}}
+            + \frac{(1 - \beta_1) g_t}{1 - \beta_1^t}, \qquad
+            \hat\nu_t = \frac{\nu_t}{1 - \beta_2^t}, \\
+        \theta_t &= \theta_{t-1}
+            - \eta \frac{\bar\mu_t}{\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon}
+
+    With `momentum_decay` :math:`\bar\mu_t` is that of :func:`scale_by_nadam`, whose momentum warms
+    up.
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
@@ -126,7 +135,11 @@ def nadam(
 
     Source: T. Dozat, Incorporating Nesterov Momentum into Adam, 2016.
 
-    >>> tx = nadam(2e-3, momentum_decay=4e-3)  # PyTorch's
+    >>> import gradtx
+    >>> tx = nadam(0.05, momentum_decay=4e-3)  # PyTorch's
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    True
     """
     return chain(
         _scale(b1, b2, eps, eps_root, mu_dtype, nesterov, momentum_decay),
@@ -148,7 +161,18 @@ def nadamw(
     nesterov: bool = True,
     momentum_decay: NonNegative | None = None,
 ) -> GradientTransformation:
-    r"""NAdam with decoupled decay: :math:`\theta \leftarrow \theta - \eta (u + \lambda\theta)`.
+    r"""NAdam with decoupled weight decay.
+
+    .. math::
+        \mu_t &= \beta_1 \mu_{t-1} + (1 - \beta_1) g_t, \qquad
+            \nu_t = \beta_2 \nu_{t-1} + (1 - \beta_2) |g_t|^2, \\
+        \bar\mu_t &= \frac{\beta_1 \mu_t}{1 - \beta_1^{t+1}}
+            + \frac{(1 - \beta_1) g_t}{1 - \beta_1^t}, \qquad
+            \hat\nu_t = \frac{\nu_t}{1 - \beta_2^t}, \\
+        \theta_t &= \theta_{t-1} - \eta \left(\frac{\bar\mu_t}
+            {\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon} + \lambda\theta_{t-1}\right)
+
+    With `momentum_decay` :math:`\bar\mu_t` is that of :func:`scale_by_nadam`.
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
@@ -160,12 +184,16 @@ def nadamw(
         weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
         mask: which parameters decay, as in :func:`add_decayed_weights`.
         nesterov: use Nesterov momentum; without it this is :func:`adamw`.
-        momentum_decay: the momentum warms up.
+        momentum_decay: how fast the momentum warms up; None for a constant momentum.
 
     Source: T. Dozat, Incorporating Nesterov Momentum into Adam, 2016; I. Loshchilov and F. Hutter,
     Decoupled Weight Decay Regularization, 2019, arXiv:1711.05101.
 
-    >>> tx = nadamw(2e-3, weight_decay=0.1, mask="*/kernel")
+    >>> import gradtx
+    >>> tx = nadamw(0.05)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    True
     """
     return chain(
         _scale(b1, b2, eps, eps_root, mu_dtype, nesterov, momentum_decay),

@@ -18,21 +18,26 @@ def noisy_sgd(
     *,
     seed: int | None = None,
 ) -> GradientTransformation:
-    r"""Gradient descent with noise: :math:`\theta \leftarrow \theta - \alpha\, u`.
+    r"""Gradient descent with noise whose variance falls.
 
-    The direction `u` is that of :func:`add_noise`.
+    .. math:: \theta_t = \theta_{t-1}
+        - \alpha \left(g_t + \sqrt{\eta / t^\gamma}\; \xi_t\right), \qquad \xi_t \sim N(0, 1)
 
     Args:
         learning_rate: :math:`\alpha \ge 0`; a number, an array, or a schedule.
-        eta: variance of the noise at the first step, at least 0.
-        gamma: how fast it falls, at least 0.
+        eta: :math:`\eta \ge 0`, the variance of the noise at the first step.
+        gamma: :math:`\gamma \ge 0`, how fast it falls.
         key: a random key or an integer seed; 0 unless given.
         seed: Optax's old name for `key`.
 
     Source: A. Neelakantan et al., Adding Gradient Noise Improves Learning for Very Deep Networks,
     2015, arXiv:1511.06807.
 
-    >>> noisy_sgd(0.1, key=1)
-    noisy_sgd(learning_rate=0.1, eta=0.01, gamma=0.55, key=1)
+    >>> import jax.numpy as jnp
+    >>> import gradtx
+    >>> tx = noisy_sgd(0.1, key=1)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-1))
+    True
     """
     return chain(add_noise(eta, gamma, key, seed=seed), scale_by_learning_rate(learning_rate))

@@ -53,7 +53,7 @@ def scale_by_novograd(
         mu_dtype: the type in which :math:`\mu` is kept; the parameter's unless given.
 
     State: `ScaleByNovogradState`; :math:`\nu` is in float32 or wider. A zero gradient adds nothing,
-    also for :math:`\epsilon = 0` (in Optax it becomes NaN in float16).
+    even with :math:`\epsilon = 0` (in Optax it becomes NaN in float16).
 
     Raises:
         ValueError: ``update`` is called without parameters.
@@ -89,7 +89,14 @@ def novograd(
     eps_root: NonNegative = 0.0,
     weight_decay: NonNegative = 0.0,
 ) -> GradientTransformation:
-    r"""NovoGrad: :math:`\theta \leftarrow \theta - \eta\, u` with `u` of :func:`scale_by_novograd`.
+    r"""NovoGrad: momentum of gradients, each leaf's divided by a moving average of its norm.
+
+    .. math::
+        \nu_t &= \beta_2 \nu_{t-1} + (1 - \beta_2) \lVert g_t\rVert^2, \qquad
+            \nu_1 = \lVert g_1\rVert^2, \\
+        \mu_t &= \beta_1 \mu_{t-1} + \left(\frac{g_t}{\sqrt{\nu_t + \bar\epsilon} + \epsilon}
+            + \lambda\theta_{t-1}\right), \\
+        \theta_t &= \theta_{t-1} - \eta\, \mu_t
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
@@ -97,13 +104,17 @@ def novograd(
         b2: decay of the squared norm.
         eps: added to the root.
         eps_root: added under the root.
-        weight_decay: added to the normalised gradient, times the parameter.
+        weight_decay: :math:`\lambda \ge 0`; :math:`\lambda\theta` is added to the normalized
+            gradient.
 
     Source: B. Ginsburg et al., Stochastic Gradient Methods with Layer-wise Adaptive Moments for
     Training of Deep Networks, 2019, arXiv:1905.11286, algorithm 1.
 
-    >>> novograd(0.01)
-    novograd(learning_rate=0.01, b1=0.9, b2=0.25, eps=1e-06, eps_root=0.0, weight_decay=0.0)
+    >>> import gradtx
+    >>> tx = novograd(0.01)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-1))
+    True
     """
     return chain(
         scale_by_novograd(b1, b2, eps, eps_root, weight_decay),
