@@ -69,20 +69,25 @@ def scale_by_optimistic_gradient(alpha: Number = 1.0, beta: Number = 1.0) -> Gra
 def optimistic_gradient_descent(
     learning_rate: NonNegative, alpha: Number = 1.0, beta: Number = 1.0
 ) -> GradientTransformation:
-    r"""Optimistic gradient descent: :math:`\theta \leftarrow \theta - \eta\, u`.
+    r"""Optimistic gradient descent: each gradient is extrapolated from the one before.
 
-    The direction `u` is that of :func:`scale_by_optimistic_gradient`.
+    .. math:: \theta_t = \theta_{t-1}
+        - \eta \left((\alpha + \beta) g_t - \beta g_{t-1}\right), \qquad g_0 = g_1
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
-        alpha: weight of the gradient; this and the next: a number, an array, or a schedule.
-        beta: weight of the negative momentum.
+        alpha: :math:`\alpha`, of the gradient; this and the next: a number, an array, or a
+            schedule.
+        beta: :math:`\beta`, of the negative momentum.
 
     Source: A. Mokhtari, A. Ozdaglar and S. Pattathil, A Unified Analysis of Extra-gradient and
     Optimistic Gradient Methods for Saddle Point Problems, 2019, arXiv:1901.08511.
 
-    >>> optimistic_gradient_descent(0.1)
-    optimistic_gradient_descent(learning_rate=0.1, alpha=1.0, beta=1.0)
+    >>> import gradtx
+    >>> tx = optimistic_gradient_descent(0.1)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    True
     """
     return chain_reading_old(
         "previous_gradient",
@@ -103,9 +108,18 @@ def optimistic_adam(
     *,
     nesterov: bool = True,
 ) -> GradientTransformation:
-    r"""Optimistic Adam: :math:`\theta \leftarrow \theta - (\eta + \omega) a_t + \omega a_{t-1}`.
+    r"""Optimistic Adam: each direction of Adam is extrapolated from the one before.
 
-    :math:`a_t` is the direction of :func:`scale_by_adam`.
+    .. math::
+        \mu_t &= \beta_1 \mu_{t-1} + (1 - \beta_1) g_t, \qquad
+            \nu_t = \beta_2 \nu_{t-1} + (1 - \beta_2) |g_t|^2, \\
+        \bar\mu_t &= \frac{\beta_1 \mu_t}{1 - \beta_1^{t+1}}
+            + \frac{(1 - \beta_1) g_t}{1 - \beta_1^t}, \qquad
+            a_t = \frac{\bar\mu_t}{\sqrt{\nu_t / (1 - \beta_2^t) + \bar\epsilon} + \epsilon}, \\
+        \theta_t &= \theta_{t-1} - (\eta + \omega) a_t + \omega a_{t-1}
+
+    with :math:`a_0 = a_1`. Without Nesterov momentum
+    :math:`\bar\mu_t = \mu_t / (1 - \beta_1^t)`.
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or (not in Optax) a schedule.
@@ -117,12 +131,16 @@ def optimistic_adam(
         mu_dtype: the type of the first moment.
         nesterov: use Nesterov momentum.
 
-    Optax calls it deprecated in favour of :func:`optimistic_adam_v2`, which is the same with
-    another parameterization; here both stay.
+    Optax deprecates it in favor of :func:`optimistic_adam_v2`, the same method with other
+    parameters; both stay here.
 
     Source: C. Daskalakis et al., Training GANs with Optimism, 2018, arXiv:1711.00141, algorithm 1.
 
-    >>> tx = optimistic_adam(1e-3, optimism=5e-4)
+    >>> import gradtx
+    >>> tx = optimistic_adam(0.05, optimism=0.02)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    True
     """
     return chain_reading_old(
         "previous_gradient",
@@ -149,14 +167,21 @@ def optimistic_adam_v2(
 ) -> GradientTransformation:
     r"""Optimistic Adam whose weights do not depend on the learning rate.
 
-    .. math:: \theta \leftarrow \theta - \eta \left((\alpha + \beta) a_t - \beta a_{t-1}\right)
+    .. math::
+        \mu_t &= \beta_1 \mu_{t-1} + (1 - \beta_1) g_t, \qquad
+            \nu_t = \beta_2 \nu_{t-1} + (1 - \beta_2) |g_t|^2, \\
+        \bar\mu_t &= \frac{\beta_1 \mu_t}{1 - \beta_1^{t+1}}
+            + \frac{(1 - \beta_1) g_t}{1 - \beta_1^t}, \qquad
+            a_t = \frac{\bar\mu_t}{\sqrt{\nu_t / (1 - \beta_2^t) + \bar\epsilon} + \epsilon}, \\
+        \theta_t &= \theta_{t-1} - \eta \left((\alpha + \beta) a_t - \beta a_{t-1}\right)
 
-    :math:`a_t` is the direction of :func:`scale_by_adam`.
+    with :math:`a_0 = a_1`. Without Nesterov momentum
+    :math:`\bar\mu_t = \mu_t / (1 - \beta_1^t)`.
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
-        alpha: weight of the direction.
-        beta: weight of the negative momentum.
+        alpha: :math:`\alpha`, of the direction.
+        beta: :math:`\beta`, of the negative momentum.
         b1: decay of the first moment, in :math:`[0, 1)`.
         b2: decay of the second moment, in :math:`[0, 1)`.
         eps: added to the root, at least 0.
@@ -166,7 +191,11 @@ def optimistic_adam_v2(
 
     Source: C. Daskalakis et al., Training GANs with Optimism, 2018, arXiv:1711.00141, algorithm 1.
 
-    >>> tx = optimistic_adam_v2(lambda count: 1e-3 / (1 + count))
+    >>> import gradtx
+    >>> tx = optimistic_adam_v2(0.05)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    True
     """
     return chain_reading_old(
         "previous_gradient",

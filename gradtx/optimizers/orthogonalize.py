@@ -1,4 +1,4 @@
-"""Orthogonalization of matrices as a link by itself: Muon without its momentum."""
+"""Orthogonalization of matrices as a link of its own: Muon without its momentum."""
 
 from typing import Any
 
@@ -23,19 +23,21 @@ def orthogonalize(
 ) -> GradientTransformation:
     r"""Bring the singular values of a matrix near 1: :math:`u = \mathrm{NS}(g)`.
 
+    `NS` is the Newton-Schulz iteration of :func:`scale_by_muon`.
+
     Args:
         ns_coeffs: coefficients of the Newton-Schulz iteration, as in :func:`scale_by_muon`.
         ns_steps: iterations, at least 1.
         eps: added to the norm by which the first iterate is divided.
         preconditioning: what the first iterate is divided by.
         weight_dimension_numbers: `MuonDimensionNumbers`, a tree of them, or a function from the
-            updates to such a tree; leaves whose numbers are None pass as they are.
+            updates to such a tree; leaves whose numbers are None pass through unchanged.
 
     State: none. After :func:`trace` this is the Muon of Keras and PyTorch, whose momentum has no
     bias correction; :func:`scale_by_muon` has one.
 
     Raises:
-        ValueError: a leaf is no matrix and has no numbers.
+        ValueError: a leaf is not a matrix and has no dimension numbers.
 
     Source: K. Jordan et al., Muon: An Optimizer for Hidden Layers in Neural Networks, 2024.
 

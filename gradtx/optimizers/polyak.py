@@ -21,27 +21,27 @@ def scale_by_polyak(
     eps: NonNegative = 0.0,
     variant: Literal["sps", "sps+"] = "sps",
 ) -> GradientTransformation:
-    r"""Scale by the step after which a linear model of the loss would be at its minimum.
+    r"""Scale by the step size that would take a linear model of the loss to its minimum.
 
     .. math:: u = \min\left(\frac{f(\theta) - f^\star}{\lVert g \rVert^2 + \epsilon},
         \gamma\right) g
 
     Args:
         f_min: :math:`f^\star`, the least loss or a lower bound; 0 for a model that can fit its
-            data.
+            data exactly.
         max_learning_rate: :math:`\gamma \ge 0`; infinite for no bound.
         eps: :math:`\epsilon \ge 0`.
-        variant: ``"sps"``, or ``"sps+"`` which takes no step where the loss is below
+        variant: ``"sps"``, or ``"sps+"``, which takes no step where the loss is below
             :math:`f^\star`.
 
-    ``update`` needs the extra argument ``value``, the loss. The norm is of all leaves together, in
-    float32 or wider; where it is 0, so is the update (in Optax where its square, with
+    ``update`` needs the extra argument ``value``, the loss. The norm is taken over all leaves
+    together, in float32 or wider; where it is 0, so is the update (in Optax where its square, with
     :math:`\epsilon`, is at most 2.2e-16).
 
     State: none.
 
     Raises:
-        ValueError: ``update`` is called without ``value``; another variant.
+        ValueError: ``update`` is called without ``value``, or `variant` is unknown.
 
     Source: N. Loizou, S. Vaswani, I. Laradji and S. Lacoste-Julien, Stochastic Polyak Step-size for
     SGD: An Adaptive Learning Rate for Fast Convergence, 2021, arXiv:2002.10542, equation SPS_max;
@@ -73,15 +73,18 @@ def polyak_sgd(
     eps: NonNegative = 0.0,
     variant: Literal["sps", "sps+"] = "sps",
 ) -> GradientTransformation:
-    r"""Descent with Polyak's step size: :math:`\theta \leftarrow \theta - s\, u`.
+    r"""Gradient descent with Polyak's step size.
+
+    .. math:: \theta \leftarrow \theta - s \min\left(
+        \frac{f(\theta) - f^\star}{\lVert g \rVert^2 + \epsilon}, \gamma\right) g
 
     Args:
-        max_learning_rate: the largest step, before the scaling, at least 0.
-        scaling: :math:`s \ge 0`, a factor of :func:`scale_by_polyak`'s `u`; a number, an array, or
-            a schedule. In Optax it is a factor of the gradient before its norm is taken, so that
-            steps below the bound are *divided* by it, against its own documentation.
-        f_min: the least loss, as in :func:`scale_by_polyak`, as the rest.
-        eps: added to the squared norm.
+        max_learning_rate: :math:`\gamma \ge 0`, the largest step size before the scaling.
+        scaling: :math:`s \ge 0`, a factor on the step; a number, an array, or a schedule. In Optax
+            it multiplies the gradient before its norm is taken, so that steps below the bound are
+            *divided* by it, contrary to its own documentation.
+        f_min: :math:`f^\star`, the least loss; this and the rest as in :func:`scale_by_polyak`.
+        eps: :math:`\epsilon \ge 0`, added to the squared norm.
         variant: ``"sps"`` or ``"sps+"``.
 
     Source: N. Loizou, S. Vaswani, I. Laradji and S. Lacoste-Julien, Stochastic Polyak Step-size for
@@ -92,7 +95,7 @@ def polyak_sgd(
     >>> bool(result.value < 1e-6)
     True
     """
-    # As many links as in Optax, whose states go on here.
+    # The same links as in Optax, so that its states can be carried on here.
     return chain(
         chain(
             scale_by_polyak(f_min, max_learning_rate, eps, variant), scale_by_learning_rate(scaling)

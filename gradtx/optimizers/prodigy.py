@@ -16,7 +16,7 @@ from gradtx.types import Array, Counter, Slots, TreeScalar
 class ProdigyState(NamedTuple):
     """Slots and numbers in float32 or wider, `exp_avg_sq` real; count: i32[].
 
-    params0: the starting point, in the parameters' types; estim_lr: the learning rate in force;
+    params0: the starting point, in the parameters' types; estim_lr: the current learning rate;
     numerator_weighted: the numerator of its estimate.
     """
 
@@ -42,7 +42,7 @@ def prodigy(
     *,
     bias_correction: bool = True,
 ) -> GradientTransformation:
-    r"""AdamW whose learning rate `d` grows with the distance that the parameters have come.
+    r"""AdamW whose learning rate `d` grows with the distance that the parameters have traveled.
 
     With :math:`\lambda_t = d_t \gamma_t \sqrt{1 - \beta_2^t} / (1 - \beta_1^t)`,
 
@@ -52,32 +52,33 @@ def prodigy(
         s_t = \beta_3 s_{t-1} + \frac{d_t}{d_1} \lambda_t g_t, \\
         m_t &= \beta_1 m_{t-1} + (1 - \beta_1) d_t g_t, \qquad
         \nu_t = \beta_2 \nu_{t-1} + (1 - \beta_2) d_t^2 |g_t|^2, \\
-        d_{t+1} &= \max\Big(d_t, c\, \frac{n_t}{\lVert s_t \rVert_1}\Big), \qquad
-        u_t = -\lambda_t \Big(\frac{m_t}{\sqrt{\nu_t} + d_{t+1} \epsilon}
-            + w\, \theta_{t-1}\Big)
+        d_{t+1} &= \max\Big(d_t, c\, \frac{n_t}{\lVert s_t \rVert_1}\Big), \\
+        \theta_t &= \theta_{t-1} - \lambda_t
+            \Big(\frac{m_t}{\sqrt{\nu_t} + d_{t+1} \epsilon} + w\, \theta_{t-1}\Big)
 
-    Inner product and norm are of all leaves together.
+    The inner product and the norm are taken over all leaves together.
 
     Args:
-        learning_rate: :math:`\gamma_t \ge 0`, a factor of the estimate: 1, or a schedule that
+        learning_rate: :math:`\gamma_t \ge 0`, a factor on the estimate: 1, or a schedule that
             starts or ends at 0 and is 1 at its highest.
         betas: :math:`(\beta_1, \beta_2)` in :math:`[0, 1)`, numbers or arrays.
         beta3: :math:`\beta_3` in :math:`[0, 1)`; None for :math:`\sqrt{\beta_2}`.
         eps: :math:`\epsilon \ge 0`.
         estim_lr0: :math:`d_1 > 0`, smaller than any good learning rate. In bfloat16 and float16
-            parameters a step of this size must not be lost to rounding, or it never grows.
-        estim_lr_coef: `c` above 0; larger for larger rates.
+            parameters a step of this size must not be lost to rounding, or the estimate never
+            grows.
+        estim_lr_coef: :math:`c > 0`; larger values give larger rates.
         weight_decay: :math:`w \ge 0`, decoupled.
         safeguard_warmup: use :math:`d_t` for :math:`\lambda_t` in :math:`s_t`, so that a schedule
             that starts small does not make the estimate large.
         bias_correction: correct for the start of the moments at 0, as in Optax; without it
             :math:`\lambda_t = d_t \gamma_t`, which is the default of the authors' code.
 
-    The update is the step itself, with its sign: no learning rate follows.
+    The update is the step itself, sign included: chain no learning rate after it.
 
     State: `ProdigyState`, in float32 or wider, since :math:`d_t g_t` is small from the start
-    (Optax: in the parameters' types). While all gradients were zero, or the schedule was, the
-    estimate stays as it is; in Optax it becomes NaN, and every step after it.
+    (Optax: in the parameters' types). As long as all gradients, or the schedule, have been zero,
+    the estimate stays as it is; in Optax it becomes NaN, and with it every later step.
 
     Raises:
         ValueError: ``update`` is called without parameters.

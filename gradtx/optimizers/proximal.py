@@ -45,9 +45,12 @@ def proximal_gradient_descent(
     Source: J. Duchi and Y. Singer, Efficient Online and Batch Learning Using Forward Backward
     Splitting, 2009, JMLR 10, section 5. TensorFlow's ``ProximalGradientDescentOptimizer``.
 
-    >>> tx, p = proximal_gradient_descent(0.5, l1_regularization_strength=1.0), jnp.array([2.0])
-    >>> tx.update(jnp.array([1.0]), tx.init(p), p)[0].tolist()
-    [-1.0]
+    >>> import gradtx
+    >>> tx = proximal_gradient_descent(0.1, l1_regularization_strength=1.0)
+    >>> target = jnp.array([1.0, 0.1])
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - target) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> found.params.round(4).tolist()
+    [0.5, 0.0]
     """
 
     def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
@@ -65,7 +68,7 @@ def proximal_adagrad(
     l1_regularization_strength: NonNegative = 0.0,
     l2_regularization_strength: NonNegative = 0.0,
 ) -> GradientTransformation:
-    r"""Adagrad whose penalties are scaled, entry by entry, as its steps are.
+    r"""Adagrad whose penalties are scaled entry by entry, as its steps are.
 
     .. math:: s \leftarrow s + |g|^2, \quad \eta_s = \eta / \sqrt{s}, \quad
         x = \theta - \eta_s g, \quad
@@ -86,9 +89,12 @@ def proximal_adagrad(
     Source: J. Duchi, E. Hazan and Y. Singer, Adaptive Subgradient Methods for Online Learning and
     Stochastic Optimization, 2011, JMLR 12, section 5. TensorFlow's ``ProximalAdagradOptimizer``.
 
-    >>> tx, p = proximal_adagrad(1.0, 1.0, l1_regularization_strength=1.0), jnp.array([2.0])
-    >>> tx.update(jnp.zeros(1), tx.init(p), p)[0].tolist()
-    [-1.0]
+    >>> import gradtx
+    >>> tx = proximal_adagrad(0.5, l1_regularization_strength=1.0)
+    >>> target = jnp.array([1.0, 0.1])
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - target) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> found.params.round(4).tolist()
+    [0.5, 0.0]
     """
 
     def slots(p: Array) -> dict[str, Array]:
@@ -141,9 +147,12 @@ def adagrad_da(
     Source: J. Duchi, E. Hazan and Y. Singer, Adaptive Subgradient Methods for Online Learning and
     Stochastic Optimization, 2011, JMLR 12, equation 3. TensorFlow's ``AdagradDAOptimizer``.
 
-    >>> tx, p = adagrad_da(1.0, 0.0, l1_regularization_strength=1.0), jnp.zeros(2)
-    >>> tx.update(jnp.array([-2.0, 0.5]), tx.init(p), p)[0].tolist()
-    [0.5, -0.0]
+    >>> import gradtx
+    >>> tx = adagrad_da(1.0, l1_regularization_strength=1.0)
+    >>> target = jnp.array([1.0, 0.1])
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - target) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(found.params, jnp.array([0.5, 0.0]), atol=1e-1))
+    True
     """
 
     def slots(p: Array) -> dict[str, Array]:

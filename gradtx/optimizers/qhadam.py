@@ -34,7 +34,7 @@ def scale_by_qhadam(
     mu_dtype: DType | None = None,
     nu_dtype: DType | None = None,
 ) -> GradientTransformation:
-    r"""Adam with each moment replaced by a blend of it and the gradient at hand.
+    r"""Adam with each moment replaced by a blend of itself and the current gradient.
 
     .. math:: u_t = \frac{(1 - \kappa_1) g_t + \kappa_1 \hat\mu_t}
         {\sqrt{(1 - \kappa_2) |g_t|^2 + \kappa_2 \hat\nu_t} + \epsilon}
@@ -50,7 +50,7 @@ def scale_by_qhadam(
         mu_dtype: the type in which :math:`\mu` is kept; the parameter's unless given.
         nu_dtype: the type in which :math:`\nu` is kept; float32 or wider unless given.
 
-    The defaults are those that the paper advises.
+    The defaults are those that the paper recommends.
 
     State: `ScaleByQhadamState`.
 
@@ -91,16 +91,23 @@ def qhadam(
     mu_dtype: DType | None = None,
     nu_dtype: DType | None = None,
 ) -> GradientTransformation:
-    r"""QHAdam: :math:`\theta \leftarrow \theta - \eta (u + \lambda\theta)`.
+    r"""QHAdam: quasi-hyperbolic Adam, with decoupled weight decay.
 
-    The direction `u` is that of :func:`scale_by_qhadam`.
+    .. math::
+        \mu_t &= \beta_1 \mu_{t-1} + (1 - \beta_1) g_t, \qquad
+            \hat\mu_t = \frac{\mu_t}{1 - \beta_1^t}, \\
+        \nu_t &= \beta_2 \nu_{t-1} + (1 - \beta_2) |g_t|^2, \qquad
+            \hat\nu_t = \frac{\nu_t}{1 - \beta_2^t}, \\
+        \theta_t &= \theta_{t-1} - \eta \left(\frac{(1 - \kappa_1) g_t + \kappa_1 \hat\mu_t}
+            {\sqrt{(1 - \kappa_2) |g_t|^2 + \kappa_2 \hat\nu_t} + \epsilon}
+            + \lambda\theta_{t-1}\right)
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
         b1: decay of the first moment; this and the rest as in :func:`scale_by_qhadam`.
         b2: decay of the second moment.
-        nu1: share of the first moment, not of the gradient, in the direction.
-        nu2: share of the second moment, not of the squared gradient, under the root.
+        nu1: :math:`\kappa_1`, the share of the first moment in the direction.
+        nu2: :math:`\kappa_2`, the share of the second moment under the root.
         eps: added to the root.
         weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
         mask: which parameters decay, as in :func:`add_decayed_weights`.
@@ -110,7 +117,11 @@ def qhadam(
     Source: J. Ma and D. Yarats, Quasi-hyperbolic Momentum and Adam for Deep Learning, 2019,
     arXiv:1810.06801, section 4.
 
-    >>> tx = qhadam(1e-3, nu1=1.0)
+    >>> import gradtx
+    >>> tx = qhadam(0.05)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    True
     """
     return chain(
         scale_by_qhadam(b1, b2, nu1, nu2, eps, mu_dtype=mu_dtype, nu_dtype=nu_dtype),

@@ -27,11 +27,11 @@ def _langevin(y: Any) -> Any:
 
 
 def _length(b2: Any, t: Step) -> tuple[Any, Any]:
-    """How many gradients the second moment rests on, now and in the end."""
+    """How many gradients the second moment rests on, now and in the limit."""
     fixed = isinstance(b2, float | int)
     rate = -(math.log(b2) if b2 > 0 else -math.inf) if fixed else -jnp.log(b2)
     # rho_inf - 2 t b2^t / (1 - b2^t) loses four digits in float32 at the first steps, which
-    # decide; with hyperbolic functions the large terms cancel on paper.
+    # matter most; with hyperbolic functions the large terms cancel on paper.
     now = t.number + _langevin(rate / 2) - t.number * _langevin(t.number * (rate / 2))
     return now, 2 / (1 - b2) - 1
 
@@ -47,7 +47,7 @@ def scale_by_radam(
     nesterov: bool = False,
     epsilon_hat: bool = False,
 ) -> GradientTransformation:
-    r"""Adam that waits with its second moment until that rests on enough gradients.
+    r"""Adam that uses its second moment only once that rests on enough gradients.
 
     .. math::
         \rho_\infty &= \frac{2}{1 - \beta_2} - 1, \qquad
@@ -64,8 +64,9 @@ def scale_by_radam(
         b2: :math:`\beta_2` in :math:`[0, 1)`.
         eps: :math:`\epsilon \ge 0`, outside the root.
         eps_root: :math:`\bar\epsilon \ge 0`, inside the root.
-        threshold: :math:`\tau \ge 4`; the paper takes 4, PyTorch more than 5.
-        nesterov: take the look-ahead first moment of Nadam.
+        threshold: :math:`\tau \ge 4`; the paper asks for more than 4, PyTorch for
+            more than 5.
+        nesterov: use the look-ahead first moment of NAdam.
         epsilon_hat: add :math:`\epsilon` to the root before the bias correction, as PyTorch does.
 
     State: `ScaleByAdamState`.
@@ -112,7 +113,21 @@ def radam(
     nesterov: bool = False,
     epsilon_hat: bool = False,
 ) -> GradientTransformation:
-    r"""Rectified Adam: :math:`\theta \leftarrow \theta - \eta\, u` with :func:`scale_by_radam`.
+    r"""Rectified Adam: it uses the second moment only once that rests on enough gradients.
+
+    .. math::
+        \mu_t &= \beta_1 \mu_{t-1} + (1 - \beta_1) g_t, \qquad
+            \hat\mu_t = \frac{\mu_t}{1 - \beta_1^t}, \\
+        \nu_t &= \beta_2 \nu_{t-1} + (1 - \beta_2) |g_t|^2, \qquad
+            \hat\nu_t = \frac{\nu_t}{1 - \beta_2^t}, \\
+        \rho_\infty &= \frac{2}{1 - \beta_2} - 1, \qquad
+            \rho_t = \rho_\infty - \frac{2 t \beta_2^t}{1 - \beta_2^t}, \\
+        r_t &= \sqrt{\frac{(\rho_t - 4)(\rho_t - 2) \rho_\infty}
+            {(\rho_\infty - 4)(\rho_\infty - 2) \rho_t}}, \\
+        \theta_t &= \theta_{t-1} - \eta\,
+            \frac{r_t\, \hat\mu_t}{\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon}
+            \;\text{ if }\; \rho_t \ge \tau, \quad
+            \theta_{t-1} - \eta\, \hat\mu_t \;\text{ otherwise}
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
@@ -120,15 +135,18 @@ def radam(
         b2: decay of the second moment, in :math:`[0, 1)`.
         eps: added to the root, at least 0.
         eps_root: added under the root, at least 0.
-        threshold: how many gradients the second moment must rest on, at least 4.
+        threshold: :math:`\tau \ge 4`, how many gradients the second moment must rest on.
         nesterov: use Nesterov momentum.
         epsilon_hat: add `eps` before the bias correction, as PyTorch does.
 
     Source: L. Liu et al., On the Variance of the Adaptive Learning Rate and Beyond, 2020,
     arXiv:1908.03265, algorithm 2.
 
-    >>> radam(1e-3)
-    radam(learning_rate=0.001, b1=0.9, b2=0.999, eps=1e-08, eps_root=0.0, threshold=5.0)
+    >>> import gradtx
+    >>> tx = radam(0.05)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    True
     """
     return chain(
         scale_by_radam(

@@ -118,8 +118,8 @@ def scale_by_stddev(
         bias_correction: divide :math:`\mu` and :math:`\nu` by :math:`1 - \gamma^t`.
 
     State: `ScaleByRStdDevState`, or `ScaleByRStdDevWithCountState` with bias correction. Both
-    moments are kept in float32 or wider, since their difference is taken, and a difference below 0
-    (rounding) counts as 0, where Optax gives NaN.
+    moments are kept in float32 or wider, since their difference is taken. A difference that
+    rounding makes negative counts as 0, where Optax gives NaN.
 
     Source: A. Graves, Generating Sequences with Recurrent Neural Networks, 2013, arXiv:1308.0850,
     equations 38-45.
@@ -158,26 +158,38 @@ def rmsprop(
     nesterov: bool = False,
     bias_correction: bool = False,
 ) -> GradientTransformation:
-    r"""RMSProp: :math:`\theta \leftarrow \theta - \eta\, u` with `u` of :func:`scale_by_rms`.
+    r"""RMSProp: divide by the root of a moving average of the squared gradients.
+
+    .. math::
+        \nu &\leftarrow \gamma \nu + (1 - \gamma) |g|^2, \qquad
+            v = \eta\, \frac{g}{\sqrt{\nu + \epsilon}}, \\
+        m &\leftarrow \mu m + v, \qquad
+            \theta \leftarrow \theta - m
+            \;\text{ or, with Nesterov momentum, }\; \theta - (v + \mu m)
+
+    Without momentum :math:`m = v`. Centered, :math:`\nu - |\bar g|^2` takes the place of
+    :math:`\nu` under the root, where :math:`\bar g` is the moving average of the gradients; bias
+    correction divides both averages by :math:`1 - \gamma^t`.
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
-        decay: decay of the moving averages.
-        eps: added to the second moment or to its root.
+        decay: :math:`\gamma` in :math:`[0, 1)`, of the moving averages.
+        eps: :math:`\epsilon \ge 0`, added to the second moment or to its root.
         initial_scale: the second moment at the start.
         eps_in_sqrt: whether `eps` stands inside the root; PyTorch adds it outside.
         centered: divide by the standard deviation (:func:`scale_by_stddev`).
-        momentum: decay in :math:`[0, 1]` of a momentum of the steps, learning rate included; None
-            for none.
+        momentum: :math:`\mu` in :math:`[0, 1]`; None for no momentum.
         nesterov: use Nesterov momentum.
         bias_correction: correct the moving averages for their start at 0.
 
     Source: T. Tieleman and G. Hinton, Lecture 6.5 of Neural Networks for Machine Learning, 2012;
     A. Graves, 2013, arXiv:1308.0850 (centered, with momentum).
 
-    >>> tx = rmsprop(0.1, decay=0.75, eps=0.0)
-    >>> tx.update(jnp.array([3.0]), tx.init(jnp.zeros(1)))[0].round(6).tolist()
-    [-0.20000000298023224]
+    >>> import gradtx
+    >>> tx = rmsprop(0.02)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    True
     """
     by = scale_by_stddev if centered else scale_by_rms
     return chain(
