@@ -44,8 +44,8 @@ def scale_by_rowwise_rss(
         initial_accumulator_value: :math:`s_i` at the start, at least 0.
         eps: :math:`\epsilon \ge 0`, outside the root.
 
-    State: `ScaleByRowwiseRssState`, for a table of shape ``(n, d)`` of shape ``(n, 1)``. Each entry
-    of a vector is a row. A table of which few rows are touched may come as `Rows`.
+    State: `ScaleByRowwiseRssState`, of shape ``(n, 1)`` for a table of shape ``(n, d)``. Each entry
+    of a vector is a row. A gradient that touches few rows of a table may be `Rows`.
 
     Source: D. Mudigere et al., Software-Hardware Co-design for Fast and Scalable Training of Deep
     Learning Recommendation Models, 2022, arXiv:2104.05158, section 4.1.4; as in FBGEMM.
@@ -75,19 +75,25 @@ def rowwise_adagrad(
     initial_accumulator_value: NonNegative = 0.0,
     eps: NonNegative = 1e-8,
 ) -> GradientTransformation:
-    r"""Row-wise Adagrad: :math:`\theta \leftarrow \theta - \eta u`.
+    r"""Row-wise Adagrad: one sum of squares for each row of a table.
 
-    The state is one number for each row, where :func:`adagrad` keeps a table.
+    .. math:: s_i \leftarrow s_i + \frac1d \sum_j |g_{ij}|^2, \qquad
+        \theta_{ij} \leftarrow \theta_{ij} - \eta \frac{g_{ij}}{\sqrt{s_i} + \epsilon}
+
+    The state is one number for each row, where :func:`adagrad` keeps a whole table.
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
-        initial_accumulator_value: the sum of squares at the start.
-        eps: added to its root.
+        initial_accumulator_value: :math:`s_i` at the start, at least 0.
+        eps: :math:`\epsilon \ge 0`, added to its root.
 
     Source: D. Mudigere et al., 2022, arXiv:2104.05158; FBGEMM's ``EXACT_ROWWISE_ADAGRAD``.
 
-    >>> rowwise_adagrad(0.1)
-    rowwise_adagrad(learning_rate=0.1, initial_accumulator_value=0.0, eps=1e-08)
+    >>> import gradtx
+    >>> tx = rowwise_adagrad(0.5)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((3, 2)), tx, max_steps=200)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    True
     """
     return chain(
         scale_by_rowwise_rss(initial_accumulator_value, eps), scale_by_learning_rate(learning_rate)
@@ -109,9 +115,11 @@ def scale_by_rowwise_adam(
     r"""Adam with one second moment for each row.
 
     .. math::
-        \mu &\leftarrow \beta_1 \mu + (1 - \beta_1) g, &
-        \nu_i &\leftarrow \beta_2 \nu_i + \frac{1 - \beta_2}{d} \sum_j |g_{ij}|^2, &
-        u_{ij} &= \frac{\hat\mu_{ij}}{\sqrt{\hat\nu_i} + \epsilon}
+        \mu &\leftarrow \beta_1 \mu + (1 - \beta_1) g, \qquad
+            \nu_i \leftarrow \beta_2 \nu_i + \frac{1 - \beta_2}{d} \sum_j |g_{ij}|^2, \\
+        u_{ij} &= \frac{\hat\mu_{ij}}{\sqrt{\hat\nu_i} + \epsilon}, \qquad
+            \hat\mu = \frac{\mu}{1 - \beta_1^t}, \quad
+            \hat\nu_i = \frac{\nu_i}{1 - \beta_2^t}
 
     Args:
         b1: :math:`\beta_1` in :math:`[0, 1)`; this and the next two: a number, an array, or a
@@ -121,7 +129,7 @@ def scale_by_rowwise_adam(
         mu_dtype: the type of :math:`\mu`; the parameter's unless given.
 
     State: `ScaleByRowwiseAdamState`, where `nu` of a table of shape ``(n, d)`` is ``(n, 1)``. The
-    bias corrections count steps, those too at which a row was not touched.
+    bias corrections count all steps, including those at which a row was not touched.
 
     Source: FBGEMM's ``PARTIAL_ROWWISE_ADAM``; D. P. Kingma and J. Ba, 2015, arXiv:1412.6980.
 
@@ -153,7 +161,13 @@ def rowwise_adam(
     eps: NonNegative = 1e-8,
     mu_dtype: DType | None = None,
 ) -> GradientTransformation:
-    r"""Partially row-wise Adam: :math:`\theta \leftarrow \theta - \eta u`.
+    r"""Partially row-wise Adam: one second moment for each row of a table.
+
+    .. math::
+        \mu_t &= \beta_1 \mu_{t-1} + (1 - \beta_1) g_t, \qquad
+            \nu_{t,i} = \beta_2 \nu_{t-1,i} + \frac{1 - \beta_2}{d} \sum_j |g_{t,ij}|^2, \\
+        \theta_{t,ij} &= \theta_{t-1,ij} - \eta \frac{\mu_{t,ij} / (1 - \beta_1^t)}
+            {\sqrt{\nu_{t,i} / (1 - \beta_2^t)} + \epsilon}
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
@@ -164,7 +178,11 @@ def rowwise_adam(
 
     Source: FBGEMM's ``PARTIAL_ROWWISE_ADAM``; D. P. Kingma and J. Ba, 2015, arXiv:1412.6980.
 
-    >>> tx = rowwise_adam(1e-3)
+    >>> import gradtx
+    >>> tx = rowwise_adam(0.05)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((3, 2)), tx, max_steps=200)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    True
     """
     return chain(
         scale_by_rowwise_adam(b1, b2, eps, mu_dtype), scale_by_learning_rate(learning_rate)

@@ -37,6 +37,8 @@ def scale_by_rprop(
         u_t &= \Delta_t\, \mathrm{sign}(g_t) \;\text{ if }\; \sigma_t \ge 0, \quad 0
         \;\text{ otherwise}
 
+    where `clip` keeps the step size between its bounds.
+
     Args:
         learning_rate: :math:`\Delta_0 \ge 0`; a number or an array.
         eta_minus: :math:`\eta_- > 0`, below 1.
@@ -46,9 +48,9 @@ def scale_by_rprop(
 
     State: `ScaleByRpropState`.
 
-    The update is that of this step, as in the paper and in PyTorch; Optax 0.2.8 returns the one of
-    the step before, and does not move at the first. Signs are multiplied and not, as in Optax, the
-    numbers, whose product underflows where both are small.
+    The update is that of the current step, as in the paper and in PyTorch; Optax 0.2.8 returns that
+    of the previous step, and so does not move at the first. Signs are multiplied here; Optax
+    multiplies the numbers, whose product underflows where both are small.
 
     Raises:
         ValueError: `eta_minus` or `eta_plus` is a number on the wrong side of 1.
@@ -96,23 +98,34 @@ def rprop(
     min_step_size: NonNegative = 1e-6,
     max_step_size: NonNegative = 50.0,
 ) -> GradientTransformation:
-    r"""Resilient backpropagation: :math:`\theta \leftarrow \theta - u`, for full batches.
+    r"""Resilient backpropagation, for full batches: a step size for each entry.
 
-    The direction `u` is that of :func:`scale_by_rprop`.
+    .. math::
+        \sigma_t &= \mathrm{sign}(g_t)\, \mathrm{sign}(u_{t-1}), \\
+        \Delta_t &= \mathrm{clip}(\eta_+ \Delta_{t-1}),\; \mathrm{clip}(\eta_- \Delta_{t-1}),\;
+        \Delta_{t-1} \;\text{ for }\; \sigma_t = 1, -1, 0, \\
+        u_t &= \Delta_t\, \mathrm{sign}(g_t) \;\text{ if }\; \sigma_t \ge 0, \quad 0
+        \;\text{ otherwise}, \qquad \theta_t = \theta_{t-1} - u_t
+
+    where `clip` keeps the step size between its bounds.
 
     Args:
-        learning_rate: the step size of every entry at the start, at least 0.
-        eta_minus: factor of the step size where the gradient changes its sign, in :math:`(0, 1)`.
-        eta_plus: factor where it keeps it, above 1.
+        learning_rate: :math:`\Delta_0 \ge 0`, the step size of every entry at the start.
+        eta_minus: :math:`\eta_-` in :math:`(0, 1)`, for an entry whose gradient changes its sign.
+        eta_plus: :math:`\eta_+ > 1`, for an entry whose gradient keeps its sign.
         min_step_size: the least step size, at least 0.
         max_step_size: the largest step size, at least 0.
 
     Source: M. Riedmiller and H. Braun, A Direct Adaptive Method for Faster Backpropagation
     Learning: The RPROP Algorithm, 1993.
 
-    >>> tx = rprop(0.5)
-    >>> tx.update(jnp.array([4.0]), tx.init(jnp.zeros(1)))[0].tolist()
-    [-0.5]
+    >>> import gradtx
+    >>> step = gradtx.make_step(lambda x: jnp.sum((x - 1) ** 2), rprop(0.1))
+    >>> params, state = jnp.zeros(2), step.init(jnp.zeros(2))
+    >>> for _ in range(60):
+    ...     params, state, value = step(params, state)
+    >>> bool(jnp.allclose(params, 1, atol=1e-2))
+    True
     """
     return chain(
         scale_by_rprop(learning_rate, eta_minus, eta_plus, min_step_size, max_step_size),

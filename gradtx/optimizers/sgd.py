@@ -22,27 +22,31 @@ def sgd(
     *,
     dampening: Fraction | None = None,
 ) -> GradientTransformation:
-    r"""Stochastic gradient descent, with momentum if asked.
+    r"""Stochastic gradient descent, with momentum if asked for.
 
-    .. math:: m \leftarrow g + \mu m, \qquad
+    .. math:: m \leftarrow \mu m + (1 - d) g, \qquad
         \theta \leftarrow \theta - \eta m \;\text{ or, with Nesterov, }\; \theta - \eta (g + \mu m)
+
+    Without momentum :math:`m = g`.
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
-        momentum: :math:`\mu` in :math:`[0, 1]`; None for none, and then there is no slot.
+        momentum: :math:`\mu` in :math:`[0, 1]`; None for none, which needs no slot.
         nesterov: use Nesterov momentum.
         accumulator_dtype: the type in which :math:`m` is kept; the parameters' unless given.
-        dampening: what is taken from the weight of :math:`g` in :math:`m`, as in :func:`trace`.
+        dampening: `d` in :math:`[0, 1]`, from the second step on, as in :func:`trace`.
 
     The learning rate stands outside the momentum, as in PyTorch and Optax; in Keras it is inside,
-    which differs when it changes.
+    which makes a difference when it changes.
 
     Source: I. Sutskever et al., On the Importance of Initialization and Momentum in Deep Learning,
     2013, equations 1-4.
 
-    >>> tx = sgd(0.1)
-    >>> tx.update(jnp.ones(1), tx.init(jnp.zeros(1)))[0].tolist()
-    [-0.10000000149011612]
+    >>> import gradtx
+    >>> tx = sgd(0.05, momentum=0.9)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    True
     """
     return chain(
         identity()
@@ -80,8 +84,10 @@ def sign_sgd(learning_rate: NonNegative) -> GradientTransformation:
     Source: J. Bernstein et al., signSGD: Compressed Optimisation for Non-Convex Problems, 2018,
     arXiv:1802.04434, algorithm 1.
 
-    >>> tx = sign_sgd(0.5)
-    >>> tx.update(jnp.array([3.0, -2.0]), tx.init(jnp.zeros(2)))[0].tolist()
-    [-0.5, 0.5]
+    >>> import gradtx
+    >>> tx = sign_sgd(0.01)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-1))
+    True
     """
     return chain(scale_by_sign(), scale_by_learning_rate(learning_rate))

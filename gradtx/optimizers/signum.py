@@ -29,9 +29,11 @@ def signum(
     arXiv:1802.04434, algorithm 2.
 
     >>> import jax.numpy as jnp
-    >>> tx = signum(0.5)
-    >>> tx.update(jnp.array([3.0, -2.0]), tx.init(jnp.zeros(2)))[0].tolist()
-    [-0.5, 0.5]
+    >>> import gradtx
+    >>> tx = signum(0.01)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-1))
+    True
     """
     return chain(
         ema(beta, debias=False, accumulator_dtype=accumulator_dtype),

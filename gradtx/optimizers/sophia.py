@@ -28,7 +28,7 @@ from gradtx.types import Array, Counter, DType, Params, PyTree, Slots, State, Up
 
 
 class SophiaState(NamedTuple):
-    """count: i32[]; mu, nu: like the parameters, nu in float32 or wider; and the estimator's."""
+    """count: i32[]; mu, nu: like the parameters, nu in float32 or wider; the estimator's state."""
 
     count: Counter
     mu: Slots
@@ -73,7 +73,8 @@ def scale_by_sophia(
         b1: :math:`\beta_1` in :math:`[0, 1)`.
         b2: :math:`\beta_2` in :math:`[0, 1)`, applied at every `k`-th step.
         eps: :math:`\epsilon > 0`.
-        gamma: :math:`\gamma \ge 0`; such that a tenth to a half of the entries are not clipped.
+        gamma: :math:`\gamma \ge 0`; choose it so that a tenth to a half of the entries are not
+            clipped.
         clip_threshold: :math:`\rho > 0`, or None for no clip.
         update_interval: :math:`k \ge 1`, steps from one estimate to the next.
         hessian_diagonal_fn: what estimates :math:`\hat h` from its extra arguments;
@@ -82,7 +83,7 @@ def scale_by_sophia(
         verbose: whether to print the fraction of entries that are not clipped.
         print_win_rate_every_n_steps: how often; 0 for never.
         hessian_first: use :math:`\nu_t` in :math:`u_t`, as in the paper: the estimate comes before
-            the step. In the authors' code and Optax it comes after it, and the first step is the
+            the step. In the authors' code and Optax it comes after, and the first step is the
             sign of the gradient.
         bias_correction: divide :math:`\mu_t` by :math:`1 - \beta_1^t`, as Optax does; not in the
             paper.
@@ -154,7 +155,7 @@ def scale_by_sophia(
         if hessian_first:
             moments = moments._replace(nu=nu)
         out, moments = lifted.update(updates, moments)
-        # The parameters are overwritten when the estimate is made from them: no copy.
+        # Only once the estimate is made from the parameters may they be overwritten: no copy.
         out = tree.map_updates(lambda u: delay(u, after=made), out)
         if verbose and clip_threshold is not None:
             _print_win_rate(out, clip_threshold, moments.count, print_win_rate_every_n_steps)
@@ -192,27 +193,38 @@ def sophia(
     hessian_first: bool = False,
     bias_correction: bool = True,
 ) -> GradientTransformation:
-    r"""Sophia: :math:`\theta \leftarrow \theta - \eta (u + \lambda\theta)`.
+    r"""Sophia: momentum divided by the diagonal of the Hessian and clipped, with decoupled decay.
 
-    The direction `u` is that of :func:`scale_by_sophia`.
+    .. math::
+        \mu_t &= \beta_1 \mu_{t-1} + (1 - \beta_1) g_t, \qquad
+            \hat\mu_t = \frac{\mu_t}{1 - \beta_1^t}, \\
+        u_t &= \mathrm{clip}\left(\frac{\hat\mu_t}{\max(\gamma \nu_{t-1}, \epsilon)},
+            -\rho, \rho\right), \qquad
+            \theta_t = \theta_{t-1} - \eta (u_t + \lambda\theta_{t-1}), \\
+        \nu_t &= \beta_2 \nu_{t-1} + (1 - \beta_2) \hat h_t \text{ at } t = 1, 1 + k, 1 + 2k,
+            \dots, \text{ else } \nu_{t-1}
+
+    where :math:`\hat h_t` is the estimate of the Hessian's diagonal at :math:`\theta_{t-1}`.
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
         b1: decay of the momentum; this and what is not named below as in :func:`scale_by_sophia`.
         b2: decay of the Hessian's diagonal.
-        eps: the least divisor.
+        eps: :math:`\epsilon > 0`, the least divisor.
         weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
         weight_decay_mask: which parameters decay, as in :func:`add_decayed_weights`.
-        gamma: factor of the Hessian's diagonal.
-        clip_threshold: the largest entry of `u`.
-        update_interval: steps from one estimate to the next.
+        gamma: :math:`\gamma \ge 0`, a factor on the Hessian's diagonal.
+        clip_threshold: :math:`\rho > 0`, the largest entry of `u`; None for no clip.
+        update_interval: :math:`k \ge 1`, steps from one estimate to the next.
         hessian_diagonal_fn: the estimator; this is Sophia-G with
             :func:`gnb_estimator_diag_hessian`, else Sophia-H.
         mu_dtype: the type of the momentum.
         verbose: whether to print the fraction of entries that are not clipped.
-        print_win_rate_every_n_steps: how often.
-        hessian_first: whether the estimate comes before the step, as in the paper.
-        bias_correction: whether the momentum is corrected for its start at 0.
+        print_win_rate_every_n_steps: how often; 0 for never.
+        hessian_first: whether the estimate comes before the step, which then uses :math:`\nu_t`, as
+            in the paper.
+        bias_correction: whether the momentum is corrected for its start at 0; if not,
+            :math:`\hat\mu_t = \mu_t`.
 
     Source: H. Liu et al., Sophia: A Scalable Stochastic Second-order Optimizer for Language Model
     Pre-training, 2023, arXiv:2305.14342, algorithm 3.

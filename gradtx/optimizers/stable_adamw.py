@@ -36,7 +36,7 @@ def scale_by_stable_adamw(
         + \lambda\theta\right), \qquad
         r^2 = \mathrm{mean}\left(\frac{|g|^2}{\max(\hat\nu, \epsilon^2)}\right)
 
-    with Adam's moments, corrected for their start at zero.
+    with Adam's bias-corrected moments; the mean is over a leaf.
 
     Args:
         b1: decay of the first moment, in :math:`[0, 1)`.
@@ -102,16 +102,25 @@ def stable_adamw(
     mu_dtype: DType | None = None,
     nu_dtype: DType | None = None,
 ) -> GradientTransformation:
-    r"""StableAdamW: :math:`\theta \leftarrow \theta - \eta\, u`, for training without clipping.
+    r"""StableAdamW: AdamW that needs no gradient clipping.
 
-    The direction `u` is that of :func:`scale_by_stable_adamw`.
+    .. math::
+        \mu_t &= \beta_1 \mu_{t-1} + (1 - \beta_1) g_t, \qquad
+            \hat\mu_t = \frac{\mu_t}{1 - \beta_1^t}, \\
+        \nu_t &= \beta_2 \nu_{t-1} + (1 - \beta_2) |g_t|^2, \qquad
+            \hat\nu_t = \frac{\nu_t}{1 - \beta_2^t}, \\
+        r_t &= \sqrt{\mathrm{mean}\left(\frac{|g_t|^2}{\max(\hat\nu_t, \epsilon^2)}\right)}, \\
+        \theta_t &= \theta_{t-1} - \frac{\eta}{\max(1, r_t)}
+            \left(\frac{\hat\mu_t}{\sqrt{\hat\nu_t} + \epsilon} + \lambda\theta_{t-1}\right)
+
+    The mean is over a leaf.
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
         b1: decay of the first moment; this and the rest as in :func:`scale_by_stable_adamw`.
         b2: decay of the second moment.
-        eps: added to the root.
-        weight_decay: decay of the parameters, shortened together with the step.
+        eps: :math:`\epsilon \ge 0`, added to the root.
+        weight_decay: :math:`\lambda \ge 0`; the decay shrinks together with the step.
         mask: which parameters decay.
         mu_dtype: the type of the first moment.
         nu_dtype: the type of the second moment.
@@ -119,8 +128,11 @@ def stable_adamw(
     Source: M. Wortsman et al., Stable and Low-Precision Training for Large-Scale Vision-Language
     Models, 2023, arXiv:2304.13013, algorithm 2.
 
-    >>> stable_adamw(1e-3)
-    stable_adamw(learning_rate=0.001, b1=0.9, b2=0.99, eps=1e-06, weight_decay=0.01)
+    >>> import gradtx
+    >>> tx = stable_adamw(0.05)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    True
     """
     return chain(
         scale_by_stable_adamw(

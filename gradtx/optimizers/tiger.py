@@ -56,22 +56,28 @@ def tiger(
     *,
     mu_dtype: DType | None = None,
 ) -> GradientTransformation:
-    r"""Tiger: :math:`\theta \leftarrow \theta - \eta (u + \lambda\theta)`.
+    r"""Tiger: the sign of a moving average of the gradients, with decoupled weight decay.
 
-    The direction `u` is that of :func:`scale_by_tiger`. The author also scales the learning rate of
+    .. math:: \mu_t = \beta \mu_{t-1} + (1 - \beta) g_t, \qquad
+        \theta_t = \theta_{t-1} - \eta \left(\mathrm{sign}(\mu_t) + \lambda\theta_{t-1}\right)
+
+    The author also scales the learning rate of
     a matrix by its root mean square: chain :func:`scale_by_param_block_rms` for that.
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
-        b1: decay of the momentum, in :math:`[0, 1)`.
+        b1: :math:`\beta` in :math:`[0, 1)`, the decay of the momentum.
         weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
         mask: which parameters decay, as in :func:`add_decayed_weights`.
         mu_dtype: the type of the momentum.
 
     Source: J. Su, Tiger: A Tight-fisted Optimizer, 2023, https://github.com/bojone/tiger.
 
-    >>> tiger(1e-3)
-    tiger(learning_rate=0.001, b1=0.965, weight_decay=0.01)
+    >>> import gradtx
+    >>> tx = tiger(0.01)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=300)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-1))
+    True
     """
     return chain(
         scale_by_tiger(b1, mu_dtype),

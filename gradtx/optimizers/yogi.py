@@ -25,7 +25,7 @@ def scale_by_yogi(
     initial_mean: Number | None = None,
     bias_correction: bool = True,
 ) -> GradientTransformation:
-    r"""Adam whose second moment moves by a part of the squared gradient, not of the difference.
+    r"""Adam whose second moment moves by a fraction of the squared gradient, not of the difference.
 
     .. math::
         \mu_t &= \beta_1 \mu_{t-1} + (1 - \beta_1) g_t, \\
@@ -39,7 +39,7 @@ def scale_by_yogi(
         eps: :math:`\epsilon \ge 0`, outside the root.
         eps_root: :math:`\bar\epsilon \ge 0`, inside the root.
         initial_accumulator_value: :math:`\nu_0 \ge 0`.
-        initial_mean: :math:`\mu_0`; that of :math:`\nu_0` unless given, as in Optax.
+        initial_mean: :math:`\mu_0`; equal to :math:`\nu_0` unless given, as in Optax.
         bias_correction: divide the moments by :math:`1 - \beta^t`, as in Optax. The paper does
             not, and starts its mean at 0: ``initial_mean=0.0, bias_correction=False``.
 
@@ -81,26 +81,34 @@ def yogi(
     initial_mean: Number | None = None,
     bias_correction: bool = True,
 ) -> GradientTransformation:
-    r"""Yogi: :math:`\theta \leftarrow \theta - \eta\, u` with `u` of :func:`scale_by_yogi`.
+    r"""Yogi: Adam whose second moment moves by a fraction of the squared gradient.
+
+    .. math::
+        \mu_t &= \beta_1 \mu_{t-1} + (1 - \beta_1) g_t, \\
+        \nu_t &= \nu_{t-1} - (1 - \beta_2)\, \mathrm{sign}(\nu_{t-1} - |g_t|^2)\, |g_t|^2, \\
+        \theta_t &= \theta_{t-1} - \eta\,
+            \frac{\mu_t / (1 - \beta_1^t)}{\sqrt{\nu_t / (1 - \beta_2^t)} + \epsilon}
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
         b1: decay of the first moment, in :math:`[0, 1)`.
         b2: rate of the second moment, in :math:`[0, 1)`.
-        eps: added to the root, at least 0.
-        initial_accumulator_value: where the second moment starts; this and the rest as in
+        eps: :math:`\epsilon \ge 0`, added to the root.
+        initial_accumulator_value: :math:`\nu_0 \ge 0`; this and the rest as in
             :func:`scale_by_yogi`.
-        initial_mean: where the first starts; None for the same.
-        bias_correction: correct the moments for their start.
+        initial_mean: :math:`\mu_0`; None for :math:`\nu_0`.
+        bias_correction: divide the moments by :math:`1 - \beta^t`.
 
-    As the paper has it: ``yogi(1e-2, initial_mean=0.0, bias_correction=False)``.
+    The paper's version is ``yogi(1e-2, initial_mean=0.0, bias_correction=False)``.
 
     Source: M. Zaheer et al., Adaptive Methods for Nonconvex Optimization, 2018, NeurIPS,
     algorithm 2.
 
-    >>> tx = yogi(0.5, b1=0.0, eps=0.0, initial_accumulator_value=0.0)
-    >>> tx.update(jnp.array([4.0]), tx.init(jnp.zeros(1)))[0].round(6).tolist()
-    [-0.5]
+    >>> import gradtx
+    >>> tx = yogi(0.05)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    True
     """
     by = scale_by_yogi(
         b1,
