@@ -31,12 +31,12 @@ class LookaheadParams(NamedTuple):
 
     @classmethod
     def init_synced(cls, params: Params) -> "LookaheadParams":
-        """A pair of equals."""
+        """A pair with both parts equal to `params`."""
         return cls(fast=params, slow=params)
 
 
 class LookaheadState(NamedTuple):
-    """The fast optimizer's state, i32[] steps since the last synchronization, and `slow`.
+    """The fast optimizer's state, the steps (i32[]) since the last synchronization, and `slow`.
 
     slow: the slow parameters in float32 or wider, or None where they come with the parameters.
     """
@@ -59,9 +59,15 @@ def lookahead(
     slow_step_size: Fraction,
     reset_state: bool = False,
 ) -> GradientTransformation:
-    r"""Every `k` steps move slow parameters towards the fast ones, and the fast ones there.
+    r"""Every `k` steps, move slow parameters towards the fast ones, which go on from there.
 
-    .. math:: \phi \leftarrow \phi + \alpha (\theta - \phi), \qquad \theta \leftarrow \phi
+    .. math::
+        \theta &\leftarrow \theta + u \text{ at every step, } \\
+        \phi &\leftarrow \phi + \alpha (\theta - \phi), \qquad \theta \leftarrow \phi
+            \qquad \text{after every } k \text{ steps}
+
+    where :math:`\theta` are the fast parameters, :math:`\phi` the slow ones and `u` the update of
+    the fast optimizer.
 
     Args:
         fast_optimizer: the optimizer of the fast parameters.
@@ -69,9 +75,9 @@ def lookahead(
         slow_step_size: :math:`\alpha` in :math:`[0, 1]`.
         reset_state: start the fast optimizer anew after each synchronization.
 
-    The parameters are either a `LookaheadParams` as in Optax, and the updates one too, or, simpler,
-    the fast ones alone: then the state holds the slow ones. :func:`eval_params` returns the slow
-    ones in both cases. The updates must be applied as they are.
+    The parameters are either a `LookaheadParams`, as in Optax, and then so are the updates; or,
+    more simply, the fast parameters alone, and then the state holds the slow ones. In both cases
+    :func:`eval_params` returns the slow ones. The updates must be applied as they are.
 
     State: `LookaheadState`.
 
@@ -79,15 +85,16 @@ def lookahead(
     arXiv:1907.08610, algorithm 1.
 
     >>> import gradtx
-    >>> tx = lookahead(gradtx.sgd(1.0), sync_period=1, slow_step_size=0.5)
-    >>> params = jnp.zeros(1)
-    >>> tx.update(jnp.ones(1), tx.init(params), params)[0].tolist()
-    [-0.5]
+    >>> tx = lookahead(gradtx.sgd(0.1), sync_period=5, slow_step_size=0.5)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> slow = gradtx.eval_params(tx, found.state, found.params)
+    >>> bool(jnp.allclose(slow, 1, atol=1e-2))
+    True
     """
     tx = with_extra_args_support(fast_optimizer)
 
     def own(p: Any) -> Any:
-        # An own copy: the parameters may be donated.
+        # A copy of its own: the parameters may be donated.
         return None if p is None else jnp.array(widen(parameter(p)), copy=True)
 
     def init(params: Params) -> State:

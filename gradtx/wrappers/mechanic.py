@@ -1,4 +1,4 @@
-"""Mechanic: a learned factor of any optimizer's steps."""
+"""Mechanic: a learned factor on any optimizer's steps."""
 
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ class MechanicState(NamedTuple):
     """The wrapped state; count: i32[]; x0: the starting point, in the parameters' types.
 
     r, m, v, s: one number for each decay, in float32 or wider: the reward, the largest and the
-    squared products, and the part of the factor, whose sum is the factor.
+    squared products, and the parts of the factor, which is their sum.
     """
 
     base_optimizer_state: State
@@ -46,7 +46,7 @@ def mechanize(
     s_init: Positive = 1e-6,
     num_betas: PositiveCount = 6,
 ) -> GradientTransformation:
-    r"""Multiply what an optimizer has summed up by a factor that is learned on the way.
+    r"""Multiply the sum of an optimizer's updates by a factor learned along the way.
 
     With `u` the base optimizer's updates, :math:`\Delta_t = \sum_{k \le t} u_k`,
     :math:`s = \sum_i s_i` and :math:`\beta_i = 1 - 10^{-i}` for :math:`i = 1 \dots n`,
@@ -62,9 +62,9 @@ def mechanize(
         \theta_t = \theta_0 + s \Delta_t
 
     Args:
-        base_optimizer: any transformation whose updates are steps, such as ``adam(1.0)``: its rate
-            is what the factor multiplies, a schedule that is 1 at its highest.
-        weight_decay: :math:`\lambda \ge 0`, beside that of the base optimizer.
+        base_optimizer: any transformation whose updates are steps, such as ``adam(1.0)``. The
+            factor multiplies its rate, so make that 1, or a schedule that is 1 at its highest.
+        weight_decay: :math:`\lambda \ge 0`, in addition to that of the base optimizer.
         eps: :math:`\epsilon \ge 0`.
         s_init: :math:`s_0 > 0`, smaller than any good factor.
         num_betas: `n`, at least 1.
@@ -74,8 +74,8 @@ def mechanize(
     as they are, and in bfloat16 or float16 parameters, where small steps are lost, the factor never
     grows: train a float32 copy.
 
-    State: `MechanicState`. The starting point is what the first update sees. Optax keeps the
-    numbers in the parameters' types.
+    State: `MechanicState`. The starting point is the parameters of the first update. Optax keeps
+    the numbers in the parameters' types.
 
     Raises:
         ValueError: ``update`` is called without parameters.
@@ -139,7 +139,7 @@ def mechanize(
         h = tree.vdot(pulled, back).real / (factor + eps)
         s, learned = _learned(state, h)
 
-        # The base optimizer runs last: what it overwrites has been read, and nothing is stored.
+        # The base optimizer runs last, when what it overwrites has been read: nothing is stored.
         later = _map(lambda g: None if g is None else delay(g, after=h, on="all"), updates)
         steps, base_state = tx.update(later, state.base_optimizer_state, params, **extra_args)
         new = jnp.sum(s)

@@ -36,7 +36,7 @@ def _noisy(updates: Updates, deviation: Any, key: Array) -> tuple[Updates, Array
     next_key, *keys = jax.random.split(key, sum(g is not None for _, g in leaves) + 1)
 
     def on_leaf(g: Any, key: Array) -> Array:
-        # Of a complex number the two parts are numbers of their own; drawn, they share variance 1.
+        # The two parts of a complex number each need the full variance; as drawn, they share 1.
         kind, scale = (jnp.complex64, math.sqrt(2)) if jnp.iscomplexobj(g) else (jnp.float32, 1.0)
         return cast(widen(g) + deviation * scale * jax.random.normal(key, g.shape, kind), g.dtype)
 
@@ -49,7 +49,7 @@ def _noisy(updates: Updates, deviation: Any, key: Array) -> tuple[Updates, Array
 def differentially_private_aggregate(
     l2_norm_clip: NonNegative, noise_multiplier: NonNegative, key: Any = None, *, seed: Any = None
 ) -> GradientTransformation:
-    r"""The mean of the examples' clipped gradients, with noise: first in a chain.
+    r"""The mean of the examples' clipped gradients, with noise; it comes first in a chain.
 
     .. math:: u = \frac{1}{B} \left(\sum_{i=1}^{B} g_i
         \min\left(1, \frac{C}{\lVert g_i \rVert}\right) + C \sigma \xi\right), \qquad
@@ -68,7 +68,7 @@ def differentially_private_aggregate(
     State: `DifferentiallyPrivateAggregateState`. The noise is drawn in float32 whatever the type.
 
     Raises:
-        ValueError: there is no key (Optax takes a known one then, and the noise can be taken off
+        ValueError: there is no key (Optax then uses a known one, and the noise can be subtracted
             again), or the leaves have no common first dimension.
         TypeError: a gradient is `Rows`.
 
@@ -103,7 +103,7 @@ def _required(name: str, key: Any, seed: Any = None) -> Any:
 
 
 def _window_noise(deviation: Any, key: Any) -> GradientTransformation:
-    """Noise for the mean over a window; `accumulate` says how many examples are in it."""
+    """Noise for the mean over a window; `accumulate` passes the number of examples in it."""
 
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
@@ -125,20 +125,20 @@ def differentially_private(
     *,
     every: PositiveCount = 1,
 ) -> GradientTransformation:
-    """Any optimizer on clipped and noised gradients, with noise once in a window of micro-batches.
+    """Any optimizer on clipped and noised gradients, with noise once per window of micro-batches.
 
     Args:
         inner: the optimizer.
         l2_norm_clip: this and the next as in :func:`differentially_private_aggregate`; a number, an
             array, or a schedule of the number of windows so far.
-        noise_multiplier: the noise's deviation over `l2_norm_clip`.
+        noise_multiplier: the noise's standard deviation divided by `l2_norm_clip`.
         key: a random key or an integer seed.
-        every: the number of micro-batches in a window, as in :func:`accumulate`. They need not be
-            of one size: the mean is over examples.
+        every: the number of micro-batches in a window, as in :func:`accumulate`. They may
+            differ in size: the mean is over examples.
 
     ``update`` takes gradients with the examples in the first dimension. The clipped gradients of a
-    window are added up and noised together, so that for the same examples noise and step are those
-    of one batch; in Optax, whose ``MultiSteps`` goes around the whole, every micro-batch is noised.
+    window are added up and noised together, so that noise and step are those of one batch with the
+    same examples; in Optax, where ``MultiSteps`` wraps the whole, every micro-batch is noised.
 
     State: for ``every=1`` a pair of `DifferentiallyPrivateAggregateState` and the inner state, else
     an `AccumulateState`, of which :func:`has_updated` tells whether the last call made a step.
@@ -183,26 +183,46 @@ def dpsgd(
     *,
     every: PositiveCount = 1,
 ) -> GradientTransformation:
-    """Differentially private SGD: :func:`differentially_private_aggregate` and :func:`sgd`.
+    r"""Differentially private SGD: :func:`differentially_private_aggregate` and :func:`sgd`.
+
+    .. math::
+        u &= \frac{1}{B} \left(\sum_{i=1}^{B} g_i
+            \min\left(1, \frac{C}{\lVert g_i \rVert}\right) + C \sigma \xi\right), \qquad
+            \xi \sim N(0, 1), \\
+        m &\leftarrow \mu m + u, \qquad
+            \theta \leftarrow \theta - \eta m
+            \;\text{ or, with Nesterov momentum, }\; \theta - \eta (u + \mu m)
+
+    where :math:`g_i` is the gradient of example `i` of `B`. Without momentum :math:`m = u`.
 
     Args:
-        learning_rate: the step size, at least 0; a number, an array or a schedule.
-        l2_norm_clip: the norm to which each example's gradient is clipped, at least 0.
-        noise_multiplier: the noise's deviation over `l2_norm_clip`, at least 0.
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        l2_norm_clip: :math:`C \ge 0`, the norm to which each example's gradient is clipped.
+        noise_multiplier: :math:`\sigma \ge 0`, the noise's standard deviation divided by `C`.
         seed: an integer or a random key.
-        momentum: the decay of the momentum, in :math:`[0, 1]`; None for none.
-        nesterov: whether the momentum looks ahead.
-        every: how many micro-batches get noise together, see :func:`differentially_private`.
+        momentum: :math:`\mu` in :math:`[0, 1]`; None for none.
+        nesterov: use Nesterov momentum.
+        every: how many micro-batches get noise together, as in :func:`differentially_private`.
 
     ``update`` takes gradients with the examples in the first dimension.
 
     Source: M. Abadi et al., Deep Learning with Differential Privacy, 2016, arXiv:1607.00133,
     algorithm 1.
 
-    >>> tx = dpsgd(1.0, l2_norm_clip=1.0, noise_multiplier=0.0, seed=1)
-    >>> grads = jnp.array([[3.0, 4.0], [0.0, 0.0]])
-    >>> tx.update(grads, tx.init(jnp.zeros(2)), jnp.zeros(2))[0].round(6).tolist()
-    [-0.30000001192092896, -0.4000000059604645]
+    >>> import gradtx
+    >>> tx = dpsgd(0.1, l2_norm_clip=1.0, noise_multiplier=0.1, seed=1)
+    >>> grad = jax.grad(lambda params, example: jnp.sum((params - example) ** 2))
+    >>> data = jnp.array([[0.5, 1.5], [1.5, 0.5]])
+    >>> @jax.jit
+    ... def step(params, state):
+    ...     grads = jax.vmap(grad, in_axes=(None, 0))(params, data)
+    ...     updates, state = tx.update(grads, state, params)
+    ...     return gradtx.apply_updates(params, updates), state
+    >>> params, state = jnp.zeros(2), tx.init(jnp.zeros(2))
+    >>> for _ in range(100):
+    ...     params, state = step(params, state)
+    >>> bool(jnp.allclose(params, 1, atol=1e-1))
+    True
     """
     links = (
         identity() if momentum is None else trace(momentum, nesterov),

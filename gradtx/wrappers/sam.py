@@ -167,21 +167,21 @@ def sam(
     opaque_mode: bool = False,
     batch_axis_name: str | None = None,
 ) -> GradientTransformation:
-    r"""Climb to a worse point nearby, and step from where one was with the gradient found there.
+    r"""Climb to a worse point nearby, then step from the original point with the gradient there.
 
     .. math:: \theta' = \theta + \rho \frac{\nabla f(\theta)}{\lVert \nabla f(\theta) \rVert},
         \qquad \theta \leftarrow \theta - \eta \nabla f(\theta')
 
-    with ``sam(sgd(eta), chain(normalize(), sgd(rho)))``.
+    for ``sam(sgd(eta), chain(normalize(), sgd(rho)))``.
 
     Args:
         optimizer: the optimizer of the parameters.
-        adv_optimizer: the optimizer whose updates are gone against.
-        sync_period: one step of `optimizer` for so many calls, the others climb; at least 1.
+        adv_optimizer: the optimizer whose updates, with their sign reversed, climb.
+        sync_period: calls for one step of `optimizer`, at least 1; the other calls climb.
         reset_state: start `adv_optimizer` anew after each step of `optimizer`.
         opaque_mode: climb inside one call of ``update``, which then needs an extra argument
-            ``grad_fn``, ``(params, i) -> gradients``, and makes a whole step. Else every call makes
-            one move, and the parameters between the steps are the worse ones.
+            ``grad_fn``, ``(params, i) -> gradients``, and makes a whole step. Otherwise every call
+            makes one move, and between the steps the parameters are the worse ones.
         batch_axis_name: in opaque mode, an axis over which to average the gradients.
 
     State: `SAMState`. `Rows` become whole tables.
@@ -190,12 +190,10 @@ def sam(
     2021, arXiv:2010.01412, algorithm 1.
 
     >>> import gradtx
-    >>> tx = sam(gradtx.sgd(1.0), gradtx.chain(gradtx.normalize(), gradtx.sgd(0.5)))
-    >>> params, state = jnp.array([2.0]), tx.init(jnp.array([2.0]))
-    >>> for _ in range(2):
-    ...     params, state = gradtx.apply_gradients(tx, params, params, state)
-    >>> params.tolist()
-    [-0.5]
+    >>> tx = sam(gradtx.sgd(0.1), gradtx.chain(gradtx.normalize(), gradtx.sgd(0.05)))
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    True
     """
     return _sharpness_aware(
         optimizer, adv_optimizer, sync_period, reset_state, opaque_mode, batch_axis_name
@@ -212,36 +210,38 @@ def asam(
     opaque_mode: bool = False,
     batch_axis_name: str | None = None,
 ) -> GradientTransformation:
-    r"""SAM with a neighborhood as large as the parameters are: invariant to their scale.
+    r"""SAM with a neighborhood in proportion to the parameters, and so invariant to their scale.
 
-    .. math:: \theta' = \theta + \rho \frac{T^2 \nabla f(\theta)}{\lVert T \nabla f(\theta) \rVert},
-        \qquad T = |\theta| + \eta
+    .. math::
+        \theta' &= \theta
+            + \rho \frac{T^2 \nabla f(\theta)}{\lVert T \nabla f(\theta) \rVert}, \qquad
+            T = |\theta| + \eta, \\
+        \theta &\leftarrow \theta - \alpha \nabla f(\theta')
 
-    It is ``sam(optimizer, chain(adaptive_normalize(eta), sgd(rho)))``.
+    for ``asam(sgd(alpha), rho, eta)``. It is
+    ``sam(optimizer, chain(adaptive_normalize(eta), sgd(rho)))``.
 
     Args:
         optimizer: the optimizer of the parameters.
         rho: :math:`\rho \ge 0`, the size of the neighborhood.
         eta: :math:`\eta \ge 0`.
         sync_period: this and the rest as in :func:`sam`.
-        reset_state: start the climb's state anew after each step of `optimizer`; with a schedule
-            for `rho` it must not.
+        reset_state: start the climb's state anew after each step of `optimizer`; must be False if
+            `rho` is a schedule.
         opaque_mode: climb inside one call of ``update``.
         batch_axis_name: in opaque mode, an axis over which to average the gradients.
 
-    State: `SAMState`. Every parameter is scaled; the authors' program leaves biases as they are,
-    for which see :func:`masked` around `adaptive_normalize`.
+    State: `SAMState`. Every parameter is scaled; the authors' code leaves biases as they are, for
+    which put :func:`masked` around `adaptive_normalize`.
 
     Source: J. Kwon et al., ASAM: Adaptive Sharpness-Aware Minimization for Scale-Invariant Learning
     of Deep Neural Networks, 2021, arXiv:2102.11600, algorithm 1.
 
     >>> import gradtx
-    >>> tx = asam(gradtx.sgd(1.0), rho=0.5, eta=0.0)
-    >>> params, state = jnp.array([2.0]), tx.init(jnp.array([2.0]))
-    >>> for _ in range(2):
-    ...     params, state = gradtx.apply_gradients(tx, params, params, state)
-    >>> params.tolist()
-    [-1.0]
+    >>> tx = asam(gradtx.sgd(0.1), rho=0.05)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    True
     """
     adversary = chain(adaptive_normalize(eta), sgd(rho))
     return _sharpness_aware(
@@ -258,17 +258,23 @@ def gsam(
     opaque_mode: bool = False,
     batch_axis_name: str | None = None,
 ) -> GradientTransformation:
-    r"""SAM that also closes the gap between the loss nearby and the loss itself.
+    r"""SAM that also narrows the gap between the loss nearby and the loss itself.
 
-    .. math:: g = \nabla f(\theta') - \alpha\, \nabla f(\theta)_\perp
+    .. math::
+        \theta' &= \theta + \rho \frac{\nabla f(\theta)}{\lVert \nabla f(\theta) \rVert}, \qquad
+            \nabla f(\theta)_\perp = \nabla f(\theta)
+            - \frac{\langle \nabla f(\theta'), \nabla f(\theta) \rangle}
+            {\lVert \nabla f(\theta') \rVert^2} \nabla f(\theta'), \\
+        \theta &\leftarrow \theta
+            - \eta \left(\nabla f(\theta') - \alpha\, \nabla f(\theta)_\perp\right)
 
-    where :math:`\theta'` is where SAM climbs to and :math:`\nabla f(\theta)_\perp` the part of the
-    gradient that is orthogonal to :math:`\nabla f(\theta')`.
+    for ``gsam(sgd(eta), chain(normalize(), sgd(rho)))``. The part of the gradient that is
+    orthogonal to :math:`\nabla f(\theta')` is :math:`\nabla f(\theta)_\perp`.
 
     Args:
         optimizer: the optimizer of the parameters.
-        adv_optimizer: the optimizer whose updates are gone against, as in :func:`sam`:
-            ``chain(normalize(), sgd(rho))``.
+        adv_optimizer: the optimizer whose updates, with their sign reversed, climb, as in
+            :func:`sam`: ``chain(normalize(), sgd(rho))``.
         alpha: :math:`\alpha \ge 0`; 0 is SAM.
         reset_state: this and the rest as in :func:`sam`. With a schedule in `adv_optimizer`, such
             as the authors' radius that falls with the learning rate, it must be False.
@@ -281,16 +287,14 @@ def gsam(
     arXiv:2203.08065, algorithm 1.
 
     >>> import gradtx
-    >>> tx = gsam(gradtx.sgd(1.0), gradtx.chain(gradtx.normalize(), gradtx.sgd(0.5)))
-    >>> params, state = jnp.array([2.0]), tx.init(jnp.array([2.0]))
-    >>> for _ in range(2):
-    ...     params, state = gradtx.apply_gradients(tx, params, params, state)
-    >>> params.tolist()
-    [-0.5]
+    >>> tx = gsam(gradtx.sgd(0.1), gradtx.chain(gradtx.normalize(), gradtx.sgd(0.05)))
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    True
     """
 
     def blend(clean: Updates, worse: Updates) -> Updates:
-        # What is parallel to `worse`, as a multiple of it. Leaves without a gradient are None.
+        # The part parallel to `worse`, as a multiple of it. Leaves without a gradient are None.
         along = divide(jnp.real(tree.vdot(worse, clean)), tree.norm_sq(worse))
 
         def on_leaf(w: Any, c: Any) -> Any:

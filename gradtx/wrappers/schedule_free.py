@@ -1,4 +1,4 @@
-"""Schedule-free learning: averaging in the place of a decaying learning rate."""
+"""Schedule-free learning: averaging in place of a decaying learning rate."""
 
 from typing import Annotated, Any, NamedTuple
 
@@ -63,7 +63,7 @@ def schedule_free_eval_params(state: State, params: Params) -> Params:
 
     Args:
         state: a `ScheduleFreeState`; :func:`eval_params` finds one inside a chain or a wrapper.
-        params: the parameters in training, :math:`y`.
+        params: the parameters being trained, :math:`y`.
 
     Raises:
         ValueError: `state` is of another transformation.
@@ -89,7 +89,7 @@ def schedule_free(
     weight_lr_power: NonNegative = 2.0,
     state_dtype: DType | None = None,
 ) -> GradientTransformation:
-    r"""Average the iterates of an optimizer, and take gradients between the two.
+    r"""Average an optimizer's iterates, and take gradients between iterate and average.
 
     .. math::
         z_{t+1} &= z_t + u_t, \qquad u_t \text{ the base optimizer's update at } y_t, \\
@@ -97,25 +97,27 @@ def schedule_free(
             w_t = \left(\max_{i \le t} \eta_i\right)^p, \\
         y_{t+1} &= \beta x_{t+1} + (1 - \beta) z_{t+1}
 
-    The parameters in training are :math:`y`. Evaluate :math:`x`, which :func:`eval_params` gives.
+    The parameters being trained are :math:`y`; :func:`eval_params` returns the average :math:`x`,
+    at which to evaluate.
 
     Args:
         base_optimizer: an optimizer without momentum, with its learning rate.
         learning_rate: :math:`\eta`, that of the base optimizer: a number, an array, or a schedule,
-            with a warm-up perhaps but no decay.
+            which may warm up but should not decay.
         b1: :math:`\beta` in :math:`(0, 1]`; a number, an array, or a schedule.
-        weight_lr_power: :math:`p \ge 0`; weighs the steps of a warm-up down.
+        weight_lr_power: :math:`p \ge 0`; gives the steps of a warm-up less weight.
         state_dtype: the type in which :math:`z` is kept; float32 or wider unless given. Optax
             keeps it in the parameters' type, and :math:`\beta` and the weights in the lowest of
             their types: in bfloat16 0.9 is then 0.8984 and the sum of the weights stops growing.
 
-    The update is computed as :math:`c_t (z_{t+1} - y_t) + (1 - \beta)(1 - c_t) u_t`, the same but
-    for rounding, which needs no copy of :math:`z_t` and no division. While the learning rate is 0
-    the average stays; the weights see the schedule from its step 0 on, as the base optimizer does
-    (in Optax from step 1 on, so that step 0 of a warm-up counts with the rate of step 1).
+    The update is computed as :math:`c_t (z_{t+1} - y_t) + (1 - \beta)(1 - c_t) u_t`, which is
+    the same but for rounding and needs no copy of :math:`z_t` and no division. While the learning
+    rate is 0 the average stays; the weights see the schedule from its step 0 on, as the base
+    optimizer does (in Optax from step 1 on, so that step 0 of a warm-up counts with the rate of
+    step 1).
 
-    With parameters in bfloat16 :math:`y`, and with it :math:`x`, is rounded at every step: keep a
-    copy of them in float32. On `Rows` the base optimizer moves the rows that are there, but the
+    With parameters in bfloat16, :math:`y`, and with it :math:`x`, is rounded at every step: train a
+    float32 copy instead. On `Rows` the base optimizer moves the rows that are there, but the
     update is a whole table, since the average moves every row.
 
     State: `ScheduleFreeState`.
@@ -195,7 +197,7 @@ def schedule_free(
 
 
 def _warmed_up(where: str, learning_rate: Any, warmup_steps: Any, at_once: bool) -> Any:
-    """The learning rate, after a linear warm-up from 0, or from its first step, if asked for."""
+    """The learning rate, after a linear warm-up if asked for: from 0, or (`at_once`) above it."""
     if warmup_steps is None:
         return learning_rate
     if callable(learning_rate):
@@ -222,20 +224,36 @@ def schedule_free_sgd(
 ) -> GradientTransformation:
     r"""Schedule-free gradient descent: :func:`schedule_free` around :func:`sgd`.
 
+    .. math::
+        z_t &= z_{t-1} - \eta_t (g_t + \lambda y_{t-1}), \qquad
+            g_t \text{ the gradient at } y_{t-1}, \\
+        x_t &= (1 - c_t) x_{t-1} + c_t z_t, \qquad
+            c_t = \frac{w_t}{\sum_{i \le t} w_i}, \quad
+            w_t = \left(\max_{i \le t} \eta_i\right)^p, \\
+        y_t &= \beta x_t + (1 - \beta) z_t
+
+    with :math:`x_0 = z_0 = y_0`. The parameters being trained are :math:`y`; :func:`eval_params`
+    returns the average :math:`x`, at which to evaluate.
+
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
-        warmup_steps: `w` steps of a linear warm-up, the first with rate 0; None for none.
-        b1: :math:`\beta` in :math:`(0, 1]`; this and the last two as in :func:`schedule_free`.
+        warmup_steps: `n` steps of a linear warm-up, the first with rate 0; None for none.
+        b1: :math:`\beta` in :math:`(0, 1]`; this, `weight_lr_power` and `state_dtype` as in
+            :func:`schedule_free`.
         weight_decay: :math:`\lambda \ge 0`; :math:`\lambda y` is added to the gradient.
-        weight_lr_power: weighs the steps of the warm-up down.
+        weight_lr_power: :math:`p \ge 0`; gives the steps of the warm-up less weight.
         state_dtype: the type in which :math:`z` is kept.
-        warmup_at_once: let the first step of the warm-up have the rate :math:`\eta / w`, as in the
+        warmup_at_once: give the first step of the warm-up the rate :math:`\eta / n`, as in the
             authors' code, and the last :math:`\eta`; in Optax nothing moves at the first.
 
     Source: A. Defazio et al., The Road Less Scheduled, 2024, arXiv:2405.15682, equations 3-5.
 
-    >>> schedule_free_sgd(0.5)
-    schedule_free_sgd(learning_rate=0.5, b1=0.9, weight_lr_power=2.0)
+    >>> import gradtx
+    >>> tx = schedule_free_sgd(0.2)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> average = gradtx.eval_params(tx, found.state, found.params)
+    >>> bool(jnp.allclose(average, 1, atol=1e-2))
+    True
     """
     rate = _warmed_up("schedule_free_sgd", learning_rate, warmup_steps, warmup_at_once)
     base = sgd(rate)
@@ -257,26 +275,43 @@ def schedule_free_adamw(
     *,
     warmup_at_once: bool = False,
 ) -> GradientTransformation:
-    r"""Schedule-free AdamW: :func:`schedule_free` around Adam without momentum, with decay.
+    r"""Schedule-free AdamW: :func:`schedule_free` around Adam without momentum, with weight decay.
 
-    .. math:: u_t = -\eta_t \left(\frac{g_t}{\sqrt{\hat\nu_t} + \epsilon} + \lambda y_t\right)
+    .. math::
+        \nu_t &= \beta_2 \nu_{t-1} + (1 - \beta_2) |g_t|^2, \qquad
+            g_t \text{ the gradient at } y_{t-1}, \\
+        z_t &= z_{t-1} - \eta_t \left(\frac{g_t}{\sqrt{\nu_t / (1 - \beta_2^t)} + \epsilon}
+            + \lambda y_{t-1}\right), \\
+        x_t &= (1 - c_t) x_{t-1} + c_t z_t, \qquad
+            c_t = \frac{w_t}{\sum_{i \le t} w_i}, \quad
+            w_t = \left(\max_{i \le t} \eta_i\right)^p, \\
+        y_t &= \beta x_t + (1 - \beta) z_t
+
+    with :math:`x_0 = z_0 = y_0`. The parameters being trained are :math:`y`; :func:`eval_params`
+    returns the average :math:`x`, at which to evaluate.
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
-        warmup_steps: `w` steps of a linear warm-up, the first with rate 0; None for none.
-        b1: :math:`\beta` in :math:`(0, 1]`; this and the last two as in :func:`schedule_free`.
+        warmup_steps: `n` steps of a linear warm-up, the first with rate 0; None for none.
+        b1: :math:`\beta` in :math:`(0, 1]`; this, `weight_lr_power` and `state_dtype` as in
+            :func:`schedule_free`.
         b2: decay of the squares, in :math:`[0, 1)`.
         eps: :math:`\epsilon \ge 0`, added to the root.
         weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
-        weight_lr_power: weighs the steps of the warm-up down.
+        weight_lr_power: :math:`p \ge 0`; gives the steps of the warm-up less weight.
         state_dtype: the type in which :math:`z` is kept.
-        warmup_at_once: let the first step of the warm-up have the rate :math:`\eta / w`, as in the
+        warmup_at_once: give the first step of the warm-up the rate :math:`\eta / n`, as in the
             authors' code, and the last :math:`\eta`; in Optax nothing moves at the first.
 
     Source: A. Defazio et al., The Road Less Scheduled, 2024, arXiv:2405.15682, algorithm 1. There
     the bias correction multiplies the learning rate; here it divides :math:`\nu`, as in Optax.
 
-    >>> tx = schedule_free_adamw(0.0025, warmup_steps=100)
+    >>> import gradtx
+    >>> tx = schedule_free_adamw(0.1, warmup_steps=10)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    >>> average = gradtx.eval_params(tx, found.state, found.params)
+    >>> bool(jnp.allclose(average, 1, atol=1e-2))
+    True
     """
     rate = _warmed_up("schedule_free_adamw", learning_rate, warmup_steps, warmup_at_once)
     base = chain(
