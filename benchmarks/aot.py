@@ -244,7 +244,7 @@ def table(title: str, shapes: Shapes, pairs: list[Pair]) -> str:
         for pair in pairs:
             rows[pair.label].append(pair.why)
     return markdown(
-        f"Compiled ahead, {title}; gradtx / optax",
+        f"Compiled ahead of time, {title}; gradtx / optax",
         ["optimizer", *["least"] * one_leaf, *header, *["why"] * one_leaf],
         rows.values(),
     )

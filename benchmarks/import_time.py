@@ -51,7 +51,7 @@ def table() -> str:
         touched = "yes" if any(run.touches_devices for run in imports) else "no"
         rows.append([module, ms, ms / jax_ms, touched])
     return markdown(
-        f"Import, over `import jax`; median of {PROCESSES} processes",
+        f"Import time beyond `import jax`; median of {PROCESSES} processes",
         ["module", "ms", "over jax's own", "touches devices"],
         rows,
     )

@@ -37,7 +37,7 @@ def table(pairs: list[Pair], known: dict[str, Any]) -> str:
     ]
     mean = math.exp(statistics.fmean(math.log(x["ratio"]) for x in figures))
     rows.append([f"geometric mean of {len(pairs)}", "", "", "", "", mean])
-    return markdown("All that both have, one leaf of 16M, on a CPU", HEADER, rows)
+    return markdown("Everything both libraries have, one leaf of 16M, on a CPU", HEADER, rows)
 
 
 def main(file: Path, words: list[str]) -> None:

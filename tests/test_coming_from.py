@@ -599,7 +599,7 @@ CHECKS = {
     "several of them, in OptimizerV2's order (here that of the chain)": clips_in_order,
     "variable constraints": projected,
     "learning rate as number, array, schedule": numbers((0.1, 0.1), (0.1, 0.1), (0.1, 0.05)),
-    "as a function of nothing, called at each step": rate_by_call,
+    "as a function without arguments, called at each step": rate_by_call,
     "`optimizer.learning_rate = 0.01`": overwritten_rate,
     "`optimizer.learning_rate`": equals(0.1),
     "`iterations`": equals(0),
