@@ -40,14 +40,14 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, eq=False)
 class Rule:
-    """A rule as the engine lifted it: what acts on transformations reads here what it may do.
+    """A rule as the engine lifted it; code that acts on transformations reads here what it may do.
 
     Attributes:
         scope: what the rule reads.
-        state: the state class, whose fields' annotations say what they are.
+        state: the state class, whose annotations say what its fields are.
         function: the rule itself.
         on_rows: whether it runs on `Rows`.
-        zero_gradient: what it does while gradients are zero, if it says so.
+        zero_gradient: what it does while gradients are zero, if it declares that.
     """
 
     scope: Scope
@@ -76,14 +76,15 @@ class GradientTransformation(_Pair, Declared):
 
     Args:
         init: makes the state for some parameters.
-        update: takes updates (first the gradients) and the state, gives updates and the new state.
-        step: ``(updates, state, params, **extra_args) -> (params, state)``, the same with the
-            updates applied, for what can save memory so; else :func:`apply_gradients` adds them.
+        update: takes updates (at first the gradients) and the state, returns updates and the new
+            state.
+        step: ``(updates, state, params, **extra_args) -> (params, state)``, ``update`` with the
+            updates applied, if that saves memory; otherwise :func:`apply_gradients` adds them.
         before_gradients: ``(params, state, touched) -> (params, state)``, what must happen before
             gradients are taken, where ``touched()`` is a tree like the parameters with the `Rows`
             that the loss will look up. :func:`minimize` and :func:`apply_gradients` call it.
         rule: the `Rule` that was lifted, if one was.
-        parts: the transformations it is made of, if all it does is to pass updates through them.
+        parts: the transformations it is made of, if it only passes updates through them.
 
     >>> import gradtx
     >>> gradtx.scale(0.5)
@@ -126,7 +127,7 @@ class GradientTransformation(_Pair, Declared):
 
     @property
     def step(self) -> StepFn | None:
-        """What takes a whole step, updates applied, where there is more to it than their sum."""
+        """What takes a whole step, if applying the updates is more than adding them."""
         if self._lazy is None:
             return self._members.step
         return None if self._lazy.schedules else self._lazy.step
@@ -140,17 +141,17 @@ class GradientTransformation(_Pair, Declared):
 
     @property
     def rule(self) -> Rule | None:
-        """The rule that the engine lifted, with its scope; None for what is composed or foreign."""
+        """The rule that the engine lifted, with its scope; None if it is composed or foreign."""
         return self._members.rule if self._lazy is None else self._lazy.expansion.rule
 
     @property
     def parts(self) -> "tuple[GradientTransformation, ...] | None":
-        """The transformations through which the updates pass; None if that is not all there is."""
+        """The transformations that updates pass through; None if it does more than that."""
         return self._members.parts if self._lazy is None else self._lazy.expansion.parts
 
     @property
     def rules(self) -> tuple[Rule, ...] | None:
-        """The rules that it consists of; None if there is more to it than these."""
+        """The rules that it consists of; None if it does more than these."""
         if self.rule is not None:
             return (self.rule,)
         below = None if self.parts is None else [part.rules for part in self.parts]
@@ -164,9 +165,9 @@ class GradientTransformation(_Pair, Declared):
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
-        """Where Optax is loaded its class of this name, which `isinstance` asks for: a pair is one.
+        """Optax's class of this name if Optax is loaded, so that `isinstance` takes a pair for one.
 
-        The class itself is ``type(tx)``.
+        The actual class is ``type(tx)``.
         """
         extra = issubclass(type(self), GradientTransformationExtraArgs)
         name = f"GradientTransformation{'ExtraArgs' if extra else ''}"
@@ -204,7 +205,7 @@ class GradientTransformation(_Pair, Declared):
 
 @dataclass(frozen=True)
 class _Members:
-    """What a pair has beside its two functions."""
+    """What a pair has besides its two functions."""
 
     step: StepFn | None
     before_gradients: BeforeFn | None
@@ -245,14 +246,14 @@ _register(GradientTransformationExtraArgs)
 
 
 class ScheduledState(NamedTuple):
-    """The state of a transformation that keeps no count and has a schedule for a hyperparameter."""
+    """The state of a transformation that has a scheduled hyperparameter but keeps no count."""
 
     count: Counter
     inner_state: State
 
 
 class _Lazy:
-    """Builds the pair of a declaration when it is first needed, schedules evaluated."""
+    """Builds the pair of a declaration when it is first needed, with its schedules evaluated."""
 
     def __init__(self, declaration: Declaration) -> None:
         self.declaration = declaration
@@ -264,7 +265,7 @@ class _Lazy:
         if self._expansion is None:
             declaration = self.declaration
             if self.schedules:
-                # It is kept for longer than a trace in which it may be asked for.
+                # It outlives a trace in which it may be built.
                 with jax.ensure_compile_time_eval():
                     declaration = self._evaluated(0)
             self._expansion = declaration.builder.call(declaration.arguments)
@@ -284,9 +285,9 @@ class _Lazy:
         return stepped
 
     def _plain(self, function: Callable[..., Any], state: State) -> Callable[..., Any]:
-        """`function`, which is written for slots that are arrays, for a state that has others.
+        """`function`, written for slots that are arrays, made to take slots in other forms too.
 
-        The engine knows such slots itself; what is built by hand does not.
+        The engine handles such slots itself; what is built by hand does not.
         """
         names = slot_fields(type(state)) if self.expansion.rule is None else ()
         held = [getattr(state, name) for name in names]
@@ -309,7 +310,7 @@ class _Lazy:
         self.declaration.check_numbers()
         params = as_arrays(params)
         state = self.expansion.init(params)
-        # A ScheduledState belongs to a transformation inside: this one has a clock of its own.
+        # A ScheduledState belongs to an inner transformation: this one has a clock of its own.
         clocked = _clock(state) is not None and not isinstance(state, ScheduledState)
         if not self.schedules or clocked:
             return state
@@ -345,7 +346,7 @@ class _Lazy:
 
 
 def _loaded(state: State, names: tuple[str, ...]) -> State:
-    """A state whose slots of these names are arrays, where they are stored in another form."""
+    """The state, with slots of these names that are stored in another form loaded as arrays."""
 
     def array(x: Any) -> Any:
         return x.load() if is_stored(x) else x
@@ -368,7 +369,7 @@ def _stored(state: State, new: State, names: tuple[str, ...]) -> State:
 
 
 def _clock(state: State) -> Any:
-    """The steps that a state has counted, None if it counts none."""
+    """The steps that a state has counted, or None if it has no counter."""
     names = fields_of(type(state), COUNTER) or [
         name for name in getattr(state, "_fields", ()) if name == "count"
     ]
@@ -392,13 +393,13 @@ def transformation(
 def transformation(
     function: Any = None, *, native_schedules: bool = False, scheduled_state: Any = None
 ) -> Any:
-    """Make a builder's result data: it carries the builder and the arguments.
+    """Make the result of a builder data: it carries the builder and the arguments.
 
-    The arguments' annotations say what they may be: one of the ranges of :mod:`gradtx.checks`
+    Annotations say what the arguments may be: one of the ranges of :mod:`gradtx.checks`
     (``b1: Decay = 0.9``) makes an argument a hyperparameter, which is checked, and which may be a
-    number, an array, a schedule ``count -> value``, or a function of nothing. For a schedule the
-    builder is called again at every step with the value in force, so its body sees numbers and
-    arrays only; a function of nothing is a schedule too, called at each step (see
+    number, an array, a schedule ``count -> value``, or a function without arguments. For a schedule
+    the builder is called again at every step with the current value, so its body sees only numbers
+    and arrays; a function without arguments is a schedule too, called at each step (see
     :func:`evaluated`).
 
     Args:
@@ -446,12 +447,12 @@ def optimizer(function: Callable[_P, GradientTransformation]) -> Callable[_P, An
 
 
 def with_extra_args_support(tx: Any) -> GradientTransformation:
-    """`tx` with an ``update`` that takes ``**extra_args``, and ignores them if `tx` knows none.
+    """`tx` with an ``update`` that takes ``**extra_args``, and ignores them if `tx` takes none.
 
     Args:
-        tx: a pair, of gradtx or of another library such as Optax, or whatever has ``init`` and
-            ``update``, such as `MultiSteps`: its support is found by its type, else by the
-            signature of its ``update``.
+        tx: a pair, from gradtx or another library such as Optax, or any object with ``init`` and
+            ``update``, such as `MultiSteps`. Its type or the signature of its ``update`` tells
+            whether it takes extra arguments.
 
     Returns:
         `tx` itself if its ``update`` takes extra arguments, else a pair around it.

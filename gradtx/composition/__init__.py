@@ -1,4 +1,4 @@
-"""Composition: transformations one after the other, on some of the leaves, in groups."""
+"""Composition: transformations in sequence, on some of the leaves, or in groups."""
 
 from gradtx.namespace import lazy
 

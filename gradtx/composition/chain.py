@@ -1,4 +1,4 @@
-"""Composition: transformations one after the other, and the smallest of them."""
+"""Chains of transformations, and the simplest links."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,13 +19,13 @@ from gradtx.types import EmptyState, Params, State, Updates
 
 @transformation
 def chain(*args: GradientTransformation) -> GradientTransformation:
-    """Apply transformations one after the other.
+    """Apply transformations in sequence.
 
     Args:
-        args: the transformations, of gradtx or of another library; none at all is the identity.
+        args: the transformations, from gradtx or another library; without any, the identity.
 
     Returns:
-        A transformation whose state is the tuple of theirs.
+        A transformation whose state is the tuple of their states.
 
     >>> import gradtx
     >>> gradtx.chain(gradtx.clip(1.0), gradtx.scale(-0.1))
@@ -106,7 +106,7 @@ def named_chain(*args: tuple[str, GradientTransformation]) -> GradientTransforma
         ``state[1]``. In Optax it is a dict, addressed by name only.
 
     Raises:
-        ValueError: a name comes twice.
+        ValueError: a name occurs twice.
 
     >>> import gradtx
     >>> tx = gradtx.named_chain(("clip", gradtx.clip(1.0)), ("adam", gradtx.scale_by_adam()))
@@ -161,7 +161,7 @@ def identity() -> GradientTransformation:
 
 @transformation
 def set_to_zero() -> GradientTransformation:
-    """Set every update to zero; a parameter under it stays as it is.
+    """Set every update to zero, so that the parameters do not change.
 
     >>> tx = set_to_zero()
     >>> tx.update(jnp.ones(2), tx.init(jnp.ones(2)))[0].tolist()
@@ -192,8 +192,8 @@ def stateless_with_tree_map(f: Callable[[Any, Any], Any]) -> GradientTransformat
     """A transformation from a function of one leaf's update and parameter.
 
     Args:
-        f: ``(update, parameter or None) -> update``. `Rows` and leaves without a gradient are taken
-            care of; of the parameter under `Rows` the function sees the touched rows.
+        f: ``(update, parameter or None) -> update``. `Rows` and leaves without a gradient are
+            handled; for `Rows` the function sees only the touched rows of the parameter.
 
     >>> tx = stateless_with_tree_map(lambda g, p: g + 0.1 * p)
     >>> float(tx.update(jnp.float32(1.0), tx.init(0.0), jnp.float32(10.0))[0])

@@ -1,4 +1,4 @@
-"""Groups: every leaf has a label, and every label its own transformation."""
+"""Groups: every leaf has a label, and every label has its own transformation."""
 
 from collections.abc import Hashable, Mapping
 from typing import Any, NamedTuple, TypeAlias
@@ -59,13 +59,13 @@ def partition(
     """Give each group of leaves its own transformation.
 
     Args:
-        transforms: ``{label: transformation}``. Frozen leaves have the transformation
-            ``set_to_zero()``, which has no slots.
+        transforms: ``{label: transformation}``. To freeze leaves use ``set_to_zero()``, which has
+            no slots.
         param_labels: a tree of labels like the parameters or a prefix of it; a function from the
             parameters to such a tree; a function ``(path, leaf) -> label``; or a list of
-            ``(pattern, label)``, of which each leaf must match exactly one, where ``"*"`` in the
-            last place takes the rest. A callable pytree, such as a module, is a tree of labels.
-        mask_compatible_extra_args: divide extra arguments too that are trees like the updates.
+            ``(pattern, label)``, of which each leaf must match exactly one; a final ``"*"`` takes
+            the rest. A callable pytree, such as a module, is a tree of labels.
+        mask_compatible_extra_args: also divide extra arguments that are trees like the updates.
 
     State: `PartitionState`. A slot of another group's leaf is `None`, where Optax puts a
     ``MaskedNode``.
@@ -141,7 +141,7 @@ def freeze(mask: Where) -> GradientTransformation:
         mask: the leaves to freeze: True, a tree of booleans or a prefix of it, a pattern or a list
             of them, or a predicate ``(path, leaf) -> bool``.
 
-    To save the frozen leaves' slots and gradients as well see :func:`selective_transform` and the
+    To also save the slots and gradients of frozen leaves, see :func:`selective_transform` and the
     argument ``trainable`` of :func:`minimize`.
 
     >>> import jax.numpy as jnp
@@ -179,7 +179,7 @@ def selective_transform(
 
 
 def reset_group(tx: GradientTransformation, params: Params, state: State, label: Any) -> State:
-    """A state in which one group starts anew and all else goes on.
+    """The state with one group reset and all others unchanged.
 
     Args:
         tx: a transformation with a :func:`partition` somewhere in it.
@@ -188,7 +188,7 @@ def reset_group(tx: GradientTransformation, params: Params, state: State, label:
         label: the label of the group.
 
     Raises:
-        ValueError: there is no group of that label.
+        ValueError: there is no group with that label.
 
     >>> import gradtx
     >>> tx = partition({"a": gradtx.adam(0.1), "b": gradtx.adam(0.1)}, {"x": "a", "y": "b"})
@@ -217,12 +217,12 @@ def reset_group(tx: GradientTransformation, params: Params, state: State, label:
 
 
 def regroup(tx: GradientTransformation, params: Params, state: State) -> State:
-    """A state for `tx` that keeps what `state` holds at the same place: for groups that changed.
+    """A state for `tx` that keeps what `state` holds at the same paths, for use after regrouping.
 
     Args:
-        tx: the transformation to go on with, with a group more or less than the one before.
+        tx: the transformation to continue with, which has more or fewer groups than the previous.
         params: the parameters.
-        state: the state of the transformation before.
+        state: the state of the previous transformation.
 
     Returns:
         ``tx.init(params)`` with every array of `state` that has the same path, shape and type.

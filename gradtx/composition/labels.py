@@ -38,9 +38,9 @@ def _is_patterns(labels: Any, tree: PyTree, known: Any) -> bool:
 
 
 def labels_of(tree: PyTree, labels: Labels, known: Any) -> list[Any]:
-    """The label of each leaf of `tree`, None for a leaf that is not there."""
+    """The label of each leaf of `tree`, None for a leaf that is None."""
     keyed, treedef = leaves_with_path(tree)
-    if not keyed:  # such as Optax's tree_map_params hands over in the place of parameters
+    if not keyed:  # such as the placeholder that Optax's tree_map_params passes as parameters
         return []
     named = [(path_string(path), leaf) for path, leaf in keyed]
     if _is_function(labels):
@@ -63,7 +63,7 @@ def labels_of(tree: PyTree, labels: Labels, known: Any) -> list[Any]:
 
 
 def _matched(pairs: Sequence[tuple[str, Any]], named: Sequence[tuple[str, Any]]) -> list[Any]:
-    """The label of each leaf: of the one pattern that matches it, else of a last ``"*"``."""
+    """The label of each leaf: that of the one pattern that matches it, or of a final ``"*"``."""
     paths = [path for path, _ in named]
     rest = pairs[-1] if pairs[-1][0] == "*" else None
     pairs = pairs[:-1] if rest else pairs

@@ -21,7 +21,7 @@ class MaskedState(NamedTuple):
 
 
 def restrict(inner: GradientTransformation, where: Where | None) -> GradientTransformation:
-    """`inner` on the leaves that `where` chooses; the other updates pass as they are."""
+    """`inner` on the leaves that `where` chooses; the other updates pass unchanged."""
     if where is None:
         return inner
     tx = with_extra_args_support(inner)
@@ -53,7 +53,7 @@ def split_by_mask(
         rest = jax.tree.map(lambda g, m: None if m else g, updates, mask, is_leaf=is_leaf)
         new, after = chosen.update(select(updates, mask), state, params, **extra_args)
         if "count" in after._fields:
-            after = after._replace(count=state.count)  # one step, though in two parts
+            after = after._replace(count=state.count)  # both parts belong to one step
         others, after = other.update(rest, after, params, **extra_args)
         return merge(new, others), after
 
@@ -65,20 +65,20 @@ def split_by_mask(
 def masked(
     inner: GradientTransformation, mask: Where, *, mask_compatible_extra_args: bool = False
 ) -> GradientTransformation:
-    """Transform the leaves that a mask chooses, and pass the others on as they are.
+    """Transform the leaves that a mask chooses, and pass the others on unchanged.
 
     Args:
         inner: the transformation.
         mask: a tree of booleans like the parameters or a prefix of it, a function from the
             parameters to such a tree, a path pattern or a list of them (``"*/kernel"``), or a
             predicate ``(path, leaf) -> bool``.
-        mask_compatible_extra_args: mask extra arguments too that are trees like the updates.
+        mask_compatible_extra_args: also mask extra arguments that are trees like the updates.
 
     State: `MaskedState`. Leaves that are not chosen have no slots: `None` stands in their place,
     where Optax puts a ``MaskedNode``.
 
     Raises:
-        ValueError: a pattern matches no leaf, or the mask is not one for the parameters.
+        ValueError: a pattern matches no leaf, or the mask does not fit the parameters.
 
     >>> import gradtx, jax.numpy as jnp
     >>> tx = gradtx.masked(gradtx.scale(2.0), "w")

@@ -1,4 +1,4 @@
-"""The engine: it lifts a rule over trees, by what the rule reads."""
+"""The engine: it lifts a rule over trees, according to what the rule reads."""
 
 from gradtx.namespace import lazy
 

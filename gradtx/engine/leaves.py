@@ -13,13 +13,13 @@ from gradtx.types import Array, DType, is_stored
 
 
 def _map(function: Callable[..., Any], slot: Any, *values: Any) -> Any:
-    if isinstance(slot, jax.Array):  # as most are: a walk takes as long as the rest
+    if isinstance(slot, jax.Array):  # most are, and a tree.map would double the time
         return function(slot, *values)
     return jax.tree.map(function, slot, *values, is_leaf=is_stored)
 
 
 def load(slot: Any) -> Any:
-    """A slot, an array or any pytree of them, as a rule sees it: in the type in which it computes.
+    """A slot, an array or a pytree of arrays, widened to the type in which a rule computes.
 
     >>> load([jnp.ones(1, jnp.bfloat16), None])[0].dtype
     dtype('float32')
@@ -64,7 +64,7 @@ def parameter(p: Any, path: Any = ()) -> Array:
     """A trained parameter as an array: Python numbers count as floats.
 
     Raises:
-        TypeError: it is an integer or boolean array, or no array at all.
+        TypeError: it is an integer or boolean array, or not an array.
     """
     if isinstance(p, int | float) and not isinstance(p, bool):
         p = jnp.asarray(p, float)
@@ -75,11 +75,11 @@ def parameter(p: Any, path: Any = ()) -> Array:
             "arrays can be trained; leave it out with `trainable` or `select`, or of an Equinox "
             "module pass eqx.filter(model, eqx.is_inexact_array)"
         )
-    return cast(p, p.dtype)  # weak types would become strong, and compile again
+    return cast(p, p.dtype)  # a weak type would become strong after a step, and compile again
 
 
 def gradient(g: Any, path: Any) -> Array:
-    """A gradient as an array; raises TypeError if it is none of a trained parameter."""
+    """A gradient as an array; raises TypeError if it is not floating point or complex."""
     if isinstance(g, int | float) and not isinstance(g, bool):
         g = jnp.asarray(g, float)
     if not hasattr(g, "dtype") or not jnp.issubdtype(g.dtype, jnp.inexact):
@@ -89,7 +89,7 @@ def gradient(g: Any, path: Any) -> Array:
 
 
 class SlotsOfLeaf:
-    """What a rule sees as `s`: slots, and numbers of the whole tree, as attributes."""
+    """What a rule sees as `s`: slots, and scalars of the whole tree, as attributes."""
 
     def __init__(self, label: str, slots: dict[str, Any], scalars: dict[str, Any]) -> None:
         self.__dict__.update(slots, **scalars)
@@ -107,7 +107,7 @@ class SlotsOfLeaf:
 
 
 class NoStep:
-    """In the place of the step, where a state counts none."""
+    """Stands in for the step if a state does not count steps."""
 
     def __init__(self, label: str, state: Any) -> None:
         self._label, self._state = label, state.__name__
@@ -150,7 +150,7 @@ class Steps:
 
 
 def fits(slot: Any, shape: tuple[int, ...]) -> bool:
-    """Whether a slot may belong to a leaf: reduced over a dimension it keeps it with length 1."""
+    """Whether a slot may belong to a leaf; a dimension it was reduced over has length 1."""
     if slot is None:
         return False
     if not hasattr(slot, "shape") or len(slot.shape) != len(shape):

@@ -4,13 +4,13 @@ A rule is a function ``(g, s, t)`` or ``(g, s, t, p)`` of a gradient `g`, its sl
 (``s.mu``), the step `t` (a :class:`~gradtx.numerics.Step`, counted from 1) and, if it asks for it,
 the parameter `p`. It returns the direction and a dict of new slots. Its scope is what it reads: an
 entry, a row, a leaf (here), matrices (:mod:`gradtx.engine.matrices`) or the tree
-(:mod:`gradtx.engine.tree`). The engine widens what it passes to at least float32, rounds what comes
-back to the types in which gradient and slots are kept, and knows the forms that a leaf may have: an
-array, `Rows` of a table, a slot that is stored in another form, no gradient at all (`None`).
+(:mod:`gradtx.engine.tree`). The engine widens what it passes to at least float32, rounds the
+results to the types in which gradient and slots are kept, and handles the forms that a leaf may
+have: an array, `Rows` of a table, a slot stored in another form, no gradient at all (`None`).
 
-What the fields of a state are, their annotations say: `Slots`, `Counter` (each counts steps, the
-first is `t`), `TreeScalar` (a number of the whole tree), `Key` (split at every step; a rule sees a
-key for each leaf).
+Annotations say what the fields of a state are: `Slots`, `Counter` (each counts steps, the first is
+`t`), `TreeScalar` (a scalar of the whole tree), `Key` (split at every step; a rule sees a key for
+each leaf).
 """
 
 import functools
@@ -66,21 +66,21 @@ def elementwise(
     advance: AdvanceFn | None = None,
     zero_gradient: ZeroGradient | None = None,
 ) -> GradientTransformation:
-    """Lift a rule that treats every entry alone.
+    """Lift a rule that treats each entry independently.
 
-    It runs on whole leaves, on the rows of a table, on shards, on several leaves stacked.
+    It runs on whole leaves, on the rows of a table, on shards, and on stacked leaves.
 
     Args:
         state: a NamedTuple class whose fields are annotated `Slots`, `Counter` (if the rule uses
             the step), `TreeScalar` or `Key`.
-        slots: ``p -> {name: array}``, the slots of one parameter at the start; None for none.
+        slots: ``p -> {name: array}``, the initial slots of one parameter; None for none.
         rule: ``(g, s, t[, p]) -> (direction, {name: new slot})``; see :mod:`gradtx.engine.lift`.
-        start: ``{name: value}`` of the fields that are no slots and no counters, or a function
-            from the list of parameters to that. Numbers are kept in at least float32.
-        advance: ``(s, t) -> {name: value}``, the numbers of the whole tree after the step; the
-            rule sees those before it.
-        zero_gradient: what the rule does while gradients are zero, if that is so simple; it saves
-            :func:`exact_rows` steps.
+        start: ``{name: value}``, the initial values of the fields other than slots and counters,
+            or a function from the list of parameters to that. Numbers are kept in at least float32.
+        advance: ``(s, t) -> {name: value}``, the tree's scalars after the step; the rule sees
+            those before it.
+        zero_gradient: what the rule does while gradients are zero, if that has a closed form; it
+            saves :func:`exact_rows` steps.
 
     Returns:
         The pair. Decorate the function that calls this with :func:`transformation`.
@@ -117,7 +117,7 @@ def rowwise(
     *,
     zero_gradient: ZeroGradient | None = None,
 ) -> GradientTransformation:
-    """Lift a rule that treats every row alone, along the first dimension of a leaf.
+    """Lift a rule that treats each row, along the first dimension of a leaf, independently.
 
     It may reduce over the other dimensions, and runs on whole leaves, `Rows` of tables and shards
     of the first dimension. The arguments are those of :func:`elementwise`. A slot may keep one
@@ -135,16 +135,16 @@ def leafwise(
     rows: bool = False,
     start: Start | None = None,
 ) -> GradientTransformation:
-    """Lift a rule that treats every leaf alone and may reduce over it (a norm, a matrix product).
+    """Lift a rule that treats each leaf independently and may reduce over it, as for a norm.
 
     Args:
         state: a state class; this, `slots`, `rule` and `start` are as in :func:`elementwise`.
-        slots: the slots of one parameter at the start.
+        slots: the initial slots of one parameter.
         rule: the rule.
-        rows: of a table whose gradient is `Rows`, the rule sees the values of these rows in the
-            place of the leaf, and the slots whole: right where rows of zeros change nothing. Else
+        rows: whether the rule runs on `Rows`. It then sees the values of these rows instead of the
+            leaf, and all of the slots, which is right if rows of zeros change nothing. Otherwise
             `Rows` are refused, since the rule would have to see the missing rows.
-        start: the fields that are no slots and no counters.
+        start: the initial values of the fields other than slots and counters.
     """
     lifted = Rule(Scope.LEAF, state, rule, on_rows=rows)
     return lift(lifted, each_slots(slots), each_leaf(lifted), start=start)
@@ -152,7 +152,7 @@ def leafwise(
 
 @dataclass
 class Leaves:
-    """What one update is about: gradients, and what lies beside each of them."""
+    """The inputs of one update: gradients, and what belongs to each of them."""
 
     label: str
     treedef: Any
@@ -168,7 +168,7 @@ class Leaves:
     extra_args: dict[str, Any]
 
     def there(self) -> list[int]:
-        """Which leaves have a gradient."""
+        """The indices of the leaves that have a gradient."""
         return [i for i, g in enumerate(self.gradients) if g is not None]
 
     def held(self, i: int) -> dict[str, Any]:
@@ -176,7 +176,7 @@ class Leaves:
         return {name: column[i] for name, column in self.slots.items()}
 
     def view(self, loaded: dict[str, Any], drawn: Mapping[str, Any] = MappingProxyType({})) -> Any:
-        """What a rule sees as `s`: slots, numbers of the tree, keys."""
+        """What a rule sees as `s`: slots, the tree's scalars, keys."""
         return SlotsOfLeaf(self.label, loaded, {**self.scalars, **drawn})
 
 
@@ -193,16 +193,16 @@ def lift(
     advance: AdvanceFn | None = None,
     takes_params: bool | None = None,
 ) -> GradientTransformation:
-    """The pair around a rule: all that is the same in every scope.
+    """The pair around a rule: what all scopes share.
 
     Args:
         rule: the rule with its scope.
-        first: ``(params, leaves, paths) -> [{name: slot}]``, the slots of each leaf at the start.
-        transform: applies the rule to `Leaves`: their directions and, by name, the new slots of
-            each (as they are kept) and the new numbers of the tree.
-        start: the fields that are no slots and no counters.
-        advance: the numbers of the tree after the step, where the rule does not return them.
-        takes_params: whether the rule reads the parameters; else its signature says so.
+        first: ``(params, leaves, paths) -> [{name: slot}]``, the initial slots of each leaf.
+        transform: applies the rule to `Leaves` and returns their directions and, by name, the new
+            slots of each (as they are kept) and the tree's new scalars.
+        start: the initial values of the fields other than slots and counters.
+        advance: the tree's scalars after the step, if the rule does not return them.
+        takes_params: whether the rule reads the parameters; None to go by its signature.
     """
     label = label_of(rule.function)
     fields = checked_fields(label, rule.state)
@@ -284,7 +284,7 @@ def lift(
 
 
 def each_slots(slots: SlotsFn | None) -> FirstFn:
-    """The slots of each leaf at the start, made of nothing but that leaf; None for no leaf."""
+    """The initial slots of each leaf, made from that leaf alone; None for a leaf that is None."""
 
     def first(params: Params, leaves: list[Any], paths: list[Any]) -> list[Any]:
         return [None if p is None else {} if slots is None else slots(p) for p in leaves]
@@ -293,7 +293,7 @@ def each_slots(slots: SlotsFn | None) -> FirstFn:
 
 
 def each_leaf(rule: Rule) -> Transform:
-    """A rule of entries, rows or leaves applied to one leaf after the other."""
+    """A rule of entries, rows or leaves, applied to one leaf after another."""
     function, takes_params = rule.function, reads_params(rule.function)
 
     def transform(given: Leaves) -> tuple[list[Any], dict[str, Any]]:
@@ -382,7 +382,7 @@ def call(
 
 
 def checked_result(label: str, result: Any, names: Iterable[str]) -> tuple[Any, dict[str, Any]]:
-    """What a rule returned, once it is known to be a direction and just these slots."""
+    """What a rule returned, checked to be a direction and exactly these slots."""
     if not (isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping)):
         raise TypeError(
             f"{label}: a rule returns (direction, {{slot: new value}}), not {result!r:.80}"
@@ -392,7 +392,7 @@ def checked_result(label: str, result: Any, names: Iterable[str]) -> tuple[Any, 
 
 
 def label_of(function: Any) -> str:
-    """What errors call a transformation: the function in which its rule stands."""
+    """The name of a transformation in errors: that of the function that defines its rule."""
     while isinstance(function, functools.partial):
         function = function.func
     names = getattr(function, "__qualname__", type(function).__name__).split(".<locals>.")
@@ -424,7 +424,7 @@ def checked_fields(label: str, state: Any) -> dict[str, Any]:
 
 
 def check_names(what: str, given: Mapping[str, Any], wanted: Sequence[str], state: Any) -> None:
-    """Raise ValueError unless just these names are given."""
+    """Raise ValueError unless exactly these names are given."""
     if set(given) == set(wanted):
         return
     missing = [n for n in wanted if n not in given]
@@ -457,7 +457,7 @@ def check_shapes(
 
 
 def needed(label: str, params: Params | None) -> Params:
-    """The parameters; raises ValueError where ``update`` was called without them."""
+    """The parameters; raises ValueError if ``update`` was called without them."""
     if params is None:
         raise ValueError(f"{label} needs the parameters: call update(updates, state, params)")
     return params

@@ -1,4 +1,4 @@
-"""Rules of matrices: which axes are rows and columns, and all equal matrices as one batch."""
+"""Rules on matrices: which axes are rows and columns, and matrices of one shape as one batch."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -37,7 +37,8 @@ OnLeafFn = Callable[[Array, Array, "Matrices"], Array]
 class Matrices(NamedTuple):
     """An array of some shape seen as a batch of matrices of one shape.
 
-    order: its axes, batch first, then rows, then columns; sizes: of the three; shape: its own.
+    order: its axes, batch first, then rows, then columns; sizes: the sizes of these three; shape:
+    the array's own.
     """
 
     order: tuple[int, ...]
@@ -55,7 +56,7 @@ class Matrices(NamedTuple):
         return self.sizes[2]
 
     def stacked(self, count: int) -> "Matrices":
-        """The same for so many such arrays along a new first axis."""
+        """The same for `count` such arrays, stacked along a new first axis."""
         order = (0, *(axis + 1 for axis in self.order))
         batches, height, width = self.sizes
         return Matrices(order, (count * batches, height, width), (count, *self.shape))
@@ -65,7 +66,7 @@ class Matrices(NamedTuple):
         return x.transpose(self.order).reshape(self.sizes)
 
     def put(self, x: Array) -> Array:
-        """A batch as an array of the own shape."""
+        """A batch as an array of the original shape."""
         ordered = x.reshape([self.shape[axis] for axis in self.order])
         back = sorted(range(len(self.order)), key=lambda axis: self.order[axis])
         return ordered.transpose(back)
@@ -76,17 +77,17 @@ class MatrixDimensions:
     """Which axes of each leaf are the rows and the columns of matrices.
 
     Attributes:
-        given: numbers with ``reduction_axis`` (rows) and ``output_axis`` (columns), a tree of them
-            or a prefix of it, or a function from the updates to such a tree. None in the place of
-            a leaf's numbers: it is no matrix.
-        kind: the class of the numbers; its defaults hold where nothing is given.
+        given: dimension numbers with ``reduction_axis`` (rows) and ``output_axis`` (columns), a
+            tree of them or a prefix of it, or a function from the updates to such a tree. None for
+            a leaf means that it is not a matrix.
+        kind: the class of the numbers; its defaults are used if nothing is given.
     """
 
     given: Any
     kind: type
 
     def of(self, label: str, tree: PyTree) -> list[Any]:
-        """The numbers of each leaf of `tree`.
+        """The dimension numbers of each leaf of `tree`.
 
         Raises:
             ValueError: they are not a tree like it or a prefix of it.
@@ -121,7 +122,7 @@ def as_matrices(label: str, path: Any, shape: tuple[int, ...], numbers: Any) -> 
     """How an array of some shape is a batch of matrices, by its dimension numbers.
 
     Raises:
-        ValueError: the numbers name no axes of it, or one twice.
+        ValueError: the numbers name axes that it does not have, or one axis twice.
     """
     try:
         rows = axes_of(numbers.reduction_axis, len(shape))
@@ -141,7 +142,7 @@ def as_matrices(label: str, path: Any, shape: tuple[int, ...], numbers: Any) -> 
 
 
 def axes_of(axes: Any, ndim: int) -> tuple[int, ...]:
-    """Axes, given as one or several, counted from the first."""
+    """One or several axes as a tuple, each counted from the first."""
     given = (axes,) if isinstance(axes, int) else tuple(axes)
     if not all(-ndim <= axis < ndim for axis in given):
         raise ValueError(f"the axes {given} are not axes of an array with {ndim} dimensions")
@@ -159,7 +160,7 @@ def matrixwise(
     on_leaf: OnLeafFn | None = None,
     start: Start | None = None,
 ) -> GradientTransformation:
-    """Lift a rule that treats every matrix alone: products, roots, singular values.
+    """Lift a rule that treats each matrix independently: products, roots, singular values.
 
     Matrices of one shape and type go through the rule as one batch, whichever leaves they are in:
     what is traced, compiled and launched does not grow with their number.
@@ -168,20 +169,20 @@ def matrixwise(
         state: a state class, as in :func:`elementwise`.
         rule: ``(g, s, t) -> (direction, {name: new factor})`` of a batch `g` of shape
             ``(n, rows, columns)``; each factor has the batch in front.
-        dimensions: which axes of each leaf are rows and columns, and which leaves are no matrices:
-            these pass as they are, once `on_entries` has seen them.
+        dimensions: which axes of each leaf are rows and columns, and which leaves are not matrices:
+            those go through `on_entries` only.
         slots: ``p -> {name: array}``, the slots of `on_entries`, of the shape of the parameter.
         on_entries: a rule as in :func:`elementwise`, such as a momentum, that every leaf goes
             through first, by itself.
-        factors: ``{name: (matrices, p) -> array}``, the slots of `rule` for one leaf, with
-            ``matrices.sizes[0]`` in front: one for each matrix, row or column, or square factors.
-            A leaf that is no matrix has None.
-        on_leaf: ``(before, after, matrices) -> direction``, the last word on each leaf, in its own
+        factors: ``{name: (matrices, p) -> array}``, the slots of `rule` for one leaf, with first
+            dimension ``matrices.sizes[0]``: one number for each matrix, row or column, or square
+            factors. A leaf that is not a matrix has None.
+        on_leaf: ``(before, after, matrices) -> direction``, a final step on each leaf, in its own
             shape.
-        start: the fields that are no slots and no counters.
+        start: the initial values of the fields other than slots and counters.
 
     Raises:
-        ValueError: a leaf has not the axes that its numbers name.
+        ValueError: a leaf lacks axes that its numbers name.
         TypeError: a gradient is `Rows`, since a matrix is transformed as a whole.
 
     >>> import gradtx
@@ -254,7 +255,7 @@ def _in_batches(
 
 
 def _by_shape(alike: dict[Any, list[int]]) -> list[list[tuple[Matrices, list[int]]]]:
-    """Leaves that are alike, those together whose matrices have one shape and type."""
+    """Leaves that are alike, grouped by the shape and type of their matrices."""
     found: dict[Any, list[tuple[Matrices, list[int]]]] = {}
     for (how, kind), members in alike.items():
         found.setdefault((how.rows, how.columns, kind.dtype), []).append((how, members))

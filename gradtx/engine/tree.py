@@ -1,4 +1,4 @@
-"""Rules that look at all leaves together, and keep numbers of the whole tree beside the slots."""
+"""Rules that look at all leaves together, and keep scalars of the whole tree beside the slots."""
 
 import inspect
 from typing import Any
@@ -31,16 +31,16 @@ def treewise(
 
     Args:
         state: a NamedTuple class whose fields are annotated `Slots`, `Counter` (if the rule uses
-            the step), `TreeScalar` (each number of the whole tree) or `Key`.
-        slots: ``p -> {name: array}``, the slots of one parameter at the start; None for none.
-        start: ``{name: number}``, the numbers at the start, or a function from the list of
-            parameters to that; None for none. They are kept in float32, or wider where a parameter
-            is; a boolean stays one.
-        rule: ``(g, s, t[, p][, *, value]) -> (directions, {name: new slots or number})``. Gradients
+            the step), `TreeScalar` (for each scalar of the whole tree) or `Key`.
+        slots: ``p -> {name: array}``, the initial slots of one parameter; None for none.
+        start: ``{name: number}``, the initial scalars, or a function from the list of parameters
+            to that; None for none. They are kept in float32, or wider if a parameter is wider; a
+            boolean stays a boolean.
+        rule: ``(g, s, t[, p][, *, value]) -> (directions, {name: new slots or scalar})``. Gradients
             `g`, parameters `p` and each slot are lists of the leaves that have a gradient, to which
-            ``jax.tree.map`` and :mod:`gradtx.tree` apply; a number is a scalar. What a rule does
-            not return stays as it is. A rule with an argument `value` gets the loss, a scalar.
-        rows: the rule takes `Rows` among the gradients; else they are refused.
+            ``jax.tree.map`` and :mod:`gradtx.tree` apply. What a rule does not return stays as it
+            is. A rule with an argument `value` gets the loss, a scalar.
+        rows: the rule takes `Rows` among the gradients; otherwise they are refused.
 
     Returns:
         The pair. Decorate the function that calls this with :func:`transformation`.
@@ -109,7 +109,7 @@ def loss_value(label: str, extra_args: dict[str, Any]) -> Array:
     """The loss among the extra arguments of an update, a scalar.
 
     Raises:
-        ValueError: it is missing, or no scalar.
+        ValueError: it is missing, or not a scalar.
     """
     value = extra_args.get("value")
     if value is None:
@@ -123,7 +123,7 @@ def loss_value(label: str, extra_args: dict[str, Any]) -> Array:
 
 
 def _checked(given: Leaves, i: int, *, on_rows: bool) -> Any:
-    """A gradient that fits what lies beside it."""
+    """A gradient, checked against the slots and the parameter of its leaf."""
     g, path = given.gradients[i], given.paths[i]
     if not is_rows(g):
         g = gradient(g, path)
@@ -131,7 +131,7 @@ def _checked(given: Leaves, i: int, *, on_rows: bool) -> Any:
         raise refused_rows(given.label, path)
     shape = tuple(g.shape)
     beside = {f"slot {n}": s for n, s in given.held(i).items()}
-    # A slot may keep several arrays of the leaf's shape, one after the other.
+    # A slot may stack several arrays of the leaf's shape.
     unlike = {n: x for n, x in beside.items() if x is None or not _ends_in(tuple(x.shape), shape)}
     p = given.params[i]
     if p is not None and tuple(p.shape) != shape:

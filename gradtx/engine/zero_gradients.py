@@ -1,4 +1,4 @@
-"""Many steps with zero gradients at once: what rows that no step touches have missed."""
+"""Many steps with zero gradients taken at once: those that untouched rows have missed."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -13,8 +13,8 @@ from gradtx.types import Array
 class ZeroGradient(NamedTuple):
     """What a rule does while gradients are zero, so that many such steps can be taken at once.
 
-    factors: by name of the slot, what a step multiplies it by; fade: ``() -> number``, what a step
-    multiplies the direction by, at most.
+    factors: for each slot, by name, the factor by which a step multiplies it; fade: ``() ->
+    number``, the largest factor by which a step multiplies the direction.
     """
 
     factors: Mapping[str, Any]
@@ -30,7 +30,7 @@ class SkippedSteps:
 
     Attributes:
         steps: how many.
-        slots: how many slots were taken over them.
+        slots: how many slots were advanced by them.
         horizon: after how many steps the directions are below 2^-32 of the first.
     """
 
@@ -38,7 +38,7 @@ class SkippedSteps:
         self.steps, self.slots, self.horizon = steps, 0, 0
 
     def over(self, rule: Any, zero_gradient: ZeroGradient | None, takes_params: bool) -> Any:
-        """What takes the place of `rule` for that long."""
+        """What replaces `rule` for these steps."""
 
         def skipping(g: Array, s: Any, t: Any, *p: Array) -> tuple[Array, dict[str, Array]]:
             names = s.names()

@@ -1,4 +1,4 @@
-"""Training: gradients taken, updates applied, steps compiled."""
+"""Training: taking gradients, applying updates, compiling steps."""
 
 from gradtx.namespace import lazy
 

@@ -1,4 +1,4 @@
-"""Updates and parameters: how the one is added to the other."""
+"""Applying updates to parameters."""
 
 from typing import Any
 
@@ -27,8 +27,8 @@ def apply_updates(params: Params, updates: Updates) -> Params:
         updates: a tree like it; `None` leaves a parameter as it is, `Rows` are added to their rows.
 
     Returns:
-        The new parameters, in the shapes and types of the old. The sum is taken in at least float32
-        and rounded once.
+        The new parameters, in the shapes and types of the old ones. The sum is taken in at least
+        float32 and rounded once.
 
     Raises:
         ValueError: the trees differ, or a leaf's shape does.
@@ -42,19 +42,19 @@ def apply_updates(params: Params, updates: Updates) -> Params:
 
 @transformation
 def chain_reading_old(slot: str, *links: GradientTransformation) -> GradientTransformation:
-    """A chain whose updates are made of the old value of a slot: ``chain(*links)``.
+    """A chain whose updates read the old value of a slot: ``chain(*links)``.
 
     The kernel of the new parameters reads the old value, and nothing tells XLA for CPUs to run it
     before the kernel of the new slot: it copies the slot. ACProp's::
 
         %copy.3 = f32[N] copy(%state_nu)
 
-    The new slot waits for the sum that `apply_updates` will take, which XLA finds to be the same.
-    Without parameters nothing changes, nor where other links follow.
+    The new slot waits for the sum that `apply_updates` will compute; XLA merges the two. This has
+    no effect without parameters, or if other links follow.
 
     Args:
-        slot: its name, a field of one link's state.
-        links: what is chained.
+        slot: the slot's name, a field of one link's state.
+        links: the transformations to chain.
     """
     tx = chain(*links)
 
@@ -157,7 +157,7 @@ def periodic_update(
 
     Args:
         new_tensors: the tree to take when `steps` is a multiple of `update_period`.
-        old_tensors: the tree to take else.
+        old_tensors: the tree to take otherwise.
         steps: steps taken so far.
         update_period: at least 1.
 

@@ -1,9 +1,9 @@
 """Looking up rows of a table, and differentiating with respect to these rows.
 
-A look-up is a primitive of its own, so that it can be found in what a loss traces to: under `vmap`,
-inside `jit`, `scan` and `checkpoint`. The loss is then run with zeros added to what each look-up
-gives, and differentiated with respect to the zeros: their gradient is that of the rows, and the
-table's is never made.
+A look-up is a primitive of its own, so that it can be found in a traced loss: under `vmap`, inside
+`jit`, `scan` and `checkpoint`. The loss is then run with zeros added to the result of each look-up,
+and differentiated with respect to the zeros: their gradient is that of the rows, and the table's
+gradient is never formed.
 """
 
 import functools
@@ -28,24 +28,24 @@ from gradtx.types import Array, PyTree
 def take(table: Any, ids: Any) -> Array:
     """The rows of a table at some indices: ``table[ids]``, for use inside a loss.
 
-    Where :func:`value_and_grad`, :func:`gradtx.minimize` or :func:`gradtx.make_step` differentiate
-    the loss, the gradient of a table that is only looked up is `Rows`, and costs what was looked
-    up. It may be looked up several times, under ``vmap``, and inside ``jit``, ``scan`` and
-    ``checkpoint``. Everywhere else, as under ``jax.grad``, this is an ordinary differentiable
-    function.
+    When :func:`value_and_grad`, :func:`gradtx.minimize` or :func:`gradtx.make_step` differentiates
+    the loss, the gradient of a table that is only looked up is `Rows`, and its cost depends only on
+    the rows looked up. The table may be looked up several times, under ``vmap``, and inside
+    ``jit``, ``scan`` and ``checkpoint``. Elsewhere, as under ``jax.grad``, this is an ordinary
+    differentiable function.
 
     Args:
-        table: an array of shape ``(rows, ...)``, a parameter itself (or cast to another type).
-        ids: integers of any shape. One outside the table, negative ones included, gives a row of
-            zeros, and no gradient: see :data:`check_indices`.
+        table: an array of shape ``(rows, ...)``, itself a parameter (or one cast to another type).
+        ids: integers of any shape. One outside the table, or negative, gives a row of zeros and no
+            gradient: see :data:`check_indices`.
 
     Returns:
         An array of shape ``(*ids.shape, *table.shape[1:])``.
 
     Raises:
         TypeError: the ids are not integers.
-        ValueError: the table is a scalar, or has no rows, or an id needs 64 bits, which JAX cuts
-            off unless ``jax_enable_x64`` is set.
+        ValueError: the table is a scalar, or has no rows, or an id needs 64 bits, which JAX
+            truncates unless ``jax_enable_x64`` is set.
 
     >>> take(jnp.array([[1.0], [2.0], [3.0]]), jnp.array([2, 0, 7])).tolist()
     [[3.0], [1.0], [0.0]]
@@ -68,14 +68,14 @@ class _LooksUp(Exception):
     """Ends the tracing of a loss at its first look-up."""
 
 
-# Part of the keys under which JAX keeps what it traced: no function that looks up is kept in it.
+# Part of the keys of JAX's trace cache, so that no function traced elsewhere hides its look-ups.
 _differentiating = jax.make_user_context(False)
 
 take_p = Primitive("take_rows")
 
 
 def _gather(table: Array, ids: Array) -> Array:
-    """What a look-up is to those who differentiate or batch it as a whole."""
+    """A look-up as an ordinary function, for whoever differentiates or batches it as a whole."""
     return table.at[ids].get(mode="fill", fill_value=0)
 
 
@@ -114,7 +114,7 @@ class _Call(NamedTuple):
     """A call of a jaxpr to which tables may be passed.
 
     jaxpr, consts: what is called; passed: how many of its first inputs may be tables;
-    lead: the shape that goes before that of what is looked up in it.
+    lead: the leading dimensions that the call adds to what is looked up in it.
     """
 
     jaxpr: Any
@@ -139,10 +139,10 @@ def _call(eqn: Any) -> _Call | None:
 
 
 def _scan_sizes(eqn: Any) -> tuple[int, int]:
-    """How many constants and how many carries a scan is given.
+    """The number of constants and of carries of a scan.
 
-    Each version of JAX writes them into other parameters; in all of them what is stacked has one
-    dimension more outside the body than in it, and carries come first in what is returned.
+    JAX versions name these parameters differently; in all of them stacked arrays have one dimension
+    more outside the body than inside it, and the carries come first among the results.
     """
     body = eqn.params["jaxpr"]
 
@@ -169,8 +169,8 @@ Known = Mapping[Var, _Parameter | None]
 class _Lookup(NamedTuple):
     """A look-up in a traced loss.
 
-    table: of which parameter; rows: the type of what it gives; lead: what goes before its shape;
-    chained: whether the ids depend on parameters.
+    table: the parameter that it reads; rows: the type of its result; lead: the leading dimensions
+    before that shape; chained: whether the ids depend on parameters.
     """
 
     table: _Parameter
@@ -192,7 +192,7 @@ def _held(eqn: Any, known: Known) -> dict[int, _Parameter | None]:
 
 
 def _lookups(jaxpr: Any, known: Known, whole: dict[int, str]) -> list[_Lookup]:
-    """The look-ups in `jaxpr`, in order; `whole` is told what uses parameters otherwise."""
+    """The look-ups in `jaxpr`, in order; `whole` collects other uses of parameters."""
     known, found = dict(known), []
 
     def use(by: str, inputs: Iterable[_Parameter | None]) -> None:
@@ -239,7 +239,7 @@ def _is_cast(eqn: Any, held: Mapping[int, _Parameter | None]) -> bool:
 
 
 def inner_jaxprs(eqn: Any) -> Iterator[Jaxpr]:
-    """The programs that an equation of a program runs, such as the branches of a condition."""
+    """The jaxprs that an equation runs, such as the branches of a conditional."""
     for value in eqn.params.values():
         for part in value if isinstance(value, tuple | list) else (value,):
             if isinstance(part, ClosedJaxpr | Jaxpr):
@@ -248,7 +248,7 @@ def inner_jaxprs(eqn: Any) -> Iterator[Jaxpr]:
 
 def _refuse_within(eqn: Any, held: Mapping[int, _Parameter | None]) -> None:
     for jaxpr in inner_jaxprs(eqn):
-        # What a branch, a loop or a shard is given comes last among the inputs.
+        # The operands of a branch, a loop or a shard come last among the inputs.
         before = len(eqn.invars) - len(jaxpr.invars)
         inner = {jaxpr.invars[at - before]: p for at, p in held.items() if at >= before}
         for lookup in _lookups(jaxpr, inner, {}):
@@ -265,7 +265,7 @@ def _run(
     tables: Known,
     increments: Iterator[Array],
 ) -> tuple[list[Any], list[Array]]:
-    """What `jaxpr` gives with an increment added to each look-up, and the indices looked up."""
+    """The results of `jaxpr` with an increment added to each look-up, and the ids looked up."""
     tables, found = dict(tables), []
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
 
@@ -280,7 +280,7 @@ def _run(
             found.append(inputs[1])
             outputs = [rows.astype(eqn.outvars[0].aval.dtype)]
         elif _is_cast(eqn, held):
-            # The rows will be, not the table.
+            # The rows will be cast, not the table.
             tables[eqn.outvars[0]], outputs = held[0], inputs
         elif held and call is not None:
             inner = {call.jaxpr.invars[at]: table for at, table in held.items()}
@@ -333,7 +333,7 @@ def _split(inputs: Sequence[Any], *sizes: int) -> tuple[list[Any], ...]:
 
 
 class _Traced:
-    """A function of a tree of parameters, traced, and what it looks up."""
+    """A traced function of a tree of parameters, and its look-ups."""
 
     def __init__(self, function: Callable[[PyTree], Any], tree: PyTree) -> None:
         keyed, self.treedef = jax.tree_util.tree_flatten_with_path(tree)
@@ -358,7 +358,7 @@ class _Traced:
         self.tables = {lookup.table.position: lookup.table for lookup in self.lookups}
 
     def run(self, leaves: Sequence[Any], increments: Sequence[Array]) -> tuple[Any, list[Array]]:
-        """What the function gives with the increments added to what it looks up, and the ids."""
+        """The function's results with the increments added to its look-ups, and the ids."""
         tables = {self.jaxpr.invars[i]: table for i, table in self.tables.items()}
         out, ids = _run(self.jaxpr, self.consts, leaves, tables, iter(increments))
         return jax.tree.unflatten(self.out, out), ids
@@ -368,7 +368,7 @@ class _Traced:
         return [lookup.zeros() for lookup in self.lookups]
 
     def rows(self, ids: Sequence[Array], values: Sequence[Array]) -> dict[int, Rows]:
-        """By table, its rows at the indices looked up."""
+        """For each table, by position, its rows at the indices looked up."""
         found = {}
         for i in self.tables:
             mine = [k for k, lookup in enumerate(self.lookups) if lookup.table.position == i]
@@ -382,10 +382,10 @@ class _Traced:
 
 
 def looked_up(function: Callable[[PyTree], Any], tree: PyTree) -> PyTree:
-    """For each table that a function looks up the rows, of which only the indices matter.
+    """The rows of each table that a function looks up; only their indices have a meaning.
 
     Returns:
-        A tree like `tree`, with its leaf where that is not a table that is only looked up.
+        A tree like `tree`, in which a leaf that is not a table, or not only looked up, stays.
 
     Raises:
         ValueError: what is looked up depends on the parameters.
@@ -434,23 +434,23 @@ def vjp(
 def value_and_grad(
     fun: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False
 ) -> Callable[..., tuple[Any, Any]]:
-    """``jax.value_and_grad``, where the gradients of tables that are looked up are `Rows`.
+    """``jax.value_and_grad``, but the gradients of tables that are only looked up are `Rows`.
 
     Args:
         fun: a function that returns a scalar or, with `has_aux`, ``(scalar, aux)``; it looks tables
             up with :func:`take`.
         argnums: the position or positions of the arguments to differentiate with respect to.
-        has_aux: whether `fun` returns something beside the scalar.
+        has_aux: whether `fun` returns something besides the scalar.
 
     Returns:
         A function of the same arguments that returns ``(value, gradients)`` or
         ``((value, aux), gradients)``. A table that is also used as a whole, such as an embedding
-        that is the output layer too, has a dense gradient, and a warning says so.
+        that is also the output layer, has a dense gradient, with a warning.
 
     Raises:
         ValueError: the value is not a scalar; or a table is looked up where its rows cannot be
-            told apart, inside ``cond``, ``while_loop``, ``shard_map`` or a function with a
-            derivative of its own.
+            followed: inside ``cond``, ``while_loop``, ``shard_map`` or a function with a custom
+            derivative.
 
     >>> def loss(table, ids):
     ...     return jnp.sum(take(table, ids) ** 2)

@@ -1,4 +1,4 @@
-"""Micro-batches: a function of a batch, evaluated part by part."""
+"""Micro-batches: evaluating a function of a batch part by part."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,28 +22,29 @@ def microbatch(
     in_axes: int | Sequence[int] = 0,
     num_real_microbatches: Any = None,
 ) -> Callable[..., Any]:
-    """A function that calls `fun` on one part of a batch after the other, to save memory.
+    """A function that calls `fun` on one part of a batch after another, to save memory.
 
     Args:
         fun: any function, such as ``jax.value_and_grad(loss)``.
         argnums: the positions of the arguments that have a batch dimension; each may be a tree.
-        microbatch_size: examples to a part, at least 1; None for no parts. What is left over is a
+        microbatch_size: examples per part, at least 1; None for a single part. The remainder is a
             smaller part at the end; in Optax the size must divide the batch.
-        accumulator: how results are put together: ``"sum"``, ``"mean"`` over examples (a smaller
-            part counts for less) or ``"concat"`` along the first dimension; or a tree of these like
-            the result, or a prefix of it. Optax has an enumeration for them.
+        accumulator: how results are combined: ``"sum"``, ``"mean"`` over examples (a smaller part
+            counts less) or ``"concat"`` along the first dimension; or a tree of these like the
+            result, or a prefix of it. Optax has an enumeration for them.
         argnames: the names of keyword arguments that have a batch dimension.
-        in_axes: which dimension it is, for each argument of `argnums`, then `argnames`.
-        num_real_microbatches: stop after so many parts, which may be traced; the mean is then over
-            their examples (Optax's ``RUNNING_MEAN``), and of a concatenation the rest is 0.
+        in_axes: the batch dimension of each argument in `argnums`, then `argnames`.
+        num_real_microbatches: stop after this many parts, a number that may be traced; the mean is
+            then over their examples (Optax's ``RUNNING_MEAN``), and the rest of a concatenation is
+            0.
 
     Returns:
         The function. A part has every n-th example, so that a batch that is sharded over devices
         stays where it is. Sums and means are taken in float32 or wider.
 
     Raises:
-        ValueError: batch dimensions differ, an accumulator is unknown, a mean is asked of integers,
-            or there is a smaller part and `num_real_microbatches`.
+        ValueError: batch dimensions differ, an accumulator is unknown, a mean of integers is asked
+            for, or `num_real_microbatches` is given and a part is smaller.
 
     >>> grad = microbatch(jax.grad(lambda p, x: jnp.mean(p * x)), 1, 2, "mean")
     >>> float(grad(1.0, jnp.arange(5.0)))

@@ -1,4 +1,4 @@
-"""Minimizing: gradients of a loss, and a step with them, as one pure function or compiled."""
+"""Minimizing: taking the gradients of a loss, and a step with them."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -27,7 +27,7 @@ LossFn = Callable[..., Any]
 
 
 def scalar_loss(loss_fn: LossFn, has_aux: bool, any_shape: bool) -> Callable[..., Any]:
-    """`loss_fn` as ``-> (value, aux)``, with what it returns checked."""
+    """`loss_fn` as ``-> (value, aux)``, with its results checked."""
 
     def checked(*args: Any) -> tuple[Array, Any]:
         out = loss_fn(*args)
@@ -66,7 +66,7 @@ def compute_gradients(
         loss_fn: ``(params, *args) -> value`` or, with `has_aux`, ``-> (value, aux)``.
         params: a tree of floating-point or complex arrays.
         args: passed to `loss_fn` after the parameters.
-        has_aux: whether `loss_fn` returns something beside the value.
+        has_aux: whether `loss_fn` returns something besides the value.
         grad_loss: the cotangent of the value, of its shape; 1 unless given. With it the loss need
             not be a scalar.
         trainable: which leaves to differentiate, as in :func:`select`; all unless given.
@@ -74,8 +74,8 @@ def compute_gradients(
     Returns:
         ``(value, gradients)``, or ``((value, aux), gradients)``. The gradient of a leaf that is not
         trainable is `None`; that of a table that is only looked up, by :func:`gradtx.sparse.take`,
-        is `Rows`; that of a complex leaf is conjugated, so that descent goes against it
-        (``jax.grad`` returns the conjugate).
+        is `Rows`; that of a complex leaf is the conjugate of what ``jax.grad`` returns, so that
+        subtracting it descends.
 
     Raises:
         TypeError: a trainable leaf is an integer or boolean array; the loss returns no number.
@@ -109,7 +109,7 @@ def before_gradients(tx: GradientTransformation) -> BeforeFn | None:
     """What `tx` does before gradients are taken, None if it does nothing.
 
     Raises:
-        ValueError: a part of it does, and the whole does not know of it.
+        ValueError: a part of it does something, and the whole does not know about it.
     """
     own = getattr(tx, "before_gradients", None)
     if own is None:
@@ -136,9 +136,9 @@ def apply_gradients(
 
     Args:
         tx: the optimizer.
-        grads: gradients, processed in any way; `None` for leaves to leave as they are.
+        grads: gradients, possibly processed; `None` leaves a parameter unchanged.
         params: the parameters.
-        state: ``tx.init(params)``, or what the step before returned.
+        state: ``tx.init(params)``, or what the previous step returned.
         extra_args: passed to ``tx.update``.
 
     Returns:
@@ -208,28 +208,28 @@ def minimize(
     trainable: Where | None = None,
     extra_args: Mapping[str, Any] | None = None,
 ) -> tuple[Params, State, Any]:
-    """One step: the gradient of a loss, transformed and applied.
+    """One step: take the gradient of a loss, transform it, and apply it.
 
     A pure function, for use inside your own jit, scan or shard_map. Its two halves are
-    :func:`compute_gradients` and :func:`apply_gradients`, for those who process gradients between
-    them; :func:`make_step` compiles it, :func:`solve` loops it.
+    :func:`compute_gradients` and :func:`apply_gradients`, between which gradients can be processed;
+    :func:`make_step` compiles it, :func:`solve` runs it in a loop.
 
     Args:
         loss_fn: ``(params, *args) -> value`` or, with `has_aux`, ``-> (value, aux)``.
         tx: the optimizer.
         params: a tree of floating-point or complex arrays.
-        state: ``tx.init(select(params, trainable))``, or what the step before returned.
+        state: ``tx.init(select(params, trainable))``, or what the previous step returned.
         args: passed to `loss_fn` after the parameters.
-        has_aux: whether `loss_fn` returns something beside the value.
+        has_aux: whether `loss_fn` returns something besides the value.
         grad_loss: the cotangent of the value; 1 unless given.
         trainable: which leaves to train, as in :func:`select`. The others get no gradient, no slots
             and no update.
-        extra_args: passed to ``tx.update`` beside `value`, `grad` and `value_fn`, which every
-            transformation that wants them gets.
+        extra_args: passed to ``tx.update`` besides `value`, `grad` and `value_fn`, which are always
+            passed.
 
     Returns:
-        ``(params, state, value)``, where the value is that before the step, or
-        ``(params, state, (value, aux))``.
+        ``(params, state, value)`` or ``(params, state, (value, aux))``, with the value of the loss
+        before the step.
 
     Raises:
         TypeError: a trainable leaf is an integer or boolean array; the loss returns no number.

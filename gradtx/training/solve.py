@@ -1,4 +1,4 @@
-"""The whole loop, inside one compiled ``while_loop``."""
+"""The whole training loop, inside one compiled ``while_loop``."""
 
 import enum
 import functools
@@ -26,7 +26,7 @@ class Status(enum.IntEnum):
 
 
 class Path(NamedTuple):
-    """Where a solution came along; entry `i` is the point before step `i + 1`.
+    """The path that a solution took; entry `i` is the point before step `i + 1`.
 
     params: stacked parameters, ``max_steps + 1`` of them; values: the losses there. What lies after
     the last step repeats the last point.
@@ -67,34 +67,34 @@ def solve(
     record: bool = False,
     trainable: Where | None = None,
 ) -> Solution:
-    """Minimize a loss to the end, the whole loop inside one compiled ``while_loop``.
+    """Minimize a loss until it converges, the whole loop inside one compiled ``while_loop``.
 
-    It stops where the parameters stop changing (or, with `tol`, where the norm of the gradient is
-    at most that), where it diverges, or after `max_steps`. It has diverged at the first step that
+    It stops when the parameters stop changing (or, with `tol`, when the norm of the gradient is at
+    most `tol`), when it diverges, or after `max_steps`. It has diverged at the first step that
     starts from parameters that are not finite or whose gradient has a NaN; an infinite gradient is
-    still a direction, of which a clip can make a step. That the first step changes nothing stops it
-    only where the gradient is zero; a transformation that waits longer, as :func:`accumulate` does
-    within a window, seems to have converged.
+    still a direction, from which a clip can make a step. A first step that changes nothing stops it
+    only if the gradient is zero; a transformation that waits longer, as :func:`accumulate` does
+    within a window, is taken to have converged.
 
-    No point is evaluated twice: where the last link of a chain is a line search that keeps its
-    value and gradient, as in :func:`lbfgs`, the next step starts from these.
+    No point is evaluated twice: if the last link of a chain is a line search that keeps its value
+    and gradient, as in :func:`lbfgs`, the next step starts from these.
 
     Args:
         loss_fn: ``(params, *args) -> value``.
         params: where to start: a tree of floating-point or complex arrays.
         tx: the optimizer.
         args: passed to `loss_fn` after the parameters.
-        max_steps: at most so many steps, at least 0.
-        tol: the norm of the gradient at which to stop; None to go on until nothing changes.
+        max_steps: the largest number of steps, at least 0.
+        tol: the norm of the gradient at which to stop; None to continue until nothing changes.
         record: whether to keep the path of parameters and values.
         trainable: which leaves to train, as in :func:`select`.
 
     Returns:
-        A `Solution`. Where it diverged, `steps` is the step at which it did, and `params` are those
-        before it.
+        A `Solution`. If it diverged, `steps` is the step at which it did, and `params` are the
+        parameters before it.
 
     Raises:
-        ValueError: `max_steps` is negative, or `tol` is.
+        ValueError: `max_steps` or `tol` is negative.
 
     >>> import gradtx
     >>> result = solve(lambda x: (x - 3.0) ** 2, 0.0, gradtx.sgd(0.25))
@@ -117,7 +117,7 @@ def solve(
 
 
 class _Static:
-    """An argument that is part of the program; two are the same if they are the same object."""
+    """A static argument of the program, compared by identity."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -180,7 +180,7 @@ def _solve(
         new, state = jax.lax.cond(go, move, lambda _: (now.params, now.state), None)
         steps = now.steps + jnp.where(done, 0, 1)
         still = _same(new, now.params)
-        # The first step of ADOPT or of a warm-up moves nothing, whatever the gradient.
+        # The first step of ADOPT or of a warm-up never moves anything.
         moves_later = (now.steps == 0) & (global_norm(grads) > 0)
         converged = done | (still & ~moves_later)
         status = jnp.where(converged, Status.CONVERGED, Status.MAX_STEPS)
@@ -191,7 +191,7 @@ def _solve(
                 jax.tree.map(lambda a, x: a.at[now.steps + 1].set(x), path.params, new),
                 path.values.at[now.steps].set(value),
             )
-        # What is known of the point at which the next turn starts.
+        # What is known about the point at which the next iteration starts.
         value_next, evaluated = value, still
         after = _evaluation(state, value.dtype)
         if after is not None:
@@ -233,9 +233,9 @@ def _solve(
 
 
 def _evaluation(state: State, dtype: DType) -> Any:
-    """The state of a line search at the end of the chain, where it has value and gradient.
+    """The state of a line search at the end of the chain, if it keeps value and gradient.
 
-    Only the last link counts: whatever came after it would have moved the point.
+    Only the last link counts: any link after it would have moved the point.
     """
     while type(state) in (tuple, NamedStates) and state:
         state = state[-1]

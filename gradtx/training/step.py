@@ -22,7 +22,7 @@ from gradtx.types import Params, PyTree, State, Updates
 
 
 class Shardings(Protocol):
-    """What :func:`state_sharding` returns: where parameters, gradients and state lie."""
+    """What :func:`state_sharding` returns: the shardings of parameters, gradients and state."""
 
     @property
     def params(self) -> PyTree: ...
@@ -48,7 +48,7 @@ class TrainStep:
         sharding: Shardings | None = None,
     ) -> None:
         self.tx = tx
-        # Looked for once: most optimizers have no function of nothing.
+        # Looked for once: most optimizers have no function without arguments.
         self._is_current = has_current(tx)
         self._trainable = trainable
         self._compiled = compiled
@@ -57,16 +57,16 @@ class TrainStep:
     def __call__(
         self, params: Params, state: State, *args: Any, extra_args: Mapping[str, Any] | None = None
     ) -> tuple[Params, State, Any]:
-        """Take one step. The buffers of `params` and `state` are given up: use what is returned.
+        """Take one step. The buffers of `params` and `state` are donated: use what is returned.
 
         Raises:
-            ValueError: an array was given up to an earlier step, or lies elsewhere than `sharding`
-                says (the error names it).
+            ValueError: an array was donated to an earlier step, or does not have the sharding that
+                `sharding` says (the error names it).
         """
         # A weakly typed parameter, such as jnp.array(1.0), would be strong after the first step.
         params = jax.tree.map(lambda p: cast(p, p.dtype) if hasattr(p, "dtype") else p, params)
-        # Before the call: JAX 0.10 ends the process for a donated array on several devices, and
-        # moves an array that lies elsewhere without a word.
+        # Before the call: given a donated array on several devices, JAX 0.10 aborts the process,
+        # and it silently moves an array that has another sharding.
         _check_alive("params", params)
         _check_alive("state", state)
         if self._sharding is not None:
@@ -75,7 +75,7 @@ class TrainStep:
         return self._compiled(self._tx_now(), params, state, args, extra_args)
 
     def init(self, params: Params) -> State:
-        """The state for the parameters that are trained, sharded if the step is."""
+        """The initial state for the trained parameters, sharded if the step is."""
         trained = select(params, self._trainable)
         if self._sharding is not None:
             return self._sharding.init(self.tx, trained)
@@ -84,7 +84,7 @@ class TrainStep:
     def replace(self, **hyperparameters: Any) -> "TrainStep":
         """The step with other hyperparameters, for the same state.
 
-        Nothing is compiled again if the new ones are arrays where the old ones were.
+        Nothing is recompiled if arrays replace arrays.
         """
         tx = replace(self.tx, **hyperparameters)
         return TrainStep(tx, self._trainable, self._compiled, self._sharding)
@@ -117,7 +117,7 @@ def _is_deleted(x: Any) -> bool:
 
 
 def _check_places(what: str, tree: PyTree, places: PyTree) -> None:
-    """Raise ValueError if an array lies elsewhere than it should."""
+    """Raise ValueError if an array does not have the sharding that it should."""
     structure: Any
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
     problem = f"{what}: not the tree that the sharding is for"
@@ -133,9 +133,9 @@ def _check_places(what: str, tree: PyTree, places: PyTree) -> None:
 
 
 def _placed(tx: GradientTransformation, reductions: tuple[PyTree, ...]) -> GradientTransformation:
-    """`tx` with its gradients brought to where it works on them, and its updates back again.
+    """`tx` with its gradients moved to where it works on them, and its updates moved back.
 
-    From place to place, so that a reduction or a gather is along one axis of the mesh at a time.
+    This goes in stages, so that each reduction or gather is along one axis of the mesh.
     """
 
     def on_leaf(x: Any, where: Any) -> Any:
@@ -179,16 +179,17 @@ def make_step(
     Args:
         loss_fn: ``(params, *args) -> value`` or, with `has_aux`, ``-> (value, aux)``.
         tx: the optimizer; its array hyperparameters are arguments of the compiled step, so that
-            :meth:`TrainStep.replace` changes them without compiling again. Those that are functions
-            of nothing are called before each step, and their values are arguments too.
-        has_aux: whether `loss_fn` returns something beside the value.
+            :meth:`TrainStep.replace` changes them without recompiling. Hyperparameters that are
+            functions without arguments are called before each step, and their values are arguments
+            too.
+        has_aux: whether `loss_fn` returns something besides the value.
         grad_loss: the cotangent of the value; 1 unless given.
         trainable: which leaves to train, as in :func:`select`.
-        donate: whether the step may write into the buffers of its arguments; then these must not be
-            used after it.
-        sharding: where parameters and state lie, as :func:`state_sharding` tells. They come out of
-            a step where they went in, so that donation holds and nothing is moved; gradients are
-            reduced to where the optimizer works on them. Batches are sharded by whoever makes them.
+        donate: whether the step may write into the buffers of its arguments, which must then not be
+            used afterwards.
+        sharding: the shardings of parameters and state, from :func:`state_sharding`. A step keeps
+            them, so that donation works and nothing is moved; gradients are reduced to where the
+            optimizer works on them. Batches are sharded by whoever makes them.
 
     Returns:
         The step: ``params, state, value = step(params, state, *args)``, with ``step.init(params)``.
