@@ -103,7 +103,7 @@ def momo(
         lower_bound: :math:`f^\star`, a lower bound of the loss; this and the next: a number, an
             array, or a schedule.
         weight_decay: :math:`w \ge 0`.
-        adapt_lower_bound: estimate the bound on the way, from `lower_bound` upwards.
+        adapt_lower_bound: estimate the bound along the way, from `lower_bound` upwards.
 
     ``update`` needs the parameters and the extra argument ``value``, the loss. The update is the
     step itself, sign included: chain no learning rate after it. Inner products and norms are taken
@@ -180,7 +180,7 @@ def momo_adam(
         eps: :math:`\epsilon \ge 0`.
         lower_bound: :math:`f^\star`, a lower bound of the loss.
         weight_decay: :math:`w \ge 0`.
-        adapt_lower_bound: estimate the bound on the way, from `lower_bound` upwards.
+        adapt_lower_bound: estimate the bound along the way, from `lower_bound` upwards.
 
     ``update`` needs the parameters and the extra argument ``value``, the loss. The remarks
     on :func:`momo` apply here too, including the difference from Optax.
