@@ -64,7 +64,7 @@ def hyperparameter_range(hint: Any) -> Range | None:
 
 
 def _marks(hint: Any) -> list[Any]:
-    """What an annotation says beside its type, or that of a part of a union."""
+    """The metadata of an annotation, or of a member of a union."""
     if typing.get_origin(hint) is Annotated:
         return list(hint.__metadata__)
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
@@ -98,9 +98,9 @@ def check(where: str, name: str, value: Any, hint: Any) -> None:
 
 
 def check_integer(where: str, name: str, value: Any, least: int = 1) -> None:
-    """Raise ValueError unless `value` is an integer of at least `least`, known when this is built.
+    """Raise ValueError unless `value` is an integer of at least `least`, known at build time.
 
-    For what shapes, loops or memories are made of, which no schedule can change.
+    For numbers that determine shapes, loops or memory, which no schedule can change.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{where}: {name} must be an integer of at least {least}, not {value!r}")
@@ -178,21 +178,21 @@ def _check_array(where: str, name: str, value: Any, allowed: Range) -> None:
         raise ValueError(f"{where}: {name} is an array of integers beyond 32 bits: {value!r:.80}")
 
 
-# Schedules that were looked at: an optimizer hands its own on to the builders that it is made of.
+# Schedules already checked: an optimizer passes its schedules on to the builders it is made of.
 _KNOWN: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def _is_known(function: Any) -> bool:
     try:
         return function in _KNOWN
-    except TypeError:  # it has no hash, or no weak references
+    except TypeError:  # it is not hashable, or takes no weak references
         return False
 
 
 def _check_schedule(where: str, name: str, value: Any) -> None:
     """Raise TypeError unless a function takes a count and returns a number, as far as one can see.
 
-    What gradtx built is known to; what asks its argument for its value is not called again.
+    Schedules that gradtx built are known to; one that needs its count's value is not called again.
     """
     if hasattr(value, "declaration") or _is_known(value):
         return
@@ -202,11 +202,11 @@ def _check_schedule(where: str, name: str, value: Any) -> None:
     try:
         taken = inspect.signature(value).parameters
         if not taken:
-            return  # a function of nothing
+            return  # a function without arguments
         inspect.signature(value).bind(0)
     except TypeError as error:
         raise TypeError(f"{expected}; {value!r:.80}: {error}") from None
-    except ValueError:  # a builtin does not tell
+    except ValueError:  # a builtin may have no signature
         pass
     try:
         # Not by itself: JAX keeps weak references to functions, and ufuncs have none.

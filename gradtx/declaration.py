@@ -24,7 +24,7 @@ class Builder:
 
     Args:
         function: the function as it was written.
-        native: it takes schedules itself; else they are evaluated for it at each step.
+        native: it takes schedules itself; otherwise they are evaluated for it at each step.
         scheduled_state: the state class that counts steps when a hyperparameter of a stateless
             transformation is a schedule.
 
@@ -108,14 +108,14 @@ def _find(module: str, qualname: str) -> Builder:
 def _number(value: Any) -> Any:
     """A hyperparameter in a form to compute with."""
     if isinstance(value, int) and abs(value) >= 2**31:
-        return float(value)  # which JAX has room for
+        return float(value)  # an integer may be too large for JAX
     return current(value)
 
 
 def _own(value: Any) -> Any:
-    """An argument in its one form, which nobody else can change.
+    """An argument in canonical form, which nobody else can change.
 
-    NumPy scalars become Python numbers, types of numbers dtypes; NumPy's arrays and Python's
+    NumPy scalars become Python numbers, and scalar types become dtypes; NumPy arrays and Python
     containers are copied.
     """
     if isinstance(value, np.generic):
@@ -156,8 +156,8 @@ class Declaration:
     Args:
         builder: the builder.
         arguments: its arguments by name.
-        flat: what :meth:`flatten` gives, where JAX has put it together again: which arguments are
-            leaves is known then, whatever stands in their places.
+        flat: the result of :meth:`flatten`, if JAX has unflattened it: it tells which arguments are
+            leaves, even if placeholders have replaced them.
     """
 
     def __init__(
@@ -175,7 +175,7 @@ class Declaration:
         return self.builder.name
 
     def flatten(self) -> tuple[tuple[Any, ...], Any]:
-        """The array hyperparameters, and all the rest in a hashable form."""
+        """The array hyperparameters, and everything else in a hashable form."""
         if self._flat is None:
             given = self.arguments
             leaves, treedef = jax.tree.flatten(
@@ -199,7 +199,7 @@ class Declaration:
         return Declaration(builder, jax.tree.unflatten(treedef, leaves), (arrays, structure))
 
     def check_numbers(self) -> None:
-        """Raise ValueError if a hyperparameter is several numbers, and nothing maps over them."""
+        """Raise ValueError if a hyperparameter is several numbers that nothing maps over."""
         for name, value in self.arguments.items():
             if getattr(value, "ndim", 0) and self.builder.is_number(name):
                 raise ValueError(
@@ -236,7 +236,7 @@ class Declaration:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two leaves are the same value: of arrays every bit is."""
+    """Whether two leaves are the same value: arrays must agree in every bit."""
     if a is b:
         return True
     if isinstance(a, jax.core.Tracer) or isinstance(b, jax.core.Tracer):
@@ -244,12 +244,12 @@ def _same(a: Any, b: Any) -> bool:
     return bool(_described(a, None) == _described(b, None))
 
 
-# Of larger arrays a hash takes the type and the shape alone: they may lie on a device.
+# Larger arrays are hashed by type and shape alone: they may be on a device.
 _SMALL = 1024
 
 
 def _described(leaf: Any, most: int | None = _SMALL) -> Any:
-    """What a leaf is compared and hashed by: an array of at most so many entries by its bytes."""
+    """What a leaf is compared and hashed by: for an array of up to `most` entries, its bytes."""
     if not isinstance(leaf, jax.Array | np.ndarray):
         return leaf
     kind = str(leaf.dtype)
@@ -284,7 +284,7 @@ class Declared:
 
 
 def publish(build: Any, builder: Builder) -> Any:
-    """Give `build` the looks of its function, and the builder that it calls."""
+    """Give `build` the name and signature of its function, and the builder that it calls."""
     build.__name__ = builder.function.__name__
     build.__qualname__ = builder.function.__qualname__
     build.__module__ = builder.function.__module__

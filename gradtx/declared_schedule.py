@@ -1,4 +1,4 @@
-"""The decorator that makes a schedule's builder declare it, and values that are known only now."""
+"""The decorator that makes a schedule's builder declare it, and values known only at run time."""
 
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
@@ -88,20 +88,20 @@ def schedule(function: Callable[_P, Callable[[Any], Any]]) -> Callable[_P, Decla
 
 
 def evaluated(tx: _D) -> _D:
-    """A transformation with the values that its functions of nothing have now.
+    """A transformation with its functions without arguments replaced by their current values.
 
-    A hyperparameter may be a function of nothing, ``sgd(lambda: rate)``. :func:`make_step` calls it
-    before each step and hands the compiled step its value as an array; so does
-    ``step(evaluated(tx), ...)`` with a step of your own that takes `tx` as an argument. Without
-    this, a compiled step that finds such a function calls it by a callback to the host at each
-    turn, which an exported program cannot do; the function must then not compute with JAX itself.
-    So it is called too where :func:`inject_hyperparams` was given it.
+    A hyperparameter may be a function without arguments, ``sgd(lambda: rate)``. :func:`make_step`
+    calls it before each step and passes its value to the compiled step as an array; so does
+    ``step(evaluated(tx), ...)`` with a step of your own that takes `tx` as an argument. Otherwise a
+    compiled step calls the function through a host callback each time, which an exported program
+    cannot do; the function must then not use JAX itself. The same applies to a function given to
+    :func:`inject_hyperparams`.
 
     Args:
         tx: a transformation, or a schedule.
 
     Returns:
-        `tx` with arrays in the place of what the functions return, for the same state; `tx` itself
+        `tx` with arrays in place of what the functions return, for the same state; `tx` itself
         if it has none.
 
     >>> import gradtx
@@ -114,7 +114,7 @@ def evaluated(tx: _D) -> _D:
     >>> float(step(evaluated(tx), 1.0, tx.init(1.0)))
     0.75
     """
-    declaration = getattr(tx, "declaration", None)  # a foreign pair has none
+    declaration = getattr(tx, "declaration", None)  # another library's pair has none
     if declaration is None or not has_current(tx):
         return tx
     leaves, treedef = _parts(declaration)
@@ -128,7 +128,7 @@ def evaluated(tx: _D) -> _D:
 
 
 def has_current(tx: Declared) -> bool:
-    """Whether a hyperparameter somewhere in `tx` is a function of nothing."""
+    """Whether a hyperparameter somewhere in `tx` is a function without arguments."""
     leaves = [] if tx.declaration is None else _parts(tx.declaration)[0]
     return any(
         isinstance(x, Current) or (isinstance(x, Declared) and has_current(x)) for x in leaves
@@ -136,7 +136,7 @@ def has_current(tx: Declared) -> bool:
 
 
 def _parts(declaration: Declaration) -> tuple[list[Any], Any]:
-    """The arguments, with what is declared itself and functions of nothing as leaves."""
+    """The arguments, with declared objects and functions without arguments as leaves."""
     return jax.tree.flatten(
         declaration.arguments, is_leaf=lambda x: isinstance(x, Declared | Current)
     )

@@ -1,4 +1,4 @@
-"""Hyperparameters that are functions of nothing: their value at each step is what they return."""
+"""Hyperparameters that are functions without arguments, called at each step for their value."""
 
 import inspect
 from collections.abc import Callable
@@ -12,12 +12,12 @@ from jax.experimental import io_callback
 
 @jax.tree_util.register_pytree_node_class
 class Current:
-    """A function of nothing as a schedule, whatever the step is.
+    """A function without arguments as a schedule, which ignores the step.
 
     Args:
         function: ``() -> value``, a number or an array of one entry.
-        value: what it returned; the step then uses this. Where it is None the function is called
-            by the step itself, compiled or not, through a callback to the host.
+        value: what it returned, for the step to use. If it is None the step itself, compiled or
+            not, calls the function through a host callback.
 
     >>> Current(lambda: 0.5)(7)
     Array(0.5, dtype=float32)
@@ -36,12 +36,12 @@ class Current:
         del count
         if self.value is not None:
             return self.value
-        # Not a pure callback: that may be called once for all the turns of a loop.
+        # Not a pure callback, which may be called once for all iterations of a loop.
         kind = jax.ShapeDtypeStruct((), jnp.result_type(float))
         return io_callback(lambda: self._now(kind.dtype), kind)
 
     def evaluated(self) -> "Current":
-        """The same with the value that it has now."""
+        """The same with its current value."""
         return Current(self.function, jnp.asarray(self._now(jnp.result_type(float))))
 
     def _now(self, dtype: Any) -> np.ndarray:
@@ -62,12 +62,12 @@ class Current:
 
 
 def current(value: Any) -> Any:
-    """`value`, as a schedule if it is a function of nothing."""
+    """`value`, as a schedule if it is a function without arguments."""
     return Current(value) if callable(value) and _takes_nothing(value) else value
 
 
 def _takes_nothing(function: Callable[..., Any]) -> bool:
     try:
         return not inspect.signature(function).parameters
-    except (ValueError, TypeError):  # a builtin does not tell
+    except (ValueError, TypeError):  # a builtin may have no signature
         return False

@@ -455,7 +455,7 @@ def with_extra_args_support(tx: Any) -> GradientTransformation:
             whether it takes extra arguments.
 
     Returns:
-        `tx` itself if its ``update`` takes extra arguments, else a pair around it.
+        `tx` itself if its ``update`` takes extra arguments, otherwise a pair around it.
     """
     if isinstance(tx, GradientTransformationExtraArgs):
         return tx

@@ -21,7 +21,7 @@ MaskOrFn: TypeAlias = Where | None
 
 
 def path_string(path: Any) -> str:
-    """A leaf's path as it is written everywhere: ``"head/0/bias"``.
+    """A leaf's path as a string: ``"head/0/bias"``.
 
     >>> [path_string(p) for p, _ in leaves_with_path({"head": [1.0, 2.0]})[0]]
     ['head/0', 'head/1']
@@ -66,10 +66,10 @@ def aligned(problem: str, tree: PyTree, treedef: Any, other: PyTree) -> list[Any
 
 
 def spread(problem: str, prefix: PyTree, tree: PyTree) -> PyTree:
-    """`prefix`, a tree like `tree` or the upper part of one, with what it says at every leaf.
+    """`prefix`, a tree like `tree` or a prefix of one, with its values spread to every leaf.
 
     Raises:
-        ValueError: it is neither: `problem`, and what JAX says of it.
+        ValueError: it is neither: `problem`, and what JAX says about it.
     """
     try:
         return jax.tree.map(
@@ -94,12 +94,12 @@ def mask_tree(tree: PyTree, where: Where) -> PyTree:
     """A tree of booleans like `tree`: which leaves `where` chooses.
 
     Raises:
-        ValueError: a pattern matches no leaf, or a tree of booleans is not one for `tree`.
+        ValueError: a pattern matches no leaf, or a tree of booleans does not fit `tree`.
     """
     if isinstance(where, str):
         where = (where,)
     leaves, treedef = leaves_with_path(tree)
-    if not leaves:  # such as Optax's tree_map_params hands over in the place of parameters
+    if not leaves:  # such as the placeholder that Optax's tree_map_params passes as parameters
         return tree
     named = [(path_string(path), leaf) for path, leaf in leaves]
     if isinstance(where, list | tuple) and where and all(isinstance(w, str) for w in where):
@@ -132,7 +132,7 @@ def _broadcast(mask: PyTree, tree: PyTree) -> PyTree:
 
 
 def _boolean(leaf: Any) -> bool:
-    """A leaf of a mask, which may be a boolean of NumPy or of JAX too."""
+    """A leaf of a mask, which may also be a NumPy or JAX boolean."""
     if isinstance(leaf, bool):
         return leaf
     one = getattr(leaf, "shape", None) == () and leaf.dtype == np.bool_
@@ -142,10 +142,10 @@ def _boolean(leaf: Any) -> bool:
 
 
 def select(tree: PyTree, where: Where | None) -> PyTree:
-    """`tree` with `None` in the place of every leaf that `where` does not choose.
+    """`tree` with `None` in place of every leaf that `where` does not choose.
 
-    What is `None` has no slots, no gradient and no update: ``tx.init(select(params, "head"))`` is
-    the state for training the head alone.
+    A `None` leaf has no slots, no gradient and no update: ``tx.init(select(params, "head"))`` is
+    the state for training only the head.
 
     Args:
         tree: parameters, or a tree like them.

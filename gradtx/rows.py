@@ -20,12 +20,12 @@ it such an index names no row."""
 class Rows:
     """Some rows of a table: ``table[indices[i]]`` has the value ``values[i]``, every other row 0.
 
-    An index may come several times (the values add up) and an index outside the table, negative
-    ones included, names no row: see :data:`gradtx.sparse.check_indices`. Transformations treat
-    `Rows` as one leaf. There may be more of them than the table has, or none.
+    An index may occur several times (the values are summed), and an index outside the table, or a
+    negative one, names no row: see :data:`gradtx.sparse.check_indices`. Transformations treat
+    `Rows` as one leaf. There may be more rows than the table has, or none.
 
-    Rows add up with rows of the same table and with an array of its shape (which gives an array),
-    and may be multiplied and divided by a number.
+    `Rows` can be added to `Rows` of the same table or to an array of its shape (which gives an
+    array), and multiplied or divided by a number.
 
     Args:
         indices: integers of shape ``(n,)``, or of any shape.
@@ -34,7 +34,7 @@ class Rows:
 
     Raises:
         TypeError: the indices are not integers, or the values are.
-        ValueError: the shapes do not fit, or an index needs 64 bits, which JAX cuts off unless
+        ValueError: the shapes do not fit, or an index needs 64 bits, which JAX truncates unless
             ``jax_enable_x64`` is set.
 
     >>> rows = Rows(jnp.array([2, 0, 2]), jnp.ones((3, 2)), (4, 2))
@@ -42,7 +42,7 @@ class Rows:
     [[1.0, 1.0], [0.0, 0.0], [2.0, 2.0], [0.0, 0.0]]
     """
 
-    # NumPy's arrays leave arithmetic with rows to rows.
+    # So that NumPy arrays leave arithmetic with `Rows` to this class.
     __array_ufunc__ = None
 
     def __init__(self, indices: Any, values: Any, shape: tuple[int, ...]) -> None:
@@ -54,10 +54,10 @@ class Rows:
 
     def _hold(self, indices: Any, values: Any, shape: tuple[int, ...]) -> None:
         self.indices, self.values, self.shape = indices, values, tuple(shape)
-        # Lost where JAX rebuilds the tree, which costs no more than summing once again.
+        # Lost when JAX rebuilds the tree, which costs only another sum.
         self._coalesced = False
         if not hasattr(values, "shape") or not hasattr(indices, "dtype"):
-            return  # a placeholder that JAX puts into every pytree at times
+            return  # a placeholder, such as JAX puts into pytrees
         if not jnp.issubdtype(indices.dtype, jnp.integer):
             raise TypeError(
                 f"Rows: indices must be integers, not {indices.dtype}; a tree.map over gradients "
@@ -89,7 +89,7 @@ class Rows:
 
     @classmethod
     def from_bcoo(cls, matrix: Any) -> "Rows":
-        """The rows of a ``jax.experimental.sparse.BCOO`` whose first dimension alone is sparse.
+        """The rows of a ``jax.experimental.sparse.BCOO`` sparse in the first dimension only.
 
         Raises:
             ValueError: it has batch dimensions, or entries rather than rows (see its ``n_dense``).
@@ -102,7 +102,7 @@ class Rows:
         return cls(matrix.indices[:, 0], matrix.data, matrix.shape)
 
     def to_bcoo(self) -> Any:
-        """The same as a ``jax.experimental.sparse.BCOO``, duplicates as they are."""
+        """The same as a ``jax.experimental.sparse.BCOO``, duplicates included."""
         from jax.experimental.sparse import BCOO
 
         indices, values = self.flat()
@@ -126,21 +126,21 @@ class Rows:
         return new
 
     def flat(self) -> tuple[Array, Array]:
-        """Indices, those outside the table as the row past the last, and values, in one list."""
+        """Flat indices and values; an index outside the table becomes that past the last row."""
         past = self.shape[0]
         values = jnp.asarray(self.values).reshape(-1, *self.shape[1:])
         indices = jnp.asarray(self.indices).reshape(-1)
-        # Also room for as many numbers past the last as there are indices.
+        # The type must also hold as many numbers past the last row as there are indices.
         dtype = index_dtype(past + indices.size)
         inside = is_inside(indices, past)
         refuse_outside("Rows", inside, past)
         return jnp.where(inside, indices.astype(dtype), jnp.asarray(past, dtype)), values
 
     def coalesce(self) -> "Rows":
-        """The same sum with every index once and in order, as many rows as before.
+        """The same sum with every index once and in order, with as many rows as before.
 
-        What is left over has zeros for values and numbers past the last row for indices. The sums
-        are taken in at least float32.
+        The rows left over have values of zero and indices past the last row. The sums are taken in
+        at least float32.
         """
         if self._coalesced:
             return self
@@ -150,7 +150,7 @@ class Rows:
             ordered, at = _sorted(named)
             first = jnp.concatenate([jnp.ones(1, bool), ordered[1:] != ordered[:-1]])
             place = jnp.cumsum(first, dtype=named.dtype) - 1
-            # Each number past the last comes once too, so that scatters may rely on that.
+            # Indices past the last row are unique too, so that scatters may rely on it.
             indices = (
                 (past + jnp.arange(named.size, dtype=named.dtype))
                 .at[place]
@@ -202,10 +202,10 @@ class Rows:
 
 
 def _sorted(x: Array) -> tuple[Array, Array]:
-    """Integers in order, and the number of a place at which each of them stands there."""
+    """The integers sorted, and for each of `x` a position at which it occurs there."""
 
     def searched(x: Array) -> tuple[Array, Array]:
-        # In a third of the time that it takes a CPU to sort pairs.
+        # This takes a third of the time that a CPU needs to sort pairs.
         ordered = jnp.sort(x)
         return ordered, jnp.searchsorted(ordered, x).astype(x.dtype)
 
@@ -223,12 +223,12 @@ def is_rows(x: Any) -> bool:
 
 
 def dense(updates: Any) -> Any:
-    """A tree of updates with whole tables in the place of `Rows`."""
+    """A tree of updates with whole tables in place of `Rows`."""
     return jax.tree.map(lambda g: g.to_dense() if is_rows(g) else g, updates, is_leaf=is_rows)
 
 
 def row_indices(where: str, name: str, indices: Any) -> Any:
-    """Indices of rows as an array of integers, none of which JAX cuts off.
+    """Indices of rows as an array of integers, none of which JAX truncates.
 
     Raises:
         TypeError: they are not integers.
@@ -268,12 +268,12 @@ def index_dtype(largest: int) -> Any:
 def is_inside(indices: Array, size: int) -> Array:
     """Which indices name one of `size` rows."""
     if indices.dtype.itemsize < 4:
-        indices = indices.astype(jnp.int32)  # which may have to be compared with more
+        indices = indices.astype(jnp.int32)  # `size` may exceed a narrower type
     return (indices >= 0) & (indices < size)
 
 
 def refuse_outside(where: str, inside: Array, size: int) -> None:
-    """Under `check_indices` raise IndexError unless all are inside; compiled, the host does.
+    """Under `check_indices` raise IndexError unless all are inside; if compiled, by a callback.
 
     Args:
         where: what was called.
@@ -310,9 +310,9 @@ def gather_rows(table: Array, indices: Array, **known: Any) -> Array:
         return table.at[indices].get(mode="clip", wrap_negative_indices=False, **known)
 
     def alone(indices: Array) -> Array:
-        # XLA's compiler for CPUs makes one kernel of a gather and of what reads it, which loads a
-        # row number by number. What a condition holds is a kernel of its own, which copies whole
-        # rows: for rows that are in no cache in a third of the time.
+        # XLA for CPUs fuses a gather with what reads it, into a kernel that loads rows number by
+        # number. Inside a conditional it is a separate kernel, which copies whole rows: for rows
+        # that are in no cache, in a third of the time.
         return jax.lax.cond(jnp.any(named), gather, lambda i: gather(i - i), indices)
 
     rows = jax.lax.platform_dependent(indices, cpu=alone, default=gather)
@@ -320,12 +320,12 @@ def gather_rows(table: Array, indices: Array, **known: Any) -> Array:
 
 
 def take_rows(table: Array, indices: Array) -> Array:
-    """The rows of `table` at indices, which :meth:`Rows.coalesce` made; zeros past the last."""
+    """The rows of `table` at indices from :meth:`Rows.coalesce`; zeros past the last row."""
     return gather_rows(table, indices, indices_are_sorted=True, unique_indices=True)
 
 
 def put_rows(table: Array, indices: Array, values: Array) -> Array:
-    """`table` with `values` at `indices`, which :meth:`Rows.coalesce` made; none past the last."""
+    """`table` with `values` at `indices` from :meth:`Rows.coalesce`; none past the last row."""
     return table.at[indices].set(
         cast(values, table.dtype),
         mode="drop",

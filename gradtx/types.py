@@ -40,7 +40,7 @@ Key: TypeAlias = Annotated[Any, KEY]
 
 @functools.cache
 def state_fields(cls: Any) -> Mapping[str, str | None]:
-    """What each field of a state class is by its annotation; None for one that says nothing."""
+    """What each field of a state class is, by its annotation; None if that does not say."""
     try:
         hints = typing.get_type_hints(cls, include_extras=True)
     except (NameError, TypeError):
@@ -65,8 +65,8 @@ def slot_fields(cls: Any) -> tuple[str, ...]:
 class Stored(Protocol):
     """A slot kept in another form than an array, such as 8-bit blocks.
 
-    It is a pytree. The engine loads it before the rule and stores the rule's result after it;
-    `take` and `put` do the same for some rows and are needed only where rows are used.
+    It is a pytree. The engine loads it before the rule and stores the rule's result afterwards;
+    `take` and `put` do the same for some rows and are needed only for `Rows`.
     """
 
     shape: tuple[int, ...]
@@ -78,13 +78,13 @@ class Stored(Protocol):
 
 
 def is_stored(x: Any) -> bool:
-    """Whether a slot, or a part of one, is kept in a form of its own."""
-    # Asked of the class, and not by isinstance: a protocol looks up every attribute of a tracer.
+    """Whether a slot, or a part of one, is a `Stored`."""
+    # Checked on the class, not by isinstance: a protocol looks up every attribute of a tracer.
     return hasattr(type(x), "store") and hasattr(type(x), "load")
 
 
 class EmptyState(NamedTuple):
-    """The state of a transformation that keeps none."""
+    """The state of a transformation without state."""
 
 
 AdaptiveGradClipState: TypeAlias = EmptyState
@@ -98,10 +98,10 @@ ScaleState: TypeAlias = EmptyState
 
 
 def init_empty_state(params: Params) -> EmptyState:
-    """The ``init`` of a pair that keeps no state.
+    """The ``init`` of a pair without state.
 
     Args:
-        params: the parameters, which do not matter.
+        params: the parameters, which are ignored.
 
     >>> init_empty_state({"w": 1.0})
     EmptyState()
@@ -116,16 +116,16 @@ class _NoneIsOne(type):
 
 
 class MaskedNode(metaclass=_NoneIsOne):
-    """What stands for a leaf that a mask leaves out: `None`.
+    """What replaces a leaf that a mask leaves out: `None`.
 
-    For code that asks for Optax's class: ``MaskedNode()`` is `None`, and `None` is an instance.
+    For code that uses Optax's class: ``MaskedNode()`` is `None`, and `None` is an instance.
 
     >>> isinstance(None, MaskedNode), MaskedNode() is None
     (True, True)
     """
 
     def __new__(cls) -> None:  # type: ignore[misc]
-        """Make none: `None` is there already."""
+        """Return `None` instead of an instance."""
 
 
 class TransformInitFn(Protocol):
@@ -151,7 +151,7 @@ class TransformUpdateExtraArgsFn(Protocol):
 
 
 class ConditionFn(Protocol):
-    """The type of a condition: whether to act in the step that comes after `step` others."""
+    """The type of a condition: whether to act in the step that follows `step` others."""
 
     def __call__(self, step: Any, **extra_args: Any) -> Any: ...
 

@@ -79,12 +79,12 @@ def save_checkpoint(
         tx: the transformation, whose configuration is then saved too.
         step: how many steps were taken.
         keys: a tree of random keys, and of any other arrays that the run goes on from.
-        form: ``"npz"``, ``"safetensors"`` or ``"orbax"``; by the suffix unless given.
+        form: ``"npz"``, ``"safetensors"`` or ``"orbax"``; by the suffix by default.
 
     Raises:
         ValueError: two leaves have the same path, since a name has a ``/`` in it; the form is
             unknown; an array lies in part on other hosts.
-        TypeError: a leaf is no array, or `tx` cannot be written as a configuration.
+        TypeError: a leaf is not an array, or `tx` cannot be written as a configuration.
         ImportError: safetensors or Orbax is not installed.
 
     >>> import gradtx, tempfile
@@ -141,12 +141,12 @@ def load_checkpoint(
     Args:
         path: the file, or Orbax's directory.
         tx: the transformation to go on with, perhaps another one (see :func:`load_state_dict`);
-            that of the saved configuration unless given.
+            that of the saved configuration by default.
         params: a tree of parameters, or of ``jax.ShapeDtypeStruct``, whose structure the saved ones
             are to have: a leaf with a `NamedSharding` gets it. Without it they come as nested dicts
             by their paths.
         keys: the same for `keys`.
-        strict: refuse a state that does not fit `tx` altogether; else warn. It does not make
+        strict: refuse a state that does not fit `tx` altogether; otherwise warn. It does not make
             damaged arrays pass.
         custom_objects: what the configuration names that is not gradtx's, as in
             :func:`from_config`.

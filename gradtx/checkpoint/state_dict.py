@@ -38,7 +38,7 @@ def state_dict(state: State, tx: GradientTransformation | None = None) -> dict[s
 
     Raises:
         ValueError: two leaves have the same path, since a name has a ``/`` in it.
-        TypeError: a leaf is no array, or `tx` cannot be written as a configuration.
+        TypeError: a leaf is not an array, or `tx` cannot be written as a configuration.
 
     >>> import gradtx
     >>> tx = gradtx.sgd(0.1, momentum=0.9)
@@ -116,15 +116,15 @@ def load_state_dict(
         params: the parameters.
         flat: the arrays by path.
         strict: refuse if anything is missing, left over, changed in shape, type or kind, or not
-            what was written, as by a bit that flipped in a file; else warn.
+            what was written, as by a bit that flipped in a file; otherwise warn.
 
     Returns:
-        The state; the arguments stay as they are.
+        The state; the arguments stay unchanged.
 
     Raises:
         ValueError: this was not written by :func:`state_dict`; nothing in it fits, as when it is of
             other parameters; or `strict` and not everything fits (the error lists it by path).
-        TypeError: an entry is no array of numbers.
+        TypeError: an entry is not an array of numbers.
 
     >>> import gradtx
     >>> params = {"w": jnp.ones(2)}
@@ -154,7 +154,7 @@ def match_state_dict(
 
     Raises:
         ValueError: this was not written by :func:`state_dict`, or nothing in it fits.
-        TypeError: an entry is no array of numbers.
+        TypeError: an entry is not an array of numbers.
 
     >>> import gradtx
     >>> saved = state_dict(gradtx.adam(1e-3).init(jnp.ones(2)))

@@ -34,11 +34,11 @@ def aggregate(axis_name: AxisName, op: str = "mean") -> GradientTransformation:
         op: ``"mean"`` or ``"sum"``.
 
     ``update`` takes an extra argument ``weight``, this device's :math:`w_i \ge 0`, such as the
-    number of its examples; 1 unless given. A device of weight 0 counts for nothing, whatever its
+    number of its examples; 1 by default. A device of weight 0 counts for nothing, whatever its
     gradient; the mean over devices that all have weight 0 is 0.
 
     It stands anywhere in a chain: clipping before it clips what each device has seen, clipping
-    after it the mean. Put it inside of :func:`accumulate`, and devices talk once in a window, of
+    after it the mean. Put it inside :func:`accumulate`, and devices talk once in a window, of
     whose weights the window's sum is then this device's.
 
     Where no axis is bound, as under plain ``jit``, it does nothing: there the gradient of a mean

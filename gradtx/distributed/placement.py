@@ -52,7 +52,7 @@ def spread(
         where: the array as it lies already.
         mesh: the mesh.
         axes: the axes to use, one after the other.
-        min_size: arrays with fewer entries stay as they are.
+        min_size: arrays with fewer entries stay unchanged.
         pad: whether the array may be padded where nothing divides it.
     """
     notes = []

@@ -28,7 +28,7 @@ class StateSharding:
         params: a tree of shardings like the parameters.
         reductions: where each gradient is brought, tree after tree, one for each axis of `zero`: a
             reduction over one axis at a time is what a TPU scatters.
-        state: a tree of shardings like the state, with `Padded` in the place of padded slots.
+        state: a tree of shardings like the state, with `Padded` in place of padded slots.
         abstract: the state as `jax.ShapeDtypeStruct`, for compiling ahead of time.
         leaves: what was done with every leaf of the state; ``print`` shows it.
     """
@@ -112,7 +112,7 @@ def state_sharding(
         params: the parameters, or `jax.ShapeDtypeStruct` in their place; `None` where a leaf is not
             trained.
         params_sharding: a `jax.sharding.NamedSharding` for each leaf or one for all; that of the
-            arrays unless given.
+            arrays by default.
         zero: the name of a mesh axis over which to divide slots further (ZeRO stage 1, and with
             :func:`make_step` stage 2): along the largest dimension that it divides, else by padding
             one, if the transformation can run on padded slots. Of a tuple of names, one after the

@@ -32,7 +32,7 @@ def from_keras(
         params: the parameters, to go on with the optimizer's state: the values of its variables,
             in a tree of any structure.
         variables: the optimizer's variables in their order, as arrays, or as a mapping from
-            ``"0"``, ``"1"``, ... as in a saved ``.keras`` file; those of `source` unless given.
+            ``"0"``, ``"1"``, ... as in a saved ``.keras`` file; those of `source` by default.
             Without any, the state is a new one.
         class_name: which optimizer a bare ``get_config`` dict belongs to.
         order: the paths of the leaves of `params` in the order of Keras's variables

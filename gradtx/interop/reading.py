@@ -316,7 +316,7 @@ def _cast(where: str, value: Any, dtype: Any) -> jax.Array:
         cast = found.astype(dtype)
     if not (np.isfinite(found).all() and np.isfinite(cast).all()):
         raise ValueError(f"{where} would not be finite in {np.dtype(dtype).name}")
-    # An own copy: states are donated, and these arrays belong to someone else.
+    # A copy of its own: states are donated, and these arrays belong to someone else.
     return jnp.array(cast, copy=True)
 
 

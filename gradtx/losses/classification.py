@@ -48,7 +48,7 @@ def sigmoid_focal_loss(
     Args:
         logits: :math:`x`, floating-point.
         labels: :math:`y`, 0 or 1, or a probability.
-        alpha: the weight of a label of 1, whose complement is that of a 0; none unless given.
+        alpha: the weight of a label of 1, whose complement is that of a 0; none by default.
         gamma: :math:`\gamma \ge 0`; 0 is the cross entropy.
 
     Source: T.-Y. Lin et al., Focal Loss for Dense Object Detection, 2017, arXiv:1708.02002.
@@ -203,7 +203,7 @@ def perceptron_loss(predictor_outputs: Any, targets: Any) -> Array:
 
 
 def sparsemax_loss(logits: Any, labels: Any) -> Array:
-    r"""The binary sparsemax loss: 0 beyond a margin, quadratic inside of it, linear before it.
+    r"""The binary sparsemax loss: 0 beyond a margin, quadratic inside it, linear before it.
 
     .. math:: \ell(z) = 0 \text{ if } z \le -1, \quad z \text{ if } z \ge 1, \quad
         \tfrac14 (z + 1)^2 \text{ else}, \qquad z = -x \text{ if } y = 1 \text{ else } x

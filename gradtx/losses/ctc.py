@@ -27,7 +27,7 @@ def ctc_loss(
 
     Args:
         logits: ``(batch, frames, classes)``, floating-point; the blank is one of the classes.
-        logit_paddings: ``(batch, frames)``, 1 for a frame of padding, else 0.
+        logit_paddings: ``(batch, frames)``, 1 for a frame of padding, otherwise 0.
         labels: ``(batch, length)``, integers.
         label_paddings: ``(batch, length)``, 1 for a label of padding, else 0; all padding comes
             last.

@@ -43,7 +43,7 @@ def dice_loss(
             class, and cannot be compiled then.
         reduction: over the classes: "mean", "sum" or "none".
         ignore_background: leave the first class out.
-        axis: what to sum over; all but the first and the last unless given.
+        axis: what to sum over; all but the first and the last by default.
 
     Source: F. Milletari, N. Navab and S.-A. Ahmadi, V-Net, 2016, arXiv:1606.04797.
 

@@ -1,7 +1,7 @@
-"""Conditions and loops: XLA's in a compiled step, Python's outside of one.
+"""Conditionals and loops: XLA's in a compiled step, Python's outside of one.
 
-There XLA's would be compiled anew at each call, since their branches are new functions each time,
-and JAX would keep what it compiled.
+Outside, XLA's would be recompiled at each call, since their branches are new functions each time,
+and JAX would cache every program.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ _T = TypeVar("_T")
 
 
 def branch(condition: Any, yes: Callable[..., _T], no: Callable[..., _T], *operands: Any) -> _T:
-    """``yes(*operands)`` if `condition` holds, else ``no(*operands)``; the results are alike.
+    """``yes(*operands)`` if `condition` holds, otherwise ``no(*operands)``; the results are alike.
 
     >>> branch(True, lambda x: x + 1, lambda x: x, 1)
     2

@@ -1,4 +1,4 @@
-"""Mathematics of one array that several rules share."""
+"""Mathematics on one array that several rules share."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def ema(new: Array, old: Array, decay: Any) -> Array:
 def all_finite(x: Array) -> Array:
     """Whether no entry is NaN or infinite.
 
-    Told by a sum, for which XLA on CPUs stores nothing: it would store an array of booleans.
+    It is computed by a sum, for which XLA on CPUs stores nothing; it would store booleans.
 
     >>> bool(all_finite(jnp.array([1e30, jnp.inf])))
     False
@@ -41,7 +41,7 @@ def all_finite(x: Array) -> Array:
 
 
 def any_nan(x: Array) -> Array:
-    """Whether an entry is NaN: the sum of the signs then is.
+    """Whether an entry is NaN: if so, the sum of the signs is.
 
     >>> bool(any_nan(jnp.array([jnp.inf, -jnp.inf]))), bool(any_nan(jnp.array([jnp.nan])))
     (False, True)
@@ -54,8 +54,8 @@ def any_nan(x: Array) -> Array:
 def cube_root(x: Array) -> Array:
     """The cube root of numbers that are not negative, to 3e-6 in float32.
 
-    By a logarithm, which is computed for many entries at once: XLA for CPUs calls the C library's
-    ``cbrt`` for one entry after the other, which takes fifteen times as long.
+    It uses a logarithm, which is computed for many entries at once: XLA for CPUs calls the C
+    library's ``cbrt`` for one entry at a time, which takes fifteen times as long.
 
     >>> cube_root(jnp.array([0.0, 8.0])).round(5).tolist()
     [0.0, 2.0]
@@ -91,7 +91,7 @@ def row_mean(x: Array) -> Array:
 
 
 def one_per_row(x: Array) -> Array:
-    """The first entry of each row: an array of the shape, and the sharding, of `row_mean`."""
+    """The first entry of each row: an array with the shape and sharding of `row_mean`."""
     return x if x.ndim < 2 else x[(slice(None), *(slice(0, 1) for _ in x.shape[1:]))]
 
 

@@ -1,4 +1,4 @@
-"""Precision: types in which numbers are stored, and at least float32, in which rules compute."""
+"""Precision: the types in which numbers are stored, and those in which rules compute."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -30,7 +30,7 @@ def scalar_dtype(arrays: Sequence[Any]) -> DType:
 
 
 def accumulator_dtype(x: Array, dtype: DType | None = None) -> DType:
-    """The type of a slot that sums squares of `x`: real, and float32 or wider unless given.
+    """The type of a slot that sums squares of `x`: real, and float32 or wider by default.
 
     In bfloat16 a second moment with a decay of 0.999 would never decay (half a unit in the last
     place is 0.2 %), and in float16 small squares would vanish.
@@ -39,14 +39,14 @@ def accumulator_dtype(x: Array, dtype: DType | None = None) -> DType:
 
 
 def cast(x: Array, dtype: DType) -> Array:
-    """`x` as a strong `dtype`; nothing is traced where it is that already."""
+    """`x` as a strong `dtype`; nothing is traced if it already is one."""
     if x.dtype == dtype and not getattr(x, "weak_type", False):
         return x
     return x.astype(dtype)
 
 
 def as_arrays(tree: PyTree) -> PyTree:
-    """`tree` with floating-point arrays in the place of Python's numbers, and all else as it is.
+    """`tree` with floating-point arrays in place of Python numbers, and all else unchanged.
 
     >>> as_arrays({"a": 1, "b": None})
     {'a': Array(1., dtype=float32), 'b': None}

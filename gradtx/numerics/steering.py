@@ -1,14 +1,14 @@
-"""Steering of XLA's compiler: what a formula cannot say, and the program needs.
+"""Steering XLA's compiler: what a formula cannot say, but the program needs.
 
-A step should store nothing beside the parameters and the slots, which it overwrites in place. To
-mathematics every function here is what its first line says, on every chip and also where a value is
+A step should store nothing besides the parameters and the slots, which it overwrites in place.
+Mathematically every function here is what its first line says, on every chip and also if a value is
 NaN or infinite: ``delay(x, after=y)`` is `x`, ``recompute(f, x, after=y)`` is ``f(x)``,
 ``replace(old, new)`` is `new`. Outside of ``jit`` they do nothing more.
 
 All but the sums rest on one trick: a factor of 1 that is known only once something else is, namely
-0 where ``y < -inf`` and 1 elsewhere. That is 1 for every `y`, NaN included. XLA plans its kernels
-and its memory without knowing so; LLVM, which compiles the kernels, finds it and leaves the factor
-out. The HLO under each function is of a compiled step without it, with `N` for a leaf's shape.
+0 where ``y < -inf`` and 1 elsewhere. This is 1 for every `y`, NaN included. XLA plans its kernels
+and its memory without knowing this; LLVM, which compiles the kernels, finds out and drops the
+factor. The HLO under each function is of a step compiled without it; `N` is a leaf's shape.
 """
 
 from collections.abc import Callable, Iterable
@@ -27,18 +27,18 @@ Chips = Literal["all", "cpu", "tpu", "all but cpu", "all but tpu"]
 def delay(x: Any, *, after: Array | Step, on: Chips = "cpu") -> Array:
     """`x`, computed once `after` is.
 
-    For a slot that is overwritten while something still reads its old value: the two are in no
-    order, and XLA copies the slot. What overwrites it waits for what reads it, entry by entry or
-    for a sum. FTRL's accumulator, which `z` reads, on a CPU::
+    For a slot that is overwritten while something still reads its old value: XLA does not order
+    the two, and copies the slot. What overwrites the slot waits for what reads it, entry by entry
+    or for a sum. FTRL's accumulator, which `z` reads, on a CPU::
 
         %copy.1 = f32[N] copy(%state_accumulator)
         %multiply_add_fusion = f32[N] fusion(%params, ..., %copy.1, %state_linear, %gradients)
 
     Args:
         x: an array, or a number.
-        after: an array of any values, a number or in the shape of `x`.
-        on: the chips on which `x` waits. Most of them need no order: a TPU and a GPU make one
-            kernel of what a CPU makes one for each output of.
+        after: an array of any values, a scalar or of the shape of `x`.
+        on: the chips on which `x` waits. TPUs and GPUs mostly need no order: they compute in one
+            kernel what a CPU computes in one kernel per output.
     """
     one = _one(after, on)
     x = x if hasattr(x, "dtype") else jnp.asarray(x, one.dtype)
@@ -46,32 +46,32 @@ def delay(x: Any, *, after: Array | Step, on: Chips = "cpu") -> Array:
 
 
 def recompute(f: Callable[..., Any], *arrays: Array, after: Array | Step, on: Chips = "cpu") -> Any:
-    """``f(*arrays)``, computed once `after` is, and not stored since it was computed before.
+    """``f(*arrays)``, computed again once `after` is known, instead of being stored.
 
-    What two kernels read is stored, where each could compute it. LAMB's direction, read by its norm
-    and by the step, on a CPU::
+    What two kernels read is stored, though each could compute it. LAMB's direction, read by its
+    norm and by the step, on a CPU::
 
         %add_divide_fusion = f32[N] fusion(%nu, ..., %mu, ...)
 
-    So are its numbers, at the size of the leaf, for a sum is there the call of a library that
-    reads arrays. It shares them with the step, and one leaf with the others: StableAdamW's
-    epsilon and bias correction for three leaves::
+    Its scalars are stored too, at the size of the leaf, since on a CPU a sum calls a library that
+    reads arrays. The sum shares them with the step, and leaves share them with each other:
+    StableAdamW's epsilon and bias correction for three leaves::
 
         %wrapped_broadcast = f32[N] fusion(%constant.20)
         %wrapped_broadcast.1 = f32[N] fusion(%exponential-minus-one_divide_fusion.1)
 
-    Hence every number in `f` waits as well as the arrays: those that are written in it, and those
-    that it takes from around it. (The library multiplies on the way, so that a factor costs
-    nothing; a selection would be stored.) Where `f` is computed for a sum, pass the `Step`: then
-    this leaf shares nothing with another.
+    Hence the scalars in `f` wait as well as the arrays: its constants, and those that it closes
+    over. (The library multiplies in the same pass, so that a factor costs nothing; a selection
+    would be stored.) If `f` is computed for a sum, pass the `Step`: this leaf then shares nothing
+    with another.
 
     Args:
-        f: a function of arrays; arrays from around it that are no numbers do not wait.
+        f: a function of arrays; arrays that it closes over do not wait, unless they are scalars.
         arrays: what it is computed from.
-        after: a number; or the step, for a number that nothing else waits for.
-        on: the chips on which it waits; "all" if it is dear enough for a TPU to store, as what
-            MARS makes of two large arrays, ``%multiply_reduce_fusion = (f32[], f32[N], f32[N])
-            fusion(%last, %select_n.0, %gradients, %mul.38)``.
+        after: a scalar; or the step, for a scalar that nothing else waits for.
+        on: the chips on which it waits; "all" if it is expensive enough for a TPU to store, such as
+            what MARS computes from two large arrays, ``%multiply_reduce_fusion = (f32[], f32[N],
+            f32[N]) fusion(%last, %select_n.0, %gradients, %mul.38)``.
     """
     one = _one(after, on)
     if not is_tracer(one) or varying_axes(jax.typeof(one)):
@@ -97,25 +97,25 @@ def recompute(f: Callable[..., Any], *arrays: Array, after: Array | Step, on: Ch
 
 
 def true_after(x: Array) -> Array:
-    """True everywhere, which XLA learns only by computing `x`.
+    """Always true, but XLA learns this only by computing `x`.
 
-    A loop that overwrites an array and is entered on this condition waits for what reads the array:
-    a loss, for one, that reads the parameters after its gradient does.
+    A loop that overwrites an array and is entered on this condition waits for what reads the array,
+    such as a loss that reads the parameters after its gradient does.
     """
     x = jax.lax.real(x) if jnp.iscomplexobj(x) else x
     return jax.lax.bitwise_not(jax.lax.lt(x, jax.lax.full_like(x, -jnp.inf)))
 
 
 def replace(old: Array, new: Array, *readers: Array) -> Array:
-    """`new` in the place of the slot `old`.
+    """`new` in place of the slot `old`.
 
-    A slot that becomes the gradient is a copy, which is fused with nothing: Adan's on an H100 and
-    a TPU, beside the one kernel of the step::
+    A slot that becomes the gradient is a copy, which is not fused with anything: Adan's on an H100
+    and a TPU, besides the one kernel of the step::
 
         %copy.16 = f32[N] copy(%gradients)
 
-    Naming the old value makes it a part of that kernel. On a CPU, where every slot has a kernel,
-    the copy waits for `readers`, the new slots that are made of the old value.
+    Naming the old value makes it a part of that kernel. On a CPU, where every slot has its own
+    kernel, the copy waits for `readers`, the new slots that are computed from the old value.
     """
     for reader in readers:
         new = delay(new, after=reader)

@@ -11,7 +11,7 @@ from gradtx.types import Array, PyTree
 
 
 def _vectors(name: str, x: PyTree, a: PyTree, b: Any) -> tuple[list[Array], list[Array]]:
-    """The leaves of `x` and `a`; raises ValueError if they differ, or if `b` is no number."""
+    """The leaves of `x` and `a`; raises ValueError if they differ, or if `b` is not a number."""
     xs = leaves.arrays(name, x)
     parts = leaves.beside(name, "a", a, x)
     if np.ndim(b) != 0:

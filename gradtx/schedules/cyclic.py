@@ -1,4 +1,4 @@
-"""Schedules that go up and down for ever."""
+"""Schedules that go up and down forever."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -29,7 +29,7 @@ def cyclic_schedule(
         base_value: :math:`b`, the value between the cycles.
         max_value: :math:`m`, the peak.
         step_size_up: the steps from the one to the other, above 0.
-        step_size_down: the steps back; as many unless given.
+        step_size_down: the steps back; as many by default.
         mode: the scale `s` of a cycle: ``"triangular"``, 1; ``"triangular2"``, half that of the
             cycle before; ``"exp_range"``, :math:`\gamma^t`.
         gamma: :math:`\gamma \ge 0`, for ``"exp_range"``.

@@ -119,7 +119,7 @@ def exponential_decay(
         decay_rate: :math:`r \ge 0`; with 0 the value stays `init_value`.
         transition_begin: :math:`t_0 \ge 0`, the steps before it begins.
         staircase: round the exponent down.
-        end_value: a bound: from below if :math:`r < 1`, else from above.
+        end_value: a bound: from below if :math:`r < 1`, otherwise from above.
 
     >>> float(exponential_decay(1.0, 10, 0.5)(20))
     0.25

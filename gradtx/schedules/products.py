@@ -18,7 +18,7 @@ def multiply_schedules(*factors: Any) -> Schedule:
     """The product of schedules and numbers.
 
     Args:
-        factors: schedules, numbers, arrays or functions of nothing.
+        factors: schedules, numbers, arrays or functions without arguments.
 
     PyTorch's ChainedScheduler, where each scheduler multiplies the learning rate.
 

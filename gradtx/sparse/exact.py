@@ -86,7 +86,7 @@ def exact_rows(
     Args:
         inner: the optimizer; it may hold state for each entry or row, and counters.
         tables: the leaves that may have `Rows` for gradients, as in :func:`select`; all of two or
-            more dimensions unless given. To name them saves work where there are other matrices.
+            more dimensions by default. To name them saves work where there are other matrices.
 
     :func:`minimize` and :func:`make_step` let rows catch up before the loss looks them up, and
     :func:`apply_gradients` before it applies. Around ``update`` alone this is the caller's:
@@ -341,7 +341,7 @@ class _Slots:
 
 
 class _All:
-    """In the place of indices: every row."""
+    """In place of indices: every row."""
 
 
 def _is_all(x: Any) -> bool:

@@ -47,7 +47,7 @@ def check_separable(
         tx: the transformation.
         params: the parameters.
         state: its state.
-        tables: a tree like the parameters, None for those that are no tables.
+        tables: a tree like the parameters, None for those that are not tables.
 
     Raises:
         TypeError: `tx` does not run on rows, or makes whole tables of them.

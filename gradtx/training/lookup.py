@@ -68,7 +68,7 @@ class _LooksUp(Exception):
     """Ends the tracing of a loss at its first look-up."""
 
 
-# Part of the keys of JAX's trace cache, so that no function traced elsewhere hides its look-ups.
+# Part of the keys of JAX's trace cache: under it no function that looks up is ever cached.
 _differentiating = jax.make_user_context(False)
 
 take_p = Primitive("take_rows")
@@ -385,7 +385,7 @@ def looked_up(function: Callable[[PyTree], Any], tree: PyTree) -> PyTree:
     """The rows of each table that a function looks up; only their indices have a meaning.
 
     Returns:
-        A tree like `tree`, in which a leaf that is not a table, or not only looked up, stays.
+        A tree like `tree`, whose leaves stay unless they are tables that are only looked up.
 
     Raises:
         ValueError: what is looked up depends on the parameters.

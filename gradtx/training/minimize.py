@@ -67,9 +67,9 @@ def compute_gradients(
         params: a tree of floating-point or complex arrays.
         args: passed to `loss_fn` after the parameters.
         has_aux: whether `loss_fn` returns something besides the value.
-        grad_loss: the cotangent of the value, of its shape; 1 unless given. With it the loss need
+        grad_loss: the cotangent of the value, of its shape; 1 by default. With it the loss need
             not be a scalar.
-        trainable: which leaves to differentiate, as in :func:`select`; all unless given.
+        trainable: which leaves to differentiate, as in :func:`select`; all by default.
 
     Returns:
         ``(value, gradients)``, or ``((value, aux), gradients)``. The gradient of a leaf that is not
@@ -221,7 +221,7 @@ def minimize(
         state: ``tx.init(select(params, trainable))``, or what the previous step returned.
         args: passed to `loss_fn` after the parameters.
         has_aux: whether `loss_fn` returns something besides the value.
-        grad_loss: the cotangent of the value; 1 unless given.
+        grad_loss: the cotangent of the value; 1 by default.
         trainable: which leaves to train, as in :func:`select`. The others get no gradient, no slots
             and no update.
         extra_args: passed to ``tx.update`` besides `value`, `grad` and `value_fn`, which are always

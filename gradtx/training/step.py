@@ -183,7 +183,7 @@ def make_step(
             functions without arguments are called before each step, and their values are arguments
             too.
         has_aux: whether `loss_fn` returns something besides the value.
-        grad_loss: the cotangent of the value; 1 unless given.
+        grad_loss: the cotangent of the value; 1 by default.
         trainable: which leaves to train, as in :func:`select`.
         donate: whether the step may write into the buffers of its arguments, which must then not be
             used afterwards.

@@ -86,7 +86,7 @@ def accumulators(params: Params, dtype: DType | None, rows: Mapping[str, int] | 
     """The accumulators of a tree: `WindowRows` for the leaves that the patterns of `rows` name.
 
     Raises:
-        ValueError: a pattern matches no leaf, two match one, or a leaf is no table.
+        ValueError: a pattern matches no leaf, two match one, or a leaf is not a table.
     """
     leaves, treedef = leaves_with_path(params)
     room = dict(rows or {})

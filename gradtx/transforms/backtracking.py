@@ -85,7 +85,7 @@ def scale_by_backtracking_linesearch(
 
     If no rate meets the condition the last one is taken, as in Optax; if the loss is not finite
     there the step is zero, the old value and gradient are kept, and the next search starts from
-    `max_learning_rate` (Optax's rate stays zero for ever).
+    `max_learning_rate` (Optax's rate stays zero forever).
 
     Source: L. Armijo, Minimization of Functions Having Lipschitz Continuous First Partial
     Derivatives, 1966, doi:10.2140/pjm.1966.16.1; S. Vaswani et al., Painless Stochastic Gradient,

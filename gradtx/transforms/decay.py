@@ -98,7 +98,7 @@ def add_cautious_decayed_weights(
         weight_decay: :math:`\lambda \ge 0`; a number, an array, or a schedule.
         mask: which leaves decay, as in :func:`masked`.
 
-    Of complex numbers the real part of :math:`\bar g \theta` counts.
+    For complex numbers the real part of :math:`\bar g \theta` counts.
 
     State: none, or `WeightDecaySchedule` for a schedule; with a mask in a `MaskedState`.
 

@@ -34,7 +34,7 @@ def grokfast_ema(
     Args:
         alpha: :math:`\alpha` in :math:`[0, 1)`; 0.8 to 0.99.
         lamb: :math:`\lambda \ge 0`; 0.1 to 5.
-        mu_dtype: the type in which :math:`\mu` is kept; the parameter's unless given.
+        mu_dtype: the type in which :math:`\mu` is kept; the parameter's by default.
 
     State: `GrokfastEmaState`.
 

@@ -1,4 +1,4 @@
-"""Estimators of the diagonal of the Hessian, in the place of the updates."""
+"""Estimators of the diagonal of the Hessian, in place of the updates."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -58,12 +58,12 @@ def _estimator(
 
 @transformation
 def hutchinson_estimator_diag_hessian(random_seed: Any = None) -> GradientTransformation:
-    r"""Hutchinson's estimate of the diagonal of the Hessian, in the place of the updates.
+    r"""Hutchinson's estimate of the diagonal of the Hessian, in place of the updates.
 
     .. math:: \hat h = r \odot \nabla^2 f(\theta)\, r, \qquad r_i = \pm 1 \text{ at random}
 
     Args:
-        random_seed: a random key or an integer seed; 0 unless given.
+        random_seed: a random key or an integer seed; 0 by default.
 
     ``update`` takes the loss as an extra argument: ``obj_fn``, a function of the parameters as in
     Optax, or ``value_fn``, which :func:`minimize`, :func:`make_step` and :func:`solve` pass. The
@@ -117,7 +117,7 @@ def gnb_estimator_diag_hessian(
             goes through the draw). ``update`` takes ``sample_args``, a tuple, such as the inputs of
             the batch, as an extra argument.
         batch_size: :math:`B`, the number of draws in the mean.
-        random_seed: a random key or an integer seed; 0 unless given.
+        random_seed: a random key or an integer seed; 0 by default.
 
     State: `HutchinsonState`.
 

@@ -47,7 +47,7 @@ def trace(
     Args:
         decay: :math:`\mu` in :math:`[0, 1]`. Optax takes any number.
         nesterov: take the direction after one more decay.
-        accumulator_dtype: the type in which :math:`m` is kept; the parameters' unless given.
+        accumulator_dtype: the type in which :math:`m` is kept; the parameters' by default.
         dampening: :math:`d` in :math:`[0, 1]`; not at the first step, as in PyTorch. Optax has
             none.
 
@@ -107,8 +107,8 @@ def ema(
 
     Args:
         decay: :math:`\beta` in :math:`[0, 1)`.
-        debias: divide by :math:`1 - \beta^t`; else :math:`u = m_t`.
-        accumulator_dtype: the type in which :math:`m` is kept; the parameters' unless given.
+        debias: divide by :math:`1 - \beta^t`; otherwise :math:`u = m_t`.
+        accumulator_dtype: the type in which :math:`m` is kept; the parameters' by default.
 
     State: `EmaState`.
 

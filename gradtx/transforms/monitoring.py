@@ -55,7 +55,7 @@ def _zeros(measure: Callable[..., Any], *args: Any) -> PyTree:
 
 @transformation
 def count_steps() -> GradientTransformation:
-    """Count the steps; the updates pass as they are.
+    """Count the steps; the updates pass unchanged.
 
     For :func:`iterations`, in a chain in which nothing else counts.
 
@@ -185,7 +185,7 @@ def measure_with_ema(
         debias: as in :func:`ema`.
         accumulator_dtype: the type in which it is kept.
 
-    State: `MeasureWithEmaState`. The updates pass as they are; Optax's returns the measurement in
+    State: `MeasureWithEmaState`. The updates pass unchanged; Optax's returns the measurement in
     their place, and is of use in `monitor` only.
 
     >>> import gradtx

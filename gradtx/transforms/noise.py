@@ -56,7 +56,7 @@ def add_noise(
     Args:
         eta: :math:`\eta \ge 0`.
         gamma: :math:`\gamma \ge 0`.
-        key: a random key or an integer seed; 0 unless given.
+        key: a random key or an integer seed; 0 by default.
         seed: Optax's old name for `key`.
 
     State: `AddNoiseState`. The noise is drawn in float32 and so the same in every type, where Optax

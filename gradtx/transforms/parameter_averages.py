@@ -37,7 +37,7 @@ class SwaParamsState(NamedTuple):
 
 
 def _average(p: Array) -> dict[str, Array]:
-    # An own copy: the parameters may be donated.
+    # A copy of its own: the parameters may be donated.
     return {"average": jnp.array(p, compute_dtype(p.dtype), copy=True)}
 
 
@@ -45,7 +45,7 @@ def _average(p: Array) -> dict[str, Array]:
 def ema_params(
     decay: Decay = 0.999, *, overwrite_every: PositiveCount | None = None, window: PositiveCount = 1
 ) -> GradientTransformation:
-    r"""Keep an exponential moving average of the parameters; the updates pass as they are.
+    r"""Keep an exponential moving average of the parameters; the updates pass unchanged.
 
     .. math:: \bar\theta_0 = \theta_0, \qquad
         \bar\theta_t = \beta \bar\theta_{t-1} + (1 - \beta) (\theta_{t-1} + u_t)

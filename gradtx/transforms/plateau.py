@@ -63,7 +63,7 @@ def reduce_on_plateau(
     State: `ReduceLROnPlateauState`.
 
     The tolerance is relative to :math:`|b|`: Optax's is to :math:`b`, by which a negative value
-    that stays as it is counts as an improvement for ever.
+    that stays unchanged counts as an improvement forever.
 
     >>> import gradtx
     >>> tx = gradtx.chain(gradtx.sgd(1.0), reduce_on_plateau(0.5, patience=1))

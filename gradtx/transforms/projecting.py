@@ -36,7 +36,7 @@ def project(
     Args:
         projection: the name of one of :mod:`gradtx.projections` without ``projection_``
             (``"simplex"``, ``"max_norm"``), or a function ``(tree, **arguments) -> tree``.
-        where: which leaves are projected, as in :func:`masked`; the others pass as they are. A
+        where: which leaves are projected, as in :func:`masked`; the others pass unchanged. A
             projection such as the simplex sees all of these leaves as one vector.
         arguments: further arguments of the projection.
 

@@ -88,7 +88,7 @@ def scale_by_learning_rate(
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, a schedule, or None for 1 (in Optax
-            None leaves the updates as they are, and a chain that ends in it ascends).
+            None leaves the updates unchanged, and a chain that ends in it ascends).
         flip_sign: whether to descend.
 
     State: none, or `ScaleByScheduleState` for a schedule.
@@ -110,7 +110,7 @@ def scale_gradient(inputs: PyTree, scale: Any) -> PyTree:
     """The same values, whose gradient is multiplied by a number on the way back.
 
     Args:
-        inputs: a tree of arrays inside of a function that is differentiated.
+        inputs: a tree of arrays inside a function that is differentiated.
         scale: the factor; 0 stops the gradient, -1 reverses it.
 
     >>> float(jax.grad(lambda x: scale_gradient(x, 0.5) ** 2)(3.0))

@@ -108,7 +108,7 @@ def scale_by_zoom_linesearch(
     :math:`\varphi'(\eta) \le (2 c_1 - 1) \varphi'(0) + \epsilon` stands for the first.
 
     Args:
-        max_linesearch_steps: at most so many evaluations of value and gradient.
+        max_linesearch_steps: at most this many evaluations of value and gradient.
         max_learning_rate: the largest rate; None for :math:`10^{10}`.
         tol: :math:`\epsilon \ge 0`.
         increase_factor: while the loss goes on falling, a rate exceeds the one before by at most

@@ -32,7 +32,7 @@ def random_like(
         rng_key: the key; every leaf gets its own part of it.
         target_tree: the tree to imitate.
         sampler: ``(key, shape, dtype) -> array``; if it takes ``out_sharding`` it is told.
-        dtype: the type to draw in; the leaf's unless given.
+        dtype: the type to draw in; the leaf's by default.
     """
     sharded = "out_sharding" in inspect.signature(sampler).parameters
 

@@ -238,10 +238,10 @@ def accumulate(
             as ``weight`` the sum of the window's.
         every: the number of micro-batches in a window, at least 1, or a schedule of the number of
             windows so far.
-        use_grad_mean: take the mean, else the sum :math:`\sum_i w_i g_i`.
+        use_grad_mean: take the mean, otherwise the sum :math:`\sum_i w_i g_i`.
         should_skip_update_fn: ``(updates, gradient_step, params) -> (bool, tree)``, which
             micro-batches to leave out, such as :func:`skip_not_finite`: as if they had not been.
-        accumulator_dtype: the type of the accumulator; float32 or wider unless given.
+        accumulator_dtype: the type of the accumulator; float32 or wider by default.
         compensated: keep beside the accumulator what rounding took from it, and add it again: for
             windows of thousands of micro-batches, or for an accumulator in bfloat16.
         rows: for tables whose gradients are `Rows`, by path pattern, the number of rows that a
@@ -249,7 +249,7 @@ def accumulate(
             not the whole table. Where they do not fit the step is NaN.
 
     ``update`` takes an extra argument ``weight``, :math:`w_i \ge 0`, such as the number of examples
-    in a micro-batch; 1 unless given. `inner` gets their sum as its ``weight``.
+    in a micro-batch; 1 by default. `inner` gets their sum as its ``weight``.
 
     State: `AccumulateState`; :func:`has_updated` tells whether the last call made a step. `Rows`
     are accumulated as whole tables unless `rows` names them.
@@ -263,7 +263,7 @@ def accumulate(
             than a window has room for.
 
     Optax's `MultiSteps` runs its optimizer at every micro-step and then selects, and a NaN stays in
-    its accumulator for ever, since it is reset by a multiplication with zero.
+    its accumulator forever, since it is reset by a multiplication with zero.
 
     >>> import gradtx
     >>> tx = accumulate(gradtx.sgd(1.0), every=2)

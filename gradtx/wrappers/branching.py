@@ -28,7 +28,7 @@ def _strong(x: Any) -> Array:
 
 
 def run_if(condition: Array, run: Callable[[_T, Array], _T], now: _T) -> _T:
-    """``run(now, turn)`` if `condition` holds, else `now`, in the memory of `now`.
+    """``run(now, turn)`` if `condition` holds, otherwise `now`, in the memory of `now`.
 
     A loop of one turn or none; outside of ``jit`` an ``if``. XLA gives the results of a
     ``lax.cond`` memory of their own, and on a GPU makes of it a choice between results that are

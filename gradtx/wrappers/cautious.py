@@ -39,7 +39,7 @@ def cautious(
             adds a small number to it, and its algorithm 2 divides :math:`n` by
             :math:`\sum\phi + 1`.
 
-    Of complex numbers the real part of :math:`\bar u g` counts.
+    For complex numbers the real part of :math:`\bar u g` counts.
 
     State: that of `inner`.
 

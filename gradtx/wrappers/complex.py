@@ -63,7 +63,7 @@ def split_real_and_imaginary(inner: GradientTransformation) -> GradientTransform
     """Run a transformation on the real and the imaginary parts of complex leaves.
 
     Args:
-        inner: the transformation; it sees real leaves only. Real leaves pass as they are.
+        inner: the transformation; it sees real leaves only. Real leaves pass unchanged.
 
     State: `SplitRealAndImaginaryState`; the slots of a complex leaf are
     `SplitRealAndImaginaryArrays`. Give it the conjugate of what ``jax.grad`` returns;

@@ -70,7 +70,7 @@ def _conditionally(
         )
         return params, state_class(step=increment(state.step), inner_state=inner_state)
 
-    # Only where nothing happens otherwise can the parameters stay in their place.
+    # Only if nothing happens otherwise can the parameters stay in their place.
     still = otherwise is tree.zeros_like
     return GradientTransformationExtraArgs(init, update, step if still else None)
 
@@ -86,7 +86,7 @@ def conditionally_transform(
     Args:
         inner: the transformation.
         should_transform_fn: ``(step, **extra_args) -> bool``, with the number of calls so far. At a
-            step where it is false `inner` is not run, and its state stays as it is.
+            step where it is false `inner` is not run, and its state stays unchanged.
         forward_extra_args: whether to hand it the extra arguments.
 
     State: `ConditionallyTransformState`.

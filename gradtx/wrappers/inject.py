@@ -116,7 +116,7 @@ def injected(
     Args:
         inner_factory: the function that builds the transformation.
         arguments: its arguments by name, schedules among them.
-        static_args: the names of those that are no hyperparameters.
+        static_args: the names of those that are not hyperparameters.
         hyperparam_dtype: the type of the hyperparameters.
 
     State: `InjectStatefulHyperparamsState`.
@@ -185,7 +185,7 @@ def inject_hyperparams(
 
     Args:
         inner_factory: a builder such as :func:`adam`, or a function that returns a transformation.
-        static_args: names of arguments that are no hyperparameters: functions that are no
+        static_args: names of arguments that are not hyperparameters: functions that are no
             schedules, numbers that must stay Python numbers.
         hyperparam_dtype: the type of floating-point hyperparameters. Unless given, that of the
             widest parameter, and float32 at least: Optax's for parameters in bfloat16 is bfloat16,

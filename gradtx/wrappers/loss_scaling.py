@@ -124,7 +124,7 @@ def _unscaled(updates: Updates, scale: Array) -> Updates:
 
 
 def _unscaling(tx: GradientTransformation, scale: Array) -> GradientTransformation:
-    """`tx` on gradients divided by a scale: inside of the condition, where they are not stored."""
+    """`tx` on gradients divided by a scale: inside the condition, where they are not stored."""
 
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any

@@ -23,7 +23,7 @@ class MultiSteps:
         opt: the optimizer.
         every_k_schedule: the number of micro-batches in a window, at least 1, or a schedule of the
             number of windows so far.
-        use_grad_mean: take the mean, else the sum.
+        use_grad_mean: take the mean, otherwise the sum.
         should_skip_update_fn: which micro-batches to leave out, as in :func:`accumulate`.
         accumulator_dtype: the type of the accumulator.
 
@@ -95,7 +95,7 @@ def multi_steps(
     Args:
         opt: the optimizer.
         every_k_schedule: this and the rest as in :func:`accumulate`.
-        use_grad_mean: take the mean, else the sum.
+        use_grad_mean: take the mean, otherwise the sum.
         should_skip_update_fn: which micro-batches to leave out.
         accumulator_dtype: the type of the accumulator.
 
