@@ -11,7 +11,7 @@ own, and what passes them all is listed with file and line. `mutants.toml` lists
 the same, with the reason.
 
 Left alone are the checks of arguments, what steers the compiler and changes no value
-(:mod:`gradtx.numerics.steering`), and what is said of zero gradients (`Idle`), which
+(:mod:`gradtx.numerics.steering`), and what is said of zero gradients (`ZeroGradient`), which
 tests/engine/test_zero_gradients.py compares with the rule itself.
 """
 
@@ -197,8 +197,10 @@ def _computed(node):
         skipped = [node.annotation]
     elif isinstance(node, ast.Call):
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-        if name in {"Idle", "isinstance"}:
+        if name in {"ZeroGradient", "isinstance", "check_integer"}:
             return
+        if name == "once":  # the key under which a number of the step is kept
+            skipped = node.args[:2]
         if name in STEERED:
             skipped = [a for i, a in enumerate(node.args) if i not in STEERED[name]]
             skipped += node.keywords

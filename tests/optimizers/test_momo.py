@@ -35,8 +35,10 @@ def momo(decay, adapt, bound, adam=False):
 
 
 @pytest.mark.paper("momo", "momo_adam")
-@pytest.mark.parametrize("decay", [0.0, 0.3])
-@pytest.mark.parametrize(("adapt", "bound"), [(False, 1.0), (True, -5.0), (True, 8.0)])
+@pytest.mark.parametrize(
+    ("decay", "adapt", "bound"),
+    [(0.0, False, 1.0), (0.3, False, 1.0), (0.3, True, -5.0), (0.3, True, 8.0)],
+)
 def test_momo_is_the_papers(decay, adapt, bound):
     options = {"weight_decay": decay, "adapt_lower_bound": adapt, "lower_bound": bound}
     check(gradtx.momo(0.5, 0.8, **options), momo(decay, adapt, bound))

@@ -37,6 +37,7 @@ def test_window(filter_type, warmup):
     oracle.check(gradtx.chain(*links), update)
 
 
+@pytest.mark.paper("grokfast_ma")
 def test_the_sum_cannot_drift_and_forgets_a_nan():
     tx = gradtx.grokfast_ma(4, warmup=False)
     state = tx.init(jnp.zeros(1))

@@ -41,3 +41,14 @@ def test_the_variance_falls_as_in_the_paper():
     want = [np.sqrt(0.5 / t**0.7) for t in range(1, 5)]
     ratio = noises(0.5, 0.7) / noises(1.0, 0.0)
     np.testing.assert_allclose(ratio, np.reshape(want, (4, 1, 1)) * np.ones(g.shape), rtol=1e-3)
+
+
+@pytest.mark.paper("add_noise")
+def test_the_noise_is_normal_and_its_first_key_is_zero():
+    def noise(**arguments):
+        tx, g = gradtx.add_noise(0.25, 0.55, **arguments), jnp.zeros(20_000)
+        return tx.update(g, tx.init(g))[0]
+
+    np.testing.assert_array_equal(noise(), noise(key=0))
+    for power, moment in ((1, 0), (2, 1), (4, 3)):
+        assert float(jnp.mean((noise() / 0.5) ** power)) == pytest.approx(moment, abs=0.15)

@@ -74,7 +74,9 @@ def test_normalizing_is_the_papers():
 
 
 @pytest.mark.paper("adaptive_grad_clip")
-@pytest.mark.parametrize(("shape", "axes"), [((4, 3), 0), ((5,), 0), ((2, 3, 2, 4), (0, 1, 2))])
+@pytest.mark.parametrize(
+    ("shape", "axes"), [((4, 3), 0), ((5,), 0), ((1, 5), (0, 1)), ((2, 3, 2, 4), (0, 1, 2))]
+)
 def test_adaptive_clipping_is_the_papers(shape, axes):
     """Brock et al. 2021, equation 3, over the columns of a matrix, or all but the last axis."""
 
@@ -96,3 +98,10 @@ def test_unitwise_clip_like_optax():
     np.testing.assert_allclose(
         gradtx.unitwise_clip(n, c, g), optax.transforms.unitwise_clip(n, c, g), rtol=1e-6
     )
+
+
+@pytest.mark.paper("adaptive_grad_clip")
+def test_unitwise_clip_divides_by_no_less_than_its_bound():
+    norms, limits = jnp.array([0.5, 3.0, 0.1]), jnp.array([0.2, 0.6, 0.2])
+    got = gradtx.unitwise_clip(norms, limits, jnp.ones(3), 2.0)
+    np.testing.assert_allclose(got, [0.1, 0.2, 1.0], rtol=1e-6)
