@@ -76,6 +76,7 @@ def scale_by_muon(
     mu_dtype: DType | None = None,
     *,
     nesterov: bool = True,
+    bias_correction: bool = True,
     adaptive: bool = False,
     preconditioning: Preconditioning = "frobenius",
     weight_dimension_numbers: Any = None,
@@ -97,6 +98,8 @@ def scale_by_muon(
         eps: :math:`\epsilon \ge 0`.
         mu_dtype: the type in which :math:`\mu` is kept; the parameter's unless given.
         nesterov: use Nesterov momentum.
+        bias_correction: divide by :math:`1 - \beta^t`, as Optax does; without it the momentum is that
+            of the author's code, :math:`(1 - \beta) g_t + \beta \mu_t` with Nesterov momentum.
         adaptive: multiply by :math:`\langle \hat\mu, u \rangle`, the dual norm of the momentum.
         preconditioning: what the first iterate is divided by: the Frobenius norm, the spectral
             norm, ``"aol"`` (the root of the row sums of :math:`|A|`) or ``"schatten"`` (the
@@ -132,7 +135,11 @@ def scale_by_muon(
 
     def momentum(g: Array, s: Any, t: Step) -> Any:
         mu = ema(g, s.mu, beta)
-        return nesterov_mean(mu, g, beta, t) if nesterov else debias(mu, beta, t), {"mu": mu}
+        if bias_correction:
+            ahead = nesterov_mean(mu, g, beta, t) if nesterov else debias(mu, beta, t)
+        else:
+            ahead = ema(g, mu, beta) if nesterov else mu
+        return ahead, {"mu": mu}
 
     def rule(g: Array, s: Any, t: Step) -> Any:
         return orthogonalized(g, s.ns_coeffs, ns_steps, preconditioning, eps), {}
@@ -210,6 +217,7 @@ def muon(
     mu_dtype: DType | None = None,
     *,
     nesterov: bool = True,
+    bias_correction: bool = True,
     adaptive: bool = False,
     preconditioning: Preconditioning = "frobenius",
     adam_b1: Decay = 0.9,
@@ -245,6 +253,7 @@ def muon(
         weight_decay_mask: which parameters decay, as in :func:`add_decayed_weights`.
         mu_dtype: the type of the momentum; also of Adam's first moment.
         nesterov: use Nesterov momentum; also in Adam.
+        bias_correction: of the momentum, as in :func:`scale_by_muon`.
         adaptive: multiply by the dual norm of the momentum.
         preconditioning: what the first iterate is divided by.
         adam_b1: Adam's first decay.
@@ -299,6 +308,7 @@ def muon(
             eps,
             mu_dtype,
             nesterov=nesterov,
+            bias_correction=bias_correction,
             adaptive=adaptive,
             preconditioning=preconditioning,
             weight_dimension_numbers=numbers,

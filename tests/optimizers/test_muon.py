@@ -60,6 +60,20 @@ def test_muon_without_looking_ahead_and_with_one_root_mean_square(shape):
 
 
 @pytest.mark.paper("muon")
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_muon_without_bias_correction(nesterov):
+    """The momentum of Jordan's code."""
+
+    def update(g, s, t, p):
+        m = mean(s, "m", g, 0.8)
+        m = 0.2 * g + 0.8 * m if nesterov else m
+        return -0.05 * newton_schulz(m, [(3.4445, -4.7750, 2.0315)] * 5)
+
+    tx = gradtx.muon(0.05, ns_steps=5, beta=0.8, eps=0.1, nesterov=nesterov, bias_correction=False)
+    oracle.check(tx, update, atol=1e-7, shape=(4, 3), dtype=np.float64)
+
+
+@pytest.mark.paper("muon")
 @pytest.mark.parametrize(("rate", "nesterov"), [(None, True), (0.07, False)])
 def test_what_is_no_matrix_is_trained_by_adamw(rate, nesterov):
     def update(g, s, t, p):
