@@ -98,8 +98,8 @@ def scale_by_muon(
         eps: :math:`\epsilon \ge 0`.
         mu_dtype: the type in which :math:`\mu` is kept; the parameter's unless given.
         nesterov: use Nesterov momentum.
-        bias_correction: divide by :math:`1 - \beta^t`, as Optax does; without it the momentum is that
-            of the author's code, :math:`(1 - \beta) g_t + \beta \mu_t` with Nesterov momentum.
+        bias_correction: divide by :math:`1 - \beta^t`, as Optax does; without it the momentum is
+            that of the author's code, :math:`(1 - \beta) g_t + \beta \mu_t` with Nesterov momentum.
         adaptive: multiply by :math:`\langle \hat\mu, u \rangle`, the dual norm of the momentum.
         preconditioning: what the first iterate is divided by: the Frobenius norm, the spectral
             norm, ``"aol"`` (the root of the row sums of :math:`|A|`) or ``"schatten"`` (the
