@@ -599,6 +599,25 @@ def test_a_huge_gradient_loses_nothing_that_optax_keeps(name):
     assert np.all(kept(CATALOGUE[name].make()) | ~kept(CATALOGUE[name].optax()))
 
 
+# As in Optax, the state of a chain has a part for each of its links.
+CHAINS = {"chain", "fromage", "polyak_sgd", "sign_sgd"}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_keeps_no_state_takes_any(name):
+    """``clip(1.0).update(g, None)`` is an idiom of Optax's users, as ``{}`` and ``()`` are."""
+    tx = CATALOGUE[name].make()
+    state = jax.eval_shape(tx.init, params())
+    if jax.tree.leaves(state) or name in CHAINS:
+        return
+    g = take(grads(1), 0)
+    want = step(tx, (params(), tx.init(params())), g)[1]
+    for other in (None, {}, ()):
+        (_, after), updates = step(tx, (params(), other), g)
+        chex.assert_trees_all_equal(updates, want)
+        assert not jax.tree.leaves(after)
+
+
 def fields(state):
     """The state classes that hold arrays, with their fields."""
     if not jax.tree.leaves(state):

@@ -11,7 +11,7 @@ from gradtx.pair import (
     with_extra_args_support,
 )
 from gradtx.paths import Where, is_leaf, mask_tree, merge, select
-from gradtx.types import Params, State, Updates
+from gradtx.types import COUNTER, Params, State, Updates, fields_of
 
 
 class MaskedState(NamedTuple):
@@ -52,8 +52,9 @@ def split_by_mask(
         mask = mask_tree(updates, where)
         rest = jax.tree.map(lambda g, m: None if m else g, updates, mask, is_leaf=is_leaf)
         new, after = chosen.update(select(updates, mask), state, params, **extra_args)
-        if "count" in after._fields:
-            after = after._replace(count=state.count)  # both parts belong to one step
+        counters = fields_of(type(after), COUNTER)  # both parts belong to one step
+        if counters:
+            after = after._replace(**{n: getattr(state, n) for n in counters})
         others, after = other.update(rest, after, params, **extra_args)
         return merge(new, others), after
 
@@ -97,7 +98,9 @@ def masked(
                 name: select(value, mask) if jax.tree.structure(value) == like else value
                 for name, value in extra_args.items()
             }
-        updates, inner_state = restricted.update(updates, state.inner_state, params, **extra_args)
+        # What keeps no state takes any; what keeps one says what it expected.
+        inner_state = getattr(state, "inner_state", state)
+        updates, inner_state = restricted.update(updates, inner_state, params, **extra_args)
         return updates, MaskedState(inner_state)
 
     return GradientTransformationExtraArgs(
