@@ -7,6 +7,7 @@ from gradtx.numerics.mathematics import (
     cube_root as cube_root,
     divide as divide,
     ema as ema,
+    infinity as infinity,
     inverse_root as inverse_root,
     one_per_row as one_per_row,
     row_mean as row_mean,

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from gradtx.numerics.precision import widen
@@ -70,6 +71,16 @@ def divide(x: Array, y: Array) -> Array:
     [0.0, 1.5]
     """
     return jnp.where(y == 0, 0, x / jnp.where(y == 0, 1, y))
+
+
+def infinity(dtype: Any, sign: float = 1.0) -> Array:
+    """An infinite number, as states have it before the first step; also under ``jax_debug_infs``.
+
+    >>> float(infinity("float32"))
+    inf
+    """
+    with jax.debug_infs(False):
+        return jnp.full([], sign * jnp.inf, dtype)
 
 
 def inverse_root(x: Array) -> Array:

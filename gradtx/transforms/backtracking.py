@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import Count, Fraction, Limit, NonNegative, Positive
-from gradtx.numerics import zeros_like
+from gradtx.numerics import infinity, zeros_like
 from gradtx.numerics.control import branch, repeat_while
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     transformation,
 )
-from gradtx.transforms.linesearch import Line, conjugate, value_dtype
+from gradtx.transforms.linesearch import Line, conjugate, unbounded, value_dtype
 from gradtx.types import Array, Params, Slots, State, Updates
 
 
@@ -100,7 +100,7 @@ def scale_by_backtracking_linesearch(
 
     def init(params: Params) -> State:
         dtype = value_dtype(params)
-        value, error = (jnp.full([], jnp.inf, dtype) for _ in range(2))
+        value, error = (infinity(dtype) for _ in range(2))
         return ScaleByBacktrackingLinesearchState(
             jnp.ones([], dtype),
             value,
@@ -109,6 +109,9 @@ def scale_by_backtracking_linesearch(
         )
 
     def search(line: Line, guess: Array) -> _Search:
+        # Numbers here are finite, for users who have JAX look for infinite ones.
+        far = jnp.asarray(jnp.finfo(line.dtype).max, line.dtype)
+
         def going(now: _Search) -> Array:
             return ~(now.error <= atol) & (now.count <= max_backtracking_steps)
 
@@ -116,7 +119,7 @@ def scale_by_backtracking_linesearch(
             rate = jnp.where(now.count > 0, decrease_factor * now.rate, now.rate)
             value, pull = jax.vjp(line.loss, line.point(rate))
             error = value - (1 + rtol) * line.value - slope_rtol * rate * line.slope
-            error = jnp.where(jnp.isfinite(value), jnp.maximum(error, 0), jnp.inf)
+            error = jnp.where(jnp.isfinite(value), jnp.maximum(error, 0), far)
             new = _Search(rate, value, now.grad, error.astype(line.dtype), now.count + 1)
             if store_grad:
                 # Only the last rate needs a gradient.
@@ -128,9 +131,8 @@ def scale_by_backtracking_linesearch(
                 new = new._replace(grad=grad)
             return new._replace(rate=rate.astype(line.dtype))
 
-        infinity = jnp.full([], jnp.inf, line.dtype)
         grad = line.grad if store_grad else None
-        first = _Search(guess, line.value, grad, infinity, jnp.zeros([], jnp.int32))
+        first = _Search(guess, line.value, grad, far, jnp.zeros([], jnp.int32))
         return repeat_while(going, body, first)
 
     def update(
@@ -144,7 +146,7 @@ def scale_by_backtracking_linesearch(
         found = search(line, guess.astype(line.dtype))
         if verbose:
             branch(found.error > atol, _print, lambda *_: None, found, line.slope)
-        failed = jnp.isinf(found.error)
+        failed = found.error == jnp.finfo(found.error.dtype).max
         rate = jnp.where(failed, 0, found.rate)
         grad = None
         if store_grad:
@@ -154,7 +156,7 @@ def scale_by_backtracking_linesearch(
             rate,
             jnp.where(failed, line.value, found.value),
             grad,
-            BacktrackingLinesearchInfo(found.count, found.error),
+            BacktrackingLinesearchInfo(found.count, unbounded(found.error)),
         )
         return line.step(rate), jax.tree.map(lambda n, o: n.astype(o.dtype), new, state)
 

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from gradtx.numerics import divide
 from gradtx.types import Array
 
 
@@ -16,25 +17,29 @@ class Point(NamedTuple):
     slope: Array
 
 
-def _cubic(a: Point, b: Point) -> Array:
-    """Where the cubic through two points with their slopes has its minimum; NaN if nowhere."""
+def _cubic(a: Point, b: Point) -> tuple[Array, Array]:
+    """Where the cubic through two points with their slopes has its minimum, and if it has one."""
     step = b.rate - a.rate
-    theta = 3 * (a.value - b.value) / step + a.slope + b.slope
+    theta = divide(3 * (a.value - b.value), step) + a.slope + b.slope
     size = jnp.maximum(jnp.abs(theta), jnp.maximum(jnp.abs(a.slope), jnp.abs(b.slope)))
-    root = size * jnp.sqrt((theta / size) ** 2 - (a.slope / size) * (b.slope / size))
+    square = divide(theta, size) ** 2 - divide(a.slope, size) * divide(b.slope, size)
+    root = size * jnp.sqrt(jnp.maximum(square, 0))
     root = jnp.where(step > 0, root, -root)
-    return a.rate + step * ((root - a.slope + theta) / (2 * root - a.slope + b.slope))
+    below = 2 * root - a.slope + b.slope
+    place = a.rate + step * divide(root - a.slope + theta, below)
+    sound = (step != 0) & (size > 0) & (square >= 0) & (below != 0)
+    return place, sound & jnp.isfinite(place)
 
 
 def _secant(a: Point, b: Point) -> Array:
     """Where a straight line through two slopes is zero."""
-    return b.rate + b.slope / (b.slope - a.slope) * (a.rate - b.rate)
+    return b.rate + divide(b.slope, b.slope - a.slope) * (a.rate - b.rate)
 
 
 def _parabola(a: Point, b: Point) -> Array:
     """Where the parabola through two values and the slope at the first is lowest."""
     step = b.rate - a.rate
-    return a.rate + a.slope / ((a.value - b.value) / step + a.slope) / 2 * step
+    return a.rate + divide(a.slope, divide(a.value - b.value, step) + a.slope) / 2 * step
 
 
 def choose(condition: Array, this: Any, that: Any) -> Any:
@@ -49,23 +54,23 @@ def next_interval(
 
     `least` and `most` bound it while no interval is known.
     """
-    cubic, secant, parabola = _cubic(best, at), _secant(best, at), _parabola(best, at)
+    (cubic, found), secant, parabola = _cubic(best, at), _secant(best, at), _parabola(best, at)
     forward = at.rate > best.rate
 
     # 1: higher than the best, so a minimum lies between them.
     higher = ~(at.value <= best.value)
     near = jnp.abs(cubic - best.rate) < jnp.abs(parabola - best.rate)
     between = jnp.where(near, cubic, cubic + (parabola - cubic) / 2)
-    between = jnp.where(jnp.isfinite(between), between, (best.rate + at.rate) / 2)
+    between = jnp.where(found & jnp.isfinite(between), between, (best.rate + at.rate) / 2)
 
     # 2: lower, and the slope has turned, so a minimum lies between them as well.
     turned = ~higher & (at.slope * best.slope < 0)
     farther = jnp.abs(cubic - at.rate) > jnp.abs(secant - at.rate)
-    crossed = jnp.where(farther & jnp.isfinite(cubic), cubic, secant)
+    crossed = jnp.where(farther & found, cubic, secant)
 
     # 3: lower and flatter: the minimum lies ahead, if the cubic has one there.
     flatter = ~higher & ~turned & (jnp.abs(at.slope) < jnp.abs(best.slope))
-    ahead = jnp.isfinite(cubic) & (jnp.where(forward, cubic > at.rate, cubic < at.rate))
+    ahead = found & (jnp.where(forward, cubic > at.rate, cubic < at.rate))
     reach = jnp.where(ahead, cubic, jnp.where(forward, most, least))
     near = jnp.abs(reach - at.rate) < jnp.abs(secant - at.rate)
     inside = jnp.where(near, reach, secant)
@@ -75,8 +80,8 @@ def next_interval(
     gentler = jnp.where(bracketed, inside, outside)
 
     # 4: lower and no flatter.
-    across = _cubic(at, other)
-    across = jnp.where(jnp.isfinite(across), across, (at.rate + other.rate) / 2)
+    across, found = _cubic(at, other)
+    across = jnp.where(found, across, (at.rate + other.rate) / 2)
     steeper = jnp.where(bracketed, across, jnp.where(forward, most, least))
 
     trial = jnp.where(flatter, gentler, steeper)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.checks import Count, Fraction, NonNegative, PositiveCount, Range
-from gradtx.numerics import increment, widen
+from gradtx.numerics import increment, infinity, widen
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -86,7 +86,7 @@ def reduce_on_plateau(
         del params
         return ReduceLROnPlateauState(
             scale=jnp.ones([], jnp.float32),
-            best_value=jnp.full([], sign * jnp.inf, jnp.float32),
+            best_value=infinity(jnp.float32, sign),
             plateau_count=jnp.zeros([], jnp.int32),
             cooldown_count=jnp.zeros([], jnp.int32),
             count=jnp.zeros([], jnp.int32),
@@ -95,9 +95,12 @@ def reduce_on_plateau(
 
     def judged(state: ReduceLROnPlateauState, value: Array) -> ReduceLROnPlateauState:
         """The state after a whole value."""
-        best = sign * state.best_value
+        largest = jnp.finfo(jnp.float32).max
+        none = state.best_value > largest if sign > 0 else state.best_value < -largest
+        best = sign * jnp.where(none, 0, state.best_value)
         margin = jnp.where(jnp.isfinite(best), rtol * jnp.abs(best) + atol, 0)
-        better = sign * value < best - margin
+        first = sign * value <= largest
+        better = jnp.where(none, first, sign * value < best - margin)
         waited = jnp.where(better, 0, increment(state.plateau_count))
         cooling = state.cooldown_count > 0
         reduce = ~cooling & (waited >= patience)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import Limit, NonNegative, Positive, PositiveCount
-from gradtx.numerics import zeros_like
+from gradtx.numerics import infinity, zeros_like
 from gradtx.numerics.control import branch, repeat_while
 from gradtx.pair import (
     GradientTransformation,
@@ -14,7 +14,7 @@ from gradtx.pair import (
     transformation,
 )
 from gradtx.transforms.interval import Point, choose, next_interval
-from gradtx.transforms.linesearch import Line, value_dtype
+from gradtx.transforms.linesearch import Line, unbounded, value_dtype
 from gradtx.types import Array, Params, Slots, State, Updates
 
 _LARGEST_STEP = 1e10
@@ -76,10 +76,12 @@ def _missed(line: Line, at: Point, slope_rtol: Any, curv_rtol: Any, approx: Any)
             at.value - line.value - approx * jnp.abs(line.value),
         )
         decrease = jnp.minimum(decrease, approximate)
-    curvature = jnp.abs(at.slope) - curv_rtol * jnp.abs(line.slope)
     # An infinite factor asks for nothing, also where it is multiplied by a slope of zero.
-    curvature = jnp.where(jnp.isinf(jnp.asarray(curv_rtol)), 0, curvature)
-    missed = (jnp.where(sound, jnp.maximum(e, 0), jnp.inf) for e in (decrease, curvature))
+    asks = jnp.isfinite(curv_rtol)
+    curvature = jnp.abs(at.slope) - jnp.where(asks, curv_rtol, 0) * jnp.abs(line.slope)
+    curvature = jnp.where(asks, curvature, 0)
+    far = jnp.finfo(line.dtype).max
+    missed = (jnp.where(sound, jnp.maximum(e, 0), far) for e in (decrease, curvature))
     return tuple(e.astype(line.dtype) for e in missed)
 
 
@@ -149,7 +151,7 @@ def scale_by_zoom_linesearch(
 
     def init(params: Params) -> State:
         dtype = value_dtype(params)
-        value, decrease, curvature = (jnp.full([], jnp.inf, dtype) for _ in range(3))
+        value, decrease, curvature = (infinity(dtype) for _ in range(3))
         return ScaleByZoomLinesearchState(
             jnp.ones([], dtype),
             value,
@@ -199,7 +201,8 @@ def scale_by_zoom_linesearch(
                 ~met & ~spent & (count < max_linesearch_steps),
             )
 
-        infinity = jnp.full([], jnp.inf, line.dtype)
+        # Numbers here are finite, for users who have JAX look for infinite ones.
+        far = jnp.asarray(jnp.finfo(line.dtype).max, line.dtype)
         start = Point(jnp.zeros([], line.dtype), line.value, line.slope)
         first = _Search(
             jnp.minimum(guess, largest).astype(line.dtype),
@@ -207,9 +210,9 @@ def scale_by_zoom_linesearch(
             line.grad,
             start,
             jnp.array(False),
-            infinity,
-            infinity,
-            (infinity, infinity),
+            far,
+            far,
+            (far, far),
             jnp.zeros([], jnp.int32),
             line.slope <= 0,
         )
@@ -231,7 +234,7 @@ def scale_by_zoom_linesearch(
             found.best.rate,
             found.best.value,
             line.kept(found.grad, state.grad),
-            ZoomLinesearchInfo(found.count, *found.errors),
+            ZoomLinesearchInfo(found.count, *map(unbounded, found.errors)),
         )
         new = jax.tree.map(lambda n, o: n.astype(o.dtype), new, state)
         return line.step(found.best.rate), new
