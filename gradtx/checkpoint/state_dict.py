@@ -263,6 +263,8 @@ def _restored(leaf: Any, array: Array, value: Any) -> Array:
 def _header(flat: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(flat, Mapping) or _HEADER not in flat:
         raise ValueError(f"this was not written by state_dict: it has no entry {_HEADER!r}")
+    if unnamed := [k for k in flat if not isinstance(k, str)]:
+        raise TypeError(f"the names in a state dict are text; one is {unnamed[0]!r}")
     try:
         header = json.loads(np.asarray(flat[_HEADER], np.uint8).tobytes().decode())
         version, states, config = header["version"], header["states"], header["config"]

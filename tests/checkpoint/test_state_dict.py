@@ -355,6 +355,11 @@ BAD = [
     (damaged(gradtx=header(version=99)), ValueError, "format 99"),
     (damaged(gradtx=header(states=[3])), ValueError, "damaged"),
     (damaged(gradtx=header(config="adam")), ValueError, "damaged"),
+    (
+        damaged(**{"0/mu/w": 3}) | {7: np.zeros(2)},
+        TypeError,
+        "names in a state dict are text; one is 7",
+    ),
     (damaged(**{"0/count": "three"}), TypeError, "'0/count' of a state dict is str"),
     (damaged(**{"0/count": np.array([None])}), TypeError, "'0/count' of a state dict is object"),
     ({"gradtx": state_dict(adam_state())["gradtx"]}, ValueError, "nothing in the saved state fits"),
