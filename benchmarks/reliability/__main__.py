@@ -16,11 +16,7 @@ import pathlib
 import sys
 import time
 
-# Before jax is imported: `elastic` needs eight devices, and they may be virtual.
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 DEVICES = "--xla_force_host_platform_device_count=8"
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DEVICES}".strip()
 
 MODULES = {
     "kills": "kills",
@@ -44,6 +40,10 @@ def main() -> int:
     given = parser.parse_args()
     if unknown := set(given.names) - set(MODULES):
         parser.error(f"no such promise: {', '.join(sorted(unknown))}; there are {list(MODULES)}")
+    # Before jax is imported: `elastic` needs eight devices, and they may be virtual.
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DEVICES}".strip()
     results = {}
     for name in given.names or MODULES:
         promise = getattr(importlib.import_module(f"benchmarks.reliability.{MODULES[name]}"), name)

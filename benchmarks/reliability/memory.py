@@ -25,7 +25,7 @@ def resident() -> float:
 
 
 def memory(quick: bool) -> Outcome:
-    done, times = Outcome(), 500 if quick else 10_000
+    done, times = Outcome(), 150 if quick else 10_000
     names, turn = itertools.cycle(sorted(CATALOGUE)), itertools.cycle(range(len(NAMED)))
     few = [gradtx.adamw(1e-2), gradtx.lion(1e-2), gradtx.accumulate(gradtx.sgd(0.1), 2)]
     p, g = params(), take(grads(1), 0)

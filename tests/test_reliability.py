@@ -1,0 +1,40 @@
+"""A short form of each promise of docs/reliability.md; `python -m benchmarks.reliability` is all."""
+
+import importlib
+import pathlib
+
+import pytest
+
+from benchmarks.reliability.__main__ import MODULES
+
+PAGE = pathlib.Path(__file__).parents[1] / "docs" / "reliability.md"
+# These start processes, or take their time.
+SLOW = {"elastic", "kills", "memory", "mutants"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in MODULES]
+)
+def test_a_promise_holds(name):
+    module = importlib.import_module(f"benchmarks.reliability.{MODULES[name]}")
+    done = getattr(module, name)(quick=True)
+    assert done.tried
+    assert not done.failures
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_page_names_the_command(name):
+    assert f"`{name}`" in PAGE.read_text()
+
+
+def test_a_failure_is_told():
+    """Of a promise, and of a list of exceptions."""
+    from benchmarks.reliability.outcome import Outcome
+
+    done = Outcome()
+    done.check(True, "good")
+    done.check(False, "bad")
+    done.check(False, "listed", known=True)
+    done.check(True, "mended", known=True)
+    assert (done.tried, done.known) == (4, ["listed"])
+    assert done.failures == ["bad", "mended: not so"]
