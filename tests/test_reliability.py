@@ -1,11 +1,15 @@
-"""A short form of each promise of docs/reliability.md; `python -m benchmarks.reliability` is all."""
+"""A short form of each promise of docs/reliability.md; benchmarks/reliability is the long one."""
 
 import importlib
 import pathlib
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+import gradtx
 from benchmarks.reliability.__main__ import MODULES
+from tests.catalogue import Entry
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "reliability.md"
 # These start processes, or take their time.
@@ -38,3 +42,18 @@ def test_a_failure_is_told():
     done.check(True, "mended", known=True)
     assert (done.tried, done.known) == (4, ["listed"])
     assert done.failures == ["bad", "mended: not so"]
+
+
+def faulty(updates, params):
+    """Promotes types and ranks, and divides by zero."""
+    return jax.tree.map(lambda g: g * jnp.arange(3, dtype="int32") / (g - g), updates)
+
+
+def test_settings_find_what_they_are_for(monkeypatch):
+    from benchmarks.reliability import settings
+
+    monkeypatch.setattr(settings, "CATALOGUE", {"faulty": Entry(lambda: gradtx.stateless(faulty))})
+    monkeypatch.setattr(settings, "FEW", ("faulty",))
+    found = {line.partition(":")[0] for line in settings.settings(quick=True).failures}
+    strict = {f"jax_numpy_{kind}_promotion" for kind in ("dtype", "rank")}
+    assert found == {*strict, "jax_debug_nans", "jax_debug_infs"}

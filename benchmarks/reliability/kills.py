@@ -5,35 +5,41 @@ import pathlib
 import random
 import tempfile
 import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 import gradtx
 from benchmarks.reliability.outcome import Outcome
 
 ENTRIES = 400_000  # that saving takes most of a step's time
+# Made, and so imported, before a process is forked: none of it starts a device.
+TX = gradtx.adamw(gradtx.cosine_decay_schedule(0.1, 1000), weight_decay=0.1)
+SAVE, LOAD, APPLY = gradtx.save_checkpoint, gradtx.load_checkpoint, gradtx.apply_updates
 
 
-def trained(path: str | None, last: int | None = None) -> dict:
+@jax.jit
+def step(params: Any, state: Any, count: Any) -> tuple[Any, Any]:
+    key = jax.random.key(count)
+    grads = jax.tree.map(lambda p: jnp.sin(p) + 0.1 * jax.random.normal(key, p.shape), params)
+    updates, state = TX.update(grads, state, params)
+    return APPLY(params, updates), state
+
+
+def trained(path: str | None, last: int | None = None) -> dict[str, Any]:
     """Goes on from a checkpoint, which is written at each step, to the last step or for ever."""
-    import jax
-    import jax.numpy as jnp
-
-    tx = gradtx.adamw(gradtx.cosine_decay_schedule(0.1, 1000), weight_decay=0.1)
-
-    @jax.jit
-    def step(params, state, key):
-        grads = jax.tree.map(lambda p: jnp.sin(p) + 0.1 * jax.random.normal(key, p.shape), params)
-        updates, state = tx.update(grads, state, params)
-        return gradtx.apply_updates(params, updates), state
-
-    params = {"b": jnp.zeros(3), "w": jnp.linspace(-1.0, 1.0, ENTRIES)}
-    state, count = tx.init(params), 0
+    params = {"b": np.zeros(3, "f4"), "w": np.linspace(-1.0, 1.0, ENTRIES, dtype="f4")}
     if path and pathlib.Path(path).exists():
-        params, state, _, count, _ = gradtx.load_checkpoint(path, tx, params)
+        params, state, _, count, _ = LOAD(path, TX, params)
+    else:
+        state, count = jax.jit(TX.init)(params), 0
     while last is None or count < last:
-        params, state = step(params, state, jax.random.key(count))
+        params, state = step(params, state, count)
         count += 1
         if path:
-            gradtx.save_checkpoint(path, params, state, tx, step=count)
+            SAVE(path, params, state, TX, step=count)
     return {"params": params, "state": state}
 
 
@@ -41,7 +47,7 @@ def kills(quick: bool) -> Outcome:
     done, rng, hits = Outcome(), random.Random(13), 0
     # Each life starts where gradtx is imported and no device is there yet.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "jax"])
+    context.set_forkserver_preload([__name__])
     with tempfile.TemporaryDirectory() as folder:
         path, reached = pathlib.Path(folder) / "run.npz", 0
         for kill in range(2 if quick else 50):
@@ -59,20 +65,17 @@ def kills(quick: bool) -> Outcome:
                 unfinished.unlink()
                 hits += 1
             try:
-                step = gradtx.load_checkpoint(path).step
+                count = LOAD(path).step
             except ValueError as error:
                 done.check(False, f"kill {kill}: {error}")
                 break
-            done.check(step > reached, f"kill {kill}: step {step} after step {reached}")
-            reached = step
+            done.check(count > reached, f"kill {kill}: step {count} after step {reached}")
+            reached = count
         broken, whole = trained(str(path), reached + 2), trained(None, reached + 2)
     done.check(bits(broken) == bits(whole), f"the bits at step {reached + 2}")
     done.notes = {"kills in the midst of a file": hits, "steps": reached + 2}
     return done
 
 
-def bits(tree: dict) -> list[bytes]:
-    import jax
-    import numpy as np
-
+def bits(tree: Any) -> list[bytes]:
     return [np.asarray(x).tobytes() for x in jax.tree.leaves(tree)]
