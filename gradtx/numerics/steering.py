@@ -123,11 +123,11 @@ def replace(old: Array, new: Array, *readers: Array) -> Array:
 
 
 def fuse(x: Array, *, after: Array) -> Array:
-    """`x`, of which a TPU's compiler makes one kernel with what reads it.
+    """`x`, which a TPU's compiler fuses with what reads it.
 
-    It does so with a quotient: `x` is divided by a 1 that is known after the number `after`. For a
-    slot that becomes the gradient, or a direction that :func:`replace` would have it store. The
-    slot of optimistic gradient descent otherwise::
+    It does this for a quotient: `x` is divided by a 1 that is known after the scalar `after`. For a
+    slot that becomes the gradient, or a direction that :func:`replace` would make it store. Without
+    it, the slot of optimistic gradient descent::
 
         %copy = f32[N] copy(%gradients)
     """
@@ -135,11 +135,11 @@ def fuse(x: Array, *, after: Array) -> Array:
 
 
 def sums_in_one_pass(*terms: list[Array]) -> list[Array]:
-    """The sum of all entries of each of several lists of leaves: real, and alike in their shapes.
+    """The sum of all entries of each of several lists of real leaves, alike in their shapes.
 
-    On an NVIDIA GPU one reduction for each leaf: a kernel with several cannot write over the slots
-    that they read, and XLA copies these, as for D-Adaptation or MoMo-Adam. Elsewhere a reduction
-    each, which a TPU's compiler fuses.
+    On an NVIDIA GPU it is one reduction per leaf: a kernel with several cannot overwrite the slots
+    that they read, and XLA copies these, as for D-Adaptation or MoMo-Adam. Elsewhere each sum is a
+    separate reduction, and a TPU's compiler fuses them.
 
     >>> xs, ys = [jnp.arange(3.0), jnp.ones(2)], [jnp.ones(3), jnp.ones(2)]
     >>> [float(x) for x in sums_in_one_pass(xs, ys)]

@@ -1,4 +1,4 @@
-"""Transforms that any chain may hold, a family a file."""
+"""Transforms for use in any chain, one family per file."""
 
 from gradtx.namespace import lazy
 

@@ -17,10 +17,10 @@ from gradtx.types import Array, DType, Params, PyTree, Updates
 
 
 class WindowRows(NamedTuple):
-    """The rows of a table that a window has touched so far, with duplicates, in a fixed room.
+    """The rows of a table that a window has touched so far, with duplicates, in fixed space.
 
     indices: i32[n] (i64 for a table that needs it); values: f32[n, ...], the rows times their
-    weights; used: i32[], how many there are, more than n where they did not fit.
+    weights; used: i32[], how many there are, more than n if they did not fit.
     """
 
     indices: Any
@@ -36,12 +36,12 @@ class WindowRows(NamedTuple):
         return cls(indices, values, jnp.zeros([], jnp.int32))
 
     def with_rows(self, rows: Rows | None, weight: Array, first: Array, bad: Array) -> "WindowRows":
-        """The window with a micro-batch behind what it holds, unless that is bad."""
+        """The window with a micro-batch appended, unless that is bad."""
         used = jnp.where(first, 0, self.used)
         if rows is None:
             return self._replace(used=jnp.where(bad, self.used, used))
         indices, values = rows.flat()
-        # What is bad, or has no room, is written past the end, which is nowhere.
+        # What is bad, or has no room, is written past the end, and so dropped.
         start = jnp.where(bad, self.indices.size, used)
         at = start + jnp.arange(indices.size, dtype=jnp.int32)
         where = {"mode": "drop", "indices_are_sorted": True, "unique_indices": True}
@@ -53,7 +53,7 @@ class WindowRows(NamedTuple):
         )
 
     def rows(self, like: Rows, total: Any) -> Rows:
-        """The sum over the window, divided by `total`; NaN if not everything had room."""
+        """The sum over the window, divided by `total`; NaN if something did not fit."""
         room = self.indices.size
         there = jnp.arange(room, dtype=jnp.int32) < self.used
         values = widen(self.values)
@@ -65,7 +65,7 @@ class WindowRows(NamedTuple):
 
 
 def is_window(a: Any) -> bool:
-    """Whether rows are kept, and not a whole array."""
+    """Whether rows are kept instead of a whole array."""
     return isinstance(a, WindowRows)
 
 
@@ -116,7 +116,7 @@ def map_accumulated(
 ) -> PyTree:
     """``function(g, a, ...)`` on each leaf with an accumulator `a`.
 
-    Where there is no gradient `g` is None, or, unless `keep`, the result.
+    Without a gradient, `g` is None if `keep`; otherwise the result is None.
     """
 
     def on_leaf(g: Any, a: Any, *others: Any) -> Any:

@@ -27,9 +27,9 @@ def apply_every(k: PositiveCount = 1) -> GradientTransformation:
     Args:
         k: the length of a window, at least 1.
 
-    State: `ApplyEvery`. The transformations before it run at every step: to run the optimizer once
-    a window see :func:`accumulate`. The sum is kept in float32 or wider, and starts anew also after
-    a NaN. `Rows` are collected as whole tables.
+    State: `ApplyEvery`. The transformations before it run at every step; to run the optimizer once
+    per window, see :func:`accumulate`. The sum is kept in float32 or wider, and each window starts
+    afresh, even after a NaN. `Rows` are collected as whole tables.
 
     >>> tx = apply_every(2)
     >>> state = tx.init(jnp.zeros(1))

@@ -1,4 +1,4 @@
-"""The line search that asks for sufficient decrease alone."""
+"""The line search that requires only sufficient decrease."""
 
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ class BacktrackingLinesearchInfo(NamedTuple):
     """How a search ended.
 
     num_linesearch_steps: i32[], evaluations; decrease_error: by how much the condition is missed at
-    the rate tried last, 0 where it is met.
+    the last rate tried, 0 if it is met.
     """
 
     num_linesearch_steps: Array
@@ -78,13 +78,13 @@ def scale_by_backtracking_linesearch(
             :func:`value_and_grad_from_state`. :func:`solve` then evaluates no point twice.
         verbose: print a line when a search fails.
 
-    ``update`` takes `params` and the extra arguments `value`, `grad` and `value_fn`, and passes
-    those of the others that `value_fn` names on to it.
+    ``update`` takes `params` and the extra arguments `value`, `grad` and `value_fn`. It passes on
+    to `value_fn` those other extra arguments that `value_fn` names.
 
     State: `ScaleByBacktrackingLinesearchState`, value and rate in at least float32.
 
-    If no rate meets the condition the last one is taken, as in Optax; if the loss is not finite
-    there the step is zero, the old value and gradient are kept, and the next search starts from
+    If no rate meets the condition, the last one is taken, as in Optax; if the loss is not finite
+    there, the step is zero, the old value and gradient are kept, and the next search starts from
     `max_learning_rate` (Optax's rate stays zero forever).
 
     Source: L. Armijo, Minimization of Functions Having Lipschitz Continuous First Partial

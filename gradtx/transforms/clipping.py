@@ -43,7 +43,7 @@ def _clip(x: Array, limit: Any) -> Array:
 
 
 def shrink_factor(norm: Array, max_norm: Any) -> Array:
-    """What brings `norm` down to `max_norm`: ``min(1, max_norm / norm)``, never NaN for norm 0."""
+    """The factor that shortens `norm` to `max_norm`: ``min(1, max_norm / norm)``, also for 0."""
     if not (isinstance(max_norm, float | int) and max_norm > 0):
         norm = jnp.maximum(norm, jnp.finfo(norm.dtype).tiny)  # 0 / 0
     return jnp.minimum(max_norm / norm, 1)

@@ -1,4 +1,4 @@
-"""Constraints: updates that keep parameters where they may be."""
+"""Constraints: updates that keep parameters in an allowed set."""
 
 from typing import Any
 

@@ -20,9 +20,9 @@ class WeightDecaySchedule(NamedTuple):
 
 
 def decayed(u: Array, weight_decay: Any, p: Array) -> Array:
-    r""":math:`u + \lambda\theta`; of a :math:`\lambda` that is the number 0, `u` itself.
+    r""":math:`u + \lambda\theta`; `u` itself if :math:`\lambda` is the number 0.
 
-    Multiplied by 0 the parameters would still be read, once for each slot behind.
+    Even when multiplied by 0, the parameters would be read, once for each later slot.
     """
     if isinstance(weight_decay, float | int) and weight_decay == 0:
         return u
@@ -76,9 +76,9 @@ def _decayed_elsewhere(weight_decay: NonNegative) -> GradientTransformation:
 
 
 def decayed_elsewhere(weight_decay: Any, mask: Where | None = None) -> GradientTransformation:
-    """What :func:`add_decayed_weights` is in a chain of Optax, where another link does its work.
+    """A stand-in for Optax's :func:`add_decayed_weights` in a chain where another link decays.
 
-    Its state is the same, so that states go over.
+    Its state is the same, so that states can be converted.
     """
     return _masked(_decayed_elsewhere(weight_decay), mask)
 
@@ -87,12 +87,12 @@ def decayed_elsewhere(weight_decay: Any, mask: Where | None = None) -> GradientT
 def add_cautious_decayed_weights(
     weight_decay: NonNegative = 0.0, mask: Where | None = None
 ) -> GradientTransformation:
-    r"""Weight decay of those entries that the update moves towards zero anyway.
+    r"""Weight decay only of entries that the update moves towards zero anyway.
 
     .. math:: u_i = g_i + \lambda\, [g_i \theta_i \ge 0]\, \theta_i
 
-    It stands where :func:`add_decayed_weights` stands, after what scales the gradient and before
-    the learning rate, and leaves the loss's stationary points where they are.
+    Put it where :func:`add_decayed_weights` goes, after what scales the gradient and before the
+    learning rate. It does not move the stationary points of the loss.
 
     Args:
         weight_decay: :math:`\lambda \ge 0`; a number, an array, or a schedule.

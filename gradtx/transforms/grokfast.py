@@ -29,7 +29,7 @@ def grokfast_ema(
     .. math:: \mu_t = \alpha \mu_{t-1} + (1 - \alpha) g_t, \quad \mu_0 = g_1, \qquad
         u_t = g_t + \lambda \mu_t
 
-    It comes first in a chain, before any optimizer.
+    Put it first in a chain, before the optimizer.
 
     Args:
         alpha: :math:`\alpha` in :math:`[0, 1)`; 0.8 to 0.99.
@@ -61,10 +61,10 @@ def grokfast_ema(
 
 
 class GrokfastMaState(NamedTuple):
-    """count: i32[]; window: of each leaf the last gradients; total: their sum.
+    """count: i32[]; window: the last gradients of each leaf; total: their sum.
 
-    Both in float32 or wider; the sum is taken anew at the end of every window, so that it cannot
-    drift.
+    Both are in float32 or wider; the sum is recomputed at the end of every window, so that it
+    cannot drift.
     """
 
     count: Counter
@@ -83,14 +83,14 @@ def grokfast_ma(
 
     .. math:: u_t = g_t + \frac{\lambda}{w} \sum_{i=t-w+1}^{t} g_i
 
-    It comes first in a chain, before any optimizer.
+    Put it first in a chain, before the optimizer.
 
     Args:
-        window_size: :math:`w \ge 1`; so many gradients are kept.
+        window_size: :math:`w \ge 1`, the number of gradients to keep.
         lamb: :math:`\lambda \ge 0`.
         filter_type: ``"mean"``, or ``"sum"`` for no division.
-        warmup: leave the gradient as it is until :math:`w` of them are there; else take the mean
-            of those that are.
+        warmup: leave the gradient unchanged until there are :math:`w` of them; otherwise take the
+            mean of those that there are.
 
     State: `GrokfastMaState`, :math:`w + 1` times the parameters.
 

@@ -17,8 +17,13 @@ class Point(NamedTuple):
     slope: Array
 
 
+<<<<<<< HEAD
 def _cubic(a: Point, b: Point) -> tuple[Array, Array]:
     """Where the cubic through two points with their slopes has its minimum, and if it has one."""
+=======
+def _cubic(a: Point, b: Point) -> Array:
+    """The minimum of the cubic through two points with their slopes; NaN if it has none."""
+>>>>>>> ed53c6b (Transforms: docstrings and comments in plainer English)
     step = b.rate - a.rate
     theta = divide(3 * (a.value - b.value), step) + a.slope + b.slope
     size = jnp.maximum(jnp.abs(theta), jnp.maximum(jnp.abs(a.slope), jnp.abs(b.slope)))
@@ -43,16 +48,16 @@ def _parabola(a: Point, b: Point) -> Array:
 
 
 def choose(condition: Array, this: Any, that: Any) -> Any:
-    """One of two trees, as a number decides."""
+    """`this` if `condition` holds, otherwise `that`; both are trees."""
     return jax.tree.map(lambda x, y: jnp.where(condition, x, y), this, that)
 
 
 def next_interval(
     best: Point, other: Point, at: Point, bracketed: Array, least: Array, most: Array
 ) -> tuple[Point, Point, Array, Array]:
-    """Moré and Thuente's choice, section 4: the new ends of the interval and the next trial rate.
+    """The new ends of the interval and the next trial rate, as in Moré and Thuente, section 4.
 
-    `least` and `most` bound it while no interval is known.
+    `least` and `most` bound the rate while no interval is known.
     """
     (cubic, found), secant, parabola = _cubic(best, at), _secant(best, at), _parabola(best, at)
     forward = at.rate > best.rate

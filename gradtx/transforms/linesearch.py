@@ -54,7 +54,7 @@ class Line:
         )
         value_fn = extra["value_fn"]
         taken = inspect.signature(value_fn).parameters
-        # What else is in `extra` is for other transformations.
+        # The rest of `extra` is for other transformations.
         self.arguments = {n: v for n, v in extra.items() if n in taken and n != "value_fn"}
         self.value_fn = value_fn
         self.dtype = value_dtype(self.params)
@@ -78,7 +78,7 @@ class Line:
         )
 
     def point(self, rate: Array) -> Params:
-        """Exactly where `apply_updates` will go with this rate."""
+        """The exact result of `apply_updates` for this rate."""
         return apply_updates(self.params, self.step(rate))
 
     def evaluate(self, rate: Array) -> tuple[Array, Updates]:
@@ -96,7 +96,7 @@ class Line:
 
 
 def conjugate(grad: Updates) -> Updates:
-    """Gradients as directions of ascent, also where they are complex."""
+    """Gradients as directions of ascent, complex ones included."""
     return jax.tree.map(lambda g: g.conj() if jnp.iscomplexobj(g) else g, grad)
 
 
@@ -113,19 +113,19 @@ def value_and_grad_from_state(value_fn: Callable[..., Any]) -> Callable[..., tup
     """The value and gradient of a loss, taken from a line search's state if it has them.
 
     A line search evaluates the loss at the point that it chooses, which is where the next step
-    starts. :func:`solve` needs none of this: it looks itself.
+    starts. :func:`solve` does not need this function: it reads the state itself.
 
     Args:
         value_fn: ``(params, *args, **kwargs) -> value``, a scalar.
 
     Returns:
-        ``(params, *args, state, **kwargs) -> (value, gradient)``. It evaluates `value_fn` only
-        where the value in the state is not finite, as before the first step. The gradient of a
+        ``(params, *args, state, **kwargs) -> (value, gradient)``. It evaluates `value_fn` only if
+        the value in the state is not finite, as before the first step. The gradient of a
         complex leaf is conjugated, as in :func:`compute_gradients`; Optax's is not.
 
     Raises:
-        ValueError: the state holds no value and gradient, or more than one, or the gradient is of
-            some of the parameters only.
+        ValueError: the state holds no value and gradient, or more than one, or the gradient covers
+            only some of the parameters.
 
     The line search must come last in its chain: what follows it would move the point.
 

@@ -57,7 +57,7 @@ def _zeros(measure: Callable[..., Any], *args: Any) -> PyTree:
 def count_steps() -> GradientTransformation:
     """Count the steps; the updates pass unchanged.
 
-    For :func:`iterations`, in a chain in which nothing else counts.
+    For :func:`iterations`, in a chain in which nothing else counts steps.
 
     State: `CountStepsState`.
 
@@ -81,10 +81,10 @@ def count_steps() -> GradientTransformation:
 
 @transformation
 def snapshot(measure_name: str, measure: Measure) -> GradientTransformation:
-    """Measure the updates that pass, and keep the last measurement.
+    """Measure the updates that pass through, and keep the last measurement.
 
     Args:
-        measure_name: what to call it: ``gradtx.tree.get(state, measure_name)`` finds it.
+        measure_name: its name: ``gradtx.tree.get(state, measure_name)`` finds it.
         measure: ``updates -> tree``, such as ``gradtx.tree.norm``.
 
     State: `SnapshotState`. Before the first step it is zero, where Optax measures the parameters.
@@ -109,15 +109,15 @@ def snapshot(measure_name: str, measure: Measure) -> GradientTransformation:
 
 @transformation
 def monitor(measures: Mapping[str, Any]) -> GradientTransformation:
-    """Measure the updates that pass in several ways, with a memory if need be.
+    """Take several measurements of the updates that pass through, if need be with memory.
 
     Args:
         measures: ``{name: measure}``, a function of the updates, or a transformation whose state
             has a field `measurement`, such as :func:`measure_with_ema`, or else whose "updates" are
             the measurement.
 
-    State: `MonitorState`. The measurements are there before the first step too, as zeros; in Optax
-    they appear with it, which changes the state's structure.
+    State: `MonitorState`. Before the first step the measurements are zeros; in Optax they appear
+    with it, which changes the state's structure.
 
     >>> import gradtx
     >>> tx = monitor({"norm": gradtx.tree.norm})
@@ -180,13 +180,13 @@ def measure_with_ema(
     """A moving average of a measurement, for :func:`monitor`.
 
     Args:
-        measure: ``updates -> tree``; truth values and integers count as numbers.
+        measure: ``updates -> tree``; booleans and integers count as numbers.
         decay: of the average, in :math:`[0, 1)`.
         debias: as in :func:`ema`.
         accumulator_dtype: the type in which it is kept.
 
-    State: `MeasureWithEmaState`. The updates pass unchanged; Optax's returns the measurement in
-    their place, and is of use in `monitor` only.
+    State: `MeasureWithEmaState`. The updates pass unchanged; Optax's returns the measurement
+    instead, and is useful only in `monitor`.
 
     >>> import gradtx
     >>> tx = monitor({"clipped": measure_with_ema(lambda u: gradtx.tree.norm(u) > 1.0, 0.9)})

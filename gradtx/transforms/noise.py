@@ -49,7 +49,7 @@ def own_key(key: Any) -> Array:
 def add_noise(
     eta: NonNegative, gamma: NonNegative, key: Any = None, *, seed: int | None = None
 ) -> GradientTransformation:
-    r"""Add normal noise whose variance falls.
+    r"""Add normal noise whose variance decreases.
 
     .. math:: u_t = g_t + \sqrt{\eta / t^\gamma}\; \xi_t, \qquad \xi_t \sim N(0, 1)
 
@@ -59,8 +59,8 @@ def add_noise(
         key: a random key or an integer seed; 0 by default.
         seed: Optax's old name for `key`.
 
-    State: `AddNoiseState`. The noise is drawn in float32 and so the same in every type, where Optax
-    draws in the gradient's; for a complex gradient :math:`E|\xi|^2 = 1`.
+    State: `AddNoiseState`. The noise is drawn in float32 and so is the same in every type (Optax
+    draws in the gradient's type); for a complex gradient :math:`E|\xi|^2 = 1`.
 
     Raises:
         ValueError: both `key` and `seed` are given.

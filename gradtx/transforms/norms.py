@@ -126,7 +126,7 @@ def adaptive_grad_clip(
 
 @transformation
 def normalize() -> GradientTransformation:
-    r"""Divide the updates by their global norm: :math:`u = g / \lVert g \rVert`, 0 for no norm.
+    r"""Divide the updates by their global norm: :math:`u = g / \lVert g \rVert`, 0 if that is 0.
 
     The norm is summed in at least float32. A zero gradient stays zero; in Optax it becomes NaN.
 

@@ -1,4 +1,4 @@
-"""Orthogonalization: the singular values of a matrix brought near 1."""
+"""Orthogonalization: bringing the singular values of a matrix near 1."""
 
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -17,7 +17,7 @@ STANDARD = (3.4445, -4.7750, 2.0315)
 
 
 def coefficients(where: str, coeffs: Any, steps: int, how: str) -> Any:
-    """The coefficients of the iterations as an array, once all that makes them is checked."""
+    """The coefficients of the iterations as an array, after checking the arguments."""
     found = np.asarray(coeffs)
     if found.ndim not in (1, 2) or found.shape[-1] != 3 or found.shape[0] == 0:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Averages of the parameters: what to evaluate while training goes on."""
+"""Averages of the parameters, to evaluate while training continues."""
 
 from typing import Any, NamedTuple
 
@@ -53,10 +53,10 @@ def ema_params(
     Args:
         decay: :math:`\beta` in :math:`[0, 1)`; a number, an array, or a schedule, such as
             :math:`\min(\beta, (1 + t) / (10 + t))` to forget the start sooner.
-        overwrite_every: at every `k`-th step the parameters become the average, as with Keras's
-            ``ema_overwrite_frequency``; None for never.
-        window: around :func:`accumulate`, its window `n`: then :math:`k` counts windows, and the
-            parameters become the average at each of the steps of every `k`-th window, as with
+        overwrite_every: `k`; at every `k`-th step the parameters are set to the average, as with
+            Keras's ``ema_overwrite_frequency``; None for never.
+        window: the window `n` of an :func:`accumulate` in the chain. :math:`k` then counts windows,
+            and the parameters are set to the average at each step of every `k`-th window, as with
             Keras's ``gradient_accumulation_steps``.
 
     Put it last in a chain, where it sees what is added to the parameters, and take the average
@@ -87,7 +87,7 @@ def ema_params(
 
 @transformation
 def swa_params(start: Count = 0, every: PositiveCount = 1) -> GradientTransformation:
-    r"""Keep the mean of the parameters at every `k`-th step from some step on.
+    r"""Keep the mean of the parameters at every `k`-th step, starting at a given step.
 
     .. math:: \bar\theta \leftarrow \bar\theta + \frac{1}{n} (\theta_t - \bar\theta)
         \quad\text{at } t = s + n k, \; n = 1, 2, \dots
@@ -126,14 +126,14 @@ def swa_params(start: Count = 0, every: PositiveCount = 1) -> GradientTransforma
 
 
 def eval_params(tx: GradientTransformation, state: State, params: Params) -> Params:
-    """The parameters to evaluate: the average, of whichever kind, that a state holds.
+    """The parameters to evaluate: the average, of any kind, that a state holds.
 
     Args:
         tx: the transformation, for the error message.
         state: its state; whatever in it has a method ``eval_params(params)`` gives the average:
             :func:`ema_params`, :func:`swa_params`, :func:`lookahead` and others, in a chain, a
             group or a wrapper.
-        params: the parameters in training. A leaf of which no average is kept is taken from them.
+        params: the parameters in training, from which leaves without an average are taken.
 
     Returns:
         A tree like the parameters, in their types; for `LookaheadParams` like the slow ones.

@@ -1,4 +1,4 @@
-"""Gradients of single examples, these in the first dimension: clipped one by one and summed."""
+"""Per-example gradients, with examples in the first dimension, clipped one by one and summed."""
 
 import math
 from typing import Any
@@ -15,7 +15,7 @@ from gradtx.types import Array, PyTree
 
 
 def examples(grads: PyTree) -> list[Any]:
-    """The leaves, each with the same number of examples first."""
+    """The leaves, each with the same number of examples in the first dimension."""
     leaves = [(path_string(path), x) for path, x in leaves_with_path(grads)[0] if x is not None]
     for path, x in leaves:
         if is_rows(x):
@@ -33,7 +33,7 @@ def examples(grads: PyTree) -> list[Any]:
 
 
 def _as_floats(grads: PyTree) -> PyTree:
-    """Integers as floats: their clipped values are none."""
+    """Integers as floats, since clipped values are not integers."""
 
     def on_leaf(x: Any) -> Any:
         exact = hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.integer)
@@ -53,7 +53,7 @@ def clipped_sum(x: Array, factors: Array) -> Array:
 
 
 def global_factors(leaves: list[Any], l2_norm_clip: Any) -> Array:
-    """What each example is multiplied by."""
+    """The factor for each example."""
     norms = jnp.sqrt(jnp.sum(jnp.stack([_norms_sq(x) for x in leaves]), axis=0))
     return shrink_factor(norms, l2_norm_clip)
 

@@ -1,4 +1,4 @@
-"""Smaller steps once a metric has stopped improving."""
+"""Reducing the step when a metric stops improving."""
 
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -18,7 +18,7 @@ _Factor = Annotated[Any, Range(0.0, 1.0, low_open=True, high_open=True)]
 
 
 class ReduceLROnPlateauState(NamedTuple):
-    """The scale in force and what it is decided by.
+    """The current scale and what it depends on.
 
     scale, best_value, avg_value: f32[]; plateau_count, cooldown_count, count: i32[].
     """
@@ -43,18 +43,18 @@ def reduce_on_plateau(
     *,
     mode: Literal["min", "max"] = "min",
 ) -> GradientTransformation:
-    r"""Scale the updates by less once a metric has not improved for a while.
+    r"""Reduce the scale of the updates when a metric has not improved for a while.
 
     A value :math:`v` improves on the best, :math:`b`, if
     :math:`v < b - r |b| - a` (minimum) or :math:`v > b + r |b| + a` (maximum).
 
     Args:
         factor: what the scale is multiplied by, in :math:`(0, 1)`.
-        patience: after so many values without improvement; at least 1.
+        patience: the number of values without improvement after which to reduce; at least 1.
         rtol: :math:`r` in :math:`[0, 1]`.
         atol: :math:`a \ge 0`; one of the two must be positive.
-        cooldown: for so many values after a reduction none is counted; at least 0.
-        accumulation_size: how many values are averaged to one; at least 1.
+        cooldown: the number of values to ignore after a reduction; at least 0.
+        accumulation_size: the number of values that are averaged into one; at least 1.
         min_scale: the scale does not fall below it.
         mode: whether a small value is good or a large one.
 
@@ -94,7 +94,7 @@ def reduce_on_plateau(
         )
 
     def judged(state: ReduceLROnPlateauState, value: Array) -> ReduceLROnPlateauState:
-        """The state after a whole value."""
+        """The state after a complete (averaged) value."""
         largest = jnp.finfo(jnp.float32).max
         none = state.best_value > largest if sign > 0 else state.best_value < -largest
         best = sign * jnp.where(none, 0, state.best_value)

@@ -1,4 +1,4 @@
-"""Constraints: parameters that stay in a set because every update ends in it."""
+"""Constraints: every update ends in a set, so that the parameters stay in it."""
 
 from collections.abc import Callable
 from functools import partial
@@ -30,8 +30,8 @@ def project(
 
     .. math:: u = P(\theta + g) - \theta
 
-    It belongs at the end of a chain, where :math:`g` is what would be added to the parameters; then
-    the constraint holds after ``apply_updates``, to rounding.
+    Put it last in a chain, where :math:`g` is what would be added to the parameters; the constraint
+    then holds after ``apply_updates``, to rounding.
 
     Args:
         projection: the name of one of :mod:`gradtx.projections` without ``projection_``
@@ -40,9 +40,9 @@ def project(
             projection such as the simplex sees all of these leaves as one vector.
         arguments: further arguments of the projection.
 
-    What has no gradient does not move and is not part of the projected tree. Of a table whose
-    update is `Rows` the touched rows are projected, where a projection treats every row alone: the
-    norms along other axes than the first, and boxes whose bounds are numbers.
+    A leaf without a gradient does not move and is not part of the projected tree. If the update of
+    a table is `Rows`, the touched rows are projected, provided the projection treats each row
+    independently: norms along axes other than the first, and boxes whose bounds are numbers.
 
     Raises:
         ValueError: there is no projection of that name, ``update`` is called without parameters, or

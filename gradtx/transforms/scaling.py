@@ -107,7 +107,7 @@ def scale_by_learning_rate(
 
 
 def scale_gradient(inputs: PyTree, scale: Any) -> PyTree:
-    """The same values, whose gradient is multiplied by a number on the way back.
+    """The same values, but with their gradient multiplied by a number in the backward pass.
 
     Args:
         inputs: a tree of arrays inside a function that is differentiated.

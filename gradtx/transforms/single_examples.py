@@ -1,4 +1,4 @@
-"""Gradients of single examples, made into one."""
+"""Combining per-example gradients into one."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from gradtx.types import EmptyState, Params, State, Updates
 
 @transformation
 def per_example(max_norm: NonNegative | None = None) -> GradientTransformation:
-    r"""The mean of the examples' gradients, each clipped if a norm is given: first in a chain.
+    r"""The mean of per-example gradients, each clipped if a norm is given; put it first in a chain.
 
     .. math:: u = \frac{1}{B} \sum_{i=1}^{B} g_i
         \min\left(1, \frac{C}{\lVert g_i \rVert}\right)
@@ -27,9 +27,9 @@ def per_example(max_norm: NonNegative | None = None) -> GradientTransformation:
         max_norm: :math:`C \ge 0`, the norm of all leaves of an example together; None to clip
             nothing.
 
-    ``update`` takes gradients with the examples in the first dimension, as ``jax.vmap`` of a
-    gradient gives them, and returns updates in the shapes of the parameters. With noise it is
-    :func:`differentially_private_aggregate`; over several devices follow it by :func:`aggregate`.
+    ``update`` takes gradients with the examples in the first dimension, as from ``jax.vmap`` of a
+    gradient, and returns updates in the shapes of the parameters. For a version with noise see
+    :func:`differentially_private_aggregate`; on several devices put :func:`aggregate` after it.
 
     Raises:
         ValueError: the leaves have no common first dimension.

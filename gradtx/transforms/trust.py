@@ -22,7 +22,7 @@ def rms(x: Array) -> Array:
 
 
 def trust_ratio(size: Array, length: Array, coefficient: Any = 1.0, eps: Any = 0.0) -> Array:
-    """What an update of norm `length` is multiplied by beside a parameter of norm `size`."""
+    """The factor for an update of norm `length` to a parameter of norm `size`."""
     still = (size == 0) | (length == 0)
     return jnp.where(still, 1, coefficient * size / jnp.where(still, 1, length + eps))
 
@@ -31,7 +31,7 @@ def trust_ratio(size: Array, length: Array, coefficient: Any = 1.0, eps: Any = 0
 def scale_by_trust_ratio(
     min_norm: NonNegative = 0.0, trust_coefficient: NonNegative = 1.0, eps: NonNegative = 0.0
 ) -> GradientTransformation:
-    r"""Give the update of each leaf a norm in proportion to its parameter's.
+    r"""Give the update of each leaf a norm proportional to its parameter's.
 
     .. math:: u = g\, \frac{c \max(\lVert\theta\rVert, m)}{\max(\lVert g\rVert, m) + \epsilon},
         \qquad u = g \text{ where one of the two norms is } 0

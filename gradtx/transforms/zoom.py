@@ -24,7 +24,7 @@ class ZoomLinesearchInfo(NamedTuple):
     """How a search ended.
 
     num_linesearch_steps: i32[], evaluations; decrease_error, curvature_error: by how much the
-    chosen point misses the two conditions, 0 where it meets them, infinite where none was found.
+    chosen point misses the two conditions, 0 if it meets them, infinite if none was found.
     """
 
     num_linesearch_steps: Array
@@ -76,7 +76,7 @@ def _missed(line: Line, at: Point, slope_rtol: Any, curv_rtol: Any, approx: Any)
             at.value - line.value - approx * jnp.abs(line.value),
         )
         decrease = jnp.minimum(decrease, approximate)
-    # An infinite factor asks for nothing, also where it is multiplied by a slope of zero.
+    # An infinite factor requires nothing, even multiplied by a slope of zero.
     asks = jnp.isfinite(curv_rtol)
     curvature = jnp.abs(at.slope) - jnp.where(asks, curv_rtol, 0) * jnp.abs(line.slope)
     curvature = jnp.where(asks, curvature, 0)
@@ -100,14 +100,14 @@ def scale_by_zoom_linesearch(
 ) -> GradientTransformation:
     r"""Scale the updates `u` so that the loss falls and its slope flattens.
 
-    With :math:`\varphi(\eta) = f(\theta + \eta u)` the rate :math:`\eta` shall satisfy
+    With :math:`\varphi(\eta) = f(\theta + \eta u)`, the rate :math:`\eta` should satisfy
 
     .. math:: \varphi(\eta) \le \varphi(0) + c_1 \eta \varphi'(0) + \epsilon, \qquad
         |\varphi'(\eta)| \le c_2 |\varphi'(0)| + \epsilon.
 
-    Where differences of the loss are lost in rounding,
+    If differences of the loss are lost in rounding,
     :math:`\varphi(\eta) \le \varphi(0) + c_3 |\varphi(0)|` with
-    :math:`\varphi'(\eta) \le (2 c_1 - 1) \varphi'(0) + \epsilon` stands for the first.
+    :math:`\varphi'(\eta) \le (2 c_1 - 1) \varphi'(0) + \epsilon` replaces the first condition.
 
     Args:
         max_linesearch_steps: at most this many evaluations of value and gradient.
@@ -116,7 +116,7 @@ def scale_by_zoom_linesearch(
         increase_factor: while the loss goes on falling, a rate exceeds the one before by at most
             twice this factor times the distance between the last two.
         slope_rtol: :math:`c_1 \ge 0`.
-        curv_rtol: :math:`c_2 \ge 0`; infinite to ask for decrease alone.
+        curv_rtol: :math:`c_2 \ge 0`; infinite to require only decrease.
         approx_dec_rtol: :math:`c_3 \ge 0`, or None not to use the approximate condition.
         stepsize_precision: an interval shorter than this is not searched further, if a lower loss
             was found; relative to its upper end where that is below 1 (Optax's is absolute).
