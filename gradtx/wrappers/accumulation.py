@@ -1,4 +1,4 @@
-"""Accumulation: one step of the optimizer for a window of micro-batches."""
+"""Accumulation: one step of the optimizer per window of micro-batches."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -35,7 +35,7 @@ class MultiStepsState(NamedTuple):
 
     mini_step: i32[], micro-batches in this window; gradient_step: i32[], windows so far;
     inner_opt_state: the inner state; acc_grads: like the parameters, the mean (or sum) so far,
-    of the last window where mini_step is 0; skip_state: what `should_skip_update_fn` told last.
+    of the last window if mini_step is 0; skip_state: what `should_skip_update_fn` last returned.
     """
 
     mini_step: Any
@@ -48,7 +48,7 @@ class MultiStepsState(NamedTuple):
 class AccumulateState(NamedTuple):
     """`MultiStepsState` with the weights in this window and whether the last call made a step.
 
-    compensation: what rounding has taken from `acc_grads`, or None.
+    compensation: the rounding error of `acc_grads`, or None.
     """
 
     mini_step: Any
@@ -78,7 +78,7 @@ class Window:
     rows: Mapping[str, int] | None = None
 
     def init(self, params: Params, inner_state: State) -> State:
-        # Each count its own buffer: an array that is in a state twice cannot be donated.
+        # Each count has its own buffer: an array that is in a state twice cannot be donated.
         mini_step, gradient_step = (jnp.zeros([], jnp.int32) for _ in range(2))
         acc = accumulators(params, self.dtype, self.rows)
         told = (self.skip or _never)(tree.zeros_like(params), jnp.zeros([], jnp.int32), params)[1]
@@ -120,8 +120,8 @@ class Window:
     def _added(
         self, updates: Updates, state: State, bad: Array, weight: Array, total: Array
     ) -> State:
-        # The mean is kept, not the sum: it needs no range, and is right for any window. Of rows the
-        # sum is kept, since the rows before are not touched again.
+        # The mean is kept, not the sum: it cannot overflow, and is right for any window. For rows
+        # the sum is kept, since earlier rows are not touched again.
         @functools.cache
         def share(dtype: DType) -> Array:
             of, whole = cast(weight, dtype), cast(total, dtype)
@@ -138,7 +138,7 @@ class Window:
             return new if self.skip is None else jnp.where(bad, old, new)
 
         def part(g: Any, a: Array, lost: Array | None) -> Array:
-            """What is to be added: the gradient's share, and what rounding took before."""
+            """What is to be added: the gradient's share, and the previous rounding error."""
             g = jnp.zeros_like(a) if g is None else g  # no gradient counts as zero
             g = widen(g)
             new = (g - start(a) if self.use_grad_mean else g) * share(scalar_dtype([g]))
@@ -161,7 +161,7 @@ class Window:
         return state._replace(acc_grads=acc, compensation=lost)
 
     def collected(self, updates: Updates, acc: PyTree, total: Array) -> Updates:
-        """What the step is made of, in the types of the last micro-batch."""
+        """The gradients for the step, in the types of the last micro-batch."""
 
         def of(g: Any, a: Any) -> Any:
             if is_window(a):
@@ -178,10 +178,10 @@ def accumulating(inner: GradientTransformation, window: Window) -> GradientTrans
     def collect(
         updates: Updates, state: State, params: Params | None, extra_args: dict[str, Any]
     ) -> tuple[State, Array, Callable[[Array], Updates], dict[str, Any]]:
-        """The state, whether to step, what with, and the extra arguments of `inner`."""
+        """The state, whether to step, the gradients, and the extra arguments of `inner`."""
         weight = extra_args.get("weight", 1.0) if window.weighted else 1.0
         state, last, total = window.collect(updates, state, params, weight)
-        if window.weighted:  # what stands inside, such as `aggregate`, weighs the window
+        if window.weighted:  # what is inside, such as `aggregate`, weighs the window
             extra_args = {**extra_args, "weight": total}
 
         def grads(turn: Array) -> Updates:
@@ -230,23 +230,22 @@ def accumulate(
 
     .. math:: g = \frac{\sum_i w_i g_i}{\sum_i w_i}
 
-    In between the updates are zero, and `inner` is not run: it costs its work and its memory once
-    in a window.
+    In between, the updates are zero and `inner` is not run: its work is done once per window.
 
     Args:
-        inner: the optimizer; it is run on the mean, with the extra arguments of the last call and
-            as ``weight`` the sum of the window's.
+        inner: the optimizer; it is run on the mean, with the extra arguments of the last call, and
+            with the sum of the window's weights as ``weight``.
         every: the number of micro-batches in a window, at least 1, or a schedule of the number of
             windows so far.
         use_grad_mean: take the mean, otherwise the sum :math:`\sum_i w_i g_i`.
         should_skip_update_fn: ``(updates, gradient_step, params) -> (bool, tree)``, which
-            micro-batches to leave out, such as :func:`skip_not_finite`: as if they had not been.
+            micro-batches to leave out entirely, such as :func:`skip_not_finite`.
         accumulator_dtype: the type of the accumulator; float32 or wider by default.
-        compensated: keep beside the accumulator what rounding took from it, and add it again: for
-            windows of thousands of micro-batches, or for an accumulator in bfloat16.
+        compensated: also keep the accumulator's rounding error, and add it back: for windows of
+            thousands of micro-batches, or for an accumulator in bfloat16.
         rows: for tables whose gradients are `Rows`, by path pattern, the number of rows that a
-            window has room for: the rows of its micro-batches, duplicates counted, are kept and
-            not the whole table. Where they do not fit the step is NaN.
+            window has room for: the rows of its micro-batches, duplicates counted, are kept instead
+            of the whole table. If they do not fit, the step is NaN.
 
     ``update`` takes an extra argument ``weight``, :math:`w_i \ge 0`, such as the number of examples
     in a micro-batch; 1 by default. `inner` gets their sum as its ``weight``.
@@ -254,15 +253,15 @@ def accumulate(
     State: `AccumulateState`; :func:`has_updated` tells whether the last call made a step. `Rows`
     are accumulated as whole tables unless `rows` names them.
 
-    :func:`minimize`, :func:`make_step` and :func:`apply_gradients` take no memory beside the
-    parameters, the state and the gradient. A loop with ``update`` holds the zero updates too.
+    :func:`minimize`, :func:`make_step` and :func:`apply_gradients` take no memory besides the
+    parameters, the state and the gradient. A loop with ``update`` also holds the zero updates.
 
     Raises:
         ValueError: `every` or a number of rows is below 1, a pattern matches no leaf, or a leaf is
             no table; in ``update`` a gradient has another shape than its parameter, or more rows
             than a window has room for.
 
-    Optax's `MultiSteps` runs its optimizer at every micro-step and then selects, and a NaN stays in
+    Optax's `MultiSteps` runs its optimizer at every micro-step, then selects; and a NaN stays in
     its accumulator forever, since it is reset by a multiplication with zero.
 
     >>> import gradtx
@@ -291,11 +290,11 @@ def has_updated(state: State) -> Array:
     """Whether the last call of :func:`accumulate` or `MultiSteps` made a step.
 
     Args:
-        state: the state that the call returned. That of `MultiSteps` cannot tell a step from a
-            skipped micro-batch after it.
+        state: the state that the call returned. The state of `MultiSteps` cannot tell a step from
+            a skipped micro-batch that follows it.
 
     Raises:
-        TypeError: this is the state of something else, as of a chain that has one of them inside.
+        TypeError: this is the state of something else, such as a chain that contains one of them.
     """
     if isinstance(state, AccumulateState):
         return state.emitted

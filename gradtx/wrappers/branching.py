@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 
 def in_form_of(new: PyTree, old: PyTree) -> PyTree:
-    """`new` in the types of `old`: the branches of a condition must agree."""
+    """`new` in the types of `old`: the branches of a conditional must agree."""
     return jax.tree.map(lambda n, o: cast(n, o.dtype) if hasattr(n, "dtype") else n, new, old)
 
 
@@ -30,14 +30,14 @@ def _strong(x: Any) -> Array:
 def run_if(condition: Array, run: Callable[[_T, Array], _T], now: _T) -> _T:
     """``run(now, turn)`` if `condition` holds, otherwise `now`, in the memory of `now`.
 
-    A loop of one turn or none; outside of ``jit`` an ``if``. XLA gives the results of a
-    ``lax.cond`` memory of their own, and on a GPU makes of it a choice between results that are
-    both computed. A loop cannot be differentiated backwards, so that derivatives are taken through
-    the condition.
+    It is a loop of one iteration or none; outside of ``jit`` an ``if``. XLA gives the results of a
+    ``lax.cond`` separate memory, and on a GPU turns it into a selection between results that are
+    both computed. A loop has no reverse-mode derivative, so derivatives are those of a
+    ``lax.cond``.
 
     Args:
         condition: a boolean.
-        run: gives a tree like `now`. What XLA should not compute before the loop, and store, goes
+        run: returns a tree like `now`. Pass what XLA should not compute before the loop, and store,
             through :func:`inside`.
         now: a tree of arrays.
     """
@@ -49,8 +49,8 @@ def run_if(condition: Array, run: Callable[[_T, Array], _T], now: _T) -> _T:
     if not is_tracer(condition):
         return body(now, jnp.int32(0)) if condition else now
 
-    # What `body` closes over, integers too, is given to the loop: it can then be differentiated.
-    # JAX keeps the functions below for longer than their trace, so that they hold no tracers.
+    # What `body` closes over, integers too, is passed to the loop, which can then be differentiated.
+    # JAX keeps the functions below for longer than their trace, so they must hold no tracers.
     closed = jax.make_jaxpr(body)(now, jnp.int32(0))
     jaxpr, held = closed.jaxpr, list(closed.consts)
     structure: Any = jax.tree.structure(now)
@@ -75,7 +75,7 @@ def run_if(condition: Array, run: Callable[[_T, Array], _T], now: _T) -> _T:
 
 
 def inside(tree: PyTree, turn: Array) -> PyTree:
-    """`tree`, of which nothing is computed before the loop of :func:`run_if`."""
+    """`tree`, computed inside the loop of :func:`run_if`, not before it."""
     return jax.lax.optimization_barrier((tree, turn))[0]
 
 
@@ -87,9 +87,9 @@ def step_if(
     params: Params,
     extra_args: dict[str, Any],
 ) -> tuple[Params, State]:
-    """A step of `tx` with ``grads(turn)``, or parameters and state as they are."""
+    """A step of `tx` with ``grads(turn)``, or parameters and state unchanged."""
     if extra_args.get("value") is not None:
-        # The loss reads the parameters, which are overwritten.
+        # The loss must read the parameters before they are overwritten.
         condition = condition & true_after(extra_args["value"])
 
     def run(now: tuple[Params, State], turn: Array) -> tuple[Params, State]:
@@ -107,7 +107,7 @@ def update_if(
     extra_args: dict[str, Any],
     otherwise: Callable[[Updates], Updates],
 ) -> tuple[Updates, State]:
-    """The update of `tx`, or ``otherwise(updates)`` and the old state; only one of them is run."""
+    """The update of `tx`, or ``otherwise(updates)`` and the old state; only one is computed."""
 
     def run(now: tuple[Updates, State], turn: Array) -> tuple[Updates, State]:
         return tx.update(inside(updates, turn), now[1], params, **extra_args)

@@ -1,4 +1,4 @@
-"""Cautious updates: only those entries of an update that go against the gradient."""
+"""Cautious updates: keeping only the entries of an update that go against the gradient."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ from gradtx.types import Array, Params, State, Updates
 def cautious(
     inner: GradientTransformation, *, flip_sign: bool = True, rescale: bool = True
 ) -> GradientTransformation:
-    r"""Keep the entries of an optimizer's updates that go against the gradient; lengthen them.
+    r"""Keep the entries of an optimizer's updates that go against the gradient; scale them up.
 
     .. math:: \phi_i = [u_i g_i < 0], \qquad
         u \leftarrow \frac{\phi \odot u}{\max(\mathrm{mean}(\phi), 10^{-3})}
@@ -31,8 +31,8 @@ def cautious(
     Args:
         inner: the optimizer. What follows it in a chain is not masked: the paper adds the weight
             decay after the mask.
-        flip_sign: whether `inner` has turned the sign, as an optimizer does. Around a
-            ``scale_by_*`` alone, whose updates point along the gradient, pass False:
+        flip_sign: whether `inner` flips the sign, as an optimizer does. Around a single
+            ``scale_by_*``, whose updates point along the gradient, pass False:
             ``chain(cautious(scale_by_adam(), flip_sign=False), add_decayed_weights(0.1),
             scale_by_learning_rate(1e-3))`` is the paper's C-AdamW.
         rescale: whether to divide by the mean, as the authors' code does; the paper's algorithm 1
@@ -71,7 +71,7 @@ def cautious(
         if not rescale:
             return cast(jnp.where(descends(sign), wide, 0), u.dtype)
         factor = 1 / jnp.maximum(jnp.mean(descends(sign), dtype=dtype), 1e-3)
-        # The mask is computed again, not stored until its mean is known; a CPU stores more.
+        # The mask is recomputed, not stored until its mean is known; a CPU would store more.
         again = descends(delay(sign, after=factor, on="all but cpu"))
         return cast(jnp.where(again, wide, 0) * factor, u.dtype)
 

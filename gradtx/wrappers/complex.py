@@ -17,7 +17,7 @@ from gradtx.types import Params, PyTree, State, Updates
 
 
 class SplitRealAndImaginaryArrays(NamedTuple):
-    """A complex array in two."""
+    """The real and imaginary parts of a complex array."""
 
     real: Any
     imaginary: Any
@@ -67,7 +67,7 @@ def split_real_and_imaginary(inner: GradientTransformation) -> GradientTransform
 
     State: `SplitRealAndImaginaryState`; the slots of a complex leaf are
     `SplitRealAndImaginaryArrays`. Give it the conjugate of what ``jax.grad`` returns;
-    :func:`minimize` and :func:`compute_gradients` conjugate by themselves.
+    :func:`minimize` and :func:`compute_gradients` already conjugate.
 
     >>> import gradtx
     >>> tx = split_real_and_imaginary(gradtx.scale_by_sign())

@@ -70,7 +70,7 @@ def _conditionally(
         )
         return params, state_class(step=increment(state.step), inner_state=inner_state)
 
-    # Only if nothing happens otherwise can the parameters stay in their place.
+    # The parameters can stay in place only if nothing happens at the other steps.
     still = otherwise is tree.zeros_like
     return GradientTransformationExtraArgs(init, update, step if still else None)
 
@@ -81,13 +81,13 @@ def conditionally_transform(
     should_transform_fn: Condition,
     forward_extra_args: bool = False,
 ) -> GradientTransformation:
-    """Transform at some steps; at the others pass the updates on as they are.
+    """Transform at some steps; at the others pass the updates on unchanged.
 
     Args:
         inner: the transformation.
-        should_transform_fn: ``(step, **extra_args) -> bool``, with the number of calls so far. At a
-            step where it is false `inner` is not run, and its state stays unchanged.
-        forward_extra_args: whether to hand it the extra arguments.
+        should_transform_fn: ``(step, **extra_args) -> bool``, with the number of calls so far. If
+            it is false, `inner` is not run, and its state stays unchanged.
+        forward_extra_args: whether to pass the extra arguments to that function.
 
     State: `ConditionallyTransformState`.
 
@@ -115,7 +115,7 @@ def conditionally_mask(
     Args:
         inner: the transformation.
         should_transform_fn: as in :func:`conditionally_transform`.
-        forward_extra_args: whether to hand it the extra arguments.
+        forward_extra_args: whether to pass the extra arguments to that function.
 
     State: `ConditionallyMaskState`.
 

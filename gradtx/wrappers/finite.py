@@ -1,4 +1,4 @@
-"""Guards: a step with gradients that are not finite, or too large, is left out."""
+"""Guards: skipping steps whose gradients are not finite, or too large."""
 
 from typing import Any, NamedTuple
 
@@ -20,9 +20,9 @@ from gradtx.wrappers.branching import inside, step_if, update_if
 
 
 class ApplyIfFiniteState(NamedTuple):
-    """The inner state, and a record of what was left out.
+    """The inner state, and a record of the skipped steps.
 
-    notfinite_count, total_notfinite: i32[], steps left out since the last good one, and in all;
+    notfinite_count, total_notfinite: i32[], steps skipped since the last good one, and in total;
     last_finite: bool[], whether the last gradient was finite.
     """
 
@@ -39,14 +39,14 @@ def apply_if_finite(
     *,
     accept_at_limit: bool = False,
 ) -> GradientTransformation:
-    """Leave out a step whose gradients hold a NaN or an infinity: zero updates, the state kept.
+    """Skip a step whose gradients hold a NaN or an infinity: zero updates, the state unchanged.
 
     Args:
         inner: the transformation to guard.
-        max_consecutive_errors: how many such steps in a row are to be expected, at least 0. Beyond
-            it something is wrong: a training loop compares ``state.notfinite_count`` with it.
+        max_consecutive_errors: how many such steps in a row are acceptable, at least 0. With more,
+            something is wrong: a training loop can compare ``state.notfinite_count`` with it.
         accept_at_limit: beyond the limit run `inner` on the gradients as they are, as Optax does,
-            which puts the NaNs into parameters and slots for good. Otherwise they never get in.
+            which leaves NaNs in parameters and slots for good. Otherwise they never get there.
 
     State: `ApplyIfFiniteState`.
 
@@ -98,13 +98,13 @@ def _not_finite(updates: PyTree) -> Array:
         return jnp.sum(~jnp.isfinite(x), dtype=jnp.int32)
 
     def in_parts(x: Array) -> Array:
-        # XLA's compiler for CPUs stores what it takes a long sum of, and not that of short ones.
+        # XLA for CPUs stores the terms of a long sum, but not those of short ones.
         if not x.ndim or not x.size or any(jax.typeof(x).sharding.spec):
-            return whole(x)  # what the type says to be divided cannot be cut at will
+            return whole(x)  # an array sharded in its type cannot be reshaped freely
         even = x.shape[-1] - x.shape[-1] % 32
         short = x[..., :even].reshape(*x.shape[:-1], -1, 32)
         parts = jnp.sum(~jnp.isfinite(short), axis=-1, dtype=jnp.int32)
-        parts = jax.lax.optimization_barrier(parts)  # else it makes a long sum of them
+        parts = jax.lax.optimization_barrier(parts)  # otherwise XLA makes one long sum of them
         return jnp.sum(parts, dtype=jnp.int32) + whole(x[..., even:])
 
     counts = [
@@ -145,7 +145,7 @@ def skip_large_updates(
         updates: the gradient.
         gradient_step: steps taken so far; not used.
         params: the parameters; not used.
-        max_squared_norm: the squared global norm from which on to skip; give it with
+        max_squared_norm: the squared global norm at and above which to skip; set it with
             ``functools.partial``. The norm is summed in at least float32.
 
     Returns:

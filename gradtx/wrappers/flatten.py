@@ -19,7 +19,7 @@ from gradtx.types import Array, Params, PyTree, State, Updates
 
 
 class _Layout:
-    """Which leaves make up the vector of each type."""
+    """The leaves that make up the vector of each type."""
 
     def __init__(self, params: PyTree) -> None:
         self.treedef: Any
@@ -35,7 +35,7 @@ class _Layout:
         self.dtypes = sorted({str(leaf.dtype) for leaf in present})
 
     def pack(self, tree: PyTree) -> Any:
-        """The leaves as one vector, or one for each type; zeros for a leaf that is not there."""
+        """The leaves as one vector, or one for each type; zeros for a leaf that is None."""
         leaves, treedef = leaves_with_path(tree)
         if treedef != self.treedef:
             raise ValueError(f"flatten: gradients and parameters differ: {treedef}, {self.treedef}")
@@ -56,7 +56,7 @@ class _Layout:
         return next(iter(vectors.values())) if len(vectors) == 1 else vectors
 
     def unpack(self, packed: Any, updates: Updates) -> Updates:
-        """The updates in the vectors, where `updates` has one, in its types."""
+        """The updates from the vectors, in the types of `updates`, where that has a leaf."""
         if not isinstance(packed, dict):
             packed = dict.fromkeys(self.dtypes, packed)
         start = dict.fromkeys(self.dtypes, 0)
@@ -76,14 +76,14 @@ class _Layout:
 def flatten(inner: GradientTransformation) -> GradientTransformation:
     """Run a transformation on all leaves as one vector.
 
-    For many small leaves this compiles and runs faster; it costs a copy of the gradients, and what
-    treats each leaf alone (a norm, a matrix product) sees one leaf.
+    With many small leaves this compiles and runs faster. It costs a copy of the gradients, and a
+    rule that works leaf by leaf (a norm, a matrix product) sees a single leaf.
 
     Args:
         inner: the transformation.
 
-    State: the inner transformation's for a vector. Leaves of different types make one vector for
-    each, in a dict; Optax widens them all to one type.
+    State: the inner transformation's, for the vector. Leaves of several types make one vector per
+    type, in a dict; Optax widens them all to one type.
 
     >>> import gradtx
     >>> tx, params = flatten(gradtx.adam(0.1)), {"a": jnp.zeros(2), "b": jnp.zeros((2, 2))}

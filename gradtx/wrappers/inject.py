@@ -27,7 +27,7 @@ class WrappedScheduleState(NamedTuple):
 
 
 class InjectStatefulHyperparamsState(NamedTuple):
-    """The hyperparameters in force at the last step (at first those of step 0), and the rest.
+    """The hyperparameters used at the last step (initially those of step 0), and the rest.
 
     count: i32[], steps taken; hyperparams: ``{name: number}``; hyperparams_states: ``{name:
     state}`` of those that follow a schedule; inner_state: the transformation's.
@@ -40,7 +40,7 @@ class InjectStatefulHyperparamsState(NamedTuple):
 
 
 class InjectHyperparamsState(NamedTuple):
-    """The state of Optax before version 0.1.9, to read what is saved in it. None here is one."""
+    """Optax's state before version 0.1.9, for reading old checkpoints; gradtx makes none."""
 
     count: Counter
     hyperparams: dict[str, Any]
@@ -80,7 +80,7 @@ def _is_stateful(value: Any) -> bool:
 
 
 def _highest(tree: PyTree) -> DType:
-    """The widest real type among the leaves, float32 at least."""
+    """The widest real type among the leaves, at least float32."""
     dtypes = [
         real_dtype(compute_dtype(leaf.dtype))
         for leaf in jax.tree.leaves(tree)
@@ -90,7 +90,7 @@ def _highest(tree: PyTree) -> DType:
 
 
 def _number(value: Any, dtype: DType, exact: bool) -> Array:
-    """A hyperparameter as a strong array: a float in `dtype`, or wider if it is and may be."""
+    """A hyperparameter as a strong array: a float in `dtype`, or wider if allowed by `exact`."""
     if not jnp.issubdtype(jnp.result_type(value), jnp.floating):
         return cast(jnp.asarray(value), jnp.asarray(value).dtype)
     strong = hasattr(value, "dtype") and not getattr(value, "weak_type", False)
@@ -111,11 +111,11 @@ def injected(
     static_args: tuple[str, ...] = (),
     hyperparam_dtype: DType | None = None,
 ) -> GradientTransformation:
-    """What :func:`inject_hyperparams` makes, as data.
+    """The declared form of what :func:`inject_hyperparams` builds.
 
     Args:
         inner_factory: the function that builds the transformation.
-        arguments: its arguments by name, schedules among them.
+        arguments: its arguments by name, including schedules.
         static_args: the names of those that are not hyperparameters.
         hyperparam_dtype: the type of the hyperparameters.
 
@@ -138,7 +138,7 @@ def injected(
         else:
             others[name] = value
     if not schedules:
-        _call(inner_factory, arguments)  # its errors belong to this call
+        _call(inner_factory, arguments)  # so that its errors are raised here
     exact = hyperparam_dtype is not None
 
     def built(values: dict[str, Any]) -> GradientTransformation:
@@ -185,24 +185,24 @@ def inject_hyperparams(
 
     Args:
         inner_factory: a builder such as :func:`adam`, or a function that returns a transformation.
-        static_args: names of arguments that are not hyperparameters: functions that are no
+        static_args: names of arguments that are not hyperparameters: functions other than
             schedules, numbers that must stay Python numbers.
-        hyperparam_dtype: the type of floating-point hyperparameters. Unless given, that of the
-            widest parameter, and float32 at least: Optax's for parameters in bfloat16 is bfloat16,
-            in which 0.999 is 1.
+        hyperparam_dtype: the type of floating-point hyperparameters; by default that of the widest
+            parameter, and at least float32. For parameters in bfloat16, Optax uses bfloat16, in
+            which 0.999 is 1.
 
     Returns:
-        A builder with the arguments of `inner_factory`, for each of which a schedule may be given:
+        A builder with the arguments of `inner_factory`, each of which may be a schedule:
         ``count -> value``, or an object with ``init()``, ``update(state, **extra_args)`` and
         ``__call__(state, **extra_args)``. What it builds has an `InjectStatefulHyperparamsState`,
-        in which ``state.hyperparams["learning_rate"]`` may be read and, if it follows no schedule,
-        replaced, without a new compilation.
+        in which ``state.hyperparams["learning_rate"]`` may be read and, if it is not scheduled,
+        replaced, without recompiling.
 
     A hyperparameter in a state is traced: 1 - 0.999 taken in float32 is wrong by 1e-5. To change a
     hyperparameter a few times see :func:`replace`, which keeps the others static.
 
     Raises:
-        ValueError: a static argument is none of the builder's.
+        ValueError: the builder has no such static argument.
 
     >>> import gradtx
     >>> tx = inject_hyperparams(gradtx.sgd)(learning_rate=1.0)
@@ -220,7 +220,7 @@ def inject_hyperparams(
             f"{list(signature.parameters)}"
         )
 
-    # Not the builder's own attributes: what this returns is another one.
+    # Not the builder's own attributes: this returns a different builder.
     @functools.wraps(inner_factory, updated=())
     def build(*args: Any, **kwargs: Any) -> GradientTransformation:
         bound = signature.bind(*args, **kwargs)

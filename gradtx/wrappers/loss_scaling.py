@@ -1,4 +1,4 @@
-"""Loss scaling: gradients of a loss that was multiplied, so that small ones survive float16."""
+"""Loss scaling: multiplying the loss, so that small gradients survive float16."""
 
 from typing import Annotated, Any, NamedTuple
 
@@ -46,14 +46,14 @@ def dynamic_loss_scale(
         \max(s / \phi, s_{min}) & \text{after one that is not finite} \end{cases}
 
     Args:
-        inner: the optimizer. A step whose gradient is not finite is left out: zero updates, its
-            state as it was.
-        loss_scale: :math:`s` at the start, above 0.
+        inner: the optimizer. A step whose gradient is not finite is skipped: zero updates, its
+            state unchanged.
+        loss_scale: the initial :math:`s`, above 0.
         period: `n`, at least 1.
         factor: :math:`\phi > 1`.
         min_loss_scale: :math:`s_{min} \ge 0`; with 0, as in Keras, it is :math:`2^{-126}`.
 
-    The scale grows to :math:`2^{126}` at most, also while all gradients are zero.
+    The scale grows to at most :math:`2^{126}`, even while all gradients are zero.
 
     Multiply the loss by :func:`loss_scale` of the state before differentiating it.
 
@@ -119,12 +119,12 @@ def dynamic_loss_scale(
 
 
 def _unscaled(updates: Updates, scale: Array) -> Updates:
-    share = 1 / scale  # a product is repeated where it is read, a quotient is stored
+    share = 1 / scale  # XLA recomputes a product where it is read, but stores a quotient
     return tree.map_updates(lambda g: cast(widen(g) * share, g.dtype), updates)
 
 
 def _unscaling(tx: GradientTransformation, scale: Array) -> GradientTransformation:
-    """`tx` on gradients divided by a scale: inside the condition, where they are not stored."""
+    """`tx` on gradients divided by a scale, inside the conditional, so they are not stored."""
 
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
@@ -138,10 +138,10 @@ def loss_scale(state: State) -> Array:
     """The number to multiply the loss by at the next step.
 
     Args:
-        state: a state with that of a :func:`dynamic_loss_scale` in it.
+        state: a state that contains that of one :func:`dynamic_loss_scale`.
 
     Raises:
-        ValueError: there is none, or more than one.
+        ValueError: it contains none, or more than one.
 
     >>> import gradtx
     >>> float(loss_scale(dynamic_loss_scale(gradtx.sgd(1.0), 8.0).init(0.0)))

@@ -27,8 +27,8 @@ class MultiSteps:
         should_skip_update_fn: which micro-batches to leave out, as in :func:`accumulate`.
         accumulator_dtype: the type of the accumulator.
 
-    After a window ``acc_grads`` keeps what it was, and the next forgets it; Optax writes zeros, and
-    adds to them: :func:`to_optax_state` hands those over.
+    After a window ``acc_grads`` keeps its value, and the next window discards it. Optax writes
+    zeros and adds to them; :func:`to_optax_state` returns those.
 
     Raises:
         ValueError: the window is below 1.

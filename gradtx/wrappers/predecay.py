@@ -1,4 +1,4 @@
-"""Weight decay before the step: the parameters decay, and the step is taken from there."""
+"""Weight decay before the step: the parameters decay first, then the step is taken."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ from gradtx.types import Array, Params, State, Updates
 def decay_first(
     inner: GradientTransformation, decay: Fraction, mask: Where | None = None
 ) -> GradientTransformation:
-    r"""Let the parameters decay, then take a step from where they are.
+    r"""Let the parameters decay, then take a step from there.
 
     .. math:: \theta' = (1 - d)\, \theta, \qquad \theta \leftarrow \theta' + u(g, \theta')
 
@@ -32,9 +32,9 @@ def decay_first(
             schedule.
         mask: which leaves decay, as in :func:`masked`.
 
-    This is how Keras decays weights in every optimizer, with :math:`d = \eta\lambda`. Where `u`
-    does not look at the parameters it is the decay of :func:`adamw`; with LAMB, FTRL or Adafactor
-    it is not. Of a table whose gradient is `Rows` only these rows decay.
+    This is how Keras decays weights in every optimizer, with :math:`d = \eta\lambda`. If `u` does
+    not read the parameters, it is the decay of :func:`adamw`; with LAMB, FTRL or Adafactor it is
+    not. In a table whose gradient is `Rows`, only these rows decay.
 
     State: that of `inner`, in a `ScheduledState` for a schedule.
 

@@ -10,13 +10,13 @@ from gradtx.pair import GradientTransformation, transformation, with_extra_args_
 def static(inner: GradientTransformation) -> GradientTransformation:
     """`inner` as a pytree without leaves: its array hyperparameters are constants.
 
-    A transformation is data: its hyperparameters that are arrays are traced, swept and mapped over.
-    A host that holds it as a static attribute, such as ``flax.nnx.Optimizer`` or a static field of
-    an Equinox module, wants none of that, and refuses arrays there. This hides them. It hashes and
-    compares by their values, so that the same ones are compiled once.
+    A transformation is data: its array hyperparameters are traced, swept and mapped over. A host
+    that holds it as a static attribute, such as ``flax.nnx.Optimizer`` or a static field of an
+    Equinox module, refuses arrays there. This hides them. It hashes and compares by their values,
+    so that equal ones compile once.
 
     Args:
-        inner: the transformation, whose hyperparameters are known, not traced.
+        inner: the transformation, whose hyperparameters must not be traced.
 
     Returns:
         The transformation, with the same states.
