@@ -1,4 +1,4 @@
-"""Checkpoints: configurations and states as data, and states that fit others."""
+"""Checkpoints: configurations and states as data, and matching states to transformations."""
 
 from gradtx.namespace import lazy
 

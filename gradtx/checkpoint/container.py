@@ -1,4 +1,4 @@
-"""Named arrays on disk, in NumPy's, safetensors' or Orbax's form, written whole or not at all."""
+"""Named arrays on disk, in NumPy's, safetensors' or Orbax's format, written whole or not at all."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ import numpy as np
 
 
 class Form(NamedTuple):
-    """How arrays are written to a path that is free, and read; which types it knows."""
+    """How arrays are written to a free path, and read; which types it supports."""
 
     write: Callable[[Path, dict[str, Any]], None]
     read: Callable[[Path], dict[str, Any]]
@@ -64,7 +64,7 @@ def _read_orbax(path: Path) -> dict[str, Any]:
 @contextlib.contextmanager
 def _orbax() -> Any:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of an interface that is to change
+        warnings.simplefilter("ignore")  # about an interface that will change
         import orbax.checkpoint as orbax
 
         with orbax.PyTreeCheckpointer() as checkpointer:
@@ -104,7 +104,7 @@ def form_of(path: Path, form: str | None) -> Form:
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray], form: Form) -> None:
-    """Write the arrays beside `path`, to the disk, and only then give them that name."""
+    """Write the arrays beside `path`, flush them to disk, and only then rename them to it."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         form.write(temporary, dict(arrays))
@@ -143,7 +143,7 @@ def _old(path: Path) -> Path:
 
 
 def _replace_directory(new: Path, path: Path) -> None:
-    """A directory takes no other's place in one go: the old one is kept till the new one is there.
+    """Replace a directory, which cannot be done atomically: the old one is kept until then.
 
     Raises:
         FileExistsError: what is there was not written by Orbax.
@@ -165,7 +165,7 @@ def _remove(path: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Have the disk hold what was written; where a system cannot for a directory, without."""
+    """Flush to disk what was written, except a directory on systems that cannot do that."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:

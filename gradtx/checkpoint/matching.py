@@ -1,4 +1,4 @@
-"""Which leaf of one state is which of another: by class, by slot, by order."""
+"""Matching the leaves of one state to those of another: by class, by slot, by order."""
 
 import itertools
 from collections.abc import Iterator, Mapping
@@ -54,7 +54,7 @@ def leaves(state: State) -> Iterator[tuple[str, Any]]:
 
 
 def is_empty(leaf: Any) -> bool:
-    """Whether there is nothing in an array: it is not written, and Orbax would refuse it."""
+    """Whether an array has no entries: it is not written, and Orbax would refuse it."""
     return getattr(leaf, "size", 1) == 0
 
 
@@ -110,10 +110,10 @@ def match(
 
 
 def _go_on(new: list[Node], flat: Mapping[str, Any], kept: dict[str, str]) -> None:
-    """Let what does nothing but count, and is new, go on at the step of all other counters.
+    """Let new states that only count continue from the step of all other counters.
 
-    A schedule that takes a number's place is such a state; a moving average, which starts anew, is
-    not. Where the others do not agree there is no such step.
+    A schedule that replaces a number has such a state; a moving average, which starts over, does
+    not. If the other counters disagree, there is no such step.
     """
     counters = [node.leaves[name] for node in new for name in node.counters if name in node.leaves]
     known = [kept[path] for path in counters if path in kept]
@@ -128,7 +128,7 @@ def _go_on(new: list[Node], flat: Mapping[str, Any], kept: dict[str, str]) -> No
 def _ranked(
     old: list[Node], new: list[Node], flat: Mapping[str, Any], arrays: Mapping[str, Array]
 ) -> list[tuple[Node, Node]]:
-    """The pairs of nodes that may have to do with each other, the likeliest first."""
+    """The pairs of nodes that may correspond, the likeliest first."""
     ranks = [_ranks(old), _ranks(new)]
     counts = [[node.kind for node in nodes] for nodes in (old, new)]
     found = []

@@ -67,9 +67,9 @@ def save_checkpoint(
 ) -> None:
     """Write a run to a file, whole or not at all.
 
-    It is written under another name beside `path`, brought to the disk, and renamed: whenever the
-    process ends, `path` holds what was there before or all of the new. Every array has a checksum,
-    and so has what says which arrays there are.
+    It is written under another name beside `path`, flushed to disk, and renamed: whenever the
+    process ends, `path` holds either what was there before or the new file in full. Every array has
+    a checksum, and so does the header that lists the arrays.
 
     Args:
         path: where to write. The suffix says how: ``.npz`` (NumPy), ``.safetensors`` or
@@ -78,7 +78,7 @@ def save_checkpoint(
         state: the state; None for a state that is not to be saved.
         tx: the transformation, whose configuration is then saved too.
         step: how many steps were taken.
-        keys: a tree of random keys, and of any other arrays that the run goes on from.
+        keys: a tree of random keys, and of any other arrays that the run needs to continue.
         form: ``"npz"``, ``"safetensors"`` or ``"orbax"``; by the suffix by default.
 
     Raises:
@@ -121,7 +121,7 @@ def save_checkpoint(
     arrays = {
         name: x if where.knows(np.dtype(entry.dtype)) else _as_bytes(x)
         for name, entry, x in described
-        if x.size  # none of them writes an array without entries and reads it again
+        if x.size  # no format can write an array without entries and read it back
     }
     container.write(path, {_HEADER: np.frombuffer(text, np.uint8), **arrays}, where)
 
@@ -140,7 +140,7 @@ def load_checkpoint(
 
     Args:
         path: the file, or Orbax's directory.
-        tx: the transformation to go on with, perhaps another one (see :func:`load_state_dict`);
+        tx: the transformation to continue with, perhaps another one (see :func:`load_state_dict`);
             that of the saved configuration by default.
         params: a tree of parameters, or of ``jax.ShapeDtypeStruct``, whose structure the saved ones
             are to have: a leaf with a `NamedSharding` gets it. Without it they come as nested dicts
@@ -190,7 +190,7 @@ def _named(root: str, tree: PyTree) -> Iterator[tuple[str, Any]]:
 
 
 def _described(name: str, leaf: Any) -> tuple[_Entry, Any]:
-    """What the header says of a leaf, and the leaf as an array of NumPy."""
+    """What the header says about a leaf, and the leaf as a NumPy array."""
     kind = "jax" if hasattr(leaf, "dtype") else "python"
     if kind == "jax" and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         kind = str(jax.random.key_impl(leaf))

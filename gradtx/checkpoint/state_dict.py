@@ -24,7 +24,7 @@ _VERSION = 3
 def state_dict(state: State, tx: GradientTransformation | None = None) -> dict[str, Array]:
     """A state as arrays by path: ``{"0/mu/head/kernel": array, ...}``.
 
-    It can be written by whatever writes arrays: safetensors, NumPy, Orbax, ``flax.serialization``.
+    Anything that writes arrays can write it: safetensors, NumPy, Orbax, ``flax.serialization``.
 
     Args:
         state: a state of any transformation, also of other libraries.
@@ -81,10 +81,10 @@ def saved_config(flat: Mapping[str, Any]) -> dict[str, Any] | None:
 class StateMatch(NamedTuple):
     """How a saved state fits a transformation.
 
-    state: the new state; kept: for each leaf that was kept its old path; missing: the leaves that
-    had to be made anew; extra: the saved leaves that have no home; changed: what has another shape
-    (made anew), type (converted) or kind of state (kept), with what it was; damaged: the saved
-    leaves whose bytes are not those that were written (kept as they are).
+    state: the new state; kept: the old path of each leaf that was kept; missing: the leaves that
+    had to be initialised; extra: the saved leaves that were not used; changed: leaves of another
+    shape (initialised), type (converted) or kind of state (kept), with the old one; damaged: the
+    saved leaves whose bytes are not those that were written (kept as they are).
     """
 
     state: State
@@ -107,16 +107,16 @@ def load_state_dict(
 ) -> State:
     """The state of a transformation from what :func:`state_dict` returned.
 
-    A slot that is still there is kept, wherever its transformation has moved: when clipping or an
-    average is added to a chain, a group is renamed, added or split, Adam becomes AMSGrad. What is
-    new is as ``tx.init(params)`` makes it. :func:`match_state_dict` tells what went where.
+    A slot is kept even if its transformation has moved: when clipping or an average is added to a
+    chain, a group is renamed, added or split, or Adam becomes AMSGrad. What is new is as
+    ``tx.init(params)`` makes it. :func:`match_state_dict` tells what went where.
 
     Args:
         tx: the transformation, perhaps another than the one that was saved.
         params: the parameters.
         flat: the arrays by path.
         strict: refuse if anything is missing, left over, changed in shape, type or kind, or not
-            what was written, as by a bit that flipped in a file; otherwise warn.
+            what was written, as after a bit flip in a file; otherwise warn.
 
     Returns:
         The state; the arguments stay unchanged.
@@ -147,10 +147,10 @@ def load_state_dict(
 def match_state_dict(
     tx: GradientTransformation, params: Params, flat: Mapping[str, Any]
 ) -> StateMatch:
-    """What :func:`load_state_dict` makes of a saved state, with an account of it.
+    """The result of :func:`load_state_dict` on a saved state, with a report.
 
-    States are matched by their class and their slots' names and parameters; where two fit alike
-    their order decides, or their path if there are more of them than before.
+    States are matched by their class and their slots' names and parameters; if two fit equally
+    well, their order decides, or their path if there are more of them than before.
 
     Raises:
         ValueError: this was not written by :func:`state_dict`, or nothing in it fits.
@@ -190,7 +190,7 @@ def match_state_dict(
 
 
 def is_readable(x: Any) -> bool:
-    """Whether there are bytes and they are known here: not those of other processes."""
+    """Whether there are bytes that this process can read."""
     held = isinstance(x, jax.Array | np.ndarray | np.generic) and not is_tracer(x)
     return held and getattr(x, "is_fully_addressable", True)
 
@@ -201,7 +201,7 @@ def checksum(x: Any) -> int:
 
 
 def checksum_of_header(header: Mapping[str, Any]) -> int:
-    """The CRC-32 of a header that has none yet."""
+    """The CRC-32 of a header without its own checksum."""
     return zlib.crc32(json.dumps(header, sort_keys=True).encode())
 
 

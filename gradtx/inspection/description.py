@@ -1,4 +1,4 @@
-"""Descriptions: what a transformation keeps for some parameters, and what that takes."""
+"""Descriptions: what a transformation keeps for some parameters, and its size."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -71,7 +71,7 @@ class Description:
 
 
 def _message_bytes(tx: Any, params: Params) -> int:
-    """What the links of `tx` that communicate send for these parameters."""
+    """The bytes that the communicating links of `tx` send for these parameters."""
     expansion = tx.expansion if tx.declaration is not None else tx
     own = getattr(expansion, "message_bytes", None)
     if own is not None:

@@ -1,4 +1,4 @@
-"""Hyperparameters: those in force, and others in their place."""
+"""Hyperparameters: reading their current values, and replacing them."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,7 +13,7 @@ from gradtx.types import State
 
 
 def child_transformations(tx: Any) -> Iterator[tuple[str, Any]]:
-    """The transformations among the arguments of one, with what they are called there."""
+    """The transformations among the arguments of `tx`, with their names there."""
     for name, value in tx.declaration.arguments.items() if tx.declaration is not None else ():
         kind = tx.declaration.builder.signature.parameters[name].kind
         variadic = kind is kind.VAR_POSITIONAL
@@ -62,11 +62,11 @@ def _first_count(state: State) -> Any:
 
 
 def hyperparams(tx: GradientTransformation, state: State | None = None) -> dict[str, Any]:
-    """The hyperparameters in force at the next step, by path.
+    """The hyperparameters used at the next step, by path.
 
     Args:
         tx: the transformation.
-        state: its state, which says at which step schedules are evaluated; None for the start.
+        state: its state, which tells the step at which to evaluate schedules; None for the start.
 
     Returns:
         ``{path: value}``. The path of an argument of `tx` itself is its name; below it, the
@@ -103,7 +103,7 @@ def _argument_paths(tx: Any, prefix: str = "") -> Iterator[str]:
 def replace(
     tx: GradientTransformation, paths: dict[str, Any] | None = None, /, **arguments: Any
 ) -> GradientTransformation:
-    """A transformation like `tx` with other arguments, on which the old state goes on.
+    """A transformation like `tx` with other arguments, which continues from the old state.
 
     Args:
         tx: the transformation.
@@ -111,7 +111,7 @@ def replace(
         arguments: new values by name, for an argument of `tx` itself or one that occurs once below.
 
     Returns:
-        The new transformation. Nothing is compiled again where an array takes an array's place.
+        The new transformation. Nothing is recompiled if an array replaces an array.
 
     Raises:
         ValueError: there is no argument of that name, or it occurs more than once (the error lists

@@ -1,4 +1,4 @@
-"""The step at which a state is."""
+"""The step that a state has reached."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from gradtx.types import COUNTER, Array, State, fields_of, slot_fields
 
-# What counts steps in classes whose annotations do not say it, such as Optax's.
+# Names of step counters in classes without annotations for them, such as Optax's.
 _NAMES = ("count", "gradient_step", "step", "t")
 # What is called so there counts something else, and begins again.
 _OTHERS = ("ApplyEvery", "ReduceLROnPlateauState")
@@ -36,7 +36,7 @@ def iterations(state: State) -> Array:
     """How many steps a state has seen: what Keras calls ``optimizer.iterations``.
 
     Args:
-        state: a state of any transformation, in a chain, a group or a wrapper; of one of Optax too.
+        state: a state of any transformation, in a chain, a group or a wrapper, or of Optax's.
 
     Returns:
         The largest of the counts in it, an ``i32[]``. A transformation inside :func:`accumulate`

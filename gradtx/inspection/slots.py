@@ -1,4 +1,4 @@
-"""Slots: found in a state by name, read and replaced."""
+"""Slots: finding them in a state by name, reading and replacing them."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +11,7 @@ from gradtx.types import PyTree, State, slot_fields
 
 
 def holds_inner(state: Any, name: str) -> bool:
-    """Whether a field holds what a wrapper wraps, whose slots are called as without it."""
+    """Whether a field holds the state that a wrapper wraps, whose slots keep their names."""
     wrapped = [f for f in state._fields if f.endswith(("_state", "_states"))]
     return name in wrapped and (name.startswith("inner_") or len(wrapped) == 1)
 
@@ -76,7 +76,7 @@ def get_slot(state: State, name: str, path: str | None = None) -> PyTree:
         The slot of that parameter, or the tree of slots.
 
     Raises:
-        ValueError: there is no such slot, or parameter (the error lists those that there are).
+        ValueError: there is no such slot or parameter (the error lists the existing ones).
 
     >>> import gradtx
     >>> get_slot(gradtx.adam(1e-3).init({"w": 1.0}), "mu", "w")
@@ -93,7 +93,7 @@ def get_slot(state: State, name: str, path: str | None = None) -> PyTree:
 
 
 def set_slot(state: State, name: str, value: PyTree, path: str | None = None) -> State:
-    """A state with another value for a slot.
+    """A state with a new value for a slot.
 
     Args:
         state: a state of any transformation of gradtx.

@@ -1,4 +1,4 @@
-"""Tables of which a step touches a few rows: an update that costs what it touches."""
+"""Tables of which a step touches a few rows: the cost of an update depends only on these."""
 
 from gradtx.rows import check_indices
 from gradtx.sparse.exact import catch_up, dense_rows, exact_rows

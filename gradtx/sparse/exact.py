@@ -1,9 +1,9 @@
-"""What becomes of the rows that a step does not touch: the dense update, now or when next touched.
+"""The dense update for rows that a step does not touch, at once or when they are next touched.
 
-A rule on `Rows` is lazy by itself: an untouched row keeps its slots and its place. With momentum or
-weight decay the dense update would have moved it. `dense_rows` makes the whole tables of the
-gradients; `exact_rows` records when each row was last touched and takes the steps that it missed
-before it is looked up again, so that the result is the dense one.
+A rule on `Rows` is lazy by itself: an untouched row keeps its slots and its value. With momentum or
+weight decay the dense update would have moved it. `dense_rows` makes the gradients dense;
+`exact_rows` records when each row was last touched and takes the steps that it missed before it is
+looked up again, so that the result is the dense one.
 """
 
 from collections.abc import Callable
@@ -32,10 +32,10 @@ from gradtx.types import Array, Counter, Params, PyTree, Slots, State, Stored, U
 
 @transformation
 def dense_rows(inner: GradientTransformation) -> GradientTransformation:
-    """Make whole tables of `Rows` before `inner` sees them: the dense semantics, at its cost.
+    """Make `Rows` dense before `inner` sees them: the dense semantics, at the dense cost.
 
     Args:
-        inner: any transformation, also one that looks at whole leaves, such as :func:`lamb`.
+        inner: any transformation, even one that looks at whole leaves, such as :func:`lamb`.
 
     State: that of `inner`.
 
@@ -50,7 +50,7 @@ def dense_rows(inner: GradientTransformation) -> GradientTransformation:
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        if "grad" in extra_args:  # which line searches look at
+        if "grad" in extra_args:  # line searches read it
             extra_args["grad"] = dense(extra_args["grad"])
         return tx.update(dense(updates), state, params, **extra_args)
 
@@ -71,27 +71,27 @@ def exact_rows(
 ) -> GradientTransformation:
     """Let untouched rows catch up when they are next touched: equal to the dense update.
 
-    A row that misses a step records no more than when it was last touched. Before it is looked up
-    again, the steps that it missed are taken with zero gradients, by `inner` itself and on those
-    rows alone. So it is right for whatever treats every entry, or every row, alone, decay, momentum
-    and schedules included. A step costs, beside the update of the rows touched, one such update for
-    each step that the one of them that waited longest has missed.
+    For a row that misses a step only the step at which it was last touched is kept. Before it is
+    looked up again, `inner` itself takes the missed steps, with zero gradients and on such rows
+    only. This is right for any transformation that treats each entry, or each row, independently,
+    decay, momentum and schedules included. A step costs the update of the rows touched, plus one
+    such update for each step missed by the row that waited longest.
 
-    Where all rules of `inner` say what many zero gradients do to their slots (Adam, momentum, EMA,
-    RMSProp, Adagrad, and these by row, with any learning rate), only so many steps are taken one by
-    one as move a parameter by more than 2^-32 of the first, 212 for Adam with its defaults, 0 for
-    RMSProp and Adagrad, and the others at once. What depends on the parameters, such as weight
-    decay, is taken step by step.
+    If all rules of `inner` declare what many zero gradients do to their slots (Adam, momentum, EMA,
+    RMSProp, Adagrad, and their row-wise forms, with any learning rate), steps are taken one by one
+    only while they move a parameter by more than 2^-32 of the first (212 for Adam with its
+    defaults, 0 for RMSProp and Adagrad), and the others at once. If an update depends on the
+    parameters, as with weight decay, all steps are taken one by one.
 
     Args:
         inner: the optimizer; it may hold state for each entry or row, and counters.
         tables: the leaves that may have `Rows` for gradients, as in :func:`select`; all of two or
-            more dimensions by default. To name them saves work where there are other matrices.
+            more dimensions by default. Naming them saves work if there are other matrices.
 
     :func:`minimize` and :func:`make_step` let rows catch up before the loss looks them up, and
-    :func:`apply_gradients` before it applies. Around ``update`` alone this is the caller's:
-    :func:`catch_up`, called before the gradient is taken. It is called without rows before the
-    parameters are used as a whole: evaluated, saved, averaged. This wrapper is the outermost.
+    :func:`apply_gradients` before it applies the update. If you call ``update`` yourself, call
+    :func:`catch_up` before the gradient is taken. Call it without rows before the parameters are
+    used as a whole: evaluated, saved, averaged. This wrapper must be the outermost.
 
     State: `ExactRowsState`.
 
@@ -100,8 +100,8 @@ def exact_rows(
         ValueError: then too: a row cannot take a step by itself. The step needs the loss
             (:func:`polyak_sgd`), a norm of all updates after a rule with momentum, or a state that
             changes otherwise than by counting (:func:`schedule_free`, :func:`accumulate`,
-            :func:`apply_if_finite`). At once: a hyperparameter is a function of nothing, which
-            does not tell what it was at an earlier step.
+            :func:`apply_if_finite`). At once: a hyperparameter is a function without arguments,
+            whose value at an earlier step is not known.
 
     >>> import gradtx
     >>> tx = gradtx.exact_rows(gradtx.adam(1e-3))
@@ -172,13 +172,13 @@ def catch_up(
         params: the parameters.
         state: its state.
         rows: a tree like the parameters with the `Rows` to catch up, of which only the indices
-            matter, whole tables for other leaves; None for all rows of all tables.
+            matter, and whole tables for other leaves; None for all rows of all tables.
 
     Returns:
         The parameters and the state, as if these rows had been updated at every step.
 
     Raises:
-        TypeError: the state is none of :func:`exact_rows`, or `inner` does not run on rows.
+        TypeError: the state is not of :func:`exact_rows`, or `inner` does not run on rows.
         ValueError: a row cannot take a step of `inner` by itself; or this is not the outermost.
 
     >>> import gradtx
@@ -256,10 +256,10 @@ def _catch_up_table(
     def all_rows(now: tuple[Array, PyTree, list[Array]]) -> tuple[Array, PyTree, list[Array]]:
         return jnp.array(False), *jax.vmap(take_missed)(seen, *now[1:])
 
-    # A loop of one turn or none: unlike a condition it copies nothing where no row is behind.
+    # A loop of one iteration or none: unlike a conditional, it copies nothing if no row is behind.
     start = jnp.any(seen < count), few, kept
     _, few, kept = jax.lax.while_loop(lambda now: now[0], all_rows, start)
-    # Never below what it was: so it is read before it is written, and need not be copied.
+    # Never below its old value: so it is read before it is written, and need not be copied.
     last = jax.tree.map(lambda x: jnp.maximum(x, count), last)
     return jax.tree.map(_put, params, at, few, is_leaf=is_leaf), ExactRowsState(
         count, jax.tree.map(_put, state.last, at, last, is_leaf=is_leaf), slots.put(kept)
@@ -321,7 +321,7 @@ class _Slots:
         return self._list(_take, self._whole)
 
     def within(self, state: State) -> list[Array]:
-        """The slots of a state that `state` made."""
+        """The slots of a state made by :meth:`state`."""
         return self._list(lambda x, i: x, state)
 
     def put(self, kept: list[Array]) -> State:
@@ -330,7 +330,7 @@ class _Slots:
         return self._map(lambda x, i: x if i is None else _put(x, i, next(new)), self._whole)
 
     def state(self, kept: list[Array], ago: Array) -> State:
-        """A state for the rows alone, with its counters set back."""
+        """A state for these rows only, with its counters set back."""
         new = iter(kept)
 
         def counter(x: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Whether a step treats every row of a table alone, so that a row can take it by itself, later."""
+"""Whether a step treats table rows independently, so that a row can take it by itself, later."""
 
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from gradtx.types import COUNTER, SLOT, Params, PyTree, State, Stored, fields_of
 
 
 def treats_rows_alone(tx: GradientTransformation) -> bool:
-    """Whether all rules of `tx` say that they treat every row alone, and keep nothing else."""
+    """Whether all rules of `tx` declare that they treat rows independently, and keep no more."""
     return tx.rules is not None and all(
         rule.scope in (Scope.ENTRY, Scope.ROW)
         and set(state_fields(rule.state).values()) <= {SLOT, COUNTER}
@@ -24,13 +24,13 @@ def treats_rows_alone(tx: GradientTransformation) -> bool:
 
 
 def _counters(state: Any) -> set[str]:
-    """What counts of steps are called in a state."""
+    """The names of the step counters in a state."""
     below = [_counters(child) for _, child in children_of(state)]
     return set(fields_of(type(state), COUNTER)).union(*below)
 
 
 class _Other(NamedTuple):
-    """In a state what is no slot."""
+    """A part of a state that is not a slot."""
 
     value: Any
 
@@ -40,8 +40,8 @@ def check_separable(
 ) -> None:
     """Raise unless a row can take a step of `tx` without a gradient by itself, and later.
 
-    That needs no more than the row, its slots and the number of the step. The rules say so; where
-    there are other pairs than theirs, what `tx` computes is looked at.
+    Such a step needs only the row, its slots and the step number. The rules declare this; for pairs
+    without a rule, the program of `tx` is inspected.
 
     Args:
         tx: the transformation.
@@ -51,8 +51,8 @@ def check_separable(
 
     Raises:
         TypeError: `tx` does not run on rows, or makes whole tables of them.
-        ValueError: it needs the loss, something of all rows, or a state of which more changes from
-            step to step than slots and the number of the step.
+        ValueError: it needs the loss, something from all rows, or a state in which more changes
+            from step to step than slots and the step number.
     """
     if treats_rows_alone(tx):
         return
@@ -132,7 +132,7 @@ def check_separable(
 def _mixes(jaxpr: Any, of_rows: set[Any]) -> bool:
     """Whether a scalar is computed from several entries of the variables `of_rows`.
 
-    These are told what is computed from them.
+    Variables computed from them are added to `of_rows`.
     """
     for eqn in jaxpr.eqns:
         found = [v for v in eqn.invars if not isinstance(v, Literal) and v in of_rows]
@@ -141,7 +141,7 @@ def _mixes(jaxpr: Any, of_rows: set[Any]) -> bool:
         if any(v.aval.size > 1 for v in found) and any(v.aval.shape == () for v in eqn.outvars):
             return True
         for inner in inner_jaxprs(eqn):
-            # What a branch or a loop is given comes last among the inputs.
+            # The operands of a branch or a loop come last among the inputs.
             given = zip(reversed(eqn.invars), reversed(inner.invars), strict=False)
             if _mixes(inner, {x for v, x in given if v in found}):
                 return True

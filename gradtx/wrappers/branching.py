@@ -1,4 +1,4 @@
-"""Running a transformation or not, as a value decides: shared by the wrappers."""
+"""Running a transformation or not, depending on a value: shared by the wrappers."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -49,7 +49,7 @@ def run_if(condition: Array, run: Callable[[_T, Array], _T], now: _T) -> _T:
     if not is_tracer(condition):
         return body(now, jnp.int32(0)) if condition else now
 
-    # What `body` closes over, integers too, is passed to the loop, which can then be differentiated.
+    # What `body` closes over, integers too, is passed to the loop: it can then be differentiated.
     # JAX keeps the functions below for longer than their trace, so they must hold no tracers.
     closed = jax.make_jaxpr(body)(now, jnp.int32(0))
     jaxpr, held = closed.jaxpr, list(closed.consts)
