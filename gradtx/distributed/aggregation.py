@@ -37,13 +37,13 @@ def aggregate(axis_name: AxisName, op: str = "mean") -> GradientTransformation:
     number of its examples; 1 by default. A device of weight 0 counts for nothing, whatever its
     gradient; the mean over devices that all have weight 0 is 0.
 
-    It stands anywhere in a chain: clipping before it clips what each device has seen, clipping
-    after it the mean. Put it inside :func:`accumulate`, and devices talk once in a window, of
-    whose weights the window's sum is then this device's.
+    It may be anywhere in a chain: clipping before it clips each device's own gradient, clipping
+    after it clips the mean. Inside :func:`accumulate`, devices communicate once per window, and a
+    device's weight is the sum of its weights in the window.
 
-    Where no axis is bound, as under plain ``jit``, it does nothing: there the gradient of a mean
-    over a sharded batch *is* the mean over all devices, and XLA has put in the collective. Under
-    ``vmap`` alone JAX does not say which axes there are, so that a wrong name counts as none.
+    If no axis is bound, as under plain ``jit``, it does nothing: there the gradient of a mean over
+    a sharded batch *is* the mean over all devices, and XLA has inserted the collective. Under
+    ``vmap`` alone JAX does not say which axes there are, so a wrong name counts as none.
 
     `Rows` of tables are gathered: every device gets the rows that any of them touched. Sums are
     taken in float32 or wider, and all leaves are sent in one all-reduce.
@@ -81,7 +81,7 @@ def aggregate(axis_name: AxisName, op: str = "mean") -> GradientTransformation:
         check_varying("aggregate", axis_name, list(zip(paths, arrays, strict=True)))
         weighted = [weigh(widen(x), weight) for x in arrays]
         total = None if op == "sum" else total_weight(axis_name, weight)
-        # One call for all that is summed: XLA makes one collective of it.
+        # One call for all sums, so that XLA makes one collective.
         dense = [x for (_, g), x in zip(present, weighted, strict=True) if not is_rows(g)]
         summed = iter(jax.lax.psum(dense, axis_name))
         reduced: list[Any] = []

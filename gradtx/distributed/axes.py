@@ -1,4 +1,4 @@
-"""Axes over which devices talk: which are bound where this is traced, and reductions over them."""
+"""Axes over which devices communicate: those that are bound here, and reductions over them."""
 
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -16,7 +16,7 @@ AxisName: TypeAlias = str | tuple[str, ...]
 
 
 class Communicating(GradientTransformationExtraArgs):
-    """A pair whose devices send each other something; it knows how much, for :func:`describe`."""
+    """A pair whose devices communicate; it knows how much they send, for :func:`describe`."""
 
     message_bytes: Callable[[Params], int]
 
@@ -45,7 +45,7 @@ def check_axis_name(where: str, axis_name: Any) -> None:
 
 
 def bound_size(where: str, axis_name: AxisName) -> int | None:
-    """The number of devices along the axis, or None where no device runs a program of its own.
+    """The number of devices along the axis, or None if devices do not run their own programs.
 
     Raises:
         ValueError: there are axes here, but not this one.
@@ -66,7 +66,7 @@ def bound_size(where: str, axis_name: AxisName) -> int | None:
 
 
 def varying(x: Any) -> frozenset[str]:
-    """The axes along which JAX takes `x` to differ: none unless ``shard_map`` keeps account."""
+    """The axes along which JAX takes `x` to vary: none unless ``shard_map`` tracks them."""
     return varying_axes(jax.typeof(x))
 
 
@@ -76,7 +76,7 @@ def keeps_account(axis_name: AxisName) -> bool:
 
 
 def check_varying(where: str, axis_name: AxisName, leaves: list[tuple[Any, Any]]) -> None:
-    """Raise if JAX has summed these gradients over the axis already.
+    """Raise if JAX has already summed these gradients over the axis.
 
     In a ``shard_map`` with ``check_vma`` the gradient of a replicated parameter is the sum over the
     devices. To reduce it again would be wrong by the number of devices, or count weights twice.
@@ -96,10 +96,10 @@ def check_varying(where: str, axis_name: AxisName, leaves: list[tuple[Any, Any]]
 
 
 def everyones(x: Array, axis_name: AxisName) -> Array:
-    """The `x` of all devices, stacked, on each of them."""
+    """The `x` of all devices, stacked, on every device."""
     if not keeps_account(axis_name):
         return jax.lax.all_gather(x, axis_name)
-    # What all_gather returns counts as different on each device there; a sum does not.
+    # There JAX takes the result of all_gather to vary between devices, but not that of a sum.
     here = jax.lax.axis_index(axis_name)
     placed = jnp.zeros((jax.lax.axis_size(axis_name), *x.shape), x.dtype).at[here].set(x)
     return jax.lax.psum(placed, axis_name)

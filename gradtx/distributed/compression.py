@@ -1,4 +1,4 @@
-"""Compression: aggregation that sends fewer bytes, and sends later what it has left out."""
+"""Compression: aggregation that sends fewer bytes, and sends the rest later."""
 
 import math
 from collections.abc import Callable
@@ -32,7 +32,7 @@ class CompressionState(NamedTuple):
 
 
 class PowerSGDState(NamedTuple):
-    """error: as in `CompressionState`; q: for each leaf that is compressed its right factor."""
+    """error: as in `CompressionState`; q: the right factor of each compressed leaf."""
 
     error: Slots
     q: Slots
@@ -50,7 +50,7 @@ def _compressed(
     exchange: Exchange,
     message: Callable[[tuple[int, ...]], int],
 ) -> GradientTransformation:
-    """What all compressed forms share: error feedback, weights, and passing through elsewhere."""
+    """What all compressed forms share: error feedback, weights, and no effect without an axis."""
     check_axis_name(label, axis_name)
     if op not in ("mean", "sum"):
         raise ValueError(f"{label}: op must be 'mean' or 'sum', not {op!r}")
@@ -150,7 +150,7 @@ def _in_two_steps(axis_name: AxisName, unit: int, encode: Encode, decode: Decode
         theirs = [jax.lax.all_to_all(c, axis_name, 0, 0, tiled=True) for c in codes]
         mean = jnp.mean(decode(*theirs), axis=0)
         result = encode(mean[None])
-        # What the second message leaves out is this device's to send later, times all of them.
+        # This device sends later what the second message left out, times the number of devices.
         here = jax.lax.axis_index(axis_name)
         sent = sent.at[here].add(-devices * (mean - decode(*result)[0]))
         means = decode(*(everyones(c[0], axis_name) for c in result))
@@ -178,7 +178,7 @@ def _summed(leaves: list[Array], axis_name: AxisName) -> list[Array]:
 def aggregate_bf16(axis_name: AxisName, op: str = "mean") -> GradientTransformation:
     r"""As :func:`aggregate`, sending bfloat16.
 
-    With :math:`e` the error that is fed back and :math:`C` what is sent,
+    With :math:`e` the error fed back and :math:`C` the compression,
 
     .. math:: c_i = g_i + e_i, \qquad \bar g = \frac{1}{n} \sum_i C(c_i), \qquad
         e_i \leftarrow c_i - C(c_i)
@@ -192,9 +192,9 @@ def aggregate_bf16(axis_name: AxisName, op: str = "mean") -> GradientTransformat
             ``weight`` too.
         op: ``"mean"`` or ``"sum"``.
 
-    A message has 2 bytes for each entry; uncompressed it has 4. State: `CompressionState`, another
-    one on each device. In a ``shard_map`` with ``check_vma`` more is sent, since JAX offers no
-    gather there whose result counts as the same everywhere.
+    A message has 2 bytes per entry; uncompressed it has 4. State: `CompressionState`, which differs
+    between devices. In a ``shard_map`` with ``check_vma`` more is sent, since JAX has no gather
+    there whose result counts as replicated.
 
     Raises:
         TypeError: a parameter is complex, or a gradient is `Rows`.
@@ -233,10 +233,10 @@ def aggregate_int8(
     Args:
         axis_name: the axis over which to reduce.
         op: ``"mean"`` or ``"sum"``.
-        block_size: entries to a block, at least 1.
+        block_size: entries per block, at least 1.
 
-    A message has 1 byte for each entry and 4 for each block. State: `CompressionState`. The rest,
-    what it raises too, is as in :func:`aggregate_bf16`.
+    A message has 1 byte per entry and 4 per block. State: `CompressionState`. The rest, including
+    what it raises, is as in :func:`aggregate_bf16`.
 
     Source: the blocks of T. Dettmers et al., 8-bit Optimizers via Block-wise Quantization, 2022,
     arXiv:2110.02861, with the error feedback of arXiv:1901.09847.
@@ -251,7 +251,7 @@ def aggregate_int8(
     def encode(x: Array) -> tuple[Array, ...]:
         blocks = x.reshape(x.shape[0], -1, block_size)
         largest = jnp.max(jnp.abs(blocks), axis=-1, keepdims=True)
-        # Integers cannot be NaN, and XLA's maximum on CPU may pass one over.
+        # Integers cannot be NaN, and XLA's maximum on a CPU may ignore one.
         finite = jnp.all(jnp.isfinite(blocks), axis=-1, keepdims=True)
         scales = jnp.where(finite, largest / 127, jnp.nan)
         codes = jnp.round(blocks / jnp.where(scales == 0, 1, scales))
@@ -279,8 +279,8 @@ def aggregate_top_k(
         fraction: the part of a leaf's entries that is sent, in :math:`(0, 1]`; at least one is.
         op: ``"mean"`` or ``"sum"``.
 
-    A message has 8 bytes, an index and a float32, for each entry that is sent; all of them reach
-    all devices in one all-gather. State: `CompressionState`. The rest, what it raises too, is as in
+    A message has 8 bytes, an index and a float32, for each entry sent; all reach all devices in one
+    all-gather. State: `CompressionState`. The rest, including what it raises, is as in
     :func:`aggregate_bf16`.
 
     Source: Y. Lin et al., Deep Gradient Compression, 2018, arXiv:1712.01887, algorithm 1, without
@@ -334,7 +334,7 @@ def aggregate_power_sgd(
 ) -> GradientTransformation:
     r"""As :func:`aggregate_bf16`, sending two factors of low rank for every matrix.
 
-    With :math:`M_i = g_i + e_i`, and :math:`Q` that of the step before,
+    With :math:`M_i = g_i + e_i`, and :math:`Q` from the previous step,
 
     .. math:: P = \mathrm{orth}\Big(\frac1n \sum_i M_i Q\Big), \qquad
         Q = \frac1n \sum_i M_i^\top P, \qquad \bar g = P Q^\top, \qquad
@@ -345,11 +345,11 @@ def aggregate_power_sgd(
         rank: the number of columns of :math:`P` and :math:`Q`, at least 1.
         op: ``"mean"`` or ``"sum"``.
 
-    The first dimension of a leaf are the rows of its matrix, the others the columns. Leaves of
-    which the factors would not be smaller are sent whole. A message has 4 bytes for each entry of
-    the factors, or of a whole leaf; there are two all-reduces a step. State: `PowerSGDState`; where
-    a column of :math:`Q` became 0 the old one is kept, so that a zero gradient does not end it. The
-    rest, what it raises too, is as in :func:`aggregate_bf16`.
+    The first dimension of a leaf gives the rows of its matrix, the others the columns. Leaves whose
+    factors would not be smaller are sent whole. A message has 4 bytes for each entry of the
+    factors, or of a whole leaf; there are two all-reduces per step. State: `PowerSGDState`; if a
+    column of :math:`Q` became 0, the old one is kept, so that it survives a zero gradient. The
+    rest, including what it raises, is as in :func:`aggregate_bf16`.
 
     Source: T. Vogels et al., PowerSGD: Practical Low-Rank Gradient Compression, 2019,
     arXiv:1905.13727, algorithms 1 and 2.

@@ -1,4 +1,4 @@
-"""Infrequent communication: devices train alone and meet from time to time."""
+"""Infrequent communication: devices train independently and synchronize from time to time."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -20,16 +20,16 @@ from gradtx.wrappers.branching import in_form_of
 
 
 class LocalSGDState(NamedTuple):
-    """inner_state: this device's; until_sync: i32[], steps up to and with the next meeting."""
+    """inner_state: this device's; until_sync: i32[], steps up to the next synchronization."""
 
     inner_state: State
     until_sync: Array
 
 
 class DiLoCoState(NamedTuple):
-    """inner_state: this device's; until_sync: i32[], steps up to and with the next meeting.
+    """inner_state: this device's; until_sync: i32[], steps up to the next synchronization.
 
-    outer_state: the outer optimizer's, and anchor: the parameters after the last meeting, in
+    outer_state: the outer optimizer's; anchor: the parameters after the last synchronization, in
     float32 or wider; both are the same on all devices.
     """
 
@@ -68,7 +68,7 @@ def _sent(every: Any, params: Params) -> int:
 def local_sgd(
     inner: GradientTransformation, every: PositiveCount, axis_name: AxisName
 ) -> GradientTransformation:
-    r"""Train on every device alone, and every `H` steps go on from the mean of the parameters.
+    r"""Train on each device independently, and average the parameters every `H` steps.
 
     .. math:: \theta_i \leftarrow \theta_i + u_i, \qquad
         \theta_i \leftarrow \frac1n \sum_j \theta_j \text{ at every } H\text{-th step}
@@ -78,10 +78,10 @@ def local_sgd(
         every: `H`, at least 1; at 1 the parameters are the same on all devices after every step.
         axis_name: the axis of ``pmap``, ``shard_map`` or ``vmap``, or several.
 
-    The updates must be applied as they are, and each device has parameters and a state of its own:
+    Apply the updates unchanged. Each device has parameters and a state of its own:
     what a ``shard_map`` returns of them is not the same on all devices (see docs/distributed.md).
-    A meeting costs one all-reduce of the parameters, in float32 or wider; other steps send nothing.
-    Where no axis is bound there is one device, and `inner` is all there is.
+    Synchronizing costs one all-reduce of the parameters, in float32 or wider; other steps send
+    nothing. If no axis is bound there is one device, and this is just `inner`.
 
     State: `LocalSGDState`; the inner states stay with their devices.
 
@@ -134,23 +134,23 @@ def diloco(
     every: PositiveCount,
     axis_name: AxisName,
 ) -> GradientTransformation:
-    r"""Train on every device alone, and every `H` steps take the mean way as an outer gradient.
+    r"""Train on each device independently; every `H` steps the mean change is an outer gradient.
 
-    With :math:`\phi` the parameters after the last meeting,
+    With :math:`\phi` the parameters after the last synchronization,
 
     .. math:: \Delta = \phi - \frac1n \sum_i \theta_i, \qquad
         \phi \leftarrow \phi + \mathrm{outer}(\Delta), \qquad \theta_i \leftarrow \phi
 
     Args:
         inner: the optimizer of each device; AdamW in the paper.
-        outer: the optimizer of the meetings; in the paper Nesterov momentum,
+        outer: the optimizer for synchronization; in the paper Nesterov momentum,
             ``sgd(0.7, momentum=0.9, nesterov=True)``. With ``sgd(1.0)`` this is :func:`local_sgd`.
         every: `H`, at least 1; 500 in the paper.
         axis_name: the axis of ``pmap``, ``shard_map`` or ``vmap``, or several.
 
-    The updates must be applied as they are, and each device has parameters and a state of its own,
-    as for :func:`local_sgd`. A meeting costs one all-reduce of the parameters; other steps send
-    nothing. Where no axis is bound there is one device, whose way is the mean.
+    Apply the updates unchanged. Each device has parameters and a state of its own,
+    as for :func:`local_sgd`. Synchronizing costs one all-reduce of the parameters; other steps send
+    nothing. If no axis is bound there is one device, whose change is the mean.
 
     State: `DiLoCoState`.
 

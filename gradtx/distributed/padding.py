@@ -1,4 +1,4 @@
-"""Padding: a slot that no number of devices divides, kept in a shape that it does divide."""
+"""Padding: keeping a slot in a shape that the number of devices divides."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Placement: over which axes of a mesh an array's dimensions lie."""
+"""Placement: the mesh axes over which an array's dimensions are sharded."""
 
 import math
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ def dims_of(spec: PartitionSpec, ndim: int) -> Dims:
 
 
 def sharding_of(mesh: Mesh, dims: Dims) -> NamedSharding:
-    """The sharding that puts dimensions over these axes."""
+    """The sharding of dimensions over these axes."""
     entries = [None if not a else a[0] if len(a) == 1 else a for a in dims]
     while entries and entries[-1] is None:
         entries.pop()
@@ -25,7 +25,7 @@ def sharding_of(mesh: Mesh, dims: Dims) -> NamedSharding:
 
 
 def parts(mesh: Mesh, axes: tuple[str, ...]) -> int:
-    """Into how many parts these axes divide a dimension."""
+    """The number of parts into which these axes divide a dimension."""
     return math.prod(mesh.shape[axis] for axis in axes)
 
 
@@ -49,11 +49,11 @@ def spread(
     """Divide an array further over more axes, each along the largest dimension that allows it.
 
     Args:
-        where: the array as it lies already.
+        where: the array's placement so far.
         mesh: the mesh.
         axes: the axes to use, one after the other.
         min_size: arrays with fewer entries stay unchanged.
-        pad: whether the array may be padded where nothing divides it.
+        pad: whether the array may be padded if nothing divides it.
     """
     notes = []
     if math.prod(where.shape) < min_size:
@@ -101,17 +101,17 @@ def inherited(
     dims: Dims,
     mesh: Mesh,
 ) -> Placement | None:
-    """Where a slot goes that belongs to a parameter of another shape, or of the same.
+    """Where a slot goes, whether or not it has the shape of its parameter.
 
-    A dimension of the slot lies where the parameter's dimension lies that it comes from. Which one
-    that is shows in the shapes for a probe, a parameter whose dimensions all have different sizes.
+    A dimension of the slot is sharded like the parameter's dimension that it comes from. Which one
+    that is follows from the shapes for a probe, a parameter whose dimensions all differ in size.
 
     Args:
         shape: the slot's shape.
         probe: the slot's shape for the probe.
         of: the parameter's shape.
         of_probe: the probe's shape.
-        dims: where the parameter's dimensions lie.
+        dims: the axes of the parameter's dimensions.
         mesh: the mesh.
 
     Returns:

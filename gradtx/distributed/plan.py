@@ -26,7 +26,7 @@ from gradtx.types import Params, PyTree, State, slot_fields
 
 @dataclass(frozen=True)
 class LeafSharding:
-    """One line of a report: a leaf of the state, where it lies and why, its bytes on a device."""
+    """One line of a report: a leaf of the state, its sharding and why, its bytes on a device."""
 
     path: str
     shape: tuple[int, ...]
@@ -36,7 +36,7 @@ class LeafSharding:
 
 
 def _probe(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Sizes that all differ, in the same order, and little larger: the same choices are made."""
+    """Sizes that all differ, in the same order, and little larger, so that choices are the same."""
     sizes = list(shape)
     for rank, i in enumerate(sorted(range(len(shape)), key=lambda i: (shape[i], i))):
         sizes[i] += rank
@@ -82,7 +82,7 @@ class Plan:
             return  # every slot has its parameter's shape
         try:
             probe = jax.eval_shape(self.tx.init, self._abstract(self.probes))
-        except Exception:  # whatever an `init` raises that knows its parameters' shapes
+        except Exception:  # an `init` that expects its parameters' shapes may raise anything
             probe = None
         like: Any = jax.tree.structure(self.state)
         self.probe = probe if jax.tree.structure(probe) == like else None
@@ -220,7 +220,7 @@ class Plan:
 
         try:
             new = jax.eval_shape(update, self.params, placed.state, self.params)
-        except Exception:  # whatever a transformation raises that takes arrays only
+        except Exception:  # a transformation that takes only arrays may raise anything
             return False
         like: Any = jax.tree.structure(placed.state)
         pairs = zip(jax.tree.leaves(placed.state), jax.tree.leaves(new), strict=False)

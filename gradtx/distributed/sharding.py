@@ -1,4 +1,4 @@
-"""Sharding: where every leaf of a state lies, from where the parameters lie."""
+"""Sharding: the shardings of a state, derived from those of the parameters."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +22,7 @@ MIN_SIZE = 16_384
 
 @dataclass(frozen=True)
 class StateSharding:
-    """Where parameters, gradients and state lie, as :func:`state_sharding` found it.
+    """The shardings of parameters, gradients and state, from :func:`state_sharding`.
 
     Attributes:
         params: a tree of shardings like the parameters.
@@ -101,11 +101,11 @@ def state_sharding(
     zero: AxisName | None = None,
     min_size: int = MIN_SIZE,
 ) -> StateSharding:
-    """Where every leaf of a state belongs, given where the parameters lie. Allocates nothing.
+    """The sharding of every leaf of a state, given those of the parameters. Allocates nothing.
 
-    A slot lies as its parameter does; one of another shape (factored, reduced, projected, stored in
-    blocks) as those dimensions do that it shares with the parameter. Counters and random keys are
-    on every device.
+    A slot is sharded like its parameter; one of another shape (factored, reduced, projected, stored
+    in blocks) along the dimensions that it shares with the parameter. Counters and random keys are
+    replicated.
 
     Args:
         tx: any transformation, also of another library.
@@ -114,9 +114,9 @@ def state_sharding(
         params_sharding: a `jax.sharding.NamedSharding` for each leaf or one for all; that of the
             arrays by default.
         zero: the name of a mesh axis over which to divide slots further (ZeRO stage 1, and with
-            :func:`make_step` stage 2): along the largest dimension that it divides, else by padding
-            one, if the transformation can run on padded slots. Of a tuple of names, one after the
-            other.
+            :func:`make_step` stage 2): along the largest dimension that it divides, or by padding
+            one, if the transformation can run on padded slots. With a tuple of names, over one
+            after another.
         min_size: slots with fewer entries are not divided further.
 
     Returns:
@@ -149,7 +149,7 @@ def state_sharding(
     plan = Plan(tx, leaves, treedef, shardings, mesh, over, min_size)
     placed = plan.place(frozenset())
     if over:
-        # Padding is for those slots on which the transformation then still runs.
+        # Only slots on which the transformation then still runs are padded.
         tried = plan.place(None)
         runs = {f for f in tried.padded if plan.runs(plan.place(frozenset({f})))}
         if runs and plan.runs(tried := plan.place(frozenset(runs))):

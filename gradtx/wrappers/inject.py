@@ -90,7 +90,7 @@ def _highest(tree: PyTree) -> DType:
 
 
 def _number(value: Any, dtype: DType, exact: bool) -> Array:
-    """A hyperparameter as a strong array: a float in `dtype`, or wider if allowed by `exact`."""
+    """A hyperparameter as a strong array: a float in `dtype`, or wider if it is and not `exact`."""
     if not jnp.issubdtype(jnp.result_type(value), jnp.floating):
         return cast(jnp.asarray(value), jnp.asarray(value).dtype)
     strong = hasattr(value, "dtype") and not getattr(value, "weak_type", False)
