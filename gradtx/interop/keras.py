@@ -51,9 +51,9 @@ def from_keras(
 
     Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Ftrl, Lamb, Lion, Muon, Nadam, RMSprop, SGD
     and ScheduleFreeAdamW are known, and LossScaleOptimizer and MultiOptimizer around them, with
-    every option of the base class. A learning rate that is a function of nothing is taken from the
-    optimizer itself; a configuration has only its name. Nothing in a configuration is imported or
-    evaluated.
+    every option of the base class. A learning rate that is a function without arguments is read
+    from the optimizer itself; a configuration has only its name. Nothing in a configuration is
+    imported or evaluated.
 
     The optimizers of TensorFlow before 2.11 (OptimizerV2, ``tf.keras.optimizers.legacy``) are known
     by the options that only they have, such as ``decay`` or ``lr``, and have their own formulas;

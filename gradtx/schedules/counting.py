@@ -1,4 +1,4 @@
-"""Steps and values as schedules compute with them: whole to the last count, within their range."""
+"""Steps and values for schedules: exact up to the last count, and within their range."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ LAST = int(np.iinfo(np.int32).max)
 
 
 def steps(number: Any) -> Any:
-    """A number of steps as counts go with it: an integer if it is one, and no more than a count is.
+    """A number of steps comparable with counts: an integer if whole, at most the largest count.
 
     >>> steps(1e4), steps(2.5), steps(10**12)
     (10000, 2.5, 1000000000000.0)

@@ -19,7 +19,7 @@ def cyclic_schedule(
     mode: Literal["triangular", "triangular2", "exp_range"] = "triangular",
     gamma: NonNegative = 1.0,
 ) -> Callable[[Any], Any]:
-    r"""Up and down along lines between two values.
+    r"""Up and down linearly between two values.
 
     .. math:: b + (m - b)\, x(t)\, s(t)
 
@@ -28,7 +28,7 @@ def cyclic_schedule(
     Args:
         base_value: :math:`b`, the value between the cycles.
         max_value: :math:`m`, the peak.
-        step_size_up: the steps from the one to the other, above 0.
+        step_size_up: the steps from the base to the peak, above 0.
         step_size_down: the steps back; as many by default.
         mode: the scale `s` of a cycle: ``"triangular"``, 1; ``"triangular2"``, half that of the
             cycle before; ``"exp_range"``, :math:`\gamma^t`.
@@ -73,14 +73,14 @@ def cosine_restarts_schedule(
     m_mul: NonNegative = 1.0,
     alpha: Number = 0.0,
 ) -> Callable[[Any], Any]:
-    r"""Half a cosine down, again and again, each longer and lower than the one before.
+    r"""Repeated half-cosine decays, each longer and lower than the previous one.
 
     Args:
         init_value: the value at the start.
-        first_decay_steps: the steps of the first, above 0.
-        t_mul: each takes so many times the steps of the one before, at least 1.
-        m_mul: each starts at so many times the value of the one before.
-        alpha: the part of `init_value` to which each goes down.
+        first_decay_steps: the steps of the first decay, above 0.
+        t_mul: the factor by which each decay is longer than the previous one, at least 1.
+        m_mul: the factor from the starting value of each decay to that of the next.
+        alpha: the fraction of `init_value` to which each decay goes down.
 
     Keras's CosineDecayRestarts, and PyTorch's CosineAnnealingWarmRestarts (with
     :math:`\alpha = \eta_{min} / \eta`).

@@ -88,7 +88,7 @@ def linear_schedule(
     transition_steps: Number,
     transition_begin: NonNegative = 0,
 ) -> Callable[[Any], Any]:
-    """From one value to another along a line: :func:`polynomial_schedule` of power 1.
+    """From one value to another linearly: :func:`polynomial_schedule` of power 1.
 
     Args:
         init_value: the value at the start.
@@ -111,7 +111,7 @@ def exponential_decay(
     staircase: bool = False,
     end_value: Number | None = None,
 ) -> Callable[[Any], Any]:
-    r"""A value times a rate to the power of the time: :math:`a\, r^{(t - t_0) / n}`.
+    r"""Exponential decay of a value: :math:`a\, r^{(t - t_0) / n}`.
 
     Args:
         init_value: :math:`a`.

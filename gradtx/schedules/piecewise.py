@@ -22,7 +22,7 @@ def join_schedules(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> 
         boundaries: the steps at which the second, the third, ... begin, in ascending order.
 
     Raises:
-        ValueError: there is not one boundary less than schedules, or they do not ascend.
+        ValueError: there is not exactly one boundary fewer than schedules, or they do not ascend.
 
     >>> schedule = join_schedules([lambda t: 1.0, lambda t: 10.0 + t], [5])
     >>> float(schedule(4)), float(schedule(7))
@@ -138,15 +138,15 @@ def linear_onecycle_schedule(
     div_factor: Positive = 25.0,
     final_div_factor: Positive = 1e4,
 ) -> Schedule:
-    """Up to the peak, down again, and further down, along lines.
+    """Up to the peak, down again, and further down, linearly.
 
     Args:
         transition_steps: the steps of the cycle, above 0.
         peak_value: the highest value.
         pct_start: the part of the cycle after which it is reached.
         pct_final: the part of the cycle after which the start's value is reached again.
-        div_factor: the peak is so many times the value at the start.
-        final_div_factor: the value at the start is so many times that at the end.
+        div_factor: the ratio of the peak to the initial value.
+        final_div_factor: the ratio of the initial value to the final value.
 
     Source: L. N. Smith and N. Topin, Super-Convergence: Very Fast Training of Neural Networks Using
     Large Learning Rates, 2018, arXiv:1708.07120.
@@ -179,8 +179,8 @@ def cosine_onecycle_schedule(
         transition_steps: the steps of the cycle, above 0.
         peak_value: the highest value.
         pct_start: the part of the cycle after which it is reached.
-        div_factor: the peak is so many times the value at the start.
-        final_div_factor: the value at the start is so many times that at the end.
+        div_factor: the ratio of the peak to the initial value.
+        final_div_factor: the ratio of the initial value to the final value.
 
     Source: L. N. Smith and N. Topin, Super-Convergence, 2018, arXiv:1708.07120.
 
@@ -198,7 +198,7 @@ def cosine_onecycle_schedule(
 
 
 def _warmed_up(init_value: Any, peak_value: Any, warmup_steps: Any, then: Schedule) -> Schedule:
-    """Along a line up to the peak, `then` another schedule from there."""
+    """Linearly up to the peak, `then` another schedule from there."""
     if isinstance(warmup_steps, int | float) and warmup_steps == 0:
         return then
     return join_schedules(
@@ -210,7 +210,7 @@ def _warmed_up(init_value: Any, peak_value: Any, warmup_steps: Any, then: Schedu
 def warmup_constant_schedule(
     init_value: Number, peak_value: Number, warmup_steps: NonNegative
 ) -> Schedule:
-    """Along a line to a value, and then that value.
+    """Linearly up to a value, then constant.
 
     Args:
         init_value: the value at the start.
@@ -232,7 +232,7 @@ def warmup_cosine_decay_schedule(
     end_value: Number = 0.0,
     exponent: NonNegative = 1.0,
 ) -> Schedule:
-    """Along a line up to the peak, then along half a cosine down.
+    """Linearly up to the peak, then along half a cosine down.
 
     Args:
         init_value: the value at the start.
@@ -265,7 +265,7 @@ def warmup_exponential_decay_schedule(
     staircase: bool = False,
     end_value: Number | None = None,
 ) -> Schedule:
-    """Along a line up to the peak, then an exponential decay.
+    """Linearly up to the peak, then an exponential decay.
 
     Args:
         init_value: the value at the start.

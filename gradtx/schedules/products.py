@@ -76,10 +76,10 @@ def stretch_schedule(
 
     Args:
         inner: `s`.
-        every: `n`, at least 1: so many steps count as one. ``every=steps_per_epoch`` makes a
-            schedule of the step from one of the epoch, as PyTorch's are used.
-        stride: `k`, at least 1: each counts as so many. ``stride=N`` is the clock of Keras, which
-            counts micro-batches where gradients of `N` are accumulated.
+        every: `n`, at least 1: this many steps count as one. ``every=steps_per_epoch`` turns a
+            schedule over epochs, as used in PyTorch, into one over steps.
+        stride: `k`, at least 1: each counts as this many. ``stride=N`` is the clock of Keras, which
+            counts micro-batches when gradients of `N` are accumulated.
         offset: :math:`t_0 \ge 0`.
 
     The inner clock stops at the last step that a counter holds, :math:`2^{31} - 1`.
