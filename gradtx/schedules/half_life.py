@@ -46,7 +46,8 @@ def half_life_schedule(
 
     def value(count: Any) -> Any:
         done = jnp.clip(count, 0, transition_steps)
-        left = transition_steps - done
+        left = (transition_steps - done).astype(float)
+        done = done.astype(float)
         life = left * half_life(init_value) + done * half_life(end_value)
         between = jnp.exp2(-transition_steps / life)
         # The ends as they were given, whatever the logarithms rounded to.

@@ -17,13 +17,8 @@ class Point(NamedTuple):
     slope: Array
 
 
-<<<<<<< HEAD
 def _cubic(a: Point, b: Point) -> tuple[Array, Array]:
-    """Where the cubic through two points with their slopes has its minimum, and if it has one."""
-=======
-def _cubic(a: Point, b: Point) -> Array:
-    """The minimum of the cubic through two points with their slopes; NaN if it has none."""
->>>>>>> ed53c6b (Transforms: docstrings and comments in plainer English)
+    """The minimum of the cubic through two points with their slopes, and whether it has one."""
     step = b.rate - a.rate
     theta = divide(3 * (a.value - b.value), step) + a.slope + b.slope
     size = jnp.maximum(jnp.abs(theta), jnp.maximum(jnp.abs(a.slope), jnp.abs(b.slope)))

@@ -178,8 +178,8 @@ def test_a_window_costs_what_it_touches():
     [
         ({"head": 4}, "'head', which matches no leaf; the leaves are bias, table"),
         ({"table": 4, "t*": 4}, "'table' matches several patterns"),
-        ({"table": 0}, r"rows\['table'\] must be at least 1, not 0"),
-        ({"table": 2.5}, "must be at least 1, not 2.5"),
+        ({"table": 0}, r"rows\['table'\] must be an integer of at least 1, not 0"),
+        ({"table": 2.5}, "must be an integer of at least 1, not 2.5"),
         ({"scalar": 2}, "'scalar', which is a number"),
     ],
 )
