@@ -76,10 +76,10 @@ def scale_by_muon(
     mu_dtype: DType | None = None,
     *,
     nesterov: bool = True,
-    bias_correction: bool = True,
     adaptive: bool = False,
     preconditioning: Preconditioning = "frobenius",
     weight_dimension_numbers: Any = None,
+    bias_correction: bool = True,
 ) -> Any:
     r"""The momentum of a matrix with its singular values brought near 1.
 
@@ -217,7 +217,6 @@ def muon(
     mu_dtype: DType | None = None,
     *,
     nesterov: bool = True,
-    bias_correction: bool = True,
     adaptive: bool = False,
     preconditioning: Preconditioning = "frobenius",
     adam_b1: Decay = 0.9,
@@ -227,6 +226,7 @@ def muon(
     adam_learning_rate: NonNegative | None = None,
     muon_weight_dimension_numbers: Any = None,
     consistent_rms: NonNegative | None = None,
+    bias_correction: bool = True,
 ) -> GradientTransformation:
     r"""Muon for matrices, AdamW for everything else.
 
