@@ -14,6 +14,7 @@ from gradtx.distributed.placement import dims_of, divides
 from gradtx.distributed.plan import LeafSharding, Plan
 from gradtx.pair import GradientTransformation
 from gradtx.paths import aligned, first_difference, leaves_with_path, path_string
+from gradtx.training.automatic import automatic
 from gradtx.types import Params, PyTree, State
 
 MIN_SIZE = 16_384
@@ -51,7 +52,12 @@ class StateSharding:
 
     def init(self, tx: GradientTransformation, params: Params) -> State:
         """The state for `params`, made where it belongs and never whole on one device."""
-        return jax.jit(lambda p: self._padded(tx.init(p)), out_shardings=self.state)(params)
+
+        def start(params: Params) -> State:
+            return automatic(lambda p: self._padded(tx.init(p)), self.state, params)
+
+        made: State = jax.jit(start, out_shardings=self.state)(params)
+        return made
 
     def put(self, state: State) -> State:
         """A whole state, such as one that was loaded, moved to where it belongs.

@@ -16,6 +16,7 @@ from gradtx.pair import (
 )
 from gradtx.paths import aligned, is_leaf, leaves_with_path, path_string
 from gradtx.rows import add_rows, is_rows
+from gradtx.training.automatic import automatic, explicit
 from gradtx.types import Array, Params, PyTree, State, Updates
 
 
@@ -121,10 +122,18 @@ def take_step(
 ) -> tuple[Params, State]:
     """Updates transformed and applied: by the ``step`` of `tx` if it has one."""
     tx = with_extra_args_support(tx)
-    if tx.step is not None:
-        return tx.step(as_arrays(updates), state, as_arrays(params), **extra_args)
-    updates, state = tx.update(updates, state, params, **extra_args)
-    return apply_updates(params, updates), state
+    functions = {n: explicit(v, params) for n, v in extra_args.items() if callable(v)}
+    arrays = {n: v for n, v in extra_args.items() if not callable(v)}
+
+    def step(
+        updates: Updates, state: State, params: Params, arrays: dict[str, Any]
+    ) -> tuple[Params, State]:
+        if tx.step is not None:
+            return tx.step(as_arrays(updates), state, as_arrays(params), **arrays, **functions)
+        updates, state = tx.update(updates, state, params, **arrays, **functions)
+        return apply_updates(params, updates), state
+
+    return automatic(step, (params, state), updates, state, params, arrays)
 
 
 def incremental_update(new_tensors: Params, old_tensors: Params, step_size: Any) -> Params:

@@ -22,6 +22,7 @@ from jax.interpreters import ad, batching, mlir
 from gradtx.numerics.steering import vary, varying_axes
 from gradtx.paths import path_string
 from gradtx.rows import Rows, gather_rows, index_dtype, is_inside, refuse_outside, row_indices
+from gradtx.training.automatic import explicit_mesh
 from gradtx.types import Array, PyTree
 
 
@@ -45,7 +46,8 @@ def take(table: Any, ids: Any) -> Array:
     Raises:
         TypeError: the ids are not integers.
         ValueError: the table is a scalar, or has no rows, or an id needs 64 bits, which JAX
-            truncates unless ``jax_enable_x64`` is set.
+            truncates unless ``jax_enable_x64`` is set, or the table's rows or the ids are sharded
+            over `Explicit` axes of a mesh.
 
     >>> take(jnp.array([[1.0], [2.0], [3.0]]), jnp.array([2, 0, 7])).tolist()
     [[3.0], [1.0], [0.0]]
@@ -55,6 +57,14 @@ def take(table: Any, ids: Any) -> Array:
         raise ValueError("take: a table has at least one dimension, and this is a scalar")
     if ids.size and not table.shape[0]:
         raise ValueError(f"take: the table, of the shape {table.shape}, has no rows")
+    mesh = explicit_mesh((table, ids))
+    if mesh is not None and any(
+        [*jax.typeof(table).sharding.spec[:1], *jax.typeof(ids).sharding.spec]
+    ):
+        raise ValueError(
+            "take: the table or the ids are divided over Explicit axes, on which JAX cannot tell "
+            "where the rows go: make the mesh with axis_types=(jax.sharding.AxisType.Auto,)"
+        )
     if _differentiating.value:
         raise _LooksUp
     size = table.shape[0]

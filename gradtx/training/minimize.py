@@ -20,6 +20,7 @@ from gradtx.paths import (
 )
 from gradtx.rows import is_rows
 from gradtx.training.apply import take_step
+from gradtx.training.automatic import automatic
 from gradtx.training.lookup import looked_up, vjp
 from gradtx.types import Array, Params, PyTree, State, Updates
 
@@ -156,8 +157,19 @@ def apply_gradients(
     check_gradients(grads, params)
     before = before_gradients(tx)
     if before is not None:
-        params, state = before(params, state, lambda: grads)
+        params, state = _prepared(before, params, state, lambda: grads)
     return _apply(tx, grads, params, state, extra_args)
+
+
+def _prepared(
+    before: BeforeFn, params: Params, state: State, touched: Callable[[], PyTree]
+) -> tuple[Params, State]:
+    """What must happen before gradients are taken, once it has."""
+
+    def run(params: Params, state: State, rows: PyTree) -> tuple[Params, State]:
+        return before(params, state, lambda: rows)
+
+    return automatic(run, (params, state), params, state, touched())
 
 
 def _apply(
@@ -248,7 +260,7 @@ def minimize(
             loss = scalar_loss(loss_fn, has_aux, any_shape=grad_loss is not None)
             return looked_up(lambda t: loss(merge(t, params), *args), _trained(params, trainable))
 
-        params, state = before(params, state, touched)
+        params, state = _prepared(before, params, state, touched)
     value, grads = compute_gradients(
         loss_fn, params, *args, has_aux=has_aux, grad_loss=grad_loss, trainable=trainable
     )

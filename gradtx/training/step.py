@@ -17,6 +17,7 @@ from gradtx.pair import (
 from gradtx.paths import Where, aligned, is_leaf, path_string, select
 from gradtx.rows import is_rows
 from gradtx.training.apply import take_step
+from gradtx.training.automatic import explicit_axes
 from gradtx.training.minimize import LossFn, minimize
 from gradtx.types import Params, PyTree, State, Updates
 
@@ -141,7 +142,9 @@ def _placed(tx: GradientTransformation, reductions: tuple[PyTree, ...]) -> Gradi
     def on_leaf(x: Any, where: Any) -> Any:
         if x is None or where is None or is_rows(x):
             return x
-        return jax.lax.with_sharding_constraint(x, where)
+        # On explicit axes this runs under `automatic`, which has set the mesh.
+        place = where.spec if explicit_axes(where.mesh) else where
+        return jax.lax.with_sharding_constraint(x, place)
 
     def through(tree: PyTree, places: Iterable[PyTree]) -> PyTree:
         for place in places:

@@ -1,4 +1,7 @@
-"""What a step sends on four TPUs and eight GPUs: compiled, where the compilers are installed."""
+"""Steps on meshes as `jax.make_mesh` makes them, and what they send on four TPUs and eight GPUs.
+
+The latter are compiled, where the compilers are installed.
+"""
 
 import importlib.util
 import json
@@ -7,7 +10,16 @@ import pathlib
 import subprocess
 import sys
 
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.sharding import NamedSharding
+
+import gradtx
+from tests.catalogue import CATALOGUE
+from tests.distributed.meshes import P, all_lie_on
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 WIDTH = 512
@@ -69,3 +81,121 @@ def test_what_is_held_and_sent(mesh, x, y, package):
     for way in ("data", "data x model"):
         (_, plain, _), (_, zero, _) = found[way], found[f"{way}, ZeRO"]
         assert zero - plain < 4 * 4 * WIDTH**2  # temporary bytes: less than a parameter's
+
+
+def default_mesh():
+    """Its axis is `Explicit` in recent versions of JAX."""
+    return jax.make_mesh((8,), ("data",))
+
+
+def on(*spec):
+    return NamedSharding(default_mesh(), P(*spec))
+
+
+def small():
+    rng = np.random.default_rng(0)
+    p = {"b": rng.normal(size=4), "w": rng.normal(size=(16, 4))}
+    batch = rng.normal(size=(16, 16)), rng.normal(size=(16, 4))
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), (p, batch))
+
+
+def loss(p, x, y):
+    return jnp.mean((jnp.tanh(x @ p["w"] + p["b"]) - y) ** 2)
+
+
+QUICK = "adamw", "muon", "lbfgs"
+# A step of these does not take the gradient of a batch, or is rounded by its size.
+APART = {n for n, entry in CATALOGUE.items() if entry.examples}
+
+
+@pytest.mark.parametrize("zero", [None, "data"])
+@pytest.mark.parametrize(
+    "name",
+    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in sorted(CATALOGUE)],
+)
+def test_a_step_on_the_axes_of_make_mesh_is_that_on_one_device(name, zero):
+    """Also where JAX would ask how a result should lie: in products, scatters, decompositions."""
+    if name in APART:
+        pytest.skip("it takes the gradients of single examples")
+    tx = CATALOGUE[name].make()
+    p, batch = small()
+    alone = gradtx.make_step(loss, tx, donate=False)
+    q, state = p, alone.init(p)
+    for _ in range(2):
+        q, state, _ = alone(q, state, *batch)
+    placed = jax.device_put(p, {"b": on(), "w": on("data")})
+    found = gradtx.state_sharding(tx, placed, zero=zero, min_size=16)
+    sharded = gradtx.make_step(loss, tx, sharding=found)
+    state, data = sharded.init(placed), jax.device_put(batch, on("data"))
+    for _ in range(2):
+        placed, state, _ = sharded(placed, state, *data)
+    assert all_lie_on((placed, state), (found.params, found.state))
+    chex.assert_trees_all_close(placed, q, rtol=2e-5, atol=2e-5)
+
+
+def test_rows_that_catch_up_on_the_axes_of_make_mesh():
+    tx = gradtx.exact_rows(gradtx.adam(0.1))
+    table, ids = jnp.linspace(-1.0, 1.0, 64).reshape(32, 2), jnp.array([[3, 30], [0, 3], [30, 1]])
+
+    def run(table, ids):
+        step = gradtx.make_step(lambda t, i: jnp.sum(gradtx.sparse.take(t, i) ** 2), tx)
+        state = step.init(table)
+        for i in ids:
+            table, state, _ = step(table, state, i)
+        return gradtx.sparse.catch_up(tx, table, state)[0]
+
+    want = run(table.copy(), ids)
+    chex.assert_trees_all_close(run(*jax.device_put((table.copy(), ids), on())), want, rtol=1e-6)
+
+
+def test_without_compiling_an_error_names_the_cure():
+    p, (x, y) = small()
+    p, tx = jax.device_put(p, {"b": on(), "w": on("data")}), gradtx.muon(0.1)
+    with pytest.raises(Exception, match="out_sharding") as caught:
+        gradtx.minimize(loss, tx, p, tx.init(p), x, y)
+    assert "AxisType.Auto" in "".join(caught.value.__notes__)
+
+
+def test_a_divided_look_up_names_the_cure():
+    table, ids = jax.device_put((jnp.ones((8, 2)), jnp.arange(8)), on("data"))
+    with pytest.raises(ValueError, match="take: .* divided over Explicit axes.*AxisType.Auto"):
+        jax.jit(gradtx.sparse.take)(table, ids)
+
+
+@pytest.mark.parametrize("check_vma", [False, True])
+@pytest.mark.parametrize(
+    "tx",
+    [
+        gradtx.chain(gradtx.aggregate("data"), gradtx.adam(0.1)),
+        gradtx.chain(gradtx.aggregate_int8("data"), gradtx.adam(0.1)),
+        gradtx.diloco(gradtx.adam(0.1), gradtx.sgd(0.7), 2, "data"),
+        gradtx.local_sgd(gradtx.adam(0.1), 2, "data"),
+    ],
+    ids=["aggregate", "aggregate_int8", "diloco", "local_sgd"],
+)
+def test_programs_for_each_device_on_the_axes_of_make_mesh(tx, check_vma):
+    """As docs/distributed.md writes them, with parameters and a state for each device."""
+    p, batch = small()
+
+    def device_step(p, state, batch):
+        p, state = jax.tree.map(lambda x: x[0], (p, state))
+        updates, state = tx.update(jax.grad(loss)(p, *batch), state, p)
+        return jax.tree.map(lambda x: x[None], (gradtx.apply_updates(p, updates), state))
+
+    def run(step, carry, batch):
+        for _ in range(2):
+            carry = step(*carry, batch)
+        return carry[0]
+
+    each = jax.tree.map(lambda x: jnp.stack([jnp.asarray(x)] * 8), (p, tx.init(p)))
+    split = jax.tree.map(lambda x: x.reshape(8, -1, *x.shape[1:]), batch)
+    mapped = jax.vmap(
+        lambda *a: jax.tree.map(
+            lambda x: x[0], device_step(*jax.tree.map(lambda x: x[None], a[:2]), a[2])
+        ),
+        axis_name="data",
+    )
+    specs = {"in_specs": P("data"), "out_specs": P("data"), "check_vma": check_vma}
+    sharded = jax.jit(jax.shard_map(device_step, mesh=default_mesh(), **specs))
+    got = run(sharded, *jax.device_put((each, batch), on("data")))
+    chex.assert_trees_all_close(got, run(jax.jit(mapped), each, split), rtol=1e-5, atol=1e-5)
