@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 
 import gradtx
 from tests.catalogue import CATALOGUE
@@ -84,8 +84,8 @@ def test_what_is_held_and_sent(mesh, x, y, package):
 
 
 def default_mesh():
-    """Its axis is `Explicit` in recent versions of JAX."""
-    return jax.make_mesh((8,), ("data",))
+    """As recent versions of JAX make it; older ones make `Auto` axes."""
+    return jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
 
 
 def on(*spec):
