@@ -166,7 +166,7 @@ def test_a_step_taken_again_compiles_nothing(name):
 WRAPPERS = [n for n in NAMES if "wrappers" in getattr(gradtx, n).builder.function.__module__]
 
 
-@some("accumulate", "dynamic_loss_scale", "multi_steps", of=WRAPPERS)
+@some("accumulate", of=WRAPPERS)
 def test_no_trace_outlives_its_step(name):
     tx = CATALOGUE[name].make()
     state = tx.init(params())
@@ -174,7 +174,7 @@ def test_no_trace_outlives_its_step(name):
         jax.jit(lambda s, g: step(tx, (params(), s), g)).trace(state, take(grads(1), 0))
 
 
-@every
+@some("acprop", "adagrad_decay", "adam", "muon", "reduce_on_plateau")
 def test_strict_dtype_promotion(name):
     tx = CATALOGUE[name].make()
     state = jax.eval_shape(tx.init, params())
@@ -204,7 +204,7 @@ def numbers(state):
 COMPARES = {"lbfgs", "prodigy", "reduce_on_plateau"}
 
 
-@every
+@some("acprop", "adam", "lamb", "mars_adamw", "muon", "optimistic_gradient_descent")
 def test_a_parameter_that_is_nan_reaches_only_the_slots_that_read_it(name):
     """An entry of the state reads the parameters if it changes when they do."""
     if name in COMPARES:
@@ -284,7 +284,7 @@ def hyperparameters(tx):
                 yield argument, value, end
 
 
-@some("adam", "add_noise", "lamb", "yogi", "scale_by_radam")
+@some("adam", "add_noise")
 def test_hyperparameters_scheduled_to_the_ends_of_their_ranges(name):
     """Compiled once: a run for each end of each of them, while the others stay as they are."""
     tx = CATALOGUE[name].make()

@@ -233,6 +233,7 @@ def test_a_zero_gradient_does_not_end_power_sgd():
     assert np.abs(updates["w"][0, -1]).max() > 0
 
 
+@pytest.mark.slow
 def test_a_leaf_without_a_gradient_keeps_its_state():
     for name, build in FORMS.items():
         tx = build()

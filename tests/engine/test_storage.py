@@ -3,11 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import gradtx
 from tests.catalogue import CATALOGUE
-from tests.test_contracts import NAMES, grads, params, step
+from tests.test_contracts import grads, params, some, step
 
 
 @jax.tree_util.register_pytree_node_class
@@ -54,7 +53,7 @@ def in_half(tx, state):
     return gradtx.tree.map_params(tx, stored, state)
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in NAMES])
+@some("adafactor", "adam", "galore", "lbfgs", "muon", "nadam", "sam", "schedule_free", "sm3")
 def test_slots_in_half_precision(name):
     tx = CATALOGUE[name].make()
     plain, g = (params(), tx.init(params())), grads(2)

@@ -215,6 +215,7 @@ PROJECTS = {
     "Muon": (muon, cross_entropy),
     "schedule-free": (schedule_free, smoothed),
 }
+QUICK = {"big_vision", "PureJaxRL", "Muon"}
 
 IN_SINGLE_PRECISION_TOO = ("MaxText", "PureJaxRL")
 
@@ -233,7 +234,9 @@ def train(lib, build, loss, params):
 
 
 @pytest.mark.filterwarnings("ignore:optax.tree_utils.tree_l2_norm:DeprecationWarning")
-@pytest.mark.parametrize("name", PROJECTS)
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in PROJECTS]
+)
 def test_the_same_numbers(name):
     @jax.jit
     def both(params):

@@ -65,6 +65,7 @@ def test_finite_from_the_first_step_to_the_last(name):
     np.testing.assert_allclose(ends[2], ends[3])
 
 
+@pytest.mark.slow
 def test_no_value_lies_outside_of_the_range():
     """Compiled too: 1 - t (1 / n), as XLA computes a line, is below 0 at its end."""
     ends = {}
