@@ -18,7 +18,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding
 
 import gradtx
-from tests.catalogue import CATALOGUE
+from tests.catalogue import CATALOGUE, optimizers
 from tests.distributed.meshes import P, all_lie_on
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -104,19 +104,22 @@ def loss(p, x, y):
 
 
 QUICK = "adamw", "muon", "lbfgs"
-# A step of these does not take the gradient of a batch, or is rounded by its size.
-APART = {n for n, entry in CATALOGUE.items() if entry.examples}
+# Whole optimizers: what they are made of is placed in them. A step of some takes single examples.
+WHOLE = sorted(n for n in optimizers() if not CATALOGUE[n].examples)
 
 
-@pytest.mark.parametrize("zero", [None, "data"])
 @pytest.mark.parametrize(
-    "name",
-    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in sorted(CATALOGUE)],
+    ("name", "zero"),
+    [
+        *((name, None) for name in QUICK),
+        *(
+            (name, "data") if name in QUICK else pytest.param(name, "data", marks=pytest.mark.slow)
+            for name in WHOLE
+        ),
+    ],
 )
 def test_a_step_on_the_axes_of_make_mesh_is_that_on_one_device(name, zero):
     """Also where JAX would ask how a result should lie: in products, scatters, decompositions."""
-    if name in APART:
-        pytest.skip("it takes the gradients of single examples")
     tx = CATALOGUE[name].make()
     p, batch = small()
     alone = gradtx.make_step(loss, tx, donate=False)
