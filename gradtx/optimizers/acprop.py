@@ -62,7 +62,7 @@ def scale_by_acprop(
         # 1 at the first step: there is no second moment yet.
         first = t.number == 1
         correction = jnp.where(first, 1, t.bias_correction(b2, ahead=-1))
-        root = jnp.sqrt(s.nu * (1 / correction) + jnp.where(first, 1.0, 0.0))
+        root = jnp.sqrt(s.nu * (1 / correction) + first.astype(s.nu.dtype))
         return g / (root + eps), {"mu": mu, "nu": nu}
 
     return elementwise(ScaleByBeliefState, slots, rule)
