@@ -73,10 +73,8 @@ def _all_leaves(rule: Rule, *, takes_value: bool) -> Transform:
         gradients = [_checked(given, i, on_rows=rule.on_rows) for i in there]
         g = [_widened(x) for x in gradients]
         arguments: dict[str, Any] = {}
-        if there and given.params[there[0]] is not None:
+        if given.takes_params:
             arguments["p"] = [load(jnp.asarray(given.params[i])) for i in there]
-        elif given.takes_params:
-            arguments["p"] = []
         if takes_value:
             value = loss_value(given.label, given.extra_args)
             arguments["value"] = value.astype(scalar_dtype(g))
@@ -134,7 +132,7 @@ def _checked(given: Leaves, i: int, *, on_rows: bool) -> Any:
     # A slot may stack several arrays of the leaf's shape.
     unlike = {n: x for n, x in beside.items() if x is None or not _ends_in(tuple(x.shape), shape)}
     p = given.params[i]
-    if p is not None and tuple(p.shape) != shape:
+    if given.takes_params and (p is None or tuple(p.shape) != shape):
         unlike["parameter"] = p
     for name, x in unlike.items():
         raise ValueError(

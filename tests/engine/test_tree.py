@@ -87,6 +87,8 @@ def test_what_does_not_fit_is_refused():
         tx.update(P, state, P)
     with pytest.raises(ValueError, match="'b' the gradient has the shape .* parameter"):
         tx.update(P, state, {**P, "b": jnp.ones(2)}, value=1.0)
+    with pytest.raises(ValueError, match="'b' the gradient has the shape .* parameter None"):
+        tx.update(P, state, {**P, "b": None}, value=1.0)
     with pytest.raises(ValueError, match="'b' the gradient has the shape .* start"):
         tx.update({**P, "b": jnp.ones(2)}, state, {**P, "b": jnp.ones(2)}, value=1.0)
     with pytest.raises(ValueError, match="different trees"):
