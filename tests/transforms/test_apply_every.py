@@ -1,6 +1,5 @@
 """Updates let through at every k-th step."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -8,22 +7,7 @@ import pytest
 
 import gradtx
 from tests import oracle
-from tests.oracle import gradients, parameters
-
-P = jnp.asarray(parameters(), jnp.float32)
-
-
-GS = jnp.asarray(gradients(steps=24), jnp.float32)
-
-
-def run(tx, gs, **stacked):
-    def step(carry, xs):
-        p, state = carry
-        g, extra = xs
-        updates, state = tx.update(g, state, p, **extra)
-        return (p + updates, state), updates
-
-    return jax.jit(lambda: jax.lax.scan(step, (P, tx.init(P)), (gs, stacked)))()
+from tests.wrappers.windows import GS, run
 
 
 def test_apply_every():

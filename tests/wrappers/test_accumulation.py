@@ -13,27 +13,11 @@ import gradtx
 from gradtx import tree
 from gradtx.training.apply import take_step
 from tests.catalogue import CATALOGUE
-from tests.oracle import gradients, parameters
 from tests.programs import temporary_bytes
-
-P = jnp.asarray(parameters(), jnp.float32)
-
+from tests.wrappers.windows import GS, P, run
 
 # Those for the gradients of single examples have windows of their own: test_privacy.py.
 BUILDERS = sorted(name for name, entry in CATALOGUE.items() if not entry.examples)
-
-
-GS = jnp.asarray(gradients(steps=24), jnp.float32)
-
-
-def run(tx, gs, **stacked):
-    def step(carry, xs):
-        p, state = carry
-        g, extra = xs
-        updates, state = tx.update(g, state, p, **extra)
-        return (p + updates, state), updates
-
-    return jax.jit(lambda: jax.lax.scan(step, (P, tx.init(P)), (gs, stacked)))()
 
 
 def test_weighted_windows_equal_the_weighted_mean():
