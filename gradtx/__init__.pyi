@@ -348,6 +348,7 @@ from gradtx.transforms.norms import (
     unitwise_clip as unitwise_clip,
     unitwise_norm as unitwise_norm,
 )
+from gradtx.transforms.orthogonal import muon_coefficients as muon_coefficients
 from gradtx.transforms.parameter_averages import (
     EmaParamsState as EmaParamsState,
     SwaParamsState as SwaParamsState,

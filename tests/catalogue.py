@@ -213,7 +213,10 @@ CATALOGUE: dict[str, Entry] = {
     # matrix
     "scale_by_muon": Entry(
         lambda: gradtx.scale_by_muon(weight_dimension_numbers=as_matrices),
-        bad=({"beta": 1.0}, {"ns_steps": 0}, {"ns_coeffs": (1.0, 2.0)}, {"preconditioning": "x"}),
+        bad=(
+            *({"beta": 1.0}, {"ns_steps": 0}, {"preconditioning": "x"}, {"ns_dtype": "int8"}),
+            *({"ns_coeffs": (1.0,)}, {"ns_coeffs": "bronze"}),
+        ),
         rows=False,
     ),
     "muon": Entry(
@@ -632,7 +635,7 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "scale_by_shape": Entry(
         lambda: gradtx.scale_by_shape(0.2, as_matrices),
-        bad=({"consistent_rms": -1.0},),
+        bad=({"consistent_rms": -1.0}, {"scale": "x"}),
     ),
     # groups
     "partition": Entry(

@@ -37,13 +37,14 @@ OnLeafFn = Callable[[Array, Array, "Matrices"], Array]
 class Matrices(NamedTuple):
     """An array of some shape seen as a batch of matrices of one shape.
 
-    order: its axes, batch first, then rows, then columns; sizes: the sizes of these three; shape:
-    the array's own.
+    order: the axes, batch first, then rows, then columns; sizes: the sizes of these three; shape:
+    the array's own; split: the same with heads as an axis of their own, to which `order` refers.
     """
 
     order: tuple[int, ...]
     sizes: tuple[int, int, int]
     shape: tuple[int, ...]
+    split: tuple[int, ...]
 
     @property
     def rows(self) -> int:
@@ -59,17 +60,18 @@ class Matrices(NamedTuple):
         """The same for `count` such arrays, stacked along a new first axis."""
         order = (0, *(axis + 1 for axis in self.order))
         batches, height, width = self.sizes
-        return Matrices(order, (count * batches, height, width), (count, *self.shape))
+        sizes = count * batches, height, width
+        return Matrices(order, sizes, (count, *self.shape), (count, *self.split))
 
     def take(self, x: Array) -> Array:
         """The array as a batch ``(n, rows, columns)``."""
-        return x.transpose(self.order).reshape(self.sizes)
+        return x.reshape(self.split).transpose(self.order).reshape(self.sizes)
 
     def put(self, x: Array) -> Array:
         """A batch as an array of the original shape."""
-        ordered = x.reshape([self.shape[axis] for axis in self.order])
+        ordered = x.reshape([self.split[axis] for axis in self.order])
         back = sorted(range(len(self.order)), key=lambda axis: self.order[axis])
-        return ordered.transpose(back)
+        return ordered.transpose(back).reshape(self.shape)
 
 
 @dataclass(frozen=True)
@@ -77,9 +79,10 @@ class MatrixDimensions:
     """Which axes of each leaf are the rows and the columns of matrices.
 
     Attributes:
-        given: dimension numbers with ``reduction_axis`` (rows) and ``output_axis`` (columns), a
-            tree of them or a prefix of it, or a function from the updates to such a tree. None for
-            a leaf means that it is not a matrix.
+        given: dimension numbers with ``reduction_axis`` (rows), ``output_axis`` (columns) and
+            perhaps ``heads``, an axis and how many matrices lie side by side along it; a tree of
+            them or a prefix of it, or a function from the updates to such a tree. None for a leaf
+            means that it is not a matrix.
         kind: the class of the numbers; its defaults are used if nothing is given.
     """
 
@@ -129,16 +132,31 @@ def as_matrices(label: str, path: Any, shape: tuple[int, ...], numbers: Any) -> 
         columns = axes_of(numbers.output_axis, len(shape))
         if len({*rows, *columns}) < len(rows) + len(columns):
             raise ValueError(f"an axis comes twice in {numbers}")
+        split, own = _apart(tuple(shape), getattr(numbers, "heads", None), (*rows, *columns))
     except ValueError as error:
         raise ValueError(
             f"{label}: at {path_string(path)!r}, of shape {tuple(shape)}: {error}; give dimension "
             "numbers, or None for a leaf that is no matrix"
         ) from None
-    batch = tuple(axis for axis in range(len(shape)) if axis not in (*rows, *columns))
+    rows, columns = (tuple(own[axis] for axis in axes) for axes in (rows, columns))
+    batch = tuple(axis for axis in range(len(split)) if axis not in (*rows, *columns))
     batches, height, width = (
-        math.prod(shape[axis] for axis in axes) for axes in (batch, rows, columns)
+        math.prod(split[axis] for axis in axes) for axes in (batch, rows, columns)
     )
-    return Matrices((*batch, *rows, *columns), (batches, height, width), tuple(shape))
+    return Matrices((*batch, *rows, *columns), (batches, height, width), tuple(shape), split)
+
+
+def _apart(
+    shape: tuple[int, ...], heads: tuple[int, int] | None, of_matrices: tuple[int, ...]
+) -> tuple[tuple[int, ...], list[int]]:
+    """The shape with heads as an axis of their own, and where each axis is then."""
+    if heads is None:
+        return shape, list(range(len(shape)))
+    (axis,), count = axes_of(heads[0], len(shape)), heads[1]
+    if axis not in of_matrices or count < 1 or shape[axis] % count:
+        raise ValueError(f"axis {axis} is not rows or columns of {count} heads of equal size")
+    split = (*shape[:axis], count, shape[axis] // count, *shape[axis + 1 :])
+    return split, [i + (i >= axis) for i in range(len(shape))]
 
 
 def axes_of(axes: Any, ndim: int) -> tuple[int, ...]:

@@ -8,8 +8,14 @@ from gradtx.checks import NonNegative
 from gradtx.engine.matrices import MatrixDimensions, matrixwise
 from gradtx.optimizers.muon import MuonDimensionNumbers
 from gradtx.pair import GradientTransformation, transformation
-from gradtx.transforms.orthogonal import STANDARD, Preconditioning, coefficients, orthogonalized
-from gradtx.types import Array, EmptyState
+from gradtx.transforms.orthogonal import (
+    STANDARD,
+    Preconditioning,
+    check_dtype,
+    coefficients,
+    orthogonalized,
+)
+from gradtx.types import Array, DType, EmptyState
 
 
 @transformation
@@ -20,6 +26,7 @@ def orthogonalize(
     *,
     preconditioning: Preconditioning = "frobenius",
     weight_dimension_numbers: Any = None,
+    ns_dtype: DType | None = None,
 ) -> GradientTransformation:
     r"""Bring the singular values of a matrix near 1: :math:`u = \mathrm{NS}(g)`.
 
@@ -32,6 +39,7 @@ def orthogonalize(
         preconditioning: what the first iterate is divided by.
         weight_dimension_numbers: `MuonDimensionNumbers`, a tree of them, or a function from the
             updates to such a tree; leaves whose numbers are None pass through unchanged.
+        ns_dtype: the type in which to iterate, as in :func:`scale_by_muon`.
 
     State: none. After :func:`trace` this is the Muon of Keras and PyTorch, whose momentum has no
     bias correction; :func:`scale_by_muon` has one.
@@ -47,9 +55,11 @@ def orthogonalize(
     True
     """
     coeffs = coefficients("orthogonalize", ns_coeffs, ns_steps, preconditioning)
+    check_dtype("orthogonalize", ns_dtype)
 
     def rule(g: Array, s: Any, t: Any) -> Any:
-        return orthogonalized(g, jnp.asarray(coeffs), ns_steps, preconditioning, eps), {}
+        rows = jnp.asarray(coeffs)
+        return orthogonalized(g, rows, ns_steps, preconditioning, eps, ns_dtype), {}
 
     dimensions = MatrixDimensions(weight_dimension_numbers, MuonDimensionNumbers)
     return matrixwise(EmptyState, rule, dimensions)

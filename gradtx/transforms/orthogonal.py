@@ -1,60 +1,254 @@
 """Orthogonalization: bringing the singular values of a matrix near 1."""
 
-from typing import Any, Literal, TypeAlias, get_args
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from gradtx.checks import check_integer
-from gradtx.numerics import real_dtype
+from gradtx.numerics import cast, real_dtype
 from gradtx.numerics.control import fold
-from gradtx.types import Array
+from gradtx.types import Array, DType
 
 Preconditioning: TypeAlias = Literal["frobenius", "spectral", "aol", "schatten"]
 
 STANDARD = (3.4445, -4.7750, 2.0315)
 
 
+class _Schedule(NamedTuple):
+    """Coefficients by iteration; whether the last may be repeated; the safety factor in use."""
+
+    coefficients: tuple[tuple[float, ...], ...]
+    repeats: bool = False
+    safety: float = 1.0
+
+
+_YOU = (
+    (4.0848, -6.8946, 2.9270),
+    (3.9505, -6.3029, 2.6377),
+    (3.7418, -5.5913, 2.3037),
+    (2.8769, -3.1427, 1.2046),
+    (2.8366, -3.0525, 1.2012),
+)
+
+_SCHEDULES: dict[str, _Schedule] = {
+    # K. Jordan et al., Muon: An Optimizer for Hidden Layers in Neural Networks, 2024.
+    "standard": _Schedule((STANDARD,), repeats=True),
+    # J. You; used by K. Ahn et al., Dion: Distributed Orthonormalized Updates, 2025.
+    "dion": _Schedule(_YOU),
+    # N. Amsel et al., The Polar Express, 2025, arXiv:2505.16932, algorithm 1.
+    "polar_express": _Schedule(
+        (
+            (8.28721201814563, -23.595886519098837, 17.300387312530933),
+            (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+            (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+            (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+            (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+            (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
+            (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
+            (1.875, -1.25, 0.375),
+        ),
+        repeats=True,
+        safety=1.01,
+    ),
+    # E. Grishina et al., Accelerating Newton-Schulz Iteration for Orthogonalization via
+    # Chebyshev-type Polynomials, 2025, arXiv:2506.10935; the numbers as in NVIDIA's Emerging
+    # Optimizers.
+    "cans": _Schedule(
+        (
+            (8.4703, -25.1081, 18.6293),
+            (4.1828, -3.1087, 0.5806),
+            (3.9619, -2.9541, 0.5630),
+            (3.2866, -2.4647, 0.5074),
+            (2.2737, -1.6447, 0.4162),
+        )
+    ),
+    # T. Boissin et al., Turbo-Muon: Accelerating Orthogonality-Based Optimization with
+    # Pre-Conditioning, 2025, arXiv:2512.04632: after the preconditioning "aol" one iteration less.
+    # Their code has had other numbers, of which some change the sign of singular values near 1.
+    "turbo": _Schedule(_YOU[1:]),
+    # DeepSeek-AI, DeepSeek-V4, 2026: eight of Jordan's, then two that converge.
+    "deepseek": _Schedule((STANDARD,) * 8 + ((2.0, -1.5, 0.5),) * 2),
+    # How Much Orthogonalization Does Muon Need?, 2026, arXiv:2606.00371: no square of A.
+    "cubic": _Schedule(
+        (
+            (3.3656576, -3.3420992),
+            (2.5744352, -1.4957376),
+            (2.5368962, -1.4312570),
+            (2.4418906, -1.2764040),
+            (2.2230472, -0.9630650),
+        )
+    ),
+}
+
+
+def muon_coefficients(
+    name: str, steps: int = 5, safety: float | None = None
+) -> tuple[tuple[float, ...], ...]:
+    r"""The coefficients of a published Newton-Schulz iteration, for ``ns_coeffs``.
+
+    Args:
+        name: ``"standard"`` (Jordan et al. 2024), ``"dion"`` (the five of Ahn et al. 2025),
+            ``"polar_express"`` (Amsel et al. 2025), ``"cans"`` (the five of Grishina et al. 2025),
+            ``"turbo"`` (the four of Boissin et al. 2025, which go with
+            ``preconditioning="aol"``), ``"deepseek"`` (DeepSeek-V4's eight of the first and two
+            that converge) or ``"cubic"`` (five pairs, without the square of the Gram matrix).
+        steps: how many iterations, at least 1, for ``"standard"`` and ``"polar_express"``, which
+            repeat their last; the others have a length of their own.
+        safety: :math:`s \ge 1`: all but the last polynomial is :math:`p(x / s)`, so that rounding
+            brings no singular value above the interval on which the next is bounded. Unless given
+            1.01 for ``"polar_express"``, as in its paper, and 1 for the others.
+
+    Returns:
+        A tuple of :math:`(a, b, c)`, or :math:`(a, b)`, for each iteration.
+
+    Raises:
+        ValueError: there is no such name, or `steps` or `safety` is less than 1.
+
+    >>> muon_coefficients("standard", 2)
+    ((3.4445, -4.775, 2.0315), (3.4445, -4.775, 2.0315))
+    >>> muon_coefficients("polar_express", safety=1.05)[0][0].__round__(4)
+    7.8926
+    """
+    if name not in _SCHEDULES:
+        raise ValueError(f"muon_coefficients: {name!r} is none of {', '.join(_SCHEDULES)}")
+    check_integer("muon_coefficients", "steps", steps)
+    found = _SCHEDULES[name]
+    s = found.safety if safety is None else safety
+    if not s >= 1:
+        raise ValueError(f"muon_coefficients: safety must be at least 1, not {safety}")
+    rows = found.coefficients
+    if found.repeats:
+        rows = (*rows, *rows[-1:] * steps)[:steps]
+    safe = [tuple(c / s ** (2 * i + 1) for i, c in enumerate(row)) for row in rows[:-1]]
+    return (*safe, rows[-1])
+
+
 def coefficients(where: str, coeffs: Any, steps: int, how: str) -> Any:
     """The coefficients of the iterations as an array, after checking the arguments."""
-    found = np.asarray(coeffs)
-    if found.ndim not in (1, 2) or found.shape[-1] != 3 or found.shape[0] == 0:
-        raise ValueError(
-            f"{where}: ns_coeffs must be three numbers or a tuple of triples, not {coeffs}"
-        )
     check_integer(where, "ns_steps", steps)
+    if isinstance(coeffs, str) and coeffs in _SCHEDULES:
+        coeffs = STANDARD if coeffs == "standard" else muon_coefficients(coeffs, steps)
+    found = np.asarray(coeffs)
+    if found.ndim not in (1, 2) or found.shape[-1] not in (2, 3) or found.shape[0] == 0:
+        raise ValueError(
+            f"{where}: ns_coeffs must be two or three numbers, a tuple of such pairs or triples, "
+            f"or one of {', '.join(_SCHEDULES)}, not {coeffs!r}"
+        )
     if how not in get_args(Preconditioning):
         known = get_args(Preconditioning)
         raise ValueError(f"{where}: preconditioning must be one of {known}, not {how!r}")
     return found
 
 
-def orthogonalized(x: Array, coeffs: Array, steps: int, how: str, eps: Any) -> Array:
-    """Newton-Schulz iterations on a batch of matrices."""
+def check_dtype(where: str, dtype: DType | None) -> None:
+    """Raise TypeError unless the iterations may be in `dtype`."""
+    if dtype is not None and not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(f"{where}: ns_dtype must be a real floating-point type, not {dtype}")
+
+
+# Both forms take as many operations where the longer side is this many times the shorter, however
+# many iterations there are between two restarts.
+_BREAK_EVEN = 1.5
+# More, and in bfloat16 the rounding of A grows by more than a restart can mend.
+_ITERATIONS_PER_GRAM = 3
+
+
+def orthogonalized(
+    x: Array,
+    coeffs: Array,
+    steps: int,
+    how: str,
+    eps: Any,
+    dtype: DType | None = None,
+    *,
+    gram: bool | None = None,
+) -> Array:
+    r"""Newton-Schulz iterations on a batch of matrices.
+
+    .. math:: A = X X^\top, \qquad F = a I + b A + c A^2, \qquad X \leftarrow F X
+
+    on the orientation that has the smaller `A`. Where one side is more than 1.5 times as long as
+    the other, three iterations at a time go through `A` alone,
+
+    .. math:: Q \leftarrow F Q, \qquad A \leftarrow F A F, \qquad X \leftarrow Q X
+
+    with `X` multiplied only by the last `Q`. Then `A` is computed from `X` again, since its
+    rounding errors grow.
+
+    Args:
+        x: a batch of matrices.
+        coeffs: a row of coefficients, or one for each iteration; pairs have no `c`.
+        steps: iterations if there is one row.
+        how: what the first iterate is divided by.
+        eps: is added to that.
+        dtype: the type of the operands of products and of `X` between iterations. Products are
+            summed, and `A` and `Q` kept, in the type of `x`.
+        gram: whether to iterate on `A`; None to decide by the shape.
+
+    Source of the iteration on `A`: J. Zhang et al., Gram Newton-Schulz: A Fast, Hardware-Aware
+    Newton-Schulz Algorithm for Muon, 2026, which also restarts it.
+    """
     wide = x.shape[-2] <= x.shape[-1]
     x = x if wide else x.mT  # the smaller Gram matrix
-    rows = jnp.broadcast_to(coeffs, (steps, 3)) if coeffs.ndim == 1 else coeffs
+    rows = jnp.broadcast_to(coeffs, (steps, coeffs.size)) if coeffs.ndim == 1 else coeffs
     rows = rows.astype(real_dtype(x.dtype))
+    if gram is None:
+        gram = x.shape[-1] > _BREAK_EVEN * x.shape[-2]
+    full = x.dtype
+    if dtype is not None and jnp.iscomplexobj(x):
+        raise TypeError(f"a complex matrix is not orthogonalized in {dtype}: leave out ns_dtype")
 
-    def gram(x: Array) -> Array:
-        return x @ x.mT.conj()
+    def product(x: Array, y: Array) -> Array:
+        if dtype is None:
+            return x @ y
+        return jnp.matmul(x.astype(dtype), y.astype(dtype), preferred_element_type=full)
+
+    def rounded(x: Array) -> Array:
+        return x if dtype is None else x.astype(dtype)
+
+    def squared(x: Array) -> Array:
+        return product(x, x.mT.conj())
+
+    def without_identity(a: Array, c: Array) -> Array:
+        return c[1] * a if len(c) == 2 else c[1] * a + c[2] * product(a, a)
 
     def iterate(x: Array, a: Array, c: Array) -> Array:
-        return c[0] * x + (c[1] * a + c[2] * a @ a) @ x
+        return rounded(c[0] * cast(x, full) + product(without_identity(a, c), x))
 
-    if how == "frobenius":
-        x = x / (jnp.linalg.norm(x, axis=(-2, -1), keepdims=True) + eps)
-    elif how == "spectral":
-        x = x / (jnp.linalg.norm(x, ord=2, axis=(-2, -1), keepdims=True) + eps)
+    def iterate_on_gram(x: Array, a: Array, rows: Sequence[Array]) -> Array:
+        identity = jnp.eye(a.shape[-1], dtype=full)
+        q: Any = None
+        for i, c in enumerate(rows):
+            z = without_identity(a, c)
+            q = c[0] * identity + z if q is None else c[0] * q + product(z, q)
+            if i + 1 < len(rows):
+                za = c[0] * a + product(z, a)
+                a = c[0] * za + product(za, z)
+        return rounded(product(q, x))
+
+    a: Any = None
+    if how in ("frobenius", "spectral"):
+        order = None if how == "frobenius" else 2
+        x = x / (jnp.linalg.norm(x, ord=order, axis=(-2, -1), keepdims=True) + eps)
     else:
-        a = gram(x)
+        a = squared(x)
         if how == "aol":
             size = jnp.sum(jnp.abs(a), axis=-1, keepdims=True)
         else:
             size = jnp.linalg.norm(a, axis=(-2, -1), keepdims=True)
         s = jax.lax.rsqrt(jnp.maximum(size, eps))
-        x, rows, first = x * s, rows[1:], rows[0]
-        x = iterate(x, a * s * s.mT, first)
-    x = fold(lambda x, c: iterate(x, gram(x), c), x, rows)
+        x, a = x * s, a * s * s.mT
+    x = rounded(x)
+    if gram:
+        for i in range(0, len(rows), _ITERATIONS_PER_GRAM):
+            a = squared(x) if a is None or i else a
+            x = iterate_on_gram(x, a, [*rows[i : i + _ITERATIONS_PER_GRAM]])
+    else:
+        if a is not None:
+            x, rows = iterate(x, a, rows[0]), rows[1:]
+        x = fold(lambda x, c: iterate(x, squared(x), c), x, rows)
+    x = cast(x, full)
     return x if wide else x.mT

@@ -14,6 +14,7 @@ import pytest
 
 import gradtx
 from tests import oracle
+from tests.optimizers.matrices import HARD, gradients
 from tests.optimizers.papers import adam, look_ahead, mean, newton_schulz
 from tests.programs import equations
 
@@ -91,6 +92,87 @@ def test_what_is_no_matrix_is_trained_by_adamw(rate, nesterov):
         adam_learning_rate=rate,
     )
     oracle.check(tx, update, atol=1e-7, shape=(5,), dtype=np.float64)
+
+
+@pytest.mark.paper("muon")
+@pytest.mark.parametrize("name", ["polar_express", "cans", "deepseek", "cubic"])
+@pytest.mark.parametrize("shape", [(4, 3), (3, 12)])
+def test_coefficients_by_name_and_other_factors_of_the_shape(name, shape):
+    """On matrices that are iterated on as they are, and on those iterated on by their squares."""
+    rows = [(*row, 0.0)[:3] for row in gradtx.muon_coefficients(name, 4)]
+
+    def update(g, s, t, p):
+        m = look_ahead(mean(s, "m", g, 0.8), g, t, 0.8)
+        return -0.05 * np.sqrt(shape[1] / shape[0]) * newton_schulz(m, rows)
+
+    tx = gradtx.muon(0.05, name, 4, 0.8, 0.1, scale="scion")
+    oracle.check(tx, update, atol=1e-7, shape=shape, dtype=np.float64)
+
+
+@pytest.mark.paper("muon")
+def test_decay_may_be_cautious_and_scheduled():
+    """Chen et al. 2025: only where the step and the parameter have one sign."""
+
+    def update(g, s, t, p):
+        m = look_ahead(mean(s, "m", g, 0.8), g, t, 0.8)
+        u = newton_schulz(m, [(3.4445, -4.7750, 2.0315)] * 5)
+        return -0.05 * (u + np.where(u * p >= 0, 0.3 / t, 0) * p)
+
+    tx = gradtx.muon(
+        0.05, beta=0.8, eps=0.1, weight_decay=lambda count: 0.3 / (count + 1), cautious_decay=True
+    )
+    oracle.check(tx, update, atol=1e-7, shape=(4, 3), dtype=np.float64)
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_hard_matrices(name):
+    """Ill-conditioned, of low rank, zero, and with one side of length 1."""
+
+    def update(g, s, t, p):
+        m = look_ahead(mean(s, "m", g, 0.8), g, t, 0.8)
+        factor = np.sqrt(max(1.0, g.shape[1] / g.shape[0]))
+        return -0.05 * factor * newton_schulz(m, [(3.4445, -4.7750, 2.0315)] * 5)
+
+    gs, tx = gradients(name), gradtx.muon(0.05, beta=0.8, eps=0.1)
+    p = np.zeros(gs.shape[1:])
+    with jax.enable_x64(True):
+        got = oracle.run(tx, p, gs, np.float64)
+    np.testing.assert_allclose(got, oracle.transcribe(update, p, gs), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("axis", "shape", "numbers"),
+    [
+        (1, (4, 9), gradtx.MuonDimensionNumbers(0, 1, heads=(1, 3))),
+        (0, (12, 5), gradtx.MuonDimensionNumbers(0, 1, heads=(0, 3))),
+        (0, (12, 5), gradtx.MuonDimensionNumbers(1, 0, heads=(-2, 3))),
+        (2, (2, 4, 9), gradtx.MuonDimensionNumbers(1, 2, heads=(2, 3))),
+    ],
+)
+def test_heads_are_matrices_of_their_own(axis, shape, numbers):
+    """An array of three heads takes the steps of three arrays, factor of the shape included."""
+    g = jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
+    parts = jnp.split(g, 3, axis)
+    whole, apart = (
+        gradtx.muon(0.1, muon_weight_dimension_numbers=given)
+        for given in (numbers, numbers._replace(heads=None))
+    )
+    together = jax.jit(whole.update)(g, whole.init(g), g)[0]
+    step = jax.jit(apart.update)
+    alone = [step(part, apart.init(part), part)[0] for part in parts]
+    np.testing.assert_allclose(together, jnp.concatenate(alone, axis), rtol=1e-5, atol=1e-6)
+
+
+def test_heads_that_do_not_fit_are_refused():
+    g = jnp.ones((4, 9))
+    for heads in [(1, 2), (2, 3), (1, 0)]:
+        numbers = gradtx.MuonDimensionNumbers(0, 1, heads=heads)
+        tx = gradtx.muon(0.1, muon_weight_dimension_numbers=numbers)
+        with pytest.raises(ValueError, match=r"shape \(4, 9\)"):
+            tx.update(g, tx.init(g), g)
+    numbers = gradtx.MuonDimensionNumbers(1, 2, heads=(0, 2))
+    with pytest.raises(ValueError, match="2 heads"):
+        gradtx.scale_by_shape(None, numbers).update(jnp.ones((4, 2, 2)), ())
 
 
 TREES = {"a": (3, 5), "b": (4,), "c": (5, 3), "d": (2, 3, 5), "e": (3, 5), "f": (2, 3, 4)}
@@ -241,3 +323,65 @@ def test_scale_by_shape_is_the_papers(shape, rms, outputs_first):
     tx, g = gradtx.scale_by_shape(rms, numbers), np.arange(1.0, 1 + np.prod(shape)).reshape(shape)
     updates, _ = tx.update(jnp.asarray(g), tx.init(g))
     np.testing.assert_allclose(updates, factor * g, rtol=1e-6)
+
+
+@pytest.mark.paper("scale_by_shape")
+@pytest.mark.parametrize("shape", [(4, 3), (3, 5), (2, 0)])
+def test_factors_by_name(shape):
+    """Liu et al. 2025, equation 4; Pethick et al. 2025, table 2 with the root mean square."""
+    d_in, d_out = shape
+    wanted = {
+        "jordan": np.sqrt(max(1, d_out / d_in)),
+        "moonshot": 0.2 * np.sqrt(max(shape)),
+        "scion": np.sqrt(d_out / d_in),
+        "none": 1.0,
+    }
+    g = jnp.ones(shape)
+    for name, factor in wanted.items():
+        tx = gradtx.scale_by_shape(scale=name)
+        np.testing.assert_allclose(tx.update(g, tx.init(g))[0], factor * g, rtol=1e-6)
+
+
+def test_one_factor_of_the_shape_at_a_time():
+    with pytest.raises(ValueError, match="not both"):
+        gradtx.muon(0.1, consistent_rms=0.2, scale="scion")
+    with pytest.raises(ValueError, match="scale must be"):
+        gradtx.scale_by_shape(scale="shape")
+
+
+@pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_beside_pytorch(adjust, nesterov):
+    """Its own iteration in bfloat16; what is rounded differs, within a hundredth."""
+    scale = {"original": "jordan", "match_rms_adamw": "moonshot"}[adjust]
+    torch = pytest.importorskip("torch")
+    gs = oracle.gradients(shape=(6, 4), steps=5)
+    tensor = torch.tensor(oracle.parameters(shape=(6, 4)), requires_grad=True)
+    peer = torch.optim.Muon([tensor], 0.1, adjust_lr_fn=adjust, nesterov=nesterov)
+    tx = gradtx.muon(
+        0.1,
+        eps=1e-7,
+        weight_decay=0.1,
+        nesterov=nesterov,
+        bias_correction=False,
+        muon_weight_dimension_numbers=gradtx.MuonDimensionNumbers(1, 0),
+        ns_dtype=jnp.bfloat16,
+        scale=scale,
+    )
+    p = jnp.asarray(tensor.detach().numpy(), jnp.float32)
+    state = tx.init(p)
+    for g in gs:
+        tensor.grad = torch.tensor(g)
+        peer.step()
+        updates, state = tx.update(jnp.asarray(g, jnp.float32), state, p)
+        p = gradtx.apply_updates(p, updates)
+    np.testing.assert_allclose(p, tensor.detach().numpy(), atol=0.02)
+
+
+def test_coefficients_by_name_are_configured_and_kept():
+    tx = gradtx.muon(0.1, "polar_express", ns_steps=6, ns_dtype=jnp.bfloat16)
+    again = gradtx.from_config(gradtx.to_config(tx))
+    assert again == tx
+    p = {"w": jnp.ones((2, 8))}
+    coeffs = again.init(p).inner_states["muon"].inner_state[0].ns_coeffs
+    np.testing.assert_allclose(coeffs, gradtx.muon_coefficients("polar_express", 6), rtol=1e-6)
