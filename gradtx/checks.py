@@ -21,6 +21,9 @@ import numpy as np
 
 from gradtx.types import DTYPE
 
+# Names of types in programs that XLA prints; NumPy knows none, or takes them for others.
+_SHORT_NAMES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
+
 # What counters and indices can hold.
 _LARGEST = int(np.iinfo(np.int32).max)
 
@@ -155,12 +158,16 @@ def _check_dtype(where: str, name: str, value: Any, optional: bool) -> None:
         return
     known = value is not None and not isinstance(value, jax.Array | np.ndarray)
     try:
+        # NumPy has wider types than JAX: to it "f16" is a float of 16 bytes.
         known = known and jnp.issubdtype(jnp.dtype(value), jnp.inexact)
+        known = known and jnp.finfo(jnp.dtype(value)).bits <= 64
     except TypeError:
         known = False
     if not known:
         kind = f"a floating-point type{' or None' if optional else ''}"
-        raise TypeError(f"{where}: {name} must be {kind}, not {value!r:.80}")
+        meant = _SHORT_NAMES.get(value) if isinstance(value, str) else None
+        hint = f"; write {meant!r}" if meant else ""
+        raise TypeError(f"{where}: {name} must be {kind}, not {value!r:.80}{hint}")
 
 
 def _check_array(where: str, name: str, value: Any, allowed: Range) -> None:

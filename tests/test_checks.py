@@ -103,3 +103,17 @@ def test_types_of_slots(dtype):
     assert gradtx.get_slot(tx.init(jnp.ones(2, "complex64")), "mu").dtype == (
         "complex64" if dtype is None else jax.dtypes.canonicalize_dtype(dtype)
     )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "meant"), [("bf16", "bfloat16"), ("f16", "float16"), ("f32", "float32")]
+)
+def test_short_names_of_types_are_refused_with_the_whole_one(dtype, meant):
+    with pytest.raises(TypeError, match=f"mu_dtype must be .*'{dtype}'; write '{meant}'"):
+        gradtx.adamw(0.1, mu_dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "f16", "c32", np.longdouble, "nothing", 3])
+def test_types_that_jax_cannot_keep_are_refused_when_built(dtype):
+    with pytest.raises(TypeError, match="adam: mu_dtype must be a floating-point type"):
+        gradtx.adam(0.1, mu_dtype=dtype)
