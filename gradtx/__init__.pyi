@@ -393,6 +393,10 @@ from gradtx.wrappers.accumulation import (
     has_updated as has_updated,
 )
 from gradtx.wrappers.cautious import cautious as cautious
+from gradtx.wrappers.compensated import (
+    CompensatedState as CompensatedState,
+    compensated as compensated,
+)
 from gradtx.wrappers.complex import (
     SplitRealAndImaginaryArrays as SplitRealAndImaginaryArrays,
     SplitRealAndImaginaryState as SplitRealAndImaginaryState,
@@ -429,6 +433,10 @@ from gradtx.wrappers.loss_scaling import (
     DynamicLossScaleState as DynamicLossScaleState,
     dynamic_loss_scale as dynamic_loss_scale,
     loss_scale as loss_scale,
+)
+from gradtx.wrappers.master_weights import (
+    MasterWeightsState as MasterWeightsState,
+    master_weights as master_weights,
 )
 from gradtx.wrappers.mechanic import MechanicState as MechanicState, mechanize as mechanize
 from gradtx.wrappers.multi_steps import MultiSteps as MultiSteps, multi_steps as multi_steps
@@ -544,6 +552,10 @@ from gradtx.training.minimize import (
     apply_gradients as apply_gradients,
     compute_gradients as compute_gradients,
     minimize as minimize,
+)
+from gradtx.training.rounding import (
+    StochasticRoundingState as StochasticRoundingState,
+    stochastic_rounding as stochastic_rounding,
 )
 from gradtx.training.solve import Solution as Solution, Status as Status, solve as solve
 from gradtx.training.step import TrainStep as TrainStep, make_step as make_step

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradtx.numerics import cast, widen
+from gradtx.numerics import cast, round_to, widen
 from gradtx.numerics.steering import is_tracer
 from gradtx.types import Array
 
@@ -335,8 +335,11 @@ def put_rows(table: Array, indices: Array, values: Array) -> Array:
     )
 
 
-def add_rows(table: Array, rows: Rows) -> Array:
-    """`table` with `rows` added, computed in at least float32 and rounded once per row."""
+def add_rows(table: Array, rows: Rows, key: Any = None) -> Array:
+    """`table` with `rows` added, computed in at least float32 and rounded once per row.
+
+    With a random `key` it is rounded stochastically, as by :func:`gradtx.numerics.round_to`.
+    """
     if table.shape != rows.shape:
         raise ValueError(f"Rows of a table of shape {rows.shape} cannot be added to {table.shape}")
     dtype = jnp.result_type(table.dtype)
@@ -350,4 +353,5 @@ def add_rows(table: Array, rows: Rows) -> Array:
             unique_indices=True,
         )
     new = widen(take_rows(table, rows.indices)) + widen(rows.values)
+    new = new if key is None else round_to(new, dtype, key)
     return put_rows(table, rows.indices, new)

@@ -906,6 +906,21 @@ CATALOGUE: dict[str, Entry] = {
             {"inner": optax.sgd(1.0), "factor": 0.5},
         ),
     ),
+    "stochastic_rounding": Entry(
+        lambda: gradtx.stochastic_rounding(gradtx.adam(0.1), 1),
+        bad=({"inner": optax.sgd(1.0), "key": "x"}, {"inner": optax.sgd(1.0), "key": 0.5}),
+        why="precision: its updates lead to rounded parameters",
+    ),
+    "compensated": Entry(
+        lambda: gradtx.compensated(gradtx.adam(0.1)),
+        bad=({"inner": optax.sgd(1.0), "residual": "int4"},),
+        why="precision: its updates lead to rounded parameters",
+    ),
+    "master_weights": Entry(
+        lambda: gradtx.master_weights(gradtx.adam(0.1)),
+        bad=({"inner": optax.sgd(1.0), "dtype": "float64"},),
+        why="precision: its updates lead to rounded parameters",
+    ),
     "count_steps": Entry(lambda: gradtx.count_steps()),
     "snapshot": Entry(
         lambda: gradtx.snapshot("norm", norm),

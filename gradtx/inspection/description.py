@@ -9,6 +9,7 @@ import numpy as np
 from gradtx.inspection.hyperparams import child_transformations, hyperparams
 from gradtx.inspection.slots import slots_by_name
 from gradtx.pair import GradientTransformation
+from gradtx.training.rounding import loses_small_steps
 from gradtx.types import Params, PyTree
 
 
@@ -34,6 +35,7 @@ class Description:
     slots: tuple[SlotInfo, ...]
     other_bytes: int
     message_bytes: int = 0
+    warning: str | None = None
 
     @property
     def slot_bytes(self) -> int:
@@ -67,6 +69,8 @@ class Description:
         ]
         if self.message_bytes:
             lines += [f"sent by each device in a step: {self.message_bytes:,} bytes"]
+        if self.warning is not None:
+            lines += [f"warning: {self.warning}"]
         return "\n".join(line.rstrip() for line in lines)
 
 
@@ -102,8 +106,9 @@ def describe(tx: GradientTransformation, params: Params) -> Description:
         params: the parameters, or ``jax.ShapeDtypeStruct`` in their place.
 
     Returns:
-        A `Description`: links, hyperparameters, for each slot its types, shapes and bytes, and the
-        bytes that a device sends in a step if there are several.
+        A `Description`: links, hyperparameters, for each slot its types, shapes and bytes, the
+        bytes that a device sends in a step if there are several, and a warning where rounding to
+        nearest would hold parameters in place.
 
     >>> import gradtx, jax.numpy as jnp
     >>> print(describe(gradtx.sgd(0.1, momentum=0.9), {"w": jnp.zeros((2, 3)), "b": jnp.zeros(3)}))
@@ -138,6 +143,7 @@ def describe(tx: GradientTransformation, params: Params) -> Description:
         slots=slots,
         other_bytes=_bytes(state) - sum(slot.bytes for slot in slots),
         message_bytes=_message_bytes(tx, params),
+        warning=loses_small_steps(params, state),
     )
 
 

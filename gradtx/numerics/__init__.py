@@ -25,6 +25,11 @@ from gradtx.numerics.precision import (
     widen as widen,
     zeros_like as zeros_like,
 )
+from gradtx.numerics.rounding import (
+    is_narrow as is_narrow,
+    round_to as round_to,
+    unit as unit,
+)
 from gradtx.numerics.step import (
     Step as Step,
     debias as debias,

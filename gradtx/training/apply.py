@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.composition.chain import chain
-from gradtx.numerics import as_arrays, cast, widen
+from gradtx.numerics import as_arrays, cast, round_to, widen
 from gradtx.numerics.steering import delay
 from gradtx.pair import (
     GradientTransformation,
@@ -17,15 +17,18 @@ from gradtx.pair import (
 from gradtx.paths import aligned, is_leaf, leaves_with_path, path_string
 from gradtx.rows import add_rows, is_rows
 from gradtx.training.automatic import automatic, explicit
-from gradtx.types import Array, Params, PyTree, State, Updates
+from gradtx.types import Array, Params, State, Updates
 
 
-def apply_updates(params: Params, updates: Updates) -> Params:
+def apply_updates(params: Params, updates: Updates, *, rounding_key: Any = None) -> Params:
     r"""Add updates to parameters: :math:`\theta + u`, in the types of the parameters.
 
     Args:
         params: a tree of arrays; a Python number becomes a float array.
         updates: a tree like it; `None` leaves a parameter as it is, `Rows` are added to their rows.
+        rounding_key: a random key, with which parameters in bfloat16 or float16 are rounded up or
+            down at random, so that on average nothing is lost; use each key once. None to round to
+            nearest, which loses each update below half a unit in the last place.
 
     Returns:
         The new parameters, in the shapes and types of the old ones. The sum is taken in at least
@@ -38,7 +41,16 @@ def apply_updates(params: Params, updates: Updates) -> Params:
     >>> apply_updates({"b": 1.0, "w": jnp.zeros(2)}, {"b": None, "w": jnp.ones(2)})
     {'b': 1.0, 'w': Array([1., 1.], dtype=float32)}
     """
-    return _each(_add, params, updates)
+    leaves, treedef = leaves_with_path(params)
+    given = aligned("parameters and updates are different trees", params, treedef, updates)
+    keys: Any = [None] * len(leaves)
+    if rounding_key is not None:
+        keys = jax.random.split(rounding_key, max(len(leaves), 1))
+    new = [
+        _add(path_string(path), p, u, key)
+        for (path, p), u, key in zip(leaves, given, keys, strict=False)
+    ]
+    return treedef.unflatten(new)
 
 
 @transformation
@@ -90,7 +102,7 @@ def chain_reading_old(slot: str, *links: GradientTransformation) -> GradientTran
     return GradientTransformationExtraArgs(tx.init, update)
 
 
-def _add(path: str, p: Any, u: Any) -> Any:
+def _add(path: str, p: Any, u: Any, key: Any = None) -> Any:
     if p is None or u is None:
         return p
     if isinstance(p, int | float) and not isinstance(p, bool):
@@ -104,17 +116,10 @@ def _add(path: str, p: Any, u: Any) -> Any:
     if jnp.issubdtype(dtype, jnp.complexfloating) and not jnp.iscomplexobj(p):
         raise TypeError(f"at {path!r} the parameter is {p.dtype} and the update {dtype}")
     if is_rows(u):
-        return add_rows(p, u)
+        return add_rows(p, u, key)
     p = jnp.asarray(p)
-    return cast(widen(p) + widen(jnp.asarray(u)), p.dtype)
-
-
-def _each(function: Any, tree: PyTree, other: PyTree) -> PyTree:
-    leaves, treedef = leaves_with_path(tree)
-    others = aligned("parameters and updates are different trees", tree, treedef, other)
-    return treedef.unflatten(
-        [function(path_string(k), a, b) for (k, a), b in zip(leaves, others, strict=True)]
-    )
+    new = widen(p) + widen(jnp.asarray(u))
+    return cast(new if key is None else round_to(new, p.dtype, key), p.dtype)
 
 
 def take_step(

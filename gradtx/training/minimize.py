@@ -22,6 +22,7 @@ from gradtx.rows import is_rows
 from gradtx.training.apply import take_step
 from gradtx.training.automatic import automatic
 from gradtx.training.lookup import looked_up, vjp
+from gradtx.training.rounding import rounded_with
 from gradtx.types import Array, Params, PyTree, State, Updates
 
 LossFn = Callable[..., Any]
@@ -219,6 +220,7 @@ def minimize(
     grad_loss: Any = None,
     trainable: Where | None = None,
     extra_args: Mapping[str, Any] | None = None,
+    rounding_key: Any = None,
 ) -> tuple[Params, State, Any]:
     """One step: take the gradient of a loss, transform it, and apply it.
 
@@ -238,6 +240,8 @@ def minimize(
             and no update.
         extra_args: passed to ``tx.update`` besides `value`, `grad` and `value_fn`, which are always
             passed.
+        rounding_key: a random key, to be used once, with which parameters in bfloat16 or float16
+            are rounded up or down at random, as by :func:`apply_updates`; None for to nearest.
 
     Returns:
         ``(params, state, value)`` or ``(params, state, (value, aux))``, with the value of the loss
@@ -253,6 +257,8 @@ def minimize(
     >>> float(params["w"]), float(value)
     (0.0, 9.0)
     """
+    if rounding_key is not None:
+        tx = rounded_with(tx, rounding_key)
     before = before_gradients(tx)
     if before is not None:
 

@@ -10,10 +10,10 @@ from gradtx import tree
 from gradtx.checks import Positive
 from gradtx.engine.lift import needed
 from gradtx.numerics import abs_sq, cast, widen
+from gradtx.numerics.keys import check_key, own_key
 from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs, transformation
 from gradtx.paths import is_leaf, leaves_with_path, path_string
 from gradtx.rows import is_rows
-from gradtx.transforms.noise import check_key, own_key
 from gradtx.types import Array, Key, Params, PyTree, State, Updates
 
 

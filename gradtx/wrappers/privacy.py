@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from gradtx.checks import Fraction, NonNegative, PositiveCount
 from gradtx.composition.chain import chain, identity
 from gradtx.numerics import cast, widen
+from gradtx.numerics.keys import given_key, own_key
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -17,7 +18,6 @@ from gradtx.pair import (
 )
 from gradtx.paths import leaves_with_path
 from gradtx.transforms.momentum import trace
-from gradtx.transforms.noise import given_key, own_key
 from gradtx.transforms.per_example import clipped_mean
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, Params, State, Updates

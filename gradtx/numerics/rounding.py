@@ -1,0 +1,76 @@
+"""Rounding to the numbers of a narrower type, kept in the type in which rules compute.
+
+XLA may leave out the two conversions of ``x.astype(bfloat16).astype(float32)``, and with them the
+rounding, so that what rounding loses would be found to be zero. Here a number is rounded by
+arithmetic on its unit in the last place; the conversion that follows has nothing left to round.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradtx.numerics.precision import compute_dtype
+from gradtx.types import Array, DType
+
+
+def is_narrow(dtype: DType) -> bool:
+    """Whether a type has fewer digits than rules compute with, such as bfloat16 or float16."""
+    return compute_dtype(dtype) != jnp.dtype(dtype)
+
+
+def unit(x: Array, dtype: DType) -> Array:
+    r"""The unit in the last place of `x`: the distance between numbers of a type near it.
+
+    .. math:: \mathrm{ulp}(x) = 2^{\max(\lfloor \log_2 |x| \rfloor,\, e_{min}) - m}
+
+    Args:
+        x: an array of the type in which rules compute.
+        dtype: a floating-point type with `m` bits after the point and least exponent
+            :math:`e_{min}`; where units would be subnormal in the type of `x`, a larger
+            :math:`e_{min}` for which they are not.
+
+    >>> unit(jnp.array([1.0, 2.0, 300.0]), jnp.bfloat16).tolist()
+    [0.0078125, 0.015625, 2.0]
+    """
+    own, info = jnp.finfo(x.dtype), jnp.finfo(dtype)
+    bits: Any = {32: np.uint32, 64: np.uint64}[own.bits]
+    exponent = bits(((1 << own.nexp) - 1) << own.nmant)
+    power = jax.lax.bitcast_convert_type(x, bits) & exponent  # the sign and the digits cleared
+    least = max(float(info.tiny), float(own.tiny) * 2.0**info.nmant)
+    return jnp.maximum(jax.lax.bitcast_convert_type(power, x.dtype), least) * 2.0**-info.nmant
+
+
+def round_to(x: Array, dtype: DType, key: Any = None) -> Array:
+    r"""`x` rounded to a number of another type, in the type that it has.
+
+    Args:
+        x: an array of the type in which rules compute.
+        dtype: the type to round to. If it is not narrower, or complex, `x` is returned.
+        key: a random key: round up with a probability of the share of the unit that rounding down
+            would lose, so that the mean is `x`, with 16 random bits, which is exact for bfloat16.
+            None to round to the nearest, of two the even one.
+
+    Beyond the largest number of the type is infinity; NaN stays NaN.
+
+    Source of stochastic rounding: M. P. Connolly, N. J. Higham and T. Mary, Stochastic Rounding and
+    Its Probabilistic Backward Error Analysis, 2021, doi:10.1137/20M1334796, section 1.
+
+    >>> round_to(jnp.array([1.001, 1.0041]), jnp.bfloat16).tolist()
+    [1.0, 1.0078125]
+    """
+    if not is_narrow(dtype):
+        return x
+    step = unit(x, dtype)
+    units = x / step
+    if key is None:
+        whole = jnp.round(units)
+    else:
+        down = jnp.floor(units)
+        drawn = jax.random.bits(key, x.shape, jnp.uint16).astype(x.dtype) * 2.0**-16
+        whole = down + (units - down > drawn)
+    rounded = whole * step
+    largest = float(jnp.finfo(dtype).max)
+    rounded = jnp.where(jnp.abs(rounded) > largest, jnp.copysign(jnp.inf, x), rounded)
+    return jnp.where(jnp.isfinite(x), rounded, x)

@@ -1,0 +1,222 @@
+"""Parameters in bfloat16 or float16: steps that rounding to nearest would lose."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradtx import tree
+from gradtx.engine.leaves import load, put, store, take
+from gradtx.engine.lift import needed
+from gradtx.numerics import cast, is_narrow, round_to, widen
+from gradtx.numerics.keys import check_key, own_key
+from gradtx.pair import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    StepFn,
+    transformation,
+    with_extra_args_support,
+)
+from gradtx.paths import aligned, leaves_with_path, path_string
+from gradtx.rows import is_rows, take_rows
+from gradtx.training.apply import apply_updates
+from gradtx.types import Array, DType, Key, Params, PyTree, State, Updates
+
+LeafFn = Callable[[Array, Array, Any, DType], tuple[Array, Any]]
+
+
+class StochasticRoundingState(NamedTuple):
+    """rounding_key: the random key of the next step; inner_state: the inner."""
+
+    rounding_key: Key
+    inner_state: State
+
+    @property
+    def keeps_small_steps(self) -> bool:
+        """Whether a small step counts, though the parameters are rounded."""
+        return True
+
+
+@transformation
+def stochastic_rounding(inner: GradientTransformation, key: Any = 0) -> GradientTransformation:
+    r"""Round parameters in bfloat16 or float16 up or down at random, so that none stands still.
+
+    .. math:: \theta_{t+1} = \begin{cases}
+        \lceil x \rceil & \text{with probability } (x - \lfloor x \rfloor) / \mathrm{ulp}(x) \\
+        \lfloor x \rfloor & \text{otherwise} \end{cases}
+        \qquad x = \theta_t + u_t, \qquad E[\theta_{t+1}] = x
+
+    where :math:`\lfloor x \rfloor` and :math:`\lceil x \rceil` are the neighbours of `x` in the
+    parameter's type.
+
+    Args:
+        inner: the optimizer; put this around all of it, inside of :func:`accumulate` and guards.
+        key: a random key or an integer seed.
+
+    :func:`minimize`, :func:`make_step` and :func:`apply_gradients` round so. An update by hand is
+    the difference to the rounded parameter, to be added as it is. Parameters in float32 and wider
+    are added to as usual. No memory is needed besides the key; each step adds noise of up to a unit
+    in the last place to a parameter that it moves.
+
+    State: `StochasticRoundingState`. The key is split at every step, so that a run which is stopped
+    and resumed takes the same steps.
+
+    Raises:
+        TypeError: `key` is neither a random key nor an integer.
+
+    Source: P. Zamirai, J. Zhang, C. R. Aberger and C. De Sa, Revisiting BFloat16 Training, 2020,
+    arXiv:2010.06192, section 4.1.
+
+    >>> import gradtx, jax.numpy as jnp
+    >>> def trained(tx, params=jnp.full(1000, 2.0, jnp.bfloat16)):
+    ...     step = gradtx.make_step(lambda p: jnp.sum(p.astype("float32")), tx, donate=False)
+    ...     return float(step(params, step.init(params))[0].astype("float32").mean())
+    >>> round(trained(stochastic_rounding(gradtx.sgd(0.001))), 3)
+    1.999
+    """
+    tx = with_extra_args_support(inner)
+    check_key("stochastic_rounding", "key", key)
+
+    def init(params: Params) -> State:
+        return StochasticRoundingState(own_key(key), tx.init(params))
+
+    def step(
+        updates: Updates, state: State, params: Params, **extra_args: Any
+    ) -> tuple[Params, State]:
+        following, now = jax.random.split(state.rounding_key)
+        rounded: Any = rounded_with(tx, now).step
+        params, inner_state = rounded(updates, state.inner_state, params, **extra_args)
+        return params, StochasticRoundingState(following, inner_state)
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        params = needed("stochastic_rounding", params)
+        new, state = step(updates, state, params, **extra_args)
+
+        def moved(u: Array, p: Array, new: Array, dtype: DType) -> tuple[Array, Array]:
+            return toward(new, p, dtype)[0], new
+
+        return each_leaf(moved, updates, params, new, updates)[0], state
+
+    return GradientTransformationExtraArgs(init, update, step)
+
+
+def rounded_with(tx: GradientTransformation, key: Any) -> GradientTransformation:
+    """`tx`, whose `step` rounds parameters at random with a key; the state is that of `tx`."""
+    tx = with_extra_args_support(tx)
+
+    def step(
+        updates: Updates, state: State, params: Params, **extra_args: Any
+    ) -> tuple[Params, State]:
+        updates, state = widened(tx, updates, state, params, extra_args)
+        return apply_updates(params, updates, rounding_key=key), state
+
+    return GradientTransformationExtraArgs(
+        tx.init, tx.update, step, before_gradients=tx.before_gradients
+    )
+
+
+def widened(
+    tx: GradientTransformation,
+    updates: Updates,
+    state: State,
+    params: Params,
+    extra_args: dict[str, Any],
+) -> tuple[Updates, State]:
+    """``tx.update`` on gradients in at least float32, so that updates are not rounded on the way.
+
+    The state keeps its types, also that of another library's transformation.
+    """
+    wide = tree.map_updates(widen, updates)
+    out, new = tx.update(wide, state, params, **extra_args)
+    return out, jax.tree.map(lambda n, o: cast(n, o.dtype), new, state)
+
+
+def whole_step(update: Callable[..., tuple[Updates, State]]) -> StepFn:
+    """The ``step`` of a pair, by its ``update`` in at least float32: it reaches every neighbour."""
+
+    def step(
+        updates: Updates, state: State, params: Params, **extra_args: Any
+    ) -> tuple[Params, State]:
+        wide = tree.map_updates(widen, updates)
+        moves, state = update(wide, state, params, **extra_args)
+        return apply_updates(params, moves), state
+
+    return step
+
+
+def toward(target: Array, p: Array, dtype: DType) -> tuple[Array, Array]:
+    """The update, of a type, that brings `p` to the number of its type that is nearest to `target`.
+
+    Returns:
+        The update and, in the type in which rules compute, where it leads: to another number than
+        the nearest if no update of that type leads there.
+    """
+    move = round_to(round_to(target, p.dtype) - widen(p), dtype)
+    return cast(move, dtype), round_to(widen(p) + move, p.dtype)
+
+
+def each_leaf(
+    rule: LeafFn, updates: Updates, params: Params, slots: PyTree, gradients: Updates
+) -> tuple[Updates, PyTree]:
+    """A rule on each leaf that has an update: the new updates and slots.
+
+    Args:
+        rule: ``(u, p, slot, dtype) -> (update of this dtype, slot)``; on `Rows` it sees these rows.
+        updates: in at least float32.
+        params: the parameters, in their own types.
+        slots: a tree like them; None where there is no slot.
+        gradients: what the updates were made from, whose types they are to have.
+    """
+    leaves, treedef = leaves_with_path(updates)
+    problem = "the updates and the parameters, slots or gradients are different trees"
+    columns = [aligned(problem, updates, treedef, t) for t in (params, slots, gradients)]
+    moves, kept = [], []
+    for (_, u), p, slot, g in zip(leaves, *columns, strict=True):
+        new: tuple[Any, Any]
+        if u is None or p is None:
+            new = u, slot
+        elif is_rows(u):
+            u = u.coalesce()
+            move, part = rule(u.values, take_rows(p, u.indices), take(slot, u.indices), g.dtype)
+            new = u.with_values(move), put(slot, u.indices, part)
+        else:
+            move, part = rule(u, p, load(slot), g.dtype)
+            new = move, store(slot, part)
+        moves.append(new[0])
+        kept.append(new[1])
+    return treedef.unflatten(moves), treedef.unflatten(kept)
+
+
+def loses_small_steps(params: Params, state: State) -> str | None:
+    """What to say of parameters that rounding to nearest holds in place; None if none are so.
+
+    Args:
+        params: the parameters that are trained.
+        state: the state of their optimizer, in which :func:`stochastic_rounding`,
+            ``gradtx.compensated`` or ``gradtx.master_weights`` leaves a part.
+    """
+
+    def cures(x: Any) -> bool:
+        return hasattr(type(x), "keeps_small_steps")
+
+    if any(map(cures, jax.tree.leaves(state, is_leaf=cures))):
+        return None
+    narrow = [(path, p.dtype) for path, p in leaves_with_path(params)[0] if _is_narrow(p)]
+    if not narrow:
+        return None
+    path, dtype = narrow[0]
+    share = int(2 / jnp.finfo(dtype).eps)
+    others = f" and {len(narrow) - 1} more" if narrow[1:] else ""
+    return (
+        f"the parameter {path_string(path)!r}{others} in {dtype} is rounded to nearest after each "
+        f"step: an update below 1/{2 * share} of it is lost, one below 1/{share} may be. Pass "
+        "rounding_key to make_step or minimize, or put gradtx.stochastic_rounding, "
+        "gradtx.compensated or gradtx.master_weights around the optimizer"
+    )
+
+
+def _is_narrow(p: Any) -> bool:
+    return hasattr(p, "dtype") and is_narrow(p.dtype)

@@ -1,0 +1,84 @@
+"""Master weights: parameters in few bits follow a float32 copy that is trained."""
+
+from typing import Any, NamedTuple
+
+import jax
+
+from gradtx.engine.leaves import parameter
+from gradtx.engine.lift import needed
+from gradtx.numerics import is_narrow, widen
+from gradtx.pair import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    transformation,
+    with_extra_args_support,
+)
+from gradtx.paths import is_leaf, merge
+from gradtx.training.rounding import each_leaf, toward, whole_step, widened
+from gradtx.types import Array, DType, Params, Slots, State, Updates
+
+
+class MasterWeightsState(NamedTuple):
+    """master: float32 copies of the parameters, None where these are so precise; inner_state."""
+
+    inner_state: State
+    master: Slots
+
+    @property
+    def keeps_small_steps(self) -> bool:
+        """Whether a small step counts, though the parameters are rounded."""
+        return True
+
+
+@transformation
+def master_weights(inner: GradientTransformation) -> GradientTransformation:
+    r"""Train a float32 copy of the parameters; the parameters are the copy, rounded.
+
+    .. math:: w_0 = \theta_0, \qquad w_{t+1} = w_t + u_t(w_t), \qquad
+        \theta_{t+1} = \mathrm{round}(w_{t+1})
+
+    Args:
+        inner: the optimizer; put this around all of it, inside of :func:`accumulate` and guards.
+            It sees the copy as its parameters, and keeps its slots as for float32.
+
+    Leaves in float32 and wider have no copy. Updates by hand are those that lead to the rounded
+    copy: add them as they are. What else changes the parameters is undone by the next step.
+
+    State: `MasterWeightsState`; `master` is a slot: ``gradtx.get_slot(state, "master")``.
+
+    Source: P. Micikevicius et al., Mixed Precision Training, 2018, arXiv:1710.03740, section 3.1.
+
+    >>> import gradtx, jax.numpy as jnp
+    >>> tx, params = master_weights(gradtx.sgd(0.001)), jnp.full(1, 2.0, jnp.bfloat16)
+    >>> state = tx.init(params)
+    >>> for _ in range(100):
+    ...     params, state = gradtx.apply_gradients(tx, jnp.ones_like(params), params, state)
+    >>> params.tolist(), round(float(state.master[0]), 3)
+    ([1.8984375], 1.9)
+    """
+    tx = with_extra_args_support(inner)
+
+    def copy(p: Any) -> Array | None:
+        narrow = p is not None and is_narrow(parameter(p).dtype)
+        return widen(p) if narrow else None
+
+    def init(params: Params) -> State:
+        master = jax.tree.map(copy, params, is_leaf=is_leaf)
+        return MasterWeightsState(tx.init(merge(master, params)), master)
+
+    def rule(u: Array, p: Array, master: Array | None, dtype: DType) -> tuple[Array, Any]:
+        if master is None:
+            return u, None
+        new = master + u
+        return toward(new, p, dtype)[0], new
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        params = needed("master_weights", params)
+        trained = merge(state.master, params)
+        wide, inner_state = widened(tx, updates, state.inner_state, trained, extra_args)
+        moves, master = each_leaf(rule, wide, params, state.master, updates)
+        return moves, MasterWeightsState(inner_state, master)
+
+    return GradientTransformationExtraArgs(init, update, whole_step(update))
