@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from gradtx.numerics.steering import varying_axes
+from gradtx.numerics.steering import tracked, varying_axes
 from gradtx.pair import GradientTransformationExtraArgs
 from gradtx.paths import path_string
 from gradtx.types import Array, Params
@@ -16,17 +16,27 @@ AxisName: TypeAlias = str | tuple[str, ...]
 
 
 class Communicating(GradientTransformationExtraArgs):
-    """A pair whose devices communicate; it knows how much they send, for :func:`describe`."""
+    """A pair whose devices communicate.
+
+    Attributes:
+        message_bytes: the bytes that a device sends in a step, for :func:`describe`.
+        reduces: the axes over which it reduces gradients; :func:`minimize` takes each device's own.
+    """
 
     message_bytes: Callable[[Params], int]
+    reduces: tuple[str, ...] = ()
 
     @classmethod
     def made(
-        cls, init: Any, update: Any, message_bytes: Callable[[Params], int]
+        cls,
+        init: Any,
+        update: Any,
+        message_bytes: Callable[[Params], int],
+        reduces: AxisName = (),
     ) -> "Communicating":
-        """The pair, with the bytes that a device contributes to a step."""
+        """The pair with these attributes."""
         pair = cls(init, update)
-        pair.message_bytes = message_bytes
+        pair.message_bytes, pair.reduces = message_bytes, axes_of(reduces)
         return pair
 
 
@@ -72,7 +82,7 @@ def varying(x: Any) -> frozenset[str]:
 
 def keeps_account(axis_name: AxisName) -> bool:
     """Whether this is in a ``shard_map`` that tracks what differs between devices."""
-    return bool(varying(jax.lax.axis_index(axis_name)))
+    return bool(tracked(axes_of(axis_name)))
 
 
 def check_varying(where: str, axis_name: AxisName, leaves: list[tuple[Any, Any]]) -> None:
@@ -89,9 +99,9 @@ def check_varying(where: str, axis_name: AxisName, leaves: list[tuple[Any, Any]]
             raise ValueError(
                 f"{where}: the gradient at {path_string(path)!r} is the same on all devices of "
                 f"{axis_name!r}: JAX has summed it already, when it differentiated a replicated "
-                "parameter. Differentiate with respect to parameters that differ, "
-                f"params = jax.lax.pcast(params, {axis_name!r}, to='varying'), or call shard_map "
-                "with check_vma=False"
+                "parameter. Take the step with minimize, or differentiate with respect to "
+                f"parameters that differ, params = jax.lax.pcast(params, {axis_name!r}, "
+                "to='varying'), or call shard_map with check_vma=False"
             )
 
 

@@ -116,7 +116,7 @@ def _compressed(
     def bytes_sent(params: Params) -> int:
         return sum(message(tuple(p.shape)) for p in jax.tree.leaves(params))
 
-    return Communicating.made(start, update, bytes_sent)
+    return Communicating.made(start, update, bytes_sent, axis_name)
 
 
 def _filled(like: list[Any], values: list[Any], otherwise: list[Any] | None = None) -> list[Any]:

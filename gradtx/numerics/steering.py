@@ -210,6 +210,18 @@ def varying_axes(kind: Any) -> frozenset[str]:
     return frozenset(getattr(kind, "vma", ()) or ())
 
 
+def tracked(axes: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of these axes along which a ``shard_map`` here tracks what differs."""
+
+    def varies(axis: str) -> bool:
+        try:
+            return axis in varying_axes(jax.typeof(jax.lax.axis_index(axis)))
+        except NameError:  # it is not bound
+            return False
+
+    return tuple(filter(varies, axes))
+
+
 def vary(x: Any, axes: Iterable[str]) -> Any:
     """`x`, which the ``shard_map`` it is in is told to take for different along these axes."""
     axes = tuple(sorted(axes))

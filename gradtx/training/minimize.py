@@ -1,6 +1,6 @@
 """Minimizing: taking the gradients of a loss, and a step with them."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from gradtx.engine.leaves import gradient, parameter
 from gradtx.inspection.hyperparams import child_transformations
+from gradtx.numerics.steering import tracked, vary, varying_axes
 from gradtx.pair import BeforeFn, GradientTransformation
 from gradtx.paths import (
     Where,
@@ -89,14 +90,49 @@ def compute_gradients(
     >>> float(value), float(grads["a"]), grads["b"]
     (18.0, 12.0, None)
     """
-    trained = _trained(params, trainable)
     loss = scalar_loss(loss_fn, has_aux, any_shape=grad_loss is not None)
-    value, pull, aux = vjp(lambda t: loss(merge(t, params), *args), trained)
+    value, grads, aux = _differentiated(
+        lambda t: loss(merge(t, params), *args), _trained(params, trainable), grad_loss
+    )
+    return ((value, aux) if has_aux else value), grads
+
+
+def _differentiated(
+    loss: Callable[[Params], tuple[Array, Any]],
+    trained: Params,
+    grad_loss: Any,
+    axes: tuple[str, ...] = (),
+) -> tuple[Array, Updates, Any]:
+    """A loss, its gradient, which along these axes is each device's own, and what else it returns.
+
+    Raises:
+        ValueError: `grad_loss` has another shape; the loss is reduced over one of the axes.
+    """
+    value, pull, aux = vjp(loss, jax.tree.map(lambda p: _each_devices(p, axes), trained))
+    reduced = set(axes) - varying_axes(jax.typeof(value))
+    if reduced:
+        raise ValueError(
+            f"the loss is the same on all devices of {', '.join(map(repr, sorted(reduced)))}, over "
+            "which the optimizer reduces the gradients: return each device's own loss, and reduce "
+            "the value that the step returns"
+        )
     seed = jnp.ones_like(value) if grad_loss is None else jnp.asarray(grad_loss, value.dtype)
     if seed.shape != value.shape:
         raise ValueError(f"grad_loss has the shape {seed.shape}, the loss {value.shape}")
-    grads = jax.tree.map(lambda g: g.conj() if jnp.iscomplexobj(g) else g, pull(seed))
-    return ((value, aux) if has_aux else value), grads
+    gradients = pull(_each_devices(seed, varying_axes(jax.typeof(value))))
+    return value, jax.tree.map(lambda g: g.conj() if jnp.iscomplexobj(g) else g, gradients), aux
+
+
+def _each_devices(x: Any, axes: Iterable[str]) -> Any:
+    """`x`, which JAX is told to take for different along these axes."""
+    return vary(x, set(axes) - varying_axes(jax.typeof(x))) if axes else x
+
+
+def _reduced_axes(tx: GradientTransformation) -> tuple[str, ...]:
+    """The axes over which `tx` reduces gradients and JAX would, if it took parameters for equal."""
+    parts = (getattr(part, "expansion", part) for part in (tx, *_below(tx)))
+    axes = [axis for part in parts for axis in getattr(part, "reduces", ())]
+    return tracked(tuple(dict.fromkeys(axes)))
 
 
 def _trained(params: Params, trainable: Where | None) -> Params:
@@ -126,7 +162,8 @@ def before_gradients(tx: GradientTransformation) -> BeforeFn | None:
 
 def _below(tx: Any) -> Iterator[Any]:
     if getattr(tx, "declaration", None) is not None:
-        for _, child in child_transformations(tx):
+        children = list(child_transformations(tx)) or list(child_transformations(tx.expansion))
+        for _, child in children:
             yield child
             yield from _below(child)
 
@@ -224,7 +261,8 @@ def minimize(
 ) -> tuple[Params, State, Any]:
     """One step: take the gradient of a loss, transform it, and apply it.
 
-    A pure function, for use inside your own jit, scan or shard_map. Its two halves are
+    A pure function, for use inside your own jit, scan or shard_map, where :func:`aggregate` gets
+    each device's own gradient. Its two halves are
     :func:`compute_gradients` and :func:`apply_gradients`, between which gradients can be processed;
     :func:`make_step` compiles it, :func:`solve` runs it in a loop.
 
@@ -249,7 +287,8 @@ def minimize(
 
     Raises:
         TypeError: a trainable leaf is an integer or boolean array; the loss returns no number.
-        ValueError: the loss is not a scalar; no leaf is trainable; the state is for another tree.
+        ValueError: the loss is not a scalar; no leaf is trainable; the state is for another tree;
+            the loss is already reduced over an axis over which `tx` reduces the gradients.
 
     >>> import gradtx
     >>> tx, params = gradtx.sgd(0.5), {"w": 3.0}
@@ -267,8 +306,10 @@ def minimize(
             return looked_up(lambda t: loss(merge(t, params), *args), _trained(params, trainable))
 
         params, state = _prepared(before, params, state, touched)
-    value, grads = compute_gradients(
-        loss_fn, params, *args, has_aux=has_aux, grad_loss=grad_loss, trainable=trainable
+    trained = _trained(params, trainable)
+    loss = scalar_loss(loss_fn, has_aux, any_shape=grad_loss is not None)
+    value, grads, aux = _differentiated(
+        lambda t: loss(merge(t, params), *args), trained, grad_loss, _reduced_axes(tx)
     )
 
     def value_fn(trained: PyTree) -> Array:
@@ -276,11 +317,11 @@ def minimize(
         return loss(merge(trained, params), *args)[0]
 
     given = {
-        "value": value[0] if has_aux else value,
+        "value": value,
         "grad": grads,
         "value_fn": value_fn,
         **(extra_args or {}),
     }
     check_gradients(grads, params)
     params, state = _apply(tx, grads, params, state, given)
-    return params, state, value
+    return params, state, (value, aux) if has_aux else value

@@ -202,3 +202,75 @@ def test_programs_for_each_device_on_the_axes_of_make_mesh(tx, check_vma):
     sharded = jax.jit(jax.shard_map(device_step, mesh=default_mesh(), **specs))
     got = run(sharded, *jax.device_put((each, batch), on("data")))
     chex.assert_trees_all_close(got, run(jax.jit(mapped), each, split), rtol=1e-5, atol=1e-5)
+
+
+def own_builder():
+    """A user's builder, of which only what it returns says that it aggregates."""
+
+    @gradtx.transformation
+    def meeting():
+        return gradtx.chain(gradtx.aggregate("data"), gradtx.sgd(0.1))
+
+    return meeting()
+
+
+@pytest.mark.parametrize("check_vma", [False, True])
+@pytest.mark.parametrize(
+    ("tx", "alone"),
+    [
+        (
+            gradtx.chain(
+                gradtx.aggregate("data"), gradtx.clip_by_global_norm(0.1), gradtx.adamw(0.1)
+            ),
+            gradtx.chain(gradtx.clip_by_global_norm(0.1), gradtx.adamw(0.1)),
+        ),
+        (own_builder(), gradtx.sgd(0.1)),
+    ],
+    ids=["chain", "own builder"],
+)
+def test_minimize_takes_each_devices_own_gradient(tx, alone, check_vma):
+    """Replicated parameters, of which `check_vma` has JAX sum the gradients."""
+    p, batch = small()
+
+    def device_step(p, state, *batch):
+        p, state, (value, aux) = gradtx.minimize(
+            lambda p, *batch: (loss(p, *batch), p["b"]), tx, p, state, *batch, has_aux=True
+        )
+        return p, state, jax.lax.pmean((value, aux), "data")
+
+    specs = {
+        "in_specs": (P(), P(), P("data"), P("data")),
+        "out_specs": P(),
+        "check_vma": check_vma,
+    }
+    step = jax.jit(jax.shard_map(device_step, mesh=default_mesh(), **specs))
+    got, want = (jax.device_put(p, on()), tx.init(p)), (p, alone.init(p))
+    shared = jax.device_put(batch, on("data"))
+    for _ in range(3):
+        *got, (value, _) = step(*got, *shared)
+        *want, want_value = gradtx.minimize(loss, alone, *want, *batch)
+        np.testing.assert_allclose(value, want_value, rtol=1e-5)
+    chex.assert_trees_all_close(got[0], want[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("way", ["the loss", "the gradient"])
+def test_what_is_reduced_already_is_refused_with_advice(way):
+    p, batch = small()
+    tx = gradtx.chain(gradtx.aggregate("data"), gradtx.sgd(0.1))
+
+    def device_step(p, *batch):
+        if way == "the loss":
+
+            def mean(p, *batch):
+                return jax.lax.pmean(loss(p, *batch), "data")
+
+            return gradtx.minimize(mean, tx, p, tx.init(p), *batch)[0]
+        _, grads = gradtx.compute_gradients(loss, p, *batch)
+        return gradtx.apply_gradients(tx, grads, p, tx.init(p))[0]
+
+    specs = {"in_specs": (P(), P("data"), P("data")), "out_specs": P()}
+    words = {"the loss": "return each device's own loss", "the gradient": "step with minimize"}
+    with pytest.raises(ValueError, match=words[way]):
+        jax.jit(jax.shard_map(device_step, mesh=default_mesh(), **specs))(
+            jax.device_put(p, on()), *jax.device_put(batch, on("data"))
+        )
