@@ -783,7 +783,6 @@ CATALOGUE: dict[str, Entry] = {
     "conditionally_mask": Entry(
         lambda: gradtx.conditionally_mask(gradtx.adam(0.1), is_even),
         optax=lambda: optax.conditionally_mask(optax.adam(0.1), is_even),
-        why="solve: parameters stand still for a step",
     ),
     "accumulate": Entry(
         lambda: gradtx.accumulate(gradtx.adam(0.1), 2),
@@ -792,19 +791,16 @@ CATALOGUE: dict[str, Entry] = {
             {"inner": optax.sgd(1.0), "every": 1.5},
             {"inner": optax.sgd(1.0), "every": 2, "rows": {"table": 0}},
         ),
-        why="solve: parameters stand still within a window",
     ),
     "multi_steps": Entry(
         lambda: gradtx.multi_steps(gradtx.adam(0.1), 2),
         bad=({"opt": optax.sgd(1.0), "every_k_schedule": 0},),
         optax=lambda: optax.MultiSteps(optax.adam(0.1), 2).gradient_transformation(),
-        why="solve: parameters stand still within a window",
     ),
     "apply_every": Entry(
         lambda: gradtx.apply_every(2),
         bad=({"k": 0},),
         optax=lambda: optax.apply_every(2),
-        why="solve: parameters stand still for a step",
     ),
     "injected": Entry(
         lambda: gradtx.inject_hyperparams(gradtx.adam)(gradtx.linear_schedule(0.1, 0.0, 200)),

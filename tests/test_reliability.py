@@ -13,7 +13,7 @@ from tests.catalogue import Entry
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "reliability.md"
 # These start processes, or take their time.
-SLOW = {"elastic", "kills", "memory", "mutants"}
+SLOW = {"elastic", "kills", "plain_kills", "memory", "mutants"}
 
 
 @pytest.mark.parametrize(

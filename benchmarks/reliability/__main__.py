@@ -2,10 +2,10 @@
 
     python -m benchmarks.reliability [NAME ...] [--quick] [--json FILE]
 
-NAME is one of `kills`, `files`, `inputs`, `elastic`, `settings`, `extremes`, `counters`, `steps`,
-`memory` and `mutants`; without one it is all of them. Each prints a line: how often it was tried,
-how often that failed, what is known to fail, and the seconds. `--quick` is the short form that
-tests/test_reliability.py runs.
+NAME is one of `kills`, `plain_kills`, `files`, `inputs`, `elastic`, `settings`, `extremes`,
+`counters`, `steps`, `memory` and `mutants`; without one it is all of them. Each prints a line: how
+often it was tried, how often that failed, what is known to fail, and the seconds. `--quick` is the
+short form that tests/test_reliability.py runs.
 """
 
 import argparse
@@ -20,6 +20,7 @@ DEVICES = "--xla_force_host_platform_device_count=8"
 
 MODULES = {
     "kills": "kills",
+    "plain_kills": "kills",
     "files": "files",
     "inputs": "inputs",
     "elastic": "elastic",

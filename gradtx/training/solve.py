@@ -11,6 +11,7 @@ from gradtx.checks import check_integer
 from gradtx.composition.chain import NamedStates
 from gradtx.pair import GradientTransformation, with_extra_args_support
 from gradtx.paths import Where, merge, select
+from gradtx.rows import is_rows
 from gradtx.training.minimize import LossFn, apply_gradients, compute_gradients, scalar_loss
 from gradtx.tree import global_norm
 from gradtx.tree.sums import all_finite, any_nan
@@ -57,6 +58,21 @@ def _same(tree: PyTree, other: PyTree) -> Array:
     return functools.reduce(jnp.logical_and, jax.tree.leaves(equal), jnp.array(True))
 
 
+def _waits(
+    tx: GradientTransformation, grads: PyTree, state: State, params: Params, extra: dict[str, Any]
+) -> Array:
+    """Whether the updates of this step are zero and those of the next, from here, are not."""
+
+    def step(state: State, _: None) -> tuple[State, Array]:
+        updates, state = tx.update(grads, state, params, **extra)
+        leaves = jax.tree.leaves(updates, is_leaf=is_rows)
+        moving = [jnp.any((u.values if is_rows(u) else u) != 0) for u in leaves]
+        return state, functools.reduce(jnp.logical_or, moving, jnp.array(False))
+
+    _, (this, following) = jax.lax.scan(step, state, length=2)
+    return following & ~this
+
+
 def solve(
     loss_fn: LossFn,
     params: Params,
@@ -72,9 +88,9 @@ def solve(
     It stops when the parameters stop changing (or, with `tol`, when the norm of the gradient is at
     most `tol`), when it diverges, or after `max_steps`. It has diverged at the first step that
     starts from parameters that are not finite or whose gradient has a NaN; an infinite gradient is
-    still a direction, from which a clip can make a step. A first step that changes nothing stops it
-    only if the gradient is zero; a transformation that waits longer, as :func:`accumulate` does
-    within a window, is taken to have converged.
+    a direction, from which a clip can make a step. A step that changes nothing stops it, unless its
+    updates are zero and those of the next step are not; a transformation that waits longer, as
+    :func:`accumulate` may within a window, is taken to have converged.
 
     No point is evaluated twice: if the last link of a chain is a line search that keeps its value
     and gradient, as in :func:`lbfgs`, the next step starts from these.
@@ -172,17 +188,23 @@ def _solve(
         sound = all_finite(select(now.params, where)) & ~any_nan(grads)
         done = jnp.array(False) if tol is None else sound & (global_norm(grads) <= tol)
 
+        extra = {"value": value, "grad": grads, "value_fn": value_fn}
+
         def move(_: None) -> tuple[Params, State]:
-            extra = {"value": value, "grad": grads, "value_fn": value_fn}
             return apply_gradients(tx, grads, now.params, now.state, **extra)
 
         go = sound & ~done
         new, state = jax.lax.cond(go, move, lambda _: (now.params, now.state), None)
         steps = now.steps + jnp.where(done, 0, 1)
         still = _same(new, now.params)
-        # The first step of ADOPT or of a warm-up never moves anything.
-        moves_later = (now.steps == 0) & (global_norm(grads) > 0)
-        converged = done | (still & ~moves_later)
+        # The first update of ADOPT or of a warm-up is zero, as is Rprop's where all signs change.
+        waiting = jax.lax.cond(
+            still & go,
+            lambda _: _waits(tx, grads, now.state, select(now.params, where), extra),
+            lambda _: jnp.array(False),
+            None,
+        )
+        converged = done | (still & ~waiting)
         status = jnp.where(converged, Status.CONVERGED, Status.MAX_STEPS)
         status = jnp.where(sound, status, Status.DIVERGED).astype(jnp.int32)
         path = now.path

@@ -13,7 +13,7 @@ from gradtx.pair import (
     GradientTransformationExtraArgs,
     transformation,
 )
-from gradtx.transforms.linesearch import Line, conjugate, unbounded, value_dtype
+from gradtx.transforms.linesearch import Line, conjugate, value_dtype
 from gradtx.types import Array, Params, Slots, State, Updates
 
 
@@ -81,7 +81,9 @@ def scale_by_backtracking_linesearch(
     ``update`` takes `params` and the extra arguments `value`, `grad` and `value_fn`. It passes on
     to `value_fn` those other extra arguments that `value_fn` names.
 
-    State: `ScaleByBacktrackingLinesearchState`, value and rate in at least float32.
+    State: `ScaleByBacktrackingLinesearchState`, value and rate in at least float32. As in Optax,
+    the value and the error are infinite before the first step, so under ``jax_debug_infs`` call
+    ``init`` outside of ``jit``; steps compute with finite numbers.
 
     If no rate meets the condition, the last one is taken, as in Optax; if the loss is not finite
     there, the step is zero, the old value and gradient are kept, and the next search starts from
@@ -156,7 +158,7 @@ def scale_by_backtracking_linesearch(
             rate,
             jnp.where(failed, line.value, found.value),
             grad,
-            BacktrackingLinesearchInfo(found.count, unbounded(found.error)),
+            BacktrackingLinesearchInfo(found.count, found.error),
         )
         return line.step(rate), jax.tree.map(lambda n, o: n.astype(o.dtype), new, state)
 

@@ -21,12 +21,6 @@ def value_dtype(params: Params) -> DType:
     return scalar_dtype([jnp.asarray(x) for x in jax.tree.leaves(params)])
 
 
-def unbounded(error: Array) -> Array:
-    """An error as the state keeps it: infinite where the search has the largest number there is."""
-    with jax.debug_infs(False):
-        return jnp.where(error == jnp.finfo(error.dtype).max, jnp.inf, error)
-
-
 class Line:
     """The loss at ``params + rate * updates`` for rates to be tried."""
 

@@ -14,7 +14,7 @@ from gradtx.pair import (
     transformation,
 )
 from gradtx.transforms.interval import Point, choose, next_interval
-from gradtx.transforms.linesearch import Line, unbounded, value_dtype
+from gradtx.transforms.linesearch import Line, value_dtype
 from gradtx.types import Array, Params, Slots, State, Updates
 
 _LARGEST_STEP = 1e10
@@ -24,7 +24,8 @@ class ZoomLinesearchInfo(NamedTuple):
     """How a search ended.
 
     num_linesearch_steps: i32[], evaluations; decrease_error, curvature_error: by how much the
-    chosen point misses the two conditions, 0 if it meets them, infinite if none was found.
+    chosen point misses the two conditions: 0 if it meets them, the largest number of their type if
+    no point was found.
     """
 
     num_linesearch_steps: Array
@@ -126,7 +127,9 @@ def scale_by_zoom_linesearch(
     ``update`` takes `params` and the extra arguments `value`, `grad` and `value_fn`, and passes
     those of the others that `value_fn` names on to it.
 
-    State: `ScaleByZoomLinesearchState`, value and rate in at least float32.
+    State: `ScaleByZoomLinesearchState`, value and rate in at least float32. As in Optax, the value
+    and both errors are infinite before the first step, so under ``jax_debug_infs`` call ``init``
+    outside of ``jit``; steps compute with finite numbers.
 
     Optax bisects and interpolates as Nocedal and Wright do; here trial rates are those of Moré and
     Thuente, which use the slopes of both ends and need fewer evaluations. Where nothing lower is
@@ -234,7 +237,7 @@ def scale_by_zoom_linesearch(
             found.best.rate,
             found.best.value,
             line.kept(found.grad, state.grad),
-            ZoomLinesearchInfo(found.count, *map(unbounded, found.errors)),
+            ZoomLinesearchInfo(found.count, *found.errors),
         )
         new = jax.tree.map(lambda n, o: n.astype(o.dtype), new, state)
         return line.step(found.best.rate), new

@@ -105,3 +105,23 @@ def test_a_clip_makes_a_step_of_an_infinite_gradient():
 def test_bad_limits(bad):
     with pytest.raises(ValueError, match=next(iter(bad))):
         gradtx.solve(lambda x: x**2, 1.0, gradtx.sgd(0.1), **bad)
+
+
+@pytest.mark.parametrize(
+    ("tx", "start"),
+    [
+        (gradtx.rprop(1.0), [1.25, -3.0]),
+        (gradtx.rprop(1.0), [1.25, 3.25]),
+        (gradtx.apply_every(2), [1.25, -3.0]),
+        (gradtx.accumulate(gradtx.sgd(0.25), 2), [1.25, -3.0]),
+        (gradtx.adopt(gradtx.linear_schedule(0.0, 0.1, 10)), [1.25, -3.0]),
+    ],
+    ids=["rprop", "all signs change", "apply_every", "accumulate", "a late first step"],
+)
+def test_a_step_that_waits_is_not_the_end(tx, start):
+    """Rprop takes no step where the sign changed, here in both entries at once."""
+    if tx.declaration.name == "apply_every":
+        tx = gradtx.chain(gradtx.sgd(0.1), tx)
+    result = gradtx.solve(lambda x: jnp.sum(x**2), jnp.array(start), tx, max_steps=400)
+    assert int(result.steps) > 5
+    np.testing.assert_allclose(result.params, 0, atol=1e-2)
