@@ -4,6 +4,7 @@ from gradtx.numerics.mathematics import (
     abs_sq as abs_sq,
     all_finite as all_finite,
     any_nan as any_nan,
+    bounded as bounded,
     cube_root as cube_root,
     divide as divide,
     ema as ema,
@@ -12,6 +13,7 @@ from gradtx.numerics.mathematics import (
     one_per_row as one_per_row,
     row_mean as row_mean,
     shrink as shrink,
+    squarable as squarable,
     sum_sq as sum_sq,
 )
 from gradtx.numerics.precision import (

@@ -52,6 +52,29 @@ def any_nan(x: Array) -> Array:
     return jnp.isnan(jnp.sum(jnp.sign(widen(x))))
 
 
+def bounded(x: Array, terms: int = 1) -> Array:
+    """`x`, and where it is more, the largest number of which so many `terms` have a finite sum.
+
+    For sums and means of squares that are kept: two infinite ones, divided by each other or
+    subtracted, would be NaN at all later steps. NaN stays NaN.
+
+    >>> float(bounded(jnp.float32(jnp.inf), terms=2)) == float(jnp.finfo("float32").max) / 2
+    True
+    """
+    most = float(jnp.finfo(x.dtype).max) / terms
+    return jnp.where(x > most, most, x)
+
+
+def squarable(x: Array) -> Array:
+    """`x`, and where its square is infinite, the largest number of its sign whose square is not.
+
+    >>> bool(jnp.isfinite(jnp.square(squarable(jnp.float32(-1e30)))))
+    True
+    """
+    most = float(jnp.finfo(x.dtype).max) ** 0.5 * (1 - 1e-6)
+    return jnp.where(jnp.abs(x) > most, jnp.sign(x) * most, x)
+
+
 def cube_root(x: Array) -> Array:
     """The cube root of numbers that are not negative, to 3e-6 in float32.
 

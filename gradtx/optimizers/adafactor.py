@@ -9,7 +9,7 @@ import numpy as np
 from gradtx.checks import Count, Decay, Limit, NonNegative
 from gradtx.composition.chain import chain, identity
 from gradtx.engine.lift import leafwise
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, ema, inverse_root
+from gradtx.numerics import Step, abs_sq, accumulator_dtype, bounded, ema, inverse_root
 from gradtx.numerics.steering import delay, recompute
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
@@ -89,8 +89,9 @@ def scale_by_factored_rms(
             clipping.
 
     State: `FactoredState`; a matrix needs rows plus columns instead of their product. Optax keeps
-    it in the parameter's type, where :math:`\epsilon` underflows in float16. Parameters are not
-    needed.
+    it in the parameter's type, where :math:`\epsilon` underflows in float16. Means of squares are
+    bounded, so that one gradient of 1e30 is not NaN at all later steps, as in Optax. Parameters are
+    not needed.
 
     Source: N. Shazeer and M. Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost,
     2018, arXiv:1804.04235, algorithms 4 and 5.
@@ -144,15 +145,17 @@ def scale_by_factored_rms(
         # Added to the means rather than the squares, epsilon costs no copy of the leaf; nor do the
         # squares, which each mean computes for itself. The means over rows come second, in one pass
         # with those of the clip.
-        col = ema(jnp.mean(square, axis=d1) + epsilon, s.v_col, beta)
+        # Infinite means would divide each other, now and ever after.
+        n = g.size
+        col = ema(bounded(jnp.mean(square, axis=d1), n) + epsilon, s.v_col, beta)
         again = recompute(abs_sq, g, after=jnp.max(col))
-        row = ema(jnp.mean(again, axis=d0) + epsilon, s.v_row, beta)
+        row = ema(bounded(jnp.mean(again, axis=d0), n) + epsilon, s.v_row, beta)
         mean = jnp.mean(row, axis=d1 - (d1 > d0), keepdims=True)
         by_row = jnp.expand_dims(inverse_root(row) * jnp.sqrt(mean), d0)
         by_col = jnp.expand_dims(inverse_root(col), d1)
         if clipping_threshold is not None:
-            rows = jnp.mean(abs_sq(g * by_col), axis=d0, keepdims=True) * jnp.square(by_row)
-            length = jnp.sqrt(jnp.mean(rows))
+            rows = jnp.sqrt(jnp.mean(abs_sq(g * by_col), axis=d0, keepdims=True)) * by_row
+            length = jnp.sqrt(jnp.mean(jnp.square(rows)))
             by_row = by_row * shrink_factor(length, clipping_threshold)
             by_col = delay(by_col, after=length)  # or XLA writes it out for both products
         return g * by_row * by_col, {"v_row": row, "v_col": col, "v": s.v}

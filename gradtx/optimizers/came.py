@@ -7,7 +7,14 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, NonNegative, Positive
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import leafwise
-from gradtx.numerics import abs_sq, accumulator_dtype, ema, inverse_root, zeros_like
+from gradtx.numerics import (
+    abs_sq,
+    accumulator_dtype,
+    bounded,
+    ema,
+    inverse_root,
+    zeros_like,
+)
 from gradtx.numerics.steering import recompute
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
@@ -69,7 +76,8 @@ def scale_by_came(
         clipping_threshold: :math:`d > 0`.
         mu_dtype: the type in which :math:`\mu` is kept; the parameter's unless given.
 
-    State: `ScaleByCameState`.
+    State: `ScaleByCameState`. Means of squares are bounded: infinite ones, of a gradient of 1e30,
+    would divide each other.
 
     Source: Y. Luo et al., CAME: Confidence-guided Adaptive Memory Efficient Optimization, 2023,
     arXiv:2307.02047, algorithm 2; vectors are treated as in the authors' code.
@@ -104,13 +112,14 @@ def scale_by_came(
             mu = new["mu"] = ema(u * shrink_factor(rms(u), clipping_threshold), s.mu, b1)
             return mu, new
 
-        rows = ema(jnp.mean(abs_sq(g), -1) + eps, s.v_row, b2)
+        # Infinite means would divide each other, now and ever after.
+        rows = ema(bounded(jnp.mean(abs_sq(g), -1), g.size) + eps, s.v_row, b2)
         again = recompute(abs_sq, g, after=jnp.max(rows))
-        cols = ema(jnp.mean(again, -2) + eps, s.v_col, b2)
+        cols = ema(bounded(jnp.mean(again, -2), g.size) + eps, s.v_col, b2)
         new["v_row"], new["v_col"] = rows, cols
         by_row, by_col = _unfactored(rows, cols)
-        mean = jnp.mean(abs_sq(g * by_col), -1, keepdims=True) * jnp.square(by_row)
-        length = jnp.sqrt(jnp.mean(mean))
+        of_row = jnp.sqrt(jnp.mean(abs_sq(g * by_col), -1, keepdims=True)) * by_row
+        length = jnp.sqrt(jnp.mean(jnp.square(of_row)))
         by_row = by_row * shrink_factor(length, clipping_threshold)
 
         def scaled(g: Array, by_row: Array, by_col: Array) -> Array:
@@ -122,9 +131,9 @@ def scale_by_came(
             return abs_sq(scaled(g, by_row, by_col) - mu)
 
         square = recompute(instability, g, by_row, by_col, after=jnp.max(cols))
-        rows = ema(jnp.mean(square, -1) + eps_residual, s.residual_row, b3)
+        rows = ema(bounded(jnp.mean(square, -1), g.size) + eps_residual, s.residual_row, b3)
         square = recompute(instability, g, by_row, by_col, after=jnp.max(rows))
-        cols = ema(jnp.mean(square, -2) + eps_residual, s.residual_col, b3)
+        cols = ema(bounded(jnp.mean(square, -2), g.size) + eps_residual, s.residual_col, b3)
         new["residual_row"], new["residual_col"] = rows, cols
         by_row, by_col = _unfactored(rows, cols)
         return mu * by_row * by_col, new

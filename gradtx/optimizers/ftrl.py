@@ -6,7 +6,16 @@ import jax.numpy as jnp
 
 from gradtx.checks import NonNegative, Positive
 from gradtx.engine.lift import elementwise
-from gradtx.numerics import abs_sq, accumulator_dtype, compute_dtype, divide, full_like, zeros_like
+from gradtx.numerics import (
+    abs_sq,
+    accumulator_dtype,
+    bounded,
+    compute_dtype,
+    divide,
+    full_like,
+    squarable,
+    zeros_like,
+)
 from gradtx.numerics.steering import delay
 from gradtx.pair import GradientTransformation, transformation
 from gradtx.types import Array, Slots
@@ -51,7 +60,8 @@ def ftrl(
     Arguments and formula are those of Keras. As there, the first step forgets the initial
     parameters except for what :math:`z` keeps of them: start from zeros. Optax has no FTRL.
 
-    State: `FtrlState`; with a schedule, inside a `ScheduledState`.
+    State: `FtrlState`; with a schedule, inside a `ScheduledState`. A gradient whose square is more
+    than the accumulator can hold counts as the largest whose square is not.
 
     Raises:
         ValueError: ``update`` is called without parameters, or `learning_rate_power` is positive.
@@ -80,11 +90,12 @@ def ftrl(
         }
 
     def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
+        g = jnp.where(jnp.isfinite(g), squarable(g), g)
         square = abs_sq(g)
         pull = 2 * l2_shrinkage_regularization_strength
-        growth = root(s.accumulator + square) - root(s.accumulator)
+        growth = root(bounded(s.accumulator + square)) - root(s.accumulator)
         z = s.linear + g + (pull - growth * (1 / learning_rate)) * p
-        n = s.accumulator + delay(square, after=z)  # z reads the old one
+        n = bounded(s.accumulator + delay(square, after=z))  # z reads the old one
         curvature = (root(n) + beta) * (1 / learning_rate) + 2 * l2_regularization_strength
         size = jnp.maximum(jnp.abs(z) - l1_regularization_strength, 0)
         step = -jnp.sign(z) * divide(size, curvature) - p

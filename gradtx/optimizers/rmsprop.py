@@ -119,7 +119,8 @@ def scale_by_stddev(
 
     State: `ScaleByRStdDevState`, or `ScaleByRStdDevWithCountState` with bias correction. Both
     moments are kept in float32 or wider, since their difference is taken. A difference that
-    rounding makes negative counts as 0, where Optax gives NaN.
+    rounding makes negative counts as 0, and one of infinite numbers as infinite, where Optax gives
+    NaN.
 
     Source: A. Graves, Generating Sequences with Recurrent Neural Networks, 2013, arXiv:1308.0850,
     equations 38-45.
@@ -139,7 +140,8 @@ def scale_by_stddev(
         mu, nu = ema(g, s.mu, decay), ema(abs_sq(g), s.nu, decay)
         mean = debias(mu, decay, t) if bias_correction else mu
         square = debias(nu, decay, t) if bias_correction else nu
-        variance = jnp.maximum(square - abs_sq(mean), 0)
+        # Of an infinite square the mean's may be infinite too.
+        variance = jnp.where(square < jnp.inf, jnp.maximum(square - abs_sq(mean), 0), square)
         return g / _root(variance, eps, eps_in_sqrt), {"mu": mu, "nu": nu}
 
     state = ScaleByRStdDevWithCountState if bias_correction else ScaleByRStdDevState

@@ -169,6 +169,6 @@ def adaptive_normalize(eta: NonNegative = 0.01) -> GradientTransformation:
 
         length = global_norm(map_updates(lambda g, p: g * size(p), g, p))
         factor = divide(jnp.ones([]), length)
-        return map_updates(lambda g, p: g * jnp.square(size(p)) * factor, g, p), {}
+        return map_updates(lambda g, p: g * size(p) * factor * size(p), g, p), {}
 
     return treewise(EmptyState, None, None, rule, rows=True)

@@ -9,7 +9,7 @@ from gradtx import tree
 from gradtx.checks import NonNegative, Positive, PositiveCount
 from gradtx.engine.leaves import parameter
 from gradtx.engine.lift import needed
-from gradtx.numerics import Step, cast, divide, increment, scalar_dtype, widen
+from gradtx.numerics import Step, bounded, cast, divide, increment, scalar_dtype, squarable, widen
 from gradtx.numerics.steering import delay, recompute
 from gradtx.pair import (
     GradientTransformation,
@@ -75,7 +75,8 @@ def mechanize(
     grows: train a float32 copy.
 
     State: `MechanicState`. The starting point is the parameters of the first update. Optax keeps
-    the numbers in the parameters' types.
+    the numbers in the parameters' types, and has NaN in them after one gradient of 1e30, whose
+    square is bounded here.
 
     Raises:
         ValueError: ``update`` is called without parameters.
@@ -122,9 +123,8 @@ def mechanize(
         first = state.count == 0
         x0 = _map(lambda p, x: x if p is None else jnp.where(first, p, x), params, state.x0)
         factor = jnp.sum(state.s)
-        decay = divide(
-            weight_decay * factor * tree.global_norm(updates), tree.global_norm(params) + eps
-        )
+        length = jnp.sqrt(bounded(tree.norm_sq(updates)))
+        decay = divide(weight_decay * factor * length, tree.global_norm(params) + eps)
         back = _map(lambda p, x: None if p is None else widen(x) - widen(p), params, x0)
         step = Step(state.count, decay.dtype)
 
@@ -162,10 +162,10 @@ def mechanize(
     def _learned(state: Any, h: Array) -> tuple[Array, tuple[Array, Array, Array]]:
         """The parts of the factor, and the reward, the largest product and the squared ones."""
         betas = jnp.array([1 - 0.1**i for i in range(1, num_betas + 1)], state.s.dtype)
-        h = h.astype(state.s.dtype)
+        h = squarable(h.astype(state.s.dtype))
         reward = betas * state.r + jnp.clip(h, -state.m, state.m) * state.s
         largest = jnp.maximum(betas * state.m, jnp.abs(h) + eps)
-        square = betas**2 * state.v + h**2
+        square = bounded(betas**2 * state.v + h**2)
         wealth = s_init / num_betas * largest + jnp.maximum(reward, 0)
         return divide(wealth, jnp.sqrt(square) + eps), (reward, largest, square)
 
