@@ -440,6 +440,7 @@ from gradtx.wrappers.master_weights import (
 )
 from gradtx.wrappers.mechanic import MechanicState as MechanicState, mechanize as mechanize
 from gradtx.wrappers.multi_steps import MultiSteps as MultiSteps, multi_steps as multi_steps
+from gradtx.wrappers.offload import OffloadState as OffloadState, offload as offload
 from gradtx.wrappers.predecay import decay_first as decay_first
 from gradtx.wrappers.privacy import (
     DifferentiallyPrivateAggregateState as DifferentiallyPrivateAggregateState,

@@ -917,6 +917,10 @@ CATALOGUE: dict[str, Entry] = {
         bad=({"inner": optax.sgd(1.0), "dtype": "float64"},),
         why="precision: its updates lead to rounded parameters",
     ),
+    "offload": Entry(
+        lambda: gradtx.offload(gradtx.adam(0.1), min_size=0),
+        bad=({"inner": optax.sgd(1.0), "min_size": -1}, {"inner": optax.sgd(1.0), "strict": 1}),
+    ),
     "count_steps": Entry(lambda: gradtx.count_steps()),
     "snapshot": Entry(
         lambda: gradtx.snapshot("norm", norm),

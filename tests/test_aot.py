@@ -210,3 +210,65 @@ def test_rows_cost_what_they_touch_on_chips_that_are_not_here():
     for chip, (temporary, loops) in json.loads(done.stdout.splitlines()[-1]).items():
         assert temporary < 5 * 1024 * 128 * 4, chip
         assert loops == 0, chip
+
+
+OFFLOAD = """
+import json, re, sys
+from benchmarks import aot
+import jax, jax.numpy as jnp, gradtx
+
+def compiled(tx, device, side, leaves):
+    here = aot.SingleDeviceSharding(device)
+    host = aot.SingleDeviceSharding(device, memory_kind="pinned_host")
+    p = {f"x{i}": jax.ShapeDtypeStruct((side, side), jnp.float32) for i in range(leaves)}
+    s = jax.eval_shape(tx.init, p)
+    offloaded = "offload" in repr(tx)
+    places = jax.tree.map(lambda x: host if x.ndim and offloaded else here, s)
+    def step(p, s, g):
+        return gradtx.apply_gradients(tx, g, p, s)
+    run = jax.jit(
+        step, donate_argnums=(0, 1), in_shardings=(here, places, here), out_shardings=(here, places)
+    )
+    return run.lower(p, s, p).compile()
+
+side, leaves = int(sys.argv[1]), int(sys.argv[2])
+leaf, adamw = 4 * side**2, gradtx.adamw(1e-3)
+for chip, device in aot.available().items():
+    if chip not in (sys.argv[3:] or [chip]):
+        continue
+    there = compiled(gradtx.offload(adamw), device, side, leaves)
+    layout = re.search(r"entry_computation_layout=.(.*)", there.as_text())[1]
+    memory = there.memory_analysis()
+    print(json.dumps({
+        "chip": chip,
+        "arguments": layout.split(")->")[0].count("S(5)"),
+        "results": layout.split(")->")[1].count("S(5)"),
+        "device": memory.argument_size_in_bytes / leaf,
+        "host": memory.host_argument_size_in_bytes / leaf,
+        "overwritten": memory.host_alias_size_in_bytes / leaf,
+        "temporary": memory.temp_size_in_bytes / leaf,
+    }))
+"""
+
+
+@pytest.mark.slow
+def test_offloaded_slots_lie_on_the_host_on_chips_that_are_not_here():
+    """Parameters and gradients are on the device, all slots on the host, and overwritten there."""
+    for found in printed(OFFLOAD, "2048", "12"):
+        chip = found["chip"]
+        assert found["device"] == pytest.approx(24, abs=0.01), chip
+        assert found["host"] == found["overwritten"] == found["results"] == 24, chip
+        # The layout of a GPU's program does not say where its arguments lie.
+        assert found["arguments"] == (0 if chip == "H100" else 24), chip
+        # An H100 brings in the slots of two leaves at a time; a TPU all, if there is room.
+        assert found["temporary"] < (6 if chip == "H100" else 27), chip
+
+
+@pytest.mark.slow
+def test_a_tpu_brings_in_what_there_is_room_for():
+    """20 leaves of 256 MB, with their gradients 10.7 of 16 GB; the slots would be 10.7 more."""
+    if "TPU v5e" not in chips():
+        pytest.skip("libtpu is not installed: pip install gradtx[aot]")
+    (found,) = printed(OFFLOAD, "8192", "20", "TPU v5e")
+    assert found["arguments"] == found["results"] == 40
+    assert found["temporary"] < 21

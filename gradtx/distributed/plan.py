@@ -75,7 +75,11 @@ class Plan:
         ]
         self.dtypes = [None if p is None else p.dtype for _, p in leaves]
         self.params = self._abstract(self.shapes)
-        self.state = jax.eval_shape(self.tx.init, self.params)
+        made: Any = jax.make_jaxpr(self.tx.init, return_shape=True)(self.params)
+        self.state = made[1]
+        self.on_host = [
+            getattr(x, "memory_space", None) == jax.memory.Space.Host for x in made[0].out_avals
+        ]
         rules = self.tx.rules
         self.probe = None
         if rules is not None and all(rule.scope is Scope.ENTRY for rule in rules):
@@ -172,8 +176,18 @@ class Plan:
                 new.append((on_slot if name in slots else walk)(below, child, other))
             return rebuilt(node, new)
 
-        placed.state = walk("", self.state, self.probe)
+        placed.state = self._where_made(walk("", self.state, self.probe))
         return placed
+
+    def _where_made(self, state: PyTree) -> PyTree:
+        """The state with the host's memory for what `init` puts there."""
+        structure: Any
+        leaves, structure = jax.tree.flatten(state)
+        for i, (x, on_host) in enumerate(zip(leaves, self.on_host, strict=True)):
+            if on_host:
+                place = x.sharding.with_memory_kind("pinned_host")
+                leaves[i] = jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
+        return structure.unflatten(leaves)
 
     def _mirrors(self, node: Any) -> bool:
         """Whether a part of a state of another library looks like the parameters."""

@@ -1,0 +1,107 @@
+"""Offloading: a state in the memory of the host, brought in while a step needs it."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.checks import Count
+from gradtx.numerics.steering import is_tracer
+from gradtx.pair import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    transformation,
+    with_extra_args_support,
+)
+from gradtx.types import Params, PyTree, State, Updates
+
+HOST = "pinned_host"
+
+
+class OffloadState(NamedTuple):
+    """inner_state: the inner state, whose large arrays lie in the host's memory."""
+
+    inner_state: State
+
+
+@transformation
+def offload(
+    inner: GradientTransformation, *, min_size: Count = 4096, strict: bool = True
+) -> GradientTransformation:
+    """Keep a state in the pinned memory of the host, and bring it in inside the compiled step.
+
+    Args:
+        inner: the transformation.
+        min_size: arrays with fewer entries stay on the device, as counters and random keys do.
+        strict: whether to refuse a backend that has no pinned host memory; if not, the state stays
+            on the device there.
+
+    ``jax.jit(tx.init)(params)`` makes the state in the host's memory; without ``jit`` it is made on
+    the device first. In a donated step the arrays are overwritten where they lie. Which are brought
+    in when is XLA's choice: compiled for an H100, a few at a time; for a TPU, as many as there is
+    room for. What is offloaded in a loop, as inside of :func:`accumulate` or a guard, moves only
+    when a step is taken, but XLA for GPUs does not compile it (jax 0.10.2): put it around them
+    there. :func:`state_sharding` keeps divided slots on the hosts of their devices.
+
+    State: `OffloadState`.
+
+    Raises:
+        ValueError: the devices have no pinned host memory, and `strict` is true.
+
+    Source: J. Ren et al., ZeRO-Offload: Democratizing Billion-Scale Model Training, 2021,
+    arXiv:2101.06840.
+
+    >>> import gradtx
+    >>> state = offload(gradtx.adam(1e-3)).init({"w": jnp.zeros((64, 64))})
+    >>> gradtx.get_slot(state, "mu", "w").sharding.memory_kind
+    'pinned_host'
+    """
+    tx = with_extra_args_support(inner)
+
+    def moved(state: State, to: str) -> State:
+        return jax.tree.map(lambda x: _moved(x, to, strict) if _is_large(x) else x, state)
+
+    def _is_large(x: Any) -> bool:
+        typed = hasattr(x, "dtype") and not jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+        return typed and x.ndim > 0 and x.size >= min_size
+
+    def init(params: Params) -> State:
+        return OffloadState(moved(tx.init(params), HOST))
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        here = moved(state.inner_state, "device")
+        updates, inner_state = tx.update(updates, here, params, **extra_args)
+        return updates, OffloadState(moved(inner_state, HOST))
+
+    whole = tx.step
+    if whole is None:
+        return GradientTransformationExtraArgs(init, update)
+
+    def step(
+        updates: Updates, state: State, params: Params, **extra_args: Any
+    ) -> tuple[Params, State]:
+        here = moved(state.inner_state, "device")
+        params, inner_state = whole(updates, here, params, **extra_args)
+        return params, OffloadState(moved(inner_state, HOST))
+
+    return GradientTransformationExtraArgs(init, update, step)
+
+
+def _moved(x: Any, to: str, strict: bool) -> PyTree:
+    """An array in the host's memory, or on the device."""
+    concrete = isinstance(x, jax.Array) and not is_tracer(x)
+    device = next(iter(x.sharding.device_set)) if concrete else jax.devices()[0]
+    kinds = [memory.kind for memory in device.addressable_memories()]
+    if HOST not in kinds:
+        if strict:
+            raise ValueError(
+                f"offload: {device.platform} devices have no {HOST} memory, only "
+                f"{', '.join(kinds)}; with strict=False the state stays on them"
+            )
+        return x
+    if concrete:
+        kind = HOST if to == HOST else device.default_memory().kind
+        return jax.device_put(x, x.sharding.with_memory_kind(kind))
+    return jax.device_put(x, jax.memory.Space.Host if to == HOST else jax.memory.Space.Device)

@@ -1,0 +1,98 @@
+"""A state in the host's memory: the same bits, in the memory that it says, wherever it is used."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+import gradtx
+from gradtx.wrappers import offload as module
+
+P = {"w": jnp.asarray(np.random.default_rng(0).normal(size=(8, 64)), jnp.float32), "b": jnp.ones(8)}
+
+
+def loss(p, x):
+    return jnp.mean(jnp.square(p["w"].T @ p["b"] - x))
+
+
+def places(state, name):
+    return {
+        k: x.sharding.memory_kind for k, x in gradtx.get_slot(state, name).items() if x is not None
+    }
+
+
+def run(tx, steps=3, sharding=None):
+    step = gradtx.make_step(loss, tx, sharding=sharding)
+    p = jax.tree.map(jnp.copy, P)
+    p = p if sharding is None else jax.device_put(p, sharding.params)
+    state = step.init(p)
+    for i in range(steps):
+        p, state, _ = step(p, state, i)
+    return p, state
+
+
+ADAMW = gradtx.adamw(1e-2)
+SMALL = gradtx.offload(ADAMW, min_size=64)
+NESTED = {
+    "alone": (SMALL, ADAMW),
+    "in a chain": (
+        gradtx.chain(gradtx.clip_by_global_norm(0.1), SMALL),
+        gradtx.chain(gradtx.clip_by_global_norm(0.1), ADAMW),
+    ),
+    "in a window": (gradtx.accumulate(SMALL, 2), gradtx.accumulate(ADAMW, 2)),
+    "around a window": (
+        gradtx.offload(gradtx.accumulate(ADAMW, 2), min_size=64),
+        gradtx.accumulate(ADAMW, 2),
+    ),
+    "in a guard": (gradtx.apply_if_finite(SMALL, 3), gradtx.apply_if_finite(ADAMW, 3)),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [n if n == "alone" else pytest.param(n, marks=pytest.mark.slow) for n in NESTED]
+)
+def test_the_same_bits_and_large_slots_on_the_host(name):
+    ours, plain = NESTED[name]
+    (p, state), (q, other) = run(ours), run(plain)
+    chex.assert_trees_all_equal((p, jax.tree.leaves(state)), (q, jax.tree.leaves(other)))
+    for slot in ("mu", "nu"):
+        assert places(state, slot) == {"w": "pinned_host", "b": "device"}
+    assert p["w"].sharding.memory_kind == "device"
+
+
+def test_eagerly_too_and_back_from_a_checkpoint(tmp_path):
+    state = SMALL.init(P)
+    p, state = gradtx.apply_gradients(SMALL, P, P, state)
+    assert places(state, "nu") == {"w": "pinned_host", "b": "device"}
+    gradtx.save_checkpoint(tmp_path / "run.npz", p, state, SMALL)
+    back = gradtx.load_checkpoint(tmp_path / "run.npz")
+    want = gradtx.apply_gradients(SMALL, P, p, state)
+    got = gradtx.apply_gradients(back.tx, P, back.params, back.state)
+    chex.assert_trees_all_equal(got, want)
+    assert places(got[1], "nu") == {"w": "pinned_host", "b": "device"}
+
+
+def test_init_under_jit_makes_it_there():
+    assert places(jax.jit(SMALL.init)(P), "mu") == {"w": "pinned_host", "b": "device"}
+
+
+def test_a_divided_state_lies_on_the_hosts():
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
+    place = {
+        k: NamedSharding(mesh, s) for k, s in [("w", PartitionSpec("x")), ("b", PartitionSpec())]
+    }
+    sharding = gradtx.state_sharding(SMALL, P, place)
+    p, state = run(SMALL, sharding=sharding)
+    assert places(state, "mu") == {"w": "pinned_host", "b": "device"}
+    assert gradtx.get_slot(state, "mu", "w").sharding.spec == PartitionSpec("x")
+    chex.assert_trees_all_close(p, run(ADAMW)[0], rtol=1e-6)
+
+
+def test_where_there_is_no_such_memory_it_says_so_or_stays(monkeypatch):
+    monkeypatch.setattr(module, "HOST", "elsewhere")
+    with pytest.raises(ValueError, match=r"offload: cpu devices have no elsewhere memory, only .*"):
+        SMALL.init(P)
+    state = gradtx.offload(ADAMW, min_size=0, strict=False).init(P)
+    assert places(state, "mu") == {"w": "device", "b": "device"}
