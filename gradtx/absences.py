@@ -31,7 +31,7 @@ DIFFERENT = {
     "prodigy": "keeps its estimate while gradients are 0, where Optax gets NaN",
     "reduce_on_plateau": "a relative tolerance is to the absolute value",
     "schedule_free": "its weights see the schedule from step 0 on, Optax's from step 1",
-    "lbfgs": "leaves out pairs without positive curvature",
+    "lbfgs": "leaves out pairs with hardly any curvature or a negative one",
     "microbatch": "accumulators are named by strings: 'sum', 'mean', 'concat'",
     "polyak_sgd": "`scaling` multiplies every step",
     "rprop": "the update is that of this step, as in the paper; Optax's is of the one before",

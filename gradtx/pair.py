@@ -109,6 +109,7 @@ class GradientTransformation(_Pair, Declared):
     ) -> Self:
         pair = super().__new__(cls, init, update)
         pair._members = _Members(step, before_gradients, rule, parts)
+        _tell_flax(cls)
         return pair
 
     @classmethod
@@ -217,6 +218,13 @@ class GradientTransformationExtraArgs(GradientTransformation):
     """A pair whose ``update`` takes ``**extra_args``: every one that gradtx builds does."""
 
 
+def _tell_flax(cls: type[GradientTransformation]) -> None:
+    """Let Flax's nnx, if it is loaded, hold pairs as data: as static values it refuses arrays."""
+    register = getattr(sys.modules.get("flax.nnx"), "register_data_type", None)
+    if register is not None:
+        register(cls)
+
+
 def _remade(cls: type[GradientTransformation], pair: Any, members: _Members) -> Any:
     return cls(*pair, **vars(members))
 
@@ -308,8 +316,12 @@ class _Lazy:
 
     def init(self, params: Params) -> State:
         self.declaration.check_numbers()
-        params = as_arrays(params)
-        state = self.expansion.init(params)
+        rule = self.expansion.rule
+        if rule is not None and not rule.state._fields:
+            # A tree may also hold what is never trained, if nothing is to be kept for it.
+            state = rule.state()
+        else:
+            state = self.expansion.init(as_arrays(params))
         # A ScheduledState belongs to an inner transformation: this one has a clock of its own.
         clocked = _clock(state) is not None and not isinstance(state, ScheduledState)
         if not self.schedules or clocked:

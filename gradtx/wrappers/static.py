@@ -11,9 +11,9 @@ def static(inner: GradientTransformation) -> GradientTransformation:
     """`inner` as a pytree without leaves: its array hyperparameters are constants.
 
     A transformation is data: its array hyperparameters are traced, swept and mapped over. A host
-    that holds it as a static attribute, such as ``flax.nnx.Optimizer`` or a static field of an
-    Equinox module, refuses arrays there. This hides them. It hashes and compares by their values,
-    so that equal ones compile once.
+    that holds it as a static attribute, such as a static field of an Equinox module, warns of
+    arrays there or refuses them. This hides them. It hashes and compares by their values, so that
+    equal ones compile once.
 
     Args:
         inner: the transformation, whose hyperparameters must not be traced.

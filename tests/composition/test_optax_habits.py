@@ -145,3 +145,29 @@ def test_the_way_of_an_equinox_module():
     updates, _ = tx.update(grads, state, model)  # the module itself will do here
     model = eqx.apply_updates(model, updates)
     np.testing.assert_allclose(model.weight, 0.9, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda lib: lib.sgd(0.1),
+        lambda lib: lib.sgd(lib.exponential_decay(0.1, 1, 0.5)),
+        lambda lib: lib.chain(
+            lib.clip_by_global_norm(0.5), lib.add_decayed_weights(0.1), lib.sgd(0.1)
+        ),
+    ],
+    ids=["sgd", "schedule", "chain"],
+)
+def test_a_whole_equinox_module_where_nothing_is_kept(make):
+    """An optimizer without slots takes what is never trained among the parameters, as in Optax."""
+    ends = []
+    for lib in (gradtx, optax):
+        model, tx = Model(jnp.ones(2), jnp.arange(3), jax.nn.relu), make(lib)
+        state = tx.init(model)
+        for _ in range(3):
+            grads = eqx.filter_grad(lambda m: jnp.sum(m.activation(m.weight) ** 2))(model)
+            updates, state = tx.update(grads, state, model)
+            model = eqx.apply_updates(model, updates)
+        ends.append(model)
+    np.testing.assert_allclose(ends[0].weight, ends[1].weight, rtol=1e-6)
+    assert ends[0].steps.tolist() == [0, 1, 2]

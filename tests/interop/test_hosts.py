@@ -86,6 +86,52 @@ def test_flax_nnx_optimizer(name):
     same({"bias": model.bias[...], "kernel": model.kernel[...]}, want)
 
 
+@pytest.mark.parametrize("held", ["Optimizer", "ModelAndOptimizer"])
+def test_flax_nnx_optimizer_holds_array_hyperparameters_as_data(held):
+    nnx = pytest.importorskip("flax.nnx")
+    if not hasattr(nnx, "register_data_type"):
+        pytest.skip("this Flax takes any optimizer as a static value")
+    compiled = []
+
+    @nnx.jit
+    def step(model, optimizer):
+        compiled.append(held)
+        grads = nnx.grad(lambda m: jnp.mean((m(jnp.ones((3, 2))) - 1) ** 2))(model)
+        optimizer.update(*((grads,) if held == "ModelAndOptimizer" else (model, grads)))
+
+    def trained(*transformations):
+        model = nnx.Linear(2, 1, rngs=nnx.Rngs(0))
+        optimizer = getattr(nnx, held)(model, transformations[0], wrt=nnx.Param)
+        for tx in transformations:
+            optimizer.tx = tx
+            step(model, optimizer)
+        return model.kernel[...]
+
+    rates = [0.25, 0.5]
+    found = trained(*(gradtx.sgd(jnp.float32(rate)) for rate in rates))
+    assert len(compiled) == 1
+    np.testing.assert_array_equal(found, trained(*map(gradtx.sgd, rates)))
+    np.testing.assert_array_equal(
+        found, trained(*(gradtx.static(gradtx.sgd(np.float32(rate))) for rate in rates))
+    )
+    injected = gradtx.inject_hyperparams(gradtx.sgd)(jnp.float32(0.25))
+    np.testing.assert_array_equal(trained(injected), trained(gradtx.sgd(0.25)))
+
+
+def test_array_hyperparameters_in_static_fields():
+    train_state = pytest.importorskip("flax.training.train_state")
+
+    @jax.jit
+    def step(state):
+        return state.apply_gradients(grads={"w": jnp.ones(2)})
+
+    for rate in (0.25, 0.5, 0.5):
+        tx = gradtx.sgd(jnp.float32(rate))
+        state = train_state.TrainState.create(apply_fn=None, params={"w": jnp.ones(2)}, tx=tx)
+        assert step(state).params["w"].tolist() == [1 - rate, 1 - rate]
+    assert step._cache_size() == 2
+
+
 @pytest.mark.parametrize("name", MAKERS)
 def test_equinox(name):
     eqx = pytest.importorskip("equinox")

@@ -85,6 +85,24 @@ def test_no_pair_without_curvature():
     assert float(direction @ -q) > 0
 
 
+@pytest.mark.parametrize("scale_init_precond", [False, True])
+def test_a_concave_start_without_a_line_search(scale_init_precond):
+    """A pair with cosine 0.003 made the product 1e5 times as large: the parameters went to 117."""
+
+    def loss(x):
+        return jnp.sum(0.1 * x**4 - x**2)
+
+    def step(carry, _):
+        p, state = carry
+        updates, state = tx.update(jax.grad(loss)(p), state, p)
+        return (p + updates, state), loss(p)
+
+    tx = gradtx.lbfgs(1e-3, scale_init_precond=scale_init_precond, linesearch=None)
+    p = jnp.array([-1.446257, 1.539381, 0.38250625, 1.9707018])
+    losses = jax.lax.scan(step, (p, tx.init(p)), None, 15)[1]
+    assert (np.diff(losses) < 0).all()
+
+
 def test_a_leaf_without_gradient_keeps_its_memory():
     tx = gradtx.lbfgs()
     p = {"a": jnp.ones(2), "b": jnp.ones(3)}
