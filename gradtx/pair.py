@@ -316,12 +316,13 @@ class _Lazy:
 
     def init(self, params: Params) -> State:
         self.declaration.check_numbers()
-        rule = self.expansion.rule
+        expansion = self.expansion
+        rule = None if expansion.declaration else expansion.rule
         if rule is not None and not rule.state._fields:
             # A tree may also hold what is never trained, if nothing is to be kept for it.
             state = rule.state()
         else:
-            state = self.expansion.init(as_arrays(params))
+            state = expansion.init(as_arrays(params))
         # A ScheduledState belongs to an inner transformation: this one has a clock of its own.
         clocked = _clock(state) is not None and not isinstance(state, ScheduledState)
         if not self.schedules or clocked:

@@ -37,8 +37,9 @@ class ScaleByLBFGSState(NamedTuple):
     weights_memory: TreeScalar
 
 
-# Between a step and the change of the gradient. A pair multiplies `P` by up to the inverse square.
-_LEAST_COSINE = 0.01
+# Between step and change of gradient, for a start that is scaled and one that is not. A pair
+# multiplies `P` by up to the inverse square of its cosine, for which only a scaled start makes up.
+_LEAST_COSINE = {True: 0.01, False: 0.05}
 
 
 def _inner(tree: PyTree, other: PyTree) -> Array:
@@ -66,9 +67,10 @@ def scale_by_lbfgs(memory_size: int = 10, scale_init_precond: bool = True) -> An
 
     State: `ScaleByLBFGSState`.
 
-    A pair is used only if :math:`\langle y, s \rangle > 0.01 \lVert y \rVert \lVert s \rVert`: `P`
-    stays positive definite, and :math:`V^\top P V` is at most 1e4 times as large as `P`. Quadratic
-    functions of condition up to 4e4 have no other pairs. Optax uses every pair, and may ascend.
+    A pair is used only if :math:`\langle y, s \rangle > c \lVert y \rVert \lVert s \rVert`, with
+    :math:`c = 0.01`, or 0.05 without :math:`\gamma`: `P` stays positive definite, and
+    :math:`V^\top P V` is at most :math:`c^{-2}` times as large. Quadratic functions of condition up
+    to 4e4 (1,600) have no other pairs. Optax uses every pair, and may ascend.
 
     Source: D. C. Liu and J. Nocedal, On the Limited Memory BFGS Method for Large Scale
     Optimization, 1989, doi:10.1007/BF01589116; J. Nocedal and S. J. Wright, Numerical
@@ -97,7 +99,8 @@ def scale_by_lbfgs(memory_size: int = 10, scale_init_precond: bool = True) -> An
         step, change = sub(p, s.params), sub(g, s.updates)
         weights = s.weights_memory
         curvature = _inner(change, step)
-        curved = curvature > _LEAST_COSINE * jnp.sqrt(norm_sq(step) * norm_sq(change))
+        product = jnp.sqrt(norm_sq(step) * norm_sq(change))
+        curved = curvature > _LEAST_COSINE[scale_init_precond] * product
         weight = jnp.where(curved & (t.count > 1), 1 / jnp.where(curved, curvature, 1), 0)
         newest = (t.count - 2) % memory_size
 
