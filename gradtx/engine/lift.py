@@ -34,10 +34,11 @@ from gradtx.engine.leaves import (
     store,
     take,
 )
+from gradtx.engine.tracing import traced_once
 from gradtx.engine.zero_gradients import SkippedSteps, ZeroGradient
 from gradtx.numerics import cast, increment, scalar_dtype, widen
 from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs, Rule, Scope
-from gradtx.paths import aligned, leaves_with_path, path_string
+from gradtx.paths import aligned, is_leaf, leaves_with_path, path_string
 from gradtx.rows import Rows, is_rows, take_rows
 from gradtx.types import (
     COUNTER,
@@ -156,7 +157,6 @@ class Leaves:
 
     label: str
     treedef: Any
-    paths: list[Any]
     gradients: list[Any]
     slots: dict[str, list[Any]]
     params: list[Any]
@@ -166,6 +166,18 @@ class Leaves:
     takes_params: bool
     skipped: SkippedSteps | None
     extra_args: dict[str, Any]
+
+    @functools.cached_property
+    def paths(self) -> list[Any]:
+        """The path of each leaf, for errors."""
+        tree = self.treedef.unflatten(range(len(self.gradients)))
+        return [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+
+    def gradient(self, i: int) -> Array:
+        """The gradient of a leaf that is not `Rows`, as an array."""
+        g = self.gradients[i]
+        inexact = isinstance(g, jax.Array) and jnp.issubdtype(g.dtype, jnp.inexact)
+        return g if inexact else gradient(g, self.paths[i])  # paths are made for errors
 
     def there(self) -> list[int]:
         """The indices of the leaves that have a gradient."""
@@ -245,7 +257,8 @@ def lift(
             check_state(label, state, rule.state)
         if takes_params and updates is not None:
             params = needed(label, params)
-        leaves, treedef = leaves_with_path(updates)
+        leaves: list[Any]
+        leaves, treedef = jax.tree.flatten(updates, is_leaf=is_leaf)
 
         def column(name: str, tree: Any) -> list[Any]:
             problem = f"{label}: the gradients and {name} are different trees"
@@ -256,8 +269,7 @@ def lift(
         given = Leaves(
             label,
             treedef,
-            [path for path, _ in leaves],
-            [g for _, g in leaves],
+            leaves,
             {n: column(n, getattr(state, n)) for n in slotted},
             column("the parameters", params) if takes_params else [None] * len(leaves),
             Steps(label, rule.state, next(iter(counts.values()), None)),
@@ -305,16 +317,37 @@ def each_leaf(rule: Rule) -> Transform:
             n: dict(zip(there, jax.random.split(k, max(len(there), 1)), strict=False))
             for n, k in given.keys.items()
         }
+        dense, results = [], {}
+        for i in there:
+            g, p = given.gradients[i], given.params[i]
+            drawn = {n: of_leaf[i] for n, of_leaf in keys.items()}
+            if is_rows(g):
+                if not rule.on_rows:
+                    raise refused_rows(given.label, given.paths[i])
+                whole = rule.scope is Scope.LEAF
+                results[i] = on_rows(applied, given, (g, given.held(i), p, drawn), whole=whole)
+            else:
+                g = given.gradient(i)
+                check_shapes(given, i, g.shape)
+                dense.append((i, (g, given.held(i), p, drawn)))
+
+        def on_leaf(*leaf: Any) -> tuple[Array, dict[str, Any]]:
+            return on_array(applied, given, leaf)
+
+        arguments = [leaf for _, leaf in dense]
+        # What reads a whole leaf is steered for each leaf apart.
+        once = rule.scope in (Scope.ENTRY, Scope.ROW)
+        made = (
+            traced_once(given.label, on_leaf, arguments)
+            if once
+            else [on_leaf(*leaf) for leaf in arguments]
+        )
+        results |= {i: result for (i, _), result in zip(dense, made, strict=True)}
         directions: list[Any] = [None] * len(given.gradients)
         slots = {n: list(column) for n, column in given.slots.items()}
         for i in there:
-            on: Any = on_array
-            if is_rows(given.gradients[i]):
-                if not rule.on_rows:
-                    raise refused_rows(given.label, given.paths[i])
-                on = on_values if rule.scope is Scope.LEAF else on_rows
-            drawn = {n: of_leaf[i] for n, of_leaf in keys.items()}
-            directions[i], new = on(applied, given, i, drawn)
+            directions[i], new = results[i]
+            check_direction(given, i, directions[i].shape)
             for n, column in slots.items():
                 column[i] = new[n]
         return directions, slots
@@ -322,62 +355,43 @@ def each_leaf(rule: Rule) -> Transform:
     return transform
 
 
-def on_array(
-    rule: RuleFn, given: Leaves, i: int, drawn: dict[str, Any]
-) -> tuple[Array, dict[str, Any]]:
+OneLeaf = tuple[Any, dict[str, Any], Any, dict[str, Any]]
+"""What belongs to one leaf: its gradient, its slots as they are kept, its parameter, its keys."""
+
+
+def on_array(rule: RuleFn, given: Leaves, leaf: OneLeaf) -> tuple[Array, dict[str, Any]]:
     """The rule on a leaf whose gradient is an array."""
-    g = gradient(given.gradients[i], given.paths[i])
-    held = given.held(i)
-    check_shapes(given, i, g.shape)
+    g, held, p, drawn = leaf
     loaded = {n: load(s) for n, s in held.items()}
-    direction, new = call(rule, given, i, widen(g), loaded, drawn)
-    if direction.shape != g.shape:
-        raise ValueError(
-            f"{given.label}: at {path_string(given.paths[i])!r} a gradient of shape {g.shape} "
-            f"became an update of shape {direction.shape}; is a hyperparameter or a parameter of "
-            "another shape?"
-        )
+    direction, new = call(rule, given, widen(g), loaded, p, drawn)
     return cast(direction, g.dtype), {n: store(s, new[n]) for n, s in held.items()}
 
 
 def on_rows(
-    rule: RuleFn, given: Leaves, i: int, drawn: dict[str, Any]
+    rule: RuleFn, given: Leaves, leaf: OneLeaf, *, whole: bool
 ) -> tuple[Rows, dict[str, Any]]:
-    """Gather the rows' slots, apply the rule to them, and scatter the slots back."""
-    g = given.gradients[i].coalesce()
-    held = given.held(i)
-    loaded = {n: take(s, g.indices) for n, s in held.items()}
-    direction, new = call(rule, given, i, widen(g.values), loaded, drawn, g.indices)
-    kept = {n: put(s, g.indices, new[n]) for n, s in held.items()}
-    return g.with_values(cast(direction, g.dtype)), kept
-
-
-def on_values(
-    rule: RuleFn, given: Leaves, i: int, drawn: dict[str, Any]
-) -> tuple[Rows, dict[str, Any]]:
-    """The rule on the values of some rows, as if they were the leaf."""
-    g = given.gradients[i].coalesce()
-    held = given.held(i)
-    loaded = {n: load(s) for n, s in held.items()}
-    direction, new = call(rule, given, i, widen(g.values), loaded, drawn, g.indices)
-    kept = {n: store(s, new[n]) for n, s in held.items()}
+    """The rule on some rows of a leaf: with their slots, or with the `whole` slots of the leaf."""
+    g, held, p, drawn = leaf
+    g = g.coalesce()
+    loaded = {n: load(s) if whole else take(s, g.indices) for n, s in held.items()}
+    p = None if p is None else take_rows(p, g.indices)
+    direction, new = call(rule, given, widen(g.values), loaded, p, drawn)
+    kept = {n: store(s, new[n]) if whole else put(s, g.indices, new[n]) for n, s in held.items()}
     return g.with_values(cast(direction, g.dtype)), kept
 
 
 def call(
     rule: RuleFn,
     given: Leaves,
-    i: int,
     g: Array,
     loaded: dict[str, Any],
+    p: Any,
     drawn: Mapping[str, Any] = MappingProxyType({}),
-    rows: Any = None,
 ) -> tuple[Array, dict[str, Any]]:
     """The rule's result for a leaf, or some rows of it, with the keys drawn for it."""
     arguments = [g, given.view(loaded, drawn), given.steps.of(g.dtype)]
-    p = given.params[i]
     if p is not None:
-        arguments.append(widen(jnp.asarray(p) if rows is None else take_rows(p, rows)))
+        arguments.append(widen(jnp.asarray(p)))
     return checked_result(given.label, rule(*arguments), loaded)
 
 
@@ -454,6 +468,17 @@ def check_shapes(
                 f"{given.label}: at {path_string(given.paths[i])!r} the gradient has the shape "
                 f"{tuple(shape)} and the slot {name} {None if slot is None else slot.shape}"
             )
+
+
+def check_direction(given: Leaves, i: int, shape: tuple[int, ...]) -> None:
+    """Raise ValueError unless the update of a leaf has the shape of its gradient."""
+    before = jnp.shape(given.gradients[i])
+    if shape != before:
+        raise ValueError(
+            f"{given.label}: at {path_string(given.paths[i])!r} a gradient of shape {before} "
+            f"became an update of shape {shape}; is a hyperparameter or a parameter of another "
+            "shape?"
+        )
 
 
 def needed(label: str, params: Params | None) -> Params:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradtx.engine.leaves import gradient, load, store
+from gradtx.engine.leaves import load, store
 from gradtx.engine.lift import (
     Leaves,
     RuleFn,
@@ -252,14 +252,14 @@ def _in_batches(
         for i in given.there():
             if is_rows(given.gradients[i]):
                 raise refused_rows(given.label, given.paths[i])
-            g = gradient(given.gradients[i], given.paths[i])
+            g = given.gradient(i)
             dtypes[i] = g.dtype
             out[i] = widen(g)
             if on_entries is not None:
                 held = {n: s for n, s in given.held(i).items() if n not in factors}
                 check_shapes(given, i, g.shape, held)
                 loaded = {n: load(s) for n, s in held.items()}
-                out[i], new = call(on_entries, given, i, out[i], loaded)
+                out[i], new = call(on_entries, given, out[i], loaded, given.params[i])
                 for n, s in held.items():
                     slots[n][i] = store(s, new[n])
             if numbers[i] is not None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from gradtx.engine.leaves import gradient, load, store
+from gradtx.engine.leaves import load, store
 from gradtx.engine.lift import (
     Leaves,
     RuleFn,
@@ -122,11 +122,11 @@ def loss_value(label: str, extra_args: dict[str, Any]) -> Array:
 
 def _checked(given: Leaves, i: int, *, on_rows: bool) -> Any:
     """A gradient, checked against the slots and the parameter of its leaf."""
-    g, path = given.gradients[i], given.paths[i]
+    g = given.gradients[i]
     if not is_rows(g):
-        g = gradient(g, path)
+        g = given.gradient(i)
     elif not on_rows:
-        raise refused_rows(given.label, path)
+        raise refused_rows(given.label, given.paths[i])
     shape = tuple(g.shape)
     beside = {f"slot {n}": s for n, s in given.held(i).items()}
     # A slot may stack several arrays of the leaf's shape.
@@ -136,8 +136,8 @@ def _checked(given: Leaves, i: int, *, on_rows: bool) -> Any:
         unlike["parameter"] = p
     for name, x in unlike.items():
         raise ValueError(
-            f"{given.label}: at {path_string(path)!r} the gradient has the shape {shape} and the "
-            f"{name} {None if x is None else tuple(x.shape)}"
+            f"{given.label}: at {path_string(given.paths[i])!r} the gradient has the shape {shape} "
+            f"and the {name} {None if x is None else tuple(x.shape)}"
         )
     return g
 

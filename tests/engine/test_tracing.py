@@ -1,0 +1,141 @@
+"""A rule is traced once for each kind of leaf, and the compiled program is the same."""
+
+import re
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradtx
+from benchmarks.pairs import PAIRS, libraries
+from benchmarks.steps import compiled
+from gradtx.engine import tracing
+from tests.programs import temporary_bytes
+
+RNG = np.random.default_rng(0)
+LEAVES = 12
+
+
+def tree(count=LEAVES, shape=(3, 4)):
+    return {f"{i:02}": jnp.asarray(RNG.normal(size=shape), jnp.float32) for i in range(count)}
+
+
+class CountedState(NamedTuple):
+    """The state of :func:`counted`."""
+
+    count: gradtx.Counter
+    m: gradtx.Slots
+
+
+TRACES = []
+
+
+@gradtx.transformation
+def counted():
+    def rule(g, s, t):
+        TRACES.append(g.shape)
+        m = 0.9 * s.m + 0.1 * g
+        return m / t.bias_correction(0.9) / (jnp.abs(g) + 1), {"m": m}
+
+    return gradtx.elementwise(CountedState, lambda p: {"m": jnp.zeros_like(p)}, rule)
+
+
+def traces(params):
+    tx = counted()
+    state = tx.init(params)
+    TRACES.clear()
+    jax.jit(tx.update).trace(params, state)
+    return len(TRACES)
+
+
+@pytest.mark.parametrize(
+    ("params", "most"),
+    [
+        (tree(50), 2),
+        ({**tree(10), "other": list(tree(10, (2, 2)).values())}, 4),
+        ({**tree(10), "few": list(tree(3, (7,)).values())}, 2 + 3),
+    ],
+    ids=["one kind", "two kinds", "one kind and a few others"],
+)
+def test_how_often_a_rule_is_traced(params, most):
+    assert traces(params) <= most
+
+
+def test_slots_of_other_types_are_another_kind():
+    params = tree()
+    tx = counted()
+    state = tx.init(params)
+    half = {i: m.astype(jnp.bfloat16) if int(i) % 2 else m for i, m in state.m.items()}
+    updates, new = jax.jit(tx.update)(params, state._replace(m=half))
+    want, _ = jax.jit(tx.update)(params, state)
+    for i, m in new.m.items():
+        assert m.dtype == half[i].dtype
+        np.testing.assert_array_equal(updates[i], want[i])
+
+
+def test_equations_for_each_further_leaf():
+    """Two calls of Adam with decay, a factor, a square, a sum, and what joins them."""
+
+    def equations(count):
+        tx = gradtx.chain(gradtx.clip_by_global_norm(1.0), gradtx.adamw(1e-3))
+        params = {i: jax.ShapeDtypeStruct((4,), jnp.float32) for i in range(count)}
+        state = jax.eval_shape(tx.init, params)
+        return len(jax.make_jaxpr(tx.update)(params, state, params).eqns)
+
+    assert (equations(40) - equations(20)) / 20 <= 8
+
+
+def test_inside_of_other_transformations_of_functions():
+    tx, params = gradtx.adamw(0.1), tree()
+    grads = tree()
+
+    def step(params, grads):
+        return gradtx.apply_updates(params, tx.update(grads, tx.init(params), params)[0])
+
+    want = {i: step({i: p}, {i: grads[i]})[i] for i, p in params.items()}
+    with jax.checking_leaks():
+        got = jax.jit(step)(params, grads)
+    stacked = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), params)
+    mapped = jax.vmap(step, (0, None))(stacked, grads)
+    _, scanned = jax.lax.scan(lambda c, _: (c, step(params, grads)), None, length=1)
+    for i, p in want.items():
+        for other in got[i], mapped[i][0], scanned[i][0]:
+            np.testing.assert_allclose(other, p, rtol=1e-6, atol=1e-7)
+
+    def loss(rate, params):
+        tx = gradtx.adam(rate)
+        updates, _ = tx.update(grads, tx.init(params))
+        return sum(jnp.sum(p**2) for p in gradtx.apply_updates(params, updates).values())
+
+    # All leaves alike, so that the derivative of many is many times that of one.
+    alike = dict.fromkeys(range(LEAVES), params["00"])
+    grads = dict.fromkeys(range(LEAVES), grads["00"])
+    many = jax.grad(loss)(jnp.float32(0.1), alike)
+    grads = {0: grads[0]}
+    one = jax.grad(loss)(jnp.float32(0.1), {0: alike[0]})
+    np.testing.assert_allclose(many, LEAVES * one, rtol=1e-5)
+
+
+PROGRAMS = {pair.label: pair for pair in PAIRS}
+QUICK = ("clip + adamw", "lion", "mars_adamw", "acprop")
+
+
+@pytest.mark.parametrize(
+    "label",
+    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in PROGRAMS],
+)
+def test_the_compiled_program_is_the_same(label, monkeypatch):
+    """The same kernels and temporary bytes as with every leaf traced by itself."""
+    library = libraries(PROGRAMS[label])[0]
+    params = {f"x{i}": jax.ShapeDtypeStruct((1 << 20,), jnp.float32) for i in range(5)}
+
+    def program():
+        done = compiled(library, params)
+        kernels = re.findall(r" (fusion|copy|call|while|conditional)\(", done.as_text())
+        return temporary_bytes(done), sorted(kernels)
+
+    shared = program()
+    monkeypatch.setattr(tracing, "FEW_LEAVES", 1000)
+    assert program() == shared
