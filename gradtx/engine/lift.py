@@ -257,7 +257,7 @@ def lift(
             check_state(label, state, rule.state)
         if takes_params and updates is not None:
             params = needed(label, params)
-        leaves: list[Any]
+        treedef: Any
         leaves, treedef = jax.tree.flatten(updates, is_leaf=is_leaf)
 
         def column(name: str, tree: Any) -> list[Any]:
