@@ -641,6 +641,9 @@ from gradtx.types import (
     TreeScalar as TreeScalar,
 )
 
+# Steps outside of jit.
+from gradtx.eager import eager_programs as eager_programs
+
 # Mathematics of trees and arrays.
 from gradtx.linear_algebra import (
     power_iteration as power_iteration,

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.declaration import Builder, Declaration, Declared, publish
+from gradtx.eager import Eager, one_by_one
 from gradtx.numerics import as_arrays, increment
 from gradtx.types import (
     COUNTER,
@@ -267,6 +268,7 @@ class _Lazy:
         self.declaration = declaration
         self.schedules = declaration.builder.schedules(declaration.arguments)
         self._expansion: GradientTransformation | None = None
+        self._eager = Eager(declaration)
 
     @property
     def expansion(self) -> GradientTransformation:
@@ -308,6 +310,10 @@ class _Lazy:
 
         return on_arrays
 
+    def _program(self, name: str, *trees: Any, **extra_args: Any) -> Any:
+        arrays, structure = self.declaration.flatten()
+        return _program(structure, name)(arrays, *trees, **extra_args)
+
     def _evaluated(self, count: Any) -> Declaration:
         arguments = dict(self.declaration.arguments)
         for name in self.schedules:
@@ -316,13 +322,17 @@ class _Lazy:
 
     def init(self, params: Params) -> State:
         self.declaration.check_numbers()
+        program = self._eager.starts(params)
+        if program:
+            return self._program("init", params)
         expansion = self.expansion
         rule = None if expansion.declaration else expansion.rule
         if rule is not None and not rule.state._fields:
             # A tree may also hold what is never trained, if nothing is to be kept for it.
             state = rule.state()
         else:
-            state = expansion.init(as_arrays(params))
+            with one_by_one(program is False):
+                state = expansion.init(as_arrays(params))
         # A ScheduledState belongs to an inner transformation: this one has a clock of its own.
         clocked = _clock(state) is not None and not isinstance(state, ScheduledState)
         if not self.schedules or clocked:
@@ -335,6 +345,19 @@ class _Lazy:
         self, updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
         self.declaration.check_numbers()
+        arrays = {n: v for n, v in extra_args.items() if not callable(v)}
+        # A rule of the engine's calls no function, such as the `value_fn` that `minimize` passes.
+        known = len(arrays) == len(extra_args) or self.expansion.rules is not None
+        program = self._eager.steps(updates, state, params, arrays) if known else None
+        if program:
+            done: tuple[Updates, State] = self._program("update", updates, state, params, **arrays)
+            return done
+        with one_by_one(program is False):
+            return self._updated(updates, state, params, **extra_args)
+
+    def _updated(
+        self, updates: Updates, state: State, params: Params | None, **extra_args: Any
+    ) -> tuple[Updates, State]:
         updates, params = as_arrays(updates), as_arrays(params)
         if not self.schedules:
             run = self._plain(self.expansion.update, state)
@@ -356,6 +379,18 @@ class _Lazy:
             updates, _ = tx.update(updates, EmptyState(), params, **extra_args)
             return updates, of_count(increment(count))
         return cast(tuple[Updates, State], tx.update(updates, state, params, **extra_args))
+
+
+@functools.lru_cache(maxsize=64)  # of the optimizers that ran last
+def _program(structure: Any, name: str) -> Callable[..., Any]:
+    """A method of what a declaration describes, compiled; its array hyperparameters come first."""
+
+    def run(arrays: Any, *trees: Any, **extra_args: Any) -> Any:
+        lazy = _Lazy(Declaration.unflatten(structure, arrays))
+        with one_by_one(True):  # for jax.disable_jit
+            return getattr(lazy, name)(*trees, **extra_args)
+
+    return jax.jit(run)
 
 
 def _loaded(state: State, names: tuple[str, ...]) -> State:

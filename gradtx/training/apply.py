@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.composition.chain import chain
+from gradtx.eager import MANY_LEAVES, count_of_arrays
 from gradtx.numerics import as_arrays, cast, round_to, widen
 from gradtx.numerics.steering import delay
 from gradtx.pair import (
@@ -41,6 +42,12 @@ def apply_updates(params: Params, updates: Updates, *, rounding_key: Any = None)
     >>> apply_updates({"b": 1.0, "w": jnp.zeros(2)}, {"b": None, "w": jnp.ones(2)})
     {'b': 1.0, 'w': Array([1., 1.], dtype=float32)}
     """
+    if count_of_arrays(params, updates, rounding_key) >= MANY_LEAVES:
+        return _apply_compiled(params, updates, rounding_key)
+    return _apply(params, updates, rounding_key)
+
+
+def _apply(params: Params, updates: Updates, rounding_key: Any) -> Params:
     leaves, treedef = leaves_with_path(params)
     given = aligned("parameters and updates are different trees", params, treedef, updates)
     keys: Any = [None] * len(leaves)
@@ -51,6 +58,9 @@ def apply_updates(params: Params, updates: Updates, *, rounding_key: Any = None)
         for (path, p), u, key in zip(leaves, given, keys, strict=False)
     ]
     return treedef.unflatten(new)
+
+
+_apply_compiled = jax.jit(_apply)
 
 
 @transformation

@@ -1,0 +1,134 @@
+"""Steps outside of ``jit``: many leaves as one compiled program, not an operation at a time.
+
+An operation costs some 10 microseconds to start, and is compiled for every shape that it meets: an
+Adam step starts twenty for each leaf, and the first one of a process compiles twenty for each
+shape. One program for the whole tree starts once, and compiles in a fraction of that.
+"""
+
+import contextlib
+import contextvars
+import functools
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import SingleDeviceSharding
+
+from gradtx.declaration import Declaration, Declared
+from gradtx.host_values import Current
+from gradtx.numerics.steering import is_tracer
+from gradtx.rows import is_rows
+
+MANY_LEAVES = 16
+"""A tree of as many leaves is worth a program at its first step, and a smaller one after steps
+that add up to it."""
+
+TRIED = 4
+"""As many optimizers of one kind may compile a program that runs once; the next must take a second
+step first. A loop that builds ``adam(rate)`` anew for each step does not compile each time."""
+
+_enabled = contextvars.ContextVar("eager_programs", default=True)
+_once: Counter[Any] = Counter()  # how many objects of each builder have run a program just once
+
+
+@contextlib.contextmanager
+def eager_programs(enabled: bool) -> Iterator[None]:
+    """Whether steps outside of ``jit`` may run as compiled programs, within a ``with`` statement.
+
+    They do by default, where it saves time: ``init`` and ``update`` of gradtx's own optimizers and
+    :func:`apply_updates`, on trees of 16 leaves or more and on smaller ones that take several
+    steps. The numbers are those of the step compiled with ``jit``; one operation after another
+    gives others by rounding. Functions that are not gradtx's (rules, losses, schedules, foreign
+    transformations) are never traced by this, nor are `Rows` and arrays on several devices.
+
+    Args:
+        enabled: False runs one operation after another, as to look at values with a debugger;
+            so does ``jax.disable_jit``.
+
+    >>> import gradtx
+    >>> with gradtx.eager_programs(False):
+    ...     updates, state = gradtx.sgd(0.1).update(1.0, gradtx.EmptyState())
+    """
+    before = _enabled.set(enabled)
+    try:
+        yield
+    finally:
+        _enabled.reset(before)
+
+
+def one_by_one(decided: bool) -> contextlib.AbstractContextManager[None]:
+    """Where what runs inside starts no programs, if that is decided."""
+    return eager_programs(False) if decided else contextlib.nullcontext()
+
+
+class Eager:
+    """When the steps of one declared object are run as programs.
+
+    Args:
+        declaration: of the object.
+    """
+
+    def __init__(self, declaration: Declaration) -> None:
+        self._declaration = declaration
+        self._leaves = self._steps = 0
+
+    def starts(self, params: Any) -> bool | None:
+        """Whether the initial state of `params` is to be made by a program; see :meth:`steps`."""
+        count = count_of_arrays(params)
+        return count >= MANY_LEAVES and self._may_try if count and self._is_ours else None
+
+    def steps(self, updates: Any, *others: Any) -> bool | None:
+        """Whether a step on these arguments is to run as a program.
+
+        False: what is inside of it runs no program either. None: that is for what is inside.
+        """
+        count = count_of_arrays(updates, *others)
+        if not count or not self._is_ours:
+            return None
+        first, self._leaves = self._leaves == 0, self._leaves + count
+        if self._leaves < MANY_LEAVES or (first and not self._may_try):
+            return False
+        if self._steps < 2:
+            _once[self._declaration.builder] += -1 if self._steps else 1
+        self._steps += 1
+        return True
+
+    @property
+    def _may_try(self) -> bool:
+        return _once[self._declaration.builder] < TRIED
+
+    @functools.cached_property
+    def _is_ours(self) -> bool:
+        return is_ours(self._declaration)
+
+
+def is_ours(declaration: Declaration) -> bool:
+    """Whether only gradtx's own functions run for a declaration, all of which can be traced."""
+    if not declaration.builder.function.__module__.startswith("gradtx."):
+        return False
+    arguments = jax.tree.leaves(
+        declaration.arguments, is_leaf=lambda x: isinstance(x, Declared | Current)
+    )
+    return all(
+        is_ours(x.declaration)
+        if isinstance(x, Declared) and x.declaration is not None
+        else not callable(x)
+        for x in arguments
+    )
+
+
+def count_of_arrays(tree: Any, *others: Any) -> int:
+    """The number of leaves of `tree`, or 0 if a program may not run on these arguments."""
+    leaves = jax.tree.leaves(tree, is_leaf=is_rows)
+    if not leaves or is_tracer(leaves[0]) or not _enabled.get():
+        return 0
+    places = set()
+    for x in (*leaves, *jax.tree.leaves(others)):
+        if isinstance(x, jax.Array) and not is_tracer(x):
+            places.add(x.sharding)
+        elif not isinstance(x, np.ndarray):
+            return 0
+    one = len(places) == 1 and isinstance(next(iter(places)), SingleDeviceSharding)
+    return len(leaves) if one else 0
