@@ -48,8 +48,11 @@ def eager_programs(enabled: bool) -> Iterator[None]:
             so does ``jax.disable_jit``.
 
     >>> import gradtx
+    >>> tx, params = gradtx.scale(-2.0), [1.0] * 20
     >>> with gradtx.eager_programs(False):
-    ...     updates, state = gradtx.sgd(0.1).update(1.0, gradtx.EmptyState())
+    ...     updates, _ = tx.update(params, tx.init(params))
+    >>> float(updates[0])
+    -2.0
     """
     before = _enabled.set(enabled)
     try:
