@@ -91,11 +91,13 @@ def moved(old: str, new: str) -> Any:
 
 def missing(package: str, name: str) -> str:
     """What to say to someone who asks for a name that is not there."""
+    text = f"module {package!r} has no attribute {name!r}"
+    if name.startswith("__"):  # Python and its tools ask for many
+        return text
     import difflib
 
     from gradtx.absences import LEFT_OUT
 
-    text = f"module {package!r} has no attribute {name!r}"
     inner = f"{package}.{name}".removeprefix("gradtx.")
     reason = LEFT_OUT.get(inner) or LEFT_OUT.get(inner.rpartition(".")[0])
     if reason is not None:

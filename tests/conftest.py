@@ -1,5 +1,6 @@
 """Eight virtual CPU devices for every test, set before JAX starts."""
 
+import gc
 import os
 
 import hypothesis
@@ -28,3 +29,10 @@ collect_ignore_glob = ["golden/*"]
 # Deterministic, and without a time limit: the first example of a test compiles.
 hypothesis.settings.register_profile("gradtx", derandomize=True, deadline=None, max_examples=25)
 hypothesis.settings.load_profile("gradtx")
+
+
+def pytest_collection_finish():
+    """What was collected and imported stays: the garbage collector need not look at it again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 20)

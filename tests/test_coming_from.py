@@ -13,6 +13,7 @@ import optax
 import pytest
 
 import gradtx
+from tests.quick import quick
 
 PAGE = (pathlib.Path(__file__).parents[1] / "docs" / "coming_from.md").read_text(encoding="utf-8")
 PARAMS = {"bias": jnp.array([1.0, -2.0]), "kernel": jnp.arange(6.0).reshape(3, 2) - 1.5}
@@ -708,9 +709,9 @@ def test_every_row_has_one_check():
     assert [left for left, _ in ROWS] == list(CHECKS)
 
 
-@pytest.mark.parametrize(("left", "code"), ROWS, ids=[left for left, _ in ROWS])
-def test_row(left, code):
-    CHECKS[left](*run(code))
+@pytest.mark.parametrize("left", quick(CHECKS, *[*CHECKS][::6]))
+def test_row(left):
+    CHECKS[left](*run(dict(ROWS)[left]))
 
 
 TORCH = {

@@ -70,6 +70,7 @@ def recommended(output):
     return {name: float(error) for name, error in errors}, mean
 
 
+@pytest.mark.slow
 def test_ratings_are_predicted(tmp_path):
     sizes = {"--users": 2000, "--items": 500, "--ratings": 100_000, "--batch": 512}
     arguments = ["--data", "made-up", *(str(word) for pair in sizes.items() for word in pair)]
@@ -93,6 +94,7 @@ def test_movielens_is_predicted(tmp_path):
     assert abs(errors["lazy"] - errors["dense"]) < 0.01
 
 
+@pytest.mark.slow
 def test_eight_devices(tmp_path):
     """tests/distributed/test_hosts.py has several processes, and the numbers of one device."""
     code, output = run("distributed.py", "--epochs", "1", "--devices", "8", cwd=tmp_path)

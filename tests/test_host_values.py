@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import gradtx
+from tests.quick import quick
 
 
 class Dial:
@@ -45,7 +46,7 @@ CHAINS = {
 }
 
 
-@pytest.mark.parametrize("name", CHAINS)
+@pytest.mark.parametrize("name", quick(CHAINS, "chain", "groups", "injected"))
 @pytest.mark.parametrize("by", ["make_step", "minimize", "compiled"])
 def test_called_at_each_step(name, by):
     dial = Dial(1.0)

@@ -10,6 +10,7 @@ import gradtx
 from benchmarks.pairs import PAIRS, Pair, libraries
 from benchmarks.steps import SHAPE, compiled
 from tests.programs import temporary_bytes
+from tests.quick import quick
 
 LEAF = 4 * math.prod(SHAPE)
 
@@ -59,8 +60,8 @@ def temporary(library, leaves):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # Optax's
-@pytest.mark.parametrize("leaves", [1, pytest.param(3, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("label", KNOWN)
+@pytest.mark.parametrize("leaves", [1, 3])
+@pytest.mark.parametrize("label", quick(KNOWN, "adam", "adafactor", "lamb", "sophia"))
 def test_what_a_step_stores(label, leaves):
     most = STORED.get(label, (0, 0))[leaves // 3]
     # Numbers: norms, bias corrections, what is passed between kernels.

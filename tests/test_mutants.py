@@ -1,11 +1,14 @@
 """A few mutants that once lived, which the tests of papers must see; `tests.mutants` makes all."""
 
+import pytest
+
 from tests import mutants
 
 # Epsilon moved into the root, or out of it.
 ROOTS = ("adan", "ademamix", "diffgrad", "laprop", "qhadam")
 
 
+@pytest.mark.slow
 def test_mutants_that_once_lived_are_seen():
     chosen = []
     for name in ROOTS:

@@ -26,6 +26,7 @@ from tests.distributed.meshes import (
     under_shard_map,
     under_vmap,
 )
+from tests.quick import quick
 
 
 def run(tx, p, data, *, axis=None, steps=2):
@@ -51,7 +52,7 @@ checked = functools.partial(under_shard_map, check_vma=True)
 WAYS = {"pmap": under_pmap, "vmap": under_vmap, "shard_map": under_shard_map, "checked": checked}
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", quick(WAYS, "pmap", "checked"))
 @pytest.mark.parametrize("place", ["before clipping", "after clipping"])
 def test_equals_one_device_on_the_whole_batch(way, place):
     links = [gradtx.aggregate("data"), gradtx.clip_by_global_norm(0.1)]
@@ -76,7 +77,7 @@ def test_equals_one_device_on_the_whole_batch(way, place):
     chex.assert_trees_all_close(got, want, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("way", ["pmap", "vmap", "shard_map"])
+@pytest.mark.parametrize("way", quick(["pmap", "vmap", "shard_map"], "shard_map"))
 @pytest.mark.parametrize("op", ["mean", "sum"])
 def test_weights_of_ragged_batches(way, op):
     """Devices with 3, 0, 2, ... examples, of which one has none and a gradient of NaN."""

@@ -14,6 +14,7 @@ import pytest
 import gradtx
 from gradtx.interop import from_keras
 from tests import oracle
+from tests.quick import quick
 
 os.environ["KERAS_BACKEND"] = "jax"
 keras = pytest.importorskip("keras")
@@ -153,9 +154,7 @@ OPTIMIZERS = {
 QUICK = ("sgd nesterov", "adam", "adamw", "rmsprop centered", "muon", "overwrite accumulation")
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in OPTIMIZERS]
-)
+@pytest.mark.parametrize("name", quick(OPTIMIZERS, *QUICK))
 def test_a_run_goes_on(name):
     """Twenty steps in Keras, handed over, twenty more on both sides."""
     optimizer, variables = built(OPTIMIZERS[name]())

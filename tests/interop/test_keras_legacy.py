@@ -10,6 +10,7 @@ import pytest
 
 import gradtx
 from gradtx.interop import from_keras
+from tests.quick import quick
 
 GOLDEN = np.load(pathlib.Path(__file__).parents[1] / "golden" / "tensorflow.npz")
 MOMENTS = {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-3}
@@ -99,7 +100,7 @@ def weights(name, state, params, count):
     return [np.int64(count), *product, *(x for group in groups for x in group)]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", quick(CONFIGS, "adam", "nadam", "ftrl"))
 def test_weights_go_where_they_belong(name):
     """Two variables of one shape: every slot in its place, every sign right."""
     start = jnp.asarray(GOLDEN["start"])

@@ -11,6 +11,7 @@ import pytest
 import gradtx
 from gradtx.interop import from_optax_state, to_optax_state
 from tests.catalogue import CATALOGUE
+from tests.quick import quick
 from tests.test_contracts import grads, params, step
 
 EVERYDAY = ("adam", "sgd", "adamw", "named_chain", "multi_steps", "add_noise", "injected")
@@ -36,7 +37,7 @@ def carried(ours, theirs, p, gs):
 
 @pytest.mark.parametrize(
     "name",
-    [n if n in EVERYDAY else pytest.param(n, marks=pytest.mark.slow) for n in TWINS],
+    quick(TWINS, *EVERYDAY),
 )
 def test_there_and_back(name):
     entry = CATALOGUE[name]

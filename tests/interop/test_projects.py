@@ -17,6 +17,7 @@ import optax
 import pytest
 
 import gradtx
+from tests.quick import quick
 
 STEPS = 25
 RNG = np.random.default_rng(0)
@@ -234,9 +235,7 @@ def train(lib, build, loss, params):
 
 
 @pytest.mark.filterwarnings("ignore:optax.tree_utils.tree_l2_norm:DeprecationWarning")
-@pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in PROJECTS]
-)
+@pytest.mark.parametrize("name", quick(PROJECTS, *QUICK))
 def test_the_same_numbers(name):
     @jax.jit
     def both(params):

@@ -11,6 +11,7 @@ import gradtx
 from gradtx.interop import from_torch
 from tests import oracle
 from tests.interop.handover import go_on, gradients
+from tests.quick import quick
 
 torch = pytest.importorskip("torch")
 TO = torch.optim
@@ -68,9 +69,7 @@ OPTIMIZERS = {
 QUICK = ("sgd momentum", "adam", "adamw amsgrad", "rmsprop centered", "two groups")
 
 
-@pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in OPTIMIZERS]
-)
+@pytest.mark.parametrize("name", quick(OPTIMIZERS, *QUICK))
 def test_a_run_goes_on(name):
     """Twenty steps in PyTorch, handed over, twenty more on both sides."""
     ps = tensors()

@@ -8,6 +8,7 @@ import pytest
 
 import gradtx
 from gradtx.sparse import take
+from tests.quick import quick
 
 RNG = np.random.default_rng(0)
 IDS = jnp.asarray(RNG.zipf(1.4, size=(4, 6)) % 20)
@@ -63,7 +64,7 @@ MIXED = {
 }
 
 
-@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize("name", quick(MIXED, "clipped, decayed, scheduled", "partition"))
 def test_mixed_trees(name):
     """A step in which every row is touched is the dense step."""
     tx, ids = MIXED[name](), jnp.concatenate([jnp.arange(20), IDS[0]])

@@ -10,6 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 import gradtx
 from gradtx import sparse
 from gradtx.sparse import take
+from tests.quick import quick
 
 RNG = np.random.default_rng(0)
 PARAMS = {
@@ -69,7 +70,7 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "jit"])
+@pytest.mark.parametrize("compiled", quick([False, True], True), ids=["eager", "jit"])
 @pytest.mark.parametrize("name", LOSSES)
 def test_rows_are_the_gradient(name, compiled):
     differentiate = sparse.value_and_grad(LOSSES[name])

@@ -8,6 +8,7 @@ import pytest
 
 import gradtx
 from tests.oracle import parameters
+from tests.quick import quick
 
 P = jnp.asarray(0.3 * parameters(), jnp.float32)
 OPTAX = {"normalize": optax.contrib.normalize, "sam": optax.contrib.sam}
@@ -44,7 +45,7 @@ def build(lib, names, outer, adversary, **options):
 
 
 @pytest.mark.parametrize("opaque", [False, True], ids=["transparent", "opaque"])
-@pytest.mark.parametrize("reset", [True, False], ids=["reset", "keep"])
+@pytest.mark.parametrize("reset", quick([True, False], True), ids=["reset", "keep"])
 @pytest.mark.parametrize(
     ("outer", "adversary", "period"),
     [("sgd", "sgd", 2), ("adam", "momentum", 3), ("sgd", "adam", 4)],
