@@ -407,6 +407,7 @@ from gradtx.wrappers.conditional import (
     ConditionallyTransformState as ConditionallyTransformState,
     conditionally_mask as conditionally_mask,
     conditionally_transform as conditionally_transform,
+    skip_if_none as skip_if_none,
 )
 from gradtx.wrappers.finite import (
     ApplyIfFiniteState as ApplyIfFiniteState,

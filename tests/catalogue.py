@@ -780,6 +780,7 @@ CATALOGUE: dict[str, Entry] = {
         lambda: gradtx.conditionally_transform(gradtx.adam(0.1), is_even),
         optax=lambda: optax.conditionally_transform(optax.adam(0.1), is_even),
     ),
+    "skip_if_none": Entry(lambda: gradtx.skip_if_none(gradtx.adam(0.1))),
     "conditionally_mask": Entry(
         lambda: gradtx.conditionally_mask(gradtx.adam(0.1), is_even),
         optax=lambda: optax.conditionally_mask(optax.adam(0.1), is_even),

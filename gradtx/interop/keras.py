@@ -67,9 +67,10 @@ def from_keras(
     ``exclude_from_weight_decay`` was told, are in the optimizer alone, not in a configuration.
 
     A gradient of `None` leaves a parameter and its slots alone here and there, and the step counts
-    for all; but Keras moves the average of such a parameter too (``use_ema``), and with
-    accumulation leaves out a parameter whose last micro-batch has no gradient, where this takes it
-    for zero.
+    for all. Keras moves the average of such a parameter too (``use_ema``); so does
+    ``tx.update(grads, state, params)``, while :func:`apply_gradients`, which keeps such parameters
+    from the optimizer, raises an error. With accumulation Keras leaves out a parameter whose last
+    micro-batch has no gradient, where this takes it for zero.
 
     >>> from_keras(
     ...     {

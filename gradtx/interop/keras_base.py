@@ -178,6 +178,7 @@ def _average(o: Options, window: int) -> GradientTransformation | None:
         join_schedules([start, constant_schedule(momentum)], [window]),
         overwrite_every=every or None,
         window=window,
+        every_leaf=True,
     )
 
 

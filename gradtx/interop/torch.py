@@ -29,6 +29,7 @@ from gradtx.pair import GradientTransformation
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale
 from gradtx.types import Params, Schedule, State
+from gradtx.wrappers.conditional import skip_if_none
 
 _EXECUTION = ("foreach", "capturable", "differentiable", "fused", "param_names")
 # What schedulers leave in a group.
@@ -48,6 +49,7 @@ def from_torch(
     order: Sequence[str] | None = None,
     scheduler: Any = None,
     steps_per_epoch: int = 1,
+    own_steps: bool | None = None,
 ) -> tuple[GradientTransformation, State]:
     r"""A PyTorch optimizer as a transformation with PyTorch's own formulas, and its state.
 
@@ -67,25 +69,29 @@ def from_torch(
         steps_per_epoch: how many steps of the optimizer there are to one of the scheduler, which is
             stepped after each so many, counted from the optimizer's first. SGD and Muon count
             none: hand them over at the end of an epoch.
+        own_steps: whether each parameter counts its own steps, as in PyTorch, where a step leaves
+            out those whose gradient is `None`; each is then a group, which takes longer to
+            compile. By default it is so if they have taken different numbers of steps and there is
+            no scheduler, whose steps all parameters share. If False, a step counts for all the
+            parameters that had taken equally many.
 
     Returns:
         The transformation and its state. Several parameter groups become a :func:`partition` with
         the labels ``"0"``, ``"1"``, ...; so do the parameters of a group that have taken different
-        numbers of steps, with labels such as ``"0/20"``.
+        numbers of steps, with labels such as ``"0/20"``, or that count their own, with their paths,
+        such as ``"0/weight"``.
 
     Raises:
         ValueError: an unknown class, an unknown or missing option, a value out of range, a state
             of other shapes or not finite, a scheduler that has no schedule here, steps that do not
-            say how far an epoch is, leaves of which nothing tells which is which (the error says
-            what to do).
+            say how far an epoch is, `own_steps` with a scheduler, leaves of which nothing tells
+            which is which (the error says what to do).
         TypeError: a value of the wrong type.
 
     Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, ASGD, LBFGS, Muon, NAdam, RAdam, RMSprop,
     Rprop, SGD and SparseAdam (for gradients that are `Rows`) are known, with `maximize` and both
     kinds of weight decay. A parameter that has had no gradient so far has no state there, and new
-    slots here. From then on a step counts for all the parameters that had taken equally many, where
-    PyTorch leaves out those whose gradient is `None`: the bias correction of a parameter that is
-    without a gradient for a while goes on here.
+    slots here.
 
     Schedulers: ChainedScheduler, ConstantLR, CosineAnnealingLR, CosineAnnealingWarmRestarts,
     CyclicLR, ExponentialLR, LambdaLR, LinearLR, MultiStepLR, MultiplicativeLR, OneCycleLR,
@@ -123,6 +129,13 @@ def from_torch(
         raise TypeError(f"{where}: steps_per_epoch must be an integer, not {steps_per_epoch!r:.80}")
     if steps_per_epoch < 1:
         raise ValueError(f"{where}: steps_per_epoch must be at least 1, not {steps_per_epoch}")
+    if own_steps is not None and not isinstance(own_steps, bool):
+        raise TypeError(f"{where}: own_steps must be True, False or None, not {own_steps!r:.80}")
+    if own_steps and scheduler is not None:
+        raise ValueError(
+            f"{where}: a scheduler steps on where a parameter rests, so that own_steps is not "
+            "possible with one: hand over without it, and chain scale_by_schedule behind"
+        )
     names, shapes = _there(where, source, groups)
     leaves = ordered(
         params,
@@ -147,6 +160,11 @@ def from_torch(
     made = {}
     labels = []
     parts = list(_parts(options, members, held))
+    if own_steps is None:
+        apart = len(parts) > len(options) or len({part.steps for part in parts}) > 1
+        own_steps = scheduler is None and apart
+    if own_steps:
+        parts = [own for part in parts for own in _each(part)]
     over = _over(where, parts, scheduler, steps_per_epoch)
     for part in parts:
         o = Options(
@@ -156,7 +174,8 @@ def from_torch(
         core = _core(class_name, o, plan)
         slots, scalars = _taken(o.where, core, part)
         counts = {"count": plan.steps, "TraceWithCountState.count": int(any(part.states))}
-        made[part.label] = core.tx, slots, {**scalars, **counts, **plan.scalars}
+        tx = skip_if_none(core.tx) if own_steps else core.tx
+        made[part.label] = tx, slots, {**scalars, **counts, **plan.scalars}
         labels += [(literal(leaf.path), part.label) for leaf in part.leaves]
     if len(made) == 1:
         ((tx, *given),) = made.values()
@@ -269,6 +288,13 @@ def _parts(
                 [states[k] for k in mine],
                 steps[mine[0]] if mine else None,
             )
+
+
+def _each(part: _Part) -> Iterator[_Part]:
+    """A part for each parameter."""
+    for leaf, state in zip(part.leaves, part.states, strict=True):
+        label = f"{part.group}/{leaf.path}"
+        yield part._replace(label=label, leaves=[leaf], states=[state])
 
 
 class _Plan(NamedTuple):

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 
 from gradtx import numerics, tree
 from gradtx.checks import Count, Decay, PositiveCount
-from gradtx.engine.lift import leafwise
+from gradtx.engine.lift import leafwise, needed
 from gradtx.numerics import Step, compute_dtype
-from gradtx.pair import GradientTransformation, transformation
-from gradtx.paths import leaves_with_path, merge
-from gradtx.types import Array, Counter, Params, Slots, State
+from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs, transformation
+from gradtx.paths import aligned, is_leaf, leaves_with_path, merge, path_string
+from gradtx.types import Array, Counter, Params, Slots, State, Updates
 
 
 class EmaParamsState(NamedTuple):
@@ -43,7 +43,11 @@ def _average(p: Array) -> dict[str, Array]:
 
 @transformation
 def ema_params(
-    decay: Decay = 0.999, *, overwrite_every: PositiveCount | None = None, window: PositiveCount = 1
+    decay: Decay = 0.999,
+    *,
+    overwrite_every: PositiveCount | None = None,
+    window: PositiveCount = 1,
+    every_leaf: bool = False,
 ) -> GradientTransformation:
     r"""Keep an exponential moving average of the parameters; the updates pass unchanged.
 
@@ -58,12 +62,19 @@ def ema_params(
         window: the window `n` of an :func:`accumulate` in the chain. :math:`k` then counts windows,
             and the parameters are set to the average at each step of every `k`-th window, as with
             Keras's ``gradient_accumulation_steps``.
+        every_leaf: whether the average of a leaf without a gradient, whose update is `None`, moves
+            too, as with Keras; otherwise it stays. Such a step needs all the parameters:
+            ``tx.update(grads, state, params)``.
 
     Put it last in a chain, where it sees what is added to the parameters, and take the average
-    with :func:`eval_params`. A leaf without a gradient keeps its average. The average is computed
-    in float32 or wider: kept in bfloat16 it would not move.
+    with :func:`eval_params`. The average is computed in float32 or wider: kept in bfloat16 it would
+    not move.
 
     State: `EmaParamsState`.
+
+    Raises:
+        ValueError: ``update`` is called without parameters, or, with `every_leaf`, without that of
+            a leaf that has an average.
 
     Source: B. T. Polyak and A. B. Juditsky, Acceleration of Stochastic Approximation by Averaging,
     1992 (averaging of iterates; the moving average is Keras's ``use_ema``).
@@ -82,7 +93,34 @@ def ema_params(
         due = jnp.mod(jnp.ceil(t.number / window), overwrite_every) == 0
         return jnp.where(due, average - p, g), {"average": average}
 
-    return leafwise(EmaParamsState, _average, rule)
+    tx = leafwise(EmaParamsState, _average, rule)
+    if not every_leaf:
+        return tx
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        params = needed("ema_params", params)
+        leaves, treedef = leaves_with_path(updates)
+        problem = "ema_params: updates and averages or parameters are different trees"
+        averages, values = (aligned(problem, updates, treedef, x) for x in (state.average, params))
+        given = []
+        for (path, u), average, p in zip(leaves, averages, values, strict=True):
+            if u is None and average is not None and p is None:
+                raise ValueError(
+                    f"ema_params: the average at {path_string(path)!r} moves without a gradient "
+                    "too, and needs the parameter: call tx.update with all of them and add what "
+                    "it returns with apply_updates, or pass every_leaf=False (from_keras: hand "
+                    "over without use_ema)"
+                )
+            rests = u is None and average is not None
+            given.append(jnp.zeros_like(jnp.asarray(p)) if rests else u)
+        new, state = tx.update(treedef.unflatten(given), state, params, **extra_args)
+        if overwrite_every is None:
+            new = jax.tree.map(lambda u, n: None if u is None else n, updates, new, is_leaf=is_leaf)
+        return new, state
+
+    return GradientTransformationExtraArgs(tx.init, update)
 
 
 @transformation

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from gradtx import tree
@@ -127,3 +128,33 @@ def conditionally_mask(
     return _conditionally(
         ConditionallyMaskState, inner, should_transform_fn, forward_extra_args, tree.zeros_like
     )
+
+
+@transformation
+def skip_if_none(inner: GradientTransformation) -> GradientTransformation:
+    """Take no step, and count none, where no leaf has a gradient.
+
+    A step counts for all leaves of `inner`, also for those whose gradient is `None`. With a group
+    for each parameter around this, in :func:`partition`, each counts its own steps, as in PyTorch.
+
+    Args:
+        inner: any transformation.
+
+    State: that of `inner`.
+
+    >>> import gradtx
+    >>> tx = skip_if_none(gradtx.adam(0.1))
+    >>> _, state = tx.update({"w": None}, tx.init({"w": jnp.zeros(2)}))
+    >>> int(state[0].count)
+    0
+    """
+    tx = with_extra_args_support(inner)
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        if not jax.tree.leaves(updates):
+            return updates, state
+        return tx.update(updates, state, params, **extra_args)
+
+    return GradientTransformationExtraArgs(tx.init, update, parts=(tx,))

@@ -306,30 +306,36 @@ def test_the_paths_of_variables_tell_which_is_which():
 PATHS = ["dense/kernel", "dense/bias", "a_dense/kernel", "a_dense/bias"]
 
 
-@pytest.mark.parametrize("average", [False, True])
+@pytest.mark.parametrize("average", [{}, {"use_ema": True}, {"use_ema": True, "every": 2}])
 def test_a_gradient_of_none(average):
-    """The parameter, its slots and its constraint are left alone; its average stays here."""
+    """The parameter, its slots and its constraint are left alone, and its average moves."""
+    every = {"ema_overwrite_frequency": 2} if "every" in average else {}
+    given = {k: v for k, v in average.items() if k == "use_ema"} | every
+    constraint = None if every else keras.constraints.NonNeg()
     optimizer, variables = built(
-        KO.Adam(0.1, weight_decay=0.1, use_ema=average), keras.constraints.NonNeg()
+        KO.Adam(0.1, weight_decay=0.1, ema_momentum=0.9, **given), constraint
     )
-    gs = gradients(4)
-    params = train(optimizer, variables, gs[:2])
+    gs = gradients(5)
+    params = train(optimizer, variables, gs[:1])
     variables[0].assign(params[0] - 1.0)  # outside of its set
     params[0] = params[0] - 1.0
     tx, state = from_keras(optimizer, params)
-    without = [None, *gs[2][1:]]
-    after, state = gradtx.apply_gradients(tx, without, params, state)
-    with pytest.warns(UserWarning, match="Gradients do not exist"):
-        optimizer.apply([None if g is None else jnp.asarray(g) for g in without])
-    for mine, theirs in zip(after, variables, strict=True):
-        np.testing.assert_allclose(mine, theirs.numpy(), rtol=1e-5, atol=2e-6)
     if average:
-        held = gradtx.get_slot(state, "average")
+        with pytest.raises(ValueError, match="average at '0' moves without a gradient"):
+            gradtx.apply_gradients(tx, [None, *gs[1][1:]], params, state)
+    for g in gs[1:3]:
+        without = [None, *g[1:]]
+        updates, state = tx.update(without, state, params)
+        params = gradtx.apply_updates(params, updates)
+        with pytest.warns(UserWarning, match="Gradients do not exist"):
+            optimizer.apply([None if g is None else jnp.asarray(g) for g in without])
+        for mine, theirs in zip(params, variables, strict=True):
+            np.testing.assert_allclose(mine, theirs.numpy(), rtol=1e-5, atol=2e-6)
+    if average:
         theirs = [v.numpy() for v in optimizer._model_variables_moving_average]
-        for mine, their in zip(held[1:], theirs[1:], strict=True):
+        for mine, their in zip(gradtx.get_slot(state, "average"), theirs, strict=True):
             np.testing.assert_allclose(mine, their, rtol=1e-5, atol=2e-6)
-        assert np.abs(held[0] - theirs[0]).max() > 1e-3
-    got, _ = go_on(tx, state, after, gs[3:])
+    got, _ = go_on(tx, state, params, gs[3:])
     for mine, theirs in zip(got, train(optimizer, variables, gs[3:]), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=2e-6)
 

@@ -330,7 +330,7 @@ def test_the_first_gradient_of_a_parameter_is_not_damped(scheduled):
         step(g, {1})
     params = [p.detach().numpy().copy() for p in ps]
     tx, state = from_torch(optimizer, params, scheduler=scheduler)
-    assert set(state.inner_states) == {"0/0", "0/1"}
+    assert set(state.inner_states) == ({"0/0", "0/1"} if scheduled else {"0/0", "0/1", "0/2"})
     got, _ = go_on(tx, state, params, gs[3:])
     for g in gs[3:]:
         step(g, set())
@@ -338,27 +338,61 @@ def test_the_first_gradient_of_a_parameter_is_not_damped(scheduled):
         np.testing.assert_allclose(mine, p.detach().numpy(), rtol=1e-5, atol=1e-6)
 
 
-def test_a_gradient_of_none_counts_as_a_step():
-    """PyTorch leaves such a parameter's count alone; so does a group of its own here."""
+def test_a_gradient_of_none_counts_as_a_step_unless_each_counts_its_own():
+    """PyTorch leaves such a parameter's count alone."""
     ps = tensors()[1:]
-    for make, exact in (
-        (lambda: TO.SGD(ps, 0.1, momentum=0.9), True),
-        (lambda: TO.Adam(ps), False),
-    ):
-        optimizer = make()
-        gs = [g[1:] for g in gradients(SHAPES, 4)]
-        params = train(optimizer, ps, gs[:2])
-        tx, state = from_torch(optimizer, params)
-        late, _ = gradtx.apply_gradients(
-            tx, gs[3], *gradtx.apply_gradients(tx, [None, gs[2][1]], params, state)
-        )
-        at_once, _ = gradtx.apply_gradients(tx, gs[3], params, state)
-        assert bool(jnp.array_equal(late[0], at_once[0])) == exact
-        ps[0].grad, ps[1].grad = None, torch.from_numpy(gs[2][1])
+    optimizer = TO.Adam(ps)
+    gs = [g[1:] for g in gradients(SHAPES, 4)]
+    params = train(optimizer, ps, gs[:2])
+    tx, state = from_torch(optimizer, params)
+    late = gradtx.apply_gradients(tx, [None, gs[2][1]], params, state)
+    at_once, _ = gradtx.apply_gradients(tx, gs[3], params, state)
+    assert not bool(jnp.array_equal(gradtx.apply_gradients(tx, gs[3], *late)[0][0], at_once[0]))
+    with pytest.raises(ValueError, match="chain scale_by_schedule behind"):
+        scheduler = TO.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        from_torch(optimizer, params, scheduler=scheduler, own_steps=True)
+    with pytest.raises(TypeError, match="own_steps must be True, False or None"):
+        from_torch(optimizer, params, own_steps=1)
+
+
+@pytest.mark.parametrize("asked", [None, True])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda ps: TO.Adam(ps, 0.1, weight_decay=0.1),
+        lambda ps: TO.AdamW([{"params": ps[:1], "lr": 0.05}, {"params": ps[1:]}], 0.1),
+        lambda ps: TO.Adagrad(ps, 0.1, lr_decay=0.5),
+        lambda ps: TO.NAdam(ps, 0.1),
+        lambda ps: TO.RAdam(ps, 0.1),
+        lambda ps: TO.Adamax(ps, 0.1),
+        lambda ps: TO.ASGD(ps, 0.1, lambd=0.1, t0=2.0),
+        lambda ps: TO.SGD(ps, 0.1, momentum=0.9, dampening=0.5),
+        lambda ps: TO.Rprop(ps, 0.1),
+    ],
+    ids=["Adam", "groups", "Adagrad", "NAdam", "RAdam", "Adamax", "ASGD", "SGD", "Rprop"],
+)
+def test_a_parameter_without_a_gradient_rests_as_in_pytorch(make, asked):
+    """Before the hand-over, unless it is asked for, and after it, one after the other."""
+    ps = tensors()
+    optimizer = make(ps)
+    gs = gradients(SHAPES, 11)
+
+    def step(g, frozen):
+        for i, (p, x) in enumerate(zip(ps, g, strict=True)):
+            p.grad = None if i in frozen else torch.from_numpy(x.copy())
         optimizer.step()
-        want = train(optimizer, ps, gs[3:])
-        np.testing.assert_allclose(late[1], want[1], rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(at_once[0], want[0], rtol=1e-5, atol=1e-6)
+
+    for t, g in enumerate(gs[:4]):
+        step(g, {0} if t < 2 and asked is None else set())
+    params = [p.detach().numpy().copy() for p in ps]
+    tx, state = from_torch(optimizer, params, own_steps=asked)
+    resting = [{0}, {1, 2}, {1}, set(), {2}, {0}, set()]
+    for g, frozen in zip(gs[4:], resting, strict=True):
+        step(g, frozen)
+        given = [None if i in frozen else x for i, x in enumerate(g)]
+        params, state = gradtx.apply_gradients(tx, given, params, state)
+    for mine, p in zip(params, ps, strict=True):
+        np.testing.assert_allclose(mine, p.detach().numpy(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("scheduled", [False, True])
@@ -380,7 +414,9 @@ def test_parameters_that_have_taken_different_numbers_of_steps(scheduled):
         step(g, {0, 1} if t < 4 else {0})
     params = [p.detach().numpy().copy() for p in ps]
     tx, state = from_torch(optimizer, params, scheduler=scheduler)
-    assert set(state.inner_states) == {"0/0", "0/2", "0/6"}
+    assert set(state.inner_states) == (
+        {"0/0", "0/2", "0/6"} if scheduled else {"0/0", "0/1", "0/2"}
+    )
     got, _ = go_on(tx, state, params, gs[6:])
     for g in gs[6:]:
         step(g, set())
