@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradtx.types import DTYPE
+from gradtx.types import DIMENSIONS, DTYPE, WHERE
 
 # Names of types in programs that XLA prints; NumPy knows none, or takes them for others.
 _SHORT_NAMES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
@@ -63,15 +63,15 @@ PositiveCount: TypeAlias = Annotated[Any, Range(1, high_open=True, integer=True)
 
 def hyperparameter_range(hint: Any) -> Range | None:
     """The range that an annotation declares, or None if it declares none."""
-    return next((mark for mark in _marks(hint) if isinstance(mark, Range)), None)
+    return next((mark for mark in marks(hint) if isinstance(mark, Range)), None)
 
 
-def _marks(hint: Any) -> list[Any]:
+def marks(hint: Any) -> list[Any]:
     """The metadata of an annotation, or of a member of a union."""
     if typing.get_origin(hint) is Annotated:
         return list(hint.__metadata__)
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return [mark for part in typing.get_args(hint) for mark in _marks(part)]
+        return [mark for part in typing.get_args(hint) for mark in marks(part)]
     return []
 
 
@@ -90,8 +90,12 @@ def check(where: str, name: str, value: Any, hint: Any) -> None:
     allowed = hyperparameter_range(hint)
     if allowed is not None:
         _check_number(where, name, value, hint, allowed)
-    elif DTYPE in _marks(hint):
+    elif DTYPE in marks(hint):
         _check_dtype(where, name, value, type(None) in typing.get_args(hint))
+    elif WHERE in marks(hint):
+        _check_where(where, name, value, type(None) in typing.get_args(hint))
+    elif DIMENSIONS in marks(hint):
+        _check_dimensions(where, name, value)
     elif _is_pair(hint):
         _check_pair(where, name, value, typing.get_args(hint))
     elif hint is bool and not isinstance(value, bool):
@@ -168,6 +172,58 @@ def _check_dtype(where: str, name: str, value: Any, optional: bool) -> None:
         meant = _SHORT_NAMES.get(value) if isinstance(value, str) else None
         hint = f"; write {meant!r}" if meant else ""
         raise TypeError(f"{where}: {name} must be {kind}, not {value!r:.80}{hint}")
+
+
+def _check_where(where: str, name: str, value: Any, optional: bool) -> None:
+    if isinstance(value, str) or (value is None and optional):
+        return
+    kinds = (
+        "a path pattern or a list of them, a predicate (path, leaf) -> bool, a tree of booleans, "
+        "or a function of the tree that returns one"
+    )
+    problem = f"{where}: {name} must be {kinds}{', or None' if optional else ''}"
+    leaves = jax.tree.leaves(value)
+    patterns = isinstance(value, list | tuple) and all(isinstance(x, str) for x in value)
+    if _is_function(value, leaves):
+        if (takes := _required(value)) is not None and takes not in (1, 2):
+            raise TypeError(f"{problem}; {value!r:.80} takes {takes} arguments")
+    elif not patterns and (value is None or not all(map(_is_boolean, leaves))):
+        raise TypeError(f"{problem}, not {value!r:.80}")
+
+
+def _check_dimensions(where: str, name: str, value: Any) -> None:
+    def is_numbers(x: Any) -> bool:
+        return x is None or hasattr(x, "reduction_axis")
+
+    leaves = jax.tree.leaves(value, is_leaf=is_numbers)
+    if _is_function(value, leaves):
+        if (takes := _required(value)) not in (None, 1):
+            raise TypeError(f"{where}: {name} is called with the tree; {value!r:.80} takes {takes}")
+    elif not all(map(is_numbers, leaves)):
+        raise TypeError(
+            f"{where}: {name} must be dimension numbers, such as MuonDimensionNumbers(0, 1), a "
+            f"tree of them, a function of the tree that returns one, or None, not {value!r:.80}"
+        )
+
+
+def _is_function(value: Any, leaves: list[Any]) -> bool:
+    """Whether `value` is a function, and not a callable tree such as an Equinox module."""
+    return callable(value) and len(leaves) == 1 and leaves[0] is value
+
+
+def _is_boolean(x: Any) -> bool:
+    return isinstance(x, bool) or (getattr(x, "shape", None) == () and x.dtype == np.bool_)
+
+
+def _required(function: Any) -> int | None:
+    """How many arguments a function must be given; None if that cannot be seen."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return None
+    return sum(p.default is p.empty and p.kind is not p.VAR_KEYWORD for p in parameters)
 
 
 def _check_array(where: str, name: str, value: Any, allowed: Range) -> None:

@@ -3,15 +3,15 @@
 import fnmatch
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import jax
 import numpy as np
 
 from gradtx.rows import is_rows
-from gradtx.types import PyTree
+from gradtx.types import WHERE, PyTree
 
-Where: TypeAlias = str | Sequence[str] | Callable[..., Any] | PyTree
+Where: TypeAlias = Annotated[Any, WHERE]
 """Chooses leaves: a path pattern, several, a predicate ``(path, leaf) -> bool``, a tree of booleans
 (a prefix will do), or a function from the tree to such a tree. A pattern names a leaf
 (``"head/*/bias"``) or all that is below it (``"head"``)."""

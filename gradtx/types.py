@@ -18,6 +18,14 @@ DTYPE = "dtype"
 DType: TypeAlias = Annotated[Any, DTYPE]
 """A type of floating-point numbers, real or complex, in any form that `jax.numpy.dtype` takes."""
 
+# Marks of arguments that choose leaves, `gradtx.paths.Where`, and of these:
+WHERE, DIMENSIONS = "where", "dimension numbers"
+
+DimensionNumbers: TypeAlias = Annotated[Any, DIMENSIONS]
+"""Says which axes of each leaf are the rows and columns of a matrix: dimension numbers, such as
+`MuonDimensionNumbers`, a tree of them or a prefix of it, or a function from the tree to such a
+tree. None for a leaf means that it is no matrix."""
+
 Schedule: TypeAlias = Callable[[Any], Any]
 """A function of the number of steps taken so far, jit-safe, that returns a number."""
 

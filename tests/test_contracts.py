@@ -14,7 +14,9 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import gradtx
+from gradtx.checks import marks
 from gradtx.rows import is_rows
+from gradtx.types import DIMENSIONS, WHERE
 from tests import catalogue
 from tests.catalogue import CATALOGUE
 from tests.oracle import optimized
@@ -500,6 +502,30 @@ def test_make_step_and_solve(name):
     assert len(calls) == traced
     solution = gradtx.solve(loss, params(), tx, 0.5, max_steps=3)
     chex.assert_trees_all_close(solution.params, p, rtol=1e-5, atol=1e-6)
+
+
+# For leaves to be chosen, and for the rows and columns of matrices.
+WRONG_KINDS = {
+    WHERE: [3, 1.5, {"w": "kernel"}, {"w": 3}, lambda: True, lambda a, b, c: True, jnp.ones(2)],
+    DIMENSIONS: [5, "kernel", {"w": (0, 1)}, lambda: None, lambda path, leaf: None, jnp.ones(2)],
+}
+CHOOSING = [
+    (name, argument, kind)
+    for name in NAMES
+    if (declared := CATALOGUE[name].make().declaration) is not None
+    for argument, hint in declared.builder.hints.items()
+    for kind in WRONG_KINDS
+    if argument != "return" and kind in marks(hint)
+]
+
+
+@pytest.mark.parametrize(("name", "argument", "kind"), CHOOSING, ids=lambda x: str(x))
+def test_a_choice_of_a_wrong_kind_is_refused_by_name(name, argument, kind):
+    """When it is built, and not inside of JAX when it is first used."""
+    tx = CATALOGUE[name].make()
+    for bad in WRONG_KINDS[kind]:
+        with pytest.raises(TypeError, match=f"{tx.declaration.name}: {argument} "):
+            gradtx.replace(tx, {argument: bad})
 
 
 @every

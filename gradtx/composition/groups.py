@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 
 from gradtx.composition.chain import set_to_zero
-from gradtx.composition.labels import Labels, labels_of
+from gradtx.composition.labels import Labels, check_labels, labels_of
 from gradtx.composition.masking import MaskedState, masked
 from gradtx.pair import (
     GradientTransformation,
@@ -86,6 +86,7 @@ def partition(
     if not isinstance(transforms, Mapping):
         raise TypeError(f"partition: transforms must be a dict, not {type(transforms).__name__}")
     links = {label: with_extra_args_support(tx) for label, tx in transforms.items()}
+    check_labels(param_labels, links)
 
     def init(params: Params) -> State:
         groups = _Groups(params, param_labels, links)

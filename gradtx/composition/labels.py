@@ -18,6 +18,37 @@ def _is_function(labels: Any) -> bool:
     return callable(labels) and bool(jax.tree_util.all_leaves([labels]))
 
 
+def check_labels(labels: Labels, known: Any) -> None:
+    """Raise ValueError if a label, as far as they are there before a tree is, is not known."""
+    if _is_function(labels):
+        return
+    given = labels
+    if not _is_pairs(labels):
+        keyed = jax.tree_util.tree_flatten_with_path(labels)[0]
+        given = [(path_string(path), label) for path, label in keyed]
+    for at, label in given:
+        if not _is_in(label, known):
+            raise ValueError(
+                f"partition: param_labels: {at!r} has the label {label!r:.80}, for which there is "
+                f"no transformation; there are {', '.join(map(repr, known))}"
+            )
+
+
+def _is_in(label: Any, known: Any) -> bool:
+    try:
+        return label in known
+    except TypeError:  # it is not hashable
+        return False
+
+
+def _is_pairs(labels: Any) -> bool:
+    """Whether `labels` may be pairs of a pattern and a label."""
+    return isinstance(labels, list | tuple) and all(
+        isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], str)
+        for pair in labels
+    )
+
+
 def _is_prefix(labels: Any, tree: PyTree) -> bool:
     try:
         jax.tree.map(lambda label, below: None, labels, tree)
@@ -28,11 +59,7 @@ def _is_prefix(labels: Any, tree: PyTree) -> bool:
 
 def _is_patterns(labels: Any, tree: PyTree, known: Any) -> bool:
     """Whether `labels` are pairs of a pattern and a label, not a tree that looks like them."""
-    pairs = isinstance(labels, list | tuple) and all(
-        isinstance(pair, list | tuple) and len(pair) == 2 and isinstance(pair[0], str)
-        for pair in labels
-    )
-    if not pairs or not labels:
+    if not _is_pairs(labels) or not labels:
         return False
     return not (set(jax.tree.leaves(labels)) <= set(known) and _is_prefix(labels, tree))
 

@@ -25,7 +25,16 @@ from gradtx.paths import Where, is_leaf, leaves_with_path
 from gradtx.rows import is_rows
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.types import Array, Counter, Params, PyTree, Slots, State, Updates
+from gradtx.types import (
+    Array,
+    Counter,
+    DimensionNumbers,
+    Params,
+    PyTree,
+    Slots,
+    State,
+    Updates,
+)
 
 
 class GaLoreDimensionNumbers(NamedTuple):
@@ -86,7 +95,7 @@ def scale_by_galore(
     update_proj_gap: int = 200,
     scale: Number = 1.0,
     base_optimizer: GradientTransformation | None = None,
-    weight_dimension_numbers: Any = None,
+    weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> Any:
     r"""Transform gradients in a subspace of low rank.
 
@@ -213,7 +222,7 @@ def galore(
     base_optimizer: GradientTransformation | None = None,
     weight_decay: NonNegative = 0.0,
     mask: Where | None = None,
-    weight_dimension_numbers: Any = None,
+    weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
     r"""GaLore: Adam, or another rule, on gradients projected onto a subspace of low rank.
 

@@ -32,6 +32,7 @@ from gradtx.tree import map_updates
 from gradtx.types import (
     Array,
     Counter,
+    DimensionNumbers,
     DType,
     EmptyState,
     Params,
@@ -85,7 +86,7 @@ def scale_by_muon(
     nesterov: bool = True,
     adaptive: bool = False,
     preconditioning: Preconditioning = "frobenius",
-    weight_dimension_numbers: Any = None,
+    weight_dimension_numbers: DimensionNumbers | None = None,
     bias_correction: bool = True,
     ns_dtype: DType | None = None,
 ) -> Any:
@@ -176,7 +177,7 @@ def scale_by_muon(
 @transformation
 def scale_by_shape(
     consistent_rms: NonNegative | None = None,
-    weight_dimension_numbers: Any = None,
+    weight_dimension_numbers: DimensionNumbers | None = None,
     *,
     scale: Scale = "jordan",
 ) -> GradientTransformation:
@@ -262,7 +263,7 @@ def muon(
     adam_eps_root: NonNegative = 0.0,
     adam_weight_decay: NonNegative = 0.0,
     adam_learning_rate: NonNegative | None = None,
-    muon_weight_dimension_numbers: Any = None,
+    muon_weight_dimension_numbers: DimensionNumbers | None = None,
     consistent_rms: NonNegative | None = None,
     bias_correction: bool = True,
     ns_dtype: DType | None = None,

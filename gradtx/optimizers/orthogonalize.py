@@ -15,7 +15,7 @@ from gradtx.transforms.orthogonal import (
     coefficients,
     orthogonalized,
 )
-from gradtx.types import Array, DType, EmptyState
+from gradtx.types import Array, DimensionNumbers, DType, EmptyState
 
 
 @transformation
@@ -25,7 +25,7 @@ def orthogonalize(
     eps: NonNegative = 1e-8,
     *,
     preconditioning: Preconditioning = "frobenius",
-    weight_dimension_numbers: Any = None,
+    weight_dimension_numbers: DimensionNumbers | None = None,
     ns_dtype: DType | None = None,
 ) -> GradientTransformation:
     r"""Bring the singular values of a matrix near 1: :math:`u = \mathrm{NS}(g)`.
