@@ -39,15 +39,16 @@ def set_weights(state: State, weights: Sequence[Any]) -> State:
 
     Args:
         state: a state of the same transformation and parameters, such as ``tx.init(params)``.
-        weights: the arrays. What Keras or TensorFlow wrote has its own order, signs and learning
-            rate in it: :func:`from_keras` reads that, with the configuration.
+        weights: the arrays, the iteration of 32 bits or a Python integer. What Keras or TensorFlow
+            wrote has its own order, signs and learning rate in it: :func:`from_keras` reads that,
+            with the configuration.
 
     Returns:
         The new state.
 
     Raises:
         ValueError: the number of arrays is another, or the shape of one, or there is an iteration
-            and the state counts none.
+            and the state counts none; the iteration has 64 bits, as TensorFlow's have.
         TypeError: the type of one is.
 
     >>> import gradtx
@@ -55,6 +56,13 @@ def set_weights(state: State, weights: Sequence[Any]) -> State:
     >>> int(set_weights(state, [7, *get_weights(state)[1:]])[0].count)
     7
     """
+    if weights and getattr(weights[0], "dtype", None) == np.int64:
+        # Slots are often alike in shape: nothing else would show that they are in other places.
+        raise ValueError(
+            "set_weights: the iteration has 64 bits, as TensorFlow's get_weights gives it, whose "
+            "slots have another order and other signs: from_keras(config, params, weights) reads "
+            "them; a list that get_weights gave here has np.int32(iteration) in the first place"
+        )
     leaves, treedef = jax.tree.flatten(state)
     structure: Any = treedef
     (count, start), order = _order(state)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gradtx
-from gradtx.interop import from_keras
+from gradtx.interop import from_keras, get_weights, set_weights
 from tests.quick import quick
 
 GOLDEN = np.load(pathlib.Path(__file__).parents[1] / "golden" / "tensorflow.npz")
@@ -117,6 +117,19 @@ def test_weights_go_where_they_belong(name):
     assert again == tx
     (got, _), _ = run(tx, loaded, p, second)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7), got, want)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_set_weights_refuses_what_is_in_tensorflows_order(name):
+    """It would fit RMSprop's slots, which are alike in shape, and put the momentum for the mean."""
+    params = {"a": jnp.asarray(GOLDEN["start"])}
+    tx = from_keras(config(name))
+    state = tx.init(params)
+    theirs = weights(name, state, params, 5)
+    with pytest.raises(ValueError, match=r"64 bits.* from_keras\(config, params, weights\)"):
+        set_weights(state, theirs)
+    ours = get_weights(gradtx.chain(gradtx.count_steps(), tx).init(params))
+    set_weights(gradtx.chain(gradtx.count_steps(), tx).init(params), [5, *ours[1:]])
 
 
 def test_a_decaying_rate():
