@@ -154,7 +154,7 @@ OPTIMIZERS: dict[str, Callable[..., Any]] = {
     "cautious adamw": lambda learning_rate: gradtx.cautious(gradtx.adamw(learning_rate)),
     "mechanize sgd": lambda: gradtx.mechanize(gradtx.sgd(1.0)),
 }
-NOT_ALONE = ("mars", "orthogonalize")
+NOT_ALONE = ("mars", "orthogonalize", "sizes_and_directions")
 
 
 def optimizers() -> dict[str, Callable[..., Any]]:

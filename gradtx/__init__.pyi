@@ -58,6 +58,7 @@ from gradtx.composition.groups import (
     selective_transform as selective_transform,
 )
 from gradtx.composition.masking import MaskedState as MaskedState, masked as masked
+from gradtx.composition.matrices import MuonDimensionNumbers as MuonDimensionNumbers
 from gradtx.paths import MaskOrFn as MaskOrFn, select as select
 
 # Optimizers, each with its rule and the state that it keeps.
@@ -106,6 +107,11 @@ from gradtx.optimizers.adamax import (
     adamax as adamax,
     adamaxw as adamaxw,
     scale_by_adamax as scale_by_adamax,
+)
+from gradtx.optimizers.adamuon import (
+    AdamuonState as AdamuonState,
+    adamuon as adamuon,
+    scale_by_adamuon as scale_by_adamuon,
 )
 from gradtx.optimizers.adan import (
     ScaleByAdanState as ScaleByAdanState,
@@ -199,11 +205,15 @@ from gradtx.optimizers.momo import (
     momo_adam as momo_adam,
 )
 from gradtx.optimizers.muon import (
-    MuonDimensionNumbers as MuonDimensionNumbers,
     MuonState as MuonState,
     muon as muon,
     scale_by_muon as scale_by_muon,
     scale_by_shape as scale_by_shape,
+)
+from gradtx.optimizers.muown import (
+    SizesAndDirectionsState as SizesAndDirectionsState,
+    muown as muown,
+    sizes_and_directions as sizes_and_directions,
 )
 from gradtx.optimizers.nadam import (
     ScaleByNadamState as ScaleByNadamState,
@@ -212,6 +222,11 @@ from gradtx.optimizers.nadam import (
     scale_by_nadam as scale_by_nadam,
 )
 from gradtx.optimizers.noise import noisy_sgd as noisy_sgd
+from gradtx.optimizers.normuon import (
+    NormuonState as NormuonState,
+    normuon as normuon,
+    scale_by_normuon as scale_by_normuon,
+)
 from gradtx.optimizers.novograd import (
     ScaleByNovogradState as ScaleByNovogradState,
     novograd as novograd,
@@ -225,6 +240,11 @@ from gradtx.optimizers.optimistic import (
     scale_by_optimistic_gradient as scale_by_optimistic_gradient,
 )
 from gradtx.optimizers.orthogonalize import orthogonalize as orthogonalize
+from gradtx.optimizers.polargrad import (
+    PolargradState as PolargradState,
+    polargrad as polargrad,
+    scale_by_polargrad as scale_by_polargrad,
+)
 from gradtx.optimizers.polyak import polyak_sgd as polyak_sgd, scale_by_polyak as scale_by_polyak
 from gradtx.optimizers.prodigy import ProdigyState as ProdigyState, prodigy as prodigy
 from gradtx.optimizers.proximal import (
@@ -261,6 +281,7 @@ from gradtx.optimizers.rprop import (
     rprop as rprop,
     scale_by_rprop as scale_by_rprop,
 )
+from gradtx.optimizers.scion import scion as scion
 from gradtx.optimizers.sgd import scale_by_sign as scale_by_sign, sgd as sgd, sign_sgd as sign_sgd
 from gradtx.optimizers.signum import signum as signum
 from gradtx.optimizers.sm3 import (
@@ -372,6 +393,7 @@ from gradtx.transforms.scaling import (
     scale_by_schedule as scale_by_schedule,
     scale_gradient as scale_gradient,
 )
+from gradtx.transforms.qk_clip import ClippedHeads as ClippedHeads, qk_clip as qk_clip
 from gradtx.transforms.shrinking import shrink_params as shrink_params
 from gradtx.transforms.single_examples import per_example as per_example
 from gradtx.transforms.trust import (
@@ -416,6 +438,7 @@ from gradtx.wrappers.finite import (
     skip_not_finite as skip_not_finite,
 )
 from gradtx.wrappers.flatten import flatten as flatten
+from gradtx.wrappers.hyperball import HyperballState as HyperballState, hyperball as hyperball
 from gradtx.wrappers.inject import (
     InjectHyperparamsState as InjectHyperparamsState,
     InjectStatefulHyperparamsState as InjectStatefulHyperparamsState,

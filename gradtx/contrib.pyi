@@ -1,5 +1,6 @@
 # The public names of optax.contrib.
 
+from gradtx.composition.matrices import MuonDimensionNumbers as MuonDimensionNumbers
 from gradtx.optimizers.acprop import acprop as acprop, scale_by_acprop as scale_by_acprop
 from gradtx.optimizers.ademamix import (
     ScaleByAdemamixState as ScaleByAdemamixState,
@@ -43,7 +44,6 @@ from gradtx.optimizers.momo import (
     momo_adam as momo_adam,
 )
 from gradtx.optimizers.muon import (
-    MuonDimensionNumbers as MuonDimensionNumbers,
     MuonState as MuonState,
     muon as muon,
     scale_by_muon as scale_by_muon,

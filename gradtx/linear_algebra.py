@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx import tree
-from gradtx.numerics import abs_sq, compute_dtype, widen
+from gradtx.numerics import abs_sq, compute_dtype, divide, widen
 from gradtx.types import Array, PyTree
 
 
@@ -57,6 +57,16 @@ def safe_root_mean_squares(x: Any, min_rms: Any) -> Array:
     mean = jnp.mean(abs_sq(widen(jnp.asarray(x))))
     small = jnp.sqrt(mean) <= min_rms
     return jnp.where(small, min_rms, jnp.sqrt(jnp.where(small, 1, mean)))
+
+
+def with_root_mean_square(x: Array, rms: Any) -> Array:
+    """Each matrix of a batch scaled to this root mean square; a matrix of zeros stays one.
+
+    >>> with_root_mean_square(jnp.array([[[1.0, 7.0]]]), 5.0).tolist()
+    [[[1.0, 7.0]]]
+    """
+    size = jnp.sqrt(jnp.mean(abs_sq(x), (-2, -1), keepdims=True))
+    return x * divide(rms, size)
 
 
 def power_iteration(

@@ -38,7 +38,7 @@ def builders() -> list[Builder]:
 
 def optimizers() -> list[str]:
     """The names of those that train by themselves, in whatever file they are."""
-    links = {"mars", "orthogonalize"}
+    links = {"mars", "orthogonalize", "sizes_and_directions"}
     names = {
         builder.name
         for builder in builders()
@@ -224,6 +224,53 @@ CATALOGUE: dict[str, Entry] = {
         bad=(*RATES, {"learning_rate": 0.1, "ns_coeffs": "bronze"}),
         optax=lambda: optax.contrib.muon(0.02),
         rows=False,
+    ),
+    "scale_by_normuon": Entry(
+        lambda: gradtx.scale_by_normuon(weight_dimension_numbers=as_matrices),
+        bad=({"b1": 1.0}, {"b2": 1.0}, {"eps": -1.0}, {"rms": -1.0}, {"ns_steps": 0}),
+        rows=False,
+    ),
+    "normuon": Entry(
+        lambda: gradtx.normuon(0.02), bad=(*RATES, {"learning_rate": 0.1, "b1": 1.0}), rows=False
+    ),
+    "scale_by_adamuon": Entry(
+        lambda: gradtx.scale_by_adamuon(weight_dimension_numbers=as_matrices),
+        bad=({"decay": 1.0}, {"eps": -1.0}, {"rms": -1.0}, {"ns_coeffs": "bronze"}),
+        rows=False,
+    ),
+    "adamuon": Entry(
+        lambda: gradtx.adamuon(0.02), bad=(*RATES, {"learning_rate": 0.1, "decay": 1.0}), rows=False
+    ),
+    "scale_by_polargrad": Entry(
+        lambda: gradtx.scale_by_polargrad(weight_dimension_numbers=as_matrices),
+        bad=({"decay": 1.0}, {"eps": -1.0}, {"ns_steps": 0}),
+        rows=False,
+    ),
+    "polargrad": Entry(
+        lambda: gradtx.polargrad(0.02),
+        bad=(*RATES, {"learning_rate": 0.1, "decay": 1.0}),
+        rows=False,
+    ),
+    "scion": Entry(
+        lambda: gradtx.scion(0.02),
+        bad=(*RATES, {"learning_rate": 0.1, "radius": -1.0}),
+        rows=False,
+    ),
+    "sizes_and_directions": Entry(
+        lambda: gradtx.sizes_and_directions(gradtx.adam(0.1), gradtx.sgd(0.1), as_matrices),
+        rows=False,
+    ),
+    "muown": Entry(
+        lambda: gradtx.muown(0.02), bad=(*RATES, {"learning_rate": 0.1, "b2": 1.0}), rows=False
+    ),
+    "hyperball": Entry(
+        lambda: gradtx.hyperball(gradtx.adam(0.1), 0.1),
+        bad=({"inner": gradtx.identity(), "learning_rate": -0.1},),
+        rows=False,
+    ),
+    "qk_clip": Entry(
+        lambda: gradtx.qk_clip({"*": gradtx.ClippedHeads(-1)}, 50.0),
+        bad=({"heads": {}, "threshold": 0.0},),
     ),
     "scale_by_galore": Entry(
         lambda: gradtx.scale_by_galore(rank=1, update_proj_gap=2),

@@ -17,8 +17,8 @@ TESTS = pathlib.Path(__file__).parent
 
 # In none of the libraries that are tested beside.
 NOWHERE = (
-    "adabound adagrad_decay adam_mini came diffgrad laprop mars_adamw mars_lion qhadam "
-    "rowwise_adagrad rowwise_adam stable_adamw tiger"
+    "adabound adagrad_decay adam_mini adamuon came diffgrad laprop mars_adamw mars_lion muown "
+    "normuon polargrad qhadam rowwise_adagrad rowwise_adam scion stable_adamw tiger"
 )
 # Links from papers; they train nothing by themselves.
 LINKS = {
@@ -26,8 +26,10 @@ LINKS = {
     "cautious",
     "grokfast_ema",
     "grokfast_ma",
+    "hyperball",
     "mars",
     "mechanize",
+    "qk_clip",
     "scale_by_backtracking_linesearch",
     "scale_by_distance_over_gradients",
 }

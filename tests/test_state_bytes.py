@@ -16,10 +16,10 @@ RANK, PAIRS = 1, 3  # of galore and lbfgs, in the catalogue
 KEPT = {
     0: "sign_sgd fromage noisy_sgd polyak_sgd proximal_gradient_descent",
     MATRIX: "sgd adagrad proximal_adagrad lion lars asgd tiger signum muon momo "
-    "optimistic_gradient_descent dog dowg schedule_free_sgd",
+    "optimistic_gradient_descent dog dowg schedule_free_sgd polargrad scion",
     2 * MATRIX: "adam adamw rmsprop lamb stable_adamw ftrl laprop qhadam adabound adabelief adamax "
     "adamaxw nadam nadamw radam yogi acprop adopt simplified_ademamix adadelta rprop momo_adam "
-    "sophia mars_lion adagrad_da schedule_free_adamw",
+    "sophia mars_lion adagrad_da schedule_free_adamw adamuon",
     3 * MATRIX: "amsgrad ademamix madgrad diffgrad optimistic_adam optimistic_adam_v2 mars_adamw "
     "dadapt_adamw",
     4 * MATRIX: "adan prodigy",
@@ -28,7 +28,8 @@ KEPT = {
     MATRIX
     + ROWS: "rowwise_adam adagrad_decay",  # a second moment, or a number of decays, for each row
     MATRIX + 1: "novograd",  # a second moment for each layer
-    MATRIX + COLUMNS: "adam_mini",  # a second moment for each output
+    MATRIX + COLUMNS: "adam_mini normuon",  # a second moment for each output
+    MATRIX + 4 * COLUMNS: "muown",  # the size of each output, its moments, its direction's length
     MATRIX + SIDES: "sm3",  # a momentum, and a maximum for each row and column
     MATRIX + SIDES + 1: "adafactor",  # with the catalogue's momentum; the 1 is what is not factored
     MATRIX + 2 * SIDES + 1: "came",  # the momentum, its second moment and its instability

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradtx.composition.chain import chain, identity
+from gradtx.composition.matrices import MuonDimensionNumbers
 from gradtx.interop.reading import Options, finite, multiplied
 from gradtx.optimizers.adadelta import adadelta
 from gradtx.optimizers.adafactor import scale_by_factored_rms
@@ -14,7 +15,7 @@ from gradtx.optimizers.adam import adam, scale_by_adam
 from gradtx.optimizers.adamax import adamax
 from gradtx.optimizers.amsgrad import scale_by_amsgrad
 from gradtx.optimizers.asgd import asgd
-from gradtx.optimizers.muon import MuonDimensionNumbers, scale_by_shape
+from gradtx.optimizers.muon import scale_by_shape
 from gradtx.optimizers.nadam import scale_by_nadam
 from gradtx.optimizers.orthogonalize import orthogonalize
 from gradtx.optimizers.radam import scale_by_radam

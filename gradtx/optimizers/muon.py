@@ -1,14 +1,12 @@
 """Muon."""
 
-from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
-import jax
 import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative
 from gradtx.composition.chain import chain
-from gradtx.composition.groups import partition
+from gradtx.composition.matrices import MuonDimensionNumbers, matrices_and_others
 from gradtx.engine.matrices import Matrices, MatrixDimensions, as_matrices, matrixwise
 from gradtx.numerics import Step, cast, debias, ema, nesterov_mean, widen, zeros_like
 from gradtx.optimizers.adam import adamw
@@ -36,7 +34,6 @@ from gradtx.types import (
     DType,
     EmptyState,
     Params,
-    PyTree,
     Slots,
     State,
     TreeScalar,
@@ -44,27 +41,6 @@ from gradtx.types import (
 )
 
 Scale: TypeAlias = Literal["jordan", "moonshot", "scion", "none"]
-
-
-class MuonDimensionNumbers(NamedTuple):
-    """Which axes of an array are the rows and the columns of a matrix `W` in :math:`x W`.
-
-    reduction_axis: the rows, one axis or several; output_axis: the columns. All other axes are
-    batch axes, each of whose entries is a matrix of its own, such as an expert or a scanned layer.
-    heads: an axis of rows or columns and the number of matrices of equal size that lie side by side
-    along it, if it is more than one: ``(1, 3)`` for queries, keys and values in one array of shape
-    ``(width, 3 * width)``, ``(1, 3 * 12)`` for each of their twelve heads.
-
-    >>> tx = scale_by_muon(weight_dimension_numbers=MuonDimensionNumbers(0, 1, heads=(1, 3)))
-    >>> qkv = jnp.concatenate([jnp.eye(2), 5 * jnp.eye(2), 9 * jnp.eye(2)], axis=1)
-    >>> u = tx.update(qkv, tx.init(qkv))[0]
-    >>> bool(jnp.allclose(u[:, :2], u[:, 4:]))
-    True
-    """
-
-    reduction_axis: Sequence[int] | int = 0
-    output_axis: Sequence[int] | int = 1
-    heads: tuple[int, int] | None = None
 
 
 class MuonState(NamedTuple):
@@ -326,41 +302,28 @@ def muon(
     >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
     True
     """
-    given = muon_weight_dimension_numbers
+    decay = add_cautious_decayed_weights if cautious_decay else add_decayed_weights
 
-    def numbers(tree: PyTree) -> PyTree:
-        if given is None:
-            return jax.tree.map(lambda p: MuonDimensionNumbers() if p.ndim == 2 else None, tree)
-        return given(tree) if callable(given) else given
-
-    def labels(params: Params) -> PyTree:
-        treedef = leaves_with_path(params)[1]
-        return treedef.unflatten(
-            [
-                "adam" if number is None else "muon"
-                for number in MatrixDimensions(numbers, MuonDimensionNumbers).of("muon", params)
-            ]
+    def matrices(numbers: Any) -> GradientTransformation:
+        return chain(
+            scale_by_muon(
+                ns_coeffs,
+                ns_steps,
+                beta,
+                eps,
+                mu_dtype,
+                nesterov=nesterov,
+                bias_correction=bias_correction,
+                adaptive=adaptive,
+                preconditioning=preconditioning,
+                weight_dimension_numbers=numbers,
+                ns_dtype=ns_dtype,
+            ),
+            scale_by_shape(consistent_rms, numbers, scale=scale),
+            decay(weight_decay, weight_decay_mask),
+            scale_by_learning_rate(learning_rate),
         )
 
-    decay = add_cautious_decayed_weights if cautious_decay else add_decayed_weights
-    matrices = chain(
-        scale_by_muon(
-            ns_coeffs,
-            ns_steps,
-            beta,
-            eps,
-            mu_dtype,
-            nesterov=nesterov,
-            bias_correction=bias_correction,
-            adaptive=adaptive,
-            preconditioning=preconditioning,
-            weight_dimension_numbers=numbers,
-            ns_dtype=ns_dtype,
-        ),
-        scale_by_shape(consistent_rms, numbers, scale=scale),
-        decay(weight_decay, weight_decay_mask),
-        scale_by_learning_rate(learning_rate),
-    )
     others = adamw(
         learning_rate if adam_learning_rate is None else adam_learning_rate,
         adam_b1,
@@ -371,4 +334,5 @@ def muon(
         adam_weight_decay,
         nesterov=nesterov,
     )
-    return partition({"adam": others, "muon": matrices}, labels)
+    given = muon_weight_dimension_numbers
+    return matrices_and_others("muon", matrices, others, given, ("muon", "adam"))

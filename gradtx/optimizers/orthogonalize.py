@@ -5,8 +5,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from gradtx.checks import NonNegative
+from gradtx.composition.matrices import MuonDimensionNumbers
 from gradtx.engine.matrices import MatrixDimensions, matrixwise
-from gradtx.optimizers.muon import MuonDimensionNumbers
 from gradtx.pair import GradientTransformation, transformation
 from gradtx.transforms.orthogonal import (
     STANDARD,

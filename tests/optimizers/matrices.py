@@ -1,6 +1,11 @@
 """Matrices on which matrix optimizers are compared with float64: ordinary, hard and degenerate."""
 
+import jax
 import numpy as np
+import pytest
+
+from tests import oracle
+from tests.optimizers.papers import newton_schulz
 
 STEPS = 4
 
@@ -34,3 +39,27 @@ def gradients(name, steps=STEPS):
     """The matrix of this name, larger and smaller and now and then of the other sign."""
     sizes = np.random.default_rng(4).normal(size=steps)
     return HARD[name] * sizes[:, None, None]
+
+
+COEFFICIENTS = (3.0, -4.0, 1.5)
+MATRICES = [("ordinary", (4, 3)), ("ordinary", (3, 5)), *((name, None) for name in HARD)]
+on_matrices = pytest.mark.parametrize(("name", "shape"), MATRICES)
+
+
+def check(tx, update, name, shape):
+    """Against the transcription, in float64, from parameters of which none is 0."""
+    gs = gradients(name) if shape is None else oracle.gradients(shape=shape)
+    p = oracle.parameters(shape=gs.shape[1:])
+    with jax.enable_x64(True):
+        got = oracle.run(tx, p, gs, np.float64)
+    np.testing.assert_allclose(got, oracle.transcribe(update, p, gs), rtol=1e-8, atol=1e-8)
+
+
+def orthogonal(x):
+    return newton_schulz(x, [COEFFICIENTS] * 4)
+
+
+def scaled(x, rms):
+    """To this root mean square; zeros stay zeros."""
+    size = np.linalg.norm(x)
+    return x if size == 0 else rms * np.sqrt(x.size) * x / size

@@ -385,3 +385,22 @@ def test_coefficients_by_name_are_configured_and_kept():
     p = {"w": jnp.ones((2, 8))}
     coeffs = again.init(p).inner_states["muon"].inner_state[0].ns_coeffs
     np.testing.assert_allclose(coeffs, gradtx.muon_coefficients("polar_express", 6), rtol=1e-6)
+
+
+def test_a_batch_of_matrices_has_a_norm_for_each():
+    g = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 4)), jnp.float32)
+    numbers = gradtx.MuonDimensionNumbers(1, 2)
+    for make in (gradtx.scale_by_polargrad, gradtx.scale_by_normuon, gradtx.scale_by_adamuon):
+        both, one = make(weight_dimension_numbers=numbers), make()
+        together = both.update(g, both.init(g))[0]
+        alone = [one.update(x, one.init(x))[0] for x in g]
+        np.testing.assert_allclose(together, jnp.stack(alone), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["normuon", "adamuon", "polargrad", "scion", "muown"])
+def test_other_leaves_have_an_optimizer_of_their_own(name):
+    p = {"b": jnp.ones(3), "w": jnp.ones((3, 3))}
+    tx = getattr(gradtx, name)(0.1, others=gradtx.sgd(1.0))
+    updates, _ = tx.update(p, tx.init(p), p)
+    np.testing.assert_allclose(updates["b"], -1.0)
+    assert bool(jnp.all(updates["w"] != -1.0))

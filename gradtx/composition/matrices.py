@@ -1,0 +1,75 @@
+"""Leaves that are matrices, and those that are not: which axes are what, and a group for each."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from gradtx.composition.groups import partition
+from gradtx.engine.matrices import MatrixDimensions
+from gradtx.pair import GradientTransformation
+from gradtx.paths import leaves_with_path
+from gradtx.types import Params, PyTree
+
+
+class MuonDimensionNumbers(NamedTuple):
+    """Which axes of an array are the rows and the columns of a matrix `W` in :math:`x W`.
+
+    reduction_axis: the rows, one axis or several; output_axis: the columns. All other axes are
+    batch axes, each of whose entries is a matrix of its own, such as an expert or a scanned layer.
+    heads: an axis of rows or columns and the number of matrices of equal size that lie side by side
+    along it, if it is more than one: ``(1, 3)`` for queries, keys and values in one array of shape
+    ``(width, 3 * width)``, ``(1, 3 * 12)`` for each of their twelve heads.
+
+    >>> import gradtx, jax.numpy as jnp
+    >>> numbers = MuonDimensionNumbers(0, 1, heads=(1, 3))
+    >>> tx = gradtx.scale_by_muon(weight_dimension_numbers=numbers)
+    >>> qkv = jnp.concatenate([jnp.eye(2), 5 * jnp.eye(2), 9 * jnp.eye(2)], axis=1)
+    >>> u = tx.update(qkv, tx.init(qkv))[0]
+    >>> bool(jnp.allclose(u[:, :2], u[:, 4:]))
+    True
+    """
+
+    reduction_axis: Sequence[int] | int = 0
+    output_axis: Sequence[int] | int = 1
+    heads: tuple[int, int] | None = None
+
+
+def dimension_numbers(given: Any) -> Callable[[PyTree], PyTree]:
+    """A function from a tree to its dimension numbers; unless given, of two dimensions each."""
+
+    def numbers(tree: PyTree) -> PyTree:
+        if given is None:
+            return jax.tree.map(lambda p: MuonDimensionNumbers() if p.ndim == 2 else None, tree)
+        return given(tree) if callable(given) else given
+
+    return numbers
+
+
+def matrices_and_others(
+    name: str,
+    matrices: Callable[[Callable[[PyTree], PyTree]], GradientTransformation],
+    others: GradientTransformation,
+    given: Any,
+    labels: tuple[str, str] = ("matrices", "others"),
+) -> GradientTransformation:
+    """One transformation for the leaves that are matrices, another for all others.
+
+    Args:
+        name: the optimizer's, for errors.
+        matrices: makes the first from a function from a tree to its dimension numbers.
+        others: the second.
+        given: `MuonDimensionNumbers`, a tree of them or a prefix of it, or a function from the
+            parameters to such a tree; a leaf whose numbers are None goes to `others`. None for the
+            leaves with two dimensions.
+        labels: of the two groups.
+    """
+    numbers = dimension_numbers(given)
+
+    def groups(params: Params) -> PyTree:
+        found = MatrixDimensions(numbers, MuonDimensionNumbers).of(name, params)
+        names = [labels[number is None] for number in found]
+        return leaves_with_path(params)[1].unflatten(names)
+
+    both = dict(zip(labels, (matrices(numbers), others), strict=True))
+    return partition(dict(sorted(both.items())), groups)

@@ -1,0 +1,232 @@
+"""Muown."""
+
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradtx import tree
+from gradtx.checks import Decay, NonNegative
+from gradtx.composition.chain import chain
+from gradtx.composition.matrices import MuonDimensionNumbers, matrices_and_others
+from gradtx.engine.lift import needed, refused_rows
+from gradtx.engine.matrices import MatrixDimensions, as_matrices
+from gradtx.numerics import abs_sq, cast, widen
+from gradtx.optimizers.adam import adamw
+from gradtx.optimizers.muon import scale_by_muon, scale_by_shape
+from gradtx.pair import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    optimizer,
+    transformation,
+    with_extra_args_support,
+)
+from gradtx.paths import aligned, is_leaf, leaves_with_path
+from gradtx.rows import is_rows
+from gradtx.transforms.orthogonal import STANDARD
+from gradtx.transforms.scaling import scale_by_learning_rate
+from gradtx.types import Array, DType, Params, Slots, State, Updates
+
+_LEAST = 1e-12  # the size of an output whose weights are all 0
+
+
+class SizesAndDirectionsState(NamedTuple):
+    """What is kept of sizes and of directions.
+
+    size: of the weights of each output, ``(batch, columns)``; length: of its direction, which is
+    not kept; sizes and directions: the states of their optimizers.
+    """
+
+    size: Slots
+    length: Slots
+    sizes: State
+    directions: State
+
+
+@transformation
+def sizes_and_directions(
+    sizes: GradientTransformation,
+    directions: GradientTransformation,
+    weight_dimension_numbers: Any = None,
+) -> GradientTransformation:
+    r"""Train the size of each output's weights by one optimizer and their direction by another.
+
+    .. math:: W_j = m_j \frac{V_j}{\lVert V_j \rVert}, \qquad
+        \frac{\partial L}{\partial m_j} = \Bigl\langle g_j, \frac{W_j}{m_j} \Bigr\rangle, \qquad
+        \frac{\partial L}{\partial V_j} = \frac{m_j}{\lVert V_j \rVert}
+        \Bigl(g_j - \frac{\partial L}{\partial m_j} \frac{W_j}{m_j}\Bigr)
+
+    for each output (each column) `j` of a matrix, without a change to the model. `V` starts as `W`
+    and is made from it again at each step; only its lengths are kept.
+
+    Args:
+        sizes: the optimizer of `m`.
+        directions: the optimizer of `V`.
+        weight_dimension_numbers: as in :func:`scale_by_muon`.
+
+    State: `SizesAndDirectionsState`.
+
+    Raises:
+        ValueError: ``update`` is called without parameters, or a leaf is no matrix.
+
+    Source: T. Salimans and D. Kingma, Weight Normalization, 2016, arXiv:1602.07868, within the
+    optimizer as K. Lion et al., Muown: Row-Norm Control for Muon Optimization, 2026,
+    arXiv:2605.10797, have it.
+
+    >>> import gradtx
+    >>> tx, w = sizes_and_directions(gradtx.sgd(0.0), gradtx.sgd(0.1)), jnp.array([[3.0], [4.0]])
+    >>> new = w + tx.update(jnp.ones((2, 1)), tx.init(w), w)[0]
+    >>> float(jnp.linalg.norm(new))
+    5.0
+    """
+    name = "sizes_and_directions"
+    dimensions = MatrixDimensions(weight_dimension_numbers, MuonDimensionNumbers)
+    of_sizes, of_directions = map(with_extra_args_support, (sizes, directions))
+
+    def each(tree: Any, *others: Any) -> Any:
+        """The leaves that are there, as batches of matrices, with those of trees like it."""
+        leaves, treedef = leaves_with_path(tree)
+        numbers = dimensions.of(name, tree)
+        columns = [aligned(f"{name}: two trees differ", tree, treedef, t) for t in others]
+        for i, (path, x) in enumerate(leaves):
+            if x is None:
+                continue
+            if is_rows(x):
+                raise refused_rows(name, path)
+            how = as_matrices(name, path, x.shape, numbers[i])
+            yield how, how.take(widen(x)), *(column[i] for column in columns)
+
+    def made(tree: Any, parts: Iterable[Any]) -> Any:
+        """A tree like `tree`, None where that is."""
+        rest = iter(parts)
+        return jax.tree.map(lambda x: None if x is None else next(rest), tree, is_leaf=is_leaf)
+
+    def init(params: Params) -> State:
+        size = made(params, [jnp.maximum(_sizes(w), _LEAST) for _, w in each(params)])
+        length = jax.tree.map(jnp.copy, size)  # a buffer cannot be donated twice
+        start = of_directions.init(jax.tree.map(widen, params))
+        return SizesAndDirectionsState(size, length, of_sizes.init(size), start)
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        params = needed(name, params)
+        before, of_size, of_direction = [], [], []
+        for how, g, p, size, length in each(updates, params, state.size, state.length):
+            unit = how.take(widen(p)) / size[:, None]
+            along = jnp.sum((unit.conj() * g).real, -2)
+            before.append((how, p, unit * length[:, None]))
+            of_size.append(along)
+            of_direction.append(how.put((size / length)[:, None] * (g - unit * along[:, None])))
+        moved, sizes_state = of_sizes.update(
+            made(updates, of_size), state.sizes, state.size, **extra_args
+        )
+        turned, directions_state = of_directions.update(
+            made(updates, of_direction),
+            state.directions,
+            made(updates, [how.put(v) for how, _, v in before]),
+            **extra_args,
+        )
+        size = tree.add(state.size, moved)
+        out, lengths = [], []
+        for (_, step, m), (how, p, v) in zip(each(turned, size), before, strict=True):
+            v = v + step
+            lengths.append(jnp.maximum(_sizes(v), _LEAST))
+            new = how.put((m / lengths[-1])[:, None] * v)
+            out.append(cast(new - widen(p), p.dtype))
+        length = made(updates, lengths)
+        new_state = SizesAndDirectionsState(size, length, sizes_state, directions_state)
+        return made(updates, out), new_state
+
+    return GradientTransformationExtraArgs(init, update)
+
+
+def _sizes(x: Array) -> Array:
+    """Of each column of each matrix, in at least float32."""
+    return jnp.sqrt(jnp.sum(abs_sq(x), -2))
+
+
+@optimizer
+def muown(
+    learning_rate: NonNegative,
+    decay: Decay = 0.95,
+    b1: Decay = 0.9,
+    b2: Decay = 0.95,
+    eps: NonNegative = 1e-8,
+    weight_decay: NonNegative = 0.0,
+    *,
+    nesterov: bool = False,
+    ns_coeffs: Any = STANDARD,
+    ns_steps: int = 5,
+    ns_dtype: DType | None = None,
+    mu_dtype: DType | None = None,
+    weight_dimension_numbers: Any = None,
+    others: GradientTransformation | None = None,
+) -> GradientTransformation:
+    r"""Muown: Muon for the direction of each output's weights, AdamW for their size.
+
+    .. math::
+        \mu_t &= \beta \mu_{t-1} + (1 - \beta) \frac{\partial L}{\partial V}, \qquad
+            V_t = V_{t-1} - 0.2\, \eta \sqrt{\max(d_{in}, d_{out})}\; \mathrm{NS}(\mu_t), \\
+        m_t &= \mathrm{AdamW}_{\eta, \beta_1, \beta_2, \epsilon, \lambda}
+            \Bigl(m_{t-1}, \frac{\partial L}{\partial m}\Bigr), \qquad
+            W_{t,j} = m_{t,j} \frac{V_{t,j}}{\lVert V_{t,j} \rVert}
+
+    with the derivatives of :func:`sizes_and_directions`. Leaves that are no matrices are trained by
+    :func:`adamw`.
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        decay: :math:`\beta` in :math:`[0, 1)`.
+        b1: decay of the first moment of sizes, in :math:`[0, 1)`.
+        b2: decay of the second, in :math:`[0, 1)`.
+        eps: :math:`\epsilon \ge 0`; also added to the norm by which the first iterate is divided.
+        weight_decay: :math:`\lambda \ge 0` of the sizes, and of the other leaves.
+        nesterov: orthogonalize :math:`\beta \mu_t + (1 - \beta) \partial L / \partial V`.
+        ns_coeffs: as in :func:`scale_by_muon`, as the next two.
+        ns_steps: how many iterations.
+        ns_dtype: the type in which to iterate.
+        mu_dtype: the type in which :math:`\mu` is kept; float32 or wider unless given.
+        weight_dimension_numbers: as in :func:`scale_by_muon`; a leaf whose numbers are None goes
+            to `others`. Unless given, Muown takes the leaves with two dimensions.
+        others: the optimizer of the other leaves; unless given
+            ``adamw(learning_rate, weight_decay=weight_decay)``.
+
+    State: `PartitionState` with the groups ``"matrices"`` and ``"others"``.
+
+    Raises:
+        ValueError: ``update`` is called without parameters.
+
+    Source: K. Lion et al., Muown: Row-Norm Control for Muon Optimization, 2026, arXiv:2605.10797,
+    algorithm 1. Their rows are the columns of `MuonDimensionNumbers`: the weights of one output.
+
+    >>> import gradtx
+    >>> tx = muown(gradtx.cosine_decay_schedule(0.3, 200))
+    >>> start = jnp.array([[0.5, -0.5], [1.0, 2.0]])
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), start, tx, max_steps=200)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    True
+    """
+
+    def matrices(numbers: Any) -> GradientTransformation:
+        directions = chain(
+            scale_by_muon(
+                ns_coeffs,
+                ns_steps,
+                decay,
+                eps,
+                mu_dtype,
+                nesterov=nesterov,
+                bias_correction=False,
+                weight_dimension_numbers=numbers,
+                ns_dtype=ns_dtype,
+            ),
+            scale_by_shape(None, numbers, scale="moonshot"),
+            scale_by_learning_rate(learning_rate),
+        )
+        sizes = adamw(learning_rate, b1, b2, eps, weight_decay=weight_decay)
+        return sizes_and_directions(sizes, directions, numbers)
+
+    others = adamw(learning_rate, weight_decay=weight_decay) if others is None else others
+    return matrices_and_others("muown", matrices, others, weight_dimension_numbers)

@@ -1,0 +1,114 @@
+"""Weights of constant size: steps of a constant angle on a sphere."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from gradtx.checks import NonNegative
+from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
+from gradtx.engine.lift import needed, refused_rows
+from gradtx.engine.matrices import MatrixDimensions, as_matrices
+from gradtx.linear_algebra import with_root_mean_square
+from gradtx.numerics import abs_sq, cast, widen
+from gradtx.pair import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    transformation,
+    with_extra_args_support,
+)
+from gradtx.paths import aligned, leaves_with_path
+from gradtx.rows import is_rows
+from gradtx.types import Array, Params, Slots, State, Updates
+
+
+class HyperballState(NamedTuple):
+    """radius: real, ``(batch, 1, 1)`` for each leaf; inner_state: the optimizer's."""
+
+    radius: Slots
+    inner_state: State
+
+
+@transformation
+def hyperball(
+    inner: GradientTransformation,
+    learning_rate: NonNegative,
+    weight_dimension_numbers: Any = None,
+) -> GradientTransformation:
+    r"""Keep the norm of every matrix, and take steps of one relative size.
+
+    .. math:: W_t = R\, n\bigl(W_{t-1} + \eta R\, n(u_t)\bigr), \qquad
+        n(X) = \frac{X}{\lVert X \rVert_F}
+
+    with the updates :math:`u_t` of an optimizer, and :math:`R = \lVert W_0 \rVert_F`. Instead of
+    weight decay: it would settle at a norm that depends on its hyperparameters alone.
+
+    Args:
+        inner: the optimizer. Of its updates of matrices only the direction counts, not its learning
+            rate; other leaves move by its updates as they are.
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        weight_dimension_numbers: as in :func:`scale_by_muon`; a leaf whose numbers are None is no
+            matrix. Unless given, the leaves with two dimensions are.
+
+    State: `HyperballState`, in a `ScheduledState` for a schedule. A matrix of zeros stays one.
+
+    Raises:
+        ValueError: ``update`` is called without parameters.
+        TypeError: the gradient of a matrix is `Rows`.
+
+    Source: K. Wen et al., Fantastic Pretraining Optimizers and Where to Find Them II: Hyperball
+    Optimization, 2026, arXiv:2606.16899, whose :math:`u_t` has the other sign.
+
+    >>> import gradtx
+    >>> tx, w = hyperball(gradtx.adam(1.0), 0.1), jnp.array([[3.0, 4.0]])
+    >>> state = tx.init(w)
+    >>> for _ in range(50):
+    ...     updates, state = tx.update(2 * (w - jnp.array([[9.0, 0.0]])), state, w)
+    ...     w = gradtx.apply_updates(w, updates)
+    >>> bool(jnp.allclose(w, jnp.array([[5.0, 0.0]]), atol=0.6))
+    True
+    >>> round(float(jnp.linalg.norm(w)), 4)
+    5.0
+    """
+    name = "hyperball"
+    tx = with_extra_args_support(inner)
+    given = dimension_numbers(weight_dimension_numbers)
+    dimensions = MatrixDimensions(given, MuonDimensionNumbers)
+
+    def init(params: Params) -> State:
+        leaves, treedef = leaves_with_path(params)
+        found: list[Any] = []
+        for (path, p), number in zip(leaves, dimensions.of(name, params), strict=True):
+            if p is None or number is None:
+                found.append(None)
+            else:
+                found.append(_size(as_matrices(name, path, p.shape, number).take(widen(p))))
+        return HyperballState(treedef.unflatten(found), tx.init(params))
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        params = needed(name, params)
+        moved, inner_state = tx.update(updates, state.inner_state, params, **extra_args)
+        leaves, treedef = leaves_with_path(moved)
+        problem = "hyperball: updates and parameters are different trees"
+        ps, radii = (aligned(problem, moved, treedef, t) for t in (params, state.radius))
+        numbers = dimensions.of(name, params)
+        out = []
+        for (path, u), p, radius, number in zip(leaves, ps, radii, numbers, strict=True):
+            if u is None or radius is None:
+                out.append(u)
+                continue
+            if is_rows(u):
+                raise refused_rows(name, path)
+            how = as_matrices(name, path, p.shape, number)
+            w = how.take(widen(p))
+            step = learning_rate * with_root_mean_square(how.take(widen(u)), radius)
+            new = how.put(with_root_mean_square(w + step, radius))
+            out.append(cast(new - widen(p), u.dtype))
+        return treedef.unflatten(out), HyperballState(state.radius, inner_state)
+
+    return GradientTransformationExtraArgs(init, update)
+
+
+def _size(x: Array) -> Array:
+    return jnp.sqrt(jnp.mean(abs_sq(x), (-2, -1), keepdims=True))

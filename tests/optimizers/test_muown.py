@@ -1,0 +1,65 @@
+"""Muown beside its paper."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradtx
+from tests.optimizers.matrices import COEFFICIENTS, check, on_matrices, orthogonal
+from tests.optimizers.papers import adam, mean
+
+
+def columns(x):
+    return np.sqrt((x * x).sum(0))
+
+
+@pytest.mark.paper("muown")
+@pytest.mark.parametrize("nesterov", [False, True])
+@on_matrices
+def test_muown(name, shape, nesterov):
+    """Lion et al. 2026, algorithm 1; decay is that of the sizes."""
+
+    def update(g, s, t, p):
+        v = s.setdefault("direction", p.copy())
+        size = s.setdefault("size", columns(p))
+        along = (g * p / size).sum(0)
+        across = size / columns(v) * (g - along * p / size)
+        m = mean(s, "m", across, 0.8)
+        m = 0.8 * m + 0.2 * across if nesterov else m
+        s["direction"] = v - 0.05 * 0.2 * np.sqrt(max(g.shape)) * orthogonal(m)
+        s["size"] = size - 0.05 * (
+            adam(along, s.setdefault("adam", {}), t, 0.7, 0.6, 0.1) + 0.4 * size
+        )
+        return s["size"] * s["direction"] / columns(s["direction"]) - p
+
+    tx = gradtx.muown(
+        0.05, 0.8, 0.7, 0.6, 0.1, 0.4, nesterov=nesterov, ns_coeffs=COEFFICIENTS, ns_steps=4
+    )
+    check(tx, update, name, shape)
+
+
+def test_sizes_and_directions_are_those_of_each_matrix():
+    """Outputs first, stacked, and as heads."""
+    w, g = (jnp.asarray(np.random.default_rng(i).normal(size=(4, 6)), jnp.float32) for i in (0, 1))
+
+    def step(w, g, numbers):
+        tx = gradtx.sizes_and_directions(gradtx.adam(0.1), gradtx.sgd(0.1), numbers)
+        return tx.update(g, tx.init(w), w)[0]
+
+    wanted = step(w, g, gradtx.MuonDimensionNumbers())
+    turned = step(w.T, g.T, gradtx.MuonDimensionNumbers(1, 0)).T
+    np.testing.assert_allclose(turned, wanted, rtol=1e-5, atol=1e-6)
+    heads = step(w, g, gradtx.MuonDimensionNumbers(0, 1, heads=(1, 3)))
+    np.testing.assert_allclose(heads, wanted, rtol=1e-5, atol=1e-6)
+    batch = step(jnp.stack([w, g]), jnp.stack([g, w]), gradtx.MuonDimensionNumbers(1, 2))
+    np.testing.assert_allclose(batch[0], wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_an_output_without_weights_can_get_some():
+    w, g = jnp.zeros((3, 2)), jnp.ones((3, 2))
+    tx = gradtx.muown(0.1)
+    state = tx.init(w)
+    for _ in range(3):
+        updates, state = tx.update(g, state, w)
+        w = gradtx.apply_updates(w, updates)
+    assert bool(jnp.all(jnp.isfinite(w)) & jnp.all(w != 0))
