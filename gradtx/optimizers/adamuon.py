@@ -16,7 +16,7 @@ from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.orthogonal import STANDARD, check_dtype, coefficients, orthogonalized
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.types import Array, DType, Slots
+from gradtx.types import Array, DimensionNumbers, DType, Slots
 
 
 class AdamuonState(NamedTuple):
@@ -36,7 +36,7 @@ def scale_by_adamuon(
     ns_steps: int = 5,
     ns_dtype: DType | None = None,
     mu_dtype: DType | None = None,
-    weight_dimension_numbers: Any = None,
+    weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
     r"""The orthogonalized signs of the momentum, divided by the root of their second moment.
 
@@ -113,7 +113,7 @@ def adamuon(
     ns_steps: int = 5,
     ns_dtype: DType | None = None,
     mu_dtype: DType | None = None,
-    weight_dimension_numbers: Any = None,
+    weight_dimension_numbers: DimensionNumbers | None = None,
     others: GradientTransformation | None = None,
 ) -> GradientTransformation:
     r"""AdaMuon: Muon on the signs of the momentum, with Adam's second moment; AdamW for the rest.

@@ -26,7 +26,7 @@ from gradtx.paths import aligned, is_leaf, leaves_with_path
 from gradtx.rows import is_rows
 from gradtx.transforms.orthogonal import STANDARD
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.types import Array, DType, Params, Slots, State, Updates
+from gradtx.types import Array, DimensionNumbers, DType, Params, Slots, State, Updates
 
 _LEAST = 1e-12  # the size of an output whose weights are all 0
 
@@ -48,7 +48,7 @@ class SizesAndDirectionsState(NamedTuple):
 def sizes_and_directions(
     sizes: GradientTransformation,
     directions: GradientTransformation,
-    weight_dimension_numbers: Any = None,
+    weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
     r"""Train the size of each output's weights by one optimizer and their direction by another.
 
@@ -161,7 +161,7 @@ def muown(
     ns_steps: int = 5,
     ns_dtype: DType | None = None,
     mu_dtype: DType | None = None,
-    weight_dimension_numbers: Any = None,
+    weight_dimension_numbers: DimensionNumbers | None = None,
     others: GradientTransformation | None = None,
 ) -> GradientTransformation:
     r"""Muown: Muon for the direction of each output's weights, AdamW for their size.

@@ -16,7 +16,7 @@ from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.orthogonal import STANDARD, check_dtype, coefficients, orthogonalized
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.types import Array, DType, Slots
+from gradtx.types import Array, DimensionNumbers, DType, Slots
 
 
 class NormuonState(NamedTuple):
@@ -38,7 +38,7 @@ def scale_by_normuon(
     ns_steps: int = 5,
     ns_dtype: DType | None = None,
     mu_dtype: DType | None = None,
-    weight_dimension_numbers: Any = None,
+    weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
     r"""Orthogonalized momentum, with each output divided by the root of its mean square.
 
@@ -121,7 +121,7 @@ def normuon(
     ns_steps: int = 5,
     ns_dtype: DType | None = None,
     mu_dtype: DType | None = None,
-    weight_dimension_numbers: Any = None,
+    weight_dimension_numbers: DimensionNumbers | None = None,
     others: GradientTransformation | None = None,
 ) -> GradientTransformation:
     r"""NorMuon: Muon with steps of one size for every output; AdamW for what is no matrix.

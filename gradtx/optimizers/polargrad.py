@@ -15,7 +15,7 @@ from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.orthogonal import check_dtype, coefficients, orthogonalized
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.types import Array, DType, Slots
+from gradtx.types import Array, DimensionNumbers, DType, Slots
 
 
 class PolargradState(NamedTuple):
@@ -33,7 +33,7 @@ def scale_by_polargrad(
     ns_steps: int = 8,
     ns_dtype: DType | None = None,
     mu_dtype: DType | None = None,
-    weight_dimension_numbers: Any = None,
+    weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
     r"""The polar factor of the momentum, times the sum of its singular values.
 
@@ -101,7 +101,7 @@ def polargrad(
     ns_steps: int = 8,
     ns_dtype: DType | None = None,
     mu_dtype: DType | None = None,
-    weight_dimension_numbers: Any = None,
+    weight_dimension_numbers: DimensionNumbers | None = None,
     others: GradientTransformation | None = None,
 ) -> GradientTransformation:
     r"""PolarGrad: Muon whose steps shrink with the gradient; AdamW for what is no matrix.

@@ -15,7 +15,7 @@ from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.momentum import ema
 from gradtx.transforms.orthogonal import STANDARD
 from gradtx.transforms.scaling import scale, scale_by_learning_rate
-from gradtx.types import Array, DType, EmptyState
+from gradtx.types import Array, DimensionNumbers, DType, EmptyState
 
 
 @transformation
@@ -41,7 +41,7 @@ def scion(
     ns_steps: int = 5,
     ns_dtype: DType | None = None,
     mu_dtype: DType | None = None,
-    weight_dimension_numbers: Any = None,
+    weight_dimension_numbers: DimensionNumbers | None = None,
     others: GradientTransformation | None = None,
 ) -> GradientTransformation:
     r"""Scion: steps, and parameters, of a size given by a norm for each kind of layer.

@@ -18,7 +18,7 @@ from gradtx.pair import (
 )
 from gradtx.paths import aligned, leaves_with_path
 from gradtx.rows import is_rows
-from gradtx.types import Array, Params, Slots, State, Updates
+from gradtx.types import Array, DimensionNumbers, Params, Slots, State, Updates
 
 
 class HyperballState(NamedTuple):
@@ -32,7 +32,7 @@ class HyperballState(NamedTuple):
 def hyperball(
     inner: GradientTransformation,
     learning_rate: NonNegative,
-    weight_dimension_numbers: Any = None,
+    weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
     r"""Keep the norm of every matrix, and take steps of one relative size.
 
