@@ -439,6 +439,7 @@ from gradtx.wrappers.finite import (
 )
 from gradtx.wrappers.flatten import flatten as flatten
 from gradtx.wrappers.hyperball import HyperballState as HyperballState, hyperball as hyperball
+from gradtx.wrappers.guard import GuardState as GuardState, guard as guard
 from gradtx.wrappers.inject import (
     InjectHyperparamsState as InjectHyperparamsState,
     InjectStatefulHyperparamsState as InjectStatefulHyperparamsState,
@@ -619,6 +620,7 @@ from gradtx.distributed.sharding import (
 # What a transformation and its state hold.
 from gradtx.inspection.iterations import iterations as iterations
 from gradtx.inspection.description import Description as Description, describe as describe
+from gradtx.inspection.guards import GuardReport as GuardReport, guard_report as guard_report
 from gradtx.inspection.hyperparams import hyperparams as hyperparams, replace as replace
 from gradtx.inspection.slots import (
     get_slot as get_slot,

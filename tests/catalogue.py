@@ -965,6 +965,18 @@ CATALOGUE: dict[str, Entry] = {
         bad=({"inner": optax.sgd(1.0), "dtype": "float64"},),
         why="precision: its updates lead to rounded parameters",
     ),
+    "guard": Entry(
+        lambda: gradtx.guard(
+            gradtx.adam(0.1), window=4, warmup=2, clip_quantile=0.5, skip_zero=True
+        ),
+        bad=(
+            {"inner": optax.sgd(1.0), "deviations": 0.0},
+            {"inner": optax.sgd(1.0), "window": 1},
+            {"inner": optax.sgd(1.0), "warmup": 200},
+            {"inner": optax.sgd(1.0), "clip_quantile": 1.5},
+            {"inner": optax.sgd(1.0), "skip_zero": "yes"},
+        ),
+    ),
     "offload": Entry(
         lambda: gradtx.offload(gradtx.adam(0.1), min_size=0),
         bad=({"inner": optax.sgd(1.0), "min_size": -1}, {"inner": optax.sgd(1.0), "strict": 1}),

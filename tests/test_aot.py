@@ -272,3 +272,38 @@ def test_a_tpu_brings_in_what_there_is_room_for():
     (found,) = printed(OFFLOAD, "8192", "20", "TPU v5e")
     assert found["arguments"] == found["results"] == 40
     assert found["temporary"] < 21
+
+
+GUARDED = """
+import json
+from benchmarks import aot
+import jax, jax.numpy as jnp, gradtx
+
+p = {"x": jax.ShapeDtypeStruct((16384, 8192), jnp.float32)}
+leaf, adamw = 4 * 16384 * 8192, gradtx.adamw(1e-3)
+STEPS = {
+    "clipped": gradtx.chain(gradtx.clip_by_global_norm(1.0), adamw),
+    "guarded": gradtx.guard(adamw, clip_quantile=0.5),
+}
+for chip, device in aot.available().items():
+    here, found = aot.SingleDeviceSharding(device), {"chip": chip}
+    for name, tx in STEPS.items():
+        def step(p, s, g, value):
+            return gradtx.apply_gradients(tx, g, p, s, value=value)
+        s = jax.eval_shape(tx.init, p)
+        run = jax.jit(step, donate_argnums=(0, 1), in_shardings=here, out_shardings=here)
+        compiled = run.lower(p, s, p, jax.ShapeDtypeStruct((), jnp.float32)).compile()
+        kernels = aot.entry_kernels(compiled.as_text())
+        found[name] = sum(k.moved for k in kernels) / leaf
+        found[f"{name}, stored"] = compiled.memory_analysis().temp_size_in_bytes / leaf
+    print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_a_guard_and_its_report_read_nothing_twice_on_chips_that_are_not_here():
+    """One pass for the norm, one for the step, as clipping needs: 8 arrays read or written."""
+    for found in printed(GUARDED):
+        assert found["clipped"] == pytest.approx(8, abs=0.01), found
+        assert found["guarded"] == pytest.approx(8, abs=0.01), found
+        assert found["guarded, stored"] < 0.01, found

@@ -202,7 +202,7 @@ def numbers(state):
 
 # They compare a number that all parameters, or the loss, make with the last one; where the clean
 # runs agree on which is larger, nothing shows that a state has read them.
-COMPARES = {"lbfgs", "prodigy", "reduce_on_plateau"}
+COMPARES = {"guard", "lbfgs", "prodigy", "reduce_on_plateau"}
 
 
 @some("acprop", "adam", "lamb", "mars_adamw", "muon", "optimistic_gradient_descent")

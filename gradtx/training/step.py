@@ -7,6 +7,7 @@ from typing import Any, Protocol
 import jax
 
 from gradtx.declared_schedule import evaluated, has_current
+from gradtx.inspection.guards import guard_report
 from gradtx.inspection.hyperparams import replace
 from gradtx.numerics import cast
 from gradtx.numerics.steering import is_tracer
@@ -59,7 +60,7 @@ class TrainStep:
 
     def __call__(
         self, params: Params, state: State, *args: Any, extra_args: Mapping[str, Any] | None = None
-    ) -> tuple[Params, State, Any]:
+    ) -> Any:
         """Take one step. The buffers of `params` and `state` are donated: use what is returned.
 
         Raises:
@@ -179,6 +180,7 @@ def make_step(
     donate: bool = True,
     sharding: Shardings | None = None,
     rounding_key: Any = None,
+    report: bool = False,
 ) -> TrainStep:
     """Compile :func:`minimize` once, with parameters and state donated.
 
@@ -199,9 +201,12 @@ def make_step(
         rounding_key: a random key or an integer seed with which parameters in bfloat16 or float16
             are rounded at random: :func:`stochastic_rounding` around `tx`, so that the state holds
             the key.
+        report: whether the step returns the :func:`guard_report` of `tx` too, which then contains a
+            :func:`guard`: ``params, state, value, report = step(params, state, *args)``.
 
     Returns:
         The step: ``params, state, value = step(params, state, *args)``, with ``step.init(params)``.
+        What a step is to know besides, such as a validation loss, it takes as ``extra_args={...}``.
 
     Warns:
         UserWarning: a trained parameter is in bfloat16 or float16, and nothing in the state keeps
@@ -227,7 +232,7 @@ def make_step(
         lost = loses_small_steps(select(params, trainable), state)
         if lost is not None:
             warnings.warn(f"make_step: {lost}", UserWarning, stacklevel=2)
-        return minimize(
+        done = minimize(
             loss_fn,
             tx if sharding is None else _placed(tx, sharding.reductions),
             params,
@@ -238,10 +243,14 @@ def make_step(
             trainable=trainable,
             extra_args=extra_args,
         )
+        return (*done, guard_report(done[1])) if report else done
 
     places: dict[str, Any] = {}
     if sharding is not None:
         kept = sharding.params, sharding.state
-        places = {"in_shardings": (None, *kept, None, None), "out_shardings": (*kept, None)}
+        places = {
+            "in_shardings": (None, *kept, None, None),
+            "out_shardings": (*kept, None, *[None] * report),
+        }
     compiled = jax.jit(run, donate_argnums=(1, 2) if donate else (), **places)
     return TrainStep(with_extra_args_support(tx), trainable, compiled, sharding)

@@ -1,0 +1,81 @@
+"""What guards have seen and done, in the numbers of one report."""
+
+from typing import NamedTuple
+
+import jax
+
+from gradtx.types import Array, State
+
+
+class GuardReport(NamedTuple):
+    """What :func:`guard` has done since the state was made, and what it saw in the last step.
+
+    Counts, i32[]:
+
+    - steps: gradients seen; every one was taken or skipped.
+    - taken: steps taken.
+    - not_finite: skipped since the gradient's norm, or the loss, was NaN or infinite.
+    - loss_spikes, norm_spikes: skipped since the loss, or otherwise the norm, was beyond its limit.
+    - zero: skipped since the gradient was zero.
+    - consecutive: skipped since the last step that was taken.
+    - clipped: taken with a gradient that was made shorter.
+    - broken: taken from a finite gradient, with an update that was not finite.
+
+    Of the last step, f32[]: gradient_norm, before clipping; clip_factor; update_norm and
+    update_ratio, that norm over the parameters', both 0 if the step was skipped; learning_rate, 0
+    if the optimizer has none or several; loss_scale, 1 without :func:`dynamic_loss_scale`.
+    """
+
+    steps: Array
+    taken: Array
+    not_finite: Array
+    loss_spikes: Array
+    norm_spikes: Array
+    zero: Array
+    consecutive: Array
+    clipped: Array
+    broken: Array
+    gradient_norm: Array
+    clip_factor: Array
+    update_norm: Array
+    update_ratio: Array
+    learning_rate: Array
+    loss_scale: Array
+
+    def __str__(self) -> str:
+        return "\n".join(f"{name:14} {value:.6g}" for name, value in self._asdict().items())
+
+
+def guard_report(state: State) -> GuardReport:
+    """The report of the guard in a state.
+
+    Args:
+        state: a state that contains that of one :func:`guard`, in a chain, a group or a wrapper.
+
+    Raises:
+        ValueError: it contains none, or more than one.
+
+    >>> import gradtx
+    >>> tx = gradtx.guard(gradtx.sgd(0.5))
+    >>> params, state = gradtx.apply_gradients(tx, 2.0, 1.0, tx.init(1.0))
+    >>> params, state = gradtx.apply_gradients(tx, float("nan"), params, state)
+    >>> report = guard_report(state)
+    >>> int(report.steps), int(report.taken), int(report.not_finite), float(report.learning_rate)
+    (2, 1, 1, 0.5)
+    """
+
+    def reports(x: object) -> bool:
+        return isinstance(getattr(x, "report", None), GuardReport)
+
+    def scales(x: object) -> bool:
+        return "loss_scale" in getattr(type(x), "_fields", ()) and not isinstance(x, GuardReport)
+
+    found = [x for x in jax.tree.leaves(state, is_leaf=reports) if reports(x)]
+    if len(found) != 1:
+        raise ValueError(
+            f"guard_report: the state holds {len(found)} states of guard, not one: put "
+            "gradtx.guard around the optimizer"
+        )
+    report: GuardReport = found[0].report
+    scaled = [x for x in jax.tree.leaves(state, is_leaf=scales) if scales(x)]
+    return report._replace(loss_scale=scaled[0].loss_scale) if scaled else report

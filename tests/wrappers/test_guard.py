@@ -1,0 +1,229 @@
+"""What is skipped, what is clipped, that all of it is counted, and what the report costs."""
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradtx
+
+PLAIN = gradtx.sgd(1.0)
+
+
+def follow(tx, gradients, values=None, start=0.0):
+    """A parameter led by these gradients, compiled once; the report of every step."""
+
+    @jax.jit
+    def step(p, state, g, value):
+        extra = {} if values is None else {"value": value}
+        p, state = gradtx.apply_gradients(tx, g, p, state, **extra)
+        return p, state, gradtx.guard_report(state)
+
+    p = jnp.float32(start)
+    state, reports, ps = tx.init(p), [], []
+    for g, v in zip(gradients, values or [0.0] * len(gradients), strict=True):
+        p, state, report = step(p, state, jnp.float32(g), jnp.float32(v))
+        reports.append(report)
+        ps.append(float(p))
+    return ps, reports, state
+
+
+def counts(report):
+    return {n: int(x) for n, x in report._asdict().items() if x.dtype == jnp.int32}
+
+
+def test_what_is_not_finite_is_never_taken():
+    """However many come in a row."""
+    tx = gradtx.guard(gradtx.adam(0.1))
+    bad = [np.nan, np.inf, -np.inf, 1e30] * 25
+    ps, reports, state = follow(tx, [1.0, *bad, 1.0])
+    assert len(set(ps[:-1])) == 1
+    assert ps[-1] < ps[-2]
+    told = counts(reports[-2])
+    assert (told["steps"], told["taken"], told["not_finite"]) == (101, 1, 100)
+    assert told["consecutive"] == 100
+    assert int(reports[-1].consecutive) == 0
+    assert int(state.inner_state[0].count) == 2
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_loss_that_is_not_finite_is_not_taken_though_its_gradient_is(value):
+    ps, reports, _ = follow(gradtx.guard(PLAIN), [1.0, 1.0], [0.5, value])
+    assert ps == [-1.0, -1.0]
+    assert int(reports[-1].not_finite) == 1
+
+
+def limits(xs, k, window, warmup):
+    """Which are spikes, by the docstring in float64: the last ones, each no more than its limit."""
+    held, spikes = [], []
+    for x in xs:
+        limit = np.inf
+        if len(held) >= warmup:
+            w = np.array(held[-window:], np.float64)
+            limit = w.mean() + k * max(w.std(), 0.01 * abs(w.mean()))
+        spikes.append(bool(x > limit))
+        held.append(min(x, limit))
+    return np.array(spikes)
+
+
+@pytest.mark.paper("guard")
+@pytest.mark.parametrize(("k", "window", "warmup"), [(3.0, 16, 4), (6.0, 32, 32), (1.0, 5, 2)])
+def test_spikes_of_norms_and_losses_are_those_of_a_transcription(k, window, warmup):
+    rng = np.random.default_rng(window)
+    norms, values = np.exp(0.3 * rng.normal(size=(2, 120)))
+    norms[[40, 41, 60, 61, 62, 100]] *= 1000
+    values[[50, 60, 90]] *= 1000
+    norms[70:] *= 3
+    norms, values = norms.astype(np.float32), values.astype(np.float32)
+    tx = gradtx.guard(PLAIN, k, window=window, warmup=warmup)
+    _, reports, _ = follow(tx, norms.tolist(), values.tolist())
+    of_loss = limits(values, k, window, warmup)
+    of_norm = limits(norms, k, window, warmup) & ~of_loss
+    np.testing.assert_array_equal(np.cumsum(of_loss), [int(r.loss_spikes) for r in reports])
+    np.testing.assert_array_equal(np.cumsum(of_norm), [int(r.norm_spikes) for r in reports])
+    taken = np.cumsum(~of_loss & ~of_norm)
+    np.testing.assert_array_equal(taken, [int(r.taken) for r in reports])
+    assert of_loss[[50, 90]].all()
+    assert of_norm.any()
+
+
+def test_spikes_do_not_hide_the_next_one_and_a_new_level_is_taken_in_the_end():
+    spikes = [1.0 + 0.01 * (i % 5) for i in range(40)]
+    for i in range(20, 40, 2):
+        spikes[i] = 1000.0
+    _, reports, _ = follow(gradtx.guard(PLAIN, window=32, warmup=16), spikes)
+    assert int(reports[-1].norm_spikes) == 10
+    risen = [1.0] * 40 + [3.0] * 60
+    _, reports, _ = follow(gradtx.guard(PLAIN, window=32, warmup=16), risen)
+    assert 0 < int(reports[-1].norm_spikes) < 40
+    assert int(reports[-1].consecutive) == 0
+
+
+@pytest.mark.paper("guard")
+def test_clipping_is_to_the_quantile_of_the_last_norms():
+    rng = np.random.default_rng(0)
+    norms = np.exp(rng.normal(size=60)).astype(np.float32)
+    tx = gradtx.guard(PLAIN, None, window=20, warmup=10, clip_quantile=0.3)
+    ps, reports, _ = follow(tx, norms.tolist())
+    want, held = [], []
+    for x in norms:
+        limit = np.quantile(np.array(held[-20:], np.float64), 0.3) if len(held) >= 10 else np.inf
+        want.append(min(1.0, limit / x))
+        held.append(x)
+    np.testing.assert_allclose([float(r.clip_factor) for r in reports], want, rtol=1e-5)
+    np.testing.assert_allclose(ps, -np.cumsum(norms * want), rtol=1e-5)
+    assert int(reports[-1].clipped) == int((np.array(want) < 1).sum()) > 20
+
+
+def test_zero_gradients_are_skipped_where_that_is_asked_for():
+    tx = gradtx.guard(gradtx.sgd(1.0, momentum=0.9), skip_zero=True)
+    ps, reports, _ = follow(tx, [1.0, 0.0, 0.0])
+    assert ps == [-1.0] * 3
+    assert int(reports[-1].zero) == 2
+    ps, reports, _ = follow(gradtx.guard(gradtx.sgd(1.0, momentum=0.9)), [1.0, 0.0])
+    assert ps[1] < ps[0]
+    assert int(reports[-1].zero) == 0
+
+
+def test_every_step_is_taken_or_counted_as_skipped_for_one_reason():
+    rng = np.random.default_rng(3)
+    gs = rng.choice([0.0, 1.0, 1.1, 900.0, np.nan], 200)
+    values = rng.choice([1.0, 1.01, 5000.0, np.inf], 200, p=[0.5, 0.4, 0.05, 0.05])
+    tx = gradtx.guard(PLAIN, window=16, warmup=4, skip_zero=True)
+    _, reports, _ = follow(tx, gs.tolist(), values.tolist())
+    told = counts(reports[-1])
+    reasons = ("taken", "not_finite", "zero", "loss_spikes", "norm_spikes")
+    assert told["steps"] == 200 == sum(told[n] for n in reasons)
+    assert all(told[n] > 0 for n in reasons)
+
+
+@pytest.mark.parametrize("way", ["by hand", "in one step", "compensated"])
+def test_the_report_measures_the_step(way):
+    rng = np.random.default_rng(0)
+    p = {"a": jnp.asarray(rng.normal(size=(3, 4)), jnp.float32), "b": jnp.ones(2)}
+    g = jax.tree.map(lambda x: 0.5 * x, p)
+    inner = gradtx.adamw(gradtx.linear_schedule(0.1, 0.0, 10))
+    tx = gradtx.guard(gradtx.compensated(inner) if way == "compensated" else inner)
+    state = tx.init(p)
+    for _ in range(2):
+        old = p
+        if way == "by hand":
+            u, state = jax.jit(tx.update)(g, state, p)
+            p = gradtx.apply_updates(p, u)
+        else:
+            p, state = jax.jit(lambda g, p, s: gradtx.apply_gradients(tx, g, p, s))(g, p, state)
+    report = gradtx.guard_report(state)
+    moved = gradtx.tree.norm(gradtx.tree.sub(p, old))
+    np.testing.assert_allclose(report.update_norm, moved, rtol=1e-5)
+    np.testing.assert_allclose(report.update_ratio, moved / gradtx.tree.norm(old), rtol=1e-5)
+    np.testing.assert_allclose(report.gradient_norm, gradtx.tree.norm(g), rtol=1e-6)
+    np.testing.assert_allclose(report.learning_rate, 0.09, rtol=1e-6)
+    p, state = gradtx.apply_gradients(tx, jax.tree.map(lambda x: x * jnp.nan, g), p, state)
+    skipped = gradtx.guard_report(state)
+    assert float(skipped.update_norm) == float(skipped.update_ratio) == 0
+
+
+def test_an_update_that_is_not_finite_is_counted_where_the_optimizer_made_it():
+    tx = gradtx.guard(gradtx.scale(1e38))
+    _, reports, _ = follow(tx, [100.0])
+    assert (int(reports[0].taken), int(reports[0].broken)) == (1, 1)
+
+
+def test_make_step_hands_the_report_out_and_takes_a_validation_loss():
+    tx = gradtx.chain(
+        gradtx.guard(gradtx.sgd(0.1)), gradtx.reduce_on_plateau(0.5, patience=1, cooldown=0)
+    )
+    step = gradtx.make_step(lambda p, x: jnp.sum((p - x) ** 2), tx, report=True)
+    p = jnp.ones(3)
+    state = step.init(p)
+    for i in range(4):  # the validation loss stands still, the training loss falls
+        p, state, value, report = step(p, state, 0.0, extra_args={"value": 1.0})
+        assert int(report.steps) == i + 1
+    assert float(state[1].scale) < 1
+    assert float(value) < 3
+    assert "learning_rate" in str(report)
+    with pytest.raises(ValueError, match=r"guard_report: the state holds 0 states of guard"):
+        gradtx.make_step(lambda p: p**2, PLAIN, report=True)(jnp.ones([]), PLAIN.init(1.0))
+
+
+def test_a_loss_scale_is_around_and_in_the_report():
+    with pytest.raises(ValueError, match=r"put it around, dynamic_loss_scale\(guard"):
+        gradtx.guard(gradtx.dynamic_loss_scale(PLAIN)).init(0.0)
+    tx = gradtx.dynamic_loss_scale(gradtx.guard(PLAIN), 8.0)
+    _, state = gradtx.apply_gradients(tx, jnp.float32(jnp.inf), jnp.float32(0.0), tx.init(0.0))
+    p, state = gradtx.apply_gradients(tx, jnp.float32(4.0), jnp.float32(0.0), state)
+    report = gradtx.guard_report(state)
+    assert (float(report.loss_scale), float(report.gradient_norm), float(p)) == (4.0, 1.0, -1.0)
+
+
+def test_micro_batches_are_guarded_one_by_one():
+    """A window waits for as many good ones as it needs."""
+    tx = gradtx.guard(gradtx.accumulate(PLAIN, 2), skip_zero=True)
+    ps, reports, _ = follow(tx, [1.0, np.nan, 0.0, 3.0, 5.0])
+    assert ps == [0.0, 0.0, 0.0, -2.0, -2.0]
+    assert counts(reports[-1]) | {"taken": 3, "not_finite": 1, "zero": 1} == counts(reports[-1])
+
+
+def test_a_state_with_two_guards_has_no_one_report():
+    tx = gradtx.chain(gradtx.guard(PLAIN), gradtx.guard(PLAIN))
+    with pytest.raises(ValueError, match="holds 2 states of guard"):
+        gradtx.guard_report(tx.init(0.0))
+
+
+def test_what_is_remembered_goes_round():
+    tx = gradtx.guard(PLAIN, window=3, warmup=2)
+    *_, state = follow(tx, [1.0] * 50)
+    assert 3 <= int(state.norms.seen) < 6
+    assert state.norms.values.tolist() == [1.0] * 3
+
+
+def test_a_resumed_run_decides_alike(tmp_path):
+    tx = gradtx.guard(PLAIN, window=8, warmup=4, clip_quantile=0.5)
+    *_, state = follow(tx, [1.0, 1.2, 0.8, 1.1, 0.9])
+    gradtx.save_checkpoint(tmp_path / "run.npz", jnp.float32(0.0), state, tx)
+    back = gradtx.load_checkpoint(tmp_path / "run.npz")
+    for g in (1.3, 50.0):
+        want = gradtx.apply_gradients(tx, jnp.float32(g), jnp.float32(0.0), state)
+        got = gradtx.apply_gradients(back.tx, jnp.float32(g), jnp.float32(0.0), back.state)
+        chex.assert_trees_all_equal(got, want)
