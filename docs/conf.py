@@ -56,7 +56,7 @@ PAGES = {
     "Composition": ("composition",),
     "Optimizers": ("optimizers",),
     "Transforms": ("transforms",),
-    "Wrappers": ("wrappers",),
+    "Wrappers": ("wrappers", "storage"),
     "Schedules": ("declared_schedule", "schedules"),
     "Losses": ("losses",),
     "Projections": ("projections",),

@@ -9,6 +9,7 @@ from gradtx import (
     projections as projections,
     schedules as schedules,
     sparse as sparse,
+    storage as storage,
     transforms as transforms,
     tree as tree,
     tree_utils as tree_utils,
@@ -488,6 +489,8 @@ from gradtx.wrappers.schedule_free import (
     schedule_free_sgd as schedule_free_sgd,
 )
 from gradtx.wrappers.static import static as static
+from gradtx.storage.format import Codec as Codec
+from gradtx.wrappers.store import in_storage_of as in_storage_of, store as store
 
 # Schedules.
 from gradtx.schedules.half_life import half_life_schedule as half_life_schedule
@@ -622,6 +625,7 @@ from gradtx.inspection.iterations import iterations as iterations
 from gradtx.inspection.description import Description as Description, describe as describe
 from gradtx.inspection.guards import GuardReport as GuardReport, guard_report as guard_report
 from gradtx.inspection.hyperparams import hyperparams as hyperparams, replace as replace
+from gradtx.inspection.movement import unmoved as unmoved
 from gradtx.inspection.slots import (
     get_slot as get_slot,
     set_slot as set_slot,
@@ -662,6 +666,7 @@ from gradtx.pair import (
 )
 from gradtx.types import (
     Counter as Counter,
+    NonNegativeSlots as NonNegativeSlots,
     Slots as Slots,
     Stored as Stored,
     TreeScalar as TreeScalar,

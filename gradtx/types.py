@@ -32,9 +32,13 @@ Schedule: TypeAlias = Callable[[Any], Any]
 ScalarOrSchedule: TypeAlias = float | Array | Schedule
 
 SLOT, COUNTER, TREE_SCALAR, KEY = "slot", "counter", "tree scalar", "key"
+NONNEGATIVE = "nonnegative"
 
 Slots: TypeAlias = Annotated[Any, SLOT]
 """Marks a field of a state class that mirrors the parameters: one slot for each leaf."""
+
+NonNegativeSlots: TypeAlias = Annotated[Any, SLOT, NONNEGATIVE]
+"""Marks a field as `Slots` does, of slots whose entries are never negative, as sums of squares."""
 
 Counter: TypeAlias = Annotated[Any, COUNTER]
 """Marks a field ``i32[]`` that counts the steps taken, whatever it is called."""
@@ -46,15 +50,26 @@ Key: TypeAlias = Annotated[Any, KEY]
 """Marks a random key."""
 
 
-@functools.cache
-def state_fields(cls: Any) -> Mapping[str, str | None]:
-    """What each field of a state class is, by its annotation; None if that does not say."""
+def _marks(cls: Any) -> dict[str, tuple[Any, ...]]:
+    """What the annotation of each field of a state class says."""
     try:
         hints = typing.get_type_hints(cls, include_extras=True)
     except (NameError, TypeError):
         hints = {}
-    kinds = {n: getattr(hints.get(n), "__metadata__", (None,))[0] for n in cls._fields}
+    return {n: getattr(hints.get(n), "__metadata__", (None,)) for n in cls._fields}
+
+
+@functools.cache
+def state_fields(cls: Any) -> Mapping[str, str | None]:
+    """What each field of a state class is, by its annotation; None if that does not say."""
+    kinds = {n: marks[0] for n, marks in _marks(cls).items()}
     return {n: k if k in (SLOT, COUNTER, TREE_SCALAR, KEY) else None for n, k in kinds.items()}
+
+
+@functools.cache
+def nonnegative_fields(cls: Any) -> frozenset[str]:
+    """The fields of a state class that hold slots which are never negative."""
+    return frozenset(n for n, marks in _marks(cls).items() if NONNEGATIVE in marks)
 
 
 def fields_of(cls: Any, kind: str) -> tuple[str, ...]:

@@ -1037,6 +1037,20 @@ CATALOGUE: dict[str, Entry] = {
         complex=False,
         why="as the other compressed forms",
     ),
+    "store": Entry(
+        lambda: gradtx.store(gradtx.adam(1e-2), {"mu": "int8", "nu": "bf16"}, min_size=1),
+        bad=(
+            {"codecs": "int9"},
+            {"codecs": 8},
+            {"codecs": {"mu": "int9"}},
+            {"codecs": gradtx.Codec("int4", block=7)},
+            {"codecs": gradtx.Codec("bf16", block=64)},
+            {"codecs": gradtx.Codec("bf16+8", rounding="stochastic")},
+            {"min_size": -1},
+            {"seed": 0.5},
+            {"exempt": 3},
+        ),
+    ),
     "static": Entry(lambda: gradtx.static(gradtx.adam(0.1))),
     "keep_params_nonnegative": Entry(
         lambda: gradtx.keep_params_nonnegative(),

@@ -96,7 +96,7 @@ def compiled(name):
 
 
 def avals(tree):
-    return jax.tree.map(jax.typeof, tree)
+    return jax.tree.flatten(jax.tree.map(jax.typeof, tree))
 
 
 def uncompiled(name, p, gs):

@@ -15,7 +15,7 @@ LAYERS = (
     ("namespace", "absences"),
     ("types", "checks", "numerics"),
     ("rows", "paths", "host_values", "declaration", "eager", "pair", "declared_schedule"),
-    ("tree", "tree_utils", "linear_algebra"),
+    ("tree", "tree_utils", "linear_algebra", "storage"),
     ("engine",),
     ("inspection", "composition", "training", "checkpoint"),
     ("transforms", "schedules", "projections", "losses"),

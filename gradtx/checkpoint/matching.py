@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradtx.paths import path_string
+from gradtx.storage import is_encoded
 from gradtx.tree.search import NamedTupleKey, children_of
 from gradtx.types import COUNTER, Array, State, fields_of, slot_fields
 
@@ -32,9 +33,9 @@ def _join(*parts: str) -> str:
 def _walk(
     node: Any, path: str, owner: Node, in_slot: bool
 ) -> Iterator[tuple[str, Any, Node, bool]]:
-    children = children_of(node)
+    children = [] if is_encoded(node) else children_of(node)
     if not children:
-        if jax.tree_util.all_leaves([node]):
+        if is_encoded(node) or jax.tree_util.all_leaves([node]):
             yield path, node, owner, in_slot
         return
     slots: tuple[str, ...] = ()
@@ -48,7 +49,7 @@ def _walk(
 
 
 def leaves(state: State) -> Iterator[tuple[str, Any]]:
-    """The leaves with their paths, in the order in which JAX flattens them."""
+    """The leaves, encoded slots among them, with their paths, in the order of JAX's flattening."""
     for path, leaf, _, _ in _walk(state, "", Node("", ""), False):
         yield path, leaf
 
@@ -194,7 +195,7 @@ def _claim(
         path, was = after.leaves[name], before.leaves[name]
         kept[path] = was
         used.add(was)
-        if flat[was].dtype != arrays[path].dtype:
+        if form_of(flat[was]) != form_of(arrays[path]):
             changed[path] = f"{_shown(flat[was])} before, {_shown(arrays[path])} now"
     if before.kind != after.kind and slots:
         changed[after.prefix or "the state"] = f"{before.kind} before, {after.kind} now"
@@ -205,5 +206,11 @@ def _convertible(old: Any, new: Any) -> bool:
     return any(jnp.issubdtype(old, kind) and jnp.issubdtype(new, kind) for kind in kinds)
 
 
+def form_of(array: Any) -> Any:
+    """What an array is kept as: its type, or its codec."""
+    return array.codec if is_encoded(array) else array.dtype
+
+
 def _shown(array: Any) -> str:
-    return f"{array.dtype}{list(np.shape(array))}"
+    kept = array.codec.name if is_encoded(array) else array.dtype
+    return f"{kept}{list(np.shape(array))}"

@@ -12,13 +12,15 @@ import numpy as np
 
 from gradtx.checkpoint import matching
 from gradtx.checkpoint.config import to_config
+from gradtx.checkpoint.encoded import gathered, parts_of, written
 from gradtx.checkpoint.matching import Node, is_empty, match
 from gradtx.numerics.steering import is_tracer
 from gradtx.pair import GradientTransformation, with_extra_args_support
+from gradtx.storage import is_encoded
 from gradtx.types import Array, Params, State
 
 _HEADER = "gradtx"
-_VERSION = 3
+_VERSION = 4
 
 
 def state_dict(state: State, tx: GradientTransformation | None = None) -> dict[str, Array]:
@@ -31,10 +33,10 @@ def state_dict(state: State, tx: GradientTransformation | None = None) -> dict[s
         tx: the transformation, whose configuration is then written beside the state.
 
     Returns:
-        The arrays that have entries; random keys as the integers behind them. The entry
-        ``"gradtx"`` is the header, JSON as bytes: the format's version, the kinds of the states,
-        the configuration, the arrays' types, and checksums of itself and of every array that this
-        process can read.
+        The arrays that have entries; random keys as the integers behind them; of a slot in a codec
+        its codes and scales, ``"0/mu/w/codes"``. The entry ``"gradtx"`` is the header, JSON as
+        bytes: the format's version, the kinds of the states, the configuration, the arrays' types,
+        the codecs, and checksums of itself and of every array that this process can read.
 
     Raises:
         ValueError: two leaves have the same path, since a name has a ``/`` in it.
@@ -46,18 +48,23 @@ def state_dict(state: State, tx: GradientTransformation | None = None) -> dict[s
     ['gradtx', '0/trace/w']
     """
     arrays: dict[str, Array] = {}
+    encoded: dict[str, Any] = {}
     for path, leaf in matching.leaves(state):
         if is_empty(leaf):
             continue
-        if path in arrays:
-            raise ValueError(f"state_dict: two leaves are called {path!r}; is a '/' in a name?")
-        arrays[path] = _data(path, leaf)
+        if is_encoded(leaf):
+            encoded[path] = written(leaf)
+        for name, array in parts_of(path, leaf):
+            if name in arrays:
+                raise ValueError(f"state_dict: two leaves are called {name!r}; is a '/' in a name?")
+            arrays[name] = _data(name, array)
     header = {
         "version": _VERSION,
         "states": [[node.prefix, node.kind] for node in matching.nodes(state)],
         "config": None if tx is None else to_config(tx),
         "dtypes": {path: str(x.dtype) for path, x in arrays.items()},
         "checksums": {path: checksum(x) for path, x in arrays.items() if is_readable(x)},
+        "encoded": encoded,
     }
     text = json.dumps({**header, "checksum": checksum_of_header(header)})
     return {_HEADER: jnp.asarray(np.frombuffer(text.encode(), np.uint8)), **arrays}
@@ -107,7 +114,8 @@ def load_state_dict(
 ) -> State:
     """The state of a transformation from what :func:`state_dict` returned.
 
-    A slot is kept even if its transformation has moved: when clipping or an average is added to a
+    A slot in a codec is converted to the codec, or the type, in which `tx` keeps it. A slot is kept
+    even if its transformation has moved: when clipping or an average is added to a
     chain, a group is renamed, added or split, or Adam becomes AMSGrad. What is new is as
     ``tx.init(params)`` makes it. :func:`match_state_dict` tells what went where.
 
@@ -164,6 +172,7 @@ def match_state_dict(
     """
     header = _header(flat)
     flat = {k: typed(x, header["dtypes"].get(k)) for k, x in flat.items() if k != _HEADER}
+    arrays_read, flat = flat, gathered(flat, header["encoded"])
     fresh = with_extra_args_support(tx).init(params)
     arrays = {k: _data(k, leaf) for k, leaf in matching.leaves(fresh) if not is_empty(leaf)}
     kept, changed, extra = match(
@@ -179,13 +188,14 @@ def match_state_dict(
         _restored(leaf, arrays[path], flat[kept[path]]) if path in kept else leaf
         for path, leaf in matching.leaves(fresh)
     ]
+    structure: Any = jax.tree.structure(fresh, is_leaf=is_encoded)
     return StateMatch(
-        state=jax.tree.structure(fresh).unflatten(leaves),  # type: ignore[attr-defined]
+        state=structure.unflatten(leaves),
         kept=kept,
         missing=[path for path in arrays if path not in kept and path not in changed],
         extra=sorted(extra),
         changed=changed,
-        damaged=_damaged(flat, header["checksums"]),
+        damaged=_damaged(arrays_read, header["checksums"]),
     )
 
 
@@ -252,8 +262,13 @@ def _check_array(path: str, value: Any) -> None:
         raise TypeError(f"the entry {path!r} of a state dict is {kind}, not an array of numbers")
 
 
-def _restored(leaf: Any, array: Array, value: Any) -> Array:
+def _restored(leaf: Any, array: Any, value: Any) -> Any:
     # A copy: the state may be donated, and what was read belongs to someone else.
+    if is_encoded(leaf) and is_encoded(value) and leaf.codec == value.codec:
+        return jax.tree.map(lambda old, new: jnp.array(new, old.dtype, copy=True), leaf, value)
+    value = value.load() if is_encoded(value) else value
+    if is_encoded(leaf):
+        return leaf.store(jnp.asarray(value))
     loaded = jnp.array(value, array.dtype, copy=True)
     if _is_key(leaf):
         return jax.random.wrap_key_data(loaded, impl=jax.random.key_impl(leaf))
@@ -275,8 +290,8 @@ def _header(flat: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"there is no format {version}, or not with these fields")
         if 1 < version <= _VERSION and header.pop("checksum") != checksum_of_header(header):
             raise ValueError("its checksum is another")
-        # Checksums came with the second format, types with the third.
-        header = {"checksums": {}, "dtypes": {}, **header}
+        # Checksums came with the second format, types with the third, codecs with the fourth.
+        header = {"checksums": {}, "dtypes": {}, "encoded": {}, **header}
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise ValueError(
             f"the header of the state dict is damaged: {type(error).__name__} {error}"

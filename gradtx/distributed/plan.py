@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -15,11 +15,13 @@ from gradtx.distributed.placement import (
     dims_of,
     divides,
     inherited,
+    parts,
     sharding_of,
     spread,
 )
 from gradtx.pair import GradientTransformation, Scope, with_extra_args_support
 from gradtx.paths import is_leaf, leaves_with_path, path_string
+from gradtx.storage import is_encoded
 from gradtx.tree.search import children_of, rebuilt
 from gradtx.types import Params, PyTree, State, slot_fields
 
@@ -50,6 +52,18 @@ class Placed:
         self.state: PyTree = None
         self.leaves: list[LeafSharding] = []
         self.padded: set[str] = set()
+
+
+def _in_codec(put: Callable[..., Any], path: str, slot: Any, where: Placement) -> Any:
+    """The parts of a slot in a codec: a random key is replicated, others lie as the slot does."""
+
+    def one(p: Any, x: Any) -> Any:
+        lies = x is not slot.key
+        dims = where.dims if lies else ((),) * len(x.shape)
+        note = where.note if lies else "replicated"
+        return put(f"{path}/{path_string(p)}", x, Placement(dims, tuple(x.shape), note))
+
+    return jax.tree_util.tree_map_with_path(one, slot)
 
 
 class Plan:
@@ -88,8 +102,9 @@ class Plan:
             probe = jax.eval_shape(self.tx.init, self._abstract(self.probes))
         except Exception:  # an `init` that expects its parameters' shapes may raise anything
             probe = None
-        like: Any = jax.tree.structure(self.state)
-        self.probe = probe if jax.tree.structure(probe) == like else None
+        like: Any = jax.tree.structure(self.state, is_leaf=is_encoded)
+        alike = jax.tree.structure(probe, is_leaf=is_encoded) == like
+        self.probe = probe if alike else None
 
     def _abstract(self, shapes: list[Any]) -> PyTree:
         pairs = zip(shapes, self.dtypes, strict=True)
@@ -133,14 +148,17 @@ class Plan:
             new = []
             for i, (column, like) in enumerate(zip(columns, probes, strict=True)):
                 structure: Any
-                parts, structure = jax.tree_util.tree_flatten_with_path(column)
-                likes = jax.tree.leaves(like)
+                leaves, structure = jax.tree_util.tree_flatten_with_path(column, is_leaf=is_encoded)
+                likes = jax.tree.leaves(like, is_leaf=is_encoded)
                 below = "/".join(filter(None, (path, paths[i])))
                 made = []
-                for (p, x), y in zip(parts, likes, strict=True):
+                for (p, x), y in zip(leaves, likes, strict=True):
                     at = "/".join(filter(None, (below, path_string(p))))
                     whole = structure == jax.tree.structure(0)
                     where = self._inherited(i, x, y, whole)
+                    if is_encoded(x):
+                        made.append(_in_codec(put, at, x, self._by_blocks(x, where)))
+                        continue
                     pad = whole and (pads is None or path in pads)
                     where = self._further(where, pad=pad)
                     if where.shape != tuple(x.shape):
@@ -218,6 +236,25 @@ class Plan:
             # Blocks of numbers: consecutive ones together.
             return Placement(blocks, tuple(x.shape), "blocks, over the parameter's axes")
         return where or everywhere
+
+    def _by_blocks(self, slot: Any, where: Placement) -> Placement:
+        """Where a slot in a codec goes, placed so far as an array would be: no block is divided."""
+        blocks, units, notes = slot.blocks, list(slot.shape), [where.note]
+        if blocks is not None:
+            whole = slot.shape[blocks.axis] == blocks.number * blocks.size
+            units[blocks.axis] = blocks.number if whole else 1
+        dims = list(where.dims)
+        for axis, over in enumerate(where.dims):
+            if over and units[axis] % parts(self.mesh, over):
+                dims[axis] = ()
+                notes.append(f"not along dimension {axis}, where that would divide blocks")
+        inside = Placement(tuple(dims), tuple(units), "; ".join(notes))
+        if not self.zero or slot.size < self.min_size:
+            return inside
+        as_array = self._further(replace(inside, shape=slot.shape))
+        if divides(self.mesh, inside.shape, as_array.dims):
+            return as_array
+        return spread(inside, self.mesh, self.zero, 0, pad=False)
 
     def _further(self, where: Placement, *, pad: bool = False, end: int | None = None) -> Placement:
         """`where`, and over the axes of ZeRO, or the first of them up to `end`."""

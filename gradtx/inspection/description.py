@@ -9,6 +9,8 @@ import numpy as np
 from gradtx.inspection.hyperparams import child_transformations, hyperparams
 from gradtx.inspection.slots import slots_by_name
 from gradtx.pair import GradientTransformation
+from gradtx.paths import path_string
+from gradtx.storage import is_encoded
 from gradtx.training.rounding import loses_small_steps
 from gradtx.types import Params, PyTree
 
@@ -36,6 +38,7 @@ class Description:
     other_bytes: int
     message_bytes: int = 0
     warning: str | None = None
+    kept_whole: tuple[str, ...] = ()
 
     @property
     def slot_bytes(self) -> int:
@@ -67,6 +70,8 @@ class Description:
             f"{a:{widths[0]}}  {b:{widths[1]}}  {c:{widths[2]}}  {d:>{widths[3]}}"
             for a, b, c, d in rows
         ]
+        if self.kept_whole:
+            lines += [f"not in a codec: {', '.join(self.kept_whole)}"]
         if self.message_bytes:
             lines += [f"sent by each device in a step: {self.message_bytes:,} bytes"]
         if self.warning is not None:
@@ -106,9 +111,10 @@ def describe(tx: GradientTransformation, params: Params) -> Description:
         params: the parameters, or ``jax.ShapeDtypeStruct`` in their place.
 
     Returns:
-        A `Description`: links, hyperparameters, for each slot its types, shapes and bytes, the
-        bytes that a device sends in a step if there are several, and a warning where rounding to
-        nearest would hold parameters in place.
+        A `Description`: links, hyperparameters, for each slot its types or codecs, its shapes and
+        bytes, the leaves that :func:`store` left as they are, the bytes that a device sends in a
+        step if there are several, and a warning where rounding to nearest would hold parameters in
+        place.
 
     >>> import gradtx, jax.numpy as jnp
     >>> print(describe(gradtx.sgd(0.1, momentum=0.9), {"w": jnp.zeros((2, 3)), "b": jnp.zeros(3)}))
@@ -127,8 +133,8 @@ def describe(tx: GradientTransformation, params: Params) -> Description:
     slots = tuple(
         SlotInfo(
             name,
-            tuple(dict.fromkeys(str(x.dtype) for x in jax.tree.leaves(tree))),
-            tuple(x.shape for x in jax.tree.leaves(tree)),
+            tuple(dict.fromkeys(map(_type_name, jax.tree.leaves(tree, is_leaf=is_encoded)))),
+            tuple(tuple(x.shape) for x in jax.tree.leaves(tree, is_leaf=is_encoded)),
             _bytes(tree),
         )
         for name, tree in slots_by_name(state).items()
@@ -144,7 +150,23 @@ def describe(tx: GradientTransformation, params: Params) -> Description:
         other_bytes=_bytes(state) - sum(slot.bytes for slot in slots),
         message_bytes=_message_bytes(tx, params),
         warning=loses_small_steps(params, state),
+        kept_whole=_kept_whole(state),
     )
+
+
+def _type_name(leaf: Any) -> str:
+    return str(leaf.codec.name if is_encoded(leaf) else leaf.dtype)
+
+
+def _kept_whole(state: PyTree) -> tuple[str, ...]:
+    """The leaves of slots that are in no codec, if there are others that are in one."""
+    found, encoded = [], False
+    for name, tree in slots_by_name(state).items():
+        for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_encoded)[0]:
+            encoded |= is_encoded(leaf)
+            if not is_encoded(leaf):
+                found.append("/".join(filter(None, (name, path_string(path)))))
+    return tuple(found) if encoded else ()
 
 
 def _abstract(params: Params) -> bool:

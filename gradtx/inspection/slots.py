@@ -1,13 +1,13 @@
 """Slots: finding them in a state by name, reading and replacing them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
 from gradtx.paths import is_leaf, leaves_with_path, path_string
-from gradtx.types import PyTree, State, slot_fields
+from gradtx.types import PyTree, State, is_stored, slot_fields
 
 
 def holds_inner(state: Any, name: str) -> bool:
@@ -73,7 +73,8 @@ def get_slot(state: State, name: str, path: str | None = None) -> PyTree:
         path: the path of a parameter, ``"head/kernel"``; None for the whole tree.
 
     Returns:
-        The slot of that parameter, or the tree of slots.
+        The slot of that parameter, or the tree of slots. What is kept in another form, as by
+        :func:`store`, is decoded.
 
     Raises:
         ValueError: there is no such slot or parameter (the error lists the existing ones).
@@ -83,7 +84,7 @@ def get_slot(state: State, name: str, path: str | None = None) -> PyTree:
     Array(0., dtype=float32)
     """
     full = _find(state, name)
-    tree = next(tree for prefix, n, tree in walk_slots(state) if prefix + n == full)
+    tree = loaded(next(tree for prefix, n, tree in walk_slots(state) if prefix + n == full))
     if path is None:
         return tree
     leaves = {path_string(p): leaf for p, leaf in leaves_with_path(tree)[0]}
@@ -129,25 +130,47 @@ def set_slot(state: State, name: str, value: PyTree, path: str | None = None) ->
                 f"{getattr(after, 'dtype', type(after).__name__)}{list(np.shape(after))}"
             )
     full = _find(state, name)
-    return _with_slot(state, full, value, "")
+
+    def put(holder: Any, this: str, tree: PyTree) -> PyTree:
+        return _kept_as(tree, value) if this == full else tree
+
+    return map_slots(state, put)
 
 
-def _with_slot(state: Any, full: str, value: Any, prefix: str) -> Any:
+def _kept_as(old: PyTree, value: PyTree) -> PyTree:
+    """`value` in the form in which `old` is kept."""
+    return jax.tree.map(
+        lambda x, new: x.store(new) if is_stored(x) else new, old, value, is_leaf=is_stored
+    )
+
+
+def map_slots(state: Any, f: Callable[[Any, str, PyTree], PyTree], prefix: str = "") -> Any:
+    """A state with ``f(holder, name, tree)`` in place of each slot.
+
+    Args:
+        state: the state.
+        f: gets the state class that has the field, the slot's full name, and its tree.
+        prefix: what stands before the names.
+    """
     if hasattr(state, "_fields"):
         new = {}
         for name in state._fields:
             old, inner = getattr(state, name), holds_inner(state, name)
             if name in slot_fields(state.__class__):
-                new[name] = value if prefix + name == full else old
+                new[name] = f(state.__class__, prefix + name, old)
             else:
-                new[name] = _with_slot(old, full, value, prefix if inner else f"{prefix}{name}.")
+                new[name] = map_slots(old, f, prefix if inner else f"{prefix}{name}.")
         return state._replace(**new)
     if isinstance(state, dict):
-        return type(state)(
-            (k, _with_slot(v, full, value, f"{prefix}{k}.")) for k, v in state.items()
-        )
+        return type(state)((k, map_slots(v, f, f"{prefix}{k}.")) for k, v in state.items())
     if isinstance(state, list | tuple):
-        return type(state)(
-            [_with_slot(v, full, value, f"{prefix}{i}.") for i, v in enumerate(state)]
-        )
+        return type(state)([map_slots(v, f, f"{prefix}{i}.") for i, v in enumerate(state)])
     return state
+
+
+def loaded(tree: PyTree) -> PyTree:
+    """A slot with arrays in place of leaves kept in another form, unless these are abstract."""
+    there = any(map(is_stored, jax.tree.leaves(tree, is_leaf=is_stored)))
+    if not there or not all(isinstance(x, jax.Array | np.ndarray) for x in jax.tree.leaves(tree)):
+        return tree
+    return jax.tree.map(lambda x: x.load() if is_stored(x) else x, tree, is_leaf=is_stored)

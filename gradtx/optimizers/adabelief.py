@@ -10,7 +10,7 @@ from gradtx.engine.lift import elementwise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, nesterov_mean, zeros_like
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.types import Array, Counter, Slots
+from gradtx.types import Array, Counter, NonNegativeSlots, Slots
 
 
 class ScaleByBeliefState(NamedTuple):
@@ -18,7 +18,7 @@ class ScaleByBeliefState(NamedTuple):
 
     count: Counter
     mu: Slots
-    nu: Slots
+    nu: NonNegativeSlots
 
 
 @transformation

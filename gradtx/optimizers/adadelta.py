@@ -14,14 +14,14 @@ from gradtx.paths import Where
 from gradtx.training.apply import chain_reading_old
 from gradtx.transforms.decay import add_decayed_weights, decayed_elsewhere
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.types import Array, Slots
+from gradtx.types import Array, NonNegativeSlots
 
 
 class ScaleByAdaDeltaState(NamedTuple):
     """e_g, e_x: like the parameters, real and in float32 or wider."""
 
-    e_g: Slots
-    e_x: Slots
+    e_g: NonNegativeSlots
+    e_x: NonNegativeSlots
 
 
 @transformation

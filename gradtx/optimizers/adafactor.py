@@ -18,7 +18,7 @@ from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.momentum import ema as moving_average
 from gradtx.transforms.scaling import scale, scale_by_learning_rate
 from gradtx.transforms.trust import rms, scale_by_param_block_rms
-from gradtx.types import Array, Counter, DType, Slots
+from gradtx.types import Array, Counter, DType, NonNegativeSlots
 
 
 class FactoredState(NamedTuple):
@@ -28,9 +28,9 @@ class FactoredState(NamedTuple):
     """
 
     count: Counter
-    v_row: Slots
-    v_col: Slots
-    v: Slots
+    v_row: NonNegativeSlots
+    v_col: NonNegativeSlots
+    v: NonNegativeSlots
 
 
 def _factored_dims(shape: tuple[int, ...], smallest: int, last: bool) -> tuple[int, int] | None:

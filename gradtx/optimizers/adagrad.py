@@ -11,13 +11,13 @@ from gradtx.engine.zero_gradients import ZeroGradient
 from gradtx.numerics import abs_sq, accumulator_dtype, full_like
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale_by_learning_rate, scale_by_schedule
-from gradtx.types import Array, Slots
+from gradtx.types import Array, NonNegativeSlots
 
 
 class ScaleByRssState(NamedTuple):
     """sum_of_squares: like the parameters, real and in float32 or wider."""
 
-    sum_of_squares: Slots
+    sum_of_squares: NonNegativeSlots
 
 
 @transformation

@@ -18,14 +18,14 @@ from gradtx.numerics import (
 )
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.types import Array, Counter, Slots
+from gradtx.types import Array, Counter, NonNegativeSlots, Slots
 
 
 class ScaleByAdagradDecayState(NamedTuple):
     """count: i32[]; accumulator: like the parameters, float32 or wider; decays: i32 per row."""
 
     count: Counter
-    accumulator: Slots
+    accumulator: NonNegativeSlots
     decays: Slots
 
 

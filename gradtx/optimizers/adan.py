@@ -17,7 +17,7 @@ from gradtx.pair import (
 from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.types import Array, Counter, Slots
+from gradtx.types import Array, Counter, NonNegativeSlots, Slots
 
 
 class ScaleByAdanState(NamedTuple):
@@ -25,7 +25,7 @@ class ScaleByAdanState(NamedTuple):
 
     m: Slots
     v: Slots
-    n: Slots
+    n: NonNegativeSlots
     g: Slots
     t: Counter
 

@@ -24,7 +24,7 @@ from gradtx.pair import (
 from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.types import Array, Counter, DType, Slots
+from gradtx.types import Array, Counter, DType, NonNegativeSlots, Slots
 
 
 class ScaleByAdemamixState(NamedTuple):
@@ -34,7 +34,7 @@ class ScaleByAdemamixState(NamedTuple):
     count_m2: Counter
     m1: Slots
     m2: Slots
-    nu: Slots
+    nu: NonNegativeSlots
 
 
 @transformation
@@ -152,7 +152,7 @@ class ScaleBySimplifiedAdEMAMixState(NamedTuple):
 
     t: Counter
     m: Slots
-    n: Slots
+    n: NonNegativeSlots
 
 
 @transformation

@@ -11,7 +11,7 @@ from gradtx.engine.lift import elementwise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, zeros_like
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.types import Array, Counter, DType, Slots
+from gradtx.types import Array, Counter, DType, NonNegativeSlots, Slots
 
 
 class ScaleByAmsgradState(NamedTuple):
@@ -19,8 +19,8 @@ class ScaleByAmsgradState(NamedTuple):
 
     count: Counter
     mu: Slots
-    nu: Slots
-    nu_max: Slots
+    nu: NonNegativeSlots
+    nu_max: NonNegativeSlots
 
 
 @transformation

@@ -22,7 +22,7 @@ from gradtx.transforms.clipping import shrink_factor
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.transforms.trust import rms
-from gradtx.types import Array, DType, Slots
+from gradtx.types import Array, DType, NonNegativeSlots, Slots
 
 
 class ScaleByCameState(NamedTuple):
@@ -32,11 +32,11 @@ class ScaleByCameState(NamedTuple):
     """
 
     mu: Slots
-    v_row: Slots
-    v_col: Slots
-    v: Slots
-    residual_row: Slots
-    residual_col: Slots
+    v_row: NonNegativeSlots
+    v_col: NonNegativeSlots
+    v: NonNegativeSlots
+    residual_row: NonNegativeSlots
+    residual_col: NonNegativeSlots
 
 
 def _unfactored(row: Array, col: Array) -> tuple[Array, Array]:

@@ -10,7 +10,7 @@ from gradtx.engine.tree import treewise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, compute_dtype, divide, ema, zeros_like
 from gradtx.numerics.steering import delay, recompute, sums_in_one_pass
 from gradtx.pair import GradientTransformation, transformation
-from gradtx.types import Array, Counter, Slots, TreeScalar
+from gradtx.types import Array, Counter, NonNegativeSlots, Slots, TreeScalar
 
 
 class DAdaptAdamWState(NamedTuple):
@@ -20,7 +20,7 @@ class DAdaptAdamWState(NamedTuple):
     """
 
     exp_avg: Slots
-    exp_avg_sq: Slots
+    exp_avg_sq: NonNegativeSlots
     grad_sum: Slots
     estim_lr: TreeScalar
     numerator_weighted: TreeScalar

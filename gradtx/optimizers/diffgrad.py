@@ -13,7 +13,7 @@ from gradtx.paths import Where
 from gradtx.training.apply import chain_reading_old
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.types import Array, Counter, DType, Slots
+from gradtx.types import Array, Counter, DType, NonNegativeSlots, Slots
 
 
 class ScaleByDiffgradState(NamedTuple):
@@ -21,7 +21,7 @@ class ScaleByDiffgradState(NamedTuple):
 
     count: Counter
     mu: Slots
-    nu: Slots
+    nu: NonNegativeSlots
     previous: Slots
 
 

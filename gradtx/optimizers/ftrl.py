@@ -18,13 +18,13 @@ from gradtx.numerics import (
 )
 from gradtx.numerics.steering import delay
 from gradtx.pair import GradientTransformation, transformation
-from gradtx.types import Array, Slots
+from gradtx.types import Array, NonNegativeSlots, Slots
 
 
 class FtrlState(NamedTuple):
     """accumulator, linear: like the parameters, in float32 or wider; the first is real."""
 
-    accumulator: Slots
+    accumulator: NonNegativeSlots
     linear: Slots
 
 

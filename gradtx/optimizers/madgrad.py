@@ -10,7 +10,7 @@ from gradtx.engine.lift import elementwise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, compute_dtype, cube_root, zeros_like
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.decay import add_decayed_weights
-from gradtx.types import Array, Counter, Slots
+from gradtx.types import Array, Counter, NonNegativeSlots, Slots
 
 
 class MadgradState(NamedTuple):
@@ -20,7 +20,7 @@ class MadgradState(NamedTuple):
     """
 
     count: Counter
-    grad_sum_sq: Slots
+    grad_sum_sq: NonNegativeSlots
     s: Slots
     x0: Slots
 

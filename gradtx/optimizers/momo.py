@@ -10,7 +10,7 @@ from gradtx.engine.tree import treewise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, compute_dtype, divide, ema, zeros_like
 from gradtx.numerics.steering import recompute, sums_in_one_pass
 from gradtx.pair import GradientTransformation, transformation
-from gradtx.types import Array, Counter, Slots, TreeScalar
+from gradtx.types import Array, Counter, NonNegativeSlots, Slots, TreeScalar
 
 
 class MomoState(NamedTuple):
@@ -31,7 +31,7 @@ class MomoAdamState(NamedTuple):
     """`MomoState` with exp_avg_sq, the second moment: real, in float32 or wider."""
 
     exp_avg: Slots
-    exp_avg_sq: Slots
+    exp_avg_sq: NonNegativeSlots
     barf: TreeScalar
     gamma: TreeScalar
     lb: TreeScalar

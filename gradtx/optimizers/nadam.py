@@ -17,7 +17,7 @@ from gradtx.pair import (
 from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.types import Array, Counter, DType, Slots, TreeScalar
+from gradtx.types import Array, Counter, DType, NonNegativeSlots, Slots, TreeScalar
 
 
 class ScaleByNadamState(NamedTuple):
@@ -25,7 +25,7 @@ class ScaleByNadamState(NamedTuple):
 
     count: Counter
     mu: Slots
-    nu: Slots
+    nu: NonNegativeSlots
     momentum_product: TreeScalar
 
 

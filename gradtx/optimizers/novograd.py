@@ -11,7 +11,7 @@ from gradtx.numerics import Step, accumulator_dtype, ema, sum_sq, zeros_like
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.decay import decayed
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.types import Array, Counter, DType, Slots
+from gradtx.types import Array, Counter, DType, NonNegativeSlots, Slots
 
 
 class ScaleByNovogradState(NamedTuple):
@@ -19,7 +19,7 @@ class ScaleByNovogradState(NamedTuple):
 
     count: Counter
     mu: Slots
-    nu: Slots
+    nu: NonNegativeSlots
 
 
 def _inverse(x: Array) -> Array:

@@ -10,7 +10,7 @@ from gradtx.engine.tree import treewise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, compute_dtype, divide, ema, zeros_like
 from gradtx.numerics.steering import sums_in_one_pass
 from gradtx.pair import GradientTransformation, transformation
-from gradtx.types import Array, Counter, Slots, TreeScalar
+from gradtx.types import Array, Counter, NonNegativeSlots, Slots, TreeScalar
 
 
 class ProdigyState(NamedTuple):
@@ -21,7 +21,7 @@ class ProdigyState(NamedTuple):
     """
 
     exp_avg: Slots
-    exp_avg_sq: Slots
+    exp_avg_sq: NonNegativeSlots
     grad_sum: Slots
     params0: Slots
     estim_lr: TreeScalar

@@ -18,7 +18,7 @@ from gradtx.numerics import (
 )
 from gradtx.optimizers.adagrad import ScaleByRssState
 from gradtx.pair import GradientTransformation, transformation
-from gradtx.types import Array, Counter, EmptyState, Slots
+from gradtx.types import Array, Counter, EmptyState, NonNegativeSlots, Slots
 
 
 @transformation
@@ -114,7 +114,7 @@ class AdagradDaState(NamedTuple):
 
     count: Counter
     gradient_sum: Slots
-    sum_of_squares: Slots
+    sum_of_squares: NonNegativeSlots
 
 
 @transformation

@@ -12,7 +12,7 @@ from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.types import Array, Counter, DType, Slots
+from gradtx.types import Array, Counter, DType, NonNegativeSlots, Slots
 
 
 class ScaleByQhadamState(NamedTuple):
@@ -20,7 +20,7 @@ class ScaleByQhadamState(NamedTuple):
 
     count: Counter
     mu: Slots
-    nu: Slots
+    nu: NonNegativeSlots
 
 
 @transformation

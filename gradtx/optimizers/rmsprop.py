@@ -21,27 +21,27 @@ from gradtx.numerics import (
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.momentum import trace
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.types import Array, Counter, Slots
+from gradtx.types import Array, Counter, NonNegativeSlots, Slots
 
 
 class ScaleByRmsState(NamedTuple):
     """nu: like the parameters, real and in float32 or wider."""
 
-    nu: Slots
+    nu: NonNegativeSlots
 
 
 class ScaleByRmsWithCountState(NamedTuple):
     """count: i32[]; nu: like the parameters, real and in float32 or wider."""
 
     count: Counter
-    nu: Slots
+    nu: NonNegativeSlots
 
 
 class ScaleByRStdDevState(NamedTuple):
     """mu, nu: like the parameters, nu real, both in float32 or wider."""
 
     mu: Slots
-    nu: Slots
+    nu: NonNegativeSlots
 
 
 class ScaleByRStdDevWithCountState(NamedTuple):
@@ -49,7 +49,7 @@ class ScaleByRStdDevWithCountState(NamedTuple):
 
     count: Counter
     mu: Slots
-    nu: Slots
+    nu: NonNegativeSlots
 
 
 def _root(square: Array, eps: Any, eps_in_sqrt: bool) -> Array:

@@ -22,13 +22,13 @@ from gradtx.numerics import (
 )
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.types import Array, Counter, DType, Slots
+from gradtx.types import Array, Counter, DType, NonNegativeSlots, Slots
 
 
 class ScaleByRowwiseRssState(NamedTuple):
     """sum_of_squares: a number for each row, real and in float32 or wider."""
 
-    sum_of_squares: Slots
+    sum_of_squares: NonNegativeSlots
 
 
 @transformation
@@ -105,7 +105,7 @@ class ScaleByRowwiseAdamState(NamedTuple):
 
     count: Counter
     mu: Slots
-    nu: Slots
+    nu: NonNegativeSlots
 
 
 @transformation

@@ -1,0 +1,58 @@
+"""Slots in codecs as named arrays, and back."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from gradtx.paths import path_string
+from gradtx.storage import Codec, Encoded, as_codec, is_encoded
+
+
+def parts_of(path: str, leaf: Any) -> Iterator[tuple[str, Any]]:
+    """The arrays of which a leaf of a state consists, with their paths."""
+    if not is_encoded(leaf):
+        yield path, leaf
+        return
+    for key, array in jax.tree_util.tree_flatten_with_path(leaf)[0]:
+        yield f"{path}/{path_string(key)}" if path else path_string(key), array
+
+
+def written(slot: Encoded) -> dict[str, Any]:
+    """What a header says of an encoded slot, beside its arrays."""
+    return {**slot.codec._asdict(), "shape": list(slot.shape), "dtype": str(slot.dtype)}
+
+
+def gathered(flat: Mapping[str, Any], header: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays of a state dict, with encoded slots in place of their parts.
+
+    Raises:
+        ValueError: a slot's parts are missing or do not fit its codec.
+    """
+    found = dict(flat)
+    for path, said in header.items():
+        like = _like(path, said)
+        names = [name for name, _ in parts_of(path, like)]
+        parts = [found.pop(name, None) for name in names]
+        for name, want, part in zip(names, jax.tree.leaves(like), parts, strict=True):
+            if part is None:
+                raise ValueError(f"the state dict has no {name!r}, a part of an encoded slot")
+            if (np.shape(part), part.dtype) != (want.shape, want.dtype):
+                raise ValueError(
+                    f"the entry {name!r} of a state dict is {part.dtype}{list(np.shape(part))}, "
+                    f"where its codec has {want.dtype}{list(want.shape)}"
+                )
+        structure: Any = jax.tree.structure(like)
+        found[path] = structure.unflatten(parts)
+    return found
+
+
+def _like(path: str, said: Any) -> Any:
+    """The slot that a header describes, without its numbers."""
+    try:
+        codec = as_codec(repr(path), Codec(**{name: said[name] for name in Codec._fields}))
+        shape = jax.ShapeDtypeStruct(tuple(map(int, said["shape"])), np.dtype(said["dtype"]))
+        return jax.eval_shape(lambda: Encoded.of(jax.numpy.zeros(shape.shape, shape.dtype), codec))
+    except (TypeError, KeyError, ValueError, OverflowError) as error:
+        raise ValueError(f"the header of the state dict is damaged: {path!r}: {error}") from None

@@ -1,0 +1,45 @@
+"""Subtractive dither: what is added before rounding is known, and subtracted afterwards."""
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.storage.dynamic import Int4
+from gradtx.storage.format import NEAREST, Format, largest, over
+from gradtx.types import Array
+
+
+class Dithered(Format):
+    r"""A 4-bit integer for each entry, and a float32 scale `s` for each block.
+
+    A number :math:`x` of a signed slot is kept as the integer nearest to
+    :math:`7 x / s + u`, and read as that minus :math:`u`, with :math:`u` in
+    :math:`[-1/2, 1/2)` drawn for each block at each step. The error is independent of :math:`x`
+    and zero on average, so that a moving average, which moves by less than a step at a time, still
+    follows. :math:`u` is replayed from the key in the state and takes no memory.
+
+    Errors of single steps add up over as many as an average remembers, which for a second moment
+    are too many. It has the map of ``int4``.
+    """
+
+    block, per_byte = 128, 2
+    roundings, drawn = (NEAREST,), True
+    _second = Int4()
+
+    def encode(self, x: Array, axis: int, signed: bool, key: Array | None) -> dict[str, Array]:
+        if not signed:
+            return self._second.encode(x, axis, signed, None)
+        scale = largest(x, axis)
+        code = jnp.round(over(x, scale) * 7 + _shared(key, scale))
+        return {"codes": (jnp.clip(code, -8, 7) + 8).astype(jnp.uint8), "scale": scale}
+
+    def decode(self, parts: dict[str, Array], axis: int, signed: bool, key: Array | None) -> Array:
+        if not signed:
+            return self._second.decode(parts, axis, signed, None)
+        scale = parts["scale"]
+        code = parts["codes"].astype(jnp.float32) - 8
+        return (code - _shared(key, scale)) / 7 * scale
+
+
+def _shared(key: Array | None, scale: Array) -> Array:
+    assert key is not None
+    return jax.random.uniform(key, scale.shape, minval=-0.5, maxval=0.5)

@@ -1,0 +1,294 @@
+"""A slot that is kept in a codec: a pytree of codes and scales, with the slot's shape."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.numerics import compute_dtype
+from gradtx.rows import put_rows, take_rows
+from gradtx.storage.companded import Companded
+from gradtx.storage.dithered import Dithered
+from gradtx.storage.dynamic import Int4, Int8
+from gradtx.storage.floats import Float8, Short, Split
+from gradtx.storage.format import STOCHASTIC, Codec, Format
+from gradtx.types import Array
+
+FORMATS: dict[str, Format] = {
+    "bf16": Short(jnp.bfloat16),
+    "f16": Short(jnp.float16),
+    "bf16+8": Split(),
+    "f8_e4m3": Float8(jnp.float8_e4m3fn),
+    "f8_e5m2": Float8(jnp.float8_e5m2),
+    "f8_expanded": Float8(jnp.float8_e4m3fn, expand=True),
+    "int8": Int8(),
+    "int8_companded": Companded(),
+    "int4": Int4(),
+    "int4_dithered": Dithered(),
+}
+"""The formats by name; docs/storage.md says where each comes from."""
+
+
+def as_codec(where: str, given: Any) -> Codec:
+    """A codec from its name, or one with options, checked.
+
+    Raises:
+        TypeError: it is neither.
+        ValueError: there is none of that name, or it has no such option.
+    """
+    if not isinstance(given, str | Codec):
+        raise TypeError(f"{where}: a codec is a name or a gradtx.Codec, not {given!r:.80}")
+    codec = Codec(given) if isinstance(given, str) else given
+    form = FORMATS.get(codec.name)
+    if form is None:
+        raise ValueError(
+            f"{where}: there is no codec {codec.name!r:.80}; there are {', '.join(FORMATS)}"
+        )
+    problem = None
+    if form.block is None and (codec.block, codec.axis) != (None, None):
+        problem = "keeps each entry alone, and takes no block and no axis"
+    elif codec.block is not None and not _is_size(codec.block, form.per_byte):
+        problem = f"takes a block of 2 entries or more, {'and even, ' * (form.per_byte - 1)}not "
+        problem += repr(codec.block)
+    elif not (codec.axis is None or type(codec.axis) is int):
+        problem = f"takes an integer as axis, not {codec.axis!r}"
+    elif codec.signed not in (None, True, False):
+        problem = f"is signed or not, by True or False, not {codec.signed!r}"
+    elif codec.rounding not in form.roundings:
+        problem = f"rounds to {' or '.join(form.roundings)}, not {codec.rounding!r}"
+    if problem:
+        raise ValueError(f"{where}: {codec.name} {problem}")
+    return codec
+
+
+def _is_size(block: Any, per_byte: int) -> bool:
+    return type(block) is int and block >= 2 and block % per_byte == 0
+
+
+class Blocks(NamedTuple):
+    """How an axis of a slot is cut: `number` blocks of `size` entries, the last perhaps padded."""
+
+    axis: int
+    number: int
+    size: int
+
+    def padded(self, x: Array) -> Array:
+        """A slot with zeros at the end of the axis, so that all blocks are full."""
+        pad = self.number * self.size - x.shape[self.axis]
+        return jnp.pad(x, [(0, pad * (i == self.axis)) for i in range(x.ndim)]) if pad else x
+
+    def cut(self, x: Array) -> Array:
+        """`x`, of full blocks, with the axis as two: the blocks, and what there is of each."""
+        shape = x.shape
+        return x.reshape(*shape[: self.axis], self.number, -1, *shape[self.axis + 1 :])
+
+    def joined(self, x: Array) -> Array:
+        """The inverse of `cut`, with the padding."""
+        shape = x.shape
+        return x.reshape(*shape[: self.axis], -1, *shape[self.axis + 2 :])
+
+
+def blocks_of(codec: Codec, shape: tuple[int, ...]) -> Blocks | None:
+    """How a codec cuts a slot of some shape, or None if it keeps each entry alone.
+
+    It depends on nothing but the shape, so codes do not depend on the number of devices.
+
+    Raises:
+        ValueError: the slot has no such axis.
+    """
+    form = FORMATS[codec.name]
+    block = codec.block or form.block
+    if block is None:
+        return None
+    axes = range(len(shape))
+    if codec.axis is not None and not -len(shape) <= codec.axis < len(shape):
+        raise ValueError(f"{codec.name}: a slot of shape {shape} has no axis {codec.axis}")
+
+    def cut(axis: int) -> Blocks:
+        count = max(1, -(-shape[axis] // block))
+        size = max(1, -(-shape[axis] // count))
+        return Blocks(axis, count, size + size % form.per_byte)
+
+    def scales(blocks: Blocks) -> float:
+        return blocks.number / max(1, shape[blocks.axis])
+
+    return min(map(cut, axes), key=scales) if codec.axis is None else cut(codec.axis % len(shape))
+
+
+def _packed(code: Array, axis: int) -> Array:
+    """Two codes of four bits in a byte: neighbours along an axis."""
+    shape = code.shape
+    pairs = code.reshape(*shape[:axis], shape[axis] // 2, 2, *shape[axis + 1 :])
+    low, high = (jax.lax.index_in_dim(pairs, i, axis + 1, keepdims=False) for i in (0, 1))
+    return low | (high << 4)
+
+
+def _unpacked(code: Array, axis: int) -> Array:
+    pairs = jnp.stack([code & 15, code >> 4], axis + 1)
+    shape = code.shape
+    return pairs.reshape(*shape[:axis], 2 * shape[axis], *shape[axis + 1 :])
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Encoded:
+    """A slot in a codec: a `Stored` pytree of arrays with as many dimensions as the slot.
+
+    Codes lie as the slot's entries do, four-bit ones in pairs along the axis of the blocks; of
+    scales there is one for each block along it.
+
+    Args:
+        parts: the arrays by name.
+        key: the bits of a random key, uint32[2], if the codec needs one.
+        codec: the codec, with its axis and whether it is signed.
+        shape: the slot's own shape.
+        dtype: the type in which the slot would be kept otherwise.
+
+    >>> slot = Encoded.of(jnp.linspace(-1, 1, 512), Codec("int8", signed=True))
+    >>> slot
+    Encoded(int8, (512,))
+    >>> slot.parts["codes"].dtype, slot.parts["scale"].shape
+    (dtype('uint8'), (2,))
+    >>> bool(jnp.allclose(slot.load(), jnp.linspace(-1, 1, 512), atol=0.0071))
+    True
+    """
+
+    def __init__(
+        self, parts: dict[str, Any], key: Any, codec: Codec, shape: tuple[int, ...], dtype: Any
+    ) -> None:
+        self.parts, self.key, self.codec = parts, key, codec
+        self.shape, self.dtype = tuple(shape), jnp.dtype(dtype)
+
+    @classmethod
+    def of(cls, x: Array, codec: Codec, key: Array | None = None) -> "Encoded":
+        """`x` in a codec.
+
+        Args:
+            x: a real array of at least one dimension.
+            codec: the codec; `signed` is True if it is None.
+            key: a random key; only codecs that need one keep it.
+        """
+        form = FORMATS[codec.name]
+        blocks = blocks_of(codec, x.shape)
+        codec = codec._replace(
+            axis=None if blocks is None else blocks.axis, signed=codec.signed is not False
+        )
+        drawn = form.drawn or codec.rounding == STOCHASTIC
+        bits = None
+        if drawn:
+            bits = jax.random.key_data(jax.random.key(0) if key is None else key)
+        return cls({}, bits, codec, x.shape, x.dtype).store(x)
+
+    @property
+    def blocks(self) -> Blocks | None:
+        """How the slot is cut; None if each entry is kept alone."""
+        return blocks_of(self.codec, self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of entries."""
+        return math.prod(self.shape)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def __repr__(self) -> str:
+        return f"Encoded({self.codec.name}, {self.shape})"
+
+    def load(self) -> Array:
+        """The slot, in at least float32."""
+        return self._decoded(self.parts, self.shape)
+
+    def store(self, value: Array) -> "Encoded":
+        """Another value in the same codec, with the next random key."""
+        key = None if self.key is None else jax.random.fold_in(_key(self.key), 0)
+        bits = None if key is None else jax.random.key_data(key)
+        return self._with(self._encoded(value, key), bits)
+
+    def entries(self) -> list[Array]:
+        """What is kept of each entry alone, in the slot's shape: its code, or a shorter number."""
+        blocks, found = self.blocks, []
+        for name in ("codes", "values", "residual"):
+            if name in self.parts:
+                x = self.parts[name]
+                if blocks is not None:
+                    if FORMATS[self.codec.name].per_byte == 2:
+                        x = blocks.joined(_unpacked(blocks.cut(x), blocks.axis + 1))
+                    x = jax.lax.slice_in_dim(x, 0, self.shape[blocks.axis], axis=blocks.axis)
+                found.append(x.astype(jnp.float32))
+        return found
+
+    def take(self, indices: Array) -> Array:
+        """Some rows: alone if blocks lie within rows, otherwise out of the whole."""
+        if not self._in_rows:
+            return take_rows(self.load(), indices)
+        rows = {n: take_rows(x, indices) for n, x in self.parts.items()}
+        return self._decoded(rows, (*indices.shape, *self.shape[1:]))
+
+    def put(self, indices: Array, values: Array) -> "Encoded":
+        """Other values for some rows."""
+        if not self._in_rows:
+            return self.store(put_rows(self.load(), indices, values))
+        key = None if self.key is None else jax.random.fold_in(_key(self.key), 0)
+        rows = self._encoded(values, key)
+        parts = {n: put_rows(x, indices, rows[n]) for n, x in self.parts.items()}
+        return self._with(parts, None if key is None else jax.random.key_data(key))
+
+    @property
+    def _in_rows(self) -> bool:
+        """Whether rows are read and written alone."""
+        drawn = FORMATS[self.codec.name].drawn
+        blocks = self.blocks
+        return not drawn and (blocks is None or blocks.axis > 0)
+
+    def _with(self, parts: dict[str, Array], key: Array | None) -> "Encoded":
+        return Encoded(parts, key, self.codec, self.shape, self.dtype)
+
+    def _encoded(self, value: Array, key: Array | None) -> dict[str, Array]:
+        form, blocks = FORMATS[self.codec.name], blocks_of(self.codec, value.shape)
+        x = value.astype(jnp.float32)
+        signed = bool(self.codec.signed)
+        if blocks is None:
+            return form.encode(x, 0, signed, key)
+        axis = blocks.axis + 1
+        parts = form.encode(blocks.cut(blocks.padded(x)), axis, signed, key)
+        if form.per_byte == 2:
+            parts["codes"] = _packed(parts["codes"], axis)
+        return {n: blocks.joined(x) for n, x in parts.items()}
+
+    def _decoded(self, parts: dict[str, Array], shape: tuple[int, ...]) -> Array:
+        form, blocks = FORMATS[self.codec.name], blocks_of(self.codec, shape)
+        key = None if self.key is None else _key(self.key)
+        signed = bool(self.codec.signed)
+        if blocks is None:
+            x = form.decode(parts, 0, signed, key)
+        else:
+            axis = blocks.axis + 1
+            cut = {n: blocks.cut(x) for n, x in parts.items()}
+            if form.per_byte == 2:
+                cut["codes"] = _unpacked(cut["codes"], axis)
+            x = blocks.joined(form.decode(cut, axis, signed, key))
+            x = jax.lax.slice_in_dim(x, 0, shape[blocks.axis], axis=blocks.axis)
+        return x.astype(compute_dtype(self.dtype))
+
+    def tree_flatten_with_keys(self) -> tuple[Any, Any]:
+        names = tuple(sorted(self.parts))
+        children = [(jax.tree_util.GetAttrKey(n), self.parts[n]) for n in names]
+        children.append((jax.tree_util.GetAttrKey("key"), self.key))
+        return children, (names, self.codec, self.shape, self.dtype)
+
+    @classmethod
+    def tree_unflatten(cls, aux: Any, children: Any) -> "Encoded":
+        names, codec, shape, dtype = aux
+        *parts, key = children
+        return cls(dict(zip(names, parts, strict=True)), key, codec, shape, dtype)
+
+
+def _key(bits: Array) -> Array:
+    return jax.random.wrap_key_data(bits, impl="threefry2x32")
+
+
+def is_encoded(x: Any) -> bool:
+    """Whether `x` is a slot in a codec."""
+    return isinstance(x, Encoded)

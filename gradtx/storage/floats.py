@@ -1,0 +1,118 @@
+"""Shorter floats: bfloat16, float16, bfloat16 with eight more bits, and 8-bit floats in blocks."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.storage.format import NEAREST, TINY, Format, between, largest, over
+from gradtx.types import Array
+
+
+def _bits_of(dtype: Any) -> Any:
+    return jnp.dtype(f"uint{jnp.finfo(dtype).bits}")
+
+
+def rounded_to(x: Array, dtype: Any, key: Array | None) -> Array:
+    """`x` in a shorter type: nearest, or with a key one of the two neighbours at random.
+
+    >>> x = jnp.full(1000, 1 + 2**-10)
+    >>> bool(abs(rounded_to(x, jnp.bfloat16, jax.random.key(0)).astype(float).mean() - x[0]) < 1e-3)
+    True
+    """
+    near = x.astype(dtype)
+    bits = jax.lax.bitcast_convert_type(near, _bits_of(dtype))
+    one = jnp.ones([], bits.dtype)
+
+    def value(code: Array) -> Array:
+        return jax.lax.bitcast_convert_type(code, dtype).astype(jnp.float32)
+
+    def other(rising: Array) -> Array:
+        # Sign and magnitude: the next code away from zero is one more. From zero, x has the sign.
+        away = (rising == (x > 0)) | (near == 0)
+        return jnp.where(away, bits + one, bits - one)
+
+    chosen = between(x, bits, other, value, key)
+    return jax.lax.bitcast_convert_type(jnp.where(jnp.isfinite(near), chosen, bits), dtype)
+
+
+class Short(Format):
+    """A shorter type of floating-point numbers, entry by entry."""
+
+    def __init__(self, dtype: Any) -> None:
+        self.dtype = dtype
+
+    def encode(self, x: Array, axis: int, signed: bool, key: Array | None) -> dict[str, Array]:
+        return {"values": x.astype(self.dtype) if key is None else rounded_to(x, self.dtype, key)}
+
+    def decode(self, parts: dict[str, Array], axis: int, signed: bool, key: Array | None) -> Array:
+        return parts["values"].astype(jnp.float32)
+
+
+class Split(Format):
+    """bfloat16, and its distance from the number in 256ths of a unit in the last place.
+
+    Together they are the upper 24 bits of a float32, rounded to nearest: the bits of a float, read
+    as an integer, count its units in the last place.
+    """
+
+    roundings = (NEAREST,)
+
+    def encode(self, x: Array, axis: int, signed: bool, key: Array | None) -> dict[str, Array]:
+        bits = jax.lax.bitcast_convert_type(x, jnp.int32)
+        kept = (jax.lax.shift_right_logical(bits, 7) + 1) >> 1
+        high = (kept + 128) >> 8
+        low = (kept - (high << 8)).astype(jnp.int8)
+        values = jax.lax.bitcast_convert_type(high.astype(jnp.uint16), jnp.bfloat16)
+        special = ~jnp.isfinite(x)
+        return {
+            "values": jnp.where(special, x.astype(jnp.bfloat16), values),
+            "residual": jnp.where(special, 0, low).astype(jnp.int8),
+        }
+
+    def decode(self, parts: dict[str, Array], axis: int, signed: bool, key: Array | None) -> Array:
+        high = jax.lax.bitcast_convert_type(parts["values"], jnp.uint16).astype(jnp.int32)
+        kept = (high << 8) + parts["residual"].astype(jnp.int32)
+        return jax.lax.bitcast_convert_type(kept << 8, jnp.float32)
+
+
+class Float8(Format):
+    """An 8-bit float for each entry, and a float32 scale for each block.
+
+    What is positive stays so: a second moment must not vanish.
+
+    Args:
+        dtype: the type.
+        expand: raise what was scaled to a power, one for each block, so that its range becomes that
+            of the type.
+    """
+
+    block = 128
+
+    def __init__(self, dtype: Any, *, expand: bool = False) -> None:
+        self.dtype, self.expand = dtype, expand
+        self._most = float(jnp.finfo(dtype).max)
+        self._least = float(jnp.finfo(dtype).smallest_subnormal)
+
+    def encode(self, x: Array, axis: int, signed: bool, key: Array | None) -> dict[str, Array]:
+        scale = largest(x, axis)
+        parts = {"scale": scale}
+        y = over(x, scale)
+        if self.expand:
+            size = jnp.abs(y)
+            least = jnp.min(jnp.where(size > 0, size, 1), axis, keepdims=True)
+            ratio = jnp.log(self._most / self._least) / -jnp.log(jnp.clip(least, TINY, 0.5))
+            # A power above 1 widens a narrow range; one below 1 keeps a wide range from vanishing.
+            parts["power"] = ratio
+            y = jnp.sign(y) * size**ratio
+        y = jnp.clip(y * self._most, -self._most, self._most)
+        if not signed:
+            y = jnp.where(x > 0, jnp.maximum(y, self._least), y)
+        code = y.astype(self.dtype) if key is None else rounded_to(y, self.dtype, key)
+        return {"codes": code, **parts}
+
+    def decode(self, parts: dict[str, Array], axis: int, signed: bool, key: Array | None) -> Array:
+        y = parts["codes"].astype(jnp.float32) / self._most
+        if self.expand:
+            y = jnp.sign(y) * jnp.abs(y) ** (1 / parts["power"])
+        return y * parts["scale"]

@@ -1,0 +1,111 @@
+"""What the formats share: blocks of numbers with a scale, and rounding to nearest or at random."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.types import Array
+
+NEAREST, STOCHASTIC = "nearest", "stochastic"
+TINY = float(jnp.finfo(jnp.float32).tiny)
+
+
+class Codec(NamedTuple):
+    """A form in which a slot can be kept, by its name, with options. It is data.
+
+    Attributes:
+        name: ``"int8"`` for example; docs/storage.md lists all.
+        block: how many entries share a scale, 2 or more; None for as many as the source of the
+            format has.
+        axis: the axis along which a block lies; None for the first of those that need the fewest
+            blocks. Along the last, some rows of a table are read and written alone.
+        signed: whether entries may be negative; None to go by the slot: second moments are not.
+        rounding: ``"nearest"``, or ``"stochastic"``: up or down with the probabilities that make
+            the expected result exact.
+
+    >>> Codec("int8", block=64)
+    Codec(name='int8', block=64, axis=None, signed=None, rounding='nearest')
+    """
+
+    name: str
+    block: int | None = None
+    axis: int | None = None
+    signed: bool | None = None
+    rounding: str = NEAREST
+
+
+class Format:
+    """How numbers become codes. A subclass says it once for arrays of any shape.
+
+    Attributes:
+        block: how many entries share a scale by default; None if each is kept alone.
+        per_byte: how many codes there are in a byte.
+        roundings: the ways of rounding that it has.
+        drawn: whether codes can only be read with the key with which they were written.
+    """
+
+    block: int | None = None
+    per_byte: int = 1
+    roundings: tuple[str, ...] = (NEAREST, STOCHASTIC)
+    drawn: bool = False
+
+    def encode(self, x: Array, axis: int, signed: bool, key: Array | None) -> dict[str, Array]:
+        """The parts in which numbers are kept, with the same number of dimensions.
+
+        Args:
+            x: the numbers, in float32, with the entries of a block along one axis.
+            axis: that axis, which has length 1 in parts such as scales.
+            signed: whether they may be negative.
+            key: a random key, for stochastic rounding, or None.
+        """
+        raise NotImplementedError
+
+    def decode(self, parts: dict[str, Array], axis: int, signed: bool, key: Array | None) -> Array:
+        """The numbers, in float32."""
+        raise NotImplementedError
+
+
+def largest(x: Array, axis: int) -> Array:
+    """The largest absolute value of each block: NaN or infinite if one of its entries is."""
+    return jnp.max(jnp.abs(x), axis, keepdims=True)
+
+
+def over(x: Array, scale: Array) -> Array:
+    """`x` divided by the scale of its block; a block below the least normal number becomes 0."""
+    return x / jnp.where(scale < TINY, 1, scale)
+
+
+def rounded(x: Array, key: Array | None) -> Array:
+    """The nearest integers, halves up, or with a key one of the two around each number.
+
+    >>> rounded(jnp.array([0.5, 1.4]), None).tolist()
+    [1.0, 1.0]
+    """
+    return jnp.floor(x + (0.5 if key is None else jax.random.uniform(key, x.shape)))
+
+
+def between(
+    x: Array,
+    code: Array,
+    other: Callable[[Array], Array],
+    value: Callable[[Array], Array],
+    key: Any,
+) -> Array:
+    """The nearest code or the one on the other side of `x`, so that the expected value is `x`.
+
+    Args:
+        x: the numbers.
+        code: the code nearest to each.
+        other: ``rising -> code``, the next code above or below.
+        value: what a code means.
+        key: a random key; None for the nearest.
+    """
+    if key is None:
+        return code
+    here = value(code)
+    beyond = other(x > here)
+    gap = jnp.abs(value(beyond) - here)
+    chance = jnp.abs(x - here) / jnp.where(gap > 0, gap, 1)
+    return jnp.where(jax.random.uniform(key, x.shape) < chance, beyond, code)

@@ -1,0 +1,274 @@
+"""Storage: any transformation with its slots kept in fewer bits."""
+
+import fnmatch
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.checks import check_integer
+from gradtx.inspection.slots import map_slots, walk_slots
+from gradtx.pair import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    transformation,
+    with_extra_args_support,
+)
+from gradtx.paths import first_difference, matches, path_string
+from gradtx.storage import Codec, Encoded, as_codec, is_encoded
+from gradtx.tree.search import children_of
+from gradtx.types import Params, PyTree, State, Updates, is_stored, nonnegative_fields, state_fields
+
+EMBEDDINGS = ("*embed*", "*Embed*")
+"""The paths of embeddings: a row that few steps touch would change with others of its block."""
+
+MIN_SIZE = 4096
+"""Leaves with fewer entries are kept as they are: they take little memory."""
+
+
+class _Rule(NamedTuple):
+    """Which codec the leaves get whose slot and path match; None to keep them as they are."""
+
+    slot: str
+    path: str
+    codec: Codec | None
+
+
+@transformation(native_schedules=True)
+def store(
+    inner: GradientTransformation,
+    codecs: Any = "int8",
+    *,
+    min_size: int = MIN_SIZE,
+    exempt: Any = EMBEDDINGS,
+    seed: int = 0,
+) -> GradientTransformation:
+    r"""`inner` with its slots kept in fewer bits.
+
+    Each step reads a slot :math:`s` from its codes :math:`c`, runs the rule, and rounds the new
+    value to codes again, leaf by leaf:
+
+    .. math:: u, s' = \mathrm{rule}(g, \mathrm{decode}(c)), \qquad c' = \mathrm{encode}(s')
+
+    Args:
+        inner: any transformation of gradtx, alone or composed.
+        codecs: a codec for all slots, by its name (``"int8"``) or with options (`Codec`); or a dict
+            of codecs by the names of slots, ``{"mu": "int8", "nu": "bf16"}``, in which a name may
+            have wildcards or the path before it, as :func:`slot_names` writes it. In place of a
+            codec there may be None, to keep a slot as it is, or a dict of these by patterns of
+            leaves: ``{"mu": {"head": None, "*": "int4"}}``. The first that matches counts.
+        min_size: leaves with fewer entries are kept as they are.
+        exempt: a pattern of the paths of leaves to keep as they are, or a tuple of them; by default
+            those of embeddings. :func:`describe` lists them.
+        seed: for the random keys of stochastic rounding and of dither, 0 or more.
+
+    Counters, random keys, numbers of the whole tree, integers and complex leaves are kept as they
+    are. Second moments, whose fields are annotated `NonNegativeSlots`, get unsigned codes.
+
+    State: that of `inner`, with :class:`gradtx.storage.Encoded` in place of slots.
+
+    Raises:
+        ValueError: an unknown codec, or an option that it does not have, when built; by ``init`` a
+            slot or a pattern that is not there, or something that is no slot; by ``update`` a state
+            in other codecs, which :func:`in_storage_of` converts.
+        TypeError: something else than a codec in place of one.
+
+    Source: T. Dettmers et al., 8-bit Optimizers via Block-wise Quantization, 2021,
+    arXiv:2110.02861; each codec's own is in :mod:`gradtx.storage`.
+
+    >>> import gradtx
+    >>> tx = store(gradtx.adam(1e-3), {"mu": "int8", "nu": "bf16"})
+    >>> state = tx.init({"w": jnp.zeros((64, 256)), "b": jnp.zeros(256)})
+    >>> state[0].mu["w"], state[0].nu["w"], state[0].nu["b"].dtype
+    (Encoded(int8, (64, 256)), Encoded(bf16, (64, 256)), dtype('float32'))
+    >>> state[0].mu["w"].parts["scale"].shape  # one for 256 entries, or the 64 of a column
+    (64, 1)
+    """
+    rules = list(_rules(codecs))
+    patterns = (exempt,) if isinstance(exempt, str) else tuple(exempt or ())
+    if not all(isinstance(pattern, str) for pattern in patterns):
+        raise TypeError(f"store: exempt is a pattern, or a tuple of them, not {exempt!r:.80}")
+    check_integer("store", "min_size", min_size, least=0)
+    check_integer("store", "seed", seed, least=0)
+    named = isinstance(codecs, Mapping)
+    tx = with_extra_args_support(inner)
+
+    def init(params: Params) -> State:
+        state = tx.init(params)
+        used: set[Any] = set()
+        numbers = iter(range(2**31))
+        known: list[str] = []
+
+        def encoded(holder: Any, name: str, tree: PyTree) -> PyTree:
+            signed = name.rpartition(".")[2] not in nonnegative_fields(holder)
+
+            def one(path: Any, x: Any) -> Any:
+                number, where = next(numbers), path_string(path)
+                known.append(where)
+                used.update(p for p in patterns if matches(where, p))
+                rule = _first(rules, name, where)
+                used.add(rule)
+                if rule is None or rule.codec is None or not _is_large(x, min_size):
+                    return x
+                if any(matches(where, p) for p in patterns):
+                    return x
+                codec = rule.codec
+                if codec.signed is None:
+                    codec = codec._replace(signed=signed)
+                try:
+                    return Encoded.of(x, codec, jax.random.fold_in(jax.random.key(seed), number))
+                except ValueError as error:
+                    raise ValueError(f"store: at {name}/{where}: {error}") from None
+
+            return jax.tree_util.tree_map_with_path(one, tree, is_leaf=is_stored)
+
+        new = map_slots(state, encoded)
+        if named and known:
+            _check_used(state, rules, used, known)
+        if patterns != EMBEDDINGS and known:
+            _check_patterns(patterns, used, known)
+        return new
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        if params is not None:
+            _check_storage(init, rules, state, params)
+        return tx.update(updates, state, params, **extra_args)
+
+    return GradientTransformationExtraArgs(
+        init, update, tx.step, before_gradients=tx.before_gradients, parts=(tx,)
+    )
+
+
+def in_storage_of(tx: GradientTransformation, params: Params, state: State) -> State:
+    """A state in the form in which `tx` keeps it: encoded, decoded, or in other codecs.
+
+    Args:
+        tx: the transformation.
+        params: the parameters.
+        state: a state of it, or of one that differs from it by :func:`store` alone.
+
+    Raises:
+        ValueError: the state is of another transformation, or of other parameters.
+
+    >>> import gradtx
+    >>> tx, params = gradtx.sgd(0.1, momentum=0.9), jnp.zeros(8192)
+    >>> state = in_storage_of(store(tx, "int8"), params, tx.init(params))
+    >>> state[0].trace
+    Encoded(int8, (8192,))
+    """
+    fresh = with_extra_args_support(tx).init(params)
+    treedef: Any
+    wanted, treedef = jax.tree.flatten(fresh, is_leaf=is_stored)
+    given, other = jax.tree.flatten(state, is_leaf=is_stored)
+    if treedef != other:
+        problem = first_difference(fresh, state)
+        raise ValueError(f"in_storage_of: the state is not one of this transformation: {problem}")
+
+    def converted(want: Any, x: Any) -> Any:
+        if want.shape != x.shape:
+            raise ValueError(
+                f"in_storage_of: a slot of shape {tuple(x.shape)}, where {tuple(want.shape)} "
+                "is kept: these are other parameters"
+            )
+        if jax.tree.structure(want) == jax.tree.structure(x):  # type: ignore[operator]
+            return x
+        value = x.load() if is_stored(x) else x
+        return want.store(value) if is_stored(want) else value.astype(want.dtype)
+
+    return treedef.unflatten(map(converted, wanted, given))
+
+
+def _rules(codecs: Any) -> Iterator[_Rule]:
+    """What is said of slots and leaves, in the order in which it is said."""
+    if not isinstance(codecs, Mapping):
+        yield _Rule("*", "*", as_codec("store", codecs))
+        return
+    for slot, of_slot in codecs.items():
+        if not isinstance(slot, str):
+            raise TypeError(f"store: a slot is given by its name, not by {slot!r:.80}")
+        by_path = of_slot if isinstance(of_slot, Mapping) else {"*": of_slot}
+        for path, codec in by_path.items():
+            if not isinstance(path, str):
+                raise TypeError(f"store: leaves are given by a pattern, not by {path!r:.80}")
+            checked = None if codec is None else as_codec(f"store: {slot}", codec)
+            yield _Rule(slot, path, checked)
+
+
+def _first(rules: list[_Rule], slot: str, path: str) -> _Rule | None:
+    """The first that is said of a leaf."""
+    return next((r for r in rules if _is_slot(slot, r.slot) and _is_leaf(path, r.path)), None)
+
+
+def _is_slot(name: str, pattern: str) -> bool:
+    return any(fnmatch.fnmatchcase(n, pattern) for n in (name, name.rpartition(".")[2]))
+
+
+def _is_leaf(path: str, pattern: str) -> bool:
+    return pattern == "*" or matches(path, pattern)
+
+
+def _is_large(x: Any, min_size: int) -> bool:
+    """Whether a leaf of a slot is to be stored: a real array of so many numbers."""
+    floating = hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)
+    return floating and not is_stored(x) and x.ndim > 0 and x.size >= max(min_size, 1)
+
+
+def _check_used(state: State, rules: list[_Rule], used: set[Any], known: list[str]) -> None:
+    """Raise ValueError if something was said of what is not there."""
+    slots = [prefix + name for prefix, name, _ in walk_slots(state)]
+    for rule in rules:
+        if not any(_is_slot(name, rule.slot) for name in slots):
+            what = dict(_others(state)).get(rule.slot)
+            raise ValueError(
+                f"store: {rule.slot!r} is {what}, and only slots are stored"
+                if what
+                else f"store: there is no slot {rule.slot!r}; the slots are "
+                f"{', '.join(slots) or 'none'}"
+            )
+        if rule not in used and not any(_is_leaf(path, rule.path) for path in known):
+            raise ValueError(
+                f"store: the pattern {rule.path!r} matches no leaf of {rule.slot!r}; the leaves "
+                f"are {', '.join(dict.fromkeys(known))}"
+            )
+
+
+def _check_patterns(patterns: tuple[str, ...], used: set[Any], known: list[str]) -> None:
+    for pattern in patterns:
+        if pattern not in used:
+            raise ValueError(
+                f"store: the pattern {pattern!r} in exempt matches no leaf; the leaves are "
+                f"{', '.join(dict.fromkeys(known))}"
+            )
+
+
+def _others(state: State) -> Iterator[tuple[str, str]]:
+    """The fields of a state that hold something else than slots or other states."""
+    cls: Any = type(state)
+    kinds = state_fields(cls) if hasattr(state, "_fields") else {}
+    for key, child in children_of(state):
+        name = str(getattr(key, "name", ""))
+        kind = kinds.get(name)
+        if kind not in (None, "slot"):
+            yield name, f"a {kind}"
+        elif name and jax.tree_util.all_leaves([child]):
+            yield name, "no slot"
+        elif kind is None:
+            yield from _others(child)
+
+
+def _check_storage(init: Any, rules: list[_Rule], state: State, params: Params) -> None:
+    """Raise ValueError if a state is in codecs that are not those of this transformation."""
+    ours = {rule.codec.name for rule in rules if rule.codec is not None}
+    leaves = jax.tree.leaves(state, is_leaf=is_encoded)
+    theirs = {x.codec.name for x in leaves if is_encoded(x)}
+    if theirs <= ours:
+        return
+    structure: Any = jax.tree.structure(jax.eval_shape(init, params))
+    if structure != jax.tree.structure(state):  # what is inside may have codecs of its own
+        raise ValueError(
+            f"store: the state is kept as {', '.join(sorted(theirs - ours))}, and this keeps "
+            f"{', '.join(sorted(ours))}: in_storage_of(tx, params, state) converts it"
+        )

@@ -1,0 +1,335 @@
+"""Codecs alone: the codes of their sources, bounds, rounding at random, what is special."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+import gradtx
+from gradtx.storage import FORMATS, Encoded
+
+NAMES = sorted(FORMATS)
+QUICK = ("int8", "int4")
+LENGTH = 512
+
+
+def some(*names):
+    """Codecs, of which only some are quick tests."""
+    slow = pytest.mark.slow
+    return [pytest.param(n, marks=[] if n in QUICK else slow) for n in names]
+
+
+def codec(name, **options):
+    return gradtx.Codec(name, **options)
+
+
+@functools.cache
+def through(name, signed, rounding="nearest"):
+    """A compiled round trip of a vector, and what it is kept as."""
+
+    def run(x, key):
+        slot = Encoded.of(x, codec(name, signed=signed, rounding=rounding), key)
+        return slot.load(), slot.parts
+
+    return jax.jit(run)
+
+
+def trip(x, name, signed, **rest):
+    return np.asarray(through(name, signed, **rest)(x, jax.random.key(0))[0], np.float64)
+
+
+def blocks(x, name):
+    """A vector's blocks as rows."""
+    return x.reshape(-1, FORMATS[name].block or 1)
+
+
+def dynamic_map(signed, bits=8):
+    """The values of the dynamic map in NumPy's float64, as T. Dettmers describes it (2015)."""
+    found = [0.0, 1.0]
+    for decade in range(bits - 1):
+        ends = np.linspace(0.1, 1, 2 ** (decade + (not signed)) + 1)
+        values = 10.0 ** (decade - bits + 2) * (ends[1:] + ends[:-1]) / 2
+        found += [*values, *-values] if signed else [*values]
+    return np.sort(found)
+
+
+def samples(signed, shape=(512, 256), seed=0):
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=shape) * np.exp(2 * rng.normal(size=shape))
+    return np.float32(x if signed else x * x)
+
+
+def nearest(x, values):
+    """The nearest of a map to each number of blocks in rows, and how far a decision was."""
+    a = np.float64(x) / np.abs(np.float64(x)).max(1, keepdims=True)
+    middles = (values[1:] + values[:-1]) / 2
+    code = np.searchsorted(middles, a, side="right")
+    at = np.clip(np.searchsorted(middles, a), 0, len(middles) - 1)
+    near = [np.abs(a - middles[np.clip(at + d, 0, len(middles) - 1)]) for d in (-1, 0)]
+    return code, np.minimum(*near) / np.abs(a)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.paper("store")
+def test_int8_has_the_dynamic_map(signed):
+    x, values = samples(signed), dynamic_map(signed)
+    loaded, parts = through("int8", signed)(x.reshape(-1), None)
+    code, margin = nearest(x, values)
+    got = np.asarray(parts["codes"]).reshape(x.shape)
+    # Where two values are as near as float32 can tell, either is right.
+    np.testing.assert_array_equal(got[margin > 2e-7], code[margin > 2e-7])
+    assert (got != code).sum() <= 10
+    scale = np.abs(x).max(1, keepdims=True)
+    np.testing.assert_array_equal(np.asarray(parts["scale"])[:, None], scale)
+    np.testing.assert_allclose(loaded.reshape(x.shape), values[got] * scale, rtol=5e-7)
+
+
+@pytest.mark.paper("store")
+def test_int4_has_the_maps_of_its_source():
+    """A. Li, J. Chen and J. Zhu, Memory Efficient Optimizers with 4-bit States, 2023."""
+    for signed in (True, False):
+        x = samples(signed, (256, 128))
+        values = dynamic_map(True, 4) if signed else np.arange(1, 17) / 16
+        loaded, parts = through("int4", signed)(x.reshape(-1), None)
+        code, margin = nearest(x, values)
+        assert (margin < 2e-7).sum() < 10
+        want = values[code] * np.abs(x).max(1, keepdims=True)
+        clear = margin > 2e-7
+        np.testing.assert_allclose(loaded.reshape(x.shape)[clear], want[clear], rtol=1e-6)
+        assert parts["codes"].shape == (x.size // 2,)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("signed", [True, False])
+def test_codes_are_those_of_torchao_and_bitsandbytes_on_a_million_values(signed):
+    """bitsandbytes looks codes up in bounds between the values of its map on every device but a
+    CPU, whose own kernel is coarser: here its map, with those bounds."""
+    torch = pytest.importorskip("torch")
+    torchao = pytest.importorskip("torchao.optim.quant_utils")
+    bitsandbytes = pytest.importorskip("bitsandbytes.functional")
+    x = samples(signed, (4096, 256))
+    ours = np.asarray(through("int8", signed)(x.reshape(-1), None)[1]["codes"]).reshape(x.shape)
+    given = torch.tensor(x)
+    scaled, _ = torchao.scale_tensor(given.reshape(-1), 256)
+    table = torch.tensor(torchao.create_dynamic_map(signed))
+    theirs = torchao.quantize_8bit_with_qmap(scaled, table).numpy().reshape(x.shape)
+    code = bitsandbytes.create_dynamic_map(signed)
+    bounds = (code[1:] + code[:-1]) / 2
+    largest = given.abs().amax(1, keepdim=True)
+    others = torch.bucketize(given * (1 / largest), bounds).numpy()
+    _, margin = nearest(x, dynamic_map(signed))
+    for known in (theirs, others):
+        # Two of a million lie within an ulp of the middle between two values.
+        assert (ours != known).sum() <= 5
+        assert np.all(margin[ours != known] < 2e-7)
+
+
+@pytest.mark.paper("store")
+def test_companded_is_its_equations():
+    """FlashOptim: groups of 32, a float16 scale, 2x / (1 + |x|), a root for second moments."""
+    m, v = (samples(signed, (64, 32)) for signed in (True, False))
+    scale = np.float64(np.float16(np.abs(m).max(1, keepdims=True)))
+    z = np.clip(np.floor(127 * 2 * (m / scale) / (1 + np.abs(m / scale)) + 0.5), -127, 127) / 127
+    want = z / (2 - np.abs(z)) * scale
+    np.testing.assert_allclose(trip(m.reshape(-1), "int8_companded", True), want.reshape(-1), 1e-5)
+    root = np.sqrt(np.float64(v))
+    scale = np.float64(np.float16(root.max(1, keepdims=True)))
+    want = (np.clip(np.floor(255 * root / scale + 0.5), 1, 255) / 255 * scale) ** 2
+    np.testing.assert_allclose(trip(v.reshape(-1), "int8_companded", False), want.reshape(-1), 1e-5)
+
+
+@pytest.mark.paper("store")
+def test_the_expanded_range_is_that_of_the_type():
+    """COAT (H. Xi et al., 2024), 4.1: sign(x) |x|^k with k = log(R of e4m3) / log(R of x)."""
+    x = samples(True, (16, 128))
+    size = np.abs(np.float64(x))
+    ratio = size.max(1, keepdims=True) / size.min(1, keepdims=True)
+    power = np.log(448 / 2**-9) / np.log(ratio)
+    _, parts = through("f8_expanded", True)(x.reshape(-1), None)
+    np.testing.assert_allclose(parts["power"], power[:, 0], rtol=1e-5)
+    codes = np.asarray(parts["codes"]).reshape(x.shape).astype(np.float64)
+    np.testing.assert_allclose(np.abs(codes).max(1), 448)
+    np.testing.assert_allclose(np.abs(codes).min(1), 2**-9)
+
+
+@pytest.mark.parametrize("name", ["f8_e4m3", "f8_e5m2"])
+def test_eight_bit_floats_are_the_nearest(name):
+    x = samples(True, (64, 128))
+    dtype = FORMATS[name].dtype
+    scale = np.abs(x).max(1, keepdims=True)
+    kept = (x / scale * np.float32(jnp.finfo(dtype).max)).astype(dtype).astype(np.float64)
+    want = kept / float(jnp.finfo(dtype).max) * scale
+    np.testing.assert_allclose(trip(x.reshape(-1), name, True), want.reshape(-1), rtol=1e-6)
+
+
+def test_bf16_and_eight_bits_are_the_upper_24_bits():
+    bits = np.random.default_rng(0).integers(0, 2**32, 20_000, dtype=np.uint32)
+    x = bits.view(np.float32)
+    x = x[np.isfinite(x) & (np.abs(x) < 3e38)]
+    kept = (x.view(np.uint32).astype(np.uint64) + 128) >> 8 << 8
+    want = kept.astype(np.uint32).view(np.float32)
+    np.testing.assert_array_equal(trip(x, "bf16+8", True), want)
+
+
+# The largest error over the largest size in a block, for signed numbers and for squares.
+BOUNDS = {
+    "bf16": (2**-8, 2**-8),
+    "f16": (2**-11, 2**-11),
+    "bf16+8": (2**-16, 2**-16),
+    "f8_e4m3": (1 / 28, 1 / 28),
+    "f8_e5m2": (1 / 14, 1 / 14),
+    "int8": (0.9 / 128, 0.9 / 256),
+    "int8_companded": (1 / 127 + 2**-11, 1 / 255 + 2**-10),
+    "int4": (0.9 / 8, 1 / 16),
+    "int4_dithered": (1 / 14, 1 / 16),
+}
+
+
+@st.composite
+def vectors(draw):
+    """Blocks over the range of float32: constant ones, one outlier, some zeros, near the least."""
+    seed = draw(st.integers(0, 2**16))
+    rng = np.random.default_rng(seed)
+    largest = 10.0 ** draw(st.integers(-30, 30))
+    kind = draw(st.sampled_from(["normal", "constant", "outlier", "sparse", "wide"]))
+    x = rng.normal(size=LENGTH)
+    if kind == "constant":
+        x = np.full(LENGTH, rng.normal())
+    elif kind == "outlier":
+        x = x * 1e-3
+        x[rng.integers(LENGTH)] = 1
+    elif kind == "sparse":
+        x = x * (rng.random(LENGTH) < 0.1)
+    elif kind == "wide":
+        x = x * 10.0 ** rng.uniform(-20, 0, LENGTH)
+    return x / max(np.abs(x).max(), 1e-30) * largest
+
+
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("name", some(*BOUNDS))
+@given(x=vectors())
+def test_round_trips_are_within_the_bound(name, signed, x):
+    x = np.float32(x if signed else np.abs(x))
+    if name in ("f16", "int8_companded"):  # whose range, or that of its scale, is float16's
+        x = x / np.abs(x).max() if np.abs(x).max() else x
+        x[np.abs(x) < 1e-3] = 0
+    got = trip(x, name, signed)
+    largest = np.abs(np.float64(blocks(x, name))).max(1, keepdims=True)
+    error = np.abs(blocks(got - x, name))
+    assert np.all(error <= BOUNDS[name][not signed] * largest * (1 + 1e-5) + 1.2e-38)
+
+
+@pytest.mark.parametrize("signed", [True, False])
+def test_the_expanded_range_keeps_a_share_of_every_entry(signed):
+    """Half a step of the type's least numbers, before the power that stretches it back."""
+    x = samples(signed, (LENGTH,))
+    loaded, parts = through("f8_expanded", signed)(x, jax.random.key(0))
+    power = np.repeat(np.asarray(parts["power"], np.float64), 128)
+    share = np.float64(loaded) / x
+    assert np.all(share <= 1.5 ** (1 / power))
+    assert np.all(share >= 0.5 ** (1 / power))
+
+
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("name", some(*NAMES))
+def test_what_is_not_a_number_is_never_silently_zero(name, signed):
+    for bad in (np.nan, np.inf, *([-np.inf] if signed else [])):
+        x = np.abs(samples(True, (LENGTH,)))
+        x[5] = bad
+        got = trip(x, name, signed)
+        assert not np.isfinite(got[5])
+        block = FORMATS[name].block or 1
+        x[5] = 1.0
+        others = slice(block + 6, None)  # other blocks are as they were
+        np.testing.assert_array_equal(got[others], trip(x, name, signed)[others])
+
+
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("name", some(*NAMES))
+def test_zeros_and_what_is_below_normal(name, signed):
+    np.testing.assert_array_equal(trip(np.zeros(LENGTH, np.float32), name, signed), 0)
+    tiny = np.float32(np.linspace(0, 1e-40, LENGTH))
+    got = trip(tiny, name, signed)
+    assert np.all(np.abs(got) <= 1.2e-38)
+
+
+@pytest.mark.parametrize("name", some(*(n for n in NAMES if "stochastic" in FORMATS[n].roundings)))
+@pytest.mark.parametrize("signed", [True, False])
+def test_rounding_at_random_is_right_on_average(name, signed):
+    """The mean of many draws is the number, within four standard errors; nearest is not."""
+    rng = np.random.default_rng(0)
+    x = np.float32(rng.uniform(0.2, 1, 64) * (rng.choice([-1, 1], 64) if signed else 1))
+    x[::32] = 1
+    many = jax.jit(
+        jax.vmap(
+            lambda key: Encoded.of(
+                jnp.asarray(x), codec(name, signed=signed, rounding="stochastic"), key
+            ).load()
+        )
+    )
+    draws = np.asarray(many(jax.random.split(jax.random.key(1), 2000)), np.float64)
+    want = np.float64(x)
+    if name == "int8_companded":  # unbiased in what is rounded, not in the number
+        scale = 1 if not signed else np.float16(np.abs(x).max())
+        draws, want = (
+            (np.sqrt(draws), np.sqrt(want))
+            if not signed
+            else (2 * y / scale / (1 + np.abs(y / scale)) for y in (draws, want))
+        )
+    if name == "f8_expanded":
+        power = float(Encoded.of(jnp.asarray(x), codec(name, signed=signed)).parts["power"][0])
+        draws, want = (np.sign(y) * np.abs(y) ** power for y in (draws, want))
+    error = (draws.mean(0) - want) * (want > -0.88)  # the signed maps have no -1
+    assert np.all(np.abs(error) < 5 * draws.std(0) / np.sqrt(2000) + 2e-5)
+    assert (draws.std(0) > 0).sum() > 20
+
+
+def test_dither_is_right_on_average_and_replayed():
+    x = jnp.asarray(np.random.default_rng(0).uniform(-1, 1, 256), jnp.float32)
+    slot = Encoded.of(x, codec("int4_dithered"), jax.random.key(1))
+    np.testing.assert_array_equal(slot.load(), slot.load())
+
+    def again(slot, _):
+        slot = slot.store(x)
+        return slot, slot.load()
+
+    draws = jax.lax.scan(again, slot, length=400)[1]
+    total = np.sum(np.asarray(draws, np.float64), axis=0)
+    # A uniform error over steps of 1/7 has the standard deviation 1 / (7 sqrt(12)).
+    assert np.abs(total / 400 - x).max() < 5 / (7 * np.sqrt(12)) / np.sqrt(400)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_rows_are_read_and_written_as_in_an_array(name, axis):
+    if axis is not None and FORMATS[name].block is None:
+        axis = None  # each entry is kept alone
+    x = jnp.asarray(samples(True, (40, 300)))
+    slot = Encoded.of(x, codec(name, axis=axis), jax.random.key(0))
+    indices, values = jnp.array([3, 39, 40, 41]), jnp.ones((4, 300))
+    rows = slot.take(indices)
+    np.testing.assert_array_equal(rows[:2], slot.load()[indices[:2]])
+    np.testing.assert_array_equal(rows[2:], 0)
+    new = slot.put(indices, values)
+    assert jax.tree.structure(new) == jax.tree.structure(slot)
+    alone = axis != 0 and name != "int4_dithered" and (axis == 1 or FORMATS[name].block is None)
+    if alone:  # other rows keep their bits
+        others = [i for i in range(40) if i not in (3, 39)]
+        np.testing.assert_array_equal(new.load()[jnp.array(others)], slot.load()[jnp.array(others)])
+        np.testing.assert_allclose(new.load()[jnp.array([3, 39])], 1, atol=0.12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("shape", [(1,), (7,), (300,), (3, 5, 7), (257, 129)])
+def test_shapes_that_blocks_do_not_divide(name, shape):
+    x = jnp.asarray(samples(True, shape))
+    slot = Encoded.of(x, codec(name))
+    assert slot.load().shape == shape
+    error = np.abs(slot.load() - x).max() / np.abs(x).max()
+    assert error < 0.13

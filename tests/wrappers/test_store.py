@@ -1,0 +1,388 @@
+"""Slots in codecs under any transformation: what is stored, saved, placed, and what goes wrong."""
+
+import json
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradtx
+from gradtx.inspection.slots import map_slots
+from gradtx.storage import FORMATS, Encoded, is_encoded
+from gradtx.types import nonnegative_fields
+from tests.catalogue import CATALOGUE
+from tests.distributed.meshes import P, mesh, on
+from tests.test_contracts import (
+    avals,
+    grads as contract_grads,
+    params,
+    some,
+    step,
+    take,
+    takes_examples,
+)
+
+
+def tree():
+    rng = np.random.default_rng(0)
+    shapes = {"b": (256,), "embed": (32, 256), "w": (256, 128)}
+    return {n: jnp.asarray(rng.normal(size=s), jnp.float32) for n, s in shapes.items()}
+
+
+def grads(k=0):
+    rng = np.random.default_rng(k + 1)
+    return jax.tree.map(lambda p: jnp.asarray(rng.normal(size=p.shape), jnp.float32), tree())
+
+
+def kept(state):
+    """What each leaf of each slot is kept as."""
+    leaves = jax.tree_util.tree_leaves_with_path(state, is_leaf=is_encoded)
+    return {jax.tree_util.keystr(p): x.codec.name for p, x in leaves if is_encoded(x)}
+
+
+def run(tx, steps, state=None, p=None):
+    p = tree() if p is None else p
+    state = tx.init(p) if state is None else state
+    update = jax.jit(tx.update)
+    for k in steps:
+        updates, state = update(grads(k), state, p)
+        p = gradtx.apply_updates(p, updates)
+    return p, state
+
+
+def same(a, b):
+    assert jax.tree.structure(a) == jax.tree.structure(b)
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_what_is_stored():
+    """Small leaves and embeddings are not, and `describe` says which."""
+    tx = gradtx.store(gradtx.adamw(1e-3))
+    state = tx.init(tree())
+    assert kept(state) == {"[0].mu['w']": "int8", "[0].nu['w']": "int8"}
+    assert state[0].mu["w"].codec.signed
+    assert not state[0].nu["w"].codec.signed
+    about = gradtx.describe(tx, tree())
+    assert about.kept_whole == ("mu/b", "mu/embed", "nu/b", "nu/embed")
+    assert about.slots[0].dtypes == ("float32", "int8")
+    assert about.slots[0].shapes == ((256,), (32, 256), (256, 128))
+    assert about.state_bytes == sum(x.nbytes for x in jax.tree.leaves(state))
+    assert "not in a codec: mu/b" in str(about)
+
+
+@pytest.mark.parametrize(
+    ("codecs", "want"),
+    [
+        ({"mu": "int8"}, {"[0].mu['w']": "int8"}),
+        ({"nu": None, "*": "int4"}, {"[0].mu['w']": "int4"}),
+        ({"0.nu": "f16"}, {"[0].nu['w']": "f16"}),
+        ({"mu": {"w": "bf16"}}, {"[0].mu['w']": "bf16"}),
+        ({"mu": {"w": None, "*": "bf16"}}, {}),
+    ],
+)
+def test_slots_and_leaves_are_chosen_by_name(codecs, want):
+    tx = gradtx.store(gradtx.adamw(1e-3), codecs)
+    assert kept(tx.init(tree())) == want
+    assert gradtx.from_config(json.loads(json.dumps(gradtx.to_config(tx)))) == tx
+    assert pickle.loads(pickle.dumps(tx)) == tx
+
+
+def test_options_are_data():
+    options = gradtx.Codec("int8", block=64, axis=-1, signed=True, rounding="stochastic")
+    tx = gradtx.store(gradtx.adamw(1e-3), {"nu": options}, min_size=1, exempt=())
+    slot = tx.init(tree())[0].nu["embed"]
+    assert slot.codec == options._replace(axis=1)
+    assert slot.parts["scale"].shape == (32, 4)
+    assert gradtx.from_config(json.loads(json.dumps(gradtx.to_config(tx)))) == tx
+    assert gradtx.replace(tx, min_size=99999).init(tree())[0].nu["w"].dtype == jnp.float32
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda tx: gradtx.store(tx, {"count": "int8"}), "'count' is a counter, and only slots"),
+        (lambda tx: gradtx.store(tx, {"nux": "int8"}), "no slot 'nux'; the slots are 0.mu, 0.nu"),
+        (lambda tx: gradtx.store(tx, {"nu": {"head": "int8"}}), "'head' matches no leaf of 'nu'"),
+        (lambda tx: gradtx.store(tx, exempt="head"), "'head' in exempt matches no leaf"),
+        (lambda tx: gradtx.store(tx, gradtx.Codec("int8", axis=2)), "0.mu/w: .* has no axis 2"),
+    ],
+)
+def test_what_is_not_there_is_refused_by_init(make, message):
+    with pytest.raises(ValueError, match=message):
+        make(gradtx.adamw(1e-3)).init(tree())
+
+
+def test_a_state_in_another_codec():
+    """It is refused with the names, and converted when asked."""
+    tx, other = (gradtx.store(gradtx.adamw(1e-3), c) for c in ("int8", "int4"))
+    _, state = run(tx, range(2))
+    with pytest.raises(ValueError, match="kept as int8, and this keeps int4: in_storage_of"):
+        other.update(grads(), state, tree())
+    converted = gradtx.in_storage_of(other, tree(), state)
+    assert set(kept(converted).values()) == {"int4"}
+    run(other, range(1), converted)
+    plain = gradtx.in_storage_of(gradtx.adamw(1e-3), tree(), state)
+    assert kept(plain) == {}
+    np.testing.assert_array_equal(plain[0].mu["w"], state[0].mu["w"].load())
+    with pytest.raises(ValueError, match="not one of this transformation"):
+        gradtx.in_storage_of(gradtx.sgd(0.1, momentum=0.9), tree(), state)
+
+
+def test_slots_are_read_and_written_decoded():
+    _, state = run(gradtx.store(gradtx.adamw(1e-3)), range(1))
+    mu = gradtx.get_slot(state, "mu", "w")
+    np.testing.assert_array_equal(mu, state[0].mu["w"].load())
+    new = gradtx.set_slot(state, "mu", jnp.full((256, 128), 0.5), "w")
+    assert isinstance(new[0].mu["w"], Encoded)
+    np.testing.assert_array_equal(gradtx.get_slot(new, "mu", "w"), 0.5)
+    same(new[0].nu, state[0].nu)
+
+
+@pytest.mark.parametrize("name", ["int8", "int4_dithered"])
+def test_a_saved_run_goes_on_with_the_same_bits(name, tmp_path):
+    tx = gradtx.store(gradtx.adamw(1e-3), name)
+    p, state = run(tx, range(2))
+    gradtx.save_checkpoint(tmp_path / "run.npz", params=p, state=state, tx=tx, step=2)
+    found = gradtx.load_checkpoint(tmp_path / "run.npz", tx, p)
+    same(found.state, state)
+    same(run(tx, range(2, 4), found.state, found.params), run(tx, range(2, 4), state, p))
+    flat = gradtx.state_dict(state)
+    other = gradtx.store(gradtx.adamw(1e-3), "bf16")
+    with pytest.raises(ValueError, match=rf"0/mu/w, {name}\[256, 128\] before, bf16"):
+        gradtx.load_state_dict(other, p, flat)
+    with pytest.warns(UserWarning, match="before, bf16"):
+        loaded = gradtx.load_state_dict(other, p, flat, strict=False)
+    want = jnp.asarray(gradtx.get_slot(state, "mu", "w"), jnp.bfloat16)
+    np.testing.assert_array_equal(gradtx.get_slot(loaded, "mu", "w"), want.astype(jnp.float32))
+
+
+@pytest.mark.parametrize("key", ["0/mu/w/codes", "0/mu/w/scale"])
+def test_a_saved_state_whose_codes_are_damaged_is_refused(key):
+    tx = gradtx.store(gradtx.adamw(1e-3))
+    flat = gradtx.state_dict(tx.init(tree()))
+    without = {k: x for k, x in flat.items() if k != key}
+    with pytest.raises(ValueError, match=f"has no '{key}', a part of an encoded slot"):
+        gradtx.load_state_dict(tx, tree(), without)
+    with pytest.raises(ValueError, match="where its codec has"):
+        gradtx.load_state_dict(tx, tree(), {**flat, key: flat[key][:, :1]})
+
+
+slow = pytest.mark.slow
+LAYOUTS = {
+    "along blocks": ({"b": P(), "embed": P("d"), "w": P("d")}, None),
+    "across": ({"b": P(), "embed": P(None, "d"), "w": P(None, "d")}, None),
+    "zero": ({"b": P(), "embed": P(), "w": P()}, "d"),
+}
+
+
+@pytest.mark.parametrize(
+    ("layout", "name"),
+    [
+        pytest.param(layout, name, marks=[] if name == "int8" and layout == "zero" else slow)
+        for layout in LAYOUTS
+        for name in ("int8", "int4_dithered")
+    ],
+)
+def test_eight_devices_have_the_codes_of_one(layout, name):
+    specs, zero = LAYOUTS[layout]
+    m = mesh(d=8)
+    codec = gradtx.Codec(name, block=32)
+    tx = gradtx.store(gradtx.adamw(1e-3), codec, min_size=1, exempt=())
+    places = {n: on(m, *spec) for n, spec in specs.items()}
+    p = jax.device_put(tree(), places)
+    plan = gradtx.state_sharding(tx, p, zero=zero, min_size=1)
+    update = jax.jit(tx.update, out_shardings=(None, plan.state))
+    state = plan.init(tx, p)
+    for k in range(2):
+        _, state = update(jax.device_put(grads(k), places), state, p)
+    want = tx.init(tree())
+    for k in range(2):
+        _, want = jax.jit(tx.update)(grads(k), want, tree())
+    same(jax.device_get(state), jax.device_get(want))
+    shard = state[0].mu["w"].parts["scale"].addressable_shards[0].data
+    assert shard.size * 8 == state[0].mu["w"].parts["scale"].size
+
+
+def test_blocks_never_straddle_shards():
+    """An axis that would be cut within blocks is not divided, and the report says so."""
+    tx = gradtx.store(gradtx.adamw(1e-3))
+    plan = gradtx.state_sharding(tx, {"w": jnp.zeros((256, 128))}, on(mesh(d=8), "d"))
+    notes = {leaf.path: (leaf.spec, leaf.note) for leaf in plan.leaves}
+    assert notes["0/mu/w/codes"][0] == P()
+    assert "would divide blocks" in notes["0/mu/w/codes"][1]
+
+
+@some("adamw", "lion", "muon")
+def test_the_whole_catalogue_in_int8(name):
+    """Steps keep the state's form, parameters stay finite, and a saved run goes on to the bit."""
+    made = CATALOGUE[name].make()
+    tx, p, gs = gradtx.store(made, min_size=1), params(), contract_grads(2)
+    if takes_examples(made):
+        gs = jax.tree.map(lambda g: g[:, None], gs)
+    carry = p, tx.init(p)
+    form = avals(carry)
+    carry, _ = step(tx, carry, take(gs, 0))
+    saved = carry[0], gradtx.load_state_dict(tx, p, gradtx.state_dict(carry[1]))
+    (carry, _), (again, _) = step(tx, carry, take(gs, 1)), step(tx, saved, take(gs, 1))
+    same(jax.tree.map(numbers, carry), jax.tree.map(numbers, again))
+    assert avals(carry) == form
+    assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(carry[0]))
+
+
+def numbers(x):
+    return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+
+
+@some("adan", "sm3")
+def test_slots_declared_so_are_never_negative(name):
+    """Not even where the name is that of a second moment elsewhere."""
+    tx, carry, gs = CATALOGUE[name].make(), None, contract_grads(3)
+    if takes_examples(tx):
+        gs = jax.tree.map(lambda g: g[:, None], gs)
+    carry = params(), tx.init(params())
+    signs = {}
+
+    def look(holder, slot, found):
+        least = min((float(jnp.min(x)) for x in jax.tree.leaves(found) if x.size), default=0)
+        signs[slot] = min(signs.get(slot, 0), least)
+        assert signs[slot] == 0 or slot.rpartition(".")[2] not in nonnegative_fields(holder), slot
+        return found
+
+    for k in range(3):
+        carry, _ = step(tx, carry, take(gs, k))
+        map_slots(carry[1], look)
+
+
+# Bytes per parameter of Adam's two slots.
+MOST = {"int8": 2.13, "int8_companded": 2.13, "f8_expanded": 2.13, "int4": 1.07}
+
+
+@pytest.mark.parametrize("name", MOST)
+def test_bytes_of_two_slots(name):
+    p = {"w": jax.ShapeDtypeStruct((4096, 1024), jnp.float32)}
+    plain = gradtx.describe(gradtx.adamw(1e-3), p)
+    about = gradtx.describe(gradtx.store(gradtx.adamw(1e-3), name), p)
+    n = 4096 * 1024
+    assert plain.slot_bytes == 8 * n
+    assert about.slot_bytes <= MOST[name] * n
+    state = gradtx.store(gradtx.adamw(1e-3), name).init({"w": jnp.zeros((512, 128))})
+    held = sum(x.nbytes for x in jax.tree.leaves(state[0][1:]))
+    assert held <= MOST[name] * 512 * 128
+
+
+# Known ways to fail.
+
+
+class Affine(type(FORMATS["int8"])):
+    """Even steps from 0 to the largest entry of a block, as of weights: zero is one of them."""
+
+    def encode(self, x, axis, signed, key):
+        scale = jnp.max(jnp.abs(x), axis, keepdims=True)
+        return {"codes": jnp.round(x / scale * 255).astype(jnp.uint8), "scale": scale}
+
+    def decode(self, parts, axis, signed, key):
+        return parts["codes"].astype(jnp.float32) / 255 * parts["scale"]
+
+
+def wide_steps(codecs):
+    """The largest step of Adam, in learning rates: gradients of sizes from 0.003 to 1, then a
+    thousandth of them but for the largest."""
+    size = jnp.logspace(-2.5, 0, 4096)
+    tx = gradtx.store(gradtx.scale_by_adam(eps=1e-12), codecs)
+    _, state = tx.update(size, tx.init(jnp.zeros(4096)))
+    u, _ = tx.update((1e-3 * size).at[-1].set(1), state)
+    return float(jnp.max(jnp.abs(u)))
+
+
+def test_an_affine_second_moment_explodes(monkeypatch):
+    """Small entries of a block become zero and are divided by; the dynamic map keeps them."""
+    monkeypatch.setitem(FORMATS, "affine", Affine())
+    one_block = {"nu": gradtx.Codec("affine", block=4096)}
+    assert wide_steps(one_block) > 100
+    assert wide_steps({"nu": gradtx.Codec("int8", block=4096)}) < 3
+
+
+def test_a_map_with_zero_lets_small_second_moments_vanish():
+    """Of 4 bits: the map for signed numbers has a zero, the one for second moments has none."""
+    with_zero = {"nu": gradtx.Codec("int4", signed=True, block=4096)}
+    assert wide_steps(with_zero) > 100
+    assert wide_steps({"nu": gradtx.Codec("int4", block=4096)}) < 3
+
+
+def averaged(codec, decay, steps=400):
+    """A moving average of ones that starts at 0.5 and its share of entries that stood still."""
+    tx = gradtx.store(gradtx.ema(decay, debias=False), codec, min_size=1)
+    state = gradtx.set_slot(tx.init(jnp.zeros(512)), "ema", jnp.full(512, 0.5).at[::64].set(1))
+    first = state
+
+    def body(state, _):
+        return tx.update(jnp.ones(512), state)[1], None
+
+    state, _ = jax.lax.scan(body, state, length=steps)
+    mean = float(jnp.mean(gradtx.get_slot(state, "ema")[1::64]))
+    return mean, gradtx.unmoved(first, state)["ema"]
+
+
+@pytest.mark.parametrize(
+    "name", ["bf16", *(pytest.param(n, marks=slow) for n in ("f8_e4m3", "int4"))]
+)
+def test_averages_rounded_to_nearest_go_stale(name):
+    """bfloat16's 0.999 among them: a step of 0.1 % is less than half a unit in the last place."""
+    want = 1 - 0.5 * 0.999**400
+    mean, still = averaged(name, 0.999)
+    assert abs(mean - 0.5) < 0.07  # as near as the map has it
+    assert still > 0.9
+    mean, still = averaged(gradtx.Codec(name, rounding="stochastic"), 0.999)
+    assert abs(mean - want) < 0.05
+    assert still < 0.5
+
+
+def test_dither_follows_where_nearest_stands_still():
+    want = 1 - 0.5 * 0.99**40
+    near, _ = averaged("int4", 0.99, 40)
+    dithered, _ = averaged("int4_dithered", 0.99, 40)
+    assert abs(near - 0.5) < 0.07
+    assert abs(dithered - want) < 0.12
+
+
+def test_unsigned_codes_swamp_what_is_small():
+    """Without zero, an entry far below its block's largest has at least a 16th of it: its steps
+    are small, not large. That is the price of the map, and smaller blocks lower it."""
+    nu = jnp.full(256, 1e-6).at[0].set(1)
+    for block, most in ((256, 255), (32, 31)):
+        slot = Encoded.of(nu, gradtx.Codec("int4", signed=False, block=block))
+        swamped = slot.load() > 1e-3
+        assert int(swamped.sum()) - 1 == most
+
+
+def test_what_is_kept_in_a_stale_copy_shows():
+    """`unmoved` of a run whose second moment no longer moves."""
+    tx = gradtx.store(gradtx.adam(1e-3, b2=0.999), {"nu": "bf16", "mu": "int8"})
+    p, before = run(tx, range(3))
+    _, after = run(tx, range(3, 6), before, p)
+    shares = gradtx.unmoved(before, after)
+    assert set(shares) == {"mu", "nu"}
+    assert shares["mu"] < 0.2
+    plain = gradtx.unmoved(*(run(gradtx.adam(1e-3), range(n))[1] for n in (1, 2)))
+    assert plain == {"mu": 0.0, "nu": 0.0}
+    with pytest.raises(ValueError, match="different trees"):
+        gradtx.unmoved(before, gradtx.adam(1e-3).init(p))
+
+
+def test_rows_of_a_table_with_blocks_in_rows():
+    """Rows that a step does not touch keep their bits, as without `store`."""
+    tx = gradtx.store(gradtx.scale_by_adam(), gradtx.Codec("int8", axis=-1), min_size=1)
+    table = jnp.zeros((64, 256))
+    rows = gradtx.Rows(jnp.array([3, 5]), jnp.ones((2, 256)), table.shape)
+    other = gradtx.Rows(jnp.array([5, 7]), jnp.ones((2, 256)), table.shape)
+    _, first = tx.update(rows, tx.init(table))
+    _, second = tx.update(other, first)
+    for before, after in zip(
+        jax.tree.leaves((first.mu, first.nu)), jax.tree.leaves((second.mu, second.nu)), strict=True
+    ):
+        untouched = jnp.array([i for i in range(64) if i not in (5, 7)])
+        np.testing.assert_array_equal(before[untouched], after[untouched])
+    assert float(gradtx.get_slot(second, "mu")[7, 0]) == pytest.approx(0.1)
