@@ -137,6 +137,7 @@ def _check_number(where: str, name: str, value: Any, hint: Any, allowed: Range) 
         return
     if callable(value):
         _check_schedule(where, name, value)
+        _check_first_value(where, name, value, allowed)
         return
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real | np.number):
         expected = f"{allowed}{' or None' if optional else ''}, an array, or a schedule"
@@ -150,10 +151,32 @@ def _check_number(where: str, name: str, value: Any, hint: Any, allowed: Range) 
     if allowed.integer and number > _LARGEST:
         raise ValueError(f"{where}: {name} must be {allowed} and of 32 bits, not {value!r}")
     if number not in allowed:
-        ascent = name == "learning_rate" and number < 0
-        instead = f"; to ascend, chain(scale(-1.0), {where}(...)) turns gradients round"
+        hint = _ascent(where, name, number)
+        raise ValueError(f"{where}: {name} must be {allowed}, not {value!r}{hint}")
+
+
+def _ascent(where: str, name: str, number: float) -> str:
+    if name != "learning_rate" or number >= 0:
+        return ""
+    return f"; to ascend, chain(scale(-1.0), {where}(...)) turns gradients round"
+
+
+def _check_first_value(where: str, name: str, value: Any, allowed: Range) -> None:
+    """Raise ValueError if a schedule starts out of its range.
+
+    Only the start: it costs a call, and steps cannot check a number that is traced. A function
+    without arguments is not called before it is needed.
+    """
+    try:
+        inspect.signature(value).bind(0)
+        with jax.ensure_compile_time_eval():
+            first = float(value(np.int32(0)))
+    except Exception:  # traced, or it needs something that is not there yet
+        return
+    if first not in allowed:
         raise ValueError(
-            f"{where}: {name} must be {allowed}, not {value!r}{instead if ascent else ''}"
+            f"{where}: {name} must be {allowed}, and {value!r:.80} starts at {first:g}"
+            f"{_ascent(where, name, first)}"
         )
 
 

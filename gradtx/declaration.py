@@ -8,7 +8,7 @@ pytree whose leaves are the array hyperparameters, configuration, and replacing 
 import functools
 import inspect
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -17,6 +17,21 @@ import numpy as np
 
 from gradtx import checks
 from gradtx.host_values import current
+from gradtx.namespace import homes
+
+# What other libraries call an argument.
+OTHER_NAMES = {
+    "lr": ["learning_rate"],
+    "betas": ["b1", "b2"],
+    "beta1": ["b1"],
+    "beta2": ["b2"],
+    "beta_1": ["b1"],
+    "beta_2": ["b2"],
+    "epsilon": ["eps"],
+    "rho": ["decay"],
+    "alpha": ["decay"],
+    "clipnorm": ["max_norm"],
+}
 
 
 class Builder:
@@ -61,7 +76,7 @@ class Builder:
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise TypeError(f"{self.name}: {error}") from None
+            raise TypeError(f"{self.name}: {self._unknown(kwargs) or error}") from None
         bound.apply_defaults()
         for name, value in bound.arguments.items():
             checks.check(self.name, name, value, self.hints.get(name, Any))
@@ -69,6 +84,26 @@ class Builder:
             name: _own(value if self._range(name) is None else _number(value))
             for name, value in bound.arguments.items()
         }
+
+    def _unknown(self, keywords: Iterable[str]) -> str | None:
+        """What to say of the first keyword that is no argument, None if there is none."""
+        import difflib  # which is seldom needed
+
+        known = self.signature.parameters
+        unknown = next((k for k in keywords if k not in known), None)
+        if unknown is None:
+            return None
+        meant = [name for name in OTHER_NAMES.get(unknown, ()) if name in known]
+        meant = meant or difflib.get_close_matches(unknown, known, 1, 0.6)
+        if meant:
+            hint = f"did you mean {' and '.join(meant)}?"
+        elif unknown == "weight_decay":
+            other = f"{self.name}w"
+            has_it = f"{other} has it, and " if other in homes("gradtx") else ""
+            hint = f"{has_it}chain(add_decayed_weights(...), ...) adds it to the gradients"
+        else:
+            hint = f"the arguments are {', '.join(known)}"
+        return f"there is no argument {unknown!r}: {hint}"
 
     def call(self, arguments: Mapping[str, Any]) -> Any:
         """The function itself, on bound arguments."""

@@ -317,7 +317,15 @@ class _Lazy:
     def _evaluated(self, count: Any) -> Declaration:
         arguments = dict(self.declaration.arguments)
         for name in self.schedules:
-            arguments[name] = jnp.asarray(arguments[name](count))
+            try:
+                arguments[name] = jnp.asarray(arguments[name](count))
+            except jax.errors.ConcretizationTypeError as error:
+                raise TypeError(
+                    f"{self.declaration.name}: {name} is a function that needs the value of its "
+                    "count, which is not known while JAX traces a step: choose with jnp.where, as "
+                    "in lambda count: jnp.where(count < 10, 0.1, 0.01), or with "
+                    "piecewise_constant_schedule"
+                ) from error
         return Declaration(self.declaration.builder, arguments)
 
     def init(self, params: Params) -> State:
@@ -512,7 +520,14 @@ def with_extra_args_support(tx: Any) -> GradientTransformation:
     is_pair = isinstance(tx, tuple) and len(tx) == 2
     init, update = tx if is_pair else (getattr(tx, name, None) for name in ("init", "update"))
     if not (callable(init) and callable(update)) or isinstance(tx, type):
-        raise TypeError(f"expected a gradient transformation, not {type(tx).__name__} {tx!r}")
+        hint = ""
+        if isinstance(getattr(tx, "builder", None), Builder):
+            hint = f": call it, {tx.builder.name}(...)"
+        elif isinstance(tx, list | tuple):
+            hint = ": chain(*links) makes one of several"
+        raise TypeError(
+            f"expected a gradient transformation, not {type(tx).__name__} {tx!r:.200}{hint}"
+        )
     parameters = inspect.signature(update).parameters.values()
     if any(p.kind is p.VAR_KEYWORD for p in parameters):
         return (

@@ -31,6 +31,12 @@ Schedule: TypeAlias = Callable[[Any], Any]
 
 ScalarOrSchedule: TypeAlias = float | Array | Schedule
 
+OTHER_STATE = (
+    "; from that of another transformation load_state_dict(tx, params, state_dict(state), "
+    "strict=False) goes on, and match_state_dict says what fits"
+)
+"""What to do about a state that does not fit, for error messages."""
+
 SLOT, COUNTER, TREE_SCALAR, KEY = "slot", "counter", "tree scalar", "key"
 NONNEGATIVE = "nonnegative"
 

@@ -14,7 +14,7 @@ from gradtx.pair import (
     with_extra_args_support,
 )
 from gradtx.tree import map_updates
-from gradtx.types import EmptyState, Params, State, Updates
+from gradtx.types import OTHER_STATE, EmptyState, Params, State, Updates
 
 
 @transformation
@@ -41,6 +41,7 @@ def chain(*args: GradientTransformation) -> GradientTransformation:
             raise ValueError(
                 f"chain: expected a state of {len(links)} parts, one for each transformation, "
                 f"which its init makes, not {type(state).__name__} {jax.tree.structure(state)}"
+                f"{OTHER_STATE}"
             )
 
     def update(

@@ -43,6 +43,7 @@ from gradtx.rows import Rows, is_rows, take_rows
 from gradtx.types import (
     COUNTER,
     KEY,
+    OTHER_STATE,
     SLOT,
     TREE_SCALAR,
     Array,
@@ -454,7 +455,7 @@ def check_state(label: str, state: State, state_class: Any) -> None:
     if getattr(state, "_fields", None) != state_class._fields:
         raise TypeError(
             f"{label}: expected the state {state_class.__name__}{state_class._fields}, which its "
-            f"init makes, not {type(state).__name__}"
+            f"init makes, not {type(state).__name__}{OTHER_STATE}"
         )
 
 

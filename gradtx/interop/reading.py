@@ -165,9 +165,11 @@ def ordered(
     """
     keyed = [(path, leaf) for path, leaf in leaves_with_path(params)[0] if leaf is not None]
     found = {path_string(path): tuple(np.shape(leaf)) for path, leaf in keyed}
-    if order is not None and sorted(order) != sorted(found):
+    if order is not None and (isinstance(order, str) or sorted(order) != sorted(found)):
+        given = order if isinstance(order, str) else list(order)
         raise ValueError(
-            f"order must name every leaf once: it is {list(order)}, the leaves are {list(found)}"
+            f"order must be a list that names every leaf once, in the order of the parameters "
+            f"there: it is {given!r}, the leaves are {list(found)}"
         )
     if names is not None and len(names) != len(found):
         raise ValueError(
@@ -183,7 +185,8 @@ def ordered(
             there = "" if names is None else f" ({', '.join(names):.200})"
             raise ValueError(
                 f"nothing tells which of the leaves {', '.join(found):.200} is which parameter "
-                f"there{there}: give their order, or a list of arrays in it"
+                f"there{there}: say it by order={list(found)}, if that is theirs, or give a list "
+                "of arrays in it"
             )
         order = list(found)
     leaves = [

@@ -48,12 +48,29 @@ def cast(x: Array, dtype: DType) -> Array:
 def as_arrays(tree: PyTree) -> PyTree:
     """`tree` with floating-point arrays in place of Python numbers, and all else unchanged.
 
+    Raises:
+        TypeError: there is a tensor of PyTorch or TensorFlow in it.
+
     >>> as_arrays({"a": 1, "b": None})
     {'a': Array(1., dtype=float32), 'b': None}
     """
-    if not any(type(x) in (int, float) for x in jax.tree.leaves(tree)):
+    kinds = set(map(type, jax.tree.leaves(tree)))
+    if any(map(_is_tensor, kinds)):
+        keyed = jax.tree_util.tree_flatten_with_path(tree)[0]
+        path, tensor = next((k, x) for k, x in keyed if _is_tensor(type(x)))
+        at = jax.tree_util.keystr(path, simple=True, separator="/")
+        raise TypeError(
+            f"at {at!r} there is a {type(tensor).__module__}.{type(tensor).__name__}: make it an "
+            "array by jnp.asarray(x.detach().cpu().numpy()), of TensorFlow by "
+            "jnp.asarray(x.numpy()); gradtx.interop hands over whole optimizers"
+        )
+    if not kinds & {int, float}:
         return tree
     return jax.tree.map(lambda x: jnp.asarray(x, float) if type(x) in (int, float) else x, tree)
+
+
+def _is_tensor(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] in ("torch", "tensorflow")
 
 
 def widen(x: Array) -> Array:

@@ -248,6 +248,12 @@ def warmup_cosine_decay_schedule(
     >>> float(schedule(10)), round(float(schedule(60)), 6)
     (1.0, 0.5)
     """
+    known = isinstance(warmup_steps, int | float) and isinstance(decay_steps, int | float)
+    if known and decay_steps <= warmup_steps:
+        raise ValueError(
+            "warmup_cosine_decay_schedule: decay_steps counts the steps of the warmup too, and "
+            f"must be more than warmup_steps, which are {warmup_steps}, not {decay_steps}"
+        )
     zero = isinstance(peak_value, int | float) and peak_value == 0
     alpha = 0.0 if zero else end_value / peak_value
     decay = cosine_decay_schedule(peak_value, decay_steps - warmup_steps, alpha, exponent)

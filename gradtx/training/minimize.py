@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from gradtx.engine.leaves import gradient, parameter
 from gradtx.inspection.hyperparams import child_transformations
+from gradtx.numerics import as_arrays
 from gradtx.numerics.steering import tracked, vary, varying_axes
 from gradtx.pair import BeforeFn, GradientTransformation
 from gradtx.paths import (
@@ -24,9 +25,50 @@ from gradtx.training.apply import take_step
 from gradtx.training.automatic import automatic
 from gradtx.training.lookup import looked_up, vjp
 from gradtx.training.rounding import rounded_with
-from gradtx.types import Array, Params, PyTree, State, Updates
+from gradtx.types import (
+    COUNTER,
+    Array,
+    Params,
+    PyTree,
+    State,
+    Updates,
+    fields_of,
+    slot_fields,
+)
 
 LossFn = Callable[..., Any]
+
+
+def check_order(where: str, **given: Any) -> None:
+    """Raise TypeError if arguments, named as they should come, have changed places."""
+    # A function in place of `tx` is a builder that was not called, of which others say so.
+    right = _is_transformation(given["tx"]) or ("loss_fn" in given and callable(given["tx"]))
+    if "loss_fn" in given:
+        right &= callable(given["loss_fn"]) and not _is_transformation(given["loss_fn"])
+    right &= not any(_is_transformation(given.get(k)) for k in ("params", "grads", "state"))
+    right &= not any(_is_state(given.get(k)) for k in ("params", "grads"))
+    if not right:
+        kinds = ", ".join(map(_kind, given.values()))
+        raise TypeError(f"{where} takes {', '.join(given)}, in this order; it was given {kinds}")
+
+
+def _kind(x: Any) -> str:
+    if _is_transformation(x):
+        return "a transformation"
+    if _is_state(x):
+        return "a state"
+    return "a function" if callable(x) else f"a {type(x).__name__}"
+
+
+def _is_transformation(x: Any) -> bool:
+    pair = isinstance(x, tuple) and len(x) == 2 and all(map(callable, x))
+    return pair or (callable(getattr(x, "init", None)) and callable(getattr(x, "update", None)))
+
+
+def _is_state(x: Any) -> bool:
+    """Whether it is the state of a transformation of gradtx's, or of a chain of them."""
+    parts = x if type(x) is tuple else (x,)
+    return any(slot_fields(type(part)) or fields_of(type(part), COUNTER) for part in parts)
 
 
 def scalar_loss(loss_fn: LossFn, has_aux: bool, any_shape: bool) -> Callable[..., Any]:
@@ -136,7 +178,7 @@ def _reduced_axes(tx: GradientTransformation) -> tuple[str, ...]:
 
 
 def _trained(params: Params, trainable: Where | None) -> Params:
-    leaves, treedef = leaves_with_path(select(params, trainable))
+    leaves, treedef = leaves_with_path(as_arrays(select(params, trainable)))
     trained = treedef.unflatten([p if p is None else parameter(p, path) for path, p in leaves])
     if not jax.tree.leaves(trained):
         raise ValueError("there is no trainable parameter")
@@ -192,6 +234,7 @@ def apply_gradients(
     >>> float(params["w"])
     2.0
     """
+    check_order("apply_gradients", tx=tx, grads=grads, params=params, state=state)
     check_gradients(grads, params)
     before = before_gradients(tx)
     if before is not None:
@@ -226,6 +269,7 @@ def check_gradients(grads: Updates, params: Params) -> None:
             there is no gradient at all.
         TypeError: a gradient is not floating point, or complex for a real parameter.
     """
+    grads, params = as_arrays(grads), as_arrays(params)
     leaves, treedef = leaves_with_path(params)
     given = aligned("parameters and gradients are different trees", params, treedef, grads)
     trained = [g for (_, p), g in zip(leaves, given, strict=True) if p is not None]
@@ -298,6 +342,7 @@ def minimize(
     """
     if rounding_key is not None:
         tx = rounded_with(tx, rounding_key)
+    check_order("minimize", loss_fn=loss_fn, tx=tx, params=params, state=state)
     before = before_gradients(tx)
     if before is not None:
 

@@ -12,7 +12,13 @@ from gradtx.composition.chain import NamedStates
 from gradtx.pair import GradientTransformation, with_extra_args_support
 from gradtx.paths import Where, merge, select
 from gradtx.rows import is_rows
-from gradtx.training.minimize import LossFn, apply_gradients, compute_gradients, scalar_loss
+from gradtx.training.minimize import (
+    LossFn,
+    apply_gradients,
+    check_order,
+    compute_gradients,
+    scalar_loss,
+)
 from gradtx.tree import global_norm
 from gradtx.tree.sums import all_finite, any_nan
 from gradtx.types import Array, DType, Params, PyTree, State
@@ -117,6 +123,7 @@ def solve(
     >>> float(result.params), int(result.status) == Status.CONVERGED
     (3.0, True)
     """
+    check_order("solve", loss_fn=loss_fn, params=params, tx=tx)
     check_integer("solve", "max_steps", max_steps, least=0)
     if isinstance(tol, int | float) and not tol >= 0:
         raise ValueError(f"solve: tol must be at least 0, not {tol!r}")

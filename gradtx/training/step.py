@@ -20,7 +20,7 @@ from gradtx.paths import Where, aligned, is_leaf, path_string, select
 from gradtx.rows import is_rows
 from gradtx.training.apply import take_step
 from gradtx.training.automatic import explicit_axes
-from gradtx.training.minimize import LossFn, minimize
+from gradtx.training.minimize import LossFn, check_order, minimize
 from gradtx.training.rounding import loses_small_steps, stochastic_rounding
 from gradtx.types import Params, PyTree, State, Updates
 
@@ -225,6 +225,8 @@ def make_step(
     """
     if rounding_key is not None:
         tx = stochastic_rounding(tx, rounding_key)
+
+    check_order("make_step", loss_fn=loss_fn, tx=tx)
 
     def run(
         tx: GradientTransformation, params: Params, state: State, args: Any, extra_args: Any

@@ -1,0 +1,127 @@
+"""What errors tell users of other libraries, and those who have mistaken something, to do."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradtx
+
+P = {"a": {"w": np.ones(2, np.float32)}}
+TX = gradtx.adam(0.1)
+
+
+def loss(p):
+    return jnp.sum(p["a"]["w"] ** 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (
+            lambda: gradtx.adam(lr=0.1),
+            "adam: there is no argument 'lr': did you mean learning_rate",
+        ),
+        (lambda: gradtx.adam(0.1, betas=(0.9, 0.99)), "did you mean b1 and b2"),
+        (lambda: gradtx.rmsprop(0.1, epsilon=0.1), "did you mean eps?"),
+        (lambda: gradtx.adam(0.1, weight_decay=0.1), "'weight_decay': adamw has it"),
+        (lambda: gradtx.sgd(0.1, weight_decay=0.1), r"'weight_decay': chain\(add_decayed_weights"),
+        (lambda: gradtx.scale(0.1, colour=3), "'colour': the arguments are step_size"),
+        (lambda: gradtx.cosine_decay_schedule(0.1, decay_step=3), "did you mean decay_steps"),
+        (lambda: gradtx.adam(), "adam: missing a required argument: 'learning_rate'"),
+    ],
+)
+def test_an_unknown_argument(call, says):
+    with pytest.raises(TypeError, match=says):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (
+            lambda: gradtx.minimize(TX, loss, P, TX.init(P)),
+            "minimize takes loss_fn, tx, params, state, .* given a transformation, a function, a d",
+        ),
+        (lambda: gradtx.minimize(loss, TX, TX.init(P), P), "a function, a transformation, a state"),
+        (lambda: gradtx.minimize(loss, P, TX, TX.init(P)), "a function, a dict, a transformation"),
+        (
+            lambda: gradtx.apply_gradients(TX, P, TX.init(P), P),
+            "grads, params, state, .* a state, ",
+        ),
+        (lambda: gradtx.apply_gradients(P, TX, P, TX.init(P)), "it was given a dict, a transform"),
+        (lambda: gradtx.make_step(TX, loss), "make_step takes loss_fn, tx, in this order"),
+        (lambda: gradtx.solve(loss, TX, P), "solve takes loss_fn, params, tx, in this order"),
+    ],
+)
+def test_arguments_in_another_order(call, says):
+    with pytest.raises(TypeError, match=says):
+        call()
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: gradtx.chain(gradtx.clip, TX), r"call it, clip\(\.\.\.\)"),
+        (lambda: gradtx.accumulate(gradtx.adam, 2), r"call it, adam\(\.\.\.\)"),
+        (lambda: gradtx.minimize(loss, gradtx.adam, P, None), r"call it, adam\(\.\.\.\)"),
+        (lambda: gradtx.chain([gradtx.clip(1.0), TX]), r"not list .*: chain\(\*links\) makes one"),
+    ],
+)
+def test_what_is_no_transformation_yet(call, says):
+    with pytest.raises(TypeError, match=says):
+        call()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda t: TX.init(t),
+        lambda t: TX.update(t, TX.init(P), P),
+        lambda t: gradtx.minimize(loss, TX, t, TX.init(P)),
+        lambda t: gradtx.apply_gradients(TX, P, t, TX.init(P)),
+    ],
+)
+def test_a_tensor_of_pytorch(call):
+    torch = pytest.importorskip("torch")
+    with pytest.raises(TypeError, match=r"at 'a/w' there is a torch.Tensor: .* jnp.asarray\(x.det"):
+        call({"a": {"w": torch.ones(2)}})
+
+
+def test_a_schedule_that_branches():
+    """Outside of jit it may."""
+    tx = gradtx.adam(lambda count: 0.1 if count < 1 else 0.01)
+    state = tx.init(P)
+    for wanted in (0.1, 0.01):
+        updates, state = tx.update(P, state, P)
+        np.testing.assert_allclose(updates["a"]["w"], -wanted, rtol=1e-5)
+    with pytest.raises(TypeError, match="learning_rate is a function that .* jnp.where"):
+        jax.jit(tx.update)(P, state, P)
+
+
+@pytest.mark.parametrize("tx", [gradtx.scale_by_adam(), gradtx.chain(gradtx.clip(1.0), TX)])
+def test_the_state_of_another(tx):
+    with pytest.raises((TypeError, ValueError), match="load_state_dict.* and match_state_dict"):
+        tx.update(P, gradtx.trace(0.9).init(P), P)
+
+
+def test_a_warmup_longer_than_the_whole():
+    with pytest.raises(
+        ValueError, match="warmup_cosine_decay_schedule: decay_steps .* 100, not 50"
+    ):
+        gradtx.warmup_cosine_decay_schedule(0.0, 1.0, 100, 50)
+
+
+@pytest.mark.parametrize("schedule", [lambda count: -0.1, gradtx.linear_schedule(-0.1, 0.0, 9)])
+def test_a_schedule_that_starts_below_zero(schedule):
+    with pytest.raises(
+        ValueError, match=r"adam: learning_rate must be .* starts at -0.1; to ascend"
+    ):
+        gradtx.adam(schedule)
+
+    def built(x):
+        with pytest.raises(ValueError, match="starts at -0.1"):
+            gradtx.adam(schedule)
+        return x
+
+    assert not jax.make_jaxpr(built)(1.0).eqns
