@@ -60,6 +60,7 @@ from gradtx.composition.groups import (
 )
 from gradtx.composition.masking import MaskedState as MaskedState, masked as masked
 from gradtx.composition.matrices import MuonDimensionNumbers as MuonDimensionNumbers
+from gradtx.composition.roles import ByRole as ByRole, Role as Role
 from gradtx.paths import MaskOrFn as MaskOrFn, select as select
 
 # Optimizers, each with its rule and the state that it keeps.

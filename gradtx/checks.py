@@ -218,6 +218,8 @@ def _check_dimensions(where: str, name: str, value: Any) -> None:
     def is_numbers(x: Any) -> bool:
         return x is None or hasattr(x, "reduction_axis")
 
+    if callable(value) and hasattr(value, "_fields"):  # a function that is data, as ByRole
+        return
     leaves = jax.tree.leaves(value, is_leaf=is_numbers)
     if _is_function(value, leaves):
         if (takes := _required(value)) not in (None, 1):

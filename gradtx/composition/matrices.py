@@ -67,6 +67,8 @@ def matrices_and_others(
     numbers = dimension_numbers(given)
 
     def groups(params: Params) -> PyTree:
+        if hasattr(given, "check"):
+            given.check(params)
         found = MatrixDimensions(numbers, MuonDimensionNumbers).of(name, params)
         names = [labels[number is None] for number in found]
         return leaves_with_path(params)[1].unflatten(names)

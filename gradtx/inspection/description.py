@@ -1,11 +1,13 @@
 """Descriptions: what a transformation keeps for some parameters, and its size."""
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import numpy as np
 
+from gradtx.composition.roles import ByRole, Role
 from gradtx.inspection.hyperparams import child_transformations, hyperparams
 from gradtx.inspection.slots import slots_by_name
 from gradtx.pair import GradientTransformation
@@ -39,6 +41,7 @@ class Description:
     message_bytes: int = 0
     warning: str | None = None
     kept_whole: tuple[str, ...] = ()
+    roles: dict[str, Role] = field(default_factory=dict)
 
     @property
     def slot_bytes(self) -> int:
@@ -74,6 +77,7 @@ class Description:
             lines += [f"not in a codec: {', '.join(self.kept_whole)}"]
         if self.message_bytes:
             lines += [f"sent by each device in a step: {self.message_bytes:,} bytes"]
+        lines += _role_lines(self.roles)
         if self.warning is not None:
             lines += [f"warning: {self.warning}"]
         return "\n".join(line.rstrip() for line in lines)
@@ -99,6 +103,31 @@ def _count_shapes(shapes: tuple[tuple[int, ...], ...], most: int = 4) -> str:
     return ", ".join(parts[:most]) + (f" and {len(parts) - most} more" if parts[most:] else "")
 
 
+def _role_lines(roles: dict[str, Role]) -> list[str]:
+    """A line for each role that leaves have, those of several layers in one."""
+    counts: dict[tuple[str, Role], int] = {}
+    for path, role in roles.items():
+        key = re.sub(r"\d+", "*", path), role
+        counts[key] = counts.get(key, 0) + 1
+    lines = []
+    for (path, role), n in counts.items():
+        axes = f"rows {role.rows}, columns {role.columns}, batch {role.batch}" * bool(role.columns)
+        lines.append(f"{path}{f' x {n}' * (n > 1)}: {', '.join(filter(None, (role.kind, axes)))}")
+    return lines
+
+
+def _roles(tx: Any, params: Params) -> dict[str, Role]:
+    """The roles by which `tx`, or a transformation within it, takes leaves for matrices."""
+    arguments = {} if tx.declaration is None else tx.declaration.arguments
+    for value in arguments.values():
+        if isinstance(value, ByRole):
+            return value.roles(params)
+    found: dict[str, Role] = {}
+    for _, child in child_transformations(tx):
+        found |= _roles(child, params)
+    return found
+
+
 def _bytes(tree: PyTree) -> int:
     return sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
@@ -113,8 +142,8 @@ def describe(tx: GradientTransformation, params: Params) -> Description:
     Returns:
         A `Description`: links, hyperparameters, for each slot its types or codecs, its shapes and
         bytes, the leaves that :func:`store` left as they are, the bytes that a device sends in a
-        step if there are several, and a warning where rounding to nearest would hold parameters in
-        place.
+        step if there are several, a warning where rounding to nearest would hold parameters in
+        place, and the roles of leaves if `tx` goes by them (`ByRole`).
 
     >>> import gradtx, jax.numpy as jnp
     >>> print(describe(gradtx.sgd(0.1, momentum=0.9), {"w": jnp.zeros((2, 3)), "b": jnp.zeros(3)}))
@@ -149,6 +178,7 @@ def describe(tx: GradientTransformation, params: Params) -> Description:
         slots=slots,
         other_bytes=_bytes(state) - sum(slot.bytes for slot in slots),
         message_bytes=_message_bytes(tx, params),
+        roles=_roles(tx, params),
         warning=loses_small_steps(params, state),
         kept_whole=_kept_whole(state),
     )

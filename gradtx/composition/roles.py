@@ -1,0 +1,200 @@
+"""Roles of leaves: matrix, convolution, embedding, head, norm or bias, and which axes are what."""
+
+import re
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+from gradtx.composition.matrices import MuonDimensionNumbers
+from gradtx.paths import leaves_with_path, matches, path_string
+from gradtx.types import PyTree
+
+Kind: TypeAlias = Literal[
+    "matrix", "convolution", "depthwise", "embedding", "head", "norm", "bias", "vector"
+]
+Convention: TypeAlias = Literal["auto", "in_out", "out_in"]
+
+
+class Role(NamedTuple):
+    """What a leaf is, and which of its axes are rows (inputs), columns (outputs) and batch."""
+
+    kind: Kind
+    rows: tuple[int, ...] = ()
+    columns: tuple[int, ...] = ()
+    batch: tuple[int, ...] = ()
+
+
+class ByRole(NamedTuple):
+    r"""Roles of leaves by their paths and shapes; a function from parameters to dimension numbers.
+
+    Pass it where a matrix optimizer takes dimension numbers, to have embeddings, heads and all that
+    is no matrix trained by the other optimizer: ``muon(0.02,
+    muon_weight_dimension_numbers=ByRole())``. :func:`describe` then prints the roles.
+
+    Args:
+        rules: pairs ``(where, role)`` that go before the default: `where` is a path pattern or a
+            predicate ``(path, leaf) -> bool``, `role` a `Role`, or a kind alone, with axes by the
+            default.
+        convention: ``"in_out"`` where arrays are ``(inputs, outputs)``, as in Flax, Haiku and
+            Keras; ``"out_in"`` for ``(outputs, inputs)``, as in PyTorch and Equinox. ``"auto"``
+            goes by the leaf's name: `kernel` and `w` are the first, `weight` is the second.
+        stacked: pairs ``(pattern, n)``: below `pattern` the first `n` axes are those of stacked
+            layers, as ``nn.scan`` makes them.
+        matrices: the kinds that have dimension numbers.
+
+    The default goes by the last names of a path: a `bias`, `b` or `offset` is a bias; a `scale`, or
+    what is in a module named for a norm, a norm; `embedding`, `wte`, `pos_embed` and the like an
+    embedding; `head`, `lm_head`, `classifier` and the like a head. Otherwise an array of one
+    dimension is a vector, one of two a matrix, and one of more a convolution, depthwise if its
+    filters have one input, if its path says so; leading axes are batch in modules named for experts
+    or einsums; in Flax's attention modules heads belong to rows or columns.
+
+    Raises:
+        ValueError: a rule matches nothing, two match one leaf, or an array of three or more
+            dimensions, or of an unknown convention, is in none of these cases. The errors name the
+            path.
+
+    >>> import numpy as np
+    >>> p = {"wte": {"embedding": np.ones((9, 4))}, "mlp": {"kernel": np.ones((4, 8))}}
+    >>> for path, role in ByRole().roles(p).items():
+    ...     print(path, role.kind, role.rows, role.columns)
+    mlp/kernel matrix (0,) (1,)
+    wte/embedding embedding () ()
+    """
+
+    rules: Sequence[tuple[Any, Any]] = ()
+    convention: Convention = "auto"
+    stacked: Sequence[tuple[str, int]] = ()
+    matrices: Sequence[Kind] = ("matrix", "convolution")
+
+    def roles(self, params: PyTree) -> dict[str, Role]:
+        """The role of each leaf, by its path."""
+        self.check(params)
+        leaves = leaves_with_path(params)[0]
+        named = {path_string(path): p for path, p in leaves if p is not None}
+        return {path: self._role(path, p) for path, p in named.items()}
+
+    def check(self, params: PyTree) -> None:
+        """Raise ValueError if a rule matches none of all parameters."""
+        leaves = {path_string(path): p for path, p in leaves_with_path(params)[0]}
+        for where, _ in (*self.rules, *self.stacked):
+            if not any(p is not None and _chosen(where, path, p) for path, p in leaves.items()):
+                raise ValueError(
+                    f"ByRole: the rule for {where!r} matches no leaf; the leaves are "
+                    f"{', '.join(leaves)}"
+                )
+
+    def __call__(self, params: PyTree) -> PyTree:
+        """The dimension numbers of each leaf, None for what is no matrix.
+
+        Rules may match nothing here: a matrix optimizer asks for a part of the parameters too.
+        """
+        leaves, treedef = leaves_with_path(params)
+        roles = [None if p is None else self._role(path_string(path), p) for path, p in leaves]
+        return treedef.unflatten(
+            [
+                MuonDimensionNumbers(role.rows, role.columns)
+                if role is not None and role.kind in self.matrices
+                else None
+                for role in roles
+            ]
+        )
+
+    def _role(self, path: str, leaf: Any) -> Role:
+        found = [(where, role) for where, role in self.rules if _chosen(where, path, leaf)]
+        if len(found) > 1:
+            raise ValueError(
+                f"ByRole: {path!r} is in the rules for {' and '.join(repr(w) for w, _ in found)}"
+            )
+        given = found[0][1] if found else None
+        if isinstance(given, Role | tuple):
+            return Role(*given)
+        if given is not None and given not in get_args(Kind):
+            raise ValueError(f"ByRole: {given!r} is none of the kinds {', '.join(get_args(Kind))}")
+        layers = sum(n for where, n in self.stacked if matches(path, where))
+        return _default(path, tuple(leaf.shape), layers, self.convention, given)
+
+
+def _chosen(where: Any, path: str, leaf: Any) -> bool:
+    return bool(where(path, leaf)) if callable(where) else matches(path, where)
+
+
+_BIASES = re.compile(r"^(b|bias|offset|beta|\w+_bias)$")
+_NORMS = re.compile(r"norm|^(ln|bn|rms)(_?\w*\d*)?$|^layer_?norm")
+_TABLES = re.compile(
+    r"embed|^(emb|wte|wpe|shared|cls|token|probe|codebook)$|(class|cls|mask|dist|register|latent)_tokens?$"
+    r"|relative_(attention|position)_bias|^rel_pos"
+)
+_HEADS = re.compile(r"^(lm_head|head|heads|classifier|logits|unembed(ding)?|embed_out|score)$")
+_HEADS_ALONE = (["output"], ["fc"], ["decoder"], ["proj_out"])
+_EXPERTS = re.compile(r"expert|einsum|^moe")
+_LARGEST_WINDOW = 32  # of a convolution that is not called one
+_FLAX_ATTENTION = re.compile(r"^(MultiHeadDotProductAttention|MultiHeadAttention|SelfAttention)")
+
+
+def _default(
+    path: str, shape: tuple[int, ...], layers: int, convention: Convention, kind: Kind | None
+) -> Role:
+    names = [name for name in re.split(r"[/.]", path) if name not in ("", "~", "params")]
+    leaf, modules = names[-1] if names else "", names[:-1]
+    module = next((m for m in reversed(modules) if not m.isdigit()), "")
+    batch = tuple(range(layers))
+    inside = tuple(range(layers, len(shape)))
+    plain = kind or _by_name(leaf, module, modules, len(inside))
+    if plain not in (None, "matrix", "convolution", "depthwise", "head"):
+        return Role(plain)
+    if len(inside) < 2:
+        return Role("vector")
+    inputs_first = _inputs_first(leaf, convention)
+    is_conv = any("conv" in name.lower() for name in names) or "patch" in path
+    if inputs_first is None and not (plain == "head" and len(inside) == 2):
+        raise ValueError(
+            f"ByRole: the name of {path!r}, of shape {shape}, does not say whether inputs or "
+            "outputs come first: give a convention, or a rule with a Role"
+        )
+    if len(inside) == 2:
+        row, column = inside if inputs_first else inside[::-1]
+        return Role(plain or "matrix", (row,), (column,), batch)
+    if len(inside) == 3 and modules and any(map(_FLAX_ATTENTION.match, modules)):
+        split = 1 if module in ("query", "key", "value") else 2
+        return Role(plain or "matrix", inside[:split], inside[split:], batch)
+    window = shape[layers : layers + 2] if inputs_first else shape[-2:]
+    among_experts = any(map(_EXPERTS.search, names))
+    small = len(inside) == 4 and max(window) <= _LARGEST_WINDOW
+    if is_conv or (small and not among_experts):
+        rows, columns = (inside[:-1], inside[-1:]) if inputs_first else (inside[1:], inside[:1])
+        filters = shape[inside[-2]] if inputs_first else shape[inside[1]]
+        outputs = shape[columns[0]]
+        if filters == 1 and outputs > 1 and (kind or "depthwise") == "depthwise":
+            return Role("depthwise", rows, columns, batch)
+        return Role(plain or "convolution", rows, columns, batch)
+    if among_experts:
+        row, column = inside[-2:] if inputs_first else inside[:-3:-1]
+        return Role(plain or "matrix", (row,), (column,), (*batch, *inside[:-2]))
+    raise ValueError(
+        f"ByRole: {path!r}, of shape {shape}, may be stacked layers, experts, heads or a "
+        "convolution: say which by `stacked`, or by a rule with a Role"
+    )
+
+
+def _by_name(leaf: str, module: str, modules: list[str], ndim: int) -> Kind | None:
+    """The kind that the last names of a path tell, whatever the shape; None if they do not."""
+    name, last = leaf.lower(), module.lower()
+    if _BIASES.match(name):
+        return "bias"
+    if name in ("scale", "gamma") or (_NORMS.search(last) and ndim < 2) or _NORMS.search(name):
+        return "norm"
+    if _TABLES.search(name) or (_TABLES.search(last) and name != "kernel" and ndim <= 2):
+        return "embedding"
+    if _HEADS.match(last) or modules in _HEADS_ALONE or modules[:1] == ["final_layer"]:
+        return "head"
+    return None
+
+
+def _inputs_first(leaf: str, convention: Convention) -> bool | None:
+    if convention != "auto":
+        return convention == "in_out"
+    if leaf in ("kernel", "w"):
+        return True
+    if leaf == "weight" or leaf.endswith("_weight"):
+        return False
+    return None

@@ -1,0 +1,159 @@
+"""Roles of leaves: by default on the shapes of public models, by rules, where they are unclear."""
+
+import itertools
+import pathlib
+import re
+
+import equinox as eqx
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import pytest
+
+import gradtx
+from gradtx import ByRole, Role
+
+SHAPES = sorted((pathlib.Path(__file__).parents[1] / "golden" / "shapes").glob("*.txt"))
+
+
+def spread(path):
+    """The paths that ``layers.[0-3]`` stands for."""
+    parts = re.split(r"\[(\d+)-(\d+)\]", path)
+    ranges = [range(int(a), int(b) + 1) for a, b in zip(parts[1::3], parts[2::3], strict=True)]
+    for numbers in itertools.product(*ranges):
+        texts = itertools.chain.from_iterable(
+            itertools.zip_longest(parts[::3], map(str, numbers), fillvalue="")
+        )
+        yield "".join(texts)
+
+
+def role(kind, axes="||"):
+    parts = (part.split(",") if part else () for part in axes.split("|"))
+    return Role(kind, *(tuple(map(int, part)) for part in parts))
+
+
+def read(file):
+    """The options, the shapes and the roles of a model."""
+    options, shapes, roles = {}, {}, {}
+    for line in file.read_text().splitlines()[1:]:
+        if line.startswith("# "):
+            name, value = line[2:].split("=")
+            if name == "stacked":
+                value = ((value, 1),)
+            if name == "rule":
+                name, (where, given) = "rules", value.split(":")
+                value = ((where, role(*given.split())),)
+            options[name] = value
+            continue
+        path, shape, *said = line.split()
+        for one in spread(path):
+            shapes[one] = jax.ShapeDtypeStruct(tuple(map(int, shape.split(","))), jnp.float32)
+            roles[one] = role(*said)
+    return ByRole(**options), shapes, roles
+
+
+@pytest.mark.parametrize("file", SHAPES, ids=lambda file: file.stem)
+def test_every_leaf_of_a_public_model_has_the_right_role(file):
+    by, shapes, roles = read(file)
+    assert len(shapes) >= 10
+    assert by.roles(shapes) == roles
+
+
+def test_there_are_models_of_every_sort():
+    assert len(SHAPES) >= 12
+    kinds = {role.kind for file in SHAPES for role in read(file)[2].values()}
+    assert kinds == {
+        *("matrix", "convolution", "depthwise", "embedding", "head", "norm", "bias", "vector")
+    }
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "gpt_oss_20b", "vit_b16_scanned"])
+def test_muon_takes_what_has_the_role(name):
+    """Its dimension numbers are the roles' on the whole tree and on the part that it sees."""
+    (file,) = (file for file in SHAPES if file.stem == name)
+    by, shapes, roles = read(file)
+    tx = gradtx.muon(0.1, muon_weight_dimension_numbers=by)
+    state = jax.eval_shape(tx.init, shapes)
+    chosen = {p for p, r in roles.items() if r.kind in ("matrix", "convolution")}
+    muon = state.inner_states["muon"].inner_state[0].mu
+    assert {p for p, slot in muon.items() if slot is not None} == chosen
+    first = {p: x for p, x in shapes.items() if not re.search(r"[1-9]\d*\.", p)}
+    updates, _ = jax.eval_shape(lambda p: tx.update(p, tx.init(p), p), first)
+    assert jax.tree.map(lambda x: x.shape, updates) == {p: x.shape for p, x in first.items()}
+
+
+def test_flax_and_equinox_have_opposite_conventions():
+    class Net(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            x = nn.Embed(7, 4)(x)
+            x = nn.MultiHeadDotProductAttention(2)(nn.LayerNorm()(x), x)
+            return nn.Dense(3, name="head")(nn.relu(nn.Dense(8)(x)))
+
+    flax = jax.eval_shape(Net().init, jax.random.key(0), jnp.zeros((1, 5), jnp.int32))["params"]
+    found = ByRole().roles(flax)
+    assert found["Dense_0/kernel"] == Role("matrix", (0,), (1,))
+    assert found["MultiHeadDotProductAttention_0/query/kernel"] == Role("matrix", (0,), (1, 2))
+    assert found["MultiHeadDotProductAttention_0/out/kernel"] == Role("matrix", (0, 1), (2,))
+    assert found["head/kernel"].kind == "head"
+    assert found["Embed_0/embedding"].kind == "embedding"
+    assert found["LayerNorm_0/scale"].kind == "norm"
+
+    mlp = eqx.filter_eval_shape(eqx.nn.MLP, 4, 3, 8, 2, key=jax.random.key(0))
+    found = ByRole().roles(eqx.filter(mlp, lambda x: hasattr(x, "shape")))
+    assert found["layers/0/weight"] == Role("matrix", (1,), (0,))
+    assert found["layers/0/bias"].kind == "bias"
+
+
+TREE = {"a": {"weight": jnp.ones((3, 4))}, "b": {"weight": jnp.ones((3, 4))}}
+
+
+def test_rules_go_before_the_default():
+    def is_b(path, leaf):
+        return path[0] == "b" and leaf.ndim == 2
+
+    by = ByRole((("a", "embedding"), (is_b, Role("matrix", (0,), (1,)))))
+    assert by.roles(TREE) == {"a/weight": Role("embedding"), "b/weight": Role("matrix", (0,), (1,))}
+    numbers = by(TREE)
+    assert numbers["a"]["weight"] is None
+    assert numbers["b"]["weight"] == gradtx.MuonDimensionNumbers((0,), (1,))
+    heads = ByRole((("b", "head"),), matrices=("matrix", "head"))
+    assert heads(TREE)["b"]["weight"] == gradtx.MuonDimensionNumbers((1,), (0,))
+
+
+@pytest.mark.parametrize(
+    ("by", "tree", "match"),
+    [
+        (ByRole((("c", "head"),)), TREE, "'c' matches no leaf"),
+        (ByRole(stacked=(("c", 1),)), TREE, "'c' matches no leaf"),
+        (ByRole((("a", "head"), ("*/weight", "matrix"))), TREE, "'a/weight' is in the rules"),
+        (ByRole((("a", "weights"),)), TREE, "none of the kinds"),
+        (ByRole(), {"a": {"kernel": jnp.ones((2, 3, 4))}}, "'a/kernel', of shape .*stacked"),
+        (ByRole(), {"query": {"kernel": jnp.ones((2, 64, 3, 4))}}, "'query/kernel', of .*stacked"),
+        (ByRole(), {"a": {"matrix": jnp.ones((3, 4))}}, "'a/matrix', of shape .*come first"),
+    ],
+)
+def test_what_is_unclear_is_refused(by, tree, match):
+    with pytest.raises(ValueError, match=match):
+        by.roles(tree)
+    with pytest.raises(ValueError, match=match):
+        gradtx.muon(0.1, muon_weight_dimension_numbers=by).init(tree)
+
+
+def test_describe_prints_the_roles():
+    tree = {**TREE, "h": [{"lm_head": {"weight": jnp.ones((2, 3))}}] * 2}
+    tx = gradtx.chain(gradtx.clip(1.0), gradtx.muon(0.1, muon_weight_dimension_numbers=ByRole()))
+    lines = str(gradtx.describe(tx, tree)).splitlines()
+    assert lines[-3:] == [
+        "a/weight: matrix, rows (1,), columns (0,), batch ()",
+        "b/weight: matrix, rows (1,), columns (0,), batch ()",
+        "h/*/lm_head/weight x 2: head, rows (1,), columns (0,), batch ()",
+    ]
+
+
+def test_roles_are_data():
+    by = ByRole((("a", "embedding"), ("b", Role("matrix", (0,), (1,)))), "out_in")
+    tx = gradtx.muon(0.1, muon_weight_dimension_numbers=by)
+    again = gradtx.from_config(gradtx.to_config(tx))
+    assert again.declaration.arguments["muon_weight_dimension_numbers"] == by
+    assert jax.tree.structure(again.init(TREE)) == jax.tree.structure(tx.init(TREE))
