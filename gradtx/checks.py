@@ -52,6 +52,7 @@ class Range:
 # `Any` because the caller may pass a number, an array or a schedule, and the body sees a number or
 # an array: Python's types cannot say both.
 Number: TypeAlias = Annotated[Any, Range(low_open=True, high_open=True)]
+LearningRate: TypeAlias = Number  # below 0 to ascend
 NonNegative: TypeAlias = Annotated[Any, Range(0.0, high_open=True)]
 Positive: TypeAlias = Annotated[Any, Range(0.0, low_open=True, high_open=True)]
 Limit: TypeAlias = Annotated[Any, Range(0.0)]

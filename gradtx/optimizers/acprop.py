@@ -4,7 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from gradtx.checks import Decay, NonNegative
+from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, ema, zeros_like
 from gradtx.optimizers.adabelief import ScaleByBeliefState
@@ -70,7 +70,7 @@ def scale_by_acprop(
 
 @optimizer
 def acprop(
-    learning_rate: NonNegative,
+    learning_rate: LearningRate,
     b1: Decay = 0.9,
     b2: Decay = 0.999,
     eps: NonNegative = 1e-16,
@@ -88,8 +88,8 @@ def acprop(
         \theta_t &= \theta_{t-1} - \eta\, (u_t + \lambda \theta_{t-1})
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule. The first step is
-            :math:`-\eta g`, however large the gradient.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule. The
+            first step is :math:`-\eta g`, however large the gradient.
         b1: :math:`\beta_1`, decay of the mean, in :math:`[0, 1)`.
         b2: :math:`\beta_2`, decay of the deviation, in :math:`[0, 1)`.
         eps: :math:`\epsilon`, added to the root, at least 0.

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from gradtx.checks import Decay, NonNegative
+from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, nesterov_mean, zeros_like
@@ -74,7 +74,7 @@ def scale_by_belief(
 
 @optimizer
 def adabelief(
-    learning_rate: NonNegative,
+    learning_rate: LearningRate,
     b1: Decay = 0.9,
     b2: Decay = 0.999,
     eps: NonNegative = 1e-16,
@@ -92,7 +92,7 @@ def adabelief(
         \theta_t &= \theta_{t-1} - \eta\, \frac{\hat\mu_t}{\sqrt{\hat\nu_t} + \epsilon}
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
         b1: :math:`\beta_1`, decay of the mean, in :math:`[0, 1)`; this and the rest as in
             :func:`scale_by_belief`.
         b2: :math:`\beta_2`, decay of the deviation, in :math:`[0, 1)`.

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from gradtx.checks import NonNegative
+from gradtx.checks import LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import elementwise
 from gradtx.engine.zero_gradients import ZeroGradient
@@ -64,7 +64,7 @@ def scale_by_rss(
 
 @optimizer
 def adagrad(
-    learning_rate: NonNegative,
+    learning_rate: LearningRate,
     initial_accumulator_value: NonNegative = 0.1,
     eps: NonNegative = 1e-7,
     *,
@@ -80,7 +80,7 @@ def adagrad(
             \;(\text{no step where } s_t = 0)
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
         initial_accumulator_value: :math:`s_0 \ge 0`, the sum of squares at the start.
         eps: :math:`\epsilon`, added to the sum of squares, or to its root.
         lr_decay: :math:`d \ge 0`, as in PyTorch. Unless it is 0, the chain has another link, which

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from gradtx.checks import Fraction, NonNegative, PositiveCount
+from gradtx.checks import Fraction, LearningRate, NonNegative, PositiveCount
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import rowwise
 from gradtx.numerics import (
@@ -78,7 +78,7 @@ def scale_by_adagrad_decay(
 
 @optimizer
 def adagrad_decay(
-    learning_rate: NonNegative,
+    learning_rate: LearningRate,
     initial_accumulator_value: NonNegative = 0.1,
     accumulator_decay_step: PositiveCount = 100_000,
     accumulator_decay_rate: Fraction = 0.9,
@@ -92,7 +92,7 @@ def adagrad_decay(
         \theta \leftarrow \theta - \eta\, \frac{g}{\sqrt{s}}\;(0 \text{ for } 0/0)
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
         initial_accumulator_value: :math:`s_0 \ge 0`, the sum of squares at the start and its least
             value.
         accumulator_decay_step: :math:`N`, steps between two decays, at least 1.

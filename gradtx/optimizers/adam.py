@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from gradtx import numerics
-from gradtx.checks import Decay, NonNegative
+from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import elementwise
 from gradtx.engine.zero_gradients import ZeroGradient
@@ -93,7 +93,7 @@ def scale_by_adam(
 
 @optimizer
 def adam(
-    learning_rate: NonNegative,
+    learning_rate: LearningRate,
     b1: Decay = 0.9,
     b2: Decay = 0.999,
     eps: NonNegative = 1e-8,
@@ -115,7 +115,7 @@ def adam(
             \frac{\hat\mu_t}{\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon}
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
         b1: :math:`\beta_1`, decay of the first moment; this and the rest as in
             :func:`scale_by_adam`.
         b2: :math:`\beta_2`, decay of the second moment.
@@ -152,7 +152,7 @@ def adam(
 
 @optimizer
 def adamw(
-    learning_rate: NonNegative,
+    learning_rate: LearningRate,
     b1: Decay = 0.9,
     b2: Decay = 0.999,
     eps: NonNegative = 1e-8,
@@ -177,7 +177,7 @@ def adamw(
             + \lambda \theta_{t-1}\right)
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
         b1: :math:`\beta_1`, decay of the first moment; this and the rest as in
             :func:`scale_by_adam`.
         b2: :math:`\beta_2`, decay of the second moment.

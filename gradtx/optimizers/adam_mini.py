@@ -4,7 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from gradtx.checks import Decay, NonNegative
+from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import leafwise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, zeros_like
@@ -77,7 +77,7 @@ def scale_by_adam_mini(
 
 @optimizer
 def adam_mini(
-    learning_rate: NonNegative,
+    learning_rate: LearningRate,
     b1: Decay = 0.9,
     b2: Decay = 0.999,
     eps: NonNegative = 1e-8,
@@ -100,7 +100,7 @@ def adam_mini(
             \frac{\hat\mu_{t,i}}{\sqrt{\hat\nu_{t,b}} + \epsilon} + \lambda \theta_{t-1,i}\right)
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
         b1: :math:`\beta_1`, decay of the first moment; this and the rest as in
             :func:`scale_by_adam_mini`.
         b2: :math:`\beta_2`, decay of the second moment.

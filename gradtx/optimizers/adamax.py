@@ -4,7 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from gradtx.checks import Decay, NonNegative
+from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import Step, accumulator_dtype, debias, ema, zeros_like
@@ -66,7 +66,7 @@ def scale_by_adamax(
 
 @optimizer
 def adamax(
-    learning_rate: NonNegative,
+    learning_rate: LearningRate,
     b1: Decay = 0.9,
     b2: Decay = 0.999,
     eps: NonNegative = 1e-8,
@@ -81,7 +81,7 @@ def adamax(
         \theta_t &= \theta_{t-1} - \eta\, \frac{\mu_t}{(1 - \beta_1^t)\, \nu_t}
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
         b1: :math:`\beta_1`, decay of the mean, in :math:`[0, 1)`.
         b2: :math:`\beta_2`, decay of the maximum, in :math:`[0, 1)`.
         eps: :math:`\epsilon`, added to the size of the gradient, at least 0.
@@ -103,7 +103,7 @@ def adamax(
 
 @optimizer
 def adamaxw(
-    learning_rate: NonNegative,
+    learning_rate: LearningRate,
     b1: Decay = 0.9,
     b2: Decay = 0.999,
     eps: NonNegative = 1e-8,
@@ -119,7 +119,7 @@ def adamaxw(
             + \lambda \theta_{t-1}\right)
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
         b1: :math:`\beta_1`, decay of the mean, in :math:`[0, 1)`.
         b2: :math:`\beta_2`, decay of the maximum, in :math:`[0, 1)`.
         eps: :math:`\epsilon`, added to the size of the gradient, at least 0.

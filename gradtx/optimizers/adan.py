@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from gradtx.checks import Decay, Fraction, NonNegative
+from gradtx.checks import Decay, Fraction, LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, zeros_like
@@ -91,7 +91,7 @@ def scale_by_adan(
 
 @optimizer
 def adan(
-    learning_rate: NonNegative,
+    learning_rate: LearningRate,
     b1: Decay = 0.98,
     b2: Decay = 0.92,
     b3: Decay = 0.99,
@@ -119,7 +119,7 @@ def adan(
     The paper decays by dividing by :math:`1 + \lambda\eta`, which is the same to first order.
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
         b1: :math:`\beta_1`, decay of the gradients, in :math:`[0, 1)`.
         b2: :math:`\beta_2`, decay of their differences, in :math:`[0, 1)`.
         b3: :math:`\beta_3`, decay of the squares, in :math:`[0, 1)`.

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from gradtx.checks import Decay, NonNegative
+from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import (
@@ -96,7 +96,7 @@ def scale_by_ademamix(
 
 @optimizer
 def ademamix(
-    learning_rate: NonNegative,
+    learning_rate: LearningRate,
     b1: Decay = 0.9,
     b2: Decay = 0.999,
     b3: Decay = 0.9999,
@@ -120,7 +120,7 @@ def ademamix(
             + \lambda \theta_{t-1}\right)
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
         b1: :math:`\beta_1`, decay of the fast momentum, in :math:`[0, 1)`.
         b2: :math:`\beta_2`, decay of the second moment, in :math:`[0, 1)`.
         b3: :math:`\beta_3`, decay of the slow momentum, in :math:`[0, 1)`.
@@ -201,7 +201,7 @@ def scale_by_simplified_ademamix(
 
 @optimizer
 def simplified_ademamix(
-    learning_rate: NonNegative,
+    learning_rate: LearningRate,
     b1: Decay = 0.99,
     b2: Decay = 0.95,
     alpha: NonNegative = 0.0,
@@ -220,7 +220,7 @@ def simplified_ademamix(
             + \lambda \theta_{t-1}\right)
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
         b1: :math:`\beta_1`, decay of the momentum, in :math:`[0, 1)`.
         b2: :math:`\beta_2`, decay of the second moment, in :math:`[0, 1)`.
         alpha: :math:`\alpha`, weight of the gradient, at least 0.

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from gradtx.checks import Decay, NonNegative
+from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, ema, zeros_like
@@ -92,7 +92,7 @@ def _clip(x: Array, limit: Array) -> Array:
 
 @optimizer
 def adopt(
-    learning_rate: NonNegative,
+    learning_rate: LearningRate,
     b1: Decay = 0.9,
     b2: Decay = 0.9999,
     eps: NonNegative = 1e-6,
@@ -114,7 +114,7 @@ def adopt(
     from the second step on; the first sets :math:`\nu_1 = |g_1|^2` and moves nothing.
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
         b1: :math:`\beta_1`, decay of the momentum, in :math:`[0, 1)`.
         b2: :math:`\beta_2`, decay of the second moment, in :math:`[0, 1)`.
         eps: :math:`\epsilon`, the least root of the second moment, at least 0.

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from gradtx import numerics
-from gradtx.checks import Decay, NonNegative
+from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, zeros_like
@@ -98,7 +98,7 @@ def scale_by_amsgrad(
 
 @optimizer
 def amsgrad(
-    learning_rate: NonNegative,
+    learning_rate: LearningRate,
     b1: Decay = 0.9,
     b2: Decay = 0.999,
     eps: NonNegative = 1e-8,
@@ -122,7 +122,7 @@ def amsgrad(
             - \eta\, \frac{\hat\mu_t}{\sqrt{\nu^{\max}_t + \bar\epsilon} + \epsilon}
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
         b1: :math:`\beta_1`, decay of the first moment, in :math:`[0, 1)`.
         b2: :math:`\beta_2`, decay of the second moment, in :math:`[0, 1)`.
         eps: :math:`\epsilon`, added to the root, at least 0.

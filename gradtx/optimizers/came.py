@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from gradtx.checks import Decay, NonNegative, Positive
+from gradtx.checks import Decay, LearningRate, NonNegative, Positive
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import leafwise
 from gradtx.numerics import (
@@ -143,7 +143,7 @@ def scale_by_came(
 
 @optimizer
 def came(
-    learning_rate: NonNegative,
+    learning_rate: LearningRate,
     b1: Decay = 0.9,
     b2: Decay = 0.999,
     b3: Decay = 0.9999,
@@ -175,7 +175,7 @@ def came(
     itself, and the second root is 1.
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
         b1: :math:`\beta_1`, decay of the momentum; this and the rest as in :func:`scale_by_came`.
         b2: :math:`\beta_2`, decay of the second moment.
         b3: :math:`\beta_3`, decay of the instability.

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from gradtx.checks import Decay, NonNegative
+from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, zeros_like
 from gradtx.numerics.steering import replace
@@ -82,7 +82,7 @@ def scale_by_diffgrad(
 
 @optimizer
 def diffgrad(
-    learning_rate: NonNegative,
+    learning_rate: LearningRate,
     b1: Decay = 0.9,
     b2: Decay = 0.999,
     eps: NonNegative = 1e-8,
@@ -104,7 +104,7 @@ def diffgrad(
             \xi_t \frac{\hat\mu_t}{\sqrt{\hat\nu_t} + \epsilon} + \lambda \theta_{t-1}\right)
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
         b1: :math:`\beta_1`, decay of the first moment; this and the rest as in
             :func:`scale_by_diffgrad`.
         b2: :math:`\beta_2`, decay of the second moment.

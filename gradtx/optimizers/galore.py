@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradtx.checks import NonNegative, Number, check_integer
+from gradtx.checks import LearningRate, NonNegative, Number, check_integer
 from gradtx.composition.chain import chain
 from gradtx.engine.leaves import gradient, load, store
 from gradtx.engine.lift import refused_rows
@@ -215,7 +215,7 @@ def scale_by_galore(
 
 @optimizer
 def galore(
-    learning_rate: NonNegative,
+    learning_rate: LearningRate,
     rank: int = 128,
     update_proj_gap: int = 200,
     scale: Number = 1.0,
@@ -244,7 +244,7 @@ def galore(
     of this Adam.
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
         rank: :math:`r`, that of the subspace; this and the next three as in
             :func:`scale_by_galore`.
         update_proj_gap: :math:`T`, steps from one projector to the next.

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from gradtx.checks import Decay, NonNegative
+from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain, identity
 from gradtx.composition.masking import split_by_mask
 from gradtx.engine.lift import leafwise
@@ -81,7 +81,7 @@ def scale_by_lamb(
 
 @optimizer
 def lamb(
-    learning_rate: NonNegative,
+    learning_rate: LearningRate,
     b1: Decay = 0.9,
     b2: Decay = 0.999,
     eps: NonNegative = 1e-6,
@@ -102,7 +102,7 @@ def lamb(
     The norms are those of a leaf; the ratio is 1 where one of them is 0.
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
         b1: decay of the first moment, in :math:`[0, 1)`.
         b2: decay of the second moment, in :math:`[0, 1)`.
         eps: :math:`\epsilon \ge 0`, added to the root of the second moment.

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from gradtx.checks import Decay, NonNegative
+from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, zeros_like
@@ -77,7 +77,7 @@ def scale_by_laprop(
 
 @optimizer
 def laprop(
-    learning_rate: NonNegative,
+    learning_rate: LearningRate,
     b1: Decay = 0.9,
     b2: Decay = 0.999,
     eps: NonNegative = 1e-15,
@@ -97,7 +97,7 @@ def laprop(
             - \eta \left(\frac{\mu_t}{1 - \beta_1^t} + \lambda\theta_{t-1}\right)
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
         b1: decay of the momentum; this and the rest as in :func:`scale_by_laprop`.
         b2: decay of the second moment.
         eps: added to the root.

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gradtx.checks import Fraction, NonNegative
+from gradtx.checks import Fraction, LearningRate, NonNegative
 from gradtx.composition.chain import chain, identity
 from gradtx.composition.masking import masked, split_by_mask
 from gradtx.engine.lift import leafwise
@@ -73,7 +73,7 @@ def scale_by_lars(
 
 @optimizer
 def lars(
-    learning_rate: NonNegative,
+    learning_rate: LearningRate,
     weight_decay: NonNegative = 0.0,
     weight_decay_mask: Where = True,
     trust_coefficient: NonNegative = 0.001,
@@ -94,7 +94,7 @@ def lars(
     The norms are those of a leaf; the ratio (with its factor `c`) is 1 where one of them is 0.
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
         weight_decay: :math:`\lambda \ge 0`.
         weight_decay_mask: which parameters decay, as in :func:`add_decayed_weights`.
         trust_coefficient: :math:`c \ge 0`.

@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 
-from gradtx.checks import Decay, NonNegative
+from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import ema, zeros_like
@@ -82,7 +82,7 @@ def scale_by_lion(
 
 @optimizer
 def lion(
-    learning_rate: NonNegative,
+    learning_rate: LearningRate,
     b1: Decay = 0.9,
     b2: Decay = 0.99,
     mu_dtype: DType | None = None,
@@ -98,7 +98,7 @@ def lion(
             - \eta \left(\mathrm{sign}(c_t) + \lambda\theta_{t-1}\right)
 
     Args:
-        learning_rate: :math:`\eta \ge 0`, 3 to 10 times smaller than Adam's; a number, an array, or
+        learning_rate: :math:`\eta`, 3 to 10 times smaller than Adam's; a number, an array, or
             a schedule.
         b1: :math:`\beta_1` in :math:`[0, 1)`, of the direction.
         b2: :math:`\beta_2` in :math:`[0, 1)`, of the momentum.

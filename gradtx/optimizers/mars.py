@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from gradtx.checks import Decay, Limit, NonNegative
+from gradtx.checks import Decay, LearningRate, Limit, NonNegative
 from gradtx.engine.lift import elementwise, leafwise
 from gradtx.numerics import Step, zeros_like
 from gradtx.numerics.steering import recompute, replace
@@ -86,7 +86,7 @@ def mars(
 
 @optimizer
 def mars_adamw(
-    learning_rate: NonNegative,
+    learning_rate: LearningRate,
     b1: Decay = 0.95,
     b2: Decay = 0.99,
     eps: NonNegative = 1e-8,
@@ -108,7 +108,8 @@ def mars_adamw(
             {\sqrt{\nu_t / (1 - \beta_2^t)} + \epsilon} + \lambda\theta_{t-1}\right)
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule. The authors take 3e-3.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule. The
+            authors take 3e-3.
         b1: decay of the first moment, in :math:`[0, 1)`.
         b2: decay of the second moment, in :math:`[0, 1)`.
         eps: added to the root of the second moment.
@@ -140,7 +141,7 @@ def mars_adamw(
 
 @optimizer
 def mars_lion(
-    learning_rate: NonNegative,
+    learning_rate: LearningRate,
     b1: Decay = 0.95,
     weight_decay: NonNegative = 0.0,
     mask: Where | None = None,
@@ -158,7 +159,7 @@ def mars_lion(
             \theta_t = \theta_{t-1} - \eta (\mathrm{sign}(\mu_t) + \lambda\theta_{t-1})
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
         b1: :math:`\beta_1` in :math:`[0, 1)`.
         weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
         mask: which parameters decay, as in :func:`add_decayed_weights`.

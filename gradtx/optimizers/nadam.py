@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from gradtx.checks import Decay, NonNegative
+from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, zeros_like
@@ -98,7 +98,7 @@ def _scale(
 
 @optimizer
 def nadam(
-    learning_rate: NonNegative,
+    learning_rate: LearningRate,
     b1: Decay = 0.9,
     b2: Decay = 0.999,
     eps: NonNegative = 1e-8,
@@ -123,7 +123,7 @@ def nadam(
     up.
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
         b1: decay of the first moment, in :math:`[0, 1)`.
         b2: decay of the second moment, in :math:`[0, 1)`.
         eps: added to the root, at least 0.
@@ -149,7 +149,7 @@ def nadam(
 
 @optimizer
 def nadamw(
-    learning_rate: NonNegative,
+    learning_rate: LearningRate,
     b1: Decay = 0.9,
     b2: Decay = 0.999,
     eps: NonNegative = 1e-8,
@@ -175,7 +175,7 @@ def nadamw(
     With `momentum_decay` :math:`\bar\mu_t` is that of :func:`scale_by_nadam`.
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
         b1: decay of the first moment, in :math:`[0, 1)`; this and the rest as in :func:`nadam`.
         b2: decay of the second moment, in :math:`[0, 1)`.
         eps: added to the root, at least 0.

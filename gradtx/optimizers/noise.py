@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gradtx.checks import NonNegative
+from gradtx.checks import LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.pair import GradientTransformation, optimizer
 from gradtx.transforms.noise import add_noise
@@ -11,7 +11,7 @@ from gradtx.transforms.scaling import scale_by_learning_rate
 
 @optimizer
 def noisy_sgd(
-    learning_rate: NonNegative,
+    learning_rate: LearningRate,
     eta: NonNegative = 0.01,
     gamma: NonNegative = 0.55,
     key: Any = None,

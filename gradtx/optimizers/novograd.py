@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from gradtx.checks import Decay, NonNegative
+from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import leafwise
 from gradtx.numerics import Step, accumulator_dtype, ema, sum_sq, zeros_like
@@ -82,7 +82,7 @@ def scale_by_novograd(
 
 @optimizer
 def novograd(
-    learning_rate: NonNegative,
+    learning_rate: LearningRate,
     b1: Decay = 0.9,
     b2: Decay = 0.25,
     eps: NonNegative = 1e-6,
@@ -99,7 +99,7 @@ def novograd(
         \theta_t &= \theta_{t-1} - \eta\, \mu_t
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
         b1: decay of the momentum; this and the rest as in :func:`scale_by_novograd`.
         b2: decay of the squared norm.
         eps: added to the root.

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from gradtx.checks import Decay, NonNegative, Number
+from gradtx.checks import Decay, LearningRate, NonNegative, Number
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import real_dtype, zeros_like
 from gradtx.numerics.steering import delay, fuse
@@ -67,7 +67,7 @@ def scale_by_optimistic_gradient(alpha: Number = 1.0, beta: Number = 1.0) -> Gra
 
 @optimizer
 def optimistic_gradient_descent(
-    learning_rate: NonNegative, alpha: Number = 1.0, beta: Number = 1.0
+    learning_rate: LearningRate, alpha: Number = 1.0, beta: Number = 1.0
 ) -> GradientTransformation:
     r"""Optimistic gradient descent: each gradient is extrapolated from the one before.
 
@@ -75,7 +75,7 @@ def optimistic_gradient_descent(
         - \eta \left((\alpha + \beta) g_t - \beta g_{t-1}\right), \qquad g_0 = g_1
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
         alpha: :math:`\alpha`, of the gradient; this and the next: a number, an array, or a
             schedule.
         beta: :math:`\beta`, of the negative momentum.
@@ -154,7 +154,7 @@ def optimistic_adam(
 
 @optimizer
 def optimistic_adam_v2(
-    learning_rate: NonNegative,
+    learning_rate: LearningRate,
     *,
     alpha: Number = 1.0,
     beta: Number = 1.0,
@@ -179,7 +179,7 @@ def optimistic_adam_v2(
     :math:`\bar\mu_t = \mu_t / (1 - \beta_1^t)`.
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
         alpha: :math:`\alpha`, of the direction.
         beta: :math:`\beta`, of the negative momentum.
         b1: decay of the first moment, in :math:`[0, 1)`.

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from gradtx.checks import Decay, Fraction, NonNegative, Number
+from gradtx.checks import Decay, Fraction, LearningRate, NonNegative, Number
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, zeros_like
@@ -79,7 +79,7 @@ def scale_by_qhadam(
 
 @optimizer
 def qhadam(
-    learning_rate: NonNegative,
+    learning_rate: LearningRate,
     b1: Decay = 0.995,
     b2: Decay = 0.999,
     nu1: Number = 0.7,
@@ -103,7 +103,7 @@ def qhadam(
             + \lambda\theta_{t-1}\right)
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
         b1: decay of the first moment; this and the rest as in :func:`scale_by_qhadam`.
         b2: decay of the second moment.
         nu1: :math:`\kappa_1`, the share of the first moment in the direction.

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import jax.numpy as jnp
 
 from gradtx import numerics
-from gradtx.checks import Decay, NonNegative, Range
+from gradtx.checks import Decay, LearningRate, NonNegative, Range
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, nesterov_mean, zeros_like
@@ -103,7 +103,7 @@ def scale_by_radam(
 
 @optimizer
 def radam(
-    learning_rate: NonNegative,
+    learning_rate: LearningRate,
     b1: Decay = 0.9,
     b2: Decay = 0.999,
     eps: NonNegative = 1e-8,
@@ -130,7 +130,7 @@ def radam(
             \theta_{t-1} - \eta\, \hat\mu_t \;\text{ otherwise}
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
         b1: decay of the first moment, in :math:`[0, 1)`.
         b2: decay of the second moment, in :math:`[0, 1)`.
         eps: added to the root, at least 0.

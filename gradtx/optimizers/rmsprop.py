@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from gradtx.checks import Decay, Fraction, NonNegative
+from gradtx.checks import Decay, Fraction, LearningRate, NonNegative
 from gradtx.composition.chain import chain, identity
 from gradtx.engine.lift import elementwise
 from gradtx.engine.zero_gradients import ZeroGradient
@@ -150,7 +150,7 @@ def scale_by_stddev(
 
 @optimizer
 def rmsprop(
-    learning_rate: NonNegative,
+    learning_rate: LearningRate,
     decay: Decay = 0.9,
     eps: NonNegative = 1e-8,
     initial_scale: NonNegative = 0.0,
@@ -174,7 +174,7 @@ def rmsprop(
     correction divides both averages by :math:`1 - \gamma^t`.
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
         decay: :math:`\gamma` in :math:`[0, 1)`, of the moving averages.
         eps: :math:`\epsilon \ge 0`, added to the second moment or to its root.
         initial_scale: the second moment at the start.

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from gradtx.checks import Decay, NonNegative
+from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import rowwise
 from gradtx.engine.zero_gradients import ZeroGradient
@@ -71,7 +71,7 @@ def scale_by_rowwise_rss(
 
 @optimizer
 def rowwise_adagrad(
-    learning_rate: NonNegative,
+    learning_rate: LearningRate,
     initial_accumulator_value: NonNegative = 0.0,
     eps: NonNegative = 1e-8,
 ) -> GradientTransformation:
@@ -83,7 +83,7 @@ def rowwise_adagrad(
     The state is one number for each row, where :func:`adagrad` keeps a whole table.
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
         initial_accumulator_value: :math:`s_i` at the start, at least 0.
         eps: :math:`\epsilon \ge 0`, added to its root.
 
@@ -155,7 +155,7 @@ def scale_by_rowwise_adam(
 
 @optimizer
 def rowwise_adam(
-    learning_rate: NonNegative,
+    learning_rate: LearningRate,
     b1: Decay = 0.9,
     b2: Decay = 0.999,
     eps: NonNegative = 1e-8,
@@ -170,7 +170,7 @@ def rowwise_adam(
             {\sqrt{\nu_{t,i} / (1 - \beta_2^t)} + \epsilon}
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
         b1: decay of the first moment; this and the rest as in :func:`scale_by_rowwise_adam`.
         b2: decay of the second moment.
         eps: added to the root of the second moment.

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from gradtx.checks import Fraction, NonNegative
+from gradtx.checks import Fraction, LearningRate
 from gradtx.composition.chain import chain, identity
 from gradtx.engine.lift import elementwise
 from gradtx.pair import GradientTransformation, optimizer, transformation
@@ -15,7 +15,7 @@ from gradtx.types import Array, DType, EmptyState
 
 @optimizer
 def sgd(
-    learning_rate: NonNegative,
+    learning_rate: LearningRate,
     momentum: Fraction | None = None,
     nesterov: bool = False,
     accumulator_dtype: DType | None = None,
@@ -30,7 +30,7 @@ def sgd(
     Without momentum :math:`m = g`.
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
         momentum: :math:`\mu` in :math:`[0, 1]`; None for none, which needs no slot.
         nesterov: use Nesterov momentum.
         accumulator_dtype: the type in which :math:`m` is kept; the parameters' unless given.
@@ -75,11 +75,11 @@ def scale_by_sign() -> GradientTransformation:
 
 
 @optimizer
-def sign_sgd(learning_rate: NonNegative) -> GradientTransformation:
+def sign_sgd(learning_rate: LearningRate) -> GradientTransformation:
     r"""Descent by the sign alone: :math:`\theta \leftarrow \theta - \eta\,\mathrm{sign}(g)`.
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
 
     Source: J. Bernstein et al., signSGD: Compressed Optimisation for Non-Convex Problems, 2018,
     arXiv:1802.04434, algorithm 1.

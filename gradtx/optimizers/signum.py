@@ -1,6 +1,6 @@
 """Signum."""
 
-from gradtx.checks import Decay, NonNegative
+from gradtx.checks import Decay, LearningRate
 from gradtx.composition.chain import chain
 from gradtx.optimizers.sgd import scale_by_sign
 from gradtx.pair import GradientTransformation, optimizer
@@ -11,7 +11,7 @@ from gradtx.types import DType
 
 @optimizer
 def signum(
-    learning_rate: NonNegative, beta: Decay = 0.9, accumulator_dtype: DType | None = None
+    learning_rate: LearningRate, beta: Decay = 0.9, accumulator_dtype: DType | None = None
 ) -> GradientTransformation:
     r"""The sign of the momentum.
 
@@ -19,7 +19,7 @@ def signum(
         \theta \leftarrow \theta - \eta\, \mathrm{sign}(m)
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
         beta: :math:`\beta` in :math:`[0, 1)`.
         accumulator_dtype: the type in which :math:`m` is kept; the parameters' unless given.
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from gradtx.checks import Decay, Fraction, NonNegative
+from gradtx.checks import Decay, Fraction, LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import leafwise
 from gradtx.numerics import abs_sq, accumulator_dtype, ema, zeros_like
@@ -80,7 +80,7 @@ def scale_by_sm3(
 
 
 @optimizer
-def sm3(learning_rate: NonNegative, momentum: Decay = 0.9) -> GradientTransformation:
+def sm3(learning_rate: LearningRate, momentum: Decay = 0.9) -> GradientTransformation:
     r"""SM3: Adagrad with one vector for each dimension, with momentum; here for a matrix.
 
     .. math::
@@ -92,7 +92,7 @@ def sm3(learning_rate: NonNegative, momentum: Decay = 0.9) -> GradientTransforma
     with :math:`\epsilon = 10^{-8}`.
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
         momentum: :math:`\beta_1` in :math:`[0, 1)`.
 
     Source: R. Anil et al., Memory-Efficient Adaptive Optimization, 2019, arXiv:1901.11150,

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx import tree
-from gradtx.checks import Count, Decay, NonNegative, Positive, PositiveCount
+from gradtx.checks import Count, Decay, LearningRate, NonNegative, Positive, PositiveCount
 from gradtx.composition.chain import chain
 from gradtx.engine.leaves import load, store
 from gradtx.engine.lift import elementwise, needed
@@ -176,7 +176,7 @@ def _print_win_rate(updates: Updates, threshold: Any, count: Array, every: Any) 
 
 @optimizer
 def sophia(
-    learning_rate: NonNegative,
+    learning_rate: LearningRate,
     b1: Decay = 0.965,
     b2: Decay = 0.99,
     eps: Positive = 1e-8,
@@ -207,7 +207,7 @@ def sophia(
     where :math:`\hat h_t` is the estimate of the Hessian's diagonal at :math:`\theta_{t-1}`.
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
         b1: decay of the momentum; this and what is not named below as in :func:`scale_by_sophia`.
         b2: decay of the Hessian's diagonal.
         eps: :math:`\epsilon > 0`, the least divisor.

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from gradtx.checks import Decay, NonNegative
+from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.composition.masking import split_by_mask
 from gradtx.engine.lift import leafwise
@@ -92,7 +92,7 @@ def scale_by_stable_adamw(
 
 @optimizer
 def stable_adamw(
-    learning_rate: NonNegative,
+    learning_rate: LearningRate,
     b1: Decay = 0.9,
     b2: Decay = 0.99,
     eps: NonNegative = 1e-6,
@@ -116,7 +116,7 @@ def stable_adamw(
     The mean is over a leaf.
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
         b1: decay of the first moment; this and the rest as in :func:`scale_by_stable_adamw`.
         b2: decay of the second moment.
         eps: :math:`\epsilon \ge 0`, added to the root.

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from gradtx.checks import Decay, NonNegative
+from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import ema, zeros_like
@@ -49,7 +49,7 @@ def scale_by_tiger(b1: Decay = 0.965, mu_dtype: DType | None = None) -> Gradient
 
 @optimizer
 def tiger(
-    learning_rate: NonNegative,
+    learning_rate: LearningRate,
     b1: Decay = 0.965,
     weight_decay: NonNegative = 0.01,
     mask: Where | None = None,
@@ -65,7 +65,7 @@ def tiger(
     a matrix by its root mean square: chain :func:`scale_by_param_block_rms` for that.
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
         b1: :math:`\beta` in :math:`[0, 1)`, the decay of the momentum.
         weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
         mask: which parameters decay, as in :func:`add_decayed_weights`.

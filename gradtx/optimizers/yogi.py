@@ -4,7 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from gradtx.checks import Decay, NonNegative, Number
+from gradtx.checks import Decay, LearningRate, NonNegative, Number
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, full_like
@@ -72,7 +72,7 @@ def scale_by_yogi(
 
 @optimizer
 def yogi(
-    learning_rate: NonNegative,
+    learning_rate: LearningRate,
     b1: Decay = 0.9,
     b2: Decay = 0.999,
     eps: NonNegative = 1e-3,
@@ -90,7 +90,7 @@ def yogi(
             \frac{\mu_t / (1 - \beta_1^t)}{\sqrt{\nu_t / (1 - \beta_2^t)} + \epsilon}
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
         b1: decay of the first moment, in :math:`[0, 1)`.
         b2: rate of the second moment, in :math:`[0, 1)`.
         eps: :math:`\epsilon \ge 0`, added to the root.

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradtx.checks import NonNegative, Number
+from gradtx.checks import LearningRate, Number
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import increment, widen
 from gradtx.pair import (
@@ -82,13 +82,13 @@ def scale_by_schedule(step_size_fn: Schedule) -> GradientTransformation:
 
 @transformation(scheduled_state=ScaleByScheduleState)
 def scale_by_learning_rate(
-    learning_rate: NonNegative | None = None, *, flip_sign: bool = True
+    learning_rate: LearningRate | None = None, *, flip_sign: bool = True
 ) -> GradientTransformation:
     r"""Multiply by the learning rate and, for descent, by -1: :math:`u = -\eta\, g`.
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, a schedule, or None for 1 (in Optax
-            None leaves the updates unchanged, and a chain that ends in it ascends).
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, a schedule, or None
+            for 1 (in Optax None leaves the updates unchanged, and a chain that ends in it ascends).
         flip_sign: whether to descend.
 
     State: none, or `ScaleByScheduleState` for a schedule.

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradtx.checks import Fraction, NonNegative, PositiveCount
+from gradtx.checks import Fraction, LearningRate, NonNegative, PositiveCount
 from gradtx.composition.chain import chain, identity
 from gradtx.numerics import cast, widen
 from gradtx.numerics.keys import given_key, own_key
@@ -174,7 +174,7 @@ def differentially_private(
 
 @optimizer
 def dpsgd(
-    learning_rate: NonNegative,
+    learning_rate: LearningRate,
     l2_norm_clip: NonNegative,
     noise_multiplier: NonNegative,
     seed: Any,
@@ -196,7 +196,7 @@ def dpsgd(
     where :math:`g_i` is the gradient of example `i` of `B`. Without momentum :math:`m = u`.
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
         l2_norm_clip: :math:`C \ge 0`, the norm to which each example's gradient is clipped.
         noise_multiplier: :math:`\sigma \ge 0`, the noise's standard deviation divided by `C`.
         seed: an integer or a random key.
