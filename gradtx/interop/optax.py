@@ -67,8 +67,7 @@ def to_optax_state(state: State, tx: Any, params: Params) -> Any:
         params: the parameters.
 
     Returns:
-        A state like ``tx.init(params)``. What `MultiSteps` collected in its last window, which is
-        still in our state, is zero, as Optax needs it.
+        A state like ``tx.init(params)``.
 
     Raises:
         ValueError: the state is of another transformation, or of other parameters.
@@ -101,7 +100,7 @@ def _restated(state: Any, like: Any, where: str, path: str) -> Any:
                 f"{type(like).__name__} has: is it of another transformation?"
             )
         if {"mini_step", "acc_grads"} <= set(like._fields):
-            # Optax adds to what is there: a window must start from zeros.
+            # Optax adds to what is there, which states saved by early versions kept after a window.
             started = jnp.asarray(state.mini_step) > 0
             empty = jax.tree.map(lambda a: jnp.where(started, a, 0), state.acc_grads)
             state = state._replace(acc_grads=empty)

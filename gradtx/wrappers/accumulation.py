@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from gradtx import tree
 from gradtx.checks import PositiveCount, check_integer
 from gradtx.numerics import cast, divide, increment, scalar_dtype, widen
+from gradtx.numerics.steering import vary, varying_axes
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -34,8 +35,8 @@ class MultiStepsState(NamedTuple):
     """The state of `MultiSteps`, as in Optax.
 
     mini_step: i32[], micro-batches in this window; gradient_step: i32[], windows so far;
-    inner_opt_state: the inner state; acc_grads: like the parameters, the mean (or sum) so far,
-    of the last window if mini_step is 0; skip_state: what `should_skip_update_fn` last returned.
+    inner_opt_state: the inner state; acc_grads: like the parameters, the mean (or sum) so far, zero
+    if mini_step is 0; skip_state: what `should_skip_update_fn` last returned.
     """
 
     mini_step: Any
@@ -170,6 +171,20 @@ class Window:
 
         return map_accumulated(of, updates, acc, keep=False)
 
+    def finished(self, state: State, done: Array) -> State:
+        """The state after a micro-batch; with `done`, a window's last, of which nothing is kept.
+
+        `MultiSteps` writes zeros, as in Optax, in a loop of its own: the step's would copy what it
+        reads and overwrites.
+        """
+        if self.weighted:
+            return state
+
+        def zeros(acc: PyTree, turn: Array) -> PyTree:
+            return jax.tree.map(lambda a: vary(jnp.zeros_like(a), varying_axes(jax.typeof(a))), acc)
+
+        return state._replace(acc_grads=run_if(done, zeros, state.acc_grads))
+
 
 def accumulating(inner: GradientTransformation, window: Window) -> GradientTransformation:
     """`inner` on what a window collects."""
@@ -195,20 +210,21 @@ def accumulating(inner: GradientTransformation, window: Window) -> GradientTrans
         updates = fitting(updates, state.acc_grads)
         state, last, grads, extra = collect(updates, state, params, extra_args)
 
-        def run(now: tuple[Updates, State], turn: Array) -> tuple[Updates, State]:
-            return tx.update(grads(turn), now[1], params, **extra)
+        def run(now: tuple[Updates, State, Array], turn: Array) -> tuple[Updates, State, Array]:
+            return *tx.update(grads(turn), now[1], params, **extra), jnp.array(True)
 
-        nothing = nothing_like(updates, lambda: run((None, state.inner_opt_state), jnp.int32(0)))
-        out, inner_state = run_if(last, run, (nothing, state.inner_opt_state))
-        return out, state._replace(inner_opt_state=inner_state)
+        held = state.inner_opt_state, jnp.array(False)
+        nothing = nothing_like(updates, lambda: run((None, *held), jnp.int32(0)))
+        out, inner_state, done = run_if(last, run, (nothing, *held))
+        return out, window.finished(state._replace(inner_opt_state=inner_state), done)
 
     def step(
         updates: Updates, state: State, params: Params, **extra_args: Any
     ) -> tuple[Params, State]:
         updates = fitting(updates, state.acc_grads)
         state, last, grads, extra = collect(updates, state, params, extra_args)
-        params, inner_state = step_if(last, tx, grads, state.inner_opt_state, params, extra)
-        return params, state._replace(inner_opt_state=inner_state)
+        params, inner, done = step_if(last, tx, grads, state.inner_opt_state, params, extra)
+        return params, window.finished(state._replace(inner_opt_state=inner), done)
 
     return GradientTransformationExtraArgs(
         lambda params: window.init(params, tx.init(params)), update, step

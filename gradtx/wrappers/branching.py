@@ -86,16 +86,19 @@ def step_if(
     state: State,
     params: Params,
     extra_args: dict[str, Any],
-) -> tuple[Params, State]:
-    """A step of `tx` with ``grads(turn)``, or parameters and state unchanged."""
+) -> tuple[Params, State, Array]:
+    """A step of `tx` with ``grads(turn)``, or parameters and state unchanged.
+
+    The third result says which; XLA knows it only after the step.
+    """
     if extra_args.get("value") is not None:
         # The loss must read the parameters before they are overwritten.
         condition = condition & true_after(extra_args["value"])
 
-    def run(now: tuple[Params, State], turn: Array) -> tuple[Params, State]:
-        return take_step(tx, grads(turn), now[1], now[0], **extra_args)
+    def run(now: tuple[Params, State, Array], turn: Array) -> tuple[Params, State, Array]:
+        return *take_step(tx, grads(turn), now[1], now[0], **extra_args), jnp.array(True)
 
-    return run_if(condition, run, (jax.tree.map(parameter, params), state))
+    return run_if(condition, run, (jax.tree.map(parameter, params), state, jnp.array(False)))
 
 
 def update_if(

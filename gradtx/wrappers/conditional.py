@@ -66,7 +66,7 @@ def _conditionally(
         updates: Updates, state: State, params: Params, **extra_args: Any
     ) -> tuple[Params, State]:
         run = asked(state, extra_args)
-        params, inner_state = step_if(
+        params, inner_state, _ = step_if(
             run, tx, lambda turn: inside(updates, turn), state.inner_state, params, extra_args
         )
         return params, state_class(step=increment(state.step), inner_state=inner_state)

@@ -83,7 +83,7 @@ def apply_if_finite(
         updates: Updates, state: State, params: Params, **extra_args: Any
     ) -> tuple[Params, State]:
         run, state = looked_at(updates, state)
-        params, inner_state = step_if(
+        params, inner_state, _ = step_if(
             run, tx, lambda turn: inside(updates, turn), state.inner_state, params, extra_args
         )
         return params, state._replace(inner_state=inner_state)

@@ -105,7 +105,7 @@ def dynamic_loss_scale(
         updates: Updates, state: State, params: Params, **extra_args: Any
     ) -> tuple[Params, State]:
         finite = all_finite(updates)
-        params, inner_state = step_if(
+        params, inner_state, _ = step_if(
             finite,
             tx,
             lambda turn: _unscaled(inside(updates, turn), state.loss_scale),

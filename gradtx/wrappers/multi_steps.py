@@ -27,9 +27,6 @@ class MultiSteps:
         should_skip_update_fn: which micro-batches to leave out, as in :func:`accumulate`.
         accumulator_dtype: the type of the accumulator.
 
-    After a window ``acc_grads`` keeps its value, and the next window discards it. Optax writes
-    zeros and adds to them; :func:`to_optax_state` returns those.
-
     Raises:
         ValueError: the window is below 1.
 

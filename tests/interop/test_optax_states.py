@@ -63,26 +63,46 @@ def test_groups_and_masks():
         np.testing.assert_allclose(got[key], want[key], rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("steps", [2, 3])
+def through_flax(state, theirs, p, path):
+    serialization = pytest.importorskip("flax.serialization")
+    return serialization.from_state_dict(theirs.init(p), serialization.to_state_dict(state))
+
+
+def through_orbax(state, theirs, p, path):
+    orbax = pytest.importorskip("orbax.checkpoint")
+    with orbax.StandardCheckpointer() as checkpointer:
+        checkpointer.save(path / "state", state)
+        checkpointer.wait_until_finished()
+        return checkpointer.restore(path / "state", theirs.init(p))
+
+
+WAYS = {
+    "itself": lambda state, theirs, p, path: state,
+    "to_optax_state": lambda state, theirs, p, path: to_optax_state(state, theirs, p),
+    "Flax": through_flax,
+    "Orbax": through_orbax,
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("mean", [False, True])
-def test_a_window_goes_on_in_optax(steps, mean):
-    """Ours forgets the last window when the next begins, Optax when the last ends."""
+def test_a_window_goes_on_in_optax(mean, way, tmp_path):
+    """Between two windows or in the middle of one, on every way out."""
     ours, theirs = (lib.MultiSteps(lib.sgd(1.0), 2, use_grad_mean=mean) for lib in (gradtx, optax))
-    p, gs = params(), grads(4)
-    states = [ours.init(p), theirs.init(p)]
-    for t in range(4):
+    p, gs = params(), grads(5)
+    alone, mine = theirs.init(p), ours.init(p)
+    crossed = []
+    for t in range(5):
         g = jax.tree.map(lambda x, t=t: x[t], gs)
-        if t == steps:
-            states[0] = to_optax_state(states[0], theirs, p)
-            jax.tree.map(np.testing.assert_allclose, states[0].acc_grads, states[1].acc_grads)
-        made = [
-            (ours if tx is ours and t < steps else theirs).update(g, state, p)
-            for tx, state in zip((ours, theirs), states, strict=True)
-        ]
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), made[0][0], made[1][0]
-        )
-        states = [state for _, state in made]
+        want, alone = theirs.update(g, alone, p)
+        crossed = [theirs.update(g, state, p) for state in crossed]
+        for updates, _ in crossed:
+            jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), updates, want)
+        crossed = [state for _, state in crossed]
+        mine = ours.update(g, mine, p)[1]
+        jax.tree.map(np.testing.assert_allclose, mine.acc_grads, alone.acc_grads)
+        if t in (1, 2):
+            crossed.append(WAYS[way](mine, theirs, p, tmp_path / str(t)))
 
 
 def test_bfloat16_moments_are_widened():

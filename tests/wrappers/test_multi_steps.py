@@ -19,3 +19,4 @@ def test_multi_steps_like_optax():
         assert int(state.mini_step) == int(state_optax.mini_step)
         assert bool(ours.has_updated(state)) == bool(theirs.has_updated(state_optax))
         assert state._fields == state_optax._fields
+        np.testing.assert_allclose(state.acc_grads, state_optax.acc_grads, rtol=1e-6)
