@@ -185,7 +185,7 @@ def guard(
         updates: Updates, state: State, params: Params, **extra_args: Any
     ) -> tuple[Params, State]:
         take, tx, state = looked_at(updates, state, extra_args)
-        params, measured = step_if(
+        params, measured, _ = step_if(
             take, tx, lambda turn: inside(updates, turn), _unmeasured(state), params, extra_args
         )
         return params, _closed(take, measured, state)
