@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import gradtx
+from benchmarks import guards
 
 PLAIN = gradtx.sgd(1.0)
 
@@ -227,3 +228,31 @@ def test_a_resumed_run_decides_alike(tmp_path):
         want = gradtx.apply_gradients(tx, jnp.float32(g), jnp.float32(0.0), state)
         got = gradtx.apply_gradients(back.tx, jnp.float32(g), jnp.float32(0.0), back.state)
         chex.assert_trees_all_equal(got, want)
+
+
+def fault_counts(outcome):
+    """Each fault for one reason, and spikes of the data's own besides."""
+    told, had = outcome.report, outcome.faults
+    assert told["not_finite"] == had["NaN gradient"] + had["infinite loss"] > 0
+    assert told["zero"] == had["dead micro-batch"] > 0
+    own = told["loss_spikes"] + told["norm_spikes"] - had["1,000-fold spike"]
+    assert 0 <= own <= 0.01 * told["steps"]
+    skipped = told["not_finite"] + told["zero"] + told["loss_spikes"] + told["norm_spikes"]
+    assert told["steps"] == told["taken"] + skipped == sum(had.values())
+
+
+def test_every_fault_is_counted():
+    fault_counts(guards.run(0, guarded=True, faulty=True, steps=500))
+
+
+@pytest.mark.slow
+def test_digits_with_faults_end_where_the_clean_run_does():
+    """Within 0.3 points of accuracy; without the guard nothing is learned."""
+    clean = [guards.run(seed, guarded=True, faulty=False) for seed in range(2)]
+    faulty = [guards.run(seed, guarded=True, faulty=True) for seed in range(2)]
+    for outcome in faulty:
+        fault_counts(outcome)
+    means = [np.mean([o.accuracy for o in found]) for found in (clean, faulty)]
+    assert means[0] > 95
+    assert means[1] > means[0] - 0.3
+    assert guards.run(0, guarded=False, faulty=True, steps=500).accuracy < 50
