@@ -172,6 +172,13 @@ from gradtx.optimizers.galore import (
     galore as galore,
     scale_by_galore as scale_by_galore,
 )
+from gradtx.optimizers.kl_shampoo import (
+    ScaleByKLState as ScaleByKLState,
+    kl_shampoo as kl_shampoo,
+    kl_soap as kl_soap,
+    scale_by_kl_shampoo as scale_by_kl_shampoo,
+    scale_by_kl_soap as scale_by_kl_soap,
+)
 from gradtx.optimizers.lamb import lamb as lamb, scale_by_lamb as scale_by_lamb
 from gradtx.optimizers.laprop import (
     ScaleByLapropState as ScaleByLapropState,
@@ -285,11 +292,21 @@ from gradtx.optimizers.rprop import (
 )
 from gradtx.optimizers.scion import scion as scion
 from gradtx.optimizers.sgd import scale_by_sign as scale_by_sign, sgd as sgd, sign_sgd as sign_sgd
+from gradtx.optimizers.shampoo import (
+    ScaleByShampooState as ScaleByShampooState,
+    scale_by_shampoo as scale_by_shampoo,
+    shampoo as shampoo,
+)
 from gradtx.optimizers.signum import signum as signum
 from gradtx.optimizers.sm3 import (
     ScaleBySM3State as ScaleBySM3State,
     scale_by_sm3 as scale_by_sm3,
     sm3 as sm3,
+)
+from gradtx.optimizers.soap import (
+    ScaleBySoapState as ScaleBySoapState,
+    scale_by_soap as scale_by_soap,
+    soap as soap,
 )
 from gradtx.optimizers.sophia import (
     SophiaState as SophiaState,

@@ -1,4 +1,4 @@
-"""Norms with finite gradients, and the largest eigenvalue of a matrix."""
+"""Norms with finite gradients, eigenvalues and bases of eigenvectors, roots of matrices."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.numerics import abs_sq, compute_dtype, divide, widen
+from gradtx.numerics.control import repeat_while
 from gradtx.types import Array, PyTree
 
 
@@ -135,3 +136,102 @@ def power_iteration(
     start = v0, product, tree.vdot(v0, product), jnp.zeros([], jnp.int32)
     _, product, value, _ = jax.lax.while_loop(goes_on, once, start)
     return value, unit(product)
+
+
+def rotated(x: Array, left: Array, right: Array) -> Array:
+    r"""Matrices in the bases that are the columns of `left` and `right`: :math:`L^* X R`.
+
+    A basis of size 0 stands for the identity.
+
+    >>> swap = jnp.array([[0.0, 1.0], [1.0, 0.0]])
+    >>> rotated(jnp.array([[1.0], [2.0]]), swap, jnp.zeros((0, 0))).tolist()
+    [[2.0], [1.0]]
+    """
+    x = x if left.size == 0 else left.mT.conj() @ x
+    return x if right.size == 0 else x @ right
+
+
+def rotated_back(x: Array, left: Array, right: Array) -> Array:
+    r"""What :func:`rotated` undoes for unitary bases: :math:`L X R^*`."""
+    x = x if left.size == 0 else left @ x
+    return x if right.size == 0 else x @ right.mT.conj()
+
+
+def eigenbasis(x: Array) -> Array:
+    """The eigenvectors of Hermitian matrices, those of the largest eigenvalues first.
+
+    >>> jnp.abs(eigenbasis(jnp.diag(jnp.array([1.0, 4.0])))).tolist()
+    [[0.0, 1.0], [1.0, 0.0]]
+    """
+    return x if x.size == 0 else jnp.linalg.eigh(x)[1][..., ::-1]
+
+
+def by_eigenvalue(x: Array, basis: Array) -> Array:
+    """The order in which the Rayleigh quotients of `x` at the columns of `basis` fall.
+
+    >>> by_eigenvalue(jnp.diag(jnp.array([1.0, 4.0])), jnp.eye(2)).tolist()
+    [1, 0]
+    """
+    quotients = jnp.sum((basis.conj() * (x @ basis)).real, axis=-2)
+    return jnp.argsort(quotients, axis=-1, descending=True)
+
+
+def orthogonal_iteration(x: Array, basis: Array) -> Array:
+    """One step from `basis` towards the eigenvectors of `x`: the `Q` of ``x @ basis``."""
+    return x if x.size == 0 else jnp.linalg.qr(x @ basis)[0]
+
+
+def eigen_inverse_root(x: Array, root: int, eps: Any) -> Array:
+    r""":math:`(x + \epsilon I)^{-1/p}` of positive matrices, by their eigenvalues.
+
+    Those that rounding made negative count as 0.
+
+    >>> eigen_inverse_root(jnp.diag(jnp.array([1.0, 16.0])), 4, 0.0).round(2).tolist()
+    [[1.0, 0.0], [0.0, 0.5]]
+    """
+    values, vectors = jnp.linalg.eigh(x)
+    scales = (jnp.maximum(values, 0) + eps) ** (-1 / root)
+    return (vectors * scales[..., None, :]) @ vectors.mT.conj()
+
+
+def newton_inverse_root(x: Array, root: int, eps: Any, most: int = 100) -> Array:
+    r""":math:`(x + \epsilon I)^{-1/p}` of positive matrices, by the coupled Newton iteration.
+
+    .. math:: F = \tfrac{p + 1}{p} I - \tfrac1p M, \qquad X \leftarrow X F, \qquad
+        M \leftarrow F^p M
+
+    from :math:`M = z (x + \epsilon I)` and :math:`X = z^{1/p} I` with
+    :math:`z = (p + 1) / (2 \lVert x + \epsilon I \rVert_F)`, as long as an entry of `M - I` exceeds
+    the root of the type's precision. :math:`\epsilon` is at least what rounding adds to `x`. NaN
+    where that fails after `most` iterations.
+
+    >>> newton_inverse_root(jnp.diag(jnp.array([1.0, 16.0])), 4, 0.0).round(2).tolist()
+    [[1.0, 0.0], [0.0, 0.5]]
+    """
+    precision = jnp.finfo(x.dtype).eps
+    size, one = x.shape[-1], jnp.eye(x.shape[-1], dtype=x.dtype)
+
+    def norm(y: Array) -> Array:
+        return jnp.sqrt(jnp.sum(abs_sq(y), (-2, -1), keepdims=True))
+
+    def distance(m: Array) -> Array:
+        return jnp.max(jnp.abs(m - one), (-2, -1), keepdims=True)
+
+    def off(state: Any) -> Array:
+        return distance(state[1]) > precision**0.5
+
+    def going(state: Any) -> Array:
+        return jnp.any(off(state)) & (state[2] < most)
+
+    def once(state: Any) -> Any:
+        y, m, count = state
+        f = ((root + 1) * one - m) / root
+        new = y @ f, jnp.linalg.matrix_power(f, root) @ m
+        kept = off(state)
+        return *(jnp.where(kept, a, b) for a, b in zip(new, (y, m), strict=True)), count + 1
+
+    ridged = x + jnp.maximum(eps, size * precision * norm(x)) * one
+    z = (root + 1) / (2 * norm(ridged))
+    start = z ** (1 / root) * one, z * ridged, jnp.zeros([], jnp.int32)
+    found = repeat_while(going, once, start)
+    return jnp.where(off(found), jnp.nan, found[0])

@@ -293,6 +293,52 @@ CATALOGUE: dict[str, Entry] = {
         optax=lambda: optax.contrib.galore(0.02, rank=1, update_proj_gap=2),
         rows=False,
     ),
+    "scale_by_soap": Entry(
+        lambda: gradtx.scale_by_soap(precondition_frequency=1),
+        bad=({"b1": 1.0}, {"shampoo_beta": 1.0}, {"max_precond_dim": 0}, {"eps": -1.0}),
+        rows=False,
+    ),
+    "soap": Entry(
+        lambda: gradtx.soap(0.02, precondition_frequency=2, staggered=True),
+        bad=(*RATES, {"learning_rate": 0.1, "precondition_frequency": 0}),
+        rows=False,
+    ),
+    "scale_by_kl_shampoo": Entry(
+        lambda: gradtx.scale_by_kl_shampoo(),
+        bad=({"b1": 1.0}, {"max_precond_dim": 0}, {"initial_eigenvalue": 0.0}),
+        rows=False,
+    ),
+    "kl_shampoo": Entry(
+        lambda: gradtx.kl_shampoo(0.02, precondition_frequency=1),
+        bad=RATES,
+        rows=False,
+    ),
+    "scale_by_kl_soap": Entry(
+        lambda: gradtx.scale_by_kl_soap(precondition_frequency=1),
+        bad=({"b1": 1.0}, {"max_precond_dim": 0}, {"initial_eigenvalue": 0.0}),
+        rows=False,
+    ),
+    "kl_soap": Entry(
+        lambda: gradtx.kl_soap(0.02, precondition_frequency=2),
+        bad=RATES,
+        rows=False,
+    ),
+    "scale_by_shampoo": Entry(
+        lambda: gradtx.scale_by_shampoo(precondition_frequency=2, block_size=2),
+        bad=(
+            {"b1": 1.0},
+            {"block_size": 0},
+            {"root": 0},
+            {"grafting": "lion"},
+            {"root_method": "qr"},
+        ),
+        rows=False,
+    ),
+    "shampoo": Entry(
+        lambda: gradtx.shampoo(0.02, precondition_frequency=2, eps=1e-4, root_method="newton"),
+        bad=RATES,
+        rows=False,
+    ),
     # line search
     "scale_by_backtracking_linesearch": Entry(
         lambda: gradtx.scale_by_backtracking_linesearch(5, store_grad=True),

@@ -10,6 +10,7 @@ from tests.catalogue import CATALOGUE, optimizers
 ROWS, COLUMNS = 512, 256
 MATRIX = ROWS * COLUMNS
 SIDES = ROWS + COLUMNS
+SQUARES = ROWS**2 + COLUMNS**2
 RANK, PAIRS = 1, 3  # of galore and lbfgs, in the catalogue
 
 # float32 numbers kept for a matrix of ROWS x COLUMNS; scalars such as counters not included.
@@ -33,6 +34,9 @@ KEPT = {
     MATRIX + SIDES: "sm3",  # a momentum, and a maximum for each row and column
     MATRIX + SIDES + 1: "adafactor",  # with the catalogue's momentum; the 1 is what is not factored
     MATRIX + 2 * SIDES + 1: "came",  # the momentum, its second moment and its instability
+    2 * MATRIX + 2 * SQUARES: "soap shampoo",  # Adam's moments; Gram matrices, and bases or roots
+    2 * MATRIX + 2 * SQUARES + SIDES: "kl_soap",  # eigenvalues too
+    MATRIX + 2 * SQUARES + SIDES: "kl_shampoo",  # and no second moment of entries
     (2 * PAIRS + 3) * MATRIX: "lbfgs",  # differences, the last point and gradient, and the next
     RANK * (2 * COLUMNS + ROWS): "galore",  # moments of the projection, and the projector
 }

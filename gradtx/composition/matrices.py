@@ -8,7 +8,7 @@ import jax
 from gradtx.composition.groups import partition
 from gradtx.engine.matrices import MatrixDimensions
 from gradtx.pair import GradientTransformation
-from gradtx.paths import leaves_with_path
+from gradtx.paths import is_leaf, leaves_with_path
 from gradtx.types import Params, PyTree
 
 
@@ -38,9 +38,12 @@ class MuonDimensionNumbers(NamedTuple):
 def dimension_numbers(given: Any) -> Callable[[PyTree], PyTree]:
     """A function from a tree to its dimension numbers; unless given, of two dimensions each."""
 
+    def of_leaf(p: Any) -> MuonDimensionNumbers | None:
+        return MuonDimensionNumbers() if p is not None and p.ndim == 2 else None
+
     def numbers(tree: PyTree) -> PyTree:
         if given is None:
-            return jax.tree.map(lambda p: MuonDimensionNumbers() if p.ndim == 2 else None, tree)
+            return jax.tree.map(of_leaf, tree, is_leaf=is_leaf)
         return given(tree) if callable(given) else given
 
     return numbers

@@ -176,6 +176,8 @@ def matrixwise(
     on_entries: RuleFn | None = None,
     factors: Mapping[str, FactorFn] | None = None,
     on_leaf: OnLeafFn | None = None,
+    on_others: RuleFn | None = None,
+    slots_of_others: SlotsFn | None = None,
     start: Start | None = None,
 ) -> GradientTransformation:
     """Lift a rule that treats each matrix independently: products, roots, singular values.
@@ -186,10 +188,12 @@ def matrixwise(
     Args:
         state: a state class, as in :func:`elementwise`.
         rule: ``(g, s, t) -> (direction, {name: new factor})`` of a batch `g` of shape
-            ``(n, rows, columns)``; each factor has the batch in front.
+            ``(n, rows, columns)``; each factor has the batch in front. ``s.group`` numbers the
+            batches of a tree from 0, and a `Key` is another one in each.
         dimensions: which axes of each leaf are rows and columns, and which leaves are not matrices:
-            those go through `on_entries` only.
-        slots: ``p -> {name: array}``, the slots of `on_entries`, of the shape of the parameter.
+            those go through `on_entries` or `on_others` only.
+        slots: ``p -> {name: array}``, slots of the shape of the parameter: those of `on_entries` if
+            there is one; otherwise of `rule`, which sees them as batches like the gradient's.
         on_entries: a rule as in :func:`elementwise`, such as a momentum, that every leaf goes
             through first, by itself.
         factors: ``{name: (matrices, p) -> array}``, the slots of `rule` for one leaf, with first
@@ -197,6 +201,10 @@ def matrixwise(
             factors. A leaf that is not a matrix has None.
         on_leaf: ``(before, after, matrices) -> direction``, a final step on each leaf, in its own
             shape.
+        on_others: without `on_entries`, a rule as in :func:`leafwise` for leaves that are not
+            matrices; those are left as they are unless it is given.
+        slots_of_others: ``p -> {name: array}``, slots that `on_others` has besides `slots`. A leaf
+            that is a matrix has None.
         start: the initial values of the fields other than slots and counters.
 
     Raises:
@@ -220,29 +228,41 @@ def matrixwise(
     """
     lifted = Rule(Scope.MATRIX, state, rule, on_rows=False)
     label = label_of(rule)
-    held = dict(factors or {})
+    held, of_others = dict(factors or {}), slots_of_others or (lambda p: {})
+    some = bool(held or slots_of_others)
 
     def first(params: PyTree, leaves: list[Any], paths: list[Any]) -> list[Any]:
         made: list[Any] = each_slots(slots)(params, leaves, paths)
-        for i, number in enumerate(dimensions.of(label, params) if held else ()):
+        for i, number in enumerate(dimensions.of(label, params) if some else ()):
             p = leaves[i]
             if p is not None:
                 how = None if number is None else as_matrices(label, paths[i], p.shape, number)
                 made[i] |= {n: None if how is None else f(how, p) for n, f in held.items()}
+                made[i] |= {n: x if how is None else None for n, x in of_others(p).items()}
         return made
 
-    transform = _in_batches(rule, dimensions, on_entries, tuple(held), on_leaf)
-    takes_params = on_entries is not None and reads_params(on_entries)
+    alone = on_entries or on_others
+    batched = Batched(rule, tuple(held), on_entries is None, on_leaf)
+    transform = _in_batches(batched, dimensions, alone, every=on_entries is not None)
+    takes_params = alone is not None and reads_params(alone)
     return lift(lifted, first, transform, start=start, takes_params=takes_params)
 
 
+@dataclass(frozen=True)
+class Batched:
+    """A rule of batches; its factors, whether other slots are batches too, and the final step."""
+
+    rule: RuleFn
+    factors: tuple[str, ...]
+    takes_slots: bool
+    on_leaf: OnLeafFn | None
+
+
 def _in_batches(
-    rule: RuleFn,
-    dimensions: MatrixDimensions,
-    on_entries: RuleFn | None,
-    factors: tuple[str, ...],
-    on_leaf: OnLeafFn | None,
+    batched: Batched, dimensions: MatrixDimensions, alone: RuleFn | None, *, every: bool
 ) -> Transform:
+    """The rule on batches, after the one on leaves: on `every` leaf or on those that are none."""
+
     def transform(given: Leaves) -> tuple[list[Any], dict[str, Any]]:
         out: list[Any] = [None] * len(given.gradients)
         slots = {n: list(column) for n, column in given.slots.items()}
@@ -255,18 +275,23 @@ def _in_batches(
             g = given.gradient(i)
             dtypes[i] = g.dtype
             out[i] = widen(g)
-            if on_entries is not None:
-                held = {n: s for n, s in given.held(i).items() if n not in factors}
-                check_shapes(given, i, g.shape, held)
+            held = {
+                n: s for n, s in given.held(i).items() if n not in batched.factors and s is not None
+            }
+            check_shapes(given, i, g.shape, held)
+            if alone is not None and (every or numbers[i] is None):
                 loaded = {n: load(s) for n, s in held.items()}
-                out[i], new = call(on_entries, given, out[i], loaded, given.params[i])
+                out[i], new = call(alone, given, out[i], loaded, given.params[i])
                 for n, s in held.items():
                     slots[n][i] = store(s, new[n])
             if numbers[i] is not None:
                 how = as_matrices(given.label, given.paths[i], g.shape, numbers[i])
                 alike.setdefault((how, jax.typeof(out[i])), []).append(i)
-        for equal in _by_shape(alike):
-            _transform_equal(rule, given, equal, factors, on_leaf, out, slots)
+        groups = _by_shape(alike)
+        keys = {n: jax.random.split(k, max(len(groups), 1)) for n, k in given.keys.items()}
+        for j, equal in enumerate(groups):
+            drawn = {"group": j, **{n: of_group[j] for n, of_group in keys.items()}}
+            _transform_equal(batched, given, equal, drawn, out, slots)
         return [u if u is None else cast(u, dtypes[i]) for i, u in enumerate(out)], slots
 
     return transform
@@ -281,25 +306,35 @@ def _by_shape(alike: dict[Any, list[int]]) -> list[list[tuple[Matrices, list[int
 
 
 def _transform_equal(
-    rule: RuleFn,
+    batched: Batched,
     given: Leaves,
     equal: list[tuple[Matrices, list[int]]],
-    factors: tuple[str, ...],
-    on_leaf: OnLeafFn | None,
+    drawn: dict[str, Any],
     out: list[Any],
     slots: dict[str, list[Any]],
 ) -> None:
     """The rule on all matrices of one shape, written into directions and slots."""
-    stacks = [jnp.stack([out[i] for i in members]) for _, members in equal]
     hows = [how.stacked(len(members)) for how, members in equal]
-    batch = _joined([how.take(x) for how, x in zip(hows, stacks, strict=True)])
-    held = {
-        n: _joined([_in_one(jnp.stack([load(slots[n][i]) for i in m])) for _, m in equal])
-        for n in factors
-    }
-    arguments = batch, given.view(held), given.steps.of(batch.dtype)
-    direction, new = checked_result(given.label, rule(*arguments), factors)
-    sizes = [how.sizes[0] for how in hows]
+    first = equal[0][1][0]
+    entries = [
+        n
+        for n, column in slots.items()
+        if batched.takes_slots and n not in batched.factors and column[first] is not None
+    ]
+
+    def loaded(n: str) -> list[Array]:
+        return [jnp.stack([load(slots[n][i]) for i in members]) for _, members in equal]
+
+    def taken(stacks: list[Array]) -> Array:
+        return _joined([how.take(x) for how, x in zip(hows, stacks, strict=True)])
+
+    stacks = [jnp.stack([out[i] for i in members]) for _, members in equal]
+    batch = taken(stacks)
+    held = {n: _joined([_in_one(x) for x in loaded(n)]) for n in batched.factors}
+    held |= {n: taken(loaded(n)) for n in entries}
+    arguments = batch, given.view(held, drawn), given.steps.of(batch.dtype)
+    direction, new = checked_result(given.label, batched.rule(*arguments), held)
+    sizes, on_leaf = [how.sizes[0] for how in hows], batched.on_leaf
     parts = {n: _parted(x, sizes) for n, x in new.items()}
     for k, u in enumerate(_parted(direction, sizes)):
         how, members = equal[k]
@@ -309,13 +344,17 @@ def _transform_equal(
         for i, each in zip(members, jnp.unstack(u), strict=True):
             out[i] = each
         for n, of_part in parts.items():
-            apart = of_part[k].reshape(len(members), how.sizes[0], *of_part[k].shape[1:])
+            x = of_part[k]
+            if n in entries:
+                apart = hows[k].put(x)
+            else:
+                apart = x.reshape(len(members), how.sizes[0], *x.shape[1:])
             for i, each in zip(members, jnp.unstack(apart), strict=True):
                 slots[n][i] = store(slots[n][i], each)
 
 
 def _in_one(x: Array) -> Array:
-    return x.reshape(-1, *x.shape[2:])
+    return x.reshape(x.shape[0] * x.shape[1], *x.shape[2:])
 
 
 def _joined(parts: list[Array]) -> Array:

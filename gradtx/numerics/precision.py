@@ -1,12 +1,15 @@
 """Precision: the types in which numbers are stored, and those in which rules compute."""
 
-from collections.abc import Sequence
-from typing import Any
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from gradtx.types import Array, DType, PyTree
+
+_F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def compute_dtype(dtype: DType) -> DType:
@@ -86,3 +89,17 @@ def zeros_like(x: Array, dtype: DType | None = None) -> Array:
 def full_like(x: Array, value: Any, dtype: DType | None = None) -> Array:
     """`value` in the shape, sharding and (unless given) type of `x`."""
     return jnp.full_like(x, value, dtype=dtype)
+
+
+def precise(function: _F) -> _F:
+    """`function` with products of matrices in the full precision of their type on every chip.
+
+    TPUs and GPUs may round factors to fewer bits; decompositions and roots amplify that error.
+    """
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with jax.default_matmul_precision("highest"):
+            return function(*args, **kwargs)
+
+    return run  # type: ignore[return-value]

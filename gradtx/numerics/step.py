@@ -94,6 +94,10 @@ class Step:
         self._others += 1
         return self.number + self._others
 
+    def before(self) -> "Step":
+        """The step before this one; the first step is its own."""
+        return Step(jnp.maximum(self.count - 1, 1), self.number.dtype)
+
     def once(self, name: str, key: Any, make: Callable[[], Array]) -> Array:
         """What `make` returns, computed when first asked for by this name and key."""
         at = name, key if isinstance(key, float | int | tuple) else id(key)

@@ -1,0 +1,317 @@
+"""SOAP."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from gradtx.checks import Decay, NonNegative, PositiveCount, check_integer
+from gradtx.composition.chain import chain
+from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
+from gradtx.engine.lift import RuleFn
+from gradtx.engine.matrices import (
+    FactorFn,
+    Matrices,
+    MatrixDimensions,
+    matrixwise,
+)
+from gradtx.linear_algebra import (
+    by_eigenvalue,
+    eigenbasis,
+    orthogonal_iteration,
+    rotated,
+    rotated_back,
+)
+from gradtx.numerics import (
+    Step,
+    abs_sq,
+    accumulator_dtype,
+    compute_dtype,
+    debias,
+    divide,
+    ema,
+    precise,
+    zeros_like,
+)
+from gradtx.numerics.control import branch
+from gradtx.pair import GradientTransformation, optimizer, transformation
+from gradtx.paths import Where
+from gradtx.transforms.decay import add_decayed_weights
+from gradtx.transforms.scaling import scale_by_learning_rate
+from gradtx.types import Array, Counter, DType, Slots
+
+Curvature = Callable[[Array, Array, Any, Step], dict[str, Array]]
+
+
+class ScaleBySoapState(NamedTuple):
+    """count: i32[]; mu, nu: like the parameters, a matrix's in its bases; the rest of matrices.
+
+    left, right: moving averages of g g* and g* g; left_basis, right_basis: their eigenvectors. Of a
+    side that is left as it is they have the shape (n, 0, 0); of a leaf that is no matrix, None.
+    """
+
+    count: Counter
+    mu: Slots
+    nu: Slots
+    left: Slots
+    right: Slots
+    left_basis: Slots
+    right_basis: Slots
+
+
+def squares(largest: int, one_sided: bool) -> dict[str, FactorFn]:
+    """The slots of a matrix for its sides; of size 0 for a side that has no basis."""
+
+    def left(matrices: Matrices, p: Array) -> Array:
+        rows, columns = matrices.rows, matrices.columns
+        return zeros(matrices, rows * (rows <= largest and not (one_sided and rows > columns)), p)
+
+    def right(matrices: Matrices, p: Array) -> Array:
+        rows, columns = matrices.rows, matrices.columns
+        has = columns <= largest and not (one_sided and rows <= columns)
+        return zeros(matrices, columns * has, p)
+
+    def zeros(matrices: Matrices, size: int, p: Array) -> Array:
+        return jnp.zeros((matrices.sizes[0], size, size), compute_dtype(p.dtype))
+
+    return {"left": left, "right": right, "left_basis": left, "right_basis": right}
+
+
+def gram(g: Array, old: Array, decay: Any) -> Array:
+    """The moving average of `g g*`, where it is kept."""
+    return old if old.size == 0 else ema(g @ g.mT.conj(), old, decay)
+
+
+def grams_of(decay: Any) -> Curvature:
+    """The moving averages of `g g*` and `g* g`."""
+
+    def grams(g: Array, low: Array, s: Any, t: Step) -> dict[str, Array]:
+        return {"left": gram(g, s.left, decay), "right": gram(g.mT.conj(), s.right, decay)}
+
+    return grams
+
+
+def adam_of(b1: Any, b2: Any, eps: Any, *, bias_correction: bool = True) -> RuleFn:
+    """Adam's rule, with a direction of 0 where nothing has been seen."""
+
+    def adam(g: Array, s: Any, t: Step) -> Any:
+        mu, nu = ema(g, s.mu, b1), ema(abs_sq(g), s.nu, b2)
+        if bias_correction:
+            u = divide(debias(mu, b1, t), jnp.sqrt(debias(nu, b2, t)) + eps)
+        else:
+            u = divide(mu, jnp.sqrt(nu) + eps)
+        return u, {"mu": mu, "nu": nu}
+
+    return adam
+
+
+def in_eigenbases(
+    direction: RuleFn, curvature: Curvature, every: Any, *, staggered: bool, ordered: bool = True
+) -> RuleFn:
+    """A rule applied in the eigenbases of `left` and `right`, which turn every so many steps.
+
+    Args:
+        direction: the rule, on gradients in these bases; its slot `mu` turns with them.
+        curvature: ``(g, low, s, t) -> {name: new slot}``, `left` and `right` among them, for
+            gradients in the bases of the parameters and in those.
+        every: steps from one basis to the next.
+        staggered: as in :func:`scale_by_soap`.
+        ordered: whether the vectors of a basis are sorted, and the slot `nu` with them.
+    """
+
+    @precise
+    def rule(g: Array, s: Any, t: Step) -> Any:
+        old = s.left_basis, s.right_basis  # zero at the first step; then so is what is seen in them
+        some = any(basis.size for basis in old)
+        low = rotated(g, *old)
+        u, moments = direction(low, s, t.before() if some else t)
+        found = curvature(g, low, s, t)
+        grams = found["left"], found["right"]
+
+        def first(moments: Any) -> Any:
+            return moments, tuple(map(eigenbasis, grams))
+
+        def later(moments: Any) -> Any:
+            offset = s.group if staggered else 0
+            return branch((t.count - 1 + offset) % every == 0, turn, keep, moments)
+
+        def keep(moments: Any) -> Any:
+            return moments, old
+
+        def turn(moments: Any) -> Any:
+            new, bases = dict(moments), list(old)
+            for i, axis in enumerate((-2, -1)):
+                if ordered and old[i].size:
+                    order = by_eigenvalue(grams[i], old[i])
+                    bases[i] = jnp.take_along_axis(old[i], order[..., None, :], -1)
+                    along = jnp.expand_dims(order, -3 - axis)
+                    new["nu"] = jnp.take_along_axis(new["nu"], along, axis)
+            bases = list(map(orthogonal_iteration, grams, bases))
+            new["mu"] = rotated(rotated_back(moments["mu"], *old), *bases)
+            return new, tuple(bases)
+
+        moments, bases = branch(t.count == 1, first, later, moments) if some else keep(moments)
+        new = {**found, **moments, "left_basis": bases[0], "right_basis": bases[1]}
+        return rotated_back(u, *old), new
+
+    return rule
+
+
+@transformation
+def scale_by_soap(
+    b1: Decay = 0.95,
+    b2: Decay = 0.95,
+    eps: NonNegative = 1e-8,
+    shampoo_beta: Decay | None = None,
+    precondition_frequency: PositiveCount = 10,
+    max_precond_dim: int = 10_000,
+    *,
+    one_sided: bool = False,
+    staggered: bool = False,
+    mu_dtype: DType | None = None,
+    weight_dimension_numbers: Any = None,
+) -> GradientTransformation:
+    r"""Adam in the eigenbases of Shampoo's preconditioners.
+
+    .. math::
+        h_t &= P_{t-1}^* g_t Q_{t-1}, \qquad
+        \mu_t = \beta_1 \mu_{t-1} + (1 - \beta_1) h_t, \qquad
+        \nu_t = \beta_2 \nu_{t-1} + (1 - \beta_2) |h_t|^2, \\
+        u_t &= P_{t-1} \frac{\mu_t / (1 - \beta_1^{t-1})}
+            {\sqrt{\nu_t / (1 - \beta_2^{t-1})} + \epsilon} Q_{t-1}^*, \\
+        L_t &= \beta_s L_{t-1} + (1 - \beta_s) g_t g_t^*, \qquad
+        R_t = \beta_s R_{t-1} + (1 - \beta_s) g_t^* g_t, \\
+        P_t &= \mathrm{QR}(L_t P_{t-1} \Pi) \text{ if } T \mid t - 1,
+            \text{ otherwise } P_{t-1}; \qquad Q_t \text{ from } R_t \text{ alike}
+
+    where :math:`\Pi` sorts the columns of :math:`P_{t-1}` by
+    :math:`\mathrm{diag}(P_{t-1}^* L_t P_{t-1})`, the largest first. :math:`\nu_t` is sorted with
+    them, and :math:`\mu_t` becomes :math:`P_t^* P_{t-1} \mu_t Q_{t-1}^* Q_t`. The first step only
+    makes the bases, of the eigenvectors of :math:`L_1` and :math:`R_1`: its direction is 0, so that
+    no gradient is seen in bases that it made itself. Leaves that are not matrices take the steps of
+    :func:`scale_by_adam`.
+
+    Args:
+        b1: :math:`\beta_1`, decay of the first moment, in :math:`[0, 1)`.
+        b2: :math:`\beta_2`, decay of the second moment, in :math:`[0, 1)`.
+        eps: :math:`\epsilon \ge 0`, added to the root.
+        shampoo_beta: :math:`\beta_s` in :math:`[0, 1)`, decay of `L` and `R`; `b2` unless given.
+        precondition_frequency: :math:`T \ge 1`, steps from one basis to the next. Between them no
+            decomposition is computed.
+        max_precond_dim: a side of more than this many rows or columns has no basis
+            (:math:`P = I`), and a matrix with two of them is no matrix.
+        one_sided: only the smaller side has a basis.
+        staggered: each batch of matrices of one shape has its new bases one step earlier than the
+            one before, so that no step makes them all.
+        mu_dtype: the type of the first moment; the parameter's unless given.
+        weight_dimension_numbers: `MuonDimensionNumbers`, a tree of them or a prefix of it, or a
+            function from the parameters to such a tree; a leaf whose numbers are None is no matrix.
+            Unless given, the leaves with two dimensions are.
+
+    State: `ScaleBySoapState`; bases in float32 or wider.
+
+    Two differences from the authors' code: :math:`\epsilon` is added after the bias correction, and
+    leaves without bases do not sit out the first step.
+
+    Source: N. Vyas et al., SOAP: Improving and Stabilizing Shampoo using Adam, 2024,
+    arXiv:2409.11321, algorithm 3.
+
+    >>> tx = scale_by_soap(b1=0.0, b2=0.0, eps=1e-3)
+    >>> g = jnp.array([[3.0, -1.0], [3.0, 1.0]])
+    >>> state = tx.update(g, tx.init(g))[1]
+    >>> (10 * tx.update(g, state)[0]).astype(int).tolist()
+    [[7, -7], [7, 7]]
+    """
+    check_integer("scale_by_soap", "max_precond_dim", max_precond_dim)
+    beta, adam = b2 if shampoo_beta is None else shampoo_beta, adam_of(b1, b2, eps)
+
+    def slots(p: Array) -> dict[str, Array]:
+        return {"mu": zeros_like(p, mu_dtype), "nu": zeros_like(p, accumulator_dtype(p))}
+
+    return matrixwise(
+        ScaleBySoapState,
+        in_eigenbases(adam, grams_of(beta), precondition_frequency, staggered=staggered),
+        MatrixDimensions(dimension_numbers(weight_dimension_numbers), MuonDimensionNumbers),
+        slots=slots,
+        factors=squares(max_precond_dim, one_sided),
+        on_others=adam,
+    )
+
+
+@optimizer
+def soap(
+    learning_rate: NonNegative,
+    b1: Decay = 0.95,
+    b2: Decay = 0.95,
+    eps: NonNegative = 1e-8,
+    weight_decay: NonNegative = 0.0,
+    mask: Where | None = None,
+    shampoo_beta: Decay | None = None,
+    precondition_frequency: PositiveCount = 10,
+    max_precond_dim: int = 10_000,
+    *,
+    one_sided: bool = False,
+    staggered: bool = False,
+    mu_dtype: DType | None = None,
+    weight_dimension_numbers: Any = None,
+) -> GradientTransformation:
+    r"""SOAP: Adam in the eigenbases of Shampoo's preconditioners.
+
+    .. math::
+        h_t &= P_{t-1}^* g_t Q_{t-1}, \qquad
+        \mu_t = \beta_1 \mu_{t-1} + (1 - \beta_1) h_t, \qquad
+        \nu_t = \beta_2 \nu_{t-1} + (1 - \beta_2) |h_t|^2, \\
+        \theta_t &= \theta_{t-1} - \eta \left( P_{t-1} \frac{\mu_t / (1 - \beta_1^{t-1})}
+            {\sqrt{\nu_t / (1 - \beta_2^{t-1})} + \epsilon} Q_{t-1}^*
+            + \lambda \theta_{t-1} \right), \\
+        L_t &= \beta_s L_{t-1} + (1 - \beta_s) g_t g_t^*, \qquad
+        R_t = \beta_s R_{t-1} + (1 - \beta_s) g_t^* g_t
+
+    At every `T`-th step after the first, :math:`P_t` and :math:`Q_t` become the `Q` of the QR
+    decompositions of :math:`L_t P_{t-1}` and :math:`R_t Q_{t-1}`, with sorted columns, and the
+    moments turn with them; the first step only makes them. See :func:`scale_by_soap`. Leaves that
+    are not matrices take the steps of :func:`adamw`.
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule. The authors use 0.003.
+        b1: :math:`\beta_1`, decay of the first moment; this and the next two as in
+            :func:`scale_by_soap`.
+        b2: :math:`\beta_2`, decay of the second moment.
+        eps: :math:`\epsilon`, added to the root.
+        weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
+        mask: which parameters decay, as in :func:`add_decayed_weights`.
+        shampoo_beta: :math:`\beta_s`; this and the rest as in :func:`scale_by_soap`.
+        precondition_frequency: `T`, steps from one basis to the next.
+        max_precond_dim: the largest side that has a basis.
+        one_sided: only the smaller side has a basis.
+        staggered: new bases of different shapes at different steps.
+        mu_dtype: the type of the first moment.
+        weight_dimension_numbers: which leaves are matrices, and how.
+
+    Source: N. Vyas et al., SOAP: Improving and Stabilizing Shampoo using Adam, 2024,
+    arXiv:2409.11321, algorithm 3.
+
+    >>> import gradtx
+    >>> tx = soap(0.1)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((2, 2)), tx, max_steps=300)
+    >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
+    True
+    >>> soap(0.1, max_precond_dim=4).init(jnp.zeros((8, 4)))[0].right_basis.shape
+    (1, 4, 4)
+    """
+    return chain(
+        scale_by_soap(
+            b1,
+            b2,
+            eps,
+            shampoo_beta,
+            precondition_frequency,
+            max_precond_dim,
+            one_sided=one_sided,
+            staggered=staggered,
+            mu_dtype=mu_dtype,
+            weight_dimension_numbers=weight_dimension_numbers,
+        ),
+        add_decayed_weights(weight_decay, mask),
+        scale_by_learning_rate(learning_rate),
+    )

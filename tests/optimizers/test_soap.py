@@ -1,0 +1,128 @@
+"""SOAP against its paper and its authors' code."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradtx
+from tests.optimizers import matrix_trees
+from tests.optimizers.papers import adam, mean
+from tests.programs import equations
+
+
+def bases_of(shape, largest, one_sided):
+    """Which of the two sides has a basis."""
+    rows, columns = shape
+    kept = rows <= columns or not one_sided, rows > columns or not one_sided
+    return [n <= largest and keep for n, keep in zip(shape, kept, strict=True)]
+
+
+def of_soap(b1, b2, eps, beta, every, largest=100, one_sided=False, offset=lambda shape: 0):
+    """Vyas et al. 2024, algorithm 3, with its moments in the bases as in the authors' code."""
+
+    def update(g, s, t, p):
+        sides = bases_of(g.shape, largest, one_sided)
+        for i, x in enumerate((g, g.conj().T)):
+            s.setdefault(i, np.eye(len(x)))
+        moments = {n: s.setdefault(n, np.zeros(g.shape)) for n in "mv"}
+        u, k = np.zeros_like(g), t - any(sides)
+        if k:
+            h = s[0].conj().T @ g @ s[1]
+            m, v = b1 * moments["m"] + (1 - b1) * h, b2 * moments["v"] + (1 - b2) * abs(h) ** 2
+            low = m / (1 - b1**k) / (np.sqrt(v / (1 - b2**k)) + eps)
+            u, s["m"], s["v"] = s[0] @ low @ s[1].conj().T, m, v
+        old = s[0], s[1]
+        for i, x in enumerate((g, g.conj().T)):
+            gram = mean(s, f"gram{i}", x @ x.conj().T, beta)
+            if not sides[i]:
+                continue
+            if k == 0:
+                s[i] = np.linalg.eigh(gram)[1][:, ::-1]
+            elif (k + offset(g.shape)) % every == 0:
+                order = np.argsort(-np.diag(s[i].conj().T @ gram @ s[i]).real)
+                s["v"] = np.take(s["v"], order, axis=i)
+                s[i] = np.linalg.qr(gram @ s[i][:, order])[0]
+        turns = [s[i].conj().T @ old[i] for i in range(2)]
+        s["m"] = turns[0] @ s["m"] @ turns[1].conj().T
+        return u
+
+    return update
+
+
+def stepped(rule, rate, decay):
+    return lambda g, s, t, p: -rate * (rule(g, s, t, p) + decay * p)
+
+
+@pytest.mark.paper("soap")
+@pytest.mark.parametrize(
+    ("options", "transcribed"),
+    [
+        ({"precondition_frequency": 4, "max_precond_dim": 5}, {"every": 4, "largest": 5}),
+        (
+            {"precondition_frequency": 1, "one_sided": True, "shampoo_beta": 0.6},
+            {"every": 1, "one_sided": True, "beta": 0.6},
+        ),
+    ],
+    ids=["two sides", "one side"],
+)
+def test_soap(options, transcribed):
+    given = {"beta": 0.8, **transcribed}
+    tx = gradtx.soap(0.05, 0.7, 0.8, 0.1, weight_decay=0.3, **options)
+    update = stepped(of_soap(0.7, 0.8, 0.1, **given), 0.05, 0.3)
+    other = stepped(lambda g, s, t, p: adam(g, s, t, 0.7, 0.8, 0.1), 0.05, 0.3)
+    matrix_trees.check(tx, update, other)
+
+
+@pytest.mark.library("soap")
+@pytest.mark.parametrize(
+    ("name", "tx"),
+    [
+        (
+            "soap",
+            lambda: gradtx.soap(0.01, 0.9, 0.95, 1e-12, precondition_frequency=4),
+        ),
+        (
+            "soap one basis",
+            lambda: gradtx.soap(0.01, eps=1e-12, precondition_frequency=1, max_precond_dim=3),
+        ),
+    ],
+)
+def test_soap_is_its_authors(name, tx):
+    """https://github.com/nikhilvyas/SOAP, on a CPU."""
+    matrix_trees.check_golden(tx(), name)
+
+
+def test_complex_matrices():
+    tx = gradtx.soap(0.05, 0.7, 0.8, 0.1, precondition_frequency=3, max_precond_dim=5)
+    update = stepped(of_soap(0.7, 0.8, 0.1, 0.8, 3, 5), 0.05, 0.0)
+
+    def other(g, s, t, p):
+        m, v = mean(s, "m", g, 0.7), mean(s, "v", abs(g) ** 2, 0.8)
+        return -0.05 * m / (1 - 0.7**t) / (np.sqrt(v / (1 - 0.8**t)) + 0.1)
+
+    matrix_trees.check(tx, update, other, complex_too=True)
+
+
+def test_staggered_batches_turn_at_different_steps():
+    """Those of the second shape one step before those of the first."""
+    tx = gradtx.scale_by_soap(precondition_frequency=5, staggered=True)
+    rng = np.random.default_rng(0)
+    p = {"a": jnp.zeros((2, 3)), "b": jnp.zeros((3, 2))}
+    state, turned = tx.init(p), {"a": [], "b": []}
+    for t in range(1, 13):
+        g = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), p)
+        old, (_, state) = state, tx.update(g, state)
+        for n, steps in turned.items():
+            if not np.array_equal(old.left_basis[n], state.left_basis[n]):
+                steps.append(t)
+    assert turned == {"a": [1, 6, 11], "b": [1, 5, 10]}
+
+
+def test_decompositions_are_branches():
+    """Of a step that turns no basis neither of them is computed: they are in a condition only."""
+    tx, p = gradtx.scale_by_soap(), jnp.zeros((4, 3))
+    jaxpr = jax.make_jaxpr(tx.update)(p, tx.init(p)).jaxpr
+    outside = {eqn.primitive.name for eqn in jaxpr.eqns}
+    inside = set(equations(jaxpr)) - outside
+    assert {"eigh", "qr"} <= inside
