@@ -8,7 +8,7 @@ constant, a sign, epsilon moved into a root or out of it, the old slot for the n
 way round, a comparison, a maximum for a minimum, the branches of a `where`, a hyperparameter that
 is its default whatever is given. The marked tests of the module run on it in a process of their
 own, and what passes them all is listed with file and line. `mutants.toml` lists those that compute
-the same, with the reason.
+the same, each with its line, and the reason.
 
 Left alone are the checks of arguments, what steers the compiler and changes no value
 (:mod:`gradtx.numerics.steering`), and what is said of zero gradients (`ZeroGradient`), which
@@ -66,15 +66,16 @@ class Mutant:
     kind: str
     before: str
     after: str
+    text: str
     line: int
     column: int
     node: ast.FunctionDef = dataclasses.field(compare=False, repr=False)
 
     @property
     def name(self) -> str:
-        """What tells it from others whatever line it is on."""
+        """What tells it from others wherever its line is: the line, with the place marked."""
         module = self.module.removeprefix("gradtx.")
-        return f"{module}.{self.function}: {self.before}  ->  {self.after}"
+        return f"{module}.{self.function}: {self.text}  ->  {self.after}"
 
     def __str__(self) -> str:
         path = self.module.replace(".", "/")
@@ -102,7 +103,8 @@ class Mutant:
 def mutants(module):
     """All mutants of a module, in the order of its lines."""
     path = ROOT / (module.replace(".", "/") + ".py")
-    tree = ast.parse(path.read_text())
+    source = path.read_text()
+    tree, lines = ast.parse(source), [line.encode() for line in source.splitlines()]
     for top in tree.body:
         members = top.body if isinstance(top, ast.ClassDef) else [top]
         for function in members:
@@ -115,10 +117,18 @@ def mutants(module):
                         kind,
                         ast.unparse(old),
                         ast.unparse(new),
+                        _marked(lines, old),
                         old.lineno,
                         old.col_offset,
                         _changed(function, old, new),
                     )
+
+
+def _marked(lines, node):
+    """The lines of a node as one, with the node in angle quotes."""
+    before = lines[node.lineno - 1][: node.col_offset].decode()
+    after = lines[node.end_lineno - 1][node.end_col_offset :].decode()
+    return f"{before.lstrip()}«{ast.unparse(node)}»{after}"
 
 
 def _changed(function, old, new):

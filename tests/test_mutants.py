@@ -22,3 +22,10 @@ def test_mutants_that_once_lived_are_seen():
     acprop = mutants.mutants("gradtx.optimizers.acprop")
     same = [m for m in acprop if m.name in mutants.same()][:1]
     assert mutants.survivors([*chosen, *found, *same]) == same != []
+
+
+@pytest.mark.slow
+def test_what_is_listed_is_a_mutant():
+    """A line that has changed since may have one that does not compute the same."""
+    made = {m.name for module in mutants.modules([]) for m in mutants.mutants(module)}
+    assert mutants.same() - made == set()

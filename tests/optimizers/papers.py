@@ -49,11 +49,11 @@ def run(tx, p, gs, values=VALUES, dtype=np.float32):
     return jax.jit(lambda p, xs: jax.lax.scan(step, (p, tx.init(p)), xs)[1])(p, (gs, values))
 
 
-def check(tx, update, *, drift=0.0, dtype=np.float32):
+def check(tx, update, *, values=VALUES, drift=0.0, dtype=np.float32):
     """As `oracle.check`, with losses; on a slope, where there is a `drift`, distances grow."""
     p, gs = oracle.parameters(), oracle.gradients() + drift
     with jax.enable_x64(dtype == np.float64):
-        got = run(tx, p, gs, dtype=dtype)
+        got = run(tx, p, gs, values, dtype)
     np.testing.assert_allclose(got, oracle.transcribe(update, p, gs), rtol=1e-5, atol=1e-5)
 
 

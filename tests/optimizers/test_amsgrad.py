@@ -11,9 +11,12 @@ from tests.optimizers.papers import moments
 
 @pytest.mark.paper("amsgrad")
 @pytest.mark.parametrize("of_m", [False, True])
-@pytest.mark.parametrize("of_v", ["none", "before", "after"])
+@pytest.mark.parametrize(
+    ("of_v", "largest_first"),
+    [("none", False), ("none", True), ("before", False), ("after", True)],
+)
 @pytest.mark.parametrize("hat", [False, True])
-def test_amsgrad_is_the_papers(of_m, of_v, hat):
+def test_amsgrad_is_the_papers(of_m, of_v, largest_first, hat):
     """Reddi et al. 2018, algorithm 2, with bias corrections of both moments, of the second before
     or after the maximum is taken."""
 
@@ -34,7 +37,7 @@ def test_amsgrad_is_the_papers(of_m, of_v, hat):
         None,
         of_m,
         of_v != "none",
-        max_before_correction=of_v == "after",
+        max_before_correction=largest_first,
         epsilon_hat=hat,
     )
     oracle.check(tx, update)

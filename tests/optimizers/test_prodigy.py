@@ -1,9 +1,11 @@
 """Prodigy against its paper."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import gradtx
+from tests import oracle
 from tests.optimizers.papers import check, mean
 
 
@@ -33,3 +35,12 @@ def test_prodigy_is_the_papers(safe, corrected, b3):
     tx = gradtx.prodigy(0.5, (b1, b2), b3, 0.5, 1e-4, 5.0, 0.3, safe, bias_correction=corrected)
     check(tx, update, drift=0.5, dtype=np.float64)
     assert sum(grown) >= 4
+
+
+@pytest.mark.paper("prodigy")
+def test_prodigy_sums_gradients_with_their_signs():
+    """Of which the step takes the size alone."""
+    g = jnp.asarray(oracle.gradients()[0], jnp.float32)
+    tx = gradtx.prodigy(0.5, estim_lr0=1e-4, bias_correction=False)
+    _, state = tx.update(g, tx.init(g), g)
+    np.testing.assert_allclose(gradtx.get_slot(state, "grad_sum"), 0.5e-4 * g, rtol=1e-6)

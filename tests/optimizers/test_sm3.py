@@ -12,7 +12,7 @@ from tests.optimizers.papers import mean
 
 
 @pytest.mark.paper("sm3")
-@pytest.mark.parametrize("b2", [1.0, 0.7])
+@pytest.mark.parametrize("b2", [1.0, 0.7, jnp.float32(1)], ids=["1", "0.7", "array"])
 @pytest.mark.parametrize("shape", [(4, 3), (2, 3, 4), (5,), ()])
 def test_sm3_is_the_papers(b2, shape):
     """Anil et al. 2019, SM3-II, with a moving average as momentum."""

@@ -44,5 +44,6 @@ def test_the_sum_cannot_drift_and_forgets_a_nan():
     update = jax.jit(tx.update)
     for t, g in enumerate([1e8, float("nan"), *[1.0] * 10]):
         _, state = update(jnp.array([g]), state)
+        assert state.window.shape == (4, 1)
         if t >= 7:
             assert float(state.total[0]) == 4.0

@@ -35,6 +35,11 @@ def test_plateau():
 
 
 @pytest.mark.paper("reduce_on_plateau")
+def test_a_first_value_of_zero_is_the_best():
+    assert scales(gradtx.reduce_on_plateau(0.5, 2), [0.0, 1.0, 1.0]) == [1.0, 1.0, 0.5]
+
+
+@pytest.mark.paper("reduce_on_plateau")
 @pytest.mark.parametrize("mode", ["min", "max"])
 @pytest.mark.parametrize("size", [1, 3])
 def test_transcription(mode, size):

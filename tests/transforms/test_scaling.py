@@ -33,6 +33,16 @@ def test_infinite_values_have_gradients_and_types_stay():
     np.testing.assert_array_equal(grads.astype(jnp.float32), 0.5)
 
 
+@pytest.mark.paper("scale")
+def test_scale_gradient_multiplies_on_the_way_back():
+    """By 0 also what is infinite, as the derivative of a root is there."""
+
+    def derivative(x, scale):
+        return jax.grad(lambda x: jnp.sqrt(gradtx.scale_gradient(x, scale)))(x)
+
+    np.testing.assert_allclose([derivative(4.0, 0.3), derivative(0.0, 0)], [0.075, 0], rtol=1e-6)
+
+
 @pytest.mark.paper("scale", "scale_by_schedule", "scale_by_learning_rate")
 def test_factors():
     oracle.check(gradtx.scale(-0.3), lambda g, s, t, p: -0.3 * g)

@@ -9,14 +9,15 @@ from tests import oracle
 
 
 @pytest.mark.paper("scale_by_param_block_norm", "scale_by_param_block_rms")
-@pytest.mark.parametrize("least", [0.5, 9.0])
-def test_scaling_by_the_size_of_the_parameter(least):
+@pytest.mark.parametrize("least", [0.05, 9.0])
+@pytest.mark.parametrize("shape", [(4, 3), (1,)])
+def test_scaling_by_the_size_of_the_parameter(shape, least):
     for rule, size in (
         (gradtx.scale_by_param_block_norm, lambda p: max(np.linalg.norm(p), least)),
         (gradtx.scale_by_param_block_rms, lambda p: max(np.sqrt(np.mean(p * p)), least)),
     ):
         tx = gradtx.chain(rule(least), gradtx.scale(-0.01))
-        oracle.check(tx, lambda g, s, t, p, size=size: -0.01 * size(p) * g)
+        oracle.check(tx, lambda g, s, t, p, size=size: -0.01 * size(p) * g, shape=shape)
 
 
 @pytest.mark.paper("scale_by_trust_ratio")
