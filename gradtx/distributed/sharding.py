@@ -15,6 +15,7 @@ from gradtx.distributed.plan import LeafSharding, Plan
 from gradtx.pair import GradientTransformation
 from gradtx.paths import aligned, first_difference, leaves_with_path, path_string
 from gradtx.training.automatic import automatic
+from gradtx.training.placing import placed
 from gradtx.types import Params, PyTree, State
 
 MIN_SIZE = 16_384
@@ -58,6 +59,15 @@ class StateSharding:
 
         made: State = jax.jit(start, out_shardings=self.state)(params)
         return made
+
+    def placed(self, tx: GradientTransformation) -> GradientTransformation:
+        """`tx` for compiled steps of one's own, working as in :func:`make_step` on this sharding.
+
+        Gradients are brought to where their slots are, and updates back. Matrices whose rows or
+        columns are divided, such as Muon's, are brought together, each on one device, and are
+        transformed there without a message; equal ones go as one stack.
+        """
+        return placed(tx, self.reductions)
 
     def put(self, state: State) -> State:
         """A whole state, such as one that was loaded, moved to where it belongs.

@@ -148,6 +148,10 @@ class Steps:
             self._made[dtype] = Step(self._count, dtype)
         return self._made[dtype]
 
+    def anew(self, dtype: DType) -> Any:
+        """The same, sharing nothing that was computed for others: for a function traced apart."""
+        return Step(self._count, real_dtype(dtype)) if self._count is not None else self._none
+
 
 def fits(slot: Any, shape: tuple[int, ...]) -> bool:
     """Whether a slot may belong to a leaf; a dimension it was reduced over has length 1."""

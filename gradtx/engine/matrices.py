@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding
 
 from gradtx.engine.leaves import load, store
 from gradtx.engine.lift import (
@@ -24,6 +25,7 @@ from gradtx.engine.lift import (
     reads_params,
     refused_rows,
 )
+from gradtx.engine.owners import divided_place, known_places, owned
 from gradtx.numerics import cast, widen
 from gradtx.pair import GradientTransformation, Rule, Scope
 from gradtx.paths import is_leaf, path_string
@@ -55,6 +57,20 @@ class Matrices(NamedTuple):
     def columns(self) -> int:
         """The number of columns of each matrix."""
         return self.sizes[2]
+
+    @property
+    def axes(self) -> tuple[tuple[int, ...], ...]:
+        """The array's own axes that are batch, rows and columns; one with heads is in two."""
+        heads = [i for i, size in enumerate(self.shape) if self.split[i] != size]
+        shift = heads[0] if len(self.split) > len(self.shape) and heads else len(self.split)
+        left = list(self.order)
+        found = []
+        for size in self.sizes:
+            these: list[int] = []
+            while math.prod(self.split[axis] for axis in these) < size:
+                these.append(left.pop(0))
+            found.append(tuple(axis - (axis > shift) for axis in these))
+        return tuple(found)
 
     def stacked(self, count: int) -> "Matrices":
         """The same for `count` such arrays, stacked along a new first axis."""
@@ -286,7 +302,10 @@ def _in_batches(
                     slots[n][i] = store(s, new[n])
             if numbers[i] is not None:
                 how = as_matrices(given.label, given.paths[i], g.shape, numbers[i])
-                alike.setdefault((how, jax.typeof(out[i])), []).append(i)
+                place = (
+                    divided_place(path_string(given.paths[i]), how.axes) if known_places() else None
+                )
+                alike.setdefault((how, jax.typeof(out[i]), place), []).append(i)
         groups = _by_shape(alike)
         keys = {n: jax.random.split(k, max(len(groups), 1)) for n, k in given.keys.items()}
         for j, equal in enumerate(groups):
@@ -297,25 +316,34 @@ def _in_batches(
     return transform
 
 
-def _by_shape(alike: dict[Any, list[int]]) -> list[list[tuple[Matrices, list[int]]]]:
-    """Leaves that are alike, grouped by the shape and type of their matrices."""
-    found: dict[Any, list[tuple[Matrices, list[int]]]] = {}
-    for (how, kind), members in alike.items():
-        found.setdefault((how.rows, how.columns, kind.dtype), []).append((how, members))
+Group = tuple[Matrices, NamedSharding | None, list[int]]
+"""Leaves that are alike: how they are matrices, where they lie if that is known, which they are."""
+
+
+def _by_shape(alike: dict[Any, list[int]]) -> list[list[Group]]:
+    """Leaves that are alike, grouped by the shape and type of their matrices.
+
+    Those that lie on several devices stay by themselves, since they are moved as one stack.
+    """
+    found: dict[Any, list[Group]] = {}
+    for (how, kind, place), members in alike.items():
+        apart = None if place is None else (how, place)
+        group = how, place, members
+        found.setdefault((how.rows, how.columns, kind.dtype, apart), []).append(group)
     return list(found.values())
 
 
 def _transform_equal(
     batched: Batched,
     given: Leaves,
-    equal: list[tuple[Matrices, list[int]]],
+    equal: list[Group],
     drawn: dict[str, Any],
     out: list[Any],
     slots: dict[str, list[Any]],
 ) -> None:
     """The rule on all matrices of one shape, written into directions and slots."""
-    hows = [how.stacked(len(members)) for how, members in equal]
-    first = equal[0][1][0]
+    hows = [how.stacked(len(members)) for how, _, members in equal]
+    how, place, (first, *_) = equal[0]
     entries = [
         n
         for n, column in slots.items()
@@ -323,21 +351,29 @@ def _transform_equal(
     ]
 
     def loaded(n: str) -> list[Array]:
-        return [jnp.stack([load(slots[n][i]) for i in members]) for _, members in equal]
+        return [jnp.stack([load(slots[n][i]) for i in members]) for _, _, members in equal]
 
     def taken(stacks: list[Array]) -> Array:
         return _joined([how.take(x) for how, x in zip(hows, stacks, strict=True)])
 
-    stacks = [jnp.stack([out[i] for i in members]) for _, members in equal]
-    batch = taken(stacks)
+    stacks = [jnp.stack([out[i] for i in members]) for _, _, members in equal]
     held = {n: _joined([_in_one(x) for x in loaded(n)]) for n in batched.factors}
     held |= {n: taken(loaded(n)) for n in entries}
-    arguments = batch, given.view(held, drawn), given.steps.of(batch.dtype)
-    direction, new = checked_result(given.label, batched.rule(*arguments), held)
+
+    def transformed(of_batch: tuple[Array, dict[str, Array]]) -> tuple[Array, dict[str, Any]]:
+        batch, held = of_batch
+        step = given.steps.of if place is None else given.steps.anew
+        arguments = batch, given.view(held, drawn), step(batch.dtype)
+        return checked_result(given.label, batched.rule(*arguments), held)
+
+    if place is None:
+        direction, new = transformed((taken(stacks), held))
+    else:
+        direction, new = owned(transformed, (taken(stacks), held), place, how.axes)
     sizes, on_leaf = [how.sizes[0] for how in hows], batched.on_leaf
     parts = {n: _parted(x, sizes) for n, x in new.items()}
     for k, u in enumerate(_parted(direction, sizes)):
-        how, members = equal[k]
+        how, _, members = equal[k]
         u = hows[k].put(u)
         if on_leaf is not None:
             u = jax.vmap(lambda x, u, how=how: on_leaf(x, u, how))(stacks[k], u)

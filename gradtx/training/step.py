@@ -1,7 +1,7 @@
 """The compiled step."""
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import jax
@@ -13,16 +13,13 @@ from gradtx.numerics import cast
 from gradtx.numerics.steering import is_tracer
 from gradtx.pair import (
     GradientTransformation,
-    GradientTransformationExtraArgs,
     with_extra_args_support,
 )
-from gradtx.paths import Where, aligned, is_leaf, path_string, select
-from gradtx.rows import is_rows
-from gradtx.training.apply import take_step
-from gradtx.training.automatic import explicit_axes
+from gradtx.paths import Where, aligned, path_string, select
 from gradtx.training.minimize import LossFn, check_order, minimize
+from gradtx.training.placing import placed
 from gradtx.training.rounding import loses_small_steps, stochastic_rounding
-from gradtx.types import Params, PyTree, State, Updates
+from gradtx.types import Params, PyTree, State
 
 
 class Shardings(Protocol):
@@ -136,40 +133,6 @@ def _check_places(what: str, tree: PyTree, places: PyTree) -> None:
             )
 
 
-def _placed(tx: GradientTransformation, reductions: tuple[PyTree, ...]) -> GradientTransformation:
-    """`tx` with its gradients moved to where it works on them, and its updates moved back.
-
-    This goes in stages, so that each reduction or gather is along one axis of the mesh.
-    """
-
-    def on_leaf(x: Any, where: Any) -> Any:
-        if x is None or where is None or is_rows(x):
-            return x
-        # On explicit axes this runs under `automatic`, which has set the mesh.
-        place = where.spec if explicit_axes(where.mesh) else where
-        return jax.lax.with_sharding_constraint(x, place)
-
-    def through(tree: PyTree, places: Iterable[PyTree]) -> PyTree:
-        for place in places:
-            tree = jax.tree.map(on_leaf, tree, place, is_leaf=is_leaf)
-        return tree
-
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
-        updates, state = tx.update(through(updates, reductions), state, params, **extra_args)
-        return through(updates, reversed(reductions)), state
-
-    def step(
-        updates: Updates, state: State, params: Params, **extra_args: Any
-    ) -> tuple[Params, State]:
-        gradients = through(updates, reductions)
-        params, state = take_step(tx, gradients, state, params, **extra_args)
-        return through(params, reversed(reductions)), state
-
-    return GradientTransformationExtraArgs(tx.init, update, step)
-
-
 def make_step(
     loss_fn: LossFn,
     tx: GradientTransformation,
@@ -236,7 +199,7 @@ def make_step(
             warnings.warn(f"make_step: {lost}", UserWarning, stacklevel=2)
         done = minimize(
             loss_fn,
-            tx if sharding is None else _placed(tx, sharding.reductions),
+            tx if sharding is None else placed(tx, sharding.reductions),
             params,
             state,
             *args,

@@ -1,0 +1,154 @@
+"""Muon on matrices whose rows are divided over a mesh of TPU v5e or H100, compiled and not run.
+
+    python -m benchmarks.ownership [MESH ...] [--layers 24] [--width 512] [--no-optax]
+
+Four matrices in each layer of a transformer: queries, keys and values in one, the output, and the
+two of the feed-forward net. Prints, for gradtx with and without the sharding and for Optax: the
+collectives, how many are in loops, the bytes that a device receives over those of moving every
+matrix to one device and back, the operations of a device over an equal share of those that one
+device needs without a mesh, and temporary bytes.
+"""
+
+import argparse
+import json
+import math
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from benchmarks.aot import h100s  # isort: split
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import gradtx
+from benchmarks.hlo import collectives
+from benchmarks.tables import markdown, size
+
+MACHINES = {"v5e:4x4": "16 chips of TPU v5e", "h100": "8 H100"}
+
+
+def mesh_of(name: str) -> Mesh:
+    topology = topologies.get_topology_desc
+    chips = h100s(8) if name == "h100" else topology(platform="tpu", topology_name=name).devices
+    return Mesh(np.asarray(chips), ("d",))
+
+
+def shapes(layers: int, width: int) -> dict[str, tuple[int, int]]:
+    one = {"qkv": (width, 3 * width), "out": (width, width)}
+    one |= {"up": (width, 4 * width), "down": (4 * width, width)}
+    return {f"{i:02}/{name}": shape for i in range(layers) for name, shape in one.items()}
+
+
+class Found(NamedTuple):
+    """What a program does on one device."""
+
+    collectives: int
+    in_loops: int
+    received: float
+    operations: float
+    temporary: int
+
+
+def compiled(tx: Any, update: Callable[..., Any], apply: Any, like: Any, places: Any) -> Any:
+    def step(params: Any, state: Any, grads: Any) -> Any:
+        updates, state = update(grads, state, params)
+        return apply(params, updates), state
+
+    params = jax.tree.map(
+        lambda x, p: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=p), like, places
+    )
+    # Momentum lies as its matrix does, numbers on every device.
+    mesh = next(iter(places.values())).mesh
+    state = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(
+            x.shape,
+            x.dtype,
+            sharding=NamedSharding(mesh, PartitionSpec("d") if x.ndim == 2 else PartitionSpec()),
+        ),
+        jax.eval_shape(tx.init, like),
+    )
+    out = jax.tree.map(lambda x: x.sharding, (params, state))
+    jitted = jax.jit(step, donate_argnums=(0, 1), out_shardings=out)
+    return jitted.lower(params, state, params).compile()
+
+
+def in_loops(text: str) -> str:
+    """The bodies of the loops of a program, and what they call."""
+    bodies = re.findall(r"^%?([\w.\-]+) \([^\n]*\{\n(.*?)^\}", text, re.MULTILINE | re.DOTALL)
+    computations = dict(bodies)
+    found: set[str] = set()
+    todo = re.findall(r"body=%?([\w.\-]+)", text)
+    while todo:
+        name = todo.pop()
+        if name in computations and name not in found:
+            found.add(name)
+            todo += re.findall(r"%([\w.\-]+)", computations[name])
+    return "\n".join(computations[name] for name in found)
+
+
+def found(program: Any, like: Any, devices: int, whole: float) -> Found:
+    """`whole`: the operations on one device that has everything."""
+    text = program.as_text()
+    sent = collectives(text)
+    inside = collectives(in_loops(text))
+    others = (devices - 1) / devices
+    # What is all-to-all is a device's own part; of what is reduced it receives two shares.
+    weights = {"all-to-all": others, "all-gather": others, "all-reduce": 2 * others}
+    turns = 5  # of a loop
+    counted = [*sent, *inside * (turns - 1)]
+    received = sum(weights.get(kind, others) * n for kind, n in counted)
+    least = 2 * others * sum(4 * math.prod(x.shape) for x in like.values()) / devices
+    operations = program.cost_analysis()["flops"] / (whole / devices)
+    temporary = program.memory_analysis().temp_size_in_bytes
+    return Found(len(sent), len(inside), received / least, operations, temporary)
+
+
+def figures(name: str, layers: int, width: int, with_optax: bool) -> Iterator[tuple[str, Found]]:
+    mesh = mesh_of(name)
+    like = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in shapes(layers, width).items()}
+    places = dict.fromkeys(like, NamedSharding(mesh, PartitionSpec("d", None)))
+    ours = gradtx.muon(1e-3)
+    sharding = gradtx.state_sharding(ours, like, places)
+    one = Mesh(np.asarray(mesh.devices.ravel()[:1]), ("d",))
+    alone = dict.fromkeys(like, NamedSharding(one, PartitionSpec()))
+    cases = {
+        "gradtx, as `make_step`": (ours, sharding.placed(ours).update, gradtx),
+        "gradtx, update alone": (ours, ours.update, gradtx),
+    }
+    if with_optax:
+        theirs = optax.contrib.muon(1e-3)
+        cases["optax"] = (theirs, theirs.update, optax)
+    whole: dict[Any, float] = {}
+    for label, (tx, update, library) in cases.items():
+        if library not in whole:
+            program = compiled(tx, tx.update, library.apply_updates, like, alone)
+            whole[library] = program.cost_analysis()["flops"]
+        program = compiled(tx, update, library.apply_updates, like, places)
+        yield label, found(program, like, mesh.size, whole[library])
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Muon on divided matrices, compiled and not run.")
+    parser.add_argument("meshes", nargs="*", metavar="MESH", help=", ".join(MACHINES))
+    parser.add_argument("--layers", type=int, default=24)
+    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("--no-optax", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args()
+    for machine in given.meshes or MACHINES:
+        rows = list(figures(machine, given.layers, given.width, not given.no_optax))
+        if given.json:
+            print(json.dumps({label: row._asdict() for label, row in rows}), flush=True)
+            continue
+        header = ["", "collectives", "in loops", "received", "operations", "temporary"]
+        cells = []
+        for label, x in rows:
+            ratios = f"{x.received:.2f}", f"{x.operations:.2f}"
+            cells.append([label, x.collectives, x.in_loops, *ratios, size(x.temporary)])
+        title = f"{MACHINES[machine]}, {given.layers} layers, width {given.width}"
+        print(markdown(title, header, cells), flush=True)

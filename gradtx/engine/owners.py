@@ -1,0 +1,114 @@
+"""Matrices divided over a mesh: each device transforms some of them, whole.
+
+A product of matrices whose rows lie on several devices needs a sum over the devices, and an
+iteration needs one each time. Equal matrices are a batch, and the batch can be divided instead: the
+matrices are brought together once, transformed without a message, and brought back once.
+Constraints around an iteration are not enough, since XLA then gathers inside of it; `shard_map`
+leaves it no choice.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from gradtx.types import Array
+
+Axes = tuple[tuple[int, ...], ...]
+"""Which axes of a leaf are batch, rows and columns."""
+
+
+_places: ContextVar[Mapping[str, NamedSharding] | None] = ContextVar("places", default=None)
+
+
+@contextlib.contextmanager
+def owned_by(places: Mapping[str, NamedSharding]) -> Iterator[None]:
+    """Within, matrices whose rows or columns are divided are transformed by one device each.
+
+    Args:
+        places: where each leaf lies, by path.
+    """
+    token = _places.set(places)
+    try:
+        yield
+    finally:
+        _places.reset(token)
+
+
+def known_places() -> bool:
+    """Whether it is known where leaves lie."""
+    return _places.get() is not None
+
+
+def divided_place(path: str, axes: Axes) -> NamedSharding | None:
+    """Where a leaf lies, if its matrices are divided.
+
+    Where only a batch axis is divided, such as experts, every device has whole matrices already.
+    """
+    place = (_places.get() or {}).get(path)
+    _, rows, columns = axes
+    if place is None or not any(_axes_along(place, axis) for axis in (*rows, *columns)):
+        return None
+    return place
+
+
+def owned(function: Callable[[Any], Any], batches: Any, place: NamedSharding, axes: Axes) -> Any:
+    """``function(batches)``, each device computing its part of the first dimension.
+
+    Args:
+        function: from a tree of arrays ``(n, ...)`` to ``(directions, others)``, arrays as long, of
+            which each entry depends on that entry alone.
+        batches: the arrays. They are padded with zeros to a multiple of the devices.
+        place: where the leaves lie from which the matrices come, all alike.
+        axes: which axes of a leaf are batch, rows and columns.
+
+    Returns:
+        What the function returns; what has the shape of the directions lies as the leaves do, as
+        far as that can be said of stacked matrices.
+    """
+    mesh: Any = place.mesh
+    batch, rows, columns = (
+        tuple(name for axis in these for name in _axes_along(place, axis)) for these in axes
+    )
+    names = tuple(name for name in mesh.axis_names if name in (*batch, *rows, *columns))
+    devices = math.prod(mesh.shape[name] for name in names)
+    divided = PartitionSpec(names)
+    count = jax.tree.leaves(batches)[0].shape[0]
+
+    # On explicit axes this runs under `automatic`, which has set the mesh with automatic ones.
+    is_set = any(kind == AxisType.Explicit for kind in mesh.axis_types)
+
+    def placed(x: Array, spec: PartitionSpec) -> Array:
+        return jax.lax.with_sharding_constraint(x, spec if is_set else NamedSharding(mesh, spec))
+
+    def padded(x: Array) -> Array:
+        x = jnp.pad(x, ((0, -count % devices), *((0, 0),) * (x.ndim - 1)))
+        return placed(x, divided)
+
+    # Loops inside start from constants, alike everywhere: there is nothing to check.
+    apart = jax.shard_map(
+        function,
+        mesh=None if is_set else mesh,
+        in_specs=divided,
+        out_specs=divided,
+        check_vma=False,
+    )
+    directions, others = apart(jax.tree.map(padded, batches))
+    back = PartitionSpec(None, rows or None, columns or None)
+
+    def returned(x: Array) -> Array:
+        # Brought back while it is one stack: one message, not one for each leaf.
+        return (placed(x, back) if not batch and x.shape == directions.shape else x)[:count]
+
+    return jax.tree.map(returned, (directions, others))
+
+
+def _axes_along(place: NamedSharding, axis: int) -> tuple[str, ...]:
+    """The axes of the mesh over which an axis of an array is divided."""
+    spec = place.spec[axis] if axis < len(place.spec) else None
+    return () if spec is None else (spec,) if isinstance(spec, str) else tuple(spec)

@@ -1,0 +1,60 @@
+"""A transformation on a mesh: gradients come to where it works on them, updates go back."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+
+from gradtx.engine.owners import owned_by
+from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs
+from gradtx.paths import is_leaf, path_string
+from gradtx.rows import is_rows
+from gradtx.training.apply import take_step
+from gradtx.training.automatic import explicit_axes
+from gradtx.types import Params, PyTree, State, Updates
+
+
+def placed(tx: GradientTransformation, reductions: tuple[PyTree, ...]) -> GradientTransformation:
+    """`tx` with its gradients moved to where it works on them, and its updates moved back.
+
+    This goes in stages, so that each reduction or gather is along one axis of the mesh. Matrices
+    that are divided there are transformed whole, each by one device.
+
+    Args:
+        tx: the transformation.
+        reductions: trees of shardings like the gradients, through which they go; None in place of
+            a leaf that is not moved.
+    """
+    places = {
+        path_string(path): place
+        for path, place in jax.tree_util.tree_leaves_with_path(reductions[-1])
+    }
+
+    def on_leaf(x: Any, where: Any) -> Any:
+        if x is None or where is None or is_rows(x):
+            return x
+        # On explicit axes this runs under `automatic`, which has set the mesh.
+        place = where.spec if explicit_axes(where.mesh) else where
+        return jax.lax.with_sharding_constraint(x, place)
+
+    def through(tree: PyTree, places: Iterable[PyTree]) -> PyTree:
+        for place in places:
+            tree = jax.tree.map(on_leaf, tree, place, is_leaf=is_leaf)
+        return tree
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        with owned_by(places):
+            updates, state = tx.update(through(updates, reductions), state, params, **extra_args)
+        return through(updates, reversed(reductions)), state
+
+    def step(
+        updates: Updates, state: State, params: Params, **extra_args: Any
+    ) -> tuple[Params, State]:
+        gradients = through(updates, reductions)
+        with owned_by(places):
+            params, state = take_step(tx, gradients, state, params, **extra_args)
+        return through(params, reversed(reductions)), state
+
+    return GradientTransformationExtraArgs(tx.init, update, step)

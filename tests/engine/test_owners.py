@@ -1,0 +1,136 @@
+"""Matrices that are divided over a mesh are transformed by one device each."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+import gradtx
+
+COLLECTIVE = r"(all-gather|all-reduce|all-to-all|reduce-scatter|collective-permute)(?:-start)?\("
+
+
+def mesh(*sizes, kind=AxisType.Auto):
+    devices = np.array(jax.devices()[: int(np.prod(sizes))]).reshape(sizes)
+    return Mesh(devices, ("x", "y")[: len(sizes)], axis_types=(kind,) * len(sizes))
+
+
+def params(seed=0):
+    """Six equal matrices, three turned ones, scanned layers, a vector."""
+    rng = np.random.default_rng(seed)
+
+    def normal(*shape):
+        return jnp.asarray(rng.normal(size=shape), jnp.float32)
+
+    return {
+        "up": [normal(16, 48) for _ in range(6)],
+        "down": [normal(48, 16) for _ in range(3)],
+        "layers": normal(5, 16, 16),
+        "bias": normal(16),
+    }
+
+
+def numbers(tree):
+    """The last two axes are rows and columns."""
+    one = gradtx.MuonDimensionNumbers(-2, -1)
+    return jax.tree.map(lambda p: one if p.ndim > 1 else None, tree)
+
+
+def muon():
+    return gradtx.muon(0.1, muon_weight_dimension_numbers=numbers)
+
+
+def loss(params, target):
+    pairs = zip(jax.tree.leaves(params), jax.tree.leaves(target), strict=True)
+    return sum(jnp.sum((p - t) ** 2) for p, t in pairs)
+
+
+def places(on, rows):
+    """Rows or columns divided over all axes of the mesh; the vector is not."""
+
+    def one(p):
+        axes = on.axis_names
+        if p.ndim == 1:
+            return NamedSharding(on, PartitionSpec())
+        before = (None,) * (p.ndim - 2)
+        return NamedSharding(on, PartitionSpec(*before, *((axes, None) if rows else (None, axes))))
+
+    return jax.tree.map(one, params())
+
+
+def run(tx, sharding=None, steps=3):
+    p, target = params(), params(1)
+    step = gradtx.make_step(loss, tx, sharding=sharding)
+    if sharding is not None:
+        p, target = (jax.device_put(x, sharding.params) for x in (p, target))
+    state = step.init(p)
+    for _ in range(steps):
+        p, state, _ = step(p, state, target)
+    return p, state, step.lower(p, state, target).compile().as_text()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rows", "zero", "kind"),
+    [
+        ((8,), True, None, AxisType.Auto),
+        pytest.param((8,), False, None, AxisType.Explicit, marks=pytest.mark.slow),
+        pytest.param((4, 2), True, None, AxisType.Auto, marks=pytest.mark.slow),
+        pytest.param((4, 2), False, "x", AxisType.Auto, marks=pytest.mark.slow),
+    ],
+    ids=["rows", "columns, explicit", "rows over two axes", "columns and ZeRO"],
+)
+def test_updates_are_those_of_one_device(sizes, rows, zero, kind):
+    want = run(muon())[:2]
+    where = places(mesh(*sizes, kind=kind), rows)
+    sharding = gradtx.state_sharding(muon(), params(), where, zero=zero, min_size=1)
+    got, state, program = run(muon(), sharding)
+    for a, b in zip(jax.tree.leaves((got, state)), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert not re.findall(COLLECTIVE, loops(program))
+
+
+def loops(program):
+    """The bodies of loops, and what they call, of an optimized program."""
+    bodies = re.findall(r"^%?([\w.\-]+) \([^\n]*\{\n(.*?)^\}", program, re.MULTILINE | re.DOTALL)
+    computations = dict(bodies)
+    found, todo = set(), re.findall(r"body=%?([\w.\-]+)", program)
+    while todo:
+        name = todo.pop()
+        if name in computations and name not in found:
+            found.add(name)
+            todo += re.findall(r"%([\w.\-]+)", computations[name])
+    return "\n".join(computations[name] for name in found)
+
+
+def test_as_many_messages_as_shapes_and_none_inside():
+    """In and out for each shape, whichever number of leaves has it: here all of these are equal."""
+
+    def messages(count):
+        tx = gradtx.scale_by_muon()
+        shapes = [jax.ShapeDtypeStruct((16, 48), jnp.float32)] * count
+        where = NamedSharding(mesh(8), PartitionSpec("x", None))
+        sharding = gradtx.state_sharding(tx, shapes, where)
+        state = jax.tree.map(
+            lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
+            sharding.abstract,
+            sharding.state,
+        )
+        placed = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where) for x in shapes]
+        step = jax.jit(sharding.placed(tx).update, out_shardings=([where] * count, sharding.state))
+        return re.findall(COLLECTIVE, step.lower(placed, state).compile().as_text())
+
+    assert len(messages(3)) == len(messages(8)) == 2
+
+
+def test_what_is_whole_on_every_device_is_not_moved():
+    tx = gradtx.scale_by_muon(weight_dimension_numbers=gradtx.MuonDimensionNumbers(1, 2))
+    experts = jax.ShapeDtypeStruct((8, 16, 48), jnp.float32)
+    where = NamedSharding(mesh(8), PartitionSpec("x"))
+    sharding = gradtx.state_sharding(tx, experts, where)
+    given = jax.ShapeDtypeStruct(experts.shape, jnp.float32, sharding=where)
+    step = jax.jit(sharding.placed(tx).update, out_shardings=(where, sharding.state))
+    text = step.lower(given, jax.eval_shape(tx.init, experts)).compile().as_text()
+    assert not re.findall(COLLECTIVE, text)
