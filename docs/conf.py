@@ -52,7 +52,7 @@ napoleon_use_rtype = False
 
 # Which modules' names stand on which page.
 PAGES = {
-    "Training": ("training", "distributed"),
+    "Training": ("training", "eager", "distributed"),
     "Composition": ("composition",),
     "Optimizers": ("optimizers",),
     "Transforms": ("transforms",),
