@@ -189,6 +189,62 @@ def test_optimistix_minimiser(make):
     np.testing.assert_allclose(found.value, 3.0, atol=0.05)
 
 
+@pytest.mark.parametrize(
+    "make", [lambda: gradtx.sgd(0.1), lambda: gradtx.sgd(jnp.float32(0.1))], ids=["number", "array"]
+)
+def test_optimistix_compiles_once_for_equal_optimizers(make):
+    optx = pytest.importorskip("optimistix")
+    traced = []
+
+    def distance(y, args):
+        traced.append(y)
+        return jnp.sum((y - 3.0) ** 2)
+
+    def minimised():
+        solver = optx.OptaxMinimiser(make(), rtol=1e-4, atol=1e-4)
+        optx.minimise(distance, solver, jnp.zeros(2), max_steps=50, throw=False)
+        return len(traced)
+
+    assert minimised() == minimised()
+
+
+@pytest.mark.parametrize("name", ["adam", "chain"])
+def test_numpyro(name):
+    numpyro = pytest.importorskip("numpyro")
+    guides = pytest.importorskip("numpyro.infer.autoguide")
+
+    def model(y):
+        mean = numpyro.sample("mean", numpyro.distributions.Normal(0.0, 1.0))
+        numpyro.sample("y", numpyro.distributions.Normal(mean, 1.0), obs=y)
+
+    twins = {
+        "adam": lambda lib: lib.adam(0.1),
+        "chain": lambda lib: lib.chain(lib.clip_by_global_norm(1.0), lib.rmsprop(0.05)),
+    }
+
+    def losses(lib):
+        inference = numpyro.infer.SVI(
+            model, guides.AutoNormal(model), twins[name](lib), numpyro.infer.Trace_ELBO()
+        )
+        y = jnp.array([1.0, 2.0, 3.0])
+        return inference.run(jax.random.key(0), STEPS, y, progress_bar=False).losses
+
+    np.testing.assert_allclose(losses(gradtx), losses(optax), rtol=1e-5)
+
+
+@pytest.mark.parametrize("make", [lambda lib: lib.adam(0.1), lambda lib: lib.sgd(0.1, 0.9)])
+def test_jaxopt(make):
+    jaxopt = pytest.importorskip("jaxopt")
+
+    def found(lib):
+        solver = jaxopt.OptaxSolver(
+            fun=lambda p: jnp.sum((p - 3.0) ** 2), opt=make(lib), maxiter=20
+        )
+        return solver.run(jnp.zeros(2)).params
+
+    np.testing.assert_allclose(found(gradtx), found(optax), rtol=2e-5)
+
+
 def test_optax_wrappers():
     for wrap in (
         lambda tx: optax.chain(optax.clip(0.5), tx),
