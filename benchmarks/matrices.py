@@ -2,11 +2,14 @@
 
     python -m benchmarks.matrices [NUMBER ...]
     python -m benchmarks.matrices times
+    python -m benchmarks.matrices layers
 
 The first prints what is traced and compiled. Its seconds are those of the process in XLA's CPU
 compiler, so that other work on the machine matters little; all else is deterministic. Kernels are
 those of the entry computation that read or write arrays; a TPU's prefetches, which run beside them,
-are not counted. A loop counts as one. The second prints the time of a step, taken in turns.
+are not counted. A loop counts as one. The second prints the time of a step, taken in turns; the
+third that of 24 matrices of 512 x 2048 and 24 of 512 x 512, and what is compiled ahead for them,
+with prefetches.
 """
 
 import statistics
@@ -15,7 +18,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.aot import available, entry_kernels  # first: it tells jax what to assume
+from benchmarks.aot import available, cost, entry_kernels  # first: it tells jax what to assume
 
 # isort: split
 import jax
@@ -102,7 +105,32 @@ def timed(expression: str, matrices: int, shape: tuple[int, ...]) -> list[object
     return [label, *temporary, *ms, ratio(of, to)]
 
 
+LAYERS = {f"{kind}{i}": (512, n) for i in range(24) for kind, n in (("mlp", 2048), ("out", 512))}
+
+
+def layers(rounds: int = 3) -> Iterator[list[object]]:
+    """The step of both libraries on `LAYERS`: on this CPU in turns, ahead for chips."""
+    libraries = [build(name, "muon(1e-3)") for name in ("gradtx", "optax")]
+    for chip, device in available().items():
+        ours, theirs = (cost(library, LAYERS, device) for library in libraries)
+        yield [f"{chip}: kernels", ours.kernels, theirs.kernels, ours.kernels / theirs.kernels]
+        yield [f"{chip}: GB moved", ours.moved / 1e9, theirs.moved / 1e9, ours.moved / theirs.moved]
+    params = {n: jax.random.normal(jax.random.key(0), shape) for n, shape in LAYERS.items()}
+    gradients = jax.tree.map(jnp.sin, params)
+    runs = {}
+    for library in libraries:
+        state = library.tx.init(params)
+        step = jax.jit(library.step, donate_argnums=(0, 1)).lower(params, state, gradients)
+        runs[library.name] = Donated(step.compile(), (params, state), gradients)
+    of, to = interleaved(runs, rounds, warmup=1).values()
+    yield ["CPU: ms", *(1e3 * statistics.median(each) for each in (of, to)), ratio(of, to)]
+
+
 def main(words: list[str]) -> None:
+    if words == ["layers"]:
+        title = "Muon on 24 matrices of 512 x 2048 and 24 of 512 x 512"
+        print(markdown(title, ["", "gradtx", "optax", "gradtx / optax"], layers()))
+        return
     if words == ["times"]:
         columns = ["step", "temp", "temp, optax", "ms", "ms, optax", "gradtx / optax"]
         print(markdown("Matrices, on a CPU", columns, (timed(*each) for each in TIMED)))
