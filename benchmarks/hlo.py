@@ -62,7 +62,7 @@ def collectives(text: str) -> list[Collective]:
         kind, written = instruction["kind"], instruction["type"]
         if instruction["start"] and kind != "all-reduce":  # what goes in and what comes out
             inner = written[1:-1]
-            written = inner.split("), (")[1] if inner.startswith("(") else inner.split(", ")[1]
+            written = inner.split("), ", 1)[1] if inner.startswith("(") else inner.split(", ")[1]
         size = type_bytes(written)
         if kind == "reduce-scatter":
             size *= group_size(instruction["rest"])

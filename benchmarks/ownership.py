@@ -50,7 +50,7 @@ class Found(NamedTuple):
     collectives: int
     in_loops: int
     received: float
-    operations: float
+    operations: float | None  # XLA counts them for a TPU but not for a GPU
     temporary: int
 
 
@@ -91,7 +91,11 @@ def in_loops(text: str) -> str:
     return "\n".join(computations[name] for name in found)
 
 
-def found(program: Any, like: Any, devices: int, whole: float) -> Found:
+def operations_of(program: Any) -> float | None:
+    return (program.cost_analysis() or {}).get("flops")
+
+
+def found(program: Any, like: Any, devices: int, whole: float | None) -> Found:
     """`whole`: the operations on one device that has everything."""
     text = program.as_text()
     sent = collectives(text)
@@ -103,7 +107,9 @@ def found(program: Any, like: Any, devices: int, whole: float) -> Found:
     counted = [*sent, *inside * (turns - 1)]
     received = sum(weights.get(kind, others) * n for kind, n in counted)
     least = 2 * others * sum(4 * math.prod(x.shape) for x in like.values()) / devices
-    operations = program.cost_analysis()["flops"] / (whole / devices)
+    operations = operations_of(program)
+    if operations is not None and whole is not None:
+        operations /= whole / devices
     temporary = program.memory_analysis().temp_size_in_bytes
     return Found(len(sent), len(inside), received / least, operations, temporary)
 
@@ -123,11 +129,11 @@ def figures(name: str, layers: int, width: int, with_optax: bool) -> Iterator[tu
     if with_optax:
         theirs = optax.contrib.muon(1e-3)
         cases["optax"] = (theirs, theirs.update, optax)
-    whole: dict[Any, float] = {}
+    whole: dict[Any, float | None] = {}
     for label, (tx, update, library) in cases.items():
         if library not in whole:
             program = compiled(tx, tx.update, library.apply_updates, like, alone)
-            whole[library] = program.cost_analysis()["flops"]
+            whole[library] = operations_of(program)
         program = compiled(tx, update, library.apply_updates, like, places)
         yield label, found(program, like, mesh.size, whole[library])
 
@@ -148,7 +154,8 @@ if __name__ == "__main__":
         header = ["", "collectives", "in loops", "received", "operations", "temporary"]
         cells = []
         for label, x in rows:
-            ratios = f"{x.received:.2f}", f"{x.operations:.2f}"
+            done = "" if x.operations is None else f"{x.operations:.2f}"
+            ratios = f"{x.received:.2f}", done
             cells.append([label, x.collectives, x.in_loops, *ratios, size(x.temporary)])
         title = f"{MACHINES[machine]}, {given.layers} layers, width {given.width}"
         print(markdown(title, header, cells), flush=True)

@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import gradtx
+from tests.test_aot import chips, printed
 
 COLLECTIVE = r"(all-gather|all-reduce|all-to-all|reduce-scatter|collective-permute)(?:-start)?\("
 
@@ -134,3 +135,22 @@ def test_what_is_whole_on_every_device_is_not_moved():
     step = jax.jit(sharding.placed(tx).update, out_shardings=(where, sharding.state))
     text = step.lower(given, jax.eval_shape(tx.init, experts)).compile().as_text()
     assert not re.findall(COLLECTIVE, text)
+
+
+OWNED = """
+import json, sys
+from benchmarks import ownership
+label, found = next(ownership.figures(sys.argv[1], 3, 256, with_optax=False))
+print(json.dumps(found._asdict()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("machine", ["v5e:4x4", "h100"])
+def test_compiled_for_chips(machine):
+    """Four shapes, each brought in and out; three matrices stand on all chips of the mesh."""
+    if {"v5e:4x4": "TPU v5e", "h100": "H100"}[machine] not in chips():
+        pytest.skip("no compiler for this chip: see CONTRIBUTING.md")
+    (line,) = printed(OWNED, machine)
+    assert line["in_loops"] == 0
+    assert line["collectives"] == 8
