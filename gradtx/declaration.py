@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradtx import checks
-from gradtx.host_values import current
+from gradtx.host_values import as_schedule
 from gradtx.namespace import homes
 
 # What other libraries call an argument.
@@ -144,7 +144,7 @@ def _number(value: Any) -> Any:
     """A hyperparameter in a form to compute with."""
     if isinstance(value, int) and abs(value) >= 2**31:
         return float(value)  # an integer may be too large for JAX
-    return current(value)
+    return as_schedule(value)
 
 
 def _own(value: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 
 from gradtx.declaration import Builder, Declaration, Declared, publish
-from gradtx.host_values import Current
+from gradtx.host_values import HostValue
 
 _P = ParamSpec("_P")
 _D = TypeVar("_D", bound=Declared)
@@ -115,28 +115,31 @@ def evaluated(tx: _D) -> _D:
     0.75
     """
     declaration = getattr(tx, "declaration", None)  # another library's pair has none
-    if declaration is None or not has_current(tx):
+    if declaration is None or not reads_host(tx):
         return tx
     leaves, treedef = _parts(declaration)
-    new = [
-        evaluated(x) if isinstance(x, Declared) else x.evaluated() if isinstance(x, Current) else x
-        for x in leaves
-    ]
+
+    def now(x: Any) -> Any:
+        if isinstance(x, Declared):
+            return evaluated(x)
+        return x.evaluated() if isinstance(x, HostValue) else x
+
+    new = list(map(now, leaves))
     remade: Any = type(tx)
     arguments: Any = jax.tree.unflatten(treedef, new)
     return remade.declared(Declaration(declaration.builder, arguments))
 
 
-def has_current(tx: Declared) -> bool:
+def reads_host(tx: Declared) -> bool:
     """Whether a hyperparameter somewhere in `tx` is a function without arguments."""
     leaves = [] if tx.declaration is None else _parts(tx.declaration)[0]
     return any(
-        isinstance(x, Current) or (isinstance(x, Declared) and has_current(x)) for x in leaves
+        isinstance(x, HostValue) or (isinstance(x, Declared) and reads_host(x)) for x in leaves
     )
 
 
 def _parts(declaration: Declaration) -> tuple[list[Any], Any]:
     """The arguments, with declared objects and functions without arguments as leaves."""
     return jax.tree.flatten(
-        declaration.arguments, is_leaf=lambda x: isinstance(x, Declared | Current)
+        declaration.arguments, is_leaf=lambda x: isinstance(x, Declared | HostValue)
     )

@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from gradtx.declaration import Declaration, Declared
-from gradtx.host_values import Current
+from gradtx.host_values import HostValue
 from gradtx.numerics.steering import is_tracer
 from gradtx.rows import is_rows
 
@@ -112,7 +112,7 @@ def is_ours(declaration: Declaration) -> bool:
     if not declaration.builder.function.__module__.startswith("gradtx."):
         return False
     arguments = jax.tree.leaves(
-        declaration.arguments, is_leaf=lambda x: isinstance(x, Declared | Current)
+        declaration.arguments, is_leaf=lambda x: isinstance(x, Declared | HostValue)
     )
     return all(
         is_ours(x.declaration)

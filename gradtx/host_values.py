@@ -11,7 +11,7 @@ from jax.experimental import io_callback
 
 
 @jax.tree_util.register_pytree_node_class
-class Current:
+class HostValue:
     """A function without arguments as a schedule, which ignores the step.
 
     Args:
@@ -19,7 +19,7 @@ class Current:
         value: what it returned, for the step to use. If it is None the step itself, compiled or
             not, calls the function through a host callback.
 
-    >>> Current(lambda: 0.5)(7)
+    >>> HostValue(lambda: 0.5)(7)
     Array(0.5, dtype=float32)
     """
 
@@ -40,9 +40,9 @@ class Current:
         kind = jax.ShapeDtypeStruct((), jnp.result_type(float))
         return io_callback(lambda: self._now(kind.dtype), kind)
 
-    def evaluated(self) -> "Current":
+    def evaluated(self) -> "HostValue":
         """The same with its current value."""
-        return Current(self.function, jnp.asarray(self._now(jnp.result_type(float))))
+        return HostValue(self.function, jnp.asarray(self._now(jnp.result_type(float))))
 
     def _now(self, dtype: Any) -> np.ndarray:
         value = np.asarray(self.function())
@@ -54,16 +54,16 @@ class Current:
         return (self.value,), self.function
 
     @classmethod
-    def tree_unflatten(cls, function: Callable[[], Any], children: Any) -> "Current":
+    def tree_unflatten(cls, function: Callable[[], Any], children: Any) -> "HostValue":
         return cls(function, *children)
 
     def __repr__(self) -> str:
         return self.__name__
 
 
-def current(value: Any) -> Any:
+def as_schedule(value: Any) -> Any:
     """`value`, as a schedule if it is a function without arguments."""
-    return Current(value) if callable(value) and _takes_nothing(value) else value
+    return HostValue(value) if callable(value) and _takes_nothing(value) else value
 
 
 def _takes_nothing(function: Callable[..., Any]) -> bool:

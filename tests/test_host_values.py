@@ -1,4 +1,4 @@
-"""Hyperparameters that are functions of nothing."""
+"""Hyperparameters that are functions without arguments."""
 
 import functools
 import json
@@ -14,7 +14,7 @@ from tests.quick import quick
 
 
 class Dial:
-    """A function of nothing that can be set, and counts its calls."""
+    """A function without arguments that can be set, and counts its calls."""
 
     def __init__(self, value):
         self.value, self.calls = value, 0

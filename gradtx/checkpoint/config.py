@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradtx.declaration import Builder, Declared
-from gradtx.host_values import Current
+from gradtx.host_values import HostValue
 from gradtx.namespace import MOVED
 from gradtx.pair import GradientTransformation
 
@@ -51,7 +51,7 @@ def to_config(tx: Any) -> dict[str, Any]:
 
 
 def _encode(value: Any, where: str) -> Any:
-    value = value.function if isinstance(value, Current) else value
+    value = value.function if isinstance(value, HostValue) else value
     value = value.item() if isinstance(value, np.bool_) else value
     if value is None or isinstance(value, bool | int | str):
         return value

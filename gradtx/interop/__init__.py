@@ -1,6 +1,6 @@
-"""Ways over from other libraries, and into them: Keras, PyTorch, Optax.
+"""Conversion from and to other libraries: Keras, PyTorch, Optax.
 
-What these libraries made is read by its attributes, configurations as data; none is imported here.
+None of them is imported here: objects are read by their attributes, configurations as data.
 """
 
 from gradtx.interop.hosts import with_extra_args as with_extra_args

@@ -1,6 +1,6 @@
-"""Regular expressions from configurations, matched in a time that is bounded.
+"""Regular expressions from configurations, matched in bounded time.
 
-Python's own go back over what they have matched, for some patterns exponentially often.
+Python's own backtrack, for some patterns exponentially often.
 """
 
 import functools
@@ -26,7 +26,7 @@ def fullmatch(pattern: str, text: str) -> bool:
     """Whether `pattern` matches all of `text`, as ``re.fullmatch`` has it.
 
     Raises:
-        re.error: it is no regular expression, or it looks back, refers back to a group, or has
+        re.error: it is not a regular expression, or it looks back, refers back to a group, or has
             numbers of characters in it.
 
     >>> fullmatch("(.*/)?(dense|conv)_[0-9]+/kernel", "block/conv_1/kernel")

@@ -1,4 +1,4 @@
-"""Pairs of gradtx in training loops that hand no extra arguments on."""
+"""Transformations in training loops that pass no extra arguments on."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from gradtx.types import Params, State, Updates
 
 
 def with_extra_args(tx: GradientTransformation, **extra_args: Any) -> GradientTransformation:
-    """`tx` with some extra arguments of ``update`` given, for a host that passes none.
+    """`tx` with extra arguments of ``update`` already given, for a host that passes none.
 
     Args:
         tx: the transformation.

@@ -1,4 +1,4 @@
-"""From Keras: an optimizer, or its configuration, as a transformation that goes on from it."""
+"""From Keras: an optimizer, or its configuration, as a transformation that continues from it."""
 
 import re
 from collections.abc import Mapping, Sequence

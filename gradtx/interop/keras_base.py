@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gradtx.composition.chain import chain
-from gradtx.host_values import Current, current
+from gradtx.host_values import HostValue, as_schedule
 from gradtx.interop.keras_optimizers import CORES, Core, decayed
 from gradtx.interop.keras_schedules import learning_rate
 from gradtx.interop.reading import (
@@ -102,8 +102,8 @@ def single(
 
 def _rate(o: Options, values: Arrays | None, steps: int | None, live: Any) -> Any:
     given = o.take("learning_rate")
-    own = current(getattr(live, "_learning_rate", None))
-    if isinstance(own, Current):
+    own = as_schedule(getattr(live, "_learning_rate", None))
+    if isinstance(own, HostValue):
         return own
     rate = learning_rate(o.where, given)
     if callable(rate):
@@ -114,7 +114,7 @@ def _rate(o: Options, values: Arrays | None, steps: int | None, live: Any) -> An
 
 
 def _decaying(where: str, leaves: list[Leaf] | None, live: Any) -> list[Leaf] | None:
-    """The leaves, told whether their weights decay."""
+    """The leaves, each with whether its weights decay."""
     excludes = getattr(live, "_exclude_from_weight_decay", None)
     pattern = getattr(live, "_exclude_from_weight_decay_pattern", None)
     if not excludes and pattern is None:

@@ -28,7 +28,7 @@ _CLASSES = ("SGD", "Adam", "Adagrad", "RMSprop", "Adadelta", "Adamax", "Nadam", 
 
 
 def is_legacy(config: Any) -> bool:
-    """Whether a configuration is one of OptimizerV2: it says so, or has what only they have."""
+    """Whether a configuration is one of OptimizerV2: it says so, or an option does."""
     if not isinstance(config, Mapping):
         return False
     said = config.get("is_legacy_optimizer")

@@ -38,7 +38,7 @@ class Core(NamedTuple):
 
     tx: gradients to updates; slots: for each of Keras's groups of variables the slots that they
     are, with a minus where the sign differs; scalar: the field that its last variable is;
-    decays: whether it sees to weight decay itself.
+    decays: whether it applies weight decay itself.
     """
 
     tx: GradientTransformation

@@ -1,4 +1,4 @@
-"""From PyTorch: an optimizer with its state as a transformation that goes on from it."""
+"""From PyTorch: an optimizer with its state as a transformation that continues from it."""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -215,7 +215,7 @@ def _read(source: Any, class_name: str | None) -> tuple[str, list[Any], Mapping[
 def _there(
     where: str, source: Any, groups: list[Any]
 ) -> tuple[list[str] | None, list[tuple[int, ...]] | None]:
-    """The names of the parameters, and their shapes; None where it is not said."""
+    """The names and the shapes of the parameters; None where they are not given."""
     said = [group.get("param_names") if isinstance(group, Mapping) else None for group in groups]
     for own in said:
         if own is not None and not (
@@ -249,9 +249,9 @@ def _members(
 
 
 class _Part(NamedTuple):
-    """The parameters of a group that have taken equally many steps; None if no state says it.
+    """The parameters of a group that have taken equally many steps; None if no state says how many.
 
-    Those of SGD with dampening are apart that have had no gradient: their first is not damped.
+    With SGD's dampening those that have had no gradient are apart: their first is not damped.
     """
 
     label: str

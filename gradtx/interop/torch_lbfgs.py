@@ -1,4 +1,4 @@
-"""PyTorch's L-BFGS, whose state is that of all parameters in a row."""
+"""PyTorch's L-BFGS, whose state takes all parameters as one vector."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

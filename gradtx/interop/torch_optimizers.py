@@ -1,4 +1,4 @@
-"""What each class of PyTorch's optimizers is here, with PyTorch's own formulas."""
+"""Each class of PyTorch's optimizers as a transformation, with PyTorch's own formulas."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple

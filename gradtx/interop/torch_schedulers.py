@@ -1,4 +1,4 @@
-"""PyTorch's schedulers as schedules of the number of times that they were stepped."""
+"""PyTorch's schedulers as schedules of the number of times they have been stepped."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -104,10 +104,10 @@ def steps_of_epoch(where: str, counts: Collection[int], taken: int, every: int) 
         counts: the steps that parameters have taken; none where nothing counts them, which is
             taken for the end of an epoch.
         taken: the steps of the scheduler.
-        every: how many of the optimizer there are to one of those.
+        every: the steps of the optimizer to each of those.
 
     Raises:
-        ValueError: the counts do not say it.
+        ValueError: the counts do not determine it.
     """
     # The parameters that were never without a gradient have the clock of the optimizer.
     clock = max(counts, default=taken * every)
@@ -289,7 +289,7 @@ def _phases(s: Any, group: Group, what: str) -> Schedule:
 
 
 def _averaging(where: str, s: Any, i: int, group: Group) -> Schedule:
-    """SWALR: from the rate that there was when it began."""
+    """SWALR: it anneals from the rate that was in force when it began."""
     end, length = finite(f"{where}: swa_lr", group["swa_lr"]), s.anneal_epochs
     if s.last_epoch >= length:
         return constant_schedule(end)

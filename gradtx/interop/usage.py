@@ -26,7 +26,7 @@ def uses(source: str) -> list[Use]:
         source: the text of a Python file.
 
     Raises:
-        SyntaxError: it is none.
+        SyntaxError: it is not valid Python.
 
     >>> uses("import optax as ox; from optax.contrib import muon; tx = ox.adam(1e-3)")
     [Use(line=1, name='adam'), Use(line=1, name='contrib.muon')]

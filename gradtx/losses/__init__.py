@@ -2,8 +2,7 @@
 
 All are computed, and returned, in at least float32: the loss of predictions in bfloat16 or float16
 is float32, where Optax computes in their type (a squared error of 300 overflows in float16).
-Gradients have the predictions' type. What is 0 log 0 in a formula is 0, and gradients are finite
-there too.
+Gradients have the predictions' type. 0 log 0 counts as 0, and its gradient is finite.
 """
 
 from gradtx.losses.classification import (

@@ -1,4 +1,4 @@
-"""Losses of classification, by logits or by scores."""
+"""Classification losses, from logits or from scores."""
 
 from typing import Any
 

@@ -36,11 +36,12 @@ def scale_by_adabound(
 ) -> GradientTransformation:
     r"""Adam with its scaling of the momentum kept within bounds that close in on one number.
 
-    .. math:: u_t = \mu_t\, \mathrm{clip}\left(\frac{\sqrt{1 - \beta_2^t} / (1 - \beta_1^t)}
-        {\sqrt{\nu_t} + \epsilon},\; s \left(1 - \frac{1}{\gamma t + 1}\right),\;
-        s \left(1 + \frac{1}{\gamma t}\right)\right)
-
-    with the moments of :func:`scale_by_adam`.
+    .. math::
+        \mu_t &= \beta_1 \mu_{t-1} + (1 - \beta_1) g_t, \qquad
+            \nu_t = \beta_2 \nu_{t-1} + (1 - \beta_2) |g_t|^2, \\
+        u_t &= \mu_t\, \mathrm{clip}\left(\frac{\sqrt{1 - \beta_2^t} / (1 - \beta_1^t)}
+            {\sqrt{\nu_t} + \epsilon},\; s \left(1 - \frac{1}{\gamma t + 1}\right),\;
+            s \left(1 + \frac{1}{\gamma t}\right)\right)
 
     Args:
         b1: :math:`\beta_1` in :math:`[0, 1)`; every number may be an array or a schedule.

@@ -36,10 +36,11 @@ def scale_by_diffgrad(
 ) -> GradientTransformation:
     r"""Adam's direction, reduced by up to half where the gradient has hardly changed.
 
-    .. math:: u_t = \xi_t \frac{\hat\mu_t}{\sqrt{\hat\nu_t} + \epsilon}, \qquad
-        \xi_t = \frac{1}{1 + e^{-|g_{t-1} - g_t|}}, \quad g_0 = 0
-
-    with the moments of :func:`scale_by_adam`.
+    .. math::
+        \mu_t &= \beta_1 \mu_{t-1} + (1 - \beta_1) g_t, \qquad
+            \nu_t = \beta_2 \nu_{t-1} + (1 - \beta_2) |g_t|^2, \\
+        \xi_t &= \frac{1}{1 + e^{-|g_{t-1} - g_t|}}, \quad g_0 = 0, \\
+        u_t &= \xi_t \frac{\mu_t / (1 - \beta_1^t)}{\sqrt{\nu_t / (1 - \beta_2^t)} + \epsilon}
 
     Args:
         b1: :math:`\beta_1` in :math:`[0, 1)`; this and the next two: a number, an array, or a

@@ -4,7 +4,7 @@ Beside Optax's twelve there are Keras's norm constraints: ``max_norm``, ``min_ma
 ``unit_norm`` (its ``NonNeg`` is `projection_non_negative`).
 
 All are exact to rounding, computed in at least float32 and returned in the types of the leaves.
-`None` leaves are skipped. What is empty is refused, where the arguments are known.
+`None` leaves are skipped. An empty set is refused where the arguments are known, not traced.
 """
 
 from gradtx.projections.ball import projection_l2_ball, projection_l2_sphere

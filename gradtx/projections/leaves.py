@@ -15,10 +15,10 @@ from gradtx.types import Array, PyTree
 
 
 def arrays(name: str, tree: PyTree, *, real: bool = False) -> list[Array]:
-    """The leaves that are there, in the types in which they are computed.
+    """The leaves other than None, in the types in which they are computed.
 
     Raises:
-        TypeError: a leaf is no floating-point array, or is complex where an order is needed.
+        TypeError: a leaf is not a floating-point array, or is complex where an order is needed.
     """
     found = []
     for path, leaf in leaves_with_path(tree)[0]:
@@ -38,7 +38,7 @@ def arrays(name: str, tree: PyTree, *, real: bool = False) -> list[Array]:
 
 
 def paths(tree: PyTree) -> list[str]:
-    """Where the leaves are that are there, for errors."""
+    """The paths of the leaves other than None, for error messages."""
     return [path_string(path) for path, leaf in leaves_with_path(tree)[0] if leaf is not None]
 
 

@@ -63,7 +63,7 @@ def projection_max_norm(tree: PyTree, max_value: Any = 2.0, axis: Axis = 0) -> P
 def projection_min_max_norm(
     tree: PyTree, min_value: Any = 0.0, max_value: Any = 1.0, axis: Axis = 0, *, rate: Any = 1.0
 ) -> PyTree:
-    r"""The nearest leaves whose norms along `axis` are between two bounds, or a part of the way.
+    r"""The nearest leaves whose norms along `axis` are between two bounds, or part of the way.
 
     .. math:: \lVert x' \rVert = (1 - r) \lVert x \rVert
         + r \min(\max(\lVert x \rVert, \text{min}), \text{max})

@@ -1,4 +1,4 @@
-"""Projections onto a line, a plane, a half of the space: sets that a vector defines."""
+"""Projections onto a line, a hyperplane and a half-space, which a vector defines."""
 
 from typing import Any
 
@@ -54,7 +54,7 @@ def projection_vector(x: PyTree, a: PyTree) -> PyTree:
 
 
 def projection_hyperplane(x: PyTree, a: PyTree, b: Any) -> PyTree:
-    r"""The nearest point in a plane :math:`\langle a, y \rangle = b`.
+    r"""The nearest point in a hyperplane :math:`\langle a, y \rangle = b`.
 
     .. math:: y = x + a\, (b - \langle a, x \rangle) / \langle a, a \rangle
 
@@ -74,7 +74,7 @@ def projection_hyperplane(x: PyTree, a: PyTree, b: Any) -> PyTree:
 
 
 def projection_halfspace(x: PyTree, a: PyTree, b: Any) -> PyTree:
-    r"""The nearest point in a half of the space :math:`\langle a, y \rangle \le b`.
+    r"""The nearest point in a half-space :math:`\langle a, y \rangle \le b`.
 
     .. math:: y = x - a \max(\langle a, x \rangle - b,\, 0) / \langle a, a \rangle
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from gradtx.checks import Count, Number, PositiveCount, check
 from gradtx.declared_schedule import schedule
-from gradtx.host_values import current
+from gradtx.host_values import as_schedule
 from gradtx.schedules.counting import LAST
 from gradtx.types import Schedule
 
@@ -33,7 +33,7 @@ def multiply_schedules(*factors: Any) -> Schedule:
     for factor in factors:
         if not callable(factor):
             check("multiply_schedules", "a factor", factor, Number)
-    factors = tuple(map(current, factors))
+    factors = tuple(map(as_schedule, factors))
 
     def value(count: Any) -> Any:
         product: Any = 1.0

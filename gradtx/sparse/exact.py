@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradtx.declared_schedule import has_current
+from gradtx.declared_schedule import reads_host
 from gradtx.engine.zero_gradients import CannotSkip, SkippedSteps
 from gradtx.numerics import increment, one_per_row
 from gradtx.pair import (
@@ -107,10 +107,10 @@ def exact_rows(
     >>> tx = gradtx.exact_rows(gradtx.adam(1e-3))
     """
     tx = with_extra_args_support(inner)
-    if has_current(tx):
+    if reads_host(tx):
         raise ValueError(
-            "exact_rows: a function of nothing does not tell what it was at the steps that a row "
-            "missed: use a schedule of the count, or the lazy update"
+            "exact_rows: a hyperparameter is a function without arguments, whose value at the "
+            "steps that a row missed is not known: use a schedule of the count, or the lazy update"
         )
 
     def init(params: Params) -> State:

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import jax
 
-from gradtx.declared_schedule import evaluated, has_current
+from gradtx.declared_schedule import evaluated, reads_host
 from gradtx.inspection.guards import guard_report
 from gradtx.inspection.hyperparams import replace
 from gradtx.numerics import cast
@@ -50,7 +50,7 @@ class TrainStep:
     ) -> None:
         self.tx = tx
         # Looked for once: most optimizers have no function without arguments.
-        self._is_current = has_current(tx)
+        self._reads_host = reads_host(tx)
         self._trainable = trainable
         self._compiled = compiled
         self._sharding = sharding
@@ -91,7 +91,7 @@ class TrainStep:
         return TrainStep(tx, self._trainable, self._compiled, self._sharding)
 
     def _tx_now(self) -> GradientTransformation:
-        return evaluated(self.tx) if self._is_current else self.tx
+        return evaluated(self.tx) if self._reads_host else self.tx
 
     def lower(self, params: Params, state: State, *args: Any) -> Any:
         """The step lowered for these arguments, as ``jax.jit(...).lower`` does."""

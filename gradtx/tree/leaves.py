@@ -30,7 +30,7 @@ def map_updates(function: Callable[..., Any], updates: PyTree, *trees: PyTree) -
 
 
 def together(*trees: PyTree) -> tuple[list[tuple[Any, ...]], Any]:
-    """The leaves of trees that are alike, side by side, and their structure."""
+    """The leaves of trees of the same structure, side by side, and their structure."""
     keyed, treedef = leaves_with_path(trees[0])
     columns = [[leaf for _, leaf in keyed]]
     for tree in trees[1:]:

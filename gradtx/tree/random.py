@@ -31,7 +31,7 @@ def random_like(
     Args:
         rng_key: the key; every leaf gets its own part of it.
         target_tree: the tree to imitate.
-        sampler: ``(key, shape, dtype) -> array``; if it takes ``out_sharding`` it is told.
+        sampler: ``(key, shape, dtype) -> array``; it is passed ``out_sharding`` if it takes it.
         dtype: the type to draw in; the leaf's by default.
     """
     sharded = "out_sharding" in inspect.signature(sampler).parameters

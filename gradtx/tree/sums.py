@@ -67,7 +67,7 @@ def sum(tree: PyTree, associative_reduction: bool = False) -> Array:
     Args:
         tree: a tree of numbers or arrays.
         associative_reduction: add the leaves' sums in pairs, which compiles faster for many leaves
-            and rounds otherwise.
+            and rounds differently.
     """
     sums = [jnp.sum(widen(dense(leaf))) for leaf in there(tree)]
     if associative_reduction and sums:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradtx.host_values import current
+from gradtx.host_values import as_schedule
 from gradtx.numerics import cast, compute_dtype, increment, real_dtype
 from gradtx.pair import (
     GradientTransformation,
@@ -132,7 +132,7 @@ def injected(
         if name in static_args or isinstance(value, bool | np.bool_):
             others[name] = value
         elif callable(value) and not isinstance(value, GradientTransformation):
-            schedules[name] = value if _is_stateful(value) else WrappedSchedule(current(value))
+            schedules[name] = value if _is_stateful(value) else WrappedSchedule(as_schedule(value))
         elif isinstance(value, int | float | jax.Array | np.ndarray | np.number):
             numbers[name] = value
         else:

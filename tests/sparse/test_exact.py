@@ -309,7 +309,7 @@ class TestRefused:
             sparse.catch_up(tx, params(), tx.init(params()))
 
 
-def test_functions_of_nothing_are_refused():
+def test_functions_without_arguments_are_refused():
     """What they were at a step that a row missed is not known later."""
-    with pytest.raises(ValueError, match="function of nothing"):
+    with pytest.raises(ValueError, match="function without arguments"):
         gradtx.exact_rows(gradtx.chain(gradtx.clip(1.0), gradtx.sgd(lambda: 0.1)))
