@@ -70,8 +70,9 @@ def store(
 
     Raises:
         ValueError: an unknown codec, or an option that it does not have, when built; by ``init`` a
-            slot or a pattern that is not there, or something that is no slot; by ``update`` a state
-            in other codecs, which :func:`in_storage_of` converts.
+            slot or a pattern that is not there, something that is no slot, or a slot that
+            :func:`offload` keeps elsewhere; by ``update`` a state in other codecs, which
+            :func:`in_storage_of` converts.
         TypeError: something else than a codec in place of one.
 
     Source: T. Dettmers et al., 8-bit Optimizers via Block-wise Quantization, 2021,
@@ -113,6 +114,11 @@ def store(
                     return x
                 if any(matches(where, p) for p in patterns):
                     return x
+                if getattr(jax.typeof(x), "memory_space", None) == jax.memory.Space.Host:
+                    raise ValueError(
+                        f"store: {name}/{where} is in the memory of the host, where nothing is "
+                        "computed: offload(store(tx)) keeps codes there"
+                    )
                 codec = rule.codec
                 if codec.signed is None:
                     codec = codec._replace(signed=signed)

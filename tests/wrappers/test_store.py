@@ -222,6 +222,10 @@ def test_the_whole_catalogue_in_int8(name):
     tx, p, gs = gradtx.store(made, min_size=1), params(), contract_grads(2)
     if takes_examples(made):
         gs = jax.tree.map(lambda g: g[:, None], gs)
+    if name == "offload":
+        with pytest.raises(ValueError, match=r"offload\(store\(tx\)\) keeps codes there"):
+            tx.init(p)
+        tx = gradtx.offload(gradtx.store(gradtx.adam(1e-2), min_size=1), min_size=1)
     carry = p, tx.init(p)
     form = avals(carry)
     carry, _ = step(tx, carry, take(gs, 0))
@@ -239,9 +243,7 @@ def numbers(x):
 @some("adan", "sm3")
 def test_slots_declared_so_are_never_negative(name):
     """Not even where the name is that of a second moment elsewhere."""
-    tx, carry, gs = CATALOGUE[name].make(), None, contract_grads(3)
-    if takes_examples(tx):
-        gs = jax.tree.map(lambda g: g[:, None], gs)
+    tx, gs = CATALOGUE[name].make(), contract_grads(3)
     carry = params(), tx.init(params())
     signs = {}
 
