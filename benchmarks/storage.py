@@ -11,11 +11,11 @@ The text is Python's own: the help topics in ``pydoc_data``. Every run has the s
 import functools
 import sys
 import time
+from pydoc_data.topics import topics
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from pydoc_data.topics import topics
 
 import gradtx
 from gradtx.storage import FORMATS
