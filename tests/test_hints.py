@@ -115,13 +115,13 @@ def test_a_warmup_longer_than_the_whole():
 @pytest.mark.parametrize("schedule", [lambda count: -0.1, gradtx.linear_schedule(-0.1, 0.0, 9)])
 def test_a_schedule_that_starts_below_zero(schedule):
     with pytest.raises(
-        ValueError, match=r"adam: learning_rate must be .* starts at -0.1; to ascend"
+        ValueError, match=r"ftrl: learning_rate must be .* starts at -0.1; to ascend"
     ):
-        gradtx.adam(schedule)
+        gradtx.ftrl(schedule)
 
     def built(x):
         with pytest.raises(ValueError, match="starts at -0.1"):
-            gradtx.adam(schedule)
+            gradtx.ftrl(schedule)
         return x
 
     assert not jax.make_jaxpr(built)(1.0).eqns

@@ -60,7 +60,8 @@ def reduce_on_plateau(
 
     ``update`` needs the extra argument ``value``, the metric. Put it last in a chain.
 
-    State: `ReduceLROnPlateauState`.
+    State: `ReduceLROnPlateauState`. As in Optax, the best value is infinite before the first step,
+    so under ``jax_debug_infs`` call ``init`` outside of ``jit``.
 
     The tolerance is relative to :math:`|b|`: Optax's is to :math:`b`, by which a negative value
     that stays unchanged counts as an improvement forever.
