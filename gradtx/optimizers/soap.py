@@ -1,8 +1,10 @@
 """SOAP."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative, PositiveCount, check_integer
@@ -77,6 +79,13 @@ def squares(largest: int, one_sided: bool) -> dict[str, FactorFn]:
     return {"left": left, "right": right, "left_basis": left, "right_basis": right}
 
 
+def finite_or(new: Any, old: Any) -> Any:
+    """`new`, but `old` for matrices of which something is not finite: a decomposition failed."""
+    works = [jnp.all(jnp.isfinite(x), (-2, -1), keepdims=True) for x in jax.tree.leaves(new)]
+    every = functools.reduce(jnp.logical_and, works)
+    return jax.tree.map(lambda a, b: jnp.where(every, a, b), new, old)
+
+
 def gram(g: Array, old: Array, decay: Any) -> Array:
     """The moving average of `g g*`, where it is kept."""
     return old if old.size == 0 else ema(g @ g.mT.conj(), old, decay)
@@ -129,7 +138,8 @@ def in_eigenbases(
         grams = found["left"], found["right"]
 
         def first(moments: Any) -> Any:
-            return moments, tuple(map(eigenbasis, grams))
+            found = map(eigenbasis, grams)
+            return moments, tuple(finite_or(x, jnp.eye(x.shape[-1], dtype=x.dtype)) for x in found)
 
         def later(moments: Any) -> Any:
             offset = s.group if staggered else 0
@@ -148,7 +158,7 @@ def in_eigenbases(
                     new["nu"] = jnp.take_along_axis(new["nu"], along, axis)
             bases = list(map(orthogonal_iteration, grams, bases))
             new["mu"] = rotated(rotated_back(moments["mu"], *old), *bases)
-            return new, tuple(bases)
+            return finite_or((new, tuple(bases)), (moments, old))
 
         moments, bases = branch(t.count == 1, first, later, moments) if some else keep(moments)
         new = {**found, **moments, "left_basis": bases[0], "right_basis": bases[1]}
@@ -188,8 +198,9 @@ def scale_by_soap(
     :math:`\mathrm{diag}(P_{t-1}^* L_t P_{t-1})`, the largest first. :math:`\nu_t` is sorted with
     them, and :math:`\mu_t` becomes :math:`P_t^* P_{t-1} \mu_t Q_{t-1}^* Q_t`. The first step only
     makes the bases, of the eigenvectors of :math:`L_1` and :math:`R_1`: its direction is 0, so that
-    no gradient is seen in bases that it made itself. Leaves that are not matrices take the steps of
-    :func:`scale_by_adam`.
+    no gradient is seen in bases that it made itself. Bases that are not finite, since a
+    decomposition failed, are not taken: those before them stay. Leaves that are not matrices take
+    the steps of :func:`scale_by_adam`.
 
     Args:
         b1: :math:`\beta_1`, decay of the first moment, in :math:`[0, 1)`.

@@ -18,7 +18,7 @@ def bases_of(shape, largest, one_sided):
     return [n <= largest and keep for n, keep in zip(shape, kept, strict=True)]
 
 
-def of_soap(b1, b2, eps, beta, every, largest=100, one_sided=False, offset=lambda shape: 0):
+def of_soap(b1, b2, eps, beta, every, largest=100, one_sided=False, polish=lambda a: a):
     """Vyas et al. 2024, algorithm 3, with its moments in the bases as in the authors' code."""
 
     def update(g, s, t, p):
@@ -31,7 +31,7 @@ def of_soap(b1, b2, eps, beta, every, largest=100, one_sided=False, offset=lambd
             h = s[0].conj().T @ g @ s[1]
             m, v = b1 * moments["m"] + (1 - b1) * h, b2 * moments["v"] + (1 - b2) * abs(h) ** 2
             low = m / (1 - b1**k) / (np.sqrt(v / (1 - b2**k)) + eps)
-            u, s["m"], s["v"] = s[0] @ low @ s[1].conj().T, m, v
+            u, s["m"], s["v"] = s[0] @ polish(low) @ s[1].conj().T, m, v
         old = s[0], s[1]
         for i, x in enumerate((g, g.conj().T)):
             gram = mean(s, f"gram{i}", x @ x.conj().T, beta)
@@ -39,7 +39,7 @@ def of_soap(b1, b2, eps, beta, every, largest=100, one_sided=False, offset=lambd
                 continue
             if k == 0:
                 s[i] = np.linalg.eigh(gram)[1][:, ::-1]
-            elif (k + offset(g.shape)) % every == 0:
+            elif k % every == 0:
                 order = np.argsort(-np.diag(s[i].conj().T @ gram @ s[i]).real)
                 s["v"] = np.take(s["v"], order, axis=i)
                 s[i] = np.linalg.qr(gram @ s[i][:, order])[0]
@@ -117,6 +117,24 @@ def test_staggered_batches_turn_at_different_steps():
             if not np.array_equal(old.left_basis[n], state.left_basis[n]):
                 steps.append(t)
     assert turned == {"a": [1, 6, 11], "b": [1, 5, 10]}
+
+
+@pytest.mark.parametrize("build", [gradtx.scale_by_soap, gradtx.scale_by_kl_shampoo])
+def test_bases_that_are_not_finite_leave_those_before_them(build):
+    """The squares of one matrix are infinite; the other one has new bases."""
+    tx = build(precondition_frequency=1)
+    g = [jnp.asarray(np.random.default_rng(i).normal(size=(3, 2)), jnp.float32) for i in (0, 1)]
+    before = tx.update(g, tx.init(g))[1]
+    updates, after = tx.update([jnp.full((3, 2), 1e30), g[1]], before)
+    np.testing.assert_array_equal(after.left_basis[0], before.left_basis[0])
+    assert not np.array_equal(after.left_basis[1], before.left_basis[1])
+    assert np.all(np.isfinite(updates[0]))
+
+
+def test_bases_whose_first_gradient_overflows_are_those_of_the_parameters():
+    g = jnp.full((3, 2), 1e30)
+    state = gradtx.scale_by_soap().update(g, gradtx.scale_by_soap().init(g))[1]
+    np.testing.assert_array_equal(state.left_basis[0], np.eye(3))
 
 
 def test_decompositions_are_branches():
