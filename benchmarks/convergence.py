@@ -153,13 +153,14 @@ OPTIMIZERS: dict[str, Callable[..., Any]] = {
     "kl_soap": functools.partial(gradtx.kl_soap, max_precond_dim=128),
     "shampoo": functools.partial(gradtx.shampoo, block_size=128),
     "soap": functools.partial(gradtx.soap, max_precond_dim=128),
+    "soap_muon": functools.partial(gradtx.soap_muon, max_precond_dim=128),
     "schedule_free_sgd": gradtx.schedule_free_sgd,
     "schedule_free_adamw": gradtx.schedule_free_adamw,
     "cautious adamw": lambda learning_rate: gradtx.cautious(gradtx.adamw(learning_rate)),
     "mechanize sgd": lambda: gradtx.mechanize(gradtx.sgd(1.0)),
 }
 # A processor takes many small decompositions one after another faster than as a batch.
-ONE_BY_ONE = ("kl_shampoo", "kl_soap", "shampoo", "soap")
+ONE_BY_ONE = ("kl_shampoo", "kl_soap", "shampoo", "soap", "soap_muon")
 NOT_ALONE = ("mars", "orthogonalize", "sizes_and_directions")
 
 

@@ -308,6 +308,10 @@ from gradtx.optimizers.soap import (
     scale_by_soap as scale_by_soap,
     soap as soap,
 )
+from gradtx.optimizers.soap_muon import (
+    scale_by_soap_muon as scale_by_soap_muon,
+    soap_muon as soap_muon,
+)
 from gradtx.optimizers.sophia import (
     SophiaState as SophiaState,
     scale_by_sophia as scale_by_sophia,

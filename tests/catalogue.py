@@ -303,6 +303,16 @@ CATALOGUE: dict[str, Entry] = {
         bad=(*RATES, {"learning_rate": 0.1, "precondition_frequency": 0}),
         rows=False,
     ),
+    "scale_by_soap_muon": Entry(
+        lambda: gradtx.scale_by_soap_muon(eps=1e-4, precondition_frequency=1, one_sided=True),
+        bad=({"b1": 1.0}, {"max_precond_dim": 0}, {"ns_steps": 0}, {"ns_coeffs": (1.0,)}),
+        rows=False,
+    ),
+    "soap_muon": Entry(
+        lambda: gradtx.soap_muon(0.02, eps=1e-4),
+        bad=RATES,
+        rows=False,
+    ),
     "scale_by_kl_shampoo": Entry(
         lambda: gradtx.scale_by_kl_shampoo(),
         bad=({"b1": 1.0}, {"max_precond_dim": 0}, {"initial_eigenvalue": 0.0}),

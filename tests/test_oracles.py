@@ -18,7 +18,7 @@ TESTS = pathlib.Path(__file__).parent
 # In none of the libraries that are tested beside.
 NOWHERE = (
     "adabound adagrad_decay adam_mini adamuon came diffgrad laprop mars_adamw mars_lion muown "
-    "normuon polargrad qhadam rowwise_adagrad rowwise_adam scion stable_adamw tiger"
+    "normuon polargrad qhadam rowwise_adagrad rowwise_adam scion soap_muon stable_adamw tiger"
 )
 # Links from papers; they train nothing by themselves.
 LINKS = {

@@ -34,7 +34,8 @@ KEPT = {
     MATRIX + SIDES: "sm3",  # a momentum, and a maximum for each row and column
     MATRIX + SIDES + 1: "adafactor",  # with the catalogue's momentum; the 1 is what is not factored
     MATRIX + 2 * SIDES + 1: "came",  # the momentum, its second moment and its instability
-    2 * MATRIX + 2 * SQUARES: "soap shampoo",  # Adam's moments; Gram matrices, and bases or roots
+    2 * MATRIX
+    + 2 * SQUARES: "soap soap_muon shampoo",  # Adam's moments; Gram matrices, and bases or roots
     2 * MATRIX + 2 * SQUARES + SIDES: "kl_soap",  # eigenvalues too
     MATRIX + 2 * SQUARES + SIDES: "kl_shampoo",  # and no second moment of entries
     (2 * PAIRS + 3) * MATRIX: "lbfgs",  # differences, the last point and gradient, and the next
