@@ -76,13 +76,17 @@ def _decaying(rate):
 
 
 OTHER_SETTINGS = {
+    "adamuon": lambda: gradtx.adamuon(_decaying(0.2)),
     "asgd": lambda: gradtx.asgd(0.1),
     "dadapt_adamw": lambda: gradtx.dadapt_adamw(_decaying(0.1), estim_lr0=0.1),
     "dowg": lambda: gradtx.dowg(init_estim_sq_dist=0.01),
     "galore": lambda: gradtx.galore(0.1, rank=4, update_proj_gap=100),
     "injected": lambda: gradtx.inject_hyperparams(gradtx.adam)(_decaying(0.1)),
     "lars": lambda: gradtx.lars(0.3, weight_decay=0.01, trust_coefficient=0.1),
+    "muown": lambda: gradtx.muown(_decaying(0.2)),
+    "normuon": lambda: gradtx.normuon(_decaying(0.2)),
     "prodigy": lambda: gradtx.prodigy(_decaying(1.0), estim_lr0=0.05),
+    "scion": lambda: gradtx.scion(_decaying(0.05), radius=3.0, other_radius=3.0, constrained=False),
 }
 
 
@@ -166,9 +170,9 @@ def run(tx):
 
 
 # Their step leads to a place, so the rounding of the parameter they see is in it: 0.4 % of that.
-PLACED = ("adagrad_da", "asam", "cocob", "ftrl", "gsam", "lookahead", "madgrad", "sam")
+PLACED = ("adagrad_da", "asam", "cocob", "ftrl", "gsam", "lookahead", "madgrad", "muown", "sam")
 # Signs turn where a momentum is nearly zero, singular vectors where values are nearly equal.
-TURNING = ("galore", "lion", "mars_lion")
+TURNING = ("adamuon", "galore", "lion", "mars_lion")
 
 
 @pytest.mark.slow
