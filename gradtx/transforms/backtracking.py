@@ -160,7 +160,7 @@ def scale_by_backtracking_linesearch(
             grad,
             BacktrackingLinesearchInfo(found.count, found.error),
         )
-        return line.step(rate), jax.tree.map(lambda n, o: n.astype(o.dtype), new, state)
+        return line.step(rate), jax.tree.map(lambda n, o: n.astype(jnp.result_type(o)), new, state)
 
     return GradientTransformationExtraArgs(init, update)
 

@@ -239,7 +239,7 @@ def scale_by_zoom_linesearch(
             line.kept(found.grad, state.grad),
             ZoomLinesearchInfo(found.count, *found.errors),
         )
-        new = jax.tree.map(lambda n, o: n.astype(o.dtype), new, state)
+        new = jax.tree.map(lambda n, o: n.astype(jnp.result_type(o)), new, state)
         return line.step(found.best.rate), new
 
     return GradientTransformationExtraArgs(init, update)

@@ -60,3 +60,16 @@ def test_backtracking_transcription(least, shorter, longer, most, atol, rtol, ke
                 np.testing.assert_allclose(now.grad, SCALES * x - np.sin(x), atol=1e-6)
             if np.linalg.norm(g) < 1e-5:  # below, differences of the loss are rounding
                 break
+
+
+def test_a_number_put_into_the_state():
+    tx, p = gradtx.scale_by_backtracking_linesearch(5), jnp.ones(2)
+    state = gradtx.tree.set(tx.init(p), learning_rate=1.0)
+
+    def square(x):
+        return jnp.sum(x**2)
+
+    extra = {"value": square(p), "grad": 2 * p, "value_fn": square}
+    updates, new = tx.update(-2 * p, state, p, **extra)
+    assert square(p + updates) < square(p)
+    assert new.learning_rate.dtype == jnp.float32

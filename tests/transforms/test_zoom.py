@@ -53,3 +53,17 @@ def test_no_way_down_is_no_step():
     assert updates.tolist() == [0.0, 0.0]
     assert int(state.info.num_linesearch_steps) == 0
     assert float(state.value) == 5.0
+
+
+def test_a_number_put_into_the_state():
+    """As Optax's own tests do to choose the first rate."""
+    tx, p = gradtx.scale_by_zoom_linesearch(5), jnp.ones(2)
+    state = gradtx.tree.set(tx.init(p), learning_rate=1.0)
+
+    def loss(x):
+        return jnp.sum(x**2)
+
+    extra = {"value": loss(p), "grad": 2 * p, "value_fn": loss}
+    updates, new = tx.update(-2 * p, state, p, **extra)
+    assert loss(p + updates) < loss(p)
+    assert new.learning_rate.dtype == jnp.float32
