@@ -7,7 +7,8 @@ import jax
 import numpy as np
 
 from gradtx.paths import path_string
-from gradtx.storage import Codec, Encoded, as_codec, is_encoded
+from gradtx.storage import Encoded, as_codec, is_encoded
+from gradtx.storage.format import Codec
 
 
 def parts_of(path: str, leaf: Any) -> Iterator[tuple[str, Any]]:

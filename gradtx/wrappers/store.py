@@ -16,7 +16,8 @@ from gradtx.pair import (
     with_extra_args_support,
 )
 from gradtx.paths import first_difference, matches, path_string
-from gradtx.storage import Codec, Encoded, as_codec, is_encoded
+from gradtx.storage import Encoded, as_codec, is_encoded
+from gradtx.storage.format import Codec
 from gradtx.tree.search import children_of
 from gradtx.types import Params, PyTree, State, Updates, is_stored, nonnegative_fields, state_fields
 
