@@ -65,7 +65,8 @@ class TrainStep:
                 `sharding` says (the error names it).
         """
         # A weakly typed parameter, such as jnp.array(1.0), would be strong after the first step.
-        params = jax.tree.map(lambda p: cast(p, p.dtype) if hasattr(p, "dtype") else p, params)
+        if any(getattr(p, "weak_type", False) for p in jax.tree.leaves(params)):
+            params = jax.tree.map(lambda p: cast(p, p.dtype) if hasattr(p, "dtype") else p, params)
         # Before the call: given a donated array on several devices, JAX 0.10 aborts the process,
         # and it silently moves an array that has another sharding.
         _check_alive("params", params)
@@ -103,7 +104,12 @@ class TrainStep:
 
 def _check_alive(what: str, tree: PyTree) -> None:
     """Raise ValueError if an array was donated."""
-    if not any(_is_deleted(x) for x in jax.tree.leaves(tree)):
+    leaves = jax.tree.leaves(tree)
+    try:  # nearly all are arrays, which is quicker to try than to ask
+        deleted = any([x.is_deleted() for x in leaves])  # noqa: C419  # a list is quicker too
+    except AttributeError:
+        deleted = any(map(_is_deleted, leaves))
+    if not deleted:
         return
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     path = next(path_string(path) for path, x in leaves if _is_deleted(x))

@@ -1,5 +1,9 @@
 """The compiled step."""
 
+import os
+import subprocess
+import sys
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -93,3 +97,39 @@ def test_a_foreign_transformation_in_a_compiled_step():
     np.testing.assert_allclose(params["b"], 3.0 - 0.1 * 6.0, rtol=1e-6)
     result = gradtx.solve(lambda x: x**2, 1.0, optax.sgd(0.25), max_steps=2)
     np.testing.assert_allclose(result.params, 0.25)
+
+
+CACHED = """
+import collections, sys
+import jax, jax.numpy as jnp
+events = collections.Counter()
+jax.monitoring.register_event_listener(lambda name, **about: events.update([name]))
+import gradtx
+rate, decay = map(jnp.float32, sys.argv[1:])
+tx = gradtx.chain(gradtx.clip_by_global_norm(1.0), gradtx.adamw(rate, weight_decay=decay))
+step = gradtx.make_step(lambda p, x: jnp.sum((p["w"] @ x) ** 2) + jnp.sum(p["b"] ** 2), tx)
+params = {"w": jnp.ones((3, 4)), "b": jnp.ones(2)}
+step(params, step.init(params), jnp.ones(4))
+print(events["/jax/compilation_cache/cache_hits"], events["/jax/compilation_cache/cache_misses"])
+"""
+
+
+def test_another_process_finds_the_program_for_other_hyperparameters(tmp_path):
+    """In JAX's persistent cache, as array hyperparameters are arguments of the program."""
+    env = {
+        **os.environ,
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+
+    def run(*hyperparameters):
+        words = [sys.executable, "-c", CACHED, *hyperparameters]
+        done = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
+        return [int(n) for n in done.stdout.split()]
+
+    hits, misses = run("0.1", "0.01")
+    assert misses > 0
+    again, new = run("0.003", "0.2")
+    assert new == 0
+    assert again == hits + misses
