@@ -69,3 +69,18 @@ def test_average_of_some_leaves_and_of_none():
     assert float(found["a"][0]) == 1.0
     with pytest.raises(ValueError, match="no average"):
         gradtx.eval_params(gradtx.sgd(1.0), gradtx.sgd(1.0).init(params), params)
+
+
+@pytest.mark.paper("ema_params")
+@pytest.mark.parametrize(("every_leaf", "frozen"), [(False, 0.0), (True, 1.0)])
+def test_the_average_of_a_leaf_without_a_gradient(every_leaf, frozen):
+    tx, p = (
+        gradtx.ema_params(0.75, every_leaf=every_leaf),
+        {"a": jnp.ones(1), "b": jnp.full(1, 4.0)},
+    )
+    start = {"a": jnp.zeros(1), "b": jnp.zeros(1)}
+    _, state = tx.update({"a": jnp.ones(1), "b": None}, tx.init(start), p)
+    found = gradtx.eval_params(tx, state, p)
+    np.testing.assert_allclose([found["a"], found["b"]], [[0.5], [frozen]])
+    partial = gradtx.eval_params(tx, tx.init({**start, "b": None}), p)
+    np.testing.assert_allclose([partial["a"], partial["b"]], [[0.0], [4.0]])
