@@ -73,7 +73,6 @@ def nearest(x, values):
 
 
 @pytest.mark.parametrize("signed", [True, False])
-@pytest.mark.paper("store")
 def test_int8_has_the_dynamic_map(signed):
     x, values = samples(signed), dynamic_map(signed)
     loaded, parts = through("int8", signed)(x.reshape(-1), None)
@@ -87,7 +86,6 @@ def test_int8_has_the_dynamic_map(signed):
     np.testing.assert_allclose(loaded.reshape(x.shape), values[got] * scale, rtol=5e-7)
 
 
-@pytest.mark.paper("store")
 def test_int4_has_the_maps_of_its_source():
     """A. Li, J. Chen and J. Zhu, Memory Efficient Optimizers with 4-bit States, 2023."""
     for signed in (True, False):
@@ -128,7 +126,6 @@ def test_codes_are_those_of_torchao_and_bitsandbytes_on_a_million_values(signed)
         assert np.all(margin[ours != known] < 2e-7)
 
 
-@pytest.mark.paper("store")
 def test_companded_is_its_equations():
     """FlashOptim: groups of 32, a float16 scale, 2x / (1 + |x|), a root for second moments."""
     m, v = (samples(signed, (64, 32)) for signed in (True, False))
@@ -142,7 +139,6 @@ def test_companded_is_its_equations():
     np.testing.assert_allclose(trip(v.reshape(-1), "int8_companded", False), want.reshape(-1), 1e-5)
 
 
-@pytest.mark.paper("store")
 def test_the_expanded_range_is_that_of_the_type():
     """COAT (H. Xi et al., 2024), 4.1: sign(x) |x|^k with k = log(R of e4m3) / log(R of x)."""
     x = samples(True, (16, 128))
