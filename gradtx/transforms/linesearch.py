@@ -118,8 +118,9 @@ def value_and_grad_from_state(value_fn: Callable[..., Any]) -> Callable[..., tup
         complex leaf is conjugated, as in :func:`compute_gradients`; Optax's is not.
 
     Raises:
-        ValueError: the state holds no value and gradient, or more than one, or the gradient covers
-            only some of the parameters.
+        ValueError: the state holds no value and gradient, or the gradient covers only some of the
+            parameters.
+        KeyError: there are several line searches, and not just one of them stores a gradient.
 
     The line search must come last in its chain: what follows it would move the point.
 
@@ -140,9 +141,11 @@ def value_and_grad_from_state(value_fn: Callable[..., Any]) -> Callable[..., tup
     def value_and_grad(
         params: Params, *fn_args: Any, state: State, **fn_kwargs: Any
     ) -> tuple[Any, Any]:
-        found = [e for e in _evaluations(state) if e.grad is not None]
+        evaluations = _evaluations(state)
+        found = [e for e in evaluations if e.grad is not None]
         if len(found) != 1:
-            raise ValueError(
+            error = KeyError if len(evaluations) > 1 else ValueError
+            raise error(
                 f"value_and_grad_from_state: the state holds {len(found)} values with a gradient; "
                 "it takes one line search (a backtracking one with store_grad=True)"
             )

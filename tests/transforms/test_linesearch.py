@@ -63,6 +63,15 @@ def test_missing_extra_arguments_are_named():
         gradtx.value_and_grad_from_state(loss)(jnp.ones(2), state=gradtx.adam(0.1).init(1.0))
 
 
+@pytest.mark.parametrize("lib", [gradtx, optax])
+@pytest.mark.parametrize("store_grad", [False, True])
+def test_no_one_line_search_of_several_is_chosen(lib, store_grad):
+    search = lib.scale_by_backtracking_linesearch(10, store_grad=store_grad)
+    state = lib.chain(search, search).init(jnp.ones(2))
+    with pytest.raises(KeyError):
+        lib.value_and_grad_from_state(loss)(jnp.ones(2), state=state)
+
+
 def counted(function):
     calls = []
 
