@@ -109,7 +109,7 @@ class Eager:
 
 def is_ours(declaration: Declaration) -> bool:
     """Whether only gradtx's own functions run for a declaration, all of which can be traced."""
-    if not declaration.builder.function.__module__.startswith("gradtx."):
+    if not (declaration.builder.function.__module__ or "").startswith("gradtx."):
         return False
     arguments = jax.tree.leaves(
         declaration.arguments, is_leaf=lambda x: isinstance(x, Declared | HostValue)

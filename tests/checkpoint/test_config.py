@@ -154,7 +154,11 @@ def test_what_is_not_data_cannot_be_written():
         ({"gradtx": 1, "name": "adam", "arguments": []}, TypeError, "arguments a dict"),
         ({"gradtx": 1, "name": "sgd", "arguments": {"lr": 1}}, ValueError, "unknown arguments"),
         ({"gradtx": 1, "name": "sgd", "arguments": {"learning_rate": "1"}}, TypeError, "sgd"),
-        ({"gradtx": 1, "name": "sgd", "arguments": {"learning_rate": -1}}, ValueError, "sgd"),
+        (
+            {"gradtx": 1, "name": "adam", "arguments": {"learning_rate": 1, "b1": 2}},
+            ValueError,
+            "b1",
+        ),
         (
             {"gradtx": 1, "name": "sgd", "arguments": {"learning_rate": 10**400}},
             ValueError,

@@ -203,7 +203,6 @@ def without(key):
             ValueError,
             "lr must be a finite number of float32",
         ),
-        (saved(lr=-0.1), "SGD", ValueError, "learning_rate must be"),
         (saved(nesterov=1), "SGD", TypeError, "true or false"),
         (saved(params=[0, 1]), "SGD", ValueError, "2 parameters, and there are 1 leaves"),
         (saved(params=[]), "SGD", ValueError, "0 parameters, and there are 1 leaves"),

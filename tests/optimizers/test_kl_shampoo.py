@@ -86,6 +86,7 @@ def test_kl_soap(correction):
     check(tx, 0.7, 0.8, 0.1, 0.3, 3, 0.3, direction, correction)
 
 
+@pytest.mark.slow
 def test_the_largest_inverse_root_is_a_limit():
     """At size 12 it may be 11; sides of up to 10 may have 10 in any case."""
     rng = np.random.default_rng(0)

@@ -104,6 +104,7 @@ def test_complex_matrices():
     matrix_trees.check(tx, update, other, complex_too=True)
 
 
+@pytest.mark.slow
 def test_staggered_batches_turn_at_different_steps():
     """Those of the second shape one step before those of the first."""
     tx = gradtx.scale_by_soap(precondition_frequency=5, staggered=True)

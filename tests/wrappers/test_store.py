@@ -299,6 +299,7 @@ def wide_steps(codecs):
     return float(jnp.max(jnp.abs(u)))
 
 
+@slow
 def test_an_affine_second_moment_explodes(monkeypatch):
     """Small entries of a block become zero and are divided by; the dynamic map keeps them."""
     monkeypatch.setitem(FORMATS, "affine", Affine())
@@ -342,6 +343,7 @@ def test_averages_rounded_to_nearest_go_stale(name):
     assert still < 0.5
 
 
+@slow
 def test_dither_follows_where_nearest_stands_still():
     want = 1 - 0.5 * 0.99**40
     near, _ = averaged("int4", 0.99, 40)
@@ -350,6 +352,7 @@ def test_dither_follows_where_nearest_stands_still():
     assert abs(dithered - want) < 0.12
 
 
+@slow
 def test_unsigned_codes_swamp_what_is_small():
     """Without zero, an entry far below its block's largest has at least a 16th of it: its steps
     are small, not large. That is the price of the map, and smaller blocks lower it."""
