@@ -116,7 +116,9 @@ def mask_tree(tree: PyTree, where: Where) -> PyTree:
 def takes_tree(function: Callable[..., Any]) -> bool:
     """Whether a mask function takes the whole tree, as Optax's do, not a path and a leaf."""
     parameters = inspect.signature(function).parameters.values()
-    return sum(p.default is p.empty and p.kind is not p.VAR_KEYWORD for p in parameters) == 1
+    # ``partial(jax.tree.map, f)`` takes a tree too, and further ones.
+    named = [p for p in parameters if p.kind not in {p.VAR_POSITIONAL, p.VAR_KEYWORD}]
+    return sum(p.default is p.empty for p in named) < 2
 
 
 def _check_patterns_match(patterns: Iterable[str], paths: Sequence[str]) -> None:

@@ -1,5 +1,7 @@
 """What users of Optax put into chains, masks and groups, and do to their states."""
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -53,6 +55,31 @@ def test_other_leaves_of_masks_are_refused(leaf):
 def test_a_traced_mask_is_refused():
     with pytest.raises(ValueError, match="leaves of a mask must be True or False, not"):
         jax.jit(lambda m: gradtx.masked(gradtx.scale(2.0), {"a": m, "b": True}).init(P))(True)
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        functools.partial(jax.tree.map, lambda x: x.ndim > 1),
+        lambda tree, *rest: jax.tree.map(lambda x: x.ndim > 1, tree, *rest),
+        lambda *trees: jax.tree.map(lambda x: x.ndim > 1, *trees),
+    ],
+    ids=["partial", "rest", "any"],
+)
+def test_functions_of_trees_that_could_take_several(chosen):
+    p = {"kernel": jnp.ones((2, 2)), "bias": jnp.ones(2)}
+
+    def moved(lib):
+        groups = {True: lib.sgd(0.5), False: lib.sgd(0.25)}
+        for tx in (
+            lib.masked(lib.scale(2.0), chosen),
+            lib.inject_hyperparams(lib.adamw)(0.1, mask=chosen),
+            lib.partition(groups, chosen),
+        ):
+            yield tx.update(p, tx.init(p), p)[0]
+
+    for got, want in zip(moved(gradtx), moved(optax), strict=True):
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), got, want)
 
 
 class Halves:
