@@ -1,57 +1,95 @@
 """The command line: ``python -m gradtx``."""
 
 import argparse
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-from gradtx.interop.usage import python_files, uses, verdict
+from gradtx.commands import catalogue, chart, check, configurations
+from gradtx.commands.reading import read_shapes
 
-VERBS = {"missing": "is missing", "differs": "differs"}
+CONFIG = "a JSON file as to_config writes it, or a call such as 'adamw(learning_rate=0.001)'"
+SHAPES = "a JSON file of shapes, or 'w=512x2048,head/b=10:bfloat16'"
 
 
-def check(arguments: argparse.Namespace) -> int:
-    """List the names of Optax that are missing here or differ; 1 if one is missing or unread."""
-    absent = [str(path) for path in arguments.paths if not path.exists()]
-    if absent:
-        print(f"no such file or directory: {', '.join(absent)}", file=sys.stderr)  # noqa: T201
-        return 1
-    files = python_files(arguments.paths)
-    counts = {"used": 0, "missing": 0, "differs": 0, "unread": 0}
-    for file in files:
-        try:
-            found = uses(file.read_text(encoding="utf-8"))
-        except (SyntaxError, UnicodeDecodeError, ValueError) as error:
-            counts["unread"] += 1
-            print(f"{file}: cannot be read: {error}", file=sys.stderr)  # noqa: T201
-            continue
-        counts["used"] += len(found)
-        for use in found:
-            if (result := verdict(use.name)) is not None:
-                kind, text = result
-                counts[kind] += 1
-                print(f"{file}:{use.line}: optax.{use.name} {VERBS[kind]}: {text}")  # noqa: T201
-    print(  # noqa: T201
-        f"files: {len(files)}; names of Optax: {counts['used']} used, {counts['missing']} missing, "
-        f"{counts['differs']} different"
+def count(text: str) -> int:
+    """A number of steps, for argparse."""
+    if not text.isdecimal() or not 0 < int(text) < 2**31:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is no number of steps, 1 or more")
+    return int(text)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser of all commands; what it parses has the command's function as `run`."""
+    parser = argparse.ArgumentParser(
+        prog="python -m gradtx",
+        description="Tools of gradtx.",
+        epilog="The exit code is 0 if all is well, 1 if something differs, is missing or is "
+        "invalid, and 2 if the command cannot be run as it was given.",
     )
-    return int(counts["missing"] + counts["unread"] > 0)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(
+        name: str, run: Callable[[argparse.Namespace], int], text: str
+    ) -> argparse.ArgumentParser:
+        made = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        made.set_defaults(run=run)
+        return made
+
+    listing = command("list", catalogue.show, "list transformations and schedules by family")
+    listing.add_argument("word", nargs="?", default="", help="show those with it in their line")
+    listing.add_argument(
+        "--family", help="show one: optimizers, transforms, wrappers, schedules..."
+    )
+
+    describing = command(
+        "describe", configurations.describe, "print what a transformation keeps, and its bytes"
+    )
+    describing.add_argument("config", metavar="CONFIG", help=CONFIG)
+    describing.add_argument("--params", required=True, type=read_shapes, help=SHAPES)
+
+    plotting = command(
+        "plot", chart.plot, "draw schedules over steps, alone or in a transformation"
+    )
+    plotting.add_argument("config", metavar="CONFIG", help=CONFIG)
+    plotting.add_argument("--steps", type=count, default=1000, help="how many (default: 1000)")
+    plotting.add_argument("--png", metavar="FILE", help="draw a picture, with matplotlib")
+
+    comparing = command(
+        "diff", configurations.diff, "print the arguments in which configurations differ"
+    )
+    for name in "ab":
+        comparing.add_argument(name, metavar=name.upper(), help=CONFIG)
+
+    validating = command(
+        "validate", configurations.validate, "say whether a configuration can be built"
+    )
+    validating.add_argument("config", metavar="CONFIG", help=CONFIG)
+
+    checking = command(
+        "check", check.check, "list the names of Optax in Python files that are missing or differ"
+    )
+    checking.add_argument("paths", nargs="+", type=Path, metavar="FILE_OR_DIR")
+    return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command, and give its exit code."""
-    parser = argparse.ArgumentParser(prog="python -m gradtx", description="Tools of gradtx.")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    checking = commands.add_parser(
-        "check",
-        help="list the names of Optax in a code base that are missing here or differ",
-        description="Read Python files, without running them, and list the names of Optax in them "
-        "that are missing in gradtx or differ, with what to use. The exit code is 1 if one is "
-        "missing.",
-    )
-    checking.add_argument("paths", nargs="+", type=Path, metavar="FILE_OR_DIR")
-    checking.set_defaults(run=check)
-    arguments = parser.parse_args(argv)
-    return int(arguments.run(arguments))
+    try:
+        arguments = make_parser().parse_args(argv)
+        code = int(arguments.run(arguments))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # whoever reads has seen enough; Python flushes once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        print(f"{error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
+    except (ArithmeticError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ LAYERS = (
     ("transforms", "schedules", "projections", "losses"),
     ("optimizers",),
     ("wrappers", "sparse", "distributed"),
-    ("interop", "contrib", "__main__"),
+    ("interop", "contrib", "commands", "__main__"),
 )
 
 

@@ -1,0 +1,54 @@
+"""``describe``, ``diff`` and ``validate``: what configurations say."""
+
+import argparse
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from gradtx.checkpoint.config import to_config
+from gradtx.commands.reading import read_config
+from gradtx.inspection.description import describe as description
+from gradtx.pair import GradientTransformation
+
+
+def describe(arguments: argparse.Namespace) -> int:
+    """Print what a transformation keeps for some parameters, and its bytes."""
+    tx = read_config(arguments.config)
+    if not isinstance(tx, GradientTransformation):
+        raise TypeError(f"{tx!r:.80} is a schedule, and keeps nothing: `plot` shows its values")
+    found = description(tx, arguments.params)
+    print(found)
+    print(f"bytes of state for each parameter: {found.state_bytes / max(found.parameters, 1):.2f}")
+    return 0
+
+
+def validate(arguments: argparse.Namespace) -> int:
+    """Print what a configuration builds."""
+    print(f"valid: {read_config(arguments.config)!r}")
+    return 0
+
+
+def diff(arguments: argparse.Namespace) -> int:
+    """Print the arguments that differ by path, defaults included; 1 if one does."""
+    ours, theirs = (dict(_entries(to_config(read_config(c)))) for c in (arguments.a, arguments.b))
+    paths = [path for path in ours | theirs if ours.get(path) != theirs.get(path)]
+    for path in paths:
+        print(f"{path or 'builder'}: {ours.get(path, 'absent')} -> {theirs.get(path, 'absent')}")
+    return int(bool(paths))
+
+
+def _entries(node: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """The values in a configuration as text, by path; a call's value is its builder."""
+    parts: Any = ()
+    match node:
+        case {"name": name, "arguments": arguments}:
+            yield path, name
+            parts = arguments.items()
+        case {"tuple": [_, *_] as items} | ([_, *_] as items):
+            parts = enumerate(items)
+        case {"dict": pairs}:
+            parts = pairs
+        case _:
+            yield path, json.dumps(node)
+    for key, value in parts:
+        yield from _entries(value, f"{path}/{key}".lstrip("/"))
