@@ -145,7 +145,7 @@ def test_safe_norm_along_axes(keywords):
 
 
 def test_safe_increment_stays_at_the_end():
-    for dtype in (jnp.int8, jnp.uint8, jnp.int32, jnp.float32, jnp.bfloat16):
+    for dtype in (jnp.int8, jnp.uint8, jnp.int32, jnp.uint32, jnp.float32, jnp.bfloat16):
         last = (jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo)(dtype).max
         for count in (jnp.asarray(3, dtype), jnp.asarray(last, dtype)):
             got, want = (lib.safe_int32_increment(count) for lib in (gradtx, optax))

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from gradtx.numerics.precision import cast
 from gradtx.types import Array, DType
@@ -13,7 +14,8 @@ from gradtx.types import Array, DType
 
 def increment(count: Array) -> Array:
     """`count + 1`, saturating at the largest number that its type holds."""
-    return jnp.minimum(count, jnp.iinfo(count.dtype).max - 1) + 1
+    last = np.array(jnp.iinfo(count.dtype).max - 1, count.dtype)  # no Python integer: may be large
+    return jnp.minimum(count, last) + 1
 
 
 def safe_increment(count: Any) -> Array:
