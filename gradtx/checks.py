@@ -138,7 +138,6 @@ def _check_number(where: str, name: str, value: Any, hint: Any, allowed: Range) 
         return
     if callable(value):
         _check_schedule(where, name, value)
-        _check_first_value(where, name, value, allowed)
         return
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real | np.number):
         expected = f"{allowed}{' or None' if optional else ''}, an array, or a schedule"
@@ -162,23 +161,18 @@ def _ascent(where: str, name: str, number: float) -> str:
     return f"; to ascend, chain(scale(-1.0), {where}(...)) turns gradients round"
 
 
-def _check_first_value(where: str, name: str, value: Any, allowed: Range) -> None:
+def check_first_value(where: str, name: str, schedule: Any, first: Any, allowed: Range) -> None:
     """Raise ValueError if a schedule starts out of its range.
 
-    Only the start: it costs a call, and steps cannot check a number that is traced. A function
-    without arguments is not called before it is needed.
+    Only the start: steps cannot check a number that is traced. Not when it is given to a builder,
+    since calling it starts JAX's devices, which ``jax.distributed.initialize`` must come before.
     """
-    try:
-        inspect.signature(value).bind(0)
-        with jax.ensure_compile_time_eval():
-            first = float(value(np.int32(0)))
-    except Exception:  # traced, or it needs something that is not there yet
+    if isinstance(first, jax.core.Tracer) or jnp.ndim(first) or float(first) in allowed:
         return
-    if first not in allowed:
-        raise ValueError(
-            f"{where}: {name} must be {allowed}, and {value!r:.80} starts at {first:g}"
-            f"{_ascent(where, name, first)}"
-        )
+    raise ValueError(
+        f"{where}: {name} must be {allowed}, and {schedule!r:.80} starts at {float(first):g}"
+        f"{_ascent(where, name, float(first))}"
+    )
 
 
 def _check_dtype(where: str, name: str, value: Any, optional: bool) -> None:

@@ -11,8 +11,10 @@ from typing import Any, NamedTuple, ParamSpec, Self, TypeAlias, cast, overload
 import jax
 import jax.numpy as jnp
 
+from gradtx.checks import check_first_value, hyperparameter_range
 from gradtx.declaration import Builder, Declaration, Declared, publish
 from gradtx.eager import Eager, one_by_one
+from gradtx.host_values import HostValue
 from gradtx.numerics import as_arrays, increment
 from gradtx.types import (
     COUNTER,
@@ -278,6 +280,7 @@ class _Lazy:
                 # It outlives a trace in which it may be built.
                 with jax.ensure_compile_time_eval():
                     declaration = self._evaluated(0)
+                self._check_start(declaration)
             self._expansion = declaration.builder.call(declaration.arguments)
         return self._expansion
 
@@ -309,6 +312,14 @@ class _Lazy:
             return result, _stored(state, new, names)
 
         return on_arrays
+
+    def _check_start(self, evaluated: Declaration) -> None:
+        builder, given = self.declaration.builder, self.declaration.arguments
+        for name in self.schedules:
+            allowed = hyperparameter_range(builder.hints.get(name))
+            if allowed is not None and not isinstance(given[name], HostValue):
+                first = evaluated.arguments[name]
+                check_first_value(builder.name, name, given[name], first, allowed)
 
     def _program(self, name: str, *trees: Any, **extra_args: Any) -> Any:
         arrays, structure = self.declaration.flatten()

@@ -117,11 +117,11 @@ def test_a_schedule_that_starts_below_zero(schedule):
     with pytest.raises(
         ValueError, match=r"ftrl: learning_rate must be .* starts at -0.1; to ascend"
     ):
-        gradtx.ftrl(schedule)
+        gradtx.ftrl(schedule).init(jnp.zeros(2))
 
-    def built(x):
+    def started(x):
         with pytest.raises(ValueError, match="starts at -0.1"):
-            gradtx.ftrl(schedule)
+            gradtx.ftrl(schedule).init(x)
         return x
 
-    assert not jax.make_jaxpr(built)(1.0).eqns
+    assert not jax.make_jaxpr(started)(1.0).eqns

@@ -67,9 +67,13 @@ def test_only_jax_and_numpy_at_run_time():
             assert {name.split(".")[0] for name in names} <= allowed, path
 
 
-def test_importing_touches_no_device():
+def test_importing_and_building_touch_no_device():
+    """They may come before ``jax.distributed.initialize``, and before a process is forked."""
     program = (
         "import gradtx, jax\n"
+        "rate = gradtx.warmup_cosine_decay_schedule(0.0, 0.1, 10, 100)\n"
+        "gradtx.chain(gradtx.clip_by_global_norm(1.0), gradtx.adamw(rate), gradtx.ema(rate))\n"
+        "gradtx.muon(lambda count: 0.1 / (count + 1)), gradtx.sgd(lambda: 0.1)\n"
         "from jax._src import xla_bridge\n"
         "assert not xla_bridge._backends, xla_bridge._backends\n"
     )
