@@ -260,7 +260,7 @@ def _quantile(values: Array, n: Array, q: Any) -> Array:
     at = q * last.astype(jnp.float32)
     low = jnp.floor(at).astype(jnp.int32)
     high = jnp.minimum(low + 1, last)
-    share = at - low
+    share = at - low.astype(at.dtype)
     return (1 - share) * ordered[low] + share * ordered[high]
 
 

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import gradtx
 from tests.catalogue import CATALOGUE
@@ -55,6 +56,8 @@ def in_half(tx, state):
 
 @some("adafactor", "adam", "galore", "nadam")
 def test_slots_in_half_precision(name):
+    if name == "store":
+        pytest.skip("its slots are in another form already")
     tx = CATALOGUE[name].make()
     plain, g = (params(), tx.init(params())), grads(2)
     carry = plain[0], in_half(tx, plain[1])

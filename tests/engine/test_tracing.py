@@ -122,6 +122,7 @@ PROGRAMS = {pair.label: pair for pair in PAIRS}
 QUICK = ("clip + adamw", "lion", "mars_adamw", "acprop")
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # Optax's
 @pytest.mark.parametrize(
     "label",
     [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in PROGRAMS],
