@@ -250,9 +250,11 @@ def test_low_precision_is_single_precision_rounded(name, dtype):
     (new, _), updates = uncompiled(name, p, gs)
     assert_finite((new, updates))
     _, single = uncompiled(name, *cast((p, gs), jnp.float32))
-    chex.assert_trees_all_close(
-        cast(updates[0], jnp.float32), single[0], rtol=2 * float(jnp.finfo(dtype).eps), atol=1e-6
-    )
+    eps = float(jnp.finfo(dtype).eps)
+    # Adafactor's direction and decay, each rounded by its link, nearly cancel in one entry.
+    largest = max(float(jnp.max(jnp.abs(x))) for x in jax.tree.leaves(single[0]))
+    atol = eps * largest / 4 if name == "adafactor" else 1e-6
+    chex.assert_trees_all_close(cast(updates[0], jnp.float32), single[0], rtol=2 * eps, atol=atol)
 
 
 @pytest.mark.slow
