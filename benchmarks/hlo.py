@@ -84,3 +84,17 @@ def by_kind(found: Iterable[Collective]) -> dict[str, tuple[int, int]]:
     for kind, size in found:
         totals[kind] = totals[kind][0] + 1, totals[kind][1] + size
     return dict(totals)
+
+
+def in_loops(text: str) -> str:
+    """The bodies of the loops of a program, and what they call."""
+    bodies = re.findall(r"^%?([\w.\-]+) \([^\n]*\{\n(.*?)^\}", text, re.MULTILINE | re.DOTALL)
+    computations = dict(bodies)
+    found: set[str] = set()
+    todo = re.findall(r"body=%?([\w.\-]+)", text)
+    while todo:
+        name = todo.pop()
+        if name in computations and name not in found:
+            found.add(name)
+            todo += re.findall(r"%([\w.\-]+)", computations[name])
+    return "\n".join(computations[name] for name in found)

@@ -12,7 +12,6 @@ device needs without a mesh, and temporary bytes.
 import argparse
 import json
 import math
-import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -26,7 +25,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import gradtx
-from benchmarks.hlo import collectives
+from benchmarks.hlo import collectives, in_loops
 from benchmarks.tables import markdown, size
 
 MACHINES = {"v5e:4x4": "16 chips of TPU v5e", "h100": "8 H100"}
@@ -75,20 +74,6 @@ def compiled(tx: Any, update: Callable[..., Any], apply: Any, like: Any, places:
     out = jax.tree.map(lambda x: x.sharding, (params, state))
     jitted = jax.jit(step, donate_argnums=(0, 1), out_shardings=out)
     return jitted.lower(params, state, params).compile()
-
-
-def in_loops(text: str) -> str:
-    """The bodies of the loops of a program, and what they call."""
-    bodies = re.findall(r"^%?([\w.\-]+) \([^\n]*\{\n(.*?)^\}", text, re.MULTILINE | re.DOTALL)
-    computations = dict(bodies)
-    found: set[str] = set()
-    todo = re.findall(r"body=%?([\w.\-]+)", text)
-    while todo:
-        name = todo.pop()
-        if name in computations and name not in found:
-            found.add(name)
-            todo += re.findall(r"%([\w.\-]+)", computations[name])
-    return "\n".join(computations[name] for name in found)
 
 
 def operations_of(program: Any) -> float | None:

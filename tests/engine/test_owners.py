@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import gradtx
+from benchmarks.hlo import in_loops
 from tests.test_aot import chips, printed
 
 COLLECTIVE = r"(all-gather|all-reduce|all-to-all|reduce-scatter|collective-permute)(?:-start)?\("
@@ -90,20 +91,7 @@ def test_updates_are_those_of_one_device(sizes, rows, zero, kind):
     got, state, program = run(muon(), sharding)
     for a, b in zip(jax.tree.leaves((got, state)), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-    assert not re.findall(COLLECTIVE, loops(program))
-
-
-def loops(program):
-    """The bodies of loops, and what they call, of an optimized program."""
-    bodies = re.findall(r"^%?([\w.\-]+) \([^\n]*\{\n(.*?)^\}", program, re.MULTILINE | re.DOTALL)
-    computations = dict(bodies)
-    found, todo = set(), re.findall(r"body=%?([\w.\-]+)", program)
-    while todo:
-        name = todo.pop()
-        if name in computations and name not in found:
-            found.add(name)
-            todo += re.findall(r"%([\w.\-]+)", computations[name])
-    return "\n".join(computations[name] for name in found)
+    assert not re.findall(COLLECTIVE, in_loops(program))
 
 
 def test_as_many_messages_as_shapes_and_none_inside():
