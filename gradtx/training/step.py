@@ -5,7 +5,9 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 import jax
+import jax.numpy as jnp
 
+from gradtx.checks import check_integer
 from gradtx.declared_schedule import evaluated, reads_host
 from gradtx.inspection.guards import guard_report
 from gradtx.inspection.hyperparams import replace
@@ -150,6 +152,7 @@ def make_step(
     sharding: Shardings | None = None,
     rounding_key: Any = None,
     report: bool = False,
+    steps: int | None = None,
 ) -> TrainStep:
     """Compile :func:`minimize` once, with parameters and state donated.
 
@@ -172,10 +175,19 @@ def make_step(
             the key.
         report: whether the step returns the :func:`guard_report` of `tx` too, which then contains a
             :func:`guard`: ``params, state, value, report = step(params, state, *args)``.
+        steps: how many steps a call takes, in one compiled loop; at least 1. Each array in `args`
+            and `extra_args` then has a leading axis of this length, a batch for each step, and so
+            have the value, what else the loss returns and the report. Hyperparameters that are
+            functions without arguments are called once for all of them. None for one step on one
+            batch without that axis.
 
     Returns:
         The step: ``params, state, value = step(params, state, *args)``, with ``step.init(params)``.
         What a step is to know besides, such as a validation loss, it takes as ``extra_args={...}``.
+
+    Raises:
+        ValueError: `steps` is below 1; in a call, an argument has no leading axis of that length
+            (the error names it).
 
     Warns:
         UserWarning: a trained parameter is in bfloat16 or float16, and nothing in the state keeps
@@ -191,18 +203,21 @@ def make_step(
     ...     params, state, value = step(params, state, 2.0)
     >>> round(float(params["w"]), 3)
     3.0
+    >>> several = make_step(lambda p, x: (p["w"] * x - 6.0) ** 2, gradtx.sgd(0.1), steps=4)
+    >>> params, state, values = several(params, state, jnp.array([2.0, 1.0, 2.0, 1.0]))
+    >>> values.shape
+    (4,)
     """
+    if steps is not None:
+        check_integer("make_step", "steps", steps)
     if rounding_key is not None:
         tx = stochastic_rounding(tx, rounding_key)
 
     check_order("make_step", loss_fn=loss_fn, tx=tx)
 
-    def run(
+    def one(
         tx: GradientTransformation, params: Params, state: State, args: Any, extra_args: Any
     ) -> Any:
-        lost = loses_small_steps(select(params, trainable), state)
-        if lost is not None:
-            warnings.warn(f"make_step: {lost}", UserWarning, stacklevel=2)
         done = minimize(
             loss_fn,
             tx if sharding is None else placed(tx, sharding.reductions),
@@ -216,6 +231,24 @@ def make_step(
         )
         return (*done, guard_report(done[1])) if report else done
 
+    def run(
+        tx: GradientTransformation, params: Params, state: State, args: Any, extra_args: Any
+    ) -> Any:
+        lost = loses_small_steps(select(params, trainable), state)
+        if lost is not None:
+            warnings.warn(f"make_step: {lost}", UserWarning, stacklevel=2)
+        if steps is None:
+            return one(tx, params, state, args, extra_args)
+        _check_stacked(steps, {"args": args, "extra_args": extra_args})
+
+        def each(carry: tuple[Params, State], batch: tuple[Any, Any]) -> Any:
+            params, state, *told = one(tx, *carry, *batch)
+            return (params, state), told
+
+        batches = args, extra_args
+        (params, state), told = jax.lax.scan(each, (params, state), batches, length=steps)
+        return params, state, *told
+
     places: dict[str, Any] = {}
     if sharding is not None:
         kept = sharding.params, sharding.state
@@ -225,3 +258,14 @@ def make_step(
         }
     compiled = jax.jit(run, donate_argnums=(1, 2) if donate else (), **places)
     return TrainStep(with_extra_args_support(tx), trainable, compiled, sharding)
+
+
+def _check_stacked(steps: int, arguments: Mapping[str, Any]) -> None:
+    """Raise ValueError unless each array holds something for each of so many steps."""
+    for path, x in jax.tree_util.tree_leaves_with_path(arguments):
+        shape = jnp.shape(x)
+        if shape[:1] != (steps,):
+            raise ValueError(
+                f"make_step: with steps={steps} each argument has a leading axis of {steps}, a "
+                f"batch for each step, and {path_string(path)!r} has the shape {shape}"
+            )

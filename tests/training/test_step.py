@@ -9,8 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import gradtx
+from tests.distributed.meshes import all_lie_on, mesh, on
+from tests.programs import temporary_bytes
 
 
 def loss(p, x=1.0):
@@ -88,6 +91,105 @@ class TestMakeStep:
         slope = jax.grad(after)(0.1)
         difference = (after(0.101) - after(0.099)) / 0.002
         np.testing.assert_allclose(slope, difference, rtol=1e-2)
+
+
+def weighed(p, x):
+    return jnp.mean((p["w"] * x - 2.0) ** 2) + p["b"] ** 2, {"size": jnp.sum(x)}
+
+
+SCHEDULED = gradtx.chain(
+    gradtx.clip_by_global_norm(1.0), gradtx.adamw(gradtx.linear_schedule(0.1, 0.0, 9))
+)
+SEVERAL = {
+    "a schedule": (SCHEDULED, {}, False),
+    "accumulation, with weights": (
+        gradtx.accumulate(gradtx.adam(0.1), 2),
+        {"weight": jnp.array([1.0, 3.0, 2.0])},
+        False,
+    ),
+    "a guard": (gradtx.guard(gradtx.adam(0.1)), {}, True),
+    "stored slots": (gradtx.store(gradtx.adam(0.1), "int8"), {}, False),
+    "Optax's": (optax.adam(0.1), {}, False),
+}
+
+
+class TestSeveralSteps:
+    """`steps`: the same as so many calls."""
+
+    @pytest.mark.parametrize("name", SEVERAL)
+    def test_they_are_those_of_single_calls(self, name):
+        tx, extra, report = SEVERAL[name]
+        xs = jnp.array([[1.0, 2.0], [jnp.nan if report else 0.5, 1.0], [3.0, -1.0]])
+        options = {"has_aux": True, "report": report, "donate": False}
+        one = gradtx.make_step(weighed, tx, **options)
+        all_of_them = gradtx.make_step(weighed, tx, steps=3, **options)
+        params, state, told = start(), one.init(start()), []
+        for i, x in enumerate(xs):
+            now = {name: value[i] for name, value in extra.items()}
+            params, state, *more = one(params, state, x, extra_args=now)
+            told.append(more)
+        want = params, state, *jax.tree.map(lambda *each: jnp.stack(each), *told)
+        got = all_of_them(start(), one.init(start()), xs, extra_args=extra)
+        chex.assert_trees_all_close(got, want, rtol=1e-6)
+        assert got[2][0].shape == got[2][1]["size"].shape == (3,)
+
+    def test_they_are_traced_once_donated_and_store_nothing_more(self):
+        def large(p, x):
+            return jnp.sum((p * x) ** 2)
+
+        p = jnp.ones(1 << 16)
+        stored = []
+        for steps, x in ((None, jnp.float32(1)), (5, jnp.ones(5))):
+            step = gradtx.make_step(large, SCHEDULED, steps=steps)
+            stored.append(temporary_bytes(step.lower(p, step.init(p), x).compile()))
+        assert stored[1] <= stored[0] + 1024
+        new, state, values = step(p, step.init(p), x)
+        assert p.is_deleted()
+        step.replace()(new, state, x)
+        assert values.shape == (5,)
+        assert step._compiled._cache_size() == 1
+
+    def test_rows_and_trained_leaves(self):
+        def looked_up(p, ids):
+            return jnp.sum((gradtx.sparse.take(p["table"], ids) - p["fixed"]) ** 2)
+
+        def fresh():
+            return {"table": jnp.ones((6, 2)), "fixed": jnp.zeros(2)}
+
+        tx = gradtx.exact_rows(gradtx.adam(0.1))
+        ids = jnp.array([[0, 2], [2, 2], [5, 0]])
+        one, three = (
+            gradtx.make_step(looked_up, tx, trainable="table", steps=n) for n in (None, 3)
+        )
+        params, state = fresh(), one.init(fresh())
+        for i in ids:
+            params, state, _ = one(params, state, i)
+        got = three(fresh(), three.init(fresh()), ids)
+        chex.assert_trees_all_close(got[:2], (params, state), rtol=1e-6)
+
+    def test_on_a_mesh(self):
+        m = mesh(data=8)
+        found = gradtx.state_sharding(TX, start(), on(m), zero="data", min_size=1)
+        step = gradtx.make_step(loss, TX, sharding=found, steps=2)
+        params = jax.device_put(start(), on(m))
+        xs = jax.device_put(jnp.array([1.0, 2.0]), on(m))
+        params, state, _ = step(params, step.init(params), xs)
+        assert all_lie_on((params, state), (found.params, found.state))
+        alone = gradtx.make_step(loss, TX, steps=2)
+        want = alone(start(), alone.init(start()), jnp.array([1.0, 2.0]))
+        chex.assert_trees_all_close(params, want[0], rtol=1e-6)
+
+    def test_what_they_refuse(self):
+        with pytest.raises(ValueError, match="steps must be an integer of at least 1"):
+            gradtx.make_step(loss, TX, steps=0)
+        step = gradtx.make_step(loss, TX, steps=4)
+        params = start()
+        state = step.init(params)
+        with pytest.raises(ValueError, match="axis of 4, .* 'args/0' has the shape \\(3,\\)"):
+            step(params, state, jnp.ones(3))
+        with pytest.raises(ValueError, match="'extra_args/weight' has the shape \\(\\)"):
+            step(params, state, jnp.ones(4), extra_args={"weight": 1.0})
+        step(params, state, jnp.ones(4))  # nothing was donated
 
 
 def test_a_foreign_transformation_in_a_compiled_step():
