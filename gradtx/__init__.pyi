@@ -653,6 +653,7 @@ from gradtx.inspection.slots import (
     set_slot as set_slot,
     slot_names as slot_names,
 )
+from gradtx.inspection.tuned import TunedSettings as TunedSettings, tuned_settings as tuned_settings
 
 # Configurations and saved states.
 from gradtx.checkpoint.run import (

@@ -1,0 +1,319 @@
+"""Tables, pictures and gradtx's own data from the results."""
+
+import functools
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import matplotlib
+
+matplotlib.use("Agg")  # before pyplot, so that no display is needed
+import matplotlib.pyplot as plt
+import numpy as np
+from scipy import stats
+
+from benchmarks.leaderboard import statistics
+from benchmarks.leaderboard.problems import PROBLEMS, Problem
+from benchmarks.leaderboard.results import RESULTS, load
+from benchmarks.leaderboard.search import FACTORS, POINTS, SEEDS, TRIALS
+from benchmarks.leaderboard.spaces import spaces
+from benchmarks.tables import markdown
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "leaderboard.md"
+PICTURES = ROOT / "docs" / "_static"
+TUNED = ROOT / "gradtx" / "inspection" / "tuned.json"
+REFERENCE = "adamw"
+DRAWN = ("adamw", "sgd, momentum", "lion", "muon", "soap", "schedule_free_adamw", "prodigy", "dog")
+
+Entries = Mapping[str, Any]
+
+
+FEWER, AT_LEAST, NEAR = "needs fewer steps than", "is at least as good as", "comes near to"
+
+
+class Order(NamedTuple):
+    """A published claim: one optimizer beside another on a problem, and where it is from.
+
+    claim: `FEWER`, to the target, with p < 0.01; `AT_LEAST`, not worse after all steps with
+    p < 0.01; or `NEAR`, worse by at most 5 %, the interval's upper end included.
+    """
+
+    name: str
+    claim: str
+    other: str
+    problem: str
+    source: str
+
+
+ORDERS = (
+    Order("muon", FEWER, "adamw", "transformer", "K. Jordan et al., 2024"),
+    Order("soap", FEWER, "adamw", "transformer", "arXiv:2409.11321"),
+    Order("shampoo", FEWER, "adamw", "transformer", "arXiv:2309.06497"),
+    Order("normuon", AT_LEAST, "muon", "transformer", "arXiv:2510.05491"),
+    Order("hyperball, muon", AT_LEAST, "muon", "transformer", "arXiv:2606.16899"),
+    Order("hyperball, adam", AT_LEAST, "adamw", "transformer", "arXiv:2606.16899"),
+    Order("schedule_free_adamw", NEAR, "adamw", "transformer", "arXiv:2405.15682"),
+    Order("prodigy", NEAR, "adamw", "transformer", "arXiv:2306.06101"),
+    Order("dog", NEAR, "adamw", "transformer", "arXiv:2302.12022"),
+    Order("lion", AT_LEAST, "adamw", "transformer", "arXiv:2302.06675"),
+    Order("sophia", FEWER, "adamw", "transformer", "arXiv:2305.14342"),
+    Order("ademamix", AT_LEAST, "adamw", "transformer", "arXiv:2409.03137"),
+    Order("mars_adamw", FEWER, "adamw", "transformer", "arXiv:2411.10438"),
+    Order("adopt", NEAR, "adamw", "transformer", "arXiv:2411.02853"),
+)
+
+
+@functools.cache
+def problem(name: str) -> Problem:
+    return PROBLEMS[name]()
+
+
+@functools.cache
+def parameter_bytes(name: str) -> int:
+    params = jax.eval_shape(problem(name).start, jax.random.key(0))
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params))
+
+
+def ran(entries: Entries) -> dict[str, Any]:
+    """What did not fail, the smallest loss first."""
+    kept = {name: e for name, e in entries.items() if "failure" not in e}
+    return dict(sorted(kept.items(), key=lambda item: np.log(statistics.losses(item[1])).mean()))
+
+
+def short(x: float | None, form: str = ".3g") -> str:
+    return "-" if x is None else f"{x:{form}}"
+
+
+def setting(entry: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value:.3g}" for name, value in entry["setting"].items())
+
+
+def row(name: str, entry: Mapping[str, Any], found: Mapping[str, Any], bytes_: int) -> list[object]:
+    """A line of a problem's table."""
+    loss = statistics.losses(entry)
+    low, high = statistics.interval(loss)
+    beside, verdict = "1", "-"
+    if name in found:
+        c = found[name]
+        beside = f"{c.ratio:.3f} ({c.low:.3f} to {c.high:.3f})"
+        verdict = f"{statistics.verdict(c)}, p = {c.p:.1g}"
+    reached = sum(x is not None for x in entry["steps"])
+    steps = statistics.steps(entry)
+    seconds = None if steps is None else 1e-6 * steps * entry["microseconds_a_step"]
+    return [
+        name,
+        f"{np.exp(np.log(loss).mean()):.4g} ({low:.4g} to {high:.4g})",
+        beside,
+        verdict,
+        f"{short(steps, '.0f')} ({reached} of {len(loss)})",
+        short(seconds, ".2g"),
+        short(entry["trials"][0], ".4g"),
+        short(statistics.basin(entry, FACTORS), ".1f"),
+        f"{entry['state_bytes'] / bytes_:.2f}",
+        setting(entry),
+    ]
+
+
+HEADER = (
+    "optimizer",
+    "loss (95 %)",
+    f"over {REFERENCE}'s (95 %)",
+    f"beside {REFERENCE}",
+    "steps to target (seeds)",
+    "seconds",
+    "as published",
+    "basin",
+    "state",
+    "setting",
+)
+
+
+def table(name: str) -> str:
+    entries = load(name)
+    made = problem(name)
+    lines = [
+        f"## {name.capitalize()}",
+        "",
+        f"{(PROBLEMS[name].__doc__ or '').splitlines()[0]} {made.steps} steps.",
+        f"The target is {made.target:.4g}: {made.reason}.",
+        "",
+    ]
+    if REFERENCE in entries:
+        found = statistics.against(REFERENCE, entries)
+        rows = [row(n, e, found, parameter_bytes(name)) for n, e in ran(entries).items()]
+        lines += markdown("", HEADER, rows).splitlines()[2:]
+        lines += [""]
+    failed = {n: e["failure"] for n, e in entries.items() if "failure" in e}
+    lines += [f"- `{n}` failed: {why.splitlines()[0]}" for n, why in failed.items()]
+    missing = [f"`{n}`" for n in spaces() if n not in entries]
+    if missing:
+        lines += ["", f"Not run: {', '.join(missing)}."]
+    return "\n".join([*lines, ""])
+
+
+def fewer_steps(of: Mapping[str, Any], to: Mapping[str, Any]) -> tuple[float, float]:
+    """The ratio of the median steps to the target, and the p-value of Mann and Whitney."""
+    a, b = ([np.inf if x is None else x for x in e["steps"]] for e in (of, to))
+    return float(np.median(a) / np.median(b)), float(stats.mannwhitneyu(a, b).pvalue)
+
+
+def judged(order: Order, entries: Entries) -> str:
+    """Whether an order was seen."""
+    if any("failure" in entries.get(n, {"failure": ""}) for n in (order.name, order.other)):
+        return "not run"
+    of, to = entries[order.name], entries[order.other]
+    if order.claim == FEWER:
+        ratio, p = fewer_steps(of, to)
+        seen = "seen" if ratio < 1 and p < statistics.SIGNIFICANT else "not seen"
+        return f"{seen}: {ratio:.2f} of the steps, p = {p:.1g}"
+    c = statistics.compare(statistics.losses(of), statistics.losses(to))
+    worse = c.ratio > 1 and c.p < statistics.SIGNIFICANT
+    seen = c.high <= 1.05 if order.claim == NEAR else not worse
+    word = "seen" if seen else "not seen"
+    return f"{word}: {c.ratio:.3f} of the loss ({c.low:.3f} to {c.high:.3f}), p = {c.p:.1g}"
+
+
+def orders() -> str:
+    rows = [
+        [f"{o.name} {o.claim} {o.other}", o.problem, o.source, judged(o, load(o.problem))]
+        for o in ORDERS
+    ]
+    return markdown("", ("published", "on", "by", "here"), rows).partition("\n\n")[2]
+
+
+def panels() -> tuple[Any, dict[str, Any]]:
+    figure, axes = plt.subplots(2, 3, figsize=(12, 7), layout="constrained")
+    for ax, name in zip(axes.flat, PROBLEMS, strict=True):
+        ax.set_title(name)
+        ax.spines[["top", "right"]].set_visible(False)
+    return figure, dict(zip(PROBLEMS, axes.flat, strict=True))
+
+
+def finish(figure: Any, name: str) -> None:
+    handles = {
+        label: handle
+        for ax in figure.axes
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(handles.values(), handles, loc="outside lower center", ncols=8, frameon=False)
+    figure.savefig(PICTURES / f"leaderboard_{name}.png", dpi=90)
+    plt.close(figure)
+
+
+def draw_curves() -> None:
+    """The median over the seeds, in a band from the least to the largest."""
+    figure, axes = panels()
+    for name, ax in axes.items():
+        made, entries = problem(name), ran(load(name))
+        at = np.arange(POINTS + 1) * (made.steps // POINTS)
+        for i, optimizer in enumerate(DRAWN):
+            if optimizer in entries:
+                c = {k: np.array(v, float) for k, v in entries[optimizer]["curve"].items()}
+                ax.plot(at, c["median"], color=f"C{i}", label=optimizer)
+                ax.fill_between(at, c["low"], c["high"], color=f"C{i}", alpha=0.15, linewidth=0)
+        ax.axhline(made.target, color="0.4", linestyle=":")
+        ax.set(yscale="log", xlabel="step", ylabel="loss")
+        if entries:
+            best = min(np.nanmin(np.array(e["curve"]["low"], float)) for e in entries.values())
+            ax.set_ylim(0.9 * best, 1.1 * next(iter(entries.values()))["curve"]["high"][0])
+    finish(figure, "curves")
+
+
+def draw_costs() -> None:
+    """Steps to the target against seconds to it."""
+    figure, axes = panels()
+    for name, ax in axes.items():
+        for optimizer, entry in ran(load(name)).items():
+            steps = statistics.steps(entry)
+            if steps is not None:
+                i = DRAWN.index(optimizer) if optimizer in DRAWN else None
+                ax.plot(
+                    1e-6 * steps * entry["microseconds_a_step"],
+                    steps,
+                    "o",
+                    color="0.75" if i is None else f"C{i}",
+                    label="others" if i is None else optimizer,
+                    zorder=1 if i is None else 2,
+                )
+        ax.set(xscale="log", xlabel="seconds of one core", ylabel="steps")
+    finish(figure, "costs")
+
+
+def draw_basins() -> None:
+    """The loss against the learning rate, as a multiple of the one found."""
+    figure, axes = panels()
+    for name, ax in axes.items():
+        for optimizer, entry in ran(load(name)).items():
+            if optimizer in DRAWN and entry["basin"] is not None:
+                best = np.nanmin(np.array(entry["trials"], float))
+                pairs = sorted([*zip(FACTORS, entry["basin"], strict=True), (1.0, best)])
+                x, y = np.array(pairs, float).T
+                color = f"C{DRAWN.index(optimizer)}"
+                ax.plot(x, y / best, ".-", color=color, label=optimizer)
+        ax.set(xscale="log", yscale="log", xlabel="learning rate / that found")
+        ax.set(ylabel="loss / that found", ylim=(0.8, 10))
+    finish(figure, "basins")
+
+
+def tuned() -> dict[str, dict[str, dict[str, float]]]:
+    """The settings found of each optimizer, by problem."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for name in PROBLEMS:
+        for optimizer, entry in ran(load(name)).items():
+            found.setdefault(optimizer, {})[name] = {
+                key: float(f"{value:.4g}") for key, value in entry["setting"].items()
+            }
+    return dict(sorted(found.items()))
+
+
+INTRODUCTION = f"""# Leaderboard
+
+Every optimizer on six small problems. This page is printed from `benchmarks/leaderboard/results` by
+
+```sh
+.venv/bin/pip install -e '.[tests]'
+.venv/bin/python -m benchmarks.leaderboard --minutes 5     # runs what is missing, for so long
+.venv/bin/python -m benchmarks.leaderboard --report
+```
+
+- Each optimizer has {TRIALS} trials on each problem: the first at its published settings, the
+  others by a Halton sequence over the ranges in `benchmarks/leaderboard/spaces.py`. What Muon and
+  its kin leave to AdamW is searched in the same trials. All have a warm-up of 5 % and a cosine to
+  zero, except those that are published without a schedule.
+- The best setting then runs with {SEEDS} other seeds. **Loss** is the geometric mean after all
+  steps, on data that stays the same, with its 95 % interval by the bootstrap. `p` is by Welch's
+  test of the logarithms, corrected by Holm's method for the number of optimizers; where it is at
+  least 0.01, no difference was seen. A run that diverges counts with the loss that it began with.
+- **Steps to target**: the median, and how many of {SEEDS} seeds reach it. **Seconds**: of one core,
+  to get there. **As published**: the loss of the first trial, which is what you get without tuning.
+  **Basin**: decades of learning rates around the one found whose loss is at most 1.2 times as
+  large, of four that were tried. **State**: its bytes over those of the parameters.
+- `gradtx.tuned_settings(name)` has the settings.
+
+![Losses by step](_static/leaderboard_curves.png)
+
+![Steps against seconds to the target](_static/leaderboard_costs.png)
+
+![Losses by learning rate](_static/leaderboard_basins.png)
+
+## Published orders
+
+"""
+
+
+def page() -> str:
+    versions = sorted({json.dumps(e["versions"]) for n in PROBLEMS for e in load(n).values()})
+    lines = ["## Versions", "", *(f"- `{v}`" for v in versions), ""]
+    return INTRODUCTION + "\n".join([orders(), *map(table, PROBLEMS), *lines])
+
+
+def write() -> None:
+    PAGE.write_text(page())
+    lines = (f"{json.dumps(k)}: {json.dumps(v)}" for k, v in tuned().items())
+    TUNED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    for draw in (draw_curves, draw_costs, draw_basins):
+        draw()
+    print(f"{RESULTS} -> {PAGE}, {PICTURES}, {TUNED}")
