@@ -621,6 +621,10 @@ from gradtx.sparse.exact import (
 
 # Many devices.
 from gradtx.distributed.aggregation import aggregate as aggregate
+from gradtx.distributed.chunks import (
+    aggregate_chunked_top_k as aggregate_chunked_top_k,
+    aggregate_dct as aggregate_dct,
+)
 from gradtx.distributed.compression import (
     CompressionState as CompressionState,
     PowerSGDState as PowerSGDState,
@@ -635,7 +639,16 @@ from gradtx.distributed.local import (
     diloco as diloco,
     local_sgd as local_sgd,
 )
+from gradtx.distributed.low_communication import (
+    demo as demo,
+    muloco as muloco,
+    sparse_loco as sparse_loco,
+)
 from gradtx.distributed.padding import Padded as Padded
+from gradtx.distributed.streaming import (
+    StreamingDiLoCoState as StreamingDiLoCoState,
+    streaming_diloco as streaming_diloco,
+)
 from gradtx.distributed.sharding import (
     StateSharding as StateSharding,
     init_sharded as init_sharded,

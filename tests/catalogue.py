@@ -1105,6 +1105,65 @@ CATALOGUE: dict[str, Entry] = {
         complex=False,
         why="as the other compressed forms",
     ),
+    "aggregate_chunked_top_k": Entry(
+        lambda: gradtx.aggregate_chunked_top_k("data", 0.5, chunk=4),
+        bad=(
+            {"axis_name": 3},
+            {"axis_name": "data", "fraction": 1.5},
+            {"axis_name": "data", "chunk": 129},
+            {"axis_name": "data", "decay": 1.5},
+        ),
+        complex=False,
+        why="as the other compressed forms",
+    ),
+    "aggregate_dct": Entry(
+        lambda: gradtx.aggregate_dct("data", 0.5, chunk=4),
+        bad=({"axis_name": 3}, {"axis_name": "data", "chunk": 0}),
+        complex=False,
+        why="as the other compressed forms",
+    ),
+    "demo": Entry(
+        lambda: gradtx.demo(1e-2, "data", fraction=0.5, chunk=4, weight_decay=0.1),
+        bad=(
+            {**NAN, "axis_name": "data"},
+            {"learning_rate": 0.1, "axis_name": "data", "weight_decay": -1.0},
+        ),
+        complex=False,
+        why="as the other compressed forms",
+    ),
+    "sparse_loco": Entry(
+        lambda: gradtx.sparse_loco(gradtx.adam(0.1), 2, "data", fraction=0.5, chunk=4),
+        bad=(
+            {"inner": optax.sgd(1.0), "every": 0, "axis_name": "data"},
+            {"inner": optax.sgd(1.0), "every": 2, "axis_name": "data", "decay": -0.1},
+        ),
+        complex=False,
+        why="as the other compressed forms",
+    ),
+    "muloco": Entry(
+        lambda: gradtx.muloco(1e-2, 2, "data", weight_decay=0.1),
+        bad=(
+            {"learning_rate": -0.1, "every": 2, "axis_name": "data"},
+            {"learning_rate": 0.1, "every": 0, "axis_name": "data"},
+            {"learning_rate": 0.1, "every": 2, "axis_name": "data", "outer_momentum": 2.0},
+        ),
+        rows=False,
+        why="a matrix is looked at whole",
+    ),
+    "streaming_diloco": Entry(
+        lambda: gradtx.streaming_diloco(
+            gradtx.adam(0.1), gradtx.sgd(0.7, momentum=0.9, nesterov=True), 2, "data", 2, 1, 0.5
+        ),
+        bad=tuple(
+            {"inner": optax.sgd(1.0), "outer": optax.sgd(1.0), "axis_name": "data", **other}
+            for other in (
+                {"every": 3, "fragments": 2},
+                {"every": 2, "fragments": 0},
+                {"every": 2, "fragments": 2, "delay": 2},
+                {"every": 2, "fragments": 2, "mixing": 1.5},
+            )
+        ),
+    ),
     "store": Entry(
         lambda: gradtx.store(gradtx.adam(1e-2), {"mu": "int8", "nu": "bf16"}, min_size=1),
         bad=(

@@ -20,10 +20,12 @@ class Communicating(GradientTransformationExtraArgs):
 
     Attributes:
         message_bytes: the bytes that a device sends in a step, for :func:`describe`.
+        peak_bytes: those of the step in which it sends most.
         reduces: the axes over which it reduces gradients; :func:`minimize` takes each device's own.
     """
 
     message_bytes: Callable[[Params], int]
+    peak_bytes: Callable[[Params], int]
     reduces: tuple[str, ...] = ()
 
     @classmethod
@@ -33,10 +35,12 @@ class Communicating(GradientTransformationExtraArgs):
         update: Any,
         message_bytes: Callable[[Params], int],
         reduces: AxisName = (),
+        peak_bytes: Callable[[Params], int] | None = None,
     ) -> "Communicating":
         """The pair with these attributes."""
         pair = cls(init, update)
         pair.message_bytes, pair.reduces = message_bytes, axes_of(reduces)
+        pair.peak_bytes = peak_bytes or message_bytes
         return pair
 
 

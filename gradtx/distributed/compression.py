@@ -42,15 +42,26 @@ Exchange = Callable[[list[Array], Any, int], tuple[list[Array], list[Array], Any
 """``(contributions, state, devices) -> (means, what this device sent, new parts of the state)``."""
 
 
-def _compressed(
+def compressed(
     label: str,
     axis_name: AxisName,
     op: str,
     init: Callable[[list[Array]], tuple[type, dict[str, list[Any]]]],
     exchange: Exchange,
     message: Callable[[tuple[int, ...]], int],
+    decay: Any = 1.0,
 ) -> GradientTransformation:
-    """What all compressed forms share: error feedback, weights, and no effect without an axis."""
+    """What all compressed forms share: error feedback, weights, and no effect without an axis.
+
+    Args:
+        label: the name for errors.
+        axis_name: the axis over which to reduce.
+        op: ``"mean"`` or ``"sum"``.
+        init: the state class, and what its fields beside the error start from.
+        exchange: what goes from device to device.
+        message: the bytes that a device sends for a leaf of this shape.
+        decay: what remains of the error at each step.
+    """
     check_axis_name(label, axis_name)
     if op not in ("mean", "sum"):
         raise ValueError(f"{label}: op must be 'mean' or 'sum', not {op!r}")
@@ -102,7 +113,7 @@ def _compressed(
         mine = [weigh(widen(g), weight) for _, g in present]
         if weight is not None:
             mine = [divide_by(x * devices, total) for x in mine]
-        mine = [x + e for x, e in zip(mine, held["error"], strict=True)]
+        mine = [x + decay * e for x, e in zip(mine, held["error"], strict=True)]
         means, sent, new = exchange(mine, held, devices)
         new["error"] = [x - s for x, s in zip(mine, sent, strict=True)]
         trees = {}
@@ -126,7 +137,8 @@ def _filled(like: list[Any], values: list[Any], otherwise: list[Any] | None = No
     return [o if x is None else next(rest) for x, o in zip(like, others, strict=True)]
 
 
-def _error_only(arrays: list[Array]) -> tuple[type, dict[str, list[Any]]]:
+def error_only(arrays: list[Array]) -> tuple[type, dict[str, list[Any]]]:
+    """The start of a form that keeps nothing but the error."""
     return CompressionState, {}
 
 
@@ -154,12 +166,13 @@ def _in_two_steps(axis_name: AxisName, unit: int, encode: Encode, decode: Decode
         here = jax.lax.axis_index(axis_name)
         sent = sent.at[here].add(-devices * (mean - decode(*result)[0]))
         means = decode(*(everyones(c[0], axis_name) for c in result))
-        return _split(means.reshape(-1)[:size], mine), _split(sent.reshape(-1)[:size], mine), {}
+        return split(means.reshape(-1)[:size], mine), split(sent.reshape(-1)[:size], mine), {}
 
     return exchange
 
 
-def _split(flat: Array, like: list[Array]) -> list[Array]:
+def split(flat: Array, like: list[Array]) -> list[Array]:
+    """A vector of all leaves as leaves."""
     ends = [0]
     for x in like:
         ends.append(ends[-1] + x.size)
@@ -171,7 +184,7 @@ def _summed(leaves: list[Array], axis_name: AxisName) -> list[Array]:
     if not leaves:
         return []
     flat = jnp.concatenate([x.reshape(-1) for x in leaves])
-    return _split(jax.lax.psum(flat, axis_name), leaves)
+    return split(jax.lax.psum(flat, axis_name), leaves)
 
 
 @transformation
@@ -217,8 +230,8 @@ def aggregate_bf16(axis_name: AxisName, op: str = "mean") -> GradientTransformat
         return jax.lax.bitcast_convert_type(codes, jnp.bfloat16).astype(jnp.float32)
 
     exchange = _in_two_steps(axis_name, 1, encode, decode)
-    return _compressed(
-        "aggregate_bf16", axis_name, op, _error_only, exchange, lambda shape: 2 * math.prod(shape)
+    return compressed(
+        "aggregate_bf16", axis_name, op, error_only, exchange, lambda shape: 2 * math.prod(shape)
     )
 
 
@@ -265,7 +278,7 @@ def aggregate_int8(
         return size + 4 * -(-size // block_size)
 
     exchange = _in_two_steps(axis_name, block_size, encode, decode)
-    return _compressed("aggregate_int8", axis_name, op, _error_only, exchange, message)
+    return compressed("aggregate_int8", axis_name, op, error_only, exchange, message)
 
 
 @transformation
@@ -323,8 +336,8 @@ def aggregate_top_k(
         ]
         return means, sent, {}
 
-    return _compressed(
-        "aggregate_top_k", axis_name, op, _error_only, exchange, lambda shape: 8 * kept(shape)
+    return compressed(
+        "aggregate_top_k", axis_name, op, error_only, exchange, lambda shape: 8 * kept(shape)
     )
 
 
@@ -405,4 +418,4 @@ def aggregate_power_sgd(
         sides = matrix(shape)
         return 4 * (math.prod(shape) if sides is None else rank * sum(sides))
 
-    return _compressed("aggregate_power_sgd", axis_name, op, init, exchange, message)
+    return compressed("aggregate_power_sgd", axis_name, op, init, exchange, message)

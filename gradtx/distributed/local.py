@@ -7,15 +7,23 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import PositiveCount
-from gradtx.distributed.aggregation import message_bytes
-from gradtx.distributed.axes import AxisName, Communicating, bound_size, check_axis_name
+from gradtx.distributed.aggregation import aggregate, message_bytes
+from gradtx.distributed.axes import (
+    AxisName,
+    Communicating,
+    axes_of,
+    bound_size,
+    check_axis_name,
+)
 from gradtx.engine.lift import needed
+from gradtx.inspection.description import sent_bytes
 from gradtx.numerics import cast, widen
 from gradtx.numerics.control import branch
 from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.paths import is_leaf
 from gradtx.rows import dense
-from gradtx.types import Array, Params, PyTree, Slots, State, Updates
+from gradtx.training.minimize import reduced_axes
+from gradtx.types import Array, EmptyState, Params, PyTree, Slots, State, Updates
 from gradtx.wrappers.branching import in_form_of
 
 
@@ -30,7 +38,8 @@ class DiLoCoState(NamedTuple):
     """inner_state: this device's; until_sync: i32[], steps up to the next synchronization.
 
     outer_state: the outer optimizer's; anchor: the parameters after the last synchronization, in
-    float32 or wider; both are the same on all devices.
+    float32 or wider; both are the same on all devices, but for what a compressed aggregation within
+    the outer optimizer has not sent yet.
     """
 
     inner_state: State
@@ -39,7 +48,7 @@ class DiLoCoState(NamedTuple):
     until_sync: Array
 
 
-def _over(function: Callable[..., Any], updates: PyTree, *trees: PyTree) -> PyTree:
+def over(function: Callable[..., Any], updates: PyTree, *trees: PyTree) -> PyTree:
     """`function` on the leaves that have an update; None on the others."""
     return jax.tree.map(
         lambda u, *rest: None if u is None else function(u, *rest),
@@ -56,12 +65,33 @@ def _mean(label: str, axis_name: AxisName, values: PyTree) -> PyTree:
     return jax.lax.pmean(values, axis_name)
 
 
-def _check(label: str, params: Params | None) -> None:
-    params = needed(label, params)
+class Outer:
+    """An outer optimizer, and the mean over the devices that it takes or that comes before it."""
+
+    def __init__(self, outer: GradientTransformation, axis_name: AxisName) -> None:
+        self.tx = with_extra_args_support(outer)
+        self.init = self.tx.init
+        aggregates = set(axes_of(axis_name)) <= set(reduced_axes(outer))
+        self._mean = None if aggregates else aggregate(axis_name)
+
+    def update(
+        self, change: PyTree, state: State, anchor: PyTree, extra_args: dict[str, Any]
+    ) -> tuple[Updates, State]:
+        """What to add to the anchor, given this device's change, and the new state."""
+        weight = {n: extra_args[n] for n in ("weight",) if n in extra_args}
+        if self._mean is not None:
+            change, _ = self._mean.update(change, EmptyState(), **weight)
+        step, new = self.tx.update(change, state, anchor, **weight)
+        return step, in_form_of(new, state)
+
+    def bytes_sent(self, params: Params) -> int:
+        """The bytes that a device sends to synchronize these."""
+        anchor = jax.tree.map(lambda p: jax.eval_shape(widen, p), params)
+        return sent_bytes(self.tx if self._mean is None else self._mean, anchor)
 
 
-def _sent(every: Any, params: Params) -> int:
-    return -(-message_bytes(params) // every) if isinstance(every, int) else message_bytes(params)
+def _per_step(every: Any, sent: int) -> int:
+    return -(-sent // every) if isinstance(every, int) else sent
 
 
 @transformation
@@ -108,23 +138,26 @@ def local_sgd(
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        _check("local_sgd", params)
+        params = needed("local_sgd", params)
         out, inner_state = tx.update(updates, state.inner_state, params, **extra_args)
         out = dense(out)
 
         def meet() -> Updates:
-            mine = _over(lambda u, p: widen(jnp.asarray(p)) + widen(u), out, params)
+            mine = over(lambda u, p: widen(jnp.asarray(p)) + widen(u), out, params)
             mean = _mean("local_sgd", axis_name, mine)
-            return _over(
-                lambda u, m, p: cast(m - widen(jnp.asarray(p)), u.dtype), out, mean, params
-            )
+            return over(lambda u, m, p: cast(m - widen(jnp.asarray(p)), u.dtype), out, mean, params)
 
         due = state.until_sync <= 1
         out = branch(due, meet, lambda: out)
         left = jnp.where(due, jnp.asarray(every, jnp.int32), state.until_sync - 1)
         return out, LocalSGDState(inner_state, left)
 
-    return Communicating.made(init, update, lambda params: _sent(every, params))
+    return Communicating.made(
+        init,
+        update,
+        lambda params: _per_step(every, message_bytes(params)),
+        peak_bytes=message_bytes,
+    )
 
 
 @transformation
@@ -145,12 +178,18 @@ def diloco(
         inner: the optimizer of each device; AdamW in the paper.
         outer: the optimizer for synchronization; in the paper Nesterov momentum,
             ``sgd(0.7, momentum=0.9, nesterov=True)``. With ``sgd(1.0)`` this is :func:`local_sgd`.
+            If it starts by aggregating over the axis, as
+            ``chain(aggregate_int8("data"), sgd(0.7))`` does, that takes the mean, and sends less.
         every: `H`, at least 1; 500 in the paper.
         axis_name: the axis of ``pmap``, ``shard_map`` or ``vmap``, or several.
 
     Apply the updates unchanged. Each device has parameters and a state of its own,
     as for :func:`local_sgd`. Synchronizing costs one all-reduce of the parameters; other steps send
     nothing. If no axis is bound there is one device, whose change is the mean.
+
+    ``update`` takes an extra argument ``weight``, how much this device's change counts when it
+    synchronizes, 1 by default. A device of weight 0 counts for nothing, even if its parameters are
+    NaN, and goes on from where the others are, if they are finite: so devices drop out and join.
 
     State: `DiLoCoState`.
 
@@ -169,40 +208,42 @@ def diloco(
     [-1.0, -1.0]
     """
     check_axis_name("diloco", axis_name)
-    tx, outer_tx = with_extra_args_support(inner), with_extra_args_support(outer)
+    tx, outside = with_extra_args_support(inner), Outer(outer, axis_name)
 
     def init(params: Params) -> State:
         anchor = jax.tree.map(
             lambda p: None if p is None else widen(jnp.array(p)), params, is_leaf=is_leaf
         )
         return DiLoCoState(
-            tx.init(params), outer_tx.init(anchor), anchor, jnp.asarray(every, jnp.int32)
+            tx.init(params), outside.init(anchor), anchor, jnp.asarray(every, jnp.int32)
         )
 
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        _check("diloco", params)
+        params = needed("diloco", params)
         out, inner_state = tx.update(updates, state.inner_state, params, **extra_args)
         out = dense(out)
 
         def meet() -> tuple[Updates, State, PyTree]:
-            mine = _over(lambda u, p: widen(jnp.asarray(p)) + widen(u), out, params)
-            mean = _mean("diloco", axis_name, mine)
-            seen = _over(lambda u, a: a, out, state.anchor)
-            way = _over(lambda u, a, m: a - m, out, seen, mean)
-            step, outer_state = outer_tx.update(way, state.outer_state, seen)
+            mine = over(lambda u, p: widen(jnp.asarray(p)) + widen(u), out, params)
+            seen = over(lambda u, a: a, out, state.anchor)
+            change = over(lambda u, a, m: a - m, out, seen, mine)
+            step, outer_state = outside.update(change, state.outer_state, seen, extra_args)
             anchor = jax.tree.map(
                 lambda a, s: a if s is None else a + s, state.anchor, step, is_leaf=is_leaf
             )
-            to = _over(
-                lambda u, a, p: cast(a - widen(jnp.asarray(p)), u.dtype), out, anchor, params
-            )
-            return to, in_form_of(outer_state, state.outer_state), in_form_of(anchor, state.anchor)
+            to = over(lambda u, a, p: cast(a - widen(jnp.asarray(p)), u.dtype), out, anchor, params)
+            return to, outer_state, in_form_of(anchor, state.anchor)
 
         due = state.until_sync <= 1
         out, outer_state, anchor = branch(due, meet, lambda: (out, state.outer_state, state.anchor))
         left = jnp.where(due, jnp.asarray(every, jnp.int32), state.until_sync - 1)
         return out, DiLoCoState(inner_state, outer_state, anchor, left)
 
-    return Communicating.made(init, update, lambda params: _sent(every, params))
+    return Communicating.made(
+        init,
+        update,
+        lambda params: _per_step(every, outside.bytes_sent(params)),
+        peak_bytes=outside.bytes_sent,
+    )

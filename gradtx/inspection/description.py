@@ -39,6 +39,7 @@ class Description:
     slots: tuple[SlotInfo, ...]
     other_bytes: int
     message_bytes: int = 0
+    peak_message_bytes: int = 0
     warning: str | None = None
     kept_whole: tuple[str, ...] = ()
     roles: dict[str, Role] = field(default_factory=dict)
@@ -76,23 +77,24 @@ class Description:
         if self.kept_whole:
             lines += [f"not in a codec: {', '.join(self.kept_whole)}"]
         if self.message_bytes:
-            lines += [f"sent by each device in a step: {self.message_bytes:,} bytes"]
+            most = f", at most {self.peak_message_bytes:,} at once"
+            most *= self.peak_message_bytes > self.message_bytes
+            lines += [f"sent by each device in a step: {self.message_bytes:,} bytes{most}"]
         lines += _role_lines(self.roles)
         if self.warning is not None:
             lines += [f"warning: {self.warning}"]
         return "\n".join(line.rstrip() for line in lines)
 
 
-def _message_bytes(tx: Any, params: Params) -> int:
-    """The bytes that the communicating links of `tx` send for these parameters."""
+def sent_bytes(tx: Any, params: Params, *, peak: bool = False) -> int:
+    """The bytes that the communicating links of `tx` send in a step, or in the step of most."""
     expansion = tx.expansion if tx.declaration is not None else tx
-    own = getattr(expansion, "message_bytes", None)
+    if expansion is not tx and expansion.declaration is not None:
+        return sent_bytes(expansion, params, peak=peak)
+    own = getattr(expansion, "peak_bytes" if peak else "message_bytes", None)
     if own is not None:
         return int(own(params))
-    children = list(child_transformations(tx)) or (
-        [] if expansion is tx else list(child_transformations(expansion))
-    )
-    return sum(_message_bytes(child, params) for _, child in children)
+    return sum(sent_bytes(child, params, peak=peak) for _, child in child_transformations(tx))
 
 
 def _count_shapes(shapes: tuple[tuple[int, ...], ...], most: int = 4) -> str:
@@ -142,8 +144,8 @@ def describe(tx: GradientTransformation, params: Params) -> Description:
     Returns:
         A `Description`: links, hyperparameters, for each slot its types or codecs, its shapes and
         bytes, the leaves that :func:`store` left as they are, the bytes that a device sends in a
-        step if there are several, a warning where rounding to nearest would hold parameters in
-        place, and the roles of leaves if `tx` goes by them (`ByRole`).
+        step, on average and at most, if there are several, a warning where rounding to nearest
+        would hold parameters in place, and the roles of leaves if `tx` goes by them (`ByRole`).
 
     >>> import gradtx, jax.numpy as jnp
     >>> print(describe(gradtx.sgd(0.1, momentum=0.9), {"w": jnp.zeros((2, 3)), "b": jnp.zeros(3)}))
@@ -177,7 +179,8 @@ def describe(tx: GradientTransformation, params: Params) -> Description:
         hyperparams=hyperparams(tx),
         slots=slots,
         other_bytes=_bytes(state) - sum(slot.bytes for slot in slots),
-        message_bytes=_message_bytes(tx, params),
+        message_bytes=sent_bytes(tx, params),
+        peak_message_bytes=sent_bytes(tx, params, peak=True),
         roles=_roles(tx, params),
         warning=loses_small_steps(params, state),
         kept_whole=_kept_whole(state),

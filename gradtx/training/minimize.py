@@ -170,11 +170,11 @@ def _each_devices(x: Any, axes: Iterable[str]) -> Any:
     return vary(x, set(axes) - varying_axes(jax.typeof(x))) if axes else x
 
 
-def _reduced_axes(tx: GradientTransformation) -> tuple[str, ...]:
-    """The axes over which `tx` reduces gradients and JAX would, if it took parameters for equal."""
+def reduced_axes(tx: GradientTransformation) -> tuple[str, ...]:
+    """The axes over which `tx` reduces gradients."""
     parts = (getattr(part, "expansion", part) for part in (tx, *_below(tx)))
     axes = [axis for part in parts for axis in getattr(part, "reduces", ())]
-    return tracked(tuple(dict.fromkeys(axes)))
+    return tuple(dict.fromkeys(axes))
 
 
 def _trained(params: Params, trainable: Where | None) -> Params:
@@ -354,7 +354,7 @@ def minimize(
     trained = _trained(params, trainable)
     loss = scalar_loss(loss_fn, has_aux, any_shape=grad_loss is not None)
     value, grads, aux = _differentiated(
-        lambda t: loss(merge(t, params), *args), trained, grad_loss, _reduced_axes(tx)
+        lambda t: loss(merge(t, params), *args), trained, grad_loss, tracked(reduced_axes(tx))
     )
 
     def value_fn(trained: PyTree) -> Array:

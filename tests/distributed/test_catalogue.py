@@ -20,7 +20,7 @@ from tests.distributed.meshes import (
 )
 
 # These round what each device sends, to float32 or less: one device does the same for all of them.
-ROUNDED = {n for n in CATALOGUE if n.startswith("aggregate_")}
+ROUNDED = {n for n in CATALOGUE if n.startswith("aggregate_")} | {"demo", "sparse_loco"}
 # These add noise to a device's own sum: it is that of the whole batch only where there is one.
 NOISY = {"differentially_private", "differentially_private_aggregate", "dpsgd"}
 

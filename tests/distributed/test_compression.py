@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.fft
 
 import gradtx
 from tests.distributed.meshes import P, counted, mesh
@@ -18,6 +19,8 @@ FORMS = {
     "int8": lambda: gradtx.aggregate_int8("data", block_size=32),
     "top_k": lambda: gradtx.aggregate_top_k("data", 0.1),
     "power_sgd": lambda: gradtx.aggregate_power_sgd("data", rank=2),
+    "chunked_top_k": lambda: gradtx.aggregate_chunked_top_k("data", 0.1, chunk=8),
+    "dct": lambda: gradtx.aggregate_dct("data", 0.1, chunk=8, decay=1.0),
 }
 SHAPES = {"b": (7,), "s": (), "t": (6, 5, 4), "w": (24, 20)}
 
@@ -103,7 +106,7 @@ class Reference:
 
     def rounded(self, x):
         if self.name == "bf16":
-            return np.asarray(jnp.asarray(x, jnp.float32).astype(jnp.bfloat16), np.float64)
+            return in_bfloat16(x)
         blocks = x.reshape(-1, 32)
         scale = np.abs(blocks).max(-1, keepdims=True) / 127
         return (np.round(blocks / np.where(scale == 0, 1, scale)) * scale).reshape(x.shape)
@@ -150,6 +153,56 @@ class Reference:
         sent = np.stack([p @ r.T for r in right]).reshape(c.shape)
         return sent, (p @ self.q[k].T).reshape(s)
 
+    def chunked_top_k(self, k, c):
+        return chunked(c, 8, 64, lambda x: two_bits(largest(x, tenth(x))), lambda x: x)
+
+    def dct(self, k, c):
+        def there(x):
+            return in_bfloat16(largest(scipy.fft.dctn(x, norm="ortho"), tenth(x)))
+
+        return chunked(c, 8, 8, there, lambda x: scipy.fft.idctn(x, norm="ortho"))
+
+
+def tenth(x):
+    return math.ceil(0.1 * x.size)
+
+
+def largest(x, count):
+    """So many of the entries, those of the largest size."""
+    return np.where(np.abs(x) >= np.sort(np.abs(x), axis=None)[-count], x, 0)
+
+
+def two_bits(x):
+    """The signs, with the mean sizes of those that are below and above the mean size."""
+    sizes = np.abs(x[x != 0])
+    small, large = sizes[sizes <= sizes.mean()], sizes[sizes > sizes.mean()]
+    above = large.mean() if large.size else 0
+    return np.sign(x) * np.where(np.abs(x) > sizes.mean(), above, small.mean())
+
+
+def in_bfloat16(x):
+    return np.asarray(jnp.asarray(x, jnp.float32).astype(jnp.bfloat16), np.float64)
+
+
+def chunked(c, side, length, there, back):
+    """What each device sends of `c`, chunk by chunk, and the mean."""
+    rows, columns = (1, 1, *c.shape[1:])[-2:]
+    height, width = (side, side) if c.ndim > 2 else (1, length)
+    height, width = min(height, rows), min(width, columns)
+    sent = np.zeros((N, math.prod(c.shape[1:]) // (rows * columns), rows, columns))
+    for matrix, out in zip(
+        c.reshape(-1, rows, columns), sent.reshape(-1, rows, columns), strict=True
+    ):
+        for i in range(0, rows, height):
+            for j in range(0, columns, width):
+                part = matrix[i : i + height, j : j + width]
+                chunk = np.zeros((height, width))
+                chunk[: part.shape[0], : part.shape[1]] = part
+                chunk = back(there(chunk))
+                out[i : i + height, j : j + width] = chunk[: part.shape[0], : part.shape[1]]
+    sent = sent.reshape(c.shape)
+    return sent, sent.mean(0)
+
 
 def test_sums():
     for name, build in FORMS.items():
@@ -167,6 +220,9 @@ STATED = {
     "int8": 608 + 4 * (1 + 1 + 4 + 15),
     "top_k": 8 * (1 + 1 + 12 + 48),
     "power_sgd": 4 * (7 + 1 + 2 * (6 + 20) + 2 * (24 + 20)),
+    # The entries of a chunk that are sent, and two sizes in float32: of 1, 1, 6 and 9 chunks.
+    "chunked_top_k": 2 * (1 + 1 + 6 * 2 + 9 * 7) + 8 * (1 + 1 + 6 + 9),
+    "dct": 4 * (1 + 1 + 6 * 2 + 9 * 7),
 }
 
 
@@ -202,7 +258,7 @@ def test_bytes_are_sent(name):
         scales = 1 if name == "bf16" else 2
         assert found == {"all-to-all": (scales, stated), "all-gather": (scales, stated)}
         assert stated == (2 * size if name == "bf16" else size + 4 * size // 76)
-    elif name == "top_k":
+    elif name != "power_sgd":
         assert found == {"all-gather": (1, N * stated)}
     else:
         assert found == {"all-reduce": (2, stated)}

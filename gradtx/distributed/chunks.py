@@ -1,0 +1,307 @@
+"""Sparse aggregation: the largest entries of every chunk of a leaf, in few bits."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradtx.checks import Fraction, check_integer
+from gradtx.distributed.axes import AxisName, everyones
+from gradtx.distributed.compression import Exchange, compressed, error_only
+from gradtx.pair import GradientTransformation, transformation
+from gradtx.types import Array
+
+LARGEST_CHUNK = 128
+"""Sides of a chunk, at most: 14 bits say where in it an entry stands."""
+
+
+class Chunks(NamedTuple):
+    """A leaf as matrices `(matrices, rows, columns)` cut into chunks of `(height, width)` entries.
+
+    The last two dimensions of a leaf are the rows and columns; a vector is a matrix of one row.
+    """
+
+    matrices: int
+    rows: int
+    columns: int
+    height: int
+    width: int
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], side: int, length: int) -> "Chunks":
+        """Squares of this side, and of a vector as many entries as `length`; never beyond it."""
+        rows, columns = (1, 1, *shape)[-2:]
+        sides = (side, side) if len(shape) > 1 else (1, length)
+        height, width = (min(a, max(b, 1)) for a, b in zip(sides, (rows, columns), strict=True))
+        return cls(math.prod(shape[:-2]), rows, columns, height, width)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """How many chunks lie below and beside one another; the last are padded."""
+        return -(-self.rows // self.height), -(-self.columns // self.width)
+
+    @property
+    def total(self) -> int:
+        """The number of chunks."""
+        return self.matrices * math.prod(self.grid)
+
+    def cut(self, x: Array) -> Array:
+        """The chunks of a leaf, `(total, height, width)`."""
+        down, across = self.grid
+        x = x.reshape(self.matrices, self.rows, self.columns)
+        more = down * self.height - self.rows, across * self.width - self.columns
+        x = jnp.pad(x, ((0, 0), (0, more[0]), (0, more[1])))
+        x = x.reshape(self.matrices, down, self.height, across, self.width)
+        return x.swapaxes(2, 3).reshape(self.total, self.height, self.width)
+
+    def joined(self, chunks: Array, shape: tuple[int, ...]) -> Array:
+        """The leaf of this shape that has these chunks."""
+        down, across = self.grid
+        x = chunks.reshape(self.matrices, down, across, self.height, self.width).swapaxes(2, 3)
+        x = x.reshape(self.matrices, down * self.height, across * self.width)
+        return x[:, : self.rows, : self.columns].reshape(shape)
+
+
+class Code(NamedTuple):
+    """How the entries of a chunk that are sent become numbers of 16 bits, and back.
+
+    Attributes:
+        encode: ``(where, values) -> words``, from `(chunks, kept)` to `(chunks, words)`.
+        decode: ``words -> (where, values)``; further dimensions may stand before these.
+        words: how many stand for so many entries.
+    """
+
+    encode: Callable[[Array, Array], Array]
+    decode: Callable[[Array], tuple[Array, Array]]
+    words: Callable[[int], int]
+
+
+def _as_words(x: Array) -> Array:
+    words = jax.lax.bitcast_convert_type(x, jnp.uint16)
+    return words.reshape(x.shape[0], -1)
+
+
+def _two_bits() -> Code:
+    """A word for each entry, its place and 2 bits: the sign, and which of two sizes it has.
+
+    The two sizes of a chunk are the means of the entries below and above the mean size.
+    """
+
+    def encode(where: Array, values: Array) -> Array:
+        sizes = jnp.abs(values)
+        large = sizes > jnp.mean(sizes, axis=-1, keepdims=True)
+
+        def mean(these: Array) -> Array:
+            total = jnp.sum(jnp.where(these, sizes, 0), axis=-1)
+            return total / jnp.maximum(jnp.sum(these, axis=-1), 1)
+
+        # A NaN is neither small nor large, and makes both sizes NaN.
+        seen = jnp.where(jnp.isnan(jnp.sum(sizes, axis=-1)), jnp.nan, 0)
+        two = jnp.stack([mean(~large) + seen, mean(large) + seen], axis=-1)
+        words = 4 * where + 2 * (values < 0) + large
+        return jnp.concatenate([words.astype(jnp.uint16), _as_words(two)], axis=-1)
+
+    def decode(words: Array) -> tuple[Array, Array]:
+        entries = words[..., :-4].astype(jnp.int32)
+        two = words[..., -4:].reshape(*words.shape[:-1], 2, 2)
+        sizes = jax.lax.bitcast_convert_type(two, jnp.float32)
+        values = jnp.take_along_axis(sizes, entries & 1, axis=-1)
+        return entries >> 2, jnp.where((entries & 2) != 0, -values, values)
+
+    return Code(encode, decode, lambda kept: kept + 4)
+
+
+def _bfloat16() -> Code:
+    """Two words for each entry: its place, and it in bfloat16."""
+
+    def encode(where: Array, values: Array) -> Array:
+        return jnp.concatenate(
+            [where.astype(jnp.uint16), _as_words(values.astype(jnp.bfloat16))], axis=-1
+        )
+
+    def decode(words: Array) -> tuple[Array, Array]:
+        where, values = jnp.split(words, 2, axis=-1)
+        values = jax.lax.bitcast_convert_type(values, jnp.bfloat16)
+        return where.astype(jnp.int32), values.astype(jnp.float32)
+
+    return Code(encode, decode, lambda kept: 2 * kept)
+
+
+def _cosines(n: int) -> np.ndarray[Any, Any]:
+    """The orthogonal matrix of the discrete cosine transform DCT-II."""
+    k, i = np.mgrid[:n, :n]
+    return np.sqrt((2 - (k == 0)) / n) * np.cos(np.pi * (2 * i + 1) * k / (2 * n))
+
+
+def _largest_of_chunks(
+    axis_name: AxisName,
+    fraction: float,
+    chunks_of: Callable[[tuple[int, ...]], Chunks],
+    code: Code,
+    cosines: bool,
+) -> tuple[Exchange, Callable[[tuple[int, ...]], int]]:
+    """What goes between devices, and the bytes of it for a leaf of some shape."""
+
+    def kept(chunks: Chunks) -> int:
+        return math.ceil(fraction * chunks.height * chunks.width)
+
+    def turned(x: Array, chunks: Chunks, back: bool) -> Array:
+        """Chunks as coefficients of cosines, or back."""
+        if not cosines:
+            return x
+        down, across = (
+            jnp.asarray(c.T if back else c, x.dtype)
+            for c in map(_cosines, (chunks.height, chunks.width))
+        )
+        return jnp.matmul(jnp.matmul(down, x, precision="highest"), across.T, precision="highest")
+
+    def exchange(mine: list[Array], state: Any, devices: int) -> Any:
+        del state
+        if not mine:
+            return [], [], {}
+        cuts = [chunks_of(x.shape) for x in mine]
+        words = []
+        for x, chunks in zip(mine, cuts, strict=True):
+            entries = turned(chunks.cut(x), chunks, False).reshape(chunks.total, -1)
+            where = jax.lax.top_k(jnp.abs(entries), kept(chunks))[1]
+            values = jnp.take_along_axis(entries, where, axis=-1)
+            words.append(code.encode(where, values.astype(jnp.float32)))
+        message = jnp.concatenate([w.reshape(-1) for w in words])
+
+        def summed(messages: Array) -> list[Array]:
+            """The sum of what these devices sent."""
+            leaves, at = [], 0
+            for x, w, chunks in zip(mine, words, cuts, strict=True):
+                theirs = messages[:, at : at + w.size].reshape(-1, *w.shape)
+                at += w.size
+                where, values = code.decode(theirs)
+                rows = jnp.arange(chunks.total)[:, None]
+                entries = jnp.zeros((chunks.total, chunks.height * chunks.width), x.dtype)
+                entries = entries.at[rows, where].add(values.astype(x.dtype))
+                filled = entries.reshape(chunks.total, chunks.height, chunks.width)
+                leaves.append(chunks.joined(turned(filled, chunks, True), x.shape))
+            return leaves
+
+        means = [x / devices for x in summed(everyones(message, axis_name))]
+        return means, summed(message[None]), {}
+
+    def message_of(shape: tuple[int, ...]) -> int:
+        chunks = chunks_of(shape)
+        return 2 * chunks.total * code.words(kept(chunks))
+
+    return exchange, message_of
+
+
+def _check(label: str, fraction: Any, chunk: Any) -> None:
+    number = isinstance(fraction, int | float) and not isinstance(fraction, bool)
+    if not (number and 0 < fraction <= 1):
+        raise ValueError(
+            f"{label}: fraction must be a number in (0, 1], not {fraction!r}: it decides shapes, "
+            "and cannot be an array or a schedule"
+        )
+    check_integer(label, "chunk", chunk)
+    if chunk > LARGEST_CHUNK:
+        raise ValueError(f"{label}: chunk must be at most {LARGEST_CHUNK}, not {chunk}")
+
+
+@transformation
+def aggregate_chunked_top_k(
+    axis_name: AxisName,
+    fraction: float = 1 / 32,
+    chunk: int = 64,
+    decay: Fraction = 1.0,
+    op: str = "mean",
+) -> GradientTransformation:
+    r"""As :func:`aggregate_bf16`, sending the largest entries of every chunk, in two bits each.
+
+    .. math:: c_i = g_i + \beta e_i, \qquad
+        \bar g = \frac1n \sum_i Q(\mathrm{top}_k(c_i)), \qquad
+        e_i \leftarrow c_i - Q(\mathrm{top}_k(c_i))
+
+    where :math:`\mathrm{top}_k` keeps `k` entries of every chunk, and `Q` keeps of each its sign
+    and one of two sizes: the means of those of its chunk that are below and above the mean size.
+
+    Args:
+        axis_name: the axis over which to reduce.
+        fraction: the part of a chunk's entries that is sent, in :math:`(0, 1]`; rounded up.
+        chunk: `s` from 1 to 128: chunks are squares of `s` by `s` in the last two dimensions of a
+            leaf, and `s^2` entries of a vector.
+        decay: :math:`\beta` in :math:`[0, 1]`; at 1 what is not sent is sent later, all of it.
+        op: ``"mean"`` or ``"sum"``.
+
+    A message has 2 bytes, of which 14 bits say where, for each entry sent, and 8 for each chunk;
+    all reach all devices in one all-gather. State: `CompressionState`. The rest, including what it
+    raises, is as in :func:`aggregate_bf16`.
+
+    Source: A. Sarfi et al., Communication Efficient LLM Pre-training with SparseLoCo, 2025,
+    arXiv:2508.15706, whose authors' code cuts the range of a tensor into four bins instead.
+
+    >>> tx = aggregate_chunked_top_k("data", 0.5)
+    >>> update = jax.vmap(lambda g: tx.update(g, tx.init(g))[0], axis_name="data")
+    >>> update(jnp.array([[8.0, 4.0, 1.0, 0.5], [8.0, 0.0, 0.0, 0.0]]))[0].tolist()
+    [8.0, 2.0, 0.0, 0.0]
+    """
+    _check("aggregate_chunked_top_k", fraction, chunk)
+    exchange, message = _largest_of_chunks(
+        axis_name,
+        fraction,
+        lambda shape: Chunks.of(shape, chunk, chunk * chunk),
+        _two_bits(),
+        cosines=False,
+    )
+    return compressed(
+        "aggregate_chunked_top_k", axis_name, op, error_only, exchange, message, decay
+    )
+
+
+@transformation
+def aggregate_dct(
+    axis_name: AxisName,
+    fraction: float = 1 / 128,
+    chunk: int = 64,
+    decay: Fraction = 0.999,
+    op: str = "mean",
+) -> GradientTransformation:
+    r"""As :func:`aggregate_bf16`, sending the largest cosines of every chunk.
+
+    .. math:: m_i \leftarrow \beta m_i + g_i, \qquad
+        q_i = D^\top \mathrm{top}_k(D m_i D^\top) D, \qquad
+        m_i \leftarrow m_i - q_i, \qquad \bar q = \frac1n \sum_i q_i
+
+    on every chunk, with `D` the orthogonal discrete cosine transform DCT-II. What has not been sent
+    is a momentum that each device has for itself.
+
+    Args:
+        axis_name: the axis over which to reduce.
+        fraction: the part of a chunk's coefficients that is sent, in :math:`(0, 1]`; rounded up.
+        chunk: `s` from 1 to 128: chunks are squares of `s` by `s` in the last two dimensions of a
+            leaf, and `s` entries of a vector.
+        decay: :math:`\beta` in :math:`[0, 1]`.
+        op: ``"mean"`` or ``"sum"``.
+
+    A message has 4 bytes for each coefficient, its place and it in bfloat16; all reach all devices
+    in one all-gather. Leaves that chunks do not divide are padded with zeros; the authors' code
+    takes chunks that divide them, and averages a coefficient over the devices that sent it. State:
+    `CompressionState`, whose error is `m`. The rest, including what it raises, is as in
+    :func:`aggregate_bf16`.
+
+    Source: B. Peng, J. Quesnelle, D. P. Kingma, DeMo: Decoupled Momentum Optimization, 2024,
+    arXiv:2411.19870, algorithm 1.
+
+    >>> tx = aggregate_dct("data", 0.5)
+    >>> update = jax.vmap(lambda g: tx.update(g, tx.init(g))[0], axis_name="data")
+    >>> update(jnp.array([[4.0, 4.0], [0.0, 0.0]]))[0].round(2).tolist()
+    [2.0, 2.0]
+    """
+    _check("aggregate_dct", fraction, chunk)
+    exchange, message = _largest_of_chunks(
+        axis_name,
+        fraction,
+        lambda shape: Chunks.of(shape, chunk, chunk),
+        _bfloat16(),
+        cosines=True,
+    )
+    return compressed("aggregate_dct", axis_name, op, error_only, exchange, message, decay)

@@ -1,0 +1,227 @@
+"""Streaming DiLoCo: one fragment of the parameters is synchronized at a time."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.checks import Fraction, check_integer
+from gradtx.distributed.axes import AxisName, Communicating, check_axis_name
+from gradtx.distributed.local import Outer, over
+from gradtx.engine.lift import needed
+from gradtx.numerics import cast, widen
+from gradtx.numerics.control import branch
+from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
+from gradtx.paths import is_leaf
+from gradtx.rows import dense
+from gradtx.types import Array, Params, PyTree, Slots, State, Updates, is_stored
+from gradtx.wrappers.branching import in_form_of
+
+
+class StreamingDiLoCoState(NamedTuple):
+    """inner_state: this device's; until_sync: i32[], steps until the next fragment is sent.
+
+    outer_states: those of the outer optimizer for each fragment; anchor: the fragments after their
+    last synchronization, in float32 or wider. Both have the fragments in the first dimension.
+    sending: the change that is on the way, of one fragment; empty without a delay. fragment: i32[],
+    the next to be sent; until_arrival: i32[], steps until what was sent arrives, 0 if nothing was.
+    """
+
+    inner_state: State
+    outer_states: State
+    anchor: Slots
+    sending: Slots
+    until_sync: Array
+    fragment: Array
+    until_arrival: Array
+
+
+class Fragments(NamedTuple):
+    """Parameters as `number` equal fragments, each with a part of every leaf.
+
+    A part is as many rows of a leaf, if `number` divides them, and otherwise as many entries.
+    """
+
+    number: int
+
+    def cut(self, x: Array) -> Array:
+        """All parts of a leaf, `(number, ...)`."""
+        if x.ndim and x.shape[0] % self.number == 0:
+            return x.reshape(self.number, -1, *x.shape[1:])
+        return jnp.pad(x.reshape(-1), (0, -x.size % self.number)).reshape(self.number, -1)
+
+    def joined(self, parts: Array, like: Array) -> Array:
+        """The leaf of these parts."""
+        return parts.reshape(-1)[: like.size].reshape(like.shape)
+
+
+def _take(tree: PyTree, i: Array) -> PyTree:
+    """What stands at place `i` of the first dimension."""
+
+    def one(x: Any) -> Array:
+        if is_stored(x):
+            return x.take(i[None])[0]
+        return jax.lax.dynamic_index_in_dim(x, i, keepdims=False)
+
+    return jax.tree.map(one, tree, is_leaf=is_stored)
+
+
+def _put(tree: PyTree, new: PyTree, i: Array) -> PyTree:
+    """`tree` with `new` at place `i`; what is None in `new` stays."""
+
+    def one(x: Any, y: Any) -> Any:
+        if y is None or is_stored(x):
+            return x if y is None else x.put(i[None], y[None])
+        return jax.lax.dynamic_update_index_in_dim(x, y, i, 0)
+
+    return jax.tree.map(one, tree, new, is_leaf=lambda x: x is None or is_stored(x))
+
+
+@transformation
+def streaming_diloco(
+    inner: GradientTransformation,
+    outer: GradientTransformation,
+    every: int,
+    axis_name: AxisName,
+    fragments: int,
+    delay: int = 0,
+    mixing: Fraction = 0.0,
+) -> GradientTransformation:
+    r"""DiLoCo that synchronizes one fragment after the other, which may arrive some steps later.
+
+    Every :math:`H / F` steps the next of `F` fragments is sent. With :math:`\phi` its parameters
+    after its last synchronization, :math:`\theta_i` those of a device when it is sent, and
+    :math:`\theta_i'` when it arrives, :math:`\tau` steps later,
+
+    .. math:: \Delta = \frac1n \sum_i (\phi - \theta_i), \qquad
+        \phi \leftarrow \phi + \mathrm{outer}(\Delta), \qquad
+        \theta_i' \leftarrow \alpha \theta_i' + (1 - \alpha) \phi
+
+    Args:
+        inner: the optimizer of each device; AdamW in the paper.
+        outer: the optimizer for synchronization, which sees a fragment at a time. It may begin with
+            a compressed aggregation, such as :func:`aggregate_int8`, as in :func:`diloco`.
+        every: `H`, a multiple of `fragments`: each fragment is synchronized every `H` steps.
+        axis_name: the axis of ``pmap``, ``shard_map`` or ``vmap``, or several.
+        fragments: `F`, at least 1; with 1 and no delay this is :func:`diloco`.
+        delay: :math:`\tau`, from 0 to :math:`H / F`.
+        mixing: :math:`\alpha` in :math:`[0, 1]`, how much of a device's own parameters is kept.
+
+    Apply the updates unchanged; devices differ as for :func:`local_sgd`, and drop out by the extra
+    argument ``weight`` as in :func:`diloco`. A fragment has the same part of every leaf: as many
+    rows if `F` divides them, and otherwise as many entries. With leaves that stack layers, these
+    are consecutive layers, as in the paper. One step in :math:`H / F` sends :math:`1 / F` of the
+    parameters, in a branch; the program has one branch, however many fragments there are.
+
+    With `F` equal to `H` every step sends, and there is no branch. With a delay of 1 the message
+    then depends on nothing that the step computes, and XLA may send it meanwhile.
+
+    State: `StreamingDiLoCoState`, with one state of `outer` for each fragment.
+
+    Raises:
+        ValueError: `every` is not a multiple of `fragments`; `delay` is too long; there are axes
+            here but not this one; the parameters are not given.
+
+    Source: A. Douillard et al., Streaming DiLoCo with Overlapping Communication: Towards a
+    Distributed Free Lunch, 2025, arXiv:2501.18512, algorithm 2. There a fragment has whole layers,
+    and what is sent is rounded to 4 bits.
+
+    >>> import gradtx
+    >>> outer = gradtx.sgd(0.7, momentum=0.9, nesterov=True)
+    >>> tx = streaming_diloco(gradtx.adamw(1e-3), outer, 100, "data", fragments=4, delay=5)
+    >>> gradtx.describe(tx, {"w": jnp.zeros((512, 512))}).peak_message_bytes
+    262144
+    """
+    label = "streaming_diloco"
+    check_axis_name(label, axis_name)
+    check_integer(label, "fragments", fragments)
+    check_integer(label, "every", every)
+    check_integer(label, "delay", delay, least=0)
+    if every % fragments:
+        raise ValueError(f"{label}: every={every} is not a multiple of fragments={fragments}")
+    interval, parts = every // fragments, Fragments(fragments)
+    if delay > interval:
+        raise ValueError(
+            f"{label}: delay={delay} is longer than the {interval} steps between fragments"
+        )
+    tx, outside = with_extra_args_support(inner), Outer(outer, axis_name)
+
+    def init(params: Params) -> State:
+        anchor = jax.tree.map(lambda p: parts.cut(widen(jnp.array(p))), params)
+        return StreamingDiLoCoState(
+            tx.init(params),
+            jax.vmap(outside.init, axis_size=fragments)(anchor),
+            anchor,
+            jax.tree.map(lambda a: jnp.zeros(a.shape[1:] if delay else (0,), a.dtype), anchor),
+            jnp.asarray(interval, jnp.int32),
+            jnp.zeros([], jnp.int32),
+            jnp.zeros([], jnp.int32),
+        )
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        params = needed(label, params)
+        out, inner_state = tx.update(updates, state.inner_state, params, **extra_args)
+        out = dense(out)
+        now = state.until_sync <= 1
+
+        def part(i: Array) -> tuple[PyTree, PyTree, PyTree]:
+            """Of a fragment: the updates, the parameters, and both together."""
+            own = _take(over(parts.cut, out), i)
+            there = _take(over(lambda u, p: parts.cut(widen(jnp.asarray(p))), out, params), i)
+            return own, there, over(lambda u, p: p + widen(u), own, there)
+
+        arriving = (state.fragment - 1) % fragments if delay else state.fragment
+        here = state.until_arrival == 1 if delay else now
+        own, before, mine = part(arriving)
+        anchor = over(lambda u, a: a, own, _take(state.anchor, arriving))
+        held = _take(state.outer_states, arriving)
+        change = state.sending if delay else over(lambda u, a, m: a - m, own, anchor, mine)
+
+        def arrive() -> tuple[Updates, State, PyTree]:
+            step, new = outside.update(over(lambda u, c: c, own, change), held, anchor, extra_args)
+            to = over(lambda u, a, s: a if s is None else a + s, own, anchor, step)
+            mixed = over(lambda u, a, m: mixing * m + (1 - mixing) * a, own, to, mine)
+            moved = over(lambda u, x, p: cast(x - p, u.dtype), own, mixed, before)
+            return moved, new, in_form_of(to, anchor)
+
+        if interval == 1:
+            chosen = jax.tree.map(lambda y, n: jnp.where(here, y, n), arrive(), (own, held, anchor))
+        else:
+            chosen = branch(here, arrive, lambda: (own, held, anchor))
+        moved, outer_state, anchor = chosen
+        out = over(
+            lambda u, cut: parts.joined(cut, u),
+            out,
+            _put(over(parts.cut, out), moved, arriving),
+        )
+        anchors = _put(state.anchor, anchor, arriving)
+        sending = state.sending
+        if delay:
+            _, _, mine = part(state.fragment)
+            sending = jax.tree.map(
+                lambda s, a, m: s if m is None else jnp.where(now, a - m, s),
+                sending,
+                _take(anchors, state.fragment),
+                mine,
+                is_leaf=is_leaf,
+            )
+        return out, StreamingDiLoCoState(
+            inner_state,
+            _put(state.outer_states, outer_state, arriving),
+            anchors,
+            sending,
+            jnp.where(now, jnp.asarray(interval, jnp.int32), state.until_sync - 1),
+            jnp.where(now, (state.fragment + 1) % fragments, state.fragment),
+            jnp.where(now, delay, jnp.maximum(state.until_arrival - 1, 0)),
+        )
+
+    def peak(params: Params) -> int:
+        return outside.bytes_sent(
+            jax.tree.map(lambda p: jax.eval_shape(lambda x: parts.cut(x)[0], p), params)
+        )
+
+    return Communicating.made(
+        init, update, lambda params: -(-peak(params) // interval), peak_bytes=peak
+    )

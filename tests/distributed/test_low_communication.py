@@ -1,0 +1,240 @@
+"""SparseLoCo, MuLoCo, DeMo and Streaming DiLoCo: against the papers' algorithms in float64."""
+
+import functools
+import math
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.fft
+from jax.extend.core import Literal
+
+import gradtx
+from tests.distributed.meshes import P, counted, mesh
+from tests.distributed.test_compression import in_bfloat16, largest, two_bits
+from tests.programs import equations
+from tests.quick import quick
+
+N, STEPS = 4, 17
+SHAPES = {"b": (5,), "w": (6, 4)}
+
+
+@functools.cache
+def gradients():
+    rng = np.random.default_rng(0)
+    return {k: rng.normal(size=(N, STEPS, *s)) for k, s in SHAPES.items()}
+
+
+def start():
+    rng = np.random.default_rng(1)
+    return {k: rng.normal(size=s) for k, s in SHAPES.items()}
+
+
+def run(tx, weight=None):
+    """The parameters of all devices after each step, in float64, and their last states."""
+
+    def device(gs, weight):
+        def step(carry, g):
+            p, state = carry
+            extra = {} if weight is None else {"weight": weight}
+            updates, state = tx.update(g, state, p, **extra)
+            p = gradtx.apply_updates(p, updates)
+            return (p, state), p
+
+        p = jax.tree.map(jnp.asarray, start())
+        (_, state), found = jax.lax.scan(step, (p, tx.init(p)), gs)
+        return found, state
+
+    with jax.enable_x64(True):
+        gs = jax.tree.map(jnp.asarray, gradients())
+        axes = (0, None if weight is None else 0)
+        return jax.jit(jax.vmap(device, in_axes=axes, axis_name="data"))(gs, weight)
+
+
+@pytest.mark.paper("sparse_loco")
+def test_sparse_loco_follows_the_algorithm():
+    every, rate, outer, decay, count = 3, 0.1, 0.7, 0.8, {"b": 3, "w": 12}
+    got, state = run(
+        gradtx.sparse_loco(gradtx.sgd(rate), every, "data", outer, decay, 0.5, chunk=8)
+    )
+    for k, s in SHAPES.items():
+        theta, anchor = np.tile(start()[k], (N, *[1] * len(s))), start()[k]
+        error = np.zeros((N, *s))
+        for t in range(STEPS):
+            theta = theta - rate * gradients()[k][:, t]
+            if (t + 1) % every == 0:
+                error = decay * error + anchor - theta
+                sent = [two_bits(largest(e, count[k])) for e in error]
+                error = error - sent
+                anchor = anchor - outer * np.mean(sent, axis=0)
+                theta = np.broadcast_to(anchor, theta.shape)
+            np.testing.assert_allclose(got[k][:, t], theta, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(state.outer_state[0].error[k], error, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.paper("demo")
+def test_demo_follows_the_algorithm():
+    rate, decay, weight_decay, count = 0.1, 0.9, 0.3, {"b": 2, "w": 8}
+    got, _ = run(gradtx.demo(rate, "data", decay, 0.3, 8, weight_decay))
+    for k, s in SHAPES.items():
+        theta, m = start()[k], np.zeros((N, *s))
+        for t in range(STEPS):
+            m = decay * m + gradients()[k][:, t]
+            sent = []
+            for x in m:
+                cosines = scipy.fft.dctn(x, norm="ortho")
+                kept = in_bfloat16(largest(cosines, count[k]))
+                sent.append(scipy.fft.idctn(kept, norm="ortho"))
+            m = m - sent
+            theta = theta - rate * (np.sign(np.mean(sent, axis=0)) + weight_decay * theta)
+            np.testing.assert_allclose(got[k], got[k][:1].repeat(N, 0))
+            np.testing.assert_allclose(got[k][0, t], theta, rtol=1e-5, atol=1e-6)
+
+
+def nesterov(rate=0.7):
+    return gradtx.sgd(rate, momentum=0.9, nesterov=True)
+
+
+@pytest.mark.paper("streaming_diloco")
+@pytest.mark.parametrize("of", quick([(6, 0), (6, 2), (2, 1), (4, 2)], (6, 2), (2, 1)), ids=str)
+def test_streaming_diloco_follows_the_algorithm(of):
+    """Rows of `w` are divided by two fragments; the entries of `b` are not."""
+    (every, delay), fragments, mixing, rate = of, 2, 0.3, 0.1
+    tx = gradtx.streaming_diloco(
+        gradtx.sgd(rate), nesterov(), every, "data", fragments, delay, mixing
+    )
+    got, _ = run(tx)
+    parts = {"b": (slice(0, 3), slice(3, 5)), "w": (slice(0, 3), slice(3, 6))}
+    interval = every // fragments
+    for k, s in SHAPES.items():
+        theta, anchor, v, sent = np.stack([start()[k]] * N), start()[k], np.zeros(s), {}
+        for t in range(1, STEPS + 1):
+            theta = theta - rate * gradients()[k][:, t - 1]
+            for at in (t - delay, t) if delay else (t,):
+                if at <= 0 or at % interval:
+                    continue
+                here = parts[k][(at // interval - 1) % fragments]
+                if at == t:
+                    sent[t] = (anchor[here] - theta[:, here]).mean(0)
+                if at == t - delay:
+                    v[here] = 0.9 * v[here] + sent[at]
+                    anchor[here] = anchor[here] - 0.7 * (0.9 * v[here] + sent[at])
+                    theta[:, here] = mixing * theta[:, here] + (1 - mixing) * anchor[here]
+            np.testing.assert_allclose(got[k][:, t - 1], theta, rtol=1e-12, err_msg=f"{k} {t}")
+
+
+def test_one_fragment_without_delay_is_diloco():
+    inner = gradtx.adam(0.1)
+    want, _ = run(gradtx.diloco(inner, nesterov(), 4, "data"))
+    got, _ = run(gradtx.streaming_diloco(inner, nesterov(), 4, "data", 1))
+    chex.assert_trees_all_close(got, want, rtol=1e-12)
+
+
+def test_muloco_is_muon_in_diloco():
+    muon = gradtx.muon(0.1, weight_decay=0.2, adam_weight_decay=0.2)
+    want, _ = run(gradtx.diloco(muon, nesterov(0.5), 3, "data"))
+    got, _ = run(gradtx.muloco(0.1, 3, "data", 0.5, 0.9, 0.2))
+    chex.assert_trees_all_close(got, want, rtol=1e-12)
+
+
+WHOLE = {
+    "diloco": lambda: gradtx.diloco(gradtx.sgd(0.1), nesterov(), 3, "data"),
+    "streaming_diloco": lambda: gradtx.streaming_diloco(
+        gradtx.sgd(0.1), nesterov(), 3, "data", 3, 1
+    ),
+    "sparse_loco": lambda: gradtx.sparse_loco(gradtx.sgd(0.1), 3, "data", fraction=1.0),
+}
+
+
+@pytest.mark.parametrize("value", [np.nan, 1e3])
+@pytest.mark.parametrize("name", quick(WHOLE, "diloco"))
+def test_a_device_of_weight_zero_counts_for_nothing(name, value):
+    """The others go on as if they were alone, and if its parameters are finite it joins them."""
+    tx = WHOLE[name]()
+
+    def device(gs, weight):
+        def step(carry, g):
+            p, state = carry
+            updates, state = tx.update(g, state, p, weight=weight)
+            return (gradtx.apply_updates(p, updates), state), None
+
+        return jax.lax.scan(step, (jnp.zeros((3, 2)), tx.init(jnp.zeros((3, 2)))), gs)[0][0]
+
+    gs = jnp.asarray(np.random.default_rng(2).normal(size=(3, 9, 3, 2)), jnp.float32)
+    bad = jnp.insert(gs, 1, gs[0].at[4].set(value), axis=0)
+    runs = jax.jit(jax.vmap(device, axis_name="data"))
+    got = runs(bad, jnp.array([1.0, 0.0, 1.0, 1.0]))
+    want = runs(gs, jnp.ones(3))
+    np.testing.assert_allclose(got[np.array([0, 2, 3])], want, rtol=2e-5, atol=2e-6)
+    if np.isfinite(value) and name != "streaming_diloco":  # where a fragment is still to come
+        np.testing.assert_allclose(got[1], got[0], rtol=1e-4, atol=1e-4)
+
+
+def compiled(tx, shapes):
+    p = {k: jnp.zeros((8, *s)) for k, s in shapes.items()}
+    own = jax.tree.map(lambda x: x[0], p)
+    state = jax.tree.map(lambda x: jnp.stack([x] * 8), tx.init(own))
+
+    def update(p, state, g):
+        p, state, g = jax.tree.map(lambda x: x[0], (p, state, g))
+        updates, state = tx.update(g, state, p)
+        return jax.tree.map(lambda x: x[None], (gradtx.apply_updates(p, updates), state))
+
+    specs = {"in_specs": P("data"), "out_specs": P("data"), "check_vma": False}
+    mapped = jax.jit(jax.shard_map(update, mesh=mesh(data=8), **specs))
+    return mapped.lower(p, state, p).compile(), gradtx.describe(tx, own)
+
+
+LAYERS = {"b": (128,), "v": (256, 64), "w": (8, 64, 128)}
+SIZE = sum(map(math.prod, LAYERS.values()))
+
+
+def test_sparse_loco_sends_a_fiftieth_of_diloco():
+    dense, said = compiled(gradtx.diloco(gradtx.sgd(0.1), nesterov(), 10, "data"), LAYERS)
+    sparse, stated = compiled(gradtx.sparse_loco(gradtx.sgd(0.1), 10, "data"), LAYERS)
+    assert counted(dense) == {"all-reduce": (1, 4 * SIZE)}
+    ((kind, (count, gathered)),) = counted(sparse).items()
+    assert (kind, count) == ("all-gather", 1)
+    assert gathered == 8 * stated.peak_message_bytes
+    assert stated.peak_message_bytes <= said.peak_message_bytes / 50
+    assert stated.message_bytes == -(-stated.peak_message_bytes // 10)
+    assert f"at most {stated.peak_message_bytes:,} at once" in str(stated)
+
+
+@pytest.mark.parametrize("fragments", quick([2, 8], 8))
+def test_the_peak_of_fragments(fragments):
+    """One message of one part in F; the program is no longer for more fragments."""
+    program, said = compiled(
+        gradtx.streaming_diloco(gradtx.sgd(0.1), nesterov(), 16, "data", fragments), LAYERS
+    )
+    assert counted(program) == {"all-reduce": (1, 4 * SIZE // fragments)}
+    assert said.peak_message_bytes == 4 * SIZE // fragments
+    assert said.message_bytes == 4 * SIZE // 16
+
+
+def test_fragments_in_int8():
+    outer = gradtx.chain(gradtx.aggregate_int8("data"), nesterov())
+    tx = gradtx.streaming_diloco(gradtx.sgd(0.1), outer, 16, "data", 8)
+    said = gradtx.describe(tx, {k: jnp.zeros(s) for k, s in LAYERS.items()})
+    assert said.peak_message_bytes < 4 * SIZE / 8 / 3.9
+
+
+def test_a_message_in_every_step_is_in_no_branch_and_waits_for_no_gradient():
+    tx = gradtx.streaming_diloco(gradtx.sgd(0.1), nesterov(), 4, "data", 4, delay=1)
+
+    def step(p, state, g):
+        return tx.update(g, state, p)
+
+    p = {"w": jnp.zeros((8, 2))}
+    jaxpr = jax.make_jaxpr(jax.vmap(step, axis_name="data", axis_size=2, in_axes=None))
+    assert "cond" not in equations(jaxpr(p, tx.init(p), p).jaxpr)
+    reduced = jax.make_jaxpr(step, axis_env=[("data", 2)])(p, tx.init(p), p).jaxpr
+    known = {reduced.invars[-1]}  # what depends on the gradient
+    sums = [e for e in reduced.eqns if e.primitive.name.startswith("psum")]
+    for equation in reduced.eqns:
+        if known & {v for v in equation.invars if not isinstance(v, Literal)}:
+            known |= set(equation.outvars)
+    assert len(sums) == 1
+    assert not known & set(sums[0].outvars)
