@@ -185,11 +185,11 @@ def rate_name(build: Callable[..., Any]) -> str | None:
     return next((n for n in ("learning_rate", "max_learning_rate") if n in names), None)
 
 
-def train(problem: Problem, build: Callable[[Any], Any], rate: Any) -> tuple[Any, Any]:
-    """The losses on validation and test data after training."""
+def train(problem: Problem, build: Callable[[Any], Any], rate: Any) -> tuple[Any, Any, Any]:
+    """The losses on validation and test data after training, and those on the way."""
     tx = gradtx.with_extra_args_support(build(rate))
 
-    def step(carry: Any, batch: Any) -> tuple[Any, None]:
+    def step(carry: Any, batch: Any) -> tuple[Any, Any]:
         params, state = carry
         value, grads = jax.value_and_grad(problem.loss)(params, batch)
         updates, state = tx.update(
@@ -201,13 +201,13 @@ def train(problem: Problem, build: Callable[[Any], Any], rate: Any) -> tuple[Any
             grad=grads,
             value_fn=lambda p, **_: problem.loss(p, batch),
         )
-        return (gradtx.apply_updates(params, updates), state), None
+        return (gradtx.apply_updates(params, updates), state), value
 
     start = problem.params, tx.init(problem.params)
-    (params, state), _ = jax.lax.scan(step, start, problem.batches)
+    (params, state), path = jax.lax.scan(step, start, problem.batches)
     with contextlib.suppress(ValueError):  # it keeps no average
         params = gradtx.eval_params(tx, state, params)
-    return problem.loss(params, problem.validation), problem.test(params)
+    return problem.loss(params, problem.validation), problem.test(params), path
 
 
 def tuned(name: str, problem: str) -> tuple[str, float]:
@@ -215,11 +215,11 @@ def tuned(name: str, problem: str) -> tuple[str, float]:
     build, made = optimizers()[name], PROBLEMS[problem][0]()
     argument = rate_name(build)
     if argument is None:
-        _, result = jax.jit(lambda: train(made, lambda rate: build(), None))()
+        _, result, _ = jax.jit(lambda: train(made, lambda rate: build(), None))()
         return "-", float(result)
 
     def run(rate: Any) -> tuple[Any, Any]:
-        return train(made, lambda r: build(**{argument: r}), rate)
+        return train(made, lambda r: build(**{argument: r}), rate)[:2]
 
     rates = jnp.asarray(RATES)
     one_by_one = name in ONE_BY_ONE

@@ -1,0 +1,328 @@
+"""The pages that are written from the public names of gradtx, and links from every page to them."""
+
+import inspect
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from sphinx import addnodes
+from sphinx.application import Sphinx
+from sphinx.pycode import ModuleAnalyzer
+from sphinx.transforms import SphinxTransform
+
+import gradtx
+from making import pictures
+from making.entries import Entry, entries
+
+DOCS = Path(__file__).parents[1]
+GENERATED = DOCS / "api" / "generated"
+
+# Which modules' names stand on which page.
+PAGES = {
+    "Training": ("training", "eager", "distributed"),
+    "Composition": ("composition",),
+    "Optimizers": ("optimizers",),
+    "Transforms": ("transforms",),
+    "Wrappers": ("wrappers", "storage"),
+    "Schedules": ("declared_schedule", "schedules"),
+    "Losses": ("losses",),
+    "Projections": ("projections",),
+    "Trees": ("tree", "paths", "linear_algebra"),
+    "Sparse rows": ("sparse", "rows"),
+    "Other frameworks": ("interop",),
+    "Inspection": ("inspection",),
+    "Checkpoints": ("checkpoint",),
+    "States": (),
+    "Writing a rule": ("pair", "engine", "numerics", "types", "checks", ""),
+}
+# Modules that hold names of the top level: nothing is said twice.
+GATHERED = ("checks", "contrib", "losses", "schedules", "transforms", "tree_utils")
+# In the chart of the first page.
+SHOWN = ("adamw", "muon", "lion", "soap", "schedule_free_adamw", "sgd")
+
+
+def public(name: str) -> Any:
+    return reduce(getattr, name.split("."), gradtx)
+
+
+def is_state(name: str) -> bool:
+    """Whether it is a class that an optimizer keeps and a user reads, and does not call."""
+    found = public(name)
+    return (
+        inspect.isclass(found)
+        and name.endswith(("State", "States"))
+        and "types" not in (found.__module__.split("."))
+    )
+
+
+def page_of(name: str) -> str:
+    found = public(name)
+    if is_state(name):
+        return "States"
+    module = found.__name__ if inspect.ismodule(found) else getattr(found, "__module__", "")
+    part = ([*module.split("."), ""])[1] if module.startswith("gradtx.") else ""
+    return next(title for title, parts in PAGES.items() if part in parts)
+
+
+def by_file(name: str) -> tuple[str, bool, str]:
+    """What stands in one file stands together, classes last."""
+    found = public(name)
+    return getattr(found, "__module__", ""), inspect.isclass(found), name
+
+
+RANGES = [f"checks.{n}" for n, v in vars(gradtx.checks).items() if hasattr(v, "__metadata__")]
+NAMES = [name for name in gradtx.__all__ if name not in GATHERED] + RANGES
+GROUPS = {title: sorted((n for n in NAMES if page_of(n) == title), key=by_file) for title in PAGES}
+
+
+def slug(title: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", title.lower()).strip("_")
+
+
+def heading(title: str, line: str = "=") -> list[str]:
+    return [title, line * len(title), ""]
+
+
+def indented(lines: Iterable[str]) -> list[str]:
+    return [f"   {line}".rstrip() for line in lines]
+
+
+def raw(html: str) -> list[str]:
+    return ["", ".. raw:: html", "", *indented([html]), ""]
+
+
+def figure(svg: str, caption: str) -> list[str]:
+    """A chart with a caption in reStructuredText."""
+    start = ["", ".. container:: figure", "", *indented(raw(svg))]
+    return [*start, *indented([".. rst-class:: caption", "", caption]), ""]
+
+
+def documented(name: str) -> list[str]:
+    """The autodoc directive for one public name; modules of functions are listed whole."""
+    found = public(name)
+    target = f"gradtx.{name}"
+    if inspect.isclass(found) and found.__module__.startswith("gradtx"):
+        kind, body = "autoclass", [":members:"]
+        if issubclass(found, Enum):
+            body.append(":undoc-members:")
+    elif inspect.ismodule(found):
+        kind, body, target = "automodule", [":members:"], found.__name__
+    elif inspect.isroutine(found) or hasattr(found, "__wrapped__"):
+        kind, body = "autofunction", []
+    else:  # a type alias or a constant
+        text = source_docstring(name) or [f"{m}." for m in getattr(found, "__metadata__", ())]
+        kind, body, target = "py:data", ["", *text], name
+    return [".. currentmodule:: gradtx", "", f".. {kind}:: {target}", *indented(body), ""]
+
+
+def source_docstring(name: str) -> list[str]:
+    """What stands under the assignment to `name` in the source of gradtx."""
+    for module in [m for m in sys.modules if m.split(".")[0] == "gradtx"]:
+        docs = ModuleAnalyzer.for_module(module).find_attr_docs()
+        if ("", name) in docs:
+            return docs["", name]
+    return []
+
+
+def paper_link(paper: str) -> str:
+    host, _, number = paper.partition(":")
+    site = {"arXiv": "https://arxiv.org/abs/", "doi": "https://doi.org/"}
+    return f"`{paper} <{site[host]}{number}>`__" if paper else ""
+
+
+def size(count: float | None) -> str:
+    if count is None:
+        return ""
+    return f"{count:.3g}" if count >= 0.001 else "0"
+
+
+def facts(entry: Entry, family: Iterable[Entry]) -> list[str]:
+    """What can be said of an optimizer in a line, and what else stands in its file."""
+    parts = []
+    if entry.bytes is not None:
+        parts += [f"{size(entry.bytes)} bytes of state for each float32 parameter"]
+        parts += [f"needs {entry.needs}" if entry.needs else "needs gradients only"]
+        parts += ["works on the rows of a table" if entry.rows else "on whole arrays"]
+    parts += [x for x in (entry.year, paper_link(entry.paper)) if x]
+    near = [f":func:`{e.name} <gradtx.{e.name}>`" for e in family if e.name != entry.name]
+    beside = ", ".join([*near, ":doc:`all optimizers <../optimizers>`"])
+    return [
+        ".. container:: facts",
+        "",
+        *indented([" · ".join(parts), "", f"See also {beside}."]),
+        "",
+    ]
+
+
+def optimizer_page(entry: Entry) -> list[str]:
+    """A page outside of the tables of contents, which 150 more would make long and slow."""
+    family = [e for e in entries().values() if e.file == entry.file]
+    lines = [":orphan:", "", *heading(entry.name), *facts(entry, family), *documented(entry.name)]
+    if entry.name in pictures.CURVES:
+        rate = pictures.CURVES[entry.name]["rate"]
+        at = "" if rate == "-" else f"at the rate {rate}, "
+        lines += figure(
+            pictures.optimizer(entry.name),
+            f"Training loss on handwritten digits, {at}the best of 13 that were tried, as in "
+            ":doc:`/convergence`; each point is the mean of ten steps.",
+        )
+    return lines
+
+
+def optimizers_page() -> list[str]:
+    lines = ["Each has a page with its equations, its arguments, its source and a short run. The "]
+    lines += [":doc:`/catalogue` compares them, and :doc:`/choosing` says where to start.", ""]
+    kinds = {"optimizer": "Optimizers", "rule": "Rules", "transform": "Estimators"}
+    about = {
+        "optimizer": "These take a step: chain nothing after them.",
+        "rule": "The same without the learning rate, as links of a :func:`~gradtx.chain`.",
+        "transform": "For :func:`~gradtx.sophia`.",
+    }
+    names = [name for name in GROUPS["Optimizers"] if name in entries()]
+    for kind, title in kinds.items():
+        of_kind = sorted(name for name in names if entries()[name].kind == kind)
+        lines += [*heading(title, "-"), about[kind], ""]
+        lines += [f"- :func:`~gradtx.{name}`: {entries()[name].summary}" for name in of_kind]
+        lines += [""]
+    rest = [name for name in GROUPS["Optimizers"] if name not in entries()]
+    return [*lines, *(line for name in rest for line in documented(name))]
+
+
+def schedules(names: Iterable[str]) -> Iterator[str]:
+    """Each schedule with its values drawn, and after them what acts on schedules."""
+    for name in sorted(names, key=lambda name: name not in entries()):
+        yield from documented(name)
+        drawn = pictures.scheduled(name) if name in entries() else None
+        if drawn is not None:
+            yield from figure(drawn[1], f"``{drawn[0]}``")
+
+
+COLUMNS = ("name", "kind", "what it does", "bytes", "needs", "rows", "year", "paper")
+
+
+def catalogue_page() -> list[str]:
+    lines = [*heading("Catalogue"), (DOCS / "making" / "catalogue.rst").read_text(encoding="utf-8")]
+    lines += [".. list-table::", "   :class: catalogue", "   :header-rows: 1", ""]
+    for row in [COLUMNS, *map(catalogue_row, entries().values())]:
+        lines += [f"   {'*' if i == 0 else ' '} - {cell}".rstrip() for i, cell in enumerate(row)]
+    return [*lines, ""]
+
+
+def catalogue_row(entry: Entry) -> tuple[str, ...]:
+    text = re.sub(r"(?<!`)`([^`]+)`(?!`)", r"``\1``", entry.summary)
+    tried = entry.bytes is not None
+    needs, rows = entry.needs or ("gradients" if tried else ""), {True: "yes", False: "no"}
+    return (
+        f":obj:`{entry.name} <gradtx.{entry.name}>`",
+        entry.kind,
+        text,
+        size(entry.bytes),
+        needs,
+        rows.get(entry.rows, ""),
+        entry.year,
+        paper_link(entry.paper),
+    )
+
+
+def bars() -> str:
+    kept = {
+        e.name: e.bytes for e in entries().values() if e.kind == "optimizer" and e.bytes is not None
+    }
+    return pictures.bars(dict(sorted(kept.items(), key=lambda item: (item[1], item[0]))))
+
+
+def write(path: Path, text: str) -> Path:
+    """Write only what changed, so that an incremental build stays one."""
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return path
+
+
+def bodies() -> Iterator[tuple[Path, list[str]]]:
+    """Every page that is written, and its lines."""
+    about = DOCS / "api" / "about"
+    titles = {slug(title): title for title, names in GROUPS.items() if names}
+    stale = sorted(path.name for path in about.glob("*.rst") if path.stem not in titles)
+    if stale:
+        raise ValueError(f"docs/api/about describes no page of the API: {', '.join(stale)}")
+    for page, title in titles.items():
+        opening = about / f"{page}.rst"
+        text = [opening.read_text(encoding="utf-8"), ""] if opening.exists() else []
+        if title == "Optimizers":
+            text += optimizers_page()
+        elif title == "Schedules":
+            text += schedules(GROUPS[title])
+        else:
+            text += [line for name in GROUPS[title] for line in documented(name)]
+        yield GENERATED / f"{page}.rst", [*heading(title), *text]
+    for name in GROUPS["Optimizers"]:
+        if name in entries():
+            yield GENERATED / "optimizers" / f"{name}.rst", optimizer_page(entries()[name])
+    index = [*heading("API"), (DOCS / "api" / "about.rst").read_text(encoding="utf-8")]
+    index += [".. toctree::", "   :maxdepth: 2", "", *indented(titles), ""]
+    yield GENERATED / "index.rst", index
+    yield DOCS / "catalogue.rst", catalogue_page()
+    title = "Training loss on handwritten digits"
+    yield DOCS / "pictures" / "learning.html", [pictures.learning(SHOWN, title)]
+    yield DOCS / "pictures" / "memory.html", [bars()]
+
+
+def write_pages() -> None:
+    written = {write(path, "\n".join(lines)) for path, lines in bodies()}
+    for path in set(GENERATED.rglob("*.rst")) - written:
+        path.unlink()
+
+
+class Linked(SphinxTransform):
+    """A public name in a line of text, set as code, links to its entry."""
+
+    default_priority = 500
+
+    def apply(self, **kwargs: Any) -> None:
+        del kwargs
+        for literal in list(self.document.findall(nodes.literal)):
+            name = re.sub(r"^gradtx\.|\(\)$", "", literal.astext())
+            inside = isinstance(literal.parent, addnodes.pending_xref | nodes.reference)
+            if name in gradtx.__all__ and not inside and not literal.get("classes"):
+                target = addnodes.pending_xref(
+                    "", refdomain="py", reftype="obj", reftarget=f"gradtx.{name}", refexplicit=True
+                )
+                target["refdoc"] = self.env.docname
+                literal.replace_self(target)
+                target += literal
+
+
+def link_papers(app: Any, what: Any, name: Any, obj: Any, options: Any, lines: list[str]) -> None:
+    """A paper's number links to the paper."""
+    del app, what, name, obj, options
+    found = r"(?<![`/\w])(?:arXiv:(?:\d{4}\.\d{4,5}|[\w.-]+/\d+)|doi:10\.[^\s,;]*[^\s,;.])"
+    lines[:] = [re.sub(found, lambda match: paper_link(match[0]), line) for line in lines]
+
+
+def skip_member(app: Any, what: Any, name: Any, obj: Any, skip: bool, options: Any) -> bool:
+    """NamedTuples document each field as "Alias for field number 0": leave those out."""
+    del app, what, name, options
+    alias = (getattr(obj, "__doc__", None) or "").startswith("Alias for field number")
+    return True if alias else skip
+
+
+def keep_colons(app: Any, what: str, name: Any, obj: Any, options: Any, lines: list[str]) -> None:
+    """Napoleon reads "a: b" that opens an attribute's docstring as "type: text": prevent it."""
+    del app, name, obj, options
+    if what in {"attribute", "data", "property"}:
+        lines[:0] = ["..", ""]  # an empty comment
+
+
+def setup(app: Sphinx) -> dict[str, bool]:
+    app.add_transform(Linked)
+    app.connect("autodoc-process-docstring", keep_colons, priority=400)
+    app.connect("autodoc-process-docstring", link_papers, priority=900)
+    app.connect("autodoc-skip-member", skip_member)
+    write_pages()
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,118 @@
+"""Charts as SVG that takes its colours from the page, so that one serves light and dark."""
+
+import json
+from collections.abc import Mapping, Sequence
+from html import escape
+from itertools import pairwise
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from making.entries import STEPS, schedule
+
+WIDTH, HEIGHT = 460, 220
+LEFT, RIGHT, TOP, BOTTOM = 50, 128, 10, 38
+CURVES = json.loads((Path(__file__).parents[1] / "curves.json").read_text(encoding="utf-8"))
+WINDOW = 10  # steps that each point of a curve is the mean of
+LEAST = 0.005  # below it a curve is drawn on the lower edge
+
+Line = tuple[str, Sequence[float], Sequence[float]]
+
+
+def chart(lines: Sequence[Line], title: str, across: str, up: str, *, logarithmic: bool) -> str:
+    """Lines with their names at their ends; the first is drawn last, in the strongest colour."""
+    every = np.concatenate([np.asarray(ys, np.float64) for _, _, ys in lines])
+    low, high = (LEAST, 3.0) if logarithmic else (min(0.0, every.min()), 1.05 * every.max())
+    scale = np.log10 if logarithmic else np.asarray
+    span = 100 * np.ceil(max(float(max(xs)) for _, xs, _ in lines) / 100)
+
+    def x(values: object) -> np.ndarray:
+        return LEFT + np.asarray(values, np.float64) / span * (WIDTH - LEFT - RIGHT)
+
+    def y(values: object) -> np.ndarray:
+        inside = np.clip(np.asarray(values, np.float64), low, high)
+        part = (scale(inside) - scale(low)) / (scale(high) - scale(low))
+        return HEIGHT - BOTTOM - part * (HEIGHT - TOP - BOTTOM)
+
+    marks = (0.01, 0.1, 1.0) if logarithmic else np.linspace(low, 1.0 * every.max(), 3)
+    parts = [f'<svg class="chart" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">']
+    parts += [f"<title>{escape(title)}</title>"]
+    for mark in marks:
+        height = float(y(mark))
+        parts += [f'<path class="grid" d="M{LEFT} {height:.1f}H{WIDTH - RIGHT}"/>']
+        parts += [f'<text x="{LEFT - 6}" y="{height + 4:.1f}" class="end">{mark:.3g}</text>']
+    for mark in (0, span / 2, span):
+        position = float(x(mark))
+        label = f'<text x="{position:.1f}" y="{HEIGHT - BOTTOM + 16}" class="middle">{mark:.0f}'
+        parts += [f"{label}</text>"]
+    parts += [
+        f'<text x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 4}" class="middle">{across}</text>',
+        f'<g transform="translate(12 {(TOP + HEIGHT - BOTTOM) / 2}) rotate(-90)">',
+        f'<text class="middle">{up}</text></g>',
+    ]
+    ends = spread([float(y(ys[-1])) for _, _, ys in lines])
+    for i, ((name, xs, ys), end) in reversed(list(enumerate(zip(lines, ends, strict=True)))):
+        points = "L".join(f"{a:.1f} {b:.1f}" for a, b in zip(x(xs), y(ys), strict=True))
+        parts += [f'<path class="line line-{i}" d="M{points}"/>']
+        place = f'x="{WIDTH - RIGHT + 6}" y="{end + 4:.1f}"'
+        parts += [f'<text {place} class="name-{i}">{escape(name)}</text>']
+    return "".join([*parts, "</svg>"])
+
+
+def spread(heights: Sequence[float], gap: float = 13.0) -> list[float]:
+    """Heights at least a gap apart, in the same order."""
+    order = np.argsort(heights, kind="stable")
+    placed = np.asarray(heights, np.float64)
+    for above, below in pairwise(order):
+        placed[below] = max(placed[below], placed[above] + gap)
+    over = max(0.0, placed.max(initial=0.0) - (HEIGHT - BOTTOM))
+    placed -= over
+    for below, above in pairwise(order[::-1]):
+        placed[above] = min(placed[above], placed[below] - gap)
+    return placed.tolist()
+
+
+def curve(name: str) -> Line:
+    losses = CURVES[name]["losses"]
+    finite = [x if np.isfinite(x) else 3.0 for x in losses]
+    return name, [WINDOW * (i + 0.5) for i in range(len(losses))], finite
+
+
+def learning(names: Sequence[str], title: str) -> str:
+    return chart([curve(n) for n in names], title, "steps", "training loss", logarithmic=True)
+
+
+def optimizer(name: str) -> str:
+    """How one optimizer learns digits, beside plain gradient descent and AdamW."""
+    others = [n for n in ("adamw", "sgd") if n != name]
+    return learning([name, *others], f"Training loss of {name} on handwritten digits")
+
+
+def scheduled(name: str) -> tuple[str, str] | None:
+    """The call that is drawn and its chart; None for what is no schedule by itself."""
+    drawn = schedule(name)
+    if drawn is None:
+        return None
+    counts = np.arange(STEPS + 1)
+    values = np.asarray(jax.vmap(drawn)(jnp.asarray(counts)), np.float64)
+    line = ("", counts.tolist(), values.tolist())
+    return repr(drawn), chart([line], f"The values of {name}", "step", "value", logarithmic=False)
+
+
+def bars(rows: Mapping[str, float]) -> str:
+    """Bytes for each parameter as bars, smallest first."""
+    step, most = 17, max(rows.values())
+    height = step * len(rows) + 6
+    parts = [f'<svg class="chart bars" viewBox="0 0 {WIDTH} {height}" role="img">']
+    parts += ["<title>Bytes of state for each parameter</title>"]
+    for i, (name, value) in enumerate(rows.items()):
+        top = 3 + i * step
+        width = value / most * (WIDTH - 230)
+        parts += [
+            f'<text x="182" y="{top + 12}" class="end">{escape(name)}</text>',
+            f'<rect x="188" y="{top + 2}" width="{max(width, 1):.1f}" height="{step - 5}"/>',
+            f'<text x="{194 + width:.1f}" y="{top + 12}">{value:.3g}</text>',
+        ]
+    return "".join([*parts, "</svg>"])

@@ -1,0 +1,58 @@
+"""What the pages of the documentation are made with."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+@pytest.fixture
+def mathematics(monkeypatch):
+    pytest.importorskip("math_core")
+    pytest.importorskip("ziamath")
+    pytest.importorskip("sphinx")
+    monkeypatch.syspath_prepend(str(DOCS))
+    from making import mathematics
+
+    return mathematics
+
+
+def test_an_aligned_equation_has_a_row_for_each_line(mathematics):
+    found = mathematics.display(r"a &= b, & c &= d \\ e &= \hat f")
+    assert found.count("<mtr>") == 2
+    assert found.count("<mtd") == 6
+    assert mathematics.display("a\n\nb").count("<math") == 2
+
+
+@pytest.mark.parametrize("latex", ["a & b", r"\frac{a}", r"\undefined", r"\left( a", "a}", "a^b^c"])
+def test_an_equation_that_cannot_be_rendered_is_an_error(mathematics, latex):
+    with pytest.raises(mathematics.LatexError):
+        mathematics.inline(latex)
+
+
+def curves():
+    return json.loads((DOCS / "curves.json").read_text())
+
+
+@pytest.fixture
+def benchmark():
+    pytest.importorskip("sklearn")
+    from benchmarks import curves
+
+    return curves
+
+
+def test_every_optimizer_has_a_curve_that_falls(benchmark):
+    assert set(curves()) == set(benchmark.optimizers())
+    for name, found in curves().items():
+        assert found["rate"] == benchmark.rates()[name]
+        # Rprop, made for full batches, rises again.
+        assert min(found["losses"][5:]) < 0.6 * found["losses"][0], name
+
+
+@pytest.mark.slow
+def test_a_curve_is_drawn_again(benchmark):
+    np.testing.assert_allclose(benchmark.curve("sgd", "1"), curves()["sgd"]["losses"], rtol=0.05)
