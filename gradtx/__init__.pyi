@@ -609,6 +609,7 @@ from gradtx.training.rounding import (
     stochastic_rounding as stochastic_rounding,
 )
 from gradtx.training.solve import Solution as Solution, Status as Status, solve as solve
+from gradtx.packed import Packed as Packed, pack as pack, unpack as unpack
 from gradtx.training.step import TrainStep as TrainStep, make_step as make_step
 
 # Rows of tables.

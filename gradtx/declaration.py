@@ -42,6 +42,7 @@ class Builder:
         native: it takes schedules itself; otherwise they are evaluated for it at each step.
         scheduled_state: the state class that counts steps when a hyperparameter of a stateless
             transformation is a schedule.
+        joins: what it builds does the same if leaves are joined to longer ones.
 
     Attributes:
         static: what it builds is a pytree without leaves, whatever its arguments are.
@@ -50,9 +51,15 @@ class Builder:
     static = False
 
     def __init__(
-        self, function: Callable[..., Any], *, native: bool = False, scheduled_state: Any = None
+        self,
+        function: Callable[..., Any],
+        *,
+        native: bool = False,
+        scheduled_state: Any = None,
+        joins: bool = False,
     ) -> None:
         self.function = function
+        self.joins = joins
         self.native = native
         self.scheduled_state = scheduled_state
         self.signature = inspect.signature(function)

@@ -16,6 +16,7 @@ from gradtx.declaration import Builder, Declaration, Declared, publish
 from gradtx.eager import Eager, one_by_one
 from gradtx.host_values import HostValue
 from gradtx.numerics import as_arrays, increment
+from gradtx.packed import holds_packed, packed_like, unpack
 from gradtx.types import (
     COUNTER,
     Counter,
@@ -293,7 +294,10 @@ class _Lazy:
         def stepped(
             updates: Updates, state: State, params: Params, **extra_args: Any
         ) -> tuple[Params, State]:
-            return cast(Any, self._plain(step, state))(updates, state, params, **extra_args)
+            run: Any = self._plain(step, state)
+            if self._sees_leaves(updates):
+                return _on_leaves(run, updates, state, params, extra_args)
+            return cast(tuple[Params, State], run(updates, state, params, **extra_args))
 
         return stepped
 
@@ -312,6 +316,14 @@ class _Lazy:
             return result, _stored(state, new, names)
 
         return on_arrays
+
+    def _sees_leaves(self, tree: Any) -> bool:
+        """Whether a tree holds vectors of many leaves, and these are to be seen one by one."""
+        expansion = self.expansion
+        rule = None if expansion.declaration else expansion.rule
+        by_entry = rule is not None and rule.scope is Scope.ENTRY
+        joins = by_entry or expansion.declaration or self.declaration.builder.joins
+        return not joins and holds_packed(tree)
 
     def _check_start(self, evaluated: Declaration) -> None:
         builder, given = self.declaration.builder, self.declaration.arguments
@@ -341,6 +353,8 @@ class _Lazy:
 
     def init(self, params: Params) -> State:
         self.declaration.check_numbers()
+        if self._sees_leaves(params):
+            params = unpack(params)
         program = self._eager.starts(params)
         if program:
             return self._program("init", params)
@@ -364,6 +378,8 @@ class _Lazy:
         self, updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
         self.declaration.check_numbers()
+        if self._sees_leaves(updates):
+            return _on_leaves(self.update, updates, state, params, extra_args)
         arrays = {n: v for n, v in extra_args.items() if not callable(v)}
         # A rule of the engine's calls no function, such as the `value_fn` that `minimize` passes.
         known = len(arrays) == len(extra_args) or self.expansion.rules is not None
@@ -398,6 +414,19 @@ class _Lazy:
             updates, _ = tx.update(updates, EmptyState(), params, **extra_args)
             return updates, of_count(increment(count))
         return cast(tuple[Updates, State], tx.update(updates, state, params, **extra_args))
+
+
+def _on_leaves(
+    function: Callable[..., tuple[Any, State]],
+    updates: Updates,
+    state: State,
+    params: Params | None,
+    extra_args: dict[str, Any],
+) -> tuple[Any, State]:
+    """``function(updates, state, params, **extra_args)`` on leaves instead of their vectors."""
+    seen, own, extra = unpack((updates, params, extra_args))
+    done, state = function(seen, state, own, **extra)
+    return packed_like(done, updates), state
 
 
 @functools.lru_cache(maxsize=64)  # of the optimizers that ran last
@@ -451,14 +480,18 @@ def transformation(
 
 @overload
 def transformation(
-    *, native_schedules: bool = False, scheduled_state: Any = None
+    *, native_schedules: bool = False, scheduled_state: Any = None, joins: bool = False
 ) -> Callable[
     [Callable[_P, GradientTransformation]], Callable[_P, GradientTransformationExtraArgs]
 ]: ...
 
 
 def transformation(
-    function: Any = None, *, native_schedules: bool = False, scheduled_state: Any = None
+    function: Any = None,
+    *,
+    native_schedules: bool = False,
+    scheduled_state: Any = None,
+    joins: bool = False,
 ) -> Any:
     """Make the result of a builder data: it carries the builder and the arguments.
 
@@ -475,6 +508,8 @@ def transformation(
         native_schedules: the builder takes schedules itself, or passes them on to others.
         scheduled_state: for a stateless builder, the state class ``(count)`` to use when a
             hyperparameter is a schedule.
+        joins: the result does the same if leaves are joined to longer ones, so that it may run on
+            the vectors of :func:`pack`. A rule that treats each entry independently always does.
 
     Returns:
         The builder, whose results are declared.
@@ -491,12 +526,16 @@ def transformation(
     halve_above(limit=3.0)
     """
     if function is None:
-        return functools.partial(_transformation, native_schedules, scheduled_state)
-    return _transformation(native_schedules, scheduled_state, function)
+        return functools.partial(_transformation, native_schedules, scheduled_state, joins)
+    return _transformation(native_schedules, scheduled_state, joins, function)
 
 
-def _transformation(native_schedules: bool, scheduled_state: Any, function: Any) -> Any:
-    builder = Builder(function, native=native_schedules, scheduled_state=scheduled_state)
+def _transformation(
+    native_schedules: bool, scheduled_state: Any, joins: bool, function: Any
+) -> Any:
+    builder = Builder(
+        function, native=native_schedules, scheduled_state=scheduled_state, joins=joins
+    )
 
     def build(*args: Any, **kwargs: Any) -> GradientTransformationExtraArgs:
         arguments = builder.bind(*args, **kwargs)
@@ -540,15 +579,24 @@ def with_extra_args_support(tx: Any) -> GradientTransformation:
             f"expected a gradient transformation, not {type(tx).__name__} {tx!r:.200}{hint}"
         )
     parameters = inspect.signature(update).parameters.values()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters):
-        return (
-            tx if isinstance(tx, GradientTransformation) else GradientTransformation(init, update)
-        )
+    takes_more = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    if takes_more and isinstance(tx, GradientTransformation):
+        return tx
+    return _adapted(init, update, takes_more)
 
-    def update_without(
+
+@functools.lru_cache(maxsize=64)  # so that a program compiled for it is found again
+def _adapted(
+    init: Callable[..., State], update: Callable[..., Any], takes_more: bool
+) -> GradientTransformation:
+    """Another library's pair, which takes leaves, and extra arguments only if it says so."""
+
+    def update_with(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        del extra_args
-        return cast(tuple[Updates, State], update(updates, state, params))
+        given = extra_args if takes_more else {}
+        if holds_packed(updates):
+            return _on_leaves(update, updates, state, params, given)
+        return cast(tuple[Updates, State], update(updates, state, params, **given))
 
-    return GradientTransformationExtraArgs(init, update_without)
+    return GradientTransformationExtraArgs(lambda params: init(unpack(params)), update_with)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypeAlias
 import jax
 import numpy as np
 
+from gradtx.packed import holds_packed, uniform
 from gradtx.rows import is_rows
 from gradtx.types import WHERE, PyTree
 
@@ -96,6 +97,8 @@ def mask_tree(tree: PyTree, where: Where) -> PyTree:
     Raises:
         ValueError: a pattern matches no leaf, or a tree of booleans does not fit `tree`.
     """
+    if holds_packed(tree):
+        return uniform(lambda leaves: mask_tree(leaves, where), tree)
     if isinstance(where, str):
         where = (where,)
     leaves, treedef = leaves_with_path(tree)

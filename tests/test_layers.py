@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).parent.parent / "gradtx"
 LAYERS = (
     ("namespace", "absences"),
     ("types", "checks", "numerics"),
-    ("rows", "paths", "host_values", "declaration", "eager", "pair", "declared_schedule"),
+    ("rows", "packed", "paths", "host_values", "declaration", "eager", "pair", "declared_schedule"),
     ("tree", "tree_utils", "linear_algebra", "storage"),
     ("engine",),
     ("inspection", "composition", "training", "checkpoint"),

@@ -24,7 +24,7 @@ GENERATED = DOCS / "api" / "generated"
 
 # Which modules' names stand on which page.
 PAGES = {
-    "Training": ("training", "eager", "distributed"),
+    "Training": ("training", "eager", "packed", "distributed"),
     "Composition": ("composition",),
     "Optimizers": ("optimizers",),
     "Transforms": ("transforms",),

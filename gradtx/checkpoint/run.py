@@ -20,6 +20,7 @@ from gradtx.checkpoint.state_dict import (
     state_dict,
 )
 from gradtx.numerics.steering import is_tracer
+from gradtx.packed import packed_like, unpack
 from gradtx.pair import GradientTransformation
 from gradtx.paths import path_string
 from gradtx.types import Params, PyTree, State
@@ -100,7 +101,7 @@ def save_checkpoint(
     where = container.form_of(path, form)
     flat = {} if state is None else state_dict(state)
     leaves = [
-        *_named("params", params),
+        *_named("params", unpack(params)),
         *_named("keys", keys),
         *((f"state/{name}", x) for name, x in flat.items()),
     ]
@@ -168,7 +169,7 @@ def load_checkpoint(
         found = _checked(arrays, entries)
     except ValueError as error:
         raise ValueError(f"load_checkpoint: {str(path)!r} is damaged: {error}") from error
-    new_params = _restored("params", found, entries, params)
+    new_params = packed_like(_restored("params", found, entries, unpack(params)), params)
     new_keys = _restored("keys", found, entries, keys)
     if tx is None and header["config"] is not None:
         tx = from_config(header["config"], custom_objects)

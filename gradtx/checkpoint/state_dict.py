@@ -15,6 +15,7 @@ from gradtx.checkpoint.config import to_config
 from gradtx.checkpoint.encoded import gathered, parts_of, written
 from gradtx.checkpoint.matching import Node, is_empty, match
 from gradtx.numerics.steering import is_tracer
+from gradtx.packed import packed_like, unpack
 from gradtx.pair import GradientTransformation, with_extra_args_support
 from gradtx.storage import is_encoded
 from gradtx.types import Array, Params, State
@@ -49,6 +50,7 @@ def state_dict(state: State, tx: GradientTransformation | None = None) -> dict[s
     """
     arrays: dict[str, Array] = {}
     encoded: dict[str, Any] = {}
+    state = unpack(state)
     for path, leaf in matching.leaves(state):
         if is_empty(leaf):
             continue
@@ -173,7 +175,8 @@ def match_state_dict(
     header = _header(flat)
     flat = {k: typed(x, header["dtypes"].get(k)) for k, x in flat.items() if k != _HEADER}
     arrays_read, flat = flat, gathered(flat, header["encoded"])
-    fresh = with_extra_args_support(tx).init(params)
+    start = with_extra_args_support(tx).init(params)
+    fresh = unpack(start)
     arrays = {k: _data(k, leaf) for k, leaf in matching.leaves(fresh) if not is_empty(leaf)}
     kept, changed, extra = match(
         _saved_nodes(flat, header["states"]), matching.nodes(fresh), flat, arrays
@@ -190,7 +193,7 @@ def match_state_dict(
     ]
     structure: Any = jax.tree.structure(fresh, is_leaf=is_encoded)
     return StateMatch(
-        state=structure.unflatten(leaves),
+        state=packed_like(structure.unflatten(leaves), start),
         kept=kept,
         missing=[path for path in arrays if path not in kept and path not in changed],
         extra=sorted(extra),

@@ -17,7 +17,7 @@ from gradtx.tree import map_updates
 from gradtx.types import OTHER_STATE, EmptyState, Params, State, Updates
 
 
-@transformation
+@transformation(joins=True)
 def chain(*args: GradientTransformation) -> GradientTransformation:
     """Apply transformations in sequence.
 
@@ -95,7 +95,7 @@ class NamedStates(dict[str, State]):
         return cls(zip(names, states, strict=True))
 
 
-@transformation
+@transformation(joins=True)
 def named_chain(*args: tuple[str, GradientTransformation]) -> GradientTransformation:
     """A chain whose transformations have names.
 
@@ -150,7 +150,7 @@ def named_chain(*args: tuple[str, GradientTransformation]) -> GradientTransforma
     return GradientTransformationExtraArgs(init, update, step, parts=links.parts)
 
 
-@transformation
+@transformation(joins=True)
 def identity() -> GradientTransformation:
     """Leave the updates as they are."""
     return GradientTransformationExtraArgs(

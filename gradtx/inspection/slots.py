@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from gradtx.packed import packed_like, unpack
 from gradtx.paths import is_leaf, leaves_with_path, path_string
 from gradtx.types import PyTree, State, is_stored, slot_fields
 
@@ -84,7 +85,7 @@ def get_slot(state: State, name: str, path: str | None = None) -> PyTree:
     Array(0., dtype=float32)
     """
     full = _find(state, name)
-    tree = loaded(next(tree for prefix, n, tree in walk_slots(state) if prefix + n == full))
+    tree = unpack(loaded(next(tree for prefix, n, tree in walk_slots(state) if prefix + n == full)))
     if path is None:
         return tree
     leaves = {path_string(p): leaf for p, leaf in leaves_with_path(tree)[0]}
@@ -140,7 +141,10 @@ def set_slot(state: State, name: str, value: PyTree, path: str | None = None) ->
 def _kept_as(old: PyTree, value: PyTree) -> PyTree:
     """`value` in the form in which `old` is kept."""
     return jax.tree.map(
-        lambda x, new: x.store(new) if is_stored(x) else new, old, value, is_leaf=is_stored
+        lambda x, new: x.store(new) if is_stored(x) else new,
+        old,
+        packed_like(value, old),
+        is_leaf=is_stored,
     )
 
 

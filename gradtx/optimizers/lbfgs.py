@@ -118,7 +118,9 @@ def scale_by_lbfgs(memory_size: int = 10, scale_init_precond: bool = True) -> An
             "weights_memory": weights,
         }
 
-    start = {"weights_memory": jnp.zeros(memory_size)}
+    def start(params: list[Array]) -> dict[str, Array]:
+        return {"weights_memory": jnp.zeros(memory_size)}
+
     return treewise(ScaleByLBFGSState, slots, start, rule)
 
 

@@ -10,6 +10,7 @@ from gradtx.engine.leaves import gradient, parameter
 from gradtx.inspection.hyperparams import child_transformations
 from gradtx.numerics import as_arrays
 from gradtx.numerics.steering import tracked, vary, varying_axes
+from gradtx.packed import packed_like, unpack
 from gradtx.pair import BeforeFn, GradientTransformation
 from gradtx.paths import (
     Where,
@@ -72,10 +73,10 @@ def _is_state(x: Any) -> bool:
 
 
 def scalar_loss(loss_fn: LossFn, has_aux: bool, any_shape: bool) -> Callable[..., Any]:
-    """`loss_fn` as ``-> (value, aux)``, with its results checked."""
+    """`loss_fn` of the tree of parameters as ``-> (value, aux)``, with its results checked."""
 
-    def checked(*args: Any) -> tuple[Array, Any]:
-        out = loss_fn(*args)
+    def checked(params: Params, *args: Any) -> tuple[Array, Any]:
+        out = loss_fn(unpack(params), *args)
         if has_aux and not (isinstance(out, tuple) and len(out) == 2):
             raise TypeError(f"with has_aux the loss returns (value, aux), not {type(out).__name__}")
         value, aux = out if has_aux else (out, None)
@@ -235,6 +236,7 @@ def apply_gradients(
     2.0
     """
     check_order("apply_gradients", tx=tx, grads=grads, params=params, state=state)
+    grads = packed_like(grads, params)
     check_gradients(grads, params)
     before = before_gradients(tx)
     if before is not None:
@@ -248,7 +250,8 @@ def _prepared(
     """What must happen before gradients are taken, once it has."""
 
     def run(params: Params, state: State, rows: PyTree) -> tuple[Params, State]:
-        return before(params, state, lambda: rows)
+        new, state = before(unpack(params), state, lambda: unpack(rows))
+        return packed_like(new, params), state
 
     return automatic(run, (params, state), params, state, touched())
 
@@ -357,9 +360,9 @@ def minimize(
         lambda t: loss(merge(t, params), *args), trained, grad_loss, tracked(reduced_axes(tx))
     )
 
-    def value_fn(trained: PyTree) -> Array:
+    def value_fn(at: PyTree) -> Array:
         loss = scalar_loss(loss_fn, has_aux, any_shape=False)
-        return loss(merge(trained, params), *args)[0]
+        return loss(merge(packed_like(at, trained), params), *args)[0]
 
     given = {
         "value": value,

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from gradtx.checks import check_integer
 from gradtx.composition.chain import NamedStates
+from gradtx.packed import packed_like
 from gradtx.pair import GradientTransformation, with_extra_args_support
 from gradtx.paths import Where, merge, select
 from gradtx.rows import is_rows
@@ -179,8 +180,11 @@ def _solve(
     where = trainable.value
     params = jax.tree.map(lambda p: jnp.asarray(p, None if hasattr(p, "dtype") else float), params)
 
-    def value_fn(trained: PyTree) -> Array:
-        return scalar_loss(loss_fn, False, False)(merge(trained, params), *args)[0]
+    trained = select(params, where)
+
+    def value_fn(at: PyTree) -> Array:
+        at = merge(packed_like(at, trained), params)
+        return scalar_loss(loss_fn, False, False)(at, *args)[0]
 
     def body(now: _Loop) -> _Loop:
         def evaluate(_: None) -> tuple[Array, PyTree]:
@@ -190,7 +194,7 @@ def _solve(
         if found is None:
             value, grads = evaluate(None)
         else:
-            stored = found.value.astype(now.value.dtype), found.grad
+            stored = found.value.astype(now.value.dtype), packed_like(found.grad, trained)
             value, grads = jax.lax.cond(now.evaluated, lambda _: stored, evaluate, None)
         sound = all_finite(select(now.params, where)) & ~any_nan(grads)
         done = jnp.array(False) if tol is None else sound & (global_norm(grads) <= tol)

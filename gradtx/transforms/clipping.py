@@ -91,7 +91,7 @@ def clip_by_block_rms(threshold: Limit) -> GradientTransformation:
     return leafwise(EmptyState, None, rule)
 
 
-@transformation
+@transformation(joins=True)
 def clip_by_global_norm(max_norm: Limit) -> GradientTransformation:
     r"""Clip all leaves by their common Euclidean norm.
 

@@ -231,7 +231,7 @@ def accumulating(inner: GradientTransformation, window: Window) -> GradientTrans
     )
 
 
-@transformation(native_schedules=True)
+@transformation(native_schedules=True, joins=True)
 def accumulate(
     inner: GradientTransformation,
     every: PositiveCount,

@@ -32,7 +32,7 @@ class ApplyIfFiniteState(NamedTuple):
     inner_state: State
 
 
-@transformation
+@transformation(joins=True)
 def apply_if_finite(
     inner: GradientTransformation,
     max_consecutive_errors: Count,

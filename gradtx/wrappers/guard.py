@@ -54,7 +54,7 @@ class MeasuredState(NamedTuple):
     params_sq: TreeScalar
 
 
-@transformation
+@transformation(joins=True)
 def guard(
     inner: GradientTransformation,
     deviations: Positive | None = 6.0,

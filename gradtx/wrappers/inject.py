@@ -104,7 +104,7 @@ def _call(factory: Callable[..., Any], arguments: dict[str, Any]) -> GradientTra
     return with_extra_args_support(factory(*bound.args, **bound.kwargs))
 
 
-@transformation
+@transformation(joins=True)
 def injected(
     inner_factory: Callable[..., GradientTransformation],
     arguments: dict[str, Any],

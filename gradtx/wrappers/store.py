@@ -36,7 +36,7 @@ class _Rule(NamedTuple):
     codec: Codec | None
 
 
-@transformation(native_schedules=True)
+@transformation(native_schedules=True, joins=True)
 def store(
     inner: GradientTransformation,
     codecs: Any = "int8",

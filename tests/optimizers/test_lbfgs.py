@@ -160,3 +160,10 @@ def test_evaluations_beside_scipy(name):
         assert float(jnp.linalg.norm(grad)) <= search.TOLERANCE * (1 + 1e-6)
         assert len(points) <= 1.2 * search.scipy_s(problem)
     assert len(points) == len(set(points))
+
+
+def test_each_state_has_its_own_arrays():
+    """One that is donated does not take another one's with it."""
+    tx, p = gradtx.scale_by_lbfgs(2), jnp.ones(2)
+    first, second = tx.init(p), tx.init(p)
+    assert first.weights_memory is not second.weights_memory
