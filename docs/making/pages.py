@@ -1,5 +1,6 @@
 """The pages that are written from the public names of gradtx, and links from every page to them."""
 
+import ast
 import inspect
 import re
 import sys
@@ -236,6 +237,33 @@ def bars() -> str:
     return pictures.bars(dict(sorted(kept.items(), key=lambda item: (item[1], item[0]))))
 
 
+RECIPES = DOCS.parent / "examples" / "recipes"
+
+
+def recipe_page(path: Path) -> list[str]:
+    """A page from a script: its docstring, its code, and what people search for as an index."""
+    source = path.read_text(encoding="utf-8")
+    text = ast.get_docstring(ast.parse(source)) or ""
+    title, _, rest = text.partition("\n\n")
+    about, _, words = rest.partition("\n\nSearch: ")
+    code = source[source.index('"""', 3) + 3 :].strip().splitlines()
+    return [
+        *[f".. index:: {', '.join(words.split(', '))}", ""],
+        *heading(title.rstrip(".")),
+        *[about, "", ".. code-block:: python", "", *indented(code), ""],
+        f"The whole script is ``examples/recipes/{path.name}``; the tests run it.",
+    ]
+
+
+def recipe_pages() -> Iterator[tuple[Path, list[str]]]:
+    folder = DOCS / "recipes"
+    found = {path.stem: recipe_page(path) for path in sorted(RECIPES.glob("*.py"))}
+    yield from ((folder / f"{name}.rst", lines) for name, lines in found.items())
+    index = [*heading("Recipes"), "Short scripts, each for one task and complete.", ""]
+    index += [".. toctree::", "   :maxdepth: 1", "", *indented(found)]
+    yield folder / "index.rst", index
+
+
 def write(path: Path, text: str) -> Path:
     """Write only what changed, so that an incremental build stays one."""
     if not path.exists() or path.read_text(encoding="utf-8") != text:
@@ -268,6 +296,7 @@ def bodies() -> Iterator[tuple[Path, list[str]]]:
     index += [".. toctree::", "   :maxdepth: 2", "", *indented(titles), ""]
     yield GENERATED / "index.rst", index
     yield DOCS / "catalogue.rst", catalogue_page()
+    yield from recipe_pages()
     title = "Training loss on handwritten digits"
     yield DOCS / "pictures" / "learning.html", [pictures.learning(SHOWN, title)]
     yield DOCS / "pictures" / "memory.html", [bars()]
@@ -275,8 +304,15 @@ def bodies() -> Iterator[tuple[Path, list[str]]]:
 
 def write_pages() -> None:
     written = {write(path, "\n".join(lines)) for path, lines in bodies()}
-    for path in set(GENERATED.rglob("*.rst")) - written:
+    for path in {*GENERATED.rglob("*.rst"), *(DOCS / "recipes").glob("*.rst")} - written:
         path.unlink()
+
+
+def in_field(node: nodes.Element | None) -> bool:
+    """Whether it stands in a list of arguments, where a name is mostly that of an argument."""
+    while node is not None and not isinstance(node, nodes.field):
+        node = node.parent
+    return node is not None
 
 
 class Linked(SphinxTransform):
@@ -289,7 +325,8 @@ class Linked(SphinxTransform):
         for literal in list(self.document.findall(nodes.literal)):
             name = re.sub(r"^gradtx\.|\(\)$", "", literal.astext())
             inside = isinstance(literal.parent, addnodes.pending_xref | nodes.reference)
-            if name in gradtx.__all__ and not inside and not literal.get("classes"):
+            plain = set(literal.get("classes")) <= {"code"}  # not what another role has set
+            if name in gradtx.__all__ and plain and not inside and not in_field(literal):
                 target = addnodes.pending_xref(
                     "", refdomain="py", reftype="obj", reftarget=f"gradtx.{name}", refexplicit=True
                 )

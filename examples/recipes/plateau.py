@@ -1,0 +1,29 @@
+"""Lower the rate when a validation metric stalls.
+
+The metric is the extra argument ``value``: pass the validation loss instead of the training loss.
+One pass over the validation data serves all the steps until the next.
+
+Search: ReduceLROnPlateau, validation loss, early stopping, patience
+"""
+
+import jax.numpy as jnp
+
+import gradtx
+
+
+def loss(params):
+    return jnp.sum(jnp.abs(params))
+
+
+tx = gradtx.chain(gradtx.sgd(0.3), gradtx.reduce_on_plateau(factor=0.5, patience=3))
+step = gradtx.make_step(loss, tx)
+params = jnp.array([1.0, -2.0])
+state = step.init(params)
+validation = loss(params)
+for i in range(60):
+    if i % 2 == 0:
+        validation = loss(params)  # in practice on other data
+    params, state, value = step(params, state, extra_args={"value": validation})
+scale = float(gradtx.tree.get(state, "scale"))
+print(f"loss {value:.4f}, the rate was lowered to {0.3 * scale:.4f}")
+assert scale < 1

@@ -1,0 +1,33 @@
+"""Each script under examples/recipes runs to its end; what it shows, it asserts itself."""
+
+import runpy
+import warnings
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "examples" / "recipes"
+RECIPES = sorted(path.stem for path in FOLDER.glob("*.py"))
+NEEDS = {
+    "equinox_module": "equinox",
+    "flax_linen": "flax",
+    "flax_nnx": "flax",
+    "from_pytorch": "torch",
+    "haiku_network": "haiku",
+}
+
+
+def test_there_are_recipes():
+    assert len(RECIPES) >= 12
+    assert set(NEEDS) <= set(RECIPES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_runs(name, capsys):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of other libraries, as they are imported
+        if name in NEEDS:
+            pytest.importorskip(NEEDS[name])
+    runpy.run_path(str(FOLDER / f"{name}.py"))
+    assert capsys.readouterr().out
