@@ -358,14 +358,8 @@ class _Lazy:
         program = self._eager.starts(params)
         if program:
             return self._program("init", params)
-        expansion = self.expansion
-        rule = None if expansion.declaration else expansion.rule
-        if rule is not None and not rule.state._fields:
-            # A tree may also hold what is never trained, if nothing is to be kept for it.
-            state = rule.state()
-        else:
-            with one_by_one(program is False):
-                state = expansion.init(as_arrays(params))
+        with one_by_one(program is False):
+            state = self.expansion.init(as_arrays(params))
         # A ScheduledState belongs to an inner transformation: this one has a clock of its own.
         clocked = _clock(state) is not None and not isinstance(state, ScheduledState)
         if not self.schedules or clocked:

@@ -227,7 +227,9 @@ def lift(
 
     def init(params: Params) -> State:
         leaves, treedef = leaves_with_path(params)
-        checked = [None if p is None else parameter(p, path) for path, p in leaves]
+        # A tree may also hold what is never trained, if nothing is to be kept for it.
+        keeps = slotted or scalars
+        checked = [parameter(p, path) if keeps and p is not None else None for path, p in leaves]
         made = first(params, checked, [path for path, _ in leaves])
         for one in made:
             if one is not None:

@@ -184,8 +184,9 @@ def test_the_way_of_an_equinox_module():
         lambda lib: lib.chain(
             lib.clip_by_global_norm(0.5), lib.add_decayed_weights(0.1), lib.sgd(0.1)
         ),
+        lambda lib: lib.noisy_sgd(0.1, eta=0.0, key=0),
     ],
-    ids=["sgd", "schedule", "chain"],
+    ids=["sgd", "schedule", "chain", "a key"],
 )
 def test_a_whole_equinox_module_where_nothing_is_kept(make):
     """An optimizer without slots takes what is never trained among the parameters, as in Optax."""

@@ -43,10 +43,10 @@ def test_temporary_bytes_do_not_grow_with_the_table(tx):
         ids = jax.ShapeDtypeStruct((touched,), jnp.int32)
         return step.lower(table, state, ids).compile().memory_analysis().temp_size_in_bytes
 
-    small = temporary(10_000, 1024)
-    assert temporary(10_000_000, 1024) <= 1.01 * small
-    assert small < 16 * 1024 * 16 * 4
-    assert temporary(10_000, 4096) < 1.1 * 4 * small
+    small = temporary(10_000, 2048)  # of fewer rows XLA may sum the squares without storing them
+    assert temporary(10_000_000, 2048) <= 1.01 * small
+    assert small < 16 * 2048 * 16 * 4
+    assert temporary(10_000, 8192) < 1.1 * 4 * small
 
 
 MIXED = {
