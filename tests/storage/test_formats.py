@@ -156,6 +156,10 @@ def test_the_expanded_range_is_that_of_the_type():
 def test_eight_bit_floats_are_the_nearest(name):
     x = samples(True, (64, 128))
     dtype = FORMATS[name].dtype
+    digits = jnp.finfo(dtype).nmant
+    above_half = jnp.float32(1 + 2.0 ** -(digits + 1) + 2.0**-14)
+    if jax.jit(lambda x: x.astype(dtype))(above_half) == 1:
+        pytest.skip("the older code generator of this jaxlib rounds to float16 first")
     scale = np.abs(x).max(1, keepdims=True)
     kept = (x / scale * np.float32(jnp.finfo(dtype).max)).astype(dtype).astype(np.float64)
     want = kept / float(jnp.finfo(dtype).max) * scale
