@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import json
-
 from typing import Any
 
 import jax.numpy as jnp

@@ -22,6 +22,7 @@ from gradtx.numerics.precision import (
     cast as cast,
     compute_dtype as compute_dtype,
     full_like as full_like,
+    moments as moments,
     precise as precise,
     real_dtype as real_dtype,
     scalar_dtype as scalar_dtype,

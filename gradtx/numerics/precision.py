@@ -41,6 +41,17 @@ def accumulator_dtype(x: Array, dtype: DType | None = None) -> DType:
     return jnp.dtype(dtype) if dtype is not None else real_dtype(compute_dtype(x.dtype))
 
 
+def moments(
+    p: Array, mu_dtype: DType | None = None, nu_dtype: DType | None = None
+) -> dict[str, Array]:
+    """The slots of Adam and its kin for a parameter: the mean of gradients, and of their squares.
+
+    >>> {k: str(x.dtype) for k, x in moments(jnp.ones(2, jnp.bfloat16)).items()}
+    {'mu': 'bfloat16', 'nu': 'float32'}
+    """
+    return {"mu": zeros_like(p, mu_dtype), "nu": zeros_like(p, accumulator_dtype(p, nu_dtype))}
+
+
 def cast(x: Array, dtype: DType) -> Array:
     """`x` as a strong `dtype`; nothing is traced if it already is one."""
     if x.dtype == dtype and not getattr(x, "weak_type", False):

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.engine.lift import elementwise
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, ema, zeros_like
+from gradtx.numerics import Step, abs_sq, ema, moments
 from gradtx.optimizers.adabelief import ScaleByBeliefState
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
@@ -50,9 +50,6 @@ def scale_by_acprop(
     [4.0]
     """
 
-    def slots(p: Array) -> dict[str, Array]:
-        return {"mu": zeros_like(p), "nu": zeros_like(p, accumulator_dtype(p))}
-
     def rule(g: Array, s: Any, t: Step) -> Any:
         mu = ema(g, s.mu, b1)
         # In terms of the new mean, g - m' = b1 (g - m): XLA would copy the old one.
@@ -65,7 +62,7 @@ def scale_by_acprop(
         root = jnp.sqrt(s.nu * (1 / correction) + first.astype(s.nu.dtype))
         return g / (root + eps), {"mu": mu, "nu": nu}
 
-    return elementwise(ScaleByBeliefState, slots, rule)
+    return elementwise(ScaleByBeliefState, moments, rule)
 
 
 @optimizer

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import elementwise
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, nesterov_mean, zeros_like
+from gradtx.numerics import Step, abs_sq, debias, ema, moments, nesterov_mean
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, Counter, NonNegativeSlots, Slots
@@ -58,9 +58,6 @@ def scale_by_belief(
     ([2.0], 1)
     """
 
-    def slots(p: Array) -> dict[str, Array]:
-        return {"mu": zeros_like(p), "nu": zeros_like(p, accumulator_dtype(p))}
-
     def rule(g: Array, s: Any, t: Step) -> Any:
         mu = ema(g, s.mu, b1)
         # The constant goes in first: XLA recomputes a sum with a constant, which reads the old slot
@@ -69,7 +66,7 @@ def scale_by_belief(
         m = nesterov_mean(mu, g, b1, t) if nesterov else debias(mu, b1, t, divided=True)
         return m / (jnp.sqrt(debias(nu, b2, t)) + eps), {"mu": mu, "nu": nu}
 
-    return elementwise(ScaleByBeliefState, slots, rule)
+    return elementwise(ScaleByBeliefState, moments, rule)
 
 
 @optimizer

@@ -9,7 +9,7 @@ from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import elementwise
 from gradtx.engine.zero_gradients import ZeroGradient
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, nesterov_mean, zeros_like
+from gradtx.numerics import Step, abs_sq, debias, ema, moments, nesterov_mean
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights
@@ -75,10 +75,7 @@ def scale_by_adam(
     """
 
     def slots(p: Array) -> dict[str, Array]:
-        return {
-            "mu": zeros_like(p, mu_dtype),
-            "nu": zeros_like(p, accumulator_dtype(p, nu_dtype)),
-        }
+        return moments(p, mu_dtype, nu_dtype)
 
     def rule(g: Array, s: Any, t: Step) -> Any:
         mu = ema(g, s.mu, b1)

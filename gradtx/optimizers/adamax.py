@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import elementwise
-from gradtx.numerics import Step, accumulator_dtype, debias, ema, zeros_like
+from gradtx.numerics import Step, debias, ema, moments
 from gradtx.optimizers.adam import ScaleByAdamState
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
@@ -50,9 +50,6 @@ def scale_by_adamax(
     ([1.0], [4.0])
     """
 
-    def slots(p: Array) -> dict[str, Array]:
-        return {"mu": zeros_like(p), "nu": zeros_like(p, accumulator_dtype(p))}
-
     def rule(g: Array, s: Any, t: Step) -> Any:
         mu = ema(g, s.mu, b1)
         nu = jnp.maximum(b2 * s.nu, jnp.abs(g) + (eps if eps_in_max else 0))
@@ -61,7 +58,7 @@ def scale_by_adamax(
             "nu": nu,
         }
 
-    return elementwise(ScaleByAdamState, slots, rule)
+    return elementwise(ScaleByAdamState, moments, rule)
 
 
 @optimizer

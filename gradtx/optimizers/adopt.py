@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import elementwise
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, ema, zeros_like
+from gradtx.numerics import Step, abs_sq, ema, moments
 from gradtx.optimizers.adam import ScaleByAdamState
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale_by_learning_rate
@@ -64,7 +64,7 @@ def scale_by_adopt(
         return count**0.25 if clip_value_fn is None else clip_value_fn(count)
 
     def slots(p: Array) -> dict[str, Array]:
-        return {"mu": zeros_like(p, mu_dtype), "nu": zeros_like(p, accumulator_dtype(p))}
+        return moments(p, mu_dtype)
 
     def rule(g: Array, s: Any, t: Step) -> Any:
         first = t.number == 1

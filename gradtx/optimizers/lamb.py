@@ -8,7 +8,7 @@ from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain, identity
 from gradtx.composition.masking import split_by_mask
 from gradtx.engine.lift import leafwise
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, zeros_like
+from gradtx.numerics import Step, abs_sq, debias, ema, moments
 from gradtx.numerics.steering import recompute
 from gradtx.optimizers.adam import ScaleByAdamState
 from gradtx.pair import GradientTransformation, optimizer, transformation
@@ -59,9 +59,6 @@ def scale_by_lamb(
     [5.0, 0.0]
     """
 
-    def slots(p: Array) -> dict[str, Array]:
-        return {"mu": zeros_like(p), "nu": zeros_like(p, accumulator_dtype(p))}
-
     def with_decay(weight_decay: Any) -> GradientTransformation:
         def rule(g: Array, s: Any, t: Step, p: Array) -> Any:
             mu, nu = ema(g, s.mu, b1), ema(abs_sq(g), s.nu, b2)
@@ -74,7 +71,7 @@ def scale_by_lamb(
             again = recompute(direction, mu, nu, p, after=length)
             return again * trust_ratio(size, length), {"mu": mu, "nu": nu}
 
-        return leafwise(ScaleByAdamState, slots, rule)
+        return leafwise(ScaleByAdamState, moments, rule)
 
     return split_by_mask(mask, with_decay(weight_decay), with_decay(0.0))
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import elementwise
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, zeros_like
+from gradtx.numerics import Step, abs_sq, debias, ema, moments
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights
@@ -60,10 +60,7 @@ def scale_by_laprop(
     """
 
     def slots(p: Array) -> dict[str, Array]:
-        return {
-            "mu": zeros_like(p, mu_dtype),
-            "nu": zeros_like(p, accumulator_dtype(p, nu_dtype)),
-        }
+        return moments(p, mu_dtype, nu_dtype)
 
     def rule(g: Array, s: Any, t: Step) -> Any:
         nu = ema(abs_sq(g), s.nu, b2)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import elementwise
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, zeros_like
+from gradtx.numerics import Step, abs_sq, debias, ema, moments
 from gradtx.optimizers.adam import scale_by_adam
 from gradtx.pair import (
     GradientTransformation,
@@ -70,7 +70,7 @@ def scale_by_nadam(
         return b1 * (1 - 0.5 * 0.96 ** (number * momentum_decay))
 
     def slots(p: Array) -> dict[str, Array]:
-        return {"mu": zeros_like(p, mu_dtype), "nu": zeros_like(p, accumulator_dtype(p))}
+        return moments(p, mu_dtype)
 
     def rule(g: Array, s: Any, t: Step) -> Any:
         mu, nu = ema(g, s.mu, b1), ema(abs_sq(g), s.nu, b2)

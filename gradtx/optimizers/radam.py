@@ -9,7 +9,7 @@ from gradtx import numerics
 from gradtx.checks import Decay, LearningRate, NonNegative, Range
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import elementwise
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, nesterov_mean, zeros_like
+from gradtx.numerics import Step, abs_sq, debias, ema, moments, nesterov_mean
 from gradtx.optimizers.adam import ScaleByAdamState
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale_by_learning_rate
@@ -84,9 +84,6 @@ def scale_by_radam(
     [4.0]
     """
 
-    def slots(p: Array) -> dict[str, Array]:
-        return {"mu": zeros_like(p), "nu": zeros_like(p, accumulator_dtype(p))}
-
     def rule(g: Array, s: Any, t: Step) -> Any:
         mu, nu = ema(g, s.mu, b1), ema(abs_sq(g), s.nu, b2)
         m = nesterov_mean(mu, g, b1, t) if nesterov else debias(mu, b1, t)
@@ -98,7 +95,7 @@ def scale_by_radam(
         root = jnp.sqrt(debias(nu, b2, t) + eps_root) + added
         return r * m / jnp.where(ready, root, 1), {"mu": mu, "nu": nu}
 
-    return elementwise(ScaleByAdamState, slots, rule)
+    return elementwise(ScaleByAdamState, moments, rule)
 
 
 @optimizer

@@ -10,7 +10,7 @@ from gradtx.checks import Count, Decay, LearningRate, NonNegative, Positive, Pos
 from gradtx.composition.chain import chain
 from gradtx.engine.leaves import load, store
 from gradtx.engine.lift import elementwise, needed
-from gradtx.numerics import Step, accumulator_dtype, debias, ema, widen, zeros_like
+from gradtx.numerics import Step, debias, ema, moments, widen
 from gradtx.numerics.control import branch
 from gradtx.numerics.steering import delay
 from gradtx.pair import (
@@ -113,7 +113,7 @@ def scale_by_sophia(
     )
 
     def slots(p: Array) -> dict[str, Array]:
-        return {"mu": zeros_like(p, mu_dtype), "nu": zeros_like(p, accumulator_dtype(p))}
+        return moments(p, mu_dtype)
 
     def rule(g: Array, s: Any, t: Step) -> Any:
         mu = ema(g, s.mu, b1)

@@ -8,7 +8,7 @@ from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.composition.masking import split_by_mask
 from gradtx.engine.lift import leafwise
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, zeros_like
+from gradtx.numerics import Step, abs_sq, debias, ema, moments
 from gradtx.numerics.steering import recompute
 from gradtx.optimizers.adam import ScaleByAdamState
 from gradtx.pair import GradientTransformation, optimizer, transformation
@@ -62,10 +62,7 @@ def scale_by_stable_adamw(
     """
 
     def slots(p: Array) -> dict[str, Array]:
-        return {
-            "mu": zeros_like(p, mu_dtype),
-            "nu": zeros_like(p, accumulator_dtype(p, nu_dtype)),
-        }
+        return moments(p, mu_dtype, nu_dtype)
 
     def with_decay(weight_decay: Any) -> GradientTransformation:
         def rule(g: Array, s: Any, t: Step, p: Array) -> Any:
