@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import gradtx
 from gradtx.checks import marks
@@ -419,21 +418,6 @@ def _through_numpy(x):
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(np.asarray(jax.random.key_data(x)))
     return jnp.asarray(np.asarray(x))
-
-
-@pytest.mark.slow
-@every
-def test_sharded_run_equals_single_device(name):
-    tx = CATALOGUE[name].make()
-    mesh = Mesh(np.array(jax.devices()), ("data",))
-    rng = np.random.default_rng(0)
-    p = jnp.asarray(rng.normal(size=(16, 4)), jnp.float32)
-    g = jnp.asarray(rng.normal(size=(16, 4)), jnp.float32)
-    (want, _), _ = jax.jit(lambda p, g: step(tx, (p, tx.init(p)), g))(p, g)
-    rows = NamedSharding(mesh, PartitionSpec("data"))
-    run = jax.jit(lambda p, g: step(tx, (p, tx.init(p)), g))
-    (got, _), _ = run(jax.device_put(p, rows), jax.device_put(g, rows))
-    chex.assert_trees_all_close(got, want, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
