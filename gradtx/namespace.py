@@ -34,10 +34,18 @@ MOVED = {
 @functools.cache
 def homes(package: str) -> dict[str, str]:
     """The module of each public name of a package, as its stub imports them."""
-    stub = Path(str(sys.modules[package].__file__)).with_suffix(".pyi")
-    if not stub.exists():
-        return {}
-    body = ast.parse(stub.read_text(encoding="utf-8")).body
+    module = sys.modules[package]
+    stub = str(Path(str(module.__file__)).with_suffix(".pyi"))
+    try:
+        text = module.__spec__.loader.get_data(stub)  # type: ignore[union-attr]  # in a zip too
+    except OSError:
+        if package != "gradtx":
+            return {}
+        raise ImportError(
+            f"{stub} is missing, and it lists the public names of gradtx: "
+            "whatever packed gradtx must take its .pyi files along"
+        ) from None
+    body = ast.parse(text).body
     imports = [node for node in body if isinstance(node, ast.ImportFrom)]
     return {alias.name: str(node.module) for node in imports for alias in node.names}
 

@@ -1,0 +1,57 @@
+"""Every Python block of every page runs, one after the other, in one namespace for each page."""
+
+import re
+from pathlib import Path
+
+import jax.numpy as jnp
+import pytest
+
+import gradtx
+from gradtx import numerics
+
+ROOT = Path(__file__).parents[1]
+BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+PAGES = {
+    path.relative_to(ROOT).as_posix(): BLOCK.findall(path.read_text(encoding="utf-8"))
+    for path in [*sorted((ROOT / "docs").glob("*.md")), *ROOT.glob("*.md")]
+}
+
+
+def loss(params, batch):
+    return jnp.mean((batch @ params["w"]) ** 2)
+
+
+ELSEWHERE = ("docs/composition.md",)  # in tests/test_compositions.py, with what it shows
+# What a page takes as given.
+GIVEN = {
+    "docs/choosing.md": {"gradtx": gradtx},
+    "docs/design.md": {
+        "transformation": gradtx.transformation,
+        "elementwise": gradtx.elementwise,
+        "ScaleByLionState": gradtx.ScaleByLionState,
+        "Decay": gradtx.checks.Decay,
+        "zeros_like": numerics.zeros_like,
+        "ema": numerics.ema,
+        "jnp": jnp,
+    },
+    "docs/distributed.md": {
+        "loss": loss,
+        "params": {"w": jnp.ones((64, 512))},
+        "batch": jnp.ones((16, 64)),
+    },
+    "docs/index.md": {
+        "loss_fn": loss,
+        "params": {"w": jnp.ones((3, 2))},
+        "batch": jnp.ones((4, 3)),
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "page", [page for page, blocks in PAGES.items() if blocks and page not in ELSEWHERE]
+)
+def test_the_code_of_a_page_runs(page):
+    names = {"__name__": "page", **GIVEN.get(page, {})}
+    for number, block in enumerate(PAGES[page]):
+        exec(compile(block, f"{page}, block {number}", "exec"), names)
