@@ -21,8 +21,8 @@ def _text(cell: object) -> str:
 
 def size(count: float) -> str:
     """Bytes, in the unit that keeps them short."""
-    for unit in ("B", "kB", "MB"):
+    for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}"
         count /= 1000
-    return f"{count:.3g} GB"
+    return f"{count:.3g} TB"

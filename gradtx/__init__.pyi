@@ -650,6 +650,12 @@ from gradtx.distributed.streaming import (
     StreamingDiLoCoState as StreamingDiLoCoState,
     streaming_diloco as streaming_diloco,
 )
+from gradtx.distributed.planning import (
+    Link as Link,
+    Message as Message,
+    StepPlan as StepPlan,
+    plan_step as plan_step,
+)
 from gradtx.distributed.sharding import (
     StateSharding as StateSharding,
     init_sharded as init_sharded,

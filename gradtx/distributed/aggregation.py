@@ -96,7 +96,9 @@ def aggregate(axis_name: AxisName, op: str = "mean") -> GradientTransformation:
         results = iter(reduced)
         return treedef.unflatten([None if g is None else next(results) for _, g in leaves]), state
 
-    return Communicating.made(lambda params: EmptyState(), update, message_bytes, axis_name)
+    return Communicating.made(
+        lambda params: EmptyState(), update, message_bytes, axis_name, reduces=True
+    )
 
 
 def message_bytes(params: Params) -> int:

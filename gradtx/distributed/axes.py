@@ -22,11 +22,15 @@ class Communicating(GradientTransformationExtraArgs):
         message_bytes: the bytes that a device sends in a step, for :func:`describe`.
         peak_bytes: those of the step in which it sends most.
         reduces: the axes over which it reduces gradients; :func:`minimize` takes each device's own.
+        over: the axes over which it sends.
+        gathers: whether every device receives the whole message of every other.
     """
 
     message_bytes: Callable[[Params], int]
     peak_bytes: Callable[[Params], int]
     reduces: tuple[str, ...] = ()
+    over: tuple[str, ...] = ()
+    gathers: bool = False
 
     @classmethod
     def made(
@@ -34,13 +38,17 @@ class Communicating(GradientTransformationExtraArgs):
         init: Any,
         update: Any,
         message_bytes: Callable[[Params], int],
-        reduces: AxisName = (),
+        over: AxisName,
+        *,
+        reduces: bool = False,
         peak_bytes: Callable[[Params], int] | None = None,
+        gathers: bool = False,
     ) -> "Communicating":
         """The pair with these attributes."""
         pair = cls(init, update)
-        pair.message_bytes, pair.reduces = message_bytes, axes_of(reduces)
-        pair.peak_bytes = peak_bytes or message_bytes
+        pair.message_bytes, pair.peak_bytes = message_bytes, peak_bytes or message_bytes
+        pair.over, pair.gathers = axes_of(over), gathers
+        pair.reduces = pair.over if reduces else ()
         return pair
 
 

@@ -253,7 +253,7 @@ def aggregate_chunked_top_k(
         cosines=False,
     )
     return compressed(
-        "aggregate_chunked_top_k", axis_name, op, error_only, exchange, message, decay
+        "aggregate_chunked_top_k", axis_name, op, error_only, exchange, message, decay, gathers=True
     )
 
 
@@ -304,4 +304,6 @@ def aggregate_dct(
         _bfloat16(),
         cosines=True,
     )
-    return compressed("aggregate_dct", axis_name, op, error_only, exchange, message, decay)
+    return compressed(
+        "aggregate_dct", axis_name, op, error_only, exchange, message, decay, gathers=True
+    )

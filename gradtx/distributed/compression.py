@@ -50,6 +50,7 @@ def compressed(
     exchange: Exchange,
     message: Callable[[tuple[int, ...]], int],
     decay: Any = 1.0,
+    gathers: bool = False,
 ) -> GradientTransformation:
     """What all compressed forms share: error feedback, weights, and no effect without an axis.
 
@@ -61,6 +62,7 @@ def compressed(
         exchange: what goes from device to device.
         message: the bytes that a device sends for a leaf of this shape.
         decay: what remains of the error at each step.
+        gathers: whether every device receives the whole message of every other.
     """
     check_axis_name(label, axis_name)
     if op not in ("mean", "sum"):
@@ -127,7 +129,7 @@ def compressed(
     def bytes_sent(params: Params) -> int:
         return sum(message(tuple(p.shape)) for p in jax.tree.leaves(params))
 
-    return Communicating.made(start, update, bytes_sent, axis_name)
+    return Communicating.made(start, update, bytes_sent, axis_name, reduces=True, gathers=gathers)
 
 
 def _filled(like: list[Any], values: list[Any], otherwise: list[Any] | None = None) -> list[Any]:
@@ -337,7 +339,13 @@ def aggregate_top_k(
         return means, sent, {}
 
     return compressed(
-        "aggregate_top_k", axis_name, op, error_only, exchange, lambda shape: 8 * kept(shape)
+        "aggregate_top_k",
+        axis_name,
+        op,
+        error_only,
+        exchange,
+        lambda shape: 8 * kept(shape),
+        gathers=True,
     )
 
 

@@ -16,7 +16,7 @@ from gradtx.distributed.axes import (
     check_axis_name,
 )
 from gradtx.engine.lift import needed
-from gradtx.inspection.description import sent_bytes
+from gradtx.inspection.description import communicating, sent_bytes
 from gradtx.numerics import cast, widen
 from gradtx.numerics.control import branch
 from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
@@ -73,6 +73,7 @@ class Outer:
         self.init = self.tx.init
         aggregates = set(axes_of(axis_name)) <= set(reduced_axes(outer))
         self._mean = None if aggregates else aggregate(axis_name)
+        self.gathers = aggregates and any(link.gathers for link in communicating(outer))
 
     def update(
         self, change: PyTree, state: State, anchor: PyTree, extra_args: dict[str, Any]
@@ -156,6 +157,7 @@ def local_sgd(
         init,
         update,
         lambda params: _per_step(every, message_bytes(params)),
+        axis_name,
         peak_bytes=message_bytes,
     )
 
@@ -245,5 +247,7 @@ def diloco(
         init,
         update,
         lambda params: _per_step(every, outside.bytes_sent(params)),
+        axis_name,
         peak_bytes=outside.bytes_sent,
+        gathers=outside.gathers,
     )

@@ -1,5 +1,6 @@
 """The plan of a sharded state: a walk over the state as `init` would make it."""
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -52,6 +53,12 @@ class Placed:
         self.state: PyTree = None
         self.leaves: list[LeafSharding] = []
         self.padded: set[str] = set()
+
+
+def next_state(tx: GradientTransformation, g: PyTree, state: State, p: Params) -> State:
+    """The state after a step, for its shapes: a line search gets a loss that is 0."""
+    value: Callable[[Any], Any] = lambda _: jnp.zeros([])  # noqa: E731
+    return tx.update(g, state, p, value=jnp.zeros([]), grad=g, value_fn=value)[1]
 
 
 def _in_codec(put: Callable[..., Any], path: str, slot: Any, where: Placement) -> Any:
@@ -263,14 +270,9 @@ class Plan:
 
     def runs(self, placed: Placed) -> bool:
         """Whether the transformation takes such a state and returns one like it."""
-
-        def update(g: PyTree, state: State, p: Params) -> State:
-            value: Callable[[Any], Any] = lambda _: jnp.zeros([])  # noqa: E731
-            extra = {"value": jnp.zeros([]), "grad": g, "value_fn": value}
-            return self.tx.update(g, state, p, **extra)[1]
-
         try:
-            new = jax.eval_shape(update, self.params, placed.state, self.params)
+            step = functools.partial(next_state, self.tx)
+            new = jax.eval_shape(step, self.params, placed.state, self.params)
         except Exception:  # a transformation that takes only arrays may raise anything
             return False
         like: Any = jax.tree.structure(placed.state)

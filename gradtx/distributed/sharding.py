@@ -1,6 +1,8 @@
 """Sharding: the shardings of a state, derived from those of the parameters."""
 
-from dataclasses import dataclass
+import contextlib
+import functools
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -9,14 +11,16 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from gradtx.distributed.axes import AxisName, axes_of
+from gradtx.distributed.operations import owners_line
 from gradtx.distributed.padding import Padded, is_padded, unpadded
 from gradtx.distributed.placement import dims_of, divides
-from gradtx.distributed.plan import LeafSharding, Plan
+from gradtx.distributed.plan import LeafSharding, Plan, next_state
+from gradtx.engine.owners import Stack, stacks
 from gradtx.pair import GradientTransformation
 from gradtx.paths import aligned, first_difference, leaves_with_path, path_string
 from gradtx.training.automatic import automatic
 from gradtx.training.placing import placed
-from gradtx.types import Params, PyTree, State
+from gradtx.types import Params, PyTree, State, Updates
 
 MIN_SIZE = 16_384
 """Slots with fewer entries are not divided further: a message costs more than they do."""
@@ -32,7 +36,9 @@ class StateSharding:
             reduction over one axis at a time is what a TPU scatters.
         state: a tree of shardings like the state, with `Padded` in place of padded slots.
         abstract: the state as `jax.ShapeDtypeStruct`, for compiling ahead of time.
-        leaves: what was done with every leaf of the state; ``print`` shows it.
+        leaves: what was done with every leaf of the state; ``print`` shows it, and `owned`.
+        tx: the transformation.
+        like: the parameters as `jax.ShapeDtypeStruct`.
     """
 
     params: PyTree
@@ -40,6 +46,8 @@ class StateSharding:
     state: PyTree
     abstract: PyTree
     leaves: tuple[LeafSharding, ...]
+    tx: GradientTransformation = field(repr=False)
+    like: Params = field(repr=False)
 
     @property
     def gradients(self) -> PyTree:
@@ -50,6 +58,21 @@ class StateSharding:
     def bytes_per_device(self) -> int:
         """The bytes of the state on one device."""
         return sum(leaf.bytes for leaf in self.leaves)
+
+    @functools.cached_property
+    def owned(self) -> tuple[Stack, ...]:
+        """The stacks of matrices of which each device transforms some, whole. Allocates nothing."""
+        places = jax.tree.leaves(self.gradients)
+        if not any(len(dims_of(place.spec, 0)) for place in places):
+            return ()
+        step = functools.partial(next_state, self.placed(self.tx))
+
+        def placed_step(g: Updates, state: State, p: Params) -> State:
+            return automatic(step, self.state, g, state, p)
+
+        with stacks() as found, contextlib.suppress(Exception):  # one of another library may raise
+            jax.eval_shape(placed_step, self.like, self.abstract, self.like)
+        return tuple(found)
 
     def init(self, tx: GradientTransformation, params: Params) -> State:
         """The state for `params`, made where it belongs and never whole on one device."""
@@ -106,6 +129,7 @@ class StateSharding:
         rows.append(("all", "", "", f"{self.bytes_per_device:,}", ""))
         widths = [max(len(row[i]) for row in rows) for i in range(4)]
         lines = ["  ".join(f"{c:{w}}" for c, w in zip(r, [*widths, 0], strict=True)) for r in rows]
+        lines += map(owners_line, self.owned)
         return "\n".join(line.rstrip() for line in lines)
 
 
@@ -176,6 +200,8 @@ def state_sharding(
         state=jax.tree.map(lambda x: x.sharding, placed.state),
         abstract=placed.state,
         leaves=tuple(placed.leaves),
+        tx=plan.tx,
+        like=plan.params,
     )
 
 

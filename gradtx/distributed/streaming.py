@@ -223,5 +223,10 @@ def streaming_diloco(
         )
 
     return Communicating.made(
-        init, update, lambda params: -(-peak(params) // interval), peak_bytes=peak
+        init,
+        update,
+        lambda params: -(-peak(params) // interval),
+        axis_name,
+        peak_bytes=peak,
+        gathers=outside.gathers,
     )

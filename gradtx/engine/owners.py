@@ -11,6 +11,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -19,11 +20,52 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from gradtx.types import Array
 
+
+@dataclass(frozen=True)
+class Stack:
+    """Equal matrices that are divided over devices.
+
+    Attributes:
+        count: how many there are.
+        shape: of one of them.
+        devices: over how many they are divided; each gets as many, the last with padding.
+        axes: of the mesh.
+        arrays: how many arrays are brought to their owners, and brought back.
+        bytes: of those, of one device.
+        program: what a device computes.
+    """
+
+    count: int
+    shape: tuple[int, ...]
+    devices: int
+    axes: tuple[str, ...]
+    arrays: tuple[int, int]
+    bytes: tuple[int, int]
+    program: Any
+
+    @property
+    def each(self) -> int:
+        """The matrices of one device, padding included."""
+        return -(-self.count // self.devices)
+
+
 Axes = tuple[tuple[int, ...], ...]
 """Which axes of a leaf are batch, rows and columns."""
 
 
 _places: ContextVar[Mapping[str, NamedSharding] | None] = ContextVar("places", default=None)
+_stacks: ContextVar[list[Stack] | None] = ContextVar("stacks", default=None)
+
+
+@contextlib.contextmanager
+def stacks() -> Iterator[list[Stack]]:
+    """The stacks that are divided by what is traced within."""
+    found: list[Stack] = []
+    token = _stacks.set(found)
+    try:
+        yield found
+    finally:
+        _stacks.reset(token)
 
 
 @contextlib.contextmanager
@@ -80,6 +122,9 @@ def owned(function: Callable[[Any], Any], batches: Any, place: NamedSharding, ax
     divided = PartitionSpec(names)
     count = jax.tree.leaves(batches)[0].shape[0]
 
+    if (found := _stacks.get()) is not None:
+        found.append(_stack(function, batches, names, devices))
+
     # On explicit axes this runs under `automatic`, which has set the mesh with automatic ones.
     is_set = any(kind == AxisType.Explicit for kind in mesh.axis_types)
 
@@ -106,6 +151,27 @@ def owned(function: Callable[[Any], Any], batches: Any, place: NamedSharding, ax
         return (placed(x, back) if not batch and x.shape == directions.shape else x)[:count]
 
     return jax.tree.map(returned, (directions, others))
+
+
+def _stack(
+    function: Callable[[Any], Any], batches: Any, names: tuple[str, ...], devices: int
+) -> Stack:
+    first = jax.tree.leaves(batches)[0]
+    each = -(-first.shape[0] // devices)
+    own = jax.tree.map(lambda x: jax.ShapeDtypeStruct((each, *x.shape[1:]), x.dtype), batches)
+    program: Any
+    program, out = jax.make_jaxpr(function, return_shape=True)(own)
+    sides = jax.tree.leaves(own), jax.tree.leaves(out)
+    moved = [sum(x.size * x.dtype.itemsize for x in side) for side in sides]
+    return Stack(
+        first.shape[0],
+        first.shape[1:],
+        devices,
+        names,
+        (len(sides[0]), len(sides[1])),
+        (moved[0], moved[1]),
+        program,
+    )
 
 
 def _axes_along(place: NamedSharding, axis: int) -> tuple[str, ...]:

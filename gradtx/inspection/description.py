@@ -86,15 +86,20 @@ class Description:
         return "\n".join(line.rstrip() for line in lines)
 
 
-def sent_bytes(tx: Any, params: Params, *, peak: bool = False) -> int:
-    """The bytes that the communicating links of `tx` send in a step, or in the step of most."""
+def communicating(tx: Any) -> list[Any]:
+    """The links of `tx` that send something from device to device, as they were built."""
     expansion = tx.expansion if tx.declaration is not None else tx
     if expansion is not tx and expansion.declaration is not None:
-        return sent_bytes(expansion, params, peak=peak)
-    own = getattr(expansion, "peak_bytes" if peak else "message_bytes", None)
-    if own is not None:
-        return int(own(params))
-    return sum(sent_bytes(child, params, peak=peak) for _, child in child_transformations(tx))
+        return communicating(expansion)
+    if hasattr(expansion, "message_bytes"):
+        return [expansion]
+    return [link for _, child in child_transformations(tx) for link in communicating(child)]
+
+
+def sent_bytes(tx: Any, params: Params, *, peak: bool = False) -> int:
+    """The bytes that the communicating links of `tx` send in a step, or in the step of most."""
+    links = communicating(tx)
+    return sum((x.peak_bytes if peak else x.message_bytes)(params) for x in links)
 
 
 def _count_shapes(shapes: tuple[tuple[int, ...], ...], most: int = 4) -> str:
