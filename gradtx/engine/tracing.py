@@ -82,3 +82,15 @@ def _callable(
     compiled: Any = jax.jit(run)
     structure: Any = jax.tree.structure(out)
     return lambda *leaves: structure.unflatten(compiled(*closed.consts, *leaves))
+
+
+def run_equation(jaxpr: Any, eqn: Any, inputs: Sequence[Any]) -> list[Any]:
+    """The results of one equation of a jaxpr, whatever it is."""
+    from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+
+    variables = [v for v in eqn.invars if not isinstance(v, Literal)]
+    given = [x for v, x in zip(eqn.invars, inputs, strict=True) if not isinstance(v, Literal)]
+    alone = jaxpr.replace(
+        constvars=[], invars=variables, outvars=eqn.outvars, eqns=[eqn], effects=eqn.effects
+    )
+    return list(jaxpr_as_fun(ClosedJaxpr(alone, []))(*given))

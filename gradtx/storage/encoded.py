@@ -130,6 +130,23 @@ def _unpacked(code: Array, axis: int) -> Array:
     return pairs.reshape(*shape[:axis], 2 * shape[axis], *shape[axis + 1 :])
 
 
+def parts_of(codec: Codec, x: Array, axis: int, key: Array | None) -> dict[str, Array]:
+    """The parts in which whole blocks, which lie along an axis, are kept."""
+    form = FORMATS[codec.name]
+    parts = form.encode(x, axis, bool(codec.signed), key)
+    if form.per_byte == 2:
+        parts["codes"] = _packed(parts["codes"], axis)
+    return parts
+
+
+def numbers_in(codec: Codec, parts: dict[str, Array], axis: int, key: Array | None) -> Array:
+    """The numbers in the parts of whole blocks, which lie along an axis."""
+    form = FORMATS[codec.name]
+    if form.per_byte == 2:
+        parts = parts | {"codes": _unpacked(parts["codes"], axis)}
+    return form.decode(parts, axis, bool(codec.signed), key)
+
+
 @jax.tree_util.register_pytree_with_keys_class
 class Encoded:
     """A slot in a codec: a `Stored` pytree of arrays with as many dimensions as the slot.
@@ -243,32 +260,23 @@ class Encoded:
         return not drawn and (blocks is None or blocks.axis > 0)
 
     def _with(self, parts: dict[str, Array], key: Array | None) -> "Encoded":
-        return Encoded(parts, key, self.codec, self.shape, self.dtype)
+        return type(self)(parts, key, self.codec, self.shape, self.dtype)
 
     def _encoded(self, value: Array, key: Array | None) -> dict[str, Array]:
-        form, blocks = FORMATS[self.codec.name], blocks_of(self.codec, value.shape)
-        x = value.astype(jnp.float32)
-        signed = bool(self.codec.signed)
+        blocks, x = blocks_of(self.codec, value.shape), value.astype(jnp.float32)
         if blocks is None:
-            return form.encode(x, 0, signed, key)
-        axis = blocks.axis + 1
-        parts = form.encode(blocks.cut(blocks.padded(x)), axis, signed, key)
-        if form.per_byte == 2:
-            parts["codes"] = _packed(parts["codes"], axis)
+            return parts_of(self.codec, x, 0, key)
+        parts = parts_of(self.codec, blocks.cut(blocks.padded(x)), blocks.axis + 1, key)
         return {n: blocks.joined(x) for n, x in parts.items()}
 
     def _decoded(self, parts: dict[str, Array], shape: tuple[int, ...]) -> Array:
-        form, blocks = FORMATS[self.codec.name], blocks_of(self.codec, shape)
+        blocks = blocks_of(self.codec, shape)
         key = None if self.key is None else _key(self.key)
-        signed = bool(self.codec.signed)
         if blocks is None:
-            x = form.decode(parts, 0, signed, key)
+            x = numbers_in(self.codec, parts, 0, key)
         else:
-            axis = blocks.axis + 1
             cut = {n: blocks.cut(x) for n, x in parts.items()}
-            if form.per_byte == 2:
-                cut["codes"] = _unpacked(cut["codes"], axis)
-            x = blocks.joined(form.decode(cut, axis, signed, key))
+            x = blocks.joined(numbers_in(self.codec, cut, blocks.axis + 1, key))
             x = jax.lax.slice_in_dim(x, 0, shape[blocks.axis], axis=blocks.axis)
         return x.astype(compute_dtype(self.dtype))
 

@@ -18,7 +18,7 @@ from gradtx.pair import (
 from gradtx.paths import aligned, is_leaf, leaves_with_path, path_string
 from gradtx.rows import add_rows, is_rows
 from gradtx.training.automatic import automatic, explicit
-from gradtx.types import Array, Params, State, Updates
+from gradtx.types import Array, Params, State, Updates, is_stored
 
 
 def apply_updates(params: Params, updates: Updates, *, rounding_key: Any = None) -> Params:
@@ -140,13 +140,21 @@ def take_step(
     functions = {n: explicit(v, params) for n, v in extra_args.items() if callable(v)}
     arrays = {n: v for n, v in extra_args.items() if not callable(v)}
 
+    def run(updates: Updates, state: State, params: Params, **extra_args: Any) -> Any:
+        if tx.step is not None:
+            return tx.step(updates, state, params, **extra_args)
+        updates, state = tx.update(updates, state, params, **extra_args)
+        return apply_updates(params, updates), state
+
     def step(
         updates: Updates, state: State, params: Params, arrays: dict[str, Any]
     ) -> tuple[Params, State]:
-        if tx.step is not None:
-            return tx.step(as_arrays(updates), state, as_arrays(params), **arrays, **functions)
-        updates, state = tx.update(updates, state, params, **arrays, **functions)
-        return apply_updates(params, updates), state
+        updates, params = as_arrays(updates), as_arrays(params)
+        if not any(map(is_stored, jax.tree.leaves(state, is_leaf=is_stored))):
+            return run(updates, state, params, **arrays, **functions)
+        from gradtx.engine.kernels import in_kernels  # which takes as long as all of gradtx
+
+        return in_kernels(run, updates, state, params, arrays | functions, whole=True)
 
     return automatic(step, (params, state), updates, state, params, arrays)
 

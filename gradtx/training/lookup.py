@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.extend
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, Var, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, Var
 from jax.extend.core.primitives import convert_element_type_p, jit_p, scan_p
 from jax.interpreters import ad, batching, mlir
 
+from gradtx.engine.tracing import run_equation
 from gradtx.numerics.steering import vary, varying_axes
 from gradtx.paths import path_string
 from gradtx.rows import Rows, gather_rows, index_dtype, is_inside, refuse_outside, row_indices
@@ -297,11 +298,7 @@ def _run(
             outputs, looked = _run_call(eqn, call, inputs, inner, increments)
             found += looked
         else:
-            variables = [v for v in eqn.invars if not isinstance(v, Literal)]
-            alone = jaxpr.replace(
-                constvars=[], invars=variables, outvars=eqn.outvars, eqns=[eqn], effects=eqn.effects
-            )
-            outputs = jaxpr_as_fun(ClosedJaxpr(alone, []))(*[env[v] for v in variables])
+            outputs = run_equation(jaxpr, eqn, inputs)
         env |= zip(eqn.outvars, outputs, strict=True)
     return [read(v) for v in jaxpr.outvars], found
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import check_integer
+from gradtx.engine.kernels import in_kernels, without_kernels
 from gradtx.inspection.slots import map_slots, walk_slots
 from gradtx.pair import (
     GradientTransformation,
@@ -18,6 +19,7 @@ from gradtx.pair import (
 from gradtx.paths import first_difference, matches, path_string
 from gradtx.storage import Encoded, as_codec, is_encoded
 from gradtx.storage.format import Codec
+from gradtx.storage.marked import plain
 from gradtx.tree.search import children_of
 from gradtx.types import Params, PyTree, State, Updates, is_stored, nonnegative_fields, state_fields
 
@@ -44,6 +46,7 @@ def store(
     min_size: int = MIN_SIZE,
     exempt: Any = EMBEDDINGS,
     seed: int = 0,
+    kernel: bool = True,
 ) -> GradientTransformation:
     r"""`inner` with its slots kept in fewer bits.
 
@@ -63,6 +66,8 @@ def store(
         exempt: a pattern of the paths of leaves to keep as they are, or a tuple of them; by default
             those of embeddings. :func:`describe` lists them.
         seed: for the random keys of stochastic rounding and of dither, 0 or more.
+        kernel: whether a step that is compiled for a TPU or a GPU is one kernel for each leaf, from
+            codes to codes, where that can be; see docs/storage.md. Codes are the same.
 
     Counters, random keys, numbers of the whole tree, integers and complex leaves are kept as they
     are. Second moments, whose fields are annotated `NonNegativeSlots`, get unsigned codes.
@@ -142,10 +147,12 @@ def store(
     ) -> tuple[Updates, State]:
         if params is not None:
             _check_storage(init, rules, state, params)
-        return tx.update(updates, state, params, **extra_args)
+        run = tx.update if kernel else without_kernels(tx.update)
+        return in_kernels(run, updates, state, params, extra_args, whole=False)
 
+    step = tx.step if kernel or tx.step is None else without_kernels(tx.step)
     return GradientTransformationExtraArgs(
-        init, update, tx.step, before_gradients=tx.before_gradients, parts=(tx,)
+        init, update, step, before_gradients=tx.before_gradients, parts=(tx,)
     )
 
 
@@ -274,7 +281,7 @@ def _check_storage(init: Any, rules: list[_Rule], state: State, params: Params) 
     if theirs <= ours:
         return
     structure: Any = jax.tree.structure(jax.eval_shape(init, params))
-    if structure != jax.tree.structure(state):  # what is inside may have codecs of its own
+    if structure != jax.tree.structure(plain(state)):  # what is inside may have codecs of its own
         raise ValueError(
             f"store: the state is kept as {', '.join(sorted(theirs - ours))}, and this keeps "
             f"{', '.join(sorted(ours))}: in_storage_of(tx, params, state) converts it"

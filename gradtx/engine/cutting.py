@@ -1,0 +1,268 @@
+"""What of a step on stored slots one kernel can do: for each leaf, from its codes to its codes.
+
+The program of the step is read backwards from where a slot is written, and from its results. All
+that treats entries alone belongs to the kernel, as far back as the arguments: whatever number of
+transformations it comes from. What reads a whole leaf, such as a norm, stays outside, and reads
+the codes itself.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.extend.core import ClosedJaxpr, Literal
+
+from gradtx.engine.tracing import run_equation
+from gradtx.storage.encoded import Blocks, blocks_of
+from gradtx.storage.format import Codec
+from gradtx.storage.marked import decode_p, encode_p
+
+ARITHMETIC = "abs add ceil clamp div exp exp2 floor integer_pow log log1p logistic max min mul neg"
+ARITHMETIC += " pow rem rsqrt sign sqrt square sub tanh"
+BITS = "and not or shift_left shift_right_arithmetic shift_right_logical xor"
+CHOICES = "eq ge gt is_finite le lt ne select_n"
+CONVERSIONS = "bitcast_convert_type convert_element_type copy"
+ELEMENTWISE = frozenset(" ".join((ARITHMETIC, BITS, CHOICES, CONVERSIONS)).split())
+"""Primitives that treat entries alone and that kernels know, on TPUs and on GPUs."""
+
+CALLS = {
+    "jit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "stored_step": "program",
+}
+"""Primitives that only call a program, and the parameter that holds it."""
+
+STORED = frozenset({"device_put"})
+"""Primitives whose results are stored anyway, so that a kernel may read them."""
+
+
+Fits = Callable[[tuple[int, ...], Codec, Blocks], bool]
+
+
+@dataclass
+class Cut:
+    """A part of a program that runs as one kernel.
+
+    Attributes:
+        shape: the shape of the leaf.
+        blocks: how it is cut into blocks.
+        eqns: the equations, in order.
+        scalars: the numbers that it reads.
+        arrays: the arrays that it reads, of the leaf's shape or parts of a slot.
+        outputs: the arrays that it writes.
+        overwrites: for an output the array in whose place it is written, by their indices.
+        last: the equation of the program after which it can run.
+    """
+
+    shape: tuple[int, ...]
+    blocks: Blocks
+    eqns: list[Any]
+    scalars: list[Any]
+    arrays: list[Any]
+    outputs: list[Any]
+    overwrites: dict[int, int]
+    last: int
+
+    def kind(self) -> Any:
+        """The same for the cuts of other leaves if one kernel serves both."""
+        names: dict[Any, int] = {}
+
+        def name(v: Any) -> Any:
+            if isinstance(v, Literal):
+                return repr(v.val), str(v.aval)
+            return names.setdefault(v, len(names)), v.aval.dtype
+
+        heads = [name(v) for v in (*self.scalars, *self.arrays)]
+        body = [
+            (e.primitive.name, repr(sorted(e.params.items())), *map(name, (*e.invars, *e.outvars)))
+            for e in self.eqns
+        ]
+        ends = [name(v) for v in self.outputs]
+        return self.shape, *heads, *body, *ends, *self.overwrites.items()
+
+
+def inlined(closed: ClosedJaxpr, platform: str, *arrays: Any) -> ClosedJaxpr:
+    """A program without calls, and with what it does on a platform in place of the choice."""
+
+    def run(jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
+        env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *inputs], strict=True))
+
+        def read(v: Any) -> Any:
+            return v.val if isinstance(v, Literal) else env[v]
+
+        for eqn in jaxpr.eqns:
+            given = [read(v) for v in eqn.invars]
+            platforms = eqn.params.get("branches_platforms")
+            if platforms is not None:
+                here = next(i for i, on in enumerate(platforms) if on is None or platform in on)
+                inner = eqn.params["branches"][here]
+                results = run(inner.jaxpr, inner.consts, given[1:])
+            elif eqn.primitive.name in CALLS:
+                inner = eqn.params[CALLS[eqn.primitive.name]]
+                results = run(inner.jaxpr, inner.consts, given)
+            else:
+                results = run_equation(jaxpr, eqn, given)
+            env |= zip(eqn.outvars, results, strict=True)
+        return [read(v) for v in jaxpr.outvars]
+
+    return jax.make_jaxpr(lambda *x: run(closed.jaxpr, closed.consts, x))(*arrays)
+
+
+def cuts(
+    jaxpr: Any,
+    overwritten: Mapping[int, int],
+    fits: Fits,
+) -> list[Cut]:
+    """The kernels of a program without calls.
+
+    Args:
+        jaxpr: the program.
+        overwritten: for results, by their indices, the arguments in whose place they are written.
+        fits: whether there is a kernel for a leaf of a shape, a codec, and its blocks.
+    """
+    made = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
+    groups: dict[int, tuple[set[int], list[Any]]] = {}
+    group_of: dict[int, int] = {}
+    for number, ends in enumerate(_ends(jaxpr, made)):
+        found = _behind(jaxpr, made, ends[0])
+        for other in {group_of[i] for i in found if i in group_of}:
+            more, before = groups.pop(other)
+            found, ends = found | more, [*before, *ends]
+        groups[number] = found, ends
+        group_of |= dict.fromkeys(found, number)
+    one_by_one = (_cut(jaxpr, overwritten, fits, *group) for group in groups.values())
+    return [cut for cut in one_by_one if cut is not None]
+
+
+def _ends(jaxpr: Any, made: Mapping[Any, int]) -> Iterator[list[Any]]:
+    """What kernels write: the parts of a slot, and results of the program."""
+    for eqn, is_needed in zip(jaxpr.eqns, _needed(jaxpr, _variables(jaxpr.outvars)), strict=True):
+        if eqn.primitive is encode_p and is_needed:
+            yield list(eqn.outvars)
+    for v in dict.fromkeys(_variables(jaxpr.outvars)):
+        if v in made and jaxpr.eqns[made[v]].primitive is not encode_p:
+            yield [v]
+
+
+def _behind(jaxpr: Any, made: Mapping[Any, int], end: Any) -> set[int]:
+    """The equations from which `end` is computed entry by entry."""
+    found: set[int] = set()
+    eqn = jaxpr.eqns[made[end]]
+    left = [end]
+    shape = end.aval.shape
+    if eqn.primitive is encode_p:
+        found, left, shape = {made[end]}, [eqn.invars[0]], eqn.invars[0].aval.shape
+    while left:
+        v = left.pop()
+        i = None if isinstance(v, Literal) else made.get(v)
+        if i is None or i in found or v.aval.shape != shape or not shape:
+            continue
+        eqn = jaxpr.eqns[i]
+        if eqn.primitive is decode_p:
+            found.add(i)
+        elif _is_elementwise(eqn, shape):
+            found.add(i)
+            left += eqn.invars
+    return found
+
+
+def _is_elementwise(eqn: Any, shape: tuple[int, ...]) -> bool:
+    if eqn.primitive.name == "broadcast_in_dim":
+        return not eqn.invars[0].aval.shape
+    alike = all(v.aval.shape in ((), shape) for v in eqn.invars)
+    return alike and eqn.primitive.name in ELEMENTWISE
+
+
+def _cut(
+    jaxpr: Any,
+    overwritten: Mapping[int, int],
+    fits: Fits,
+    found: Iterable[int],
+    outputs: list[Any],
+) -> Cut | None:
+    """These equations as one kernel, if all slots fit and it reads nothing that others compute."""
+    order = sorted(found)
+    eqns = [jaxpr.eqns[i] for i in order]
+    coded = [eqn for eqn in eqns if eqn.primitive in (decode_p, encode_p)]
+    decoded = [eqn.outvars[0] for eqn in coded if eqn.primitive is decode_p]
+    if not decoded:
+        return None
+    shape, codecs = decoded[0].aval.shape, {eqn.params["codec"] for eqn in coded}
+    blocks = {blocks_of(codec, shape) for codec in codecs}
+    if len(blocks) > 1:
+        return None
+    (one,) = blocks
+    if one is None or one.number * one.size != shape[one.axis]:
+        return None
+    inside = {v for eqn in eqns for v in eqn.outvars}
+    read = dict.fromkeys(
+        v for eqn in eqns for v in eqn.invars if not isinstance(v, Literal) and v not in inside
+    )
+    scalars = [v for v in read if not v.aval.shape]
+    arrays = [v for v in read if v.aval.shape]
+    results = set(outputs)
+    there = {*jaxpr.invars, *jaxpr.constvars}
+    there.update(v for e in jaxpr.eqns if e.primitive.name in STORED for v in e.outvars)
+    others = [jaxpr.eqns[i] for i in sorted(set(range(order[-1])).difference(order))]
+    alone = (
+        results.isdisjoint(arrays)
+        and there.issuperset(arrays)
+        and all(fits(shape, codec, one) for codec in codecs)
+        and not any(results.intersection(_variables(e.invars)) for e in others)
+    )
+    if not alone:
+        return None
+    places: dict[Any, Any] = {}
+    for eqn in coded:
+        if eqn.primitive is encode_p:
+            places |= dict(zip(eqn.outvars, eqn.invars[1:], strict=True))
+    for i, k in overwritten.items():
+        if i < len(jaxpr.outvars) and not isinstance(jaxpr.outvars[i], Literal):
+            places[jaxpr.outvars[i]] = jaxpr.invars[k]
+    overwrites = {
+        outputs.index(new): arrays.index(old)
+        for new, old in places.items()
+        if new in results and old in arrays and new.aval.dtype == old.aval.dtype
+    }
+    return Cut(shape, one, eqns, scalars, arrays, outputs, overwrites, order[-1])
+
+
+def _variables(given: Iterable[Any]) -> list[Any]:
+    return [v for v in given if not isinstance(v, Literal)]
+
+
+def _needed(jaxpr: Any, wanted: Iterable[Any], given: Iterable[Any] = ()) -> list[bool]:
+    """Which equations are needed for what is wanted, if some of it is given."""
+    left, there, needed = set(wanted), set(given), []
+    for eqn in reversed(jaxpr.eqns):
+        needed.append(any(v in left and v not in there for v in eqn.outvars))
+        if needed[-1]:
+            left.update(_variables(eqn.invars))
+    return needed[::-1]
+
+
+def run_cut(
+    jaxpr: Any,
+    consts: Sequence[Any],
+    inputs: Sequence[Any],
+    found: Sequence[Cut],
+    kernel: Callable[[Cut], Callable[..., Sequence[Any]]],
+) -> list[Any]:
+    """The results of a program whose cuts run as kernels."""
+    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *inputs], strict=True))
+    wanted = _variables(jaxpr.outvars)
+    wanted += [v for cut in found for v in (*cut.scalars, *cut.arrays)]
+    needed = _needed(jaxpr, wanted, (v for cut in found for v in cut.outputs))
+    after: dict[int, list[Cut]] = {}
+    for cut in found:
+        after.setdefault(cut.last, []).append(cut)
+    for i, (eqn, is_needed) in enumerate(zip(jaxpr.eqns, needed, strict=True)):
+        if is_needed:
+            given = [v.val if isinstance(v, Literal) else env[v] for v in eqn.invars]
+            env |= zip(eqn.outvars, run_equation(jaxpr, eqn, given), strict=True)
+        for cut in after.get(i, ()):
+            results = kernel(cut)(*(env[v] for v in (*cut.scalars, *cut.arrays)))
+            env |= zip(cut.outputs, results, strict=True)
+    return [v.val if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]

@@ -1,0 +1,341 @@
+"""Steps on stored slots as one kernel for each leaf: decode, rule, encode, without a float32 slot.
+
+XLA computes the scale of a block before its codes, and stores the slot in between, or computes it
+twice. A Pallas kernel holds whole blocks in fast memory and moves what must be moved: codes,
+scales, gradient, parameter. Its body is the rule itself, cut out of the program of the step, so
+nothing is written twice. TPUs get it through Mosaic, NVIDIA's GPUs through Triton; a CPU, several
+devices without ``shard_map``, and what does not fit run the program as it is.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+from jax.interpreters import mlir
+
+from gradtx.engine.cutting import Cut, cuts, inlined, run_cut
+from gradtx.numerics.opaque import opaque
+from gradtx.numerics.steering import is_tracer
+from gradtx.storage.encoded import Blocks, numbers_in, parts_of
+from gradtx.storage.format import Codec
+from gradtx.storage.marked import Marked, decode_p, encode_p, marked, plain
+from gradtx.types import Array, Params, State, Updates, is_stored
+
+
+def in_kernels(
+    step: Callable[..., tuple[Any, State]],
+    updates: Updates,
+    state: State,
+    params: Params | None,
+    extra_args: dict[str, Any],
+    *,
+    whole: bool,
+) -> tuple[Any, State]:
+    """``step(updates, state, params, **extra_args)``, with kernels where it is compiled for a chip.
+
+    Args:
+        step: an update, or a whole step.
+        updates: a tree.
+        state: its state. Without slots in blocks, or outside of a trace, this only calls `step`.
+        params: the parameters.
+        extra_args: more arguments.
+        whole: whether it returns new parameters, in the place of the old.
+    """
+    arrays = {n: v for n, v in extra_args.items() if not callable(v)}
+    functions = {n: v for n, v in extra_args.items() if callable(v)}
+    held = jax.tree.leaves(state, is_leaf=is_stored)
+    if not any(map(Marked.can, held)):
+        return step(updates, state, params, **extra_args)
+    structure: Any
+    leaves, structure = jax.tree.flatten((params, marked(state), updates, arrays))
+    at = [i for i, x in enumerate(leaves) if isinstance(x, jax.Array)]
+    if not any(is_tracer(leaves[i]) for i in at):
+        return step(updates, state, params, **extra_args)
+
+    def run(*inputs: Array) -> Any:
+        mine = list(leaves)
+        for i, x in zip(at, inputs, strict=True):
+            mine[i] = x
+        params, state, updates, arrays = structure.unflatten(mine)
+        return step(updates, state, params, **arrays, **functions)
+
+    inputs = [leaves[i] for i in at]
+    closed, out = jax.make_jaxpr(run, return_shape=True)(*inputs)
+    if closed.effects:
+        return step(updates, state, params, **extra_args)
+    jaxpr: Any = closed.jaxpr
+    invars = [*jaxpr.constvars, *jaxpr.invars]
+    program = ClosedJaxpr(jaxpr.replace(constvars=[], invars=invars), [])
+    places = {i: len(closed.consts) + k for k, i in enumerate(at)}
+    old = [places.get(i) for i in range(len(jax.tree.leaves((params, state))))]
+    if not whole:
+        old[: len(jax.tree.leaves(params))] = [None] * len(jax.tree.leaves(out[0]))
+    overwritten = tuple((i, k) for i, k in enumerate(old) if k is not None)
+    results = program_p.bind(*closed.consts, *inputs, program=program, overwritten=overwritten)
+    returned: Any = jax.tree.structure(out)
+    done = returned.unflatten(results)
+    return done if any(isinstance(x, Marked) for x in held) else plain(done)
+
+
+def without_kernels(
+    step: Callable[..., tuple[Any, State]],
+) -> Callable[..., tuple[Any, State]]:
+    """A step or an update that is left to XLA, also within one that is not."""
+
+    def run(updates: Updates, state: State, *params: Any, **extra_args: Any) -> tuple[Any, State]:
+        done, new = step(updates, plain(state), *params, **extra_args)
+        held = jax.tree.leaves(state, is_leaf=is_stored)
+        return done, marked(new) if any(isinstance(x, Marked) for x in held) else new
+
+    return run
+
+
+def _as_it_is(*arrays: Array, program: ClosedJaxpr, overwritten: Any) -> list[Any]:
+    return list(jaxpr_as_fun(program)(*arrays))
+
+
+program_p = opaque("stored_step", _as_it_is)
+"""The program of a step, ``(arrays) -> [results]``, which chips run with kernels."""
+program_p.def_abstract_eval(lambda *arrays, program, overwritten: program.out_avals)
+
+
+class Tiling(NamedTuple):
+    """How a kernel goes through a leaf, and through the parts of its slots.
+
+    An array has `r` rows in each block: as many entries as the block, or one scale, or half as many
+    bytes as codes of four bits.
+
+    Attributes:
+        grid: how many tiles there are.
+        shape: ``r -> shape``, the array as the grid sees it.
+        tile: ``r -> (shape, index)``, the tile and where it lies.
+        blocks: how many blocks there are in a tile, one after another.
+        axis: the axis of a tile along which a block lies.
+    """
+
+    grid: tuple[int, ...]
+    shape: Callable[[int], tuple[int, ...]]
+    tile: Callable[[int], tuple[Any, Callable[..., tuple[Any, ...]]]]
+    blocks: int
+    axis: int
+
+
+class Chip(NamedTuple):
+    """What kernels for a platform are like.
+
+    Attributes:
+        platform: its name.
+        codecs: those whose codes it can compute in a kernel.
+        tiling: ``(shape, blocks) -> Tiling``, None for leaves that do not fit.
+        settings: ``() -> (memory, options)``, where it reads numbers from, and what its compiler is
+            told.
+    """
+
+    platform: str
+    codecs: frozenset[str]
+    tiling: Callable[[tuple[int, ...], Blocks], Tiling | None]
+    settings: Callable[[], tuple[Any, dict[str, Any]]]
+
+    def fits(self, shape: tuple[int, ...], codec: Codec, blocks: Blocks) -> bool:
+        """Whether there is a kernel for a leaf of a shape, a codec, and its blocks."""
+        return codec.name in self.codecs and self.tiling(shape, blocks) is not None
+
+
+ENTRIES = 2**18
+"""How many entries of a leaf are in a tile on a TPU: with all that a kernel holds, 10 of 16 MB."""
+
+
+def tpu_tiling(shape: tuple[int, ...], blocks: Blocks) -> Tiling | None:
+    """Tiles of 8 blocks and 128 columns: the scales are then a whole register.
+
+    Blocks along the last dimension lie across lanes, and of leaves with several dimensions after
+    the block's, as of heads, a register holds parts of many blocks: these do not fit.
+    """
+    axis, number, size = blocks
+    if axis != len(shape) - 2 or (number > 1 and size % 32):
+        return None
+    count, columns, before = min(number, 8), shape[-1], math.prod(shape[:axis])
+    width = min(columns, 128 * max(1, 8 // count))
+    if count * size * width > ENTRIES:
+        return None
+    return Tiling(
+        (before, -(-number // count), -(-columns // width)),
+        lambda r: (before, number * r, columns),
+        lambda r: ((None, count * r, width), lambda p, i, j: (p, i, j)),
+        count,
+        0,
+    )
+
+
+def gpu_tiling(shape: tuple[int, ...], blocks: Blocks) -> Tiling | None:
+    """A tile is a block of 32 columns, or 32 blocks along rows; sizes are powers of 2."""
+    axis, number, size = blocks
+    before, columns = math.prod(shape[:axis]) * number, math.prod(shape[axis + 1 :])
+    if size & (size - 1) or size > 4096:
+        return None
+    many = math.gcd(columns if columns > 1 else before, max(1, 8192 // size))
+    if columns == 1:
+        return Tiling(
+            (before // many,),
+            lambda r: (before, r),
+            lambda r: ((many, r), lambda i: (i, 0)),
+            1,
+            1,
+        )
+    if many < 8:
+        return None
+    return Tiling(
+        (before, columns // many),
+        lambda r: (before, r, columns),
+        lambda r: ((None, r, many), lambda i, j: (i, 0, j)),
+        1,
+        0,
+    )
+
+
+def _mosaic() -> tuple[Any, dict[str, Any]]:
+    from jax.experimental.pallas import tpu
+
+    return tpu.SMEM, {}
+
+
+def _triton() -> tuple[Any, dict[str, Any]]:
+    from jax.experimental import pallas
+    from jax.experimental.pallas import triton
+
+    return pallas.ANY, {"compiler_params": triton.CompilerParams(num_warps=8, num_stages=1)}
+
+
+FLOATS = frozenset({"f8_e4m3", "f8_e5m2"})
+TPU = Chip("tpu", FLOATS | {"int8"}, tpu_tiling, _mosaic)
+GPU = Chip("cuda", FLOATS | {"int8", "int8_companded", "f8_expanded"}, gpu_tiling, _triton)
+
+
+def with_kernels(
+    *arrays: Array, program: ClosedJaxpr, overwritten: Any, chip: Chip, interpret: bool = False
+) -> list[Any]:
+    """The results of a program, with kernels for a chip."""
+    flat: Any = inlined(program, chip.platform, *arrays)
+    found = cuts(flat.jaxpr, dict(overwritten), chip.fits)
+    made: dict[Any, Any] = {}
+
+    def kernel(cut: Cut) -> Callable[..., Sequence[Any]]:
+        kind = cut.kind()
+        if kind not in made:
+            made[kind] = jax.jit(functools.partial(_launched, cut, chip, interpret))
+        return made[kind]
+
+    return run_cut(flat.jaxpr, flat.consts, arrays, found, kernel)
+
+
+def _launched(cut: Cut, chip: Chip, interpret: bool, *inputs: Array) -> list[Any]:
+    """A kernel's results."""
+    from jax.experimental import pallas as pl
+
+    tiling, (memory, options) = chip.tiling(cut.shape, cut.blocks), chip.settings()
+    assert tiling is not None
+    axis, number, _ = cut.blocks
+    count = len(cut.scalars)
+    floats = [i for i, v in enumerate(cut.scalars) if jnp.issubdtype(v.aval.dtype, jnp.floating)]
+    others = [i for i in range(count) if i not in floats]
+    packed = [
+        (jnp.stack([inputs[i].astype(dtype) for i in which]), which)
+        for which, dtype in ((floats, jnp.float32), (others, jnp.int32))
+        if which
+    ]
+
+    def rows(v: Any) -> int:
+        return int(v.aval.shape[axis]) // number
+
+    def seen(v: Any) -> tuple[int, ...]:
+        return tiling.shape(rows(v))
+
+    def spec(v: Any) -> Any:
+        return pl.BlockSpec(*tiling.tile(rows(v)))
+
+    def block(ref: Any, v: Any, b: int) -> Any:
+        r = rows(v)
+        return ref if tiling.blocks == 1 else ref.at[pl.ds(b * r, r), :]
+
+    def body(*refs: Any) -> None:
+        numbers, sources = refs[: len(packed)], refs[len(packed) : len(packed) + len(cut.arrays)]
+        targets = refs[len(packed) + len(cut.arrays) :]
+        scalars = {}
+        for ref, (_, which) in zip(numbers, packed, strict=True):
+            for k, i in enumerate(which):
+                v = cut.scalars[i]
+                scalars[v] = ref[k] != 0 if v.aval.dtype == bool else ref[k].astype(v.aval.dtype)
+        for b in range(tiling.blocks):
+            env = dict(scalars)
+            for ref, v in zip(sources, cut.arrays, strict=True):
+                env[v] = block(ref, v, b)[...]
+            computed(cut, env, tiling.axis)
+            for ref, v in zip(targets, cut.outputs, strict=True):
+                block(ref, v, b)[...] = env[v]
+
+    arrays = [x.reshape(seen(v)) for x, v in zip(inputs[count:], cut.arrays, strict=True)]
+    before = len(packed)
+    results = pl.pallas_call(
+        body,
+        grid=tiling.grid,
+        in_specs=[
+            *(pl.BlockSpec(memory_space=memory) for _ in packed),
+            *map(spec, cut.arrays),
+        ],
+        out_specs=list(map(spec, cut.outputs)),
+        out_shape=[jax.ShapeDtypeStruct(seen(v), v.aval.dtype) for v in cut.outputs],
+        input_output_aliases={before + k: i for i, k in cut.overwrites.items()},
+        interpret=interpret,
+        name="stored_step",
+        **options,
+    )(*(x for x, _ in packed), *arrays)
+    return [x.reshape(v.aval.shape) for x, v in zip(results, cut.outputs, strict=True)]
+
+
+def computed(cut: Cut, env: dict[Any, Any], axis: int) -> None:
+    """The equations of a cut on a tile whose blocks lie along an axis, added to `env`."""
+    tile = next(env[v].shape for v in cut.arrays if v.aval.shape == cut.shape)
+
+    def read(v: Any) -> Any:
+        kind: Any = v.aval
+        return jnp.asarray(v.val, kind.dtype) if isinstance(v, Literal) else env[v]
+
+    for eqn in cut.eqns:
+        inputs = [read(v) for v in eqn.invars]
+        if eqn.primitive is decode_p:
+            parts = dict(zip(eqn.params["names"], inputs, strict=True))
+            results = [numbers_in(eqn.params["codec"], parts, axis, None)]
+        elif eqn.primitive is encode_p:
+            parts = parts_of(eqn.params["codec"], inputs[0], axis, None)
+            results = [parts[name] for name in eqn.params["names"]]
+        elif eqn.primitive.name == "broadcast_in_dim":
+            results = inputs
+        elif eqn.primitive.name == "sign":  # Mosaic's asks for the TPU, and there is none yet
+            (x,) = inputs
+            results = [jnp.where(x > 0, 1, jnp.where(x < 0, -1, x)).astype(x.dtype)]
+        else:
+            whole = [jnp.broadcast_to(x, tile) for x in inputs]
+            results = [eqn.primitive.bind(*whole, **eqn.params)]
+        env |= zip(eqn.outvars, results, strict=True)
+
+
+def _lowered(chip: Chip, ctx: Any, *arrays: Any, **static: Any) -> Any:
+    run = functools.partial(with_kernels, chip=chip) if _alone(ctx) else _as_it_is
+    return mlir.lower_fun(run, multiple_results=True)(ctx, *arrays, **static)
+
+
+def _alone(ctx: Any) -> bool:
+    """Whether a program is for one device, or for one at a time, as within ``shard_map``."""
+    context = ctx.module_context.axis_context
+    mesh = getattr(context, "mesh", None)
+    if mesh is None:
+        return getattr(context, "num_devices", 1) == 1
+    return set(context.manual_axes) | set(mesh.manual_axes) == set(mesh.axis_names)
+
+
+for _chip in (TPU, GPU):
+    mlir.register_lowering(program_p, functools.partial(_lowered, _chip), platform=_chip.platform)

@@ -1,0 +1,61 @@
+"""Functions that a traced program shows as one equation."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+
+
+def opaque(name: str, function: Callable[..., list[Any]]) -> Primitive:
+    """A primitive that computes ``function(*arrays, **static) -> [array, ...]``.
+
+    It can be found by whoever reads a jaxpr; under ``jit``, ``vmap`` and differentiation it is the
+    function itself.
+
+    >>> twice = opaque("twice", lambda x, by: [x * by])
+    >>> jax.make_jaxpr(lambda x: twice.bind(x, by=2))(jnp.ones(3)).eqns[0].primitive
+    twice
+    >>> jax.jit(jax.grad(lambda x: twice.bind(x, by=2)[0]))(1.0)
+    Array(2., dtype=float32, weak_type=True)
+    """
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+
+    @functools.lru_cache(maxsize=1024)
+    def abstract(*arrays: Any, **static: Any) -> Any:
+        return jax.make_jaxpr(functools.partial(function, **static))(*arrays).out_avals
+
+    def batched(arrays: Any, axes: Any, **static: Any) -> Any:
+        results = jax.vmap(functools.partial(function, **static), in_axes=tuple(axes))(*arrays)
+        return results, [0] * len(results)
+
+    def differentiated(primals: Any, tangents: Any, **static: Any) -> Any:
+        given = [_there(x, dx) for x, dx in zip(primals, tangents, strict=True)]
+        run = functools.partial(function, **static)
+        results, changes = jax.jvp(run, list(primals), given)
+        return results, [_zero(x, dx) for x, dx in zip(results, changes, strict=True)]
+
+    primitive.def_impl(function)
+    primitive.def_abstract_eval(abstract)
+    batching.primitive_batchers[primitive] = batched
+    ad.primitive_jvps[primitive] = differentiated
+    mlir.register_lowering(primitive, mlir.lower_fun(function, multiple_results=True))
+    return primitive
+
+
+def _there(x: Any, dx: Any) -> Any:
+    """A tangent as an array, as `jax.jvp` wants it."""
+    if not isinstance(dx, ad.Zero):
+        return dx
+    if jnp.issubdtype(x.dtype, jnp.inexact):
+        return jnp.zeros_like(x)
+    return np.zeros(jnp.shape(x), jax.dtypes.float0)
+
+
+def _zero(x: Any, dx: Any) -> Any:
+    return ad.Zero(jax.typeof(x).to_tangent_aval()) if dx.dtype == jax.dtypes.float0 else dx

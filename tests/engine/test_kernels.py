@@ -1,0 +1,180 @@
+"""Steps on stored slots as kernels: in interpret mode against the plain path, and what is cut."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradtx
+from gradtx.engine import kernels
+from gradtx.engine.cutting import cuts
+from gradtx.numerics.opaque import opaque
+
+CHIPS = {"TPU": kernels.TPU, "GPU": kernels.GPU}
+
+
+def numbers(shape, seed, wide=False):
+    rng = np.random.default_rng(seed)
+    size = 10 ** rng.uniform(-4, 0, shape) if wide else 1
+    return jnp.asarray(rng.normal(size=shape) * size, jnp.float32)
+
+
+def on(chip, monkeypatch):
+    """From here on steps run as on a chip, in interpret mode: how many kernels each has."""
+    made = []
+
+    def counted(*args):
+        found = cuts(*args)
+        made.append(len(found))
+        return found
+
+    run = functools.partial(kernels.with_kernels, chip=chip, interpret=True)
+    monkeypatch.setattr(kernels, "cuts", counted)
+    monkeypatch.setattr(kernels, "program_p", opaque("stored_step", run))
+    return made
+
+
+def stepped(tx, params, steps=2):
+    """Parameters and state after some steps."""
+
+    @jax.jit
+    def step(params, state, grads):
+        return gradtx.apply_gradients(tx, grads, params, state)
+
+    state = tx.init(params)
+    for k in range(steps):
+        grads = jax.tree.map(lambda p, k=k: numbers(p.shape, k + 1, wide=True), params)
+        params, state = step(params, state, grads)
+    return params, state
+
+
+def check(tx, params, chip, monkeypatch, count):
+    """The same codes and scales to the bit, and parameters to a unit in the last place."""
+    want, state = stepped(tx, params)
+    made = on(chip, monkeypatch)
+    found, same = stepped(tx, params)
+    assert max(made, default=0) == count
+    for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(same), strict=True):
+        np.testing.assert_array_equal(a, b)
+    for a, b in zip(jax.tree.leaves(want), jax.tree.leaves(found), strict=True):
+        np.testing.assert_allclose(a, b, rtol=3e-7, atol=3e-7)
+
+
+slow = pytest.mark.slow
+LEAVES = [
+    ("TPU", (512, 160), 1),  # two tiles of columns, the second not full
+    ("TPU", (2, 2560, 24), 1),  # stacked, and two tiles of eight blocks, the second not full
+    ("TPU", (100, 64), 1),  # one block of another size
+    ("TPU", (256, 4, 8), 0),  # dimensions after the block's
+    ("TPU", (1024,), 0),
+    ("GPU", (512, 160), 1),
+    ("GPU", (256, 4, 8), 1),
+    ("GPU", (3, 4, 512), 1),  # blocks along rows
+    ("GPU", (1024,), 1),
+    ("GPU", (250, 64), 0),  # no power of 2
+    ("GPU", (520, 64), 0),  # blocks that are padded
+]
+
+
+@pytest.mark.parametrize(
+    ("chip", "shape", "count"),
+    [pytest.param(*leaf, marks=[] if leaf[1] == (512, 160) else slow) for leaf in LEAVES],
+)
+def test_a_kernel_writes_the_codes_of_the_plain_path(chip, shape, count, monkeypatch):
+    tx = gradtx.store(gradtx.adamw(1e-3, weight_decay=0.1), min_size=1)
+    check(tx, numbers(shape, 0), CHIPS[chip], monkeypatch, count)
+
+
+CHAINS = {
+    "lion": (gradtx.lion(1e-2), "int8", 1),
+    "schedule": (gradtx.adam(gradtx.linear_schedule(0.1, 0, 5)), "int8", 1),
+    "a slot in another codec": (gradtx.adam(1e-2), {"mu": "bf16", "nu": "int8"}, 1),
+    "a slot in no codec": (gradtx.adam(1e-2), {"nu": "int8"}, 1),
+    "clipped": (gradtx.chain(gradtx.clip_by_global_norm(0.1), gradtx.adam(1e-2)), "int8", 1),
+    "lamb": (gradtx.lamb(1e-2), "int8", 1),
+    "f8_e4m3": (gradtx.adam(1e-2), "f8_e4m3", 1),
+    "companded": (gradtx.adam(1e-2), "int8_companded", 1),
+    "int4": (gradtx.adam(1e-2), "int4", 0),
+    "blocks of two sizes": (gradtx.adam(1e-2), {"mu": "int8", "nu": "f8_e4m3"}, 0),
+    "at random": (gradtx.adam(1e-2), gradtx.Codec("int8", rounding="stochastic"), 0),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n == "clipped" else slow) for n in CHAINS]
+)
+def test_whole_chains_are_one_kernel(name, monkeypatch):
+    """What reads the whole leaf, as a norm, stays outside; slots in no blocks are inside."""
+    inner, codec, count = CHAINS[name]
+    check(
+        gradtx.store(inner, codec, min_size=1),
+        numbers((256, 32), 0),
+        kernels.GPU,
+        monkeypatch,
+        count,
+    )
+
+
+@slow
+def test_one_kernel_serves_all_leaves_of_a_kind(monkeypatch):
+    """Each leaf is a call of it; a small leaf is left to XLA; a norm beside them is shared."""
+    params = {f"{i}": numbers((256, 16), i) for i in range(5)} | {"b": numbers((16,), 9)}
+    tx = gradtx.chain(gradtx.clip_by_global_norm(1.0), gradtx.store(gradtx.adam(1e-2)))
+    check(tx, params, kernels.TPU, monkeypatch, 5)
+
+
+def test_in_a_loop_and_by_hand(monkeypatch):
+    """In the loop of `guard`, and in an update whose result is added outside."""
+    p, g = numbers((256, 32), 0), numbers((256, 32), 1)
+    tx = gradtx.store(gradtx.adam(1e-2))
+    guarded = gradtx.guard(tx)
+    want = jax.jit(tx.update)(g, tx.init(p), p)
+    made = on(kernels.TPU, monkeypatch)
+    # The function is another one, or JAX would find the program that it has.
+    found = jax.jit(lambda *args: tx.update(*args))(g, tx.init(p), p)
+    for a, b in zip(jax.tree.leaves(want), jax.tree.leaves(found), strict=True):
+        np.testing.assert_allclose(a, b, rtol=3e-7)
+
+    def step(p, s, g):
+        return gradtx.apply_gradients(guarded, g, p, s)
+
+    jax.eval_shape(step, p, guarded.init(p), g)
+    assert set(made) == {0, 1}
+
+
+def test_without_kernels(monkeypatch):
+    made = on(kernels.TPU, monkeypatch)
+    p, tx = numbers((256, 32), 0), gradtx.store(gradtx.adam(1e-2), kernel=False)
+    for outer in (tx, gradtx.chain(gradtx.clip(1.0), tx)):
+        jax.eval_shape(lambda p, s, o=outer: gradtx.apply_gradients(o, p, p, s), p, outer.init(p))
+    assert set(made) == {0}
+    assert gradtx.from_config(gradtx.to_config(tx)) == tx
+
+
+def test_rows_are_left_to_xla(monkeypatch):
+    made = on(kernels.TPU, monkeypatch)
+    tx, table = gradtx.store(gradtx.adam(1e-2), min_size=1), jnp.zeros((256, 16))
+    rows = gradtx.Rows(jnp.array([3, 5]), jnp.ones((2, 16)), table.shape)
+    new, _ = jax.jit(lambda s: gradtx.apply_gradients(tx, rows, table, s))(tx.init(table))
+    np.testing.assert_allclose(new[3], -0.01, rtol=1e-6)
+    assert set(made) == {0}
+
+
+def test_transformed_steps_are_those_without_kernels():
+    """A sweep of learning rates, and a derivative with respect to one."""
+    p, g = numbers((256, 4), 0), numbers((256, 4), 1)
+
+    def loss(rate, kernel):
+        tx = gradtx.store(gradtx.sgd(rate, momentum=0.9), min_size=1, kernel=kernel)
+        new, state = gradtx.apply_gradients(tx, g, p, tx.init(p))
+        new, _ = gradtx.apply_gradients(tx, g, new, state)
+        return jnp.sum(new**2)
+
+    rates = jnp.array([0.1, 0.2])
+    for transformed in (jax.vmap, lambda f: jax.vmap(jax.grad(f))):
+        want, found = (
+            jax.jit(transformed(lambda r, k=k: loss(r, k)))(rates) for k in (False, True)
+        )
+        np.testing.assert_allclose(want, found, rtol=1e-6)
