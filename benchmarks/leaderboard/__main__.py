@@ -35,7 +35,7 @@ def versions() -> dict[str, str]:
 def missing(problems: list[str], only: list[str]) -> list[tuple[str, str]]:
     """What has not run, the optimizers compared most first, each group over the cheap problems."""
     names = list(spaces())
-    groups = [[x for x in names if x in only]] if only else [list(PRINCIPAL), names]
+    groups = [only] if only else [list(PRINCIPAL), names]
     order = [(p, name) for group in groups for p in problems for name in group]
     return [(p, name) for p, name in dict.fromkeys(order) if name not in load(p)]
 
@@ -46,6 +46,8 @@ def run(problems: list[str], only: list[str], minutes: float) -> None:
     for problem, name in missing(problems, only):
         if time.monotonic() > deadline:
             break
+        if name in load(problem):  # by another process, meanwhile
+            continue
         start = time.monotonic()
         try:
             got = search.result(PROBLEMS[problem](), found[name])
@@ -72,7 +74,7 @@ def targets(problems: list[str]) -> None:
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.leaderboard")
     parser.add_argument("--minutes", type=float, default=5.0)
-    parser.add_argument("--only", nargs="*", default=[], metavar="OPTIMIZER")
+    parser.add_argument("--only", nargs="*", default=[], choices=list(spaces()), metavar="NAME")
     parser.add_argument("--problems", nargs="*", default=list(PROBLEMS), choices=list(PROBLEMS))
     parser.add_argument("--targets", action="store_true")
     parser.add_argument("--report", action="store_true")

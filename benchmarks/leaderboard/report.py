@@ -12,7 +12,6 @@ import matplotlib
 matplotlib.use("Agg")  # before pyplot, so that no display is needed
 import matplotlib.pyplot as plt
 import numpy as np
-from scipy import stats
 
 from benchmarks.leaderboard import statistics
 from benchmarks.leaderboard.problems import PROBLEMS, Problem
@@ -37,8 +36,9 @@ FEWER, AT_LEAST, NEAR = "needs fewer steps than", "is at least as good as", "com
 class Order(NamedTuple):
     """A published claim: one optimizer beside another on a problem, and where it is from.
 
-    claim: `FEWER`, to the target, with p < 0.01; `AT_LEAST`, not worse after all steps with
-    p < 0.01; or `NEAR`, worse by at most 5 %, the interval's upper end included.
+    claim: `FEWER`, to the loss that the other ends with, and its own last losses are better with
+    p < 0.01; `AT_LEAST`, those are not worse with p < 0.01; or `NEAR`, they are worse by at most
+    5 %, the interval's upper end included.
     """
 
     name: str
@@ -148,16 +148,17 @@ def table(name: str) -> str:
         lines += [""]
     failed = {n: e["failure"] for n, e in entries.items() if "failure" in e}
     lines += [f"- `{n}` failed: {why.splitlines()[0]}" for n, why in failed.items()]
-    missing = [f"`{n}`" for n in spaces() if n not in entries]
+    missing = [n for n in spaces() if n not in entries]
     if missing:
-        lines += ["", f"Not run: {', '.join(missing)}."]
+        lines += ["", f"Not run: {names(missing)}."]
     return "\n".join([*lines, ""])
 
 
-def fewer_steps(of: Mapping[str, Any], to: Mapping[str, Any]) -> tuple[float, float]:
-    """The ratio of the median steps to the target, and the p-value of Mann and Whitney."""
-    a, b = ([np.inf if x is None else x for x in e["steps"]] for e in (of, to))
-    return float(np.median(a) / np.median(b)), float(stats.mannwhitneyu(a, b).pvalue)
+def share_of_steps(of: Mapping[str, Any], to: Mapping[str, Any]) -> float:
+    """The share of the steps after which the median loss is the least that the other reaches."""
+    curve, last = np.array(of["curve"]["median"], float), to["curve"]["median"][-1]
+    below = np.flatnonzero(curve <= last)
+    return float(below[0]) / (len(curve) - 1) if len(below) else np.inf
 
 
 def judged(order: Order, entries: Entries) -> str:
@@ -165,15 +166,19 @@ def judged(order: Order, entries: Entries) -> str:
     if any("failure" in entries.get(n, {"failure": ""}) for n in (order.name, order.other)):
         return "not run"
     of, to = entries[order.name], entries[order.other]
-    if order.claim == FEWER:
-        ratio, p = fewer_steps(of, to)
-        seen = "seen" if ratio < 1 and p < statistics.SIGNIFICANT else "not seen"
-        return f"{seen}: {ratio:.2f} of the steps, p = {p:.1g}"
     c = statistics.compare(statistics.losses(of), statistics.losses(to))
-    worse = c.ratio > 1 and c.p < statistics.SIGNIFICANT
-    seen = c.high <= 1.05 if order.claim == NEAR else not worse
-    word = "seen" if seen else "not seen"
-    return f"{word}: {c.ratio:.3f} of the loss ({c.low:.3f} to {c.high:.3f}), p = {c.p:.1g}"
+    sure = c.p < statistics.SIGNIFICANT
+    detail = f"{c.ratio:.3f} of the loss ({c.low:.3f} to {c.high:.3f}), p = {c.p:.1g}"
+    if order.claim == FEWER:
+        share = share_of_steps(of, to)
+        seen = share < 1 and c.ratio < 1 and sure
+        if np.isfinite(share):
+            detail = f"{share:.2f} of the steps; {detail}"
+    elif order.claim == AT_LEAST:
+        seen = not (c.ratio > 1 and sure)
+    else:
+        seen = c.high <= 1.05
+    return f"{'seen' if seen else 'not seen'}: {detail}"
 
 
 def orders() -> str:
@@ -182,6 +187,51 @@ def orders() -> str:
         for o in ORDERS
     ]
     return markdown("", ("published", "on", "by", "here"), rows).partition("\n\n")[2]
+
+
+def names(found: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in found)
+
+
+def ranks() -> str:
+    """On each problem, those that no difference was seen from the best of, and the others."""
+    rows = []
+    for name in PROBLEMS:
+        order = list(entries := ran(load(name)))
+        if order:
+            worse = statistics.against(order[0], entries)
+            behind = [n for n in order[1:] if statistics.verdict(worse[n]) == "worse"]
+            rows.append([name, names([n for n in order if n not in behind]), names(behind)])
+    header = ("problem", "best, and no difference seen from it", "worse, p < 0.01")
+    return markdown("", header, rows).partition("\n\n")[2]
+
+
+def overview() -> str:
+    """Every optimizer, over all problems."""
+    verdicts: dict[str, list[str]] = {name: [] for name in spaces()}
+    ratios: dict[str, list[float]] = {name: [] for name in spaces()}
+    for problem_name in PROBLEMS:
+        entries = load(problem_name)
+        if REFERENCE not in entries:
+            continue
+        for name, c in statistics.against(REFERENCE, entries).items():
+            verdicts[name].append(statistics.verdict(c))
+            ratios[name].append(c.ratio)
+        for name, entry in entries.items():
+            verdicts[name] += ["failed"] * ("failure" in entry)
+    kinds = ("better", "no difference seen", "worse", "failed")
+    rows: list[list[object]] = [
+        [
+            name,
+            *(verdicts[name].count(kind) for kind in kinds),
+            len(PROBLEMS) - len(verdicts[name]),
+            float(np.exp(np.mean(np.log(ratios[name])))) if ratios[name] else "-",
+        ]
+        for name in spaces()
+        if name != REFERENCE
+    ]
+    header = ("problems", *kinds, "not run", f"loss over {REFERENCE}'s, geometric mean")
+    return markdown("", header, rows).partition("\n\n")[2]
 
 
 def panels() -> tuple[Any, dict[str, Any]]:
@@ -299,7 +349,11 @@ Every optimizer on six small problems. This page is printed from `benchmarks/lea
 
 ![Losses by learning rate](_static/leaderboard_basins.png)
 
+[How to choose](choosing.md) says what follows from it.
+
 ## Published orders
+
+"Needs fewer steps" means, as in those papers, to the loss with which the other ends.
 
 """
 
@@ -307,7 +361,15 @@ Every optimizer on six small problems. This page is printed from `benchmarks/lea
 def page() -> str:
     versions = sorted({json.dumps(e["versions"]) for n in PROBLEMS for e in load(n).values()})
     lines = ["## Versions", "", *(f"- `{v}`" for v in versions), ""]
-    return INTRODUCTION + "\n".join([orders(), *map(table, PROBLEMS), *lines])
+    parts = [
+        "## Ranks",
+        "",
+        ranks(),
+        f"## Beside {REFERENCE}, by number of problems",
+        "",
+        overview(),
+    ]
+    return INTRODUCTION + "\n".join([orders(), *parts, *map(table, PROBLEMS), *lines])
 
 
 def write() -> None:
