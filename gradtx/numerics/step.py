@@ -25,7 +25,7 @@ def safe_increment(count: Any) -> Array:
         count: an integer or a floating-point number.
 
     Raises:
-        TypeError: it is neither. Optax raises a ValueError.
+        ValueError: it is neither.
 
     >>> safe_increment(jnp.array([7, 127], jnp.int8)).tolist()
     [8, 127]
@@ -34,7 +34,7 @@ def safe_increment(count: Any) -> Array:
     if jnp.issubdtype(count.dtype, jnp.floating):
         return jnp.minimum(count + 1, jnp.finfo(count.dtype).max)
     if not jnp.issubdtype(count.dtype, jnp.integer):
-        raise TypeError(f"safe_increment: count must be a number, not {count.dtype}")
+        raise ValueError(f"safe_increment: count must be a number, not {count.dtype}")
     return increment(count)
 
 

@@ -56,7 +56,7 @@ def get_all_with_path(
             in the path as a `NamedTupleKey`, which also knows the class.
 
     Returns:
-        Pairs of a path and what is there.
+        Pairs of a path and what is there: the outermost first, in the order of the tree.
 
     >>> import gradtx
     >>> state = gradtx.chain(gradtx.scale_by_adam(), gradtx.ema(0.9)).init(1.0)
@@ -66,12 +66,22 @@ def get_all_with_path(
     found: list[tuple[Any, Any]] = []
 
     def look(path: tuple[Any, ...], node: Any) -> None:
-        if _is_named(node, key):
-            found.append((path, node))
-        for step, child in children_of(node):
-            if _key_name(step) == key:
-                found.append(((*path, step), child))
-            look((*path, step), child)
+        """Of nodes that have it the outermost come first, then what is inside of them."""
+        inside: list[tuple[tuple[Any, ...], Any]] = []
+        outermost(path, node, inside)
+        for at, child in inside:
+            look(at, child)
+
+    def outermost(path: tuple[Any, ...], node: Any, inside: list[Any]) -> None:
+        children = [((*path, step), child) for step, child in children_of(node)]
+        here = [(path, node)] if _is_named(node, key) else []
+        here += [(at, child) for at, child in children if _key_name(at[-1]) == key]
+        if here:
+            found.extend(here)
+            inside.extend(children)
+        else:
+            for at, child in children:
+                outermost(at, child, inside)
 
     look((), tree)
     return [(p, value) for p, value in found if filtering is None or filtering(p, value)]
