@@ -21,6 +21,7 @@ LEFT_OUT = {
 # What means something else here, or has other numbers by more than rounding, in whatever module.
 DIFFERENT = {
     "MaskedNode": "`None` stands where a leaf is masked; `isinstance(None, MaskedNode)` is true",
+    "__version__": "gradtx's own version; its names are those of Optax 0.2.8",
     "adadelta": "without a learning rate it descends with rate 1; Optax ascends",
     "apply_if_finite": "beyond the limit too no NaN gets in, unless `accept_at_limit=True`",
     "dadapt_adamw": "keeps its estimate while gradients are 0, where Optax gets NaN",

@@ -53,7 +53,7 @@ def test_uses_are_found_by_import_and_by_attribute():
         ("contrib.muon", None, ""),
         ("tree_utils.tree_l2_norm", None, ""),
         ("contrib.*", None, ""),
-        ("__version__", None, ""),
+        ("__version__", "differs", "Optax 0.2.8"),
         ("contrib.momo", "differs", "one plus the decay"),
         ("rprop", "differs", "of this step"),
         ("assignment.hungarian_algorithm", "missing", "linear_sum_assignment"),
