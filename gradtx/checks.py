@@ -76,6 +76,25 @@ def marks(hint: Any) -> list[Any]:
     return []
 
 
+def words(hint: Any, *, schedules: bool) -> str | None:
+    """What may be passed for an annotation with a range or a mark; None for another annotation."""
+    allowed, found = hyperparameter_range(hint), marks(hint)
+    if allowed is not None:
+        text = f"{'int' if allowed.integer else 'float'} | Array"
+        text += " | Schedule" if schedules else ""
+    elif DTYPE in found:
+        text = "DTypeLike"
+    elif WHERE in found:
+        text = "str | PyTree | Callable"
+    elif DIMENSIONS in found:
+        text = "PyTree | Callable"
+    elif _is_pair(hint):
+        text = f"tuple[{', '.join('float' for _ in typing.get_args(hint))}]"
+    else:
+        return None
+    return f"{text} | None" if type(None) in typing.get_args(hint) else text
+
+
 def is_array(value: Any) -> bool:
     """Whether `value` is a numeric array: a hyperparameter that is traced rather than static."""
     return isinstance(value, jax.Array | np.ndarray) and value.dtype != bool

@@ -325,13 +325,40 @@ class Declared:
     declaration: Declaration | None = None
 
 
-def publish(build: Any, builder: Builder) -> Any:
-    """Give `build` the name and signature of its function, and the builder that it calls."""
+class Words:
+    """An annotation that is shown in words: ``float | Array | Schedule``."""
+
+    def __init__(self, words: str) -> None:
+        self.words = words
+
+    def __repr__(self) -> str:
+        return self.words
+
+
+def readable(builder: Builder, *, schedules: bool) -> inspect.Signature:
+    """The signature with what may be passed instead of the ranges, for ``help``."""
+
+    def shown(parameter: inspect.Parameter) -> inspect.Parameter:
+        words = checks.words(parameter.annotation, schedules=schedules)
+        return parameter if words is None else parameter.replace(annotation=Words(words))
+
+    parameters = [shown(each) for each in builder.signature.parameters.values()]
+    return builder.signature.replace(parameters=parameters)
+
+
+def publish(build: Any, builder: Builder, *, schedules: bool = True) -> Any:
+    """Give `build` the name and signature of its function, and the builder that it calls.
+
+    Args:
+        build: the public function.
+        builder: what it calls.
+        schedules: a hyperparameter may be a schedule.
+    """
     build.__name__ = builder.function.__name__
     build.__qualname__ = builder.function.__qualname__
     build.__module__ = builder.function.__module__
     build.__doc__ = builder.function.__doc__
-    build.__signature__ = builder.signature
+    build.__signature__ = readable(builder, schedules=schedules)
     build.__annotations__ = builder.function.__annotations__
     build.__wrapped__ = builder.function
     build.builder = builder

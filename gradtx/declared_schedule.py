@@ -84,7 +84,7 @@ def schedule(function: Callable[_P, Callable[[Any], Any]]) -> Callable[_P, Decla
         made._function = builder.call(made.declaration.arguments)
         return made
 
-    return publish(build, builder)
+    return publish(build, builder, schedules=False)
 
 
 def evaluated(tx: _D) -> _D:

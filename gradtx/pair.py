@@ -542,7 +542,18 @@ def _transformation(
 
 
 def optimizer(function: Callable[_P, GradientTransformation]) -> Callable[_P, Any]:
-    """A builder that names a composition and passes its hyperparameters on, such as ``adam``."""
+    """A builder that names a composition and passes its hyperparameters on, such as ``adam``.
+
+    Args:
+        function: what returns the composition. Its annotations say the ranges of its arguments.
+
+    >>> import gradtx
+    >>> @optimizer
+    ... def clipped_sgd(learning_rate: gradtx.checks.LearningRate):
+    ...     return gradtx.chain(gradtx.clip(1.0), gradtx.sgd(learning_rate))
+    >>> clipped_sgd(0.1)
+    clipped_sgd(learning_rate=0.1)
+    """
     return transformation(native_schedules=True)(function)
 
 
@@ -556,6 +567,18 @@ def with_extra_args_support(tx: Any) -> GradientTransformation:
 
     Returns:
         `tx` itself if its ``update`` takes extra arguments, otherwise a pair around it.
+
+    Raises:
+        TypeError: `tx` is no pair, such as a builder that was not called.
+
+    >>> class Halve:
+    ...     def init(self, params):
+    ...         return ()
+    ...
+    ...     def update(self, updates, state, params=None):
+    ...         return updates / 2, state
+    >>> with_extra_args_support(Halve()).update(4.0, (), value=1.0)
+    (2.0, ())
     """
     if isinstance(tx, GradientTransformationExtraArgs):
         return tx

@@ -161,6 +161,13 @@ def load_checkpoint(
         ValueError: it is damaged (the error names the arrays), the tree of parameters is another,
             or the state does not fit.
         TypeError: the configuration has a value of the wrong type.
+
+    >>> import gradtx, tempfile
+    >>> path, tx = f"{tempfile.mkdtemp()}/run.npz", gradtx.adam(1e-3)
+    >>> gradtx.save_checkpoint(path, {"w": 1.0}, tx.init({"w": 1.0}), tx, step=7)
+    >>> run = load_checkpoint(path)
+    >>> run.step, run.tx == tx, gradtx.slot_names(run.state)
+    (7, True, ['mu', 'nu'])
     """
     path = Path(path)
     try:

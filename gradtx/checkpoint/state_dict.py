@@ -75,6 +75,9 @@ def state_dict(state: State, tx: GradientTransformation | None = None) -> dict[s
 def saved_config(flat: Mapping[str, Any]) -> dict[str, Any] | None:
     """The configuration that was written beside a state, or None; for :func:`from_config`.
 
+    Args:
+        flat: what :func:`state_dict` returned.
+
     Raises:
         ValueError: this was not written by :func:`state_dict`, or by a later version of it.
 
@@ -158,6 +161,11 @@ def match_state_dict(
     tx: GradientTransformation, params: Params, flat: Mapping[str, Any]
 ) -> StateMatch:
     """The result of :func:`load_state_dict` on a saved state, with a report.
+
+    Args:
+        tx: the transformation, perhaps another than the one that was saved.
+        params: the parameters, for the shapes of what is new.
+        flat: what :func:`state_dict` returned.
 
     States are matched by their class and their slots' names and parameters; if two fit equally
     well, their order decides, or their path if there are more of them than before.

@@ -152,7 +152,12 @@ def named_chain(*args: tuple[str, GradientTransformation]) -> GradientTransforma
 
 @transformation(joins=True)
 def identity() -> GradientTransformation:
-    """Leave the updates as they are."""
+    """Leave the updates as they are.
+
+    >>> tx = identity()
+    >>> tx.update(jnp.ones(2), tx.init(jnp.ones(2)))[0].tolist()
+    [1.0, 1.0]
+    """
     return GradientTransformationExtraArgs(
         lambda params: EmptyState(),
         lambda updates, state, params=None, **extra_args: (updates, state),

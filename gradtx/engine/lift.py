@@ -122,8 +122,23 @@ def rowwise(
     """Lift a rule that treats each row, along the first dimension of a leaf, independently.
 
     It may reduce over the other dimensions, and runs on whole leaves, `Rows` of tables and shards
-    of the first dimension. The arguments are those of :func:`elementwise`. A slot may keep one
-    number for each row, in the shape of :func:`gradtx.numerics.row_mean`.
+    of the first dimension. A slot may keep one number for each row, in the shape of
+    :func:`gradtx.numerics.row_mean`.
+
+    Args:
+        state: a state class; this and the rest are as in :func:`elementwise`.
+        slots: the initial slots of one parameter.
+        rule: the rule.
+        zero_gradient: what the rule does while gradients are zero.
+
+    >>> import gradtx
+    >>> @gradtx.transformation
+    ... def centered_rows():
+    ...     rule = lambda g, s, t: (g - gradtx.numerics.row_mean(g), {})
+    ...     return rowwise(gradtx.EmptyState, None, rule)
+    >>> tx = centered_rows()
+    >>> tx.update(jnp.array([[1.0, 3.0]]), tx.init(jnp.zeros((1, 2))))[0].tolist()
+    [[-1.0, 1.0]]
     """
     lifted = Rule(Scope.ROW, state, rule, on_rows=True, zero_gradient=zero_gradient)
     return lift(lifted, each_slots(slots), each_leaf(lifted))
@@ -147,6 +162,15 @@ def leafwise(
             leaf, and all of the slots, which is right if rows of zeros change nothing. Otherwise
             `Rows` are refused, since the rule would have to see the missing rows.
         start: the initial values of the fields other than slots and counters.
+
+    >>> import gradtx
+    >>> @gradtx.transformation
+    ... def of_length_one():
+    ...     rule = lambda g, s, t: (g / jnp.linalg.norm(g), {})
+    ...     return leafwise(gradtx.EmptyState, None, rule)
+    >>> tx = of_length_one()
+    >>> tx.update(jnp.array([0.0, 2.0]), tx.init(jnp.zeros(2)))[0].tolist()
+    [0.0, 1.0]
     """
     lifted = Rule(Scope.LEAF, state, rule, on_rows=rows)
     return lift(lifted, each_slots(slots), each_leaf(lifted), start=start)

@@ -45,6 +45,9 @@ def slots_by_name(state: State) -> dict[str, Any]:
 def slot_names(state: State) -> list[str]:
     """The names of the slots in a state, in the order in which they were made.
 
+    Args:
+        state: a state of any transformation of gradtx.
+
     >>> import gradtx
     >>> slot_names(gradtx.adam(1e-3).init(1.0))
     ['mu', 'nu']

@@ -10,17 +10,47 @@ from gradtx.types import Array, PyTree
 
 
 def update_moment(updates: PyTree, moments: PyTree, decay: Any, order: int) -> PyTree:
-    r"""The moving average of powers: :math:`\beta m + (1 - \beta) g^k`."""
+    r"""The moving average of powers: :math:`\beta m + (1 - \beta) g^k`.
+
+    Args:
+        updates: the gradients.
+        moments: the averages so far, in a tree like that of the updates.
+        decay: :math:`\beta`.
+        order: :math:`k`.
+
+    >>> float(update_moment(jnp.float32(3.0), jnp.float32(1.0), 0.5, 2))
+    5.0
+    """
     return each(lambda g, m: (1 - decay) * g**order + decay * m, updates, moments)
 
 
 def update_infinity_moment(updates: PyTree, moments: PyTree, decay: Any, eps: Any) -> PyTree:
-    r"""The decaying maximum of Adamax: :math:`\max(|g| + \epsilon, \beta m)`."""
+    r"""The decaying maximum of Adamax: :math:`\max(|g| + \epsilon, \beta m)`.
+
+    Args:
+        updates: the gradients.
+        moments: the averages so far, in a tree like that of the updates.
+        decay: :math:`\beta`.
+        eps: :math:`\epsilon`.
+
+    >>> float(update_infinity_moment(jnp.float32(-3.0), jnp.float32(4.0), 0.5, 0.0))
+    3.0
+    """
     return each(lambda g, m: jnp.maximum(jnp.abs(g) + eps, decay * m), updates, moments)
 
 
 def update_moment_per_elem_norm(updates: PyTree, moments: PyTree, decay: Any, order: int) -> PyTree:
-    r"""The moving average of powers of the absolute value, real also for complex updates."""
+    r"""The moving average of powers of the absolute value, real also for complex updates.
+
+    Args:
+        updates: the gradients.
+        moments: the averages so far, in a tree like that of the updates.
+        decay: :math:`\beta`.
+        order: the power.
+
+    >>> float(update_moment_per_elem_norm(jnp.complex64(3 + 4j), jnp.float32(1.0), 0.5, 2))
+    13.0
+    """
 
     def power(g: Any) -> Any:
         if jnp.isrealobj(g):

@@ -30,6 +30,9 @@ def norm_sq(tree: PyTree) -> Array:
 def global_norm(updates: PyTree) -> Array:
     """The Euclidean norm of all entries together, summed in at least float32.
 
+    Args:
+        updates: a tree of arrays, `Rows` and None.
+
     >>> float(global_norm({"a": jnp.array([3.0]), "b": jnp.array([4.0]), "c": None}))
     5.0
     """

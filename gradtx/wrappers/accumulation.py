@@ -311,6 +311,12 @@ def has_updated(state: State) -> Array:
 
     Raises:
         TypeError: this is the state of something else, such as a chain that contains one of them.
+
+    >>> import gradtx
+    >>> tx = accumulate(gradtx.sgd(1.0), every=2)
+    >>> _, state = tx.update(jnp.ones(1), tx.init(jnp.zeros(1)))
+    >>> bool(has_updated(state))
+    False
     """
     if isinstance(state, AccumulateState):
         return state.emitted

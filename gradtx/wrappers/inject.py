@@ -235,5 +235,16 @@ def inject_stateful_hyperparams(
     static_args: str | Iterable[str] = (),
     hyperparam_dtype: DType | None = None,
 ) -> Callable[..., GradientTransformation]:
-    """The older name of :func:`inject_hyperparams`."""
+    """The older name of :func:`inject_hyperparams`.
+
+    Args:
+        inner_factory: this and the rest as there.
+        static_args: the names of the arguments that stay as they are.
+        hyperparam_dtype: the type in which the others are kept.
+
+    >>> import gradtx
+    >>> tx = inject_stateful_hyperparams(gradtx.sgd)(learning_rate=0.5)
+    >>> float(tx.init(0.0).hyperparams["learning_rate"])
+    0.5
+    """
     return inject_hyperparams(inner_factory, static_args, hyperparam_dtype)

@@ -97,6 +97,14 @@ def multi_steps(
         accumulator_dtype: the type of the accumulator.
 
     State: `MultiStepsState`.
+
+    >>> import gradtx
+    >>> tx = multi_steps(gradtx.sgd(1.0), 2)
+    >>> state = tx.init(jnp.zeros(1))
+    >>> for g in (1.0, 3.0):
+    ...     updates, state = tx.update(jnp.array([g]), state)
+    >>> updates.tolist()
+    [-2.0]
     """
     window = Window(
         every_k_schedule, use_grad_mean, should_skip_update_fn, accumulator_dtype, weighted=False
