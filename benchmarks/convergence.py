@@ -148,19 +148,23 @@ PROBLEMS: dict[str, tuple[Callable[[], Problem], str]] = {
 OPTIMIZERS: dict[str, Callable[..., Any]] = {
     "sgd, momentum": functools.partial(gradtx.sgd, momentum=0.9, nesterov=True),
     "adafactor": functools.partial(gradtx.adafactor, min_dim_size_to_factor=16),
+    "apollo": functools.partial(gradtx.apollo, rank=4),
+    "fira": functools.partial(gradtx.fira, rank=4),
     "galore": functools.partial(gradtx.galore, rank=4),
     "kl_shampoo": functools.partial(gradtx.kl_shampoo, max_precond_dim=128),
     "kl_soap": functools.partial(gradtx.kl_soap, max_precond_dim=128),
+    "kron": functools.partial(gradtx.kron, max_size_triangular=128),
     "shampoo": functools.partial(gradtx.shampoo, block_size=128),
     "soap": functools.partial(gradtx.soap, max_precond_dim=128),
     "soap_muon": functools.partial(gradtx.soap_muon, max_precond_dim=128),
+    "splus": functools.partial(gradtx.splus, max_precond_dim=128),
     "schedule_free_sgd": gradtx.schedule_free_sgd,
     "schedule_free_adamw": gradtx.schedule_free_adamw,
     "cautious adamw": lambda learning_rate: gradtx.cautious(gradtx.adamw(learning_rate)),
     "mechanize sgd": lambda: gradtx.mechanize(gradtx.sgd(1.0)),
 }
 # A processor takes many small decompositions one after another faster than as a batch.
-ONE_BY_ONE = ("kl_shampoo", "kl_soap", "shampoo", "soap", "soap_muon")
+ONE_BY_ONE = ("conda", "fira", "kl_shampoo", "kl_soap", "shampoo", "soap", "soap_muon", "splus")
 NOT_ALONE = ("mars", "orthogonalize", "sizes_and_directions")
 
 

@@ -3,15 +3,19 @@
     python -m benchmarks.matrices [NUMBER ...]
     python -m benchmarks.matrices times
     python -m benchmarks.matrices layers
+    python -m benchmarks.matrices soap
 
 The first prints what is traced and compiled. Its seconds are those of the process in XLA's CPU
 compiler, so that other work on the machine matters little; all else is deterministic. Kernels are
 those of the entry computation that read or write arrays; a TPU's prefetches, which run beside them,
 are not counted. A loop counts as one. The second prints the time of a step, taken in turns; the
 third that of 24 matrices of 512 x 2048 and 24 of 512 x 512, and what is compiled ahead for them,
-with prefetches.
+with prefetches. The last is the mean time of SOAP's steps beside AdamW's, ten in one program, so
+that one of them makes new bases, on the character transformer of ``benchmarks.storage``: with
+gradients of 32 sequences, and the optimizer by itself.
 """
 
+import functools
 import statistics
 import sys
 import time
@@ -26,7 +30,9 @@ import jax.numpy as jnp
 from jax.extend.core import Jaxpr
 from jax.sharding import SingleDeviceSharding
 
+import gradtx
 from benchmarks.pairs import Library, build
+from benchmarks.storage import batches, loss, start, text
 from benchmarks.tables import markdown, size
 from benchmarks.timing import Donated, interleaved, ratio
 
@@ -126,7 +132,39 @@ def layers(rounds: int = 3) -> Iterator[list[object]]:
     yield ["CPU: ms", *(1e3 * statistics.median(each) for each in (of, to)), ratio(of, to)]
 
 
+def soap(rounds: int = 15) -> Iterator[list[object]]:
+    """Ten steps of SOAP and of AdamW in turns, with gradients and without."""
+    params = start(jax.random.key(0))
+    data = jnp.asarray(batches(text()[0], 10, 32, 1))
+    txs = {"soap": gradtx.soap(3e-3, precondition_frequency=10), "adamw": gradtx.adamw(3e-3)}
+    for label, of in (("training", jax.grad(loss)), ("optimizer", lambda p, b: p)):
+
+        def steps(tx: Any, p: Any, state: Any, data: Any, of: Any = of) -> Any:
+            def one(carry: Any, batch: Any) -> Any:
+                p, state = carry
+                updates, state = tx.update(of(p, batch), state, p)
+                return (gradtx.apply_updates(p, updates), state), None
+
+            return jax.lax.scan(one, (p, state), data)[0]
+
+        runs = {}
+        for name, tx in txs.items():
+            step = jax.jit(functools.partial(steps, tx), donate_argnums=(0, 1))
+            runs[name] = Donated(step, (params, tx.init(params)), data)
+        seconds = interleaved(runs, rounds)
+        of_soap, to = seconds.values()
+        yield [
+            label,
+            *(100 * statistics.median(each) for each in (of_soap, to)),
+            ratio(of_soap, to),
+        ]
+
+
 def main(words: list[str]) -> None:
+    if words == ["soap"]:
+        title = "SOAP with new bases at every tenth step, beside AdamW, on a character transformer"
+        print(markdown(title, ["", "soap, ms", "adamw, ms", "soap / adamw"], soap()))
+        return
     if words == ["layers"]:
         title = "Muon on 24 matrices of 512 x 2048 and 24 of 512 x 512"
         print(markdown(title, ["", "gradtx", "optax", "gradtx / optax"], layers()))

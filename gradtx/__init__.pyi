@@ -134,6 +134,11 @@ from gradtx.optimizers.amsgrad import (
     amsgrad as amsgrad,
     scale_by_amsgrad as scale_by_amsgrad,
 )
+from gradtx.optimizers.apollo import (
+    ScaleByApolloState as ScaleByApolloState,
+    apollo as apollo,
+    scale_by_apollo as scale_by_apollo,
+)
 from gradtx.optimizers.asgd import AsgdState as AsgdState, asgd as asgd
 from gradtx.optimizers.came import (
     ScaleByCameState as ScaleByCameState,
@@ -145,6 +150,11 @@ from gradtx.optimizers.cocob import (
     cocob as cocob,
     scale_by_cocob as scale_by_cocob,
 )
+from gradtx.optimizers.conda import (
+    ScaleByCondaState as ScaleByCondaState,
+    conda as conda,
+    scale_by_conda as scale_by_conda,
+)
 from gradtx.optimizers.dadapt import (
     DAdaptAdamWState as DAdaptAdamWState,
     dadapt_adamw as dadapt_adamw,
@@ -153,6 +163,14 @@ from gradtx.optimizers.diffgrad import (
     ScaleByDiffgradState as ScaleByDiffgradState,
     diffgrad as diffgrad,
     scale_by_diffgrad as scale_by_diffgrad,
+)
+from gradtx.optimizers.dion import (
+    Dion2State as Dion2State,
+    Dion3State as Dion3State,
+    dion2 as dion2,
+    dion3 as dion3,
+    scale_by_dion2 as scale_by_dion2,
+    scale_by_dion3 as scale_by_dion3,
 )
 from gradtx.optimizers.dog import (
     DoGState as DoGState,
@@ -163,6 +181,11 @@ from gradtx.optimizers.dog import (
     scale_by_distance_over_gradients as scale_by_distance_over_gradients,
     scale_by_dog as scale_by_dog,
     scale_by_dowg as scale_by_dowg,
+)
+from gradtx.optimizers.fira import (
+    ScaleByFiraState as ScaleByFiraState,
+    fira as fira,
+    scale_by_fira as scale_by_fira,
 )
 from gradtx.optimizers.fromage import fromage as fromage
 from gradtx.optimizers.ftrl import FtrlState as FtrlState, ftrl as ftrl
@@ -178,6 +201,11 @@ from gradtx.optimizers.kl_shampoo import (
     kl_soap as kl_soap,
     scale_by_kl_shampoo as scale_by_kl_shampoo,
     scale_by_kl_soap as scale_by_kl_soap,
+)
+from gradtx.optimizers.kron import (
+    ScaleByKronState as ScaleByKronState,
+    kron as kron,
+    scale_by_kron as scale_by_kron,
 )
 from gradtx.optimizers.lamb import lamb as lamb, scale_by_lamb as scale_by_lamb
 from gradtx.optimizers.laprop import (
@@ -317,6 +345,11 @@ from gradtx.optimizers.sophia import (
     scale_by_sophia as scale_by_sophia,
     sophia as sophia,
 )
+from gradtx.optimizers.splus import (
+    ScaleBySplusState as ScaleBySplusState,
+    scale_by_splus as scale_by_splus,
+    splus as splus,
+)
 from gradtx.optimizers.stable_adamw import (
     scale_by_stable_adamw as scale_by_stable_adamw,
     stable_adamw as stable_adamw,
@@ -351,6 +384,10 @@ from gradtx.transforms.decay import (
     WeightDecaySchedule as WeightDecaySchedule,
     add_cautious_decayed_weights as add_cautious_decayed_weights,
     add_decayed_weights as add_decayed_weights,
+)
+from gradtx.transforms.ema_nesterov import (
+    EmaNesterovState as EmaNesterovState,
+    ema_nesterov as ema_nesterov,
 )
 from gradtx.transforms.grokfast import (
     GrokfastEmaState as GrokfastEmaState,
@@ -409,6 +446,11 @@ from gradtx.transforms.plateau import (
     reduce_on_plateau as reduce_on_plateau,
 )
 from gradtx.transforms.projecting import project as project
+from gradtx.transforms.radius import (
+    floor_update_ratio as floor_update_ratio,
+    keep_radius as keep_radius,
+    radial_brake as radial_brake,
+)
 from gradtx.transforms.scaling import (
     ScaleByScheduleState as ScaleByScheduleState,
     scale as scale,
@@ -527,6 +569,7 @@ from gradtx.schedules.decay import (
     inverse_time_decay as inverse_time_decay,
     linear_schedule as linear_schedule,
     polynomial_schedule as polynomial_schedule,
+    power_cooldown_schedule as power_cooldown_schedule,
     relative_step_schedule as relative_step_schedule,
 )
 from gradtx.schedules.piecewise import (

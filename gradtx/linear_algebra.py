@@ -181,6 +181,26 @@ def orthogonal_iteration(x: Array, basis: Array) -> Array:
     return x if x.size == 0 else jnp.linalg.qr(x @ basis)[0]
 
 
+def spectral_norm_bound(x: Array) -> Array:
+    r"""A lower bound of the spectral norms of Hermitian matrices, seldom less than 0.7 of them.
+
+    .. math:: \frac{\lVert X^3 e_j \rVert}{\lVert X^2 e_j \rVert}, \qquad
+        j = \arg\max_j \lVert X e_j \rVert
+
+    Of shape ``(..., 1, 1)``. Source: the bound of X.-L. Li, Stochastic Hessian Fittings with Lie
+    Groups, 2024, arXiv:2402.11858, for matrices that are not Hermitian.
+
+    >>> float(spectral_norm_bound(jnp.diag(jnp.array([3.0, 4.0])))[0, 0])
+    4.0
+    """
+    largest = jnp.max(jnp.abs(x), (-2, -1), keepdims=True)
+    x = divide(x, largest)
+    most = jnp.argmax(jnp.sum(abs_sq(x), -2, keepdims=True), -1, keepdims=True)
+    v = x @ jnp.take_along_axis(x, most, -1)
+    size, longer = (jnp.sqrt(jnp.sum(abs_sq(y), (-2, -1), keepdims=True)) for y in (v, x @ v))
+    return largest * divide(longer, size)
+
+
 def eigen_inverse_root(x: Array, root: int, eps: Any) -> Array:
     r""":math:`(x + \epsilon I)^{-1/p}` of positive matrices, by their eigenvalues.
 

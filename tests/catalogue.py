@@ -261,6 +261,22 @@ CATALOGUE: dict[str, Entry] = {
         bad=(*RATES, {"learning_rate": 0.1, "decay": 1.0}),
         rows=False,
     ),
+    "scale_by_dion2": Entry(
+        lambda: gradtx.scale_by_dion2(ns_coeffs="standard", weight_dimension_numbers=as_matrices),
+        bad=({"fraction": 0.0}, {"decay": 1.0}, {"eps": -1.0}, {"ns_steps": 0}),
+        rows=False,
+    ),
+    "dion2": Entry(
+        lambda: gradtx.dion2(0.02), bad=(*RATES, {"learning_rate": 0.1, "decay": 1.0}), rows=False
+    ),
+    "scale_by_dion3": Entry(
+        lambda: gradtx.scale_by_dion3(ns_coeffs="standard", weight_dimension_numbers=as_matrices),
+        bad=({"fraction": 0.0}, {"b2": 1.0}, {"eps": -1.0}, {"ns_coeffs": "bronze"}),
+        rows=False,
+    ),
+    "dion3": Entry(
+        lambda: gradtx.dion3(0.02), bad=(*RATES, {"learning_rate": 0.1, "decay": 1.0}), rows=False
+    ),
     "scion": Entry(
         lambda: gradtx.scion(0.02),
         bad=(*RATES, {"learning_rate": 0.1, "radius": -1.0}),
@@ -278,6 +294,16 @@ CATALOGUE: dict[str, Entry] = {
         bad=({"inner": gradtx.identity(), "learning_rate": -0.1},),
         rows=False,
     ),
+    "radial_brake": Entry(
+        lambda: gradtx.radial_brake(0.5, 0.9), bad=({"outward": -0.1},), rows=False
+    ),
+    "keep_radius": Entry(lambda: gradtx.keep_radius(), rows=False),
+    "floor_update_ratio": Entry(
+        lambda: gradtx.floor_update_ratio(0.1, each_output=True), bad=({"ratio": -0.1},), rows=False
+    ),
+    "ema_nesterov": Entry(
+        lambda: gradtx.ema_nesterov(0.5, 0.8), bad=({"step_size": -0.1}, {"decay": 1.0})
+    ),
     "qk_clip": Entry(
         lambda: gradtx.qk_clip({"*": gradtx.ClippedHeads(-1)}, 50.0),
         bad=({"heads": {}, "threshold": 0.0},),
@@ -291,6 +317,46 @@ CATALOGUE: dict[str, Entry] = {
         lambda: gradtx.galore(0.02, rank=1, update_proj_gap=2),
         bad=(*SIGNED, {"learning_rate": 0.1, "rank": 0}),
         optax=lambda: optax.contrib.galore(0.02, rank=1, update_proj_gap=2),
+        rows=False,
+    ),
+    "scale_by_fira": Entry(
+        lambda: gradtx.scale_by_fira(rank=1, update_proj_gap=2),
+        bad=({"rank": 0}, {"update_proj_gap": 0}, {"growth": 0.0}),
+        rows=False,
+    ),
+    "fira": Entry(
+        lambda: gradtx.fira(0.02, rank=1, update_proj_gap=2),
+        bad=(*RATES, {"learning_rate": 0.1, "rank": 0}),
+        rows=False,
+    ),
+    "scale_by_apollo": Entry(
+        lambda: gradtx.scale_by_apollo(rank=1, update_proj_gap=2, whole=True),
+        bad=({"rank": 0}, {"update_proj_gap": 0}, {"key": "x"}),
+        rows=False,
+    ),
+    "apollo": Entry(
+        lambda: gradtx.apollo(0.02, rank=1, update_proj_gap=2),
+        bad=(*RATES, {"learning_rate": 0.1, "rank": 0}),
+        rows=False,
+    ),
+    "scale_by_splus": Entry(
+        lambda: gradtx.scale_by_splus(precondition_frequency=2),
+        bad=({"b1": 1.0}, {"max_precond_dim": 0}, {"other_scale": -1.0}),
+        rows=False,
+    ),
+    "splus": Entry(
+        lambda: gradtx.splus(0.02, precondition_frequency=2, staggered=True),
+        bad=(*RATES, {"learning_rate": 0.1, "precondition_frequency": 0}),
+        rows=False,
+    ),
+    "scale_by_conda": Entry(
+        lambda: gradtx.scale_by_conda(update_proj_gap=2),
+        bad=({"b1": 1.0}, {"update_proj_gap": 0}, {"eps": -1.0}),
+        rows=False,
+    ),
+    "conda": Entry(
+        lambda: gradtx.conda(0.02, update_proj_gap=2),
+        bad=(*RATES, {"learning_rate": 0.1, "update_proj_gap": 0}),
         rows=False,
     ),
     "scale_by_soap": Entry(
@@ -331,6 +397,16 @@ CATALOGUE: dict[str, Entry] = {
     "kl_soap": Entry(
         lambda: gradtx.kl_soap(0.02, precondition_frequency=2),
         bad=RATES,
+        rows=False,
+    ),
+    "scale_by_kron": Entry(
+        lambda: gradtx.scale_by_kron(max_size_triangular=4),
+        bad=({"b1": 1.0}, {"max_size_triangular": -1}, {"key": "x"}, {"max_rms": -1.0}),
+        rows=False,
+    ),
+    "kron": Entry(
+        lambda: gradtx.kron(0.02),
+        bad=(*RATES, {"learning_rate": 0.1, "preconditioner_update_probability": 1.5}),
         rows=False,
     ),
     "scale_by_shampoo": Entry(

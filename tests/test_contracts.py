@@ -596,7 +596,8 @@ def test_like_optax(name):
 
 
 # The parameters after their step are so large that the squares of these are infinite.
-GROWING = {"scale_by_param_block_norm", "scale_by_param_block_rms", "sizes_and_directions"}
+GROWING = {"floor_update_ratio", "sizes_and_directions"}
+GROWING |= {"scale_by_param_block_norm", "scale_by_param_block_rms"}
 
 
 @some("adafactor", "asam", "came", "ftrl", "mechanize", "scale_by_adadelta", "scale_by_adopt")

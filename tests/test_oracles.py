@@ -17,19 +17,24 @@ TESTS = pathlib.Path(__file__).parent
 
 # In none of the libraries that are tested beside.
 NOWHERE = (
-    "adabound adagrad_decay adam_mini adamuon came diffgrad laprop mars_adamw mars_lion muown "
-    "normuon polargrad qhadam rowwise_adagrad rowwise_adam scion soap_muon stable_adamw tiger"
+    "adabound adagrad_decay adam_mini adamuon apollo came conda diffgrad dion2 dion3 fira kron "
+    "laprop mars_adamw mars_lion muown normuon polargrad qhadam rowwise_adagrad rowwise_adam "
+    "scion soap_muon splus stable_adamw tiger"
 )
 # Links from papers; they train nothing by themselves.
 LINKS = {
     "add_cautious_decayed_weights",
     "cautious",
+    "ema_nesterov",
+    "floor_update_ratio",
     "grokfast_ema",
     "grokfast_ma",
     "hyperball",
+    "keep_radius",
     "mars",
     "mechanize",
     "qk_clip",
+    "radial_brake",
     "scale_by_backtracking_linesearch",
     "scale_by_distance_over_gradients",
 }

@@ -77,15 +77,23 @@ def _decaying(rate):
 
 OTHER_SETTINGS = {
     "adamuon": lambda: gradtx.adamuon(_decaying(0.2)),
+    "apollo": lambda: gradtx.apollo(_decaying(0.1), rank=4),
     "asgd": lambda: gradtx.asgd(0.1),
+    "conda": lambda: gradtx.conda(_decaying(0.1), update_proj_gap=100),
     "dadapt_adamw": lambda: gradtx.dadapt_adamw(_decaying(0.1), estim_lr0=0.1),
+    "dion2": lambda: gradtx.dion2(_decaying(0.2), 1.0),
+    "dion3": lambda: gradtx.dion3(_decaying(0.2), 1.0),
     "dowg": lambda: gradtx.dowg(init_estim_sq_dist=0.01),
+    "fira": lambda: gradtx.fira(_decaying(0.1), rank=4, update_proj_gap=100),
     "galore": lambda: gradtx.galore(0.1, rank=4, update_proj_gap=100),
     "injected": lambda: gradtx.inject_hyperparams(gradtx.adam)(_decaying(0.1)),
     "lars": lambda: gradtx.lars(0.3, weight_decay=0.01, trust_coefficient=0.1),
     "muown": lambda: gradtx.muown(_decaying(0.2)),
     "normuon": lambda: gradtx.normuon(_decaying(0.2)),
     "prodigy": lambda: gradtx.prodigy(_decaying(1.0), estim_lr0=0.05),
+    "splus": lambda: gradtx.splus(
+        _decaying(0.3), 0.9, 0.999, 0.0, None, 10, max_precond_dim=4, other_scale=0.1
+    ),
     "scion": lambda: gradtx.scion(_decaying(0.05), radius=3.0, other_radius=3.0, constrained=False),
 }
 
@@ -172,7 +180,10 @@ def run(tx):
 # Their step leads to a place, so the rounding of the parameter they see is in it: 0.4 % of that.
 PLACED = ("adagrad_da", "asam", "cocob", "ftrl", "gsam", "lookahead", "madgrad", "muown", "sam")
 # Signs turn where a momentum is nearly zero, singular vectors where values are nearly equal.
-TURNING = ("adamuon", "galore", "kl_shampoo", "lion", "mars_lion")
+TURNING = (
+    *("adamuon", "conda", "dion2", "dion3", "fira", "galore", "kl_shampoo", "lion", "mars_lion"),
+    "splus",
+)
 # Where few gradients have been, rounding chooses the basis, and a small second moment magnifies it.
 SETTLING = ("kl_soap", "soap_muon")
 

@@ -11,13 +11,14 @@ ROWS, COLUMNS = 512, 256
 MATRIX = ROWS * COLUMNS
 SIDES = ROWS + COLUMNS
 SQUARES = ROWS**2 + COLUMNS**2
-RANK, PAIRS = 1, 3  # of galore and lbfgs, in the catalogue
+RANK, PAIRS = 1, 3  # of galore, apollo and fira, and of lbfgs, in the catalogue
 
 # float32 numbers kept for a matrix of ROWS x COLUMNS; scalars such as counters not included.
 KEPT = {
     0: "sign_sgd fromage noisy_sgd polyak_sgd proximal_gradient_descent",
     MATRIX: "sgd adagrad proximal_adagrad lion lars asgd tiger signum muon momo "
-    "optimistic_gradient_descent dog dowg schedule_free_sgd polargrad scion",
+    "optimistic_gradient_descent dog dowg schedule_free_sgd polargrad scion "
+    "dion2",
     2 * MATRIX: "adam adamw rmsprop lamb stable_adamw ftrl laprop qhadam adabound adabelief adamax "
     "adamaxw nadam nadamw radam yogi acprop adopt simplified_ademamix adadelta rprop momo_adam "
     "sophia mars_lion adagrad_da schedule_free_adamw adamuon",
@@ -29,16 +30,21 @@ KEPT = {
     MATRIX
     + ROWS: "rowwise_adam adagrad_decay",  # a second moment, or a number of decays, for each row
     MATRIX + 1: "novograd",  # a second moment for each layer
-    MATRIX + COLUMNS: "adam_mini normuon",  # a second moment for each output
+    MATRIX + COLUMNS: "adam_mini dion3 normuon",  # a second moment for each output
     MATRIX + 4 * COLUMNS: "muown",  # the size of each output, its moments, its direction's length
     MATRIX + SIDES: "sm3",  # a momentum, and a maximum for each row and column
     MATRIX + SIDES + 1: "adafactor",  # with the catalogue's momentum; the 1 is what is not factored
     MATRIX + 2 * SIDES + 1: "came",  # the momentum, its second moment and its instability
     2 * MATRIX
-    + 2 * SQUARES: "soap soap_muon shampoo",  # Adam's moments; Gram matrices, and bases or roots
+    + 2 * SQUARES: "soap soap_muon shampoo "  # Adam's moments; Gram matrices, and bases or roots
+    "splus",  # a momentum and an average of the parameters; the same
     2 * MATRIX + 2 * SQUARES + SIDES: "kl_soap",  # eigenvalues too
+    2 * MATRIX + COLUMNS**2: "conda",  # Adam's moments, and a basis of the shorter side
+    MATRIX + SQUARES: "kron",  # a momentum, and a triangular factor for each side
     MATRIX + 2 * SQUARES + SIDES: "kl_shampoo",  # and no second moment of entries
     (2 * PAIRS + 3) * MATRIX: "lbfgs",  # differences, the last point and gradient, and the next
+    2 * RANK * ROWS + 1: "apollo",  # moments of the projection, and a norm
+    RANK * (2 * ROWS + COLUMNS) + 1: "fira",  # and the projector
     RANK * (2 * COLUMNS + ROWS): "galore",  # moments of the projection, and the projector
 }
 COUNTS = {name: count for count, names in KEPT.items() for name in names.split()}

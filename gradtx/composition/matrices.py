@@ -4,12 +4,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from gradtx.composition.groups import partition
-from gradtx.engine.matrices import MatrixDimensions
+from gradtx.engine.lift import refused_rows
+from gradtx.engine.matrices import MatrixDimensions, as_matrices
+from gradtx.numerics import cast, widen
 from gradtx.pair import GradientTransformation
-from gradtx.paths import is_leaf, leaves_with_path
-from gradtx.types import Params, PyTree
+from gradtx.paths import aligned, is_leaf, leaves_with_path
+from gradtx.rows import is_rows
+from gradtx.types import Array, Params, PyTree, Updates
 
 
 class MuonDimensionNumbers(NamedTuple):
@@ -47,6 +51,44 @@ def dimension_numbers(given: Any) -> Callable[[PyTree], PyTree]:
         return given(tree) if callable(given) else given
 
     return numbers
+
+
+def each_matrix(
+    name: str,
+    function: Callable[..., Array],
+    given: Any,
+    updates: Updates,
+    params: Params,
+    *others: PyTree,
+) -> Updates:
+    """New updates of the leaves that are matrices; the other leaves stay as they are.
+
+    Args:
+        name: the transformation's, for errors.
+        function: ``(updates, matrices, *others) -> updates``, batches ``(n, rows, columns)``.
+        given: which leaves are matrices, as in :func:`matrices_and_others`.
+        updates: the updates.
+        params: the matrices.
+        others: trees like them of what else the function takes.
+
+    Raises:
+        TypeError: the update of a matrix is `Rows`.
+    """
+    leaves, treedef = leaves_with_path(updates)
+    problem = f"{name}: updates and parameters are different trees"
+    columns = [aligned(problem, updates, treedef, tree) for tree in (params, *others)]
+    numbers = MatrixDimensions(dimension_numbers(given), MuonDimensionNumbers).of(name, params)
+    out = []
+    for (path, u), number, p, *rest in zip(leaves, numbers, *columns, strict=True):
+        if u is None or number is None:
+            out.append(u)
+            continue
+        if is_rows(u):
+            raise refused_rows(name, path)
+        how = as_matrices(name, path, p.shape, number)
+        new = function(how.take(widen(u)), how.take(widen(jnp.asarray(p))), *rest)
+        out.append(cast(how.put(new), u.dtype))
+    return treedef.unflatten(out)
 
 
 def matrices_and_others(

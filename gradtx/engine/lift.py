@@ -208,6 +208,13 @@ class Leaves:
         """The indices of the leaves that have a gradient."""
         return [i for i, g in enumerate(self.gradients) if g is not None]
 
+    @functools.cached_property
+    def drawn(self) -> dict[int, dict[str, Any]]:
+        """The keys of each leaf that has a gradient, by its index."""
+        there = self.there()
+        keys = {n: jax.random.split(k, max(len(there), 1)) for n, k in self.keys.items()}
+        return {i: {n: k[j] for n, k in keys.items()} for j, i in enumerate(there)}
+
     def held(self, i: int) -> dict[str, Any]:
         """The slots of a leaf, as they are kept."""
         return {name: column[i] for name, column in self.slots.items()}
@@ -340,14 +347,10 @@ def each_leaf(rule: Rule) -> Transform:
         if given.skipped is not None:
             applied = given.skipped.over(function, rule.zero_gradient, takes_params)
         there = given.there()
-        keys = {
-            n: dict(zip(there, jax.random.split(k, max(len(there), 1)), strict=False))
-            for n, k in given.keys.items()
-        }
         dense, results = [], {}
         for i in there:
             g, p = given.gradients[i], given.params[i]
-            drawn = {n: of_leaf[i] for n, of_leaf in keys.items()}
+            drawn = given.drawn[i]
             if is_rows(g):
                 if not rule.on_rows:
                     raise refused_rows(given.label, given.paths[i])

@@ -205,7 +205,8 @@ def matrixwise(
         state: a state class, as in :func:`elementwise`.
         rule: ``(g, s, t) -> (direction, {name: new factor})`` of a batch `g` of shape
             ``(n, rows, columns)``; each factor has the batch in front. ``s.group`` numbers the
-            batches of a tree from 0, and a `Key` is another one in each.
+            batches of a tree from 0, and a `Key` is another one in each; leaves that go through a
+            rule by themselves have their own.
         dimensions: which axes of each leaf are rows and columns, and which leaves are not matrices:
             those go through `on_entries` or `on_others` only.
         slots: ``p -> {name: array}``, slots of the shape of the parameter: those of `on_entries` if
@@ -220,7 +221,7 @@ def matrixwise(
         on_others: without `on_entries`, a rule as in :func:`leafwise` for leaves that are not
             matrices; those are left as they are unless it is given.
         slots_of_others: ``p -> {name: array}``, slots that `on_others` has besides `slots`. A leaf
-            that is a matrix has None.
+            that is a matrix has None, or the factor of that name.
         start: the initial values of the fields other than slots and counters.
 
     Raises:
@@ -253,8 +254,10 @@ def matrixwise(
             p = leaves[i]
             if p is not None:
                 how = None if number is None else as_matrices(label, paths[i], p.shape, number)
-                made[i] |= {n: None if how is None else f(how, p) for n, f in held.items()}
-                made[i] |= {n: x if how is None else None for n, x in of_others(p).items()}
+                if how is None:
+                    made[i] |= dict.fromkeys(held) | of_others(p)
+                else:
+                    made[i] |= dict.fromkeys(of_others(p)) | {n: f(how, p) for n, f in held.items()}
         return made
 
     alone = on_entries or on_others
@@ -291,13 +294,12 @@ def _in_batches(
             g = given.gradient(i)
             dtypes[i] = g.dtype
             out[i] = widen(g)
-            held = {
-                n: s for n, s in given.held(i).items() if n not in batched.factors and s is not None
-            }
+            factors = () if numbers[i] is None else batched.factors
+            held = {n: s for n, s in given.held(i).items() if n not in factors and s is not None}
             check_shapes(given, i, g.shape, held)
             if alone is not None and (every or numbers[i] is None):
                 loaded = {n: load(s) for n, s in held.items()}
-                out[i], new = call(alone, given, out[i], loaded, given.params[i])
+                out[i], new = call(alone, given, out[i], loaded, given.params[i], given.drawn[i])
                 for n, s in held.items():
                     slots[n][i] = store(s, new[n])
             if numbers[i] is not None:
@@ -306,11 +308,9 @@ def _in_batches(
                     divided_place(path_string(given.paths[i]), how.axes) if known_places() else None
                 )
                 alike.setdefault((how, jax.typeof(out[i]), place), []).append(i)
-        groups = _by_shape(alike)
-        keys = {n: jax.random.split(k, max(len(groups), 1)) for n, k in given.keys.items()}
-        for j, equal in enumerate(groups):
-            drawn = {"group": j, **{n: of_group[j] for n, of_group in keys.items()}}
-            _transform_equal(batched, given, equal, drawn, out, slots)
+        for j, equal in enumerate(_by_shape(alike)):
+            first = equal[0][2][0]
+            _transform_equal(batched, given, equal, {"group": j, **given.drawn[first]}, out, slots)
         return [u if u is None else cast(u, dtypes[i]) for i, u in enumerate(out)], slots
 
     return transform

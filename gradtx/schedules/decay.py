@@ -103,6 +103,49 @@ def linear_schedule(
 
 
 @schedule
+def power_cooldown_schedule(
+    init_value: Number,
+    transition_steps: Number,
+    transition_begin: NonNegative = 0,
+    power: NonNegative = 0.5,
+    end_value: Number = 0.0,
+) -> Callable[[Any], Any]:
+    r"""A constant value, and at the end a fall that is steep at first.
+
+    .. math:: b + (a - b) \left(1 - \left(\frac{c}{n}\right)^p\right), \qquad
+        c = \mathrm{clip}(t - t_0, 0, n)
+
+    Args:
+        init_value: :math:`a`.
+        transition_steps: `n`, the steps of the fall; with 0 or less the value stays `init_value`,
+            with a warning.
+        transition_begin: :math:`t_0 \ge 0`, the steps before it.
+        power: :math:`p \ge 0`; with 1 the fall is linear, above it is steep at the end.
+        end_value: :math:`b`.
+
+    Source: A. Hägele et al., Scaling Laws and Compute-Optimal Training Beyond Fixed Training
+    Durations, 2024, arXiv:2405.18392, with the power 1/2. The fall in the records of
+    https://github.com/KellerJordan/modded-nanogpt/pull/291, :math:`\min(a, k (T - t)^p)`, is
+    ``polynomial_schedule(a, 0.0, p, T - t0, t0)``.
+
+    >>> cooldown = power_cooldown_schedule(1.0, 100, 900)
+    >>> [round(float(cooldown(t)), 3) for t in (900, 925, 1000)]
+    [1.0, 0.5, 0.0]
+    """
+    if _stays("power_cooldown_schedule", transition_steps):
+        return lambda count: init_value
+    whole, begin = steps(transition_steps), steps(transition_begin)
+
+    def value(count: Any) -> Any:
+        gone = jnp.clip(count - begin, 0, whole)
+        fall = (init_value - end_value) * (gone / whole) ** power
+        # The quotient may be rounded to less than 1.
+        return within(jnp.where(gone >= whole, end_value, init_value - fall), init_value, end_value)
+
+    return value
+
+
+@schedule
 def exponential_decay(
     init_value: Number,
     transition_steps: Number,

@@ -5,19 +5,18 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from gradtx.checks import NonNegative
-from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
-from gradtx.engine.lift import needed, refused_rows
+from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers, each_matrix
+from gradtx.engine.lift import needed
 from gradtx.engine.matrices import MatrixDimensions, as_matrices
 from gradtx.linear_algebra import with_root_mean_square
-from gradtx.numerics import abs_sq, cast, widen
+from gradtx.numerics import abs_sq, widen
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     transformation,
     with_extra_args_support,
 )
-from gradtx.paths import aligned, leaves_with_path
-from gradtx.rows import is_rows
+from gradtx.paths import leaves_with_path
 from gradtx.types import Array, DimensionNumbers, Params, Slots, State, Updates
 
 
@@ -71,8 +70,7 @@ def hyperball(
     """
     name = "hyperball"
     tx = with_extra_args_support(inner)
-    given = dimension_numbers(weight_dimension_numbers)
-    dimensions = MatrixDimensions(given, MuonDimensionNumbers)
+    dimensions = MatrixDimensions(dimension_numbers(weight_dimension_numbers), MuonDimensionNumbers)
 
     def init(params: Params) -> State:
         leaves, treedef = leaves_with_path(params)
@@ -89,23 +87,14 @@ def hyperball(
     ) -> tuple[Updates, State]:
         params = needed(name, params)
         moved, inner_state = tx.update(updates, state.inner_state, params, **extra_args)
-        leaves, treedef = leaves_with_path(moved)
-        problem = "hyperball: updates and parameters are different trees"
-        ps, radii = (aligned(problem, moved, treedef, t) for t in (params, state.radius))
-        numbers = dimensions.of(name, params)
-        out = []
-        for (path, u), p, radius, number in zip(leaves, ps, radii, numbers, strict=True):
-            if u is None or radius is None:
-                out.append(u)
-                continue
-            if is_rows(u):
-                raise refused_rows(name, path)
-            how = as_matrices(name, path, p.shape, number)
-            w = how.take(widen(p))
-            step = learning_rate * with_root_mean_square(how.take(widen(u)), radius)
-            new = how.put(with_root_mean_square(w + step, radius))
-            out.append(cast(new - widen(p), u.dtype))
-        return treedef.unflatten(out), HyperballState(state.radius, inner_state)
+
+        def turned(u: Array, w: Array, radius: Array) -> Array:
+            step = learning_rate * with_root_mean_square(u, radius)
+            return with_root_mean_square(w + step, radius) - w
+
+        numbers = weight_dimension_numbers
+        out = each_matrix(name, turned, numbers, moved, params, state.radius)
+        return out, HyperballState(state.radius, inner_state)
 
     return GradientTransformationExtraArgs(init, update)
 

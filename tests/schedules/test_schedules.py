@@ -34,6 +34,7 @@ OWN = {
     "cosine_restarts_schedule": (1.0, 10, 1.5, 0.5, 0.1),
     "half_life_schedule": (0.5, 0.9999, 40),
     "inverse_time_decay": (1.0, 10, 0.5, True),
+    "power_cooldown_schedule": (1.0, 40, 5, 0.5, 0.1),
     "relative_step_schedule": (0.5,),
     "stretch_schedule": (gradtx.linear_schedule(1.0, 0.1, 40), 3, 2, 1),
 }

@@ -1,0 +1,195 @@
+"""APOLLO."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.checks import Decay, NonNegative, Number, Positive, PositiveCount, check_integer
+from gradtx.composition.chain import chain
+from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
+from gradtx.engine.matrices import MatrixDimensions, matrixwise
+from gradtx.numerics import Step, divide, precise
+from gradtx.numerics.keys import check_key, own_key
+from gradtx.optimizers.fira import limited, moments_of, of_low_rank, row_norms, tall
+from gradtx.optimizers.soap import adam_of
+from gradtx.pair import GradientTransformation, optimizer, transformation
+from gradtx.paths import Where
+from gradtx.transforms.decay import add_decayed_weights
+from gradtx.transforms.scaling import scale_by_learning_rate
+from gradtx.types import Array, Counter, DType, Slots
+
+
+class ScaleByApolloState(NamedTuple):
+    """count: i32[]; mu, nu: Adam's moments, of a matrix those of its projection.
+
+    Of a matrix, whose longer side has `n` entries, mu and nu are ``(batch, n, r)`` and size, real,
+    is ``(batch, 1, 1)``. Of a leaf that is no matrix size is None.
+    """
+
+    count: Counter
+    mu: Slots
+    nu: Slots
+    size: Slots
+
+
+@transformation
+def scale_by_apollo(
+    rank: int = 256,
+    update_proj_gap: PositiveCount = 200,
+    scale: Number = 1.0,
+    b1: Decay = 0.9,
+    b2: Decay = 0.999,
+    eps: NonNegative = 1e-8,
+    growth: Positive = 1.01,
+    *,
+    whole: bool = False,
+    key: Any = 0,
+    mu_dtype: DType | None = None,
+    weight_dimension_numbers: Any = None,
+) -> GradientTransformation:
+    r"""Scale rows of a gradient as Adam scales them in a random subspace of low rank.
+
+    For a matrix with at least as many rows as columns; another one is transposed:
+
+    .. math::
+        h_t &= g_t P, \qquad P_{jk} \sim N(0, 1/r), \qquad a_t = \mathrm{Adam}(h_t), \qquad
+        d_t = \mathrm{diag}\!\left(\frac{\lVert a_{t,i} \rVert}{\lVert h_{t,i} \rVert}\right) g_t,
+            \\
+        u_t &= \alpha \frac{\rho_t}{\lVert d_t \rVert_F}\, d_t, \qquad
+        \rho_t = \min(\lVert d_t \rVert_F, \gamma \rho_{t-1})
+
+    with rows :math:`a_{t,i}`. Leaves that are not matrices take the steps of
+    :func:`scale_by_adam`.
+
+    Args:
+        rank: :math:`r \ge 1`, at most the shorter side of a matrix.
+        update_proj_gap: :math:`T \ge 1`, after how many steps `P` is drawn anew.
+        scale: :math:`\alpha`; the root of what the authors call the scale.
+        b1: decay of the first moment, in :math:`[0, 1)`.
+        b2: decay of the second moment, in :math:`[0, 1)`.
+        eps: added to the root of the second moment.
+        growth: :math:`\gamma > 0`, by how much the norm of the direction may grow in a step; after
+            a direction of zero it is not limited.
+        whole: one factor :math:`\lVert a_t \rVert_F / \lVert h_t \rVert_F` for the whole matrix, as
+            in APOLLO-Mini.
+        key: a random key or an integer seed.
+        mu_dtype: the type of the first moment; the parameter's unless given.
+        weight_dimension_numbers: as in :func:`scale_by_soap`.
+
+    State: `ScaleByApolloState`. `P` is not kept but made of `key`, the step and the shape, so that
+    matrices of one shape share it; in the authors' code each matrix has its own.
+
+    Raises:
+        ValueError: `rank` is less than 1.
+        TypeError: `key` is neither a key nor an integer.
+
+    The authors' code adds epsilon before the bias correction, 1e-8 to norms that it divides by, and
+    limits the growth before both.
+
+    Source: H. Zhu et al., APOLLO: SGD-like Memory, AdamW-level Performance, 2024,
+    arXiv:2412.05270, algorithm 1, with the limit of X. Chen et al., Fira, 2024, arXiv:2410.01623.
+
+    >>> tx = scale_by_apollo(rank=1)
+    >>> tx.init(jnp.zeros((6, 4))).mu.shape
+    (1, 6, 1)
+    """
+    check_integer("scale_by_apollo", "rank", rank)
+    check_key("scale_by_apollo", "key", key)
+    adam = adam_of(b1, b2, eps)
+
+    @precise
+    def rule(g: Array, s: Any, t: Step) -> Any:
+        x = tall(g)
+        _, *sides = x.shape
+        drawn = own_key(key)
+        for number in (*sides, (t.count - 1) // update_proj_gap):
+            drawn = jax.random.fold_in(drawn, number)
+        r = s.mu.shape[-1]
+        kind = jnp.complex64 if jnp.iscomplexobj(g) else jnp.float32
+        low = x @ jax.random.normal(drawn, (sides[1], r), kind).astype(x.dtype) / r**0.5
+        a, moments = adam(low, s, t)
+        axes = (-2, -1) if whole else -1
+        d, size = limited(x * divide(row_norms(a, axes), row_norms(low, axes)), s.size, growth)
+        u = scale * d
+        return u if x is g else u.mT, moments | {"size": size}
+
+    return matrixwise(
+        ScaleByApolloState,
+        rule,
+        MatrixDimensions(dimension_numbers(weight_dimension_numbers), MuonDimensionNumbers),
+        factors=of_low_rank(rank, mu_dtype),
+        on_others=adam,
+        slots_of_others=moments_of(mu_dtype),
+    )
+
+
+@optimizer
+def apollo(
+    learning_rate: NonNegative,
+    rank: int = 256,
+    update_proj_gap: PositiveCount = 200,
+    scale: Number = 1.0,
+    b1: Decay = 0.9,
+    b2: Decay = 0.999,
+    eps: NonNegative = 1e-8,
+    weight_decay: NonNegative = 0.0,
+    mask: Where | None = None,
+    *,
+    growth: Positive = 1.01,
+    whole: bool = False,
+    key: Any = 0,
+    mu_dtype: DType | None = None,
+    weight_dimension_numbers: Any = None,
+) -> GradientTransformation:
+    r"""APOLLO: descent whose rows are scaled as by Adam, which sees a random projection of them.
+
+    .. math:: \theta_t = \theta_{t-1} - \eta \left( \alpha\, \mathrm{diag}\!\left(
+        \frac{\lVert a_{t,i} \rVert}{\lVert (g_t P)_i \rVert}\right) g_t + \lambda \theta_{t-1}
+        \right), \qquad a_t = \mathrm{Adam}(g_t P)
+
+    limited in growth, as :func:`scale_by_apollo` says. Leaves that are not matrices take the steps
+    of :func:`adamw`. APOLLO-Mini is ``apollo(rate, rank=1, scale=128**0.5, whole=True)``.
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule. The authors use 0.01.
+        rank: as in :func:`scale_by_apollo`, as are all but the following.
+        update_proj_gap: after how many steps `P` is drawn anew.
+        scale: :math:`\alpha`.
+        b1: decay of the first moment.
+        b2: decay of the second moment.
+        eps: added to the root.
+        weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
+        mask: which parameters decay, as in :func:`add_decayed_weights`.
+        growth: by how much the norm of the direction may grow in a step.
+        whole: one factor for the whole matrix.
+        key: a random key or an integer seed.
+        mu_dtype: the type of the first moment.
+        weight_dimension_numbers: which leaves are matrices, and how.
+
+    Source: H. Zhu et al., APOLLO: SGD-like Memory, AdamW-level Performance, 2024,
+    arXiv:2412.05270, algorithm 1.
+
+    >>> import gradtx
+    >>> tx = apollo(gradtx.linear_schedule(0.1, 0.0, 300), rank=1)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((2, 2)), tx, max_steps=300)
+    >>> bool(jnp.allclose(found.params, 1, atol=5e-2))
+    True
+    """
+    return chain(
+        scale_by_apollo(
+            rank,
+            update_proj_gap,
+            scale,
+            b1,
+            b2,
+            eps,
+            growth,
+            whole=whole,
+            key=key,
+            mu_dtype=mu_dtype,
+            weight_dimension_numbers=weight_dimension_numbers,
+        ),
+        add_decayed_weights(weight_decay, mask),
+        scale_by_learning_rate(learning_rate),
+    )

@@ -1,0 +1,239 @@
+"""Fira."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from gradtx.checks import Decay, NonNegative, Number, Positive, PositiveCount, check_integer
+from gradtx.composition.chain import chain
+from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
+from gradtx.engine.matrices import FactorFn, Matrices, MatrixDimensions, matrixwise
+from gradtx.numerics import (
+    Step,
+    abs_sq,
+    accumulator_dtype,
+    compute_dtype,
+    divide,
+    precise,
+    zeros_like,
+)
+from gradtx.numerics.control import branch
+from gradtx.optimizers.soap import adam_of, finite_or
+from gradtx.pair import GradientTransformation, optimizer, transformation
+from gradtx.paths import Where
+from gradtx.transforms.decay import add_decayed_weights
+from gradtx.transforms.scaling import scale_by_learning_rate
+from gradtx.types import Array, Counter, DType, Slots
+
+
+class ScaleByFiraState(NamedTuple):
+    """count: i32[]; mu, nu: Adam's moments, of a matrix those of its projection.
+
+    Of a matrix, whose longer side has `n` entries and whose shorter one `m`, mu and nu are
+    ``(batch, n, r)``, projector is ``(batch, m, r)`` and size, real, ``(batch, 1, 1)``. Of a leaf
+    that is no matrix these two are None.
+    """
+
+    count: Counter
+    mu: Slots
+    nu: Slots
+    projector: Slots
+    size: Slots
+
+
+def of_low_rank(rank: int, mu_dtype: Any) -> dict[str, FactorFn]:
+    """Adam's moments of the projection of a matrix, and a size."""
+
+    def shape(matrices: Matrices) -> tuple[int, int, int]:
+        count, *sides = matrices.sizes
+        return count, max(sides), min(rank, *sides)
+
+    def mu(matrices: Matrices, p: Array) -> Array:
+        return jnp.zeros(shape(matrices), mu_dtype or p.dtype)
+
+    def nu(matrices: Matrices, p: Array) -> Array:
+        return jnp.zeros(shape(matrices), accumulator_dtype(p))
+
+    def size(matrices: Matrices, p: Array) -> Array:
+        return jnp.zeros((matrices.sizes[0], 1, 1), accumulator_dtype(p))
+
+    return {"mu": mu, "nu": nu, "size": size}
+
+
+def tall(x: Array) -> Array:
+    """Matrices with at least as many rows as columns: these, or transposed."""
+    return x.mT if x.shape[-2] < x.shape[-1] else x
+
+
+def row_norms(x: Array, axes: Any = -1) -> Array:
+    """The norm of each row, or of what else `axes` sum over."""
+    return jnp.sqrt(jnp.sum(abs_sq(x), axes, keepdims=True))
+
+
+def limited(x: Array, before: Array, growth: Any) -> tuple[Array, Array]:
+    """Matrices whose norm is at most `growth` times that before, if there was one; the norms."""
+    size = row_norms(x, (-2, -1))
+    new = jnp.where(before > 0, jnp.minimum(size, growth * before), size)
+    return x * divide(new, size), new
+
+
+@transformation
+def scale_by_fira(
+    rank: int = 128,
+    update_proj_gap: PositiveCount = 200,
+    scale: Number = 1.0,
+    b1: Decay = 0.9,
+    b2: Decay = 0.999,
+    eps: NonNegative = 1e-8,
+    growth: Positive = 1.01,
+    *,
+    mu_dtype: DType | None = None,
+    weight_dimension_numbers: Any = None,
+) -> GradientTransformation:
+    r"""Adam in a subspace of low rank, and outside of it gradients scaled as Adam scales inside.
+
+    For a matrix with at least as many rows as columns; another one is transposed:
+
+    .. math::
+        h_t &= g_t P, \qquad a_t = \mathrm{Adam}(h_t), \qquad
+        r_t = \mathrm{diag}\!\left(\frac{\lVert a_{t,i} \rVert}{\lVert h_{t,i} \rVert}\right)
+            (g_t - \alpha h_t P^*), \\
+        u_t &= \alpha\, a_t P^* + \frac{\rho_t}{\lVert r_t \rVert_F}\, r_t, \qquad
+        \rho_t = \min(\lVert r_t \rVert_F, \gamma \rho_{t-1})
+
+    with rows :math:`a_{t,i}`, and `P` the first `r` right singular vectors of :math:`g_t` at every
+    `T`-th step from the first on. Leaves that are not matrices take the steps of
+    :func:`scale_by_adam`.
+
+    Args:
+        rank: :math:`r \ge 1`, at most the shorter side of a matrix.
+        update_proj_gap: :math:`T \ge 1`, steps from one projector to the next. Between them no
+            decomposition is computed. Singular vectors that are not finite are not taken.
+        scale: :math:`\alpha`.
+        b1: decay of the first moment, in :math:`[0, 1)`.
+        b2: decay of the second moment, in :math:`[0, 1)`.
+        eps: added to the root of the second moment.
+        growth: :math:`\gamma > 0`, by how much the part outside may grow in a step; after a step
+            without that part it is not limited.
+        mu_dtype: the type of the first moment; the parameter's unless given.
+        weight_dimension_numbers: as in :func:`scale_by_soap`.
+
+    State: `ScaleByFiraState`.
+
+    Raises:
+        ValueError: `rank` is less than 1.
+
+    The authors' code adds epsilon before the bias correction, and 1e-8 to norms that it divides by.
+
+    Source: X. Chen et al., Fira: Can We Achieve Full-rank Training of LLMs Under Low-rank
+    Constraint?, 2024, arXiv:2410.01623.
+
+    >>> tx = scale_by_fira(rank=1)
+    >>> tx.init(jnp.zeros((6, 4))).mu.shape
+    (1, 6, 1)
+    """
+    check_integer("scale_by_fira", "rank", rank)
+    adam = adam_of(b1, b2, eps)
+
+    def projector(matrices: Matrices, p: Array) -> Array:
+        count, *sides = matrices.sizes
+        return jnp.zeros((count, min(sides), min(rank, *sides)), compute_dtype(p.dtype))
+
+    @precise
+    def rule(g: Array, s: Any, t: Step) -> Any:
+        x = tall(g)
+
+        def fresh(old: Array) -> Array:
+            found = jnp.linalg.svd(x, full_matrices=False)[2].mT.conj()
+            return finite_or(found[..., : old.shape[-1]], old)
+
+        p = branch((t.count - 1) % update_proj_gap == 0, fresh, lambda old: old, s.projector)
+        low = x @ p
+        a, moments = adam(low, s, t)
+        rest = divide(row_norms(a), row_norms(low)) * (x - scale * low @ p.mT.conj())
+        rest, size = limited(rest, s.size, growth)
+        u = scale * a @ p.mT.conj() + rest
+        return u if x is g else u.mT, moments | {"projector": p, "size": size}
+
+    return matrixwise(
+        ScaleByFiraState,
+        rule,
+        MatrixDimensions(dimension_numbers(weight_dimension_numbers), MuonDimensionNumbers),
+        factors=of_low_rank(rank, mu_dtype) | {"projector": projector},
+        on_others=adam,
+        slots_of_others=moments_of(mu_dtype),
+    )
+
+
+def moments_of(mu_dtype: Any) -> Any:
+    """Adam's moments of a leaf."""
+
+    def moments(p: Array) -> dict[str, Array]:
+        return {"mu": zeros_like(p, mu_dtype), "nu": zeros_like(p, accumulator_dtype(p))}
+
+    return moments
+
+
+@optimizer
+def fira(
+    learning_rate: NonNegative,
+    rank: int = 128,
+    update_proj_gap: PositiveCount = 200,
+    scale: Number = 1.0,
+    b1: Decay = 0.9,
+    b2: Decay = 0.999,
+    eps: NonNegative = 1e-8,
+    weight_decay: NonNegative = 0.0,
+    mask: Where | None = None,
+    *,
+    growth: Positive = 1.01,
+    mu_dtype: DType | None = None,
+    weight_dimension_numbers: Any = None,
+) -> GradientTransformation:
+    r"""Fira: Adam in a subspace of low rank, as GaLore, with steps outside of it too.
+
+    .. math:: \theta_t = \theta_{t-1} - \eta \left( \alpha\, a_t P^* + \bar r_t
+        + \lambda \theta_{t-1} \right), \qquad a_t = \mathrm{Adam}(g_t P)
+
+    where :math:`\bar r_t` is what of :math:`g_t` is outside, each row multiplied by
+    :math:`\lVert a_{t,i} \rVert / \lVert (g_t P)_i \rVert`, and together limited in growth, as
+    :func:`scale_by_fira` says. Leaves that are not matrices take the steps of :func:`adamw`.
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        rank: as in :func:`scale_by_fira`, as are all but the following.
+        update_proj_gap: steps from one projector to the next.
+        scale: :math:`\alpha`; the authors use 0.25 or 1.
+        b1: decay of the first moment.
+        b2: decay of the second moment.
+        eps: added to the root.
+        weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
+        mask: which parameters decay, as in :func:`add_decayed_weights`.
+        growth: by how much the part outside may grow in a step.
+        mu_dtype: the type of the first moment.
+        weight_dimension_numbers: which leaves are matrices, and how.
+
+    Source: X. Chen et al., Fira: Can We Achieve Full-rank Training of LLMs Under Low-rank
+    Constraint?, 2024, arXiv:2410.01623.
+
+    >>> import gradtx
+    >>> tx = fira(gradtx.linear_schedule(0.1, 0.0, 300), rank=1)
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((2, 2)), tx, max_steps=300)
+    >>> bool(jnp.allclose(found.params, 1, atol=5e-2))
+    True
+    """
+    return chain(
+        scale_by_fira(
+            rank,
+            update_proj_gap,
+            scale,
+            b1,
+            b2,
+            eps,
+            growth,
+            mu_dtype=mu_dtype,
+            weight_dimension_numbers=weight_dimension_numbers,
+        ),
+        add_decayed_weights(weight_decay, mask),
+        scale_by_learning_rate(learning_rate),
+    )

@@ -1,0 +1,327 @@
+"""PSGD Kron."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.checks import Decay, Fraction, Limit, NonNegative, Positive, check_integer
+from gradtx.composition.chain import chain
+from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
+from gradtx.engine.matrices import FactorFn, Matrices, MatrixDimensions, matrixwise
+from gradtx.linear_algebra import spectral_norm_bound
+from gradtx.numerics import (
+    Step,
+    abs_sq,
+    compute_dtype,
+    debias,
+    divide,
+    ema,
+    precise,
+    zeros_like,
+)
+from gradtx.numerics.control import branch
+from gradtx.numerics.keys import check_key, own_key
+from gradtx.pair import GradientTransformation, optimizer, transformation
+from gradtx.paths import Where
+from gradtx.schedules.decay import exponential_decay
+from gradtx.transforms.decay import add_decayed_weights
+from gradtx.transforms.scaling import scale_by_learning_rate
+from gradtx.types import Array, Counter, DType, Key, Slots
+
+# 1 for 500 steps, then a fall by 1/e in every 1000 to 0.03, after 4000.
+_SELDOM = exponential_decay(1.0, 1000, math.exp(-1), 500, end_value=0.03)
+
+
+class ScaleByKronState(NamedTuple):
+    """count: i32[]; key: a random key; mu: like the parameters.
+
+    left, right: the factors of a matrix, upper triangular, ``(batch, n, n)``, or diagonal,
+    ``(batch, n)``; diagonal: that of a leaf that is no matrix, in its shape. Else None.
+    """
+
+    count: Counter
+    key: Key
+    mu: Slots
+    left: Slots
+    right: Slots
+    diagonal: Slots
+
+
+def _factors(largest: int, one_sided: bool, scale: Any) -> dict[str, FactorFn]:
+    """The two factors of a matrix, diagonal for a side that is too large."""
+
+    def side(axis: int) -> FactorFn:
+        def factor(matrices: Matrices, p: Array) -> Array:
+            n, *sides = matrices.sizes
+            smaller = int(sides[0] > sides[1])
+            size, kind = sides[axis], compute_dtype(p.dtype)
+            full = size <= largest and (axis == smaller or not one_sided)
+            one = jnp.eye(size, dtype=kind) if full else jnp.ones(size, kind)
+            return jnp.broadcast_to(jnp.sqrt(scale) * one, (n, *one.shape)).astype(kind)
+
+        return factor
+
+    return {"left": side(0), "right": side(1)}
+
+
+def _times(q: Array, x: Array) -> Array:
+    """`Q X`, for a triangular or a diagonal `Q`."""
+    return q @ x if q.ndim == x.ndim else q[..., None] * x
+
+
+def _adjoint_times(q: Array, x: Array) -> Array:
+    return q.mT.conj() @ x if q.ndim == x.ndim else q.conj()[..., None] * x
+
+
+def _adjoint_solved(q: Array, x: Array) -> Array:
+    """The `Y` with `Q* Y = X`."""
+    if q.ndim < x.ndim:
+        return x / q.conj()[..., None]
+    return jax.lax.linalg.triangular_solve(
+        q, x, left_side=True, lower=False, transpose_a=True, conjugate_a=True
+    )
+
+
+def _both(f: Callable[[Array, Array], Array], factors: Sequence[Array], x: Array) -> Array:
+    """``f(factor, x)`` with the first factor, and with the second, if any, on the transpose."""
+    x = f(factors[0], x)
+    return x if len(factors) == 1 else f(factors[1], x.mT).mT
+
+
+def _fitted(q: Array, a: Array, b: Array, rate: Any) -> Array:
+    """The factor of the rows after a step."""
+    if q.ndim < a.ndim:
+        seen, wanted = jnp.sum(abs_sq(a), -1), jnp.sum(abs_sq(b), -1)
+        size = jnp.max(seen + wanted, -1, keepdims=True)
+        return q - rate * divide(seen - wanted, size) * q
+    seen, wanted = a @ a.mT.conj(), b @ b.mT.conj()
+    return q - rate * jnp.triu(divide(seen - wanted, spectral_norm_bound(seen + wanted))) @ q
+
+
+def _balanced(factors: Sequence[Array]) -> list[Array]:
+    """Factors with equal largest entries, and the same product; one is as it was."""
+    sizes = [jnp.max(jnp.abs(q.reshape(len(q), -1)), -1) for q in factors]
+    mean = jnp.exp(sum(map(jnp.log, sizes)) / len(sizes))
+    ratios = [mean / size for size in sizes]
+    return [q * r.reshape(-1, *[1] * (q.ndim - 1)) for q, r in zip(factors, ratios, strict=True)]
+
+
+@transformation
+def scale_by_kron(
+    b1: Decay = 0.9,
+    preconditioner_update_probability: Fraction | None = None,
+    max_size_triangular: int = 8192,
+    preconditioner_lr: NonNegative = 0.1,
+    preconditioner_init_scale: Positive = 1.0,
+    damping: NonNegative = 2.0**-11.5,
+    max_rms: Limit = 1.1,
+    *,
+    one_sided: bool = False,
+    key: Any = 0,
+    mu_dtype: DType | None = None,
+    weight_dimension_numbers: Any = None,
+) -> GradientTransformation:
+    r"""Whiten matrices by two triangular factors that learn to.
+
+    .. math::
+        \mu_t &= \beta_1 \mu_{t-1} + (1 - \beta_1) g_t, \qquad
+            \hat\mu_t = \mu_t / (1 - \beta_1^t), \\
+        A &= Q (\hat\mu_t + \delta \bar m V) R^\top, \qquad
+            B = Q^{-*} V \bar R^{-1}, \qquad V_{ij} \sim N(0, 1), \quad
+            \bar m = \mathrm{mean}_{ij} |\hat\mu_{t,ij}|, \\
+        Q_t &= Q - \gamma\, \frac{\mathrm{triu}(A A^* - B B^*)}{\lVert A A^* + B B^* \rVert} Q,
+            \qquad
+        R_t = R - \gamma\,
+            \frac{\mathrm{triu}(A^\top \bar A - B^\top \bar B)}
+                {\lVert A^\top \bar A + B^\top \bar B \rVert} R \\
+        &\hspace{4em} \text{with probability } p_t, \text{ otherwise as before}; \\
+        d_t &= Q_t^* Q_t\, \hat\mu_t\, R_t^\top \bar R_t, \qquad
+        u_t = d_t / \max(1, \mathrm{rms}(d_t) / \rho)
+
+    where :math:`Q = Q_{t-1}` and :math:`R = R_{t-1}`, balanced so that their largest entries are
+    equal, and of the norms a lower bound is taken. A factor of a side that is too large is
+    diagonal, as is the single one of a leaf that is no matrix; its norm is the largest entry.
+    Momentum of zero leaves the factors as they are, and what is not finite is not taken.
+
+    Args:
+        b1: :math:`\beta_1`, decay of the momentum, in :math:`[0, 1)`.
+        preconditioner_update_probability: `p` in :math:`[0, 1]`; a number, an array or a schedule:
+            unless given, 1 for 500 steps, and then less and less, to 0.03 after 4000. It is drawn
+            for each shape of matrices apart. A step that does not fit computes no product and no
+            solution for it.
+        max_size_triangular: the largest side that has a triangular factor; with 0 all are diagonal.
+        preconditioner_lr: :math:`\gamma \ge 0`.
+        preconditioner_init_scale: the product of the two factors at the start, both of them
+            multiples of the identity.
+        damping: :math:`\delta \ge 0`, the root of float32's precision unless given.
+        max_rms: :math:`\rho`, the largest root mean square of the direction.
+        one_sided: only the smaller side, or the rows, have a triangular factor.
+        key: a random key or an integer seed.
+        mu_dtype: the type of the momentum; the parameter's unless given.
+        weight_dimension_numbers: as in :func:`scale_by_soap`.
+
+    State: `ScaleByKronState`; the factors in float32 or wider. Matrices of one shape share `V`,
+    which is drawn in float32 and so is the same in every type.
+
+    Raises:
+        ValueError: `max_size_triangular` is negative.
+        TypeError: `key` is neither a key nor an integer.
+
+    The authors' code fits every leaf at the same steps, those at which the sum of probabilities has
+    passed a whole number, and balances the factors, which leaves their product alone, at one in a
+    hundred of these. Its arrays of more than two dimensions have a factor for each.
+
+    Source: X.-L. Li, Preconditioned Stochastic Gradient Descent, 2015, arXiv:1512.04202, and
+    Stochastic Hessian Fittings with Lie Groups, 2024, arXiv:2402.11858, in the form of E. Walters
+    and O. Pooladzandi, https://github.com/evanatyourservice/psgd_jax.
+
+    >>> state = scale_by_kron().init({"w": jnp.zeros((4, 2)), "b": jnp.zeros(2)})
+    >>> state.left["w"].shape, state.right["w"].shape, state.diagonal["b"].shape
+    ((1, 4, 4), (1, 2, 2), (2,))
+    """
+    check_integer("scale_by_kron", "max_size_triangular", max_size_triangular, least=0)
+    check_key("scale_by_kron", "key", key)
+
+    def slots(p: Array) -> dict[str, Array]:
+        return {"mu": zeros_like(p, mu_dtype)}
+
+    @precise
+    def whitened(g: Array, s: Any, t: Step, old: tuple[Array, ...]) -> Any:
+        """Of matrices and their factors, directions, the new momentum and the new factors."""
+        mu = ema(g, s.mu.reshape(g.shape), b1)
+        mean = debias(mu, b1, t)
+        chance, noise = jax.random.split(s.key)
+        often = preconditioner_update_probability
+        often = t.once("often", 0, lambda: _SELDOM(t.count - 1)) if often is None else often
+        due = jax.random.uniform(chance, dtype=jnp.float32) < often
+
+        def fit(old: tuple[Array, ...]) -> tuple[Array, ...]:
+            kind = jnp.complex64 if jnp.iscomplexobj(g) else jnp.float32
+            v = jax.random.normal(noise, g.shape[1:], kind).astype(g.dtype)
+            size = jnp.mean(jnp.abs(mean), (-2, -1), keepdims=True)
+            factors = _balanced(old)
+            a = _both(_times, factors, mean + damping * size * v)
+            b = _both(_adjoint_solved, factors, jnp.broadcast_to(v, g.shape))
+            seen = (a, b), (a.mT, b.mT)
+            new = [_fitted(q, *x, preconditioner_lr) for q, x in zip(factors, seen, strict=False)]
+            taken = due & (size > 0)
+            for q in new:
+                axes = tuple(range(1, q.ndim))
+                taken &= jnp.all(jnp.isfinite(q), axes).reshape(taken.shape)
+            return tuple(
+                jnp.where(taken.reshape(-1, *[1] * (q.ndim - 1)), q, before)
+                for q, before in zip(new, old, strict=True)
+            )
+
+        # A single diagonal is fitted at every step: a condition would cost more.
+        factors = fit(old) if len(old) == 1 else branch(due, fit, lambda old: old, old)
+        d = _both(lambda q, x: _adjoint_times(q, _times(q, x)), factors, mean)
+        rms = jnp.sqrt(jnp.mean(abs_sq(d), (-2, -1), keepdims=True))
+        return d / jnp.maximum(1, rms / max_rms), mu, factors
+
+    def rule(g: Array, s: Any, t: Step) -> Any:
+        u, mu, (left, right) = whitened(g, s, t, (s.left, s.right))
+        return u, {"mu": mu, "left": left, "right": right}
+
+    def on_others(g: Array, s: Any, t: Step) -> Any:
+        found = whitened(g.reshape(1, -1, 1), s, t, (s.diagonal.reshape(1, -1),))
+        u, mu, diagonal = (x.reshape(g.shape) for x in (*found[:2], *found[2]))
+        return u, {"mu": mu, "diagonal": diagonal}
+
+    def diagonal(p: Array) -> dict[str, Array]:
+        return {"diagonal": jnp.full_like(p, preconditioner_init_scale, compute_dtype(p.dtype))}
+
+    def start(params: list[Array]) -> dict[str, Array]:
+        return {"key": own_key(key)}
+
+    return matrixwise(
+        ScaleByKronState,
+        rule,
+        MatrixDimensions(dimension_numbers(weight_dimension_numbers), MuonDimensionNumbers),
+        slots=slots,
+        factors=_factors(max_size_triangular, one_sided, preconditioner_init_scale),
+        on_others=on_others,
+        slots_of_others=diagonal,
+        start=start,
+    )
+
+
+@optimizer
+def kron(
+    learning_rate: NonNegative,
+    b1: Decay = 0.9,
+    weight_decay: NonNegative = 0.0,
+    mask: Where | None = None,
+    preconditioner_update_probability: Fraction | None = None,
+    max_size_triangular: int = 8192,
+    preconditioner_lr: NonNegative = 0.1,
+    preconditioner_init_scale: Positive = 1.0,
+    damping: NonNegative = 2.0**-11.5,
+    max_rms: Limit = 1.1,
+    *,
+    one_sided: bool = False,
+    key: Any = 0,
+    mu_dtype: DType | None = None,
+    weight_dimension_numbers: Any = None,
+) -> GradientTransformation:
+    r"""PSGD Kron: momentum whitened by two triangular factors for each matrix.
+
+    .. math::
+        \mu_t &= \beta_1 \mu_{t-1} + (1 - \beta_1) g_t, \qquad
+            d_t = Q_t^* Q_t\, \frac{\mu_t}{1 - \beta_1^t}\, R_t^\top \bar R_t, \\
+        \theta_t &= \theta_{t-1} - \eta \left( \frac{d_t}{\max(1, \mathrm{rms}(d_t) / \rho)}
+            + \lambda \theta_{t-1} \right)
+
+    where `Q` and `R`, upper triangular, follow the gradients with a probability that falls in the
+    course of training, such that the entries of :math:`Q \mu R^\top` become uncorrelated and of
+    mean square 1, as :func:`scale_by_kron` says. Leaves that are not matrices have a diagonal.
+
+    Args:
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
+        b1: :math:`\beta_1`, decay of the momentum.
+        weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
+        mask: which parameters decay, as in :func:`add_decayed_weights`.
+        preconditioner_update_probability: how often the factors are fitted; this and the rest as in
+            :func:`scale_by_kron`.
+        max_size_triangular: the largest side that has a triangular factor.
+        preconditioner_lr: the learning rate of the factors.
+        preconditioner_init_scale: their product at the start.
+        damping: noise added to the momentum that they are fitted to.
+        max_rms: :math:`\rho`, the largest root mean square of the direction.
+        one_sided: only the smaller side has a triangular factor.
+        key: a random key or an integer seed.
+        mu_dtype: the type of the momentum.
+        weight_dimension_numbers: which leaves are matrices, and how.
+
+    Source: X.-L. Li, Preconditioned Stochastic Gradient Descent, 2015, arXiv:1512.04202, and
+    Stochastic Hessian Fittings with Lie Groups, 2024, arXiv:2402.11858, in the form of E. Walters
+    and O. Pooladzandi, https://github.com/evanatyourservice/psgd_jax.
+
+    >>> import gradtx
+    >>> tx = kron(gradtx.linear_schedule(0.1, 0.0, 300))
+    >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((2, 2)), tx, max_steps=300)
+    >>> bool(jnp.allclose(found.params, 1, atol=5e-2))
+    True
+    >>> kron(0.1, max_size_triangular=4).init(jnp.zeros((8, 4)))[0].left.shape
+    (1, 8)
+    """
+    return chain(
+        scale_by_kron(
+            b1,
+            preconditioner_update_probability,
+            max_size_triangular,
+            preconditioner_lr,
+            preconditioner_init_scale,
+            damping,
+            max_rms,
+            one_sided=one_sided,
+            key=key,
+            mu_dtype=mu_dtype,
+            weight_dimension_numbers=weight_dimension_numbers,
+        ),
+        add_decayed_weights(weight_decay, mask),
+        scale_by_learning_rate(learning_rate),
+    )

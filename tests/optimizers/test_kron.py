@@ -1,0 +1,126 @@
+"""PSGD Kron beside its paper, in the form of its authors' code."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradtx
+from tests.optimizers import matrix_trees
+from tests.optimizers.papers import mean
+from tests.programs import equations
+
+RATE, B1, FIT, START, DAMPING, CAP, DECAY, CHANCE = 0.05, 0.7, 0.2, 0.6, 0.3, 0.9, 0.4, 0.6
+# The first leaf of each shape in `matrix_trees.gradients`, whose key matrices of it share.
+FIRST = {(4, 3): 0, (5, 6): 1, (2, 1): 2, (1, 2): 3, (3,): 6}
+
+
+@functools.cache
+def drawn(t, leaf, complex_too):
+    """The number that decides whether to fit, and the noise, of one step."""
+    key = jax.random.key(5)
+    for _ in range(t):
+        key, now = jax.random.split(key)
+    chance, noise = jax.random.split(jax.random.split(now, 8)[leaf])
+    shape = next(s for s, i in FIRST.items() if i == leaf)
+    shape = shape if len(shape) == 2 else (*shape, 1)
+    v = jax.random.normal(noise, shape, jnp.complex64 if complex_too else jnp.float32)
+    return float(jax.random.uniform(chance)), np.asarray(v, np.complex128)
+
+
+def lower_bound(x):
+    """Of the spectral norm of a Hermitian matrix."""
+    column = x @ x[:, np.argmax(np.linalg.norm(x, axis=0))]
+    return np.linalg.norm(x @ column) / np.linalg.norm(column)
+
+
+def of_kron(g, s, t, p, triangular):
+    """Full matrices, of which those that are diagonal have no other entries."""
+    x = g if g.ndim == 2 else g[:, None]
+    m = mean(s, "m", x, B1) / (1 - B1**t)
+    number, v = drawn(t, FIRST[g.shape], np.iscomplexobj(g))
+    v = v if np.iscomplexobj(g) else v.real
+    sides = 2 if g.ndim == 2 else 1
+    qs = [s.setdefault(i, START ** (1 / sides) * np.eye(n)) for i, n in enumerate(x.shape[:sides])]
+    qs += [np.eye(1)] * (2 - sides)
+    if number < CHANCE and np.any(m):
+        n = m + DAMPING * np.mean(abs(m)) * v
+        a = qs[0] @ n @ qs[1].T
+        b = np.linalg.inv(qs[0].conj().T) @ v @ np.linalg.inv(qs[1].conj())
+        for i, (y, z) in enumerate([(a, b), (a.T, b.T)][:sides]):
+            left, right = y @ y.conj().T, z @ z.conj().T
+            if sides == 2 and triangular(i, x.shape):
+                step = np.triu(left - right) / lower_bound(left + right)
+            else:
+                step = np.diag(np.diag(left - right)) / np.max(np.diag(left + right).real)
+            s[i] = qs[i] - FIT * step @ qs[i]
+            qs[i] = s[i]
+    d = qs[0].conj().T @ qs[0] @ m @ qs[1].T @ qs[1].conj()
+    d = d / max(1, np.sqrt(np.mean(abs(d) ** 2)) / CAP)
+    return -RATE * (d.reshape(g.shape) + DECAY * p)
+
+
+@pytest.mark.paper("kron")
+@pytest.mark.parametrize(
+    ("options", "triangular", "complex_too"),
+    [
+        ({}, lambda i, shape: shape[i] <= 5, False),
+        ({"one_sided": True}, lambda i, shape: i == (shape[0] > shape[1]), True),
+    ],
+    ids=["large sides", "one side, complex"],
+)
+def test_kron(options, triangular, complex_too):
+    """Li 2024, equations of section 4, in the form of psgd_jax."""
+    given = {"preconditioner_lr": FIT, "preconditioner_init_scale": START}
+    given |= {"damping": DAMPING, "max_rms": CAP, "key": 5, "max_size_triangular": 5}
+    update = functools.partial(of_kron, triangular=triangular)
+    built = gradtx.kron(RATE, B1, DECAY, None, CHANCE, **{**given, **options})
+    matrix_trees.check(built, update, update, complex_too=complex_too)
+
+
+def test_matrices_become_white():
+    """Of gradients whose rows and columns are correlated, and of very different size."""
+    tx = gradtx.scale_by_kron(0.0, 1.0, preconditioner_lr=0.05, max_rms=10.0)
+    rng = np.random.default_rng(0)
+    mixed = [np.eye(n) + rng.normal(size=(n, n)) for n in (4, 3)]
+    gs = 1e-3 * mixed[0] @ rng.normal(size=(3000, 4, 3)) @ mixed[1].T
+
+    def step(state, g):
+        u, state = tx.update(g, state)
+        return state, u
+
+    us = np.asarray(jax.jit(lambda gs: jax.lax.scan(step, tx.init(gs[0]), gs)[1])(jnp.asarray(gs)))
+    flat = us[1500:].reshape(1500, 12)
+    np.testing.assert_allclose(flat.T @ flat / 1500, np.eye(12), atol=0.4)
+
+
+def test_fits_are_drawn_from_the_key_in_the_state():
+    """With the probability of a schedule, and alike when run again."""
+    chances = gradtx.piecewise_constant_schedule(1.0, {20: 0.25})
+    tx = gradtx.scale_by_kron(preconditioner_update_probability=chances, key=3)
+    g = jnp.asarray(np.random.default_rng(0).normal(size=(3, 2)), jnp.float32)
+
+    def fits():
+        state, seen = tx.init(g), []
+        for _ in range(100):
+            old, (_, state) = state, tx.update(g, state)
+            seen.append(
+                not np.array_equal(gradtx.get_slot(old, "left"), gradtx.get_slot(state, "left"))
+            )
+        return seen
+
+    found = fits()
+    assert all(found[:20])
+    assert 8 < sum(found[20:]) < 32
+    assert found == fits()
+
+
+def test_zeros_leave_the_factors_and_fits_are_branches():
+    tx, p = gradtx.scale_by_kron(), jnp.zeros((4, 3))
+    _, state = tx.update(p, tx.init(p))
+    np.testing.assert_array_equal(state.left[0], np.eye(4))
+    jaxpr = jax.make_jaxpr(tx.update)(p, tx.init(p)).jaxpr
+    outside = {eqn.primitive.name for eqn in jaxpr.eqns}
+    assert "triangular_solve" in set(equations(jaxpr)) - outside
