@@ -350,7 +350,7 @@ CATALOGUE: dict[str, Entry] = {
         rows=False,
     ),
     "scale_by_conda": Entry(
-        lambda: gradtx.scale_by_conda(update_proj_gap=2),
+        lambda: gradtx.scale_by_conda(eps=1e-3, update_proj_gap=2, scale=0.25),
         bad=({"b1": 1.0}, {"update_proj_gap": 0}, {"eps": -1.0}),
         rows=False,
     ),

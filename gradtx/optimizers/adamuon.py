@@ -5,17 +5,14 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative
-from gradtx.composition.chain import chain
-from gradtx.composition.matrices import MuonDimensionNumbers, matrices_and_others
+from gradtx.composition.matrices import MuonDimensionNumbers
 from gradtx.engine.matrices import Matrices, MatrixDimensions, matrixwise
 from gradtx.linear_algebra import with_root_mean_square
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, ema, zeros_like
-from gradtx.optimizers.adam import adamw
+from gradtx.optimizers.beside_adamw import beside_adamw
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
-from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.orthogonal import STANDARD, check_dtype, coefficients, orthogonalized
-from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, DimensionNumbers, DType, Slots
 
 
@@ -153,22 +150,18 @@ def adamuon(
     True
     """
 
-    def matrices(numbers: Any) -> GradientTransformation:
-        return chain(
-            scale_by_adamuon(
-                decay,
-                eps,
-                rms,
-                ns_coeffs=ns_coeffs,
-                ns_steps=ns_steps,
-                ns_dtype=ns_dtype,
-                mu_dtype=mu_dtype,
-                weight_dimension_numbers=numbers,
-            ),
-            add_decayed_weights(weight_decay, mask),
-            scale_by_learning_rate(learning_rate),
+    def direction(numbers: Any) -> GradientTransformation:
+        return scale_by_adamuon(
+            decay,
+            eps,
+            rms,
+            ns_coeffs=ns_coeffs,
+            ns_steps=ns_steps,
+            ns_dtype=ns_dtype,
+            mu_dtype=mu_dtype,
+            weight_dimension_numbers=numbers,
         )
 
-    if others is None:
-        others = adamw(learning_rate, weight_decay=weight_decay, mask=mask)
-    return matrices_and_others("adamuon", matrices, others, weight_dimension_numbers)
+    return beside_adamw(
+        "adamuon", direction, learning_rate, weight_decay, mask, weight_dimension_numbers, others
+    )

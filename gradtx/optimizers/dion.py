@@ -1,7 +1,6 @@
 """Dion in its second and third form."""
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -9,17 +8,15 @@ import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative
 from gradtx.composition.chain import chain
-from gradtx.composition.matrices import MuonDimensionNumbers, matrices_and_others
+from gradtx.composition.matrices import MuonDimensionNumbers
 from gradtx.engine.matrices import Matrices, MatrixDimensions, matrixwise
 from gradtx.linear_algebra import with_root_mean_square
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, ema, zeros_like
-from gradtx.optimizers.adam import adamw
+from gradtx.optimizers.beside_adamw import beside_adamw
 from gradtx.optimizers.muon import scale_by_shape
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
-from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.orthogonal import check_dtype, coefficients, orthogonalized
-from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, DimensionNumbers, DType, Slots
 
 
@@ -264,18 +261,21 @@ def dion2(
     """
 
     def direction(numbers: Any) -> GradientTransformation:
-        return scale_by_dion2(
-            fraction,
-            decay,
-            eps,
-            ns_coeffs=ns_coeffs,
-            ns_steps=ns_steps,
-            ns_dtype=ns_dtype,
-            mu_dtype=mu_dtype,
-            weight_dimension_numbers=numbers,
+        return chain(
+            scale_by_dion2(
+                fraction,
+                decay,
+                eps,
+                ns_coeffs=ns_coeffs,
+                ns_steps=ns_steps,
+                ns_dtype=ns_dtype,
+                mu_dtype=mu_dtype,
+                weight_dimension_numbers=numbers,
+            ),
+            scale_by_shape(None, numbers, scale="scion"),
         )
 
-    return _optimizer(
+    return beside_adamw(
         "dion2", direction, learning_rate, weight_decay, mask, weight_dimension_numbers, others
     )
 
@@ -339,42 +339,21 @@ def dion3(
     """
 
     def direction(numbers: Any) -> GradientTransformation:
-        return scale_by_dion3(
-            fraction,
-            decay,
-            b2,
-            eps,
-            ns_coeffs=ns_coeffs,
-            ns_steps=ns_steps,
-            ns_dtype=ns_dtype,
-            mu_dtype=mu_dtype,
-            weight_dimension_numbers=numbers,
+        return chain(
+            scale_by_dion3(
+                fraction,
+                decay,
+                b2,
+                eps,
+                ns_coeffs=ns_coeffs,
+                ns_steps=ns_steps,
+                ns_dtype=ns_dtype,
+                mu_dtype=mu_dtype,
+                weight_dimension_numbers=numbers,
+            ),
+            scale_by_shape(None, numbers, scale="scion"),
         )
 
-    return _optimizer(
+    return beside_adamw(
         "dion3", direction, learning_rate, weight_decay, mask, weight_dimension_numbers, others
     )
-
-
-def _optimizer(
-    name: str,
-    direction: Callable[[Any], GradientTransformation],
-    learning_rate: Any,
-    weight_decay: Any,
-    mask: Where | None,
-    given: Any,
-    others: GradientTransformation | None,
-) -> GradientTransformation:
-    """Both forms as optimizers, from a function from dimension numbers to their direction."""
-
-    def matrices(numbers: Any) -> GradientTransformation:
-        return chain(
-            direction(numbers),
-            scale_by_shape(None, numbers, scale="scion"),
-            add_decayed_weights(weight_decay, mask),
-            scale_by_learning_rate(learning_rate),
-        )
-
-    if others is None:
-        others = adamw(learning_rate, weight_decay=weight_decay, mask=mask)
-    return matrices_and_others(name, matrices, others, given)

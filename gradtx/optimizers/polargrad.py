@@ -5,16 +5,14 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative
-from gradtx.composition.chain import chain
-from gradtx.composition.matrices import MuonDimensionNumbers, matrices_and_others
+from gradtx.composition.matrices import MuonDimensionNumbers
 from gradtx.engine.matrices import MatrixDimensions, matrixwise
 from gradtx.numerics import Step, ema, zeros_like
 from gradtx.optimizers.adam import adamw
+from gradtx.optimizers.beside_adamw import beside_adamw
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
-from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.orthogonal import check_dtype, coefficients, orthogonalized
-from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, DimensionNumbers, DType, Slots
 
 
@@ -136,20 +134,18 @@ def polargrad(
     True
     """
 
-    def matrices(numbers: Any) -> GradientTransformation:
-        return chain(
-            scale_by_polargrad(
-                decay,
-                eps,
-                ns_coeffs=ns_coeffs,
-                ns_steps=ns_steps,
-                ns_dtype=ns_dtype,
-                mu_dtype=mu_dtype,
-                weight_dimension_numbers=numbers,
-            ),
-            add_decayed_weights(weight_decay, mask),
-            scale_by_learning_rate(learning_rate),
+    def direction(numbers: Any) -> GradientTransformation:
+        return scale_by_polargrad(
+            decay,
+            eps,
+            ns_coeffs=ns_coeffs,
+            ns_steps=ns_steps,
+            ns_dtype=ns_dtype,
+            mu_dtype=mu_dtype,
+            weight_dimension_numbers=numbers,
         )
 
     others = adamw(learning_rate) if others is None else others
-    return matrices_and_others("polargrad", matrices, others, weight_dimension_numbers)
+    return beside_adamw(
+        "polargrad", direction, learning_rate, weight_decay, mask, weight_dimension_numbers, others
+    )

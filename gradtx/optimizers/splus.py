@@ -1,5 +1,6 @@
 """SPlus."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -47,6 +48,11 @@ def _factors(largest: int) -> dict[str, FactorFn]:
         return factor
 
     return {n: identity(side) if n.endswith("basis") else side for n, side in made.items()}
+
+
+def _debiased(rate: Any) -> Callable[[Any], Any]:
+    """The decays at which an average is the mean of what it has seen, weighted by `rate`."""
+    return lambda count: 1 + (1 - rate) / jnp.expm1((count + 1) * jnp.log(rate))
 
 
 @transformation
@@ -174,7 +180,8 @@ def splus(
         precondition_frequency: `T`, steps from one basis to the next.
         max_precond_dim: the largest side that has a basis.
         other_scale: `c`.
-        ema_rate: decay of the average of the parameters, as in :func:`ema_params`.
+        ema_rate: :math:`\rho` in :math:`[0, 1)`, decay of the average of the parameters,
+            :math:`\sum_i \rho^{t-i} \theta_i / \sum_i \rho^{t-i}`. The authors' lags by a step.
         staggered: new bases of different shapes at different steps.
         mu_dtype: the type of the momentum.
         weight_dimension_numbers: which leaves are matrices, and how.
@@ -201,5 +208,5 @@ def splus(
         ),
         add_decayed_weights(weight_decay, mask),
         scale_by_learning_rate(learning_rate),
-        ema_params(ema_rate),
+        ema_params(_debiased(ema_rate)),
     )

@@ -85,7 +85,7 @@ def test_zero_divides_what_is_large(name):
 # After one gradient most of a factor's null space has no direction of its own: rounding chooses
 # the basis there, and Adam's division makes steps of full size of what it chose.
 CHOSEN_BY_ROUNDING = {"kl_soap", "scale_by_kl_soap", "scale_by_soap", "soap", "soap_muon"}
-CHOSEN_BY_ROUNDING.add("scale_by_soap_muon")
+CHOSEN_BY_ROUNDING |= {"scale_by_soap_muon", "scale_by_splus", "splus"}
 
 
 @pytest.mark.slow

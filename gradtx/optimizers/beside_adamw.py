@@ -1,0 +1,45 @@
+"""Optimizers of matrices that leave the other leaves to AdamW."""
+
+from collections.abc import Callable
+from typing import Any
+
+from gradtx.composition.chain import chain
+from gradtx.composition.matrices import matrices_and_others
+from gradtx.optimizers.adam import adamw
+from gradtx.pair import GradientTransformation
+from gradtx.paths import Where
+from gradtx.transforms.decay import add_decayed_weights
+from gradtx.transforms.scaling import scale_by_learning_rate
+
+
+def beside_adamw(
+    name: str,
+    direction: Callable[[Any], GradientTransformation],
+    learning_rate: Any,
+    weight_decay: Any,
+    mask: Where | None,
+    weight_dimension_numbers: Any,
+    others: GradientTransformation | None,
+) -> GradientTransformation:
+    """Decay and steps in a direction for matrices, `others` for the other leaves.
+
+    Args:
+        name: the optimizer's, for errors.
+        direction: from a function from a tree to its dimension numbers to a transformation.
+        learning_rate: of the matrices and, unless `others` is given, of AdamW.
+        weight_decay: as the learning rate.
+        mask: which parameters decay.
+        weight_dimension_numbers: as in :func:`matrices_and_others`.
+        others: the optimizer of the other leaves.
+    """
+
+    def matrices(numbers: Any) -> GradientTransformation:
+        return chain(
+            direction(numbers),
+            add_decayed_weights(weight_decay, mask),
+            scale_by_learning_rate(learning_rate),
+        )
+
+    if others is None:
+        others = adamw(learning_rate, weight_decay=weight_decay, mask=mask)
+    return matrices_and_others(name, matrices, others, weight_dimension_numbers)
