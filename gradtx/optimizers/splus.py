@@ -52,7 +52,14 @@ def _factors(largest: int) -> dict[str, FactorFn]:
 
 def _debiased(rate: Any) -> Callable[[Any], Any]:
     """The decays at which an average is the mean of what it has seen, weighted by `rate`."""
-    return lambda count: 1 + (1 - rate) / jnp.expm1((count + 1) * jnp.log(rate))
+
+    def decay(count: Any) -> Any:
+        now = rate(count) if callable(rate) else rate
+        steps = jnp.asarray(count, jnp.float32) + 1
+        # 0 at the first step, where rounding may have it below.
+        return jnp.maximum(1 + (1 - now) / jnp.expm1(steps * jnp.log(now)), 0)
+
+    return decay
 
 
 @transformation
