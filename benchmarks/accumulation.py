@@ -71,7 +71,7 @@ def rows(every: int) -> list[list[object]]:
 
 def table() -> str:
     return markdown(
-        f"adam(1e-3) on windows of micro-batches, 16M parameters, on {jax.default_backend()}",
+        f"Gradient accumulation: adam(1e-3), 16M parameters, on {jax.default_backend()}",
         ["window", "", "temporary", "ms a micro-batch", "optax / this"],
         [row for every in WINDOWS for row in rows(every)],
     )

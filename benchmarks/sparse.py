@@ -103,7 +103,7 @@ def milliseconds(seconds: list[float]) -> float:
     return 1e3 * statistics.median(seconds)
 
 
-def against_size() -> str:
+def against_size(how: str) -> str:
     """Each size alone: tables of three sizes side by side would share the caches."""
     rows = []
     for count in (10_000, 100_000, 1_000_000, 10_000_000):
@@ -117,7 +117,7 @@ def against_size() -> str:
             del step
         rows.append([*line, size(temporary)])
     return markdown(
-        f"adam, {TOUCHED} rows touched, dimension 16",
+        f"adam, {TOUCHED} rows touched, dimension 16, {how}",
         ["rows", "same ids, us", "ratio", "other ids, us", "ratio", "temporary"],
         rows,
     )
@@ -131,7 +131,7 @@ def against_touched() -> str:
         microseconds = 1e3 * milliseconds(seconds)
         rows.append([f"{touched:,}", microseconds, microseconds / touched, size(temporary)])
     return markdown(
-        "adam, 1,000,000 rows, dimension 16",
+        "adam, 1,000,000 rows, dimension 16, other ids, on one core",
         ["rows touched", "step, us", "a row, us", "temporary"],
         rows,
     )
@@ -183,9 +183,9 @@ def against_others(in_turn: bool, rows: int = 1_000_000, columns: int = 64) -> s
 HUGE = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 PARTS: dict[str, tuple[Callable[[], str], bool, dict[str, str]]] = {
     # what to print, whether on one core, and in which environment
-    "size": (against_size, True, {}),
-    "size-huge": (against_size, True, HUGE),
-    "size-threads": (against_size, False, {}),
+    "size": (lambda: against_size("on one core"), True, {}),
+    "size-huge": (lambda: against_size("pages of 2 MB"), True, HUGE),
+    "size-threads": (lambda: against_size("on two cores"), False, {}),
     "touched": (against_touched, True, {}),
     "in-turns": (lambda: against_others(in_turn=True), False, {}),
     "one-by-one": (lambda: against_others(in_turn=False), False, {}),
