@@ -8,6 +8,7 @@ corrections are off by up to 1.3e-5. A momentum kept in bfloat16 is multiplied i
 """
 
 import functools
+from typing import NamedTuple
 
 import chex
 import jax
@@ -171,6 +172,71 @@ def flax_examples(lib):
     return lib.sgd(learning_rate=schedule, momentum=0.9, nesterov=True)
 
 
+def easylm(lib):
+    """Adafactor without factors, and a decay that follows the rate, with a state of the project."""
+    schedule = lib.warmup_cosine_decay_schedule(
+        init_value=0.0, peak_value=1e-2, warmup_steps=5, decay_steps=STEPS, end_value=1e-3
+    )
+
+    def decayed(updates, state, params):
+        rate, mask = -0.1 * schedule(state.count) ** 2, by_pattern("kernel")(params)
+        decay = jax.tree.map(lambda u, p, m: u + rate * p if m else u, updates, params, mask)
+        return decay, ScheduledDecayState(state.count + 1)
+
+    return lib.chain(
+        lib.clip_by_global_norm(1.0),
+        lib.adafactor(
+            learning_rate=schedule,
+            multiply_by_parameter_scale=True,
+            momentum=0.9,
+            decay_rate=0.8,
+            factored=False,
+            clipping_threshold=None,
+        ),
+        lib.GradientTransformation(lambda params: ScheduledDecayState(jnp.int32(0)), decayed),
+    )
+
+
+class ScheduledDecayState(NamedTuple):
+    count: jax.Array
+
+
+def t5x(lib):
+    """Adafactor with factors and a root of the step, on what is not frozen."""
+
+    def rate(count):
+        return 1e-2 / jnp.sqrt(jnp.maximum(count, 10) / 10)
+
+    trained = lib.chain(lib.clip_by_global_norm(1.0), lib.adafactor(rate, min_dim_size_to_factor=8))
+    labels = jax.tree.map(lambda f: "frozen" if f else "trained", by_pattern("embedding")(PARAMS))
+    return lib.multi_transform({"trained": trained, "frozen": lib.set_to_zero()}, labels)
+
+
+def scenic(lib):
+    """Links by the names of a configuration, a decay under a mask, rates for parts of the tree."""
+    config = {"momentum": 0.9, "weight_decay": 1e-3, "max_grad_norm": 1.0, "nesterov": True}
+    schedule = lib.piecewise_constant_schedule(2e-2, {10: 0.5, 20: 0.1})
+    links = [lib.clip_by_global_norm(config["max_grad_norm"])]
+    links += [lib.add_decayed_weights(config["weight_decay"], mask=by_pattern("kernel"))]
+    links += [lib.trace(config["momentum"], config["nesterov"], accumulator_dtype=None)]
+    links += [lib.masked(lib.scale(0.1), by_pattern("embedding")(PARAMS))]
+    return lib.chain(*links, lib.scale_by_learning_rate(schedule))
+
+
+def init2winit(lib):
+    """Lamb, whose rate the trainer writes into the state before each step."""
+    tx = lib.inject_hyperparams(lib.lamb, static_args=("b1", "b2", "eps", "eps_root"))(
+        learning_rate=0.0, b1=0.9, b2=0.98, eps=1e-6, weight_decay=1e-2
+    )
+
+    def update(updates, state, params):
+        rate = state.hyperparams["learning_rate"]
+        state.hyperparams["learning_rate"] = (1e-2 * 0.9**state.count).astype(rate.dtype)
+        return tx.update(updates, state, params)
+
+    return lib.GradientTransformation(tx.init, update)
+
+
 def muon(lib):
     """Muon on matrices and AdamW on the rest, from `contrib`."""
     return lib.contrib.muon(learning_rate=1e-2, adam_b2=0.95, adam_weight_decay=0.1)
@@ -213,6 +279,10 @@ PROJECTS = {
     "nanodo": (nanodo, smoothed),
     "brax": (brax, values),
     "Flax examples": (flax_examples, cross_entropy),
+    "EasyLM": (easylm, cross_entropy),
+    "t5x": (t5x, cross_entropy),
+    "Scenic": (scenic, smoothed),
+    "init2winit": (init2winit, binary),
     "Muon": (muon, cross_entropy),
     "schedule-free": (schedule_free, smoothed),
 }
