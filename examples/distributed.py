@@ -20,11 +20,21 @@ from pathlib import Path
 BATCH = 64
 
 
+def positive(text: str) -> int:
+    """A number of something of which there must be one."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
+    return number
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train on many devices, or in many processes.")
-    parser.add_argument("--devices", type=int, default=1, help="virtual CPU devices per process")
-    parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--epochs", type=int, default=6)
+    parser.add_argument(
+        "--devices", type=positive, default=1, help="virtual CPU devices per process"
+    )
+    parser.add_argument("--processes", type=positive, default=1)
+    parser.add_argument("--epochs", type=positive, default=6)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--checkpoint", type=Path, metavar="FILE", help="save here; go on from it")
     parser.add_argument("--losses", type=Path, metavar="FILE", help="write the losses as JSON")
@@ -34,7 +44,11 @@ def arguments() -> argparse.Namespace:
     # What this program passes to the processes that it starts.
     parser.add_argument("--process", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--coordinator", help=argparse.SUPPRESS)
-    return parser.parse_args()
+    args = parser.parse_args()
+    count = args.devices * args.processes
+    if BATCH % count:
+        parser.error(f"a batch of {BATCH} cannot be divided over {count}")
+    return args
 
 
 def launch(count: int) -> int:

@@ -177,14 +177,22 @@ def draw(runs: dict[str, History], title: str, out: Path) -> None:
     plt.close(figure)
 
 
+def positive(text: str) -> int:
+    """A number of something of which there must be one."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
+    return number
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Factorize a matrix of ratings.")
     parser.add_argument("--data", choices=("movielens", "made-up"), default="movielens")
     for name, size in {"users": 100_000, "items": 20_000, "ratings": 3_000_000}.items():
-        parser.add_argument(f"--{name}", type=int, default=size, help="that are made up")
-    parser.add_argument("--dimension", type=int, default=16)
-    parser.add_argument("--batch", type=int, default=1024)
-    parser.add_argument("--epochs", type=int, help="20 for movielens, 1 for what is made up")
+        parser.add_argument(f"--{name}", type=positive, default=size, help="that are made up")
+    parser.add_argument("--dimension", type=positive, default=16)
+    parser.add_argument("--batch", type=positive, default=1024)
+    parser.add_argument("--epochs", type=positive, help="20 for movielens, 1 for what is made up")
     parser.add_argument("--decay", type=float, help="0.1 for movielens, 0 for what is made up")
     parser.add_argument("--optimizer", default="adam", metavar="NAME", help="any of gradtx's")
     parser.add_argument("--learning-rate", type=float, default=0.01)
@@ -214,6 +222,8 @@ def main() -> None:
     users, items = ratings.users.max() + 1, ratings.items.max() + 1
     order = rng.permutation(len(ratings.stars))
     test, data = (ratings.part(part) for part in np.split(order, [len(order) // 20]))
+    if args.batch > len(data.stars):
+        raise SystemExit(f"--batch {args.batch} is more than the {len(data.stars):,} ratings")
     start = init(users, items, args.dimension, data.stars.mean(), args.seed)
     tx = getattr(gradtx, args.optimizer)(args.learning_rate)
     print(f"{tx!r} on {users:,} users and {items:,} items, {args.batch} ratings a step")

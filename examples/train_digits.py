@@ -120,6 +120,14 @@ def build(name: str, peak: float | None, steps: int) -> gradtx.GradientTransform
     return gradtx.chain(gradtx.clip_by_global_norm(1.0), known[name](schedule, **extra))
 
 
+def configured(path: Path) -> gradtx.GradientTransformation:
+    """The optimizer of a configuration in a file."""
+    try:
+        return gradtx.from_config(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise SystemExit(f"no configuration could be read from {path}: {error}") from None
+
+
 def train(tx: gradtx.GradientTransformation, digits: Digits, epochs: int, seed: int) -> History:
     params = init(seed)
     state = tx.init(params)
@@ -168,6 +176,14 @@ def draw(history: History, title: str, out: Path) -> None:
     plt.close(figure)
 
 
+def positive(text: str) -> int:
+    """A number of something of which there must be one."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
+    return number
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train a classifier on handwritten digits.")
     which = parser.add_mutually_exclusive_group()
@@ -175,7 +191,7 @@ def arguments() -> argparse.Namespace:
     which.add_argument("--config", type=Path, metavar="FILE", help="a configuration saved before")
     parser.add_argument("--save-config", type=Path, metavar="FILE", help="write the configuration")
     parser.add_argument("--learning-rate", type=float, help="the peak; default 0.005")
-    parser.add_argument("--epochs", type=int, default=30)
+    parser.add_argument("--epochs", type=positive, default=30)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("digits.png"), metavar="FILE")
     return parser.parse_args()
@@ -186,7 +202,7 @@ def main() -> None:
     digits = load(args.seed)
     steps = args.epochs * (len(digits.train_labels) // BATCH)
     if args.config:
-        tx = gradtx.from_config(json.loads(args.config.read_text()))
+        tx = configured(args.config)
     else:
         tx = build(args.optimizer, args.learning_rate, steps)
     print(repr(tx))

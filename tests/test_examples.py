@@ -57,6 +57,28 @@ def test_an_unknown_optimizer_is_a_clear_error(tmp_path):
     assert "Traceback" not in output
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "arguments", "said"),
+    [
+        ("train_digits.py", ("--epochs", "0"), "must be at least 1, not 0"),
+        ("train_digits.py", ("--config", "none.json"), "none.json"),
+        ("recommender.py", ("--batch", "0"), "must be at least 1, not 0"),
+        (
+            "recommender.py",
+            ("--data", "made-up", "--ratings", "100", "--batch", "200"),
+            "--batch 200 is more than the 95 ratings",
+        ),
+        ("distributed.py", ("--devices", "3"), "a batch of 64 cannot be divided over 3"),
+    ],
+)
+def test_what_cannot_be_run_is_said_in_a_sentence(tmp_path, script, arguments, said):
+    code, output = run(script, *arguments, cwd=tmp_path)
+    assert code != 0
+    assert said in output
+    assert "Traceback" not in output
+
+
 def test_published_paths(tmp_path):
     code, output = run("optimizer_paths.py", "--out", "paths.png", cwd=tmp_path)
     assert code == 0, output
