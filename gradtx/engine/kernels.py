@@ -3,13 +3,14 @@
 XLA computes the scale of a block before its codes, and stores the slot in between, or computes it
 twice. A Pallas kernel holds whole blocks in fast memory and moves what must be moved: codes,
 scales, gradient, parameter. Its body is the rule itself, cut out of the program of the step, so
-nothing is written twice. TPUs get it through Mosaic, NVIDIA's GPUs through Triton; a CPU, several
-devices without ``shard_map``, and what does not fit run the program as it is.
+nothing is written twice. TPUs get it through Mosaic, NVIDIA's GPUs through Triton, a CPU as a loop
+over tiles that its cache holds; several devices without ``shard_map``, and what does not fit run the
+program as it is.
 """
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -132,13 +133,13 @@ class Chip(NamedTuple):
         codecs: those whose codes it can compute in a kernel.
         tiling: ``(shape, blocks) -> Tiling``, None for leaves that do not fit.
         settings: ``() -> (memory, options)``, where it reads numbers from, and what its compiler is
-            told.
+            told; None for a loop of XLA's over tiles.
     """
 
     platform: str
     codecs: frozenset[str]
     tiling: Callable[[tuple[int, ...], Blocks], Tiling | None]
-    settings: Callable[[], tuple[Any, dict[str, Any]]]
+    settings: Callable[[], tuple[Any, dict[str, Any]]] | None
 
     def fits(self, shape: tuple[int, ...], codec: Codec, blocks: Blocks) -> bool:
         """Whether there is a kernel for a leaf of a shape, a codec, and its blocks."""
@@ -197,6 +198,24 @@ def gpu_tiling(shape: tuple[int, ...], blocks: Blocks) -> Tiling | None:
     )
 
 
+def cpu_tiling(shape: tuple[int, ...], blocks: Blocks) -> Tiling | None:
+    """Tiles of half a megabyte, which stay in the cache of a core, if the columns divide so."""
+    axis, number, size = blocks
+    before, columns = math.prod(shape[:axis]) * number, math.prod(shape[axis + 1 :])
+    many = math.gcd(columns if columns > 1 else before, 1 << max(0, 17 - (size - 1).bit_length()))
+    if columns == 1:
+        return Tiling(
+            (before // many,), lambda r: (before, r), lambda r: ((many, r), lambda i: (i, 0)), 1, 1
+        )
+    return Tiling(
+        (before, columns // many),
+        lambda r: (before, r, columns),
+        lambda r: ((None, r, many), lambda i, j: (i, 0, j)),
+        1,
+        0,
+    )
+
+
 def _mosaic() -> tuple[Any, dict[str, Any]]:
     from jax.experimental.pallas import tpu
 
@@ -213,6 +232,7 @@ def _triton() -> tuple[Any, dict[str, Any]]:
 FLOATS = frozenset({"f8_e4m3", "f8_e5m2"})
 TPU = Chip("tpu", FLOATS | {"int8"}, tpu_tiling, _mosaic)
 GPU = Chip("cuda", FLOATS | {"int8", "int8_companded", "f8_expanded"}, gpu_tiling, _triton)
+CPU = Chip("cpu", GPU.codecs | {"int4"}, cpu_tiling, None)
 
 
 def with_kernels(
@@ -226,7 +246,8 @@ def with_kernels(
     def kernel(cut: Cut) -> Callable[..., Sequence[Any]]:
         kind = cut.kind()
         if kind not in made:
-            made[kind] = jax.jit(functools.partial(_launched, cut, chip, interpret))
+            run = functools.partial(_launched, cut, chip, interpret)
+            made[kind] = jax.jit(run if chip.settings else functools.partial(_looped, cut, chip))
         return made[kind]
 
     return run_cut(flat.jaxpr, flat.consts, arrays, found, kernel)
@@ -236,8 +257,10 @@ def _launched(cut: Cut, chip: Chip, interpret: bool, *inputs: Array) -> list[Any
     """A kernel's results."""
     from jax.experimental import pallas as pl
 
-    tiling, (memory, options) = chip.tiling(cut.shape, cut.blocks), chip.settings()
+    tiling = chip.tiling(cut.shape, cut.blocks)
     assert tiling is not None
+    assert chip.settings is not None
+    memory, options = chip.settings()
     axis, number, _ = cut.blocks
     count = len(cut.scalars)
     floats = [i for i, v in enumerate(cut.scalars) if jnp.issubdtype(v.aval.dtype, jnp.floating)]
@@ -296,7 +319,60 @@ def _launched(cut: Cut, chip: Chip, interpret: bool, *inputs: Array) -> list[Any
     return [x.reshape(v.aval.shape) for x, v in zip(results, cut.outputs, strict=True)]
 
 
-def computed(cut: Cut, env: dict[Any, Any], axis: int) -> None:
+def _looped(cut: Cut, chip: Chip, *inputs: Array) -> list[Any]:
+    """The same as a loop over tiles, for a CPU: what is between codes and codes stays in the cache.
+
+    What is encoded is computed once, behind a barrier, for the scale, the codes and the parameter.
+    """
+    tiling = chip.tiling(cut.shape, cut.blocks)
+    assert tiling is not None
+    axis, number, _ = cut.blocks
+    scalars = dict(zip(cut.scalars, inputs, strict=False))
+    once = {eqn.invars[0] for eqn in cut.eqns if eqn.primitive is encode_p}
+
+    def rows(v: Any) -> int:
+        return int(v.aval.shape[axis]) // number
+
+    def place(v: Any, k: Array) -> tuple[list[Any], list[int], tuple[int, ...]]:
+        """Where the tile lies, its size, and its size without dimensions of one block."""
+        shape, index = tiling.tile(rows(v))
+        at: list[Any] = []
+        for extent in reversed(tiling.grid):
+            k, last = jnp.divmod(k, extent)
+            at.insert(0, last)
+        sizes = [1 if n is None else n for n in shape]
+        starts = [i * n for i, n in zip(index(*at), sizes, strict=True)]
+        return starts, sizes, tuple(n for n in shape if n is not None)
+
+    def seen(x: Array, v: Any) -> Array:
+        return x.reshape(tiling.shape(rows(v)))
+
+    arrays = [seen(x, v) for x, v in zip(inputs[len(scalars) :], cut.arrays, strict=True)]
+    old = [
+        arrays[cut.overwrites[i]] if i in cut.overwrites else seen(jnp.zeros_like(v.aval), v)
+        for i, v in enumerate(cut.outputs)
+    ]
+
+    def body(k: Array, new: list[Array]) -> list[Array]:
+        now = list(arrays)
+        for i, source in cut.overwrites.items():
+            now[source] = new[i]
+        env = dict(scalars)
+        for x, v in zip(now, cut.arrays, strict=True):
+            starts, sizes, shape = place(v, k)
+            env[v] = jax.lax.dynamic_slice(x, starts, sizes).reshape(shape)
+        computed(cut, env, tiling.axis, once)
+        done = []
+        for x, v in zip(new, cut.outputs, strict=True):
+            starts, sizes, _ = place(v, k)
+            done.append(jax.lax.dynamic_update_slice(x, env[v].reshape(sizes), starts))
+        return done
+
+    results = jax.lax.fori_loop(0, math.prod(tiling.grid), body, old)
+    return [x.reshape(v.aval.shape) for x, v in zip(results, cut.outputs, strict=True)]
+
+
+def computed(cut: Cut, env: dict[Any, Any], axis: int, once: Collection[Any] = frozenset()) -> None:
     """The equations of a cut on a tile whose blocks lie along an axis, added to `env`."""
     tile = next(env[v].shape for v in cut.arrays if v.aval.shape == cut.shape)
 
@@ -320,6 +396,8 @@ def computed(cut: Cut, env: dict[Any, Any], axis: int) -> None:
         else:
             whole = [jnp.broadcast_to(x, tile) for x in inputs]
             results = [eqn.primitive.bind(*whole, **eqn.params)]
+        if eqn.outvars[0] in once:
+            results = jax.lax.optimization_barrier(results)
         env |= zip(eqn.outvars, results, strict=True)
 
 
@@ -337,5 +415,5 @@ def _alone(ctx: Any) -> bool:
     return set(context.manual_axes) | set(mesh.manual_axes) == set(mesh.axis_names)
 
 
-for _chip in (TPU, GPU):
+for _chip in (TPU, GPU, CPU):
     mlir.register_lowering(program_p, functools.partial(_lowered, _chip), platform=_chip.platform)

@@ -12,7 +12,8 @@ from gradtx.engine import kernels
 from gradtx.engine.cutting import cuts
 from gradtx.numerics.opaque import opaque
 
-CHIPS = {"TPU": kernels.TPU, "GPU": kernels.GPU}
+CHIPS = {"TPU": kernels.TPU, "GPU": kernels.GPU, "CPU": kernels.CPU}
+PLAIN = kernels.CPU._replace(codecs=frozenset())
 
 
 def numbers(shape, seed, wide=False):
@@ -52,6 +53,7 @@ def stepped(tx, params, steps=2):
 
 def check(tx, params, chip, monkeypatch, count):
     """The same codes and scales to the bit, and parameters to a unit in the last place."""
+    on(PLAIN, monkeypatch)
     want, state = stepped(tx, params)
     made = on(chip, monkeypatch)
     found, same = stepped(tx, params)
@@ -75,6 +77,10 @@ LEAVES = [
     ("GPU", (1024,), 1),
     ("GPU", (250, 64), 0),  # no power of 2
     ("GPU", (520, 64), 0),  # blocks that are padded
+    ("CPU", (512, 1536), 1),  # three tiles of columns in each block
+    ("CPU", (250, 3, 5), 1),
+    ("CPU", (1024,), 1),
+    ("CPU", (520, 64), 0),
 ]
 
 
@@ -85,6 +91,18 @@ LEAVES = [
 def test_a_kernel_writes_the_codes_of_the_plain_path(chip, shape, count, monkeypatch):
     tx = gradtx.store(gradtx.adamw(1e-3, weight_decay=0.1), min_size=1)
     check(tx, numbers(shape, 0), CHIPS[chip], monkeypatch, count)
+
+
+def test_on_a_cpu_what_is_between_codes_takes_no_room(monkeypatch):
+    """A tile of each slot, and not the slot; the codes of the plain path, 4-bit ones too."""
+    tx, p = gradtx.store(gradtx.adam(1e-2), "int4"), numbers((1024, 1024), 0)
+
+    def step(p, s, g):
+        return gradtx.apply_gradients(tx, g, p, s)
+
+    lowered = jax.jit(step, donate_argnums=(0, 1)).lower(p, tx.init(p), p)
+    assert lowered.compile().memory_analysis().temp_size_in_bytes < 2.5 * p.size
+    check(tx, p[:, :64], kernels.CPU, monkeypatch, 1)
 
 
 CHAINS = {
@@ -130,6 +148,7 @@ def test_in_a_loop_and_by_hand(monkeypatch):
     p, g = numbers((256, 32), 0), numbers((256, 32), 1)
     tx = gradtx.store(gradtx.adam(1e-2))
     guarded = gradtx.guard(tx)
+    on(PLAIN, monkeypatch)
     want = jax.jit(tx.update)(g, tx.init(p), p)
     made = on(kernels.TPU, monkeypatch)
     # The function is another one, or JAX would find the program that it has.
