@@ -4,8 +4,8 @@ XLA computes the scale of a block before its codes, and stores the slot in betwe
 twice. A Pallas kernel holds whole blocks in fast memory and moves what must be moved: codes,
 scales, gradient, parameter. Its body is the rule itself, cut out of the program of the step, so
 nothing is written twice. TPUs get it through Mosaic, NVIDIA's GPUs through Triton, a CPU as a loop
-over tiles that its cache holds; several devices without ``shard_map``, and what does not fit run the
-program as it is.
+over tiles that its cache holds; several devices without ``shard_map``, and what does not fit, run
+the program as it is.
 """
 
 import functools
