@@ -82,11 +82,12 @@ LEAVES = [
     ("CPU", (1024,), 1),
     ("CPU", (520, 64), 0),
 ]
+QUICK = (("TPU", (100, 64), 1), ("GPU", (512, 160), 1))
 
 
 @pytest.mark.parametrize(
     ("chip", "shape", "count"),
-    [pytest.param(*leaf, marks=[] if leaf[1] == (512, 160) else slow) for leaf in LEAVES],
+    [pytest.param(*leaf, marks=[] if leaf in QUICK else slow) for leaf in LEAVES],
 )
 def test_a_kernel_writes_the_codes_of_the_plain_path(chip, shape, count, monkeypatch):
     tx = gradtx.store(gradtx.adamw(1e-3, weight_decay=0.1), min_size=1)
