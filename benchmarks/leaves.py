@@ -50,7 +50,7 @@ def updated(tx: Any) -> Callable[..., Any]:
 
 def variants(count: int) -> dict[str, tuple[Callable[..., Any], Any, Any]]:
     """By name a step, its parameters, and its gradients: the same numbers in other forms."""
-    leaves = {f"layer{i}": jnp.full(LEAF, 0.5) for i in range(count)}
+    leaves = {f"layer{i}": jnp.full(LEAF, 0.5, jnp.float32) for i in range(count)}
     packed = gradtx.pack(leaves)
     ours, theirs = clipped(gradtx), clipped(optax)
 

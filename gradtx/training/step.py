@@ -56,6 +56,8 @@ class TrainStep:
         self._trainable = trainable
         self._compiled = compiled
         self._sharding = sharding
+        # What the first call finds out, so that it costs the others nothing.
+        self._started = self._asks_first = False
 
     def __call__(
         self, params: Params, state: State, *args: Any, extra_args: Mapping[str, Any] | None = None
@@ -66,17 +68,27 @@ class TrainStep:
             ValueError: an array was donated to an earlier step, or does not have the sharding that
                 `sharding` says (the error names it).
         """
-        # A weakly typed parameter, such as jnp.array(1.0), would be strong after the first step.
-        if any(getattr(p, "weak_type", False) for p in jax.tree.leaves(params)):
-            params = jax.tree.map(lambda p: cast(p, p.dtype) if hasattr(p, "dtype") else p, params)
+        if not self._started:
+            # A weakly typed parameter, such as jnp.array(1.0), is strong after the first step.
+            if any(getattr(p, "weak_type", False) for p in jax.tree.leaves(params)):
+                params = jax.tree.map(
+                    lambda p: cast(p, p.dtype) if hasattr(p, "dtype") else p, params
+                )
+            self._started, self._asks_first = True, jax.device_count() > 1
         # Before the call: given a donated array on several devices, JAX 0.10 aborts the process,
         # and it silently moves an array that has another sharding.
-        _check_alive("params", params)
-        _check_alive("state", state)
+        if self._asks_first:
+            _check_alive("params", params)
+            _check_alive("state", state)
         if self._sharding is not None:
             _check_places("params", params, self._sharding.params)
             _check_places("state", state, self._sharding.state)
-        return self._compiled(self._tx_now(), params, state, args, extra_args)
+        try:
+            return self._compiled(self._tx_now(), params, state, args, extra_args)
+        except (RuntimeError, ValueError):
+            _check_alive("params", params)
+            _check_alive("state", state)
+            raise
 
     def init(self, params: Params) -> State:
         """The initial state for the trained parameters, sharded if the step is."""

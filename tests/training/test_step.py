@@ -55,6 +55,28 @@ class TestMakeStep:
         gradtx.make_step(loss, TX, donate=False)(kept, TX.init(kept))
         assert not kept["w"].is_deleted()
 
+    @pytest.mark.parametrize("devices", [1, 8])
+    def test_what_was_donated_is_named(self, devices, monkeypatch):
+        """With several devices it is asked for before the call, with one only after a failure."""
+        monkeypatch.setattr(jax, "device_count", lambda: devices)
+        step = gradtx.make_step(loss, TX)
+        params = start()
+        state = step.init(params)
+        new, _, _ = step(params, state)
+        with pytest.raises(ValueError, match="params: 'w' was given up to an earlier step"):
+            step(params, step.init(new))
+        with pytest.raises(ValueError, match="state: '0/count' was given up to an earlier step"):
+            step(new, state)
+
+    def test_weakly_typed_parameters_compile_once(self):
+        step = gradtx.make_step(loss, TX)
+        params = {"w": jnp.array([0.0, 1.0]), "b": jnp.array(3.0)}
+        assert params["b"].weak_type
+        state = step.init(params)
+        for _ in range(2):
+            params, state, _ = step(params, state)
+        assert step._compiled._cache_size() == 1
+
     def test_hyperparameters_change_without_compiling(self):
         traces = []
 
