@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 
 from gradtx.engine.leaves import parameter
 from gradtx.numerics import cast
@@ -52,7 +52,8 @@ def run_if(condition: Array, run: Callable[[_T, Array], _T], now: _T) -> _T:
     # What `body` closes over, integers too, is passed to the loop: it can then be differentiated.
     # JAX keeps the functions below for longer than their trace, so they must hold no tracers.
     closed = jax.make_jaxpr(body)(now, jnp.int32(0))
-    jaxpr, held = closed.jaxpr, list(closed.consts)
+    of, held = closed.jaxpr, list(closed.consts)  # since jax 0.12 `of` holds the constants too
+    jaxpr = Jaxpr(of.constvars, of.invars, of.outvars, of.eqns, of.effects, of.debug_info)
     structure: Any = jax.tree.structure(now)
 
     def converted(now: _T, turn: Array, *held: Array) -> _T:
