@@ -17,7 +17,7 @@ from benchmarks.leaderboard import statistics
 from benchmarks.leaderboard.problems import PROBLEMS, Problem
 from benchmarks.leaderboard.results import RESULTS, load
 from benchmarks.leaderboard.search import FACTORS, POINTS, SEEDS, TRIALS
-from benchmarks.leaderboard.spaces import spaces
+from benchmarks.leaderboard.spaces import PRINCIPAL, spaces
 from benchmarks.tables import markdown
 
 ROOT = Path(__file__).parents[2]
@@ -148,7 +148,7 @@ def table(name: str) -> str:
         lines += [""]
     failed = {n: e["failure"] for n, e in entries.items() if "failure" in e}
     lines += [f"- `{n}` failed: {why.splitlines()[0]}" for n, why in failed.items()]
-    missing = [n for n in spaces() if n not in entries]
+    missing = [n for n in PRINCIPAL if n not in entries]
     if missing:
         lines += ["", f"Not run: {names(missing)}."]
     return "\n".join([*lines, ""])
@@ -207,7 +207,7 @@ def ranks() -> str:
 
 
 def overview() -> str:
-    """Every optimizer, over all problems."""
+    """Every optimizer that has run or is to run first, over all problems."""
     verdicts: dict[str, list[str]] = {name: [] for name in spaces()}
     ratios: dict[str, list[float]] = {name: [] for name in spaces()}
     for problem_name in PROBLEMS:
@@ -228,10 +228,11 @@ def overview() -> str:
             float(np.exp(np.mean(np.log(ratios[name])))) if ratios[name] else "-",
         ]
         for name in spaces()
-        if name != REFERENCE
+        if verdicts[name] or (name in PRINCIPAL and name != REFERENCE)
     ]
     header = ("problems", *kinds, "not run", f"loss over {REFERENCE}'s, geometric mean")
-    return markdown("", header, rows).partition("\n\n")[2]
+    rest = "The other optimizers that gradtx publishes have not run on any problem.\n"
+    return markdown("", header, rows).partition("\n\n")[2] + "\n" + rest
 
 
 def panels() -> tuple[Any, dict[str, Any]]:
@@ -321,7 +322,7 @@ def tuned() -> dict[str, dict[str, dict[str, float]]]:
 
 INTRODUCTION = f"""# Leaderboard
 
-Every optimizer on six small problems. This page is printed from `benchmarks/leaderboard/results` by
+Optimizers on six small problems. This page is printed from `benchmarks/leaderboard/results` by
 
 ```sh
 .venv/bin/pip install -e '.[tests]'
