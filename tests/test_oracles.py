@@ -40,6 +40,7 @@ LINKS = {
 }
 # Modules without a test file of their own, and where their public functions are tested.
 ELSEWHERE = {
+    "distributed/test_chunks.py": "distributed/test_compression.py: all aggregations",
     "schedules/test_cyclic.py": "schedules/test_schedules.py: one table of all",
     "schedules/test_decay.py": "schedules/test_schedules.py: one table of all",
     "schedules/test_half_life.py": "schedules/test_schedules.py: one table of all",

@@ -1,4 +1,4 @@
-"""SparseLoCo, MuLoCo, DeMo and Streaming DiLoCo: against the papers' algorithms in float64."""
+"""SparseLoCo, MuLoCo and DeMo: against the papers' algorithms in float64."""
 
 import functools
 import math
@@ -9,12 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.fft
-from jax.extend.core import Literal
 
 import gradtx
 from tests.distributed.meshes import P, counted, mesh
 from tests.distributed.test_compression import in_bfloat16, largest, two_bits
-from tests.programs import equations
 from tests.quick import quick
 
 N, STEPS = 4, 17
@@ -97,41 +95,6 @@ def nesterov(rate=0.7):
     return gradtx.sgd(rate, momentum=0.9, nesterov=True)
 
 
-@pytest.mark.paper("streaming_diloco")
-@pytest.mark.parametrize("of", quick([(6, 0), (6, 2), (2, 1), (4, 2)], (6, 2), (2, 1)), ids=str)
-def test_streaming_diloco_follows_the_algorithm(of):
-    """Rows of `w` are divided by two fragments; the entries of `b` are not."""
-    (every, delay), fragments, mixing, rate = of, 2, 0.3, 0.1
-    tx = gradtx.streaming_diloco(
-        gradtx.sgd(rate), nesterov(), every, "data", fragments, delay, mixing
-    )
-    got, _ = run(tx)
-    parts = {"b": (slice(0, 3), slice(3, 5)), "w": (slice(0, 3), slice(3, 6))}
-    interval = every // fragments
-    for k, s in SHAPES.items():
-        theta, anchor, v, sent = np.stack([start()[k]] * N), start()[k], np.zeros(s), {}
-        for t in range(1, STEPS + 1):
-            theta = theta - rate * gradients()[k][:, t - 1]
-            for at in (t - delay, t) if delay else (t,):
-                if at <= 0 or at % interval:
-                    continue
-                here = parts[k][(at // interval - 1) % fragments]
-                if at == t:
-                    sent[t] = (anchor[here] - theta[:, here]).mean(0)
-                if at == t - delay:
-                    v[here] = 0.9 * v[here] + sent[at]
-                    anchor[here] = anchor[here] - 0.7 * (0.9 * v[here] + sent[at])
-                    theta[:, here] = mixing * theta[:, here] + (1 - mixing) * anchor[here]
-            np.testing.assert_allclose(got[k][:, t - 1], theta, rtol=1e-12, err_msg=f"{k} {t}")
-
-
-def test_one_fragment_without_delay_is_diloco():
-    inner = gradtx.adam(0.1)
-    want, _ = run(gradtx.diloco(inner, nesterov(), 4, "data"))
-    got, _ = run(gradtx.streaming_diloco(inner, nesterov(), 4, "data", 1))
-    chex.assert_trees_all_close(got, want, rtol=1e-12)
-
-
 def test_muloco_is_muon_in_diloco():
     muon = gradtx.muon(0.1, weight_decay=0.2, adam_weight_decay=0.2)
     want, _ = run(gradtx.diloco(muon, nesterov(0.5), 3, "data"))
@@ -201,40 +164,3 @@ def test_sparse_loco_sends_a_fiftieth_of_diloco():
     assert stated.peak_message_bytes <= said.peak_message_bytes / 50
     assert stated.message_bytes == -(-stated.peak_message_bytes // 10)
     assert f"at most {stated.peak_message_bytes:,} at once" in str(stated)
-
-
-@pytest.mark.parametrize("fragments", quick([2, 8], 8))
-def test_the_peak_of_fragments(fragments):
-    """One message of one part in F; the program is no longer for more fragments."""
-    program, said = compiled(
-        gradtx.streaming_diloco(gradtx.sgd(0.1), nesterov(), 16, "data", fragments), LAYERS
-    )
-    assert counted(program) == {"all-reduce": (1, 4 * SIZE // fragments)}
-    assert said.peak_message_bytes == 4 * SIZE // fragments
-    assert said.message_bytes == 4 * SIZE // 16
-
-
-def test_fragments_in_int8():
-    outer = gradtx.chain(gradtx.aggregate_int8("data"), nesterov())
-    tx = gradtx.streaming_diloco(gradtx.sgd(0.1), outer, 16, "data", 8)
-    said = gradtx.describe(tx, {k: jnp.zeros(s) for k, s in LAYERS.items()})
-    assert said.peak_message_bytes < 4 * SIZE / 8 / 3.9
-
-
-def test_a_message_in_every_step_is_in_no_branch_and_waits_for_no_gradient():
-    tx = gradtx.streaming_diloco(gradtx.sgd(0.1), nesterov(), 4, "data", 4, delay=1)
-
-    def step(p, state, g):
-        return tx.update(g, state, p)
-
-    p = {"w": jnp.zeros((8, 2))}
-    jaxpr = jax.make_jaxpr(jax.vmap(step, axis_name="data", axis_size=2, in_axes=None))
-    assert "cond" not in equations(jaxpr(p, tx.init(p), p).jaxpr)
-    reduced = jax.make_jaxpr(step, axis_env=[("data", 2)])(p, tx.init(p), p).jaxpr
-    known = {reduced.invars[-1]}  # what depends on the gradient
-    sums = [e for e in reduced.eqns if e.primitive.name.startswith("psum")]
-    for equation in reduced.eqns:
-        if known & {v for v in equation.invars if not isinstance(v, Literal)}:
-            known |= set(equation.outvars)
-    assert len(sums) == 1
-    assert not known & set(sums[0].outvars)
