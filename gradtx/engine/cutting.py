@@ -100,7 +100,8 @@ def inlined(closed: ClosedJaxpr, platform: str, *arrays: Any) -> ClosedJaxpr:
                 inner = eqn.params["branches"][here]
                 results = run(inner.jaxpr, inner.consts, given[1:])
             elif eqn.primitive.name in CALLS:
-                inner = eqn.params[CALLS[eqn.primitive.name]]
+                held = eqn.params[CALLS[eqn.primitive.name]]
+                inner = getattr(held, "closed", held)
                 results = run(inner.jaxpr, inner.consts, given)
             else:
                 results = run_equation(jaxpr, eqn, given)

@@ -70,7 +70,7 @@ def in_kernels(
         return step(updates, state, params, **extra_args)
     jaxpr: Any = closed.jaxpr
     invars = [*jaxpr.constvars, *jaxpr.invars]
-    program = ClosedJaxpr(jaxpr.replace(constvars=[], invars=invars), [])
+    program = Program(ClosedJaxpr(jaxpr.replace(constvars=[], invars=invars), []))
     places = {i: len(closed.consts) + k for k, i in enumerate(at)}
     old = [places.get(i) for i in range(len(jax.tree.leaves((params, state))))]
     if not whole:
@@ -95,13 +95,24 @@ def without_kernels(
     return run
 
 
-def _as_it_is(*arrays: Array, program: ClosedJaxpr, overwritten: Any) -> list[Any]:
-    return list(jaxpr_as_fun(program)(*arrays))
+class Program:
+    """A traced program that JAX takes for data.
+
+    From 0.12 on it refuses an equation with a program in which there are operations that it lowers
+    in two steps, such as ``searchsorted``.
+    """
+
+    def __init__(self, closed: ClosedJaxpr) -> None:
+        self.closed = closed
+
+
+def _as_it_is(*arrays: Array, program: Program, overwritten: Any) -> list[Any]:
+    return list(jaxpr_as_fun(program.closed)(*arrays))
 
 
 program_p = opaque("stored_step", _as_it_is)
 """The program of a step, ``(arrays) -> [results]``, which chips run with kernels."""
-program_p.def_abstract_eval(lambda *arrays, program, overwritten: program.out_avals)
+program_p.def_abstract_eval(lambda *arrays, program, overwritten: program.closed.out_avals)
 
 
 class Tiling(NamedTuple):
@@ -236,10 +247,10 @@ CPU = Chip("cpu", GPU.codecs | {"int4"}, cpu_tiling, None)
 
 
 def with_kernels(
-    *arrays: Array, program: ClosedJaxpr, overwritten: Any, chip: Chip, interpret: bool = False
+    *arrays: Array, program: Program, overwritten: Any, chip: Chip, interpret: bool = False
 ) -> list[Any]:
     """The results of a program, with kernels for a chip."""
-    flat: Any = inlined(program, chip.platform, *arrays)
+    flat: Any = inlined(program.closed, chip.platform, *arrays)
     found = cuts(flat.jaxpr, dict(overwritten), chip.fits)
     made: dict[Any, Any] = {}
 
