@@ -1,6 +1,5 @@
 """SPlus."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -48,18 +47,6 @@ def _factors(largest: int) -> dict[str, FactorFn]:
         return factor
 
     return {n: identity(side) if n.endswith("basis") else side for n, side in made.items()}
-
-
-def _debiased(rate: Any) -> Callable[[Any], Any]:
-    """The decays at which an average is the mean of what it has seen, weighted by `rate`."""
-
-    def decay(count: Any) -> Any:
-        now = rate(count) if callable(rate) else rate
-        steps = jnp.asarray(count, jnp.float32) + 1
-        # 0 at the first step, where rounding may have it below.
-        return jnp.maximum(1 + (1 - now) / jnp.expm1(steps * jnp.log(now)), 0)
-
-    return decay
 
 
 @transformation
@@ -215,5 +202,5 @@ def splus(
         ),
         add_decayed_weights(weight_decay, mask),
         scale_by_learning_rate(learning_rate),
-        ema_params(_debiased(ema_rate)),
+        ema_params(ema_rate, debias=True),
     )

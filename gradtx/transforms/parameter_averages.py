@@ -48,6 +48,7 @@ def ema_params(
     overwrite_every: PositiveCount | None = None,
     window: PositiveCount = 1,
     every_leaf: bool = False,
+    debias: bool = False,
 ) -> GradientTransformation:
     r"""Keep an exponential moving average of the parameters; the updates pass unchanged.
 
@@ -65,6 +66,8 @@ def ema_params(
         every_leaf: whether the average of a leaf without a gradient, whose update is `None`, moves
             too, as with Keras; otherwise it stays. Such a step needs all the parameters:
             ``tx.update(grads, state, params)``.
+        debias: whether the average leaves out the start:
+            :math:`\bar\theta_t = \sum_{i=1}^t \beta^{t-i} \theta_i / \sum_{i=1}^t \beta^{t-i}`.
 
     Put it last in a chain, where it sees what is added to the parameters, and take the average
     with :func:`eval_params`. The average is computed in float32 or wider: kept in bfloat16 it would
@@ -87,7 +90,10 @@ def ema_params(
     """
 
     def rule(g: Array, s: Any, t: Step, p: Array) -> Any:
-        average = numerics.ema(p + g, s.average, decay)
+        rate: Any = decay
+        if debias:  # 0 at the first step, where rounding may have it below
+            rate = jnp.maximum(1 + (1 - decay) / jnp.expm1(t.number * jnp.log(decay)), 0)
+        average = numerics.ema(p + g, s.average, rate)
         if overwrite_every is None:
             return g, {"average": average}
         due = jnp.mod(jnp.ceil(t.number / window), overwrite_every) == 0
