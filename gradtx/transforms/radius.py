@@ -100,8 +100,9 @@ def keep_radius(
     Source: https://github.com/KellerJordan/modded-nanogpt/pull/294.
 
     >>> tx, w = keep_radius(), jnp.array([[3.0, 0.0]])
-    >>> (w + tx.update(jnp.array([[0.0, 4.0]]), tx.init(w), w)[0]).round(2).tolist()
-    [[1.7999999523162842, 2.4000000953674316]]
+    >>> updates, _ = tx.update(jnp.array([[0.0, 4.0]]), tx.init(w), w)
+    >>> (10 * (w + updates)).round().tolist()
+    [[18.0, 24.0]]
     """
 
     def kept(u: Array, w: Array) -> Array:
