@@ -138,6 +138,39 @@ def power_iteration(
     return value, unit(product)
 
 
+def factorized(factorize: Callable[[Array], Any], x: Array) -> Any:
+    """``factorize(x)`` of a batch of matrices, one after the other on a CPU.
+
+    There a batched factorization waits in one of XLA's threads until the others have done their
+    part. Where as many run at once as there are threads, all wait, and the program never ends.
+
+    Args:
+        factorize: from matrices to a tree of arrays, such as ``jnp.linalg.eigh``.
+        x: matrices, behind any number of axes.
+
+    >>> factorized(jnp.linalg.eigh, 2 * jnp.ones((1, 3, 1, 1)))[0].shape
+    (1, 3, 1)
+    """
+    if x.ndim == 2:
+        return factorize(x)
+
+    def one_by_one(x: Array) -> Any:
+        found = jax.lax.map(factorize, x.reshape(-1, *x.shape[-2:]))
+        return jax.tree.map(lambda y: y.reshape(*x.shape[:-2], *y.shape[1:]), found)
+
+    return jax.lax.platform_dependent(x, cpu=one_by_one, default=factorize)
+
+
+def right_singular_vectors(x: Array) -> Array:
+    """Of matrices, as columns, those of the largest singular values first.
+
+    >>> jnp.abs(right_singular_vectors(jnp.array([[0.0, 4.0], [1.0, 0.0]]))).tolist()
+    [[0.0, 1.0], [1.0, 0.0]]
+    """
+    found: Array = factorized(lambda x: jnp.linalg.svd(x, full_matrices=False)[2], x)
+    return found.mT.conj()
+
+
 def rotated(x: Array, left: Array, right: Array) -> Array:
     r"""Matrices in the bases that are the columns of `left` and `right`: :math:`L^* X R`.
 
@@ -163,7 +196,7 @@ def eigenbasis(x: Array) -> Array:
     >>> jnp.abs(eigenbasis(jnp.diag(jnp.array([1.0, 4.0])))).tolist()
     [[0.0, 1.0], [1.0, 0.0]]
     """
-    return x if x.size == 0 else jnp.linalg.eigh(x)[1][..., ::-1]
+    return x if x.size == 0 else factorized(jnp.linalg.eigh, x)[1][..., ::-1]
 
 
 def by_eigenvalue(x: Array, basis: Array) -> Array:
@@ -178,7 +211,7 @@ def by_eigenvalue(x: Array, basis: Array) -> Array:
 
 def orthogonal_iteration(x: Array, basis: Array) -> Array:
     """One step from `basis` towards the eigenvectors of `x`: the `Q` of ``x @ basis``."""
-    return x if x.size == 0 else jnp.linalg.qr(x @ basis)[0]
+    return x if x.size == 0 else factorized(jnp.linalg.qr, x @ basis)[0]
 
 
 def spectral_norm_bound(x: Array) -> Array:
@@ -209,7 +242,7 @@ def eigen_inverse_root(x: Array, root: int, eps: Any) -> Array:
     >>> eigen_inverse_root(jnp.diag(jnp.array([1.0, 16.0])), 4, 0.0).round(2).tolist()
     [[1.0, 0.0], [0.0, 0.5]]
     """
-    values, vectors = jnp.linalg.eigh(x)
+    values, vectors = factorized(jnp.linalg.eigh, x)
     scales = (jnp.maximum(values, 0) + eps) ** (-1 / root)
     return (vectors * scales[..., None, :]) @ vectors.mT.conj()
 

@@ -8,6 +8,7 @@ from gradtx.checks import Decay, NonNegative, Number, PositiveCount
 from gradtx.composition.chain import chain
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
 from gradtx.engine.matrices import Matrices, MatrixDimensions, matrixwise
+from gradtx.linear_algebra import right_singular_vectors
 from gradtx.numerics import (
     Step,
     abs_sq,
@@ -99,7 +100,7 @@ def scale_by_conda(
         mu = ema(g, s.mu, b1)
 
         def fresh(old: Array) -> Array:
-            return finite_or(jnp.linalg.svd(tall(mu), full_matrices=False)[2].mT.conj(), old)
+            return finite_or(right_singular_vectors(tall(mu)), old)
 
         q = branch((t.count - 1) % update_proj_gap == 0, fresh, lambda old: old, s.basis)
         same = tall(g) is g

@@ -8,6 +8,7 @@ from gradtx.checks import Decay, NonNegative, Number, Positive, PositiveCount, c
 from gradtx.composition.chain import chain
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
 from gradtx.engine.matrices import FactorFn, Matrices, MatrixDimensions, matrixwise
+from gradtx.linear_algebra import right_singular_vectors
 from gradtx.numerics import (
     Step,
     abs_sq,
@@ -144,8 +145,7 @@ def scale_by_fira(
         x = tall(g)
 
         def fresh(old: Array) -> Array:
-            found = jnp.linalg.svd(x, full_matrices=False)[2].mT.conj()
-            return finite_or(found[..., : old.shape[-1]], old)
+            return finite_or(right_singular_vectors(x)[..., : old.shape[-1]], old)
 
         p = branch((t.count - 1) % update_proj_gap == 0, fresh, lambda old: old, s.projector)
         low = x @ p
