@@ -1,9 +1,9 @@
-"""Many small leaves kept in few vectors, between steps and in them.
+"""Many small leaves kept in a few vectors, between steps and during them.
 
 A step starts a few kernels for each leaf, however small it is: two thousand leaves of 64 numbers
 take as long as a hundred million numbers in one leaf. Packed parameters are a pytree of vectors,
 one for each type, and so are the slots that an optimizer makes for them. A rule that treats each
-entry independently runs on the vectors as it is; all else sees the leaves.
+entry independently runs on the vectors unchanged; everything else sees the leaves.
 """
 
 import math
@@ -79,15 +79,15 @@ def holds_packed(tree: PyTree) -> bool:
 
 
 def pack(params: PyTree) -> Packed:
-    """Parameters in few vectors, for models of hundreds of small leaves.
+    """Keep parameters in a few vectors, for models with hundreds of small leaves.
 
     :func:`minimize`, :func:`make_step` and :func:`solve` call the loss with the tree, and take the
     gradient with respect to the vectors; slots are packed as the parameters are. A rule that treats
-    each entry independently, and what only passes on or scales (:func:`chain`, :func:`accumulate`,
-    :func:`clip_by_global_norm`, :func:`guard`), runs on the vectors, in as many kernels as for one
-    leaf. Every other transformation, such as one that takes norms of leaves or is masked, sees
-    leaves: its steps are the same as without packing, and not faster. A pair made by hand, without
-    :func:`transformation`, sees the vectors.
+    each entry independently, and one that only passes on or scales (:func:`chain`,
+    :func:`accumulate`, :func:`clip_by_global_norm`, :func:`guard`), runs on the vectors, in as many
+    kernels as for one leaf. Every other transformation, such as one that takes norms of leaves or
+    is masked, sees leaves: its steps are the same as without packing, and not faster. A pair made
+    by hand, without :func:`transformation`, sees the vectors.
 
     Args:
         params: a tree of arrays; Python numbers become float arrays.
@@ -95,17 +95,17 @@ def pack(params: PyTree) -> Packed:
     Returns:
         The `Packed`, a pytree with one vector for each type. :func:`unpack` returns the tree.
         :func:`get_slot`, :func:`set_slot` and checkpoints see leaves by their paths, so that a
-        packed run can go on from a checkpoint of one that is not, and the other way round; only
-        slots in a codec (:func:`store`) are saved as vectors. Part of a tree may be packed too. A
-        mask or `trainable` must choose all leaves of a vector or none.
+        packed run can continue from the checkpoint of an unpacked one, and the other way round;
+        only slots in a codec (:func:`store`) are saved as vectors. It is also possible to pack only
+        part of a tree. A mask or `trainable` must choose all leaves of a vector or none.
 
     Raises:
         TypeError: a leaf is not an array of numbers.
         ValueError: `params` has no leaf, or holds a `Packed` already.
 
-    The loss reads each leaf as a slice of a vector, which XLA compiles for each leaf apart: a step
-    runs faster and compiles slower than without packing where the loss consists of many small
-    operations. :func:`flatten` keeps leaves between steps, and copies them at each.
+    The loss reads each leaf as a slice of a vector, which XLA compiles separately for each leaf:
+    where the loss consists of many small operations, a step runs faster but compiles more slowly
+    than without packing. :func:`flatten` keeps leaves between steps, and copies them at each step.
 
     >>> import gradtx
     >>> params = pack({"w": jnp.ones((2, 2)), "b": jnp.zeros(3)})

@@ -1,8 +1,8 @@
 """Parameters in bfloat16.
 
 bfloat16 has 8 bits of precision: a step smaller than 1/512 of a parameter is rounded away, and
-`make_step` warns of that. `stochastic_rounding` rounds up or down at random so that the mean is
-right, at no cost of memory; `compensated` keeps what was rounded away.
+`make_step` warns about that. `stochastic_rounding` rounds up or down at random so that the mean is
+right, at no cost in memory; `compensated` keeps what was rounded away.
 
 Search: bf16, mixed precision, half precision, stochastic rounding, Kahan, master weights
 """

@@ -1,6 +1,6 @@
 """Equinox.
 
-A module is a tree whose leaves are arrays and functions: ``eqx.partition`` takes it apart, and the
+A module is a tree whose leaves are arrays and functions: ``eqx.partition`` separates them, and the
 arrays are the parameters.
 
 Search: equinox, eqx, filter, module

@@ -1,7 +1,7 @@
 """Flax linen, with batch norm and dropout.
 
-The loss returns the new batch statistics beside its value: ``has_aux=True``. Dropout takes a key
-with each step.
+The loss returns the new batch statistics along with its value: ``has_aux=True``. Dropout takes a
+new key at each step.
 
 Search: flax, linen, TrainState, batch statistics, dropout key
 """

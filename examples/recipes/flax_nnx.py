@@ -1,6 +1,6 @@
 """Flax nnx, with batch norm and dropout.
 
-`nnx.Optimizer` takes a gradtx transformation as it takes one of Optax.
+`nnx.Optimizer` takes a gradtx transformation just as it takes one from Optax.
 
 Search: flax, nnx, nnx.Optimizer
 """

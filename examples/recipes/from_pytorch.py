@@ -1,7 +1,8 @@
-"""Go on with a run that began in PyTorch.
+"""Continue a run that began in PyTorch.
 
-`from_torch` reads the optimizer and gives the same transformation with the same state, so the next
-step here is the next step there. `order` has the names in the order of the optimizer's parameters.
+`from_torch` reads the optimizer and returns the same transformation with the same state, so the
+next step here is what it would have been there. `order` lists the names in the order of the
+optimizer's parameters.
 
 Search: PyTorch, migrate, convert optimizer state, continue training
 """

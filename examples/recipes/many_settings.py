@@ -1,7 +1,7 @@
 """64 settings in one compiled program.
 
-A hyperparameter that is an array is a leaf of the transformation, so that a vector of them can be
-mapped over: one program trains all.
+A hyperparameter that is an array is a leaf of the transformation, so a vector of them can be mapped
+over: one program trains with all of them.
 
 Search: hyperparameter sweep, grid search, vmap over learning rates, tuning
 """

@@ -1,7 +1,7 @@
 """Micro-batches: a large batch in parts.
 
-`accumulate` runs the optimizer once in a window of micro-batches, with their mean gradient. In
-between the parameters stay as they are.
+`accumulate` runs the optimizer once per window of micro-batches, with their mean gradient. In
+between, the parameters stay as they are.
 
 Search: gradient accumulation, large batch, out of memory, MultiSteps
 """

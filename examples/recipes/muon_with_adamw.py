@@ -1,7 +1,7 @@
 """Muon for the matrices inside, AdamW for the rest.
 
 `muon` takes every leaf with two dimensions. Embeddings and heads are better left to AdamW: `ByRole`
-goes by paths and shapes, and `describe` shows what each leaf is taken for.
+goes by paths and shapes, and `describe` shows the role given to each leaf.
 
 Search: muon, matrix optimizer, newton-schulz, transformer, embedding and head
 """

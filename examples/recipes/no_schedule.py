@@ -1,7 +1,7 @@
 """No schedule: schedule-free AdamW.
 
-The parameters that are trained differ from those to evaluate, which `eval_params` gives. The length
-of the training need not be known in advance.
+The parameters being trained differ from those to evaluate, which `eval_params` returns. The length
+of training need not be known in advance.
 
 Search: schedule free, no learning rate decay, anytime
 """

@@ -1,7 +1,7 @@
 """Skip bad steps, and log norms.
 
-`guard` goes around an optimizer and leaves out a step whose gradient or loss is not finite, or far
-above what was seen lately. With ``report=True`` the step returns what it saw.
+`guard` wraps an optimizer and skips a step whose gradient or loss is not finite, or far above
+recent ones. With ``report=True`` the step also returns what it saw.
 
 Search: NaN, loss spike, gradient norm, logging, skip step, robust training
 """

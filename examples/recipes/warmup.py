@@ -1,6 +1,6 @@
 """Warm-up, cosine decay, and reading the learning rate.
 
-A schedule stands where a number stands. `hyperparams` gives the values that the next step uses.
+A schedule takes the place of a number. `hyperparams` gives the values that the next step will use.
 
 Search: learning rate schedule, warmup, log the learning rate, get current lr
 """

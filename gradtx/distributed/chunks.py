@@ -115,7 +115,7 @@ def _two_bits() -> Code:
 
 
 def _bfloat16() -> Code:
-    """Two words for each entry: its place, and it in bfloat16."""
+    """Two words for each entry: its place, and its value in bfloat16."""
 
     def encode(where: Array, values: Array) -> Array:
         return jnp.concatenate(
@@ -215,26 +215,27 @@ def aggregate_chunked_top_k(
     decay: Fraction = 1.0,
     op: str = "mean",
 ) -> GradientTransformation:
-    r"""As :func:`aggregate_bf16`, sending the largest entries of every chunk, in two bits each.
+    r"""Like :func:`aggregate_bf16`, but sends the largest entries of every chunk, in two bits each.
 
     .. math:: c_i = g_i + \beta e_i, \qquad
         \bar g = \frac1n \sum_i Q(\mathrm{top}_k(c_i)), \qquad
         e_i \leftarrow c_i - Q(\mathrm{top}_k(c_i))
 
-    where :math:`\mathrm{top}_k` keeps `k` entries of every chunk, and `Q` keeps of each its sign
-    and one of two sizes: the means of those of its chunk that are below and above the mean size.
+    where :math:`\mathrm{top}_k` keeps `k` entries of every chunk, and `Q` keeps the sign of each
+    and one of two sizes: of the sizes sent from its chunk, the mean of those below their mean, or
+    the mean of those above.
 
     Args:
         axis_name: the axis over which to reduce.
         fraction: the part of a chunk's entries that is sent, in :math:`(0, 1]`; rounded up.
         chunk: `s` from 1 to 128: chunks are squares of `s` by `s` in the last two dimensions of a
             leaf, and `s^2` entries of a vector.
-        decay: :math:`\beta` in :math:`[0, 1]`; at 1 what is not sent is sent later, all of it.
+        decay: :math:`\beta` in :math:`[0, 1]`; at 1 all that is not sent now is sent later.
         op: ``"mean"`` or ``"sum"``.
 
-    A message has 2 bytes, of which 14 bits say where, for each entry sent, and 8 for each chunk;
-    all reach all devices in one all-gather. State: `CompressionState`. The rest, including what it
-    raises, is as in :func:`aggregate_bf16`.
+    A message has 2 bytes for each entry sent, of which 14 bits say where it is, and 8 bytes for
+    each chunk; one all-gather brings all messages to all devices. State: `CompressionState`. The
+    rest, including what it raises, is as in :func:`aggregate_bf16`.
 
     Source: A. Sarfi et al., Communication Efficient LLM Pre-training with SparseLoCo, 2025,
     arXiv:2508.15706, whose authors' code cuts the range of a tensor into four bins instead.
@@ -265,14 +266,14 @@ def aggregate_dct(
     decay: Fraction = 0.999,
     op: str = "mean",
 ) -> GradientTransformation:
-    r"""As :func:`aggregate_bf16`, sending the largest cosines of every chunk.
+    r"""Like :func:`aggregate_bf16`, but sends the largest cosine coefficients of every chunk.
 
     .. math:: m_i \leftarrow \beta m_i + g_i, \qquad
         q_i = D^\top \mathrm{top}_k(D m_i D^\top) D, \qquad
         m_i \leftarrow m_i - q_i, \qquad \bar q = \frac1n \sum_i q_i
 
     on every chunk, with `D` the orthogonal discrete cosine transform DCT-II. What has not been sent
-    is a momentum that each device has for itself.
+    stays on each device as a momentum of its own.
 
     Args:
         axis_name: the axis over which to reduce.
@@ -282,9 +283,10 @@ def aggregate_dct(
         decay: :math:`\beta` in :math:`[0, 1]`.
         op: ``"mean"`` or ``"sum"``.
 
-    A message has 4 bytes for each coefficient, its place and it in bfloat16; all reach all devices
-    in one all-gather. Leaves that chunks do not divide are padded with zeros; the authors' code
-    takes chunks that divide them, and averages a coefficient over the devices that sent it. State:
+    A message has 4 bytes for each coefficient: its place, and its value in bfloat16. One all-gather
+    brings all messages to all devices. Leaves that are not a whole number of chunks are padded with
+    zeros; the authors' code chooses chunks that divide them, and averages a coefficient over the
+    devices that sent it. State:
     `CompressionState`, whose error is `m`. The rest, including what it raises, is as in
     :func:`aggregate_bf16`.
 

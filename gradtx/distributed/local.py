@@ -38,7 +38,7 @@ class DiLoCoState(NamedTuple):
     """inner_state: this device's; until_sync: i32[], steps up to the next synchronization.
 
     outer_state: the outer optimizer's; anchor: the parameters after the last synchronization, in
-    float32 or wider; both are the same on all devices, but for what a compressed aggregation within
+    float32 or wider; both are the same on all devices, except for what a compressed aggregation in
     the outer optimizer has not sent yet.
     """
 
@@ -181,7 +181,7 @@ def diloco(
         outer: the optimizer for synchronization; in the paper Nesterov momentum,
             ``sgd(0.7, momentum=0.9, nesterov=True)``. With ``sgd(1.0)`` this is :func:`local_sgd`.
             If it starts by aggregating over the axis, as
-            ``chain(aggregate_int8("data"), sgd(0.7))`` does, that takes the mean, and sends less.
+            ``chain(aggregate_int8("data"), sgd(0.7))`` does, that link takes the mean instead.
         every: `H`, at least 1; 500 in the paper.
         axis_name: the axis of ``pmap``, ``shard_map`` or ``vmap``, or several.
 
@@ -191,7 +191,8 @@ def diloco(
 
     ``update`` takes an extra argument ``weight``, how much this device's change counts when it
     synchronizes, 1 by default. A device of weight 0 counts for nothing, even if its parameters are
-    NaN, and goes on from where the others are, if they are finite: so devices drop out and join.
+    NaN, and goes on from where the others are, if they are finite; this is how devices drop out
+    and join.
 
     State: `DiLoCoState`.
 

@@ -1,4 +1,4 @@
-"""Optimizers that send little, by their papers' names: compositions of what stands beside this."""
+"""Optimizers that send little, named as in their papers: compositions of this folder's links."""
 
 from gradtx.checks import Fraction, LearningRate, NonNegative, PositiveCount
 from gradtx.composition.chain import chain
@@ -40,17 +40,18 @@ def sparse_loco(
         learning_rate: :math:`\alpha`; a number, an array, or a schedule of the synchronizations.
         decay: :math:`\beta` in :math:`[0, 1]`.
         fraction: the part of a chunk's entries that is sent; 0.01 to 0.03 in the paper. This, `Q`
-            and the next are those of :func:`aggregate_chunked_top_k`.
+            and `chunk` are those of :func:`aggregate_chunked_top_k`.
         chunk: the side of the squares of which the largest entries are sent.
 
-    This is :func:`diloco` with ``chain(aggregate_chunked_top_k(...), sgd(learning_rate))`` for its
-    outer optimizer. A device sends 264 bytes for a chunk of 4,096 entries, 1/62 of what DiLoCo
-    sends; all of it reaches every device, so that what one receives grows with their number.
+    This is :func:`diloco` with ``chain(aggregate_chunked_top_k(...), sgd(learning_rate))`` as its
+    outer optimizer. By default a device sends 264 bytes for a chunk of 4,096 entries, 1/62 of what
+    DiLoCo sends; every message reaches every device, so what a device receives grows with their
+    number.
 
     State: `DiLoCoState`; the error, in `outer_state`, differs between devices.
 
     Raises:
-        TypeError, ValueError: as for the two of which it consists.
+        TypeError, ValueError: as the functions of which it consists do.
 
     Source: A. Sarfi et al., Communication Efficient LLM Pre-training with SparseLoCo, 2025,
     arXiv:2508.15706, algorithm 1.
@@ -77,7 +78,7 @@ def muloco(
     muon_weight_dimension_numbers: DimensionNumbers | None = None,
     compression: GradientTransformation | None = None,
 ) -> GradientTransformation:
-    r"""Muon inside of DiLoCo.
+    r"""Muon inside DiLoCo.
 
     .. math:: \theta_i \leftarrow \mathrm{Muon}^H(\phi), \qquad
         \Delta = \frac1n \sum_i (\phi - \theta_i), \qquad
@@ -91,7 +92,7 @@ def muloco(
         outer_learning_rate: :math:`\alpha`; a number, an array, or a schedule of the
             synchronizations.
         outer_momentum: :math:`\mu` in :math:`[0, 1]`.
-        weight_decay: of Muon's matrices and of Adam's leaves.
+        weight_decay: for Muon's matrices and for the leaves left to AdamW.
         muon_weight_dimension_numbers: which leaves are matrices, as in :func:`muon`.
         compression: what takes the mean in place of an all-reduce, such as
             :func:`aggregate_chunked_top_k`; its errors are fed back.
@@ -127,7 +128,7 @@ def demo(
     chunk: int = 64,
     weight_decay: NonNegative = 0.0,
 ) -> GradientTransformation:
-    r"""DeMo: devices send the largest cosines of their own momentum, and step by the mean's sign.
+    r"""DeMo: devices send the largest cosine coefficients of their momentum; steps are signs.
 
     .. math:: m_i &\leftarrow \beta m_i + g_i, \qquad
         q_i = D^\top \mathrm{top}_k(D m_i D^\top) D, \qquad m_i \leftarrow m_i - q_i, \\
@@ -138,8 +139,8 @@ def demo(
         learning_rate: :math:`\eta`; a number, an array, or a schedule.
         axis_name: the axis of ``pmap``, ``shard_map`` or ``vmap``, or several.
         decay: :math:`\beta` in :math:`[0, 1]`.
-        fraction: the part of a chunk's coefficients that is sent; this and the next as in
-            :func:`aggregate_dct`, which also tells what differs from the authors' code.
+        fraction: the part of a chunk's coefficients that is sent; this and `chunk` are as in
+            :func:`aggregate_dct`, which also says how the authors' code differs.
         chunk: the side of the squares that are transformed.
         weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
 

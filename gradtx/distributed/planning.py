@@ -21,7 +21,7 @@ from gradtx.types import Params, PyTree
 
 @dataclass(frozen=True)
 class Link:
-    """The links along an axis of a mesh: bytes a second into one device, seconds of a message."""
+    """The links along an axis of a mesh: bytes a second into one device, seconds for a message."""
 
     bandwidth: float
     latency: float = 1e-6
@@ -42,11 +42,11 @@ class Message:
     Attributes:
         what: gradients, parameters, matrices, or what a link such as :func:`diloco` sends.
         kind: the collective.
-        axes: of the mesh, over which it goes.
-        bytes: of the arrays on one device that are reduced, scattered or gathered, whole; of an
-            all-to-all, those of one device. So XLA prints them.
+        axes: the axes of the mesh over which it goes.
+        bytes: the size of the whole arrays that one device reduces, scatters or gathers; for an
+            all-to-all, of its part of them. XLA prints the same.
         received: the bytes that come to one device.
-        seconds: on the given links, alone.
+        seconds: the time on the given links, with nothing else on them.
     """
 
     what: str
@@ -67,9 +67,9 @@ class StepPlan:
         parameter_bytes: on one device.
         state_bytes: on one device.
         messages: what is sent in a step, on average if not every step sends.
-        update_seconds: of reading and writing parameters, gradients and state, and of nothing else.
+        update_seconds: the time to read and write parameters, gradients and state, and no more.
         owned: the stacks of matrices of which each device transforms some.
-        sharding: that of every leaf.
+        sharding: the sharding of every leaf of the state.
     """
 
     mesh: dict[str, int]
@@ -141,7 +141,7 @@ def plan_step(
     memory: float = TPU_V5E_MEMORY,
     min_size: int = MIN_SIZE,
 ) -> StepPlan:
-    """What a step of an optimizer holds and sends on a mesh. Needs no devices, allocates nothing.
+    """What a step of an optimizer holds and sends on a mesh; it needs no devices.
 
     Args:
         tx: any transformation.
@@ -152,15 +152,16 @@ def plan_step(
             is divided over one of them (FSDP) is gathered twice, for the forward and the backward
             pass. Leave out the axes over which `tx` sends, such as that of :func:`diloco`.
         zero: the axes over which slots are divided further, as in :func:`state_sharding`.
-        links: those along each axis; `TPU_V5E` unless given.
-        memory: bytes a second of a device's memory.
+        links: the links along each axis; `TPU_V5E` unless given.
+        memory: the bandwidth of a device's memory, in bytes a second.
         min_size: slots with fewer entries are not divided further.
 
     Returns:
-        A `StepPlan`. Messages are what the optimizer needs: those of the loss itself, such as the
-        activations of tensor parallelism, are left out. Times are a model: each axis of a mesh is
-        a ring or a line with its bandwidth, the quickest is used first, nothing is overlapped, and
-        an all-to-all is bound by the slowest of its axes.
+        A `StepPlan`; nothing is allocated. It has the messages that the optimizer needs, and leaves
+        out those of the loss itself, such as the activations of tensor parallelism. Times are a
+        model, in which each axis of a mesh is a ring or a line with a bandwidth of its own, the
+        quickest is used first, nothing overlaps, and an all-to-all is bound by the slowest of its
+        axes.
 
     Raises:
         TypeError, ValueError: as :func:`state_sharding`; or an axis is not one of the mesh.

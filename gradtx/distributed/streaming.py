@@ -24,7 +24,7 @@ class StreamingDiLoCoState(NamedTuple):
     outer_states: those of the outer optimizer for each fragment; anchor: the fragments after their
     last synchronization, in float32 or wider. Both have the fragments in the first dimension.
     sending: the change that is on the way, of one fragment; empty without a delay. fragment: i32[],
-    the next to be sent; until_arrival: i32[], steps until what was sent arrives, 0 if nothing was.
+    the next to be sent; until_arrival: i32[], steps until what was sent arrives, 0 if nothing is.
     """
 
     inner_state: State
@@ -87,7 +87,7 @@ def streaming_diloco(
     delay: int = 0,
     mixing: Fraction = 0.0,
 ) -> GradientTransformation:
-    r"""DiLoCo that synchronizes one fragment after the other, which may arrive some steps later.
+    r"""DiLoCo that synchronizes one fragment after another; each may arrive some steps later.
 
     Every :math:`H / F` steps the next of `F` fragments is sent. With :math:`\phi` its parameters
     after its last synchronization, :math:`\theta_i` those of a device when it is sent, and
@@ -108,18 +108,18 @@ def streaming_diloco(
         mixing: :math:`\alpha` in :math:`[0, 1]`, how much of a device's own parameters is kept.
 
     Apply the updates unchanged; devices differ as for :func:`local_sgd`, and drop out by the extra
-    argument ``weight`` as in :func:`diloco`. A fragment has the same part of every leaf: as many
+    argument ``weight``, as in :func:`diloco`. A fragment has the same part of every leaf: as many
     rows if `F` divides them, and otherwise as many entries. With leaves that stack layers, these
     are consecutive layers, as in the paper. One step in :math:`H / F` sends :math:`1 / F` of the
     parameters, in a branch; the program has one branch, however many fragments there are.
 
     With `F` equal to `H` every step sends, and there is no branch. With a delay of 1 the message
-    then depends on nothing that the step computes, and XLA may send it meanwhile.
+    then depends on nothing that the step computes, and XLA may send it in the meantime.
 
     State: `StreamingDiLoCoState`, with one state of `outer` for each fragment.
 
     Raises:
-        ValueError: `every` is not a multiple of `fragments`; `delay` is too long; there are axes
+        ValueError: `every` is not a multiple of `fragments`; `delay` is too large; there are axes
             here but not this one; the parameters are not given.
 
     Source: A. Douillard et al., Streaming DiLoCo with Overlapping Communication: Towards a

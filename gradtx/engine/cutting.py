@@ -1,9 +1,9 @@
-"""What of a step on stored slots one kernel can do: for each leaf, from its codes to its codes.
+"""What one kernel can do of a step on stored slots: for each leaf, from its codes to its codes.
 
-The program of the step is read backwards from where a slot is written, and from its results. All
-that treats entries alone belongs to the kernel, as far back as the arguments: whatever number of
-transformations it comes from. What reads a whole leaf, such as a norm, stays outside, and reads
-the codes itself.
+The program of the step is read backwards from where a slot is written, and from its results.
+Everything that works entry by entry belongs to the kernel, as far back as the arguments, however
+many transformations it comes from. What reads a whole leaf, such as a norm, stays outside, and
+reads the codes itself.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -3,9 +3,9 @@
 XLA computes the scale of a block before its codes, and stores the slot in between, or computes it
 twice. A Pallas kernel holds whole blocks in fast memory and moves what must be moved: codes,
 scales, gradient, parameter. Its body is the rule itself, cut out of the program of the step, so
-nothing is written twice. TPUs get it through Mosaic, NVIDIA's GPUs through Triton, a CPU as a loop
-over tiles that its cache holds; several devices without ``shard_map``, and what does not fit, run
-the program as it is.
+nothing is written twice. TPUs get it through Mosaic, NVIDIA's GPUs through Triton, and CPUs as a
+loop over tiles that fit in the cache; several devices without ``shard_map``, and leaves that do not
+fit a kernel, run the program as it is.
 """
 
 import functools
@@ -98,8 +98,8 @@ def without_kernels(
 class Program:
     """A traced program that JAX takes for data.
 
-    From 0.12 on it refuses an equation with a program in which there are operations that it lowers
-    in two steps, such as ``searchsorted``.
+    Since 0.12 it refuses an equation that contains a program with operations that JAX lowers in two
+    steps, such as ``searchsorted``.
     """
 
     def __init__(self, closed: ClosedJaxpr) -> None:

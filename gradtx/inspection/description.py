@@ -97,7 +97,7 @@ def communicating(tx: Any) -> list[Any]:
 
 
 def sent_bytes(tx: Any, params: Params, *, peak: bool = False) -> int:
-    """The bytes that the communicating links of `tx` send in a step, or in the step of most."""
+    """The bytes that the communicating links of `tx` send in a step, or at most with `peak`."""
     links = communicating(tx)
     return sum((x.peak_bytes if peak else x.message_bytes)(params) for x in links)
 
@@ -149,8 +149,9 @@ def describe(tx: GradientTransformation, params: Params) -> Description:
     Returns:
         A `Description`: links, hyperparameters, for each slot its types or codecs, its shapes and
         bytes, the leaves that :func:`store` left as they are, the bytes that a device sends in a
-        step, on average and at most, if there are several, a warning where rounding to nearest
-        would hold parameters in place, and the roles of leaves if `tx` goes by them (`ByRole`).
+        step if there are several devices (on average and at most), a warning where rounding to
+        nearest would leave parameters where they are, and the roles of leaves if `tx` goes by them
+        (`ByRole`).
 
     >>> import gradtx, jax.numpy as jnp
     >>> print(describe(gradtx.sgd(0.1, momentum=0.9), {"w": jnp.zeros((2, 3)), "b": jnp.zeros(3)}))

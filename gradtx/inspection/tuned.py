@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class TunedSettings(NamedTuple):
-    """settings: arguments, by problem; ranges: of each argument, the least and the largest."""
+    """settings: arguments by problem; ranges: the least and the largest value of each argument."""
 
     settings: dict[str, dict[str, float]]
     ranges: dict[str, tuple[float, float]]
@@ -25,20 +25,20 @@ def _tuned() -> dict[str, dict[str, dict[str, float]]]:
 def tuned_settings(name: str) -> TunedSettings:
     """The settings of an optimizer that a short search found on real, small problems.
 
-    They are where to begin a search, or what to try when there is none: the problems have 650 to
-    15,000 parameters and 300 to 500 steps, and larger ones want smaller learning rates. Those of
-    `learning_rate` and `adam_learning_rate` are the peaks of a warm-up of 5 % and a cosine to zero,
-    except for optimizers without a schedule, such as :func:`schedule_free_adamw`.
-    `adam_learning_rate` is that of the AdamW for what a matrix optimizer leaves. Docs and
-    ``benchmarks/leaderboard`` say how they were found, and how sure it is that one optimizer is
-    better than another.
+    They are a place to start a search, or something to try without one: the problems have 650 to
+    about 19,000 parameters and run for 300 to 500 steps, and larger ones need smaller learning
+    rates. `learning_rate` and `adam_learning_rate` are peaks, after a warm-up of 5 % of the steps
+    and before a cosine to zero, except for optimizers without a schedule, such as
+    :func:`schedule_free_adamw`. `adam_learning_rate` is for AdamW, which trains what a matrix
+    optimizer leaves. The leaderboard in the docs says how the settings were found, and how certain
+    it is that one optimizer is better than another.
 
     Args:
         name: an optimizer's name, such as ``"muon"``; also ``"sgd, momentum"``,
             ``"hyperball, adam"`` and ``"hyperball, muon"``.
 
     Raises:
-        ValueError: nothing was found of that name.
+        ValueError: there are no settings under that name.
 
     >>> import gradtx
     >>> found = tuned_settings("adamw")

@@ -14,7 +14,7 @@ from jax.interpreters import ad, batching, mlir
 def opaque(name: str, function: Callable[..., list[Any]]) -> Primitive:
     """A primitive that computes ``function(*arrays, **static) -> [array, ...]``.
 
-    It can be found by whoever reads a jaxpr; under ``jit``, ``vmap`` and differentiation it is the
+    Code that reads a jaxpr can find it; under ``jit``, ``vmap`` and differentiation it is the
     function itself.
 
     >>> twice = opaque("twice", lambda x, by: [x * by])

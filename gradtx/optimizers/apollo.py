@@ -21,10 +21,10 @@ from gradtx.types import Array, Counter, DType, Slots
 
 
 class ScaleByApolloState(NamedTuple):
-    """count: i32[]; mu, nu: Adam's moments, of a matrix those of its projection.
+    """count: i32[]; mu, nu: Adam's moments, for a matrix those of its projection.
 
-    Of a matrix, whose longer side has `n` entries, mu and nu are ``(batch, n, r)`` and size, real,
-    is ``(batch, 1, 1)``. Of a leaf that is no matrix size is None.
+    For a matrix whose longer side has `n` entries, mu and nu are ``(batch, n, r)`` and size, real,
+    is ``(batch, 1, 1)``. For a leaf that is not a matrix size is None.
     """
 
     count: Counter
@@ -50,7 +50,7 @@ def scale_by_apollo(
 ) -> GradientTransformation:
     r"""Scale rows of a gradient as Adam scales them in a random subspace of low rank.
 
-    For a matrix with at least as many rows as columns; another one is transposed:
+    For a matrix with at least as many rows as columns (others are transposed):
 
     .. math::
         h_t &= g_t P, \qquad P_{jk} \sim N(0, 1/r), \qquad a_t = \mathrm{Adam}(h_t), \qquad
@@ -65,19 +65,19 @@ def scale_by_apollo(
     Args:
         rank: :math:`r \ge 1`, at most the shorter side of a matrix.
         update_proj_gap: :math:`T \ge 1`, after how many steps `P` is drawn anew.
-        scale: :math:`\alpha`; the root of what the authors call the scale.
+        scale: :math:`\alpha`; the square root of what the authors call the scale.
         b1: decay of the first moment, in :math:`[0, 1)`.
         b2: decay of the second moment, in :math:`[0, 1)`.
         eps: added to the root of the second moment.
-        growth: :math:`\gamma > 0`, by how much the norm of the direction may grow in a step; after
-            a direction of zero it is not limited.
+        growth: :math:`\gamma > 0`, the factor by which the norm of the direction may grow in a
+            step; after a direction of zero it is not limited.
         whole: one factor :math:`\lVert a_t \rVert_F / \lVert h_t \rVert_F` for the whole matrix, as
             in APOLLO-Mini.
         key: a random key or an integer seed.
         mu_dtype: the type of the first moment; the parameter's unless given.
         weight_dimension_numbers: as in :func:`scale_by_soap`.
 
-    State: `ScaleByApolloState`. `P` is not kept but made of `key`, the step and the shape, so that
+    State: `ScaleByApolloState`. `P` is not kept but drawn from `key`, the step and the shape, so
     matrices of one shape share it; in the authors' code each matrix has its own.
 
     Raises:
@@ -142,13 +142,13 @@ def apollo(
     mu_dtype: DType | None = None,
     weight_dimension_numbers: Any = None,
 ) -> GradientTransformation:
-    r"""APOLLO: descent whose rows are scaled as by Adam, which sees a random projection of them.
+    r"""APOLLO: gradient descent whose rows are scaled as Adam scales a random projection of them.
 
     .. math:: \theta_t = \theta_{t-1} - \eta \left( \alpha\, \mathrm{diag}\!\left(
         \frac{\lVert a_{t,i} \rVert}{\lVert (g_t P)_i \rVert}\right) g_t + \lambda \theta_{t-1}
         \right), \qquad a_t = \mathrm{Adam}(g_t P)
 
-    limited in growth, as :func:`scale_by_apollo` says. Leaves that are not matrices take the steps
+    limited in growth; see :func:`scale_by_apollo`. Leaves that are not matrices take the steps
     of :func:`adamw`. APOLLO-Mini is ``apollo(rate, rank=1, scale=128**0.5, whole=True)``.
 
     Args:
@@ -161,7 +161,7 @@ def apollo(
         eps: added to the root.
         weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
         mask: which parameters decay, as in :func:`add_decayed_weights`.
-        growth: by how much the norm of the direction may grow in a step.
+        growth: the factor by which the norm of the direction may grow in a step.
         whole: one factor for the whole matrix.
         key: a random key or an integer seed.
         mu_dtype: the type of the first moment.

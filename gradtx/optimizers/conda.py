@@ -31,9 +31,9 @@ from gradtx.types import Array, Counter, DType, Slots
 
 
 class ScaleByCondaState(NamedTuple):
-    """count: i32[]; mu, nu: like the parameters, of a matrix nu in its basis.
+    """count: i32[]; mu, nu: like the parameters; for a matrix, nu is in its basis.
 
-    basis: of a matrix, whose shorter side has `m` entries, ``(batch, m, m)``; otherwise None.
+    basis: for a matrix whose shorter side has `m` entries, ``(batch, m, m)``; otherwise None.
     """
 
     count: Counter
@@ -55,7 +55,7 @@ def scale_by_conda(
 ) -> GradientTransformation:
     r"""Adam whose second moment is that of gradients in the basis of the momentum.
 
-    For a matrix with at least as many rows as columns; another one is transposed:
+    For a matrix with at least as many rows as columns (others are transposed):
 
     .. math::
         \mu_t &= \beta_1 \mu_{t-1} + (1 - \beta_1) g_t, \qquad
@@ -71,7 +71,7 @@ def scale_by_conda(
         b2: :math:`\beta_2`, decay of the second moment, in :math:`[0, 1)`.
         eps: :math:`\epsilon \ge 0`, added to the root.
         update_proj_gap: :math:`T \ge 1`, steps from one basis to the next. Between them no
-            decomposition is computed. Singular vectors that are not finite are not taken.
+            decomposition is computed. Singular vectors that are not finite are discarded.
         scale: :math:`\alpha`.
         mu_dtype: the type of the first moment; the parameter's unless given.
         weight_dimension_numbers: as in :func:`scale_by_soap`.
@@ -142,8 +142,8 @@ def conda(
         \theta_t &= \theta_{t-1} - \eta \left( \alpha\, \frac{\mu_t Q / (1 - \beta_1^t)}
             {\sqrt{\nu_t / (1 - \beta_2^t)} + \epsilon}\, Q^* + \lambda \theta_{t-1} \right)
 
-    with the right singular vectors `Q` of :math:`\mu`, made anew at every `T`-th step, as
-    :func:`scale_by_conda` says. Leaves that are not matrices take the steps of :func:`adamw`.
+    with the right singular vectors `Q` of :math:`\mu`, computed anew at every `T`-th step; see
+    :func:`scale_by_conda`. Leaves that are not matrices take the steps of :func:`adamw`.
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.

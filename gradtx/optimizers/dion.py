@@ -1,4 +1,4 @@
-"""Dion in its second and third form."""
+"""The second and third forms of Dion."""
 
 import math
 from typing import Any, NamedTuple
@@ -72,14 +72,14 @@ def scale_by_dion2(
     mu_dtype: DType | None = None,
     weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
-    r"""Orthogonalize a part of the momentum, and forget of it what has been used.
+    r"""Orthogonalize a part of the momentum, and decay the part that was used.
 
     .. math::
         M_t = \mu_{t-1} + g_t, \qquad
         u_{t,K} = \mathrm{NS}(M_{t,K}), \qquad u_{t,\bar K} = 0, \qquad
         \mu_{t,K} = \beta M_{t,K}, \qquad \mu_{t,\bar K} = M_{t,\bar K}
 
-    where `K` are the :math:`\lceil f n \rceil` of the `n` columns of a matrix, or of its rows where
+    where `K` are the :math:`\lceil f n \rceil` of the `n` columns of a matrix, or of its rows if
     there are fewer of them, whose entries have the largest sums of absolute values. What was not
     chosen waits: that is the error feedback.
 
@@ -87,7 +87,7 @@ def scale_by_dion2(
         fraction: `f` in :math:`(0, 1]`, a number.
         decay: :math:`\beta` in :math:`[0, 1)`.
         eps: added to the norm by which the first iterate is divided.
-        ns_coeffs: as in :func:`scale_by_muon`, as the next two.
+        ns_coeffs: as in :func:`scale_by_muon`, as are the next two.
         ns_steps: how many iterations.
         ns_dtype: the type in which to iterate.
         mu_dtype: the type in which :math:`\mu` is kept; the parameter's unless given.
@@ -96,7 +96,7 @@ def scale_by_dion2(
     State: `Dion2State`.
 
     Raises:
-        ValueError: `fraction` is no number in (0, 1], and as :func:`scale_by_muon` does.
+        ValueError: `fraction` is not a number in (0, 1]; or as :func:`scale_by_muon` does.
 
     Source: K. Ahn, N. Amsel and J. Langford, Dion2: A Simple Method to Shrink Matrix in Muon, 2025,
     arXiv:2512.16928, algorithm 1; rows or columns as in https://github.com/microsoft/dion on one
@@ -159,7 +159,7 @@ def scale_by_dion3(
         decay: :math:`\beta` in :math:`[0, 1)`.
         b2: :math:`\beta_2` in :math:`[0, 1)`.
         eps: :math:`\epsilon \ge 0`; also added to the norm by which the first iterate is divided.
-        ns_coeffs: as in :func:`scale_by_muon`, as the next two.
+        ns_coeffs: as in :func:`scale_by_muon`, as are the next two.
         ns_steps: how many iterations.
         ns_dtype: the type in which to iterate.
         mu_dtype: the type in which :math:`\mu` is kept; the parameter's unless given.
@@ -168,9 +168,9 @@ def scale_by_dion3(
     State: `Dion3State`.
 
     Raises:
-        ValueError: `fraction` is no number in (0, 1], and as :func:`scale_by_muon` does.
+        ValueError: `fraction` is not a number in (0, 1]; or as :func:`scale_by_muon` does.
 
-    Source: K. Ahn et al., Dion3, or NorDion2, of https://github.com/microsoft/dion, after Dion2,
+    Source: K. Ahn et al., Dion3, or NorDion2, in https://github.com/microsoft/dion, after Dion2,
     2025, arXiv:2512.16928, and Z. Li et al., NorMuon, 2025, arXiv:2510.05491.
 
     >>> tx, g = scale_by_dion3(0.5), jnp.array([[3.0, 0.1], [3.0, -0.1]])
@@ -235,7 +235,7 @@ def dion2(
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
         fraction: as in :func:`scale_by_dion2`, as are all but the following.
-        decay: :math:`\beta`, what is left of a momentum that was used.
+        decay: :math:`\beta`, how much is kept of the momentum that was used.
         eps: added to the norm by which the first iterate is divided.
         weight_decay: :math:`\lambda \ge 0`, also of the other leaves.
         mask: which parameters decay, as in :func:`add_decayed_weights`.
@@ -251,7 +251,7 @@ def dion2(
     State: `PartitionState` with the groups ``"matrices"`` and ``"others"``.
 
     Source: K. Ahn, N. Amsel and J. Langford, Dion2: A Simple Method to Shrink Matrix in Muon, 2025,
-    arXiv:2512.16928, algorithm 1, with the factor of the shape of https://github.com/microsoft/dion.
+    arXiv:2512.16928, algorithm 1, with the shape's factor from https://github.com/microsoft/dion.
 
     >>> import gradtx
     >>> tx = dion2(gradtx.cosine_decay_schedule(0.3, 200), 0.5)
@@ -312,7 +312,7 @@ def dion3(
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
         fraction: as in :func:`scale_by_dion3`, as are all but the following.
-        decay: :math:`\beta`, what is left of a momentum that was used.
+        decay: :math:`\beta`, how much is kept of the momentum that was used.
         b2: decay of the mean of squares.
         eps: :math:`\epsilon \ge 0`.
         weight_decay: :math:`\lambda \ge 0`, also of the other leaves.
@@ -328,7 +328,7 @@ def dion3(
 
     State: `PartitionState` with the groups ``"matrices"`` and ``"others"``.
 
-    Source: K. Ahn et al., Dion3, or NorDion2, of https://github.com/microsoft/dion, after Dion2,
+    Source: K. Ahn et al., Dion3, or NorDion2, in https://github.com/microsoft/dion, after Dion2,
     2025, arXiv:2512.16928, and Z. Li et al., NorMuon, 2025, arXiv:2510.05491.
 
     >>> import gradtx

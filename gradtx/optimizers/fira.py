@@ -28,11 +28,11 @@ from gradtx.types import Array, Counter, DType, Slots
 
 
 class ScaleByFiraState(NamedTuple):
-    """count: i32[]; mu, nu: Adam's moments, of a matrix those of its projection.
+    """count: i32[]; mu, nu: Adam's moments, for a matrix those of its projection.
 
-    Of a matrix, whose longer side has `n` entries and whose shorter one `m`, mu and nu are
-    ``(batch, n, r)``, projector is ``(batch, m, r)`` and size, real, ``(batch, 1, 1)``. Of a leaf
-    that is no matrix these two are None.
+    For a matrix whose longer side has `n` entries and whose shorter one has `m`, mu and nu are
+    ``(batch, n, r)``, projector is ``(batch, m, r)`` and size, real, ``(batch, 1, 1)``. For a leaf
+    that is not a matrix the last two are None.
     """
 
     count: Counter
@@ -91,9 +91,9 @@ def scale_by_fira(
     mu_dtype: DType | None = None,
     weight_dimension_numbers: Any = None,
 ) -> GradientTransformation:
-    r"""Adam in a subspace of low rank, and outside of it gradients scaled as Adam scales inside.
+    r"""Adam in a subspace of low rank; outside it, gradients scaled as Adam scales them inside.
 
-    For a matrix with at least as many rows as columns; another one is transposed:
+    For a matrix with at least as many rows as columns (others are transposed):
 
     .. math::
         h_t &= g_t P, \qquad a_t = \mathrm{Adam}(h_t), \qquad
@@ -109,13 +109,13 @@ def scale_by_fira(
     Args:
         rank: :math:`r \ge 1`, at most the shorter side of a matrix.
         update_proj_gap: :math:`T \ge 1`, steps from one projector to the next. Between them no
-            decomposition is computed. Singular vectors that are not finite are not taken.
+            decomposition is computed. Singular vectors that are not finite are discarded.
         scale: :math:`\alpha`.
         b1: decay of the first moment, in :math:`[0, 1)`.
         b2: decay of the second moment, in :math:`[0, 1)`.
         eps: added to the root of the second moment.
-        growth: :math:`\gamma > 0`, by how much the part outside may grow in a step; after a step
-            without that part it is not limited.
+        growth: :math:`\gamma > 0`, the factor by which the norm of the part outside may grow in a
+            step; after a step without that part it is not limited.
         mu_dtype: the type of the first moment; the parameter's unless given.
         weight_dimension_numbers: as in :func:`scale_by_soap`.
 
@@ -190,14 +190,14 @@ def fira(
     mu_dtype: DType | None = None,
     weight_dimension_numbers: Any = None,
 ) -> GradientTransformation:
-    r"""Fira: Adam in a subspace of low rank, as GaLore, with steps outside of it too.
+    r"""Fira: Adam in a subspace of low rank, as in GaLore, with steps outside it too.
 
     .. math:: \theta_t = \theta_{t-1} - \eta \left( \alpha\, a_t P^* + \bar r_t
         + \lambda \theta_{t-1} \right), \qquad a_t = \mathrm{Adam}(g_t P)
 
-    where :math:`\bar r_t` is what of :math:`g_t` is outside, each row multiplied by
-    :math:`\lVert a_{t,i} \rVert / \lVert (g_t P)_i \rVert`, and together limited in growth, as
-    :func:`scale_by_fira` says. Leaves that are not matrices take the steps of :func:`adamw`.
+    where :math:`\bar r_t` is the part of :math:`g_t` outside the subspace, with each row multiplied
+    by :math:`\lVert a_{t,i} \rVert / \lVert (g_t P)_i \rVert` and the whole limited in growth; see
+    :func:`scale_by_fira`. Leaves that are not matrices take the steps of :func:`adamw`.
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
@@ -209,7 +209,7 @@ def fira(
         eps: added to the root.
         weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
         mask: which parameters decay, as in :func:`add_decayed_weights`.
-        growth: by how much the part outside may grow in a step.
+        growth: the factor by which the norm of the part outside may grow in a step.
         mu_dtype: the type of the first moment.
         weight_dimension_numbers: which leaves are matrices, and how.
 

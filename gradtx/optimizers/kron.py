@@ -124,7 +124,7 @@ def scale_by_kron(
     mu_dtype: DType | None = None,
     weight_dimension_numbers: Any = None,
 ) -> GradientTransformation:
-    r"""Whiten matrices by two triangular factors that learn to.
+    r"""Whiten matrices with two triangular factors, fitted to the momentum.
 
     .. math::
         \mu_t &= \beta_1 \mu_{t-1} + (1 - \beta_1) g_t, \qquad
@@ -142,29 +142,30 @@ def scale_by_kron(
         u_t = d_t / \max(1, \mathrm{rms}(d_t) / \rho)
 
     where :math:`Q = Q_{t-1}` and :math:`R = R_{t-1}`, balanced so that their largest entries are
-    equal, and of the norms a lower bound is taken. A factor of a side that is too large is
-    diagonal, as is the single one of a leaf that is no matrix; its norm is the largest entry.
-    Momentum of zero leaves the factors as they are, and what is not finite is not taken.
+    equal, and a lower bound is used for each norm. The factor of a side that is too large is
+    diagonal, as is the single factor of a leaf that is not a matrix; its norm is the largest entry.
+    A momentum of zero leaves the factors as they are, and new factors that are not finite are
+    discarded.
 
     Args:
         b1: :math:`\beta_1`, decay of the momentum, in :math:`[0, 1)`.
         preconditioner_update_probability: `p` in :math:`[0, 1]`; a number, an array or a schedule:
-            unless given, 1 for 500 steps, and then less and less, to 0.03 after 4000. It is drawn
-            for each shape of matrices apart. A step that does not fit computes no product and no
-            solution for it.
+            unless given, 1 for 500 steps, and then falling, to 0.03 after 4000. Whether to fit is
+            drawn separately for each shape of matrices. A step that does not fit computes no
+            product or solution for it.
         max_size_triangular: the largest side that has a triangular factor; with 0 all are diagonal.
         preconditioner_lr: :math:`\gamma \ge 0`.
         preconditioner_init_scale: the product of the two factors at the start, both of them
             multiples of the identity.
-        damping: :math:`\delta \ge 0`, the root of float32's precision unless given.
+        damping: :math:`\delta \ge 0`, the square root of float32's epsilon unless given.
         max_rms: :math:`\rho`, the largest root mean square of the direction.
-        one_sided: only the smaller side, or the rows, have a triangular factor.
+        one_sided: only the smaller side, or the rows of a square, has a triangular factor.
         key: a random key or an integer seed.
         mu_dtype: the type of the momentum; the parameter's unless given.
         weight_dimension_numbers: as in :func:`scale_by_soap`.
 
     State: `ScaleByKronState`; the factors in float32 or wider. Matrices of one shape share `V`,
-    which is drawn in float32 and so is the same in every type.
+    which is drawn in float32 and is therefore the same in every type.
 
     Raises:
         ValueError: `max_size_triangular` is negative.
@@ -172,7 +173,7 @@ def scale_by_kron(
 
     The authors' code fits every leaf at the same steps, those at which the sum of probabilities has
     passed a whole number, and balances the factors, which leaves their product alone, at one in a
-    hundred of these. Its arrays of more than two dimensions have a factor for each.
+    hundred of these. It gives arrays of more than two dimensions a factor for each dimension.
 
     Source: X.-L. Li, Preconditioned Stochastic Gradient Descent, 2015, arXiv:1512.04202, and
     Stochastic Hessian Fittings with Lie Groups, 2024, arXiv:2402.11858, in the form of E. Walters
@@ -275,9 +276,9 @@ def kron(
         \theta_t &= \theta_{t-1} - \eta \left( \frac{d_t}{\max(1, \mathrm{rms}(d_t) / \rho)}
             + \lambda \theta_{t-1} \right)
 
-    where `Q` and `R`, upper triangular, follow the gradients with a probability that falls in the
-    course of training, such that the entries of :math:`Q \mu R^\top` become uncorrelated and of
-    mean square 1, as :func:`scale_by_kron` says. Leaves that are not matrices have a diagonal.
+    where `Q` and `R`, upper triangular, are fitted with a probability that falls in the course of
+    training, so that the entries of :math:`Q \mu R^\top` become uncorrelated, with mean square 1.
+    See :func:`scale_by_kron`. Leaves that are not matrices have a diagonal factor.
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
@@ -289,7 +290,7 @@ def kron(
         max_size_triangular: the largest side that has a triangular factor.
         preconditioner_lr: the learning rate of the factors.
         preconditioner_init_scale: their product at the start.
-        damping: noise added to the momentum that they are fitted to.
+        damping: how much noise is added to the momentum to which they are fitted.
         max_rms: :math:`\rho`, the largest root mean square of the direction.
         one_sided: only the smaller side has a triangular factor.
         key: a random key or an integer seed.

@@ -21,10 +21,10 @@ from gradtx.types import Array, Counter, DType, Slots
 
 
 class ScaleBySplusState(NamedTuple):
-    """count: i32[]; mu: like the parameters; the rest of matrices, None for other leaves.
+    """count: i32[]; mu: like the parameters; the rest for matrices, None for other leaves.
 
-    left, right: moving averages of g g* and g* g; left_basis, right_basis: their eigenvectors. Of a
-    side that is left as it is they have the shape (n, 0, 0).
+    left, right: moving averages of g g* and g* g; left_basis, right_basis: their eigenvectors. For
+    a side that is left as it is they have the shape (n, 0, 0).
     """
 
     count: Counter
@@ -71,19 +71,19 @@ def scale_by_splus(
 
     for a matrix with `m` rows and `n` columns. At the first step and at every `T`-th,
     :math:`P_t` and :math:`Q_t` become the eigenvectors of :math:`L_t` and :math:`R_t`, and
-    :math:`P_0 = Q_0 = I`. For a leaf that is no matrix, and one with a side that is too large for a
+    :math:`P_0 = Q_0 = I`. For a leaf that is not a matrix, or has a side that is too large for a
     basis, the factor is `c`: :math:`u_t = c \operatorname{sign} \mu_t` for the former.
 
     Args:
         b1: :math:`\beta_1`, decay of the momentum, in :math:`[0, 1)`.
         b2: :math:`\beta_2`, decay of `L` and `R`, in :math:`[0, 1)`.
         precondition_frequency: :math:`T \ge 1`. Between these steps no decomposition is computed.
-            Bases that are not finite are not taken.
+            Bases that are not finite are discarded.
         max_precond_dim: a side of more than this many rows or columns has no basis
             (:math:`P = I`).
         other_scale: :math:`c \ge 0`.
-        staggered: each batch of matrices of one shape has its new bases one step earlier than the
-            one before, so that no step makes them all.
+        staggered: each batch of matrices of one shape gets its new bases one step earlier than the
+            batch before it, so that no one step computes them all.
         mu_dtype: the type of the momentum; the parameter's unless given.
         weight_dimension_numbers: as in :func:`scale_by_soap`; the authors leave embeddings out.
 
@@ -164,8 +164,8 @@ def splus(
     :func:`scale_by_splus`. Evaluate at the average, which :func:`eval_params` returns.
 
     Args:
-        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule. The authors use 0.1,
-            which suits all sizes, and constant: the average takes the place of a schedule.
+        learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule. The authors use a
+            constant 0.1 for all sizes: the average takes the place of a schedule.
         b1: as in :func:`scale_by_splus`, as are all but the following.
         b2: decay of the Gram matrices.
         weight_decay: :math:`\lambda \ge 0`. In the authors' code it is multiplied by the factor of
@@ -175,7 +175,7 @@ def splus(
         max_precond_dim: the largest side that has a basis.
         other_scale: `c`.
         ema_rate: :math:`\rho` in :math:`[0, 1)`, decay of the average of the parameters,
-            :math:`\sum_i \rho^{t-i} \theta_i / \sum_i \rho^{t-i}`. The authors' lags by a step.
+            :math:`\sum_i \rho^{t-i} \theta_i / \sum_i \rho^{t-i}`. The authors' lags a step behind.
         staggered: new bases of different shapes at different steps.
         mu_dtype: the type of the momentum.
         weight_dimension_numbers: which leaves are matrices, and how.

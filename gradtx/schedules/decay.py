@@ -110,7 +110,7 @@ def power_cooldown_schedule(
     power: NonNegative = 0.5,
     end_value: Number = 0.0,
 ) -> Callable[[Any], Any]:
-    r"""A constant value, and at the end a fall that is steep at first.
+    r"""A constant value, then a fall that is steep at first.
 
     .. math:: b + (a - b) \left(1 - \left(\frac{c}{n}\right)^p\right), \qquad
         c = \mathrm{clip}(t - t_0, 0, n)
@@ -120,7 +120,7 @@ def power_cooldown_schedule(
         transition_steps: `n`, the steps of the fall; with 0 or less the value stays `init_value`,
             with a warning.
         transition_begin: :math:`t_0 \ge 0`, the steps before it.
-        power: :math:`p \ge 0`; with 1 the fall is linear, above it is steep at the end.
+        power: :math:`p \ge 0`; 1 makes the fall linear, and more makes it steep at the end.
         end_value: :math:`b`.
 
     Source: A. Hägele et al., Scaling Laws and Compute-Optimal Training Beyond Fixed Training

@@ -188,10 +188,10 @@ def make_step(
         report: whether the step returns the :func:`guard_report` of `tx` too, which then contains a
             :func:`guard`: ``params, state, value, report = step(params, state, *args)``.
         steps: how many steps a call takes, in one compiled loop; at least 1. Each array in `args`
-            and `extra_args` then has a leading axis of this length, a batch for each step, and so
-            have the value, what else the loss returns and the report. Hyperparameters that are
-            functions without arguments are called once for all of them. None for one step on one
-            batch without that axis.
+            and `extra_args` then needs a leading axis of this length, with a batch for each step;
+            the value, whatever else the loss returns, and the report get the same axis. Functions
+            without arguments that stand for hyperparameters are called once for all the steps. None
+            for one step, on one batch without that axis.
 
     Returns:
         The step: ``params, state, value = step(params, state, *args)``, with ``step.init(params)``.

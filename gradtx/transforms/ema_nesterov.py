@@ -14,7 +14,7 @@ from gradtx.types import Array, DType, Params, Slots, TreeScalar
 
 
 class EmaNesterovState(NamedTuple):
-    """m: like the parameters; ahead: how many of them the parameters in training lie ahead."""
+    """m: like the parameters; ahead: by how many times m the parameters in training lie ahead."""
 
     m: Slots
     ahead: TreeScalar
@@ -42,18 +42,18 @@ def ema_nesterov(
         m_{t+1} = \gamma m_t + (1 - \gamma)(x_{t+1} - x_t), \qquad
         y_{t+1} = x_{t+1} + \beta_{t+1} m_{t+1}
 
-    with the update :math:`u_t` of what stands before it in a chain, for the gradient at
+    where :math:`u_t` is the update from the links before it in a chain, for the gradient at
     :math:`y_t`. Put it last: ``chain(muon(0.02), ema_nesterov(0.3))``. The parameters being trained
     are :math:`y`; :func:`eval_params` returns :math:`x`.
 
     Args:
         step_size: :math:`\beta \ge 0`; a number, an array, or a schedule. The authors multiply 0.3
-            or 0.6 by the schedule of the learning rate, and begin after some hundred steps and end
-            well before the last, with 0 there.
+            or 0.6 by the schedule of the learning rate, and use 0 for the first few hundred steps
+            and again from well before the last.
         decay: :math:`\gamma` in :math:`[0, 1)`.
         m_dtype: the type of `m`; the parameter's unless given.
 
-    State: `EmaNesterovState`. A step looks ahead by the value that a schedule has at it. The
+    State: `EmaNesterovState`. A step looks ahead by the value of the schedule at that step. The
     authors' code holds a copy of `x`; this needs none.
 
     Source: C.-Y. Yau et al., EMA-Nesterov: Stabilizing Nesterov's Lookahead for Accelerated Deep

@@ -1,4 +1,4 @@
-"""The norm of matrices: how far a step may carry it, and how large a step is beside it."""
+"""The norm of matrices: how far a step may change it, and how large a step is relative to it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -46,8 +46,8 @@ def radial_brake(
         c = \frac{\langle u, W \rangle}{\lVert W \rVert_F^2}, \qquad
         s = \begin{cases} s_{out} & c > 0 \\ s_{in} & c \le 0 \end{cases}
 
-    Put it after the learning rate, :func:`keep_radius` after it, and between them
-    :func:`floor_update_ratio` if at all.
+    Put it after the learning rate and before :func:`keep_radius`. If :func:`floor_update_ratio` is
+    used too, it goes between them.
 
     Args:
         outward: :math:`s_{out} \ge 0`, where the matrix would grow.
@@ -61,7 +61,7 @@ def radial_brake(
         ValueError: ``update`` is called without parameters.
         TypeError: the update of a matrix is `Rows`.
 
-    Source: https://github.com/KellerJordan/modded-nanogpt/pull/294, with both numbers; with 0 for
+    Source: https://github.com/KellerJordan/modded-nanogpt/pull/294, with these defaults; with 0 for
     both it is the projection of B. Heo et al., AdamP, 2020, arXiv:2006.08217.
 
     >>> tx, w = radial_brake(), jnp.array([[2.0, 0.0]])
@@ -120,15 +120,15 @@ def floor_update_ratio(
     each_output: bool = False,
     weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
-    r"""Enlarge updates that are too small beside their matrix.
+    r"""Enlarge updates that are too small relative to their matrix.
 
     .. math:: u \leftarrow u\, \max\Bigl(1, r \frac{\lVert W \rVert_F}{\lVert u \rVert_F}\Bigr)
 
-    As matrices grow, steps do too, and the angle by which a step turns a matrix does not fall
-    below that of `r`; it stands in for weight decay.
+    As matrices grow, so do the steps, and the angle by which a step turns a matrix does not fall
+    below that of `r`; this takes the place of weight decay.
 
     Args:
-        ratio: :math:`r \ge 0`; after the learning rate it contains that:
+        ratio: :math:`r \ge 0`; placed after the learning rate, it has to include it:
             ``floor_update_ratio(multiply_schedules(rate, 0.35))``.
         each_output: floor each column of a matrix, the weights of one output, by itself.
         weight_dimension_numbers: as in :func:`radial_brake`.

@@ -238,7 +238,7 @@ def inject_stateful_hyperparams(
     """The older name of :func:`inject_hyperparams`.
 
     Args:
-        inner_factory: this and the rest as there.
+        inner_factory: what builds the transformation; all arguments are as in that function.
         static_args: the names of the arguments that stay as they are.
         hyperparam_dtype: the type in which the others are kept.
 

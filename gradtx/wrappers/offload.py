@@ -41,7 +41,7 @@ def offload(
     in when is XLA's choice: compiled for an H100, a few at a time; for a TPU, as many as there is
     room for. What is offloaded in a loop, as inside of :func:`accumulate` or a guard, moves only
     when a step is taken, but XLA for GPUs does not compile it (jax 0.10.2): put it around them
-    there. :func:`state_sharding` keeps divided slots on the hosts of their devices. With jax 0.8.0
+    there. :func:`state_sharding` keeps divided slots on the hosts of their devices. With jax 0.8.0,
     programs compiled for a CPU leave all of it on the device.
 
     State: `OffloadState`.

@@ -66,8 +66,8 @@ def store(
         exempt: a pattern of the paths of leaves to keep as they are, or a tuple of them; by default
             those of embeddings. :func:`describe` lists them.
         seed: for the random keys of stochastic rounding and of dither, 0 or more.
-        kernel: whether a compiled step is one kernel for each leaf, from codes to codes, where that
-            can be; see docs/storage.md. Codes are the same.
+        kernel: whether a compiled step is one kernel for each leaf, from codes to codes, where
+            possible; see docs/storage.md. The codes are the same.
 
     Counters, random keys, numbers of the whole tree, integers and complex leaves are kept as they
     are. Second moments, whose fields are annotated `NonNegativeSlots`, get unsigned codes.
