@@ -1,5 +1,6 @@
 """Norms with finite gradients, eigenvalues and bases of eigenvectors, roots of matrices."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 from gradtx import tree
 from gradtx.numerics import abs_sq, compute_dtype, divide, widen
 from gradtx.numerics.control import repeat_while
+from gradtx.numerics.steering import is_tracer
 from gradtx.types import Array, PyTree
 
 
@@ -139,9 +141,9 @@ def power_iteration(
 
 
 def factorized(factorize: Callable[[Array], Any], x: Array) -> Any:
-    """``factorize(x)`` of a batch of matrices, one after the other on a CPU.
+    """``factorize(x)`` of a batch of matrices, one after the other on a CPU, or outside of ``jit``.
 
-    There a batched factorization waits in one of XLA's threads until the others have done their
+    On a CPU a batched factorization waits in one of XLA's threads until the others have done their
     part. Where as many run at once as there are threads, all wait, and the program never ends.
 
     Args:
@@ -151,14 +153,16 @@ def factorized(factorize: Callable[[Array], Any], x: Array) -> Any:
     >>> factorized(jnp.linalg.eigh, 2 * jnp.ones((1, 3, 1, 1)))[0].shape
     (1, 3, 1)
     """
-    if x.ndim == 2:
+    if x.ndim == 2 or not x.size:
         return factorize(x)
-
-    def one_by_one(x: Array) -> Any:
-        found = jax.lax.map(factorize, x.reshape(-1, *x.shape[-2:]))
-        return jax.tree.map(lambda y: y.reshape(*x.shape[:-2], *y.shape[1:]), found)
-
-    return jax.lax.platform_dependent(x, cpu=one_by_one, default=factorize)
+    matrices = x.reshape(-1, *x.shape[-2:])
+    if is_tracer(x):
+        found = jax.lax.platform_dependent(
+            matrices, cpu=functools.partial(jax.lax.map, factorize), default=factorize
+        )
+    else:
+        found = jax.tree.map(lambda *each: jnp.stack(each), *map(factorize, matrices))
+    return jax.tree.map(lambda y: y.reshape(*x.shape[:-2], *y.shape[1:]), found)
 
 
 def right_singular_vectors(x: Array) -> Array:
