@@ -133,6 +133,19 @@ def check_integer(where: str, name: str, value: Any, least: int = 1) -> None:
         raise ValueError(f"{where}: {name} must be an integer of at least {least}, not {value!r}")
 
 
+def check_part(where: str, name: str, value: Any) -> None:
+    """Raise ValueError unless `value` is a number in (0, 1] that says how much of an array counts.
+
+    It determines shapes, so that it can be no array and no schedule.
+    """
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (number and 0 < value <= 1):
+        raise ValueError(
+            f"{where}: {name} must be a number in (0, 1], not {value!r}: it decides shapes, and "
+            "cannot be an array or a schedule"
+        )
+
+
 def _is_pair(hint: Any) -> bool:
     """Whether an annotation is a tuple of ranges, such as ``tuple[Decay, Decay]``."""
     parts = typing.get_args(hint) if typing.get_origin(hint) is tuple else ()

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradtx.checks import Fraction, check_integer
+from gradtx.checks import Fraction, check_integer, check_part
 from gradtx.distributed.axes import AxisName, everyones
 from gradtx.distributed.compression import Exchange, compressed, error_only
 from gradtx.pair import GradientTransformation, transformation
@@ -196,12 +196,7 @@ def _largest_of_chunks(
 
 
 def _check(label: str, fraction: Any, chunk: Any) -> None:
-    number = isinstance(fraction, int | float) and not isinstance(fraction, bool)
-    if not (number and 0 < fraction <= 1):
-        raise ValueError(
-            f"{label}: fraction must be a number in (0, 1], not {fraction!r}: it decides shapes, "
-            "and cannot be an array or a schedule"
-        )
+    check_part(label, "fraction", fraction)
     check_integer(label, "chunk", chunk)
     if chunk > LARGEST_CHUNK:
         raise ValueError(f"{label}: chunk must be at most {LARGEST_CHUNK}, not {chunk}")

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradtx.checks import check_integer
+from gradtx.checks import check_integer, check_part
 from gradtx.distributed.aggregation import divide_by, total_weight, weigh
 from gradtx.distributed.axes import (
     AxisName,
@@ -306,12 +306,7 @@ def aggregate_top_k(
     >>> update(jnp.array([[4.0, 1.0], [2.0, -6.0]]))[0].tolist()
     [2.0, -3.0]
     """
-    number = isinstance(fraction, int | float) and not isinstance(fraction, bool)
-    if not (number and 0 < fraction <= 1):
-        raise ValueError(
-            f"aggregate_top_k: fraction must be a number in (0, 1], not {fraction!r}: it decides "
-            "shapes, and cannot be an array or a schedule"
-        )
+    check_part("aggregate_top_k", "fraction", fraction)
 
     def kept(shape: tuple[int, ...]) -> int:
         return max(1, math.ceil(fraction * math.prod(shape))) if math.prod(shape) else 0

@@ -9,9 +9,9 @@ from gradtx.checks import Decay, NonNegative, Number, Positive, PositiveCount, c
 from gradtx.composition.chain import chain
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
 from gradtx.engine.matrices import MatrixDimensions, matrixwise
-from gradtx.numerics import Step, divide, precise
+from gradtx.numerics import Step, divide, moments, precise
 from gradtx.numerics.keys import check_key, own_key
-from gradtx.optimizers.fira import limited, moments_of, of_low_rank, row_norms, tall
+from gradtx.optimizers.fira import limited, of_low_rank, row_norms, tall
 from gradtx.optimizers.soap import adam_of
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
@@ -108,11 +108,11 @@ def scale_by_apollo(
         r = s.mu.shape[-1]
         kind = jnp.complex64 if jnp.iscomplexobj(g) else jnp.float32
         low = x @ jax.random.normal(drawn, (sides[1], r), kind).astype(x.dtype) / r**0.5
-        a, moments = adam(low, s, t)
+        a, new = adam(low, s, t)
         axes = (-2, -1) if whole else -1
         d, size = limited(x * divide(row_norms(a, axes), row_norms(low, axes)), s.size, growth)
         u = scale * d
-        return u if x is g else u.mT, moments | {"size": size}
+        return u if x is g else u.mT, new | {"size": size}
 
     return matrixwise(
         ScaleByApolloState,
@@ -120,7 +120,7 @@ def scale_by_apollo(
         MatrixDimensions(dimension_numbers(weight_dimension_numbers), MuonDimensionNumbers),
         factors=of_low_rank(rank, mu_dtype),
         on_others=adam,
-        slots_of_others=moments_of(mu_dtype),
+        slots_of_others=lambda p: moments(p, mu_dtype),
     )
 
 

@@ -9,17 +9,7 @@ from gradtx.composition.chain import chain
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
 from gradtx.engine.matrices import Matrices, MatrixDimensions, matrixwise
 from gradtx.linear_algebra import right_singular_vectors
-from gradtx.numerics import (
-    Step,
-    abs_sq,
-    accumulator_dtype,
-    compute_dtype,
-    debias,
-    divide,
-    ema,
-    precise,
-    zeros_like,
-)
+from gradtx.numerics import Step, abs_sq, compute_dtype, debias, divide, ema, moments, precise
 from gradtx.numerics.control import branch
 from gradtx.optimizers.fira import tall
 from gradtx.optimizers.soap import adam_of, finite_or
@@ -89,7 +79,7 @@ def scale_by_conda(
     adam = adam_of(b1, b2, eps)
 
     def slots(p: Array) -> dict[str, Array]:
-        return {"mu": zeros_like(p, mu_dtype), "nu": zeros_like(p, accumulator_dtype(p))}
+        return moments(p, mu_dtype)
 
     def basis(matrices: Matrices, p: Array) -> Array:
         count, *sides = matrices.sizes

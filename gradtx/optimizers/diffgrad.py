@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.engine.lift import elementwise
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, zeros_like
+from gradtx.numerics import Step, abs_sq, debias, ema, moments, zeros_like
 from gradtx.numerics.steering import replace
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
@@ -66,8 +66,7 @@ def scale_by_diffgrad(
 
     def slots(p: Array) -> dict[str, Array]:
         return {
-            "mu": zeros_like(p, mu_dtype),
-            "nu": zeros_like(p, accumulator_dtype(p, nu_dtype)),
+            **moments(p, mu_dtype, nu_dtype),
             "previous": zeros_like(p),
         }
 

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradtx.checks import Decay, NonNegative
+from gradtx.checks import Decay, NonNegative, check_part
 from gradtx.composition.chain import chain
 from gradtx.composition.matrices import MuonDimensionNumbers
 from gradtx.engine.matrices import Matrices, MatrixDimensions, matrixwise
@@ -31,14 +31,6 @@ class Dion3State(NamedTuple):
 
     mu: Slots
     v: Slots
-
-
-def _check(name: str, fraction: Any) -> None:
-    if not isinstance(fraction, float | int) or not 0 < fraction <= 1:
-        raise ValueError(
-            f"{name}: fraction must be a number in (0, 1], which decides about shapes, not "
-            f"{fraction!r}"
-        )
 
 
 def _selected(mu: Array, fraction: float, axis: int) -> Array:
@@ -107,7 +99,7 @@ def scale_by_dion2(
     >>> u[:, 1].tolist(), bool(jnp.allclose(state.mu, g * jnp.array([0.95, 1.0])))
     ([0.0, 0.0], True)
     """
-    _check("scale_by_dion2", fraction)
+    check_part("scale_by_dion2", "fraction", fraction)
     coeffs = coefficients("scale_by_dion2", ns_coeffs, ns_steps, "frobenius")
     check_dtype("scale_by_dion2", ns_dtype)
 
@@ -177,7 +169,7 @@ def scale_by_dion3(
     >>> tx.update(g, tx.init(g))[0][:, 1].tolist()
     [0.0, 0.0]
     """
-    _check("scale_by_dion3", fraction)
+    check_part("scale_by_dion3", "fraction", fraction)
     coeffs = coefficients("scale_by_dion3", ns_coeffs, ns_steps, "frobenius")
     check_dtype("scale_by_dion3", ns_dtype)
 

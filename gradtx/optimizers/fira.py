@@ -9,15 +9,7 @@ from gradtx.composition.chain import chain
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
 from gradtx.engine.matrices import FactorFn, Matrices, MatrixDimensions, matrixwise
 from gradtx.linear_algebra import right_singular_vectors
-from gradtx.numerics import (
-    Step,
-    abs_sq,
-    accumulator_dtype,
-    compute_dtype,
-    divide,
-    precise,
-    zeros_like,
-)
+from gradtx.numerics import Step, abs_sq, accumulator_dtype, compute_dtype, divide, moments, precise
 from gradtx.numerics.control import branch
 from gradtx.optimizers.soap import adam_of, finite_or
 from gradtx.pair import GradientTransformation, optimizer, transformation
@@ -149,11 +141,11 @@ def scale_by_fira(
 
         p = branch((t.count - 1) % update_proj_gap == 0, fresh, lambda old: old, s.projector)
         low = x @ p
-        a, moments = adam(low, s, t)
+        a, new = adam(low, s, t)
         rest = divide(row_norms(a), row_norms(low)) * (x - scale * low @ p.mT.conj())
         rest, size = limited(rest, s.size, growth)
         u = scale * a @ p.mT.conj() + rest
-        return u if x is g else u.mT, moments | {"projector": p, "size": size}
+        return u if x is g else u.mT, new | {"projector": p, "size": size}
 
     return matrixwise(
         ScaleByFiraState,
@@ -161,17 +153,8 @@ def scale_by_fira(
         MatrixDimensions(dimension_numbers(weight_dimension_numbers), MuonDimensionNumbers),
         factors=of_low_rank(rank, mu_dtype) | {"projector": projector},
         on_others=adam,
-        slots_of_others=moments_of(mu_dtype),
+        slots_of_others=lambda p: moments(p, mu_dtype),
     )
-
-
-def moments_of(mu_dtype: Any) -> Any:
-    """Adam's moments of a leaf."""
-
-    def moments(p: Array) -> dict[str, Array]:
-        return {"mu": zeros_like(p, mu_dtype), "nu": zeros_like(p, accumulator_dtype(p))}
-
-    return moments
 
 
 @optimizer

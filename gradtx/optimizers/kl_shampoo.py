@@ -13,7 +13,7 @@ from gradtx.engine.matrices import (
     MatrixDimensions,
     matrixwise,
 )
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, ema, zeros_like
+from gradtx.numerics import Step, abs_sq, accumulator_dtype, ema, moments, zeros_like
 from gradtx.optimizers.soap import adam_of, gram, in_eigenbases, squares
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
@@ -307,7 +307,7 @@ def scale_by_kl_soap(
     check_integer("scale_by_kl_soap", "max_precond_dim", max_precond_dim)
 
     def slots(p: Array) -> dict[str, Array]:
-        return {"mu": zeros_like(p, mu_dtype), "nu": zeros_like(p, accumulator_dtype(p))}
+        return moments(p, mu_dtype)
 
     return matrixwise(
         ScaleByKLState,

@@ -24,17 +24,7 @@ from gradtx.linear_algebra import (
     rotated,
     rotated_back,
 )
-from gradtx.numerics import (
-    Step,
-    abs_sq,
-    accumulator_dtype,
-    compute_dtype,
-    debias,
-    divide,
-    ema,
-    precise,
-    zeros_like,
-)
+from gradtx.numerics import Step, abs_sq, compute_dtype, debias, divide, ema, moments, precise
 from gradtx.numerics.control import branch
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
@@ -237,7 +227,7 @@ def scale_by_soap(
     beta, adam = b2 if shampoo_beta is None else shampoo_beta, adam_of(b1, b2, eps)
 
     def slots(p: Array) -> dict[str, Array]:
-        return {"mu": zeros_like(p, mu_dtype), "nu": zeros_like(p, accumulator_dtype(p))}
+        return moments(p, mu_dtype)
 
     return matrixwise(
         ScaleBySoapState,

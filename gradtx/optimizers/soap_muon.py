@@ -8,7 +8,7 @@ from gradtx.checks import Decay, NonNegative, PositiveCount, check_integer
 from gradtx.composition.chain import chain
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
 from gradtx.engine.matrices import MatrixDimensions, matrixwise
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, divide, zeros_like
+from gradtx.numerics import Step, abs_sq, divide, moments
 from gradtx.optimizers.soap import (
     ScaleBySoapState,
     adam_of,
@@ -91,7 +91,7 @@ def scale_by_soap_muon(
     beta, adam = b2 if shampoo_beta is None else shampoo_beta, adam_of(b1, b2, eps)
 
     def slots(p: Array) -> dict[str, Array]:
-        return {"mu": zeros_like(p, mu_dtype), "nu": zeros_like(p, accumulator_dtype(p))}
+        return moments(p, mu_dtype)
 
     def direction(low: Array, s: Any, t: Step) -> Any:
         a, moments = adam(low, s, t)
