@@ -9,9 +9,11 @@ import functools
 import inspect
 import math
 import numbers
+import re
 import types
 import typing
 import weakref
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
@@ -224,9 +226,29 @@ def _check_dtype(where: str, name: str, value: Any, optional: bool) -> None:
         raise TypeError(f"{where}: {name} must be {kind}, not {value!r:.80}{hint}")
 
 
+def check_patterns(what: str, patterns: Iterable[Any], instead: str = "") -> None:
+    """Raise TypeError if what must be path patterns is not; `instead` says what else is taken."""
+    for pattern in patterns:
+        if isinstance(pattern, re.Pattern):
+            raise TypeError(
+                f"{what}: {pattern!r:.80} is a regular expression; write a path pattern, such as "
+                f"'head' or '*/bias'{instead}"
+            )
+        if not isinstance(pattern, str):
+            raise TypeError(f"{what}: a path pattern is a string, not {pattern!r:.80}{instead}")
+
+
+def refuse_expressions(what: str, where: Any) -> None:
+    """Raise TypeError if a choice of leaves is a regular expression, or a list with one."""
+    given = where if isinstance(where, list | tuple) else (where,)
+    found = [x for x in given if isinstance(x, re.Pattern)]
+    check_patterns(what, found, ", or a predicate (path, leaf) -> bool")
+
+
 def _check_where(where: str, name: str, value: Any, optional: bool) -> None:
     if isinstance(value, str) or (value is None and optional):
         return
+    refuse_expressions(f"{where}: {name}", value)
     kinds = (
         "a path pattern or a list of them, a predicate (path, leaf) -> bool, a tree of booleans, "
         "or a function of the tree that returns one"

@@ -8,14 +8,14 @@ from typing import Annotated, Any, TypeAlias
 import jax
 import numpy as np
 
+from gradtx.checks import check_patterns, refuse_expressions
 from gradtx.packed import holds_packed, uniform
 from gradtx.rows import is_rows
 from gradtx.types import WHERE, PyTree
 
 Where: TypeAlias = Annotated[Any, WHERE]
 """Chooses leaves: a path pattern, several, a predicate ``(path, leaf) -> bool``, a tree of booleans
-(a prefix will do), or a function from the tree to such a tree. A pattern names a leaf
-(``"head/*/bias"``) or all that is below it (``"head"``)."""
+(a prefix will do), or a function from the tree to such a tree."""
 
 MaskOrFn: TypeAlias = Where | None
 """Optax's name for a choice of leaves, or none."""
@@ -88,6 +88,7 @@ def matches(path: str, pattern: str) -> bool:
     >>> matches("head/0/bias", "head"), matches("head/0/bias", "*/bias"), matches("header", "head")
     (True, True, False)
     """
+    check_patterns("a path", [pattern])
     return fnmatch.fnmatchcase(path, pattern) or fnmatch.fnmatchcase(path, pattern + "/*")
 
 
@@ -96,7 +97,9 @@ def mask_tree(tree: PyTree, where: Where) -> PyTree:
 
     Raises:
         ValueError: a pattern matches no leaf, or a tree of booleans does not fit `tree`.
+        TypeError: `where` is a regular expression.
     """
+    refuse_expressions("the choice of leaves", where)
     if holds_packed(tree):
         return uniform(lambda leaves: mask_tree(leaves, where), tree)
     if isinstance(where, str):
@@ -154,7 +157,7 @@ def select(tree: PyTree, where: Where | None) -> PyTree:
 
     Args:
         tree: parameters, or a tree like them.
-        where: a path pattern (``"head"``, ``"*/bias"``), a list of patterns, a predicate
+        where: a path pattern (``"head"``, ``"*/bias"``), a list of them, a predicate
             ``(path, leaf) -> bool``, a tree of booleans (a prefix will do), or None for all.
 
     >>> select({"body": 1.0, "head": 2.0}, "head")

@@ -1,6 +1,7 @@
 """What the pages of the documentation are made with."""
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,18 @@ def test_an_aligned_equation_has_a_row_for_each_line(mathematics):
 def test_an_equation_that_cannot_be_rendered_is_an_error(mathematics, latex):
     with pytest.raises(mathematics.LatexError):
         mathematics.inline(latex)
+
+
+def test_pages_that_speak_of_path_patterns_link_to_where_they_are_explained():
+    home = (DOCS / "composition.md").read_text()
+    assert "(path-patterns)=\n## Path patterns\n" in home
+    spoken = []
+    for path in {*DOCS.glob("*.md"), DOCS.parent / "README.md"} - {DOCS / "composition.md"}:
+        for start, end in re.findall(r"(.?)path patterns?(.{0,40})", path.read_text()):
+            assert start == "[", path.name
+            assert end.startswith("](composition.md#path-patterns)"), path.name
+            spoken.append(path.name)
+    assert len(spoken) >= 2
 
 
 def curves():

@@ -2,10 +2,12 @@
 
 import inspect
 import re
+import typing
 
 import pytest
 
 import gradtx
+from gradtx import types
 
 CALLED = [
     name
@@ -64,3 +66,31 @@ def test_help_shows_what_may_be_passed():
     for name in CALLED:
         if hasattr(getattr(gradtx, name), "builder"):
             assert "Range(" not in str(inspect.signature(getattr(gradtx, name))), name
+
+
+def choosing(name):
+    """The arguments of a public function that choose leaves."""
+    function = getattr(getattr(gradtx, name), "builder", getattr(gradtx, name))
+    function = getattr(function, "function", function)
+    hints = typing.get_type_hints(function, include_extras=True)
+    return [k for k, hint in hints.items() if types.WHERE in str(hint)]
+
+
+def leads_to_patterns(name, argument):
+    """Whether an argument is said to take path patterns, there or where its entry refers to."""
+    entry = rf"^    [^:\n]*\b{argument}\b.*?: .*?(?=^    \S|\Z)"
+    said = re.search(entry, section(text_of(name), "Args"), re.MULTILINE | re.DOTALL)
+    assert said, f"{name} does not say what {argument} is"
+    if "path pattern" in said[0]:
+        return True
+    other = re.search(r":func:`(\w+)`", said[0])
+    return bool(other) and any(leads_to_patterns(other[1], x) for x in choosing(other[1]))
+
+
+def test_all_that_chooses_leaves_leads_to_the_path_patterns():
+    found = [(name, argument) for name in CALLED for argument in choosing(name)]
+    assert len(found) > 60
+    assert [x for x in found if not leads_to_patterns(*x)] == []
+    # And no other word for them.
+    named = [name for name in CALLED if re.search(r"\bpatterns?\b", text_of(name))]
+    assert [name for name in named if "path pattern" not in text_of(name)] == []

@@ -1,5 +1,7 @@
 """What errors tell users of other libraries, and those who have mistaken something, to do."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -125,3 +127,42 @@ def test_a_schedule_that_starts_below_zero(schedule):
         return x
 
     assert not jax.make_jaxpr(started)(1.0).eqns
+
+
+EXPRESSION = re.compile("a/.*")
+PREDICATE = ", or a predicate (path, leaf) -> bool"
+LABEL = ", or a function (path, leaf) -> label"
+HEADS = gradtx.ClippedHeads(0)
+
+
+@pytest.mark.parametrize(
+    ("call", "instead"),
+    [
+        (lambda: gradtx.select(P, EXPRESSION), PREDICATE),
+        (lambda: gradtx.select(P, ["a", EXPRESSION]), PREDICATE),
+        (lambda: gradtx.make_step(loss, TX, trainable=EXPRESSION)(P, TX.init(P)), PREDICATE),
+        (lambda: gradtx.compute_gradients(loss, P, trainable=EXPRESSION), PREDICATE),
+        (lambda: gradtx.solve(loss, P, TX, trainable=EXPRESSION), PREDICATE),
+        (lambda: gradtx.masked(TX, EXPRESSION), PREDICATE),
+        (lambda: gradtx.masked(TX, ["a", EXPRESSION]), PREDICATE),
+        (lambda: gradtx.adamw(0.1, mask=EXPRESSION), PREDICATE),
+        (lambda: gradtx.freeze(EXPRESSION), PREDICATE),
+        (lambda: gradtx.exact_rows(TX, EXPRESSION), PREDICATE),
+        (lambda: gradtx.partition({"b": TX}, [(EXPRESSION, "b")]), LABEL),
+        (lambda: gradtx.partition({"b": TX}, {EXPRESSION: "b"}), LABEL),
+        (lambda: gradtx.ByRole(rules=[(EXPRESSION, "head")]).roles(P), PREDICATE),
+        (lambda: gradtx.ByRole(stacked=[(EXPRESSION, 1)]).roles(P), "'*/bias'"),
+        (lambda: gradtx.store(TX, {"mu": {EXPRESSION: "int8"}}), "'*/bias'"),
+        (lambda: gradtx.store(TX, exempt=EXPRESSION), "'*/bias'"),
+        (lambda: gradtx.store(TX, exempt=["a", EXPRESSION]), "'*/bias'"),
+        (lambda: gradtx.qk_clip({EXPRESSION: HEADS}), "'*/bias'"),
+        (lambda: gradtx.accumulate(TX, 2, rows={EXPRESSION: 3}), "'*/bias'"),
+    ],
+)
+def test_a_regular_expression_in_place_of_a_path_pattern(call, instead):
+    """Where it is given to a builder, when it is built."""
+    with pytest.raises(TypeError) as caught:
+        call()
+    says = "is a regular expression; write a path pattern, such as 'head' or '*/bias'"
+    assert says in str(caught.value)
+    assert str(caught.value).endswith(instead)

@@ -250,7 +250,7 @@ def recipe_page(path: Path) -> list[str]:
     return [
         *[f".. index:: {', '.join(words.split(', '))}", ""],
         *heading(title.rstrip(".")),
-        *[about, "", ".. code-block:: python", "", *indented(code), ""],
+        *[patterns_linked(about), "", ".. code-block:: python", "", *indented(code), ""],
         f"The whole script is ``examples/recipes/{path.name}``; the tests run it.",
     ]
 
@@ -342,6 +342,16 @@ def link_papers(app: Any, what: Any, name: Any, obj: Any, options: Any, lines: l
     lines[:] = [re.sub(found, lambda match: paper_link(match[0]), line) for line in lines]
 
 
+def patterns_linked(text: str) -> str:
+    """The words for what names leaves link to where they are explained."""
+    return re.sub(r"\b[Pp]ath patterns?\b", r":ref:`\g<0> <path-patterns>`", text)
+
+
+def link_patterns(app: Any, what: Any, name: Any, obj: Any, options: Any, lines: list[str]) -> None:
+    del app, what, name, obj, options
+    lines[:] = map(patterns_linked, lines)
+
+
 def skip_member(app: Any, what: Any, name: Any, obj: Any, skip: bool, options: Any) -> bool:
     """NamedTuples document each field as "Alias for field number 0": leave those out."""
     del app, what, name, options
@@ -360,6 +370,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     app.add_transform(Linked)
     app.connect("autodoc-process-docstring", keep_colons, priority=400)
     app.connect("autodoc-process-docstring", link_papers, priority=900)
+    app.connect("autodoc-process-docstring", link_patterns, priority=900)
     app.connect("autodoc-skip-member", skip_member)
     write_pages()
     return {"parallel_read_safe": True, "parallel_write_safe": True}

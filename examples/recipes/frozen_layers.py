@@ -1,6 +1,6 @@
 """Frozen layers, and two learning rates by name.
 
-Patterns match paths: ``body/*`` is everything under ``body``. What `trainable` leaves out has no
+Path patterns name leaves: ``body`` is everything under ``body``. What `trainable` leaves out has no
 gradient, no state and no update. `partition` gives each group of leaves its own optimizer.
 
 Search: freeze layers, fine-tuning, transfer learning, layer-wise rates, parameter groups

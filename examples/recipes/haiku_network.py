@@ -1,6 +1,6 @@
 """Haiku.
 
-Parameters are nested dictionaries, and patterns match their paths: ``*/w`` is every weight.
+Parameters are nested dictionaries, and path patterns name their leaves: ``*/w`` is every weight.
 
 Search: haiku, hk.transform, dm-haiku
 """

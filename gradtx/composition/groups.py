@@ -62,9 +62,9 @@ def partition(
         transforms: ``{label: transformation}``. To freeze leaves use ``set_to_zero()``, which has
             no slots.
         param_labels: a tree of labels like the parameters or a prefix of it; a function from the
-            parameters to such a tree; a function ``(path, leaf) -> label``; or a list of
-            ``(pattern, label)``, of which each leaf must match exactly one; a final ``"*"`` takes
-            the rest. A callable pytree, such as a module, is a tree of labels.
+            parameters to such a tree; a function ``(path, leaf) -> label``; or a list of pairs of a
+            path pattern and a label, of which each leaf must match exactly one; a final ``"*"``
+            takes the rest. A callable pytree, such as a module, is a tree of labels.
         mask_compatible_extra_args: also divide extra arguments that are trees like the updates.
 
     State: `PartitionState`. A slot of another group's leaf is `None`, where Optax puts a
@@ -73,6 +73,7 @@ def partition(
     Raises:
         ValueError: a label has no transformation, a pattern matches no leaf, or a leaf matches none
             or several (the error names the path).
+        TypeError: a pattern is a regular expression.
 
     >>> import gradtx, jax.numpy as jnp
     >>> tx = partition(
@@ -139,8 +140,8 @@ def freeze(mask: Where) -> GradientTransformation:
     """Set the updates of some leaves to zero and pass the others on.
 
     Args:
-        mask: the leaves to freeze: True, a tree of booleans or a prefix of it, a pattern or a list
-            of them, or a predicate ``(path, leaf) -> bool``.
+        mask: the leaves to freeze: True, a tree of booleans or a prefix of it, a path pattern or
+            a list of them, or a predicate ``(path, leaf) -> bool``.
 
     To also save the slots and gradients of frozen leaves, see :func:`selective_transform` and the
     argument ``trainable`` of :func:`minimize`.

@@ -1,16 +1,18 @@
 """Labels of leaves: by a tree, by a function, by patterns."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
 
+from gradtx.checks import check_patterns
 from gradtx.paths import is_leaf, leaves_with_path, matches, path_string, spread, takes_tree
 from gradtx.types import PyTree
 
 Labels: TypeAlias = Any
 """Gives each leaf a label: a tree of labels or a prefix of it, a function from the parameters to
-such a tree, a function ``(path, leaf) -> label``, or a list of ``(pattern, label)``."""
+such a tree, a function ``(path, leaf) -> label``, or pairs of a path pattern and a label."""
 
 
 def _is_function(labels: Any) -> bool:
@@ -22,6 +24,7 @@ def check_labels(labels: Labels, known: Any) -> None:
     """Raise ValueError if a label, as far as they are there before a tree is, is not known."""
     if _is_function(labels):
         return
+    _refuse_expressions(labels)
     given = labels
     if not _is_pairs(labels):
         keyed = jax.tree_util.tree_flatten_with_path(labels)[0]
@@ -32,6 +35,14 @@ def check_labels(labels: Labels, known: Any) -> None:
                 f"partition: param_labels: {at!r} has the label {label!r:.80}, for which there is "
                 f"no transformation; there are {', '.join(map(repr, known))}"
             )
+
+
+def _refuse_expressions(labels: Any) -> None:
+    pairs = labels if isinstance(labels, list | tuple) else ()
+    first = [pair[0] for pair in pairs if isinstance(pair, list | tuple) and len(pair) == 2]
+    keys = labels if isinstance(labels, Mapping) else ()
+    found = [x for x in (*first, *keys) if isinstance(x, re.Pattern)]
+    check_patterns("partition: param_labels", found, ", or a function (path, leaf) -> label")
 
 
 def _is_in(label: Any, known: Any) -> bool:

@@ -80,6 +80,7 @@ def masked(
 
     Raises:
         ValueError: a pattern matches no leaf, or the mask does not fit the parameters.
+        TypeError: the mask is something else, such as a regular expression.
 
     >>> import gradtx, jax.numpy as jnp
     >>> tx = gradtx.masked(gradtx.scale(2.0), "w")

@@ -4,6 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
+from gradtx.checks import check_patterns
 from gradtx.composition.matrices import MuonDimensionNumbers
 from gradtx.paths import leaves_with_path, matches, path_string
 from gradtx.types import PyTree
@@ -37,8 +38,8 @@ class ByRole(NamedTuple):
         convention: ``"in_out"`` where arrays are ``(inputs, outputs)``, as in Flax, Haiku and
             Keras; ``"out_in"`` for ``(outputs, inputs)``, as in PyTorch and Equinox. ``"auto"``
             goes by the leaf's name: `kernel` and `w` are the first, `weight` is the second.
-        stacked: pairs ``(pattern, n)``: below `pattern` the first `n` axes are those of stacked
-            layers, as ``nn.scan`` makes them.
+        stacked: pairs ``(pattern, n)``: of what a path pattern names the first `n` axes are those
+            of stacked layers, as ``nn.scan`` makes them.
         matrices: the kinds that have dimension numbers.
 
     The default goes by the last names of a path: a `bias`, `b` or `offset` is a bias; a `scale`, or
@@ -75,6 +76,9 @@ class ByRole(NamedTuple):
 
     def check(self, params: PyTree) -> None:
         """Raise ValueError if a rule matches none of all parameters."""
+        patterns = [where for where, _ in self.rules if not callable(where)]
+        check_patterns("ByRole: rules", patterns, ", or a predicate (path, leaf) -> bool")
+        check_patterns("ByRole: stacked", [where for where, _ in self.stacked])
         leaves = {path_string(path): p for path, p in leaves_with_path(params)[0]}
         for where, _ in (*self.rules, *self.stacked):
             if not any(p is not None and _chosen(where, path, p) for path, p in leaves.items()):

@@ -28,7 +28,7 @@ def beside_adamw(
         direction: from a function from a tree to its dimension numbers to a transformation.
         learning_rate: of the matrices and, unless `others` is given, of AdamW.
         weight_decay: as the learning rate.
-        mask: which parameters decay.
+        mask: which parameters decay, as in :func:`add_decayed_weights`.
         weight_dimension_numbers: as in :func:`matrices_and_others`.
         others: the optimizer of the other leaves.
     """

@@ -37,7 +37,7 @@ def scale_by_lars(
         weight_decay_mask: which parameters decay, as in :func:`add_decayed_weights`.
         trust_coefficient: :math:`c \ge 0`.
         eps: :math:`\epsilon \ge 0`.
-        trust_ratio_mask: which leaves are scaled by their ratio.
+        trust_ratio_mask: which leaves are scaled by their ratio, as in :func:`masked`.
 
     Raises:
         ValueError: ``update`` is called without parameters.
@@ -99,7 +99,8 @@ def lars(
         weight_decay_mask: which parameters decay, as in :func:`add_decayed_weights`.
         trust_coefficient: :math:`c \ge 0`.
         eps: :math:`\epsilon \ge 0`.
-        trust_ratio_mask: which leaves are scaled by their ratio; the others take plain momentum.
+        trust_ratio_mask: which leaves are scaled by their ratio, as in :func:`masked`; the others
+            take plain momentum.
         momentum: :math:`\mu` in :math:`[0, 1]`.
         nesterov: use Nesterov momentum.
 

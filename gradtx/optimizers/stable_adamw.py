@@ -118,7 +118,7 @@ def stable_adamw(
         b2: decay of the second moment.
         eps: :math:`\epsilon \ge 0`, added to the root.
         weight_decay: :math:`\lambda \ge 0`; the decay shrinks together with the step.
-        mask: which parameters decay.
+        mask: which parameters decay, as in :func:`add_decayed_weights`.
         mu_dtype: the type of the first moment.
         nu_dtype: the type of the second moment.
 

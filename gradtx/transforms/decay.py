@@ -44,7 +44,8 @@ def add_decayed_weights(
 
     Args:
         weight_decay: :math:`\lambda \ge 0`; a number, an array, or a schedule.
-        mask: which leaves decay, as in :func:`masked`: patterns, a predicate, a tree of booleans.
+        mask: which leaves decay, as in :func:`masked`: path patterns, a predicate, a tree of
+            booleans.
 
     State: none, or `WeightDecaySchedule` for a schedule; with a mask in a `MaskedState`.
 

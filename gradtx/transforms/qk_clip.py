@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from gradtx.checks import Positive
+from gradtx.checks import Positive, check_patterns
 from gradtx.engine.lift import needed, refused_rows
 from gradtx.numerics import cast, real_dtype, widen
 from gradtx.pair import (
@@ -50,9 +50,9 @@ def qk_clip(
         threshold: :math:`\tau > 0`.
 
     ``update`` takes the logits as the extra argument ``max_logits``: an array ``(heads,)``, or
-    ``(layers, heads)`` for layers stacked along the first axis, or a dict of these by a path
-    pattern of the layer, ``{"layers/3/attention": ...}``. Without it, where they were not measured,
-    nothing is clipped.
+    ``(layers, heads)`` for layers stacked along the first axis, or a dict of these by the
+    path pattern of a layer, ``{"layers/3/attention": ...}``. Without it, where they were not
+    measured, nothing is clipped.
 
     State: none.
 
@@ -70,6 +70,7 @@ def qk_clip(
     >>> gradtx.apply_updates(p, updates)["q"].tolist()
     [[1.0, 1.0, 0.5, 0.5]]
     """
+    check_patterns("qk_clip: heads", heads)
     clipped = {pattern: ClippedHeads(*where) for pattern, where in heads.items()}
 
     def init(params: Params) -> State:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx import tree
-from gradtx.checks import PositiveCount, check_integer
+from gradtx.checks import PositiveCount, check_integer, check_patterns
 from gradtx.numerics import cast, divide, increment, scalar_dtype, widen
 from gradtx.numerics.steering import vary, varying_axes
 from gradtx.pair import (
@@ -288,6 +288,7 @@ def accumulate(
     >>> updates.tolist(), bool(has_updated(state))
     ([-2.0], True)
     """
+    check_patterns("accumulate: rows", rows or ())
     for pattern, room in (rows or {}).items():
         check_integer("accumulate", f"rows[{pattern!r}]", room)
     window = Window(

@@ -1,13 +1,13 @@
 """Storage: any transformation with its slots kept in fewer bits."""
 
 import fnmatch
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from gradtx.checks import check_integer
+from gradtx.checks import check_integer, check_patterns
 from gradtx.engine.kernels import in_kernels, without_kernels
 from gradtx.inspection.slots import map_slots, walk_slots
 from gradtx.pair import (
@@ -60,10 +60,10 @@ def store(
         codecs: a codec for all slots, by its name (``"int8"``) or with options (`Codec`); or a dict
             of codecs by the names of slots, ``{"mu": "int8", "nu": "bf16"}``, in which a name may
             have wildcards or the path before it, as :func:`slot_names` writes it. In place of a
-            codec there may be None, to keep a slot as it is, or a dict of these by patterns of
-            leaves: ``{"mu": {"head": None, "*": "int4"}}``. The first that matches counts.
+            codec there may be None, to keep a slot as it is, or a dict of these by path patterns:
+            ``{"mu": {"head": None, "*": "int4"}}``. The first that matches counts.
         min_size: leaves with fewer entries are kept as they are.
-        exempt: a pattern of the paths of leaves to keep as they are, or a tuple of them; by default
+        exempt: a path pattern of leaves to keep as they are, or a tuple of them; by default
             those of embeddings. :func:`describe` lists them.
         seed: for the random keys of stochastic rounding and of dither, 0 or more.
         kernel: whether a compiled step is one kernel for each leaf, from codes to codes, where
@@ -93,9 +93,9 @@ def store(
     (64, 1)
     """
     rules = list(_rules(codecs))
-    patterns = (exempt,) if isinstance(exempt, str) else tuple(exempt or ())
-    if not all(isinstance(pattern, str) for pattern in patterns):
-        raise TypeError(f"store: exempt is a pattern, or a tuple of them, not {exempt!r:.80}")
+    several = isinstance(exempt, Iterable) and not isinstance(exempt, str)
+    patterns = tuple(exempt) if several else () if exempt is None else (exempt,)
+    check_patterns("store: exempt", patterns)
     check_integer("store", "min_size", min_size, least=0)
     check_integer("store", "seed", seed, least=0)
     named = isinstance(codecs, Mapping)
@@ -204,9 +204,8 @@ def _rules(codecs: Any) -> Iterator[_Rule]:
         if not isinstance(slot, str):
             raise TypeError(f"store: a slot is given by its name, not by {slot!r:.80}")
         by_path = of_slot if isinstance(of_slot, Mapping) else {"*": of_slot}
+        check_patterns(f"store: codecs[{slot!r}]", by_path)
         for path, codec in by_path.items():
-            if not isinstance(path, str):
-                raise TypeError(f"store: leaves are given by a pattern, not by {path!r:.80}")
             checked = None if codec is None else as_codec(f"store: {slot}", codec)
             yield _Rule(slot, path, checked)
 
