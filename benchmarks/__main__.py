@@ -1,7 +1,7 @@
-"""Everything that docs/benchmarks.md quotes, in one run.
+"""Everything that docs/measurements.md quotes, in one run.
 
     python -m benchmarks [--quick] [NAME ...]   measure: all, or what is named
-    python -m benchmarks --docs                 write the tables into docs/benchmarks.md
+    python -m benchmarks --docs                 write the tables into docs/measurements.md
 
 Results are kept in benchmarks/results, with versions, machine and load: what is not there yet is
 measured, so that a run that was stopped goes on, and `--again` measures anew. `--quick` takes less

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
-DOCS = ROOT / "docs" / "benchmarks.md"
+DOCS = ROOT / "docs" / "measurements.md"
 FULL, QUICK = (ROOT / "benchmarks" / "results" / f"{name}.json" for name in ("full", "quick"))
 PACKAGES = ("jax", "jaxlib", "numpy", "optax")
 

@@ -17,7 +17,7 @@ from sphinx.pycode import ModuleAnalyzer
 from sphinx.transforms import SphinxTransform
 
 import gradtx
-from making import pictures
+from making import measured, pictures, surfaces
 from making.entries import Entry, entries
 
 DOCS = Path(__file__).parents[1]
@@ -234,7 +234,8 @@ def bars() -> str:
     kept = {
         e.name: e.bytes for e in entries().values() if e.kind == "optimizer" and e.bytes is not None
     }
-    return pictures.bars(dict(sorted(kept.items(), key=lambda item: (item[1], item[0]))))
+    rows = {name: [kept[name]] for name in sorted(kept, key=lambda name: (kept[name], name))}
+    return pictures.bars(rows, "Bytes of state for each parameter")
 
 
 RECIPES = DOCS.parent / "examples" / "recipes"
@@ -300,6 +301,8 @@ def bodies() -> Iterator[tuple[Path, list[str]]]:
     title = "Training loss on handwritten digits"
     yield DOCS / "pictures" / "learning.html", [pictures.learning(SHOWN, title)]
     yield DOCS / "pictures" / "memory.html", [bars()]
+    for name, drawn in {**measured.charts(), **surfaces.charts()}.items():
+        yield DOCS / "pictures" / f"{name}.html", [drawn]
 
 
 def write_pages() -> None:

@@ -12,8 +12,9 @@ import numpy as np
 
 from making.entries import STEPS, schedule
 
-WIDTH, HEIGHT = 460, 220
-LEFT, RIGHT, TOP, BOTTOM = 50, 128, 10, 38
+WIDTH, HEIGHT = 400, 230  # so that on a phone letters are hardly smaller than those of the text
+LEFT, RIGHT, TOP, BOTTOM = 46, 128, 10, 38
+BARS_WIDTH, NAMES = 400, 172
 CURVES = json.loads((Path(__file__).parents[1] / "curves.json").read_text(encoding="utf-8"))
 WINDOW = 10  # steps that each point of a curve is the mean of
 LEAST = 0.005  # below it a curve is drawn on the lower edge
@@ -101,18 +102,39 @@ def scheduled(name: str) -> tuple[str, str] | None:
     return repr(drawn), chart([line], f"The values of {name}", "step", "value", logarithmic=False)
 
 
-def bars(rows: Mapping[str, float]) -> str:
-    """Bytes for each parameter as bars, smallest first."""
-    step, most = 17, max(rows.values())
-    height = step * len(rows) + 6
-    parts = [f'<svg class="chart bars" viewBox="0 0 {WIDTH} {height}" role="img">']
-    parts += ["<title>Bytes of state for each parameter</title>"]
-    for i, (name, value) in enumerate(rows.items()):
-        top = 3 + i * step
-        width = value / most * (WIDTH - 230)
-        parts += [
-            f'<text x="182" y="{top + 12}" class="end">{escape(name)}</text>',
-            f'<rect x="188" y="{top + 2}" width="{max(width, 1):.1f}" height="{step - 5}"/>',
-            f'<text x="{194 + width:.1f}" y="{top + 12}">{value:.3g}</text>',
-        ]
+def bars(
+    rows: Mapping[str, Sequence[float]],
+    title: str,
+    series: Sequence[str] = ("",),
+    *,
+    logarithmic: bool = False,
+    form: str = ".3g",
+) -> str:
+    """A bar for each number of each row, the series in colours that a first line names."""
+    thick = 12
+    step, top = thick * len(series) + 5, 3 if len(series) == 1 else 22
+    every = [x for values in rows.values() for x in values]
+    low = min(every) / 3 if logarithmic else 0.0
+    scale = np.log10 if logarithmic else np.asarray
+    room = BARS_WIDTH - NAMES - 46
+    parts = [
+        f'<svg class="chart bars" viewBox="0 0 {BARS_WIDTH} {top + step * len(rows)}" role="img">',
+        f"<title>{escape(title)}</title>",
+    ]
+    place = NAMES
+    for i, name in enumerate(series if len(series) > 1 else ()):
+        parts += [f'<rect x="{place}" y="4" width="9" height="9" class="bar-{i}"/>']
+        parts += [f'<text x="{place + 13}" y="13">{escape(name)}</text>']
+        place += 26 + 7 * len(name)
+    for row, (name, values) in enumerate(rows.items()):
+        start = top + row * step
+        middle = start + thick * len(series) / 2 + 4
+        parts += [f'<text x="{NAMES - 6}" y="{middle:.1f}" class="end">{escape(name)}</text>']
+        for i, value in enumerate(values):
+            part = (scale(value) - scale(low)) / (scale(max(every)) - scale(low))
+            width, at = float(max(part * room, 1)), start + i * thick
+            size = f'width="{width:.1f}" height="{thick - 1}"'
+            parts += [f'<rect x="{NAMES}" y="{at}" {size} class="bar-{i}"/>']
+            said = f'x="{NAMES + 4 + width:.1f}" y="{at + thick / 2 + 4:.1f}"'
+            parts += [f"<text {said}>{value:{form}}</text>"]
     return "".join([*parts, "</svg>"])
