@@ -159,7 +159,8 @@ def apollo(
         b1: decay of the first moment.
         b2: decay of the second moment.
         eps: added to the root.
-        weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
+        weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate. The authors' code
+            decays after the step.
         mask: which parameters decay, as in :func:`add_decayed_weights`.
         growth: the factor by which the norm of the direction may grow in a step.
         whole: one factor for the whole matrix.

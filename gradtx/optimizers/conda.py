@@ -140,7 +140,8 @@ def conda(
         b1: as in :func:`scale_by_conda`, as are all but the following.
         b2: decay of the second moment.
         eps: :math:`\epsilon`, added to the root.
-        weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
+        weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate. The authors' code
+            decays after the step.
         mask: which parameters decay, as in :func:`add_decayed_weights`.
         update_proj_gap: `T`, steps from one basis to the next.
         scale: :math:`\alpha`; the authors use 0.25 with a learning rate of 0.01.

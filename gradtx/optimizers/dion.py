@@ -79,7 +79,8 @@ def scale_by_dion2(
         fraction: `f` in :math:`(0, 1]`, a number.
         decay: :math:`\beta` in :math:`[0, 1)`.
         eps: added to the norm by which the first iterate is divided.
-        ns_coeffs: as in :func:`scale_by_muon`, as are the next two.
+        ns_coeffs: as in :func:`scale_by_muon`, as are the next two. The authors' code has five
+            others, those of Polar Express for a safety of 1.02.
         ns_steps: how many iterations.
         ns_dtype: the type in which to iterate.
         mu_dtype: the type in which :math:`\mu` is kept; the parameter's unless given.
@@ -151,7 +152,8 @@ def scale_by_dion3(
         decay: :math:`\beta` in :math:`[0, 1)`.
         b2: :math:`\beta_2` in :math:`[0, 1)`.
         eps: :math:`\epsilon \ge 0`; also added to the norm by which the first iterate is divided.
-        ns_coeffs: as in :func:`scale_by_muon`, as are the next two.
+        ns_coeffs: as in :func:`scale_by_muon`, as are the next two. The authors' code has five
+            others, those of Polar Express for a safety of 1.02.
         ns_steps: how many iterations.
         ns_dtype: the type in which to iterate.
         mu_dtype: the type in which :math:`\mu` is kept; the parameter's unless given.

@@ -190,7 +190,8 @@ def fira(
         b1: decay of the first moment.
         b2: decay of the second moment.
         eps: added to the root.
-        weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
+        weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate. The authors' code
+            decays after the step.
         mask: which parameters decay, as in :func:`add_decayed_weights`.
         growth: the factor by which the norm of the part outside may grow in a step.
         mu_dtype: the type of the first moment.

@@ -173,7 +173,8 @@ def scale_by_kron(
 
     The authors' code fits every leaf at the same steps, those at which the sum of probabilities has
     passed a whole number, and balances the factors, which leaves their product alone, at one in a
-    hundred of these. It gives arrays of more than two dimensions a factor for each dimension.
+    hundred of these. Where it fits the factors, it preconditions the momentum with the noise that
+    was added for that. It gives arrays of more than two dimensions a factor for each dimension.
 
     Source: X.-L. Li, Preconditioned Stochastic Gradient Descent, 2015, arXiv:1512.04202, and
     Stochastic Hessian Fittings with Lie Groups, 2024, arXiv:2402.11858, in the form of E. Walters

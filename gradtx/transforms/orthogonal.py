@@ -99,7 +99,8 @@ def muon_coefficients(
             repeat their last; the others have a length of their own.
         safety: :math:`s \ge 1`: all but the last polynomial is :math:`p(x / s)`, so that rounding
             brings no singular value above the interval on which the next is bounded. Unless given
-            1.01 for ``"polar_express"``, as in its paper, and 1 for the others.
+            1.01 for ``"polar_express"``, as in its paper, whose code divides the first iterate by
+            it too, and 1 for the others.
 
     Returns:
         A tuple of :math:`(a, b, c)`, or :math:`(a, b)`, for each iteration.

@@ -64,11 +64,21 @@ def check(tx, update, other, *, steps=STEPS, atol=1e-6, complex_too=False, witho
         np.testing.assert_allclose(got[name], want, rtol=1e-6, atol=atol, err_msg=name)
 
 
-def check_golden(tx, name, atol=1e-5):
-    """Compare `tx`, from zero on, with what the authors' code did; see golden/make_matrices.py."""
+def golden_paths(tx, name, *, from_zero=True):
+    """Of each matrix the path of `tx`, from zero or the noise on, and that of the authors' code.
+
+    See golden/make_matrices.py.
+    """
     with np.load(GOLDEN) as golden:
         gs = {n: golden[f"gradients/{n}"] for n in "ab"}
         want = {n: golden[f"{name}/{n}"] for n in "ab"}
-    p = {n: jnp.zeros(g.shape[1:]) for n, g in gs.items()}
-    for n, path in path_of(tx, p, gs).items():
-        np.testing.assert_allclose(path, want[n], rtol=1e-4, atol=atol, err_msg=n)
+        noise = golden["noise"]
+    p = {n: noise[: x.shape[1], : x.shape[2]] * (not from_zero) for n, x in gs.items()}
+    found = path_of(tx, jax.tree.map(jnp.asarray, p), gs)
+    return [(found[n], want[n]) for n in "ab"]
+
+
+def check_golden(tx, name, atol=1e-5):
+    """Compare `tx` with what the authors' code did."""
+    for found, want in golden_paths(tx, name):
+        np.testing.assert_allclose(found, want, rtol=1e-4, atol=atol)
