@@ -15,7 +15,7 @@ import typing
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -51,17 +51,30 @@ class Range:
         return f"{kind} in {left}{self.low:g}, {self.high:g}{right}"
 
 
-# `Any` because the caller may pass a number, an array or a schedule, and the body sees a number or
-# an array: Python's types cannot say both.
-Number: TypeAlias = Annotated[Any, Range(low_open=True, high_open=True)]
-LearningRate: TypeAlias = Number  # below 0 to ascend
-NonNegative: TypeAlias = Annotated[Any, Range(0.0, high_open=True)]
-Positive: TypeAlias = Annotated[Any, Range(0.0, low_open=True, high_open=True)]
-Limit: TypeAlias = Annotated[Any, Range(0.0)]
-Decay: TypeAlias = Annotated[Any, Range(0.0, 1.0, high_open=True)]
-Fraction: TypeAlias = Annotated[Any, Range(0.0, 1.0)]
-Count: TypeAlias = Annotated[Any, Range(0, high_open=True, integer=True)]
-PositiveCount: TypeAlias = Annotated[Any, Range(1, high_open=True, integer=True)]
+if TYPE_CHECKING:
+    # `Any` within gradtx, since the body of a builder sees a number or an array; to whoever calls
+    # it what that module says.
+    from gradtx.signatures import (
+        Count as Count,
+        Decay as Decay,
+        Fraction as Fraction,
+        LearningRate as LearningRate,
+        Limit as Limit,
+        NonNegative as NonNegative,
+        Number as Number,
+        Positive as Positive,
+        PositiveCount as PositiveCount,
+    )
+else:
+    Number = Annotated[Any, Range(low_open=True, high_open=True)]
+    LearningRate = Number  # below 0 to ascend
+    NonNegative = Annotated[Any, Range(0.0, high_open=True)]
+    Positive = Annotated[Any, Range(0.0, low_open=True, high_open=True)]
+    Limit = Annotated[Any, Range(0.0)]
+    Decay = Annotated[Any, Range(0.0, 1.0, high_open=True)]
+    Fraction = Annotated[Any, Range(0.0, 1.0)]
+    Count = Annotated[Any, Range(0, high_open=True, integer=True)]
+    PositiveCount = Annotated[Any, Range(1, high_open=True, integer=True)]
 
 
 def hyperparameter_range(hint: Any) -> Range | None:

@@ -7,6 +7,7 @@ import jax
 
 from gradtx.declaration import Builder, Declaration, Declared, publish
 from gradtx.host_values import HostValue
+from gradtx.types import Scalar
 
 _P = ParamSpec("_P")
 _D = TypeVar("_D", bound=Declared)
@@ -32,7 +33,7 @@ class DeclaredSchedule(Declared):
         """The schedule that `declaration` describes."""
         return cls(declaration)
 
-    def __call__(self, count: Any) -> Any:
+    def __call__(self, count: Any) -> Scalar:
         """The value at the step after `count` steps."""
         if self._function is None:
             self._function = self.declaration.builder.call(self.declaration.arguments)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, NamedTuple, ParamSpec, Self, TypeAlias, cast, overload
+from typing import Any, NamedTuple, ParamSpec, Protocol, Self, TypeAlias, cast, overload
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,10 @@ from gradtx.types import (
     EmptyState,
     Params,
     State,
+    StateT,
+    TransformInitFn,
     Updates,
+    UpdatesT,
     fields_of,
     is_stored,
     slot_fields,
@@ -65,9 +68,17 @@ StepFn: TypeAlias = Callable[..., tuple[Params, State]]
 BeforeFn: TypeAlias = Callable[[Params, State, Callable[[], Updates]], tuple[Params, State]]
 
 
+class UpdateFn(Protocol):
+    """The type of a pair's ``update``, which keeps the types of the updates and the state."""
+
+    def __call__(
+        self, updates: UpdatesT, state: StateT, params: Params | None = None, **extra_args: Any
+    ) -> tuple[UpdatesT, StateT]: ...
+
+
 class _Pair(NamedTuple):
-    init: Callable[..., State]
-    update: Callable[..., tuple[Updates, State]]
+    init: TransformInitFn
+    update: UpdateFn
 
 
 class GradientTransformation(_Pair, Declared):
@@ -541,7 +552,9 @@ def _transformation(
     return publish(build, builder)
 
 
-def optimizer(function: Callable[_P, GradientTransformation]) -> Callable[_P, Any]:
+def optimizer(
+    function: Callable[_P, GradientTransformation],
+) -> Callable[_P, GradientTransformationExtraArgs]:
     """A builder that names a composition and passes its hyperparameters on, such as ``adam``.
 
     Args:

@@ -3,7 +3,7 @@
 import fnmatch
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -11,11 +11,7 @@ import numpy as np
 from gradtx.checks import check_patterns, refuse_expressions
 from gradtx.packed import holds_packed, uniform
 from gradtx.rows import is_rows
-from gradtx.types import WHERE, PyTree
-
-Where: TypeAlias = Annotated[Any, WHERE]
-"""Chooses leaves: a path pattern, several, a predicate ``(path, leaf) -> bool``, a tree of booleans
-(a prefix will do), or a function from the tree to such a tree."""
+from gradtx.types import PyTree, TreeT, Where as Where
 
 MaskOrFn: TypeAlias = Where | None
 """Optax's name for a choice of leaves, or none."""
@@ -149,7 +145,7 @@ def _boolean(leaf: Any) -> bool:
     return bool(leaf)
 
 
-def select(tree: PyTree, where: Where | None) -> PyTree:
+def select(tree: TreeT, where: Where | None) -> TreeT:
     """`tree` with `None` in place of every leaf that `where` does not choose.
 
     A `None` leaf has no slots, no gradient and no update: ``tx.init(select(params, "head"))`` is

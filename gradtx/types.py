@@ -3,33 +3,64 @@
 import functools
 import typing
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    runtime_checkable,
+)
 
 import jax
 
 Array: TypeAlias = jax.Array
-PyTree: TypeAlias = Any
-Params: TypeAlias = Any
-Updates: TypeAlias = Any
-State: TypeAlias = Any
-OptState: TypeAlias = State
 
-DTYPE = "dtype"
-DType: TypeAlias = Annotated[Any, DTYPE]
-"""A type of floating-point numbers, real or complex, in any form that `jax.numpy.dtype` takes."""
+# Marks of arguments that are types or choose leaves, and of the fields of a state:
+DTYPE, WHERE, DIMENSIONS = "dtype", "where", "dimension numbers"
+SLOT, COUNTER, TREE_SCALAR, KEY = "slot", "counter", "tree scalar", "key"
+NONNEGATIVE = "nonnegative"
 
-# Marks of arguments that choose leaves, `gradtx.paths.Where`, and of these:
-WHERE, DIMENSIONS = "where", "dimension numbers"
+if TYPE_CHECKING:
+    # `Any` within gradtx, and to whoever calls it what that module says.
+    from gradtx.signatures import (
+        Counter as Counter,
+        DimensionNumbers as DimensionNumbers,
+        DType as DType,
+        OptState as OptState,
+        Params as Params,
+        PyTree as PyTree,
+        Scalar as Scalar,
+        ScalarOrSchedule as ScalarOrSchedule,
+        Schedule as Schedule,
+        State as State,
+        Updates as Updates,
+        Where as Where,
+    )
+else:
+    PyTree = Params = Updates = State = OptState = Any
+    # A floating-point type, real or complex, in any form that `jax.numpy.dtype` takes.
+    DType = Annotated[Any, DTYPE]
+    # Chooses leaves: a path pattern, several, a predicate ``(path, leaf) -> bool``, a tree of
+    # booleans (a prefix will do), or a function from the tree to such a tree.
+    Where = Annotated[Any, WHERE]
+    # Dimension numbers, such as `MuonDimensionNumbers`, a tree of them or a prefix of it, or a
+    # function from the tree to such a tree. None for a leaf means that it is no matrix.
+    DimensionNumbers = Annotated[Any, DIMENSIONS]
+    # A field ``i32[]`` that counts the steps taken, whatever it is called.
+    Counter = Annotated[Any, COUNTER]
+    # A function of the number of steps taken so far, jit-safe, that returns a number.
+    Schedule = Callable[[Any], Any]
+    Scalar = float | Array
+    ScalarOrSchedule = Scalar | Schedule
 
-DimensionNumbers: TypeAlias = Annotated[Any, DIMENSIONS]
-"""Says which axes of each leaf are the rows and columns of a matrix: dimension numbers, such as
-`MuonDimensionNumbers`, a tree of them or a prefix of it, or a function from the tree to such a
-tree. None for a leaf means that it is no matrix."""
-
-Schedule: TypeAlias = Callable[[Any], Any]
-"""A function of the number of steps taken so far, jit-safe, that returns a number."""
-
-ScalarOrSchedule: TypeAlias = float | Array | Schedule
+# A function returns these as it took them: a type checker then knows what it gets back.
+ParamsT = TypeVar("ParamsT")
+UpdatesT = TypeVar("UpdatesT")
+StateT = TypeVar("StateT")
+TreeT = TypeVar("TreeT")
 
 OTHER_STATE = (
     "; from that of another transformation load_state_dict(tx, params, state_dict(state), "
@@ -37,22 +68,16 @@ OTHER_STATE = (
 )
 """What to do about a state that does not fit, for error messages."""
 
-SLOT, COUNTER, TREE_SCALAR, KEY = "slot", "counter", "tree scalar", "key"
-NONNEGATIVE = "nonnegative"
-
 Slots: TypeAlias = Annotated[Any, SLOT]
 """Marks a field of a state class that mirrors the parameters: one slot for each leaf."""
 
 NonNegativeSlots: TypeAlias = Annotated[Any, SLOT, NONNEGATIVE]
 """Marks a field as `Slots` does, of slots whose entries are never negative, as sums of squares."""
 
-Counter: TypeAlias = Annotated[Any, COUNTER]
-"""Marks a field ``i32[]`` that counts the steps taken, whatever it is called."""
-
-TreeScalar: TypeAlias = Annotated[Any, TREE_SCALAR]
+TreeScalar: TypeAlias = Annotated[Array, TREE_SCALAR]
 """Marks a number that belongs to the whole tree of parameters, such as a norm."""
 
-Key: TypeAlias = Annotated[Any, KEY]
+Key: TypeAlias = Annotated[Array, KEY]
 """Marks a random key."""
 
 

@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).parent.parent / "gradtx"
 # Lowest first; a module may import from its own layer and from those above it in this list.
 LAYERS = (
     ("namespace", "absences"),
-    ("types", "checks", "numerics"),
+    ("types", "signatures", "checks", "numerics"),
     ("rows", "packed", "paths", "host_values", "declaration", "eager", "pair", "declared_schedule"),
     ("tree", "tree_utils", "linear_algebra", "storage"),
     ("engine",),

@@ -200,35 +200,3 @@ def test_a_wrapped_schedule_is_stateful():
     for _ in range(3):
         _, state = tx.update(jnp.float32(1.0), state)
     np.testing.assert_allclose(state.hyperparams["learning_rate"], 0.2, rtol=1e-6)
-
-
-TYPED = """
-import gradtx
-import gradtx.contrib
-from gradtx import losses, tree_utils
-from gradtx.contrib import muon
-from gradtx.schedules import cosine_decay_schedule
-from gradtx.transforms import freeze
-
-rate: gradtx.Schedule = cosine_decay_schedule(1e-3, 10)
-tx: gradtx.GradientTransformation = gradtx.chain(muon(rate), gradtx.contrib.muon(1e-3))
-x = tree_utils.tree_scale(2.0, {"a": 1.0})
-loss = losses.l2_loss(x["a"]).mean()
-reveal_type(gradtx.l2_loss)
-reveal_type(freeze)
-gradtx.contrib.adamw
-"""
-
-
-@pytest.mark.slow
-def test_types_of_a_user(tmp_path):
-    """The stubs are read by a strict type checker."""
-    api = pytest.importorskip("mypy.api")
-    file = tmp_path / "user.py"
-    file.write_text(TYPED)
-    out, _, _ = api.run(["--strict", "--cache-dir", str(tmp_path), "--config-file", "", str(file)])
-    errors = [line for line in out.splitlines() if "error" in line and "user.py" in line]
-    assert len(errors) == 1
-    assert 'has no attribute "adamw"' in errors[0]
-    assert out.count("Revealed type") == 2
-    assert "Any" not in out.split("freeze")[0].split("Revealed")[0]

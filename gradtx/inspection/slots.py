@@ -8,7 +8,7 @@ import numpy as np
 
 from gradtx.packed import packed_like, unpack
 from gradtx.paths import is_leaf, leaves_with_path, path_string
-from gradtx.types import PyTree, State, is_stored, slot_fields
+from gradtx.types import PyTree, State, StateT, is_stored, slot_fields
 
 
 def holds_inner(state: Any, name: str) -> bool:
@@ -67,7 +67,7 @@ def _find(state: State, name: str) -> str:
     return matching[0]
 
 
-def get_slot(state: State, name: str, path: str | None = None) -> PyTree:
+def get_slot(state: State, name: str, path: str | None = None) -> Any:
     """A slot by its name.
 
     Args:
@@ -97,7 +97,7 @@ def get_slot(state: State, name: str, path: str | None = None) -> PyTree:
     return leaves[path]
 
 
-def set_slot(state: State, name: str, value: PyTree, path: str | None = None) -> State:
+def set_slot(state: StateT, name: str, value: PyTree, path: str | None = None) -> StateT:
     """A state with a new value for a slot.
 
     Args:

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from gradtx.numerics import sum_sq
 from gradtx.projections import leaves
-from gradtx.types import Array, PyTree
+from gradtx.types import Array, TreeT
 
 
 def _unit(xs: list[Array]) -> tuple[list[Array], Array]:
@@ -19,7 +19,7 @@ def _unit(xs: list[Array]) -> tuple[list[Array], Array]:
     return [x / length for x in scaled], jnp.where(total > 0, length * safe, 0)
 
 
-def projection_l2_sphere(tree: PyTree, scale: Any = 1) -> PyTree:
+def projection_l2_sphere(tree: TreeT, scale: Any = 1) -> TreeT:
     r"""The nearest point of Euclidean norm `scale`: :math:`s\, x / \lVert x \rVert`.
 
     Args:
@@ -45,7 +45,7 @@ def projection_l2_sphere(tree: PyTree, scale: Any = 1) -> PyTree:
     return leaves.rebuild(tree, [scale * jnp.where(norm == 0, size**-0.5, u) for u in unit])
 
 
-def projection_l2_ball(tree: PyTree, scale: Any = 1) -> PyTree:
+def projection_l2_ball(tree: TreeT, scale: Any = 1) -> TreeT:
     r"""The nearest point of Euclidean norm at most `scale`: :math:`x \min(1, s / \lVert x \rVert)`.
 
     Args:

@@ -8,10 +8,10 @@ import numpy as np
 
 from gradtx.numerics import divide
 from gradtx.projections import leaves
-from gradtx.types import Array, PyTree
+from gradtx.types import Array, PyTree, TreeT
 
 
-def projection_non_negative(tree: PyTree) -> PyTree:
+def projection_non_negative(tree: TreeT) -> TreeT:
     r"""The nearest point without negative entries: :math:`\max(x, 0)`.
 
     Args:
@@ -23,7 +23,7 @@ def projection_non_negative(tree: PyTree) -> PyTree:
     return leaves.each("projection_non_negative", jax.nn.relu, tree, real=True)
 
 
-def projection_box(tree: PyTree, lower: Any, upper: Any) -> PyTree:
+def projection_box(tree: TreeT, lower: Any, upper: Any) -> TreeT:
     r"""The nearest point between two bounds: :math:`\min(\max(x, l), u)`.
 
     Args:
@@ -57,7 +57,7 @@ def _box(name: str, tree: PyTree, lower: Any, upper: Any) -> PyTree:
     return leaves.rebuild(tree, clipped)
 
 
-def projection_hypercube(tree: PyTree, scale: Any = 1) -> PyTree:
+def projection_hypercube(tree: TreeT, scale: Any = 1) -> TreeT:
     r"""The nearest point in a cube at the origin: :math:`\min(\max(x, 0), s)`.
 
     Args:
@@ -73,7 +73,7 @@ def projection_hypercube(tree: PyTree, scale: Any = 1) -> PyTree:
     return _box("projection_hypercube", tree, 0, scale)
 
 
-def projection_linf_ball(tree: PyTree, scale: Any = 1) -> PyTree:
+def projection_linf_ball(tree: TreeT, scale: Any = 1) -> TreeT:
     r"""The nearest point whose entries are at most `scale` in absolute value.
 
     Args:

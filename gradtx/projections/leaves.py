@@ -11,7 +11,7 @@ from gradtx.numerics import widen
 from gradtx.numerics.steering import is_tracer
 from gradtx.paths import aligned, leaves_with_path, path_string
 from gradtx.rows import is_rows
-from gradtx.types import Array, PyTree
+from gradtx.types import Array, PyTree, TreeT
 
 
 def arrays(name: str, tree: PyTree, *, real: bool = False) -> list[Array]:
@@ -42,7 +42,7 @@ def paths(tree: PyTree) -> list[str]:
     return [path_string(path) for path, leaf in leaves_with_path(tree)[0] if leaf is not None]
 
 
-def rebuild(tree: PyTree, leaves: Sequence[Any]) -> PyTree:
+def rebuild(tree: TreeT, leaves: Sequence[Any]) -> TreeT:
     """A tree like `tree` with other leaves, in the old types."""
     keyed, treedef = leaves_with_path(tree)
     new = iter(leaves)
@@ -56,7 +56,7 @@ def rebuild(tree: PyTree, leaves: Sequence[Any]) -> PyTree:
     return treedef.unflatten([as_before(leaf) for _, leaf in keyed])
 
 
-def each(name: str, function: Callable[[Array], Array], tree: PyTree, *, real: bool) -> PyTree:
+def each(name: str, function: Callable[[Array], Array], tree: TreeT, *, real: bool) -> TreeT:
     """`function` on every leaf."""
     return rebuild(tree, [function(x) for x in arrays(name, tree, real=real)])
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from gradtx.checks import Fraction, NonNegative, check
 from gradtx.numerics import abs_sq
 from gradtx.projections import leaves
-from gradtx.types import Array, PyTree
+from gradtx.types import Array, PyTree, TreeT
 
 Axis = int | Sequence[int] | None
 
@@ -37,7 +37,7 @@ def _with_norm(name: str, tree: PyTree, axis: Axis, wanted: Any) -> PyTree:
     return leaves.rebuild(tree, [on_leaf(path, x) for path, x in found])
 
 
-def projection_max_norm(tree: PyTree, max_value: Any = 2.0, axis: Axis = 0) -> PyTree:
+def projection_max_norm(tree: TreeT, max_value: Any = 2.0, axis: Axis = 0) -> TreeT:
     r"""The nearest leaves whose norms along `axis` are at most `max_value`.
 
     Args:
@@ -61,8 +61,8 @@ def projection_max_norm(tree: PyTree, max_value: Any = 2.0, axis: Axis = 0) -> P
 
 
 def projection_min_max_norm(
-    tree: PyTree, min_value: Any = 0.0, max_value: Any = 1.0, axis: Axis = 0, *, rate: Any = 1.0
-) -> PyTree:
+    tree: TreeT, min_value: Any = 0.0, max_value: Any = 1.0, axis: Axis = 0, *, rate: Any = 1.0
+) -> TreeT:
     r"""The nearest leaves whose norms along `axis` are between two bounds, or part of the way.
 
     .. math:: \lVert x' \rVert = (1 - r) \lVert x \rVert
@@ -97,7 +97,7 @@ def projection_min_max_norm(
     return _with_norm(name, tree, axis, wanted)
 
 
-def projection_unit_norm(tree: PyTree, axis: Axis = 0) -> PyTree:
+def projection_unit_norm(tree: TreeT, axis: Axis = 0) -> TreeT:
     """The nearest leaves whose norms along `axis` are 1.
 
     Args:

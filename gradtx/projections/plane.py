@@ -7,7 +7,7 @@ import numpy as np
 
 from gradtx.numerics import abs_sq, divide
 from gradtx.projections import leaves
-from gradtx.types import Array, PyTree
+from gradtx.types import Array, PyTree, TreeT
 
 
 def _vectors(name: str, x: PyTree, a: PyTree, b: Any) -> tuple[list[Array], list[Array]]:
@@ -34,7 +34,7 @@ def _products(xs: list[Array], normal: list[Array]) -> tuple[Any, Any, list[Arra
     return inner, sum(jnp.sum(abs_sq(v)) for v in scaled), scaled
 
 
-def projection_vector(x: PyTree, a: PyTree) -> PyTree:
+def projection_vector(x: TreeT, a: PyTree) -> TreeT:
     r"""The nearest multiple of a vector: :math:`a\, \langle a, x \rangle / \langle a, a \rangle`.
 
     Args:
@@ -53,7 +53,7 @@ def projection_vector(x: PyTree, a: PyTree) -> PyTree:
     return leaves.rebuild(x, [factor * v for v in scaled])
 
 
-def projection_hyperplane(x: PyTree, a: PyTree, b: Any) -> PyTree:
+def projection_hyperplane(x: TreeT, a: PyTree, b: Any) -> TreeT:
     r"""The nearest point in a hyperplane :math:`\langle a, y \rangle = b`.
 
     .. math:: y = x + a\, (b - \langle a, x \rangle) / \langle a, a \rangle
@@ -73,7 +73,7 @@ def projection_hyperplane(x: PyTree, a: PyTree, b: Any) -> PyTree:
     return _towards("projection_hyperplane", x, a, b, half=False)
 
 
-def projection_halfspace(x: PyTree, a: PyTree, b: Any) -> PyTree:
+def projection_halfspace(x: TreeT, a: PyTree, b: Any) -> TreeT:
     r"""The nearest point in a half-space :math:`\langle a, y \rangle \le b`.
 
     .. math:: y = x - a \max(\langle a, x \rangle - b,\, 0) / \langle a, a \rangle

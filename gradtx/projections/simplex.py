@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.projections import leaves
-from gradtx.types import Array, PyTree
+from gradtx.types import Array, TreeT
 
 
 def _on_simplex(xs: list[Array], scale: Any) -> list[Array]:
@@ -52,7 +52,7 @@ def _on_simplex(xs: list[Array], scale: Any) -> list[Array]:
     return [jax.nn.relu(x - mean.astype(x.dtype)) for x in near]
 
 
-def projection_simplex(tree: PyTree, scale: Any = 1) -> PyTree:
+def projection_simplex(tree: TreeT, scale: Any = 1) -> TreeT:
     r"""The nearest point without negative entries whose entries sum to `scale`.
 
     .. math:: p = \max(x - \theta, 0), \qquad \textstyle\sum p = s
@@ -78,7 +78,7 @@ def projection_simplex(tree: PyTree, scale: Any = 1) -> PyTree:
     return leaves.rebuild(tree, _on_simplex(xs, scale))
 
 
-def projection_l1_sphere(tree: PyTree, scale: Any = 1) -> PyTree:
+def projection_l1_sphere(tree: TreeT, scale: Any = 1) -> TreeT:
     r"""The nearest point whose absolute values sum to `scale`.
 
     .. math:: y = \mathrm{sign}(x)\, p, \qquad
@@ -111,7 +111,7 @@ def _on_sphere(xs: list[Array], scale: Any) -> list[Array]:
     return [sign * part for sign, part in zip(signs, parts, strict=True)]
 
 
-def projection_l1_ball(tree: PyTree, scale: Any = 1) -> PyTree:
+def projection_l1_ball(tree: TreeT, scale: Any = 1) -> TreeT:
     r"""The nearest point whose absolute values sum to at most `scale`.
 
     Args:

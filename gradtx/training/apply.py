@@ -18,10 +18,10 @@ from gradtx.pair import (
 from gradtx.paths import aligned, is_leaf, leaves_with_path, path_string
 from gradtx.rows import add_rows, is_rows
 from gradtx.training.automatic import automatic, explicit
-from gradtx.types import Array, Params, State, Updates, is_stored
+from gradtx.types import Array, Params, ParamsT, State, Updates, is_stored
 
 
-def apply_updates(params: Params, updates: Updates, *, rounding_key: Any = None) -> Params:
+def apply_updates(params: ParamsT, updates: Updates, *, rounding_key: Any = None) -> ParamsT:
     r"""Add updates to parameters: :math:`\theta + u`, in the types of the parameters.
 
     Args:
@@ -159,7 +159,7 @@ def take_step(
     return automatic(step, (params, state), updates, state, params, arrays)
 
 
-def incremental_update(new_tensors: Params, old_tensors: Params, step_size: Any) -> Params:
+def incremental_update(new_tensors: Params, old_tensors: ParamsT, step_size: Any) -> ParamsT:
     r"""Move old tensors towards new ones: :math:`s\, x_{new} + (1 - s)\, x_{old}`.
 
     Args:
@@ -183,8 +183,8 @@ def incremental_update(new_tensors: Params, old_tensors: Params, step_size: Any)
 
 
 def periodic_update(
-    new_tensors: Params, old_tensors: Params, steps: Array | int, update_period: int
-) -> Params:
+    new_tensors: ParamsT, old_tensors: ParamsT, steps: Array | int, update_period: int
+) -> ParamsT:
     """The new tensors at every `update_period`-th step, the old ones at the others.
 
     Args:

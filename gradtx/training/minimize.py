@@ -1,7 +1,7 @@
 """Minimizing: taking the gradients of a loss, and a step with them."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -30,14 +30,24 @@ from gradtx.types import (
     COUNTER,
     Array,
     Params,
+    ParamsT,
     PyTree,
     State,
+    StateT,
     Updates,
     fields_of,
     slot_fields,
 )
 
-LossFn = Callable[..., Any]
+Value = TypeVar("Value")  # what a loss returns: its value or, with has_aux, (value, aux)
+_Params_contra = TypeVar("_Params_contra", contravariant=True)
+_Value_co = TypeVar("_Value_co", covariant=True)
+
+
+class LossFn(Protocol[_Params_contra, _Value_co]):
+    """The type of a loss: a function of the parameters and of anything else."""
+
+    def __call__(self, params: _Params_contra, /, *args: Any, **kwargs: Any) -> _Value_co: ...
 
 
 def check_order(where: str, **given: Any) -> None:
@@ -72,7 +82,7 @@ def _is_state(x: Any) -> bool:
     return any(slot_fields(type(part)) or fields_of(type(part), COUNTER) for part in parts)
 
 
-def scalar_loss(loss_fn: LossFn, has_aux: bool, any_shape: bool) -> Callable[..., Any]:
+def scalar_loss(loss_fn: Callable[..., Any], has_aux: bool, any_shape: bool) -> Callable[..., Any]:
     """`loss_fn` of the tree of parameters as ``-> (value, aux)``, with its results checked."""
 
     def checked(params: Params, *args: Any) -> tuple[Array, Any]:
@@ -99,13 +109,13 @@ def scalar_loss(loss_fn: LossFn, has_aux: bool, any_shape: bool) -> Callable[...
 
 
 def compute_gradients(
-    loss_fn: LossFn,
-    params: Params,
+    loss_fn: LossFn[ParamsT, Value],
+    params: ParamsT,
     *args: Any,
     has_aux: bool = False,
     grad_loss: Any = None,
     trainable: Where | None = None,
-) -> tuple[Any, Updates]:
+) -> tuple[Value, ParamsT]:
     r"""The value of a loss and its gradient: the first half of :func:`minimize`.
 
     Args:
@@ -137,7 +147,8 @@ def compute_gradients(
     value, grads, aux = _differentiated(
         lambda t: loss(merge(t, params), *args), _trained(params, trainable), grad_loss
     )
-    return ((value, aux) if has_aux else value), grads
+    told: Any = (value, aux) if has_aux else value
+    return told, grads
 
 
 def _differentiated(
@@ -212,8 +223,8 @@ def _below(tx: Any) -> Iterator[Any]:
 
 
 def apply_gradients(
-    tx: GradientTransformation, grads: Updates, params: Params, state: State, **extra_args: Any
-) -> tuple[Params, State]:
+    tx: GradientTransformation, grads: Updates, params: ParamsT, state: StateT, **extra_args: Any
+) -> tuple[ParamsT, StateT]:
     """Transform gradients and apply them: the second half of :func:`minimize`.
 
     Args:
@@ -295,17 +306,17 @@ def check_gradients(grads: Updates, params: Params) -> None:
 
 
 def minimize(
-    loss_fn: LossFn,
+    loss_fn: LossFn[ParamsT, Value],
     tx: GradientTransformation,
-    params: Params,
-    state: State,
+    params: ParamsT,
+    state: StateT,
     *args: Any,
     has_aux: bool = False,
     grad_loss: Any = None,
     trainable: Where | None = None,
     extra_args: Mapping[str, Any] | None = None,
     rounding_key: Any = None,
-) -> tuple[Params, State, Any]:
+) -> tuple[ParamsT, StateT, Value]:
     """One step: take the gradient of a loss, transform it, and apply it.
 
     A pure function, for use inside your own jit, scan or shard_map, where :func:`aggregate` gets
@@ -372,4 +383,5 @@ def minimize(
     }
     check_gradients(grads, params)
     params, state = _apply(tx, grads, params, state, given)
-    return params, state, (value, aux) if has_aux else value
+    told: Any = (value, aux) if has_aux else value
+    return params, state, told

@@ -2,7 +2,8 @@
 
 import enum
 import functools
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, Generic, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ from gradtx.training.minimize import (
 )
 from gradtx.tree import global_norm
 from gradtx.tree.sums import all_finite, any_nan
-from gradtx.types import Array, DType, Params, PyTree, State
+from gradtx.types import Array, DType, Params, ParamsT, PyTree, Scalar, State
 
 
 class Status(enum.IntEnum):
@@ -33,18 +34,18 @@ class Status(enum.IntEnum):
     DIVERGED = 2
 
 
-class Path(NamedTuple):
+class Path(NamedTuple, Generic[ParamsT]):
     """The path that a solution took; entry `i` is the point before step `i + 1`.
 
     params: stacked parameters, ``max_steps + 1`` of them; values: the losses there. What lies after
     the last step repeats the last point.
     """
 
-    params: Params
+    params: ParamsT
     values: Array
 
 
-class Solution(NamedTuple):
+class Solution(NamedTuple, Generic[ParamsT]):
     """What :func:`solve` returns.
 
     params: where it stopped; state: the optimizer's; value: the loss at `params`; steps: i32[],
@@ -52,12 +53,12 @@ class Solution(NamedTuple):
     path: a `Path` if it was recorded.
     """
 
-    params: Params
+    params: ParamsT
     state: State
     value: Array
     steps: Array
     status: Array
-    path: Path | None
+    path: Path[ParamsT] | None
 
 
 def _same(tree: PyTree, other: PyTree) -> Array:
@@ -81,15 +82,15 @@ def _waits(
 
 
 def solve(
-    loss_fn: LossFn,
-    params: Params,
+    loss_fn: LossFn[ParamsT, Scalar],
+    params: ParamsT,
     tx: GradientTransformation,
     *args: Any,
     max_steps: int = 1000,
     tol: Any = None,
     record: bool = False,
     trainable: Where | None = None,
-) -> Solution:
+) -> Solution[ParamsT]:
     """Minimize a loss until it converges, the whole loop inside one compiled ``while_loop``.
 
     It stops when the parameters stop changing (or, with `tol`, when the norm of the gradient is at
@@ -168,15 +169,15 @@ class _Loop(NamedTuple):
 
 @functools.partial(jax.jit, static_argnums=(0, 4, 6, 7))
 def _solve(
-    loss_fn: LossFn,
+    loss_fn: Callable[..., Any],
     tx: GradientTransformation,
-    params: Params,
+    params: ParamsT,
     args: Any,
     max_steps: int,
     tol: Any,
     record: bool,
     trainable: _Static,
-) -> Solution:
+) -> Solution[ParamsT]:
     where = trainable.value
     params = jax.tree.map(lambda p: jnp.asarray(p, None if hasattr(p, "dtype") else float), params)
 

@@ -1,15 +1,15 @@
 """The compiled step."""
 
 import warnings
-from collections.abc import Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, Literal, Protocol, TypeVarTuple, overload
 
 import jax
 import jax.numpy as jnp
 
 from gradtx.checks import check_integer
 from gradtx.declared_schedule import evaluated, reads_host
-from gradtx.inspection.guards import guard_report
+from gradtx.inspection.guards import GuardReport, guard_report
 from gradtx.inspection.hyperparams import replace
 from gradtx.numerics import cast
 from gradtx.numerics.steering import is_tracer
@@ -18,10 +18,10 @@ from gradtx.pair import (
     with_extra_args_support,
 )
 from gradtx.paths import Where, aligned, path_string, select
-from gradtx.training.minimize import LossFn, check_order, minimize
+from gradtx.training.minimize import Value, check_order, minimize
 from gradtx.training.placing import placed
 from gradtx.training.rounding import loses_small_steps, stochastic_rounding
-from gradtx.types import Params, PyTree, State
+from gradtx.types import Params, ParamsT, PyTree, State, StateT
 
 
 class Shardings(Protocol):
@@ -36,7 +36,10 @@ class Shardings(Protocol):
     def init(self, tx: GradientTransformation, params: Params) -> State: ...
 
 
-class TrainStep:
+Told = TypeVarTuple("Told")
+
+
+class TrainStep(Generic[*Told]):
     """A compiled step, called as ``params, state, value = step(params, state, *args)``.
 
     Attributes:
@@ -60,8 +63,12 @@ class TrainStep:
         self._started = self._asks_first = False
 
     def __call__(
-        self, params: Params, state: State, *args: Any, extra_args: Mapping[str, Any] | None = None
-    ) -> Any:
+        self,
+        params: ParamsT,
+        state: StateT,
+        *args: Any,
+        extra_args: Mapping[str, Any] | None = None,
+    ) -> tuple[ParamsT, StateT, *Told]:
         """Take one step. The buffers of `params` and `state` are donated: use what is returned.
 
         Raises:
@@ -97,7 +104,7 @@ class TrainStep:
             return self._sharding.init(self.tx, trained)
         return self.tx.init(trained)
 
-    def replace(self, **hyperparameters: Any) -> "TrainStep":
+    def replace(self, **hyperparameters: Any) -> "TrainStep[*Told]":
         """The step with other hyperparameters, for the same state.
 
         Nothing is recompiled if arrays replace arrays.
@@ -153,8 +160,40 @@ def _check_places(what: str, tree: PyTree, places: PyTree) -> None:
             )
 
 
+@overload
 def make_step(
-    loss_fn: LossFn,
+    loss_fn: Callable[..., Value],
+    tx: GradientTransformation,
+    *,
+    has_aux: bool = False,
+    grad_loss: Any = None,
+    trainable: Where | None = None,
+    donate: bool = True,
+    sharding: Shardings | None = None,
+    rounding_key: Any = None,
+    report: Literal[False] = False,
+    steps: int | None = None,
+) -> TrainStep[Value]: ...
+
+
+@overload
+def make_step(
+    loss_fn: Callable[..., Value],
+    tx: GradientTransformation,
+    *,
+    has_aux: bool = False,
+    grad_loss: Any = None,
+    trainable: Where | None = None,
+    donate: bool = True,
+    sharding: Shardings | None = None,
+    rounding_key: Any = None,
+    report: Literal[True],
+    steps: int | None = None,
+) -> TrainStep[Value, GuardReport]: ...
+
+
+def make_step(
+    loss_fn: Callable[..., Any],
     tx: GradientTransformation,
     *,
     has_aux: bool = False,
@@ -165,7 +204,7 @@ def make_step(
     rounding_key: Any = None,
     report: bool = False,
     steps: int | None = None,
-) -> TrainStep:
+) -> Any:
     """Compile :func:`minimize` once, with parameters and state donated.
 
     Args:

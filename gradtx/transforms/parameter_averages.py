@@ -11,7 +11,7 @@ from gradtx.engine.lift import leafwise, needed
 from gradtx.numerics import Step, compute_dtype
 from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs, transformation
 from gradtx.paths import aligned, is_leaf, leaves_with_path, merge, path_string
-from gradtx.types import Array, Counter, Params, Slots, State, Updates
+from gradtx.types import Array, Counter, Params, ParamsT, Slots, State, Updates
 
 
 class EmaParamsState(NamedTuple):
@@ -169,7 +169,7 @@ def swa_params(start: Count = 0, every: PositiveCount = 1) -> GradientTransforma
     return leafwise(SwaParamsState, _average, rule)
 
 
-def eval_params(tx: GradientTransformation, state: State, params: Params) -> Params:
+def eval_params(tx: GradientTransformation, state: State, params: ParamsT) -> ParamsT:
     """The parameters to evaluate: the average, of any kind, that a state holds.
 
     Args:

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 from gradtx.paths import leaves_with_path, path_string
 from gradtx.rows import Rows, is_rows
 from gradtx.tree.leaves import dense, each, map_leaves
-from gradtx.types import DType, PyTree
+from gradtx.types import DType, PyTree, TreeT
 
 
-def add(tree_x: PyTree, tree_y: PyTree, *other_trees: PyTree) -> PyTree:
+def add(tree_x: TreeT, tree_y: PyTree, *other_trees: PyTree) -> TreeT:
     """The sum of two or more trees.
 
     >>> add({"a": 1.0, "b": None}, {"a": 2.0, "b": 5.0})
@@ -21,22 +21,22 @@ def add(tree_x: PyTree, tree_y: PyTree, *other_trees: PyTree) -> PyTree:
     return map_leaves(lambda *leaves: reduce(operator.add, leaves), tree_x, tree_y, *other_trees)
 
 
-def sub(tree_x: PyTree, tree_y: PyTree) -> PyTree:
+def sub(tree_x: TreeT, tree_y: PyTree) -> TreeT:
     """The difference of two trees."""
     return map_leaves(operator.sub, tree_x, tree_y)
 
 
-def mul(tree_x: PyTree, tree_y: PyTree) -> PyTree:
+def mul(tree_x: TreeT, tree_y: PyTree) -> TreeT:
     """The product of two trees, entry by entry."""
     return each(operator.mul, tree_x, tree_y)
 
 
-def div(tree_x: PyTree, tree_y: PyTree) -> PyTree:
+def div(tree_x: TreeT, tree_y: PyTree) -> TreeT:
     """The quotient of two trees, entry by entry."""
     return each(operator.truediv, tree_x, tree_y)
 
 
-def scale(scalar: Any, tree: PyTree) -> PyTree:
+def scale(scalar: Any, tree: TreeT) -> TreeT:
     """A number times a tree.
 
     >>> scale(2.0, {"a": 1.0})
@@ -45,27 +45,27 @@ def scale(scalar: Any, tree: PyTree) -> PyTree:
     return map_leaves(lambda x: scalar * x, tree)
 
 
-def add_scale(tree_x: PyTree, scalar: Any, tree_y: PyTree) -> PyTree:
+def add_scale(tree_x: TreeT, scalar: Any, tree_y: PyTree) -> TreeT:
     r"""A tree plus a number times another: :math:`x + s y`."""
     return map_leaves(lambda x, y: x + scalar * y, tree_x, tree_y)
 
 
-def conj(tree: PyTree) -> PyTree:
+def conj(tree: TreeT) -> TreeT:
     """The complex conjugate of every entry."""
     return each(jnp.conj, tree)
 
 
-def real(tree: PyTree) -> PyTree:
+def real(tree: TreeT) -> TreeT:
     """The real part of every entry."""
     return each(jnp.real, tree)
 
 
-def clip(tree: PyTree, min_value: Any = None, max_value: Any = None) -> PyTree:
+def clip(tree: TreeT, min_value: Any = None, max_value: Any = None) -> TreeT:
     """Every entry clipped to an interval; None for no bound."""
     return each(lambda x: jnp.clip(x, min_value, max_value), tree)
 
 
-def where(condition: Any, tree_x: PyTree, tree_y: PyTree) -> PyTree:
+def where(condition: Any, tree_x: TreeT, tree_y: PyTree) -> TreeT:
     """The entries of one tree where a condition holds, of the other elsewhere.
 
     Args:
@@ -83,22 +83,22 @@ def where(condition: Any, tree_x: PyTree, tree_y: PyTree) -> PyTree:
     return map_leaves(choose, tree_x, tree_y)
 
 
-def zeros_like(tree: PyTree, dtype: DType | None = None) -> PyTree:
+def zeros_like(tree: TreeT, dtype: DType | None = None) -> TreeT:
     """A tree of zeros, of another type if one is given."""
     return each(lambda x: jnp.zeros_like(x, dtype=dtype), tree)
 
 
-def ones_like(tree: PyTree, dtype: DType | None = None) -> PyTree:
+def ones_like(tree: TreeT, dtype: DType | None = None) -> TreeT:
     """A tree of ones, of another type if one is given."""
     return each(lambda x: jnp.ones_like(x, dtype=dtype), tree)
 
 
-def full_like(tree: PyTree, fill_value: Any, dtype: DType | None = None) -> PyTree:
+def full_like(tree: TreeT, fill_value: Any, dtype: DType | None = None) -> TreeT:
     """A tree filled with one value, of another type if one is given."""
     return each(lambda x: jnp.full_like(x, fill_value, dtype=dtype), tree)
 
 
-def batch_shape(tree: PyTree, shape: tuple[int, ...] = ()) -> PyTree:
+def batch_shape(tree: TreeT, shape: tuple[int, ...] = ()) -> TreeT:
     """Every leaf repeated along new leading dimensions of the given lengths.
 
     >>> batch_shape({"a": jnp.zeros(3)}, (2,))["a"].shape
@@ -107,12 +107,12 @@ def batch_shape(tree: PyTree, shape: tuple[int, ...] = ()) -> PyTree:
     return map_leaves(lambda x: jnp.broadcast_to(dense(x), (*shape, *jnp.shape(dense(x)))), tree)
 
 
-def cast(tree: PyTree, dtype: DType | None) -> PyTree:
+def cast(tree: TreeT, dtype: DType | None) -> TreeT:
     """Every leaf in one type, or the tree as it is for None."""
     return tree if dtype is None else each(lambda x: jnp.asarray(x).astype(dtype), tree)
 
 
-def cast_like(tree: PyTree, other_tree: PyTree) -> PyTree:
+def cast_like(tree: TreeT, other_tree: PyTree) -> TreeT:
     """Every leaf in the type of another tree's, where that has one."""
 
     def on_leaf(x: Any, other: Any) -> Any:

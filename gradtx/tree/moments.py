@@ -6,10 +6,10 @@ import jax.numpy as jnp
 
 from gradtx.numerics import Step, abs_sq, debias, real_dtype, widen
 from gradtx.tree.leaves import each
-from gradtx.types import Array, PyTree
+from gradtx.types import Array, PyTree, TreeT
 
 
-def update_moment(updates: PyTree, moments: PyTree, decay: Any, order: int) -> PyTree:
+def update_moment(updates: PyTree, moments: TreeT, decay: Any, order: int) -> TreeT:
     r"""The moving average of powers: :math:`\beta m + (1 - \beta) g^k`.
 
     Args:
@@ -24,7 +24,7 @@ def update_moment(updates: PyTree, moments: PyTree, decay: Any, order: int) -> P
     return each(lambda g, m: (1 - decay) * g**order + decay * m, updates, moments)
 
 
-def update_infinity_moment(updates: PyTree, moments: PyTree, decay: Any, eps: Any) -> PyTree:
+def update_infinity_moment(updates: PyTree, moments: TreeT, decay: Any, eps: Any) -> TreeT:
     r"""The decaying maximum of Adamax: :math:`\max(|g| + \epsilon, \beta m)`.
 
     Args:
@@ -39,7 +39,7 @@ def update_infinity_moment(updates: PyTree, moments: PyTree, decay: Any, eps: An
     return each(lambda g, m: jnp.maximum(jnp.abs(g) + eps, decay * m), updates, moments)
 
 
-def update_moment_per_elem_norm(updates: PyTree, moments: PyTree, decay: Any, order: int) -> PyTree:
+def update_moment_per_elem_norm(updates: PyTree, moments: TreeT, decay: Any, order: int) -> TreeT:
     r"""The moving average of powers of the absolute value, real also for complex updates.
 
     Args:
@@ -60,7 +60,7 @@ def update_moment_per_elem_norm(updates: PyTree, moments: PyTree, decay: Any, or
     return each(lambda g, m: (1 - decay) * power(g) + decay * m, updates, moments)
 
 
-def bias_correction(moment: PyTree, decay: Any, count: Any) -> PyTree:
+def bias_correction(moment: TreeT, decay: Any, count: Any) -> TreeT:
     r"""Adam's bias correction :math:`m / (1 - \beta^t)`, in the types of the moments.
 
     Args:

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from gradtx.paths import leaves_with_path
 from gradtx.rows import Rows
 from gradtx.tree.leaves import map_leaves, there
-from gradtx.types import Array, DType, PyTree
+from gradtx.types import Array, DType, TreeT
 
 
-def split_key_like(rng_key: Array, target_tree: PyTree) -> PyTree:
+def split_key_like(rng_key: Array, target_tree: TreeT) -> TreeT:
     """A random key for every leaf of a tree."""
     leaves, treedef = leaves_with_path(target_tree)
     keys = iter(jax.random.split(rng_key, len(there(target_tree))))
@@ -22,10 +22,10 @@ def split_key_like(rng_key: Array, target_tree: PyTree) -> PyTree:
 
 def random_like(
     rng_key: Array,
-    target_tree: PyTree,
+    target_tree: TreeT,
     sampler: Callable[..., Any] = jax.random.normal,
     dtype: DType | None = None,
-) -> PyTree:
+) -> TreeT:
     """Random entries in the shapes, types and shardings of a tree.
 
     Args:
@@ -46,7 +46,7 @@ def random_like(
     return map_leaves(draw, target_tree, split_key_like(rng_key, target_tree))
 
 
-def unwrap_random_key_data(input_tree: PyTree) -> PyTree:
+def unwrap_random_key_data(input_tree: TreeT) -> TreeT:
     """The tree with typed random keys replaced by the integers behind them."""
 
     def unwrap(x: Any) -> Any:

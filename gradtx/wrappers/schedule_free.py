@@ -26,7 +26,7 @@ from gradtx.schedules.piecewise import warmup_constant_schedule
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.momentum import kept_in
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.types import Array, DType, Params, Slots, State, Updates
+from gradtx.types import Array, DType, Params, ParamsT, Slots, State, Updates
 
 Interpolation = Annotated[Any, Range(0.0, 1.0, low_open=True)]
 
@@ -58,7 +58,7 @@ class ScheduleFreeState(NamedTuple):
         return jax.tree.map(average, params, self.z, is_leaf=is_leaf)
 
 
-def schedule_free_eval_params(state: State, params: Params) -> Params:
+def schedule_free_eval_params(state: State, params: ParamsT) -> ParamsT:
     r"""The average :math:`x = (y - (1 - \beta) z) / \beta` that :func:`schedule_free` keeps.
 
     Args:
