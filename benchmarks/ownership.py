@@ -1,12 +1,13 @@
-"""Muon on matrices whose rows are divided over a mesh of TPU v5e or H100, compiled and not run.
+"""Matrices whose rows are divided over a mesh of TPU v5e or H100: a step compiled and not run.
 
-    python -m benchmarks.ownership [MESH ...] [--layers 24] [--width 512] [--no-optax]
+    python -m benchmarks.ownership [MESH ...] [--optimizer muon] [--layers 24] [--width 512]
+        [--no-optax]
 
-Four matrices in each layer of a transformer: queries, keys and values in one, the output, and the
-two of the feed-forward net. Prints, for gradtx with and without the sharding and for Optax: the
-collectives, how many are in loops, the bytes that a device receives over those of moving every
-matrix to one device and back, the operations of a device over an equal share of those that one
-device needs without a mesh, and temporary bytes.
+Muon, SOAP or Shampoo. Four matrices in each layer of a transformer: queries, keys and values in
+one, the output, and the two of the feed-forward net. Prints, for gradtx with and without the
+sharding and for Optax: the collectives, how many are in loops, the bytes that a device receives
+over those of moving every matrix to one device and back, the operations of a device over an equal
+share of those that one device needs without a mesh, and temporary bytes.
 """
 
 import argparse
@@ -28,6 +29,7 @@ import gradtx
 from benchmarks.hlo import collectives, in_loops
 from benchmarks.tables import markdown, size
 
+OPTIMIZERS = {"muon": gradtx.muon, "soap": gradtx.soap, "shampoo": gradtx.shampoo}
 MACHINES = {"v5e:4x4": "16 chips of TPU v5e", "h100": "8 H100"}
 
 
@@ -53,7 +55,11 @@ class Found(NamedTuple):
     temporary: int
 
 
-def compiled(tx: Any, update: Callable[..., Any], apply: Any, like: Any, places: Any) -> Any:
+def compiled(
+    tx: Any, update: Callable[..., Any], apply: Any, like: Any, places: Any, kept: Any = None
+) -> Any:
+    """A step of `tx`, whose state lies as `kept` says."""
+
     def step(params: Any, state: Any, grads: Any) -> Any:
         updates, state = update(grads, state, params)
         return apply(params, updates), state
@@ -63,7 +69,7 @@ def compiled(tx: Any, update: Callable[..., Any], apply: Any, like: Any, places:
     )
     # Momentum lies as its matrix does, numbers on every device.
     mesh = next(iter(places.values())).mesh
-    state = jax.tree.map(
+    state = kept or jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(
             x.shape,
             x.dtype,
@@ -93,46 +99,58 @@ def found(program: Any, like: Any, devices: int, whole: float | None) -> Found:
     received = sum(weights.get(kind, others) * n for kind, n in counted)
     least = 2 * others * sum(4 * math.prod(x.shape) for x in like.values()) / devices
     operations = operations_of(program)
-    if operations is not None and whole is not None:
-        operations /= whole / devices
+    if operations is not None:
+        operations = None if whole is None else operations / (whole / devices)
     temporary = program.memory_analysis().temp_size_in_bytes
     return Found(len(sent), len(inside), received / least, operations, temporary)
 
 
-def figures(name: str, layers: int, width: int, with_optax: bool) -> Iterator[tuple[str, Found]]:
+def figures(
+    name: str,
+    layers: int,
+    width: int,
+    with_optax: bool,
+    optimizer: str = "muon",
+    *,
+    counted: bool = True,
+) -> Iterator[tuple[str, Found]]:
+    """Of each step what it does; operations, if counted, take the program of one device too."""
     mesh = mesh_of(name)
     like = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in shapes(layers, width).items()}
     places = dict.fromkeys(like, NamedSharding(mesh, PartitionSpec("d", None)))
-    ours = gradtx.muon(1e-3)
+    ours = OPTIMIZERS[optimizer](1e-3)
     sharding = gradtx.state_sharding(ours, like, places)
     one = Mesh(np.asarray(mesh.devices.ravel()[:1]), ("d",))
     alone = dict.fromkeys(like, NamedSharding(one, PartitionSpec()))
     cases = {
-        "gradtx, as `make_step`": (ours, sharding.placed(ours).update, gradtx),
-        "gradtx, update alone": (ours, ours.update, gradtx),
+        "gradtx, as `make_step`": (ours, sharding.placed(ours).update, gradtx, sharding.abstract),
+        "gradtx, update alone": (ours, ours.update, gradtx, None),
     }
-    if with_optax:
+    if with_optax and optimizer == "muon":
         theirs = optax.contrib.muon(1e-3)
-        cases["optax"] = (theirs, theirs.update, optax)
+        cases["optax"] = (theirs, theirs.update, optax, None)
     whole: dict[Any, float | None] = {}
-    for label, (tx, update, library) in cases.items():
-        if library not in whole:
+    for label, (tx, update, library, kept) in cases.items():
+        if counted and library not in whole:
             program = compiled(tx, tx.update, library.apply_updates, like, alone)
             whole[library] = operations_of(program)
-        program = compiled(tx, update, library.apply_updates, like, places)
-        yield label, found(program, like, mesh.size, whole[library])
+        program = compiled(tx, update, library.apply_updates, like, places, kept)
+        yield label, found(program, like, mesh.size, whole.get(library))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Muon on divided matrices, compiled and not run.")
+    parser = argparse.ArgumentParser(description="Divided matrices, compiled and not run.")
     parser.add_argument("meshes", nargs="*", metavar="MESH", help=", ".join(MACHINES))
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="muon")
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--no-optax", action="store_true")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     for machine in given.meshes or MACHINES:
-        rows = list(figures(machine, given.layers, given.width, not given.no_optax))
+        rows = list(
+            figures(machine, given.layers, given.width, not given.no_optax, given.optimizer)
+        )
         if given.json:
             print(json.dumps({label: row._asdict() for label, row in rows}), flush=True)
             continue
@@ -142,5 +160,7 @@ if __name__ == "__main__":
             done = "" if x.operations is None else f"{x.operations:.2f}"
             ratios = f"{x.received:.2f}", done
             cells.append([label, x.collectives, x.in_loops, *ratios, size(x.temporary)])
-        title = f"{MACHINES[machine]}, {given.layers} layers, width {given.width}"
+        title = (
+            f"{given.optimizer}, {MACHINES[machine]}, {given.layers} layers, width {given.width}"
+        )
         print(markdown(title, header, cells), flush=True)

@@ -20,9 +20,11 @@ from gradtx.distributed.placement import (
     sharding_of,
     spread,
 )
+from gradtx.engine.owned_slots import Owned, is_owned
 from gradtx.pair import GradientTransformation, Scope, with_extra_args_support
 from gradtx.paths import is_leaf, leaves_with_path, path_string
 from gradtx.storage import is_encoded
+from gradtx.training.placing import placed
 from gradtx.tree.search import children_of, rebuilt
 from gradtx.types import Params, PyTree, State, slot_fields
 
@@ -73,6 +75,15 @@ def _in_codec(put: Callable[..., Any], path: str, slot: Any, where: Placement) -
     return jax.tree_util.tree_map_with_path(one, slot)
 
 
+def _with_owners(put: Callable[..., Any], path: str, slot: Owned) -> Owned:
+    """A slot in a stack: the stack is divided over the owners of the matrices."""
+    if (x := slot.value) is None:
+        return slot
+    dims = (slot.share.axes, *((),) * (len(x.shape) - 1))
+    note = f"stack of {slot.share.of}, with the owners of the matrices"
+    return Owned(put(path, x, Placement(dims, tuple(x.shape), note)), slot.share)
+
+
 class Plan:
     """Walks a state as `init` would make it, beside the state of probes."""
 
@@ -96,7 +107,8 @@ class Plan:
         ]
         self.dtypes = [None if p is None else p.dtype for _, p in leaves]
         self.params = self._abstract(self.shapes)
-        made: Any = jax.make_jaxpr(self.tx.init, return_shape=True)(self.params)
+        init = placed(self.tx, tuple(map(treedef.unflatten, self.reductions()))).init
+        made: Any = jax.make_jaxpr(init, return_shape=True)(self.params)
         self.state = made[1]
         self.on_host = [
             getattr(x, "memory_space", None) == jax.memory.Space.Host for x in made[0].out_avals
@@ -106,7 +118,7 @@ class Plan:
         if rules is not None and all(rule.scope is Scope.ENTRY for rule in rules):
             return  # every slot has its parameter's shape
         try:
-            probe = jax.eval_shape(self.tx.init, self._abstract(self.probes))
+            probe = jax.eval_shape(init, self._abstract(self.probes))
         except Exception:  # an `init` that expects its parameters' shapes may raise anything
             probe = None
         like: Any = jax.tree.structure(self.state, is_leaf=is_encoded)
@@ -134,7 +146,7 @@ class Plan:
 
     def place(self, pads: frozenset[str] | None) -> Placed:
         """Place every leaf, padding those slots (None for all) that nothing divides."""
-        placed = Placed()
+        found = Placed()
 
         def put(path: str, x: Any, where: Placement) -> Any:
             kept = jax.ShapeDtypeStruct(
@@ -142,7 +154,7 @@ class Plan:
             )
             shard: Any = kept.sharding
             n = math.prod(shard.shard_shape(where.shape)) * x.dtype.itemsize
-            placed.leaves.append(LeafSharding(path, tuple(x.shape), shard.spec, where.note, n))
+            found.leaves.append(LeafSharding(path, tuple(x.shape), shard.spec, where.note, n))
             return kept if where.shape == tuple(x.shape) else Padded(kept, x.shape)
 
         def on_slot(path: str, tree: Any, probe: Any) -> Any:
@@ -155,10 +167,12 @@ class Plan:
             new = []
             for i, (column, like) in enumerate(zip(columns, probes, strict=True)):
                 structure: Any
-                leaves, structure = jax.tree_util.tree_flatten_with_path(column, is_leaf=is_encoded)
-                likes = jax.tree.leaves(like, is_leaf=is_encoded)
                 below = "/".join(filter(None, (path, paths[i])))
-                made = []
+                if is_owned(column):
+                    new.append(_with_owners(put, below, column))
+                    continue
+                leaves, structure = jax.tree_util.tree_flatten_with_path(column, is_leaf=is_encoded)
+                likes, made = jax.tree.leaves(like, is_leaf=is_encoded), []
                 for (p, x), y in zip(leaves, likes, strict=True):
                     at = "/".join(filter(None, (below, path_string(p))))
                     whole = structure == jax.tree.structure(0)
@@ -169,7 +183,7 @@ class Plan:
                     pad = whole and (pads is None or path in pads)
                     where = self._further(where, pad=pad)
                     if where.shape != tuple(x.shape):
-                        placed.padded.add(path)
+                        found.padded.add(path)
                     made.append(put(at, x, where))
                 new.append(structure.unflatten(made))
             return self.treedef.unflatten(new)
@@ -201,8 +215,8 @@ class Plan:
                 new.append((on_slot if name in slots else walk)(below, child, other))
             return rebuilt(node, new)
 
-        placed.state = self._where_made(walk("", self.state, self.probe))
-        return placed
+        found.state = self._where_made(walk("", self.state, self.probe))
+        return found
 
     def _where_made(self, state: PyTree) -> PyTree:
         """The state with the host's memory for what `init` puts there."""
@@ -268,15 +282,15 @@ class Plan:
         axes = self.zero[:end]
         return spread(where, self.mesh, axes, self.min_size, pad) if axes else where
 
-    def runs(self, placed: Placed) -> bool:
+    def runs(self, found: Placed) -> bool:
         """Whether the transformation takes such a state and returns one like it."""
         try:
             step = functools.partial(next_state, self.tx)
-            new = jax.eval_shape(step, self.params, placed.state, self.params)
+            new = jax.eval_shape(step, self.params, found.state, self.params)
         except Exception:  # a transformation that takes only arrays may raise anything
             return False
-        like: Any = jax.tree.structure(placed.state)
-        pairs = zip(jax.tree.leaves(placed.state), jax.tree.leaves(new), strict=False)
+        like: Any = jax.tree.structure(found.state)
+        pairs = zip(jax.tree.leaves(found.state), jax.tree.leaves(new), strict=False)
         return bool(jax.tree.structure(new) == like) and all(
             (x.shape, x.dtype) == (y.shape, y.dtype) for x, y in pairs
         )

@@ -15,6 +15,7 @@ from gradtx.distributed.operations import owners_line
 from gradtx.distributed.padding import Padded, is_padded, unpadded
 from gradtx.distributed.placement import dims_of, divides
 from gradtx.distributed.plan import LeafSharding, Plan, next_state
+from gradtx.engine.owned_slots import apart, is_owned, together
 from gradtx.engine.owners import Stack, stacks
 from gradtx.pair import GradientTransformation
 from gradtx.paths import aligned, first_difference, leaves_with_path, path_string
@@ -78,7 +79,7 @@ class StateSharding:
         """The state for `params`, made where it belongs and never whole on one device."""
 
         def start(params: Params) -> State:
-            return automatic(lambda p: self._padded(tx.init(p)), self.state, params)
+            return automatic(lambda p: self._formed(tx.init(p)), self.state, params)
 
         made: State = jax.jit(start, out_shardings=self.state)(params)
         return made
@@ -98,16 +99,21 @@ class StateSharding:
         Raises:
             ValueError: it is another tree, or a leaf has another shape (the error names it).
         """
-        return jax.tree.map(_put, self._padded(state), self.state)
+        return jax.tree.map(_put, self._formed(state), self.state)
 
     def whole(self, state: State) -> State:
         """A state without padding, as for saving it: a run on any number of devices can load it."""
-        return unpadded(state)
+        return unpadded(apart(state))
 
-    def _padded(self, state: State) -> State:
+    def _formed(self, state: State) -> State:
+        """A whole state with slots padded and in stacks, as they are kept here."""
         treedef: Any
         given: Any
-        ours, treedef = jax.tree_util.tree_flatten_with_path(self.abstract, is_leaf=is_padded)
+
+        def formed(x: Any) -> bool:
+            return is_padded(x) or is_owned(x)
+
+        ours, treedef = jax.tree_util.tree_flatten_with_path(self.abstract, is_leaf=formed)
         theirs, given = jax.tree.flatten(state)
         if given != treedef:
             problem = first_difference(treedef.unflatten([x for _, x in ours]), state)
@@ -118,10 +124,12 @@ class StateSharding:
                     f"the state is not one of this sharding: {path_string(path)!r} has the shape "
                     f"{x.shape}, not {place.shape}"
                 )
-        pairs = zip(ours, theirs, strict=True)
-        return treedef.unflatten(
-            [Padded.of(x, p.value.shape) if is_padded(p) else x for (_, p), x in pairs]
-        )
+        places = [place for _, place in ours]
+        made = [
+            Padded.of(x, place.value.shape) if is_padded(place) else x
+            for x, place in zip(together(theirs, places), places, strict=True)
+        ]
+        return treedef.unflatten(made)
 
     def __str__(self) -> str:
         rows = [("leaf", "shape", "sharding", "bytes per device", "")]

@@ -25,7 +25,8 @@ from gradtx.engine.lift import (
     reads_params,
     refused_rows,
 )
-from gradtx.engine.owners import divided_place, known_places, owned
+from gradtx.engine.owned_slots import Owned, Share, is_owned, padded, stacked
+from gradtx.engine.owners import divided_place, known_places, owned, owners
 from gradtx.numerics import cast, widen
 from gradtx.pair import GradientTransformation, Rule, Scope
 from gradtx.paths import is_leaf, path_string
@@ -258,6 +259,8 @@ def matrixwise(
                     made[i] |= dict.fromkeys(held) | of_others(p)
                 else:
                     made[i] |= dict.fromkeys(of_others(p)) | {n: f(how, p) for n, f in held.items()}
+        if known_places() and (held or on_entries is None):
+            _with_owners(label, batched, dimensions.of(label, params), leaves, paths, made)
         return made
 
     alone = on_entries or on_others
@@ -275,6 +278,41 @@ class Batched:
     factors: tuple[str, ...]
     takes_slots: bool
     on_leaf: OnLeafFn | None
+
+    def of_batches(self, slots: Mapping[str, Any]) -> list[str]:
+        """The names of the slots of a matrix that go through the rule."""
+        there = [n for n, slot in slots.items() if slot is not None]
+        return there if self.takes_slots else [n for n in there if n in self.factors]
+
+
+def _with_owners(
+    label: str,
+    batched: Batched,
+    numbers: list[Any],
+    leaves: list[Any],
+    paths: list[Any],
+    made: list[Any],
+) -> None:
+    """Put the initial slots of matrices that have an owner into stacks."""
+    alike: dict[Any, list[int]] = {}
+    for i, (number, p) in enumerate(zip(numbers, leaves, strict=True)):
+        if number is None or p is None:
+            continue
+        how = as_matrices(label, paths[i], p.shape, number)
+        place = divided_place(path_string(paths[i]), how.axes)
+        if place is not None:
+            alike.setdefault((how, p.dtype, place), []).append(i)
+    for stack, ((how, _, place), members) in enumerate(alike.items()):
+        axes, devices = owners(place, how.axes)
+        for n in batched.of_batches(made[members[0]]):
+            slots = [made[i][n] for i in members]
+            of_entries = None if n in batched.factors else how
+            shares = [
+                Share(stack, k, len(members), x.shape, of_entries, axes)
+                for k, x in enumerate(slots)
+            ]
+            for i, slot in zip(members, stacked(slots, shares, devices), strict=True):
+                made[i][n] = slot
 
 
 def _in_batches(
@@ -307,8 +345,9 @@ def _in_batches(
                 place = (
                     divided_place(path_string(given.paths[i]), how.axes) if known_places() else None
                 )
-                alike.setdefault((how, jax.typeof(out[i]), place), []).append(i)
-        for j, equal in enumerate(_by_shape(alike)):
+                stack = _stack_of(batched, given.held(i))
+                alike.setdefault((how, jax.typeof(out[i]), place, stack), []).append(i)
+        for j, equal in enumerate(_by_shape(given.label, alike)):
             first = equal[0][2][0]
             _transform_equal(batched, given, equal, {"group": j, **given.drawn[first]}, out, slots)
         return [u if u is None else cast(u, dtypes[i]) for i, u in enumerate(out)], slots
@@ -320,16 +359,28 @@ Group = tuple[Matrices, NamedSharding | None, list[int]]
 """Leaves that are alike: how they are matrices, where they lie if that is known, which they are."""
 
 
-def _by_shape(alike: dict[Any, list[int]]) -> list[list[Group]]:
+def _stack_of(batched: Batched, slots: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Of a leaf whose slots are in a stack: the stack's number, and how many leaves it has."""
+    shares = [slots[n].share for n in batched.of_batches(slots) if is_owned(slots[n])]
+    return (shares[0].stack, shares[0].of) if shares else None
+
+
+def _by_shape(label: str, alike: dict[Any, list[int]]) -> list[list[Group]]:
     """Leaves that are alike, grouped by the shape and type of their matrices.
 
     Those that lie on several devices stay by themselves, since they are moved as one stack.
     """
     found: dict[Any, list[Group]] = {}
-    for (how, kind, place), members in alike.items():
-        apart = None if place is None else (how, place)
+    for (how, kind, place, stack), members in alike.items():
+        if stack is not None and len(members) != stack[1]:
+            raise ValueError(
+                f"{label}: the slots of {stack[1]} equal matrices are one stack, and the gradients "
+                f"of {len(members)} are here, or of this type: give all of them, or a state whose "
+                "slots are apart (StateSharding.whole)"
+            )
+        alone = None if place is None and stack is None else (how, place, stack)
         group = how, place, members
-        found.setdefault((how.rows, how.columns, kind.dtype, apart), []).append(group)
+        found.setdefault((how.rows, how.columns, kind.dtype, alone), []).append(group)
     return list(found.values())
 
 
@@ -344,32 +395,34 @@ def _transform_equal(
     """The rule on all matrices of one shape, written into directions and slots."""
     hows = [how.stacked(len(members)) for how, _, members in equal]
     how, place, (first, *_) = equal[0]
-    entries = [
-        n
-        for n, column in slots.items()
-        if batched.takes_slots and n not in batched.factors and column[first] is not None
-    ]
-
-    def loaded(n: str) -> list[Array]:
-        return [jnp.stack([load(slots[n][i]) for i in members]) for _, _, members in equal]
+    names = batched.of_batches({n: column[first] for n, column in slots.items()})
+    staying = [n for n in names if is_owned(slots[n][first])]
 
     def taken(stacks: list[Array]) -> Array:
         return _joined([how.take(x) for how, x in zip(hows, stacks, strict=True)])
 
-    stacks = [jnp.stack([out[i] for i in members]) for _, _, members in equal]
-    held = {n: _joined([_in_one(x) for x in loaded(n)]) for n in batched.factors}
-    held |= {n: taken(loaded(n)) for n in entries}
+    def loaded(n: str) -> Array:
+        if n in staying:
+            return load(slots[n][first].value)
+        stacks = [jnp.stack([load(slots[n][i]) for i in members]) for _, _, members in equal]
+        return _joined([_in_one(x) for x in stacks]) if n in batched.factors else taken(stacks)
 
-    def transformed(of_batch: tuple[Array, dict[str, Array]]) -> tuple[Array, dict[str, Any]]:
-        batch, held = of_batch
+    stacks = [jnp.stack([out[i] for i in members]) for _, _, members in equal]
+    batch, held = taken(stacks), {n: loaded(n) for n in names}
+
+    def transformed(batch: Array, held: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
         step = given.steps.of if place is None else given.steps.anew
         arguments = batch, given.view(held, drawn), step(batch.dtype)
         return checked_result(given.label, batched.rule(*arguments), held)
 
     if place is None:
-        direction, new = transformed((taken(stacks), held))
+        direction, new = transformed(batch, {n: x[: len(batch)] for n, x in held.items()})
     else:
-        direction, new = owned(transformed, (taken(stacks), held), place, how.axes)
+        direction, new = owned(transformed, batch, held, place, how.axes, staying=staying)
+    for n in staying:
+        old = slots[n][first]
+        stack = padded(new.pop(n), len(old.value))
+        slots[n][first] = Owned(store(old.value, stack), old.share)
     sizes, on_leaf = [how.sizes[0] for how in hows], batched.on_leaf
     parts = {n: _parted(x, sizes) for n, x in new.items()}
     for k, u in enumerate(_parted(direction, sizes)):
@@ -381,10 +434,10 @@ def _transform_equal(
             out[i] = each
         for n, of_part in parts.items():
             x = of_part[k]
-            if n in entries:
-                apart = hows[k].put(x)
-            else:
+            if n in batched.factors:
                 apart = x.reshape(len(members), how.sizes[0], *x.shape[1:])
+            else:
+                apart = hows[k].put(x)
             for i, each in zip(members, jnp.unstack(apart), strict=True):
                 slots[n][i] = store(slots[n][i], each)
 

@@ -9,15 +9,15 @@ leaves it no choice.
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from gradtx.engine.owned_slots import padded
 from gradtx.types import Array
 
 
@@ -99,31 +99,50 @@ def divided_place(path: str, axes: Axes) -> NamedSharding | None:
     return place
 
 
-def owned(function: Callable[[Any], Any], batches: Any, place: NamedSharding, axes: Axes) -> Any:
-    """``function(batches)``, each device computing its part of the first dimension.
+def owners(place: NamedSharding, axes: Axes) -> tuple[tuple[str, ...], int]:
+    """The axes of the mesh over which a stack of matrices is divided, and how many devices."""
+    mesh: Any = place.mesh
+    over = {name for these in axes for axis in these for name in _axes_along(place, axis)}
+    names = tuple(name for name in mesh.axis_names if name in over)
+    return names, math.prod(mesh.shape[name] for name in names)
+
+
+Slots = dict[str, Array]
+
+
+def owned(
+    function: Callable[[Array, Slots], tuple[Array, Slots]],
+    batch: Array,
+    slots: Slots,
+    place: NamedSharding,
+    axes: Axes,
+    *,
+    staying: Collection[str],
+) -> tuple[Array, Slots]:
+    """``function(batch, slots)``, each device computing its part of the first dimension.
 
     Args:
-        function: from a tree of arrays ``(n, ...)`` to ``(directions, others)``, arrays as long, of
-            which each entry depends on that entry alone.
-        batches: the arrays. They are padded with zeros to a multiple of the devices.
+        function: from arrays ``(n, ...)`` to directions and new slots, as long, of which each entry
+            depends on that entry alone.
+        batch: the matrices. These and slots are padded with zeros to a multiple of the devices.
+        slots: by name.
         place: where the leaves lie from which the matrices come, all alike.
         axes: which axes of a leaf are batch, rows and columns.
+        staying: the slots that lie with the matrices' owners already, padded, and stay there.
 
     Returns:
-        What the function returns; what has the shape of the directions lies as the leaves do, as
-        far as that can be said of stacked matrices.
+        What the function returns. What has the shape of the batch, and does not stay, lies as the
+        leaves do, as far as that can be said of stacked matrices.
     """
     mesh: Any = place.mesh
-    batch, rows, columns = (
+    names, devices = owners(place, axes)
+    divided = PartitionSpec(names)
+    along_batch, rows, columns = (
         tuple(name for axis in these for name in _axes_along(place, axis)) for these in axes
     )
-    names = tuple(name for name in mesh.axis_names if name in (*batch, *rows, *columns))
-    devices = math.prod(mesh.shape[name] for name in names)
-    divided = PartitionSpec(names)
-    count = jax.tree.leaves(batches)[0].shape[0]
 
     if (found := _stacks.get()) is not None:
-        found.append(_stack(function, batches, names, devices))
+        found.append(_stack(function, batch, slots, names, devices, staying))
 
     # On explicit axes this runs under `automatic`, which has set the mesh with automatic ones.
     is_set = any(kind == AxisType.Explicit for kind in mesh.axis_types)
@@ -131,41 +150,46 @@ def owned(function: Callable[[Any], Any], batches: Any, place: NamedSharding, ax
     def placed(x: Array, spec: PartitionSpec) -> Array:
         return jax.lax.with_sharding_constraint(x, spec if is_set else NamedSharding(mesh, spec))
 
-    def padded(x: Array) -> Array:
-        x = jnp.pad(x, ((0, -count % devices), *((0, 0),) * (x.ndim - 1)))
-        return placed(x, divided)
-
     # Loops inside start from constants, alike everywhere: there is nothing to check.
-    apart = jax.shard_map(
+    by_owners = jax.shard_map(
         function,
         mesh=None if is_set else mesh,
         in_specs=divided,
         out_specs=divided,
         check_vma=False,
     )
-    directions, others = apart(jax.tree.map(padded, batches))
+    given = jax.tree.map(lambda x: placed(padded(x, devices), divided), (batch, slots))
+    directions, new = by_owners(*given)
     back = PartitionSpec(None, rows or None, columns or None)
 
     def returned(x: Array) -> Array:
         # Brought back while it is one stack: one message, not one for each leaf.
-        return (placed(x, back) if not batch and x.shape == directions.shape else x)[:count]
+        like = not along_batch and x.shape == directions.shape
+        return (placed(x, back) if like else x)[: batch.shape[0]]
 
-    return jax.tree.map(returned, (directions, others))
+    kept = {n: x if n in staying else returned(x) for n, x in new.items()}
+    return returned(directions), kept
 
 
 def _stack(
-    function: Callable[[Any], Any], batches: Any, names: tuple[str, ...], devices: int
+    function: Callable[[Array, Slots], tuple[Array, Slots]],
+    batch: Array,
+    slots: Slots,
+    names: tuple[str, ...],
+    devices: int,
+    staying: Collection[str],
 ) -> Stack:
-    first = jax.tree.leaves(batches)[0]
-    each = -(-first.shape[0] // devices)
-    own = jax.tree.map(lambda x: jax.ShapeDtypeStruct((each, *x.shape[1:]), x.dtype), batches)
+    each = -(-batch.shape[0] // devices)
+    own = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct((each, *x.shape[1:]), x.dtype), (batch, slots)
+    )
     program: Any
-    program, out = jax.make_jaxpr(function, return_shape=True)(own)
-    sides = jax.tree.leaves(own), jax.tree.leaves(out)
+    program, out = jax.make_jaxpr(function, return_shape=True)(*own)
+    sides = [[x, *(slot for n, slot in held.items() if n not in staying)] for x, held in (own, out)]
     moved = [sum(x.size * x.dtype.itemsize for x in side) for side in sides]
     return Stack(
-        first.shape[0],
-        first.shape[1:],
+        batch.shape[0],
+        batch.shape[1:],
         devices,
         names,
         (len(sides[0]), len(sides[1])),

@@ -18,7 +18,7 @@ def placed(tx: GradientTransformation, reductions: tuple[PyTree, ...]) -> Gradie
     """`tx` with its gradients moved to where it works on them, and its updates moved back.
 
     This goes in stages, so that each reduction or gather is along one axis of the mesh. Matrices
-    that are divided there are transformed whole, each by one device.
+    that are divided there are transformed whole, each by one device, which has their slots.
 
     Args:
         tx: the transformation.
@@ -57,4 +57,8 @@ def placed(tx: GradientTransformation, reductions: tuple[PyTree, ...]) -> Gradie
             params, state = take_step(tx, gradients, state, params, **extra_args)
         return through(params, reversed(reductions)), state
 
-    return GradientTransformationExtraArgs(tx.init, update, step)
+    def init(params: Params) -> State:
+        with owned_by(places):
+            return tx.init(params)
+
+    return GradientTransformationExtraArgs(init, update, step)

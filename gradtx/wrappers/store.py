@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from gradtx.checks import check_integer, check_patterns
 from gradtx.engine.kernels import in_kernels, without_kernels
+from gradtx.engine.owners import owned_by
 from gradtx.inspection.slots import map_slots, walk_slots
 from gradtx.pair import (
     GradientTransformation,
@@ -102,7 +103,8 @@ def store(
     tx = with_extra_args_support(inner)
 
     def init(params: Params) -> State:
-        state = tx.init(params)
+        with owned_by({}):  # a codec is of one leaf: slots of matrices are not put in stacks
+            state = tx.init(params)
         used: set[Any] = set()
         numbers = iter(range(2**31))
         known: list[str] = []

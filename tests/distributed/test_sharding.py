@@ -48,7 +48,7 @@ def test_every_leaf_of_every_state_has_a_place(name):
     """Without allocating: a sharding for every leaf, the parameter's own for what is like it."""
     tx, m = CATALOGUE[name].make(), mesh(**PAIR)
     found = gradtx.state_sharding(tx, params(), places(m), min_size=16)
-    shapes = jax.eval_shape(tx.init, params())
+    shapes = jax.eval_shape(found.placed(tx).init, params())
     assert jax.tree.structure(found.state) == jax.tree.structure(shapes)
     for x, place in zip(jax.tree.leaves(shapes), jax.tree.leaves(found.state), strict=True):
         assert place.mesh == m
@@ -69,7 +69,7 @@ def test_zero_divides_what_is_large(name):
     """No slot of 16 entries or more stays whole along `zero`, unless nothing can divide it."""
     tx, m = CATALOGUE[name].make(), mesh(**PAIR)
     found = gradtx.state_sharding(tx, params(), places(m), zero="data", min_size=16)
-    shapes = jax.eval_shape(tx.init, params())
+    shapes = jax.eval_shape(found.placed(tx).init, params())
     leaves = jax.tree.leaves(found.abstract, is_leaf=is_padded)
     assert [tuple(x.shape) for x in leaves] == [x.shape for x in jax.tree.leaves(shapes)]
     trees = [gradtx.get_slot(shapes, name) for name in gradtx.slot_names(shapes)]
@@ -141,6 +141,7 @@ def test_one_eighth_of_the_bytes():
     [
         lambda: gradtx.adamw(1e-3),
         lambda: gradtx.adafactor(1e-3),
+        lambda: gradtx.soap(1e-3),
         lambda: gradtx.aggregate_power_sgd("data"),
         lambda: gradtx.diloco(gradtx.adam(1e-3), gradtx.sgd(0.7, momentum=0.9), 10, "data"),
     ],
