@@ -142,6 +142,11 @@ class GradientTransformation(_Pair, Declared):
         return self if self._lazy is None else self._lazy.expansion
 
     @property
+    def scheduled(self) -> bool:
+        """Whether a hyperparameter is evaluated at each step."""
+        return self._lazy is not None and bool(self._lazy.schedules)
+
+    @property
     def step(self) -> StepFn | None:
         """What takes a whole step, if applying the updates is more than adding them."""
         if self._lazy is None:

@@ -1,12 +1,15 @@
 """Chains of transformations, and the simplest links."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from gradtx.engine.lift import elementwise
+from gradtx.engine.lift import by_itself, elementwise, in_turn
+from gradtx.numerics.steering import is_tracer
+from gradtx.packed import holds_packed
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -73,10 +76,22 @@ def _through(
     params: Params | None,
     extra_args: dict[str, Any],
 ) -> tuple[Updates, tuple[State, ...]]:
-    new = []
-    for tx, part in zip(links, state, strict=True):
-        updates, part = tx.update(updates, part, params, **extra_args)
-        new.append(part)
+    new: list[State] = []
+    joins = any(map(is_tracer, jax.tree.leaves(updates))) and not holds_packed(updates)
+    rules = [by_itself(tx) if joins else None for tx in links]
+    # Neighbours that need nothing but a leaf are one function of it, which is traced once.
+    steps = zip(links, state, rules, strict=True)
+    for alone, group in itertools.groupby(steps, lambda step: step[2] is None):
+        run = list(group)
+        if alone:
+            for tx, part, _ in run:
+                updates, part = tx.update(updates, part, params, **extra_args)
+                new.append(part)
+        else:
+            together = [rule for _, _, rule in run if rule is not None]
+            parts = [part for _, part, _ in run]
+            updates, parts = in_turn(together, updates, parts, params, extra_args)
+            new += parts
     return updates, tuple(new)
 
 

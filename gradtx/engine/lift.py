@@ -16,13 +16,14 @@ each leaf).
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, cast as typed
 
 import jax
 import jax.numpy as jnp
 
+from gradtx.declaration import Declaration
 from gradtx.engine.leaves import (
     SlotsOfLeaf,
     Steps,
@@ -191,6 +192,7 @@ class Leaves:
     takes_params: bool
     skipped: SkippedSteps | None
     extra_args: dict[str, Any]
+    next: dict[str, Any]  # the counters and keys of the new state
 
     @functools.cached_property
     def paths(self) -> list[Any]:
@@ -222,6 +224,21 @@ class Leaves:
     def view(self, loaded: dict[str, Any], drawn: Mapping[str, Any] = MappingProxyType({})) -> Any:
         """What a rule sees as `s`: slots, the tree's scalars, keys."""
         return SlotsOfLeaf(self.label, loaded, {**self.scalars, **drawn})
+
+
+@dataclass(frozen=True, eq=False)
+class Lifted(Rule):
+    """A rule with what the engine made of it.
+
+    Attributes:
+        begin: takes the arguments of an update apart.
+        end: ``(given, state, new slots and scalars) -> new state``.
+        update: the whole update.
+    """
+
+    begin: Callable[..., Leaves] = field(kw_only=True)
+    end: Callable[[Leaves, State, dict[str, Any]], State] = field(kw_only=True)
+    update: Callable[..., tuple[Updates, State]] = field(kw_only=True)
 
 
 FirstFn = Callable[[Params, list[Any], list[Any]], list[Any]]
@@ -279,14 +296,14 @@ def lift(
         counts = {n: jnp.zeros([], jnp.int32) for n in counters}
         return typed(State, rule.state(**trees, **kept, **counts))
 
-    def update(
+    def begin(
         updates: Updates,
         state: State,
         params: Params | None = None,
         *,
         skipped: SkippedSteps | None = None,
         **extra_args: Any,
-    ) -> tuple[Updates, State]:
+    ) -> Leaves:
         if fields:
             check_state(label, state, rule.state)
         if takes_params and updates is not None:
@@ -300,7 +317,7 @@ def lift(
 
         counts = {n: increment(getattr(state, n)) for n in counters}
         drawn = {n: jax.random.split(getattr(state, n)) for n in keys}
-        given = Leaves(
+        return Leaves(
             label,
             treedef,
             leaves,
@@ -312,21 +329,30 @@ def lift(
             takes_params,
             skipped,
             extra_args,
+            {**counts, **{n: pair[0] for n, pair in drawn.items()}},
         )
-        directions, new = transform(given)
+
+    def end(given: Leaves, state: State, new: dict[str, Any]) -> State:
         if advance is not None:
             step = given.steps.of(scalar_dtype([g for g in given.gradients if g is not None]))
             new = {**new, **advance(given.view({}), step)}
         if not fields:
-            return treedef.unflatten(directions), state
-        fresh = {n: treedef.unflatten(new[n]) for n in slotted}
+            return state
+        fresh = {n: given.treedef.unflatten(new[n]) for n in slotted}
         fresh |= {
             n: cast(jnp.asarray(new[n]), getattr(state, n).dtype) for n in scalars if n in new
         }
-        fresh |= {n: pair[0] for n, pair in drawn.items()}
-        return treedef.unflatten(directions), state._replace(**fresh, **counts)
+        return state._replace(**fresh, **given.next)
 
-    return GradientTransformationExtraArgs(init, update, rule=rule)
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        given = begin(updates, state, params, **extra_args)
+        directions, new = transform(given)
+        return given.treedef.unflatten(directions), end(given, state, new)
+
+    lifted = Lifted(**vars(rule), begin=begin, end=end, update=update)
+    return GradientTransformationExtraArgs(init, update, rule=lifted)
 
 
 def each_slots(slots: SlotsFn | None) -> FirstFn:
@@ -340,53 +366,108 @@ def each_slots(slots: SlotsFn | None) -> FirstFn:
 
 def each_leaf(rule: Rule) -> Transform:
     """A rule of entries, rows or leaves, applied to one leaf after another."""
-    function, takes_params = rule.function, reads_params(rule.function)
 
     def transform(given: Leaves) -> tuple[list[Any], dict[str, Any]]:
-        applied = function
-        if given.skipped is not None:
-            applied = given.skipped.over(function, rule.zero_gradient, takes_params)
-        there = given.there()
-        dense, results = [], {}
-        for i in there:
-            g, p = given.gradients[i], given.params[i]
-            drawn = given.drawn[i]
-            if is_rows(g):
-                if not rule.on_rows:
-                    raise refused_rows(given.label, given.paths[i])
-                whole = rule.scope is Scope.LEAF
-                results[i] = on_rows(applied, given, (g, given.held(i), p, drawn), whole=whole)
-            else:
-                g = given.gradient(i)
-                check_shapes(given, i, g.shape)
-                dense.append((i, (g, given.held(i), p, drawn)))
-
-        def on_leaf(*leaf: Any) -> tuple[Array, dict[str, Any]]:
-            return on_array(applied, given, leaf)
-
-        arguments = [leaf for _, leaf in dense]
-        # What reads a whole leaf is steered for each leaf apart.
-        once = rule.scope in (Scope.ENTRY, Scope.ROW)
-        made = (
-            traced_once(given.label, on_leaf, arguments)
-            if once
-            else [on_leaf(*leaf) for leaf in arguments]
-        )
-        results |= {i: result for (i, _), result in zip(dense, made, strict=True)}
-        directions: list[Any] = [None] * len(given.gradients)
-        slots = {n: list(column) for n, column in given.slots.items()}
-        for i in there:
-            directions[i], new = results[i]
-            check_direction(given, i, directions[i].shape)
-            for n, column in slots.items():
-                column[i] = new[n]
+        directions, (slots,) = _leaf_by_leaf([rule], [given])
         return directions, slots
 
     return transform
 
 
+def by_itself(tx: GradientTransformation) -> Lifted | None:
+    """The rule of a transformation that lifts one over entries or rows, and does nothing else."""
+    while (inner := tx.expansion) is not tx:
+        if tx.scheduled:
+            return None
+        typed(Declaration, tx.declaration).check_numbers()
+        tx = inner
+    rule = tx.rule
+    if not isinstance(rule, Lifted) or tx.update is not rule.update:
+        return None
+    return rule if rule.scope in (Scope.ENTRY, Scope.ROW) else None
+
+
+def in_turn(
+    rules: Sequence[Lifted],
+    updates: Updates,
+    states: Sequence[State],
+    params: Params | None,
+    extra_args: dict[str, Any],
+) -> tuple[Updates, list[State]]:
+    """Rules of entries or rows, each on the updates of the one before, as one rule of leaves."""
+    given = [
+        rule.begin(updates, state, params, **extra_args)
+        for rule, state in zip(rules, states, strict=True)
+    ]
+    directions, new = _leaf_by_leaf(rules, given)
+    ended = zip(rules, given, states, new, strict=True)
+    return given[0].treedef.unflatten(directions), [r.end(*rest) for r, *rest in ended]
+
+
+def _leaf_by_leaf(
+    rules: Sequence[Rule], given: Sequence[Leaves]
+) -> tuple[list[Any], list[dict[str, Any]]]:
+    """The directions of the last rule, and the slots of each: a rule gets those of the one before.
+
+    All are traced together, once for each kind of leaf.
+    """
+    first, there = given[0], given[0].there()
+    applied = [
+        rule.function
+        if leaves.skipped is None
+        else leaves.skipped.over(rule.function, rule.zero_gradient, reads_params(rule.function))
+        for rule, leaves in zip(rules, given, strict=True)
+    ]
+
+    def on_leaf(gradient: Any, *beside: Beside) -> tuple[Any, list[dict[str, Any]]]:
+        g, slots = gradient, []
+        u: Any
+        for rule, function, leaves, of_leaf in zip(rules, applied, given, beside, strict=True):
+            if is_rows(g):
+                whole = rule.scope is Scope.LEAF
+                u, new = on_rows(function, leaves, (g, *of_leaf), whole=whole)
+            else:
+                u, new = on_array(function, leaves, (g, *of_leaf))
+            if u.shape != g.shape:
+                at = next(i for i in there if first.gradients[i] is gradient)
+                raise other_shape(leaves, at, u.shape)
+            g = u
+            slots.append(new)
+        return g, slots
+
+    calls = []
+    for i in there:
+        g = first.gradients[i]
+        if not is_rows(g):
+            g = first.gradients[i] = first.gradient(i)
+        for rule, leaves in zip(rules, given, strict=True):
+            if not is_rows(g):
+                check_shapes(leaves, i, g.shape)
+            elif not rule.on_rows:
+                raise refused_rows(leaves.label, leaves.paths[i])
+        calls.append((g, *((x.held(i), x.params[i], x.drawn[i]) for x in given)))
+    dense = [call for call in calls if not is_rows(call[0])]
+    if any(rule.scope is Scope.LEAF for rule in rules):
+        # What reads a whole leaf is steered for each leaf apart.
+        made = iter([on_leaf(*call) for call in dense])
+    else:
+        made = iter(traced_once("_".join(leaves.label for leaves in given), on_leaf, dense))
+    results = [on_leaf(*call) if is_rows(call[0]) else next(made) for call in calls]
+    directions: list[Any] = [None] * len(first.gradients)
+    slots = [{n: list(column) for n, column in leaves.slots.items()} for leaves in given]
+    for i, (direction, new) in zip(there, results, strict=True):
+        directions[i] = direction
+        for columns, of_rule in zip(slots, new, strict=True):
+            for n, column in columns.items():
+                column[i] = of_rule[n]
+    return directions, slots
+
+
+Beside = tuple[dict[str, Any], Any, dict[str, Any]]
+"""What belongs to one leaf beside its gradient: slots as they are kept, parameter, keys."""
+
 OneLeaf = tuple[Any, dict[str, Any], Any, dict[str, Any]]
-"""What belongs to one leaf: its gradient, its slots as they are kept, its parameter, its keys."""
+"""The same, behind the gradient."""
 
 
 def on_array(rule: RuleFn, given: Leaves, leaf: OneLeaf) -> tuple[Array, dict[str, Any]]:
@@ -500,15 +581,13 @@ def check_shapes(
             )
 
 
-def check_direction(given: Leaves, i: int, shape: tuple[int, ...]) -> None:
-    """Raise ValueError unless the update of a leaf has the shape of its gradient."""
-    before = jnp.shape(given.gradients[i])
-    if shape != before:
-        raise ValueError(
-            f"{given.label}: at {path_string(given.paths[i])!r} a gradient of shape {before} "
-            f"became an update of shape {shape}; is a hyperparameter or a parameter of another "
-            "shape?"
-        )
+def other_shape(given: Leaves, i: int, shape: tuple[int, ...]) -> ValueError:
+    """The error of a rule whose update of a leaf is not of the shape of its gradient."""
+    return ValueError(
+        f"{given.label}: at {path_string(given.paths[i])!r} a gradient of shape "
+        f"{jnp.shape(given.gradients[i])} became an update of shape {shape}; is a hyperparameter "
+        "or a parameter of another shape?"
+    )
 
 
 def needed(label: str, params: Params | None) -> Params:

@@ -17,8 +17,8 @@ from gradtx.numerics.steering import is_tracer
 FEW_LEAVES = 4
 """Fewer leaves of a kind are traced one by one: a function to call is itself traced three times."""
 
-FEW_OPERATIONS = 2
-"""Fewer operations are bound in less time than a call."""
+FEW_OPERATIONS = 1
+"""As few operations are bound in less time than a call."""
 
 
 def traced_once(
@@ -63,25 +63,27 @@ def traced_once(
 
 def _callable(
     name: str, function: Callable[..., Any], arguments: tuple[Any, ...]
-) -> Callable[..., Any] | None:
-    """`function` for the leaves of such arguments, as one call; None if it is not worth a call."""
+) -> Callable[..., Any]:
+    """`function` for the leaves of such arguments: its operations if they are few, or one call."""
     from jax.extend.core import ClosedJaxpr, jaxpr_as_fun  # which takes as long as all of gradtx
 
     closed, out = jax.make_jaxpr(function, return_shape=True)(*arguments)
-    if len(closed.jaxpr.eqns) < FEW_OPERATIONS:
-        return None
     # Arrays that it closes over become arguments: JAX would keep tracers in its cache.
     jaxpr: Any = closed.jaxpr
     invars = [*jaxpr.constvars, *jaxpr.invars]
-    body = jaxpr_as_fun(ClosedJaxpr(jaxpr.replace(constvars=[], invars=invars), []))
+    run = jaxpr_as_fun(ClosedJaxpr(jaxpr.replace(constvars=[], invars=invars), []))
+    if len(jaxpr.eqns) > FEW_OPERATIONS:
 
-    def run(*arrays: Any) -> Any:
-        return body(*arrays)
+        def body(*arrays: Any) -> Any:
+            return called(*arrays)
 
-    run.__name__ = name
-    compiled: Any = jax.jit(run)
+        called, body.__name__ = run, name
+        # One equation, which takes less time to bind again than a function of jax.jit to call.
+        run = jaxpr_as_fun(
+            jax.make_jaxpr(jax.jit(body))(*closed.consts, *jax.tree.leaves(arguments))
+        )
     structure: Any = jax.tree.structure(out)
-    return lambda *leaves: structure.unflatten(compiled(*closed.consts, *leaves))
+    return lambda *leaves: structure.unflatten(run(*closed.consts, *leaves))
 
 
 def run_equation(jaxpr: Any, eqn: Any, inputs: Sequence[Any]) -> list[Any]:

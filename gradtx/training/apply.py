@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from gradtx.composition.chain import chain
 from gradtx.eager import MANY_LEAVES, count_of_arrays
+from gradtx.engine.tracing import traced_once
 from gradtx.numerics import as_arrays, cast, round_to, widen
 from gradtx.numerics.steering import delay
 from gradtx.pair import (
@@ -53,11 +54,12 @@ def _apply(params: Params, updates: Updates, rounding_key: Any) -> Params:
     keys: Any = [None] * len(leaves)
     if rounding_key is not None:
         keys = jax.random.split(rounding_key, max(len(leaves), 1))
-    new = [
-        _add(path_string(path), p, u, key)
-        for (path, p), u, key in zip(leaves, given, keys, strict=False)
-    ]
-    return treedef.unflatten(new)
+    calls = []
+    for (path, p), u, key in zip(leaves, given, keys, strict=False):
+        _check_addable(path, p, u)
+        number = u is not None and type(p) in (int, float)
+        calls.append((jnp.asarray(p, float) if number else p, u, key))
+    return treedef.unflatten(traced_once("add", _add, calls))
 
 
 _apply_compiled = jax.jit(_apply)
@@ -81,10 +83,11 @@ def chain_reading_old(slot: str, *links: GradientTransformation) -> GradientTran
     """
     tx = chain(*links)
 
-    def wait(path: str, new: Any, p: Any, u: Any) -> Any:
+    def wait(path: Any, new: Any, p: Any, u: Any) -> Any:
         if u is None or is_rows(u) or not hasattr(new, "dtype"):
             return new
-        return delay(new, after=_add(path, p, u))
+        _check_addable(path, p, u)
+        return delay(new, after=_add(p, u))
 
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
@@ -101,10 +104,7 @@ def chain_reading_old(slot: str, *links: GradientTransformation) -> GradientTran
             slots, values = (
                 aligned(problem, updates, treedef, x) for x in (getattr(part, slot), params)
             )
-            new = [
-                wait(path_string(k), x, p, u)
-                for (k, u), x, p in zip(leaves, slots, values, strict=True)
-            ]
+            new = [wait(k, x, p, u) for (k, u), x, p in zip(leaves, slots, values, strict=True)]
             return part._replace(**{slot: treedef.unflatten(new)})
 
         return updates, tuple(kept(part) for part in state)
@@ -112,19 +112,25 @@ def chain_reading_old(slot: str, *links: GradientTransformation) -> GradientTran
     return GradientTransformationExtraArgs(tx.init, update)
 
 
-def _add(path: str, p: Any, u: Any, key: Any = None) -> Any:
+def _check_addable(path: Any, p: Any, u: Any) -> None:
+    """Raise ValueError or TypeError if an update cannot be added to a parameter."""
+    if p is None or u is None:
+        return
+    shape = u.shape if is_rows(u) else jnp.shape(u)
+    if jnp.shape(p) != shape:
+        raise ValueError(
+            f"at {path_string(path)!r} the parameter is {jnp.shape(p)} and the update {shape}"
+        )
+    if jnp.iscomplexobj(u.values if is_rows(u) else u) and not jnp.iscomplexobj(p):
+        raise TypeError(
+            f"at {path_string(path)!r} the parameter is {jnp.result_type(p)} and the update "
+            f"{u.dtype}"
+        )
+
+
+def _add(p: Any, u: Any, key: Any = None) -> Any:
     if p is None or u is None:
         return p
-    if isinstance(p, int | float) and not isinstance(p, bool):
-        p = jnp.asarray(p, float)
-    shape, dtype = (
-        jnp.shape(u) if not is_rows(u) else u.shape,
-        jnp.result_type(u.dtype) if hasattr(u, "dtype") else jnp.result_type(u),
-    )
-    if jnp.shape(p) != shape:
-        raise ValueError(f"at {path!r} the parameter is {jnp.shape(p)} and the update {shape}")
-    if jnp.issubdtype(dtype, jnp.complexfloating) and not jnp.iscomplexobj(p):
-        raise TypeError(f"at {path!r} the parameter is {p.dtype} and the update {dtype}")
     if is_rows(u):
         return add_rows(p, u, key)
     p = jnp.asarray(p)

@@ -6,13 +6,14 @@ import jax.numpy as jnp
 
 from gradtx.checks import Limit
 from gradtx.engine.lift import elementwise, leafwise
+from gradtx.engine.tracing import traced_once
 from gradtx.engine.tree import treewise
 from gradtx.numerics import sum_sq
 from gradtx.pair import (
     GradientTransformation,
     transformation,
 )
-from gradtx.tree import global_norm, scale
+from gradtx.tree import global_norm
 from gradtx.types import Array, EmptyState
 
 
@@ -119,6 +120,6 @@ def clip_by_global_norm(max_norm: Limit) -> GradientTransformation:
     def rule(g: Any, s: Any, t: Any) -> Any:
         # One factor for all entries: it is fused into whatever reads the gradient next.
         factor = shrink_factor(global_norm(g), max_norm)
-        return scale(factor, g), {}
+        return traced_once("scale", lambda x: factor * x, [(x,) for x in g]), {}
 
     return treewise(EmptyState, None, None, rule, rows=True)

@@ -9,12 +9,16 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.numerics import mathematics, sum_sq, widen
+from gradtx.numerics.steering import is_tracer
 from gradtx.rows import Rows, take_rows
 from gradtx.tree.leaves import dense, present, there, together
 from gradtx.types import Array, PyTree
 
 # Leaves of at most so many entries, of one shape, are summed together: one kernel for all of them.
 _SMALL = 1 << 14
+
+# On a CPU as many are summed one by one.
+_FEW = 16
 
 
 def norm_sq(tree: PyTree) -> Array:
@@ -23,8 +27,25 @@ def norm_sq(tree: PyTree) -> Array:
     for i, leaf in enumerate(there(tree)):
         x = leaf.coalesce().values if isinstance(leaf, Rows) else jnp.asarray(leaf)
         groups.setdefault(jax.typeof(x) if x.size <= _SMALL else i, []).append(x)
-    sums = [sum_sq(jnp.stack(xs) if len(xs) > 1 else xs[0]) for xs in groups.values()]
-    return reduce(jnp.add, sums, jnp.zeros([], jnp.float32))
+    return reduce(jnp.add, map(_sum_sq_of, groups.values()), jnp.zeros([], jnp.float32))
+
+
+def _sum_sq_of(xs: list[Array]) -> Array:
+    """The sum of the squared absolute values of all entries of arrays of one shape."""
+
+    def together(*xs: Array) -> Array:  # quicker to trace than with jnp.stack
+        return sum_sq(jax.lax.concatenate([jax.lax.expand_dims(x, (0,)) for x in xs], 0))
+
+    def apart(*xs: Array) -> Array:
+        return reduce(jnp.add, map(sum_sq, xs))
+
+    if len(xs) == 1:
+        return sum_sq(xs[0])
+    if len(xs) > _FEW or not is_tracer(xs[0]):
+        return together(*xs)
+    # XLA's CPU client takes a program to its threads, which costs more than such a step, if an
+    # array in it is larger than 512 bytes: a stack of leaves that are not would be.
+    return jax.lax.platform_dependent(*xs, cpu=apart, default=together)
 
 
 def global_norm(updates: PyTree) -> Array:

@@ -3,6 +3,7 @@
 import chex
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -48,3 +49,49 @@ def test_stateless_like_optax():
         chex.assert_trees_all_equal(
             ours.update(g, ours.init(p), p)[0], theirs.update(g, theirs.init(p), p)[0]
         )
+
+
+LEAVES = {f"{i}": jnp.full((2, 3), float(i + 1)) for i in range(6)}
+
+
+def one_by_one(links, grads, states, params):
+    new = []
+    for tx, state in zip(links, states, strict=True):
+        grads, state = jax.jit(tx.update)(grads, state, params)
+        new.append(state)
+    return grads, tuple(new)
+
+
+@pytest.mark.parametrize(
+    "links",
+    [
+        (gradtx.scale_by_adam(), gradtx.add_decayed_weights(0.1), gradtx.scale(-0.5)),
+        (gradtx.trace(0.9), gradtx.clip_by_norm(1.0), gradtx.trace(0.5), gradtx.scale(2.0)),
+        (gradtx.scale(3.0), gradtx.scale_by_learning_rate(lambda t: 0.1 / (t + 1)), gradtx.clip(1)),
+        (gradtx.scale(3.0), gradtx.scale(2.0)._replace(update=lambda u, s, p=None, **_: (u, s))),
+        (gradtx.add_noise(0.1, 0.5, 1), gradtx.scale_by_adam(), gradtx.scale(0.1)),
+    ],
+    ids=["entries", "a leaf between", "a schedule", "a replaced update", "keys"],
+)
+def test_links_that_are_traced_together_do_what_they_do_alone(links):
+    grads = jax.tree.map(lambda p: 0.1 * p + 0.05, LEAVES)
+    tx = gradtx.chain(*links)
+    want_state = state = tx.init(LEAVES)
+    for _ in range(2):
+        updates, state = jax.jit(tx.update)(grads, state, LEAVES)
+        want, want_state = one_by_one(links, grads, want_state, LEAVES)
+    got, want = ((jax.tree.map(_numbers, x)) for x in ((updates, state), (want, want_state)))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7), got, want)
+
+
+def _numbers(x):
+    return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+
+
+def test_an_error_of_links_that_are_traced_together_names_the_link_and_the_leaf():
+    tx = gradtx.chain(gradtx.scale(2.0), gradtx.add_decayed_weights(0.1), gradtx.scale(-1.0))
+    params = {**LEAVES, "4": jnp.zeros((5, 2, 3))}
+    with pytest.raises(
+        ValueError, match=r"add_decayed_weights: at '4' a gradient of shape \(2, 3\)"
+    ):
+        jax.jit(tx.update)(LEAVES, tx.init(params), params)
