@@ -13,7 +13,7 @@ import re
 import types
 import typing
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradtx.types import DIMENSIONS, DTYPE, WHERE
+from gradtx.types import DIMENSIONS, DTYPE, SCHEDULE, WHERE
 
 # Names of types in programs that XLA prints; NumPy knows none, or takes them for others.
 _SHORT_NAMES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
@@ -103,6 +103,8 @@ def words(hint: Any, *, schedules: bool) -> str | None:
         text = "str | PyTree | Callable"
     elif DIMENSIONS in found:
         text = "PyTree | Callable"
+    elif _is_schedule_hint(hint):
+        text = "Schedule"
     elif _is_pair(hint):
         text = f"tuple[{', '.join('float' for _ in typing.get_args(hint))}]"
     else:
@@ -131,6 +133,12 @@ def check(where: str, name: str, value: Any, hint: Any) -> None:
         _check_where(where, name, value, type(None) in typing.get_args(hint))
     elif DIMENSIONS in marks(hint):
         _check_dimensions(where, name, value)
+    elif _is_schedule_hint(hint):
+        _check_is_schedule(where, name, value)
+    elif (function := _function_of(hint)) is not None:
+        if value is not None or type(None) not in typing.get_args(hint):
+            taken = (*typing.get_args(function), ...)[0]
+            check_function(where, name, value, None if taken is ... else len(taken))
     elif _is_pair(hint):
         _check_pair(where, name, value, typing.get_args(hint))
     elif hint is bool and not isinstance(value, bool):
@@ -158,6 +166,54 @@ def check_part(where: str, name: str, value: Any) -> None:
         raise ValueError(
             f"{where}: {name} must be a number in (0, 1], not {value!r}: it decides shapes, and "
             "cannot be an array or a schedule"
+        )
+
+
+def check_function(where: str, name: str, value: Any, arguments: int | None = None) -> None:
+    """Raise TypeError unless `value` is a function that can be called with so many arguments.
+
+    Args:
+        where: whose argument it is.
+        name: the argument's name.
+        value: what was given.
+        arguments: how many; None for any number.
+    """
+    kind = "a function" if arguments is None else f"a function of {_arguments(arguments)}"
+    if not callable(value):
+        raise TypeError(f"{where}: {name} must be {kind}, not {value!r:.80}")
+    try:
+        signature = inspect.signature(value)
+    except (TypeError, ValueError):  # a builtin may have none
+        return
+    if arguments is not None:
+        try:
+            signature.bind(*[None] * arguments)
+        except TypeError as error:
+            raise TypeError(f"{where}: {name} must be {kind}; {value!r:.80}: {error}") from None
+
+
+def _arguments(count: int) -> str:
+    return "one argument" if count == 1 else f"{count} arguments"
+
+
+def _is_schedule_hint(hint: Any) -> bool:
+    """Whether an annotation asks for a schedule, and not for a number or a schedule."""
+    return typing.get_origin(hint) is Annotated and SCHEDULE in hint.__metadata__
+
+
+def _function_of(hint: Any) -> Any:
+    """The function that an annotation asks for, alone or beside None; otherwise None."""
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    parts = [x for x in typing.get_args(hint) if x is not type(None)] if union else [hint]
+    return parts[0] if len(parts) == 1 and typing.get_origin(parts[0]) is Callable else None
+
+
+def check_no_schedule(where: str, name: str, value: Any) -> None:
+    """Raise TypeError if a number that a schedule is made of is itself a schedule."""
+    if callable(value):
+        raise TypeError(
+            f"{where}: {name} must be a number or an array, not a schedule, {value!r:.80}; "
+            "multiply_schedules and join_schedules make one schedule of several"
         )
 
 
@@ -270,10 +326,15 @@ def _check_where(where: str, name: str, value: Any, optional: bool) -> None:
     leaves = jax.tree.leaves(value)
     patterns = isinstance(value, list | tuple) and all(isinstance(x, str) for x in value)
     if _is_function(value, leaves):
-        if (takes := _required(value)) is not None and takes not in (1, 2):
-            raise TypeError(f"{problem}; {value!r:.80} takes {takes} arguments")
+        check_chooser(problem, value)
     elif not patterns and (value is None or not all(map(_is_boolean, leaves))):
         raise TypeError(f"{problem}, not {value!r:.80}")
+
+
+def check_chooser(problem: str, function: Any) -> None:
+    """Raise TypeError unless a function takes a tree, or a path and a leaf."""
+    if (takes := _required(function)) is not None and takes not in (1, 2):
+        raise TypeError(f"{problem}; {function!r:.80} takes {takes} arguments")
 
 
 def _check_dimensions(where: str, name: str, value: Any) -> None:
@@ -339,10 +400,21 @@ def _is_known(function: Any) -> bool:
         return False
 
 
-def _check_schedule(where: str, name: str, value: Any) -> None:
+def _check_is_schedule(where: str, name: str, value: Any) -> None:
+    """Raise TypeError unless `value` is a schedule, which a number is not."""
+    if not callable(value):
+        number = isinstance(value, numbers.Real | jax.Array | np.ndarray)
+        hint = f"; constant_schedule({value!r:.20}) makes one of a number" if number else ""
+        raise TypeError(f"{where}: {name} must be a schedule, not {value!r:.80}{hint}")
+    check_function(where, name, value, 1)
+    _check_schedule(where, name, value, swept=True)
+
+
+def _check_schedule(where: str, name: str, value: Any, *, swept: bool = False) -> None:
     """Raise TypeError unless a function takes a count and returns a number, as far as one can see.
 
     Schedules that gradtx built are known to; one that needs its count's value is not called again.
+    One that is `swept` may hold an array with a number for each run.
     """
     if hasattr(value, "declaration") or _is_known(value):
         return
@@ -366,7 +438,8 @@ def _check_schedule(where: str, name: str, value: Any) -> None:
         return
     except Exception as error:
         raise TypeError(f"{expected}; {value!r:.80} raised {error!r:.200}") from error
-    if getattr(found, "shape", None) != () or not jnp.issubdtype(found.dtype, jnp.number):
+    shape = getattr(found, "shape", None)
+    if shape is None or (shape and not swept) or not jnp.issubdtype(found.dtype, jnp.number):
         raise TypeError(f"{expected} that returns one number; {value!r:.80} returns {found!r:.80}")
     with contextlib.suppress(TypeError):
         _KNOWN.add(value)

@@ -343,7 +343,11 @@ def readable(builder: Builder, *, schedules: bool) -> inspect.Signature:
         return parameter if words is None else parameter.replace(annotation=Words(words))
 
     parameters = [shown(each) for each in builder.signature.parameters.values()]
-    return builder.signature.replace(parameters=parameters)
+    returned = builder.signature.return_annotation
+    words = checks.words(returned, schedules=schedules)
+    return builder.signature.replace(
+        parameters=parameters, return_annotation=returned if words is None else Words(words)
+    )
 
 
 def publish(build: Any, builder: Builder, *, schedules: bool = True) -> Any:

@@ -5,6 +5,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import jax
 
+from gradtx.checks import check_no_schedule
 from gradtx.declaration import Builder, Declaration, Declared, publish
 from gradtx.host_values import HostValue
 from gradtx.types import Scalar
@@ -81,7 +82,10 @@ def schedule(function: Callable[_P, Callable[[Any], Any]]) -> Callable[_P, Decla
     builder = Builder(function, native=True)
 
     def build(*args: Any, **kwargs: Any) -> DeclaredSchedule:
-        made = DeclaredSchedule(Declaration(builder, builder.bind(*args, **kwargs)))
+        arguments = builder.bind(*args, **kwargs)
+        for name in filter(builder.is_number, arguments):
+            check_no_schedule(builder.name, name, arguments[name])
+        made = DeclaredSchedule(Declaration(builder, arguments))
         made._function = builder.call(made.declaration.arguments)
         return made
 

@@ -18,8 +18,8 @@ import jax
 
 Array: TypeAlias = jax.Array
 
-# Marks of arguments that are types or choose leaves, and of the fields of a state:
-DTYPE, WHERE, DIMENSIONS = "dtype", "where", "dimension numbers"
+# Marks of arguments that are types or schedules or choose leaves, and of the fields of a state:
+DTYPE, WHERE, DIMENSIONS, SCHEDULE = "dtype", "where", "dimension numbers", "schedule"
 SLOT, COUNTER, TREE_SCALAR, KEY = "slot", "counter", "tree scalar", "key"
 NONNEGATIVE = "nonnegative"
 
@@ -52,7 +52,7 @@ else:
     # A field ``i32[]`` that counts the steps taken, whatever it is called.
     Counter = Annotated[Any, COUNTER]
     # A function of the number of steps taken so far, jit-safe, that returns a number.
-    Schedule = Callable[[Any], Any]
+    Schedule = Annotated[Callable[[Any], Any], SCHEDULE]
     Scalar = float | Array
     ScalarOrSchedule = Scalar | Schedule
 

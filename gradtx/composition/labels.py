@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import jax
 
-from gradtx.checks import check_patterns
+from gradtx.checks import check_chooser, check_patterns
 from gradtx.paths import is_leaf, leaves_with_path, matches, path_string, spread, takes_tree
 from gradtx.types import PyTree
 
@@ -23,6 +23,8 @@ def _is_function(labels: Any) -> bool:
 def check_labels(labels: Labels, known: Any) -> None:
     """Raise ValueError if a label, as far as they are there before a tree is, is not known."""
     if _is_function(labels):
+        kinds = "labels, or a function of the tree, or of a path and a leaf"
+        check_chooser(f"partition: param_labels must be {kinds}", labels)
         return
     _refuse_expressions(labels)
     given = labels

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from gradtx.checks import check_function
 from gradtx.losses.arguments import real
 from gradtx.types import Array
 
@@ -29,6 +30,7 @@ def make_fenchel_young_loss(max_fun: Callable[..., Any]) -> Callable[..., Array]
     >>> float(loss(jnp.zeros(2), jnp.array([1.0, 0.0])))
     0.693147...
     """
+    check_function("make_fenchel_young_loss", "max_fun", max_fun)
 
     def fenchel_young_loss(scores: Any, targets: Any, *args: Any, **kwargs: Any) -> Array:
         x = real(scores)

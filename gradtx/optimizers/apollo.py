@@ -17,7 +17,7 @@ from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.types import Array, Counter, DType, Slots
+from gradtx.types import Array, Counter, DimensionNumbers, DType, Slots
 
 
 class ScaleByApolloState(NamedTuple):
@@ -46,7 +46,7 @@ def scale_by_apollo(
     whole: bool = False,
     key: Any = 0,
     mu_dtype: DType | None = None,
-    weight_dimension_numbers: Any = None,
+    weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
     r"""Scale rows of a gradient as Adam scales them in a random subspace of low rank.
 
@@ -140,7 +140,7 @@ def apollo(
     whole: bool = False,
     key: Any = 0,
     mu_dtype: DType | None = None,
-    weight_dimension_numbers: Any = None,
+    weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
     r"""APOLLO: gradient descent whose rows are scaled as Adam scales a random projection of them.
 

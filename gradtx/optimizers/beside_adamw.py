@@ -10,6 +10,7 @@ from gradtx.pair import GradientTransformation
 from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate
+from gradtx.types import DimensionNumbers
 
 
 def beside_adamw(
@@ -18,7 +19,7 @@ def beside_adamw(
     learning_rate: Any,
     weight_decay: Any,
     mask: Where | None,
-    weight_dimension_numbers: Any,
+    weight_dimension_numbers: DimensionNumbers | None,
     others: GradientTransformation | None,
 ) -> GradientTransformation:
     """Decay and steps in a direction for matrices, `others` for the other leaves.

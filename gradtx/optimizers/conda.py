@@ -17,7 +17,7 @@ from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.types import Array, Counter, DType, Slots
+from gradtx.types import Array, Counter, DimensionNumbers, DType, Slots
 
 
 class ScaleByCondaState(NamedTuple):
@@ -41,7 +41,7 @@ def scale_by_conda(
     scale: Number = 1.0,
     *,
     mu_dtype: DType | None = None,
-    weight_dimension_numbers: Any = None,
+    weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
     r"""Adam whose second moment is that of gradients in the basis of the momentum.
 
@@ -122,7 +122,7 @@ def conda(
     scale: Number = 1.0,
     *,
     mu_dtype: DType | None = None,
-    weight_dimension_numbers: Any = None,
+    weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
     r"""Conda: Adam whose second moment is taken in the basis of the momentum's singular vectors.
 

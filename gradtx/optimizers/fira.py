@@ -16,7 +16,7 @@ from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.types import Array, Counter, DType, Slots
+from gradtx.types import Array, Counter, DimensionNumbers, DType, Slots
 
 
 class ScaleByFiraState(NamedTuple):
@@ -81,7 +81,7 @@ def scale_by_fira(
     growth: Positive = 1.01,
     *,
     mu_dtype: DType | None = None,
-    weight_dimension_numbers: Any = None,
+    weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
     r"""Adam in a subspace of low rank; outside it, gradients scaled as Adam scales them inside.
 
@@ -171,7 +171,7 @@ def fira(
     *,
     growth: Positive = 1.01,
     mu_dtype: DType | None = None,
-    weight_dimension_numbers: Any = None,
+    weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
     r"""Fira: Adam in a subspace of low rank, as in GaLore, with steps outside it too.
 

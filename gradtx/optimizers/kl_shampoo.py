@@ -19,7 +19,7 @@ from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.types import Array, Counter, DType, Slots
+from gradtx.types import Array, Counter, DimensionNumbers, DType, Slots
 
 
 class ScaleByKLState(NamedTuple):
@@ -102,7 +102,7 @@ def scale_by_kl_shampoo(
     *,
     staggered: bool = False,
     mu_dtype: DType | None = None,
-    weight_dimension_numbers: Any = None,
+    weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
     r"""Shampoo whose two factors are fitted together, by their Kullback-Leibler divergence.
 
@@ -193,7 +193,7 @@ def kl_shampoo(
     *,
     staggered: bool = False,
     mu_dtype: DType | None = None,
-    weight_dimension_numbers: Any = None,
+    weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
     r"""KL-Shampoo: Shampoo whose two factors are fitted together; it needs no grafting.
 
@@ -267,7 +267,7 @@ def scale_by_kl_soap(
     bias_correction: bool = True,
     staggered: bool = False,
     mu_dtype: DType | None = None,
-    weight_dimension_numbers: Any = None,
+    weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
     r"""Adam in the eigenbases of KL-Shampoo's factors.
 
@@ -341,7 +341,7 @@ def kl_soap(
     bias_correction: bool = True,
     staggered: bool = False,
     mu_dtype: DType | None = None,
-    weight_dimension_numbers: Any = None,
+    weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
     r"""KL-SOAP: Adam in the eigenbases of KL-Shampoo's factors.
 

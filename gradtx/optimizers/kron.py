@@ -29,7 +29,7 @@ from gradtx.paths import Where
 from gradtx.schedules.decay import exponential_decay
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.types import Array, Counter, DType, Key, Slots
+from gradtx.types import Array, Counter, DimensionNumbers, DType, Key, Slots
 
 # 1 for 500 steps, then a fall by 1/e in every 1000 to 0.03, after 4000.
 _SELDOM = exponential_decay(1.0, 1000, math.exp(-1), 500, end_value=0.03)
@@ -122,7 +122,7 @@ def scale_by_kron(
     one_sided: bool = False,
     key: Any = 0,
     mu_dtype: DType | None = None,
-    weight_dimension_numbers: Any = None,
+    weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
     r"""Whiten matrices with two triangular factors, fitted to the momentum.
 
@@ -267,7 +267,7 @@ def kron(
     one_sided: bool = False,
     key: Any = 0,
     mu_dtype: DType | None = None,
-    weight_dimension_numbers: Any = None,
+    weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
     r"""PSGD Kron: momentum whitened by two triangular factors for each matrix.
 

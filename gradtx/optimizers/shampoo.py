@@ -31,7 +31,7 @@ from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.types import Array, Counter, DType, Slots
+from gradtx.types import Array, Counter, DimensionNumbers, DType, Slots
 
 Grafting: TypeAlias = Literal["adam", "sgd", "none"]
 RootMethod: TypeAlias = Literal["eigen", "newton"]
@@ -114,7 +114,7 @@ def scale_by_shampoo(
     root_method: RootMethod = "eigen",
     staggered: bool = False,
     mu_dtype: DType | None = None,
-    weight_dimension_numbers: Any = None,
+    weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
     r"""Multiply a matrix from both sides by inverse roots of its gradients' second moments.
 
@@ -249,7 +249,7 @@ def shampoo(
     root_method: RootMethod = "eigen",
     staggered: bool = False,
     mu_dtype: DType | None = None,
-    weight_dimension_numbers: Any = None,
+    weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
     r"""Shampoo: gradients multiplied from both sides by inverse roots of their second moments.
 

@@ -30,7 +30,7 @@ from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.types import Array, Counter, DType, Slots
+from gradtx.types import Array, Counter, DimensionNumbers, DType, Slots
 
 Curvature = Callable[[Array, Array, Any, Step], dict[str, Array]]
 
@@ -169,7 +169,7 @@ def scale_by_soap(
     one_sided: bool = False,
     staggered: bool = False,
     mu_dtype: DType | None = None,
-    weight_dimension_numbers: Any = None,
+    weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
     r"""Adam in the eigenbases of Shampoo's preconditioners.
 
@@ -254,7 +254,7 @@ def soap(
     one_sided: bool = False,
     staggered: bool = False,
     mu_dtype: DType | None = None,
-    weight_dimension_numbers: Any = None,
+    weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
     r"""SOAP: Adam in the eigenbases of Shampoo's preconditioners.
 

@@ -21,7 +21,7 @@ from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.orthogonal import STANDARD, coefficients, orthogonalized
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.types import Array, DType
+from gradtx.types import Array, DimensionNumbers, DType
 
 # Five fast iterations and two that bring the singular values to 1.
 _TO_ONE = (*(STANDARD,) * 5, *((1.5, -0.5, 0.0),) * 2)
@@ -42,7 +42,7 @@ def scale_by_soap_muon(
     one_sided: bool = False,
     staggered: bool = False,
     mu_dtype: DType | None = None,
-    weight_dimension_numbers: Any = None,
+    weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
     r"""SOAP's direction with its singular values brought to 1, and a root mean square of 1.
 
@@ -127,7 +127,7 @@ def soap_muon(
     one_sided: bool = False,
     staggered: bool = False,
     mu_dtype: DType | None = None,
-    weight_dimension_numbers: Any = None,
+    weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
     r"""SOAP-Muon: SOAP's direction, orthogonalized as Muon does.
 

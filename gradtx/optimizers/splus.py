@@ -17,7 +17,7 @@ from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.parameter_averages import ema_params
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.types import Array, Counter, DType, Slots
+from gradtx.types import Array, Counter, DimensionNumbers, DType, Slots
 
 
 class ScaleBySplusState(NamedTuple):
@@ -59,7 +59,7 @@ def scale_by_splus(
     *,
     staggered: bool = False,
     mu_dtype: DType | None = None,
-    weight_dimension_numbers: Any = None,
+    weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
     r"""The signs of the momentum in the eigenbases of Shampoo's preconditioners.
 
@@ -150,7 +150,7 @@ def splus(
     *,
     staggered: bool = False,
     mu_dtype: DType | None = None,
-    weight_dimension_numbers: Any = None,
+    weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
     r"""SPlus: signs of the momentum in Shampoo's eigenbases, and an average of the parameters.
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from gradtx.checks import NonNegative, Number, Positive
+from gradtx.checks import NonNegative, Number, Positive, check
 from gradtx.declared_schedule import schedule
 from gradtx.schedules.counting import steps, within
 from gradtx.schedules.decay import cosine_decay_schedule, exponential_decay, linear_schedule
@@ -28,6 +28,8 @@ def join_schedules(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> 
     >>> float(schedule(4)), float(schedule(7))
     (1.0, 12.0)
     """
+    for each in schedules:
+        check("join_schedules", "each of schedules", each, Schedule)
     if len(schedules) != len(boundaries) + 1:
         raise ValueError(
             f"join_schedules: {len(schedules)} schedules need {len(schedules) - 1} boundaries, "

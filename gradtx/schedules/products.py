@@ -31,8 +31,7 @@ def multiply_schedules(*factors: Any) -> Schedule:
     0.025
     """
     for factor in factors:
-        if not callable(factor):
-            check("multiply_schedules", "a factor", factor, Number)
+        check("multiply_schedules", "a factor", factor, Number)
     factors = tuple(map(as_schedule, factors))
 
     def value(count: Any) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from gradtx.checks import check_function
 from gradtx.numerics import cast, widen
 from gradtx.types import Array, PyTree
 
@@ -59,6 +60,7 @@ def microbatch(
     for how in jax.tree.leaves(accumulator):
         if how not in _HOW:
             raise ValueError(f"microbatch: accumulator must be one of {_HOW}, not {how!r}")
+    check_function("microbatch", "fun", fun)
     positions = (argnums,) if isinstance(argnums, int) else tuple(argnums)
     names = (argnames,) if isinstance(argnames, str) else tuple(argnames)
     where: list[Any] = [*positions, *names]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradtx.checks import Decay
+from gradtx.checks import Decay, check_function
 from gradtx.composition.chain import stateless
 from gradtx.numerics import increment
 from gradtx.pair import (
@@ -125,6 +125,11 @@ def monitor(measures: Mapping[str, Any]) -> GradientTransformation:
     >>> float(state.measurements["norm"])
     5.0
     """
+    if not isinstance(measures, Mapping):
+        raise TypeError(f"monitor: measures must be a dict, not {measures!r:.80}")
+    for name, m in measures.items():
+        if not isinstance(m, tuple):
+            check_function("monitor", f"measures[{name!r}]", m, 1)
     links = {
         name: with_extra_args_support(m if isinstance(m, tuple) else _measuring(m))
         for name, m in measures.items()

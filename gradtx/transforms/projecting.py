@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx import projections
+from gradtx.checks import check_function
 from gradtx.engine.lift import needed
 from gradtx.numerics import widen
 from gradtx.pair import (
@@ -60,6 +61,7 @@ def project(
     [0.0, 0.125]
     """
     function = partial(_named(projection), **(arguments or {}))
+    check_function("project", "projection", function, 1)
 
     def init(params: Params) -> State:
         select(params, where)

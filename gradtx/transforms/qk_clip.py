@@ -70,6 +70,8 @@ def qk_clip(
     >>> gradtx.apply_updates(p, updates)["q"].tolist()
     [[1.0, 1.0, 0.5, 0.5]]
     """
+    if not isinstance(heads, Mapping):
+        raise TypeError(f"qk_clip: heads must be a dict, not {heads!r:.80}")
     check_patterns("qk_clip: heads", heads)
     clipped = {pattern: ClippedHeads(*where) for pattern, where in heads.items()}
 

@@ -65,8 +65,6 @@ def scale_by_schedule(step_size_fn: Schedule) -> GradientTransformation:
     >>> updates.tolist(), int(state.count)
     ([0.5], 2)
     """
-    if not callable(step_size_fn):
-        raise TypeError(f"scale_by_schedule: step_size_fn must be a schedule, not {step_size_fn!r}")
 
     def init(params: Params) -> State:
         return ScaleByScheduleState(jnp.zeros([], jnp.int32))

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gradtx.checks import check
 from gradtx.host_values import as_schedule
 from gradtx.numerics import cast, compute_dtype, increment, real_dtype
 from gradtx.pair import (
@@ -61,6 +62,7 @@ class WrappedSchedule:
     """
 
     def __init__(self, schedule_fn: Schedule) -> None:
+        check("WrappedSchedule", "schedule_fn", schedule_fn, Schedule)
         self.schedule_fn = schedule_fn
 
     def init(self) -> WrappedScheduleState:
