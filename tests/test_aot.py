@@ -359,6 +359,9 @@ adamw = gradtx.adamw(1e-3)
 STEPS = {
     "int8": (gradtx.store(adamw), large),
     "f8_e4m3": (gradtx.store(adamw, "f8_e4m3"), large),
+    "int4": (gradtx.store(adamw, "int4"), large),
+    "random": (gradtx.store(adamw, gradtx.Codec("int4", rounding="stochastic")), large),
+    "dithered": (gradtx.store(adamw, {"mu": "int4_dithered", "nu": "int4"}), large),
     "mixed": (gradtx.store(adamw, {"mu": "bf16", "nu": "int8"}), large),
     "clipped": (gradtx.chain(gradtx.clip_by_global_norm(1.0), gradtx.store(adamw)), large),
     "two": (gradtx.store(adamw), two),
@@ -399,3 +402,5 @@ def test_stored_steps_move_the_least_bytes_on_chips_that_are_not_here():
         assert found["kernels"] == (2 if name == "two" else 1), found
         if name == "int8":
             assert found["moved"] < 16.1
+        if name == "int4":
+            assert found["moved"] < 14.13

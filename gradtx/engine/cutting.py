@@ -218,7 +218,7 @@ def _cut(
     places: dict[Any, Any] = {}
     for eqn in coded:
         if eqn.primitive is encode_p:
-            places |= dict(zip(eqn.outvars, eqn.invars[1:], strict=True))
+            places |= dict(zip(eqn.outvars, eqn.invars[1:], strict=False))
     for i, k in overwritten.items():
         if i < len(jaxpr.outvars) and not isinstance(jaxpr.outvars[i], Literal):
             places[jaxpr.outvars[i]] = jaxpr.invars[k]

@@ -21,9 +21,10 @@ from jax.interpreters import mlir
 from gradtx.engine.cutting import Cut, cuts, inlined, run_cut
 from gradtx.numerics.opaque import opaque
 from gradtx.numerics.steering import is_tracer
+from gradtx.storage.draws import Draws
 from gradtx.storage.encoded import Blocks, numbers_in, parts_of
 from gradtx.storage.format import Codec
-from gradtx.storage.marked import Marked, decode_p, encode_p, marked, plain
+from gradtx.storage.marked import Marked, decode_p, encode_p, marked, parts_and_key, plain
 from gradtx.types import Array, Params, State, Updates, is_stored
 
 
@@ -135,6 +136,14 @@ class Tiling(NamedTuple):
     blocks: int
     axis: int
 
+    def place(self, size: int, at: Sequence[Array]) -> Draws:
+        """Where the entries of a tile lie in a slot whose blocks have a size; without a key."""
+        shape, index = self.tile(size)
+        starts = [i * (n or 1) for i, n in zip(index(*at), shape, strict=True)]
+        part = Draws.of((0, 0), self.shape(size)).part(starts)
+        kept = [s for s, n in zip(part.strides, shape, strict=True) if n is not None]
+        return part._replace(strides=tuple(kept))
+
 
 class Chip(NamedTuple):
     """What kernels for a platform are like.
@@ -241,9 +250,9 @@ def _triton() -> tuple[Any, dict[str, Any]]:
 
 
 FLOATS = frozenset({"f8_e4m3", "f8_e5m2"})
-TPU = Chip("tpu", FLOATS | {"int8"}, tpu_tiling, _mosaic)
-GPU = Chip("cuda", FLOATS | {"int8", "int8_companded", "f8_expanded"}, gpu_tiling, _triton)
-CPU = Chip("cpu", GPU.codecs | {"int4"}, cpu_tiling, None)
+TPU = Chip("tpu", FLOATS | {"int8", "int4", "int4_dithered"}, tpu_tiling, _mosaic)
+GPU = Chip("cuda", TPU.codecs | {"int8_companded", "f8_expanded"}, gpu_tiling, _triton)
+CPU = Chip("cpu", GPU.codecs, cpu_tiling, None)
 
 
 def with_kernels(
@@ -272,7 +281,7 @@ def _launched(cut: Cut, chip: Chip, interpret: bool, *inputs: Array) -> list[Any
     assert tiling is not None
     assert chip.settings is not None
     memory, options = chip.settings()
-    axis, number, _ = cut.blocks
+    axis, number, size = cut.blocks
     count = len(cut.scalars)
     floats = [i for i, v in enumerate(cut.scalars) if jnp.issubdtype(v.aval.dtype, jnp.floating)]
     others = [i for i in range(count) if i not in floats]
@@ -303,11 +312,13 @@ def _launched(cut: Cut, chip: Chip, interpret: bool, *inputs: Array) -> list[Any
             for k, i in enumerate(which):
                 v = cut.scalars[i]
                 scalars[v] = ref[k] != 0 if v.aval.dtype == bool else ref[k].astype(v.aval.dtype)
+        place = tiling.place(size, [pl.program_id(i) for i in range(len(tiling.grid))])
         for b in range(tiling.blocks):
             env = dict(scalars)
             for ref, v in zip(sources, cut.arrays, strict=True):
                 env[v] = block(ref, v, b)[...]
-            computed(cut, env, tiling.axis)
+            starts = [b * size * (i == tiling.axis) for i in range(len(place.strides))]
+            computed(cut, env, tiling.axis, place.part(starts))
             for ref, v in zip(targets, cut.outputs, strict=True):
                 block(ref, v, b)[...] = env[v]
 
@@ -337,22 +348,25 @@ def _looped(cut: Cut, chip: Chip, *inputs: Array) -> list[Any]:
     """
     tiling = chip.tiling(cut.shape, cut.blocks)
     assert tiling is not None
-    axis, number, _ = cut.blocks
+    axis, number, size = cut.blocks
     scalars = dict(zip(cut.scalars, inputs, strict=False))
     once = {eqn.invars[0] for eqn in cut.eqns if eqn.primitive is encode_p}
 
     def rows(v: Any) -> int:
         return int(v.aval.shape[axis]) // number
 
-    def place(v: Any, k: Array) -> tuple[list[Any], list[int], tuple[int, ...]]:
-        """Where the tile lies, its size, and its size without dimensions of one block."""
-        shape, index = tiling.tile(rows(v))
-        at: list[Any] = []
+    def turn(k: Array) -> list[Array]:
+        at: list[Array] = []
         for extent in reversed(tiling.grid):
             k, last = jnp.divmod(k, extent)
             at.insert(0, last)
+        return at
+
+    def place(v: Any, k: Array) -> tuple[list[Any], list[int], tuple[int, ...]]:
+        """Where the tile lies, its size, and its size without dimensions of one block."""
+        shape, index = tiling.tile(rows(v))
         sizes = [1 if n is None else n for n in shape]
-        starts = [i * n for i, n in zip(index(*at), sizes, strict=True)]
+        starts = [i * n for i, n in zip(index(*turn(k)), sizes, strict=True)]
         return starts, sizes, tuple(n for n in shape if n is not None)
 
     def seen(x: Array, v: Any) -> Array:
@@ -372,7 +386,7 @@ def _looped(cut: Cut, chip: Chip, *inputs: Array) -> list[Any]:
         for x, v in zip(now, cut.arrays, strict=True):
             starts, sizes, shape = place(v, k)
             env[v] = jax.lax.dynamic_slice(x, starts, sizes).reshape(shape)
-        computed(cut, env, tiling.axis, once)
+        computed(cut, env, tiling.axis, tiling.place(size, turn(k)), once)
         done = []
         for x, v in zip(new, cut.outputs, strict=True):
             starts, sizes, _ = place(v, k)
@@ -383,7 +397,9 @@ def _looped(cut: Cut, chip: Chip, *inputs: Array) -> list[Any]:
     return [x.reshape(v.aval.shape) for x, v in zip(results, cut.outputs, strict=True)]
 
 
-def computed(cut: Cut, env: dict[Any, Any], axis: int, once: Collection[Any] = frozenset()) -> None:
+def computed(
+    cut: Cut, env: dict[Any, Any], axis: int, place: Draws, once: Collection[Any] = frozenset()
+) -> None:
     """The equations of a cut on a tile whose blocks lie along an axis, added to `env`."""
     tile = next(env[v].shape for v in cut.arrays if v.aval.shape == cut.shape)
 
@@ -394,10 +410,13 @@ def computed(cut: Cut, env: dict[Any, Any], axis: int, once: Collection[Any] = f
     for eqn in cut.eqns:
         inputs = [read(v) for v in eqn.invars]
         if eqn.primitive is decode_p:
-            parts = dict(zip(eqn.params["names"], inputs, strict=True))
-            results = [numbers_in(eqn.params["codec"], parts, axis, None)]
+            parts, key = parts_and_key(eqn.params["names"], inputs)
+            draws = key and place._replace(key=key)
+            results = [numbers_in(eqn.params["codec"], parts, axis, draws)]
         elif eqn.primitive is encode_p:
-            parts = parts_of(eqn.params["codec"], inputs[0], axis, None)
+            _, key = parts_and_key(eqn.params["names"], inputs[1:])
+            draws = key and place._replace(key=key)
+            parts = parts_of(eqn.params["codec"], inputs[0], axis, draws)
             results = [parts[name] for name in eqn.params["names"]]
         elif eqn.primitive.name == "broadcast_in_dim":
             results = inputs

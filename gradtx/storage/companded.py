@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 
+from gradtx.storage.draws import Draws
 from gradtx.storage.format import Format, largest, rounded
 from gradtx.types import Array
 
@@ -16,19 +17,21 @@ class Companded(Format):
 
     block = 32
 
-    def encode(self, x: Array, axis: int, signed: bool, key: Array | None) -> dict[str, Array]:
+    def encode(self, x: Array, axis: int, signed: bool, draws: Draws | None) -> dict[str, Array]:
         y = x if signed else jnp.sqrt(jnp.maximum(x, 0))
         # A NaN is not at most 0, but jnp.maximum keeps it too.
         scale = largest(y, axis).astype(jnp.float16)
         wide = scale.astype(jnp.float32)
         a = y / jnp.where(wide == 0, 1, wide)
         if signed:
-            code = jnp.clip(rounded(127 * (2 * a / (1 + jnp.abs(a))), key), -127, 127)
+            code = jnp.clip(rounded(127 * (2 * a / (1 + jnp.abs(a))), draws), -127, 127)
             return {"codes": code.astype(jnp.int8), "scale": scale}
-        code = jnp.clip(rounded(255 * a, key), jnp.where(x > 0, 1, 0), 255)
+        code = jnp.clip(rounded(255 * a, draws), jnp.where(x > 0, 1, 0), 255)
         return {"codes": code.astype(jnp.uint8), "scale": scale}
 
-    def decode(self, parts: dict[str, Array], axis: int, signed: bool, key: Array | None) -> Array:
+    def decode(
+        self, parts: dict[str, Array], axis: int, signed: bool, draws: Draws | None
+    ) -> Array:
         code, scale = (parts[n].astype(jnp.float32) for n in ("codes", "scale"))
         if signed:
             z = code / 127

@@ -1,10 +1,10 @@
 """Subtractive dither: what is added before rounding is known, and subtracted afterwards."""
 
-import jax
 import jax.numpy as jnp
 
+from gradtx.storage.draws import Draws
 from gradtx.storage.dynamic import Int4
-from gradtx.storage.format import NEAREST, Format, largest, over
+from gradtx.storage.format import NEAREST, Format, largest, over, rounded
 from gradtx.types import Array
 
 
@@ -25,21 +25,23 @@ class Dithered(Format):
     roundings, drawn = (NEAREST,), True
     _second = Int4()
 
-    def encode(self, x: Array, axis: int, signed: bool, key: Array | None) -> dict[str, Array]:
+    def encode(self, x: Array, axis: int, signed: bool, draws: Draws | None) -> dict[str, Array]:
         if not signed:
             return self._second.encode(x, axis, signed, None)
         scale = largest(x, axis)
-        code = jnp.round(over(x, scale) * 7 + _shared(key, scale))
-        return {"codes": (jnp.clip(code, -8, 7) + 8).astype(jnp.uint8), "scale": scale}
+        code = rounded(over(x, scale) * 7 + _shared(draws, scale), None)
+        return {"codes": (jnp.clip(code, -8, 7) + 8).astype(jnp.int32), "scale": scale}
 
-    def decode(self, parts: dict[str, Array], axis: int, signed: bool, key: Array | None) -> Array:
+    def decode(
+        self, parts: dict[str, Array], axis: int, signed: bool, draws: Draws | None
+    ) -> Array:
         if not signed:
             return self._second.decode(parts, axis, signed, None)
         scale = parts["scale"]
         code = parts["codes"].astype(jnp.float32) - 8
-        return (code - _shared(key, scale)) / 7 * scale
+        return (code - _shared(draws, scale)) / 7 * scale
 
 
-def _shared(key: Array | None, scale: Array) -> Array:
-    assert key is not None
-    return jax.random.uniform(key, scale.shape, minval=-0.5, maxval=0.5)
+def _shared(draws: Draws | None, scale: Array) -> Array:
+    assert draws is not None
+    return draws.uniform(scale.shape) - 0.5

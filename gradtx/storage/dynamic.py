@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gradtx.storage.draws import Draws
 from gradtx.storage.format import Format, between, largest, over, rounded
 from gradtx.types import Array
 
@@ -124,7 +125,7 @@ class Mapped(Format):
         """The map for numbers that may be negative, or may not."""
         raise NotImplementedError
 
-    def encode(self, x: Array, axis: int, signed: bool, key: Array | None) -> dict[str, Array]:
+    def encode(self, x: Array, axis: int, signed: bool, draws: Draws | None) -> dict[str, Array]:
         scale, of = largest(x, axis), self.map(signed)
         a = over(x, scale)
         near = of.code(a)
@@ -132,10 +133,12 @@ class Mapped(Format):
         def other(rising: Array) -> Array:
             return jnp.clip(near + jnp.where(rising, 1, -1), 0, 2**self.bits - 1)
 
-        code = between(a, near, other, of.value, key)
+        code = between(a, near, other, of.value, draws)
         return {"codes": code.astype(jnp.uint8), "scale": scale}
 
-    def decode(self, parts: dict[str, Array], axis: int, signed: bool, key: Array | None) -> Array:
+    def decode(
+        self, parts: dict[str, Array], axis: int, signed: bool, draws: Draws | None
+    ) -> Array:
         return self.map(signed).value(parts["codes"]) * parts["scale"]
 
 

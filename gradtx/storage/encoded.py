@@ -10,6 +10,7 @@ from gradtx.numerics import compute_dtype
 from gradtx.rows import put_rows, take_rows
 from gradtx.storage.companded import Companded
 from gradtx.storage.dithered import Dithered
+from gradtx.storage.draws import Draws
 from gradtx.storage.dynamic import Int4, Int8
 from gradtx.storage.floats import Float8, Short, Split
 from gradtx.storage.format import STOCHASTIC, Codec, Format
@@ -116,43 +117,82 @@ def blocks_of(codec: Codec, shape: tuple[int, ...]) -> Blocks | None:
     return min(map(cut, axes), key=scales) if codec.axis is None else cut(codec.axis % len(shape))
 
 
+Key = tuple[Array, Array]
+
+
+def numbers_of(key: Array | None) -> Key | None:
+    """The two numbers of a key, uint32[2], as int32."""
+    if key is None:
+        return None
+    bits = jax.lax.bitcast_convert_type(jnp.asarray(key), jnp.int32)
+    return bits[0], bits[1]
+
+
 def _packed(code: Array, axis: int) -> Array:
-    """Two codes of four bits in a byte: neighbours along an axis."""
+    """Two codes of four bits in a byte: the lower are those of the first half of a block."""
     shape = code.shape
-    pairs = code.reshape(*shape[:axis], shape[axis] // 2, 2, *shape[axis + 1 :])
-    low, high = (jax.lax.index_in_dim(pairs, i, axis + 1, keepdims=False) for i in (0, 1))
-    return low | (high << 4)
+    halves = code.astype(jnp.int32).reshape(*shape[:axis], 2, shape[axis] // 2, *shape[axis + 1 :])
+    return jnp.sum(halves << _places(halves.ndim, axis), axis).astype(jnp.uint8)
 
 
 def _unpacked(code: Array, axis: int) -> Array:
-    pairs = jnp.stack([code & 15, code >> 4], axis + 1)
     shape = code.shape
-    return pairs.reshape(*shape[:axis], 2 * shape[axis], *shape[axis + 1 :])
+    halves = jnp.expand_dims(code.astype(jnp.int32), axis)
+    halves = (halves >> _places(halves.ndim, axis)) & 15
+    return halves.reshape(*shape[:axis], 2 * shape[axis], *shape[axis + 1 :])
 
 
-def parts_of(codec: Codec, x: Array, axis: int, key: Array | None) -> dict[str, Array]:
+def _places(ndim: int, axis: int) -> Array:
+    """Where the codes of the two halves begin in a byte: at bits 0 and 4, along an axis."""
+    return 4 * jax.lax.broadcasted_iota(jnp.int32, [1 + (i == axis) for i in range(ndim)], axis)
+
+
+def parts_of(codec: Codec, x: Array, axis: int, draws: Draws | None) -> dict[str, Array]:
     """The parts in which whole blocks, which lie along an axis, are kept."""
     form = FORMATS[codec.name]
-    parts = form.encode(x, axis, bool(codec.signed), key)
+    parts = form.encode(x, axis, bool(codec.signed), draws)
     if form.per_byte == 2:
         parts["codes"] = _packed(parts["codes"], axis)
     return parts
 
 
-def numbers_in(codec: Codec, parts: dict[str, Array], axis: int, key: Array | None) -> Array:
+def numbers_in(codec: Codec, parts: dict[str, Array], axis: int, draws: Draws | None) -> Array:
     """The numbers in the parts of whole blocks, which lie along an axis."""
     form = FORMATS[codec.name]
     if form.per_byte == 2:
         parts = parts | {"codes": _unpacked(parts["codes"], axis)}
-    return form.decode(parts, axis, bool(codec.signed), key)
+    return form.decode(parts, axis, bool(codec.signed), draws)
+
+
+def encoded(codec: Codec, value: Array, key: Key | None) -> dict[str, Array]:
+    """The parts in which a slot is kept."""
+    blocks, x = blocks_of(codec, value.shape), value.astype(jnp.float32)
+    if blocks is None:
+        return parts_of(codec, x, 0, key and Draws.of(key, x.shape))
+    cut = blocks.cut(blocks.padded(x))
+    parts = parts_of(codec, cut, blocks.axis + 1, key and Draws.of(key, cut.shape))
+    return {n: blocks.joined(x) for n, x in parts.items()}
+
+
+def decoded(
+    codec: Codec, parts: dict[str, Array], shape: tuple[int, ...], key: Key | None
+) -> Array:
+    """A slot of some shape from its parts, in float32."""
+    blocks = blocks_of(codec, shape)
+    if blocks is None:
+        return numbers_in(codec, parts, 0, key and Draws.of(key, shape))
+    cut = {n: blocks.cut(x) for n, x in parts.items()}
+    whole = (*shape[: blocks.axis], blocks.number, blocks.size, *shape[blocks.axis + 1 :])
+    x = blocks.joined(numbers_in(codec, cut, blocks.axis + 1, key and Draws.of(key, whole)))
+    return jax.lax.slice_in_dim(x, 0, shape[blocks.axis], axis=blocks.axis)
 
 
 @jax.tree_util.register_pytree_with_keys_class
 class Encoded:
     """A slot in a codec: a `Stored` pytree of arrays with as many dimensions as the slot.
 
-    Codes lie as the slot's entries do, four-bit ones in pairs along the axis of the blocks; of
-    scales there is one for each block along it.
+    Codes lie as the slot's entries do, four-bit ones in pairs, one from each half of a block; of
+    scales there is one for each block along its axis.
 
     Args:
         parts: the arrays by name.
@@ -219,9 +259,8 @@ class Encoded:
 
     def store(self, value: Array) -> "Encoded":
         """Another value in the same codec, with the next random key."""
-        key = None if self.key is None else jax.random.fold_in(_key(self.key), 0)
-        bits = None if key is None else jax.random.key_data(key)
-        return self._with(self._encoded(value, key), bits)
+        key = self._next_key()
+        return self._with(encoded(self.codec, value, numbers_of(key)), key)
 
     def entries(self) -> list[Array]:
         """What is kept of each entry alone, in the slot's shape: its code, or a shorter number."""
@@ -247,10 +286,10 @@ class Encoded:
         """Other values for some rows."""
         if not self._in_rows:
             return self.store(put_rows(self.load(), indices, values))
-        key = None if self.key is None else jax.random.fold_in(_key(self.key), 0)
-        rows = self._encoded(values, key)
+        key = self._next_key()
+        rows = encoded(self.codec, values, numbers_of(key))
         parts = {n: put_rows(x, indices, rows[n]) for n, x in self.parts.items()}
-        return self._with(parts, None if key is None else jax.random.key_data(key))
+        return self._with(parts, key)
 
     @property
     def _in_rows(self) -> bool:
@@ -262,22 +301,14 @@ class Encoded:
     def _with(self, parts: dict[str, Array], key: Array | None) -> "Encoded":
         return type(self)(parts, key, self.codec, self.shape, self.dtype)
 
-    def _encoded(self, value: Array, key: Array | None) -> dict[str, Array]:
-        blocks, x = blocks_of(self.codec, value.shape), value.astype(jnp.float32)
-        if blocks is None:
-            return parts_of(self.codec, x, 0, key)
-        parts = parts_of(self.codec, blocks.cut(blocks.padded(x)), blocks.axis + 1, key)
-        return {n: blocks.joined(x) for n, x in parts.items()}
+    def _next_key(self) -> Array | None:
+        if self.key is None:
+            return None
+        key = jax.random.wrap_key_data(self.key, impl="threefry2x32")
+        return jax.random.key_data(jax.random.fold_in(key, 0))
 
     def _decoded(self, parts: dict[str, Array], shape: tuple[int, ...]) -> Array:
-        blocks = blocks_of(self.codec, shape)
-        key = None if self.key is None else _key(self.key)
-        if blocks is None:
-            x = numbers_in(self.codec, parts, 0, key)
-        else:
-            cut = {n: blocks.cut(x) for n, x in parts.items()}
-            x = blocks.joined(numbers_in(self.codec, cut, blocks.axis + 1, key))
-            x = jax.lax.slice_in_dim(x, 0, shape[blocks.axis], axis=blocks.axis)
+        x = decoded(self.codec, parts, shape, numbers_of(self.key))
         return x.astype(compute_dtype(self.dtype))
 
     def tree_flatten_with_keys(self) -> tuple[Any, Any]:
@@ -291,10 +322,6 @@ class Encoded:
         names, codec, shape, dtype = aux
         *parts, key = children
         return cls(dict(zip(names, parts, strict=True)), key, codec, shape, dtype)
-
-
-def _key(bits: Array) -> Array:
-    return jax.random.wrap_key_data(bits, impl="threefry2x32")
 
 
 def is_encoded(x: Any) -> bool:

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from gradtx.storage.draws import Draws
 from gradtx.storage.format import NEAREST, TINY, Format, between, largest, over
 from gradtx.types import Array
 
@@ -13,27 +14,30 @@ def _bits_of(dtype: Any) -> Any:
     return jnp.dtype(f"uint{jnp.finfo(dtype).bits}")
 
 
-def rounded_to(x: Array, dtype: Any, key: Array | None) -> Array:
-    """`x` in a shorter type: nearest, or with a key one of the two neighbours at random.
+def rounded_to(x: Array, dtype: Any, draws: Draws | None) -> Array:
+    """`x` in a shorter type: nearest, or with draws one of the two neighbours at random.
 
     >>> x = jnp.full(1000, 1 + 2**-10)
-    >>> bool(abs(rounded_to(x, jnp.bfloat16, jax.random.key(0)).astype(float).mean() - x[0]) < 1e-3)
+    >>> draws = Draws.of((1, 2), x.shape)
+    >>> bool(abs(rounded_to(x, jnp.bfloat16, draws).astype(float).mean() - x[0]) < 1e-3)
     True
     """
     near = x.astype(dtype)
-    bits = jax.lax.bitcast_convert_type(near, _bits_of(dtype))
-    one = jnp.ones([], bits.dtype)
+    bits = jax.lax.bitcast_convert_type(near, _bits_of(dtype)).astype(jnp.int32)
+    wide = near.astype(jnp.float32)
 
     def value(code: Array) -> Array:
-        return jax.lax.bitcast_convert_type(code, dtype).astype(jnp.float32)
+        short = jax.lax.bitcast_convert_type(code.astype(_bits_of(dtype)), dtype)
+        return short.astype(jnp.float32)
 
     def other(rising: Array) -> Array:
         # Sign and magnitude: the next code away from zero is one more. From zero, x has the sign.
-        away = (rising == (x > 0)) | (near == 0)
-        return jnp.where(away, bits + one, bits - one)
+        away = (rising == (x > 0)) | (wide == 0)
+        return bits + jnp.where(away, 1, -1)
 
-    chosen = between(x, bits, other, value, key)
-    return jax.lax.bitcast_convert_type(jnp.where(jnp.isfinite(near), chosen, bits), dtype)
+    chosen = between(x, bits, other, value, draws)
+    kept = jnp.where(jnp.isfinite(wide), chosen, bits).astype(_bits_of(dtype))
+    return jax.lax.bitcast_convert_type(kept, dtype)
 
 
 class Short(Format):
@@ -42,10 +46,14 @@ class Short(Format):
     def __init__(self, dtype: Any) -> None:
         self.dtype = dtype
 
-    def encode(self, x: Array, axis: int, signed: bool, key: Array | None) -> dict[str, Array]:
-        return {"values": x.astype(self.dtype) if key is None else rounded_to(x, self.dtype, key)}
+    def encode(self, x: Array, axis: int, signed: bool, draws: Draws | None) -> dict[str, Array]:
+        return {
+            "values": x.astype(self.dtype) if draws is None else rounded_to(x, self.dtype, draws)
+        }
 
-    def decode(self, parts: dict[str, Array], axis: int, signed: bool, key: Array | None) -> Array:
+    def decode(
+        self, parts: dict[str, Array], axis: int, signed: bool, draws: Draws | None
+    ) -> Array:
         return parts["values"].astype(jnp.float32)
 
 
@@ -58,7 +66,7 @@ class Split(Format):
 
     roundings = (NEAREST,)
 
-    def encode(self, x: Array, axis: int, signed: bool, key: Array | None) -> dict[str, Array]:
+    def encode(self, x: Array, axis: int, signed: bool, draws: Draws | None) -> dict[str, Array]:
         bits = jax.lax.bitcast_convert_type(x, jnp.int32)
         kept = (jax.lax.shift_right_logical(bits, 7) + 1) >> 1
         high = (kept + 128) >> 8
@@ -70,7 +78,9 @@ class Split(Format):
             "residual": jnp.where(special, 0, low).astype(jnp.int8),
         }
 
-    def decode(self, parts: dict[str, Array], axis: int, signed: bool, key: Array | None) -> Array:
+    def decode(
+        self, parts: dict[str, Array], axis: int, signed: bool, draws: Draws | None
+    ) -> Array:
         high = jax.lax.bitcast_convert_type(parts["values"], jnp.uint16).astype(jnp.int32)
         kept = (high << 8) + parts["residual"].astype(jnp.int32)
         return jax.lax.bitcast_convert_type(kept << 8, jnp.float32)
@@ -94,7 +104,7 @@ class Float8(Format):
         self._most = float(jnp.finfo(dtype).max)
         self._least = float(jnp.finfo(dtype).smallest_subnormal)
 
-    def encode(self, x: Array, axis: int, signed: bool, key: Array | None) -> dict[str, Array]:
+    def encode(self, x: Array, axis: int, signed: bool, draws: Draws | None) -> dict[str, Array]:
         scale = largest(x, axis)
         parts = {"scale": scale}
         y = over(x, scale)
@@ -108,10 +118,12 @@ class Float8(Format):
         y = jnp.clip(y * self._most, -self._most, self._most)
         if not signed:
             y = jnp.where(x > 0, jnp.maximum(y, self._least), y)
-        code = y.astype(self.dtype) if key is None else rounded_to(y, self.dtype, key)
+        code = y.astype(self.dtype) if draws is None else rounded_to(y, self.dtype, draws)
         return {"codes": code, **parts}
 
-    def decode(self, parts: dict[str, Array], axis: int, signed: bool, key: Array | None) -> Array:
+    def decode(
+        self, parts: dict[str, Array], axis: int, signed: bool, draws: Draws | None
+    ) -> Array:
         y = parts["codes"].astype(jnp.float32) / self._most
         if self.expand:
             y = jnp.sign(y) * jnp.abs(y) ** (1 / parts["power"])

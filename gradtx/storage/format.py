@@ -1,11 +1,11 @@
 """What the formats share: blocks of numbers with a scale, and rounding to nearest or at random."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 
+from gradtx.storage.draws import Draws
 from gradtx.types import Array
 
 NEAREST, STOCHASTIC = "nearest", "stochastic"
@@ -51,18 +51,20 @@ class Format:
     roundings: tuple[str, ...] = (NEAREST, STOCHASTIC)
     drawn: bool = False
 
-    def encode(self, x: Array, axis: int, signed: bool, key: Array | None) -> dict[str, Array]:
+    def encode(self, x: Array, axis: int, signed: bool, draws: Draws | None) -> dict[str, Array]:
         """The parts in which numbers are kept, with the same number of dimensions.
 
         Args:
             x: the numbers, in float32, with the entries of a block along one axis.
             axis: that axis, which has length 1 in parts such as scales.
             signed: whether they may be negative.
-            key: a random key, for stochastic rounding, or None.
+            draws: random numbers, for stochastic rounding, or None.
         """
         raise NotImplementedError
 
-    def decode(self, parts: dict[str, Array], axis: int, signed: bool, key: Array | None) -> Array:
+    def decode(
+        self, parts: dict[str, Array], axis: int, signed: bool, draws: Draws | None
+    ) -> Array:
         """The numbers, in float32."""
         raise NotImplementedError
 
@@ -77,13 +79,13 @@ def over(x: Array, scale: Array) -> Array:
     return x / jnp.where(scale < TINY, 1, scale)
 
 
-def rounded(x: Array, key: Array | None) -> Array:
-    """The nearest integers, halves up, or with a key one of the two around each number.
+def rounded(x: Array, draws: Draws | None) -> Array:
+    """The nearest integers, halves up, or with draws one of the two around each number.
 
     >>> rounded(jnp.array([0.5, 1.4]), None).tolist()
     [1.0, 1.0]
     """
-    return jnp.floor(x + (0.5 if key is None else jax.random.uniform(key, x.shape)))
+    return jnp.floor(x + (0.5 if draws is None else draws.uniform(x.shape)))
 
 
 def between(
@@ -91,7 +93,7 @@ def between(
     code: Array,
     other: Callable[[Array], Array],
     value: Callable[[Array], Array],
-    key: Any,
+    draws: Draws | None,
 ) -> Array:
     """The nearest code or the one on the other side of `x`, so that the expected value is `x`.
 
@@ -100,12 +102,12 @@ def between(
         code: the code nearest to each.
         other: ``rising -> code``, the next code above or below.
         value: what a code means.
-        key: a random key; None for the nearest.
+        draws: random numbers; None for the nearest.
     """
-    if key is None:
+    if draws is None:
         return code
     here = value(code)
     beyond = other(x > here)
     gap = jnp.abs(value(beyond) - here)
     chance = jnp.abs(x - here) / jnp.where(gap > 0, gap, 1)
-    return jnp.where(jax.random.uniform(key, x.shape) < chance, beyond, code)
+    return jnp.where(draws.uniform(x.shape) < chance, beyond, code)

@@ -1,6 +1,6 @@
 """Slots in a codec whose reading and writing can be found in a traced program."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -8,28 +8,32 @@ import jax.numpy as jnp
 
 from gradtx.numerics import compute_dtype
 from gradtx.numerics.opaque import opaque
-from gradtx.storage.encoded import Encoded
+from gradtx.storage.encoded import Encoded, decoded, encoded, numbers_of
 from gradtx.storage.format import Codec
 from gradtx.types import Array, PyTree, is_stored
 
 
-def _decode(*parts: Array, names: tuple[str, ...], codec: Codec, shape: tuple[int, ...]) -> Any:
-    held = dict(zip(names, parts, strict=True))
-    return [Encoded(held, None, codec, shape, jnp.float32).load()]
+def _decode(*arrays: Array, names: tuple[str, ...], codec: Codec, shape: tuple[int, ...]) -> Any:
+    parts, key = parts_and_key(names, arrays)
+    return [decoded(codec, parts, shape, key)]
 
 
-def _encode(x: Array, *old: Array, names: tuple[str, ...], codec: Codec) -> Any:
-    parts = (
-        Encoded(dict(zip(names, old, strict=True)), None, codec, x.shape, x.dtype).store(x).parts
-    )
+def _encode(x: Array, *arrays: Array, names: tuple[str, ...], codec: Codec) -> Any:
+    _, key = parts_and_key(names, arrays)
+    parts = encoded(codec, x, key)
     return [parts[name] for name in names]
 
 
+def parts_and_key(names: tuple[str, ...], arrays: Sequence[Any]) -> tuple[dict[str, Any], Any]:
+    """What `decode_p` reads, or `encode_p` beside the slot: the parts, and the key or None."""
+    return dict(zip(names, arrays, strict=False)), tuple(arrays[len(names) :]) or None
+
+
 decode_p = opaque("decode", _decode)
-"""``(parts) -> [slot]``."""
+"""``(parts, key) -> [slot]``, where the key is two numbers or nothing."""
 
 encode_p = opaque("encode", _encode)
-"""``(slot, old parts) -> [parts]``: what it overwrites is named, and not read."""
+"""``(slot, old parts, key) -> [parts]``: what it overwrites is named, and not read."""
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -38,25 +42,24 @@ class Marked(Encoded):
 
     @classmethod
     def can(cls, x: Any) -> bool:
-        """Whether a slot can be one: kept in blocks, without a key, and computed in float32."""
+        """Whether a slot can be one: kept in blocks, and computed in float32."""
         return (
             isinstance(x, Encoded)
-            and x.key is None
             and x.blocks is not None
             and compute_dtype(x.dtype) == jnp.float32
         )
 
     def load(self) -> Array:
         names = tuple(sorted(self.parts))
-        parts = [self.parts[n] for n in names]
-        (x,) = decode_p.bind(*parts, names=names, codec=self.codec, shape=self.shape)
+        arrays = [*(self.parts[n] for n in names), *(numbers_of(self.key) or ())]
+        (x,) = decode_p.bind(*arrays, names=names, codec=self.codec, shape=self.shape)
         return jnp.asarray(x)
 
     def store(self, value: Array) -> Encoded:
-        names = tuple(sorted(self.parts))
-        old = [self.parts[n] for n in names]
-        new = encode_p.bind(value.astype(jnp.float32), *old, names=names, codec=self.codec)
-        return self._with(dict(zip(names, new, strict=True)), None)
+        names, key = tuple(sorted(self.parts)), self._next_key()
+        arrays = [*(self.parts[n] for n in names), *(numbers_of(key) or ())]
+        new = encode_p.bind(value.astype(jnp.float32), *arrays, names=names, codec=self.codec)
+        return self._with(dict(zip(names, new, strict=True)), key)
 
 
 def marked(tree: PyTree) -> PyTree:

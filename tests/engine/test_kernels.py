@@ -94,6 +94,21 @@ def test_a_kernel_writes_the_codes_of_the_plain_path(chip, shape, count, monkeyp
     check(tx, numbers(shape, 0), CHIPS[chip], monkeypatch, count)
 
 
+@pytest.mark.parametrize(
+    ("chip", "shape"),
+    [
+        ("GPU", (256, 160)),
+        pytest.param("TPU", (2, 2560, 24), marks=slow),
+        pytest.param("CPU", (512, 1536), marks=slow),
+    ],
+)
+def test_a_kernel_draws_the_numbers_of_the_plain_path(chip, shape, monkeypatch):
+    """In several tiles, from the place of an entry in its slot."""
+    random = gradtx.Codec("int8", rounding="stochastic")
+    tx = gradtx.store(gradtx.adamw(1e-3), random, min_size=1)
+    check(tx, numbers(shape, 0), CHIPS[chip], monkeypatch, 1)
+
+
 def test_on_a_cpu_what_is_between_codes_takes_no_room(monkeypatch):
     """A tile of each slot, and not the slot; the codes of the plain path, 4-bit ones too."""
     tx, p = gradtx.store(gradtx.adam(1e-2), "int4"), numbers((1024, 1024), 0)
@@ -115,9 +130,10 @@ CHAINS = {
     "lamb": (gradtx.lamb(1e-2), "int8", 1),
     "f8_e4m3": (gradtx.adam(1e-2), "f8_e4m3", 1),
     "companded": (gradtx.adam(1e-2), "int8_companded", 1),
-    "int4": (gradtx.adam(1e-2), "int4", 0),
+    "int4": (gradtx.adam(1e-2), "int4", 1),
     "blocks of two sizes": (gradtx.adam(1e-2), {"mu": "int8", "nu": "f8_e4m3"}, 0),
-    "at random": (gradtx.adam(1e-2), gradtx.Codec("int8", rounding="stochastic"), 0),
+    "dithered": (gradtx.adam(1e-2), "int4_dithered", 1),
+    "f8 at random": (gradtx.adam(1e-2), gradtx.Codec("f8_e4m3", rounding="stochastic"), 1),
 }
 
 
