@@ -2,13 +2,16 @@
 
     python -m tests.mutants [NAME ...] [--jobs N] [--list]
 
-NAME is a module of `gradtx.optimizers` or `gradtx.transforms`, such as ``adam``; without one it is
-every module that a test marked `paper` mirrors. Each mutant is a rule with one thing changed: a
+NAME is a module, such as ``adam``, or a folder, such as ``wrappers``; without one it is every
+module of RULES that a test file mirrors. Each mutant is a rule with one thing changed: a
 constant, a sign, epsilon moved into a root or out of it, the old slot for the new one or the other
 way round, a comparison, a maximum for a minimum, the branches of a `where`, a hyperparameter that
-is its default whatever is given. The marked tests of the module run on it in a process of their
-own, and what passes them all is listed with file and line. `mutants.toml` lists those that compute
-the same, each with its line, and the reason.
+is its default whatever is given. The tests of the module run on it in a process of their own until
+one fails: those marked `paper`, then the others, the slow ones, and those of its neighbours that
+import the changed function. Of each kind those that reach the changed line come before those that
+only reach the function, then what failed last, then the quickest. What passes all is listed with
+file and line.
+`mutants.toml` lists those that compute the same by their text, whatever line it is on, and why.
 
 Left alone are the checks of arguments, what steers the compiler and changes no value
 (:mod:`gradtx.numerics.steering`), and what is said of zero gradients (`ZeroGradient`), which
@@ -22,13 +25,14 @@ import concurrent.futures
 import contextlib
 import copy
 import dataclasses
-import faulthandler
 import importlib
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
+import time
 import tomllib
 import types
 
@@ -36,9 +40,20 @@ import pytest
 
 TESTS = pathlib.Path(__file__).parent
 ROOT = TESTS.parent
-FOLDERS = ("optimizers", "transforms")
-# A test that takes longer hangs: its process ends, and the mutant with it.
-SECONDS = 120
+RULES = (
+    "optimizers/[!_]*.py",
+    "transforms/[!_]*.py",
+    "wrappers/[!_]*.py",
+    "schedules/[!_]*.py",
+    "distributed/[!_]*.py",
+    "storage/[!_]*.py",
+    "numerics/[!_]*.py",
+    "linear_algebra.py",
+)
+# The tests of a folder that has one file of them.
+SHARED = {"schedules": "schedules/test_schedules.py", "storage": "storage/test_formats.py"}
+# A test whose processors take longer hangs: its process ends, and the mutant with it.
+SECONDS = 60
 
 SWAPS = {
     ast.Add: ast.Sub,
@@ -89,7 +104,8 @@ class Mutant:
             owner = vars(owner)[part] if isinstance(owner, type) else getattr(owner, part)
         function = getattr(owner, "builder", owner)
         while not isinstance(function, types.FunctionType):
-            function = getattr(function, "function", None) or function.__wrapped__
+            inside = (getattr(function, name, None) for name in ("function", "fget", "__wrapped__"))
+            function = next(f for f in inside if f is not None)
         module = ast.Module([self.node], type_ignores=[])
         compiled = compile(ast.fix_missing_locations(module), owner.__module__, "exec")
         code = next(c for c in compiled.co_consts if isinstance(c, types.CodeType))
@@ -296,42 +312,139 @@ class Trial:
         self.chosen, self.report = chosen, report
 
     def pytest_runtestloop(self, session):
-        items = {}
+        files = {}
         for item in session.items:
-            items.setdefault(item.path, []).append(item)
+            kind = (item.path, bool(item.get_closest_marker("slow")))
+            files.setdefault((*kind, bool(item.get_closest_marker("paper"))), []).append(item)
+        tests = {}
         for i, mutant in enumerate(self.chosen):
-            faulthandler.dump_traceback_later(SECONDS, exit=True)
-            tests = items.get(mirror(mutant.module), [])
-            with mutant.living():
-                self.report(i, tests != [] and all(map(passes, tests)))
-        faulthandler.cancel_dump_traceback_later()
+            own, *others = map(mirror, (mutant.module, *importers(mutant)))
+            kinds = [(own, slow, paper) for slow in (False, True) for paper in (True, False)]
+            kinds += [(path, False, paper) for path in others for paper in (True, False)]
+            lives = True
+            for kind in kinds:
+                key = (mutant.module, *kind)
+                if key not in tests:
+                    tests[key] = [Test(item, mutant.module) for item in files.get(kind, [])]
+                tests[key].sort(key=lambda test: test.order(mutant))
+                if any(test.sees(mutant, i) for test in tests[key]):
+                    lives = False
+                    break
+            self.report(i, lives)
+        limit(0)
         return True
 
 
-def passes(item):
-    from _pytest.runner import runtestprotocol
+class Test:
+    """A test, and what it reaches in a module: its lines, and its functions by name.
 
-    item._initrequest()  # what a rerun needs
-    return all(r.outcome != "failed" for r in runtestprotocol(item, log=False, nextitem=None))
+    Attributes:
+        seconds: how long it takes; None before it has run.
+        failed: the number of the last mutant that it saw.
+    """
+
+    def __init__(self, item, module):
+        self.item, self.seconds, self.failed = item, None, -1
+        self.path = importlib.import_module(module).__file__
+        self.lines, self.functions = set(), set()
+
+    def order(self, mutant):
+        if self.seconds is None:
+            return True, False, 0, 0
+        return False, mutant.line not in self.lines, -self.failed, self.seconds
+
+    def sees(self, mutant, number):
+        """Whether it fails on a mutant; it runs without one first."""
+        if self.seconds is None:
+            self.trace()
+        if mutant.function not in self.functions:
+            return False
+        limit(SECONDS)
+        with mutant.living():
+            failed = not self.passes()
+        if failed:
+            self.failed = number
+        return failed
+
+    def trace(self):
+        def of_line(frame, event, _):
+            self.lines.add(frame.f_lineno)
+            return of_line
+
+        def of_call(frame, event, _):
+            if frame.f_code.co_filename == self.path:
+                self.functions.add(frame.f_code.co_qualname.partition(".<locals>")[0])
+                return of_line(frame, event, None)
+
+        limit(0)
+        start = time.process_time()
+        sys.settrace(of_call)
+        try:
+            passed = self.passes()
+        finally:
+            sys.settrace(None)
+        self.seconds = time.process_time() - start
+        if not passed:
+            raise RuntimeError(f"{self.item.nodeid} fails without a mutant")
+
+    def passes(self):
+        from _pytest.runner import runtestprotocol
+
+        forget()
+        self.item._initrequest()  # what a rerun needs
+        reports = runtestprotocol(self.item, log=False, nextitem=None)
+        return all(r.outcome != "failed" for r in reports)
+
+
+def limit(seconds):
+    """End the process after so many seconds of its processors' time; 0 lifts that."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+
+
+def forget():
+    """Empty the caches of gradtx and of its tests: a program of another mutant may be in them."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in ("gradtx", "tests"):
+            for value in list(vars(module).values()):
+                for clear in ("cache_clear", "clear_cache"):
+                    if hasattr(type(value), clear):
+                        getattr(value, clear)()
+
+
+def importers(mutant):
+    """The modules beside a mutant's that import its function."""
+    path = ROOT / (mutant.module.replace(".", "/") + ".py")
+    name = mutant.function.partition(".")[0]
+    for other in sorted(path.parent.glob("[!_]*.py")):
+        imported = [
+            alias.name
+            for node in ast.parse(other.read_text()).body
+            if isinstance(node, ast.ImportFrom) and node.module == mutant.module
+            for alias in node.names
+        ]
+        if name in imported:
+            yield f"{mutant.module.rpartition('.')[0]}.{other.stem}"
 
 
 def mirror(module):
     *folders, name = module.split(".")[1:]
-    return TESTS.joinpath(*folders, f"test_{name}.py")
+    own = TESTS.joinpath(*folders, f"test_{name}.py")
+    return own if own.exists() or not folders else TESTS / SHARED.get(folders[0], own)
 
 
 def trial(places):
     """In a process of its own: the mutants of these modules, by their place in the list of each."""
     lists = {module: list(mutants(module)) for module, _ in places}
     chosen = [lists[module][i] for module, i in places]
-    files = sorted({str(mirror(mutant.module)) for mutant in chosen})
+    every = {module for mutant in chosen for module in (mutant.module, *importers(mutant))}
+    files = sorted(str(path) for path in map(mirror, every) if path.exists())
     out = os.fdopen(os.dup(1), "w", buffering=1)
 
     def report(i, lives):
         print(json.dumps([i, lives]), file=out)
 
     with contextlib.redirect_stdout(sys.stderr):
-        arguments = ["-q", "-m", "paper", "-p", "no:cacheprovider", "-p", "no:xdist"]
+        arguments = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
         pytest.main(
             [*arguments, "-o", "addopts=--import-mode=importlib", *files],
             plugins=[Trial(chosen, report)],
@@ -354,7 +467,7 @@ def survivors(chosen):
             env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
         )
         results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
-        if not results and done.returncode == 0:
+        if len(results) < len(chosen) - start and done.returncode != -signal.SIGPROF:
             raise RuntimeError(done.stderr)
         alive += [chosen[start + i] for i, lives in results if lives]
         start += len(results) + 1  # one more hung, where some are left
@@ -368,18 +481,19 @@ def same():
 
 
 def modules(names):
-    """The modules of these names, or all that a marked test mirrors."""
-    found = [
-        f"gradtx.{folder}.{path.stem.removeprefix('test_')}"
-        for folder in FOLDERS
-        for path in sorted((TESTS / folder).glob("test_*.py"))
-        if "mark.paper(" in path.read_text()
-        and (ROOT / "gradtx" / folder / path.name.removeprefix("test_")).exists()
-    ]
-    unknown = set(names) - {m.rsplit(".", 1)[1] for m in found} - set(found)
+    """The modules of these names and folders, or all that a test mirrors."""
+    paths = [path for rule in RULES for path in sorted((ROOT / "gradtx").glob(rule))]
+    every = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in paths]
+    found = [module for module in every if mirror(module).exists()]
+    unknown = {n for n in names if not any(_is_of(m, n) for m in found)}
     if unknown:
-        raise SystemExit(f"no such module, or no test of it is marked paper: {sorted(unknown)}")
-    return [m for m in found if not names or {m, m.rsplit(".", 1)[1]} & {*names}]
+        raise SystemExit(f"no such module, or no file of tests mirrors it: {sorted(unknown)}")
+    return [m for m in found if not names or any(_is_of(m, n) for n in names)]
+
+
+def _is_of(module, name):
+    """Whether `name` is the module's, in full or its last part, or that of its folder."""
+    return name in (module, *module.split(".")[1:])
 
 
 def main():

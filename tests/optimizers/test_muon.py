@@ -330,7 +330,7 @@ def test_scale_by_shape_is_the_papers(shape, rms, outputs_first):
 
 
 @pytest.mark.paper("scale_by_shape")
-@pytest.mark.parametrize("shape", [(4, 3), (3, 5), (2, 0)])
+@pytest.mark.parametrize("shape", [(4, 3), (3, 5), (1, 3), (2, 0)])
 def test_factors_by_name(shape):
     """Liu et al. 2025, equation 4; Pethick et al. 2025, table 2 with the root mean square."""
     d_in, d_out = shape
