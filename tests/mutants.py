@@ -35,7 +35,9 @@ import sys
 import time
 import tomllib
 import types
+import warnings
 
+import jax
 import pytest
 
 TESTS = pathlib.Path(__file__).parent
@@ -104,10 +106,11 @@ class Mutant:
             owner = vars(owner)[part] if isinstance(owner, type) else getattr(owner, part)
         function = getattr(owner, "builder", owner)
         while not isinstance(function, types.FunctionType):
-            inside = (getattr(function, name, None) for name in ("function", "fget", "__wrapped__"))
-            function = next(f for f in inside if f is not None)
+            names = ("function", "fget", "func", "__func__", "__wrapped__")
+            function = next(getattr(function, name) for name in names if hasattr(function, name))
         module = ast.Module([self.node], type_ignores=[])
-        compiled = compile(ast.fix_missing_locations(module), owner.__module__, "exec")
+        with warnings.catch_warnings(action="ignore"):  # of `10 is None`
+            compiled = compile(ast.fix_missing_locations(module), self.module, "exec")
         code = next(c for c in compiled.co_consts if isinstance(c, types.CodeType))
         original, function.__code__ = function.__code__, code
         try:
@@ -261,8 +264,11 @@ def _of_node(node):
         yield "sign", node, node.operand
     elif isinstance(node, ast.BinOp) and type(node.op) in SWAPS:
         yield "sign", node, like(op=SWAPS[type(node.op)]())
-    elif isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPS:
-        yield "comparison", node, like(ops=[SWAPS[type(node.ops[0])]()])
+    elif isinstance(node, ast.Compare):
+        for i, op in enumerate(node.ops):
+            if type(op) in SWAPS:
+                swapped = [*node.ops[:i], SWAPS[type(op)](), *node.ops[i + 1 :]]
+                yield "comparison", node, like(ops=swapped)
     elif isinstance(node, ast.Call):
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
         if name in EXTREMA and isinstance(node.func, ast.Attribute):
@@ -402,7 +408,8 @@ def limit(seconds):
 
 
 def forget():
-    """Empty the caches of gradtx and of its tests: a program of another mutant may be in them."""
+    """Empty all caches: a program of another mutant may be in them."""
+    jax.clear_caches()
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in ("gradtx", "tests"):
             for value in list(vars(module).values()):

@@ -23,6 +23,7 @@ from gradtx.numerics.precision import (
     compute_dtype as compute_dtype,
     full_like as full_like,
     moments as moments,
+    own_copy as own_copy,
     precise as precise,
     real_dtype as real_dtype,
     scalar_dtype as scalar_dtype,

@@ -52,6 +52,11 @@ def moments(
     return {"mu": zeros_like(p, mu_dtype), "nu": zeros_like(p, accumulator_dtype(p, nu_dtype))}
 
 
+def own_copy(p: Any, dtype: DType | None = None) -> Array:
+    """A copy of a parameter for a state: no buffer can be donated twice."""
+    return jnp.array(p, dtype, copy=True)
+
+
 def cast(x: Array, dtype: DType) -> Array:
     """`x` as a strong `dtype`; nothing is traced if it already is one."""
     if x.dtype == dtype and not getattr(x, "weak_type", False):

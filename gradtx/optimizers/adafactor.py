@@ -33,7 +33,7 @@ class FactoredState(NamedTuple):
     v: NonNegativeSlots
 
 
-def _factored_dims(shape: tuple[int, ...], smallest: int, last: bool) -> tuple[int, int] | None:
+def factored_dims(shape: tuple[int, ...], smallest: int, last: bool) -> tuple[int, int] | None:
     """The second largest and the largest dimension, or None if they are too small to factor."""
     if len(shape) < 2:
         return None
@@ -44,8 +44,31 @@ def _factored_dims(shape: tuple[int, ...], smallest: int, last: bool) -> tuple[i
     return (second, first) if min(shape[second], shape[first]) >= smallest else None
 
 
-def _without(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
-    return shape[:axis] + shape[axis + 1 :]
+def factored_shapes(
+    shape: tuple[int, ...], dims: tuple[int, int] | None
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """The shapes of the row means, the column means and the squares: (1,) for what is not kept."""
+    if dims is None:
+        return (1,), (1,), shape
+    d1, d0 = dims
+    return shape[:d0] + shape[d0 + 1 :], shape[:d1] + shape[d1 + 1 :], (1,)
+
+
+def root_factors(row: Array, col: Array, dims: tuple[int, int]) -> tuple[Array, Array]:
+    """The factors of 1 / sqrt(R C / mean(R)): R the means over ``dims[1]``, C over ``dims[0]``."""
+    d1, d0 = dims
+    mean = jnp.mean(row, axis=d1 - (d1 > d0), keepdims=True)
+    by_row = jnp.expand_dims(inverse_root(row) * jnp.sqrt(mean), d0)
+    return by_row, jnp.expand_dims(inverse_root(col), d1)
+
+
+def clipped_factor(
+    g: Array, by_row: Array, by_col: Array, d0: int, threshold: Any
+) -> tuple[Array, Array]:
+    """`by_row`, shrunk until ``rms(g * by_row * by_col) <= threshold``; and what that was."""
+    rows = jnp.sqrt(jnp.mean(abs_sq(g * by_col), axis=d0, keepdims=True)) * by_row
+    length = jnp.sqrt(jnp.mean(jnp.square(rows)))
+    return by_row * shrink_factor(length, threshold), length
 
 
 @transformation
@@ -111,21 +134,12 @@ def scale_by_factored_rms(
     def dims(shape: tuple[int, ...]) -> tuple[int, int] | None:
         if not factored:
             return None
-        return _factored_dims(shape, min_dim_size_to_factor, factor_last_dims)
+        return factored_dims(shape, min_dim_size_to_factor, factor_last_dims)
 
     def slots(p: Array) -> dict[str, Array]:
-        pair = dims(p.shape)
-        row: tuple[int, ...] = (1,)
-        col: tuple[int, ...] = (1,)
-        full = p.shape
-        if pair is not None:
-            row, col, full = _without(p.shape, pair[1]), _without(p.shape, pair[0]), (1,)
-        dtype = accumulator_dtype(p)
-        return {
-            "v_row": jnp.zeros(row, dtype),
-            "v_col": jnp.zeros(col, dtype),
-            "v": jnp.zeros(full, dtype),
-        }
+        shapes = factored_shapes(p.shape, dims(p.shape))
+        kept = zip(("v_row", "v_col", "v"), shapes, strict=True)
+        return {name: jnp.zeros(shape, accumulator_dtype(p)) for name, shape in kept}
 
     def decay(t: Step) -> Any:
         if decay_rate_fn is not None:
@@ -150,13 +164,9 @@ def scale_by_factored_rms(
         col = ema(bounded(jnp.mean(square, axis=d1), n) + epsilon, s.v_col, beta)
         again = recompute(abs_sq, g, after=jnp.max(col))
         row = ema(bounded(jnp.mean(again, axis=d0), n) + epsilon, s.v_row, beta)
-        mean = jnp.mean(row, axis=d1 - (d1 > d0), keepdims=True)
-        by_row = jnp.expand_dims(inverse_root(row) * jnp.sqrt(mean), d0)
-        by_col = jnp.expand_dims(inverse_root(col), d1)
+        by_row, by_col = root_factors(row, col, pair)
         if clipping_threshold is not None:
-            rows = jnp.sqrt(jnp.mean(abs_sq(g * by_col), axis=d0, keepdims=True)) * by_row
-            length = jnp.sqrt(jnp.mean(jnp.square(rows)))
-            by_row = by_row * shrink_factor(length, clipping_threshold)
+            by_row, length = clipped_factor(g, by_row, by_col, d0, clipping_threshold)
             by_col = delay(by_col, after=length)  # or XLA writes it out for both products
         return g * by_row * by_col, {"v_row": row, "v_col": col, "v": s.v}
 

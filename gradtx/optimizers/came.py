@@ -16,6 +16,12 @@ from gradtx.numerics import (
     zeros_like,
 )
 from gradtx.numerics.steering import recompute
+from gradtx.optimizers.adafactor import (
+    clipped_factor,
+    factored_dims,
+    factored_shapes,
+    root_factors,
+)
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
 from gradtx.transforms.clipping import shrink_factor
@@ -37,12 +43,6 @@ class ScaleByCameState(NamedTuple):
     v: NonNegativeSlots
     residual_row: NonNegativeSlots
     residual_col: NonNegativeSlots
-
-
-def _unfactored(row: Array, col: Array) -> tuple[Array, Array]:
-    """The two factors of the inverse root of the matrix with these means."""
-    mean = jnp.mean(row, -1, keepdims=True)
-    return (inverse_root(row) * jnp.sqrt(mean))[..., :, None], inverse_root(col)[..., None, :]
 
 
 @transformation
@@ -89,11 +89,7 @@ def scale_by_came(
     """
 
     def slots(p: Array) -> dict[str, Array]:
-        row: tuple[int, ...] = (1,)
-        col: tuple[int, ...] = (1,)
-        full = p.shape
-        if p.ndim >= 2:
-            row, col, full = p.shape[:-1], p.shape[:-2] + p.shape[-1:], (1,)
+        row, col, full = factored_shapes(p.shape, factored_dims(p.shape, 0, last=True))
         dtype = accumulator_dtype(p)
         return {
             "mu": zeros_like(p, mu_dtype),
@@ -106,7 +102,8 @@ def scale_by_came(
 
     def rule(g: Array, s: Any, t: Any) -> Any:
         new = {n: getattr(s, n) for n in s.names()}
-        if g.ndim < 2:
+        dims = factored_dims(g.shape, 0, last=True)
+        if dims is None:
             new["v"] = ema(abs_sq(g) + eps, s.v, b2)
             u = g * inverse_root(new["v"])
             mu = new["mu"] = ema(u * shrink_factor(rms(u), clipping_threshold), s.mu, b1)
@@ -117,10 +114,8 @@ def scale_by_came(
         again = recompute(abs_sq, g, after=jnp.max(rows))
         cols = ema(bounded(jnp.mean(again, -2), g.size) + eps, s.v_col, b2)
         new["v_row"], new["v_col"] = rows, cols
-        by_row, by_col = _unfactored(rows, cols)
-        of_row = jnp.sqrt(jnp.mean(abs_sq(g * by_col), -1, keepdims=True)) * by_row
-        length = jnp.sqrt(jnp.mean(jnp.square(of_row)))
-        by_row = by_row * shrink_factor(length, clipping_threshold)
+        by_row, by_col = root_factors(rows, cols, dims)
+        by_row, length = clipped_factor(g, by_row, by_col, dims[1], clipping_threshold)
 
         def scaled(g: Array, by_row: Array, by_col: Array) -> Array:
             return g * by_row * by_col
@@ -135,7 +130,7 @@ def scale_by_came(
         square = recompute(instability, g, by_row, by_col, after=jnp.max(rows))
         cols = ema(bounded(jnp.mean(square, -2), g.size) + eps_residual, s.residual_col, b3)
         new["residual_row"], new["residual_col"] = rows, cols
-        by_row, by_col = _unfactored(rows, cols)
+        by_row, by_col = root_factors(rows, cols, dims)
         return mu * by_row * by_col, new
 
     return leafwise(ScaleByCameState, slots, rule)

@@ -7,7 +7,14 @@ import jax.numpy as jnp
 from gradtx.checks import NonNegative, Positive
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import elementwise
-from gradtx.numerics import accumulator_dtype, compute_dtype, divide, full_like, zeros_like
+from gradtx.numerics import (
+    accumulator_dtype,
+    compute_dtype,
+    divide,
+    full_like,
+    own_copy,
+    zeros_like,
+)
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights
@@ -64,8 +71,7 @@ def scale_by_cocob(alpha: Positive = 100.0, eps: NonNegative = 1e-8) -> Gradient
     def slots(p: Array) -> dict[str, Array]:
         real = accumulator_dtype(p)
         return {
-            # Copied, because a buffer cannot be donated twice.
-            "init_particles": jnp.array(p, copy=True),
+            "init_particles": own_copy(p),
             "cumulative_gradients": zeros_like(p, compute_dtype(p.dtype)),
             "scale": full_like(p, eps, real),
             "subgradients": zeros_like(p, real),

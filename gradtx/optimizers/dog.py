@@ -9,7 +9,7 @@ from gradtx.checks import NonNegative, Number, check
 from gradtx.composition.chain import chain, identity
 from gradtx.engine.lift import leafwise
 from gradtx.engine.tree import treewise
-from gradtx.numerics import divide, sum_sq
+from gradtx.numerics import divide, own_copy, sum_sq
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights
@@ -51,8 +51,7 @@ class ScaleByDistanceOverGradientsState(NamedTuple):
 
 
 def _start(p: Array) -> dict[str, Array]:
-    # Copied, because a buffer cannot be donated twice.
-    return {"init_params": jnp.array(p, copy=True)}
+    return {"init_params": own_copy(p)}
 
 
 def _over(x: Array, y: Array, eps: Any) -> Array:
@@ -306,7 +305,7 @@ def scale_by_distance_over_gradients(
         return {
             "max_dist": reps_rel * (1 + size),
             "grad_sum_of_squares": jnp.zeros(1, size.dtype),
-            "init_params": jnp.array(p, kept, copy=True),
+            "init_params": own_copy(p, kept),
         }
 
     def rule(g: Array, s: Any, t: Any, p: Array) -> Any:

@@ -7,7 +7,15 @@ import jax.numpy as jnp
 from gradtx.checks import Fraction, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import elementwise
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, compute_dtype, cube_root, zeros_like
+from gradtx.numerics import (
+    Step,
+    abs_sq,
+    accumulator_dtype,
+    compute_dtype,
+    cube_root,
+    own_copy,
+    zeros_like,
+)
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.types import Array, Counter, NonNegativeSlots, Slots
@@ -63,8 +71,7 @@ def scale_by_madgrad(
         return {
             "grad_sum_sq": zeros_like(p, accumulator_dtype(p)),
             "s": zeros_like(p, compute_dtype(p.dtype)),
-            # A copy of its own: a buffer cannot be donated twice.
-            "x0": jnp.array(p, copy=True),
+            "x0": own_copy(p),
         }
 
     def rule(g: Array, s: Any, t: Step, p: Array) -> Any:

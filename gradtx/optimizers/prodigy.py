@@ -7,7 +7,16 @@ import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative, Positive
 from gradtx.engine.tree import treewise
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, compute_dtype, divide, ema, zeros_like
+from gradtx.numerics import (
+    Step,
+    abs_sq,
+    accumulator_dtype,
+    compute_dtype,
+    divide,
+    ema,
+    own_copy,
+    zeros_like,
+)
 from gradtx.numerics.steering import sums_in_one_pass
 from gradtx.pair import GradientTransformation, transformation
 from gradtx.types import Array, Counter, NonNegativeSlots, Slots, TreeScalar
@@ -101,8 +110,7 @@ def prodigy(
             "exp_avg": zeros_like(p, wide),
             "exp_avg_sq": zeros_like(p, accumulator_dtype(p)),
             "grad_sum": zeros_like(p, wide),
-            # A copy of its own: a buffer cannot be donated twice.
-            "params0": jnp.array(p, copy=True),
+            "params0": own_copy(p),
         }
 
     def numbers(p: list[Array]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from gradtx import numerics, tree
 from gradtx.checks import Count, Decay, PositiveCount
 from gradtx.engine.lift import leafwise, needed
-from gradtx.numerics import Step, compute_dtype
+from gradtx.numerics import Step, compute_dtype, own_copy
 from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs, transformation
 from gradtx.paths import aligned, is_leaf, leaves_with_path, merge, path_string
 from gradtx.types import Array, Counter, Params, ParamsT, Slots, State, Updates
@@ -37,8 +37,7 @@ class SwaParamsState(NamedTuple):
 
 
 def _average(p: Array) -> dict[str, Array]:
-    # A copy of its own: the parameters may be donated.
-    return {"average": jnp.array(p, compute_dtype(p.dtype), copy=True)}
+    return {"average": own_copy(p, compute_dtype(p.dtype))}
 
 
 @transformation

@@ -9,7 +9,7 @@ from gradtx import tree
 from gradtx.checks import Fraction, PositiveCount
 from gradtx.engine.leaves import parameter
 from gradtx.engine.lift import needed
-from gradtx.numerics import cast, widen
+from gradtx.numerics import cast, own_copy, widen
 from gradtx.numerics.control import branch
 from gradtx.pair import (
     GradientTransformation,
@@ -94,8 +94,7 @@ def lookahead(
     tx = with_extra_args_support(fast_optimizer)
 
     def own(p: Any) -> Any:
-        # A copy of its own: the parameters may be donated.
-        return None if p is None else jnp.array(widen(parameter(p)), copy=True)
+        return None if p is None else own_copy(widen(parameter(p)))
 
     def init(params: Params) -> State:
         count = jnp.zeros([], jnp.int32)

@@ -9,7 +9,17 @@ from gradtx import tree
 from gradtx.checks import NonNegative, Positive, PositiveCount
 from gradtx.engine.leaves import parameter
 from gradtx.engine.lift import needed
-from gradtx.numerics import Step, bounded, cast, divide, increment, scalar_dtype, squarable, widen
+from gradtx.numerics import (
+    Step,
+    bounded,
+    cast,
+    divide,
+    increment,
+    own_copy,
+    scalar_dtype,
+    squarable,
+    widen,
+)
 from gradtx.numerics.steering import delay, recompute
 from gradtx.pair import (
     GradientTransformation,
@@ -106,8 +116,7 @@ def mechanize(
             m=jnp.zeros(num_betas, dtype),
             v=jnp.zeros(num_betas, dtype),
             s=jnp.full(num_betas, s_init, dtype),
-            # A copy of its own: a buffer cannot be donated twice.
-            x0=treedef.unflatten([p if p is None else jnp.array(p, copy=True) for p in checked]),
+            x0=treedef.unflatten([p if p is None else own_copy(p) for p in checked]),
         )
 
     def update(

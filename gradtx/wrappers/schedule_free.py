@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, NonNegative, PositiveCount, Range
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import needed
-from gradtx.numerics import cast, compute_dtype, divide, increment, real_dtype, widen
+from gradtx.numerics import cast, compute_dtype, divide, increment, own_copy, real_dtype, widen
 from gradtx.numerics.steering import replace
 from gradtx.optimizers.rmsprop import scale_by_rms
 from gradtx.optimizers.sgd import sgd
@@ -147,7 +147,7 @@ def schedule_free(
             return None
         p = jnp.asarray(p)
         kept = compute_dtype(p.dtype) if state_dtype is None else kept_in(p, state_dtype)
-        return jnp.array(p, kept, copy=True)  # the parameters may be donated
+        return own_copy(p, kept)
 
     def init(params: Params) -> State:
         reals = [real_dtype(jnp.result_type(float, p)) for p in jax.tree.leaves(params)]
