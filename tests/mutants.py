@@ -26,6 +26,7 @@ import contextlib
 import copy
 import dataclasses
 import importlib
+import itertools
 import json
 import os
 import pathlib
@@ -338,6 +339,10 @@ class Trial:
                     break
             self.report(i, lives)
         limit(0)
+        for test in itertools.chain(*tests.values()):
+            # A mutant may have left something behind, by which others fail.
+            if test.failed >= 0 and (failures := test.failures()):
+                raise RuntimeError(f"{test.item.nodeid} fails after the mutants: {failures}")
         return True
 
 
@@ -367,7 +372,7 @@ class Test:
             return False
         limit(SECONDS)
         with mutant.living():
-            failed = not self.passes()
+            failed = bool(self.failures())
         if failed:
             self.failed = number
         return failed
@@ -386,20 +391,20 @@ class Test:
         start = time.process_time()
         sys.settrace(of_call)
         try:
-            passed = self.passes()
+            failures = self.failures()
         finally:
             sys.settrace(None)
         self.seconds = time.process_time() - start
-        if not passed:
-            raise RuntimeError(f"{self.item.nodeid} fails without a mutant")
+        if failures:
+            self.functions.clear()  # what fails without a mutant tells nothing
 
-    def passes(self):
+    def failures(self):
         from _pytest.runner import runtestprotocol
 
         forget()
         self.item._initrequest()  # what a rerun needs
         reports = runtestprotocol(self.item, log=False, nextitem=None)
-        return all(r.outcome != "failed" for r in reports)
+        return [report.longreprtext for report in reports if report.failed]
 
 
 def limit(seconds):
@@ -452,7 +457,7 @@ def trial(places):
 
     with contextlib.redirect_stdout(sys.stderr):
         arguments = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-        pytest.main(
+        return pytest.main(
             [*arguments, "-o", "addopts=--import-mode=importlib", *files],
             plugins=[Trial(chosen, report)],
         )
@@ -474,7 +479,7 @@ def survivors(chosen):
             env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
         )
         results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
-        if len(results) < len(chosen) - start and done.returncode != -signal.SIGPROF:
+        if done.returncode not in (pytest.ExitCode.OK, -signal.SIGPROF):
             raise RuntimeError(done.stderr)
         alive += [chosen[start + i] for i, lives in results if lives]
         start += len(results) + 1  # one more hung, where some are left
