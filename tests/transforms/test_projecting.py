@@ -45,6 +45,13 @@ def test_simplex_of_one_leaf_holds_after_every_step():
     np.testing.assert_array_equal(p["w"], free["w"])
 
 
+def test_the_step_ends_where_the_update_leads_projected():
+    tx = gradtx.project("box", arguments={"lower": 0.0, "upper": 1.0})
+    p, u = jnp.array([0.5, 0.5, 0.75, 0.25]), jnp.array([0.25, -0.125, 0.5, -0.5])
+    updates, _ = tx.update(u, tx.init(p), p)
+    assert updates.tolist() == [0.25, -0.125, 0.25, -0.25]
+
+
 NORMS = {
     "max_norm": ({"max_value": 1.0}, 0.0, 1.0),
     "min_max_norm": ({"min_value": 0.5, "max_value": 1.0}, 0.5, 1.0),
