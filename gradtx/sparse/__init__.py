@@ -2,6 +2,15 @@
 
 from gradtx.rows import check_indices
 from gradtx.sparse.exact import catch_up, dense_rows, exact_rows
+from gradtx.sparse.formats import row_major
 from gradtx.training.lookup import take, value_and_grad
 
-__all__ = ["catch_up", "check_indices", "dense_rows", "exact_rows", "take", "value_and_grad"]
+__all__ = [
+    "catch_up",
+    "check_indices",
+    "dense_rows",
+    "exact_rows",
+    "row_major",
+    "take",
+    "value_and_grad",
+]
