@@ -99,8 +99,10 @@ def test_a_sharded_run_is_the_run_on_one_device(name):
     g = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), p)
 
     def twice(p, state, g):
-        carry, _ = step(tx, (p, state), g)
-        return step(tx, carry, g)[0]
+        def body(carry, _):
+            return step(tx, carry, g)[0], None
+
+        return jax.lax.scan(body, (p, state), length=2)[0]
 
     want, _ = jax.jit(twice)(p, tx.init(p), g)
     placed = jax.device_put(p, places(m))
