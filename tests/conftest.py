@@ -2,9 +2,11 @@
 
 import gc
 import os
+from collections import defaultdict
 
 import hypothesis
 import jaxlib
+import pytest
 
 flags = [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
 # XLA stops at a flag that it does not know.
@@ -29,6 +31,21 @@ collect_ignore_glob = ["golden/*"]
 # Deterministic, and without a time limit: the first example of a test compiles.
 hypothesis.settings.register_profile("gradtx", derandomize=True, deadline=None, max_examples=25)
 hypothesis.settings.load_profile("gradtx")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Marks what `quick` leaves out as slow, before pytest deselects that."""
+    cases = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("quick") and not item.get_closest_marker("slow"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for found in cases.values():
+        (count,) = found[0].get_closest_marker("quick").args
+        chosen = {i * len(found) // count for i in range(count)}
+        for i, item in enumerate(found):
+            if i not in chosen:
+                item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish():

@@ -15,7 +15,8 @@ import gradtx
 os.environ.setdefault("KERAS_BACKEND", "jax")  # Keras reads it when it is imported
 
 PAGE = (Path(__file__).parents[1] / "docs" / "comparison.md").read_text(encoding="utf-8")
-LINES = [[x.strip() for x in r.split("|")[1:-1]] for r in PAGE.splitlines() if r.startswith("| ")]
+TABLE = PAGE[PAGE.index("\n| ") + 1 :].partition("\n\n")[0].splitlines()  # the first of the page
+LINES = [[x.strip() for x in r.split("|")[1:-1]] for r in TABLE if r.startswith("| ")]
 LIBRARIES = LINES[0][1:]
 CELLS = {(row[0], name): row[i + 1] for row in LINES[1:] for i, name in enumerate(LIBRARIES)}
 SIZE = 4096

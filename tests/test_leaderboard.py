@@ -89,6 +89,7 @@ def test_what_diverges_is_kept_and_counts_with_its_start():
     assert statistics.basin(got, search.FACTORS) is None
 
 
+@pytest.mark.slow
 def test_results_are_resumed_and_refusals_kept(tmp_path, monkeypatch, capsys):
     def refusing(learning_rate):
         raise TypeError("refusing: no such parameters")
@@ -184,6 +185,7 @@ def test_hidden_matrices():
     assert hidden({"table": w, "b": b}) == {"table": numbers, "b": None}
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_what_is_committed_is_whole(name):
     entries = results.load(name)

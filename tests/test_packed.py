@@ -52,6 +52,7 @@ WHOLE = [
 QUICK = ("accumulate", "clip_by_norm", "guard", "lamb", "muon", "schedule_free")
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", quick(WHOLE, *QUICK))
 def test_what_reads_more_than_an_entry_takes_the_same_steps(name):
     tx = CATALOGUE[name].make()

@@ -19,6 +19,7 @@ PAGE = ROOT / "docs" / "reliability.md"
 SLOW = {"elastic", "kills", "plain_kills", "mutants"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in MODULES if n != "memory"],

@@ -52,6 +52,7 @@ def adam_state():
     return trained(gradtx.adam(1e-2))[1]
 
 
+@pytest.mark.quick(40)
 @pytest.mark.parametrize("name", sorted(CATALOGUE))
 def test_round_trip_of_every_transformation(name):
     tx = CATALOGUE[name].make()

@@ -52,6 +52,7 @@ checked = functools.partial(under_shard_map, check_vma=True)
 WAYS = {"pmap": under_pmap, "vmap": under_vmap, "shard_map": under_shard_map, "checked": checked}
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("way", quick(WAYS, "pmap", "checked"))
 @pytest.mark.parametrize("place", ["before clipping", "after clipping"])
 def test_equals_one_device_on_the_whole_batch(way, place):

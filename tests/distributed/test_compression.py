@@ -49,6 +49,7 @@ def run(tx, gs, weight=None):
     return jax.jit(jax.vmap(device, in_axes=axes, axis_name="data"))(gs, weight)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", FORMS)
 def test_nothing_is_lost(name):
     """The means that were sent and the mean of the last errors are the means of the gradients."""
@@ -61,6 +62,7 @@ def test_nothing_is_lost(name):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", FORMS)
 def test_weights(name):
     weight = jnp.array([0.0, 1, 2, 3, 4, 0, 1, 2])
@@ -73,6 +75,7 @@ def test_weights(name):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", FORMS)
 def test_error_feedback_follows_the_algorithm(name):
     """Against the papers' algorithms, written for all devices at once in float64."""
@@ -204,6 +207,7 @@ def chunked(c, side, length, there, back):
     return sent, sent.mean(0)
 
 
+@pytest.mark.slow
 def test_sums():
     for name, build in FORMS.items():
         one = build()
@@ -264,6 +268,7 @@ def test_bytes_are_sent(name):
         assert found == {"all-reduce": (2, stated)}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("way", ["pmap", "checked"])
 @pytest.mark.parametrize("name", quick(FORMS, "int8", "power_sgd"))
 def test_other_ways_to_map(name, way):

@@ -112,6 +112,7 @@ STEPS = sorted(n for n in CATALOGUE if not CATALOGUE[n].examples)
 MAGNIFIED = {"scale_by_fira"}
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("name", "zero"),
     [
@@ -172,6 +173,7 @@ def test_a_divided_look_up_names_the_cure():
         jax.jit(gradtx.sparse.take)(table, ids)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("check_vma", [False, True])
 @pytest.mark.parametrize(
     "tx",
@@ -221,6 +223,7 @@ def own_builder():
     return meeting()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("check_vma", [False, True])
 @pytest.mark.parametrize(
     ("tx", "alone"),

@@ -84,6 +84,7 @@ WAYS = {
 }
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("mean", [False, True])
 def test_a_window_goes_on_in_optax(mean, way, tmp_path):

@@ -140,6 +140,7 @@ def test_all_are_here():
         ]
 
 
+@pytest.mark.quick(4)
 @pytest.mark.filterwarnings("ignore:.*convex_kl_divergence:DeprecationWarning")
 @pytest.mark.parametrize("name", quick(CASES, *[*CASES][::4]))
 def test_like_optax(name):
@@ -252,6 +253,7 @@ def at_an_end(name, i):
     return loss, [jnp.asarray(x) for x in (first, *rest)], (0, *floats)
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("name", ENDS)
 def test_ends_of_the_range(name):
     def run(loss, arrays, by):

@@ -35,6 +35,7 @@ def step(g, p, k, part):
     return -0.05 * (np.sqrt(g.shape[1] / g.shape[0]) * u + 0.4 * p)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.paper("dion2")
 @on_matrices
 def test_dion2(name, shape):
@@ -47,6 +48,7 @@ def test_dion2(name, shape):
     check(gradtx.dion2(0.05, 0.4, 0.8, 0.1, **OPTIONS), update, name, shape)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.paper("dion3")
 @on_matrices
 def test_dion3(name, shape):

@@ -73,6 +73,7 @@ def test_kl_shampoo():
     check(tx, 0.7, 0.8, 0.1, 0.3, 3, 0.3, direction)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.paper("kl_soap")
 @pytest.mark.parametrize("correction", [True, False])
 def test_kl_soap(correction):
@@ -99,6 +100,7 @@ def test_the_largest_inverse_root_is_a_limit():
     np.testing.assert_allclose(found, [1 / 100, 1 / 121], rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.library("kl_shampoo", "kl_soap")
 @pytest.mark.parametrize(
     ("name", "tx"),

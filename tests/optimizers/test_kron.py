@@ -62,6 +62,7 @@ def of_kron(g, s, t, p, triangular):
     return -RATE * (d.reshape(g.shape) + DECAY * p)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.paper("kron")
 @pytest.mark.parametrize(
     ("options", "triangular", "complex_too"),
@@ -96,6 +97,7 @@ def test_matrices_become_white():
     np.testing.assert_allclose(flat.T @ flat / 1500, np.eye(12), atol=0.4)
 
 
+@pytest.mark.slow
 def test_fits_are_drawn_from_the_key_in_the_state():
     """With the probability of a schedule, and alike when run again."""
     chances = gradtx.piecewise_constant_schedule(1.0, {20: 0.25})

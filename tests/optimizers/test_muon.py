@@ -25,6 +25,7 @@ DION = (
 )
 
 
+@pytest.mark.quick(6)
 @pytest.mark.paper("muon")
 @pytest.mark.parametrize("shape", [(4, 3), (3, 5)])
 @pytest.mark.parametrize("how", ["frobenius", "spectral", "aol", "schatten"])
@@ -195,6 +196,7 @@ def numbers(lib):
     }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "options",
     [

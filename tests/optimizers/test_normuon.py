@@ -8,6 +8,7 @@ from tests.optimizers.matrices import COEFFICIENTS, check, on_matrices, orthogon
 from tests.optimizers.papers import mean
 
 
+@pytest.mark.quick(3)
 @pytest.mark.paper("normuon")
 @pytest.mark.parametrize("nesterov", [False, True])
 @on_matrices

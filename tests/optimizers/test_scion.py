@@ -9,6 +9,7 @@ from tests.optimizers.matrices import COEFFICIENTS, check, on_matrices, orthogon
 from tests.optimizers.papers import mean
 
 
+@pytest.mark.quick(3)
 @pytest.mark.paper("scion")
 @pytest.mark.parametrize("constrained", [False, True])
 @on_matrices

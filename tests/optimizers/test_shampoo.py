@@ -45,6 +45,7 @@ def of_shampoo(b1, b2, eps, every, block, root, grafting, grafting_eps):
     return update
 
 
+@pytest.mark.quick(1)
 @pytest.mark.paper("shampoo")
 @pytest.mark.parametrize(
     ("grafting", "block", "root", "method"),
@@ -69,6 +70,7 @@ def test_shampoo_is_its_authors():
     matrix_trees.check_golden(tx, "shampoo")
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("root", [2, 4])
 @pytest.mark.parametrize("kind", ["ordinary", "condition 1e8", "rank two", "zero", "complex"])
 def test_newton_takes_the_root_that_eigenvalues_give(kind, root):

@@ -54,6 +54,7 @@ def stepped(rule, rate, decay):
     return lambda g, s, t, p: -rate * (rule(g, s, t, p) + decay * p)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.paper("soap")
 @pytest.mark.parametrize(
     ("options", "transcribed"),
@@ -93,6 +94,7 @@ def test_soap_is_its_authors(name, tx):
     matrix_trees.check_golden(tx(), name)
 
 
+@pytest.mark.slow
 def test_complex_matrices():
     tx = gradtx.soap(0.05, 0.7, 0.8, 0.1, precondition_frequency=3, max_precond_dim=5)
     update = stepped(of_soap(0.7, 0.8, 0.1, 0.8, 3, 5), 0.05, 0.0)
@@ -120,6 +122,7 @@ def test_staggered_batches_turn_at_different_steps():
     assert turned == {"a": [1, 6, 11], "b": [1, 5, 10]}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("build", [gradtx.scale_by_soap, gradtx.scale_by_kl_shampoo])
 def test_bases_that_are_not_finite_leave_those_before_them(build):
     """The squares of one matrix are infinite; the other one has new bases."""

@@ -11,6 +11,7 @@ from tests.optimizers.test_soap import of_soap
 STANDARD = (3.4445, -4.7750, 2.0315)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.paper("soap_muon")
 @pytest.mark.parametrize(("entry_root", "coeffs", "steps"), [(True, None, 1), (False, STANDARD, 3)])
 def test_soap_muon(entry_root, coeffs, steps):

@@ -161,6 +161,7 @@ OPTAX = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", quick(OPTAX, "l1_ball", "simplex"))
 def test_trees_equal_optax(name):
     ours, theirs = (getattr(m, f"projection_{name}") for m in (pr, optax.projections))

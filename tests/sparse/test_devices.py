@@ -34,6 +34,7 @@ def train(step, table, ids):
 WRAPS = {"lazy": lambda tx: tx, "exact": gradtx.exact_rows}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("by", [None, "data"], ids=["same ids everywhere", "ids sharded"])
 @pytest.mark.parametrize("wrap", quick(WRAPS, "exact"))
 def test_a_table_sharded_by_row(wrap, by):
@@ -55,6 +56,7 @@ def test_a_table_sharded_by_row(wrap, by):
         assert gradtx.get_slot(state, slot).sharding.is_equivalent_to(table.sharding, 2)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("account", [False, True], ids=["unchecked", "check_vma"])
 def test_gradients_of_all_devices(account):
     """Data-parallel with whole tables everywhere: indices and values are gathered."""

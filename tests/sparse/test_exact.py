@@ -114,6 +114,7 @@ def check(make):
     chex.assert_trees_all_close(state.inner_state, dense, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", quick(OPTIMIZERS, "adam, scheduled", "ema, clipped, L2"))
 def test_equals_dense(name):
     check(OPTIMIZERS[name])

@@ -70,6 +70,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("compiled", quick([False, True], True), ids=["eager", "jit"])
 @pytest.mark.parametrize("name", LOSSES)
 def test_rows_are_the_gradient(name, compiled):

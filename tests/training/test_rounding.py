@@ -90,6 +90,7 @@ def test_make_step_warns_once():
     assert "below 1/4096 of it is lost" in text
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("cure", CURES)
 def test_nothing_is_said_where_nothing_is_lost(cure):
     narrow = {"w": jnp.ones(2, jnp.bfloat16)}

@@ -49,6 +49,7 @@ def assert_close(a, b):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-6), a, b)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("by_hand", [False, True])
 @pytest.mark.parametrize("mean", [True, False])
 def test_a_window_of_rows_equals_that_of_whole_tables(mean, by_hand):

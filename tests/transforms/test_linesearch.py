@@ -82,6 +82,7 @@ def counted(function):
     return wrapped, calls
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "tx",
     [

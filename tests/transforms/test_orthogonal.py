@@ -95,6 +95,7 @@ def test_what_is_no_schedule_is_refused():
         gradtx.orthogonalize(ns_dtype=jnp.bfloat16).update(x, ())
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("gram", [False, True])
 @pytest.mark.parametrize("matrix", HARD)
 def test_both_forms_are_one_polynomial(matrix, gram):
@@ -154,6 +155,7 @@ def test_the_form_changes_where_both_cost_the_same():
     assert not loops(97, 64)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
 @pytest.mark.parametrize("name", ["standard", "polar_express", "deepseek"])
 def test_iterating_on_the_gram_matrix_is_no_worse_on_a_condition_of_1e8(name, dtype):

@@ -59,6 +59,7 @@ NORMS = {
 }
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", NORMS)
 def test_norms_hold_in_every_type(name, dtype):
@@ -92,6 +93,7 @@ def test_inside_of_groups_and_masks():
     assert float(tree.norm(train(tx, PARAMS)["w"])) <= 1 + 1e-6
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     "wrap",
     [

@@ -210,6 +210,7 @@ def temporaries(tx, way):
     return temporary_bytes(compiled(tx, way)) / (4 << 20)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("way", ["apply_gradients", "minimize"])
 @pytest.mark.parametrize("name", WITHOUT_ROOM)
 def test_memory_is_parameters_state_and_one_accumulator(name, way):

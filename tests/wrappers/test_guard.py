@@ -139,6 +139,7 @@ def test_every_step_is_taken_or_counted_as_skipped_for_one_reason():
     assert all(told[n] > 0 for n in reasons)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("way", ["by hand", "in one step", "compensated"])
 def test_the_report_measures_the_step(way):
     rng = np.random.default_rng(0)

@@ -90,6 +90,7 @@ def test_slots_and_leaves_are_chosen_by_name(codecs, want):
     assert pickle.loads(pickle.dumps(tx)) == tx
 
 
+@pytest.mark.slow
 def test_options_are_data():
     options = gradtx.Codec("int8", block=64, axis=-1, signed=True, rounding="stochastic")
     tx = gradtx.store(gradtx.adamw(1e-3), {"nu": options}, min_size=1, exempt=())
@@ -178,6 +179,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "name"),
     [
@@ -262,6 +264,7 @@ def test_slots_declared_so_are_never_negative(name):
 MOST = {"int8": 2.13, "int8_companded": 2.13, "f8_expanded": 2.13, "int4": 1.07}
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", MOST)
 def test_bytes_of_two_slots(name):
     p = {"w": jax.ShapeDtypeStruct((4096, 1024), jnp.float32)}
@@ -377,6 +380,7 @@ def test_what_is_kept_in_a_stale_copy_shows():
         gradtx.unmoved(before, gradtx.adam(1e-3).init(p))
 
 
+@pytest.mark.slow
 def test_rows_of_a_table_with_blocks_in_rows():
     """Rows that a step does not touch keep their bits, as without `store`."""
     tx = gradtx.store(gradtx.scale_by_adam(), gradtx.Codec("int8", axis=-1), min_size=1)
