@@ -1,4 +1,4 @@
-"""The functions of :mod:`gradtx.tree` under the names that Optax gave them first."""
+"""The functions of :mod:`gradtx.tree` under the names that Optax first gave them."""
 
 from functools import partial
 

@@ -1,6 +1,6 @@
-"""Conversion from and to other libraries: Keras, PyTorch, Optax.
+"""Conversion to and from other libraries: Keras, PyTorch, Optax.
 
-None of them is imported here: objects are read by their attributes, configurations as data.
+None of them is imported here: objects are read through their attributes, configurations as data.
 """
 
 from gradtx.interop.hosts import with_extra_args as with_extra_args

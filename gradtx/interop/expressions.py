@@ -1,6 +1,6 @@
 """Regular expressions from configurations, matched in bounded time.
 
-Python's own backtrack, for some patterns exponentially often.
+Python's own backtrack, which for some patterns takes exponential time.
 """
 
 import functools
@@ -23,11 +23,11 @@ _OFTEN = {"*": (0, None), "+": (1, None), "?": (0, 1)}
 
 
 def fullmatch(pattern: str, text: str) -> bool:
-    """Whether `pattern` matches all of `text`, as ``re.fullmatch`` has it.
+    """Whether `pattern` matches all of `text`, as ``re.fullmatch`` does.
 
     Raises:
-        re.error: it is not a regular expression, or it looks back, refers back to a group, or has
-            numbers of characters in it.
+        re.error: it is not a regular expression, or it has what is not supported here: lookbehind,
+            references to groups, or characters given by number.
 
     >>> fullmatch("(.*/)?(dense|conv)_[0-9]+/kernel", "block/conv_1/kernel")
     True
@@ -36,13 +36,13 @@ def fullmatch(pattern: str, text: str) -> bool:
 
 
 def search(pattern: str, text: str) -> bool:
-    """Whether `pattern` matches a part of `text`, as ``re.search`` has it."""
+    """Whether `pattern` matches a part of `text`, as ``re.search`` does."""
     ends = _Reader(pattern, text).whole()
     return any(ends(start) for start in range(len(text) + 1))
 
 
 class _Reader:
-    """Reads a pattern as functions from a place in one text to the ends of its matches."""
+    """Reads a pattern as functions from a position in a text to the positions where matches end."""
 
     def __init__(self, pattern: str, text: str) -> None:
         try:
@@ -101,7 +101,7 @@ class _Reader:
         return inner
 
     def single(self, token: str) -> Ends:
-        """One character, or none: a place that ``^`` or a word's end is at."""
+        """One character, or a position such as that of ``^`` or of the end of a word."""
         plain = len(token) == 1 and token not in ".^$"
         one = re.compile(re.escape(token) if plain else token, self.flags)
 

@@ -1,4 +1,4 @@
-"""Transformations in training loops that pass no extra arguments on."""
+"""Transformations in training loops that pass on no extra arguments."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ def with_extra_args(tx: GradientTransformation, **extra_args: Any) -> GradientTr
 
     Args:
         tx: the transformation.
-        extra_args: what its ``update`` is to get besides what the host passes, such as ``value``.
+        extra_args: what ``update`` gets besides what the host passes, such as ``value``.
 
     Returns:
         A pair with the same states. For the ``TrainState`` of Flax, inside the compiled step::

@@ -29,48 +29,48 @@ def from_keras(
     Args:
         source: the optimizer; or what ``keras.optimizers.serialize`` returned, perhaps through
             JSON; or what its ``get_config`` returned, with `class_name`.
-        params: the parameters, to go on with the optimizer's state: the values of its variables,
+        params: the parameters, to continue from the optimizer's state: the values of its variables,
             in a tree of any structure.
         variables: the optimizer's variables in their order, as arrays, or as a mapping from
             ``"0"``, ``"1"``, ... as in a saved ``.keras`` file; those of `source` by default.
-            Without any, the state is a new one.
+            Without any, the state is new.
         class_name: which optimizer a bare ``get_config`` dict belongs to.
         order: the paths of the leaves of `params` in the order of Keras's variables
-            (``["dense/kernel", "dense/bias"]``). Unless given the leaves are found by the paths of
-            the variables of `source`, else taken as they come where no two have one shape. A list
-            of arrays has it right.
+            (``["dense/kernel", "dense/bias"]``). By default leaves are found by the paths of
+            the variables of `source`; without these they are taken in the order of the tree, if no
+            two have the same shape. A list of arrays is in the right order by itself.
 
     Returns:
-        The transformation; with `params` a pair of it and its state.
+        The transformation; with `params`, a pair of the transformation and its state.
 
     Raises:
         ValueError: an unknown class, an unknown or missing option, a value out of range, variables
-            of the wrong number or shape, leaves of which nothing tells which is which, a
-            constraint of your own.
+            of the wrong number or shape, leaves that cannot be told apart, a constraint of your
+            own.
         TypeError: a value of the wrong type.
 
     Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Ftrl, Lamb, Lion, Muon, Nadam, RMSprop, SGD
-    and ScheduleFreeAdamW are known, and LossScaleOptimizer and MultiOptimizer around them, with
-    every option of the base class. A learning rate that is a function without arguments is read
-    from the optimizer itself; a configuration has only its name. Nothing in a configuration is
-    imported or evaluated.
+    and ScheduleFreeAdamW are supported, with every option of the base class, and LossScaleOptimizer
+    and MultiOptimizer around them. A learning rate that is a function without arguments is taken
+    from the optimizer itself, since a configuration has only its name. Nothing in a configuration
+    is imported or evaluated.
 
-    The optimizers of TensorFlow before 2.11 (OptimizerV2, ``tf.keras.optimizers.legacy``) are known
-    by the options that only they have, such as ``decay`` or ``lr``, and have their own formulas;
-    `variables` are then what their ``get_weights`` returned.
+    The optimizers of TensorFlow before 2.11 (OptimizerV2, ``tf.keras.optimizers.legacy``) are
+    recognized by the options that only they have, such as ``decay`` or ``lr``, and keep their own
+    formulas; `variables` are then what their ``get_weights`` returned.
 
-    Keras takes the steps of a schedule from the count of micro-batches when it accumulates
-    gradients, and its moving average of the weights moves at every micro-batch; so does this.
+    When Keras accumulates gradients, its schedules count micro-batches, and its moving average of
+    the weights moves with each of them. The same happens here.
 
-    The constraints of the variables become :func:`project`, which takes no epsilon from a norm and
-    gives a vector of zeros that must have a norm equal entries. They, and what
-    ``exclude_from_weight_decay`` was told, are in the optimizer alone, not in a configuration.
+    Constraints of the variables become :func:`project`, whose norms have no epsilon, and which
+    gives equal entries to a zero vector that must have a norm. Constraints, and what was passed to
+    ``exclude_from_weight_decay``, are known to the optimizer only, not to its configuration.
 
-    A gradient of `None` leaves a parameter and its slots alone here and there, and the step counts
-    for all. Keras moves the average of such a parameter too (``use_ema``); so does
-    ``tx.update(grads, state, params)``, while :func:`apply_gradients`, which keeps such parameters
-    from the optimizer, raises an error. With accumulation Keras leaves out a parameter whose last
-    micro-batch has no gradient, where this takes it for zero.
+    In both, a gradient of `None` leaves a parameter and its slots as they are, and the step counts
+    for all parameters. With ``use_ema`` Keras still moves the average of such a parameter, and so
+    does ``tx.update(grads, state, params)``; :func:`apply_gradients` does not show such parameters
+    to the optimizer, and raises an error. With accumulation, Keras leaves out a parameter without
+    a gradient in the last micro-batch; here that gradient counts as zero.
 
     >>> from_keras(
     ...     {
@@ -107,7 +107,7 @@ def from_keras(
 
 
 def _read(source: Any, class_name: str | None) -> tuple[str, Any, Any]:
-    """The name of the class, the options, and the optimizer if it is one."""
+    """The name of the class, the options, and the optimizer if one was given."""
     live = None
     if hasattr(source, "get_config") and hasattr(source, "variables"):
         live, class_name, source = source, type(source).__name__, source.get_config()
@@ -134,7 +134,7 @@ def _read(source: Any, class_name: str | None) -> tuple[str, Any, Any]:
 
 
 def _weights(live: Any, old: bool) -> Any:
-    """The arrays of an optimizer, None if it has none yet."""
+    """The arrays of an optimizer; None if it has none yet."""
     if old:
         return live.get_weights() or None
     return [v.value for v in live.variables] if live.built else None

@@ -1,4 +1,4 @@
-"""What the base class of Keras's optimizers adds to each of them."""
+"""What the base class adds to each of Keras's optimizers."""
 
 from collections.abc import Callable
 from typing import Any
@@ -138,7 +138,7 @@ _PROJECTIONS = {
 
 
 def _constraints(where: str, leaves: list[Leaf] | None, live: Any) -> list[GradientTransformation]:
-    """The projections on the sets in which the variables stay."""
+    """The projections onto the sets in which the variables stay."""
     chosen: dict[tuple[str, Any], list[str]] = {}
     variables = getattr(live, "_trainable_variables", ())
     for leaf, v in zip(leaves or [], variables, strict=bool(leaves and variables)):

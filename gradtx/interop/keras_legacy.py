@@ -28,7 +28,7 @@ _CLASSES = ("SGD", "Adam", "Adagrad", "RMSprop", "Adadelta", "Adamax", "Nadam", 
 
 
 def is_legacy(config: Any) -> bool:
-    """Whether a configuration is one of OptimizerV2: it says so, or an option does."""
+    """Whether a configuration is one of OptimizerV2, as its class or an option shows."""
     if not isinstance(config, Mapping):
         return False
     said = config.get("is_legacy_optimizer")
@@ -40,10 +40,10 @@ def is_legacy(config: Any) -> bool:
 def legacy(
     name: str, config: Mapping[str, Any], leaves: list[Leaf] | None, values: Arrays | None
 ) -> tuple[GradientTransformation, Fill]:
-    """The optimizer with OptimizerV2's formulas, and how its weights, in its order, fill a state.
+    """The optimizer with OptimizerV2's formulas, and what fills a state with its weights.
 
     Raises:
-        ValueError: the class was not there, an option is unknown or missing, or out of range.
+        ValueError: OptimizerV2 had no such class; an option is unknown, missing, or out of range.
         TypeError: a value is of the wrong type.
     """
     where = f"from_keras: {name} of OptimizerV2"

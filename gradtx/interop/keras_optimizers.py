@@ -1,4 +1,4 @@
-"""What each class of Keras's optimizers adds to their base class, with Keras's own formulas."""
+"""What each of Keras's optimizers adds to the base class, with Keras's own formulas."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -36,8 +36,8 @@ from gradtx.wrappers.schedule_free import schedule_free
 class Core(NamedTuple):
     """What one of Keras's classes adds to the base class.
 
-    tx: gradients to updates; slots: for each of Keras's groups of variables the slots that they
-    are, with a minus where the sign differs; scalar: the field that its last variable is;
+    tx: turns gradients into updates; slots: the name of the slot for each of Keras's groups of
+    variables, with a minus where the sign differs; scalar: the field for its last variable;
     decays: whether it applies weight decay itself.
     """
 
@@ -199,7 +199,7 @@ def _muon(o: Options, rate: Any, leaves: list[Leaf] | None) -> Core:
 def decayed(
     tx: GradientTransformation, decay: Any, leaves: list[Leaf] | None
 ) -> GradientTransformation:
-    """`tx` with a decay before it of the leaves that decay."""
+    """`tx`, preceded by the decay of the leaves that decay."""
     if leaves is None or all(leaf.decays for leaf in leaves):
         return decay_first(tx, decay)
     decaying = [literal(leaf.path) for leaf in leaves if leaf.decays]

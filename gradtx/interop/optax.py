@@ -1,4 +1,4 @@
-"""To and from Optax: states whose trees differ, and pairs of its own class."""
+"""To and from Optax: states, whose trees differ, and pairs of its own class."""
 
 from typing import Any
 
@@ -13,8 +13,8 @@ from gradtx.types import Params, State
 def to_optax(tx: GradientTransformation) -> Any:
     """`tx` as an ``optax.GradientTransformationExtraArgs``.
 
-    A pair works in Optax as it is, extra arguments included: `isinstance` takes it for one of
-    Optax's. This is for what compares the type itself.
+    A pair works in Optax as it is, extra arguments included, and `isinstance` says that it is
+    Optax's. This is for code that compares the type itself.
 
     Args:
         tx: the transformation.
@@ -31,20 +31,21 @@ def to_optax(tx: GradientTransformation) -> Any:
 
 
 def from_optax_state(state: Any, tx: GradientTransformation, params: Params) -> State:
-    """The state of an Optax transformation as that of the same transformation here.
+    """The state of an Optax transformation, converted for the same transformation here.
 
     Args:
-        state: the state there.
+        state: the state in Optax.
         tx: the transformation here.
         params: the parameters.
 
     Returns:
-        A state like ``tx.init(params)``: ``MaskedNode`` becomes `None`, raw random keys typed ones,
-        and types are as here, such as float32 for the second moments of parameters in bfloat16.
+        A state like ``tx.init(params)``: ``MaskedNode`` becomes `None`, raw random keys become
+        typed ones, and types are those used here, such as float32 for the second moments of
+        parameters in bfloat16.
 
     Raises:
-        ValueError: the state is of another transformation, or of other parameters (the error says
-            where they differ).
+        ValueError: the state belongs to another transformation or to other parameters (the error
+            says where they differ).
 
     >>> import gradtx, optax
     >>> params = {"a": jnp.ones(2), "b": jnp.ones(2)}
@@ -59,7 +60,7 @@ def from_optax_state(state: Any, tx: GradientTransformation, params: Params) -> 
 
 
 def to_optax_state(state: State, tx: Any, params: Params) -> Any:
-    """A state of a transformation here as that of the same transformation of Optax.
+    """The state of a transformation here, converted for the same transformation of Optax.
 
     Args:
         state: the state here.
@@ -70,7 +71,7 @@ def to_optax_state(state: State, tx: Any, params: Params) -> Any:
         A state like ``tx.init(params)``.
 
     Raises:
-        ValueError: the state is of another transformation, or of other parameters.
+        ValueError: the state belongs to another transformation or to other parameters.
 
     >>> import gradtx, optax
     >>> state = gradtx.adam(0.1).init(jnp.ones(2))

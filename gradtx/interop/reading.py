@@ -1,4 +1,4 @@
-"""Reading what other libraries wrote: options key by key, arrays one after the other."""
+"""Reading what other libraries wrote: options by key, arrays one after another."""
 
 import math
 import numbers
@@ -18,10 +18,10 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 class Options:
-    """A foreign configuration; what is missing, left over or of another type is an error.
+    """A foreign configuration; an option that is missing, left over or of a wrong type is an error.
 
     Args:
-        where: what it is a configuration of, for the errors.
+        where: what it configures, for error messages.
         values: the options by name.
     """
 
@@ -79,11 +79,11 @@ class Options:
             self._unread.pop(key, None)
 
     def is_unread(self, key: str) -> bool:
-        """Whether an option is there for which nothing has asked yet."""
+        """Whether there is an option that has not been read yet."""
         return key in self._unread
 
     def finish(self) -> None:
-        """Raise if there is an option that nothing asked for."""
+        """Raise if there is an option that was not read."""
         if self._unread:
             raise ValueError(
                 f"{self.where}: unknown options {', '.join(map(repr, self._unread)):.300}"
@@ -91,7 +91,7 @@ class Options:
 
 
 def finite(where: str, value: Any) -> float:
-    """A number of Python, NumPy or another library (one entry of an array) as a float."""
+    """A number of Python, NumPy or another library (such as an array with one entry) as a float."""
     if not isinstance(value, numbers.Real | np.generic) and hasattr(value, "item"):
         value = value.item()
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
@@ -106,7 +106,7 @@ def finite(where: str, value: Any) -> float:
 
 
 def steps_taken(where: str, value: Any) -> int:
-    """A number of steps: an integer, in whatever type, that a counter here can hold."""
+    """A number of steps: an integer, of any type, that a counter here can hold."""
     steps = finite(where, value)
     if not (steps.is_integer() and 0 <= steps < 2**31):
         raise ValueError(f"{where} must be an integer of at least 0 and below 2**31, not {steps:g}")
@@ -131,7 +131,7 @@ def _parameter(p: Any) -> jax.Array:
 
 
 class Leaf(NamedTuple):
-    """A parameter: its path here, its shape, its name there, and whether it decays there."""
+    """A parameter: its path, its shape, its name in the other library, whether it decays there."""
 
     path: str
     shape: tuple[int, ...]
@@ -152,16 +152,16 @@ def ordered(
 
     Args:
         params: the parameters here.
-        order: their paths in that order; None to find it by `names`, or where nothing can be
-            mistaken to take that of the tree.
-        names: what the parameters are called there.
-        shapes: their shapes there.
-        matters: whether there is anything to be given to the wrong leaf.
-        grouped: whether that would go unseen even between leaves of different shapes.
+        order: their paths in that order; None to find the order by `names`, or to take that of the
+            tree if no leaf can be mistaken for another.
+        names: the names of the parameters in the other library.
+        shapes: their shapes in the other library.
+        matters: whether there is anything that could be given to the wrong leaf.
+        grouped: whether a mistake would go unnoticed even between leaves of different shapes.
 
     Raises:
-        ValueError: `order` does not name every leaf once, the leaves are others than there, or
-            nothing tells which is which.
+        ValueError: `order` does not name every leaf once, the leaves are not those of the other
+            library, or they cannot be told apart.
     """
     keyed = [(path, leaf) for path, leaf in leaves_with_path(params)[0] if leaf is not None]
     found = {path_string(path): tuple(np.shape(leaf)) for path, leaf in keyed}
@@ -203,9 +203,9 @@ def ordered(
 
 
 def _by_name(paths: Sequence[str], names: Sequence[str]) -> list[str] | None:
-    """The paths in the order of the names, None unless each name means one of them.
+    """The paths in the order of the names; None unless each name stands for one of them.
 
-    One may have more in front than the other: ``sequential/dense/kernel``, ``dense.kernel``.
+    Either may have a longer prefix than the other: ``sequential/dense/kernel``, ``dense.kernel``.
     """
     ours = {path.replace(".", "/"): path for path in paths}
     found = []
@@ -222,12 +222,12 @@ def _ends_alike(a: str, b: str) -> bool:
 
 
 def literal(path: str) -> str:
-    """A pattern that matches `path` alone."""
+    """A pattern that matches only `path`."""
     return "".join(f"[{c}]" if c in "*?[" else c for c in path)
 
 
 class Arrays:
-    """Arrays in a row, taken one after the other, each checked."""
+    """Arrays that are taken one after another, each checked."""
 
     def __init__(self, where: str, values: Iterable[Any] | Mapping[str, Any]) -> None:
         if isinstance(values, Mapping):
@@ -283,13 +283,13 @@ def array(where: str, value: Any) -> np.ndarray:
 def filled(
     state: State, slots: Mapping[str, Mapping[str, Any]], scalars: Mapping[str, Any]
 ) -> State:
-    """A state with other values in its slots, by name and path, and in its counters, by name.
+    """A state with new values in its slots, by name and path, and in its counters, by name.
 
     A scalar may be named after its state's class too: ``"EmaParamsState.count"``.
 
     Raises:
-        ValueError: an array has not the shape of its slot, is complex where the slot is real, or
-            not finite in the type of the slot.
+        ValueError: an array does not have the shape of its slot, is complex where the slot is real,
+            or is not finite in the type of the slot.
     """
     if isinstance(state, tuple) and hasattr(state, "_fields"):
         cls: Any = type(state)

@@ -59,52 +59,52 @@ def from_torch(
             ``dict(model.named_parameters())`` with its keys as `order`.
         class_name: which optimizer a state dict belongs to, ``"AdamW"``.
         order: the paths of the leaves of `params` in the order of the optimizer's parameters, group
-            after group (``["0.weight", "0.bias"]`` for a flat dict of such names). Unless given
-            the leaves are found by the names of an optimizer that was made of
-            ``named_parameters()``, else taken as they come where no two have one shape. A list of
-            arrays has it right.
-        scheduler: the optimizer's scheduler, of which the learning rate becomes a schedule, and the
-            momentum if the scheduler cycles it. A saved one has neither its class nor its
+            after group (``["0.weight", "0.bias"]`` for a flat dict of such names). By default
+            leaves are found by name, if the optimizer was made with ``named_parameters()``;
+            otherwise they are taken in the order of the tree, if no two have the same shape. A list
+            of arrays is in the right order by itself.
+        scheduler: the optimizer's scheduler. The learning rate becomes a schedule, and so does the
+            momentum if the scheduler cycles it. A saved scheduler has neither its class nor its
             functions: make it again and load its state.
-        steps_per_epoch: how many steps of the optimizer there are to one of the scheduler, which is
-            stepped after each so many, counted from the optimizer's first. SGD and Muon count
-            none: hand them over at the end of an epoch.
-        own_steps: whether each parameter counts its own steps, as in PyTorch, where a step leaves
-            out those whose gradient is `None`; each is then a group, which takes longer to
-            compile. By default it is so if they have taken different numbers of steps and there is
-            no scheduler, whose steps all parameters share. If False, a step counts for all the
-            parameters that had taken equally many.
+        steps_per_epoch: how many steps of the optimizer there are for each step of the scheduler,
+            which follows the last of them; counted from the optimizer's first step. SGD and Muon
+            count no steps: hand them over at the end of an epoch.
+        own_steps: whether each parameter counts its own steps. PyTorch does so: a step leaves out
+            the parameters whose gradient is `None`. Each parameter is then a group of its own,
+            which takes longer to compile. By default this is done if parameters have taken
+            different numbers of steps and there is no scheduler, whose steps they would share. If
+            False, parameters that have taken equally many steps share a count.
 
     Returns:
         The transformation and its state. Several parameter groups become a :func:`partition` with
-        the labels ``"0"``, ``"1"``, ...; so do the parameters of a group that have taken different
-        numbers of steps, with labels such as ``"0/20"``, or that count their own, with their paths,
-        such as ``"0/weight"``.
+        the labels ``"0"``, ``"1"``, ...; so do the parameters of one group that have taken
+        different numbers of steps, with labels such as ``"0/20"``, or that count their own steps,
+        with labels such as ``"0/weight"``.
 
     Raises:
         ValueError: an unknown class, an unknown or missing option, a value out of range, a state
             of other shapes or not finite, a scheduler that has no schedule here, steps that do not
-            say how far an epoch is, `own_steps` with a scheduler, leaves of which nothing tells
-            which is which (the error says what to do).
+            tell how much of an epoch is over, `own_steps` with a scheduler, leaves that cannot be
+            told apart (the error says what to do).
         TypeError: a value of the wrong type.
 
     Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, ASGD, LBFGS, Muon, NAdam, RAdam, RMSprop,
-    Rprop, SGD and SparseAdam (for gradients that are `Rows`) are known, with `maximize` and both
-    kinds of weight decay. A parameter that has had no gradient so far has no state there, and new
-    slots here.
+    Rprop, SGD and SparseAdam (for gradients that are `Rows`) are supported, with `maximize` and
+    both kinds of weight decay. A parameter that has had no gradient so far has no state in PyTorch,
+    and gets new slots here.
 
     Schedulers: ChainedScheduler, ConstantLR, CosineAnnealingLR, CosineAnnealingWarmRestarts,
     CyclicLR, ExponentialLR, LambdaLR, LinearLR, MultiStepLR, MultiplicativeLR, OneCycleLR,
     PolynomialLR, ReduceLROnPlateau, SequentialLR, StepLR and SWALR. ReduceLROnPlateau becomes
-    :func:`reduce_on_plateau`: the metric, the extra argument ``value``, bears on the very step that
-    it is given to, which is as if the scheduler were stepped before the optimizer.
+    :func:`reduce_on_plateau`: the metric, given as the extra argument ``value``, already affects
+    the step that it is given to, as if the scheduler were stepped before the optimizer.
 
-    One iteration of PyTorch's LBFGS is one step here, and the first, if there has been none, is of
-    length 1 in the Euclidean norm and not in the sum of absolute values. With ``strong_wolfe`` the
-    directions are PyTorch's and the line search is :func:`scale_by_zoom_linesearch`.
+    One iteration of PyTorch's LBFGS is one step here. If none has been taken, the first has length
+    1 in the Euclidean norm, where PyTorch uses the sum of absolute values. With ``strong_wolfe``
+    the directions are PyTorch's and the line search is :func:`scale_by_zoom_linesearch`.
 
-    PyTorch's Muon iterates in bfloat16, this in float32; and Adafactor adds :math:`\epsilon_1^2`
-    to the squares instead of bounding their mean by it.
+    PyTorch's Muon iterates in bfloat16, this one in float32. Adafactor here adds
+    :math:`\epsilon_1^2` to the squares; PyTorch uses it as a lower bound of their mean.
 
     >>> state = {
     ...     "state": {},
@@ -215,7 +215,7 @@ def _read(source: Any, class_name: str | None) -> tuple[str, list[Any], Mapping[
 def _there(
     where: str, source: Any, groups: list[Any]
 ) -> tuple[list[str] | None, list[tuple[int, ...]] | None]:
-    """The names and the shapes of the parameters; None where they are not given."""
+    """The names and the shapes of the parameters; None if they are not given."""
     said = [group.get("param_names") if isinstance(group, Mapping) else None for group in groups]
     for own in said:
         if own is not None and not (
@@ -251,7 +251,8 @@ def _members(
 class _Part(NamedTuple):
     """The parameters of a group that have taken equally many steps; None if no state says how many.
 
-    With SGD's dampening those that have had no gradient are apart: their first is not damped.
+    With SGD's dampening, those that have had no gradient are a separate part: their first gradient
+    is not dampened.
     """
 
     label: str
@@ -298,7 +299,7 @@ def _each(part: _Part) -> Iterator[_Part]:
 
 
 class _Plan(NamedTuple):
-    """A group's learning rate and, if it is cycled, momentum; what scales its updates at last.
+    """A group's learning rate and, if it is cycled, its momentum; and what scales its updates last.
 
     steps: those taken; scalars: numbers of the state of `last`.
     """
@@ -311,7 +312,7 @@ class _Plan(NamedTuple):
 
 
 def _over(where: str, parts: list[_Part], scheduler: Any, every: int) -> int:
-    """How many steps of the scheduler's epoch are over, for all parameters alike."""
+    """How many steps of the scheduler's epoch are over, for all parameters."""
     if scheduler is None or schedulers.is_plateau(scheduler):
         return 0
     # A parameter that has had no gradient so far says nothing.

@@ -1,4 +1,4 @@
-"""PyTorch's L-BFGS, whose state takes all parameters as one vector."""
+"""PyTorch's L-BFGS, whose state treats all parameters as one vector."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ _LARGEST = 10_000  # gradients to remember: a wrong number must not take all mem
 def from_lbfgs(
     o: Options, leaves: list[Leaf], states: Sequence[Any], params: Params
 ) -> tuple[GradientTransformation, State]:
-    """The transformation and its state; `states` are those of the parameters, the first counts."""
+    """The transformation and its state; of the `states` of the parameters, the first has it all."""
     rate, size = o.number("lr"), o.integer("history_size")
     if not 1 <= size <= _LARGEST:
         raise ValueError(f"{o.where}: history_size must be from 1 to {_LARGEST}, not {size}")
@@ -90,7 +90,7 @@ def _pairs(read: Options, key: str, leaves: list[Leaf]) -> list[dict[str, np.nda
 
 
 def _leaves(read: Options, key: str, value: Any, leaves: list[Leaf]) -> dict[str, np.ndarray]:
-    """All parameters in a row as one array for each leaf."""
+    """The vector of all parameters as one array for each leaf."""
     row = array(f"{read.where}: {key}", value)
     sizes = [int(np.prod(leaf.shape, dtype=int)) for leaf in leaves]
     if row.shape != (sum(sizes),):

@@ -1,4 +1,4 @@
-"""Each class of PyTorch's optimizers as a transformation, with PyTorch's own formulas."""
+"""Each of PyTorch's optimizers as a transformation, with PyTorch's own formulas."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -32,9 +32,11 @@ from gradtx.transforms.trust import scale_by_param_block_rms
 
 
 class Core(NamedTuple):
-    """tx: gradients, weights decayed, to updates; slots: ours by theirs, with how one is the other.
+    """What one of PyTorch's classes becomes.
 
-    scalars: likewise for numbers; momentum: the argument of `tx` that a scheduler cycles.
+    tx: turns gradients, after weight decay, into updates; slots: our names by theirs, and how to
+    convert them; scalars: likewise for numbers; momentum: the argument of `tx` that a scheduler
+    cycles.
     """
 
     tx: GradientTransformation

@@ -33,14 +33,14 @@ Group = Mapping[str, Any]
 
 
 def is_plateau(scheduler: Any) -> bool:
-    """Whether a scheduler is one that waits for a metric to improve."""
+    """Whether a scheduler waits for a metric to improve."""
     return type(scheduler).__name__ == "ReduceLROnPlateau"
 
 
 def plateau(
     where: str, scheduler: Any, i: int, rate: float, steps_per_epoch: int
 ) -> tuple[GradientTransformation, dict[str, Any]]:
-    """``ReduceLROnPlateau`` for the group `i` with its rate now, and the numbers of its state."""
+    """``ReduceLROnPlateau`` for group `i` at its current rate, and the numbers of its state."""
     s = scheduler
     _check_group(where, s, i)
     tolerance = s.threshold or float(jnp.finfo(jnp.float32).tiny)
@@ -70,11 +70,11 @@ def epoch(scheduler: Any) -> int:
 
 
 def rate_schedule(where: str, scheduler: Any, i: int, group: Group) -> Schedule:
-    """The learning rate of the group `i` by the number of steps of a scheduler.
+    """The learning rate of group `i` as a function of the number of steps of a scheduler.
 
     Raises:
-        ValueError: an unknown scheduler, or one that has no schedule here (the error says which),
-            the group was added after it was made, or the rate in force is not what it gives.
+        ValueError: the scheduler is unknown or has no schedule here (the error says which); the
+            group was added after the scheduler was made; or the current rate is not what it gives.
     """
     _check_group(where, scheduler, i)
     made = _schedule(where, scheduler, i, group)
@@ -88,7 +88,7 @@ def rate_schedule(where: str, scheduler: Any, i: int, group: Group) -> Schedule:
 
 
 def momentum_schedule(scheduler: Any, i: int, group: Group) -> Schedule | None:
-    """Likewise the momentum, if the scheduler cycles it."""
+    """The momentum of group `i`, likewise, if the scheduler cycles it."""
     if not getattr(scheduler, "cycle_momentum", False):
         return None
     if type(scheduler).__name__ == "OneCycleLR":
@@ -100,14 +100,14 @@ def steps_of_epoch(where: str, counts: Collection[int], taken: int, every: int) 
     """How many steps of the epoch in progress are over.
 
     Args:
-        where: of which optimizer, for the errors.
-        counts: the steps that parameters have taken; none where nothing counts them, which is
-            taken for the end of an epoch.
+        where: the name of the optimizer, for error messages.
+        counts: the steps that parameters have taken; empty if nothing counts them, which is taken
+            to be the end of an epoch.
         taken: the steps of the scheduler.
-        every: the steps of the optimizer to each of those.
+        every: the steps of the optimizer for each step of the scheduler.
 
     Raises:
-        ValueError: the counts do not determine it.
+        ValueError: the counts do not tell.
     """
     # The parameters that were never without a gradient have the clock of the optimizer.
     clock = max(counts, default=taken * every)
@@ -122,9 +122,10 @@ def steps_of_epoch(where: str, counts: Collection[int], taken: int, every: int) 
 
 
 def begun(inner: Schedule, taken: int, over: int, count: int, every: int) -> Schedule:
-    r"""A schedule of a scheduler's steps, `taken` so far, on the clock of some parameters.
+    r"""A schedule of a scheduler's steps, `taken` of them over, on the clock of some parameters.
 
-    Those have taken `count` steps, and `over` of the `every` of an epoch are over: at their step
+    The parameters have taken `count` steps, and `over` of the `every` steps of the epoch are over.
+    At their step
     :math:`t` the scheduler has taken `taken` + :math:`\lfloor` (:math:`t` - `count` + `over`) /
     `every` :math:`\rfloor`.
     """
@@ -191,7 +192,7 @@ def _milestones(s: Any, i: int, base: float) -> Schedule:
 
 
 def _share(s: Any, end: float, start: float) -> float:
-    """What part of `start` `end` is, as our schedules take it."""
+    """`end` as a fraction of `start`, which our schedules take."""
     if start == 0.0 != end:
         raise ValueError(
             f"from_torch: {type(s).__name__} goes from 0 to {end:g}, which is no multiple of 0: "
@@ -289,7 +290,7 @@ def _phases(s: Any, group: Group, what: str) -> Schedule:
 
 
 def _averaging(where: str, s: Any, i: int, group: Group) -> Schedule:
-    """SWALR: it anneals from the rate that was in force when it began."""
+    """SWALR, which anneals from the rate at which it began."""
     end, length = finite(f"{where}: swa_lr", group["swa_lr"]), s.anneal_epochs
     if s.last_epoch >= length:
         return constant_schedule(end)

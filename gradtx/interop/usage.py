@@ -1,4 +1,4 @@
-"""Which names of Optax a code base uses, and what they are here. Code is read, never run."""
+"""Which names of Optax a code base uses, and how they differ here. Code is read, never run."""
 
 import ast
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ def uses(source: str) -> list[Use]:
 
 
 def _imports(node: ast.AST) -> Iterator[tuple[str, str, bool]]:
-    """The local name of each import from Optax, what it stands for, and whether that is a use."""
+    """The local name of each import from Optax, what it refers to, and whether that is a use."""
     if isinstance(node, ast.Import):
         for alias in node.names:
             if alias.name.split(".")[0] == "optax":
@@ -73,7 +73,7 @@ def _chain(node: ast.expr) -> tuple[str | None, list[str]]:
 
 
 def verdict(name: str) -> tuple[str, str] | None:
-    """``("missing" or "differs", what to know)`` of a name of Optax; None if it is the same here.
+    """``("missing" or "differs", what to know)`` about a name of Optax; None if it is the same.
 
     Args:
         name: the name without ``optax.``.

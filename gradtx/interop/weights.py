@@ -1,4 +1,4 @@
-"""A state as a list of NumPy arrays, as Keras has it: the iteration first, then the slots."""
+"""A state as a list of NumPy arrays, as in Keras: the iteration first, then the slots."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,15 +13,15 @@ from gradtx.types import State
 
 
 def get_weights(state: State) -> list[np.ndarray]:
-    """A state as NumPy arrays in a row.
+    """A state as a list of NumPy arrays.
 
     Args:
         state: a state of any transformation of gradtx.
 
     Returns:
         The iteration first (0 if the state counts none, as :func:`count_steps` in the chain does),
-        then the slots in the order in which they were made, each leaf after leaf, then whatever
-        else the state holds. Random keys are written as the integers behind them. For a file see
+        then the slots in the order in which they were made, leaf by leaf, then whatever else the
+        state holds. Random keys become the integers behind them. For files use
         :func:`state_dict`, which names its arrays.
 
     >>> import gradtx
@@ -35,21 +35,21 @@ def get_weights(state: State) -> list[np.ndarray]:
 
 
 def set_weights(state: State, weights: Sequence[Any]) -> State:
-    """A state with other values, from what :func:`get_weights` gave.
+    """A state with the values that :func:`get_weights` returned.
 
     Args:
         state: a state of the same transformation and parameters, such as ``tx.init(params)``.
-        weights: the arrays, the iteration of 32 bits or a Python integer. What Keras or TensorFlow
-            wrote has its own order, signs and learning rate in it: :func:`from_keras` reads that,
-            with the configuration.
+        weights: the arrays; the iteration has 32 bits or is a Python integer. What Keras or
+            TensorFlow wrote has an order and signs of its own, and holds a learning rate:
+            :func:`from_keras` reads that, with the configuration.
 
     Returns:
         The new state.
 
     Raises:
-        ValueError: the number of arrays is another, or the shape of one, or there is an iteration
-            and the state counts none; the iteration has 64 bits, as TensorFlow's have.
-        TypeError: the type of one is.
+        ValueError: the number of arrays or the shape of one is wrong; there is an iteration and the
+            state counts none; or the iteration has 64 bits, as TensorFlow's do.
+        TypeError: an array has the wrong type.
 
     >>> import gradtx
     >>> state = gradtx.adam(0.1).init(jnp.ones(2))
@@ -82,7 +82,7 @@ def set_weights(state: State, weights: Sequence[Any]) -> State:
 
 
 def _order(state: State) -> tuple[tuple[int | None, int], list[int]]:
-    """Which leaf counts the steps, and from what; and the others: those of slots first."""
+    """Which leaf counts the steps, and from what number; and the other leaves, slots first."""
     positions: Any = jax.tree.structure(state)
     numbered = positions.unflatten(range(positions.num_leaves))
     slots = [i for _, _, tree in walk_slots(numbered) for i in jax.tree.leaves(tree)]

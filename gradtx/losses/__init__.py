@@ -1,8 +1,8 @@
 """Losses under Optax's names: plain functions of predictions and targets.
 
 All are computed, and returned, in at least float32: the loss of predictions in bfloat16 or float16
-is float32, where Optax computes in their type (a squared error of 300 overflows in float16).
-Gradients have the predictions' type. 0 log 0 counts as 0, and its gradient is finite.
+is float32. Optax computes in their type, where the square of an error of 300 overflows in float16.
+Gradients have the type of the predictions. 0 log 0 counts as 0, and its gradient is finite.
 """
 
 from gradtx.losses.classification import (

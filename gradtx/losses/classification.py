@@ -27,7 +27,7 @@ def sigmoid_binary_cross_entropy(logits: Any, labels: Any) -> Array:
         logits: :math:`x`, floating-point.
         labels: :math:`y`, 0 or 1, or a probability; broadcast with the logits.
 
-    A logit of :math:`\pm\infty` that agrees with its label costs 0, where Optax has NaN.
+    A logit of :math:`\pm\infty` that agrees with its label costs 0; in Optax it gives NaN.
 
     >>> sigmoid_binary_cross_entropy(jnp.array([0.0, 100.0]), jnp.array([1, 0])).tolist()
     [0.693147..., 100.0]
@@ -40,7 +40,7 @@ def sigmoid_binary_cross_entropy(logits: Any, labels: Any) -> Array:
 def sigmoid_focal_loss(
     logits: Any, labels: Any, *, alpha: Any | None = None, gamma: Any = 2.0
 ) -> Array:
-    r"""Binary cross entropy with less weight on what is predicted well already.
+    r"""Binary cross entropy with less weight on examples that are already predicted well.
 
     .. math:: -\alpha_t (1 - p_t)^\gamma \log p_t, \qquad p_t = \sigma(x) \text{ if } y = 1,
         \quad \sigma(-x) \text{ if } y = 0
@@ -48,8 +48,9 @@ def sigmoid_focal_loss(
     Args:
         logits: :math:`x`, floating-point.
         labels: :math:`y`, 0 or 1, or a probability.
-        alpha: the weight of a label of 1, whose complement is that of a 0; none by default.
-        gamma: :math:`\gamma \ge 0`; 0 is the cross entropy.
+        alpha: the weight :math:`\alpha` of a label of 1; a label of 0 has :math:`1 - \alpha`. No
+            weights by default.
+        gamma: :math:`\gamma \ge 0`; 0 gives the cross entropy.
 
     Source: T.-Y. Lin et al., Focal Loss for Dense Object Detection, 2017, arXiv:1708.02002.
 
@@ -68,7 +69,7 @@ def sigmoid_focal_loss(
 def softmax_cross_entropy(
     logits: Any, labels: Any, axis: Axis = -1, where: Any | None = None
 ) -> Array:
-    r"""The cross entropy of a softmax and a distribution over the classes.
+    r"""The cross entropy between a softmax and a distribution over the classes.
 
     .. math:: -\sum_i y_i \log \frac{\exp x_i}{\sum_j \exp x_j}
 
@@ -78,7 +79,7 @@ def softmax_cross_entropy(
         axis: the axis or axes of the classes.
         where: which entries count, or which examples.
 
-    A logit of :math:`-\infty` whose label is 0 adds nothing, where Optax has NaN.
+    A logit of :math:`-\infty` whose label is 0 adds nothing; in Optax it gives NaN.
 
     >>> x = jnp.array([[0.0, 0.0, -jnp.inf], [2.0, 1.0, 1.0]])
     >>> softmax_cross_entropy(x, jnp.array([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])).tolist()
@@ -91,7 +92,7 @@ def softmax_cross_entropy(
 
 
 def safe_softmax_cross_entropy(logits: Any, labels: Any) -> Array:
-    """The same as :func:`softmax_cross_entropy`, which is safe here.
+    """The same as :func:`softmax_cross_entropy`, which here is already safe.
 
     Args:
         logits: floating-point, ``(..., classes)``.
@@ -107,7 +108,7 @@ def safe_softmax_cross_entropy(logits: Any, labels: Any) -> Array:
 def softmax_cross_entropy_with_integer_labels(
     logits: Any, labels: Any, axis: int | tuple[int, ...] = -1, where: Any | None = None
 ) -> Array:
-    r"""The cross entropy of a softmax and the number of the right class.
+    r"""The cross entropy of a softmax, with the right class given by its index.
 
     .. math:: \log \sum_j \exp x_j - x_y
 
@@ -115,8 +116,9 @@ def softmax_cross_entropy_with_integer_labels(
         logits: :math:`x`, floating-point, ``(..., classes)``.
         labels: :math:`y`, integers from 0 to the number of classes - 1. A label that is too large
             gives NaN; one below 0 counts from the end, as an index does.
-        axis: the axis of the classes. Of several, a label is the index into all of them, flat.
-        where: which entries count, or which examples: an example without any costs 0.
+        axis: the axis of the classes. With several axes a label is an index into all of them,
+            flattened.
+        where: which entries count, or which examples; an example with none costs 0.
 
     >>> logits = jnp.array([[0.0, 0.0], [5.0, 1.0]])
     >>> softmax_cross_entropy_with_integer_labels(logits, jnp.array([1, 0])).tolist()
@@ -151,14 +153,15 @@ def poly_loss_cross_entropy(
     axis: Axis = -1,
     where: Any | None = None,
 ) -> Array:
-    r"""Cross entropy with another first coefficient of its series in :math:`1 - p_t`: Poly-1.
+    r"""Poly-1: cross entropy with a different first coefficient in its series in :math:`1 - p_t`.
 
     .. math:: -\sum_i y_i \log p_i + \epsilon \sum_i y_i (1 - p_i), \qquad p = \mathrm{softmax}(x)
 
     Args:
         logits: :math:`x`, floating-point, ``(..., classes)``.
         labels: :math:`y`, floating-point: one-hot or probabilities.
-        epsilon: the coefficient; the paper has 2 for ImageNet and -1 for detection.
+        epsilon: what is added to that coefficient; the paper uses 2 for ImageNet and -1 for
+            detection.
         axis: the axis or axes of the classes.
         where: which entries count, or which examples.
 
@@ -203,7 +206,7 @@ def perceptron_loss(predictor_outputs: Any, targets: Any) -> Array:
 
 
 def sparsemax_loss(logits: Any, labels: Any) -> Array:
-    r"""The binary sparsemax loss: 0 beyond a margin, quadratic inside it, linear before it.
+    r"""The binary sparsemax loss: 0 beyond the margin, quadratic within it, and linear before it.
 
     .. math:: \ell(z) = 0 \text{ if } z \le -1, \quad z \text{ if } z \ge 1, \quad
         \tfrac14 (z + 1)^2 \text{ else}, \qquad z = -x \text{ if } y = 1 \text{ else } x
@@ -224,7 +227,7 @@ def sparsemax_loss(logits: Any, labels: Any) -> Array:
 
 
 def multiclass_hinge_loss(scores: Any, labels: Any) -> Array:
-    r"""The hinge loss of many classes, :math:`\max_i (x_i + [i \ne y]) - x_y`.
+    r"""The multiclass hinge loss, :math:`\max_i (x_i + [i \ne y]) - x_y`.
 
     Args:
         scores: :math:`x`, ``(..., classes)``.
@@ -240,7 +243,7 @@ def multiclass_hinge_loss(scores: Any, labels: Any) -> Array:
 
 
 def multiclass_perceptron_loss(scores: Any, labels: Any) -> Array:
-    r"""The perceptron's loss of many classes, :math:`\max_i x_i - x_y`.
+    r"""The multiclass perceptron loss, :math:`\max_i x_i - x_y`.
 
     Args:
         scores: :math:`x`, ``(..., classes)``.
@@ -257,7 +260,7 @@ def multiclass_perceptron_loss(scores: Any, labels: Any) -> Array:
 
 
 def multiclass_sparsemax_loss(scores: Any, labels: Any) -> Array:
-    r"""The loss whose gradient is the sparsemax less the label.
+    r"""The loss whose gradient is the sparsemax minus the one-hot label.
 
     .. math:: \langle p, z \rangle + \tfrac12 (1 - \lVert p \rVert^2), \qquad z_i = x_i - x_y,
         \quad p \text{ the projection of } x \text{ onto the simplex}

@@ -1,4 +1,4 @@
-"""Connectionist temporal classification: labels without their times."""
+"""Connectionist temporal classification: labels whose times are not known."""
 
 from typing import Any
 
@@ -19,11 +19,11 @@ def ctc_loss(
     blank_id: int = 0,
     log_epsilon: Any = -1e5,
 ) -> Array:
-    r"""The negative logarithm of the probability of a sequence of labels, whenever each is said.
+    r"""The negative log probability of a sequence of labels, summed over all alignments.
 
     .. math:: -\log \sum_{\pi \in \mathcal{B}^{-1}(y)} \prod_t p_t(\pi_t)
 
-    where :math:`\mathcal{B}` strikes repetitions out of a path and then the blanks.
+    where :math:`\mathcal{B}` removes repetitions from a path, and then blanks.
 
     Args:
         logits: ``(batch, frames, classes)``, floating-point; the blank is one of the classes.
@@ -32,8 +32,8 @@ def ctc_loss(
         label_paddings: ``(batch, length)``, 1 for a label of padding, else 0; all padding comes
             last.
         blank_id: the class of the blank.
-        log_epsilon: the logarithm that stands for that of 0, so that gradients are finite. Labels
-            that do not fit into the frames cost about its absolute value.
+        log_epsilon: what is used as the logarithm of 0, so that gradients are finite. Labels that
+            do not fit into the frames cost about its absolute value.
 
     Returns:
         The loss of each sequence, ``(batch,)``.
@@ -64,20 +64,21 @@ def ctc_loss_with_forward_probs(
     blank_id: int = 0,
     log_epsilon: Any = -1e5,
 ) -> tuple[Array, Array, Array]:
-    """The loss of :func:`ctc_loss` and the forward probabilities from which it is made.
+    """The loss of :func:`ctc_loss`, and the forward probabilities from which it is computed.
 
     Args:
-        logits: as there, like the others.
+        logits: as in :func:`ctc_loss`, like the other arguments.
         logit_paddings: 1 for a frame of padding.
         labels: integers.
         label_paddings: 1 for a label of padding.
         blank_id: the class of the blank.
-        log_epsilon: the logarithm that stands for that of 0.
+        log_epsilon: what is used as the logarithm of 0.
 
     Returns:
-        The loss ``(batch,)`` and two logarithms of probabilities: ``(frames, batch, length + 1)``,
-        that after a frame so many labels have been said, a blank after them (after the last frame:
-        a blank or not), and ``(frames, batch, length)``, that the frame says this label.
+        The loss ``(batch,)`` and two arrays of log probabilities. The first,
+        ``(frames, batch, length + 1)``: that by the end of a frame so many labels have been emitted
+        and the frame is a blank (for the last frame, blank or not). The second,
+        ``(frames, batch, length)``: that the frame emits this label.
 
     >>> frames = jnp.zeros((1, 4, 3))
     >>> none = jnp.zeros((1, 4)), jnp.array([[1, 2]]), jnp.zeros((1, 2))
@@ -105,7 +106,7 @@ def ctc_loss_with_forward_probs(
     repeats = jnp.pad(y[:, 1:] == y[:, :-1], ((0, 0), (1, 0)))
 
     def said(blank: Array, label: Array) -> Array:
-        """So many labels said, whatever came last."""
+        """So many labels emitted, whether or not a blank came last."""
         rest = jnp.logaddexp(blank[:, 1:], label)
         return jnp.concatenate([blank[:, :1], rest], 1)
 
@@ -113,7 +114,7 @@ def ctc_loss_with_forward_probs(
         blank, label = before
         log_blank, log_label, padding = now
         so_far = said(blank, label)
-        # A label that repeats the one before it is told from it by a blank.
+        # A blank separates a label from an equal one before it.
         free = jnp.where(repeats, blank[:, :-1], so_far[:, :-1])
         after = log_blank + so_far, log_label + jnp.logaddexp(free, label)
         after = jax.tree.map(lambda old, new: jnp.where(padding, old, new), before, after)

@@ -22,7 +22,7 @@ def kl_divergence(
         axis: the axis or axes of the outcomes.
         where: which entries count.
 
-    What has the probability 0 in the target adds nothing, also where it is 0 in the prediction.
+    An outcome with probability 0 in the target adds nothing, even if the prediction is 0 there too.
 
     Source: S. Kullback and R. Leibler, On Information and Sufficiency, 1951.
 
@@ -39,7 +39,7 @@ def kl_divergence(
 def kl_divergence_with_log_targets(
     log_predictions: Any, log_targets: Any, axis: Axis = -1, where: Any | None = None
 ) -> Array:
-    r"""The Kullback-Leibler divergence, with the target's logarithm given.
+    r"""The Kullback-Leibler divergence, with the targets given as logarithms.
 
     .. math:: \sum_i q_i (\log q_i - \log p_i)
 

@@ -25,12 +25,12 @@ def cosine_similarity(
     Args:
         predictions: :math:`x`, floating-point.
         targets: :math:`y`, floating-point.
-        epsilon: the least squared norm by whose root is divided.
+        epsilon: a lower bound on the squared norms.
         axis: the axis or axes of the vectors.
         where: which entries count.
 
-    A vector of zeros is at right angles to every other, with a gradient of 0; Optax has NaN there.
-    Norms neither overflow nor vanish.
+    The cosine of a vector of zeros and any other is 0, with a gradient of 0; Optax gives NaN.
+    Norms neither overflow nor underflow.
 
     >>> cosine_similarity(jnp.array([[1.0, 1.0], [0.0, 0.0]]), jnp.array([2.0, 0.0])).tolist()
     [0.70710..., 0.0]
@@ -54,7 +54,7 @@ def cosine_distance(
     Args:
         predictions: floating-point.
         targets: floating-point.
-        epsilon: the least squared norm by whose root is divided.
+        epsilon: a lower bound on the squared norms.
         axis: the axis or axes of the vectors.
         where: which entries count.
 
@@ -72,7 +72,7 @@ def ntxent(embeddings: Any, labels: Any, temperature: Any = 0.07) -> Array:
     .. math:: -\log \frac{\exp(s_{ij} / \tau)}{\exp(s_{ij} / \tau) +
         \sum_{k : y_k \ne y_i} \exp(s_{ik} / \tau)}
 
-    where :math:`s` are the cosine similarities.
+    where :math:`s_{ij}` are cosine similarities.
 
     Args:
         embeddings: ``(batch, features)``, floating-point.
@@ -112,7 +112,7 @@ def triplet_margin_loss(
     margin: Any = 1.0,
     eps: Any = 1e-6,
 ) -> Array:
-    r"""How much nearer than a margin a negative is to the anchor, beside a positive.
+    r"""By how much a negative fails to be farther from the anchor than a positive, plus a margin.
 
     .. math:: \max(d(a, p) - d(a, n) + m, 0), \qquad
         d(x, y) = \Big(\sum_i |x_i - y_i|^k + \epsilon\Big)^{1/k}
@@ -122,7 +122,7 @@ def triplet_margin_loss(
         positives: :math:`p`, which should be near.
         negatives: :math:`n`, which should be far.
         axis: the axis of the features.
-        norm_degree: :math:`k \ge 1`. Optax takes no absolute values, which an odd one needs.
+        norm_degree: :math:`k \ge 1`. Optax takes no absolute values, which an odd `k` needs.
         margin: :math:`m`.
         eps: :math:`\epsilon`, which keeps the gradient of a distance of 0 finite.
 
@@ -150,7 +150,7 @@ def triplet_margin_loss(
 
 
 def _unit(x: Array, axis: Axis, epsilon: Any) -> Array:
-    """`x` over its norm, or over the root of `epsilon` if that is more; 0 for zeros."""
+    """`x` divided by its norm, or by the root of `epsilon` if that is larger; 0 for zeros."""
     largest = jax.lax.stop_gradient(jnp.max(jnp.abs(x), axis, keepdims=True, initial=0))
     empty = largest == 0
     largest = jnp.where(empty, 1, largest)

@@ -11,7 +11,7 @@ from gradtx.types import Array
 
 
 def make_fenchel_young_loss(max_fun: Callable[..., Any]) -> Callable[..., Array]:
-    r"""A loss whose gradient is the regularized argmax less the target.
+    r"""A loss whose gradient is the regularized argmax minus the target.
 
     .. math:: \ell(x, y) = \max_\Omega(x) - \langle y, x \rangle
 

@@ -17,10 +17,10 @@ def product(weight: Array, log: Array) -> Array:
 
 
 def shifted(x: Array, axis: Axis, where: Any = None) -> tuple[Array, Array, Array]:
-    """`x` less its largest entry, the logarithm of its sum of exp, and that entry.
+    """`x` minus its largest entry, the logarithm of the sum of exp of that, and the entry.
 
-    To subtract first keeps the digits: the logarithm of the sum is between 0 and that of its size.
-    Masked entries are -inf; where all are, so is the largest, and the logarithm is 0.
+    Subtracting first keeps the digits: the logarithm lies between 0 and that of the number of
+    entries. Masked entries are -inf; where all are, so is the largest, and the logarithm is 0.
     """
     if where is not None:
         x = jnp.where(where, x, -jnp.inf)
@@ -31,13 +31,13 @@ def shifted(x: Array, axis: Axis, where: Any = None) -> tuple[Array, Array, Arra
 
 
 def log_softmax(x: Array, axis: Axis, where: Any = None) -> Array:
-    """The logarithm of the softmax over what is not masked; -inf where it is."""
+    """The logarithm of the softmax over the entries that are not masked; -inf at those that are."""
     x, log_sum, _ = shifted(x, axis, where)
     return x - log_sum
 
 
 def over_classes(where: Any, like: Array, axis: Axis) -> Any:
-    """A mask of examples as one of entries; a mask of entries, or None, as it is."""
+    """A mask of examples as a mask of entries; a mask of entries, or None, unchanged."""
     if where is None or jnp.ndim(where) == like.ndim:
         return where
     return jnp.expand_dims(where, axis)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Losses of ranking: scores of the items of a list beside their relevance."""
+"""Ranking losses: the scores of the items of a list against their relevance."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,16 +18,16 @@ def ranking_softmax_loss(
     weights: Any | None = None,
     reduce_fn: Callable[..., Any] | None = jnp.mean,
 ) -> Array:
-    r"""The cross entropy of the softmax of a list's scores and its relevances: ListNet's.
+    r"""ListNet's loss: the cross entropy between the softmax of a list's scores and its relevances.
 
     .. math:: -\sum_i w_i y_i \log \frac{\exp x_i}{\sum_j \exp x_j}
 
     Args:
         logits: :math:`x`, scores, ``(..., items)``, floating-point.
         labels: :math:`y`, relevances.
-        where: which items count. A list without any costs 0, and is left out of the mean.
-        weights: :math:`w`, one of each item.
-        reduce_fn: ``(losses, where) -> number``; None for one number of each list.
+        where: which items count. A list with none costs 0 and is left out of the mean.
+        weights: :math:`w`, one for each item.
+        reduce_fn: ``(losses, where) -> number``; None for one number for each list.
 
     Source: Z. Cao et al., Learning to Rank: From Pairwise Approach to Listwise Approach, 2007.
 

@@ -1,4 +1,4 @@
-"""Losses of regression: one number for each prediction."""
+"""Regression losses: one number for each prediction."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ def squared_error(predictions: Any, targets: Any | None = None) -> Array:
 
     Args:
         predictions: :math:`x`, floating-point.
-        targets: :math:`y`, of the same shape; 0 if it is not given.
+        targets: :math:`y`, of the same shape; 0 unless given.
 
     >>> squared_error(jnp.array([1.0, 3.0]), jnp.array([1.0, 1.0])).tolist()
     [0.0, 4.0]
@@ -28,7 +28,7 @@ def l2_loss(predictions: Any, targets: Any | None = None) -> Array:
 
     Args:
         predictions: :math:`x`, floating-point.
-        targets: :math:`y`, of the same shape; 0 if it is not given.
+        targets: :math:`y`, of the same shape; 0 unless given.
 
     >>> l2_loss(jnp.array([1.0, 3.0]), jnp.array([1.0, 1.0])).tolist()
     [0.0, 2.0]
@@ -39,14 +39,14 @@ def l2_loss(predictions: Any, targets: Any | None = None) -> Array:
 
 
 def huber_loss(predictions: Any, targets: Any | None = None, *, delta: Any = 1.0) -> Array:
-    r"""Half the squared error near 0, and linear beyond: its gradient is clipped to a limit.
+    r"""Half the squared error near 0 and linear farther out, so that the gradient is bounded.
 
     .. math:: \tfrac12 e^2 \text{ if } |e| \le \delta, \qquad
         \delta\,(|e| - \tfrac12 \delta) \text{ else}, \qquad e = x - y
 
     Args:
         predictions: :math:`x`, floating-point.
-        targets: :math:`y`; 0 if it is not given.
+        targets: :math:`y`; 0 unless given.
         delta: :math:`\delta \ge 0`.
 
     Source: P. J. Huber, Robust Estimation of a Location Parameter, 1964.
@@ -67,9 +67,10 @@ def log_cosh(predictions: Any, targets: Any | None = None) -> Array:
 
     Args:
         predictions: :math:`x`, floating-point.
-        targets: :math:`y`; 0 if it is not given.
+        targets: :math:`y`; 0 unless given.
 
-    Small errors keep their digits; Optax subtracts :math:`\log 2` from what is near it.
+    Small errors keep their digits; Optax loses them by subtracting :math:`\log 2` from nearly the
+    same number.
 
     Source: P. Chen, G. Chen and S. Zhang, Log Hyperbolic Cosine Loss Improves Variational
     Auto-Encoder, 2019.

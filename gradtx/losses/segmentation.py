@@ -1,4 +1,4 @@
-"""Losses of segmentation: the overlap of regions."""
+"""Segmentation losses: the overlap of regions."""
 
 from typing import Any
 
@@ -23,26 +23,26 @@ def dice_loss(
     ignore_background: bool = False,
     axis: Any | None = None,
 ) -> Array:
-    r"""One minus the overlap of what is predicted and what is there, for each class.
+    r"""One minus the overlap of the predicted and the true region, for each class.
 
     .. math:: 1 - \frac{I + s}{I + \alpha (P - I) + \beta (T - I) + s}, \qquad
         I = \sum p t, \quad P = \sum p, \quad T = \sum t
 
-    The defaults give the Dice coefficient; other weights the Tversky index.
+    The default weights give the Dice coefficient, others the Tversky index.
 
     Args:
-        predictions: logits, ``(batch, ..., classes)``; with one class, or one dimension less than
-            the targets, of a binary segmentation.
+        predictions: logits, ``(batch, ..., classes)``; for a binary segmentation with one class, or
+            with one dimension less than the targets.
         targets: :math:`t`, of the same shape, one-hot or 0 and 1.
         class_weights: ``(classes,)``.
-        smooth: :math:`s \ge 0`. With 0 a class that is neither there nor predicted costs 0.
+        smooth: :math:`s \ge 0`. With 0, a class that is neither present nor predicted costs 0.
         alpha: the weight of false positives.
         beta: the weight of false negatives.
-        apply_softmax: whether predictions are logits (of one class: of a sigmoid) or, if not,
-            probabilities, which are taken as they are. Optax wants them to sum to 1, also of one
-            class, and cannot be compiled then.
+        apply_softmax: whether the predictions are logits (of a sigmoid if there is one class) or
+            probabilities, which are used as they are. Optax requires them to sum to 1, even with
+            one class, and cannot then be compiled.
         reduction: over the classes: "mean", "sum" or "none".
-        ignore_background: leave the first class out.
+        ignore_background: whether to leave out the first class.
         axis: what to sum over; all but the first and the last by default.
 
     Source: F. Milletari, N. Navab and S.-A. Ahmadi, V-Net, 2016, arXiv:1606.04797.
@@ -81,14 +81,14 @@ def multiclass_generalized_dice_loss(
     apply_softmax: bool = True,
     ignore_background: bool = False,
 ) -> Array:
-    r"""The mean Dice loss, with weights :math:`w_c \propto 1 / T_c^2` that rare classes need.
+    r"""The mean Dice loss, with weights :math:`w_c \propto 1 / T_c^2` in favor of rare classes.
 
     Args:
         predictions: logits, ``(batch, ..., classes)``.
         targets: one-hot, of the same shape.
         smooth: as in :func:`dice_loss`.
-        apply_softmax: whether predictions are logits or, if not, probabilities.
-        ignore_background: leave the first class out.
+        apply_softmax: whether the predictions are logits or probabilities.
+        ignore_background: whether to leave out the first class.
 
     Source: C. Sudre et al., Generalised Dice Overlap as a Deep Learning Loss Function for Highly
     Unbalanced Segmentations, 2017, arXiv:1707.03237.
@@ -121,7 +121,7 @@ def binary_dice_loss(
         predictions: logits, ``(batch, ...)``, with or without a last dimension of 1.
         targets: 0 or 1, of the same shape.
         smooth: as in :func:`dice_loss`.
-        apply_sigmoid: whether predictions are logits or, if not, probabilities.
+        apply_sigmoid: whether the predictions are logits or probabilities.
 
     Returns:
         One number for each example of the batch.

@@ -1,4 +1,4 @@
-"""Smoothing of labels."""
+"""Label smoothing."""
 
 from typing import Any
 
@@ -19,7 +19,7 @@ def smooth_labels(labels: Any, alpha: Any, *, axis: Axis = -1, where: Any | None
         where: which classes count.
 
     Returns:
-        Labels, of the same type.
+        The smoothed labels, of the same type.
 
     Source: C. Szegedy et al., Rethinking the Inception Architecture, 2015, arXiv:1512.00567.
 

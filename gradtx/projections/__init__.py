@@ -1,10 +1,10 @@
 """Euclidean projections: the point of a set that is nearest to a tree, under Optax's names.
 
-Beside Optax's twelve there are Keras's norm constraints: ``max_norm``, ``min_max_norm`` and
+Besides Optax's twelve there are Keras's norm constraints: ``max_norm``, ``min_max_norm`` and
 ``unit_norm`` (its ``NonNeg`` is `projection_non_negative`).
 
-All are exact to rounding, computed in at least float32 and returned in the types of the leaves.
-`None` leaves are skipped. An empty set is refused where the arguments are known, not traced.
+All are exact up to rounding, computed in at least float32 and returned in the types of the leaves.
+`None` leaves are skipped. An empty set is refused unless the arguments are traced.
 """
 
 from gradtx.projections.ball import projection_l2_ball, projection_l2_sphere

@@ -10,7 +10,7 @@ from gradtx.types import Array, TreeT
 
 
 def _unit(xs: list[Array]) -> tuple[list[Array], Array]:
-    """The direction of a vector, zeros for none, and its norm; no square over- or underflows."""
+    """The direction of a vector (zero for zero) and its norm; no square over- or underflows."""
     top = leaves.largest(xs)
     safe = jnp.where(top > 0, top, 1)
     scaled = [x / safe for x in xs]
@@ -23,13 +23,13 @@ def projection_l2_sphere(tree: TreeT, scale: Any = 1) -> TreeT:
     r"""The nearest point of Euclidean norm `scale`: :math:`s\, x / \lVert x \rVert`.
 
     Args:
-        tree: the tree to project, all its leaves as one vector.
+        tree: the tree to project; all its leaves form one vector.
         scale: :math:`s \ge 0`, the radius.
 
     Raises:
         ValueError: the radius is negative, or there are no entries: the set is empty.
 
-    From the origin every point of the sphere is as near; the one with equal entries is taken, where
+    All points of the sphere are equally near to the origin; the one with equal entries is returned.
     Optax returns NaN.
 
     >>> projection_l2_sphere(jnp.array([0.0, 4.0])).tolist()
@@ -49,7 +49,7 @@ def projection_l2_ball(tree: TreeT, scale: Any = 1) -> TreeT:
     r"""The nearest point of Euclidean norm at most `scale`: :math:`x \min(1, s / \lVert x \rVert)`.
 
     Args:
-        tree: the tree to project, all its leaves as one vector.
+        tree: the tree to project; all its leaves form one vector.
         scale: :math:`s \ge 0`, the radius.
 
     Raises:

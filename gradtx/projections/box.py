@@ -1,4 +1,4 @@
-"""Projections onto sets that are intervals in each entry: boxes, cubes, the orthant."""
+"""Projections onto sets that bound each entry by itself: boxes, cubes, the orthant."""
 
 from typing import Any
 
@@ -32,8 +32,8 @@ def projection_box(tree: TreeT, lower: Any, upper: Any) -> TreeT:
         upper: the upper bound, likewise.
 
     Raises:
-        ValueError: a lower bound is above the upper one, so that the box is empty (only seen where
-            both are known, not traced); or a bound is another tree or does not fit its leaf.
+        ValueError: a lower bound is above the upper one, so that the box is empty (checked unless
+            one of them is traced); or a bound is a different tree or does not fit its leaf.
 
     >>> projection_box(jnp.array([-1.0, 2.0]), 0.0, 1.0).tolist()
     [0.0, 1.0]
@@ -58,7 +58,7 @@ def _box(name: str, tree: PyTree, lower: Any, upper: Any) -> PyTree:
 
 
 def projection_hypercube(tree: TreeT, scale: Any = 1) -> TreeT:
-    r"""The nearest point in a cube at the origin: :math:`\min(\max(x, 0), s)`.
+    r"""The nearest point in a cube with one corner at the origin: :math:`\min(\max(x, 0), s)`.
 
     Args:
         tree: the tree to project; real.

@@ -1,4 +1,4 @@
-"""What projections share: trees as leaves that are computed in at least float32, and checks."""
+"""What projections share: leaves converted to at least float32, and checks."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -43,7 +43,7 @@ def paths(tree: PyTree) -> list[str]:
 
 
 def rebuild(tree: TreeT, leaves: Sequence[Any]) -> TreeT:
-    """A tree like `tree` with other leaves, in the old types."""
+    """A tree like `tree` with new leaves, in the types of the old ones."""
     keyed, treedef = leaves_with_path(tree)
     new = iter(leaves)
 
@@ -65,7 +65,7 @@ def beside(name: str, argument: str, value: Any, tree: PyTree) -> list[Any]:
     """An argument that is a number, an array or a tree like `tree`, for each leaf of it.
 
     Raises:
-        ValueError: it is another tree, or a part of it does not fit its leaf.
+        ValueError: it is a different tree, or a part of it does not fit its leaf.
     """
     keyed, treedef = leaves_with_path(tree)
     if jax.tree_util.all_leaves([value]):
@@ -89,12 +89,12 @@ def beside(name: str, argument: str, value: Any, tree: PyTree) -> list[Any]:
 
 
 def known(*values: Any) -> bool:
-    """Whether all values can be looked at now."""
+    """Whether all values are known now, and not traced."""
     return not any(is_tracer(leaf) for leaf in jax.tree.leaves(values))
 
 
 def check_scale(name: str, scale: Any) -> None:
-    """Raise if there is no point at all of norm `scale`, or of norm up to it."""
+    """Raise ValueError if no point has the norm `scale`, or a smaller one."""
     if np.ndim(scale) != 0:
         raise ValueError(f"{name}: scale must be a number, not an array of {np.shape(scale)}")
     if known(scale) and not scale >= 0:
@@ -108,6 +108,6 @@ def highest(leaves: Sequence[Array]) -> Array:
 
 
 def largest(leaves: Sequence[Array]) -> Array:
-    """The largest absolute value, or 0: a scale at which squares neither overflow nor vanish."""
+    """The largest absolute value, or 0: entries divided by it have squares without overflow."""
     tops = [jax.lax.stop_gradient(jnp.max(jnp.abs(x))) for x in leaves if x.size]
     return jnp.max(jnp.stack(tops)) if tops else jnp.zeros([])

@@ -1,4 +1,4 @@
-"""Projections that bound norms along axes of each leaf: Keras's constraints, made exact."""
+"""Projections that bound norms along axes of each leaf: Keras's constraints, but exact."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +15,7 @@ Axis = int | Sequence[int] | None
 
 
 def _with_norm(name: str, tree: PyTree, axis: Axis, wanted: Any) -> PyTree:
-    """Every vector along `axis` with the norm `wanted(norm)`; zero gets equal entries."""
+    """Each vector along `axis` rescaled to the norm `wanted(norm)`; zero gets equal entries."""
 
     def on_leaf(path: str, x: Array) -> Array:
         try:
@@ -41,7 +41,7 @@ def projection_max_norm(tree: TreeT, max_value: Any = 2.0, axis: Axis = 0) -> Tr
     r"""The nearest leaves whose norms along `axis` are at most `max_value`.
 
     Args:
-        tree: the tree to project, each leaf alone.
+        tree: the tree to project, each leaf by itself.
         max_value: the bound, at least 0.
         axis: the axis or axes along which a norm is taken: 0 for the weights of each output of a
             dense layer, None for the whole leaf.
@@ -49,8 +49,7 @@ def projection_max_norm(tree: TreeT, max_value: Any = 2.0, axis: Axis = 0) -> Tr
     Raises:
         ValueError: the bound is negative, or a leaf has no such axis.
 
-    This is Keras's ``MaxNorm``, which also shrinks what is within the bound a little, by its
-    epsilon.
+    This is Keras's ``MaxNorm``, whose epsilon also shrinks vectors within the bound a little.
 
     >>> projection_max_norm(jnp.array([[3.0, 0.5], [4.0, 0.0]]), 1.0)[:, 1].tolist()
     [0.5, 0.0]
@@ -63,21 +62,21 @@ def projection_max_norm(tree: TreeT, max_value: Any = 2.0, axis: Axis = 0) -> Tr
 def projection_min_max_norm(
     tree: TreeT, min_value: Any = 0.0, max_value: Any = 1.0, axis: Axis = 0, *, rate: Any = 1.0
 ) -> TreeT:
-    r"""The nearest leaves whose norms along `axis` are between two bounds, or part of the way.
+    r"""The nearest leaves whose norms along `axis` are between two bounds, or a step towards them.
 
     .. math:: \lVert x' \rVert = (1 - r) \lVert x \rVert
         + r \min(\max(\lVert x \rVert, \text{min}), \text{max})
 
     Args:
-        tree: the tree to project, each leaf alone.
+        tree: the tree to project, each leaf by itself.
         min_value: the lower bound, at least 0. A zero vector becomes one of equal entries.
         max_value: the upper bound.
         axis: as in :func:`projection_max_norm`.
-        rate: :math:`r` in :math:`[0, 1]`, as in Keras's ``MinMaxNorm``; below 1 a bound is reached
-            over several steps.
+        rate: :math:`r` in :math:`[0, 1]`, as in Keras's ``MinMaxNorm``; below 1 a bound is
+            approached over several steps.
 
     Raises:
-        ValueError: a bound is negative or they are in the wrong order, the rate is out of its
+        ValueError: a bound is negative, the bounds are in the wrong order, the rate is out of
             range, or a leaf has no such axis.
 
     >>> projection_min_max_norm(jnp.array([0.0, 4.0]), 0.5, 1.0).tolist()
@@ -101,7 +100,7 @@ def projection_unit_norm(tree: TreeT, axis: Axis = 0) -> TreeT:
     """The nearest leaves whose norms along `axis` are 1.
 
     Args:
-        tree: the tree to project, each leaf alone. A zero vector becomes one of equal entries.
+        tree: the tree to project, each leaf by itself. A zero vector becomes one of equal entries.
         axis: as in :func:`projection_max_norm`.
 
     Raises:

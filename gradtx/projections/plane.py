@@ -1,4 +1,4 @@
-"""Projections onto a line, a hyperplane and a half-space, which a vector defines."""
+"""Projections onto the line, hyperplane or half-space that a vector defines."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def _vectors(name: str, x: PyTree, a: PyTree, b: Any) -> tuple[list[Array], list
 
 
 def _products(xs: list[Array], normal: list[Array]) -> tuple[Any, Any, list[Array]]:
-    r"""A rescaled normal, :math:`\langle a, x \rangle` and :math:`\langle a, a \rangle` for it."""
+    r"""A rescaled normal `a`, :math:`\langle a, x \rangle` and :math:`\langle a, a \rangle`."""
     top = leaves.largest(normal)
     scaled = [v / jnp.where(top > 0, top, 1) for v in normal]
     inner: Any = 0
@@ -38,11 +38,11 @@ def projection_vector(x: TreeT, a: PyTree) -> TreeT:
     r"""The nearest multiple of a vector: :math:`a\, \langle a, x \rangle / \langle a, a \rangle`.
 
     Args:
-        x: the tree to project, all its leaves as one vector.
-        a: the vector, a tree like it. The only multiple of zero is zero; Optax returns NaN.
+        x: the tree to project; all its leaves form one vector.
+        a: the vector, a tree like `x`. If it is zero so is the result; Optax returns NaN.
 
     Raises:
-        ValueError: `a` is another tree or has other shapes.
+        ValueError: `a` is a different tree or has other shapes.
 
     >>> projection_vector(jnp.array([1.0, 3.0]), jnp.array([2.0, 2.0])).tolist()
     [2.0, 2.0]
@@ -59,13 +59,13 @@ def projection_hyperplane(x: TreeT, a: PyTree, b: Any) -> TreeT:
     .. math:: y = x + a\, (b - \langle a, x \rangle) / \langle a, a \rangle
 
     Args:
-        x: the tree to project, all its leaves as one vector.
-        a: the normal of the plane, a tree like it.
+        x: the tree to project; all its leaves form one vector.
+        a: the normal of the plane, a tree like `x`.
         b: :math:`b`.
 
     Raises:
-        ValueError: `a` is another tree or has other shapes; or it is zero and `b` is not, so that
-            the set is empty (only seen where both are known, not traced).
+        ValueError: `a` is a different tree or has other shapes; or it is zero and `b` is not, so
+            that the set is empty (checked unless one of them is traced).
 
     >>> projection_hyperplane(jnp.array([1.0, 3.0]), jnp.array([2.0, 0.0]), 0.0).tolist()
     [0.0, 3.0]
@@ -79,14 +79,14 @@ def projection_halfspace(x: TreeT, a: PyTree, b: Any) -> TreeT:
     .. math:: y = x - a \max(\langle a, x \rangle - b,\, 0) / \langle a, a \rangle
 
     Args:
-        x: the tree to project, all its leaves as one vector. Of a complex inner product the real
-            part counts.
-        a: the outer normal, a tree like it.
+        x: the tree to project; all its leaves form one vector. Only the real part of a complex
+            inner product counts.
+        a: the outer normal, a tree like `x`.
         b: :math:`b`, real.
 
     Raises:
-        ValueError: `a` is another tree or has other shapes; or it is zero and `b` is negative, so
-            that the set is empty (only seen where both are known, not traced).
+        ValueError: `a` is a different tree or has other shapes; or it is zero and `b` is negative,
+            so that the set is empty (checked unless one of them is traced).
 
     >>> projection_halfspace(jnp.array([1.0, 3.0]), jnp.array([2.0, 0.0]), 0.0).tolist()
     [0.0, 3.0]

@@ -2,7 +2,7 @@
 
 Source: C. Michelot, A Finite Algorithm for Finding the Projection of a Point onto the Canonical
 Simplex of R^n, 1986; J. Duchi, S. Shalev-Shwartz, Y. Singer and T. Chandra, Efficient Projections
-onto the L1-Ball for Learning in High MatrixDimensions, 2008 (the ball by way of the simplex).
+onto the L1-Ball for Learning in High Dimensions, 2008 (the ball by way of the simplex).
 """
 
 from typing import Any
@@ -17,8 +17,9 @@ from gradtx.types import Array, TreeT
 def _on_simplex(xs: list[Array], scale: Any) -> list[Array]:
     r"""The nearest non-negative vector with the sum `scale`: :math:`\max(x - \theta, 0)`.
 
-    Entries above :math:`\theta` share what is to be taken off. They are found without sorting, in a
-    few passes: from a bound below :math:`\theta` on, each pass drops those that would be negative.
+    What the sum exceeds `scale` by is taken evenly from the entries above :math:`\theta`. These are
+    found in a few passes, without sorting: :math:`\theta` starts from a lower bound, and each pass
+    drops the entries that would become negative.
     """
     # A constant added to all entries changes nothing; near zero the sums lose the least.
     top = leaves.highest(xs)
@@ -58,14 +59,14 @@ def projection_simplex(tree: TreeT, scale: Any = 1) -> TreeT:
     .. math:: p = \max(x - \theta, 0), \qquad \textstyle\sum p = s
 
     Args:
-        tree: the tree to project, all its leaves as one vector; real.
+        tree: the tree to project; all its leaves form one vector; real.
         scale: :math:`s \ge 0`, the sum.
 
     Raises:
         ValueError: the sum is negative, or there are no entries: the set is empty.
 
-    Entries of any size keep their precision, since only differences count; :math:`s = 0` gives
-    zeros, where Optax divides by it.
+    Entries of any size keep their precision, since only differences matter. :math:`s = 0` gives
+    zeros; Optax divides by it.
 
     >>> projection_simplex({"b": jnp.array(0.5), "w": jnp.array([2.5, 3.25])})["w"].tolist()
     [0.125, 0.875]
@@ -85,13 +86,13 @@ def projection_l1_sphere(tree: TreeT, scale: Any = 1) -> TreeT:
         p \text{ the projection of } |x| \text{ onto the simplex}
 
     Args:
-        tree: the tree to project, all its leaves as one vector.
+        tree: the tree to project; all its leaves form one vector.
         scale: :math:`s \ge 0`, the radius.
 
     Raises:
         ValueError: the radius is negative, or there are no entries: the set is empty.
 
-    A zero entry that has to grow takes the positive sign (both are as near); in Optax it stays
+    A zero entry that has to grow becomes positive (the negative is equally near); in Optax it stays
     zero, and the result is not on the sphere.
 
     >>> projection_l1_sphere(jnp.array([0.0, -0.5])).tolist()
@@ -115,7 +116,7 @@ def projection_l1_ball(tree: TreeT, scale: Any = 1) -> TreeT:
     r"""The nearest point whose absolute values sum to at most `scale`.
 
     Args:
-        tree: the tree to project, all its leaves as one vector.
+        tree: the tree to project; all its leaves form one vector.
         scale: :math:`s \ge 0`, the radius.
 
     Raises:

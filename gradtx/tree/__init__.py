@@ -1,7 +1,7 @@
 """Mathematics on trees, under Optax's names: `None` leaves are skipped, `Rows` count as one leaf.
 
-A leaf that is `None` in any of the trees, such as a parameter that has no gradient, is `None` in
-the result and adds nothing to a sum. On `Rows` a function acts on the rows that are there. Sums,
+A leaf that is `None` in any of the trees, such as a parameter without a gradient, is `None` in the
+result and adds nothing to a sum. On `Rows` a function acts on the rows that they hold. Sums,
 norms and inner products are taken in at least float32; Optax takes them in the leaves' type.
 """
 

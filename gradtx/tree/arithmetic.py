@@ -1,4 +1,4 @@
-"""Arithmetic on trees, and trees like others."""
+"""Arithmetic on trees, and trees made like others."""
 
 import operator
 from functools import reduce
@@ -27,12 +27,12 @@ def sub(tree_x: TreeT, tree_y: PyTree) -> TreeT:
 
 
 def mul(tree_x: TreeT, tree_y: PyTree) -> TreeT:
-    """The product of two trees, entry by entry."""
+    """The entrywise product of two trees."""
     return each(operator.mul, tree_x, tree_y)
 
 
 def div(tree_x: TreeT, tree_y: PyTree) -> TreeT:
-    """The quotient of two trees, entry by entry."""
+    """The entrywise quotient of two trees."""
     return each(operator.truediv, tree_x, tree_y)
 
 
@@ -66,12 +66,12 @@ def clip(tree: TreeT, min_value: Any = None, max_value: Any = None) -> TreeT:
 
 
 def where(condition: Any, tree_x: TreeT, tree_y: PyTree) -> TreeT:
-    """The entries of one tree where a condition holds, of the other elsewhere.
+    """The entries of one tree where a condition holds, and of another elsewhere.
 
     Args:
         condition: a boolean, or an array of them that fits every leaf.
-        tree_x: chosen where it is true.
-        tree_y: chosen where it is false.
+        tree_x: what to take where it is true.
+        tree_y: what to take where it is false.
     """
 
     def choose(x: Any, y: Any) -> Any:
@@ -108,12 +108,12 @@ def batch_shape(tree: TreeT, shape: tuple[int, ...] = ()) -> TreeT:
 
 
 def cast(tree: TreeT, dtype: DType | None) -> TreeT:
-    """Every leaf in one type, or the tree as it is for None."""
+    """Every leaf converted to one type; for None the tree itself."""
     return tree if dtype is None else each(lambda x: jnp.asarray(x).astype(dtype), tree)
 
 
 def cast_like(tree: TreeT, other_tree: PyTree) -> TreeT:
-    """Every leaf in the type of another tree's, where that has one."""
+    """Every leaf converted to the type of the same leaf of another tree, where that has a type."""
 
     def on_leaf(x: Any, other: Any) -> Any:
         if not hasattr(other, "dtype"):
@@ -125,16 +125,16 @@ def cast_like(tree: TreeT, other_tree: PyTree) -> TreeT:
 
 
 def dtype(tree: PyTree, mixed_dtype_handler: str | None = None) -> DType:
-    """The type of the leaves; JAX's default type where there are none.
+    """The type of the leaves; JAX's default type if there are none.
 
     Args:
         tree: a tree of numbers or arrays.
-        mixed_dtype_handler: what to do where types differ: None to refuse, ``"promote"`` for the
-            type that holds all, ``"highest"`` or ``"lowest"`` for that end of the order in which a
-            type is above those that promote to it.
+        mixed_dtype_handler: what to do if types differ: None to refuse, ``"promote"`` for the type
+            to which all promote, ``"highest"`` or ``"lowest"`` for one of theirs, where a type is
+            higher than those that promote to it.
 
     Raises:
-        ValueError: types differ and none is asked for, or two cannot be ordered.
+        ValueError: types differ and `mixed_dtype_handler` is None, or two types have no order.
 
     >>> str(dtype({"a": jnp.zeros(1, jnp.bfloat16), "b": jnp.zeros(1)}, "lowest"))
     'bfloat16'

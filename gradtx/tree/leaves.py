@@ -1,4 +1,4 @@
-"""Trees leaf by leaf: `None` is skipped, `Rows` are one leaf."""
+"""Trees leaf by leaf: `None` is skipped, and `Rows` are one leaf."""
 
 from collections.abc import Callable
 from typing import Any
@@ -54,12 +54,12 @@ def present(*leaves: Any) -> bool:
 
 
 def dense(leaf: Any) -> Array:
-    """A leaf as an array, `Rows` as the whole table."""
+    """A leaf as an array; `Rows` as the whole table."""
     return leaf.to_dense() if isinstance(leaf, Rows) else jnp.asarray(leaf)
 
 
 def each(function: Callable[..., Any], *trees: PyTree) -> PyTree:
-    """`function` on arrays: under `Rows` in the first tree it sees those rows of the others."""
+    """`function` on arrays; where the first tree has `Rows` it sees those rows of the others."""
 
     def on_leaf(x: Any, *others: Any) -> Any:
         if not isinstance(x, Rows):

@@ -1,4 +1,4 @@
-"""Moving averages of trees, for transformations that are written on trees."""
+"""Moving averages of trees, for transformations that are written for whole trees."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ def update_infinity_moment(updates: PyTree, moments: TreeT, decay: Any, eps: Any
 
 
 def update_moment_per_elem_norm(updates: PyTree, moments: TreeT, decay: Any, order: int) -> TreeT:
-    r"""The moving average of powers of the absolute value, real also for complex updates.
+    r"""The moving average of powers of the absolute value, which is real for complex updates too.
 
     Args:
         updates: the gradients.

@@ -29,10 +29,10 @@ def random_like(
     """Random entries in the shapes, types and shardings of a tree.
 
     Args:
-        rng_key: the key; every leaf gets its own part of it.
+        rng_key: the key, which is split into one for each leaf.
         target_tree: the tree to imitate.
-        sampler: ``(key, shape, dtype) -> array``; it is passed ``out_sharding`` if it takes it.
-        dtype: the type to draw in; the leaf's by default.
+        sampler: ``(key, shape, dtype) -> array``; it gets ``out_sharding`` too if it takes it.
+        dtype: the type of the entries; the leaf's by default.
     """
     sharded = "out_sharding" in inspect.signature(sampler).parameters
 

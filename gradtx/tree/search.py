@@ -1,4 +1,4 @@
-"""Parts of a tree, such as a state, by name; they are public as functions of :mod:`gradtx.tree`."""
+"""Parts of a tree, such as a state, by name; public as functions of :mod:`gradtx.tree`."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from gradtx.types import PyTree
 
 
 class NamedTupleKey(NamedTuple):
-    """A step of a path into the field of a named tuple: which class, which field."""
+    """The step of a path that leads into a field of a named tuple: which class, which field."""
 
     tuple_name: str
     name: str
@@ -22,7 +22,7 @@ Filter = Callable[[tuple[Any, ...], Any], bool]
 
 
 def children_of(node: Any) -> list[tuple[Any, Any]]:
-    """What is directly in a node of a tree, with the keys that lead there."""
+    """The children of a node of a tree, with the keys that lead to them."""
     if isinstance(node, tuple) and hasattr(node, "_fields"):
         cls = type(node).__name__
         return [(NamedTupleKey(cls, name), getattr(node, name)) for name in node._fields]
@@ -52,11 +52,11 @@ def get_all_with_path(
     Args:
         tree: where to look.
         key: a key of a dict, a field of a named tuple or dataclass, or a named tuple's class name.
-        filtering: ``(path, value) -> bool``, which of them to keep. A field of a named tuple stands
-            in the path as a `NamedTupleKey`, which also knows the class.
+        filtering: ``(path, value) -> bool``, which of them to keep. In the path, a field of a named
+            tuple is a `NamedTupleKey`, which also has the class.
 
     Returns:
-        Pairs of a path and what is there: the outermost first, in the order of the tree.
+        Pairs of a path and what is there, outermost first, otherwise in the order of the tree.
 
     >>> import gradtx
     >>> state = gradtx.chain(gradtx.scale_by_adam(), gradtx.ema(0.9)).init(1.0)
@@ -66,7 +66,7 @@ def get_all_with_path(
     found: list[tuple[Any, Any]] = []
 
     def look(path: tuple[Any, ...], node: Any) -> None:
-        """Of nodes that have it the outermost come first, then what is inside of them."""
+        """Collect the outermost nodes that have the name first, then those inside them."""
         inside: list[tuple[tuple[Any, ...], Any]] = []
         outermost(path, node, inside)
         for at, child in inside:
@@ -88,12 +88,12 @@ def get_all_with_path(
 
 
 def get(tree: PyTree, key: Any, default: Any | None = None, filtering: Filter | None = None) -> Any:
-    """The one part of a tree that has a name, or `default` where none has.
+    """The one part of a tree with a given name, or `default` if there is none.
 
     The arguments are those of :func:`get_all_with_path`.
 
     Raises:
-        KeyError: several parts have it (the error lists their paths).
+        KeyError: several parts have the name (the error lists their paths).
 
     >>> import gradtx
     >>> int(get(gradtx.adam(1e-3).init(1.0), "count"))
@@ -107,15 +107,15 @@ def get(tree: PyTree, key: Any, default: Any | None = None, filtering: Filter | 
 
 
 def set(tree: PyTree, filtering: Filter | None = None, /, **kwargs: Any) -> PyTree:
-    """A tree with other values for the parts that have the given names.
+    """A tree with new values for the parts with the given names.
 
     Args:
         tree: the old tree.
         filtering: ``(path, value) -> bool``, as in :func:`get_all_with_path`.
-        kwargs: the new values by name; all parts of a name get the same.
+        kwargs: the new values by name; all parts with a name get the same value.
 
     Raises:
-        KeyError: nothing has a name (or what has it is filtered out).
+        KeyError: no part has a name, or all that have it are filtered out.
 
     >>> import gradtx
     >>> set(gradtx.ema(0.9).init(0.0), count=3).count
@@ -147,7 +147,7 @@ def set(tree: PyTree, filtering: Filter | None = None, /, **kwargs: Any) -> PyTr
 
 
 class _Placeholder:
-    """Stands for the whole tree of parameters when a foreign `init` is asked where slots are."""
+    """Stands for the whole tree of parameters, to find out where a foreign `init` puts slots."""
 
 
 jax.tree_util.register_pytree_node(
@@ -166,9 +166,9 @@ def map_params(
 ) -> PyTree:
     """`f` on every slot of a state that mirrors the parameters.
 
-    gradtx's states say which of their fields are slots. In a state of another library a slot is
-    what becomes a placeholder when `initable` is given a placeholder for the parameters, as in
-    Optax, which asks this of every state and so fails where `init` looks at the parameters.
+    gradtx's states say which of their fields are slots. In a state of another library, a slot is
+    whatever becomes a placeholder when `initable` gets a placeholder for the parameters. Optax does
+    this with every state, and fails where `init` looks at the parameters.
 
     Args:
         initable: a transformation, or its ``init``.

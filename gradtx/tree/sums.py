@@ -90,8 +90,8 @@ def sum(tree: PyTree, associative_reduction: bool = False) -> Array:
 
     Args:
         tree: a tree of numbers or arrays.
-        associative_reduction: add the leaves' sums in pairs, which compiles faster for many leaves
-            and rounds differently.
+        associative_reduction: whether to add the sums of leaves in pairs, which compiles faster for
+            many leaves and rounds differently.
     """
     sums = [jnp.sum(widen(dense(leaf))) for leaf in there(tree)]
     if associative_reduction and sums:
@@ -105,12 +105,12 @@ def _extreme(tree: PyTree, reduction: Any, combine: Any, initial: float) -> Arra
 
 
 def max(tree: PyTree) -> Array:
-    """The largest entry, or minus infinity where there is none."""
+    """The largest entry, or minus infinity if there is none."""
     return _extreme(tree, jnp.max, jnp.maximum, -jnp.inf)
 
 
 def min(tree: PyTree) -> Array:
-    """The smallest entry, or infinity where there is none."""
+    """The smallest entry, or infinity if there is none."""
     return _extreme(tree, jnp.min, jnp.minimum, jnp.inf)
 
 
@@ -120,7 +120,7 @@ def norm(tree: PyTree, ord: int | str | float | None = None, squared: bool = Fal
     Args:
         tree: a tree of numbers or arrays.
         ord: 2 or None, 1, or infinity (also written ``"inf"`` or ``"infinity"``).
-        squared: return the square.
+        squared: whether to return the square.
 
     Raises:
         ValueError: another order.
@@ -140,7 +140,7 @@ def norm(tree: PyTree, ord: int | str | float | None = None, squared: bool = Fal
 
 
 def size(tree: PyTree) -> int:
-    """The number of entries of all leaves; of `Rows` those of the whole table.
+    """The number of entries of all leaves; `Rows` count as the whole table.
 
     >>> size({"a": jnp.zeros((2, 3)), "b": 1.0, "c": None})
     7
