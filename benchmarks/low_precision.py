@@ -8,6 +8,7 @@ cosine, batches of 64); prints a table of the losses after the last step, for th
 """
 
 import argparse
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from sklearn import datasets
 import gradtx
 from benchmarks.convergence import cross_entropy, layers, logits
 from benchmarks.tables import markdown
+from benchmarks.variants import light_and_dark
 
 STEPS, BATCH, SEEDS, POINTS = 6000, 64, 3, 60
 
@@ -96,7 +98,7 @@ def draw(slopes: dict[str, np.ndarray], losses: dict[str, np.ndarray], out: Path
     for ax in (left, right):
         ax.spines[["top", "right"]].set_visible(False)
     out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, dpi=110)
+    figure.savefig(out, dpi=110, transparent=True)
     plt.close(figure)
 
 
@@ -115,7 +117,7 @@ def main(out: Path) -> None:
     ]
     header = ["parameters", "2.0 after 1,000 steps", "losses on digits", "over float32"]
     print(markdown("AdamW on parameters in bfloat16", header, rows))
-    draw(slopes, losses, out)
+    light_and_dark(functools.partial(draw, slopes, losses), out)
 
 
 if __name__ == "__main__":

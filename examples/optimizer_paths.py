@@ -2,6 +2,8 @@
 
     python examples/optimizer_paths.py [--out FILE.png]
 
+Draws FILE.png, and FILE_dark.png for pages that are dark.
+
 The minimum lies at x = -9/8, behind a flat inflection at x = 0 where slow optimizers get stuck.
 """
 
@@ -17,12 +19,14 @@ matplotlib.use("Agg")  # before pyplot, so that no display is needed
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm
+from matplotlib.colors import LinearSegmentedColormap, LogNorm
 
 import gradtx
 
 START = 2.0
 MAX_STEPS = 2_000
+# Neither so dark nor so light that it is lost on a page.
+EARLY_TO_LATE = LinearSegmentedColormap.from_list("steps", plt.cm.plasma(np.linspace(0.2, 0.85)))
 LEARNING_RATES = (1e-3, 1e-2, 1e-1)
 OPTIMIZERS: Mapping[str, Callable[[float], gradtx.GradientTransformation]] = {
     "gradient descent": gradtx.sgd,
@@ -69,18 +73,19 @@ def table(runs: Mapping[tuple[str, float], Run]) -> str:
 def draw_run(ax: Axes, run: Run, colours: LogNorm) -> None:
     grid = np.linspace(-2.15, 2.15, 500)
     points = run.xs[np.isfinite(run.xs)].astype(np.float64)  # float32 losses would overflow
-    ax.plot(grid, loss(grid), color="0.8", linewidth=3, zorder=1)
-    ax.axvline(-9 / 8, color="0.8", linewidth=1, linestyle=":", zorder=0)
+    ink = plt.rcParams["text.color"]
+    ax.plot(grid, loss(grid), color=ink, alpha=0.2, linewidth=3, zorder=1)
+    ax.axvline(-9 / 8, color=ink, alpha=0.3, linewidth=1, linestyle=":", zorder=0)
     # Straight strokes between the steps show the overshooting that dots on the curve hide.
-    ax.plot(points, loss(points), color="0.35", linewidth=0.6, alpha=0.7, zorder=2)
+    ax.plot(points, loss(points), color=ink, linewidth=0.6, alpha=0.7, zorder=2)
     order = np.arange(len(points)).clip(1)
-    ax.scatter(points, loss(points), c=order, norm=colours, cmap="plasma", s=14, zorder=3)
-    ax.plot(START, loss(START), "o", color="black", markerfacecolor="white", zorder=4)
+    ax.scatter(points, loss(points), c=order, norm=colours, cmap=EARLY_TO_LATE, s=14, zorder=3)
+    ax.plot(START, loss(START), "o", color=ink, markerfacecolor="none", zorder=4)
     if abs(points[-1]) < grid[-1]:
-        ax.plot(points[-1], loss(points[-1]), "*", color="black", markersize=11, zorder=4)
+        ax.plot(points[-1], loss(points[-1]), "*", color=ink, markersize=11, zorder=4)
     else:
         visited = "\n".join(f"x = {x:.3g}" for x in run.xs[1:])
-        ax.text(0.4, 0.78, visited, transform=ax.transAxes, fontsize=8, va="top", color="0.3")
+        ax.text(0.4, 0.78, visited, transform=ax.transAxes, fontsize=8, va="top")
     weight = "normal" if run.outcome == "does not converge" else "bold"
     ax.text(0.06, 0.93, run.outcome, transform=ax.transAxes, fontsize=10, weight=weight, va="top")
     ax.spines[["top", "right"]].set_visible(False)
@@ -109,10 +114,10 @@ def draw(runs: Mapping[tuple[str, float], Run], out: Path) -> None:
     axes[0, 0].yaxis.minorticks_off()
     figure.supylabel("loss, $2x^4 + 3x^3 + 2$", fontsize=11)
     figure.supxlabel("x      (circle: start,  star: last step,  dotted: the minimum)", fontsize=11)
-    key = plt.cm.ScalarMappable(colours, "plasma")
+    key = plt.cm.ScalarMappable(colours, EARLY_TO_LATE)
     figure.colorbar(key, ax=axes, label="step", shrink=0.6, format="{x:,.0f}")
     out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, dpi=120)
+    figure.savefig(out, dpi=120, transparent=True)
     plt.close(figure)
 
 
@@ -127,7 +132,9 @@ def main() -> None:
         for rate in LEARNING_RATES
     }
     print(table(runs))
-    draw(runs, out)
+    for suffix, style in (("", "default"), ("_dark", "dark_background")):
+        with plt.style.context(style):
+            draw(runs, out.with_stem(out.stem + suffix))
     print(f"\npaths drawn in {out}")
 
 

@@ -11,7 +11,7 @@ made up, for tables as large as you like: a few users rate much and a few items 
 power law), and a rating is the product of two hidden factors, with biases and noise. A rating is
 predicted by the product of two rows and two biases (Y. Koren, R. Bell and C. Volinsky, Matrix
 Factorization Techniques for Recommender Systems, 2009, 10.1109/MC.2009.263). Prints time and error
-of each run; draws `recommender.png`.
+of each run; draws `recommender.png`, and `recommender_dark.png` for pages that are dark.
 """
 
 import argparse
@@ -173,7 +173,7 @@ def draw(runs: dict[str, History], title: str, out: Path) -> None:
     for ax in (left, right):
         ax.spines[["top", "right"]].set_visible(False)
     out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(out, dpi=120)
+    figure.savefig(out, dpi=120, transparent=True)
     plt.close(figure)
 
 
@@ -236,7 +236,10 @@ def main() -> None:
     print(f"predicting the mean: {np.std(test.stars):.3f}")
     if args.data == "made-up":
         print(f"the noise: {NOISE:.3f}")
-    draw(runs, f"{args.optimizer}, {args.data}, {users:,} x {items:,}", args.out)
+    title = f"{args.optimizer}, {args.data}, {users:,} x {items:,}"
+    for suffix, style in (("", "default"), ("_dark", "dark_background")):
+        with plt.style.context(style):
+            draw(runs, title, args.out.with_stem(args.out.stem + suffix))
     print(f"loss curves drawn in {args.out}")
 
 

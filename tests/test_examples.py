@@ -49,6 +49,14 @@ def test_digits_with_another_optimizer_and_from_a_file(tmp_path):
     assert accuracies[0] == accuracies[1]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["sgd", "adadelta"])
+def test_digits_at_the_rate_that_an_optimizer_has_by_default(tmp_path, name):
+    code, output = run("train_digits.py", "--optimizer", name, cwd=tmp_path)
+    assert code == 0, output
+    assert float(re.findall(r"accuracy\D*([\d.]+)", output)[-1]) >= 97.0
+
+
 def test_an_unknown_optimizer_is_a_clear_error(tmp_path):
     code, output = run("train_digits.py", "--optimizer", "adamm", cwd=tmp_path)
     assert code != 0
@@ -82,7 +90,8 @@ def test_what_cannot_be_run_is_said_in_a_sentence(tmp_path, script, arguments, s
 def test_published_paths(tmp_path):
     code, output = run("optimizer_paths.py", "--out", "paths.png", cwd=tmp_path)
     assert code == 0, output
-    assert (tmp_path / "paths.png").stat().st_size > 10_000
+    for name in ("paths.png", "paths_dark.png"):
+        assert (tmp_path / name).stat().st_size > 10_000
 
 
 def recommended(output):

@@ -12,8 +12,10 @@ NEEDS = {
     "equinox_module": "equinox",
     "flax_linen": "flax",
     "flax_nnx": "flax",
+    "from_keras": "keras",
     "from_pytorch": "torch",
     "haiku_network": "haiku",
+    "resume_orbax": "orbax.checkpoint",
 }
 
 
@@ -23,8 +25,10 @@ def test_there_are_recipes():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of Keras
 @pytest.mark.parametrize("name", RECIPES)
-def test_a_recipe_runs(name, capsys):
+def test_a_recipe_runs(name, capsys, monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of other libraries, as they are imported
         if name in NEEDS:

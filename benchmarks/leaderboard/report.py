@@ -19,6 +19,7 @@ from benchmarks.leaderboard.results import RESULTS, load
 from benchmarks.leaderboard.search import FACTORS, POINTS, SEEDS, TRIALS
 from benchmarks.leaderboard.spaces import PRINCIPAL, spaces
 from benchmarks.tables import markdown
+from benchmarks.variants import light_and_dark
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "leaderboard.md"
@@ -243,18 +244,18 @@ def panels() -> tuple[Any, dict[str, Any]]:
     return figure, dict(zip(PROBLEMS, axes.flat, strict=True))
 
 
-def finish(figure: Any, name: str) -> None:
+def finish(figure: Any, out: Path) -> None:
     handles = {
         label: handle
         for ax in figure.axes
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
     }
     figure.legend(handles.values(), handles, loc="outside lower center", ncols=8, frameon=False)
-    figure.savefig(PICTURES / f"leaderboard_{name}.png", dpi=90)
+    figure.savefig(out, dpi=90, transparent=True)
     plt.close(figure)
 
 
-def draw_curves() -> None:
+def draw_curves(out: Path) -> None:
     """The median over the seeds, in a band from the least to the largest."""
     figure, axes = panels()
     for name, ax in axes.items():
@@ -265,15 +266,15 @@ def draw_curves() -> None:
                 c = {k: np.array(v, float) for k, v in entries[optimizer]["curve"].items()}
                 ax.plot(at, c["median"], color=f"C{i}", label=optimizer)
                 ax.fill_between(at, c["low"], c["high"], color=f"C{i}", alpha=0.15, linewidth=0)
-        ax.axhline(made.target, color="0.4", linestyle=":")
+        ax.axhline(made.target, color=plt.rcParams["text.color"], alpha=0.7, linestyle=":")
         ax.set(yscale="log", xlabel="step", ylabel="loss")
         if entries:
             best = min(np.nanmin(np.array(e["curve"]["low"], float)) for e in entries.values())
             ax.set_ylim(0.9 * best, 1.1 * next(iter(entries.values()))["curve"]["high"][0])
-    finish(figure, "curves")
+    finish(figure, out)
 
 
-def draw_costs() -> None:
+def draw_costs(out: Path) -> None:
     """Steps to the target against seconds to it."""
     figure, axes = panels()
     for name, ax in axes.items():
@@ -285,15 +286,15 @@ def draw_costs() -> None:
                     1e-6 * steps * entry["microseconds_a_step"],
                     steps,
                     "o",
-                    color="0.75" if i is None else f"C{i}",
+                    color="0.5" if i is None else f"C{i}",
                     label="others" if i is None else optimizer,
                     zorder=1 if i is None else 2,
                 )
         ax.set(xscale="log", xlabel="seconds of one core", ylabel="steps")
-    finish(figure, "costs")
+    finish(figure, out)
 
 
-def draw_basins() -> None:
+def draw_basins(out: Path) -> None:
     """The loss against the learning rate, as a multiple of the one found."""
     figure, axes = panels()
     for name, ax in axes.items():
@@ -306,7 +307,7 @@ def draw_basins() -> None:
                 ax.plot(x, y / best, ".-", color=color, label=optimizer)
         ax.set(xscale="log", yscale="log", xlabel="learning rate / that found")
         ax.set(ylabel="loss / that found", ylim=(0.8, 10))
-    finish(figure, "basins")
+    finish(figure, out)
 
 
 def tuned() -> dict[str, dict[str, dict[str, float]]]:
@@ -378,5 +379,6 @@ def write() -> None:
     lines = (f"{json.dumps(k)}: {json.dumps(v)}" for k, v in tuned().items())
     TUNED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     for draw in (draw_curves, draw_costs, draw_basins):
-        draw()
+        name = draw.__name__.replace("draw", "leaderboard")
+        light_and_dark(draw, PICTURES / f"{name}.png")
     print(f"{RESULTS} -> {PAGE}, {PICTURES}, {TUNED}")

@@ -338,6 +338,22 @@ class Linked(SphinxTransform):
                 target += literal
 
 
+class Variants(SphinxTransform):
+    """A picture beside which there is one for dark pages is shown as the page is."""
+
+    default_priority = 500
+
+    def apply(self, **kwargs: Any) -> None:
+        del kwargs
+        for image in list(self.document.findall(nodes.image)):
+            dark = re.sub(r"\.png$", "_dark.png", image["uri"])
+            if dark != image["uri"] and (DOCS / dark).exists():
+                image.parent.insert(image.parent.index(image) + 1, other := image.deepcopy())
+                other["uri"] = dark
+                image["classes"].append("only-light")
+                other["classes"].append("only-dark")
+
+
 def link_papers(app: Any, what: Any, name: Any, obj: Any, options: Any, lines: list[str]) -> None:
     """A paper's number links to the paper."""
     del app, what, name, obj, options
@@ -371,6 +387,7 @@ def keep_colons(app: Any, what: str, name: Any, obj: Any, options: Any, lines: l
 
 def setup(app: Sphinx) -> dict[str, bool]:
     app.add_transform(Linked)
+    app.add_transform(Variants)
     app.connect("autodoc-process-docstring", keep_colons, priority=400)
     app.connect("autodoc-process-docstring", link_papers, priority=900)
     app.connect("autodoc-process-docstring", link_patterns, priority=900)
