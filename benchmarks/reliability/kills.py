@@ -107,13 +107,13 @@ def killed(quick: bool, names: list[str], save: Callable[..., None]) -> Outcome:
             count = max(found, default=0)
             if save is SAVE:
                 whole = not refused and count > reached
-            else:  # in the midst of the first file there is none
+            else:  # in the middle of the first file there is none
                 whole = len(refused) <= 1 and count >= reached
             done.check(whole, f"kill {kill}: step {count} after step {reached}; {refused}")
             reached = count
         broken, unbroken = trained(paths, save, reached + 2), trained([], save, reached + 2)
     done.check(bits(broken) == bits(unbroken), f"the bits at step {reached + 2}")
-    done.notes = {"kills in the midst of a file": hits, "steps": reached + 2}
+    done.notes = {"kills in the middle of a file": hits, "steps": reached + 2}
     return done
 
 
