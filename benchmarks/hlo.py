@@ -86,10 +86,36 @@ def by_kind(found: Iterable[Collective]) -> dict[str, tuple[int, int]]:
     return dict(totals)
 
 
+def _computations(text: str) -> dict[str, str]:
+    """The bodies of a program's computations, by name."""
+    pattern = r"^(?:ENTRY )?%?([\w.\-]+) \([^\n]*\{\n(.*?)^\}"
+    return dict(re.findall(pattern, text, re.MULTILINE | re.DOTALL))
+
+
+def overlapped(text: str) -> list[int]:
+    """For each collective that a TPU starts and then awaits: the products of matrices between."""
+    computations = _computations(text)
+    entry = re.search(r"^ENTRY %([\w.\-]+)", text, re.MULTILINE)
+    found: list[int] = []
+    under_way: dict[str, int] = {}
+    for line in computations[entry[1]].splitlines() if entry else ():
+        name = re.match(r"\s+(?:ROOT )?%([\w.\-]+) = ", line)
+        started = name and re.match(r"async-collective-(start|done)(.*)", name[1])
+        if started and started[1] == "start":
+            under_way[started[2]] = 0
+        elif started:
+            found.append(under_way.pop(started[2]))
+        else:
+            called = re.search(r"calls=%([\w.\-]+)", line)
+            inside = computations.get(called[1], "") if called else ""
+            if " convolution(" in line or " convolution(" in inside:
+                under_way = {pair: n + 1 for pair, n in under_way.items()}
+    return found
+
+
 def in_loops(text: str) -> str:
     """The bodies of the loops of a program, and what they call."""
-    bodies = re.findall(r"^%?([\w.\-]+) \([^\n]*\{\n(.*?)^\}", text, re.MULTILINE | re.DOTALL)
-    computations = dict(bodies)
+    computations = _computations(text)
     found: set[str] = set()
     todo = re.findall(r"body=%?([\w.\-]+)", text)
     while todo:

@@ -23,7 +23,7 @@ from jax.experimental import mesh_utils, topologies
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import gradtx
-from benchmarks.hlo import by_kind, collectives
+from benchmarks.hlo import by_kind, collectives, overlapped
 from benchmarks.tables import markdown, size
 
 
@@ -100,6 +100,7 @@ class Found(NamedTuple):
     state: int
     temporary: int
     collectives: dict[str, tuple[int, int]]
+    overlapped: list[int]  # of each that a TPU starts and awaits, the products between
 
 
 def mesh_of(name: str) -> Mesh:
@@ -137,8 +138,9 @@ def compiled(layout: Layout, name: str, width: int) -> Found:
     )
     program = step.lower(params, sharding.abstract, x).compile()
     memory: Any = program.memory_analysis()
-    found = by_kind(collectives(program.as_text() or ""))
-    return Found(sharding.bytes_per_device, memory.temp_size_in_bytes, found)
+    text = program.as_text() or ""
+    found = by_kind(collectives(text))
+    return Found(sharding.bytes_per_device, memory.temp_size_in_bytes, found, overlapped(text))
 
 
 def expected(layout: Layout, name: str, width: int) -> tuple[str, str]:
