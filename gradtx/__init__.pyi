@@ -695,7 +695,6 @@ from gradtx.distributed.streaming import (
 )
 from gradtx.distributed.planning import (
     Link as Link,
-    Message as Message,
     StepPlan as StepPlan,
     plan_step as plan_step,
 )
@@ -744,7 +743,6 @@ from gradtx.engine.lift import (
 from gradtx.engine.matrices import MatrixDimensions as MatrixDimensions, matrixwise as matrixwise
 from gradtx.engine.tree import treewise as treewise
 from gradtx.engine.zero_gradients import ZeroGradient as ZeroGradient
-from gradtx.numerics import Step as Step
 from gradtx.pair import (
     ScheduledState as ScheduledState,
     optimizer as optimizer,

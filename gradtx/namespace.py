@@ -26,6 +26,8 @@ MOVED = {
         )
     },
     "gradtx.Idle": "gradtx.engine.zero_gradients.ZeroGradient",
+    "gradtx.Message": "gradtx.distributed.planning.Message",
+    "gradtx.Step": "gradtx.numerics.Step",
     "gradtx.norm": "gradtx.transforms.trust.norm",
     "gradtx.rms": "gradtx.transforms.trust.rms",
 }
