@@ -82,9 +82,7 @@ def test_what_is_held_and_sent(mesh, x, y, package):
     for way in ("data", "data x model"):
         (_, plain, *_), (_, zero, *_) = found[way], found[f"{way}, ZeRO"]
         assert zero - plain < 4 * 4 * WIDTH**2  # temporary bytes: less than a parameter's
-    if mesh.startswith(
-        "v5e"
-    ):  # between the start of a gather and its end lie products
+    if mesh.startswith("v5e"):  # between the start of a gather and its end lie products
         *_, pairs = found["data, ZeRO"]
         assert pairs
         assert all(pairs)

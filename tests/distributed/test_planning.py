@@ -15,6 +15,7 @@ import gradtx
 from benchmarks import planning
 from tests.distributed.meshes import P, counted, mesh, on
 from tests.processes import ROOT
+from tests.test_aot import printed
 
 S = jax.ShapeDtypeStruct
 W = {"b": S((64,), jnp.float32), "w": S((1024, 256), jnp.float32)}
@@ -179,3 +180,44 @@ def test_a_step_on_256_chips_holds_and_sends_what_is_planned():
     assert sizes["all-gather"] == planned["parameters"]
     loss = 4
     assert sizes["reduce-scatter"] + sizes["all-reduce"] - loss == planned["gradients"]
+
+
+DIVIDED = """
+import json
+from benchmarks import hlo, meshes
+import jax, jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec as P
+import gradtx
+mesh, tx = meshes.mesh_of("v5e:16x16"), gradtx.adamw(1e-3)
+specs = [{n: P() if n == "norm" else P("x") for n in meshes.SPECS}] * meshes.BLOCKS
+
+def array(shape, spec):
+    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(mesh, spec))
+
+params = [{n: array(s, of[n]) for n, s in meshes.shapes(512).items()} for of in specs]
+sharding = gradtx.state_sharding(tx, params)
+step = gradtx.make_step(meshes.loss, tx, sharding=sharding)
+batch = array((256, 256, 512), P(("x", "y")))
+program = step.lower(params, sharding.abstract, batch).compile().as_text()
+plan = gradtx.plan_step(tx, sharding.like, {"x": 16, "y": 16}, specs, batch=("x", "y"))
+planned = {}
+for m in plan.messages:
+    planned[m.kind] = planned.get(m.kind, 0) + m.bytes
+found = hlo.by_kind(hlo.collectives(program))
+print(json.dumps([{k: n for k, (_, n) in found.items()}, planned, hlo.overlapped(program)]))
+"""
+
+
+@pytest.mark.slow
+def test_gathers_of_divided_parameters_on_256_chips():
+    """Reduced as planned; gathered once or twice in bfloat16, which is what products read there."""
+    if importlib.util.find_spec("libtpu") is None:
+        pytest.skip("libtpu is not installed: see CONTRIBUTING.md")
+    (line,) = printed(DIVIDED)
+    found, planned, overlapped = line
+    assert found["reduce-scatter"] == planned["reduce-scatter"]
+    assert found["all-reduce"] == planned["all-reduce"] + 4  # and the loss
+    in_float32 = 2 * found["all-gather"]
+    assert planned["all-gather"] / 2 <= in_float32 <= planned["all-gather"]
+    assert overlapped  # between the start of a gather and its end lie products
+    assert all(overlapped)
