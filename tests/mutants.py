@@ -227,7 +227,7 @@ def _computed(node):
         skipped = [node.annotation]
     elif isinstance(node, ast.Call):
         name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-        if name in {"ZeroGradient", "isinstance", "check_integer"}:
+        if name in {"ZeroGradient", "isinstance", "check_integer", "check_key"}:
             return
         if name == "once":  # the key under which a number of the step is kept
             skipped = node.args[:2]

@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+import gradtx
 from tests import oracle
 from tests.optimizers.papers import newton_schulz
 
@@ -39,6 +40,16 @@ def gradients(name, steps=STEPS):
     """The matrix of this name, larger and smaller and now and then of the other sign."""
     sizes = np.random.default_rng(4).normal(size=steps)
     return HARD[name] * sizes[:, None, None]
+
+
+def check_named(build):
+    """Coefficients by name are those of as many iterations as are asked for."""
+    g = np.asarray(HARD["random"], np.float32)
+    found = []
+    for coeffs in ("polar_express", gradtx.muon_coefficients("polar_express", 7)):
+        tx = build(ns_coeffs=coeffs, ns_steps=7)
+        found.append(tx.update(g, tx.init(g))[0])
+    np.testing.assert_array_equal(*found)
 
 
 COEFFICIENTS = (3.0, -4.0, 1.5)

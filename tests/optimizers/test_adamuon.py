@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 import gradtx
-from tests.optimizers.matrices import COEFFICIENTS, check, on_matrices, orthogonal, scaled
+from tests.optimizers.matrices import (
+    COEFFICIENTS,
+    check,
+    check_named,
+    on_matrices,
+    orthogonal,
+    scaled,
+)
 from tests.optimizers.papers import mean
 
 
@@ -20,3 +27,7 @@ def test_adamuon(name, shape):
 
     tx = gradtx.adamuon(0.05, 0.8, 0.1, 0.4, rms=0.3, ns_coeffs=COEFFICIENTS, ns_steps=4)
     check(tx, update, name, shape)
+
+
+def test_coefficients_by_name():
+    check_named(gradtx.scale_by_adamuon)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import gradtx
-from tests.optimizers.matrices import COEFFICIENTS, check, on_matrices, orthogonal
+from tests.optimizers.matrices import COEFFICIENTS, check, check_named, on_matrices, orthogonal
 from tests.optimizers.papers import mean
 
 
@@ -29,3 +29,7 @@ def test_polargrads_default_is_the_nuclear_norm_times_the_polar_factor():
     tx = gradtx.scale_by_polargrad(0.0)
     got = tx.update(jnp.asarray(g), tx.init(jnp.asarray(g)))[0]
     np.testing.assert_allclose(got, s.sum() * u @ v, rtol=1e-4, atol=1e-4)
+
+
+def test_coefficients_by_name():
+    check_named(gradtx.scale_by_polargrad)
