@@ -28,7 +28,7 @@ def test_scion(name, shape, constrained):
 
 
 @pytest.mark.paper("scion")
-@pytest.mark.parametrize("shape", [(5,), (2, 3, 4)])
+@pytest.mark.parametrize("shape", [(5,), (3, 4), (1, 3), (2, 3, 4)])
 def test_what_scion_does_with_other_leaves(shape):
     """Signs over the inputs, or a root mean square of 1."""
 
@@ -38,5 +38,7 @@ def test_what_scion_does_with_other_leaves(shape):
         u = m / (np.sqrt(np.mean(m * m)) + 0.1) if vector else np.sign(m) / shape[0]
         return -0.05 * (7.0 * u + p)
 
-    tx = gradtx.scion(0.05, 0.8, other_radius=7.0, eps=0.1)
+    tx = gradtx.scion(
+        0.05, 0.8, other_radius=7.0, eps=0.1, weight_dimension_numbers=lambda params: None
+    )
     oracle.check(tx, update, atol=1e-7, shape=shape, dtype=np.float64)
