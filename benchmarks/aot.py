@@ -29,7 +29,7 @@ import jax.numpy as jnp
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
-from benchmarks.hlo import most_entries, type_bytes
+from benchmarks.hlo import ARRAY, most_entries, outside_bytes, type_bytes
 from benchmarks.pairs import Library, Pair, chosen, libraries
 from benchmarks.tables import markdown, size
 
@@ -109,7 +109,8 @@ class Cost(NamedTuple):
 
     moved: bytes read and written; over: these over one pass through the arrays there are (gradient
     and parameter read, parameter written, every slot read and written); kernels: that read or write
-    arrays; single: instructions on single numbers; temporary: bytes.
+    arrays; single: instructions on single numbers; temporary: bytes; outside: bytes of those moved
+    that lie in main memory; launched: `kernels` without prefetches.
     """
 
     moved: float
@@ -117,6 +118,8 @@ class Cost(NamedTuple):
     kernels: int
     single: int
     temporary: int
+    outside: int
+    launched: int
 
 
 def cost(library: Library, shapes: Shapes, device: Any) -> Cost:
@@ -142,7 +145,17 @@ def cost(library: Library, shapes: Shapes, device: Any) -> Cost:
         len(kernels) - single,
         single,
         memory.temp_size_in_bytes,
+        sum(kernel.outside for kernel in kernels),
+        launched(compiled.as_text() or ""),
     )
+
+
+PREFETCHES = {"copy-start", "copy-done", "slice-start", "slice-done"}
+
+
+def launched(hlo: str) -> int:
+    """How many kernels read or write arrays; a TPU's prefetches run beside them."""
+    return sum(not k.single and k.operation not in PREFETCHES for k in entry_kernels(hlo))
 
 
 def stored(tree: Any) -> int:
@@ -150,15 +163,21 @@ def stored(tree: Any) -> int:
 
 
 class Kernel(NamedTuple):
-    """operation: in HLO; moved: bytes read and written; single: whether all are single numbers."""
+    """operation: in HLO; moved: bytes read and written; single: whether all are single numbers.
+
+    outside: those of `moved` that are in main memory, where XLA says which are not; of a prefetch
+    what it brings.
+    """
 
     operation: str
     moved: int
     single: bool
+    outside: int
 
 
 # Instructions that name or regroup buffers and launch nothing.
 BOOKKEEPING = frozenset({"bitcast", "constant", "get-tuple-element", "parameter", "tuple"})
+VIEW = re.compile(r'custom_call_target="(ConcatBitcast|AllocateBuffer)"')
 INSTRUCTION = re.compile(
     r"^\s+(?:ROOT )?(?P<name>%\S+) = (?P<type>\(.*?\)|\S+) (?P<op>[a-z][\w\-]*)\((?P<args>.*?)\)"
     r"(?P<rest>.*)$"
@@ -191,12 +210,20 @@ def _kernels(bodies: Mapping[str, str], computation: str) -> Iterator[Kernel]:
             yield from max(choices, key=lambda kernels: sum(k.moved for k in kernels))
         elif found["op"] == "while":  # one turn
             (body,) = re.findall(r"body=(%[\w.\-]+)", found["rest"])
-            yield Kernel("while", sum(k.moved for k in _kernels(bodies, body)), single=False)
-        elif found["op"] not in BOOKKEEPING:
+            inner = list(_kernels(bodies, body))
+            moved, outside = sum(k.moved for k in inner), sum(k.outside for k in inner)
+            yield Kernel("while", moved, single=False, outside=outside)
+        elif found["op"] not in BOOKKEEPING and not VIEW.search(line):
             operands = set(re.findall(r"%[\w.\-]+", found["args"]))
             touched = [found["type"], *(types.get(operand, "") for operand in operands)]
-            moved = sum(map(type_bytes, touched))
-            yield Kernel(found["op"], moved, max(map(most_entries, touched)) <= 1)
+            outside = sum(map(outside_bytes, touched))
+            if found["op"].endswith("-start"):
+                whole, part = [type_bytes(x[0]) for x in ARRAY.finditer(found["type"])][:2]
+                outside = min(whole, part)
+            elif found["op"].endswith("-done"):
+                outside = 0
+            single = max(map(most_entries, touched)) <= 1
+            yield Kernel(found["op"], sum(map(type_bytes, touched)), single, outside)
 
 
 def figures(pairs: list[Pair], shapes: Shapes) -> Iterator[tuple[Pair, str, list[Cost]]]:

@@ -24,6 +24,15 @@ def type_bytes(text: str) -> int:
     return total
 
 
+# In a TPU's program space 1 is the memory on its chip.
+ON_CHIP = re.compile(r"\b\w+\[[\d,]*\]\{[^{}]*S\(1\)[^{}]*\}")
+
+
+def outside_bytes(text: str) -> int:
+    """Bytes of what an HLO type has in a chip's main memory."""
+    return type_bytes(ON_CHIP.sub("", text))
+
+
 def most_entries(text: str) -> int:
     """The number of entries of the largest array in an HLO type."""
     shapes = [dims.split(",") if dims else [] for _, _, dims in ARRAY.findall(text)]

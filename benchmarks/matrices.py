@@ -3,26 +3,35 @@
     python -m benchmarks.matrices [NUMBER ...]
     python -m benchmarks.matrices times
     python -m benchmarks.matrices layers
+    python -m benchmarks.matrices families [NAME ...]
     python -m benchmarks.matrices soap
 
 The first prints what is traced and compiled. Its seconds are those of the process in XLA's CPU
 compiler, so that other work on the machine matters little; all else is deterministic. Kernels are
 those of the entry computation that read or write arrays; a TPU's prefetches, which run beside them,
 are not counted. A loop counts as one. The second prints the time of a step, taken in turns; the
-third that of 24 matrices of 512 x 2048 and 24 of 512 x 512, and what is compiled ahead for them,
-with prefetches. The last is the mean time of SOAP's steps beside AdamW's, ten in one program, so
+third that of 24 matrices of 512 x 2048 and 24 of 512 x 512, and what is compiled ahead for them.
+The fourth compiles each optimizer of matrices ahead, for one and for four matrices of each of two
+shapes. The last is the mean time of SOAP's steps beside AdamW's, ten in one program, so
 that one of them makes new bases, on the character transformer of ``benchmarks.storage``: with
 gradients of 32 sequences, and the optimizer by itself.
 """
 
 import functools
+import math
 import statistics
 import sys
 import time
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.aot import available, cost, entry_kernels  # first: it tells jax what to assume
+from benchmarks.aot import (  # first: it tells jax what to assume
+    Cost,
+    Shapes,
+    available,
+    cost,
+    launched,
+)
 
 # isort: split
 import jax
@@ -39,12 +48,15 @@ from benchmarks.timing import Donated, interleaved, ratio
 SHAPE = (512, 2048)
 MATRICES = (1, 4, 16, 64)
 LARGEST_AHEAD = 16
-PREFETCH = {"copy-start", "copy-done", "slice-start", "slice-done"}
 
 
-def traced(library: Library, matrices: int, device: Any) -> Any:
+def equal(matrices: int) -> Shapes:
+    return {f"w{i}": SHAPE for i in range(matrices)}
+
+
+def traced(library: Library, shapes: Shapes, device: Any) -> Any:
     here = SingleDeviceSharding(device)
-    params = {f"w{i}": jax.ShapeDtypeStruct(SHAPE, "float32") for i in range(matrices)}
+    params = {name: jax.ShapeDtypeStruct(shape, "float32") for name, shape in shapes.items()}
     state = jax.eval_shape(library.tx.init, params)
     step = jax.jit(library.step, donate_argnums=(0, 1), in_shardings=here, out_shardings=here)
     return step.trace(params, state, params)
@@ -56,24 +68,20 @@ def equations(jaxpr: Jaxpr) -> int:
     return len(jaxpr.eqns) + sum(equations(x) for x in inner if isinstance(x, Jaxpr))
 
 
-def kernels(hlo: str) -> int:
-    return sum(not k.single and k.operation not in PREFETCH for k in entry_kernels(hlo))
-
-
 def figures(library: Library, matrices: int, chips: dict[str, Any]) -> Iterator[str]:
-    program = traced(library, matrices, jax.devices()[0])
+    program = traced(library, equal(matrices), jax.devices()[0])
     lowered = program.lower()
     start = time.process_time()
     compiled = lowered.compile()
     seconds = time.process_time() - start
     yield str(equations(program.jaxpr.jaxpr))
     yield f"{seconds:.2f}"
-    yield str(kernels(compiled.as_text()))
+    yield str(launched(compiled.as_text()))
     for device in chips.values():
         if matrices > LARGEST_AHEAD:
             yield "-"
             continue
-        yield str(kernels(traced(library, matrices, device).lower().compile().as_text()))
+        yield str(launched(traced(library, equal(matrices), device).lower().compile().as_text()))
 
 
 def rows(numbers: list[int], chips: dict[str, Any]) -> Iterator[list[str]]:
@@ -118,9 +126,12 @@ def layers(rounds: int = 3) -> Iterator[list[object]]:
     """The step of both libraries on `LAYERS`: on this CPU in turns, ahead for chips."""
     libraries = [build(name, "muon(1e-3)") for name in ("gradtx", "optax")]
     for chip, device in available().items():
-        ours, theirs = (cost(library, LAYERS, device) for library in libraries)
-        yield [f"{chip}: kernels", ours.kernels, theirs.kernels, ours.kernels / theirs.kernels]
-        yield [f"{chip}: GB moved", ours.moved / 1e9, theirs.moved / 1e9, ours.moved / theirs.moved]
+        of, to = (cost(library, LAYERS, device) for library in libraries)
+        yield [f"{chip}: kernels", of.launched, to.launched, of.launched / to.launched]
+        yield [f"{chip}: GB moved", of.moved / 1e9, to.moved / 1e9, of.moved / to.moved]
+        if "TPU" in chip:  # elsewhere XLA does not say what lies on the chip
+            outside = of.outside / 1e9, to.outside / 1e9
+            yield [f"{chip}: GB in HBM", *outside, outside[0] / outside[1]]
     params = {n: jax.random.normal(jax.random.key(0), shape) for n, shape in LAYERS.items()}
     gradients = jax.tree.map(jnp.sin, params)
     runs = {}
@@ -130,6 +141,29 @@ def layers(rounds: int = 3) -> Iterator[list[object]]:
         runs[library.name] = Donated(step.compile(), (params, state), gradients)
     of, to = interleaved(runs, rounds, warmup=1).values()
     yield ["CPU: ms", *(1e3 * statistics.median(each) for each in (of, to)), ratio(of, to)]
+
+
+# XLA takes minutes to compile an eigendecomposition, a QR or a triangular solution for a TPU.
+FACTORIZING = ["soap", "kl_soap", "soap_muon", "shampoo", "kl_shampoo", "splus", "kron"]
+ORTHOGONALIZING = ["muon", "normuon", "adamuon", "muown", "scion", "polargrad", "dion2", "dion3"]
+FAMILIES = [*ORTHOGONALIZING, "apollo", "fira", "conda", *FACTORIZING]
+
+
+def pairs_of_shapes(number: int, rows: int = 128) -> Shapes:
+    """So many matrices of each of two shapes."""
+    shapes = {"wide": (rows, 4 * rows), "square": (rows, rows)}
+    return {f"{kind}{i}": shape for i in range(number) for kind, shape in shapes.items()}
+
+
+def families(names: list[str]) -> Iterator[tuple[str, str, Cost, Cost]]:
+    """By optimizer and chip the cost of a step on one, and on four matrices of each shape."""
+    for name in names or FAMILIES:
+        library = build("gradtx", f"{name}(1e-3)")
+        for chip, device in available().items():
+            if "TPU" in chip and name in FACTORIZING and not names:
+                continue
+            of, to = (cost(library, pairs_of_shapes(number), device) for number in (1, 4))
+            yield name, chip, of, to
 
 
 def soap(rounds: int = 15) -> Iterator[list[object]]:
@@ -164,6 +198,16 @@ def main(words: list[str]) -> None:
     if words == ["soap"]:
         title = "SOAP with new bases at every tenth step, beside AdamW, on a character transformer"
         print(markdown(title, ["", "soap, ms", "adamw, ms", "soap / adamw"], soap()))
+        return
+    if words[:1] == ["families"]:
+        title = "Optimizers of matrices, compiled ahead for 1 + 1 and 4 + 4 matrices of two shapes"
+        columns = ["optimizer", "chip", "kernels, 1 + 1", "4 + 4", "temporary / parameters"]
+        parameters = 4 * sum(math.prod(shape) for shape in pairs_of_shapes(4).values())
+        found = (
+            [name, chip, of.launched, to.launched, to.temporary / parameters]
+            for name, chip, of, to in families(words[1:])
+        )
+        print(markdown(title, columns, found))
         return
     if words == ["layers"]:
         title = "Muon on 24 matrices of 512 x 2048 and 24 of 512 x 512"

@@ -129,6 +129,24 @@ def test_many_leaves(tree, labels):
         assert launched(chip, ours) <= launched(chip, optax), (label, chip)
 
 
+MATRICES = """
+import json, sys
+from benchmarks import matrices
+for name, chip, *costs in matrices.families(sys.argv[1:]):
+    print(json.dumps([name, chip, [cost.launched for cost in costs]]))
+"""
+
+
+@pytest.mark.slow
+def test_equal_matrices_share_kernels():
+    """Six matrices more, of two shapes, are less than their share of kernels more."""
+    found = printed(MATRICES, "normuon", "dion3", "conda")
+    assert len(found) == 3 * len(chips())
+    for name, chip, (few, many) in found:
+        assert many - few <= 6 * 8, (name, chip)
+        assert many < 0.8 * 4 * few, (name, chip)
+
+
 ACCUMULATION = """
 import json, sys
 from benchmarks import aot
