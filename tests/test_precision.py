@@ -180,10 +180,12 @@ def run(tx):
 # Their step leads to a place, so the rounding of the parameter they see is in it: 0.4 % of that.
 PLACED = ("adagrad_da", "asam", "cocob", "ftrl", "gsam", "lookahead", "madgrad", "muown", "sam")
 # Signs turn where a momentum is nearly zero, singular vectors where values are nearly equal.
-TURNING = (
-    *("adamuon", "conda", "dion2", "dion3", "fira", "galore", "kl_shampoo", "lion", "mars_lion"),
-    "splus",
-)
+TURNING = dict.fromkeys(("adamuon", "galore", "lion", "mars_lion"), 0.1)
+# Dion's momentum, which is not a mean, grows to 20 gradients and is rounded at every step: 3.4 %,
+# 1.2 % with a momentum in float32. So is that whose signs SPlus takes: 3.7 %.
+TURNING |= dict.fromkeys(("dion2", "dion3", "splus"), 0.05)
+# Rounded gradients have larger small eigenvalues, whose inverse roots are the steps: 4.8 %.
+TURNING |= {"kl_shampoo": 0.06}
 # Where few gradients have been, rounding chooses the basis, and a small second moment magnifies it.
 SETTLING = ("kl_soap", "soap_muon")
 
@@ -207,5 +209,5 @@ def test_bfloat16_follows_float32(name):
     windows = slice(0, 100), slice(450, 550), slice(900, 1000)
     for window in windows[name in SETTLING :]:
         given = 2**-8 * at[window].mean() if name in PLACED else 0.0
-        part = 0.1 if name in TURNING else 0.03
+        part = TURNING.get(name, 0.03)
         assert error[window].mean() < part * size[window].mean() + given
