@@ -32,16 +32,79 @@ def section(text, title):
     return found[1] if found else ""
 
 
-@pytest.mark.parametrize("name", CALLED)
-def test_a_function_says_what_it_does_and_takes_and_shows_it(name):
-    text = text_of(name)
+def raises(function):
+    """Whether a function's own body raises what its caller caused."""
+    function = inspect.unwrap(getattr(getattr(function, "builder", function), "function", function))
+    return bool(re.search(r"^ +raise [A-Z]", inspect.getsource(function), re.MULTILINE))
+
+
+def faults(function, text):
+    """What is missing in the docstring of a function."""
     summary = text.partition("\n\n")[0]
-    assert summary.endswith((".", ":"))
-    assert len(summary) < 200
+    if not summary.endswith((".", ":")) or len(summary) >= 200:
+        yield "a summary of a sentence"
     named = " ".join(re.findall(r"^    (\S.*?):(?: |$)", section(text, "Args"), re.MULTILINE))
-    for argument in inspect.signature(getattr(gradtx, name)).parameters:
-        assert re.search(rf"\b{argument}\b", named), f"{argument} is not among the arguments"
-    assert ">>> " in text, "there is no example"
+    signature = inspect.signature(function)
+    for name, argument in signature.parameters.items():
+        if not re.search(rf"\b{name}\b", named):
+            yield f"the argument {name}"
+        if argument.annotation is argument.empty:
+            yield f"the type of {name}"
+    if signature.return_annotation is signature.empty:
+        yield "the type of what it returns"
+    said = re.search(r"^    [\w, ]+(Error|Exception): ", section(text, "Raises"), re.MULTILINE)
+    if raises(function) and not said:
+        yield "what it raises"
+    example = re.findall(r"^(?:>>>|\.\.\.) .*", text, re.MULTILINE)
+    if not re.search(rf"\b{function.__name__}\b", " ".join(example)):
+        yield "an example that calls it"
+    if not re.search(r"^(?:>>>|\.\.\.) .*\n(?!>>>|\.\.\.)\S", text, re.MULTILINE):
+        yield "what comes out of an example"
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_a_function_says_what_it_does_takes_raises_and_shows_it(name):
+    assert list(faults(getattr(gradtx, name), text_of(name))) == []
+
+
+def test_a_missing_part_is_found():
+    def whole(x: int) -> int:
+        if x < 0:
+            raise ValueError(x)
+        return x
+
+    def untyped(x):
+        return x
+
+    text = "A sentence.\n\nArgs:\n    x: a number.\n\nRaises:\n    ValueError: below 0.\n\n"
+    example = ">>> whole(1)\n1\n"
+    assert list(faults(whole, text + example)) == []
+    assert list(faults(untyped, (text + example).replace("whole", "untyped"))) == [
+        "the type of x",
+        "the type of what it returns",
+    ]
+    for part, without in {
+        "a summary of a sentence": (text + example).replace("sentence.", "sentence"),
+        "the argument x": (text + example).replace("x: a", "y: a"),
+        "what it raises": (text + example).replace("    ValueError: below 0.\n", ""),
+        "an example that calls it": (text + example).replace("whole", "other"),
+        "what comes out of an example": text + ">>> whole(1)\n",
+    }.items():
+        assert list(faults(whole, without)) == [part]
+
+
+CLASSES = [
+    name
+    for name in gradtx.__all__
+    if inspect.isclass(getattr(gradtx, name)) and getattr(gradtx, name).__module__[:6] == "gradtx"
+]
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_class_says_what_it_is(name):
+    found = getattr(gradtx, name).__dict__.get("__doc__") or ""
+    assert found.strip()
+    assert not found.startswith(f"{getattr(gradtx, name).__name__}(")  # made by NamedTuple
 
 
 @pytest.mark.parametrize("name", RULES)

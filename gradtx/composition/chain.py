@@ -30,6 +30,9 @@ def chain(*args: GradientTransformation) -> GradientTransformation:
     Returns:
         A transformation whose state is the tuple of their states.
 
+    Raises:
+        ValueError: in ``update``, the state is not one that its ``init`` makes.
+
     >>> import gradtx
     >>> gradtx.chain(gradtx.clip(1.0), gradtx.scale(-0.1))
     chain(clip(max_delta=1.0), scale(step_size=-0.1))

@@ -192,9 +192,15 @@ def reset_group(tx: GradientTransformation, params: Params, state: State, label:
     Raises:
         ValueError: there is no group with that label.
 
-    >>> import gradtx
+    >>> import gradtx, jax.numpy as jnp
     >>> tx = partition({"a": gradtx.adam(0.1), "b": gradtx.adam(0.1)}, {"x": "a", "y": "b"})
-    >>> state = reset_group(tx, {"x": 1.0, "y": 2.0}, tx.init({"x": 1.0, "y": 2.0}), "a")
+    >>> params = {"x": jnp.float32(1.0), "y": jnp.float32(2.0)}
+    >>> _, state = tx.update(params, tx.init(params))
+    >>> [s.inner_state[0].count.item() for s in state.inner_states.values()]
+    [1, 1]
+    >>> state = reset_group(tx, params, state, "a")
+    >>> [s.inner_state[0].count.item() for s in state.inner_states.values()]
+    [0, 1]
     """
     found: list[Any] = []
 
@@ -233,6 +239,8 @@ def regroup(tx: GradientTransformation, params: Params, state: State) -> State:
     >>> old = partition({"a": gradtx.sgd(0.1, 0.9)}, "a").init({"x": 1.0, "y": 2.0})
     >>> tx = partition({"a": gradtx.sgd(0.1, 0.9), "b": gradtx.sgd(1.0)}, {"x": "a", "y": "b"})
     >>> state = regroup(tx, {"x": 1.0, "y": 2.0}, old)
+    >>> [type(s.inner_state[0]).__name__ for s in state.inner_states.values()]
+    ['TraceState', 'EmptyState']
     """
     kept = dict(jax.tree_util.tree_flatten_with_path(state)[0])
 

@@ -120,6 +120,9 @@ def softmax_cross_entropy_with_integer_labels(
             flattened.
         where: which entries count, or which examples; an example with none costs 0.
 
+    Raises:
+        ValueError: `axis` is neither an integer nor a tuple of them, or shapes do not fit.
+
     >>> logits = jnp.array([[0.0, 0.0], [5.0, 1.0]])
     >>> softmax_cross_entropy_with_integer_labels(logits, jnp.array([1, 0])).tolist()
     [0.693147..., 0.018149...]

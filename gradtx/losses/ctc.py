@@ -80,6 +80,9 @@ def ctc_loss_with_forward_probs(
         and the frame is a blank (for the last frame, blank or not). The second,
         ``(frames, batch, length)``: that the frame emits this label.
 
+    Raises:
+        ValueError: shapes do not fit.
+
     >>> frames = jnp.zeros((1, 4, 3))
     >>> none = jnp.zeros((1, 4)), jnp.array([[1, 2]]), jnp.zeros((1, 2))
     >>> [x.shape for x in jax.eval_shape(ctc_loss_with_forward_probs, frames, *none)]

@@ -82,6 +82,9 @@ def ntxent(embeddings: Any, labels: Any, temperature: Any = 0.07) -> Array:
     Returns:
         A number; 0 if there is no positive pair.
 
+    Raises:
+        ValueError: there are not as many labels as embeddings.
+
     Source: T. Chen et al., A Simple Framework for Contrastive Learning of Visual Representations,
     2020, arXiv:2002.05709.
 

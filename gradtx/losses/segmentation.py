@@ -45,6 +45,9 @@ def dice_loss(
         ignore_background: whether to leave out the first class.
         axis: what to sum over; all but the first and the last by default.
 
+    Raises:
+        ValueError: an unknown `reduction`.
+
     Source: F. Milletari, N. Navab and S.-A. Ahmadi, V-Net, 2016, arXiv:1606.04797.
 
     >>> p = jnp.array([[[1.0, 0.0], [1.0, 0.0]]])

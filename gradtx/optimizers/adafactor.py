@@ -116,6 +116,9 @@ def scale_by_factored_rms(
     bounded, so that one gradient of 1e30 is not NaN at all later steps, as in Optax. Parameters are
     not needed.
 
+    Raises:
+        TypeError: `min_dim_size_to_factor` is no integer.
+
     Source: N. Shazeer and M. Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost,
     2018, arXiv:1804.04235, algorithms 4 and 5.
 

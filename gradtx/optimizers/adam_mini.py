@@ -42,6 +42,10 @@ def scale_by_adam_mini(
 
     State: `ScaleByAdamState`, :math:`\nu` with one real number per block, in float32 or wider.
 
+    Raises:
+        TypeError: `block_axis` is no integer.
+        ValueError: a parameter has no such axis.
+
     Source: Y. Zhang et al., Adam-mini: Use Fewer Learning Rates To Gain More, 2024,
     arXiv:2406.16793, algorithm 1.
 

@@ -50,6 +50,9 @@ def scale_by_lion(
 
     State: `ScaleByLionState`.
 
+    Raises:
+        ValueError: an unknown `mode`.
+
     Source: X. Chen et al., Symbolic Discovery of Optimization Algorithms, 2023, arXiv:2302.06675,
     algorithm 2.
 

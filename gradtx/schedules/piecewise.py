@@ -244,6 +244,9 @@ def warmup_cosine_decay_schedule(
         end_value: the value from `decay_steps` on.
         exponent: as in :func:`cosine_decay_schedule`.
 
+    Raises:
+        ValueError: `decay_steps` is not above `warmup_steps`.
+
     Source: I. Loshchilov and F. Hutter, SGDR, 2017, arXiv:1608.03983.
 
     >>> schedule = warmup_cosine_decay_schedule(0.0, 1.0, 10, 110)

@@ -104,7 +104,14 @@ def exact_rows(
             whose value at an earlier step is not known.
 
     >>> import gradtx
-    >>> tx = gradtx.exact_rows(gradtx.adam(1e-3))
+    >>> tx, table = gradtx.exact_rows(gradtx.sgd(1.0, momentum=0.5)), jnp.zeros((3, 1))
+    >>> state = tx.init(table)
+    >>> for row in (0, 1):
+    ...     g = gradtx.Rows(jnp.array([row]), jnp.ones((1, 1)), (3, 1))
+    ...     table, state = gradtx.apply_gradients(tx, g, table, state)
+    >>> table, state = gradtx.sparse.catch_up(tx, table, state)
+    >>> table[:, 0].tolist()  # row 0 moved on by its momentum
+    [-1.5, -1.0, 0.0]
     """
     tx = with_extra_args_support(inner)
     if reads_host(tx):

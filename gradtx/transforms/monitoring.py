@@ -119,6 +119,9 @@ def monitor(measures: Mapping[str, Any]) -> GradientTransformation:
     State: `MonitorState`. Before the first step the measurements are zeros; in Optax they appear
     with it, which changes the state's structure.
 
+    Raises:
+        TypeError: `measures` is no dict of functions of the updates.
+
     >>> import gradtx
     >>> tx = monitor({"norm": gradtx.tree.norm})
     >>> _, state = tx.update(jnp.array([3.0, 4.0]), tx.init(jnp.zeros(2)))

@@ -66,6 +66,11 @@ def reduce_on_plateau(
     The tolerance is relative to :math:`|b|`: Optax's is to :math:`b`, by which a negative value
     that stays unchanged counts as an improvement forever.
 
+    Raises:
+        ValueError: an unknown `mode`, `rtol` and `atol` are both zero or None, or ``update`` is
+            called without the metric.
+        TypeError: an argument is a schedule.
+
     >>> import gradtx
     >>> tx = gradtx.chain(gradtx.sgd(1.0), reduce_on_plateau(0.5, patience=1))
     >>> state = tx.init(0.0)

@@ -136,6 +136,9 @@ def scale_by_zoom_linesearch(
     found, or `u` does not descend, the step is zero (Optax's may climb), and the loss is traced
     once, not twice.
 
+    Raises:
+        ValueError: an unknown `initial_guess_strategy`.
+
     Source: J. J. Moré and D. J. Thuente, Line Search Algorithms with Guaranteed Sufficient
     Decrease, 1994, doi:10.1145/192115.192132; W. W. Hager and H. Zhang, Algorithm 851: CG_DESCENT,
     2006, doi:10.1145/1132973.1132979 (the approximate condition).

@@ -81,6 +81,9 @@ def lookahead(
 
     State: `LookaheadState`.
 
+    Raises:
+        ValueError: `LookaheadParams` with a state for the fast parameters alone.
+
     Source: M. R. Zhang et al., Lookahead Optimizer: k Steps Forward, 1 Step Back, 2019,
     arXiv:1907.08610, algorithm 1.
 
