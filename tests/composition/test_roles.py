@@ -82,6 +82,44 @@ def test_muon_takes_what_has_the_role(name):
     assert jax.tree.map(lambda x: x.shape, updates) == {p: x.shape for p, x in first.items()}
 
 
+FAMILIES = [
+    "adamuon",
+    "apollo",
+    "conda",
+    "dion2",
+    "dion3",
+    "fira",
+    "kl_shampoo",
+    "kl_soap",
+    "kron",
+    "muown",
+    "normuon",
+    "polargrad",
+    "scion",
+    "shampoo",
+    "soap",
+    "soap_muon",
+    "splus",
+]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_takes_what_has_the_role(name):
+    (file,) = (file for file in SHAPES if file.stem == "vit_b16_scanned")
+    by, shapes, roles = read(file)
+    tx = getattr(gradtx, name)(0.1, weight_dimension_numbers=by)
+    chosen = {p for p, r in roles.items() if r.kind in ("matrix", "convolution")}
+    state = jax.eval_shape(tx.init, shapes)
+    slots = jax.tree.leaves(
+        state, is_leaf=lambda x: isinstance(x, dict) and shapes.keys() == x.keys()
+    )
+    held = [
+        {p for p, x in slot.items() if x is not None} for slot in slots if isinstance(slot, dict)
+    ]
+    assert chosen in held
+    assert "matrix" in str(gradtx.describe(tx, shapes))
+
+
 def test_flax_and_equinox_have_opposite_conventions():
     class Net(nn.Module):
         @nn.compact
