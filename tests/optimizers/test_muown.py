@@ -64,3 +64,9 @@ def test_an_output_without_weights_can_get_some():
         updates, state = tx.update(g, state, w)
         w = gradtx.apply_updates(w, updates)
     assert bool(jnp.all(jnp.isfinite(w)) & jnp.all(w != 0))
+
+
+def test_other_leaves_decay_too():
+    p, g = {"b": jnp.array([2.0, -1.0])}, {"b": jnp.array([0.5, 0.25])}
+    both = gradtx.muown(0.1, weight_decay=0.3), gradtx.adamw(0.1, weight_decay=0.3)
+    np.testing.assert_array_equal(*(tx.update(g, tx.init(p), p)[0]["b"] for tx in both))
