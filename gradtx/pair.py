@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from gradtx.checks import check_first_value, hyperparameter_range
 from gradtx.declaration import Builder, Declaration, Declared, publish
-from gradtx.eager import Eager, one_by_one
+from gradtx.eager import Eager, Program, one_by_one
 from gradtx.host_values import HostValue
 from gradtx.numerics import as_arrays, increment
 from gradtx.packed import holds_packed, packed_like, unpack
@@ -440,7 +440,7 @@ def _on_leaves(
 
 
 @functools.lru_cache(maxsize=64)  # of the optimizers that ran last
-def _program(structure: Any, name: str) -> Callable[..., Any]:
+def _program(structure: Any, name: str) -> Program:
     """A method of what a declaration describes, compiled; its array hyperparameters come first."""
 
     def run(arrays: Any, *trees: Any, **extra_args: Any) -> Any:
@@ -448,7 +448,7 @@ def _program(structure: Any, name: str) -> Callable[..., Any]:
         with one_by_one(True):  # for jax.disable_jit
             return getattr(lazy, name)(*trees, **extra_args)
 
-    return jax.jit(run)
+    return Program(run)
 
 
 def _loaded(state: State, names: tuple[str, ...]) -> State:

@@ -105,6 +105,37 @@ def test_a_loop_of_new_optimizers_compiles_a_few_times_only():
     assert programs(loop) <= 2 * 4 + 1  # with apply_updates
 
 
+@pytest.mark.parametrize("name", ["adam", "lamb", "lion"])
+def test_a_program_compiled_quickly_gives_the_same_bits(name):
+    """With the options that XLA has by itself; the suite sets others."""
+    params = tree(shape=(33, 17))
+    tx = getattr(gradtx, name)(0.0789)
+    usual = {"xla_backend_optimization_level": 3, "xla_cpu_use_fusion_emitters": True}
+    compiled = jax.jit(tx.update, compiler_options=usual)
+    quick = jax.jit(tx.update, compiler_options=eager.QUICKLY)
+    state = tx.init(params)
+    for _ in range(2):
+        want = compiled(params, state, params)
+        jax.tree.map(np.testing.assert_array_equal, quick(params, state, params), want)
+        state = want[1]
+
+
+def test_quick_compilation_is_for_programs_that_run_now():
+    """Options of the compiler are those of the outermost program; arrays may still be known."""
+    params = tree(shape=(8, 5))
+    tx = gradtx.adam(0.0654)
+    state = tx.init(params)
+    inside = jax.jit(lambda: tx.update(params, state, params)[0])()
+    want = jax.jit(tx.update)(params, state)[0]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), inside, want)
+
+
+def test_an_option_that_xla_does_not_know_is_left_out(monkeypatch):
+    monkeypatch.setattr(eager, "QUICKLY", {"xla_no_such_option": 1})
+    doubled = eager.Program(lambda x: 2 * x)
+    assert doubled(jnp.ones(2)).tolist() == [2.0, 2.0]
+
+
 def test_functions_that_are_not_ours_run_at_every_step():
     params, seen = tree(), []
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.composition.chain import chain
-from gradtx.eager import MANY_LEAVES, count_of_arrays
+from gradtx.eager import MANY_LEAVES, Program, count_of_arrays
 from gradtx.engine.tracing import traced_once
 from gradtx.numerics import as_arrays, cast, round_to, widen
 from gradtx.numerics.steering import delay
@@ -62,7 +62,7 @@ def _apply(params: Params, updates: Updates, rounding_key: Any) -> Params:
     return treedef.unflatten(traced_once("add", _add, calls))
 
 
-_apply_compiled = jax.jit(_apply)
+_apply_compiled = Program(_apply)
 
 
 @transformation
