@@ -229,11 +229,12 @@ def overview() -> str:
             float(np.exp(np.mean(np.log(ratios[name])))) if ratios[name] else "-",
         ]
         for name in spaces()
-        if verdicts[name] or (name in PRINCIPAL and name != REFERENCE)
+        if verdicts[name]
     ]
     header = ("problems", *kinds, "not run", f"loss over {REFERENCE}'s, geometric mean")
-    rest = "The other optimizers that gradtx publishes have not run on any problem.\n"
-    return markdown("", header, rows).partition("\n\n")[2] + "\n" + rest
+    text = markdown("", header, rows).partition("\n\n")[2]
+    waiting = [name for name in spaces() if not verdicts[name] and name != REFERENCE]
+    return f"{text}\nNot run on any problem: {names(waiting)}.\n" if waiting else text
 
 
 def panels() -> tuple[Any, dict[str, Any]]:

@@ -251,10 +251,11 @@ PRINCIPAL: dict[str, Space] = {
     ),
 }
 
-# What is averaged over the run, goes over into SGD or finds its own size has no schedule.
+# What is averaged over the run, goes over into SGD or finds its own size has no schedule, nor what
+# computes its parameters from the sum of all gradients: a rate of zero would make them zero.
 UNSCHEDULED = (
-    *("adabound", "asgd", "cocob", "dowg", "lbfgs", "mechanize sgd", "polyak_sgd"),
-    "schedule_free_sgd",
+    *("adabound", "adagrad_da", "asgd", "cocob", "dowg", "ftrl", "lbfgs", "mechanize sgd"),
+    *("polyak_sgd", "schedule_free_sgd"),
 )
 # Published rates that are neither Adam's nor SGD's.
 RATES = {
@@ -272,7 +273,8 @@ RATES = {
     "schedule_free_sgd": (1.0, Range(1e-2, 10.0)),
     "sign_sgd": (1e-3, Range(3e-5, 3e-2)),
     "signum": (1e-3, Range(3e-5, 3e-2)),
-    "simplified_ademamix": (1e-5, Range(1e-7, 1e-4)),
+    "simplified_ademamix": (1e-5, Range(1e-5, 1e-2)),
+    "splus": (0.1, Range(1e-2, 10.0)),
     "tiger": (1e-3, Range(3e-5, 3e-2)),
     **dict.fromkeys(
         (
