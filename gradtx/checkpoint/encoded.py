@@ -8,7 +8,11 @@ import numpy as np
 
 from gradtx.paths import path_string
 from gradtx.storage import Encoded, as_codec, is_encoded
+from gradtx.storage.encoded import FORMATS
 from gradtx.storage.format import Codec
+
+HALVES = 5
+"""The first format in which a byte of two codes has one from each half of a block."""
 
 
 def parts_of(path: str, leaf: Any) -> Iterator[tuple[str, Any]]:
@@ -25,11 +29,16 @@ def written(slot: Encoded) -> dict[str, Any]:
     return {**slot.codec._asdict(), "shape": list(slot.shape), "dtype": str(slot.dtype)}
 
 
-def gathered(flat: Mapping[str, Any], header: Mapping[str, Any]) -> dict[str, Any]:
+def gathered(flat: Mapping[str, Any], header: Mapping[str, Any], version: int) -> dict[str, Any]:
     """The arrays of a state dict, with encoded slots in place of their parts.
 
+    Args:
+        flat: the arrays by name.
+        header: what the state dict says of encoded slots.
+        version: the format of the state dict.
+
     Raises:
-        ValueError: a slot's parts are missing or do not fit its codec.
+        ValueError: a slot's parts are missing, do not fit its codec, or can no longer be read.
     """
     found = dict(flat)
     for path, said in header.items():
@@ -45,8 +54,27 @@ def gathered(flat: Mapping[str, Any], header: Mapping[str, Any]) -> dict[str, An
                     f"where its codec has {want.dtype}{list(want.shape)}"
                 )
         structure: Any = jax.tree.structure(like)
-        found[path] = structure.unflatten(parts)
+        slot = structure.unflatten(parts)
+        found[path] = slot if version >= HALVES else _from_neighbours(path, slot)
     return found
+
+
+def _from_neighbours(path: str, slot: Encoded) -> Encoded:
+    """A slot of a format in which a byte held two neighbouring codes of four bits."""
+    form, blocks = FORMATS[slot.codec.name], slot.blocks
+    if form.per_byte == 1 or blocks is None:
+        return slot
+    if form.drawn and slot.codec.signed:
+        raise ValueError(
+            f"the slot {path!r} is in {slot.codec.name} with the dither of an earlier gradtx, "
+            "which this one cannot draw; load it with that one, and save it in another codec"
+        )
+    codes = np.moveaxis(np.asarray(slot.parts["codes"]), blocks.axis, -1)
+    each = np.stack([codes & 15, codes >> 4], -1)
+    halves = each.reshape(*codes.shape[:-1], blocks.number, 2, blocks.size // 2)
+    paired = (halves[..., 0, :] | halves[..., 1, :] << 4).reshape(codes.shape)
+    parts = slot.parts | {"codes": np.moveaxis(paired, -1, blocks.axis)}
+    return Encoded(parts, slot.key, slot.codec, slot.shape, slot.dtype)
 
 
 def _like(path: str, said: Any) -> Any:

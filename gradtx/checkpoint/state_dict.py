@@ -21,7 +21,7 @@ from gradtx.storage import is_encoded
 from gradtx.types import Array, Params, State
 
 _HEADER = "gradtx"
-_VERSION = 4
+_VERSION = 5
 
 
 def state_dict(state: State, tx: GradientTransformation | None = None) -> dict[str, Array]:
@@ -182,7 +182,7 @@ def match_state_dict(
     """
     header = _header(flat)
     flat = {k: typed(x, header["dtypes"].get(k)) for k, x in flat.items() if k != _HEADER}
-    arrays_read, flat = flat, gathered(flat, header["encoded"])
+    arrays_read, flat = flat, gathered(flat, header["encoded"], header["version"])
     start = with_extra_args_support(tx).init(params)
     fresh = unpack(start)
     arrays = {k: _data(k, leaf) for k, leaf in matching.leaves(fresh) if not is_empty(leaf)}
@@ -301,7 +301,8 @@ def _header(flat: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"there is no format {version}, or not with these fields")
         if 1 < version <= _VERSION and header.pop("checksum") != checksum_of_header(header):
             raise ValueError("its checksum is another")
-        # Checksums came with the second format, types with the third, codecs with the fourth.
+        # Checksums came with the second format, types with the third, codecs with the fourth; the
+        # fifth has codes of four bits in another order.
         header = {"checksums": {}, "dtypes": {}, "encoded": {}, **header}
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
         raise ValueError(

@@ -9,6 +9,7 @@ import pytest
 
 import gradtx
 from gradtx import load_state_dict, match_state_dict, state_dict
+from gradtx.checkpoint.state_dict import checksum_of_header
 
 GOLDEN = pathlib.Path(__file__).parent.parent / "golden"
 PARAMS = {"w": jnp.arange(3.0)}
@@ -34,6 +35,30 @@ def test_earlier_formats_are_read(version):
     updates, _ = tx.update(grads, state, params)
     for k, new in gradtx.apply_updates(params, updates).items():
         np.testing.assert_allclose(new, saved[f"next/{k}"], rtol=1e-6)
+
+
+def test_codes_of_four_bits_that_were_neighbours_in_a_byte_are_read():
+    saved = dict(np.load(GOLDEN / "state_4.npz"))
+    flat, params = part("state/", saved), part("params/", saved)
+    tx = gradtx.from_config(gradtx.saved_config(flat))
+    state = load_state_dict(tx, params, flat)
+    rng = np.random.default_rng(3)
+    grads = {k: rng.normal(size=p.shape).astype("f4") for k, p in params.items()}
+    updates, _ = tx.update(grads, state, params)
+    for k, new in gradtx.apply_updates(params, updates).items():
+        np.testing.assert_allclose(new, saved[f"next/{k}"], rtol=1e-6)
+
+
+def test_a_dither_that_is_drawn_in_another_way_is_refused():
+    tx = gradtx.store(gradtx.adam(0.1), gradtx.Codec("int4_dithered", block=8), min_size=1)
+    params = {"w": jnp.arange(16.0)}
+    flat = state_dict(tx.init(params))
+    header = {**json.loads(np.asarray(flat["gradtx"]).tobytes()), "version": 4}
+    del header["checksum"]
+    header["checksum"] = checksum_of_header(header)
+    flat["gradtx"] = np.frombuffer(json.dumps(header).encode(), np.uint8)
+    with pytest.raises(ValueError, match="mu/w.*the dither of an earlier gradtx"):
+        load_state_dict(tx, params, flat)
 
 
 def with_header(**fields):

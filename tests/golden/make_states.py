@@ -4,8 +4,9 @@
     PYTHONPATH=/tmp/old python tests/golden/make_states.py tests/golden/state_1.npz
 
 writes one run's parameters and state dict after three steps, with the names ``params/`` and
-``state/`` before theirs, and the parameters that a fourth step gives as ``next/``. Rerun it only
-for a new format; tests/checkpoint/test_formats.py reads what it wrote.
+``state/`` before theirs, and the parameters that a fourth step gives as ``next/``. With the name
+state_4.npz (78b41c3, the fourth format) it is the run of an optimizer whose slots are in four bits.
+Rerun it only for a new format; tests/checkpoint/test_formats.py reads what it wrote.
 """
 
 import sys
@@ -15,15 +16,18 @@ import numpy as np
 
 import gradtx
 
+SMALL = {"b": (3,), "w": (2, 3)}
+LARGER = {"b": (11,), "w": (3, 22)}
 
-def gradients(step):
+
+def gradients(step, shapes):
     rng = np.random.default_rng(step)
-    return {"b": rng.normal(size=3).astype("f4"), "w": rng.normal(size=(2, 3)).astype("f4")}
+    return {name: rng.normal(size=shape).astype("f4") for name, shape in shapes.items()}
 
 
-def run():
-    """A run with momentum, a schedule, groups and a window."""
-    tx = gradtx.chain(
+def several():
+    """Momentum, a schedule, groups and a window."""
+    return gradtx.chain(
         gradtx.clip_by_global_norm(1.0),
         gradtx.partition(
             {
@@ -33,12 +37,20 @@ def run():
             [("b", "sgd"), ("w", "adam")],
         ),
     )
-    params = gradients(9)
+
+
+def four_bits():
+    """Slots in blocks, of which the last one along an axis is not full."""
+    return gradtx.store(gradtx.adam(0.1), gradtx.Codec("int4", block=8), min_size=1)
+
+
+def run(tx, shapes):
+    params = gradients(9, shapes)
     state = tx.init(params)
     for step in range(4):
         if step == 3:
             saved = {**named("params", params), **named("state", gradtx.state_dict(state, tx))}
-        updates, state = tx.update(gradients(step), state, params)
+        updates, state = tx.update(gradients(step, shapes), state, params)
         params = gradtx.apply_updates(params, updates)
     return {**saved, **named("next", params)}
 
@@ -49,4 +61,5 @@ def named(name, flat):
 
 if __name__ == "__main__":
     jax.config.update("jax_platforms", "cpu")
-    np.savez(sys.argv[1], **run())
+    fourth = sys.argv[1].endswith("_4.npz")
+    np.savez(sys.argv[1], **(run(four_bits(), LARGER) if fourth else run(several(), SMALL)))
