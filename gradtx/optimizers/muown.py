@@ -111,7 +111,8 @@ def sizes_and_directions(
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        params = needed(name, params)
+        if updates is not None:  # the gradient of a masked array that is a tree by itself
+            params = needed(name, params)
         before, of_size, of_direction = [], [], []
         for how, g, p, size, length in each(updates, params, state.size, state.length):
             unit = how.take(widen(p)) / size[:, None]

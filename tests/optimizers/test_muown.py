@@ -70,3 +70,10 @@ def test_other_leaves_decay_too():
     p, g = {"b": jnp.array([2.0, -1.0])}, {"b": jnp.array([0.5, 0.25])}
     both = gradtx.muown(0.1, weight_decay=0.3), gradtx.adamw(0.1, weight_decay=0.3)
     np.testing.assert_array_equal(*(tx.update(g, tx.init(p), p)[0]["b"] for tx in both))
+
+
+def test_a_vector_that_is_the_whole_tree_is_left_to_the_others():
+    p, g = jnp.array([1.0, -2.0]), jnp.array([0.5, 0.25])
+    tx, others = gradtx.muown(0.1), gradtx.adamw(0.1, weight_decay=0.0)
+    want = others.update(g, others.init(p), p)[0]
+    np.testing.assert_array_equal(tx.update(g, tx.init(p), p)[0], want)
