@@ -140,7 +140,7 @@ def test_keys_of_earlier_configurations():
     ids=lambda x: str(x.dtype),
 )
 def test_arrays_in_configurations_keep_every_bit(array):
-    tx = gradtx.project("box", None, {"lower": array})
+    tx = gradtx.project("box", None, {"lower": array, "upper": 1.0})
     assert gradtx.from_config(json.loads(json.dumps(gradtx.to_config(tx), allow_nan=False))) == tx
 
 

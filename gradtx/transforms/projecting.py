@@ -48,7 +48,8 @@ def project(
     Raises:
         ValueError: there is no projection of that name, ``update`` is called without parameters, or
             the projection returns another tree.
-        TypeError: an update is `Rows`, and the projection needs the whole table.
+        TypeError: the projection cannot be called with a tree and these arguments; or an update is
+            `Rows`, and the projection needs the whole table.
 
     Keras has this as ``constraint=`` of a layer; in Optax one projects after ``apply_updates``.
 

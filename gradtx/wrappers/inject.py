@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradtx.checks import check
+from gradtx.checks import check, check_function
 from gradtx.host_values import as_schedule
 from gradtx.numerics import cast, compute_dtype, increment, real_dtype
 from gradtx.pair import (
@@ -62,7 +62,11 @@ class WrappedSchedule:
     """
 
     def __init__(self, schedule_fn: Schedule) -> None:
-        check("WrappedSchedule", "schedule_fn", schedule_fn, Schedule)
+        # Any function will do, as one of an optimizer's arguments that Optax calls at each step.
+        if callable(schedule_fn):
+            check_function("WrappedSchedule", "schedule_fn", schedule_fn, 1)
+        else:
+            check("WrappedSchedule", "schedule_fn", schedule_fn, Schedule)
         self.schedule_fn = schedule_fn
 
     def init(self) -> WrappedScheduleState:

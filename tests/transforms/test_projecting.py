@@ -1,5 +1,6 @@
 """Constraints hold after `apply_updates`, whatever comes before them."""
 
+import inspect
 import json
 import pickle
 
@@ -199,4 +200,7 @@ def test_bad_input_is_refused():
 
 def test_every_projection_has_a_name():
     for name in projections.__all__:
-        assert gradtx.project(name.removeprefix("projection_")).declaration is not None
+        _, *others = inspect.signature(getattr(projections, name)).parameters.values()
+        arguments = {x.name: 1.0 for x in others if x.default is x.empty}
+        tx = gradtx.project(name.removeprefix("projection_"), None, arguments)
+        assert tx.declaration is not None
