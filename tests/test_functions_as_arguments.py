@@ -23,7 +23,6 @@ SCHEDULES = {
     "stretch_schedule": gradtx.stretch_schedule,
     "multiplicative_schedule": lambda v: gradtx.multiplicative_schedule(1.0, v),
     "join_schedules": lambda v: gradtx.join_schedules([lambda count: 0.1, v], [5]),
-    "WrappedSchedule": gradtx.WrappedSchedule,
 }
 
 # What takes another function, and so many arguments.
@@ -60,6 +59,17 @@ def test_no_schedule(name):
         with pytest.raises(TypeError, match=f"{name}: .* must be a"):
             build(wrong)
     build(lambda count: 0.98)
+
+
+def test_a_wrapped_schedule_may_return_anything():
+    """What `inject_hyperparams` calls at each step may be an argument that is no number."""
+    with pytest.raises(TypeError, match=r"WrappedSchedule: .*constant_schedule\(0.98\) makes one"):
+        gradtx.WrappedSchedule(0.98)
+    for wrong in ("fast", [0.1], nothing, of_eight):
+        with pytest.raises(TypeError, match="WrappedSchedule: .* must be a"):
+            gradtx.WrappedSchedule(wrong)
+    schedule = gradtx.WrappedSchedule(lambda count: count > 0)
+    assert not schedule(schedule.init())
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
