@@ -31,6 +31,8 @@ import gradtx
 BATCH = 64
 WIDTHS = (64, 128, 64, 10)  # 8 x 8 pixels in, ten digits out
 PEAK = 5e-3
+# They compute parameters from the sum of all gradients: a rate of zero would make them zero.
+CONSTANT = ("adagrad_da", "ftrl")
 # Where that is far from what works: rates by docs/convergence.md.
 PEAKS = {
     **dict.fromkeys(("lion", "scion", "sophia"), 1e-3),
@@ -114,7 +116,7 @@ def optimizers() -> dict[str, Callable[..., gradtx.GradientTransformation]]:
 
 
 def build(name: str, peak: float | None, steps: int) -> gradtx.GradientTransformation:
-    """Clipping, then the optimizer called `name` on a warm-up and a cosine."""
+    """Clipping, then the optimizer called `name`, most on a warm-up and a cosine."""
     known = optimizers()
     if name not in known:
         raise SystemExit(f"gradtx has no optimizer called {name!r}; it has {', '.join(known)}")
@@ -127,8 +129,9 @@ def build(name: str, peak: float | None, steps: int) -> gradtx.GradientTransform
     schedule = gradtx.warmup_cosine_decay_schedule(
         init_value=peak / 100, peak_value=peak, warmup_steps=steps // 10, decay_steps=steps
     )
+    given = peak if name in CONSTANT else schedule
     extra = {"base_lr": peak} if name == "adabound" else {}
-    return gradtx.chain(gradtx.clip_by_global_norm(1.0), known[name](schedule, **extra))
+    return gradtx.chain(gradtx.clip_by_global_norm(1.0), known[name](given, **extra))
 
 
 def configured(path: Path) -> gradtx.GradientTransformation:
