@@ -5,10 +5,10 @@ from typing import Any, ParamSpec, TypeVar
 
 import jax
 
-from gradtx.checks import check_no_schedule
+from gradtx.checks import check_no_schedule, marks
 from gradtx.declaration import Builder, Declaration, Declared, publish
 from gradtx.host_values import HostValue
-from gradtx.types import Scalar
+from gradtx.types import SCHEDULE, Scalar
 
 _P = ParamSpec("_P")
 _D = TypeVar("_D", bound=Declared)
@@ -84,7 +84,8 @@ def schedule(function: Callable[_P, Callable[[Any], Any]]) -> Callable[_P, Decla
     def build(*args: Any, **kwargs: Any) -> DeclaredSchedule:
         arguments = builder.bind(*args, **kwargs)
         for name in filter(builder.is_number, arguments):
-            check_no_schedule(builder.name, name, arguments[name])
+            if SCHEDULE not in marks(builder.hints[name]):
+                check_no_schedule(builder.name, name, arguments[name])
         made = DeclaredSchedule(Declaration(builder, arguments))
         made._function = builder.call(made.declaration.arguments)
         return made

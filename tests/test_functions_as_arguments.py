@@ -126,3 +126,12 @@ def test_no_dimension_numbers(name):
 def test_all_that_take_dimension_numbers_are_found():
     assert {"soap", "shampoo", "kron", "scale_by_muon", "conda", "dion2"} <= set(DIMENSIONS)
     assert len(DIMENSIONS) > 25
+
+
+def test_the_largest_relative_step_may_be_a_schedule():
+    limit = gradtx.linear_schedule(0.4, 0.0, 2)
+    schedule = gradtx.relative_step_schedule(limit)
+    assert float(schedule(1)) == pytest.approx(0.2)
+    assert gradtx.from_config(gradtx.to_config(schedule)) == schedule
+    with pytest.raises(ValueError, match="relative_step_schedule: max_value"):
+        gradtx.relative_step_schedule(-1.0)

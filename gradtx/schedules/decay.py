@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from gradtx.checks import NonNegative, Number, Positive
 from gradtx.declared_schedule import schedule
 from gradtx.schedules.counting import floating, steps, within
+from gradtx.types import Schedule
 
 
 @schedule
@@ -258,7 +259,7 @@ def inverse_time_decay(
 
 
 @schedule
-def relative_step_schedule(max_value: NonNegative) -> Callable[[Any], Any]:
+def relative_step_schedule(max_value: NonNegative | Schedule) -> Callable[[Any], Any]:
     r"""Adafactor's step size: :math:`\min(m, 1 / \sqrt{t + 1})`.
 
     Args:
