@@ -46,7 +46,8 @@ def test_codes_of_four_bits_that_were_neighbours_in_a_byte_are_read():
     grads = {k: rng.normal(size=p.shape).astype("f4") for k, p in params.items()}
     updates, _ = tx.update(grads, state, params)
     for k, new in gradtx.apply_updates(params, updates).items():
-        np.testing.assert_allclose(new, saved[f"next/{k}"], rtol=1e-6)
+        # A sum of numbers of about 1, which nearly cancel in one entry.
+        np.testing.assert_allclose(new, saved[f"next/{k}"], rtol=1e-6, atol=1e-7)
 
 
 def test_a_dither_that_is_drawn_in_another_way_is_refused():
