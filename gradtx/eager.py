@@ -127,7 +127,8 @@ class Program:
 
     @functools.cached_property
     def _quickly(self) -> Callable[..., Any]:
-        options = {name: value for name, value in QUICKLY.items() if _is_open(name, value)}
+        chosen = os.environ.get("XLA_FLAGS", "")  # the user's own choice stands
+        options = {n: x for n, x in QUICKLY.items() if n not in chosen and xla_has(n, x)}
         return jax.jit(self._function, compiler_options=options)
 
     def __call__(self, *trees: Any, **named: Any) -> Any:
@@ -136,10 +137,8 @@ class Program:
 
 
 @functools.cache
-def _is_open(option: str, value: Any) -> bool:
-    """Whether this version of XLA has an option, and the user has not set it."""
-    if option in os.environ.get("XLA_FLAGS", ""):
-        return False
+def xla_has(option: str, value: Any) -> bool:
+    """Whether this version of XLA has an option for its compiler."""
     try:
         jax.jit(lambda: 0, compiler_options={option: value}).lower().compile()
     except jax.errors.JaxRuntimeError:
