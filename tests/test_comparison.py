@@ -176,7 +176,7 @@ def decays(adam):
 
 QUESTIONS = {
     "`repr` shows the learning rate": lambda adam: "0.001" in repr(adam.make()),
-    "equal to another that was built alike": lambda adam: bool(adam.make() == adam.make()),
+    "equal to another built by the same call": lambda adam: bool(adam.make() == adam.make()),
     "can be rebuilt from JSON": has_config,
     "refuses a decay of 1.5": refuses,
     "takes a schedule for the decay": takes_schedule,
