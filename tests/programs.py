@@ -10,10 +10,11 @@ from gradtx.training.lookup import inner_jaxprs
 SUMS_STORE_NOTHING = (0, 10, 2)
 
 
-def equations(jaxpr):
-    """The names of the operations, those of inner programs included."""
-    inner = [program for eqn in jaxpr.eqns for program in inner_jaxprs(eqn)]
-    return [eqn.primitive.name for eqn in jaxpr.eqns] + [n for j in inner for n in equations(j)]
+def equations(jaxpr, without=()):
+    """The names of the operations, those of inner programs included; not those `without`."""
+    kept = [eqn for eqn in jaxpr.eqns if eqn.primitive.name not in without]
+    inner = [program for eqn in kept for program in inner_jaxprs(eqn)]
+    return [e.primitive.name for e in kept] + [n for j in inner for n in equations(j, without)]
 
 
 def temporary_bytes(compiled):

@@ -11,7 +11,7 @@ from gradtx.engine.matrices import Matrices, MatrixDimensions, matrixwise
 from gradtx.linear_algebra import right_singular_vectors
 from gradtx.numerics import Step, abs_sq, compute_dtype, debias, divide, ema, moments, precise
 from gradtx.numerics.control import branch
-from gradtx.optimizers.fira import tall
+from gradtx.optimizers.fira import is_due, tall
 from gradtx.optimizers.soap import adam_of, finite_or
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
@@ -40,6 +40,7 @@ def scale_by_conda(
     update_proj_gap: PositiveCount = 2000,
     scale: Number = 1.0,
     *,
+    staggered: bool = False,
     mu_dtype: DType | None = None,
     weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
@@ -63,6 +64,8 @@ def scale_by_conda(
         update_proj_gap: :math:`T \ge 1`, steps from one basis to the next. Between them no
             decomposition is computed. Singular vectors that are not finite are discarded.
         scale: :math:`\alpha`.
+        staggered: each batch of matrices of one shape gets its later bases one step earlier than
+            the batch before it, so that no one of these steps computes them all.
         mu_dtype: the type of the first moment; the parameter's unless given.
         weight_dimension_numbers: as in :func:`scale_by_soap`.
 
@@ -92,7 +95,8 @@ def scale_by_conda(
         def fresh(old: Array) -> Array:
             return finite_or(right_singular_vectors(tall(mu)), old)
 
-        q = branch((t.count - 1) % update_proj_gap == 0, fresh, lambda old: old, s.basis)
+        due = is_due(t.count - 1, update_proj_gap, s.group if staggered else 0)
+        q = branch(due, fresh, lambda old: old, s.basis)
         same = tall(g) is g
         nu = ema(abs_sq(tall(g) @ q), s.nu if same else s.nu.mT, b2)
         a = divide(debias(tall(mu) @ q, b1, t), jnp.sqrt(debias(nu, b2, t)) + eps)
@@ -121,6 +125,7 @@ def conda(
     update_proj_gap: PositiveCount = 2000,
     scale: Number = 1.0,
     *,
+    staggered: bool = False,
     mu_dtype: DType | None = None,
     weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
@@ -145,6 +150,7 @@ def conda(
         mask: which parameters decay, as in :func:`add_decayed_weights`.
         update_proj_gap: `T`, steps from one basis to the next.
         scale: :math:`\alpha`; the authors use 0.25 with a learning rate of 0.01.
+        staggered: later bases of different shapes at different steps.
         mu_dtype: the type of the first moment.
         weight_dimension_numbers: which leaves are matrices, and how.
 
@@ -164,6 +170,7 @@ def conda(
             eps,
             update_proj_gap,
             scale,
+            staggered=staggered,
             mu_dtype=mu_dtype,
             weight_dimension_numbers=weight_dimension_numbers,
         ),

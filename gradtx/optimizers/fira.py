@@ -70,6 +70,11 @@ def limited(x: Array, before: Array, growth: Any) -> tuple[Array, Array]:
     return x * divide(new, size), new
 
 
+def is_due(count: Any, gap: Any, offset: int) -> Any:
+    """Whether a basis is due: at the first step, and `offset` steps before every `gap`-th."""
+    return (count == 0) | ((count + offset) % gap == 0)
+
+
 @transformation
 def scale_by_fira(
     rank: int = 128,
@@ -80,6 +85,7 @@ def scale_by_fira(
     eps: NonNegative = 1e-8,
     growth: Positive = 1.01,
     *,
+    staggered: bool = False,
     mu_dtype: DType | None = None,
     weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
@@ -108,6 +114,8 @@ def scale_by_fira(
         eps: added to the root of the second moment.
         growth: :math:`\gamma > 0`, the factor by which the norm of the part outside may grow in a
             step; after a step without that part it is not limited.
+        staggered: each batch of matrices of one shape gets its later projectors one step earlier
+            than the batch before it, so that no one of these steps computes them all.
         mu_dtype: the type of the first moment; the parameter's unless given.
         weight_dimension_numbers: as in :func:`scale_by_soap`.
 
@@ -139,7 +147,8 @@ def scale_by_fira(
         def fresh(old: Array) -> Array:
             return finite_or(right_singular_vectors(x)[..., : old.shape[-1]], old)
 
-        p = branch((t.count - 1) % update_proj_gap == 0, fresh, lambda old: old, s.projector)
+        due = is_due(t.count - 1, update_proj_gap, s.group if staggered else 0)
+        p = branch(due, fresh, lambda old: old, s.projector)
         low = x @ p
         a, new = adam(low, s, t)
         rest = divide(row_norms(a), row_norms(low)) * (x - scale * low @ p.mT.conj())
@@ -170,6 +179,7 @@ def fira(
     mask: Where | None = None,
     *,
     growth: Positive = 1.01,
+    staggered: bool = False,
     mu_dtype: DType | None = None,
     weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
@@ -194,6 +204,7 @@ def fira(
             decays after the step.
         mask: which parameters decay, as in :func:`add_decayed_weights`.
         growth: the factor by which the norm of the part outside may grow in a step.
+        staggered: later projectors of different shapes at different steps.
         mu_dtype: the type of the first moment.
         weight_dimension_numbers: which leaves are matrices, and how.
 
@@ -215,6 +226,7 @@ def fira(
             b2,
             eps,
             growth,
+            staggered=staggered,
             mu_dtype=mu_dtype,
             weight_dimension_numbers=weight_dimension_numbers,
         ),

@@ -14,6 +14,7 @@ from gradtx.engine.matrices import Matrices, MatrixDimensions, as_matrices, axes
 from gradtx.numerics import cast, increment, widen
 from gradtx.numerics.control import branch
 from gradtx.optimizers.adam import scale_by_adam
+from gradtx.optimizers.fira import is_due
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -96,6 +97,8 @@ def scale_by_galore(
     scale: Number = 1.0,
     base_optimizer: GradientTransformation | None = None,
     weight_dimension_numbers: DimensionNumbers | None = None,
+    *,
+    staggered: bool = False,
 ) -> Any:
     r"""Transform gradients in a subspace of low rank.
 
@@ -114,6 +117,8 @@ def scale_by_galore(
             dimensions, a tree of them or a prefix of it, or a function from the parameters to such
             a tree; a leaf whose numbers are None is not projected. Unless given, the leaves with
             two dimensions are.
+        staggered: each leaf gets its later projectors one step earlier than the one before it, so
+            that no one of these steps computes them all.
 
     State: `GaLoreState`.
 
@@ -183,13 +188,13 @@ def scale_by_galore(
         del params
         leaves, treedef, found = projections(updates)
         projectors = treedef.flatten_up_to(state.projector)
-        due = state.count % update_proj_gap == 0
         low, axes = list(leaves), dict[int, Array]()
         for i, how in enumerate(found):
             if how is None:
                 continue
             g = widen(gradient(how.matrices.take(leaves[i])[0], None))
             old = projectors[i]
+            due = is_due(state.count, update_proj_gap, len(axes) if staggered else 0)
             projectors[i] = branch(
                 due,
                 lambda g, old, how=how: store(old, how.fresh(g)),
@@ -223,6 +228,8 @@ def galore(
     weight_decay: NonNegative = 0.0,
     mask: Where | None = None,
     weight_dimension_numbers: DimensionNumbers | None = None,
+    *,
+    staggered: bool = False,
 ) -> GradientTransformation:
     r"""GaLore: Adam, or another rule, on gradients projected onto a subspace of low rank.
 
@@ -253,6 +260,7 @@ def galore(
         weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate.
         mask: which parameters decay, as in :func:`add_decayed_weights`.
         weight_dimension_numbers: which leaves are matrices, and how.
+        staggered: later projectors of different leaves at different steps.
 
     Source: J. Zhao et al., GaLore: Memory-Efficient LLM Training by Gradient Low-Rank Projection,
     2024, arXiv:2403.03507, algorithm 2.
@@ -266,7 +274,14 @@ def galore(
     (1, 4)
     """
     return chain(
-        scale_by_galore(rank, update_proj_gap, scale, base_optimizer, weight_dimension_numbers),
+        scale_by_galore(
+            rank,
+            update_proj_gap,
+            scale,
+            base_optimizer,
+            weight_dimension_numbers,
+            staggered=staggered,
+        ),
         add_decayed_weights(weight_decay, mask),
         scale_by_learning_rate(learning_rate),
     )

@@ -65,7 +65,9 @@ def sizes_and_directions(
         directions: the optimizer of `V`.
         weight_dimension_numbers: as in :func:`scale_by_muon`.
 
-    State: `SizesAndDirectionsState`.
+    State: `SizesAndDirectionsState`. Its sizes are those that the weights have if the update is
+    applied as it is; after a wrapper that changes it, such as :func:`cautious`, the weights have
+    others, and the next update leads from there to the sizes of the state.
 
     Raises:
         ValueError: ``update`` is called without parameters, or a leaf is no matrix.

@@ -10,7 +10,6 @@ import pytest
 import gradtx
 from tests.optimizers import matrix_trees
 from tests.optimizers.papers import mean
-from tests.programs import equations
 
 RATE, B1, FIT, START, DAMPING, CAP, DECAY, CHANCE = 0.05, 0.7, 0.2, 0.6, 0.3, 0.9, 0.4, 0.6
 # The first leaf of each shape in `matrix_trees.gradients`, whose key matrices of it share.
@@ -119,10 +118,7 @@ def test_fits_are_drawn_from_the_key_in_the_state():
     assert found == fits()
 
 
-def test_zeros_leave_the_factors_and_fits_are_branches():
+def test_zeros_leave_the_factors():
     tx, p = gradtx.scale_by_kron(), jnp.zeros((4, 3))
     _, state = tx.update(p, tx.init(p))
     np.testing.assert_array_equal(state.left[0], np.eye(4))
-    jaxpr = jax.make_jaxpr(tx.update)(p, tx.init(p)).jaxpr
-    outside = {eqn.primitive.name for eqn in jaxpr.eqns}
-    assert "triangular_solve" in set(equations(jaxpr)) - outside

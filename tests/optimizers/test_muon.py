@@ -393,6 +393,18 @@ def test_coefficients_by_name_are_configured_and_kept():
     np.testing.assert_allclose(coeffs, gradtx.muon_coefficients("polar_express", 6), rtol=1e-6)
 
 
+def test_coefficients_are_those_of_the_state():
+    """As in Optax: a run goes on with those with which it began."""
+    g = jnp.asarray(np.random.default_rng(0).normal(size=(3, 2)), jnp.float32)
+    before = (2.0, -1.5, 0.5)
+    state = gradtx.scale_by_muon(before).init(g)
+    theirs = optax.contrib.scale_by_muon(ns_coeffs=before).init(g)
+    got, kept = gradtx.scale_by_muon().update(g, state)
+    want, _ = optax.contrib.scale_by_muon().update(g, theirs)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    np.testing.assert_array_equal(kept.ns_coeffs, state.ns_coeffs)
+
+
 def test_a_batch_of_matrices_has_a_norm_for_each():
     g = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 4)), jnp.float32)
     numbers = gradtx.MuonDimensionNumbers(1, 2)
