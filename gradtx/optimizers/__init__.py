@@ -1,4 +1,4 @@
-"""Optimizers, a family a file: the builder beside the ``scale_by_*`` that it uses."""
+"""Optimizers, one family per file: each builder is beside the ``scale_by_*`` that it uses."""
 
 from gradtx.namespace import lazy
 

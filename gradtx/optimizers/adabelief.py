@@ -43,7 +43,7 @@ def scale_by_belief(
         b2: :math:`\beta_2` in :math:`[0, 1)`.
         eps: :math:`\epsilon \ge 0`, outside the root.
         eps_root: :math:`\bar\epsilon \ge 0`, added to :math:`\nu` at every step, and kept in it.
-        nesterov: take the look-ahead first moment of Nadam, as in :func:`scale_by_adam`.
+        nesterov: take the look-ahead first moment of NAdam, as in :func:`scale_by_adam`.
 
     State: `ScaleByBeliefState`. :math:`\nu` is kept in float32 or wider; Optax keeps it in the
     parameter's type, where :math:`\bar\epsilon` underflows in float16 and a zero gradient gives

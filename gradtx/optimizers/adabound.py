@@ -34,7 +34,7 @@ def scale_by_adabound(
     mu_dtype: DType | None = None,
     nu_dtype: DType | None = None,
 ) -> GradientTransformation:
-    r"""Adam with its scaling of the momentum kept within bounds that close in on one number.
+    r"""Adam whose scaling of the momentum is kept within bounds that close in on one number.
 
     .. math::
         \mu_t &= \beta_1 \mu_{t-1} + (1 - \beta_1) g_t, \qquad
@@ -47,7 +47,7 @@ def scale_by_adabound(
         b1: :math:`\beta_1` in :math:`[0, 1)`; every number may be an array or a schedule.
         b2: :math:`\beta_2` in :math:`[0, 1)`.
         eps: :math:`\epsilon \ge 0`.
-        final_scale: :math:`s \ge 0`, the scale on which the bounds close in.
+        final_scale: :math:`s \ge 0`, the number on which the bounds close in.
         gamma: :math:`\gamma > 0`, how fast the bounds close.
         mu_dtype: the type in which :math:`\mu` is kept; the parameter's unless given.
         nu_dtype: the type in which :math:`\nu` is kept; float32 or wider unless given.

@@ -65,7 +65,7 @@ def root_factors(row: Array, col: Array, dims: tuple[int, int]) -> tuple[Array, 
 def clipped_factor(
     g: Array, by_row: Array, by_col: Array, d0: int, threshold: Any
 ) -> tuple[Array, Array]:
-    """`by_row`, shrunk until ``rms(g * by_row * by_col) <= threshold``; and what that was."""
+    """`by_row`, shrunk until ``rms(g * by_row * by_col) <= threshold``; and that RMS before."""
     rows = jnp.sqrt(jnp.mean(abs_sq(g * by_col), axis=d0, keepdims=True)) * by_row
     length = jnp.sqrt(jnp.mean(jnp.square(rows)))
     return by_row * shrink_factor(length, threshold), length
@@ -99,8 +99,8 @@ def scale_by_factored_rms(
     Args:
         factored: whether to factor at all.
         decay_rate: :math:`c \ge 0`; a number, an array, or a schedule.
-        step_offset: :math:`t_0 \ge 0`, the number of steps that a state was trained for before; the
-            decay stays 0 up to the step after it (in Optax it is NaN there).
+        step_offset: :math:`t_0 \ge 0`, the number of steps for which the state was trained earlier;
+            the decay stays 0 up to the step after it (in Optax it is NaN there).
         min_dim_size_to_factor: leaves whose second largest dimension is smaller are not factored.
         epsilon: :math:`\epsilon \ge 0`.
         decay_rate_fn: ``(steps taken - step_offset, decay_rate) -> decay``, in place of
@@ -113,11 +113,11 @@ def scale_by_factored_rms(
 
     State: `FactoredState`; a matrix needs rows plus columns instead of their product. Optax keeps
     it in the parameter's type, where :math:`\epsilon` underflows in float16. Means of squares are
-    bounded, so that one gradient of 1e30 is not NaN at all later steps, as in Optax. Parameters are
-    not needed.
+    bounded, so that one gradient of 1e30 does not make all later steps NaN, as it does in Optax.
+    Parameters are not needed.
 
     Raises:
-        TypeError: `min_dim_size_to_factor` is no integer.
+        TypeError: `min_dim_size_to_factor` is not an integer.
 
     Source: N. Shazeer and M. Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost,
     2018, arXiv:1804.04235, algorithms 4 and 5.
@@ -162,7 +162,7 @@ def scale_by_factored_rms(
         # Added to the means rather than the squares, epsilon costs no copy of the leaf; nor do the
         # squares, which each mean computes for itself. The means over rows come second, in one pass
         # with those of the clip.
-        # Infinite means would divide each other, now and ever after.
+        # Infinite means would be divided by each other, at this step and all later ones.
         n = g.size
         col = ema(bounded(jnp.mean(square, axis=d1), n) + epsilon, s.v_col, beta)
         again = recompute(abs_sq, g, after=jnp.max(col))
@@ -214,7 +214,7 @@ def adafactor(
             :func:`scale_by_factored_rms`.
         decay_rate: :math:`c \ge 0`, the exponent of the second moment's decay.
         decay_offset: :math:`t_0 \ge 0`, the ``step_offset`` there.
-        multiply_by_parameter_scale: whether steps are relative to the parameters; without, the
+        multiply_by_parameter_scale: whether steps are relative to the parameters; otherwise the
             factor :math:`\max(\mathrm{rms}(\theta), 10^{-3})` is 1.
         clipping_threshold: :math:`d \ge 0`; None for no clipping.
         momentum: :math:`\beta` in :math:`[0, 1)`, decay of a moving average of the steps; None for

@@ -50,8 +50,8 @@ def scale_by_adam(
             schedule.
         b2: :math:`\beta_2` in :math:`[0, 1)`.
         eps: :math:`\epsilon \ge 0`, outside the root.
-        eps_root: :math:`\bar\epsilon \ge 0`, inside the root; take it above 0 to
-            differentiate through the update.
+        eps_root: :math:`\bar\epsilon \ge 0`, inside the root; make it positive to differentiate
+            through the update.
         mu_dtype: the type in which :math:`\mu` is kept; the parameter's unless given.
         nesterov: replace :math:`\hat\mu_t` by
             :math:`\beta_1 \mu_t / (1 - \beta_1^{t+1}) + (1 - \beta_1) g_t / (1 - \beta_1^t)`.

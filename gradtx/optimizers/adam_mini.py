@@ -36,14 +36,14 @@ def scale_by_adam_mini(
         eps: :math:`\epsilon \ge 0`.
         block_axis: the dimension whose indices are the blocks: the last, an output neuron, for
             kernels of shape (in, out); 0, a token, for embeddings; the heads for queries and keys;
-            None for one block per leaf. Use ``partition`` to give leaves different ones. A leaf
-            of one dimension is one block.
+            None for one block per leaf. Use ``partition`` to give different leaves different axes.
+            A leaf of one dimension is one block.
         mu_dtype: the type of the first moment; the parameter's unless given.
 
     State: `ScaleByAdamState`, :math:`\nu` with one real number per block, in float32 or wider.
 
     Raises:
-        TypeError: `block_axis` is no integer.
+        TypeError: `block_axis` is not an integer.
         ValueError: a parameter has no such axis.
 
     Source: Y. Zhang et al., Adam-mini: Use Fewer Learning Rates To Gain More, 2024,
@@ -91,7 +91,7 @@ def adam_mini(
     block_axis: int | None = -1,
     mu_dtype: DType | None = None,
 ) -> GradientTransformation:
-    r"""Adam-mini: Adam with one second moment per block of a leaf, so about half the state.
+    r"""Adam-mini: Adam with one second moment per block of a leaf, hence about half the state.
 
     For entry `i` in block `b`,
 

@@ -50,7 +50,7 @@ def scale_by_adamuon(
         decay: :math:`\beta` in :math:`[0, 1)`, of both moments.
         eps: :math:`\epsilon \ge 0`; also added to the norm by which the first iterate is divided.
         rms: `r`, the root mean square of the direction.
-        ns_coeffs: as in :func:`scale_by_muon`, as the next two.
+        ns_coeffs: this and the next two as in :func:`scale_by_muon`.
         ns_steps: how many iterations.
         ns_dtype: the type in which to iterate.
         mu_dtype: the type in which :math:`\mu` is kept; the parameter's unless given.
@@ -62,7 +62,7 @@ def scale_by_adamuon(
         ValueError: as :func:`scale_by_muon` does.
 
     Source: C. Si et al., AdaMuon: Adaptive Muon Optimizer, 2025, arXiv:2507.11005, algorithm 1; its
-    first version takes no signs and has another decay for the second moment.
+    first version takes no signs and has a different decay for the second moment.
 
     >>> tx, g = scale_by_adamuon(), jnp.array([[3.0, 0.1], [3.0, -0.1]])
     >>> u = tx.update(g, tx.init(g))[0]
@@ -125,7 +125,7 @@ def adamuon(
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
-        decay: as in :func:`scale_by_adamuon`, as are all but the following.
+        decay: as in :func:`scale_by_adamuon`, like all arguments that the two share.
         eps: :math:`\epsilon \ge 0`.
         weight_decay: :math:`\lambda \ge 0`, also of the other leaves.
         mask: which parameters decay, as in :func:`add_decayed_weights`.

@@ -65,8 +65,8 @@ def scale_by_ademamix(
         eps: :math:`\epsilon \ge 0`, outside the root.
         eps_root: :math:`\bar\epsilon \ge 0`, inside the root.
         mu_dtype: the type in which :math:`m_1` and :math:`m_2` are kept. Unless given, the
-            parameter's for :math:`m_1`, and float32 or wider for :math:`m_2`: in bfloat16, where
-            Optax keeps it, :math:`m_2` does not move when :math:`\beta_3` is near 1.
+            parameter's for :math:`m_1`, and float32 or wider for :math:`m_2`: in bfloat16, as Optax
+            may keep it, :math:`m_2` does not move when :math:`\beta_3` is near 1.
 
     State: `ScaleByAdemamixState`. :math:`\nu` is in float32 or wider; Optax keeps it in `mu_dtype`.
     Schedules are evaluated at ``count``; ``count_m2``, which Optax uses instead, is kept in step.
@@ -210,7 +210,7 @@ def simplified_ademamix(
     weight_decay: NonNegative = 0.0,
     mask: Where | None = None,
 ) -> GradientTransformation:
-    r"""Simplified AdEMAMix: one momentum, a sum, and the gradient beside it.
+    r"""Simplified AdEMAMix: one momentum, kept as a sum, plus the gradient.
 
     .. math::
         m_t &= \beta_1 m_{t-1} + g_t, \qquad

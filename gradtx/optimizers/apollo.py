@@ -23,8 +23,8 @@ from gradtx.types import Array, Counter, DimensionNumbers, DType, Slots
 class ScaleByApolloState(NamedTuple):
     """count: i32[]; mu, nu: Adam's moments, for a matrix those of its projection.
 
-    For a matrix whose longer side has `n` entries, mu and nu are ``(batch, n, r)`` and size, real,
-    is ``(batch, 1, 1)``. For a leaf that is not a matrix size is None.
+    For a matrix whose longer side has `n` entries, mu and nu are ``(batch, n, r)``, and size is
+    real, ``(batch, 1, 1)``. For a leaf that is not a matrix, size is None.
     """
 
     count: Counter
@@ -48,7 +48,7 @@ def scale_by_apollo(
     mu_dtype: DType | None = None,
     weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
-    r"""Scale rows of a gradient as Adam scales them in a random subspace of low rank.
+    r"""Scale the rows of a gradient as Adam scales them in a random low-rank subspace.
 
     For a matrix with at least as many rows as columns (others are transposed):
 
@@ -84,8 +84,8 @@ def scale_by_apollo(
         ValueError: `rank` is less than 1.
         TypeError: `key` is neither a key nor an integer.
 
-    The authors' code adds epsilon before the bias correction, 1e-8 to norms that it divides by, and
-    limits the growth before both.
+    The authors' code adds epsilon before the bias correction, adds 1e-8 to norms that it divides
+    by, and limits the growth before the bias correction.
 
     Source: H. Zhu et al., APOLLO: SGD-like Memory, AdamW-level Performance, 2024,
     arXiv:2412.05270, algorithm 1, with the limit of X. Chen et al., Fira, 2024, arXiv:2410.01623.
@@ -153,7 +153,7 @@ def apollo(
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule. The authors use 0.01.
-        rank: as in :func:`scale_by_apollo`, as are all but the following.
+        rank: as in :func:`scale_by_apollo`, like all arguments that the two share.
         update_proj_gap: after how many steps `P` is drawn anew.
         scale: :math:`\alpha`.
         b1: decay of the first moment.

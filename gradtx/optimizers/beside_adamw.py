@@ -1,4 +1,4 @@
-"""Optimizers of matrices that leave the other leaves to AdamW."""
+"""Matrix optimizers that leave the other leaves to AdamW."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,13 +22,13 @@ def beside_adamw(
     weight_dimension_numbers: DimensionNumbers | None,
     others: GradientTransformation | None,
 ) -> GradientTransformation:
-    """Decay and steps in a direction for matrices, `others` for the other leaves.
+    """Weight decay and steps along a direction for matrices, `others` for the other leaves.
 
     Args:
         name: the optimizer's, for errors.
-        direction: from a function from a tree to its dimension numbers to a transformation.
+        direction: makes a transformation from a function that maps a tree to its dimension numbers.
         learning_rate: of the matrices and, unless `others` is given, of AdamW.
-        weight_decay: as the learning rate.
+        weight_decay: of the same leaves as the learning rate.
         mask: which parameters decay, as in :func:`add_decayed_weights`.
         weight_dimension_numbers: as in :func:`matrices_and_others`.
         others: the optimizer of the other leaves.

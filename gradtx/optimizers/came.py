@@ -64,7 +64,7 @@ def scale_by_came(
             \text{direction} = \frac{\mu}{\sqrt{F_{\beta_3}(|\hat u - \mu|^2 + \bar\epsilon)}}
 
     :math:`F_\beta(X) = R\, C^T / \mathrm{mean}(R)` of the moving averages of the row and column
-    means of `X` over the last two dimensions. A leaf with fewer keeps the average of
+    means of `X` over the last two dimensions. A leaf with fewer dimensions keeps the average of
     :math:`|g|^2` whole, and its direction is :math:`\mu`.
 
     Args:
@@ -76,8 +76,8 @@ def scale_by_came(
         clipping_threshold: :math:`d > 0`.
         mu_dtype: the type in which :math:`\mu` is kept; the parameter's unless given.
 
-    State: `ScaleByCameState`. Means of squares are bounded: infinite ones, of a gradient of 1e30,
-    would divide each other.
+    State: `ScaleByCameState`. Means of squares are bounded: infinite ones, from a gradient of 1e30,
+    would be divided by each other.
 
     Source: Y. Luo et al., CAME: Confidence-guided Adaptive Memory Efficient Optimization, 2023,
     arXiv:2307.02047, algorithm 2; vectors are treated as in the authors' code.
@@ -109,7 +109,7 @@ def scale_by_came(
             mu = new["mu"] = ema(u * shrink_factor(rms(u), clipping_threshold), s.mu, b1)
             return mu, new
 
-        # Infinite means would divide each other, now and ever after.
+        # Infinite means would be divided by each other, at this step and all later ones.
         rows = ema(bounded(jnp.mean(abs_sq(g), -1), g.size) + eps, s.v_row, b2)
         again = recompute(abs_sq, g, after=jnp.max(rows))
         cols = ema(bounded(jnp.mean(again, -2), g.size) + eps, s.v_col, b2)
@@ -166,8 +166,8 @@ def came(
         R_t = \beta R_{t-1} + (1 - \beta)\, \mathrm{mean}_j(X_t), \qquad
         C_t = \beta C_{t-1} + (1 - \beta)\, \mathrm{mean}_i(X_t)
 
-    over the last two dimensions. For a leaf with fewer, :math:`F_{\beta_2}` is the moving average
-    itself, and the second root is 1.
+    over the last two dimensions. For a leaf with fewer dimensions, :math:`F_{\beta_2}` is the
+    moving average itself, and the second root is 1.
 
     Args:
         learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.

@@ -142,7 +142,7 @@ def conda(
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
-        b1: as in :func:`scale_by_conda`, as are all but the following.
+        b1: as in :func:`scale_by_conda`, like all arguments that the two share.
         b2: decay of the second moment.
         eps: :math:`\epsilon`, added to the root.
         weight_decay: :math:`\lambda \ge 0`, multiplied by the learning rate. The authors' code

@@ -1,4 +1,4 @@
-"""The second and third forms of Dion."""
+"""Dion2 and Dion3."""
 
 import math
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ class Dion3State(NamedTuple):
 
 
 def _selected(mu: Array, fraction: float, axis: int) -> Array:
-    """Of each matrix, which of its rows (-2) or columns (-1) have the largest sums of entries."""
+    """Which rows (-2) or columns (-1) of each matrix have the largest sums of absolute values."""
     sizes = jnp.sum(jnp.abs(mu), -3 - axis)
     return jax.lax.top_k(sizes, max(1, math.ceil(fraction * mu.shape[axis])))[1]
 
@@ -79,8 +79,8 @@ def scale_by_dion2(
         fraction: `f` in :math:`(0, 1]`, a number.
         decay: :math:`\beta` in :math:`[0, 1)`.
         eps: added to the norm by which the first iterate is divided.
-        ns_coeffs: as in :func:`scale_by_muon`, as are the next two. The authors' code has five
-            others, those of Polar Express for a safety of 1.02.
+        ns_coeffs: this and the next two as in :func:`scale_by_muon`. The authors' code
+            uses five others, those of Polar Express for a safety factor of 1.02.
         ns_steps: how many iterations.
         ns_dtype: the type in which to iterate.
         mu_dtype: the type in which :math:`\mu` is kept; the parameter's unless given.
@@ -152,8 +152,8 @@ def scale_by_dion3(
         decay: :math:`\beta` in :math:`[0, 1)`.
         b2: :math:`\beta_2` in :math:`[0, 1)`.
         eps: :math:`\epsilon \ge 0`; also added to the norm by which the first iterate is divided.
-        ns_coeffs: as in :func:`scale_by_muon`, as are the next two. The authors' code has five
-            others, those of Polar Express for a safety of 1.02.
+        ns_coeffs: this and the next two as in :func:`scale_by_muon`. The authors' code
+            uses five others, those of Polar Express for a safety factor of 1.02.
         ns_steps: how many iterations.
         ns_dtype: the type in which to iterate.
         mu_dtype: the type in which :math:`\mu` is kept; the parameter's unless given.
@@ -228,7 +228,7 @@ def dion2(
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
-        fraction: as in :func:`scale_by_dion2`, as are all but the following.
+        fraction: as in :func:`scale_by_dion2`, like all arguments that the two share.
         decay: :math:`\beta`, how much is kept of the momentum that was used.
         eps: added to the norm by which the first iterate is divided.
         weight_decay: :math:`\lambda \ge 0`, also of the other leaves.
@@ -245,7 +245,8 @@ def dion2(
     State: `PartitionState` with the groups ``"matrices"`` and ``"others"``.
 
     Source: K. Ahn, N. Amsel and J. Langford, Dion2: A Simple Method to Shrink Matrix in Muon, 2025,
-    arXiv:2512.16928, algorithm 1, with the shape's factor from https://github.com/microsoft/dion.
+    arXiv:2512.16928, algorithm 1, with the factor of the shape from
+    https://github.com/microsoft/dion.
 
     >>> import gradtx
     >>> tx = dion2(gradtx.cosine_decay_schedule(0.3, 200), 0.5)
@@ -305,7 +306,7 @@ def dion3(
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
-        fraction: as in :func:`scale_by_dion3`, as are all but the following.
+        fraction: as in :func:`scale_by_dion3`, like all arguments that the two share.
         decay: :math:`\beta`, how much is kept of the momentum that was used.
         b2: decay of the mean of squares.
         eps: :math:`\epsilon \ge 0`.

@@ -271,7 +271,7 @@ def scale_by_distance_over_gradients(
     param_dtype: DType = jnp.float32,
     global_scale: Number = 1.0,
 ) -> GradientTransformation:
-    r"""Layer-wise DoG: :func:`scale_by_dog` on each leaf alone.
+    r"""Layer-wise DoG: :func:`scale_by_dog` on each leaf separately.
 
     .. math::
         \bar r_t = \max_{k < t} \lVert \theta_k - \theta_0 \rVert, \qquad

@@ -24,7 +24,7 @@ class ScaleByFiraState(NamedTuple):
 
     For a matrix whose longer side has `n` entries and whose shorter one has `m`, mu and nu are
     ``(batch, n, r)``, projector is ``(batch, m, r)`` and size, real, ``(batch, 1, 1)``. For a leaf
-    that is not a matrix the last two are None.
+    that is not a matrix, the last two are None.
     """
 
     count: Counter
@@ -54,17 +54,17 @@ def of_low_rank(rank: int, mu_dtype: Any) -> dict[str, FactorFn]:
 
 
 def tall(x: Array) -> Array:
-    """Matrices with at least as many rows as columns: these, or transposed."""
+    """Matrices with at least as many rows as columns: the given ones, transposed if need be."""
     return x.mT if x.shape[-2] < x.shape[-1] else x
 
 
 def row_norms(x: Array, axes: Any = -1) -> Array:
-    """The norm of each row, or of what else `axes` sum over."""
+    """The norm of each row, or over other `axes`."""
     return jnp.sqrt(jnp.sum(abs_sq(x), axes, keepdims=True))
 
 
 def limited(x: Array, before: Array, growth: Any) -> tuple[Array, Array]:
-    """Matrices whose norm is at most `growth` times that before, if there was one; the norms."""
+    """Matrices whose norm is at most `growth` times the previous one, if any; and the norms."""
     size = row_norms(x, (-2, -1))
     new = jnp.where(before > 0, jnp.minimum(size, growth * before), size)
     return x * divide(new, size), new
@@ -89,7 +89,7 @@ def scale_by_fira(
     mu_dtype: DType | None = None,
     weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
-    r"""Adam in a subspace of low rank; outside it, gradients scaled as Adam scales them inside.
+    r"""Adam in a low-rank subspace; outside it, gradients scaled as Adam scales them inside.
 
     For a matrix with at least as many rows as columns (others are transposed):
 
@@ -183,7 +183,7 @@ def fira(
     mu_dtype: DType | None = None,
     weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
-    r"""Fira: Adam in a subspace of low rank, as in GaLore, with steps outside it too.
+    r"""Fira: Adam in a low-rank subspace, as in GaLore, with steps outside it too.
 
     .. math:: \theta_t = \theta_{t-1} - \eta \left( \alpha\, a_t P^* + \bar r_t
         + \lambda \theta_{t-1} \right), \qquad a_t = \mathrm{Adam}(g_t P)
@@ -194,7 +194,7 @@ def fira(
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
-        rank: as in :func:`scale_by_fira`, as are all but the following.
+        rank: as in :func:`scale_by_fira`, like all arguments that the two share.
         update_proj_gap: steps from one projector to the next.
         scale: :math:`\alpha`; the authors use 0.25 or 1.
         b1: decay of the first moment.

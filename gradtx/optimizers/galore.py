@@ -100,7 +100,7 @@ def scale_by_galore(
     *,
     staggered: bool = False,
 ) -> Any:
-    r"""Transform gradients in a subspace of low rank.
+    r"""Transform gradients in a low-rank subspace.
 
     .. math:: u = \alpha P\, \rho(P^\top g)
 
@@ -231,7 +231,7 @@ def galore(
     *,
     staggered: bool = False,
 ) -> GradientTransformation:
-    r"""GaLore: Adam, or another rule, on gradients projected onto a subspace of low rank.
+    r"""GaLore: Adam, or another rule, on gradients projected onto a low-rank subspace.
 
     .. math::
         P_t &= \begin{cases}

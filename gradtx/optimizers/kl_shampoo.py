@@ -26,8 +26,8 @@ class ScaleByKLState(NamedTuple):
     """count: i32[]; mu: like the parameters, a matrix's in its bases; nu: of entries, or None.
 
     left, right: the factors S and T; left_basis, right_basis: their eigenvectors; left_values,
-    right_values: their eigenvalues. Of a side that has no factor they have size 0; of a leaf that
-    is no matrix they are None.
+    right_values: their eigenvalues. For a side without a factor they have size 0; for a leaf that
+    is not a matrix they are None.
     """
 
     count: Counter
@@ -64,7 +64,7 @@ def _times(x: Array, basis: Array) -> Array:
 
 
 def _curvature(beta: Any, largest_inverse_root: Any) -> Any:
-    """The new factors, whose gradients are whitened by the other factor, and their eigenvalues."""
+    """The new factors, each from gradients whitened by the other one, and their eigenvalues."""
 
     def values(low: Array, other: Array, old: Array, t: Step) -> Array:
         if not old.size:
@@ -118,30 +118,30 @@ def scale_by_kl_shampoo(
         \mu_t &= \beta_1 \mu_{t-1} + (1 - \beta_1) h_t, \qquad
         u_t = P_{t-1} \frac{\mu_t}{\sqrt{\sigma_{t-1} \tau_{t-1}^\top} + \epsilon} Q_{t-1}^*
 
-    The bases `P` and `Q` are those before the step, :math:`\tau` and :math:`\sigma` too. At every
-    `k`-th step after the first :math:`P_t = \mathrm{QR}(S_t P_{t-1})` and
-    :math:`Q_t = \mathrm{QR}(T_t Q_{t-1})`, and :math:`\mu` turns with them. The first step has the
-    direction 0: it makes the bases of the eigenvectors of :math:`g g^*` and :math:`g^* g`, for
-    eigenvalues that start at :math:`\sigma = \tau = \lambda_0`. An eigenvalue is at least
-    :math:`1 / c^2`, where `c` is `max_inverse_root` or the side's size if that is less, but at
-    least 10. Leaves that are not matrices take the steps of :func:`scale_by_adam`.
+    The bases `P` and `Q`, and :math:`\tau` and :math:`\sigma`, are those before the step. At every
+    `k`-th step after the first, :math:`P_t = \mathrm{QR}(S_t P_{t-1})` and
+    :math:`Q_t = \mathrm{QR}(T_t Q_{t-1})`, and :math:`\mu` turns with them. The direction of the
+    first step is 0: it only makes the bases, from the eigenvectors of :math:`g g^*` and
+    :math:`g^* g`, and the eigenvalues start at :math:`\sigma = \tau = \lambda_0`. An eigenvalue is
+    at least :math:`1 / c^2`, where `c` is `max_inverse_root` or the size of the side if that is
+    less, but at least 10. Leaves that are not matrices take the steps of :func:`scale_by_adam`.
 
     Args:
         b1: :math:`\beta_1`, decay of the momentum, in :math:`[0, 1)`.
         b2: :math:`\beta_2`, decay of the factors and of other leaves' second moment.
         eps: :math:`\epsilon \ge 0`.
         precondition_frequency: `k`; this and the next as in :func:`scale_by_soap`.
-        max_precond_dim: the largest side that has a factor. For one that has none, :math:`P = I`
+        max_precond_dim: the largest side that has a factor. For a side without one, :math:`P = I`
             and :math:`\sigma = 1`.
         initial_eigenvalue: :math:`\lambda_0 > 0`.
-        max_inverse_root: the most by which one factor multiplies a gradient, before the limit of
-            its size.
+        max_inverse_root: the most by which one factor may multiply a gradient; smaller sides have a
+            lower limit, as above.
         staggered: new bases of different shapes at different steps, as in :func:`scale_by_soap`.
         mu_dtype: the type of the momentum; the parameter's unless given.
         weight_dimension_numbers: as in :func:`scale_by_soap`.
 
     State: `ScaleByKLState`. A matrix has no second moment of entries: `nu` is None. The momentum
-    has no bias correction, as in the authors' code, whose limits these are too.
+    has no bias correction, as in the authors' code, from which the limits are taken too.
 
     Source: W. Lin et al., Understanding and Improving Shampoo and SOAP via Kullback-Leibler
     Minimization, 2025, arXiv:2509.03378.

@@ -31,7 +31,7 @@ from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, Counter, DimensionNumbers, DType, Key, Slots
 
-# 1 for 500 steps, then a fall by 1/e in every 1000 to 0.03, after 4000.
+# 1 for 500 steps, then falling by a factor of e in every 1000, to 0.03 after 4000.
 _SELDOM = exponential_decay(1.0, 1000, math.exp(-1), 500, end_value=0.03)
 
 
@@ -39,7 +39,7 @@ class ScaleByKronState(NamedTuple):
     """count: i32[]; key: a random key; mu: like the parameters.
 
     left, right: the factors of a matrix, upper triangular, ``(batch, n, n)``, or diagonal,
-    ``(batch, n)``; diagonal: that of a leaf that is no matrix, in its shape. Else None.
+    ``(batch, n)``; diagonal: that of a leaf that is not a matrix, in its shape. Otherwise None.
     """
 
     count: Counter
@@ -102,7 +102,7 @@ def _fitted(q: Array, a: Array, b: Array, rate: Any) -> Array:
 
 
 def _balanced(factors: Sequence[Array]) -> list[Array]:
-    """Factors with equal largest entries, and the same product; one is as it was."""
+    """Factors with equal largest entries and the same product; a single factor is unchanged."""
     sizes = [jnp.max(jnp.abs(q.reshape(len(q), -1)), -1) for q in factors]
     mean = jnp.exp(sum(map(jnp.log, sizes)) / len(sizes))
     ratios = [mean / size for size in sizes]
@@ -151,15 +151,15 @@ def scale_by_kron(
         b1: :math:`\beta_1`, decay of the momentum, in :math:`[0, 1)`.
         preconditioner_update_probability: `p` in :math:`[0, 1]`; a number, an array or a schedule:
             unless given, 1 for 500 steps, and then falling, to 0.03 after 4000. Whether to fit is
-            drawn separately for each shape of matrices. A step that does not fit computes no
-            product or solution for it.
+            drawn separately for each shape of matrices. A step that does not fit them computes none
+            of the products and solves for that.
         max_size_triangular: the largest side that has a triangular factor; with 0 all are diagonal.
         preconditioner_lr: :math:`\gamma \ge 0`.
         preconditioner_init_scale: the product of the two factors at the start, both of them
             multiples of the identity.
         damping: :math:`\delta \ge 0`, the square root of float32's epsilon unless given.
         max_rms: :math:`\rho`, the largest root mean square of the direction.
-        one_sided: only the smaller side, or the rows of a square, has a triangular factor.
+        one_sided: only the smaller side, or the rows of a square matrix, has a triangular factor.
         key: a random key or an integer seed.
         mu_dtype: the type of the momentum; the parameter's unless given.
         weight_dimension_numbers: as in :func:`scale_by_soap`.
@@ -172,8 +172,8 @@ def scale_by_kron(
         TypeError: `key` is neither a key nor an integer.
 
     The authors' code fits every leaf at the same steps, those at which the sum of probabilities has
-    passed a whole number, and balances the factors, which leaves their product alone, at one in a
-    hundred of these. Where it fits the factors, it preconditions the momentum with the noise that
+    passed a whole number, and balances the factors, which does not change their product, at one in
+    a hundred of these. Where it fits the factors, it preconditions the momentum with the noise that
     was added for that. It gives arrays of more than two dimensions a factor for each dimension.
 
     Source: X.-L. Li, Preconditioned Stochastic Gradient Descent, 2015, arXiv:1512.04202, and
@@ -192,7 +192,7 @@ def scale_by_kron(
 
     @precise
     def whitened(g: Array, s: Any, t: Step, old: tuple[Array, ...]) -> Any:
-        """Of matrices and their factors, directions, the new momentum and the new factors."""
+        """Directions, the new momentum and the new factors, from matrices and their factors."""
         mu = ema(g, s.mu.reshape(g.shape), b1)
         mean = debias(mu, b1, t)
         chance, noise = jax.random.split(s.key)

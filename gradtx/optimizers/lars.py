@@ -119,7 +119,7 @@ def lars(
     >>> bool(jnp.allclose(found.params, 3, atol=1e-1))
     True
     """
-    # The same links as in Optax, so that its states can be carried on here.
+    # The same links as in Optax, so that a run with its states can continue here.
     return chain(
         masked(
             scale_by_lars(

@@ -37,8 +37,8 @@ class ScaleByLBFGSState(NamedTuple):
     weights_memory: TreeScalar
 
 
-# Between step and change of gradient, for a start that is scaled and one that is not. A pair
-# multiplies `P` by up to the inverse square of its cosine, for which only a scaled start makes up.
+# Between step and change of gradient, by whether the start is scaled. A pair multiplies `P` by up
+# to the inverse square of its cosine, which only a scaled start makes up for.
 _LEAST_COSINE = {True: 0.01, False: 0.05}
 
 
@@ -69,8 +69,8 @@ def scale_by_lbfgs(memory_size: int = 10, scale_init_precond: bool = True) -> An
 
     A pair is used only if :math:`\langle y, s \rangle > c \lVert y \rVert \lVert s \rVert`, with
     :math:`c = 0.01`, or 0.05 without :math:`\gamma`: `P` stays positive definite, and
-    :math:`V^\top P V` is at most :math:`c^{-2}` times as large. Quadratic functions of condition up
-    to 4e4 (1,600) have no other pairs. Optax uses every pair, and may ascend.
+    :math:`V^\top P V` is at most :math:`c^{-2}` times as large. On quadratic functions with a
+    condition number of up to 4e4 (1,600) every pair is used. Optax uses every pair, and may ascend.
 
     Source: D. C. Liu and J. Nocedal, On the Limited Memory BFGS Method for Large Scale
     Optimization, 1989, doi:10.1007/BF01589116; J. Nocedal and S. J. Wright, Numerical

@@ -50,7 +50,7 @@ def sizes_and_directions(
     directions: GradientTransformation,
     weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
-    r"""Train the size of each output's weights by one optimizer and their direction by another.
+    r"""Train the size of each output's weights with one optimizer and their direction with another.
 
     .. math:: W_j = m_j \frac{V_j}{\lVert V_j \rVert}, \qquad
         \frac{\partial L}{\partial m_j} = \Bigl\langle g_j, \frac{W_j}{m_j} \Bigr\rangle, \qquad
@@ -70,11 +70,11 @@ def sizes_and_directions(
     others, and the next update leads from there to the sizes of the state.
 
     Raises:
-        ValueError: ``update`` is called without parameters, or a leaf is no matrix.
+        ValueError: ``update`` is called without parameters, or a leaf is not a matrix.
 
-    Source: T. Salimans and D. Kingma, Weight Normalization, 2016, arXiv:1602.07868, within the
-    optimizer as K. Lion et al., Muown: Row-Norm Control for Muon Optimization, 2026,
-    arXiv:2605.10797, have it.
+    Source: T. Salimans and D. Kingma, Weight Normalization, 2016, arXiv:1602.07868, inside the
+    optimizer as in K. Lion et al., Muown: Row-Norm Control for Muon Optimization, 2026,
+    arXiv:2605.10797.
 
     >>> import gradtx
     >>> tx, w = sizes_and_directions(gradtx.sgd(0.0), gradtx.sgd(0.1)), jnp.array([[3.0], [4.0]])
@@ -87,7 +87,7 @@ def sizes_and_directions(
     of_sizes, of_directions = map(with_extra_args_support, (sizes, directions))
 
     def each(tree: Any, *others: Any) -> Any:
-        """The leaves that are there, as batches of matrices, with those of trees like it."""
+        """The leaves that are not None, as batches of matrices, with those of the other trees."""
         leaves, treedef = leaves_with_path(tree)
         numbers = dimensions.of(name, tree)
         columns = [aligned(f"{name}: two trees differ", tree, treedef, t) for t in others]
@@ -100,7 +100,7 @@ def sizes_and_directions(
             yield how, how.take(widen(x)), *(column[i] for column in columns)
 
     def made(tree: Any, parts: Iterable[Any]) -> Any:
-        """A tree like `tree`, None where that is."""
+        """A tree of `parts` like `tree`, None where that has None."""
         rest = iter(parts)
         return jax.tree.map(lambda x: None if x is None else next(rest), tree, is_leaf=is_leaf)
 
@@ -176,8 +176,8 @@ def muown(
             \Bigl(m_{t-1}, \frac{\partial L}{\partial m}\Bigr), \qquad
             W_{t,j} = m_{t,j} \frac{V_{t,j}}{\lVert V_{t,j} \rVert}
 
-    with the derivatives of :func:`sizes_and_directions`. Leaves that are no matrices are trained by
-    :func:`adamw`.
+    with the derivatives of :func:`sizes_and_directions`. Leaves that are not matrices take the
+    steps of :func:`adamw`.
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
@@ -187,7 +187,7 @@ def muown(
         eps: :math:`\epsilon \ge 0`; also added to the norm by which the first iterate is divided.
         weight_decay: :math:`\lambda \ge 0` of the sizes, and of the other leaves.
         nesterov: orthogonalize :math:`\beta \mu_t + (1 - \beta) \partial L / \partial V`.
-        ns_coeffs: as in :func:`scale_by_muon`, as the next two.
+        ns_coeffs: this and the next two as in :func:`scale_by_muon`.
         ns_steps: how many iterations.
         ns_dtype: the type in which to iterate.
         mu_dtype: the type in which :math:`\mu` is kept; float32 or wider unless given.

@@ -1,4 +1,4 @@
-"""NAdam: Adam with Nesterov momentum, with or without the schedule of its momentum."""
+"""NAdam: Adam with Nesterov momentum, with or without a schedule for the momentum."""
 
 from typing import Any, NamedTuple
 
@@ -119,7 +119,7 @@ def nadam(
         \theta_t &= \theta_{t-1}
             - \eta \frac{\bar\mu_t}{\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon}
 
-    With `momentum_decay` :math:`\bar\mu_t` is that of :func:`scale_by_nadam`, whose momentum warms
+    With `momentum_decay`, :math:`\bar\mu_t` is that of :func:`scale_by_nadam`, whose momentum warms
     up.
 
     Args:
@@ -172,7 +172,7 @@ def nadamw(
         \theta_t &= \theta_{t-1} - \eta \left(\frac{\bar\mu_t}
             {\sqrt{\hat\nu_t + \bar\epsilon} + \epsilon} + \lambda\theta_{t-1}\right)
 
-    With `momentum_decay` :math:`\bar\mu_t` is that of :func:`scale_by_nadam`.
+    With `momentum_decay`, :math:`\bar\mu_t` is that of :func:`scale_by_nadam`.
 
     Args:
         learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.

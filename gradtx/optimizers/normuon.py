@@ -54,7 +54,7 @@ def scale_by_normuon(
         rms: `r`, the root mean square of the direction.
         nesterov: orthogonalize :math:`\beta_1 \mu_t + (1 - \beta_1) g_t`, as the authors' code
             does; their algorithm does not.
-        ns_coeffs: as in :func:`scale_by_muon`, as the next two.
+        ns_coeffs: this and the next two as in :func:`scale_by_muon`.
         ns_steps: how many iterations.
         ns_dtype: the type in which to iterate.
         mu_dtype: the type in which :math:`\mu` is kept; the parameter's unless given.
@@ -121,7 +121,7 @@ def normuon(
     weight_dimension_numbers: DimensionNumbers | None = None,
     others: GradientTransformation | None = None,
 ) -> GradientTransformation:
-    r"""NorMuon: Muon with steps of one size for every output; AdamW for what is no matrix.
+    r"""NorMuon: Muon with steps of equal size for every output; AdamW for the rest.
 
     .. math::
         \mu_t &= \beta_1 \mu_{t-1} + (1 - \beta_1) g_t, \qquad O_t = \mathrm{NS}(\mu_t), \\
@@ -132,13 +132,13 @@ def normuon(
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
-        b1: as in :func:`scale_by_normuon`, as are all but the following.
+        b1: as in :func:`scale_by_normuon`, like all arguments that the two share.
         b2: decay of the second moment.
         eps: :math:`\epsilon \ge 0`.
         weight_decay: :math:`\lambda \ge 0`, also of the other leaves.
         mask: which parameters decay, as in :func:`add_decayed_weights`.
         rms: `r`; 0.2 matches the size of Adam's updates.
-        nesterov: look ahead before orthogonalizing.
+        nesterov: orthogonalize the look-ahead momentum.
         ns_coeffs: coefficients of the iteration.
         ns_steps: iterations.
         ns_dtype: the type in which to iterate.

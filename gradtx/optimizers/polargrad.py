@@ -45,9 +45,9 @@ def scale_by_polargrad(
     Args:
         decay: :math:`\beta` in :math:`[0, 1)`.
         eps: added to the norm by which the first iterate is divided.
-        ns_coeffs: as in :func:`scale_by_muon`, as the next two.
-        ns_steps: how many iterations; with these eight, singular values of at least 1/1000 of the
-            norm become 1.
+        ns_coeffs: this and the next two as in :func:`scale_by_muon`.
+        ns_steps: how many iterations; with the default eight, singular values of at least 1/1000 of
+            the norm become 1.
         ns_dtype: the type in which to iterate.
         mu_dtype: the type in which :math:`\mu` is kept; the parameter's unless given.
         weight_dimension_numbers: as in :func:`scale_by_muon`.
@@ -102,14 +102,14 @@ def polargrad(
     weight_dimension_numbers: DimensionNumbers | None = None,
     others: GradientTransformation | None = None,
 ) -> GradientTransformation:
-    r"""PolarGrad: Muon whose steps shrink with the gradient; AdamW for what is no matrix.
+    r"""PolarGrad: Muon whose steps shrink with the gradient; AdamW for the rest.
 
     .. math:: \mu_t = \beta \mu_{t-1} + (1 - \beta) g_t, \qquad U_t H_t = \mu_t, \qquad
         \theta_t = \theta_{t-1} - \eta (\operatorname{tr}(H_t)\, U_t + \lambda \theta_{t-1})
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
-        decay: as in :func:`scale_by_polargrad`, as are all but the following.
+        decay: as in :func:`scale_by_polargrad`, like all arguments that the two share.
         eps: added to the norm by which the first iterate is divided.
         weight_decay: :math:`\lambda \ge 0` for matrices.
         mask: which parameters decay, as in :func:`add_decayed_weights`.
@@ -119,8 +119,8 @@ def polargrad(
         mu_dtype: the type of the momentum.
         weight_dimension_numbers: as in :func:`scale_by_muon`; a leaf whose numbers are None goes
             to `others`. Unless given, PolarGrad takes the leaves with two dimensions.
-        others: the optimizer of the other leaves; ``adamw(learning_rate)`` unless given. Adam wants
-            another learning rate than this, which is multiplied by the gradient's size.
+        others: the optimizer of the other leaves; ``adamw(learning_rate)`` unless given. Adam needs
+            a different learning rate, since this one is multiplied by the gradient's size.
 
     State: `PartitionState` with the groups ``"matrices"`` and ``"others"``.
 

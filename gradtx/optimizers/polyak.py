@@ -95,7 +95,7 @@ def polyak_sgd(
     >>> bool(result.value < 1e-6)
     True
     """
-    # The same links as in Optax, so that its states can be carried on here.
+    # The same links as in Optax, so that a run with its states can continue here.
     return chain(
         chain(
             scale_by_polyak(f_min, max_learning_rate, eps, variant), scale_by_learning_rate(scaling)

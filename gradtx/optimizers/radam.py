@@ -47,7 +47,7 @@ def scale_by_radam(
     nesterov: bool = False,
     epsilon_hat: bool = False,
 ) -> GradientTransformation:
-    r"""Adam that uses its second moment only once that rests on enough gradients.
+    r"""Adam that uses its second moment only once it rests on enough gradients.
 
     .. math::
         \rho_\infty &= \frac{2}{1 - \beta_2} - 1, \qquad
@@ -110,7 +110,7 @@ def radam(
     nesterov: bool = False,
     epsilon_hat: bool = False,
 ) -> GradientTransformation:
-    r"""Rectified Adam: it uses the second moment only once that rests on enough gradients.
+    r"""Rectified Adam: the second moment is used only once it rests on enough gradients.
 
     .. math::
         \mu_t &= \beta_1 \mu_{t-1} + (1 - \beta_1) g_t, \qquad

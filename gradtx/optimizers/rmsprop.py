@@ -140,7 +140,7 @@ def scale_by_stddev(
         mu, nu = ema(g, s.mu, decay), ema(abs_sq(g), s.nu, decay)
         mean = debias(mu, decay, t) if bias_correction else mu
         square = debias(nu, decay, t) if bias_correction else nu
-        # Of an infinite square the mean's may be infinite too.
+        # Where the mean square is infinite, the square of the mean may be infinite too.
         variance = jnp.where(square < jnp.inf, jnp.maximum(square - abs_sq(mean), 0), square)
         return g / _root(variance, eps, eps_in_sqrt), {"mu": mu, "nu": nu}
 
@@ -169,7 +169,7 @@ def rmsprop(
             \theta \leftarrow \theta - m
             \;\text{ or, with Nesterov momentum, }\; \theta - (v + \mu m)
 
-    Without momentum :math:`m = v`. Centered, :math:`\nu - |\bar g|^2` takes the place of
+    Without momentum :math:`m = v`. If centered, :math:`\nu - |\bar g|^2` takes the place of
     :math:`\nu` under the root, where :math:`\bar g` is the moving average of the gradients; bias
     correction divides both averages by :math:`1 - \gamma^t`.
 

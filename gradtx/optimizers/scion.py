@@ -59,23 +59,23 @@ def scion(
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
         decay: :math:`\beta` in :math:`[0, 1)`; the authors call :math:`1 - \beta` the momentum.
         radius: :math:`\rho \ge 0` of matrices.
-        other_radius: :math:`\rho \ge 0` of the other leaves. The authors' NanoGPT has 3000 for its
-            last layer, and no others.
+        other_radius: :math:`\rho \ge 0` of the other leaves. The authors' NanoGPT uses 3000 for its
+            last layer, the only other leaf.
         eps: :math:`\epsilon \ge 0`.
         constrained: multiply the parameters by :math:`1 - \eta`, which keeps them within the
             radius; without that this is the authors' unconstrained Scion.
-        ns_coeffs: as in :func:`scale_by_muon`, as the next two.
+        ns_coeffs: this and the next two as in :func:`scale_by_muon`.
         ns_steps: how many iterations.
         ns_dtype: the type in which to iterate.
         mu_dtype: the type of the momentum.
-        weight_dimension_numbers: as in :func:`scale_by_muon`; a leaf whose numbers are None is no
-            matrix. Unless given, the leaves with two dimensions are.
+        weight_dimension_numbers: as in :func:`scale_by_muon`; a leaf whose numbers are None is not
+            treated as a matrix. Unless given, the leaves with two dimensions are matrices.
         others: the optimizer of the other leaves, instead of the one above.
 
     State: `PartitionState` with the groups ``"matrices"`` and ``"others"``.
 
     Source: T. Pethick et al., Training Deep Learning Models with Norm-Constrained LMOs, 2025,
-    arXiv:2502.07529, algorithms 1 and 2; the radius is that of its NanoGPT.
+    arXiv:2502.07529, algorithms 1 and 2; the default radius is that of its NanoGPT.
 
     >>> import gradtx
     >>> tx = scion(gradtx.cosine_decay_schedule(0.1, 300), radius=4.0)

@@ -22,7 +22,7 @@ def sgd(
     *,
     dampening: Fraction | None = None,
 ) -> GradientTransformation:
-    r"""Stochastic gradient descent, with momentum if asked for.
+    r"""Stochastic gradient descent, optionally with momentum.
 
     .. math:: m \leftarrow \mu m + (1 - d) g, \qquad
         \theta \leftarrow \theta - \eta m \;\text{ or, with Nesterov, }\; \theta - \eta (g + \mu m)

@@ -38,10 +38,10 @@ RootMethod: TypeAlias = Literal["eigen", "newton"]
 
 
 class ScaleByShampooState(NamedTuple):
-    """count: i32[]; mu: like the parameters; nu: too, of a matrix only where Adam is grafted.
+    """count: i32[]; mu and nu: like the parameters; a matrix has nu only if Adam is grafted.
 
     left, right: moving averages of g g* and g* g of each block of a matrix, (n, blocks, b, b);
-    left_root, right_root: their inverse roots. None for a leaf that is no matrix.
+    left_root, right_root: their inverse roots. None for a leaf that is not a matrix.
     """
 
     count: Counter
@@ -54,7 +54,7 @@ class ScaleByShampooState(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """How matrices are cut into blocks of equal size: the last ones are filled up with zeros."""
+    """How matrices are cut into blocks of equal size; the last ones are padded with zeros."""
 
     rows: int
     columns: int
@@ -63,7 +63,7 @@ class Blocks(NamedTuple):
 
     @property
     def counts(self) -> tuple[int, int]:
-        """How many blocks lie below each other, and beside each other."""
+        """How many rows and columns of blocks there are."""
         return -(-self.rows // self.height), -(-self.columns // self.width)
 
     def cut(self, x: Array) -> Array:
@@ -75,7 +75,7 @@ class Blocks(NamedTuple):
         return x.reshape(len(x), down * across, self.height, self.width)
 
     def joined(self, x: Array) -> Array:
-        """What was cut, in one piece."""
+        """The matrices that were cut into these blocks."""
         down, across = self.counts
         x = x.reshape(len(x), down, across, self.height, self.width).swapaxes(2, 3)
         x = x.reshape(len(x), down * self.height, across * self.width)
@@ -83,7 +83,7 @@ class Blocks(NamedTuple):
 
 
 def blocks_of(rows: int, columns: int, size: int) -> Blocks:
-    """Blocks of at most `size` rows and columns; a side that is no longer is not cut."""
+    """Blocks of at most `size` rows and columns; a side of at most `size` is not cut."""
     return Blocks(rows, columns, max(min(rows, size), 1), max(min(columns, size), 1))
 
 
@@ -132,9 +132,9 @@ def scale_by_shampoo(
 
     where :math:`a_t`, the step of the method whose length is grafted on, is
     :math:`\hat\mu_t / (\sqrt{\hat\nu_t} + \epsilon_a)` (Adam's) or :math:`\hat\mu_t` (that of SGD
-    with momentum). Until the first roots, :math:`u_t = a_t`. A root that is not finite, since the
-    decomposition or the iteration failed, is not taken: the one before it stays. Leaves that are
-    not matrices take the steps of :func:`scale_by_adam`.
+    with momentum). Until the first roots, :math:`u_t = a_t`. A root that is not finite, because the
+    decomposition or the iteration failed, is discarded: the previous one stays. Leaves that are not
+    matrices take the steps of :func:`scale_by_adam`.
 
     Args:
         b1: :math:`\beta_1`, decay of the momentum, in :math:`[0, 1)`.
@@ -143,15 +143,15 @@ def scale_by_shampoo(
         precondition_frequency: :math:`T \ge 1`, steps from one root to the next. Between them none
             is computed.
         block_size: the most rows and columns of a block, at least 1.
-        root: `p`, at least 1: 4 for Shampoo, 2 where one factor shall do as much as both.
+        root: `p`, at least 1: 4 for Shampoo, 2 if each factor is to do as much as both together.
         grafting: ``"adam"``, ``"sgd"`` or ``"none"``, for which :math:`u_t = d_t`, and
             :math:`\hat\mu_t` until the first roots.
         grafting_eps: :math:`\epsilon_a \ge 0`; also of the leaves that are not matrices.
         root_method: ``"eigen"``, by eigenvalues, or ``"newton"``, by the coupled Newton iteration,
-            which consists of products, but wants an :math:`\epsilon` of at least 1e-6 of the
-            largest eigenvalue in float32.
-        staggered: each batch of matrices of one shape has its new roots one step earlier than the
-            one before, so that no step takes them all.
+            which consists of products, but in float32 needs an :math:`\epsilon` of at least 1e-6 of
+            the largest eigenvalue.
+        staggered: each batch of matrices of one shape gets its new roots one step earlier than the
+            batch before it, so that no one step computes them all.
         mu_dtype: the type of the momentum; the parameter's unless given.
         weight_dimension_numbers: as in :func:`scale_by_soap`.
 
@@ -160,7 +160,7 @@ def scale_by_shampoo(
     Raises:
         ValueError: `block_size` or `root` is less than 1, or a name is unknown.
 
-    Where the authors' code can sum second moments too (:math:`\beta_2 = 1`), this averages them.
+    The authors' code can also sum second moments (:math:`\beta_2 = 1`); this always averages them.
 
     Source: V. Gupta, T. Koren and Y. Singer, Shampoo: Preconditioned Stochastic Tensor
     Optimization, 2018, arXiv:1802.09568; R. Anil et al., Scalable Second Order Optimization for

@@ -81,7 +81,7 @@ def scale_by_sm3(
 
 @optimizer
 def sm3(learning_rate: LearningRate, momentum: Decay = 0.9) -> GradientTransformation:
-    r"""SM3: Adagrad with one vector for each dimension, with momentum; here for a matrix.
+    r"""SM3: Adagrad with one vector for each dimension, plus momentum; here for a matrix.
 
     .. math::
         \nu_{ij} &= \min(r_i, c_j) + |g_{ij}|^2, \qquad

@@ -36,10 +36,11 @@ Curvature = Callable[[Array, Array, Any, Step], dict[str, Array]]
 
 
 class ScaleBySoapState(NamedTuple):
-    """count: i32[]; mu, nu: like the parameters, a matrix's in its bases; the rest of matrices.
+    """count: i32[]; mu, nu: like the parameters, a matrix's in its bases; the rest for matrices.
 
-    left, right: moving averages of g g* and g* g; left_basis, right_basis: their eigenvectors. Of a
-    side that is left as it is they have the shape (n, 0, 0); of a leaf that is no matrix, None.
+    left, right: moving averages of g g* and g* g; left_basis, right_basis: their eigenvectors. For
+    a side without a basis they have the shape (n, 0, 0); for a leaf that is not a matrix they are
+    None.
     """
 
     count: Counter
@@ -70,7 +71,7 @@ def squares(largest: int, one_sided: bool) -> dict[str, FactorFn]:
 
 
 def finite_or(new: Any, old: Any) -> Any:
-    """`new`, but `old` for matrices of which something is not finite: a decomposition failed."""
+    """`new`, but `old` for matrices where something is not finite: a decomposition failed."""
     works = [jnp.all(jnp.isfinite(x), (-2, -1), keepdims=True) for x in jax.tree.leaves(new)]
     every = functools.reduce(jnp.logical_and, works)
     return jax.tree.map(lambda a, b: jnp.where(every, a, b), new, old)
@@ -107,12 +108,12 @@ def adam_of(b1: Any, b2: Any, eps: Any, *, bias_correction: bool = True) -> Rule
 def in_eigenbases(
     direction: RuleFn, curvature: Curvature, every: Any, *, staggered: bool, ordered: bool = True
 ) -> RuleFn:
-    """A rule applied in the eigenbases of `left` and `right`, which turn every so many steps.
+    """A rule applied in the eigenbases of `left` and `right`, which turn from time to time.
 
     Args:
         direction: the rule, on gradients in these bases; its slot `mu` turns with them.
-        curvature: ``(g, low, s, t) -> {name: new slot}``, `left` and `right` among them, for
-            gradients in the bases of the parameters and in those.
+        curvature: ``(g, low, s, t) -> {name: new slot}``, `left` and `right` among them, from the
+            gradients `g` and the same in the eigenbases, `low`.
         every: steps from one basis to the next.
         staggered: as in :func:`scale_by_soap`.
         ordered: whether the vectors of a basis are sorted, and the slot `nu` with them.
@@ -182,14 +183,14 @@ def scale_by_soap(
         L_t &= \beta_s L_{t-1} + (1 - \beta_s) g_t g_t^*, \qquad
         R_t = \beta_s R_{t-1} + (1 - \beta_s) g_t^* g_t, \\
         P_t &= \mathrm{QR}(L_t P_{t-1} \Pi) \text{ if } T \mid t - 1,
-            \text{ otherwise } P_{t-1}; \qquad Q_t \text{ from } R_t \text{ alike}
+            \text{ otherwise } P_{t-1}; \qquad Q_t \text{ from } R_t \text{ likewise}
 
     where :math:`\Pi` sorts the columns of :math:`P_{t-1}` by
     :math:`\mathrm{diag}(P_{t-1}^* L_t P_{t-1})`, the largest first. :math:`\nu_t` is sorted with
     them, and :math:`\mu_t` becomes :math:`P_t^* P_{t-1} \mu_t Q_{t-1}^* Q_t`. The first step only
     makes the bases, of the eigenvectors of :math:`L_1` and :math:`R_1`: its direction is 0, so that
-    no gradient is seen in bases that it made itself. Bases that are not finite, since a
-    decomposition failed, are not taken: those before them stay. Leaves that are not matrices take
+    no gradient is seen in bases that it made itself. Bases that are not finite, because a
+    decomposition failed, are discarded: the previous ones stay. Leaves that are not matrices take
     the steps of :func:`scale_by_adam`.
 
     Args:
@@ -200,14 +201,15 @@ def scale_by_soap(
         precondition_frequency: :math:`T \ge 1`, steps from one basis to the next. Between them no
             decomposition is computed.
         max_precond_dim: a side of more than this many rows or columns has no basis
-            (:math:`P = I`), and a matrix with two of them is no matrix.
+            (:math:`P = I`), and a matrix with two such sides is treated like a leaf that is not a
+            matrix.
         one_sided: only the smaller side has a basis.
-        staggered: each batch of matrices of one shape has its new bases one step earlier than the
-            one before, so that no step makes them all.
+        staggered: each batch of matrices of one shape gets its new bases one step earlier than the
+            batch before it, so that no one step computes them all.
         mu_dtype: the type of the first moment; the parameter's unless given.
         weight_dimension_numbers: `MuonDimensionNumbers`, a tree of them or a prefix of it, or a
-            function from the parameters to such a tree; a leaf whose numbers are None is no matrix.
-            Unless given, the leaves with two dimensions are.
+            function from the parameters to such a tree; a leaf whose numbers are None is not
+            treated as a matrix. Unless given, the leaves with two dimensions are matrices.
 
     State: `ScaleBySoapState`; bases in float32 or wider.
 

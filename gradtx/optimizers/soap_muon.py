@@ -54,9 +54,9 @@ def scale_by_soap_muon(
         r_t = \mathrm{sign}(o_t) \sqrt{|o_t|}, \qquad
         u_t = P_{t-1} \frac{r_t}{\mathrm{rms}(r_t)} Q_{t-1}^*
 
-    `NS` is the Newton-Schulz iteration of :func:`scale_by_muon`. As it whitens what stale or
-    one-sided bases leave, these may turn less often. Leaves that are not matrices take the steps of
-    :func:`scale_by_adam`.
+    `NS` is the Newton-Schulz iteration of :func:`scale_by_muon`. Since it whitens what stale or
+    one-sided bases leave, the bases may turn less often. Leaves that are not matrices take the
+    steps of :func:`scale_by_adam`.
 
     Args:
         b1: :math:`\beta_1`, decay of the first moment, in :math:`[0, 1)`.

@@ -24,7 +24,7 @@ class ScaleBySplusState(NamedTuple):
     """count: i32[]; mu: like the parameters; the rest for matrices, None for other leaves.
 
     left, right: moving averages of g g* and g* g; left_basis, right_basis: their eigenvectors. For
-    a side that is left as it is they have the shape (n, 0, 0).
+    a side without a basis they have the shape (n, 0, 0).
     """
 
     count: Counter
@@ -159,14 +159,14 @@ def splus(
         \theta_t = \theta_{t-1} - \eta \left( \frac{2}{m + n}\, P
             \operatorname{sign}(P^* \mu_t Q) Q^* + \lambda \theta_{t-1} \right)
 
-    with the eigenvectors `P` and `Q` of moving averages of :math:`g g^*` and :math:`g^* g`, made
-    anew at every `T`-th step. Other leaves take steps :math:`c \operatorname{sign} \mu_t`. See
-    :func:`scale_by_splus`. Evaluate at the average, which :func:`eval_params` returns.
+    with the eigenvectors `P` and `Q` of moving averages of :math:`g g^*` and :math:`g^* g`,
+    recomputed at every `T`-th step. Other leaves take steps :math:`c \operatorname{sign} \mu_t`.
+    See :func:`scale_by_splus`. Evaluate at the average, which :func:`eval_params` returns.
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule. The authors use a
             constant 0.1 for all sizes: the average takes the place of a schedule.
-        b1: as in :func:`scale_by_splus`, as are all but the following.
+        b1: as in :func:`scale_by_splus`, like all arguments that the two share.
         b2: decay of the Gram matrices.
         weight_decay: :math:`\lambda \ge 0`. In the authors' code it is multiplied by the factor of
             the shape too.
@@ -175,7 +175,8 @@ def splus(
         max_precond_dim: the largest side that has a basis.
         other_scale: `c`.
         ema_rate: :math:`\rho` in :math:`[0, 1)`, decay of the average of the parameters,
-            :math:`\sum_i \rho^{t-i} \theta_i / \sum_i \rho^{t-i}`. The authors' lags a step behind.
+            :math:`\sum_i \rho^{t-i} \theta_i / \sum_i \rho^{t-i}`. The authors' average lags a step
+            behind.
         staggered: new bases of different shapes at different steps.
         mu_dtype: the type of the momentum.
         weight_dimension_numbers: which leaves are matrices, and how.

@@ -61,8 +61,8 @@ def tiger(
     .. math:: \mu_t = \beta \mu_{t-1} + (1 - \beta) g_t, \qquad
         \theta_t = \theta_{t-1} - \eta \left(\mathrm{sign}(\mu_t) + \lambda\theta_{t-1}\right)
 
-    The author also scales the learning rate of
-    a matrix by its root mean square: chain :func:`scale_by_param_block_rms` for that.
+    The author also scales the learning rate of a matrix by its root mean square: chain
+    :func:`scale_by_param_block_rms` for that.
 
     Args:
         learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
