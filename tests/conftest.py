@@ -25,8 +25,9 @@ if known and os.environ.get("GRADTX_CODEGEN") != "default":
 os.environ["XLA_FLAGS"] = " ".join(flags)
 os.environ["JAX_PLATFORMS"] = "cpu"
 
-# A script that makes numbers with TensorFlow, which the tests do not need.
-collect_ignore_glob = ["golden/*"]
+# Scripts: one makes numbers with TensorFlow, which the tests do not need, one is read by type
+# checkers and run by a test.
+collect_ignore_glob = ["golden/*", "typed_program.py"]
 
 # Deterministic, and without a time limit: the first example of a test compiles.
 hypothesis.settings.register_profile("gradtx", derandomize=True, deadline=None, max_examples=25)
