@@ -110,6 +110,7 @@ def known(options):
     return {name: value for name, value in options.items() if eager.xla_has(name, value)}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["adam", "lamb", "lion"])
 def test_a_program_compiled_quickly_gives_the_same_bits(name):
     """With the options that XLA has by itself; the suite sets others."""

@@ -57,6 +57,7 @@ def test_digits_at_the_rate_that_an_optimizer_has_by_default(tmp_path, name):
     assert float(re.findall(r"accuracy\D*([\d.]+)", output)[-1]) >= 97.0
 
 
+@pytest.mark.slow
 def test_an_unknown_optimizer_is_a_clear_error(tmp_path):
     code, output = run("train_digits.py", "--optimizer", "adamm", cwd=tmp_path)
     assert code != 0

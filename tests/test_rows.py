@@ -58,6 +58,7 @@ def test_any_integers(dtype):
     np.testing.assert_array_equal(rows.to_dense(), want)
 
 
+@pytest.mark.slow
 def test_64_bit_indices():
     with jax.enable_x64(True):
         rows = Rows(jnp.array([2**32 + 1, 1, -(2**32)]), jnp.ones((3, 2)), TABLE)

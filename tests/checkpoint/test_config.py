@@ -211,6 +211,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @hypothesis.given(JSON)
 @hypothesis.settings(max_examples=300)
 def test_hostile_configurations_give_clear_errors(value):

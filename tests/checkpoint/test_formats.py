@@ -37,6 +37,7 @@ def test_earlier_formats_are_read(version):
         np.testing.assert_allclose(new, saved[f"next/{k}"], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_codes_of_four_bits_that_were_neighbours_in_a_byte_are_read():
     saved = dict(np.load(GOLDEN / "state_4.npz"))
     flat, params = part("state/", saved), part("params/", saved)

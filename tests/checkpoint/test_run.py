@@ -126,6 +126,7 @@ def test_a_run_goes_on_with_the_same_bits(path, dtype):
     assert load_checkpoint(path, other, strict=False).tx == other
 
 
+@pytest.mark.slow
 def test_flipped_bits(tmp_path):
     """In each byte of a file; what is read is what was written, or nothing."""
     tree = {"w": jnp.arange(3.0), "low": jnp.ones(2, "bfloat16"), "key": jax.random.key(1)}

@@ -78,6 +78,7 @@ def test_equals_one_device_on_the_whole_batch(way, place):
     chex.assert_trees_all_close(got, want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("way", quick(["pmap", "vmap", "shard_map"], "shard_map"))
 @pytest.mark.parametrize("op", ["mean", "sum"])
 def test_weights_of_ragged_batches(way, op):
@@ -164,6 +165,7 @@ def test_a_window_whose_end_makes_devices_agree(by_hand):
     np.testing.assert_allclose(got, p, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("way", WAYS)
 def test_rows_of_tables_are_gathered(way):
     indices = jnp.array([[0, 2], [2, 3], [1, 1], [9, 0], [3, 3], [0, 1], [2, 0], [1, 3]])

@@ -309,6 +309,7 @@ def test_a_leaf_without_a_gradient_keeps_its_state():
         assert jax.tree.structure(new) == jax.tree.structure(state), name
 
 
+@pytest.mark.slow
 def test_a_nan_is_seen():
     for name, build in FORMS.items():
         gs = gradients(1)

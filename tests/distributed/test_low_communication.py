@@ -155,6 +155,7 @@ LAYERS = {"b": (128,), "v": (256, 64), "w": (8, 64, 128)}
 SIZE = sum(map(math.prod, LAYERS.values()))
 
 
+@pytest.mark.slow
 def test_sparse_loco_sends_a_fiftieth_of_diloco():
     dense, said = compiled(gradtx.diloco(gradtx.sgd(0.1), nesterov(), 10, "data"), LAYERS)
     sparse, stated = compiled(gradtx.sparse_loco(gradtx.sgd(0.1), 10, "data"), LAYERS)

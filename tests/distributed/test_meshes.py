@@ -148,6 +148,7 @@ def test_a_step_on_the_axes_of_make_mesh_is_that_on_one_device(name, zero):
         chex.assert_trees_all_close(placed, q, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.slow
 def test_rows_that_catch_up_on_the_axes_of_make_mesh():
     tx = gradtx.exact_rows(gradtx.adam(0.1))
     table, ids = jnp.linspace(-1.0, 1.0, 64).reshape(32, 2), jnp.array([[3, 30], [0, 3], [30, 1]])
@@ -163,6 +164,7 @@ def test_rows_that_catch_up_on_the_axes_of_make_mesh():
     chex.assert_trees_all_close(run(*jax.device_put((table.copy(), ids), on())), want, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_without_compiling_an_error_names_the_cure():
     p, (x, y) = small()
     p, tx = jax.device_put(p, {"b": on(), "w": on("data")}), gradtx.muon(0.1)

@@ -85,6 +85,7 @@ LEAVES = [
 QUICK = (("TPU", (100, 64), 1), ("GPU", (512, 160), 1))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("chip", "shape", "count"),
     [pytest.param(*leaf, marks=[] if leaf in QUICK else slow) for leaf in LEAVES],
@@ -94,6 +95,7 @@ def test_a_kernel_writes_the_codes_of_the_plain_path(chip, shape, count, monkeyp
     check(tx, numbers(shape, 0), CHIPS[chip], monkeypatch, count)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("chip", "shape"),
     [
@@ -109,6 +111,7 @@ def test_a_kernel_draws_the_numbers_of_the_plain_path(chip, shape, monkeypatch):
     check(tx, numbers(shape, 0), CHIPS[chip], monkeypatch, 1)
 
 
+@pytest.mark.slow
 def test_on_a_cpu_what_is_between_codes_takes_no_room(monkeypatch):
     """A tile of each slot, and not the slot; the codes of the plain path, 4-bit ones too."""
     tx, p = gradtx.store(gradtx.adam(1e-2), "int4"), numbers((1024, 1024), 0)
@@ -160,6 +163,7 @@ def test_one_kernel_serves_all_leaves_of_a_kind(monkeypatch):
     check(tx, params, kernels.TPU, monkeypatch, 5)
 
 
+@pytest.mark.slow
 def test_in_a_loop_and_by_hand(monkeypatch):
     """In the loop of `guard`, and in an update whose result is added outside."""
     p, g = numbers((256, 32), 0), numbers((256, 32), 1)
@@ -189,6 +193,7 @@ def test_without_kernels(monkeypatch):
     assert gradtx.from_config(gradtx.to_config(tx)) == tx
 
 
+@pytest.mark.slow
 def test_rows_are_left_to_xla(monkeypatch):
     made = on(kernels.TPU, monkeypatch)
     tx, table = gradtx.store(gradtx.adam(1e-2), min_size=1), jnp.zeros((256, 16))

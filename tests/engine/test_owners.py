@@ -142,6 +142,7 @@ def test_slots_stay_with_the_owner(name):
     assert all(kind == "all-to-all" or n < 16 * 16 for kind, n in sent)  # the loss and its vector
 
 
+@pytest.mark.slow
 def test_slots_with_the_owner_need_no_mesh_at_hand():
     """An update outside of `make_step` runs on them as they are; a part of a stack is refused."""
     tx, g = gradtx.scale_by_shampoo(precondition_frequency=1), [jnp.eye(8), 2 * jnp.eye(8)]

@@ -208,6 +208,7 @@ def test_optimistix_compiles_once_for_equal_optimizers(make):
     assert minimised() == minimised()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["adam", "chain"])
 def test_numpyro(name):
     numpyro = pytest.importorskip("numpyro")

@@ -509,6 +509,7 @@ def test_hostile_configurations_give_clear_errors(value):
     attempt(value)
 
 
+@pytest.mark.slow
 @hypothesis.given(st.data())
 @hypothesis.settings(max_examples=200, deadline=None)
 def test_damaged_configurations_give_clear_errors(data):

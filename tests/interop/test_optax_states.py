@@ -126,6 +126,7 @@ def test_other_states_are_refused():
             from_optax_state(state, gradtx.adam(0.1), p)
 
 
+@pytest.mark.slow
 def test_extra_arguments_inside_an_optax_chain():
     def loss(p):
         return jnp.sum((p - 3.0) ** 2)

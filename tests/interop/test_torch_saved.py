@@ -119,6 +119,7 @@ def test_the_state_dicts_are_good(name):
     assert all(np.all(np.isfinite(p)) for p in new)
 
 
+@pytest.mark.slow
 @hypothesis.given(NAMES, DATA)
 @hypothesis.settings(max_examples=150)
 def test_hostile_state_dicts_give_clear_errors(name, value):
@@ -126,6 +127,7 @@ def test_hostile_state_dicts_give_clear_errors(name, value):
     attempt(name, {"state": {}, "param_groups": [value]})
 
 
+@pytest.mark.slow
 @hypothesis.given(NAMES, st.data())
 @hypothesis.settings(max_examples=300)
 def test_damaged_state_dicts_give_clear_errors(name, data):

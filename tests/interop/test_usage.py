@@ -95,6 +95,7 @@ def test_what_cannot_be_read(tmp_path, capsys):
     assert "no such file or directory" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path):
     (tmp_path / "a.py").write_text("from optax import adam\n")
     command = [sys.executable, "-m", "gradtx", "check", str(tmp_path)]

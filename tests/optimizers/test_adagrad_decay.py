@@ -45,6 +45,7 @@ def test_deeprec_s_floor():
     np.testing.assert_allclose(state.accumulator, [1.02], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_an_untouched_row_decays_once_at_its_next_touch():
     tx = gradtx.scale_by_adagrad_decay(0.0, 2, 0.5)
     state = tx.init(jnp.zeros((2, 1)))

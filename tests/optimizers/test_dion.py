@@ -66,6 +66,7 @@ def test_dion3(name, shape):
     check(gradtx.dion3(0.05, 0.4, 0.8, 0.7, 0.1, **OPTIONS), update, name, shape)
 
 
+@pytest.mark.slow
 def test_what_waits_is_used_in_the_end():
     """Each column in turn, since those that were used are smaller then."""
     tx = gradtx.scale_by_dion2(0.25, 0.0)

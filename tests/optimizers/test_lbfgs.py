@@ -103,6 +103,7 @@ def test_a_concave_start_without_a_line_search(scale_init_precond):
     assert (np.diff(losses) < 0).all()
 
 
+@pytest.mark.slow
 def test_a_leaf_without_gradient_keeps_its_memory():
     tx = gradtx.lbfgs()
     p = {"a": jnp.ones(2), "b": jnp.ones(3)}

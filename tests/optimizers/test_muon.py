@@ -405,6 +405,7 @@ def test_coefficients_are_those_of_the_state():
     np.testing.assert_array_equal(kept.ns_coeffs, state.ns_coeffs)
 
 
+@pytest.mark.slow
 def test_a_batch_of_matrices_has_a_norm_for_each():
     g = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 4)), jnp.float32)
     numbers = gradtx.MuonDimensionNumbers(1, 2)

@@ -39,6 +39,7 @@ def test_muown(name, shape, nesterov):
     check(tx, update, name, shape)
 
 
+@pytest.mark.slow
 def test_sizes_and_directions_are_those_of_each_matrix():
     """Outputs first, stacked, and as heads."""
     w, g = (jnp.asarray(np.random.default_rng(i).normal(size=(4, 6)), jnp.float32) for i in (0, 1))

@@ -69,7 +69,7 @@ def test_shampoo_is_its_authors():
     matrix_trees.check_golden(tx, "shampoo")
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("root", [2, 4])
 @pytest.mark.parametrize("kind", ["ordinary", "condition 1e8", "rank two", "zero", "complex"])
 def test_newton_takes_the_root_that_eigenvalues_give(kind, root):
@@ -90,12 +90,14 @@ def test_newton_takes_the_root_that_eigenvalues_give(kind, root):
             np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5 * np.max(abs(want)))
 
 
+@pytest.mark.slow
 def test_a_matrix_that_has_converged_stays_while_others_iterate():
     x = jnp.stack([jnp.eye(3), jnp.diag(jnp.array([1.0, 1e-2, 1e-4]))])
     alone, both = newton_inverse_root(x[:1], 4, 1e-6), newton_inverse_root(x, 4, 1e-6)
     np.testing.assert_array_equal(both[0], alone[0])
 
 
+@pytest.mark.slow
 def test_a_root_that_fails_leaves_the_one_before():
     """Only that of the matrix whose moments are not finite; the other has a new one."""
     tx = gradtx.scale_by_shampoo(precondition_frequency=1, b2=0.5)

@@ -104,7 +104,7 @@ def test_complex_matrices():
     matrix_trees.check(tx, update, other, complex_too=True)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [gradtx.scale_by_soap, gradtx.scale_by_kl_shampoo])
 def test_bases_that_are_not_finite_leave_those_before_them(build):
     """The squares of one matrix are infinite; the other one has new bases."""
@@ -117,6 +117,7 @@ def test_bases_that_are_not_finite_leave_those_before_them(build):
     assert np.all(np.isfinite(updates[0]))
 
 
+@pytest.mark.slow
 def test_bases_whose_first_gradient_overflows_are_those_of_the_parameters():
     g = jnp.full((3, 2), 1e30)
     state = gradtx.scale_by_soap().update(g, gradtx.scale_by_soap().init(g))[1]

@@ -101,6 +101,7 @@ def test_hutchinson_is_unbiased():
     assert (np.abs(draws.mean(0) - np.diag(a)) < 4 * error + 1e-5).all()
 
 
+@pytest.mark.slow
 def test_gauss_newton_bartlett_is_unbiased():
     rng = np.random.default_rng(0)
     x, w = rng.normal(size=(5, 3)), rng.normal(size=(3, 4))
@@ -124,6 +125,7 @@ def test_gauss_newton_bartlett_is_unbiased():
     assert (np.abs(draws.mean(0) - want) < 4.5 * error).all()
 
 
+@pytest.mark.slow
 def test_the_loss_is_there_in_every_entry_point():
     tx = gradtx.sophia(0.05, b2=0.5, gamma=0.5)
     p = jnp.asarray(parameters(), jnp.float32)

@@ -88,6 +88,7 @@ def test_gradients_of_all_devices(account):
     chex.assert_trees_all_close((table, state), (want, reference), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_rows_that_differ_between_devices_are_not_summed_unasked():
     """With check_vma JAX sums the cotangents of what is the same on all devices."""
     mesh = Mesh(np.array(jax.devices()), ("data",))

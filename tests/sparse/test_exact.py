@@ -195,6 +195,7 @@ def test_parameters_that_are_not_trained():
     assert int(state.count) == 2
 
 
+@pytest.mark.slow
 def test_two_halves_catch_up_too():
     tx, p = gradtx.exact_rows(gradtx.sgd(0.1, momentum=0.9)), params()["table"]
     want, state, dense = p, tx.init(p), gradtx.sgd(0.1, momentum=0.9).init(p)

@@ -120,6 +120,7 @@ def test_torch_s_sparse_adam():
     np.testing.assert_allclose(gradtx.get_slot(state, "nu"), moments["exp_avg_sq"], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_bcoo_and_back():
     rows = gradtx.Rows(jnp.array([2, 0, 2, -1]), jnp.arange(8.0).reshape(4, 2), (3, 2))
     matrix = rows.to_bcoo()

@@ -65,6 +65,7 @@ MIXED = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", quick(MIXED, "clipped, decayed, scheduled", "partition"))
 def test_mixed_trees(name):
     """A step in which every row is touched is the dense step."""
@@ -79,6 +80,7 @@ def test_mixed_trees(name):
     chex.assert_trees_all_close(got, want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_rows_of_micro_batches():
     """A scan stacks them; their sum is that of the whole batch, and no table is made."""
     tx = gradtx.chain(gradtx.clip_by_global_norm(0.5), gradtx.adam(0.1))
@@ -98,6 +100,7 @@ def test_rows_of_micro_batches():
     chex.assert_trees_all_close((got, state), want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_window_of_accumulate():
     tx = gradtx.accumulate(gradtx.adam(0.1), 4)
     step = gradtx.make_step(loss, tx, donate=False)
@@ -110,7 +113,7 @@ def test_a_window_of_accumulate():
     chex.assert_trees_all_close(params, want, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["lamb", "muon", "adafactor", "novograd", "lars", "sm3"])
 def test_what_looks_at_whole_leaves_says_so(name):
     tx = getattr(gradtx, name)(learning_rate=0.1)

@@ -118,6 +118,7 @@ def tree(dtype="bfloat16"):
     return {"b": jnp.asarray(rng.normal(size=5), dtype), "w": jnp.asarray(rng.normal(size=(4, 5)))}
 
 
+@pytest.mark.slow
 def test_the_argument_rounds_each_leaf_by_itself_and_leaves_wide_ones():
     p, u = tree(), jax.tree.map(lambda p: jnp.full(p.shape, 1e-3), tree())
     key = jax.random.key(0)

@@ -238,6 +238,7 @@ print(events["/jax/compilation_cache/cache_hits"], events["/jax/compilation_cach
 """
 
 
+@pytest.mark.slow
 def test_another_process_finds_the_program_for_other_hyperparameters(tmp_path):
     """In JAX's persistent cache, as array hyperparameters are arguments of the program."""
     env = {

@@ -266,6 +266,7 @@ def test_a_step_is_the_update_applied():
     np.testing.assert_array_equal(one[0]["frozen"], P)
 
 
+@pytest.mark.slow
 def test_derivatives_go_through_a_window():
     def loss(rate, gs, apply):
         tx = gradtx.accumulate(gradtx.adam(rate), 2)

@@ -92,6 +92,7 @@ def test_parameters_and_slots_in_five_bytes_and_an_eighth():
     assert (told.parameter_bytes + told.state_bytes) / told.parameters <= 5.13
 
 
+@pytest.mark.slow
 def test_it_learns_in_five_bytes_and_an_eighth():
     tx = gradtx.compensated(gradtx.store(gradtx.adamw(1e-3), "int8"), "int8")
     step = gradtx.make_step(lambda p: jnp.sum(p.astype(jnp.float32)), tx)

@@ -116,6 +116,7 @@ def test_what_is_not_there_is_refused_by_init(make, message):
         make(gradtx.adamw(1e-3)).init(tree())
 
 
+@pytest.mark.slow
 def test_a_state_in_another_codec():
     """It is refused with the names, and converted when asked."""
     tx, other = (gradtx.store(gradtx.adamw(1e-3), c) for c in ("int8", "int4"))
@@ -142,6 +143,7 @@ def test_slots_are_read_and_written_decoded():
     same(new[0].nu, state[0].nu)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["int8", "int4_dithered"])
 def test_a_saved_run_goes_on_with_the_same_bits(name, tmp_path):
     tx = gradtx.store(gradtx.adamw(1e-3), name)
@@ -311,6 +313,7 @@ def test_an_affine_second_moment_explodes(monkeypatch):
     assert wide_steps({"nu": gradtx.Codec("int8", block=4096)}) < 3
 
 
+@pytest.mark.slow
 def test_a_map_with_zero_lets_small_second_moments_vanish():
     """Of 4 bits: the map for signed numbers has a zero, the one for second moments has none."""
     with_zero = {"nu": gradtx.Codec("int4", signed=True, block=4096)}
