@@ -14,8 +14,7 @@ import types
 import typing
 import weakref
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,8 +29,7 @@ _SHORT_NAMES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "
 _LARGEST = int(np.iinfo(np.int32).max)
 
 
-@dataclass(frozen=True)
-class Range:
+class Range(NamedTuple):
     """The values that a hyperparameter may take: an interval whose ends are included or not."""
 
     low: float = -math.inf
@@ -40,7 +38,7 @@ class Range:
     high_open: bool = False
     integer: bool = False
 
-    def __contains__(self, value: float) -> bool:
+    def __contains__(self, value: Any) -> bool:
         above = value > self.low if self.low_open else value >= self.low
         below = value < self.high if self.high_open else value <= self.high
         return above and below

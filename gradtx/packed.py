@@ -8,8 +8,7 @@ entry independently runs on the vectors unchanged; everything else sees the leav
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,8 +20,7 @@ from gradtx.numerics.steering import is_tracer
 from gradtx.types import Array, PyTree, is_stored
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """Where each leaf lies: the structure of the tree, and the vector and shape of each leaf."""
 
     structure: Any

@@ -4,7 +4,6 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple, ParamSpec, Protocol, Self, TypeAlias, cast, overload
 
@@ -45,7 +44,6 @@ class Scope(StrEnum):
     TREE = "tree"
 
 
-@dataclass(frozen=True, eq=False)
 class Rule:
     """A rule as the engine lifted it; code that acts on transformations reads here what it may do.
 
@@ -57,11 +55,18 @@ class Rule:
         zero_gradient: what it does while gradients are zero, if it declares that.
     """
 
-    scope: Scope
-    state: Any
-    function: Callable[..., Any]
-    on_rows: bool
-    zero_gradient: Any = None
+    # Not a dataclass, which would take longer to make than most modules to import.
+    def __init__(
+        self,
+        scope: Scope,
+        state: Any,
+        function: Callable[..., Any],
+        *,
+        on_rows: bool,
+        zero_gradient: Any = None,
+    ) -> None:
+        self.scope, self.state, self.function = scope, state, function
+        self.on_rows, self.zero_gradient = on_rows, zero_gradient
 
 
 StepFn: TypeAlias = Callable[..., tuple[Params, State]]
@@ -181,7 +186,7 @@ class GradientTransformation(_Pair, Declared):
         return tuple(rule for rules in below for rule in rules or ())
 
     def _replace(self, **fields: Any) -> Self:
-        members = {**self._asdict(), **vars(self._members), **fields}
+        members = {**self._asdict(), **self._members._asdict(), **fields}
         return type(self)(**members)
 
     @property  # type: ignore[misc]
@@ -224,8 +229,7 @@ class GradientTransformation(_Pair, Declared):
         return self
 
 
-@dataclass(frozen=True)
-class _Members:
+class _Members(NamedTuple):
     """What a pair has besides its two functions."""
 
     step: StepFn | None
@@ -246,7 +250,7 @@ def _tell_flax(cls: type[GradientTransformation]) -> None:
 
 
 def _remade(cls: type[GradientTransformation], pair: Any, members: _Members) -> Any:
-    return cls(*pair, **vars(members))
+    return cls(*pair, **members._asdict())
 
 
 def _rebuild(cls: type[GradientTransformation], builder: Builder, arguments: Any) -> Any:

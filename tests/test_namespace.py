@@ -1,5 +1,6 @@
 """Public names: where they are, what stands in for old ones, what is said of those that are not."""
 
+import ast
 import importlib
 import inspect
 import json
@@ -36,6 +37,18 @@ def test_no_public_name_is_also_a_module_beside_it(name):
     modules = {file.stem for file in files}
     names = {name for name, home in homes(package).items() if home != package}
     assert not names & modules
+
+
+@pytest.mark.parametrize("name", ["", ".contrib", ".schedules", ".transforms"])
+def test_stubs_are_read_as_python_reads_them(name):
+    package = importlib.import_module(f"gradtx{name}")
+    stub = ast.parse(pathlib.Path(package.__file__).with_suffix(".pyi").read_text())
+    assert homes(package.__name__) == {
+        each.name: node.module
+        for node in stub.body
+        if isinstance(node, ast.ImportFrom)
+        for each in node.names
+    }
 
 
 def test_names_of_modules_are_those_of_the_top_level():

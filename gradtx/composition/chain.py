@@ -16,7 +16,6 @@ from gradtx.pair import (
     transformation,
     with_extra_args_support,
 )
-from gradtx.tree import map_updates
 from gradtx.types import OTHER_STATE, EmptyState, Params, State, Updates
 
 
@@ -223,6 +222,7 @@ def stateless_with_tree_map(f: Callable[[Any, Any], Any]) -> GradientTransformat
     >>> float(tx.update(jnp.float32(1.0), tx.init(0.0), jnp.float32(10.0))[0])
     2.0
     """
+    from gradtx.tree import map_updates  # which no other chain needs
 
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any

@@ -16,7 +16,7 @@ each leaf).
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, cast as typed
 
@@ -177,7 +177,7 @@ def leafwise(
     return lift(lifted, each_slots(slots), each_leaf(lifted), start=start)
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Leaves:
     """The inputs of one update: gradients, and what belongs to each of them."""
 
@@ -226,7 +226,6 @@ class Leaves:
         return SlotsOfLeaf(self.label, loaded, {**self.scalars, **drawn})
 
 
-@dataclass(frozen=True, eq=False)
 class Lifted(Rule):
     """A rule with what the engine made of it.
 
@@ -236,9 +235,15 @@ class Lifted(Rule):
         update: the whole update.
     """
 
-    begin: Callable[..., Leaves] = field(kw_only=True)
-    end: Callable[[Leaves, State, dict[str, Any]], State] = field(kw_only=True)
-    update: Callable[..., tuple[Updates, State]] = field(kw_only=True)
+    def __init__(
+        self,
+        rule: Rule,
+        begin: Callable[..., Leaves],
+        end: Callable[[Leaves, State, dict[str, Any]], State],
+        update: Callable[..., tuple[Updates, State]],
+    ) -> None:
+        super().__init__(**vars(rule))
+        self.begin, self.end, self.update = begin, end, update
 
 
 FirstFn = Callable[[Params, list[Any], list[Any]], list[Any]]
@@ -351,7 +356,7 @@ def lift(
         directions, new = transform(given)
         return given.treedef.unflatten(directions), end(given, state, new)
 
-    lifted = Lifted(**vars(rule), begin=begin, end=end, update=update)
+    lifted = Lifted(rule, begin, end, update)
     return GradientTransformationExtraArgs(init, update, rule=lifted)
 
 
