@@ -16,7 +16,7 @@ SHAPES = "a JSON file of shapes, or 'w=512x2048,head/b=10:bfloat16'"
 def count(text: str) -> int:
     """A number of steps, for argparse."""
     if not text.isdecimal() or not 0 < int(text) < 2**31:
-        raise argparse.ArgumentTypeError(f"{text!r:.80} is no number of steps, 1 or more")
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is not a number of steps, 1 or more")
     return int(text)
 
 

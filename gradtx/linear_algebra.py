@@ -21,7 +21,7 @@ def safe_norm(
     axis: tuple[int, ...] | int | None = None,
     keepdims: bool = False,
 ) -> Array:
-    """The larger of a norm and a limit, with a gradient of 0 where that is the limit.
+    """The larger of a norm and a limit, with a gradient of 0 where the limit is larger.
 
     Args:
         x: an array.
@@ -30,8 +30,8 @@ def safe_norm(
         axis: the axis of vectors, or the two of matrices.
         keepdims: whether to keep their dimensions, of length 1.
 
-    In at least float32, also for halves. With ``axis=None`` and ``keepdims=False``, an `x` of any
-    number of dimensions gives one number.
+    It is computed in at least float32, also for half-precision inputs. With ``axis=None`` and
+    ``keepdims=False``, an `x` of any number of dimensions gives one number.
 
     >>> jax.grad(safe_norm)(jnp.zeros(2), 0.0).tolist()
     [0.0, 0.0]
@@ -42,13 +42,13 @@ def safe_norm(
         return jnp.linalg.norm(y, ord=ord, axis=axis, keepdims=True)
 
     small = norm(x) <= min_norm
-    # Beside zeros the gradient of a norm is NaN, also where it is not chosen: ones have one.
+    # At zeros the gradient of a norm is NaN, even where it is not selected; at ones it is not.
     found = jnp.where(small, min_norm, norm(jnp.where(small, 1, x)))
     return found if keepdims else jnp.squeeze(found, axis)
 
 
 def safe_root_mean_squares(x: Any, min_rms: Any) -> Array:
-    """The larger of the root mean square and a limit, with a gradient of 0 where that is the limit.
+    """The larger of a root mean square and a limit, with a gradient of 0 where the limit is larger.
 
     Args:
         x: an array.
@@ -88,15 +88,15 @@ def power_iteration(
 
     Args:
         matrix: :math:`A`, square and diagonalizable, or the function :math:`v \mapsto A v`.
-        v0: where to start; a tree if `matrix` is a function of trees, which needs it.
+        v0: where to start; required if `matrix` is a function, and a tree if that is one of trees.
         num_iters: how many iterations at most.
         error_tolerance: :math:`\epsilon`.
         precision: of the products.
-        key: makes `v0` where it is not given.
+        key: from which `v0` is drawn if it is not given.
 
     Returns:
-        The eigenvalue and the eigenvector. A product of 0 ends it with the eigenvalue 0, where
-        Optax has NaN.
+        The eigenvalue and the eigenvector. If a product is 0, the eigenvalue is 0, where Optax
+        gives NaN.
 
     Raises:
         ValueError: `matrix` is a function, and `v0` is not given.
@@ -148,7 +148,7 @@ def factorized(factorize: Callable[[Array], Any], x: Array) -> Any:
 
     Args:
         factorize: from matrices to a tree of arrays, such as ``jnp.linalg.eigh``.
-        x: matrices, behind any number of axes.
+        x: matrices, in the last two axes of an array.
 
     >>> factorized(jnp.linalg.eigh, 2 * jnp.ones((1, 3, 1, 1)))[0].shape
     (1, 3, 1)
@@ -166,7 +166,7 @@ def factorized(factorize: Callable[[Array], Any], x: Array) -> Any:
 
 
 def right_singular_vectors(x: Array) -> Array:
-    """Of matrices, as columns, those of the largest singular values first.
+    """The right singular vectors of matrices, as columns; largest singular values first.
 
     >>> jnp.abs(right_singular_vectors(jnp.array([[0.0, 4.0], [1.0, 0.0]]))).tolist()
     [[0.0, 1.0], [1.0, 0.0]]
@@ -189,7 +189,7 @@ def rotated(x: Array, left: Array, right: Array) -> Array:
 
 
 def rotated_back(x: Array, left: Array, right: Array) -> Array:
-    r"""What :func:`rotated` undoes for unitary bases: :math:`L X R^*`."""
+    r"""The inverse of :func:`rotated` for unitary bases: :math:`L X R^*`."""
     x = x if left.size == 0 else left @ x
     return x if right.size == 0 else x @ right.mT.conj()
 
@@ -204,7 +204,7 @@ def eigenbasis(x: Array) -> Array:
 
 
 def by_eigenvalue(x: Array, basis: Array) -> Array:
-    """The order in which the Rayleigh quotients of `x` at the columns of `basis` fall.
+    """The order of the columns of `basis` by falling Rayleigh quotients of `x`.
 
     >>> by_eigenvalue(jnp.diag(jnp.array([1.0, 4.0])), jnp.eye(2)).tolist()
     [1, 0]
@@ -219,7 +219,7 @@ def orthogonal_iteration(x: Array, basis: Array) -> Array:
 
 
 def spectral_norm_bound(x: Array) -> Array:
-    r"""A lower bound of the spectral norms of Hermitian matrices, seldom less than 0.7 of them.
+    r"""A lower bound of the spectral norms of Hermitian matrices, rarely below 0.7 of them.
 
     .. math:: \frac{\lVert X^3 e_j \rVert}{\lVert X^2 e_j \rVert}, \qquad
         j = \arg\max_j \lVert X e_j \rVert
@@ -241,7 +241,7 @@ def spectral_norm_bound(x: Array) -> Array:
 def eigen_inverse_root(x: Array, root: int, eps: Any) -> Array:
     r""":math:`(x + \epsilon I)^{-1/p}` of positive matrices, by their eigenvalues.
 
-    Those that rounding made negative count as 0.
+    Eigenvalues that rounding made negative count as 0.
 
     >>> eigen_inverse_root(jnp.diag(jnp.array([1.0, 16.0])), 4, 0.0).round(2).tolist()
     [[1.0, 0.0], [0.0, 0.5]]
@@ -259,8 +259,8 @@ def newton_inverse_root(x: Array, root: int, eps: Any, most: int = 100) -> Array
 
     from :math:`M = z (x + \epsilon I)` and :math:`X = z^{1/p} I` with
     :math:`z = (p + 1) / (2 \lVert x + \epsilon I \rVert_F)`, as long as an entry of `M - I` exceeds
-    the root of the type's precision. :math:`\epsilon` is at least what rounding adds to `x`. NaN
-    where that fails after `most` iterations.
+    the root of the type's precision. :math:`\epsilon` is at least what rounding adds to `x`.
+    Matrices for which one still does after `most` iterations become NaN.
 
     >>> newton_inverse_root(jnp.diag(jnp.array([1.0, 16.0])), 4, 0.0).round(2).tolist()
     [[1.0, 0.0], [0.0, 0.5]]

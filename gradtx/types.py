@@ -47,7 +47,7 @@ else:
     # booleans (a prefix will do), or a function from the tree to such a tree.
     Where = Annotated[Any, WHERE]
     # Dimension numbers, such as `MuonDimensionNumbers`, a tree of them or a prefix of it, or a
-    # function from the tree to such a tree. None for a leaf means that it is no matrix.
+    # function from the tree to such a tree. None for a leaf means that it is not a matrix.
     DimensionNumbers = Annotated[Any, DIMENSIONS]
     # A field ``i32[]`` that counts the steps taken, whatever it is called.
     Counter = Annotated[Any, COUNTER]

@@ -201,7 +201,7 @@ def test_what_is_no_file_of_a_configuration(capsys, saved, text, error):
         (("describe", "masked(adam(0.1), 'x')", "--params", "w=3"), 1, "matches no leaf"),
         (("describe", "constant_schedule(1.0)", "--params", "w=3"), 1, "`plot` shows"),
         (("plot", "adam(0.1)"), 1, "no schedule among its arguments"),
-        (("plot", "constant_schedule(1.0)", "--steps", "0"), 2, "'0' is no number of steps"),
+        (("plot", "constant_schedule(1.0)", "--steps", "0"), 2, "'0' is not a number of steps"),
         (("plot", "constant_schedule(1.0)", "--png", "/no/x.png"), 2, "/no/x.png: No such file"),
     ],
 )

@@ -207,7 +207,7 @@ def test_what_is_refused():
         gradtx.pack({})
     with pytest.raises(ValueError, match="packed already"):
         gradtx.pack({"a": gradtx.pack([1.0])})
-    with pytest.raises(TypeError, match="no array of numbers"):
+    with pytest.raises(TypeError, match="not an array of numbers"):
         gradtx.pack({"key": jax.random.key(0)})
     packed = gradtx.pack(tree())
     grads = {**tree(), "head": [jnp.ones(2)]}

@@ -305,7 +305,7 @@ def _decode_array(value: Any, where: str) -> Any:
         # What JAX has no room for was an array of NumPy.
         return jnp.asarray(array) if jax.dtypes.canonicalize_dtype(dtype) == dtype else array
     except (ValueError, TypeError, OverflowError) as error:
-        raise ValueError(f"{where}: this is no array: {error}") from None
+        raise ValueError(f"{where}: this is not an array: {error}") from None
 
 
 def _dtype(content: Any, custom: Any, where: str, depth: int) -> Any:

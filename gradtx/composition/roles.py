@@ -88,7 +88,7 @@ class ByRole(NamedTuple):
                 )
 
     def __call__(self, params: PyTree) -> PyTree:
-        """The dimension numbers of each leaf, None for what is no matrix.
+        """The dimension numbers of each leaf, None for what is not a matrix.
 
         Rules may match nothing here: a matrix optimizer asks for a part of the parameters too.
         """

@@ -43,13 +43,13 @@ def aggregate(axis_name: AxisName, op: str = "mean") -> GradientTransformation:
 
     If no axis is bound, as under plain ``jit``, it does nothing: there the gradient of a mean over
     a sharded batch *is* the mean over all devices, and XLA has inserted the collective. Under
-    ``vmap`` alone JAX does not say which axes there are, so a wrong name counts as none.
+    ``vmap`` alone JAX does not say which axes there are, so a wrong name has no effect.
 
     `Rows` of tables are gathered: every device gets the rows that any of them touched. Sums are
     taken in float32 or wider, and all leaves are sent in one all-reduce.
 
     Raises:
-        ValueError: there are axes here but not this one; or the gradients are the same on all
+        ValueError: axes are bound here, but not this one; or the gradients are the same on all
             devices, since JAX has summed them already (``shard_map`` with ``check_vma``).
 
     >>> import gradtx

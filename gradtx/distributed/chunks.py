@@ -32,7 +32,7 @@ class Chunks(NamedTuple):
 
     @classmethod
     def of(cls, shape: tuple[int, ...], side: int, length: int) -> "Chunks":
-        """Squares of this side, and of a vector as many entries as `length`; never beyond it."""
+        """Squares of this side, or `length` entries of a vector; never larger than the leaf."""
         rows, columns = (1, 1, *shape)[-2:]
         sides = (side, side) if len(shape) > 1 else (1, length)
         height, width = (min(a, max(b, 1)) for a, b in zip(sides, (rows, columns), strict=True))
@@ -40,7 +40,7 @@ class Chunks(NamedTuple):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """How many chunks lie below and beside one another; the last are padded."""
+        """How many rows and columns of chunks there are; the last are padded."""
         return -(-self.rows // self.height), -(-self.columns // self.width)
 
     @property
@@ -71,7 +71,7 @@ class Code(NamedTuple):
     Attributes:
         encode: ``(where, values) -> words``, from `(chunks, kept)` to `(chunks, words)`.
         decode: ``words -> (where, values)``; further dimensions may stand before these.
-        words: how many stand for so many entries.
+        words: how many stand for a number of entries.
     """
 
     encode: Callable[[Array, Array], Array]
@@ -85,7 +85,7 @@ def _as_words(x: Array) -> Array:
 
 
 def _two_bits() -> Code:
-    """A word for each entry, its place and 2 bits: the sign, and which of two sizes it has.
+    """A word for each entry: its place and 2 bits, for its sign and which of two sizes it has.
 
     The two sizes of a chunk are the means of the entries below and above the mean size.
     """
@@ -143,7 +143,7 @@ def _largest_of_chunks(
     code: Code,
     cosines: bool,
 ) -> tuple[Exchange, Callable[[tuple[int, ...]], int]]:
-    """What goes between devices, and the bytes of it for a leaf of some shape."""
+    """What goes between devices, and its bytes for a leaf of some shape."""
 
     def kept(chunks: Chunks) -> int:
         return math.ceil(fraction * chunks.height * chunks.width)
@@ -281,9 +281,8 @@ def aggregate_dct(
     A message has 4 bytes for each coefficient: its place, and its value in bfloat16. One all-gather
     brings all messages to all devices. Leaves that are not a whole number of chunks are padded with
     zeros; the authors' code chooses chunks that divide them, and averages a coefficient over the
-    devices that sent it. State:
-    `CompressionState`, whose error is `m`. The rest, including what it raises, is as in
-    :func:`aggregate_bf16`.
+    devices that sent it. State: `CompressionState`, whose error is `m`. The rest, including what it
+    raises, is as in :func:`aggregate_bf16`.
 
     Source: B. Peng, J. Quesnelle, D. P. Kingma, DeMo: Decoupled Momentum Optimization, 2024,
     arXiv:2411.19870, algorithm 1.

@@ -58,7 +58,7 @@ def compressed(
         label: the name for errors.
         axis_name: the axis over which to reduce.
         op: ``"mean"`` or ``"sum"``.
-        init: the state class, and what its fields beside the error start from.
+        init: the state class, and what its fields other than the error start from.
         exchange: what goes from device to device.
         message: the bytes that a device sends for a leaf of this shape.
         decay: what remains of the error at each step.
@@ -191,20 +191,20 @@ def _summed(leaves: list[Array], axis_name: AxisName) -> list[Array]:
 
 @transformation
 def aggregate_bf16(axis_name: AxisName, op: str = "mean") -> GradientTransformation:
-    r"""As :func:`aggregate`, sending bfloat16.
+    r"""Like :func:`aggregate`, but sends bfloat16.
 
     With :math:`e` the error fed back and :math:`C` the compression,
 
     .. math:: c_i = g_i + e_i, \qquad \bar g = \frac{1}{n} \sum_i C(c_i), \qquad
         e_i \leftarrow c_i - C(c_i)
 
-    so that the means of all steps add up to the means of all gradients, but for the last errors.
+    so that the means of all steps add up to the means of all gradients, except for the last errors.
     Sums are taken in float32: an all-to-all gives every device one part of all gradients, and an
     all-gather sends the parts' means, in bfloat16 too.
 
     Args:
-        axis_name: the axis over which to reduce, as in :func:`aggregate`; the extra argument
-            ``weight`` too.
+        axis_name: the axis over which to reduce, as in :func:`aggregate`, as is the extra argument
+            ``weight``.
         op: ``"mean"`` or ``"sum"``.
 
     A message has 2 bytes per entry; uncompressed it has 4. State: `CompressionState`, which differs
@@ -241,7 +241,7 @@ def aggregate_bf16(axis_name: AxisName, op: str = "mean") -> GradientTransformat
 def aggregate_int8(
     axis_name: AxisName, op: str = "mean", block_size: int = 256
 ) -> GradientTransformation:
-    r"""As :func:`aggregate_bf16`, sending 8-bit integers and one scale for each block.
+    r"""Like :func:`aggregate_bf16`, but sends 8-bit integers and one scale for each block.
 
     .. math:: C(c) = s \cdot \mathrm{round}(c / s), \qquad s = \max_{\text{block}} |c| / 127
 
@@ -287,7 +287,7 @@ def aggregate_int8(
 def aggregate_top_k(
     axis_name: AxisName, fraction: float = 0.01, op: str = "mean"
 ) -> GradientTransformation:
-    r"""As :func:`aggregate_bf16`, sending only the largest entries of every leaf.
+    r"""Like :func:`aggregate_bf16`, but sends only the largest entries of every leaf.
 
     Args:
         axis_name: the axis over which to reduce.
@@ -348,7 +348,7 @@ def aggregate_top_k(
 def aggregate_power_sgd(
     axis_name: AxisName, rank: int = 4, op: str = "mean"
 ) -> GradientTransformation:
-    r"""As :func:`aggregate_bf16`, sending two factors of low rank for every matrix.
+    r"""Like :func:`aggregate_bf16`, but sends two low-rank factors for every matrix.
 
     With :math:`M_i = g_i + e_i`, and :math:`Q` from the previous step,
 

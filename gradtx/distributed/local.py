@@ -28,14 +28,14 @@ from gradtx.wrappers.branching import in_form_of
 
 
 class LocalSGDState(NamedTuple):
-    """inner_state: this device's; until_sync: i32[], steps up to the next synchronization."""
+    """inner_state: this device's; until_sync: i32[], steps until the next synchronization."""
 
     inner_state: State
     until_sync: Array
 
 
 class DiLoCoState(NamedTuple):
-    """inner_state: this device's; until_sync: i32[], steps up to the next synchronization.
+    """inner_state: this device's; until_sync: i32[], steps until the next synchronization.
 
     outer_state: the outer optimizer's; anchor: the parameters after the last synchronization, in
     float32 or wider; both are the same on all devices, except for what a compressed aggregation in
@@ -66,7 +66,7 @@ def _mean(label: str, axis_name: AxisName, values: PyTree) -> PyTree:
 
 
 class Outer:
-    """An outer optimizer, and the mean over the devices that it takes or that comes before it."""
+    """An outer optimizer, and the mean over devices that it takes or that comes before it."""
 
     def __init__(self, outer: GradientTransformation, axis_name: AxisName) -> None:
         self.tx = with_extra_args_support(outer)
@@ -109,15 +109,15 @@ def local_sgd(
         every: `H`, at least 1; at 1 the parameters are the same on all devices after every step.
         axis_name: the axis of ``pmap``, ``shard_map`` or ``vmap``, or several.
 
-    Apply the updates unchanged. Each device has parameters and a state of its own:
-    what a ``shard_map`` returns of them is not the same on all devices (see docs/distributed.md).
+    Apply the updates unchanged. Each device has parameters and a state of its own: what a
+    ``shard_map`` returns of them is not the same on all devices (see docs/distributed.md).
     Synchronizing costs one all-reduce of the parameters, in float32 or wider; other steps send
     nothing. If no axis is bound there is one device, and this is just `inner`.
 
     State: `LocalSGDState`; the inner states stay with their devices.
 
     Raises:
-        ValueError: there are axes here but not this one; the parameters are not given.
+        ValueError: axes are bound here, but not this one; the parameters are not given.
 
     Source: S. U. Stich, Local SGD Converges Fast and Communicates Little, 2019, arXiv:1805.09767,
     algorithm 1.
@@ -185,19 +185,19 @@ def diloco(
         every: `H`, at least 1; 500 in the paper.
         axis_name: the axis of ``pmap``, ``shard_map`` or ``vmap``, or several.
 
-    Apply the updates unchanged. Each device has parameters and a state of its own,
-    as for :func:`local_sgd`. Synchronizing costs one all-reduce of the parameters; other steps send
+    Apply the updates unchanged. Each device has parameters and a state of its own, as for
+    :func:`local_sgd`. Synchronizing costs one all-reduce of the parameters; other steps send
     nothing. If no axis is bound there is one device, whose change is the mean.
 
     ``update`` takes an extra argument ``weight``, how much this device's change counts when it
     synchronizes, 1 by default. A device of weight 0 counts for nothing, even if its parameters are
-    NaN, and goes on from where the others are, if they are finite; this is how devices drop out
+    NaN, and continues from where the others are, if they are finite; this is how devices drop out
     and join.
 
     State: `DiLoCoState`.
 
     Raises:
-        ValueError: there are axes here but not this one; the parameters are not given.
+        ValueError: axes are bound here, but not this one; the parameters are not given.
 
     Source: A. Douillard et al., DiLoCo: Distributed Low-Communication Training of Language Models,
     2023, arXiv:2311.08105, algorithm 1.

@@ -8,11 +8,11 @@ from gradtx.training.lookup import inner_jaxprs
 
 
 def operations(program: Any) -> int:
-    """The multiplications and additions in products of matrices; loops count all their turns.
+    """The multiplications and additions in products of matrices, in all iterations of loops.
 
     Args:
-        program: what `jax.make_jaxpr` returns. A loop of unknown length counts once, and of a
-            conditional all branches.
+        program: what `jax.make_jaxpr` returns. A loop of unknown length counts once, and all
+            branches of a conditional count.
 
     >>> import jax, jax.numpy as jnp
     >>> operations(jax.make_jaxpr(jnp.matmul)(jnp.zeros((2, 3)), jnp.zeros((3, 4))))

@@ -41,7 +41,7 @@ class LeafSharding:
 
 
 def _probe(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Sizes that all differ, in the same order, and little larger, so that choices are the same."""
+    """Sizes that all differ, in the same order and slightly larger, so that choices agree."""
     sizes = list(shape)
     for rank, i in enumerate(sorted(range(len(shape)), key=lambda i: (shape[i], i))):
         sizes[i] += rank
@@ -132,7 +132,7 @@ class Plan:
         )
 
     def reductions(self) -> list[list[Any]]:
-        """Where each gradient goes, axis after axis: at last where a slot of its shape goes."""
+        """Where each gradient goes, axis after axis: finally where a slot of its shape goes."""
         ends = range(1, len(self.zero) + 1) if self.zero else [0]
         return [
             [
@@ -278,7 +278,7 @@ class Plan:
         return spread(inside, self.mesh, self.zero, 0, pad=False)
 
     def _further(self, where: Placement, *, pad: bool = False, end: int | None = None) -> Placement:
-        """`where`, and over the axes of ZeRO, or the first of them up to `end`."""
+        """`where`, divided further over the axes of ZeRO, or over the first of them up to `end`."""
         axes = self.zero[:end]
         return spread(where, self.mesh, axes, self.min_size, pad) if axes else where
 

@@ -93,12 +93,12 @@ class StepPlan:
 
     @property
     def seconds(self) -> float:
-        """Of the update and all messages, one after the other."""
+        """The time of the update and all messages, one after the other."""
         return self.update_seconds + sum(message.seconds for message in self.messages)
 
     @property
     def operations(self) -> int:
-        """Of one device, in products of matrices that are transformed whole."""
+        """Those of one device, in products of matrices that are transformed whole."""
         return sum(operations(stack.program) for stack in self.owned)
 
     def __str__(self) -> str:
@@ -160,7 +160,7 @@ def plan_step(
         A `StepPlan`; nothing is allocated. It has the messages that the optimizer needs, and leaves
         out those of the loss itself, such as the activations of tensor parallelism. Times are a
         model, in which each axis of a mesh is a ring or a line with a bandwidth of its own, the
-        quickest is used first, nothing overlaps, and an all-to-all is bound by the slowest of its
+        fastest is used first, nothing overlaps, and an all-to-all is bound by the slowest of its
         axes.
 
     Raises:

@@ -52,7 +52,7 @@ class StateSharding:
 
     @property
     def gradients(self) -> PyTree:
-        """Where the optimizer works on each gradient; other than `params` under `zero`."""
+        """Where the optimizer works on each gradient; not as `params` under `zero`."""
         return self.reductions[-1]
 
     @property
@@ -85,7 +85,7 @@ class StateSharding:
         return made
 
     def placed(self, tx: GradientTransformation) -> GradientTransformation:
-        """`tx` for compiled steps of one's own, working as in :func:`make_step` on this sharding.
+        """`tx` for compiled steps of your own, working as in :func:`make_step` on this sharding.
 
         Gradients are brought to where their slots are, and updates back. Matrices whose rows or
         columns are divided, such as Muon's, are brought together, each on one device, and are
@@ -236,7 +236,7 @@ def init_sharded(
     Args:
         tx: any transformation.
         params: the parameters, as `jax.Array` with a `jax.sharding.NamedSharding`.
-        zero: this and `min_size` as in :func:`state_sharding`, which tells the sharding.
+        zero: this and `min_size` as in :func:`state_sharding`, which chooses the sharding.
         min_size: slots with fewer entries are not divided further.
 
     >>> import gradtx

@@ -39,7 +39,8 @@ class StreamingDiLoCoState(NamedTuple):
 class Fragments(NamedTuple):
     """Parameters as `number` equal fragments, each with a part of every leaf.
 
-    A part is as many rows of a leaf, if `number` divides them, and otherwise as many entries.
+    A part is an equal share of a leaf's rows, if `number` divides them, and otherwise of its
+    entries.
     """
 
     number: int
@@ -108,9 +109,9 @@ def streaming_diloco(
         mixing: :math:`\alpha` in :math:`[0, 1]`, how much of a device's own parameters is kept.
 
     Apply the updates unchanged; devices differ as for :func:`local_sgd`, and drop out by the extra
-    argument ``weight``, as in :func:`diloco`. A fragment has the same part of every leaf: as many
-    rows if `F` divides them, and otherwise as many entries. With leaves that stack layers, these
-    are consecutive layers, as in the paper. One step in :math:`H / F` sends :math:`1 / F` of the
+    argument ``weight``, as in :func:`diloco`. A fragment has an equal share of every leaf: of its
+    rows if `F` divides them, and otherwise of its entries. With leaves that stack layers, these are
+    consecutive layers, as in the paper. One step in :math:`H / F` sends :math:`1 / F` of the
     parameters, in a branch; the program has one branch, however many fragments there are.
 
     With `F` equal to `H` every step sends, and there is no branch. With a delay of 1 the message
@@ -119,8 +120,8 @@ def streaming_diloco(
     State: `StreamingDiLoCoState`, with one state of `outer` for each fragment.
 
     Raises:
-        ValueError: `every` is not a multiple of `fragments`; `delay` is too large; there are axes
-            here but not this one; the parameters are not given.
+        ValueError: `every` is not a multiple of `fragments`; `delay` is too large; axes are bound
+            here, but not this one; the parameters are not given.
 
     Source: A. Douillard et al., Streaming DiLoCo with Overlapping Communication: Towards a
     Distributed Free Lunch, 2025, arXiv:2501.18512, algorithm 2. There a fragment has whole layers,
@@ -167,7 +168,7 @@ def streaming_diloco(
         now = state.until_sync <= 1
 
         def part(i: Array) -> tuple[PyTree, PyTree, PyTree]:
-            """Of a fragment: the updates, the parameters, and both together."""
+            """The updates of a fragment, its parameters, and the two added."""
             own = _take(over(parts.cut, out), i)
             there = _take(over(lambda u, p: parts.cut(widen(jnp.asarray(p))), out, params), i)
             return own, there, over(lambda u, p: p + widen(u), own, there)

@@ -1,4 +1,4 @@
-"""What one kernel can do of a step on stored slots: for each leaf, from its codes to its codes.
+"""The part of a step on stored slots that one kernel can do: for each leaf, from codes to codes.
 
 The program of the step is read backwards from where a slot is written, and from its results.
 Everything that works entry by entry belongs to the kernel, as far back as the arguments, however
@@ -52,7 +52,7 @@ class Cut:
         scalars: the numbers that it reads.
         arrays: the arrays that it reads, of the leaf's shape or parts of a slot.
         outputs: the arrays that it writes.
-        overwrites: for an output the array in whose place it is written, by their indices.
+        overwrites: for an output, the array in whose place it is written, by their indices.
         last: the equation of the program after which it can run.
     """
 
@@ -84,7 +84,7 @@ class Cut:
 
 
 def inlined(closed: ClosedJaxpr, platform: str, *arrays: Any) -> ClosedJaxpr:
-    """A program without calls, and with what it does on a platform in place of the choice."""
+    """A program without calls, with what this platform does in place of a choice of platforms."""
 
     def run(jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
         env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *inputs], strict=True))

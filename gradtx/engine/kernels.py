@@ -45,7 +45,7 @@ def in_kernels(
         state: its state. Without slots in blocks, or outside of a trace, this only calls `step`.
         params: the parameters.
         extra_args: more arguments.
-        whole: whether it returns new parameters, in the place of the old.
+        whole: whether it returns new parameters, in place of the old ones.
     """
     arrays = {n: v for n, v in extra_args.items() if not callable(v)}
     functions = {n: v for n, v in extra_args.items() if callable(v)}
@@ -86,7 +86,7 @@ def in_kernels(
 def without_kernels(
     step: Callable[..., tuple[Any, State]],
 ) -> Callable[..., tuple[Any, State]]:
-    """A step or an update that is left to XLA, also within one that is not."""
+    """A step or an update that is left to XLA, even inside one that is not."""
 
     def run(updates: Updates, state: State, *params: Any, **extra_args: Any) -> tuple[Any, State]:
         done, new = step(updates, plain(state), *params, **extra_args)
@@ -173,8 +173,8 @@ ENTRIES = 2**18
 def tpu_tiling(shape: tuple[int, ...], blocks: Blocks) -> Tiling | None:
     """Tiles of 8 blocks and 128 columns: the scales are then a whole register.
 
-    Blocks along the last dimension lie across lanes, and of leaves with several dimensions after
-    the block's, as of heads, a register holds parts of many blocks: these do not fit.
+    Blocks along the last dimension lie across lanes, and with several dimensions after the block's,
+    such as heads, a register holds parts of many blocks: these leaves do not fit.
     """
     axis, number, size = blocks
     if axis != len(shape) - 2 or (number > 1 and size % 32):
@@ -219,7 +219,7 @@ def gpu_tiling(shape: tuple[int, ...], blocks: Blocks) -> Tiling | None:
 
 
 def cpu_tiling(shape: tuple[int, ...], blocks: Blocks) -> Tiling | None:
-    """Tiles of half a megabyte, which stay in the cache of a core, if the columns divide so."""
+    """Tiles of half a megabyte, which stay in the cache of a core, if columns can be so divided."""
     axis, number, size = blocks
     before, columns = math.prod(shape[:axis]) * number, math.prod(shape[axis + 1 :])
     many = math.gcd(columns if columns > 1 else before, 1 << max(0, 17 - (size - 1).bit_length()))
@@ -342,7 +342,7 @@ def _launched(cut: Cut, chip: Chip, interpret: bool, *inputs: Array) -> list[Any
 
 
 def _looped(cut: Cut, chip: Chip, *inputs: Array) -> list[Any]:
-    """The same as a loop over tiles, for a CPU: what is between codes and codes stays in the cache.
+    """The same as a loop over tiles, for a CPU: all between old and new codes stays in the cache.
 
     What is encoded is computed once, behind a barrier, for the scale, the codes and the parameter.
     """
@@ -420,7 +420,7 @@ def computed(
             results = [parts[name] for name in eqn.params["names"]]
         elif eqn.primitive.name == "broadcast_in_dim":
             results = inputs
-        elif eqn.primitive.name == "sign":  # Mosaic's asks for the TPU, and there is none yet
+        elif eqn.primitive.name == "sign":  # Mosaic's needs a TPU, and there may be none here
             (x,) = inputs
             results = [jnp.where(x > 0, 1, jnp.where(x < 0, -1, x)).astype(x.dtype)]
         else:

@@ -149,7 +149,7 @@ class Steps:
         return self._made[dtype]
 
     def anew(self, dtype: DType) -> Any:
-        """The same, sharing nothing that was computed for others: for a function traced apart."""
+        """The same, sharing nothing computed for others: for a function traced separately."""
         return Step(self._count, real_dtype(dtype)) if self._count is not None else self._none
 
 

@@ -453,7 +453,7 @@ def _leaf_by_leaf(
         calls.append((g, *((x.held(i), x.params[i], x.drawn[i]) for x in given)))
     dense = [call for call in calls if not is_rows(call[0])]
     if any(rule.scope is Scope.LEAF for rule in rules):
-        # What reads a whole leaf is steered for each leaf apart.
+        # What reads a whole leaf is steered for each leaf separately.
         made = iter([on_leaf(*call) for call in dense])
     else:
         made = iter(traced_once("_".join(leaves.label for leaves in given), on_leaf, dense))
@@ -587,7 +587,7 @@ def check_shapes(
 
 
 def other_shape(given: Leaves, i: int, shape: tuple[int, ...]) -> ValueError:
-    """The error of a rule whose update of a leaf is not of the shape of its gradient."""
+    """The error about a rule whose update of a leaf does not have the gradient's shape."""
     return ValueError(
         f"{given.label}: at {path_string(given.paths[i])!r} a gradient of shape "
         f"{jnp.shape(given.gradients[i])} became an update of shape {shape}; is a hyperparameter "
@@ -603,7 +603,7 @@ def needed(label: str, params: Params | None) -> Params:
 
 
 def refused_rows(label: str, path: Any) -> TypeError:
-    """The error of a transformation that cannot run on `Rows`."""
+    """The error about a transformation that cannot run on `Rows`."""
     return TypeError(
         f"{label} looks at whole leaves and cannot run on the Rows at {path_string(path)!r}: use "
         "an elementwise transformation there (see partition), or make the gradient dense with "

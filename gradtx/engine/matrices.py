@@ -153,7 +153,7 @@ def as_matrices(label: str, path: Any, shape: tuple[int, ...], numbers: Any) -> 
     except ValueError as error:
         raise ValueError(
             f"{label}: at {path_string(path)!r}, of shape {tuple(shape)}: {error}; give dimension "
-            "numbers, or None for a leaf that is no matrix"
+            "numbers, or None for a leaf that is not a matrix"
         ) from None
     rows, columns = (tuple(own[axis] for axis in axes) for axes in (rows, columns))
     batch = tuple(axis for axis in range(len(split)) if axis not in (*rows, *columns))
@@ -206,8 +206,8 @@ def matrixwise(
         state: a state class, as in :func:`elementwise`.
         rule: ``(g, s, t) -> (direction, {name: new factor})`` of a batch `g` of shape
             ``(n, rows, columns)``; each factor has the batch in front. ``s.group`` numbers the
-            batches of a tree from 0, and a `Key` is another one in each; leaves that go through a
-            rule by themselves have their own.
+            batches of a tree from 0, and each batch has its own `Key`, as has each leaf that goes
+            through a rule by itself.
         dimensions: which axes of each leaf are rows and columns, and which leaves are not matrices:
             those go through `on_entries` or `on_others` only.
         slots: ``p -> {name: array}``, slots of the shape of the parameter: those of `on_entries` if
@@ -220,7 +220,7 @@ def matrixwise(
         on_leaf: ``(before, after, matrices) -> direction``, a final step on each leaf, in its own
             shape.
         on_others: without `on_entries`, a rule as in :func:`leafwise` for leaves that are not
-            matrices; those are left as they are unless it is given.
+            matrices; unless it is given, these are left as they are.
         slots_of_others: ``p -> {name: array}``, slots that `on_others` has besides `slots`. A leaf
             that is a matrix has None, or the factor of that name.
         start: the initial values of the fields other than slots and counters.
@@ -318,7 +318,7 @@ def _with_owners(
 def _in_batches(
     batched: Batched, dimensions: MatrixDimensions, alone: RuleFn | None, *, every: bool
 ) -> Transform:
-    """The rule on batches, after the one on leaves: on `every` leaf or on those that are none."""
+    """The rule on batches, after the one on leaves: on `every` leaf or on the others."""
 
     def transform(given: Leaves) -> tuple[list[Any], dict[str, Any]]:
         out: list[Any] = [None] * len(given.gradients)
@@ -360,7 +360,7 @@ Group = tuple[Matrices, NamedSharding | None, list[int]]
 
 
 def _stack_of(batched: Batched, slots: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Of a leaf whose slots are in a stack: the stack's number, and how many leaves it has."""
+    """For a leaf whose slots are in a stack: the stack's number, and how many leaves it has."""
     shares = [slots[n].share for n in batched.of_batches(slots) if is_owned(slots[n])]
     return (shares[0].stack, shares[0].of) if shares else None
 

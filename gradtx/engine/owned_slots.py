@@ -68,7 +68,7 @@ def is_owned(x: Any) -> bool:
 
 
 def stacked(slots: list[Array], shares: list[Share], devices: int) -> list[Owned]:
-    """The slots of equal leaves as one stack, which so many devices can divide."""
+    """The slots of equal leaves as one stack, padded so that the devices can divide it."""
     parts = [share.take(x) for x, share in zip(slots, shares, strict=True)]
     stack = padded(jnp.concatenate(parts), devices)
     return [Owned(None if share.at else stack, share) for share in shares]

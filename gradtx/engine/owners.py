@@ -28,10 +28,10 @@ class Stack:
     Attributes:
         count: how many there are.
         shape: of one of them.
-        devices: over how many they are divided; each gets as many, the last with padding.
+        devices: over how many they are divided; each gets equally many, the last with padding.
         axes: of the mesh.
         arrays: how many arrays are brought to their owners, and brought back.
-        bytes: of those, of one device.
+        bytes: of those arrays, on one device.
         program: what a device computes.
     """
 
@@ -70,7 +70,7 @@ def stacks() -> Iterator[list[Stack]]:
 
 @contextlib.contextmanager
 def owned_by(places: Mapping[str, NamedSharding]) -> Iterator[None]:
-    """Within, matrices whose rows or columns are divided are transformed by one device each.
+    """Inside, matrices whose rows or columns are divided are transformed by one device each.
 
     Args:
         places: where each leaf lies, by path.
@@ -122,8 +122,8 @@ def owned(
     """``function(batch, slots)``, each device computing its part of the first dimension.
 
     Args:
-        function: from arrays ``(n, ...)`` to directions and new slots, as long, of which each entry
-            depends on that entry alone.
+        function: maps arrays ``(n, ...)`` to directions and new slots of the same length, each
+            entry of which depends on the same entry alone.
         batch: the matrices. These and slots are padded with zeros to a multiple of the devices.
         slots: by name.
         place: where the leaves lie from which the matrices come, all alike.

@@ -65,7 +65,7 @@ def _callable(
     name: str, function: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> Callable[..., Any]:
     """`function` for the leaves of such arguments: its operations if they are few, or one call."""
-    from jax.extend.core import ClosedJaxpr, jaxpr_as_fun  # which takes as long as all of gradtx
+    from jax.extend.core import ClosedJaxpr, jaxpr_as_fun  # takes as long to import as gradtx
 
     closed, out = jax.make_jaxpr(function, return_shape=True)(*arguments)
     # Arrays that it closes over become arguments: JAX would keep tracers in its cache.

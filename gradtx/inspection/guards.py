@@ -14,11 +14,11 @@ class GuardReport(NamedTuple):
 
     - steps: gradients seen; every one was taken or skipped.
     - taken: steps taken.
-    - not_finite: skipped since the gradient's norm, or the loss, was NaN or infinite.
-    - loss_spikes, norm_spikes: skipped since the loss, or otherwise the norm, was beyond its limit.
-    - zero: skipped since the gradient was zero.
+    - not_finite: skipped because the gradient's norm, or the loss, was NaN or infinite.
+    - loss_spikes, norm_spikes: skipped because the loss, or else the norm, exceeded its limit.
+    - zero: skipped because the gradient was zero.
     - consecutive: skipped since the last step that was taken.
-    - clipped: taken with a gradient that was made shorter.
+    - clipped: taken with a clipped gradient.
     - broken: taken from a finite gradient, with an update that was not finite.
 
     Of the last step, f32[]: gradient_norm, before clipping; clip_factor; update_norm and

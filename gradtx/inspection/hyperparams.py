@@ -66,7 +66,7 @@ def hyperparams(tx: GradientTransformation, state: State | None = None) -> dict[
 
     Args:
         tx: the transformation.
-        state: its state, which tells the step at which to evaluate schedules; None for the start.
+        state: its state, which holds the step at which to evaluate schedules; None for the start.
 
     Returns:
         ``{path: value}``. The path of an argument of `tx` itself is its name; below it, the

@@ -9,7 +9,7 @@ from gradtx.types import COUNTER, Array, State, fields_of, slot_fields
 
 # Names of step counters in classes without annotations for them, such as Optax's.
 _NAMES = ("count", "gradient_step", "step", "t")
-# What is called so there counts something else, and begins again.
+# In these states a field of such a name counts something else, and starts again.
 _OTHERS = ("ApplyEvery", "ReduceLROnPlateauState")
 _FROM_ONE = ("step_count",)
 

@@ -12,11 +12,11 @@ from gradtx.types import Array, State
 
 
 def unmoved(before: State, after: State) -> dict[str, float]:
-    """The share of a state's entries that are the same as some steps before, by slot.
+    """The share of a state's entries that are the same as some steps earlier, by slot.
 
     A moving average that is rounded to few bits at every step stands still once a step is less than
     half the distance to the next number. Compare states between which it should have moved, a
-    hundred steps apart for example. Of a slot in a codec the codes are compared: a scale that
+    hundred steps apart for example. For a slot in a codec, the codes are compared: a scale that
     changes moves the entries of a block together, which is not counted.
 
     Args:

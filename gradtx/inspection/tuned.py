@@ -49,7 +49,9 @@ def tuned_settings(name: str) -> TunedSettings:
     found = _tuned()
     if name not in found:
         near = difflib.get_close_matches(str(name), found, n=3) or sorted(found)
-        raise ValueError(f"tuned_settings: nothing was found of {name!r}; try {', '.join(near)}")
+        raise ValueError(
+            f"tuned_settings: there are no settings of {name!r}; try {', '.join(near)}"
+        )
     settings = {problem: dict(arguments) for problem, arguments in found[name].items()}
     values: dict[str, list[float]] = {}
     for arguments in settings.values():

@@ -274,7 +274,7 @@ def array(where: str, value: Any) -> np.ndarray:
     try:
         found = np.asarray(value)
     except (ValueError, TypeError) as error:
-        raise TypeError(f"{where} is no array: {error}") from None
+        raise TypeError(f"{where} is not an array: {error}") from None
     if not (jnp.issubdtype(found.dtype, jnp.number)):
         raise TypeError(f"{where} is {found.dtype}, not an array of numbers")
     return found

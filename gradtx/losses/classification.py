@@ -60,7 +60,7 @@ def sigmoid_focal_loss(
     (x,) = floating("sigmoid_focal_loss", logits=logits)
     x, y = jnp.broadcast_arrays(x, real(labels))
     both = jnp.stack([jax.nn.log_sigmoid(x), jax.nn.log_sigmoid(-x)])
-    # A power of 1 - p, which may underflow, has no finite gradient: of its logarithm it has.
+    # 1 - p may underflow, and its power then has no finite gradient; by its logarithm it has.
     log_missed = jax.nn.logsumexp(both, axis=0, b=jnp.stack([1 - y, y]))
     loss = jnp.exp(gamma * log_missed) * sigmoid_binary_cross_entropy(x, y)
     return loss if alpha is None else loss * (alpha * y + (1 - alpha) * (1 - y))
@@ -209,7 +209,7 @@ def perceptron_loss(predictor_outputs: Any, targets: Any) -> Array:
 
 
 def sparsemax_loss(logits: Any, labels: Any) -> Array:
-    r"""The binary sparsemax loss: 0 beyond the margin, quadratic within it, and linear before it.
+    r"""The binary sparsemax loss: 0 beyond the margin, quadratic within it, linear short of it.
 
     .. math:: \ell(z) = 0 \text{ if } z \le -1, \quad z \text{ if } z \ge 1, \quad
         \tfrac14 (z + 1)^2 \text{ else}, \qquad z = -x \text{ if } y = 1 \text{ else } x

@@ -75,10 +75,10 @@ def ctc_loss_with_forward_probs(
         log_epsilon: what is used as the logarithm of 0.
 
     Returns:
-        The loss ``(batch,)`` and two arrays of log probabilities. The first,
-        ``(frames, batch, length + 1)``: that by the end of a frame so many labels have been emitted
-        and the frame is a blank (for the last frame, blank or not). The second,
-        ``(frames, batch, length)``: that the frame emits this label.
+        The loss ``(batch,)`` and two arrays of log probabilities. The first, ``(frames, batch,
+        length + 1)``, has for each frame and each number of labels: that so many have been emitted
+        by the end of the frame, and that it is a blank (for the last frame, blank or not). The
+        second, ``(frames, batch, length)``: that the frame emits a label.
 
     Raises:
         ValueError: shapes do not fit.
@@ -109,7 +109,7 @@ def ctc_loss_with_forward_probs(
     repeats = jnp.pad(y[:, 1:] == y[:, :-1], ((0, 0), (1, 0)))
 
     def said(blank: Array, label: Array) -> Array:
-        """So many labels emitted, whether or not a blank came last."""
+        """For each number of labels: so many emitted, whether or not a blank came last."""
         rest = jnp.logaddexp(blank[:, 1:], label)
         return jnp.concatenate([blank[:, :1], rest], 1)
 

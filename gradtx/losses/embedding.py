@@ -115,7 +115,7 @@ def triplet_margin_loss(
     margin: Any = 1.0,
     eps: Any = 1e-6,
 ) -> Array:
-    r"""By how much a negative fails to be farther from the anchor than a positive, plus a margin.
+    r"""By how much a negative fails to be a margin farther from the anchor than a positive.
 
     .. math:: \max(d(a, p) - d(a, n) + m, 0), \qquad
         d(x, y) = \Big(\sum_i |x_i - y_i|^k + \epsilon\Big)^{1/k}

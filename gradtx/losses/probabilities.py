@@ -17,10 +17,11 @@ def product(weight: Array, log: Array) -> Array:
 
 
 def shifted(x: Array, axis: Axis, where: Any = None) -> tuple[Array, Array, Array]:
-    """`x` minus its largest entry, the logarithm of the sum of exp of that, and the entry.
+    """`x` minus its largest entry, the log-sum-exp of the result, and that entry.
 
     Subtracting first keeps the digits: the logarithm lies between 0 and that of the number of
-    entries. Masked entries are -inf; where all are, so is the largest, and the logarithm is 0.
+    entries. Masked entries are -inf; where all are masked, so is the largest, and the logarithm is
+    0.
     """
     if where is not None:
         x = jnp.where(where, x, -jnp.inf)

@@ -32,7 +32,7 @@ def dice_loss(
 
     Args:
         predictions: logits, ``(batch, ..., classes)``; for a binary segmentation with one class, or
-            with one dimension less than the targets.
+            with one dimension fewer than the targets.
         targets: :math:`t`, of the same shape, one-hot or 0 and 1.
         class_weights: ``(classes,)``.
         smooth: :math:`s \ge 0`. With 0, a class that is neither present nor predicted costs 0.

@@ -100,7 +100,7 @@ def _towards(name: str, x: PyTree, a: PyTree, b: Any, *, half: bool) -> PyTree:
     if known and (b < 0 if half else b != 0) and not any(np.any(np.asarray(v)) for v in normal):
         raise ValueError(f"{name}: the set is empty, since a is zero and b is {b}")
     inner, square, scaled = _products(xs, normal)
-    # b belongs to the normal as it was given; what is far off is brought down with it.
+    # The normal was divided by its largest entry, so b has to be as well.
     top = leaves.largest(normal)
     missing = jnp.asarray(b / jnp.where(top > 0, top, 1) - inner)
     if half:

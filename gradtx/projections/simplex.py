@@ -17,9 +17,9 @@ from gradtx.types import Array, TreeT
 def _on_simplex(xs: list[Array], scale: Any) -> list[Array]:
     r"""The nearest non-negative vector with the sum `scale`: :math:`\max(x - \theta, 0)`.
 
-    What the sum exceeds `scale` by is taken evenly from the entries above :math:`\theta`. These are
-    found in a few passes, without sorting: :math:`\theta` starts from a lower bound, and each pass
-    drops the entries that would become negative.
+    The excess of the sum over `scale` is taken evenly from the entries above :math:`\theta`. These
+    are found in a few passes, without sorting: :math:`\theta` starts from a lower bound, and each
+    pass drops the entries that would become negative.
     """
     # A constant added to all entries changes nothing; near zero the sums lose the least.
     top = leaves.highest(xs)
@@ -47,7 +47,7 @@ def _on_simplex(xs: list[Array], scale: Any) -> list[Array]:
     fixed_scale = jax.lax.stop_gradient(jnp.asarray(scale, top.dtype))
     start = -fixed_scale, jnp.int32(size + 1), jnp.int32(size + 2)
     theta, _, _ = jax.lax.while_loop(shrinks, narrow, start)
-    # Given who shares, theta is a mean, which can be differentiated.
+    # Given which entries are above it, theta is a mean, which can be differentiated.
     total, count = sums(near, theta)
     mean = (total - jnp.asarray(scale, top.dtype)) / count
     return [jax.nn.relu(x - mean.astype(x.dtype)) for x in near]
@@ -131,6 +131,6 @@ def projection_l1_ball(tree: TreeT, scale: Any = 1) -> TreeT:
     if not any(x.size for x in xs):
         return tree
     inside = sum(jnp.sum(jnp.abs(x)) for x in xs) <= scale
-    # Outside of the ball the nearest point is on the sphere.
+    # Outside the ball the nearest point is on the sphere.
     moved = [jnp.where(inside, x, y) for x, y in zip(xs, _on_sphere(xs, scale), strict=True)]
     return leaves.rebuild(tree, moved)

@@ -99,7 +99,7 @@ def exact_rows(
         TypeError: when rows first catch up: `inner` does not run on rows.
         ValueError: then too: a row cannot take a step by itself. The step needs the loss
             (:func:`polyak_sgd`), a norm of all updates after a rule with momentum, or a state that
-            changes otherwise than by counting (:func:`schedule_free`, :func:`accumulate`,
+            does more than count (:func:`schedule_free`, :func:`accumulate`,
             :func:`apply_if_finite`). At once: a hyperparameter is a function without arguments,
             whose value at an earlier step is not known.
 
@@ -186,7 +186,7 @@ def catch_up(
 
     Raises:
         TypeError: the state is not of :func:`exact_rows`, or `inner` does not run on rows.
-        ValueError: a row cannot take a step of `inner` by itself; or this is not the outermost.
+        ValueError: a row cannot take a step of `inner` by itself; or `exact_rows` is not outermost.
 
     >>> import gradtx
     >>> tx, table = gradtx.exact_rows(gradtx.sgd(1.0, momentum=0.5)), jnp.zeros((2, 1))

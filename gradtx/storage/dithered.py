@@ -17,8 +17,8 @@ class Dithered(Format):
     and zero on average, so that a moving average, which moves by less than a step at a time, still
     follows. :math:`u` is replayed from the key in the state and takes no memory.
 
-    Errors of single steps add up over as many as an average remembers, which for a second moment
-    are too many. It has the map of ``int4``.
+    The errors of single steps add up over as many steps as an average remembers, which are too many
+    for a second moment: that has the map of ``int4``.
     """
 
     block, per_byte = 128, 2

@@ -11,7 +11,7 @@ from gradtx.types import Array
 
 
 class Draws(NamedTuple):
-    """Numbers for the entries of a slot, or of a part of one, which has the same as in the whole.
+    """Numbers for the entries of a slot, or of a part of it: the same there as in the whole.
 
     Attributes:
         key: two numbers, int32.
@@ -33,14 +33,14 @@ class Draws(NamedTuple):
         return cls(key, 0, tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape))))
 
     def part(self, starts: Sequence[Array | int]) -> "Draws":
-        """Those of the part that begins so many entries further along each dimension."""
+        """Those of the part that begins at `starts` along the dimensions."""
         start = self.start
         for i, stride in zip(starts, self.strides, strict=True):
             start = _int32(start + _int32(i * _int32(stride)))
         return self._replace(start=start)
 
     def uniform(self, shape: tuple[int, ...]) -> Array:
-        """Numbers in [0, 1) with 23 bits; of dimensions of length 1 those of the first entry."""
+        """Numbers in [0, 1) of 23 bits; along dimensions of length 1, those of the first entry."""
         place = jnp.full(shape, self.start, jnp.int32)
         for axis, stride in enumerate(self.strides):
             if shape[axis] > 1:

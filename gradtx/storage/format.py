@@ -20,7 +20,7 @@ class Codec(NamedTuple):
         block: how many entries share a scale, 2 or more; None for as many as the source of the
             format has.
         axis: the axis along which a block lies; None for the first of those that need the fewest
-            blocks. Along the last, some rows of a table are read and written alone.
+            blocks. Along the last axis, rows of a table can be read and written by themselves.
         signed: whether entries may be negative; None to go by the slot: second moments are not.
         rounding: ``"nearest"``, or ``"stochastic"``: up or down with the probabilities that make
             the expected result exact.
@@ -37,7 +37,7 @@ class Codec(NamedTuple):
 
 
 class Format:
-    """How numbers become codes. A subclass says it once for arrays of any shape.
+    """How numbers become codes. A subclass defines it once, for arrays of any shape.
 
     Attributes:
         block: how many entries share a scale by default; None if each is kept alone.

@@ -38,7 +38,7 @@ def apply_updates(params: ParamsT, updates: Updates, *, rounding_key: Any = None
 
     Raises:
         ValueError: the trees differ, or a leaf's shape does.
-        TypeError: a leaf of one is complex and of the other real.
+        TypeError: a leaf is complex in one tree and real in the other.
 
     >>> apply_updates({"b": 1.0, "w": jnp.zeros(2)}, {"b": None, "w": jnp.ones(2)})
     {'b': 1.0, 'w': Array([1., 1.], dtype=float32)}
@@ -158,7 +158,7 @@ def take_step(
         updates, params = as_arrays(updates), as_arrays(params)
         if not any(map(is_stored, jax.tree.leaves(state, is_leaf=is_stored))):
             return run(updates, state, params, **arrays, **functions)
-        from gradtx.engine.kernels import in_kernels  # which takes as long as all of gradtx
+        from gradtx.engine.kernels import in_kernels  # takes as long to import as all of gradtx
 
         return in_kernels(run, updates, state, params, arrays | functions, whole=True)
 

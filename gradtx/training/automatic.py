@@ -1,8 +1,8 @@
 """Steps on a mesh whose axes are `Explicit`, as `jax.make_mesh` makes them: they run as on `Auto`.
 
-On explicit axes JAX refuses an operation whose result could lie in several ways, such as a scatter
-or a product of sharded matrices, until the program chooses. A loss may do so; a transformation has
-nothing to choose, since parameters and slots stay where they are.
+On explicit axes JAX refuses an operation whose result could be sharded in several ways, such as a
+scatter or a product of sharded matrices, until the program chooses. A loss may do so; a
+transformation has nothing to choose, since parameters and slots stay where they are.
 """
 
 from collections.abc import Callable
@@ -18,13 +18,13 @@ _T = TypeVar("_T")
 
 
 def explicit_axes(mesh: Any) -> tuple[str, ...]:
-    """The axes of a mesh along which JAX takes where an array lies for a part of its type."""
+    """The axes of a mesh along which JAX makes an array's sharding part of its type."""
     types = zip(mesh.axis_names, mesh.axis_types, strict=True)
     return tuple(axis for axis, kind in types if kind == AxisType.Explicit)
 
 
 def automatic(function: Callable[..., _T], like: PyTree, *args: Any) -> _T:
-    """``function(*args)`` where no axis is explicit; the results lie as the arrays `like`.
+    """``function(*args)`` where no axis is explicit; results are sharded like the arrays `like`.
 
     `like` may be a tree of shardings too. JAX can do so only while it compiles; elsewhere an error
     gets a note that says this.

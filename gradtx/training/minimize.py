@@ -51,8 +51,8 @@ class LossFn(Protocol[_Params_contra, _Value_co]):
 
 
 def check_order(where: str, **given: Any) -> None:
-    """Raise TypeError if arguments, named as they should come, have changed places."""
-    # A function in place of `tx` is a builder that was not called, of which others say so.
+    """Raise TypeError if arguments, named in their right order, have changed places."""
+    # A function in place of `tx` is a builder that was not called, which other checks report.
     right = _is_transformation(given["tx"]) or ("loss_fn" in given and callable(given["tx"]))
     if "loss_fn" in given:
         right &= callable(given["loss_fn"]) and not _is_transformation(given["loss_fn"])
@@ -178,7 +178,7 @@ def _differentiated(
 
 
 def _each_devices(x: Any, axes: Iterable[str]) -> Any:
-    """`x`, which JAX is told to take for different along these axes."""
+    """`x`, marked for JAX as varying along these axes."""
     return vary(x, set(axes) - varying_axes(jax.typeof(x))) if axes else x
 
 
@@ -258,7 +258,7 @@ def apply_gradients(
 def _prepared(
     before: BeforeFn, params: Params, state: State, touched: Callable[[], PyTree]
 ) -> tuple[Params, State]:
-    """What must happen before gradients are taken, once it has."""
+    """Parameters and state after what must happen before gradients are taken."""
 
     def run(params: Params, state: State, rows: PyTree) -> tuple[Params, State]:
         new, state = before(unpack(params), state, lambda: unpack(rows))
@@ -320,9 +320,9 @@ def minimize(
     """One step: take the gradient of a loss, transform it, and apply it.
 
     A pure function, for use inside your own jit, scan or shard_map, where :func:`aggregate` gets
-    each device's own gradient. Its two halves are
-    :func:`compute_gradients` and :func:`apply_gradients`, between which gradients can be processed;
-    :func:`make_step` compiles it, :func:`solve` runs it in a loop.
+    each device's own gradient. Its two halves are :func:`compute_gradients` and
+    :func:`apply_gradients`, between which gradients can be processed; :func:`make_step` compiles
+    it, :func:`solve` runs it in a loop.
 
     Args:
         loss_fn: ``(params, *args) -> value`` or, with `has_aux`, ``-> (value, aux)``.
@@ -337,7 +337,7 @@ def minimize(
         extra_args: passed to ``tx.update`` besides `value`, `grad` and `value_fn`, which are always
             passed.
         rounding_key: a random key, to be used once, with which parameters in bfloat16 or float16
-            are rounded up or down at random, as by :func:`apply_updates`; None for to nearest.
+            are rounded up or down at random, as by :func:`apply_updates`; None to round to nearest.
 
     Returns:
         ``(params, state, value)`` or ``(params, state, (value, aux))``, with the value of the loss

@@ -40,7 +40,7 @@ class StochasticRoundingState(NamedTuple):
 
 @transformation
 def stochastic_rounding(inner: GradientTransformation, key: Any = 0) -> GradientTransformation:
-    r"""Round parameters in bfloat16 or float16 up or down at random, so that none stands still.
+    r"""Round parameters in bfloat16 or float16 up or down at random, so that small steps count.
 
     .. math:: \theta_{t+1} = \begin{cases}
         \lceil x \rceil & \text{with probability } (x - \lfloor x \rfloor) / \mathrm{ulp}(x) \\
@@ -54,12 +54,12 @@ def stochastic_rounding(inner: GradientTransformation, key: Any = 0) -> Gradient
         inner: the optimizer; put this around all of it, inside of :func:`accumulate` and guards.
         key: a random key or an integer seed.
 
-    :func:`minimize`, :func:`make_step` and :func:`apply_gradients` round so. An update by hand is
-    the difference to the rounded parameter, to be added as it is. Parameters in float32 and wider
-    are added to as usual. No memory is needed besides the key; each step adds noise of up to a unit
-    in the last place to a parameter that it moves.
+    :func:`minimize`, :func:`make_step` and :func:`apply_gradients` round in this way. What
+    ``update`` returns is the difference to the rounded parameter, to be added as it is. Parameters
+    in float32 and wider are added to as usual. No memory is needed besides the key; each step adds
+    noise of up to a unit in the last place to a parameter that it moves.
 
-    State: `StochasticRoundingState`. The key is split at every step, so that a run which is stopped
+    State: `StochasticRoundingState`. The key is split at every step, so that a run that is stopped
     and resumed takes the same steps.
 
     Raises:
@@ -148,11 +148,11 @@ def whole_step(update: Callable[..., tuple[Updates, State]]) -> StepFn:
 
 
 def toward(target: Array, p: Array, dtype: DType) -> tuple[Array, Array]:
-    """The update, of a type, that brings `p` to the number of its type that is nearest to `target`.
+    """The update of type `dtype` that brings `p` to the number of its own type nearest to `target`.
 
     Returns:
-        The update and, in the type in which rules compute, where it leads: to another number than
-        the nearest if no update of that type leads there.
+        The update and where it leads, in the type in which rules compute. That is not the nearest
+        number if no update of type `dtype` leads there.
     """
     move = round_to(round_to(target, p.dtype) - widen(p), dtype)
     return cast(move, dtype), round_to(widen(p) + move, p.dtype)
@@ -191,7 +191,7 @@ def each_leaf(
 
 
 def loses_small_steps(params: Params, state: State) -> str | None:
-    """What to say of parameters that rounding to nearest holds in place; None if none are so.
+    """The warning about parameters that rounding to nearest holds in place; None if there are none.
 
     Args:
         params: the parameters that are trained.

@@ -224,8 +224,8 @@ def make_step(
         rounding_key: a random key or an integer seed with which parameters in bfloat16 or float16
             are rounded at random: :func:`stochastic_rounding` around `tx`, so that the state holds
             the key.
-        report: whether the step returns the :func:`guard_report` of `tx` too, which then contains a
-            :func:`guard`: ``params, state, value, report = step(params, state, *args)``.
+        report: whether the step also returns the :func:`guard_report` of `tx`, which must then
+            contain a :func:`guard`: ``params, state, value, report = step(params, state, *args)``.
         steps: how many steps a call takes, in one compiled loop; at least 1. Each array in `args`
             and `extra_args` then needs a leading axis of this length, with a batch for each step;
             the value, whatever else the loss returns, and the report get the same axis. Functions
@@ -234,7 +234,8 @@ def make_step(
 
     Returns:
         The step: ``params, state, value = step(params, state, *args)``, with ``step.init(params)``.
-        What a step is to know besides, such as a validation loss, it takes as ``extra_args={...}``.
+        What else its transformations need, such as a validation loss, is passed as
+        ``extra_args={...}``.
 
     Raises:
         ValueError: `steps` is below 1; in a call, an argument has no leading axis of that length
@@ -242,8 +243,8 @@ def make_step(
 
     Warns:
         UserWarning: a trained parameter is in bfloat16 or float16, and nothing in the state keeps
-            what rounding to nearest loses: Adam at 1e-3 never moves such a parameter of 2.0. It is
-            said once for each program compiled.
+            what rounding to nearest loses: Adam at 1e-3 never moves such a parameter of 2.0. The
+            warning comes once for each compiled program.
 
     >>> import gradtx
     >>> import jax.numpy as jnp
@@ -312,7 +313,7 @@ def make_step(
 
 
 def _check_stacked(steps: int, arguments: Mapping[str, Any]) -> None:
-    """Raise ValueError unless each array holds something for each of so many steps."""
+    """Raise ValueError unless each array has an entry for each of the steps."""
     for path, x in jax.tree_util.tree_leaves_with_path(arguments):
         shape = jnp.shape(x)
         if shape[:1] != (steps,):
