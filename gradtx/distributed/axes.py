@@ -88,7 +88,7 @@ def bound_size(where: str, axis_name: AxisName) -> int | None:
 
 
 def varying(x: Any) -> frozenset[str]:
-    """The axes along which `x` varies, as far as JAX knows: none unless ``shard_map`` tracks them."""
+    """The axes along which JAX knows that `x` varies: none unless ``shard_map`` tracks them."""
     return varying_axes(jax.typeof(x))
 
 

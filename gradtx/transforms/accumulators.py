@@ -36,12 +36,13 @@ class WindowRows(NamedTuple):
         return cls(indices, values, jnp.zeros([], jnp.int32))
 
     def with_rows(self, rows: Rows | None, weight: Array, first: Array, bad: Array) -> "WindowRows":
-        """The window with a micro-batch appended, unless that is bad."""
+        """The window with a micro-batch appended, unless the micro-batch is bad."""
         used = jnp.where(first, 0, self.used)
         if rows is None:
             return self._replace(used=jnp.where(bad, self.used, used))
         indices, values = rows.flat()
-        # What is bad, or has no room, is written past the end, and so dropped.
+        # Rows that are bad, or for which there is no room, are written past the end: they are
+        # dropped.
         start = jnp.where(bad, self.indices.size, used)
         at = start + jnp.arange(indices.size, dtype=jnp.int32)
         where = {"mode": "drop", "indices_are_sorted": True, "unique_indices": True}

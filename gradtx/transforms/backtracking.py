@@ -63,7 +63,7 @@ def scale_by_backtracking_linesearch(
         + c\, \eta \langle u, \nabla f(\theta) \rangle + \epsilon
 
     The first :math:`\eta` is the last one times the increase factor, at most
-    `max_learning_rate`; each further one is the decrease factor times the one before.
+    `max_learning_rate`; each further one is the decrease factor times the previous one.
 
     Args:
         max_backtracking_steps: how often :math:`\eta` may be decreased; at least 0.
@@ -78,8 +78,8 @@ def scale_by_backtracking_linesearch(
             :func:`value_and_grad_from_state`. :func:`solve` then evaluates no point twice.
         verbose: print a line when a search fails.
 
-    ``update`` takes `params` and the extra arguments `value`, `grad` and `value_fn`. It passes on
-    to `value_fn` those other extra arguments that `value_fn` names.
+    ``update`` takes `params` and the extra arguments `value`, `grad` and `value_fn`. Of the other
+    extra arguments, those that `value_fn` names are passed on to it.
 
     State: `ScaleByBacktrackingLinesearchState`, value and rate in at least float32. As in Optax,
     the value and the error are infinite before the first step, so under ``jax_debug_infs`` call

@@ -109,7 +109,7 @@ def snapshot(measure_name: str, measure: Measure) -> GradientTransformation:
 
 @transformation
 def monitor(measures: Mapping[str, Any]) -> GradientTransformation:
-    """Take several measurements of the updates that pass through, if need be with memory.
+    """Take several measurements of the updates that pass through; a measure may have a state.
 
     Args:
         measures: ``{name: measure}``, a function of the updates, or a transformation whose state
@@ -120,7 +120,7 @@ def monitor(measures: Mapping[str, Any]) -> GradientTransformation:
     with it, which changes the state's structure.
 
     Raises:
-        TypeError: `measures` is no dict of functions of the updates.
+        TypeError: `measures` is not a dict of functions of the updates.
 
     >>> import gradtx
     >>> tx = monitor({"norm": gradtx.tree.norm})

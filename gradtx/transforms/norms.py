@@ -27,7 +27,7 @@ def normalize_by_update_norm(
         scale_factor: :math:`s`, the norm of the result.
         eps: :math:`\epsilon > 0`.
 
-    The norm is summed in at least float32, and a factor of 0 gives zeros (in Optax NaN).
+    The norm is summed in at least float32, and a factor of 0 gives zeros (NaN in Optax).
 
     >>> tx = normalize_by_update_norm()
     >>> [round(float(u), 4) for u in tx.update(jnp.array([3.0, 4.0]), tx.init(jnp.zeros(2)))[0]]
@@ -126,7 +126,7 @@ def adaptive_grad_clip(
 
 @transformation
 def normalize() -> GradientTransformation:
-    r"""Divide the updates by their global norm: :math:`u = g / \lVert g \rVert`, 0 if that is 0.
+    r"""Divide the updates by their global norm: :math:`u = g / \lVert g \rVert`; 0 for a norm of 0.
 
     The norm is summed in at least float32. A zero gradient stays zero; in Optax it becomes NaN.
 

@@ -66,8 +66,8 @@ _SCHEDULES: dict[str, _Schedule] = {
         )
     ),
     # T. Boissin et al., Turbo-Muon: Accelerating Orthogonality-Based Optimization with
-    # Pre-Conditioning, 2025, arXiv:2512.04632: after the preconditioning "aol" one iteration less.
-    # Their code has had other numbers, of which some change the sign of singular values near 1.
+    # Pre-Conditioning, 2025, arXiv:2512.04632: one iteration fewer after the preconditioning "aol".
+    # Their code has had other numbers, some of which change the sign of singular values near 1.
     "turbo": _Schedule(_YOU[1:]),
     # DeepSeek-AI, DeepSeek-V4, 2026: eight of Jordan's, then two that converge.
     "deepseek": _Schedule((STANDARD,) * 8 + ((2.0, -1.5, 0.5),) * 2),
@@ -98,9 +98,9 @@ def muon_coefficients(
         steps: how many iterations, at least 1, for ``"standard"`` and ``"polar_express"``, which
             repeat their last; the others have a length of their own.
         safety: :math:`s \ge 1`: all but the last polynomial is :math:`p(x / s)`, so that rounding
-            brings no singular value above the interval on which the next is bounded. Unless given
-            1.01 for ``"polar_express"``, as in its paper, whose code divides the first iterate by
-            it too, and 1 for the others.
+            brings no singular value above the interval on which the next is bounded. Unless given,
+            it is 1.01 for ``"polar_express"``, as in its paper, whose code divides the first
+            iterate by it too, and 1 for the others.
 
     Returns:
         A tuple of :math:`(a, b, c)`, or :math:`(a, b)`, for each iteration.
@@ -153,7 +153,7 @@ def check_dtype(where: str, dtype: DType | None) -> None:
 # Both forms take as many operations where the longer side is this many times the shorter, however
 # many iterations there are between two restarts.
 _BREAK_EVEN = 1.5
-# More, and in bfloat16 the rounding of A grows by more than a restart can mend.
+# With more, in bfloat16, the rounding error of A grows by more than a restart can mend.
 _ITERATIONS_PER_GRAM = 3
 
 
@@ -184,7 +184,7 @@ def orthogonalized(
         coeffs: a row of coefficients, or one for each iteration; pairs have no `c`.
         steps: iterations if there is one row.
         how: what the first iterate is divided by.
-        eps: is added to that.
+        eps: added to that divisor.
         dtype: the type of the operands of products and of `X` between iterations. Products are
             summed, and `A` and `Q` kept, in the type of `x`.
         gram: whether to iterate on `A`; None to decide by the shape.

@@ -90,7 +90,7 @@ def ema_params(
 
     def rule(g: Array, s: Any, t: Step, p: Array) -> Any:
         rate: Any = decay
-        if debias:  # 0 at the first step, where rounding may have it below
+        if debias:  # 0 at the first step, where rounding may put it below
             rate = jnp.maximum(1 + (1 - decay) / jnp.expm1(t.number * jnp.log(decay)), 0)
         average = numerics.ema(p + g, s.average, rate)
         if overwrite_every is None:

@@ -109,8 +109,8 @@ def per_example_layer_norm_clip(
     Args:
         grads: a tree of gradients with the examples in the first dimension.
         global_l2_norm_clip: :math:`C \ge 0`, for all `K` leaves together.
-        uniform: whether :math:`C_l` is the same for all, otherwise by the number of entries,
-            :math:`D_l` of `D`.
+        uniform: whether :math:`C_l` is the same for all; otherwise it depends on the number of
+            entries, :math:`D_l` of `D`.
 
     Returns:
         The sums, and for each leaf the number of examples that were clipped.

@@ -63,8 +63,8 @@ def reduce_on_plateau(
     State: `ReduceLROnPlateauState`. As in Optax, the best value is infinite before the first step,
     so under ``jax_debug_infs`` call ``init`` outside of ``jit``.
 
-    The tolerance is relative to :math:`|b|`: Optax's is to :math:`b`, by which a negative value
-    that stays unchanged counts as an improvement forever.
+    The tolerance is relative to :math:`|b|`. Optax's is relative to :math:`b`, so that a negative
+    value that stays unchanged counts as an improvement forever.
 
     Raises:
         ValueError: an unknown `mode`, `rtol` and `atol` are both zero or None, or ``update`` is

@@ -51,7 +51,7 @@ def project(
         TypeError: the projection cannot be called with a tree and these arguments; or an update is
             `Rows`, and the projection needs the whole table.
 
-    Keras has this as ``constraint=`` of a layer; in Optax one projects after ``apply_updates``.
+    Keras has this as ``constraint=`` of a layer; in Optax you project after ``apply_updates``.
 
     >>> import gradtx
     >>> tx = gradtx.chain(gradtx.sgd(1.0), project("box", "w", {"lower": 0.0, "upper": 1.0}))

@@ -1,4 +1,4 @@
-"""QK-clip: attention logits kept below a threshold by scaling the weights of queries and keys."""
+"""QK-clip: scaling the weights of queries and keys to keep attention logits below a threshold."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ class ClippedHeads(NamedTuple):
     r"""Where in an array the heads are, and what it is multiplied by.
 
     axis: along which the heads lie side by side; power: of :math:`\gamma`; heads: how many there
-    are, if fewer than logits, as with grouped queries: several in a row share one then, and take
+    are, if fewer than logits, as with grouped queries: then several in a row share one, which takes
     their least :math:`\gamma`.
     """
 
@@ -76,7 +76,7 @@ def qk_clip(
     clipped = {pattern: ClippedHeads(*where) for pattern, where in heads.items()}
 
     def init(params: Params) -> State:
-        mask_tree(params, tuple(clipped))  # that each matches a leaf
+        mask_tree(params, tuple(clipped))  # checks that each matches a leaf
         return EmptyState()
 
     def update(

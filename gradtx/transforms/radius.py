@@ -1,4 +1,4 @@
-"""The norm of matrices: how far a step may change it, and how large a step is relative to it."""
+"""The norm of matrices: how much a step may change it, and how large a step is relative to it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -125,12 +125,12 @@ def floor_update_ratio(
     .. math:: u \leftarrow u\, \max\Bigl(1, r \frac{\lVert W \rVert_F}{\lVert u \rVert_F}\Bigr)
 
     As matrices grow, so do the steps, and the angle by which a step turns a matrix does not fall
-    below that of `r`; this takes the place of weight decay.
+    below the one that `r` gives; this takes the place of weight decay.
 
     Args:
         ratio: :math:`r \ge 0`; placed after the learning rate, it has to include it:
             ``floor_update_ratio(multiply_schedules(rate, 0.35))``.
-        each_output: floor each column of a matrix, the weights of one output, by itself.
+        each_output: floor each column of a matrix (the weights of one output) separately.
         weight_dimension_numbers: as in :func:`radial_brake`.
 
     State: none, or a `ScheduledState`. An update of zero stays one.

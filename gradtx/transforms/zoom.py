@@ -114,7 +114,7 @@ def scale_by_zoom_linesearch(
         max_linesearch_steps: at most this many evaluations of value and gradient.
         max_learning_rate: the largest rate; None for :math:`10^{10}`.
         tol: :math:`\epsilon \ge 0`.
-        increase_factor: while the loss goes on falling, a rate exceeds the one before by at most
+        increase_factor: while the loss keeps falling, a rate exceeds the previous one by at most
             twice this factor times the distance between the last two.
         slope_rtol: :math:`c_1 \ge 0`.
         curv_rtol: :math:`c_2 \ge 0`; infinite to require only decrease.
@@ -124,8 +124,8 @@ def scale_by_zoom_linesearch(
         initial_guess_strategy: what to try first: ``"one"``, or ``"keep"`` for the last rate.
         verbose: print a line when a search fails.
 
-    ``update`` takes `params` and the extra arguments `value`, `grad` and `value_fn`, and passes
-    those of the others that `value_fn` names on to it.
+    ``update`` takes `params` and the extra arguments `value`, `grad` and `value_fn`, and passes on
+    to `value_fn` those of the others that it names.
 
     State: `ScaleByZoomLinesearchState`, value and rate in at least float32. As in Optax, the value
     and both errors are infinite before the first step, so under ``jax_debug_infs`` call ``init``

@@ -140,7 +140,7 @@ class Window:
 
         def part(g: Any, a: Array, lost: Array | None) -> Array:
             """What is to be added: the gradient's share, and the previous rounding error."""
-            g = jnp.zeros_like(a) if g is None else g  # no gradient counts as zero
+            g = jnp.zeros_like(a) if g is None else g  # a missing gradient counts as zero
             g = widen(g)
             new = (g - start(a) if self.use_grad_mean else g) * share(scalar_dtype([g]))
             return new if lost is None else new - start(lost)
@@ -253,20 +253,20 @@ def accumulate(
             with the sum of the window's weights as ``weight``.
         every: the number of micro-batches in a window, at least 1, or a schedule of the number of
             windows so far.
-        use_grad_mean: take the mean, otherwise the sum :math:`\sum_i w_i g_i`.
+        use_grad_mean: take the mean; otherwise the sum :math:`\sum_i w_i g_i`.
         should_skip_update_fn: ``(updates, gradient_step, params) -> (bool, tree)``, which
             micro-batches to leave out entirely, such as :func:`skip_not_finite`.
         accumulator_dtype: the type of the accumulator; float32 or wider by default.
         compensated: also keep the accumulator's rounding error, and add it back: for windows of
             thousands of micro-batches, or for an accumulator in bfloat16.
-        rows: for tables whose gradients are `Rows`, by path pattern, the number of rows that a
-            window has room for: the rows of its micro-batches, duplicates counted, are kept instead
-            of the whole table. If they do not fit, the step is NaN.
+        rows: for tables whose gradients are `Rows`, by path pattern, how many rows a window has
+            room for: the rows of its micro-batches, counting duplicates, are kept instead of the
+            whole table. If they do not fit, the step is NaN.
 
     ``update`` takes an extra argument ``weight``, :math:`w_i \ge 0`, such as the number of examples
     in a micro-batch; 1 by default. `inner` gets their sum as its ``weight``.
 
-    State: `AccumulateState`; :func:`has_updated` tells whether the last call made a step. `Rows`
+    State: `AccumulateState`; :func:`has_updated` says whether the last call made a step. `Rows`
     are accumulated as whole tables unless `rows` names them.
 
     :func:`minimize`, :func:`make_step` and :func:`apply_gradients` take no memory besides the
@@ -274,7 +274,7 @@ def accumulate(
 
     Raises:
         ValueError: `every` or a number of rows is below 1, a pattern matches no leaf, or a leaf is
-            no table; in ``update`` a gradient has another shape than its parameter, or more rows
+            not a table; in ``update`` a gradient has another shape than its parameter, or more rows
             than a window has room for.
 
     Optax's `MultiSteps` runs its optimizer at every micro-step, then selects; and a NaN stays in

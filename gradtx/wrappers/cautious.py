@@ -21,7 +21,7 @@ from gradtx.types import Array, Params, State, Updates
 def cautious(
     inner: GradientTransformation, *, flip_sign: bool = True, rescale: bool = True
 ) -> GradientTransformation:
-    r"""Keep the entries of an optimizer's updates that go against the gradient; scale them up.
+    r"""Keep only the entries of an optimizer's updates that go against the gradient; scale them up.
 
     .. math:: \phi_i = [u_i g_i < 0], \qquad
         u \leftarrow \frac{\phi \odot u}{\max(\mathrm{mean}(\phi), 10^{-3})}

@@ -17,7 +17,7 @@ from gradtx.paths import leaves_with_path, path_string
 from gradtx.training.rounding import each_leaf, toward, whole_step, widened
 from gradtx.types import Array, DType, Params, Slots, State, Updates
 
-# What is lost lies within half a unit in the last place; the codes of int8 divide a unit by this.
+# At most half a unit in the last place is lost; the codes of int8 divide a unit into this many.
 _CODES = 254
 
 
@@ -47,11 +47,11 @@ def compensated(
         residual: how `c` is kept. None: in the type of the parameter, which is Kahan's sum.
             ``"int8"``: as a share of the unit in the last place of the parameter,
             :math:`c = k\, \mathrm{ulp}(\theta) / 254` with :math:`|k| \le 127`, a byte for each
-            entry. Then :math:`|\theta + c|` is right to 1/508 of a unit: in bfloat16 16 bits of
+            entry. Then :math:`|\theta + c|` is right to 1/508 of a unit: in bfloat16, 16 bits of
             the significand are kept, and updates below 1/130,000 of a parameter are still lost.
 
-    Updates by hand are those that lead to the rounded parameters: add them as they are. Every leaf
-    is compensated, whatever its type; :func:`partition` leaves some out.
+    The updates that ``update`` returns lead to the rounded parameters: add them as they are. Every
+    leaf is compensated, whatever its type; :func:`partition` leaves some out.
 
     State: `CompensatedState`; `residual` is a slot.
 
@@ -102,7 +102,7 @@ def compensated(
         if not coded:
             return move, lost
         codes = jnp.round(lost * (_CODES / unit(reached, p.dtype)))
-        # A parameter that is not a number has no residual; a byte could not say so.
+        # A parameter that is not finite has no residual; a byte could not hold NaN.
         codes = jnp.where(jnp.isfinite(codes), jnp.clip(codes, -_CODES // 2, _CODES // 2), 0)
         return move, cast(codes, jnp.int8)
 

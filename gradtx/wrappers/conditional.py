@@ -134,8 +134,8 @@ def conditionally_mask(
 def skip_if_none(inner: GradientTransformation) -> GradientTransformation:
     """Take no step, and count none, where no leaf has a gradient.
 
-    A step counts for all leaves of `inner`, also for those whose gradient is `None`. With a group
-    for each parameter around this, in :func:`partition`, each counts its own steps, as in PyTorch.
+    A step counts for all leaves of `inner`, even those whose gradient is `None`. With this around
+    each parameter's own group in :func:`partition`, each counts its own steps, as in PyTorch.
 
     Args:
         inner: any transformation.

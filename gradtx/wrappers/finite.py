@@ -39,13 +39,13 @@ def apply_if_finite(
     *,
     accept_at_limit: bool = False,
 ) -> GradientTransformation:
-    """Skip a step whose gradients hold a NaN or an infinity: zero updates, the state unchanged.
+    """Skip a step whose gradients hold a NaN or an infinity: zero updates, an unchanged state.
 
     Args:
         inner: the transformation to guard.
         max_consecutive_errors: how many such steps in a row are acceptable, at least 0. With more,
             something is wrong: a training loop can compare ``state.notfinite_count`` with it.
-        accept_at_limit: beyond the limit run `inner` on the gradients as they are, as Optax does,
+        accept_at_limit: beyond the limit, run `inner` on the gradients as they are, as Optax does,
             which leaves NaNs in parameters and slots for good. Otherwise they never get there.
 
     State: `ApplyIfFiniteState`.

@@ -1,4 +1,4 @@
-"""One guard: steps that are not finite or out of the ordinary are skipped, and counted."""
+"""One guard: steps that are not finite, or are out of the ordinary, are skipped and counted."""
 
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from gradtx.transforms.clipping import shrink_factor
 from gradtx.types import Array, Params, State, TreeScalar, Updates
 from gradtx.wrappers.branching import inside, step_if, update_if
 
-# Equal numbers deviate by nothing, and then all that is larger would be a spike.
+# Equal numbers have no deviation, so that anything larger would be a spike.
 _LEAST_DEVIATION = 0.01
 _LARGEST = float(jnp.finfo(jnp.float32).max)
 
@@ -70,10 +70,10 @@ def guard(
         L_t = \mathrm{mean}(w) + k \max(\mathrm{std}(w), 0.01\, |\mathrm{mean}(w)|)
 
     where `x` is the loss or the norm of all gradients together, and `w` holds the last `window` of
-    them, each as :math:`\min(x_s, L_s)`. A spike so counts for no more than its limit: it does not
-    hide the next one, and the limit still follows a loss that has risen for good. If a step is
-    skipped, parameters and the inner state stay as they are. There is no number of steps after
-    which one that is not finite is taken.
+    them, each as :math:`\min(x_s, L_s)`. A spike thus counts for no more than its limit: it does
+    not hide the next one, and the limit still follows a loss that has risen for good. If a step is
+    skipped, parameters and the inner state stay as they are. A step that is not finite is never
+    taken, however many have been skipped.
 
     Args:
         inner: the optimizer. :func:`accumulate` may be inside, and then each micro-batch is
@@ -88,13 +88,13 @@ def guard(
         skip_zero: skip gradients that are zero everywhere, as from a batch without examples.
 
     The loss is the extra argument ``value``, which :func:`minimize` and :func:`make_step` pass;
-    without it only the norm is looked at. A gradient so large that its squared norm is infinite in
-    float32 counts as not finite. Under ``shard_map`` put :func:`aggregate` before it, so that all
-    devices decide alike.
+    without it, only the norm is considered. A gradient so large that its squared norm is infinite
+    in float32 counts as not finite. Under ``shard_map`` put :func:`aggregate` before it, so that
+    all devices make the same decision.
 
     State: `GuardState`. :func:`guard_report` reads it; ``make_step(..., report=True)`` returns the
     report with each step. Norms of updates and parameters are summed in the pass that applies an
-    elementwise optimizer, on a TPU and a GPU without reading anything twice.
+    elementwise optimizer; on a TPU and a GPU nothing is read twice.
 
     Raises:
         ValueError: `warmup` or `window` is too small, or `warmup` is above `window`; in ``init``
@@ -200,14 +200,14 @@ _KINDS = {n: jnp.int32 if i < 9 else jnp.float32 for i, n in enumerate(GuardRepo
 def _entered(
     window: Rolling, x: Array, counts: Array, deviations: Any, warmup: int
 ) -> tuple[Rolling, Array]:
-    """What is remembered with `x` in it, if that counts, and whether `x` is a spike."""
+    """The remembered values with `x` among them, if it counts, and whether `x` is a spike."""
     values, seen = window
     limit = jnp.array(_LARGEST, jnp.float32)
     if deviations is not None:
         limit = jnp.where(seen >= warmup, _limit(window, deviations), limit)
     put = values.at[seen % len(values)].set(jnp.minimum(x, limit))
     later = seen + 1
-    # It goes round before it is as large as its type holds.
+    # It wraps around long before it overflows.
     later = jnp.where(later >= 2 * len(values), later - len(values), later)
     kept = Rolling(jnp.where(counts, put, values), jnp.where(counts, later, seen))
     return kept, counts & (x > limit)

@@ -33,20 +33,21 @@ def hyperball(
     learning_rate: NonNegative,
     weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
-    r"""Keep the norm of every matrix, and take steps of one relative size.
+    r"""Keep the norm of every matrix constant, and take steps of one relative size.
 
     .. math:: W_t = R\, n\bigl(W_{t-1} + \eta R\, n(u_t)\bigr), \qquad
         n(X) = \frac{X}{\lVert X \rVert_F}
 
-    with the updates :math:`u_t` of an optimizer, and :math:`R = \lVert W_0 \rVert_F`. Instead of
-    weight decay: it would settle at a norm that depends on its hyperparameters alone.
+    with the updates :math:`u_t` of an optimizer, and :math:`R = \lVert W_0 \rVert_F`. This takes
+    the place of weight decay, with which the norm would settle at a value that depends only on
+    hyperparameters.
 
     Args:
-        inner: the optimizer. Of its updates of matrices only the direction counts, not its learning
+        inner: the optimizer. Only the direction of its updates of matrices counts, not its learning
             rate; other leaves move by its updates as they are.
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
-        weight_dimension_numbers: as in :func:`scale_by_muon`; a leaf whose numbers are None is no
-            matrix. Unless given, the leaves with two dimensions are.
+        weight_dimension_numbers: as in :func:`scale_by_muon`; a leaf whose numbers are None is not
+            treated as a matrix. Unless given, the leaves with two dimensions are matrices.
 
     State: `HyperballState`, in a `ScheduledState` for a schedule. A matrix of zeros stays one.
 

@@ -62,7 +62,8 @@ class WrappedSchedule:
     """
 
     def __init__(self, schedule_fn: Schedule) -> None:
-        # Any function will do, as one of an optimizer's arguments that Optax calls at each step.
+        # Any callable will do, since Optax calls any callable argument of an optimizer at each
+        # step.
         if callable(schedule_fn):
             check_function("WrappedSchedule", "schedule_fn", schedule_fn, 1)
         else:
@@ -222,7 +223,7 @@ def inject_hyperparams(
     unknown = [name for name in static if name not in signature.parameters]
     if unknown:
         raise ValueError(
-            f"inject_hyperparams: {unknown} are no arguments of {inner_factory.__name__}; it has "
+            f"inject_hyperparams: {unknown} are not arguments of {inner_factory.__name__}; it has "
             f"{list(signature.parameters)}"
         )
 

@@ -59,7 +59,7 @@ def lookahead(
     slow_step_size: Fraction,
     reset_state: bool = False,
 ) -> GradientTransformation:
-    r"""Every `k` steps, move slow parameters towards the fast ones, which go on from there.
+    r"""Every `k` steps, move slow parameters towards the fast ones, which continue from there.
 
     .. math::
         \theta &\leftarrow \theta + u \text{ at every step, } \\
@@ -73,7 +73,7 @@ def lookahead(
         fast_optimizer: the optimizer of the fast parameters.
         sync_period: `k`, at least 1.
         slow_step_size: :math:`\alpha` in :math:`[0, 1]`.
-        reset_state: start the fast optimizer anew after each synchronization.
+        reset_state: restart the fast optimizer after each synchronization.
 
     The parameters are either a `LookaheadParams`, as in Optax, and then so are the updates; or,
     more simply, the fast parameters alone, and then the state holds the slow ones. In both cases

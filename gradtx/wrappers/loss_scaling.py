@@ -46,8 +46,8 @@ def dynamic_loss_scale(
         \max(s / \phi, s_{min}) & \text{after one that is not finite} \end{cases}
 
     Args:
-        inner: the optimizer. A step whose gradient is not finite is skipped: zero updates, its
-            state unchanged.
+        inner: the optimizer. A step whose gradient is not finite is skipped: zero updates, an
+            unchanged state.
         loss_scale: the initial :math:`s`, above 0.
         period: `n`, at least 1.
         factor: :math:`\phi > 1`.

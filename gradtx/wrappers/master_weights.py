@@ -19,7 +19,7 @@ from gradtx.types import Array, DType, Params, Slots, State, Updates
 
 
 class MasterWeightsState(NamedTuple):
-    """master: float32 copies of the parameters, None where these are so precise; inner_state."""
+    """master: float32 copies of the parameters, None for those as precise; inner_state."""
 
     inner_state: State
     master: Slots
@@ -41,8 +41,9 @@ def master_weights(inner: GradientTransformation) -> GradientTransformation:
         inner: the optimizer; put this around all of it, inside of :func:`accumulate` and guards.
             It sees the copy as its parameters, and keeps its slots as for float32.
 
-    Leaves in float32 and wider have no copy. Updates by hand are those that lead to the rounded
-    copy: add them as they are. What else changes the parameters is undone by the next step.
+    Leaves in float32 and wider have no copy. The updates that ``update`` returns lead to the
+    rounded copy: add them as they are. Any other change to the parameters is undone by the next
+    step.
 
     State: `MasterWeightsState`; `master` is a slot: ``gradtx.get_slot(state, "master")``.
 

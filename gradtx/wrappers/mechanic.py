@@ -79,13 +79,13 @@ def mechanize(
         s_init: :math:`s_0 > 0`, smaller than any good factor.
         num_betas: `n`, at least 1.
 
-    :math:`\Delta_{t-1}` is not kept but computed as
+    :math:`\Delta_{t-1}` is not stored but computed as
     :math:`(\theta_{t-1} - \theta_0) / (s + \epsilon)`, as in Optax. So the updates must be applied
     as they are, and in bfloat16 or float16 parameters, where small steps are lost, the factor never
     grows: train a float32 copy.
 
     State: `MechanicState`. The starting point is the parameters of the first update. Optax keeps
-    the numbers in the parameters' types, and has NaN in them after one gradient of 1e30, whose
+    the numbers in the parameters' types, and they become NaN after one gradient of 1e30, whose
     square is bounded here.
 
     Raises:

@@ -39,10 +39,10 @@ def offload(
     ``jax.jit(tx.init)(params)`` makes the state in the host's memory; without ``jit`` it is made on
     the device first. In a donated step the arrays are overwritten where they lie. Which are brought
     in when is XLA's choice: compiled for an H100, a few at a time; for a TPU, as many as there is
-    room for. What is offloaded in a loop, as inside of :func:`accumulate` or a guard, moves only
-    when a step is taken, but XLA for GPUs does not compile it (jax 0.10.2): put it around them
-    there. :func:`state_sharding` keeps divided slots on the hosts of their devices. With jax 0.8.0,
-    programs compiled for a CPU leave all of it on the device.
+    room for. A state offloaded inside a loop, as in :func:`accumulate` or a guard, moves only when
+    a step is taken, but XLA for GPUs does not compile that (jax 0.10.2): there, put `offload`
+    around them. :func:`state_sharding` keeps divided slots on the hosts of their devices. With jax
+    0.8.0, programs compiled for a CPU leave the whole state on the device.
 
     State: `OffloadState`.
 

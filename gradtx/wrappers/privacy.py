@@ -68,8 +68,8 @@ def differentially_private_aggregate(
     State: `DifferentiallyPrivateAggregateState`. The noise is drawn in float32 whatever the type.
 
     Raises:
-        ValueError: there is no key (Optax then uses a known one, and the noise can be subtracted
-            again), or the leaves have no common first dimension.
+        ValueError: there is no key (Optax then uses a known key, so that the noise can be
+            subtracted again), or the leaves have no common first dimension.
         TypeError: a gradient is `Rows`.
 
     Source: M. Abadi et al., Deep Learning with Differential Privacy, 2016, arXiv:1607.00133,
@@ -141,7 +141,7 @@ def differentially_private(
     same examples; in Optax, where ``MultiSteps`` wraps the whole, every micro-batch is noised.
 
     State: for ``every=1`` a pair of `DifferentiallyPrivateAggregateState` and the inner state, else
-    an `AccumulateState`, of which :func:`has_updated` tells whether the last call made a step.
+    an `AccumulateState`, for which :func:`has_updated` says whether the last call made a step.
 
     >>> import gradtx
     >>> tx = differentially_private(gradtx.sgd(1.0), 1.0, noise_multiplier=0.0, key=1, every=2)

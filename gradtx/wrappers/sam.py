@@ -178,7 +178,7 @@ def sam(
         optimizer: the optimizer of the parameters.
         adv_optimizer: the optimizer whose updates, with their sign reversed, climb.
         sync_period: calls for one step of `optimizer`, at least 1; the other calls climb.
-        reset_state: start `adv_optimizer` anew after each step of `optimizer`.
+        reset_state: restart `adv_optimizer` after each step of `optimizer`.
         opaque_mode: climb inside one call of ``update``, which then needs an extra argument
             ``grad_fn``, ``(params, i) -> gradients``, and makes a whole step. Otherwise every call
             makes one move, and between the steps the parameters are the worse ones.
@@ -226,7 +226,7 @@ def asam(
         rho: :math:`\rho \ge 0`, the size of the neighborhood.
         eta: :math:`\eta \ge 0`.
         sync_period: this and the rest as in :func:`sam`.
-        reset_state: start the climb's state anew after each step of `optimizer`; must be False if
+        reset_state: restart the climb's optimizer after each step of `optimizer`; must be False if
             `rho` is a schedule.
         opaque_mode: climb inside one call of ``update``.
         batch_axis_name: in opaque mode, an axis over which to average the gradients.

@@ -108,13 +108,13 @@ def schedule_free(
         weight_lr_power: :math:`p \ge 0`; gives the steps of a warm-up less weight.
         state_dtype: the type in which :math:`z` is kept; float32 or wider unless given. Optax
             keeps it in the parameters' type, and :math:`\beta` and the weights in the lowest of
-            their types: in bfloat16 0.9 is then 0.8984 and the sum of the weights stops growing.
+            their types: in bfloat16, 0.9 is then 0.8984, and the sum of the weights stops growing.
 
-    The update is computed as :math:`c_t (z_{t+1} - y_t) + (1 - \beta)(1 - c_t) u_t`, which is
-    the same but for rounding and needs no copy of :math:`z_t` and no division. While the learning
-    rate is 0 the average stays; the weights see the schedule from its step 0 on, as the base
-    optimizer does (in Optax from step 1 on, so that step 0 of a warm-up counts with the rate of
-    step 1).
+    The update is computed as :math:`c_t (z_{t+1} - y_t) + (1 - \beta)(1 - c_t) u_t`, which is the
+    same except for rounding and needs neither a copy of :math:`z_t` nor a division. While the
+    learning rate is 0 the average stays; the weights see the schedule from its step 0 on, as the
+    base optimizer does (in Optax from step 1 on, so that step 0 of a warm-up counts with the rate
+    of step 1).
 
     With parameters in bfloat16, :math:`y`, and with it :math:`x`, is rounded at every step: train a
     float32 copy instead. On `Rows` the base optimizer moves the rows that are there, but the

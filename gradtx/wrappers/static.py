@@ -12,8 +12,8 @@ def static(inner: GradientTransformation) -> GradientTransformation:
 
     A transformation is data: its array hyperparameters are traced, swept and mapped over. A host
     that holds it as a static attribute, such as a static field of an Equinox module, warns of
-    arrays there or refuses them. This hides them. It hashes and compares by their values, so that
-    equal ones compile once.
+    arrays there or refuses them. This hides them: it is hashed and compared by their values, so
+    that equal ones compile once.
 
     Args:
         inner: the transformation, whose hyperparameters must not be traced.

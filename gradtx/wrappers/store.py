@@ -62,7 +62,7 @@ def store(
             of codecs by the names of slots, ``{"mu": "int8", "nu": "bf16"}``, in which a name may
             have wildcards or the path before it, as :func:`slot_names` writes it. In place of a
             codec there may be None, to keep a slot as it is, or a dict of these by path patterns:
-            ``{"mu": {"head": None, "*": "int4"}}``. The first that matches counts.
+            ``{"mu": {"head": None, "*": "int4"}}``. The first pattern that matches counts.
         min_size: leaves with fewer entries are kept as they are.
         exempt: a path pattern of leaves to keep as they are, or a tuple of them; by default
             those of embeddings. :func:`describe` lists them.
@@ -77,10 +77,10 @@ def store(
 
     Raises:
         ValueError: an unknown codec, or an option that it does not have, when built; by ``init`` a
-            slot or a pattern that is not there, something that is no slot, or a slot that
-            :func:`offload` keeps elsewhere; by ``update`` a state in other codecs, which
-            :func:`in_storage_of` converts.
-        TypeError: something else than a codec in place of one.
+            slot that does not exist, a pattern that matches nothing, a name that is not a slot's,
+            or a slot that :func:`offload` keeps elsewhere; by ``update`` a state in other codecs,
+            which :func:`in_storage_of` converts.
+        TypeError: something other than a codec in place of one.
 
     Source: T. Dettmers et al., 8-bit Optimizers via Block-wise Quantization, 2021,
     arXiv:2110.02861; each codec's own is in :mod:`gradtx.storage`.
@@ -90,7 +90,7 @@ def store(
     >>> state = tx.init({"w": jnp.zeros((64, 256)), "b": jnp.zeros(256)})
     >>> state[0].mu["w"], state[0].nu["w"], state[0].nu["b"].dtype
     (Encoded(int8, (64, 256)), Encoded(bf16, (64, 256)), dtype('float32'))
-    >>> state[0].mu["w"].parts["scale"].shape  # one for 256 entries, or the 64 of a column
+    >>> state[0].mu["w"].parts["scale"].shape  # one for each row of 256 entries
     (64, 1)
     """
     rules = list(_rules(codecs))
@@ -198,7 +198,7 @@ def in_storage_of(tx: GradientTransformation, params: Params, state: State) -> S
 
 
 def _rules(codecs: Any) -> Iterator[_Rule]:
-    """What is said of slots and leaves, in the order in which it is said."""
+    """The codecs given for slots and leaves, in the order in which they are given."""
     if not isinstance(codecs, Mapping):
         yield _Rule("*", "*", as_codec("store", codecs))
         return
@@ -213,7 +213,7 @@ def _rules(codecs: Any) -> Iterator[_Rule]:
 
 
 def _first(rules: list[_Rule], slot: str, path: str) -> _Rule | None:
-    """The first that is said of a leaf."""
+    """The first rule that applies to a leaf."""
     return next((r for r in rules if _is_slot(slot, r.slot) and _is_leaf(path, r.path)), None)
 
 
@@ -226,13 +226,13 @@ def _is_leaf(path: str, pattern: str) -> bool:
 
 
 def _is_large(x: Any, min_size: int) -> bool:
-    """Whether a leaf of a slot is to be stored: a real array of so many numbers."""
+    """Whether a leaf of a slot is to be stored: a real array with enough entries."""
     floating = hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jnp.floating)
     return floating and not is_stored(x) and x.ndim > 0 and x.size >= max(min_size, 1)
 
 
 def _check_used(state: State, rules: list[_Rule], used: set[Any], known: list[str]) -> None:
-    """Raise ValueError if something was said of what is not there."""
+    """Raise ValueError if a rule or a pattern applies to nothing."""
     slots = [prefix + name for prefix, name, _ in walk_slots(state)]
     for rule in rules:
         if not any(_is_slot(name, rule.slot) for name in slots):
@@ -260,7 +260,7 @@ def _check_patterns(patterns: tuple[str, ...], used: set[Any], known: list[str])
 
 
 def _others(state: State) -> Iterator[tuple[str, str]]:
-    """The fields of a state that hold something else than slots or other states."""
+    """The fields of a state that hold something other than slots or other states."""
     cls: Any = type(state)
     kinds = state_fields(cls) if hasattr(state, "_fields") else {}
     for key, child in children_of(state):
