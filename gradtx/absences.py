@@ -1,4 +1,4 @@
-"""What of Optax is not here, and what is but differs: for errors and `python -m gradtx check`."""
+"""Names of Optax that are missing here, or differ: for errors and `python -m gradtx check`."""
 
 # Names as in Optax, without the ``optax.`` before them. A module stands for all that is in it.
 LEFT_OUT = {
@@ -18,7 +18,7 @@ LEFT_OUT = {
     ),
 }
 
-# What means something else here, or has other numbers by more than rounding, in whatever module.
+# What means something else here, or gives numbers that differ by more than rounding, in any module.
 DIFFERENT = {
     "MaskedNode": "`None` stands where a leaf is masked; `isinstance(None, MaskedNode)` is true",
     "__version__": "gradtx's own version; its names are those of Optax 0.2.8",

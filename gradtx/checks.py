@@ -50,8 +50,8 @@ class Range(NamedTuple):
 
 
 if TYPE_CHECKING:
-    # `Any` within gradtx, since the body of a builder sees a number or an array; to whoever calls
-    # it what that module says.
+    # `Any` within gradtx, since the body of a builder sees a number or an array; to callers, what
+    # that module says.
     from gradtx.signatures import (
         Count as Count,
         Decay as Decay,
@@ -157,7 +157,7 @@ def check_integer(where: str, name: str, value: Any, least: int = 1) -> None:
 def check_part(where: str, name: str, value: Any) -> None:
     """Raise ValueError unless `value` is a number in (0, 1] that says how much of an array counts.
 
-    It determines shapes, so that it can be no array and no schedule.
+    It determines shapes, so it cannot be an array or a schedule.
     """
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if not (number and 0 < value <= 1):
@@ -168,7 +168,7 @@ def check_part(where: str, name: str, value: Any) -> None:
 
 
 def check_function(where: str, name: str, value: Any, arguments: int | None = None) -> None:
-    """Raise TypeError unless `value` is a function that can be called with so many arguments.
+    """Raise TypeError unless `value` is a function that takes a number of arguments.
 
     Args:
         where: whose argument it is.
@@ -265,8 +265,9 @@ def _ascent(where: str, name: str, number: float) -> str:
 def check_first_value(where: str, name: str, schedule: Any, first: Any, allowed: Range) -> None:
     """Raise ValueError if a schedule starts out of its range.
 
-    Only the start: steps cannot check a number that is traced. Not when it is given to a builder,
-    since calling it starts JAX's devices, which ``jax.distributed.initialize`` must come before.
+    Only the start, since steps cannot check a traced number. It is not checked when it is given to
+    a builder, since calling it starts JAX's devices, before which ``jax.distributed.initialize``
+    must be called.
     """
     if isinstance(first, jax.core.Tracer) or jnp.ndim(first) or float(first) in allowed:
         return
@@ -294,7 +295,7 @@ def _check_dtype(where: str, name: str, value: Any, optional: bool) -> None:
 
 
 def check_patterns(what: str, patterns: Iterable[Any], instead: str = "") -> None:
-    """Raise TypeError if what must be path patterns is not; `instead` says what else is taken."""
+    """Raise TypeError unless these are path patterns; `instead` says what else is accepted."""
     for pattern in patterns:
         if isinstance(pattern, re.Pattern):
             raise TypeError(
@@ -409,7 +410,7 @@ def _check_is_schedule(where: str, name: str, value: Any) -> None:
 
 
 def _check_schedule(where: str, name: str, value: Any, *, swept: bool = False) -> None:
-    """Raise TypeError unless a function takes a count and returns a number, as far as one can see.
+    """Raise TypeError unless a function takes a count and returns a number, if that can be seen.
 
     Schedules that gradtx built are known to; one that needs its count's value is not called again.
     One that is `swept` may hold an array with a number for each run.

@@ -42,7 +42,7 @@ class Builder:
         native: it takes schedules itself; otherwise they are evaluated for it at each step.
         scheduled_state: the state class that counts steps when a hyperparameter of a stateless
             transformation is a schedule.
-        joins: what it builds does the same if leaves are joined to longer ones.
+        joins: what it builds does the same if leaves are joined into longer ones.
 
     Attributes:
         static: what it builds is a pytree without leaves, whatever its arguments are.
@@ -93,7 +93,7 @@ class Builder:
         }
 
     def _unknown(self, keywords: Iterable[str]) -> str | None:
-        """What to say of the first keyword that is no argument, None if there is none."""
+        """The error about the first keyword that is not an argument; None if there is none."""
         import difflib  # which is seldom needed
 
         known = self.signature.parameters
@@ -198,7 +198,7 @@ class Declaration:
     Args:
         builder: the builder.
         arguments: its arguments by name.
-        flat: the result of :meth:`flatten`, if JAX has unflattened it: it tells which arguments are
+        flat: the result of :meth:`flatten`, if JAX has unflattened it: it says which arguments are
             leaves, even if placeholders have replaced them.
     """
 

@@ -1,4 +1,4 @@
-"""Steps outside of ``jit``: many leaves as one compiled program, not an operation at a time.
+"""Steps outside of ``jit``: many leaves as one compiled program, not one operation at a time.
 
 An operation costs some 10 microseconds to start, and is compiled for every shape that it meets: an
 Adam step starts twenty for each leaf, and the first one of a process compiles twenty for each
@@ -69,7 +69,7 @@ def eager_programs(enabled: bool) -> Iterator[None]:
 
 
 def one_by_one(decided: bool) -> contextlib.AbstractContextManager[None]:
-    """Where what runs inside starts no programs, if that is decided."""
+    """A context in which nothing starts a program, if that is decided."""
     return eager_programs(False) if decided else contextlib.nullcontext()
 
 
@@ -92,7 +92,7 @@ class Eager:
     def steps(self, updates: Any, *others: Any) -> bool | None:
         """Whether a step on these arguments is to run as a program.
 
-        False: what is inside of it runs no program either. None: that is for what is inside.
+        False: nothing inside it runs as a program either. None: what is inside it decides.
         """
         count = count_of_arrays(updates, *others)
         if not count or not self._is_ours:

@@ -59,7 +59,8 @@ def lazy(package: str) -> tuple[list[str], Callable[[str], Any], Callable[[], li
         package: its name. Its stub says which names it has, and in which modules they are; its
             own modules can be had as attributes too.
     """
-    # What is seldom needed is imported where it is: this module is what `import gradtx` costs.
+    # Rarely needed modules are imported where they are used: this one is what `import gradtx`
+    # costs.
     public = homes(package)
     path = getattr(sys.modules[package], "__path__", ())
 
@@ -100,7 +101,7 @@ def moved(old: str, new: str) -> Any:
 
 
 def missing(package: str, name: str) -> str:
-    """What to say to someone who asks for a name that is not there."""
+    """The error for someone who asks for a name that does not exist."""
     text = f"module {package!r} has no attribute {name!r}"
     if name.startswith("__"):  # Python and its tools ask for many
         return text

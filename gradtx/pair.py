@@ -522,7 +522,7 @@ def transformation(
         native_schedules: the builder takes schedules itself, or passes them on to others.
         scheduled_state: for a stateless builder, the state class ``(count)`` to use when a
             hyperparameter is a schedule.
-        joins: the result does the same if leaves are joined to longer ones, so that it may run on
+        joins: the result does the same if leaves are joined into longer ones, so that it may run on
             the vectors of :func:`pack`. A rule that treats each entry independently always does.
 
     Returns:
@@ -584,14 +584,14 @@ def with_extra_args_support(tx: Any) -> GradientTransformation:
 
     Args:
         tx: a pair, from gradtx or another library such as Optax, or any object with ``init`` and
-            ``update``, such as `MultiSteps`. Its type or the signature of its ``update`` tells
+            ``update``, such as `MultiSteps`. Its type or the signature of its ``update`` says
             whether it takes extra arguments.
 
     Returns:
         `tx` itself if its ``update`` takes extra arguments, otherwise a pair around it.
 
     Raises:
-        TypeError: `tx` is no pair, such as a builder that was not called.
+        TypeError: `tx` is not a pair; it may be a builder that was not called.
 
     >>> class Halve:
     ...     def init(self, params):

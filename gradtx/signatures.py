@@ -3,7 +3,7 @@
 Some arguments are of one type to the caller and of another to the body: a builder takes a number,
 an array or a schedule for ``b1: Decay``, and its rule computes with a number or an array. Python's
 types cannot say both, so gradtx itself is checked with `Any` for these names (``follow_imports =
-"skip"`` in pyproject.toml), and whoever calls gradtx is checked with what stands here.
+"skip"`` in pyproject.toml), and code that calls gradtx is checked with the types here.
 
 A pytree may be of any class that is registered with JAX, and no type says which those are; hence
 `object`. What a function returns in the form in which it took it has a type variable instead: the

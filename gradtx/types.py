@@ -24,7 +24,7 @@ SLOT, COUNTER, TREE_SCALAR, KEY = "slot", "counter", "tree scalar", "key"
 NONNEGATIVE = "nonnegative"
 
 if TYPE_CHECKING:
-    # `Any` within gradtx, and to whoever calls it what that module says.
+    # `Any` within gradtx; to callers, what that module says.
     from gradtx.signatures import (
         Counter as Counter,
         DimensionNumbers as DimensionNumbers,

@@ -122,7 +122,7 @@ def test_keys_of_earlier_configurations():
     assert gradtx.from_config(config) == want
     for bad in ({"key": [0, 3], "impl": "dice"}, {"key": [0, 3], "impl": 3}, {"key": [1]}):
         config["arguments"]["key"] = bad
-        with pytest.raises(ValueError, match="no key of a random generator"):
+        with pytest.raises(ValueError, match="not a key of a random generator"):
             gradtx.from_config(config)
 
 

@@ -334,8 +334,8 @@ Optimizers on six small problems. This page is printed from `benchmarks/leaderbo
 
 - Each optimizer has {TRIALS} trials on each problem: the first at its published settings, the
   others by a Halton sequence over the ranges in `benchmarks/leaderboard/spaces.py`. What Muon and
-  its kin leave to AdamW is searched in the same trials. All have a warm-up of 5 % and a cosine to
-  zero, except those that are published without a schedule.
+  its variants leave to AdamW is searched in the same trials. All have a warm-up of 5 % and a cosine
+  to zero, except those that are published without a schedule.
 - The best setting then runs with {SEEDS} other seeds. **Loss** is the geometric mean after all
   steps, on data that stays the same, with its 95 % interval by the bootstrap. `p` is by Welch's
   test of the logarithms, corrected by Holm's method for the number of optimizers; where it is at

@@ -124,8 +124,8 @@ def from_config(
 
     Args:
         config: what :func:`to_config` returned, perhaps through JSON.
-        custom_objects: your own builders, and functions and NamedTuple classes that stand among
-            the arguments, by name. They take precedence over gradtx's.
+        custom_objects: your own builders, and functions and NamedTuple classes that occur among the
+            arguments, by name. They take precedence over gradtx's.
 
     Returns:
         A transformation equal to the one that was written.
@@ -144,7 +144,7 @@ def from_config(
     check_depth("config", config)
     if config.get("gradtx") != VERSION:
         raise ValueError(
-            f"this is no configuration of gradtx, version {VERSION}: its key 'gradtx' is "
+            f"this is not a configuration of gradtx, version {VERSION}: its key 'gradtx' is "
             f"{config.get('gradtx')!r:.80}"
         )
     inner = {key: value for key, value in config.items() if key != "gradtx"}
@@ -155,9 +155,9 @@ def from_config(
 
 
 def check_depth(where: str, value: Any) -> None:
-    """Raise ValueError if data are so deep that looking through them could fail, or take long.
+    """Raise ValueError if data are so deep that walking through them could fail, or take too long.
 
-    A list that stands in several places counts in each: in few lists there may be endless entries.
+    A list that occurs in several places counts in each: a few lists may hold endless entries.
     """
     level, entries = [value], 0
     for _ in range(4 * _DEEPEST):
@@ -284,7 +284,7 @@ def _decode_named(value: Any, custom: dict[str, Any], where: str, depth: int) ->
     plain = isinstance(kind, type) and issubclass(kind, tuple) and not issubclass(kind, Declared)
     if not plain or not hasattr(kind, "_fields"):
         raise ValueError(
-            f"{where}: {name!r:.80} is no NamedTuple of gradtx; pass your own in custom_objects"
+            f"{where}: {name!r:.80} is not a NamedTuple of gradtx; pass your own in custom_objects"
         )
     if set(fields) != set(kind._fields):
         raise ValueError(
@@ -302,7 +302,7 @@ def _decode_array(value: Any, where: str) -> Any:
             parts = np.broadcast_arrays(array, np.asarray(value["imag"], wide))
             array = np.stack(parts, -1).view(np.complex128)[..., 0]
         array = array.astype(dtype)
-        # What JAX has no room for was an array of NumPy.
+        # An array of a type that JAX has not enabled was one of NumPy's.
         return jnp.asarray(array) if jax.dtypes.canonicalize_dtype(dtype) == dtype else array
     except (ValueError, TypeError, OverflowError) as error:
         raise ValueError(f"{where}: this is not an array: {error}") from None
@@ -354,7 +354,7 @@ def _key(content: Any, impl: Any, where: str) -> Any:
     try:
         return jax.random.wrap_key_data(jnp.asarray(np.asarray(content, np.uint32)), impl=impl)
     except (ValueError, TypeError, OverflowError) as error:
-        raise ValueError(f"{where}: this is no key of a random generator: {error}") from None
+        raise ValueError(f"{where}: this is not a key of a random generator: {error}") from None
 
 
 _TAGS: dict[str, Callable[[Any, dict[str, Any], str, int], Any]] = {

@@ -150,7 +150,7 @@ def _replace_directory(new: Path, path: Path) -> None:
     """
     if path.exists():
         if not (path / "_METADATA").exists():
-            raise FileExistsError(f"{str(path)!r} is no checkpoint of Orbax: remove it yourself")
+            raise FileExistsError(f"{str(path)!r} is not an Orbax checkpoint: remove it yourself")
         _remove(_old(path))
         path.rename(_old(path))
     new.rename(path)

@@ -18,7 +18,7 @@ from gradtx.types import State
 def register_serialization(state: State) -> None:
     """Let ``jax.export`` write, and read again, functions that take or return such a state.
 
-    JAX serializes a function's trees of arguments and results only of types that it was told of.
+    JAX serializes a function's trees of arguments and results only if their types are registered.
     Call this before ``serialize`` and, in the process that reads the bytes, before ``deserialize``.
     It may be called again, and for states of other libraries too.
 
@@ -50,7 +50,7 @@ def _storage(data: Any) -> Any:
     return tuple(names), Codec(*codec), tuple(shape), jnp.dtype(dtype)
 
 
-# What is no named tuple: how what its tree holds beside arrays is read again from JSON.
+# For types that are not named tuples: how to read from JSON what their trees hold besides arrays.
 _OWN = {NamedStates: _names, Encoded: _storage}
 
 

@@ -144,8 +144,8 @@ def load_checkpoint(
         tx: the transformation to continue with, perhaps another one (see :func:`load_state_dict`);
             that of the saved configuration by default.
         params: a tree of parameters, or of ``jax.ShapeDtypeStruct``, whose structure the saved ones
-            are to have: a leaf with a `NamedSharding` gets it. Without it they come as nested dicts
-            by their paths.
+            are to have: a leaf with a `NamedSharding` gets it. Without this, they come as nested
+            dicts by their paths.
         keys: the same for `keys`.
         strict: refuse a state that does not fit `tx` altogether; otherwise warn. It does not make
             damaged arrays pass.

@@ -34,10 +34,10 @@ def state_dict(state: State, tx: GradientTransformation | None = None) -> dict[s
         tx: the transformation, whose configuration is then written beside the state.
 
     Returns:
-        The arrays that have entries; random keys as the integers behind them; of a slot in a codec
-        its codes and scales, ``"0/mu/w/codes"``. The entry ``"gradtx"`` is the header, JSON as
-        bytes: the format's version, the kinds of the states, the configuration, the arrays' types,
-        the codecs, and checksums of itself and of every array that this process can read.
+        The arrays that have entries; random keys as the integers behind them; for a slot in a
+        codec, its codes and scales, ``"0/mu/w/codes"``. The entry ``"gradtx"`` is the header, JSON
+        as bytes: the format's version, the kinds of the states, the configuration, the arrays'
+        types, the codecs, and checksums of itself and of every array that this process can read.
 
     Raises:
         ValueError: two leaves have the same path, since a name has a ``/`` in it.
@@ -120,9 +120,9 @@ def load_state_dict(
     """The state of a transformation from what :func:`state_dict` returned.
 
     A slot in a codec is converted to the codec, or the type, in which `tx` keeps it. A slot is kept
-    even if its transformation has moved: when clipping or an average is added to a
-    chain, a group is renamed, added or split, or Adam becomes AMSGrad. What is new is as
-    ``tx.init(params)`` makes it. :func:`match_state_dict` tells what went where.
+    even if its transformation has moved: when clipping or an average is added to a chain, a group
+    is renamed, added or split, or Adam becomes AMSGrad. What is new is as ``tx.init(params)`` makes
+    it. :func:`match_state_dict` says what went where.
 
     Args:
         tx: the transformation, perhaps another than the one that was saved.

@@ -10,7 +10,7 @@ from gradtx.namespace import homes
 
 
 def families() -> dict[str, dict[str, str]]:
-    """The summary of each public builder by its name, by the package that it stands in."""
+    """The summary of each public builder by its name, by the package that it is in."""
     found: dict[str, dict[str, str]] = {}
     for name, home in homes("gradtx").items():
         if find_builder(name) is not None:

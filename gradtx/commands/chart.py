@@ -17,7 +17,7 @@ WIDTH, HEIGHT, POINTS = 64, 12, 1001
 
 
 def plot(arguments: argparse.Namespace) -> int:
-    """Draw a schedule, or each that stands among the arguments of a transformation."""
+    """Draw a schedule, or each one among the arguments of a transformation."""
     tx = read_config(arguments.config)
     found = dict(_schedules(tx, ""))
     if not found:

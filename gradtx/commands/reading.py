@@ -24,12 +24,14 @@ def read_config(text: str) -> Any:
     """
     if "(" not in text or os.path.isfile(text):
         if find_builder(text) is not None and not os.path.exists(text):
-            raise ValueError(f"{text!r} is no call: write {f'{text}(...)'!r}, with its arguments")
+            raise ValueError(
+                f"{text!r} is not a call: write {f'{text}(...)'!r}, with its arguments"
+            )
         return from_config(_json(text))
     try:
         return _built(ast.parse(text.strip(), "CONFIG", "eval").body)
     except (SyntaxError, RecursionError, MemoryError) as error:
-        raise ValueError(f"{text!r:.80} is no call: {error}") from None
+        raise ValueError(f"{text!r:.80} is not a call: {error}") from None
     except (ArithmeticError, AttributeError, LookupError) as error:
         raise TypeError(f"{text!r:.80} has an argument of the wrong kind: {error}") from error
 
@@ -58,7 +60,7 @@ def _built(node: ast.expr) -> Any:
         return ast.literal_eval(node)
     except ValueError:
         raise ValueError(
-            f"{ast.unparse(node)!r:.80} is no literal, list, tuple, dict or call of a builder"
+            f"{ast.unparse(node)!r:.80} is not a literal, list, tuple, dict or call of a builder"
         ) from None
 
 
@@ -75,7 +77,7 @@ def read_shapes(text: str) -> Any:
         for part in text.split(","):
             path, equals, shape = part.strip().partition("=")
             if not (path and equals):
-                raise ValueError(f"{part!r:.80} is no PATH=SIZES")
+                raise ValueError(f"{part!r:.80} is not of the form PATH=SIZES")
             *above, last = path.split("/")
             inner: Any = tree
             for key in above:
@@ -97,14 +99,14 @@ def _tree(node: Any) -> Any:
         return list(map(_tree, node))
     if isinstance(node, dict):
         return {key: _tree(item) for key, item in node.items()}
-    raise ValueError(f"{node!r:.80} is no shape: write [512, 2048] or '512x2048:bfloat16'")
+    raise ValueError(f"{node!r:.80} is not a shape: write [512, 2048] or '512x2048:bfloat16'")
 
 
 def _leaf(text: str) -> jax.ShapeDtypeStruct:
     sizes, _, dtype = text.strip().partition(":")
     parts = sizes.split("x") if sizes else []
     if not all(part.isdecimal() for part in parts):
-        raise ValueError(f"{text!r:.80} is no shape: write 512x2048, or 512x2048:bfloat16")
+        raise ValueError(f"{text!r:.80} is not a shape: write 512x2048, or 512x2048:bfloat16")
     return jax.ShapeDtypeStruct(tuple(map(int, parts)), jnp.dtype(dtype or "float32"))
 
 
@@ -112,6 +114,6 @@ def _json(path: str) -> Any:
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is no JSON: {error}") from None
+        raise ValueError(f"{path} is not JSON: {error}") from None
     check_depth(path, data)
     return data

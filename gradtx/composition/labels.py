@@ -21,7 +21,7 @@ def _is_function(labels: Any) -> bool:
 
 
 def check_labels(labels: Labels, known: Any) -> None:
-    """Raise ValueError if a label, as far as they are there before a tree is, is not known."""
+    """Raise ValueError if a label that can be found without a tree is not known."""
     if _is_function(labels):
         kinds = "labels, or a function of the tree, or of a path and a leaf"
         check_chooser(f"partition: param_labels must be {kinds}", labels)

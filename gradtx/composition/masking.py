@@ -99,7 +99,7 @@ def masked(
                 name: select(value, mask) if jax.tree.structure(value) == like else value
                 for name, value in extra_args.items()
             }
-        # What keeps no state takes any; what keeps one says what it expected.
+        # Without state, any state is accepted; with one, the error says what was expected.
         inner_state = getattr(state, "inner_state", state)
         updates, inner_state = restricted.update(updates, inner_state, params, **extra_args)
         return updates, MaskedState(inner_state)

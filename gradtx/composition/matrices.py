@@ -40,7 +40,7 @@ class MuonDimensionNumbers(NamedTuple):
 
 
 def dimension_numbers(given: Any) -> Callable[[PyTree], PyTree]:
-    """A function from a tree to its dimension numbers; unless given, of two dimensions each."""
+    """A function from a tree to its dimension numbers; by default for leaves of two dimensions."""
 
     def of_leaf(p: Any) -> MuonDimensionNumbers | None:
         return MuonDimensionNumbers() if p is not None and p.ndim == 2 else None
@@ -69,7 +69,7 @@ def each_matrix(
         given: which leaves are matrices, as in :func:`matrices_and_others`.
         updates: the updates.
         params: the matrices.
-        others: trees like them of what else the function takes.
+        others: trees like them, of the function's further arguments.
 
     Raises:
         TypeError: the update of a matrix is `Rows`.
@@ -102,7 +102,7 @@ def matrices_and_others(
 
     Args:
         name: the optimizer's, for errors.
-        matrices: makes the first from a function from a tree to its dimension numbers.
+        matrices: makes the first from a function that maps a tree to its dimension numbers.
         others: the second.
         given: `MuonDimensionNumbers`, a tree of them or a prefix of it, or a function from the
             parameters to such a tree; a leaf whose numbers are None goes to `others`. None for the

@@ -27,31 +27,31 @@ class Role(NamedTuple):
 class ByRole(NamedTuple):
     r"""Roles of leaves by their paths and shapes; a function from parameters to dimension numbers.
 
-    Pass it where a matrix optimizer takes dimension numbers, to have embeddings, heads and all that
-    is no matrix trained by the other optimizer: ``muon(0.02,
+    Pass it where a matrix optimizer takes dimension numbers, to have embeddings, heads and
+    everything that is not a matrix trained by the other optimizer: ``muon(0.02,
     muon_weight_dimension_numbers=ByRole())``. :func:`describe` then prints the roles.
 
     Args:
-        rules: pairs ``(where, role)`` that go before the default: `where` is a path pattern or a
-            predicate ``(path, leaf) -> bool``, `role` a `Role`, or a kind alone, with axes by the
-            default.
+        rules: pairs ``(where, role)`` that take precedence over the default: `where` is a path
+            pattern or a predicate ``(path, leaf) -> bool``, `role` a `Role`, or a kind alone, with
+            axes by the default.
         convention: ``"in_out"`` where arrays are ``(inputs, outputs)``, as in Flax, Haiku and
             Keras; ``"out_in"`` for ``(outputs, inputs)``, as in PyTorch and Equinox. ``"auto"``
             goes by the leaf's name: `kernel` and `w` are the first, `weight` is the second.
-        stacked: pairs ``(pattern, n)``: of what a path pattern names the first `n` axes are those
+        stacked: pairs ``(pattern, n)``: the first `n` axes of what a path pattern names are those
             of stacked layers, as ``nn.scan`` makes them.
         matrices: the kinds that have dimension numbers.
 
     The default goes by the last names of a path: a `bias`, `b` or `offset` is a bias; a `scale`, or
     what is in a module named for a norm, a norm; `embedding`, `wte`, `pos_embed` and the like an
     embedding; `head`, `lm_head`, `classifier` and the like a head. Otherwise an array of one
-    dimension is a vector, one of two a matrix, and one of more a convolution, depthwise if its
-    filters have one input, if its path says so; leading axes are batch in modules named for experts
-    or einsums; in Flax's attention modules heads belong to rows or columns.
+    dimension is a vector, one of two a matrix, and one of more, if its path says so, a convolution,
+    depthwise if its filters have one input; leading axes are batch in modules named for experts or
+    einsums; in Flax's attention modules heads belong to rows or columns.
 
     Raises:
         ValueError: a rule matches nothing, two match one leaf, or an array of three or more
-            dimensions, or of an unknown convention, is in none of these cases. The errors name the
+            dimensions, or of an unknown convention, fits none of these cases. The errors name the
             path.
 
     >>> import numpy as np
@@ -75,7 +75,7 @@ class ByRole(NamedTuple):
         return {path: self._role(path, p) for path, p in named.items()}
 
     def check(self, params: PyTree) -> None:
-        """Raise ValueError if a rule matches none of all parameters."""
+        """Raise ValueError if a rule matches none of the parameters."""
         patterns = [where for where, _ in self.rules if not callable(where)]
         check_patterns("ByRole: rules", patterns, ", or a predicate (path, leaf) -> bool")
         check_patterns("ByRole: stacked", [where for where, _ in self.stacked])
@@ -90,7 +90,7 @@ class ByRole(NamedTuple):
     def __call__(self, params: PyTree) -> PyTree:
         """The dimension numbers of each leaf, None for what is not a matrix.
 
-        Rules may match nothing here: a matrix optimizer asks for a part of the parameters too.
+        Rules may match nothing here: a matrix optimizer also asks about parts of the parameters.
         """
         leaves, treedef = leaves_with_path(params)
         roles = [None if p is None else self._role(path_string(path), p) for path, p in leaves]
@@ -181,7 +181,7 @@ def _default(
 
 
 def _by_name(leaf: str, module: str, modules: list[str], ndim: int) -> Kind | None:
-    """The kind that the last names of a path tell, whatever the shape; None if they do not."""
+    """The kind that the last names of a path imply, whatever the shape; None if they imply none."""
     name, last = leaf.lower(), module.lower()
     if _BIASES.match(name):
         return "bias"

@@ -118,7 +118,7 @@ class _Reader:
         low, high = _OFTEN.get(often) or self.times(often)
 
         def ends(at: int) -> frozenset[int]:
-            # After so many rounds as there are places, nothing new comes.
+            # After as many rounds as there are places, nothing new is found.
             rounds = len(self.text) + 1
             places = frozenset([at])
             for _ in range(min(low, rounds)):

@@ -246,7 +246,7 @@ def _route(where: str, patterns: list[str], name: str) -> str:
     try:
         matching = [p for p in patterns if expressions.fullmatch(p, name)]
     except re.error as error:
-        raise ValueError(f"{where}: a pattern is no regular expression: {error}") from None
+        raise ValueError(f"{where}: a pattern is not a regular expression: {error}") from None
     if len(matching) > 1:
         raise ValueError(f"{where}: {name!r} matches several patterns: {matching}")
     return matching[0] if matching else "default"

@@ -69,7 +69,7 @@ def legacy(
     scalars: dict[str, Any] = {"count": count}
     if core.scalar is not None:
         scalars[core.scalar] = values.take(core.scalar, ())
-    # One slot of all variables after the other, but for Ftrl, which has both of each together.
+    # One slot of all variables after the other, except for Ftrl, which has both of each together.
     apart = [[slot] for group in core.slots for slot in group]
     given: dict[str, dict[str, Any]] = {}
     for group in core.slots if name == "Ftrl" else apart:

@@ -67,8 +67,8 @@ def from_torch(
             momentum if the scheduler cycles it. A saved scheduler has neither its class nor its
             functions: make it again and load its state.
         steps_per_epoch: how many steps of the optimizer there are for each step of the scheduler,
-            which follows the last of them; counted from the optimizer's first step. SGD and Muon
-            count no steps: hand them over at the end of an epoch.
+            which follows the last of them; counted from the optimizer's first step. SGD and Muon do
+            not count steps: hand them over at the end of an epoch.
         own_steps: whether each parameter counts its own steps. PyTorch does so: a step leaves out
             the parameters whose gradient is `None`. Each parameter is then a group of its own,
             which takes longer to compile. By default this is done if parameters have taken
@@ -84,7 +84,7 @@ def from_torch(
     Raises:
         ValueError: an unknown class, an unknown or missing option, a value out of range, a state
             of other shapes or not finite, a scheduler that has no schedule here, steps that do not
-            tell how much of an epoch is over, `own_steps` with a scheduler, leaves that cannot be
+            say how much of an epoch is over, `own_steps` with a scheduler, leaves that cannot be
             told apart (the error says what to do).
         TypeError: a value of the wrong type.
 
@@ -322,14 +322,14 @@ def _over(where: str, parts: list[_Part], scheduler: Any, every: int) -> int:
 
 def _plan(name: str, o: Options, part: _Part, scheduler: Any, over: int, every: int) -> _Plan:
     rate = o.number("lr")
-    # Where there is a state there was a step: the first one is not damped.
+    # Where there is a state there was a step: the first one is not dampened.
     steps = int(any(part.states)) if part.steps is None else part.steps
     if scheduler is None:
         return _Plan(rate, steps)
     plateau = schedulers.is_plateau(scheduler)
     if name in (_UNSCALED if plateau else _UNSCHEDULED):
         raise ValueError(
-            f"{o.where}: the step is no multiple of the rate in force, as "
+            f"{o.where}: the step is not a multiple of the rate in force, as "
             f"{type(scheduler).__name__} needs: leave the scheduler out"
         )
     if plateau:

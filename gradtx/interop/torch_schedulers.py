@@ -107,7 +107,7 @@ def steps_of_epoch(where: str, counts: Collection[int], taken: int, every: int) 
         every: the steps of the optimizer for each step of the scheduler.
 
     Raises:
-        ValueError: the counts do not tell.
+        ValueError: the counts do not say.
     """
     # The parameters that were never without a gradient have the clock of the optimizer.
     clock = max(counts, default=taken * every)
@@ -125,9 +125,8 @@ def begun(inner: Schedule, taken: int, over: int, count: int, every: int) -> Sch
     r"""A schedule of a scheduler's steps, `taken` of them over, on the clock of some parameters.
 
     The parameters have taken `count` steps, and `over` of the `every` steps of the epoch are over.
-    At their step
-    :math:`t` the scheduler has taken `taken` + :math:`\lfloor` (:math:`t` - `count` + `over`) /
-    `every` :math:`\rfloor`.
+    At their step :math:`t` the scheduler has taken `taken` + :math:`\lfloor` (:math:`t` - `count` +
+    `over`) / `every` :math:`\rfloor`.
     """
     ahead = taken * every + over - count
     epochs, steps = divmod(max(ahead, 0), every)
@@ -195,7 +194,7 @@ def _share(s: Any, end: float, start: float) -> float:
     """`end` as a fraction of `start`, which our schedules take."""
     if start == 0.0 != end:
         raise ValueError(
-            f"from_torch: {type(s).__name__} goes from 0 to {end:g}, which is no multiple of 0: "
+            f"from_torch: {type(s).__name__} goes from 0 to {end:g}, which is not a multiple of 0: "
             "leave the scheduler out, and give replace a schedule of your own"
         )
     return end / start if start else 0.0

@@ -53,7 +53,7 @@ def any_nan(x: Array) -> Array:
 
 
 def bounded(x: Array, terms: int = 1) -> Array:
-    """`x`, and where it is more, the largest number of which so many `terms` have a finite sum.
+    """`x`, but at most the largest number of which `terms` together have a finite sum.
 
     For sums and means of squares that are kept: two infinite ones, divided by each other or
     subtracted, would be NaN at all later steps. NaN stays NaN.
@@ -66,7 +66,7 @@ def bounded(x: Array, terms: int = 1) -> Array:
 
 
 def squarable(x: Array) -> Array:
-    """`x`, and where its square is infinite, the largest number of its sign whose square is not.
+    """`x`, or where its square is infinite, the largest number of its sign whose square is not.
 
     >>> bool(jnp.isfinite(jnp.square(squarable(jnp.float32(-1e30)))))
     True
@@ -97,7 +97,7 @@ def divide(x: Array, y: Array) -> Array:
 
 
 def infinity(dtype: Any, sign: float = 1.0) -> Array:
-    """An infinite number, as states have it before the first step; also under ``jax_debug_infs``.
+    """An infinite number, as in states before the first step; also under ``jax_debug_infs``.
 
     >>> float(infinity("float32"))
     inf

@@ -44,7 +44,7 @@ def accumulator_dtype(x: Array, dtype: DType | None = None) -> DType:
 def moments(
     p: Array, mu_dtype: DType | None = None, nu_dtype: DType | None = None
 ) -> dict[str, Array]:
-    """The slots of Adam and its kin for a parameter: the mean of gradients, and of their squares.
+    """The slots of Adam and its variants for a parameter: the means of gradients and of squares.
 
     >>> {k: str(x.dtype) for k, x in moments(jnp.ones(2, jnp.bfloat16)).items()}
     {'mu': 'bfloat16', 'nu': 'float32'}

@@ -48,11 +48,11 @@ def round_to(x: Array, dtype: DType, key: Any = None) -> Array:
     Args:
         x: an array of the type in which rules compute.
         dtype: the type to round to. If it is not narrower, or complex, `x` is returned.
-        key: a random key: round up with a probability of the share of the unit that rounding down
-            would lose, so that the mean is `x`, with 16 random bits, which is exact for bfloat16.
-            None to round to the nearest, of two the even one.
+        key: a random key: round up with a probability equal to the share of the unit that rounding
+            down would lose, so that the mean is `x`. It uses 16 random bits, which is exact for
+            bfloat16. None to round to nearest, ties to even.
 
-    Beyond the largest number of the type is infinity; NaN stays NaN.
+    Numbers beyond the largest of the type become infinite; NaN stays NaN.
 
     Source of stochastic rounding: M. P. Connolly, N. J. Higham and T. Mary, Stochastic Rounding and
     Its Probabilistic Backward Error Analysis, 2021, doi:10.1137/20M1334796, section 1.

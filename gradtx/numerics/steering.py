@@ -76,7 +76,7 @@ def recompute(f: Callable[..., Any], *arrays: Array, after: Array | Step, on: Ch
     one = _one(after, on)
     if not is_tracer(one) or varying_axes(jax.typeof(one)):
         return f(*arrays)
-    from jax.extend.core import ClosedJaxpr, jaxpr_as_fun  # which takes as long as all of gradtx
+    from jax.extend.core import ClosedJaxpr, jaxpr_as_fun  # takes as long to import as gradtx
 
     f(*arrays)  # what a `Step` computes once must not belong to the trace of `f`
     closed, out = jax.make_jaxpr(f, return_shape=True)(*arrays)
@@ -183,7 +183,7 @@ def _one(after: Array | Step, on: Chips) -> Array:
 
 
 def _times(x: Array, one: Array) -> Array:
-    """The product; of a complex number part by part, since an infinite one times 0 is NaN."""
+    """The product, part by part if complex, since an infinite complex number times 0 is NaN."""
     if jnp.iscomplexobj(x):
         return jax.lax.complex(_times(x.real, one), _times(x.imag, one))
     return x * one.astype(x.dtype)
@@ -223,9 +223,9 @@ def tracked(axes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def vary(x: Any, axes: Iterable[str]) -> Any:
-    """`x`, which the ``shard_map`` it is in is told to take for different along these axes."""
+    """`x`, marked as varying along these axes for the ``shard_map`` that it is in."""
     axes = tuple(sorted(axes))
     if not axes:
         return x
-    lax: Any = jax.lax  # which has pvary alone before jax 0.8.2
+    lax: Any = jax.lax  # before jax 0.8.2 it has only pvary
     return lax.pcast(x, axes, to="varying") if hasattr(lax, "pcast") else lax.pvary(x, axes)

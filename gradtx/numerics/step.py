@@ -14,7 +14,7 @@ from gradtx.types import Array, DType
 
 def increment(count: Array) -> Array:
     """`count + 1`, saturating at the largest number that its type holds."""
-    last = np.array(jnp.iinfo(count.dtype).max - 1, count.dtype)  # no Python integer: may be large
+    last = np.array(jnp.iinfo(count.dtype).max - 1, count.dtype)  # no Python int: may be large
     return jnp.minimum(count, last) + 1
 
 
@@ -92,7 +92,7 @@ class Step:
         return other**self.number
 
     def distinct(self) -> Array:
-        """A number that nobody else gets: to XLA what is made of it is something of its own."""
+        """A number that nothing else gets, so that XLA shares nothing that is made of it."""
         self._others += 1
         return self.number + self._others
 
@@ -117,11 +117,11 @@ class Step:
         return self.once(f"correction {ahead}", decay, lambda: -self.less_one(decay, ahead))
 
     def debiasing(self, decay: Any) -> Array:
-        r""":math:`1 / (1 - \beta^t)`, in one operation less."""
+        r""":math:`1 / (1 - \beta^t)`, with one operation fewer."""
         return self.once("debiasing", decay, lambda: -1 / self.less_one(decay))
 
     def less_one(self, decay: Any, ahead: int = 0) -> Array:
-        r""":math:`\beta^{t + a} - 1`, by which to divide, in one operation less."""
+        r""":math:`\beta^{t + a} - 1`, by which to divide, with one operation fewer."""
         return self.once(f"less one {ahead}", decay, lambda: self._decayed(decay, ahead))
 
     def _decayed(self, decay: Any, ahead: int) -> Array:
@@ -135,14 +135,14 @@ class Step:
 def debias(moment: Array, decay: Any, t: Step, *, divided: bool = False) -> Array:
     r"""Adam's bias correction :math:`m / (1 - \beta^t)`.
 
-    What is `divided` next is divided here too: XLA makes one division of both, and computes a
-    number less. Else a product is cheaper.
+    If the result is `divided` next, this is a division too: XLA merges the two, and computes one
+    number fewer. Otherwise a product is cheaper.
     """
     return -moment / t.less_one(decay) if divided else moment * t.debiasing(decay)
 
 
 def epsilon_hat(eps: Any, decay: Any, t: Step) -> Any:
-    r"""What added to the corrected root is :math:`\epsilon` added to the root before correction.
+    r"""What to add to the corrected root, to add :math:`\epsilon` to the root before correction.
 
     .. math:: \sqrt{\hat\nu} + \frac{\epsilon}{\sqrt{1 - \beta^t}}
         = \frac{\sqrt{\nu} + \epsilon}{\sqrt{1 - \beta^t}}
@@ -151,7 +151,7 @@ def epsilon_hat(eps: Any, decay: Any, t: Step) -> Any:
 
 
 def nesterov_mean(mu: Array, g: Array, decay: Any, t: Step) -> Array:
-    r"""The look-ahead first moment of Nadam.
+    r"""The look-ahead first moment of NAdam.
 
     .. math:: \beta \frac{\mu}{1-\beta^{t+1}} + (1-\beta) \frac{g}{1-\beta^t}
     """

@@ -29,9 +29,9 @@ def cyclic_schedule(
         base_value: :math:`b`, the value between the cycles.
         max_value: :math:`m`, the peak.
         step_size_up: the steps from the base to the peak, above 0.
-        step_size_down: the steps back; as many by default.
+        step_size_down: the steps back; equally many by default.
         mode: the scale `s` of a cycle: ``"triangular"``, 1; ``"triangular2"``, half that of the
-            cycle before; ``"exp_range"``, :math:`\gamma^t`.
+            previous cycle; ``"exp_range"``, :math:`\gamma^t`.
         gamma: :math:`\gamma \ge 0`, for ``"exp_range"``.
 
     Raises:

@@ -39,7 +39,7 @@ def polynomial_schedule(
 
     .. math:: (a - b) \left(\frac{n - c}{n}\right)^p + b, \qquad c = \mathrm{clip}(t - t_0, 0, n)
 
-    It is exactly `b` at the end, and nowhere outside of :math:`[a, b]`.
+    It is exactly `b` at the end, and never outside :math:`[a, b]`.
 
     Args:
         init_value: :math:`a`.
@@ -47,8 +47,9 @@ def polynomial_schedule(
         power: :math:`p \ge 0`.
         transition_steps: `n`; with 0 or less the value stays `init_value`, with a warning.
         transition_begin: :math:`t_0 \ge 0`, the steps before it begins.
-        cycle: when the end is reached go up again and down over twice, three times, ... the steps:
-            `n` is replaced by its least multiple that :math:`t - t_0` does not exceed (Keras).
+        cycle: when the end is reached, go up again, and down over twice, three times, ... the
+            steps: `n` is replaced by its least multiple that :math:`t - t_0` does not exceed
+            (Keras).
 
     >>> float(polynomial_schedule(1.0, 0.0, 2, 10)(5))
     0.25

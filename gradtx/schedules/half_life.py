@@ -1,4 +1,4 @@
-"""A decay whose half-life grows evenly: how AdEMAMix warms its slow momentum up."""
+"""A decay whose half-life grows evenly: how AdEMAMix warms up its slow momentum."""
 
 import math
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from gradtx.declared_schedule import schedule
 def half_life_schedule(
     init_value: Decay, end_value: Decay, transition_steps: PositiveCount
 ) -> Callable[[Any], Any]:
-    r"""From one decay to another, with the half-life going along a line.
+    r"""From one decay to another, with a half-life that changes linearly.
 
     .. math:: \beta_t = 2^{-1 / h_t}, \qquad
         h_t = \left(1 - \tfrac{c}{n}\right) h(\beta_a) + \tfrac{c}{n}\, h(\beta_b), \qquad
@@ -25,8 +25,8 @@ def half_life_schedule(
         end_value: :math:`\beta_b` in :math:`[0, 1)`.
         transition_steps: :math:`n \ge 1`.
 
-    AdEMAMix warms :math:`\beta_3` up so, from :math:`\beta_1`, and :math:`\alpha` along a line,
-    over about as many steps as are to be taken. Its paper counts steps from 1:
+    AdEMAMix warms up :math:`\beta_3` in this way, from :math:`\beta_1`, and :math:`\alpha`
+    linearly, over about as many steps as the run has. Its paper counts steps from 1:
     ``stretch_schedule(..., offset=1)``.
 
     Source: M. Pagliardini, P. Ablin and D. Grangier, The AdEMAMix Optimizer: Better, Faster, Older,

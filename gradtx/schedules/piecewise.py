@@ -96,7 +96,7 @@ def _cosine(start: Any, end: Any, part: Any) -> Any:
 def piecewise_interpolate_schedule(
     interpolate_type: str, init_value: Number, boundaries_and_scales: dict[int, float] | None = None
 ) -> Callable[[Any], Any]:
-    """A value that goes to its multiple by a scale at each boundary, along a curve.
+    """A value that moves along a curve, and at each boundary has been multiplied by a scale.
 
     Args:
         interpolate_type: ``"linear"`` or ``"cosine"``.

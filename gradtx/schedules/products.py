@@ -45,7 +45,7 @@ def multiply_schedules(*factors: Any) -> Schedule:
 
 @schedule
 def multiplicative_schedule(init_value: Number, factor: Schedule) -> Schedule:
-    r"""A value multiplied anew at each step: :math:`a \prod_{i=1}^{t} f(i)`.
+    r"""A value multiplied by a factor at each step: :math:`a \prod_{i=1}^{t} f(i)`.
 
     Args:
         init_value: `a`.
@@ -77,8 +77,8 @@ def stretch_schedule(
         inner: `s`.
         every: `n`, at least 1: this many steps count as one. ``every=steps_per_epoch`` turns a
             schedule over epochs, as used in PyTorch, into one over steps.
-        stride: `k`, at least 1: each counts as this many. ``stride=N`` is the clock of Keras, which
-            counts micro-batches when gradients of `N` are accumulated.
+        stride: `k`, at least 1: each of those counts as this many. ``stride=N`` is the clock of
+            Keras, which counts micro-batches when gradients of `N` are accumulated.
         offset: :math:`t_0 \ge 0`.
 
     The inner clock stops at the last step that a counter holds, :math:`2^{31} - 1`.

@@ -14,10 +14,10 @@ from gradtx.rows import Rows, take_rows
 from gradtx.tree.leaves import dense, present, there, together
 from gradtx.types import Array, PyTree
 
-# Leaves of at most so many entries, of one shape, are summed together: one kernel for all of them.
+# Leaves of one shape, of at most this many entries, are summed together: one kernel for all.
 _SMALL = 1 << 14
 
-# On a CPU as many are summed one by one.
+# On a CPU, up to this many leaves are summed one by one.
 _FEW = 16
 
 
@@ -43,8 +43,8 @@ def _sum_sq_of(xs: list[Array]) -> Array:
         return sum_sq(xs[0])
     if len(xs) > _FEW or not is_tracer(xs[0]):
         return together(*xs)
-    # XLA's CPU client takes a program to its threads, which costs more than such a step, if an
-    # array in it is larger than 512 bytes: a stack of leaves that are not would be.
+    # XLA's CPU client hands a program to its threads, which costs more than such a step, if it has
+    # an array larger than 512 bytes: a stack of smaller leaves may be one.
     return jax.lax.platform_dependent(*xs, cpu=apart, default=together)
 
 

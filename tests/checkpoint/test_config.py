@@ -103,7 +103,7 @@ def test_named_tuples_of_one_s_own():
     tx = along(Axes(0, 1))
     custom = {"along": along}
     assert text_and_back(tx, custom_objects={**custom, "Axes": Axes}) == tx
-    with pytest.raises(ValueError, match="'Axes' is no NamedTuple of gradtx"):
+    with pytest.raises(ValueError, match="'Axes' is not a NamedTuple of gradtx"):
         text_and_back(tx, custom_objects=custom)
 
 
@@ -113,9 +113,9 @@ def test_named_tuples_of_one_s_own():
         ({"named": 1, "fields": {}}, TypeError, "named must be a string"),
         ({"named": "MuonDimensionNumbers", "fields": []}, TypeError, "fields a dict"),
         ({"named": "MuonDimensionNumbers", "fields": {"rows": 0}}, ValueError, "has the fields"),
-        ({"named": "adam", "fields": {"init": 1, "update": 2}}, ValueError, "no NamedTuple"),
-        ({"named": "GradientTransformation", "fields": {}}, ValueError, "no NamedTuple"),
-        ({"named": "os", "fields": {}}, ValueError, "no NamedTuple"),
+        ({"named": "adam", "fields": {"init": 1, "update": 2}}, ValueError, "not a NamedTuple"),
+        ({"named": "GradientTransformation", "fields": {}}, ValueError, "not a NamedTuple"),
+        ({"named": "os", "fields": {}}, ValueError, "not a NamedTuple"),
     ],
 )
 def test_bad_named_tuples(named, error, says):
@@ -146,7 +146,7 @@ def test_what_is_not_data_cannot_be_written():
     ("config", "error", "says"),
     [
         (None, TypeError, "a configuration is a dict"),
-        ({}, ValueError, "no configuration of gradtx"),
+        ({}, ValueError, "not a configuration of gradtx"),
         ({"gradtx": 2, "name": "adam", "arguments": {}}, ValueError, "version"),
         ({"gradtx": 1, "name": "adamm", "arguments": {}}, ValueError, "there is no 'adamm'"),
         ({"gradtx": 1, "name": "adam", "arguments": {}}, ValueError, "learning_rate.*missing"),

@@ -214,7 +214,7 @@ def test_a_directory_is_there_between_the_two_renamings(tmp_path):
     assert load_checkpoint(path).step == 2
     assert [p.name for p in tmp_path.iterdir()] == ["run.orbax"]
     (tmp_path / "mine.orbax").mkdir()
-    with pytest.raises(FileExistsError, match="no checkpoint of Orbax"):
+    with pytest.raises(FileExistsError, match="not an Orbax checkpoint"):
         save_checkpoint(tmp_path / "mine.orbax", {"w": jnp.ones(3)})
 
 

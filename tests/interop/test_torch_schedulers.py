@@ -280,9 +280,9 @@ def test_refused_with_these_optimizers():
     ps = tensors()
     params = [p.detach().numpy() for p in ps]
     for optimizer, make, says in (
-        (TO.Rprop(ps), lambda o: LR.ExponentialLR(o, 0.9), "no multiple of the rate"),
-        (TO.ASGD(ps), lambda o: LR.ExponentialLR(o, 0.9), "no multiple of the rate"),
-        (TO.Adafactor(ps), LR.ReduceLROnPlateau, "no multiple of the rate"),
+        (TO.Rprop(ps), lambda o: LR.ExponentialLR(o, 0.9), "not a multiple of the rate"),
+        (TO.ASGD(ps), lambda o: LR.ExponentialLR(o, 0.9), "not a multiple of the rate"),
+        (TO.Adafactor(ps), LR.ReduceLROnPlateau, "not a multiple of the rate"),
         (TO.LBFGS(ps), lambda o: LR.ExponentialLR(o, 0.9), "takes no scheduler"),
         (
             TO.Muon(ps[:1], momentum=0.9),
@@ -327,7 +327,7 @@ def test_a_way_from_zero_is_refused(make):
     ps = tensors()
     optimizer = TO.SGD(ps, 0.0, momentum=0.9)
     scheduler = make(optimizer)
-    with pytest.raises(ValueError, match="goes from 0 to 0.*, which is no multiple of 0"):
+    with pytest.raises(ValueError, match="goes from 0 to 0.*, which is not a multiple of 0"):
         from_torch(optimizer, [p.detach().numpy() for p in ps], scheduler=scheduler)
 
 
