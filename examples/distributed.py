@@ -5,7 +5,7 @@
     python examples/distributed.py --processes 2
 
 The three print the same losses, to rounding: the batch is divided over all devices, and so is the
-optimizer's state (ZeRO). A run that is stopped goes on from its checkpoint, on any number of
+optimizer's state (ZeRO). A run that is stopped continues from its checkpoint, on any number of
 devices: `--checkpoint run.npz --epochs 3`, then the same with `--epochs 6`.
 """
 
@@ -21,7 +21,7 @@ BATCH = 64
 
 
 def positive(text: str) -> int:
-    """A number of something of which there must be one."""
+    """A count of at least 1."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")

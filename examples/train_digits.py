@@ -102,7 +102,7 @@ def batches(digits: Digits, rng: np.random.Generator) -> Iterator[tuple[np.ndarr
 
 
 def optimizers() -> dict[str, Callable[..., gradtx.GradientTransformation]]:
-    """What takes a learning rate and needs nothing else; and COCOB, which needs not even that."""
+    """The optimizers that need only a learning rate; and COCOB, which does not need even that."""
     found = {"cocob": gradtx.cocob}
     for name in gradtx.__all__:
         builder = getattr(getattr(gradtx, name), "builder", None)
@@ -116,7 +116,7 @@ def optimizers() -> dict[str, Callable[..., gradtx.GradientTransformation]]:
 
 
 def build(name: str, peak: float | None, steps: int) -> gradtx.GradientTransformation:
-    """Clipping, then the optimizer called `name`, most on a warm-up and a cosine."""
+    """Clipping, then the optimizer called `name`, mostly with a warm-up and a cosine."""
     known = optimizers()
     if name not in known:
         raise SystemExit(f"gradtx has no optimizer called {name!r}; it has {', '.join(known)}")
@@ -191,7 +191,7 @@ def draw(history: History, title: str, out: Path) -> None:
 
 
 def positive(text: str) -> int:
-    """A number of something of which there must be one."""
+    """A count of at least 1."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")

@@ -733,7 +733,7 @@ from gradtx.checkpoint.state_dict import (
     state_dict as state_dict,
 )
 
-# Rules and schedules of one's own.
+# Rules and schedules of your own.
 from gradtx.declared_schedule import evaluated as evaluated, schedule as schedule
 from gradtx.engine.lift import (
     elementwise as elementwise,
@@ -778,7 +778,7 @@ from gradtx.tree import (
 )
 from gradtx.tree_utils import tree_map_params as tree_map_params
 
-# Optax's names for the state of what keeps none.
+# Optax's names for the states of transformations that keep none.
 from gradtx.types import (
     AdaptiveGradClipState as AdaptiveGradClipState,
     AddDecayedWeightsState as AddDecayedWeightsState,

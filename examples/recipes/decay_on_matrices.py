@@ -1,7 +1,7 @@
 """Weight decay on matrices only.
 
 A mask is a tree of booleans, a path pattern, or a function of the parameters. Biases and the
-scales of norms have one dimension, and shrinking them does harm.
+scales of norms have one dimension, and shrinking them is harmful.
 
 Search: weight decay mask, no decay on bias and layer norm, exclude from weight decay
 """

@@ -1,8 +1,8 @@
 """Differentially private training.
 
 Each example's gradient is clipped and noise is added to their sum. The transformation takes the
-gradients of single examples, stacked, as `vmap` gives them. Use a privacy
-accountant to count the budget spent: batches must be drawn in the way that it assumes.
+gradients of single examples, stacked, as `vmap` gives them. Use a privacy accountant to count the
+budget spent: batches must be drawn in the way that it assumes.
 
 Search: DP-SGD, differential privacy, per-example gradients, privacy budget
 """

@@ -27,7 +27,7 @@ run = gradtx.load_checkpoint(path, params=params)
 assert run.step == 3
 assert run.tx == tx
 
-# Clipping in front, and a bound on the second moment: the moments are kept, the rest starts anew.
+# Clipping in front, and a bound on the second moment: the moments are kept, the rest starts afresh.
 grown = gradtx.chain(gradtx.clip_by_global_norm(1.0), gradtx.amsgrad(1e-2))
 match = gradtx.match_state_dict(grown, run.params, gradtx.state_dict(run.state, run.tx))
 print("kept:", match.kept)

@@ -39,7 +39,7 @@ with ocp.CheckpointManager(folder) as manager:
     )
 assert gradtx.from_config(saved["tx"]) == tx
 
-# Clipping in front, and a bound on the second moment: the moments are kept, the rest starts anew.
+# Clipping in front, and a bound on the second moment: the moments are kept, the rest starts afresh.
 grown = gradtx.chain(gradtx.clip_by_global_norm(1.0), gradtx.amsgrad(1e-2))
 match = gradtx.match_state_dict(grown, saved["arrays"]["params"], saved["arrays"]["state"])
 print("kept:", sorted(match.kept))

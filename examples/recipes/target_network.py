@@ -1,7 +1,7 @@
 """A target network that follows the trained one.
 
 `incremental_update` moves the target a little towards the parameters at each step, as in deep
-reinforcement learning; `periodic_update` copies them every so many steps.
+reinforcement learning; `periodic_update` copies them at intervals.
 
 Search: reinforcement learning, DQN, soft update, Polyak averaging, target network
 """
