@@ -90,6 +90,11 @@ class Mutant:
     node: ast.FunctionDef = dataclasses.field(compare=False, repr=False)
 
     @property
+    def owner(self) -> str:
+        """The function or class at the top of the module."""
+        return self.function.partition(".")[0]
+
+    @property
     def name(self) -> str:
         """What tells it from others wherever its line is: the line, with the place marked."""
         module = self.module.removeprefix("gradtx.")
@@ -315,8 +320,8 @@ def _power(x, power):
 class Trial:
     """A plugin of pytest that runs the collected tests of each mutant's module on it."""
 
-    def __init__(self, chosen, report):
-        self.chosen, self.report = chosen, report
+    def __init__(self, chosen, beside, report):
+        self.chosen, self.beside, self.report = chosen, beside, report
 
     def pytest_runtestloop(self, session):
         files = {}
@@ -325,7 +330,7 @@ class Trial:
             files.setdefault((*kind, bool(item.get_closest_marker("paper"))), []).append(item)
         tests = {}
         for i, mutant in enumerate(self.chosen):
-            own, *others = map(mirror, (mutant.module, *importers(mutant)))
+            own, *others = map(mirror, (mutant.module, *self.beside[mutant.module][mutant.owner]))
             kinds = [(own, slow, paper) for slow in (False, True) for paper in (True, False)]
             kinds += [(path, False, paper) for path in others for paper in (True, False)]
             lives = True
@@ -423,19 +428,15 @@ def forget():
                         getattr(value, clear)()
 
 
-def importers(mutant):
-    """The modules beside a mutant's that import its function."""
-    path = ROOT / (mutant.module.replace(".", "/") + ".py")
-    name = mutant.function.partition(".")[0]
+def importers(module):
+    """The modules beside it that import from it, by the name of what they import."""
+    path, found = ROOT / (module.replace(".", "/") + ".py"), collections.defaultdict(list)
     for other in sorted(path.parent.glob("[!_]*.py")):
-        imported = [
-            alias.name
-            for node in ast.parse(other.read_text()).body
-            if isinstance(node, ast.ImportFrom) and node.module == mutant.module
-            for alias in node.names
-        ]
-        if name in imported:
-            yield f"{mutant.module.rpartition('.')[0]}.{other.stem}"
+        for node in ast.parse(other.read_text()).body:
+            if isinstance(node, ast.ImportFrom) and node.module == module:
+                for alias in node.names:
+                    found[alias.name].append(f"{module.rpartition('.')[0]}.{other.stem}")
+    return found
 
 
 def mirror(module):
@@ -446,9 +447,12 @@ def mirror(module):
 
 def trial(places):
     """In a process of its own: the mutants of these modules, by their place in the list of each."""
-    lists = {module: list(mutants(module)) for module, _ in places}
+    every = {module for module, _ in places}
+    lists = {module: list(mutants(module)) for module in every}
+    beside = {module: importers(module) for module in every}
     chosen = [lists[module][i] for module, i in places]
-    every = {module for mutant in chosen for module in (mutant.module, *importers(mutant))}
+    for mutant in chosen:
+        every.update(beside[mutant.module][mutant.owner])
     files = sorted(str(path) for path in map(mirror, every) if path.exists())
     out = os.fdopen(os.dup(1), "w", buffering=1)
 
@@ -459,14 +463,14 @@ def trial(places):
         arguments = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
         return pytest.main(
             [*arguments, "-o", "addopts=--import-mode=importlib", *files],
-            plugins=[Trial(chosen, report)],
+            plugins=[Trial(chosen, beside, report)],
         )
 
 
 def survivors(chosen):
     """Those of the mutants that pass the tests of their modules. One that hangs does not pass."""
     chosen, alive, start = list(chosen), [], 0
-    lists = {m.module: list(mutants(m.module)) for m in chosen}
+    lists = {module: list(mutants(module)) for module in {m.module for m in chosen}}
     places = [(m.module, lists[m.module].index(m)) for m in chosen]
     while start < len(chosen):
         done = subprocess.run(
