@@ -71,8 +71,9 @@ SWAPS = {
     ast.NotEq: ast.Eq,
 }
 EXTREMA = {"maximum": "minimum", "minimum": "maximum", "max": "min", "min": "max"}
-# Functions that steer the compiler, and which of their arguments are values: by position.
-STEERED = {"after": (0,), "replace_slot": (1,), "is_computed": ()}
+# Functions that steer the compiler, and the places of the arguments that are values: the keywords
+# are none.
+STEERED = {"delay": (0,), "recompute": range(99), "replace": (1,), "fuse": (0,), "true_after": ()}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,8 @@ SCALES = np.array([1.0, 10.0, 100.0])
 
 
 def loss(x):
-    return 0.5 * jnp.sum(SCALES * x**2) + jnp.sum(jnp.cos(x))
+    # A JAX trace that fails keeps the type of a NumPy array in it, whatever the next one's is.
+    return 0.5 * jnp.sum(jnp.array(SCALES, x.dtype) * x**2) + jnp.sum(jnp.cos(x))
 
 
 def run(lib, tx, steps):
