@@ -89,6 +89,14 @@ def test_adafactor_factors_the_dimensions_that_optax_factors(shape):
     )
 
 
+@pytest.mark.parametrize("clip", [None, 1.0])
+def test_states_of_adafactor_are_as_many_as_optaxs(clip):
+    states = [
+        lib.adafactor(0.1, clipping_threshold=clip).init(jnp.ones(2)) for lib in (gradtx, optax)
+    ]
+    assert len(states[0]) == len(states[1])
+
+
 def test_adafactor_with_an_offset_begins_with_finite_steps():
     """Optax raises a negative number to a fractional power here."""
     tx = gradtx.scale_by_factored_rms(step_offset=10)
