@@ -34,14 +34,14 @@ class FactoredState(NamedTuple):
 
 
 def factored_dims(shape: tuple[int, ...], smallest: int, last: bool) -> tuple[int, int] | None:
-    """The second largest and the largest dimension, or None if they are too small to factor."""
+    """The second largest and the largest dimension, or None if they are too small, or empty."""
     if len(shape) < 2:
         return None
     if last:
         second, first = len(shape) - 2, len(shape) - 1
     else:
         second, first = (int(axis) for axis in np.argsort(shape)[-2:])
-    return (second, first) if min(shape[second], shape[first]) >= smallest else None
+    return (second, first) if min(shape[second], shape[first]) >= max(smallest, 1) else None
 
 
 def factored_shapes(

@@ -89,7 +89,7 @@ def scale_by_came(
     """
 
     def slots(p: Array) -> dict[str, Array]:
-        row, col, full = factored_shapes(p.shape, factored_dims(p.shape, 0, last=True))
+        row, col, full = factored_shapes(p.shape, factored_dims(p.shape, 1, last=True))
         dtype = accumulator_dtype(p)
         return {
             "mu": zeros_like(p, mu_dtype),
@@ -102,7 +102,7 @@ def scale_by_came(
 
     def rule(g: Array, s: Any, t: Any) -> Any:
         new = {n: getattr(s, n) for n in s.names()}
-        dims = factored_dims(g.shape, 0, last=True)
+        dims = factored_dims(g.shape, 1, last=True)
         if dims is None:
             new["v"] = ema(abs_sq(g) + eps, s.v, b2)
             u = g * inverse_root(new["v"])

@@ -111,3 +111,11 @@ def test_adafactor_of_zero_gradients_in_float16_stays():
     p = jnp.ones((2, 2), jnp.float16)
     updates, _ = tx.update(jnp.zeros_like(p), tx.init(p), p)
     np.testing.assert_array_equal(updates, 0)
+
+
+@pytest.mark.parametrize(("shape", "full"), [((4, 1), (1,)), ((0, 3), (0, 3))])
+def test_a_matrix_without_entries_is_not_factored(shape, full):
+    tx, p = gradtx.scale_by_factored_rms(min_dim_size_to_factor=0), jnp.ones(shape)
+    updates, state = tx.update(p, tx.init(p), p)
+    assert updates.shape == shape
+    assert state.v.shape == full

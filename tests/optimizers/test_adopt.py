@@ -1,5 +1,7 @@
 """ADOPT against its paper and Optax."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import optax.contrib
@@ -57,3 +59,12 @@ def test_adopt_without_clipping_is_optaxs(nesterov):
         rtol=1e-5,
         atol=1e-5,
     )
+
+
+def test_a_gradient_that_the_old_moment_vanishes_beside_is_clipped():
+    """The old moment, found from the new one, is negative for some entries."""
+    tx = gradtx.adopt(1.0, 0.0, 0.7, 1e-12)
+    g = jnp.asarray(np.random.default_rng(0).uniform(0.01, 0.02, 1000), jnp.float32)
+    update = jax.jit(tx.update)
+    _, state = update(jnp.full_like(g, 1e-6), tx.init(g), g)
+    np.testing.assert_array_equal(update(g, state, g)[0], -1.0)

@@ -1,5 +1,6 @@
 """CAME against its paper."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -32,3 +33,11 @@ def test_came_is_the_papers(shape):
 
     tx = gradtx.came(0.05, 0.8, 0.7, 0.6, 0.1, 0.2, 0.5, 0.3)
     oracle.check(tx, update, rtol=3e-5, atol=1e-5, shape=shape)
+
+
+@pytest.mark.parametrize(("shape", "full"), [((4, 1), (1,)), ((0, 3), (0, 3))])
+def test_a_matrix_without_entries_is_not_factored(shape, full):
+    tx, p = gradtx.scale_by_came(), jnp.ones(shape)
+    updates, state = tx.update(p, tx.init(p), p)
+    assert updates.shape == shape
+    assert state.v.shape == full

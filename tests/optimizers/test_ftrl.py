@@ -83,3 +83,10 @@ def test_ftrl_without_an_accumulator_takes_no_step_on_a_zero_gradient():
 def test_ftrl_refuses_a_positive_power():
     with pytest.raises(ValueError, match="learning_rate_power"):
         gradtx.ftrl(0.1, learning_rate_power=0.5)
+
+
+def test_ftrl_of_a_gradient_whose_square_overflows():
+    tx = gradtx.ftrl(0.5)
+    p = jnp.zeros(2)
+    updates, _ = tx.update(jnp.array([3e30, -3e30]), tx.init(p), p)
+    np.testing.assert_allclose(updates, [-0.5, 0.5], rtol=1e-5)

@@ -23,6 +23,11 @@ def test_lamb_is_the_papers(given, mask, decay):
     oracle.check(gradtx.lamb(0.05, 0.8, 0.7, 0.1, 0.2, given, mask), update)
 
 
+def test_a_scheduled_decay_is_counted_where_optax_counts_it():
+    tx = gradtx.lamb(0.1, weight_decay=gradtx.linear_schedule(0.1, 0.0, 5))
+    assert tx.init(np.ones(2, np.float32))[1].count == 0
+
+
 def test_lamb_without_the_ratio_is_adamw():
     p, gs = oracle.parameters(), oracle.gradients()
     adamw = gradtx.chain(gradtx.scale_by_adam(eps=1e-6), gradtx.add_decayed_weights(0.1))

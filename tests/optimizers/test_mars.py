@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import gradtx
+from gradtx.pair import Scope
 from tests import oracle
 from tests.optimizers.papers import adam, mean
 
@@ -48,3 +49,8 @@ def test_before_any_optimizer_and_with_a_schedule():
 
     link = gradtx.mars(0.9, gamma=lambda count: 0.1 / 49 * count, max_norm=2.0)
     oracle.check(gradtx.chain(link, gradtx.sgd(0.02, momentum=0.9)), update)
+
+
+@pytest.mark.parametrize(("max_norm", "scope"), [(None, Scope.ENTRY), (1.0, Scope.LEAF)])
+def test_only_clipping_reads_a_whole_leaf(max_norm, scope):
+    assert gradtx.mars(max_norm=max_norm).rule.scope is scope

@@ -166,12 +166,17 @@ def test_what_is_missing_is_named():
         tx.update(c, tx.init(c), c, obj_fn=lambda c: jnp.sum(jnp.abs(c["w"])))
 
 
-def test_the_fraction_that_is_not_clipped_is_printed(capfd):
-    tx = gradtx.scale_by_sophia(verbose=True, print_win_rate_every_n_steps=2)
-    p = jnp.array([0.0, 1.0])
+@pytest.mark.parametrize(
+    ("clip", "every", "rates"), [(0.3, 1, [1.0, 0.0, 0.0]), (0.3, 2, [0.0]), (None, 1, [])]
+)
+def test_the_fraction_that_is_not_clipped_is_printed(capfd, clip, every, rates):
+    options = {"verbose": True, "print_win_rate_every_n_steps": every}
+    tx = gradtx.sophia(0.1, clip_threshold=clip, **options)
+    p = jnp.zeros(1)
     state = tx.init(p)
     update = jax.jit(functools.partial(tx.update, obj_fn=jnp.sum))
-    for _ in range(3):
-        _, state = update(p, state, p)
+    for g in (0.0, 1.0, 1.0):
+        _, state = update(jnp.array([g]), state, p)
     jax.effects_barrier()
-    assert capfd.readouterr().out.splitlines() == ["Sophia: win rate 0.5"]
+    printed = capfd.readouterr().out.splitlines()
+    assert printed == [f"Sophia: win rate {rate}" for rate in rates]
