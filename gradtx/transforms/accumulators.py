@@ -30,8 +30,7 @@ class WindowRows(NamedTuple):
     @classmethod
     def empty(cls, p: Array, room: int, dtype: DType | None) -> "WindowRows":
         """An empty window for the table `p`."""
-        past = p.shape[0]
-        indices = jnp.full(room, past, index_dtype(past + room))
+        indices = jnp.zeros(room, index_dtype(p.shape[0] + room))
         values = jnp.zeros((room, *p.shape[1:]), _wide(p, dtype))
         return cls(indices, values, jnp.zeros([], jnp.int32))
 

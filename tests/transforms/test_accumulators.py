@@ -42,7 +42,10 @@ def trained(tx, gradients, weights=None, by_hand=False):
 
 
 def dense(gradients):
-    return [{**g, "table": g["table"].to_dense()} for g in gradients]
+    def of(x):
+        return x.to_dense() if isinstance(x, Rows) else x
+
+    return [{**g, "table": of(g["table"])} for g in gradients]
 
 
 def assert_close(a, b):
@@ -99,6 +102,40 @@ def test_a_nan_does_not_outlive_its_window():
         updates[i], state = tx.update(g, state, PARAMS)
     assert not np.any(np.isnan(updates[1]["table"].to_dense()))
     assert not np.any(updates[0]["table"].to_dense())
+    np.testing.assert_array_equal(updates[0]["table"].indices, VOCABULARY)  # no row
+
+
+@pytest.mark.slow
+def test_room_to_spare_changes_nothing():
+    """A row that only the first window has touched stays where it is in the second."""
+    gradients = list(micro_batches(4))
+    first, second = (
+        {int(i) for g in gs for i in g["table"].indices} for gs in (gradients[:2], gradients[2:])
+    )
+    assert WIDTH in first - second
+    (want, _), (got, _) = (
+        trained(gradtx.accumulate(gradtx.adam(0.1), 2, rows={"table": n}), gradients)
+        for n in (2 * N, 2 * N + 3)
+    )
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+
+
+@pytest.mark.slow
+def test_a_bad_micro_batch_without_a_table_opens_no_window():
+    gradients = list(micro_batches(4))
+    bad = {"bias": jnp.full(WIDTH, jnp.nan), "table": None}
+    for i in (0, 1, 3):
+        gradients.insert(i + 1, bad)
+    options = {"should_skip_update_fn": gradtx.skip_not_finite, "use_grad_mean": False}
+    got, _ = trained(gradtx.accumulate(gradtx.sgd(0.1), 2, rows={"table": 8}, **options), gradients)
+    want, _ = trained(gradtx.accumulate(gradtx.sgd(0.1), 2, **options), dense(gradients))
+    assert_close(got, want)
+
+
+def test_indices_of_a_table_and_its_window_have_room_in_their_type():
+    tx = gradtx.accumulate(gradtx.sgd(0.1), 2, rows={"table": 8})
+    with pytest.raises(ValueError, match="needs jax_enable_x64"):
+        jax.eval_shape(tx.init, {"table": jax.ShapeDtypeStruct((2**31 - 5, 1), jnp.float32)})
 
 
 def test_rows_without_room_are_never_lost_in_silence():

@@ -17,6 +17,12 @@ def test_apply_every():
     np.testing.assert_array_equal(updates[4], 0.0)
 
 
+def test_a_leaf_without_a_gradient_has_no_update():
+    tx, p = gradtx.apply_every(1), {"a": jnp.ones(1), "b": jnp.ones(1)}
+    updates, _ = tx.update({**p, "b": None}, tx.init(p), p)
+    assert updates == {"a": 1.0, "b": None}
+
+
 @pytest.mark.paper("apply_every")
 @pytest.mark.parametrize("k", [1, 4])
 def test_what_is_kept_is_let_through_at_every_kth_step(k):

@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 import gradtx
 from tests.oracle import gradients, parameters
@@ -13,10 +14,15 @@ P = jnp.asarray(parameters(), jnp.float32)
 GS = jnp.asarray(gradients(), jnp.float32)
 
 
-def test_monitor_averages():
-    tx = gradtx.monitor({"m": gradtx.measure_with_ema(jnp.mean, 0.5), "now": jnp.max})
-    theirs = optax.monitor({"m": optax.measure_with_ema(jnp.mean, 0.5), "now": jnp.max})
+@pytest.mark.parametrize("debias", [True, False])
+def test_monitor_averages(debias):
+    def make(lib):
+        measure = lib.measure_with_ema(jnp.mean, 0.5, debias)
+        return lib.monitor({"m": measure, "now": lambda u: jnp.max(u)})
+
+    tx, theirs = make(gradtx), make(optax)
     state, state_optax = tx.init(P), theirs.init(P)
+    assert state.measurements == {"m": 0.0, "now": 0.0}
     for g in GS[:4]:
         _, state = tx.update(g, state, P)
         _, state_optax = theirs.update(g, state_optax, P)

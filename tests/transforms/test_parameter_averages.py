@@ -1,5 +1,7 @@
 """Averages of the parameters."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,16 +27,20 @@ def final_state(tx):
 
 
 @pytest.mark.paper("ema_params")
-@pytest.mark.parametrize(("every", "window"), [(None, 1), (3, 1), (2, 3)])
-def test_an_average_in_the_place_of_the_parameters(every, window):
+@pytest.mark.parametrize(
+    ("every", "window", "debias"),
+    [(None, 1, False), (3, 1, False), (2, 3, False), (3, 1, True)],
+)
+def test_an_average_in_the_place_of_the_parameters(every, window, debias):
     """At each step of each `every`-th window of steps they are the average."""
 
     def update(g, s, t, p):
-        s["a"] = 0.8 * s.get("a", p) + 0.2 * (p - 0.05 * g)
+        kept = 0.8 * (1 - 0.8 ** (t - 1)) / (1 - 0.8**t) if debias else 0.8
+        s["a"] = kept * s.get("a", p) + (1 - kept) * (p - 0.05 * g)
         due = every is not None and -(-t // window) % every == 0
         return s["a"] - p if due else -0.05 * g
 
-    average = gradtx.ema_params(0.8, overwrite_every=every, window=window)
+    average = gradtx.ema_params(0.8, overwrite_every=every, window=window, debias=debias)
     oracle.check(gradtx.chain(gradtx.sgd(0.05), average), update)
 
 
@@ -69,6 +75,21 @@ def test_average_of_some_leaves_and_of_none():
     assert float(found["a"][0]) == 1.0
     with pytest.raises(ValueError, match="no average"):
         gradtx.eval_params(gradtx.sgd(1.0), gradtx.sgd(1.0).init(params), params)
+
+
+class OfOne(NamedTuple):
+    """A state of one's own, with an average of one leaf."""
+
+    a: jax.Array
+
+    def eval_params(self, params):
+        return {"a": self.a, "b": None}
+
+
+def test_leaves_of_which_a_state_has_no_average_are_the_parameters():
+    p = {"a": jnp.ones(1), "b": jnp.ones(1)}
+    found = gradtx.eval_params(gradtx.identity(), OfOne(jnp.zeros(1)), p)
+    np.testing.assert_array_equal([found["a"], found["b"]], [[0.0], [1.0]])
 
 
 @pytest.mark.paper("ema_params")

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import gradtx
+from gradtx.transforms.per_example import clipped_mean
 from tests.oracle import gradients
 
 GS = jnp.asarray(gradients(), jnp.float32)
@@ -57,3 +58,22 @@ def test_layers_have_shares_of_the_limit(uniform):
         factors = np.minimum(1, limit / norms)
         np.testing.assert_allclose(got, np.tensordot(factors, x, 1), rtol=1e-5)
         assert int(clipped) == np.sum(factors < 1)
+
+
+def test_the_mean_of_clipped_examples():
+    total, _ = gradtx.per_example_global_norm_clip([GS[:5]], 0.7)
+    mean, count = clipped_mean([GS[:5]], 0.7)
+    assert count == 5
+    np.testing.assert_allclose(mean[0], total[0] / 5, rtol=1e-6)
+
+
+@pytest.mark.parametrize("grads", [[], [jnp.zeros((0, 2))]])
+def test_the_mean_of_nothing_is_zero(grads):
+    mean, count = clipped_mean(grads, 0.7)
+    assert count == 1
+    assert not any(x.any() for x in mean)
+
+
+def test_a_single_number_has_the_whole_limit():
+    total, _ = gradtx.per_example_layer_norm_clip([jnp.array([[3.0]])], 1.0, uniform=False)
+    np.testing.assert_allclose(total[0], [1.0], rtol=1e-6)
