@@ -73,3 +73,27 @@ def test_a_number_put_into_the_state():
     updates, new = tx.update(-2 * p, state, p, **extra)
     assert square(p + updates) < square(p)
     assert new.learning_rate.dtype == jnp.float32
+
+
+def test_where_the_loss_is_not_finite_all_stays_and_the_next_search_starts_anew():
+    tx, p = gradtx.scale_by_backtracking_linesearch(2, max_learning_rate=0.5), jnp.ones(2)
+
+    def nowhere(x):
+        return jnp.where(jnp.all(x == 1), 2.0, jnp.nan)
+
+    updates, state = tx.update(-p, tx.init(p), p, value=2.0, grad=p, value_fn=nowhere)
+    np.testing.assert_array_equal(updates, 0.0)
+    assert state.value == 2.0
+    flat = {"value": 0.2, "grad": 0.2 * p, "value_fn": lambda x: 0.1 * jnp.sum(x**2)}
+    updates, _ = tx.update(-p, state, p, **flat)
+    np.testing.assert_allclose(updates, -0.5)
+
+
+@pytest.mark.parametrize(("step", "printed"), [(0.1, False), (10.0, True)])
+def test_a_search_that_fails_is_printed(capfd, step, printed):
+    """Not one whose loss rises by less than the tolerance."""
+    tx, p = gradtx.scale_by_backtracking_linesearch(0, atol=0.5, verbose=True), jnp.ones(1)
+    extra = {"value": 1.0, "grad": 2 * p, "value_fn": lambda x: jnp.sum(x**2)}
+    tx.update(step * p, tx.init(p), p, **extra)
+    jax.effects_barrier()
+    assert ("no sufficient decrease after 1 " in capfd.readouterr().out) == printed
