@@ -4,8 +4,8 @@
     python -m benchmarks --docs                 write the tables into docs/measurements.md
 
 Results are kept in benchmarks/results, with versions, machine and load: what is not there yet is
-measured, so that a run that was stopped goes on, and `--again` measures anew. `--quick` takes less
-of each, in about a minute on two quiet cores, and keeps its own file.
+measured, so that a run that was stopped continues, and `--again` measures all again. `--quick`
+takes less of each, in about a minute on two quiet cores, and keeps its own file.
 """
 
 import argparse

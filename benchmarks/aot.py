@@ -63,7 +63,7 @@ def tpu_v5e() -> Any:
 
 
 def h100s(count: int) -> list[Any]:
-    """So many of one host."""
+    """A number of them on one host."""
     facts = """
         cuda_compute_capability { major: 9 }
         core_count: 132  fpus_per_core: 128  clock_rate_ghz: 1.98

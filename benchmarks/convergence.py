@@ -3,8 +3,8 @@
     python -m benchmarks.convergence [NAME ...]
 
 The learning rate is chosen from one grid for all, by the validation loss of one run each (the runs
-of an optimizer are one program); the table shows the result on test data. Everything else
-stays at its default, but for what `OPTIMIZERS` says.
+of an optimizer are one program); the table shows the result on test data. Everything else stays at
+its default, except for what `OPTIMIZERS` says.
 
 - digits: scikit-learn's 1,797 handwritten digits, a hidden layer of 64, batches of 64.
 - factors: scikit-learn's breast cancer table (569 x 30, standardized) as a product of rank 4, from
@@ -144,7 +144,7 @@ PROBLEMS: dict[str, tuple[Callable[[], Problem], str]] = {
     "text": (text, "bits / character"),
 }
 
-# What differs from the defaults, and what is no optimizer by itself.
+# What differs from the defaults, and what is not an optimizer by itself.
 OPTIMIZERS: dict[str, Callable[..., Any]] = {
     "sgd, momentum": functools.partial(gradtx.sgd, momentum=0.9, nesterov=True),
     "adafactor": functools.partial(gradtx.adafactor, min_dim_size_to_factor=16),

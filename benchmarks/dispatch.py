@@ -1,4 +1,4 @@
-"""What a call from Python costs: `make_step` beside the same step under a bare `jax.jit`.
+"""What a call from Python costs: `make_step` against the same step under a bare `jax.jit`.
 
 python -m benchmarks.dispatch [COUNT ...]
 """

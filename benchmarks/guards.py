@@ -1,10 +1,11 @@
-"""Digits with faults thrown in: what a guarded run loses by them, and that each of them is counted.
+"""Digits with faults thrown in: what they cost a guarded run, and that each of them is counted.
 
     python -m benchmarks.guards [SEEDS]
 
 A hidden layer of 64 on scikit-learn's digits, a third of them held out, 3,000 micro-batches of 64
 in windows of two, AdamW on a cosine. One micro-batch in ten is hit: its gradient is NaN, its loss
-is infinite, both are a thousandfold, or it is dead (all zero), as one without examples would be.
+is infinite, both are a thousand times too large, or it is dead (all zero), as one without examples
+would be.
 """
 
 import sys

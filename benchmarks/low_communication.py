@@ -3,8 +3,8 @@
     python -m benchmarks.low_communication [--devices 4] [--steps 600] [--every 20] [--seeds 2]
 
 The character transformer of `benchmarks.storage`. Each device has its own batches of four; all run
-on this machine, by `vmap`. Prints the loss on text that was held back, beside that of DiLoCo, and
-the bytes that a device sends when it sends most.
+on this machine, by `vmap`. Prints the loss on held-out text, beside that of DiLoCo, and the most
+bytes that a device sends in a step.
 """
 
 import argparse
@@ -45,7 +45,7 @@ FORMS: dict[str, Callable[[int], Any]] = {
 
 
 def trained(tx: Any, devices: int, steps: int, seed: int) -> float:
-    """The loss on text that was held back, of the mean of the devices' parameters."""
+    """The loss on held-out text of the mean of the devices' parameters."""
     train, test = text()
     held = jnp.asarray(batches(test, 1, 64, 0)[0])
     data = jnp.asarray(batches(train, steps, 4 * devices, seed + 1))

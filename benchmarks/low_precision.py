@@ -59,7 +59,7 @@ def slope(way: str, steps: int = 1000) -> np.ndarray:
 
 
 def digits(way: str, seed: int, steps: int = STEPS) -> np.ndarray:
-    """The loss on all training digits, `POINTS` times in so many steps."""
+    """The loss on all training digits, at `POINTS` points of the run."""
     dtype, cure = WAYS[way]
     rng = np.random.default_rng(seed)
     images, labels = datasets.load_digits(return_X_y=True)

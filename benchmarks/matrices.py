@@ -10,9 +10,9 @@ The first prints what is traced and compiled. Its seconds are those of the proce
 compiler, so that other work on the machine matters little; all else is deterministic. Kernels are
 those of the entry computation that read or write arrays; a TPU's prefetches, which run beside them,
 are not counted. A loop counts as one. The second prints the time of a step, taken in turns; the
-third that of 24 matrices of 512 x 2048 and 24 of 512 x 512, and what is compiled ahead for them.
-The fourth compiles each optimizer of matrices ahead, for one and for four matrices of each of two
-shapes. The last is the mean time of SOAP's steps beside AdamW's, ten in one program, so
+third that of 24 matrices of 512 x 2048 and 24 of 512 x 512, and what is compiled ahead of time for
+them. The fourth compiles each matrix optimizer ahead of time, for one and for four matrices of each
+of two shapes. The last is the mean time of SOAP's steps against AdamW's, ten in one program, so
 that one of them makes new bases, on the character transformer of ``benchmarks.storage``: with
 gradients of 32 sequences, and the optimizer by itself.
 """
@@ -150,7 +150,7 @@ FAMILIES = [*ORTHOGONALIZING, "apollo", "fira", "conda", *FACTORIZING]
 
 
 def pairs_of_shapes(number: int, rows: int = 128) -> Shapes:
-    """So many matrices of each of two shapes."""
+    """A number of matrices of each of two shapes."""
     shapes = {"wide": (rows, 4 * rows), "square": (rows, rows)}
     return {f"{kind}{i}": shape for i in range(number) for kind, shape in shapes.items()}
 

@@ -92,7 +92,7 @@ def found(program: Any, like: Any, devices: int, whole: float | None) -> Found:
     sent = collectives(text)
     inside = collectives(in_loops(text))
     others = (devices - 1) / devices
-    # What is all-to-all is a device's own part; of what is reduced it receives two shares.
+    # In an all-to-all it is a device's own part; of what is reduced, a device receives two shares.
     weights = {"all-to-all": others, "all-gather": others, "all-reduce": 2 * others}
     turns = 5  # of a loop
     counted = [*sent, *inside * (turns - 1)]

@@ -3,7 +3,7 @@
     python -m benchmarks.planning
 
 A transformer with `12 * width^2` parameters in each layer and 131,072 words, in float32: its
-matrices are divided over one axis of a pod ("model") and, under ZeRO, slots over the other
+matrices are divided over one axis of a pod ("model") and, under ZeRO, the slots over the other
 ("data"). Pods of 256 chips are connected by a slower network ("pod"). Each cell has the state of a
 chip, the bytes that it receives in a step, and the milliseconds that these take.
 """

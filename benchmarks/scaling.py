@@ -4,7 +4,7 @@
     python -m benchmarks.scaling --model    # the written model, 8 to 4,096 accelerators
 
 The virtual devices share this machine's cores: their times show what dividing a step costs, not
-what it wins. State bytes and collectives are counted in the compiled program.
+what it gains. State bytes and collectives are counted in the compiled program.
 """
 
 import math
@@ -45,7 +45,7 @@ def loss(params: dict[str, Any], x: Any) -> Any:
 
 
 class Run:
-    """A compiled step on so many devices, called again and again."""
+    """A compiled step on a number of devices, called again and again."""
 
     def __init__(self, devices: int, leaves: int, zero: str | None) -> None:
         mesh = Mesh(np.array(jax.devices()[:devices]), ("data",), axis_types=(AxisType.Auto,))

@@ -2,8 +2,8 @@
 
     python -m benchmarks.search [NAME ...]
 
-In float64. The counts are those of the points that the loss is called with, and deterministic but
-for rounding.
+In float64. The counts are those of the points that the loss is called with, and are deterministic
+except for rounding.
 """
 
 import sys

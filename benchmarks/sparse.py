@@ -3,9 +3,10 @@
 python -m benchmarks.sparse [PART ...]
 
 The parts are processes of their own, none longer than two minutes on a quiet machine, so that they
-may be run apart: size, size-huge, size-threads, touched, in-turns, one-by-one. `size`, `size-huge`
-and `touched` run on one core, as PyTorch's step does: a second thread costs more than it saves with
-64 kB, and varies. In `size-huge` memory is in pages of 2 MB, which glibc asks Linux for.
+may be run separately: size, size-huge, size-threads, touched, in-turns, one-by-one. `size`,
+`size-huge` and `touched` run on one core, as PyTorch's step does: a second thread costs more than
+it saves with 64 kB, and varies. In `size-huge` memory is in pages of 2 MB, which glibc asks Linux
+for.
 """
 
 import os
@@ -140,7 +141,7 @@ def against_touched() -> str:
 def against_others(in_turn: bool, rows: int = 1_000_000, columns: int = 64) -> str:
     """Each beside our own alone, taking turns or one after the other.
 
-    In turns a dense step leaves nothing in the caches to ours.
+    In turns, a dense step leaves nothing in the caches for ours.
     """
 
     def ours() -> Step:

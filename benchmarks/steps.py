@@ -77,7 +77,7 @@ def measure(pair: Pair, rounds: int, streamed: bool = False) -> Measured:
     names = list(make)
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(ALLOCATIONS):
-        # Where the arrays come to lie in memory moves the time of one and the same program by 5 %:
+        # Where the arrays lie in memory changes the time of one and the same program by 5 %:
         # lay them out anew, in another order, several times.
         first = turn % len(names)
         order = names[first:] + names[:first]

@@ -81,7 +81,7 @@ def loss(params, batch):
 
 
 def trained(tx, steps, seed):
-    """The loss on text that was held back, after so many steps."""
+    """The loss on held-out text after a number of steps."""
     train, test = text()
     held = jnp.asarray(batches(test, 1, 64, 0)[0])
 

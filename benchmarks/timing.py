@@ -29,8 +29,11 @@ class Donated:
 def interleaved(
     runs: Mapping[str, Callable[[], None]], rounds: int = 15, warmup: int = 2
 ) -> dict[str, list[float]]:
-    """Seconds of each run, round by round. Odd rounds go backwards, so that no run always follows
-    the same other and a slow second of the machine falls on all of them."""
+    """Seconds of each run, round by round.
+
+    Odd rounds go backwards, so that no run always follows the same other, and a slow second of the
+    machine falls on all of them.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(warmup + rounds):
         for name in list(runs)[:: -1 if turn % 2 else 1]:

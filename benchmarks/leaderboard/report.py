@@ -195,7 +195,7 @@ def names(found: list[str]) -> str:
 
 
 def ranks() -> str:
-    """On each problem, those that no difference was seen from the best of, and the others."""
+    """On each problem, those from which no difference to the best was seen, and the others."""
     rows = []
     for name in PROBLEMS:
         order = list(entries := ran(load(name)))

@@ -79,7 +79,7 @@ class Runs:
         self.steps, self.seconds = 0, 0.0
 
     def __call__(self, settings: Setting, seeds: np.ndarray) -> np.ndarray:
-        """The curves. They stop to be numbers where a run diverges."""
+        """The curves. They stop being finite where a run diverges."""
         found = []
         for i in range(0, len(seeds), AT_ONCE):
             part = {

@@ -1,8 +1,8 @@
 """What is searched for each optimizer: hyperparameters, their ranges, and where these are from.
 
 All get the same number of trials. The first is at the published settings, the others are spread
-over the ranges. Learning rates span three decades for all, those of the auxiliary AdamW of Muon and
-its kin too, which is searched in the same trials and not beside them.
+over the ranges. Learning rates span three decades for all, including those of the AdamW beside Muon
+and its variants, which is searched in the same trials and not in addition to them.
 """
 
 import functools
@@ -48,7 +48,7 @@ class Space(NamedTuple):
     rate: str | None = "learning_rate"
 
     def settings(self, count: int) -> dict[str, np.ndarray]:
-        """So many settings, the published ones first, then a Halton sequence."""
+        """A number of settings: the published ones first, then a Halton sequence."""
         points = qmc.Halton(max(len(self.ranges), 1), rng=0).random(count - 1)
         found = {name: np.full(count, value) for name, value in self.published.items()}
         for (name, span), u in zip(self.ranges.items(), points.T, strict=False):

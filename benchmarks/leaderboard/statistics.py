@@ -1,4 +1,4 @@
-"""How sure: intervals by the bootstrap, tests by Welch, Holm's correction for many of them.
+"""How sure: intervals by the bootstrap, Welch's tests, Holm's correction for many of them.
 
 All on the logarithms of losses, whose differences are ratios: losses of different problems then
 compare, and a run twice as bad weighs as much as one twice as good.
@@ -80,7 +80,7 @@ def steps(entry: Mapping[str, Any]) -> float | None:
 
 
 def basin(entry: Mapping[str, Any], factors: tuple[float, ...], most: float = 1.2) -> float | None:
-    """The decades of learning rates around the one found whose loss is at most so many times its.
+    """The decades of learning rates around the one found whose loss is at most `most` times its.
 
     Of rates half a decade apart each counts for half a decade, up to the first that is worse.
     """

@@ -1,1 +1,1 @@
-"""What the library promises of failures, each promise tried by one command: docs/reliability.md."""
+"""What the library promises about failures, each tried by one command: docs/reliability.md."""

@@ -1,4 +1,4 @@
-"""What the library promises of failures, tried as often as docs/reliability.md says.
+"""What the library promises about failures, tried as often as docs/reliability.md says.
 
     python -m benchmarks.reliability [NAME ...] [--quick] [--json FILE]
 

@@ -1,4 +1,4 @@
-"""A run that goes on from its saved state on other numbers of devices: 8, 4, 2, 1 and 8 again."""
+"""A run that continues from its saved state on other numbers of devices: 8, 4, 2, 1 and 8 again."""
 
 import functools
 from typing import Any

@@ -75,8 +75,8 @@ def saved(name: str) -> tuple[Any, str, dict[str, Any]]:
 
 
 def edited(flat: dict[str, Any], rng: random.Random) -> Any:
-    """A state dict with arrays lost, renamed, cut, of another type, or that are no arrays; some
-    with another header."""
+    """A state dict with arrays lost, renamed, cut, of another type, or replaced by what is not an
+    array; some with another header."""
     flat = dict(flat)
     for _ in range(rng.randint(1, 3)):
         path = rng.choice(sorted(flat, key=str) or ["gradtx"])

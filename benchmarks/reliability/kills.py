@@ -58,7 +58,7 @@ def steps_read(paths: Iterable[pathlib.Path]) -> tuple[dict[int, pathlib.Path], 
 def trained(
     paths: list[pathlib.Path], save: Callable[..., None] = SAVE, last: int | None = None
 ) -> dict[str, Any]:
-    """Goes on from the last checkpoint, to the last step or for ever, and writes one at each."""
+    """Continues from the last checkpoint, to the last step or forever, and writes one at each."""
     params = {"b": np.zeros(3, "f4"), "w": np.linspace(-1.0, 1.0, ENTRIES, dtype="f4")}
     found, _ = steps_read(paths)
     if found:

@@ -19,7 +19,7 @@ MEGABYTES = 8.0
 
 
 def resident() -> float:
-    """Megabytes of this process that are in memory, as Linux tells them."""
+    """Megabytes of this process that are in memory, as Linux reports them."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * resource.getpagesize() / 2**20
 

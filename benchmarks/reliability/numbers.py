@@ -16,12 +16,12 @@ DTYPES = ("float32", "bfloat16", "float16")
 FEW = ("adam", "lion", "rmsprop", "sgd")
 LAST = 2**31 - 1
 
-# These count the steps of a window, of which there are never so many.
+# These count the steps of a window, of which there are never that many.
 WINDOWS = {"apply_every", "asam", "dynamic_loss_scale", "gsam", "lookahead", "sam"}
 
 # Where a step is not finite, as docs/reliability.md says.
 LARGE = {f"{d}, {k}" for d in ("float32", "bfloat16") for k in ("large", "negative large")}
-# They divide by the last step's slot, here epsilon alone, which float16 cannot hold the result of.
+# They divide by the last step's slot, here epsilon alone; float16 cannot hold the result.
 SMALL = {"float16, zero", "float16, smallest"}
 EXTREME = dict.fromkeys(GROWING, LARGE) | {"acprop": SMALL, "scale_by_acprop": SMALL}
 

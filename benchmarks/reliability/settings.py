@@ -1,7 +1,7 @@
 """JAX's strict settings, one at a time, over the whole catalogue.
 
-Those that speak while a step is traced see one traced; those that look at what was computed see
-a compiled step run, whose arrays are on the device already.
+Those that act while a step is traced see one traced; those that look at what was computed see a
+compiled step run, whose arrays are already on the device.
 """
 
 import collections
