@@ -1,1 +1,1 @@
-"""What gradtx costs beside Optax, as ratios taken in one run: ``python -m benchmarks``."""
+"""What gradtx costs against Optax, as ratios taken in one run: ``python -m benchmarks``."""

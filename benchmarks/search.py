@@ -1,4 +1,4 @@
-"""How often L-BFGS evaluates a loss until the norm of its gradient is 1e-5, beside SciPy's.
+"""How often L-BFGS evaluates a loss until the norm of its gradient is 1e-5, against SciPy's.
 
     python -m benchmarks.search [NAME ...]
 

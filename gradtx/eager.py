@@ -30,7 +30,7 @@ that add up to it."""
 
 TRIED = 4
 """As many optimizers of one kind may compile a program that runs once; the next must take a second
-step first. A loop that builds ``adam(rate)`` anew for each step does not compile each time."""
+step first. A loop that builds a new ``adam(rate)`` for each step does not compile each time."""
 
 QUICKLY = {"xla_backend_optimization_level": 1, "xla_cpu_use_fusion_emitters": False}
 """Options by which XLA compiles a step for a CPU in a quarter of the time, to the same bits."""

@@ -56,7 +56,7 @@ def holm(p: Mapping[str, float]) -> dict[str, float]:
 
 
 def against(reference: str, entries: Mapping[str, Any]) -> dict[str, Comparison]:
-    """Each optimizer of a problem beside one of them, with p adjusted for their number."""
+    """Each optimizer of a problem against one of them, with p adjusted for their number."""
     to = losses(entries[reference])
     found = {
         name: compare(losses(entry), to)

@@ -73,7 +73,7 @@ def read_flax(path: pathlib.Path) -> Any:
     return load(msgpack_restore(path.read_bytes()))
 
 
-# Writer, reader, and the package it takes beside NumPy.
+# Writer, reader, and the package it takes besides NumPy.
 FORMATS: dict[str, tuple[Callable[..., None], Callable[..., Any], str]] = {
     "run.npz": (write_run, read_run, "numpy"),
     "run.safetensors": (write_run, read_run, "safetensors"),

@@ -98,7 +98,7 @@ def last(x: Any, wanted: bool) -> Any:
 
 
 def steps(quick: bool) -> Outcome:
-    """Adam on a number, in one scan in float32, beside the paper's equations in float64."""
+    """Adam on a number, in one scan in float32, against the paper's equations in float64."""
     done, count = Outcome(), 20_000 if quick else 1_000_000
     rate, b1, b2, eps = 1e-3, 0.9, 0.999, 1e-8
     grads = np.random.default_rng(0).normal(0.3, 1.0, count).astype(np.float32)

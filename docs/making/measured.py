@@ -24,7 +24,7 @@ def columns(title: str, first: str, names: Sequence[str]) -> Mapping[str, list[s
 
 
 def peers() -> tuple[str, str]:
-    """Time and memory of a step, beside Optax's, of what is an optimizer by itself."""
+    """Time and memory of a step, against Optax's, for everything that is an optimizer by itself."""
     title = "Everything both libraries have, one leaf of 16M, on a CPU"
     found = columns(title, "optimizer", ["gradtx / optax", "temp", "temp, optax"])
     alone = {k: v for k, v in found.items() if "+ sgd" not in k and "mean" not in k}

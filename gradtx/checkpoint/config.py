@@ -201,7 +201,7 @@ def _find_function(name: str) -> Callable[..., Any] | None:
     return found if inspect.isfunction(found) and found.__module__.startswith(inside) else None
 
 
-# Where functions are that a configuration may name, beside the top level.
+# Where there are functions that a configuration may name, besides the top level.
 _PLACES = ("", "tree", "projections", "losses", "transforms.trust")
 
 

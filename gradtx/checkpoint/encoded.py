@@ -25,7 +25,7 @@ def parts_of(path: str, leaf: Any) -> Iterator[tuple[str, Any]]:
 
 
 def written(slot: Encoded) -> dict[str, Any]:
-    """What a header says of an encoded slot, beside its arrays."""
+    """What a header says about an encoded slot, besides its arrays."""
     return {**slot.codec._asdict(), "shape": list(slot.shape), "dtype": str(slot.dtype)}
 
 

@@ -152,8 +152,8 @@ class Chip(NamedTuple):
         platform: its name.
         codecs: those whose codes it can compute in a kernel.
         tiling: ``(shape, blocks) -> Tiling``, None for leaves that do not fit.
-        settings: ``() -> (memory, options)``, where it reads numbers from, and what its compiler is
-            told; None for a loop of XLA's over tiles.
+        settings: ``() -> (memory, options)``, where it reads numbers from, and options for its
+            compiler; None for a loop of XLA's over tiles.
     """
 
     platform: str

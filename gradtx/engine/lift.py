@@ -469,7 +469,7 @@ def _leaf_by_leaf(
 
 
 Beside = tuple[dict[str, Any], Any, dict[str, Any]]
-"""What belongs to one leaf beside its gradient: slots as they are kept, parameter, keys."""
+"""What belongs to one leaf besides its gradient: slots as they are kept, parameter, keys."""
 
 OneLeaf = tuple[Any, dict[str, Any], Any, dict[str, Any]]
 """The same, behind the gradient."""

@@ -137,7 +137,7 @@ def conda(
         \theta_t &= \theta_{t-1} - \eta \left( \alpha\, \frac{\mu_t Q / (1 - \beta_1^t)}
             {\sqrt{\nu_t / (1 - \beta_2^t)} + \epsilon}\, Q^* + \lambda \theta_{t-1} \right)
 
-    with the right singular vectors `Q` of :math:`\mu`, computed anew at every `T`-th step; see
+    with the right singular vectors `Q` of :math:`\mu`, recomputed at every `T`-th step; see
     :func:`scale_by_conda`. Leaves that are not matrices take the steps of :func:`adamw`.
 
     Args:

@@ -25,7 +25,7 @@ def _encode(x: Array, *arrays: Array, names: tuple[str, ...], codec: Codec) -> A
 
 
 def parts_and_key(names: tuple[str, ...], arrays: Sequence[Any]) -> tuple[dict[str, Any], Any]:
-    """What `decode_p` reads, or `encode_p` beside the slot: the parts, and the key or None."""
+    """What `decode_p` reads, or `encode_p` besides the slot: the parts, and the key or None."""
     return dict(zip(names, arrays, strict=False)), tuple(arrays[len(names) :]) or None
 
 
