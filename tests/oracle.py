@@ -1,4 +1,4 @@
-"""Running a rule beside a NumPy float64 transcription of its paper."""
+"""Running a rule against a NumPy float64 transcription of its paper."""
 
 import functools
 

@@ -41,7 +41,7 @@ STORES = {"sophia", "apply_if_finite, adam"}
 # It moves more where Optax, on a GPU, computes the step that it then does not take.
 MORE_BYTES = {"apply_if_finite, adam"}
 # A number that Optax does not need: a zero gradient is no error, the count of errors saturates, a
-# NaN is told by a sum.
+# NaN is detected by a sum.
 MORE_KERNELS = {
     ("apply_if_finite, adam", "TPU v5e"),
     ("normalize() + sgd", "H100"),

@@ -157,7 +157,7 @@ def compilations():
 # These give JAX's loops and conditions new functions at each step: see gradtx.numerics.control.
 @some("accumulate", "adam", "lamb", "lbfgs", "muon", "sam", "soap")
 def test_a_step_taken_again_compiles_nothing(name):
-    """Outside of `jit`, where what is compiled for a new function is kept for ever."""
+    """Outside of `jit`, where what is compiled for a new function is kept forever."""
     tx, p, g = CATALOGUE[name].make(), params(), take(grads(1), 0)
     carry = p, tx.init(p)
     step(tx, carry, g)
@@ -574,7 +574,7 @@ TWINS = [name for name in NAMES if CATALOGUE[name].optax is not None]
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TWINS)
 def test_like_optax(name):
-    """A hundred steps beside Optax: the same updates, the same state fields."""
+    """A hundred steps against Optax: the same updates, the same state fields."""
     ours, theirs = CATALOGUE[name].make(), CATALOGUE[name].optax()
 
     def run(tx):

@@ -22,7 +22,7 @@ FACTORIZATIONS = {
 
 @pytest.mark.parametrize("name", FACTORIZATIONS)
 def test_a_cpu_factorizes_one_matrix_after_the_other(name):
-    """A batch would wait in one of XLA's threads for all the others: two of them, for ever."""
+    """A batch would wait in one of XLA's threads for all the others: two of them, forever."""
     function, routines = FACTORIZATIONS[name]
     a = np.random.default_rng(0).normal(size=(2, 3, 4, 4)).astype(np.float32)
     x = jnp.asarray(a @ np.swapaxes(a, -1, -2))

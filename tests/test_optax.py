@@ -1,4 +1,4 @@
-"""The six everyday optimizers beside live Optax, to 1e-6; signatures; checkpoints."""
+"""The six everyday optimizers against live Optax, to 1e-6; signatures; checkpoints."""
 
 import functools
 import inspect

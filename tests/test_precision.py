@@ -1,4 +1,4 @@
-"""A thousand steps in bfloat16 beside float32, for every optimizer."""
+"""A thousand steps in bfloat16 against float32, for every optimizer."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Parts of a tree, beside Optax."""
+"""Parts of a tree, against Optax."""
 
 import chex
 import jax.numpy as jnp

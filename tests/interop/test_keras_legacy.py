@@ -1,4 +1,4 @@
-"""OptimizerV2: its configurations and weights, beside TensorFlow's numbers."""
+"""OptimizerV2: its configurations and weights, against TensorFlow's numbers."""
 
 import json
 import pathlib

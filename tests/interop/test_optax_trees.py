@@ -1,4 +1,4 @@
-"""The tree of every state beside Optax's: classes, fields, keys, shapes and types.
+"""The tree of every state against Optax's: classes, fields, keys, shapes and types.
 
 Flax's ``from_state_dict`` and Orbax compare these: where they are equal each library reads the
 other's checkpoints, and elsewhere `from_optax_state` and `to_optax_state` do.

@@ -1,4 +1,4 @@
-"""PyTorch optimizers handed over in the middle of a run, beside PyTorch itself."""
+"""PyTorch optimizers handed over in the middle of a run, against PyTorch itself."""
 
 import json
 

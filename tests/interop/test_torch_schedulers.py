@@ -1,4 +1,4 @@
-"""PyTorch's schedulers handed over with their optimizer, beside PyTorch itself."""
+"""PyTorch's schedulers handed over with their optimizer, against PyTorch itself."""
 
 import inspect
 import json

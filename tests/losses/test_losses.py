@@ -1,4 +1,4 @@
-"""Losses: beside live Optax, in NumPy's double precision, at the ends of the range."""
+"""Losses: against live Optax, in NumPy's double precision, at the ends of the range."""
 
 import functools
 import inspect

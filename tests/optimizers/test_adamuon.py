@@ -1,4 +1,4 @@
-"""AdaMuon beside its paper."""
+"""AdaMuon against its paper."""
 
 import numpy as np
 import pytest

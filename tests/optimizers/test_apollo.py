@@ -1,4 +1,4 @@
-"""APOLLO beside its paper."""
+"""APOLLO against its paper."""
 
 import jax
 import numpy as np

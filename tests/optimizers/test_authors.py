@@ -1,4 +1,4 @@
-"""Optimizers of matrices beside their authors' code; see golden/make_matrices.py.
+"""Optimizers of matrices against their authors' code; see golden/make_matrices.py.
 
 In its convention a matrix is (out, in).
 """

@@ -1,4 +1,4 @@
-"""Conda beside its paper."""
+"""Conda against its paper."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Dion2 and Dion3 beside their paper and the authors' code."""
+"""Dion2 and Dion3 against their paper and the authors' code."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Fira beside its paper."""
+"""Fira against its paper."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""PSGD Kron beside its paper, in the form of its authors' code."""
+"""PSGD Kron against its paper, in the form of its authors' code."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""COCOB, DoG, DoWG, D-Adaptation, Prodigy, MoMo and Polyak's step together, and beside Optax."""
+"""COCOB, DoG, DoWG, D-Adaptation, Prodigy, MoMo and Polyak's step together, and against Optax."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""MARS beside a transcription of its paper, the approximate version."""
+"""MARS against a transcription of its paper, the approximate version."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Muown beside its paper."""
+"""Muown against its paper."""
 
 import jax.numpy as jnp
 import numpy as np

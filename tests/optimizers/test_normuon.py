@@ -1,4 +1,4 @@
-"""NorMuon beside its paper."""
+"""NorMuon against its paper."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Orthogonalizing and its factor of the shape, beside the formulas."""
+"""Orthogonalizing and its factor of the shape, against the formulas."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""PolarGrad beside its paper."""
+"""PolarGrad against its paper."""
 
 import jax.numpy as jnp
 import numpy as np

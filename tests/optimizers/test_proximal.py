@@ -1,4 +1,4 @@
-"""Proximal descent beside NumPy transcriptions of the published formulas, in float64."""
+"""Proximal descent against NumPy transcriptions of the published formulas, in float64."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Scion beside its paper."""
+"""Scion against its paper."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Sophia beside a transcription of its paper and beside Optax; its estimators beside Hessians."""
+"""Sophia against a transcription of its paper and Optax; its estimators against Hessians."""
 
 import functools
 

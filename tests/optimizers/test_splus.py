@@ -1,4 +1,4 @@
-"""SPlus beside its paper and its authors' code."""
+"""SPlus against its paper and its authors' code."""
 
 import jax
 import jax.numpy as jnp

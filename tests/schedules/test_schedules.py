@@ -1,4 +1,4 @@
-"""Schedules beside Optax's, at their ends, and far beyond them."""
+"""Schedules against Optax's, at their ends, and far beyond them."""
 
 import json
 import pickle

@@ -1,4 +1,4 @@
-"""Clipping by value and by norms, beside the formulas."""
+"""Clipping by value and by norms, against the formulas."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -1,4 +1,4 @@
-"""Weight decay beside transcriptions of its papers."""
+"""Weight decay against transcriptions of its papers."""
 
 import jax.numpy as jnp
 import pytest

@@ -1,4 +1,4 @@
-"""EMA-Nesterov beside its paper."""
+"""EMA-Nesterov against its paper."""
 
 import jax
 import jax.numpy as jnp

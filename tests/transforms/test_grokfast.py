@@ -1,4 +1,4 @@
-"""Grokfast beside transcriptions of its authors' code."""
+"""Grokfast against transcriptions of its authors' code."""
 
 import jax
 import jax.numpy as jnp

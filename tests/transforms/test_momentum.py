@@ -1,4 +1,4 @@
-"""Momentum as a trace and as an average, beside the formulas."""
+"""Momentum as a trace and as an average, against the formulas."""
 
 import pytest
 

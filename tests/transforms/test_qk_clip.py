@@ -1,4 +1,4 @@
-"""QK-clip beside its paper: heads, layers, groups, latent attention; what is refused."""
+"""QK-clip against its paper: heads, layers, groups, latent attention; what is refused."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -1,4 +1,4 @@
-"""The radial brake, the radius that it keeps and the floor under updates, beside the records."""
+"""The radial brake, the radius that it keeps and the floor under updates, against the records."""
 
 import jax
 import jax.numpy as jnp

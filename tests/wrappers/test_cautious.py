@@ -1,4 +1,4 @@
-"""Cautious updates beside a transcription of their paper."""
+"""Cautious updates against a transcription of their paper."""
 
 import jax.numpy as jnp
 import numpy as np

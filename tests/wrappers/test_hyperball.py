@@ -1,4 +1,4 @@
-"""Hyperball beside its paper; matrices in batches; what is no matrix."""
+"""Hyperball against its paper; matrices in batches; what is not a matrix."""
 
 import jax
 import jax.numpy as jnp

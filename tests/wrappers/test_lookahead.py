@@ -1,4 +1,4 @@
-"""Lookahead beside Optax, around pairs of parameters and plain ones."""
+"""Lookahead against Optax, around pairs of parameters and plain ones."""
 
 import jax
 import jax.numpy as jnp

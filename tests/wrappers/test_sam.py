@@ -1,4 +1,4 @@
-"""Sharpness-aware minimization beside Optax, and ASAM and GSAM beside their papers."""
+"""Sharpness-aware minimization against Optax, and ASAM and GSAM against their papers."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Schedule-free learning beside a transcription of the paper and beside Optax."""
+"""Schedule-free learning against a transcription of the paper and against Optax."""
 
 import jax
 import jax.numpy as jnp
