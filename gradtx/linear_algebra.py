@@ -21,7 +21,7 @@ def safe_norm(
     axis: tuple[int, ...] | int | None = None,
     keepdims: bool = False,
 ) -> Array:
-    """The larger of a norm and a limit, with a gradient of 0 where the limit is larger.
+    """A norm, or a limit if the norm is not larger; the gradient is then 0.
 
     Args:
         x: an array.
@@ -48,7 +48,7 @@ def safe_norm(
 
 
 def safe_root_mean_squares(x: Any, min_rms: Any) -> Array:
-    """The larger of a root mean square and a limit, with a gradient of 0 where the limit is larger.
+    """The root mean square, or a limit if it is not larger than that; the gradient is then 0.
 
     Args:
         x: an array.
