@@ -80,8 +80,11 @@ def _with_owners(put: Callable[..., Any], path: str, slot: Owned) -> Owned:
     if (x := slot.value) is None:
         return slot
     dims = (slot.share.axes, *((),) * (len(x.shape) - 1))
-    note = f"stack of {slot.share.of}, with the owners of the matrices"
-    return Owned(put(path, x, Placement(dims, tuple(x.shape), note)), slot.share)
+    where = Placement(
+        dims, tuple(x.shape), f"stack of {slot.share.of}, with the owners of the matrices"
+    )
+    kept = _in_codec(put, path, x, where) if is_encoded(x) else put(path, x, where)
+    return Owned(kept, slot.share)
 
 
 class Plan:

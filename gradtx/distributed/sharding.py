@@ -19,6 +19,7 @@ from gradtx.engine.owned_slots import apart, is_owned, together
 from gradtx.engine.owners import Stack, stacks
 from gradtx.pair import GradientTransformation
 from gradtx.paths import aligned, first_difference, leaves_with_path, path_string
+from gradtx.storage import is_encoded
 from gradtx.training.automatic import automatic
 from gradtx.training.placing import placed
 from gradtx.types import Params, PyTree, State, Updates
@@ -111,10 +112,10 @@ class StateSharding:
         given: Any
 
         def formed(x: Any) -> bool:
-            return is_padded(x) or is_owned(x)
+            return is_padded(x) or is_owned(x) or is_encoded(x)
 
         ours, treedef = jax.tree_util.tree_flatten_with_path(self.abstract, is_leaf=formed)
-        theirs, given = jax.tree.flatten(state)
+        theirs, given = jax.tree.flatten(state, is_leaf=is_encoded)
         if given != treedef:
             problem = first_difference(treedef.unflatten([x for _, x in ours]), state)
             raise ValueError(f"the state is not one of this sharding: {problem}")
@@ -129,7 +130,12 @@ class StateSharding:
             Padded.of(x, place.value.shape) if is_padded(place) else x
             for x, place in zip(together(theirs, places), places, strict=True)
         ]
-        return treedef.unflatten(made)
+        whole = treedef.unflatten(made)
+        kept: Any = jax.tree.structure(self.abstract)
+        if jax.tree.structure(whole) != kept:
+            problem = first_difference(self.abstract, whole)
+            raise ValueError(f"the state is not one of this sharding: {problem}")
+        return whole
 
     def __str__(self) -> str:
         rows = [("leaf", "shape", "sharding", "bytes per device", "")]

@@ -80,6 +80,13 @@ class Matrices(NamedTuple):
         sizes = count * batches, height, width
         return Matrices(order, sizes, (count, *self.shape), (count, *self.split))
 
+    def of_shape(self, shape: tuple[int, ...]) -> "Matrices":
+        """The same for an array whose axes have other lengths, if there are no heads."""
+        if shape == self.shape:
+            return self
+        batches, height, width = (math.prod(shape[axis] for axis in axes) for axes in self.axes)
+        return Matrices(self.order, (batches, height, width), shape, shape)
+
     def take(self, x: Array) -> Array:
         """The array as a batch ``(n, rows, columns)``."""
         return x.reshape(self.split).transpose(self.order).reshape(self.sizes)
@@ -421,7 +428,7 @@ def _transform_equal(
         direction, new = owned(transformed, batch, held, place, how.axes, staying=staying)
     for n in staying:
         old = slots[n][first]
-        stack = padded(new.pop(n), len(old.value))
+        stack = padded(new.pop(n), old.value.shape[0])
         slots[n][first] = Owned(store(old.value, stack), old.share)
     sizes, on_leaf = [how.sizes[0] for how in hows], batched.on_leaf
     parts = {n: _parted(x, sizes) for n, x in new.items()}

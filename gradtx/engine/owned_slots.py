@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from gradtx.storage import Encoded, is_encoded
 from gradtx.types import Array, PyTree
 
 
@@ -23,15 +24,50 @@ class Share(NamedTuple):
     matrices: Any
     axes: tuple[str, ...]
 
-    def take(self, x: Array) -> Array:
-        """The slot as a part of the stack."""
-        return x if self.matrices is None else self.matrices.take(x)
+    def take(self, x: Any) -> Any:
+        """The slot as a part of the stack, in a codec if it is in one."""
+        how = self.matrices
+        if how is None:
+            return x
+        if not is_encoded(x):
+            return how.take(x)
+        parts = {n: how.of_shape(part.shape).take(part) for n, part in x.parts.items()}
+        return x.of_parts(parts, how.sizes, self.along(x))
 
-    def put(self, stack: Array) -> Array:
+    def put(self, stack: Any) -> Any:
         """The slot, from the stack."""
-        n = self.shape[0] if self.matrices is None else self.matrices.sizes[0]
-        part = stack[self.at * n : (self.at + 1) * n]
-        return part if self.matrices is None else self.matrices.put(part)
+        how = self.matrices
+        n = self.shape[0] if how is None else how.sizes[0]
+        own = slice(self.at * n, (self.at + 1) * n)
+        if not is_encoded(stack):
+            return stack[own] if how is None else how.put(stack[own])
+        parts, along = {n: part[own] for n, part in stack.parts.items()}, stack.codec.axis
+        if how is None:
+            return stack.of_parts(parts, self.shape, along)
+        shape, axis = list(self.shape), None if along is None else how.axes[along][0]
+        for name, part in parts.items():
+            if axis is not None:
+                shape[axis] = part.shape[along]  # of scales there is one for each block
+            parts[name] = how.of_shape(tuple(shape)).put(part)
+        return stack.of_parts(parts, self.shape, axis)
+
+    def along(self, x: Encoded) -> int | None:
+        """The axis of the stack along which a slot's blocks lie; None if entries are alone."""
+        axis, how = x.codec.axis, self.matrices
+        if axis is None or how is None:
+            return axis
+        return next(i for i, axes in enumerate(how.axes) if axis in axes)
+
+    def fits(self, x: Any) -> bool:
+        """Whether a slot can be a part of a stack: if in a codec, no block is divided by that."""
+        if not is_encoded(x):
+            return True
+        along, how = self.along(x), self.matrices
+        if x.key is not None or along == 0:
+            return False
+        if along is None or how is None:
+            return True
+        return how.split == how.shape and len(how.axes[along]) == 1
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -67,10 +103,14 @@ def is_owned(x: Any) -> bool:
     return isinstance(x, Owned)
 
 
-def stacked(slots: list[Array], shares: list[Share], devices: int) -> list[Owned]:
+def stacked(slots: list[Any], shares: list[Share], devices: int) -> list[Owned]:
     """The slots of equal leaves as one stack, padded so that the devices can divide it."""
     parts = [share.take(x) for x, share in zip(slots, shares, strict=True)]
-    stack = padded(jnp.concatenate(parts), devices)
+    stack = jax.tree.map(lambda *xs: padded(jnp.concatenate(xs), devices), *parts)
+    if is_encoded(stack):
+        count = sum(x.shape[0] for x in parts)
+        shape = count + -count % devices, *stack.shape[1:]
+        stack = stack.of_parts(stack.parts, shape, stack.codec.axis)
     return [Owned(None if share.at else stack, share) for share in shares]
 
 
@@ -80,7 +120,10 @@ def padded(x: Array, devices: int) -> Array:
 
 
 def together(slots: list[Any], like: list[Any]) -> list[Any]:
-    """The leaves of a state, of which some are `Owned` in `like`, with these in stacks."""
+    """The leaves of a state, of which some are `Owned` in `like`, with these in stacks.
+
+    What is in codecs that differ, or whose blocks a stack would divide, stays by itself.
+    """
     made, found = list(slots), dict[int, list[int]]()
     for i, slot in enumerate(like):
         if not is_owned(slot):
@@ -89,9 +132,12 @@ def together(slots: list[Any], like: list[Any]) -> list[Any]:
         members.append(i)
         if len(members) == slot.share.of:  # all leaves of one field come before the next field
             del found[slot.share.stack]
-            size = len(like[members[0]].value)
-            in_one = stacked([made[k] for k in members], [like[k].share for k in members], size)
-            for k, each in zip(members, in_one, strict=True):
+            own, shares = [made[k] for k in members], [like[k].share for k in members]
+            alike = len(set(map(jax.tree.structure, own))) == 1
+            if not alike or not all(s.fits(x) for s, x in zip(shares, own, strict=True)):
+                continue
+            size = like[members[0]].value.shape[0]
+            for k, each in zip(members, stacked(own, shares, size), strict=True):
                 made[k] = each
     return made
 
@@ -108,3 +154,10 @@ def apart(state: PyTree) -> PyTree:
         return x.share.put(stacks[x.share.stack])
 
     return jax.tree.map(one, state, is_leaf=is_owned)
+
+
+def in_stacks(state: PyTree, like: PyTree) -> PyTree:
+    """A state with every slot by itself, with those in stacks that are in `like`."""
+    treedef: Any
+    kept, treedef = jax.tree.flatten(like, is_leaf=is_owned)
+    return treedef.unflatten(together(treedef.flatten_up_to(state), kept))

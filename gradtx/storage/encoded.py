@@ -275,6 +275,13 @@ class Encoded:
                 found.append(x.astype(jnp.float32))
         return found
 
+    def of_parts(
+        self, parts: dict[str, Array], shape: tuple[int, ...], axis: int | None
+    ) -> "Encoded":
+        """A slot of another shape in the same codec, whose blocks lie along `axis`."""
+        codec = self.codec._replace(axis=axis)
+        return type(self)(parts, self.key, codec, shape, self.dtype)
+
     def take(self, indices: Array) -> Array:
         """Some rows: alone if blocks lie within rows, otherwise out of the whole."""
         if not self._in_rows:

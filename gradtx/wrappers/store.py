@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from gradtx.checks import check_integer, check_patterns
 from gradtx.engine.kernels import in_kernels, without_kernels
-from gradtx.engine.owners import owned_by
+from gradtx.engine.owned_slots import apart, in_stacks
 from gradtx.inspection.slots import map_slots, walk_slots
 from gradtx.pair import (
     GradientTransformation,
@@ -103,8 +103,8 @@ def store(
     tx = with_extra_args_support(inner)
 
     def init(params: Params) -> State:
-        with owned_by({}):  # a codec is of one leaf: slots of matrices are not put in stacks
-            state = tx.init(params)
+        made = tx.init(params)
+        state = apart(made)  # a codec is of one leaf
         used: set[Any] = set()
         numbers = iter(range(2**31))
         known: list[str] = []
@@ -142,7 +142,7 @@ def store(
             _check_used(state, rules, used, known)
         if patterns != EMBEDDINGS and known:
             _check_patterns(patterns, used, known)
-        return new
+        return in_stacks(new, made)
 
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any

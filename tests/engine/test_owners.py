@@ -120,6 +120,10 @@ def with_bases(name):
     return make(0.1, eps=1e-2, precondition_frequency=2, weight_dimension_numbers=numbers)
 
 
+ONE_OF_EACH = 8 * (16 * 48 + 48 * 16 + 16 * 16)
+"""Bytes, in float64, of what stands on a device."""
+
+
 @pytest.mark.parametrize("name", ["shampoo", pytest.param("soap", marks=pytest.mark.slow)])
 def test_slots_stay_with_the_owner(name):
     """Of matrices' size a step sends gradients to their owners and updates back, nothing else."""
@@ -136,10 +140,50 @@ def test_slots_stay_with_the_owner(name):
             np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
         again = sharding.whole(sharding.put(whole))
         assert jax.tree.all(jax.tree.map(jnp.array_equal, again, whole))
-    one_of_each = 8 * (16 * 48 + 48 * 16 + 16 * 16)  # bytes of what stands on a device
     sent = collectives(program)
-    assert sum(n for kind, n in sent if kind == "all-to-all") == 2 * one_of_each
+    assert sum(n for kind, n in sent if kind == "all-to-all") == 2 * ONE_OF_EACH
     assert all(kind == "all-to-all" or n < 16 * 16 for kind, n in sent)  # the loss and its vector
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("codec", ["int4", "bf16"])
+def test_codes_stay_with_the_owner(codec):
+    """They are those of one device, and a step sends what it does without them."""
+    with jax.enable_x64(True):
+        tx = gradtx.store(with_bases("shampoo"), codec, min_size=0)
+        sharding = gradtx.state_sharding(tx, params(), places(mesh(8), rows=True))
+        placed = jax.device_put(params(), sharding.params)
+        whole, alone = sharding.whole(sharding.init(tx, placed)), tx.init(params())
+        assert jax.tree.structure(whole) == jax.tree.structure(alone)
+        assert jax.tree.all(jax.tree.map(jnp.array_equal, whole, alone))
+        assert jax.tree.all(
+            jax.tree.map(jnp.array_equal, sharding.whole(sharding.put(whole)), whole)
+        )
+        want, got = run(tx)[0], run(tx, sharding)
+    for a, b in zip(jax.tree.leaves(got[0]), jax.tree.leaves(want), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+    sent = collectives(got[2])
+    assert sum(n for kind, n in sent if kind == "all-to-all") == 2 * ONE_OF_EACH
+    assert all(kind == "all-to-all" or n < 16 * 16 for kind, n in sent)
+    with pytest.raises(ValueError, match="not one of this sharding"):
+        sharding.put(with_bases("shampoo").init(params()))
+
+
+def test_codes_that_a_stack_would_divide_stay_with_their_leaf():
+    """Blocks along a batch, leaves in codecs of their own, and keys of random rounding."""
+    where = NamedSharding(mesh(8), PartitionSpec(None, "x", None))
+    g = [jnp.ones((64, 8, 8)), jnp.ones((64, 8, 8))]
+    inside = gradtx.scale_by_shampoo(weight_dimension_numbers=gradtx.MuonDimensionNumbers(1, 2))
+
+    def stacked(codecs):
+        tx = gradtx.store(inside, codecs, min_size=0)
+        state = gradtx.state_sharding(tx, g, where).state
+        return type(state.left[0]).__name__
+
+    assert stacked({"left": gradtx.Codec("int8", axis=1)}) == "Owned"
+    assert stacked({"left": gradtx.Codec("int8", axis=0)}) == "Encoded"
+    assert stacked({"left": {"0": "int8", "*": "int4"}}) == "Encoded"
+    assert stacked({"left": gradtx.Codec("int8", rounding="stochastic")}) == "Encoded"
 
 
 @pytest.mark.slow
@@ -154,11 +198,6 @@ def test_slots_with_the_owner_need_no_mesh_at_hand():
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
     assert jax.tree.structure(new) == jax.tree.structure(state)
-    encoded = gradtx.store(tx, min_size=0)  # a codec is of one leaf
-    sharding = gradtx.state_sharding(encoded, g, where)
-    assert sharding.state.left[0].parts.keys() == {"codes", "scale"}
-    made = jax.eval_shape(sharding.placed(encoded).update, g, sharding.abstract)[1]
-    assert jax.tree.structure(made) == jax.tree.structure(sharding.abstract)
     with pytest.raises(ValueError, match="the slots of 2 equal matrices are one stack"):
         tx.update([g[0], None], state)
 
