@@ -245,8 +245,8 @@ class Declaration:
         for name, value in self.arguments.items():
             if getattr(value, "ndim", 0) and self.builder.is_number(name):
                 raise ValueError(
-                    f"{self.name}: {name} has the shape {value.shape}, and is to be one number; a "
-                    "sweep is mapped over, as by jax.vmap(lambda tx: ...)(tx)"
+                    f"{self.name}: {name} has the shape {value.shape}, and must be one number; "
+                    "map over a sweep, as with jax.vmap(lambda tx: ...)(tx)"
                 )
 
     def __eq__(self, other: object) -> bool:

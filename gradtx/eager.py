@@ -25,15 +25,16 @@ from gradtx.numerics.steering import is_tracer
 from gradtx.rows import is_rows
 
 MANY_LEAVES = 16
-"""A tree of as many leaves is worth a program at its first step, and a smaller one after steps
+"""A tree of this many leaves is worth a program at its first step, and a smaller one after steps
 that add up to it."""
 
 TRIED = 4
-"""As many optimizers of one kind may compile a program that runs once; the next must take a second
-step first. A loop that builds a new ``adam(rate)`` for each step does not compile each time."""
+"""This many optimizers of one kind may compile a program that runs once; the next must take a
+second step first. A loop that builds a new ``adam(rate)`` for each step does not compile each time.
+"""
 
 QUICKLY = {"xla_backend_optimization_level": 1, "xla_cpu_use_fusion_emitters": False}
-"""Options by which XLA compiles a step for a CPU in a quarter of the time, to the same bits."""
+"""Options by which XLA compiles a step for a CPU in a quarter of the time, with the same bits."""
 
 _enabled = contextvars.ContextVar("eager_programs", default=True)
 _once: Counter[Any] = Counter()  # how many objects of each builder have run a program just once

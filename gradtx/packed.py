@@ -181,8 +181,8 @@ def uniform(choose: Callable[[PyTree], PyTree], tree: PyTree) -> PyTree:
         said = {kind: {flags[i] for i in members} for kind, members in part.layout.vectors.items()}
         if any(len(flags) > 1 for flags in said.values()):
             raise ValueError(
-                "a mask chooses some leaves of a packed tree and not others: pack those apart, as "
-                "{'body': gradtx.pack(body), 'head': gradtx.pack(head)}"
+                "a mask chooses some leaves of a packed tree and not others: pack them separately, "
+                "as {'body': gradtx.pack(body), 'head': gradtx.pack(head)}"
             )
         return Packed({k: next(iter(said[k])) for k in part.vectors}, part.layout)
 

@@ -416,7 +416,7 @@ class _Lazy:
             raise TypeError(
                 f"{self.declaration.name}: {', '.join(self.schedules)} is a schedule, and the "
                 f"state, {type(state).__name__}, counts no steps: it was made for a constant; "
-                "load_state_dict(tx, params, state_dict(state), strict=False) goes on at its step"
+                "load_state_dict(tx, params, state_dict(state), strict=False) continues at its step"
             )
         evaluated = self._evaluated(count)
         tx = evaluated.builder.call(evaluated.arguments)

@@ -64,7 +64,7 @@ TreeT = TypeVar("TreeT")
 
 OTHER_STATE = (
     "; from that of another transformation load_state_dict(tx, params, state_dict(state), "
-    "strict=False) goes on, and match_state_dict says what fits"
+    "strict=False) continues, and match_state_dict says what fits"
 )
 """What to do about a state that does not fit, for error messages."""
 
@@ -72,7 +72,7 @@ Slots: TypeAlias = Annotated[Any, SLOT]
 """Marks a field of a state class that mirrors the parameters: one slot for each leaf."""
 
 NonNegativeSlots: TypeAlias = Annotated[Any, SLOT, NONNEGATIVE]
-"""Marks a field as `Slots` does, of slots whose entries are never negative, as sums of squares."""
+"""Marks a field as `Slots` does, for slots without negative entries, such as sums of squares."""
 
 TreeScalar: TypeAlias = Annotated[Array, TREE_SCALAR]
 """Marks a number that belongs to the whole tree of parameters, such as a norm."""

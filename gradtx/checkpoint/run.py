@@ -230,14 +230,14 @@ def _header(written: Any) -> tuple[dict[str, Any], dict[str, _Entry]]:
         header = json.loads(np.asarray(written, np.uint8).tobytes())
         version, step = header["version"], header["step"]
         if header.pop("checksum") != checksum_of_header(header):
-            raise ValueError("its checksum is another")
+            raise ValueError("its checksum differs")
         if version == _VERSION:
             entries = {
                 name: _Entry(str(kind), str(jnp.dtype(dtype)), tuple(map(int, shape)), crc)
                 for name, (kind, dtype, shape, crc) in header["entries"].items()
             }
             if not (isinstance(step, int | None) and isinstance(header["state"], bool)):
-                raise ValueError("its fields have other types")
+                raise ValueError("its fields have the wrong types")
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise ValueError(f"the header: {type(error).__name__} {error}") from None
     if version != _VERSION:

@@ -296,11 +296,11 @@ def _header(flat: Mapping[str, Any]) -> dict[str, Any]:
         version, states, config = header["version"], header["states"], header["config"]
         good = all(isinstance(prefix, str) and isinstance(kind, str) for prefix, kind in states)
         if not (good and type(version) is int and isinstance(config, dict | None)):
-            raise ValueError("its fields have other types")
+            raise ValueError("its fields have the wrong types")
         if version < 1 or (version == 1 and "checksum" in header):
             raise ValueError(f"there is no format {version}, or not with these fields")
         if 1 < version <= _VERSION and header.pop("checksum") != checksum_of_header(header):
-            raise ValueError("its checksum is another")
+            raise ValueError("its checksum differs")
         # Checksums came with the second format, types with the third, codecs with the fourth; the
         # fifth has codes of four bits in another order.
         header = {"checksums": {}, "dtypes": {}, "encoded": {}, **header}

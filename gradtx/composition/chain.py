@@ -137,7 +137,7 @@ def named_chain(*args: tuple[str, GradientTransformation]) -> GradientTransforma
             raise TypeError(f"named_chain takes pairs (name, transformation), not {pair!r}")
     names = [name for name, _ in args]
     if len(set(names)) < len(names):
-        raise ValueError(f"named_chain: a name comes twice in {names}")
+        raise ValueError(f"named_chain: a name occurs twice in {names}")
     links = chain(*(tx for _, tx in args))
 
     def init(params: Params) -> State:

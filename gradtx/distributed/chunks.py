@@ -15,7 +15,7 @@ from gradtx.pair import GradientTransformation, transformation
 from gradtx.types import Array
 
 LARGEST_CHUNK = 128
-"""Sides of a chunk, at most: 14 bits say where in it an entry stands."""
+"""The longest side of a chunk: 14 bits say where in it an entry is."""
 
 
 class Chunks(NamedTuple):

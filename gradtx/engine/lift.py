@@ -472,7 +472,7 @@ Beside = tuple[dict[str, Any], Any, dict[str, Any]]
 """What belongs to one leaf besides its gradient: slots as they are kept, parameter, keys."""
 
 OneLeaf = tuple[Any, dict[str, Any], Any, dict[str, Any]]
-"""The same, behind the gradient."""
+"""The same, after the gradient."""
 
 
 def on_array(rule: RuleFn, given: Leaves, leaf: OneLeaf) -> tuple[Array, dict[str, Any]]:

@@ -155,7 +155,7 @@ def as_matrices(label: str, path: Any, shape: tuple[int, ...], numbers: Any) -> 
         rows = axes_of(numbers.reduction_axis, len(shape))
         columns = axes_of(numbers.output_axis, len(shape))
         if len({*rows, *columns}) < len(rows) + len(columns):
-            raise ValueError(f"an axis comes twice in {numbers}")
+            raise ValueError(f"an axis occurs twice in {numbers}")
         split, own = _apart(tuple(shape), getattr(numbers, "heads", None), (*rows, *columns))
     except ValueError as error:
         raise ValueError(
@@ -381,9 +381,9 @@ def _by_shape(label: str, alike: dict[Any, list[int]]) -> list[list[Group]]:
     for (how, kind, place, stack), members in alike.items():
         if stack is not None and len(members) != stack[1]:
             raise ValueError(
-                f"{label}: the slots of {stack[1]} equal matrices are one stack, and the gradients "
-                f"of {len(members)} are here, or of this type: give all of them, or a state whose "
-                "slots are apart (StateSharding.whole)"
+                f"{label}: the slots of {stack[1]} equal matrices are one stack, and gradients of "
+                f"only {len(members)} are given, or of this type: give all of them, or a state "
+                "whose slots are separate (StateSharding.whole)"
             )
         alone = None if place is None and stack is None else (how, place, stack)
         group = how, place, members

@@ -18,7 +18,7 @@ FEW_LEAVES = 4
 """Fewer leaves of a kind are traced one by one: a function to call is itself traced three times."""
 
 FEW_OPERATIONS = 1
-"""As few operations are bound in less time than a call."""
+"""This few operations are bound in less time than a call."""
 
 
 def traced_once(

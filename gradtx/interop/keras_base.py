@@ -149,8 +149,8 @@ def _constraints(where: str, leaves: list[Leaf] | None, live: Any) -> list[Gradi
         if name not in _PROJECTIONS or not type(constraint).__module__.startswith("keras."):
             raise ValueError(
                 f"{where}: the constraint {name} of {leaf.name} is not known; there are "
-                f"{', '.join(_PROJECTIONS)}. Take it off, and put project(...) with a function "
-                "behind what this returns"
+                f"{', '.join(_PROJECTIONS)}. Remove it, and chain project(...) with a function "
+                "after what this returns"
             )
         options = Options(f"{where}: {name}", constraint.get_config())
         arguments = tuple((key, _argument(options, key)) for key in options.values)

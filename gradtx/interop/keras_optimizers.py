@@ -150,7 +150,7 @@ def _adafactor(o: Options, rate: Any, leaves: list[Leaf] | None) -> Core:
 
 def _muon(o: Options, rate: Any, leaves: list[Leaf] | None) -> Core:
     if leaves is None:
-        raise ValueError(f"{o.where}: which leaves are matrices is up to the parameters: pass them")
+        raise ValueError(f"{o.where}: which leaves are matrices depends on params: pass them")
     excluded = o.take("exclude_layers", None) or []
     if not isinstance(excluded, list | tuple) or not all(isinstance(k, str) for k in excluded):
         raise TypeError(

@@ -117,7 +117,7 @@ def _restated(state: Any, like: Any, where: str, path: str) -> Any:
         )
     if type(like) in (tuple, list):
         if not isinstance(state, tuple | list) or len(state) != len(like):
-            raise ValueError(f"{where}: {path} has not {len(like)} parts")
+            raise ValueError(f"{where}: {path} does not have {len(like)} parts")
         pairs = enumerate(zip(state, like, strict=True))
         return type(like)(_restated(a, b, where, f"{path}[{i}]") for i, (a, b) in pairs)
     if not jax.tree_util.all_leaves([like]):  # a pytree of the user's

@@ -184,9 +184,9 @@ def ordered(
         if matters and alike and not in_a_row and len(found) > 1:
             there = "" if names is None else f" ({', '.join(names):.200})"
             raise ValueError(
-                f"nothing tells which of the leaves {', '.join(found):.200} is which parameter "
-                f"there{there}: say it by order={list(found)}, if that is theirs, or give a list "
-                "of arrays in it"
+                f"nothing says which of the leaves {', '.join(found):.200} is which parameter "
+                f"there{there}: give order={list(found)}, if that is theirs, or a list of arrays "
+                "in their order"
             )
         order = list(found)
     leaves = [

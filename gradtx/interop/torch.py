@@ -133,8 +133,8 @@ def from_torch(
         raise TypeError(f"{where}: own_steps must be True, False or None, not {own_steps!r:.80}")
     if own_steps and scheduler is not None:
         raise ValueError(
-            f"{where}: a scheduler steps on where a parameter rests, so that own_steps is not "
-            "possible with one: hand over without it, and chain scale_by_schedule behind"
+            f"{where}: a scheduler also steps where a parameter has no gradient, so own_steps is "
+            "not possible with one: hand over without it, and chain scale_by_schedule last"
         )
     names, shapes = _there(where, source, groups)
     leaves = ordered(

@@ -82,7 +82,7 @@ def rate_schedule(where: str, scheduler: Any, i: int, group: Group) -> Schedule:
     if not abs(now - given) <= 1e-5 * max(abs(now), abs(given)):
         raise ValueError(
             f"{where}: the learning rate in force is {now:g}, and {type(scheduler).__name__} gives "
-            f"{given:g} at its epoch {epoch(scheduler)}: it was set by something else since"
+            f"{given:g} at its epoch {epoch(scheduler)}: something else has set it since"
         )
     return made
 

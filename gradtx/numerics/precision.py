@@ -80,7 +80,7 @@ def as_arrays(tree: PyTree) -> PyTree:
         at = jax.tree_util.keystr(path, simple=True, separator="/")
         raise TypeError(
             f"at {at!r} there is a {type(tensor).__module__}.{type(tensor).__name__}: make it an "
-            "array by jnp.asarray(x.detach().cpu().numpy()), of TensorFlow by "
+            "array by jnp.asarray(x.detach().cpu().numpy()), or for TensorFlow "
             "jnp.asarray(x.numpy()); gradtx.interop hands over whole optimizers"
         )
     if not kinds & {int, float}:

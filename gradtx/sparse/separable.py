@@ -96,8 +96,8 @@ def check_separable(
         )
         if any(jax.tree.leaves(dense)):
             raise TypeError(
-                "exact_rows: what it stands around makes whole tables of rows, so that no row ever "
-                "misses a step; leave exact_rows out"
+                "exact_rows: the transformation inside makes whole tables of rows, so that no row "
+                "ever misses a step; leave exact_rows out"
             )
         on_slots(lambda _: None, new, others=found.append)
         return found, updates

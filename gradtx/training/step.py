@@ -135,8 +135,8 @@ def _check_alive(what: str, tree: PyTree) -> None:
     leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
     path = next(path_string(path) for path, x in leaves if _is_deleted(x))
     raise ValueError(
-        f"{what}: {path!r} was given up to an earlier step: go on with what that returned, or make "
-        "the step with donate=False"
+        f"{what}: {path!r} was given up to an earlier step: continue with what that returned, or "
+        "make the step with donate=False"
     )
 
 

@@ -154,7 +154,7 @@ def _fitting(path: Any, g: Any, a: Any) -> Any:
     if not is_rows(g):
         raise ValueError(
             f"at {path_string(path)!r} the gradient is an array and not Rows, for which accumulate "
-            "was told to keep rows: look the table up with gradtx.sparse.take, or leave it out of "
+            "is to keep rows: look the table up with gradtx.sparse.take, or leave it out of "
             "the argument rows"
         )
     given, room = math.prod(g.indices.shape), a.indices.size

@@ -154,7 +154,7 @@ def value_and_grad_from_state(value_fn: Callable[..., Any]) -> Callable[..., tup
         ours: Any = jax.tree.structure(params)
         if theirs != ours:
             raise ValueError(
-                "value_and_grad_from_state: the gradient in the state is not one of all the "
+                "value_and_grad_from_state: the gradient in the state does not cover all the "
                 f"parameters: {theirs} against {ours}. A search inside a mask or a group sees only "
                 "some of them: evaluate the loss"
             )

@@ -125,7 +125,7 @@ def guard(
         if any(map(_scales_losses, jax.tree.leaves(inner_state, is_leaf=_scales_losses))):
             raise ValueError(
                 "guard: dynamic_loss_scale is inside, where it would never see what is not finite: "
-                "put it around, dynamic_loss_scale(guard(...))"
+                "put it outside, dynamic_loss_scale(guard(...))"
             )
         losses, norms = (
             Rolling(jnp.zeros(window, jnp.float32), jnp.zeros([], jnp.int32)) for _ in range(2)

@@ -25,7 +25,7 @@ from gradtx.tree.search import children_of
 from gradtx.types import Params, PyTree, State, Updates, is_stored, nonnegative_fields, state_fields
 
 EMBEDDINGS = ("*embed*", "*Embed*")
-"""The paths of embeddings: a row that few steps touch would change with others of its block."""
+"""The paths of embeddings: a row that few steps touch would change with the others in its block."""
 
 MIN_SIZE = 4096
 """Leaves with fewer entries are kept as they are: they take little memory."""

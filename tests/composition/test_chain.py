@@ -22,7 +22,7 @@ def test_named_states():
     assert list(state) == ["clip", "trace"]
     paths = [jax.tree_util.keystr(k) for k, _ in jax.tree_util.tree_flatten_with_path(state)[0]]
     assert paths == ["['trace'].trace"]
-    with pytest.raises(ValueError, match="comes twice"):
+    with pytest.raises(ValueError, match="occurs twice"):
         gradtx.named_chain(("a", gradtx.clip(1.0)), ("a", gradtx.clip(1.0)))
     with pytest.raises(TypeError, match="pairs"):
         gradtx.named_chain(gradtx.clip(1.0))

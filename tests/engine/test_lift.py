@@ -245,7 +245,7 @@ class TestRefused:
 
     def test_a_swept_transformation_without_vmap(self):
         tx = gradtx.scale_by_adam(b1=jnp.array([0.8, 0.9]))
-        with pytest.raises(ValueError, match=r"b1 has the shape \(2,\), and is to be one number"):
+        with pytest.raises(ValueError, match=r"b1 has the shape \(2,\), and must be one number"):
             tx.update(jnp.zeros(()), tx.init(jnp.zeros(())))
 
     def test_no_transformation(self):

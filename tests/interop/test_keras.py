@@ -298,7 +298,7 @@ def test_the_paths_of_variables_tell_which_is_which():
     with pytest.raises(ValueError, match=r"parameter there \(sequential/dense"):
         from_keras(optimizer, {str(i): v.numpy() for i, v in enumerate(model.trainable_variables)})
     saved = [v.numpy() for v in optimizer.variables]
-    with pytest.raises(ValueError, match="nothing tells which"):
+    with pytest.raises(ValueError, match="nothing says which"):
         from_keras(KO.serialize(optimizer), params, saved)
     assert from_keras(KO.serialize(optimizer), params)  # a new state has nothing to mistake
 

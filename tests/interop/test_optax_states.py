@@ -120,7 +120,7 @@ def test_other_states_are_refused():
         (optax.sgd(0.1, 0.9).init(p), r"the state\[0\] is TraceState, which has no count, mu, nu"),
         (optax.adam(0.1).init({"w": p["w"]}), r"the state\[0\].mu is \['w'\], not a dict of"),
         (optax.adam(0.1).init({**p, "b": jnp.ones(7)}), r"has the shape \(7,\), not \(3,\)"),
-        (optax.scale_by_adam().init(p), r"has not 2 parts"),
+        (optax.scale_by_adam().init(p), r"does not have 2 parts"),
     ):
         with pytest.raises(ValueError, match=says):
             from_optax_state(state, gradtx.adam(0.1), p)

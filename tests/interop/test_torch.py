@@ -292,12 +292,12 @@ def test_the_names_of_parameters_tell_which_is_which():
     nameless = TO.SGD(ps, 0.1, momentum=0.9)
     nameless.load_state_dict({**saved, "param_groups": nameless.state_dict()["param_groups"]})
     for source in (nameless, nameless.state_dict()):
-        with pytest.raises(ValueError, match="nothing tells which of the leaves"):
+        with pytest.raises(ValueError, match="nothing says which of the leaves"):
             from_torch(source, flat, class_name="SGD")
     with pytest.raises(ValueError, match=r"parameter there \(layer.b, layer.a\)"):
         from_torch(optimizer, {"x": ps[0], "y": ps[1]})
     groups = [{**GROUP, "params": [i], "lr": 0.1 * i} for i in range(2)]
-    with pytest.raises(ValueError, match="nothing tells which"):
+    with pytest.raises(ValueError, match="nothing says which"):
         from_torch(
             {"state": {}, "param_groups": groups},
             {"a": np.ones(2), "b": np.ones(3)},
@@ -347,7 +347,7 @@ def test_a_gradient_of_none_counts_as_a_step_unless_each_counts_its_own():
     late = gradtx.apply_gradients(tx, [None, gs[2][1]], params, state)
     at_once, _ = gradtx.apply_gradients(tx, gs[3], params, state)
     assert not bool(jnp.array_equal(gradtx.apply_gradients(tx, gs[3], *late)[0][0], at_once[0]))
-    with pytest.raises(ValueError, match="chain scale_by_schedule behind"):
+    with pytest.raises(ValueError, match="chain scale_by_schedule last"):
         scheduler = TO.lr_scheduler.ExponentialLR(optimizer, 0.9)
         from_torch(optimizer, params, scheduler=scheduler, own_steps=True)
     with pytest.raises(TypeError, match="own_steps must be True, False or None"):

@@ -190,7 +190,7 @@ def test_make_step_hands_the_report_out_and_takes_a_validation_loss():
 
 
 def test_a_loss_scale_is_around_and_in_the_report():
-    with pytest.raises(ValueError, match=r"put it around, dynamic_loss_scale\(guard"):
+    with pytest.raises(ValueError, match=r"put it outside, dynamic_loss_scale\(guard"):
         gradtx.guard(gradtx.dynamic_loss_scale(PLAIN)).init(0.0)
     tx = gradtx.dynamic_loss_scale(gradtx.guard(PLAIN), 8.0)
     _, state = gradtx.apply_gradients(tx, jnp.float32(jnp.inf), jnp.float32(0.0), tx.init(0.0))
