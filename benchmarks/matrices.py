@@ -143,26 +143,36 @@ def layers(rounds: int = 3) -> Iterator[list[object]]:
     yield ["CPU: ms", *(1e3 * statistics.median(each) for each in (of, to)), ratio(of, to)]
 
 
-# XLA takes minutes to compile an eigendecomposition, a QR or a triangular solution for a TPU.
+# For a TPU they are compiled with sides of 64 and 256: above that, JAX computes eigenvectors by a
+# program that takes XLA a minute of processor time.
 FACTORIZING = ["soap", "kl_soap", "soap_muon", "shampoo", "kl_shampoo", "splus", "kron"]
 ORTHOGONALIZING = ["muon", "normuon", "adamuon", "muown", "scion", "polargrad", "dion2", "dion3"]
-FAMILIES = [*ORTHOGONALIZING, "apollo", "fira", "conda", *FACTORIZING]
+HYPERBALL = "hyperball(muon(1e-3), 1e-3)"
+FAMILIES = [*ORTHOGONALIZING, HYPERBALL, "apollo", "fira", "conda", *FACTORIZING]
 
 
-def pairs_of_shapes(number: int, rows: int = 128) -> Shapes:
+def rows_of(name: str, chip: str) -> int:
+    return 64 if "TPU" in chip and name in FACTORIZING else 128
+
+
+def pairs_of_shapes(number: int, rows: int) -> Shapes:
     """A number of matrices of each of two shapes."""
     shapes = {"wide": (rows, 4 * rows), "square": (rows, rows)}
     return {f"{kind}{i}": shape for i in range(number) for kind, shape in shapes.items()}
 
 
+def parameters(name: str, chip: str) -> int:
+    """The bytes of those of :func:`families` with four matrices of each shape."""
+    return 4 * sum(math.prod(shape) for shape in pairs_of_shapes(4, rows_of(name, chip)).values())
+
+
 def families(names: list[str]) -> Iterator[tuple[str, str, Cost, Cost]]:
     """By optimizer and chip the cost of a step on one, and on four matrices of each shape."""
     for name in names or FAMILIES:
-        library = build("gradtx", f"{name}(1e-3)")
+        library = build("gradtx", name if "(" in name else f"{name}(1e-3)")
         for chip, device in available().items():
-            if "TPU" in chip and name in FACTORIZING and not names:
-                continue
-            of, to = (cost(library, pairs_of_shapes(number), device) for number in (1, 4))
+            shapes = (pairs_of_shapes(number, rows_of(name, chip)) for number in (1, 4))
+            of, to = (cost(library, each, device) for each in shapes)
             yield name, chip, of, to
 
 
@@ -202,9 +212,8 @@ def main(words: list[str]) -> None:
     if words[:1] == ["families"]:
         title = "Optimizers of matrices, compiled ahead for 1 + 1 and 4 + 4 matrices of two shapes"
         columns = ["optimizer", "chip", "kernels, 1 + 1", "4 + 4", "temporary / parameters"]
-        parameters = 4 * sum(math.prod(shape) for shape in pairs_of_shapes(4).values())
         found = (
-            [name, chip, of.launched, to.launched, to.temporary / parameters]
+            [name, chip, of.launched, to.launched, to.temporary / parameters(name, chip)]
             for name, chip, of, to in families(words[1:])
         )
         print(markdown(title, columns, found))
