@@ -1,6 +1,7 @@
 """Muown."""
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +12,8 @@ from gradtx.checks import Decay, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.composition.matrices import MuonDimensionNumbers, matrices_and_others
 from gradtx.engine.lift import needed, refused_rows
-from gradtx.engine.matrices import MatrixDimensions, as_matrices
+from gradtx.engine.matrices import Matrices, MatrixDimensions, as_matrices
+from gradtx.engine.tracing import traced_once
 from gradtx.numerics import abs_sq, cast, widen
 from gradtx.optimizers.adam import adamw
 from gradtx.optimizers.muon import scale_by_muon, scale_by_shape
@@ -86,18 +88,45 @@ def sizes_and_directions(
     dimensions = MatrixDimensions(weight_dimension_numbers, MuonDimensionNumbers)
     of_sizes, of_directions = map(with_extra_args_support, (sizes, directions))
 
-    def each(tree: Any, *others: Any) -> Any:
-        """The leaves that are not None, as batches of matrices, with those of the other trees."""
+    def on_each(function: Callable[..., Any], tree: Any, *others: Any) -> list[Any]:
+        """``function(matrices, leaf, ...)`` of each leaf and those of trees like it.
+
+        It is traced once for all leaves that are alike; a leaf that is None is left out.
+        """
         leaves, treedef = leaves_with_path(tree)
         numbers = dimensions.of(name, tree)
         columns = [aligned(f"{name}: two trees differ", tree, treedef, t) for t in others]
+        alike: dict[Matrices, list[int]] = {}
         for i, (path, x) in enumerate(leaves):
             if x is None:
                 continue
             if is_rows(x):
                 raise refused_rows(name, path)
             how = as_matrices(name, path, x.shape, numbers[i])
-            yield how, how.take(widen(x)), *(column[i] for column in columns)
+            alike.setdefault(how, []).append(i)
+        found: dict[int, Any] = {}
+        for how, members in alike.items():
+            calls = [(leaves[i][1], *(column[i] for column in columns)) for i in members]
+            results = traced_once(name, functools.partial(function, how), calls)
+            found |= zip(members, results, strict=True)
+        return [found[i] for i in sorted(found)]
+
+    def first(how: Matrices, p: Array) -> Array:
+        return jnp.maximum(_sizes(how.take(widen(p))), _LEAST)
+
+    def divided(how: Matrices, g: Array, p: Array, size: Array, length: Array) -> Any:
+        """The derivatives by size and direction, and the direction."""
+        g, unit = how.take(widen(g)), how.take(widen(p)) / size[:, None]
+        along = jnp.sum((unit.conj() * g).real, -2)
+        turning = (size / length)[:, None] * (g - unit * along[:, None])
+        return along, how.put(turning), how.put(unit * length[:, None])
+
+    def joined(how: Matrices, step: Array, v: Array, m: Array, p: Array) -> Any:
+        """The update, and the length of the new direction."""
+        v = how.take(v) + how.take(widen(step))
+        length = jnp.maximum(_sizes(v), _LEAST)
+        new = how.put((m / length)[:, None] * v)
+        return cast(new - widen(p), p.dtype), length
 
     def made(tree: Any, parts: Iterable[Any]) -> Any:
         """A tree of `parts` like `tree`, None where that has None."""
@@ -105,7 +134,7 @@ def sizes_and_directions(
         return jax.tree.map(lambda x: None if x is None else next(rest), tree, is_leaf=is_leaf)
 
     def init(params: Params) -> State:
-        size = made(params, [jnp.maximum(_sizes(w), _LEAST) for _, w in each(params)])
+        size = made(params, on_each(first, params))
         length = jax.tree.map(jnp.copy, size)  # a buffer cannot be donated twice
         start = of_directions.init(jax.tree.map(widen, params))
         return SizesAndDirectionsState(size, length, of_sizes.init(size), start)
@@ -115,32 +144,16 @@ def sizes_and_directions(
     ) -> tuple[Updates, State]:
         if updates is not None:  # the gradient of a masked array that is a tree by itself
             params = needed(name, params)
-        before, of_size, of_direction = [], [], []
-        for how, g, p, size, length in each(updates, params, state.size, state.length):
-            unit = how.take(widen(p)) / size[:, None]
-            along = jnp.sum((unit.conj() * g).real, -2)
-            before.append((how, p, unit * length[:, None]))
-            of_size.append(along)
-            of_direction.append(how.put((size / length)[:, None] * (g - unit * along[:, None])))
-        moved, sizes_state = of_sizes.update(
-            made(updates, of_size), state.sizes, state.size, **extra_args
-        )
+        parts = on_each(divided, updates, params, state.size, state.length)
+        by_size, by_direction, v = (made(updates, (part[i] for part in parts)) for i in range(3))
+        moved, sizes_state = of_sizes.update(by_size, state.sizes, state.size, **extra_args)
         turned, directions_state = of_directions.update(
-            made(updates, of_direction),
-            state.directions,
-            made(updates, [how.put(v) for how, _, v in before]),
-            **extra_args,
+            by_direction, state.directions, v, **extra_args
         )
         size = tree.add(state.size, moved)
-        out, lengths = [], []
-        for (_, step, m), (how, p, v) in zip(each(turned, size), before, strict=True):
-            v = v + step
-            lengths.append(jnp.maximum(_sizes(v), _LEAST))
-            new = how.put((m / lengths[-1])[:, None] * v)
-            out.append(cast(new - widen(p), p.dtype))
-        length = made(updates, lengths)
-        new_state = SizesAndDirectionsState(size, length, sizes_state, directions_state)
-        return made(updates, out), new_state
+        ends = on_each(joined, turned, v, size, params)
+        out, length = (made(updates, (end[i] for end in ends)) for i in range(2))
+        return out, SizesAndDirectionsState(size, length, sizes_state, directions_state)
 
     return GradientTransformationExtraArgs(init, update)
 

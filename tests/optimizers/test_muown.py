@@ -1,5 +1,6 @@
 """Muown against its paper."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -78,3 +79,18 @@ def test_a_vector_that_is_the_whole_tree_is_left_to_the_others():
     tx, others = gradtx.muown(0.1), gradtx.adamw(0.1, weight_decay=0.0)
     want = others.update(g, others.init(p), p)[0]
     np.testing.assert_array_equal(tx.update(g, tx.init(p), p)[0], want)
+
+
+def test_a_matrix_more_is_ten_equations():
+    """Each leaf's own part is traced once for all that are alike, and called."""
+    tx = gradtx.muown(0.1)
+
+    def step(p, state, g):
+        updates, state = tx.update(g, state, p)
+        return gradtx.apply_updates(p, updates), state
+
+    def traced(n):
+        p = [jnp.ones((4, 6))] * n
+        return len(jax.make_jaxpr(step)(p, jax.eval_shape(tx.init, p), p).jaxpr.eqns)
+
+    assert traced(8) - traced(6) == 2 * 10
