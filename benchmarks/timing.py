@@ -27,7 +27,10 @@ class Donated:
 
 
 def interleaved(
-    runs: Mapping[str, Callable[[], None]], rounds: int = 15, warmup: int = 2
+    runs: Mapping[str, Callable[[], None]],
+    rounds: int = 15,
+    warmup: int = 2,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
     """Seconds of each run, round by round.
 
@@ -37,9 +40,9 @@ def interleaved(
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(warmup + rounds):
         for name in list(runs)[:: -1 if turn % 2 else 1]:
-            start = time.perf_counter()
+            start = clock()
             runs[name]()
-            elapsed = time.perf_counter() - start
+            elapsed = clock() - start
             if turn >= warmup:
                 seconds[name].append(elapsed)
     return seconds

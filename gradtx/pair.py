@@ -12,12 +12,13 @@ import jax.numpy as jnp
 
 from gradtx.checks import check_first_value, hyperparameter_range
 from gradtx.declaration import Builder, Declaration, Declared, publish
-from gradtx.eager import Eager, Program, one_by_one
+from gradtx.eager import Eager, Program, on_vectors, one_by_one
 from gradtx.host_values import HostValue
 from gradtx.numerics import as_arrays, increment
 from gradtx.packed import holds_packed, packed_like, unpack
 from gradtx.types import (
     COUNTER,
+    SLOT,
     Counter,
     EmptyState,
     Params,
@@ -29,6 +30,7 @@ from gradtx.types import (
     fields_of,
     is_stored,
     slot_fields,
+    state_fields,
 )
 
 _P = ParamSpec("_P")
@@ -355,7 +357,20 @@ class _Lazy:
 
     def _program(self, name: str, *trees: Any, **extra_args: Any) -> Any:
         arrays, structure = self.declaration.flatten()
-        return _program(structure, name)(arrays, *trees, **extra_args)
+        program = _program(structure, name)
+        if self._goes_by_entry:
+            return on_vectors(program, trees[0], arrays, *trees, **extra_args)
+        return program(arrays, *trees, **extra_args)
+
+    @functools.cached_property
+    def _goes_by_entry(self) -> bool:
+        """Whether nothing but a count goes from one entry to another, nor to a key."""
+        rules = self.expansion.rules
+        return rules is not None and all(
+            rule.scope is Scope.ENTRY
+            and {*state_fields(rule.state).values()} <= {SLOT, COUNTER, None}
+            for rule in rules
+        )
 
     def _evaluated(self, count: Any) -> Declaration:
         arguments = dict(self.declaration.arguments)

@@ -52,6 +52,37 @@ def test_one_program_for_each_of_init_update_and_apply():
     assert programs(several, again, params, 2) == 0
 
 
+def mixed(shapes=18, large=(256, 257)):
+    """Leaves of many shapes, and one that is not copied."""
+    small = {f"{i:02}": RNG.normal(size=(1 + i % 8, 1 + i // 8)) for i in range(shapes)}
+    leaves = {**small, "large": RNG.normal(size=large)}
+    return {k: jnp.asarray(x, jnp.float32) for k, x in leaves.items()}
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("steps", [1, 2], ids=["joined", "whole"])
+def test_first_steps_on_joined_leaves_have_the_numbers_of_the_others(steps, monkeypatch):
+    monkeypatch.setattr(eager, "FIRST_STEPS", 1)
+    params, tx = mixed(), gradtx.adamw(0.0321, eps=0.3)
+    state = tx.init(params)
+    for _ in range(steps):
+        want = jax.jit(tx.update)(params, state, params)
+        got = tx.update(params, state, params)
+        assert jax.tree.structure(got) == jax.tree.structure(want)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6), got, want)
+        state = got[1]
+
+
+def test_a_first_step_compiles_no_kernel_for_each_shape(monkeypatch):
+    seen = []
+    monkeypatch.setattr(eager, "_concatenated", lambda xs: seen.append(len(xs)) or joined(xs))
+    joined = eager.Program(eager._concatenate)
+    params, tx = mixed(), gradtx.adam(0.0322)
+    updates, _ = tx.update(params, tx.init(params))
+    gradtx.apply_updates(params, updates)
+    assert seen == [18] * 6  # parameters; gradients and slots; parameters and updates
+
+
 def test_array_hyperparameters_are_arguments():
     params = tree(shape=(4, 5))
     assert programs(several, gradtx.adam(jnp.float32(0.1)), params, 1) == 3

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.composition.chain import chain
-from gradtx.eager import MANY_LEAVES, Program, count_of_arrays
+from gradtx.eager import MANY_LEAVES, Program, count_of_arrays, on_vectors
 from gradtx.engine.tracing import traced_once
 from gradtx.numerics import as_arrays, cast, round_to, widen
 from gradtx.numerics.steering import delay
@@ -44,6 +44,8 @@ def apply_updates(params: ParamsT, updates: Updates, *, rounding_key: Any = None
     {'b': 1.0, 'w': Array([1., 1.], dtype=float32)}
     """
     if count_of_arrays(params, updates, rounding_key) >= MANY_LEAVES:
+        if rounding_key is None:
+            return on_vectors(_apply_compiled, params, params, updates, None)
         return _apply_compiled(params, updates, rounding_key)
     return _apply(params, updates, rounding_key)
 

@@ -1,0 +1,94 @@
+"""What Adam costs outside of `jit`: the first step of a process, and later ones.
+
+python -m benchmarks.eager
+
+Processor time, which tells what compiling and calls take, whatever else the machine does.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from types import ModuleType
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import gradtx
+from benchmarks.tables import markdown
+from benchmarks.timing import interleaved, ratio
+
+LEAVES, SHAPES = 150, 40
+PROCESSES = 3
+ROUNDS = 15
+LIBRARIES = {"gradtx": gradtx, "optax": optax}
+
+
+class Training:
+    """Steps of Adam on some parameters, which are their own gradients."""
+
+    def __init__(self, library: ModuleType, params: dict[str, jax.Array]) -> None:
+        self._library, self._params = library, params
+        self._tx = library.adam(1e-3)
+        self._state = self._tx.init(params)
+
+    def __call__(self) -> None:
+        updates, self._state = self._tx.update(self._params, self._state, self._params)
+        self._params = self._library.apply_updates(self._params, updates)
+        jax.block_until_ready((self._params, self._state))
+
+
+def leaves(*shapes: tuple[int, ...]) -> dict[str, jax.Array]:
+    """Leaves of these shapes in turn, made by no program."""
+    made = (np.ones(shapes[i % len(shapes)], np.float32) for i in range(LEAVES))
+    return {f"layer{i}": jax.device_put(x) for i, x in enumerate(made)}
+
+
+def first(library: str) -> float:
+    """Seconds of `init` and the first step on leaves of many shapes."""
+    shapes = [(8 * (1 + i % 8), 16 * (1 + i // 8)) for i in range(SHAPES)]
+    params = leaves(*shapes)
+    jax.block_until_ready(jnp.zeros([]) + 1)  # starts the backend
+    start = time.process_time()
+    Training(LIBRARIES[library], params)()
+    return time.process_time() - start
+
+
+def firsts() -> dict[str, list[float]]:
+    seconds: dict[str, list[float]] = {name: [] for name in LIBRARIES}
+    for _ in range(PROCESSES):
+        for name, runs in seconds.items():
+            command = [sys.executable, "-m", "benchmarks.eager", name]
+            runs.append(json.loads(subprocess.check_output(command)))
+    return seconds
+
+
+def later(shape: tuple[int, ...]) -> dict[str, list[float]]:
+    runs = {name: Training(library, leaves(shape)) for name, library in LIBRARIES.items()}
+    # The first steps of ours compile little.
+    return interleaved(runs, ROUNDS, gradtx.eager.FIRST_STEPS, time.process_time)
+
+
+def row(what: str, seconds: dict[str, list[float]]) -> list[object]:
+    times = [1e3 * statistics.median(seconds[name]) for name in LIBRARIES]
+    return [what, *times, ratio(seconds["gradtx"], seconds["optax"])]
+
+
+def table() -> str:
+    rows = [
+        row(f"`init` and first step of a process, {SHAPES} shapes", firsts()),
+        row("a later step, all of 64", later((64,))),
+        row("a later step, all of 64 x 64", later((64, 64))),
+    ]
+    return markdown(
+        f"Adam outside of jit on {LEAVES} leaves, on {jax.default_backend()}",
+        ["", "gradtx, ms", "optax, ms", "gradtx / optax"],
+        rows,
+    )
+
+
+if __name__ == "__main__":
+    print(first(sys.argv[1]) if sys.argv[1:] else table())
