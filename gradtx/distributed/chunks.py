@@ -142,6 +142,7 @@ def _largest_of_chunks(
     chunks_of: Callable[[tuple[int, ...]], Chunks],
     code: Code,
     cosines: bool,
+    of_senders: bool = False,
 ) -> tuple[Exchange, Callable[[tuple[int, ...]], int]]:
     """What goes between devices, and its bytes for a leaf of some shape."""
 
@@ -171,22 +172,24 @@ def _largest_of_chunks(
             words.append(code.encode(where, values.astype(jnp.float32)))
         message = jnp.concatenate([w.reshape(-1) for w in words])
 
-        def summed(messages: Array) -> list[Array]:
-            """The sum of what these devices sent."""
+        def mean(messages: Array, over: int | None) -> list[Array]:
+            """What devices sent, over a number; if None, of each entry over those that sent it."""
             leaves, at = [], 0
             for x, w, chunks in zip(mine, words, cuts, strict=True):
                 theirs = messages[:, at : at + w.size].reshape(-1, *w.shape)
                 at += w.size
                 where, values = code.decode(theirs)
                 rows = jnp.arange(chunks.total)[:, None]
-                entries = jnp.zeros((chunks.total, chunks.height * chunks.width), x.dtype)
-                entries = entries.at[rows, where].add(values.astype(x.dtype))
+                zeros = jnp.zeros((chunks.total, chunks.height * chunks.width), x.dtype)
+                entries = zeros.at[rows, where].add(values.astype(x.dtype))
+                senders = zeros.at[rows, where].add((values != 0).astype(x.dtype))
+                entries /= over or jnp.maximum(senders, 1)
                 filled = entries.reshape(chunks.total, chunks.height, chunks.width)
                 leaves.append(chunks.joined(turned(filled, chunks, True), x.shape))
             return leaves
 
-        means = [x / devices for x in summed(everyones(message, axis_name))]
-        return means, summed(message[None]), {}
+        means = mean(everyones(message, axis_name), None if of_senders else devices)
+        return means, mean(message[None], 1), {}
 
     def message_of(shape: tuple[int, ...]) -> int:
         chunks = chunks_of(shape)
@@ -226,7 +229,8 @@ def aggregate_chunked_top_k(
         chunk: `s` from 1 to 128: chunks are squares of `s` by `s` in the last two dimensions of a
             leaf, and `s^2` entries of a vector.
         decay: :math:`\beta` in :math:`[0, 1]`; at 1 all that is not sent now is sent later.
-        op: ``"mean"`` or ``"sum"``.
+        op: ``"mean"``, ``"sum"``, or ``"mean_of_senders"``, which divides every entry by the number
+            of devices that sent it.
 
     A message has 2 bytes for each entry sent, of which 14 bits say where it is, and 8 bytes for
     each chunk; one all-gather brings all messages to all devices. State: `CompressionState`. The
@@ -247,9 +251,18 @@ def aggregate_chunked_top_k(
         lambda shape: Chunks.of(shape, chunk, chunk * chunk),
         _two_bits(),
         cosines=False,
+        of_senders=op == "mean_of_senders",
     )
     return compressed(
-        "aggregate_chunked_top_k", axis_name, op, error_only, exchange, message, decay, gathers=True
+        "aggregate_chunked_top_k",
+        axis_name,
+        op,
+        error_only,
+        exchange,
+        message,
+        decay,
+        gathers=True,
+        ops=("mean", "sum", "mean_of_senders"),
     )
 
 

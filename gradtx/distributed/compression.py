@@ -51,22 +51,24 @@ def compressed(
     message: Callable[[tuple[int, ...]], int],
     decay: Any = 1.0,
     gathers: bool = False,
+    ops: tuple[str, ...] = ("mean", "sum"),
 ) -> GradientTransformation:
     """What all compressed forms share: error feedback, weights, and no effect without an axis.
 
     Args:
         label: the name for errors.
         axis_name: the axis over which to reduce.
-        op: ``"mean"`` or ``"sum"``.
+        op: one of `ops`.
         init: the state class, and what its fields other than the error start from.
         exchange: what goes from device to device.
         message: the bytes that a device sends for a leaf of this shape.
         decay: what remains of the error at each step.
         gathers: whether every device receives the whole message of every other.
+        ops: what may be made of the contributions.
     """
     check_axis_name(label, axis_name)
-    if op not in ("mean", "sum"):
-        raise ValueError(f"{label}: op must be 'mean' or 'sum', not {op!r}")
+    if op not in ops:
+        raise ValueError(f"{label}: op must be {' or '.join(map(repr, ops))}, not {op!r}")
 
     def start(params: Params) -> State:
         leaves, treedef = leaves_with_path(params)
@@ -110,11 +112,15 @@ def compressed(
             n: [x for x, g in zip(column, everything, strict=True) if g is not None]
             for n, column in columns.items()
         }
-        # The mean of these over the devices is the weighted mean.
+        # The mean of these over the devices is the weighted mean; a device without weight, which
+        # has nothing of its own to send, does not make others' entries larger in a mean of senders.
         total = total_weight(axis_name, weight)
         mine = [weigh(widen(g), weight) for _, g in present]
         if weight is not None:
-            mine = [divide_by(x * devices, total) for x in mine]
+            counted = devices
+            if op == "mean_of_senders":
+                counted = total_weight(axis_name, jnp.where(jnp.asarray(weight) == 0, 0.0, 1.0))
+            mine = [divide_by(x * counted, total) for x in mine]
         mine = [x + decay * e for x, e in zip(mine, held["error"], strict=True)]
         means, sent, new = exchange(mine, held, devices)
         new["error"] = [x - s for x, s in zip(mine, sent, strict=True)]

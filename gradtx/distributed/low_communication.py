@@ -30,8 +30,10 @@ def sparse_loco(
     .. math:: e_i &\leftarrow \beta e_i + \phi - \theta_i, \qquad
         \hat\Delta_i = Q(\mathrm{top}_k(e_i)), \qquad
         e_i \leftarrow e_i - \hat\Delta_i, \\
-        \phi &\leftarrow \phi - \alpha\,\frac1n \sum_i \hat\Delta_i, \qquad
+        \phi &\leftarrow \phi - \frac{\alpha}{n} \sum_i \hat\Delta_i, \qquad
         \theta_i \leftarrow \phi
+
+    where each entry has an `n` of its own, the number of devices that sent it.
 
     Args:
         inner: the optimizer of each device; AdamW in the paper.
@@ -43,10 +45,10 @@ def sparse_loco(
             and `chunk` are those of :func:`aggregate_chunked_top_k`.
         chunk: the side of the squares of which the largest entries are sent.
 
-    This is :func:`diloco` with ``chain(aggregate_chunked_top_k(...), sgd(learning_rate))`` as its
-    outer optimizer. By default a device sends 264 bytes for a chunk of 4,096 entries, 1/62 of what
-    DiLoCo sends; every message reaches every device, so what a device receives grows with their
-    number.
+    This is :func:`diloco` with ``aggregate_chunked_top_k(..., op="mean_of_senders")`` and
+    ``sgd(learning_rate)`` as its outer optimizer. By default a device sends 264 bytes for a chunk
+    of 4,096 entries, 1/62 of what DiLoCo sends; every message reaches every device, so what a
+    device receives grows with their number.
 
     State: `DiLoCoState`; the error, in `outer_state`, differs between devices.
 
@@ -54,7 +56,8 @@ def sparse_loco(
         TypeError, ValueError: as the functions of which it consists do.
 
     Source: A. Sarfi et al., Communication Efficient LLM Pre-training with SparseLoCo, 2025,
-    arXiv:2508.15706, algorithm 1.
+    arXiv:2508.15706, algorithm 1, which divides by the number of all devices; `n` is that of the
+    authors' code, with which steps are larger where devices send different entries.
 
     >>> import gradtx, jax.numpy as jnp
     >>> params = {"w": jnp.zeros((64, 64))}
@@ -62,8 +65,8 @@ def sparse_loco(
     >>> gradtx.describe(tx, params).peak_message_bytes, 4 * 64 * 64
     (264, 16384)
     """
-    outer = chain(aggregate_chunked_top_k(axis_name, fraction, chunk, decay), sgd(learning_rate))
-    return diloco(inner, outer, every, axis_name)
+    aggregate = aggregate_chunked_top_k(axis_name, fraction, chunk, decay, op="mean_of_senders")
+    return diloco(inner, chain(aggregate, sgd(learning_rate)), every, axis_name)
 
 
 @optimizer

@@ -66,7 +66,8 @@ def test_sparse_loco_follows_the_algorithm():
                 error = decay * error + anchor - theta
                 sent = [two_bits(largest(e, count[k])) for e in error]
                 error = error - sent
-                anchor = anchor - outer * np.mean(sent, axis=0)
+                senders = np.maximum(np.count_nonzero(sent, axis=0), 1)
+                anchor = anchor - outer * np.sum(sent, axis=0) / senders
                 theta = np.broadcast_to(anchor, theta.shape)
             np.testing.assert_allclose(got[k][:, t], theta, rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(state.outer_state[0].error[k], error, rtol=1e-5, atol=1e-6)
