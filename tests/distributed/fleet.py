@@ -1,15 +1,17 @@
 """A site that trains under DiLoCo, one of several processes: test_fleet.py starts it.
 
-    python -m tests.distributed.fleet COORDINATOR SITES SITE STEPS CHECKPOINT [DIES_AT]
+    python -m tests.distributed.fleet COORDINATOR SITES SITE STEPS CHECKPOINT [dies|sleeps STEP]
 
 After each synchronization all state is saved, a row for each site. Another number of sites may go
-on: one that joins starts from the row of another, one that left is missing. At the step `DIES_AT`
-the last site kills itself, while the others wait for it.
+on: one that joins starts from the row of another, one that left is missing. At the step given the
+last site kills itself, or sleeps for longer than a site may be silent, while the others wait for
+it.
 """
 
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import jax
@@ -21,6 +23,8 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 import gradtx
 
 EVERY = 4
+SILENCE = 10
+"""Seconds after which a site that sends no sign of life is taken for dead."""
 
 
 def loss(params, x, y):
@@ -44,10 +48,10 @@ def make():
     return gradtx.diloco(gradtx.adamw(0.02), outer, EVERY, "site")
 
 
-def main(coordinator, sites, site, steps, path, dies_at=-1):
+def main(coordinator, sites, site, steps, path, fault="none", at=-1):
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(
-        coordinator, sites, site, initialization_timeout=120, heartbeat_timeout_seconds=10
+        coordinator, sites, site, initialization_timeout=120, heartbeat_timeout_seconds=SILENCE
     )
     mesh = Mesh(np.array(jax.devices()), ("site",), axis_types=(AxisType.Auto,))
     rows = NamedSharding(mesh, PartitionSpec("site"))
@@ -75,8 +79,10 @@ def main(coordinator, sites, site, steps, path, dies_at=-1):
     specs["out_specs"] = PartitionSpec("site"), PartitionSpec()
     step = jax.jit(jax.shard_map(device_step, mesh=mesh, **specs))
     for t in range(done, steps):
-        if t == dies_at and site == sites - 1:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if t == at and site == sites - 1:
+            if fault == "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(SILENCE + 2)
         x, y = (np.concatenate(a) for a in zip(*(batch(t, i) for i in range(sites)), strict=True))
         carry, value = step(carry, put(x), put(y))
         losses.append(float(value))
@@ -90,5 +96,6 @@ def main(coordinator, sites, site, steps, path, dies_at=-1):
 
 
 if __name__ == "__main__":
-    coordinator, sites, site, steps, path, *dies_at = sys.argv[1:]
-    main(coordinator, int(sites), int(site), int(steps), Path(path), *map(int, dies_at))
+    coordinator, sites, site, steps, path, *fault = sys.argv[1:]
+    fault = (fault[0], int(fault[1])) if fault else ()
+    main(coordinator, int(sites), int(site), int(steps), Path(path), *fault)

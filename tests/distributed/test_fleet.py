@@ -20,14 +20,14 @@ from tests.processes import ROOT, environment
 PATIENCE = 600  # for a busy machine
 
 
-def run(path, sites, steps, *dies_at):
+def run(path, sites, steps, *fault):
     """The exit codes of the sites; what they printed if they were to end well."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         coordinator = f"localhost:{free.getsockname()[1]}"
     workers = []
     for site in range(sites):
-        words = [coordinator, sites, site, steps, path, *dies_at]
+        words = [coordinator, sites, site, steps, path, *fault]
         with path.with_suffix(f".{site}.log").open("w") as log:
             workers.append(
                 subprocess.Popen(
@@ -53,12 +53,19 @@ def saved(path):
 
 @pytest.mark.slow
 @pytest.mark.xdist_group("hosts")
-def test_a_site_that_dies_while_the_others_wait_and_one_that_joins(tmp_path):
-    """Nothing is lost but the steps since the last synchronization, which are taken again."""
+def test_a_site_that_is_late_one_that_dies_and_one_that_joins(tmp_path):
+    """Nothing is lost but the steps since the last synchronization, which are taken again.
+
+    For one that is only late the others wait, and the result has the same bits.
+    """
     whole, broken = tmp_path / "whole.npz", tmp_path / "broken.npz"
     assert run(whole, 2, 3 * EVERY) == [0, 0]
+    late = tmp_path / "late.npz"
+    assert run(late, 2, 3 * EVERY, "sleeps", 3 * EVERY - 1) == [0, 0]
+    for name, want in saved(whole).items():
+        np.testing.assert_array_equal(saved(late)[name], want, err_msg=name)
     # The last step before the third synchronization, in which the parameters are sent.
-    codes = run(broken, 2, 3 * EVERY, 3 * EVERY - 1)
+    codes = run(broken, 2, 3 * EVERY, "dies", 3 * EVERY - 1)
     assert all(codes)
     assert saved(broken)["done"] == 2 * EVERY
     assert run(broken, 2, 3 * EVERY) == [0, 0]
