@@ -3,12 +3,13 @@
     python -m benchmarks.storage               all codecs with AdamW, Lion and Muon, as a table
     python -m benchmarks.storage int8 int4     these alone
     python -m benchmarks.storage dither        dithered int4 beside nearest int4 over 10,000 steps
-    python -m benchmarks.storage time          a step on 16M parameters beside float32, interleaved
+    python -m benchmarks.storage time          a step on 16M parameters beside float32 and others'
 
 The text is Python's own: the help topics in ``pydoc_data``. Every run has the same batches.
 """
 
 import functools
+import importlib
 import sys
 import time
 from pydoc_data.topics import topics
@@ -16,15 +17,17 @@ from pydoc_data.topics import topics
 import jax
 import jax.numpy as jnp
 import numpy as np
+from sklearn import datasets
 
 import gradtx
+from benchmarks.convergence import cross_entropy, layers, logits
 from gradtx.storage import FORMATS
 
 CONTEXT, WIDTH, HEADS, LAYERS, VOCABULARY = 64, 64, 4, 2, 128
 OPTIMIZERS = {
-    "adamw": lambda: gradtx.adamw(3e-3),
-    "lion": lambda: gradtx.lion(5e-4),
-    "muon": lambda: gradtx.muon(1e-2),
+    "adamw": (gradtx.adamw, 3e-3),
+    "lion": (gradtx.lion, 5e-4),
+    "muon": (gradtx.muon, 1e-2),
 }
 
 
@@ -80,38 +83,80 @@ def loss(params, batch):
     return -jnp.mean(jnp.take_along_axis(scores, targets[..., None], -1))
 
 
-def trained(tx, steps, seed):
-    """The loss on held-out text after a number of steps."""
-    train, test = text()
-    held = jnp.asarray(batches(test, 1, 64, 0)[0])
-
+@functools.partial(jax.jit, static_argnums=0)
+def _ended(tx, key, data, held):
     def body(carry, batch):
         params, state = carry
         updates, state = tx.update(jax.grad(loss)(params, batch), state, params)
         return (gradtx.apply_updates(params, updates), state), None
 
-    @jax.jit
-    def run(key, data):
-        params = start(key)
-        (params, _), _ = jax.lax.scan(body, (params, tx.init(params)), data)
-        return loss(params, held)
-
-    return float(run(jax.random.key(seed), jnp.asarray(batches(train, steps, 8, seed + 1))))
+    params = start(key)
+    (params, _), _ = jax.lax.scan(body, (params, tx.init(params)), data)
+    return loss(params, held)
 
 
-def table(codecs, steps=400, seeds=(0, 1, 2)):
-    """The mean loss of each optimizer in float32, and with each codec relative to that."""
-    print("| codec |", " | ".join(OPTIMIZERS), "|")
-    print("|---|" + "---|" * len(OPTIMIZERS))
-    plain = {}
-    for name in ("float32", *codecs):
-        row = []
-        for optimizer, make in OPTIMIZERS.items():
-            tx = make() if name == "float32" else gradtx.store(make(), name, exempt=())
-            mean = np.mean([trained(tx, steps, seed) for seed in seeds])
-            base = plain.setdefault(optimizer, mean)
-            row.append(f"{mean:.3f}" if name == "float32" else f"{100 * (mean / base - 1):+.2f} %")
-        print(f"| {name} |", " | ".join(row), "|", flush=True)
+def trained(tx, steps, seed):
+    """The loss on held-out text after a number of steps."""
+    train, test = text()
+    held = jnp.asarray(batches(test, 1, 64, 0)[0])
+    data = jnp.asarray(batches(train, steps, 8, seed + 1))
+    return float(_ended(tx, jax.random.key(seed), data, held))
+
+
+NOISE = 0.25  # added to the brightness of each pixel, from 0 to 1, anew in each batch
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _classified(tx, params, images, labels, rows, key):
+    def mean(params, rows, key):
+        noisy = images[rows] + NOISE * jax.random.normal(key, images[rows].shape)
+        return cross_entropy(logits(params, noisy), labels[rows])
+
+    def body(carry, at):
+        params, state = carry
+        updates, state = tx.update(jax.grad(mean)(params, *at), state, params)
+        return (gradtx.apply_updates(params, updates), state), None
+
+    keys = jax.random.split(key, len(rows))
+    (params, _), _ = jax.lax.scan(body, (params, tx.init(params)), (rows, keys))
+    last = jax.random.split(jax.random.key(0), 8)
+    return jnp.mean(jax.vmap(lambda key: mean(params, slice(None), key))(last))
+
+
+def classified(tx, steps, seed, widths=(256, 256)):
+    """The loss of a classifier of scikit-learn's digits with noise, after a number of steps."""
+    rng = np.random.default_rng(seed)
+    images, labels = datasets.load_digits(return_X_y=True)
+    images, labels = jnp.asarray(images / 16, jnp.float32), jnp.asarray(labels)
+    params = layers(rng, 64, *widths, 10)
+    rows = jnp.asarray(rng.integers(len(images), size=(steps, 64)))
+    return float(_classified(tx, params, images, labels, rows, jax.random.key(seed)))
+
+
+PROBLEMS = {"characters": (trained, 200), "digits": (classified, 400)}
+
+
+def table(codecs, seeds=(0, 1, 2)):
+    """The mean loss of each optimizer in float32, and with each codec relative to that, by seed."""
+    for problem, (learn, steps) in PROBLEMS.items():
+        print(f"| {problem} |", " | ".join(OPTIMIZERS), "|")
+        print("|---|" + "---|" * len(OPTIMIZERS))
+        plain = {}
+        for name in ("float32", *codecs):
+            row = []
+            for optimizer, (make, rate) in OPTIMIZERS.items():
+                tx = make(gradtx.cosine_decay_schedule(rate, steps))
+                tx = tx if name == "float32" else gradtx.store(tx, name)
+                found = np.array([learn(tx, steps, seed) for seed in seeds])
+                base = plain.setdefault(optimizer, found)
+                row.append(f"{found.mean():.3f}" if name == "float32" else compared(found, base))
+            print(f"| {name} |", " | ".join(row), "|", flush=True)
+
+
+def compared(found, base):
+    """How much more the losses are on average than others, and seed by seed."""
+    each = ", ".join(f"{100 * x:+.2f}" for x in found / base - 1)
+    return f"{100 * (found.mean() / base.mean() - 1):+.2f} % ({each})"
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -134,27 +179,58 @@ def drift(codec, steps):
     return jnp.mean(jax.lax.scan(body, (x, tx.init(x)), keys)[1][-steps // 10 :])
 
 
-def timed(codecs, rows=4096, columns=4096, repeats=5):
-    """The least time of a donated step of AdamW, over that in float32, in one interleaved run."""
-    runs = {}
-    for name in (None, *codecs):
-        tx = gradtx.adamw(1e-3) if name is None else gradtx.store(gradtx.adamw(1e-3), name)
+PEERS = {
+    "torch": ("torch.optim", "AdamW", {"fused": True}),
+    "torchao int8": ("torchao.optim", "AdamW8bit", {}),
+    "torchao int4": ("torchao.optim", "AdamW4bit", {}),
+    "bitsandbytes int8": ("bitsandbytes.optim", "AdamW8bit", {}),
+}
 
-        def step(params, state, g, tx=tx):
-            updates, state = tx.update(g, state, params)
-            return gradtx.apply_updates(params, updates), state
 
-        params = jnp.zeros((rows, columns))
-        runs[name or "float32"] = [jax.jit(step, donate_argnums=(0, 1)), params, tx.init(params)]
-    g = jax.random.normal(jax.random.key(0), (rows, columns))
-    best = dict.fromkeys(runs, np.inf)
-    for _ in range(repeats + 1):
+def steps_of_peers(shape):
+    """A step of AdamW in other libraries, where they are installed."""
+    for name, (module, kind, options) in PEERS.items():
+        try:
+            torch, optimizers = map(importlib.import_module, ("torch", module))
+        except ImportError:
+            continue
+        p = torch.nn.Parameter(torch.zeros(shape))
+        p.grad = torch.randn(shape)
+        yield name, getattr(optimizers, kind)([p], lr=1e-3, **options).step
+
+
+def steps_of_ours(codecs, shape):
+    """A donated step of AdamW in float32, and with its slots in codecs."""
+    g = jax.random.normal(jax.random.key(0), shape)
+    for name in ("float32", *codecs):
+        tx = gradtx.adamw(1e-3)
+        tx = tx if name == "float32" else gradtx.store(tx, name)
+        step = jax.jit(functools.partial(gradtx.apply_gradients, tx), donate_argnums=(1, 2))
+        held = [jnp.zeros(shape)]
+        held.append(tx.init(held[0]))
+
+        def run(step=step, held=held):
+            held[:] = jax.block_until_ready(step(g, *held))
+
+        yield name, run
+
+
+def timed(codecs, shape=(4096, 4096), repeats=3):
+    """The least time of a step of AdamW over that in float32, in one interleaved run."""
+    runs = {**dict(steps_of_ours(codecs, shape)), **dict(steps_of_peers(shape))}
+    best = {name: np.full(2, np.inf) for name in runs}
+    for k in range(repeats + 1):
         for name, run in runs.items():
-            before = time.perf_counter()
-            run[1:] = jax.block_until_ready(run[0](*run[1:], g))
-            best[name] = min(best[name], time.perf_counter() - before)
-    for name, seconds in best.items():
-        print(f"{name}: {1e3 * seconds:.0f} ms, {seconds / best['float32']:.2f} of float32")
+            before = time.perf_counter(), time.process_time()
+            run()
+            spent = np.subtract((time.perf_counter(), time.process_time()), before)
+            best[name] = np.minimum(best[name], spent if k else np.inf)  # the first one compiles
+    print("| slots | ms | over float32 | processor, ns a parameter | over float32 |")
+    print("|---|---:|---:|---:|---:|")
+    for name, (wall, processor) in best.items():
+        more = best[name] / best["float32"]
+        each = 1e9 * processor / np.prod(shape)
+        print(f"| {name} | {1e3 * wall:.0f} | {more[0]:.2f} | {each:.1f} | {more[1]:.2f} |")
 
 
 def main(arguments):

@@ -20,7 +20,7 @@ from jax.interpreters import mlir
 
 from gradtx.engine.cutting import Cut, cuts, inlined, run_cut
 from gradtx.numerics.opaque import opaque
-from gradtx.numerics.steering import is_tracer
+from gradtx.numerics.steering import is_tracer, true_after
 from gradtx.storage.draws import Draws
 from gradtx.storage.encoded import Blocks, numbers_in, parts_of
 from gradtx.storage.format import Codec
@@ -219,10 +219,13 @@ def gpu_tiling(shape: tuple[int, ...], blocks: Blocks) -> Tiling | None:
 
 
 def cpu_tiling(shape: tuple[int, ...], blocks: Blocks) -> Tiling | None:
-    """Tiles of half a megabyte, which stay in the cache of a core, if columns can be so divided."""
+    """Tiles of two megabytes, which stay in the cache, if columns can be so divided.
+
+    Rows of a tile are long then: a core reads little from pages that it does not read on.
+    """
     axis, number, size = blocks
     before, columns = math.prod(shape[:axis]) * number, math.prod(shape[axis + 1 :])
-    many = math.gcd(columns if columns > 1 else before, 1 << max(0, 17 - (size - 1).bit_length()))
+    many = math.gcd(columns if columns > 1 else before, 1 << max(0, 19 - (size - 1).bit_length()))
     if columns == 1:
         return Tiling(
             (before // many,), lambda r: (before, r), lambda r: ((many, r), lambda i: (i, 0)), 1, 1
@@ -345,6 +348,8 @@ def _looped(cut: Cut, chip: Chip, *inputs: Array) -> list[Any]:
     """The same as a loop over tiles, for a CPU: all between old and new codes stays in the cache.
 
     What is encoded is computed once, behind a barrier, for the scale, the codes and the parameter.
+    XLA divides a tile among all cores, but not what it fuses with the writing into an array. So
+    this is done on a condition that is always true, which it does not fuse with anything.
     """
     tiling = chip.tiling(cut.shape, cut.blocks)
     assert tiling is not None
@@ -378,6 +383,16 @@ def _looped(cut: Cut, chip: Chip, *inputs: Array) -> list[Any]:
         for i, v in enumerate(cut.outputs)
     ]
 
+    def write(new: list[Array], tiles: list[Array], k: Array) -> list[Array]:
+        done = []
+        for x, tile, v in zip(new, tiles, cut.outputs, strict=True):
+            starts, sizes, _ = place(v, k)
+            done.append(jax.lax.dynamic_update_slice(x, tile.reshape(sizes), starts))
+        return done
+
+    scale = next(x for x in arrays if jnp.issubdtype(x.dtype, jnp.floating))
+    always = true_after(scale[(0,) * scale.ndim])
+
     def body(k: Array, new: list[Array]) -> list[Array]:
         now = list(arrays)
         for i, source in cut.overwrites.items():
@@ -387,11 +402,8 @@ def _looped(cut: Cut, chip: Chip, *inputs: Array) -> list[Any]:
             starts, sizes, shape = place(v, k)
             env[v] = jax.lax.dynamic_slice(x, starts, sizes).reshape(shape)
         computed(cut, env, tiling.axis, tiling.place(size, turn(k)), once)
-        done = []
-        for x, v in zip(new, cut.outputs, strict=True):
-            starts, sizes, _ = place(v, k)
-            done.append(jax.lax.dynamic_update_slice(x, env[v].reshape(sizes), starts))
-        return done
+        tiles = [env[v] for v in cut.outputs]
+        return jax.lax.cond(always, write, lambda new, *_: new, new, tiles, k)
 
     results = jax.lax.fori_loop(0, math.prod(tiling.grid), body, old)
     return [x.reshape(v.aval.shape) for x, v in zip(results, cut.outputs, strict=True)]

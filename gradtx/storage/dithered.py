@@ -4,7 +4,7 @@ import jax.numpy as jnp
 
 from gradtx.storage.draws import Draws
 from gradtx.storage.dynamic import Int4
-from gradtx.storage.format import NEAREST, Format, largest, over, rounded
+from gradtx.storage.format import NEAREST, Format, integer, largest, over, rounded, within
 from gradtx.types import Array
 
 
@@ -30,7 +30,7 @@ class Dithered(Format):
             return self._second.encode(x, axis, signed, None)
         scale = largest(x, axis)
         code = rounded(over(x, scale) * 7 + _shared(draws, scale), None)
-        return {"codes": (jnp.clip(code, -8, 7) + 8).astype(jnp.int32), "scale": scale}
+        return {"codes": integer(within(code, -8, 7) + 8), "scale": scale}
 
     def decode(
         self, parts: dict[str, Array], axis: int, signed: bool, draws: Draws | None

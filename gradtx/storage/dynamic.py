@@ -3,12 +3,11 @@
 import itertools
 from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
 from gradtx.storage.draws import Draws
-from gradtx.storage.format import Format, between, largest, over, rounded
+from gradtx.storage.format import Format, between, integer, largest, over, rounded, within
 from gradtx.types import Array
 
 
@@ -46,21 +45,21 @@ class DynamicMap:
         return np.asarray(self.value(jnp.arange(2**self.bits)))
 
     def value(self, code: Array) -> Array:
-        """What a code means, of numbers whose largest has the size 1."""
-        shifted = code.astype(jnp.int32) - self._zero
+        """What a code means, of numbers whose largest has the size 1.
+
+        The map is convex: on the codes of a decade, its line is above those of the others.
+        """
+        shifted = code.astype(jnp.int32).astype(jnp.float32) - self._zero
         k = jnp.abs(shifted) if self.signed else shifted + 1
-        # A float is its exponent, here n, and its mantissa, here k / 2**n.
-        bits = jax.lax.bitcast_convert_type(k.astype(jnp.float32), jnp.int32)
-        exponent = bits >> 23
-        mantissa = jax.lax.bitcast_convert_type((bits & 0x7FFFFF) | 0x3F800000, jnp.float32)
-        half = jax.lax.bitcast_convert_type((253 - exponent) << 23, jnp.float32)
-        decades = self._decades
-        end: Array | np.float32 = np.float32(decades[0][1])
-        for least, last in decades[1:]:
-            end = jnp.where(k >= least, np.float32(last), end)
-        size = end * (0.1 + 0.9 * (mantissa - 1 + half))
-        size = jnp.where(shifted == 0, 0.0, jnp.where(k == 2 * decades[-1][0], 1.0, size))
-        return jnp.where(shifted < 0, -size, size)
+        size: Array | float = 0.0
+        for least, end in self._decades:
+            step = np.float32(end / (20 * least))
+            line = (18 * k + 9) * step - 16 * least * step  # the second product is exact
+            size = jnp.where(line > size, line, size)
+        size = jnp.where(size > 1, 1, size)
+        if self.signed:
+            return jnp.where(shifted < 0, -size, size)
+        return jnp.where(shifted == 0, 0, size)
 
     def code(self, a: Array) -> Array:
         """The code nearest to a number of size at most 1."""
@@ -85,16 +84,11 @@ class DynamicMap:
             least = jnp.where(up, np.float32(after[0]), least)
             per = jnp.where(up, slope(after), per)
         # A code lies in the middle of its part of the decade, so the part decides which is nearest.
-        k = jnp.clip(jnp.floor(size * per + least * np.float32(8 / 9)), least, 2 * least - 1)
-        one = size >= middle(at(decades[-1], decades[-1][0] - 0.5), np.float32(1))
-        if self.signed:
-            one = one & (a > 0)
+        k = within(jnp.floor(size * per + least * np.float32(8 / 9)), least, 2 * least - 1)
+        one = a >= middle(at(decades[-1], decades[-1][0] - 0.5), np.float32(1))
         k = jnp.where(one, 2 * decades[-1][0], k)
         k = jnp.where(size < at(decades[0], 0.5) / 2, int(not self.signed), k)
-        k = k.astype(jnp.int32)
-        if not self.signed:
-            return k - 1
-        return jnp.where(a < 0, self._zero - k, self._zero + k)
+        return integer(jnp.where(a < 0, -k, k) + self._zero if self.signed else k - 1)
 
 
 @dataclass(frozen=True)
@@ -109,7 +103,7 @@ class LinearMap:
 
     def code(self, a: Array) -> Array:
         """The nearest code."""
-        return jnp.clip(rounded(a * 2**self.bits, None) - 1, 0, 2**self.bits - 1).astype(jnp.int32)
+        return integer(within(rounded(a * 2**self.bits, None) - 1, 0, 2**self.bits - 1))
 
 
 class Mapped(Format):

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from gradtx.storage.draws import Draws
@@ -86,6 +87,24 @@ def rounded(x: Array, draws: Draws | None) -> Array:
     [1.0, 1.0]
     """
     return jnp.floor(x + (0.5 if draws is None else draws.uniform(x.shape)))
+
+
+def within(x: Array, least: Array | float, most: Array | float) -> Array:
+    """`x` between bounds, without the care for NaN that costs ``jnp.clip`` most of its time."""
+    x = jnp.where(x < least, least, x)
+    return jnp.where(x > most, most, x)
+
+
+def integer(x: Array) -> Array:
+    """Whole numbers of size below 2**22 as int32: then they are the last bits of ``x + 3 * 2**22``.
+
+    A conversion looks for what does not fit, which on a CPU takes longer than all of `code`.
+
+    >>> integer(jnp.array([-128.0, 0.0, 255.0])).tolist()
+    [-128, 0, 255]
+    """
+    bits = jax.lax.bitcast_convert_type(x + 3 * 2.0**22, jnp.int32)
+    return bits - 0x4B400000
 
 
 def between(
