@@ -77,7 +77,7 @@ class DynamicMap:
             least, end = decade
             return np.float32(least / (0.9 * end))
 
-        least: Array | np.float32 = np.float32(decades[0][0])
+        least: Array | float = float(decades[0][0])
         per: Array | np.float32 = slope(decades[0])
         for before, after in itertools.pairwise(decades):
             up = size >= middle(at(before, before[0] - 0.5), at(after, 0.5))
