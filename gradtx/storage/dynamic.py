@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -45,21 +46,21 @@ class DynamicMap:
         return np.asarray(self.value(jnp.arange(2**self.bits)))
 
     def value(self, code: Array) -> Array:
-        """What a code means, of numbers whose largest has the size 1.
-
-        The map is convex: on the codes of a decade, its line is above those of the others.
-        """
-        shifted = code.astype(jnp.int32).astype(jnp.float32) - self._zero
+        """What a code means, of numbers whose largest has the size 1."""
+        shifted = code.astype(jnp.int32) - self._zero
         k = jnp.abs(shifted) if self.signed else shifted + 1
-        size: Array | float = 0.0
-        for least, end in self._decades:
-            step = np.float32(end / (20 * least))
-            line = (18 * k + 9) * step - 16 * least * step  # the second product is exact
-            size = jnp.where(line > size, line, size)
-        size = jnp.where(size > 1, 1, size)
-        if self.signed:
-            return jnp.where(shifted < 0, -size, size)
-        return jnp.where(shifted == 0, 0, size)
+        # A float is its exponent, here n, and its mantissa, here k / 2**n.
+        bits = jax.lax.bitcast_convert_type(k.astype(jnp.float32), jnp.int32)
+        exponent = bits >> 23
+        mantissa = jax.lax.bitcast_convert_type((bits & 0x7FFFFF) | 0x3F800000, jnp.float32)
+        half = jax.lax.bitcast_convert_type((253 - exponent) << 23, jnp.float32)
+        decades = self._decades
+        end: Array | np.float32 = np.float32(decades[0][1])
+        for least, last in decades[1:]:
+            end = jnp.where(k >= least, np.float32(last), end)
+        size = end * (0.1 + 0.9 * (mantissa - 1 + half))
+        size = jnp.where(shifted == 0, 0.0, jnp.where(k == 2 * decades[-1][0], 1.0, size))
+        return jnp.where(shifted < 0, -size, size)
 
     def code(self, a: Array) -> Array:
         """The code nearest to a number of size at most 1."""
