@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 
 from gradtx.storage.draws import Draws
-from gradtx.storage.format import Format, integer, largest, rounded, within
+from gradtx.storage.format import Format, largest, rounded
 from gradtx.types import Array
 
 
@@ -24,10 +24,10 @@ class Companded(Format):
         wide = scale.astype(jnp.float32)
         a = y / jnp.where(wide == 0, 1, wide)
         if signed:
-            code = within(rounded(127 * (2 * a / (1 + jnp.abs(a))), draws), -127, 127)
-            return {"codes": integer(code).astype(jnp.int8), "scale": scale}
-        code = within(rounded(255 * a, draws), jnp.where(x > 0, 1, 0), 255)
-        return {"codes": integer(code).astype(jnp.uint8), "scale": scale}
+            code = jnp.clip(rounded(127 * (2 * a / (1 + jnp.abs(a))), draws), -127, 127)
+            return {"codes": code.astype(jnp.int8), "scale": scale}
+        code = jnp.clip(rounded(255 * a, draws), jnp.where(x > 0, 1, 0), 255)
+        return {"codes": code.astype(jnp.uint8), "scale": scale}
 
     def decode(
         self, parts: dict[str, Array], axis: int, signed: bool, draws: Draws | None
