@@ -24,3 +24,13 @@ def test_conditions_run_nothing_when_they_do_not_hold():
     with pytest.raises(ValueError, match="one boolean"):
         tx = gradtx.conditionally_mask(gradtx.scale(1.0), lambda step: step)
         tx.update(P, tx.init(P))
+
+
+@pytest.mark.parametrize(
+    ("build", "other"), [(gradtx.conditionally_mask, 0.0), (gradtx.conditionally_transform, 1.0)]
+)
+def test_a_condition_may_read_extra_arguments(build, other):
+    tx = build(gradtx.scale(0.5), lambda step, value: value < 1, forward_extra_args=True)
+    for value, want in ((0.5, 0.5), (2.0, other)):
+        updates, _ = tx.update(jnp.ones(1), tx.init(P), value=value)
+        np.testing.assert_array_equal(updates, want)

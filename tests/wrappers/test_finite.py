@@ -39,6 +39,7 @@ def test_skips_tell_what_they_saw():
     skip, told = gradtx.skip_not_finite({"a": BAD, "b": BAD}, 0, None)
     assert bool(skip)
     assert int(told["num_not_finite"]) == 2
+    assert bool(gradtx.skip_not_finite(BAD, 0, None)[1]["should_skip"])
     skip, told = gradtx.skip_large_updates(
         {"a": jnp.full(4, 300.0, jnp.float16)}, 0, None, max_squared_norm=1e6
     )
@@ -46,7 +47,7 @@ def test_skips_tell_what_they_saw():
     assert float(told["norm_squared"]) == 360000.0  # in float16 it would overflow
 
 
-@pytest.mark.parametrize("shape", [(), (0,), (0, 5), (3, 0, 2), (3, 33)])
+@pytest.mark.parametrize("shape", [(), (0,), (0, 5), (70,), (3, 0, 2), (3, 33)])
 def test_leaves_of_any_shape_are_looked_at(shape):
     skip, told = gradtx.skip_not_finite({"a": jnp.full(shape, jnp.nan)}, 0, None)
     assert int(told["num_not_finite"]) == math.prod(shape)

@@ -9,8 +9,13 @@ import gradtx
 
 
 def test_flatten_of_several_types_equals_the_leaves_alone():
-    params = {"a": jnp.ones(2), "h": jnp.ones(3, jnp.bfloat16), "n": None}
-    tx, alone = gradtx.flatten(gradtx.adam(0.1)), gradtx.adam(0.1)
+    params = {
+        "a": jnp.arange(2.0),
+        "b": jnp.arange(4.0).reshape(2, 2),
+        "h": jnp.arange(3, dtype=jnp.bfloat16),
+        "n": None,
+    }
+    tx, alone = gradtx.flatten(gradtx.sgd(0.5, momentum=0.9)), gradtx.sgd(0.5, momentum=0.9)
     updates, _ = tx.update(params, tx.init(params), params)
     want, _ = alone.update(params, alone.init(params), params)
     jax.tree.map(np.testing.assert_array_equal, updates, want)
