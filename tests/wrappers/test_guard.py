@@ -44,14 +44,16 @@ def test_what_is_not_finite_is_never_taken():
     told = counts(reports[-2])
     assert (told["steps"], told["taken"], told["not_finite"]) == (101, 1, 100)
     assert told["consecutive"] == 100
+    assert float(reports[-2].clip_factor) == 1.0
     assert int(reports[-1].consecutive) == 0
     assert int(state.inner_state[0].count) == 2
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 def test_a_loss_that_is_not_finite_is_not_taken_though_its_gradient_is(value):
-    ps, reports, _ = follow(gradtx.guard(PLAIN), [1.0, 1.0], [0.5, value])
-    assert ps == [-1.0, -1.0]
+    ps, reports, _ = follow(gradtx.guard(PLAIN), [1.0, 1.0], [0.5, value], start=0.5)
+    assert ps == [-0.5, -0.5]
+    assert float(reports[0].update_ratio) == 2.0
     assert int(reports[-1].not_finite) == 1
 
 
@@ -87,6 +89,12 @@ def test_spikes_of_norms_and_losses_are_those_of_a_transcription(k, window, warm
     np.testing.assert_array_equal(taken, [int(r.taken) for r in reports])
     assert of_loss[[50, 90]].all()
     assert of_norm.any()
+
+
+def test_the_least_deviation_is_a_share_of_the_mean():
+    norms = [10.0, 10.0, 10.5, 20.0]
+    _, reports, _ = follow(gradtx.guard(PLAIN, window=4, warmup=2), norms)
+    assert [int(r.norm_spikes) for r in reports] == np.cumsum(limits(norms, 6.0, 4, 2)).tolist()
 
 
 def test_spikes_do_not_hide_the_next_one_and_a_new_level_is_taken_in_the_end():
@@ -170,6 +178,13 @@ def test_an_update_that_is_not_finite_is_counted_where_the_optimizer_made_it():
     tx = gradtx.guard(gradtx.scale(1e38))
     _, reports, _ = follow(tx, [100.0])
     assert (int(reports[0].taken), int(reports[0].broken)) == (1, 1)
+    assert float(reports[0].learning_rate) == 0.0
+
+
+def test_without_parameters_there_is_no_ratio():
+    tx, g = gradtx.guard(PLAIN), jnp.array([3.0, 4.0])
+    report = gradtx.guard_report(jax.jit(tx.update)(g, tx.init(g))[1])
+    assert (float(report.update_norm), float(report.update_ratio)) == (5.0, 0.0)
 
 
 def test_make_step_hands_the_report_out_and_takes_a_validation_loss():
