@@ -65,7 +65,7 @@ def test_run_if():
     x = jnp.arange(3.0)
 
     def square(now, turn):
-        return {"x": now["x"] ** 2, "n": now["n"] + 1}
+        return {"x": (1 + turn) * now["x"] ** 2, "n": now["n"] + 1}  # the turn is 0
 
     start = {"x": x, "n": jnp.int32(0)}
     for condition, want in ((True, x**2), (False, x)):

@@ -41,6 +41,13 @@ def test_where_nothing_agrees_nothing_moves():
     assert not tx.update(p, tx.init(p), p)[0].any()
 
 
+def test_the_mean_is_at_least_a_thousandth():
+    tx = gradtx.cautious(gradtx.stateless(lambda u, p: u * p), flip_sign=False)
+    p = jnp.full(4000, -1.0).at[0].set(1.0)
+    updates, _ = tx.update(jnp.ones(4000), tx.init(p), p)
+    np.testing.assert_allclose(updates[:2], [1000.0, 0.0], rtol=1e-6)
+
+
 def test_rows_of_a_table():
     p = jnp.ones((5, 2))
     rows = gradtx.Rows(jnp.array([3, 1, 3]), jnp.array([[1.0, -1], [1, 1], [1, -1]]), (5, 2))
