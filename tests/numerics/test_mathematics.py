@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from gradtx import numerics
 from gradtx.numerics import all_finite, any_nan, cube_root
 
 
@@ -29,3 +30,42 @@ def test_cube_root():
     x = np.concatenate([np.logspace(-37, 38, 1000), [0.0, np.inf]]).astype(np.float32)
     expected = np.cbrt(x.astype(np.float64))
     np.testing.assert_allclose(jax.jit(cube_root)(x), expected, rtol=3e-6)
+
+
+INF = np.inf
+LARGEST = float(np.finfo("float32").max)
+SQUARABLE = LARGEST**0.5 * (1 - 1e-6)
+CUBE = np.arange(1.0, 9.0, dtype=np.float32).reshape(2, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "expected"),
+    [
+        ("abs_sq", ([3 + 4j, -2],), [25, 4]),
+        ("sum_sq", ([3 + 4j, -2],), 29),
+        ("ema", (2.0, 4.0, 0.75), 3.5),
+        ("bounded", ([5, -INF, INF, np.nan],), [5, -INF, LARGEST, np.nan]),
+        ("bounded", ([5, INF], 4), [5, LARGEST / 4]),
+        ("squarable", ([-3, INF, -1e30],), [-3, SQUARABLE, -SQUARABLE]),
+        ("divide", ([6.0, 3, 0], [4.0, 0, 0]), [1.5, 0, 0]),
+        ("inverse_root", ([0, 0.25, 4],), [0, 2, 0.5]),
+        ("row_mean", (CUBE[0, 0],), [1, 2]),
+        ("row_mean", (CUBE[0],), [[1.5], [3.5]]),
+        ("row_mean", (CUBE,), [[[2.5]], [[6.5]]]),
+        ("one_per_row", (CUBE[0, 0],), [1, 2]),
+        ("one_per_row", (CUBE[0],), [[1], [3]]),
+        ("one_per_row", (CUBE,), [[[1]], [[5]]]),
+        ("shrink", ([3, -2, 0.5], 1.0), [2, -1, 0]),
+        ("shrink", ([3, -2, 0.5], 1.0, 0.25), [1.6, -0.8, 0]),
+    ],
+)
+def test_by_hand(name, arguments, expected):
+    first, *others = arguments
+    arrays = [jnp.asarray(x) if isinstance(x, list) else x for x in others]
+    found = getattr(numerics, name)(jnp.asarray(first), *arrays)
+    np.testing.assert_allclose(found, np.array(expected), rtol=2e-7)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_infinity(sign):
+    assert float(numerics.infinity("float32", sign)) == sign * INF

@@ -1,5 +1,7 @@
 """Kahan's sum against float64, and the byte of residual within its bound."""
 
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -59,7 +61,7 @@ STEPS = st.lists(st.floats(-100, 100, width=32, allow_subnormal=False), min_size
 def test_with_the_byte_the_sum_is_right_to_a_508th_of_a_unit(dtype, start, moves, scale):
     p = jnp.asarray(start, jnp.float32).astype(dtype)
     u = jnp.asarray(moves, jnp.float32) * 2.0**scale
-    new, state = one_step(dtype, p, u)
+    new, state = one_step(p, u)
     wide = new.astype(jnp.float32)
     step = np.asarray(unit(wide, dtype), np.float64)
     kept = np.asarray(wide, np.float64) + np.asarray(state.residual, np.float64) * step / 254
@@ -71,15 +73,15 @@ def test_with_the_byte_the_sum_is_right_to_a_508th_of_a_unit(dtype, start, moves
     assert there.all() or dtype == "float16"
 
 
-_COMPILED = {}
-
-
-def one_step(dtype, p, u):
+@functools.cache
+def compiled():
     tx = gradtx.compensated(gradtx.scale(1.0), "int8")
-    if dtype not in _COMPILED:
-        # Updates in float32: those of the type of the parameter may lead to no neighbour.
-        _COMPILED[dtype] = jax.jit(lambda u, p, s: gradtx.apply_gradients(tx, u, p, s))
-    return _COMPILED[dtype](u, p, tx.init(p))
+    # Updates in float32: those of the type of the parameter may lead to no neighbour.
+    return jax.jit(lambda u, p: gradtx.apply_gradients(tx, u, p, tx.init(p)))
+
+
+def one_step(p, u):
+    return compiled()(u, p)
 
 
 def test_parameters_and_slots_in_five_bytes_and_an_eighth():

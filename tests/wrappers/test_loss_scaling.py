@@ -9,7 +9,7 @@ import gradtx
 
 
 def test_the_scale_falls_at_once_and_rises_after_a_period():
-    tx = gradtx.dynamic_loss_scale(gradtx.sgd(1.0), 8.0, period=2, min_loss_scale=4.0)
+    tx = gradtx.dynamic_loss_scale(gradtx.sgd(1.0), 8.0, period=2, factor=4.0, min_loss_scale=1.5)
     p = jnp.zeros(1)
     state = tx.init(p)
     scales, updates = [], []
@@ -17,7 +17,7 @@ def test_the_scale_falls_at_once_and_rises_after_a_period():
         u, state = tx.update(jnp.full(1, g) * gradtx.loss_scale(state), state, p)
         scales.append(float(gradtx.loss_scale(state)))
         updates.append(float(u[0]))
-    assert scales == [8.0, 4.0, 4.0, 4.0, 8.0, 8.0]
+    assert scales == [8.0, 2.0, 1.5, 1.5, 6.0, 6.0]
     assert updates == [-1.0, 0.0, 0.0, -1.0, -1.0, -1.0]
 
 

@@ -13,23 +13,23 @@ from tests import oracle
 def mechanic(base, weight_decay=1e-2, eps=1e-8, s_init=1e-2, n=6):
     """Cutkosky et al. 2023, algorithm 1, with the clipping and the epsilons of the authors' code.
 
-    Here the sum of the base's updates is kept, as in the paper.
+    As there, the sum of the base's updates is found from the parameters.
     """
     betas = 1 - 0.1 ** np.arange(1, n + 1)
 
     def update(g, s, t, p):
         if t == 1:
-            s.update(start=p, delta=np.zeros_like(p), r=0.0, m=np.zeros(n), v=0.0)
-            s["s"] = np.full(n, s_init)
-        pull = weight_decay * np.sum(s["s"]) * np.linalg.norm(g) / (np.linalg.norm(p) + eps)
-        h = -np.sum(s["delta"] * (g + pull * p))
-        s["delta"] = s["delta"] + base(g, s, t, p)
+            s.update(start=p, r=0.0, m=np.zeros(n), v=0.0, s=np.full(n, s_init))
+        factor = np.sum(s["s"])
+        delta = (p - s["start"]) / (factor + eps)
+        pull = weight_decay * factor * np.linalg.norm(g) / (np.linalg.norm(p) + eps)
+        h = -np.sum(delta * (g + pull * p))
         s["r"] = betas * s["r"] + np.clip(h, -s["m"], s["m"]) * s["s"]
         s["m"] = np.maximum(betas * s["m"], abs(h) + eps)
         s["v"] = betas**2 * s["v"] + h * h
         wealth = s_init / n * s["m"] + np.maximum(s["r"], 0)
         s["s"] = wealth / (np.sqrt(s["v"]) + eps)
-        return s["start"] + np.sum(s["s"]) * s["delta"] - p
+        return s["start"] + np.sum(s["s"]) * (delta + base(g, s, t, p)) - p
 
     return update
 
@@ -47,11 +47,9 @@ def run(tx, p, gs, dtype=np.float64):
 @pytest.mark.paper("mechanize")
 def test_it_is_the_papers():
     p, gs = oracle.parameters(), oracle.gradients()
-    tx = gradtx.mechanize(
-        gradtx.chain(gradtx.clip(1.0), gradtx.sgd(0.1, momentum=0.9)), s_init=1e-2
-    )
-    want = oracle.transcribe(mechanic(momentum), p, gs)
-    # The sum of updates is found from the parameters but for a factor of s / (s + epsilon).
+    base = gradtx.chain(gradtx.clip(1.0), gradtx.sgd(0.1, momentum=0.9))
+    tx = gradtx.mechanize(base, weight_decay=0.3, eps=0.1, s_init=0.2)
+    want = oracle.transcribe(mechanic(momentum, 0.3, 0.1, 0.2), p, gs)
     np.testing.assert_allclose(run(tx, p, gs), want, rtol=1e-5, atol=1e-6)
     small = gradtx.mechanize(gradtx.sgd(0.1), weight_decay=0.0, s_init=1e-2, num_betas=2)
     plain = mechanic(lambda g, s, t, p: -0.1 * g, 0.0, n=2)
