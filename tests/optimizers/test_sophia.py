@@ -167,16 +167,22 @@ def test_what_is_missing_is_named():
 
 
 @pytest.mark.parametrize(
-    ("clip", "every", "rates"), [(0.3, 1, [1.0, 0.0, 0.0]), (0.3, 2, [0.0]), (None, 1, [])]
+    ("clip", "size", "every", "rates"),
+    [
+        (0.3, 1, 1, [1.0, 0.0, 0.0]),
+        (0.3, 2, 1, [1.0, 0.0, 0.0]),
+        (0.3, 1, 2, [0.0]),
+        (None, 1, 1, []),
+    ],
 )
-def test_the_fraction_that_is_not_clipped_is_printed(capfd, clip, every, rates):
+def test_the_fraction_that_is_not_clipped_is_printed(capfd, clip, size, every, rates):
     options = {"verbose": True, "print_win_rate_every_n_steps": every}
     tx = gradtx.sophia(0.1, clip_threshold=clip, **options)
-    p = jnp.zeros(1)
+    p = jnp.zeros(size)
     state = tx.init(p)
     update = jax.jit(functools.partial(tx.update, obj_fn=jnp.sum))
     for g in (0.0, 1.0, 1.0):
-        _, state = update(jnp.array([g]), state, p)
+        _, state = update(jnp.full(size, g), state, p)
     jax.effects_barrier()
     printed = capfd.readouterr().out.splitlines()
     assert printed == [f"Sophia: win rate {rate}" for rate in rates]

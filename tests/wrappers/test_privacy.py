@@ -54,15 +54,16 @@ def test_a_window_is_one_batch_and_has_one_noise(sizes):
 
 
 def test_dpsgd_in_windows_equals_whole_batches():
-    once = gradtx.dpsgd(0.1, 1.0, 0.5, seed=1, momentum=0.9)
-    windows = gradtx.dpsgd(0.1, 1.0, 0.5, seed=1, momentum=0.9, every=3)
+    private = gradtx.differentially_private_aggregate(1.0, 0.5, 1)
+    once = gradtx.chain(private, gradtx.sgd(0.1, momentum=0.9, nesterov=True))
+    windows = gradtx.dpsgd(0.1, 1.0, 0.5, seed=1, momentum=0.9, nesterov=True, every=2)
     p, q, state, windowed = P, P, once.init(P), windows.init(P)
     for i in range(4):
         grads = examples(6, i)
         updates, state = once.update(grads, state, p)
         p = gradtx.apply_updates(p, updates)
-        for j in range(0, 6, 2):
-            updates, windowed = windows.update(part(grads, j, j + 2), windowed, q)
+        for j in range(0, 6, 3):
+            updates, windowed = windows.update(part(grads, j, j + 3), windowed, q)
             q = gradtx.apply_updates(q, updates)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), p, q)
 

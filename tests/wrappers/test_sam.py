@@ -96,12 +96,20 @@ def transcribed(direction, steps=20, rate=0.1):
 
 def test_asam_is_algorithm_1_of_its_paper():
     def direction(p, g):
-        size = np.abs(p) + 0.01
+        size = np.abs(p) + 0.3
         climb = size**2 * g(p) / np.linalg.norm(size * g(p))
         return g(p + 0.2 * climb)
 
-    (_, _), path = run(gradtx.asam(gradtx.sgd(0.1), 0.2), P, 40)
+    (_, _), path = run(gradtx.asam(gradtx.sgd(0.1), 0.2, 0.3), P, 40)
     np.testing.assert_allclose(path[1::2], transcribed(direction), rtol=1e-5, atol=1e-5)
+
+
+def test_asam_is_sam_with_another_climb():
+    rho = gradtx.linear_schedule(0.2, 0.0, 9)
+    climb = gradtx.chain(gradtx.adaptive_normalize(0.3), gradtx.sgd(rho))
+    (_, _), path = run(gradtx.asam(gradtx.sgd(0.1), rho, 0.3, 3, False), P, 12)
+    (_, _), want = run(gradtx.sam(gradtx.sgd(0.1), climb, 3, False), P, 12)
+    np.testing.assert_allclose(path, want, rtol=1e-6)
 
 
 def test_gsam_is_algorithm_1_of_its_paper():
@@ -116,9 +124,9 @@ def test_gsam_is_algorithm_1_of_its_paper():
 
 
 def test_gsam_without_alpha_is_sam():
-    adversary = gradtx.chain(gradtx.normalize(), gradtx.sgd(0.2))
-    (_, _), path = run(gradtx.gsam(gradtx.adam(0.1), adversary, alpha=0.0), P, 8)
-    (_, _), want = run(gradtx.sam(gradtx.adam(0.1), adversary), P, 8)
+    adversary = gradtx.chain(gradtx.normalize(), gradtx.sgd(0.2, momentum=0.9))
+    (_, _), path = run(gradtx.gsam(gradtx.adam(0.1), adversary, 0.0, reset_state=False), P, 8)
+    (_, _), want = run(gradtx.sam(gradtx.adam(0.1), adversary, reset_state=False), P, 8)
     np.testing.assert_allclose(path, want, rtol=1e-6)
 
 
