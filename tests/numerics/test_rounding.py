@@ -72,3 +72,8 @@ def test_at_random_what_is_no_number_stays_and_what_is_too_large_is_infinite():
     x = jnp.array([jnp.nan, jnp.inf, -jnp.inf, 3.3e38])
     got = round_to(x, "float16", jax.random.key(0))
     np.testing.assert_array_equal(got, np.array([np.nan, np.inf, -np.inf, np.inf]))
+
+
+def test_the_unit_of_numbers_in_double_precision():
+    with jax.enable_x64(True):
+        assert unit(jnp.array([1.0, -300.0]), jnp.bfloat16).tolist() == [2.0**-7, 2.0]

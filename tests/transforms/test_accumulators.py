@@ -122,12 +122,11 @@ def test_room_to_spare_changes_nothing():
 
 @pytest.mark.slow
 def test_micro_batches_without_a_table():
-    """One that is bad opens no window; one that is good forgets the rows of the last."""
+    """One that is bad changes nothing; one that opens a window forgets the rows of the last."""
     gradients = list(micro_batches(4))
     gradients[2]["table"] = None
     bad = {"bias": jnp.full(WIDTH, jnp.nan), "table": None}
-    for i in (0, 1, 3):
-        gradients.insert(i + 1, bad)
+    gradients.insert(1, bad)
     options = {"should_skip_update_fn": gradtx.skip_not_finite, "use_grad_mean": False}
     kept = gradtx.accumulate(gradtx.sgd(0.1), 2, rows={"table": 8}, **options)
     got, _ = trained(kept, gradients, by_hand=True)
