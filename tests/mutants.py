@@ -461,9 +461,8 @@ def trial(places):
         print(json.dumps([i, lives]), file=out)
 
     with contextlib.redirect_stdout(sys.stderr):
-        arguments = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
         return pytest.main(
-            [*arguments, "-o", "addopts=--import-mode=importlib", *files],
+            ["-q", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib", *files],
             plugins=[Trial(chosen, beside, report)],
         )
 
