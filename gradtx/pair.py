@@ -34,6 +34,7 @@ from gradtx.types import (
 )
 
 _P = ParamSpec("_P")
+CHAINS = ("chain", "named_chain")  # what goes through them is what their links do to it
 
 
 class Scope(StrEnum):
@@ -364,13 +365,17 @@ class _Lazy:
 
     @functools.cached_property
     def _goes_by_entry(self) -> bool:
-        """Whether nothing but a count goes from one entry to another, nor to a key."""
-        rules = self.expansion.rules
-        return rules is not None and all(
-            rule.scope is Scope.ENTRY
-            and {*state_fields(rule.state).values()} <= {SLOT, COUNTER, None}
-            for rule in rules
-        )
+        """Whether it is a chain of rules in which each entry depends on that entry and a count.
+
+        What wraps rules may look at paths and sizes, to which leaves they apply.
+        """
+        expansion = self.expansion
+        if expansion.rule is not None:
+            kinds = {*state_fields(expansion.rule.state).values()}
+            return expansion.rule.scope is Scope.ENTRY and kinds <= {SLOT, COUNTER, None}
+        if self.declaration.builder.name in CHAINS:
+            return all(part._lazy and part._lazy._goes_by_entry for part in expansion.parts or ())
+        return expansion._lazy is not None and expansion._lazy._goes_by_entry
 
     def _evaluated(self, count: Any) -> Declaration:
         arguments = dict(self.declaration.arguments)

@@ -3,6 +3,7 @@
 import functools
 from collections import Counter
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -81,6 +82,24 @@ def test_a_first_step_compiles_no_kernel_for_each_shape(monkeypatch):
     updates, _ = tx.update(params, tx.init(params))
     gradtx.apply_updates(params, updates)
     assert seen == [18] * 6  # parameters; gradients and slots; parameters and updates
+
+
+@pytest.mark.parametrize(
+    "tx",
+    [
+        gradtx.store(gradtx.adam(0.1), "bf16", min_size=30),
+        gradtx.masked(gradtx.scale(0.5), "*o*"),
+        gradtx.chain(gradtx.add_decayed_weights(0.1, "*o*"), gradtx.scale(0.5)),
+    ],
+    ids=["stored", "masked", "decayed"],
+)
+def test_what_looks_at_paths_or_sizes_sees_the_leaves(tx):
+    """``vector`` and ``others`` are not the user's names, and a vector has many entries."""
+    params = {**mixed(), "odd": jnp.ones(40)}
+    want = jax.jit(lambda p: tx.update(p, tx.init(p), p))(params)
+    got = tx.update(params, tx.init(params), params)
+    chex.assert_trees_all_equal_shapes_and_dtypes(got, want)
+    chex.assert_trees_all_close(got, want, rtol=2e-6)
 
 
 def test_array_hyperparameters_are_arguments():
