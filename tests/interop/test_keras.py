@@ -418,7 +418,7 @@ def without(key):
         (lambda: config(gradient_accumulation_steps=1), ValueError, "at least 2"),
         (lambda: config(gradient_accumulation_steps=2.5), TypeError, "an integer"),
         (lambda: config(loss_scale_factor=0), ValueError, "must not be 0"),
-        (lambda: config("Muon"), ValueError, "up to the parameters"),
+        (lambda: config("Muon"), ValueError, "matrices depends on params"),
     ],
 )
 def test_bad_configurations(make, error, says):
