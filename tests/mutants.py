@@ -3,14 +3,14 @@
     python -m tests.mutants [NAME ...] [--jobs N] [--list]
 
 NAME is a module, such as ``adam``, or a folder, such as ``wrappers``; without one it is every
-module of RULES that a test file mirrors. Each mutant is a rule with one thing changed: a
-constant, a sign, epsilon moved into a root or out of it, the old slot for the new one or the other
-way round, a comparison, a maximum for a minimum, the branches of a `where`, a hyperparameter that
-is its default whatever is given. The tests of the module run on it in a process of their own until
-one fails: those marked `paper`, then the others, the slow ones, and those of its neighbours that
-import the changed function. Of each kind those that reach the changed line come before those that
-only reach the function, then what failed last, then the quickest. What passes all is listed with
-file and line.
+module of RULES that a test file mirrors. Each mutant is a rule with one thing changed: a constant,
+a sign, epsilon moved into a root or out of it, the old slot for the new one or the other way round,
+a comparison, a maximum for a minimum, the branches of a `where`, a hyperparameter that is its
+default whatever is given. The tests of the module run on it in a process of their own until one
+fails: those marked `paper`, then the others, the slow ones, those of its neighbours that import the
+changed function, and those of an argument that several modules have. Of each kind those that reach
+the changed line come before those that only reach the function, then what failed last, then the
+quickest. What passes all is listed with file and line.
 `mutants.toml` lists those that compute the same by their text, whatever line it is on, and why.
 
 Left alone are the checks of arguments, what steers the compiler and changes no value
@@ -25,6 +25,7 @@ import concurrent.futures
 import contextlib
 import copy
 import dataclasses
+import functools
 import importlib
 import itertools
 import json
@@ -55,6 +56,8 @@ RULES = (
 )
 # The tests of a folder that has one file of them.
 SHARED = {"schedules": "schedules/test_schedules.py", "storage": "storage/test_formats.py"}
+# An argument that several modules have, and the file that tests it for all of them.
+ARGUMENTS = {"staggered": "optimizers/test_matrices.py"}
 # A test whose processors take longer hangs: its process ends, and the mutant with it.
 SECONDS = 60
 
@@ -334,6 +337,9 @@ class Trial:
             own, *others = map(mirror, (mutant.module, *self.beside[mutant.module][mutant.owner]))
             kinds = [(own, slow, paper) for slow in (False, True) for paper in (True, False)]
             kinds += [(path, False, paper) for path in others for paper in (True, False)]
+            kinds += [
+                (path, slow, False) for path in shared(mutant.module) for slow in (False, True)
+            ]
             lives = True
             for kind in kinds:
                 key = (mutant.module, *kind)
@@ -446,6 +452,13 @@ def mirror(module):
     return own if own.exists() or not folders else TESTS / SHARED.get(folders[0], own)
 
 
+@functools.cache
+def shared(module):
+    """The files that test arguments of a module for all modules that have them."""
+    source = (ROOT / (module.replace(".", "/") + ".py")).read_text()
+    return [TESTS / path for argument, path in ARGUMENTS.items() if argument in source]
+
+
 def trial(places):
     """In a process of its own: the mutants of these modules, by their place in the list of each."""
     every = {module for module, _ in places}
@@ -454,7 +467,8 @@ def trial(places):
     chosen = [lists[module][i] for module, i in places]
     for mutant in chosen:
         every.update(beside[mutant.module][mutant.owner])
-    files = sorted(str(path) for path in map(mirror, every) if path.exists())
+    found = {*map(mirror, every), *itertools.chain(*map(shared, every))}
+    files = sorted(str(path) for path in found if path.exists())
     out = os.fdopen(os.dup(1), "w", buffering=1)
 
     def report(i, lives):

@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 
 import gradtx
-from tests.optimizers.matrices import COEFFICIENTS, check, on_matrices, orthogonal, scaled
+from tests.optimizers.matrices import (
+    COEFFICIENTS,
+    check,
+    check_named,
+    on_matrices,
+    orthogonal,
+    scaled,
+)
 
 OPTIONS = {"weight_decay": 0.4, "ns_coeffs": COEFFICIENTS, "ns_steps": 4}
 
@@ -82,3 +89,8 @@ def test_what_waits_is_used_in_the_end():
 def test_the_fraction_decides_about_shapes(build):
     with pytest.raises(ValueError, match="fraction"):
         build(jnp.float32(0.5))
+
+
+@pytest.mark.parametrize("build", [gradtx.scale_by_dion2, gradtx.scale_by_dion3])
+def test_coefficients_by_name(build):
+    check_named(build)

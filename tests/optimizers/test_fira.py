@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import gradtx
+from gradtx.optimizers.fira import tall
 from tests.optimizers import matrix_trees
 from tests.optimizers.papers import adam
 
@@ -43,3 +44,8 @@ def test_fira():
         return -0.05 * (adam(g, s, t, 0.7, 0.6, 0.1) + 0.4 * p)
 
     matrix_trees.check(tx, update, other)
+
+
+@pytest.mark.parametrize("shape", [(1, 6, 5), (7, 6, 5), (1, 5, 6), (7, 5, 6)])
+def test_the_shorter_side_is_projected_however_many_matrices_there_are(shape):
+    assert tall(np.zeros(shape)).shape == (shape[0], 6, 5)

@@ -1,5 +1,7 @@
 """KL-Shampoo and KL-SOAP against their paper and its authors' code."""
 
+import functools
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -88,16 +90,36 @@ def test_kl_soap(correction):
 
 
 @pytest.mark.slow
-def test_the_largest_inverse_root_is_a_limit():
+@pytest.mark.parametrize(
+    "build",
+    [
+        gradtx.scale_by_kl_shampoo,
+        gradtx.scale_by_kl_soap,
+        functools.partial(gradtx.kl_shampoo, 0.1),
+        functools.partial(gradtx.kl_soap, 0.1),
+    ],
+    ids=["scale_by_kl_shampoo", "scale_by_kl_soap", "kl_shampoo", "kl_soap"],
+)
+@pytest.mark.parametrize("most", [11.0, 5.0])
+def test_the_largest_inverse_root_is_a_limit(build, most):
     """At size 12 it may be 11; sides of up to 10 may have 10 in any case."""
     rng = np.random.default_rng(0)
-    tx = gradtx.scale_by_kl_shampoo(b2=0.0, max_inverse_root=11.0)
+    tx = build(b2=0.0, max_inverse_root=most)
     g = [jnp.asarray(1e-6 * rng.normal(size=(n, 2)), jnp.float32) for n in (3, 12)]
     state = tx.init(g)
     for _ in range(2):
-        _, state = tx.update(g, state)
-    found = [float(x.min()) for x in state.left_values]
-    np.testing.assert_allclose(found, [1 / 100, 1 / 121], rtol=1e-6)
+        _, state = tx.update(g, state, g)
+    found = [float(x.min()) for x in gradtx.get_slot(state, "left_values")]
+    np.testing.assert_allclose(found, [1 / 100, 1 / max(most, 10) ** 2], rtol=1e-6)
+
+
+def test_the_first_factors_are_means_over_the_other_side():
+    """Bases and values would be the same if all factors were larger."""
+    g = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)
+    tx = gradtx.scale_by_kl_shampoo(b2=0.75)
+    _, state = tx.update(g, tx.init(g))
+    np.testing.assert_allclose(state.left[0], 0.25 * g @ g.T / 3, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(state.right[0], 0.25 * g.T @ g / 4, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow

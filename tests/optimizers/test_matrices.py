@@ -101,12 +101,17 @@ def test_every_optimizer_that_may_be_staggered_is_here():
     assert public == {*STAGGERED} | {n.removeprefix("scale_by_") for n in STAGGERED}
 
 
+@pytest.mark.parametrize("whole", quick([False, True], False), ids=["rule", "optimizer"])
 @pytest.mark.parametrize("name", quick(STAGGERED, "scale_by_soap"))
-def test_shapes_take_turns(name):
+def test_shapes_take_turns(name, whole):
     """Each has its decompositions every so many steps, the second shape a step before the first."""
     slot, *want = STAGGERED[name]
     every = min(FREQUENCIES & {*getattr(gradtx, name).builder.hints})
-    tx = getattr(gradtx, name)(**{every: 5, "staggered": True})
+    given = {every: 5, "staggered": True}
+    if whole:
+        tx = getattr(gradtx, name.removeprefix("scale_by_"))(0.1, **given)
+    else:
+        tx = getattr(gradtx, name)(**given)
     p, gs = draw(0), draw(1, 11)
     del p["bias"], p["b"]
 
