@@ -88,6 +88,7 @@ def test_what_cannot_be_run_is_said_in_a_sentence(tmp_path, script, arguments, s
     assert "Traceback" not in output
 
 
+@pytest.mark.slow
 def test_published_paths(tmp_path):
     code, output = run("optimizer_paths.py", "--out", "paths.png", cwd=tmp_path)
     assert code == 0, output
