@@ -58,6 +58,33 @@ def test_like_optax(name):
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
+def cycled(t):
+    """Keras's PolynomialDecay that begins again, from 0.9 to 0.2 with power 2, five steps late."""
+    since = np.maximum(t - 5, 0)
+    end = 10 * np.maximum(np.ceil(since / 10), 1)
+    return 0.7 * (1 - since / end) ** 2 + 0.2
+
+
+@pytest.mark.parametrize(
+    ("schedule", "formula"),
+    [
+        (gradtx.inverse_time_decay(0.8, 10, 0.5), lambda t: 0.8 / (1 + 0.5 * t / 10)),
+        (gradtx.inverse_time_decay(0.8, 10, 0.5, True), lambda t: 0.8 / (1 + 0.5 * (t // 10))),
+        (gradtx.relative_step_schedule(0.3), lambda t: np.minimum(0.3, (t + 1) ** -0.5)),
+        (
+            gradtx.power_cooldown_schedule(0.9, 40, 5, 0.7, 0.1),
+            lambda t: 0.9 - 0.8 * (np.clip(t - 5, 0, 40) / 40) ** 0.7,
+        ),
+        (gradtx.polynomial_schedule(0.9, 0.2, 2, 10, 5, cycle=True), cycled),
+    ],
+    ids=["inverse time", "staircase", "relative step", "power cooldown", "cycle"],
+)
+def test_those_that_optax_lacks_are_their_formulas(schedule, formula):
+    counts = np.arange(60)
+    found = jax.vmap(lambda t: jnp.asarray(schedule(t), jnp.float32))(jnp.asarray(counts))
+    np.testing.assert_allclose(found, formula(counts.astype(np.float64)), rtol=1e-5, atol=1e-6)
+
+
 @every
 def test_finite_from_the_first_step_to_the_last(name):
     schedule = jax.jit(getattr(gradtx, name)(*(SCHEDULES | OWN)[name]))
