@@ -173,11 +173,10 @@ class Joint:
 
     def __init__(self, like: Any) -> None:
         structure: Any
-        leaves, structure = jax.tree.flatten(like)
+        self._leaves, structure = jax.tree.flatten(like)
         self._structure = structure
-        self._shapes = [x.shape for x in leaves]
+        self._shapes = [x.shape for x in self._leaves]
         self.kind = self._structure, tuple(self._shapes)
-        self._are_on_cpu = _are_on_cpu(leaves)
 
     @functools.cached_property
     def _are_small(self) -> list[bool]:
@@ -189,7 +188,8 @@ class Joint:
 
     def takes_all(self, parts: list[Any]) -> bool:
         """Whether there are small leaves enough, on a CPU, and it takes each of these parts."""
-        return self._are_on_cpu and len(self._cuts) >= MANY_LEAVES and all(map(self.takes, parts))
+        enough = len(self._cuts) >= MANY_LEAVES
+        return enough and _are_on_cpu(self._leaves) and all(map(self.takes, parts))
 
     def is_tree(self, x: Any) -> bool:
         """Whether something has the structure."""
