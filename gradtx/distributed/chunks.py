@@ -182,8 +182,11 @@ def _largest_of_chunks(
                 rows = jnp.arange(chunks.total)[:, None]
                 zeros = jnp.zeros((chunks.total, chunks.height * chunks.width), x.dtype)
                 entries = zeros.at[rows, where].add(values.astype(x.dtype))
-                senders = zeros.at[rows, where].add((values != 0).astype(x.dtype))
-                entries /= over or jnp.maximum(senders, 1)
+                if over is None:
+                    senders = zeros.at[rows, where].add((values != 0).astype(x.dtype))
+                    entries /= jnp.maximum(senders, 1)
+                else:
+                    entries /= over
                 filled = entries.reshape(chunks.total, chunks.height, chunks.width)
                 leaves.append(chunks.joined(turned(filled, chunks, True), x.shape))
             return leaves
