@@ -34,7 +34,6 @@ from gradtx.types import (
 )
 
 _P = ParamSpec("_P")
-CHAINS = ("chain", "named_chain")  # what goes through them is what their links do to it
 
 
 class Scope(StrEnum):
@@ -373,7 +372,7 @@ class _Lazy:
         if expansion.rule is not None:
             kinds = {*state_fields(expansion.rule.state).values()}
             return expansion.rule.scope is Scope.ENTRY and kinds <= {SLOT, COUNTER, None}
-        if self.declaration.builder.name in CHAINS:
+        if self.declaration.builder.in_sequence:
             return all(part._lazy and part._lazy._goes_by_entry for part in expansion.parts or ())
         return expansion._lazy is not None and expansion._lazy._goes_by_entry
 
@@ -514,7 +513,11 @@ def transformation(
 
 @overload
 def transformation(
-    *, native_schedules: bool = False, scheduled_state: Any = None, joins: bool = False
+    *,
+    native_schedules: bool = False,
+    scheduled_state: Any = None,
+    joins: bool = False,
+    in_sequence: bool = False,
 ) -> Callable[
     [Callable[_P, GradientTransformation]], Callable[_P, GradientTransformationExtraArgs]
 ]: ...
@@ -526,6 +529,7 @@ def transformation(
     native_schedules: bool = False,
     scheduled_state: Any = None,
     joins: bool = False,
+    in_sequence: bool = False,
 ) -> Any:
     """Make the result of a builder data: it carries the builder and the arguments.
 
@@ -544,6 +548,7 @@ def transformation(
             hyperparameter is a schedule.
         joins: the result does the same if leaves are joined into longer ones, so that it may run on
             the vectors of :func:`pack`. A rule that treats each entry independently always does.
+        in_sequence: the result is its `parts`, one after another, and nothing else.
 
     Returns:
         The builder, whose results are declared.
@@ -559,17 +564,19 @@ def transformation(
     >>> halve_above(limit=3.0)
     halve_above(limit=3.0)
     """
+    marks = {
+        "native": native_schedules,
+        "scheduled_state": scheduled_state,
+        "joins": joins,
+        "in_sequence": in_sequence,
+    }
     if function is None:
-        return functools.partial(_transformation, native_schedules, scheduled_state, joins)
-    return _transformation(native_schedules, scheduled_state, joins, function)
+        return functools.partial(_transformation, marks)
+    return _transformation(marks, function)
 
 
-def _transformation(
-    native_schedules: bool, scheduled_state: Any, joins: bool, function: Any
-) -> Any:
-    builder = Builder(
-        function, native=native_schedules, scheduled_state=scheduled_state, joins=joins
-    )
+def _transformation(marks: dict[str, Any], function: Any) -> Any:
+    builder = Builder(function, **marks)
 
     def build(*args: Any, **kwargs: Any) -> GradientTransformationExtraArgs:
         arguments = builder.bind(*args, **kwargs)

@@ -19,7 +19,7 @@ from gradtx.pair import (
 from gradtx.types import OTHER_STATE, EmptyState, Params, State, Updates
 
 
-@transformation(joins=True)
+@transformation(in_sequence=True)
 def chain(*args: GradientTransformation) -> GradientTransformation:
     """Apply transformations in sequence.
 
@@ -112,7 +112,7 @@ class NamedStates(dict[str, State]):
         return cls(zip(names, states, strict=True))
 
 
-@transformation(joins=True)
+@transformation(in_sequence=True)
 def named_chain(*args: tuple[str, GradientTransformation]) -> GradientTransformation:
     """A chain whose transformations have names.
 
@@ -167,7 +167,7 @@ def named_chain(*args: tuple[str, GradientTransformation]) -> GradientTransforma
     return GradientTransformationExtraArgs(init, update, step, parts=links.parts)
 
 
-@transformation(joins=True)
+@transformation(in_sequence=True)
 def identity() -> GradientTransformation:
     """Leave the updates as they are.
 
