@@ -57,9 +57,13 @@ TREES: Mapping[str, Shapes] = {
 ON_TREES = ["adam", "clip + adamw"]
 
 
+def v5e() -> list[Any]:
+    """The four on one host."""
+    return topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices
+
+
 def tpu_v5e() -> Any:
-    # v5e hosts carry 2 x 2 chips; one of them is compiled for.
-    return topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices[0]
+    return v5e()[0]
 
 
 def h100s(count: int) -> list[Any]:

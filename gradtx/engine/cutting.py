@@ -38,9 +38,6 @@ STORED = frozenset({"device_put"})
 """Primitives whose results are stored anyway, so that a kernel may read them."""
 
 
-Fits = Callable[[tuple[int, ...], Codec, Blocks], bool]
-
-
 @dataclass
 class Cut:
     """A part of a program that runs as one kernel.
@@ -65,6 +62,26 @@ class Cut:
     overwrites: dict[int, int]
     last: int
 
+    @property
+    def codecs(self) -> set[Codec]:
+        """Those of its slots."""
+        return {eqn.params["codec"] for eqn in self.eqns if eqn.primitive in (decode_p, encode_p)}
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether it draws random numbers."""
+        reads = {decode_p: 0, encode_p: 1}
+        return any(
+            len(eqn.invars) > len(eqn.params["names"]) + reads[eqn.primitive]
+            for eqn in self.eqns
+            if eqn.primitive in reads
+        )
+
+    def rows(self, v: Any) -> int:
+        """How many rows an array has in each block."""
+        axis, number, _ = self.blocks
+        return int(v.aval.shape[axis]) // number
+
     def kind(self) -> Any:
         """The same for the cuts of other leaves if one kernel serves both."""
         names: dict[Any, int] = {}
@@ -83,8 +100,16 @@ class Cut:
         return self.shape, *heads, *body, *ends, *self.overwrites.items()
 
 
-def inlined(closed: ClosedJaxpr, platform: str, *arrays: Any) -> ClosedJaxpr:
-    """A program without calls, with what this platform does in place of a choice of platforms."""
+def inlined(closed: ClosedJaxpr, platform: str, placed: bool, *arrays: Any) -> ClosedJaxpr:
+    """A program without calls, with what this platform does in place of a choice of platforms.
+
+    Args:
+        closed: the program.
+        platform: the platform.
+        placed: whether it is known where its arrays lie. If not, an inner step on stored slots
+            for which that is known stays a call.
+        arrays: its arguments.
+    """
 
     def run(jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
         env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *inputs], strict=True))
@@ -99,7 +124,7 @@ def inlined(closed: ClosedJaxpr, platform: str, *arrays: Any) -> ClosedJaxpr:
                 here = next(i for i, on in enumerate(platforms) if on is None or platform in on)
                 inner = eqn.params["branches"][here]
                 results = run(inner.jaxpr, inner.consts, given[1:])
-            elif eqn.primitive.name in CALLS:
+            elif eqn.primitive.name in CALLS and (placed or not any(eqn.params.get("places", ()))):
                 held = eqn.params[CALLS[eqn.primitive.name]]
                 inner = getattr(held, "closed", held)
                 results = run(inner.jaxpr, inner.consts, given)
@@ -114,14 +139,14 @@ def inlined(closed: ClosedJaxpr, platform: str, *arrays: Any) -> ClosedJaxpr:
 def cuts(
     jaxpr: Any,
     overwritten: Mapping[int, int],
-    fits: Fits,
+    fits: Callable[[Cut], bool],
 ) -> list[Cut]:
     """The kernels of a program without calls.
 
     Args:
         jaxpr: the program.
         overwritten: for results, by their indices, the arguments in whose place they are written.
-        fits: whether there is a kernel for a leaf of a shape, a codec, and its blocks.
+        fits: whether there is a kernel for what could be one.
     """
     made = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
     groups: dict[int, tuple[set[int], list[Any]]] = {}
@@ -179,7 +204,7 @@ def _is_elementwise(eqn: Any, shape: tuple[int, ...]) -> bool:
 def _cut(
     jaxpr: Any,
     overwritten: Mapping[int, int],
-    fits: Fits,
+    fits: Callable[[Cut], bool],
     found: Iterable[int],
     outputs: list[Any],
 ) -> Cut | None:
@@ -210,7 +235,6 @@ def _cut(
     alone = (
         results.isdisjoint(arrays)
         and there.issuperset(arrays)
-        and all(fits(shape, codec, one) for codec in codecs)
         and not any(results.intersection(_variables(e.invars)) for e in others)
     )
     if not alone:
@@ -227,7 +251,8 @@ def _cut(
         for new, old in places.items()
         if new in results and old in arrays and new.aval.dtype == old.aval.dtype
     }
-    return Cut(shape, one, eqns, scalars, arrays, outputs, overwrites, order[-1])
+    cut = Cut(shape, one, eqns, scalars, arrays, outputs, overwrites, order[-1])
+    return cut if fits(cut) else None
 
 
 def _variables(given: Iterable[Any]) -> list[Any]:

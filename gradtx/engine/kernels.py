@@ -4,26 +4,29 @@ XLA computes the scale of a block before its codes, and stores the slot in betwe
 twice. A Pallas kernel holds whole blocks in fast memory and moves what must be moved: codes,
 scales, gradient, parameter. Its body is the rule itself, cut out of the program of the step, so
 nothing is written twice. TPUs get it through Mosaic, NVIDIA's GPUs through Triton, and CPUs as a
-loop over tiles that fit in the cache; several devices without ``shard_map``, and leaves that do not
-fit a kernel, run the program as it is.
+loop over tiles that fit in the cache. Of a leaf that is divided over devices, each runs the kernel
+on its part, which has whole blocks, where the engine knows the place of the leaf. What does not fit
+a kernel is run as it is.
 """
 
 import functools
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from jax.interpreters import mlir
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from gradtx.engine.cutting import Cut, cuts, inlined, run_cut
+from gradtx.engine.owners import known_places, place_of
 from gradtx.numerics.opaque import opaque
 from gradtx.numerics.steering import is_tracer, true_after
+from gradtx.paths import path_string
 from gradtx.storage.draws import Draws
 from gradtx.storage.encoded import Blocks, numbers_in, parts_of
-from gradtx.storage.format import Codec
 from gradtx.storage.marked import Marked, decode_p, encode_p, marked, parts_and_key, plain
 from gradtx.types import Array, Params, State, Updates, is_stored
 
@@ -53,7 +56,8 @@ def in_kernels(
     if not any(map(Marked.can, held)):
         return step(updates, state, params, **extra_args)
     structure: Any
-    leaves, structure = jax.tree.flatten((params, marked(state), updates, arrays))
+    given = (params, marked(state), updates, arrays)
+    leaves, structure = jax.tree.flatten(given)
     at = [i for i, x in enumerate(leaves) if isinstance(x, jax.Array)]
     if not any(is_tracer(leaves[i]) for i in at):
         return step(updates, state, params, **extra_args)
@@ -77,10 +81,23 @@ def in_kernels(
     if not whole:
         old[: len(jax.tree.leaves(params))] = [None] * len(jax.tree.leaves(out[0]))
     overwritten = tuple((i, k) for i, k in enumerate(old) if k is not None)
-    results = program_p.bind(*closed.consts, *inputs, program=program, overwritten=overwritten)
+    lies = _places(given) if known_places() else [None] * len(leaves)
+    results = program_p.bind(
+        *closed.consts,
+        *inputs,
+        program=program,
+        overwritten=overwritten,
+        places=(*[None] * len(closed.consts), *(lies[i] for i in at)),
+    )
     returned: Any = jax.tree.structure(out)
     done = returned.unflatten(results)
     return done if any(isinstance(x, Marked) for x in held) else plain(done)
+
+
+def _places(given: tuple[Params | None, State, Updates, Any]) -> list[NamedSharding | None]:
+    """Where parameters and gradients lie, as far as that is known; None for other arrays."""
+    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(given)]
+    return [place_of(path_string(path)) if which.idx in (0, 2) else None for which, *path in paths]
 
 
 def without_kernels(
@@ -107,13 +124,72 @@ class Program:
         self.closed = closed
 
 
-def _as_it_is(*arrays: Array, program: Program, overwritten: Any) -> list[Any]:
+def _as_it_is(*arrays: Array, program: Program, overwritten: Any, places: Any) -> list[Any]:
     return list(jaxpr_as_fun(program.closed)(*arrays))
 
 
 program_p = opaque("stored_step", _as_it_is)
 """The program of a step, ``(arrays) -> [results]``, which chips run with kernels."""
-program_p.def_abstract_eval(lambda *arrays, program, overwritten: program.closed.out_avals)
+program_p.def_abstract_eval(lambda *arrays, program, **static: program.closed.out_avals)
+
+
+class Part(NamedTuple):
+    """What a device has of a leaf.
+
+    Attributes:
+        shape: its shape.
+        blocks: how it is cut into blocks, all of them whole.
+        place: where the whole leaf lies; None if it is on one device.
+    """
+
+    shape: tuple[int, ...]
+    blocks: Blocks
+    place: NamedSharding | None
+
+    @classmethod
+    def of(cls, cut: Cut, places: Mapping[Any, NamedSharding | None] | None) -> "Part | None":
+        """The part of a cut's leaf, from the places of arrays; None if that is not known.
+
+        Nor is there one if blocks would be divided, or if entries are drawn for: what a kernel
+        draws goes by the place of an entry in the array that it has.
+        """
+        if places is None:
+            return cls(cut.shape, cut.blocks, None)
+        known = (places.get(v) for v in cut.arrays if v.aval.shape == cut.shape)
+        place = next(filter(None, known), None)
+        if place is None or cut.is_drawn:
+            return None
+        axis, number, _ = cut.blocks
+
+        def along(n: int) -> tuple[int, ...]:
+            return (*cut.shape[:axis], n, *cut.shape[axis + 1 :])
+
+        try:
+            units = place.shard_shape(along(number))
+            shape = place.shard_shape(cut.shape)
+        except ValueError:
+            return None
+        return cls(shape, cut.blocks._replace(number=units[axis]), place)
+
+    def formed(self, x: Array) -> Array:
+        """What a kernel has seen as tiles, in the dimensions of the leaf."""
+        axis = self.blocks.axis
+        return x.reshape(*self.shape[:axis], -1, *self.shape[axis + 1 :])
+
+    def run(self, kernel: Callable[..., list[Any]], cut: Cut) -> Callable[..., list[Any]]:
+        """A kernel for parts as one for the whole leaf."""
+        if self.place is None:
+            return kernel
+        # On explicit axes this runs under `automatic`, which has set the mesh with automatic ones.
+        is_set = AxisType.Explicit in self.place.mesh.axis_types
+        whole, part = PartitionSpec(), self.place.spec
+        return jax.shard_map(
+            kernel,
+            mesh=None if is_set else self.place.mesh,
+            in_specs=(*[whole for _ in cut.scalars], *[part for _ in cut.arrays]),
+            out_specs=[part for _ in cut.outputs],
+            check_vma=False,
+        )
 
 
 class Tiling(NamedTuple):
@@ -161,9 +237,10 @@ class Chip(NamedTuple):
     tiling: Callable[[tuple[int, ...], Blocks], Tiling | None]
     settings: Callable[[], tuple[Any, dict[str, Any]]] | None
 
-    def fits(self, shape: tuple[int, ...], codec: Codec, blocks: Blocks) -> bool:
-        """Whether there is a kernel for a leaf of a shape, a codec, and its blocks."""
-        return codec.name in self.codecs and self.tiling(shape, blocks) is not None
+    def fits(self, cut: Cut, part: Part | None) -> bool:
+        """Whether there is a kernel for what a device has of a leaf."""
+        known = self.codecs.issuperset(codec.name for codec in cut.codecs)
+        return known and part is not None and self.tiling(part.shape, part.blocks) is not None
 
 
 ENTRIES = 2**18
@@ -259,32 +336,43 @@ CPU = Chip("cpu", GPU.codecs, cpu_tiling, None)
 
 
 def with_kernels(
-    *arrays: Array, program: Program, overwritten: Any, chip: Chip, interpret: bool = False
+    *arrays: Array,
+    program: Program,
+    overwritten: Any,
+    places: Any,
+    chip: Chip,
+    divided: bool = False,
+    interpret: bool = False,
 ) -> list[Any]:
-    """The results of a program, with kernels for a chip."""
-    flat: Any = inlined(program.closed, chip.platform, *arrays)
-    found = cuts(flat.jaxpr, dict(overwritten), chip.fits)
+    """The results of a program, with kernels for a chip, or for each that has a part of a leaf."""
+    flat: Any = inlined(program.closed, chip.platform, any(places), *arrays)
+    lies = dict(zip(flat.jaxpr.invars, places, strict=True)) if divided else None
+    found = cuts(flat.jaxpr, dict(overwritten), lambda cut: chip.fits(cut, Part.of(cut, lies)))
     made: dict[Any, Any] = {}
 
     def kernel(cut: Cut) -> Callable[..., Sequence[Any]]:
-        kind = cut.kind()
+        part = Part.of(cut, lies)
+        assert part is not None
+        kind = cut.kind(), part
         if kind not in made:
-            run = functools.partial(_launched, cut, chip, interpret)
-            made[kind] = jax.jit(run if chip.settings else functools.partial(_looped, cut, chip))
+            run = functools.partial(_launched, cut, part, chip, interpret)
+            if chip.settings is None:
+                run = functools.partial(_looped, cut, part, chip)
+            made[kind] = jax.jit(part.run(run, cut))
         return made[kind]
 
     return run_cut(flat.jaxpr, flat.consts, arrays, found, kernel)
 
 
-def _launched(cut: Cut, chip: Chip, interpret: bool, *inputs: Array) -> list[Any]:
+def _launched(cut: Cut, part: Part, chip: Chip, interpret: bool, *inputs: Array) -> list[Any]:
     """A kernel's results."""
     from jax.experimental import pallas as pl
 
-    tiling = chip.tiling(cut.shape, cut.blocks)
+    tiling = chip.tiling(part.shape, part.blocks)
     assert tiling is not None
     assert chip.settings is not None
     memory, options = chip.settings()
-    axis, number, size = cut.blocks
+    size = cut.blocks.size
     count = len(cut.scalars)
     floats = [i for i, v in enumerate(cut.scalars) if jnp.issubdtype(v.aval.dtype, jnp.floating)]
     others = [i for i in range(count) if i not in floats]
@@ -294,17 +382,14 @@ def _launched(cut: Cut, chip: Chip, interpret: bool, *inputs: Array) -> list[Any
         if which
     ]
 
-    def rows(v: Any) -> int:
-        return int(v.aval.shape[axis]) // number
-
     def seen(v: Any) -> tuple[int, ...]:
-        return tiling.shape(rows(v))
+        return tiling.shape(cut.rows(v))
 
     def spec(v: Any) -> Any:
-        return pl.BlockSpec(*tiling.tile(rows(v)))
+        return pl.BlockSpec(*tiling.tile(cut.rows(v)))
 
     def block(ref: Any, v: Any, b: int) -> Any:
-        r = rows(v)
+        r = cut.rows(v)
         return ref if tiling.blocks == 1 else ref.at[pl.ds(b * r, r), :]
 
     def body(*refs: Any) -> None:
@@ -341,24 +426,21 @@ def _launched(cut: Cut, chip: Chip, interpret: bool, *inputs: Array) -> list[Any
         name="stored_step",
         **options,
     )(*(x for x, _ in packed), *arrays)
-    return [x.reshape(v.aval.shape) for x, v in zip(results, cut.outputs, strict=True)]
+    return [part.formed(x) for x in results]
 
 
-def _looped(cut: Cut, chip: Chip, *inputs: Array) -> list[Any]:
+def _looped(cut: Cut, part: Part, chip: Chip, *inputs: Array) -> list[Any]:
     """The same as a loop over tiles, for a CPU: all between old and new codes stays in the cache.
 
     What is encoded is computed once, behind a barrier, for the scale, the codes and the parameter.
     XLA divides a tile among all cores, but not what it fuses with the writing into an array. So
     this is done on a condition that is always true, which it does not fuse with anything.
     """
-    tiling = chip.tiling(cut.shape, cut.blocks)
+    tiling = chip.tiling(part.shape, part.blocks)
     assert tiling is not None
-    axis, number, size = cut.blocks
+    size = cut.blocks.size
     scalars = dict(zip(cut.scalars, inputs, strict=False))
     once = {eqn.invars[0] for eqn in cut.eqns if eqn.primitive is encode_p}
-
-    def rows(v: Any) -> int:
-        return int(v.aval.shape[axis]) // number
 
     def turn(k: Array) -> list[Array]:
         at: list[Array] = []
@@ -369,17 +451,19 @@ def _looped(cut: Cut, chip: Chip, *inputs: Array) -> list[Any]:
 
     def place(v: Any, k: Array) -> tuple[list[Any], list[int], tuple[int, ...]]:
         """Where the tile lies, its size, and its size without dimensions of one block."""
-        shape, index = tiling.tile(rows(v))
+        shape, index = tiling.tile(cut.rows(v))
         sizes = [1 if n is None else n for n in shape]
         starts = [i * n for i, n in zip(index(*turn(k)), sizes, strict=True)]
         return starts, sizes, tuple(n for n in shape if n is not None)
 
     def seen(x: Array, v: Any) -> Array:
-        return x.reshape(tiling.shape(rows(v)))
+        return x.reshape(tiling.shape(cut.rows(v)))
 
     arrays = [seen(x, v) for x, v in zip(inputs[len(scalars) :], cut.arrays, strict=True)]
     old = [
-        arrays[cut.overwrites[i]] if i in cut.overwrites else seen(jnp.zeros_like(v.aval), v)
+        arrays[cut.overwrites[i]]
+        if i in cut.overwrites
+        else jnp.zeros(tiling.shape(cut.rows(v)), v.aval.dtype)
         for i, v in enumerate(cut.outputs)
     ]
 
@@ -406,7 +490,7 @@ def _looped(cut: Cut, chip: Chip, *inputs: Array) -> list[Any]:
         return jax.lax.cond(always, write, lambda new, *_: new, new, tiles, k)
 
     results = jax.lax.fori_loop(0, math.prod(tiling.grid), body, old)
-    return [x.reshape(v.aval.shape) for x, v in zip(results, cut.outputs, strict=True)]
+    return [part.formed(x) for x in results]
 
 
 def computed(
@@ -444,7 +528,7 @@ def computed(
 
 
 def _lowered(chip: Chip, ctx: Any, *arrays: Any, **static: Any) -> Any:
-    run = functools.partial(with_kernels, chip=chip) if _alone(ctx) else _as_it_is
+    run = functools.partial(with_kernels, chip=chip, divided=not _alone(ctx))
     return mlir.lower_fun(run, multiple_results=True)(ctx, *arrays, **static)
 
 

@@ -87,12 +87,17 @@ def known_places() -> bool:
     return _places.get() is not None
 
 
+def place_of(path: str) -> NamedSharding | None:
+    """Where a leaf lies, if that is known."""
+    return (_places.get() or {}).get(path)
+
+
 def divided_place(path: str, axes: Axes) -> NamedSharding | None:
     """Where a leaf lies, if its matrices are divided.
 
     Where only a batch axis is divided, such as experts, every device has whole matrices already.
     """
-    place = (_places.get() or {}).get(path)
+    place = place_of(path)
     _, rows, columns = axes
     if place is None or not any(_axes_along(place, axis) for axis in (*rows, *columns)):
         return None

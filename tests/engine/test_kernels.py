@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import gradtx
 from gradtx.engine import kernels
@@ -228,3 +229,36 @@ def test_transformed_steps_are_those_without_kernels():
             jax.jit(transformed(lambda r, k=k: loss(r, k)))(rates) for k in (False, True)
         )
         np.testing.assert_allclose(want, found, rtol=1e-6)
+
+
+@slow
+@pytest.mark.parametrize(
+    ("axes", "spec", "zero", "count"),
+    [
+        ((AxisType.Auto,) * 2, ("a", "b"), None, 1),
+        ((AxisType.Explicit,) * 2, ("a", "b"), None, 1),
+        ((AxisType.Auto,) * 2, (), "a", 1),  # ZeRO: only slots are divided
+        ((AxisType.Auto,) * 2, (("a", "b"),), None, 0),  # there are but four blocks
+    ],
+)
+def test_each_device_runs_the_kernel_on_its_part(axes, spec, zero, count, monkeypatch):
+    """The codes of one device. A kernel that would divide blocks is left to XLA."""
+    made = []
+
+    def counted(*args):
+        made.append(len(found := cuts(*args)))
+        return found
+
+    monkeypatch.setattr(kernels, "cuts", counted)
+    mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=axes)
+    tx, p = gradtx.store(gradtx.adamw(1e-3), min_size=1), numbers((1024, 16), 0)
+    plan = gradtx.state_sharding(
+        tx, p, NamedSharding(mesh, PartitionSpec(*spec)), zero=zero, min_size=1
+    )
+    want, state = stepped(tx, p)
+    made.clear()
+    found, same = stepped(plan.placed(tx), jax.device_put(p, plan.params))
+    assert max(made) == count
+    np.testing.assert_allclose(found, want, rtol=3e-7, atol=3e-7)
+    for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(same), strict=True):
+        np.testing.assert_array_equal(a, b)
