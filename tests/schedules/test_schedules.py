@@ -65,24 +65,76 @@ def cycled(t):
     return 0.7 * (1 - since / end) ** 2 + 0.2
 
 
-@pytest.mark.parametrize(
-    ("schedule", "formula"),
-    [
-        (gradtx.inverse_time_decay(0.8, 10, 0.5), lambda t: 0.8 / (1 + 0.5 * t / 10)),
-        (gradtx.inverse_time_decay(0.8, 10, 0.5, True), lambda t: 0.8 / (1 + 0.5 * (t // 10))),
-        (gradtx.relative_step_schedule(0.3), lambda t: np.minimum(0.3, (t + 1) ** -0.5)),
-        (
-            gradtx.power_cooldown_schedule(0.9, 40, 5, 0.7, 0.1),
-            lambda t: 0.9 - 0.8 * (np.clip(t - 5, 0, 40) / 40) ** 0.7,
-        ),
-        (gradtx.polynomial_schedule(0.9, 0.2, 2, 10, 5, cycle=True), cycled),
-    ],
-    ids=["inverse time", "staircase", "relative step", "power cooldown", "cycle"],
-)
-def test_those_that_optax_lacks_are_their_formulas(schedule, formula):
-    counts = np.arange(60)
+def triangle(t, up, down):
+    """From 0 to 1 and back, again and again."""
+    since = t % (up + down)
+    return np.where(since < up, since / up, (up + down - since) / down)
+
+
+def restarted(t, length, t_mul, m_mul, alpha):
+    """Loshchilov and Hutter 2017, section 3: each half cosine longer and lower than the last."""
+    height, t = 1.0, float(t)
+    while t >= length:
+        t, length, height = t - length, length * t_mul, height * m_mul
+    return (1 - alpha) * height * (1 + np.cos(np.pi * t / length)) / 2 + alpha
+
+
+# Made by the test, not when tests are collected: `tests.mutants` changes how they are made.
+FORMULAS = {
+    "inverse time": (
+        lambda: gradtx.inverse_time_decay(0.8, 10, 0.5),
+        lambda t: 0.8 / (1 + 0.5 * t / 10),
+    ),
+    "staircase": (
+        lambda: gradtx.inverse_time_decay(0.8, 10, 0.5, True),
+        lambda t: 0.8 / (1 + 0.5 * (t // 10)),
+    ),
+    "relative step": (
+        lambda: gradtx.relative_step_schedule(0.3),
+        lambda t: np.minimum(0.3, (t + 1) ** -0.5),
+    ),
+    "relative step below a schedule": (
+        lambda: gradtx.relative_step_schedule(lambda t: 0.02 * t),
+        lambda t: np.minimum(0.02 * t, (t + 1) ** -0.5),
+    ),
+    "power cooldown": (
+        lambda: gradtx.power_cooldown_schedule(0.9, 40, 5, 0.7, 0.1),
+        lambda t: 0.9 - 0.8 * (np.clip(t - 5, 0, 40) / 40) ** 0.7,
+    ),
+    "cycle": (lambda: gradtx.polynomial_schedule(0.9, 0.2, 2, 10, 5, cycle=True), cycled),
+    "stretched": (
+        lambda: gradtx.stretch_schedule(lambda t: t / 7, 3, 2, 5),
+        lambda t: (2 * (t // 3) + 5) / 7,
+    ),
+    "triangular": (
+        lambda: gradtx.cyclic_schedule(0.2, 0.9, 4),
+        lambda t: 0.2 + 0.7 * triangle(t, 4, 4),
+    ),
+    "triangular2": (
+        lambda: gradtx.cyclic_schedule(0.2, 0.9, 7, 3, "triangular2", 0.9),
+        lambda t: 0.2 + 0.7 * triangle(t, 7, 3) * 0.5 ** (t // 10),
+    ),
+    "exp_range": (
+        lambda: gradtx.cyclic_schedule(0.2, 0.9, 3, 7, "exp_range", 0.9),
+        lambda t: 0.2 + 0.7 * triangle(t, 3, 7) * 0.9**t,
+    ),
+    "restarts": (
+        lambda: gradtx.cosine_restarts_schedule(0.8, 8, 1.5, 0.6, 0.1),
+        lambda t: 0.8 * restarted(t, 8, 1.5, 0.6, 0.1),
+    ),
+    "restarts of one length": (
+        lambda: gradtx.cosine_restarts_schedule(0.8, 8, 1.0, 0.6, 0.1),
+        lambda t: 0.8 * restarted(t, 8, 1.0, 0.6, 0.1),
+    ),
+}
+
+
+@pytest.mark.parametrize(("made", "formula"), FORMULAS.values(), ids=FORMULAS)
+def test_those_that_optax_lacks_are_their_formulas(made, formula):
+    schedule, counts = made(), np.arange(60)
     found = jax.vmap(lambda t: jnp.asarray(schedule(t), jnp.float32))(jnp.asarray(counts))
-    np.testing.assert_allclose(found, formula(counts.astype(np.float64)), rtol=1e-5, atol=1e-6)
+    expected = [formula(t) for t in counts.astype(np.float64)]
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 @every
@@ -203,10 +255,13 @@ def test_they_are_data(name):
 
 
 @pytest.mark.parametrize("start", [0.9, 0.0])
-def test_the_half_life_grows_evenly(start):
+@pytest.mark.parametrize("kind", [float, jnp.float32])
+def test_the_half_life_grows_evenly(start, kind):
     """Pagliardini et al. 2024, appendix A.1, in float64."""
-    got = jax.jit(jax.vmap(gradtx.half_life_schedule(start, 0.9999, 1000)))(jnp.arange(0, 1200, 50))
-    half = [np.log(0.5) / np.log(b) if b else 0.0 for b in (start, 0.9999)]
+    ends = kind(start), kind(0.9999)
+    schedule = gradtx.half_life_schedule(*ends, 1000)
+    got = jax.jit(jax.vmap(schedule))(jnp.arange(0, 1200, 50))
+    half = [np.log(0.5) / np.log(float(b)) if b else 0.0 for b in ends]
     done = np.minimum(np.arange(0, 1200, 50) / 1000, 1)
     with np.errstate(divide="ignore"):
         want = 0.5 ** (1 / ((1 - done) * half[0] + done * half[1]))
