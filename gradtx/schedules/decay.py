@@ -1,5 +1,6 @@
 """Schedules of one piece: constant, polynomial, exponential, cosine."""
 
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -73,13 +74,14 @@ def polynomial_schedule(
 
 
 def _stays(where: str, transition_steps: Any) -> bool:
-    """Whether a transition has no steps; it warns of that."""
+    """Whether a transition has no steps; it warns of that, at the line that is not gradtx's own."""
     if not isinstance(transition_steps, int | float) or transition_steps > 0:
         return False
-    warnings.warn(
-        f"{where}: with transition_steps={transition_steps} the value stays init_value",
-        stacklevel=5,
-    )
+    depth = 1
+    while sys._getframe(depth).f_globals["__name__"].startswith("gradtx."):
+        depth += 1
+    message = f"{where}: with transition_steps={transition_steps} the value stays init_value"
+    warnings.warn(message, stacklevel=depth + 1)
     return True
 
 

@@ -57,6 +57,11 @@ def test_matrices_of_little_rank_take_steps_of_full_size():
         assert np.all((sizes > 0) == (name != "zero")), name
 
 
+def test_an_entry_without_a_gradient_stays():
+    tx, g = gradtx.scale_by_splus(), jnp.array([0.0, -2.0])
+    np.testing.assert_array_equal(tx.update(g, tx.init(g))[0], np.float32([0, -0.001]))
+
+
 def test_the_average_is_there_to_evaluate():
     tx = gradtx.splus(0.1, ema_rate=0.5)
     p, g = jnp.ones((2, 2)), jnp.asarray(oracle.gradients(shape=(2, 2))[1], jnp.float32)

@@ -98,8 +98,16 @@ FORMULAS = {
         lambda t: np.minimum(0.02 * t, (t + 1) ** -0.5),
     ),
     "power cooldown": (
-        lambda: gradtx.power_cooldown_schedule(0.9, 40, 5, 0.7, 0.1),
-        lambda t: 0.9 - 0.8 * (np.clip(t - 5, 0, 40) / 40) ** 0.7,
+        lambda: gradtx.power_cooldown_schedule(0.9, 40, 5, 0.7, -0.1),
+        lambda t: 0.9 - (np.clip(t - 5, 0, 40) / 40) ** 0.7,
+    ),
+    "exponential growth": (
+        lambda: gradtx.exponential_decay(0.1, 10, 1.5, end_value=0.4),
+        lambda t: np.minimum(0.1 * 1.5 ** (t / 10), 0.4),
+    ),
+    "cosine up and down": (
+        lambda: gradtx.cosine_decay_schedule(0.8, 12, 1.8, 1.5, periodic=True),
+        lambda t: 0.8 * (1.8 - 0.8 * ((1 + np.cos(np.pi * t / 12)) / 2) ** 1.5),
     ),
     "cycle": (lambda: gradtx.polynomial_schedule(0.9, 0.2, 2, 10, 5, cycle=True), cycled),
     "stretched": (
@@ -115,12 +123,12 @@ FORMULAS = {
         lambda t: 0.2 + 0.7 * triangle(t, 7, 3) * 0.5 ** (t // 10),
     ),
     "exp_range": (
-        lambda: gradtx.cyclic_schedule(0.2, 0.9, 3, 7, "exp_range", 0.9),
-        lambda t: 0.2 + 0.7 * triangle(t, 3, 7) * 0.9**t,
+        lambda: gradtx.cyclic_schedule(0.2, 0.9, 3, 7, "exp_range", 1.03),
+        lambda t: 0.2 + 0.7 * triangle(t, 3, 7) * 1.03**t,
     ),
     "restarts": (
-        lambda: gradtx.cosine_restarts_schedule(0.8, 8, 1.5, 0.6, 0.1),
-        lambda t: 0.8 * restarted(t, 8, 1.5, 0.6, 0.1),
+        lambda: gradtx.cosine_restarts_schedule(0.8, 8, 1.25, 0.6, 0.1),
+        lambda t: 0.8 * restarted(t, 8, 1.25, 0.6, 0.1),
     ),
     "restarts of one length": (
         lambda: gradtx.cosine_restarts_schedule(0.8, 8, 1.0, 0.6, 0.1),
@@ -135,6 +143,14 @@ def test_those_that_optax_lacks_are_their_formulas(made, formula):
     found = jax.vmap(lambda t: jnp.asarray(schedule(t), jnp.float32))(jnp.asarray(counts))
     expected = [formula(t) for t in counts.astype(np.float64)]
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_restart_is_not_early_where_a_logarithm_is_rounded():
+    """After 2^20 - 1 decays' lengths; one step before, the logarithm to base 2 is rounded to 20."""
+    schedule = gradtx.cosine_restarts_schedule(1.0, 10)
+    falls_due = 10 * (2**20 - 1)
+    np.testing.assert_allclose(schedule(falls_due - 1), 0, atol=1e-6)
+    assert schedule(falls_due) == 1
 
 
 @every
@@ -217,12 +233,14 @@ def test_steps_that_a_configuration_wrote_as_floats():
 
 @pytest.mark.parametrize("transition_steps", [0, -5])
 def test_no_steps_to_go(transition_steps):
-    with pytest.warns(UserWarning, match="stays init_value"):
+    with pytest.warns(UserWarning, match="stays init_value") as warned:
         schedule = gradtx.linear_schedule(0.3, 0.0, transition_steps)
     assert schedule(7) == 0.3
+    assert warned[0].filename == __file__  # the line of the user, whatever calls what
     with pytest.warns(UserWarning, match="stays init_value"):
         assert gradtx.exponential_decay(0.3, transition_steps, 0.5)(7) == 0.3
     assert gradtx.warmup_cosine_decay_schedule(0.0, 1.0, 0, 10)(0) == 1
+    assert gradtx.linear_schedule(0.3, 0.0, 1)(1) == 0
 
 
 def test_strict_dtype_promotion():
