@@ -1,4 +1,4 @@
-"""Factorizations of batches of matrices, as the engine hands them to rules."""
+"""Linear algebra against NumPy in float64, and how batches of matrices are factorized."""
 
 import re
 
@@ -8,6 +8,182 @@ import numpy as np
 import pytest
 
 from gradtx import linear_algebra
+
+RNG = np.random.default_rng(1)
+X = RNG.normal(size=(3, 4))
+HERMITIAN = RNG.normal(size=(2, 3, 3)) + 1j * RNG.normal(size=(2, 3, 3))
+HERMITIAN = HERMITIAN + HERMITIAN.conj().swapaxes(1, 2)
+UNITARY = np.linalg.qr(RNG.normal(size=(2, 3, 3)) + 1j * RNG.normal(size=(2, 3, 3)))[0]
+POSITIVE = np.stack([np.diag([1.0, 2.0, 40.0]), np.cov(RNG.normal(size=(3, 9)))])
+WITHOUT = np.zeros((2, 0, 0))
+
+
+@pytest.fixture
+def double():
+    with jax.enable_x64(True):
+        yield
+
+
+def adjoint(x):
+    return x.conj().swapaxes(-1, -2)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize(
+    ("order", "axis", "limit"),
+    [(None, None, 0.1), (1, 1, 3.0), (None, -1, 1.5), ("fro", (0, 1), 100.0)],
+)
+def test_safe_norm(order, axis, limit):
+    x = X * np.array([[1.0], [0.0], [2.0]])
+    for keepdims in (False, True):
+        norm = np.linalg.norm(x, order, axis, keepdims=keepdims)
+        got = linear_algebra.safe_norm(x, limit, order, axis, keepdims)
+        np.testing.assert_allclose(got, np.maximum(norm, limit), rtol=1e-12)
+        assert got.shape == norm.shape
+
+
+@pytest.mark.usefixtures("double")
+def test_gradients_of_safe_norms():
+    x = X * np.array([[1.0], [0.0], [2.0]])
+    got = jax.grad(lambda x: jnp.sum(linear_algebra.safe_norm(x, 0.1, axis=1)))(x)
+    sizes = np.linalg.norm(x, axis=1, keepdims=True)
+    np.testing.assert_allclose(got, x / np.maximum(sizes, 0.1), rtol=1e-12)
+    for limit, part in ((0.1, 1), (9.0, 0)):
+        rms = np.sqrt(np.mean(x**2))
+        got, slope = jax.value_and_grad(linear_algebra.safe_root_mean_squares)(x, limit)
+        np.testing.assert_allclose(got, max(rms, limit), rtol=1e-12)
+        np.testing.assert_allclose(slope, part * x / (x.size * rms), rtol=1e-12)
+
+
+@pytest.mark.usefixtures("double")
+def test_each_matrix_is_scaled_to_a_root_mean_square():
+    x = np.stack([X, 0 * X, 3 * X[::-1]])
+    scale = 0.7 / np.sqrt(np.mean(X**2))
+    want = np.stack([scale * X, 0 * X, scale * X[::-1]])
+    np.testing.assert_allclose(linear_algebra.with_root_mean_square(x, 0.7), want, rtol=1e-12)
+
+
+def powered(a, v, iterations, tolerance):
+    """The power iteration as the docstring writes it."""
+    v = v / np.linalg.norm(v)
+    product = a @ v
+    for _ in range(iterations):
+        value = v @ product
+        if np.linalg.norm(product - value * v) < tolerance * abs(value):
+            break
+        v = product / np.linalg.norm(product)
+        product = a @ v
+    return v @ product, product / np.linalg.norm(product)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize(("iterations", "tolerance"), [(3, 1e-9), (1000, 0.05), (1000, 1e-7)])
+def test_power_iteration(iterations, tolerance):
+    a = POSITIVE[0] + X[:, :3] + X[:, :3].T
+    start = np.array([1.0, -2.0, 0.1])
+    options = {"num_iters": iterations, "error_tolerance": tolerance}
+    want = powered(a, start, iterations, tolerance)
+    for matrix in (a, lambda v: jnp.asarray(a) @ v):
+        got = linear_algebra.power_iteration(matrix, v0=jnp.asarray(start), **options)
+        for ours, theirs in zip(got, want, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-10)
+    for key in (None, jax.random.key(3)):
+        start = jax.random.uniform(jax.random.key(0) if key is None else key, (3,), float, -1, 1)
+        got = linear_algebra.power_iteration(a, key=key, **options)
+        want = powered(a, np.asarray(start), iterations, tolerance)
+        np.testing.assert_allclose(got[0], want[0], rtol=1e-10)
+
+
+def test_power_iteration_of_zeros():
+    value, vector = linear_algebra.power_iteration(jnp.zeros((2, 2)))
+    assert float(value) == 0
+    assert vector.tolist() == [0, 0]
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("left", [UNITARY, WITHOUT])
+@pytest.mark.parametrize("right", [HERMITIAN, WITHOUT])
+def test_rotations(left, right):
+    x = RNG.normal(size=(2, 3, 3))
+    p, q = (np.eye(3) if basis.size == 0 else basis for basis in (left, right))
+    there = linear_algebra.rotated(jnp.asarray(x), jnp.asarray(left), jnp.asarray(right))
+    np.testing.assert_allclose(there, adjoint(p) @ x @ q, rtol=1e-12)
+    back = linear_algebra.rotated_back(jnp.asarray(x), jnp.asarray(left), jnp.asarray(right))
+    np.testing.assert_allclose(back, p @ x @ adjoint(q), rtol=1e-12)
+
+
+@pytest.mark.usefixtures("double")
+def test_bases():
+    x, basis = jnp.asarray(HERMITIAN), jnp.asarray(UNITARY)
+    values = np.linalg.eigvalsh(HERMITIAN)[:, ::-1]
+    found = np.asarray(linear_algebra.eigenbasis(x))
+    np.testing.assert_allclose(HERMITIAN @ found, found * values[:, None], atol=1e-12)
+    quotients = np.stack(
+        [np.diag(adjoint(q) @ h @ q).real for q, h in zip(UNITARY, HERMITIAN, strict=True)]
+    )
+    order = np.argsort(-quotients, axis=1)
+    np.testing.assert_array_equal(linear_algebra.by_eigenvalue(x, basis), order)
+    want = np.linalg.qr(HERMITIAN @ UNITARY)[0]
+    np.testing.assert_allclose(linear_algebra.orthogonal_iteration(x, basis), want, atol=1e-12)
+    for function in (
+        linear_algebra.eigenbasis,
+        lambda x: linear_algebra.orthogonal_iteration(x, x),
+    ):
+        assert function(jnp.asarray(WITHOUT)).shape == WITHOUT.shape
+    wide = RNG.normal(size=(2, 3, 5))
+    found = linear_algebra.right_singular_vectors(jnp.asarray(wide))
+    want = adjoint(np.linalg.svd(wide, full_matrices=False)[2])
+    np.testing.assert_allclose(found, want, atol=1e-12)
+
+
+@pytest.mark.usefixtures("double")
+def test_the_bound_of_a_spectral_norm():
+    """Of the column with the largest norm, multiplied twice; of zeros it is zero."""
+    x = np.concatenate([HERMITIAN, 0 * HERMITIAN[:1]])
+    got = linear_algebra.spectral_norm_bound(jnp.asarray(x))
+    assert got.shape == (3, 1, 1)
+    for found, h in zip(got[:2, 0, 0], HERMITIAN, strict=True):
+        e = np.eye(3)[np.argmax(np.linalg.norm(h, axis=0))]
+        want = np.linalg.norm(h @ h @ h @ e) / np.linalg.norm(h @ h @ e)
+        np.testing.assert_allclose(found, want, rtol=1e-12)
+        assert 0.7 * np.linalg.norm(h, 2) < found < np.linalg.norm(h, 2) * (1 + 1e-12)
+    assert float(got[2, 0, 0]) == 0
+
+
+@pytest.mark.usefixtures("double")
+def test_an_eigenvalue_below_zero_counts_as_zero():
+    values = np.array([[-0.1, 1.0, 16.0], [0.5, 2.0, 3.0]])
+    x = UNITARY * values[:, None] @ adjoint(UNITARY)
+    scales = (np.maximum(values, 0) + 0.2) ** (-1 / 3)
+    want = UNITARY * scales[:, None] @ adjoint(UNITARY)
+    got = linear_algebra.eigen_inverse_root(jnp.asarray(x), 3, 0.2)
+    np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-12)
+
+
+def newton(x, root, eps):
+    """The coupled iteration as the docstring writes it, and how many there are."""
+    precision, one = np.finfo(x.dtype).eps, np.eye(len(x))
+    x = x + max(eps, len(x) * precision * np.linalg.norm(x)) * one
+    z = (root + 1) / (2 * np.linalg.norm(x))
+    y, m, count = z ** (1 / root) * one, z * x, 0
+    while np.max(abs(m - one)) > precision**0.5:
+        f = (root + 1) / root * one - m / root
+        y, m, count = y @ f, np.linalg.matrix_power(f, root) @ m, count + 1
+    return y, count
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize(("root", "eps"), [(2, 0.0), (3, 0.1)])
+def test_newton_s_iteration(root, eps):
+    """As many iterations for each matrix of a batch; after too few it is NaN."""
+    x = np.stack([*POSITIVE, np.diag([1.0, 0.0, 4.0])])
+    want, counts = zip(*(newton(m, root, eps) for m in x), strict=True)
+    got = linear_algebra.newton_inverse_root(jnp.asarray(x), root, eps)
+    np.testing.assert_allclose(got, np.stack(want), rtol=1e-9, atol=1e-9)
+    for most in counts:
+        got = linear_algebra.newton_inverse_root(jnp.asarray(x), root, eps, most)
+        np.testing.assert_array_equal(np.isnan(got[:, 0, 0]), np.array(counts) > most)
+
 
 FACTORIZATIONS = {
     "eigenbasis": (linear_algebra.eigenbasis, ["syevd"]),
