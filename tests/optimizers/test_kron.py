@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import gradtx
+from gradtx.optimizers import kron
 from tests.optimizers import matrix_trees
 from tests.optimizers.papers import mean
 
@@ -116,6 +117,17 @@ def test_fits_are_drawn_from_the_key_in_the_state():
     assert all(found[:20])
     assert 8 < sum(found[20:]) < 32
     assert found == fits()
+
+
+@pytest.mark.slow
+def test_how_often_factors_are_fitted_depends_on_the_steps_before(monkeypatch):
+    monkeypatch.setattr(kron, "_SELDOM", lambda t: jnp.where(t == 1, 1.0, 0.0))
+    tx, g = gradtx.scale_by_kron(), jnp.asarray(np.random.default_rng(0).normal(size=(3, 2)))
+    state, fitted = tx.init(g), []
+    for _ in range(3):
+        old, (_, state) = state, tx.update(g, state)
+        fitted.append(not np.array_equal(old.left, state.left))
+    assert fitted == [False, True, False]
 
 
 def test_zeros_leave_the_factors():

@@ -35,15 +35,42 @@ def transcription(p, steps, memory, rate, scaled=True):
 @pytest.mark.paper("lbfgs")
 @pytest.mark.parametrize("memory", [1, 3])
 @pytest.mark.parametrize("scaled", [False, True])
-@pytest.mark.parametrize("size", [1.0, 0.1])
+@pytest.mark.parametrize("size", [100.0, 1.5, 0.5])
 def test_lbfgs_is_the_papers(memory, scaled, size):
     """From a point with a gradient of norm above 1, which shortens the first step, and below."""
     rate = 0.3 if scaled else 0.05
     with jax.enable_x64(True):
-        p = size * np.array([1.0, -2.0, 3.0, 4.0]) / 5
+        p = np.array([1.0, -2.0, 3.0, 4.0])
+        p *= size / np.linalg.norm(A @ p)
         got = run(gradtx.lbfgs(rate, memory, scaled, linesearch=None), p, 20)
     want = transcription(p, 20, memory, rate, scaled)
     np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-12)
+
+
+def test_the_start_is_scaled_by_the_newest_pair_that_counts():
+    """Of two steps with curvature and one without: with that, gamma is of the second."""
+    points = np.array([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [2.0, 1.0]])
+    gradients = np.array([[0.0, 1.0], [2.0, 1.0], [2.5, 5.0], [1.0, 4.0]])
+    tx = gradtx.scale_by_lbfgs(memory_size=5)
+    with jax.enable_x64(True):
+        state = tx.init(jnp.asarray(points[0]))
+        update = jax.jit(tx.update)
+        for p, g in zip(points, gradients, strict=True):
+            got, state = update(g, state, p)
+    s, y = np.diff(points, axis=0)[:2], np.diff(gradients, axis=0)[:2]
+    h = s[1] @ y[1] / (y[1] @ y[1]) * np.eye(2)
+    for step, change in zip(s, y, strict=True):
+        v = np.eye(2) - np.outer(change, step) / (change @ step)
+        h = v.T @ h @ v + np.outer(step, step) / (change @ step)
+    np.testing.assert_allclose(got, h @ gradients[-1], rtol=1e-12)
+    assert np.sum(np.asarray(state.weights_memory) > 0) == 2
+
+
+def test_without_a_rate_the_first_step_is_as_long_as_the_gradient_but_at_most_1():
+    tx = gradtx.lbfgs(linesearch=None)
+    for g, length in (([3.0, 4.0], 1.0), ([0.3, 0.4], 0.5)):
+        update, _ = tx.update(jnp.array(g), tx.init(jnp.zeros(2)), jnp.zeros(2))
+        np.testing.assert_allclose(update, -length * np.array([0.6, 0.8]), rtol=1e-6)
 
 
 @pytest.mark.parametrize("memory", [1, 3])
@@ -68,7 +95,7 @@ def test_state_is_optax_s():
     p = jnp.ones(3)
     for ours, theirs in (
         (gradtx.lbfgs().init(p), optax.lbfgs().init(p)),
-        (gradtx.scale_by_lbfgs().init(p), optax.scale_by_lbfgs().init(p)),
+        (gradtx.scale_by_lbfgs(3).init(p), optax.scale_by_lbfgs(3).init(p)),
     ):
         mine = [x.shape for x in jax.tree.leaves(ours)]
         assert mine == [jnp.shape(x) for x in jax.tree.leaves(theirs)]

@@ -16,7 +16,7 @@ def inverse_root(x, root, eps):
     return vectors @ np.diag((np.maximum(values, 0) + eps) ** (-1 / root)) @ vectors.conj().T
 
 
-def of_block(g, m, graft, s, t, b2, eps, every, root):
+def of_block(g, m, graft, s, t, b2, eps, every, root, grafting):
     """The direction of one block: Shi et al. 2023, algorithm 2, in the form of its section 3."""
     grams = [mean(s, f"gram{i}", x @ x.conj().T, b2) for i, x in enumerate((g, g.conj().T))]
     if t % every == 0:
@@ -24,6 +24,8 @@ def of_block(g, m, graft, s, t, b2, eps, every, root):
     if "roots" not in s:
         return graft
     d = s["roots"][0] @ m @ s["roots"][1]
+    if grafting == "none":
+        return d
     size = np.linalg.norm(d)
     return d * np.linalg.norm(graft) / size if size else graft
 
@@ -38,7 +40,7 @@ def of_shampoo(b1, b2, eps, every, block, root, grafting, grafting_eps):
             for j in range(0, g.shape[1], block):
                 at = slice(i, i + block), slice(j, j + block)
                 of = s.setdefault((i, j), {})
-                u[at] = of_block(g[at], m[at], graft[at], of, t, b2, eps, every, root)
+                u[at] = of_block(g[at], m[at], graft[at], of, t, b2, eps, every, root, grafting)
         return u
 
     return update
@@ -48,7 +50,7 @@ def of_shampoo(b1, b2, eps, every, block, root, grafting, grafting_eps):
 @pytest.mark.paper("shampoo")
 @pytest.mark.parametrize(
     ("grafting", "block", "root", "method"),
-    [("adam", 3, 4, "eigen"), ("sgd", 10, 2, "eigen"), ("adam", 4, 4, "newton")],
+    [("adam", 3, 4, "eigen"), ("sgd", 10, 2, "eigen"), ("none", 4, 4, "newton")],
 )
 def test_shampoo(grafting, block, root, method):
     tx = gradtx.shampoo(
@@ -95,6 +97,25 @@ def test_a_matrix_that_has_converged_stays_while_others_iterate():
     x = jnp.stack([jnp.eye(3), jnp.diag(jnp.array([1.0, 1e-2, 1e-4]))])
     alone, both = newton_inverse_root(x[:1], 4, 1e-6), newton_inverse_root(x, 4, 1e-6)
     np.testing.assert_array_equal(both[0], alone[0])
+
+
+def test_blocks_are_no_larger_than_the_matrix():
+    tx = gradtx.scale_by_shampoo(block_size=4)
+    sides = {(1, 2): ((1, 1, 1, 1), (1, 1, 2, 2)), (5, 3): ((1, 2, 4, 4), (1, 2, 3, 3))}
+    for shape, (left, right) in sides.items():
+        state = tx.init(jnp.zeros(shape))
+        assert (state.left.shape, state.right.shape) == (left, right)
+
+
+@pytest.mark.slow
+def test_a_block_whose_root_fails_leaves_the_other_its_new_one():
+    tx = gradtx.scale_by_shampoo(precondition_frequency=1, b2=0.5, block_size=2)
+    g = jnp.asarray(np.random.default_rng(0).normal(size=(4, 2)), jnp.float32)
+    before = tx.update(g, tx.init(g))[1]
+    after = tx.update((2 * g).at[:2].set(1e30), before)[1]
+    np.testing.assert_array_equal(after.left_root[0, 0], before.left_root[0, 0])
+    assert np.all(np.isfinite(after.left_root))
+    assert not np.any(after.left_root[0, 1] == before.left_root[0, 1])
 
 
 @pytest.mark.slow
