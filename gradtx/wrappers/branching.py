@@ -10,9 +10,11 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, jaxpr_as_fun
 from gradtx.engine.leaves import parameter
 from gradtx.numerics import cast
 from gradtx.numerics.steering import is_tracer, true_after
-from gradtx.pair import GradientTransformation
+from gradtx.pair import GradientTransformation, Scope
+from gradtx.paths import is_leaf
+from gradtx.rows import is_rows
 from gradtx.training.apply import take_step
-from gradtx.types import Array, Params, PyTree, State, Updates
+from gradtx.types import Array, Params, PyTree, State, Updates, is_stored
 
 _T = TypeVar("_T")
 
@@ -27,7 +29,9 @@ def _strong(x: Any) -> Array:
     return cast(x, x.dtype)
 
 
-def run_if(condition: Array, run: Callable[[_T, Array], _T], now: _T) -> _T:
+def run_if(
+    condition: Array, run: Callable[[_T, Array], _T], now: _T, *, anyway: bool = False
+) -> _T:
     """``run(now, turn)`` if `condition` holds, otherwise `now`, in the memory of `now`.
 
     It is a loop of one iteration or none; outside of ``jit`` an ``if``. XLA gives the results of a
@@ -40,6 +44,8 @@ def run_if(condition: Array, run: Callable[[_T, Array], _T], now: _T) -> _T:
         run: returns a tree like `now`. Pass what XLA should not compute before the loop, and store,
             through :func:`inside`.
         now: a tree of arrays.
+        anyway: whether chips other than a CPU compute both, without a loop, and select: for what
+            they then fuse with its readers, and what is seldom left out.
     """
     now = jax.tree.map(_strong, now)
 
@@ -52,6 +58,7 @@ def run_if(condition: Array, run: Callable[[_T, Array], _T], now: _T) -> _T:
     # What `body` closes over, integers too, is passed to the loop: it can then be differentiated.
     # JAX keeps the functions below for longer than their trace, so they must hold no tracers.
     closed = jax.make_jaxpr(body)(now, jnp.int32(0))
+    anyway = anyway and not closed.effects
     of, held = closed.jaxpr, list(closed.consts)  # since jax 0.12 `of` holds the constants too
     jaxpr = Jaxpr(of.constvars, of.invars, of.outvars, of.eqns, of.effects, of.debug_info)
     structure: Any = jax.tree.structure(now)
@@ -60,19 +67,29 @@ def run_if(condition: Array, run: Callable[[_T, Array], _T], now: _T) -> _T:
         alone = jaxpr_as_fun(ClosedJaxpr(jaxpr, held))
         return structure.unflatten(alone(*jax.tree.leaves(now), turn))
 
-    @jax.custom_jvp
     def loop(condition: Array, now: _T, held: list[Array]) -> _T:
         turns = condition.astype(jnp.int32)
         return jax.lax.fori_loop(0, turns, lambda i, x: converted(x, i, *held), now)
 
-    @loop.defjvp
+    def select(condition: Array, now: _T, held: list[Array]) -> _T:
+        new = converted(now, jnp.int32(0), *held)
+        return jax.tree.map(lambda n, o: jnp.where(condition, n, o), new, now)
+
+    @jax.custom_jvp
+    def either(condition: Array, now: _T, held: list[Array]) -> _T:
+        if not anyway:
+            return loop(condition, now, held)
+        chosen: _T = jax.lax.platform_dependent(condition, now, held, cpu=loop, default=select)
+        return chosen
+
+    @either.defjvp
     def differentiate(primals: Any, tangents: Any) -> Any:
         def choose(condition: Array, now: _T, held: list[Array]) -> _T:
             return jax.lax.cond(condition, lambda: converted(now, jnp.int32(0), *held), lambda: now)
 
         return jax.jvp(choose, primals, tangents)
 
-    return loop(condition, now, held)
+    return either(condition, now, held)
 
 
 def inside(tree: PyTree, turn: Array) -> PyTree:
@@ -110,10 +127,34 @@ def update_if(
     params: Params | None,
     extra_args: dict[str, Any],
     otherwise: Callable[[Updates], Updates],
+    *,
+    anyway: bool = False,
 ) -> tuple[Updates, State]:
-    """The update of `tx`, or ``otherwise(updates)`` and the old state; only one is computed."""
+    """The update of `tx`, or ``otherwise(updates)`` and the old state.
+
+    Only one is computed; with `anyway` the update always is, except on a CPU, so that one kernel
+    computes, selects and applies it: for what reads entries alone, and a condition that mostly
+    holds. A loop stores the update.
+    """
 
     def run(now: tuple[Updates, State], turn: Array) -> tuple[Updates, State]:
         return tx.update(inside(updates, turn), now[1], params, **extra_args)
 
-    return run_if(condition, run, (in_form_of(otherwise(updates), updates), state))
+    now = in_form_of(otherwise(updates), updates), state
+    return run_if(condition, run, now, anyway=anyway and _are_arrays(updates, state))
+
+
+def reads_entries(tx: GradientTransformation) -> bool:
+    """Whether each entry of an update, and of a slot, depends on no other entry."""
+    rules = tx.rules
+    return rules is not None and all(rule.scope is Scope.ENTRY for rule in rules)
+
+
+def _are_arrays(*trees: PyTree) -> bool:
+    """Whether all leaves are arrays.
+
+    A selection between two `Rows` would be one of whole tables, and slots in codes have kernels
+    of their own.
+    """
+    leaves = jax.tree.leaves(trees, is_leaf=lambda x: is_leaf(x) or is_stored(x))
+    return not any(is_rows(x) or is_stored(x) for x in leaves)

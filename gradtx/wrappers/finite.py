@@ -16,7 +16,7 @@ from gradtx.pair import (
 )
 from gradtx.tree.sums import all_finite
 from gradtx.types import Array, Params, PyTree, State, Updates
-from gradtx.wrappers.branching import inside, step_if, update_if
+from gradtx.wrappers.branching import inside, reads_entries, step_if, update_if
 
 
 class ApplyIfFiniteState(NamedTuple):
@@ -75,7 +75,14 @@ def apply_if_finite(
     ) -> tuple[Updates, State]:
         run, state = looked_at(updates, state)
         updates, inner_state = update_if(
-            run, tx, updates, state.inner_state, params, extra_args, tree.zeros_like
+            run,
+            tx,
+            updates,
+            state.inner_state,
+            params,
+            extra_args,
+            tree.zeros_like,
+            anyway=reads_entries(tx),
         )
         return updates, state._replace(inner_state=inner_state)
 

@@ -14,7 +14,6 @@ from gradtx.numerics.steering import recompute, sums_in_one_pass
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
-    Scope,
     transformation,
     with_extra_args_support,
 )
@@ -23,7 +22,7 @@ from gradtx.rows import is_rows, take_rows
 from gradtx.training.apply import apply_updates
 from gradtx.transforms.clipping import shrink_factor
 from gradtx.types import Array, Params, State, TreeScalar, Updates
-from gradtx.wrappers.branching import inside, step_if, update_if
+from gradtx.wrappers.branching import inside, reads_entries, step_if, update_if
 
 # Equal numbers have no deviation, so that anything larger would be a spike.
 _LEAST_DEVIATION = 0.01
@@ -177,7 +176,14 @@ def guard(
     ) -> tuple[Updates, State]:
         take, tx, state = looked_at(updates, state, extra_args)
         updates, measured = update_if(
-            take, tx, updates, _unmeasured(state), params, extra_args, tree.zeros_like
+            take,
+            tx,
+            updates,
+            _unmeasured(state),
+            params,
+            extra_args,
+            tree.zeros_like,
+            anyway=reads_entries(whole),
         )
         return updates, _closed(take, measured, state)
 
@@ -304,7 +310,7 @@ def _measured(
             updates, state, params = structure.unflatten(leaves)
             return _squares(run(updates, state, params, extra_args)[0], params)
 
-        if _reads_entries(tx) and not any(map(_is_key, leaves)):
+        if reads_entries(tx) and not any(map(_is_key, leaves)):
             measured = recompute(sums, *leaves, after=norm, on="all but cpu")
         else:
             measured = _squares(out, params)
@@ -325,11 +331,6 @@ def _measured(
     return GradientTransformationExtraArgs(
         lambda params: MeasuredState(tx.init(params), jnp.zeros([]), jnp.zeros([])), update, step
     )
-
-
-def _reads_entries(tx: GradientTransformation) -> bool:
-    rules = tx.rules
-    return rules is not None and all(rule.scope is Scope.ENTRY for rule in rules)
 
 
 def _is_key(x: Any) -> bool:

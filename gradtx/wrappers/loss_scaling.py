@@ -16,7 +16,7 @@ from gradtx.pair import (
 )
 from gradtx.tree.sums import all_finite
 from gradtx.types import Array, Params, State, Updates
-from gradtx.wrappers.branching import inside, step_if, update_if
+from gradtx.wrappers.branching import inside, reads_entries, step_if, update_if
 
 _Factor = Annotated[Any, Range(1.0, low_open=True, high_open=True)]
 # The scale stays between this and its inverse, so that both are normal numbers.
@@ -98,6 +98,7 @@ def dynamic_loss_scale(
             params,
             extra_args,
             tree.zeros_like,
+            anyway=reads_entries(tx),
         )
         return updates, next_state(state, finite, inner_state)
 

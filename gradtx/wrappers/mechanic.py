@@ -11,6 +11,7 @@ from gradtx.engine.leaves import parameter
 from gradtx.engine.lift import needed
 from gradtx.numerics import (
     Step,
+    abs_sq,
     bounded,
     cast,
     divide,
@@ -20,7 +21,7 @@ from gradtx.numerics import (
     squarable,
     widen,
 )
-from gradtx.numerics.steering import delay, recompute
+from gradtx.numerics.steering import delay, recompute, sums_in_one_pass
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -29,6 +30,7 @@ from gradtx.pair import (
 )
 from gradtx.paths import is_leaf, leaves_with_path, path_string
 from gradtx.rows import is_rows
+from gradtx.tree.leaves import together
 from gradtx.types import Array, Counter, Params, Slots, State, Updates
 
 
@@ -132,20 +134,9 @@ def mechanize(
         first = state.count == 0
         x0 = _map(lambda p, x: x if p is None else jnp.where(first, p, x), params, state.x0)
         factor = jnp.sum(state.s)
-        length = jnp.sqrt(bounded(tree.norm_sq(updates)))
-        decay = divide(weight_decay * factor * length, tree.global_norm(params) + eps)
-        back = _map(lambda p, x: None if p is None else widen(x) - widen(p), params, x0)
-        step = Step(state.count, decay.dtype)
-
-        def decayed(g: Array, p: Array) -> Array:
-            return widen(g) + decay * widen(p)
-
-        pulled = _map(
-            lambda g, p: None if g is None else recompute(decayed, g, p, after=step),
-            updates,
-            params,
-        )
-        h = tree.vdot(pulled, back).real / (factor + eps)
+        towards, pull, g_sq, p_sq = _sums(updates, params, x0, Step(state.count, factor.dtype))
+        decay = divide(weight_decay * factor * jnp.sqrt(bounded(g_sq)), jnp.sqrt(p_sq) + eps)
+        h = (towards + decay * pull) / (factor + eps)
         s, learned = _learned(state, h)
 
         # The base optimizer runs last, when what it overwrites has been read: nothing is stored.
@@ -179,6 +170,30 @@ def mechanize(
         return divide(wealth, jnp.sqrt(square) + eps), (reward, largest, square)
 
     return GradientTransformationExtraArgs(init, update)
+
+
+def _sums(updates: Updates, params: Params, x0: Params, t: Step) -> tuple[Array, ...]:
+    """The inner products of `x0` - `params` with updates and parameters, and their squared norms.
+
+    One pass has all four, where a product with the decayed gradient would have to wait for the
+    norms.
+    """
+
+    def wide(x: Any) -> Any:
+        return x if x is None else widen(x)
+
+    def along(y: Array, p: Array, x: Array) -> Array:
+        return (jnp.conj(y) * (x - p)).real
+
+    leaves = [tuple(map(wide, leaf)) for leaf in together(updates, params, x0)[0]]
+    moving = [leaf for leaf in leaves if leaf[0] is not None]
+    towards, pull, g_sq, p_sq = sums_in_one_pass(
+        [along(g, p, x) for g, p, x in moving],
+        [recompute(along, p, p, x, after=t) for _, p, x in moving],
+        [abs_sq(g) for g, _, _ in moving],
+        [abs_sq(p) for _, p, _ in moving],
+    )
+    return towards, pull, g_sq, p_sq + tree.norm_sq([p for g, p, _ in leaves if g is None])
 
 
 def _map(function: Any, *trees: Any) -> Any:

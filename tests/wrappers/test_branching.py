@@ -9,7 +9,7 @@ import pytest
 import gradtx
 from gradtx.wrappers.branching import run_if
 from tests.catalogue import is_even
-from tests.programs import temporary_bytes
+from tests.programs import equations, temporary_bytes
 
 WRAPPED = {
     "apply_if_finite": gradtx.apply_if_finite(gradtx.adam(0.1), 2),
@@ -40,6 +40,34 @@ def test_a_step_is_the_update_applied(name):
         two = gradtx.apply_updates(two[0], updates), state
         chex.assert_trees_all_equal_shapes_and_dtypes(one, two)
         chex.assert_trees_all_close(one, two, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("name", ["apply_if_finite", "accepting", "dynamic_loss_scale"])
+def test_an_update_that_chips_always_compute_is_the_same(name, monkeypatch):
+    tx, p = WRAPPED[name], {"n": None, "w": jnp.linspace(0.5, 1.0, 6).reshape(2, 3)}
+    good = {"n": None, "w": p["w"] - 2.0}
+    bad = {"n": None, "w": good["w"].at[0, 1].set(jnp.nan)}
+
+    def run(update):
+        seen, state = [], tx.init(p)
+        for g in (good, bad, bad, good):
+            seen.append(update(g, state, p))
+            state = seen[-1][1]
+        return seen
+
+    def moved(g):
+        updates, state = tx.update({"n": None, "w": g}, tx.init(p), p)
+        return jnp.sum(updates["w"]) + sum(map(jnp.sum, jax.tree.leaves(state)))
+
+    want = run(jax.jit(tx.update))
+    slopes = [jax.grad(moved)(x["w"]) for x in (good, bad)]
+    # Every choice of platforms is made as a chip that is no CPU would.
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *x, default, **_: default(*x))
+    jaxpr = jax.make_jaxpr(lambda g, s: tx.update(g, s, p))(good, tx.init(p))
+    assert "while" not in equations(jaxpr.jaxpr)
+    chex.assert_trees_all_close(run(jax.jit(lambda *x: tx.update(*x))), want, rtol=1e-6)
+    chex.assert_trees_all_close([jax.jit(jax.grad(moved))(x["w"]) for x in (good, bad)], slopes)
 
 
 @pytest.mark.parametrize("name", WRAPPED)
