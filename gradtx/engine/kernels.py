@@ -434,7 +434,8 @@ def _looped(cut: Cut, part: Part, chip: Chip, *inputs: Array) -> list[Any]:
 
     What is encoded is computed once, behind a barrier, for the scale, the codes and the parameter.
     XLA divides a tile among all cores, but not what it fuses with the writing into an array. So
-    this is done on a condition that is always true, which it does not fuse with anything.
+    this is done on a condition that is always true, which it does not fuse with anything; each
+    array has its own, so that one core writes while others compute what is left.
     """
     tiling = chip.tiling(part.shape, part.blocks)
     assert tiling is not None
@@ -467,12 +468,9 @@ def _looped(cut: Cut, part: Part, chip: Chip, *inputs: Array) -> list[Any]:
         for i, v in enumerate(cut.outputs)
     ]
 
-    def write(new: list[Array], tiles: list[Array], k: Array) -> list[Array]:
-        done = []
-        for x, tile, v in zip(new, tiles, cut.outputs, strict=True):
-            starts, sizes, _ = place(v, k)
-            done.append(jax.lax.dynamic_update_slice(x, tile.reshape(sizes), starts))
-        return done
+    def write(k: Array, v: Any, x: Array, tile: Array) -> Array:
+        starts, sizes, _ = place(v, k)
+        return jax.lax.dynamic_update_slice(x, tile.reshape(sizes), starts)
 
     scale = next(x for x in arrays if jnp.issubdtype(x.dtype, jnp.floating))
     always = true_after(scale[(0,) * scale.ndim])
@@ -486,8 +484,10 @@ def _looped(cut: Cut, part: Part, chip: Chip, *inputs: Array) -> list[Any]:
             starts, sizes, shape = place(v, k)
             env[v] = jax.lax.dynamic_slice(x, starts, sizes).reshape(shape)
         computed(cut, env, tiling.axis, tiling.place(size, turn(k)), once)
-        tiles = [env[v] for v in cut.outputs]
-        return jax.lax.cond(always, write, lambda new, *_: new, new, tiles, k)
+        return [
+            jax.lax.cond(always, functools.partial(write, k, v), lambda x, _: x, x, env[v])
+            for v, x in zip(cut.outputs, new, strict=True)
+        ]
 
     results = jax.lax.fori_loop(0, math.prod(tiling.grid), body, old)
     return [part.formed(x) for x in results]

@@ -1,6 +1,5 @@
 """Dynamic maps: codes that are dense near the largest entry of a block, and reach far below it."""
 
-import itertools
 from dataclasses import dataclass
 
 import jax
@@ -32,64 +31,62 @@ class DynamicMap:
     signed: bool
 
     @property
-    def _decades(self) -> list[tuple[int, float]]:
-        """For each decade its least `k`, which is also the number of its codes, and its end."""
-        first, many = int(not self.signed), self.bits - 1
-        return [(2 ** (d + first), 10.0 ** (d - many + 1)) for d in range(many)]
+    def _first(self) -> int:
+        """The least `k` of the first decade."""
+        return 1 if self.signed else 2
 
     @property
     def _zero(self) -> int:
         return 2 ** (self.bits - 1) - 1 if self.signed else 0
 
-    def values(self) -> np.ndarray:
-        """What each code means."""
-        return np.asarray(self.value(jnp.arange(2**self.bits)))
+    @property
+    def _powers(self) -> list[int]:
+        """The powers of two that add up to how far the first decade is below 1."""
+        return [2**b for b in reversed(range((self.bits - 1).bit_length()))]
 
     def value(self, code: Array) -> Array:
-        """What a code means, of numbers whose largest has the size 1."""
-        shifted = code.astype(jnp.int32) - self._zero
-        k = jnp.abs(shifted) if self.signed else shifted + 1
-        # A float is its exponent, here n, and its mantissa, here k / 2**n.
-        bits = jax.lax.bitcast_convert_type(k.astype(jnp.float32), jnp.int32)
-        exponent = bits >> 23
+        """What a code means, of numbers whose largest has the size 1.
+
+        The mantissa of the float ``k + 1/2`` is that of the equation, and its exponent `n`. Twice
+        that float, or that float if there are no negative numbers, has the bits of the decade's
+        number, from 0, as the last ones of its exponent. They are all set only for 1; those that
+        are not set say how far below it the decade is.
+        """
+        shifted = code.astype(jnp.int32).astype(jnp.float32) - self._zero
+        place = 2 * jnp.abs(shifted) + 1 if self.signed else shifted + 1.5
+        bits = jax.lax.bitcast_convert_type(place, jnp.int32)
         mantissa = jax.lax.bitcast_convert_type((bits & 0x7FFFFF) | 0x3F800000, jnp.float32)
-        half = jax.lax.bitcast_convert_type((253 - exponent) << 23, jnp.float32)
-        decades = self._decades
-        end: Array | np.float32 = np.float32(decades[0][1])
-        for least, last in decades[1:]:
-            end = jnp.where(k >= least, np.float32(last), end)
-        size = end * (0.1 + 0.9 * (mantissa - 1 + half))
-        size = jnp.where(shifted == 0, 0.0, jnp.where(k == 2 * decades[-1][0], 1.0, size))
-        return jnp.where(shifted < 0, -size, size)
+        size = 9 * mantissa - 8
+        for power in self._powers:
+            size = jnp.where(bits & (power << 23) == 0, size * np.float32(10.0**-power), size)
+        size = jnp.where(place < 2, 0.0, jnp.where(size > 1, 1.0, size))
+        return jnp.where(shifted < 0, -size, size) if self.signed else size
 
     def code(self, a: Array) -> Array:
-        """The code nearest to a number of size at most 1."""
-        size, decades = jnp.abs(a), self._decades
+        """The code nearest to a number of size at most 1.
 
-        def at(decade: tuple[int, float], place: float) -> np.float32:
-            """A number in a decade, `place` codes above its beginning."""
-            least, end = decade
-            return np.float32(end * (0.1 + 0.9 * place / least))
-
-        def middle(low: np.float32, high: np.float32) -> np.float32:
-            return np.float32((low + high) / np.float32(2))
-
-        def slope(decade: tuple[int, float]) -> np.float32:
-            least, end = decade
-            return np.float32(least / (0.9 * end))
-
-        least: Array | float = float(decades[0][0])
-        per: Array | np.float32 = slope(decades[0])
-        for before, after in itertools.pairwise(decades):
-            up = size >= middle(at(before, before[0] - 0.5), at(after, 0.5))
-            least = jnp.where(up, np.float32(after[0]), least)
-            per = jnp.where(up, slope(after), per)
-        # A code lies in the middle of its part of the decade, so the part decides which is nearest.
-        k = within(jnp.floor(size * per + least * np.float32(8 / 9)), least, 2 * least - 1)
-        one = a >= middle(at(decades[-1], decades[-1][0] - 0.5), np.float32(1))
-        k = jnp.where(one, 2 * decades[-1][0], k)
-        k = jnp.where(size < at(decades[0], 0.5) / 2, int(not self.signed), k)
-        return integer(jnp.where(a < 0, -k, k) + self._zero if self.signed else k - 1)
+        A code lies in the middle of its part of the decade, so the part decides which is nearest.
+        Only the first fifth of a decade's first part belongs to the code before, whose own part is
+        a fifth as long; so it does no harm to look for a decade a little below its beginning.
+        """
+        size, first, most = jnp.abs(a), self._first, self._first * 2 ** (self.bits - 2)
+        scaled, least = size, jnp.full_like(size, most)
+        for power in self._powers:
+            below = scaled < np.float32(0.99 * 10.0**-power)
+            scaled = jnp.where(below, scaled * np.float32(10.0**power), scaled)
+            least = jnp.where(below, least * 2.0**-power, least)
+        part = (scaled * np.float32(10 / 9) - np.float32(1 / 9)) * least
+        k = least + jnp.where(part < 0.2, -1, jnp.floor(part))
+        one = size >= np.float32(1 - 0.225 / most)
+        zero = size < np.float32(10.0 ** (2 - self.bits) * (0.05 + 0.225 / first))
+        k = jnp.where(k < first, first, k)
+        if not self.signed:
+            return integer(jnp.where(zero, first - 1, jnp.where(one, 2 * most, k)) - 1)
+        bits = jax.lax.bitcast_convert_type(a, jnp.int32)
+        k = jnp.where(one, jnp.where(bits < 0, 2 * most - 1, 2 * most), k)  # there is no -1
+        k = jax.lax.bitcast_convert_type(jnp.where(zero, first - 1, k), jnp.int32)
+        sign = bits & np.int32(-(2**31))
+        return integer(jax.lax.bitcast_convert_type(k | sign, jnp.float32) + self._zero)
 
 
 @dataclass(frozen=True)

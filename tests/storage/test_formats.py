@@ -10,6 +10,7 @@ from hypothesis import given, strategies as st
 
 import gradtx
 from gradtx.storage import FORMATS, Encoded
+from gradtx.storage.dynamic import DynamicMap
 
 NAMES = sorted(FORMATS)
 QUICK = ("int8", "int4")
@@ -84,6 +85,17 @@ def test_int8_has_the_dynamic_map(signed):
     scale = np.abs(x).max(1, keepdims=True)
     np.testing.assert_array_equal(np.asarray(parts["scale"])[:, None], scale)
     np.testing.assert_allclose(loaded.reshape(x.shape), values[got] * scale, rtol=5e-7)
+
+
+@pytest.mark.parametrize(("bits", "signed"), [(8, True), (8, False), (4, True)])
+def test_codes_change_halfway_between_the_values_of_the_dynamic_map(bits, signed):
+    values, form = dynamic_map(signed, bits), DynamicMap(bits, signed)
+    codes = np.arange(2**bits)
+    np.testing.assert_allclose(jax.jit(form.value)(codes), values, rtol=2e-7)
+    middle = (values[1:] + values[:-1]) / 2
+    for side, want in ((-2e-7, codes[:-1]), (2e-7, codes[1:])):
+        near = np.float32(middle + side * np.abs(middle))
+        np.testing.assert_array_equal(jax.jit(form.code)(near), want)
 
 
 def test_int4_has_the_maps_of_its_source():
