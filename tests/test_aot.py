@@ -374,6 +374,9 @@ STEPS = {
     "f8_e4m3": (gradtx.store(adamw, "f8_e4m3"), large),
     "int4": (gradtx.store(adamw, "int4"), large),
     "random": (gradtx.store(adamw, gradtx.Codec("int4", rounding="stochastic")), large),
+    "companded": (
+        gradtx.store(adamw, gradtx.Codec("int4_companded", rounding="stochastic")), large
+    ),
     "dithered": (gradtx.store(adamw, {"mu": "int4_dithered", "nu": "int4"}), large),
     "mixed": (gradtx.store(adamw, {"mu": "bf16", "nu": "int8"}), large),
     "clipped": (gradtx.chain(gradtx.clip_by_global_norm(1.0), gradtx.store(adamw)), large),

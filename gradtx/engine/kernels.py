@@ -330,7 +330,8 @@ def _triton() -> tuple[Any, dict[str, Any]]:
 
 
 FLOATS = frozenset({"f8_e4m3", "f8_e5m2"})
-TPU = Chip("tpu", FLOATS | {"int8", "int4", "int4_dithered"}, tpu_tiling, _mosaic)
+FOURS = frozenset({"int4", "int4_companded", "int4_dithered"})
+TPU = Chip("tpu", FLOATS | FOURS | {"int8"}, tpu_tiling, _mosaic)
 GPU = Chip("cuda", TPU.codecs | {"int8_companded", "f8_expanded"}, gpu_tiling, _triton)
 CPU = Chip("cpu", GPU.codecs, cpu_tiling, None)
 

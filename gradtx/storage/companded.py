@@ -1,40 +1,59 @@
 """Companded integers: even steps after a function that spreads small numbers."""
 
+from typing import Any
+
 import jax.numpy as jnp
 
 from gradtx.storage.draws import Draws
-from gradtx.storage.format import Format, largest, rounded
+from gradtx.storage.format import Format, integer, largest, over, rounded, within
 from gradtx.types import Array
 
 
 class Companded(Format):
-    r"""An 8-bit integer for each entry, and a float16 scale `s` for each block.
+    r"""An integer of `b` bits for each entry, and a scale `s` for each block.
 
     A number :math:`x` of a signed slot is kept as :math:`2 a / (1 + |a|)` with :math:`a = x / s`,
-    in steps of 1/127; one of a second moment as its root, in steps of :math:`s / 255`, and what is
-    positive stays so.
+    in steps of :math:`1 / (2^{b-1} - 1)`; one of a second moment as its root, in steps of
+    :math:`s / (2^b - 1)`, and what is positive stays so.
+
+    Args:
+        bits: `b`, 8 or 4.
+        block: how many entries share a scale by default.
+        scale: the type of `s`.
     """
 
-    block = 32
+    def __init__(self, bits: int, block: int, scale: Any) -> None:
+        self.bits, self.block, self.per_byte, self.scale = bits, block, 8 // bits, scale
 
     def encode(self, x: Array, axis: int, signed: bool, draws: Draws | None) -> dict[str, Array]:
         y = x if signed else jnp.sqrt(jnp.maximum(x, 0))
         # A NaN is not at most 0, but jnp.maximum keeps it too.
-        scale = largest(y, axis).astype(jnp.float16)
-        wide = scale.astype(jnp.float32)
-        a = y / jnp.where(wide == 0, 1, wide)
+        scale, most = largest(y, axis).astype(self.scale), self._most(signed)
+        a = over(y, scale.astype(jnp.float32))
         if signed:
-            code = jnp.clip(rounded(127 * (2 * a / (1 + jnp.abs(a))), draws), -127, 127)
-            return {"codes": code.astype(jnp.int8), "scale": scale}
-        code = jnp.clip(rounded(255 * a, draws), jnp.where(x > 0, 1, 0), 255)
-        return {"codes": code.astype(jnp.uint8), "scale": scale}
+            code = within(rounded(most * (2 * a / (1 + jnp.abs(a))), draws), -most, most)
+        else:
+            code = within(rounded(most * a, draws), jnp.where(x > 0, 1.0, 0.0), most)
+        whole = integer(code) + self._zero(signed)
+        return {"codes": whole.astype(self._kind(signed)), "scale": scale}
 
     def decode(
         self, parts: dict[str, Array], axis: int, signed: bool, draws: Draws | None
     ) -> Array:
         code, scale = (parts[n].astype(jnp.float32) for n in ("codes", "scale"))
+        z = (code - self._zero(signed)) / self._most(signed)
         if signed:
-            z = code / 127
             return z / (2 - jnp.abs(z)) * scale
-        root = code / 255 * scale
+        root = z * scale
         return root * root
+
+    def _most(self, signed: bool) -> int:
+        """The largest code."""
+        return 2 ** (self.bits - signed) - 1
+
+    def _zero(self, signed: bool) -> int:
+        """The code of 0: negative ones fit into a byte of their own alone."""
+        return 8 if signed and self.bits == 4 else 0
+
+    def _kind(self, signed: bool) -> Any:
+        return jnp.int8 if signed and self.bits == 8 else jnp.uint8

@@ -24,7 +24,8 @@ FORMATS: dict[str, Format] = {
     "f8_e5m2": Float8(jnp.float8_e5m2),
     "f8_expanded": Float8(jnp.float8_e4m3fn, expand=True),
     "int8": Int8(),
-    "int8_companded": Companded(),
+    "int8_companded": Companded(8, 32, jnp.float16),
+    "int4_companded": Companded(4, 128, jnp.float32),
     "int4": Int4(),
     "int4_dithered": Dithered(),
 }

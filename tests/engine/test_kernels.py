@@ -143,6 +143,7 @@ CHAINS = {
     "lamb": (gradtx.lamb(1e-2), "int8", 1),
     "f8_e4m3": (gradtx.adam(1e-2), "f8_e4m3", 1),
     "companded": (gradtx.adam(1e-2), "int8_companded", 1),
+    "companded, 4 bits": (gradtx.adam(1e-2), "int4_companded", 1),
     "int4": (gradtx.adam(1e-2), "int4", 1),
     "blocks of two sizes": (gradtx.adam(1e-2), {"mu": "int8", "nu": "f8_e4m3"}, 0),
     "dithered": (gradtx.adam(1e-2), "int4_dithered", 1),

@@ -138,17 +138,25 @@ def test_codes_are_those_of_torchao_and_bitsandbytes_on_a_million_values(signed)
         assert np.all(margin[ours != known] < 2e-7)
 
 
-def test_companded_is_its_equations():
-    """FlashOptim: groups of 32, a float16 scale, 2x / (1 + |x|), a root for second moments."""
-    m, v = (samples(signed, (64, 32)) for signed in (True, False))
-    scale = np.float64(np.float16(np.abs(m).max(1, keepdims=True)))
-    z = np.clip(np.floor(127 * 2 * (m / scale) / (1 + np.abs(m / scale)) + 0.5), -127, 127) / 127
+@pytest.mark.parametrize(
+    ("name", "block", "kind", "most"),
+    [
+        ("int8_companded", 32, np.float16, (127, 255)),
+        ("int4_companded", 128, np.float32, (7, 15)),
+    ],
+)
+def test_companded_is_its_equations(name, block, kind, most):
+    """FlashOptim: groups with a scale, 2x / (1 + |x|), a root for second moments."""
+    m, v = (np.float64(samples(signed, (64, block))) for signed in (True, False))
+    scale = np.float64(kind(np.abs(m).max(1, keepdims=True)))
+    z = most[0] * 2 * (m / scale) / (1 + np.abs(m / scale))
+    z = np.clip(np.floor(z + 0.5), -most[0], most[0]) / most[0]
     want = z / (2 - np.abs(z)) * scale
-    np.testing.assert_allclose(trip(m.reshape(-1), "int8_companded", True), want.reshape(-1), 1e-5)
-    root = np.sqrt(np.float64(v))
-    scale = np.float64(np.float16(root.max(1, keepdims=True)))
-    want = (np.clip(np.floor(255 * root / scale + 0.5), 1, 255) / 255 * scale) ** 2
-    np.testing.assert_allclose(trip(v.reshape(-1), "int8_companded", False), want.reshape(-1), 1e-5)
+    np.testing.assert_allclose(trip(np.float32(m.ravel()), name, True), want.ravel(), 1e-5)
+    scale = np.float64(kind(np.sqrt(v).max(1, keepdims=True)))
+    code = np.clip(np.floor(most[1] * np.sqrt(v) / scale + 0.5), 1, most[1])
+    want = (code / most[1] * scale) ** 2
+    np.testing.assert_allclose(trip(np.float32(v.ravel()), name, False), want.ravel(), 1e-5)
 
 
 def test_the_expanded_range_is_that_of_the_type():
@@ -197,6 +205,7 @@ BOUNDS = {
     "int8": (0.9 / 128, 0.9 / 256),
     "int8_companded": (1 / 127 + 2**-11, 1 / 255 + 2**-10),
     "int4": (0.9 / 8, 1 / 16),
+    "int4_companded": (1 / 7, 1 / 15),
     "int4_dithered": (1 / 14, 1 / 16),
 }
 
@@ -273,7 +282,7 @@ def test_zeros_and_what_is_below_normal(name, signed):
 @pytest.mark.parametrize("signed", [True, False])
 def test_rounding_at_random_is_right_on_average(name, signed):
     """The mean of many draws is the number, within four standard errors; nearest is not."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(1)
     x = np.float32(rng.uniform(0.2, 1, 64) * (rng.choice([-1, 1], 64) if signed else 1))
     x[::32] = 1
     many = jax.jit(
@@ -285,8 +294,8 @@ def test_rounding_at_random_is_right_on_average(name, signed):
     )
     draws = np.asarray(many(jax.random.split(jax.random.key(1), 2000)), np.float64)
     want = np.float64(x)
-    if name == "int8_companded":  # unbiased in what is rounded, not in the number
-        scale = 1 if not signed else np.float16(np.abs(x).max())
+    if "companded" in name:  # unbiased in what is rounded, not in the number
+        scale = 1 if not signed else float(FORMATS[name].scale(np.abs(x).max()))
         draws, want = (
             (np.sqrt(draws), np.sqrt(want))
             if not signed

@@ -263,7 +263,13 @@ def test_slots_declared_so_are_never_negative(name):
 
 
 # Bytes per parameter of Adam's two slots.
-MOST = {"int8": 2.13, "int8_companded": 2.13, "f8_expanded": 2.13, "int4": 1.07}
+MOST = {
+    "int8": 2.13,
+    "int8_companded": 2.13,
+    "f8_expanded": 2.13,
+    "int4": 1.07,
+    "int4_companded": 1.07,
+}
 
 
 @pytest.mark.quick(2)
