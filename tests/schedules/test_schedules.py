@@ -236,9 +236,10 @@ def test_no_steps_to_go(transition_steps):
     with pytest.warns(UserWarning, match="stays init_value") as warned:
         schedule = gradtx.linear_schedule(0.3, 0.0, transition_steps)
     assert schedule(7) == 0.3
-    assert warned[0].filename == __file__  # the line of the user, whatever calls what
-    with pytest.warns(UserWarning, match="stays init_value"):
+    with pytest.warns(UserWarning, match="stays init_value") as warned_too:
         assert gradtx.exponential_decay(0.3, transition_steps, 0.5)(7) == 0.3
+    # The line of the user, however many functions of gradtx lie between.
+    assert warned[0].filename == warned_too[0].filename == __file__
     assert gradtx.warmup_cosine_decay_schedule(0.0, 1.0, 0, 10)(0) == 1
     assert gradtx.linear_schedule(0.3, 0.0, 1)(1) == 0
 
