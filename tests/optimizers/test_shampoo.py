@@ -7,6 +7,7 @@ import pytest
 
 import gradtx
 from gradtx.linear_algebra import eigen_inverse_root, newton_inverse_root
+from gradtx.optimizers import shampoo
 from tests.optimizers import matrix_trees
 from tests.optimizers.papers import adam, mean
 
@@ -101,10 +102,18 @@ def test_a_matrix_that_has_converged_stays_while_others_iterate():
 
 def test_blocks_are_no_larger_than_the_matrix():
     tx = gradtx.scale_by_shampoo(block_size=4)
-    sides = {(1, 2): ((1, 1, 1, 1), (1, 1, 2, 2)), (5, 3): ((1, 2, 4, 4), (1, 2, 3, 3))}
-    for shape, (left, right) in sides.items():
+    for shape, blocks, sides in (((1, 2), 1, (1, 2)), ((2, 1), 1, (2, 1)), ((5, 3), 2, (4, 3))):
         state = tx.init(jnp.zeros(shape))
-        assert (state.left.shape, state.right.shape) == (left, right)
+        for slot, n in zip((state.left, state.right), sides, strict=True):
+            assert slot.shape == (1, blocks, n, n)
+
+
+@pytest.mark.parametrize("method", ["eigen", "newton"])
+def test_roots_are_taken_by_the_method_that_is_named(monkeypatch, method):
+    monkeypatch.setattr(shampoo, f"{method}_inverse_root", lambda x, *_: jnp.full_like(x, 7))
+    tx = gradtx.scale_by_shampoo(precondition_frequency=1, root_method=method)
+    g = jnp.ones((1, 1))
+    np.testing.assert_array_equal(tx.update(g, tx.init(g))[1].left_root, 7)
 
 
 @pytest.mark.slow
