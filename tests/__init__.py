@@ -1,1 +1,1 @@
-"""The tests. A package, since others install one of this name without a guard."""
+"""The tests: a package, since other distributions install a top-level `tests` too."""

@@ -37,7 +37,7 @@ def builders() -> list[Builder]:
 
 
 def optimizers() -> list[str]:
-    """The names of those that train by themselves, in whatever file they are."""
+    """The names of the complete optimizers, whichever file they are in."""
     links = {"mars", "orthogonalize", "sizes_and_directions"}
     names = {
         builder.name
@@ -50,7 +50,7 @@ def optimizers() -> list[str]:
 
 
 def dpsgd_of_optax() -> Any:
-    """Optax's passes its seed on by an old name, and warns of that."""
+    """Optax's `dpsgd`, which passes its seed on under a deprecated name, and warns about it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return optax.contrib.dpsgd(0.1, 0.5, 0.1, seed=1, momentum=0.9)
@@ -688,7 +688,7 @@ CATALOGUE: dict[str, Entry] = {
         bad=(*SIGNED, {"learning_rate": 0.1, "weight_decay": -1.0}),
         optax=lambda: optax.nadamw(1e-2, weight_decay=0.1),
     ),
-    # No twin: Optax's float32 is off by 0.6 %; tests/optimizers/test_radam.py has it in 64.
+    # No twin: Optax's is off by 0.6 % in float32; test_radam.py compares them in float64.
     "scale_by_radam": Entry(lambda: gradtx.scale_by_radam(), bad=({"b2": 1.0}, {"threshold": 3.9})),
     "radam": Entry(
         lambda: gradtx.radam(1e-2, nesterov=True),
@@ -753,7 +753,7 @@ CATALOGUE: dict[str, Entry] = {
     "madgrad": Entry(
         lambda: gradtx.madgrad(1e-2), bad=RATES, optax=lambda: optax.contrib.madgrad(1e-2)
     ),
-    # No twin: Optax's update is that of the step before.
+    # No twin: Optax returns the update of the previous step.
     "scale_by_rprop": Entry(
         lambda: gradtx.scale_by_rprop(1e-2),
         bad=(

@@ -9,11 +9,11 @@ import jaxlib
 import pytest
 
 flags = [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
-# XLA stops at a flag that it does not know.
+# XLA aborts at a flag that it does not know.
 version = jaxlib.version.__version_info__
 known = (0, 8) <= version < (0, 13)
 if known:
-    # After 40 s XLA takes a virtual device that waits for its core for lost, and ends the process.
+    # XLA gives up on a virtual device that has waited 40 s for a core, and ends the process.
     flags += ["--xla_cpu_collective_call_terminate_timeout_seconds=1200"]
 # Tests compile thousands of small programs and run each a few times: the older code generator
 # without optimization takes half the time. With GRADTX_CODEGEN=default it is the one that users

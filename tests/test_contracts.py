@@ -1,4 +1,4 @@
-"""What every transformation keeps, run over the catalogue."""
+"""What every transformation promises, tried over the catalogue."""
 
 import copy
 import functools
@@ -48,7 +48,7 @@ def params(dtype=jnp.float32):
 
 
 def grads(steps, dtype=jnp.float32, seed=1):
-    """Gradients for so many steps, stacked."""
+    """Gradients for this many steps, stacked."""
     rng = np.random.default_rng(seed)
 
     def draw(p):
@@ -314,7 +314,7 @@ def test_hyperparameters_scheduled_to_the_ends_of_their_ranges(name):
 
 @some("clip_by_norm", "ema", "scale_by_adam")
 def test_a_schedule_around_a_schedule(name):
-    """What has one, and what is around it, count each for itself."""
+    """Each counts its own steps."""
     tx = CATALOGUE[name].make()
     given = {a: gradtx.linear_schedule(v, v, 3) for a, v, _ in hyperparameters(tx)}
     if not given or CATALOGUE[name].examples or "schedule" in CATALOGUE[name].why:

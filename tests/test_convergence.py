@@ -28,7 +28,7 @@ def test_every_optimizer_is_in_the_table(convergence):
 
 
 def test_every_optimizer_learned():
-    """Chance is 90 % of errors; the mean of standardized entries is 1 off; the alphabet's bits."""
+    """Chance is an error of 90 %, the mean of standardized entries 1 off; the alphabet's bits."""
     for name, (errors, rmse, bits) in entries().items():
         assert errors < 35, name
         # Two learn nothing of one problem, as docs/convergence.md says: the noise is there at every

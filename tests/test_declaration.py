@@ -1,4 +1,4 @@
-"""What was built as data: lawful pytrees, values that compare and hash, in hosts that hold it."""
+"""Transformations as data: lawful pytrees, which compare and hash, also within other libraries."""
 
 import copy
 import functools

@@ -1,4 +1,4 @@
-"""Outside of jit: one program for many leaves, the same numbers and errors, and nothing foreign."""
+"""Outside of jit: one program for many leaves, the same numbers and errors, and no user code."""
 
 import functools
 from collections import Counter

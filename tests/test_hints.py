@@ -1,4 +1,4 @@
-"""What errors tell users of other libraries, and those who have mistaken something, to do."""
+"""What errors advise users of other libraries to do, and those who made a mistake."""
 
 import re
 

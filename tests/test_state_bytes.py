@@ -1,4 +1,4 @@
-"""What each optimizer keeps, counted as its paper counts: numbers for one matrix, by `describe`."""
+"""What each optimizer keeps, counted as in its paper: numbers for one matrix, by `describe`."""
 
 import jax
 import jax.numpy as jnp

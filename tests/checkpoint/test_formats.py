@@ -1,4 +1,4 @@
-"""State dicts of every format that was ever written, and headers that were never."""
+"""State dicts in every format that was ever written, and headers that never were."""
 
 import json
 import pathlib
@@ -71,7 +71,7 @@ def with_header(**fields):
 
 @pytest.mark.parametrize("version", [0, -1, True, False, 1, 1.0, 2, None, "3", [3]])
 def test_a_header_of_a_format_that_was_never_written_is_refused(version):
-    """None goes round the checksum by calling itself an older one."""
+    """None gets around the checksum by claiming to be of an older format."""
     flat = with_header(version=version)
     flat["0/mu/w"] = np.ones(3, np.float32)
     with pytest.raises(ValueError, match="header of the state dict is damaged"):
@@ -102,7 +102,7 @@ def test_what_is_loaded_is_its_own():
     """Neither a donated state nor an array that is written to later reaches the other."""
     written = state_dict(TX.init(PARAMS))
     for flat in (written, {k: np.array(x) for k, x in written.items()}):
-        # Aligned as XLA wants what it takes over without a copy.
+        # Aligned as XLA requires of an array that it takes over without a copy.
         state = load_state_dict(TX, PARAMS, flat)
         held = {x.unsafe_buffer_pointer() for x in [*state[0].mu.values(), *state[0].nu.values()]}
         for x in flat.values():

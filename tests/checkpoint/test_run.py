@@ -146,7 +146,7 @@ def test_flipped_bits(tmp_path):
                 unread += 1
                 assert run.step == 3
                 same(run.params, tree)
-        # Times, sizes that stand twice, and flags that nobody reads.
+        # Times, sizes that are written twice, and flags that no reader uses.
         assert unread < 80 * 4
 
 
@@ -170,7 +170,7 @@ def test_a_changed_array_is_named(path, suffix, name, tmp_path):
         with pytest.raises(ValueError, match=says):
             load_checkpoint(path)
         if suffix == "orbax":
-            break  # which takes its time
+            break  # which takes a while
 
 
 @every_form

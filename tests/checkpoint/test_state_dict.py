@@ -63,7 +63,7 @@ def test_round_trip_of_every_transformation(name):
     )
     flat = state_dict(state)
     assert all(isinstance(x, jax.Array | np.ndarray) for x in flat.values())
-    # As a container gives it back: sorted, and in NumPy's arrays.
+    # As a container returns it: sorted, as NumPy arrays.
     back = load_state_dict(tx, params, {k: np.asarray(flat[k]) for k in sorted(flat)})
     same(back, state)
 
@@ -387,7 +387,7 @@ def test_the_first_format_had_no_checksums():
 
 
 def test_a_state_without_values_has_names():
-    """What is to be restored into can be described before anything is allocated."""
+    """The target of a restore can be described before anything is allocated."""
     abstract = jax.eval_shape(gradtx.adam(1e-2).init, PARAMS)
     assert state_dict(abstract).keys() == state_dict(adam_state()).keys()
 

@@ -142,7 +142,7 @@ def test_accumulation_inside_and_ragged():
 
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_a_window_whose_end_makes_devices_agree(by_hand):
-    """`shard_map` keeps account: micro-batches differ on devices, the step of a window does not."""
+    """`shard_map` keeps track: micro-batches differ on devices, the step of a window does not."""
     tx = gradtx.accumulate(gradtx.chain(gradtx.aggregate("data"), gradtx.adam(0.1)), 2)
     gradients = jnp.asarray(np.random.default_rng(0).normal(size=(4, N, 3)), jnp.float32)
 

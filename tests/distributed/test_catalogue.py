@@ -38,7 +38,7 @@ def over_devices(axis, *data):
     """The loss on all devices' data, with a gradient that is the mean over them too.
 
     JAX gives each device the gradient of its own loss. A line search then decides on each for
-    itself, and the devices wait for each other for ever.
+    itself, and the devices wait for each other forever.
     """
 
     @jax.custom_jvp
@@ -76,7 +76,7 @@ def run(name, axis, p, data):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(CATALOGUE))
 def test_equals_the_run_on_one_device(name):
-    """In float64, where a difference is none of rounding; float32 is in test_sharding.py."""
+    """In float64, where no difference is due to rounding; float32 is in test_sharding.py."""
     alone, shared = functools.partial(run, name, None), functools.partial(run, name, "data")
     with jax.enable_x64(True):
         p, data = params(jnp.float64), batch(jnp.float64)

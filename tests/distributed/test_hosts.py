@@ -1,4 +1,4 @@
-"""Several processes over loopback: the numbers of one, failure in time, and going on elsewhere."""
+"""Several processes over loopback: the numbers of one, prompt failure, and resuming elsewhere."""
 
 import json
 import re
@@ -14,7 +14,7 @@ from tests.processes import ROOT, environment
 
 PROGRAM = [sys.executable, str(ROOT / "examples" / "distributed.py")]
 TIMEOUT = 10
-PATIENCE = 1200  # for a busy machine; what is asserted of failing in time is much less
+PATIENCE = 1200  # for a busy machine; the limits asserted for failures are much shorter
 RTOL = 1e-5  # sums over devices are taken in another order
 
 # In one process of the tests: they start up to four of their own.

@@ -1,4 +1,4 @@
-"""What a rule of one's own gets wrong is told in the words of the rule."""
+"""Mistakes in a user's own rule are reported in the words of the rule."""
 
 import functools
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Settings offered as data: they build what they are of, and are those of the results."""
+"""Tuned settings as data: each builds its optimizer, and is the one in the results."""
 
 import inspect
 

@@ -1,4 +1,4 @@
-"""Regular expressions without going back: Python's verdict, in bounded time."""
+"""Regular expressions without backtracking: Python's verdict, in bounded time."""
 
 import re
 
@@ -60,7 +60,7 @@ def test_they_say_what_python_says(pattern, flags, text):
     ["(a+)+b", "(a|a)*b", "(a*)*b", "(.*)*(.*)*(.*)*b", "a*" * 30 + "b", "((a{,99}){,99})*b"],
 )
 def test_none_takes_long(pattern):
-    """Python would take longer than the universe is old."""
+    """Python's own would take longer than the age of the universe."""
     assert not expressions.fullmatch(pattern, "a" * 200)
     assert expressions.fullmatch(pattern, "a" * 99 + "b")
     assert not expressions.search(pattern, "a" * 50)

@@ -1,4 +1,4 @@
-"""Pairs of gradtx in the training loops of other libraries, as they are."""
+"""Pairs of gradtx in the training loops of other libraries, which stay as they are."""
 
 import jax
 import jax.numpy as jnp

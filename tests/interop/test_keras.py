@@ -280,7 +280,7 @@ def test_a_constraint_of_your_own_is_refused():
 
 
 def test_the_paths_of_variables_tell_which_is_which():
-    """Two leaves of one shape, which JAX has in another order than Keras."""
+    """Two leaves of one shape, which JAX orders differently from Keras."""
     dense = keras.layers.Dense(2, name="dense")
     last = keras.layers.Dense(2, name="a_dense")
     model = keras.Sequential([keras.layers.Input((2,)), dense, last])

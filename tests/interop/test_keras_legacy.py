@@ -121,7 +121,7 @@ def test_weights_go_where_they_belong(name):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_set_weights_refuses_what_is_in_tensorflows_order(name):
-    """It would fit RMSprop's slots, which are alike in shape, and put the momentum for the mean."""
+    """It would fit RMSprop's slots, whose shapes are alike, with momentum and mean exchanged."""
     params = {"a": jnp.asarray(GOLDEN["start"])}
     tx = from_keras(config(name))
     state = tx.init(params)

@@ -277,7 +277,7 @@ def test_complex_parameters():
 
 
 def test_the_names_of_parameters_tell_which_is_which():
-    """Two leaves of one shape, which JAX has in another order than PyTorch."""
+    """Two leaves of one shape, which JAX orders differently from PyTorch."""
     ps = [torch.nn.Parameter(torch.full((2,), float(i))) for i in range(2)]
     named = [("layer.b", ps[0]), ("layer.a", ps[1])]
     optimizer = TO.SGD(named, 0.1, momentum=0.9)

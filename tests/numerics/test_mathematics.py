@@ -1,4 +1,4 @@
-"""Array mathematics: what XLA computes fast, and the same."""
+"""Array mathematics: the forms that XLA computes fast have the same values."""
 
 import jax
 import jax.numpy as jnp

@@ -43,7 +43,7 @@ def numbers(kind):
 
 
 def test_like_optax():
-    """Several axes, a leaf that is not projected, another base."""
+    """Several axes, a leaf that is not projected, another base optimizer."""
     shapes = {"a": (2, 3, 4), "b": (3,), "c": (4, 6)}
     rng = np.random.default_rng(0)
     gs = {n: jnp.asarray(rng.normal(size=(100, *s)), jnp.float32) for n, s in shapes.items()}

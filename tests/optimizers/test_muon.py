@@ -64,7 +64,7 @@ def test_muon_without_looking_ahead_and_with_one_root_mean_square(shape):
 @pytest.mark.paper("muon")
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_muon_without_bias_correction(nesterov):
-    """The momentum of Jordan's code."""
+    """Momentum as in Jordan's code."""
 
     def update(g, s, t, p):
         m = mean(s, "m", g, 0.8)

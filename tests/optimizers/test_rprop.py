@@ -11,7 +11,7 @@ from tests.optimizers import papers
 
 @pytest.mark.library("rprop")
 def test_rprop_is_pytorchs():
-    # PyTorch takes the gradient after a change of sign for 0, as here.
+    # PyTorch too treats the gradient after a change of sign as 0.
     papers.beside_torch(gradtx.rprop(0.01), lambda o, p: o.Rprop(p, lr=0.01), seed=3, atol=1e-5)
 
 

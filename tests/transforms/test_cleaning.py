@@ -1,4 +1,4 @@
-"""NaN and means taken out of gradients."""
+"""Gradients without NaN, or without their means."""
 
 import jax.numpy as jnp
 import pytest

@@ -135,7 +135,7 @@ SEARCHES = {
 @pytest.mark.parametrize("name", SEARCHES)
 @pytest.mark.parametrize("constant", [False, True])
 def test_numbers_of_python(name, constant):
-    """Values, gradients and parameters that are no arrays, and a loss that returns none."""
+    """Values, gradients and parameters that are not arrays, and a loss that does not return one."""
 
     def squares(p):
         return 3.0 if constant else (p["a"] - 1.0) ** 2 + (p["b"] - 2.0) ** 2

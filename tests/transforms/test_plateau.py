@@ -1,4 +1,4 @@
-"""A rate that falls where a loss stays."""
+"""A rate that falls when a loss stops falling."""
 
 import jax
 import jax.numpy as jnp

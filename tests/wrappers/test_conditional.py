@@ -1,4 +1,4 @@
-"""Transformations that run on a condition."""
+"""Transformations that run when a condition holds."""
 
 import jax.numpy as jnp
 import numpy as np

@@ -348,7 +348,7 @@ def test_averages_rounded_to_nearest_go_stale(name):
     """bfloat16's 0.999 among them: a step of 0.1 % is less than half a unit in the last place."""
     want = 1 - 0.5 * 0.999**400
     mean, still = averaged(name, 0.999)
-    assert abs(mean - 0.5) < 0.07  # as near as the map has it
+    assert abs(mean - 0.5) < 0.07  # as near as the map comes
     assert still > 0.9
     mean, still = averaged(gradtx.Codec(name, rounding="stochastic"), 0.999)
     assert abs(mean - want) < 0.005
