@@ -58,28 +58,30 @@ RAMP = np.minimum(np.arange(50) / 10, 1)
 
 @pytest.mark.paper("schedule_free_adamw", "schedule_free_sgd")
 @pytest.mark.parametrize(
-    ("tx", "base", "rates", "beta"),
+    ("make", "base", "rates", "beta", "power"),
     [
-        (gradtx.schedule_free_sgd(0.1), plain(), np.full(50, 0.1), 0.9),
+        (lambda: gradtx.schedule_free_sgd(0.1), plain(), np.full(50, 0.1), 0.9, 2.0),
         (
-            gradtx.schedule_free_sgd(0.1, 10, 0.6, weight_decay=0.2),
+            lambda: gradtx.schedule_free_sgd(0.2, 10, 0.6, 0.2, 1.5),
             plain(0.2),
-            0.1 * RAMP,
+            0.2 * RAMP,
             0.6,
+            1.5,
         ),
         (
-            gradtx.schedule_free_adamw(0.1, 10, b2=0.99, weight_decay=0.1),
-            adam(),
+            lambda: gradtx.schedule_free_adamw(0.1, 10, 0.8, 0.99, 0.3, 0.1, 0.7),
+            adam(eps=0.3),
             0.1 * RAMP,
-            0.9,
+            0.8,
+            0.7,
         ),
     ],
     ids=["sgd", "sgd with warm-up", "adamw"],
 )
-def test_it_is_the_paper_s(tx, base, rates, beta):
-    ys, xs = transcribed(base, rates, beta)
-    np.testing.assert_allclose(run(tx, parameters(), gradients()), ys, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(averages(tx), xs, rtol=1e-5, atol=1e-5)
+def test_it_is_the_paper_s(make, base, rates, beta, power):
+    ys, xs = transcribed(base, rates, beta, power)
+    np.testing.assert_allclose(run(make(), parameters(), gradients()), ys, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(averages(make()), xs, rtol=1e-5, atol=1e-5)
 
 
 def test_a_warm_up_may_begin_at_once():
