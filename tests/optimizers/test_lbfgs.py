@@ -49,8 +49,8 @@ def test_lbfgs_is_the_papers(memory, scaled, size):
 
 def test_the_start_is_scaled_by_the_newest_pair_that_counts():
     """Of two steps with curvature and one without: with that, gamma is of the second."""
-    points = np.array([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [2.0, 1.0]])
-    gradients = np.array([[0.0, 1.0], [2.0, 1.0], [2.5, 5.0], [1.0, 4.0]])
+    points = np.array([[0.0, 0, 0], [1, 0, 0], [1, 1, 0], [2, 1, 0.5]])
+    gradients = np.array([[0.0, 1, 2], [2, 1, 3], [2.5, 5, 2], [1, 4, 3]])
     tx = gradtx.scale_by_lbfgs(memory_size=5)
     with jax.enable_x64(True):
         state = tx.init(jnp.asarray(points[0]))
@@ -58,9 +58,9 @@ def test_the_start_is_scaled_by_the_newest_pair_that_counts():
         for p, g in zip(points, gradients, strict=True):
             got, state = update(g, state, p)
     s, y = np.diff(points, axis=0)[:2], np.diff(gradients, axis=0)[:2]
-    h = s[1] @ y[1] / (y[1] @ y[1]) * np.eye(2)
+    h = s[1] @ y[1] / (y[1] @ y[1]) * np.eye(3)
     for step, change in zip(s, y, strict=True):
-        v = np.eye(2) - np.outer(change, step) / (change @ step)
+        v = np.eye(3) - np.outer(change, step) / (change @ step)
         h = v.T @ h @ v + np.outer(step, step) / (change @ step)
     np.testing.assert_allclose(got, h @ gradients[-1], rtol=1e-12)
     assert np.sum(np.asarray(state.weights_memory) > 0) == 2
