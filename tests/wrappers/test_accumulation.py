@@ -77,6 +77,29 @@ def test_has_updated_and_sum():
     np.testing.assert_allclose(updates, -(GS[2] + GS[3]), rtol=1e-6)
 
 
+def test_multi_steps_has_no_weights_and_says_when_it_steps():
+    tx = gradtx.multi_steps(gradtx.sgd(1.0), 2)
+    state, seen = tx.init(P), []
+    for g in GS[:4]:
+        updates, state = tx.update(g, state, P, weight=7.0)
+        seen.append(bool(gradtx.has_updated(state)))
+    assert seen == [False, True, False, True]
+    np.testing.assert_allclose(updates, -(GS[2] + GS[3]) / 2, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("mean", [False, True])
+def test_rows_of_a_window(mean):
+    """Row 1 twice and row 2 once, in two micro-batches."""
+    tx = gradtx.accumulate(gradtx.sgd(1.0), 2, use_grad_mean=mean, rows={"*": 4})
+    p = {"table": jnp.zeros((3, 1))}
+    state = tx.init(p)
+    for indices, values in (([1, 2], [3.0, 5.0]), ([1, 1], [1.0, 1.0])):
+        rows = gradtx.Rows(jnp.array(indices), jnp.array(values)[:, None], (3, 1))
+        p, state = gradtx.apply_gradients(tx, {"table": rows}, p, state)
+    want = np.array([0, -5, -5]) / (2 if mean else 1)
+    np.testing.assert_allclose(p["table"][:, 0], want, rtol=1e-6)
+
+
 def test_accumulator_is_wide():
     p = {"h": jnp.zeros(2, jnp.bfloat16), "c": jnp.zeros(2, jnp.complex64)}
     tx = gradtx.accumulate(gradtx.sgd(1.0), 300, use_grad_mean=False)

@@ -86,6 +86,11 @@ def test_eagerly_too_and_back_from_a_checkpoint(tmp_path):
     assert places(got[1], "nu") == {"w": "pinned_host", "b": "device"}
 
 
+def test_large_vectors_lie_there_too():
+    state = small().init({"large": jnp.ones(64), "small": jnp.ones(63)})
+    assert places(state, "nu") == {"large": "pinned_host", "small": "device"}
+
+
 @pytest.mark.usefixtures("host_memory")
 def test_init_under_jit_makes_it_there():
     assert places(jax.jit(small().init)(P), "mu") == {"w": "pinned_host", "b": "device"}
