@@ -44,6 +44,84 @@ def test_zoom_finds_the_valley_like_optax(start):
     assert counts[0] <= counts[1] + 1
 
 
+def searched(phi, rate, c1, c2, c3, grow, precision, tol, steps, largest):
+    """Moré and Thuente 1994, with SciPy's next trial, and Hager and Zhang's condition as well."""
+    dcstep = pytest.importorskip("scipy.optimize._dcsrch").dcstep
+    start = best = other = (0.0, *phi(0.0))
+    rate, bracketed, width, before = min(rate, largest), False, np.inf, np.inf
+    errors = far = (np.finfo(float).max,) * 2
+    for count in range(1, steps + 1):
+        at = (rate, *phi(rate))
+        rise, slope = at[1] - start[1], at[2]
+        decrease = rise - c1 * rate * start[2]
+        if c3 is not None:
+            turned = slope - (2 * c1 - 1) * start[2]
+            decrease = min(decrease, max(turned, rise - c3 * abs(start[1])))
+        curvature = 0.0 if np.isinf(c2) else abs(slope) - c2 * abs(start[2])
+        missed = max(decrease, 0.0), max(curvature, 0.0)
+        missed = missed if np.all(np.isfinite(at)) else far
+        if max(missed) <= tol:
+            return count, at[0], at[1], missed
+        step = rate - best[0]
+        if at[1] <= best[1]:
+            errors = missed
+        *ends, rate, bracketed = dcstep(
+            *best, *other, *at, bracketed, rate + 1.1 * step, rate + 2 * grow * step
+        )
+        best, other = tuple(ends[:3]), tuple(ends[3:])
+        least, most = sorted((best[0], other[0]))
+        if bracketed and most - least >= 0.66 * before:
+            rate = (least + most) / 2
+        rate = np.clip(rate, 0, largest)
+        if bracketed:
+            short = most - least <= precision * min(1, most) and best[0] > 0
+            if not least < rate < most or short:
+                break
+            width, before = most - least, width
+        elif rate <= at[0]:
+            break
+    return count, best[0], best[1], errors
+
+
+LINES = {
+    "well": lambda x: -x / (x**2 + 2),
+    "flat": lambda x: (x + 0.004) ** 5 - 2 * (x + 0.004) ** 4,
+    "waves": lambda x: x**2 / 40 - 2 * x + 0.5 * jnp.sin(3 * x) + 3,
+    "corner": lambda x: jnp.sqrt((x - 2) ** 2 + 1e-4) + 1,
+}
+LIMITS = {
+    "strict": (1e-3, 0.1, None, 2.0, 1e-5, 0.0, 30, 1e10),
+    "approximate": (0.3, 0.2, 0.02, 1.5, 0.05, 0.0, 30, 1e10),
+    "tolerant": (0.1, 0.05, 1e-6, 2.5, 1e-5, 0.02, 30, 8.0),
+    "few": (0.1, np.inf, None, 2.0, 0.3, 0.0, 4, 1e10),
+}
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("limits", LIMITS)
+@pytest.mark.parametrize("line", LINES)
+def test_a_search_is_that_of_more_and_thuente(line, limits):
+    f, (c1, c2, c3, grow, precision, tol, steps, largest) = LINES[line], LIMITS[limits]
+    tx = gradtx.scale_by_zoom_linesearch(
+        steps, largest, tol, grow, c1, c2, c3, stepsize_precision=precision
+    )
+    with jax.enable_x64(True):
+        slope = jax.jit(jax.value_and_grad(f))
+        zero = jnp.zeros(())
+        value, grad = slope(0.0)
+        update = jax.jit(
+            lambda s: tx.update(jnp.ones(()), s, zero, value=value, grad=grad, value_fn=f)
+        )
+        for guess in (1e-3, 0.1, 0.9, 2.9, 10.0, 1e3):
+            want = searched(lambda x: tuple(map(float, slope(x))), guess, *LIMITS[limits])
+            _, state = update(tx.init(zero)._replace(learning_rate=jnp.float64(guess)))
+            info = state.info
+            got = info.num_linesearch_steps, state.learning_rate, state.value
+            np.testing.assert_allclose(got, want[:3], rtol=1e-8, err_msg=str(guess))
+            errors = info.decrease_error, info.curvature_error
+            np.testing.assert_allclose(errors, want[3], rtol=1e-6, atol=1e-9, err_msg=str(guess))
+
+
 def test_no_way_down_is_no_step():
     tx = gradtx.scale_by_zoom_linesearch(10)
     x = jnp.array([1.0, 2.0])
