@@ -74,6 +74,7 @@ def test_has_updated_and_sum():
         updates, state = tx.update(g, state, P)
         seen.append(bool(gradtx.has_updated(state)))
     assert seen == [False, True, False, True]
+    assert (int(state.mini_step), int(state.gradient_step)) == (0, 2)
     np.testing.assert_allclose(updates, -(GS[2] + GS[3]), rtol=1e-6)
 
 
