@@ -27,7 +27,6 @@ for pair, chip, costs in aot.figures(pairs.chosen(sys.argv[2:]), shapes):
 FALLS_SHORT = {
     ("came", "H100"): 2.01,
     ("sm3", "H100"): 1.20,
-    ("momo", "H100"): 1.80,
     ("mechanize, adam", "TPU v5e"): 1.33,
     ("mechanize, adam", "H100"): 1.33,
     ("sophia", "TPU v5e"): 1.57,

@@ -21,7 +21,7 @@ from gradtx.numerics.precision import real_dtype
 from gradtx.numerics.step import Step
 from gradtx.types import Array
 
-Chips = Literal["all", "cpu", "tpu", "all but cpu", "all but tpu"]
+Chips = Literal["all", "cpu", "tpu", "cuda", "all but cpu", "all but tpu"]
 
 
 def delay(x: Any, *, after: Array | Step, on: Chips = "cpu") -> Array:
@@ -122,16 +122,25 @@ def replace(old: Array, new: Array, *readers: Array) -> Array:
     return delay(new, after=old, on="all but cpu")
 
 
-def fuse(x: Array, *, after: Array) -> Array:
-    """`x`, which a TPU's compiler fuses with what reads it.
+def fuse(x: Array, *, after: Array, on: Chips = "tpu") -> Array:
+    """`x`, which a compiler fuses with what reads it.
 
-    It does this for a quotient: `x` is divided by a 1 that is known after the scalar `after`. For a
-    slot that becomes the gradient, or a direction that :func:`replace` would make it store. Without
-    it, the slot of optimistic gradient descent::
+    It does this for a quotient: `x` is divided by a 1 that is known after the scalar `after`. On a
+    TPU for a slot that becomes the gradient, or a direction that :func:`replace` would make it
+    store. Without it, the slot of optimistic gradient descent::
 
         %copy = f32[N] copy(%gradients)
+
+    On a GPU for a slot that is summed in the step that writes it, and once more for one term of the
+    sum: otherwise a slot that is cheap to compute is written by a kernel of its own, and read again
+    by the sum. MoMo's momentum::
+
+        %loop_add_fusion.1 = f32[N] fusion(%gradients, ..., %state_exp_avg, ...)
+        %input_reduce_fusion = (f32[8192], ...) fusion(%loop_add_fusion.1, %params, %gradients)
+
+    Complex numbers are not divided, since an infinite one would become NaN.
     """
-    return x / _one(after, "tpu")
+    return x if jnp.iscomplexobj(x) else x / _one(after, on).astype(x.dtype)
 
 
 def sums_in_one_pass(*terms: list[Array]) -> list[Array]:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, NonNegative, Number
 from gradtx.engine.tree import treewise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, compute_dtype, divide, ema, zeros_like
-from gradtx.numerics.steering import recompute, sums_in_one_pass
+from gradtx.numerics.steering import fuse, recompute, sums_in_one_pass
 from gradtx.pair import GradientTransformation, transformation
 from gradtx.types import Array, Counter, NonNegativeSlots, Slots, TreeScalar
 
@@ -135,7 +135,10 @@ def momo(
     def rule(g: list[Array], s: Any, t: Step, p: list[Array], *, value: Array) -> Any:
         b = jnp.where(t.number == 1, 0.0, beta)
         mean = jax.tree.map(lambda g, m: ema(g, m, b), g, s.exp_avg)
-        along, slope, square = sums_in_one_pass(_dot(g, p), _dot(mean, p), _dot(mean, mean))
+        # On a GPU the kernel that sums the momentum then writes it as well.
+        mean = jax.tree.map(lambda m: fuse(m, after=s.barf, on="cuda"), mean)
+        term = jax.tree.map(lambda m: fuse(m, after=s.gamma, on="cuda"), mean)
+        along, slope, square = sums_in_one_pass(_dot(g, p), _dot(mean, p), _dot(mean, term))
         barf, gamma = ema(value, s.barf, b), ema(along, s.gamma, b)
         shrink = 1 + learning_rate * weight_decay
         bound = lower_bound if adapt_lower_bound else None
