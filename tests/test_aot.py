@@ -25,7 +25,6 @@ for pair, chip, costs in aot.figures(pairs.chosen(sys.argv[2:]), shapes):
 
 # What XLA does not allow: bytes over one pass, see docs/design.md.
 FALLS_SHORT = {
-    ("came", "H100"): 2.01,
     ("sm3", "H100"): 1.20,
     ("mechanize, adam", "TPU v5e"): 1.33,
     ("mechanize, adam", "H100"): 1.33,
@@ -442,3 +441,44 @@ def test_stored_steps_move_the_least_bytes_on_chips_that_are_not_here():
             assert not found.get("messages")
         if name == "int4":
             assert found["moved"] < 14.13
+
+
+BOTH_SIDES = """
+import json
+from benchmarks import aot
+import jax, jax.numpy as jnp, gradtx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+
+came, shape = gradtx.came(1e-3), (4096, 2048)
+clipped = gradtx.chain(gradtx.clip_by_global_norm(1.0), came)
+if "H100" in aot.available():
+    mesh = Mesh(aot.h100s(4), "x")
+    alone = aot.SingleDeviceSharding(aot.h100())
+    rows, whole = NamedSharding(mesh, P("x")), NamedSharding(mesh, P())
+    for name, tx, dtype, of_leaf, rest in (
+        ("alone", came, jnp.float32, alone, alone),
+        ("bfloat16", came, jnp.bfloat16, alone, alone),
+        ("clipped", clipped, jnp.float32, alone, alone),
+        ("divided", came, jnp.float32, rows, whole),
+    ):
+        p = jax.ShapeDtypeStruct(shape, dtype)
+        s = jax.eval_shape(tx.init, p)
+        places = jax.tree.map(lambda x: of_leaf if x.shape == shape else rest, s)
+        def step(p, s, g):
+            return gradtx.apply_gradients(tx, g, p, s)
+        ends = of_leaf, places
+        run = jax.jit(
+            step, donate_argnums=(0, 1), in_shardings=(*ends, of_leaf), out_shardings=ends
+        )
+        hlo = run.lower(p, s, p).compile().as_text()
+        print(json.dumps([name, hlo.count('custom_call_target="__gpu$xla.gpu.triton"')]))
+"""
+
+
+@pytest.mark.slow
+def test_which_leaves_a_gpu_sums_both_ways_in_a_kernel():
+    """Those in its memory as the kernel reads them: others would be stored, or gathered."""
+    if "H100" not in chips():
+        pytest.skip("no compiler for H100: see CONTRIBUTING.md")
+    kernels = dict(printed(BOTH_SIDES))
+    assert kernels == {"alone": 1, "bfloat16": 0, "clipped": 0, "divided": 0}

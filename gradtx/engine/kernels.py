@@ -22,7 +22,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from gradtx.engine.cutting import Cut, cuts, inlined, run_cut
 from gradtx.engine.owners import known_places, place_of
-from gradtx.numerics.opaque import opaque
+from gradtx.numerics.opaque import is_alone, opaque
 from gradtx.numerics.steering import is_tracer, true_after
 from gradtx.paths import path_string
 from gradtx.storage.draws import Draws
@@ -529,17 +529,8 @@ def computed(
 
 
 def _lowered(chip: Chip, ctx: Any, *arrays: Any, **static: Any) -> Any:
-    run = functools.partial(with_kernels, chip=chip, divided=not _alone(ctx))
+    run = functools.partial(with_kernels, chip=chip, divided=not is_alone(ctx))
     return mlir.lower_fun(run, multiple_results=True)(ctx, *arrays, **static)
-
-
-def _alone(ctx: Any) -> bool:
-    """Whether a program is for one device, or for one at a time, as within ``shard_map``."""
-    context = ctx.module_context.axis_context
-    mesh = getattr(context, "mesh", None)
-    if mesh is None:
-        return getattr(context, "num_devices", 1) == 1
-    return set(context.manual_axes) | set(mesh.manual_axes) == set(mesh.axis_names)
 
 
 for _chip in (TPU, GPU, CPU):

@@ -48,6 +48,15 @@ def opaque(name: str, function: Callable[..., list[Any]]) -> Primitive:
     return primitive
 
 
+def is_alone(ctx: Any) -> bool:
+    """Whether a program is for one device, or for one at a time, as within ``shard_map``."""
+    context = ctx.module_context.axis_context
+    mesh = getattr(context, "mesh", None)
+    if mesh is None:
+        return getattr(context, "num_devices", 1) == 1
+    return set(context.manual_axes) | set(mesh.manual_axes) == set(mesh.axis_names)
+
+
 def _there(x: Any, dx: Any) -> Any:
     """A tangent as an array, as `jax.jvp` wants it."""
     if not isinstance(dx, ad.Zero):

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from gradtx.checks import Decay, LearningRate, NonNegative, Positive
 from gradtx.composition.chain import chain
+from gradtx.engine.both_sides import written_and_summed
 from gradtx.engine.lift import leafwise
 from gradtx.numerics import (
     abs_sq,
@@ -29,6 +30,14 @@ from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.transforms.trust import rms
 from gradtx.types import Array, DType, NonNegativeSlots, Slots
+
+
+def _momentum(mu: Array, g: Array, by_row: Array, by_col: Array, keep: Any, add: Any) -> Array:
+    return keep * mu + add * (g * by_row * by_col)
+
+
+def _instability(mu: Array, g: Array, by_row: Array, by_col: Array, *_: Any) -> Array:
+    return abs_sq(g * by_row * by_col - mu)
 
 
 class ScaleByCameState(NamedTuple):
@@ -117,18 +126,16 @@ def scale_by_came(
         by_row, by_col = root_factors(rows, cols, dims)
         by_row, length = clipped_factor(g, by_row, by_col, dims[1], clipping_threshold)
 
-        def scaled(g: Array, by_row: Array, by_col: Array) -> Array:
-            return g * by_row * by_col
-
-        mu = new["mu"] = ema(recompute(scaled, g, by_row, by_col, after=length), s.mu, b1)
-
-        def instability(g: Array, by_row: Array, by_col: Array) -> Array:
-            return abs_sq(scaled(g, by_row, by_col) - mu)
-
-        square = recompute(instability, g, by_row, by_col, after=jnp.max(cols))
-        rows = ema(bounded(jnp.mean(square, -1), g.size) + eps_residual, s.residual_row, b3)
-        square = recompute(instability, g, by_row, by_col, after=jnp.max(rows))
-        cols = ema(bounded(jnp.mean(square, -2), g.size) + eps_residual, s.residual_col, b3)
+        mu, rows, cols = written_and_summed(
+            _momentum,
+            _instability,
+            s.mu,
+            *(g, by_row, by_col, b1, 1 - b1),
+            after=(length, jnp.max(cols)),
+        )
+        rows = ema(bounded(rows / g.shape[-1], g.size) + eps_residual, s.residual_row, b3)
+        cols = ema(bounded(cols / g.shape[-2], g.size) + eps_residual, s.residual_col, b3)
+        new["mu"] = mu
         new["residual_row"], new["residual_col"] = rows, cols
         by_row, by_col = root_factors(rows, cols, dims)
         return mu * by_row * by_col, new
