@@ -2,8 +2,8 @@
 
 A kernel of XLA's for GPUs reduces in one direction, so that rows and columns need two, besides the
 one that writes the slot. Here tiles of a matrix are summed both ways by the kernel that writes it,
-and XLA adds up the sums of tiles. Other platforms, several devices without ``shard_map``, and
-matrices that do not fit the kernel are left to XLA.
+and XLA adds up the sums of tiles. Other platforms and older GPUs, several devices without
+``shard_map``, and matrices that do not fit the kernel are left to XLA.
 """
 
 import math
@@ -147,10 +147,15 @@ def _is_stored(x: Any) -> bool:
     return not isinstance(operation, str) or operation.split(".")[-1] in STORED.split()
 
 
+def _has_compiler() -> bool:
+    """Whether Triton supports the GPUs that are here; if none is, the program is compiled ahead."""
+    return all(float(getattr(d, "compute_capability", 8)) >= 8 for d in jax.devices())
+
+
 def _lowered(ctx: Any, *values: Any, **static: Any) -> Any:
     kinds = ctx.avals_in[2:]
     whole = [x for x, kind in zip(values[2:], kinds, strict=True) if kind.size == kinds[0].size]
-    kernel = is_alone(ctx) and fits(*kinds) and all(map(_is_stored, whole))
+    kernel = is_alone(ctx) and fits(*kinds) and all(map(_is_stored, whole)) and _has_compiler()
 
     def run(*arrays: Array) -> list[Array]:
         return in_tiles(*arrays[2:], **static) if kernel else _plain(*arrays, **static)
