@@ -18,13 +18,12 @@ from gradtx.distributed.axes import (
 from gradtx.engine.lift import needed
 from gradtx.inspection.description import communicating, sent_bytes
 from gradtx.numerics import cast, widen
-from gradtx.numerics.control import branch
+from gradtx.numerics.control import branch, in_form_of
 from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.paths import is_leaf
 from gradtx.rows import dense
 from gradtx.training.minimize import reduced_axes
 from gradtx.types import Array, EmptyState, Params, PyTree, Slots, State, Updates
-from gradtx.wrappers.branching import in_form_of
 
 
 class LocalSGDState(NamedTuple):

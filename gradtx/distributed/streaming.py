@@ -10,12 +10,11 @@ from gradtx.distributed.axes import AxisName, Communicating, check_axis_name
 from gradtx.distributed.local import Outer, over
 from gradtx.engine.lift import needed
 from gradtx.numerics import cast, widen
-from gradtx.numerics.control import branch
+from gradtx.numerics.control import branch, in_form_of
 from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.paths import is_leaf
 from gradtx.rows import dense
 from gradtx.types import Array, Params, PyTree, Slots, State, Updates, is_stored
-from gradtx.wrappers.branching import in_form_of
 
 
 class StreamingDiLoCoState(NamedTuple):

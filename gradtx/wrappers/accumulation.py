@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from gradtx import tree
 from gradtx.checks import PositiveCount, check_integer, check_patterns
 from gradtx.numerics import cast, divide, increment, scalar_dtype, widen
+from gradtx.numerics.control import inside, run_if
 from gradtx.numerics.steering import vary, varying_axes
 from gradtx.pair import (
     GradientTransformation,
@@ -26,7 +27,7 @@ from gradtx.transforms.accumulators import (
     nothing_like,
 )
 from gradtx.types import Array, DType, Params, PyTree, Slots, State, Updates
-from gradtx.wrappers.branching import inside, run_if, step_if
+from gradtx.wrappers.branching import step_if
 
 Skip = Callable[[Updates, Array, Params | None], tuple[Array, PyTree]]
 

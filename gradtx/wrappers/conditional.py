@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.numerics import increment
+from gradtx.numerics.control import inside
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -15,7 +16,7 @@ from gradtx.pair import (
     with_extra_args_support,
 )
 from gradtx.types import Array, Params, State, Updates
-from gradtx.wrappers.branching import inside, step_if, update_if
+from gradtx.wrappers.branching import step_if, update_if
 
 Condition = Callable[..., Any]
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from gradtx import tree
 from gradtx.checks import Count
 from gradtx.numerics import increment
+from gradtx.numerics.control import inside
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -16,7 +17,7 @@ from gradtx.pair import (
 )
 from gradtx.tree.sums import all_finite
 from gradtx.types import Array, Params, PyTree, State, Updates
-from gradtx.wrappers.branching import inside, reads_entries, step_if, update_if
+from gradtx.wrappers.branching import reads_entries, step_if, update_if
 
 
 class ApplyIfFiniteState(NamedTuple):

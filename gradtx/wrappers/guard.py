@@ -10,6 +10,7 @@ from gradtx.checks import Fraction, Positive, check_integer
 from gradtx.inspection.guards import GuardReport
 from gradtx.inspection.hyperparams import hyperparams
 from gradtx.numerics import abs_sq, cast, increment, widen
+from gradtx.numerics.control import inside
 from gradtx.numerics.steering import recompute, sums_in_one_pass
 from gradtx.pair import (
     GradientTransformation,
@@ -22,7 +23,7 @@ from gradtx.rows import is_rows, take_rows
 from gradtx.training.apply import apply_updates
 from gradtx.transforms.clipping import shrink_factor
 from gradtx.types import Array, Params, State, TreeScalar, Updates
-from gradtx.wrappers.branching import inside, reads_entries, step_if, update_if
+from gradtx.wrappers.branching import reads_entries, step_if, update_if
 
 # Equal numbers have no deviation, so that anything larger would be a spike.
 _LEAST_DEVIATION = 0.01

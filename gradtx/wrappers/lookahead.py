@@ -10,7 +10,7 @@ from gradtx.checks import Fraction, PositiveCount
 from gradtx.engine.leaves import parameter
 from gradtx.engine.lift import needed
 from gradtx.numerics import cast, own_copy, widen
-from gradtx.numerics.control import branch
+from gradtx.numerics.control import branch, in_form_of
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -20,7 +20,6 @@ from gradtx.pair import (
 from gradtx.paths import is_leaf
 from gradtx.rows import dense
 from gradtx.types import Array, Params, PyTree, Slots, State, Updates
-from gradtx.wrappers.branching import in_form_of
 
 
 class LookaheadParams(NamedTuple):

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from gradtx import tree
 from gradtx.checks import NonNegative, Positive, PositiveCount, Range
 from gradtx.numerics import cast, widen
+from gradtx.numerics.control import inside
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -16,7 +17,7 @@ from gradtx.pair import (
 )
 from gradtx.tree.sums import all_finite
 from gradtx.types import Array, Params, State, Updates
-from gradtx.wrappers.branching import inside, reads_entries, step_if, update_if
+from gradtx.wrappers.branching import reads_entries, step_if, update_if
 
 _Factor = Annotated[Any, Range(1.0, low_open=True, high_open=True)]
 # The scale stays between this and its inverse, so that both are normal numbers.

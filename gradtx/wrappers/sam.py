@@ -11,7 +11,7 @@ from gradtx.checks import NonNegative, PositiveCount
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import needed
 from gradtx.numerics import cast, divide, widen
-from gradtx.numerics.control import branch
+from gradtx.numerics.control import branch, in_form_of
 from gradtx.optimizers.sgd import sgd
 from gradtx.pair import (
     GradientTransformation,
@@ -24,7 +24,6 @@ from gradtx.rows import dense
 from gradtx.training.apply import apply_updates
 from gradtx.transforms.norms import adaptive_normalize
 from gradtx.types import Array, Params, PyTree, Slots, State, Updates
-from gradtx.wrappers.branching import in_form_of
 
 
 class SAMState(NamedTuple):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import gradtx
-from gradtx.wrappers.branching import run_if
+from gradtx.numerics.control import run_if
 from tests.catalogue import is_even
 from tests.programs import equations, temporary_bytes
 
