@@ -1,6 +1,7 @@
 """Operations: those of the products of matrices in a program, and of stacks that are divided."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from gradtx.engine.owners import Stack
@@ -30,11 +31,38 @@ def operations(program: Any) -> int:
     return total
 
 
-def owners_line(stack: Stack) -> str:
-    """What happens to a stack of matrices, and what one device has of it."""
-    there, back = stack.bytes
-    return (
-        f"{stack.count} matrices {stack.shape}: {stack.each} whole on each of {stack.devices} "
-        f"devices; {sum(stack.arrays)} collectives, {there:,} bytes there and {back:,} back; "
-        f"{operations(stack.program):,} operations in products"
+def busiest(stacks: Sequence[Stack]) -> int:
+    """The operations of the device that has most of them."""
+    loads: dict[tuple[str, ...], list[int]] = {}
+    for stack in stacks:
+        load = loads.setdefault(stack.axes, [0] * stack.devices)
+        own = operations(stack.program)
+        for device in stack.busy:
+            load[device] += own
+    return sum(map(max, loads.values()))
+
+
+def equal_share(stacks: Sequence[Stack]) -> float:
+    """The operations of one device if all had equally many."""
+    return sum(
+        operations(stack.program) * stack.count / (stack.each * stack.devices) for stack in stacks
     )
+
+
+def owners_lines(stacks: Sequence[Stack]) -> list[str]:
+    """What happens to each stack of matrices, what one device has of it, and the busiest of all."""
+    lines = []
+    for stack in stacks:
+        own, (there, back) = operations(stack.program), stack.bytes
+        devices = f"{stack.devices} devices"
+        if stack.first is not None:
+            devices = f"{len(stack.busy)} of {devices}, from {stack.first} on"
+        lines.append(
+            f"{stack.count} matrices {stack.shape}: {stack.each} whole on each of {devices}; "
+            f"{sum(stack.arrays)} collectives, {there:,} bytes there and {back:,} back; "
+            f"{own:,} operations in products"
+        )
+    if equal := equal_share(stacks):
+        most = busiest(stacks)
+        lines.append(f"the busiest device: {most:,} operations, {most / equal:.2f} of equal shares")
+    return lines

@@ -99,6 +99,7 @@ class Plan:
         mesh: Mesh,
         zero: tuple[str, ...],
         min_size: int,
+        balance: bool,
     ) -> None:
         self.tx, self.treedef, self.mesh = with_extra_args_support(tx), treedef, mesh
         self.zero, self.min_size = zero, min_size
@@ -110,7 +111,7 @@ class Plan:
         ]
         self.dtypes = [None if p is None else p.dtype for _, p in leaves]
         self.params = self._abstract(self.shapes)
-        init = placed(self.tx, tuple(map(treedef.unflatten, self.reductions()))).init
+        init = placed(self.tx, tuple(map(treedef.unflatten, self.reductions())), balance).init
         made: Any = jax.make_jaxpr(init, return_shape=True)(self.params)
         self.state = made[1]
         self.on_host = [

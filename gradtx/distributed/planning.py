@@ -9,7 +9,7 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from gradtx.distributed.axes import AxisName, axes_of
-from gradtx.distributed.operations import operations, owners_line
+from gradtx.distributed.operations import busiest, owners_lines
 from gradtx.distributed.placement import dims_of
 from gradtx.distributed.sharding import MIN_SIZE, StateSharding, state_sharding
 from gradtx.engine.owners import Stack
@@ -98,8 +98,8 @@ class StepPlan:
 
     @property
     def operations(self) -> int:
-        """Those of one device, in products of matrices that are transformed whole."""
-        return sum(operations(stack.program) for stack in self.owned)
+        """In products of matrices that are transformed whole, on the device that has most."""
+        return busiest(self.owned)
 
     def __str__(self) -> str:
         axes = " x ".join(f"{name}={n}" for name, n in self.mesh.items())
@@ -125,7 +125,7 @@ class StepPlan:
             cells = [c.ljust(w) for c, w in zip(row[:2], widths, strict=False)]
             cells += [c.rjust(w) for c, w in zip(row[2:], widths[2:], strict=True)]
             lines.append("  ".join(cells))
-        lines += map(owners_line, self.owned)
+        lines += owners_lines(self.owned)
         return "\n".join(line.rstrip() for line in lines)
 
 
@@ -140,6 +140,7 @@ def plan_step(
     links: Mapping[str, Link] | None = None,
     memory: float = TPU_V5E_MEMORY,
     min_size: int = MIN_SIZE,
+    balance: bool = False,
 ) -> StepPlan:
     """What a step of an optimizer holds and sends on a mesh; it needs no devices.
 
@@ -155,6 +156,7 @@ def plan_step(
         links: the links along each axis; `TPU_V5E` unless given.
         memory: the bandwidth of a device's memory, in bytes a second.
         min_size: slots with fewer entries are not divided further.
+        balance: whether stacks of matrices are balanced, as in :func:`state_sharding`.
 
     Returns:
         A `StepPlan`; nothing is allocated. It has the messages that the optimizer needs, and leaves
@@ -189,7 +191,7 @@ def plan_step(
         PartitionSpec() if specs is None else specs,
         is_leaf=lambda x: isinstance(x, PartitionSpec),
     )
-    sharding = state_sharding(tx, params, given, zero=zero, min_size=min_size)
+    sharding = state_sharding(tx, params, given, zero=zero, min_size=min_size, balance=balance)
     traffic = _Traffic(sizes, links)
     leaves, treedef = leaves_with_path(sharding.like)
     stages = [treedef.flatten_up_to(tree) for tree in (sharding.params, *sharding.reductions)]

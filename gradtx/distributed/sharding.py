@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from gradtx.distributed.axes import AxisName, axes_of
-from gradtx.distributed.operations import owners_line
+from gradtx.distributed.operations import owners_lines
 from gradtx.distributed.padding import Padded, is_padded, unpadded
 from gradtx.distributed.placement import dims_of, divides
 from gradtx.distributed.plan import LeafSharding, Plan, next_state
@@ -41,6 +41,7 @@ class StateSharding:
         leaves: what was done with every leaf of the state; ``print`` shows it, and `owned`.
         tx: the transformation.
         like: the parameters as `jax.ShapeDtypeStruct`.
+        balance: whether stacks of matrices that do not divide begin at different devices.
     """
 
     params: PyTree
@@ -50,6 +51,7 @@ class StateSharding:
     leaves: tuple[LeafSharding, ...]
     tx: GradientTransformation = field(repr=False)
     like: Params = field(repr=False)
+    balance: bool = False
 
     @property
     def gradients(self) -> PyTree:
@@ -92,7 +94,7 @@ class StateSharding:
         columns are divided, such as Muon's, are brought together, each on one device, and are
         transformed there without a message; equal ones go as one stack.
         """
-        return placed(tx, self.reductions)
+        return placed(tx, self.reductions, self.balance)
 
     def put(self, state: State) -> State:
         """A whole state, such as one that was loaded, moved to where it belongs.
@@ -143,7 +145,7 @@ class StateSharding:
         rows.append(("all", "", "", f"{self.bytes_per_device:,}", ""))
         widths = [max(len(row[i]) for row in rows) for i in range(4)]
         lines = ["  ".join(f"{c:{w}}" for c, w in zip(r, [*widths, 0], strict=True)) for r in rows]
-        lines += map(owners_line, self.owned)
+        lines += owners_lines(self.owned)
         return "\n".join(line.rstrip() for line in lines)
 
 
@@ -154,6 +156,7 @@ def state_sharding(
     *,
     zero: AxisName | None = None,
     min_size: int = MIN_SIZE,
+    balance: bool = False,
 ) -> StateSharding:
     """The sharding of every leaf of a state, given those of the parameters. Allocates nothing.
 
@@ -172,6 +175,9 @@ def state_sharding(
             one, if the transformation can run on padded slots. With a tuple of names, over one
             after another.
         min_size: slots with fewer entries are not divided further.
+        balance: whether to balance stacks of equal matrices that do not divide, those of Muon for
+            example. The busiest device then has less to do, and each keeps its part of all these
+            stacks in memory at once; ``print`` shows the operations.
 
     Returns:
         A `StateSharding`: shardings of parameters, gradients and state, and a report.
@@ -200,7 +206,7 @@ def state_sharding(
             f"state_sharding: zero={unknown[0]!r} is not an axis of the mesh; its axes are "
             f"{', '.join(map(repr, mesh.shape))}"
         )
-    plan = Plan(tx, leaves, treedef, shardings, mesh, over, min_size)
+    plan = Plan(tx, leaves, treedef, shardings, mesh, over, min_size, balance)
     placed = plan.place(frozenset())
     if over:
         # Only slots on which the transformation then still runs are padded.
@@ -216,6 +222,7 @@ def state_sharding(
         leaves=tuple(placed.leaves),
         tx=plan.tx,
         like=plan.params,
+        balance=balance,
     )
 
 

@@ -1,7 +1,7 @@
 """Rules on matrices: which axes are rows and columns, and matrices of one shape as one batch."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,8 +25,15 @@ from gradtx.engine.lift import (
     reads_params,
     refused_rows,
 )
-from gradtx.engine.owned_slots import Owned, Share, is_owned, padded, stacked
-from gradtx.engine.owners import divided_place, known_places, owned, owners
+from gradtx.engine.owned_slots import Owned, Share, in_order, is_owned, padded, stacked
+from gradtx.engine.owners import (
+    Divided,
+    beginnings,
+    divided_place,
+    known_places,
+    owned,
+    owners,
+)
 from gradtx.numerics import cast, widen
 from gradtx.pair import GradientTransformation, Rule, Scope
 from gradtx.paths import is_leaf, path_string
@@ -309,13 +316,18 @@ def _with_owners(
         place = divided_place(path_string(paths[i]), how.axes)
         if place is not None:
             alike.setdefault((how, p.dtype, place), []).append(i)
-    for stack, ((how, _, place), members) in enumerate(alike.items()):
-        axes, devices = owners(place, how.axes)
+    over = [
+        (*owners(place, how.axes), how.stacked(len(members)).sizes)
+        for (how, _, place), members in alike.items()
+    ]
+    begins = beginnings(over)
+    for stack, ((how, *_), members) in enumerate(alike.items()):
+        axes, devices, _ = over[stack]
         for n in batched.of_batches(made[members[0]]):
             slots = [made[i][n] for i in members]
             of_entries = None if n in batched.factors else how
             shares = [
-                Share(stack, k, len(members), x.shape, of_entries, axes)
+                Share(stack, k, len(members), x.shape, of_entries, axes, begins[stack])
                 for k, x in enumerate(slots)
             ]
             for i, slot in zip(members, stacked(slots, shares, devices), strict=True):
@@ -354,9 +366,15 @@ def _in_batches(
                 )
                 stack = _stack_of(batched, given.held(i))
                 alike.setdefault((how, jax.typeof(out[i]), place, stack), []).append(i)
-        for j, equal in enumerate(_by_shape(given.label, alike)):
-            first = equal[0][2][0]
-            _transform_equal(batched, given, equal, {"group": j, **given.drawn[first]}, out, slots)
+        divided: list[tuple[Equal, NamedSharding]] = []
+        for j, groups in enumerate(_by_shape(given.label, alike)):
+            equal = Equal(batched, given, groups, j, out, slots)
+            if equal.place is None:
+                equal.put(*equal.here(), out, slots)
+            else:
+                divided.append((equal, equal.place))
+        for equal, result in _by_owners(divided):
+            equal.put(*result, out, slots)
         return [u if u is None else cast(u, dtypes[i]) for i, u in enumerate(out)], slots
 
     return transform
@@ -391,62 +409,105 @@ def _by_shape(label: str, alike: dict[Any, list[int]]) -> list[list[Group]]:
     return list(found.values())
 
 
-def _transform_equal(
-    batched: Batched,
-    given: Leaves,
-    equal: list[Group],
-    drawn: dict[str, Any],
-    out: list[Any],
-    slots: dict[str, list[Any]],
-) -> None:
-    """The rule on all matrices of one shape, written into directions and slots."""
-    hows = [how.stacked(len(members)) for how, _, members in equal]
-    how, place, (first, *_) = equal[0]
-    names = batched.of_batches({n: column[first] for n, column in slots.items()})
-    staying = [n for n in names if is_owned(slots[n][first])]
+class Equal:
+    """All matrices of one shape as one batch, and the slots of the rule."""
 
-    def taken(stacks: list[Array]) -> Array:
-        return _joined([how.take(x) for how, x in zip(hows, stacks, strict=True)])
+    def __init__(
+        self,
+        batched: Batched,
+        given: Leaves,
+        groups: list[Group],
+        number: int,
+        out: list[Any],
+        slots: dict[str, list[Any]],
+    ) -> None:
+        self.batched, self.given, self.groups = batched, given, groups
+        self.hows = [how.stacked(len(members)) for how, _, members in groups]
+        how, self.place, (first, *_) = groups[0]
+        self.axes = how.axes
+        self.drawn = {"group": number, **given.drawn[first]}
+        names = batched.of_batches({n: column[first] for n, column in slots.items()})
+        self.owned = {n: slots[n][first] for n in names if is_owned(slots[n][first])}
+        self.stacks = [jnp.stack([out[i] for i in members]) for _, _, members in groups]
+        self.batch = self._taken(self.stacks)
+        self.held = {n: self._loaded(n, slots[n]) for n in names}
 
-    def loaded(n: str) -> Array:
-        if n in staying:
-            return load(slots[n][first].value)
-        stacks = [jnp.stack([load(slots[n][i]) for i in members]) for _, _, members in equal]
-        return _joined([_in_one(x) for x in stacks]) if n in batched.factors else taken(stacks)
+    def _taken(self, stacks: list[Array]) -> Array:
+        return _joined([how.take(x) for how, x in zip(self.hows, stacks, strict=True)])
 
-    stacks = [jnp.stack([out[i] for i in members]) for _, _, members in equal]
-    batch, held = taken(stacks), {n: loaded(n) for n in names}
+    def _loaded(self, n: str, column: list[Any]) -> Array:
+        if n in self.owned:
+            return load(self.owned[n].value)
+        stacks = [jnp.stack([load(column[i]) for i in members]) for _, _, members in self.groups]
+        whole = n in self.batched.factors
+        return _joined([_in_one(x) for x in stacks]) if whole else self._taken(stacks)
 
-    def transformed(batch: Array, held: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
-        step = given.steps.of if place is None else given.steps.anew
-        arguments = batch, given.view(held, drawn), step(batch.dtype)
-        return checked_result(given.label, batched.rule(*arguments), held)
+    def rule(self, batch: Array, held: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
+        """The rule on a batch, or on a device's part of it."""
+        given = self.given
+        step = given.steps.of if self.place is None else given.steps.anew
+        arguments = batch, given.view(held, self.drawn), step(batch.dtype)
+        return checked_result(given.label, self.batched.rule(*arguments), held)
 
-    if place is None:
-        direction, new = transformed(batch, {n: x[: len(batch)] for n, x in held.items()})
-    else:
-        direction, new = owned(transformed, batch, held, place, how.axes, staying=staying)
-    for n in staying:
-        old = slots[n][first]
-        stack = padded(new.pop(n), old.value.shape[0])
-        slots[n][first] = Owned(store(old.value, stack), old.share)
-    sizes, on_leaf = [how.sizes[0] for how in hows], batched.on_leaf
-    parts = {n: _parted(x, sizes) for n, x in new.items()}
-    for k, u in enumerate(_parted(direction, sizes)):
-        how, _, members = equal[k]
-        u = hows[k].put(u)
-        if on_leaf is not None:
-            u = jax.vmap(lambda x, u, how=how: on_leaf(x, u, how))(stacks[k], u)
-        for i, each in zip(members, jnp.unstack(u), strict=True):
-            out[i] = each
-        for n, of_part in parts.items():
-            x = of_part[k]
-            if n in batched.factors:
-                apart = x.reshape(len(members), how.sizes[0], *x.shape[1:])
-            else:
-                apart = hows[k].put(x)
-            for i, each in zip(members, jnp.unstack(apart), strict=True):
-                slots[n][i] = store(slots[n][i], each)
+    def here(self) -> tuple[Array, dict[str, Array]]:
+        """The direction and the new slots, computed wherever the matrices are."""
+        begins = {n: slot.share.begin for n, slot in self.owned.items()}
+        held = {n: in_order(x, begins.get(n))[: len(self.batch)] for n, x in self.held.items()}
+        direction, new = self.rule(self.batch, held)
+        for n, slot in self.owned.items():
+            new[n] = padded(new[n], slot.value.shape[0], slot.share.begin)
+        return direction, new
+
+    def divided(self, place: NamedSharding, begin: int | None) -> Divided:
+        """The same for its owners. Where slots are with them, these say where the stack begins."""
+        begin = next((slot.share.begin for slot in self.owned.values()), begin)
+        return Divided(self.rule, self.batch, self.held, place, self.axes, list(self.owned), begin)
+
+    def put(
+        self,
+        direction: Array,
+        new: dict[str, Array],
+        out: list[Any],
+        slots: dict[str, list[Any]],
+    ) -> None:
+        """Write directions and slots where they belong."""
+        for n, old in self.owned.items():
+            slots[n][self.groups[0][2][0]] = Owned(store(old.value, new.pop(n)), old.share)
+        sizes, on_leaf = [how.sizes[0] for how in self.hows], self.batched.on_leaf
+        parts = {n: _parted(x, sizes) for n, x in new.items()}
+        for k, u in enumerate(_parted(direction, sizes)):
+            how, _, members = self.groups[k]
+            u = self.hows[k].put(u)
+            if on_leaf is not None:
+                u = jax.vmap(lambda x, u, how=how: on_leaf(x, u, how))(self.stacks[k], u)
+            for i, each in zip(members, jnp.unstack(u), strict=True):
+                out[i] = each
+            for n, of_part in parts.items():
+                x = of_part[k]
+                if n in self.batched.factors:
+                    apart = x.reshape(len(members), how.sizes[0], *x.shape[1:])
+                else:
+                    apart = self.hows[k].put(x)
+                for i, each in zip(members, jnp.unstack(apart), strict=True):
+                    slots[n][i] = store(slots[n][i], each)
+
+
+def _by_owners(
+    found: list[tuple[Equal, NamedSharding]],
+) -> Iterator[tuple[Equal, tuple[Array, dict[str, Array]]]]:
+    """The direction and the new slots of each; stacks that are balanced go together."""
+    over = [owners(place, equal.axes) for equal, place in found]
+    begins = beginnings(
+        [(*each, equal.hows[0].sizes) for each, (equal, _) in zip(over, found, strict=True)]
+    )
+    together: dict[Any, list[tuple[Equal, Divided]]] = {}
+    for k, (equal, place) in enumerate(found):
+        stack = equal.divided(place, begins[k])
+        key = k if stack.begin is None else over[k]
+        together.setdefault(key, []).append((equal, stack))
+    for pairs in together.values():
+        results = owned([stack for _, stack in pairs])
+        yield from zip([equal for equal, _ in pairs], results, strict=True)
 
 
 def _in_one(x: Array) -> Array:

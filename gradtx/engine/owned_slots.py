@@ -14,7 +14,8 @@ class Share(NamedTuple):
 
     stack: numbers the stacks of a tree; at: which of the `of` leaves of the stack this is;
     shape: of the slot by itself; matrices: how it is a batch of matrices, None if it is a batch of
-    factors already; axes: those of the mesh over which the stack is divided.
+    factors already; axes: those of the mesh over which the stack is divided; begin: where in the
+    padded stack its first matrix is, None if the stack is not balanced with others.
     """
 
     stack: int
@@ -23,6 +24,7 @@ class Share(NamedTuple):
     shape: tuple[int, ...]
     matrices: Any
     axes: tuple[str, ...]
+    begin: int | None
 
     def take(self, x: Any) -> Any:
         """The slot as a part of the stack, in a codec if it is in one."""
@@ -35,7 +37,7 @@ class Share(NamedTuple):
         return x.of_parts(parts, how.sizes, self.along(x))
 
     def put(self, stack: Any) -> Any:
-        """The slot, from the stack."""
+        """The slot, from the stack as it is when it begins at its first matrix."""
         how = self.matrices
         n = self.shape[0] if how is None else how.sizes[0]
         own = slice(self.at * n, (self.at + 1) * n)
@@ -75,7 +77,7 @@ class Owned:
     """A slot of one of several equal leaves. The first of them has the stack, the others None.
 
     Args:
-        value: the stack, ``(n, ...)``, with zeros at its end so that devices hold equal parts.
+        value: the stack, ``(n, ...)``, as :func:`padded` makes it.
         share: which part of it is this leaf's.
     """
 
@@ -106,7 +108,8 @@ def is_owned(x: Any) -> bool:
 def stacked(slots: list[Any], shares: list[Share], devices: int) -> list[Owned]:
     """The slots of equal leaves as one stack, padded so that the devices can divide it."""
     parts = [share.take(x) for x, share in zip(slots, shares, strict=True)]
-    stack = jax.tree.map(lambda *xs: padded(jnp.concatenate(xs), devices), *parts)
+    begin = shares[0].begin
+    stack = jax.tree.map(lambda *xs: padded(jnp.concatenate(xs), devices, begin), *parts)
     if is_encoded(stack):
         count = sum(x.shape[0] for x in parts)
         shape = count + -count % devices, *stack.shape[1:]
@@ -114,9 +117,18 @@ def stacked(slots: list[Any], shares: list[Share], devices: int) -> list[Owned]:
     return [Owned(None if share.at else stack, share) for share in shares]
 
 
-def padded(x: Array, devices: int) -> Array:
-    """With zeros at the end of the first dimension, up to a multiple of the devices."""
-    return jnp.pad(x, ((0, -x.shape[0] % devices), *((0, 0),) * (x.ndim - 1)))
+def padded(x: Array, devices: int, begin: int | None) -> Array:
+    """A stack with zeros, so that the devices hold equal parts: its first entry is at `begin`.
+
+    The last entries may be in front of it, and the zeros between.
+    """
+    whole = jnp.pad(x, ((0, -x.shape[0] % devices), *((0, 0),) * (x.ndim - 1)))
+    return jnp.roll(whole, begin, axis=0) if begin else whole
+
+
+def in_order(x: Array, begin: int | None) -> Array:
+    """A padded stack from its first entry on, with all zeros at the end."""
+    return jnp.roll(x, -begin, axis=0) if begin else x
 
 
 def together(slots: list[Any], like: list[Any]) -> list[Any]:
@@ -150,7 +162,8 @@ def apart(state: PyTree) -> PyTree:
         if not is_owned(x):
             return x
         if x.value is not None:
-            stacks[x.share.stack] = x.value
+            begin = x.share.begin
+            stacks[x.share.stack] = jax.tree.map(lambda part: in_order(part, begin), x.value)
         return x.share.put(stacks[x.share.stack])
 
     return jax.tree.map(one, state, is_leaf=is_owned)

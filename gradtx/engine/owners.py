@@ -5,19 +5,26 @@ iteration needs one each time. Equal matrices are a batch, and the batch can be 
 matrices are brought together once, transformed without a message, and brought back once.
 Constraints around an iteration are not enough, since XLA then gathers inside of it; `shard_map`
 leaves it no choice.
+
+Where there are fewer equal matrices than devices, some devices have only padding. If stacks are
+balanced, these are others for each stack, and they transform nothing. All stacks are then brought
+together before the first is transformed, and the last is transformed before any is brought back: a
+message in between would make the devices wait for one another, and nothing would be gained.
 """
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from gradtx.engine.owned_slots import padded
+from gradtx.engine.owned_slots import in_order, padded
+from gradtx.numerics.control import run_if
 from gradtx.types import Array
 
 
@@ -30,6 +37,8 @@ class Stack:
         shape: of one of them.
         devices: over how many they are divided; each gets equally many, the last with padding.
         axes: of the mesh.
+        first: the device that has the first of them, if stacks are balanced: devices that have only
+            padding then transform nothing. Otherwise None, and the first device has it.
         arrays: how many arrays are brought to their owners, and brought back.
         bytes: of those arrays, on one device.
         program: what a device computes.
@@ -39,6 +48,7 @@ class Stack:
     shape: tuple[int, ...]
     devices: int
     axes: tuple[str, ...]
+    first: int | None
     arrays: tuple[int, int]
     bytes: tuple[int, int]
     program: Any
@@ -48,12 +58,27 @@ class Stack:
         """The matrices of one device, padding included."""
         return -(-self.count // self.devices)
 
+    @property
+    def busy(self) -> tuple[int, ...]:
+        """The devices that transform something."""
+        if self.first is None:
+            return tuple(range(self.devices))
+        own = range(-(-self.count // self.each))
+        return tuple(sorted((self.first + i) % self.devices for i in own))
+
 
 Axes = tuple[tuple[int, ...], ...]
 """Which axes of a leaf are batch, rows and columns."""
 
 
-_places: ContextVar[Mapping[str, NamedSharding] | None] = ContextVar("places", default=None)
+class Places(NamedTuple):
+    """of: where each leaf lies, by path; balance: whether stacks begin at different devices."""
+
+    of: Mapping[str, NamedSharding]
+    balance: bool
+
+
+_places: ContextVar[Places | None] = ContextVar("places", default=None)
 _stacks: ContextVar[list[Stack] | None] = ContextVar("stacks", default=None)
 
 
@@ -69,13 +94,14 @@ def stacks() -> Iterator[list[Stack]]:
 
 
 @contextlib.contextmanager
-def owned_by(places: Mapping[str, NamedSharding]) -> Iterator[None]:
+def owned_by(places: Mapping[str, NamedSharding], balance: bool) -> Iterator[None]:
     """Inside, matrices whose rows or columns are divided are transformed by one device each.
 
     Args:
         places: where each leaf lies, by path.
+        balance: whether stacks that do not divide begin at different devices.
     """
-    token = _places.set(places)
+    token = _places.set(Places(places, balance))
     try:
         yield
     finally:
@@ -89,7 +115,8 @@ def known_places() -> bool:
 
 def place_of(path: str) -> NamedSharding | None:
     """Where a leaf lies, if that is known."""
-    return (_places.get() or {}).get(path)
+    known = _places.get()
+    return None if known is None else known.of.get(path)
 
 
 def divided_place(path: str, axes: Axes) -> NamedSharding | None:
@@ -112,21 +139,53 @@ def owners(place: NamedSharding, axes: Axes) -> tuple[tuple[str, ...], int]:
     return names, math.prod(mesh.shape[name] for name in names)
 
 
+def beginnings(
+    stacks: Sequence[tuple[tuple[str, ...], int, tuple[int, int, int]]],
+) -> list[int | None]:
+    """Where in its padded form each stack begins, so that the greatest load of a device is small.
+
+    The stack that costs most begins at the first device, and each further one where the one before
+    it ends, around the mesh.
+
+    Args:
+        stacks: of each the axes of the mesh over which it is divided, the number of devices, and
+            the number, rows and columns of its matrices.
+
+    Returns:
+        None for a stack that is transformed by itself: it gives work to every device, or no device
+        would have less to do.
+    """
+    begins: list[int | None] = [None] * len(stacks)
+    known = _places.get()
+    if known is None or not known.balance:
+        return begins
+    for over in {(axes, devices) for axes, devices, _ in stacks}:
+        devices, at, parts = over[1], 0, []
+        for k, (axes, _, (count, rows, columns)) in enumerate(stacks):
+            each = -(-count // devices)
+            busy = -(-count // max(each, 1))
+            if axes == over[0] and 0 < busy < devices:
+                cost = each * rows * columns * min(rows, columns)  # of a Gram matrix
+                parts.append((cost, k, each, busy))
+        loads = [0] * devices
+        for cost, k, each, busy in sorted(parts, key=lambda part: -part[0]):
+            begins[k] = at * each
+            for i in range(busy):
+                loads[(at + i) % devices] += cost
+            at = (at + busy) % devices
+        if max(loads) == sum(cost for cost, *_ in parts):
+            for _, k, *_ in parts:
+                begins[k] = None
+    return begins
+
+
 Slots = dict[str, Array]
 
 
-def owned(
-    function: Callable[[Array, Slots], tuple[Array, Slots]],
-    batch: Array,
-    slots: Slots,
-    place: NamedSharding,
-    axes: Axes,
-    *,
-    staying: Collection[str],
-) -> tuple[Array, Slots]:
-    """``function(batch, slots)``, each device computing its part of the first dimension.
+class Divided(NamedTuple):
+    """Equal matrices to be transformed by their owners.
 
-    Args:
+    Attributes:
         function: maps arrays ``(n, ...)`` to directions and new slots of the same length, each
             entry of which depends on the same entry alone.
         batch: the matrices. These and slots are padded with zeros to a multiple of the devices.
@@ -134,20 +193,33 @@ def owned(
         place: where the leaves lie from which the matrices come, all alike.
         axes: which axes of a leaf are batch, rows and columns.
         staying: the slots that lie with the matrices' owners already, padded, and stay there.
+        begin: where the padded stack begins, from :func:`beginnings`.
+    """
+
+    function: Callable[[Array, Slots], tuple[Array, Slots]]
+    batch: Array
+    slots: Slots
+    place: NamedSharding
+    axes: Axes
+    staying: Collection[str]
+    begin: int | None
+
+
+def owned(stacks: Sequence[Divided]) -> list[tuple[Array, Slots]]:
+    """What ``function(batch, slots)`` returns for each stack, each device computing its part.
+
+    Args:
+        stacks: one, or all that are balanced over the same axes.
 
     Returns:
-        What the function returns. What has the shape of the batch, and does not stay, lies as the
-        leaves do, as far as that can be said of stacked matrices.
+        Directions and slots. What has the shape of the batch, and does not stay, lies as the leaves
+        do, as far as that can be said of stacked matrices.
     """
-    mesh: Any = place.mesh
-    names, devices = owners(place, axes)
+    mesh: Any = stacks[0].place.mesh
+    names, devices = owners(stacks[0].place, stacks[0].axes)
     divided = PartitionSpec(names)
-    along_batch, rows, columns = (
-        tuple(name for axis in these for name in _axes_along(place, axis)) for these in axes
-    )
-
     if (found := _stacks.get()) is not None:
-        found.append(_stack(function, batch, slots, names, devices, staying))
+        found.extend(_stack(stack, names, devices) for stack in stacks)
 
     # On explicit axes this runs under `automatic`, which has set the mesh with automatic ones.
     is_set = any(kind == AxisType.Explicit for kind in mesh.axis_types)
@@ -155,48 +227,86 @@ def owned(
     def placed(x: Array, spec: PartitionSpec) -> Array:
         return jax.lax.with_sharding_constraint(x, spec if is_set else NamedSharding(mesh, spec))
 
+    def given(stack: Divided, n: str | None, x: Array) -> Array:
+        return placed(x if n in stack.staying else padded(x, devices, stack.begin), divided)
+
+    def own(parts: list[tuple[Array, Slots]]) -> list[tuple[Array, Slots]]:
+        if stacks[0].begin is None:
+            return [stack.function(*part) for stack, part in zip(stacks, parts, strict=True)]
+        device = jax.lax.axis_index(names)
+        there = _all_at_once(stacks, parts)
+        done = [_unless_padding(*pair, device, devices) for pair in zip(stacks, there, strict=True)]
+        return _all_at_once(stacks, done)
+
     # Loops inside start from constants, alike everywhere: there is nothing to check.
     by_owners = jax.shard_map(
-        function,
-        mesh=None if is_set else mesh,
-        in_specs=divided,
-        out_specs=divided,
-        check_vma=False,
+        own, mesh=None if is_set else mesh, in_specs=divided, out_specs=divided, check_vma=False
     )
-    given = jax.tree.map(lambda x: placed(padded(x, devices), divided), (batch, slots))
-    directions, new = by_owners(*given)
-    back = PartitionSpec(None, rows or None, columns or None)
+    parts = [
+        (given(stack, None, stack.batch), {n: given(stack, n, x) for n, x in stack.slots.items()})
+        for stack in stacks
+    ]
 
-    def returned(x: Array) -> Array:
+    def returned(stack: Divided, x: Array, like: Array) -> Array:
+        along_batch, rows, columns = (
+            tuple(name for axis in these for name in _axes_along(stack.place, axis))
+            for these in stack.axes
+        )
         # Brought back while it is one stack: one message, not one for each leaf.
-        like = not along_batch and x.shape == directions.shape
-        return (placed(x, back) if like else x)[: batch.shape[0]]
+        if not along_batch and x.shape == like.shape:
+            x = placed(x, PartitionSpec(None, rows or None, columns or None))
+        return in_order(x, stack.begin)[: stack.batch.shape[0]]
 
-    kept = {n: x if n in staying else returned(x) for n, x in new.items()}
-    return returned(directions), kept
+    return [
+        (
+            returned(stack, u, u),
+            {n: x if n in stack.staying else returned(stack, x, u) for n, x in new.items()},
+        )
+        for stack, (u, new) in zip(stacks, by_owners(parts), strict=True)
+    ]
 
 
-def _stack(
-    function: Callable[[Array, Slots], tuple[Array, Slots]],
-    batch: Array,
-    slots: Slots,
-    names: tuple[str, ...],
-    devices: int,
-    staying: Collection[str],
-) -> Stack:
-    each = -(-batch.shape[0] // devices)
+def _all_at_once(
+    stacks: Sequence[Divided], parts: list[tuple[Array, Slots]]
+) -> list[tuple[Array, Slots]]:
+    """The parts, of which none is used before all of those that are moved are known."""
+    moved = [
+        (x, {n: slot for n, slot in held.items() if n not in stack.staying})
+        for stack, (x, held) in zip(stacks, parts, strict=True)
+    ]
+    known = jax.lax.optimization_barrier(moved)
+    return [(x, held | there) for (_, held), (x, there) in zip(parts, known, strict=True)]
+
+
+def _unless_padding(
+    stack: Divided, part: tuple[Array, Slots], device: Array, devices: int
+) -> tuple[Array, Slots]:
+    """A device's part of a balanced stack transformed; as it is if all of it is padding."""
+    each = part[0].shape[0]
+    place = jnp.mod(device - (stack.begin or 0) // each, devices)
+
+    own = place * each < stack.batch.shape[0]
+    return run_if(own, lambda now, _: stack.function(*now), part)
+
+
+def _stack(stack: Divided, names: tuple[str, ...], devices: int) -> Stack:
+    count, *shape = stack.batch.shape
+    each = -(-count // devices)
     own = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct((each, *x.shape[1:]), x.dtype), (batch, slots)
+        lambda x: jax.ShapeDtypeStruct((each, *x.shape[1:]), x.dtype), (stack.batch, stack.slots)
     )
     program: Any
-    program, out = jax.make_jaxpr(function, return_shape=True)(*own)
-    sides = [[x, *(slot for n, slot in held.items() if n not in staying)] for x, held in (own, out)]
+    program, out = jax.make_jaxpr(stack.function, return_shape=True)(*own)
+    sides = [
+        [x, *(slot for n, slot in held.items() if n not in stack.staying)] for x, held in (own, out)
+    ]
     moved = [sum(x.size * x.dtype.itemsize for x in side) for side in sides]
     return Stack(
-        batch.shape[0],
-        batch.shape[1:],
+        count,
+        tuple(shape),
         devices,
         names,
+        None if stack.begin is None else stack.begin // each,
         (len(sides[0]), len(sides[1])),
         (moved[0], moved[1]),
         program,

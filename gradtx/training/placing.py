@@ -14,7 +14,9 @@ from gradtx.training.automatic import explicit_axes
 from gradtx.types import Params, PyTree, State, Updates
 
 
-def placed(tx: GradientTransformation, reductions: tuple[PyTree, ...]) -> GradientTransformation:
+def placed(
+    tx: GradientTransformation, reductions: tuple[PyTree, ...], balance: bool
+) -> GradientTransformation:
     """`tx` with its gradients moved to where it works on them, and its updates moved back.
 
     This goes in stages, so that each reduction or gather is along one axis of the mesh. Matrices
@@ -24,6 +26,7 @@ def placed(tx: GradientTransformation, reductions: tuple[PyTree, ...]) -> Gradie
         tx: the transformation.
         reductions: trees of shardings like the gradients, through which they go; None in place of
             a leaf that is not moved.
+        balance: whether stacks of matrices that do not divide begin at different devices.
     """
     places = {
         path_string(path): place
@@ -45,7 +48,7 @@ def placed(tx: GradientTransformation, reductions: tuple[PyTree, ...]) -> Gradie
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        with owned_by(places):
+        with owned_by(places, balance):
             updates, state = tx.update(through(updates, reductions), state, params, **extra_args)
         return through(updates, reversed(reductions)), state
 
@@ -53,12 +56,12 @@ def placed(tx: GradientTransformation, reductions: tuple[PyTree, ...]) -> Gradie
         updates: Updates, state: State, params: Params, **extra_args: Any
     ) -> tuple[Params, State]:
         gradients = through(updates, reductions)
-        with owned_by(places):
+        with owned_by(places, balance):
             params, state = take_step(tx, gradients, state, params, **extra_args)
         return through(params, reversed(reductions)), state
 
     def init(params: Params) -> State:
-        with owned_by(places):
+        with owned_by(places, balance):
             return tx.init(params)
 
     return GradientTransformationExtraArgs(init, update, step)

@@ -19,7 +19,6 @@ from gradtx.pair import (
 )
 from gradtx.paths import Where, aligned, path_string, select
 from gradtx.training.minimize import Value, check_order, minimize
-from gradtx.training.placing import placed
 from gradtx.training.rounding import loses_small_steps, stochastic_rounding
 from gradtx.types import Params, ParamsT, PyTree, State, StateT
 
@@ -30,10 +29,9 @@ class Shardings(Protocol):
     @property
     def params(self) -> PyTree: ...
     @property
-    def reductions(self) -> tuple[PyTree, ...]: ...
-    @property
     def state(self) -> PyTree: ...
     def init(self, tx: GradientTransformation, params: Params) -> State: ...
+    def placed(self, tx: GradientTransformation) -> GradientTransformation: ...
 
 
 Told = TypeVarTuple("Told")
@@ -272,7 +270,7 @@ def make_step(
     ) -> Any:
         done = minimize(
             loss_fn,
-            tx if sharding is None else placed(tx, sharding.reductions),
+            tx if sharding is None else sharding.placed(tx),
             params,
             state,
             *args,

@@ -1,5 +1,6 @@
 """Matrices that are divided over a mesh are transformed by one device each."""
 
+import functools
 import re
 
 import jax
@@ -10,6 +11,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import gradtx
 from benchmarks.hlo import collectives, in_loops
+from gradtx.distributed.operations import operations
 from tests.test_aot import chips, printed
 
 COLLECTIVE = r"(all-gather|all-reduce|all-to-all|reduce-scatter|collective-permute)(?:-start)?\("
@@ -74,20 +76,38 @@ def run(tx, sharding=None, steps=3):
     return p, state, step.lower(p, state, target).compile().as_text()
 
 
+@functools.cache
+def alone():
+    return run(muon())[:2]
+
+
 @pytest.mark.parametrize(
-    ("sizes", "rows", "zero", "kind"),
+    ("sizes", "rows", "zero", "kind", "balance"),
     [
-        ((8,), True, None, AxisType.Auto),
-        pytest.param((8,), False, None, AxisType.Explicit, marks=pytest.mark.slow),
-        pytest.param((4, 2), True, None, AxisType.Auto, marks=pytest.mark.slow),
-        pytest.param((4, 2), False, "x", AxisType.Auto, marks=pytest.mark.slow),
+        ((8,), True, None, AxisType.Auto, False),
+        ((8,), True, None, AxisType.Auto, True),
+        pytest.param((8,), False, None, AxisType.Explicit, False, marks=pytest.mark.slow),
+        pytest.param((4, 2), True, None, AxisType.Auto, False, marks=pytest.mark.slow),
+        pytest.param((4, 2), False, "x", AxisType.Auto, False, marks=pytest.mark.slow),
+        pytest.param((4, 2), False, "x", AxisType.Explicit, True, marks=pytest.mark.slow),
     ],
-    ids=["rows", "columns, explicit", "rows over two axes", "columns and ZeRO"],
+    ids=[
+        "rows",
+        "rows, balanced",
+        "columns, explicit",
+        "rows over two axes",
+        "columns and ZeRO",
+        "columns and ZeRO, balanced, explicit",
+    ],
 )
-def test_updates_are_those_of_one_device(sizes, rows, zero, kind):
-    want = run(muon())[:2]
+def test_updates_are_those_of_one_device(sizes, rows, zero, kind, balance):
+    want = alone()
     where = places(mesh(*sizes, kind=kind), rows)
-    sharding = gradtx.state_sharding(muon(), params(), where, zero=zero, min_size=1)
+    sharding = gradtx.state_sharding(
+        muon(), params(), where, zero=zero, min_size=1, balance=balance
+    )
+    begun = {stack.count: stack.first for stack in sharding.owned}
+    assert begun == ({3: 0, 6: 3, 5: 1} if balance else {6: None, 3: None, 5: None})
     got, state, program = run(muon(), sharding)
     for a, b in zip(jax.tree.leaves((got, state)), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
@@ -114,6 +134,46 @@ def test_as_many_messages_as_shapes_and_none_inside():
     assert len(messages(3)) == len(messages(8)) == 2
 
 
+LAYER = {"qkv": (128, 384), "out": (128, 128), "up": (128, 512), "down": (512, 128)}
+
+
+def spread(layers, shapes, devices, balance=True):
+    """Where Muon's stacks begin, and what the device that has most computes."""
+    like = {k: jax.ShapeDtypeStruct((layers, *shape), jnp.float32) for k, shape in shapes.items()}
+    tx = gradtx.scale_by_muon(weight_dimension_numbers=numbers)
+    plan = gradtx.plan_step(tx, like, {"x": devices}, PartitionSpec(None, "x"), balance=balance)
+    assert str(plan).splitlines()[-1].startswith(f"the busiest device: {plan.operations:,} ")
+    return {stack.shape: stack for stack in plan.owned}, plan.operations
+
+
+def test_the_busiest_device_leaves_out_the_stack_that_costs_least():
+    """24 of each on 16: two stand on each of 12 devices, and each device lacks one of the four."""
+    stacks, most = spread(24, LAYER, 16)
+    _, without = spread(24, LAYER, 16, balance=False)
+    # Longest first: both of the feed-forward net, then `qkv`, then `out`.
+    assert {stacks[LAYER[k]].first for k in ("up", "down")} == {0, 12}
+    assert (stacks[LAYER["qkv"]].first, stacks[LAYER["out"]].first) == (8, 4)
+    assert stacks[LAYER["out"]].busy == tuple(range(4, 16))
+    cost = {k: operations(stacks[shape].program) for k, shape in LAYER.items()}
+    assert without == sum(cost.values())
+    assert most == without - cost["out"]
+
+
+@pytest.mark.parametrize(
+    ("layers", "shapes", "devices"),
+    [
+        (16, LAYER, 16),  # every device has something of each
+        (31, LAYER, 16),
+        (3, {"out": (128, 128)}, 16),  # one stack alone
+        (54, {"q": (64, 64), "k": (64, 128)}, 64),  # two that leave no device without either
+    ],
+)
+def test_where_nothing_is_gained_stacks_are_divided_by_themselves(layers, shapes, devices):
+    stacks, most = spread(layers, shapes, devices)
+    assert all(stack.first is None for stack in stacks.values())
+    assert most == spread(layers, shapes, devices, balance=False)[1]
+
+
 def with_bases(name):
     """SOAP or Shampoo, with epsilons large enough that rounding chooses nothing."""
     make = {"soap": gradtx.soap, "shampoo": gradtx.shampoo}[name]
@@ -124,13 +184,21 @@ ONE_OF_EACH = 8 * (16 * 48 + 48 * 16 + 16 * 16)
 """Bytes, in float64, of what stands on a device."""
 
 
-@pytest.mark.parametrize("name", ["shampoo", pytest.param("soap", marks=pytest.mark.slow)])
-def test_slots_stay_with_the_owner(name):
+@pytest.mark.parametrize(
+    ("name", "balance"),
+    [
+        ("shampoo", False),
+        pytest.param("shampoo", True, marks=pytest.mark.slow),
+        pytest.param("soap", False, marks=pytest.mark.slow),
+        pytest.param("soap", True, marks=pytest.mark.slow),
+    ],
+)
+def test_slots_stay_with_the_owner(name, balance):
     """Of matrices' size a step sends gradients to their owners and updates back, nothing else."""
     with jax.enable_x64(True):
         tx, where = with_bases(name), places(mesh(8), rows=True)
         want = run(tx)[:2]
-        sharding = gradtx.state_sharding(tx, params(), where)
+        sharding = gradtx.state_sharding(tx, params(), where, balance=balance)
         got, state, program = run(tx, sharding)
         for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want[0]), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
@@ -138,20 +206,25 @@ def test_slots_stay_with_the_owner(name):
         assert jax.tree.map(jnp.shape, whole) == jax.tree.map(jnp.shape, want[1])
         for a, b in zip(*map(jax.tree.leaves, (whole[0].left, want[1][0].left)), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
-        again = sharding.whole(sharding.put(whole))
-        assert jax.tree.all(jax.tree.map(jnp.array_equal, again, whole))
+        # As it is loaded here, on fewer devices, and where stacks begin elsewhere.
+        fewer = gradtx.state_sharding(tx, params(), places(mesh(4), rows=True), balance=balance)
+        other = gradtx.state_sharding(tx, params(), where, balance=not balance)
+        for each in (sharding, fewer, other) if balance else (sharding,):
+            again = each.whole(each.put(whole))
+            assert jax.tree.all(jax.tree.map(np.array_equal, again, whole))
     sent = collectives(program)
     assert sum(n for kind, n in sent if kind == "all-to-all") == 2 * ONE_OF_EACH
     assert all(kind == "all-to-all" or n < 16 * 16 for kind, n in sent)  # the loss and its vector
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("codec", ["int4", "bf16"])
-def test_codes_stay_with_the_owner(codec):
+@pytest.mark.parametrize(("codec", "balance"), [("int4", False), ("bf16", False), ("int4", True)])
+def test_codes_stay_with_the_owner(codec, balance):
     """They are those of one device, and a step sends what it does without them."""
     with jax.enable_x64(True):
         tx = gradtx.store(with_bases("shampoo"), codec, min_size=0)
-        sharding = gradtx.state_sharding(tx, params(), places(mesh(8), rows=True))
+        where = places(mesh(8), rows=True)
+        sharding = gradtx.state_sharding(tx, params(), where, balance=balance)
         placed = jax.device_put(params(), sharding.params)
         whole, alone = sharding.whole(sharding.init(tx, placed)), tx.init(params())
         assert jax.tree.structure(whole) == jax.tree.structure(alone)
@@ -187,11 +260,14 @@ def test_codes_that_a_stack_would_divide_stay_with_their_leaf():
 
 
 @pytest.mark.slow
-def test_slots_with_the_owner_need_no_mesh_at_hand():
+@pytest.mark.parametrize("balance", [False, True])
+def test_slots_with_the_owner_need_no_mesh_at_hand(balance):
     """An update outside of `make_step` runs on them as they are; a part of a stack is refused."""
-    tx, g = gradtx.scale_by_shampoo(precondition_frequency=1), [jnp.eye(8), 2 * jnp.eye(8)]
+    tx = gradtx.scale_by_shampoo(precondition_frequency=1)
+    g = [jnp.eye(8), 2 * jnp.eye(8), jnp.ones((16, 8)), jnp.eye(16, 8)]
     where = NamedSharding(mesh(8), PartitionSpec("x"))
-    state = gradtx.state_sharding(tx, g, where).init(tx, g)
+    state = gradtx.state_sharding(tx, g, where, balance=balance).init(tx, g)
+    assert [x.share.begin for x in state.left] == ([2, 2, 0, 0] if balance else [None] * 4)
     assert (state.left[0].value.shape, state.left[1].value) == ((8, 1, 8, 8), None)
     got, new = tx.update(g, state)
     want, _ = tx.update(g, tx.init(g))
@@ -199,7 +275,7 @@ def test_slots_with_the_owner_need_no_mesh_at_hand():
         np.testing.assert_allclose(a, b, atol=1e-6)
     assert jax.tree.structure(new) == jax.tree.structure(state)
     with pytest.raises(ValueError, match="the slots of 2 equal matrices are one stack"):
-        tx.update([g[0], None], state)
+        tx.update([g[0], None, *g[2:]], state)
 
 
 def test_what_is_whole_on_every_device_is_not_moved():
@@ -232,6 +308,35 @@ def test_compiled_for_chips(machine):
     (line,) = printed(OWNED, machine, "3", "256", "muon")
     assert line["in_loops"] == 0
     assert line["collectives"] == 8
+
+
+ORDER = """
+import json
+from benchmarks import ownership
+import jax, jax.numpy as jnp, gradtx
+from jax.sharding import NamedSharding, PartitionSpec
+mesh, tx = ownership.mesh_of("v5e:4x4"), gradtx.muon(1e-3)
+shapes = ownership.shapes(3, 128) | {f"even{i}": (256, 256) for i in range(16)}
+like = {k: jax.ShapeDtypeStruct(shape, jnp.float32) for k, shape in shapes.items()}
+places = dict.fromkeys(like, NamedSharding(mesh, PartitionSpec("d")))
+kept = gradtx.state_sharding(tx, like, places, balance=True)
+update, kept = kept.placed(tx).update, kept.abstract
+program = ownership.compiled(tx, update, gradtx.apply_updates, like, places, kept)
+print(json.dumps([program.as_text()]))
+"""
+
+
+@pytest.mark.slow
+def test_no_message_parts_the_stacks_that_are_balanced():
+    """Four of three matrices each on 16 chips, beside one that gives work to every chip."""
+    if "TPU v5e" not in chips():
+        pytest.skip("no compiler for this chip: see CONTRIBUTING.md")
+    ((text,),) = printed(ORDER)
+    entry = text[text.index("\nENTRY") :]
+    found = re.findall(r" = \S+ (all-to-all)\(| (while)\(.*shard_map/while", entry)
+    order = "".join(sent[:1] or loop[:1] for sent, loop in found)
+    assert order.endswith("wwww" + "aaaa")
+    assert sorted(order[:-8]) == ["a"] * 6 + ["w"]
 
 
 @pytest.mark.slow
