@@ -78,9 +78,9 @@ class Cut:
         )
 
     def rows(self, v: Any) -> int:
-        """How many rows an array has in each block."""
-        axis, number, _ = self.blocks
-        return int(v.aval.shape[axis]) // number
+        """How many rows an array has in each block; of parameters the last may have fewer."""
+        axis, number, size = self.blocks
+        return size if v.aval.shape == self.shape else int(v.aval.shape[axis]) // number
 
     def kind(self) -> Any:
         """The same for the cuts of other leaves if one kernel serves both."""
@@ -220,7 +220,7 @@ def _cut(
     if len(blocks) > 1:
         return None
     (one,) = blocks
-    if one is None or one.number * one.size != shape[one.axis]:
+    if one is None:
         return None
     inside = {v for eqn in eqns for v in eqn.outvars}
     read = dict.fromkeys(
@@ -235,6 +235,7 @@ def _cut(
     alone = (
         results.isdisjoint(arrays)
         and there.issuperset(arrays)
+        and any(v.aval.shape == shape for v in arrays)
         and not any(results.intersection(_variables(e.invars)) for e in others)
     )
     if not alone:

@@ -26,7 +26,7 @@ from gradtx.numerics.opaque import is_alone, opaque
 from gradtx.numerics.steering import is_tracer, true_after
 from gradtx.paths import path_string
 from gradtx.storage.draws import Draws
-from gradtx.storage.encoded import Blocks, numbers_in, parts_of
+from gradtx.storage.encoded import FORMATS, Blocks, numbers_in, parts_of
 from gradtx.storage.marked import Marked, decode_p, encode_p, marked, parts_and_key, plain
 from gradtx.types import Array, Params, State, Updates, is_stored
 
@@ -164,11 +164,14 @@ class Part(NamedTuple):
         def along(n: int) -> tuple[int, ...]:
             return (*cut.shape[:axis], n, *cut.shape[axis + 1 :])
 
+        whole = cut.blocks.fill(cut.shape)
         try:
-            units = place.shard_shape(along(number))
+            units = place.shard_shape(along(number if whole else 1))
             shape = place.shard_shape(cut.shape)
         except ValueError:
             return None
+        if not whole:
+            return cls(shape, cut.blocks, place)
         return cls(shape, cut.blocks._replace(number=units[axis]), place)
 
     def formed(self, x: Array) -> Array:
@@ -192,15 +195,51 @@ class Part(NamedTuple):
         )
 
 
+class Window(NamedTuple):
+    """A block of some array in a tile.
+
+    Attributes:
+        starts: where it begins in the array, by dimension.
+        sizes: its size; None for a dimension that it does not have.
+    """
+
+    starts: list[Any]
+    sizes: tuple[int | None, ...]
+
+    def kept(self, given: Sequence[Any]) -> tuple[Any, ...]:
+        """What is given by dimension, for those that it has."""
+        return tuple(x for x, n in zip(given, self.sizes, strict=True) if n is not None)
+
+    def draws(self, shape: tuple[int, ...]) -> Draws:
+        """Where its entries lie in a slot of some shape; without a key."""
+        part = Draws.of((0, 0), shape).part(self.starts)
+        return part._replace(strides=self.kept(part.strides))
+
+    def inside(self, tile: tuple[int, ...], shape: tuple[int, ...]) -> Array | None:
+        """Which entries of a tile, which may be larger, are its own and in an array of some shape.
+
+        None if all are.
+        """
+        ends = []
+        dimensions = zip(*map(self.kept, (self.starts, self.sizes, shape)), strict=True)
+        for axis, (start, size, length) in enumerate(dimensions):
+            along = jax.lax.broadcasted_iota(jnp.int32, tile, axis)
+            if size < tile[axis]:
+                ends.append(along < size)
+            if length % size:
+                ends.append(along < length - start)
+        return functools.reduce(jnp.logical_and, ends) if ends else None
+
+
 class Tiling(NamedTuple):
     """How a kernel goes through a leaf, and through the parts of its slots.
 
     An array has `r` rows in each block: as many entries as the block, or one scale, or half as many
-    bytes as codes of four bits.
+    bytes as codes of four bits. They are the second dimension of what the grid sees.
 
     Attributes:
         grid: how many tiles there are.
-        shape: ``r -> shape``, the array as the grid sees it.
+        shape: ``r -> shape``, the array as the grid sees it, with the padding of the last block.
         tile: ``r -> (shape, index)``, the tile and where it lies.
         blocks: how many blocks there are in a tile, one after another.
         axis: the axis of a tile along which a block lies.
@@ -212,13 +251,13 @@ class Tiling(NamedTuple):
     blocks: int
     axis: int
 
-    def place(self, size: int, at: Sequence[Array]) -> Draws:
-        """Where the entries of a tile lie in a slot whose blocks have a size; without a key."""
-        shape, index = self.tile(size)
-        starts = [i * (n or 1) for i, n in zip(index(*at), shape, strict=True)]
-        part = Draws.of((0, 0), self.shape(size)).part(starts)
-        kept = [s for s, n in zip(part.strides, shape, strict=True) if n is not None]
-        return part._replace(strides=tuple(kept))
+    def window(self, r: int, at: Sequence[Array], number: int = 0) -> Window:
+        """One of the blocks of the tile at some place in the grid."""
+        (first, _, *others), index = self.tile(r)
+        sizes = (first, r, *others)
+        starts = [i * (n or 1) for i, n in zip(index(*at), self.tile(r)[0], strict=True)]
+        starts[1] += number * r
+        return Window(starts, sizes)
 
 
 class Chip(NamedTuple):
@@ -228,19 +267,29 @@ class Chip(NamedTuple):
         platform: its name.
         codecs: those whose codes it can compute in a kernel.
         tiling: ``(shape, blocks) -> Tiling``, None for leaves that do not fit.
-        settings: ``() -> (memory, options)``, where it reads numbers from, and options for its
-            compiler; None for a loop of XLA's over tiles.
+        settings: of its compiler; None for a loop of XLA's over tiles.
+        fills: whether tiles have powers of 2 as sizes, and what is beyond an array is masked.
     """
 
     platform: str
     codecs: frozenset[str]
     tiling: Callable[[tuple[int, ...], Blocks], Tiling | None]
-    settings: Callable[[], tuple[Any, dict[str, Any]]] | None
+    settings: Callable[[], "Settings"] | None
+    fills: bool = False
 
     def fits(self, cut: Cut, part: Part | None) -> bool:
         """Whether there is a kernel for what a device has of a leaf."""
-        known = self.codecs.issuperset(codec.name for codec in cut.codecs)
-        return known and part is not None and self.tiling(part.shape, part.blocks) is not None
+        if part is None or not self.codecs.issuperset(codec.name for codec in cut.codecs):
+            return False
+        # Two halves of a block that share bytes are not next to one another in a tile filled up.
+        in_halves = any(FORMATS[codec.name].per_byte > 1 for codec in cut.codecs)
+        if self.fills and in_halves and part.blocks.size != _power(part.blocks.size):
+            return False
+        return self.tiling(part.shape, part.blocks) is not None
+
+    def filled(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        """The sizes of a tile that holds so much."""
+        return tuple(map(_power, sizes)) if self.fills else sizes
 
 
 ENTRIES = 2**18
@@ -254,7 +303,7 @@ def tpu_tiling(shape: tuple[int, ...], blocks: Blocks) -> Tiling | None:
     such as heads, a register holds parts of many blocks: these leaves do not fit.
     """
     axis, number, size = blocks
-    if axis != len(shape) - 2 or (number > 1 and size % 32):
+    if axis != len(shape) - 2:
         return None
     count, columns, before = min(number, 8), shape[-1], math.prod(shape[:axis])
     width = min(columns, 128 * max(1, 8 // count))
@@ -270,29 +319,8 @@ def tpu_tiling(shape: tuple[int, ...], blocks: Blocks) -> Tiling | None:
 
 
 def gpu_tiling(shape: tuple[int, ...], blocks: Blocks) -> Tiling | None:
-    """A tile is a block of 32 columns, or 32 blocks along rows; sizes are powers of 2."""
-    axis, number, size = blocks
-    before, columns = math.prod(shape[:axis]) * number, math.prod(shape[axis + 1 :])
-    if size & (size - 1) or size > 4096:
-        return None
-    many = math.gcd(columns if columns > 1 else before, max(1, 8192 // size))
-    if columns == 1:
-        return Tiling(
-            (before // many,),
-            lambda r: (before, r),
-            lambda r: ((many, r), lambda i: (i, 0)),
-            1,
-            1,
-        )
-    if many < 8:
-        return None
-    return Tiling(
-        (before, columns // many),
-        lambda r: (before, r, columns),
-        lambda r: ((None, r, many), lambda i, j: (i, 0, j)),
-        1,
-        0,
-    )
+    """A tile is a block of 32 columns, or 32 blocks along rows."""
+    return None if blocks.size > 4096 else _by_block(shape, blocks, 2**13)
 
 
 def cpu_tiling(shape: tuple[int, ...], blocks: Blocks) -> Tiling | None:
@@ -300,39 +328,91 @@ def cpu_tiling(shape: tuple[int, ...], blocks: Blocks) -> Tiling | None:
 
     Rows of a tile are long then: a core reads little from pages that it does not read on.
     """
+    return _by_block(shape, blocks, 2**19, divided=True) if blocks.fill(shape) else None
+
+
+def _by_block(
+    shape: tuple[int, ...], blocks: Blocks, entries: int, *, divided: bool = False
+) -> Tiling:
+    """Tiles of one block and several columns, or, if it lies along rows, of several such blocks.
+
+    Args:
+        shape: of the leaf.
+        blocks: of the leaf.
+        entries: how many there are in a tile at most, but for a larger block.
+        divided: whether all tiles are full.
+    """
     axis, number, size = blocks
-    before, columns = math.prod(shape[:axis]) * number, math.prod(shape[axis + 1 :])
-    many = math.gcd(columns if columns > 1 else before, 1 << max(0, 19 - (size - 1).bit_length()))
+    before, columns = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+    if blocks.fill(shape):  # each is a matrix by itself
+        before, number = before * number, 1
+    along = columns if columns > 1 else before
+    many = max(1, entries // _power(size))
+    many = math.gcd(along, many) if divided else min(_power(along), many)
     if columns == 1:
         return Tiling(
-            (before // many,), lambda r: (before, r), lambda r: ((many, r), lambda i: (i, 0)), 1, 1
+            (-(-before // many), number),
+            lambda r: (before, number * r),
+            lambda r: ((many, r), lambda i, k: (i, k)),
+            1,
+            1,
         )
     return Tiling(
-        (before, columns // many),
-        lambda r: (before, r, columns),
-        lambda r: ((None, r, many), lambda i, j: (i, 0, j)),
+        (before, number, -(-columns // many)),
+        lambda r: (before, number * r, columns),
+        lambda r: ((None, r, many), lambda i, k, j: (i, k, j)),
         1,
         0,
     )
 
 
-def _mosaic() -> tuple[Any, dict[str, Any]]:
+def _power(n: int) -> int:
+    """The least power of 2 that is at least `n`."""
+    return 1 << (n - 1).bit_length()
+
+
+class Settings(NamedTuple):
+    """How kernels reach memory, and how they are compiled.
+
+    Attributes:
+        memory: where they read numbers from.
+        load: ``(reference, mask) -> array``.
+        store: ``(reference, array, mask)``.
+        options: for the compiler.
+    """
+
+    memory: Any
+    load: Callable[[Any, Array | None], Array]
+    store: Callable[[Any, Array, Array | None], None]
+    options: dict[str, Any]
+
+
+def _mosaic() -> Settings:
+    """Tiles are brought in, and what lies outside of an array is not written."""
     from jax.experimental.pallas import tpu
 
-    return tpu.SMEM, {}
+    def store(ref: Any, x: Array, _: Array | None) -> None:
+        ref[...] = x
+
+    return Settings(tpu.SMEM, lambda ref, _: ref[...], store, {})
 
 
-def _triton() -> tuple[Any, dict[str, Any]]:
+def _triton() -> Settings:
     from jax.experimental import pallas
     from jax.experimental.pallas import triton
 
-    return pallas.ANY, {"compiler_params": triton.CompilerParams(num_warps=8, num_stages=1)}
+    return Settings(
+        pallas.ANY,
+        lambda ref, mask: triton.load(ref, mask=mask),
+        lambda ref, x, mask: triton.store(ref, x, mask=mask),
+        {"compiler_params": triton.CompilerParams(num_warps=8, num_stages=1)},
+    )
 
 
 FLOATS = frozenset({"f8_e4m3", "f8_e5m2"})
 FOURS = frozenset({"int4", "int4_companded", "int4_dithered"})
 TPU = Chip("tpu", FLOATS | FOURS | {"int8"}, tpu_tiling, _mosaic)
-GPU = Chip("cuda", TPU.codecs | {"int8_companded", "f8_expanded"}, gpu_tiling, _triton)
+GPU = Chip("cuda", TPU.codecs | {"int8_companded", "f8_expanded"}, gpu_tiling, _triton, fills=True)
 CPU = Chip("cpu", GPU.codecs, cpu_tiling, None)
 
 
@@ -372,8 +452,8 @@ def _launched(cut: Cut, part: Part, chip: Chip, interpret: bool, *inputs: Array)
     tiling = chip.tiling(part.shape, part.blocks)
     assert tiling is not None
     assert chip.settings is not None
-    memory, options = chip.settings()
-    size = cut.blocks.size
+    memory, load, store, options = chip.settings()
+    leaf = next(v for v in cut.arrays if v.aval.shape == cut.shape)
     count = len(cut.scalars)
     floats = [i for i, v in enumerate(cut.scalars) if jnp.issubdtype(v.aval.dtype, jnp.floating)]
     others = [i for i in range(count) if i not in floats]
@@ -384,14 +464,29 @@ def _launched(cut: Cut, part: Part, chip: Chip, interpret: bool, *inputs: Array)
     ]
 
     def seen(v: Any) -> tuple[int, ...]:
-        return tiling.shape(cut.rows(v))
+        first, rows, *others = tiling.shape(cut.rows(v))
+        if v.aval.shape == cut.shape and not part.blocks.fill(part.shape):
+            rows = part.shape[part.blocks.axis]
+        return first, rows, *others
 
     def spec(v: Any) -> Any:
-        return pl.BlockSpec(*tiling.tile(cut.rows(v)))
+        return pl.BlockSpec() if chip.fills else pl.BlockSpec(*tiling.tile(cut.rows(v)))
+
+    def window(v: Any, b: int) -> Window:
+        at = [pl.program_id(i) for i in range(len(tiling.grid))]
+        return tiling.window(cut.rows(v), at, b)
+
+    def inside(v: Any, b: int) -> Array | None:
+        found = window(v, b)
+        return found.inside(chip.filled(found.kept(found.sizes)), seen(v))
 
     def block(ref: Any, v: Any, b: int) -> Any:
+        """A block in what the compiler brings in, or in all of the array."""
         r = cut.rows(v)
-        return ref if tiling.blocks == 1 else ref.at[pl.ds(b * r, r), :]
+        if not chip.fills:
+            return ref if tiling.blocks == 1 else ref.at[pl.ds(b * r, r), :]
+        lies = zip(*window(v, b), strict=True)
+        return ref.at[tuple(i if n is None else pl.ds(i, _power(n)) for i, n in lies)]
 
     def body(*refs: Any) -> None:
         numbers, sources = refs[: len(packed)], refs[len(packed) : len(packed) + len(cut.arrays)]
@@ -401,15 +496,14 @@ def _launched(cut: Cut, part: Part, chip: Chip, interpret: bool, *inputs: Array)
             for k, i in enumerate(which):
                 v = cut.scalars[i]
                 scalars[v] = ref[k] != 0 if v.aval.dtype == bool else ref[k].astype(v.aval.dtype)
-        place = tiling.place(size, [pl.program_id(i) for i in range(len(tiling.grid))])
         for b in range(tiling.blocks):
             env = dict(scalars)
             for ref, v in zip(sources, cut.arrays, strict=True):
-                env[v] = block(ref, v, b)[...]
-            starts = [b * size * (i == tiling.axis) for i in range(len(place.strides))]
-            computed(cut, env, tiling.axis, place.part(starts))
+                env[v] = load(block(ref, v, b), inside(v, b))
+            place = window(leaf, b).draws(tiling.shape(cut.blocks.size))
+            computed(cut, env, tiling.axis, place, inside(leaf, b))
             for ref, v in zip(targets, cut.outputs, strict=True):
-                block(ref, v, b)[...] = env[v]
+                store(block(ref, v, b), env[v], inside(v, b))
 
     arrays = [x.reshape(seen(v)) for x, v in zip(inputs[count:], cut.arrays, strict=True)]
     before = len(packed)
@@ -451,12 +545,10 @@ def _looped(cut: Cut, part: Part, chip: Chip, *inputs: Array) -> list[Any]:
             at.insert(0, last)
         return at
 
-    def place(v: Any, k: Array) -> tuple[list[Any], list[int], tuple[int, ...]]:
+    def window(v: Any, k: Array) -> tuple[list[Any], list[int], tuple[int, ...]]:
         """Where the tile lies, its size, and its size without dimensions of one block."""
-        shape, index = tiling.tile(cut.rows(v))
-        sizes = [1 if n is None else n for n in shape]
-        starts = [i * n for i, n in zip(index(*turn(k)), sizes, strict=True)]
-        return starts, sizes, tuple(n for n in shape if n is not None)
+        found = tiling.window(cut.rows(v), turn(k))
+        return found.starts, [n or 1 for n in found.sizes], found.kept(found.sizes)
 
     def seen(x: Array, v: Any) -> Array:
         return x.reshape(tiling.shape(cut.rows(v)))
@@ -470,7 +562,7 @@ def _looped(cut: Cut, part: Part, chip: Chip, *inputs: Array) -> list[Any]:
     ]
 
     def write(k: Array, v: Any, x: Array, tile: Array) -> Array:
-        starts, sizes, _ = place(v, k)
+        starts, sizes, _ = window(v, k)
         return jax.lax.dynamic_update_slice(x, tile.reshape(sizes), starts)
 
     scale = next(x for x in arrays if jnp.issubdtype(x.dtype, jnp.floating))
@@ -482,9 +574,10 @@ def _looped(cut: Cut, part: Part, chip: Chip, *inputs: Array) -> list[Any]:
             now[source] = new[i]
         env = dict(scalars)
         for x, v in zip(now, cut.arrays, strict=True):
-            starts, sizes, shape = place(v, k)
+            starts, sizes, shape = window(v, k)
             env[v] = jax.lax.dynamic_slice(x, starts, sizes).reshape(shape)
-        computed(cut, env, tiling.axis, tiling.place(size, turn(k)), once)
+        place = tiling.window(size, turn(k)).draws(tiling.shape(size))
+        computed(cut, env, tiling.axis, place, None, once)
         return [
             jax.lax.cond(always, functools.partial(write, k, v), lambda x, _: x, x, env[v])
             for v, x in zip(cut.outputs, new, strict=True)
@@ -495,9 +588,17 @@ def _looped(cut: Cut, part: Part, chip: Chip, *inputs: Array) -> list[Any]:
 
 
 def computed(
-    cut: Cut, env: dict[Any, Any], axis: int, place: Draws, once: Collection[Any] = frozenset()
+    cut: Cut,
+    env: dict[Any, Any],
+    axis: int,
+    place: Draws,
+    there: Array | None,
+    once: Collection[Any] = frozenset(),
 ) -> None:
-    """The equations of a cut on a tile whose blocks lie along an axis, added to `env`."""
+    """The equations of a cut on a tile whose blocks lie along an axis, added to `env`.
+
+    Where entries of the tile are not `there` in the leaf, zeros are encoded.
+    """
     tile = next(env[v].shape for v in cut.arrays if v.aval.shape == cut.shape)
 
     def read(v: Any) -> Any:
@@ -513,7 +614,8 @@ def computed(
         elif eqn.primitive is encode_p:
             _, key = parts_and_key(eqn.params["names"], inputs[1:])
             draws = key and place._replace(key=key)
-            parts = parts_of(eqn.params["codec"], inputs[0], axis, draws)
+            x = inputs[0] if there is None else jnp.where(there, inputs[0], 0)
+            parts = parts_of(eqn.params["codec"], x, axis, draws)
             results = [parts[name] for name in eqn.params["names"]]
         elif eqn.primitive.name == "broadcast_in_dim":
             results = inputs

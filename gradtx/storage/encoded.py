@@ -75,6 +75,10 @@ class Blocks(NamedTuple):
     number: int
     size: int
 
+    def fill(self, shape: tuple[int, ...]) -> bool:
+        """Whether a slot of some shape fills its blocks, without padding."""
+        return self.number * self.size == shape[self.axis]
+
     def padded(self, x: Array) -> Array:
         """A slot with zeros at the end of the axis, so that all blocks are full."""
         pad = self.number * self.size - x.shape[self.axis]

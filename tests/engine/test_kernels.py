@@ -77,8 +77,6 @@ LEAVES = [
     ("GPU", (256, 4, 8), 1),
     ("GPU", (3, 4, 512), 1),  # blocks along rows
     ("GPU", (1024,), 1),
-    ("GPU", (250, 64), 0),  # no power of 2
-    ("GPU", (520, 64), 0),  # blocks that are padded
     ("CPU", (512, 1536), 1),  # three tiles of columns in each block
     ("CPU", (250, 3, 5), 1),
     ("CPU", (1024,), 1),
@@ -94,6 +92,29 @@ QUICK = (("TPU", (100, 64), 1), ("GPU", (512, 160), 1))
 )
 def test_a_kernel_writes_the_codes_of_the_plain_path(chip, shape, count, monkeypatch):
     tx = gradtx.store(gradtx.adamw(1e-3, weight_decay=0.1), min_size=1)
+    check(tx, numbers(shape, 0), CHIPS[chip], monkeypatch, count)
+
+
+RANDOM4 = gradtx.Codec("int4", rounding="stochastic")
+
+
+@slow
+@pytest.mark.parametrize(
+    ("chip", "shape", "codec", "count"),
+    [
+        ("GPU", (250, 12), "int8", 1),  # no power of 2
+        ("GPU", (521, 40), "int8", 1),  # three blocks of 174; the second tile not full
+        ("GPU", (3, 2, 521), "int8", 1),  # the same along rows
+        ("GPU", (521,), "int8", 1),
+        ("GPU", (509, 8), RANDOM4, 1),
+        ("GPU", (521, 8), RANDOM4, 0),  # on a GPU 4 bits need a power of 2
+        ("TPU", (521, 160), "int8", 1),
+        ("TPU", (2, 1201, 24), RANDOM4, 1),  # two tiles of eight blocks
+    ],
+)
+def test_blocks_of_any_size_may_be_padded(chip, shape, codec, count, monkeypatch):
+    """With a decay of 1/2, so that a fused product and sum is rounded as the two are."""
+    tx = gradtx.store(gradtx.sgd(0.1, momentum=0.5), codec, min_size=1)
     check(tx, numbers(shape, 0), CHIPS[chip], monkeypatch, count)
 
 
