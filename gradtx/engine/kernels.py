@@ -23,10 +23,10 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from gradtx.engine.cutting import Cut, cuts, inlined, run_cut
 from gradtx.engine.owners import known_places, place_of
 from gradtx.numerics.opaque import is_alone, opaque
-from gradtx.numerics.steering import is_tracer, true_after
+from gradtx.numerics.steering import delay, is_tracer, true_after
 from gradtx.paths import path_string
 from gradtx.storage.draws import Draws
-from gradtx.storage.encoded import FORMATS, Blocks, numbers_in, parts_of
+from gradtx.storage.encoded import FORMATS, Blocks, Encoded, numbers_in, parts_of
 from gradtx.storage.marked import Marked, decode_p, encode_p, marked, parts_and_key, plain
 from gradtx.types import Array, Params, State, Updates, is_stored
 
@@ -54,7 +54,8 @@ def in_kernels(
     functions = {n: v for n, v in extra_args.items() if callable(v)}
     held = jax.tree.leaves(state, is_leaf=is_stored)
     if not any(map(Marked.can, held)):
-        return step(updates, state, params, **extra_args)
+        done = step(updates, state, params, **extra_args)
+        return after_parameters(*done) if whole else done
     structure: Any
     given = (params, marked(state), updates, arrays)
     leaves, structure = jax.tree.flatten(given)
@@ -98,6 +99,33 @@ def _places(given: tuple[Params | None, State, Updates, Any]) -> list[NamedShard
     """Where parameters and gradients lie, as far as that is known; None for other arrays."""
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(given)]
     return [place_of(path_string(path)) if which.idx in (0, 2) else None for which, *path in paths]
+
+
+def after_parameters(params: Params, state: State) -> tuple[Params, State]:
+    """A step's results, of which slots in shorter floats wait for the new parameters.
+
+    These are computed from what the rule returns, not from what is kept of it, and so from the old
+    slots. On a CPU XLA runs the kernels of the slots first, and copies them, on one core::
+
+        %copy.2 = bf16[N] copy(%state_mu)
+    """
+    structure: Any = jax.tree.structure(params)
+
+    def alike(tree: Any) -> bool:
+        return bool(structure == jax.tree.structure(tree, is_leaf=is_stored))
+
+    def one(slot: Any, p: Any) -> Any:
+        short = isinstance(slot, Encoded) and [*slot.parts] == ["values"]
+        if not short or slot.shape != jnp.shape(p):
+            return slot
+        x = slot.parts["values"]
+        new = delay(x.astype(jnp.float32), after=p).astype(x.dtype)
+        return jax.tree.map(lambda part: new if part is x else part, slot)
+
+    def each(tree: Any) -> Any:
+        return jax.tree.map(one, tree, params, is_leaf=is_stored) if alike(tree) else tree
+
+    return params, jax.tree.map(each, state, is_leaf=alike)
 
 
 def without_kernels(

@@ -172,6 +172,19 @@ CHAINS = {
 }
 
 
+@pytest.mark.parametrize("codec", ["bf16", "f16"])
+def test_slots_in_shorter_floats_are_not_copied(codec):
+    """The new parameter is computed from the old slots, and so before the new ones are written."""
+    tx = gradtx.store(gradtx.adamw(1e-3), codec)
+    p = {n: jax.ShapeDtypeStruct((1024, 512), jnp.float32) for n in ("a", "b")}
+
+    def step(p, s, g):
+        return gradtx.apply_gradients(tx, g, p, s)
+
+    lowered = jax.jit(step, donate_argnums=(0, 1)).lower(p, jax.eval_shape(tx.init, p), p)
+    assert lowered.compile().memory_analysis().temp_size_in_bytes < 1024
+
+
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if n == "clipped" else slow) for n in CHAINS]
 )
