@@ -370,6 +370,7 @@ adamw = gradtx.adamw(1e-3)
 STEPS = {
     "int8": (gradtx.store(adamw), large),
     "f8_e4m3": (gradtx.store(adamw, "f8_e4m3"), large),
+    "f8_expanded": (gradtx.store(adamw, "f8_expanded"), large),
     "int4": (gradtx.store(adamw, "int4"), large),
     "random": (gradtx.store(adamw, gradtx.Codec("int4", rounding="stochastic")), large),
     "companded": (

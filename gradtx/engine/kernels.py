@@ -437,10 +437,10 @@ def _triton() -> Settings:
     )
 
 
-FLOATS = frozenset({"f8_e4m3", "f8_e5m2"})
+FLOATS = frozenset({"f8_e4m3", "f8_e5m2", "f8_expanded"})
 FOURS = frozenset({"int4", "int4_companded", "int4_dithered"})
 TPU = Chip("tpu", FLOATS | FOURS | {"int8"}, tpu_tiling, _mosaic)
-GPU = Chip("cuda", TPU.codecs | {"int8_companded", "f8_expanded"}, gpu_tiling, _triton, fills=True)
+GPU = Chip("cuda", TPU.codecs | {"int8_companded"}, gpu_tiling, _triton, fills=True)
 CPU = Chip("cpu", GPU.codecs, cpu_tiling, None)
 
 

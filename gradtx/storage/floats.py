@@ -114,7 +114,7 @@ class Float8(Format):
             ratio = jnp.log(self._most / self._least) / -jnp.log(jnp.clip(least, TINY, 0.5))
             # A power above 1 widens a narrow range; one below 1 keeps a wide range from vanishing.
             parts["power"] = ratio
-            y = jnp.sign(y) * size**ratio
+            y = jnp.copysign(size**ratio, y)
         y = jnp.clip(y * self._most, -self._most, self._most)
         if not signed:
             y = jnp.where(x > 0, jnp.maximum(y, self._least), y)
@@ -126,5 +126,5 @@ class Float8(Format):
     ) -> Array:
         y = parts["codes"].astype(jnp.float32) / self._most
         if self.expand:
-            y = jnp.sign(y) * jnp.abs(y) ** (1 / parts["power"])
+            y = jnp.copysign(jnp.abs(y) ** (1 / parts["power"]), y)
         return y * parts["scale"]

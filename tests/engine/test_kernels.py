@@ -109,6 +109,7 @@ RANDOM4 = gradtx.Codec("int4", rounding="stochastic")
         ("GPU", (509, 8), RANDOM4, 1),
         ("GPU", (521, 8), RANDOM4, 0),  # on a GPU 4 bits need a power of 2
         ("TPU", (521, 160), "int8", 1),
+        ("TPU", (261, 40), "f8_expanded", 1),
         ("TPU", (2, 1201, 24), RANDOM4, 1),  # two tiles of eight blocks
     ],
 )
