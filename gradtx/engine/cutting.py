@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Literal
 
-from gradtx.engine.tracing import run_equation
+from gradtx.numerics.tracing import run_equation
 from gradtx.storage.encoded import Blocks, blocks_of
 from gradtx.storage.format import Codec
 from gradtx.storage.marked import decode_p, encode_p

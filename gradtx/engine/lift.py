@@ -35,9 +35,9 @@ from gradtx.engine.leaves import (
     store,
     take,
 )
-from gradtx.engine.tracing import traced_once
 from gradtx.engine.zero_gradients import SkippedSteps, ZeroGradient
 from gradtx.numerics import cast, increment, scalar_dtype, widen
+from gradtx.numerics.tracing import traced_once
 from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs, Rule, Scope
 from gradtx.paths import aligned, is_leaf, leaves_with_path, path_string
 from gradtx.rows import Rows, is_rows, take_rows

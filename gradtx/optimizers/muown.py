@@ -13,8 +13,8 @@ from gradtx.composition.chain import chain
 from gradtx.composition.matrices import MuonDimensionNumbers, matrices_and_others
 from gradtx.engine.lift import needed, refused_rows
 from gradtx.engine.matrices import Matrices, MatrixDimensions, as_matrices
-from gradtx.engine.tracing import traced_once
 from gradtx.numerics import abs_sq, cast, widen
+from gradtx.numerics.tracing import traced_once
 from gradtx.optimizers.adam import adamw
 from gradtx.optimizers.muon import scale_by_muon, scale_by_shape
 from gradtx.pair import (

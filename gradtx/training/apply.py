@@ -7,9 +7,9 @@ import jax.numpy as jnp
 
 from gradtx.composition.chain import chain
 from gradtx.eager import MANY_LEAVES, Program, count_of_arrays, on_vectors
-from gradtx.engine.tracing import traced_once
 from gradtx.numerics import as_arrays, cast, round_to, widen
 from gradtx.numerics.steering import delay
+from gradtx.numerics.tracing import traced_once
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,

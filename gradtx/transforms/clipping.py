@@ -6,9 +6,9 @@ import jax.numpy as jnp
 
 from gradtx.checks import Limit
 from gradtx.engine.lift import elementwise, leafwise
-from gradtx.engine.tracing import traced_once
 from gradtx.engine.tree import treewise
 from gradtx.numerics import sum_sq
+from gradtx.numerics.tracing import traced_once
 from gradtx.pair import (
     GradientTransformation,
     transformation,

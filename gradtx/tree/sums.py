@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from gradtx.numerics import mathematics, sum_sq, widen
 from gradtx.numerics.steering import is_tracer
+from gradtx.numerics.tracing import traced_once
 from gradtx.rows import Rows, take_rows
 from gradtx.tree.leaves import dense, present, there, together
 from gradtx.types import Array, PyTree
@@ -34,7 +35,8 @@ def _sum_sq_of(xs: list[Array]) -> Array:
     """The sum of the squared absolute values of all entries of arrays of one shape."""
 
     def together(*xs: Array) -> Array:  # quicker to trace than with jnp.stack
-        return sum_sq(jax.lax.concatenate([jax.lax.expand_dims(x, (0,)) for x in xs], 0))
+        rows = traced_once("row", lambda x: jax.lax.expand_dims(x, (0,)), [(x,) for x in xs])
+        return sum_sq(jax.lax.concatenate(rows, 0))
 
     def apart(*xs: Array) -> Array:
         return reduce(jnp.add, map(sum_sq, xs))

@@ -1,0 +1,113 @@
+"""A rule is traced once for each kind of leaf, and used again for all the others.
+
+Binding the twenty operations of a rule for every leaf is most of what tracing costs, and all are
+lowered again. A function that JAX knows to be the same is traced and lowered once, and called; XLA
+replaces the calls by what they do before it plans anything, so that the compiled program is the
+same. Where leaves are many, a call is for several: equations grow with the square root of leaves.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+
+from gradtx.numerics.steering import is_tracer
+
+FEW_LEAVES = 4
+"""Fewer leaves of a kind are traced one by one: a function to call is itself traced three times."""
+
+FEW_EQUATIONS = 32
+"""This few are bound in less time than a function to call is made."""
+
+
+def traced_once(
+    name: str, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]]
+) -> list[Any]:
+    """``[function(*arguments) for arguments in calls]``, traced once for each kind of arguments.
+
+    Args:
+        name: what the function is called in the program.
+        function: from trees of arrays to a tree of arrays. It may close over arrays, which are the
+            same for every call.
+        calls: the arguments of each call. Those of one kind are alike in structure, shapes, types,
+            and shardings as far as these are types.
+
+    >>> import jax.numpy as jnp
+    >>> def power(x):
+    ...     return x * x * x * x * x * x
+    >>> program = jax.make_jaxpr(lambda xs: traced_once("power", power, [(x,) for x in xs]))
+    >>> [str(e.primitive) for e in program([jnp.ones(2)] * 10).eqns[-3:]]
+    ['jit', 'jit', 'jit']
+    """
+    if len(calls) < FEW_LEAVES or not any(map(is_tracer, jax.tree.leaves(calls[0]))):
+        return [function(*arguments) for arguments in calls]
+    flat = [jax.tree.flatten(arguments) for arguments in calls]
+    members: dict[Hashable, list[int]] = {}
+    for i, (leaves, structure) in enumerate(flat):
+        members.setdefault((structure, tuple(map(jax.typeof, leaves))), []).append(i)
+    results: list[Any] = [None] * len(calls)
+    for first, *others in members.values():
+        # The first is traced in place, and what all leaves share, such as a bias correction, is
+        # computed there, outside of the function.
+        results[first] = function(*calls[first])
+        if len(others) + 1 < FEW_LEAVES:
+            made = [function(*calls[i]) for i in others]
+        else:
+            made = _called(name, function, calls[first], [flat[i][0] for i in others])
+        for i, result in zip(others, made, strict=True):
+            results[i] = result
+    return results
+
+
+def _called(
+    name: str, function: Callable[..., Any], example: tuple[Any, ...], calls: list[list[Any]]
+) -> list[Any]:
+    """The results of `function` for the leaves of arguments, all of them like `example`."""
+    closed, out = jax.make_jaxpr(function, return_shape=True)(*example)
+    structure: Any = jax.tree.structure(out)
+    # Arrays that it closes over become arguments: JAX would keep tracers in its cache.
+    jaxpr, shared = closed.jaxpr, closed.consts
+    run = _run(jaxpr.replace(constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars]))
+    width = len(calls[0])
+    results: list[Any] = []
+    if len(calls) * len(jaxpr.eqns) > FEW_EQUATIONS:
+        # A call is an equation too: with this size there are as many in the function as calls of
+        # it. Calls within it would be fewer in all, but XLA inlines nested calls more slowly.
+        size = max(1, math.isqrt(len(calls) // len(jaxpr.eqns)))
+
+        def body(*arrays: Any) -> Any:
+            common, own = arrays[: len(shared)], arrays[len(shared) :]
+            return [x for leaves in _parts(own, width) for x in run(*common, *leaves)]
+
+        body.__name__ = name
+        # One equation, which takes less time to bind again than a function of jax.jit to call.
+        group = _run(jax.make_jaxpr(jax.jit(body))(*shared, *calls[0] * size).jaxpr)
+        for some in _parts(calls[: len(calls) // size * size], size):
+            made = group(*shared, *itertools.chain.from_iterable(some))
+            results += _parts(made, structure.num_leaves)
+    results += [run(*shared, *leaves) for leaves in calls[len(results) :]]
+    return list(map(structure.unflatten, results))
+
+
+def _parts(items: Sequence[Any], size: int) -> list[Any]:
+    return [items[i : i + size] for i in range(0, len(items), size)]
+
+
+def _run(jaxpr: Any) -> Callable[..., list[Any]]:
+    from jax.extend.core import ClosedJaxpr, jaxpr_as_fun  # takes as long to import as gradtx
+
+    return jaxpr_as_fun(ClosedJaxpr(jaxpr, []))
+
+
+def run_equation(jaxpr: Any, eqn: Any, inputs: Sequence[Any]) -> list[Any]:
+    """The results of one equation of a jaxpr, whatever it is."""
+    from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+
+    variables = [v for v in eqn.invars if not isinstance(v, Literal)]
+    given = [x for v, x in zip(eqn.invars, inputs, strict=True) if not isinstance(v, Literal)]
+    alone = jaxpr.replace(
+        constvars=[], invars=variables, outvars=eqn.outvars, eqns=[eqn], effects=eqn.effects
+    )
+    return list(jaxpr_as_fun(ClosedJaxpr(alone, []))(*given))
