@@ -12,6 +12,8 @@ changed function, and those of an argument that several modules have. Of each ki
 the changed line come before those that only reach the function, then what failed last, then the
 quickest. What passes all is listed with file and line.
 `mutants.toml` lists those that compute the same by their text, whatever line it is on, and why.
+What a test file builds when it is collected keeps the functions as they are: tests that are to see
+mutants of them build it themselves.
 
 Left alone are the checks of arguments, what steers the compiler and changes no value
 (:mod:`gradtx.numerics.steering`), and what is said of zero gradients (`ZeroGradient`), which
