@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import gradtx
-from gradtx.transforms.orthogonal import orthogonalized
+from gradtx.transforms.orthogonal import STANDARD, coefficients, orthogonalized
 from tests.optimizers.matrices import HARD, conditioned, with_singular_values
+from tests.optimizers.papers import newton_schulz
 
 NAMES = ["standard", "dion", "polar_express", "cans", "turbo", "deepseek", "cubic"]
 
@@ -118,6 +119,23 @@ def test_both_forms_start_from_a_gram_matrix_that_is_there(how):
     rows = jnp.asarray(gradtx.muon_coefficients("turbo"))
     one, other = (orthogonalized(x, rows, 5, how, 1e-8, gram=gram) for gram in (False, True))
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("how", ["frobenius", "spectral", "aol", "schatten"])
+def test_what_the_first_iterate_is_divided_by(how):
+    """Each matrix of a batch by its own, which is not small beside epsilon."""
+    x = np.random.default_rng(0).normal(size=(2, 3, 7)) * np.array([[[1.0]], [[5.0]]])
+    rows = gradtx.muon_coefficients("turbo")
+    want = np.stack([newton_schulz(m, rows, how, 0.3) for m in x])
+    with jax.enable_x64(True):
+        for gram in (False, True):
+            got = orthogonalized(jnp.asarray(x), jnp.asarray(rows), 5, how, 0.3, gram=gram)
+            np.testing.assert_allclose(got, want, rtol=1e-8)
+
+
+def test_coefficients_are_found_by_their_names():
+    for name, want in (("standard", STANDARD), ("cans", gradtx.muon_coefficients("cans"))):
+        np.testing.assert_array_equal(coefficients("test", name, 5, "aol"), want)
 
 
 @functools.cache
