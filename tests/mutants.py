@@ -56,8 +56,12 @@ RULES = (
     "numerics/[!_]*.py",
     "linear_algebra.py",
 )
-# The tests of a folder that has one file of them.
-SHARED = {"schedules": "schedules/test_schedules.py", "storage": "storage/test_formats.py"}
+# The tests of a folder that has one file of them, and of a module that another one's tests run.
+SHARED = {
+    "schedules": "schedules/test_schedules.py",
+    "storage": "storage/test_formats.py",
+    "numerics.control": "wrappers/test_branching.py",
+}
 # An argument that several modules have, and the file that tests it for all of them.
 ARGUMENTS = {"staggered": "optimizers/test_matrices.py"}
 # A test whose processors take longer hangs: its process ends, and the mutant with it.
@@ -451,7 +455,9 @@ def importers(module):
 def mirror(module):
     *folders, name = module.split(".")[1:]
     own = TESTS.joinpath(*folders, f"test_{name}.py")
-    return own if own.exists() or not folders else TESTS / SHARED.get(folders[0], own)
+    if own.exists() or not folders:
+        return own
+    return TESTS / SHARED.get(f"{folders[0]}.{name}", SHARED.get(folders[0], own))
 
 
 @functools.cache
