@@ -82,7 +82,14 @@ SWAPS = {
 EXTREMA = {"maximum": "minimum", "minimum": "maximum", "max": "min", "min": "max"}
 # Functions that steer the compiler, and the places of the arguments that are values: the keywords
 # are none.
-STEERED = {"delay": (0,), "recompute": range(99), "replace": (1,), "fuse": (0,), "true_after": ()}
+STEERED = {
+    "delay": (0,),
+    "recompute": range(99),
+    "replace": (1,),
+    "fuse": (0,),
+    "true_after": (),
+    "written_and_summed": range(99),
+}
 
 
 @dataclasses.dataclass(frozen=True)
