@@ -78,6 +78,20 @@ def test_it_starts_where_the_first_update_does():
     np.testing.assert_array_equal(state.x0, p)
 
 
+def test_a_parameter_without_a_gradient_counts_in_the_norm():
+    """The decay is in proportion to the norm of all parameters, those that rest included."""
+    p = {"a": jnp.ones(2), "b": jnp.full(3, 2.0)}
+    tx = gradtx.mechanize(gradtx.sgd(1.0), s_init=0.1, s_decay=0.3)
+    largest = []
+    for rest in (None, jnp.zeros(3)):
+        q, state = p, tx.init(p)
+        for g in (1.0, -0.5, 2.0):
+            grads = {"a": jnp.full(2, g), "b": rest}
+            q, state = gradtx.apply_gradients(tx, grads, q, state)
+        largest.append(state.m)
+    np.testing.assert_allclose(*largest, rtol=1e-6)
+
+
 def test_it_finds_a_rate():
     """From a factor of 6e-6, at which Adam alone would come 0.2 % of the way."""
     target = jnp.array([3.0, -2.0])
