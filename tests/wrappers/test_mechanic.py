@@ -81,13 +81,14 @@ def test_it_starts_where_the_first_update_does():
 def test_a_parameter_without_a_gradient_counts_in_the_norm():
     """The decay is in proportion to the norm of all parameters, those that rest included."""
     p = {"a": jnp.ones(2), "b": jnp.full(3, 2.0)}
-    tx = gradtx.mechanize(gradtx.sgd(1.0), s_init=0.1, s_decay=0.3)
+    tx = gradtx.mechanize(gradtx.sgd(1.0), s_init=0.1, weight_decay=0.3)
     largest = []
     for rest in (None, jnp.zeros(3)):
         q, state = p, tx.init(p)
         for g in (1.0, -0.5, 2.0):
             grads = {"a": jnp.full(2, g), "b": rest}
-            q, state = gradtx.apply_gradients(tx, grads, q, state)
+            updates, state = tx.update(grads, state, q)
+            q = gradtx.apply_updates(q, updates)
         largest.append(state.m)
     np.testing.assert_allclose(*largest, rtol=1e-6)
 
