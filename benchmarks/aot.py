@@ -169,8 +169,8 @@ def stored(tree: Any) -> int:
 class Kernel(NamedTuple):
     """operation: in HLO; moved: bytes read and written; single: whether all are single numbers.
 
-    outside: those of `moved` that are in main memory, where XLA says which are not; of a prefetch
-    what it brings.
+    outside: those that are in main memory, where XLA says which are not, slices counted as what
+    they are taken from; of a prefetch what it brings.
     """
 
     operation: str
@@ -188,12 +188,15 @@ INSTRUCTION = re.compile(
 )
 COMPUTATION = re.compile(r"^(?:ENTRY )?(%\S+) \(.*\{$", re.MULTILINE)
 BRANCHES = re.compile(r"(?:true|false|branch)_computations?=\{?(%[^}\s]+)")
+CALLED = re.compile(r"calls=(%[\w.\-]+)")
+SLICES = frozenset({"slice", "dynamic-slice"})
 
 
 def entry_kernels(hlo: str) -> list[Kernel]:
     """The kernels of the entry computation, each with the bytes of its operands and results.
 
-    A copy that runs on its own, a TPU's prefetch, counts twice: it is started and awaited.
+    A copy that runs on its own, a TPU's prefetch, counts twice: it is started and awaited. Of what
+    a kernel takes slices of, these are counted.
     """
     heads = list(COMPUTATION.finditer(hlo))
     ends = [head.start() for head in heads[1:]] + [len(hlo)]
@@ -218,8 +221,15 @@ def _kernels(bodies: Mapping[str, str], computation: str) -> Iterator[Kernel]:
             moved, outside = sum(k.moved for k in inner), sum(k.outside for k in inner)
             yield Kernel("while", moved, single=False, outside=outside)
         elif found["op"] not in BOOKKEEPING and not VIEW.search(line):
-            operands = set(re.findall(r"%[\w.\-]+", found["args"]))
-            touched = [found["type"], *(types.get(operand, "") for operand in operands)]
+            operands = re.findall(r"%[\w.\-]+", found["args"])
+            touched = [found["type"], *(types.get(x, "") for x in dict.fromkeys(operands))]
+            called = CALLED.search(found["rest"])
+            parts = _parts(bodies[called[1]]) if called else {}
+            left_out = {
+                operands[i]: max(type_bytes(types[operands[i]]) - part, 0)
+                for i, part in parts.items()
+                if operands[i] in types
+            }
             outside = sum(map(outside_bytes, touched))
             if found["op"].endswith("-start"):
                 whole, part = [type_bytes(x[0]) for x in ARRAY.finditer(found["type"])][:2]
@@ -227,7 +237,27 @@ def _kernels(bodies: Mapping[str, str], computation: str) -> Iterator[Kernel]:
             elif found["op"].endswith("-done"):
                 outside = 0
             single = max(map(most_entries, touched)) <= 1
-            yield Kernel(found["op"], sum(map(type_bytes, touched)), single, outside)
+            moved = sum(map(type_bytes, touched)) - sum(left_out.values())
+            yield Kernel(found["op"], moved, single, outside)
+
+
+def _parts(body: str) -> dict[int, int]:
+    """The bytes that a fused computation reads of those arguments of which it takes slices only."""
+    numbers: dict[str, int] = {}
+    readers: dict[str, list[re.Match[str]]] = {}
+    for found in filter(None, map(INSTRUCTION.match, body.splitlines())):
+        if found["op"] == "parameter":
+            numbers[found["name"]] = int(found["args"])
+        for operand in re.findall(r"%[\w.\-]+", found["args"]):
+            readers.setdefault(operand, []).append(found)
+    return {
+        number: sum(type_bytes(found["type"]) for found in readers[name])
+        for name, number in numbers.items()
+        if name in readers
+        and all(
+            found["op"] in SLICES and found["args"].split(",")[0] == name for found in readers[name]
+        )
+    }
 
 
 def figures(pairs: list[Pair], shapes: Shapes) -> Iterator[tuple[Pair, str, list[Cost]]]:

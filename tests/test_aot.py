@@ -484,3 +484,34 @@ def test_which_leaves_a_gpu_sums_both_ways_in_a_kernel():
         pytest.skip("no compiler for H100: see CONTRIBUTING.md")
     kernels = dict(printed(BOTH_SIDES))
     assert kernels == {"alone": 1, "bfloat16": 0, "clipped": 0, "divided": 0}
+
+
+SLICED = """
+import json
+from benchmarks import aot
+
+print(json.dumps([k.moved for k in aot.entry_kernels('''
+%body (stack: f32[8,256], p: f32[256], at: s32[]) -> f32[256] {
+  %stack = f32[8,256]{1,0} parameter(0)
+  %p = f32[256]{0} parameter(1)
+  %at = s32[] parameter(2)
+  %zero = s32[] constant(0)
+  %part = f32[1,256]{1,0} dynamic-slice(%stack, %at, %zero), dynamic_slice_sizes={1,256}
+  %row = f32[256]{0} bitcast(%part)
+  ROOT %sum = f32[256]{0} add(%row, %p)
+}
+ENTRY %main (a: f32[8,256], b: f32[256], c: s32[]) -> f32[256] {
+  %a = f32[8,256]{1,0} parameter(0)
+  %b = f32[256]{0} parameter(1)
+  %c = s32[] parameter(2)
+  ROOT %done = f32[256]{0} fusion(%a, %b, %c), kind=kLoop, calls=%body
+}
+''')]))
+"""
+
+
+@pytest.mark.slow
+def test_a_slice_of_a_stack_is_not_the_whole_stack():
+    """A matrix optimizer's last kernels each read one matrix of a stack."""
+    (moved,) = printed(SLICED)
+    assert moved == [3 * 4 * 256 + 4]
