@@ -177,7 +177,8 @@ def state_sharding(
         min_size: slots with fewer entries are not divided further.
         balance: whether to balance stacks of equal matrices that do not divide, those of Muon for
             example. The busiest device then has less to do, and each keeps its part of all these
-            stacks in memory at once; ``print`` shows the operations.
+            stacks in memory at once; ``print`` shows the operations. Not for steps that are
+            differentiated in reverse.
 
     Returns:
         A `StateSharding`: shardings of parameters, gradients and state, and a report.
