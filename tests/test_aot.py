@@ -380,6 +380,7 @@ STEPS = {
     "mixed": (gradtx.store(adamw, {"mu": "bf16", "nu": "int8"}), large),
     "clipped": (gradtx.chain(gradtx.clip_by_global_norm(1.0), gradtx.store(adamw)), large),
     "two": (gradtx.store(adamw), two),
+    "in rows": (gradtx.store(adamw, gradtx.Codec("int8", axis=-1)), {"x": (32768, 4096)}),
     "padded": (gradtx.store(adamw, gradtx.Codec("int8", axis=0)), {"x": (50257, 4096)}),
 }
 for chip, device in aot.available().items():

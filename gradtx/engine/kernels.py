@@ -327,10 +327,12 @@ ENTRIES = 2**18
 def tpu_tiling(shape: tuple[int, ...], blocks: Blocks) -> Tiling | None:
     """Tiles of 8 blocks and 128 columns: the scales are then a whole register.
 
-    Blocks along the last dimension lie across lanes, and with several dimensions after the block's,
+    Blocks along the last dimension lie across lanes. With several dimensions after the block's,
     such as heads, a register holds parts of many blocks: these leaves do not fit.
     """
     axis, number, size = blocks
+    if axis == len(shape) - 1:
+        return _in_lanes(shape, blocks)
     if axis != len(shape) - 2:
         return None
     count, columns, before = min(number, 8), shape[-1], math.prod(shape[:axis])
@@ -343,6 +345,22 @@ def tpu_tiling(shape: tuple[int, ...], blocks: Blocks) -> Tiling | None:
         lambda r: ((None, count * r, width), lambda p, i, j: (p, i, j)),
         count,
         0,
+    )
+
+
+def _in_lanes(shape: tuple[int, ...], blocks: Blocks) -> Tiling | None:
+    """Tiles of whole rows, in which blocks are whole registers."""
+    _, number, size = blocks
+    before, most = math.prod(shape[:-1]), ENTRIES // shape[-1] // 32 * 32
+    if not blocks.fill(shape) or size % 128 or not 2 <= number <= 16 or min(before, most) < 8:
+        return None
+    many = min(before, most)
+    return Tiling(
+        (-(-before // many),),
+        lambda r: (before, number * r),
+        lambda r: ((many, number * r), lambda i: (i, 0)),
+        number,
+        1,
     )
 
 
@@ -512,7 +530,8 @@ def _launched(cut: Cut, part: Part, chip: Chip, interpret: bool, *inputs: Array)
         """A block in what the compiler brings in, or in all of the array."""
         r = cut.rows(v)
         if not chip.fills:
-            return ref if tiling.blocks == 1 else ref.at[pl.ds(b * r, r), :]
+            own = (*[slice(None)] * tiling.axis, pl.ds(b * r, r))
+            return ref if tiling.blocks == 1 else ref.at[own]
         lies = zip(*window(v, b), strict=True)
         return ref.at[tuple(i if n is None else pl.ds(i, _power(n)) for i, n in lies)]
 

@@ -110,6 +110,8 @@ RANDOM4 = gradtx.Codec("int4", rounding="stochastic")
         ("GPU", (521, 8), RANDOM4, 0),  # on a GPU 4 bits need a power of 2
         ("TPU", (521, 160), "int8", 1),
         ("TPU", (261, 40), "f8_expanded", 1),
+        ("TPU", (200, 2, 768), gradtx.Codec("int8", axis=-1, rounding="stochastic"), 1),
+        ("TPU", (4, 300), gradtx.Codec("int8", axis=-1), 0),  # blocks of 150 in rows
         ("TPU", (2, 1201, 24), RANDOM4, 1),  # two tiles of eight blocks
     ],
 )
