@@ -239,6 +239,8 @@ class Encoded:
         bits = None
         if drawn:
             bits = jax.random.key_data(jax.random.key(0) if key is None else key)
+        # XLA would encode zeros while it compiles, which takes it minutes for a large slot.
+        x = jax.lax.optimization_barrier(x)
         return cls({}, bits, codec, x.shape, x.dtype).store(x)
 
     @property
