@@ -21,6 +21,8 @@ class DynamicMap:
     .. math:: v_k = 10^{n - n_1} \left( 0.1 + 0.9 \, \frac{k - 2^n + 1/2}{2^n} \right)
 
     where :math:`n_1` belongs to the last decade; beyond it there is 1, before the first there is 0.
+    Without negative numbers 0 is read as half of the least number that has another code: a second
+    moment that vanished would be divided by.
 
     Args:
         bits: the bits of a code.
@@ -44,6 +46,11 @@ class DynamicMap:
         """The powers of two that add up to how far the first decade is below 1."""
         return [2**b for b in reversed(range((self.bits - 1).bit_length()))]
 
+    @property
+    def _vanishing(self) -> float:
+        """The number halfway from 0 to the first decade's first: what is smaller has its code."""
+        return 10.0 ** (2 - self.bits) * (0.05 + 0.225 / self._first)
+
     def value(self, code: Array) -> Array:
         """What a code means, of numbers whose largest has the size 1.
 
@@ -59,7 +66,8 @@ class DynamicMap:
         size = 9 * mantissa - 8
         for power in self._powers:
             size = jnp.where(bits & (power << 23) == 0, size * np.float32(10.0**-power), size)
-        size = jnp.where(place < 2, 0.0, jnp.where(size > 1, 1.0, size))
+        least = 0.0 if self.signed else self._vanishing / 2
+        size = jnp.where(place < 2, np.float32(least), jnp.where(size > 1, 1.0, size))
         return jnp.where(shifted < 0, -size, size) if self.signed else size
 
     def code(self, a: Array) -> Array:
@@ -78,7 +86,7 @@ class DynamicMap:
         part = (scaled * np.float32(10 / 9) - np.float32(1 / 9)) * least
         k = least + jnp.where(part < 0.2, -1, jnp.floor(part))
         one = size >= np.float32(1 - 0.225 / most)
-        zero = size < np.float32(10.0 ** (2 - self.bits) * (0.05 + 0.225 / first))
+        zero = size < np.float32(self._vanishing)
         k = jnp.where(k < first, first, k)
         if not self.signed:
             return integer(jnp.where(zero, first - 1, jnp.where(one, 2 * most, k)) - 1)
