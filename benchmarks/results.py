@@ -76,7 +76,8 @@ def with_tables(text: str, tables: Iterable[Table]) -> str:
     known = {table.key: table for table in tables}
     lines = text.splitlines()
     for start, end, old in reversed(list(places(text))):
-        lines[start:end] = known.pop(old.key, old).lines()
+        if old.key in known:
+            lines[start:end] = known.pop(old.key).lines()
     if known:
         raise ValueError(f"there is no place for {', '.join(title for title, _ in known)}")
     return "\n".join(lines) + "\n"

@@ -1,18 +1,25 @@
-"""Does an optimizer learn with its slots in fewer bits? Losses of a small character transformer.
+"""Does an optimizer learn with its slots in fewer bits? Losses, and what a step takes.
 
-    python -m benchmarks.storage               all codecs with AdamW, Lion and Muon, as a table
-    python -m benchmarks.storage int8 int4     these alone
-    python -m benchmarks.storage dither        dithered int4 beside nearest int4 over 10,000 steps
+    python -m benchmarks.storage               AdamW, Lion and Muon with each codec; 10,000 steps
+    python -m benchmarks.storage digits int4   one problem (characters, digits, long), these codecs
+    python -m benchmarks.storage docs          write these tables into docs/storage.md
+    python -m benchmarks.storage directions    how far a codec turns the next step
+    python -m benchmarks.storage dither        dithered int4 beside nearest int4 on a quadratic
     python -m benchmarks.storage time          a step on 16M parameters beside float32 and others'
 
-The text is Python's own: the help topics in ``pydoc_data``. Every run has the same batches.
+Problems are a small character transformer, on Python's own help topics (in ``pydoc_data``), and a
+classifier of scikit-learn's digits with noise. Runs of a seed have the same batches. Losses are
+kept in benchmarks/results/storage: what is there is not measured again, so that a run that was
+stopped continues.
 """
 
 import functools
 import importlib
 import sys
 import time
+from collections.abc import Callable, Collection
 from pydoc_data.topics import topics
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,14 +28,11 @@ from sklearn import datasets
 
 import gradtx
 from benchmarks.convergence import cross_entropy, layers, logits
+from benchmarks.leaderboard.results import load, save
+from benchmarks.results import ROOT, Table, with_tables
 from gradtx.storage import FORMATS
 
 CONTEXT, WIDTH, HEADS, LAYERS, VOCABULARY = 64, 64, 4, 2, 128
-OPTIMIZERS = {
-    "adamw": (gradtx.adamw, 3e-3),
-    "lion": (gradtx.lion, 5e-4),
-    "muon": (gradtx.muon, 1e-2),
-}
 
 
 def text():
@@ -98,7 +102,7 @@ def _ended(tx, key, data, held):
 def trained(tx, steps, seed):
     """The loss on held-out text after a number of steps."""
     train, test = text()
-    held = jnp.asarray(batches(test, 1, 64, 0)[0])
+    held = jnp.asarray(batches(test, 1, 256, 0)[0])
     data = jnp.asarray(batches(train, steps, 8, seed + 1))
     return float(_ended(tx, jax.random.key(seed), data, held))
 
@@ -106,57 +110,149 @@ def trained(tx, steps, seed):
 NOISE = 0.25  # added to the brightness of each pixel, from 0 to 1, anew in each batch
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _classified(tx, params, images, labels, rows, key):
-    def mean(params, rows, key):
-        noisy = images[rows] + NOISE * jax.random.normal(key, images[rows].shape)
-        return cross_entropy(logits(params, noisy), labels[rows])
-
-    def body(carry, at):
-        params, state = carry
-        updates, state = tx.update(jax.grad(mean)(params, *at), state, params)
-        return (gradtx.apply_updates(params, updates), state), None
-
-    keys = jax.random.split(key, len(rows))
-    (params, _), _ = jax.lax.scan(body, (params, tx.init(params)), (rows, keys))
-    last = jax.random.split(jax.random.key(0), 8)
-    return jnp.mean(jax.vmap(lambda key: mean(params, slice(None), key))(last))
+def noisy(params, images, labels, key):
+    """The mean cross-entropy on images with noise."""
+    images = images + NOISE * jax.random.normal(key, images.shape)
+    return cross_entropy(logits(params, images), labels)
 
 
-def classified(tx, steps, seed, widths=(256, 256)):
-    """The loss of a classifier of scikit-learn's digits with noise, after a number of steps."""
+def digits(steps, seed, widths):
+    """Parameters, images, labels, and for each step its rows and the key of their noise."""
     rng = np.random.default_rng(seed)
     images, labels = datasets.load_digits(return_X_y=True)
     images, labels = jnp.asarray(images / 16, jnp.float32), jnp.asarray(labels)
     params = layers(rng, 64, *widths, 10)
     rows = jnp.asarray(rng.integers(len(images), size=(steps, 64)))
-    return float(_classified(tx, params, images, labels, rows, jax.random.key(seed)))
+    return params, images, labels, (rows, jax.random.split(jax.random.key(seed), steps))
 
 
-PROBLEMS = {"characters": (trained, 200), "digits": (classified, 400)}
+@functools.partial(jax.jit, static_argnums=0)
+def fitted(tx, params, images, labels, batches):
+    """Parameters and state after all steps."""
+
+    def body(carry, batch):
+        params, state = carry
+        rows, key = batch
+        grads = jax.grad(noisy)(params, images[rows], labels[rows], key)
+        updates, state = tx.update(grads, state, params)
+        return (gradtx.apply_updates(params, updates), state), None
+
+    return jax.lax.scan(body, (params, tx.init(params)), batches)[0]
 
 
-def table(codecs, seeds=(0, 1, 2)):
-    """The mean loss of each optimizer in float32, and with each codec relative to that, by seed."""
-    for problem, (learn, steps) in PROBLEMS.items():
-        print(f"| {problem} |", " | ".join(OPTIMIZERS), "|")
-        print("|---|" + "---|" * len(OPTIMIZERS))
-        plain = {}
-        for name in ("float32", *codecs):
-            row = []
-            for optimizer, (make, rate) in OPTIMIZERS.items():
-                tx = make(gradtx.cosine_decay_schedule(rate, steps))
-                tx = tx if name == "float32" else gradtx.store(tx, name)
-                found = np.array([learn(tx, steps, seed) for seed in seeds])
-                base = plain.setdefault(optimizer, found)
-                row.append(f"{found.mean():.3f}" if name == "float32" else compared(found, base))
-            print(f"| {name} |", " | ".join(row), "|", flush=True)
+def classified(tx, steps, seed, widths=(256, 256)):
+    """The loss of a classifier of scikit-learn's digits with noise, after a number of steps."""
+    params, images, labels, batches = digits(steps, seed, widths)
+    params, _ = fitted(tx, params, images, labels, batches)
+    keys = jax.random.split(jax.random.key(0), 8)
+    return float(np.mean([noisy(params, images, labels, key) for key in keys]))
 
 
-def compared(found, base):
-    """How much more the losses are on average than others, and seed by seed."""
-    each = ", ".join(f"{100 * x:+.2f}" for x in found / base - 1)
-    return f"{100 * (found.mean() / base.mean() - 1):+.2f} % ({each})"
+def momentum(rate):
+    return gradtx.sgd(rate, momentum=0.9)
+
+
+def at_random(name):
+    return gradtx.Codec(name, rounding="stochastic")
+
+
+OPTIMIZERS = {"adamw": gradtx.adamw, "lion": gradtx.lion, "muon": gradtx.muon}
+CODECS = {name: name for name in FORMATS} | {
+    f"{name}, stochastic": at_random(name) for name in ("int4", "int4_companded", "f8_e4m3")
+}
+
+
+class Problem(NamedTuple):
+    """What is learned, the peak of each optimizer's rate, the steps, the codecs, the seeds."""
+
+    learn: Callable[..., float]
+    rates: dict[str, float]
+    steps: int
+    codecs: Collection[str] = CODECS
+    optimizers: dict[str, Callable] = OPTIMIZERS
+    seeds: Collection[int] = range(3)
+
+
+# Rates are the best for float32, with another seed, of some that differ by factors of two.
+PROBLEMS = {
+    "characters": Problem(trained, {"adamw": 6e-3, "lion": 1e-3, "muon": 2e-2}, 500),
+    "digits": Problem(classified, {"adamw": 1.2e-2, "lion": 2e-3, "muon": 2e-2}, 400),
+    "long": Problem(
+        functools.partial(classified, widths=(64,)),
+        {"momentum": 0.1},
+        10_000,
+        ("int8", "int4", "int4, stochastic", "int4_dithered"),
+        {"momentum": momentum},
+        range(9),
+    ),
+}
+RESULTS = ROOT / "benchmarks" / "results" / "storage"
+DOCS = ROOT / "docs" / "storage.md"
+
+
+def learn(problem, codecs):
+    """Keep the losses of each optimizer in float32 and with each codec, where there are none."""
+    how, known = PROBLEMS[problem], load(problem, RESULTS)
+    for name in ("float32", *(codecs or how.codecs)):
+        for optimizer, rate in how.rates.items():
+            row = f"{optimizer}, {name}"
+            if row in known:
+                continue
+            tx = how.optimizers[optimizer](gradtx.cosine_decay_schedule(rate, how.steps))
+            tx = tx if name == "float32" else gradtx.store(tx, CODECS[name])
+            known[row] = [how.learn(tx, how.steps, seed) for seed in how.seeds]
+            save(problem, known, RESULTS)
+            print(row, *known[row], flush=True)
+
+
+def tables():
+    """The mean loss of each optimizer in float32, and with each codec relative to that."""
+    for problem, how in PROBLEMS.items():
+        known = load(problem, RESULTS)
+
+        def cell(optimizer, name, known=known):
+            base = np.array(known[f"{optimizer}, float32"])
+            if name == "float32":
+                return with_error(base, ".4f")
+            return with_error(100 * (known[f"{optimizer}, {name}"] / base - 1), "+.2f")
+
+        rows = [
+            [name, *(cell(optimizer, name) for optimizer in how.rates)]
+            for name in ("float32", *how.codecs)
+            if all(f"{optimizer}, {name}" in known for optimizer in how.rates)
+        ]
+        yield Table("Measured", [f"{problem}, {how.steps:,} steps", *how.rates], rows)
+
+
+def turned(codecs, steps=200):
+    """How far codecs turn the next step of a matrix of 256 x 256: what they change over its size.
+
+    And the share of the singular values of Muon's momentum that are below the largest one of what
+    a codec changes in it.
+    """
+    rows = {name: [name] for name in codecs}
+    for optimizer, make in OPTIMIZERS.items():
+        tx = make(PROBLEMS["digits"].rates[optimizer])
+        params, images, labels, batches = digits(steps, 0, (256, 256))
+        params, state = fitted(tx, params, images, labels, batches)
+        grads = jax.grad(noisy)(params, images[:64], labels[:64], jax.random.key(1))
+        step = jax.jit(lambda state, tx=tx, of=(grads, params): tx.update(of[0], state, of[1])[0])
+        exact = step(state)[1]["w"]
+        for name, codec in codecs.items():
+            kept = gradtx.in_storage_of(gradtx.store(tx, codec), params, state)
+            read = gradtx.in_storage_of(tx, params, kept)
+            change = jnp.linalg.norm(step(read)[1]["w"] - exact) / jnp.linalg.norm(exact)
+            rows[name].append(f"{change:.3f}")
+            if optimizer == "muon":
+                mu, other = (gradtx.get_slot(s, "muon.0.mu")[1]["w"] for s in (state, read))
+                below = jnp.linalg.svd(mu)[1] < jnp.linalg.norm(other - mu, 2)
+                rows[name].append(f"{jnp.mean(below):.2f}")
+    return Table("Measured", ["codec", *OPTIMIZERS, "below the error"], list(rows.values()))
+
+
+def with_error(found, form):
+    """The mean of numbers, and its standard error."""
+    return f"{np.mean(found):{form}} ± {np.std(found, ddof=1) / len(found) ** 0.5:{form[-3:]}}"
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -234,13 +330,22 @@ def timed(codecs, shape=(4096, 4096), repeats=3):
 
 
 def main(arguments):
-    if arguments == ["dither"]:
-        for codec in (None, "int4_dithered", "int4", "int8"):
-            print(codec or "float32", f"{float(drift(codec, 10_000)):.2e}")
-    elif arguments == ["time"]:
-        timed(["bf16", "int8", "int4"])
-    else:
-        table(arguments or FORMATS)
+    match arguments:
+        case ["dither"]:
+            for codec in (None, "int4_dithered", "int4", "int8"):
+                print(codec or "float32", f"{float(drift(codec, 10_000)):.2e}")
+        case ["time"]:
+            timed(["bf16", "int8", "int4"])
+        case ["directions"]:
+            some = ("int8", "f8_e4m3", "f8_expanded", "int4", "int4_companded, stochastic")
+            print(*turned({name: CODECS[name] for name in some}).lines(), sep="\n")
+        case ["docs"]:
+            DOCS.write_text(with_tables(DOCS.read_text(), tables()))
+        case [problem, *codecs]:
+            learn(problem, codecs)
+        case _:
+            for problem in PROBLEMS:
+                learn(problem, ())
 
 
 if __name__ == "__main__":

@@ -3,14 +3,15 @@
 import pytest
 
 import gradtx
-from benchmarks.storage import OPTIMIZERS, drift, trained
+from benchmarks.results import tables_in
+from benchmarks.storage import DOCS, drift, tables, trained
 
 
 @pytest.mark.slow
 def test_a_character_transformer_learns_in_8_bits():
     """All slots, embeddings too, reach the loss of 32 bits within 1 %."""
-    make, rate = OPTIMIZERS["lion"]
-    plain, stored = make(rate), gradtx.store(make(rate), "int8", exempt=())
+    plain = gradtx.lion(5e-4)
+    stored = gradtx.store(plain, "int8", exempt=())
     assert trained(stored, 40, 0) == pytest.approx(trained(plain, 40, 0), rel=0.01)
 
 
@@ -20,3 +21,9 @@ def test_dithered_momentum_follows_noise_where_nearest_does_not():
     plain, dithered, nearest = (float(drift(c, 10_000)) for c in (None, "int4_dithered", "int4"))
     assert nearest > 5 * plain
     assert dithered < 0.5 * nearest
+
+
+def test_the_docs_are_made_from_the_results():
+    found = {table.key: table for table in tables_in(DOCS.read_text())}
+    for table in tables():
+        assert found[table.key] == table
