@@ -56,14 +56,13 @@ RULES = (
     "numerics/[!_]*.py",
     "linear_algebra.py",
 )
-# The tests of a folder that has one file of them, and of a module that another one's tests run.
+# The tests of a folder that has one file of them.
 SHARED = {
     "schedules": "schedules/test_schedules.py",
     "storage": "storage/test_formats.py",
-    "numerics.control": "wrappers/test_branching.py",
 }
-# An argument that several modules have, and the file that tests it for all of them.
-ARGUMENTS = {"staggered": "optimizers/test_matrices.py"}
+# What the sources of some modules hold, and the file that tests it beside their own.
+ELSEWHERE = {"staggered": "optimizers/test_matrices.py", "def run_if": "wrappers/test_branching.py"}
 # A test whose processors take longer hangs: its process ends, and the mutant with it.
 SECONDS = 60
 
@@ -469,9 +468,9 @@ def mirror(module):
 
 @functools.cache
 def shared(module):
-    """The files that test arguments of a module for all modules that have them."""
+    """The files that test a part of a module beside its own file."""
     source = (ROOT / (module.replace(".", "/") + ".py")).read_text()
-    return [TESTS / path for argument, path in ARGUMENTS.items() if argument in source]
+    return [TESTS / path for part, path in ELSEWHERE.items() if part in source]
 
 
 def trial(places):

@@ -11,6 +11,7 @@ import gradtx
 from gradtx.optimizers import kron
 from tests.optimizers import matrix_trees
 from tests.optimizers.papers import mean
+from tests.programs import equations
 
 RATE, B1, FIT, START, DAMPING, CAP, DECAY, CHANCE = 0.05, 0.7, 0.2, 0.6, 0.3, 0.9, 0.4, 0.6
 # The first leaf of each shape in `matrix_trees.gradients`, whose key matrices of it share.
@@ -134,3 +135,15 @@ def test_zeros_leave_the_factors():
     tx, p = gradtx.scale_by_kron(), jnp.zeros((4, 3))
     _, state = tx.update(p, tx.init(p))
     np.testing.assert_array_equal(state.left[0], np.eye(4))
+
+
+def test_matrices_are_fitted_in_a_condition_and_vectors_at_once():
+    tx = gradtx.scale_by_kron()
+
+    def traced(p, without=()):
+        jaxpr = jax.make_jaxpr(tx.update)(p, tx.init(p)).jaxpr
+        return equations(jaxpr, without)
+
+    assert "triangular_solve" in traced(jnp.zeros((4, 3)))
+    assert "triangular_solve" not in traced(jnp.zeros((4, 3)), without={"cond"})
+    assert "cond" not in traced(jnp.zeros(4))

@@ -122,6 +122,67 @@ def test_a_search_is_that_of_more_and_thuente(line, limits):
             np.testing.assert_allclose(errors, want[3], rtol=1e-6, atol=1e-9, err_msg=str(guess))
 
 
+def hermite(before, after):
+    """The cubic with this value and slope at 0, and those at 1."""
+    (a, b), (c, d) = before, after
+    rise, turn = c - a - b, d - b
+    return lambda x: a + b * x + (3 * rise - turn) * x**2 + (turn - 2 * rise) * x**3
+
+
+def search_once(f, steps=1, **limits):
+    """One search from 0 that first tries 1: the step, and the state."""
+    tx, zero = gradtx.scale_by_zoom_linesearch(steps, **limits), jnp.zeros(())
+    value, grad = jax.value_and_grad(f)(zero)
+    extra = {"value": value, "grad": grad, "value_fn": f}
+    return tx.update(jnp.ones(()), tx.init(zero), zero, **extra)
+
+
+@pytest.mark.parametrize(
+    ("limits", "taken"),
+    [
+        ({"slope_rtol": 0.4, "approx_dec_rtol": 0.01}, True),  # 0.05 <= 0.1 and 0.3 <= 0.4
+        ({"slope_rtol": 0.4, "approx_dec_rtol": 0.004}, False),  # 0.05 > 0.04
+        ({"slope_rtol": 0.43, "approx_dec_rtol": 0.01}, False),  # 0.3 > 0.28
+        ({"slope_rtol": 0.4, "approx_dec_rtol": 0.01, "curv_rtol": 0.1}, False),  # 0.3 > 0.2
+        ({"slope_rtol": 0.4, "approx_dec_rtol": None, "tol": 0.9}, True),  # 0.85 is missing
+        ({"slope_rtol": 0.4, "approx_dec_rtol": None, "tol": 0.8}, False),
+    ],
+)
+def test_a_loss_that_hardly_rises_is_taken_where_the_limits_allow_it(limits, taken):
+    update, state = search_once(hermite((10.0, -2.0), (10.05, 0.3)), **limits)
+    assert float(update) == float(state.learning_rate) == taken
+
+
+def test_a_search_ends_when_its_interval_is_short():
+    """The minimum is at 0.05, and the slope would have to be zero."""
+
+    def f(x):
+        return jnp.exp(20 * x) - 20 * jnp.e * x
+
+    limits = {"slope_rtol": 1e-4, "curv_rtol": 0.0, "approx_dec_rtol": None}
+    _, state = search_once(f, 25, **limits, stepsize_precision=0.9)
+
+    def phi(x):
+        return np.exp(20 * x) - 20 * np.e * x, 20 * np.exp(20 * x) - 20 * np.e
+
+    want = searched(phi, 1.0, 1e-4, 0.0, None, 2.0, 0.9, 0.0, 25, 1e10)[0]
+    assert int(state.info.num_linesearch_steps) == want == 4
+
+
+@pytest.mark.parametrize(
+    ("after", "tol", "printed"),
+    [
+        ((11.0, 3.0), 0.0, True),
+        ((11.0, 3.0), 20.0, False),
+        ((7.5, -3.0), 0.0, False),  # it falls enough, and is too steep
+    ],
+)
+def test_a_failed_search_prints_if_asked_to(after, tol, printed, capfd):
+    search_once(hermite((10.0, -2.0), after), tol=tol, verbose=True)
+    jax.effects_barrier()
+    assert ("no sufficient decrease" in capfd.readouterr().out) == printed
+
+
 def test_no_way_down_is_no_step():
     tx = gradtx.scale_by_zoom_linesearch(10)
     x = jnp.array([1.0, 2.0])
@@ -131,6 +192,8 @@ def test_no_way_down_is_no_step():
     assert updates.tolist() == [0.0, 0.0]
     assert int(state.info.num_linesearch_steps) == 0
     assert float(state.value) == 5.0
+    _, state = search_once(lambda x: (x + 0.25) ** 2)  # a gentle slope is no way down either
+    assert int(state.info.num_linesearch_steps) == 0
 
 
 def test_a_number_put_into_the_state():

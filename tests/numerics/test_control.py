@@ -1,0 +1,32 @@
+"""Conditions and loops are the same numbers run as Python's and as XLA's."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from gradtx.numerics.control import branch, fold, repeat, repeat_while, run_if
+
+FUNCTIONS = {
+    "branch": lambda x: branch(x > 2, lambda y: y + 1, lambda y: y - 1, x),
+    "repeat_while": lambda x: repeat_while(lambda n: n < 20, lambda n: 2 * n + 1, x),
+    "repeat": lambda x: repeat(4, lambda i, n: 2 * n + i, x),
+    "fold": lambda x: fold(lambda n, y: 2 * n + y, x, jnp.array([5.0, 1.0, 3.0])),
+    "run_if": lambda x: run_if(x > 2, lambda n, turn: 2 * n + 1, x),
+    "run_if, anyway": lambda x: run_if(x > 2, lambda n, turn: 2 * n + 1, x, anyway=True),
+}
+
+
+@pytest.mark.parametrize("select", [False, True])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_compiled_is_as_in_python(name, select, monkeypatch):
+    if select:  # what is chosen on platforms other than a CPU
+        monkeypatch.setattr(jax.lax, "platform_dependent", lambda *x, default, **_: default(*x))
+    for x in (1.0, 3.0):
+        want = {
+            "branch": x + 1 if x > 2 else x - 1,
+            "repeat_while": 31,
+            "repeat": 16 * x + 4 * 1 + 2 * 2 + 3,
+            "fold": 8 * x + 4 * 5 + 2 * 1 + 3,
+        }.get(name, 2 * x + 1 if x > 2 else x)
+        assert float(FUNCTIONS[name](jnp.float32(x))) == want
+        assert float(jax.jit(lambda x: FUNCTIONS[name](x))(jnp.float32(x))) == want
