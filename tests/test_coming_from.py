@@ -736,6 +736,7 @@ TORCH = {
 }
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("name", TORCH)
 def test_schedulers_beside_pytorch(name):
     torch = pytest.importorskip("torch")

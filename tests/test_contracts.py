@@ -35,8 +35,8 @@ def some(*chosen, of=NAMES):
     return pytest.mark.parametrize("name", quick(of, *chosen))
 
 
-# Of those that take more than a moment for each, a newcomer's suite shows one in six.
-sample = some(*NAMES[::6])
+# Of those that take more than a moment for each, a newcomer's suite shows one in nine.
+sample = some(*NAMES[::9])
 
 
 def params(dtype=jnp.float32):

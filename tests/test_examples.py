@@ -22,6 +22,7 @@ def run(script, *arguments, cwd):
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_digits_are_recognised(tmp_path):
     code, output = run("train_digits.py", "--save-config", "tx.json", cwd=tmp_path)
     assert code == 0, output

@@ -76,6 +76,7 @@ def powered(a, v, iterations, tolerance):
     return v @ product, product / np.linalg.norm(product)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize(("iterations", "tolerance"), [(3, 1e-9), (1000, 0.05), (1000, 1e-7)])
 def test_power_iteration(iterations, tolerance):
@@ -100,6 +101,7 @@ def test_power_iteration_of_zeros():
     assert vector.tolist() == [0, 0]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("left", [UNITARY, WITHOUT])
 @pytest.mark.parametrize("right", [HERMITIAN, WITHOUT])
@@ -174,6 +176,7 @@ def newton(x, root, eps):
     return y, count
 
 
+@pytest.mark.quick(1)
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize(("root", "eps"), [(2, 0.0), (3, 0.1)])
 def test_newton_s_iteration(root, eps):

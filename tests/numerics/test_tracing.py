@@ -89,6 +89,23 @@ def test_equations_grow_with_the_square_root_of_the_leaves():
     assert equations(401) < 2 * equations(101)
 
 
+@pytest.mark.parametrize(("many", "calls"), [(3, 0), (4, 3), (10, 9)])
+def test_a_function_is_called_for_four_leaves_of_a_kind_or_more(many, calls):
+    """One call for each leaf but the first, as long as these are fewer than its equations."""
+
+    def rule(x):
+        for _ in range(20):
+            x = x * x
+        return x
+
+    def run(xs, other):
+        return tracing.traced_once("rule", rule, [(x,) for x in (*xs, other)])
+
+    jaxpr = jax.make_jaxpr(run)([jnp.ones(2)] * many, jnp.ones(3)).jaxpr
+    assert [str(e.primitive) for e in jaxpr.eqns].count("jit") == calls
+
+
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("leaves", [LEAVES, 40], ids=["one a call", "several a call"])
 def test_inside_of_other_transformations_of_functions(leaves):
     tx, params = gradtx.adamw(0.1), tree(leaves)

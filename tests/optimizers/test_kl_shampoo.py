@@ -113,6 +113,7 @@ def test_the_largest_inverse_root_is_a_limit(build, most):
     np.testing.assert_allclose(found, [1 / 100, 1 / max(most, 10) ** 2], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_first_factors_are_means_over_the_other_side():
     """Bases and values would be the same if all factors were larger."""
     g = np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)

@@ -309,6 +309,7 @@ def test_errors_name_the_leaf():
         gradtx.muon(0.1, muon_weight_dimension_numbers={"other": None}).init(p)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("how", ["frobenius", "spectral", "aol", "schatten"])
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
 def test_a_zero_gradient_is_no_step(how, dtype):

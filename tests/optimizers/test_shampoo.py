@@ -72,7 +72,7 @@ def test_shampoo_is_its_authors():
     matrix_trees.check_golden(tx, "shampoo")
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("root", [2, 4])
 @pytest.mark.parametrize("kind", ["ordinary", "condition 1e8", "rank two", "zero", "complex"])
 def test_newton_takes_the_root_that_eigenvalues_give(kind, root):
@@ -108,6 +108,7 @@ def test_blocks_are_no_larger_than_the_matrix():
             assert slot.shape == (1, blocks, n, n)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("method", ["eigen", "newton"])
 def test_roots_are_taken_by_the_method_that_is_named(monkeypatch, method):
     monkeypatch.setattr(shampoo, f"{method}_inverse_root", lambda x, *_: jnp.full_like(x, 7))

@@ -137,6 +137,7 @@ FORMULAS = {
 }
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize(("made", "formula"), FORMULAS.values(), ids=FORMULAS)
 def test_those_that_optax_lacks_are_their_formulas(made, formula):
     schedule, counts = made(), np.arange(60)

@@ -51,6 +51,7 @@ def test_adamw_never_moves_a_parameter_of_two(rate):
     assert p.tolist() == [2.0] * 64
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("cure", CURES)
 @pytest.mark.parametrize("dtype", NARROW)
 def test_each_cure_goes_as_far_as_single_precision(cure, dtype):

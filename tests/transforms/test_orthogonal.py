@@ -96,7 +96,7 @@ def test_what_is_no_schedule_is_refused():
         gradtx.orthogonalize(ns_dtype=jnp.bfloat16).update(x, ())
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("gram", [False, True])
 @pytest.mark.parametrize("matrix", HARD)
 def test_both_forms_are_one_polynomial(matrix, gram):
@@ -113,6 +113,7 @@ def test_both_forms_are_one_polynomial(matrix, gram):
             np.testing.assert_allclose(got[0], wanted, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("how", ["aol", "schatten"])
 def test_both_forms_start_from_a_gram_matrix_that_is_there(how):
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 4, 9)))
@@ -121,6 +122,7 @@ def test_both_forms_start_from_a_gram_matrix_that_is_there(how):
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("how", ["frobenius", "spectral", "aol", "schatten"])
 def test_what_the_first_iterate_is_divided_by(how):
     """Each matrix of a batch by its own, which is not small beside epsilon."""
