@@ -330,6 +330,24 @@ def test_dither_is_right_on_average_and_replayed():
     assert np.abs(total / 400 - x).max() < 5 / (7 * np.sqrt(12)) / np.sqrt(400)
 
 
+@pytest.mark.parametrize("drawn", [0.0, 0.25, 1 - 2**-23])
+def test_dithered_codes_are_the_nearest_integers(drawn):
+    """The last number that can be drawn would round 1 up to a code of five bits."""
+
+    class Drawn:
+        def uniform(self, shape):
+            return jnp.full(shape, drawn, jnp.float32)
+
+    x = np.linspace(-1, 1, 128, dtype=np.float32)
+    form = FORMATS["int4_dithered"]
+    parts = form.encode(jnp.asarray(x), 0, True, Drawn())
+    y = np.float32(7) * x + np.float32(drawn - 0.5)
+    want = np.minimum(np.floor(y + np.float32(0.5)), 7)  # a half rounds up
+    np.testing.assert_array_equal(parts["codes"], want + 8)
+    read = form.decode(parts, 0, True, Drawn())
+    np.testing.assert_allclose(read, (want - (drawn - 0.5)) / 7, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("axis", [0, 1])
