@@ -3,7 +3,7 @@
 A kernel of XLA's for GPUs reduces in one direction, so that rows and columns need two, besides the
 one that writes the slot. Here tiles of a matrix are summed both ways by the kernel that writes it,
 and XLA adds up the sums of tiles. Other platforms and older GPUs, several devices without
-``shard_map``, and matrices that do not fit the kernel are left to XLA.
+``shard_map``, exported programs, and matrices that do not fit the kernel are left to XLA.
 """
 
 import math
@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import mlir
 
-from gradtx.numerics.opaque import is_alone, opaque
+from gradtx.numerics.opaque import is_alone, is_exported, opaque
 from gradtx.numerics.steering import recompute
 from gradtx.types import Array
 
@@ -155,7 +155,9 @@ def _has_compiler() -> bool:
 def _lowered(ctx: Any, *values: Any, **static: Any) -> Any:
     kinds = ctx.avals_in[2:]
     whole = [x for x, kind in zip(values[2:], kinds, strict=True) if kind.size == kinds[0].size]
-    kernel = is_alone(ctx) and fits(*kinds) and all(map(_is_stored, whole)) and _has_compiler()
+    on_gpu = tuple(ctx.module_context.platforms) == ("cuda",) and not is_exported(ctx)
+    kernel = on_gpu and is_alone(ctx) and fits(*kinds) and all(map(_is_stored, whole))
+    kernel = kernel and _has_compiler()
 
     def run(*arrays: Array) -> list[Array]:
         return in_tiles(*arrays[2:], **static) if kernel else _plain(*arrays, **static)
@@ -163,5 +165,6 @@ def _lowered(ctx: Any, *values: Any, **static: Any) -> Any:
     return mlir.lower_fun(run, multiple_results=True)(ctx, *values)
 
 
-# Not cached: only in place does it see what its operands are.
-mlir.register_lowering(written_and_summed_p, _lowered, platform="cuda", cacheable=False)
+# Not cached: only in place does it see what its operands are. One rule for all platforms: JAX does
+# not lower for several at once what is not cached and has several rules.
+mlir.register_lowering(written_and_summed_p, _lowered, cacheable=False)

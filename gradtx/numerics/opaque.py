@@ -57,6 +57,11 @@ def is_alone(ctx: Any) -> bool:
     return set(context.manual_axes) | set(mesh.manual_axes) == set(mesh.axis_names)
 
 
+def is_exported(ctx: Any) -> bool:
+    """Whether a program is lowered to be saved: JAX does not save Triton's kernels."""
+    return bool(ctx.module_context.lowering_parameters.for_export)
+
+
 def _there(x: Any, dx: Any) -> Any:
     """A tangent as an array, as `jax.jvp` wants it."""
     if not isinstance(dx, ad.Zero):
