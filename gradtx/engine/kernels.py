@@ -281,11 +281,10 @@ class Tiling(NamedTuple):
 
     def window(self, r: int, at: Sequence[Array], number: int = 0) -> Window:
         """One of the blocks of the tile at some place in the grid."""
-        (first, _, *others), index = self.tile(r)
-        sizes = (first, r, *others)
-        starts = [i * (n or 1) for i, n in zip(index(*at), self.tile(r)[0], strict=True)]
+        shape, index = self.tile(r)
+        starts = [i * (n or 1) for i, n in zip(index(*at), shape, strict=True)]
         starts[1] += number * r
-        return Window(starts, sizes)
+        return Window(starts, (shape[0], r, *shape[2:]))
 
 
 class Chip(NamedTuple):
