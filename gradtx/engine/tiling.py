@@ -1,0 +1,238 @@
+"""How a kernel goes through a leaf: what a device has of it, and the tiles of that."""
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from gradtx.engine.cutting import Cut
+from gradtx.storage.draws import Draws
+from gradtx.storage.encoded import Blocks
+from gradtx.types import Array
+
+
+class Part(NamedTuple):
+    """What a device has of a leaf.
+
+    Attributes:
+        shape: its shape.
+        blocks: how it is cut into blocks, all of them whole.
+        place: where the whole leaf lies; None if it is on one device.
+    """
+
+    shape: tuple[int, ...]
+    blocks: Blocks
+    place: NamedSharding | None
+
+    @classmethod
+    def of(cls, cut: Cut, places: Mapping[Any, NamedSharding | None] | None) -> "Part | None":
+        """The part of a cut's leaf, from the places of arrays; None if that is not known.
+
+        Nor is there one if blocks would be divided, or if entries are drawn for: what a kernel
+        draws goes by the place of an entry in the array that it has.
+        """
+        if places is None:
+            return cls(cut.shape, cut.blocks, None)
+        known = (places.get(v) for v in cut.arrays if v.aval.shape == cut.shape)
+        place = next(filter(None, known), None)
+        if place is None or cut.is_drawn:
+            return None
+        axis, number, _ = cut.blocks
+
+        def along(n: int) -> tuple[int, ...]:
+            return (*cut.shape[:axis], n, *cut.shape[axis + 1 :])
+
+        whole = cut.blocks.fill(cut.shape)
+        try:
+            units = place.shard_shape(along(number if whole else 1))
+            shape = place.shard_shape(cut.shape)
+        except ValueError:
+            return None
+        if not whole:
+            return cls(shape, cut.blocks, place)
+        return cls(shape, cut.blocks._replace(number=units[axis]), place)
+
+    def formed(self, x: Array) -> Array:
+        """What a kernel has seen as tiles, in the dimensions of the leaf."""
+        axis = self.blocks.axis
+        return x.reshape(*self.shape[:axis], -1, *self.shape[axis + 1 :])
+
+    def run(self, kernel: Callable[..., list[Any]], cut: Cut) -> Callable[..., list[Any]]:
+        """A kernel for parts as one for the whole leaf."""
+        if self.place is None:
+            return kernel
+        # On explicit axes this runs under `automatic`, which has set the mesh with automatic ones.
+        is_set = AxisType.Explicit in self.place.mesh.axis_types
+        whole, part = PartitionSpec(), self.place.spec
+        return jax.shard_map(
+            kernel,
+            mesh=None if is_set else self.place.mesh,
+            in_specs=(*[whole for _ in cut.scalars], *[part for _ in cut.arrays]),
+            out_specs=[part for _ in cut.outputs],
+            check_vma=False,
+        )
+
+
+class Window(NamedTuple):
+    """A block of some array in a tile.
+
+    Attributes:
+        starts: where it begins in the array, by dimension.
+        sizes: its size; None for a dimension that it does not have.
+    """
+
+    starts: list[Any]
+    sizes: tuple[int | None, ...]
+
+    def kept(self, given: Sequence[Any]) -> tuple[Any, ...]:
+        """What is given by dimension, for those that it has."""
+        return tuple(x for x, n in zip(given, self.sizes, strict=True) if n is not None)
+
+    def draws(self, shape: tuple[int, ...]) -> Draws:
+        """Where its entries lie in a slot of some shape; without a key."""
+        part = Draws.of((0, 0), shape).part(self.starts)
+        return part._replace(strides=self.kept(part.strides))
+
+    def inside(self, tile: tuple[int, ...], shape: tuple[int, ...]) -> Array | None:
+        """Which entries of a tile, which may be larger, are its own and in an array of some shape.
+
+        None if all are.
+        """
+        ends = []
+        dimensions = zip(*map(self.kept, (self.starts, self.sizes, shape)), strict=True)
+        for axis, (start, size, length) in enumerate(dimensions):
+            along = jax.lax.broadcasted_iota(jnp.int32, tile, axis)
+            if size < tile[axis]:
+                ends.append(along < size)
+            if length % size:
+                ends.append(along < length - start)
+        return functools.reduce(jnp.logical_and, ends) if ends else None
+
+
+class Tiling(NamedTuple):
+    """How a kernel goes through a leaf, and through the parts of its slots.
+
+    An array has `r` rows in each block: as many entries as the block, or one scale, or half as many
+    bytes as codes of four bits. They are the second dimension of what the grid sees.
+
+    Attributes:
+        grid: how many tiles there are.
+        shape: ``r -> shape``, the array as the grid sees it, with the padding of the last block.
+        tile: ``r -> (shape, index)``, the tile and where it lies.
+        blocks: how many blocks there are in a tile, one after another.
+        axis: the axis of a tile along which a block lies.
+    """
+
+    grid: tuple[int, ...]
+    shape: Callable[[int], tuple[int, ...]]
+    tile: Callable[[int], tuple[Any, Callable[..., tuple[Any, ...]]]]
+    blocks: int
+    axis: int
+
+    def window(self, r: int, at: Sequence[Array], number: int = 0) -> Window:
+        """One of the blocks of the tile at some place in the grid."""
+        shape, index = self.tile(r)
+        starts = [i * (n or 1) for i, n in zip(index(*at), shape, strict=True)]
+        starts[1] += number * r
+        return Window(starts, (shape[0], r, *shape[2:]))
+
+
+ENTRIES = 2**18
+"""How many entries of a leaf are in a tile on a TPU: with all that a kernel holds, 10 of 16 MB."""
+
+
+def tpu_tiling(shape: tuple[int, ...], blocks: Blocks) -> Tiling | None:
+    """Tiles of 8 blocks and 128 columns: the scales are then a whole register.
+
+    Blocks along the last dimension lie across lanes. With several dimensions after the block's,
+    such as heads, a register holds parts of many blocks: these leaves do not fit.
+    """
+    axis, number, size = blocks
+    if axis == len(shape) - 1:
+        return _in_lanes(shape, blocks)
+    if axis != len(shape) - 2:
+        return None
+    count, columns, before = min(number, 8), shape[-1], math.prod(shape[:axis])
+    width = min(columns, 128 * max(1, 8 // count))
+    if count * size * width > ENTRIES:
+        return None
+    return Tiling(
+        (before, -(-number // count), -(-columns // width)),
+        lambda r: (before, number * r, columns),
+        lambda r: ((None, count * r, width), lambda p, i, j: (p, i, j)),
+        count,
+        0,
+    )
+
+
+def _in_lanes(shape: tuple[int, ...], blocks: Blocks) -> Tiling | None:
+    """Tiles of whole rows, in which blocks are whole registers."""
+    _, number, size = blocks
+    before, most = math.prod(shape[:-1]), ENTRIES // shape[-1] // 32 * 32
+    if not blocks.fill(shape) or size % 128 or not 2 <= number <= 16 or min(before, most) < 8:
+        return None
+    many = min(before, most)
+    return Tiling(
+        (-(-before // many),),
+        lambda r: (before, number * r),
+        lambda r: ((many, number * r), lambda i: (i, 0)),
+        number,
+        1,
+    )
+
+
+def gpu_tiling(shape: tuple[int, ...], blocks: Blocks) -> Tiling | None:
+    """A tile is a block of 32 columns, or 32 blocks along rows."""
+    return None if blocks.size > 4096 else _by_block(shape, blocks, 2**13)
+
+
+def cpu_tiling(shape: tuple[int, ...], blocks: Blocks) -> Tiling | None:
+    """Tiles of two megabytes, which stay in the cache, if columns can be so divided.
+
+    Rows of a tile are long then: a core reads little from pages that it does not read on.
+    """
+    return _by_block(shape, blocks, 2**19, divided=True) if blocks.fill(shape) else None
+
+
+def _by_block(
+    shape: tuple[int, ...], blocks: Blocks, entries: int, *, divided: bool = False
+) -> Tiling:
+    """Tiles of one block and several columns, or, if it lies along rows, of several such blocks.
+
+    Args:
+        shape: of the leaf.
+        blocks: of the leaf.
+        entries: how many there are in a tile at most, but for a larger block.
+        divided: whether all tiles are full.
+    """
+    axis, number, size = blocks
+    before, columns = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
+    if blocks.fill(shape):  # each is a matrix by itself
+        before, number = before * number, 1
+    along = columns if columns > 1 else before
+    many = max(1, entries // power_of_2(size))
+    many = math.gcd(along, many) if divided else min(power_of_2(along), many)
+    if columns == 1:
+        return Tiling(
+            (-(-before // many), number),
+            lambda r: (before, number * r),
+            lambda r: ((many, r), lambda i, k: (i, k)),
+            1,
+            1,
+        )
+    return Tiling(
+        (before, number, -(-columns // many)),
+        lambda r: (before, number * r, columns),
+        lambda r: ((None, r, many), lambda i, k, j: (i, k, j)),
+        1,
+        0,
+    )
+
+
+def power_of_2(n: int) -> int:
+    """The least power of 2 that is at least `n`."""
+    return 1 << (n - 1).bit_length()
