@@ -55,6 +55,7 @@ class Rule:
         function: the rule itself.
         on_rows: whether it runs on `Rows`.
         zero_gradient: what it does while gradients are zero, if it declares that.
+        of_tree: what it reads of the whole tree, if it reads entries otherwise.
     """
 
     # Not a dataclass, which would take longer to make than most modules to import.
@@ -66,9 +67,10 @@ class Rule:
         *,
         on_rows: bool,
         zero_gradient: Any = None,
+        of_tree: Callable[[list[Any]], dict[str, Any]] | None = None,
     ) -> None:
         self.scope, self.state, self.function = scope, state, function
-        self.on_rows, self.zero_gradient = on_rows, zero_gradient
+        self.on_rows, self.zero_gradient, self.of_tree = on_rows, zero_gradient, of_tree
 
 
 StepFn: TypeAlias = Callable[..., tuple[Params, State]]

@@ -1,13 +1,12 @@
 """Chains of transformations, and the simplest links."""
 
-import itertools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from gradtx.engine.lift import by_itself, elementwise, in_turn
+from gradtx.engine.lift import Last, Lifted, by_itself, elementwise, in_turn, undeclared
 from gradtx.numerics.steering import is_tracer
 from gradtx.packed import holds_packed
 from gradtx.pair import (
@@ -36,65 +35,153 @@ def chain(*args: GradientTransformation) -> GradientTransformation:
     >>> gradtx.chain(gradtx.clip(1.0), gradtx.scale(-0.1))
     chain(clip(max_delta=1.0), scale(step_size=-0.1))
     """
-    links = [with_extra_args_support(tx) for tx in args]
+    links = tuple(map(with_extra_args_support, args))
 
-    def init(params: Params) -> State:
-        return tuple(tx.init(params) for tx in links)
-
-    def check(state: State) -> None:
+    def states(state: State) -> tuple[State, ...]:
         if not isinstance(state, tuple) or len(state) != len(links):
             raise ValueError(
                 f"chain: expected a state of {len(links)} parts, one for each transformation, "
                 f"which its init makes, not {type(state).__name__} {jax.tree.structure(state)}"
                 f"{OTHER_STATE}"
             )
+        return state
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    return _in_sequence(links, states, tuple)
+
+
+class InSequence:
+    """The update of a chain, whose links see the updates one after another.
+
+    Args:
+        links: the transformations.
+        states: ``state -> states``, those of the links in the state of the chain.
+        joined: ``states -> state``, the inverse.
+    """
+
+    def __init__(
+        self,
+        links: tuple[GradientTransformation, ...],
+        states: Callable[[State], tuple[State, ...]],
+        joined: Callable[[Iterable[State]], State],
+    ) -> None:
+        self.links, self.states, self.joined = links, states, joined
+
+    def __call__(
+        self, updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        check(state)
-        return _through(links, updates, state, params, extra_args)
+        updates, new, _ = through(self.links, updates, self.states(state), params, extra_args)
+        return updates, self.joined(new)
 
-    parts = tuple(links)
+
+def _in_sequence(
+    links: tuple[GradientTransformation, ...],
+    states: Callable[[State], tuple[State, ...]],
+    joined: Callable[[Iterable[State]], State],
+) -> GradientTransformation:
+    """The chain of some links; the rest is as in `InSequence`."""
+
+    def init(params: Params) -> State:
+        return joined([tx.init(params) for tx in links])
+
+    update = InSequence(links, states, joined)
     last = links[-1].step if links else None
     if last is None:
-        return GradientTransformationExtraArgs(init, update, parts=parts)
+        return GradientTransformationExtraArgs(init, update, parts=links)
 
     def step(
         updates: Updates, state: State, params: Params, **extra_args: Any
     ) -> tuple[Params, State]:
-        check(state)
-        updates, new = _through(links[:-1], updates, state[:-1], params, extra_args)
-        params, part = last(updates, state[-1], params, **extra_args)
-        return params, (*new, part)
+        *before, own = states(state)
+        updates, new, _ = through(links[:-1], updates, before, params, extra_args)
+        params, own = last(updates, own, params, **extra_args)
+        return params, joined([*new, own])
 
-    return GradientTransformationExtraArgs(init, update, step, parts=parts)
+    return GradientTransformationExtraArgs(init, update, step, parts=links)
 
 
-def _through(
+class _Link(NamedTuple):
+    """A transformation that sees all updates, its state, and its rule if that is all it is."""
+
+    tx: GradientTransformation
+    state: State
+    rule: Lifted | None
+
+
+def through(
     links: Sequence[GradientTransformation],
     updates: Updates,
-    state: State,
+    states: Sequence[State],
     params: Params | None,
     extra_args: dict[str, Any],
-) -> tuple[Updates, tuple[State, ...]]:
-    new: list[State] = []
+    last: Last | None = None,
+) -> tuple[Any, list[State], bool]:
+    """Updates after transformations one after another, with new states.
+
+    Neighbours that need little but a leaf are one function of it, which is traced once.
+
+    Args:
+        links: the transformations.
+        updates: the updates.
+        states: their states.
+        params: the parameters.
+        extra_args: more arguments of an update.
+        last: what is done with each update after the last link, if it can be a part of its
+            function.
+
+    Returns:
+        The updates, the new states, and whether `last` has been done.
+    """
     joins = any(map(is_tracer, jax.tree.leaves(updates))) and not holds_packed(updates)
-    rules = [by_itself(tx) if joins else None for tx in links]
-    # Neighbours that need nothing but a leaf are one function of it, which is traced once.
-    steps = zip(links, state, rules, strict=True)
-    for alone, group in itertools.groupby(steps, lambda step: step[2] is None):
-        run = list(group)
-        if alone:
-            for tx, part, _ in run:
-                updates, part = tx.update(updates, part, params, **extra_args)
-                new.append(part)
+    pairs = list(zip(links, states, strict=True))
+    each = [_Link(tx, state, None) for tx, state in pairs]
+    if joins:
+        each = [link for tx, state in pairs for link in _links(tx, state)]
+    new: list[State] = []
+    done = False
+    for run in _runs(each):
+        rules = [link.rule for link in run if link.rule is not None]
+        if rules:
+            here = last if run[-1] is each[-1] else None
+            held = [link.state for link in run]
+            updates, made = in_turn(rules, updates, held, params, extra_args, here)
+            new, done = new + made, here is not None
         else:
-            together = [rule for _, _, rule in run if rule is not None]
-            parts = [part for _, part, _ in run]
-            updates, parts = in_turn(together, updates, parts, params, extra_args)
-            new += parts
-    return updates, tuple(new)
+            ((tx, state, _),) = run
+            updates, state = tx.update(updates, state, params, **extra_args)
+            new.append(state)
+    if joins:
+        rest = iter(new)
+        new = [_nested(tx, rest) for tx in links]
+    return updates, new, done
+
+
+def _links(tx: GradientTransformation, state: State) -> list[_Link]:
+    """The links of a chain, and of the chains within it."""
+    update = undeclared(tx).update
+    if not isinstance(update, InSequence):
+        return [_Link(tx, state, by_itself(tx))]
+    inner = zip(update.links, update.states(state), strict=True)
+    return [link for tx, state in inner for link in _links(tx, state)]
+
+
+def _nested(tx: GradientTransformation, states: Iterator[State]) -> State:
+    """The state of a transformation from those of its links."""
+    update = undeclared(tx).update
+    if not isinstance(update, InSequence):
+        return next(states)
+    return update.joined([_nested(link, states) for link in update.links])
+
+
+def _runs(links: Sequence[_Link]) -> list[list[_Link]]:
+    """Links cut into neighbours that one function can be."""
+    runs: list[list[_Link]] = []
+    for link in links:
+        before = runs[-1][-1].rule if runs else None
+        if before is None or link.rule is None or link.rule.of_tree is not None:
+            runs.append([link])
+        else:
+            runs[-1].append(link)
+    return runs
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -138,33 +225,14 @@ def named_chain(*args: tuple[str, GradientTransformation]) -> GradientTransforma
     names = [name for name, _ in args]
     if len(set(names)) < len(names):
         raise ValueError(f"named_chain: a name occurs twice in {names}")
-    links = chain(*(tx for _, tx in args))
+    links = tuple(with_extra_args_support(tx) for _, tx in args)
 
-    def init(params: Params) -> State:
-        return NamedStates(zip(names, links.init(params), strict=True))
-
-    def parts(state: State) -> tuple[State, ...]:
+    def states(state: State) -> tuple[State, ...]:
         if not isinstance(state, dict) or list(state) != names:
             raise ValueError(f"named_chain: expected a state for {names}, not {state!r:.80}")
         return tuple(state.values())
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
-        updates, new = links.update(updates, parts(state), params, **extra_args)
-        return updates, NamedStates(zip(names, new, strict=True))
-
-    whole = links.step
-    if whole is None:
-        return GradientTransformationExtraArgs(init, update, parts=links.parts)
-
-    def step(
-        updates: Updates, state: State, params: Params, **extra_args: Any
-    ) -> tuple[Params, State]:
-        params, new = whole(updates, parts(state), params, **extra_args)
-        return params, NamedStates(zip(names, new, strict=True))
-
-    return GradientTransformationExtraArgs(init, update, step, parts=links.parts)
+    return _in_sequence(links, states, lambda new: NamedStates(zip(names, new, strict=True)))
 
 
 @transformation(in_sequence=True)

@@ -18,7 +18,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, cast as typed
+from typing import Any, NamedTuple, cast as typed
 
 import jax
 import jax.numpy as jnp
@@ -58,6 +58,7 @@ SlotsFn = Callable[[Array], dict[str, Any]]
 RuleFn = Callable[..., tuple[Any, dict[str, Any]]]
 Start = Mapping[str, Any] | Callable[[list[Array]], Mapping[str, Any]]
 AdvanceFn = Callable[[Any, Any], Mapping[str, Any]]
+OfTreeFn = Callable[[list[Any]], dict[str, Any]]
 
 
 def elementwise(
@@ -68,6 +69,7 @@ def elementwise(
     start: Start | None = None,
     advance: AdvanceFn | None = None,
     zero_gradient: ZeroGradient | None = None,
+    of_tree: OfTreeFn | None = None,
 ) -> GradientTransformation:
     """Lift a rule that treats each entry independently.
 
@@ -84,6 +86,8 @@ def elementwise(
             those before it.
         zero_gradient: what the rule does while gradients are zero, if that has a closed form; it
             saves :func:`exact_rows` steps.
+        of_tree: ``[g] -> {name: value}``, what the rule reads of the whole tree, such as a norm, as
+            ``s.name``: from the gradients, which may be `Rows`, in at least float32.
 
     Returns:
         The pair. Decorate the function that calls this with :func:`transformation`.
@@ -109,7 +113,8 @@ def elementwise(
     >>> tx.update(jnp.ones(2), state)[0].tolist()
     [1.5, 1.5]
     """
-    lifted = Rule(Scope.ENTRY, state, rule, on_rows=True, zero_gradient=zero_gradient)
+    scope = Scope.ENTRY if of_tree is None else Scope.TREE
+    lifted = Rule(scope, state, rule, on_rows=True, zero_gradient=zero_gradient, of_tree=of_tree)
     return lift(lifted, each_slots(slots), each_leaf(lifted), start=start, advance=advance)
 
 
@@ -379,17 +384,32 @@ def each_leaf(rule: Rule) -> Transform:
     return transform
 
 
-def by_itself(tx: GradientTransformation) -> Lifted | None:
-    """The rule of a transformation that lifts one over entries or rows, and does nothing else."""
-    while (inner := tx.expansion) is not tx:
-        if tx.scheduled:
-            return None
+def undeclared(tx: GradientTransformation) -> GradientTransformation:
+    """What a transformation does, if no hyperparameter of it is evaluated at each step."""
+    while not tx.scheduled and (inner := tx.expansion) is not tx:
         typed(Declaration, tx.declaration).check_numbers()
         tx = inner
-    rule = tx.rule
-    if not isinstance(rule, Lifted) or tx.update is not rule.update:
+    return tx
+
+
+def by_itself(tx: GradientTransformation) -> Lifted | None:
+    """The rule of a transformation that lifts one over entries or rows, and does nothing else."""
+    rule = undeclared(tx).rule
+    if not isinstance(rule, Lifted) or undeclared(tx).update is not rule.update:
         return None
-    return rule if rule.scope in (Scope.ENTRY, Scope.ROW) else None
+    return rule if rule.of_tree or rule.scope in (Scope.ENTRY, Scope.ROW) else None
+
+
+class Last(NamedTuple):
+    """What is done with each update at the end.
+
+    Attributes:
+        function: ``(p, u) -> result``.
+        params: the leaves `p` of the parameters, in the order of the updates.
+    """
+
+    function: Callable[[Any, Any], Any]
+    params: list[Any]
 
 
 def in_turn(
@@ -398,25 +418,30 @@ def in_turn(
     states: Sequence[State],
     params: Params | None,
     extra_args: dict[str, Any],
+    last: Last | None = None,
 ) -> tuple[Updates, list[State]]:
-    """Rules of entries or rows, each on the updates of the one before, as one rule of leaves."""
+    """Rules of entries or rows, each on the updates of the one before, as one rule of leaves.
+
+    Only the first may read something of the whole tree.
+    """
     given = [
         rule.begin(updates, state, params, **extra_args)
         for rule, state in zip(rules, states, strict=True)
     ]
-    directions, new = _leaf_by_leaf(rules, given)
+    directions, new = _leaf_by_leaf(rules, given, last)
     ended = zip(rules, given, states, new, strict=True)
     return given[0].treedef.unflatten(directions), [r.end(*rest) for r, *rest in ended]
 
 
 def _leaf_by_leaf(
-    rules: Sequence[Rule], given: Sequence[Leaves]
+    rules: Sequence[Rule], given: Sequence[Leaves], last: Last | None = None
 ) -> tuple[list[Any], list[dict[str, Any]]]:
     """The directions of the last rule, and the slots of each: a rule gets those of the one before.
 
     All are traced together, once for each kind of leaf.
     """
     first, there = given[0], given[0].there()
+    params = next((x.params for x in given if x.takes_params), last.params if last else None)
     applied = [
         rule.function
         if leaves.skipped is None
@@ -424,21 +449,22 @@ def _leaf_by_leaf(
         for rule, leaves in zip(rules, given, strict=True)
     ]
 
-    def on_leaf(gradient: Any, *beside: Beside) -> tuple[Any, list[dict[str, Any]]]:
+    def on_leaf(gradient: Any, p: Any, *beside: Beside) -> tuple[Any, list[dict[str, Any]]]:
         g, slots = gradient, []
         u: Any
         for rule, function, leaves, of_leaf in zip(rules, applied, given, beside, strict=True):
+            held, drawn = of_leaf
+            leaf = g, held, p if leaves.takes_params else None, drawn
             if is_rows(g):
-                whole = rule.scope is Scope.LEAF
-                u, new = on_rows(function, leaves, (g, *of_leaf), whole=whole)
+                u, new = on_rows(function, leaves, leaf, whole=rule.scope is Scope.LEAF)
             else:
-                u, new = on_array(function, leaves, (g, *of_leaf))
+                u, new = on_array(function, leaves, leaf)
             if u.shape != g.shape:
                 at = next(i for i in there if first.gradients[i] is gradient)
                 raise other_shape(leaves, at, u.shape)
             g = u
             slots.append(new)
-        return g, slots
+        return g if last is None else last.function(p, g), slots
 
     calls = []
     for i in there:
@@ -450,7 +476,10 @@ def _leaf_by_leaf(
                 check_shapes(leaves, i, g.shape)
             elif not rule.on_rows:
                 raise refused_rows(leaves.label, leaves.paths[i])
-        calls.append((g, *((x.held(i), x.params[i], x.drawn[i]) for x in given)))
+        p = None if params is None else params[i]
+        calls.append((g, p, *((x.held(i), x.drawn[i]) for x in given)))
+    if rules[0].of_tree is not None:
+        first.scalars |= rules[0].of_tree([widened(g) for g, *_ in calls])
     dense = [call for call in calls if not is_rows(call[0])]
     if any(rule.scope is Scope.LEAF for rule in rules):
         # What reads a whole leaf is steered for each leaf separately.
@@ -458,7 +487,7 @@ def _leaf_by_leaf(
     else:
         made = iter(traced_once("_".join(leaves.label for leaves in given), on_leaf, dense))
     results = [on_leaf(*call) if is_rows(call[0]) else next(made) for call in calls]
-    directions: list[Any] = [None] * len(first.gradients)
+    directions: list[Any] = [None] * len(first.gradients) if last is None else [*last.params]
     slots = [{n: list(column) for n, column in leaves.slots.items()} for leaves in given]
     for i, (direction, new) in zip(there, results, strict=True):
         directions[i] = direction
@@ -468,11 +497,11 @@ def _leaf_by_leaf(
     return directions, slots
 
 
-Beside = tuple[dict[str, Any], Any, dict[str, Any]]
-"""What belongs to one leaf besides its gradient: slots as they are kept, parameter, keys."""
+Beside = tuple[dict[str, Any], dict[str, Any]]
+"""What belongs to one leaf for one rule: slots as they are kept, keys."""
 
 OneLeaf = tuple[Any, dict[str, Any], Any, dict[str, Any]]
-"""The same, after the gradient."""
+"""Gradient, slots, parameter, keys."""
 
 
 def on_array(rule: RuleFn, given: Leaves, leaf: OneLeaf) -> tuple[Array, dict[str, Any]]:
@@ -519,6 +548,11 @@ def checked_result(label: str, result: Any, names: Iterable[str]) -> tuple[Any, 
         )
     check_names(f"{label}: the new slots", result[1], list(names), None)
     return result[0], dict(result[1])
+
+
+def widened(g: Any) -> Any:
+    """A gradient, an array or `Rows`, in the type in which a rule computes."""
+    return g.with_values(widen(g.values)) if is_rows(g) else widen(g)
 
 
 def label_of(function: Any) -> str:

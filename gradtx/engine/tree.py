@@ -16,8 +16,9 @@ from gradtx.engine.lift import (
     each_slots,
     lift,
     refused_rows,
+    widened,
 )
-from gradtx.numerics import cast, scalar_dtype, widen
+from gradtx.numerics import cast, scalar_dtype
 from gradtx.pair import GradientTransformation, Rule, Scope
 from gradtx.paths import path_string
 from gradtx.rows import Rows, is_rows
@@ -71,7 +72,7 @@ def _all_leaves(rule: Rule, *, takes_value: bool) -> Transform:
     def transform(given: Leaves) -> tuple[list[Any], dict[str, Any]]:
         there = given.there()
         gradients = [_checked(given, i, on_rows=rule.on_rows) for i in there]
-        g = [_widened(x) for x in gradients]
+        g = [widened(x) for x in gradients]
         arguments: dict[str, Any] = {}
         if given.takes_params:
             arguments["p"] = [load(jnp.asarray(given.params[i])) for i in there]
@@ -144,10 +145,6 @@ def _checked(given: Leaves, i: int, *, on_rows: bool) -> Any:
 
 def _ends_in(shape: tuple[int, ...], end: tuple[int, ...]) -> bool:
     return len(shape) >= len(end) and shape[len(shape) - len(end) :] == end
-
-
-def _widened(g: Any) -> Any:
-    return g.with_values(widen(g.values)) if isinstance(g, Rows) else widen(g)
 
 
 def _rounded(u: Any, dtype: Any) -> Any:

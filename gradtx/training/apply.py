@@ -5,8 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradtx.composition.chain import chain
+from gradtx.composition.chain import chain, through
 from gradtx.eager import MANY_LEAVES, Program, count_of_arrays, on_vectors
+from gradtx.engine.lift import Last
 from gradtx.numerics import as_arrays, cast, round_to, widen
 from gradtx.numerics.steering import delay
 from gradtx.numerics.tracing import traced_once
@@ -114,20 +115,31 @@ def chain_reading_old(slot: str, *links: GradientTransformation) -> GradientTran
     return GradientTransformationExtraArgs(tx.init, update)
 
 
+def _addable(p: Any, u: Any) -> bool:
+    if p is None or u is None:
+        return True
+    if is_rows(u):
+        return jnp.shape(p) == u.shape and (jnp.iscomplexobj(p) or not jnp.iscomplexobj(u.values))
+    return jnp.shape(p) == jnp.shape(u) and (jnp.iscomplexobj(p) or not jnp.iscomplexobj(u))
+
+
 def _check_addable(path: Any, p: Any, u: Any) -> None:
     """Raise ValueError or TypeError if an update cannot be added to a parameter."""
-    if p is None or u is None:
+    if _addable(p, u):
         return
+    where = f"at {path_string(path)!r} the parameter is"
     shape = u.shape if is_rows(u) else jnp.shape(u)
     if jnp.shape(p) != shape:
-        raise ValueError(
-            f"at {path_string(path)!r} the parameter is {jnp.shape(p)} and the update {shape}"
-        )
-    if jnp.iscomplexobj(u.values if is_rows(u) else u) and not jnp.iscomplexobj(p):
-        raise TypeError(
-            f"at {path_string(path)!r} the parameter is {jnp.result_type(p)} and the update "
-            f"{u.dtype}"
-        )
+        raise ValueError(f"{where} {jnp.shape(p)} and the update {shape}")
+    raise TypeError(f"{where} {jnp.result_type(p)} and the update {u.dtype}")
+
+
+def _adding(params: Params, updates: Updates) -> Last | None:
+    """The addition to parameters as the last thing done with each update; None if it would fail."""
+    structure: Any
+    leaves, structure = jax.tree.flatten(params, is_leaf=is_leaf)
+    given, other = jax.tree.flatten(updates, is_leaf=is_leaf)
+    return Last(_add, leaves) if structure == other and all(map(_addable, leaves, given)) else None
 
 
 def _add(p: Any, u: Any, key: Any = None) -> Any:
@@ -151,8 +163,9 @@ def take_step(
     def run(updates: Updates, state: State, params: Params, **extra_args: Any) -> Any:
         if tx.step is not None:
             return tx.step(updates, state, params, **extra_args)
-        updates, state = tx.update(updates, state, params, **extra_args)
-        return apply_updates(params, updates), state
+        last = _adding(params, updates)
+        new, (state,), done = through([tx], updates, [state], params, extra_args, last)
+        return new if done else apply_updates(params, new), state
 
     def step(
         updates: Updates, state: State, params: Params, arrays: dict[str, Any]

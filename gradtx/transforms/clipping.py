@@ -6,9 +6,7 @@ import jax.numpy as jnp
 
 from gradtx.checks import Limit
 from gradtx.engine.lift import elementwise, leafwise
-from gradtx.engine.tree import treewise
 from gradtx.numerics import sum_sq
-from gradtx.numerics.tracing import traced_once
 from gradtx.pair import (
     GradientTransformation,
     transformation,
@@ -117,9 +115,10 @@ def clip_by_global_norm(max_norm: Limit) -> GradientTransformation:
     (0.6, 0.8)
     """
 
-    def rule(g: Any, s: Any, t: Any) -> Any:
-        # One factor for all entries: it is fused into whatever reads the gradient next.
-        factor = shrink_factor(global_norm(g), max_norm)
-        return traced_once("scale", lambda x: factor * x, [(x,) for x in g]), {}
+    def of_tree(g: list[Any]) -> dict[str, Array]:
+        return {"factor": shrink_factor(global_norm(g), max_norm)}
 
-    return treewise(EmptyState, None, None, rule, rows=True)
+    def rule(g: Array, s: Any, t: Any) -> Any:
+        return s.factor * g, {}
+
+    return elementwise(EmptyState, None, rule, of_tree=of_tree)

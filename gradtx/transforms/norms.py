@@ -6,14 +6,14 @@ from typing import Any
 import jax.numpy as jnp
 
 from gradtx.checks import NonNegative, Number, Positive
-from gradtx.engine.lift import leafwise
+from gradtx.engine.lift import elementwise, leafwise
 from gradtx.engine.tree import treewise
 from gradtx.numerics import abs_sq, divide, widen
 from gradtx.pair import (
     GradientTransformation,
     transformation,
 )
-from gradtx.tree import global_norm, map_updates, scale
+from gradtx.tree import global_norm, map_updates
 from gradtx.types import Array, EmptyState
 
 
@@ -34,10 +34,13 @@ def normalize_by_update_norm(
     [0.6, 0.8]
     """
 
-    def rule(g: Any, s: Any, t: Any) -> Any:
-        return scale(scale_factor / (global_norm(g) + eps), g), {}
+    def of_tree(g: list[Any]) -> dict[str, Array]:
+        return {"factor": scale_factor / (global_norm(g) + eps)}
 
-    return treewise(EmptyState, None, None, rule, rows=True)
+    def rule(g: Array, s: Any, t: Any) -> Any:
+        return s.factor * g, {}
+
+    return elementwise(EmptyState, None, rule, of_tree=of_tree)
 
 
 def _unit_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -135,10 +138,13 @@ def normalize() -> GradientTransformation:
     [0.6000000238418579, 0.800000011920929]
     """
 
-    def rule(g: Any, s: Any, t: Any) -> Any:
-        return scale(divide(jnp.ones([]), global_norm(g)), g), {}
+    def of_tree(g: list[Any]) -> dict[str, Array]:
+        return {"factor": divide(jnp.ones([]), global_norm(g))}
 
-    return treewise(EmptyState, None, None, rule, rows=True)
+    def rule(g: Array, s: Any, t: Any) -> Any:
+        return s.factor * g, {}
+
+    return elementwise(EmptyState, None, rule, of_tree=of_tree)
 
 
 @transformation

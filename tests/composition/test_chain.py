@@ -8,6 +8,7 @@ import optax
 import pytest
 
 import gradtx
+from gradtx.training.apply import take_step
 
 
 def test_an_empty_chain_is_the_identity():
@@ -70,8 +71,9 @@ def one_by_one(links, grads, states, params):
         (gradtx.scale(3.0), gradtx.scale_by_learning_rate(lambda t: 0.1 / (t + 1)), gradtx.clip(1)),
         (gradtx.scale(3.0), gradtx.scale(2.0)._replace(update=lambda u, s, p=None, **_: (u, s))),
         (gradtx.add_noise(0.1, 0.5, 1), gradtx.scale_by_adam(), gradtx.scale(0.1)),
+        (gradtx.scale(3.0), gradtx.clip_by_global_norm(1.0), gradtx.normalize(), gradtx.scale(2.0)),
     ],
-    ids=["entries", "a leaf between", "a schedule", "a replaced update", "keys"],
+    ids=["entries", "a leaf between", "a schedule", "a replaced update", "keys", "norms"],
 )
 def test_links_that_are_traced_together_do_what_they_do_alone(links):
     grads = jax.tree.map(lambda p: 0.1 * p + 0.05, LEAVES)
@@ -82,6 +84,30 @@ def test_links_that_are_traced_together_do_what_they_do_alone(links):
         want, want_state = one_by_one(links, grads, want_state, LEAVES)
     got, want = ((jax.tree.map(_numbers, x)) for x in ((updates, state), (want, want_state)))
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7), got, want)
+
+
+def test_chains_within_a_chain_and_the_addition_do_together_what_they_do_alone():
+    inner = gradtx.named_chain(("m", gradtx.trace(0.9)), ("deep", gradtx.chain(gradtx.scale(2.0))))
+    tx = gradtx.chain(gradtx.clip_by_global_norm(1.0), inner, gradtx.sgd(0.1, momentum=0.5))
+    params = {**LEAVES, "frozen": jnp.ones(2), "table": jnp.ones((4, 3))}
+    rows = gradtx.Rows(jnp.array([2, 0]), jnp.ones((2, 3)), (4, 3))
+    grads = {**jax.tree.map(lambda p: 0.1 * p + 0.05, LEAVES), "frozen": None, "table": rows}
+    links = [gradtx.clip_by_global_norm(1.0), inner, gradtx.sgd(0.1, momentum=0.5)]
+
+    def step(params, state):
+        return gradtx.apply_gradients(tx, grads, params, state)
+
+    got, state = jax.jit(step)(params, tx.init(params))
+    updates, want = one_by_one(links, grads, tx.init(params), params)
+    chex.assert_trees_all_close(got, gradtx.apply_updates(params, updates), rtol=1e-6)
+    chex.assert_trees_all_close(state, want, rtol=1e-6)
+
+
+def test_an_update_that_does_not_fit_a_parameter_is_named_also_then():
+    tx = gradtx.chain(gradtx.scale(2.0), gradtx.sgd(0.1))
+    params = {**LEAVES, "4": jnp.zeros(5)}
+    with pytest.raises(ValueError, match=r"at '4' the parameter is \(5,\) and the update \(2, 3\)"):
+        jax.jit(lambda g, p: take_step(tx, g, tx.init(p), p))(LEAVES, params)
 
 
 def _numbers(x):

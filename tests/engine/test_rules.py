@@ -3,6 +3,7 @@
 import functools
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import pytest
@@ -96,6 +97,21 @@ def test_a_rule_that_stands_alone_has_its_own_name(rule):
     run(tx)
     with pytest.raises(TypeError, match="module_level: expected the state State"):
         tx.update(P, gradtx.EmptyState())
+
+
+def test_a_rule_of_entries_may_read_a_number_of_the_tree():
+    tx = gradtx.elementwise(
+        gradtx.EmptyState,
+        None,
+        lambda g, s, t: (g / s.largest, {}),
+        of_tree=lambda g: {"largest": gradtx.tree.max(g)},
+    )
+    assert tx.rule.scope is Scope.TREE
+    grads = {"a": jnp.array([2.0, 4.0], jnp.bfloat16), "b": None, "c": jnp.array(8.0)}
+    updates, _ = tx.update(grads, tx.init(grads))
+    chex.assert_trees_all_equal(
+        updates, {"a": jnp.array([0.25, 0.5], jnp.bfloat16), "b": None, "c": jnp.array(1.0)}
+    )
 
 
 def test_the_pair_says_what_its_rule_reads():

@@ -76,17 +76,21 @@ def test_slots_of_other_types_are_another_kind():
 
 
 def test_equations_grow_with_the_square_root_of_the_leaves():
-    """Three functions are called for all leaves but the first: one makes the rows whose squares are
-    summed, one multiplies by the clip's factor, one is Adam with decay and learning rate."""
+    """Two functions are called for all leaves but the first: one makes the rows whose squares are
+    summed, one is the clip's factor, Adam, decay, learning rate, and in a step the addition."""
+    tx = gradtx.chain(gradtx.clip_by_global_norm(1.0), gradtx.adamw(1e-3))
 
-    def equations(count):
-        tx = gradtx.chain(gradtx.clip_by_global_norm(1.0), gradtx.adamw(1e-3))
+    def equations(count, run=tx.update):
         params = {i: jax.ShapeDtypeStruct((4,), jnp.float32) for i in range(count)}
         state = jax.eval_shape(tx.init, params)
-        return len(jax.make_jaxpr(tx.update)(params, state, params).eqns)
+        return len(jax.make_jaxpr(run)(params, state, params).eqns)
 
-    assert equations(101) < 110
+    def step(gradients, state, params):
+        return gradtx.apply_gradients(tx, gradients, params, state)
+
+    assert equations(101) < 100
     assert equations(401) < 2 * equations(101)
+    assert equations(101, step) == equations(101) + 1
 
 
 @pytest.mark.parametrize(("many", "calls"), [(3, 0), (4, 3), (10, 9)])
