@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import mlir
 
-from gradtx.numerics.opaque import is_alone, is_exported, opaque
+from gradtx.numerics.opaque import has_triton, is_alone, is_exported, opaque
 from gradtx.numerics.steering import recompute
 from gradtx.types import Array
 
@@ -147,17 +147,12 @@ def _is_stored(x: Any) -> bool:
     return not isinstance(operation, str) or operation.split(".")[-1] in STORED.split()
 
 
-def _has_compiler() -> bool:
-    """Whether Triton supports the GPUs that are here; if none is, the program is compiled ahead."""
-    return all(float(getattr(d, "compute_capability", 8)) >= 8 for d in jax.devices())
-
-
 def _lowered(ctx: Any, *values: Any, **static: Any) -> Any:
     kinds = ctx.avals_in[2:]
     whole = [x for x, kind in zip(values[2:], kinds, strict=True) if kind.size == kinds[0].size]
     on_gpu = tuple(ctx.module_context.platforms) == ("cuda",) and not is_exported(ctx)
     kernel = on_gpu and is_alone(ctx) and fits(*kinds) and all(map(_is_stored, whole))
-    kernel = kernel and _has_compiler()
+    kernel = kernel and has_triton()
 
     def run(*arrays: Array) -> list[Array]:
         return in_tiles(*arrays[2:], **static) if kernel else _plain(*arrays, **static)

@@ -31,7 +31,7 @@ from gradtx.engine.tiling import (
     power_of_2,
     tpu_tiling,
 )
-from gradtx.numerics.opaque import is_alone, is_exported, opaque
+from gradtx.numerics.opaque import has_triton, is_alone, is_exported, opaque
 from gradtx.numerics.steering import delay, is_tracer, true_after
 from gradtx.paths import path_string
 from gradtx.storage.draws import Draws
@@ -464,7 +464,7 @@ def computed(
 
 def _lowered(chip: Chip, ctx: Any, *arrays: Any, **static: Any) -> Any:
     run: Callable[..., Any] = functools.partial(with_kernels, chip=chip, divided=not is_alone(ctx))
-    if chip is GPU and is_exported(ctx):
+    if chip is GPU and (is_exported(ctx) or not has_triton()):
         run = _as_it_is
     return mlir.lower_fun(run, multiple_results=True)(ctx, *arrays, **static)
 

@@ -62,6 +62,11 @@ def is_exported(ctx: Any) -> bool:
     return bool(ctx.module_context.lowering_parameters.for_export)
 
 
+def has_triton() -> bool:
+    """Whether Triton supports the GPUs that are here; if none is, the program is compiled ahead."""
+    return all(float(getattr(d, "compute_capability", 8)) >= 8 for d in jax.devices())
+
+
 def _there(x: Any, dx: Any) -> Any:
     """A tangent as an array, as `jax.jvp` wants it."""
     if not isinstance(dx, ad.Zero):

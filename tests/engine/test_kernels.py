@@ -2,6 +2,7 @@
 
 import functools
 import re
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -239,6 +240,16 @@ def test_without_kernels(monkeypatch):
         jax.eval_shape(lambda p, s, o=outer: gradtx.apply_gradients(o, p, p, s), p, outer.init(p))
     assert set(made) == {0}
     assert gradtx.from_config(gradtx.to_config(tx)) == tx
+
+
+@slow
+@pytest.mark.parametrize(("capability", "count"), [("7.5", 0), ("8.0", 1)])
+def test_gpus_that_triton_does_not_support_have_no_kernel(capability, count, monkeypatch):
+    p, tx = numbers((256, 4), 0), gradtx.store(gradtx.sgd(0.1, momentum=0.5), min_size=1)
+    traced = jax.jit(lambda s: gradtx.apply_gradients(tx, p, p, s)).trace(tx.init(p))
+    monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(compute_capability=capability)])
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("custom_call @__gpu$xla.gpu.triton") == count
 
 
 @pytest.mark.slow
