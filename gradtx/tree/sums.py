@@ -1,6 +1,7 @@
 """Sums, norms and extremes of all entries of a tree, in at least float32."""
 
 import builtins
+import math
 import operator
 from functools import reduce
 from typing import Any
@@ -34,9 +35,13 @@ def norm_sq(tree: PyTree) -> Array:
 def _sum_sq_of(xs: list[Array]) -> Array:
     """The sum of the squared absolute values of all entries of arrays of one shape."""
 
+    def stacked(*xs: Array) -> Array:
+        return jax.lax.concatenate([jax.lax.expand_dims(x, (0,)) for x in xs], 0)
+
     def together(*xs: Array) -> Array:  # quicker to trace than with jnp.stack
-        rows = traced_once("row", lambda x: jax.lax.expand_dims(x, (0,)), [(x,) for x in xs])
-        return sum_sq(jax.lax.concatenate(rows, 0))
+        size = math.isqrt(len(xs))
+        parts = [xs[i : i + size] for i in range(0, len(xs), size)]
+        return sum_sq(jax.lax.concatenate(traced_once("stacked", stacked, parts), 0))
 
     def apart(*xs: Array) -> Array:
         return reduce(jnp.add, map(sum_sq, xs))

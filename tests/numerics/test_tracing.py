@@ -76,7 +76,7 @@ def test_slots_of_other_types_are_another_kind():
 
 
 def test_equations_grow_with_the_square_root_of_the_leaves():
-    """Two functions are called for all leaves but the first: one makes the rows whose squares are
+    """Two functions are called for all leaves but the first: one stacks leaves whose squares are
     summed, one is the clip's factor, Adam, decay, learning rate, and in a step the addition."""
     tx = gradtx.chain(gradtx.clip_by_global_norm(1.0), gradtx.adamw(1e-3))
 
