@@ -369,6 +369,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 large = {"x": (16384, 8192)}
 two = {"x": (4, 4096, 4096), "y": (4, 4096, 4096), "b": (64,)}  # stacked, and what is not stored
 adamw = gradtx.adamw(1e-3)
+random16 = gradtx.Codec("bf16", rounding="stochastic")
 STEPS = {
     "int8": (gradtx.store(adamw), large),
     "f8_e4m3": (gradtx.store(adamw, "f8_e4m3"), large),
@@ -380,6 +381,8 @@ STEPS = {
     ),
     "dithered": (gradtx.store(adamw, {"mu": "int4_dithered", "nu": "int4"}), large),
     "mixed": (gradtx.store(adamw, {"mu": "bf16", "nu": "int8"}), large),
+    "bf16 at random": (gradtx.store(adamw, random16), large),
+    "mixed at random": (gradtx.store(adamw, {"mu": random16, "nu": "int8"}), large),
     "clipped": (gradtx.chain(gradtx.clip_by_global_norm(1.0), gradtx.store(adamw)), large),
     "two": (gradtx.store(adamw), two),
     "in rows": (gradtx.store(adamw, gradtx.Codec("int8", axis=-1)), {"x": (32768, 4096)}),
@@ -409,23 +412,24 @@ for chip, device in aot.available().items():
     four = aot.h100s(4) if chip == "H100" else aot.v5e()
     mesh = Mesh([four[:2], four[2:4]], ("a", "b"))
     place = NamedSharding(mesh, PartitionSpec("a", "b"))
-    tx, p = gradtx.store(adamw), jax.ShapeDtypeStruct(large["x"], jnp.float32)
-    plan = gradtx.state_sharding(tx, p, place)
-    def step(p, s, g):
-        return gradtx.apply_gradients(plan.placed(tx), g, p, s)
-    run = jax.jit(step, donate_argnums=(0, 1), out_shardings=(plan.params, plan.state))
-    p = jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=place)
-    compiled = run.lower(p, plan.abstract, p).compile()
-    kernels, n = aot.entry_kernels(compiled.as_text()), p.size / 4
-    print(json.dumps({
-        "name": "divided",
-        "chip": chip,
-        "moved": sum(k.moved for k in kernels) / n,
-        "least": (12 * n + 2 * plan.bytes_per_device) / n,
-        "stored": compiled.memory_analysis().temp_size_in_bytes / n,
-        "kernels": sum(k.operation == "custom-call" for k in kernels),
-        "messages": len(hlo.collectives(compiled.as_text())),
-    }))
+    for name in ("int8", "random", "bf16 at random"):
+        tx, p = STEPS[name][0], jax.ShapeDtypeStruct(large["x"], jnp.float32)
+        plan = gradtx.state_sharding(tx, p, place)
+        def step(p, s, g):
+            return gradtx.apply_gradients(plan.placed(tx), g, p, s)
+        run = jax.jit(step, donate_argnums=(0, 1), out_shardings=(plan.params, plan.state))
+        p = jax.ShapeDtypeStruct(p.shape, p.dtype, sharding=place)
+        compiled = run.lower(p, plan.abstract, p).compile()
+        kernels, n = aot.entry_kernels(compiled.as_text()), p.size / 4
+        print(json.dumps({
+            "name": f"{name}, divided",
+            "chip": chip,
+            "moved": sum(k.moved for k in kernels) / n,
+            "least": (12 * n + 2 * plan.bytes_per_device) / n,
+            "stored": compiled.memory_analysis().temp_size_in_bytes / n,
+            "kernels": sum(k.operation == "custom-call" for k in kernels),
+            "messages": len(hlo.collectives(compiled.as_text())),
+        }))
 """
 
 
@@ -440,10 +444,11 @@ def test_stored_steps_move_the_least_bytes_on_chips_that_are_not_here():
         beside = 4 if name == "clipped" else 0
         assert found["moved"] <= 1.05 * (found["least"] + beside), found
         assert found["stored"] < 0.01, found
-        assert found["kernels"] == (2 if name == "two" else 1), found
-        if name in ("int8", "divided"):
+        by_xla = name.startswith("bf16") and found["chip"] == "H100"
+        assert found["kernels"] == (2 if name == "two" else 0 if by_xla else 1), found
+        assert not found.get("messages"), found
+        if name in ("int8", "int8, divided"):
             assert found["moved"] < 16.1
-            assert not found.get("messages")
         if name == "int4":
             assert found["moved"] < 14.13
 

@@ -44,7 +44,7 @@ class Cut:
 
     Attributes:
         shape: the shape of the leaf.
-        blocks: how it is cut into blocks.
+        blocks: how it is cut into blocks; None if all slots keep each entry alone.
         eqns: the equations, in order.
         scalars: the numbers that it reads.
         arrays: the arrays that it reads, of the leaf's shape or parts of a slot.
@@ -54,7 +54,7 @@ class Cut:
     """
 
     shape: tuple[int, ...]
-    blocks: Blocks
+    blocks: Blocks | None
     eqns: list[Any]
     scalars: list[Any]
     arrays: list[Any]
@@ -68,19 +68,16 @@ class Cut:
         return {eqn.params["codec"] for eqn in self.eqns if eqn.primitive in (decode_p, encode_p)}
 
     @property
-    def is_drawn(self) -> bool:
-        """Whether it draws random numbers."""
+    def drawn(self) -> list[Codec]:
+        """The codecs for which it draws random numbers."""
         reads = {decode_p: 0, encode_p: 1}
-        return any(
-            len(eqn.invars) > len(eqn.params["names"]) + reads[eqn.primitive]
+        found = (
+            eqn.params["codec"]
             for eqn in self.eqns
             if eqn.primitive in reads
+            and len(eqn.invars) > len(eqn.params["names"]) + reads[eqn.primitive]
         )
-
-    def rows(self, v: Any) -> int:
-        """How many rows an array has in each block; of parameters the last may have fewer."""
-        axis, number, size = self.blocks
-        return size if v.aval.shape == self.shape else int(v.aval.shape[axis]) // number
+        return list(dict.fromkeys(found))
 
     def kind(self) -> Any:
         """The same for the cuts of other leaves if one kernel serves both."""
@@ -216,11 +213,8 @@ def _cut(
     if not decoded:
         return None
     shape, codecs = decoded[0].aval.shape, {eqn.params["codec"] for eqn in coded}
-    blocks = {blocks_of(codec, shape) for codec in codecs}
+    blocks = {blocks_of(codec, shape) for codec in codecs} - {None}
     if len(blocks) > 1:
-        return None
-    (one,) = blocks
-    if one is None:
         return None
     inside = {v for eqn in eqns for v in eqn.outvars}
     read = dict.fromkeys(
@@ -252,7 +246,9 @@ def _cut(
         for new, old in places.items()
         if new in results and old in arrays and new.aval.dtype == old.aval.dtype
     }
-    cut = Cut(shape, one, eqns, scalars, arrays, outputs, overwrites, order[-1])
+    cut = Cut(
+        shape, next(iter(blocks), None), eqns, scalars, arrays, outputs, overwrites, order[-1]
+    )
     return cut if fits(cut) else None
 
 

@@ -11,7 +11,7 @@ a kernel is run as it is.
 
 import functools
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -29,13 +29,15 @@ from gradtx.engine.tiling import (
     cpu_tiling,
     gpu_tiling,
     power_of_2,
+    tpu_pieces,
     tpu_tiling,
 )
 from gradtx.numerics.opaque import has_triton, is_alone, is_exported, opaque
 from gradtx.numerics.steering import delay, is_tracer, true_after
 from gradtx.paths import path_string
 from gradtx.storage.draws import Draws
-from gradtx.storage.encoded import FORMATS, Blocks, Encoded, numbers_in, parts_of
+from gradtx.storage.encoded import FORMATS, Blocks, Encoded, Key, numbers_in, parts_of
+from gradtx.storage.format import Codec
 from gradtx.storage.marked import Marked, decode_p, encode_p, marked, parts_and_key, plain
 from gradtx.types import Array, Params, State, Updates, is_stored
 
@@ -54,7 +56,7 @@ def in_kernels(
     Args:
         step: an update, or a whole step.
         updates: a tree.
-        state: its state. Without slots in blocks, or outside of a trace, this only calls `step`.
+        state: its state. Without slots for kernels, or outside of a trace, this only calls `step`.
         params: the parameters.
         extra_args: more arguments.
         whole: whether it returns new parameters, in place of the old ones.
@@ -62,9 +64,14 @@ def in_kernels(
     arrays = {n: v for n, v in extra_args.items() if not callable(v)}
     functions = {n: v for n, v in extra_args.items() if callable(v)}
     held = jax.tree.leaves(state, is_leaf=is_stored)
+    inside = any(isinstance(x, Marked) for x in held)
+    alone = not any(isinstance(x, Encoded) and x.blocks is not None for x in held)
+
+    def in_order(done: Any, new: State) -> tuple[Any, State]:
+        return after_parameters(done, new) if whole and alone and not inside else (done, new)
+
     if not any(map(Marked.can, held)):
-        done = step(updates, state, params, **extra_args)
-        return after_parameters(*done) if whole else done
+        return in_order(*step(updates, state, params, **extra_args))
     structure: Any
     given = (params, marked(state), updates, arrays)
     leaves, structure = jax.tree.flatten(given)
@@ -82,7 +89,7 @@ def in_kernels(
     inputs = [leaves[i] for i in at]
     closed, out = jax.make_jaxpr(run, return_shape=True)(*inputs)
     if closed.effects:
-        return step(updates, state, params, **extra_args)
+        return in_order(*step(updates, state, params, **extra_args))
     jaxpr: Any = closed.jaxpr
     invars = [*jaxpr.constvars, *jaxpr.invars]
     program = Program(ClosedJaxpr(jaxpr.replace(constvars=[], invars=invars), []))
@@ -101,7 +108,7 @@ def in_kernels(
     )
     returned: Any = jax.tree.structure(out)
     done = returned.unflatten(results)
-    return done if any(isinstance(x, Marked) for x in held) else plain(done)
+    return done if inside else in_order(*plain(done))
 
 
 def _places(given: tuple[Params | None, State, Updates, Any]) -> list[NamedSharding | None]:
@@ -177,6 +184,8 @@ class Chip(NamedTuple):
         platform: its name.
         codecs: those whose codes it can compute in a kernel.
         tiling: ``(shape, blocks) -> Tiling``, None for leaves that do not fit.
+        pieces: ``shape -> blocks`` of leaves whose slots have none, but random numbers; None for
+            those that XLA computes in one kernel.
         settings: of its compiler; None for a loop of XLA's over tiles.
         fills: whether tiles have powers of 2 as sizes, and what is beyond an array is masked.
     """
@@ -184,6 +193,7 @@ class Chip(NamedTuple):
     platform: str
     codecs: frozenset[str]
     tiling: Callable[[tuple[int, ...], Blocks], Tiling | None]
+    pieces: Callable[[tuple[int, ...]], Blocks | None]
     settings: Callable[[], "Settings"] | None
     fills: bool = False
 
@@ -195,7 +205,8 @@ class Chip(NamedTuple):
         in_halves = any(FORMATS[codec.name].per_byte > 1 for codec in cut.codecs)
         if self.fills and in_halves and part.blocks.size != power_of_2(part.blocks.size):
             return False
-        return self.tiling(part.shape, part.blocks) is not None
+        tiling = self.tiling(part.shape, part.blocks)
+        return tiling is not None and (not cut.drawn or tiling.evenly(part))
 
     def filled(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
         """The sizes of a tile that holds so much."""
@@ -242,9 +253,10 @@ def _triton() -> Settings:
 
 FLOATS = frozenset({"f8_e4m3", "f8_e5m2", "f8_expanded"})
 FOURS = frozenset({"int4", "int4_companded", "int4_dithered"})
-TPU = Chip("tpu", FLOATS | FOURS | {"int8"}, tpu_tiling, _mosaic)
-GPU = Chip("cuda", TPU.codecs | {"int8_companded"}, gpu_tiling, _triton, fills=True)
-CPU = Chip("cpu", GPU.codecs, cpu_tiling, None)
+TPU = Chip("tpu", FLOATS | FOURS | {"int8", "bf16"}, tpu_tiling, tpu_pieces, _mosaic)
+GPU_CODECS = TPU.codecs | {"int8_companded", "f16"}
+GPU = Chip("cuda", GPU_CODECS, gpu_tiling, lambda _: None, _triton, fills=True)
+CPU = Chip("cpu", GPU_CODECS, cpu_tiling, lambda _: None, None)
 
 
 def with_kernels(
@@ -259,11 +271,15 @@ def with_kernels(
     """The results of a program, with kernels for a chip, or for each that has a part of a leaf."""
     flat: Any = inlined(program.closed, chip.platform, any(places), *arrays)
     lies = dict(zip(flat.jaxpr.invars, places, strict=True)) if divided else None
-    found = cuts(flat.jaxpr, dict(overwritten), lambda cut: chip.fits(cut, Part.of(cut, lies)))
+
+    def part_of(cut: Cut) -> Part | None:
+        return Part.of(cut, lies, chip.pieces)
+
+    found = cuts(flat.jaxpr, dict(overwritten), lambda cut: chip.fits(cut, part_of(cut)))
     made: dict[Any, Any] = {}
 
     def kernel(cut: Cut) -> Callable[..., Sequence[Any]]:
-        part = Part.of(cut, lies)
+        part = part_of(cut)
         assert part is not None
         kind = cut.kind(), part
         if kind not in made:
@@ -286,26 +302,27 @@ def _launched(cut: Cut, part: Part, chip: Chip, interpret: bool, *inputs: Array)
     memory, load, store, options = chip.settings()
     leaf = next(v for v in cut.arrays if v.aval.shape == cut.shape)
     count = len(cut.scalars)
-    floats = [i for i, v in enumerate(cut.scalars) if jnp.issubdtype(v.aval.dtype, jnp.floating)]
-    others = [i for i in range(count) if i not in floats]
+    given = dict(zip(cut.scalars, inputs, strict=False)) | part.firsts(cut)
+    floats = [v for v, x in given.items() if jnp.issubdtype(x.dtype, jnp.floating)]
+    others = [v for v in given if v not in floats]
     packed = [
-        (jnp.stack([inputs[i].astype(dtype) for i in which]), which)
+        (jnp.stack([given[v].astype(dtype) for v in which]), which)
         for which, dtype in ((floats, jnp.float32), (others, jnp.int32))
         if which
     ]
 
+    def rows(v: Any) -> int:
+        return part.rows(v, cut)
+
     def seen(v: Any) -> tuple[int, ...]:
-        first, rows, *others = tiling.shape(cut.rows(v))
-        if v.aval.shape == cut.shape and not part.blocks.fill(part.shape):
-            rows = part.shape[part.blocks.axis]
-        return first, rows, *others
+        return tiling.seen(part.shape_of(v, cut), rows(v))
 
     def spec(v: Any) -> Any:
-        return pl.BlockSpec() if chip.fills else pl.BlockSpec(*tiling.tile(cut.rows(v)))
+        return pl.BlockSpec() if chip.fills else pl.BlockSpec(*tiling.tile(rows(v)))
 
     def window(v: Any, b: int) -> Window:
         at = [pl.program_id(i) for i in range(len(tiling.grid))]
-        return tiling.window(cut.rows(v), at, b)
+        return tiling.window(rows(v), at, b)
 
     def inside(v: Any, b: int) -> Array | None:
         found = window(v, b)
@@ -313,7 +330,7 @@ def _launched(cut: Cut, part: Part, chip: Chip, interpret: bool, *inputs: Array)
 
     def block(ref: Any, v: Any, b: int) -> Any:
         """A block in what the compiler brings in, or in all of the array."""
-        r = cut.rows(v)
+        r = rows(v)
         if not chip.fills:
             own = (*[slice(None)] * tiling.axis, pl.ds(b * r, r))
             return ref if tiling.blocks == 1 else ref.at[own]
@@ -325,15 +342,15 @@ def _launched(cut: Cut, part: Part, chip: Chip, interpret: bool, *inputs: Array)
         targets = refs[len(packed) + len(cut.arrays) :]
         scalars = {}
         for ref, (_, which) in zip(numbers, packed, strict=True):
-            for k, i in enumerate(which):
-                v = cut.scalars[i]
-                scalars[v] = ref[k] != 0 if v.aval.dtype == bool else ref[k].astype(v.aval.dtype)
+            for k, v in enumerate(which):
+                dtype = given[v].dtype
+                scalars[v] = ref[k] != 0 if dtype == jnp.bool_ else ref[k].astype(dtype)
         for b in range(tiling.blocks):
             env = dict(scalars)
             for ref, v in zip(sources, cut.arrays, strict=True):
                 env[v] = load(block(ref, v, b), inside(v, b))
-            place = window(leaf, b).draws(tiling.shape(cut.blocks.size))
-            computed(cut, env, tiling.axis, place, inside(leaf, b))
+            draws = functools.partial(_draws, part, tiling, window(leaf, b), scalars)
+            computed(cut, env, tiling.axis, draws, inside(leaf, b))
             for ref, v in zip(targets, cut.outputs, strict=True):
                 store(block(ref, v, b), env[v], inside(v, b))
 
@@ -366,8 +383,7 @@ def _looped(cut: Cut, part: Part, chip: Chip, *inputs: Array) -> list[Any]:
     """
     tiling = chip.tiling(part.shape, part.blocks)
     assert tiling is not None
-    size = cut.blocks.size
-    scalars = dict(zip(cut.scalars, inputs, strict=False))
+    scalars = dict(zip(cut.scalars, inputs, strict=False)) | part.firsts(cut)
     once = {eqn.invars[0] for eqn in cut.eqns if eqn.primitive is encode_p}
 
     def turn(k: Array) -> list[Array]:
@@ -379,17 +395,16 @@ def _looped(cut: Cut, part: Part, chip: Chip, *inputs: Array) -> list[Any]:
 
     def window(v: Any, k: Array) -> tuple[list[Any], list[int], tuple[int, ...]]:
         """Where the tile lies, its size, and its size without dimensions of one block."""
-        found = tiling.window(cut.rows(v), turn(k))
+        found = tiling.window(part.rows(v, cut), turn(k))
         return found.starts, [n or 1 for n in found.sizes], found.kept(found.sizes)
 
-    def seen(x: Array, v: Any) -> Array:
-        return x.reshape(tiling.shape(cut.rows(v)))
+    def seen(v: Any) -> tuple[int, ...]:
+        return tiling.seen(part.shape_of(v, cut), part.rows(v, cut))
 
-    arrays = [seen(x, v) for x, v in zip(inputs[len(scalars) :], cut.arrays, strict=True)]
+    given = zip(inputs[len(cut.scalars) :], cut.arrays, strict=True)
+    arrays = [x.reshape(seen(v)) for x, v in given]
     old = [
-        arrays[cut.overwrites[i]]
-        if i in cut.overwrites
-        else jnp.zeros(tiling.shape(cut.rows(v)), v.aval.dtype)
+        arrays[cut.overwrites[i]] if i in cut.overwrites else jnp.zeros(seen(v), v.aval.dtype)
         for i, v in enumerate(cut.outputs)
     ]
 
@@ -408,8 +423,9 @@ def _looped(cut: Cut, part: Part, chip: Chip, *inputs: Array) -> list[Any]:
         for x, v in zip(now, cut.arrays, strict=True):
             starts, sizes, shape = window(v, k)
             env[v] = jax.lax.dynamic_slice(x, starts, sizes).reshape(shape)
-        place = tiling.window(size, turn(k)).draws(tiling.shape(size))
-        computed(cut, env, tiling.axis, place, None, once)
+        own = tiling.window(part.blocks.size, turn(k))
+        draws = functools.partial(_draws, part, tiling, own, scalars)
+        computed(cut, env, tiling.axis, draws, None, once)
         return [
             jax.lax.cond(always, functools.partial(write, k, v), lambda x, _: x, x, env[v])
             for v, x in zip(cut.outputs, new, strict=True)
@@ -419,17 +435,26 @@ def _looped(cut: Cut, part: Part, chip: Chip, *inputs: Array) -> list[Any]:
     return [part.formed(x) for x in results]
 
 
+def _draws(
+    part: Part, tiling: Tiling, window: Window, firsts: Mapping[Any, Any], codec: Codec, key: Key
+) -> Draws:
+    """What is drawn for a tile: by the places of its entries in the whole slot."""
+    whole = Draws.of(key, tiling.seen(part.slot(codec), part.blocks.size))
+    return window.draws(whole._replace(start=firsts.get(codec, 0)))
+
+
 def computed(
     cut: Cut,
     env: dict[Any, Any],
     axis: int,
-    place: Draws,
+    draws: Callable[[Codec, Key], Draws],
     there: Array | None,
     once: Collection[Any] = frozenset(),
 ) -> None:
     """The equations of a cut on a tile whose blocks lie along an axis, added to `env`.
 
-    Where entries of the tile are not `there` in the leaf, zeros are encoded.
+    The tile has numbers for a codec to draw, and where its entries are not `there` in the leaf,
+    zeros are encoded.
     """
     tile = next(env[v].shape for v in cut.arrays if v.aval.shape == cut.shape)
 
@@ -441,13 +466,13 @@ def computed(
         inputs = [read(v) for v in eqn.invars]
         if eqn.primitive is decode_p:
             parts, key = parts_and_key(eqn.params["names"], inputs)
-            draws = key and place._replace(key=key)
-            results = [numbers_in(eqn.params["codec"], parts, axis, draws)]
+            codec = eqn.params["codec"]
+            results = [numbers_in(codec, parts, axis, key and draws(codec, key))]
         elif eqn.primitive is encode_p:
             _, key = parts_and_key(eqn.params["names"], inputs[1:])
-            draws = key and place._replace(key=key)
+            codec = eqn.params["codec"]
             x = inputs[0] if there is None else jnp.where(there, inputs[0], 0)
-            parts = parts_of(eqn.params["codec"], x, axis, draws)
+            parts = parts_of(codec, x, axis, key and draws(codec, key))
             results = [parts[name] for name in eqn.params["names"]]
         elif eqn.primitive.name == "broadcast_in_dim":
             results = inputs

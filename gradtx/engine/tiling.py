@@ -11,7 +11,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from gradtx.engine.cutting import Cut
 from gradtx.storage.draws import Draws
-from gradtx.storage.encoded import Blocks
+from gradtx.storage.encoded import Blocks, blocks_of
+from gradtx.storage.format import Codec
 from gradtx.types import Array
 
 
@@ -21,40 +22,54 @@ class Part(NamedTuple):
     Attributes:
         shape: its shape.
         blocks: how it is cut into blocks, all of them whole.
-        place: where the whole leaf lies; None if it is on one device.
+        whole: the shape of the leaf.
+        place: where the leaf lies; None if it is on one device.
     """
 
     shape: tuple[int, ...]
     blocks: Blocks
+    whole: tuple[int, ...]
     place: NamedSharding | None
 
     @classmethod
-    def of(cls, cut: Cut, places: Mapping[Any, NamedSharding | None] | None) -> "Part | None":
-        """The part of a cut's leaf, from the places of arrays; None if that is not known.
+    def of(
+        cls,
+        cut: Cut,
+        places: Mapping[Any, NamedSharding | None] | None,
+        pieces: Callable[[tuple[int, ...]], Blocks | None],
+    ) -> "Part | None":
+        """The part of a cut's leaf; None if it is not known, or if blocks would be divided.
 
-        Nor is there one if blocks would be divided, or if entries are drawn for: what a kernel
-        draws goes by the place of an entry in the array that it has.
+        Args:
+            cut: the cut.
+            places: those of arrays; None on one device.
+            pieces: ``shape -> blocks`` where slots have none.
         """
-        if places is None:
-            return cls(cut.shape, cut.blocks, None)
-        known = (places.get(v) for v in cut.arrays if v.aval.shape == cut.shape)
-        place = next(filter(None, known), None)
-        if place is None or cut.is_drawn:
-            return None
-        axis, number, _ = cut.blocks
+        shape, blocks, place = cut.shape, cut.blocks, None
+        if places is not None:
+            known = (places.get(v) for v in cut.arrays if v.aval.shape == shape)
+            place = next(filter(None, known), None)
+            if place is None:
+                return None
+            try:
+                shape = place.shard_shape(shape)
+                blocks = blocks and _divided(blocks, cut.shape, place)
+            except ValueError:
+                return None
+        blocks = blocks or pieces(shape)
+        return cls(shape, blocks, cut.shape, place) if blocks else None
 
-        def along(n: int) -> tuple[int, ...]:
-            return (*cut.shape[:axis], n, *cut.shape[axis + 1 :])
+    def rows(self, v: Any, cut: Cut) -> int:
+        """How many rows an array has in each block; of parameters the last may have fewer."""
+        if v.aval.shape == cut.shape or cut.blocks is None:
+            return self.blocks.size
+        return int(v.aval.shape[cut.blocks.axis]) // cut.blocks.number
 
-        whole = cut.blocks.fill(cut.shape)
-        try:
-            units = place.shard_shape(along(number if whole else 1))
-            shape = place.shard_shape(cut.shape)
-        except ValueError:
-            return None
-        if not whole:
-            return cls(shape, cut.blocks, place)
-        return cls(shape, cut.blocks._replace(number=units[axis]), place)
+    def shape_of(self, v: Any, cut: Cut) -> tuple[int, ...]:
+        """What a device has of an array."""
+        if v.aval.shape == cut.shape:
+            return self.shape
+        return _along(self.shape, self.blocks, self.rows(v, cut))
 
     def formed(self, x: Array) -> Array:
         """What a kernel has seen as tiles, in the dimensions of the leaf."""
@@ -76,6 +91,41 @@ class Part(NamedTuple):
             check_vma=False,
         )
 
+    def slot(self, codec: Codec) -> tuple[int, ...]:
+        """The shape of the whole slot in a codec, with the padding of the last block."""
+        blocks = blocks_of(codec, self.whole)
+        return self.whole if blocks is None else _along(self.whole, blocks, blocks.size)
+
+    def firsts(self, cut: Cut) -> dict[Codec, Array]:
+        """For codecs that draw numbers, which place in the slot a device's first entry has.
+
+        Empty on one device; otherwise inside of `run`.
+        """
+        if self.place is None:
+            return {}
+        spec = self.place.spec
+        starts = [
+            jax.lax.axis_index(spec[i]) * n if i < len(spec) and spec[i] else 0
+            for i, n in enumerate(self.shape)
+        ]
+        return {
+            codec: jnp.asarray(Draws.of((0, 0), self.slot(codec)).part(starts).start, jnp.int32)
+            for codec in cut.drawn
+        }
+
+
+def _along(shape: tuple[int, ...], blocks: Blocks, r: int) -> tuple[int, ...]:
+    """A leaf's shape, with `r` rows for each block."""
+    return (*shape[: blocks.axis], blocks.number * r, *shape[blocks.axis + 1 :])
+
+
+def _divided(blocks: Blocks, shape: tuple[int, ...], place: NamedSharding) -> Blocks:
+    """The blocks of a part; ValueError if some would be divided."""
+    if not blocks.fill(shape):
+        place.shard_shape(_along(shape, blocks._replace(number=1), 1))
+        return blocks
+    return blocks._replace(number=place.shard_shape(_along(shape, blocks, 1))[blocks.axis])
+
 
 class Window(NamedTuple):
     """A block of some array in a tile.
@@ -92,9 +142,9 @@ class Window(NamedTuple):
         """What is given by dimension, for those that it has."""
         return tuple(x for x, n in zip(given, self.sizes, strict=True) if n is not None)
 
-    def draws(self, shape: tuple[int, ...]) -> Draws:
-        """Where its entries lie in a slot of some shape; without a key."""
-        part = Draws.of((0, 0), shape).part(self.starts)
+    def draws(self, whole: Draws) -> Draws:
+        """Those of its entries."""
+        part = whole.part(self.starts)
         return part._replace(strides=self.kept(part.strides))
 
     def inside(self, tile: tuple[int, ...], shape: tuple[int, ...]) -> Array | None:
@@ -121,17 +171,35 @@ class Tiling(NamedTuple):
 
     Attributes:
         grid: how many tiles there are.
-        shape: ``r -> shape``, the array as the grid sees it, with the padding of the last block.
+        groups: ``(shape, r) -> groups``, an array's dimensions, those together that the grid sees
+            as one.
         tile: ``r -> (shape, index)``, the tile and where it lies.
         blocks: how many blocks there are in a tile, one after another.
         axis: the axis of a tile along which a block lies.
     """
 
     grid: tuple[int, ...]
-    shape: Callable[[int], tuple[int, ...]]
+    groups: Callable[[tuple[int, ...], int], tuple[tuple[int, ...], ...]]
     tile: Callable[[int], tuple[Any, Callable[..., tuple[Any, ...]]]]
     blocks: int
     axis: int
+
+    def seen(self, shape: tuple[int, ...], r: int) -> tuple[int, ...]:
+        """The shape of an array as the grid sees it."""
+        return tuple(map(math.prod, self.groups(shape, r)))
+
+    def evenly(self, part: Part) -> bool:
+        """Whether neighbours in a part, as the grid sees it, are equally far apart in the leaf.
+
+        They are not if of the dimensions that it sees as one another than the first is divided.
+        """
+        size = part.blocks.size
+        both = zip(self.groups(part.shape, size), self.groups(part.whole, size), strict=True)
+        return all(
+            here == there or math.prod(group[:i]) == 1
+            for group, whole in both
+            for i, (here, there) in enumerate(zip(group, whole, strict=True))
+        )
 
     def window(self, r: int, at: Sequence[Array], number: int = 0) -> Window:
         """One of the blocks of the tile at some place in the grid."""
@@ -149,7 +217,8 @@ def tpu_tiling(shape: tuple[int, ...], blocks: Blocks) -> Tiling | None:
     """Tiles of 8 blocks and 128 columns: the scales are then a whole register.
 
     Blocks along the last dimension lie across lanes. With several dimensions after the block's,
-    such as heads, a register holds parts of many blocks: these leaves do not fit.
+    such as heads, a register holds parts of many blocks: these leaves do not fit. Neither do those
+    of fewer blocks, the last padded, whose rows are no multiple of 8: Mosaic takes no such tile.
     """
     axis, number, size = blocks
     if axis == len(shape) - 1:
@@ -158,11 +227,12 @@ def tpu_tiling(shape: tuple[int, ...], blocks: Blocks) -> Tiling | None:
         return None
     count, columns, before = min(number, 8), shape[-1], math.prod(shape[:axis])
     width = min(columns, 128 * max(1, 8 // count))
-    if count * size * width > ENTRIES:
+    rows = count * size
+    if rows * width > ENTRIES or (rows % 8 and rows != shape[axis]):
         return None
     return Tiling(
         (before, -(-number // count), -(-columns // width)),
-        lambda r: (before, number * r, columns),
+        lambda shape, _: (shape[:axis], shape[axis:-1], shape[-1:]),
         lambda r: ((None, count * r, width), lambda p, i, j: (p, i, j)),
         count,
         0,
@@ -178,11 +248,19 @@ def _in_lanes(shape: tuple[int, ...], blocks: Blocks) -> Tiling | None:
     many = min(before, most)
     return Tiling(
         (-(-before // many),),
-        lambda r: (before, number * r),
+        lambda shape, _: (shape[:-1], shape[-1:]),
         lambda r: ((many, number * r), lambda i: (i, 0)),
         number,
         1,
     )
+
+
+def tpu_pieces(shape: tuple[int, ...]) -> Blocks | None:
+    """Pieces of 256 rows, if rows are not so short that a TPU may keep an array by columns."""
+    if len(shape) < 2 or shape[-1] % 128:
+        return None
+    axis, rows = len(shape) - 2, shape[-2]
+    return Blocks(axis, -(-rows // 256), min(rows, 256))
 
 
 def gpu_tiling(shape: tuple[int, ...], blocks: Blocks) -> Tiling | None:
@@ -211,7 +289,8 @@ def _by_block(
     """
     axis, number, size = blocks
     before, columns = math.prod(shape[:axis]), math.prod(shape[axis + 1 :])
-    if blocks.fill(shape):  # each is a matrix by itself
+    alone = columns == 1 and blocks.fill(shape)  # each is a row by itself
+    if alone:
         before, number = before * number, 1
     along = columns if columns > 1 else before
     many = max(1, entries // power_of_2(size))
@@ -219,14 +298,18 @@ def _by_block(
     if columns == 1:
         return Tiling(
             (-(-before // many), number),
-            lambda r: (before, number * r),
+            lambda shape, r: (
+                ((*shape[:axis], shape[axis] // r), (r, *shape[axis + 1 :]))
+                if alone
+                else (shape[:axis], shape[axis:])
+            ),
             lambda r: ((many, r), lambda i, k: (i, k)),
             1,
             1,
         )
     return Tiling(
         (before, number, -(-columns // many)),
-        lambda r: (before, number * r, columns),
+        lambda shape, _: (shape[:axis], shape[axis : axis + 1], shape[axis + 1 :]),
         lambda r: ((None, r, many), lambda i, k, j: (i, k, j)),
         1,
         0,

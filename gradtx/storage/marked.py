@@ -42,10 +42,10 @@ class Marked(Encoded):
 
     @classmethod
     def can(cls, x: Any) -> bool:
-        """Whether a slot can be one: kept in blocks, and computed in float32."""
+        """Whether a slot can be one: in blocks or with random numbers, and computed in float32."""
         return (
             isinstance(x, Encoded)
-            and x.blocks is not None
+            and (x.blocks is not None or x.key is not None)
             and compute_dtype(x.dtype) == jnp.float32
         )
 

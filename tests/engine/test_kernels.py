@@ -25,7 +25,7 @@ def numbers(shape, seed, wide=False):
     return jnp.asarray(rng.normal(size=shape) * size, jnp.float32)
 
 
-def on(chip, monkeypatch):
+def on(chip, monkeypatch, **static):
     """From here on steps run as on a chip, in interpret mode: how many kernels each has."""
     made = []
 
@@ -34,7 +34,7 @@ def on(chip, monkeypatch):
         made.append(len(found))
         return found
 
-    run = functools.partial(kernels.with_kernels, chip=chip, interpret=True)
+    run = functools.partial(kernels.with_kernels, chip=chip, interpret=True, **static)
     monkeypatch.setattr(kernels, "cuts", counted)
     monkeypatch.setattr(kernels, "program_p", opaque("stored_step", run))
     return made
@@ -109,7 +109,8 @@ RANDOM4 = gradtx.Codec("int4", rounding="stochastic")
         ("GPU", (521,), "int8", 1),
         ("GPU", (509, 8), RANDOM4, 1),
         ("GPU", (521, 8), RANDOM4, 0),  # on a GPU 4 bits need a power of 2
-        ("TPU", (521, 160), "int8", 1),
+        ("TPU", (521, 160), "int8", 0),  # three blocks of 174, which are no whole registers
+        ("TPU", (527, 160), "int8", 1),
         ("TPU", (261, 40), "f8_expanded", 1),
         ("TPU", (200, 2, 768), gradtx.Codec("int8", axis=-1, rounding="stochastic"), 1),
         ("TPU", (4, 300), gradtx.Codec("int8", axis=-1), 0),  # blocks of 150 in rows
@@ -122,20 +123,37 @@ def test_blocks_of_any_size_may_be_padded(chip, shape, codec, count, monkeypatch
     check(tx, numbers(shape, 0), CHIPS[chip], monkeypatch, count)
 
 
+RANDOM8 = gradtx.Codec("int8", rounding="stochastic")
+RANDOM16 = gradtx.Codec("bf16", rounding="stochastic")
+BOTH = {"0.trace": RANDOM16, "1.0.trace": RANDOM8}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("chip", "shape"),
+    ("chip", "shape", "codecs", "count"),
     [
-        ("GPU", (256, 160)),
-        pytest.param("TPU", (2, 2560, 24), marks=slow),
-        pytest.param("CPU", (512, 1536), marks=slow),
+        ("GPU", (256, 160), RANDOM8, 1),
+        ("TPU", (2, 2560, 24), RANDOM8, 1),
+        ("CPU", (512, 1536), RANDOM8, 1),
+        ("TPU", (2, 300, 128), RANDOM16, 1),  # the second piece of 256 rows not full
+        ("TPU", (300, 64), RANDOM16, 0),  # which a TPU may keep column by column
+        ("TPU", (300,), RANDOM16, 0),
+        ("GPU", (300, 128), RANDOM16, 0),
+        ("CPU", (300, 128), RANDOM16, 0),
+        ("TPU", (3, 527, 40), BOTH, 1),  # blocks of 176, the last padded
+        ("GPU", (3, 521, 40), BOTH, 1),
+        ("GPU", (3, 512), BOTH, 1),
+        ("CPU", (3, 512, 4), BOTH, 1),
     ],
 )
-def test_a_kernel_draws_the_numbers_of_the_plain_path(chip, shape, monkeypatch):
-    """In several tiles, from the place of an entry in its slot."""
-    random = gradtx.Codec("int8", rounding="stochastic")
-    tx = gradtx.store(gradtx.adamw(1e-3), random, min_size=1)
-    check(tx, numbers(shape, 0), CHIPS[chip], monkeypatch, 1)
+def test_a_kernel_draws_the_numbers_of_the_plain_path(chip, shape, codecs, count, monkeypatch):
+    """In several tiles, from the place of an entry in its slot.
+
+    With decays of 1/2, so that a fused product and sum is rounded as the two are.
+    """
+    inner = gradtx.chain(gradtx.trace(0.5), gradtx.sgd(0.1, momentum=0.5))
+    tx = gradtx.store(inner, codecs, min_size=1)
+    check(tx, numbers(shape, 0), CHIPS[chip], monkeypatch, count)
 
 
 @pytest.mark.slow
@@ -311,3 +329,50 @@ def test_each_device_runs_the_kernel_on_its_part(axes, spec, zero, count, monkey
     np.testing.assert_allclose(found, want, rtol=3e-7, atol=3e-7)
     for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(same), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def draws_on_eight(codecs, shape, spec):
+    """Two slots with decays of 1/2, and the same divided over a mesh, with parameters."""
+    mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=(AxisType.Auto,) * 2)
+    inner = gradtx.chain(gradtx.trace(0.5), gradtx.sgd(0.1, momentum=0.5))
+    tx, p = gradtx.store(inner, codecs, min_size=1), numbers(shape, 0)
+    plan = gradtx.state_sharding(tx, p, NamedSharding(mesh, PartitionSpec(*spec)), min_size=1)
+    return tx, p, plan.placed(tx), jax.device_put(p, plan.params)
+
+
+@slow
+@pytest.mark.parametrize(
+    ("chip", "shape", "spec", "codecs"),
+    [
+        ("CPU", (2, 1024, 16), (None, "a", "b"), RANDOM8),
+        ("TPU", (2, 1024, 256), (None, "a", "b"), RANDOM16),
+        ("GPU", (521, 16), (None, ("a", "b")), BOTH),
+    ],
+)
+def test_each_device_draws_its_part_of_the_numbers(chip, shape, spec, codecs, monkeypatch):
+    """By the place of an entry in the whole slot, and so the codes of one device."""
+    tx, p, placed, divided = draws_on_eight(codecs, shape, spec)
+    on(PLAIN, monkeypatch)
+    want, state = stepped(tx, p)
+    made = on(CHIPS[chip], monkeypatch, divided=True)
+    found, same = stepped(placed, divided)
+    assert max(made) == 1
+    np.testing.assert_allclose(found, want, rtol=3e-7, atol=3e-7)
+    for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(same), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@slow
+@pytest.mark.parametrize(
+    ("spec", "count"),
+    [
+        (("b",), 1),
+        ((None, "a"), 0),  # of the dimensions before the block's, which are seen as one, the second
+        ((None, None, None, "a"), 0),  # what is left is seen as rows, and the leaf is not
+    ],
+)
+def test_what_draws_must_be_divided_evenly(spec, count, monkeypatch):
+    _, p, placed, _ = draws_on_eight(RANDOM8, (2, 4, 256, 4), spec)
+    made = on(kernels.CPU, monkeypatch, divided=True)
+    jax.eval_shape(lambda s: gradtx.apply_gradients(placed, p, p, s), placed.init(p))
+    assert max(made) == count
