@@ -15,7 +15,7 @@ from gradtx.pair import (
     transformation,
     with_extra_args_support,
 )
-from gradtx.types import OTHER_STATE, EmptyState, Params, State, Updates
+from gradtx.types import OTHER_STATE, Array, EmptyState, Params, State, Updates
 
 
 @transformation(in_sequence=True)
@@ -88,6 +88,18 @@ def _in_sequence(
     if last is None:
         return GradientTransformationExtraArgs(init, update, parts=links)
 
+    one_of: Any = undeclared(links[-1]).step
+    if isinstance(one_of, Cases):
+
+        def cases(state: State) -> list[Case]:
+            return [
+                case._replace(tx=_in_sequence((*links[:-1], case.tx), states, joined))
+                for case in one_of.cases(states(state)[-1])
+            ]
+
+        whole: Any = type(one_of)(cases)
+        return GradientTransformationExtraArgs(init, update, whole, parts=links)
+
     def step(
         updates: Updates, state: State, params: Params, **extra_args: Any
     ) -> tuple[Params, State]:
@@ -97,6 +109,25 @@ def _in_sequence(
         return params, joined([*new, own])
 
     return GradientTransformationExtraArgs(init, update, step, parts=links)
+
+
+class Case(NamedTuple):
+    """When `condition` holds, updates are those of `tx`, called with more arguments."""
+
+    condition: Array
+    tx: GradientTransformation
+    extra_args: dict[str, Any]
+
+
+class Cases:
+    """The step of a transformation that is one of several, on states that are alike.
+
+    Args:
+        cases: ``state -> cases``, of which one condition holds.
+    """
+
+    def __init__(self, cases: Callable[[State], list[Case]]) -> None:
+        self.cases = cases
 
 
 class _Link(NamedTuple):

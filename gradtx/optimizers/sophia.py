@@ -7,11 +7,11 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.checks import Count, Decay, LearningRate, NonNegative, Positive, PositiveCount
-from gradtx.composition.chain import chain
+from gradtx.composition.chain import Case, chain
 from gradtx.engine.leaves import load, store
 from gradtx.engine.lift import elementwise, needed
-from gradtx.numerics import Step, debias, ema, moments, widen
-from gradtx.numerics.control import branch
+from gradtx.numerics import Step, cast, debias, ema, moments, widen
+from gradtx.numerics.control import branch, inside
 from gradtx.numerics.steering import delay
 from gradtx.pair import (
     GradientTransformation,
@@ -21,6 +21,7 @@ from gradtx.pair import (
     with_extra_args_support,
 )
 from gradtx.paths import Where, leaves_with_path
+from gradtx.training.apply import InCases, chain_reading_old
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.hessian import check_real_arrays, hutchinson_estimator_diag_hessian
 from gradtx.transforms.scaling import scale_by_learning_rate
@@ -130,7 +131,12 @@ def scale_by_sophia(
         return SophiaState(count, mu, nu, estimator.init(params))
 
     def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+        updates: Updates,
+        state: State,
+        params: Params | None = None,
+        *,
+        hessian_due: bool | None = None,
+        **extra_args: Any,
     ) -> tuple[Updates, State]:
         params = needed("scale_by_sophia", params)
         check_real_arrays("scale_by_sophia", updates)
@@ -140,23 +146,46 @@ def scale_by_sophia(
         # The estimate has the type of the gradients: squares must not be rounded to 16 bits.
         wide = tree.map_updates(lambda g: widen(jnp.asarray(g)), updates)
 
-        def estimated(nu: PyTree) -> tuple[PyTree, State, Array]:
-            def run() -> tuple[PyTree, State, Array]:
-                h, inner = estimator.update(wide, state.hessian_fn_state, params, **extra_args)
-                pairs = zip(treedef.flatten_up_to(h), treedef.flatten_up_to(nu), strict=True)
-                new = [n if h is None else store(n, ema(widen(h), load(n), b2)) for h, n in pairs]
-                return treedef.unflatten(new), inner, jnp.ones([])
+        given = treedef.flatten_up_to(wide)
+        old_nu, old_inner = state.nu, state.hessian_fn_state
 
+        def estimate() -> tuple[list[Any], State]:
+            h, inner = estimator.update(wide, old_inner, params, **extra_args)
+            pairs = zip(treedef.flatten_up_to(h), given, strict=True)
+            return [None if g is None else cast(h, g.dtype) for h, g in pairs], inner
+
+        def averaged(estimates: list[Any]) -> PyTree:
+            pairs = zip(estimates, treedef.flatten_up_to(old_nu), strict=True)
+            return treedef.unflatten(
+                [n if h is None else store(n, ema(h, load(n), b2)) for h, n in pairs]
+            )
+
+        def run() -> tuple[PyTree, State, Array]:
+            h, inner = estimate()
+            return averaged(h), inner, jnp.ones([])
+
+        nu, inner = old_nu, old_inner
+        readers: list[Any] = [None] * len(given)
+        if hessian_due is None:
             due = state.count % update_interval == 0
-            return branch(due, run, lambda: (nu, state.hessian_fn_state, jnp.zeros([])))
+            nu, inner, made = branch(due, run, lambda: (old_nu, old_inner, jnp.zeros([])))
+            readers = [made] * len(given)
+        elif hessian_due:
+            # XLA for CPUs is not to know that it holds: it then stores the estimate, which two
+            # kernels read, and computes nothing of it before the loop.
+            holds = delay(1.0, after=cast(state.count, jnp.float32)) > 0
+            readers, inner = branch(holds, estimate, lambda: (tree.zeros_like(given), old_inner))
+            nu = averaged(readers)
+        else:
+            old_nu = inside(old_nu, state.count)  # the divisor too
 
-        moments: Any = _Moments(state.count, state.mu, state.nu)
-        nu, inner, made = estimated(state.nu)
-        if hessian_first:
-            moments = moments._replace(nu=nu)
+        moments: Any = _Moments(state.count, state.mu, nu if hessian_first else old_nu)
         out, moments = lifted.update(updates, moments)
         # Only once the estimate is made from the parameters may they be overwritten: no copy.
-        out = tree.map_updates(lambda u: delay(u, after=made), out)
+        pairs = zip(treedef.flatten_up_to(out), readers, strict=True)
+        out = treedef.unflatten(
+            [u if u is None or h is None else delay(u, after=h) for u, h in pairs]
+        )
         if verbose and clip_threshold is not None:
             _print_win_rate(out, clip_threshold, moments.count, print_win_rate_every_n_steps)
         return out, SophiaState(moments.count, moments.mu, nu, inner)
@@ -239,7 +268,7 @@ def sophia(
     >>> bool(value < 0.1)
     True
     """
-    return chain(
+    links = (
         scale_by_sophia(
             b1,
             b2,
@@ -257,3 +286,17 @@ def sophia(
         add_decayed_weights(weight_decay, weight_decay_mask),
         scale_by_learning_rate(learning_rate),
     )
+    tx, reading_old = chain(*links), chain_reading_old("nu", *links)
+    if hessian_first or callable(update_interval):
+        return tx
+
+    def cases(state: State) -> list[Case]:
+        due = state[0].count % update_interval == 0
+        return [
+            Case(due, reading_old, {"hessian_due": True}),
+            Case(~due, tx, {"hessian_due": False}),
+        ]
+
+    # The estimate reads the parameters, which the step overwrites, and overwrites the slot that
+    # the step reads: where both are in one loop, nothing is copied.
+    return tx.expansion._replace(step=InCases(cases))

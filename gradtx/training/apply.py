@@ -1,15 +1,18 @@
 """Applying updates to parameters."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from gradtx.composition.chain import chain, through
+from gradtx.composition.chain import Cases, chain, through
 from gradtx.eager import MANY_LEAVES, Program, count_of_arrays, on_vectors
+from gradtx.engine.leaves import parameter
 from gradtx.engine.lift import Last
 from gradtx.numerics import as_arrays, cast, round_to, widen
-from gradtx.numerics.steering import delay
+from gradtx.numerics.control import inside, run_if
+from gradtx.numerics.steering import delay, true_after
 from gradtx.numerics.tracing import traced_once
 from gradtx.pair import (
     GradientTransformation,
@@ -178,6 +181,50 @@ def take_step(
         return in_kernels(run, updates, state, params, arrays | functions, whole=True)
 
     return automatic(step, (params, state), updates, state, params, arrays)
+
+
+def step_if(
+    condition: Array,
+    tx: GradientTransformation,
+    grads: Callable[[Array], Updates],
+    state: State,
+    params: Params,
+    extra_args: dict[str, Any],
+) -> tuple[Params, State, Array]:
+    """A step of `tx` with ``grads(turn)``, or parameters and state unchanged.
+
+    The third result says which; XLA knows it only after the step.
+    """
+    if extra_args.get("value") is not None:
+        # The loss must read the parameters before they are overwritten.
+        condition = condition & true_after(extra_args["value"])
+
+    def run(now: tuple[Params, State, Array], turn: Array) -> tuple[Params, State, Array]:
+        return *take_step(tx, grads(turn), now[1], now[0], **extra_args), jnp.array(True)
+
+    return run_if(condition, run, (jax.tree.map(parameter, params), state, jnp.array(False)))
+
+
+class InCases(Cases):
+    """A whole step of one transformation of several, each in a loop of one turn or none.
+
+    A loop works in the memory of the parameters and the state. What links before it in a chain do
+    is in the loop too: otherwise their updates would be stored.
+    """
+
+    def __call__(
+        self, updates: Updates, state: State, params: Params, **extra_args: Any
+    ) -> tuple[Params, State]:
+        for case in self.cases(state):
+            params, state, _ = step_if(
+                case.condition,
+                case.tx,
+                lambda turn: inside(updates, turn),
+                state,
+                params,
+                {**extra_args, **case.extra_args},
+            )
+        return params, state
 
 
 def incremental_update(new_tensors: Params, old_tensors: ParamsT, step_size: Any) -> ParamsT:

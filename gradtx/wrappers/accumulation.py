@@ -19,6 +19,7 @@ from gradtx.pair import (
     transformation,
     with_extra_args_support,
 )
+from gradtx.training.apply import step_if
 from gradtx.transforms.accumulators import (
     accumulators,
     fitting,
@@ -27,7 +28,6 @@ from gradtx.transforms.accumulators import (
     nothing_like,
 )
 from gradtx.types import Array, DType, Params, PyTree, Slots, State, Updates
-from gradtx.wrappers.branching import step_if
 
 Skip = Callable[[Updates, Array, Params | None], tuple[Array, PyTree]]
 

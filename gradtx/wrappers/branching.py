@@ -4,38 +4,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from gradtx.engine.leaves import parameter
 from gradtx.numerics.control import in_form_of, inside, run_if
-from gradtx.numerics.steering import true_after
 from gradtx.pair import GradientTransformation, Scope
 from gradtx.paths import is_leaf
 from gradtx.rows import is_rows
-from gradtx.training.apply import take_step
 from gradtx.types import Array, Params, PyTree, State, Updates, is_stored
-
-
-def step_if(
-    condition: Array,
-    tx: GradientTransformation,
-    grads: Callable[[Array], Updates],
-    state: State,
-    params: Params,
-    extra_args: dict[str, Any],
-) -> tuple[Params, State, Array]:
-    """A step of `tx` with ``grads(turn)``, or parameters and state unchanged.
-
-    The third result says which; XLA knows it only after the step.
-    """
-    if extra_args.get("value") is not None:
-        # The loss must read the parameters before they are overwritten.
-        condition = condition & true_after(extra_args["value"])
-
-    def run(now: tuple[Params, State, Array], turn: Array) -> tuple[Params, State, Array]:
-        return *take_step(tx, grads(turn), now[1], now[0], **extra_args), jnp.array(True)
-
-    return run_if(condition, run, (jax.tree.map(parameter, params), state, jnp.array(False)))
 
 
 def update_if(

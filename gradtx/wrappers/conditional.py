@@ -15,8 +15,9 @@ from gradtx.pair import (
     transformation,
     with_extra_args_support,
 )
+from gradtx.training.apply import step_if
 from gradtx.types import Array, Params, State, Updates
-from gradtx.wrappers.branching import step_if, update_if
+from gradtx.wrappers.branching import update_if
 
 Condition = Callable[..., Any]
 

@@ -15,9 +15,10 @@ from gradtx.pair import (
     transformation,
     with_extra_args_support,
 )
+from gradtx.training.apply import step_if
 from gradtx.tree.sums import all_finite
 from gradtx.types import Array, Params, PyTree, State, Updates
-from gradtx.wrappers.branching import reads_entries, step_if, update_if
+from gradtx.wrappers.branching import reads_entries, update_if
 
 
 class ApplyIfFiniteState(NamedTuple):

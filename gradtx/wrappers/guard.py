@@ -20,10 +20,10 @@ from gradtx.pair import (
 )
 from gradtx.paths import aligned, is_leaf, leaves_with_path
 from gradtx.rows import is_rows, take_rows
-from gradtx.training.apply import apply_updates
+from gradtx.training.apply import apply_updates, step_if
 from gradtx.transforms.clipping import shrink_factor
 from gradtx.types import Array, Params, State, TreeScalar, Updates
-from gradtx.wrappers.branching import reads_entries, step_if, update_if
+from gradtx.wrappers.branching import reads_entries, update_if
 
 # Equal numbers have no deviation, so that anything larger would be a spike.
 _LEAST_DEVIATION = 0.01

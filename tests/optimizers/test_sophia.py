@@ -1,6 +1,7 @@
 """Sophia against a transcription of its paper and Optax; its estimators against Hessians."""
 
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,8 @@ import pytest
 
 import gradtx
 from tests.oracle import parameters
+from tests.programs import temporary_bytes
+from tests.quick import quick
 
 WEIGHTS = np.linspace(0.5, 20.0, 12).reshape(4, 3)
 
@@ -83,6 +86,88 @@ def test_like_optax():
     p = jnp.asarray(parameters(), jnp.float32)
     state, state_optax = ours.init(p)[0], theirs.init(p)[0]
     assert (type(state).__name__, state._fields) == ("SophiaState", state_optax._fields)
+
+
+def trained(tx, update, steps=7):
+    """A tree in two types, with a leaf that has no gradient."""
+
+    def loss(p):
+        return sum(jnp.sum(jnp.cosh(x.astype(jnp.float32))) for x in jax.tree.leaves(p))
+
+    def step(carry, _):
+        p, state = carry
+        grads = jax.grad(loss)(p) | {"still": None}
+        if update:
+            updates, state = tx.update(grads, state, p, obj_fn=loss)
+            return (gradtx.apply_updates(p, updates), state), None
+        return gradtx.apply_gradients(tx, grads, p, state, obj_fn=loss), None
+
+    x = parameters()
+    p = {"w": jnp.asarray(x, jnp.float32), "b": jnp.asarray(x[0], jnp.bfloat16), "still": None}
+    return jax.jit(lambda: jax.lax.scan(step, (p, tx.init(p)), None, steps)[0])()
+
+
+def rate(count):
+    return 0.1 / (1 + count)
+
+
+STEPS = {
+    "alone": lambda tx: tx,
+    "in chains": lambda tx: gradtx.chain(
+        gradtx.clip_by_global_norm(0.5), gradtx.named_chain(("a", gradtx.ema(0.5)), ("b", tx))
+    ),
+    "in wrappers": lambda tx: gradtx.apply_if_finite(gradtx.accumulate(tx, 2), 3),
+    "in codes": lambda tx: gradtx.store(tx, {"nu": "bf16", "mu": "f8_e4m3"}),
+}
+
+
+@pytest.mark.parametrize("way", quick(STEPS, "in chains"))
+def test_a_step_in_loops_is_the_update_applied(way):
+    """One loop is for steps with an estimate, one for those without."""
+    tx = STEPS[way](
+        gradtx.sophia(rate, lambda count: 0.9, 0.5, gamma=0.4, weight_decay=0.1, update_interval=3)
+    )
+    assert tx.step is not None
+    compare(trained(tx, update=False), trained(tx, update=True))
+
+
+def compare(ours, theirs):
+    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
+    for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            x, y = map(jax.random.key_data, (x, y))
+        assert x.dtype == y.dtype
+        x, y = (np.asarray(z, np.float64) for z in (x, y))
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6)
+
+
+def exact(updates, state, params=None, **extra_args):
+    """An estimate without random numbers, whose bits a CPU stores."""
+    return jax.tree.map(lambda p: 3 * p**2, params), state
+
+
+@pytest.mark.parametrize("clipped", [False, True])
+def test_a_step_in_loops_stores_the_estimate_alone(clipped):
+    """On a CPU; an update applied by hand copies the curvature at every step."""
+    estimator = gradtx.GradientTransformationExtraArgs(lambda params: (), exact)
+    tx = gradtx.sophia(0.1, hessian_diagonal_fn=estimator)
+    if clipped:
+        tx = gradtx.chain(gradtx.clip_by_global_norm(1.0), tx)
+
+    def by_hand(p, state, g):
+        updates, state = tx.update(g, state, p)
+        return gradtx.apply_updates(p, updates), state
+
+    def in_loops(p, state, g):
+        return gradtx.apply_gradients(tx, g, p, state)
+
+    p = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
+    state, copies = jax.eval_shape(tx.init, p), []
+    for step in (by_hand, in_loops):
+        run = jax.jit(step, donate_argnums=(0, 1)).lower(p, state, p).compile()
+        copies.append(len(re.findall(r"= f32\[1024,1024\]\S* copy\(", run.as_text())))
+    assert copies[0] > copies[1] == 0
+    assert temporary_bytes(run) < 4.1 * p.size
 
 
 def test_hutchinson_is_unbiased():
