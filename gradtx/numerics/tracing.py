@@ -6,6 +6,7 @@ replaces the calls by what they do before it plans anything, so that the compile
 same. Where leaves are many, a call is for several: equations grow with the square root of leaves.
 """
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Hashable, Sequence
@@ -82,8 +83,7 @@ def _called(
             return [x for leaves in _parts(own, width) for x in run(*common, *leaves)]
 
         body.__name__ = name
-        # One equation, which takes less time to bind again than a function of jax.jit to call.
-        group = _run(jax.make_jaxpr(jax.jit(body))(*shared, *calls[0] * size).jaxpr)
+        group = _bound(jax.make_jaxpr(jax.jit(body))(*shared, *calls[0] * size).jaxpr)
         for some in _parts(calls[: len(calls) // size * size], size):
             made = group(*shared, *itertools.chain.from_iterable(some))
             results += _parts(made, structure.num_leaves)
@@ -99,6 +99,15 @@ def _run(jaxpr: Any) -> Callable[..., list[Any]]:
     from jax.extend.core import ClosedJaxpr, jaxpr_as_fun  # takes as long to import as gradtx
 
     return jaxpr_as_fun(ClosedJaxpr(jaxpr, []))
+
+
+def _bound(jaxpr: Any) -> Callable[..., list[Any]]:
+    """A program of one equation, which is bound again in less time than `jax.jit` is called."""
+    (eqn,) = jaxpr.eqns
+    # What a function returns as it was given is no result of the equation.
+    if (eqn.invars, eqn.outvars) != (jaxpr.invars, jaxpr.outvars):
+        return _run(jaxpr)
+    return functools.partial(eqn.primitive.bind, **eqn.params)
 
 
 def run_equation(jaxpr: Any, eqn: Any, inputs: Sequence[Any]) -> list[Any]:

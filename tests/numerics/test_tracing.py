@@ -3,6 +3,7 @@
 import re
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -107,6 +108,14 @@ def test_a_function_is_called_for_four_leaves_of_a_kind_or_more(many, calls):
 
     jaxpr = jax.make_jaxpr(run)([jnp.ones(2)] * many, jnp.ones(3)).jaxpr
     assert [str(e.primitive) for e in jaxpr.eqns].count("jit") == calls
+
+
+@pytest.mark.parametrize("function", [lambda x, y: (y, x * y), lambda x, y: (x * y, x * y)])
+def test_a_result_may_be_an_argument_or_be_given_twice(function):
+    calls = [(jnp.full(2, float(i)), jnp.ones(2)) for i in range(60)]
+    got = jax.jit(lambda calls: tracing.traced_once("pair", function, calls))(calls)
+    for pair, arguments in zip(got, calls, strict=True):
+        chex.assert_trees_all_equal(pair, function(*arguments))
 
 
 @pytest.mark.quick(1)
