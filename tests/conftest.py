@@ -1,7 +1,10 @@
-"""Eight virtual CPU devices for every test, set before JAX starts."""
+"""Eight virtual CPU devices and one folder of programs for every test, set before JAX starts."""
 
+import atexit
 import gc
 import os
+import shutil
+import tempfile
 from collections import defaultdict
 
 import hypothesis
@@ -24,6 +27,13 @@ if known and os.environ.get("GRADTX_CODEGEN") != "default":
         flags.append("--xla_cpu_use_fusion_emitters=false")
 os.environ["XLA_FLAGS"] = " ".join(flags)
 os.environ["JAX_PLATFORMS"] = "cpu"
+
+# What one worker has compiled the others read; .ci/run names a folder for all of its commands.
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = compiled = tempfile.mkdtemp(prefix="gradtx-tests-")
+    atexit.register(shutil.rmtree, compiled, ignore_errors=True)
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 
 # Scripts: one makes numbers with TensorFlow, which the tests do not need, one is read by type
 # checkers and run by a test.
