@@ -286,12 +286,17 @@ def xla_has(option: str, value: Any) -> bool:
 
 def _are_on_cpu(leaves: list[Any]) -> bool:
     """Whether a program of these, all on one device, is on a CPU, and not a part of another."""
-    if any(map(is_tracer, leaves)) or is_tracer(jnp.zeros([])):
+    if any(map(is_tracer, _kinds(leaves))) or is_tracer(jnp.zeros([])):
         return False
     arrays = (x for x in leaves if isinstance(x, jax.Array))
     return all(
         device.platform == "cpu" for x in itertools.islice(arrays, 1) for device in x.devices()
     )
+
+
+def _kinds(leaves: list[Any]) -> list[Any]:
+    """One of each type: there may be a thousand, and a look at each takes a third of a step."""
+    return list(dict(zip(map(type, leaves), leaves, strict=True)).values())
 
 
 def is_ours(declaration: Declaration) -> bool:
@@ -314,11 +319,12 @@ def count_of_arrays(tree: Any, *others: Any) -> int:
     leaves = jax.tree.leaves(tree, is_leaf=is_rows)
     if not leaves or is_tracer(leaves[0]) or not _enabled.get():
         return 0
-    places = set()
-    for x in (*leaves, *jax.tree.leaves(others)):
-        if isinstance(x, jax.Array) and not is_tracer(x):
-            places.add(x.sharding)
-        elif not isinstance(x, np.ndarray):
-            return 0
+    each = leaves + jax.tree.leaves(others)
+    kinds = _kinds(each)
+    if any(is_tracer(x) or not isinstance(x, jax.Array | np.ndarray) for x in kinds):
+        return 0
+    # What one program returned has one sharding, which is compared with itself in no time.
+    same = {id(place): place for x in each if (place := getattr(x, "sharding", None)) is not None}
+    places = set(same.values())
     one = len(places) == 1 and isinstance(next(iter(places)), SingleDeviceSharding)
     return len(leaves) if one else 0
