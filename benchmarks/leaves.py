@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,17 +23,10 @@ from benchmarks.timing import Donated, interleaved, ratio
 
 COUNTS = (10, 50, 150, 500, 2000)
 LEAF = (64,)
-TRACES = 3
 ROUNDS = 30
 BESIDE = ("gradtx", "packed", "flatten")  # each beside Optax
 
-
-class Built(NamedTuple):
-    """A compiled step, and the seconds of processor time that tracing and compiling it took."""
-
-    step: Donated
-    tracing: float  # with lowering
-    compiling: float
+Variants = dict[str, tuple[Callable[..., Any], Any, Any]]
 
 
 def clipped(library: ModuleType) -> Any:
@@ -48,7 +41,7 @@ def updated(tx: Any) -> Callable[..., Any]:
     return step
 
 
-def variants(count: int) -> dict[str, tuple[Callable[..., Any], Any, Any]]:
+def variants(count: int) -> Variants:
     """By name a step, its parameters, and its gradients: the same numbers in other forms."""
     leaves = {f"layer{i}": jnp.full(LEAF, 0.5, jnp.float32) for i in range(count)}
     packed = gradtx.pack(leaves)
@@ -65,40 +58,54 @@ def variants(count: int) -> dict[str, tuple[Callable[..., Any], Any, Any]]:
     }
 
 
-def build(step: Callable[..., Any], state: Any, params: Any) -> Built:
-    gradients = jax.tree.map(jnp.ones_like, params)
-    tracing = []
-    for _ in range(TRACES):
-        # One of its own each time: jax would remember the trace of the same one.
-        fresh = jax.jit(functools.partial(step), donate_argnums=(0, 1))
+def lowered(made: Variants, rounds: int) -> tuple[dict[str, Any], dict[str, float]]:
+    """Each step traced and lowered, in turns, and the least seconds of processor time of that."""
+    steps: dict[str, Any] = {}
+    seconds = dict.fromkeys(made, float("inf"))
+    for _ in range(rounds):
+        for name, (step, state, params) in made.items():
+            gradients = jax.tree.map(jnp.ones_like, params)
+            # One of its own each time: jax would remember the trace of the same one.
+            fresh = jax.jit(functools.partial(step), donate_argnums=(0, 1))
+            start = time.process_time()
+            steps[name] = fresh.lower(params, state, gradients)
+            seconds[name] = min(seconds[name], time.process_time() - start)
+    return steps, seconds
+
+
+def compiled(made: Variants, steps: dict[str, Any]) -> tuple[dict[str, Donated], dict[str, float]]:
+    """Each step compiled, and the seconds of processor time of that."""
+    runs, seconds = {}, {}
+    for name, (_, state, params) in made.items():
         start = time.process_time()
-        lowered = fresh.lower(params, state, gradients)
-        tracing.append(time.process_time() - start)
-    start = time.process_time()
-    compiled = lowered.compile()
-    compiling = time.process_time() - start
-    return Built(Donated(compiled, (params, state), gradients), min(tracing), compiling)
+        program = steps[name].compile()
+        seconds[name] = time.process_time() - start
+        gradients = jax.tree.map(jnp.ones_like, params)
+        runs[name] = Donated(program, (params, state), gradients)
+    return runs, seconds
 
 
 def measure(count: int) -> list[list[object]]:
     """For tracing, compiling and running: Optax's milliseconds, and what others take of these."""
-    built = {name: build(*made) for name, made in variants(count).items()}
-    seconds = interleaved({name: one.step for name, one in built.items()}, rounds=ROUNDS)
+    made = variants(count)
+    steps, tracing = lowered(made, max(3, min(10, 2000 // count)))
+    runs, compiling = compiled(made, steps)
+    seconds = interleaved(runs, rounds=ROUNDS)
 
     def row(what: str, of: dict[str, float]) -> list[object]:
         return [count, what, 1e3 * of["optax"], *(of[name] / of["optax"] for name in BESIDE)]
 
     running: list[object] = [count, "a step", 1e3 * statistics.median(seconds["optax"])]
     return [
-        row("trace and lower", {n: b.tracing for n, b in built.items()}),
-        row("trace, lower and compile", {n: b.tracing + b.compiling for n, b in built.items()}),
+        row("trace and lower", tracing),
+        row("trace, lower and compile", {n: tracing[n] + compiling[n] for n in tracing}),
         [*running, *(ratio(seconds[name], seconds["optax"]) for name in BESIDE)],
     ]
 
 
 def table(counts: Sequence[int] = COUNTS) -> str:
-    for made in variants(2).values():
-        build(*made)  # the first trace in a process pays for what jax imports and caches
+    made = variants(2)  # the first trace in a process pays for what jax imports and caches
+    compiled(made, lowered(made, 1)[0])
     return markdown(
         f"Clipping and AdamW on equal leaves of {LEAF[0]}, on {jax.default_backend()}",
         ["leaves", "", "optax, ms", *(f"{name} / optax" for name in BESIDE)],
