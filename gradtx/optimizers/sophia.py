@@ -173,7 +173,7 @@ def scale_by_sophia(
         elif hessian_due:
             # XLA for CPUs is not to know that it holds: it then stores the estimate, which two
             # kernels read, and computes nothing of it before the loop.
-            holds = delay(1.0, after=cast(state.count, jnp.float32)) > 0
+            holds = delay(jnp.ones([]), after=cast(state.count, jnp.float32)) > 0
             readers, inner = branch(holds, estimate, lambda: (tree.zeros_like(given), old_inner))
             nu = averaged(readers)
         else:
@@ -287,6 +287,7 @@ def sophia(
         scale_by_learning_rate(learning_rate),
     )
     tx, reading_old = chain(*links), chain_reading_old("nu", *links)
+    # An estimate before the step needs no copy; what a schedule returns only the link knows.
     if hessian_first or callable(update_interval):
         return tx
 

@@ -131,6 +131,15 @@ def test_a_step_in_loops_is_the_update_applied(way):
     compare(trained(tx, update=False), trained(tx, update=True))
 
 
+@pytest.mark.parametrize("options", [{"hessian_first": True}, {"update_interval": lambda _: 2}])
+def test_where_loops_would_save_nothing_or_cannot_be_known_there_are_none(options):
+    tx, p = gradtx.sophia(0.1, **options), jnp.ones(2)
+    assert tx.step is None
+    new, state = gradtx.apply_gradients(tx, p, p, tx.init(p), obj_fn=jnp.sum)
+    assert int(state[0].count) == 1
+    assert (new < p).all()
+
+
 def compare(ours, theirs):
     assert jax.tree.structure(ours) == jax.tree.structure(theirs)
     for x, y in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
