@@ -5,7 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+import gradtx
 from benchmarks.hlo import by_kind, collectives
+from tests.catalogue import CATALOGUE
 
 P = PartitionSpec
 N = 8
@@ -76,3 +78,23 @@ def under_jit(function, p, data):
     """With sharded arrays: the program is that of one device."""
     m = mesh(data=N)
     return jax.jit(function)(*jax.device_put((p, data), (on(m), on(m, "data"))))
+
+
+def entrywise(name):
+    """Whether it is an optimizer or a link whose rules read nothing beyond an entry or a row."""
+    where, rules = getattr(gradtx, name).builder.function.__module__, CATALOGUE[name].make().rules
+    own = where.startswith(("gradtx.optimizers.", "gradtx.transforms."))
+    return own and bool(rules) and all(r.scope in {"entry", "row"} and not r.of_tree for r in rules)
+
+
+def thirds():
+    """The catalogue three times, for three tests that run it on eight devices.
+
+    What is entry-wise is divided like any other array, and is in one of them; the rest in all.
+    """
+    names = sorted(CATALOGUE)
+    alike = [name for name in names if entrywise(name)]
+    return [[n for n in names if n not in alike or n in alike[i::3]] for i in range(3)]
+
+
+THIRDS = thirds()

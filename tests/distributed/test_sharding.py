@@ -12,7 +12,7 @@ import pytest
 import gradtx
 from gradtx.distributed.padding import Padded, is_padded
 from tests.catalogue import CATALOGUE
-from tests.distributed.meshes import P, all_lie_on, counted, mesh, on
+from tests.distributed.meshes import THIRDS, P, all_lie_on, counted, mesh, on
 from tests.quick import quick
 from tests.test_contracts import step
 
@@ -89,7 +89,7 @@ CHOSEN_BY_ROUNDING |= {"scale_by_soap_muon", "scale_by_splus", "splus"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", THIRDS[1])
 def test_a_sharded_run_is_the_run_on_one_device(name):
     """Two steps with `zero`: state made in its sharding, kept there, and the same numbers."""
     tx, m, found = CATALOGUE[name].make(), mesh(**PAIR), sharding_of(name, "data")
