@@ -40,13 +40,24 @@ def rounded_to(x: Array, dtype: Any, draws: Draws | None) -> Array:
     return jax.lax.bitcast_convert_type(kept, dtype)
 
 
+def positive(y: Array, least: float, x: Array) -> Array:
+    """`y`, but at least `least` where `x` is positive: a second moment must not vanish."""
+    return jnp.where(x > 0, jnp.maximum(y, least), y)
+
+
 class Short(Format):
-    """A shorter type of floating-point numbers, entry by entry."""
+    """A shorter type of floating-point numbers, entry by entry.
+
+    What is positive stays so: float16 ends at 6e-8, where many a second moment begins.
+    """
 
     def __init__(self, dtype: Any) -> None:
         self.dtype = dtype
+        self._least = float(jnp.finfo(dtype).smallest_subnormal)
 
     def encode(self, x: Array, axis: int, signed: bool, draws: Draws | None) -> dict[str, Array]:
+        if not signed and self._least > TINY:
+            x = positive(x, self._least, x)
         return {
             "values": x.astype(self.dtype) if draws is None else rounded_to(x, self.dtype, draws)
         }
@@ -87,9 +98,7 @@ class Split(Format):
 
 
 class Float8(Format):
-    """An 8-bit float for each entry, and a float32 scale for each block.
-
-    What is positive stays so: a second moment must not vanish.
+    """An 8-bit float for each entry, and a float32 scale for each block. What is positive stays so.
 
     Args:
         dtype: the type.
@@ -117,7 +126,7 @@ class Float8(Format):
             y = jnp.copysign(size**ratio, y)
         y = jnp.clip(y * self._most, -self._most, self._most)
         if not signed:
-            y = jnp.where(x > 0, jnp.maximum(y, self._least), y)
+            y = positive(y, self._least, x)
         code = y.astype(self.dtype) if draws is None else rounded_to(y, self.dtype, draws)
         return {"codes": code, **parts}
 

@@ -144,6 +144,16 @@ def test_codes_are_those_of_torchao_and_bitsandbytes_on_a_million_values(signed)
         assert np.all(margin[ours != known] < 2e-7)
 
 
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@pytest.mark.parametrize("name", NAMES)
+def test_no_second_moment_vanishes(name, rounding):
+    """It is divided by: read as zero it would make a step as large as its gradient is over eps."""
+    if rounding not in FORMATS[name].roundings:
+        pytest.skip("it has one rounding")
+    x = np.random.default_rng(0).permutation(np.geomspace(1, 1e-14, LENGTH)).astype(np.float32)
+    assert trip(x, name, False, rounding=rounding).min() > 0
+
+
 @pytest.mark.parametrize(
     ("name", "block", "kind", "most"),
     [
