@@ -5,7 +5,7 @@
 
 Results are kept in benchmarks/results, with versions, machine and load: what is not there yet is
 measured, so that a run that was stopped continues, and `--again` measures all again. `--quick`
-takes less of each, in about a minute on two quiet cores, and keeps its own file.
+takes less of each, in under two minutes on two quiet cores, and keeps its own file.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def measure(names: Sequence[str], quick: bool, again: bool) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(COMMANDS))
-    parser.add_argument("--quick", action="store_true", help="less of each, in a minute")
+    parser.add_argument("--quick", action="store_true", help="less of each, in two minutes")
     parser.add_argument("--again", action="store_true", help="also what was measured before")
     parser.add_argument("--docs", action="store_true", help="write the tables of the docs")
     given = parser.parse_args()
