@@ -7,6 +7,8 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.checks import Fraction, Positive, check_integer
+from gradtx.composition.chain import Case
+from gradtx.engine.lift import undeclared
 from gradtx.inspection.guards import GuardReport
 from gradtx.inspection.hyperparams import hyperparams
 from gradtx.numerics import abs_sq, cast, increment, widen
@@ -20,7 +22,7 @@ from gradtx.pair import (
 )
 from gradtx.paths import aligned, is_leaf, leaves_with_path
 from gradtx.rows import is_rows, take_rows
-from gradtx.training.apply import apply_updates, step_if
+from gradtx.training.apply import InCases, apply_updates, step_if
 from gradtx.transforms.clipping import shrink_factor
 from gradtx.types import Array, Params, State, TreeScalar, Updates
 from gradtx.wrappers.branching import reads_entries, update_if
@@ -329,8 +331,18 @@ def _measured(
         )
         return new, MeasuredState(inner_state, *_squares(moves, params))
 
+    one_of: Any = undeclared(tx).step
+
+    def cases(state: State) -> list[Case]:
+        return [
+            case._replace(tx=_measured(case.tx, norm, factor))
+            for case in one_of.cases(state.inner_state)
+        ]
+
     return GradientTransformationExtraArgs(
-        lambda params: MeasuredState(tx.init(params), jnp.zeros([]), jnp.zeros([])), update, step
+        lambda params: MeasuredState(tx.init(params), jnp.zeros([]), jnp.zeros([])),
+        update,
+        InCases(cases) if isinstance(one_of, InCases) else step,
     )
 
 

@@ -117,6 +117,7 @@ STEPS = {
         gradtx.clip_by_global_norm(0.5), gradtx.named_chain(("a", gradtx.ema(0.5)), ("b", tx))
     ),
     "in wrappers": lambda tx: gradtx.apply_if_finite(gradtx.accumulate(tx, 2), 3),
+    "guarded": lambda tx: gradtx.guard(gradtx.chain(gradtx.clip_by_global_norm(0.5), tx)),
     "in codes": lambda tx: gradtx.store(tx, {"nu": "bf16", "mu": "f8_e4m3"}),
 }
 
