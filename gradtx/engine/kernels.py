@@ -32,6 +32,7 @@ from gradtx.engine.tiling import (
     tpu_pieces,
     tpu_tiling,
 )
+from gradtx.numerics import half
 from gradtx.numerics.opaque import has_triton, is_alone, is_exported, opaque
 from gradtx.numerics.steering import delay, is_tracer, true_after
 from gradtx.paths import path_string
@@ -188,6 +189,8 @@ class Chip(NamedTuple):
             those that XLA computes in one kernel.
         settings: of its compiler; None for a loop of XLA's over tiles.
         fills: whether tiles have powers of 2 as sizes, and what is beyond an array is masked.
+        halves: whether its compiler knows float16. If not, kernels read and write the bits of
+            scales, of which XLA makes a copy.
     """
 
     platform: str
@@ -196,10 +199,13 @@ class Chip(NamedTuple):
     pieces: Callable[[tuple[int, ...]], Blocks | None]
     settings: Callable[[], "Settings"] | None
     fills: bool = False
+    halves: bool = True
 
     def fits(self, cut: Cut, part: Part | None) -> bool:
         """Whether there is a kernel for what a device has of a leaf."""
         if part is None or not self.codecs.issuperset(codec.name for codec in cut.codecs):
+            return False
+        if not self.halves and _has_halves(cut):
             return False
         # Two halves of a block that share bytes are not next to one another in a tile filled up.
         in_halves = any(FORMATS[codec.name].per_byte > 1 for codec in cut.codecs)
@@ -211,6 +217,15 @@ class Chip(NamedTuple):
     def filled(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
         """The sizes of a tile that holds so much."""
         return tuple(map(power_of_2, sizes)) if self.fills else sizes
+
+
+def _has_halves(cut: Cut) -> bool:
+    """Whether numbers other than scales are float16."""
+    return any(
+        v.aval.dtype == jnp.float16 and v.aval.shape in ((), cut.shape)
+        for eqn in cut.eqns
+        for v in (*eqn.invars, *eqn.outvars)
+    )
 
 
 class Settings(NamedTuple):
@@ -230,13 +245,20 @@ class Settings(NamedTuple):
 
 
 def _mosaic() -> Settings:
-    """Tiles are brought in, and what lies outside of an array is not written."""
+    """Tiles are brought in, and what lies outside of an array is not written.
+
+    Mosaic loads no float16 ("Invalid vector type for load") and converts to none.
+    """
     from jax.experimental.pallas import tpu
 
-    def store(ref: Any, x: Array, _: Array | None) -> None:
-        ref[...] = x
+    def load(ref: Any, _: Array | None) -> Array:
+        x = ref[...]
+        return half.from_bits(x.astype(jnp.int32)) if x.dtype == jnp.uint16 else x
 
-    return Settings(tpu.SMEM, lambda ref, _: ref[...], store, {})
+    def store(ref: Any, x: Array, _: Array | None) -> None:
+        ref[...] = (half.to_bits(x) if ref.dtype == jnp.uint16 else x).astype(ref.dtype)
+
+    return Settings(tpu.SMEM, load, store, {})
 
 
 def _triton() -> Settings:
@@ -246,15 +268,16 @@ def _triton() -> Settings:
     return Settings(
         pallas.ANY,
         lambda ref, mask: triton.load(ref, mask=mask),
-        lambda ref, x, mask: triton.store(ref, x, mask=mask),
+        lambda ref, x, mask: triton.store(ref, x.astype(ref.dtype), mask=mask),
         {"compiler_params": triton.CompilerParams(num_warps=8, num_stages=1)},
     )
 
 
 FLOATS = frozenset({"f8_e4m3", "f8_e5m2", "f8_expanded"})
 FOURS = frozenset({"int4", "int4_companded", "int4_dithered"})
-TPU = Chip("tpu", FLOATS | FOURS | {"int8", "bf16"}, tpu_tiling, tpu_pieces, _mosaic)
-GPU_CODECS = TPU.codecs | {"int8_companded", "f16"}
+TPU_CODECS = FLOATS | FOURS | {"int8", "int8_companded", "bf16"}
+TPU = Chip("tpu", TPU_CODECS, tpu_tiling, tpu_pieces, _mosaic, halves=False)
+GPU_CODECS = TPU_CODECS | {"f16"}
 GPU = Chip("cuda", GPU_CODECS, gpu_tiling, lambda _: None, _triton, fills=True)
 CPU = Chip("cpu", GPU_CODECS, cpu_tiling, lambda _: None, None)
 
@@ -354,7 +377,13 @@ def _launched(cut: Cut, part: Part, chip: Chip, interpret: bool, *inputs: Array)
             for ref, v in zip(targets, cut.outputs, strict=True):
                 store(block(ref, v, b), env[v], inside(v, b))
 
-    arrays = [x.reshape(seen(v)) for x, v in zip(inputs[count:], cut.arrays, strict=True)]
+    def kind(v: Any) -> Any:
+        return jnp.uint16 if v.aval.dtype == jnp.float16 and not chip.halves else v.aval.dtype
+
+    arrays = [
+        jax.lax.bitcast_convert_type(x, kind(v)).reshape(seen(v))
+        for x, v in zip(inputs[count:], cut.arrays, strict=True)
+    ]
     before = len(packed)
     results = pl.pallas_call(
         body,
@@ -364,13 +393,16 @@ def _launched(cut: Cut, part: Part, chip: Chip, interpret: bool, *inputs: Array)
             *map(spec, cut.arrays),
         ],
         out_specs=list(map(spec, cut.outputs)),
-        out_shape=[jax.ShapeDtypeStruct(seen(v), v.aval.dtype) for v in cut.outputs],
+        out_shape=[jax.ShapeDtypeStruct(seen(v), kind(v)) for v in cut.outputs],
         input_output_aliases={before + k: i for i, k in cut.overwrites.items()},
         interpret=interpret,
         name="stored_step",
         **options,
     )(*(x for x, _ in packed), *arrays)
-    return [part.formed(x) for x in results]
+    return [
+        jax.lax.bitcast_convert_type(part.formed(x), v.aval.dtype)
+        for x, v in zip(results, cut.outputs, strict=True)
+    ]
 
 
 def _looped(cut: Cut, part: Part, chip: Chip, *inputs: Array) -> list[Any]:
@@ -410,7 +442,7 @@ def _looped(cut: Cut, part: Part, chip: Chip, *inputs: Array) -> list[Any]:
 
     def write(k: Array, v: Any, x: Array, tile: Array) -> Array:
         starts, sizes, _ = window(v, k)
-        return jax.lax.dynamic_update_slice(x, tile.reshape(sizes), starts)
+        return jax.lax.dynamic_update_slice(x, tile.reshape(sizes).astype(x.dtype), starts)
 
     scale = next(x for x in arrays if jnp.issubdtype(x.dtype, jnp.floating))
     always = true_after(scale[(0,) * scale.ndim])

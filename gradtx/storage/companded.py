@@ -4,6 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from gradtx.numerics import half
 from gradtx.storage.draws import Draws
 from gradtx.storage.format import Format, integer, largest, over, rounded, within
 from gradtx.types import Array
@@ -23,13 +24,15 @@ class Companded(Format):
     """
 
     def __init__(self, bits: int, block: int, scale: Any) -> None:
-        self.bits, self.block, self.per_byte, self.scale = bits, block, 8 // bits, scale
+        self.bits, self.block, self.per_byte, self.types = bits, block, 8 // bits, {"scale": scale}
 
     def encode(self, x: Array, axis: int, signed: bool, draws: Draws | None) -> dict[str, Array]:
         y = x if signed else jnp.sqrt(jnp.maximum(x, 0))
         # A NaN is not at most 0, but jnp.maximum keeps it too.
-        scale, most = largest(y, axis).astype(self.scale), self._most(signed)
-        a = over(y, scale.astype(jnp.float32))
+        scale, most = largest(y, axis), self._most(signed)
+        if self.types["scale"] == jnp.float16:
+            scale = half.nearest(scale)
+        a = over(y, scale)
         if signed:
             code = within(rounded(most * (2 * a / (1 + jnp.abs(a))), draws), -most, most)
         else:

@@ -153,7 +153,7 @@ def _places(ndim: int, axis: int) -> Array:
 
 
 def parts_of(codec: Codec, x: Array, axis: int, draws: Draws | None) -> dict[str, Array]:
-    """The parts in which whole blocks, which lie along an axis, are kept."""
+    """The parts of whole blocks, which lie along an axis, as `Format.encode` gives them."""
     form = FORMATS[codec.name]
     parts = form.encode(x, axis, bool(codec.signed), draws)
     if form.per_byte == 2:
@@ -174,9 +174,9 @@ def encoded(codec: Codec, value: Array, key: Key | None) -> dict[str, Array]:
     blocks, x = blocks_of(codec, value.shape), value.astype(jnp.float32)
     if blocks is None:
         return parts_of(codec, x, 0, key and Draws.of(key, x.shape))
-    cut = blocks.cut(blocks.padded(x))
+    cut, types = blocks.cut(blocks.padded(x)), FORMATS[codec.name].types
     parts = parts_of(codec, cut, blocks.axis + 1, key and Draws.of(key, cut.shape))
-    return {n: blocks.joined(x) for n, x in parts.items()}
+    return {n: blocks.joined(x).astype(types.get(n, x.dtype)) for n, x in parts.items()}
 
 
 def decoded(

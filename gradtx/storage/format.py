@@ -1,7 +1,8 @@
 """What the formats share: blocks of numbers with a scale, and rounding to nearest or at random."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,12 +46,15 @@ class Format:
         per_byte: how many codes there are in a byte.
         roundings: the ways of rounding that it has.
         drawn: whether codes can only be read with the key with which they were written.
+        types: of the parts, by their names, that `encode` gives in float32 and that are kept in
+            a shorter type, of which they are numbers.
     """
 
     block: int | None = None
     per_byte: int = 1
     roundings: tuple[str, ...] = (NEAREST, STOCHASTIC)
     drawn: bool = False
+    types: Mapping[str, Any] = MappingProxyType({})
 
     def encode(self, x: Array, axis: int, signed: bool, draws: Draws | None) -> dict[str, Array]:
         """The parts in which numbers are kept, with the same number of dimensions.

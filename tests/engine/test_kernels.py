@@ -186,6 +186,7 @@ CHAINS = {
     "lamb": (gradtx.lamb(1e-2), "int8", 1),
     "f8_e4m3": (gradtx.adam(1e-2), "f8_e4m3", 1),
     "companded": (gradtx.adam(1e-2), "int8_companded", 1),
+    "a slot in float16": (gradtx.adam(1e-2), {"mu": "f16", "nu": "int8"}, 1),
     "companded, 4 bits": (gradtx.adam(1e-2), "int4_companded", 1),
     "int4": (gradtx.adam(1e-2), "int4", 1),
     "blocks of two sizes": (gradtx.adam(1e-2), {"mu": "int8", "nu": "f8_e4m3"}, 0),
@@ -220,6 +221,20 @@ def test_whole_chains_are_one_kernel(name, monkeypatch):
         monkeypatch,
         count,
     )
+
+
+@slow
+@pytest.mark.parametrize(
+    ("codec", "count"),
+    [
+        ("int8_companded", 1),
+        ({"0.trace": "f16", "1.0.trace": "int8"}, 0),  # the slot would be copied to be seen so
+    ],
+)
+def test_a_tpu_sees_the_bits_of_scales_in_float16(codec, count, monkeypatch):
+    inner = gradtx.chain(gradtx.trace(0.5), gradtx.sgd(0.1, momentum=0.5))
+    tx = gradtx.store(inner, codec, min_size=1)
+    check(tx, numbers((256, 32), 0), kernels.TPU, monkeypatch, count)
 
 
 @slow

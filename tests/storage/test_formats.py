@@ -311,7 +311,7 @@ def test_rounding_at_random_is_right_on_average(name, signed):
     draws = np.asarray(many(jax.random.split(jax.random.key(1), 2000)), np.float64)
     want = np.float64(x)
     if "companded" in name:  # unbiased in what is rounded, not in the number
-        scale = 1 if not signed else float(FORMATS[name].scale(np.abs(x).max()))
+        scale = 1 if not signed else float(FORMATS[name].types["scale"](np.abs(x).max()))
         draws, want = (
             (np.sqrt(draws), np.sqrt(want))
             if not signed
