@@ -73,7 +73,8 @@ def run(tx, sharding=None, steps=3):
     state = step.init(p)
     for _ in range(steps):
         p, state, _ = step(p, state, target)
-    return p, state, step.lower(p, state, target).compile().as_text()
+    program = sharding and step.lower(p, state, target).compile().as_text()
+    return p, state, program
 
 
 @functools.cache
@@ -218,7 +219,7 @@ def test_slots_stay_with_the_owner(name, balance):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("codec", "balance"), [("int4", False), ("bf16", False), ("int4", True)])
+@pytest.mark.parametrize(("codec", "balance"), [("bf16", False), ("int4", True)])
 def test_codes_stay_with_the_owner(codec, balance):
     """They are those of one device, and a step sends what it does without them."""
     with jax.enable_x64(True):
