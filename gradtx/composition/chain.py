@@ -144,7 +144,7 @@ def through(
     states: Sequence[State],
     params: Params | None,
     extra_args: dict[str, Any],
-    last: Last | None = None,
+    last: Callable[[], Last | None] = lambda: None,
 ) -> tuple[Any, list[State], bool]:
     """Updates after transformations one after another, with new states.
 
@@ -156,8 +156,8 @@ def through(
         states: their states.
         params: the parameters.
         extra_args: more arguments of an update.
-        last: what is done with each update after the last link, if it can be a part of its
-            function.
+        last: makes what is done with each update after the last link; called only if that can be
+            a part of its function.
 
     Returns:
         The updates, the new states, and whether `last` has been done.
@@ -172,7 +172,7 @@ def through(
     for run in _runs(each):
         rules = [link.rule for link in run if link.rule is not None]
         if rules:
-            here = last if run[-1] is each[-1] else None
+            here = last() if run[-1] is each[-1] else None
             held = [link.state for link in run]
             updates, made = in_turn(rules, updates, held, params, extra_args, here)
             new, done = new + made, here is not None

@@ -394,8 +394,9 @@ def undeclared(tx: GradientTransformation) -> GradientTransformation:
 
 def by_itself(tx: GradientTransformation) -> Lifted | None:
     """The rule of a transformation that lifts one over entries or rows, and does nothing else."""
-    rule = undeclared(tx).rule
-    if not isinstance(rule, Lifted) or undeclared(tx).update is not rule.update:
+    tx = undeclared(tx)
+    rule = tx.rule
+    if not isinstance(rule, Lifted) or tx.update is not rule.update:
         return None
     return rule if rule.of_tree or rule.scope in (Scope.ENTRY, Scope.ROW) else None
 

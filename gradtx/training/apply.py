@@ -1,5 +1,6 @@
 """Applying updates to parameters."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -166,7 +167,7 @@ def take_step(
     def run(updates: Updates, state: State, params: Params, **extra_args: Any) -> Any:
         if tx.step is not None:
             return tx.step(updates, state, params, **extra_args)
-        last = _adding(params, updates)
+        last = functools.partial(_adding, params, updates)
         new, (state,), done = through([tx], updates, [state], params, extra_args, last)
         return new if done else apply_updates(params, new), state
 
