@@ -40,10 +40,6 @@ class Builder:
     Args:
         function: the function as it was written.
         native: it takes schedules itself; otherwise they are evaluated for it at each step.
-        scheduled_state: the state class that counts steps when a hyperparameter of a stateless
-            transformation is a schedule.
-        joins: what it builds does the same if leaves are joined into longer ones.
-        in_sequence: what it builds is its parts, one after another, and so joins too.
 
     Attributes:
         static: what it builds is a pytree without leaves, whatever its arguments are.
@@ -56,15 +52,9 @@ class Builder:
         function: Callable[..., Any],
         *,
         native: bool = False,
-        scheduled_state: Any = None,
-        joins: bool = False,
-        in_sequence: bool = False,
     ) -> None:
         self.function = function
-        self.joins = joins or in_sequence
-        self.in_sequence = in_sequence
         self.native = native
-        self.scheduled_state = scheduled_state
         self.signature = inspect.signature(function)
         self.public: Callable[..., Any] = self.call
 

@@ -17,7 +17,7 @@ from jax.sharding import SingleDeviceSharding
 
 from gradtx.numerics import as_arrays
 from gradtx.numerics.steering import is_tracer
-from gradtx.types import Array, PyTree, is_stored
+from gradtx.types import Array, Params, PyTree, State, Updates, is_stored
 
 
 class Layout(NamedTuple):
@@ -165,6 +165,19 @@ def packed_like(tree: PyTree, like: PyTree) -> PyTree:
         return _joined(leaves, layout)
 
     return jax.tree.map(on_part, like, tree, is_leaf=is_packed)
+
+
+def on_leaves(
+    function: Callable[..., tuple[Any, State]],
+    updates: Updates,
+    state: State,
+    params: Params | None,
+    extra_args: dict[str, Any],
+) -> tuple[Any, State]:
+    """``function(updates, state, params, **extra_args)`` on leaves instead of their vectors."""
+    seen, own, extra = unpack((updates, params, extra_args))
+    done, state = function(seen, state, own, **extra)
+    return packed_like(done, updates), state
 
 
 def uniform(choose: Callable[[PyTree], PyTree], tree: PyTree) -> PyTree:

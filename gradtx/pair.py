@@ -3,35 +3,17 @@
 import functools
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from typing import Any, NamedTuple, ParamSpec, Protocol, Self, TypeAlias, cast, overload
 
 import jax
-import jax.numpy as jnp
 
-from gradtx.checks import check_first_value, hyperparameter_range
 from gradtx.declaration import Builder, Declaration, Declared, publish
-from gradtx.eager import Eager, Program, on_vectors, one_by_one
-from gradtx.host_values import HostValue
-from gradtx.numerics import as_arrays, increment
-from gradtx.packed import holds_packed, packed_like, unpack
-from gradtx.types import (
-    COUNTER,
-    SLOT,
-    Counter,
-    EmptyState,
-    Params,
-    State,
-    StateT,
-    TransformInitFn,
-    Updates,
-    UpdatesT,
-    fields_of,
-    is_stored,
-    slot_fields,
-    state_fields,
-)
+from gradtx.expansion import Expansion
+from gradtx.packed import holds_packed, on_leaves, unpack
+from gradtx.scheduled import ScheduledState  # noqa: F401  # pickled states name this module
+from gradtx.types import Params, State, StateT, TransformInitFn, Updates, UpdatesT
 
 _P = ParamSpec("_P")
 
@@ -77,6 +59,72 @@ StepFn: TypeAlias = Callable[..., tuple[Params, State]]
 BeforeFn: TypeAlias = Callable[[Params, State, Callable[[], Updates]], tuple[Params, State]]
 
 
+class Links(NamedTuple):
+    """Transformations that updates pass through one after another, and nothing else.
+
+    Attributes:
+        each: the transformations.
+        states: ``state -> states``, those of each in the state of the whole.
+        joined: ``states -> state``, the inverse.
+    """
+
+    each: "tuple[GradientTransformation, ...]"
+    states: Callable[[State], tuple[State, ...]]
+    joined: Callable[[Iterable[State]], State]
+
+
+class Message(NamedTuple):
+    """What a device sends to others in a step.
+
+    Attributes:
+        bytes: ``params -> bytes``, on average over steps.
+        peak_bytes: the same for the step in which a device sends most.
+        over: the axes over which the device sends.
+        reduces: the axes over which gradients are reduced: :func:`minimize` takes each device's
+            own.
+        gathers: whether every device receives the whole message of every other.
+    """
+
+    bytes: Callable[[Params], int]
+    peak_bytes: Callable[[Params], int]
+    over: tuple[str, ...]
+    reduces: tuple[str, ...] = ()
+    gathers: bool = False
+
+
+class Traits(NamedTuple):
+    """What a transformation is and can do, beside its two functions; said where it is made.
+
+    Attributes:
+        step: ``(updates, state, params, **extra_args) -> (params, state)``, ``update`` with the
+            updates applied, if that saves memory.
+        before_gradients: ``(params, state, touched) -> (params, state)``, what must happen before
+            gradients are taken.
+        rule: what the rule reads, if the engine lifted one.
+        lifted: the engine's parts of that rule, if the transformation is nothing else.
+        parts: the transformations that updates pass through, if it does no more than that.
+        links: these and their states, if updates pass through one after another.
+        takes_vectors: whether it does the same if leaves are joined into longer ones, so that it
+            may run on the vectors of :func:`pack`.
+        clock: the state class, of a count alone, where a transformation without a state has a
+            hyperparameter that is a schedule.
+        cases: the transformations of which it is one at each step, if it can tell before it has
+            seen the gradients.
+        message: what devices send.
+    """
+
+    step: "StepFn | None" = None
+    before_gradients: "BeforeFn | None" = None
+    rule: Rule | None = None
+    lifted: Any = None
+    parts: "tuple[GradientTransformation, ...] | None" = None
+    links: Links | None = None
+    takes_vectors: bool = False
+    clock: Callable[[Any], State] | None = None
+    cases: Any = None
+    message: Message | None = None
+
+
 class UpdateFn(Protocol):
     """The type of a pair's ``update``, which keeps the types of the updates and the state."""
 
@@ -107,8 +155,7 @@ class GradientTransformation(_Pair, Declared):
         before_gradients: ``(params, state, touched) -> (params, state)``, what must happen before
             gradients are taken, where ``touched()`` is a tree like the parameters with the `Rows`
             that the loss will look up. :func:`minimize` and :func:`apply_gradients` call it.
-        rule: the `Rule` that was lifted, if one was.
-        parts: the transformations it is made of, if it only passes updates through them.
+        traits: what else it can do: further fields of `Traits`, by name.
 
     >>> import gradtx
     >>> gradtx.scale(0.5)
@@ -118,8 +165,8 @@ class GradientTransformation(_Pair, Declared):
     """
 
     # Without __slots__ the subclass has a __dict__, in which these and a declaration are kept.
-    _members: "_Members"
-    _lazy: "_Lazy | None" = None
+    _traits: Traits
+    _expansion: Expansion | None = None
 
     def __new__(
         cls,
@@ -128,56 +175,56 @@ class GradientTransformation(_Pair, Declared):
         step: StepFn | None = None,
         *,
         before_gradients: BeforeFn | None = None,
-        rule: Rule | None = None,
-        parts: "tuple[GradientTransformation, ...] | None" = None,
+        **traits: Any,
     ) -> Self:
         pair = super().__new__(cls, init, update)
-        pair._members = _Members(step, before_gradients, rule, parts)
+        pair._traits = Traits(step, before_gradients, **traits)
         _tell_flax(cls)
         return pair
 
     @classmethod
     def declared(cls, declaration: Declaration) -> "GradientTransformation":
         """The transformation that `declaration` describes, built when it is first used."""
-        lazy = _Lazy(declaration)
-        pair = cls(lazy.init, lazy.update)
+        expansion = Expansion(declaration)
+        pair = cls(expansion.init, expansion.update)
         pair.declaration = declaration
-        pair._lazy = lazy
+        pair._expansion = expansion
         return pair
 
     @property
     def expansion(self) -> "GradientTransformation":
         """What the builder returned: for an optimizer such as ``adam`` the chain behind it."""
-        return self if self._lazy is None else self._lazy.expansion
+        return self if self._expansion is None else cast(Self, self._expansion.pair)
 
     @property
     def scheduled(self) -> bool:
         """Whether a hyperparameter is evaluated at each step."""
-        return self._lazy is not None and bool(self._lazy.schedules)
+        return self._expansion is not None and bool(self._expansion.schedules)
+
+    @property
+    def traits(self) -> Traits:
+        """What it can do; what its builder returned says so."""
+        return self._traits if self._expansion is None else cast(Traits, self._expansion.traits)
 
     @property
     def step(self) -> StepFn | None:
         """What takes a whole step, if applying the updates is more than adding them."""
-        if self._lazy is None:
-            return self._members.step
-        return None if self._lazy.schedules else self._lazy.step
+        return self.traits.step
 
     @property
     def before_gradients(self) -> BeforeFn | None:
         """What must happen before gradients are taken."""
-        if self._lazy is None:
-            return self._members.before_gradients
-        return self._lazy.expansion.before_gradients
+        return self.traits.before_gradients
 
     @property
     def rule(self) -> Rule | None:
         """The rule that the engine lifted, with its scope; None if it is composed or foreign."""
-        return self._members.rule if self._lazy is None else self._lazy.expansion.rule
+        return self.traits.rule
 
     @property
     def parts(self) -> "tuple[GradientTransformation, ...] | None":
         """The transformations that updates pass through; None if it does more than that."""
-        return self._members.parts if self._lazy is None else self._lazy.expansion.parts
+        return self.traits.parts
 
     @property
     def rules(self) -> tuple[Rule, ...] | None:
@@ -189,9 +236,47 @@ class GradientTransformation(_Pair, Declared):
             return None
         return tuple(rule for rules in below for rule in rules or ())
 
+    @property
+    def takes_vectors(self) -> bool:
+        """Whether it does the same if leaves are joined into longer ones."""
+        traits = self.traits
+        by_entry = traits.rule is not None and traits.rule.scope is Scope.ENTRY
+        return by_entry or traits.links is not None or traits.takes_vectors
+
+    @functools.cached_property
+    def children(self) -> "tuple[tuple[str, GradientTransformation], ...]":
+        """The transformations among the arguments, with their names there."""
+        if self.declaration is None:
+            return ()
+        found: list[tuple[str, GradientTransformation]] = []
+        for name, value in self.declaration.arguments.items():
+            kind = self.declaration.builder.signature.parameters[name].kind
+            found += transformations_in(value, "" if kind is kind.VAR_POSITIONAL else name)
+        return tuple(found)
+
+    @property
+    def inside(self) -> "tuple[GradientTransformation, ...]":
+        """The transformations directly inside of it: what it stands for, its parts, or children."""
+        if self.expansion is not self and self.expansion.declaration is not None:
+            return (self.expansion,)
+        return tuple(tx for _, tx in self.children) if self.parts is None else self.parts
+
+    def within(self) -> "Iterator[GradientTransformation]":
+        """The transformations inside of it, at every depth."""
+        for tx in self.inside:
+            yield tx
+            yield from tx.within()
+
+    def check_numbers(self) -> None:
+        """Raise ValueError if a hyperparameter is several numbers that nothing maps over."""
+        if self.declaration is not None:
+            self.declaration.check_numbers()
+            self.expansion.check_numbers()
+
     def _replace(self, **fields: Any) -> Self:
-        members = {**self._asdict(), **self._members._asdict(), **fields}
-        return type(self)(**members)
+        # What the old functions came with does not stay with new ones.
+        kept = self.traits._asdict() if {"init", "update"}.isdisjoint(fields) else {}
+        return type(self)(**{**self._asdict(), **kept, **fields})
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -223,7 +308,7 @@ class GradientTransformation(_Pair, Declared):
 
     def __reduce__(self) -> Any:
         if self.declaration is None:
-            return _remade, (type(self), tuple(self), self._members)
+            return _remade, (type(self), tuple(self), self._traits)
         return _rebuild, (type(self), self.declaration.builder, self.declaration.arguments)
 
     def __deepcopy__(self, memo: Any) -> "GradientTransformation":
@@ -231,15 +316,6 @@ class GradientTransformation(_Pair, Declared):
 
     def __copy__(self) -> "GradientTransformation":
         return self
-
-
-class _Members(NamedTuple):
-    """What a pair has besides its two functions."""
-
-    step: StepFn | None
-    before_gradients: BeforeFn | None
-    rule: Rule | None
-    parts: tuple[GradientTransformation, ...] | None
 
 
 class GradientTransformationExtraArgs(GradientTransformation):
@@ -253,258 +329,69 @@ def _tell_flax(cls: type[GradientTransformation]) -> None:
         register(cls)
 
 
-def _remade(cls: type[GradientTransformation], pair: Any, members: _Members) -> Any:
-    return cls(*pair, **members._asdict())
+def _remade(cls: type[GradientTransformation], pair: Any, traits: Traits) -> Any:
+    return cls(*pair, **traits._asdict())
 
 
 def _rebuild(cls: type[GradientTransformation], builder: Builder, arguments: Any) -> Any:
     return cls.declared(Declaration(builder, arguments))
 
 
-def _flatten(tx: GradientTransformation) -> tuple[Any, Any]:
-    if tx.declaration is None:
-        return (), (tuple(tx), tx._members)
-    arrays, structure = tx.declaration.flatten()
-    return arrays, (structure,)
+class _Structure:
+    """What JAX keeps of a pair beside its arrays; equal for equal pairs.
+
+    Args:
+        key: what is compared.
+        pair: the pair itself if it has no arrays, so that a trace need not build it again.
+    """
+
+    def __init__(self, key: Any, pair: GradientTransformation | None) -> None:
+        self.key, self.pair = key, pair
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, _Structure) and self.key == other.key)
+
+    def __hash__(self) -> int:
+        return hash(self.key)
 
 
 def _register(cls: type[GradientTransformation]) -> None:
-    def unflatten(structure: Any, children: Any) -> GradientTransformation:
-        if len(structure) == 1:
-            return cls.declared(Declaration.unflatten(structure[0], children))
-        return _remade(cls, *structure)
+    def flatten(tx: GradientTransformation) -> tuple[Any, _Structure]:
+        if tx.declaration is None:
+            return (), _Structure((tuple(tx), tx.traits), tx)
+        arrays, key = tx.declaration.flatten()
+        return arrays, _Structure(key, None if arrays else tx)
 
-    jax.tree_util.register_pytree_node(cls, _flatten, unflatten)
+    def unflatten(structure: _Structure, arrays: Any) -> GradientTransformation:
+        if structure.pair is not None:
+            return structure.pair
+        return cls.declared(Declaration.unflatten(structure.key, arrays))
+
+    jax.tree_util.register_pytree_node(cls, flatten, unflatten)
 
 
 _register(GradientTransformation)
 _register(GradientTransformationExtraArgs)
 
 
-class ScheduledState(NamedTuple):
-    """The state of a transformation that has a scheduled hyperparameter but keeps no count."""
+def transformations_in(value: Any, name: str) -> Iterator[tuple[str, GradientTransformation]]:
+    """The transformations in an argument, with the path of each."""
 
-    count: Counter
-    inner_state: State
+    def join(key: Any) -> str:
+        return f"{name}.{key}" if name else str(key)
 
-
-class _Lazy:
-    """Builds the pair of a declaration when it is first needed, with its schedules evaluated."""
-
-    def __init__(self, declaration: Declaration) -> None:
-        self.declaration = declaration
-        self.schedules = declaration.builder.schedules(declaration.arguments)
-        self._expansion: GradientTransformation | None = None
-        self._eager = Eager(declaration)
-
-    @property
-    def expansion(self) -> GradientTransformation:
-        if self._expansion is None:
-            declaration = self.declaration
-            if self.schedules:
-                # It outlives a trace in which it may be built.
-                with jax.ensure_compile_time_eval():
-                    declaration = self._evaluated(0)
-                self._check_start(declaration)
-            self._expansion = declaration.builder.call(declaration.arguments)
-        return self._expansion
-
-    @property
-    def step(self) -> StepFn | None:
-        step = self.expansion.step
-        if step is None:
-            return None
-
-        def stepped(
-            updates: Updates, state: State, params: Params, **extra_args: Any
-        ) -> tuple[Params, State]:
-            run: Any = self._plain(step, state)
-            if self._sees_leaves(updates):
-                return _on_leaves(run, updates, state, params, extra_args)
-            return cast(tuple[Params, State], run(updates, state, params, **extra_args))
-
-        return stepped
-
-    def _plain(self, function: Callable[..., Any], state: State) -> Callable[..., Any]:
-        """`function`, written for slots that are arrays, made to take slots in other forms too.
-
-        The engine handles such slots itself; what is built by hand does not.
-        """
-        names = slot_fields(type(state)) if self.expansion.rule is None else ()
-        held = [getattr(state, name) for name in names]
-        if not any(map(is_stored, jax.tree.leaves(held, is_leaf=is_stored))):
-            return function
-
-        def on_arrays(updates: Updates, state: State, *rest: Any, **extra_args: Any) -> Any:
-            result, new = function(updates, _loaded(state, names), *rest, **extra_args)
-            return result, _stored(state, new, names)
-
-        return on_arrays
-
-    def _sees_leaves(self, tree: Any) -> bool:
-        """Whether a tree holds vectors of many leaves, and these are to be seen one by one."""
-        expansion = self.expansion
-        rule = None if expansion.declaration else expansion.rule
-        by_entry = rule is not None and rule.scope is Scope.ENTRY
-        joins = by_entry or expansion.declaration or self.declaration.builder.joins
-        return not joins and holds_packed(tree)
-
-    def _check_start(self, evaluated: Declaration) -> None:
-        builder, given = self.declaration.builder, self.declaration.arguments
-        for name in self.schedules:
-            allowed = hyperparameter_range(builder.hints.get(name))
-            if allowed is not None and not isinstance(given[name], HostValue):
-                first = evaluated.arguments[name]
-                check_first_value(builder.name, name, given[name], first, allowed)
-
-    def _program(self, name: str, *trees: Any, **extra_args: Any) -> Any:
-        arrays, structure = self.declaration.flatten()
-        program = _program(structure, name)
-        if self._goes_by_entry:
-            return on_vectors(program, trees[0], arrays, *trees, **extra_args)
-        return program(arrays, *trees, **extra_args)
-
-    @functools.cached_property
-    def _goes_by_entry(self) -> bool:
-        """Whether it is a chain of rules in which each entry depends on that entry and a count.
-
-        What wraps rules may look at paths and sizes, to which leaves they apply.
-        """
-        expansion = self.expansion
-        if expansion.rule is not None:
-            kinds = {*state_fields(expansion.rule.state).values()}
-            return expansion.rule.scope is Scope.ENTRY and kinds <= {SLOT, COUNTER, None}
-        if self.declaration.builder.in_sequence:
-            return all(part._lazy and part._lazy._goes_by_entry for part in expansion.parts or ())
-        return expansion._lazy is not None and expansion._lazy._goes_by_entry
-
-    def _evaluated(self, count: Any) -> Declaration:
-        arguments = dict(self.declaration.arguments)
-        for name in self.schedules:
-            try:
-                arguments[name] = jnp.asarray(arguments[name](count))
-            except jax.errors.ConcretizationTypeError as error:
-                raise TypeError(
-                    f"{self.declaration.name}: {name} is a function that needs the value of its "
-                    "count, which is not known while JAX traces a step: choose with jnp.where, as "
-                    "in lambda count: jnp.where(count < 10, 0.1, 0.01), or with "
-                    "piecewise_constant_schedule"
-                ) from error
-        return Declaration(self.declaration.builder, arguments)
-
-    def init(self, params: Params) -> State:
-        self.declaration.check_numbers()
-        if self._sees_leaves(params):
-            params = unpack(params)
-        program = self._eager.starts(params)
-        if program:
-            return self._program("init", params)
-        with one_by_one(program is False):
-            state = self.expansion.init(as_arrays(params))
-        # A ScheduledState belongs to an inner transformation: this one has a clock of its own.
-        clocked = _clock(state) is not None and not isinstance(state, ScheduledState)
-        if not self.schedules or clocked:
-            return state
-        count = jnp.zeros([], jnp.int32)
-        of_count = self.declaration.builder.scheduled_state
-        return of_count(count) if of_count is not None else ScheduledState(count, state)
-
-    def update(
-        self, updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
-        self.declaration.check_numbers()
-        if self._sees_leaves(updates):
-            return _on_leaves(self.update, updates, state, params, extra_args)
-        arrays = {n: v for n, v in extra_args.items() if not callable(v)}
-        # A rule of the engine's calls no function, such as the `value_fn` that `minimize` passes.
-        known = len(arrays) == len(extra_args) or self.expansion.rules is not None
-        program = self._eager.steps(updates, state, params, arrays) if known else None
-        if program:
-            done: tuple[Updates, State] = self._program("update", updates, state, params, **arrays)
-            return done
-        with one_by_one(program is False):
-            return self._updated(updates, state, params, **extra_args)
-
-    def _updated(
-        self, updates: Updates, state: State, params: Params | None, **extra_args: Any
-    ) -> tuple[Updates, State]:
-        updates, params = as_arrays(updates), as_arrays(params)
-        if not self.schedules:
-            run = self._plain(self.expansion.update, state)
-            return run(updates, state, params, **extra_args)
-        count = _clock(state)
-        if count is None:
-            raise TypeError(
-                f"{self.declaration.name}: {', '.join(self.schedules)} is a schedule, and the "
-                f"state, {type(state).__name__}, counts no steps: it was made for a constant; "
-                "load_state_dict(tx, params, state_dict(state), strict=False) continues at its step"
-            )
-        evaluated = self._evaluated(count)
-        tx = evaluated.builder.call(evaluated.arguments)
-        of_count = self.declaration.builder.scheduled_state
-        if isinstance(state, ScheduledState):
-            updates, inner = tx.update(updates, state.inner_state, params, **extra_args)
-            return updates, ScheduledState(increment(count), inner)
-        if of_count is not None:
-            updates, _ = tx.update(updates, EmptyState(), params, **extra_args)
-            return updates, of_count(increment(count))
-        return cast(tuple[Updates, State], tx.update(updates, state, params, **extra_args))
-
-
-def _on_leaves(
-    function: Callable[..., tuple[Any, State]],
-    updates: Updates,
-    state: State,
-    params: Params | None,
-    extra_args: dict[str, Any],
-) -> tuple[Any, State]:
-    """``function(updates, state, params, **extra_args)`` on leaves instead of their vectors."""
-    seen, own, extra = unpack((updates, params, extra_args))
-    done, state = function(seen, state, own, **extra)
-    return packed_like(done, updates), state
-
-
-@functools.lru_cache(maxsize=64)  # of the optimizers that ran last
-def _program(structure: Any, name: str) -> Program:
-    """A method of what a declaration describes, compiled; its array hyperparameters come first."""
-
-    def run(arrays: Any, *trees: Any, **extra_args: Any) -> Any:
-        lazy = _Lazy(Declaration.unflatten(structure, arrays))
-        with one_by_one(True):  # for jax.disable_jit
-            return getattr(lazy, name)(*trees, **extra_args)
-
-    return Program(run)
-
-
-def _loaded(state: State, names: tuple[str, ...]) -> State:
-    """The state, with slots of these names that are stored in another form loaded as arrays."""
-
-    def array(x: Any) -> Any:
-        return x.load() if is_stored(x) else x
-
-    return state._replace(
-        **{n: jax.tree.map(array, getattr(state, n), is_leaf=is_stored) for n in names}
-    )
-
-
-def _stored(state: State, new: State, names: tuple[str, ...]) -> State:
-    """`new` with slots in the form that they have in `state`."""
-
-    def kept(old: Any, x: Any) -> Any:
-        return old.store(x) if is_stored(old) else x
-
-    trees = {
-        n: jax.tree.map(kept, getattr(state, n), getattr(new, n), is_leaf=is_stored) for n in names
-    }
-    return new._replace(**trees)
-
-
-def _clock(state: State) -> Any:
-    """The steps that a state has counted, or None if it has no counter."""
-    names = fields_of(type(state), COUNTER) or [
-        name for name in getattr(state, "_fields", ()) if name == "count"
-    ]
-    return getattr(state, names[0]) if names else None
+    if isinstance(value, GradientTransformation):
+        yield name, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from transformations_in(item, join(key))
+    elif isinstance(value, list | tuple):
+        if len(value) == 2 and isinstance(value[0], str):
+            yield from transformations_in(value[1], join(value[0]))
+            return
+        for i, item in enumerate(value):
+            pair = isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str)
+            yield from transformations_in(item, name if pair else join(i))
 
 
 @overload
@@ -517,9 +404,6 @@ def transformation(
 def transformation(
     *,
     native_schedules: bool = False,
-    scheduled_state: Any = None,
-    joins: bool = False,
-    in_sequence: bool = False,
 ) -> Callable[
     [Callable[_P, GradientTransformation]], Callable[_P, GradientTransformationExtraArgs]
 ]: ...
@@ -529,9 +413,6 @@ def transformation(
     function: Any = None,
     *,
     native_schedules: bool = False,
-    scheduled_state: Any = None,
-    joins: bool = False,
-    in_sequence: bool = False,
 ) -> Any:
     """Make the result of a builder data: it carries the builder and the arguments.
 
@@ -546,11 +427,6 @@ def transformation(
         function: the builder; it returns a pair (from :func:`elementwise`, :func:`leafwise`,
             :func:`chain`, or made by hand).
         native_schedules: the builder takes schedules itself, or passes them on to others.
-        scheduled_state: for a stateless builder, the state class ``(count)`` to use when a
-            hyperparameter is a schedule.
-        joins: the result does the same if leaves are joined into longer ones, so that it may run on
-            the vectors of :func:`pack`. A rule that treats each entry independently always does.
-        in_sequence: the result is its `parts`, one after another, and nothing else.
 
     Returns:
         The builder, whose results are declared.
@@ -566,28 +442,20 @@ def transformation(
     >>> halve_above(limit=3.0)
     halve_above(limit=3.0)
     """
-    marks = {
-        "native": native_schedules,
-        "scheduled_state": scheduled_state,
-        "joins": joins,
-        "in_sequence": in_sequence,
-    }
-    if function is None:
-        return functools.partial(_transformation, marks)
-    return _transformation(marks, function)
 
+    def decorate(function: Any) -> Any:
+        builder = Builder(function, native=native_schedules)
 
-def _transformation(marks: dict[str, Any], function: Any) -> Any:
-    builder = Builder(function, **marks)
+        def build(*args: Any, **kwargs: Any) -> GradientTransformationExtraArgs:
+            arguments = builder.bind(*args, **kwargs)
+            tx = GradientTransformationExtraArgs.declared(Declaration(builder, arguments))
+            if not builder.schedules(arguments):
+                tx.expansion  # noqa: B018  # errors in the arguments belong to the call
+            return cast(GradientTransformationExtraArgs, tx)
 
-    def build(*args: Any, **kwargs: Any) -> GradientTransformationExtraArgs:
-        arguments = builder.bind(*args, **kwargs)
-        tx = GradientTransformationExtraArgs.declared(Declaration(builder, arguments))
-        if not builder.schedules(arguments):
-            tx.expansion  # noqa: B018  # errors in the arguments belong to the call
-        return cast(GradientTransformationExtraArgs, tx)
+        return publish(build, builder)
 
-    return publish(build, builder)
+    return decorate if function is None else decorate(function)
 
 
 def optimizer(
@@ -664,7 +532,7 @@ def _adapted(
     ) -> tuple[Updates, State]:
         given = extra_args if takes_more else {}
         if holds_packed(updates):
-            return _on_leaves(update, updates, state, params, given)
+            return on_leaves(update, updates, state, params, given)
         return cast(tuple[Updates, State], update(updates, state, params, **given))
 
     return GradientTransformationExtraArgs(lambda params: init(unpack(params)), update_with)

@@ -14,7 +14,10 @@ ROOT = pathlib.Path(__file__).parent.parent / "gradtx"
 LAYERS = (
     ("namespace", "absences"),
     ("types", "signatures", "checks", "numerics"),
-    ("rows", "packed", "paths", "host_values", "declaration", "eager", "pair", "declared_schedule"),
+    (
+        *("rows", "packed", "stored", "paths", "host_values", "declaration", "scheduled"),
+        *("eager", "expansion", "pair", "declared_schedule"),
+    ),
     ("tree", "tree_utils", "linear_algebra", "storage"),
     ("engine",),
     ("inspection", "composition", "training", "checkpoint"),

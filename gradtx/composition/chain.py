@@ -1,24 +1,27 @@
 """Chains of transformations, and the simplest links."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from gradtx.engine.lift import Last, Lifted, by_itself, elementwise, in_turn, undeclared
-from gradtx.numerics.steering import is_tracer
+from gradtx.eager import count_of_arrays
+from gradtx.engine.lift import Last, Lifted, elementwise, in_turn
 from gradtx.packed import holds_packed
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
+    Links,
+    Scope,
+    Traits,
     transformation,
     with_extra_args_support,
 )
 from gradtx.types import OTHER_STATE, Array, EmptyState, Params, State, Updates
 
 
-@transformation(in_sequence=True)
+@transformation
 def chain(*args: GradientTransformation) -> GradientTransformation:
     """Apply transformations in sequence.
 
@@ -46,69 +49,43 @@ def chain(*args: GradientTransformation) -> GradientTransformation:
             )
         return state
 
-    return _in_sequence(links, states, tuple)
+    return _in_sequence(Links(links, states, tuple))
 
 
-class InSequence:
-    """The update of a chain, whose links see the updates one after another.
-
-    Args:
-        links: the transformations.
-        states: ``state -> states``, those of the links in the state of the chain.
-        joined: ``states -> state``, the inverse.
-    """
-
-    def __init__(
-        self,
-        links: tuple[GradientTransformation, ...],
-        states: Callable[[State], tuple[State, ...]],
-        joined: Callable[[Iterable[State]], State],
-    ) -> None:
-        self.links, self.states, self.joined = links, states, joined
-
-    def __call__(
-        self, updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
-        updates, new, _ = through(self.links, updates, self.states(state), params, extra_args)
-        return updates, self.joined(new)
-
-
-def _in_sequence(
-    links: tuple[GradientTransformation, ...],
-    states: Callable[[State], tuple[State, ...]],
-    joined: Callable[[Iterable[State]], State],
-) -> GradientTransformation:
-    """The chain of some links; the rest is as in `InSequence`."""
+def _in_sequence(links: Links) -> GradientTransformation:
+    """The chain of some links."""
 
     def init(params: Params) -> State:
-        return joined([tx.init(params) for tx in links])
+        return links.joined([tx.init(params) for tx in links.each])
 
-    update = InSequence(links, states, joined)
-    last = links[-1].step if links else None
-    if last is None:
-        return GradientTransformationExtraArgs(init, update, parts=links)
-
-    one_of: Any = undeclared(links[-1]).step
-    if isinstance(one_of, Cases):
-
-        def cases(state: State) -> list[Case]:
-            return [
-                case._replace(tx=_in_sequence((*links[:-1], case.tx), states, joined))
-                for case in one_of.cases(states(state)[-1])
-            ]
-
-        whole: Any = type(one_of)(cases)
-        return GradientTransformationExtraArgs(init, update, whole, parts=links)
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        updates, new, _ = through(links.each, updates, links.states(state), params, extra_args)
+        return updates, links.joined(new)
 
     def step(
         updates: Updates, state: State, params: Params, **extra_args: Any
     ) -> tuple[Params, State]:
-        *before, own = states(state)
-        updates, new, _ = through(links[:-1], updates, before, params, extra_args)
-        params, own = last(updates, own, params, **extra_args)
-        return params, joined([*new, own])
+        *before, own = links.states(state)
+        updates, new, _ = through(links.each[:-1], updates, before, params, extra_args)
+        params, own = last.step(updates, own, params, **extra_args)
+        return params, links.joined([*new, own])
 
-    return GradientTransformationExtraArgs(init, update, step, parts=links)
+    def cases(state: State) -> list[Case]:
+        return [
+            case._replace(tx=_in_sequence(links._replace(each=(*links.each[:-1], case.tx))))
+            for case in last.cases.cases(links.states(state)[-1])
+        ]
+
+    # The first values of schedules are not needed yet.
+    known = bool(links.each) and not links.each[-1].scheduled
+    last: Any = links.each[-1].traits if known else Traits()
+    of_cases: Any = last.cases and type(last.cases)(cases)
+    whole = of_cases or (last.step and step)
+    return GradientTransformationExtraArgs(
+        init, update, whole, parts=links.each, links=links, cases=of_cases
+    )
 
 
 class Case(NamedTuple):
@@ -162,11 +139,13 @@ def through(
     Returns:
         The updates, the new states, and whether `last` has been done.
     """
-    joins = any(map(is_tracer, jax.tree.leaves(updates))) and not holds_packed(updates)
+    # Outside of a compiled step, transformations within may be run as programs: see `eager`.
+    apart = count_of_arrays(updates) > 0
+    whole = not holds_packed(updates)
     pairs = list(zip(links, states, strict=True))
     each = [_Link(tx, state, None) for tx, state in pairs]
-    if joins:
-        each = [link for tx, state in pairs for link in _links(tx, state)]
+    if not apart:
+        each = [link for tx, state in pairs for link in _links(tx, state, whole)]
     new: list[State] = []
     done = False
     for run in _runs(each):
@@ -180,27 +159,34 @@ def through(
             ((tx, state, _),) = run
             updates, state = tx.update(updates, state, params, **extra_args)
             new.append(state)
-    if joins:
+    if not apart:
         rest = iter(new)
         new = [_nested(tx, rest) for tx in links]
     return updates, new, done
 
 
-def _links(tx: GradientTransformation, state: State) -> list[_Link]:
-    """The links of a chain, and of the chains within it."""
-    update = undeclared(tx).update
-    if not isinstance(update, InSequence):
-        return [_Link(tx, state, by_itself(tx))]
-    inner = zip(update.links, update.states(state), strict=True)
-    return [link for tx, state in inner for link in _links(tx, state)]
+def _links(tx: GradientTransformation, state: State, whole: bool) -> list[_Link]:
+    """The links of a chain, and of the chains within it.
+
+    A rule takes part only if it reads no more than what leaves consist of: of `whole` leaves
+    entries or rows, of vectors that leaves were joined into entries alone.
+    """
+    tx.check_numbers()
+    links = tx.traits.links
+    if links is not None:
+        inner = zip(links.each, links.states(state), strict=True)
+        return [link for tx, state in inner for link in _links(tx, state, whole)]
+    rule: Lifted | None = tx.traits.lifted
+    if rule is not None:
+        fits = rule.of_tree or rule.scope in (Scope.ENTRY, Scope.ROW) if whole else tx.takes_vectors
+        rule = rule if fits else None
+    return [_Link(tx, state, rule)]
 
 
 def _nested(tx: GradientTransformation, states: Iterator[State]) -> State:
     """The state of a transformation from those of its links."""
-    update = undeclared(tx).update
-    if not isinstance(update, InSequence):
-        return next(states)
-    return update.joined([_nested(link, states) for link in update.links])
+    links = tx.traits.links
+    return next(states) if links is None else links.joined([_nested(x, states) for x in links.each])
 
 
 def _runs(links: Sequence[_Link]) -> list[list[_Link]]:
@@ -230,7 +216,7 @@ class NamedStates(dict[str, State]):
         return cls(zip(names, states, strict=True))
 
 
-@transformation(in_sequence=True)
+@transformation
 def named_chain(*args: tuple[str, GradientTransformation]) -> GradientTransformation:
     """A chain whose transformations have names.
 
@@ -263,10 +249,10 @@ def named_chain(*args: tuple[str, GradientTransformation]) -> GradientTransforma
             raise ValueError(f"named_chain: expected a state for {names}, not {state!r:.80}")
         return tuple(state.values())
 
-    return _in_sequence(links, states, lambda new: NamedStates(zip(names, new, strict=True)))
+    return _in_sequence(Links(links, states, lambda new: NamedStates(zip(names, new, strict=True))))
 
 
-@transformation(in_sequence=True)
+@transformation
 def identity() -> GradientTransformation:
     """Leave the updates as they are.
 
@@ -278,6 +264,7 @@ def identity() -> GradientTransformation:
         lambda params: EmptyState(),
         lambda updates, state, params=None, **extra_args: (updates, state),
         parts=(),
+        takes_vectors=True,
     )
 
 

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 
 from gradtx.distributed.axes import (
     AxisName,
-    Communicating,
     bound_size,
     check_axis_name,
     check_varying,
+    communicating,
     everyones,
 )
 from gradtx.engine.leaves import gradient
@@ -96,7 +96,7 @@ def aggregate(axis_name: AxisName, op: str = "mean") -> GradientTransformation:
         results = iter(reduced)
         return treedef.unflatten([None if g is None else next(results) for _, g in leaves]), state
 
-    return Communicating.made(
+    return communicating(
         lambda params: EmptyState(), update, message_bytes, axis_name, reduces=True
     )
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.numerics.steering import tracked, varying_axes
-from gradtx.pair import GradientTransformationExtraArgs
+from gradtx.pair import GradientTransformationExtraArgs, Message
 from gradtx.paths import path_string
 from gradtx.types import Array, Params
 
@@ -15,41 +15,21 @@ AxisName: TypeAlias = str | tuple[str, ...]
 """The name of an axis of ``pmap``, ``shard_map`` or ``vmap``, or several."""
 
 
-class Communicating(GradientTransformationExtraArgs):
-    """A pair whose devices communicate.
-
-    Attributes:
-        message_bytes: the bytes that a device sends in a step, for :func:`describe`.
-        peak_bytes: those of the step in which it sends most.
-        reduces: the axes over which it reduces gradients; :func:`minimize` takes each device's own.
-        over: the axes over which it sends.
-        gathers: whether every device receives the whole message of every other.
-    """
-
-    message_bytes: Callable[[Params], int]
-    peak_bytes: Callable[[Params], int]
-    reduces: tuple[str, ...] = ()
-    over: tuple[str, ...] = ()
-    gathers: bool = False
-
-    @classmethod
-    def made(
-        cls,
-        init: Any,
-        update: Any,
-        message_bytes: Callable[[Params], int],
-        over: AxisName,
-        *,
-        reduces: bool = False,
-        peak_bytes: Callable[[Params], int] | None = None,
-        gathers: bool = False,
-    ) -> "Communicating":
-        """The pair with these attributes."""
-        pair = cls(init, update)
-        pair.message_bytes, pair.peak_bytes = message_bytes, peak_bytes or message_bytes
-        pair.over, pair.gathers = axes_of(over), gathers
-        pair.reduces = pair.over if reduces else ()
-        return pair
+def communicating(
+    init: Any,
+    update: Any,
+    message_bytes: Callable[[Params], int],
+    over: AxisName,
+    *,
+    reduces: bool = False,
+    peak_bytes: Callable[[Params], int] | None = None,
+    gathers: bool = False,
+) -> GradientTransformationExtraArgs:
+    """A pair whose devices communicate over some axes; see :class:`gradtx.pair.Message`."""
+    axes = axes_of(over)
+    peak = peak_bytes or message_bytes
+    message = Message(message_bytes, peak, axes, axes if reduces else (), gathers)
+    return GradientTransformationExtraArgs(init, update, message=message)
 
 
 def axes_of(axis_name: AxisName) -> tuple[str, ...]:

@@ -11,10 +11,10 @@ from gradtx.checks import check_integer, check_part
 from gradtx.distributed.aggregation import divide_by, total_weight, weigh
 from gradtx.distributed.axes import (
     AxisName,
-    Communicating,
     bound_size,
     check_axis_name,
     check_varying,
+    communicating,
     everyones,
 )
 from gradtx.engine.leaves import gradient, parameter
@@ -135,7 +135,7 @@ def compressed(
     def bytes_sent(params: Params) -> int:
         return sum(message(tuple(p.shape)) for p in jax.tree.leaves(params))
 
-    return Communicating.made(start, update, bytes_sent, axis_name, reduces=True, gathers=gathers)
+    return communicating(start, update, bytes_sent, axis_name, reduces=True, gathers=gathers)
 
 
 def _filled(like: list[Any], values: list[Any], otherwise: list[Any] | None = None) -> list[Any]:

@@ -10,13 +10,13 @@ from gradtx.checks import PositiveCount
 from gradtx.distributed.aggregation import aggregate, message_bytes
 from gradtx.distributed.axes import (
     AxisName,
-    Communicating,
     axes_of,
     bound_size,
     check_axis_name,
+    communicating,
 )
 from gradtx.engine.lift import needed
-from gradtx.inspection.description import communicating, sent_bytes
+from gradtx.inspection.description import messages, sent_bytes
 from gradtx.numerics import cast, widen
 from gradtx.numerics.control import branch, in_form_of
 from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
@@ -72,7 +72,7 @@ class Outer:
         self.init = self.tx.init
         aggregates = set(axes_of(axis_name)) <= set(reduced_axes(outer))
         self._mean = None if aggregates else aggregate(axis_name)
-        self.gathers = aggregates and any(link.gathers for link in communicating(outer))
+        self.gathers = aggregates and any(message.gathers for message in messages(outer))
 
     def update(
         self, change: PyTree, state: State, anchor: PyTree, extra_args: dict[str, Any]
@@ -152,7 +152,7 @@ def local_sgd(
         left = jnp.where(due, jnp.asarray(every, jnp.int32), state.until_sync - 1)
         return out, LocalSGDState(inner_state, left)
 
-    return Communicating.made(
+    return communicating(
         init,
         update,
         lambda params: _per_step(every, message_bytes(params)),
@@ -243,7 +243,7 @@ def diloco(
         left = jnp.where(due, jnp.asarray(every, jnp.int32), state.until_sync - 1)
         return out, DiLoCoState(inner_state, outer_state, anchor, left)
 
-    return Communicating.made(
+    return communicating(
         init,
         update,
         lambda params: _per_step(every, outside.bytes_sent(params)),

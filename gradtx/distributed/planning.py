@@ -13,7 +13,7 @@ from gradtx.distributed.operations import busiest, owners_lines
 from gradtx.distributed.placement import dims_of
 from gradtx.distributed.sharding import MIN_SIZE, StateSharding, state_sharding
 from gradtx.engine.owners import Stack
-from gradtx.inspection.description import communicating
+from gradtx.inspection.description import messages
 from gradtx.pair import GradientTransformation
 from gradtx.paths import leaves_with_path
 from gradtx.types import Params, PyTree
@@ -206,11 +206,11 @@ def plan_step(
         held += size
         worked_on += traffic.of_leaf(size, placed, over)
     state = sharding.bytes_per_device
-    for link in communicating(tx):
-        sent = link.message_bytes(own)
-        kind = "all-gather" if link.gathers else "all-reduce"
-        whole = sent * traffic.devices(link.over) if link.gathers else sent
-        traffic.send("parameters of the devices", kind, link.over, whole)
+    for message in messages(tx):
+        sent = message.bytes(own)
+        kind = "all-gather" if message.gathers else "all-reduce"
+        whole = sent * traffic.devices(message.over) if message.gathers else sent
+        traffic.send("parameters of the devices", kind, message.over, whole)
     for stack in sharding.owned:
         traffic.send("matrices", "all-to-all", stack.axes, sum(stack.bytes))
     # Of what a device works on it reads gradient, parameter and slots, and writes the last two.

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import Fraction, check_integer
-from gradtx.distributed.axes import AxisName, Communicating, check_axis_name
+from gradtx.distributed.axes import AxisName, check_axis_name, communicating
 from gradtx.distributed.local import Outer, over
 from gradtx.engine.lift import needed
 from gradtx.numerics import cast, widen
@@ -222,7 +222,7 @@ def streaming_diloco(
             jax.tree.map(lambda p: jax.eval_shape(lambda x: parts.cut(x)[0], p), params)
         )
 
-    return Communicating.made(
+    return communicating(
         init,
         update,
         lambda params: -(-peak(params) // interval),

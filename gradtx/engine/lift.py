@@ -23,7 +23,6 @@ from typing import Any, NamedTuple, cast as typed
 import jax
 import jax.numpy as jnp
 
-from gradtx.declaration import Declaration
 from gradtx.engine.leaves import (
     SlotsOfLeaf,
     Steps,
@@ -237,7 +236,6 @@ class Lifted(Rule):
     Attributes:
         begin: takes the arguments of an update apart.
         end: ``(given, state, new slots and scalars) -> new state``.
-        update: the whole update.
     """
 
     def __init__(
@@ -245,10 +243,9 @@ class Lifted(Rule):
         rule: Rule,
         begin: Callable[..., Leaves],
         end: Callable[[Leaves, State, dict[str, Any]], State],
-        update: Callable[..., tuple[Updates, State]],
     ) -> None:
         super().__init__(**vars(rule))
-        self.begin, self.end, self.update = begin, end, update
+        self.begin, self.end = begin, end
 
 
 FirstFn = Callable[[Params, list[Any], list[Any]], list[Any]]
@@ -361,8 +358,8 @@ def lift(
         directions, new = transform(given)
         return given.treedef.unflatten(directions), end(given, state, new)
 
-    lifted = Lifted(rule, begin, end, update)
-    return GradientTransformationExtraArgs(init, update, rule=lifted)
+    lifted = Lifted(rule, begin, end)
+    return GradientTransformationExtraArgs(init, update, rule=rule, lifted=lifted)
 
 
 def each_slots(slots: SlotsFn | None) -> FirstFn:
@@ -382,23 +379,6 @@ def each_leaf(rule: Rule) -> Transform:
         return directions, slots
 
     return transform
-
-
-def undeclared(tx: GradientTransformation) -> GradientTransformation:
-    """What a transformation does, if no hyperparameter of it is evaluated at each step."""
-    while not tx.scheduled and (inner := tx.expansion) is not tx:
-        typed(Declaration, tx.declaration).check_numbers()
-        tx = inner
-    return tx
-
-
-def by_itself(tx: GradientTransformation) -> Lifted | None:
-    """The rule of a transformation that lifts one over entries or rows, and does nothing else."""
-    tx = undeclared(tx)
-    rule = tx.rule
-    if not isinstance(rule, Lifted) or tx.update is not rule.update:
-        return None
-    return rule if rule.of_tree or rule.scope in (Scope.ENTRY, Scope.ROW) else None
 
 
 class Last(NamedTuple):

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 
 from gradtx.composition.roles import ByRole, Role
-from gradtx.inspection.hyperparams import child_transformations, hyperparams
+from gradtx.inspection.hyperparams import hyperparams
 from gradtx.inspection.slots import slots_by_name
-from gradtx.pair import GradientTransformation
+from gradtx.pair import GradientTransformation, Message
 from gradtx.paths import path_string
 from gradtx.storage import is_encoded
 from gradtx.training.rounding import loses_small_steps
@@ -86,20 +86,15 @@ class Description:
         return "\n".join(line.rstrip() for line in lines)
 
 
-def communicating(tx: Any) -> list[Any]:
-    """The links of `tx` that send something from device to device, as they were built."""
-    expansion = tx.expansion if tx.declaration is not None else tx
-    if expansion is not tx and expansion.declaration is not None:
-        return communicating(expansion)
-    if hasattr(expansion, "message_bytes"):
-        return [expansion]
-    return [link for _, child in child_transformations(tx) for link in communicating(child)]
+def messages(tx: GradientTransformation) -> list[Message]:
+    """What `tx`, or the transformations within it, send from device to device."""
+    own = tx.traits.message
+    return [own] if own is not None else [x for part in tx.inside for x in messages(part)]
 
 
-def sent_bytes(tx: Any, params: Params, *, peak: bool = False) -> int:
-    """The bytes that the communicating links of `tx` send in a step, or at most with `peak`."""
-    links = communicating(tx)
-    return sum((x.peak_bytes if peak else x.message_bytes)(params) for x in links)
+def sent_bytes(tx: GradientTransformation, params: Params, *, peak: bool = False) -> int:
+    """The bytes that a device sends in a step of `tx`, or at most with `peak`."""
+    return sum((x.peak_bytes if peak else x.bytes)(params) for x in messages(tx))
 
 
 def _count_shapes(shapes: tuple[tuple[int, ...], ...], most: int = 4) -> str:
@@ -130,7 +125,7 @@ def _roles(tx: Any, params: Params) -> dict[str, Role]:
         if isinstance(value, ByRole):
             return value.roles(params)
     found: dict[str, Role] = {}
-    for _, child in child_transformations(tx):
+    for _, child in tx.children:
         found |= _roles(child, params)
     return found
 
@@ -176,10 +171,9 @@ def describe(tx: GradientTransformation, params: Params) -> Description:
         )
         for name, tree in slots_by_name(state).items()
     )
-    expansion = tx.expansion if tx.declaration is not None else tx
     return Description(
         transformation=repr(tx),
-        links=tuple(repr(child) for _, child in child_transformations(expansion)),
+        links=tuple(repr(child) for _, child in tx.expansion.children),
         parameters=sum(int(np.prod(x.shape)) for x in jax.tree.leaves(params)),
         parameter_bytes=_bytes(params),
         hyperparams=hyperparams(tx),

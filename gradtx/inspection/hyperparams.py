@@ -8,41 +8,13 @@ import jax
 from gradtx import checks
 from gradtx.declaration import Declaration
 from gradtx.inspection.slots import holds_inner
-from gradtx.pair import GradientTransformation
+from gradtx.pair import GradientTransformation, transformations_in
 from gradtx.types import State
-
-
-def child_transformations(tx: Any) -> Iterator[tuple[str, Any]]:
-    """The transformations among the arguments of `tx`, with their names there."""
-    for name, value in tx.declaration.arguments.items() if tx.declaration is not None else ():
-        kind = tx.declaration.builder.signature.parameters[name].kind
-        variadic = kind is kind.VAR_POSITIONAL
-        yield from transformations_in(value, "" if variadic else name)
-
-
-def transformations_in(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """The transformations in an argument, with the path of each."""
-
-    def join(key: Any) -> str:
-        return f"{name}.{key}" if name else str(key)
-
-    if isinstance(value, GradientTransformation):
-        yield name, value
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from transformations_in(item, join(key))
-    elif isinstance(value, list | tuple):
-        if len(value) == 2 and isinstance(value[0], str):
-            yield from transformations_in(value[1], join(value[0]))
-            return
-        for i, item in enumerate(value):
-            pair = isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], str)
-            yield from transformations_in(item, name if pair else join(i))
 
 
 def _child_state(tx: GradientTransformation, name: str, position: int, state: State) -> State:
     """The part of the state of `tx` that belongs to a child, or all of it if that is not known."""
-    children = sum(1 for _ in child_transformations(tx))
+    children = len(tx.children)
     for field in getattr(state, "_fields", ()):
         if holds_inner(state, field):  # a wrapper's state; under a label for each group
             label = name.rsplit(".", maxsplit=1)[-1]
@@ -84,7 +56,7 @@ def hyperparams(tx: GradientTransformation, state: State | None = None) -> dict[
     for name, value in tx.declaration.arguments.items():
         if checks.hyperparameter_range(hints.get(name)) is not None:
             found[name] = value(_first_count(state)) if callable(value) else value
-    for i, (name, child) in enumerate(child_transformations(tx)):
+    for i, (name, child) in enumerate(tx.children):
         part = None if state is None else _child_state(tx, name, i, state)
         found |= {f"{name}.{key}": v for key, v in hyperparams(child, part).items()}
     return found
@@ -96,7 +68,7 @@ def _argument_paths(tx: Any, prefix: str = "") -> Iterator[str]:
     for name, parameter in tx.declaration.builder.signature.parameters.items():
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             yield prefix + name
-    for name, child in child_transformations(tx):
+    for name, child in tx.children:
         yield from _argument_paths(child, f"{prefix}{name}.")
 
 

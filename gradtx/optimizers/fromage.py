@@ -49,7 +49,7 @@ def fromage(learning_rate: NonNegative, min_norm: NonNegative = 1e-6) -> Gradien
     )
 
 
-@transformation(scheduled_state=ScaleByScheduleState)
+@transformation
 def _scale_by_fromage(learning_rate: NonNegative, min_norm: NonNegative) -> GradientTransformation:
     shrink = (1 + learning_rate * learning_rate) ** -0.5
     loss = (learning_rate * shrink) ** 2 / (1 + shrink)  # 1 - shrink
@@ -58,4 +58,4 @@ def _scale_by_fromage(learning_rate: NonNegative, min_norm: NonNegative) -> Grad
         ratio = divide(jnp.maximum(norm(p), min_norm), jnp.maximum(norm(g), min_norm))
         return g * (-learning_rate * shrink * ratio) - loss * p, {}
 
-    return leafwise(EmptyState, None, rule)
+    return leafwise(EmptyState, None, rule)._replace(clock=ScaleByScheduleState)

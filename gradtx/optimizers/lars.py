@@ -16,7 +16,7 @@ from gradtx.transforms.trust import norm, trust_ratio
 from gradtx.types import Array, EmptyState
 
 
-@transformation(scheduled_state=WeightDecaySchedule)
+@transformation
 def scale_by_lars(
     weight_decay: NonNegative = 0.0,
     weight_decay_mask: Where = True,
@@ -68,7 +68,8 @@ def scale_by_lars(
             weight_decay_mask, with_decay(weight_decay, by_ratio), with_decay(0.0, by_ratio)
         )
 
-    return split_by_mask(trust_ratio_mask, with_ratio(True), with_ratio(False))
+    tx = split_by_mask(trust_ratio_mask, with_ratio(True), with_ratio(False))
+    return tx._replace(clock=WeightDecaySchedule)
 
 
 @optimizer

@@ -300,4 +300,5 @@ def sophia(
 
     # The estimate reads the parameters, which the step overwrites, and overwrites the slot that
     # the step reads: where both are in one loop, nothing is copied.
-    return tx.expansion._replace(step=InCases(cases))
+    whole = InCases(cases)
+    return tx.expansion._replace(step=whole, cases=whole)

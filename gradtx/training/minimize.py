@@ -1,13 +1,12 @@
 """Minimizing: taking the gradients of a loss, and a step with them."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from gradtx.engine.leaves import gradient, parameter
-from gradtx.inspection.hyperparams import child_transformations
 from gradtx.numerics import as_arrays
 from gradtx.numerics.steering import tracked, vary, varying_axes
 from gradtx.packed import packed_like, unpack
@@ -184,9 +183,8 @@ def _each_devices(x: Any, axes: Iterable[str]) -> Any:
 
 def reduced_axes(tx: GradientTransformation) -> tuple[str, ...]:
     """The axes over which `tx` reduces gradients."""
-    parts = (getattr(part, "expansion", part) for part in (tx, *_below(tx)))
-    axes = [axis for part in parts for axis in getattr(part, "reduces", ())]
-    return tuple(dict.fromkeys(axes))
+    messages = [part.traits.message for part in (tx, *tx.within())]
+    return tuple(dict.fromkeys(axis for each in messages if each for axis in each.reduces))
 
 
 def _trained(params: Params, trainable: Where | None) -> Params:
@@ -203,23 +201,15 @@ def before_gradients(tx: GradientTransformation) -> BeforeFn | None:
     Raises:
         ValueError: a part of it does something, and the whole does not know about it.
     """
-    own = getattr(tx, "before_gradients", None)
+    own = tx.before_gradients
     if own is None:
-        for inner in _below(tx):
-            if inner.before_gradients is not None:
+        for inner in tx.within():
+            if inner.before_gradients is not None and inner.declaration is not None:
                 raise ValueError(
                     f"{inner.declaration.name} must be the outermost transformation, once: what is "
                     "around it would not take part when rows catch up"
                 )
     return own
-
-
-def _below(tx: Any) -> Iterator[Any]:
-    if getattr(tx, "declaration", None) is not None:
-        children = list(child_transformations(tx)) or list(child_transformations(tx.expansion))
-        for _, child in children:
-            yield child
-            yield from _below(child)
 
 
 def apply_gradients(

@@ -90,7 +90,7 @@ def clip_by_block_rms(threshold: Limit) -> GradientTransformation:
     return leafwise(EmptyState, None, rule)
 
 
-@transformation(joins=True)
+@transformation
 def clip_by_global_norm(max_norm: Limit) -> GradientTransformation:
     r"""Clip all leaves by their common Euclidean norm.
 
@@ -121,4 +121,5 @@ def clip_by_global_norm(max_norm: Limit) -> GradientTransformation:
     def rule(g: Array, s: Any, t: Any) -> Any:
         return s.factor * g, {}
 
-    return elementwise(EmptyState, None, rule, of_tree=of_tree)
+    lifted = elementwise(EmptyState, None, rule, of_tree=of_tree)
+    return lifted._replace(takes_vectors=True)

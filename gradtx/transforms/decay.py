@@ -63,17 +63,17 @@ def add_decayed_weights(
     return _masked(_add_decayed_weights(weight_decay), mask)
 
 
-@transformation(scheduled_state=WeightDecaySchedule)
+@transformation
 def _add_decayed_weights(weight_decay: NonNegative) -> GradientTransformation:
     def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
         return decayed(g, weight_decay, p), {}
 
-    return elementwise(EmptyState, None, rule)
+    return elementwise(EmptyState, None, rule)._replace(clock=WeightDecaySchedule)
 
 
-@transformation(scheduled_state=WeightDecaySchedule)
+@transformation
 def _decayed_elsewhere(weight_decay: NonNegative) -> GradientTransformation:
-    return identity()
+    return identity().expansion._replace(clock=WeightDecaySchedule)
 
 
 def decayed_elsewhere(weight_decay: Any, mask: Where | None = None) -> GradientTransformation:
@@ -117,10 +117,10 @@ def add_cautious_decayed_weights(
     return _masked(_cautiously_decayed(weight_decay), mask)
 
 
-@transformation(scheduled_state=WeightDecaySchedule)
+@transformation
 def _cautiously_decayed(weight_decay: NonNegative) -> GradientTransformation:
     def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
         towards = (jnp.conj(g) * p).real >= 0
         return g + jnp.where(towards, weight_decay, 0) * p, {}
 
-    return elementwise(EmptyState, None, rule)
+    return elementwise(EmptyState, None, rule)._replace(clock=WeightDecaySchedule)

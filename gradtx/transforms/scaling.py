@@ -78,7 +78,7 @@ def scale_by_schedule(step_size_fn: Schedule) -> GradientTransformation:
     return GradientTransformationExtraArgs(init, update)
 
 
-@transformation(scheduled_state=ScaleByScheduleState)
+@transformation
 def scale_by_learning_rate(
     learning_rate: LearningRate | None = None, *, flip_sign: bool = True
 ) -> GradientTransformation:
@@ -101,7 +101,7 @@ def scale_by_learning_rate(
     def rule(g: Array, s: Any, t: Any) -> Any:
         return g * signed, {}
 
-    return elementwise(EmptyState, None, rule)
+    return elementwise(EmptyState, None, rule)._replace(clock=ScaleByScheduleState)
 
 
 def scale_gradient(inputs: PyTree, scale: Any) -> PyTree:

@@ -228,11 +228,11 @@ def accumulating(inner: GradientTransformation, window: Window) -> GradientTrans
         return params, window.finished(state._replace(inner_opt_state=inner), done)
 
     return GradientTransformationExtraArgs(
-        lambda params: window.init(params, tx.init(params)), update, step
+        lambda params: window.init(params, tx.init(params)), update, step, takes_vectors=True
     )
 
 
-@transformation(native_schedules=True, joins=True)
+@transformation(native_schedules=True)
 def accumulate(
     inner: GradientTransformation,
     every: PositiveCount,

@@ -34,7 +34,7 @@ class ApplyIfFiniteState(NamedTuple):
     inner_state: State
 
 
-@transformation(joins=True)
+@transformation
 def apply_if_finite(
     inner: GradientTransformation,
     max_consecutive_errors: Count,
@@ -97,7 +97,7 @@ def apply_if_finite(
         )
         return params, state._replace(inner_state=inner_state)
 
-    return GradientTransformationExtraArgs(init, update, step)
+    return GradientTransformationExtraArgs(init, update, step, takes_vectors=True)
 
 
 def _not_finite(updates: PyTree) -> Array:

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from gradtx import tree
 from gradtx.checks import Fraction, Positive, check_integer
 from gradtx.composition.chain import Case
-from gradtx.engine.lift import undeclared
 from gradtx.inspection.guards import GuardReport
 from gradtx.inspection.hyperparams import hyperparams
 from gradtx.numerics import abs_sq, cast, increment, widen
@@ -56,7 +55,7 @@ class MeasuredState(NamedTuple):
     params_sq: TreeScalar
 
 
-@transformation(joins=True)
+@transformation
 def guard(
     inner: GradientTransformation,
     deviations: Positive | None = 6.0,
@@ -199,7 +198,7 @@ def guard(
         )
         return params, _closed(take, measured, state)
 
-    return GradientTransformationExtraArgs(init, update, step)
+    return GradientTransformationExtraArgs(init, update, step, takes_vectors=True)
 
 
 # The counts come first.
@@ -331,7 +330,7 @@ def _measured(
         )
         return new, MeasuredState(inner_state, *_squares(moves, params))
 
-    one_of: Any = undeclared(tx).step
+    one_of = tx.traits.cases
 
     def cases(state: State) -> list[Case]:
         return [
@@ -342,7 +341,7 @@ def _measured(
     return GradientTransformationExtraArgs(
         lambda params: MeasuredState(tx.init(params), jnp.zeros([]), jnp.zeros([])),
         update,
-        InCases(cases) if isinstance(one_of, InCases) else step,
+        step if one_of is None else InCases(cases),
     )
 
 

@@ -111,7 +111,7 @@ def _call(factory: Callable[..., Any], arguments: dict[str, Any]) -> GradientTra
     return with_extra_args_support(factory(*bound.args, **bound.kwargs))
 
 
-@transformation(joins=True)
+@transformation
 def injected(
     inner_factory: Callable[..., GradientTransformation],
     arguments: dict[str, Any],
@@ -180,7 +180,7 @@ def injected(
             increment(state.count), values, states, inner
         )
 
-    return GradientTransformationExtraArgs(init, update)
+    return GradientTransformationExtraArgs(init, update, takes_vectors=True)
 
 
 def inject_hyperparams(

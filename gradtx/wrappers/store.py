@@ -39,7 +39,7 @@ class _Rule(NamedTuple):
     codec: Codec | None
 
 
-@transformation(native_schedules=True, joins=True)
+@transformation(native_schedules=True)
 def store(
     inner: GradientTransformation,
     codecs: Any = "int8",
@@ -154,7 +154,12 @@ def store(
 
     step = tx.step if kernel or tx.step is None else without_kernels(tx.step)
     return GradientTransformationExtraArgs(
-        init, update, step, before_gradients=tx.before_gradients, parts=(tx,)
+        init,
+        update,
+        step,
+        before_gradients=tx.before_gradients,
+        parts=(tx,),
+        takes_vectors=True,
     )
 
 

@@ -1,0 +1,133 @@
+"""What a declaration stands for: the pair that its builder returns, and the one way into that pair.
+
+A call passes through these in turn, in an eager step and a traced one, as an update and as a whole
+step:
+
+1. hyperparameters must be single numbers (`Declaration.check_numbers`);
+2. vectors of packed leaves are taken apart, unless the pair takes vectors (`packed.on_leaves`);
+3. outside of ``jit``, many leaves are one compiled program (`eager`);
+4. hyperparameters that are schedules get their values at this step (`scheduled`);
+5. slots kept in another form than an array are loaded, unless the engine does so (`stored`).
+"""
+
+import functools
+from typing import Any, cast
+
+from gradtx.declaration import Declaration
+from gradtx.eager import Eager, Program, on_vectors, one_by_one
+from gradtx.numerics import as_arrays
+from gradtx.packed import holds_packed, on_leaves, unpack
+from gradtx.scheduled import Schedules
+from gradtx.stored import on_arrays
+from gradtx.types import COUNTER, SLOT, Params, State, Updates, state_fields
+
+
+class Expansion:
+    """The pair of a declaration, built when it is first needed.
+
+    Args:
+        declaration: what was declared.
+    """
+
+    def __init__(self, declaration: Declaration) -> None:
+        self.declaration = declaration
+        self.schedules = Schedules(declaration)
+        self._eager = Eager(declaration)
+
+    @functools.cached_property
+    def pair(self) -> Any:
+        """The `GradientTransformation` that the builder returned, for the first step's values."""
+        declaration = self.schedules.at_start() if self.schedules else self.declaration
+        return declaration.builder.call(declaration.arguments)
+
+    @functools.cached_property
+    def traits(self) -> Any:
+        """The `Traits` of that pair, with the way into its ``step``.
+
+        A pair that is built anew at each step, for its schedules, is only an update to others.
+        """
+        own = self.pair.traits
+        if self.schedules:
+            return own._replace(step=None, cases=None, lifted=None, links=None)
+        return own if own.step is None else own._replace(step=self._step)
+
+    def init(self, params: Params) -> State:
+        self.declaration.check_numbers()
+        if self._sees_leaves(params):
+            params = unpack(params)
+        program = self._eager.starts(params)
+        if program:
+            return self._program("init", params)
+        with one_by_one(program is False):
+            state = self.pair.init(as_arrays(params))
+        return self.schedules.counted(state, self.pair.traits.clock) if self.schedules else state
+
+    def update(
+        self, updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        self.declaration.check_numbers()
+        if self._sees_leaves(updates):
+            return on_leaves(self.update, updates, state, params, extra_args)
+        arrays = {n: v for n, v in extra_args.items() if not callable(v)}
+        # A rule of the engine's calls no function, such as the `value_fn` that `minimize` passes.
+        known = len(arrays) == len(extra_args) or self.pair.rules is not None
+        program = self._eager.steps(updates, state, params, arrays) if known else None
+        if program:
+            done: tuple[Updates, State] = self._program("update", updates, state, params, **arrays)
+            return done
+        with one_by_one(program is False):
+            updates, params = as_arrays(updates), as_arrays(params)
+            if self.schedules:
+                clock = self.pair.traits.clock
+                return self.schedules.update(clock, updates, state, params, extra_args)
+            run = self._of_slots(self.pair.update, state)
+            return cast(tuple[Updates, State], run(updates, state, params, **extra_args))
+
+    def _step(
+        self, updates: Updates, state: State, params: Params, **extra_args: Any
+    ) -> tuple[Params, State]:
+        self.declaration.check_numbers()
+        if self._sees_leaves(updates):
+            return on_leaves(self._step, updates, state, params, extra_args)
+        run = self._of_slots(self.pair.traits.step, state)
+        return cast(tuple[Params, State], run(updates, state, params, **extra_args))
+
+    def _of_slots(self, function: Any, state: State) -> Any:
+        """`function` for slots in whatever form they are kept: the engine's own takes any."""
+        return function if self.pair.traits.rule is not None else on_arrays(function, state)
+
+    def _sees_leaves(self, tree: Any) -> bool:
+        """Whether a tree holds vectors of many leaves, and these are to be seen one by one."""
+        # What a declared pair sees is decided where it is entered.
+        takes_vectors = self.pair.declaration is not None or self.pair.takes_vectors
+        return not takes_vectors and holds_packed(tree)
+
+    def _program(self, name: str, *trees: Any, **extra_args: Any) -> Any:
+        arrays, structure = self.declaration.flatten()
+        program = _program(structure, name)
+        if _goes_by_entry(self.traits):
+            return on_vectors(program, trees[0], arrays, *trees, **extra_args)
+        return program(arrays, *trees, **extra_args)
+
+
+@functools.lru_cache(maxsize=64)  # of the optimizers that ran last
+def _program(structure: Any, name: str) -> Program:
+    """A method of what a declaration describes, compiled; its array hyperparameters come first."""
+
+    def run(arrays: Any, *trees: Any, **extra_args: Any) -> Any:
+        expansion = Expansion(Declaration.unflatten(structure, arrays))
+        with one_by_one(True):  # for jax.disable_jit
+            return getattr(expansion, name)(*trees, **extra_args)
+
+    return Program(run)
+
+
+def _goes_by_entry(traits: Any) -> bool:
+    """Whether this is a chain of rules in which each entry depends on that entry and a count.
+
+    What wraps rules may look at paths and sizes, to which leaves they apply.
+    """
+    if traits.lifted is not None:
+        kinds = {*state_fields(traits.rule.state).values()}
+        return traits.rule.scope == "entry" and kinds <= {SLOT, COUNTER, None}
+    return traits.links is not None and all(_goes_by_entry(tx.traits) for tx in traits.links.each)
