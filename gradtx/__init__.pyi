@@ -636,7 +636,7 @@ from gradtx.losses.segmentation import (
 from gradtx.losses.smoothing import smooth_labels as smooth_labels
 
 # Training: steps, loops and solvers.
-from gradtx.training.apply import (
+from gradtx.composition.apply import (
     apply_updates as apply_updates,
     incremental_update as incremental_update,
     periodic_update as periodic_update,
@@ -743,11 +743,8 @@ from gradtx.engine.lift import (
 from gradtx.engine.matrices import MatrixDimensions as MatrixDimensions, matrixwise as matrixwise
 from gradtx.engine.tree import treewise as treewise
 from gradtx.engine.zero_gradients import ZeroGradient as ZeroGradient
-from gradtx.pair import (
-    ScheduledState as ScheduledState,
-    optimizer as optimizer,
-    transformation as transformation,
-)
+from gradtx.pair import optimizer as optimizer, transformation as transformation
+from gradtx.scheduled import ScheduledState as ScheduledState
 from gradtx.types import (
     Counter as Counter,
     NonNegativeSlots as NonNegativeSlots,

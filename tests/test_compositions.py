@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import gradtx
-from gradtx.training.apply import take_step
+from gradtx.composition.apply import take_step
 from tests.catalogue import is_bias, is_even, is_matrix, matrix_or_not
 
 CUSTOM = {f.__name__: f for f in (is_bias, is_even, is_matrix, matrix_or_not)}

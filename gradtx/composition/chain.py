@@ -1,24 +1,27 @@
 """Chains of transformations, and the simplest links."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from gradtx.eager import count_of_arrays
-from gradtx.engine.lift import Last, Lifted, elementwise, in_turn
-from gradtx.packed import holds_packed
+from gradtx.composition.apply import add_update, check_addable
+from gradtx.composition.gate import Case, in_cases
+from gradtx.composition.sequence import through
+from gradtx.engine.lift import elementwise
+from gradtx.numerics.steering import delay
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     Links,
-    Scope,
     Traits,
     transformation,
     with_extra_args_support,
 )
-from gradtx.types import OTHER_STATE, Array, EmptyState, Params, State, Updates
+from gradtx.paths import aligned, leaves_with_path
+from gradtx.rows import is_rows
+from gradtx.types import OTHER_STATE, EmptyState, Params, State, Updates
 
 
 @transformation
@@ -75,130 +78,64 @@ def _in_sequence(links: Links) -> GradientTransformation:
     def cases(state: State) -> list[Case]:
         return [
             case._replace(tx=_in_sequence(links._replace(each=(*links.each[:-1], case.tx))))
-            for case in last.cases.cases(links.states(state)[-1])
+            for case in last.cases(links.states(state)[-1])
         ]
 
     # The first values of schedules are not needed yet.
     known = bool(links.each) and not links.each[-1].scheduled
     last: Any = links.each[-1].traits if known else Traits()
-    of_cases: Any = last.cases and type(last.cases)(cases)
-    whole = of_cases or (last.step and step)
-    return GradientTransformationExtraArgs(
-        init, update, whole, parts=links.each, links=links, cases=of_cases
-    )
+    parts: dict[str, Any] = {"parts": links.each, "links": links}
+    if last.cases is not None:
+        return GradientTransformationExtraArgs(init, update, in_cases(cases), cases=cases, **parts)
+    whole = None if last.step is None else step
+    return GradientTransformationExtraArgs(init, update, whole, **parts)
 
 
-class Case(NamedTuple):
-    """When `condition` holds, updates are those of `tx`, called with more arguments."""
+@transformation
+def chain_reading_old(slot: str, *links: GradientTransformation) -> GradientTransformation:
+    """A chain whose updates read the old value of a slot: ``chain(*links)``.
 
-    condition: Array
-    tx: GradientTransformation
-    extra_args: dict[str, Any]
+    The kernel of the new parameters reads the old value, and nothing tells XLA for CPUs to run it
+    before the kernel of the new slot: it copies the slot. ACProp's::
 
+        %copy.3 = f32[N] copy(%state_nu)
 
-class Cases:
-    """The step of a transformation that is one of several, on states that are alike.
-
-    Args:
-        cases: ``state -> cases``, of which one condition holds.
-    """
-
-    def __init__(self, cases: Callable[[State], list[Case]]) -> None:
-        self.cases = cases
-
-
-class _Link(NamedTuple):
-    """A transformation that sees all updates, its state, and its rule if that is all it is."""
-
-    tx: GradientTransformation
-    state: State
-    rule: Lifted | None
-
-
-def through(
-    links: Sequence[GradientTransformation],
-    updates: Updates,
-    states: Sequence[State],
-    params: Params | None,
-    extra_args: dict[str, Any],
-    last: Callable[[], Last | None] = lambda: None,
-) -> tuple[Any, list[State], bool]:
-    """Updates after transformations one after another, with new states.
-
-    Neighbours that need little but a leaf are one function of it, which is traced once.
+    The new slot waits for the sum that `apply_updates` will compute; XLA merges the two. This has
+    no effect without parameters, or if other links follow.
 
     Args:
-        links: the transformations.
-        updates: the updates.
-        states: their states.
-        params: the parameters.
-        extra_args: more arguments of an update.
-        last: makes what is done with each update after the last link; called only if that can be
-            a part of its function.
-
-    Returns:
-        The updates, the new states, and whether `last` has been done.
+        slot: the slot's name, a field of one link's state.
+        links: the transformations to chain.
     """
-    # Outside of a compiled step, transformations within may be run as programs: see `eager`.
-    apart = count_of_arrays(updates) > 0
-    whole = not holds_packed(updates)
-    pairs = list(zip(links, states, strict=True))
-    each = [_Link(tx, state, None) for tx, state in pairs]
-    if not apart:
-        each = [link for tx, state in pairs for link in _links(tx, state, whole)]
-    new: list[State] = []
-    done = False
-    for run in _runs(each):
-        rules = [link.rule for link in run if link.rule is not None]
-        if rules:
-            here = last() if run[-1] is each[-1] else None
-            held = [link.state for link in run]
-            updates, made = in_turn(rules, updates, held, params, extra_args, here)
-            new, done = new + made, here is not None
-        else:
-            ((tx, state, _),) = run
-            updates, state = tx.update(updates, state, params, **extra_args)
-            new.append(state)
-    if not apart:
-        rest = iter(new)
-        new = [_nested(tx, rest) for tx in links]
-    return updates, new, done
+    tx = chain(*links)
 
+    def wait(path: Any, new: Any, p: Any, u: Any) -> Any:
+        if u is None or is_rows(u) or not hasattr(new, "dtype"):
+            return new
+        check_addable(path, p, u)
+        return delay(new, after=add_update(p, u))
 
-def _links(tx: GradientTransformation, state: State, whole: bool) -> list[_Link]:
-    """The links of a chain, and of the chains within it.
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        updates, state = tx.update(updates, state, params, **extra_args)
+        if params is None:
+            return updates, state
+        leaves, treedef = leaves_with_path(updates)
 
-    A rule takes part only if it reads no more than what leaves consist of: of `whole` leaves
-    entries or rows, of vectors that leaves were joined into entries alone.
-    """
-    tx.check_numbers()
-    links = tx.traits.links
-    if links is not None:
-        inner = zip(links.each, links.states(state), strict=True)
-        return [link for tx, state in inner for link in _links(tx, state, whole)]
-    rule: Lifted | None = tx.traits.lifted
-    if rule is not None:
-        fits = rule.of_tree or rule.scope in (Scope.ENTRY, Scope.ROW) if whole else tx.takes_vectors
-        rule = rule if fits else None
-    return [_Link(tx, state, rule)]
+        def kept(part: State) -> State:
+            if slot not in getattr(part, "_fields", ()):
+                return part
+            problem = "updates and slots or parameters are different trees"
+            slots, values = (
+                aligned(problem, updates, treedef, x) for x in (getattr(part, slot), params)
+            )
+            new = [wait(k, x, p, u) for (k, u), x, p in zip(leaves, slots, values, strict=True)]
+            return part._replace(**{slot: treedef.unflatten(new)})
 
+        return updates, tuple(kept(part) for part in state)
 
-def _nested(tx: GradientTransformation, states: Iterator[State]) -> State:
-    """The state of a transformation from those of its links."""
-    links = tx.traits.links
-    return next(states) if links is None else links.joined([_nested(x, states) for x in links.each])
-
-
-def _runs(links: Sequence[_Link]) -> list[list[_Link]]:
-    """Links cut into neighbours that one function can be."""
-    runs: list[list[_Link]] = []
-    for link in links:
-        before = runs[-1][-1].rule if runs else None
-        if before is None or link.rule is None or link.rule.of_tree is not None:
-            runs.append([link])
-        else:
-            runs[-1].append(link)
-    return runs
+    return GradientTransformationExtraArgs(tx.init, update)
 
 
 @jax.tree_util.register_pytree_with_keys_class

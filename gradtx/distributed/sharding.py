@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
+from gradtx.composition.automatic import automatic
 from gradtx.distributed.axes import AxisName, axes_of
 from gradtx.distributed.operations import owners_lines
 from gradtx.distributed.padding import Padded, is_padded, unpadded
@@ -20,7 +21,6 @@ from gradtx.engine.owners import Stack, stacks
 from gradtx.pair import GradientTransformation
 from gradtx.paths import aligned, first_difference, leaves_with_path, path_string
 from gradtx.storage import is_encoded
-from gradtx.training.automatic import automatic
 from gradtx.training.placing import placed
 from gradtx.types import Params, PyTree, State, Updates
 

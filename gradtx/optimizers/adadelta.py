@@ -5,13 +5,12 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative
-from gradtx.composition.chain import chain
+from gradtx.composition.chain import chain, chain_reading_old
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import abs_sq, accumulator_dtype, ema, zeros_like
 from gradtx.numerics.steering import delay
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
-from gradtx.training.apply import chain_reading_old
 from gradtx.transforms.decay import add_decayed_weights, decayed_elsewhere
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, NonNegativeSlots

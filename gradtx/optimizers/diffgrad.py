@@ -5,12 +5,12 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from gradtx.checks import Decay, LearningRate, NonNegative
+from gradtx.composition.chain import chain_reading_old
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import Step, abs_sq, debias, ema, moments, zeros_like
 from gradtx.numerics.steering import replace
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
-from gradtx.training.apply import chain_reading_old
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, Counter, DType, NonNegativeSlots, Slots

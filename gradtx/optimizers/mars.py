@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from gradtx.checks import Decay, LearningRate, Limit, NonNegative
+from gradtx.composition.chain import chain_reading_old
 from gradtx.engine.lift import elementwise, leafwise
 from gradtx.numerics import Step, zeros_like
 from gradtx.numerics.steering import recompute, replace
@@ -12,7 +13,6 @@ from gradtx.optimizers.adam import scale_by_adam
 from gradtx.optimizers.sgd import scale_by_sign
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
-from gradtx.training.apply import chain_reading_old
 from gradtx.transforms.clipping import shrink_factor
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.momentum import ema as moving_average

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from gradtx.checks import Decay, LearningRate, NonNegative, Number
+from gradtx.composition.chain import chain_reading_old
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import real_dtype, zeros_like
 from gradtx.numerics.steering import delay, fuse
@@ -14,7 +15,6 @@ from gradtx.pair import (
     optimizer,
     transformation,
 )
-from gradtx.training.apply import chain_reading_old
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, DType, Slots, TreeScalar
 

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.checks import Count, Decay, LearningRate, NonNegative, Positive, PositiveCount
-from gradtx.composition.chain import Case, chain
+from gradtx.composition.chain import chain, chain_reading_old
+from gradtx.composition.gate import Case, in_cases
 from gradtx.engine.leaves import load, store
 from gradtx.engine.lift import elementwise, needed
 from gradtx.numerics import Step, cast, debias, ema, moments, widen
@@ -21,7 +22,6 @@ from gradtx.pair import (
     with_extra_args_support,
 )
 from gradtx.paths import Where, leaves_with_path
-from gradtx.training.apply import InCases, chain_reading_old
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.hessian import check_real_arrays, hutchinson_estimator_diag_hessian
 from gradtx.transforms.scaling import scale_by_learning_rate
@@ -300,5 +300,4 @@ def sophia(
 
     # The estimate reads the parameters, which the step overwrites, and overwrites the slot that
     # the step reads: where both are in one loop, nothing is copied.
-    whole = InCases(cases)
-    return tx.expansion._replace(step=whole, cases=whole)
+    return tx.expansion._replace(step=in_cases(cases), cases=cases)

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gradtx.composition.apply import apply_updates
 from gradtx.declared_schedule import reads_host
 from gradtx.engine.zero_gradients import CannotSkip, SkippedSteps
 from gradtx.numerics import increment, one_per_row
@@ -25,7 +26,6 @@ from gradtx.pair import (
 from gradtx.paths import Where, is_leaf, mask_tree
 from gradtx.rows import dense, is_rows, put_rows
 from gradtx.sparse.separable import check_separable
-from gradtx.training.apply import apply_updates
 from gradtx.tree.search import map_params
 from gradtx.types import Array, Counter, Params, PyTree, Slots, State, Stored, Updates
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import jax
 
+from gradtx.composition.apply import take_step
+from gradtx.composition.automatic import explicit_axes
 from gradtx.engine.owners import owned_by
 from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs
 from gradtx.paths import is_leaf, path_string
 from gradtx.rows import is_rows
-from gradtx.training.apply import take_step
-from gradtx.training.automatic import explicit_axes
 from gradtx.types import Params, PyTree, State, Updates
 
 

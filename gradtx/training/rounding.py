@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx import tree
+from gradtx.composition.apply import apply_updates
 from gradtx.engine.leaves import load, put, store, take
 from gradtx.engine.lift import needed
 from gradtx.numerics import cast, is_narrow, round_to, widen
@@ -20,7 +21,6 @@ from gradtx.pair import (
 )
 from gradtx.paths import aligned, leaves_with_path, path_string
 from gradtx.rows import is_rows, take_rows
-from gradtx.training.apply import apply_updates
 from gradtx.types import Array, DType, Key, Params, PyTree, State, Updates
 
 LeafFn = Callable[[Array, Array, Any, DType], tuple[Array, Any]]

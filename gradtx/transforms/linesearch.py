@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from gradtx.composition.apply import apply_updates
 from gradtx.numerics import as_arrays, real_dtype, scalar_dtype, widen
 from gradtx.numerics.control import branch
 from gradtx.paths import is_leaf, leaves_with_path, merge, path_string
 from gradtx.rows import is_rows
-from gradtx.training.apply import apply_updates
 from gradtx.tree import map_updates, vdot
 from gradtx.types import Array, DType, Params, State, Updates
 

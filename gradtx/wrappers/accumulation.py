@@ -10,16 +10,15 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.checks import PositiveCount, check_integer, check_patterns
+from gradtx.composition.gate import Decision, gate
 from gradtx.numerics import cast, divide, increment, scalar_dtype, widen
 from gradtx.numerics.control import inside, run_if
 from gradtx.numerics.steering import vary, varying_axes
 from gradtx.pair import (
     GradientTransformation,
-    GradientTransformationExtraArgs,
     transformation,
     with_extra_args_support,
 )
-from gradtx.training.apply import step_if
 from gradtx.transforms.accumulators import (
     accumulators,
     fitting,
@@ -191,45 +190,32 @@ def accumulating(inner: GradientTransformation, window: Window) -> GradientTrans
     """`inner` on what a window collects."""
     tx = with_extra_args_support(inner)
 
-    def collect(
+    def decide(
         updates: Updates, state: State, params: Params | None, extra_args: dict[str, Any]
-    ) -> tuple[State, Array, Callable[[Array], Updates], dict[str, Any]]:
-        """The state, whether to step, the gradients, and the extra arguments of `inner`."""
+    ) -> Decision:
+        updates = fitting(updates, state.acc_grads)
         weight = extra_args.get("weight", 1.0) if window.weighted else 1.0
         state, last, total = window.collect(updates, state, params, weight)
         if window.weighted:  # what is inside, such as `aggregate`, weighs the window
             extra_args = {**extra_args, "weight": total}
 
-        def grads(turn: Array) -> Updates:
+        def gradients(turn: Array) -> Updates:
             return window.collected(updates, inside(state.acc_grads, turn), total)
 
-        return state, last, grads, extra_args
+        def close(inner_state: State, taken: Array) -> State:
+            return window.finished(state._replace(inner_opt_state=inner_state), taken)
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
-        updates = fitting(updates, state.acc_grads)
-        state, last, grads, extra = collect(updates, state, params, extra_args)
+        return Decision(
+            last,
+            tx,
+            state.inner_opt_state,
+            close,
+            extra_args,
+            gradients,
+            otherwise=lambda run: nothing_like(updates, run),
+        )
 
-        def run(now: tuple[Updates, State, Array], turn: Array) -> tuple[Updates, State, Array]:
-            return *tx.update(grads(turn), now[1], params, **extra), jnp.array(True)
-
-        held = state.inner_opt_state, jnp.array(False)
-        nothing = nothing_like(updates, lambda: run((None, *held), jnp.int32(0)))
-        out, inner_state, done = run_if(last, run, (nothing, *held))
-        return out, window.finished(state._replace(inner_opt_state=inner_state), done)
-
-    def step(
-        updates: Updates, state: State, params: Params, **extra_args: Any
-    ) -> tuple[Params, State]:
-        updates = fitting(updates, state.acc_grads)
-        state, last, grads, extra = collect(updates, state, params, extra_args)
-        params, inner, done = step_if(last, tx, grads, state.inner_opt_state, params, extra)
-        return params, window.finished(state._replace(inner_opt_state=inner), done)
-
-    return GradientTransformationExtraArgs(
-        lambda params: window.init(params, tx.init(params)), update, step, takes_vectors=True
-    )
+    return gate(lambda params: window.init(params, tx.init(params)), decide, takes_vectors=True)
 
 
 @transformation(native_schedules=True)

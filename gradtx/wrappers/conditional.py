@@ -6,18 +6,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradtx import tree
+from gradtx.composition.gate import Decision, gate
 from gradtx.numerics import increment
-from gradtx.numerics.control import inside
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     transformation,
     with_extra_args_support,
 )
-from gradtx.training.apply import step_if
 from gradtx.types import Array, Params, State, Updates
-from gradtx.wrappers.branching import update_if
 
 Condition = Callable[..., Any]
 
@@ -41,41 +38,33 @@ def _conditionally(
     inner: GradientTransformation,
     condition: Condition,
     forward_extra_args: bool,
-    otherwise: Callable[[Updates], Updates],
+    otherwise: Callable[[Updates], Updates] | None = None,
 ) -> GradientTransformation:
     tx = with_extra_args_support(inner)
 
     def init(params: Params) -> State:
         return state_class(step=jnp.zeros([], jnp.int32), inner_state=tx.init(params))
 
-    def asked(state: State, extra_args: dict[str, Any]) -> Array:
+    # The parameters can stay in place only if nothing happens at the other steps.
+    still = otherwise is None
+
+    def decide(
+        updates: Updates, state: State, params: Params | None, extra_args: dict[str, Any]
+    ) -> Decision:
+        del params
         run = jnp.asarray(condition(state.step, **(extra_args if forward_extra_args else {})))
         if run.shape != () or run.dtype != bool:
             raise ValueError(
                 f"should_transform_fn must return one boolean, not {run.dtype}{list(run.shape)}"
             )
-        return run
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
-        updates, inner_state = update_if(
-            asked(state, extra_args), tx, updates, state.inner_state, params, extra_args, otherwise
-        )
-        return updates, state_class(step=increment(state.step), inner_state=inner_state)
+        def close(inner_state: State, taken: Array) -> State:
+            return state_class(step=increment(state.step), inner_state=inner_state)
 
-    def step(
-        updates: Updates, state: State, params: Params, **extra_args: Any
-    ) -> tuple[Params, State]:
-        run = asked(state, extra_args)
-        params, inner_state, _ = step_if(
-            run, tx, lambda turn: inside(updates, turn), state.inner_state, params, extra_args
-        )
-        return params, state_class(step=increment(state.step), inner_state=inner_state)
+        rest = None if otherwise is None else lambda run: otherwise(updates)
+        return Decision(run, tx, state.inner_state, close, extra_args, otherwise=rest)
 
-    # The parameters can stay in place only if nothing happens at the other steps.
-    still = otherwise is tree.zeros_like
-    return GradientTransformationExtraArgs(init, update, step if still else None)
+    return gate(init, decide, still=still)
 
 
 @transformation
@@ -127,9 +116,7 @@ def conditionally_mask(
     >>> tx.update(jnp.ones(1), tx.init(jnp.zeros(1)))[0].tolist()
     [0.0]
     """
-    return _conditionally(
-        ConditionallyMaskState, inner, should_transform_fn, forward_extra_args, tree.zeros_like
-    )
+    return _conditionally(ConditionallyMaskState, inner, should_transform_fn, forward_extra_args)
 
 
 @transformation

@@ -7,18 +7,15 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.checks import Count
+from gradtx.composition.gate import Decision, gate, reads_entries
 from gradtx.numerics import increment
-from gradtx.numerics.control import inside
 from gradtx.pair import (
     GradientTransformation,
-    GradientTransformationExtraArgs,
     transformation,
     with_extra_args_support,
 )
-from gradtx.training.apply import step_if
 from gradtx.tree.sums import all_finite
 from gradtx.types import Array, Params, PyTree, State, Updates
-from gradtx.wrappers.branching import reads_entries, update_if
 
 
 class ApplyIfFiniteState(NamedTuple):
@@ -64,40 +61,21 @@ def apply_if_finite(
         now, total = (jnp.zeros([], jnp.int32) for _ in range(2))
         return ApplyIfFiniteState(now, jnp.array(True), total, tx.init(params))
 
-    def looked_at(updates: Updates, state: State) -> tuple[Array, State]:
-        """Whether to run `inner`, and the record."""
+    def decide(
+        updates: Updates, state: State, params: Params | None, extra_args: dict[str, Any]
+    ) -> Decision:
+        del params
         finite = all_finite(updates)
         errors = jnp.where(finite, 0, increment(state.notfinite_count))
         total = jnp.where(finite, state.total_notfinite, increment(state.total_notfinite))
         run = finite | (errors > max_consecutive_errors) if accept_at_limit else finite
-        return run, ApplyIfFiniteState(errors, finite, total, state.inner_state)
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
-        run, state = looked_at(updates, state)
-        updates, inner_state = update_if(
-            run,
-            tx,
-            updates,
-            state.inner_state,
-            params,
-            extra_args,
-            tree.zeros_like,
-            anyway=reads_entries(tx),
-        )
-        return updates, state._replace(inner_state=inner_state)
+        def close(inner_state: State, taken: Array) -> State:
+            return ApplyIfFiniteState(errors, finite, total, inner_state)
 
-    def step(
-        updates: Updates, state: State, params: Params, **extra_args: Any
-    ) -> tuple[Params, State]:
-        run, state = looked_at(updates, state)
-        params, inner_state, _ = step_if(
-            run, tx, lambda turn: inside(updates, turn), state.inner_state, params, extra_args
-        )
-        return params, state._replace(inner_state=inner_state)
+        return Decision(run, tx, state.inner_state, close, extra_args)
 
-    return GradientTransformationExtraArgs(init, update, step, takes_vectors=True)
+    return gate(init, decide, anyway=reads_entries(tx), takes_vectors=True)
 
 
 def _not_finite(updates: PyTree) -> Array:

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.checks import Fraction, Positive, check_integer
-from gradtx.composition.chain import Case
+from gradtx.composition.apply import apply_updates
+from gradtx.composition.gate import Case, Decision, gate, in_cases, reads_entries
 from gradtx.inspection.guards import GuardReport
 from gradtx.inspection.hyperparams import hyperparams
 from gradtx.numerics import abs_sq, cast, increment, widen
-from gradtx.numerics.control import inside
 from gradtx.numerics.steering import recompute, sums_in_one_pass
 from gradtx.pair import (
     GradientTransformation,
@@ -21,10 +21,8 @@ from gradtx.pair import (
 )
 from gradtx.paths import aligned, is_leaf, leaves_with_path
 from gradtx.rows import is_rows, take_rows
-from gradtx.training.apply import InCases, apply_updates, step_if
 from gradtx.transforms.clipping import shrink_factor
 from gradtx.types import Array, Params, State, TreeScalar, Updates
-from gradtx.wrappers.branching import reads_entries, update_if
 
 # Equal numbers have no deviation, so that anything larger would be a spike.
 _LEAST_DEVIATION = 0.01
@@ -135,10 +133,10 @@ def guard(
         report = GuardReport(*(jnp.zeros([], kind) for kind in _KINDS.values()))
         return GuardState(inner_state, losses, norms, report._replace(loss_scale=one))
 
-    def looked_at(
-        updates: Updates, state: GuardState, extra_args: dict[str, Any]
-    ) -> tuple[Array, GradientTransformation, GuardState]:
-        """Whether to take the step, with what, and the record."""
+    def decide(
+        updates: Updates, state: State, params: Params | None, extra_args: dict[str, Any]
+    ) -> Decision:
+        del params
         norm_sq = cast(tree.norm_sq(updates), jnp.float32)
         norm = jnp.sqrt(norm_sq)
         value = extra_args.get("value")
@@ -171,34 +169,14 @@ def guard(
             learning_rate=_learning_rate(whole, state.inner_state),
         )
         run = _measured(whole, norm, factor if clip_quantile is not None else None)
-        return take, run, GuardState(state.inner_state, losses, norms, report)
+        seen = GuardState(state.inner_state, losses, norms, report)
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
-        take, tx, state = looked_at(updates, state, extra_args)
-        updates, measured = update_if(
-            take,
-            tx,
-            updates,
-            _unmeasured(state),
-            params,
-            extra_args,
-            tree.zeros_like,
-            anyway=reads_entries(whole),
-        )
-        return updates, _closed(take, measured, state)
+        def close(measured: State, taken: Array) -> State:
+            return _closed(take, measured, seen)
 
-    def step(
-        updates: Updates, state: State, params: Params, **extra_args: Any
-    ) -> tuple[Params, State]:
-        take, tx, state = looked_at(updates, state, extra_args)
-        params, measured, _ = step_if(
-            take, tx, lambda turn: inside(updates, turn), _unmeasured(state), params, extra_args
-        )
-        return params, _closed(take, measured, state)
+        return Decision(take, run, _unmeasured(seen), close, extra_args)
 
-    return GradientTransformationExtraArgs(init, update, step, takes_vectors=True)
+    return gate(init, decide, anyway=reads_entries(whole), takes_vectors=True)
 
 
 # The counts come first.
@@ -334,14 +312,13 @@ def _measured(
 
     def cases(state: State) -> list[Case]:
         return [
-            case._replace(tx=_measured(case.tx, norm, factor))
-            for case in one_of.cases(state.inner_state)
+            case._replace(tx=_measured(case.tx, norm, factor)) for case in one_of(state.inner_state)
         ]
 
     return GradientTransformationExtraArgs(
         lambda params: MeasuredState(tx.init(params), jnp.zeros([]), jnp.zeros([])),
         update,
-        step if one_of is None else InCases(cases),
+        step if one_of is None else in_cases(cases),
     )
 
 

@@ -7,18 +7,16 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.checks import NonNegative, Positive, PositiveCount, Range
+from gradtx.composition.gate import Decision, gate, reads_entries
 from gradtx.numerics import cast, widen
 from gradtx.numerics.control import inside
 from gradtx.pair import (
     GradientTransformation,
-    GradientTransformationExtraArgs,
     transformation,
     with_extra_args_support,
 )
-from gradtx.training.apply import step_if
 from gradtx.tree.sums import all_finite
 from gradtx.types import Array, Params, State, Updates
-from gradtx.wrappers.branching import reads_entries, update_if
 
 _Factor = Annotated[Any, Range(1.0, low_open=True, high_open=True)]
 # The scale stays between this and its inverse, so that both are normal numbers.
@@ -88,53 +86,26 @@ def dynamic_loss_scale(
         scale = cast(jnp.where(finite, larger, smaller), jnp.float32)
         return DynamicLossScaleState(scale, jnp.where(grows, 0, counter), inner_state)
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
+    def decide(
+        updates: Updates, state: State, params: Params | None, extra_args: dict[str, Any]
+    ) -> Decision:
+        del params
         finite = all_finite(updates)
-        updates, inner_state = update_if(
-            finite,
-            _unscaling(tx, state.loss_scale),
-            updates,
-            state.inner_state,
-            params,
-            extra_args,
-            tree.zeros_like,
-            anyway=reads_entries(tx),
-        )
-        return updates, next_state(state, finite, inner_state)
-
-    def step(
-        updates: Updates, state: State, params: Params, **extra_args: Any
-    ) -> tuple[Params, State]:
-        finite = all_finite(updates)
-        params, inner_state, _ = step_if(
+        return Decision(
             finite,
             tx,
-            lambda turn: _unscaled(inside(updates, turn), state.loss_scale),
             state.inner_state,
-            params,
+            lambda inner_state, taken: next_state(state, finite, inner_state),
             extra_args,
+            gradients=lambda turn: _unscaled(inside(updates, turn), state.loss_scale),
         )
-        return params, next_state(state, finite, inner_state)
 
-    return GradientTransformationExtraArgs(init, update, step)
+    return gate(init, decide, anyway=reads_entries(tx))
 
 
 def _unscaled(updates: Updates, scale: Array) -> Updates:
     share = 1 / scale  # XLA recomputes a product where it is read, but stores a quotient
     return tree.map_updates(lambda g: cast(widen(g) * share, g.dtype), updates)
-
-
-def _unscaling(tx: GradientTransformation, scale: Array) -> GradientTransformation:
-    """`tx` on gradients divided by a scale, inside the conditional, so they are not stored."""
-
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
-        return tx.update(_unscaled(updates, scale), state, params, **extra_args)
-
-    return GradientTransformationExtraArgs(tx.init, update)
 
 
 def loss_scale(state: State) -> Array:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.checks import NonNegative, PositiveCount
+from gradtx.composition.apply import apply_updates
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import needed
 from gradtx.numerics import cast, divide, widen
@@ -21,7 +22,6 @@ from gradtx.pair import (
 )
 from gradtx.paths import is_leaf
 from gradtx.rows import dense
-from gradtx.training.apply import apply_updates
 from gradtx.transforms.norms import adaptive_normalize
 from gradtx.types import Array, Params, PyTree, Slots, State, Updates
 

@@ -8,7 +8,7 @@ import optax
 import pytest
 
 import gradtx
-from gradtx.training.apply import take_step
+from gradtx.composition.apply import take_step
 
 
 def test_an_empty_chain_is_the_identity():

@@ -11,7 +11,7 @@ import pytest
 
 import gradtx
 from gradtx import tree
-from gradtx.training.apply import take_step
+from gradtx.composition.apply import take_step
 from tests.catalogue import CATALOGUE
 from tests.programs import temporary_bytes
 from tests.quick import quick

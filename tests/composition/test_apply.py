@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import gradtx
-from gradtx.training.apply import chain_reading_old
+from gradtx.composition.chain import chain_reading_old
 
 LINKS = (gradtx.scale_by_optimistic_gradient(), gradtx.scale_by_learning_rate(0.1))
 PARAMS = {"a": jnp.arange(3.0), "b": jnp.ones((2, 2), jnp.bfloat16), "frozen": None}

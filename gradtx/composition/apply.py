@@ -1,29 +1,20 @@
-"""Applying updates to parameters."""
+"""Applying updates to parameters, alone or as the end of a whole step."""
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from gradtx.composition.chain import Cases, chain, through
+from gradtx.composition.automatic import automatic, explicit
+from gradtx.composition.sequence import through
 from gradtx.eager import MANY_LEAVES, Program, count_of_arrays, on_vectors
-from gradtx.engine.leaves import parameter
 from gradtx.engine.lift import Last
 from gradtx.numerics import as_arrays, cast, round_to, widen
-from gradtx.numerics.control import inside, run_if
-from gradtx.numerics.steering import delay, true_after
 from gradtx.numerics.tracing import traced_once
-from gradtx.pair import (
-    GradientTransformation,
-    GradientTransformationExtraArgs,
-    transformation,
-    with_extra_args_support,
-)
+from gradtx.pair import GradientTransformation, with_extra_args_support
 from gradtx.paths import aligned, is_leaf, leaves_with_path, path_string
 from gradtx.rows import add_rows, is_rows
-from gradtx.training.automatic import automatic, explicit
 from gradtx.types import Array, Params, ParamsT, State, Updates, is_stored
 
 
@@ -63,60 +54,13 @@ def _apply(params: Params, updates: Updates, rounding_key: Any) -> Params:
         keys = jax.random.split(rounding_key, max(len(leaves), 1))
     calls = []
     for (path, p), u, key in zip(leaves, given, keys, strict=False):
-        _check_addable(path, p, u)
+        check_addable(path, p, u)
         number = u is not None and type(p) in (int, float)
         calls.append((jnp.asarray(p, float) if number else p, u, key))
-    return treedef.unflatten(traced_once("add", _add, calls))
+    return treedef.unflatten(traced_once("add", add_update, calls))
 
 
 _apply_compiled = Program(_apply)
-
-
-@transformation
-def chain_reading_old(slot: str, *links: GradientTransformation) -> GradientTransformation:
-    """A chain whose updates read the old value of a slot: ``chain(*links)``.
-
-    The kernel of the new parameters reads the old value, and nothing tells XLA for CPUs to run it
-    before the kernel of the new slot: it copies the slot. ACProp's::
-
-        %copy.3 = f32[N] copy(%state_nu)
-
-    The new slot waits for the sum that `apply_updates` will compute; XLA merges the two. This has
-    no effect without parameters, or if other links follow.
-
-    Args:
-        slot: the slot's name, a field of one link's state.
-        links: the transformations to chain.
-    """
-    tx = chain(*links)
-
-    def wait(path: Any, new: Any, p: Any, u: Any) -> Any:
-        if u is None or is_rows(u) or not hasattr(new, "dtype"):
-            return new
-        _check_addable(path, p, u)
-        return delay(new, after=_add(p, u))
-
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
-        updates, state = tx.update(updates, state, params, **extra_args)
-        if params is None:
-            return updates, state
-        leaves, treedef = leaves_with_path(updates)
-
-        def kept(part: State) -> State:
-            if slot not in getattr(part, "_fields", ()):
-                return part
-            problem = "updates and slots or parameters are different trees"
-            slots, values = (
-                aligned(problem, updates, treedef, x) for x in (getattr(part, slot), params)
-            )
-            new = [wait(k, x, p, u) for (k, u), x, p in zip(leaves, slots, values, strict=True)]
-            return part._replace(**{slot: treedef.unflatten(new)})
-
-        return updates, tuple(kept(part) for part in state)
-
-    return GradientTransformationExtraArgs(tx.init, update)
 
 
 def _addable(p: Any, u: Any) -> bool:
@@ -127,7 +71,7 @@ def _addable(p: Any, u: Any) -> bool:
     return jnp.shape(p) == jnp.shape(u) and (jnp.iscomplexobj(p) or not jnp.iscomplexobj(u))
 
 
-def _check_addable(path: Any, p: Any, u: Any) -> None:
+def check_addable(path: Any, p: Any, u: Any) -> None:
     """Raise ValueError or TypeError if an update cannot be added to a parameter."""
     if _addable(p, u):
         return
@@ -143,10 +87,15 @@ def _adding(params: Params, updates: Updates) -> Last | None:
     structure: Any
     leaves, structure = jax.tree.flatten(params, is_leaf=is_leaf)
     given, other = jax.tree.flatten(updates, is_leaf=is_leaf)
-    return Last(_add, leaves) if structure == other and all(map(_addable, leaves, given)) else None
+    return (
+        Last(add_update, leaves)
+        if structure == other and all(map(_addable, leaves, given))
+        else None
+    )
 
 
-def _add(p: Any, u: Any, key: Any = None) -> Any:
+def add_update(p: Any, u: Any, key: Any = None) -> Any:
+    """One parameter after its update, rounded at random if there is a key."""
     if p is None or u is None:
         return p
     if is_rows(u):
@@ -182,50 +131,6 @@ def take_step(
         return in_kernels(run, updates, state, params, arrays | functions, whole=True)
 
     return automatic(step, (params, state), updates, state, params, arrays)
-
-
-def step_if(
-    condition: Array,
-    tx: GradientTransformation,
-    grads: Callable[[Array], Updates],
-    state: State,
-    params: Params,
-    extra_args: dict[str, Any],
-) -> tuple[Params, State, Array]:
-    """A step of `tx` with ``grads(turn)``, or parameters and state unchanged.
-
-    The third result says which; XLA knows it only after the step.
-    """
-    if extra_args.get("value") is not None:
-        # The loss must read the parameters before they are overwritten.
-        condition = condition & true_after(extra_args["value"])
-
-    def run(now: tuple[Params, State, Array], turn: Array) -> tuple[Params, State, Array]:
-        return *take_step(tx, grads(turn), now[1], now[0], **extra_args), jnp.array(True)
-
-    return run_if(condition, run, (jax.tree.map(parameter, params), state, jnp.array(False)))
-
-
-class InCases(Cases):
-    """A whole step of one transformation of several, each in a loop of one turn or none.
-
-    A loop works in the memory of the parameters and the state. What links before it in a chain do
-    is in the loop too: otherwise their updates would be stored.
-    """
-
-    def __call__(
-        self, updates: Updates, state: State, params: Params, **extra_args: Any
-    ) -> tuple[Params, State]:
-        for case in self.cases(state):
-            params, state, _ = step_if(
-                case.condition,
-                case.tx,
-                lambda turn: inside(updates, turn),
-                state,
-                params,
-                {**extra_args, **case.extra_args},
-            )
-        return params, state
 
 
 def incremental_update(new_tensors: Params, old_tensors: ParamsT, step_size: Any) -> ParamsT:

@@ -1,0 +1,198 @@
+"""Gates: at each step a decision says whether a transformation takes its step, or nothing moves.
+
+A gate states its decision once; its update and its whole step follow from that. In a compiled step
+the transformation runs in a loop of one turn or none, which works in the memory of what it carries:
+the parameters and the state in a whole step (`step_if`), the updates and the state otherwise.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradtx import tree
+from gradtx.composition.apply import take_step
+from gradtx.engine.leaves import parameter
+from gradtx.numerics.control import inside, run_if
+from gradtx.numerics.steering import true_after
+from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs, Scope, StepFn
+from gradtx.paths import is_leaf
+from gradtx.rows import is_rows
+from gradtx.types import Array, Params, PyTree, State, Updates, is_stored
+
+
+class Decision(NamedTuple):
+    """What a gate decides at a step.
+
+    Attributes:
+        condition: bool[], whether the step is taken.
+        tx: the transformation that takes the step.
+        state: the state of `tx`.
+        close: ``(state of tx, taken) -> state``, that of the gate after the step; `taken` is the
+            condition, which is known only after the step.
+        extra_args: those of `tx`.
+        gradients: ``turn -> gradients``, those that `tx` sees, computed inside the loop (see
+            :func:`inside`); None for those that the gate sees.
+        otherwise: ``run -> updates``, those of a step that is not taken, where ``run()`` is what a
+            step returns; None for zeros.
+    """
+
+    condition: Array
+    tx: GradientTransformation
+    state: State
+    close: Callable[[State, Array], State]
+    extra_args: dict[str, Any]
+    gradients: Callable[[Array], Updates] | None = None
+    otherwise: Callable[[Callable[[], Any]], Updates] | None = None
+
+    def seen(self, updates: Updates, turn: Array) -> Updates:
+        """The gradients that `tx` sees."""
+        return inside(updates, turn) if self.gradients is None else self.gradients(turn)
+
+
+DecideFn = Callable[[Updates, State, Params | None, dict[str, Any]], Decision]
+
+
+def gate(
+    init: Callable[[Params], State],
+    decide: DecideFn,
+    *,
+    still: bool = True,
+    anyway: bool = False,
+    **traits: Any,
+) -> GradientTransformation:
+    """The transformation that takes the step of another one where a decision says so.
+
+    Args:
+        init: ``params -> state``.
+        decide: ``(updates, state, params, extra_args) -> Decision``.
+        still: whether the parameters stay as they are where the step is not taken. The gate then
+            has a whole step, in which nothing is stored.
+        anyway: whether to compute the update in any case, except on a CPU, so that one kernel
+            computes, selects and applies it: for what reads entries alone, and a condition that
+            mostly holds.
+        traits: what else the pair can do, as in `Traits`.
+
+    >>> import gradtx
+    >>> def every_other(tx):
+    ...     def decide(updates, state, params, extra_args):
+    ...         count, inner = state
+    ...         return Decision(
+    ...             count % 2 == 0, tx, inner, lambda inner, _: (count + 1, inner), extra_args
+    ...         )
+    ...
+    ...     return gate(lambda params: (jnp.int32(0), tx.init(params)), decide)
+    >>> tx = every_other(gradtx.sgd(1.0))
+    >>> updates, state = tx.update(jnp.ones(1), tx.init(jnp.zeros(1)))
+    >>> updates.tolist(), tx.update(jnp.ones(1), state)[0].tolist()
+    ([-1.0], [0.0])
+    """
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        made = decide(updates, state, params, extra_args)
+
+        def run(now: tuple[Updates, State, Array], turn: Array) -> tuple[Updates, State, Array]:
+            seen = made.seen(updates, turn)
+            return *made.tx.update(seen, now[1], params, **made.extra_args), jnp.array(True)
+
+        held = made.state, jnp.array(False)
+        if made.otherwise is None:
+            rest = tree.zeros_like(updates)
+        else:
+            rest = made.otherwise(lambda: run((None, *held), jnp.int32(0)))
+        select = anyway and _are_arrays(updates, made.state)
+        out, inner, taken = run_if(made.condition, run, (rest, *held), anyway=select)
+        return out, made.close(inner, taken)
+
+    def step(
+        updates: Updates, state: State, params: Params, **extra_args: Any
+    ) -> tuple[Params, State]:
+        made = decide(updates, state, params, extra_args)
+        params, inner, taken = step_if(
+            made.condition,
+            made.tx,
+            lambda turn: made.seen(updates, turn),
+            made.state,
+            params,
+            made.extra_args,
+        )
+        return params, made.close(inner, taken)
+
+    return GradientTransformationExtraArgs(init, update, step if still else None, **traits)
+
+
+def step_if(
+    condition: Array,
+    tx: GradientTransformation,
+    grads: Callable[[Array], Updates],
+    state: State,
+    params: Params,
+    extra_args: dict[str, Any],
+) -> tuple[Params, State, Array]:
+    """A step of `tx` with ``grads(turn)``, or parameters and state unchanged.
+
+    The third result says which; XLA knows it only after the step.
+    """
+    if extra_args.get("value") is not None:
+        # The loss must read the parameters before they are overwritten.
+        condition = condition & true_after(extra_args["value"])
+
+    def run(now: tuple[Params, State, Array], turn: Array) -> tuple[Params, State, Array]:
+        return *take_step(tx, grads(turn), now[1], now[0], **extra_args), jnp.array(True)
+
+    return run_if(condition, run, (jax.tree.map(parameter, params), state, jnp.array(False)))
+
+
+class Case(NamedTuple):
+    """When `condition` holds, updates are those of `tx`, called with more arguments."""
+
+    condition: Array
+    tx: GradientTransformation
+    extra_args: dict[str, Any]
+
+
+CasesFn = Callable[[State], list[Case]]
+"""``state -> cases``, of which one condition holds; their states are alike."""
+
+
+def in_cases(cases: CasesFn) -> StepFn:
+    """The whole step of what is one transformation of several, each in a loop of its own.
+
+    What links before it in a chain do is in the loops too (see :func:`chain`): otherwise their
+    updates would be stored.
+    """
+
+    def step(
+        updates: Updates, state: State, params: Params, **extra_args: Any
+    ) -> tuple[Params, State]:
+        for case in cases(state):
+            params, state, _ = step_if(
+                case.condition,
+                case.tx,
+                lambda turn: inside(updates, turn),
+                state,
+                params,
+                {**extra_args, **case.extra_args},
+            )
+        return params, state
+
+    return step
+
+
+def reads_entries(tx: GradientTransformation) -> bool:
+    """Whether each entry of an update, and of a slot, depends on no other entry."""
+    rules = tx.rules
+    return rules is not None and all(rule.scope is Scope.ENTRY for rule in rules)
+
+
+def _are_arrays(*trees: PyTree) -> bool:
+    """Whether all leaves are arrays.
+
+    A selection between two `Rows` would be one of whole tables, and slots in codes have kernels
+    of their own.
+    """
+    leaves = jax.tree.leaves(trees, is_leaf=lambda x: is_leaf(x) or is_stored(x))
+    return not any(is_rows(x) or is_stored(x) for x in leaves)

@@ -1,0 +1,104 @@
+"""Transformations one after another: neighbours that need little but a leaf are one function."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from gradtx.eager import count_of_arrays
+from gradtx.engine.lift import Last, Lifted, in_turn
+from gradtx.packed import holds_packed
+from gradtx.pair import GradientTransformation, Scope
+from gradtx.types import Params, State, Updates
+
+
+class _Link(NamedTuple):
+    """A transformation that sees all updates, its state, and its rule if that is all it is."""
+
+    tx: GradientTransformation
+    state: State
+    rule: Lifted | None
+
+
+def through(
+    links: Sequence[GradientTransformation],
+    updates: Updates,
+    states: Sequence[State],
+    params: Params | None,
+    extra_args: dict[str, Any],
+    last: Callable[[], Last | None] = lambda: None,
+) -> tuple[Any, list[State], bool]:
+    """Updates after transformations one after another, with new states.
+
+    Neighbours that need little but a leaf are one function of it, which is traced once.
+
+    Args:
+        links: the transformations.
+        updates: the updates.
+        states: their states.
+        params: the parameters.
+        extra_args: more arguments of an update.
+        last: makes what is done with each update after the last link; called only if that can be
+            a part of its function.
+
+    Returns:
+        The updates, the new states, and whether `last` has been done.
+    """
+    # Outside of a compiled step, transformations within may be run as programs: see `eager`.
+    apart = count_of_arrays(updates) > 0
+    whole = not holds_packed(updates)
+    pairs = list(zip(links, states, strict=True))
+    each = [_Link(tx, state, None) for tx, state in pairs]
+    if not apart:
+        each = [link for tx, state in pairs for link in _links(tx, state, whole)]
+    new: list[State] = []
+    done = False
+    for run in _runs(each):
+        rules = [link.rule for link in run if link.rule is not None]
+        if rules:
+            here = last() if run[-1] is each[-1] else None
+            held = [link.state for link in run]
+            updates, made = in_turn(rules, updates, held, params, extra_args, here)
+            new, done = new + made, here is not None
+        else:
+            ((tx, state, _),) = run
+            updates, state = tx.update(updates, state, params, **extra_args)
+            new.append(state)
+    if not apart:
+        rest = iter(new)
+        new = [_nested(tx, rest) for tx in links]
+    return updates, new, done
+
+
+def _links(tx: GradientTransformation, state: State, whole: bool) -> list[_Link]:
+    """The links of a chain, and of the chains within it.
+
+    A rule takes part only if it reads no more than what leaves consist of: of `whole` leaves
+    entries or rows, of vectors that leaves were joined into entries alone.
+    """
+    tx.check_numbers()
+    links = tx.traits.links
+    if links is not None:
+        inner = zip(links.each, links.states(state), strict=True)
+        return [link for tx, state in inner for link in _links(tx, state, whole)]
+    rule: Lifted | None = tx.traits.lifted
+    if rule is not None:
+        fits = rule.of_tree or rule.scope in (Scope.ENTRY, Scope.ROW) if whole else tx.takes_vectors
+        rule = rule if fits else None
+    return [_Link(tx, state, rule)]
+
+
+def _nested(tx: GradientTransformation, states: Iterator[State]) -> State:
+    """The state of a transformation from those of its links."""
+    links = tx.traits.links
+    return next(states) if links is None else links.joined([_nested(x, states) for x in links.each])
+
+
+def _runs(links: Sequence[_Link]) -> list[list[_Link]]:
+    """Links cut into neighbours that one function can be."""
+    runs: list[list[_Link]] = []
+    for link in links:
+        before = runs[-1][-1].rule if runs else None
+        if before is None or link.rule is None or link.rule.of_tree is not None:
+            runs.append([link])
+        else:
+            runs[-1].append(link)
+    return runs
