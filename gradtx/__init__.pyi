@@ -747,6 +747,7 @@ from gradtx.pair import optimizer as optimizer, transformation as transformation
 from gradtx.scheduled import ScheduledState as ScheduledState
 from gradtx.types import (
     Counter as Counter,
+    InnerState as InnerState,
     NonNegativeSlots as NonNegativeSlots,
     Slots as Slots,
     Stored as Stored,

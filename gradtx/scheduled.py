@@ -14,14 +14,14 @@ from gradtx.checks import check_first_value, hyperparameter_range
 from gradtx.declaration import Declaration
 from gradtx.host_values import HostValue
 from gradtx.numerics import increment
-from gradtx.types import COUNTER, Counter, EmptyState, Params, State, Updates, fields_of
+from gradtx.types import COUNTER, Counter, EmptyState, InnerState, Params, State, Updates, fields_of
 
 
 class ScheduledState(NamedTuple):
     """The state of a transformation that has a scheduled hyperparameter but keeps no count."""
 
     count: Counter
-    inner_state: State
+    inner_state: InnerState
 
 
 class Schedules:

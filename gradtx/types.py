@@ -21,7 +21,7 @@ Array: TypeAlias = jax.Array
 # Marks of arguments that are types or schedules or choose leaves, and of the fields of a state:
 DTYPE, WHERE, DIMENSIONS, SCHEDULE = "dtype", "where", "dimension numbers", "schedule"
 SLOT, COUNTER, TREE_SCALAR, KEY = "slot", "counter", "tree scalar", "key"
-NONNEGATIVE = "nonnegative"
+NONNEGATIVE, INNER = "nonnegative", "inner state"
 
 if TYPE_CHECKING:
     # `Any` within gradtx; to callers, what that module says.
@@ -81,6 +81,10 @@ Key: TypeAlias = Annotated[Array, KEY]
 """Marks a random key."""
 
 
+InnerState: TypeAlias = Annotated[State, INNER]
+"""Marks the state of the transformation that a wrapper wraps: slots in it keep their names."""
+
+
 def _marks(cls: Any) -> dict[str, tuple[Any, ...]]:
     """What the annotation of each field of a state class says."""
     try:
@@ -94,7 +98,9 @@ def _marks(cls: Any) -> dict[str, tuple[Any, ...]]:
 def state_fields(cls: Any) -> Mapping[str, str | None]:
     """What each field of a state class is, by its annotation; None if that does not say."""
     kinds = {n: marks[0] for n, marks in _marks(cls).items()}
-    return {n: k if k in (SLOT, COUNTER, TREE_SCALAR, KEY) else None for n, k in kinds.items()}
+    return {
+        n: k if k in (SLOT, COUNTER, TREE_SCALAR, KEY, INNER) else None for n, k in kinds.items()
+    }
 
 
 @functools.cache

@@ -1,6 +1,6 @@
 """Groups: every leaf has a label, and every label has its own transformation."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -20,13 +20,13 @@ from gradtx.paths import (
     leaves_with_path,
     mask_tree,
 )
-from gradtx.types import Params, PyTree, State, Updates
+from gradtx.types import InnerState, Params, PyTree, State, Updates
 
 
 class PartitionState(NamedTuple):
     """inner_states: for each label a `MaskedState`, `None` where a leaf has another label."""
 
-    inner_states: Mapping[Hashable, State]
+    inner_states: InnerState
 
 
 MultiTransformState: TypeAlias = PartitionState

@@ -23,13 +23,13 @@ from gradtx.pair import GradientTransformation, transformation, with_extra_args_
 from gradtx.paths import is_leaf
 from gradtx.rows import dense
 from gradtx.training.minimize import reduced_axes
-from gradtx.types import Array, EmptyState, Params, PyTree, Slots, State, Updates
+from gradtx.types import Array, EmptyState, InnerState, Params, PyTree, Slots, State, Updates
 
 
 class LocalSGDState(NamedTuple):
     """inner_state: this device's; until_sync: i32[], steps until the next synchronization."""
 
-    inner_state: State
+    inner_state: InnerState
     until_sync: Array
 
 
@@ -41,7 +41,7 @@ class DiLoCoState(NamedTuple):
     the outer optimizer has not sent yet.
     """
 
-    inner_state: State
+    inner_state: InnerState
     outer_state: State
     anchor: Slots
     until_sync: Array

@@ -14,7 +14,7 @@ from gradtx.numerics.control import branch, in_form_of
 from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.paths import is_leaf
 from gradtx.rows import dense
-from gradtx.types import Array, Params, PyTree, Slots, State, Updates, is_stored
+from gradtx.types import Array, InnerState, Params, PyTree, Slots, State, Updates, is_stored
 
 
 class StreamingDiLoCoState(NamedTuple):
@@ -26,7 +26,7 @@ class StreamingDiLoCoState(NamedTuple):
     the next to be sent; until_arrival: i32[], steps until what was sent arrives, 0 if nothing is.
     """
 
-    inner_state: State
+    inner_state: InnerState
     outer_states: State
     anchor: Slots
     sending: Slots

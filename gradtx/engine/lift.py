@@ -42,6 +42,7 @@ from gradtx.paths import aligned, is_leaf, leaves_with_path, path_string
 from gradtx.rows import Rows, is_rows, take_rows
 from gradtx.types import (
     COUNTER,
+    INNER,
     KEY,
     OTHER_STATE,
     SLOT,
@@ -559,7 +560,7 @@ def checked_fields(label: str, state: Any) -> dict[str, Any]:
     fields = dict(state_fields(state))
     if fields.get("count", SLOT) is None:
         fields["count"] = COUNTER
-    silent = [name for name, kind in fields.items() if kind is None]
+    silent = [name for name, kind in fields.items() if kind in (None, INNER)]
     if silent:
         raise TypeError(
             f"{label}: {state.__name__} does not say what {', '.join(silent)} is: annotate each "

@@ -7,18 +7,16 @@ import jax
 
 from gradtx import checks
 from gradtx.declaration import Declaration
-from gradtx.inspection.slots import holds_inner
 from gradtx.pair import GradientTransformation, transformations_in
-from gradtx.types import State
+from gradtx.types import INNER, State, fields_of
 
 
 def _child_state(tx: GradientTransformation, name: str, position: int, state: State) -> State:
     """The part of the state of `tx` that belongs to a child, or all of it if that is not known."""
     children = len(tx.children)
-    for field in getattr(state, "_fields", ()):
-        if holds_inner(state, field):  # a wrapper's state; under a label for each group
-            label = name.rsplit(".", maxsplit=1)[-1]
-            return _child_state(tx, label, position, getattr(state, field))
+    for field in fields_of(type(state), INNER):  # a wrapper's state; under a label for each group
+        label = name.rsplit(".", maxsplit=1)[-1]
+        return _child_state(tx, label, position, getattr(state, field))
     if isinstance(state, dict) and name in state:
         return state[name]
     if type(state) is tuple and len(state) == children:

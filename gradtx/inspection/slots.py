@@ -8,13 +8,7 @@ import numpy as np
 
 from gradtx.packed import packed_like, unpack
 from gradtx.paths import is_leaf, leaves_with_path, path_string
-from gradtx.types import PyTree, State, StateT, is_stored, slot_fields
-
-
-def holds_inner(state: Any, name: str) -> bool:
-    """Whether a field holds the state that a wrapper wraps, whose slots keep their names."""
-    wrapped = [f for f in state._fields if f.endswith(("_state", "_states"))]
-    return name in wrapped and (name.startswith("inner_") or len(wrapped) == 1)
+from gradtx.types import INNER, PyTree, State, StateT, fields_of, is_stored, slot_fields
 
 
 def walk_slots(state: Any, prefix: str = "") -> Iterator[tuple[str, str, Any]]:
@@ -25,7 +19,7 @@ def walk_slots(state: Any, prefix: str = "") -> Iterator[tuple[str, str, Any]]:
             if name in slot_fields(state.__class__):
                 yield prefix, name, value
             else:
-                inner = holds_inner(state, name)
+                inner = name in fields_of(state.__class__, INNER)
                 yield from walk_slots(value, prefix if inner else f"{prefix}{name}.")
     elif isinstance(state, dict):
         for key, value in state.items():
@@ -162,7 +156,7 @@ def map_slots(state: Any, f: Callable[[Any, str, PyTree], PyTree], prefix: str =
     if hasattr(state, "_fields"):
         new = {}
         for name in state._fields:
-            old, inner = getattr(state, name), holds_inner(state, name)
+            old, inner = getattr(state, name), name in fields_of(state.__class__, INNER)
             if name in slot_fields(state.__class__):
                 new[name] = f(state.__class__, prefix + name, old)
             else:

@@ -30,6 +30,7 @@ from gradtx.types import (
     Array,
     Counter,
     DimensionNumbers,
+    InnerState,
     Params,
     PyTree,
     Slots,
@@ -55,7 +56,7 @@ class GaLoreState(NamedTuple):
     """
 
     count: Counter
-    base_optimizer_state: State
+    base_optimizer_state: InnerState
     projector: Slots
 
 

@@ -25,7 +25,7 @@ from gradtx.paths import Where, leaves_with_path
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.hessian import check_real_arrays, hutchinson_estimator_diag_hessian
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.types import Array, Counter, DType, Params, PyTree, Slots, State, Updates
+from gradtx.types import Array, Counter, DType, InnerState, Params, PyTree, Slots, State, Updates
 
 
 class SophiaState(NamedTuple):
@@ -34,7 +34,7 @@ class SophiaState(NamedTuple):
     count: Counter
     mu: Slots
     nu: Slots
-    hessian_fn_state: State
+    hessian_fn_state: InnerState
 
 
 class _Moments(NamedTuple):

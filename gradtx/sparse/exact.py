@@ -27,7 +27,7 @@ from gradtx.paths import Where, is_leaf, mask_tree
 from gradtx.rows import dense, is_rows, put_rows
 from gradtx.sparse.separable import check_separable
 from gradtx.tree.search import map_params
-from gradtx.types import Array, Counter, Params, PyTree, Slots, State, Stored, Updates
+from gradtx.types import Array, Counter, InnerState, Params, PyTree, Slots, State, Stored, Updates
 
 
 @transformation
@@ -62,7 +62,7 @@ class ExactRowsState(NamedTuple):
 
     count: Counter
     last: Slots
-    inner_state: State
+    inner_state: InnerState
 
 
 @transformation

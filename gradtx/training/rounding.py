@@ -21,7 +21,7 @@ from gradtx.pair import (
 )
 from gradtx.paths import aligned, leaves_with_path, path_string
 from gradtx.rows import is_rows, take_rows
-from gradtx.types import Array, DType, Key, Params, PyTree, State, Updates
+from gradtx.types import Array, DType, InnerState, Key, Params, PyTree, State, Updates
 
 LeafFn = Callable[[Array, Array, Any, DType], tuple[Array, Any]]
 
@@ -30,7 +30,7 @@ class StochasticRoundingState(NamedTuple):
     """rounding_key: the random key of the next step; inner_state: the inner."""
 
     rounding_key: Key
-    inner_state: State
+    inner_state: InnerState
 
     @property
     def keeps_small_steps(self) -> bool:

@@ -17,7 +17,7 @@ from gradtx.pair import (
     with_extra_args_support,
 )
 from gradtx.transforms.momentum import ema
-from gradtx.types import Counter, DType, Params, PyTree, State, Updates
+from gradtx.types import Counter, DType, InnerState, Params, PyTree, State, Updates
 
 Measure = Callable[[Updates], PyTree]
 
@@ -38,14 +38,14 @@ class MonitorState(NamedTuple):
     """measurements: ``{name: what was measured}``; measure_states: the measures' own states."""
 
     measurements: dict[str, Any]
-    measure_states: tuple[State, ...]
+    measure_states: InnerState
 
 
 class MeasureWithEmaState(NamedTuple):
     """measurement: the average; ema_state: an `EmaState` like the measurement."""
 
     measurement: Any
-    ema_state: State
+    ema_state: InnerState
 
 
 def _zeros(measure: Callable[..., Any], *args: Any) -> PyTree:

@@ -26,7 +26,7 @@ from gradtx.transforms.accumulators import (
     map_accumulated,
     nothing_like,
 )
-from gradtx.types import Array, DType, Params, PyTree, Slots, State, Updates
+from gradtx.types import Array, DType, InnerState, Params, PyTree, Slots, State, Updates
 
 Skip = Callable[[Updates, Array, Params | None], tuple[Array, PyTree]]
 
@@ -35,7 +35,7 @@ class MultiStepsState(NamedTuple):
     """The state of `MultiSteps`, as in Optax.
 
     mini_step: i32[], micro-batches in this window; gradient_step: i32[], windows so far;
-    inner_opt_state: the inner state; acc_grads: like the parameters, the mean (or sum) so far, zero
+    inner_opt_state: InnerState
     if mini_step is 0; skip_state: what `should_skip_update_fn` last returned.
     """
 
@@ -54,7 +54,7 @@ class AccumulateState(NamedTuple):
 
     mini_step: Any
     gradient_step: Any
-    inner_opt_state: State
+    inner_opt_state: InnerState
     acc_grads: Slots
     acc_weight: Any
     emitted: Any

@@ -15,7 +15,7 @@ from gradtx.pair import (
 )
 from gradtx.paths import leaves_with_path, path_string
 from gradtx.training.rounding import each_leaf, toward, whole_step, widened
-from gradtx.types import Array, DType, Params, Slots, State, Updates
+from gradtx.types import Array, DType, InnerState, Params, Slots, State, Updates
 
 # At most half a unit in the last place is lost; the codes of int8 divide a unit into this many.
 _CODES = 254
@@ -24,7 +24,7 @@ _CODES = 254
 class CompensatedState(NamedTuple):
     """residual: what rounding has lost, in each parameter's type or as i8 codes; inner_state."""
 
-    inner_state: State
+    inner_state: InnerState
     residual: Slots
 
     @property

@@ -13,7 +13,7 @@ from gradtx.pair import (
 )
 from gradtx.paths import is_leaf
 from gradtx.rows import is_rows
-from gradtx.types import Params, PyTree, State, Updates
+from gradtx.types import InnerState, Params, PyTree, State, Updates
 
 
 class SplitRealAndImaginaryArrays(NamedTuple):
@@ -26,7 +26,7 @@ class SplitRealAndImaginaryArrays(NamedTuple):
 class SplitRealAndImaginaryState(NamedTuple):
     """inner_state: the inner transformation's, on the parts."""
 
-    inner_state: State
+    inner_state: InnerState
 
 
 def _split(tree: PyTree) -> PyTree:

@@ -14,7 +14,7 @@ from gradtx.pair import (
     transformation,
     with_extra_args_support,
 )
-from gradtx.types import Array, Params, State, Updates
+from gradtx.types import Array, InnerState, Params, State, Updates
 
 Condition = Callable[..., Any]
 
@@ -22,7 +22,7 @@ Condition = Callable[..., Any]
 class ConditionallyTransformState(NamedTuple):
     """inner_state: the inner transformation's; step: i32[], calls so far."""
 
-    inner_state: State
+    inner_state: InnerState
     step: Any
 
 
@@ -30,7 +30,7 @@ class ConditionallyMaskState(NamedTuple):
     """step: i32[], calls so far; inner_state: the inner transformation's."""
 
     step: Any
-    inner_state: State
+    inner_state: InnerState
 
 
 def _conditionally(

@@ -15,7 +15,7 @@ from gradtx.pair import (
     with_extra_args_support,
 )
 from gradtx.tree.sums import all_finite
-from gradtx.types import Array, Params, PyTree, State, Updates
+from gradtx.types import Array, InnerState, Params, PyTree, State, Updates
 
 
 class ApplyIfFiniteState(NamedTuple):
@@ -28,7 +28,7 @@ class ApplyIfFiniteState(NamedTuple):
     notfinite_count: Any
     last_finite: Any
     total_notfinite: Any
-    inner_state: State
+    inner_state: InnerState
 
 
 @transformation

@@ -22,7 +22,7 @@ from gradtx.pair import (
 from gradtx.paths import aligned, is_leaf, leaves_with_path
 from gradtx.rows import is_rows, take_rows
 from gradtx.transforms.clipping import shrink_factor
-from gradtx.types import Array, Params, State, TreeScalar, Updates
+from gradtx.types import Array, InnerState, Params, State, TreeScalar, Updates
 
 # Equal numbers have no deviation, so that anything larger would be a spike.
 _LEAST_DEVIATION = 0.01
@@ -39,7 +39,7 @@ class Rolling(NamedTuple):
 class GuardState(NamedTuple):
     """The inner state; the last losses and norms; the report, a `GuardReport`."""
 
-    inner_state: State
+    inner_state: InnerState
     losses: Rolling
     norms: Rolling
     report: GuardReport
@@ -48,7 +48,7 @@ class GuardState(NamedTuple):
 class MeasuredState(NamedTuple):
     """The inner state, and squared norms of the last update and of the parameters before it."""
 
-    inner_state: State
+    inner_state: InnerState
     update_sq: TreeScalar
     params_sq: TreeScalar
 

@@ -17,14 +17,14 @@ from gradtx.pair import (
     with_extra_args_support,
 )
 from gradtx.paths import leaves_with_path
-from gradtx.types import Array, DimensionNumbers, Params, Slots, State, Updates
+from gradtx.types import Array, DimensionNumbers, InnerState, Params, Slots, State, Updates
 
 
 class HyperballState(NamedTuple):
     """radius: real, ``(batch, 1, 1)`` for each leaf; inner_state: the optimizer's."""
 
     radius: Slots
-    inner_state: State
+    inner_state: InnerState
 
 
 @transformation

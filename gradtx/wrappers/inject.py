@@ -18,7 +18,7 @@ from gradtx.pair import (
     transformation,
     with_extra_args_support,
 )
-from gradtx.types import Array, Counter, DType, Params, PyTree, Schedule, State, Updates
+from gradtx.types import Array, Counter, DType, InnerState, Params, PyTree, Schedule, State, Updates
 
 
 class WrappedScheduleState(NamedTuple):
@@ -37,7 +37,7 @@ class InjectStatefulHyperparamsState(NamedTuple):
     count: Counter
     hyperparams: dict[str, Any]
     hyperparams_states: dict[str, Any]
-    inner_state: State
+    inner_state: InnerState
 
 
 class InjectHyperparamsState(NamedTuple):
@@ -45,7 +45,7 @@ class InjectHyperparamsState(NamedTuple):
 
     count: Counter
     hyperparams: dict[str, Any]
-    inner_state: State
+    inner_state: InnerState
 
 
 class WrappedSchedule:

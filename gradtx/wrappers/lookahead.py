@@ -19,7 +19,7 @@ from gradtx.pair import (
 )
 from gradtx.paths import is_leaf
 from gradtx.rows import dense
-from gradtx.types import Array, Params, PyTree, Slots, State, Updates
+from gradtx.types import Array, InnerState, Params, PyTree, Slots, State, Updates
 
 
 class LookaheadParams(NamedTuple):
@@ -40,7 +40,7 @@ class LookaheadState(NamedTuple):
     slow: the slow parameters in float32 or wider, or None where they come with the parameters.
     """
 
-    fast_state: State
+    fast_state: InnerState
     steps_since_sync: Any
     slow: Slots = None
 

@@ -16,7 +16,7 @@ from gradtx.pair import (
     with_extra_args_support,
 )
 from gradtx.tree.sums import all_finite
-from gradtx.types import Array, Params, State, Updates
+from gradtx.types import Array, InnerState, Params, State, Updates
 
 _Factor = Annotated[Any, Range(1.0, low_open=True, high_open=True)]
 # The scale stays between this and its inverse, so that both are normal numbers.
@@ -28,7 +28,7 @@ class DynamicLossScaleState(NamedTuple):
 
     loss_scale: Any
     counter: Any
-    inner_state: State
+    inner_state: InnerState
 
 
 @transformation

@@ -15,13 +15,13 @@ from gradtx.pair import (
 )
 from gradtx.paths import is_leaf, merge
 from gradtx.training.rounding import each_leaf, toward, whole_step, widened
-from gradtx.types import Array, DType, Params, Slots, State, Updates
+from gradtx.types import Array, DType, InnerState, Params, Slots, State, Updates
 
 
 class MasterWeightsState(NamedTuple):
     """master: float32 copies of the parameters, None for those as precise; inner_state."""
 
-    inner_state: State
+    inner_state: InnerState
     master: Slots
 
     @property

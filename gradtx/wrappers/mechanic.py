@@ -31,7 +31,7 @@ from gradtx.pair import (
 from gradtx.paths import is_leaf, leaves_with_path, path_string
 from gradtx.rows import is_rows
 from gradtx.tree.leaves import together
-from gradtx.types import Array, Counter, Params, Slots, State, Updates
+from gradtx.types import Array, Counter, InnerState, Params, Slots, State, Updates
 
 
 class MechanicState(NamedTuple):
@@ -41,7 +41,7 @@ class MechanicState(NamedTuple):
     squared products, and the parts of the factor, which is their sum.
     """
 
-    base_optimizer_state: State
+    base_optimizer_state: InnerState
     count: Counter
     r: Any
     m: Any

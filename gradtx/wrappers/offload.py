@@ -13,7 +13,7 @@ from gradtx.pair import (
     transformation,
     with_extra_args_support,
 )
-from gradtx.types import Params, PyTree, State, Updates
+from gradtx.types import InnerState, Params, PyTree, State, Updates
 
 HOST = "pinned_host"
 
@@ -21,7 +21,7 @@ HOST = "pinned_host"
 class OffloadState(NamedTuple):
     """inner_state: the inner state, whose large arrays lie in the host's memory."""
 
-    inner_state: State
+    inner_state: InnerState
 
 
 @transformation

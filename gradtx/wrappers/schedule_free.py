@@ -35,7 +35,7 @@ class ScheduleFreeState(NamedTuple):
     """The base optimizer's state, its iterates, and the weights of the average.
 
     b1, weight_sum, max_lr: f32[] or wider; step_count: i32[], from 1 as in Optax;
-    base_optimizer_state: the base optimizer's; z: like the parameters, in float32 or wider unless
+    base_optimizer_state: InnerState
     given.
     """
 
