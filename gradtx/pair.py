@@ -261,11 +261,10 @@ class GradientTransformation(_Pair, Declared):
             return (self.expansion,)
         return tuple(tx for _, tx in self.children) if self.parts is None else self.parts
 
-    def within(self) -> "Iterator[GradientTransformation]":
+    @functools.cached_property
+    def within(self) -> "tuple[GradientTransformation, ...]":
         """The transformations inside of it, at every depth."""
-        for tx in self.inside:
-            yield tx
-            yield from tx.within()
+        return tuple(found for tx in self.inside for found in (tx, *tx.within))
 
     def check_numbers(self) -> None:
         """Raise ValueError if a hyperparameter is several numbers that nothing maps over."""

@@ -183,7 +183,7 @@ def _each_devices(x: Any, axes: Iterable[str]) -> Any:
 
 def reduced_axes(tx: GradientTransformation) -> tuple[str, ...]:
     """The axes over which `tx` reduces gradients."""
-    messages = [part.traits.message for part in (tx, *tx.within())]
+    messages = [part.traits.message for part in (tx, *tx.within)]
     return tuple(dict.fromkeys(axis for each in messages if each for axis in each.reduces))
 
 
@@ -203,7 +203,7 @@ def before_gradients(tx: GradientTransformation) -> BeforeFn | None:
     """
     own = tx.before_gradients
     if own is None:
-        for inner in tx.within():
+        for inner in tx.within:
             if inner.before_gradients is not None and inner.declaration is not None:
                 raise ValueError(
                     f"{inner.declaration.name} must be the outermost transformation, once: what is "

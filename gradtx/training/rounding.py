@@ -202,10 +202,8 @@ def loses_small_steps(params: Params, state: State) -> str | None:
     def cures(x: Any) -> bool:
         return hasattr(type(x), "keeps_small_steps")
 
-    if any(map(cures, jax.tree.leaves(state, is_leaf=cures))):
-        return None
     narrow = [(path, p.dtype) for path, p in leaves_with_path(params)[0] if _is_narrow(p)]
-    if not narrow:
+    if not narrow or any(map(cures, jax.tree.leaves(state, is_leaf=cures))):
         return None
     path, dtype = narrow[0]
     share = int(2 / jnp.finfo(dtype).eps)

@@ -1,0 +1,79 @@
+"""A step goes the way that docs/a_step.md describes, in few calls."""
+
+import pathlib
+import re
+import sys
+
+import jax.numpy as jnp
+import pytest
+
+import gradtx
+from gradtx.expansion import Expansion
+
+ROOT = pathlib.Path(gradtx.__file__).parent
+PAGE = ROOT.parent / "docs" / "a_step.md"
+
+
+def loss(params, x):
+    return jnp.sum((params["w"] * x) ** 2)
+
+
+@pytest.fixture(scope="module")
+def calls():
+    """The functions of gradtx that are called while a step is traced, with their files."""
+    tx = gradtx.chain(gradtx.clip_by_global_norm(1.0), gradtx.adamw(1e-3))
+
+    def trace(size):
+        params, x = {"w": jnp.ones(size)}, jnp.ones(size)
+        step, state = gradtx.make_step(loss, tx), tx.init(params)
+        return lambda: step(params, state, x)
+
+    trace(3)()  # so that what is done once is done
+    run, found = trace(4), []
+
+    def note(frame, event, _):
+        path = pathlib.Path(frame.f_code.co_filename)
+        if event == "call" and ROOT in path.parents:
+            found.append((path.relative_to(ROOT).as_posix(), frame.f_code))
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(before)
+    return found
+
+
+def test_the_page_lists_the_files_in_their_order(calls):
+    listed = re.findall(r"^\| `([\w/]+\.py)` \|", PAGE.read_text(), re.M)
+    assert listed == list(dict.fromkeys(file for file, _ in calls))
+
+
+def test_every_file_that_the_page_names_is_there():
+    for name in re.findall(r"`([\w/]+\.py)`", PAGE.read_text()):
+        assert (ROOT / name).is_file(), name
+
+
+def test_tracing_a_step_takes_few_calls(calls):
+    """Dict and list comprehensions count as calls before Python 3.12: it has fewer."""
+    assert len(calls) <= 620
+
+
+@pytest.mark.parametrize("leaves", [1, 20])
+def test_an_eager_chain_is_entered_once(monkeypatch, leaves):
+    entered = []
+    update = Expansion.update
+
+    def noted(self, *args, **kwargs):
+        entered.append(self.declaration.name)
+        return update(self, *args, **kwargs)
+
+    tx = gradtx.chain(gradtx.clip_by_global_norm(1.0), gradtx.adamw(1e-3))
+    params = [jnp.ones(3)] * leaves
+    state = tx.init(params)
+    monkeypatch.setattr(Expansion, "update", noted)
+    tx = gradtx.replace(tx, max_norm=1.5)  # whose way in is the noted one
+    tx.update(params, state, params)
+    assert entered[0] == "chain"
+    assert entered.count("chain") == len(entered) <= 2  # again where the program is traced
