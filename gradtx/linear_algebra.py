@@ -62,6 +62,16 @@ def safe_root_mean_squares(x: Any, min_rms: Any) -> Array:
     return jnp.where(small, min_rms, jnp.sqrt(jnp.where(small, 1, mean)))
 
 
+def identity_like(x: Array) -> Array:
+    """The identity with as many axes as matrices `x`, in their type.
+
+    >>> identity_like(jnp.zeros((5, 2, 2))).tolist()
+    [[[1.0, 0.0], [0.0, 1.0]]]
+    """
+    one = jnp.eye(x.shape[-1], dtype=x.dtype)
+    return one.reshape(*[1] * (x.ndim - 2), *one.shape)
+
+
 def with_root_mean_square(x: Array, rms: Any) -> Array:
     """Each matrix of a batch scaled to this root mean square; a matrix of zeros stays one.
 
@@ -140,28 +150,32 @@ def power_iteration(
     return value, unit(product)
 
 
-def factorized(factorize: Callable[[Array], Any], x: Array) -> Any:
-    """``factorize(x)`` of a batch of matrices, one after the other on a CPU, or outside of ``jit``.
+def factorized(factorize: Callable[..., Any], x: Array, *beside: Array) -> Any:
+    """``factorize(x, *beside)`` of matrices, one after the other on a CPU, or outside of ``jit``.
 
     On a CPU a batched factorization waits in one of XLA's threads until the others have done their
     part. Where as many run at once as there are threads, all wait, and the program never ends.
 
     Args:
-        factorize: from matrices to a tree of arrays, such as ``jnp.linalg.eigh``.
+        factorize: from matrices to a tree of arrays, such as ``jnp.linalg.eigh``; what solves
+            triangular systems waits in the same way.
         x: matrices, in the last two axes of an array.
+        beside: other arrays that it takes, with the same batch.
 
     >>> factorized(jnp.linalg.eigh, 2 * jnp.ones((1, 3, 1, 1)))[0].shape
     (1, 3, 1)
     """
     if x.ndim == 2 or not x.size:
-        return factorize(x)
-    matrices = x.reshape(-1, *x.shape[-2:])
+        return factorize(x, *beside)
+    given = [y.reshape(-1, *y.shape[-2:]) for y in (x, *beside)]
     if is_tracer(x):
-        found = jax.lax.platform_dependent(
-            matrices, cpu=functools.partial(jax.lax.map, factorize), default=factorize
-        )
+
+        def one_by_one(*given: Array) -> Any:
+            return jax.lax.map(lambda each: factorize(*each), given)
+
+        found = jax.lax.platform_dependent(*given, cpu=one_by_one, default=factorize)
     else:
-        found = jax.tree.map(lambda *each: jnp.stack(each), *map(factorize, matrices))
+        found = jax.tree.map(lambda *each: jnp.stack(each), *map(factorize, *given))
     return jax.tree.map(lambda y: y.reshape(*x.shape[:-2], *y.shape[1:]), found)
 
 
@@ -173,6 +187,16 @@ def right_singular_vectors(x: Array) -> Array:
     """
     found: Array = factorized(lambda x: jnp.linalg.svd(x, full_matrices=False)[2], x)
     return found.mT.conj()
+
+
+def spectral_norm(x: Array) -> Array:
+    """The largest singular values of matrices, of shape ``(..., 1, 1)``.
+
+    >>> spectral_norm(jnp.array([[0.0, 4.0], [1.0, 0.0]])).tolist()
+    [[4.0]]
+    """
+    values = factorized(functools.partial(jnp.linalg.svd, compute_uv=False), x)
+    return jnp.max(values, -1)[..., None, None]
 
 
 def rotated(x: Array, left: Array, right: Array) -> Array:

@@ -198,6 +198,11 @@ FACTORIZATIONS = {
     ),
     "eigen_inverse_root": (lambda x: linear_algebra.eigen_inverse_root(x, 4, 0.1), ["syevd"]),
     "right_singular_vectors": (linear_algebra.right_singular_vectors, ["gesdd"]),
+    "spectral_norm": (lambda x: linear_algebra.spectral_norm(x) * x, ["gesdd"]),
+    "two arrays": (
+        lambda x: linear_algebra.factorized(jax.lax.linalg.triangular_solve, x, x[..., ::-1, :]),
+        ["trsm"],
+    ),
 }
 
 

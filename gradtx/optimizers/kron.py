@@ -11,7 +11,7 @@ from gradtx.checks import Decay, Fraction, Limit, NonNegative, Positive, check_i
 from gradtx.composition.chain import chain
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
 from gradtx.engine.matrices import FactorFn, Matrices, MatrixDimensions, matrixwise
-from gradtx.linear_algebra import spectral_norm_bound
+from gradtx.linear_algebra import factorized, spectral_norm_bound
 from gradtx.numerics import (
     Step,
     abs_sq,
@@ -80,9 +80,13 @@ def _adjoint_solved(q: Array, x: Array) -> Array:
     """The `Y` with `Q* Y = X`."""
     if q.ndim < x.ndim:
         return x / q.conj()[..., None]
-    return jax.lax.linalg.triangular_solve(
-        q, x, left_side=True, lower=False, transpose_a=True, conjugate_a=True
-    )
+
+    def solve(q: Array, x: Array) -> Array:
+        return jax.lax.linalg.triangular_solve(
+            q, x, left_side=True, lower=False, transpose_a=True, conjugate_a=True
+        )
+
+    return factorized(solve, q, x)
 
 
 def _both(f: Callable[[Array, Array], Array], factors: Sequence[Array], x: Array) -> Array:
@@ -103,7 +107,7 @@ def _fitted(q: Array, a: Array, b: Array, rate: Any) -> Array:
 
 def _balanced(factors: Sequence[Array]) -> list[Array]:
     """Factors with equal largest entries and the same product; a single factor is unchanged."""
-    sizes = [jnp.max(jnp.abs(q.reshape(len(q), -1)), -1) for q in factors]
+    sizes = [jnp.max(jnp.abs(q), tuple(range(1, q.ndim))) for q in factors]
     mean = jnp.exp(sum(map(jnp.log, sizes)) / len(sizes))
     ratios = [mean / size for size in sizes]
     return [q * r.reshape(-1, *[1] * (q.ndim - 1)) for q, r in zip(factors, ratios, strict=True)]

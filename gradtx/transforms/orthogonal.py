@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradtx.checks import check_integer
+from gradtx.linear_algebra import identity_like, spectral_norm
 from gradtx.numerics import cast, real_dtype
 from gradtx.numerics.control import fold
 from gradtx.types import Array, DType
@@ -220,7 +221,7 @@ def orthogonalized(
         return rounded(c[0] * cast(x, full) + product(without_identity(a, c), x))
 
     def iterate_on_gram(x: Array, a: Array, rows: Sequence[Array]) -> Array:
-        identity = jnp.eye(a.shape[-1], dtype=full)
+        identity = identity_like(a)
         q: Any = None
         for i, c in enumerate(rows):
             z = without_identity(a, c)
@@ -231,9 +232,10 @@ def orthogonalized(
         return rounded(product(q, x))
 
     a: Any = None
-    if how in ("frobenius", "spectral"):
-        order = None if how == "frobenius" else 2
-        x = x / (jnp.linalg.norm(x, ord=order, axis=(-2, -1), keepdims=True) + eps)
+    if how == "frobenius":
+        x = x / (jnp.linalg.norm(x, axis=(-2, -1), keepdims=True) + eps)
+    elif how == "spectral":
+        x = x / (spectral_norm(x) + eps)
     else:
         a = squared(x)
         if how == "aol":
