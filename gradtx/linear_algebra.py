@@ -290,7 +290,7 @@ def newton_inverse_root(x: Array, root: int, eps: Any, most: int = 100) -> Array
     [[1.0, 0.0], [0.0, 0.5]]
     """
     precision = jnp.finfo(x.dtype).eps
-    size, one = x.shape[-1], jnp.eye(x.shape[-1], dtype=x.dtype)
+    size, one = x.shape[-1], identity_like(x)
 
     def norm(y: Array) -> Array:
         return jnp.sqrt(jnp.sum(abs_sq(y), (-2, -1), keepdims=True))

@@ -178,12 +178,30 @@ def test_no_trace_outlives_its_step(name):
         jax.jit(lambda s, g: step(tx, (params(), s), g)).trace(state, take(grads(1), 0))
 
 
-@some("acprop", "adagrad_decay", "adam", "muon", "reduce_on_plateau")
-def test_strict_dtype_promotion(name):
+@pytest.mark.parametrize(
+    ("setting", "value"), [("numpy_dtype_promotion", "strict"), ("numpy_rank_promotion", "raise")]
+)
+@some("acprop", "adagrad_decay", "adam", "kron", "muon", "reduce_on_plateau", "shampoo", "splus")
+def test_strict_promotion(name, setting, value):
+    """Of types and of ranks, of matrices and of whole stacks of them."""
     tx = CATALOGUE[name].make()
-    state = jax.eval_shape(tx.init, params())
-    with jax.numpy_dtype_promotion("strict"):
-        jax.eval_shape(lambda s, g: step(tx, (params(), s), g), state, take(grads(1), 0))
+    shapes = {"stack": (2, 3, 4), "stacks": (2, 2, 3, 2), "row": (1, 3)}
+    p = {**params(), **{n: jnp.ones(shape) for n, shape in shapes.items()}}
+    with getattr(jax, setting)(value):
+        state = jax.eval_shape(tx.init, p)
+        jax.eval_shape(lambda p, s: step(tx, (p, s), p), p, state)
+
+
+@some("kron", "scale_by_muon", "soap")
+def test_a_cpu_factorizes_one_matrix_at_a_time(name):
+    """A batch waits in one of XLA's threads for the others: on several devices, forever."""
+    tx = CATALOGUE[name].make()
+    p = {**params(), "w_too": params()["w"]}
+    state = jax.eval_shape(tx.init, p)
+    text = jax.jit(lambda p, s: step(tx, (p, s), p)).lower(p, state).as_text()
+    calls = [line for line in text.splitlines() if "@lapack_" in line]
+    assert calls or name not in {"kron", "soap"}
+    assert not [call for call in calls if re.search(r"tensor<(\d+x){3}", call)]
 
 
 @some("acprop", "adam", "lamb", "mars_adamw", "muon", "optimistic_gradient_descent")

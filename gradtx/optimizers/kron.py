@@ -206,7 +206,7 @@ def scale_by_kron(
 
         def fit(old: tuple[Array, ...]) -> tuple[Array, ...]:
             kind = jnp.complex64 if jnp.iscomplexobj(g) else jnp.float32
-            v = jax.random.normal(noise, g.shape[1:], kind).astype(g.dtype)
+            v = jax.random.normal(noise, (1, *g.shape[1:]), kind).astype(g.dtype)
             size = jnp.mean(jnp.abs(mean), (-2, -1), keepdims=True)
             factors = _balanced(old)
             a = _both(_times, factors, mean + damping * size * v)

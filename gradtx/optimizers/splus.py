@@ -8,7 +8,7 @@ from gradtx.checks import Decay, NonNegative, PositiveCount, check_integer
 from gradtx.composition.chain import chain
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
 from gradtx.engine.matrices import FactorFn, Matrices, MatrixDimensions, matrixwise
-from gradtx.linear_algebra import eigenbasis, rotated, rotated_back
+from gradtx.linear_algebra import eigenbasis, identity_like, rotated, rotated_back
 from gradtx.numerics import Step, ema, precise, zeros_like
 from gradtx.numerics.control import branch
 from gradtx.optimizers.soap import finite_or, gram, squares
@@ -42,7 +42,7 @@ def _factors(largest: int) -> dict[str, FactorFn]:
     def identity(side: FactorFn) -> FactorFn:
         def factor(matrices: Matrices, p: Array) -> Array:
             zeros = side(matrices, p)
-            return zeros + jnp.eye(zeros.shape[-1], dtype=zeros.dtype)
+            return zeros + identity_like(zeros)
 
         return factor
 
