@@ -47,7 +47,7 @@ class Fragments(NamedTuple):
     def cut(self, x: Array) -> Array:
         """All parts of a leaf, `(number, ...)`."""
         if x.ndim and x.shape[0] % self.number == 0:
-            return x.reshape(self.number, -1, *x.shape[1:])
+            return x.reshape(self.number, x.shape[0] // self.number, *x.shape[1:])
         return jnp.pad(x.reshape(-1), (0, -x.size % self.number)).reshape(self.number, -1)
 
     def joined(self, parts: Array, like: Array) -> Array:

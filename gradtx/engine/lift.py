@@ -487,8 +487,10 @@ OneLeaf = tuple[Any, dict[str, Any], Any, dict[str, Any]]
 
 
 def on_array(rule: RuleFn, given: Leaves, leaf: OneLeaf) -> tuple[Array, dict[str, Any]]:
-    """The rule on a leaf whose gradient is an array."""
+    """The rule on a leaf whose gradient is an array; one without entries changes nothing."""
     g, held, p, drawn = leaf
+    if not g.size:  # its largest entry does not exist, and its mean would be NaN
+        return g, held
     loaded = {n: load(s) for n, s in held.items()}
     direction, new = call(rule, given, widen(g), loaded, p, drawn)
     return cast(direction, g.dtype), {n: store(s, new[n]) for n, s in held.items()}

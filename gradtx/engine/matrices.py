@@ -310,7 +310,7 @@ def _with_owners(
     """Put the initial slots of matrices that have an owner into stacks."""
     alike: dict[Any, list[int]] = {}
     for i, (number, p) in enumerate(zip(numbers, leaves, strict=True)):
-        if number is None or p is None:
+        if number is None or p is None or not p.size:
             continue
         how = as_matrices(label, paths[i], p.shape, number)
         place = divided_place(path_string(paths[i]), how.axes)
@@ -354,6 +354,8 @@ def _in_batches(
             factors = () if numbers[i] is None else batched.factors
             held = {n: s for n, s in given.held(i).items() if n not in factors and s is not None}
             check_shapes(given, i, g.shape, held)
+            if not g.size:
+                continue
             if alone is not None and (every or numbers[i] is None):
                 loaded = {n: load(s) for n, s in held.items()}
                 out[i], new = call(alone, given, out[i], loaded, given.params[i], given.drawn[i])
