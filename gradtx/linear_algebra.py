@@ -283,36 +283,41 @@ def newton_inverse_root(x: Array, root: int, eps: Any, most: int = 100) -> Array
 
     from :math:`M = z (x + \epsilon I)` and :math:`X = z^{1/p} I` with
     :math:`z = (p + 1) / (2 \lVert x + \epsilon I \rVert_F)`, as long as an entry of `M - I` exceeds
-    the root of the type's precision. :math:`\epsilon` is at least what rounding adds to `x`.
-    Matrices for which one still does after `most` iterations become NaN.
+    the root of the type's precision, and then once more, which squares what is left. `x` is divided
+    by its largest entry first. :math:`\epsilon` is at least what rounding adds to `x`. Matrices for
+    which an entry still exceeds it after `most` iterations become NaN.
 
     >>> newton_inverse_root(jnp.diag(jnp.array([1.0, 16.0])), 4, 0.0).round(2).tolist()
     [[1.0, 0.0], [0.0, 0.5]]
     """
     precision = jnp.finfo(x.dtype).eps
     size, one = x.shape[-1], identity_like(x)
+    largest = jnp.maximum(jnp.max(jnp.abs(x), (-2, -1), keepdims=True), eps)
+    scale = jnp.where(largest > 0, largest, 1)
+    x = x / scale
 
     def norm(y: Array) -> Array:
         return jnp.sqrt(jnp.sum(abs_sq(y), (-2, -1), keepdims=True))
 
-    def distance(m: Array) -> Array:
-        return jnp.max(jnp.abs(m - one), (-2, -1), keepdims=True)
+    def factor(m: Array) -> Array:
+        return ((root + 1) * one - m) / root
 
     def off(state: Any) -> Array:
-        return distance(state[1]) > precision**0.5
+        return jnp.max(jnp.abs(state[1] - one), (-2, -1), keepdims=True) > precision**0.5
 
     def going(state: Any) -> Array:
         return jnp.any(off(state)) & (state[2] < most)
 
     def once(state: Any) -> Any:
         y, m, count = state
-        f = ((root + 1) * one - m) / root
+        f = factor(m)
         new = y @ f, jnp.linalg.matrix_power(f, root) @ m
         kept = off(state)
         return *(jnp.where(kept, a, b) for a, b in zip(new, (y, m), strict=True)), count + 1
 
-    ridged = x + jnp.maximum(eps, size * precision * norm(x)) * one
+    ridged = x + jnp.maximum(eps / scale, size * precision * norm(x)) * one
     z = (root + 1) / (2 * norm(ridged))
     start = z ** (1 / root) * one, z * ridged, jnp.zeros([], jnp.int32)
     found = repeat_while(going, once, start)
-    return jnp.where(off(found), jnp.nan, found[0])
+    last = found[0] @ factor(found[1])
+    return jnp.where(off(found), jnp.nan, last * scale ** (-1 / root))
