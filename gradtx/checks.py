@@ -373,13 +373,23 @@ def _required(function: Any) -> int | None:
     return sum(p.default is p.empty and p.kind is not p.VAR_KEYWORD for p in parameters)
 
 
+def is_numpys_number(dtype: Any) -> bool:
+    """Whether a type is one of NumPy's own booleans or numbers, in this machine's order of bytes.
+
+    By its kind: ``isbuiltin`` is 0 for the type of an array that passed a pickle. And by its class:
+    types of 8 bits that other packages add may say that they are of the same kind.
+    """
+    own = dtype.kind in "biufc" and issubclass(dtype.type, np.number | np.bool_)
+    return own and dtype.isnative
+
+
 def _check_array(where: str, name: str, value: Any, allowed: Range) -> None:
     # Tracers and typed placeholders come here too: only the kind of number can be checked.
     kind = np.integer if allowed.integer else jnp.number
     if not jnp.issubdtype(value.dtype, kind):
         expected = "integer" if allowed.integer else "numeric"
         raise TypeError(f"{where}: {name} must be {expected}, not an array of {value.dtype}")
-    if not (value.dtype.isbuiltin == 1 or value.dtype == jnp.bfloat16):
+    if not (is_numpys_number(value.dtype) or value.dtype == jnp.bfloat16):
         raise TypeError(
             f"{where}: {name} is an array of {value.dtype}, in which nothing can be computed: make "
             "it one of float32"

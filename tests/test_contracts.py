@@ -443,6 +443,32 @@ def test_state_round_trip(name):
     chex.assert_trees_all_equal(got[0], want[0])
 
 
+@sample
+def test_arrays_that_passed_a_pickle(name):
+    """Data loaders and pickled checkpoints give arrays whose type is equal to NumPy's own, and not
+    the same object; what is computed from them may have that type too."""
+    tx = CATALOGUE[name].make()
+    builder, arguments = tx.declaration.builder, tx.declaration.arguments
+    arrays = {a: np.array(value, np.float32) for a, value, _ in hyperparameters(tx)}
+
+    def of(through):
+        given = {**arguments, **{a: through(x) for a, x in arrays.items()}}
+        of_arrays = builder.public(**given) if arrays else tx
+        carry = jax.tree.map(through, (params(), of_arrays.init(params())))
+        return step(of_arrays, carry, jax.tree.map(through, take(grads(1), 0)))[0]
+
+    chex.assert_trees_all_equal(of(_through_a_pickle)[0], of(_as_numpy)[0])
+
+
+def _as_numpy(x):
+    return x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.asarray(x)
+
+
+def _through_a_pickle(x):
+    x = _as_numpy(x)
+    return pickle.loads(pickle.dumps(x)) if isinstance(x, np.ndarray) else x
+
+
 def _through_numpy(x):
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         return jax.random.wrap_key_data(np.asarray(jax.random.key_data(x)))

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
+from gradtx.checks import is_numpys_number
+
 
 class Form(NamedTuple):
     """How arrays are written to a free path, and read; which types it supports."""
@@ -71,18 +73,16 @@ def _orbax() -> Any:
             yield checkpointer
 
 
-def _is_own(dtype: np.dtype) -> bool:
-    return dtype.isbuiltin == 1
-
-
 FORMS = {
-    "npz": Form(_write_npz, _read_npz, _is_own),
+    "npz": Form(_write_npz, _read_npz, is_numpys_number),
     "safetensors": Form(
         _write_safetensors,
         _read_safetensors,
-        lambda dtype: dtype == jnp.bfloat16 or (_is_own(dtype) and dtype != np.complex128),
+        lambda dtype: dtype == jnp.bfloat16 or (is_numpys_number(dtype) and dtype != np.complex128),
     ),
-    "orbax": Form(_write_orbax, _read_orbax, lambda dtype: dtype == jnp.bfloat16 or _is_own(dtype)),
+    "orbax": Form(
+        _write_orbax, _read_orbax, lambda dtype: dtype == jnp.bfloat16 or is_numpys_number(dtype)
+    ),
 }
 
 

@@ -28,9 +28,14 @@ def load(slot: Any) -> Any:
     def loaded(part: Any) -> Any:
         if is_stored(part):
             return widen(part.load())
-        return widen(part) if hasattr(part, "dtype") else part
+        return widen(as_array(part)) if hasattr(part, "dtype") else part
 
     return _map(loaded, slot)
+
+
+def as_array(x: Any) -> Array:
+    """What a state holds, of which a saved one may hold NumPy's: they have no ``.at``."""
+    return x if isinstance(x, jax.Array) else jnp.asarray(x)
 
 
 def store(slot: Any, value: Any) -> Any:

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 from gradtx.engine.leaves import (
     SlotsOfLeaf,
     Steps,
+    as_array,
     fits,
     gradient,
     load,
@@ -332,7 +333,7 @@ def lift(
             {n: column(n, getattr(state, n)) for n in slotted},
             column("the parameters", params) if takes_params else [None] * len(leaves),
             Steps(label, rule.state, next(iter(counts.values()), None)),
-            {n: getattr(state, n) for n in scalars},
+            {n: as_array(getattr(state, n)) for n in scalars},
             {n: pair[1] for n, pair in drawn.items()},
             takes_params,
             skipped,

@@ -187,7 +187,7 @@ def _entered(
     window: Rolling, x: Array, counts: Array, deviations: Any, warmup: int
 ) -> tuple[Rolling, Array]:
     """The remembered values with `x` among them, if it counts, and whether `x` is a spike."""
-    values, seen = window
+    values, seen = map(jnp.asarray, window)
     limit = jnp.array(_LARGEST, jnp.float32)
     if deviations is not None:
         limit = jnp.where(seen >= warmup, _limit(window, deviations), limit)
