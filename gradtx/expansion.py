@@ -13,9 +13,12 @@ step:
 import functools
 from typing import Any, cast
 
+import jax
+
 from gradtx.declaration import Declaration
 from gradtx.eager import Eager, Program, on_vectors, one_by_one
 from gradtx.numerics import as_arrays
+from gradtx.numerics.tracing import is_shape, where_known
 from gradtx.packed import holds_packed, on_leaves, unpack
 from gradtx.scheduled import Schedules
 from gradtx.stored import on_arrays
@@ -55,6 +58,8 @@ class Expansion:
         self.declaration.check_numbers()
         if self._sees_leaves(params):
             params = unpack(params)
+        if any(map(is_shape, jax.tree.leaves(params))):
+            return where_known(self.init, params)
         program = self._eager.starts(params)
         if program:
             return self._program("init", params)

@@ -147,7 +147,8 @@ class GradientTransformation(_Pair, Declared):
     leaves are the hyperparameters that are arrays.
 
     Args:
-        init: makes the state for some parameters.
+        init: makes the state for some parameters. Where these are ``jax.ShapeDtypeStruct``, what
+            depends on their values, such as a starting point that is kept, is one too.
         update: takes updates (at first the gradients) and the state, returns updates and the new
             state.
         step: ``(updates, state, params, **extra_args) -> (params, state)``, ``update`` with the

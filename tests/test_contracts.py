@@ -460,6 +460,22 @@ def test_arrays_that_passed_a_pickle(name):
     chex.assert_trees_all_equal(of(_through_a_pickle)[0], of(_as_numpy)[0])
 
 
+@sample
+def test_a_state_for_shapes(name):
+    """What does not depend on the parameters' values is made; the rest are shapes too."""
+    tx = CATALOGUE[name].make()
+    p = params()
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), p)
+    state, made = tx.init(shapes), tx.init(p)
+    other = tx.init(jax.tree.map(lambda x: 2 * x, p))
+    chex.assert_trees_all_equal_shapes_and_dtypes(state, made)
+    for got, x, y in zip(*map(jax.tree.leaves, (state, made, other)), strict=True):
+        if isinstance(got, jax.ShapeDtypeStruct):
+            assert np.any(np.asarray(x) != np.asarray(y))
+        else:
+            chex.assert_trees_all_equal(got, x)
+
+
 def _as_numpy(x):
     return x if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.asarray(x)
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from gradtx.numerics.steering import is_tracer
 
@@ -35,7 +36,6 @@ def traced_once(
         calls: the arguments of each call. Those of one kind are alike in structure, shapes, types,
             and shardings as far as these are types.
 
-    >>> import jax.numpy as jnp
     >>> def power(x):
     ...     return x * x * x * x * x * x
     >>> program = jax.make_jaxpr(lambda xs: traced_once("power", power, [(x,) for x in xs]))
@@ -120,3 +120,43 @@ def run_equation(jaxpr: Any, eqn: Any, inputs: Sequence[Any]) -> list[Any]:
         constvars=[], invars=variables, outvars=eqn.outvars, eqns=[eqn], effects=eqn.effects
     )
     return list(jaxpr_as_fun(ClosedJaxpr(alone, []))(*given))
+
+
+def where_known(function: Callable[[Any], Any], tree: Any) -> Any:
+    """``function(tree)`` where some leaves are shapes alone: so is what depends on their values.
+
+    >>> shape = jax.ShapeDtypeStruct((2,), jnp.float32)
+    >>> where_known(lambda x: (jnp.zeros_like(x), 2 * x), shape)
+    (Array([0., 0.], dtype=float32), ShapeDtypeStruct(shape=(2,), dtype=float32))
+    """
+    from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+
+    leaves, structure = jax.tree.flatten(tree)
+    shapes = [x for x in leaves if is_shape(x)]
+
+    def of_shapes(*values: Any) -> Any:
+        given = iter(values)
+        return function(structure.unflatten([next(given) if is_shape(x) else x for x in leaves]))
+
+    closed, out = jax.make_jaxpr(of_shapes, return_shape=True)(*shapes)
+    jaxpr: Any = closed.jaxpr
+    unknown, known = set(jaxpr.invars), []
+    for eqn in jaxpr.eqns:
+        if any(not isinstance(v, Literal) and v in unknown for v in eqn.invars):
+            unknown.update(eqn.outvars)
+        else:
+            known.append(eqn)
+    is_known = [isinstance(v, Literal) or v not in unknown for v in jaxpr.outvars]
+    wanted = [v for v, here in zip(jaxpr.outvars, is_known, strict=True) if here]
+    part = jaxpr.replace(invars=[], eqns=known, outvars=wanted)
+    values = iter(jaxpr_as_fun(ClosedJaxpr(part, closed.consts))())
+    results, of_result = jax.tree.flatten(out)
+    pairs = zip(results, is_known, strict=True)
+    return of_result.unflatten(
+        [jnp.asarray(next(values), x.dtype) if here else x for x, here in pairs]
+    )
+
+
+def is_shape(x: Any) -> bool:
+    """Whether a leaf stands for an array, and has no values."""
+    return isinstance(x, jax.ShapeDtypeStruct)
