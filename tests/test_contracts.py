@@ -443,6 +443,22 @@ def test_state_round_trip(name):
     chex.assert_trees_all_equal(got[0], want[0])
 
 
+# They read the value of a number that a schedule may be.
+NOT_INJECTED = {"mechanize", "offload"}
+
+
+@some(*{*NAMES[::9], "adafactor", "muon"}.difference(NOT_INJECTED), of=NAMES)
+def test_a_compiled_start_with_the_numbers_in_the_state(name):
+    tx = CATALOGUE[name].make()
+    builder = tx.declaration.builder
+    kinds = {p.kind.name for p in builder.signature.parameters.values()}
+    if "VAR_POSITIONAL" in kinds or name in NOT_INJECTED:
+        pytest.skip("its arguments are transformations, or it reads a number")
+    injected = gradtx.inject_hyperparams(builder.public)(**tx.declaration.arguments)
+    state = jax.eval_shape(injected.init, params())
+    assert {a for a, *_ in hyperparameters(tx)} <= set(state.hyperparams)
+
+
 @sample
 def test_arrays_that_passed_a_pickle(name):
     """Data loaders and pickled checkpoints give arrays whose type is equal to NumPy's own, and not

@@ -31,7 +31,7 @@ class FtrlState(NamedTuple):
 @transformation
 def ftrl(
     learning_rate: Positive,
-    learning_rate_power: Any = -0.5,
+    learning_rate_power: float = -0.5,
     initial_accumulator_value: NonNegative = 0.1,
     l1_regularization_strength: NonNegative = 0.0,
     l2_regularization_strength: NonNegative = 0.0,

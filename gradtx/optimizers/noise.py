@@ -16,7 +16,7 @@ def noisy_sgd(
     gamma: NonNegative = 0.55,
     key: Any = None,
     *,
-    seed: int | None = None,
+    seed: Any = None,
 ) -> GradientTransformation:
     r"""Gradient descent with noise whose variance falls.
 

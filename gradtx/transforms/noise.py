@@ -25,7 +25,7 @@ class AddNoiseState(NamedTuple):
 
 @transformation
 def add_noise(
-    eta: NonNegative, gamma: NonNegative, key: Any = None, *, seed: int | None = None
+    eta: NonNegative, gamma: NonNegative, key: Any = None, *, seed: Any = None
 ) -> GradientTransformation:
     r"""Add normal noise whose variance decreases.
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradtx.checks import check, check_function
+from gradtx.declaration import Builder
 from gradtx.host_values import as_schedule
 from gradtx.numerics import cast, compute_dtype, increment, real_dtype
 from gradtx.pair import (
@@ -111,6 +112,17 @@ def _call(factory: Callable[..., Any], arguments: dict[str, Any]) -> GradientTra
     return with_extra_args_support(factory(*bound.args, **bound.kwargs))
 
 
+def _says_otherwise(factory: Callable[..., Any], name: str, value: Any) -> bool:
+    """Whether a builder of gradtx says that an argument is no hyperparameter.
+
+    Plain integers and floats determine shapes or loops, and a function is then not a schedule.
+    """
+    builder = getattr(factory, "builder", None)
+    if not isinstance(builder, Builder) or builder.is_number(name):
+        return False
+    return callable(value) or builder.hints.get(name) in (int, float, int | None)
+
+
 @transformation
 def injected(
     inner_factory: Callable[..., GradientTransformation],
@@ -136,7 +148,8 @@ def injected(
     numbers: dict[str, Any] = {}
     others: dict[str, Any] = {}
     for name, value in arguments.items():
-        if name in static_args or isinstance(value, bool | np.bool_):
+        static = name in static_args or _says_otherwise(inner_factory, name, value)
+        if static or isinstance(value, bool | np.bool_):
             others[name] = value
         elif callable(value) and not isinstance(value, GradientTransformation):
             schedules[name] = value if _is_stateful(value) else WrappedSchedule(as_schedule(value))
@@ -193,7 +206,8 @@ def inject_hyperparams(
     Args:
         inner_factory: a builder such as :func:`adam`, or a function that returns a transformation.
         static_args: names of arguments that are not hyperparameters: functions other than
-            schedules, numbers that must stay Python numbers.
+            schedules, numbers that must stay Python numbers. The builders of gradtx say so
+            themselves, as :func:`adafactor` does of ``min_dim_size_to_factor``.
         hyperparam_dtype: the type of floating-point hyperparameters; by default that of the widest
             parameter, and at least float32. For parameters in bfloat16, Optax uses bfloat16, in
             which 0.999 is 1.
