@@ -279,6 +279,22 @@ def multiclass_sparsemax_loss(scores: Any, labels: Any) -> Array:
     """
     x, y = real(scores), jnp.asarray(labels)
     check_labels("multiclass_sparsemax_loss", y)
-    p = jnp.vectorize(projection_simplex, signature="(n)->(n)")(x)
+    return _of_sparsemax(x, y)
+
+
+def _sparsemax(x: Array) -> Array:
+    return jnp.vectorize(projection_simplex, signature="(n)->(n)")(x)
+
+
+@jax.custom_jvp
+def _of_sparsemax(x: Array, y: Array) -> Array:
+    p = _sparsemax(x)
     z = jnp.where(p == 0, 0, x - at_label(x, y)[..., None])
     return jnp.sum(p * z, -1) + (1 - jnp.sum(jnp.square(p), -1)) / 2
+
+
+@_of_sparsemax.defjvp
+def _slope_of_sparsemax(primals: Any, tangents: Any) -> Any:
+    # The loss has a derivative everywhere; the sparsemax has none where an entry is just at 0.
+    (x, y), (dx, _) = primals, tangents
+    return _of_sparsemax(x, y), jnp.sum(_sparsemax(x) * dx, -1) - at_label(dx, y)

@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -367,6 +368,25 @@ def test_fenchel_young_is_cross_entropy_of_logsumexp():
         loss(X, ONE_HOT), losses.softmax_cross_entropy(X, ONE_HOT), rtol=1e-5
     )
     np.testing.assert_allclose(loss(X, Q), theirs(X, Q), rtol=1e-5)
+
+
+def test_multiclass_sparsemax_at_ties():
+    """Its gradient is the sparsemax minus the one-hot label wherever scores are a whole number
+    apart too, where the sparsemax itself has no derivative; beside Optax and by differences."""
+    x = np.array(list(itertools.product([0.0, 1.0, 2.0], repeat=3)), np.float32)
+    for label in range(3):
+        y = np.full(len(x), label)
+        loss, slope = jax.vmap(jax.value_and_grad(gradtx.losses.multiclass_sparsemax_loss))(x, y)
+        descending = -np.sort(-x, -1)
+        means = (np.cumsum(descending, -1) - 1) / np.arange(1, 4)
+        last = np.sum(descending > means, -1) - 1
+        sparsemax = np.maximum(x - np.take_along_axis(means, last[:, None], -1), 0)
+        np.testing.assert_allclose(slope, sparsemax - np.eye(3)[y], atol=1e-6)
+        theirs = optax.losses.multiclass_sparsemax_loss
+        np.testing.assert_allclose(loss, theirs(x, y), atol=1e-6)
+        np.testing.assert_allclose(slope, jax.grad(lambda x: theirs(x, y).sum())(x), atol=1e-6)  # noqa: B023
+    curvature = jax.hessian(gradtx.losses.multiclass_sparsemax_loss)(jnp.array([0.3, 0.1, -2]), 1)
+    np.testing.assert_allclose(curvature, [[0.5, -0.5, 0], [-0.5, 0.5, 0], [0, 0, 0]], atol=1e-6)
 
 
 def test_dice_takes_probabilities():
