@@ -19,6 +19,7 @@ from gradtx.pair import (
     transformation,
     with_extra_args_support,
 )
+from gradtx.rows import is_rows
 from gradtx.transforms.accumulators import (
     accumulators,
     fitting,
@@ -66,6 +67,13 @@ def _never(updates: Updates, gradient_step: Array, params: Params | None) -> tup
     return jnp.array(False), ()
 
 
+def _where(counts: Array, g: Any) -> Any:
+    """A gradient if it counts, otherwise zeros."""
+    if is_rows(g):
+        return g.with_values(_where(counts, g.values))
+    return jnp.where(counts, g, jnp.zeros_like(g))
+
+
 @dataclass(frozen=True)
 class Window:
     """How micro-batches are collected: what :func:`accumulate` and `MultiSteps` have in common."""
@@ -94,15 +102,22 @@ class Window:
         return AccumulateState(*common, jnp.zeros([], jnp.float32), jnp.array(False), told, lost)
 
     def collect(
-        self, updates: Updates, state: State, params: Params | None, weight: Any
+        self, updates: Updates, state: State, params: Params | None, weight: Any = None
     ) -> tuple[State, Array, Array]:
-        """The state with a micro-batch added, whether it is the window's last, and its weight."""
+        """The state with a micro-batch added, whether it is the window's last, and its weight.
+
+        The weight is 1 unless given.
+        """
         window = self.every(state.gradient_step) if callable(self.every) else self.every
         bad, told = (self.skip or _never)(updates, state.gradient_step, params)
         bad = jnp.asarray(bad)
         if bad.shape != () or bad.dtype != bool:
             raise ValueError("should_skip_update_fn must return one boolean and a tree")
-        weight = jnp.asarray(weight, jnp.float32)
+        if weight is not None:
+            # A micro-batch without examples has 0 / 0 for a gradient, which a product would keep.
+            counts = jnp.asarray(weight) != 0
+            updates = jax.tree.map(functools.partial(_where, counts), updates, is_leaf=is_rows)
+        weight = jnp.asarray(1.0 if weight is None else weight, jnp.float32)
         before = state.acc_weight if self.weighted else state.mini_step.astype(jnp.float32)
         total = before + weight
         state = self._added(updates, state, bad, weight, total)
@@ -194,7 +209,7 @@ def accumulating(inner: GradientTransformation, window: Window) -> GradientTrans
         updates: Updates, state: State, params: Params | None, extra_args: dict[str, Any]
     ) -> Decision:
         updates = fitting(updates, state.acc_grads)
-        weight = extra_args.get("weight", 1.0) if window.weighted else 1.0
+        weight = extra_args.get("weight") if window.weighted else None
         state, last, total = window.collect(updates, state, params, weight)
         if window.weighted:  # what is inside, such as `aggregate`, weighs the window
             extra_args = {**extra_args, "weight": total}
@@ -251,7 +266,8 @@ def accumulate(
             whole table. If they do not fit, the step is NaN.
 
     ``update`` takes an extra argument ``weight``, :math:`w_i \ge 0`, such as the number of examples
-    in a micro-batch; 1 by default. `inner` gets their sum as its ``weight``.
+    in a micro-batch; 1 by default. `inner` gets their sum as its ``weight``. A micro-batch of
+    weight 0 adds nothing, whatever its gradient; where all of a window weigh 0, its mean is 0.
 
     State: `AccumulateState`; :func:`has_updated` says whether the last call made a step. `Rows`
     are accumulated as whole tables unless `rows` names them.

@@ -31,6 +31,30 @@ def test_weighted_windows_equal_the_weighted_mean():
     np.testing.assert_allclose(p, want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("compensated", [True, False])
+@pytest.mark.parametrize("mean", [True, False])
+def test_a_micro_batch_of_weight_0_counts_for_nothing(mean, compensated, first):
+    """It has no examples, so that its gradient may be 0 / 0."""
+    tx = gradtx.accumulate(gradtx.sgd(1.0), 2, use_grad_mean=mean, compensated=compensated)
+    nothing = jnp.full_like(GS[0], jnp.nan)
+    gs, weights = ([nothing, GS[0]], [0.0, 2.0]) if first else ([GS[0], nothing], [2.0, 0.0])
+    gs, weights = jnp.stack([*gs, nothing, nothing]), jnp.array([*weights, 0.0, 0.0])
+    (_, _), updates = run(tx, gs, weight=weights)
+    np.testing.assert_allclose(updates[1], -GS[0] if mean else -2 * GS[0], rtol=1e-6)
+    np.testing.assert_array_equal(updates[3], 0)
+
+
+def test_rows_of_a_micro_batch_of_weight_0_count_for_nothing():
+    tx = gradtx.accumulate(gradtx.sgd(1.0), 2, rows={"*": 4})
+    params = {"table": jnp.zeros((5, 2))}
+    state = tx.init(params)
+    for value, weight in ((jnp.nan, 0.0), (3.0, 2.0)):
+        rows = gradtx.Rows(jnp.array([1, 2]), jnp.full((2, 2), value), (5, 2))
+        updates, state = tx.update({"table": rows}, state, params, weight=weight)
+    np.testing.assert_allclose(updates["table"].to_dense()[:, 0], [0, -3, -3, 0, 0])
+
+
 def test_a_bad_micro_batch_leaves_no_trace():
     skip = gradtx.skip_not_finite
     bad = GS[0].at[0, 0].set(jnp.nan)
