@@ -115,6 +115,28 @@ def test_updates_are_those_of_one_device(sizes, rows, zero, kind, balance):
     assert not re.findall(COLLECTIVE, in_loops(program))
 
 
+def test_an_owner_that_is_partly_filled_transforms_what_it_has():
+    """Five matrices on four devices: two have two, one has one beside padding, the last has one of
+    another shape."""
+    rng = np.random.default_rng(0)
+    p = {
+        "five": jnp.asarray(rng.normal(size=(5, 8, 16)), float),
+        "one": jnp.asarray(rng.normal(size=(8, 8)), float),
+    }
+    tx = gradtx.scale_by_muon(weight_dimension_numbers=numbers)
+    on = mesh(4)
+    where = {
+        "five": NamedSharding(on, PartitionSpec(None, "x", None)),
+        "one": NamedSharding(on, PartitionSpec("x", None)),
+    }
+    sharding = gradtx.state_sharding(tx, p, where, balance=True)
+    assert {stack.count: stack.busy for stack in sharding.owned} == {5: (0, 1, 2), 1: (3,)}
+    want, _ = tx.update(p, tx.init(p))
+    placed = jax.device_put(p, where)
+    got, _ = jax.jit(sharding.placed(tx).update)(placed, jax.device_put(tx.init(p), sharding.state))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, want)
+
+
 def test_as_many_messages_as_shapes_and_none_inside():
     """In and out for each shape, whichever number of leaves has it: here all of these are equal."""
 

@@ -25,6 +25,15 @@ def test_noise_takes_keys_and_seeds():
         first(key="x")
 
 
+def test_equal_leaves_get_noise_of_their_own_at_every_step():
+    tx, g = gradtx.add_noise(0.1, 0.55, key=0), [jnp.zeros(8)] * 3
+    first, state = tx.update(g, tx.init(g))
+    second, _ = tx.update(g, state)
+    drawn = np.stack([*first, *second])
+    drawn /= drawn.std(-1, keepdims=True)
+    assert len(np.unique(drawn.round(4))) == drawn.size
+
+
 @pytest.mark.paper("add_noise")
 def test_the_variance_falls_as_in_the_paper():
     """Neelakantan et al. 2015, equation 1, beside the same draws with a variance of one."""
