@@ -9,7 +9,7 @@ import numpy as np
 
 from gradtx.checks import check_integer
 from gradtx.linear_algebra import identity_like, spectral_norm
-from gradtx.numerics import cast, real_dtype
+from gradtx.numerics import cast, real_dtype, unit
 from gradtx.numerics.control import fold
 from gradtx.types import Array, DType
 
@@ -158,6 +158,15 @@ _BREAK_EVEN = 1.5
 _ITERATIONS_PER_GRAM = 3
 
 
+def _shrink(x: Array) -> Array:
+    """For each matrix the power of 2 that brings its largest entry below 2; at most 1."""
+    kind = jnp.finfo(x.dtype)
+    largest = jnp.max(jnp.abs(jax.lax.stop_gradient(x)), (-2, -1), keepdims=True, initial=0)
+    # The reciprocal of a larger power would be subnormal.
+    power = unit(jnp.clip(largest, 1, kind.max / 4), largest.dtype) * 2.0**kind.nmant
+    return 1 / power
+
+
 def orthogonalized(
     x: Array,
     coeffs: Array,
@@ -232,6 +241,9 @@ def orthogonalized(
         return rounded(product(q, x))
 
     a: Any = None
+    # By a power of 2, so that squares cannot overflow and all bits stay as they are.
+    shrink = _shrink(x)
+    x, eps = x * shrink, eps * shrink
     if how == "frobenius":
         x = x / (jnp.linalg.norm(x, axis=(-2, -1), keepdims=True) + eps)
     elif how == "spectral":
@@ -242,7 +254,7 @@ def orthogonalized(
             size = jnp.sum(jnp.abs(a), axis=-1, keepdims=True)
         else:
             size = jnp.linalg.norm(a, axis=(-2, -1), keepdims=True)
-        s = jax.lax.rsqrt(jnp.maximum(size, eps))
+        s = jax.lax.rsqrt(jnp.maximum(size, eps * shrink))
         x, a = x * s, a * s * s.mT
     x = rounded(x)
     if gram:

@@ -309,6 +309,20 @@ def test_errors_name_the_leaf():
         gradtx.muon(0.1, muon_weight_dimension_numbers={"other": None}).init(p)
 
 
+@pytest.mark.parametrize("how", ["frobenius", "spectral", "aol", "schatten"])
+def test_gradients_whose_squares_overflow(how):
+    """A power of 2 in front of the gradient changes no bit of the step."""
+    tx = gradtx.muon(0.1, eps=0.0, preconditioning=how)
+    g = jnp.asarray(HARD["random"], jnp.float32)
+    g = g / jnp.max(jnp.abs(g)) * 1.5
+    steps = jax.jit(jax.vmap(lambda g: tx.update(g, tx.init(g), jnp.zeros_like(g))[0]))(
+        jnp.stack([g * 2.0**k for k in (0, 10, 66, 122)])
+    )
+    assert np.all(np.abs(steps[0]).max() > 0.02)
+    for other in steps[1:]:
+        np.testing.assert_array_equal(other, steps[0])
+
+
 @pytest.mark.quick(4)
 @pytest.mark.parametrize("how", ["frobenius", "spectral", "aol", "schatten"])
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
