@@ -1,138 +1,159 @@
-"""Regular expressions from configurations, matched in bounded time.
+"""Regular expressions from configurations: Python's own, where the work can be bounded beforehand.
 
-Python's own backtrack, which for some patterns takes exponential time.
+Python's `re` tries one way after another, which for some patterns takes exponential time. Before it
+runs, the number of ways is bounded from the pattern and the text; where it may be large, the
+pattern is refused.
 """
 
-import functools
+import itertools
+import math
 import re
-from collections.abc import Callable
+from typing import NamedTuple
 
-# From where in the text an expression begins to where it may end.
-Ends = Callable[[int], frozenset[int]]
+# How many characters a pattern may have, and how many steps a match may take at most: a second.
+_LONGEST = 2_000
+_MOST_STEPS = 10_000_000
 
 _TOKEN = re.compile(
-    r"""\((?:\?(?:[:=!]|P<\w+>))?               # the start of a group
+    r"""\((?:\?(?:[:=!>]|<[=!]|P<\w+>))?       # the start of a group
     | \[\^?\]?(?:\\.|[^\]\\])*\]               # a set
     | \\.                                       # an escape
-    | (?:[*+?]|\{\d+(?:,\d*)?\}|\{,\d+\})[?+]?  # how often
+    | (?:[*+?]|\{(?!\})\d*(?:,\d*)?\})[?+]?     # how often
     | .""",
     re.DOTALL | re.VERBOSE,
 )
-_FLAGS = re.ASCII | re.IGNORECASE | re.MULTILINE | re.DOTALL
-_OFTEN = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+_FLAGS = re.compile(r"\(\?[aims]+\)")
+_OFTEN = {"*": "{0,}", "+": "{1,}", "?": "{0,1}"}
+
+
+class _Work(NamedTuple):
+    """At most how many steps it takes to try a part of a pattern, and how many ways there are.
+
+    Both are floats, so that what is far too much is infinite. varies: whether the part has a
+    repetition or an alternative in it.
+    """
+
+    steps: float = 1.0
+    ways: float = 1.0
+    varies: bool = False
+
+    def then(self, after: "_Work") -> "_Work":
+        steps, ways = self.steps + self.ways * after.steps, self.ways * after.ways
+        return _Work(steps, ways, self.varies or after.varies)
+
+    def otherwise(self, other: "_Work") -> "_Work":
+        return _Work(self.steps + other.steps, self.ways + other.ways, True)
 
 
 def fullmatch(pattern: str, text: str) -> bool:
     """Whether `pattern` matches all of `text`, as ``re.fullmatch`` does.
 
     Raises:
-        re.error: it is not a regular expression, or it has what is not supported here: lookbehind,
-            references to groups, or characters given by number.
+        re.error: it is not a regular expression, it might take long, as when one repetition is
+            inside of another, or it has what is not taken here: references to groups, or flags
+            within the pattern.
 
     >>> fullmatch("(.*/)?(dense|conv)_[0-9]+/kernel", "block/conv_1/kernel")
     True
     """
-    return len(text) in _Reader(pattern, text).whole()(0)
+    return _checked(pattern, text, 1).fullmatch(text) is not None
 
 
 def search(pattern: str, text: str) -> bool:
     """Whether `pattern` matches a part of `text`, as ``re.search`` does."""
-    ends = _Reader(pattern, text).whole()
-    return any(ends(start) for start in range(len(text) + 1))
+    return _checked(pattern, text, len(text) + 1).search(text) is not None
 
 
-class _Reader:
-    """Reads a pattern as functions from a position in a text to the positions where matches end."""
+def _checked(pattern: str, text: str, starts: int) -> re.Pattern[str]:
+    """The pattern, if trying it at so many places of `text` is bounded."""
+    if len(pattern) > _LONGEST:
+        raise re.error(f"{pattern!r:.80} has {len(pattern)} characters, above {_LONGEST}")
+    try:
+        compiled = re.compile(pattern)
+    except (RecursionError, OverflowError) as error:
+        raise re.error(f"{pattern!r:.80}: {error}", pattern) from None
+    except re.error as error:
+        raise re.error(f"{pattern!r:.80}: {error}", pattern) from None
+    steps = starts * _work(pattern, text).steps
+    if not steps <= _MOST_STEPS:
+        raise re.error(
+            f"{pattern!r:.80} might take too long: write it without a repetition inside of another "
+            "one, and with fewer of them",
+            pattern,
+        )
+    return compiled
 
-    def __init__(self, pattern: str, text: str) -> None:
-        try:
-            self.flags = re.compile(pattern).flags & _FLAGS
-        except (RecursionError, OverflowError) as error:
-            raise re.error(str(error), pattern) from None
-        self.pattern, self.text = pattern, text
-        self.tokens = _TOKEN.findall(re.sub(r"^\(\?[aims]+\)", "", pattern))[::-1]
 
-    def whole(self) -> Ends:
-        try:
-            return self.either()
-        except RecursionError:
-            raise re.error("it is nested too deeply", self.pattern) from None
-
-    def either(self) -> Ends:
-        ways = [self.sequence()]
-        while self.tokens and self.tokens[-1] == "|":
-            self.tokens.pop()
-            ways.append(self.sequence())
-        return functools.cache(lambda at: frozenset().union(*(way(at) for way in ways)))
-
-    def sequence(self) -> Ends:
-        parts = []
-        while self.tokens and self.tokens[-1] not in ("|", ")"):
-            parts.append(self.part())
-
-        def ends(at: int) -> frozenset[int]:
-            places = frozenset([at])
-            for part in parts:
-                places = frozenset().union(*map(part, places))
-            return places
-
-        return functools.cache(ends)
-
-    def part(self) -> Ends:
-        token = self.tokens.pop()
+def _work(pattern: str, text: str) -> _Work:
+    """The work of trying a valid pattern at one place of `text`."""
+    flags = _FLAGS.match(pattern)
+    tokens = _TOKEN.findall(pattern, flags.end() if flags else 0)
+    # With a flag, what follows a repetition need not occur in the text as it is written.
+    lost = flags is not None and "i" in flags[0]
+    # For each group that is open: what is before the last "|", and what follows it.
+    before: list[_Work | None] = [None]
+    rows = [_Work()]
+    for at, token in enumerate(tokens):
         if token[0] == "(":
-            if token == "(" and self.tokens[-1][0] == "?":
-                raise re.error("it has a group of a kind that is not taken", self.pattern)
-            one = self.group(token)
-        elif token[0] == "\\" and token[1] in "0123456789xuUN":
-            raise re.error(f"it has {token} in it, which is not taken", self.pattern)
+            if token == "(" and tokens[at + 1] == "?":
+                raise re.error(f"{pattern!r:.80} has a group of a kind that is not taken", pattern)
+            before.append(None)
+            rows.append(_Work())
+            continue
+        if token == "|":
+            before[-1] = _either(before[-1], rows[-1])
+            rows[-1] = _Work()
+            continue
+        if _is_often(token):  # it was read with what it repeats
+            continue
+        if token == ")":
+            last = _either(before.pop(), rows.pop())
+        elif token[0] == "\\" and token[1].isdigit():
+            raise re.error(f"{pattern!r:.80} has {token} in it, which is not taken", pattern)
         else:
-            one = self.single(token)
-        if self.tokens and self.tokens[-1] != "{" and self.tokens[-1][0] in "*+?{":
-            one = self.repeated(one, self.tokens.pop())
-        return one
+            last = _Work()
+        if at + 1 < len(tokens) and _is_often(tokens[at + 1]):
+            follows = "" if lost else _literal(tokens[at + 2 :])
+            last = _repeated(last, tokens[at + 1], text, follows)
+        rows[-1] = rows[-1].then(last)
+    return _either(before[-1], rows[-1])
 
-    def group(self, start: str) -> Ends:
-        inner = self.either()
-        self.tokens.pop()
-        if start in ("(?=", "(?!"):
-            wanted = start == "(?="
-            return lambda at: frozenset([at] if bool(inner(at)) == wanted else ())
-        return inner
 
-    def single(self, token: str) -> Ends:
-        """One character, or a position such as that of ``^`` or of the end of a word."""
-        plain = len(token) == 1 and token not in ".^$"
-        one = re.compile(re.escape(token) if plain else token, self.flags)
+def _either(before: _Work | None, row: _Work) -> _Work:
+    return row if before is None else before.otherwise(row)
 
-        def ends(at: int) -> frozenset[int]:
-            found = one.match(self.text, at)
-            return frozenset([found.end()] if found else ())
 
-        return functools.cache(ends)
+def _is_often(token: str) -> bool:
+    return token[0] in "*+?" or (token[0] == "{" and token != "{")
 
-    def repeated(self, one: Ends, often: str) -> Ends:
-        if often[-1] == "+" and len(often) > 1:
-            raise re.error(f"it has {often} in it, which is not taken", self.pattern)
-        often = often.removesuffix("?") or "?"
-        low, high = _OFTEN.get(often) or self.times(often)
 
-        def ends(at: int) -> frozenset[int]:
-            # After as many rounds as there are places, nothing new is found.
-            rounds = len(self.text) + 1
-            places = frozenset([at])
-            for _ in range(min(low, rounds)):
-                places = frozenset().union(*map(one, places))
-            found = places
-            for _ in range(rounds if high is None else min(high - low, rounds)):
-                places = frozenset().union(*map(one, places)) - found
-                if not places:
-                    break
-                found |= places
-            return found
+def _literal(tokens: list[str]) -> str:
+    """The characters that must come next as they are."""
+    plain = list(itertools.takewhile(_is_plain, tokens))
+    if len(plain) < len(tokens) and _is_often(tokens[len(plain)]):
+        plain = plain[:-1]
+    return "".join(token[-1] for token in plain)
 
-        return functools.cache(ends)
 
-    def times(self, often: str) -> tuple[int, int | None]:
-        low, comma, high = often.strip("{}").partition(",")
-        return int(low or 0), int(high) if high else None if comma else int(low)
+def _is_plain(token: str) -> bool:
+    """Whether a token stands for one character, itself."""
+    if len(token) == 2 and token[0] == "\\":
+        return not token[1].isalnum()
+    return len(token) == 1 and token not in "()|.^$*+?"
+
+
+def _repeated(one: _Work, often: str, text: str, follows: str) -> _Work:
+    """The work of a repetition, of which only the ends before what follows go on."""
+    often = _OFTEN.get(often[0]) or often
+    low, comma, high = often.rstrip("?+").strip("{}").partition(",")
+    least, unbounded = int(low or 0), bool(comma and not high)
+    most = max(least, len(text)) if unbounded else int(high or least)
+    if not one.varies:
+        ends = min(most, len(text)) + 1
+        if follows:
+            ends = max(1, sum(text.startswith(follows, at) for at in range(len(text))))
+        return _Work(one.steps * most + 1, min(ends, most - least + 1), True)
+    if unbounded or most * math.log2(one.ways + 1) > 64:
+        return _Work(math.inf, math.inf, True)
+    rounds = [one.ways**k for k in range(most + 1)]
+    return _Work(one.steps * sum(rounds) + 1, sum(rounds[least:]), True)

@@ -53,7 +53,8 @@ def from_keras(
     and ScheduleFreeAdamW are supported, with every option of the base class, and LossScaleOptimizer
     and MultiOptimizer around them. A learning rate that is a function without arguments is taken
     from the optimizer itself, since a configuration has only its name. Nothing in a configuration
-    is imported or evaluated.
+    is imported or evaluated, and a pattern that might take long to match, such as one with a
+    repetition inside of another, is refused.
 
     The optimizers of TensorFlow before 2.11 (OptimizerV2, ``tf.keras.optimizers.legacy``) are
     recognized by the options that only they have, such as ``decay`` or ``lr``, and keep their own
@@ -246,7 +247,7 @@ def _route(where: str, patterns: list[str], name: str) -> str:
     try:
         matching = [p for p in patterns if expressions.fullmatch(p, name)]
     except re.error as error:
-        raise ValueError(f"{where}: a pattern is not a regular expression: {error}") from None
+        raise ValueError(f"{where}: the pattern {error}") from None
     if len(matching) > 1:
         raise ValueError(f"{where}: {name!r} matches several patterns: {matching}")
     return matching[0] if matching else "default"
