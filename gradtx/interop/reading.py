@@ -93,7 +93,13 @@ class Options:
 def finite(where: str, value: Any) -> float:
     """A number of Python, NumPy or another library (such as an array with one entry) as a float."""
     if not isinstance(value, numbers.Real | np.generic) and hasattr(value, "item"):
-        value = value.item()
+        try:
+            value = value.item()
+        except (RuntimeError, ValueError) as error:  # it has several entries, none, or no data
+            shape = tuple(np.shape(value))
+            raise TypeError(
+                f"{where} must be one number, not {type(value).__name__} of shape {shape}"
+            ) from error
     if isinstance(value, bool | np.bool_) or not isinstance(value, numbers.Real):
         raise TypeError(f"{where} must be a number, not {type(value).__name__} {value!r:.80}")
     try:
@@ -268,12 +274,12 @@ class Arrays:
 
 def array(where: str, value: Any) -> np.ndarray:
     """An array or tensor of any library as a NumPy array."""
-    if hasattr(value, "detach"):  # PyTorch
-        value = value.detach().cpu()
-        value = value.float() if str(value.dtype) == "torch.bfloat16" else value
     try:
+        if hasattr(value, "detach"):  # PyTorch
+            value = value.detach().cpu()
+            value = value.float() if str(value.dtype) == "torch.bfloat16" else value
         found = np.asarray(value)
-    except (ValueError, TypeError) as error:
+    except (RuntimeError, ValueError, TypeError) as error:
         raise TypeError(f"{where} is not an array: {error}") from None
     if not (jnp.issubdtype(found.dtype, jnp.number)):
         raise TypeError(f"{where} is {found.dtype}, not an array of numbers")

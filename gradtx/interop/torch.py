@@ -270,14 +270,15 @@ def _parts(
         steps: list[int | None] = []
         for leaf, state in zip(leaves, states, strict=True):
             at = f"{o.where}: the state of {leaf.path!r}"
-            if state and not isinstance(state, Mapping):
+            if not isinstance(state, Mapping | None):
                 raise TypeError(f"{at} must be a dict, not {state!r:.80}")
             said = state and "step" in state
             steps.append(steps_taken(f"{at}: step", state["step"]) if said else None)
         counted = any(taken is not None for taken in steps)
         if counted:
             steps = [taken or 0 for taken in steps]
-        begun = [bool(state) for state in states] if o.values.get("dampening") else steps
+        dampened = o.number("dampening", 0.0) != 0
+        begun = [bool(state) for state in states] if dampened else steps
         different = list(dict.fromkeys(begun)) or [None]
         for key in different:
             mine = [k for k, other in enumerate(begun) if other == key]
@@ -375,8 +376,13 @@ def _taken(where: str, core: Core, part: _Part) -> tuple[dict[str, dict[str, Any
             value = held.get(theirs)
             if value is None:
                 continue
-            found = array(f"{where}: {theirs} of {leaf.path!r}", value)
-            slots.setdefault(ours, {})[leaf.path] = found if convert is None else convert(found)
+            at = f"{where}: {theirs} of {leaf.path!r}"
+            found = array(at, value)
+            try:
+                found = found if convert is None else convert(found)
+            except IndexError:
+                raise ValueError(f"{at} has the shape {found.shape}") from None
+            slots.setdefault(ours, {})[leaf.path] = found
         for theirs, ours in core.scalars.items():
             scalars[ours] = finite(f"{where}: {theirs} of {leaf.path!r}", held.get(theirs))
     known = set(core.slots) | set(core.scalars) | {"step", "eta", "mu"}

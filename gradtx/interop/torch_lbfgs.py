@@ -27,7 +27,7 @@ def from_lbfgs(
     # When a call of PyTorch's step ends is up to who calls ours, which is one iteration.
     o.skip("max_iter", "max_eval", "tolerance_grad", "tolerance_change", "initial_lr")
     o.finish()
-    if search not in (None, "strong_wolfe"):
+    if not isinstance(search, str | None) or search not in (None, "strong_wolfe"):
         raise ValueError(
             f"{o.where}: line_search_fn must be None or 'strong_wolfe', not {search!r:.80}"
         )
@@ -38,12 +38,13 @@ def from_lbfgs(
         if search is None
         else scale_by_zoom_linesearch(25, slope_rtol=1e-4, initial_guess_strategy="one"),
     )
-    held = next((state for state in states if state), None)
+    for given in states:
+        if not isinstance(given, Mapping | None):
+            raise TypeError(f"{o.where}: the state must be a dict, not {given!r:.80}")
+    held = next((given for given in states if given), None)
     state = tx.init(params)
     if held is None:
         return tx, state
-    if not isinstance(held, Mapping):
-        raise TypeError(f"{o.where}: the state must be a dict, not {held!r:.80}")
     read = Options(f"{o.where}: state", held)
     count = steps_taken(f"{read.where}: n_iter", read.take("n_iter"))
     moved = _leaves(read, "d", read.take("d"), leaves)

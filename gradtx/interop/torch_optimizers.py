@@ -172,7 +172,7 @@ def _muon(o: Options, rate: Any) -> Core:
     if not isinstance(coefficients, list | tuple):
         raise TypeError(f"{o.where}: ns_coefficients must be three numbers, not {coefficients!r}")
     adjust = o.take("adjust_lr_fn")
-    if adjust not in (None, "original", "match_rms_adamw"):
+    if not isinstance(adjust, str | None) or adjust not in (None, "original", "match_rms_adamw"):
         raise ValueError(f"{o.where}: adjust_lr_fn must be 'original' or 'match_rms_adamw'")
     # A weight of PyTorch has its outputs first.
     numbers = MuonDimensionNumbers(reduction_axis=1, output_axis=0)

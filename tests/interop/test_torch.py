@@ -231,6 +231,46 @@ def test_bad_input(source, name, error, says):
         from_torch(source, [np.zeros(2, np.float32)], class_name=name)
 
 
+NO_NUMBERS = {
+    "several": lambda: torch.tensor([0.1, 0.2]),
+    "none": lambda: torch.zeros(0),
+    "no data": lambda: torch.zeros((), device="meta"),
+    "numpy": lambda: np.array([0.1, 0.2]),
+}
+
+
+@pytest.mark.parametrize("value", NO_NUMBERS)
+@pytest.mark.parametrize("make", [TO.SGD, TO.Adam, TO.Adafactor, TO.Muon, TO.LBFGS, TO.RMSprop])
+def test_a_tensor_that_is_no_number_is_named_wherever_it_is(make, value):
+    p = torch.nn.Parameter(torch.ones(3, 3))
+    optimizer = make([p], lr=0.1, **({"momentum": 0.9} if make is TO.SGD else {}))
+    if make is not TO.LBFGS:
+        p.grad = torch.ones(3, 3)
+        optimizer.step()
+    wrong = NO_NUMBERS[value]()
+    refused = []
+
+    def is_refused(name, state, group):
+        source = {"state": {0: state}, "param_groups": [group]}
+        try:
+            from_torch(source, [np.zeros((3, 3), np.float32)], class_name=make.__name__)
+        except (TypeError, ValueError) as error:
+            refused.append(name if name in str(error) else None)
+
+    saved = optimizer.state_dict()
+    state, group = saved["state"].get(0, {}), saved["param_groups"][0]
+    for name, old in group.items():
+        is_refused(name, state, {**group, name: wrong})
+        if isinstance(old, tuple):
+            is_refused(name, state, {**group, name: (wrong, *old[1:])})
+    for name in state:
+        is_refused("", {**state, name: wrong}, group)
+    is_refused("state", wrong, group)
+    assert None not in refused
+    assert {"lr", "state"} <= set(refused)
+    assert {"betas", "eps"} <= set(refused) or make is not TO.Adam
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_parameters_of_a_module(dtype):
     """As PyTorch names them: a flat dict, in another order than JAX's."""
