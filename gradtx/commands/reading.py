@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checkpoint.config import check_depth, find_builder, from_config
+from gradtx.declaration import Declared
 from gradtx.namespace import homes
 
 
@@ -29,11 +30,16 @@ def read_config(text: str) -> Any:
             )
         return from_config(_json(text))
     try:
-        return _built(ast.parse(text.strip(), "CONFIG", "eval").body)
+        built = _built(ast.parse(text.strip(), "CONFIG", "eval").body)
     except (SyntaxError, RecursionError, MemoryError) as error:
         raise ValueError(f"{text!r:.80} is not a call: {error}") from None
     except (ArithmeticError, AttributeError, LookupError) as error:
         raise TypeError(f"{text!r:.80} has an argument of the wrong kind: {error}") from error
+    if not isinstance(built, Declared):
+        raise ValueError(
+            f"{text!r:.80} is not a call of a builder: write 'adamw(...)', for example"
+        )
+    return built
 
 
 def _built(node: ast.expr) -> Any:
