@@ -68,7 +68,9 @@ def make_parser() -> argparse.ArgumentParser:
     validating.add_argument("config", metavar="CONFIG", help=CONFIG)
 
     checking = command(
-        "check", check.check, "list the names of Optax in Python files that are missing or differ"
+        "check",
+        check.check,
+        "list the names of Optax in Python files and notebooks that are missing or differ",
     )
     checking.add_argument("paths", nargs="+", type=Path, metavar="FILE_OR_DIR")
     return parser

@@ -3,34 +3,31 @@
 import argparse
 import sys
 
-from gradtx.interop.usage import python_files, uses, verdict
+from gradtx.interop.usage import python_files, read, verdicts
 
-VERBS = {"missing": "is missing", "differs": "differs"}
+VERBS = {"missing": "is missing", "refused": "is called otherwise", "differs": "differs"}
 
 
 def check(arguments: argparse.Namespace) -> int:
-    """List the names of Optax that are missing here or differ; 1 if one is missing or unread."""
+    """List the names of Optax that are missing here or differ; 1 if something will not run."""
     absent = [str(path) for path in arguments.paths if not path.exists()]
     if absent:
         print(f"no such file or directory: {', '.join(absent)}", file=sys.stderr)
         return 1
-    files = python_files(arguments.paths)
-    counts = {"used": 0, "missing": 0, "differs": 0, "unread": 0}
-    for file in files:
-        try:
-            found = uses(file.read_text(encoding="utf-8"))
-        except (SyntaxError, UnicodeDecodeError, ValueError) as error:
+    found = {file: read(file) for file in python_files(arguments.paths)}
+    own = {name for reading in found.values() for name in reading.own}
+    counts = {"used": 0, "missing": 0, "refused": 0, "differs": 0, "unread": 0}
+    for file, reading in found.items():
+        for fault in reading.faults:
             counts["unread"] += 1
-            print(f"{file}: cannot be read: {error}", file=sys.stderr)
-            continue
-        counts["used"] += len(found)
-        for use in found:
-            if (result := verdict(use.name)) is not None:
-                kind, text = result
-                counts[kind] += 1
-                print(f"{file}:{use.line}: optax.{use.name} {VERBS[kind]}: {text}")
+            print(f"{file}: cannot be read: {fault}", file=sys.stderr)
+        counts["used"] += len(reading.uses)
+        for use, kind, text in verdicts(reading.uses, own):
+            counts[kind] += 1
+            cell = f"cell {use.cell}:" if use.cell else ""
+            print(f"{file}:{cell}{use.line}: optax.{use.name} {VERBS[kind]}: {text}")
     print(
-        f"files: {len(files)}; names of Optax: {counts['used']} used, {counts['missing']} missing, "
-        f"{counts['differs']} different"
+        f"files: {len(found)}; names of Optax: {counts['used']} used, {counts['missing']} missing, "
+        f"{counts['refused']} called otherwise, {counts['differs']} different"
     )
-    return int(counts["missing"] + counts["unread"] > 0)
+    return int(counts["missing"] + counts["refused"] + counts["unread"] > 0)

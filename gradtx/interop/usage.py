@@ -1,8 +1,13 @@
 """Which names of Optax a code base uses, and how they differ here. Code is read, never run."""
 
 import ast
-from collections.abc import Iterator
-from dataclasses import dataclass
+import inspect
+import json
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,66 +15,205 @@ from typing import Any
 import gradtx
 from gradtx.absences import DIFFERENT, LEFT_OUT
 
+# No source code that someone wrote has more bytes; trees take many times their source.
+_LARGEST = 10_000_000
+
 
 @dataclass(frozen=True, order=True)
 class Use:
-    """One use of a name of Optax: where it is, and the name without ``optax.``."""
+    """One use of a name of Optax: where it is, and the name without ``optax.``.
+
+    line: in its file, or in its cell of a notebook; cell: its number from 1, or 0 in a file; call:
+    the call of it, if it is called there; compared: whether it is compared with something.
+    """
 
     line: int
     name: str
+    cell: int = field(default=0, repr=False)
+    call: ast.Call | None = field(default=None, compare=False, repr=False)
+    compared: bool = field(default=False, compare=False, repr=False)
 
 
-def uses(source: str) -> list[Use]:
-    """The names of Optax that a file uses, by import or by attribute.
+@dataclass(frozen=True)
+class Reading:
+    """What was found in a file.
+
+    uses: of names of Optax; own: the names that the file itself gives to Optax's modules; faults:
+    what could not be read, and why.
+    """
+
+    uses: list[Use]
+    own: set[str]
+    faults: list[str]
+
+
+def uses(source: str | bytes) -> list[Use]:
+    """The names of Optax that a file uses: by import, by attribute, or by ``getattr``.
 
     Args:
-        source: the text of a Python file.
+        source: a Python file, as text or as bytes in the encoding that they declare.
 
     Raises:
         SyntaxError: it is not valid Python.
+        ValueError, MemoryError, RecursionError: it cannot be read by this Python.
 
     >>> uses("import optax as ox; from optax.contrib import muon; tx = ox.adam(1e-3)")
     [Use(line=1, name='adam'), Use(line=1, name='contrib.muon')]
     """
-    tree = ast.parse(source)
-    found: set[Use] = set()
+    return _found([(0, _parsed(source))]).uses
+
+
+def read(path: Path) -> Reading:
+    """What a Python file, or a notebook, uses of Optax. Faults are part of the answer."""
+    try:
+        if not path.is_file():
+            return Reading([], set(), ["it is not a regular file"])
+        if path.stat().st_size > _LARGEST:
+            return Reading([], set(), [f"it has more than {_LARGEST:,} bytes"])
+        source = path.read_bytes()
+        cells = _cells(json.loads(source)) if path.suffix == ".ipynb" else [(0, source)]
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
+        return Reading([], set(), [_words(error)])
+    trees: list[tuple[int, ast.Module]] = []
+    faults = []
+    for number, text in cells:
+        try:
+            trees.append((number, _parsed(text) if number == 0 else _parsed_cell(text)))
+        except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+            faults.append(f"cell {number}: {_words(error)}" if number else _words(error))
+    found = _found(trees)
+    return Reading(found.uses, found.own, faults)
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, OSError):
+        return str(error.strerror)
+    return str(error) or f"it is nested too deeply ({type(error).__name__})"
+
+
+def _parsed(source: str | bytes) -> ast.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about the escapes in someone else's strings
+        return ast.parse(source)
+
+
+# Magics whose cell is Python all the same, and lines that are for IPython alone.
+_TIMING = ("%%time", "%%timeit", "%%capture", "%%prun")
+_MAGIC = re.compile(r"(\s*)(?:[\w.,\s]+=\s*)?(?:[%!].*|\?\S.*|[\w.]+\?\??\s*$)")
+
+
+def _cells(notebook: Any) -> list[tuple[int, Any]]:
+    """The cells of Python of a notebook, numbered from 1."""
+    found = []
+    sheets = [notebook, *notebook.get("worksheets", [])]  # of the third format
+    cells = [cell for sheet in sheets for cell in sheet.get("cells", [])]
+    for number, cell in enumerate(cells, 1):
+        text = cell.get("source", cell.get("input", ""))
+        text = "".join(text) if isinstance(text, list) else text
+        if cell.get("cell_type") != "code" or not isinstance(text, str):
+            continue
+        first = text.lstrip().split(maxsplit=1)[:1]
+        if not (first and first[0].startswith("%%") and first[0] not in _TIMING):
+            found.append((number, text))
+    return found
+
+
+def _parsed_cell(text: str) -> ast.Module:
+    """A cell; if it is not Python as it is, its lines for IPython do nothing."""
+    try:
+        return _parsed(text)
+    except SyntaxError:
+        return _parsed("\n".join(_MAGIC.sub(r"\1pass", line, count=1) for line in text.split("\n")))
+
+
+def _found(trees: list[tuple[int, ast.Module]]) -> Reading:
+    """The uses in several pieces of code that share their names."""
     places: dict[str, str] = {}  # what each local name stands for, "" for Optax itself
-    for node in ast.walk(tree):
-        for local, name, imported in _imports(node):
-            places[local] = name
-            if imported:
-                found.add(Use(node.lineno, name))  # type: ignore[attr-defined]
-    inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    for node in ast.walk(tree):
+    found: list[Use] = []
+    own: set[str] = set()
+    for cell, tree in trees:
+        for node in ast.walk(tree):
+            for local, place, name in _imports(node):
+                places[local] = place
+                if name:
+                    found.append(Use(node.lineno, name, cell))  # type: ignore[attr-defined]
+    for cell, tree in trees:
+        for node, name, is_own, more in _mentions(tree, places):
+            if is_own:
+                own.add(name)
+            else:
+                found.append(Use(node.lineno, name, cell, **more))
+    # One use is kept of those in one line that are neither called nor compared.
+    called = {(use.cell, use.line, use.name) for use in found if use.call is not None}
+    compared_last = sorted((use for use in found if use.call is None), key=lambda u: u.compared)
+    plain = {(use.cell, use.line, use.name): use for use in compared_last}
+    kept = [use for use in found if use.call is not None]
+    kept += [use for at, use in plain.items() if at not in called or use.compared]
+    return Reading(sorted(kept, key=lambda u: (u.cell, u.line, u.name)), own, [])
+
+
+def _mentions(
+    tree: ast.Module, places: dict[str, str]
+) -> Iterator[tuple[ast.expr, str, bool, dict[str, Any]]]:
+    """Each use but imports: where, the name, whether it is set there, and what a `Use` holds."""
+    nodes = list(ast.walk(tree))
+    calls = {id(node.func): node for node in nodes if isinstance(node, ast.Call)}
+    inner = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+    comparisons = [node for node in nodes if isinstance(node, ast.Compare)]
+    compared = {id(part) for node in comparisons for part in (node.left, *node.comparators)}
+    for node in nodes:
         if isinstance(node, ast.Attribute) and id(node) not in inner:
-            root, names = _chain(node)
-            if root in places:
-                found.add(Use(node.lineno, ".".join(filter(None, [places[root], *names]))))
-    return sorted(found)
+            if name := _meant(node, places):
+                more = {"call": calls.get(id(node)), "compared": id(node) in compared}
+                yield node, name, isinstance(node.ctx, ast.Store), more
+        elif isinstance(node, ast.Call):
+            if isinstance(node.func, ast.Name) and (name := _meant(node.func, places)):
+                yield node, name, False, {"call": node}
+            elif (name := _by_text(node, places)) is not None:
+                called = node.func.attr if isinstance(node.func, ast.Attribute) else _id(node.func)
+                if called == "setattr" or (called == "getattr" and len(node.args) == 2):
+                    yield node, name, called == "setattr", {}
 
 
-def _imports(node: ast.AST) -> Iterator[tuple[str, str, bool]]:
-    """The local name of each import from Optax, what it refers to, and whether that is a use."""
+def _by_text(node: ast.Call, places: dict[str, str]) -> str | None:
+    """The name in a call such as ``getattr(optax, "adam")``."""
+    match node.args:
+        case [module, ast.Constant(str(last)), *_]:
+            home = _meant(module, places)
+            return None if home is None else f"{home}.{last}".removeprefix(".")
+    return None
+
+
+def _imports(node: ast.AST) -> Iterator[tuple[str, str, str]]:
+    """The local name of each import from Optax, what it stands for, and the name that it uses."""
     if isinstance(node, ast.Import):
         for alias in node.names:
             if alias.name.split(".")[0] == "optax":
                 name = alias.name.removeprefix("optax").removeprefix(".")
-                yield alias.asname or "optax", name if alias.asname else "", bool(name)
+                yield alias.asname or "optax", name if alias.asname else "", name
     elif isinstance(node, ast.ImportFrom) and node.level == 0:
         module = node.module or ""
         if module.split(".")[0] == "optax":
             place = module.removeprefix("optax").removeprefix(".")
             for alias in node.names:
-                yield alias.asname or alias.name, f"{place}.{alias.name}".removeprefix("."), True
+                name = f"{place}.{alias.name}".removeprefix(".")
+                yield alias.asname or alias.name, name, name
 
 
-def _chain(node: ast.expr) -> tuple[str | None, list[str]]:
-    """The name at the start of ``a.b.c``, if there is one, and the attributes after it."""
+def _meant(node: ast.expr, places: dict[str, str]) -> str | None:
+    """The name of Optax that ``a.b.c`` stands for, "" for Optax itself; None if it is not."""
     names: list[str] = []
     while isinstance(node, ast.Attribute):
-        names.insert(0, node.attr)
+        names.append(node.attr)
         node = node.value
-    return (node.id if isinstance(node, ast.Name) else None), names
+    root = _id(node)
+    if root not in places:
+        return None
+    return ".".join(filter(None, [places[root], *reversed(names)]))
+
+
+def _id(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 def verdict(name: str) -> tuple[str, str] | None:
@@ -85,9 +229,6 @@ def verdict(name: str) -> tuple[str, str] | None:
     for i in range(len(parts)):
         if (reason := LEFT_OUT.get(".".join(parts[: i + 1]))) is not None:
             return "missing", reason
-    if any(part[0] == "_" and not part.endswith("__") for part in parts):
-        public = next((part for part in parts if part in gradtx.__all__), None)
-        return "missing", f"private in Optax{f'; use gradtx.{public}' if public else ''}"
     home: Any = gradtx
     for part in parts:
         if part == "*" or not isinstance(home, ModuleType):
@@ -95,13 +236,128 @@ def verdict(name: str) -> tuple[str, str] | None:
         try:
             home = getattr(home, part)
         except AttributeError as error:
-            return "missing", str(error)
+            return "missing", _private(parts) or str(error)
         if part in DIFFERENT:
             return "differs", DIFFERENT[part]
     return None
 
 
+def _private(parts: list[str]) -> str | None:
+    """What to know about a private name of Optax; None if it is not private."""
+    if not any(part.startswith("_") and not part.endswith("__") for part in parts):
+        return None
+    for part in reversed(parts):
+        public = part.lstrip("_")
+        if public in gradtx.__all__ and not isinstance(getattr(gradtx, public), ModuleType):
+            return f"private in Optax; use gradtx.{public}"
+    return "private in Optax"
+
+
+def verdicts(found: Iterable[Use], own: set[str]) -> Iterator[tuple[Use, str, str]]:
+    """Each use that is missing here, is refused here or differs: with which, and what to know.
+
+    Args:
+        found: the uses in a file.
+        own: the names that the code base itself gives to Optax's modules.
+    """
+    imported = {use.name for use in found if use.call is None}
+    for use in found:
+        name = use.name
+        if any(name == mine or name.startswith(f"{mine}.") for mine in own):
+            continue
+        result = verdict(name)
+        if result is None or result[0] == "differs":
+            refusal = None if use.call is None else _refusal(name, use.call)
+            if refusal is not None:
+                yield use, "refused", refusal
+        if result is not None and _concerns(use, result[0], imported):
+            yield use, *result
+
+
+def _concerns(use: Use, kind: str, imported: set[str]) -> bool:
+    """Whether a verdict on a name is about this use of it, and is not said of its import."""
+    only = _ONLY.get(use.name.rpartition(".")[2]) if kind == "differs" else None
+    if only is not None:
+        return only(use)
+    bare = use.call is not None and isinstance(use.call.func, ast.Name)
+    return not (bare and use.name in imported)
+
+
+def _refusal(name: str, call: ast.Call) -> str | None:
+    """Why the arguments of a call do not fit the signature here; None if they do."""
+    home: Any = gradtx
+    for part in name.split("."):
+        if not isinstance(home, ModuleType):
+            return None
+        home = getattr(home, part)
+    try:
+        signature = inspect.signature(home)
+    except (TypeError, ValueError):
+        return None
+    given = [a for a in call.args if not isinstance(a, ast.Starred)]
+    named = {k.arg: None for k in call.keywords if k.arg is not None}
+    whole = len(given) == len(call.args) and len(named) == len(call.keywords)
+    try:
+        (signature.bind if whole else signature.bind_partial)(*given, **named)
+    except TypeError as error:
+        return f"{error}; its arguments are {', '.join(signature.parameters)}"
+    return None
+
+
+def _argument(use: Use, place: int, name: str) -> ast.expr | None:
+    """An argument of a call, by its place or its name; None if it is not given."""
+    assert use.call is not None
+    if place < len(use.call.args):
+        return use.call.args[place]
+    return next((k.value for k in use.call.keywords if k.arg in (name, None)), None)
+
+
+def _is_none(node: ast.expr | None) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def _given(place: int, name: str) -> Callable[[Use], bool]:
+    """Whether a call may give an argument that is not None, or is not seen."""
+    return lambda use: (
+        use.call is not None
+        and (found := _argument(use, place, name)) is not None
+        and not _is_none(found)
+    )
+
+
+def _without_rate(use: Use) -> bool:
+    rate = None if use.call is None else _argument(use, 0, "learning_rate")
+    return use.call is not None and (rate is None or _is_none(rate))
+
+
+# What differs only in some uses, and in which.
+_ONLY: dict[str, Callable[[Use], bool]] = {
+    "MaskedNode": lambda use: use.call is not None or use.compared,
+    "adadelta": _without_rate,
+    "momo": _given(3, "weight_decay"),
+    "momo_adam": _given(5, "weight_decay"),
+    "polyak_sgd": _given(1, "scaling"),
+    "scale_by_learning_rate": _without_rate,
+}
+
+
 def python_files(paths: list[Path]) -> list[Path]:
-    """The Python files among `paths` and below them."""
-    below = ([path] if path.is_file() else sorted(path.rglob("*.py")) for path in paths)
-    return [file for files in below for file in files]
+    """The Python files and notebooks among `paths` and below them, without links that lead out.
+
+    What is named itself is among them whatever it is.
+    """
+    found: list[Path] = []
+    for path in paths:
+        found += sorted(_below(path)) if path.is_dir() else [path]
+    return found
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    home = folder.resolve()
+    for place, _, names in os.walk(folder):
+        for name in names:
+            path = Path(place, name)
+            if path.suffix not in (".py", ".ipynb"):
+                continue
+            if path.is_file() and path.resolve().is_relative_to(home):
+                yield path

@@ -1,12 +1,14 @@
 """``python -m gradtx check``: the names of Optax in a code base that are missing or differ."""
 
+import json
+import os
 import subprocess
 import sys
 
 import pytest
 
 from gradtx.__main__ import main
-from gradtx.interop.usage import Use, uses, verdict
+from gradtx.interop.usage import Use, uses, verdict, verdicts
 
 SOURCE = """
 import optax
@@ -18,7 +20,7 @@ from . import optax as mine
 
 
 def train(params, optax_state):
-    tx = optax.chain(optax.clip(1.0), oc.momo(1e-3), optax.adam(1e-3))
+    tx = optax.chain(optax.clip(1.0), oc.momo(1e-3, weight_decay=0.1), optax.adam(1e-3))
     loss = lo.l2_loss(otu.tree_l2_norm(params))
     state: optax.OptState = tx.init(params)
     return optax.assignment.hungarian_algorithm, optax.adamm, self.optax.nope, base.EmptyState
@@ -60,6 +62,9 @@ def test_uses_are_found_by_import_and_by_attribute():
         ("nnls", "missing", "gradtx.solve"),
         ("adamm", "missing", "did you mean 'adam"),
         ("_src.base.EmptyState", "missing", "use gradtx.EmptyState"),
+        ("contrib._muon.muon", "missing", "use gradtx.muon"),
+        ("contrib._muon", "missing", "use gradtx.muon"),
+        ("_src.contrib", "missing", "private in Optax"),
         ("_src.xyzzy", "missing", "private in Optax"),
     ],
 )
@@ -76,7 +81,9 @@ def test_a_directory_is_read(tmp_path, capsys):
     assert main(["check", str(tmp_path)]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith(f"{tmp_path / 'inner' / 'train.py'}:5: optax.nnls is missing: use ")
-    assert lines[-1] == "files: 2; names of Optax: 15 used, 5 missing, 1 different"
+    assert lines[-1] == (
+        "files: 2; names of Optax: 15 used, 5 missing, 0 called otherwise, 1 different"
+    )
     assert len(lines) == 7
 
 
@@ -85,6 +92,170 @@ def test_what_only_differs_is_no_failure(tmp_path, capsys):
     file.write_text("import optax\n\ntx = optax.rprop(1e-3)\n")
     assert main(["check", str(file)]) == 0
     assert capsys.readouterr().out.startswith(f"{file}:3: optax.rprop differs: ")
+
+
+ODD = """
+import optax.contrib
+import optax as ox
+from optax import MaskedNode, scale_by_learning_rate
+from optax import adam as make
+
+a = optax.contrib.muon(1e-3)
+b = getattr(ox, "nnls"), getattr(ox, "also", None), getattr(ox, "rprop")
+ox.mine = make
+ox.contrib.ours, c = 1, 2
+d = ox.mine(1), ox.contrib.ours, ox.yours
+setattr(ox, "yours", 3)
+e = [x for x in y if isinstance(x, MaskedNode)]
+f = scale_by_learning_rate(1e-3), ox.scale_by_learning_rate(learning_rate=None)
+g = make(1e-3, beta=0.9), ox.clip(), ox.clip(*args), ox.adam(1e-3, **more), ox.sgd(1, 2, 3, 4, 5, 6)
+h = MaskedNode(), type(x) is ox.MaskedNode
+"""
+
+
+def checked(capsys, *paths):
+    """The exit code of the command, the lines that it prints but for the last, and the errors."""
+    code = main(["check", *map(str, paths)])
+    out, err = capsys.readouterr()
+    return code, out.splitlines()[:-1], err
+
+
+def test_what_a_file_does_is_told_from_what_it_might_do(tmp_path, capsys):
+    (tmp_path / "a.py").write_text(ODD)
+    code, lines, _ = checked(capsys, tmp_path)
+    assert code == 1
+    said = [line.removeprefix(f"{tmp_path / 'a.py'}:").split(": optax.")[:2] for line in lines]
+    assert [(at, " ".join(text.split()[:2])) for at, text in said] == [
+        ("8", "nnls is"),
+        ("8", "rprop differs:"),
+        ("14", "scale_by_learning_rate differs:"),
+        ("15", "adam is"),
+        ("15", "clip is"),
+        ("15", "sgd is"),
+        ("16", "MaskedNode differs:"),
+        ("16", "MaskedNode differs:"),
+    ]
+    assert "called otherwise: got an unexpected keyword argument 'beta'; its" in lines[3]
+    assert "called otherwise: missing a required argument: 'max_delta'; its" in lines[4]
+    assert "called otherwise: too many positional arguments; its" in lines[5]
+
+
+def test_what_one_file_sets_on_the_module_is_known_in_all(tmp_path, capsys):
+    (tmp_path / "a.py").write_text("import optax\noptax.extra = 3\n")
+    (tmp_path / "b.py").write_text("import optax\nprint(optax.extra, optax.extra.more)\n")
+    assert checked(capsys, tmp_path) == (0, [], "")
+    assert checked(capsys, tmp_path / "b.py")[0] == 1
+
+
+def test_every_call_of_the_catalogue_fits_its_signature():
+    """What is the same in both libraries is not said to be called otherwise."""
+    for name in ("adam", "lion", "sgd", "contrib.muon", "chain", "apply_updates", "MaskedNode"):
+        found = uses(f"import optax\noptax.{name}(*args, **options)")
+        assert [kind for _, kind, _ in verdicts(found, set()) if kind == "refused"] == []
+
+
+NOTEBOOK = {
+    "nbformat": 4,
+    "cells": [
+        {"cell_type": "markdown", "source": ["import optax; optax.nnls"]},
+        {"cell_type": "code", "source": ["%matplotlib inline\n", "!pip install optax\n"]},
+        {"cell_type": "code", "source": "%%time\nimport optax as ox\nif ox:\n    !ls\nx = %pwd"},
+        {"cell_type": "code", "source": ["y = (1\n", "  % 2)\n", "ox.nnls(\n", "  1)"]},
+        {"cell_type": "code", "source": "%%bash\nfor x in y; do"},
+        {"cell_type": "code", "source": "not python ("},
+        {"cell_type": "code", "source": "ox.adam?\nox.adamm"},
+    ],
+}
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_notebook_is_read_cell_by_cell(tmp_path, capsys, old):
+    notebook = NOTEBOOK
+    if old:  # the third format
+        cells = [{"cell_type": c["cell_type"], "input": c["source"]} for c in NOTEBOOK["cells"]]
+        notebook = {"nbformat": 3, "worksheets": [{"cells": cells}]}
+    path = tmp_path / "a.ipynb"
+    path.write_text(json.dumps(notebook))
+    code, lines, err = checked(capsys, tmp_path)
+    assert code == 1
+    assert [line.removeprefix(f"{path}:").split(" is ")[0] for line in lines] == [
+        "cell 4:3: optax.nnls",
+        "cell 7:2: optax.adamm",
+    ]
+    assert err.startswith(f"{path}: cannot be read: cell 6: ")
+
+
+@pytest.mark.parametrize("text", ["[]", "{", '{"cells": 3}', '{"cells": [3]}', "[" * 100_000])
+def test_what_is_no_notebook_is_a_fault_of_its_file(tmp_path, capsys, text):
+    (tmp_path / "a.ipynb").write_text(text)
+    (tmp_path / "b.py").write_text("from optax import nnls\n")
+    code, lines, err = checked(capsys, tmp_path)
+    assert (code, len(lines)) == (1, 1)
+    assert err.startswith(f"{tmp_path / 'a.ipynb'}: cannot be read: ")
+
+
+BAD = {
+    "signs": b"x = " + b"-" * 50_000 + b"1",
+    "attributes": b"x = a" + b".b" * 5_000,
+    "zero": b"x = '\0'",
+    "encoding": "# coding: utf-8\nx = 'é'".encode("latin-1"),
+    "unknown encoding": b"# coding: nothing\n",
+    "later": b"def f(: pass",
+    "empty": b"\xff\xfe",
+}
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_one_bad_file_does_not_stop_the_others(tmp_path, capsys, bad):
+    (tmp_path / "a.py").write_bytes(BAD[bad])
+    (tmp_path / "b.py").write_text("from optax import nnls\n")
+    code, lines, err = checked(capsys, tmp_path)
+    assert (code, len(lines)) == (1, 1)
+    assert err.startswith(f"{tmp_path / 'a.py'}: cannot be read: ")
+    assert len(err) < 400
+
+
+GOOD = {
+    "mark": b"\xef\xbb\xbfimport optax\noptax.nnls\n",
+    "declared": "# -*- coding: latin-1 -*-\nimport optax\nx = 'é'; optax.nnls".encode("latin-1"),
+    "escapes": b"import optax\nx = '\\d'; optax.nnls\n",
+}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("good", GOOD)
+def test_bytes_are_read_as_python_reads_them(tmp_path, capsys, good):
+    (tmp_path / "a.py").write_bytes(GOOD[good])
+    code, lines, err = checked(capsys, tmp_path)
+    assert (code, len(lines), err) == (1, 1, "")
+
+
+def test_regular_files_of_the_folder_alone_are_read(tmp_path, capsys):
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    (tmp_path / "outside").mkdir()
+    for place in ("inside/own.py", "outside/other.py"):
+        (tmp_path / place).write_text("from optax import nnls\n")
+    os.mkfifo(inside / "pipe.py")
+    (inside / "folder.py").mkdir()
+    (inside / "device.py").symlink_to("/dev/zero")
+    (inside / "broken.py").symlink_to("nowhere")
+    (inside / "other.py").symlink_to(tmp_path / "outside" / "other.py")
+    (inside / "tree").symlink_to(tmp_path / "outside")
+    (inside / "again.py").symlink_to("own.py")
+    code, lines, err = checked(capsys, inside)
+    assert (code, err) == (1, "")
+    assert [line.split(":")[0] for line in lines] == [
+        str(inside / "again.py"),
+        str(inside / "own.py"),
+    ]
+    for odd in ("pipe.py", "device.py"):
+        code, lines, err = checked(capsys, inside / odd)
+        assert (code, lines) == (1, [])
+        assert "it is not a regular file" in err
+    with (inside / "large.py").open("wb") as file:
+        file.truncate(10**9)
+    assert "large.py: cannot be read: it has more than" in checked(capsys, inside)[2]
 
 
 def test_what_cannot_be_read(tmp_path, capsys):
@@ -100,5 +271,8 @@ def test_the_command(tmp_path):
     (tmp_path / "a.py").write_text("from optax import adam\n")
     command = [sys.executable, "-m", "gradtx", "check", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout == "files: 1; names of Optax: 1 used, 0 missing, 0 different\n"
+    assert (
+        done.stdout
+        == "files: 1; names of Optax: 1 used, 0 missing, 0 called otherwise, 0 different\n"
+    )
     assert subprocess.run(command[:3], capture_output=True, check=False).returncode == 2
