@@ -31,9 +31,64 @@ def is_leaf(x: Any) -> bool:
     return x is None or is_rows(x)
 
 
+_CONTENT = jax.tree_util.GetAttrKey("value")
+
+
+def is_box(x: Any) -> bool:
+    """Whether `x` is one of Flax's objects around a parameter, such as ``nnx.Param``.
+
+    The parameter is its attribute `value`, which is no part of the parameter's name.
+    """
+    kinds = ("Variable", "VariableState", "AxisMetadata")
+    return any(c.__name__ in kinds and c.__module__.startswith("flax.") for c in type(x).__mro__)
+
+
+def with_paths(
+    tree: PyTree, is_leaf: Callable[[Any], bool] | None = None
+) -> tuple[list[tuple[Any, Any]], Any]:
+    """The leaves of any tree with their paths, and its structure.
+
+    Paths are the same whether or not Flax keeps the parameters in objects of its own, so that a
+    leaf has one name in parameters, gradients and states.
+
+    Args:
+        tree: the tree.
+        is_leaf: what else is a leaf, as for ``jax.tree.flatten``.
+    """
+    keyed, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
+    if not {type(key) for path, _ in keyed for key in path} & {type(_CONTENT)}:
+        return keyed, treedef
+    found = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_box)[0]
+    boxes = {path for path, x in found if is_box(x)}
+
+    def name(path: Any) -> Any:
+        return tuple(key for i, key in enumerate(path) if key != _CONTENT or path[:i] not in boxes)
+
+    return [(name(path), leaf) for path, leaf in keyed], treedef
+
+
+def map_with_paths(
+    function: Callable[[Any, Any], Any],
+    tree: PyTree,
+    is_leaf: Callable[[Any], bool] | None = None,
+) -> PyTree:
+    """``function(path, leaf)`` on each leaf of a tree, with paths as `with_paths` gives them."""
+    keyed, treedef = with_paths(tree, is_leaf)
+    return treedef.unflatten([function(path, leaf) for path, leaf in keyed])
+
+
+def unboxed(tree: PyTree) -> PyTree:
+    """A tree with the content of Flax's objects in their place."""
+
+    def content(x: Any) -> Any:
+        return jax.tree.leaves(x, is_leaf=lambda y: y is not x)[0] if is_box(x) else x
+
+    return jax.tree.map(content, tree, is_leaf=is_box)
+
+
 def leaves_with_path(tree: PyTree) -> tuple[list[tuple[Any, Any]], Any]:
     """The leaves of a tree of gradients with their paths, and its structure."""
-    return jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
+    return with_paths(tree, is_leaf)
 
 
 def first_difference(tree: PyTree, other: PyTree) -> str:

@@ -7,7 +7,15 @@ from typing import Any, TypeAlias
 import jax
 
 from gradtx.checks import check_chooser, check_patterns
-from gradtx.paths import is_leaf, leaves_with_path, matches, path_string, spread, takes_tree
+from gradtx.paths import (
+    is_leaf,
+    leaves_with_path,
+    matches,
+    path_string,
+    spread,
+    takes_tree,
+    with_paths,
+)
 from gradtx.types import PyTree
 
 Labels: TypeAlias = Any
@@ -29,7 +37,7 @@ def check_labels(labels: Labels, known: Any) -> None:
     _refuse_expressions(labels)
     given = labels
     if not _is_pairs(labels):
-        keyed = jax.tree_util.tree_flatten_with_path(labels)[0]
+        keyed = with_paths(labels)[0]
         given = [(path_string(path), label) for path, label in keyed]
     for at, label in given:
         if not _is_in(label, known):

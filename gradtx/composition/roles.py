@@ -1,7 +1,7 @@
 """Roles of leaves: matrix, convolution, embedding, head, norm or bias, and which axes are what."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from gradtx.checks import check_patterns
@@ -47,7 +47,8 @@ class ByRole(NamedTuple):
     embedding; `head`, `lm_head`, `classifier` and the like a head. Otherwise an array of one
     dimension is a vector, one of two a matrix, and one of more, if its path says so, a convolution,
     depthwise if its filters have one input; leading axes are batch in modules named for experts or
-    einsums; in Flax's attention modules heads belong to rows or columns.
+    einsums; in Flax's attention modules, known by their `query`, `key`, `value` and `out`, heads
+    belong to rows or columns.
 
     Raises:
         ValueError: a rule matches nothing, two match one leaf, or an array of three or more
@@ -71,8 +72,9 @@ class ByRole(NamedTuple):
         """The role of each leaf, by its path."""
         self.check(params)
         leaves = leaves_with_path(params)[0]
-        named = {path_string(path): p for path, p in leaves if p is not None}
-        return {path: self._role(path, p) for path, p in named.items()}
+        named = {path_string(path): p for path, p in leaves}
+        attention = _attention(named, self._layers)
+        return {path: self._role(path, p, attention) for path, p in named.items() if p is not None}
 
     def check(self, params: PyTree) -> None:
         """Raise ValueError if a rule matches none of the parameters."""
@@ -93,7 +95,9 @@ class ByRole(NamedTuple):
         Rules may match nothing here: a matrix optimizer also asks about parts of the parameters.
         """
         leaves, treedef = leaves_with_path(params)
-        roles = [None if p is None else self._role(path_string(path), p) for path, p in leaves]
+        named = [(path_string(path), p) for path, p in leaves]
+        attention = _attention(dict(named), self._layers)
+        roles = [None if p is None else self._role(path, p, attention) for path, p in named]
         return treedef.unflatten(
             [
                 MuonDimensionNumbers(role.rows, role.columns)
@@ -103,7 +107,11 @@ class ByRole(NamedTuple):
             ]
         )
 
-    def _role(self, path: str, leaf: Any) -> Role:
+    def _layers(self, path: str) -> int:
+        """How many leading axes of a leaf are those of stacked layers."""
+        return sum(n for where, n in self.stacked if matches(path, where))
+
+    def _role(self, path: str, leaf: Any, attention: set[str]) -> Role:
         found = [(where, role) for where, role in self.rules if _chosen(where, path, leaf)]
         if len(found) > 1:
             raise ValueError(
@@ -114,29 +122,60 @@ class ByRole(NamedTuple):
             return Role(*given)
         if given is not None and given not in get_args(Kind):
             raise ValueError(f"ByRole: {given!r} is none of the kinds {', '.join(get_args(Kind))}")
-        layers = sum(n for where, n in self.stacked if matches(path, where))
-        return _default(path, tuple(leaf.shape), layers, self.convention, given)
+        shape, layers = tuple(leaf.shape), self._layers(path)
+        return _default(path, shape, layers, self.convention, given, attention)
 
 
 def _chosen(where: Any, path: str, leaf: Any) -> bool:
     return bool(where(path, leaf)) if callable(where) else matches(path, where)
 
 
-_BIASES = re.compile(r"^(b|bias|offset|beta|\w+_bias)$")
+_BIASES = re.compile(r"^(b|bias|biases|offset|beta|\w+_bias|bias_\w+)$")
 _NORMS = re.compile(r"norm|^(ln|bn|rms)(_?\w*\d*)?$|^layer_?norm")
 _TABLES = re.compile(
     r"embed|^(emb|wte|wpe|shared|cls|token|probe|codebook)$|(class|cls|mask|dist|register|latent)_tokens?$"
-    r"|relative_(attention|position)_bias|^rel_pos"
+    r"|relative_(attention|position)_bias|^rel_pos|^pos(ition|itions|_enc|itional_encoding)?$"
 )
 _HEADS = re.compile(r"^(lm_head|head|heads|classifier|logits|unembed(ding)?|embed_out|score)$")
 _HEADS_ALONE = (["output"], ["fc"], ["decoder"], ["proj_out"])
 _EXPERTS = re.compile(r"expert|einsum|^moe")
 _LARGEST_WINDOW = 32  # of a convolution that is not called one
 _FLAX_ATTENTION = re.compile(r"^(MultiHeadDotProductAttention|MultiHeadAttention|SelfAttention)")
+_PROJECTIONS = ("query", "key", "value", "out")
+
+
+def _attention(leaves: Mapping[str, Any], layers: Callable[[str], int]) -> set[str]:
+    """The modules that hold the four projections of an attention with heads as axes of their own.
+
+    Stacked layers of projections that are matrices have as many axes, but other shapes.
+    """
+
+    def inside(path: str) -> tuple[int, ...] | None:
+        leaf = leaves[path]
+        return None if leaf is None else tuple(leaf.shape)[layers(path) :]
+
+    found = set()
+    for path in leaves:
+        module, _, last = path.rpartition("query/kernel")
+        if last or (module and module[-1] != "/"):
+            continue
+        kernels = [f"{module}{name}/kernel" for name in _PROJECTIONS]
+        if not all(kernel in leaves for kernel in kernels):
+            continue
+        heads, back = inside(path), inside(kernels[-1])
+        # Where one is left to another optimizer, its shape is not known here.
+        if heads is None or back is None or heads[1:] == back[:-1]:
+            found.add(module)
+    return found
 
 
 def _default(
-    path: str, shape: tuple[int, ...], layers: int, convention: Convention, kind: Kind | None
+    path: str,
+    shape: tuple[int, ...],
+    layers: int,
+    convention: Convention,
+    kind: Kind | None,
+    attention: set[str],
 ) -> Role:
     names = [name for name in re.split(r"[/.]", path) if name not in ("", "~", "params")]
     leaf, modules = names[-1] if names else "", names[:-1]
@@ -152,13 +191,17 @@ def _default(
     is_conv = any("conv" in name.lower() for name in names) or "patch" in path
     if inputs_first is None and not (plain == "head" and len(inside) == 2):
         raise ValueError(
-            f"ByRole: the name of {path!r}, of shape {shape}, does not say whether inputs or "
-            "outputs come first: give a convention, or a rule with a Role"
+            f"ByRole: the name of {path!r}, of shape {shape}, does not say what it is: give a "
+            "rule with its kind or Role, or a convention if it is a weight, as all leaves of such "
+            "names then are"
         )
     if len(inside) == 2:
         row, column = inside if inputs_first else inside[::-1]
         return Role(plain or "matrix", (row,), (column,), batch)
-    if len(inside) == 3 and modules and any(map(_FLAX_ATTENTION.match, modules)):
+    heads = any(map(_FLAX_ATTENTION.match, modules)) or (
+        module in _PROJECTIONS and path.removesuffix(f"{module}/{leaf}") in attention
+    )
+    if len(inside) == 3 and modules and heads:
         split = 1 if module in ("query", "key", "value") else 2
         return Role(plain or "matrix", inside[:split], inside[split:], batch)
     window = shape[layers : layers + 2] if inputs_first else shape[-2:]

@@ -22,7 +22,7 @@ from gradtx.distributed.placement import (
 )
 from gradtx.engine.owned_slots import Owned, is_owned
 from gradtx.pair import GradientTransformation, Scope, with_extra_args_support
-from gradtx.paths import is_leaf, leaves_with_path, path_string
+from gradtx.paths import is_leaf, leaves_with_path, map_with_paths, path_string, with_paths
 from gradtx.storage import is_encoded
 from gradtx.training.placing import placed
 from gradtx.tree.search import children_of, rebuilt
@@ -72,7 +72,7 @@ def _in_codec(put: Callable[..., Any], path: str, slot: Any, where: Placement) -
         note = where.note if lies else "replicated"
         return put(f"{path}/{path_string(p)}", x, Placement(dims, tuple(x.shape), note))
 
-    return jax.tree_util.tree_map_with_path(one, slot)
+    return map_with_paths(one, slot)
 
 
 def _with_owners(put: Callable[..., Any], path: str, slot: Owned) -> Owned:
@@ -175,7 +175,7 @@ class Plan:
                 if is_owned(column):
                     new.append(_with_owners(put, below, column))
                     continue
-                leaves, structure = jax.tree_util.tree_flatten_with_path(column, is_leaf=is_encoded)
+                leaves, structure = with_paths(column, is_leaf=is_encoded)
                 likes, made = jax.tree.leaves(like, is_leaf=is_encoded), []
                 for (p, x), y in zip(leaves, likes, strict=True):
                     at = "/".join(filter(None, (below, path_string(p))))
@@ -199,7 +199,7 @@ class Plan:
                     where = self._further(where)
                 return put("/".join(filter(None, (path, path_string(p)))), x, where)
 
-            return jax.tree_util.tree_map_with_path(one, tree)
+            return map_with_paths(one, tree)
 
         def walk(path: str, node: Any, probe: Any) -> Any:
             if self._mirrors(node):

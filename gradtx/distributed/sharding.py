@@ -19,7 +19,7 @@ from gradtx.distributed.plan import LeafSharding, Plan, next_state
 from gradtx.engine.owned_slots import apart, is_owned, together
 from gradtx.engine.owners import Stack, stacks
 from gradtx.pair import GradientTransformation
-from gradtx.paths import aligned, first_difference, leaves_with_path, path_string
+from gradtx.paths import aligned, first_difference, leaves_with_path, path_string, with_paths
 from gradtx.storage import is_encoded
 from gradtx.training.placing import placed
 from gradtx.types import Params, PyTree, State, Updates
@@ -116,7 +116,7 @@ class StateSharding:
         def formed(x: Any) -> bool:
             return is_padded(x) or is_owned(x) or is_encoded(x)
 
-        ours, treedef = jax.tree_util.tree_flatten_with_path(self.abstract, is_leaf=formed)
+        ours, treedef = with_paths(self.abstract, is_leaf=formed)
         theirs, given = jax.tree.flatten(state, is_leaf=is_encoded)
         if given != treedef:
             problem = first_difference(treedef.unflatten([x for _, x in ours]), state)

@@ -35,7 +35,7 @@ from gradtx.engine.tiling import (
 from gradtx.numerics import half
 from gradtx.numerics.opaque import has_triton, is_alone, is_exported, opaque
 from gradtx.numerics.steering import delay, is_tracer, true_after
-from gradtx.paths import path_string
+from gradtx.paths import path_string, with_paths
 from gradtx.storage.draws import Draws
 from gradtx.storage.encoded import FORMATS, Blocks, Encoded, Key, numbers_in, parts_of
 from gradtx.storage.format import Codec
@@ -114,7 +114,7 @@ def in_kernels(
 
 def _places(given: tuple[Params | None, State, Updates, Any]) -> list[NamedSharding | None]:
     """Where parameters and gradients lie, as far as that is known; None for other arrays."""
-    paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(given)]
+    paths = [path for path, _ in with_paths(given)[0]]
     return [place_of(path_string(path)) if which.idx in (0, 2) else None for which, *path in paths]
 
 

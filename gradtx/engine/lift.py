@@ -39,7 +39,7 @@ from gradtx.engine.zero_gradients import SkippedSteps, ZeroGradient
 from gradtx.numerics import cast, increment, scalar_dtype, widen
 from gradtx.numerics.tracing import traced_once
 from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs, Rule, Scope
-from gradtx.paths import aligned, is_leaf, leaves_with_path, path_string
+from gradtx.paths import aligned, is_leaf, leaves_with_path, path_string, with_paths
 from gradtx.rows import Rows, is_rows, take_rows
 from gradtx.types import (
     COUNTER,
@@ -204,7 +204,7 @@ class Leaves:
     def paths(self) -> list[Any]:
         """The path of each leaf, for errors."""
         tree = self.treedef.unflatten(range(len(self.gradients)))
-        return [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+        return [path for path, _ in with_paths(tree)[0]]
 
     def gradient(self, i: int) -> Array:
         """The gradient of a leaf that is not `Rows`, as an array."""

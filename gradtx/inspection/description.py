@@ -11,7 +11,7 @@ from gradtx.composition.roles import ByRole, Role
 from gradtx.inspection.hyperparams import hyperparams
 from gradtx.inspection.slots import slots_by_name
 from gradtx.pair import GradientTransformation, Message
-from gradtx.paths import path_string
+from gradtx.paths import path_string, with_paths
 from gradtx.storage import is_encoded
 from gradtx.training.rounding import loses_small_steps
 from gradtx.types import Params, PyTree
@@ -195,7 +195,7 @@ def _kept_whole(state: PyTree) -> tuple[str, ...]:
     """The leaves of slots that are in no codec, if there are others that are in one."""
     found, encoded = [], False
     for name, tree in slots_by_name(state).items():
-        for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_encoded)[0]:
+        for path, leaf in with_paths(tree, is_leaf=is_encoded)[0]:
             encoded |= is_encoded(leaf)
             if not is_encoded(leaf):
                 found.append("/".join(filter(None, (name, path_string(path)))))

@@ -8,6 +8,7 @@ import jax
 from gradtx import checks
 from gradtx.declaration import Declaration
 from gradtx.pair import GradientTransformation, transformations_in
+from gradtx.paths import with_paths
 from gradtx.types import INNER, State, fields_of
 
 
@@ -25,7 +26,7 @@ def _child_state(tx: GradientTransformation, name: str, position: int, state: St
 
 
 def _first_count(state: State) -> Any:
-    for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
+    for path, leaf in with_paths(state)[0]:
         if path and getattr(path[-1], "name", None) == "count":
             return leaf
     return 0

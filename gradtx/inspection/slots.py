@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from gradtx.packed import packed_like, unpack
-from gradtx.paths import is_leaf, leaves_with_path, path_string
+from gradtx.paths import is_leaf, leaves_with_path, map_with_paths, path_string
 from gradtx.types import INNER, PyTree, State, StateT, fields_of, is_stored, slot_fields
 
 
@@ -114,7 +114,7 @@ def set_slot(state: StateT, name: str, value: PyTree, path: str | None = None) -
     old = get_slot(state, name)
     if path is not None:
         get_slot(state, name, path)
-        value = jax.tree_util.tree_map_with_path(
+        value = map_with_paths(
             lambda p, leaf: value if path_string(p) == path else leaf, old, is_leaf=is_leaf
         )
     leaves, treedef = jax.tree.flatten(old)

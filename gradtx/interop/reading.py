@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradtx.paths import leaves_with_path, path_string
+from gradtx.paths import leaves_with_path, map_with_paths, path_string
 from gradtx.schedules.products import multiply_schedules
 from gradtx.types import Params, State, slot_fields
 
@@ -340,4 +340,4 @@ def _filled_slot(name: str, tree: Any, values: Mapping[str, Any]) -> Any:
             )
         return _cast(f"the slot {name!r} of {at!r}", values[at], old.dtype)
 
-    return jax.tree_util.tree_map_with_path(on_leaf, tree, is_leaf=lambda x: x is None)
+    return map_with_paths(on_leaf, tree, is_leaf=lambda x: x is None)

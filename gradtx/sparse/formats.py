@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import jax
 from jax.experimental.layout import Format, Layout
 
-from gradtx.paths import path_string
+from gradtx.paths import map_with_paths, path_string
 from gradtx.types import PyTree
 
 
@@ -39,4 +38,4 @@ def row_major(tree: PyTree) -> PyTree:
             raise ValueError(f"row_major: {path_string(path)!r} has no sharding")
         return Format(Layout(tuple(range(x.ndim))), x.sharding) if x.ndim > 1 else x.sharding
 
-    return jax.tree_util.tree_map_with_path(one, tree)
+    return map_with_paths(one, tree)

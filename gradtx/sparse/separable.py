@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.extend.core import Literal
 
 from gradtx.pair import GradientTransformation, Scope
-from gradtx.paths import is_leaf, path_string
+from gradtx.paths import is_leaf, path_string, with_paths
 from gradtx.rows import Rows, is_rows
 from gradtx.training.lookup import inner_jaxprs
 from gradtx.tree.search import children_of, map_params
@@ -81,9 +81,7 @@ def check_separable(
 
     clocks = {"count", *_counters(state)}
     marked = on_slots(lambda _: None, state, others=_Other)
-    others, _ = jax.tree_util.tree_flatten_with_path(
-        marked, is_leaf=lambda x: isinstance(x, _Other)
-    )
+    others, _ = with_paths(marked, is_leaf=lambda x: isinstance(x, _Other))
 
     def update(values: list[Any], slots: list[Any], params: Params) -> Any:
         given, held = iter(values), iter(slots)

@@ -22,7 +22,7 @@ from jax.interpreters import ad, batching, mlir
 from gradtx.composition.automatic import explicit_mesh
 from gradtx.numerics.steering import vary, varying_axes
 from gradtx.numerics.tracing import run_equation
-from gradtx.paths import path_string
+from gradtx.paths import path_string, with_paths
 from gradtx.rows import Rows, gather_rows, index_dtype, is_inside, refuse_outside, row_indices
 from gradtx.types import Array, PyTree
 
@@ -343,7 +343,7 @@ class _Traced:
     """A traced function of a tree of parameters, and its look-ups."""
 
     def __init__(self, function: Callable[[PyTree], Any], tree: PyTree) -> None:
-        keyed, self.treedef = jax.tree_util.tree_flatten_with_path(tree)
+        keyed, self.treedef = with_paths(tree)
         self.leaves = [leaf for _, leaf in keyed]
         with _differentiating(False):
             closed, out = jax.make_jaxpr(function, return_shape=True)(tree)

@@ -9,7 +9,7 @@ from gradtx.composition.apply import take_step
 from gradtx.composition.automatic import explicit_axes
 from gradtx.engine.owners import owned_by
 from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs
-from gradtx.paths import is_leaf, path_string
+from gradtx.paths import is_leaf, path_string, with_paths
 from gradtx.rows import is_rows
 from gradtx.types import Params, PyTree, State, Updates
 
@@ -28,10 +28,7 @@ def placed(
             a leaf that is not moved.
         balance: whether stacks of matrices that do not divide begin at different devices.
     """
-    places = {
-        path_string(path): place
-        for path, place in jax.tree_util.tree_leaves_with_path(reductions[-1])
-    }
+    places = {path_string(path): place for path, place in with_paths(reductions[-1])[0]}
 
     def on_leaf(x: Any, where: Any) -> Any:
         if x is None or where is None or is_rows(x):

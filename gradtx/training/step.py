@@ -17,7 +17,7 @@ from gradtx.pair import (
     GradientTransformation,
     with_extra_args_support,
 )
-from gradtx.paths import Where, aligned, path_string, select
+from gradtx.paths import Where, aligned, path_string, select, with_paths
 from gradtx.training.minimize import Value, check_order, minimize
 from gradtx.training.rounding import loses_small_steps, stochastic_rounding
 from gradtx.types import Params, ParamsT, PyTree, State, StateT
@@ -130,7 +130,7 @@ def _check_alive(what: str, tree: PyTree) -> None:
         deleted = any(map(_is_deleted, leaves))
     if not deleted:
         return
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
+    leaves, _ = with_paths(tree)
     path = next(path_string(path) for path, x in leaves if _is_deleted(x))
     raise ValueError(
         f"{what}: {path!r} was given up to an earlier step: continue with what that returned, or "
@@ -145,7 +145,7 @@ def _is_deleted(x: Any) -> bool:
 def _check_places(what: str, tree: PyTree, places: PyTree) -> None:
     """Raise ValueError if an array does not have the sharding that it should."""
     structure: Any
-    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+    leaves, structure = with_paths(tree)
     problem = f"{what}: not the tree that the sharding is for"
     expected = aligned(problem, tree, structure, places)
     for (path, x), place in zip(leaves, expected, strict=True):
@@ -312,7 +312,7 @@ def make_step(
 
 def _check_stacked(steps: int, arguments: Mapping[str, Any]) -> None:
     """Raise ValueError unless each array has an entry for each of the steps."""
-    for path, x in jax.tree_util.tree_leaves_with_path(arguments):
+    for path, x in with_paths(arguments)[0]:
         shape = jnp.shape(x)
         if shape[:1] != (steps,):
             raise ValueError(

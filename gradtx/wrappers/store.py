@@ -17,7 +17,7 @@ from gradtx.pair import (
     transformation,
     with_extra_args_support,
 )
-from gradtx.paths import first_difference, matches, path_string
+from gradtx.paths import first_difference, map_with_paths, matches, path_string
 from gradtx.storage import Encoded, as_codec, is_encoded
 from gradtx.storage.format import Codec
 from gradtx.storage.marked import plain
@@ -135,7 +135,7 @@ def store(
                 except ValueError as error:
                     raise ValueError(f"store: at {name}/{where}: {error}") from None
 
-            return jax.tree_util.tree_map_with_path(one, tree, is_leaf=is_stored)
+            return map_with_paths(one, tree, is_leaf=is_stored)
 
         new = map_slots(state, encoded)
         if named and known:
