@@ -630,6 +630,18 @@ def test_slots_are_named_and_described(name):
     assert name in str(description)
 
 
+@every
+def test_parameters_to_evaluate_are_like_the_parameters(name):
+    """The parameters themselves, unless the state holds an average."""
+    (p, state), _ = compiled(name)
+    found = gradtx.eval_params(CATALOGUE[name].make(), state, p)
+    assert avals(found) == avals(p)
+    assert_finite(found)
+    averages = jax.tree.leaves(state, is_leaf=lambda x: hasattr(x, "eval_params"))
+    if not any(hasattr(x, "eval_params") for x in averages):
+        chex.assert_trees_all_equal(found, p)
+
+
 @sample
 def test_rows(name):
     """On rows of a table: what the dense rule does to them, the others untouched; or an error.

@@ -12,6 +12,7 @@ NEEDS = {
     "equinox_module": "equinox",
     "flax_linen": "flax",
     "flax_nnx": "flax",
+    "flax_nnx_transformer": "flax",
     "from_keras": "keras",
     "from_pytorch": "torch",
     "haiku_network": "haiku",

@@ -9,9 +9,22 @@ from gradtx import numerics, tree
 from gradtx.checks import Count, Decay, PositiveCount
 from gradtx.engine.lift import leafwise, needed
 from gradtx.numerics import Step, compute_dtype, own_copy
+from gradtx.numerics.steering import is_tracer
+from gradtx.packed import packed_like, unpack
 from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs, transformation
-from gradtx.paths import aligned, is_leaf, leaves_with_path, merge, path_string
-from gradtx.types import Array, Counter, Params, ParamsT, Slots, State, Updates
+from gradtx.paths import aligned, is_leaf, leaves_with_path, merge, path_string, unboxed
+from gradtx.tree.vectors import Layout
+from gradtx.types import (
+    Array,
+    Counter,
+    Params,
+    ParamsT,
+    Slots,
+    State,
+    Updates,
+    is_stored,
+    slot_fields,
+)
 
 
 class EmaParamsState(NamedTuple):
@@ -172,33 +185,104 @@ def eval_params(tx: GradientTransformation, state: State, params: ParamsT) -> Pa
     """The parameters to evaluate: the average, of any kind, that a state holds.
 
     Args:
-        tx: the transformation, for the error message.
+        tx: the transformation.
         state: its state; whatever in it has a method ``eval_params(params)`` gives the average:
             :func:`ema_params`, :func:`swa_params`, :func:`lookahead` and others, in a chain, a
-            group or a wrapper.
-        params: the parameters in training, from which leaves without an average are taken.
+            group or a wrapper, in a codec (:func:`store`), in the memory of the host, or in Flax's
+            objects, as ``nnx.Optimizer`` keeps a state.
+        params: the parameters in training, from which leaves without an average are taken. They may
+            have leaves that `tx` does not train, as ``nnx.state(model)`` has.
 
     Returns:
-        A tree like the parameters, in their types; for `LookaheadParams` like the slow ones.
+        A tree like the parameters, in their types, and where they lie; the parameters themselves if
+        the state holds no average. For `LookaheadParams` like the slow ones.
 
     Raises:
-        ValueError: the state holds no average.
+        ValueError: the average is of other parameters.
 
     >>> import gradtx
     >>> tx = gradtx.chain(gradtx.sgd(1.0), ema_params(0.75))
     >>> eval_params(tx, tx.init({"w": 3.0}), {"w": jnp.float32(3.0)})
     {'w': Array(3., dtype=float32)}
     """
+    try:
+        return _placed_like(params, averaged(state, unpack(params)))
+    except ValueError as error:
+        raise ValueError(f"eval_params: in the state of {tx!r:.200}, {error}") from None
+
+
+def averaged(state: State, params: Params) -> Params:
+    """The parameters with the averages that are anywhere in a state, as `eval_params` says."""
 
     def averages(x: Any) -> bool:
         return hasattr(x, "eval_params")
 
-    found = [x for x in jax.tree.leaves(state, is_leaf=averages) if averages(x)]
-    if not found:
-        raise ValueError(f"eval_params: the state of {tx!r} holds no average of the parameters")
-    result = params
-    for part in found:
-        new = part.eval_params(result)
-        alike = leaves_with_path(new)[1] == leaves_with_path(result)[1]
-        result = merge(new, result) if alike else new  # the slow of LookaheadParams
-    return result
+    for part in jax.tree.leaves(state, is_leaf=averages):
+        if averages(part):
+            params = _of_part(_arrays(part), params)
+    return params
+
+
+def _arrays(part: Any) -> Any:
+    """A part of a state with arrays on the device, each for one leaf."""
+
+    def near(x: Any) -> Any:
+        x = x.load() if is_stored(x) else x
+        far = isinstance(x, jax.Array) and getattr(jax.typeof(x), "memory_space", None)
+        return jax.device_put(x, jax.memory.Space.Device) if far == jax.memory.Space.Host else x
+
+    return jax.tree.map(near, unpack(unboxed(part)), is_leaf=is_stored)
+
+
+def _of_part(part: Any, params: Params) -> Params:
+    """The parameters with the averages of one part of a state."""
+    kept = [getattr(part, name) for name in slot_fields(type(part))]
+    slots = next((slot for slot in kept if jax.tree.leaves(slot)), None)
+    if slots is None:
+        new = part.eval_params(params)
+        alike = leaves_with_path(new)[1] == leaves_with_path(params)[1]
+        return merge(new, params) if alike else new  # the slow of LookaheadParams
+    treedef: Any
+    structure: Any
+    leaves, treedef = leaves_with_path(params)
+    keyed, structure = leaves_with_path(slots)
+    own = {path_string(path): p for path, p in leaves}
+    paths = [path_string(path) for path, _ in keyed]
+    missing = [path for path in paths if path not in own]
+    if missing:
+        layout = Layout(params)
+        joined = layout.pack(params)
+        if jax.tree.map(jnp.shape, joined) == jax.tree.map(jnp.shape, slots):  # of `flatten`
+            return layout.unpack(part.eval_params(joined), params)
+        if not missing[0]:
+            raise ValueError(
+                "the average is of one vector of some leaves, and does not say which: put "
+                "ema_params around flatten"
+            )
+        raise ValueError(
+            f"there is an average at {missing[0]!r}, where the parameters have no leaf; they have "
+            f"{', '.join(own)}"
+        )
+    for path, (_, slot) in zip(paths, keyed, strict=True):
+        if None not in (slot, own[path]) and jnp.shape(slot) != jnp.shape(own[path]):
+            raise ValueError(
+                f"the average at {path!r} has the shape {jnp.shape(slot)}, and the parameter "
+                f"{jnp.shape(own[path])}"
+            )
+    new = part.eval_params(structure.unflatten([own[path] for path in paths]))
+    found = dict(zip(paths, structure.flatten_up_to(new), strict=True))
+    return treedef.unflatten([p if found.get(at) is None else found[at] for at, p in own.items()])
+
+
+def _placed_like(params: Params, new: Params) -> Params:
+    """Averages where the parameters lie, packed as they are."""
+
+    def one(p: Any, x: Any) -> Any:
+        arrays = isinstance(p, jax.Array) and isinstance(x, jax.Array)
+        if not arrays or is_tracer(p) or is_tracer(x) or x.sharding == p.sharding:
+            return x
+        return jax.device_put(x, p.sharding)
+
+    new = packed_like(new, params)
+    alike = leaves_with_path(new)[1] == leaves_with_path(params)[1]
+    return jax.tree.map(one, params, new, is_leaf=is_leaf) if alike else new

@@ -13,6 +13,7 @@ from gradtx.pair import (
 )
 from gradtx.paths import is_leaf
 from gradtx.rows import is_rows
+from gradtx.transforms.parameter_averages import averaged
 from gradtx.types import InnerState, Params, PyTree, State, Updates
 
 
@@ -27,6 +28,10 @@ class SplitRealAndImaginaryState(NamedTuple):
     """inner_state: the inner transformation's, on the parts."""
 
     inner_state: InnerState
+
+    def eval_params(self, params: Params) -> Params:
+        """The parameters with the averages of their parts."""
+        return _join(averaged(self.inner_state, _split(params)))
 
 
 def _split(tree: PyTree) -> PyTree:

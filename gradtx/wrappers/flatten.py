@@ -1,75 +1,15 @@
 """One vector instead of many small leaves."""
 
-import math
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
-from gradtx.numerics import cast
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     transformation,
     with_extra_args_support,
 )
-from gradtx.paths import leaves_with_path, path_string
-from gradtx.rows import is_rows
-from gradtx.types import Array, Params, PyTree, State, Updates
-
-
-class _Layout:
-    """The leaves that make up the vector of each type."""
-
-    def __init__(self, params: PyTree) -> None:
-        self.treedef: Any
-        keyed, self.treedef = leaves_with_path(params)
-        for path, leaf in keyed:
-            if is_rows(leaf):
-                raise TypeError(
-                    f"flatten cannot put the Rows at {path_string(path)!r} into a vector: leave "
-                    "the table out with `masked`, or make its gradient dense with to_dense()"
-                )
-        self.leaves = [None if leaf is None else jnp.asarray(leaf) for _, leaf in keyed]
-        present = [leaf for leaf in self.leaves if leaf is not None]
-        self.dtypes = sorted({str(leaf.dtype) for leaf in present})
-
-    def pack(self, tree: PyTree) -> Any:
-        """The leaves as one vector, or one for each type; zeros for a leaf that is None."""
-        leaves, treedef = leaves_with_path(tree)
-        if treedef != self.treedef:
-            raise ValueError(f"flatten: gradients and parameters differ: {treedef}, {self.treedef}")
-        parts: dict[str, list[Array]] = {dtype: [] for dtype in self.dtypes}
-        for (path, leaf), like in zip(leaves, self.leaves, strict=True):
-            if is_rows(leaf):
-                raise TypeError(f"flatten cannot put the Rows at {path_string(path)!r} in a vector")
-            if like is None:
-                continue
-            value = jnp.zeros_like(like) if leaf is None else jnp.asarray(leaf)
-            if value.shape != like.shape:
-                raise ValueError(
-                    f"flatten: at {path_string(path)!r} the shapes {value.shape} and {like.shape} "
-                    "differ"
-                )
-            parts[str(like.dtype)].append(value.reshape(-1))
-        vectors = {dtype: jnp.concatenate(part) for dtype, part in parts.items()}
-        return next(iter(vectors.values())) if len(vectors) == 1 else vectors
-
-    def unpack(self, packed: Any, updates: Updates) -> Updates:
-        """The updates from the vectors, in the types of `updates`, where that has a leaf."""
-        if not isinstance(packed, dict):
-            packed = dict.fromkeys(self.dtypes, packed)
-        start = dict.fromkeys(self.dtypes, 0)
-        out: list[Any] = []
-        for like, (_, g) in zip(self.leaves, leaves_with_path(updates)[0], strict=True):
-            if like is None:
-                out.append(None)
-                continue
-            dtype, size = str(like.dtype), math.prod(like.shape)
-            piece = jax.lax.slice(packed[dtype], (start[dtype],), (start[dtype] + size,))
-            start[dtype] += size
-            out.append(None if g is None else cast(piece.reshape(like.shape), g.dtype))
-        return self.treedef.unflatten(out)
+from gradtx.tree.vectors import Layout
+from gradtx.types import Params, State, Updates
 
 
 @transformation
@@ -93,13 +33,13 @@ def flatten(inner: GradientTransformation) -> GradientTransformation:
     tx = with_extra_args_support(inner)
 
     def init(params: Params) -> State:
-        layout = _Layout(params)
+        layout = Layout(params)
         return tx.init(layout.pack(params))
 
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        layout = _Layout(updates if params is None else params)
+        layout = Layout(updates if params is None else params)
         seen = None if params is None else layout.pack(params)
         packed, state = tx.update(layout.pack(updates), state, seen, **extra_args)
         return layout.unpack(packed, updates), state
