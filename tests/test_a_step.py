@@ -46,7 +46,7 @@ def calls():
 
 
 def test_the_page_lists_the_files_in_their_order(calls):
-    listed = re.findall(r"^\| `([\w/]+\.py)` \|", PAGE.read_text(), re.M)
+    listed = re.findall(r"^\| `([\w/]+\.py)` \|", PAGE.read_text(), re.MULTILINE)
     assert listed == list(dict.fromkeys(file for file, _ in calls))
 
 

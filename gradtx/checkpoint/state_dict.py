@@ -196,7 +196,9 @@ def match_state_dict(
             f"is {_listed(arrays)}"
         )
     leaves = [
-        _restored(leaf, arrays[path], flat[kept[path]]) if path in kept else leaf
+        _placed_like(leaf, _restored(leaf, arrays[path], flat[kept[path]]))
+        if path in kept
+        else leaf
         for path, leaf in matching.leaves(fresh)
     ]
     structure: Any = jax.tree.structure(fresh, is_leaf=is_encoded)
@@ -284,6 +286,19 @@ def _restored(leaf: Any, array: Any, value: Any) -> Any:
     if _is_key(leaf):
         return jax.random.wrap_key_data(loaded, impl=jax.random.key_impl(leaf))
     return loaded
+
+
+def _placed_like(leaf: Any, value: Any) -> Any:
+    """What was restored, in the memory in which the transformation keeps it."""
+
+    def one(old: Any, x: Any) -> Any:
+        if not isinstance(old, jax.Array) or not isinstance(x, jax.Array) or is_tracer(old):
+            return x
+        kind = old.sharding.memory_kind
+        here = x.sharding.memory_kind
+        return x if kind == here else jax.device_put(x, x.sharding.with_memory_kind(kind))
+
+    return jax.tree.map(one, leaf, value)
 
 
 def _header(flat: Mapping[str, Any]) -> dict[str, Any]:

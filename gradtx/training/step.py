@@ -20,6 +20,7 @@ from gradtx.pair import (
 from gradtx.paths import Where, aligned, path_string, select, with_paths
 from gradtx.training.minimize import Value, check_order, minimize
 from gradtx.training.rounding import loses_small_steps, stochastic_rounding
+from gradtx.tree.places import committed
 from gradtx.types import Params, ParamsT, PyTree, State, StateT
 
 
@@ -58,7 +59,7 @@ class TrainStep(Generic[*Told]):
         self._compiled = compiled
         self._sharding = sharding
         # What the first call finds out, so that it costs the others nothing.
-        self._started = self._asks_first = False
+        self._started = self._asks_first = self._binds = False
 
     def __call__(
         self,
@@ -80,6 +81,10 @@ class TrainStep(Generic[*Told]):
                     lambda p: cast(p, p.dtype) if hasattr(p, "dtype") else p, params
                 )
             self._started, self._asks_first = True, jax.device_count() > 1
+            if self._sharding is None:
+                self._binds = committed((params, state))[1]
+        if self._binds:  # else the next step would be compiled again
+            (params, state), _ = committed((params, state))
         # Before the call: given a donated array on several devices, JAX 0.10 aborts the process,
         # and it silently moves an array that has another sharding.
         if self._asks_first:

@@ -13,6 +13,7 @@ from gradtx.pair import (
     transformation,
     with_extra_args_support,
 )
+from gradtx.tree.places import committed
 from gradtx.types import InnerState, Params, PyTree, State, Updates
 
 HOST = "pinned_host"
@@ -41,8 +42,10 @@ def offload(
     in when is XLA's choice: compiled for an H100, a few at a time; for a TPU, as many as there is
     room for. A state offloaded inside a loop, as in :func:`accumulate` or a guard, moves only when
     a step is taken, but XLA for GPUs does not compile that (jax 0.10.2): there, put `offload`
-    around them. :func:`state_sharding` keeps divided slots on the hosts of their devices. With jax
-    0.8.0, programs compiled for a CPU leave the whole state on the device.
+    around them. :func:`make_step` compiles once for such a state, new or loaded; with a ``jit`` of
+    your own, bind the parameters to their device first, ``jax.device_put(params, device)``, or the
+    second step is compiled again. :func:`state_sharding` keeps divided slots on the hosts of their
+    devices. With jax 0.8.0, programs compiled for a CPU leave the whole state on the device.
 
     State: `OffloadState`.
 
@@ -67,7 +70,7 @@ def offload(
         return typed and x.ndim > 0 and x.size >= min_size
 
     def init(params: Params) -> State:
-        return OffloadState(moved(tx.init(params), HOST))
+        return OffloadState(committed(moved(tx.init(params), HOST))[0])
 
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any

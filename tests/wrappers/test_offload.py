@@ -8,6 +8,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import gradtx
+from gradtx.tree.places import committed
 from gradtx.wrappers import offload as module
 
 P = {"w": jnp.asarray(np.random.default_rng(0).normal(size=(8, 64)), jnp.float32), "b": jnp.ones(8)}
@@ -84,6 +85,46 @@ def test_eagerly_too_and_back_from_a_checkpoint(tmp_path):
     got = gradtx.apply_gradients(back.tx, P, back.params, back.state)
     chex.assert_trees_all_equal(got, want)
     assert places(got[1], "nu") == {"w": "pinned_host", "b": "device"}
+
+
+@pytest.mark.usefixtures("host_memory")
+@pytest.mark.parametrize("how", ["eagerly", "under jit"])
+def test_a_step_compiles_once_for_a_new_and_a_loaded_state(how, tmp_path):
+    tx = small()
+    step = gradtx.make_step(loss, tx)
+    p = jax.tree.map(jnp.copy, P)
+    state = tx.init(p) if how == "eagerly" else jax.jit(tx.init)(p)
+    for i in range(2):
+        p, state, _ = step(p, state, i)
+    gradtx.save_checkpoint(tmp_path / "run.npz", p, state, tx)
+    back = gradtx.load_checkpoint(tmp_path / "run.npz")
+    assert places(back.state, "nu") == {"w": "pinned_host", "b": "device"}
+    again = gradtx.make_step(loss, tx)
+    for each in (step, again):
+        q, other = jax.tree.map(jnp.copy, (back.params, back.state))
+        for i in range(2, 4):
+            q, other, _ = each(q, other, i)
+        assert each._compiled._cache_size() == 1
+    for i in range(2, 4):
+        p, state, _ = step(p, state, i)
+    chex.assert_trees_all_equal((q, other), (p, state))
+    assert step._compiled._cache_size() == 1
+
+
+def test_what_is_bound_to_a_device():
+    """All arrays, without a copy, once one is; none is moved from its device."""
+    loose = {"a": jnp.ones(3), "b": np.ones(2), "c": 1.0}
+    assert committed(loose) == (loose, False)
+    place = jax.devices()[3]
+    tree, bound = committed({**loose, "d": jax.device_put(jnp.ones(1), place)})
+    assert bound
+    assert {x.sharding.device_set.pop() for x in (tree["a"], tree["d"])} == {place}
+    assert tree["a"].committed
+    assert tree["b"] is loose["b"]
+    here = {"a": loose["a"], "d": jax.device_put(jnp.ones(1), jax.devices()[0])}
+    assert committed(here)[0]["a"].unsafe_buffer_pointer() == here["a"].unsafe_buffer_pointer()
+    several = {**here, "e": jax.device_put(jnp.ones(1), place)}
+    assert committed(several) == (several, False)
 
 
 def test_large_vectors_lie_there_too():
