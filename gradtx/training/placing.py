@@ -1,17 +1,20 @@
 """A transformation on a mesh: gradients come to where it works on them, updates go back."""
 
+import contextlib
+import functools
 from collections.abc import Iterable
 from typing import Any
 
 import jax
 
 from gradtx.composition.apply import take_step
+from gradtx.composition.around import around
 from gradtx.composition.automatic import explicit_axes
 from gradtx.engine.owners import owned_by
-from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs
+from gradtx.pair import GradientTransformation
 from gradtx.paths import is_leaf, path_string, with_paths
 from gradtx.rows import is_rows
-from gradtx.types import Params, PyTree, State, Updates
+from gradtx.types import Params, PyTree, State
 
 
 def placed(
@@ -42,23 +45,18 @@ def placed(
             tree = jax.tree.map(on_leaf, tree, place, is_leaf=is_leaf)
         return tree
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
-        with owned_by(places, balance):
-            updates, state = tx.update(through(updates, reductions), state, params, **extra_args)
-        return through(updates, reversed(reductions)), state
-
-    def step(
-        updates: Updates, state: State, params: Params, **extra_args: Any
-    ) -> tuple[Params, State]:
-        gradients = through(updates, reductions)
-        with owned_by(places, balance):
-            params, state = take_step(tx, gradients, state, params, **extra_args)
-        return through(params, reversed(reductions)), state
+    def owned() -> contextlib.AbstractContextManager[None]:
+        return owned_by(places, balance)
 
     def init(params: Params) -> State:
-        with owned_by(places, balance):
+        with owned():
             return tx.init(params)
 
-    return GradientTransformationExtraArgs(init, update, step)
+    return around(
+        tx,
+        init,
+        lambda updates, state: (through(updates, reductions), state),
+        lambda result, state: (through(result, reversed(reductions)), state),
+        step=functools.partial(take_step, tx),
+        context=owned,
+    )

@@ -6,15 +6,15 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import Count
+from gradtx.composition.around import around
 from gradtx.numerics.steering import is_tracer
 from gradtx.pair import (
     GradientTransformation,
-    GradientTransformationExtraArgs,
     transformation,
     with_extra_args_support,
 )
 from gradtx.tree.places import committed
-from gradtx.types import InnerState, Params, PyTree, State, Updates
+from gradtx.types import InnerState, Params, PyTree, State
 
 HOST = "pinned_host"
 
@@ -72,25 +72,13 @@ def offload(
     def init(params: Params) -> State:
         return OffloadState(committed(moved(tx.init(params), HOST))[0])
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
-        here = moved(state.inner_state, "device")
-        updates, inner_state = tx.update(updates, here, params, **extra_args)
-        return updates, OffloadState(moved(inner_state, HOST))
-
-    whole = tx.step
-    if whole is None:
-        return GradientTransformationExtraArgs(init, update)
-
-    def step(
-        updates: Updates, state: State, params: Params, **extra_args: Any
-    ) -> tuple[Params, State]:
-        here = moved(state.inner_state, "device")
-        params, inner_state = whole(updates, here, params, **extra_args)
-        return params, OffloadState(moved(inner_state, HOST))
-
-    return GradientTransformationExtraArgs(init, update, step)
+    return around(
+        tx,
+        init,
+        lambda updates, state: (updates, moved(state.inner_state, "device")),
+        lambda result, inner_state: (result, OffloadState(moved(inner_state, HOST))),
+        step=tx.step,
+    )
 
 
 def _moved(x: Any, to: str, strict: bool) -> PyTree:
