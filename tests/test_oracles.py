@@ -12,15 +12,10 @@ import optax
 import pytest
 
 import gradtx
-from tests.catalogue import builders, optimizers
+from tests.catalogue import CATALOGUE, builders, optimizers
 
 TESTS = pathlib.Path(__file__).parent
 
-# In none of the libraries that are tested beside, nor is its authors' code.
-NOWHERE = (
-    "adabound adagrad_decay adam_mini came diffgrad laprop mars_adamw mars_lion qhadam "
-    "rowwise_adagrad rowwise_adam soap_muon stable_adamw tiger"
-)
 # Links from papers; they train nothing by themselves.
 LINKS = {
     "add_cautious_decayed_weights",
@@ -78,7 +73,8 @@ def test_every_optimizer_is_held_to_its_paper(marked):
 def test_every_optimizer_is_beside_a_library_that_has_it(marked):
     """Optax's are compared in test_contracts and where test_optax_names says."""
     both = {n for n in optimizers() if hasattr(optax, n) or hasattr(optax.contrib, n)}
-    assert set(optimizers()) - both - marked("library").keys() == set(NOWHERE.split())
+    alone = {name for name in optimizers() if CATALOGUE[name].alone}
+    assert set(optimizers()) - both - marked("library").keys() == alone
 
 
 def mirror(name):
