@@ -60,7 +60,8 @@ def benchmark():
 
 def test_curves_are_those_of_the_table_and_fall(benchmark):
     """A new optimizer joins when the curves are drawn again; its page has none until then."""
-    assert set(curves()) == set(benchmark.rates())
+    assert set(curves()) <= set(benchmark.optimizers())
+    assert len(curves()) >= 86
     for name, found in curves().items():
         assert found["rate"] == benchmark.rates()[name]
         # Rprop, made for full batches, rises again.
