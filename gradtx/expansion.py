@@ -6,8 +6,9 @@ step:
 1. hyperparameters must be single numbers (`Declaration.check_numbers`);
 2. vectors of packed leaves are taken apart, unless the pair takes vectors (`packed.on_leaves`);
 3. outside of ``jit``, many leaves are one compiled program (`eager`);
-4. hyperparameters that are schedules get their values at this step (`scheduled`);
-5. slots kept in another form than an array are loaded, unless the engine does so (`stored`).
+4. on a mesh with explicit axes, no axis is explicit inside (`shardings`);
+5. hyperparameters that are schedules get their values at this step (`scheduled`);
+6. slots kept in another form than an array are loaded, unless the engine does so (`stored`).
 """
 
 import functools
@@ -21,6 +22,7 @@ from gradtx.numerics import as_arrays
 from gradtx.numerics.tracing import is_shape, where_known
 from gradtx.packed import holds_packed, on_leaves, unpack
 from gradtx.scheduled import Schedules
+from gradtx.shardings import on_explicit_axes
 from gradtx.stored import on_arrays
 from gradtx.types import COUNTER, SLOT, Params, State, Updates, state_fields
 
@@ -82,11 +84,17 @@ class Expansion:
             return done
         with one_by_one(program is False):
             updates, params = as_arrays(updates), as_arrays(params)
-            if self.schedules:
-                clock = self.pair.traits.clock
-                return self.schedules.update(clock, updates, state, params, extra_args)
-            run = self._of_slots(self.pair.update, state)
-            return cast(tuple[Updates, State], run(updates, state, params, **extra_args))
+            like = updates, state
+            return on_explicit_axes(self._update, like, updates, state, params, extra_args)
+
+    def _update(
+        self, updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        if self.schedules:
+            clock = self.pair.traits.clock
+            return self.schedules.update(clock, updates, state, params, extra_args)
+        run = self._of_slots(self.pair.update, state)
+        return cast(tuple[Updates, State], run(updates, state, params, **extra_args))
 
     def _step(
         self, updates: Updates, state: State, params: Params, **extra_args: Any

@@ -15,7 +15,16 @@ LAYERS = (
     ("namespace", "absences"),
     ("types", "signatures", "checks", "numerics"),
     (
-        *("rows", "packed", "stored", "paths", "host_values", "declaration", "scheduled"),
+        *(
+            "rows",
+            "packed",
+            "stored",
+            "paths",
+            "host_values",
+            "declaration",
+            "scheduled",
+            "shardings",
+        ),
         *("eager", "expansion", "pair", "declared_schedule"),
     ),
     ("tree", "tree_utils", "linear_algebra", "storage"),

@@ -6,7 +6,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradtx.composition.automatic import automatic, explicit
 from gradtx.composition.sequence import through
 from gradtx.eager import MANY_LEAVES, Program, count_of_arrays, on_vectors
 from gradtx.engine.lift import Last
@@ -15,6 +14,7 @@ from gradtx.numerics.tracing import traced_once
 from gradtx.pair import GradientTransformation, with_extra_args_support
 from gradtx.paths import aligned, is_leaf, leaves_with_path, path_string
 from gradtx.rows import add_rows, is_rows
+from gradtx.shardings import on_explicit_axes
 from gradtx.types import Array, Params, ParamsT, State, Updates, is_stored
 
 
@@ -110,8 +110,6 @@ def take_step(
 ) -> tuple[Params, State]:
     """Updates transformed and applied: by the ``step`` of `tx` if it has one."""
     tx = with_extra_args_support(tx)
-    functions = {n: explicit(v, params) for n, v in extra_args.items() if callable(v)}
-    arrays = {n: v for n, v in extra_args.items() if not callable(v)}
 
     def run(updates: Updates, state: State, params: Params, **extra_args: Any) -> Any:
         if tx.step is not None:
@@ -120,17 +118,16 @@ def take_step(
         new, (state,), done = through([tx], updates, [state], params, extra_args, last)
         return new if done else apply_updates(params, new), state
 
-    def step(
-        updates: Updates, state: State, params: Params, arrays: dict[str, Any]
-    ) -> tuple[Params, State]:
+    def step(updates: Updates, state: State, params: Params, **extra_args: Any) -> Any:
         updates, params = as_arrays(updates), as_arrays(params)
         if not any(map(is_stored, jax.tree.leaves(state, is_leaf=is_stored))):
-            return run(updates, state, params, **arrays, **functions)
+            return run(updates, state, params, **extra_args)
         from gradtx.engine.kernels import in_kernels  # takes as long to import as all of gradtx
 
-        return in_kernels(run, updates, state, params, arrays | functions, whole=True)
+        return in_kernels(run, updates, state, params, extra_args, whole=True)
 
-    return automatic(step, (params, state), updates, state, params, arrays)
+    like = params, state
+    return on_explicit_axes(step, like, updates, state, params, extra_args)
 
 
 def incremental_update(new_tensors: Params, old_tensors: ParamsT, step_size: Any) -> ParamsT:

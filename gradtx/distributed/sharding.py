@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
-from gradtx.composition.automatic import automatic
 from gradtx.distributed.axes import AxisName, axes_of
 from gradtx.distributed.operations import owners_lines
 from gradtx.distributed.padding import Padded, is_padded, unpadded
@@ -20,6 +19,7 @@ from gradtx.engine.owned_slots import apart, is_owned, together
 from gradtx.engine.owners import Stack, stacks
 from gradtx.pair import GradientTransformation
 from gradtx.paths import aligned, first_difference, leaves_with_path, path_string, with_paths
+from gradtx.shardings import automatic
 from gradtx.storage import is_encoded
 from gradtx.training.placing import placed
 from gradtx.types import Params, PyTree, State, Updates

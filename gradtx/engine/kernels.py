@@ -21,7 +21,6 @@ from jax.interpreters import mlir
 from jax.sharding import NamedSharding
 
 from gradtx.engine.cutting import Cut, cuts, inlined, run_cut
-from gradtx.engine.owners import known_places, place_of
 from gradtx.engine.tiling import (
     Part,
     Tiling,
@@ -36,6 +35,7 @@ from gradtx.numerics import half
 from gradtx.numerics.opaque import has_triton, is_alone, is_exported, opaque
 from gradtx.numerics.steering import delay, is_tracer, true_after
 from gradtx.paths import path_string, with_paths
+from gradtx.shardings import sharding_of, shardings_are_known
 from gradtx.storage.draws import Draws
 from gradtx.storage.encoded import FORMATS, Blocks, Encoded, Key, numbers_in, parts_of
 from gradtx.storage.format import Codec
@@ -99,7 +99,7 @@ def in_kernels(
     if not whole:
         old[: len(jax.tree.leaves(params))] = [None] * len(jax.tree.leaves(out[0]))
     overwritten = tuple((i, k) for i, k in enumerate(old) if k is not None)
-    lies = _places(given) if known_places() else [None] * len(leaves)
+    lies = _places(given) if shardings_are_known() else [None] * len(leaves)
     results = program_p.bind(
         *closed.consts,
         *inputs,
@@ -115,7 +115,9 @@ def in_kernels(
 def _places(given: tuple[Params | None, State, Updates, Any]) -> list[NamedSharding | None]:
     """Where parameters and gradients lie, as far as that is known; None for other arrays."""
     paths = [path for path, _ in with_paths(given)[0]]
-    return [place_of(path_string(path)) if which.idx in (0, 2) else None for which, *path in paths]
+    return [
+        sharding_of(path_string(path)) if which.idx in (0, 2) else None for which, *path in paths
+    ]
 
 
 def after_parameters(params: Params, state: State) -> tuple[Params, State]:

@@ -30,7 +30,6 @@ from gradtx.engine.owners import (
     Divided,
     beginnings,
     divided_place,
-    known_places,
     owned,
     owners,
 )
@@ -38,6 +37,7 @@ from gradtx.numerics import cast, widen
 from gradtx.pair import GradientTransformation, Rule, Scope
 from gradtx.paths import is_leaf, path_string
 from gradtx.rows import is_rows
+from gradtx.shardings import shardings_are_known
 from gradtx.types import Array, PyTree
 
 FactorFn = Callable[["Matrices", Array], Array]
@@ -273,7 +273,7 @@ def matrixwise(
                     made[i] |= dict.fromkeys(held) | of_others(p)
                 else:
                     made[i] |= dict.fromkeys(of_others(p)) | {n: f(how, p) for n, f in held.items()}
-        if known_places() and (held or on_entries is None):
+        if shardings_are_known() and (held or on_entries is None):
             _with_owners(label, batched, dimensions.of(label, params), leaves, paths, made)
         return made
 
@@ -364,7 +364,9 @@ def _in_batches(
             if numbers[i] is not None:
                 how = as_matrices(given.label, given.paths[i], g.shape, numbers[i])
                 place = (
-                    divided_place(path_string(given.paths[i]), how.axes) if known_places() else None
+                    divided_place(path_string(given.paths[i]), how.axes)
+                    if shardings_are_known()
+                    else None
                 )
                 stack = _stack_of(batched, given.held(i))
                 alike.setdefault((how, jax.typeof(out[i]), place, stack), []).append(i)

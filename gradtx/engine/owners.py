@@ -14,7 +14,7 @@ message in between would make the devices wait for one another, and nothing woul
 
 import contextlib
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from gradtx.engine.owned_slots import in_order, padded
 from gradtx.numerics.control import run_if
+from gradtx.shardings import sharding_of, stacks_are_balanced
 from gradtx.types import Array
 
 
@@ -71,14 +72,6 @@ Axes = tuple[tuple[int, ...], ...]
 """Which axes of a leaf are batch, rows and columns."""
 
 
-class Places(NamedTuple):
-    """of: where each leaf lies, by path; balance: whether stacks begin at different devices."""
-
-    of: Mapping[str, NamedSharding]
-    balance: bool
-
-
-_places: ContextVar[Places | None] = ContextVar("places", default=None)
 _stacks: ContextVar[list[Stack] | None] = ContextVar("stacks", default=None)
 
 
@@ -93,38 +86,12 @@ def stacks() -> Iterator[list[Stack]]:
         _stacks.reset(token)
 
 
-@contextlib.contextmanager
-def owned_by(places: Mapping[str, NamedSharding], balance: bool) -> Iterator[None]:
-    """Inside, matrices whose rows or columns are divided are transformed by one device each.
-
-    Args:
-        places: where each leaf lies, by path.
-        balance: whether stacks that do not divide begin at different devices.
-    """
-    token = _places.set(Places(places, balance))
-    try:
-        yield
-    finally:
-        _places.reset(token)
-
-
-def known_places() -> bool:
-    """Whether it is known where leaves lie."""
-    return _places.get() is not None
-
-
-def place_of(path: str) -> NamedSharding | None:
-    """Where a leaf lies, if that is known."""
-    known = _places.get()
-    return None if known is None else known.of.get(path)
-
-
 def divided_place(path: str, axes: Axes) -> NamedSharding | None:
     """Where a leaf lies, if its matrices are divided.
 
     Where only a batch axis is divided, such as experts, every device has whole matrices already.
     """
-    place = place_of(path)
+    place = sharding_of(path)
     _, rows, columns = axes
     if place is None or not any(_axes_along(place, axis) for axis in (*rows, *columns)):
         return None
@@ -156,8 +123,7 @@ def beginnings(
         would have less to do.
     """
     begins: list[int | None] = [None] * len(stacks)
-    known = _places.get()
-    if known is None or not known.balance:
+    if not stacks_are_balanced():
         return begins
     for over in {(axes, devices) for axes, devices, _ in stacks}:
         devices, at, parts = over[1], 0, []

@@ -19,11 +19,11 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, Var
 from jax.extend.core.primitives import convert_element_type_p, jit_p, scan_p
 from jax.interpreters import ad, batching, mlir
 
-from gradtx.composition.automatic import explicit_mesh
 from gradtx.numerics.steering import vary, varying_axes
 from gradtx.numerics.tracing import run_equation
 from gradtx.paths import path_string, with_paths
 from gradtx.rows import Rows, gather_rows, index_dtype, is_inside, refuse_outside, row_indices
+from gradtx.shardings import explicit_mesh
 from gradtx.types import Array, PyTree
 
 

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.composition.apply import take_step
-from gradtx.composition.automatic import automatic
 from gradtx.engine.leaves import gradient, parameter
 from gradtx.numerics import as_arrays
 from gradtx.numerics.steering import tracked, vary, varying_axes
@@ -23,6 +22,7 @@ from gradtx.paths import (
     select,
 )
 from gradtx.rows import is_rows
+from gradtx.shardings import automatic
 from gradtx.training.lookup import looked_up, vjp
 from gradtx.training.rounding import rounded_with
 from gradtx.types import (

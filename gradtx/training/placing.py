@@ -9,11 +9,10 @@ import jax
 
 from gradtx.composition.apply import take_step
 from gradtx.composition.around import around
-from gradtx.composition.automatic import explicit_axes
-from gradtx.engine.owners import owned_by
 from gradtx.pair import GradientTransformation
 from gradtx.paths import is_leaf, path_string, with_paths
 from gradtx.rows import is_rows
+from gradtx.shardings import explicit_axes, known_shardings
 from gradtx.types import Params, PyTree, State
 
 
@@ -46,7 +45,7 @@ def placed(
         return tree
 
     def owned() -> contextlib.AbstractContextManager[None]:
-        return owned_by(places, balance)
+        return known_shardings(places, balance=balance)
 
     def init(params: Params) -> State:
         with owned():

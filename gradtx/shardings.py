@@ -1,0 +1,182 @@
+"""Shardings as a transformation knows them: of each leaf, and on a mesh with `Explicit` axes.
+
+On explicit axes, as `jax.make_mesh` makes them, an array's sharding is a part of its type. JAX
+refuses an operation there whose result could be sharded in several ways, such as a scatter or a
+product of sharded matrices, until the program chooses. A loss may choose; a transformation has
+nothing to choose, since parameters and slots stay where they are. It runs as on `Auto` axes, and
+knows the shardings of the leaves from their types.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from gradtx.numerics.steering import is_tracer
+from gradtx.paths import path_string
+from gradtx.types import Params, PyTree, State, Updates
+
+_T = TypeVar("_T")
+
+
+class _Known(NamedTuple):
+    """of: each leaf's sharding, by path; balance: whether stacks begin at different devices."""
+
+    of: Mapping[str, NamedSharding]
+    balance: bool
+
+
+_known: ContextVar[_Known | None] = ContextVar("shardings", default=None)
+
+
+@contextlib.contextmanager
+def known_shardings(of: Mapping[str, NamedSharding], *, balance: bool) -> Iterator[None]:
+    """Inside, it is known how leaves are sharded, so that each matrix is computed by one device.
+
+    Args:
+        of: the sharding of each leaf, by path.
+        balance: whether stacks of matrices that do not divide begin at different devices.
+    """
+    token = _known.set(_Known(of, balance))
+    try:
+        yield
+    finally:
+        _known.reset(token)
+
+
+def shardings_are_known() -> bool:
+    """Whether it is known how leaves are sharded."""
+    return _known.get() is not None
+
+
+def sharding_of(path: str) -> NamedSharding | None:
+    """How a leaf is sharded, if that is known."""
+    known = _known.get()
+    return None if known is None else known.of.get(path)
+
+
+def stacks_are_balanced() -> bool:
+    """Whether stacks of matrices begin at different devices."""
+    known = _known.get()
+    return known is not None and known.balance
+
+
+def on_explicit_axes(
+    run: Callable[..., tuple[Any, State]],
+    like: PyTree,
+    updates: Updates,
+    state: State,
+    params: Params | None,
+    extra_args: dict[str, Any],
+) -> tuple[Any, State]:
+    """``run(updates, state, params, **extra_args)`` where no axis is explicit.
+
+    The shardings that the types of the updates name are known inside. Outside of a mesh with
+    explicit axes this is `run`.
+
+    Args:
+        run: an update or a whole step.
+        like: a tree like its result, in whose shardings the result is.
+        updates: the updates.
+        state: the state.
+        params: the parameters.
+        extra_args: more arguments; functions are called as they are, on explicit axes.
+    """
+    leaves = jax.tree.leaves(updates)
+    if not any(map(is_tracer, leaves)):
+        with _told_to_compile(leaves):
+            return run(updates, state, params, **extra_args)
+    if explicit_mesh(leaves) is None:
+        return run(updates, state, params, **extra_args)
+    functions = {n: explicit(v, params) for n, v in extra_args.items() if callable(v)}
+    arrays = {n: v for n, v in extra_args.items() if not callable(v)}
+    by_path = jax.tree_util.tree_leaves_with_path(updates)
+    found = {path_string(path): jax.typeof(x).sharding for path, x in by_path}
+
+    def inside(updates: Updates, state: State, params: Params | None, arrays: Any) -> Any:
+        if shardings_are_known():
+            return run(updates, state, params, **arrays, **functions)
+        with known_shardings(found, balance=False):
+            return run(updates, state, params, **arrays, **functions)
+
+    return automatic(inside, like, updates, state, params, arrays)
+
+
+@contextlib.contextmanager
+def _told_to_compile(leaves: list[Any]) -> Iterator[None]:
+    """An error on explicit axes gets a note: they become automatic only while JAX compiles."""
+    try:
+        yield
+    except Exception as error:
+        if explicit_mesh(leaves) is not None:
+            error.add_note(
+                "These arrays are on a mesh with Explicit axes. Compile the step (jax.jit or "
+                "gradtx.make_step), or make the mesh with axis_types=(jax.sharding.AxisType.Auto,)"
+            )
+        raise
+
+
+def explicit_axes(mesh: Any) -> tuple[str, ...]:
+    """The axes of a mesh along which JAX makes an array's sharding part of its type."""
+    types = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return tuple(axis for axis, kind in types if kind == AxisType.Explicit)
+
+
+def automatic(function: Callable[..., _T], like: PyTree, *args: Any) -> _T:
+    """``function(*args)`` where no axis is explicit; results are sharded like the arrays `like`.
+
+    `like` may be a tree of shardings too. JAX can do so only while it compiles; elsewhere an error
+    gets a note that says this.
+    """
+    leaves = jax.tree.leaves(args)
+    mesh = explicit_mesh(args)
+    if mesh is None:
+        return function(*args)
+    if any(map(is_tracer, leaves)):
+        places = jax.tree.map(lambda x: _place(x, mesh), like)
+        axes = explicit_axes(mesh)
+        done: _T = jax.sharding.auto_axes(function, axes=axes, out_sharding=places)(*args)
+        return done
+    with _told_to_compile(leaves):
+        return function(*args)
+
+
+def explicit(function: Callable[..., _T], params: Params) -> Callable[..., _T]:
+    """A function of parameters, such as a loss, as it is, for use inside of :func:`automatic`."""
+    mesh = explicit_mesh(params)
+    if mesh is None:
+        return function
+    places = jax.tree.map(lambda x: _place(x, mesh), params)
+
+    def called(params: Params, *args: Any, **kwargs: Any) -> _T:
+        def on(params: Params) -> _T:
+            return function(params, *args, **kwargs)
+
+        if explicit_mesh(params) is not None or jax.sharding.get_abstract_mesh().empty:
+            return on(params)
+        axes = explicit_axes(mesh)
+        done: _T = jax.sharding.explicit_axes(on, axes=axes, in_sharding=(places,))(params)
+        return done
+
+    return called
+
+
+def explicit_mesh(tree: PyTree) -> Any:
+    """The mesh with explicit axes on which arrays of a tree lie; None if there is none."""
+    meshes = (_mesh(x) for x in jax.tree.leaves(tree))
+    return next((mesh for mesh in meshes if mesh is not None and explicit_axes(mesh)), None)
+
+
+def _mesh(x: Any) -> Any:
+    if not isinstance(x, jax.Array):
+        return None
+    return getattr(getattr(jax.typeof(x), "sharding", None), "mesh", None)
+
+
+def _place(x: Any, mesh: Any) -> Any:
+    if isinstance(x, NamedSharding):
+        return x
+    return jax.typeof(x).sharding if _mesh(x) == mesh else NamedSharding(mesh, PartitionSpec())
