@@ -18,6 +18,7 @@ import jax
 
 from gradtx.declaration import Declaration
 from gradtx.eager import Eager, Program, on_vectors, one_by_one
+from gradtx.explanations import explained
 from gradtx.numerics import as_arrays
 from gradtx.numerics.tracing import is_shape, where_known
 from gradtx.packed import holds_packed, on_leaves, unpack
@@ -69,6 +70,7 @@ class Expansion:
             state = self.pair.init(as_arrays(params))
         return self.schedules.counted(state, self.pair.traits.clock) if self.schedules else state
 
+    @explained
     def update(
         self, updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
@@ -96,6 +98,7 @@ class Expansion:
         run = self._of_slots(self.pair.update, state)
         return cast(tuple[Updates, State], run(updates, state, params, **extra_args))
 
+    @explained
     def _step(
         self, updates: Updates, state: State, params: Params, **extra_args: Any
     ) -> tuple[Params, State]:

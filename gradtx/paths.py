@@ -2,7 +2,7 @@
 
 import fnmatch
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -101,8 +101,27 @@ def first_difference(tree: PyTree, other: PyTree) -> str:
     for path in theirs:
         if path not in ours:
             return f"{path!r} is only in the second"
-    kinds = jax.tree.structure(tree, is_leaf=is_leaf), jax.tree.structure(other, is_leaf=is_leaf)
-    return f"containers differ: {kinds[0]} against {kinds[1]}"
+    at, first, second = next(_containers(tree, other))
+    return f"{at!r} is a {first} in the first and a {second} in the second"
+
+
+def _containers(tree: Any, other: Any, at: Any = ()) -> Iterator[tuple[str, str, str]]:
+    """Where two trees, or their nodes, are containers of different kinds, and of which."""
+    kinds = [type(x).__name__ for x in (tree, other)]
+    if type(tree) is not type(other):
+        yield path_string(at), *kinds
+        return
+    below = [
+        jax.tree_util.tree_flatten_with_path(x, is_leaf=lambda y, x=x: y is not x)
+        for x in (tree, other)
+    ]
+    (ours, structure), (theirs, different) = below
+    if is_leaf(tree) or not ours or ours[0][0] == ():
+        return
+    for (path, x), (_, y) in zip(ours, theirs, strict=False):
+        yield from _containers(x, y, (*at, *path))
+    if structure != different:
+        yield path_string(at), *(f"{kind} of another form" for kind in kinds)
 
 
 def aligned(problem: str, tree: PyTree, treedef: Any, other: PyTree) -> list[Any]:

@@ -157,6 +157,23 @@ ScaleByTrustRatioState: TypeAlias = EmptyState
 ScaleState: TypeAlias = EmptyState
 
 
+def is_state(x: Any) -> bool:
+    """Whether it is the state of a transformation of gradtx's, or of several of them.
+
+    It is told by the containers at the top, so that a tree of parameters costs nothing.
+    """
+    if isinstance(x, dict):
+        return any(isinstance(part, tuple) and is_state(part) for part in x.values())
+    if not isinstance(x, tuple):
+        return False
+    if not hasattr(x, "_fields"):
+        return any(is_state(part) for part in x)
+    inside = [name for name in x._fields if name.endswith(("_state", "_states"))]
+    held = any(is_state(getattr(x, name)) for name in inside)
+    marked = any(kind is not None for kind in state_fields(type(x)).values())
+    return isinstance(x, EmptyState) or held or marked
+
+
 def init_empty_state(params: Params) -> EmptyState:
     """The ``init`` of a pair without state.
 

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from gradtx.composition.sequence import through
 from gradtx.eager import MANY_LEAVES, Program, count_of_arrays, on_vectors
 from gradtx.engine.lift import Last
+from gradtx.explanations import explain
 from gradtx.numerics import as_arrays, cast, round_to, widen
 from gradtx.numerics.tracing import traced_once
 from gradtx.pair import GradientTransformation, with_extra_args_support
@@ -127,7 +128,12 @@ def take_step(
         return in_kernels(run, updates, state, params, extra_args, whole=True)
 
     like = params, state
-    return on_explicit_axes(step, like, updates, state, params, extra_args)
+    try:
+        return on_explicit_axes(step, like, updates, state, params, extra_args)
+    except (AttributeError, TypeError, ValueError) as error:
+        if tx.declaration is not None:
+            explain(tx.declaration.name, error, updates, state, params)
+        raise
 
 
 def incremental_update(new_tensors: Params, old_tensors: ParamsT, step_size: Any) -> ParamsT:

@@ -45,10 +45,10 @@ def chain(*args: GradientTransformation) -> GradientTransformation:
 
     def states(state: State) -> tuple[State, ...]:
         if not isinstance(state, tuple) or len(state) != len(links):
+            of = f" of {len(state)}" if type(state) is tuple else ""
             raise ValueError(
                 f"chain: expected a state of {len(links)} parts, one for each transformation, "
-                f"which its init makes, not {type(state).__name__} {jax.tree.structure(state)}"
-                f"{OTHER_STATE}"
+                f"which its init makes, not {type(state).__name__}{of}{OTHER_STATE}"
             )
         return state
 
@@ -183,7 +183,8 @@ def named_chain(*args: tuple[str, GradientTransformation]) -> GradientTransforma
 
     def states(state: State) -> tuple[State, ...]:
         if not isinstance(state, dict) or list(state) != names:
-            raise ValueError(f"named_chain: expected a state for {names}, not {state!r:.80}")
+            kind = list(state) if isinstance(state, dict) else type(state).__name__
+            raise ValueError(f"named_chain: expected a state for {names}, not {kind}{OTHER_STATE}")
         return tuple(state.values())
 
     return _in_sequence(Links(links, states, lambda new: NamedStates(zip(names, new, strict=True))))

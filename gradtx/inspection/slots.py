@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from gradtx.packed import packed_like, unpack
-from gradtx.paths import is_leaf, leaves_with_path, map_with_paths, path_string
+from gradtx.paths import first_difference, is_leaf, leaves_with_path, map_with_paths, path_string
 from gradtx.types import INNER, PyTree, State, StateT, fields_of, is_stored, slot_fields
 
 
@@ -120,7 +120,7 @@ def set_slot(state: StateT, name: str, value: PyTree, path: str | None = None) -
     leaves, treedef = jax.tree.flatten(old)
     new, other = jax.tree.flatten(value)
     if treedef != other:  # type: ignore[operator]
-        raise ValueError(f"slot {name!r} is a tree {treedef}, not {other}")
+        raise ValueError(f"slot {name!r} is a tree of another form: {first_difference(old, value)}")
     for before, after in zip(leaves, new, strict=True):
         if before.shape != np.shape(after) or before.dtype != getattr(after, "dtype", None):
             raise ValueError(

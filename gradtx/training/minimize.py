@@ -26,7 +26,6 @@ from gradtx.shardings import automatic
 from gradtx.training.lookup import looked_up, vjp
 from gradtx.training.rounding import rounded_with
 from gradtx.types import (
-    COUNTER,
     Array,
     Params,
     ParamsT,
@@ -34,8 +33,7 @@ from gradtx.types import (
     State,
     StateT,
     Updates,
-    fields_of,
-    slot_fields,
+    is_state,
 )
 
 Value = TypeVar("Value")  # what a loss returns: its value or, with has_aux, (value, aux)
@@ -56,7 +54,7 @@ def check_order(where: str, **given: Any) -> None:
     if "loss_fn" in given:
         right &= callable(given["loss_fn"]) and not _is_transformation(given["loss_fn"])
     right &= not any(_is_transformation(given.get(k)) for k in ("params", "grads", "state"))
-    right &= not any(_is_state(given.get(k)) for k in ("params", "grads"))
+    right &= not any(is_state(given.get(k)) for k in ("params", "grads"))
     if not right:
         kinds = ", ".join(map(_kind, given.values()))
         raise TypeError(f"{where} takes {', '.join(given)}, in this order; it was given {kinds}")
@@ -65,7 +63,7 @@ def check_order(where: str, **given: Any) -> None:
 def _kind(x: Any) -> str:
     if _is_transformation(x):
         return "a transformation"
-    if _is_state(x):
+    if is_state(x):
         return "a state"
     return "a function" if callable(x) else f"a {type(x).__name__}"
 
@@ -73,12 +71,6 @@ def _kind(x: Any) -> str:
 def _is_transformation(x: Any) -> bool:
     pair = isinstance(x, tuple) and len(x) == 2 and all(map(callable, x))
     return pair or (callable(getattr(x, "init", None)) and callable(getattr(x, "update", None)))
-
-
-def _is_state(x: Any) -> bool:
-    """Whether it is the state of a transformation of gradtx's, or of a chain of them."""
-    parts = x if type(x) is tuple else (x,)
-    return any(slot_fields(type(part)) or fields_of(type(part), COUNTER) for part in parts)
 
 
 def scalar_loss(loss_fn: Callable[..., Any], has_aux: bool, any_shape: bool) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.numerics import cast
-from gradtx.paths import leaves_with_path, path_string
+from gradtx.paths import first_difference, leaves_with_path, path_string
 from gradtx.rows import is_rows
 from gradtx.types import Array, PyTree, Updates
 
@@ -32,7 +32,8 @@ class Layout:
         """The leaves as one vector, or one for each type; zeros for a leaf that is None."""
         leaves, treedef = leaves_with_path(tree)
         if treedef != self.treedef:
-            raise ValueError(f"flatten: gradients and parameters differ: {treedef}, {self.treedef}")
+            difference = first_difference(tree, self.treedef.unflatten(self.leaves))
+            raise ValueError(f"flatten: gradients and parameters differ: {difference}")
         parts: dict[str, list[Array]] = {dtype: [] for dtype in self.dtypes}
         for (path, leaf), like in zip(leaves, self.leaves, strict=True):
             if is_rows(leaf):

@@ -1,0 +1,96 @@
+"""Arguments of a step that were mixed up: the error says which they are and what to do."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradtx
+
+P = {"w": jnp.ones((3, 2)), "b": jnp.ones(3)}
+MAKERS = {
+    "adam": lambda: gradtx.adam(0.1),
+    "scheduled": lambda: gradtx.adam(gradtx.linear_schedule(0.1, 0.0, 3)),
+    "rule": lambda: gradtx.scale_by_adam(),
+    "stateless": lambda: gradtx.sgd(0.1),
+    "chain": lambda: gradtx.chain(gradtx.clip(1.0), gradtx.adam(0.1)),
+    "named": lambda: gradtx.named_chain(("clip", gradtx.clip(1.0)), ("adam", gradtx.adam(0.1))),
+    "groups": lambda: gradtx.partition({"a": gradtx.adam(0.1)}, "a"),
+    "window": lambda: gradtx.accumulate(gradtx.adam(0.1), 2),
+    "matrices": lambda: gradtx.muon(0.1),
+    "averages": lambda: gradtx.schedule_free_sgd(0.1),
+    "guard": lambda: gradtx.guard(gradtx.adam(0.1)),
+}
+
+
+def loss(p):
+    return jnp.sum(p["w"] ** 2)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_what_was_mixed_up(name):
+    tx = MAKERS[name]()
+    state = tx.init(P)
+    arrays = gradtx.state_dict(state)
+    calls = {
+        "the state is None: make it once by state = tx.init": (P, None, P),
+        "a method stands in place of the state: make it by state = tx.init": (P, tx.init, P),
+        "in place of the state: make it by state = tx.init": (P, tx, P),
+        "load_state_dict": (P, arrays, P),
+        "the gradients and the state look swapped": (state, P, P),
+        "the parameters and the state look swapped": (P, P, state),
+    }
+    for match, arguments in calls.items():
+        if name == "stateless" and arguments[1] is tx:
+            continue  # a tuple of two, as its state is
+        with pytest.raises(TypeError, match=match) as caught:
+            tx.update(*arguments)
+        assert str(caught.value).startswith(f"{tx.declaration.name}: ")
+        assert "PyTreeDef" not in str(caught.value)
+    for run in (
+        lambda: jax.jit(tx.update)(P, None, P),
+        lambda: gradtx.apply_gradients(tx, P, P, None),
+        lambda: gradtx.make_step(loss, tx)(P, None),
+    ):
+        with pytest.raises(TypeError, match="the state is None"):
+            run()
+    for run in (
+        lambda: gradtx.apply_gradients(tx, P, state, P),
+        lambda: gradtx.minimize(loss, tx, state, P),
+        lambda: gradtx.make_step(loss, tx, donate=False)(state, P),
+    ):
+        with pytest.raises(TypeError, match="in this order; it was given .* a state, a dict"):
+            run()
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_state_of_another_transformation(name):
+    tx = MAKERS[name]()
+    other = gradtx.rmsprop(0.1, momentum=0.9).init(P)
+    with pytest.raises(
+        (TypeError, ValueError), match=r"match_state_dict says|see regroup"
+    ) as caught:
+        tx.update(P, other, P)
+    assert "PyTreeDef" not in str(caught.value)
+
+
+def test_other_errors_stay_as_they_are():
+    def broken(updates, params):
+        raise TypeError("of one's own")
+
+    tx = gradtx.chain(gradtx.stateless(broken), gradtx.adam(0.1))
+    with pytest.raises(TypeError, match="^of one's own$"):
+        tx.update(P, tx.init(P), P)
+
+
+def test_containers_that_differ_are_named():
+    tx = gradtx.adam(0.1)
+    state = tx.init({"a": [jnp.ones(1), jnp.ones(1)]})
+    with pytest.raises(ValueError, match="'a' is a tuple in the first and a list in the second"):
+        tx.update({"a": (jnp.ones(1), jnp.ones(1))}, state)
+    with pytest.raises(ValueError, match="another form: 'a' is a list in the first and a tuple"):
+        gradtx.set_slot(state, "mu", {"a": (np.ones(1), np.ones(1))})
+    flat = gradtx.flatten(tx)
+    one = {"a": [jnp.ones(1)]}
+    with pytest.raises(ValueError, match="'a' is a tuple in the first and a list in the second"):
+        flat.update({"a": (jnp.ones(1),)}, flat.init(one), one)
