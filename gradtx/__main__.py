@@ -28,7 +28,8 @@ def make_parser() -> argparse.ArgumentParser:
         epilog="The exit code is 0 if all is well, 1 if something differs, is missing or is "
         "invalid, and 2 if the command cannot be run as it was given.",
     )
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    parser.set_defaults(run=None)
+    commands = parser.add_subparsers(metavar="COMMAND")
 
     def command(
         name: str, run: Callable[[argparse.Namespace], int], text: str
@@ -79,7 +80,11 @@ def make_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Run a command, and give its exit code."""
     try:
-        arguments = make_parser().parse_args(argv)
+        parser = make_parser()
+        arguments = parser.parse_args(argv)
+        if arguments.run is None:
+            parser.print_help()
+            return 0
         code = int(arguments.run(arguments))
         sys.stdout.flush()
         return code

@@ -31,6 +31,9 @@ OTHER_NAMES = {
     "rho": ["decay"],
     "alpha": ["decay"],
     "clipnorm": ["max_norm"],
+    "init_scale": ["loss_scale"],
+    "growth_factor": ["factor"],
+    "growth_interval": ["period"],
 }
 
 

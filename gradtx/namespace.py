@@ -100,6 +100,23 @@ def moved(old: str, new: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
+OTHER_NAMES = {
+    "clipgradnorm": ["clip_by_global_norm"],
+    "clipgradvalue": ["clip"],
+    "onecycle": ["cosine_onecycle_schedule"],
+    "onecyclelr": ["cosine_onecycle_schedule"],
+    "warmupcosine": ["warmup_cosine_decay_schedule"],
+    "cosineannealinglr": ["cosine_decay_schedule"],
+    "reducelronplateau": ["reduce_on_plateau"],
+    "gradscaler": ["dynamic_loss_scale"],
+}
+"""What others call it, in small letters alone: for errors."""
+
+
+def _letters(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
 def missing(package: str, name: str) -> str:
     """The error for someone who asks for a name that does not exist."""
     text = f"module {package!r} has no attribute {name!r}"
@@ -116,5 +133,9 @@ def missing(package: str, name: str) -> str:
     everything = homes("gradtx")
     if package != "gradtx" and name in everything:
         return f"{text}: use gradtx.{name}"
-    close = difflib.get_close_matches(name, homes(package) or everything, 1, 0.7)
+    public = homes(package) or everything
+    close = [meant for meant in OTHER_NAMES.get(_letters(name), ()) if meant in public]
+    # A class's name of another library is the same word with other capitals.
+    close = close or [each for each in public if _letters(each) == _letters(name)]
+    close = close or difflib.get_close_matches(name, public, 1, 0.7)
     return f"{text}: did you mean {close[0]!r}?" if close else text

@@ -288,6 +288,14 @@ class GradientTransformation(_Pair, Declared):
         name = f"GradientTransformation{'ExtraArgs' if extra else ''}"
         return getattr(sys.modules.get("optax"), name, type(self))
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name != "declaration" and not name.startswith("_"):
+            raise AttributeError(
+                f"{name} cannot be assigned: a transformation does not change; "
+                f"replace(tx, {name}=...) makes another, which goes on from the same state"
+            )
+        super().__setattr__(name, value)
+
     def __repr__(self) -> str:
         if self.declaration is not None:
             return repr(self.declaration)

@@ -25,6 +25,9 @@ def loss(p):
             "adam: there is no argument 'lr': did you mean learning_rate",
         ),
         (lambda: gradtx.adam(0.1, betas=(0.9, 0.99)), "did you mean b1 and b2"),
+        (lambda: gradtx.lion(0.1, betas=(0.9, 0.99)), "did you mean b1 and b2"),
+        (lambda: gradtx.dynamic_loss_scale(TX, init_scale=8.0), "did you mean loss_scale?"),
+        (lambda: gradtx.dynamic_loss_scale(TX, growth_interval=8), "did you mean period?"),
         (lambda: gradtx.rmsprop(0.1, epsilon=0.1), "did you mean eps?"),
         (lambda: gradtx.adam(0.1, weight_decay=0.1), "'weight_decay': adamw has it"),
         (lambda: gradtx.sgd(0.1, weight_decay=0.1), r"'weight_decay': chain\(add_decayed_weights"),
@@ -166,3 +169,49 @@ def test_a_regular_expression_in_place_of_a_path_pattern(call, instead):
     says = "is a regular expression; write a path pattern, such as 'head' or '*/bias'"
     assert says in str(caught.value)
     assert str(caught.value).endswith(instead)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("AdamW", "adamw"),
+        ("SGD", "sgd"),
+        ("RMSProp", "rmsprop"),
+        ("OneCycle", "cosine_onecycle_schedule"),
+        ("OneCycleLR", "cosine_onecycle_schedule"),
+        ("warmup_cosine", "warmup_cosine_decay_schedule"),
+        ("clip_grad_norm", "clip_by_global_norm"),
+        ("clip_grad_norm_", "clip_by_global_norm"),
+        ("clip_grad_value_", "clip"),
+        ("ReduceLROnPlateau", "reduce_on_plateau"),
+        ("GradScaler", "dynamic_loss_scale"),
+        ("admaw", "adamw"),
+    ],
+)
+def test_a_name_that_others_use(name, meant):
+    with pytest.raises(AttributeError, match=f"did you mean {meant!r}"):
+        getattr(gradtx, name)
+    assert hasattr(gradtx, meant)
+
+
+@pytest.mark.parametrize("tx", [TX, gradtx.chain(TX), gradtx.inject_hyperparams(gradtx.sgd)(0.1)])
+def test_a_transformation_takes_no_assignment(tx):
+    """It would do nothing, without a word."""
+    with pytest.raises(AttributeError, match=r"replace\(tx, learning_rate=...\) makes another"):
+        tx.learning_rate = 0.5
+    with pytest.raises(AttributeError, match="does not change"):
+        gradtx.GradientTransformation(TX.init, TX.update).lr = 0.5
+
+
+def test_a_short_name_finds_a_hyperparameter():
+    tx = gradtx.chain(gradtx.clip(1.0), gradtx.accumulate(gradtx.sgd(0.25), 2))
+    found = gradtx.hyperparams(tx, tx.init(P))
+    assert found["learning_rate"] == found["1.inner.learning_rate"] == 0.25
+    assert "learning_rate" not in found  # it lists paths
+    assert jax.tree.map(lambda x: x, found) == found == dict(found)
+    assert jax.jit(lambda: gradtx.hyperparams(tx))()["learning_rate"] == 0.25
+    twice = gradtx.hyperparams(gradtx.chain(gradtx.sgd(0.1), gradtx.adam(0.2)))
+    with pytest.raises(KeyError, match=r"occurs at 0\.learning_rate, 1\.learning_rate"):
+        twice["learning_rate"]
+    with pytest.raises(KeyError, match="'rate' does not exist; there are 0.learning_rate"):
+        twice["rate"]

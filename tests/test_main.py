@@ -1,10 +1,12 @@
 """``python -m gradtx``: what its commands print, and their exit codes."""
 
+import importlib
 import json
 import pathlib
 import re
 import shlex
 import sys
+import tomllib
 
 import numpy as np
 import pytest
@@ -35,6 +37,19 @@ def saved(tmp_path):
         return str(path)
 
     return save
+
+
+def test_without_a_command_it_prints_help(capsys):
+    code, out, err = run(capsys)
+    assert (code, err) == (0, "")
+    assert out == run(capsys, "--help")[1]
+    assert "describe" in out
+
+
+def test_it_is_installed_as_a_script():
+    project = tomllib.loads((PAGE.parent.parent / "pyproject.toml").read_text())["project"]
+    module, _, name = project["scripts"]["gradtx"].partition(":")
+    assert getattr(importlib.import_module(module), name) is main
 
 
 def test_the_page_shows_what_is_printed(capsys):
@@ -194,7 +209,6 @@ def test_what_is_no_file_of_a_configuration(capsys, saved, text, error):
 @pytest.mark.parametrize(
     ("argv", "code", "error"),
     [
-        ((), 2, "required: COMMAND"),
         (("describe", "adam(0.1)"), 2, "required: --params"),
         (("describe", "adam(0.1)", "--params", "w=3y4"), 2, "'3y4' is not a shape"),
         (("describe", "adam(0.1)", "--params", "w=3:half5"), 2, "half5"),

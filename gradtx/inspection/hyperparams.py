@@ -1,6 +1,6 @@
 """Hyperparameters: reading their current values, and replacing them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -41,13 +41,46 @@ def hyperparams(tx: GradientTransformation, state: State | None = None) -> dict[
 
     Returns:
         ``{path: value}``. The path of an argument of `tx` itself is its name; below it, the
-        positions or names of the transformations that lead to it: ``"1.learning_rate"``.
+        positions or names of the transformations that lead to it: ``"1.learning_rate"``. A name
+        that occurs once finds its value without the path, as in :func:`replace`.
 
     >>> import gradtx
     >>> tx = gradtx.chain(gradtx.clip(1.0), gradtx.sgd(gradtx.linear_schedule(1.0, 0.0, 10)))
     >>> {k: float(v) for k, v in hyperparams(tx).items() if v is not None}
     {'0.max_delta': 1.0, '1.learning_rate': 1.0}
+    >>> float(hyperparams(tx)["learning_rate"])
+    1.0
     """
+    return _ByPath(_by_path(tx, state))
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class _ByPath(dict[str, Any]):
+    """Values by path, which a name that occurs once finds too."""
+
+    def tree_flatten_with_keys(self) -> tuple[Any, tuple[str, ...]]:
+        return tuple((jax.tree_util.DictKey(k), v) for k, v in self.items()), tuple(self)
+
+    @classmethod
+    def tree_unflatten(cls, names: tuple[str, ...], values: Any) -> "_ByPath":
+        return cls(zip(names, values, strict=True))
+
+    def __missing__(self, name: str) -> Any:
+        full = _paths_of(name, self)
+        if len(full) != 1:
+            problem = f"occurs at {', '.join(full)}: give the path" if full else "does not exist"
+            raise KeyError(
+                f"hyperparams: {name!r} {problem}; there are {', '.join(self) or 'none'}"
+            )
+        return self[full[0]]
+
+
+def _paths_of(name: str, known: Iterable[str]) -> list[str]:
+    """The paths that end in a name."""
+    return [path for path in known if path.endswith(f".{name}")]
+
+
+def _by_path(tx: GradientTransformation, state: State | None) -> dict[str, Any]:
     if tx.declaration is None:
         return {}
     found: dict[str, Any] = {}
@@ -57,7 +90,7 @@ def hyperparams(tx: GradientTransformation, state: State | None = None) -> dict[
             found[name] = value(_first_count(state)) if callable(value) else value
     for i, (name, child) in enumerate(tx.children):
         part = None if state is None else _child_state(tx, name, i, state)
-        found |= {f"{name}.{key}": v for key, v in hyperparams(child, part).items()}
+        found |= {f"{name}.{key}": v for key, v in _by_path(child, part).items()}
     return found
 
 
@@ -99,7 +132,7 @@ def replace(
         if name in known:
             wanted[name] = value
             continue
-        full = [path for path in known if path.endswith(f".{name}")]
+        full = _paths_of(name, known)
         if len(full) != 1:
             problem = f"occurs at {', '.join(full)}: give the path" if full else "does not exist"
             raise ValueError(f"replace: {name!r} {problem}; the arguments are {', '.join(known)}")
