@@ -107,21 +107,23 @@ def first_difference(tree: PyTree, other: PyTree) -> str:
 
 def _containers(tree: Any, other: Any, at: Any = ()) -> Iterator[tuple[str, str, str]]:
     """Where two trees, or their nodes, are containers of different kinds, and of which."""
-    kinds = [type(x).__name__ for x in (tree, other)]
+    kind = type(tree).__name__
     if type(tree) is not type(other):
-        yield path_string(at), *kinds
+        yield path_string(at), kind, type(other).__name__
         return
-    below = [
-        jax.tree_util.tree_flatten_with_path(x, is_leaf=lambda y, x=x: y is not x)
-        for x in (tree, other)
-    ]
-    (ours, structure), (theirs, different) = below
+    structure: Any
+    ours, structure = _children(tree)
+    theirs, different = _children(other)
     if is_leaf(tree) or not ours or ours[0][0] == ():
         return
     for (path, x), (_, y) in zip(ours, theirs, strict=False):
         yield from _containers(x, y, (*at, *path))
     if structure != different:
-        yield path_string(at), *(f"{kind} of another form" for kind in kinds)
+        yield path_string(at), f"{kind} of one form", f"{kind} of another"
+
+
+def _children(node: Any) -> tuple[list[tuple[Any, Any]], Any]:
+    return jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
 
 
 def aligned(problem: str, tree: PyTree, treedef: Any, other: PyTree) -> list[Any]:

@@ -185,7 +185,7 @@ def test_a_regular_expression_in_place_of_a_path_pattern(call, instead):
         ("clip_grad_value_", "clip"),
         ("ReduceLROnPlateau", "reduce_on_plateau"),
         ("GradScaler", "dynamic_loss_scale"),
-        ("admaw", "adamw"),
+        ("adamm", "adam"),
     ],
 )
 def test_a_name_that_others_use(name, meant):

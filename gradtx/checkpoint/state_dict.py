@@ -294,9 +294,10 @@ def _placed_like(leaf: Any, value: Any) -> Any:
     def one(old: Any, x: Any) -> Any:
         if not isinstance(old, jax.Array) or not isinstance(x, jax.Array) or is_tracer(old):
             return x
-        kind = old.sharding.memory_kind
-        here = x.sharding.memory_kind
-        return x if kind == here else jax.device_put(x, x.sharding.with_memory_kind(kind))
+        kind, here = old.sharding.memory_kind, x.sharding.memory_kind
+        if kind is None or kind == here:
+            return x
+        return jax.device_put(x, x.sharding.with_memory_kind(kind))
 
     return jax.tree.map(one, leaf, value)
 
