@@ -289,7 +289,8 @@ class GradientTransformation(_Pair, Declared):
         return getattr(sys.modules.get("optax"), name, type(self))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name != "declaration" and not name.startswith("_"):
+        declared = (inspect.get_annotations(c) for c in type(self).__mro__)
+        if name[0] != "_" and not any(name in names for names in declared):
             raise AttributeError(
                 f"{name} cannot be assigned: a transformation does not change; "
                 f"replace(tx, {name}=...) makes another, which goes on from the same state"
