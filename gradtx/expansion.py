@@ -3,12 +3,13 @@
 A call passes through these in turn, in an eager step and a traced one, as an update and as a whole
 step:
 
-1. hyperparameters must be single numbers (`Declaration.check_numbers`);
-2. vectors of packed leaves are taken apart, unless the pair takes vectors (`packed.on_leaves`);
-3. outside of ``jit``, many leaves are one compiled program (`eager`);
-4. on a mesh with explicit axes, no axis is explicit inside (`shardings`);
-5. hyperparameters that are schedules get their values at this step (`scheduled`);
-6. slots kept in another form than an array are loaded, unless the engine does so (`stored`).
+1. an error from arguments that were mixed up says so (`explanations`);
+2. hyperparameters must be single numbers (`Declaration.check_numbers`);
+3. vectors of packed leaves are taken apart, unless the pair takes vectors (`packed.on_leaves`);
+4. outside of ``jit``, many leaves are one compiled program (`eager`);
+5. on a mesh with explicit axes, no axis is explicit inside (`shardings`);
+6. hyperparameters that are schedules get their values at this step (`scheduled`);
+7. slots kept in another form than an array are loaded, unless the engine does so (`stored`).
 """
 
 import functools
