@@ -1,7 +1,9 @@
 """Steps and values for schedules: exact up to the last count, and within their range."""
 
+import math
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -25,6 +27,33 @@ def steps(number: Any) -> Any:
 def floating(count: Any) -> Array:
     """A count as a floating-point number."""
     return jnp.asarray(count, jnp.result_type(float))
+
+
+def quotient(count: Any, whole: Any) -> Any:
+    """``count / whole``, in double precision where JAX has it.
+
+    JAX divides 32-bit integers in float32. Their product with a Python number is of the default
+    type, and leaves a step in the type of its parameters; only strict promotion refuses it.
+    """
+    if jax.config.jax_enable_x64 and jax.config.jax_numpy_dtype_promotion == "standard":
+        count = 1.0 * count
+    return count / whole
+
+
+def raised(base: Any, exponent: Any) -> Any:
+    """``base ** exponent`` for a base that is not rounded to the exponent's type before its power.
+
+    >>> round(float(raised(0.99999, jnp.float32(500_000))), 6), 0.99999**500_000
+    (0.006738, 0.006737778...)
+    """
+    if isinstance(exponent, int | float) or not isinstance(base, int | float) or base <= 0:
+        return base**exponent
+    near = float(np.asarray(base, jnp.result_type(exponent)))
+    if near in (0, base):
+        return base**exponent
+    lost = math.log1p((base - near) / near) * exponent
+    # A power that is 0 or infinite stays so.
+    return base**exponent * jnp.exp(jnp.clip(lost, -80, 80))
 
 
 def within(value: Any, start: Any, end: Any) -> Array:

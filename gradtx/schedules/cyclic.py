@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from gradtx.checks import NonNegative, Number, Positive
 from gradtx.declared_schedule import schedule
-from gradtx.schedules.counting import floating, steps, within
+from gradtx.schedules.counting import floating, quotient, raised, steps, within
 
 
 @schedule
@@ -47,7 +47,7 @@ def cyclic_schedule(
     scales: dict[str, Callable[[Any, Any], Any]] = {
         "triangular": lambda cycle, count: 1.0,
         "triangular2": lambda cycle, count: 0.5 ** floating(cycle),
-        "exp_range": lambda cycle, count: gamma ** floating(count),
+        "exp_range": lambda cycle, count: raised(gamma, floating(count)),
     }
     if mode not in scales:
         raise ValueError(f"cyclic_schedule: mode must be one of {list(scales)}, not {mode!r}")
@@ -58,7 +58,7 @@ def cyclic_schedule(
     def value(count: Any) -> Any:
         cycle = count // whole
         since = count - cycle * whole
-        height = jnp.minimum(since / up, (whole - since) / down)
+        height = jnp.minimum(quotient(since, up), quotient(whole - since, down))
         moved = base_value + (max_value - base_value) * height * scales[mode](cycle, count)
         return moved if mode == "exp_range" else within(moved, base_value, max_value)
 
@@ -101,7 +101,7 @@ def cosine_restarts_schedule(
     first = steps(first_decay_steps)
 
     def value(count: Any) -> Any:
-        time = count / first
+        time = quotient(count, first)
         if isinstance(t_mul, int | float) and t_mul == 1:
             restart = jnp.floor(time)
             part = time - restart

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from gradtx.checks import NonNegative, Number, Positive
 from gradtx.declared_schedule import schedule
-from gradtx.schedules.counting import floating, steps, within
+from gradtx.schedules.counting import floating, quotient, raised, steps, within
 from gradtx.types import Schedule
 
 
@@ -67,7 +67,7 @@ def polynomial_schedule(
         else:
             # What is left, as one number: XLA computes 1 - c / n as 1 - c * (1 / n), rounded once,
             # which is negative at the end.
-            left = (whole - jnp.clip(count - begin, 0, whole)) / whole
+            left = quotient(whole - jnp.clip(count - begin, 0, whole), whole)
         return within((init_value - end_value) * left**power + end_value, init_value, end_value)
 
     return value
@@ -142,7 +142,7 @@ def power_cooldown_schedule(
 
     def value(count: Any) -> Any:
         gone = jnp.clip(count - begin, 0, whole)
-        fall = (init_value - end_value) * (gone / whole) ** power
+        fall = (init_value - end_value) * quotient(gone, whole) ** power
         # The quotient may be rounded to less than 1.
         return within(jnp.where(gone >= whole, end_value, init_value - fall), init_value, end_value)
 
@@ -178,10 +178,11 @@ def exponential_decay(
 
     def value(count: Any) -> Any:
         since = count - begin
-        exponent = since / whole
+        exponent = quotient(since, whole)
         if staircase:
             exponent = jnp.floor(exponent)
-        decayed = jnp.where(since <= 0, init_value, init_value * decay_rate**exponent)
+        powered = raised(decay_rate, exponent)
+        decayed = jnp.where(since <= 0, init_value, init_value * powered)
         return decayed if end_value is None else bound(decayed, end_value)
 
     return value
@@ -227,7 +228,7 @@ def cosine_decay_schedule(
 
     def value(count: Any) -> Any:
         since = count % period if periodic else jnp.minimum(count, half)
-        wave = jnp.clip(0.5 * (1 + jnp.cos(jnp.pi * (since / half))), 0, 1)
+        wave = jnp.clip(0.5 * (1 + jnp.cos(jnp.pi * quotient(since, half))), 0, 1)
         part = within((1 - alpha) * wave**exponent + alpha, 1.0, alpha)
         return init_value * part
 
@@ -255,7 +256,7 @@ def inverse_time_decay(
     whole = steps(transition_steps)
 
     def value(count: Any) -> Any:
-        time = count / whole
+        time = quotient(count, whole)
         return init_value / (1 + decay_rate * (jnp.floor(time) if staircase else time))
 
     return value

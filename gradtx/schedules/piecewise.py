@@ -8,7 +8,7 @@ import numpy as np
 
 from gradtx.checks import NonNegative, Number, Positive, check
 from gradtx.declared_schedule import schedule
-from gradtx.schedules.counting import steps, within
+from gradtx.schedules.counting import quotient, steps, within
 from gradtx.schedules.decay import cosine_decay_schedule, exponential_decay, linear_schedule
 from gradtx.types import Schedule
 
@@ -122,7 +122,7 @@ def piecewise_interpolate_schedule(
         start, begin, current = init_value, 0, init_value
         for boundary, scale in scales.items():
             end = start * scale
-            part = jnp.clip((count - begin) / max(boundary - begin, 1), 0, 1)
+            part = jnp.clip(quotient(count - begin, max(boundary - begin, 1)), 0, 1)
             value = within(curve(start, end, part), start, end)
             current = jnp.where(count < begin, current, value)
             start, begin = end, boundary

@@ -146,6 +146,35 @@ def test_those_that_optax_lacks_are_their_formulas(made, formula):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", [n for n in FORMULAS if n != "stretched"])
+def test_in_double_precision_where_that_is_enabled(name):
+    """ "stretched" divides its count by itself. Float32 parameters still take their step in it."""
+    made, formula = FORMULAS[name]
+    counts = np.arange(50)
+    with jax.enable_x64(True):
+        schedule = made()
+        got = optimized(jax.vmap(schedule))(jnp.asarray(counts, jnp.int32))
+        assert got.dtype == jnp.float64
+        tx, p = gradtx.sgd(schedule), jnp.ones(2, jnp.float32)
+        assert tx.update(p, tx.init(p))[0].dtype == jnp.float32
+    want = [formula(t) for t in counts]
+    np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("rate", [0.99999, 0.5, 0.1, 1.000001, 1.1])
+def test_a_long_exponential_decay_is_that_of_the_rate_as_it_was_given(rate):
+    """Rounded to float32 first, 0.99999 would be off by 0.7 % after 500,000 steps."""
+    whole = 1 if abs(rate - 1) < 1e-3 else 25_000
+    counts = np.array([1, 1000, 500_000])
+    want = 0.1 * rate ** (counts / whole)
+    got = optimized(jax.vmap(gradtx.exponential_decay(0.1, whole, rate)))(counts)
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    cycle = gradtx.cyclic_schedule(0.0, 0.1, 1, 1, "exp_range", rate ** (1 / whole))
+    np.testing.assert_allclose(
+        cycle(jnp.int32(500_001)), 0.1 * rate ** (500_001 / whole), rtol=1e-5
+    )
+
+
 def test_a_restart_is_not_early_where_a_logarithm_is_rounded():
     """After 2^20 - 1 decays' lengths; one step before, the logarithm to base 2 is rounded to 20."""
     schedule = gradtx.cosine_restarts_schedule(1.0, 10)
