@@ -124,7 +124,10 @@ def scale_by_fira(
     Raises:
         ValueError: `rank` is less than 1.
 
-    The authors' code adds epsilon before the bias correction, and 1e-8 to norms that it divides by.
+    The authors' code adds epsilon before the bias correction, adds 1e-8 to norms that it divides
+    by, and limits the growth before the bias correction, whose factor changes from step to step: by
+    default it falls from 0.32 to 0.15 in ten steps, then rises to 1. So the steps outside the
+    subspace are other ones while the limit acts.
 
     Source: X. Chen et al., Fira: Can We Achieve Full-rank Training of LLMs Under Low-rank
     Constraint?, 2024, arXiv:2410.01623.
