@@ -51,9 +51,10 @@ PLACES = (
 
 
 def signature(function):
-    """Of a class that of its instances."""
+    """Of a class that of its instances: arguments with a place, and those given by name alone."""
     parameters = list(inspect.signature(function).parameters.values())
-    return [p for p in parameters if p.kind is not p.VAR_KEYWORD]
+    named = {p.name: p for p in parameters if p.kind is p.KEYWORD_ONLY}
+    return [p for p in parameters if p.kind not in (p.VAR_KEYWORD, p.KEYWORD_ONLY)], named
 
 
 def has_signature(x):
@@ -67,15 +68,18 @@ def same_default(mine, theirs):
 
 
 def test_signatures_are_optax_s():
-    """The same names in the same order with the same defaults; what is ours comes after them."""
+    """The same names in the same order with the same defaults; what is ours comes after them. What
+    is given by name alone has no place."""
     compared = set()
     for theirs, ours in PLACES:
         for name in vars(theirs).keys() & set(dir(ours)):
             pair = getattr(ours, name), getattr(theirs, name)
             if name in DIFFERENT or not all(map(has_signature, pair)):
                 continue
-            mine, expected = map(signature, pair)
-            mine = mine[: len(expected)]
+            (mine, named), (expected, known) = map(signature, pair)
+            assert known.keys() <= named.keys(), name
+            mine = [*mine[: len(expected)], *(named[argument] for argument in known)]
+            expected = [*expected, *known.values()]
             assert [p.name for p in mine] == [p.name for p in expected], name
             for a, b in zip(mine, expected, strict=True):
                 assert same_default(a.default, b.default), (name, a, b)
@@ -103,7 +107,8 @@ def test_deliberate_differences_are_still_there():
     for name in DIFFERENT:
         place, ours = next((p for p in PLACES if hasattr(p[0], name)), (None, None))
         assert place is not None, name
-        mine, expected = signature(getattr(ours, name)), signature(getattr(place, name))
+        found = map(signature, (getattr(ours, name), getattr(place, name)))
+        mine, expected = ([*placed, *named.values()] for placed, named in found)
         names = [p.name for p in expected]
         alike = [p.name for p in mine[: len(expected)]] == names and all(
             same_default(a.default, b.default) for a, b in zip(mine, expected, strict=False)

@@ -56,6 +56,12 @@ def parameters(function):
     return list(inspect.signature(function).parameters.values())
 
 
+def by_place_and_name(function):
+    """The parameters whose place counts, and those that are given by name alone."""
+    named = {p.name: p for p in parameters(function) if p.kind is p.KEYWORD_ONLY}
+    return [p for p in parameters(function) if p.kind is not p.KEYWORD_ONLY], named
+
+
 def test_all_are_looked_at():
     assert len(ALL) > 400
     modules = {"contrib", "losses", "projections", "schedules", "transforms", "tree", "tree_utils"}
@@ -77,13 +83,15 @@ def test_it_is_here_or_left_out(path):
     if getattr(theirs, "_is_protocol", False):
         assert ours._is_protocol
         return
-    names, known = [p.name for p in parameters(ours)], [p.name for p in parameters(theirs)]
-    assert names[: len(known)] == known
-    for p, q in zip(parameters(ours), parameters(theirs), strict=False):
+    (ours, named), (theirs, known) = by_place_and_name(ours), by_place_and_name(theirs)
+    assert [p.name for p in ours[: len(theirs)]] == [q.name for q in theirs]
+    assert known.keys() <= named.keys()
+    both = [*zip(ours, theirs, strict=False), *((named[name], q) for name, q in known.items())]
+    for p, q in both:
         assert p.kind == q.kind
         if OTHER_DEFAULTS.get(path.rpartition(".")[2]) != q.name:
             assert p.default == q.default
-    for p in parameters(ours)[len(known) :]:
+    for p in [*ours[len(theirs) :], *(named[name] for name in named.keys() - known.keys())]:
         assert p.default is not p.empty or p.kind in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
 
 

@@ -20,13 +20,19 @@ from gradtx.engine.lift import (
 )
 from gradtx.numerics import cast, scalar_dtype
 from gradtx.pair import GradientTransformation, Rule, Scope
-from gradtx.paths import path_string
+from gradtx.paths import Where, mask_tree, path_string
 from gradtx.rows import Rows, is_rows
 from gradtx.types import Array
 
 
 def treewise(
-    state: type, slots: SlotsFn | None, start: Start | None, rule: RuleFn, *, rows: bool = False
+    state: type,
+    slots: SlotsFn | None,
+    start: Start | None,
+    rule: RuleFn,
+    *,
+    rows: bool = False,
+    mask: Where | None = None,
 ) -> GradientTransformation:
     """Lift a rule that looks at all leaves together, such as one that takes a global norm.
 
@@ -37,11 +43,13 @@ def treewise(
         start: ``{name: number}``, the initial scalars, or a function from the list of parameters
             to that; None for none. They are kept in float32, or wider if a parameter is wider; a
             boolean stays a boolean.
-        rule: ``(g, s, t[, p][, *, value]) -> (directions, {name: new slots or scalar})``. Gradients
-            `g`, parameters `p` and each slot are lists of the leaves that have a gradient, to which
-            ``jax.tree.map`` and :mod:`gradtx.tree` apply. What a rule does not return stays as it
-            is. A rule with an argument `value` gets the loss, a scalar.
+        rule: ``(g, s, t[, p][, *, value, chosen]) -> (directions, {name: new slots or scalar})``.
+            Gradients `g`, parameters `p` and each slot are lists of the leaves that have a
+            gradient, to which ``jax.tree.map`` and :mod:`gradtx.tree` apply. What a rule does not
+            return stays as it is. A rule with an argument `value` gets the loss, a scalar; one with
+            `chosen` a list of booleans.
         rows: the rule takes `Rows` among the gradients; otherwise they are refused.
+        mask: which leaves are `chosen`, as in :func:`masked`; None for all.
 
     Returns:
         The pair. Decorate the function that calls this with :func:`transformation`.
@@ -62,11 +70,14 @@ def treewise(
     """
     lifted = Rule(Scope.TREE, state, rule, on_rows=rows)
     wanted = inspect.signature(rule).parameters
-    transform = _all_leaves(lifted, takes_value="value" in wanted)
+    takes_value, takes_chosen = "value" in wanted, "chosen" in wanted
+    transform = _all_leaves(lifted, mask, takes_value=takes_value, takes_chosen=takes_chosen)
     return lift(lifted, each_slots(slots), transform, start=start, takes_params="p" in wanted)
 
 
-def _all_leaves(rule: Rule, *, takes_value: bool) -> Transform:
+def _all_leaves(
+    rule: Rule, mask: Where | None, *, takes_value: bool, takes_chosen: bool
+) -> Transform:
     """A rule of the tree applied to all leaves that have a gradient."""
 
     def transform(given: Leaves) -> tuple[list[Any], dict[str, Any]]:
@@ -79,6 +90,9 @@ def _all_leaves(rule: Rule, *, takes_value: bool) -> Transform:
         if takes_value:
             value = loss_value(given.label, given.extra_args)
             arguments["value"] = value.astype(scalar_dtype(g))
+        if takes_chosen:
+            chosen = _chosen(given, mask)
+            arguments["chosen"] = [chosen[i] for i in there]
         held = given.view({n: [load(c[i]) for i in there] for n, c in given.slots.items()})
         step = given.steps.of(scalar_dtype(g))
         result, new = rule.function(g, held, step, **arguments)
@@ -102,6 +116,14 @@ def _all_leaves(rule: Rule, *, takes_value: bool) -> Transform:
         return directions, {**slots, **{n: v for n, v in new.items() if n not in slots}}
 
     return transform
+
+
+def _chosen(given: Leaves, mask: Where | None) -> list[Any]:
+    """Of each leaf, whether `mask` chooses it; it sees the parameters if the rule does."""
+    if mask is None:
+        return [True] * len(given.gradients)
+    seen = given.treedef.unflatten(given.params if given.takes_params else given.gradients)
+    return list(given.treedef.flatten_up_to(mask_tree(seen, mask)))
 
 
 def loss_value(label: str, extra_args: dict[str, Any]) -> Array:

@@ -9,6 +9,8 @@ from gradtx.composition.chain import chain
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import Step, abs_sq, debias, ema, moments, nesterov_mean
 from gradtx.pair import GradientTransformation, optimizer, transformation
+from gradtx.paths import Where
+from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, Counter, NonNegativeSlots, Slots
 
@@ -76,6 +78,8 @@ def adabelief(
     b2: Decay = 0.999,
     eps: NonNegative = 1e-16,
     eps_root: NonNegative = 1e-16,
+    weight_decay: NonNegative | None = None,
+    weight_decay_mask: Where | None = None,
     *,
     nesterov: bool = False,
 ) -> GradientTransformation:
@@ -86,7 +90,8 @@ def adabelief(
         \nu_t &= \beta_2 \nu_{t-1} + (1 - \beta_2) |g_t - \mu_t|^2 + \bar\epsilon, \\
         \hat\mu_t &= \frac{\mu_t}{1 - \beta_1^t}, &
         \hat\nu_t &= \frac{\nu_t}{1 - \beta_2^t}, \\
-        \theta_t &= \theta_{t-1} - \eta\, \frac{\hat\mu_t}{\sqrt{\hat\nu_t} + \epsilon}
+        \theta_t &= \theta_{t-1} - \eta \left(\frac{\hat\mu_t}{\sqrt{\hat\nu_t} + \epsilon}
+            + \lambda \theta_{t-1}\right)
 
     Args:
         learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
@@ -95,6 +100,9 @@ def adabelief(
         b2: :math:`\beta_2`, decay of the deviation, in :math:`[0, 1)`.
         eps: :math:`\epsilon`, added to the root, at least 0.
         eps_root: :math:`\bar\epsilon`, added to the deviation at every step, at least 0.
+        weight_decay: :math:`\lambda \ge 0`, decoupled, multiplied by the learning rate; None for 0,
+            without a link for it in the state.
+        weight_decay_mask: which parameters decay, as in :func:`add_decayed_weights`.
         nesterov: use Nesterov momentum.
 
     Source: J. Zhuang et al., AdaBelief Optimizer: Adapting Stepsizes by the Belief in Observed
@@ -106,7 +114,9 @@ def adabelief(
     >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
     True
     """
+    decay = [] if weight_decay is None else [add_decayed_weights(weight_decay, weight_decay_mask)]
     return chain(
         scale_by_belief(b1, b2, eps, eps_root, nesterov=nesterov),
+        *decay,
         scale_by_learning_rate(learning_rate),
     )

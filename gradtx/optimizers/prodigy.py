@@ -19,6 +19,7 @@ from gradtx.numerics import (
 )
 from gradtx.numerics.steering import sums_in_one_pass
 from gradtx.pair import GradientTransformation, transformation
+from gradtx.paths import Where
 from gradtx.types import Array, Counter, NonNegativeSlots, Slots, TreeScalar
 
 
@@ -48,6 +49,7 @@ def prodigy(
     estim_lr_coef: Positive = 1.0,
     weight_decay: NonNegative = 0.0,
     safeguard_warmup: bool = False,
+    weight_decay_mask: Where | None = None,
     *,
     bias_correction: bool = True,
 ) -> GradientTransformation:
@@ -80,6 +82,8 @@ def prodigy(
         weight_decay: :math:`w \ge 0`, decoupled.
         safeguard_warmup: use :math:`d_t` for :math:`\lambda_t` in :math:`s_t`, so that a schedule
             that starts small does not make the estimate large.
+        weight_decay_mask: which parameters decay, as in :func:`add_decayed_weights`. All of them
+            count in the estimate.
         bias_correction: correct for the start of the moments at 0, as in Optax; without it
             :math:`\lambda_t = d_t \gamma_t`, which is the default of the authors' code.
 
@@ -116,7 +120,7 @@ def prodigy(
     def numbers(p: list[Array]) -> dict[str, Any]:
         return {"estim_lr": estim_lr0, "numerator_weighted": 0.0}
 
-    def rule(g: list[Array], s: Any, t: Step, p: list[Array]) -> Any:
+    def rule(g: list[Array], s: Any, t: Step, p: list[Array], *, chosen: list[bool]) -> Any:
         d = s.estim_lr
         rate = d * learning_rate
         if bias_correction:
@@ -132,12 +136,12 @@ def prodigy(
         numerator = b3 * s.numerator_weighted + d / estim_lr0 * rate * come
         estimate = divide(estim_lr_coef * numerator, size)
         new = jnp.maximum(d, estimate)
-        directions = jax.tree.map(
-            lambda m, v, p: -rate * (m / (jnp.sqrt(v) + new * eps)) - (weight_decay * rate) * p,
-            mean,
-            square,
-            p,
-        )
+
+        def direction(m: Array, v: Array, p: Array, decays: bool) -> Array:
+            u = -rate * (m / (jnp.sqrt(v) + new * eps))
+            return u - (weight_decay * rate) * p if decays else u
+
+        directions = jax.tree.map(direction, mean, square, p, chosen)
         return directions, {
             "exp_avg": mean,
             "exp_avg_sq": square,
@@ -146,4 +150,4 @@ def prodigy(
             "numerator_weighted": numerator,
         }
 
-    return treewise(ProdigyState, slots, numbers, rule)
+    return treewise(ProdigyState, slots, numbers, rule, mask=weight_decay_mask)

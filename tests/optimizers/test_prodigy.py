@@ -1,5 +1,6 @@
 """Prodigy against its paper."""
 
+import chex
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -44,3 +45,24 @@ def test_prodigy_sums_gradients_with_their_signs():
     tx = gradtx.prodigy(0.5, estim_lr0=1e-4, bias_correction=False)
     _, state = tx.update(g, tx.init(g), g)
     np.testing.assert_allclose(gradtx.get_slot(state, "grad_sum"), 0.5e-4 * g, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "mask",
+    ["w", {"b": False, "none": False, "w": True}, lambda p: {"b": False, "none": None, "w": True}],
+    ids=["pattern", "tree", "function"],
+)
+def test_only_chosen_leaves_decay_and_all_count_in_the_estimate(mask):
+    draws = np.random.default_rng(0).normal(size=(4, 3, 2)).astype(np.float32)
+    path = [{"b": x[0], "none": None, "w": x} for x in draws]
+    options = {"estim_lr0": 1e-2, "bias_correction": False}
+    masked = gradtx.prodigy(weight_decay=0.3, weight_decay_mask=mask, **options)
+    whole, none = gradtx.prodigy(weight_decay=0.3, **options), gradtx.prodigy(**options)
+    states = [tx.init(path[0]) for tx in (masked, whole, none)]
+    for p, g in zip(path, path[::-1], strict=True):
+        done = [tx.update(g, s, p) for tx, s in zip((masked, whole, none), states, strict=True)]
+        (got, with_decay, without), states = zip(*done, strict=True)
+        chex.assert_trees_all_equal(*states)
+        np.testing.assert_array_equal(got["w"], with_decay["w"])
+        np.testing.assert_array_equal(got["b"], without["b"])
+        assert not np.array_equal(with_decay["b"], without["b"])
