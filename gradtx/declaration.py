@@ -9,7 +9,7 @@ import functools
 import inspect
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,15 @@ OTHER_NAMES = {
     "growth_factor": ["factor"],
     "growth_interval": ["period"],
 }
+
+
+class Formerly(NamedTuple):
+    """An annotation of an argument that builders once lacked: what they did then.
+
+    Configurations and pickles of that time do not name it; the default is for new calls.
+    """
+
+    value: Any
 
 
 class Builder:
@@ -68,6 +77,17 @@ class Builder:
     @functools.cached_property
     def hints(self) -> Mapping[str, Any]:
         return typing.get_type_hints(self.function, include_extras=True)
+
+    def recorded(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments that were written down, with what those meant that were not there yet."""
+        missing = [name for name in self.signature.parameters if name not in arguments]
+        former = {
+            name: mark.value
+            for name in missing
+            for mark in checks.marks(self.hints.get(name))
+            if isinstance(mark, Formerly)
+        }
+        return {**arguments, **former}
 
     def bind(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The arguments of a call, defaults filled in, checked against their annotations.

@@ -63,7 +63,7 @@ class DeclaredSchedule(Declared):
 
 
 def _rebuild(builder: Builder, arguments: dict[str, Any]) -> DeclaredSchedule:
-    return DeclaredSchedule(Declaration(builder, arguments))
+    return DeclaredSchedule(Declaration(builder, builder.recorded(arguments)))
 
 
 def schedule(function: Callable[_P, Callable[[Any], Any]]) -> Callable[_P, DeclaredSchedule]:

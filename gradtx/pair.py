@@ -343,7 +343,7 @@ def _remade(cls: type[GradientTransformation], pair: Any, traits: Traits) -> Any
 
 
 def _rebuild(cls: type[GradientTransformation], builder: Builder, arguments: Any) -> Any:
-    return cls.declared(Declaration(builder, arguments))
+    return cls.declared(Declaration(builder, builder.recorded(arguments)))
 
 
 class _Structure:

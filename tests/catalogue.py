@@ -351,11 +351,11 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "scale_by_galore": Entry(
         lambda: gradtx.scale_by_galore(rank=1, update_proj_gap=2),
-        bad=({"rank": 0}, {"rank": 1.5}, {"update_proj_gap": 0}),
+        bad=({"rank": 0}, {"rank": 1.5}, {"update_proj_gap": 0}, {"proj_type": "full"}),
         rows=False,
     ),
     "galore": Entry(
-        lambda: gradtx.galore(0.02, rank=1, update_proj_gap=2),
+        lambda: gradtx.galore(0.02, rank=1, update_proj_gap=2, proj_type="reverse_std"),
         bad=(*SIGNED, {"learning_rate": 0.1, "rank": 0}),
         optax=lambda: optax.contrib.galore(0.02, rank=1, update_proj_gap=2),
         rows=False,

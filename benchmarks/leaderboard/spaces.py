@@ -292,6 +292,8 @@ MATRICES = ("adamuon", "muown", "polargrad")
 def other(name: str) -> Space:
     """Of any other optimizer: its learning rate, its first decay and its weight decay."""
     build = optimizers()[name]
+    if name == "galore":  # measured so, as in Optax
+        build = functools.partial(build, proj_type="reverse_std")
     names = inspect.signature(build).parameters
     rate = next((n for n in ("learning_rate", "max_learning_rate") if n in names), None)
     found: dict[str, tuple[float, Range]] = {}

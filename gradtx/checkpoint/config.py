@@ -269,7 +269,7 @@ def _decode_declared(value: Any, custom: dict[str, Any], where: str, depth: int)
     if missing:
         raise ValueError(f"{name}: the arguments {missing} are missing")
     try:
-        return builder.public(*positional, **keywords)
+        return builder.public(*positional, **builder.recorded(keywords))
     except (ArithmeticError, AttributeError, LookupError) as error:
         # It was written for arguments of its own types; here they are someone else's data.
         raise TypeError(f"{name}: an argument is of the wrong kind: {error}") from error

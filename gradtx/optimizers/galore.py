@@ -1,13 +1,14 @@
 """GaLore."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
 
 from gradtx.checks import LearningRate, NonNegative, Number, check_integer
 from gradtx.composition.chain import chain
+from gradtx.declaration import Formerly
 from gradtx.engine.leaves import gradient, load, store
 from gradtx.engine.lift import refused_rows
 from gradtx.engine.matrices import Matrices, MatrixDimensions, as_matrices, axes_of
@@ -50,7 +51,7 @@ class GaLoreDimensionNumbers(NamedTuple):
 
 
 class GaLoreState(NamedTuple):
-    """count: i32[]; base_optimizer_state: that of projected gradients; projector: (longer side, r).
+    """count: i32[]; base_optimizer_state: that of projected gradients; projector: (side, r).
 
     The projector of a leaf that is not projected has shape (0, 0).
     """
@@ -60,10 +61,15 @@ class GaLoreState(NamedTuple):
     projector: Slots
 
 
-class _Projection:
-    """How one leaf is projected: onto the first singular vectors of its longer side."""
+ProjType: TypeAlias = Literal["std", "reverse_std", "left", "right"]
 
-    def __init__(self, where: str, path: Any, x: Array, numbers: Any, rank: int) -> None:
+
+class _Projection:
+    """How one leaf is projected: onto the first singular vectors of one of its sides."""
+
+    def __init__(
+        self, where: str, path: Any, x: Array, numbers: Any, rank: int, proj_type: str
+    ) -> None:
         self.matrices: Matrices = as_matrices(where, path, x.shape, numbers)
         rows, columns = self.matrices.rows, self.matrices.columns
         named = [
@@ -75,20 +81,22 @@ class _Projection:
             raise ValueError(
                 f"{where}: {numbers} must name all {x.ndim} axes of an array of shape {x.shape}"
             )
-        self.tall = rows >= columns
+        tall = rows >= columns
+        # Whether the rows are projected, by a product from the left.
+        self.left = {"std": not tall, "reverse_std": tall}.get(proj_type, proj_type == "left")
         self.rank = min(rank, rows, columns)
-        self.shape = max(rows, columns), self.rank
-        self.low = (self.rank, columns) if self.tall else (rows, self.rank)
+        self.shape = rows if self.left else columns, self.rank
+        self.low = (self.rank, columns) if self.left else (rows, self.rank)
 
     def fresh(self, g: Array) -> Array:
         u, _, vh = jnp.linalg.svd(g, full_matrices=False)
-        return u[:, : self.rank] if self.tall else vh[: self.rank].mT.conj()
+        return u[:, : self.rank] if self.left else vh[: self.rank].mT.conj()
 
     def down(self, g: Array, p: Array) -> Array:
-        return p.mT.conj() @ g if self.tall else g @ p
+        return p.mT.conj() @ g if self.left else g @ p
 
     def up(self, u: Array, p: Array) -> Array:
-        return p @ u if self.tall else u @ p.mT.conj()
+        return p @ u if self.left else u @ p.mT.conj()
 
 
 @transformation
@@ -100,14 +108,16 @@ def scale_by_galore(
     weight_dimension_numbers: DimensionNumbers | None = None,
     *,
     staggered: bool = False,
+    proj_type: Annotated[ProjType, Formerly("reverse_std")] = "std",
 ) -> Any:
     r"""Transform gradients in a low-rank subspace.
 
     .. math:: u = \alpha P\, \rho(P^\top g)
 
     with :math:`P \in \mathbb{R}^{m \times r}` the first `r` left singular vectors of the gradient
-    at every `T`-th step, and :math:`\rho` the base transformation; a matrix with more columns than
-    rows is multiplied from the right. The slots of :math:`\rho` have only `r` rows (or columns).
+    at every `T`-th step, and :math:`\rho` the base transformation; a matrix with more rows than
+    columns, or as many, is multiplied from the right. The slots of :math:`\rho` have only `r` rows
+    (or columns).
 
     Args:
         rank: :math:`r \ge 1`, at most the shorter side of a matrix.
@@ -120,23 +130,36 @@ def scale_by_galore(
             two dimensions are.
         staggered: each leaf gets its later projectors one step earlier than the one before it, so
             that no one of these steps computes them all.
+        proj_type: which side of a matrix is projected: ``"std"``, the shorter one, as in the paper
+            and by default in the authors' code; ``"reverse_std"``, the longer one, as in Optax,
+            whose moments are smaller and whose projectors are larger; ``"left"``, the rows, or
+            ``"right"``, the columns. These are the authors' names. A matrix of as many rows as
+            columns is projected from the right by ``"std"``, from the left by ``"reverse_std"``.
 
     State: `GaLoreState`.
 
     Raises:
-        ValueError: dimension numbers do not name every axis of their leaf once.
+        ValueError: dimension numbers do not name every axis of their leaf once, there is no such
+            `proj_type`, or a state was made with another.
 
     Products and decomposition are taken in at least float32, and complex matrices are projected
-    with the conjugate transpose; Optax multiplies in the gradient's type, and only transposes.
+    with the conjugate transpose; Optax multiplies in the gradient's type, and only transposes. An
+    Optax state, or one of gradtx before this argument, is one of ``proj_type="reverse_std"``;
+    configurations and pickles without the argument are read as that. The authors also have a
+    ``"full"``, which projects both sides.
 
     Source: J. Zhao et al., GaLore: Memory-Efficient LLM Training by Gradient Low-Rank Projection,
     2024, arXiv:2403.03507, algorithm 2.
 
     >>> tx = scale_by_galore(rank=1)
     >>> tx.init(jnp.zeros((6, 4))).base_optimizer_state.mu.shape
-    (1, 4)
+    (6, 1)
     """
     check_integer("scale_by_galore", "rank", rank)
+    if proj_type not in get_args(ProjType):
+        raise ValueError(
+            f"scale_by_galore: proj_type must be one of {get_args(ProjType)}, not {proj_type!r}"
+        )
     check_integer("scale_by_galore", "update_proj_gap", update_proj_gap)
     base = with_extra_args_support(scale_by_adam() if base_optimizer is None else base_optimizer)
 
@@ -160,7 +183,9 @@ def scale_by_galore(
             if is_rows(x):
                 raise refused_rows("scale_by_galore", path)
         found = [
-            None if x is None or n is None else _Projection("scale_by_galore", path, x, n, rank)
+            None
+            if x is None or n is None
+            else _Projection("scale_by_galore", path, x, n, rank, proj_type)
             for (path, x), n in zip(leaves, dimensions.of("scale_by_galore", tree), strict=True)
         ]
         return [x for _, x in leaves], treedef, found
@@ -195,6 +220,12 @@ def scale_by_galore(
                 continue
             g = widen(gradient(how.matrices.take(leaves[i])[0], None))
             old = projectors[i]
+            if tuple(old.shape) != how.shape:
+                raise ValueError(
+                    f"scale_by_galore: a projector of the shape {tuple(old.shape)} is not that of "
+                    f"rank={rank} and proj_type={proj_type!r}, {how.shape}; with proj_type="
+                    "'reverse_std' states of Optax go on"
+                )
             due = is_due(state.count, update_proj_gap, len(axes) if staggered else 0)
             projectors[i] = branch(
                 due,
@@ -231,6 +262,7 @@ def galore(
     weight_dimension_numbers: DimensionNumbers | None = None,
     *,
     staggered: bool = False,
+    proj_type: Annotated[ProjType, Formerly("reverse_std")] = "std",
 ) -> GradientTransformation:
     r"""GaLore: Adam, or another rule, on gradients projected onto a low-rank subspace.
 
@@ -246,10 +278,12 @@ def galore(
             \frac{\mu_t / (1 - \beta_1^t)}{\sqrt{\nu_t / (1 - \beta_2^t)} + \epsilon}
             + \lambda \theta_{t-1}\right)
 
-    A matrix with more columns than rows is projected from the right. Leaves that are not projected
-    take the same steps with :math:`\alpha = 1` and :math:`P = I`. Here :math:`\beta_1 = 0.9`,
-    :math:`\beta_2 = 0.999` and :math:`\epsilon = 10^{-8}`; another `base_optimizer` takes the place
-    of this Adam.
+    A matrix with more rows than columns, or as many, is projected from the right; so the shorter
+    side is, as in the paper and by default in the authors' code. Optax projects the longer one:
+    ``proj_type="reverse_std"`` does what it does. Leaves that are not projected take the same steps
+    with :math:`\alpha = 1` and :math:`P = I`. Here :math:`\beta_1 = 0.9`,
+    :math:`\beta_2 = 0.999` and :math:`\epsilon = 10^{-8}`; another `base_optimizer` takes the
+    place of this Adam.
 
     Args:
         learning_rate: :math:`\eta`, below 0 to ascend; a number, an array, or a schedule.
@@ -262,6 +296,7 @@ def galore(
         mask: which parameters decay, as in :func:`add_decayed_weights`.
         weight_dimension_numbers: which leaves are matrices, and how.
         staggered: later projectors of different leaves at different steps.
+        proj_type: which side of a matrix is projected, as in :func:`scale_by_galore`.
 
     Source: J. Zhao et al., GaLore: Memory-Efficient LLM Training by Gradient Low-Rank Projection,
     2024, arXiv:2403.03507, algorithm 2.
@@ -272,7 +307,7 @@ def galore(
     >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
     True
     >>> gradtx.get_slot(found.state, "mu").shape
-    (1, 4)
+    (6, 1)
     """
     return chain(
         scale_by_galore(
@@ -282,6 +317,7 @@ def galore(
             base_optimizer,
             weight_dimension_numbers,
             staggered=staggered,
+            proj_type=proj_type,
         ),
         add_decayed_weights(weight_decay, mask),
         scale_by_learning_rate(learning_rate),

@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -12,30 +13,68 @@ import gradtx
 from tests import oracle
 from tests.optimizers.papers import adam
 
+LEFT = {
+    "std": lambda rows, columns: rows < columns,
+    "reverse_std": lambda rows, columns: rows >= columns,
+    "left": lambda rows, columns: True,
+    "right": lambda rows, columns: False,
+}
+
 
 @pytest.mark.paper("galore")
-@pytest.mark.parametrize("shape", [(5, 3), (3, 5), (4,)])
-def test_galore(shape):
+@pytest.mark.parametrize("kind", LEFT)
+@pytest.mark.parametrize("shape", [(5, 3), (3, 5), (4, 4), (4,)])
+def test_galore(shape, kind):
     """Zhao et al. 2024, algorithm 2: Adam on the projected gradient, a new projector every 7th.
 
-    A vector is no matrix: Adam trains it as it is."""
-    matrix, tall = len(shape) == 2, shape[0] > shape[-1]
+    There the shorter side is projected, which is "std" in the authors' code. A vector is no matrix:
+    Adam trains it as it is."""
+    matrix = len(shape) == 2
+    left = matrix and LEFT[kind](*shape)
 
     def down(g, s):
-        return (s["p"].T @ g if tall else g @ s["p"]) if matrix else g
+        return (s["p"].T @ g if left else g @ s["p"]) if matrix else g
 
     def up(u, s):
-        return 0.5 * (s["p"] @ u if tall else u @ s["p"].T) if matrix else u
+        return 0.5 * (s["p"] @ u if left else u @ s["p"].T) if matrix else u
 
     def update(g, s, t, p):
         if matrix and (t - 1) % 7 == 0:
             u, _, vh = np.linalg.svd(g, full_matrices=False)
-            s["p"] = u[:, :2] if tall else vh[:2].T
+            s["p"] = u[:, :2] if left else vh[:2].T
         return -0.05 * (up(adam(down(g, s), s, t, 0.8, 0.7, 0.1), s) + 0.3 * p)
 
     base = gradtx.scale_by_adam(0.8, 0.7, 0.1)
-    tx = gradtx.galore(0.05, 2, 7, 0.5, base, 0.3)
+    given = {} if kind == "std" else {"proj_type": kind}
+    tx = gradtx.galore(0.05, 2, 7, 0.5, base, 0.3, **given)
     oracle.check(tx, update, atol=1e-7, shape=shape, dtype=np.float64)
+
+
+def test_a_matrix_keeps_what_it_keeps_in_the_authors_code():
+    """12 x 5 at rank 3: their gradient in the subspace is 12 x 3."""
+    shapes = {
+        kind: gradtx.scale_by_galore(3, proj_type=kind).init(jnp.zeros((12, 5))) for kind in LEFT
+    }
+    low = {kind: state.base_optimizer_state.mu.shape for kind, state in shapes.items()}
+    assert low == {"std": (12, 3), "reverse_std": (3, 5), "left": (3, 5), "right": (12, 3)}
+
+
+def test_what_was_written_before_the_sides_had_names_goes_on():
+    """Configurations and pickles without the argument projected the longer side, as Optax does."""
+    p = jnp.asarray(np.random.default_rng(0).normal(size=(6, 4)), jnp.float32)
+    then = gradtx.galore(0.1, 2, proj_type="reverse_std")
+    _, state = then.update(p, then.init(p), p)
+    config = gradtx.to_config(then)
+    assert config["arguments"].pop("proj_type") == "reverse_std"
+    remake, (kind, builder, arguments) = then.__reduce__()
+    lacking = {name: x for name, x in arguments.items() if name != "proj_type"}
+    for now in (gradtx.from_config(config), remake(kind, builder, lacking)):
+        assert now == then
+        chex.assert_trees_all_equal(now.update(p, state, p), then.update(p, state, p))
+    with pytest.raises(ValueError, match="proj_type='reverse_std'"):
+        gradtx.galore(0.1, 2).update(p, state, p)
+    with pytest.raises(ValueError, match="proj_type must be one of"):
+        gradtx.galore(0.1, proj_type="full")
 
 
 def numbers(kind):
@@ -64,6 +103,7 @@ def test_like_optax():
             10,
             base_optimizer=gradtx.trace(0.9),
             weight_dimension_numbers=numbers(gradtx.GaLoreDimensionNumbers),
+            proj_type="reverse_std",
         )
     )
     theirs, state_optax = run(
@@ -85,7 +125,7 @@ def test_state_is_of_low_rank():
     p = jnp.zeros((64, 32))
     state = gradtx.scale_by_galore(rank=4).init(p)
     entries = sum(x.size for x in jax.tree.leaves(state) if x.ndim)
-    assert entries == 64 * 4 + 2 * 4 * 32
+    assert entries == 32 * 4 + 2 * 64 * 4
 
 
 def test_full_rank_loses_nothing():
@@ -105,4 +145,4 @@ def test_one_spec_for_all_that_can_be_matrices():
     tx = gradtx.scale_by_galore(1, weight_dimension_numbers=gradtx.GaLoreDimensionNumbers())
     state = tx.init({"b": jnp.zeros(3), "w": jnp.zeros((4, 2))})
     assert state.projector["b"].shape == (0, 0)
-    assert state.projector["w"].shape == (4, 1)
+    assert state.projector["w"].shape == (2, 1)
