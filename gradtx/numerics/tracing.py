@@ -131,6 +131,8 @@ def where_known(function: Callable[[Any], Any], tree: Any) -> Any:
     """
     from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
+    structure: Any
+    of_result: Any
     leaves, structure = jax.tree.flatten(tree)
     shapes = [x for x in leaves if is_shape(x)]
 

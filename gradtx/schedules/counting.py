@@ -35,7 +35,8 @@ def quotient(count: Any, whole: Any) -> Any:
     JAX divides 32-bit integers in float32. Their product with a Python number is of the default
     type, and leaves a step in the type of its parameters; only strict promotion refuses it.
     """
-    if jax.config.jax_enable_x64 and jax.config.jax_numpy_dtype_promotion == "standard":
+    config: Any = jax.config
+    if config.jax_enable_x64 and config.jax_numpy_dtype_promotion == "standard":
         count = 1.0 * count
     return count / whole
 
