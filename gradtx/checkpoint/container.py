@@ -1,12 +1,15 @@
 """Named arrays on disk, in NumPy's, safetensors' or Orbax's format, written whole or not at all."""
 
 import contextlib
+import json
+import math
 import os
 import secrets
 import shutil
+import struct
 import warnings
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,12 +19,23 @@ import numpy as np
 from gradtx.checks import is_numpys_number
 
 
+class Held(NamedTuple):
+    """Arrays on disk: their names, and how to read one, once."""
+
+    names: list[str]
+    take: Callable[[str], np.ndarray]
+
+
 class Form(NamedTuple):
-    """How arrays are written to a free path, and read; which types it supports."""
+    """How arrays are written to a free path, and read; which types it supports.
+
+    takes_jax: whether arrays of JAX are written with fewer copies than NumPy's.
+    """
 
     write: Callable[[Path, dict[str, Any]], None]
-    read: Callable[[Path], dict[str, Any]]
+    opened: Callable[[Path], contextlib.AbstractContextManager[Held]]
     knows: Callable[[np.dtype], bool]
+    takes_jax: bool = False
 
 
 def _write_npz(path: Path, arrays: dict[str, Any]) -> None:
@@ -29,16 +43,61 @@ def _write_npz(path: Path, arrays: dict[str, Any]) -> None:
         np.savez(file, **arrays)
 
 
-def _read_npz(path: Path) -> dict[str, Any]:
-    found = {}
-    with zipfile.ZipFile(path) as archive:
-        for name in archive.namelist():
+_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+
+
+@contextlib.contextmanager
+def _opened_npz(path: Path) -> Iterator[Held]:
+    """The entries of an archive, which are never more than its bytes: none is compressed.
+
+    They are read past `zipfile`, which computes a checksum of its own: each array has one already.
+    """
+    with path.open("rb") as file:
+        with zipfile.ZipFile(file) as archive:
+            entries = {e.filename.removesuffix(".npy"): e for e in archive.infolist()}
+        packed = [name for name, e in entries.items() if e.compress_type != zipfile.ZIP_STORED]
+        if packed:
+            raise ValueError(f"the entry {packed[0]!r:.80} is compressed, as none that was saved")
+        _check_sizes(file, [entry.file_size for entry in entries.values()])
+
+        def take(name: str) -> np.ndarray:
+            entry = entries[name]
             try:
-                with archive.open(name) as file:
-                    found[name.removesuffix(".npy")] = np.lib.format.read_array(file)
+                file.seek(entry.header_offset)
+                head = file.read(30)
+                _, crc, length, extra = struct.unpack("<14sL8x2H", head)
+                called = file.read(length).decode()
+                if (called, crc) != (entry.filename, entry.CRC) or head[:4] != b"PK\x03\x04":
+                    raise ValueError("it is not what the archive says")
+                start = file.seek(extra, os.SEEK_CUR)
+                header = _HEADERS[np.lib.format.read_magic(file)]
+                shape, by_columns, dtype = header(file)
+                x = _from_file(file, dtype, shape, start + entry.file_size - file.tell())
+                return x.reshape(shape[::-1]).T if by_columns else x
             except Exception as error:
-                raise ValueError(f"the entry {name.removesuffix('.npy')!r}: {error}") from error
-    return found
+                raise ValueError(f"the entry {name!r:.80}: {error}") from error
+
+        yield Held(list(entries), take)
+
+
+def _check_sizes(file: Any, sizes: list[int]) -> None:
+    """Raise if entries share their bytes: a small file could hold endless arrays."""
+    if min(sizes, default=0) < 0 or sum(sizes) > os.fstat(file.fileno()).st_size:
+        raise ValueError("its entries are larger than the file")
+
+
+def _from_file(file: Any, dtype: np.dtype, shape: tuple[int, ...], size: int) -> np.ndarray:
+    """An array of so many bytes at the place where a file is."""
+    count = math.prod(shape)
+    if dtype.hasobject or min(shape, default=0) < 0 or count * dtype.itemsize != size:
+        raise ValueError(f"{size} bytes are no array of {dtype}{list(shape)}")
+    x = np.fromfile(file, dtype, count)
+    if x.size != count:
+        raise ValueError("the file ends within it")
+    return x.reshape(shape)
 
 
 def _write_safetensors(path: Path, arrays: dict[str, Any]) -> None:
@@ -47,20 +106,53 @@ def _write_safetensors(path: Path, arrays: dict[str, Any]) -> None:
     save_file({name: np.asarray(x, order="C") for name, x in arrays.items()}, path)
 
 
-def _read_safetensors(path: Path) -> dict[str, Any]:
-    from safetensors.numpy import load_file
+# The names of types in safetensors' files.
+_SAFE = {
+    "BOOL": "bool",
+    "BF16": "bfloat16",
+    "C64": "complex64",
+    **{f"F{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    **{f"I{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
+    **{f"U{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
+}
 
-    return dict(load_file(path))
+
+@contextlib.contextmanager
+def _opened_safetensors(path: Path) -> Iterator[Held]:
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        _check_sizes(file, [8 + length])
+        said = json.loads(file.read(length))
+        said.pop("__metadata__", None)
+        places = {name: entry["data_offsets"] for name, entry in said.items()}
+        _check_sizes(file, [8 + length, *(end - start for start, end in places.values())])
+
+        def take(name: str) -> np.ndarray:
+            start, end = places[name]
+            try:
+                dtype, shape = jnp.dtype(_SAFE[said[name]["dtype"]]), tuple(said[name]["shape"])
+                file.seek(8 + length + start)
+                return _from_file(file, dtype, shape, end - start)
+            except Exception as error:
+                raise ValueError(f"the entry {name!r:.80}: {error}") from error
+
+        yield Held(list(places), take)
 
 
 def _write_orbax(path: Path, arrays: dict[str, Any]) -> None:
-    with _orbax() as checkpointer:
+    with _orbax() as (_, checkpointer):
         checkpointer.save(path.absolute(), arrays)
 
 
-def _read_orbax(path: Path) -> dict[str, Any]:
-    with _orbax() as checkpointer:
-        return dict(checkpointer.restore(path.absolute()))
+@contextlib.contextmanager
+def _opened_orbax(path: Path) -> Iterator[Held]:
+    with _orbax() as (orbax, checkpointer):
+        found = checkpointer.metadata(path.absolute())
+        tree = getattr(found, "item_metadata", found)
+        names = getattr(tree, "tree", tree)
+        as_numpy = {name: orbax.RestoreArgs(restore_type=np.ndarray) for name in names}
+        arrays = dict(checkpointer.restore(path.absolute(), restore_args=as_numpy))
+    yield Held(list(arrays), arrays.pop)
 
 
 @contextlib.contextmanager
@@ -70,18 +162,21 @@ def _orbax() -> Any:
         import orbax.checkpoint as orbax
 
         with orbax.PyTreeCheckpointer() as checkpointer:
-            yield checkpointer
+            yield orbax, checkpointer
 
 
 FORMS = {
-    "npz": Form(_write_npz, _read_npz, is_numpys_number),
+    "npz": Form(_write_npz, _opened_npz, is_numpys_number),
     "safetensors": Form(
         _write_safetensors,
-        _read_safetensors,
+        _opened_safetensors,
         lambda dtype: dtype == jnp.bfloat16 or (is_numpys_number(dtype) and dtype != np.complex128),
     ),
     "orbax": Form(
-        _write_orbax, _read_orbax, lambda dtype: dtype == jnp.bfloat16 or is_numpys_number(dtype)
+        _write_orbax,
+        _opened_orbax,
+        lambda dtype: dtype == jnp.bfloat16 or is_numpys_number(dtype),
+        takes_jax=True,
     ),
 }
 
@@ -103,7 +198,7 @@ def form_of(path: Path, form: str | None) -> Form:
     return FORMS[name]
 
 
-def write(path: Path, arrays: Mapping[str, np.ndarray], form: Form) -> None:
+def write(path: Path, arrays: Mapping[str, Any], form: Form) -> None:
     """Write the arrays beside `path`, flush them to disk, and only then rename them to it."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
@@ -119,23 +214,26 @@ def write(path: Path, arrays: Mapping[str, np.ndarray], form: Form) -> None:
         _remove(temporary)
 
 
-def read(path: Path, form: Form) -> dict[str, Any]:
+@contextlib.contextmanager
+def opened(path: Path, form: Form) -> Iterator[Held]:
     """The arrays at `path`, whatever they are.
 
     Raises:
         FileNotFoundError: there is nothing.
-        ValueError: they cannot be read.
+        ValueError: they cannot be read; so does reading one of them.
     """
     # Between the two renamings of a directory the old one is still there.
     found = path if path.exists() else _old(path)
     if not found.exists():
         raise FileNotFoundError(f"there is no checkpoint {str(path)!r}")
-    try:
-        return form.read(found)
-    except ImportError:
-        raise
-    except Exception as error:
-        raise ValueError(f"{type(error).__name__}: {error}") from error
+    with contextlib.ExitStack() as stack:
+        try:
+            held = stack.enter_context(form.opened(found))
+        except ImportError:
+            raise
+        except Exception as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from error
+        yield held
 
 
 def _old(path: Path) -> Path:

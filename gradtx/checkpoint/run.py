@@ -1,9 +1,13 @@
 """A run on disk: parameters, state, configuration, step and keys, together and checked."""
 
+import concurrent.futures
+import functools
 import json
 import operator
 import os
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,10 +18,11 @@ import numpy as np
 from gradtx.checkpoint import container
 from gradtx.checkpoint.config import from_config, to_config
 from gradtx.checkpoint.state_dict import (
+    adopt_state,
     checksum,
     checksum_of_header,
-    load_state_dict,
-    state_dict,
+    described_state,
+    header_array,
 )
 from gradtx.numerics.steering import is_tracer
 from gradtx.packed import packed_like, unpack
@@ -65,7 +70,8 @@ def save_checkpoint(
     step: int | None = None,
     keys: PyTree = None,
     form: str | None = None,
-) -> None:
+    background: bool = False,
+) -> Future[None] | None:
     """Write a run to a file, whole or not at all.
 
     It is written under another name beside `path`, flushed to disk, and renamed: whenever the
@@ -81,6 +87,14 @@ def save_checkpoint(
         step: how many steps were taken.
         keys: a tree of random keys, and of any other arrays that the run needs to continue.
         form: ``"npz"``, ``"safetensors"`` or ``"orbax"``; by the suffix by default.
+        background: return as soon as everything has been copied, and write meanwhile. The run may
+            go on, and donate its arrays. The next save in the background waits for this one, and so
+            does the end of the process, except that Orbax cannot write then: wait for its result.
+            If the process is killed, what was there before stays.
+
+    Returns:
+        None, or with `background` a `concurrent.futures.Future`: its ``result()`` waits until the
+        file is there, and raises what went wrong, of which there is a warning too.
 
     Raises:
         ValueError: two leaves have the same path, since a name has a ``/`` in it; the form is
@@ -99,16 +113,14 @@ def save_checkpoint(
     """
     path = Path(path)
     where = container.form_of(path, form)
-    flat = {} if state is None else state_dict(state)
+    flat, described = ({}, None) if state is None else described_state(state, None)
     leaves = [
         *_named("params", unpack(params)),
         *_named("keys", keys),
         *((f"state/{name}", x) for name, x in flat.items()),
     ]
-    described = [(name, *_described(name, leaf)) for name, leaf in leaves]
-    entries = {name: entry for name, entry, _ in described}
-    if len(entries) < len(described):
-        names = [name for name, *_ in described]
+    names = [name for name, _ in leaves]
+    if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"save_checkpoint: two leaves are called {twice!r}; is a '/' in a name?")
     header = {
@@ -116,15 +128,16 @@ def save_checkpoint(
         "step": None if step is None else operator.index(step),
         "config": None if tx is None else to_config(tx),
         "state": state is not None,
-        "entries": entries,
     }
-    text = json.dumps({**header, "checksum": checksum_of_header(header)}).encode()
-    arrays = {
-        name: x if where.knows(np.dtype(entry.dtype)) else _as_bytes(x)
-        for name, entry, x in described
-        if x.size  # no format can write an array without entries and read it back
-    }
-    container.write(path, {_HEADER: np.frombuffer(text, np.uint8), **arrays}, where)
+    if background:
+        _finish_last()
+    saved = {name: _saved(name, leaf, copy=background) for name, leaf in leaves}
+    write = functools.partial(_write, path, where, header, described, saved)
+    if background:  # one after another: at the end of a process no more threads can be started
+        return _start(lambda: write(lambda arrays: map(checksum, arrays)))
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        write(lambda arrays: pool.map(checksum, arrays))
+    return None
 
 
 def load_checkpoint(
@@ -171,9 +184,9 @@ def load_checkpoint(
     """
     path = Path(path)
     try:
-        arrays = container.read(path, container.form_of(path, form))
-        header, entries = _header(arrays.pop(_HEADER, None))
-        found = _checked(arrays, entries)
+        with container.opened(path, container.form_of(path, form)) as held:
+            header, entries = _header(held)
+            found = _checked(held, entries)
     except ValueError as error:
         raise ValueError(f"load_checkpoint: {str(path)!r} is damaged: {error}") from error
     new_params = packed_like(_restored("params", found, entries, unpack(params)), params)
@@ -186,8 +199,8 @@ def load_checkpoint(
             raise ValueError(
                 "load_checkpoint: no configuration was saved beside the state: give tx"
             )
-        flat = {k.removeprefix("state/"): x for k, x in found.items() if k.startswith("state/")}
-        state = load_state_dict(tx, new_params, flat, strict)
+        flat = {k.removeprefix("state/"): found.pop(k) for k in list(found)}
+        state = adopt_state(tx, new_params, flat, strict)
     return Checkpoint(new_params, state, tx, header["step"], new_keys)
 
 
@@ -197,8 +210,15 @@ def _named(root: str, tree: PyTree) -> Iterator[tuple[str, Any]]:
         yield f"{root}/{at}" if at else root, leaf
 
 
-def _described(name: str, leaf: Any) -> tuple[_Entry, Any]:
-    """What the header says about a leaf, and the leaf as a NumPy array."""
+class _Saved(NamedTuple):
+    """A leaf to be saved: its kind, and an array of JAX on one device, or of NumPy."""
+
+    kind: str
+    array: Any
+
+
+def _saved(name: str, leaf: Any, copy: bool) -> _Saved:
+    """A leaf as it is written; with `copy`, what is shared with nobody."""
     kind = "jax" if hasattr(leaf, "dtype") else "python"
     if kind == "jax" and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         kind = str(jax.random.key_impl(leaf))
@@ -212,20 +232,83 @@ def _described(name: str, leaf: Any) -> tuple[_Entry, Any]:
             f"save_checkpoint: {name} lies in part on other hosts: gather it, or write state_dict "
             "and the parameters with Orbax"
         )
+    if isinstance(leaf, jax.Array) and len(leaf.devices()) == 1:
+        # A copy is made on the host, since memory of a device may be scarce; nobody waits for it.
+        host = jax.local_devices(backend="cpu")[0]
+        return _Saved(kind, jax.device_put(leaf, host, may_alias=False) if copy else leaf)
     x = np.asarray(leaf)
     if not (jnp.issubdtype(x.dtype, jnp.number) or x.dtype == bool):
         raise TypeError(f"save_checkpoint: {name} is {leaf!r:.80}, not an array of numbers")
-    x = x.astype(x.dtype.newbyteorder("="), copy=False)
-    return _Entry(kind, str(x.dtype), x.shape, checksum(x)), x
+    return _Saved(kind, x.astype(x.dtype.newbyteorder("="), copy=copy))
+
+
+def _write(
+    path: Path,
+    where: container.Form,
+    header: dict[str, Any],
+    described: dict[str, Any] | None,
+    saved: dict[str, _Saved],
+    sums_of: Callable[[Iterable[np.ndarray]], Iterable[int]],
+) -> None:
+    """Write leaves with a header that has a checksum of each."""
+    on_host = {name: np.asarray(leaf.array) for name, leaf in saved.items()}
+    sums = dict(zip(on_host, sums_of(on_host.values()), strict=True))
+    if described is not None:
+        of_state = {
+            k.removeprefix("state/"): crc for k, crc in sums.items() if k.startswith("state/")
+        }
+        name = f"state/{_HEADER}"
+        saved = {**saved, name: _Saved("jax", header_array(described, of_state))}
+        on_host[name] = np.asarray(saved[name].array)
+        sums[name] = checksum(on_host[name])
+    entries = {
+        name: _Entry(saved[name].kind, str(x.dtype), x.shape, sums[name])
+        for name, x in on_host.items()
+    }
+    header = {**header, "entries": entries}
+    text = json.dumps({**header, "checksum": checksum_of_header(header)}).encode()
+    arrays: dict[str, Any] = {_HEADER: np.frombuffer(text, np.uint8)}
+    for name, x in on_host.items():
+        if not x.size:  # no format can write an array without entries and read it back
+            continue
+        if where.knows(x.dtype):
+            arrays[name] = saved[name].array if where.takes_jax else x
+        else:
+            arrays[name] = _as_bytes(x)
+    container.write(path, arrays, where)
+
+
+_running: list[Future[None]] = []
+
+
+def _finish_last() -> None:
+    """Wait for the save in the background: copies of several runs may be more than fits."""
+    concurrent.futures.wait(_running)
+    _running.clear()
+
+
+def _start(write: Callable[[], None]) -> Future[None]:
+    def run() -> None:
+        try:
+            write()
+        except BaseException as error:
+            warnings.warn(f"save_checkpoint: nothing was saved: {error}", stacklevel=2)
+            raise
+
+    pool = ThreadPoolExecutor(1)
+    _running.append(pool.submit(run))
+    pool.shutdown(wait=False)
+    return _running[-1]
 
 
 def _as_bytes(x: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(x).reshape(-1).view(np.uint8)
 
 
-def _header(written: Any) -> tuple[dict[str, Any], dict[str, _Entry]]:
-    if written is None:
+def _header(held: container.Held) -> tuple[dict[str, Any], dict[str, _Entry]]:
+    if _HEADER not in held.names:
         raise ValueError("it was not written by save_checkpoint, or its header has no name")
+    written = held.take(_HEADER)
     try:
         header = json.loads(np.asarray(written, np.uint8).tobytes())
         version, step = header["version"], header["step"]
@@ -245,26 +328,39 @@ def _header(written: Any) -> tuple[dict[str, Any], dict[str, _Entry]]:
     return header, entries
 
 
-def _checked(arrays: dict[str, Any], entries: dict[str, _Entry]) -> dict[str, Any]:
-    """The arrays in their own types and shapes.
+def _checked(held: container.Held, entries: dict[str, _Entry]) -> dict[str, Any]:
+    """The leaves, one after another, so that no more than one of them is there twice.
+
+    Arrays of a type that JAX has not enabled stay NumPy's.
 
     Raises:
         ValueError: one is missing, is not in the header, or is not what was written.
     """
-    full = {name: entry for name, entry in entries.items() if 0 not in entry.shape}
-    problems = {
-        "missing": full.keys() - arrays.keys(),
-        "unknown": arrays.keys() - full.keys(),
-        "other bytes": {
-            name for name in full.keys() & arrays.keys() if not _is(arrays[name], full[name])
-        },
-    }
+    names = set(held.names) - {_HEADER}
+    full = {name for name, entry in entries.items() if 0 not in entry.shape}
+    problems: dict[str, set[str]] = {"missing": full - names, "unknown": names - full}
+    _refuse(problems)
+    found, problems = {}, {"other bytes": set()}
+    for name, entry in entries.items():
+        x = held.take(name) if name in full else np.zeros(entry.shape, entry.dtype)
+        if name in full and not _is(x, entry):
+            problems["other bytes"].add(name)
+            continue
+        x = _typed(x, entry)
+        is_jax = entry.kind not in ("numpy", "python")
+        found[name] = x if is_jax and not _is_enabled(entry.dtype) else _leaf(x, entry)
+        del x  # before the next one is read
+    _refuse(problems)
+    return found
+
+
+def _is_enabled(dtype: str) -> bool:
+    return str(jax.dtypes.canonicalize_dtype(dtype)) == dtype
+
+
+def _refuse(problems: dict[str, set[str]]) -> None:
     if any(problems.values()):
         raise ValueError("; ".join(f"{k}: {_list(sorted(v))}" for k, v in problems.items() if v))
-    return {
-        name: _typed(arrays[name], entry) if name in full else np.zeros(entry.shape, entry.dtype)
-        for name, entry in entries.items()
-    }
 
 
 def _is(x: Any, entry: _Entry) -> bool:
@@ -289,10 +385,11 @@ def _restored(
     root: str, found: dict[str, Any], entries: dict[str, _Entry], template: PyTree
 ) -> PyTree:
     saved = {
-        name: _leaf(name, found[name], entry)
-        for name, entry in entries.items()
-        if name == root or name.startswith(f"{root}/")
+        name: found.pop(name) for name in entries if name == root or name.startswith(f"{root}/")
     }
+    for name, x in saved.items():
+        if isinstance(x, np.ndarray) and entries[name].kind not in ("numpy", "python"):
+            raise ValueError(f"load_checkpoint: {name} is {x.dtype}: enable jax_enable_x64")
     if template is None:
         return _nested(root, saved)
     wanted = dict(_named(root, template))
@@ -314,14 +411,13 @@ def _restored(
     return jax.tree.structure(template).unflatten(leaves)  # type: ignore[attr-defined]
 
 
-def _leaf(name: str, x: Any, entry: _Entry) -> Any:
+def _leaf(x: Any, entry: _Entry) -> Any:
     if entry.kind == "numpy":
         return np.array(x)
     if entry.kind == "python":
         return x.item()
-    if jax.dtypes.canonicalize_dtype(entry.dtype) != entry.dtype:
-        raise ValueError(f"load_checkpoint: {name} is {entry.dtype}: enable jax_enable_x64")
-    array = jnp.array(x, copy=True)
+    # Copied now, not when JAX finds the time: until then what was read is kept too.
+    array = jax.block_until_ready(jnp.array(x, copy=True))
     return array if entry.kind == "jax" else jax.random.wrap_key_data(array, impl=entry.kind)
 
 

@@ -1,5 +1,7 @@
 """State as named data: arrays by path, for any container of arrays, and back."""
 
+import collections
+import functools
 import json
 import warnings
 import zlib
@@ -48,6 +50,15 @@ def state_dict(state: State, tx: GradientTransformation | None = None) -> dict[s
     >>> list(state_dict(tx.init({"w": jnp.zeros(2)}), tx))
     ['gradtx', '0/trace/w']
     """
+    arrays, header = described_state(state, tx)
+    sums = {path: checksum(x) for path, x in arrays.items() if is_readable(x)}
+    return {_HEADER: header_array(header, sums), **arrays}
+
+
+def described_state(
+    state: State, tx: GradientTransformation | None
+) -> tuple[dict[str, Array], dict[str, Any]]:
+    """The arrays of a state by path, and its header without their checksums."""
     arrays: dict[str, Array] = {}
     encoded: dict[str, Any] = {}
     state = unpack(state)
@@ -65,11 +76,17 @@ def state_dict(state: State, tx: GradientTransformation | None = None) -> dict[s
         "states": [[node.prefix, node.kind] for node in matching.nodes(state)],
         "config": None if tx is None else to_config(tx),
         "dtypes": {path: str(x.dtype) for path, x in arrays.items()},
-        "checksums": {path: checksum(x) for path, x in arrays.items() if is_readable(x)},
+        "checksums": {},
         "encoded": encoded,
     }
+    return arrays, header
+
+
+def header_array(header: Mapping[str, Any], sums: Mapping[str, int]) -> Array:
+    """A header with the checksums of its arrays, as bytes."""
+    header = {**header, "checksums": dict(sums)}
     text = json.dumps({**header, "checksum": checksum_of_header(header)})
-    return {_HEADER: jnp.asarray(np.frombuffer(text.encode(), np.uint8)), **arrays}
+    return jnp.asarray(np.frombuffer(text.encode(), np.uint8))
 
 
 def saved_config(flat: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -146,14 +163,27 @@ def load_state_dict(
     >>> gradtx.slot_names(load_state_dict(tx, params, saved))
     ['mu', 'nu']
     """
-    found = match_state_dict(tx, params, flat)
+    return _strictly(match_state_dict(tx, params, flat), strict)
+
+
+def adopt_state(
+    tx: GradientTransformation, params: Params, flat: dict[str, Any], strict: bool
+) -> State:
+    """As `load_state_dict`, from arrays that nobody else has and whose bytes were checked.
+
+    `flat` is emptied, one array after another, so that never more than one of them is there twice.
+    """
+    return _strictly(_match(tx, params, flat, own=True), strict)
+
+
+def _strictly(found: StateMatch, strict: bool) -> State:
     if str(found):
         if strict:
             raise ValueError(
                 f"load_state_dict: the saved state is not one of this transformation and these "
                 f"parameters. {found}. With strict=False the rest is kept"
             )
-        warnings.warn(f"load_state_dict: {found}", stacklevel=2)
+        warnings.warn(f"load_state_dict: {found}", stacklevel=3)
     return found.state
 
 
@@ -180,27 +210,47 @@ def match_state_dict(
     >>> match_state_dict(tx, jnp.ones(2), saved).missing
     ['0/count', '0/ema']
     """
-    header = _header(flat)
-    flat = {k: typed(x, header["dtypes"].get(k)) for k, x in flat.items() if k != _HEADER}
-    arrays_read, flat = flat, gathered(flat, header["encoded"], header["version"])
-    start = with_extra_args_support(tx).init(params)
+    return _match(tx, params, dict(flat) if isinstance(flat, Mapping) else flat, own=False)
+
+
+def _match(
+    tx: GradientTransformation, params: Params, given: dict[str, Any], own: bool
+) -> StateMatch:
+    header = _header(given)
+    named = {k: typed(x, header["dtypes"].get(k)) for k, x in given.items() if k != _HEADER}
+    given.clear()
+    flat = gathered(named, header["encoded"], header["version"])
+    saved = _saved_nodes(flat, header["states"])
+    damaged = [] if own else _damaged(named, header["checksums"])
+    del named
+    # What is new has to be made; where everything was saved, its shapes and types are enough.
+    start = _shapes_of_state(tx, params)
     fresh = unpack(start)
     arrays = {k: _data(k, leaf) for k, leaf in matching.leaves(fresh) if not is_empty(leaf)}
-    kept, changed, extra = match(
-        _saved_nodes(flat, header["states"]), matching.nodes(fresh), flat, arrays
-    )
+    kept, changed, extra = match(saved, matching.nodes(fresh), flat, arrays)
+    if not kept.keys() >= arrays.keys():
+        start = with_extra_args_support(tx).init(params)
+        fresh = unpack(start)
+        arrays = {k: _data(k, leaf) for k, leaf in matching.leaves(fresh) if not is_empty(leaf)}
+        kept, changed, extra = match(saved, matching.nodes(fresh), flat, arrays)
     if arrays and header["states"] and not kept:
         raise ValueError(
             "load_state_dict: nothing in the saved state fits this transformation and these "
             f"parameters; it holds {_listed(sorted(flat))}, and what is needed "
             f"is {_listed(arrays)}"
         )
-    leaves = [
-        _placed_like(leaf, _restored(leaf, arrays[path], flat[kept[path]]))
-        if path in kept
-        else leaf
-        for path, leaf in matching.leaves(fresh)
-    ]
+    left = collections.Counter(kept.values())
+    leaves = []
+    for path, leaf in matching.leaves(fresh):
+        if path in kept:
+            left[kept[path]] -= 1
+            last = own and not left[kept[path]]
+            value = flat.pop(kept[path]) if last else flat[kept[path]]
+            restored = _restored(leaf, arrays[path], value, copy=not last)
+            leaves.append(_placed_like(leaf, restored))
+            del value
+        else:
+            leaves.append(jnp.zeros(leaf.shape, leaf.dtype) if _is_shape(leaf) else leaf)
     structure: Any = jax.tree.structure(fresh, is_leaf=is_encoded)
     return StateMatch(
         state=packed_like(structure.unflatten(leaves), start),
@@ -208,8 +258,25 @@ def match_state_dict(
         missing=[path for path in arrays if path not in kept and path not in changed],
         extra=sorted(extra),
         changed=changed,
-        damaged=_damaged(arrays_read, header["checksums"]),
+        damaged=damaged,
     )
+
+
+def _shapes_of_state(tx: GradientTransformation, params: Params) -> State:
+    """A state without its numbers; with them, where `init` has to see those of the parameters."""
+    init = with_extra_args_support(tx).init
+    try:
+        program, shapes = jax.make_jaxpr(init, return_shape=True)(params)
+    except Exception:
+        return init(params)
+    # Shapes do not say in which memory an array is kept.
+    host = jax.memory.Space.Host
+    on_host = any(getattr(x, "memory_space", None) == host for x in program.out_avals)
+    return init(params) if on_host else shapes
+
+
+def _is_shape(leaf: Any) -> bool:
+    return isinstance(leaf, jax.ShapeDtypeStruct)
 
 
 def is_readable(x: Any) -> bool:
@@ -261,7 +328,8 @@ def _is_key(leaf: Any) -> bool:
 def _data(path: str, leaf: Any) -> Any:
     """A leaf as an array of numbers."""
     if _is_key(leaf):
-        return jax.random.key_data(leaf)
+        data = jax.random.key_data
+        return jax.eval_shape(data, leaf) if _is_shape(leaf) else data(leaf)
     if isinstance(leaf, bool | int | float | complex | np.ndarray | np.generic):
         leaf = jnp.asarray(leaf)
     _check_array(path, leaf)
@@ -275,16 +343,17 @@ def _check_array(path: str, value: Any) -> None:
         raise TypeError(f"the entry {path!r} of a state dict is {kind}, not an array of numbers")
 
 
-def _restored(leaf: Any, array: Any, value: Any) -> Any:
-    # A copy: the state may be donated, and what was read belongs to someone else.
+def _restored(leaf: Any, array: Any, value: Any, *, copy: bool) -> Any:
+    # The state may be donated, so that what belongs to someone else is copied.
+    make = functools.partial(jnp.array, copy=True) if copy else jnp.asarray
     if is_encoded(leaf) and is_encoded(value) and leaf.codec == value.codec:
-        return jax.tree.map(lambda old, new: jnp.array(new, old.dtype, copy=True), leaf, value)
+        return jax.tree.map(lambda old, new: make(new, old.dtype), leaf, value)
     value = value.load() if is_encoded(value) else value
     if is_encoded(leaf):
         return leaf.store(jnp.asarray(value))
-    loaded = jnp.array(value, array.dtype, copy=True)
+    loaded = make(value, array.dtype)
     if _is_key(leaf):
-        return jax.random.wrap_key_data(loaded, impl=jax.random.key_impl(leaf))
+        return jax.random.wrap_key_data(loaded, impl=_generator(leaf))
     return loaded
 
 
@@ -300,6 +369,15 @@ def _placed_like(leaf: Any, value: Any) -> Any:
         return jax.device_put(x, x.sharding.with_memory_kind(kind))
 
     return jax.tree.map(one, leaf, value)
+
+
+def _generator(key: Any) -> Any:
+    """The name of the generator of a key, or of the shape of one."""
+    if not _is_shape(key):
+        return jax.random.key_impl(key)
+    found: list[Any] = []
+    jax.eval_shape(lambda k: found.append(jax.random.key_impl(k)), key)
+    return found[0]
 
 
 def _header(flat: Mapping[str, Any]) -> dict[str, Any]:
