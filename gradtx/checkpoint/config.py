@@ -131,8 +131,12 @@ def from_config(
         A transformation equal to the one that was written.
 
     Raises:
-        ValueError: an unknown name, an unknown or missing argument, a value out of range.
+        ValueError: an unknown name, an unknown or missing argument, a value out of range, or so
+            large that a state would fill the memory, such as a window of 2**31 gradients.
         TypeError: a value of the wrong type.
+
+    Of gradtx's functions a configuration may name builders and what only computes on arrays, such
+    as ``"tree.norm"`` and losses; what reads or writes files is not found.
 
     >>> import gradtx, json
     >>> tx = gradtx.adam(gradtx.cosine_decay_schedule(1e-3, 100))
@@ -197,12 +201,37 @@ def _find_function(name: str) -> Callable[..., Any] | None:
         return None
     home = operator.attrgetter(place)(gradtx) if place else gradtx
     found = getattr(home, last, None) if place or last in gradtx.__all__ else None
-    inside = f"gradtx.{place}" if place else "gradtx."
-    return found if inspect.isfunction(found) and found.__module__.startswith(inside) else None
+    if not inspect.isfunction(found):
+        return None
+    named = place or hasattr(found, "builder")
+    homes = (f"gradtx.{place}",) if named else _COMPUTING
+    return found if found.__module__.startswith(homes) else None
 
 
 # Where there are functions that a configuration may name, besides the top level.
 _PLACES = ("", "tree", "projections", "losses", "transforms.trust")
+# At the top level: besides builders, what only computes on the arrays that it is handed. What reads
+# or writes files, builds programs or changes settings is not among them.
+_COMPUTING = (
+    "gradtx.linear_algebra",
+    "gradtx.losses.",
+    "gradtx.numerics.",
+    "gradtx.projections.",
+    "gradtx.transforms.",
+    "gradtx.tree.",
+    "gradtx.wrappers.finite",
+)
+# How large the arguments may be by which memory, or the length of a program, grows: whoever wants
+# more builds the transformation, and does not read it from somewhere.
+_AT_MOST = {
+    "block_size": 2**20,
+    "chunk": 2**16,
+    "guard.window": 10**6,
+    "memory_size": 10_000,
+    "ns_steps": 1_000,
+    "num_betas": 1_000,
+    "window_size": 10_000,
+}
 
 
 def _public_name(function: Callable[..., Any]) -> str | None:
@@ -261,6 +290,10 @@ def _decode_declared(value: Any, custom: dict[str, Any], where: str, depth: int)
             positional.extend(decoded)
         else:
             keywords[key] = decoded
+    for key, argument in keywords.items():
+        most = _AT_MOST.get(f"{name}.{key}", _AT_MOST.get(key, math.inf))
+        if builder is find_builder(name) and isinstance(argument, int) and argument > most:
+            raise ValueError(f"{name}: a configuration may set {key} to at most {most}")
     missing = [
         key
         for key, p in known.items()

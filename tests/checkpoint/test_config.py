@@ -262,6 +262,51 @@ def test_deep_nesting_is_an_error():
         gradtx.from_config({"gradtx": 1, **config})
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "save_checkpoint",
+        "load_checkpoint",
+        "from_config",
+        "make_step",
+        "eager_programs",
+        "schedule",
+        "register_serialization",
+        "inject_hyperparams",
+        "state_dict",
+        "transformation",
+        "solve",
+    ],
+)
+def test_what_does_more_than_compute_cannot_be_named(name):
+    f = {"object": name}
+    with pytest.raises(ValueError, match=f"the object '{name}' is not known"):
+        gradtx.from_config({"gradtx": 1, "name": "stateless", "arguments": {"f": f}})
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [
+        ("grokfast_ma", "window_size"),
+        ("lbfgs", "memory_size"),
+        ("scale_by_lbfgs", "memory_size"),
+        ("guard", "window"),
+        ("mechanize", "num_betas"),
+        ("muon", "ns_steps"),
+        ("dion2", "ns_steps"),
+        ("aggregate_chunked_top_k", "chunk"),
+        ("aggregate_int8", "block_size"),
+    ],
+)
+def test_sizes_that_would_fill_the_memory_are_refused(name, argument):
+    config = json.loads(json.dumps(gradtx.to_config(CATALOGUE[name].make())))
+    assert argument in config["arguments"]
+    gradtx.from_config(config, CUSTOM)
+    config["arguments"][argument] = 2**31 - 1
+    with pytest.raises(ValueError, match=f"{name}: a configuration may set {argument} to at most"):
+        gradtx.from_config(config, CUSTOM)
+
+
 def test_functions_of_gradtx_need_no_custom_objects():
     tx = gradtx.chain(
         gradtx.monitor(
