@@ -272,8 +272,8 @@ def _parts(
             at = f"{o.where}: the state of {leaf.path!r}"
             if not isinstance(state, Mapping | None):
                 raise TypeError(f"{at} must be a dict, not {state!r:.80}")
-            said = state and "step" in state
-            steps.append(steps_taken(f"{at}: step", state["step"]) if said else None)
+            own = state or {}
+            steps.append(steps_taken(f"{at}: step", own["step"]) if "step" in own else None)
         counted = any(taken is not None for taken in steps)
         if counted:
             steps = [taken or 0 for taken in steps]

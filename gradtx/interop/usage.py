@@ -15,8 +15,9 @@ from typing import Any
 import gradtx
 from gradtx.absences import DIFFERENT, LEFT_OUT
 
-# No source code that someone wrote has more bytes; trees take many times their source.
-_LARGEST = 10_000_000
+# No code that someone wrote has more bytes, and its tree takes many times these. Notebooks have
+# pictures in them.
+_LARGEST = {".py": 10_000_000, ".ipynb": 200_000_000}
 
 
 @dataclass(frozen=True, order=True)
@@ -68,8 +69,9 @@ def read(path: Path) -> Reading:
     try:
         if not path.is_file():
             return Reading([], set(), ["it is not a regular file"])
-        if path.stat().st_size > _LARGEST:
-            return Reading([], set(), [f"it has more than {_LARGEST:,} bytes"])
+        most = _LARGEST.get(path.suffix, _LARGEST[".py"])
+        if path.stat().st_size > most:
+            return Reading([], set(), [f"it has more than {most:,} bytes"])
         source = path.read_bytes()
         cells = _cells(json.loads(source)) if path.suffix == ".ipynb" else [(0, source)]
     except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
@@ -78,7 +80,7 @@ def read(path: Path) -> Reading:
     faults = []
     for number, text in cells:
         try:
-            trees.append((number, _parsed(text) if number == 0 else _parsed_cell(text)))
+            trees.append((number, _parsed(text) if isinstance(text, bytes) else _parsed_cell(text)))
         except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
             faults.append(f"cell {number}: {_words(error)}" if number else _words(error))
     found = _found(trees)
@@ -102,9 +104,9 @@ _TIMING = ("%%time", "%%timeit", "%%capture", "%%prun")
 _MAGIC = re.compile(r"(\s*)(?:[\w.,\s]+=\s*)?(?:[%!].*|\?\S.*|[\w.]+\?\??\s*$)")
 
 
-def _cells(notebook: Any) -> list[tuple[int, Any]]:
+def _cells(notebook: Any) -> list[tuple[int, str | bytes]]:
     """The cells of Python of a notebook, numbered from 1."""
-    found = []
+    found: list[tuple[int, str | bytes]] = []
     sheets = [notebook, *notebook.get("worksheets", [])]  # of the third format
     cells = [cell for sheet in sheets for cell in sheet.get("cells", [])]
     for number, cell in enumerate(cells, 1):
