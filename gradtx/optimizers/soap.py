@@ -193,6 +193,11 @@ def scale_by_soap(
     decomposition failed, are discarded: the previous ones stay. Leaves that are not matrices take
     the steps of :func:`scale_by_adam`.
 
+    Where a Gram matrix has no full rank, as that of the longer side after few gradients, rounding
+    chooses the basis of its null space: other devices or compilers, or 1e-7 of the gradient, then
+    give another run, equally valid. With `one_sided` there is no such basis, if the gradient of a
+    matrix has full rank.
+
     Args:
         b1: :math:`\beta_1`, decay of the first moment, in :math:`[0, 1)`.
         b2: :math:`\beta_2`, decay of the second moment, in :math:`[0, 1)`.

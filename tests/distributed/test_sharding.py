@@ -83,7 +83,8 @@ def test_zero_divides_what_is_large(name):
 
 
 # After one gradient most of a factor's null space has no direction of its own: rounding chooses
-# the basis there, and Adam's division makes steps of full size of what it chose.
+# the basis there, and Adam's division makes steps of full size of what it chose: see
+# test_rounding_chooses_the_bases_of_factors_without_full_rank.
 CHOSEN_BY_ROUNDING = {"kl_soap", "scale_by_kl_soap", "scale_by_soap", "soap", "soap_muon"}
 CHOSEN_BY_ROUNDING |= {"scale_by_soap_muon", "scale_by_splus", "splus"}
 
@@ -92,8 +93,25 @@ CHOSEN_BY_ROUNDING |= {"scale_by_soap_muon", "scale_by_splus", "splus"}
 @pytest.mark.parametrize("name", THIRDS[1])
 def test_a_sharded_run_is_the_run_on_one_device(name):
     """Two steps with `zero`: state made in its sharding, kept there, and the same numbers."""
-    tx, m, found = CATALOGUE[name].make(), mesh(**PAIR), sharding_of(name, "data")
-    p = params()
+    got, want = sharded_and_alone(CATALOGUE[name].make(), sharding_of(name, "data"))
+    if name in CHOSEN_BY_ROUNDING:
+        chex.assert_tree_all_finite(got)
+    else:
+        chex.assert_trees_all_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("build", [gradtx.soap, gradtx.soap_muon])
+def test_bases_of_the_smaller_sides_are_those_on_one_device(build):
+    """Their factors have full rank after one gradient: docs/distributed.md names this way out."""
+    tx = build(0.003, one_sided=True)
+    found = gradtx.state_sharding(tx, params(), places(mesh(**PAIR)), zero="data", min_size=16)
+    chex.assert_trees_all_close(*sharded_and_alone(tx, found), rtol=1e-5, atol=1e-5)
+
+
+def sharded_and_alone(tx, found):
+    """The parameters after two steps, sharded and on one device."""
+    m, p = mesh(**PAIR), params()
     # Of full rank: orthogonalization magnifies the rounding of a singular value of zero.
     rng = np.random.default_rng(3)
     g = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape), x.dtype), p)
@@ -111,10 +129,7 @@ def test_a_sharded_run_is_the_run_on_one_device(name):
     run = jax.jit(twice, out_shardings=(found.params, found.state))
     got, state = run(placed, state, jax.device_put(g, found.gradients))
     assert all_lie_on(state, found.state)
-    if name in CHOSEN_BY_ROUNDING:
-        chex.assert_tree_all_finite(got)
-    else:
-        chex.assert_trees_all_close(got, want, rtol=1e-5, atol=1e-5)
+    return got, want
 
 
 def test_one_eighth_of_the_bytes():

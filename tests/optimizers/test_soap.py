@@ -1,5 +1,6 @@
 """SOAP against its paper and its authors' code."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ import pytest
 import gradtx
 from tests.optimizers import matrix_trees
 from tests.optimizers.papers import adam, mean
+from tests.quick import quick
 
 
 def bases_of(shape, largest, one_sided):
@@ -122,3 +124,28 @@ def test_bases_whose_first_gradient_overflows_are_those_of_the_parameters():
     g = jnp.full((3, 2), 1e30)
     state = gradtx.scale_by_soap().update(g, gradtx.scale_by_soap().init(g))[1]
     np.testing.assert_array_equal(state.left_basis[0], np.eye(3))
+
+
+@pytest.mark.parametrize("name", quick(["kl_soap", "soap", "soap_muon", "splus"], "splus"))
+def test_rounding_chooses_the_bases_of_factors_without_full_rank(name):
+    """1e-7 of the gradients is a large part of where a tall matrix goes, unless only its smaller
+    side has a basis, and nothing to a square one: docs/distributed.md says so."""
+    rng = np.random.default_rng(0)
+    shapes = {"square": (8, 8), "tall": (16, 6)}
+    gs = {n: rng.normal(size=(2, *shape)) for n, shape in shapes.items()}
+    others = {n: g * (1 + 1e-7 * rng.normal(size=g.shape)) for n, g in gs.items()}
+
+    def apart(tx):
+        """How far two runs end from each other, over how far one of them went."""
+        p = {n: jnp.zeros(shape) for n, shape in shapes.items()}
+        runs = [matrix_trees.path_of(tx, p, jax.tree.map(jnp.float32, g)) for g in (gs, others)]
+        return {
+            n: np.linalg.norm(runs[0][n][-1] - runs[1][n][-1]) / np.linalg.norm(runs[0][n][-1])
+            for n in shapes
+        }
+
+    found = apart(getattr(gradtx, name)(0.01))
+    assert found["square"] < 1e-4
+    assert found["tall"] > 0.1
+    if name in ("soap", "soap_muon"):
+        assert max(apart(getattr(gradtx, name)(0.01, one_sided=True)).values()) < 1e-4
