@@ -8,7 +8,7 @@ import pytest
 
 import gradtx
 from tests.catalogue import CATALOGUE
-from tests.test_contracts import grads, params, step
+from tests.test_contracts import grads, step, two
 
 # Those that collect windows: of two micro-batches, and the inner one has counted one step.
 WINDOWS = {"accumulate": 1, "multi_steps": 1, "differentially_private": 1, "dpsgd": 3}
@@ -20,7 +20,7 @@ COUNTED = (
 
 def taken(tx, steps=3):
     carry, _ = jax.jit(lambda c, gs: jax.lax.scan(functools.partial(step, tx), c, gs))(
-        (params(), tx.init(params())), grads(steps)
+        (two(), tx.init(two())), grads(steps, of=two)
     )
     return carry[1]
 
@@ -38,7 +38,7 @@ def test_steps_are_counted(name):
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_a_new_state_has_seen_none(name):
     """Either it counts from 0, or it says that it counts nothing."""
-    state = jax.eval_shape(CATALOGUE[name].make().init, params())
+    state = jax.eval_shape(CATALOGUE[name].make().init, two())
     counters = list(gradtx.inspection.iterations.step_counters(state))
     assert all(c.shape == () and c.dtype == "int32" for c, _ in counters)
 

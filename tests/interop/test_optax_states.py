@@ -12,7 +12,7 @@ import gradtx
 from gradtx.interop import from_optax_state, to_optax_state
 from tests.catalogue import CATALOGUE
 from tests.quick import quick
-from tests.test_contracts import grads, params, step
+from tests.test_contracts import grads, step, two
 
 EVERYDAY = ("adam", "sgd", "adamw", "named_chain", "multi_steps", "add_noise", "injected")
 # Those for private gradients take a batch of gradients, and need no state but a key.
@@ -41,7 +41,7 @@ def carried(ours, theirs, p, gs):
 )
 def test_there_and_back(name):
     entry = CATALOGUE[name]
-    got, want = carried(entry.make(), entry.optax(), params(), grads(9))
+    got, want = carried(entry.make(), entry.optax(), two(), grads(9, of=two))
     for mine, theirs in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         # Optax's bias corrections are off by 1.3e-5, of which the root takes half, at each step;
         # a parameter may come out as a small difference of large steps.
@@ -58,7 +58,7 @@ def test_groups_and_masks():
         optax.masked(optax.trace(0.9), {"w": True, "b": False}),
         optax.partition({"a": optax.adam(0.1), "b": optax.sgd(0.1)}, {"w": "a", "b": "b"}),
     )
-    got, want = carried(ours, theirs, params(), grads(9))
+    got, want = carried(ours, theirs, two(), grads(9, of=two))
     for key in got:
         np.testing.assert_allclose(got[key], want[key], rtol=2e-5, atol=2e-6)
 
@@ -90,7 +90,7 @@ WAYS = {
 def test_a_window_goes_on_in_optax(mean, way, tmp_path):
     """Between two windows or in the middle of one, on every way out."""
     ours, theirs = (lib.MultiSteps(lib.sgd(1.0), 2, use_grad_mean=mean) for lib in (gradtx, optax))
-    p, gs = params(), grads(5)
+    p, gs = two(), grads(5, of=two)
     alone, mine = theirs.init(p), ours.init(p)
     crossed = []
     for t in range(5):
@@ -115,7 +115,7 @@ def test_bfloat16_moments_are_widened():
 
 
 def test_other_states_are_refused():
-    p = params()
+    p = two()
     for state, says in (
         (optax.sgd(0.1, 0.9).init(p), r"the state\[0\] is TraceState, which has no count, mu, nu"),
         (optax.adam(0.1).init({"w": p["w"]}), r"the state\[0\].mu is \['w'\], not a dict of"),

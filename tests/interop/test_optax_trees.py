@@ -16,7 +16,7 @@ import gradtx
 from gradtx import checks
 from tests.catalogue import CATALOGUE, builders
 from tests.quick import quick
-from tests.test_contracts import params
+from tests.test_contracts import two
 
 MASK = {"b": False, "w": True}
 # Where a tree is another, and why; docs/coming_from_optax.md says so.
@@ -78,7 +78,7 @@ def built(lib, name, arguments):
 
 
 def init_tree(make):
-    return tree_of(jax.eval_shape(lambda p: make().init(p), params()))
+    return tree_of(jax.eval_shape(lambda p: make().init(p), two()))
 
 
 def runs(make):
@@ -90,7 +90,7 @@ def runs(make):
         return tx.update(p, tx.init(p), p, **more)
 
     try:
-        jax.eval_shape(step, params())
+        jax.eval_shape(step, two())
     except Exception:  # whatever it says
         return False
     return True
