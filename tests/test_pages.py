@@ -21,6 +21,7 @@ def loss(params, batch):
     return jnp.mean((batch @ params["w"]) ** 2)
 
 
+NEEDS = {"docs/keras_fit.md": "keras"}
 ELSEWHERE = ("docs/composition.md",)  # in tests/test_compositions.py, with what it shows
 # What a page takes as given.
 GIVEN = {
@@ -48,10 +49,14 @@ GIVEN = {
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of Keras
 @pytest.mark.parametrize(
     "page", [page for page, blocks in PAGES.items() if blocks and page not in ELSEWHERE]
 )
-def test_the_code_of_a_page_runs(page):
+def test_the_code_of_a_page_runs(page, monkeypatch):
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    if page in NEEDS:
+        pytest.importorskip(NEEDS[page])
     names = {"__name__": "page", **GIVEN.get(page, {})}
     for number, block in enumerate(PAGES[page]):
         exec(compile(block, f"{page}, block {number}", "exec"), names)

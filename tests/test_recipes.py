@@ -16,6 +16,7 @@ NEEDS = {
     "from_keras": "keras",
     "from_pytorch": "torch",
     "haiku_network": "haiku",
+    "keras_fit": "keras",
     "resume_orbax": "orbax.checkpoint",
 }
 

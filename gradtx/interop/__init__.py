@@ -1,10 +1,15 @@
 """Conversion to and from other libraries: Keras, PyTorch, Optax.
 
 None of them is imported here: objects are read through their attributes, configurations as data.
+Only :func:`keras_optimizer`, which makes an object of Keras, imports it when it is called.
 """
 
 from gradtx.interop.hosts import with_extra_args as with_extra_args
 from gradtx.interop.keras import from_keras as from_keras
+from gradtx.interop.keras_optimizer import (
+    keras_objects as keras_objects,
+    keras_optimizer as keras_optimizer,
+)
 from gradtx.interop.optax import (
     from_optax_state as from_optax_state,
     to_optax as to_optax,
@@ -18,6 +23,8 @@ __all__ = [
     "from_optax_state",
     "from_torch",
     "get_weights",
+    "keras_objects",
+    "keras_optimizer",
     "set_weights",
     "to_optax",
     "to_optax_state",

@@ -1,0 +1,356 @@
+"""Any transformation as an optimizer of Keras: under `fit`, in its files, with its callbacks."""
+
+import functools
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.checkpoint.config import check_depth, from_config, to_config
+from gradtx.checkpoint.state_dict import load_state_dict, state_dict
+from gradtx.inspection.hyperparams import child_transformations, hyperparams, replace
+from gradtx.inspection.iterations import iterations, step_counters
+from gradtx.numerics import own_copy
+from gradtx.pair import GradientTransformation
+from gradtx.paths import path_string
+from gradtx.training.apply import take_step
+from gradtx.training.minimize import apply_gradients
+from gradtx.types import State
+
+
+def keras_optimizer(
+    tx: GradientTransformation,
+    learning_rate: Any = None,
+    *,
+    state: State | None = None,
+    loss_scale_factor: float | None = None,
+    name: str = "gradtx",
+    **options: Any,
+) -> Any:
+    """A transformation as an optimizer of Keras 3, for ``compile`` and ``fit`` on the JAX backend.
+
+    Args:
+        tx: the transformation. Its parameters are the trainable variables by their paths: patterns
+            and masks see ``"dense/kernel"``.
+        learning_rate: a number, a schedule of Keras, or a function without arguments, in place of
+            the rate of `tx`, which is where it starts by default.
+        state: a state to continue from, such as :func:`from_keras` returned for parameters
+            ``{v.path: v.value for v in model.trainable_variables}``; by default a new one.
+        loss_scale_factor: what the loss is multiplied by before gradients are taken, and they are
+            divided by; ``keras.optimizers.LossScaleOptimizer`` around this finds it by itself.
+        name: the optimizer's name.
+        options: none; what else Keras's optimizers take is a part of `tx`: the error says which.
+
+    Returns:
+        An instance of ``keras.optimizers.Optimizer``, with the attributes `tx` and `state`, the
+        present state: ``slot_names(optimizer.state)``. For the averages of :func:`ema_params` take
+        ``eval_params(optimizer.tx, optimizer.state, optimizer.params)``, by path.
+
+    Raises:
+        ImportError: Keras is not installed.
+        RuntimeError: Keras runs on another backend than JAX.
+        TypeError: `tx` is not a transformation, or an option is one of Keras's own.
+        ValueError: `learning_rate` is given, and `tx` has no number in its place. In ``build``,
+            which `fit` calls: `state` is not one of `tx` for these variables.
+
+    ``optimizer.learning_rate`` is a variable, which callbacks set: it takes the place of the
+    hyperparameter `learning_rate` of `tx`, wherever that is. If there are several, as in the groups
+    of a :func:`partition`, it is the first that is not zero, and the others keep their ratios to
+    it. Setting it is an error if the rate of `tx` is a schedule, or if it has none: it is then 1.
+
+    A file that Keras wrote is read with ``load_model(path, custom_objects=keras_objects())``.
+
+    Keras gives an optimizer nothing but gradients. A transformation that asks for the loss, as
+    :func:`reduce_on_plateau` does, works in a ``train_step`` of your own, which passes it on:
+    ``self.optimizer.stateless_apply(optimizer_variables, grads, trainable_variables, value=loss)``.
+
+    >>> import gradtx
+    >>> model.compile(keras_optimizer(gradtx.muon(0.02)), loss="mse")  # doctest: +SKIP
+    >>> model.fit(x, y)  # doctest: +SKIP
+    >>> keras_optimizer(gradtx.sgd(0.1), clipnorm=1.0)
+    Traceback (most recent call last):
+    TypeError: keras_optimizer: there is no option 'clipnorm': pass chain(clip_by_norm(...), tx)
+    """
+    for option in options:
+        instead = _INSTEAD.get(option)
+        hint = f"pass {instead}" if instead else "it takes learning_rate, state and name"
+        raise TypeError(f"keras_optimizer: there is no option {option!r}: {hint}")
+    made = _keras_class()
+    return made(tx, learning_rate, state=state, loss_scale_factor=loss_scale_factor, name=name)
+
+
+_INSTEAD = {
+    "clipnorm": "chain(clip_by_norm(...), tx)",
+    "clipvalue": "chain(clip(...), tx)",
+    "global_clipnorm": "chain(clip_by_global_norm(...), tx)",
+    "weight_decay": "a tx with weight_decay, such as adamw, or decay_first(tx, decay=...)",
+    "use_ema": "chain(tx, ema_params(0.99))",
+    "ema_momentum": "chain(tx, ema_params(...))",
+    "ema_overwrite_frequency": "chain(tx, ema_params(0.99, overwrite_every=...))",
+    "gradient_accumulation_steps": "accumulate(tx, every=...)",
+}
+"""What does here what the options of Keras's base class do there."""
+
+
+def keras_objects() -> dict[str, Any]:
+    """The class of :func:`keras_optimizer`, for files that Keras wrote.
+
+    Returns:
+        What ``keras.models.load_model(path, custom_objects=keras_objects())`` takes. Builders and
+        functions of your own that occur in the transformation go beside it, by name:
+        ``keras_objects() | {"my_mask": my_mask}``. A process that has called
+        :func:`keras_optimizer` needs only these.
+
+    Raises:
+        ImportError: Keras is not installed.
+        RuntimeError: Keras runs on another backend than JAX.
+
+    >>> model = keras.models.load_model(path, keras_objects())  # doctest: +SKIP
+    """
+    made = _keras_class()
+    return {f"gradtx>{made.__name__}": made}
+
+
+def _rates(tx: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The learning rates among the hyperparameters, by the paths that `replace` takes."""
+    if tx.declaration is None or tx.declaration.builder.static:  # takes no traced number
+        return
+    for name in ("learning_rate", "adam_learning_rate"):
+        rate = tx.declaration.arguments.get(name)
+        if rate is not None:
+            yield prefix + name, rate
+    for name, child in child_transformations(tx):
+        yield from _rates(child, f"{prefix}{name}.")
+
+
+def _mentioned(config: Any) -> Iterator[str]:
+    """The names in a configuration of a transformation."""
+    if isinstance(config, Mapping):
+        yield from (config[k] for k in ("name", "object", "named") if k in config)
+        config = list(config.values())
+    for part in config if isinstance(config, list) else ():
+        yield from _mentioned(part)
+
+
+def _key_kind(leaf: Any) -> Any:
+    """The generator of a random key; None for another array."""
+    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jax.random.key_impl(leaf) if is_key else None
+
+
+def _numbers(leaf: Any) -> Any:
+    """An array, or the integers behind a random key."""
+    return leaf if _key_kind(leaf) is None else jax.random.key_data(leaf)
+
+
+def _is_on_host(leaf: Any) -> bool:
+    """Whether an array was put where :func:`offload` keeps it."""
+    return bool(leaf.sharding.memory_kind == "pinned_host")
+
+
+def _step(
+    tx: GradientTransformation, grads: Any, params: Any, state: Any, extra_args: Any
+) -> tuple[Any, Any]:
+    """The new parameters and state."""
+    alike = all(g is None or g.shape == params[path].shape for path, g in grads.items())
+    if alike:
+        return apply_gradients(tx, grads, params, state, **extra_args)
+    # Gradients of single examples, which have a dimension more: `tx` says if it takes none.
+    return take_step(tx, grads, state, params, **extra_args)
+
+
+@functools.cache
+def _keras_class() -> Any:
+    """The class, which can be made only where Keras is."""
+    try:
+        import keras
+    except ImportError as error:
+        raise ImportError("keras_optimizer: Keras is not installed: pip install keras") from error
+    if keras.backend.backend() != "jax":
+        raise RuntimeError(
+            f"keras_optimizer: Keras runs on its {keras.backend.backend()} backend, and gradtx on "
+            'JAX: set os.environ["KERAS_BACKEND"] = "jax" before Keras is imported'
+        )
+    base: Any = keras.optimizers.Optimizer
+
+    @keras.saving.register_keras_serializable("gradtx")
+    class TransformationOptimizer(base):  # type: ignore[misc]
+        """An optimizer of Keras whose steps are those of a transformation."""
+
+        def __init__(
+            self,
+            tx: GradientTransformation,
+            learning_rate: Any = None,
+            state: State | None = None,
+            loss_scale_factor: float | None = None,
+            name: str = "gradtx",
+        ) -> None:
+            if not isinstance(tx, GradientTransformation):
+                raise TypeError(
+                    f"keras_optimizer takes a transformation, not {tx!r:.80}; gradtx.chain(tx) "
+                    "makes one of a pair of another library"
+                )
+            rates = dict(_rates(tx))
+            numbers = [] if any(map(callable, rates.values())) else list(map(float, rates.values()))
+            first = next(filter(None, numbers), 0.0)
+            # Keras would take the tuple `tx` apart, and variables of the model for its own.
+            self.__dict__.update(
+                tx=tx,
+                _rates=rates,
+                _ratios=[rate / first if first else 1.0 for rate in numbers],
+                _given=state,
+                _extra_args={},
+            )
+            if learning_rate is None:
+                learning_rate = first if numbers else self._rate_of_tx
+            else:
+                self._check_settable()
+            super().__init__(
+                learning_rate if callable(learning_rate) else float(learning_rate),
+                loss_scale_factor=loss_scale_factor,
+                name=name,
+            )
+
+        def build(self, variables: Any) -> None:
+            """Make the state, as variables."""
+            if self.built:
+                return
+            super().build(variables)
+            trained: dict[str, Any] = {}
+            for i, v in enumerate(variables):
+                if not self._overwrite_variable_with_gradient(v):  # a scale of float8
+                    trained[f"{v.path}:{i}" if v.path in trained else v.path] = v
+            self.__dict__.update(_trained=trained)
+            state = new = self.tx.init(self.params)
+            if self._given is not None:
+                state = load_state_dict(self.tx, self.params, state_dict(self._given))
+                if next(step_counters(state), None) is not None:
+                    self._iterations.assign(iterations(state))
+            paths, structure = jax.tree_util.tree_flatten_with_path(new)
+            leaves = jax.tree.leaves(state)
+            self.__dict__.update(
+                _given=None,
+                _structure=structure,
+                _kinds=list(map(_key_kind, leaves)),
+                _slots=[
+                    self._slot(path_string(path), _numbers(like), _numbers(leaf))
+                    for (path, like), leaf in zip(paths, leaves, strict=True)
+                ],
+            )
+
+        def _slot(self, path: str, like: Any, value: Any) -> Any:
+            """A variable for a leaf of the state, which lies where the one of ``init`` does."""
+            layout, distribution = None, keras.distribution.distribution()
+            if isinstance(like.sharding, jax.sharding.NamedSharding) or _is_on_host(like):
+                layout = like.sharding
+            elif distribution is not None:
+                mesh = distribution.device_mesh
+                layout = keras.distribution.TensorLayout([None] * like.ndim, mesh)
+            with keras.name_scope(self.name):
+                slot = keras.Variable(
+                    own_copy(value), trainable=False, layout=layout, name=path.replace("/", "_")
+                )
+            self._track_variable(slot)
+            return slot
+
+        @property
+        def params(self) -> Any:
+            """The trained variables' values, by path and in their order."""
+            # Not a dict, of which JAX sorts the keys: a model made again may have other names.
+            return OrderedDict((path, v.value) for path, v in self._trained.items())
+
+        @property
+        def state(self) -> State | None:
+            """The state of `tx`; None before there are variables."""
+            if not self.built:
+                return None
+            leaves = [
+                v.value if kind is None else jax.random.wrap_key_data(v.value, impl=kind)
+                for v, kind in zip(self._slots, self._kinds, strict=True)
+            ]
+            return self._structure.unflatten(leaves)
+
+        def stateless_apply(
+            self, optimizer_variables: Any, grads: Any, trainable_variables: Any, **extra_args: Any
+        ) -> Any:
+            """As in Keras, with extra arguments for `tx`, such as the loss as `value`."""
+            self.__dict__.update(_extra_args=extra_args)
+            try:
+                return super().stateless_apply(optimizer_variables, grads, trainable_variables)
+            finally:
+                self.__dict__.update(_extra_args={})
+
+        def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> None:
+            """The step, for what has a gradient: what Keras does before and after is its own."""
+            given = {id(v): g for v, g in zip(trainable_variables, grads, strict=True)}
+            gradients = OrderedDict((k, given.get(id(v))) for k, v in self._trained.items())
+            tx = self.tx
+            if self._ratios:
+                rate = jnp.asarray(self.learning_rate)
+                rates = {k: rate * by for k, by in zip(self._rates, self._ratios, strict=True)}
+                tx = replace(tx, rates)
+            try:
+                params, state = _step(tx, gradients, self.params, self.state, self._extra_args)
+            except (TypeError, ValueError) as error:
+                error.add_note(
+                    "keras_optimizer: Keras gives an optimizer only gradients; what else a "
+                    "transformation asks for is passed in a train_step of your own: "
+                    "self.optimizer.stateless_apply(optimizer_variables, grads, "
+                    "trainable_variables, value=loss)"
+                )
+                raise
+            for path, v in self._trained.items():
+                v.assign(params[path])
+            for slot, leaf in zip(self._slots, jax.tree.leaves(state), strict=True):
+                slot.assign(_numbers(leaf))
+
+        def _rate_of_tx(self) -> Any:
+            """The rate now, if `tx` does not take Keras's; 1 if it has none."""
+            known = hyperparams(self.tx, self.state)
+            return next((known.get(path, 1.0) for path in self._rates), 1.0)
+
+        def _check_settable(self) -> None:
+            if self._ratios:
+                return
+            why = (
+                f"{self.tx!r:.200} has no hyperparameter learning_rate: "
+                "chain(..., scale_by_learning_rate(1e-3)) has one"
+            )
+            for path, rate in self._rates.items():
+                if callable(rate):
+                    why = f"{path} is a schedule, {rate!r:.200}: make `tx` with a number"
+            raise ValueError(f"keras_optimizer: the learning rate cannot be set, since {why}")
+
+        @property
+        def learning_rate(self) -> Any:
+            """The rate: a variable, unless it is a schedule."""
+            return self._get_current_learning_rate()
+
+        @learning_rate.setter
+        def learning_rate(self, learning_rate: Any) -> None:
+            self._check_settable()
+            base.learning_rate.fset(self, learning_rate)
+
+        def get_config(self) -> dict[str, Any]:
+            """The configuration, with that of `tx`."""
+            return {
+                "tx": to_config(self.tx),
+                "learning_rate": super().get_config()["learning_rate"] if self._ratios else None,
+                "loss_scale_factor": self.loss_scale_factor,
+                "name": self.name,
+            }
+
+        @classmethod
+        def from_config(cls, config: Any, custom_objects: Any = None) -> Any:
+            """The optimizer that `get_config` described."""
+            check_depth("keras_optimizer", config)
+            find = keras.saving.get_registered_object
+            found = {name: find(name, custom_objects) for name in _mentioned(config["tx"])}
+            own = {name: each for name, each in found.items() if each is not None}
+            return super().from_config(
+                {**config, "tx": from_config(config["tx"], own)}, custom_objects
+            )
+
+    return TransformationOptimizer
