@@ -13,12 +13,13 @@ step:
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, cast
 
 import jax
 
 from gradtx.declaration import Declaration
-from gradtx.eager import Eager, Program, on_vectors, one_by_one
+from gradtx.eager import Eager, one_by_one
 from gradtx.explanations import explained
 from gradtx.numerics import as_arrays
 from gradtx.numerics.tracing import is_shape, where_known
@@ -26,7 +27,7 @@ from gradtx.packed import holds_packed, on_leaves, unpack
 from gradtx.scheduled import Schedules
 from gradtx.shardings import on_explicit_axes
 from gradtx.stored import on_arrays
-from gradtx.types import COUNTER, SLOT, Params, State, Updates, state_fields
+from gradtx.types import Params, State, Updates
 
 
 class Expansion:
@@ -64,11 +65,7 @@ class Expansion:
             params = unpack(params)
         if any(map(is_shape, jax.tree.leaves(params))):
             return where_known(self.init, params)
-        program = self._eager.starts(params)
-        if program:
-            return self._program("init", params)
-        with one_by_one(program is False):
-            state = self.pair.init(as_arrays(params))
+        state = self.pair.init(as_arrays(params))
         return self.schedules.counted(state, self.pair.traits.clock) if self.schedules else state
 
     @explained
@@ -83,7 +80,9 @@ class Expansion:
         known = len(arrays) == len(extra_args) or self.pair.rules is not None
         program = self._eager.steps(updates, state, params, arrays) if known else None
         if program:
-            done: tuple[Updates, State] = self._program("update", updates, state, params, **arrays)
+            numbers, structure = self.declaration.flatten()
+            done: tuple[Updates, State]
+            done = _program(structure)(numbers, updates, state, params, **arrays)
             return done
         with one_by_one(program is False):
             updates, params = as_arrays(updates), as_arrays(params)
@@ -119,32 +118,14 @@ class Expansion:
         takes_vectors = self.pair.declaration is not None or self.pair.takes_vectors
         return not takes_vectors and holds_packed(tree)
 
-    def _program(self, name: str, *trees: Any, **extra_args: Any) -> Any:
-        arrays, structure = self.declaration.flatten()
-        program = _program(structure, name)
-        if _goes_by_entry(self.traits):
-            return on_vectors(program, trees[0], arrays, *trees, **extra_args)
-        return program(arrays, *trees, **extra_args)
-
 
 @functools.lru_cache(maxsize=64)  # of the optimizers that ran last
-def _program(structure: Any, name: str) -> Program:
-    """A method of what a declaration describes, compiled; its array hyperparameters come first."""
+def _program(structure: Any) -> Callable[..., Any]:
+    """The step of what a declaration describes, compiled; its array hyperparameters come first."""
 
-    def run(arrays: Any, *trees: Any, **extra_args: Any) -> Any:
-        expansion = Expansion(Declaration.unflatten(structure, arrays))
+    def run(numbers: Any, *trees: Any, **extra_args: Any) -> Any:
         with one_by_one(True):  # for jax.disable_jit
-            return getattr(expansion, name)(*trees, **extra_args)
+            expansion = Expansion(Declaration.unflatten(structure, numbers))
+            return expansion.update(*trees, **extra_args)
 
-    return Program(run)
-
-
-def _goes_by_entry(traits: Any) -> bool:
-    """Whether this is a chain of rules in which each entry depends on that entry and a count.
-
-    What wraps rules may look at paths and sizes, to which leaves they apply.
-    """
-    if traits.lifted is not None:
-        kinds = {*state_fields(traits.rule.state).values()}
-        return traits.rule.scope == "entry" and kinds <= {SLOT, COUNTER, None}
-    return traits.links is not None and all(_goes_by_entry(tx.traits) for tx in traits.links.each)
+    return jax.jit(run)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.composition.sequence import through
-from gradtx.eager import MANY_LEAVES, Program, count_of_arrays, on_vectors
+from gradtx.eager import MANY_LEAVES, count_of_arrays
 from gradtx.engine.lift import Last
 from gradtx.explanations import explain
 from gradtx.numerics import as_arrays, cast, round_to, widen
@@ -41,9 +41,8 @@ def apply_updates(params: ParamsT, updates: Updates, *, rounding_key: Any = None
     {'b': 1.0, 'w': Array([1., 1.], dtype=float32)}
     """
     if count_of_arrays(params, updates, rounding_key) >= MANY_LEAVES:
-        if rounding_key is None:
-            return on_vectors(_apply_compiled, params, params, updates, None)
-        return _apply_compiled(params, updates, rounding_key)
+        added: ParamsT = _apply_compiled(params, updates, rounding_key)
+        return added
     return _apply(params, updates, rounding_key)
 
 
@@ -61,7 +60,7 @@ def _apply(params: Params, updates: Updates, rounding_key: Any) -> Params:
     return treedef.unflatten(traced_once("add", add_update, calls))
 
 
-_apply_compiled = Program(_apply)
+_apply_compiled = jax.jit(_apply)
 
 
 def _addable(p: Any, u: Any) -> bool:

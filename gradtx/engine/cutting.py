@@ -146,6 +146,7 @@ def cuts(
         fits: whether there is a kernel for what could be one.
     """
     made = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
+    uses = _Uses.of(jaxpr, overwritten)
     groups: dict[int, tuple[set[int], list[Any]]] = {}
     group_of: dict[int, int] = {}
     for number, ends in enumerate(_ends(jaxpr, made)):
@@ -155,7 +156,7 @@ def cuts(
             found, ends = found | more, [*before, *ends]
         groups[number] = found, ends
         group_of |= dict.fromkeys(found, number)
-    one_by_one = (_cut(jaxpr, overwritten, fits, *group) for group in groups.values())
+    one_by_one = (_cut(jaxpr, uses, fits, *group) for group in groups.values())
     return [cut for cut in one_by_one if cut is not None]
 
 
@@ -198,11 +199,42 @@ def _is_elementwise(eqn: Any, shape: tuple[int, ...]) -> bool:
     return alike and eqn.primitive.name in ELEMENTWISE
 
 
+@dataclass
+class _Uses:
+    """What becomes of the variables of a program, looked up for each of its kernels.
+
+    Attributes:
+        readers: the equations that read a variable, by their indices.
+        there: the arrays that are in memory whatever else is computed.
+        places: for a result of the program, the argument in whose place it is written.
+    """
+
+    readers: dict[Any, list[int]]
+    there: set[Any]
+    places: dict[Any, Any]
+
+    @classmethod
+    def of(cls, jaxpr: Any, overwritten: Mapping[int, int]) -> "_Uses":
+        readers: dict[Any, list[int]] = {}
+        there = {*jaxpr.invars, *jaxpr.constvars}
+        for i, eqn in enumerate(jaxpr.eqns):
+            for v in _variables(eqn.invars):
+                readers.setdefault(v, []).append(i)
+            if eqn.primitive.name in STORED:
+                there.update(eqn.outvars)
+        places = {
+            jaxpr.outvars[i]: jaxpr.invars[k]
+            for i, k in overwritten.items()
+            if i < len(jaxpr.outvars) and not isinstance(jaxpr.outvars[i], Literal)
+        }
+        return cls(readers, there, places)
+
+
 def _cut(
     jaxpr: Any,
-    overwritten: Mapping[int, int],
+    uses: _Uses,
     fits: Callable[[Cut], bool],
-    found: Iterable[int],
+    found: set[int],
     outputs: list[Any],
 ) -> Cut | None:
     """These equations as one kernel, if all slots fit and it reads nothing that others compute."""
@@ -223,14 +255,12 @@ def _cut(
     scalars = [v for v in read if not v.aval.shape]
     arrays = [v for v in read if v.aval.shape]
     results = set(outputs)
-    there = {*jaxpr.invars, *jaxpr.constvars}
-    there.update(v for e in jaxpr.eqns if e.primitive.name in STORED for v in e.outvars)
-    others = [jaxpr.eqns[i] for i in sorted(set(range(order[-1])).difference(order))]
+    readers = (i for v in outputs for i in uses.readers.get(v, ()))
     alone = (
         results.isdisjoint(arrays)
-        and there.issuperset(arrays)
+        and uses.there.issuperset(arrays)
         and any(v.aval.shape == shape for v in arrays)
-        and not any(results.intersection(_variables(e.invars)) for e in others)
+        and not any(i < order[-1] and i not in found for i in readers)
     )
     if not alone:
         return None
@@ -238,9 +268,7 @@ def _cut(
     for eqn in coded:
         if eqn.primitive is encode_p:
             places |= dict(zip(eqn.outvars, eqn.invars[1:], strict=False))
-    for i, k in overwritten.items():
-        if i < len(jaxpr.outvars) and not isinstance(jaxpr.outvars[i], Literal):
-            places[jaxpr.outvars[i]] = jaxpr.invars[k]
+    places |= {v: uses.places[v] for v in outputs if v in uses.places}
     overwrites = {
         outputs.index(new): arrays.index(old)
         for new, old in places.items()

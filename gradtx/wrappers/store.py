@@ -1,6 +1,7 @@
 """Storage: any transformation with its slots kept in fewer bits."""
 
 import fnmatch
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -131,7 +132,7 @@ def store(
                 if codec.signed is None:
                     codec = codec._replace(signed=signed)
                 try:
-                    return Encoded.of(x, codec, jax.random.fold_in(jax.random.key(seed), number))
+                    return _encoded(x, codec, seed, number)
                 except ValueError as error:
                     raise ValueError(f"store: at {name}/{where}: {error}") from None
 
@@ -200,6 +201,12 @@ def in_storage_of(tx: GradientTransformation, params: Params, state: State) -> S
         return want.store(value) if is_stored(want) else value.astype(want.dtype)
 
     return treedef.unflatten(map(converted, wanted, given))
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))  # traced and compiled once for each shape
+def _encoded(x: Any, codec: Codec, seed: int, number: Any) -> Encoded:
+    """A slot in a codec, whose random key is that of its number."""
+    return Encoded.of(x, codec, jax.random.fold_in(jax.random.key(seed), number))
 
 
 def _rules(codecs: Any) -> Iterator[_Rule]:
