@@ -31,12 +31,12 @@ MANY_LEAVES = 16
 """
 
 TRIED = 4
-"""This many optimizers of one kind may compile a program that runs once; the next must take a
+"""This many optimizers of one builder may compile a program that runs once; the next must take a
 second step first. A loop that builds a new ``adam(rate)`` for each step does not compile each time.
 """
 
 _enabled = contextvars.ContextVar("eager_programs", default=True)
-_once: Counter[Any] = Counter()  # how many objects of each builder have run a program just once
+_once: Counter[Any] = Counter()  # how many programs of each builder have run just once
 
 
 @contextlib.contextmanager
@@ -83,7 +83,6 @@ class Eager:
 
     def __init__(self, declaration: Declaration) -> None:
         self._declaration = declaration
-        self._is_new, self._ran_once = True, False
 
     def steps(self, *trees: Any) -> bool | None:
         """Whether a step on these arguments is to run as a program.
@@ -92,14 +91,11 @@ class Eager:
         """
         if not count_of_arrays(*trees) or not self._is_ours:
             return None
-        is_new, self._is_new = self._is_new, False
-        before, self._ran_once = self._ran_once, is_new and self._may_try
-        _once[self._declaration.builder] += self._ran_once - before
-        return self._ran_once or not is_new
+        return _history(self._structure).may_run(self._declaration.builder)
 
-    @property
-    def _may_try(self) -> bool:
-        return _once[self._declaration.builder] < TRIED
+    @functools.cached_property
+    def _structure(self) -> Any:
+        return self._declaration.flatten()[1]
 
     @functools.cached_property
     def _is_ours(self) -> bool:
@@ -109,6 +105,26 @@ class Eager:
 def _kinds(leaves: list[Any]) -> list[Any]:
     """One of each type: there may be a thousand, and a look at each takes a third of a step."""
     return list(dict(zip(map(type, leaves), leaves, strict=True)).values())
+
+
+class _History:
+    """The steps of equal optimizers: a wrapper may build its inner one anew for every step."""
+
+    def __init__(self) -> None:
+        self._is_new, self._ran_once = True, False
+
+    def may_run(self, builder: Any) -> bool:
+        """Whether the next step is to run as a program."""
+        is_new, self._is_new = self._is_new, False
+        before, self._ran_once = self._ran_once, is_new and _once[builder] < TRIED
+        _once[builder] += self._ran_once - before
+        return self._ran_once or not is_new
+
+
+@functools.lru_cache(maxsize=256)
+def _history(structure: Any) -> _History:
+    del structure
+    return _History()
 
 
 def is_ours(declaration: Declaration) -> bool:
