@@ -285,16 +285,20 @@ RATES = {
         (0.1, SGD),
     ),
 }
+# What these were measured with before they had such an argument.
+BEFORE: dict[str, dict[str, Any]] = {
+    "adabelief": {"weight_decay": None},
+    "galore": {"proj_type": "reverse_std"},
+}
 # Optimizers of hidden matrices that leave the rest to another one.
 MATRICES = ("adamuon", "muown", "polargrad")
 
 
 def other(name: str) -> Space:
     """Of any other optimizer: its learning rate, its first decay and its weight decay."""
-    build = optimizers()[name]
-    if name == "galore":  # measured so, as in Optax
-        build = functools.partial(build, proj_type="reverse_std")
-    names = inspect.signature(build).parameters
+    then = BEFORE.get(name, {})
+    build = functools.partial(optimizers()[name], **then) if then else optimizers()[name]
+    names = {n: p for n, p in inspect.signature(build).parameters.items() if n not in then}
     rate = next((n for n in ("learning_rate", "max_learning_rate") if n in names), None)
     found: dict[str, tuple[float, Range]] = {}
     scheduled: tuple[str, ...] = ()
