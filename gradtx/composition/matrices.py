@@ -80,7 +80,7 @@ def each_matrix(
     numbers = MatrixDimensions(dimension_numbers(given), MuonDimensionNumbers).of(name, params)
     out = []
     for (path, u), number, p, *rest in zip(leaves, numbers, *columns, strict=True):
-        if u is None or number is None:
+        if u is None or number is None or not p.size:
             out.append(u)
             continue
         if is_rows(u):

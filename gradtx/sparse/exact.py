@@ -356,7 +356,7 @@ def _is_all(x: Any) -> bool:
 
 
 def _indices(last: Any, given: Any) -> Any:
-    if last is None or given is None:
+    if last is None or given is None or not last.size:
         return None
     return given.coalesce().indices if is_rows(given) else _All()
 

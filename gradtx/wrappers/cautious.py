@@ -68,7 +68,7 @@ def cautious(
             return sign * (jnp.conj(wide) * widen(g)).real > 0
 
         sign = jnp.asarray(-1 if flip_sign else 1, dtype)
-        if not rescale:
+        if not (rescale and u.size):
             return cast(jnp.where(descends(sign), wide, 0), u.dtype)
         factor = 1 / jnp.maximum(jnp.mean(descends(sign), dtype=dtype), 1e-3)
         # The mask is recomputed, not stored until its mean is known; a CPU would store more.

@@ -101,4 +101,7 @@ def hyperball(
 
 
 def _size(x: Array) -> Array:
-    return jnp.sqrt(jnp.mean(abs_sq(x), (-2, -1), keepdims=True))
+    squares = abs_sq(x)
+    if not x.size:  # whose mean is NaN
+        return jnp.zeros((len(x), 1, 1), squares.dtype)
+    return jnp.sqrt(jnp.mean(squares, (-2, -1), keepdims=True))
