@@ -10,12 +10,12 @@ import jax.numpy as jnp
 
 from gradtx.checkpoint.config import check_depth, from_config, to_config
 from gradtx.checkpoint.state_dict import load_state_dict, state_dict
-from gradtx.inspection.hyperparams import child_transformations, hyperparams, replace
+from gradtx.composition.apply import take_step
+from gradtx.inspection.hyperparams import hyperparams, replace
 from gradtx.inspection.iterations import iterations, step_counters
 from gradtx.numerics import own_copy
 from gradtx.pair import GradientTransformation
 from gradtx.paths import path_string
-from gradtx.training.apply import take_step
 from gradtx.training.minimize import apply_gradients
 from gradtx.types import State
 
@@ -121,7 +121,7 @@ def _rates(tx: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         rate = tx.declaration.arguments.get(name)
         if rate is not None:
             yield prefix + name, rate
-    for name, child in child_transformations(tx):
+    for name, child in tx.children:
         yield from _rates(child, f"{prefix}{name}.")
 
 
