@@ -73,7 +73,7 @@ class Links(NamedTuple):
     joined: Callable[[Iterable[State]], State]
 
 
-class Message(NamedTuple):
+class Communication(NamedTuple):
     """What a device sends to others in a step.
 
     Attributes:
@@ -110,7 +110,7 @@ class Traits(NamedTuple):
             hyperparameter that is a schedule.
         cases: the transformations of which it is one at each step, if it can tell before it has
             seen the gradients.
-        message: what devices send.
+        communication: what devices send.
     """
 
     step: "StepFn | None" = None
@@ -122,7 +122,7 @@ class Traits(NamedTuple):
     takes_vectors: bool = False
     clock: Callable[[Any], State] | None = None
     cases: Any = None
-    message: Message | None = None
+    communication: Communication | None = None
 
 
 class UpdateFn(Protocol):

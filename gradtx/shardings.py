@@ -52,7 +52,7 @@ def shardings_are_known() -> bool:
     return _known.get() is not None
 
 
-def sharding_of(path: str) -> NamedSharding | None:
+def known_sharding(path: str) -> NamedSharding | None:
     """How a leaf is sharded, if that is known."""
     known = _known.get()
     return None if known is None else known.of.get(path)

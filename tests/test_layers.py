@@ -61,6 +61,15 @@ def test_no_private_name_crosses_a_module(path):
     assert [name for _, name in imports(path) if (name or "").startswith("_")] == []
 
 
+def test_no_two_classes_share_a_name():
+    found = {}
+    for path in FILES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name.lstrip("_"), []).append(str(path.relative_to(ROOT)))
+    assert {name: files for name, files in found.items() if len(files) > 1} == {}
+
+
 def test_only_jax_and_numpy_at_run_time():
     allowed = {"jax", "numpy", "gradtx", *sys.stdlib_module_names}
     for path in FILES:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.numerics.steering import tracked, varying_axes
-from gradtx.pair import GradientTransformationExtraArgs, Message
+from gradtx.pair import Communication, GradientTransformationExtraArgs
 from gradtx.paths import path_string
 from gradtx.types import Array, Params
 
@@ -25,11 +25,11 @@ def communicating(
     peak_bytes: Callable[[Params], int] | None = None,
     gathers: bool = False,
 ) -> GradientTransformationExtraArgs:
-    """A pair whose devices communicate over some axes; see :class:`gradtx.pair.Message`."""
+    """A pair whose devices communicate over some axes; see :class:`gradtx.pair.Communication`."""
     axes = axes_of(over)
     peak = peak_bytes or message_bytes
-    message = Message(message_bytes, peak, axes, axes if reduces else (), gathers)
-    return GradientTransformationExtraArgs(init, update, message=message)
+    communication = Communication(message_bytes, peak, axes, axes if reduces else (), gathers)
+    return GradientTransformationExtraArgs(init, update, communication=communication)
 
 
 def axes_of(axis_name: AxisName) -> tuple[str, ...]:

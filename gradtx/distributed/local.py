@@ -16,7 +16,7 @@ from gradtx.distributed.axes import (
     communicating,
 )
 from gradtx.engine.lift import needed
-from gradtx.inspection.description import messages, sent_bytes
+from gradtx.inspection.description import communications, sent_bytes
 from gradtx.numerics import cast, widen
 from gradtx.numerics.control import branch, in_form_of
 from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
@@ -72,7 +72,7 @@ class Outer:
         self.init = self.tx.init
         aggregates = set(axes_of(axis_name)) <= set(reduced_axes(outer))
         self._mean = None if aggregates else aggregate(axis_name)
-        self.gathers = aggregates and any(message.gathers for message in messages(outer))
+        self.gathers = aggregates and any(message.gathers for message in communications(outer))
 
     def update(
         self, change: PyTree, state: State, anchor: PyTree, extra_args: dict[str, Any]

@@ -13,7 +13,7 @@ from gradtx.distributed.operations import busiest, owners_lines
 from gradtx.distributed.placement import dims_of
 from gradtx.distributed.sharding import MIN_SIZE, StateSharding, state_sharding
 from gradtx.engine.owners import Stack
-from gradtx.inspection.description import messages
+from gradtx.inspection.description import communications
 from gradtx.pair import GradientTransformation
 from gradtx.paths import leaves_with_path
 from gradtx.types import Params, PyTree
@@ -206,7 +206,7 @@ def plan_step(
         held += size
         worked_on += traffic.of_leaf(size, placed, over)
     state = sharding.bytes_per_device
-    for message in messages(tx):
+    for message in communications(tx):
         sent = message.bytes(own)
         kind = "all-gather" if message.gathers else "all-reduce"
         whole = sent * traffic.devices(message.over) if message.gathers else sent

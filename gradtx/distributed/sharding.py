@@ -11,10 +11,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from gradtx.distributed.axes import AxisName, axes_of
+from gradtx.distributed.divided_state import DividedState, LeafSharding, next_state
 from gradtx.distributed.operations import owners_lines
 from gradtx.distributed.padding import Padded, is_padded, unpadded
 from gradtx.distributed.placement import dims_of, divides
-from gradtx.distributed.plan import LeafSharding, Plan, next_state
 from gradtx.engine.owned_slots import apart, is_owned, together
 from gradtx.engine.owners import Stack, stacks
 from gradtx.pair import GradientTransformation
@@ -207,7 +207,7 @@ def state_sharding(
             f"state_sharding: zero={unknown[0]!r} is not an axis of the mesh; its axes are "
             f"{', '.join(map(repr, mesh.shape))}"
         )
-    plan = Plan(tx, leaves, treedef, shardings, mesh, over, min_size, balance)
+    plan = DividedState(tx, leaves, treedef, shardings, mesh, over, min_size, balance)
     placed = plan.place(frozenset())
     if over:
         # Only slots on which the transformation then still runs are padded.

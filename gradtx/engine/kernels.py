@@ -35,7 +35,7 @@ from gradtx.numerics import half
 from gradtx.numerics.opaque import has_triton, is_alone, is_exported, opaque
 from gradtx.numerics.steering import delay, is_tracer, true_after
 from gradtx.paths import path_string, with_paths
-from gradtx.shardings import sharding_of, shardings_are_known
+from gradtx.shardings import known_sharding, shardings_are_known
 from gradtx.storage.draws import Draws
 from gradtx.storage.encoded import FORMATS, Blocks, Encoded, Key, numbers_in, parts_of
 from gradtx.storage.format import Codec
@@ -116,7 +116,7 @@ def _places(given: tuple[Params | None, State, Updates, Any]) -> list[NamedShard
     """Where parameters and gradients lie, as far as that is known; None for other arrays."""
     paths = [path for path, _ in with_paths(given)[0]]
     return [
-        sharding_of(path_string(path)) if which.idx in (0, 2) else None for which, *path in paths
+        known_sharding(path_string(path)) if which.idx in (0, 2) else None for which, *path in paths
     ]
 
 

@@ -25,7 +25,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from gradtx.engine.owned_slots import in_order, padded
 from gradtx.numerics.control import run_if
-from gradtx.shardings import sharding_of, stacks_are_balanced
+from gradtx.shardings import known_sharding, stacks_are_balanced
 from gradtx.types import Array
 
 
@@ -91,7 +91,7 @@ def divided_place(path: str, axes: Axes) -> NamedSharding | None:
 
     Where only a batch axis is divided, such as experts, every device has whole matrices already.
     """
-    place = sharding_of(path)
+    place = known_sharding(path)
     _, rows, columns = axes
     if place is None or not any(_axes_along(place, axis) for axis in (*rows, *columns)):
         return None

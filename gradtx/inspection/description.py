@@ -10,7 +10,7 @@ import numpy as np
 from gradtx.composition.roles import ByRole, Role
 from gradtx.inspection.hyperparams import hyperparams
 from gradtx.inspection.slots import slots_by_name
-from gradtx.pair import GradientTransformation, Message
+from gradtx.pair import Communication, GradientTransformation
 from gradtx.paths import path_string, with_paths
 from gradtx.storage import is_encoded
 from gradtx.training.rounding import loses_small_steps
@@ -86,15 +86,15 @@ class Description:
         return "\n".join(line.rstrip() for line in lines)
 
 
-def messages(tx: GradientTransformation) -> list[Message]:
+def communications(tx: GradientTransformation) -> list[Communication]:
     """What `tx`, or the transformations within it, send from device to device."""
-    own = tx.traits.message
-    return [own] if own is not None else [x for part in tx.inside for x in messages(part)]
+    own = tx.traits.communication
+    return [own] if own is not None else [x for part in tx.inside for x in communications(part)]
 
 
 def sent_bytes(tx: GradientTransformation, params: Params, *, peak: bool = False) -> int:
     """The bytes that a device sends in a step of `tx`, or at most with `peak`."""
-    return sum((x.peak_bytes if peak else x.bytes)(params) for x in messages(tx))
+    return sum((x.peak_bytes if peak else x.bytes)(params) for x in communications(tx))
 
 
 def _count_shapes(shapes: tuple[tuple[int, ...], ...], most: int = 4) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 from gradtx.composition.chain import chain
 from gradtx.host_values import HostValue, as_schedule
-from gradtx.interop.keras_optimizers import CORES, Core, decayed
+from gradtx.interop.keras_optimizers import CORES, KerasCore, decayed
 from gradtx.interop.keras_schedules import learning_rate
 from gradtx.interop.reading import (
     Arrays,
@@ -183,7 +183,7 @@ def _average(o: Options, window: int) -> GradientTransformation | None:
 
 
 def _taken(
-    core: Core, leaves: list[Leaf], values: Arrays, steps: int | None, average: bool
+    core: KerasCore, leaves: list[Leaf], values: Arrays, steps: int | None, average: bool
 ) -> dict[str, dict[str, Any]]:
     """The variables by slot and path, in the order in which Keras makes them."""
     given: dict[str, dict[str, Any]] = {}

@@ -5,7 +5,7 @@ from typing import Any
 
 from gradtx.composition.chain import chain
 from gradtx.interop.keras_base import Fill
-from gradtx.interop.keras_optimizers import CORES, Core
+from gradtx.interop.keras_optimizers import CORES, KerasCore
 from gradtx.interop.keras_schedules import learning_rate
 from gradtx.interop.reading import Arrays, Leaf, Options, filled, steps_taken
 from gradtx.optimizers.adagrad import adagrad
@@ -89,12 +89,12 @@ def _decaying(rate: Any, decay: float) -> Any:
     return inverse_time_decay(rate, 1, decay)
 
 
-def _adagrad(o: Options, rate: Any, leaves: list[Leaf] | None) -> Core:
+def _adagrad(o: Options, rate: Any, leaves: list[Leaf] | None) -> KerasCore:
     start, eps = o.number("initial_accumulator_value"), o.number("epsilon")
-    return Core(adagrad(rate, start, eps, eps_in_sqrt=False), [["sum_of_squares"]])
+    return KerasCore(adagrad(rate, start, eps, eps_in_sqrt=False), [["sum_of_squares"]])
 
 
-def _rmsprop(o: Options, rate: Any, leaves: list[Leaf] | None) -> Core:
+def _rmsprop(o: Options, rate: Any, leaves: list[Leaf] | None) -> KerasCore:
     rho, eps, momentum = o.number("rho"), o.number("epsilon"), o.number("momentum")
     centered, moves = o.flag("centered"), momentum > 0
     tx = rmsprop(
@@ -105,16 +105,18 @@ def _rmsprop(o: Options, rate: Any, leaves: list[Leaf] | None) -> Core:
         centered=centered,
         momentum=momentum if moves else None,
     )
-    return Core(tx, [["nu"], *([["-trace"]] if moves else []), *([["mu"]] if centered else [])])
+    return KerasCore(
+        tx, [["nu"], *([["-trace"]] if moves else []), *([["mu"]] if centered else [])]
+    )
 
 
-def _nadam(o: Options, rate: Any, leaves: list[Leaf] | None) -> Core:
+def _nadam(o: Options, rate: Any, leaves: list[Leaf] | None) -> KerasCore:
     b1, b2, eps = o.number("beta_1"), o.number("beta_2"), o.number("epsilon")
     tx = nadam(rate, b1, b2, eps, momentum_decay=o.number("decay"))
-    return Core(tx, [["mu", "nu"]], scalar="momentum_product")
+    return KerasCore(tx, [["mu", "nu"]], scalar="momentum_product")
 
 
-_CORES: dict[str, Callable[[Options, Any, list[Leaf] | None], Core]] = {
+_CORES: dict[str, Callable[[Options, Any, list[Leaf] | None], KerasCore]] = {
     "Adagrad": _adagrad,
     "Nadam": _nadam,
     "RMSprop": _rmsprop,

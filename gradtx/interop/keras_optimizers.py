@@ -33,7 +33,7 @@ from gradtx.wrappers.predecay import decay_first
 from gradtx.wrappers.schedule_free import schedule_free
 
 
-class Core(NamedTuple):
+class KerasCore(NamedTuple):
     """What one of Keras's classes adds to the base class.
 
     tx: turns gradients into updates; slots: the name of the slot for each of Keras's groups of
@@ -48,51 +48,51 @@ class Core(NamedTuple):
     decays: bool = False
 
 
-def _sgd(o: Options, rate: Any, leaves: list[Leaf] | None) -> Core:
+def _sgd(o: Options, rate: Any, leaves: list[Leaf] | None) -> KerasCore:
     momentum, nesterov = o.number("momentum"), o.flag("nesterov")
     if momentum == 0:
-        return Core(sgd(rate))
-    return Core(chain(scale_by_learning_rate(rate), trace(momentum, nesterov)), [["trace"]])
+        return KerasCore(sgd(rate))
+    return KerasCore(chain(scale_by_learning_rate(rate), trace(momentum, nesterov)), [["trace"]])
 
 
-def _adam(o: Options, rate: Any, leaves: list[Leaf] | None) -> Core:
+def _adam(o: Options, rate: Any, leaves: list[Leaf] | None) -> KerasCore:
     b1, b2, eps = o.number("beta_1"), o.number("beta_2"), o.number("epsilon")
     if o.flag("amsgrad"):
         tx = amsgrad(rate, b1, b2, eps, max_before_correction=True, epsilon_hat=True)
-        return Core(tx, [["mu", "nu"], ["nu_max"]])
-    return Core(adam(rate, b1, b2, eps, epsilon_hat=True), [["mu", "nu"]])
+        return KerasCore(tx, [["mu", "nu"], ["nu_max"]])
+    return KerasCore(adam(rate, b1, b2, eps, epsilon_hat=True), [["mu", "nu"]])
 
 
-def _adagrad(o: Options, rate: Any, leaves: list[Leaf] | None) -> Core:
+def _adagrad(o: Options, rate: Any, leaves: list[Leaf] | None) -> KerasCore:
     start, eps = o.number("initial_accumulator_value"), o.number("epsilon")
-    return Core(adagrad(rate, start, eps), [["sum_of_squares"]])
+    return KerasCore(adagrad(rate, start, eps), [["sum_of_squares"]])
 
 
-def _rmsprop(o: Options, rate: Any, leaves: list[Leaf] | None) -> Core:
+def _rmsprop(o: Options, rate: Any, leaves: list[Leaf] | None) -> KerasCore:
     rho, eps, centered = o.number("rho"), o.number("epsilon"), o.flag("centered")
     momentum = o.number("momentum")
     tx = rmsprop(rate, rho, eps, centered=centered, momentum=momentum if momentum > 0 else None)
     slots = [["nu"], *([["-trace"]] if momentum > 0 else []), *([["mu"]] if centered else [])]
-    return Core(tx, slots)
+    return KerasCore(tx, slots)
 
 
-def _adadelta(o: Options, rate: Any, leaves: list[Leaf] | None) -> Core:
-    return Core(adadelta(rate, o.number("rho"), o.number("epsilon")), [["e_g", "e_x"]])
+def _adadelta(o: Options, rate: Any, leaves: list[Leaf] | None) -> KerasCore:
+    return KerasCore(adadelta(rate, o.number("rho"), o.number("epsilon")), [["e_g", "e_x"]])
 
 
-def _adamax(o: Options, rate: Any, leaves: list[Leaf] | None) -> Core:
+def _adamax(o: Options, rate: Any, leaves: list[Leaf] | None) -> KerasCore:
     b1, b2, eps = o.number("beta_1"), o.number("beta_2"), o.number("epsilon")
-    return Core(adamax(rate, b1, b2, eps, eps_in_max=False), [["mu", "nu"]])
+    return KerasCore(adamax(rate, b1, b2, eps, eps_in_max=False), [["mu", "nu"]])
 
 
-def _nadam(o: Options, rate: Any, leaves: list[Leaf] | None) -> Core:
+def _nadam(o: Options, rate: Any, leaves: list[Leaf] | None) -> KerasCore:
     b1, b2, eps = o.number("beta_1"), o.number("beta_2"), o.number("epsilon")
-    return Core(
+    return KerasCore(
         nadam(rate, b1, b2, eps, momentum_decay=1.0), [["mu", "nu"]], scalar="momentum_product"
     )
 
 
-def _ftrl(o: Options, rate: Any, leaves: list[Leaf] | None) -> Core:
+def _ftrl(o: Options, rate: Any, leaves: list[Leaf] | None) -> KerasCore:
     names = (
         "learning_rate_power",
         "initial_accumulator_value",
@@ -101,10 +101,12 @@ def _ftrl(o: Options, rate: Any, leaves: list[Leaf] | None) -> Core:
         "l2_shrinkage_regularization_strength",
         "beta",
     )
-    return Core(ftrl(rate, **{key: o.number(key) for key in names}), [["accumulator", "linear"]])
+    return KerasCore(
+        ftrl(rate, **{key: o.number(key) for key in names}), [["accumulator", "linear"]]
+    )
 
 
-def _schedule_free_adamw(o: Options, rate: Any, leaves: list[Leaf] | None) -> Core:
+def _schedule_free_adamw(o: Options, rate: Any, leaves: list[Leaf] | None) -> KerasCore:
     b1, b2, eps = o.number("beta_1"), o.number("beta_2"), o.number("epsilon")
     warmup = o.integer("warmup_steps")
     if warmup > 1:
@@ -112,20 +114,20 @@ def _schedule_free_adamw(o: Options, rate: Any, leaves: list[Leaf] | None) -> Co
     base = chain(
         scale_by_rms(b2, eps, eps_in_sqrt=False, bias_correction=True), scale_by_learning_rate(rate)
     )
-    return Core(schedule_free(base, rate, b1, weight_lr_power=0.0), [["z", "nu"]])
+    return KerasCore(schedule_free(base, rate, b1, weight_lr_power=0.0), [["z", "nu"]])
 
 
-def _lion(o: Options, rate: Any, leaves: list[Leaf] | None) -> Core:
+def _lion(o: Options, rate: Any, leaves: list[Leaf] | None) -> KerasCore:
     b1, b2 = o.number("beta_1"), o.number("beta_2")
-    return Core(lion(rate, b1, b2, weight_decay=0.0), [["mu"]])
+    return KerasCore(lion(rate, b1, b2, weight_decay=0.0), [["mu"]])
 
 
-def _lamb(o: Options, rate: Any, leaves: list[Leaf] | None) -> Core:
+def _lamb(o: Options, rate: Any, leaves: list[Leaf] | None) -> KerasCore:
     b1, b2, eps = o.number("beta_1"), o.number("beta_2"), o.number("epsilon")
-    return Core(lamb(rate, b1, b2, eps), [["mu", "nu"]])
+    return KerasCore(lamb(rate, b1, b2, eps), [["mu", "nu"]])
 
 
-def _adafactor(o: Options, rate: Any, leaves: list[Leaf] | None) -> Core:
+def _adafactor(o: Options, rate: Any, leaves: list[Leaf] | None) -> KerasCore:
     o.flag("relative_step")  # without an effect in Keras: the step is relative in any case
     tx = chain(
         scale_by_factored_rms(
@@ -145,10 +147,10 @@ def _adafactor(o: Options, rate: Any, leaves: list[Leaf] | None) -> Core:
         rows, columns = leaf.shape[:-1], (*leaf.shape[:-2], leaf.shape[-1])
         return [("v_row", rows), ("v_col", columns), (None, leaf.shape)]
 
-    return Core(tx, layout=layout)
+    return KerasCore(tx, layout=layout)
 
 
-def _muon(o: Options, rate: Any, leaves: list[Leaf] | None) -> Core:
+def _muon(o: Options, rate: Any, leaves: list[Leaf] | None) -> KerasCore:
     if leaves is None:
         raise ValueError(f"{o.where}: which leaves are matrices depends on params: pass them")
     excluded = o.take("exclude_layers", None) or []
@@ -193,7 +195,7 @@ def _muon(o: Options, rate: Any, leaves: list[Leaf] | None) -> Core:
             return [("mu", leaf.shape), ("nu", leaf.shape)]
         return [("trace", leaf.shape)]
 
-    return Core(partition(groups, labels), layout=layout, decays=True)
+    return KerasCore(partition(groups, labels), layout=layout, decays=True)
 
 
 def decayed(
@@ -206,7 +208,7 @@ def decayed(
     return decay_first(tx, decay, decaying) if decaying else tx
 
 
-CORES: dict[str, Callable[[Options, Any, list[Leaf] | None], Core]] = {
+CORES: dict[str, Callable[[Options, Any, list[Leaf] | None], KerasCore]] = {
     "Adadelta": _adadelta,
     "Adafactor": _adafactor,
     "Adagrad": _adagrad,

@@ -24,7 +24,7 @@ from gradtx.interop.reading import (
     steps_taken,
 )
 from gradtx.interop.torch_lbfgs import from_lbfgs
-from gradtx.interop.torch_optimizers import CORES, Core
+from gradtx.interop.torch_optimizers import CORES, TorchCore
 from gradtx.pair import GradientTransformation
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale
@@ -248,7 +248,7 @@ def _members(
     return options, [list(itertools.islice(rest, size)) for size in sizes]
 
 
-class _Part(NamedTuple):
+class _Resumed(NamedTuple):
     """The parameters of a group that have taken equally many steps; None if no state says how many.
 
     With SGD's dampening, those that have had no gradient are a separate part: their first gradient
@@ -265,7 +265,7 @@ class _Part(NamedTuple):
 
 def _parts(
     options: list[Options], members: list[list[Leaf]], held: list[list[Any]]
-) -> Iterator[_Part]:
+) -> Iterator[_Resumed]:
     for i, (o, leaves, states) in enumerate(zip(options, members, held, strict=True)):
         steps: list[int | None] = []
         for leaf, state in zip(leaves, states, strict=True):
@@ -282,7 +282,7 @@ def _parts(
         different = list(dict.fromkeys(begun)) or [None]
         for key in different:
             mine = [k for k, other in enumerate(begun) if other == key]
-            yield _Part(
+            yield _Resumed(
                 str(i) if len(different) == 1 else f"{i}/{int(key or 0)}",
                 o.where,
                 i,
@@ -292,14 +292,14 @@ def _parts(
             )
 
 
-def _each(part: _Part) -> Iterator[_Part]:
+def _each(part: _Resumed) -> Iterator[_Resumed]:
     """A part for each parameter."""
     for leaf, state in zip(part.leaves, part.states, strict=True):
         label = f"{part.group}/{leaf.path}"
         yield part._replace(label=label, leaves=[leaf], states=[state])
 
 
-class _Plan(NamedTuple):
+class _Rates(NamedTuple):
     """A group's learning rate and, if it is cycled, its momentum; and what scales its updates last.
 
     steps: those taken; scalars: numbers of the state of `last`.
@@ -312,7 +312,7 @@ class _Plan(NamedTuple):
     scalars: Mapping[str, Any] = {}
 
 
-def _over(where: str, parts: list[_Part], scheduler: Any, every: int) -> int:
+def _over(where: str, parts: list[_Resumed], scheduler: Any, every: int) -> int:
     """How many steps of the scheduler's epoch are over, for all parameters."""
     if scheduler is None or schedulers.is_plateau(scheduler):
         return 0
@@ -321,12 +321,12 @@ def _over(where: str, parts: list[_Part], scheduler: Any, every: int) -> int:
     return schedulers.steps_of_epoch(where, counts, schedulers.epoch(scheduler), every)
 
 
-def _plan(name: str, o: Options, part: _Part, scheduler: Any, over: int, every: int) -> _Plan:
+def _plan(name: str, o: Options, part: _Resumed, scheduler: Any, over: int, every: int) -> _Rates:
     rate = o.number("lr")
     # Where there is a state there was a step: the first one is not dampened.
     steps = int(any(part.states)) if part.steps is None else part.steps
     if scheduler is None:
-        return _Plan(rate, steps)
+        return _Rates(rate, steps)
     plateau = schedulers.is_plateau(scheduler)
     if name in (_UNSCALED if plateau else _UNSCHEDULED):
         raise ValueError(
@@ -335,7 +335,7 @@ def _plan(name: str, o: Options, part: _Part, scheduler: Any, over: int, every: 
         )
     if plateau:
         last, scalars = schedulers.plateau(o.where, scheduler, part.group, rate, every)
-        return _Plan(rate, steps, None, [last], scalars)
+        return _Rates(rate, steps, None, [last], scalars)
     inner = schedulers.rate_schedule(o.where, scheduler, part.group, o.values)
     momentum = schedulers.momentum_schedule(scheduler, part.group, o.values)
     taken = schedulers.epoch(scheduler)
@@ -345,10 +345,10 @@ def _plan(name: str, o: Options, part: _Part, scheduler: Any, over: int, every: 
         None if s is None else schedulers.begun(s, taken, over, steps, every)
         for s in (inner, momentum)
     ]
-    return _Plan(begun[0], steps, begun[1])
+    return _Rates(begun[0], steps, begun[1])
 
 
-def _core(name: str, o: Options, plan: _Plan) -> Core:
+def _core(name: str, o: Options, plan: _Rates) -> TorchCore:
     """The group's optimizer, with its options of the base class."""
     o.skip(*_EXECUTION, *_SCHEDULED)
     core = CORES[name](o, plan.rate)
@@ -365,7 +365,9 @@ def _core(name: str, o: Options, plan: _Plan) -> Core:
     return core._replace(tx=chain(*first, tx, *plan.last) if first or plan.last else tx)
 
 
-def _taken(where: str, core: Core, part: _Part) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+def _taken(
+    where: str, core: TorchCore, part: _Resumed
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     slots: dict[str, dict[str, Any]] = {}
     scalars: dict[str, Any] = {}
     for leaf, held in zip(part.leaves, part.states, strict=True):

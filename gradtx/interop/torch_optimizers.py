@@ -31,7 +31,7 @@ from gradtx.transforms.scaling import scale, scale_by_learning_rate
 from gradtx.transforms.trust import scale_by_param_block_rms
 
 
-class Core(NamedTuple):
+class TorchCore(NamedTuple):
     """What one of PyTorch's classes becomes.
 
     tx: turns gradients, after weight decay, into updates; slots: our names by theirs, and how to
@@ -45,11 +45,11 @@ class Core(NamedTuple):
     momentum: str | None = None
 
 
-def _sgd(o: Options, rate: Any) -> Core:
+def _sgd(o: Options, rate: Any) -> TorchCore:
     momentum, dampening = o.number("momentum"), o.number("dampening")
     nesterov = o.flag("nesterov")
     tx = sgd(rate, momentum or None, nesterov and momentum != 0, dampening=dampening or None)
-    return Core(tx, {"momentum_buffer": "trace"}, momentum="momentum")
+    return TorchCore(tx, {"momentum_buffer": "trace"}, momentum="momentum")
 
 
 def _decoupled(o: Options, rate: Any, *links: GradientTransformation) -> GradientTransformation:
@@ -58,7 +58,7 @@ def _decoupled(o: Options, rate: Any, *links: GradientTransformation) -> Gradien
     )
 
 
-def _adam(o: Options, rate: Any, decoupled: bool = False) -> Core:
+def _adam(o: Options, rate: Any, decoupled: bool = False) -> TorchCore:
     (b1, b2), eps = o.pair("betas"), o.number("eps")
     slots = {"exp_avg": "mu", "exp_avg_sq": "nu", "max_exp_avg_sq": "nu_max"}
     if o.flag("amsgrad"):
@@ -66,20 +66,22 @@ def _adam(o: Options, rate: Any, decoupled: bool = False) -> Core:
     else:
         by = scale_by_adam(b1, b2, eps)
     if o.flag("decoupled_weight_decay", False) or decoupled:
-        return Core(_decoupled(o, rate, by), slots, momentum="b1")
-    return Core(chain(by, scale_by_learning_rate(rate)), slots, momentum="b1")
+        return TorchCore(_decoupled(o, rate, by), slots, momentum="b1")
+    return TorchCore(chain(by, scale_by_learning_rate(rate)), slots, momentum="b1")
 
 
-def _adamw(o: Options, rate: Any) -> Core:
+def _adamw(o: Options, rate: Any) -> TorchCore:
     return _adam(o, rate, decoupled=True)
 
 
-def _sparse_adam(o: Options, rate: Any) -> Core:
+def _sparse_adam(o: Options, rate: Any) -> TorchCore:
     (b1, b2), eps = o.pair("betas"), o.number("eps")
-    return Core(adam(rate, b1, b2, eps, epsilon_hat=True), {"exp_avg": "mu", "exp_avg_sq": "nu"})
+    return TorchCore(
+        adam(rate, b1, b2, eps, epsilon_hat=True), {"exp_avg": "mu", "exp_avg_sq": "nu"}
+    )
 
 
-def _adagrad(o: Options, rate: Any) -> Core:
+def _adagrad(o: Options, rate: Any) -> TorchCore:
     tx = adagrad(
         rate,
         o.number("initial_accumulator_value"),
@@ -87,32 +89,32 @@ def _adagrad(o: Options, rate: Any) -> Core:
         lr_decay=o.number("lr_decay"),
         eps_in_sqrt=False,
     )
-    return Core(tx, {"sum": "sum_of_squares"})
+    return TorchCore(tx, {"sum": "sum_of_squares"})
 
 
-def _rmsprop(o: Options, rate: Any) -> Core:
+def _rmsprop(o: Options, rate: Any) -> TorchCore:
     momentum = o.number("momentum")
     by = scale_by_stddev if o.flag("centered") else scale_by_rms
     links = by(o.number("alpha"), o.number("eps"), 0.0, False), scale_by_learning_rate(rate)
     tx = chain(links[0], trace(momentum), links[1]) if momentum > 0 else chain(*links)
     slots = {"square_avg": "nu", "grad_avg": "mu", "momentum_buffer": "trace"}
-    return Core(tx, slots, momentum="1.decay" if momentum > 0 else None)
+    return TorchCore(tx, slots, momentum="1.decay" if momentum > 0 else None)
 
 
-def _adadelta(o: Options, rate: Any) -> Core:
+def _adadelta(o: Options, rate: Any) -> TorchCore:
     tx = adadelta(rate, o.number("rho"), o.number("eps"))
-    return Core(tx, {"square_avg": "e_g", "acc_delta": "e_x"})
+    return TorchCore(tx, {"square_avg": "e_g", "acc_delta": "e_x"})
 
 
-def _adamax(o: Options, rate: Any) -> Core:
+def _adamax(o: Options, rate: Any) -> TorchCore:
     (b1, b2), eps = o.pair("betas"), o.number("eps")
-    return Core(adamax(rate, b1, b2, eps), {"exp_avg": "mu", "exp_inf": "nu"}, momentum="b1")
+    return TorchCore(adamax(rate, b1, b2, eps), {"exp_avg": "mu", "exp_inf": "nu"}, momentum="b1")
 
 
-def _nadam(o: Options, rate: Any) -> Core:
+def _nadam(o: Options, rate: Any) -> TorchCore:
     (b1, b2), eps = o.pair("betas"), o.number("eps")
     by = scale_by_nadam(b1, b2, eps, momentum_decay=o.number("momentum_decay"))
-    return Core(
+    return TorchCore(
         _either(o, rate, by),
         {"exp_avg": "mu", "exp_avg_sq": "nu"},
         {"mu_product": "momentum_product"},
@@ -120,10 +122,10 @@ def _nadam(o: Options, rate: Any) -> Core:
     )
 
 
-def _radam(o: Options, rate: Any) -> Core:
+def _radam(o: Options, rate: Any) -> TorchCore:
     (b1, b2), eps = o.pair("betas"), o.number("eps")
     by = scale_by_radam(b1, b2, eps, epsilon_hat=True)
-    return Core(_either(o, rate, by), {"exp_avg": "mu", "exp_avg_sq": "nu"}, momentum="b1")
+    return TorchCore(_either(o, rate, by), {"exp_avg": "mu", "exp_avg_sq": "nu"}, momentum="b1")
 
 
 def _either(o: Options, rate: Any, by: GradientTransformation) -> GradientTransformation:
@@ -132,18 +134,18 @@ def _either(o: Options, rate: Any, by: GradientTransformation) -> GradientTransf
     return chain(by, scale_by_learning_rate(rate))
 
 
-def _asgd(o: Options, rate: Any) -> Core:
+def _asgd(o: Options, rate: Any) -> TorchCore:
     tx = asgd(rate, o.number("lambd"), o.number("alpha"), o.number("t0"), o.number("weight_decay"))
-    return Core(tx, {"ax": "ax"})
+    return TorchCore(tx, {"ax": "ax"})
 
 
-def _rprop(o: Options, rate: Any) -> Core:
+def _rprop(o: Options, rate: Any) -> TorchCore:
     (minus, plus), (least, largest) = o.pair("etas"), o.pair("step_sizes")
     tx = rprop(rate, minus, plus, least, largest)
-    return Core(tx, {"prev": "prev_updates", "step_size": "step_sizes"})
+    return TorchCore(tx, {"prev": "prev_updates", "step_size": "step_sizes"})
 
 
-def _adafactor(o: Options, rate: Any) -> Core:
+def _adafactor(o: Options, rate: Any) -> TorchCore:
     eps = o.take("eps")
     if not isinstance(eps, list | tuple) or len(eps) != 2:
         raise TypeError(f"{o.where}: eps must be a pair, not {eps!r:.80}")
@@ -163,10 +165,10 @@ def _adafactor(o: Options, rate: Any) -> Core:
         scale(-1.0),
     )
     rows, columns = (("v_row", lambda x: x[..., 0]), ("v_col", lambda x: x[..., 0, :]))
-    return Core(tx, {"row_var": rows, "col_var": columns, "variance": "v"})
+    return TorchCore(tx, {"row_var": rows, "col_var": columns, "variance": "v"})
 
 
-def _muon(o: Options, rate: Any) -> Core:
+def _muon(o: Options, rate: Any) -> TorchCore:
     momentum, nesterov = o.number("momentum"), o.flag("nesterov")
     coefficients = o.take("ns_coefficients")
     if not isinstance(coefficients, list | tuple):
@@ -189,10 +191,10 @@ def _muon(o: Options, rate: Any) -> Core:
     )
     # Its momentum is a mean, ours a sum; the iteration does not see the difference.
     sum_of_mean = ("trace", lambda x: x / (1 - momentum))
-    return Core(_decoupled(o, rate, by), {"momentum_buffer": sum_of_mean})
+    return TorchCore(_decoupled(o, rate, by), {"momentum_buffer": sum_of_mean})
 
 
-CORES: dict[str, Callable[[Options, Any], Core]] = {
+CORES: dict[str, Callable[[Options, Any], TorchCore]] = {
     "ASGD": _asgd,
     "Adadelta": _adadelta,
     "Adafactor": _adafactor,

@@ -53,7 +53,7 @@ class ScaleByShampooState(NamedTuple):
     right_root: Slots
 
 
-class Blocks(NamedTuple):
+class Grid(NamedTuple):
     """How matrices are cut into blocks of equal size; the last ones are padded with zeros."""
 
     rows: int
@@ -82,9 +82,9 @@ class Blocks(NamedTuple):
         return x[:, : self.rows, : self.columns]
 
 
-def blocks_of(rows: int, columns: int, size: int) -> Blocks:
-    """Blocks of at most `size` rows and columns; a side of at most `size` is not cut."""
-    return Blocks(rows, columns, max(min(rows, size), 1), max(min(columns, size), 1))
+def blocks_of(rows: int, columns: int, size: int) -> Grid:
+    """Grid of at most `size` rows and columns; a side of at most `size` is not cut."""
+    return Grid(rows, columns, max(min(rows, size), 1), max(min(columns, size), 1))
 
 
 def _squares(size: int) -> dict[str, FactorFn]:

@@ -175,7 +175,7 @@ def _each_devices(x: Any, axes: Iterable[str]) -> Any:
 
 def reduced_axes(tx: GradientTransformation) -> tuple[str, ...]:
     """The axes over which `tx` reduces gradients."""
-    messages = [part.traits.message for part in (tx, *tx.within)]
+    messages = [part.traits.communication for part in (tx, *tx.within)]
     return tuple(dict.fromkeys(axis for each in messages if each for axis in each.reduces))
 
 

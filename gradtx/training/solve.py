@@ -137,11 +137,11 @@ def solve(
         max_steps,
         tol,
         record,
-        _Static(trainable),
+        _SameObject(trainable),
     )
 
 
-class _Static:
+class _SameObject:
     """A static argument of the program, compared by identity."""
 
     def __init__(self, value: Any) -> None:
@@ -151,7 +151,7 @@ class _Static:
         return id(self.value)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Static) and other.value is self.value
+        return isinstance(other, _SameObject) and other.value is self.value
 
 
 class _Loop(NamedTuple):
@@ -176,7 +176,7 @@ def _solve(
     max_steps: int,
     tol: Any,
     record: bool,
-    trainable: _Static,
+    trainable: _SameObject,
 ) -> Solution[ParamsT]:
     where = trainable.value
     params = jax.tree.map(lambda p: jnp.asarray(p, None if hasattr(p, "dtype") else float), params)

@@ -37,7 +37,7 @@ class ScaleByBacktrackingLinesearchState(NamedTuple):
     info: BacktrackingLinesearchInfo
 
 
-class _Search(NamedTuple):
+class _Backtracking(NamedTuple):
     rate: Array
     value: Array
     grad: Updates
@@ -110,19 +110,19 @@ def scale_by_backtracking_linesearch(
             BacktrackingLinesearchInfo(jnp.zeros([], jnp.int32), error),
         )
 
-    def search(line: Line, guess: Array) -> _Search:
+    def search(line: Line, guess: Array) -> _Backtracking:
         # Numbers here are finite, for users who have JAX look for infinite ones.
         far = jnp.asarray(jnp.finfo(line.dtype).max, line.dtype)
 
-        def going(now: _Search) -> Array:
+        def going(now: _Backtracking) -> Array:
             return ~(now.error <= atol) & (now.count <= max_backtracking_steps)
 
-        def body(now: _Search) -> _Search:
+        def body(now: _Backtracking) -> _Backtracking:
             rate = jnp.where(now.count > 0, decrease_factor * now.rate, now.rate)
             value, pull = jax.vjp(line.loss, line.point(rate))
             error = value - (1 + rtol) * line.value - slope_rtol * rate * line.slope
             error = jnp.where(jnp.isfinite(value), jnp.maximum(error, 0), far)
-            new = _Search(rate, value, now.grad, error.astype(line.dtype), now.count + 1)
+            new = _Backtracking(rate, value, now.grad, error.astype(line.dtype), now.count + 1)
             if store_grad:
                 # Only the last rate needs a gradient.
                 grad = branch(
@@ -134,7 +134,7 @@ def scale_by_backtracking_linesearch(
             return new._replace(rate=rate.astype(line.dtype))
 
         grad = line.grad if store_grad else None
-        first = _Search(guess, line.value, grad, far, jnp.zeros([], jnp.int32))
+        first = _Backtracking(guess, line.value, grad, far, jnp.zeros([], jnp.int32))
         return repeat_while(going, body, first)
 
     def update(
@@ -165,7 +165,7 @@ def scale_by_backtracking_linesearch(
     return GradientTransformationExtraArgs(init, update)
 
 
-def _print(found: _Search, slope: Array) -> None:
+def _print(found: _Backtracking, slope: Array) -> None:
     jax.debug.print(
         "scale_by_backtracking_linesearch: no sufficient decrease after {n} evaluations; the slope "
         "was {slope}, and the rate tried last {rate}",

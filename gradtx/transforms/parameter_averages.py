@@ -13,7 +13,7 @@ from gradtx.numerics.steering import is_tracer
 from gradtx.packed import packed_like, unpack
 from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs, transformation
 from gradtx.paths import aligned, is_leaf, leaves_with_path, merge, path_string, unboxed
-from gradtx.tree.vectors import Layout
+from gradtx.tree.vectors import Vectors
 from gradtx.types import (
     Array,
     Counter,
@@ -250,7 +250,7 @@ def _of_part(part: Any, params: Params) -> Params:
     paths = [path_string(path) for path, _ in keyed]
     missing = [path for path in paths if path not in own]
     if missing:
-        layout = Layout(params)
+        layout = Vectors(params)
         joined = layout.pack(params)
         if jax.tree.map(jnp.shape, joined) == jax.tree.map(jnp.shape, slots):  # of `flatten`
             return layout.unpack(part.eval_params(joined), params)

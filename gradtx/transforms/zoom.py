@@ -42,7 +42,7 @@ class ScaleByZoomLinesearchState(NamedTuple):
     info: ZoomLinesearchInfo
 
 
-class _Search(NamedTuple):
+class _ZoomSearch(NamedTuple):
     """best: the lowest point so far, with its gradient; other: the far end of the interval."""
 
     trial: Array
@@ -57,7 +57,7 @@ class _Search(NamedTuple):
     running: Array
 
 
-def _print(found: _Search, slope: Array) -> None:
+def _print(found: _ZoomSearch, slope: Array) -> None:
     jax.debug.print(
         "scale_by_zoom_linesearch: no sufficient decrease after {n} evaluations; the slope was "
         "{slope}, and the rate chosen is {rate}",
@@ -165,8 +165,8 @@ def scale_by_zoom_linesearch(
             ZoomLinesearchInfo(jnp.zeros([], jnp.int32), decrease, curvature),
         )
 
-    def search(line: Line, guess: Array) -> _Search:
-        def body(now: _Search) -> _Search:
+    def search(line: Line, guess: Array) -> _ZoomSearch:
+        def body(now: _ZoomSearch) -> _ZoomSearch:
             value, grad = line.evaluate(now.trial)
             at = Point(now.trial, value, line.slope_of(grad))
             missed = _missed(line, at, slope_rtol, curv_rtol, approx_dec_rtol)
@@ -194,7 +194,7 @@ def scale_by_zoom_linesearch(
             best, kept, errors_kept = choose(
                 met, chosen, (best, *choose(lower, chosen[1:], (now.grad, now.errors)))
             )
-            return _Search(
+            return _ZoomSearch(
                 trial,
                 best,
                 kept,
@@ -210,7 +210,7 @@ def scale_by_zoom_linesearch(
         # Numbers here are finite, for users who have JAX look for infinite ones.
         far = jnp.asarray(jnp.finfo(line.dtype).max, line.dtype)
         start = Point(jnp.zeros([], line.dtype), line.value, line.slope)
-        first = _Search(
+        first = _ZoomSearch(
             jnp.minimum(guess, largest).astype(line.dtype),
             start,
             line.grad,

@@ -12,7 +12,7 @@ from gradtx.rows import is_rows
 from gradtx.types import Array, PyTree, Updates
 
 
-class Layout:
+class Vectors:
     """The leaves that make up the vector of each type."""
 
     def __init__(self, params: PyTree) -> None:

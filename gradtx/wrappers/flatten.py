@@ -8,7 +8,7 @@ from gradtx.pair import (
     transformation,
     with_extra_args_support,
 )
-from gradtx.tree.vectors import Layout
+from gradtx.tree.vectors import Vectors
 from gradtx.types import Params, State, Updates
 
 
@@ -33,13 +33,13 @@ def flatten(inner: GradientTransformation) -> GradientTransformation:
     tx = with_extra_args_support(inner)
 
     def init(params: Params) -> State:
-        layout = Layout(params)
+        layout = Vectors(params)
         return tx.init(layout.pack(params))
 
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        layout = Layout(updates if params is None else params)
+        layout = Vectors(updates if params is None else params)
         seen = None if params is None else layout.pack(params)
         packed, state = tx.update(layout.pack(updates), state, seen, **extra_args)
         return layout.unpack(packed, updates), state

@@ -1,4 +1,4 @@
-"""The plan of a sharded state: a walk over the state as `init` would make it."""
+"""A state divided over a mesh: a walk over the state as `init` would make it."""
 
 import functools
 import math
@@ -87,7 +87,7 @@ def _with_owners(put: Callable[..., Any], path: str, slot: Owned) -> Owned:
     return Owned(kept, slot.share)
 
 
-class Plan:
+class DividedState:
     """Walks a state as `init` would make it, beside the state of probes."""
 
     def __init__(
