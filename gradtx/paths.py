@@ -235,9 +235,11 @@ def select(tree: TreeT, where: Where | None) -> TreeT:
     >>> select({"body": 1.0, "head": 2.0}, "head")
     {'body': None, 'head': 2.0}
     """
-    if where is None:
-        return tree
-    mask = mask_tree(tree, where)
+    return tree if where is None else chosen(tree, mask_tree(tree, where))
+
+
+def chosen(tree: TreeT, mask: PyTree) -> TreeT:
+    """`tree` with `None` in place of every leaf for which its `mask_tree` is False."""
     return jax.tree.map(lambda leaf, m: leaf if m else None, tree, mask, is_leaf=is_leaf)
 
 

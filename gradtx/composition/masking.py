@@ -10,7 +10,7 @@ from gradtx.pair import (
     transformation,
     with_extra_args_support,
 )
-from gradtx.paths import Where, is_leaf, mask_tree, merge, select
+from gradtx.paths import Where, chosen, is_leaf, mask_tree, merge, select
 from gradtx.types import COUNTER, InnerState, Params, State, Updates, fields_of
 
 
@@ -32,34 +32,38 @@ def restrict(inner: GradientTransformation, where: Where | None) -> GradientTran
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        seen = None if params is None else select(params, where)
-        new, state = tx.update(select(updates, where), state, seen, **extra_args)
+        mask = mask_tree(updates, where)  # once: a function of the user's may take long
+        seen = params
+        if params is not None:
+            alike = jax.tree.structure(params) == jax.tree.structure(updates)
+            seen = chosen(params, mask) if alike else select(params, where)
+        new, state = tx.update(chosen(updates, mask), state, seen, **extra_args)
         return merge(new, updates), state
 
     return GradientTransformationExtraArgs(init, update, parts=(tx,))
 
 
 def split_by_mask(
-    where: Where | None, chosen: GradientTransformation, other: GradientTransformation
+    where: Where | None, tx: GradientTransformation, other: GradientTransformation
 ) -> GradientTransformation:
-    """`chosen` on the leaves that `where` chooses, `other` on the rest; they share one state."""
+    """`tx` on the leaves that `where` chooses, `other` on the rest; they share one state."""
     if where is None:
-        return chosen
+        return tx
 
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
         mask = mask_tree(updates, where)
         rest = jax.tree.map(lambda g, m: None if m else g, updates, mask, is_leaf=is_leaf)
-        new, after = chosen.update(select(updates, mask), state, params, **extra_args)
+        new, after = tx.update(chosen(updates, mask), state, params, **extra_args)
         counters = fields_of(type(after), COUNTER)  # both parts belong to one step
         if counters:
             after = after._replace(**{n: getattr(state, n) for n in counters})
         others, after = other.update(rest, after, params, **extra_args)
         return merge(new, others), after
 
-    parts = tuple(map(with_extra_args_support, (chosen, other)))
-    return GradientTransformationExtraArgs(chosen.init, update, parts=parts)
+    parts = tuple(map(with_extra_args_support, (tx, other)))
+    return GradientTransformationExtraArgs(tx.init, update, parts=parts)
 
 
 @transformation

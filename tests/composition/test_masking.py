@@ -1,7 +1,9 @@
 """Parts of a tree, against Optax."""
 
 import chex
+import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 
@@ -39,3 +41,28 @@ PARAMS = {"a": jnp.ones(3), "b": {"c": jnp.ones((2, 2)), "d": jnp.ones(1)}}
 def test_bad_masks(build, mask, message):
     with pytest.raises(ValueError, match=message):
         build(mask).init(PARAMS)
+
+
+@pytest.mark.parametrize("build", [lambda m: gradtx.masked(gradtx.adam(0.1), m), gradtx.freeze])
+def test_a_function_is_called_once_a_step(build):
+    """It may take longer than all the rest, as one that looks at paths does."""
+    seen = []
+
+    def mask(params):
+        seen.append(params)
+        return jax.tree.map(lambda p: p.ndim > 1, params)
+
+    tx = build(mask)
+    state = tx.init(PARAMS)
+    seen.clear()
+    jax.jit(tx.update)(PARAMS, state, PARAMS)
+    assert len(seen) == 1
+
+
+def test_a_function_sees_parameters_of_which_some_have_no_gradient():
+    tx = gradtx.masked(gradtx.adamw(0.1), lambda tree: jax.tree.map(lambda x: x.ndim == 1, tree))
+    state = tx.init(PARAMS)
+    updates, _ = tx.update({"a": None, "b": PARAMS["b"]}, state, PARAMS)
+    assert updates["a"] is None
+    np.testing.assert_array_equal(updates["b"]["c"], PARAMS["b"]["c"])
+    assert float(updates["b"]["d"][0]) < 0
