@@ -17,6 +17,16 @@ def equations(jaxpr, without=()):
     return [e.primitive.name for e in kept] + [n for j in inner for n in equations(j, without)]
 
 
+def distinct_equations(jaxpr, seen=None):
+    """How many there are if an inner program that is called again and again counts once."""
+    seen = {} if seen is None else seen
+    if id(jaxpr) in seen:
+        return 0
+    seen[id(jaxpr)] = jaxpr  # kept, or another could get its place in memory
+    inner = [program for eqn in jaxpr.eqns for program in inner_jaxprs(eqn)]
+    return len(jaxpr.eqns) + sum(distinct_equations(j, seen) for j in inner)
+
+
 def temporary_bytes(compiled):
     """The bytes beside arguments and results; skips a program whose sums take them in any case."""
     old = jaxlib.version.__version_info__ < SUMS_STORE_NOTHING

@@ -13,6 +13,7 @@ from gradtx.inspection.guards import GuardReport
 from gradtx.inspection.hyperparams import hyperparams
 from gradtx.numerics import abs_sq, cast, increment, widen
 from gradtx.numerics.steering import recompute, sums_in_one_pass
+from gradtx.numerics.tracing import traced_once
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
@@ -331,13 +332,20 @@ def _squares(updates: Updates, params: Params | None) -> list[Array]:
     leaves, treedef = leaves_with_path(updates)
     problem = "the updates and the parameters are different trees"
     others = [None] * len(leaves) if params is None else aligned(problem, updates, treedef, params)
-    squares: tuple[list[Array], list[Array]] = [], []
+    calls = []
     for (_, u), p in zip(leaves, others, strict=True):
-        if u is None:
-            continue
         if is_rows(u):
             u = u.coalesce()
             u, p = u.values, None if p is None else take_rows(p, u.indices)
-        for x, of in zip((u, jnp.zeros_like(u) if p is None else p), squares, strict=True):
-            of.append(cast(abs_sq(widen(jnp.asarray(x))), jnp.float32))
+        if u is not None:
+            calls.append((jnp.asarray(u), p))
+    totals = [jnp.zeros([], jnp.float32)] * 2
+    for sums in traced_once("squares", _sums_of_squares, calls):
+        totals = list(map(jax.lax.add, totals, sums))
+    return totals
+
+
+def _sums_of_squares(u: Array, p: Array | None) -> list[Array]:
+    pair = u, jnp.zeros_like(u) if p is None else jnp.asarray(p)
+    squares = [[cast(abs_sq(widen(x)), jnp.float32)] for x in pair]
     return [cast(x, jnp.float32) for x in sums_in_one_pass(*squares)]

@@ -8,6 +8,7 @@ import pytest
 
 import gradtx
 from benchmarks import guards
+from tests.programs import distinct_equations
 
 PLAIN = gradtx.sgd(1.0)
 
@@ -272,3 +273,13 @@ def test_digits_with_faults_end_where_the_clean_run_does():
     assert means[0] > 95
     assert means[1] > means[0] - 0.3
     assert guards.run(0, guarded=False, faulty=True, steps=500).accuracy < 50
+
+
+def test_norms_of_many_leaves_are_traced_for_each_kind_of_leaf():
+    def count(leaves):
+        params = {str(i): jnp.ones((8, 8)) for i in range(leaves)}
+        tx = gradtx.guard(gradtx.adam(0.1))
+        state = jax.eval_shape(tx.init, params)
+        return distinct_equations(jax.make_jaxpr(tx.update)(params, state, params).jaxpr)
+
+    assert count(60) - count(30) < 30 * 30  # 50 for each leaf where the sums were traced for each
