@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 import gradtx
+from gradtx.engine import cutting
 from gradtx.inspection.slots import map_slots
 from gradtx.storage import FORMATS, Encoded, is_encoded
 from gradtx.types import nonnegative_fields
 from tests.catalogue import CATALOGUE
 from tests.distributed.meshes import P, mesh, on
+from tests.programs import distinct_equations
 from tests.test_contracts import (
     avals,
     grads as contract_grads,
@@ -419,3 +421,28 @@ def test_rows_of_a_table_with_blocks_in_rows():
         untouched = jnp.array([i for i in range(64) if i not in (5, 7)])
         np.testing.assert_array_equal(before[untouched], after[untouched])
     assert float(gradtx.get_slot(second, "mu")[7, 0]) == pytest.approx(0.1)
+
+
+def test_codes_of_many_leaves_are_made_by_one_program_for_each_shape():
+    def count(leaves):
+        params = {str(i): jnp.ones((8, 8)) for i in range(leaves)}
+        tx = gradtx.store(gradtx.adam(0.1), "int8", min_size=1)
+        return distinct_equations(jax.make_jaxpr(tx.init)(params).jaxpr)
+
+    assert count(40) - count(20) <= 20 * 4
+
+
+def test_kernels_are_found_in_a_time_that_grows_with_the_leaves(monkeypatch):
+    """As counted by the equations that are looked at."""
+    looks, variables = [], cutting._variables
+    monkeypatch.setattr(cutting, "_variables", lambda vs: looks.append(None) or variables(vs))
+
+    def count(leaves):
+        params = {str(i): jnp.ones((64, 64)) for i in range(leaves)}
+        tx = gradtx.store(gradtx.adam(0.1), "int8", min_size=1)
+        state = jax.eval_shape(tx.init, params)
+        looks.clear()
+        jax.jit(tx.update).lower(params, state, params)
+        return len(looks)
+
+    assert 0 < count(32) < 2.2 * count(16)
