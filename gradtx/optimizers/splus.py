@@ -95,8 +95,9 @@ def scale_by_splus(
 
     >>> tx, g = scale_by_splus(), jnp.array([[3.0, -1.0], [3.0, 1.0]])
     >>> state = tx.update(g, tx.init(g))[1]
-    >>> (20 * tx.update(g, state)[0]).astype(int).tolist()
-    [[7, -7], [7, 7]]
+    >>> other = jnp.array([[1.0, 1.0], [0.0, 0.0]])
+    >>> (20 * tx.update(other, state)[0]).astype(int).tolist()
+    [[14, 0], [0, 14]]
     """
     check_integer("scale_by_splus", "max_precond_dim", max_precond_dim)
 
