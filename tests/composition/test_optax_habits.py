@@ -32,12 +32,11 @@ def test_masks_of_any_booleans(kind, of_tree):
             gradtx.adamw(0.1, 0.9, weight_decay=0.5, mask="a"),
         ),
     ):
-        got = jax.jit(lambda p, tx=tx: tx.update(p, tx.init(p), p)[0])(P)
-        want = (
-            {"a": 2 * P["a"], "b": P["b"]}
-            if plain is None
-            else plain.update(P, plain.init(P), P)[0]
+        got, want = (
+            jax.jit(lambda p, tx=each: tx and tx.update(p, tx.init(p), p)[0])(P)
+            for each in (tx, plain)
         )
+        want = want or {"a": 2 * P["a"], "b": P["b"]}
         jax.tree.map(np.testing.assert_array_equal, got, want)
     if not of_tree:
         assert gradtx.from_config(gradtx.to_config(tx)).init(P) is not None
@@ -78,8 +77,9 @@ def test_functions_of_trees_that_could_take_several(chosen):
         ):
             yield tx.update(p, tx.init(p), p)[0]
 
-    for got, want in zip(moved(gradtx), moved(optax), strict=True):
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), got, want)
+    with gradtx.eager_programs(False):  # Optax runs one operation after another
+        for got, want in zip(moved(gradtx), moved(optax), strict=True):
+            jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), got, want)
 
 
 class Halves:
