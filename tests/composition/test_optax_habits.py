@@ -72,7 +72,7 @@ def test_functions_of_trees_that_could_take_several(chosen):
         groups = {True: lib.sgd(0.5), False: lib.sgd(0.25)}
         for tx in (
             lib.masked(lib.scale(2.0), chosen),
-            lib.inject_hyperparams(lib.adamw)(0.1, mask=chosen),
+            lib.inject_hyperparams(lib.adamw, static_args="mask")(0.1, mask=chosen),
             lib.partition(groups, chosen),
         ):
             yield tx.update(p, tx.init(p), p)[0]
