@@ -621,6 +621,7 @@ from gradtx.losses.embedding import (
     triplet_margin_loss as triplet_margin_loss,
 )
 from gradtx.losses.fenchel_young import make_fenchel_young_loss as make_fenchel_young_loss
+from gradtx.losses.linear import linear_softmax_cross_entropy as linear_softmax_cross_entropy
 from gradtx.losses.ranking import ranking_softmax_loss as ranking_softmax_loss
 from gradtx.losses.regression import (
     huber_loss as huber_loss,

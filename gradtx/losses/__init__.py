@@ -1,4 +1,4 @@
-"""Losses under Optax's names: plain functions of predictions and targets.
+"""Losses: plain functions of predictions and targets, under Optax's names where it has them.
 
 All are computed, and returned, in at least float32: the loss of predictions in bfloat16 or float16
 is float32. Optax computes in their type, where the square of an error of 300 overflows in float16.
@@ -33,6 +33,7 @@ from gradtx.losses.embedding import (
     triplet_margin_loss,
 )
 from gradtx.losses.fenchel_young import make_fenchel_young_loss
+from gradtx.losses.linear import linear_softmax_cross_entropy
 from gradtx.losses.ranking import ranking_softmax_loss
 from gradtx.losses.regression import huber_loss, l2_loss, log_cosh, squared_error
 from gradtx.losses.segmentation import (
@@ -56,6 +57,7 @@ __all__ = [
     "kl_divergence",
     "kl_divergence_with_log_targets",
     "l2_loss",
+    "linear_softmax_cross_entropy",
     "log_cosh",
     "make_fenchel_young_loss",
     "multiclass_generalized_dice_loss",

@@ -15,10 +15,15 @@ def floating(where: str, **arrays: Any) -> list[Array]:
         TypeError: an array is of another type.
     """
     found = {name: jnp.asarray(x) for name, x in arrays.items()}
-    for name, x in found.items():
+    check_floating(where, **found)
+    return [widen(x) for x in found.values()]
+
+
+def check_floating(where: str, **arrays: Array) -> None:
+    """Raise a TypeError unless all arrays are floating-point."""
+    for name, x in arrays.items():
         if not jnp.issubdtype(x.dtype, jnp.floating):
             raise TypeError(f"{where}: {name} must be floating-point, not {x.dtype}")
-    return [widen(x) for x in found.values()]
 
 
 def real(x: Any) -> Array:

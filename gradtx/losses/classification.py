@@ -9,10 +9,12 @@ from gradtx.losses.arguments import check_labels, check_shapes, floating, real
 from gradtx.losses.probabilities import (
     Axis,
     at_label,
+    has_z_loss,
     log_softmax,
     over_classes,
     product,
     shifted,
+    z_penalty,
 )
 from gradtx.projections import projection_simplex
 from gradtx.types import Array
@@ -67,19 +69,30 @@ def sigmoid_focal_loss(
 
 
 def softmax_cross_entropy(
-    logits: Any, labels: Any, axis: Axis = -1, where: Any | None = None
+    logits: Any,
+    labels: Any,
+    axis: Axis = -1,
+    where: Any | None = None,
+    *,
+    z_loss: Any = 0.0,
 ) -> Array:
     r"""The cross entropy between a softmax and a distribution over the classes.
 
     .. math:: -\sum_i y_i \log \frac{\exp x_i}{\sum_j \exp x_j}
+        + \zeta \Big(\log \sum_j \exp x_j\Big)^2
 
     Args:
         logits: :math:`x`, floating-point, ``(..., classes)``.
         labels: :math:`y`, one-hot or probabilities, broadcast with the logits.
         axis: the axis or axes of the classes.
-        where: which entries count, or which examples.
+        where: which entries count, or which examples; an example with none costs 0.
+        z_loss: :math:`\zeta`, which keeps the logarithm of the sum near 0; PaLM takes 1e-4.
 
-    A logit of :math:`-\infty` whose label is 0 adds nothing; in Optax it gives NaN.
+    A logit of :math:`-\infty` whose label is 0 adds nothing; in Optax it gives NaN. Optax has no
+    z-loss.
+
+    Source of the z-loss: A. Chowdhery et al., PaLM: Scaling Language Modeling with Pathways, 2022,
+    arXiv:2204.02311, section 5.
 
     >>> x = jnp.array([[0.0, 0.0, -jnp.inf], [2.0, 1.0, 1.0]])
     >>> softmax_cross_entropy(x, jnp.array([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0]])).tolist()
@@ -88,7 +101,17 @@ def softmax_cross_entropy(
     (x,) = floating("softmax_cross_entropy", logits=logits)
     where = over_classes(where, x, axis)
     y = real(labels) if where is None else jnp.where(where, real(labels), 0)
-    return -jnp.sum(product(y, log_softmax(x, axis, where)), axis)
+    loss = -jnp.sum(product(y, log_softmax(x, axis, where)), axis)
+    return loss + _z_loss(z_loss, x, axis, where) if has_z_loss(z_loss) else loss
+
+
+def _z_loss(z_loss: Any, x: Array, axis: Axis, where: Any | None) -> Array:
+    """The penalty for each example; 0 for one without entries that count."""
+    _, log_sum, largest = shifted(x, axis, where)
+    log_sum += largest
+    if where is not None:
+        log_sum = jnp.where(jnp.any(where, axis, keepdims=True), log_sum, 0)
+    return z_penalty(z_loss, jnp.squeeze(log_sum, axis))
 
 
 def safe_softmax_cross_entropy(logits: Any, labels: Any) -> Array:
@@ -106,11 +129,16 @@ def safe_softmax_cross_entropy(logits: Any, labels: Any) -> Array:
 
 
 def softmax_cross_entropy_with_integer_labels(
-    logits: Any, labels: Any, axis: int | tuple[int, ...] = -1, where: Any | None = None
+    logits: Any,
+    labels: Any,
+    axis: int | tuple[int, ...] = -1,
+    where: Any | None = None,
+    *,
+    z_loss: Any = 0.0,
 ) -> Array:
     r"""The cross entropy of a softmax, with the right class given by its index.
 
-    .. math:: \log \sum_j \exp x_j - x_y
+    .. math:: \log \sum_j \exp x_j - x_y + \zeta \Big(\log \sum_j \exp x_j\Big)^2
 
     Args:
         logits: :math:`x`, floating-point, ``(..., classes)``.
@@ -119,9 +147,14 @@ def softmax_cross_entropy_with_integer_labels(
         axis: the axis of the classes. With several axes a label is an index into all of them,
             flattened.
         where: which entries count, or which examples; an example with none costs 0.
+        z_loss: :math:`\zeta`, which keeps the logarithm of the sum near 0, as in
+            :func:`softmax_cross_entropy`.
 
     Raises:
         ValueError: `axis` is neither an integer nor a tuple of them, or shapes do not fit.
+
+    Where the logits are those of a linear layer, :func:`linear_softmax_cross_entropy` needs a
+    fraction of the memory. Optax has no z-loss.
 
     >>> logits = jnp.array([[0.0, 0.0], [5.0, 1.0]])
     >>> softmax_cross_entropy_with_integer_labels(logits, jnp.array([1, 0])).tolist()
@@ -145,6 +178,8 @@ def softmax_cross_entropy_with_integer_labels(
     _, log_sum, largest = shifted(x, axis, where)
     chosen = at_label(x, y, axis) - jnp.squeeze(largest, axis)
     loss = jnp.squeeze(log_sum, axis) - chosen
+    if has_z_loss(z_loss):
+        loss += _z_loss(z_loss, x, axis, where)
     return loss if where is None else jnp.where(jnp.any(where, axis), loss, 0)
 
 

@@ -47,3 +47,13 @@ def over_classes(where: Any, like: Array, axis: Axis) -> Any:
 def at_label(x: Array, labels: Array, axis: int = -1) -> Array:
     """The entries of `x` at integer labels; NaN for a label that is too large."""
     return jnp.squeeze(jnp.take_along_axis(x, jnp.expand_dims(labels, axis), axis), axis)
+
+
+def has_z_loss(z_loss: Any) -> bool:
+    """Whether a z-loss is asked for: not by the number 0."""
+    return not (isinstance(z_loss, int | float) and z_loss == 0)
+
+
+def z_penalty(z_loss: Any, log_sum: Array) -> Array:
+    """`z_loss` times the square of the logarithm of a softmax's denominator."""
+    return jnp.asarray(z_loss, log_sum.dtype) * jnp.square(log_sum)

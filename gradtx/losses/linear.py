@@ -1,0 +1,338 @@
+"""The cross entropy of a linear layer, computed without its logits ever being whole."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+from gradtx.losses.arguments import check_floating, check_labels, check_rank, check_shapes
+from gradtx.losses.probabilities import has_z_loss, z_penalty
+from gradtx.numerics import compute_dtype
+from gradtx.numerics.steering import vary, varying_axes
+from gradtx.shardings import automatic, explicit_mesh
+from gradtx.types import Array
+
+# Logits that exist at a time: 16 MB in float32.
+_ENTRIES = 2**22
+# Slices and products of so many words fill the registers of every chip.
+_LANES = 128
+
+AxisName = str | tuple[str, ...]
+
+
+class _Plan(NamedTuple):
+    """axis: that of the words in the weights; chunk: how many words are taken at a time, if given.
+
+    over: the axes over which words are sharded.
+    """
+
+    axis: int
+    chunk: int | None
+    over: tuple[str, ...] = ()
+
+
+class _Sums(NamedTuple):
+    """Over words: the largest logit, the log-sum-exp of all less that, and the label's logit."""
+
+    largest: Array
+    log_sum: Array
+    chosen: Array
+
+
+def linear_softmax_cross_entropy(
+    inputs: Any,
+    weights: Any,
+    labels: Any,
+    *,
+    bias: Any | None = None,
+    where: Any | None = None,
+    z_loss: Any = 0.0,
+    vocabulary_axis: int = 0,
+    axis_name: AxisName | None = None,
+    chunk: int | None = None,
+) -> Array:
+    r"""The cross entropy of a linear layer over a vocabulary, whose logits are never whole.
+
+    .. math:: \log \sum_j \exp x_j - x_y + \zeta \Big(\log \sum_j \exp x_j\Big)^2, \qquad
+        x_j = \langle h, w_j \rangle + b_j
+
+    The same as :func:`softmax_cross_entropy_with_integer_labels` of ``inputs @ weights.T + bias``,
+    one loss for each token. The words are taken in chunks: once for the loss, with the largest
+    logit and the sum updated from chunk to chunk, and once more for the gradients with respect to
+    inputs, weights and bias. Of the logits only a chunk exists at a time. This costs a fourth
+    product of matrices beside the three of the loss from whole logits.
+
+    Args:
+        inputs: :math:`h`, floating-point, ``(..., features)``: the last hidden states of tokens.
+        weights: :math:`w`, floating-point, ``(words, features)``, as in a table of embeddings.
+        labels: :math:`y`, integers from 0 to the number of words - 1, ``(...)``. A label that is
+            too large gives NaN; one below 0 counts from the end, as an index does.
+        bias: :math:`b`, ``(words,)``; -inf for a word that is only padding.
+        where: which tokens count, ``(...)``; the others cost 0. ``where=labels != -100`` leaves out
+            tokens with a label of -100.
+        z_loss: :math:`\zeta`, which keeps the logarithm of the sum near 0; PaLM takes 1e-4.
+        vocabulary_axis: 1 if the weights are ``(features, words)``, as in a dense layer's kernel.
+        axis_name: the axis over which words are sharded, or several: of a ``shard_map`` that this
+            is in, where weights and bias are a device's own and labels count through all words; or
+            of the mesh that ``jax.set_mesh`` sets, where arrays are whole. On explicit axes it is
+            known from the type of the weights. Without it XLA gathers the weights.
+        chunk: how many words are taken at a time. By default so many that a chunk of logits has at
+            most 16 MB in float32, but at least 128.
+
+    Returns:
+        The losses, ``(...)``, in float32 or wider. Gradients have the types of what they belong to.
+
+    Raises:
+        TypeError: inputs, weights or bias are not floating-point, or labels not integers.
+        ValueError: shapes do not fit, or there is no axis of this name.
+
+    Products take their factors as they are, and are summed in float32. For 8,192 tokens in
+    bfloat16, 128K words and up to 4,096 features, the loss and its gradients need less than 150 MB
+    beside the gradients on a TPU v5e and an H100 (docs/measurements.md), nearly all for the
+    gradient of the inputs in float32.
+
+    Second derivatives are those of ``jax.grad`` of a gradient, or of ``jax.jvp`` of one, and need
+    as much memory as whole logits. ``jax.jvp`` of the loss itself is an error of JAX. In a
+    ``shard_map`` with ``check_vma=False``, differentiate outside of it.
+
+    Optax has no such loss.
+
+    Source: E. Wijmans et al., Cut Your Losses in Large-Vocabulary Language Models, 2024,
+    arXiv:2411.09009. The z-loss: A. Chowdhery et al., PaLM: Scaling Language Modeling with
+    Pathways, 2022, arXiv:2204.02311, section 5.
+
+    >>> hidden, table = jnp.array([[1.0, 0.0], [0.0, 2.0]]), jnp.eye(3, 2)
+    >>> linear_softmax_cross_entropy(hidden, table, jnp.array([0, 2])).tolist()
+    [0.551444..., 2.239544...]
+    """
+    name = "linear_softmax_cross_entropy"
+    x, w, y = jnp.asarray(inputs), jnp.asarray(weights), jnp.asarray(labels)
+    b = None if bias is None else jnp.asarray(bias)
+    keep = None if where is None else jnp.broadcast_to(where, y.shape)
+    _check(name, x, w, b, y, vocabulary_axis, chunk)
+    over = _tuple(axis_name)
+    mesh = explicit_mesh((x, w))
+    if mesh is not None and not over:
+        over = _tuple(jax.typeof(w).sharding.spec[vocabulary_axis])
+    plan = _Plan(vocabulary_axis, chunk, over)
+    y = y.astype(jnp.promote_types(y.dtype, jnp.int32))
+    arrays = (x, w, b, y, keep, jnp.asarray(z_loss) if has_z_loss(z_loss) else None)
+    if not over or _bound(over):
+        run = _losses
+    else:
+        _check_mesh(name, over, w.shape[vocabulary_axis])
+        run = _of_sharded
+    if mesh is None:
+        return run(plan, *arrays)
+    return _on_explicit_axes(run, plan, NamedSharding(mesh, jax.typeof(y).sharding.spec), *arrays)
+
+
+def _tuple(names: AxisName | None) -> tuple[str, ...]:
+    if names is None:
+        return ()
+    return names if isinstance(names, tuple) else (names,)
+
+
+def _check(
+    name: str, x: Array, w: Array, b: Array | None, y: Array, axis: int, chunk: int | None
+) -> None:
+    check_floating(name, inputs=x, weights=w, **({} if b is None else {"bias": b}))
+    check_labels(name, y)
+    check_rank(name, 2, weights=w)
+    if axis not in (0, 1):
+        raise ValueError(f"{name}: vocabulary_axis must be 0 or 1, not {axis!r}")
+    if x.ndim == 0 or x.shape[-1] != w.shape[1 - axis]:
+        raise ValueError(
+            f"{name}: inputs {x.shape} must end in the features of weights {w.shape}, of which "
+            f"vocabulary_axis={axis} counts the words"
+        )
+    check_shapes(name, **{"inputs without features": x[..., 0], "labels": y})
+    if w.shape[axis] == 0:
+        raise ValueError(f"{name}: the weights have no words")
+    if b is not None and b.shape != (w.shape[axis],):
+        raise ValueError(f"{name}: the bias must be ({w.shape[axis]},), not {b.shape}")
+    if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
+        raise ValueError(f"{name}: chunk must be a positive integer, not {chunk!r}")
+
+
+def _check_mesh(name: str, over: tuple[str, ...], words: int) -> None:
+    mesh = jax.sharding.get_abstract_mesh()
+    if unknown := [axis for axis in over if axis not in mesh.axis_names]:
+        raise ValueError(
+            f"{name}: there is no axis {', '.join(map(repr, unknown))} here; call this in a "
+            "shard_map, or set the mesh by jax.set_mesh"
+        )
+    devices = math.prod(mesh.shape[axis] for axis in over)
+    if words % devices:
+        raise ValueError(f"{name}: {words} words cannot be shared by {devices} devices")
+
+
+def _bound(axes: tuple[str, ...]) -> bool:
+    """Whether devices, or examples, run their own programs along these axes."""
+    try:
+        jax.lax.axis_size(axes)
+    except NameError:
+        return False
+    return True
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _on_explicit_axes(run: Callable[..., Array], plan: _Plan, place: Any, *arrays: Any) -> Array:
+    return automatic(functools.partial(run, plan), place, *arrays)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _of_sharded(plan: _Plan, *arrays: Any) -> Array:
+    """`_losses` of whole arrays, where each device has its own words."""
+    every = PartitionSpec()
+    own = PartitionSpec(*[None] * plan.axis, plan.over)
+    return jax.shard_map(
+        functools.partial(_losses, plan),
+        in_specs=(every, own, PartitionSpec(plan.over), every, every, every),
+        out_specs=every,
+        axis_names=set(plan.over),
+    )(*arrays)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _losses(
+    plan: _Plan,
+    x: Array,
+    w: Array,
+    b: Array | None,
+    y: Array,
+    keep: Array | None,
+    z_loss: Array | None,
+) -> Array:
+    """The losses, from all words or from a device's own."""
+    words, first, over = w.shape[plan.axis], jnp.int32(0), plan.over
+    chunk = min(plan.chunk or _chunk(y.size, words), words)
+    if over:
+        first = jax.lax.axis_index(over) * words
+        words *= jax.lax.axis_size(over)
+    y = jnp.where(y < 0, y + words, y)
+    is_word = (y >= 0) & (y < words)
+    arrays = (x, w, b, y - first.astype(y.dtype), keep)
+    differ = frozenset().union(*(varying_axes(jax.typeof(v)) for v in jax.tree.leaves(arrays)))
+    # All vary alike inside: JAX then sums the gradient of what does not, where it is marked.
+    arrays = jax.tree.map(lambda v: vary(v, differ - varying_axes(jax.typeof(v))), arrays)
+    largest, log_sum, chosen = _sums(plan.axis, chunk, *arrays)
+    largest = jax.lax.stop_gradient(largest)
+    if over:
+        own, largest = largest, jax.lax.pmax(largest, over)
+        log_sum = jnp.log(jax.lax.psum(jnp.exp(log_sum + (own - largest)), over))
+        chosen = jax.lax.psum(chosen, over)
+    # Subtracting the largest first keeps the digits of large logits.
+    loss = log_sum - jnp.where(is_word, chosen - largest, jnp.nan)
+    if z_loss is not None:
+        loss += z_penalty(z_loss, log_sum + largest)
+    return loss if keep is None else jnp.where(keep, loss, 0)
+
+
+def _chunk(tokens: int, words: int) -> int:
+    """So many words that their logits are few; if possible of chunks that are all alike."""
+    most = max(_ENTRIES // max(tokens, 1) // _LANES, 1) * _LANES
+    sizes = range(most, most // 2, -_LANES)
+    return next((size for size in sizes if words % size == 0), most)
+
+
+def _logits(axis: int, x: Array, w: Array, b: Array | None, first: Any, size: int) -> Any:
+    """The weights of some words, in the type of products, and the logits of these words."""
+    part = jax.lax.dynamic_slice_in_dim(w, first, size, axis)
+    part = part.astype(jnp.result_type(x, w))
+    logits = _product(x.astype(part.dtype), part, (x.ndim - 1,), (1 - axis,))
+    if b is not None:
+        logits += jax.lax.dynamic_slice_in_dim(b, first, size, 0).astype(logits.dtype)
+    return part, logits
+
+
+def _product(a: Array, b: Array, over: tuple[int, ...], of: tuple[int, ...]) -> Array:
+    """Sums over axes of `a` and `b`, in float32 or wider."""
+    kind = compute_dtype(a.dtype)
+    return jax.lax.dot_general(a, b, ((over, of), ((), ())), preferred_element_type=kind)
+
+
+def _over_chunks(add: Callable[[Any, int, Any], Any], start: Any, words: int, chunk: int) -> Any:
+    """``add(first, size, sums)`` for all words; the last chunk has as many as are left."""
+    whole, rest = divmod(words, chunk)
+    # The rest comes first: after the loop it would need a second array of gradients.
+    sums = add(whole * chunk, rest, start) if rest else start
+    return jax.lax.fori_loop(0, whole, lambda i, sums: add(i * chunk, chunk, sums), sums)
+
+
+def _hits(y: Array, first: Any, size: int) -> Array:
+    """Where among some words each label is."""
+    return y[..., None] == first + jnp.arange(size, dtype=y.dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _sums(
+    axis: int, chunk: int, x: Array, w: Array, b: Array | None, y: Array, keep: Array | None
+) -> _Sums:
+    return _forward(axis, chunk, x, w, b, y, keep)[0]
+
+
+def _forward(
+    axis: int, chunk: int, x: Array, w: Array, b: Array | None, y: Array, keep: Array | None
+) -> Any:
+    kind = compute_dtype(jnp.result_type(x, w))
+    # Where every logit is -inf or one is inf, what is subtracted must be finite.
+    least, most = jnp.finfo(kind).min, jnp.finfo(kind).max
+
+    def add(first: Any, size: int, sums: tuple[Array, ...]) -> tuple[Array, ...]:
+        before, total, chosen = sums
+        _, logits = _logits(axis, x, w, b, first, size)
+        largest = jnp.minimum(jnp.maximum(before, jnp.max(logits, -1)), most)
+        largest = jax.lax.stop_gradient(largest)
+        total *= jnp.exp(before - largest)
+        total += jnp.sum(jnp.exp(logits - largest[..., None]), -1)
+        chosen += jnp.sum(jnp.where(_hits(y, first, size), logits, 0), -1)
+        return largest, total, chosen
+
+    axes = varying_axes(jax.typeof(x))
+    start = tuple(vary(jnp.full(y.shape, v, kind), axes) for v in (least, 0, 0))
+    largest, total, chosen = _over_chunks(add, start, w.shape[axis], chunk)
+    log_sum = jnp.log(jnp.where(total == 0, 1, total))
+    sums = _Sums(jnp.where(total == 0, -jnp.inf, largest), log_sum, chosen)
+    return sums, (x, w, b, y, keep, largest, log_sum)
+
+
+def _backward(axis: int, chunk: int, kept: Any, slopes: _Sums) -> Any:
+    x, w, b, y, keep, largest, log_sum = kept
+    tokens = tuple(range(y.ndim))
+    axes = varying_axes(jax.typeof(x))
+
+    def add(first: Any, size: int, sums: tuple[Any, ...]) -> tuple[Any, ...]:
+        dx, dw, db = sums
+        part, logits = _logits(axis, x, w, b, first, size)
+        p = jnp.exp(logits - largest[..., None] - log_sum[..., None])
+        if keep is not None:
+            p = jnp.where(keep[..., None], p, 0)
+        d = slopes.log_sum[..., None] * p
+        d += jnp.where(_hits(y, first, size), slopes.chosen[..., None], 0)
+        if db is not None:
+            here = jnp.sum(d, tokens).astype(b.dtype)
+            db = jax.lax.dynamic_update_slice_in_dim(db, here, first, 0)
+        d = d.astype(part.dtype)
+        dx += _product(d, part, (y.ndim,), (axis,))
+        inner = x.astype(d.dtype)
+        a, c = (inner, d) if axis else (d, inner)
+        here = _product(a, c, tokens, tokens).astype(w.dtype)
+        dw = jax.lax.dynamic_update_slice_in_dim(dw, here, first, axis)
+        return dx, dw, db
+
+    start = (
+        jnp.zeros(x.shape, log_sum.dtype),
+        jnp.zeros(w.shape, w.dtype),
+        None if b is None else jnp.zeros(b.shape, b.dtype),
+    )
+    start = jax.tree.map(lambda v: vary(v, axes), start)
+    dx, dw, db = _over_chunks(add, start, w.shape[axis], chunk)
+    return dx.astype(x.dtype), dw, db, None, None
+
+
+_sums.defvjp(_forward, _backward)
