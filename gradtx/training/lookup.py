@@ -145,11 +145,11 @@ def _call(eqn: Any) -> _Call | None:
         return _Call(eqn.params["jaxpr"], (), len(eqn.invars))
     if eqn.primitive is scan_p:
         closed, length = eqn.params["jaxpr"], eqn.params["length"]
-        return _Call(closed.jaxpr, closed.consts, _scan_sizes(eqn)[0], (length,))
+        return _Call(closed.jaxpr, closed.consts, scan_sizes(eqn)[0], (length,))
     return None
 
 
-def _scan_sizes(eqn: Any) -> tuple[int, int]:
+def scan_sizes(eqn: Any) -> tuple[int, int]:
     """The number of constants and of carries of a scan.
 
     JAX versions name these parameters differently; in all of them stacked arrays have one dimension
@@ -322,7 +322,7 @@ def _run_call(
             return _run(call.jaxpr, call.consts, inputs, tables, iter(mine))
 
         return again(inputs, mine)
-    consts, init, xs = _split(inputs, *_scan_sizes(eqn))
+    consts, init, xs = _split(inputs, *scan_sizes(eqn))
 
     def body(carry: Any, x: Any) -> Any:
         x, mine = x
