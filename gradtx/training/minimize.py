@@ -23,6 +23,7 @@ from gradtx.paths import (
 )
 from gradtx.rows import is_rows
 from gradtx.shardings import automatic
+from gradtx.training.inside import Inside
 from gradtx.training.lookup import looked_up, vjp
 from gradtx.training.rounding import rounded_with
 from gradtx.types import (
@@ -161,11 +162,33 @@ def _differentiated(
             "which the optimizer reduces the gradients: return each device's own loss, and reduce "
             "the value that the step returns"
         )
+    seed = _seed(value, grad_loss)
+    gradients = pull(_each_devices(seed, varying_axes(jax.typeof(value))))
+    return value, jax.tree.map(lambda g: g.conj() if jnp.iscomplexobj(g) else g, gradients), aux
+
+
+def _seed(value: Array, grad_loss: Any) -> Array:
+    """The cotangent of the value of a loss."""
     seed = jnp.ones_like(value) if grad_loss is None else jnp.asarray(grad_loss, value.dtype)
     if seed.shape != value.shape:
         raise ValueError(f"grad_loss has the shape {seed.shape}, the loss {value.shape}")
-    gradients = pull(_each_devices(seed, varying_axes(jax.typeof(value))))
-    return value, jax.tree.map(lambda g: g.conj() if jnp.iscomplexobj(g) else g, gradients), aux
+    return seed
+
+
+def read_inside(
+    loss_fn: Callable[..., Any],
+    tx: GradientTransformation,
+    params: Params,
+    *args: Any,
+    has_aux: bool,
+    any_shape: bool,
+    trainable: Where | None,
+    where: Where | bool,
+) -> Inside:
+    """The loss with its scans read, for a step inside of the backward pass."""
+    loss = scalar_loss(loss_fn, has_aux, any_shape)
+    trained = _trained(params, trainable)
+    return Inside(lambda t: loss(merge(t, params), *args), tx, trained, where)
 
 
 def _each_devices(x: Any, axes: Iterable[str]) -> Any:
@@ -298,6 +321,7 @@ def minimize(
     trainable: Where | None = None,
     extra_args: Mapping[str, Any] | None = None,
     rounding_key: Any = None,
+    inside: Where | bool | None = None,
 ) -> tuple[ParamsT, StateT, Value]:
     """One step: take the gradient of a loss, transform it, and apply it.
 
@@ -339,6 +363,10 @@ def minimize(
     if rounding_key is not None:
         tx = rounded_with(tx, rounding_key)
     check_order("minimize", loss_fn=loss_fn, tx=tx, params=params, state=state)
+    if inside is not None and inside is not False:
+        read = read_inside(loss_fn, tx, params, *args, has_aux=has_aux, any_shape=grad_loss is not None, trainable=trainable, where=inside)
+        new, state, value, aux = read.run(state, lambda value: _seed(value, grad_loss), lambda value: {"value": value, **(extra_args or {})})
+        return merge(new, params), state, (value, aux) if has_aux else value
     before = before_gradients(tx)
     if before is not None:
 

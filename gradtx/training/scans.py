@@ -101,6 +101,12 @@ class Loops:
         order = {id(eqn): i for i, eqn in enumerate(self.eqns)}
         return [found[k] for k in sorted(found, key=order.__getitem__)]
 
+    def keep(self, chosen: Callable[[int], bool]) -> None:
+        """Leave only these arrays to their scans."""
+        for stage in self.stages:
+            stage.stacks = [stack for stack in stage.stacks if chosen(stack.leaf)]
+        self.stages = [stage for stage in self.stages if stage.stacks]
+
     def run(self, leaves: Sequence[Any]) -> tuple[list[Any], "Backward"]:
         """The results of the function, and what computes its derivative."""
         return _forward(self, leaves)

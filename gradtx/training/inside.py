@@ -1,0 +1,433 @@
+"""A step inside of the backward pass: stacked parameters are updated layer by layer.
+
+The derivative of a scan over stacked parameters (:mod:`gradtx.training.scans`) hands over the
+gradients of one layer at a time. The optimizer runs on that layer, as a stack of one, and the new
+parameters and slots are written in place, so that the gradients of all layers are never there at
+once. It may do so where it computes layers apart, which its program tells
+(:mod:`gradtx.training.separate`).
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Literal
+
+from gradtx.composition.apply import take_step
+from gradtx.packed import holds_packed
+from gradtx.pair import GradientTransformation
+from gradtx.paths import Where, mask_tree, path_string, with_paths
+from gradtx.storage import Encoded, is_encoded
+from gradtx.training.lookup import inner_jaxprs
+from gradtx.training.scans import Loops, Stage
+from gradtx.training.separate import Free, Kind, Mixed, Owned, in_layers, owned_by, owners_after
+from gradtx.tree.search import map_params
+from gradtx.types import Array, Params, PyTree, State, is_stored
+
+_OUTSIDE = -2  # the owner of what belongs to leaves that get the ordinary step
+
+LossFn = Callable[[Params], tuple[Array, Any]]
+
+
+@dataclass(frozen=True)
+class InsidePlan:
+    """Which leaves are updated inside of the backward pass.
+
+    Attributes:
+        inside: their paths, with the number of layers.
+        bytes: of gradients that are never held: those of all layers but one.
+        outside: why not, for each of the other leaves, by path.
+    """
+
+    inside: Mapping[str, int]
+    bytes: int
+    outside: Mapping[str, str]
+
+    def __str__(self) -> str:
+        lines = [f"{path}: {layers} layers" for path, layers in self.inside.items()]
+        lines += [f"{path}: ordinary step, {why}" for path, why in self.outside.items()]
+        return "\n".join([*lines, f"{self.bytes:,} bytes of gradients are never held"])
+
+
+class Inside:
+    """A loss whose program has been read, and the leaves that can be updated inside.
+
+    Args:
+        loss: ``params -> (value, aux)``.
+        tx: the optimizer.
+        trained: the parameters.
+        where: True for all leaves that qualify, or which of them, as in :func:`select`.
+
+    Raises:
+        ValueError: a leaf that `where` names does not qualify, or none does; the optimizer does
+            something before gradients are taken, or reduces them over devices.
+    """
+
+    def __init__(
+        self, loss: LossFn, tx: GradientTransformation, trained: Params, where: Where | bool
+    ) -> None:
+        if holds_packed(trained):
+            raise ValueError("inside: the parameters are packed; give the tree that was packed")
+        _refuse_by_what_it_is(tx)
+        self.tx, self.trained = tx, trained
+        keyed, self.treedef = with_paths(trained)
+        self.paths = [path_string(path) for path, _ in keyed]
+        self.leaves = [leaf for _, leaf in keyed]
+
+        def flat(*leaves: Any) -> list[Any]:
+            results, self.out = jax.tree.flatten(loss(self.treedef.unflatten(leaves)))
+            return results
+
+        self.loops = Loops(flat, self.leaves)
+        if self.loops.looks_up:
+            raise ValueError(
+                "inside: the loss looks up rows of a table by sparse.take, whose gradients are "
+                "rows; index the table instead, or make the step without inside"
+            )
+        self._choose(where)
+        self.index = self.treedef.unflatten(range(len(self.leaves)))
+        self.stage_of = {
+            stack.leaf: k for k, stage in enumerate(self.loops.stages) for stack in stage.stacks
+        }
+        self.first = [0]
+        for stage in self.loops.stages:
+            self.first.append(self.first[-1] + stage.length)
+
+    def _choose(self, where: Where | bool) -> None:
+        why = {self.paths[i]: reason for i, reason in self.loops.why_not.items()}
+        if where is not True:
+            wanted = jax.tree.leaves(mask_tree(self.trained, where))
+            for path, is_wanted in zip(self.paths, wanted, strict=True):
+                if is_wanted and path in why:
+                    raise ValueError(f"inside: {path!r} cannot be updated inside: {why[path]}")
+            self.loops.keep(lambda i: wanted[i])
+            left = [p for p, is_wanted in zip(self.paths, wanted, strict=True) if not is_wanted]
+            why = dict.fromkeys(left, "it is not chosen")
+        if not self.loops.stages:
+            reasons = "; ".join(f"{path}: {reason}" for path, reason in why.items())
+            raise ValueError(
+                f"inside: no scan of the loss has stacked parameters for itself ({reasons})"
+            )
+        self.why = why
+
+    @property
+    def plan(self) -> InsidePlan:
+        """Which leaves are updated inside."""
+        stages = self.loops.stages
+        layers = {self.paths[s.leaf]: stage.length for stage in stages for s in stage.stacks}
+        saved = [
+            self.leaves[s.leaf].nbytes // stage.length * (stage.length - 1)
+            for stage in stages
+            for s in stage.stacks
+        ]
+        return InsidePlan(layers, sum(saved), self.why)
+
+    def check(self, state: State, given: Mapping[str, Any]) -> None:
+        """Raise ValueError unless the optimizer computes the layers apart, naming what does not."""
+        _, problem = self._problem(self.tx, state, given)
+        if problem is None:
+            return
+        found = self._innermost(self.tx, given) or (_name(self.tx), problem)
+        raise ValueError(
+            f"inside: {found[0]} cannot run on one layer at a time, before the gradients of the "
+            f"others are there: {found[1]}. Leave it out, put something in its place that reads "
+            "each layer by itself, name other leaves by inside=, or make the step without inside"
+        )
+
+    def _innermost(
+        self, tx: GradientTransformation, given: Mapping[str, Any]
+    ) -> tuple[str, str] | None:
+        """The transformation within `tx` that mixes layers, and how."""
+        for inner in tx.inside:
+            found = self._innermost(inner, given)
+            if found is not None:
+                return found
+        try:
+            state = jax.eval_shape(tx.init, self.trained)
+        except Exception:  # one that cannot stand alone is not named
+            return None
+        mixes, problem = self._problem(tx, state, given)
+        return (_name(tx), problem) if mixes and problem is not None else None
+
+    def _problem(
+        self, tx: GradientTransformation, state: State, given: Mapping[str, Any]
+    ) -> tuple[bool, str | None]:
+        """Why `tx` cannot run on one layer at a time, and whether that is certain."""
+        try:
+            self._compare(tx, state, given)
+        except Mixed as mixed:
+            return True, str(mixed)
+        except (TypeError, ValueError) as error:
+            return False, str(error)
+        return True, None
+
+    def _compare(
+        self, tx: GradientTransformation, state: State, given: Mapping[str, Any]
+    ) -> None:
+        """Raise Mixed unless a layer's step is that layer of the whole step."""
+        slots: list[tuple[int, Any]] = []
+
+        def dense(slot: Any, i: int) -> Any:
+            if i in self.stage_of:
+                self._check_slot(i, slot)
+            slots.append((i, slot))
+            return jax.ShapeDtypeStruct(slot.shape, slot.dtype)
+
+        whole = _on_slots(tx, dense, state, self.index)
+        kinds: list[Kind] = []
+
+        def kind_of(x: Any, i: int) -> Any:
+            kinds.append(self._owner(i, x.shape))
+            return x
+
+        def free(x: Any) -> Any:
+            kinds.append(Free(frozenset(a for a, n in enumerate(jnp.shape(x)) if n == 1)))
+            return x
+
+        params = self.treedef.unflatten([_abstract(x) for x in self.leaves])
+        extra = jax.tree.map(_abstract, dict(given))
+        jax.tree.map(kind_of, params, self.index)
+        _on_slots(tx, kind_of, whole, self.index, free)
+        jax.tree.map(kind_of, params, self.index)
+        jax.tree.map(free, extra)
+        inputs = params, whole, params, extra
+
+        def step(grads: Any, state: Any, params: Any, extra: Any) -> Any:
+            return take_step(tx, grads, state, params, **extra)
+
+        closed, out = jax.make_jaxpr(step, return_shape=True)(*inputs)
+        results = iter(owners_after(closed, kinds))
+
+        def check(x: Any, i: int) -> Any:
+            _check_owner(next(results), self._owner(i, x.shape))
+            return x
+
+        def check_free(x: Any) -> Any:
+            _check_owner(next(results), owned_by(_OUTSIDE))
+            return x
+
+        jax.tree.map(check, out[0], self.index)
+        _on_slots(tx, check, out[1], self.index, check_free)
+        for k, stage in enumerate(self.loops.stages):
+            alone = []
+            for layers in (stage.length, 1):
+
+                def cut(x: Any, i: int, k: int = k, layers: int = layers) -> Any:
+                    if self.stage_of.get(i) != k:
+                        return x
+                    size = x.shape[0] * layers // self.loops.stages[k].length
+                    return jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype)
+
+                mine = self._only(k, jax.tree.map(cut, params, self.index))
+                held = _on_slots(tx, cut, whole, self.index)
+                alone.append(_formula(jax.make_jaxpr(step)(mine, held, mine, extra)))
+            if alone[0] != alone[1]:
+                raise Mixed("its formula for a stack depends on the number of layers")
+
+    def _owner(self, i: int, shape: tuple[int, ...]) -> Kind:
+        """The owners of what belongs to a leaf."""
+        k = self.stage_of.get(i)
+        if k is None:
+            return owned_by(_OUTSIDE)
+        return in_layers(self.first[k], self.loops.stages[k].length, shape[0])
+
+    def _check_slot(self, i: int, slot: Any) -> None:
+        layers = self.loops.stages[self.stage_of[i]].length
+        what = f"a slot of {self.paths[i]!r}"
+        if is_encoded(slot):
+            if slot.key is not None:
+                raise Mixed(f"{what} is kept in codes that are drawn at random for all layers")
+            if slot.blocks is not None and slot.blocks.axis == 0:
+                raise Mixed(f"{what} is kept in blocks that cross layers: choose another axis")
+        elif is_stored(slot):
+            raise Mixed(f"{what} is kept as {type(slot).__name__}, in which layers are not apart")
+        if not slot.shape or slot.shape[0] % layers or not slot.shape[0]:
+            raise Mixed(f"{what}, of shape {slot.shape}, is not one for each of {layers} layers")
+
+    def _only(self, k: int | None, tree: PyTree) -> PyTree:
+        """A tree like the parameters with the leaves of one stage, or of none, alone."""
+        leaves = self.treedef.flatten_up_to(tree)
+        return self.treedef.unflatten(
+            [x if self.stage_of.get(i) == k else None for i, x in enumerate(leaves)]
+        )
+
+    def run(
+        self, state: State, seed: Callable[[Array], Array], given: Callable[[Array], dict[str, Any]]
+    ) -> tuple[Params, State, Array, Any]:
+        """Take the step: the new parameters and state, the value and what else the loss returns.
+
+        Args:
+            state: the state.
+            seed: ``value -> cotangent of the value``.
+            given: ``value -> extra arguments`` of the optimizer.
+        """
+        results, backward = self.loops.run(self.leaves)
+        value, aux = jax.tree.unflatten(self.out, results)
+        extra = given(value)
+        self.check(state, extra)
+        slots: list[list[Any]] = [[] for _ in self.loops.stages]
+
+        def collect(slot: Any, i: int) -> Any:
+            if i in self.stage_of:
+                slots[self.stage_of[i]].append(slot)
+            return slot
+
+        _on_slots(self.tx, collect, state, self.index)
+        turns = [
+            (
+                self._turn(k, stage, state, extra),
+                ([self.leaves[s.leaf] for s in stage.stacks], slots[k]),
+            )
+            for k, stage in enumerate(self.loops.stages)
+        ]
+        seeds = [seed(value), *[None] * (len(results) - 1)]
+        grads, carried = backward.pull(seeds, turns)
+        rest = self._only(None, self.treedef.unflatten(map(_conjugate, grads)))
+        left = self._only(None, self.trained)
+        params, state = take_step(self.tx, rest, state, left, **extra)
+        leaves = self.treedef.flatten_up_to(params)
+        new = [iter(made[1]) for made in carried]
+        for stage, (stacks, _) in zip(self.loops.stages, carried, strict=True):
+            for stack, x in zip(stage.stacks, stacks, strict=True):
+                leaves[stack.leaf] = x
+
+        def put(slot: Any, i: int) -> Any:
+            return next(new[self.stage_of[i]]) if i in self.stage_of else slot
+
+        state = _on_slots(self.tx, put, state, self.index)
+        return self.treedef.unflatten(leaves), state, value, aux
+
+    def _turn(self, k: int, stage: Stage, state: State, extra: dict[str, Any]) -> Any:
+        """What is done with the gradients of one layer of a stage."""
+
+        def turn(layer: Array, carried: Any, grads: list[Array]) -> Any:
+            stacks, slots = carried
+            places = {stack.leaf: at for at, stack in enumerate(stage.stacks)}
+
+            def tree(values: list[Any]) -> PyTree:
+                each = range(len(self.leaves))
+                return self.treedef.unflatten(
+                    [values[places[i]] if i in places else None for i in each]
+                )
+
+            def of_layer(slot: Any, i: int) -> Any:
+                if self.stage_of.get(i) != k:
+                    return slot
+                return _layer(next(held), layer, stage.length)
+
+            held = iter(slots)
+            mine = tree([_layer(p, layer, stage.length) for p in stacks])
+            alone = _on_slots(self.tx, of_layer, state, self.index)
+            mine, alone = take_step(
+                self.tx, tree(list(map(_conjugate, grads))), alone, mine, **extra
+            )
+            new: list[Any] = []
+
+            def collect(slot: Any, i: int) -> Any:
+                if self.stage_of.get(i) == k:
+                    new.append(slot)
+                return slot
+
+            _on_slots(self.tx, collect, alone, self.index)
+            made = self.treedef.flatten_up_to(mine)
+            return (
+                [
+                    _with_layer(p, made[stack.leaf], layer)
+                    for p, stack in zip(stacks, stage.stacks, strict=True)
+                ],
+                [_with_layer(old, x, layer) for old, x in zip(slots, new, strict=True)],
+            )
+
+        return turn
+
+
+def _refuse_by_what_it_is(tx: GradientTransformation) -> None:
+    for part in (tx, *tx.within):
+        if part.before_gradients is not None:
+            raise ValueError(
+                f"inside: {_name(part)} changes parameters before their gradients are taken; make "
+                "the step without inside"
+            )
+        if part.traits.message is not None:
+            raise ValueError(
+                f"inside: {_name(part)} sends gradients between devices by itself; make the step "
+                "without inside, or shard the batch and leave the sum to JAX"
+            )
+
+
+def _name(tx: GradientTransformation) -> str:
+    return "the transformation" if tx.declaration is None else tx.declaration.name
+
+
+def _conjugate(g: Any) -> Any:
+    return g.conj() if g is not None and jnp.iscomplexobj(g) else g
+
+
+def _abstract(x: Any) -> Any:
+    return jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
+
+
+def _on_slots(
+    tx: GradientTransformation,
+    function: Callable[[Any, int], Any],
+    state: State,
+    index: PyTree,
+    others: Callable[[Any], Any] | None = None,
+) -> State:
+    """`function` of each slot and the number of its leaf, in the places of slots."""
+    return map_params(
+        tx, function, state, index, transform_non_params=others, is_leaf=is_stored
+    )
+
+
+def _layer(x: Any, layer: Array, layers: int) -> Any:
+    """One layer of a stack, as a stack of one."""
+    if is_encoded(x):
+        parts = {n: _layer(part, layer, layers) for n, part in x.parts.items()}
+        return x.of_parts(parts, (1, *x.shape[1:]), x.codec.axis)
+    size = x.shape[0] // layers
+    return jax.lax.dynamic_slice_in_dim(x, layer * size, size)
+
+
+def _with_layer(x: Any, new: Any, layer: Array) -> Any:
+    """A stack with one layer written."""
+    if isinstance(x, Encoded):
+        parts = {n: _with_layer(part, new.parts[n], layer) for n, part in x.parts.items()}
+        return x.of_parts(parts, x.shape, x.codec.axis)
+    at = layer * new.shape[0]
+    return jax.lax.dynamic_update_slice_in_dim(x, new.astype(x.dtype), at, 0)
+
+
+def _check_owner(found: Kind, expected: Kind) -> None:
+    """Raise Mixed unless a result belongs to those to whom what it replaces belonged."""
+    if isinstance(found, Free):
+        if isinstance(expected, Owned) and expected.axis is not None:
+            if expected.axis not in found.flat:
+                raise Mixed("a result that differs between layers is not computed from them")
+        return
+    if expected.axis is None:
+        if set(found.owners.tolist()) - {-1, _OUTSIDE}:
+            raise Mixed("what is kept of other leaves, or of all, is computed from the layers")
+        return
+    owners = jnp.broadcast_shapes(found.owners.shape, expected.owners.shape)
+    same = found.axis in (expected.axis, None) and owners == expected.owners.shape
+    if not same or any((found.owners != expected.owners) & (found.owners != -1)):
+        raise Mixed("a layer is computed from others")
+
+
+def _formula(closed: Any) -> list[Any]:
+    """The operations of a program and the numbers in it, without shapes."""
+
+    def of(jaxpr: Any) -> list[Any]:
+        return [
+            (
+                eqn.primitive.name,
+                [str(v.val) for v in eqn.invars if isinstance(v, Literal) and not v.aval.shape],
+                [of(inner) for inner in inner_jaxprs(eqn)],
+            )
+            for eqn in jaxpr.eqns
+        ]
+
+    return of(closed.jaxpr)

@@ -1,0 +1,469 @@
+"""Whether a program computes the layers of stacked arrays apart, so that one may go by itself.
+
+Each entry of an array has an owner, a number: the layer that it belongs to. The program is followed
+from its inputs to its results. What is computed from entries of one owner has that owner; what is
+computed from entries of two is refused, and so is every operation that is not known.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax.extend.core import Literal
+
+from gradtx.training.lookup import inner_jaxprs, scan_sizes
+
+NOBODY = -1
+"""The owner of what is filled in, such as padding: it may go with any other."""
+
+
+class Mixed(Exception):
+    """Entries of several owners are computed with; the message says by what."""
+
+
+class Owned(NamedTuple):
+    """An array whose entries have owners: those of the places along an axis, or one for all.
+
+    Attributes:
+        axis: the axis; None if all entries have the one owner in `owners`.
+        owners: int[n], the owner of each place along the axis.
+    """
+
+    axis: int | None
+    owners: Any
+
+
+class Free(NamedTuple):
+    """An array that is computed from nothing that has an owner; along `flat` it is the same."""
+
+    flat: frozenset[int]
+
+
+Kind = Owned | Free
+
+
+def owned_by(owner: int) -> Owned:
+    """An array of one owner."""
+    return Owned(None, np.array([owner]))
+
+
+def in_layers(first: int, layers: int, size: int) -> Owned:
+    """An array whose first axis, of some size, is cut into layers, owned by `first` and so on."""
+    return Owned(0, first + np.repeat(np.arange(layers), size // layers))
+
+
+def owners_after(closed: Any, kinds: Sequence[Kind]) -> list[Kind]:
+    """The owners of the results of a program, from those of its inputs.
+
+    Raises:
+        Mixed: something is computed from entries of several owners.
+    """
+    return _run(closed.jaxpr, [_free(np.shape(x)) for x in closed.consts], kinds)
+
+
+def _free(shape: Sequence[int]) -> Free:
+    return Free(frozenset(i for i, n in enumerate(shape) if n == 1))
+
+
+def _run(jaxpr: Any, consts: Sequence[Kind], args: Sequence[Kind]) -> list[Kind]:
+    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+
+    def read(v: Any) -> Kind:
+        return _free(np.shape(v.val)) if isinstance(v, Literal) else env[v]
+
+    for eqn in jaxpr.eqns:
+        env.update(zip(eqn.outvars, _results(eqn, [read(v) for v in eqn.invars]), strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+def _results(eqn: Any, kinds: list[Kind]) -> list[Kind]:
+    name, shapes = eqn.primitive.name, [v.aval.shape for v in eqn.outvars]
+    if name in _CALLS:
+        (inner,) = list(inner_jaxprs(eqn))[:1]
+        consts = [_free(np.shape(x)) for x in _consts(eqn)]
+        return _run(inner, consts, kinds)
+    if name in _LOOPS:
+        return _LOOPS[name](eqn, kinds)
+    if name in _ELEMENTWISE:
+        return [_elementwise(eqn, kinds)] * len(shapes)
+    if all(isinstance(k, Free) for k in kinds):
+        if name == "broadcast_in_dim":
+            return [_broadcast(eqn, kinds)]
+        return [_free(shape) for shape in shapes]
+    if name in _OTHERS:
+        found = _OTHERS[name](eqn, kinds)
+        return found if isinstance(found, list) else [found] * len(shapes)
+    # Whatever it is, it has entries of one owner only.
+    owners = {o for k in kinds if isinstance(k, Owned) for o in k.owners.tolist()} - {NOBODY}
+    if len(owners) <= 1 and all(isinstance(k, Owned) or _is_small(k, v) for k, v in _with(eqn, kinds)):
+        return [owned_by(min(owners, default=NOBODY))] * len(shapes)
+    raise Mixed(name)
+
+
+def _with(eqn: Any, kinds: Sequence[Kind]) -> list[tuple[Kind, Any]]:
+    return list(zip(kinds, eqn.invars, strict=True))
+
+
+def _is_small(kind: Kind, v: Any) -> bool:
+    return isinstance(kind, Free) and len(kind.flat) == len(v.aval.shape)
+
+
+def _consts(eqn: Any) -> Sequence[Any]:
+    for value in eqn.params.values():
+        if hasattr(value, "consts") and hasattr(value, "jaxpr"):
+            return list(value.consts)
+    return ()
+
+
+def _unified(name: str, a: Any, b: Any) -> Any:
+    if np.any((a != b) & (a != NOBODY) & (b != NOBODY)):
+        raise Mixed(name)
+    return np.where(a == NOBODY, b, a)
+
+
+def _joined(name: str, kinds: Sequence[Owned], shape: Sequence[int]) -> Owned:
+    """The owners of what is computed entry by entry from arrays of one shape."""
+    axis = next((k.axis for k in kinds if k.axis is not None), None)
+    owners = np.full([1 if axis is None else shape[axis]], NOBODY)
+    for kind in kinds:
+        if kind.axis not in (axis, None):
+            only = np.unique(kind.owners)
+            if len(only) > 1:
+                raise Mixed(name)
+            kind = Owned(None, only)
+        owners = _unified(name, owners, kind.owners)
+    return Owned(axis, owners)
+
+
+def _elementwise(eqn: Any, kinds: Sequence[Kind]) -> Kind:
+    (shape, *_), name = [v.aval.shape for v in eqn.outvars], eqn.primitive.name
+    pairs = [(k, v) for k, v in _with(eqn, kinds) if v.aval.shape == shape or isinstance(k, Owned)]
+    owned = [k for k, _ in pairs if isinstance(k, Owned)]
+    free = [k.flat for k, _ in pairs if isinstance(k, Free)]
+    if not owned:
+        return Free(frozenset.intersection(frozenset(range(len(shape))), *free))
+    found = _joined(name, owned, shape)
+    _check_same(name, found, free)
+    return found
+
+
+def _check_same(name: str, kind: Owned, free: Sequence[frozenset[int]]) -> None:
+    """Raise Mixed if what has no owner differs between those of an array."""
+    if kind.axis is not None and not all(kind.axis in flat for flat in free):
+        raise Mixed(f"{name} with numbers that differ between layers, such as noise")
+
+
+def _owned(kinds: Sequence[Kind]) -> Owned:
+    (kind,) = [k for k in kinds if isinstance(k, Owned)]
+    return kind
+
+
+def _broadcast(eqn: Any, kinds: Sequence[Kind]) -> Kind:
+    kind, shape = kinds[0], eqn.outvars[0].aval.shape
+    to, before = eqn.params["broadcast_dimensions"], eqn.invars[0].aval.shape
+    if isinstance(kind, Free):
+        new = set(range(len(shape))) - set(to)
+        same = {to[i] for i, n in enumerate(before) if i in kind.flat or n != shape[to[i]]}
+        return Free(frozenset(new | same))
+    if kind.axis is None or before[kind.axis] != shape[to[kind.axis]]:
+        return Owned(None, np.unique(kind.owners))
+    return Owned(to[kind.axis], kind.owners)
+
+
+def _reshape(eqn: Any, kinds: Sequence[Kind]) -> Kind:
+    kind = _owned(kinds)
+    if kind.axis is None:
+        return kind
+    before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    n, inner = before[kind.axis], math.prod(before[kind.axis + 1 :])
+    for axis, size in enumerate(after):
+        step = math.prod(after[axis + 1 :])
+        if (step * size) % (inner * n):
+            continue
+        if inner % step == 0:  # each place along the old axis is several along the new one
+            return Owned(axis, kind.owners[np.arange(size) * step // inner % n])
+        if step % inner == 0 and n % (step // inner) == 0:
+            groups = kind.owners.reshape(-1, step // inner)
+            if np.all(groups == groups[:, :1]):
+                return Owned(axis, np.resize(groups[:, 0], size))
+    return _of_one("reshape", kind)
+
+
+def _of_one(name: str, kind: Owned) -> Owned:
+    only = np.setdiff1d(kind.owners, [NOBODY])
+    if len(only) > 1:
+        raise Mixed(name)
+    return owned_by(int(only[0]) if len(only) else NOBODY)
+
+
+def _without(eqn: Any, kind: Owned, axes: Sequence[int]) -> Owned:
+    """The owners after some axes are reduced or taken away."""
+    if kind.axis is None or kind.axis in axes:
+        return _of_one(eqn.primitive.name, kind)
+    return Owned(kind.axis - sum(a < kind.axis for a in axes), kind.owners)
+
+
+def _reduced(eqn: Any, kinds: Sequence[Kind]) -> Kind:
+    axes = eqn.params.get("axes", eqn.params.get("dimensions"))
+    owned = [k for k in kinds if isinstance(k, Owned)]
+    shape = eqn.invars[0].aval.shape
+    joined = _joined(eqn.primitive.name, owned, shape)
+    return _without(eqn, joined, axes)
+
+
+def _along(key: str) -> Callable[[Any, Sequence[Kind]], Kind]:
+    """Of operations along one axis, named by a parameter."""
+
+    def found(eqn: Any, kinds: Sequence[Kind]) -> Kind:
+        axis = eqn.params[key]
+        shape = eqn.outvars[0].aval.shape
+        owned = [k for k in kinds if isinstance(k, Owned)]
+        kind = _joined(eqn.primitive.name, owned, shape)
+        _check_same(eqn.primitive.name, kind, [k.flat for k in kinds if isinstance(k, Free)])
+        axes = axis if isinstance(axis, tuple | list) else (axis % max(len(shape), 1),)
+        return _of_one(eqn.primitive.name, kind) if kind.axis in axes else kind
+
+    return found
+
+
+def _transpose(eqn: Any, kinds: Sequence[Kind]) -> Kind:
+    kind = _owned(kinds)
+    if kind.axis is None:
+        return kind
+    return Owned(list(eqn.params["permutation"]).index(kind.axis), kind.owners)
+
+
+def _squeeze(eqn: Any, kinds: Sequence[Kind]) -> Kind:
+    return _without(eqn, _owned(kinds), eqn.params["dimensions"])
+
+
+def _slice(eqn: Any, kinds: Sequence[Kind]) -> Kind:
+    kind, params = _owned(kinds), eqn.params
+    if kind.axis is None:
+        return kind
+    step = (params["strides"] or [1] * len(params["start_indices"]))[kind.axis]
+    taken = slice(params["start_indices"][kind.axis], params["limit_indices"][kind.axis], step)
+    return Owned(kind.axis, kind.owners[taken])
+
+
+def _dynamic_slice(eqn: Any, kinds: Sequence[Kind]) -> Kind:
+    kind = kinds[0]
+    if isinstance(kind, Free) or any(isinstance(k, Owned) for k in kinds[1:]):
+        raise Mixed("dynamic_slice")
+    whole = kind.axis is None or (
+        eqn.outvars[0].aval.shape[kind.axis] == eqn.invars[0].aval.shape[kind.axis]
+    )
+    return kind if whole else _of_one("dynamic_slice", kind)
+
+
+def _pad(eqn: Any, kinds: Sequence[Kind]) -> Kind:
+    kind = kinds[0]
+    if isinstance(kind, Free) or isinstance(kinds[1], Owned):
+        raise Mixed("pad")
+    if kind.axis is None:
+        return kind
+    low, high, within = eqn.params["padding_config"][kind.axis]
+    if min(low, high) < 0 or within:
+        return _of_one("pad", kind)
+    return Owned(kind.axis, np.pad(kind.owners, (low, high), constant_values=NOBODY))
+
+
+def _concatenate(eqn: Any, kinds: Sequence[Kind]) -> Kind:
+    along, shape = eqn.params["dimension"], eqn.outvars[0].aval.shape
+    owned = [k for k in kinds if isinstance(k, Owned)]
+    if all(k.axis in (None, along) for k in owned):
+        parts = []
+        for kind, v in _with(eqn, kinds):
+            if isinstance(kind, Free):
+                parts.append(np.full(v.aval.shape[along], NOBODY))
+            else:
+                parts.append(np.broadcast_to(kind.owners, v.aval.shape[along]))
+        return Owned(along, np.concatenate(parts))
+    kind = _joined("concatenate", owned, shape)
+    _check_same("concatenate", kind, [k.flat for k in kinds if isinstance(k, Free)])
+    return kind
+
+
+def _stack(eqn: Any, kinds: Sequence[Kind]) -> Kind:
+    along = eqn.params["axis"]
+    owned = [k for k in kinds if isinstance(k, Owned)]
+    if all(k.axis is None for k in owned):
+        owners = [k.owners[0] if isinstance(k, Owned) else NOBODY for k in kinds]
+        return Owned(along, np.array(owners))
+    kind = _joined("stack", owned, eqn.invars[0].aval.shape)
+    _check_same("stack", kind, [k.flat for k in kinds if isinstance(k, Free)])
+    return Owned(kind.axis + (along <= kind.axis), kind.owners) if kind.axis is not None else kind
+
+
+def _unstack(eqn: Any, kinds: Sequence[Kind]) -> Any:
+    kind, along = _owned(kinds), eqn.params["axis"]
+    if kind.axis == along:
+        return [owned_by(int(owner)) for owner in kind.owners]
+    return _without(eqn, kind, [along])
+
+
+def _dot(eqn: Any, kinds: Sequence[Kind]) -> Kind:
+    (contracted, batched) = eqn.params["dimension_numbers"]
+    ranks = [len(v.aval.shape) for v in eqn.invars[:2]]
+    count, found = len(batched[0]), []
+    others = [
+        [a for a in range(rank) if a not in (*contracted[side], *batched[side])]
+        for side, rank in enumerate(ranks)
+    ]
+    free: list[frozenset[int]] = []
+    for side, kind in enumerate(kinds[:2]):
+        at = list(batched[side])
+        place = {axis: i for i, axis in enumerate(at)}
+        begin = count + (len(others[0]) if side else 0)
+        place |= {axis: begin + i for i, axis in enumerate(others[side])}
+        if isinstance(kind, Free):
+            own = {place[a] for a in kind.flat if a in place}
+            elsewhere = set(range(len(eqn.outvars[0].aval.shape))) - set(place.values())
+            free.append(frozenset(own | elsewhere))
+        elif kind.axis in place:
+            found.append(Owned(place[kind.axis], kind.owners))
+        else:
+            found.append(_of_one("dot_general", kind))
+    kind = _joined("dot_general", found, eqn.outvars[0].aval.shape)
+    _check_same("dot_general", kind, free)
+    return kind
+
+
+def _linear_algebra(eqn: Any, kinds: Sequence[Kind]) -> Any:
+    shape = eqn.invars[0].aval.shape
+    owned = [k for k in kinds if isinstance(k, Owned)]
+    kind = _joined(eqn.primitive.name, owned, shape)
+    _check_same(eqn.primitive.name, kind, [k.flat for k in kinds if isinstance(k, Free)])
+    if kind.axis is not None and kind.axis >= len(shape) - 2:
+        return _of_one(eqn.primitive.name, kind)
+    return kind
+
+
+def _through(eqn: Any, kinds: Sequence[Kind]) -> Any:
+    return list(kinds)
+
+
+def _settled(run: Callable[[list[Kind]], list[Kind]], first: list[Kind], shapes: Any) -> list[Kind]:
+    """The owners of what a loop carries, whichever turn it is."""
+    now = list(first)
+    for _ in range(3 + len(now)):
+        after = [_either(a, b, s) for a, b, s in zip(now, run(now), shapes, strict=True)]
+        if all(map(_same, after, now)):
+            return after
+        now = after
+    raise Mixed("a loop")
+
+
+def _same(a: Kind, b: Kind) -> bool:
+    if isinstance(a, Free) or isinstance(b, Free):
+        return a == b
+    return a.axis == b.axis and np.array_equal(a.owners, b.owners)
+
+
+def _either(a: Kind, b: Kind, shape: Sequence[int]) -> Kind:
+    if isinstance(a, Free) and isinstance(b, Free):
+        return Free(a.flat & b.flat)
+    kind = _joined("a loop", [k for k in (a, b) if isinstance(k, Owned)], shape)
+    _check_same("a loop", kind, [k.flat for k in (a, b) if isinstance(k, Free)])
+    return kind
+
+
+def _while(eqn: Any, kinds: Sequence[Kind]) -> list[Kind]:
+    n, m = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    going, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
+    shapes = [v.aval.shape for v in eqn.outvars]
+
+    def turn(now: list[Kind]) -> list[Kind]:
+        (decided,) = owners_after(going, [*kinds[:n], *now])
+        if isinstance(decided, Owned):
+            raise Mixed("the condition of a loop")
+        return owners_after(body, [*kinds[n : n + m], *now])
+
+    return _settled(turn, list(kinds[n + m :]), shapes)
+
+
+def _cond(eqn: Any, kinds: Sequence[Kind]) -> list[Kind]:
+    if isinstance(kinds[0], Owned):
+        raise Mixed("a choice")
+    shapes = [v.aval.shape for v in eqn.outvars]
+    each = [owners_after(branch, kinds[1:]) for branch in eqn.params["branches"]]
+    found = each[0]
+    for other in each[1:]:
+        found = [_either(a, b, s) for a, b, s in zip(found, other, shapes, strict=True)]
+    return found
+
+
+def _scan(eqn: Any, kinds: Sequence[Kind]) -> list[Kind]:
+    n, m = scan_sizes(eqn)
+    body, read = eqn.params["jaxpr"], []
+    for kind in kinds[n + m :]:
+        if isinstance(kind, Free):
+            read.append(Free(frozenset(a - 1 for a in kind.flat if a)))
+        else:
+            read.append(
+                Owned(kind.axis - 1, kind.owners)
+                if kind.axis
+                else _of_one("a loop over layers", kind)
+            )
+    shapes = [v.aval.shape for v in eqn.outvars[:m]]
+
+    def turn(now: list[Kind]) -> list[Kind]:
+        return owners_after(body, [*kinds[:n], *now, *read])
+
+    carried = _settled(lambda now: turn(now)[:m], list(kinds[n : n + m]), shapes)
+    ys: list[Kind] = []
+    for kind in turn(carried)[m:]:
+        if isinstance(kind, Free):
+            ys.append(Free(frozenset(a + 1 for a in kind.flat)))
+        else:
+            ys.append(kind if kind.axis is None else Owned(kind.axis + 1, kind.owners))
+    return carried + ys
+
+
+_CALLS = frozenset(
+    (
+        *("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"),
+        *("checkpoint", "remat2"),
+    )
+)
+_LOOPS = {"while": _while, "cond": _cond, "scan": _scan, "optimization_barrier": _through}
+_ELEMENTWISE = frozenset(
+    (
+        *("abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2"),
+        *("atanh", "cbrt", "ceil", "clamp", "complex", "conj", "convert_element_type", "copy"),
+        *("copy_p", "cos", "cosh", "device_put", "digamma", "div", "eq", "erf", "erf_inv"),
+        *("erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "imag", "integer_pow"),
+        *("is_finite", "le", "lgamma", "log", "log1p", "logistic", "lt", "max", "min", "mul"),
+        *("ne", "neg", "nextafter", "not", "or", "population_count", "pow", "real", "rem"),
+        *("reduce_precision", "round", "rsqrt", "select_n", "shift_left"),
+        *("shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt"),
+        *("square", "stop_gradient", "sub", "tan", "tanh", "xor", "pvary", "pbroadcast"),
+        *("bitcast_convert_type", "sharding_constraint"),
+    )
+)
+_OTHERS: dict[str, Callable[[Any, Sequence[Kind]], Any]] = {
+    "broadcast_in_dim": _broadcast,
+    "reshape": _reshape,
+    "transpose": _transpose,
+    "squeeze": _squeeze,
+    "slice": _slice,
+    "dynamic_slice": _dynamic_slice,
+    "pad": _pad,
+    "concatenate": _concatenate,
+    "stack": _stack,
+    "unstack": _unstack,
+    "dot_general": _dot,
+    "sort": _along("dimension"),
+    "rev": _along("dimensions"),
+    **{f"reduce_{name}": _reduced for name in ("sum", "max", "min", "prod", "and", "or", "xor")},
+    **{name: _reduced for name in ("argmax", "argmin", "reduce")},
+    **{name: _along("axis") for name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")},
+    **{
+        name: _linear_algebra
+        for name in (
+            *("cholesky", "eigh", "householder_product", "lu", "qr", "geqrf", "svd"),
+            *("triangular_solve", "tridiagonal_solve"),
+        )
+    },
+}
