@@ -16,6 +16,8 @@ import jax.numpy as jnp
 from jax.extend.core import Literal
 
 from gradtx.composition.apply import take_step
+from gradtx.numerics.control import in_form_of
+from gradtx.numerics.steering import true_after
 from gradtx.packed import holds_packed
 from gradtx.pair import GradientTransformation
 from gradtx.paths import Where, mask_tree, path_string, with_paths
@@ -301,46 +303,66 @@ class Inside:
 
     def _turn(self, k: int, stage: Stage, state: State, extra: dict[str, Any]) -> Any:
         """What is done with the gradients of one layer of a stage."""
+        places = {stack.leaf: at for at, stack in enumerate(stage.stacks)}
 
-        def turn(layer: Array, carried: Any, grads: list[Array]) -> Any:
-            stacks, slots = carried
-            places = {stack.leaf: at for at, stack in enumerate(stage.stacks)}
+        def tree(values: list[Any]) -> PyTree:
+            each = range(len(self.leaves))
+            return self.treedef.unflatten(
+                [values[places[i]] if i in places else None for i in each]
+            )
 
-            def tree(values: list[Any]) -> PyTree:
-                each = range(len(self.leaves))
-                return self.treedef.unflatten(
-                    [values[places[i]] if i in places else None for i in each]
-                )
+        def step(now: Layer, grads: list[Array]) -> Layer:
+            params, slots = now
+            held, new = iter(slots), []
 
             def of_layer(slot: Any, i: int) -> Any:
-                if self.stage_of.get(i) != k:
-                    return slot
-                return _layer(next(held), layer, stage.length)
-
-            held = iter(slots)
-            mine = tree([_layer(p, layer, stage.length) for p in stacks])
-            alone = _on_slots(self.tx, of_layer, state, self.index)
-            mine, alone = take_step(
-                self.tx, tree(list(map(_conjugate, grads))), alone, mine, **extra
-            )
-            new: list[Any] = []
+                return next(held) if self.stage_of.get(i) == k else slot
 
             def collect(slot: Any, i: int) -> Any:
                 if self.stage_of.get(i) == k:
                     new.append(slot)
                 return slot
 
+            alone = _on_slots(self.tx, of_layer, state, self.index)
+            made, alone = take_step(self.tx, tree(grads), alone, tree(params), **extra)
             _on_slots(self.tx, collect, alone, self.index)
-            made = self.treedef.flatten_up_to(mine)
-            return (
-                [
-                    _with_layer(p, made[stack.leaf], layer)
-                    for p, stack in zip(stacks, stage.stacks, strict=True)
-                ],
-                [_with_layer(old, x, layer) for old, x in zip(slots, new, strict=True)],
+            leaves = self.treedef.flatten_up_to(made)
+            return in_form_of(([leaves[stack.leaf] for stack in stage.stacks], new), now)
+
+        def turn(layer: Array, carried: Layer, grads: list[Array]) -> Layer:
+            now = jax.tree.map(lambda x: _layer(x, layer, stage.length), carried, is_leaf=is_encoded)
+            new = _apart(step, now, [_conjugate(g) for g in grads])
+            return jax.tree.map(
+                lambda x, n: _with_layer(x, n, layer), carried, new, is_leaf=is_encoded
             )
 
         return turn
+
+
+Layer = tuple[list[Any], list[Any]]
+"""Parameters and slots, of a layer or of all of them."""
+
+
+def _apart(step: Callable[[Layer, list[Array]], Layer], now: Layer, grads: list[Array]) -> Layer:
+    """``step(now, grads)``, on a CPU in a loop of one turn.
+
+    A CPU's compiler would write a layer's slots into the stacks before the kernel of the parameters
+    has read their old values, and so copy whole stacks at each layer::
+
+        %copy.38 = f32[5,16,32] copy(%get-tuple-element.315)
+
+    Inside of a loop it sees arrays of one layer, and makes of them what it makes of whole leaves,
+    with the same bits.
+    """
+
+    def loop(now: Layer, grads: list[Array]) -> Layer:
+        first = next(g for g in grads if g.size)
+        turns = true_after(first[(0,) * first.ndim]).astype(jnp.int32)
+        done: Layer = jax.lax.fori_loop(0, turns, lambda _, x: step(x, grads), now)
+        return done
+
+    done: Layer = jax.lax.platform_dependent(now, grads, cpu=loop, default=step)
+    return done
 
 
 def _refuse_by_what_it_is(tx: GradientTransformation) -> None:
