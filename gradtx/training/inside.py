@@ -214,7 +214,8 @@ class Inside:
         _on_slots(tx, check, out[1], self.index, check_free)
         for k, stage in enumerate(self.loops.stages):
             alone = []
-            for layers in (stage.length, 1):
+            # Of one layer the same formula may be traced with fewer dimensions.
+            for layers in (max(stage.length, 3), 2):
 
                 def cut(x: Any, i: int, k: int = k, layers: int = layers) -> Any:
                     if self.stage_of.get(i) != k:
@@ -361,6 +362,8 @@ def _apart(step: Callable[[Layer, list[Array]], Layer], now: Layer, grads: list[
         done: Layer = jax.lax.fori_loop(0, turns, lambda _, x: step(x, grads), now)
         return done
 
+    if any(map(is_encoded, now[1])):  # which a kernel reads and writes, in a loop of its own
+        return step(now, grads)
     done: Layer = jax.lax.platform_dependent(now, grads, cpu=loop, default=step)
     return done
 

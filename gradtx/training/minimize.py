@@ -344,6 +344,8 @@ def minimize(
             passed.
         rounding_key: a random key, to be used once, with which parameters in bfloat16 or float16
             are rounded up or down at random, as by :func:`apply_updates`; None to round to nearest.
+        inside: which stacked parameters are updated inside of the backward pass, as in
+            :func:`make_step`.
 
     Returns:
         ``(params, state, value)`` or ``(params, state, (value, aux))``, with the value of the loss
@@ -364,9 +366,23 @@ def minimize(
         tx = rounded_with(tx, rounding_key)
     check_order("minimize", loss_fn=loss_fn, tx=tx, params=params, state=state)
     if inside is not None and inside is not False:
-        read = read_inside(loss_fn, tx, params, *args, has_aux=has_aux, any_shape=grad_loss is not None, trainable=trainable, where=inside)
-        new, state, value, aux = read.run(state, lambda value: _seed(value, grad_loss), lambda value: {"value": value, **(extra_args or {})})
-        return merge(new, params), state, (value, aux) if has_aux else value
+        read = read_inside(
+            loss_fn,
+            tx,
+            params,
+            *args,
+            has_aux=has_aux,
+            any_shape=grad_loss is not None,
+            trainable=trainable,
+            where=inside,
+        )
+        new, state, value, aux = read.run(
+            state,
+            lambda value: _seed(value, grad_loss),
+            lambda value: {"value": value, **(extra_args or {})},
+        )
+        done: Any = (value, aux) if has_aux else value
+        return merge(new, params), state, done
     before = before_gradients(tx)
     if before is not None:
 

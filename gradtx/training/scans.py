@@ -328,6 +328,8 @@ class _Scanned:
         consts, carry, xs = self._split(self.inputs)
 
         def body(carry: list[Any], xs: list[Any]) -> Any:
+            # A TPU's compiler would cast or lay out whole stacks before the loop, and store them.
+            carry, xs = jax.lax.optimization_barrier((carry, xs))
             given = [self._cast(at, x) for at, x in enumerate([*consts, *carry, *xs])]
 
             def function(*some: Any) -> tuple[list[Any], list[Any]]:

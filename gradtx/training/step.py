@@ -18,7 +18,8 @@ from gradtx.pair import (
     with_extra_args_support,
 )
 from gradtx.paths import Where, aligned, path_string, select, with_paths
-from gradtx.training.minimize import Value, check_order, minimize
+from gradtx.training.inside import InsidePlan
+from gradtx.training.minimize import Value, check_order, minimize, read_inside
 from gradtx.training.rounding import loses_small_steps, stochastic_rounding
 from gradtx.tree.places import committed
 from gradtx.types import Params, ParamsT, PyTree, State, StateT
@@ -51,8 +52,9 @@ class TrainStep(Generic[*Told]):
         trainable: Where | None,
         compiled: Any,
         sharding: Shardings | None = None,
+        plan: Callable[..., InsidePlan] | None = None,
     ) -> None:
-        self.tx = tx
+        self.tx, self._plan = tx, plan
         # Looked for once: most optimizers have no function without arguments.
         self._reads_host = reads_host(tx)
         self._trainable = trainable
@@ -113,7 +115,21 @@ class TrainStep(Generic[*Told]):
         Nothing is recompiled if arrays replace arrays.
         """
         tx = replace(self.tx, **hyperparameters)
-        return TrainStep(tx, self._trainable, self._compiled, self._sharding)
+        return TrainStep(tx, self._trainable, self._compiled, self._sharding, self._plan)
+
+    def inside(self, params: Params, *args: Any) -> InsidePlan:
+        """Which leaves are updated inside of the backward pass, or could be.
+
+        Args:
+            params: the parameters, or their shapes.
+            args: the other arguments of the loss, or their shapes.
+
+        Raises:
+            ValueError: no leaf can be updated inside, or one that was chosen cannot.
+        """
+        if self._plan is None:
+            raise ValueError("the step does not know its loss: make it with make_step")
+        return self._plan(self.tx, params, args)
 
     def _tx_now(self) -> GradientTransformation:
         return evaluated(self.tx) if self._reads_host else self.tx
@@ -176,6 +192,7 @@ def make_step(
     rounding_key: Any = None,
     report: Literal[False] = False,
     steps: int | None = None,
+    inside: Where | bool | None = None,
 ) -> TrainStep[Value]: ...
 
 
@@ -192,6 +209,7 @@ def make_step(
     rounding_key: Any = None,
     report: Literal[True],
     steps: int | None = None,
+    inside: Where | bool | None = None,
 ) -> TrainStep[Value, GuardReport]: ...
 
 
@@ -207,6 +225,7 @@ def make_step(
     rounding_key: Any = None,
     report: bool = False,
     steps: int | None = None,
+    inside: Where | bool | None = None,
 ) -> Any:
     """Compile :func:`minimize` once, with parameters and state donated.
 
@@ -234,6 +253,10 @@ def make_step(
             the value, whatever else the loss returns, and the report get the same axis. Functions
             without arguments that stand for hyperparameters are called once for all the steps. None
             for one step, on one batch without that axis.
+        inside: whether stacked parameters that a scan of the loss reads are updated inside of the
+            backward pass, one layer at a time, so that their gradients are never held together:
+            True for all that can be, or which of them, as in :func:`select`. The numbers are those
+            of the ordinary step; see the page on the step inside the backward pass.
 
     Returns:
         The step: ``params, state, value = step(params, state, *args)``, with ``step.init(params)``.
@@ -242,7 +265,8 @@ def make_step(
 
     Raises:
         ValueError: `steps` is below 1; in a call, an argument has no leading axis of that length
-            (the error names it).
+            (the error names it). With `inside`: no leaf can be updated inside, or one that was
+            chosen cannot, or a part of `tx` needs all gradients first (the error names it).
 
     Warns:
         UserWarning: a trained parameter is in bfloat16 or float16, and nothing in the state keeps
@@ -283,6 +307,7 @@ def make_step(
             grad_loss=grad_loss,
             trainable=trainable,
             extra_args=extra_args,
+            inside=inside,
         )
         return (*done, guard_report(done[1])) if report else done
 
@@ -312,7 +337,29 @@ def make_step(
             "out_shardings": (*kept, None, *[None] * report),
         }
     compiled = jax.jit(run, donate_argnums=(1, 2) if donate else (), **places)
-    return TrainStep(with_extra_args_support(tx), trainable, compiled, sharding)
+
+    def plan(tx: GradientTransformation, params: Params, args: Any) -> InsidePlan:
+        found: list[InsidePlan] = []
+
+        def read(params: Params, args: Any) -> None:
+            batch = args if steps is None else jax.tree.map(lambda x: x[0], args)
+            found.append(
+                read_inside(
+                    loss_fn,
+                    tx,
+                    params,
+                    *batch,
+                    has_aux=has_aux,
+                    any_shape=grad_loss is not None,
+                    trainable=trainable,
+                    where=True if inside is None else inside,
+                ).plan
+            )
+
+        jax.eval_shape(read, params, args)
+        return found[0]
+
+    return TrainStep(with_extra_args_support(tx), trainable, compiled, sharding, plan)
 
 
 def _check_stacked(steps: int, arguments: Mapping[str, Any]) -> None:

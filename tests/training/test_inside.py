@@ -1,0 +1,230 @@
+"""The step inside of the backward pass against the ordinary one."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import gradtx
+from gradtx.training.scans import Loops
+from tests.catalogue import CATALOGUE, optimizers
+
+LAYERS, WIDTH = 4, 8
+
+
+def parameters(dtype=jnp.float32):
+    shapes = {
+        "embed": (WIDTH, WIDTH),
+        "head": (WIDTH, WIDTH),
+        "layers": {
+            "a": (LAYERS, WIDTH, 2 * WIDTH),
+            "b": (LAYERS, 2 * WIDTH, WIDTH),
+            "c": (LAYERS, WIDTH),
+        },
+    }
+    is_shape = lambda x: isinstance(x, tuple)  # noqa: E731
+    shapes, structure = jax.tree.flatten(shapes, is_leaf=is_shape)
+    keys = jax.random.split(jax.random.key(0), len(shapes))
+    pairs = zip(keys, shapes, strict=True)
+    return structure.unflatten([0.3 * jax.random.normal(k, s).astype(dtype) for k, s in pairs])
+
+
+def batch(dtype=jnp.float32):
+    x, y = jax.random.normal(jax.random.key(1), (2, 5, WIDTH))
+    return x.astype(dtype), y.astype(dtype)
+
+
+def layer(h, w):
+    return h + jnp.tanh(h @ w["a"]) @ w["b"] + w["c"], None
+
+
+def loss(params, x, y, *, body=layer):
+    h, _ = jax.lax.scan(body, jnp.tanh(x @ params["embed"]), params["layers"])
+    return jnp.mean((h @ params["head"] - y) ** 2)
+
+
+def remat(params, x, y):
+    return loss(params, x, y, body=jax.checkpoint(layer))
+
+
+def trained(loss, tx, dtype=jnp.float32, steps=2, params=None, **options):
+    params = parameters(dtype) if params is None else jax.tree.map(jnp.copy, params)
+    step = gradtx.make_step(loss, tx, **options)
+    state = step.init(params)
+    for _ in range(steps):
+        params, state, value = step(params, state, *batch(dtype))
+    return params, state, value
+
+
+def assert_same(one, other):
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    for (path, a), b in zip(
+        jax.tree_util.tree_flatten_with_path(one)[0], jax.tree.leaves(other), strict=True
+    ):
+        assert a.dtype == b.dtype
+        assert bool(jnp.all(a == b)), jax.tree_util.keystr(path)
+
+
+def assert_bits(loss, tx, dtype=jnp.float32, **options):
+    ordinary = trained(loss, tx, dtype, **options)
+    assert_same(trained(loss, tx, dtype, inside=True, **options), ordinary)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("of", [loss, remat])
+@pytest.mark.filterwarnings("ignore:make_step. the parameter")
+def test_parameters_state_and_value_have_the_bits_of_the_ordinary_step(of, dtype):
+    assert_bits(of, gradtx.adamw(1e-2), dtype)
+
+
+def test_a_schedule_counts_each_step_once():
+    rate = gradtx.linear_schedule(1e-2, 0.0, 4)
+    assert_bits(loss, gradtx.adamw(rate, mask=lambda p: jax.tree.map(lambda x: x.ndim > 2, p)))
+
+
+def policy(h, w):
+    saved = jax.checkpoint_policies.dots_saveable
+    return jax.checkpoint(layer, policy=saved)(h, w)
+
+
+def casting(params, x, y):
+    """Parameters that are cast before the scan, whose carry is in bfloat16."""
+    layers = jax.tree.map(lambda w: w.astype(jnp.bfloat16), params["layers"])
+    h, _ = jax.lax.scan(jax.checkpoint(layer), x.astype(jnp.bfloat16), layers)
+    return jnp.mean((h.astype(jnp.float32) @ params["head"] @ params["embed"] - y) ** 2)
+
+
+def two_scans(params, x, y):
+    """One scan of some stacks in a compiled function, one in reverse of another, with sums."""
+
+    @jax.jit
+    def first(h, layers):
+        body = lambda h, w: (jnp.tanh(h @ w["a"]) @ w["b"] * jnp.mean(params["head"]), jnp.sum(h))  # noqa: E731
+        return jax.lax.scan(body, h, {"a": layers["a"], "b": layers["b"]})
+
+    h, sums = first(x @ params["embed"], params["layers"])
+    h, _ = jax.lax.scan(
+        lambda h, w: (jnp.sin(h + w + params["head"][0]), None), h, params["layers"]["c"], reverse=True
+    )
+    return jnp.mean((h @ params["embed"].T - y) ** 2) + 1e-3 * jnp.sum(sums)
+
+
+def with_keys(params, x, y):
+    """A carry with a random key, and other arrays that the scan reads."""
+
+    def body(carry, given):
+        h, key = carry
+        w, scale = given
+        key, now = jax.random.split(key)
+        keep = jax.random.bernoulli(now, 0.8, h.shape)
+        return (jnp.where(keep, layer(h, w)[0], h) * scale, key), None
+
+    start = x @ params["embed"], jax.random.key(3)
+    given = params["layers"], jnp.linspace(1.0, 1.2, LAYERS)
+    (h, _), _ = jax.lax.scan(body, start, given)
+    return jnp.mean((h @ params["head"] - y) ** 2)
+
+
+def blocks(params, x, y):
+    """Scans within a scan: the stacks are of blocks of layers."""
+
+    def block(h, w):
+        inner = jax.tree.map(lambda w: jnp.stack([w, 0.5 * w]), w)
+        return jax.lax.scan(jax.checkpoint(layer), h, inner)
+
+    h, _ = jax.lax.scan(block, x @ params["embed"], params["layers"])
+    return jnp.mean((h @ params["head"] - y) ** 2)
+
+
+@pytest.mark.parametrize("of", [two_scans, with_keys, blocks, casting])
+def test_scans_of_many_kinds_are_found_in_the_loss(of):
+    assert_bits(of, gradtx.sgd(0.1, momentum=0.9))
+
+
+@pytest.mark.slow
+def test_a_policy_of_checkpoint_is_kept():
+    assert_bits(lambda p, x, y: loss(p, x, y, body=policy), gradtx.adam(1e-2))
+
+
+def test_what_else_the_loss_returns_is_returned():
+    def with_aux(params, x, y):
+        value = loss(params, x, y)
+        return value, {"twice": 2 * value}
+
+    assert_bits(with_aux, gradtx.sgd(0.1), has_aux=True)
+
+
+def test_leaves_that_are_not_trained_stay():
+    assert_bits(loss, gradtx.adam(1e-2), trainable="layers/*")
+    assert_bits(loss, gradtx.sgd(0.1), trainable=("layers/a", "head"))
+
+
+def test_leaves_are_chosen_by_patterns():
+    tx = gradtx.sgd(0.1)
+    step = gradtx.make_step(loss, tx, inside="layers/a")
+    plan = step.inside(parameters(), *batch())
+    assert dict(plan.inside) == {"layers/a": LAYERS}
+    assert plan.outside["layers/b"] == "it is not chosen"
+    assert_same(trained(loss, tx, inside="layers/a"), trained(loss, tx))
+
+
+def test_a_plan_says_what_is_inside_and_why_the_others_are_not():
+    plan = gradtx.make_step(loss, gradtx.sgd(0.1), inside=True).inside(parameters(), *batch())
+    assert dict(plan.inside) == dict.fromkeys(("layers/a", "layers/b", "layers/c"), LAYERS)
+    assert plan.bytes == 4 * (LAYERS - 1) * (2 * 2 * WIDTH**2 + WIDTH)
+    assert set(plan.outside) == {"embed", "head"}
+    assert "dot_general" in plan.outside["embed"]
+    assert "ordinary step" in str(plan)
+
+
+def test_a_leaf_that_is_read_elsewhere_is_refused_by_name_or_gets_its_gradient_in_full():
+    def twice(params, x, y):
+        return loss(params, x, y) + jnp.sum(params["layers"]["c"] ** 2)
+
+    with pytest.raises(ValueError, match="'layers/c' cannot be updated inside: it is read more"):
+        trained(twice, gradtx.sgd(0.1), inside="layers/c")
+    assert_bits(twice, gradtx.sgd(0.1))
+
+
+def test_a_loss_without_a_scan_is_refused():
+    with pytest.raises(ValueError, match="no scan of the loss .*embed: it is read by dot_general"):
+        trained(lambda p, x, y: jnp.mean((x @ p["embed"] - y) ** 2), gradtx.sgd(0.1), inside=True)
+
+
+@pytest.mark.parametrize(
+    ("tx", "name"),
+    [
+        (gradtx.chain(gradtx.clip_by_global_norm(1.0), gradtx.adam(1e-2)), "clip_by_global_norm"),
+        (gradtx.apply_if_finite(gradtx.sgd(0.1), 3), "apply_if_finite"),
+        (gradtx.lamb(1e-2), "scale_by_lamb"),
+        (gradtx.chain(gradtx.trace(0.9), gradtx.clip_by_norm(1.0)), "clip_by_norm"),
+        (gradtx.add_noise(0.1, 0.5, 0), "add_noise"),
+        (gradtx.guard(gradtx.sgd(0.1)), "guard"),
+    ],
+)
+def test_what_needs_all_layers_is_refused_by_name(tx, name):
+    with pytest.raises(ValueError, match=f"inside: {name} cannot run on one layer at a time"):
+        trained(loss, tx, inside=True, steps=1)
+
+
+def test_several_steps_in_one_loop():
+    tx, params = gradtx.adam(1e-2), parameters()
+    step = gradtx.make_step(loss, tx, steps=2, inside=True)
+    batches = jax.tree.map(lambda x: jnp.stack([x, x]), batch())
+    new, _, values = step(params, step.init(params), *batches)
+    ordinary, _, value = trained(loss, tx)
+    assert values.shape == (2,)
+    assert bool(jnp.allclose(values[1], value, rtol=1e-6))
+    for a, b in zip(jax.tree.leaves(new), jax.tree.leaves(ordinary), strict=True):
+        assert bool(jnp.allclose(a, b, rtol=1e-5, atol=1e-7))
+
+
+def test_no_gradient_of_a_stack_is_in_the_program():
+    """No array of the shape of a stack is made but parameters and slots, which are written."""
+
+    def step(params, state, x, y):
+        return gradtx.minimize(remat, tx, params, state, x, y, inside=True)
+
+    tx, params = gradtx.sgd(0.1), parameters()
+    compiled = jax.jit(step, donate_argnums=(0, 1)).lower(params, tx.init(params), *batch())
+    hlo = compiled.compile().as_text()
+    assert " copy(" not in "".join(x for x in hlo.splitlines() if f" f32[{LAYERS},{WIDTH}," in x)
