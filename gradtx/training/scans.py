@@ -16,7 +16,7 @@ from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from jax.extend.core.primitives import convert_element_type_p, jit_p, scan_p
 
 from gradtx.numerics import cast
-from gradtx.numerics.steering import is_tracer
+from gradtx.numerics.steering import delay, is_tracer
 from gradtx.numerics.tracing import run_equation
 from gradtx.training.lookup import inner_jaxprs, scan_sizes, take_p
 from gradtx.types import Array
@@ -328,9 +328,10 @@ class _Scanned:
         consts, carry, xs = self._split(self.inputs)
 
         def body(carry: list[Any], xs: list[Any]) -> Any:
-            # A TPU's compiler would cast or lay out whole stacks before the loop, and store them.
-            carry, xs = jax.lax.optimization_barrier((carry, xs))
-            given = [self._cast(at, x) for at, x in enumerate([*consts, *carry, *xs])]
+            given = [
+                self._cast(at, _after(carry, x) if at in self.own else x)
+                for at, x in enumerate([*consts, *carry, *xs])
+            ]
 
             def function(*some: Any) -> tuple[list[Any], list[Any]]:
                 rest = iter(some)
@@ -419,6 +420,18 @@ class _Scanned:
             if not isinstance(eqn.invars[at], Literal):
                 _add(cotangents, eqn.invars[at], x)
         return carried
+
+
+def _after(carry: list[Any], x: Array) -> Array:
+    """A layer's parameter, which a TPU reads once it has the layer's input.
+
+    Otherwise its compiler rounds whole stacks for the products of matrices before the loop, and
+    stores them::
+
+        %convert.2 = bf16[24,1024,4096] convert(%p__a__.1)
+    """
+    first = next((h for h in carry if h.size and jnp.issubdtype(h.dtype, jnp.inexact)), None)
+    return x if first is None else delay(x, after=first[(0,) * first.ndim], on="tpu")
 
 
 def _flowing(eqn: Any, live: Sequence[bool]) -> tuple[list[bool], list[bool]]:
