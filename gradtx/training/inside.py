@@ -30,6 +30,8 @@ from gradtx.types import Array, Params, PyTree, State, is_stored
 
 _OUTSIDE = -2  # the owner of what belongs to leaves that get the ordinary step
 
+_HOST = jax.memory.Space.Host
+
 LossFn = Callable[[Params], tuple[Array, Any]]
 
 
@@ -239,6 +241,9 @@ class Inside:
     def _check_slot(self, i: int, slot: Any) -> None:
         layers = self.loops.stages[self.stage_of[i]].length
         what = f"a slot of {self.paths[i]!r}"
+        arrays = [x for x in jax.tree.leaves(slot) if isinstance(x, jax.Array)]
+        if any(getattr(jax.typeof(x), "memory_space", None) == _HOST for x in arrays):
+            raise Mixed(f"{what} is in the memory of the host")
         if is_encoded(slot):
             if slot.key is not None:
                 raise Mixed(f"{what} is kept in codes that are drawn at random for all layers")

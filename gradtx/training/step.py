@@ -289,6 +289,10 @@ def make_step(
     """
     if steps is not None:
         check_integer("make_step", "steps", steps)
+    if sharding is not None and inside:
+        raise ValueError(
+            "make_step: inside and sharding do not go together yet: leave one of them out"
+        )
     if rounding_key is not None:
         tx = stochastic_rounding(tx, rounding_key)
 

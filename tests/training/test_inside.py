@@ -206,6 +206,41 @@ def test_what_needs_all_layers_is_refused_by_name(tx, name):
         trained(loss, tx, inside=True, steps=1)
 
 
+@pytest.mark.slow
+def test_codes_of_a_layer_are_those_of_the_stack():
+    assert_bits(loss, gradtx.store(gradtx.adamw(1e-2), min_size=0))
+
+
+def test_sums_of_gradients_and_what_rounding_lost_are_slots():
+    assert_bits(loss, gradtx.accumulate(gradtx.sgd(0.1), 2))
+    assert_bits(loss, gradtx.compensated(gradtx.sgd(0.1)), jnp.bfloat16)
+
+
+def test_matrices_whose_batch_is_the_layers_are_allowed():
+    """To rounding: on a CPU a product of a batch is computed by another routine than of one."""
+
+    def numbers(params):
+        two = gradtx.MuonDimensionNumbers(0, 1)
+        stacked = gradtx.MuonDimensionNumbers(1, 2)
+        return {"embed": two, "head": None, "layers": {"a": stacked, "b": stacked, "c": None}}
+
+    tx = gradtx.muon(1e-2, muon_weight_dimension_numbers=numbers)
+    pairs = zip(
+        jax.tree.leaves(trained(loss, tx, inside=True)),
+        jax.tree.leaves(trained(loss, tx)),
+        strict=True,
+    )
+    for a, b in pairs:
+        assert bool(jnp.allclose(a, b, rtol=1e-4, atol=1e-6))
+    with pytest.raises(ValueError, match="scale_by_muon cannot run on one layer"):
+        trained(loss, gradtx.muon(1e-2), inside=True)  # the stack of "c" is taken for a matrix
+
+
+def test_shardings_are_refused():
+    with pytest.raises(ValueError, match="inside and sharding do not go together"):
+        gradtx.make_step(loss, gradtx.sgd(0.1), inside=True, sharding=object())
+
+
 def test_several_steps_in_one_loop():
     tx, params = gradtx.adam(1e-2), parameters()
     step = gradtx.make_step(loss, tx, steps=2, inside=True)
