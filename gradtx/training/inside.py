@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.extend.core import Literal
 
 from gradtx.composition.apply import take_step
-from gradtx.numerics.control import in_form_of
+from gradtx.numerics.control import in_form_of, inside
 from gradtx.numerics.steering import true_after
 from gradtx.packed import holds_packed
 from gradtx.pair import GradientTransformation
@@ -133,11 +133,11 @@ class Inside:
         _, problem = self._problem(self.tx, state, given)
         if problem is None:
             return
-        found = self._innermost(self.tx, given) or (_name(self.tx), problem)
+        name, how = self._innermost(self.tx, given) or (_name(self.tx), problem)
         raise ValueError(
-            f"inside: {found[0]} cannot run on one layer at a time, before the gradients of the "
-            f"others are there: {found[1]}. Leave it out, put something in its place that reads "
-            "each layer by itself, name other leaves by inside=, or make the step without inside"
+            f"inside: {name or 'the transformation'} cannot run on one layer at a time, before the gradients of the "
+            f"others are there: {how}. Leave it out, put something in its place that reads each layer by "
+            "itself, name other leaves by inside=, or make the step without inside"
         )
 
     def _innermost(
@@ -147,7 +147,7 @@ class Inside:
         for inner in tx.inside:
             found = self._innermost(inner, given)
             if found is not None:
-                return found
+                return found if found[0] else (_name(tx), found[1])
         try:
             state = jax.eval_shape(tx.init, self.trained)
         except Exception:  # one that cannot stand alone is not named
@@ -167,9 +167,7 @@ class Inside:
             return False, str(error)
         return True, None
 
-    def _compare(
-        self, tx: GradientTransformation, state: State, given: Mapping[str, Any]
-    ) -> None:
+    def _compare(self, tx: GradientTransformation, state: State, given: Mapping[str, Any]) -> None:
         """Raise Mixed unless a layer's step is that layer of the whole step."""
         slots: list[tuple[int, Any]] = []
 
@@ -179,7 +177,10 @@ class Inside:
             slots.append((i, slot))
             return jax.ShapeDtypeStruct(slot.shape, slot.dtype)
 
-        whole = _on_slots(tx, dense, state, self.index)
+        try:
+            whole = _on_slots(tx, dense, state, self.index)
+        except ValueError as error:
+            raise Mixed("it keeps something other than an array for a parameter") from error
         kinds: list[Kind] = []
 
         def kind_of(x: Any, i: int) -> Any:
@@ -336,7 +337,9 @@ class Inside:
             return in_form_of(([leaves[stack.leaf] for stack in stage.stacks], new), now)
 
         def turn(layer: Array, carried: Layer, grads: list[Array]) -> Layer:
-            now = jax.tree.map(lambda x: _layer(x, layer, stage.length), carried, is_leaf=is_encoded)
+            now = jax.tree.map(
+                lambda x: _layer(x, layer, stage.length), carried, is_leaf=is_encoded
+            )
             new = _apart(step, now, [_conjugate(g) for g in grads])
             return jax.tree.map(
                 lambda x, n: _with_layer(x, n, layer), carried, new, is_leaf=is_encoded
@@ -364,7 +367,11 @@ def _apart(step: Callable[[Layer, list[Array]], Layer], now: Layer, grads: list[
     def loop(now: Layer, grads: list[Array]) -> Layer:
         first = next(g for g in grads if g.size)
         turns = true_after(first[(0,) * first.ndim]).astype(jnp.int32)
-        done: Layer = jax.lax.fori_loop(0, turns, lambda _, x: step(x, grads), now)
+
+        def body(i: Array, now: Layer) -> Layer:
+            return step(now, inside(grads, i))  # else g * g would be computed, and rounded, before
+
+        done: Layer = jax.lax.fori_loop(0, turns, body, now)
         return done
 
     if any(map(is_encoded, now[1])):  # which a kernel reads and writes, in a loop of its own
@@ -388,7 +395,9 @@ def _refuse_by_what_it_is(tx: GradientTransformation) -> None:
 
 
 def _name(tx: GradientTransformation) -> str:
-    return "the transformation" if tx.declaration is None else tx.declaration.name
+    """The name of a transformation; none of a chain, or of what a builder keeps to itself."""
+    name = "" if tx.declaration is None else tx.declaration.name
+    return "" if name.startswith("_") or name in ("chain", "named_chain") else name
 
 
 def _conjugate(g: Any) -> Any:
@@ -407,9 +416,7 @@ def _on_slots(
     others: Callable[[Any], Any] | None = None,
 ) -> State:
     """`function` of each slot and the number of its leaf, in the places of slots."""
-    return map_params(
-        tx, function, state, index, transform_non_params=others, is_leaf=is_stored
-    )
+    return map_params(tx, function, state, index, transform_non_params=others, is_leaf=is_stored)
 
 
 def _layer(x: Any, layer: Array, layers: int) -> Any:

@@ -127,8 +127,7 @@ def _looks_up(eqn: Any) -> bool:
 
 def _has_scan(jaxpr: Any) -> bool:
     return any(
-        eqn.primitive is scan_p
-        or (eqn.primitive is jit_p and _has_scan(eqn.params["jaxpr"].jaxpr))
+        eqn.primitive is scan_p or (eqn.primitive is jit_p and _has_scan(eqn.params["jaxpr"].jaxpr))
         for eqn in jaxpr.eqns
     )
 
@@ -305,9 +304,7 @@ def _between(
 class _Scanned:
     """A scan that has been run forwards with what the derivatives of its turns need."""
 
-    def __init__(
-        self, loops: Loops, stage: Stage, env: dict[Any, Any], active: set[Any]
-    ) -> None:
+    def __init__(self, loops: Loops, stage: Stage, env: dict[Any, Any], active: set[Any]) -> None:
         eqn = stage.eqn
         self.stage, self.first = stage, _first(stage)
         self.consts_end = scan_sizes(eqn)[0]

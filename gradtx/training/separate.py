@@ -96,7 +96,9 @@ def _results(eqn: Any, kinds: list[Kind]) -> list[Kind]:
         return found if isinstance(found, list) else [found] * len(shapes)
     # Whatever it is, it has entries of one owner only.
     owners = {o for k in kinds if isinstance(k, Owned) for o in k.owners.tolist()} - {NOBODY}
-    if len(owners) <= 1 and all(isinstance(k, Owned) or _is_small(k, v) for k, v in _with(eqn, kinds)):
+    if len(owners) <= 1 and all(
+        isinstance(k, Owned) or _is_small(k, v) for k, v in _with(eqn, kinds)
+    ):
         return [owned_by(min(owners, default=NOBODY))] * len(shapes)
     raise Mixed(name)
 
