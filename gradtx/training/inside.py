@@ -24,7 +24,16 @@ from gradtx.paths import Where, mask_tree, path_string, with_paths
 from gradtx.storage import Encoded, is_encoded
 from gradtx.training.lookup import inner_jaxprs
 from gradtx.training.scans import Loops, Stage
-from gradtx.training.separate import Free, Kind, Mixed, Owned, in_layers, owned_by, owners_after
+from gradtx.training.separate import (
+    NOBODY,
+    Free,
+    Kind,
+    Mixed,
+    Owned,
+    in_layers,
+    owned_by,
+    owners_after,
+)
 from gradtx.tree.search import map_params
 from gradtx.types import Array, Params, PyTree, State, is_stored
 
@@ -135,9 +144,10 @@ class Inside:
             return
         name, how = self._innermost(self.tx, given) or (_name(self.tx), problem)
         raise ValueError(
-            f"inside: {name or 'the transformation'} cannot run on one layer at a time, before the gradients of the "
-            f"others are there: {how}. Leave it out, put something in its place that reads each layer by "
-            "itself, name other leaves by inside=, or make the step without inside"
+            f"inside: {name or 'the transformation'} cannot run on one layer at a time, before the "
+            f"gradients of the others are there: {how}. Leave it out, put something in its place "
+            "that reads each layer by itself, name other leaves by inside=, or make the step "
+            "without inside"
         )
 
     def _innermost(
@@ -439,18 +449,17 @@ def _with_layer(x: Any, new: Any, layer: Array) -> Any:
 
 def _check_owner(found: Kind, expected: Kind) -> None:
     """Raise Mixed unless a result belongs to those to whom what it replaces belonged."""
+    if not isinstance(expected, Owned):
+        return
     if isinstance(found, Free):
-        if isinstance(expected, Owned) and expected.axis is not None:
-            if expected.axis not in found.flat:
-                raise Mixed("a result that differs between layers is not computed from them")
-        return
-    if expected.axis is None:
-        if set(found.owners.tolist()) - {-1, _OUTSIDE}:
+        if expected.axis is not None and expected.axis not in found.flat:
+            raise Mixed("a result that differs between layers is not computed from them")
+    elif expected.axis is None:
+        if not set(found.owners.tolist()) <= {NOBODY, _OUTSIDE}:
             raise Mixed("what is kept of other leaves, or of all, is computed from the layers")
-        return
-    owners = jnp.broadcast_shapes(found.owners.shape, expected.owners.shape)
-    same = found.axis in (expected.axis, None) and owners == expected.owners.shape
-    if not same or any((found.owners != expected.owners) & (found.owners != -1)):
+    elif found.axis not in (expected.axis, None) or any(
+        (found.owners != expected.owners) & (found.owners != NOBODY)
+    ):
         raise Mixed("a layer is computed from others")
 
 
@@ -461,7 +470,7 @@ def _formula(closed: Any) -> list[Any]:
         return [
             (
                 eqn.primitive.name,
-                [str(v.val) for v in eqn.invars if isinstance(v, Literal) and not v.aval.shape],
+                [str(v.val) for v in eqn.invars if isinstance(v, Literal) and not jnp.shape(v.val)],
                 [of(inner) for inner in inner_jaxprs(eqn)],
             )
             for eqn in jaxpr.eqns

@@ -398,7 +398,8 @@ def _cond(eqn: Any, kinds: Sequence[Kind]) -> list[Kind]:
 
 def _scan(eqn: Any, kinds: Sequence[Kind]) -> list[Kind]:
     n, m = scan_sizes(eqn)
-    body, read = eqn.params["jaxpr"], []
+    body = eqn.params["jaxpr"]
+    read: list[Kind] = []
     for kind in kinds[n + m :]:
         if isinstance(kind, Free):
             read.append(Free(frozenset(a - 1 for a in kind.flat if a)))
@@ -459,13 +460,13 @@ _OTHERS: dict[str, Callable[[Any, Sequence[Kind]], Any]] = {
     "sort": _along("dimension"),
     "rev": _along("dimensions"),
     **{f"reduce_{name}": _reduced for name in ("sum", "max", "min", "prod", "and", "or", "xor")},
-    **{name: _reduced for name in ("argmax", "argmin", "reduce")},
+    **dict.fromkeys(("argmax", "argmin", "reduce"), _reduced),
     **{name: _along("axis") for name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")},
-    **{
-        name: _linear_algebra
-        for name in (
+    **dict.fromkeys(
+        (
             *("cholesky", "eigh", "householder_product", "lu", "qr", "geqrf", "svd"),
             *("triangular_solve", "tridiagonal_solve"),
-        )
-    },
+        ),
+        _linear_algebra,
+    ),
 }
