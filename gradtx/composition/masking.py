@@ -35,7 +35,8 @@ def restrict(inner: GradientTransformation, where: Where | None) -> GradientTran
         mask = mask_tree(updates, where)  # once: a function of the user's may take long
         seen = params
         if params is not None:
-            alike = jax.tree.structure(params) == jax.tree.structure(updates)
+            own: Any = jax.tree.structure(params)
+            alike = own == jax.tree.structure(updates)
             seen = chosen(params, mask) if alike else select(params, where)
         new, state = tx.update(chosen(updates, mask), state, seen, **extra_args)
         return merge(new, updates), state

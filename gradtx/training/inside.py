@@ -28,8 +28,8 @@ from gradtx.training.separate import (
     NOBODY,
     Free,
     Kind,
+    Layered,
     Mixed,
-    Owned,
     in_layers,
     owned_by,
     owners_after,
@@ -397,7 +397,7 @@ def _refuse_by_what_it_is(tx: GradientTransformation) -> None:
                 f"inside: {_name(part)} changes parameters before their gradients are taken; make "
                 "the step without inside"
             )
-        if part.traits.message is not None:
+        if part.traits.communication is not None:
             raise ValueError(
                 f"inside: {_name(part)} sends gradients between devices by itself; make the step "
                 "without inside, or shard the batch and leave the sum to JAX"
@@ -449,7 +449,7 @@ def _with_layer(x: Any, new: Any, layer: Array) -> Any:
 
 def _check_owner(found: Kind, expected: Kind) -> None:
     """Raise Mixed unless a result belongs to those to whom what it replaces belonged."""
-    if not isinstance(expected, Owned):
+    if not isinstance(expected, Layered):
         return
     if isinstance(found, Free):
         if expected.axis is not None and expected.axis not in found.flat:

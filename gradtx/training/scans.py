@@ -22,7 +22,7 @@ from gradtx.training.lookup import inner_jaxprs, scan_sizes, take_p
 from gradtx.types import Array
 
 
-class Stack(NamedTuple):
+class ScannedStack(NamedTuple):
     """A stacked parameter that one scan reads.
 
     Attributes:
@@ -48,7 +48,7 @@ class Stage:
 
     eqn: Any
     length: int
-    stacks: list[Stack]
+    stacks: list[ScannedStack]
 
 
 Turn = Callable[[Array, Any, list[Array]], Any]
@@ -97,7 +97,7 @@ class Loops:
             ((eqn, at),) = users
             first = sum(scan_sizes(eqn))
             stage = found.setdefault(id(eqn), Stage(eqn, eqn.params["length"], []))
-            stage.stacks.append(Stack(leaf, at - first, origin[eqn.invars[at]][1]))
+            stage.stacks.append(ScannedStack(leaf, at - first, origin[eqn.invars[at]][1]))
         order = {id(eqn): i for i, eqn in enumerate(self.eqns)}
         return [found[k] for k in sorted(found, key=order.__getitem__)]
 

@@ -22,7 +22,7 @@ class Mixed(Exception):
     """Entries of several owners are computed with; the message says by what."""
 
 
-class Owned(NamedTuple):
+class Layered(NamedTuple):
     """An array whose entries have owners: those of the places along an axis, or one for all.
 
     Attributes:
@@ -40,17 +40,17 @@ class Free(NamedTuple):
     flat: frozenset[int]
 
 
-Kind = Owned | Free
+Kind = Layered | Free
 
 
-def owned_by(owner: int) -> Owned:
+def owned_by(owner: int) -> Layered:
     """An array of one owner."""
-    return Owned(None, np.array([owner]))
+    return Layered(None, np.array([owner]))
 
 
-def in_layers(first: int, layers: int, size: int) -> Owned:
+def in_layers(first: int, layers: int, size: int) -> Layered:
     """An array whose first axis, of some size, is cut into layers, owned by `first` and so on."""
-    return Owned(0, first + np.repeat(np.arange(layers), size // layers))
+    return Layered(0, first + np.repeat(np.arange(layers), size // layers))
 
 
 def owners_after(closed: Any, kinds: Sequence[Kind]) -> list[Kind]:
@@ -95,9 +95,9 @@ def _results(eqn: Any, kinds: list[Kind]) -> list[Kind]:
         found = _OTHERS[name](eqn, kinds)
         return found if isinstance(found, list) else [found] * len(shapes)
     # Whatever it is, it has entries of one owner only.
-    owners = {o for k in kinds if isinstance(k, Owned) for o in k.owners.tolist()} - {NOBODY}
+    owners = {o for k in kinds if isinstance(k, Layered) for o in k.owners.tolist()} - {NOBODY}
     if len(owners) <= 1 and all(
-        isinstance(k, Owned) or _is_small(k, v) for k, v in _with(eqn, kinds)
+        isinstance(k, Layered) or _is_small(k, v) for k, v in _with(eqn, kinds)
     ):
         return [owned_by(min(owners, default=NOBODY))] * len(shapes)
     raise Mixed(name)
@@ -124,7 +124,7 @@ def _unified(name: str, a: Any, b: Any) -> Any:
     return np.where(a == NOBODY, b, a)
 
 
-def _joined(name: str, kinds: Sequence[Owned], shape: Sequence[int]) -> Owned:
+def _joined(name: str, kinds: Sequence[Layered], shape: Sequence[int]) -> Layered:
     """The owners of what is computed entry by entry from arrays of one shape."""
     axis = next((k.axis for k in kinds if k.axis is not None), None)
     owners = np.full([1 if axis is None else shape[axis]], NOBODY)
@@ -133,15 +133,17 @@ def _joined(name: str, kinds: Sequence[Owned], shape: Sequence[int]) -> Owned:
             only = np.unique(kind.owners)
             if len(only) > 1:
                 raise Mixed(name)
-            kind = Owned(None, only)
+            kind = Layered(None, only)
         owners = _unified(name, owners, kind.owners)
-    return Owned(axis, owners)
+    return Layered(axis, owners)
 
 
 def _elementwise(eqn: Any, kinds: Sequence[Kind]) -> Kind:
     (shape, *_), name = [v.aval.shape for v in eqn.outvars], eqn.primitive.name
-    pairs = [(k, v) for k, v in _with(eqn, kinds) if v.aval.shape == shape or isinstance(k, Owned)]
-    owned = [k for k, _ in pairs if isinstance(k, Owned)]
+    pairs = [
+        (k, v) for k, v in _with(eqn, kinds) if v.aval.shape == shape or isinstance(k, Layered)
+    ]
+    owned = [k for k, _ in pairs if isinstance(k, Layered)]
     free = [k.flat for k, _ in pairs if isinstance(k, Free)]
     if not owned:
         return Free(frozenset.intersection(frozenset(range(len(shape))), *free))
@@ -150,14 +152,14 @@ def _elementwise(eqn: Any, kinds: Sequence[Kind]) -> Kind:
     return found
 
 
-def _check_same(name: str, kind: Owned, free: Sequence[frozenset[int]]) -> None:
+def _check_same(name: str, kind: Layered, free: Sequence[frozenset[int]]) -> None:
     """Raise Mixed if what has no owner differs between those of an array."""
     if kind.axis is not None and not all(kind.axis in flat for flat in free):
         raise Mixed(f"{name} with numbers that differ between layers, such as noise")
 
 
-def _owned(kinds: Sequence[Kind]) -> Owned:
-    (kind,) = [k for k in kinds if isinstance(k, Owned)]
+def _owned(kinds: Sequence[Kind]) -> Layered:
+    (kind,) = [k for k in kinds if isinstance(k, Layered)]
     return kind
 
 
@@ -169,8 +171,8 @@ def _broadcast(eqn: Any, kinds: Sequence[Kind]) -> Kind:
         same = {to[i] for i, n in enumerate(before) if i in kind.flat or n != shape[to[i]]}
         return Free(frozenset(new | same))
     if kind.axis is None or before[kind.axis] != shape[to[kind.axis]]:
-        return Owned(None, np.unique(kind.owners))
-    return Owned(to[kind.axis], kind.owners)
+        return Layered(None, np.unique(kind.owners))
+    return Layered(to[kind.axis], kind.owners)
 
 
 def _reshape(eqn: Any, kinds: Sequence[Kind]) -> Kind:
@@ -184,31 +186,31 @@ def _reshape(eqn: Any, kinds: Sequence[Kind]) -> Kind:
         if (step * size) % (inner * n):
             continue
         if inner % step == 0:  # each place along the old axis is several along the new one
-            return Owned(axis, kind.owners[np.arange(size) * step // inner % n])
+            return Layered(axis, kind.owners[np.arange(size) * step // inner % n])
         if step % inner == 0 and n % (step // inner) == 0:
             groups = kind.owners.reshape(-1, step // inner)
             if np.all(groups == groups[:, :1]):
-                return Owned(axis, np.resize(groups[:, 0], size))
+                return Layered(axis, np.resize(groups[:, 0], size))
     return _of_one("reshape", kind)
 
 
-def _of_one(name: str, kind: Owned) -> Owned:
+def _of_one(name: str, kind: Layered) -> Layered:
     only = np.setdiff1d(kind.owners, [NOBODY])
     if len(only) > 1:
         raise Mixed(name)
     return owned_by(int(only[0]) if len(only) else NOBODY)
 
 
-def _without(eqn: Any, kind: Owned, axes: Sequence[int]) -> Owned:
+def _without(eqn: Any, kind: Layered, axes: Sequence[int]) -> Layered:
     """The owners after some axes are reduced or taken away."""
     if kind.axis is None or kind.axis in axes:
         return _of_one(eqn.primitive.name, kind)
-    return Owned(kind.axis - sum(a < kind.axis for a in axes), kind.owners)
+    return Layered(kind.axis - sum(a < kind.axis for a in axes), kind.owners)
 
 
 def _reduced(eqn: Any, kinds: Sequence[Kind]) -> Kind:
     axes = eqn.params.get("axes", eqn.params.get("dimensions"))
-    owned = [k for k in kinds if isinstance(k, Owned)]
+    owned = [k for k in kinds if isinstance(k, Layered)]
     shape = eqn.invars[0].aval.shape
     joined = _joined(eqn.primitive.name, owned, shape)
     return _without(eqn, joined, axes)
@@ -220,7 +222,7 @@ def _along(key: str) -> Callable[[Any, Sequence[Kind]], Kind]:
     def found(eqn: Any, kinds: Sequence[Kind]) -> Kind:
         axis = eqn.params[key]
         shape = eqn.outvars[0].aval.shape
-        owned = [k for k in kinds if isinstance(k, Owned)]
+        owned = [k for k in kinds if isinstance(k, Layered)]
         kind = _joined(eqn.primitive.name, owned, shape)
         _check_same(eqn.primitive.name, kind, [k.flat for k in kinds if isinstance(k, Free)])
         axes = axis if isinstance(axis, tuple | list) else (axis % max(len(shape), 1),)
@@ -233,7 +235,7 @@ def _transpose(eqn: Any, kinds: Sequence[Kind]) -> Kind:
     kind = _owned(kinds)
     if kind.axis is None:
         return kind
-    return Owned(list(eqn.params["permutation"]).index(kind.axis), kind.owners)
+    return Layered(list(eqn.params["permutation"]).index(kind.axis), kind.owners)
 
 
 def _squeeze(eqn: Any, kinds: Sequence[Kind]) -> Kind:
@@ -246,12 +248,12 @@ def _slice(eqn: Any, kinds: Sequence[Kind]) -> Kind:
         return kind
     step = (params["strides"] or [1] * len(params["start_indices"]))[kind.axis]
     taken = slice(params["start_indices"][kind.axis], params["limit_indices"][kind.axis], step)
-    return Owned(kind.axis, kind.owners[taken])
+    return Layered(kind.axis, kind.owners[taken])
 
 
 def _dynamic_slice(eqn: Any, kinds: Sequence[Kind]) -> Kind:
     kind = kinds[0]
-    if isinstance(kind, Free) or any(isinstance(k, Owned) for k in kinds[1:]):
+    if isinstance(kind, Free) or any(isinstance(k, Layered) for k in kinds[1:]):
         raise Mixed("dynamic_slice")
     whole = kind.axis is None or (
         eqn.outvars[0].aval.shape[kind.axis] == eqn.invars[0].aval.shape[kind.axis]
@@ -261,19 +263,19 @@ def _dynamic_slice(eqn: Any, kinds: Sequence[Kind]) -> Kind:
 
 def _pad(eqn: Any, kinds: Sequence[Kind]) -> Kind:
     kind = kinds[0]
-    if isinstance(kind, Free) or isinstance(kinds[1], Owned):
+    if isinstance(kind, Free) or isinstance(kinds[1], Layered):
         raise Mixed("pad")
     if kind.axis is None:
         return kind
     low, high, within = eqn.params["padding_config"][kind.axis]
     if min(low, high) < 0 or within:
         return _of_one("pad", kind)
-    return Owned(kind.axis, np.pad(kind.owners, (low, high), constant_values=NOBODY))
+    return Layered(kind.axis, np.pad(kind.owners, (low, high), constant_values=NOBODY))
 
 
 def _concatenate(eqn: Any, kinds: Sequence[Kind]) -> Kind:
     along, shape = eqn.params["dimension"], eqn.outvars[0].aval.shape
-    owned = [k for k in kinds if isinstance(k, Owned)]
+    owned = [k for k in kinds if isinstance(k, Layered)]
     if all(k.axis in (None, along) for k in owned):
         parts = []
         for kind, v in _with(eqn, kinds):
@@ -281,7 +283,7 @@ def _concatenate(eqn: Any, kinds: Sequence[Kind]) -> Kind:
                 parts.append(np.full(v.aval.shape[along], NOBODY))
             else:
                 parts.append(np.broadcast_to(kind.owners, v.aval.shape[along]))
-        return Owned(along, np.concatenate(parts))
+        return Layered(along, np.concatenate(parts))
     kind = _joined("concatenate", owned, shape)
     _check_same("concatenate", kind, [k.flat for k in kinds if isinstance(k, Free)])
     return kind
@@ -289,13 +291,13 @@ def _concatenate(eqn: Any, kinds: Sequence[Kind]) -> Kind:
 
 def _stack(eqn: Any, kinds: Sequence[Kind]) -> Kind:
     along = eqn.params["axis"]
-    owned = [k for k in kinds if isinstance(k, Owned)]
+    owned = [k for k in kinds if isinstance(k, Layered)]
     if all(k.axis is None for k in owned):
-        owners = [k.owners[0] if isinstance(k, Owned) else NOBODY for k in kinds]
-        return Owned(along, np.array(owners))
+        owners = [k.owners[0] if isinstance(k, Layered) else NOBODY for k in kinds]
+        return Layered(along, np.array(owners))
     kind = _joined("stack", owned, eqn.invars[0].aval.shape)
     _check_same("stack", kind, [k.flat for k in kinds if isinstance(k, Free)])
-    return Owned(kind.axis + (along <= kind.axis), kind.owners) if kind.axis is not None else kind
+    return Layered(kind.axis + (along <= kind.axis), kind.owners) if kind.axis is not None else kind
 
 
 def _unstack(eqn: Any, kinds: Sequence[Kind]) -> Any:
@@ -324,7 +326,7 @@ def _dot(eqn: Any, kinds: Sequence[Kind]) -> Kind:
             elsewhere = set(range(len(eqn.outvars[0].aval.shape))) - set(place.values())
             free.append(frozenset(own | elsewhere))
         elif kind.axis in place:
-            found.append(Owned(place[kind.axis], kind.owners))
+            found.append(Layered(place[kind.axis], kind.owners))
         else:
             found.append(_of_one("dot_general", kind))
     kind = _joined("dot_general", found, eqn.outvars[0].aval.shape)
@@ -334,7 +336,7 @@ def _dot(eqn: Any, kinds: Sequence[Kind]) -> Kind:
 
 def _linear_algebra(eqn: Any, kinds: Sequence[Kind]) -> Any:
     shape = eqn.invars[0].aval.shape
-    owned = [k for k in kinds if isinstance(k, Owned)]
+    owned = [k for k in kinds if isinstance(k, Layered)]
     kind = _joined(eqn.primitive.name, owned, shape)
     _check_same(eqn.primitive.name, kind, [k.flat for k in kinds if isinstance(k, Free)])
     if kind.axis is not None and kind.axis >= len(shape) - 2:
@@ -366,7 +368,7 @@ def _same(a: Kind, b: Kind) -> bool:
 def _either(a: Kind, b: Kind, shape: Sequence[int]) -> Kind:
     if isinstance(a, Free) and isinstance(b, Free):
         return Free(a.flat & b.flat)
-    kind = _joined("a loop", [k for k in (a, b) if isinstance(k, Owned)], shape)
+    kind = _joined("a loop", [k for k in (a, b) if isinstance(k, Layered)], shape)
     _check_same("a loop", kind, [k.flat for k in (a, b) if isinstance(k, Free)])
     return kind
 
@@ -378,7 +380,7 @@ def _while(eqn: Any, kinds: Sequence[Kind]) -> list[Kind]:
 
     def turn(now: list[Kind]) -> list[Kind]:
         (decided,) = owners_after(going, [*kinds[:n], *now])
-        if isinstance(decided, Owned):
+        if isinstance(decided, Layered):
             raise Mixed("the condition of a loop")
         return owners_after(body, [*kinds[n : n + m], *now])
 
@@ -386,7 +388,7 @@ def _while(eqn: Any, kinds: Sequence[Kind]) -> list[Kind]:
 
 
 def _cond(eqn: Any, kinds: Sequence[Kind]) -> list[Kind]:
-    if isinstance(kinds[0], Owned):
+    if isinstance(kinds[0], Layered):
         raise Mixed("a choice")
     shapes = [v.aval.shape for v in eqn.outvars]
     each = [owners_after(branch, kinds[1:]) for branch in eqn.params["branches"]]
@@ -405,7 +407,7 @@ def _scan(eqn: Any, kinds: Sequence[Kind]) -> list[Kind]:
             read.append(Free(frozenset(a - 1 for a in kind.flat if a)))
         else:
             read.append(
-                Owned(kind.axis - 1, kind.owners)
+                Layered(kind.axis - 1, kind.owners)
                 if kind.axis
                 else _of_one("a loop over layers", kind)
             )
@@ -420,7 +422,7 @@ def _scan(eqn: Any, kinds: Sequence[Kind]) -> list[Kind]:
         if isinstance(kind, Free):
             ys.append(Free(frozenset(a + 1 for a in kind.flat)))
         else:
-            ys.append(kind if kind.axis is None else Owned(kind.axis + 1, kind.owners))
+            ys.append(kind if kind.axis is None else Layered(kind.axis + 1, kind.owners))
     return carried + ys
 
 
