@@ -21,7 +21,7 @@ import gradtx
 from benchmarks.tables import markdown
 from benchmarks.timing import interleaved, ratio
 
-LEAVES, SHAPES = 150, 40
+COUNTS, SHAPES = (20, 150), (4, 40)  # a model of equal layers has few shapes
 PROCESSES = 3
 ROUNDS = 15
 LIBRARIES = {"gradtx": gradtx, "optax": optax}
@@ -41,54 +41,55 @@ class Training:
         jax.block_until_ready((self._params, self._state))
 
 
-def leaves(*shapes: tuple[int, ...]) -> dict[str, jax.Array]:
+def leaves(count: int, *shapes: tuple[int, ...]) -> dict[str, jax.Array]:
     """Leaves of these shapes in turn, made by no program."""
-    made = (np.ones(shapes[i % len(shapes)], np.float32) for i in range(LEAVES))
+    made = (np.ones(shapes[i % len(shapes)], np.float32) for i in range(count))
     return {f"layer{i}": jax.device_put(x) for i, x in enumerate(made)}
 
 
-def first(library: str) -> float:
-    """Seconds of `init` and the first step on leaves of many shapes."""
-    shapes = [(8 * (1 + i % 8), 16 * (1 + i // 8)) for i in range(SHAPES)]
-    params = leaves(*shapes)
+def first(library: str, count: int, shapes: int) -> float:
+    """Seconds of `init` and the first step on leaves of several shapes."""
+    params = leaves(count, *[(8 * (1 + i % 8), 16 * (1 + i // 8)) for i in range(shapes)])
     jax.block_until_ready(jnp.zeros([]) + 1)  # starts the backend
     start = time.process_time()
     Training(LIBRARIES[library], params)()
     return time.process_time() - start
 
 
-def firsts() -> dict[str, list[float]]:
+def firsts(count: int, shapes: int) -> dict[str, list[float]]:
     seconds: dict[str, list[float]] = {name: [] for name in LIBRARIES}
     for _ in range(PROCESSES):
         for name, runs in seconds.items():
-            command = [sys.executable, "-m", "benchmarks.eager", name]
+            command = [sys.executable, "-m", "benchmarks.eager", name, str(count), str(shapes)]
             runs.append(json.loads(subprocess.check_output(command)))
     return seconds
 
 
-def later(shape: tuple[int, ...]) -> dict[str, list[float]]:
-    runs = {name: Training(library, leaves(shape)) for name, library in LIBRARIES.items()}
-    # The first steps of ours compile little.
-    return interleaved(runs, ROUNDS, gradtx.eager.FIRST_STEPS, time.process_time)
+def later(count: int, shape: tuple[int, ...]) -> dict[str, list[float]]:
+    params = leaves(count, shape)
+    runs = {name: Training(library, params) for name, library in LIBRARIES.items()}
+    return interleaved(runs, ROUNDS, clock=time.process_time)
 
 
-def row(what: str, seconds: dict[str, list[float]]) -> list[object]:
+def row(count: int, what: str, seconds: dict[str, list[float]]) -> list[object]:
     times = [1e3 * statistics.median(seconds[name]) for name in LIBRARIES]
-    return [what, *times, ratio(seconds["gradtx"], seconds["optax"])]
+    return [count, what, *times, ratio(seconds["gradtx"], seconds["optax"])]
 
 
 def table() -> str:
-    rows = [
-        row(f"`init` and first step of a process, {SHAPES} shapes", firsts()),
-        row("a later step, all of 64", later((64,))),
-        row("a later step, all of 64 x 64", later((64, 64))),
-    ]
+    rows = []
+    for count in COUNTS:
+        for shapes in SHAPES:
+            what = f"`init` and first step of a process, {min(count, shapes)} shapes"
+            rows.append(row(count, what, firsts(count, shapes)))
+        rows.append(row(count, "a later step, all of 64", later(count, (64,))))
+        rows.append(row(count, "a later step, all of 64 x 64", later(count, (64, 64))))
     return markdown(
-        f"Adam outside of jit on {LEAVES} leaves, on {jax.default_backend()}",
-        ["", "gradtx, ms", "optax, ms", "gradtx / optax"],
+        f"Adam outside of jit, on {jax.default_backend()}",
+        ["leaves", "", "gradtx, ms", "optax, ms", "gradtx / optax"],
         rows,
     )
 
 
 if __name__ == "__main__":
-    print(first(sys.argv[1]) if sys.argv[1:] else table())
+    print(first(sys.argv[1], *map(int, sys.argv[2:])) if sys.argv[1:] else table())

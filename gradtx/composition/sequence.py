@@ -10,7 +10,7 @@ from gradtx.pair import GradientTransformation, Scope
 from gradtx.types import Params, State, Updates
 
 
-class _Entry(NamedTuple):
+class _Passed(NamedTuple):
     """A transformation that sees all updates, its state, and its rule if that is all it is."""
 
     tx: GradientTransformation
@@ -46,7 +46,7 @@ def through(
     apart = count_of_arrays(updates) > 0
     whole = not holds_packed(updates)
     pairs = list(zip(links, states, strict=True))
-    each = [_Entry(tx, state, None) for tx, state in pairs]
+    each = [_Passed(tx, state, None) for tx, state in pairs]
     if not apart:
         each = [link for tx, state in pairs for link in _links(tx, state, whole)]
     new: list[State] = []
@@ -68,7 +68,7 @@ def through(
     return updates, new, done
 
 
-def _links(tx: GradientTransformation, state: State, whole: bool) -> list[_Entry]:
+def _links(tx: GradientTransformation, state: State, whole: bool) -> list[_Passed]:
     """The links of a chain, and of the chains within it.
 
     A rule takes part only if it reads no more than what leaves consist of: of `whole` leaves
@@ -83,7 +83,7 @@ def _links(tx: GradientTransformation, state: State, whole: bool) -> list[_Entry
     if rule is not None:
         fits = rule.of_tree or rule.scope in (Scope.ENTRY, Scope.ROW) if whole else tx.takes_vectors
         rule = rule if fits else None
-    return [_Entry(tx, state, rule)]
+    return [_Passed(tx, state, rule)]
 
 
 def _nested(tx: GradientTransformation, states: Iterator[State]) -> State:
@@ -92,9 +92,9 @@ def _nested(tx: GradientTransformation, states: Iterator[State]) -> State:
     return next(states) if links is None else links.joined([_nested(x, states) for x in links.each])
 
 
-def _runs(links: Sequence[_Entry]) -> list[list[_Entry]]:
+def _runs(links: Sequence[_Passed]) -> list[list[_Passed]]:
     """Links cut into neighbours that one function can be."""
-    runs: list[list[_Entry]] = []
+    runs: list[list[_Passed]] = []
     for link in links:
         before = runs[-1][-1].rule if runs else None
         if before is None or link.rule is None or link.rule.of_tree is not None:
