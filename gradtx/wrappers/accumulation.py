@@ -75,7 +75,7 @@ def _where(counts: Array, g: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Window:
+class MicroBatches:
     """How micro-batches are collected: what :func:`accumulate` and `MultiSteps` have in common."""
 
     every: Any
@@ -201,7 +201,7 @@ class Window:
         return state._replace(acc_grads=run_if(done, zeros, state.acc_grads))
 
 
-def accumulating(inner: GradientTransformation, window: Window) -> GradientTransformation:
+def accumulating(inner: GradientTransformation, window: MicroBatches) -> GradientTransformation:
     """`inner` on what a window collects."""
     tx = with_extra_args_support(inner)
 
@@ -294,7 +294,7 @@ def accumulate(
     check_patterns("accumulate: rows", rows or ())
     for pattern, room in (rows or {}).items():
         check_integer("accumulate", f"rows[{pattern!r}]", room)
-    window = Window(
+    window = MicroBatches(
         every,
         use_grad_mean,
         should_skip_update_fn,

@@ -8,9 +8,9 @@ from gradtx.checks import PositiveCount
 from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.types import Array, DType, Params, State, Updates
 from gradtx.wrappers.accumulation import (
+    MicroBatches,
     MultiStepsState,
     Skip,
-    Window,
     accumulating,
     has_updated,
 )
@@ -106,7 +106,7 @@ def multi_steps(
     >>> updates.tolist()
     [-2.0]
     """
-    window = Window(
+    window = MicroBatches(
         every_k_schedule, use_grad_mean, should_skip_update_fn, accumulator_dtype, weighted=False
     )
     return accumulating(opt, window)

@@ -32,7 +32,7 @@ MIN_SIZE = 4096
 """Leaves with fewer entries are kept as they are: they take little memory."""
 
 
-class _Rule(NamedTuple):
+class _Choice(NamedTuple):
     """Which codec the leaves get whose slot and path match; None to keep them as they are."""
 
     slot: str
@@ -209,10 +209,10 @@ def _encoded(x: Any, codec: Codec, seed: int, number: Any) -> Encoded:
     return Encoded.of(x, codec, jax.random.fold_in(jax.random.key(seed), number))
 
 
-def _rules(codecs: Any) -> Iterator[_Rule]:
+def _rules(codecs: Any) -> Iterator[_Choice]:
     """The codecs given for slots and leaves, in the order in which they are given."""
     if not isinstance(codecs, Mapping):
-        yield _Rule("*", "*", as_codec("store", codecs))
+        yield _Choice("*", "*", as_codec("store", codecs))
         return
     for slot, of_slot in codecs.items():
         if not isinstance(slot, str):
@@ -221,10 +221,10 @@ def _rules(codecs: Any) -> Iterator[_Rule]:
         check_patterns(f"store: codecs[{slot!r}]", by_path)
         for path, codec in by_path.items():
             checked = None if codec is None else as_codec(f"store: {slot}", codec)
-            yield _Rule(slot, path, checked)
+            yield _Choice(slot, path, checked)
 
 
-def _first(rules: list[_Rule], slot: str, path: str) -> _Rule | None:
+def _first(rules: list[_Choice], slot: str, path: str) -> _Choice | None:
     """The first rule that applies to a leaf."""
     return next((r for r in rules if _is_slot(slot, r.slot) and _is_leaf(path, r.path)), None)
 
@@ -243,7 +243,7 @@ def _is_large(x: Any, min_size: int) -> bool:
     return floating and not is_stored(x) and x.ndim > 0 and x.size >= max(min_size, 1)
 
 
-def _check_used(state: State, rules: list[_Rule], used: set[Any], known: list[str]) -> None:
+def _check_used(state: State, rules: list[_Choice], used: set[Any], known: list[str]) -> None:
     """Raise ValueError if a rule or a pattern applies to nothing."""
     slots = [prefix + name for prefix, name, _ in walk_slots(state)]
     for rule in rules:
@@ -286,7 +286,7 @@ def _others(state: State) -> Iterator[tuple[str, str]]:
             yield from _others(child)
 
 
-def _check_storage(init: Any, rules: list[_Rule], state: State, params: Params) -> None:
+def _check_storage(init: Any, rules: list[_Choice], state: State, params: Params) -> None:
     """Raise ValueError if a state is in codecs that are not those of this transformation."""
     ours = {rule.codec.name for rule in rules if rule.codec is not None}
     leaves = jax.tree.leaves(state, is_leaf=is_encoded)
