@@ -274,9 +274,12 @@ class GradientTransformation(_Pair, Declared):
             self.expansion.check_numbers()
 
     def _replace(self, **fields: Any) -> Self:
-        # What the old functions came with does not stay with new ones.
-        kept = self.traits._asdict() if {"init", "update"}.isdisjoint(fields) else {}
-        return type(self)(**{**self._asdict(), **kept, **fields})
+        kept = self.traits
+        if "update" in fields:  # the rule or the links are no longer what it does
+            kept = kept._replace(lifted=None, links=None, cases=None)
+        if self.declaration is not None and not {"init", "update"}.isdisjoint(fields):
+            kept = Traits()  # what was declared is no longer what this is
+        return type(self)(**{**self._asdict(), **kept._asdict(), **fields})
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:

@@ -10,7 +10,7 @@ import numpy as np
 from gradtx.composition.roles import ByRole, Role
 from gradtx.inspection.hyperparams import hyperparams
 from gradtx.inspection.slots import slots_by_name
-from gradtx.pair import Communication, GradientTransformation
+from gradtx.pair import Communication, GradientTransformation, with_extra_args_support
 from gradtx.paths import path_string, with_paths
 from gradtx.storage import is_encoded
 from gradtx.training.rounding import loses_small_steps
@@ -88,6 +88,7 @@ class Description:
 
 def communications(tx: GradientTransformation) -> list[Communication]:
     """What `tx`, or the transformations within it, send from device to device."""
+    tx = with_extra_args_support(tx)
     own = tx.traits.communication
     return [own] if own is not None else [x for part in tx.inside for x in communications(part)]
 

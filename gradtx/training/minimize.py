@@ -11,7 +11,7 @@ from gradtx.engine.leaves import gradient, parameter
 from gradtx.numerics import as_arrays
 from gradtx.numerics.steering import tracked, vary, varying_axes
 from gradtx.packed import packed_like, unpack
-from gradtx.pair import BeforeFn, GradientTransformation
+from gradtx.pair import BeforeFn, GradientTransformation, with_extra_args_support
 from gradtx.paths import (
     Where,
     aligned,
@@ -198,6 +198,7 @@ def _each_devices(x: Any, axes: Iterable[str]) -> Any:
 
 def reduced_axes(tx: GradientTransformation) -> tuple[str, ...]:
     """The axes over which `tx` reduces gradients."""
+    tx = with_extra_args_support(tx)
     messages = [part.traits.communication for part in (tx, *tx.within)]
     return tuple(dict.fromkeys(axis for each in messages if each for axis in each.reduces))
 
@@ -216,6 +217,7 @@ def before_gradients(tx: GradientTransformation) -> BeforeFn | None:
     Raises:
         ValueError: a part of it does something, and the whole does not know about it.
     """
+    tx = with_extra_args_support(tx)
     own = tx.before_gradients
     if own is None:
         for inner in tx.within:

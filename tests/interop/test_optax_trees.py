@@ -25,6 +25,8 @@ DIFFERENT = {
     ("ademamix", "mu_dtype"): MOMENTS,
     ("scale_by_ademamix", "mu_dtype"): MOMENTS,
 }
+# What makes ours do as Optax's, which is not the default.
+LIKE_OPTAX = dict.fromkeys(("galore", "scale_by_galore"), {"proj_type": "reverse_std"})
 # What stands for a transformation among the arguments, built by the library in question.
 INNER = ("inner", "optimizer", "adv_optimizer", "base_optimizer", "fast_optimizer")
 # Values that are neither a number nor found by the name or the default.
@@ -74,7 +76,8 @@ def built(lib, name, arguments):
         key: value(lib) if isinstance(value, functools.partial) else value
         for key, value in arguments.items()
     }
-    return found(lib, name)(**own)
+    as_theirs = LIKE_OPTAX.get(name, {}) if lib is gradtx else {}
+    return found(lib, name)(**as_theirs, **own)
 
 
 def init_tree(make):
