@@ -26,7 +26,7 @@ DIFFERENT = {
     ("scale_by_ademamix", "mu_dtype"): MOMENTS,
 }
 # What makes ours do as Optax's, which is not the default.
-LIKE_OPTAX = dict.fromkeys(("galore", "scale_by_galore"), {"proj_type": "reverse_std"})
+LIKE_OPTAX = {name: {"proj_type": "reverse_std"} for name in ("galore", "scale_by_galore")}
 # What stands for a transformation among the arguments, built by the library in question.
 INNER = ("inner", "optimizer", "adv_optimizer", "base_optimizer", "fast_optimizer")
 # Values that are neither a number nor found by the name or the default.
