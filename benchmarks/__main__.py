@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[Sequence[str], Sequence[str] | None]] = {
     "steps": ([], EVERYDAY),
     "search": ([], None),
     "accumulation": ([], None),
+    "linear_loss": ([], None),
     "matrices": ([], None),
     "matrices layers": (["layers"], None),
     "matrices times": (["times"], None),
