@@ -126,7 +126,8 @@ def linear_softmax_cross_entropy(
     if not over or _bound(over):
         run = _losses
     else:
-        _check_mesh(name, over, w.shape[vocabulary_axis])
+        here = jax.sharding.get_abstract_mesh() if mesh is None else mesh
+        _check_mesh(name, here, over, w.shape[vocabulary_axis])
         run = _of_sharded
     if mesh is None:
         return run(plan, *arrays)
@@ -161,8 +162,7 @@ def _check(
         raise ValueError(f"{name}: chunk must be a positive integer, not {chunk!r}")
 
 
-def _check_mesh(name: str, over: tuple[str, ...], words: int) -> None:
-    mesh = jax.sharding.get_abstract_mesh()
+def _check_mesh(name: str, mesh: Any, over: tuple[str, ...], words: int) -> None:
     if unknown := [axis for axis in over if axis not in mesh.axis_names]:
         raise ValueError(
             f"{name}: there is no axis {', '.join(map(repr, unknown))} here; call this in a "

@@ -344,6 +344,21 @@ def test_whole_arrays_with_sharded_words(kind, options, axis):
     assert not re.search(r"all-gather|all-to-all|collective-permute", compiled.as_text())
 
 
+def test_a_step_on_explicit_axes():
+    """Tokens and words on the same devices, as when every parameter is sharded; no mesh is set."""
+    m = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))
+    x, w, y = np.tile(X.reshape(6, -1), (4, 1)), W, np.tile(LABELS.ravel(), 4)
+    parts = jax.device_put((jnp.asarray(x), jnp.asarray(w), y), NamedSharding(m, P("data")))
+    step = gradtx.make_step(lambda w, x, y: linear(x, w, y).mean(), gradtx.sgd(1.0))
+    start = jnp.copy(parts[1])
+    params, _, value = step(start, step.init(start), parts[0], parts[2])
+    want, slope = jax.value_and_grad(lambda w: dense(x @ w.T, y).mean())(w)
+    close((value, params), (want, w - slope))
+    assert jax.typeof(params).sharding.spec == P("data", None)
+    # Of the arguments only the weights' axis counts; others may be whole.
+    close(linear(parts[0], jax.device_put(w, NamedSharding(m, P())), parts[2]), dense(x @ w.T, y))
+
+
 def test_an_axis_that_is_not_there():
     with pytest.raises(ValueError, match=r"no axis 'rows' here; .* jax\.set_mesh"):
         linear(X, W, LABELS, axis_name="rows")
