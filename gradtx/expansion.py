@@ -1,7 +1,7 @@
 """What a declaration stands for: the pair that its builder returns, and the one way into that pair.
 
-A call passes through these in turn, in an eager step and a traced one, as an update and as a whole
-step:
+An update passes through these in turn, eager or traced; a whole step through 1, 2, 3 and 7, and
+`take_step` does 5 around it:
 
 1. an error from arguments that were mixed up says so (`explanations`);
 2. hyperparameters must be single numbers (`Declaration.check_numbers`);
@@ -46,7 +46,8 @@ class Expansion:
     def pair(self) -> Any:
         """The `GradientTransformation` that the builder returned, for the first step's values."""
         declaration = self.schedules.at_start() if self.schedules else self.declaration
-        return declaration.builder.call(declaration.arguments)
+        with jax.ensure_compile_time_eval():  # the pair outlives a trace in which it may be built
+            return declaration.builder.call(declaration.arguments)
 
     @functools.cached_property
     def traits(self) -> Any:

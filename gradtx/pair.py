@@ -274,11 +274,9 @@ class GradientTransformation(_Pair, Declared):
             self.expansion.check_numbers()
 
     def _replace(self, **fields: Any) -> Self:
-        kept = self.traits
-        if "update" in fields:  # the rule or the links are no longer what it does
-            kept = kept._replace(lifted=None, links=None, cases=None)
-        if self.declaration is not None and not {"init", "update"}.isdisjoint(fields):
-            kept = Traits()  # what was declared is no longer what this is
+        declared = self.declaration is not None and "init" in fields
+        # With another update, what the old one could do says nothing; nor does what was declared.
+        kept = Traits() if "update" in fields or declared else self.traits
         return type(self)(**{**self._asdict(), **kept._asdict(), **fields})
 
     @property  # type: ignore[misc]
@@ -341,7 +339,16 @@ def _tell_flax(cls: type[GradientTransformation]) -> None:
         register(cls)
 
 
-def _remade(cls: type[GradientTransformation], pair: Any, traits: Traits) -> Any:
+class _Members(NamedTuple):
+    """`Traits` as pickles of pairs made by hand hold them, which name this class."""
+
+    step: StepFn | None
+    before_gradients: BeforeFn | None
+    rule: Rule | None
+    parts: tuple[GradientTransformation, ...] | None
+
+
+def _remade(cls: type[GradientTransformation], pair: Any, traits: Traits | _Members) -> Any:
     return cls(*pair, **traits._asdict())
 
 

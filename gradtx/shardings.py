@@ -85,16 +85,16 @@ def on_explicit_axes(
         params: the parameters.
         extra_args: more arguments; functions are called as they are, on explicit axes.
     """
-    leaves = jax.tree.leaves(updates)
+    arrays = {n: v for n, v in extra_args.items() if not callable(v)}
+    leaves = jax.tree.leaves((updates, state, params, arrays))
     if not any(map(is_tracer, leaves)):
         with _told_to_compile(leaves):
             return run(updates, state, params, **extra_args)
     if explicit_mesh(leaves) is None:
         return run(updates, state, params, **extra_args)
     functions = {n: explicit(v, params) for n, v in extra_args.items() if callable(v)}
-    arrays = {n: v for n, v in extra_args.items() if not callable(v)}
     by_path = jax.tree_util.tree_leaves_with_path(updates)
-    found = {path_string(path): jax.typeof(x).sharding for path, x in by_path}
+    found = {path_string(path): jax.typeof(x).sharding for path, x in by_path if _mesh(x)}
 
     def inside(updates: Updates, state: State, params: Params | None, arrays: Any) -> Any:
         if shardings_are_known():

@@ -94,3 +94,19 @@ def test_containers_that_differ_are_named():
     one = {"a": [jnp.ones(1)]}
     with pytest.raises(ValueError, match="'a' is a tuple in the first and a list in the second"):
         flat.update({"a": (jnp.ones(1),)}, flat.init(one), one)
+
+
+@gradtx.transformation
+def _without_state():
+    def update(updates, state, params=None, **extra_args):
+        raise ValueError("what this needs")
+
+    return gradtx.GradientTransformation(lambda params: None, update)
+
+
+def test_a_state_that_init_makes_is_no_mistake():
+    with pytest.raises(ValueError, match="what this needs"):
+        _without_state().update(1.0, None)
+    tx = gradtx.named_chain(("gradtx", gradtx.adam(0.1)))
+    with pytest.raises(ValueError, match="shape"):
+        tx.update(jnp.ones(3), tx.init(jnp.ones(2)))

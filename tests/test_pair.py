@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -186,3 +187,45 @@ def test_what_is_built_within_a_trace_is_of_use_after_it():
     tx = gradtx.scale_by_rss(gradtx.linear_schedule(0.5, 0.1, 4))
     jax.jit(tx.init)(jnp.ones(2))
     np.testing.assert_array_equal(tx.init(jnp.ones(2)).inner_state.sum_of_squares, [0.5, 0.5])
+
+
+@gradtx.transformation
+def _computes_in_its_builder(b: gradtx.checks.NonNegative = 0.5):
+    c = jnp.float32(1) - b
+    return gradtx.stateless(lambda g, p: jax.tree.map(lambda x: c * x, g))
+
+
+@pytest.mark.parametrize("b", [0.5, lambda count: 0.5], ids=["number", "schedule"])
+def test_a_pair_may_be_built_inside_of_a_trace(b):
+    """JAX gets the same pair back: what its builder computes outlives the trace."""
+    tx = _computes_in_its_builder(b)
+    fresh = type(tx).declared(tx.declaration)  # not built yet
+    step = jax.jit(lambda tx, g: tx.update(g, tx.init(g))[0])
+    for size in (2, 3):
+        np.testing.assert_array_equal(step(fresh, jnp.ones(size)), 0.5)
+    np.testing.assert_array_equal(fresh.update(jnp.ones(2), fresh.init(jnp.ones(2)))[0], 0.5)
+
+
+def test_a_pair_without_arrays_is_not_built_again():
+    tx = gradtx.adam(1e-3)
+    leaves, treedef = jax.tree.flatten(tx)
+    assert leaves == [] and jax.tree.unflatten(treedef, leaves) is tx
+    swept = gradtx.adam(jnp.float32(1e-3))
+    assert jax.tree.unflatten(*jax.tree.flatten(swept)[::-1]) is not swept
+
+
+def _nothing(params):
+    return ()
+
+
+def _pass(updates, state, params=None):
+    return updates, state
+
+
+def test_a_pickle_of_a_pair_made_by_hand_is_read_as_before():
+    """Pickles of 0.1.0's development name a class of four fields beside the pair."""
+    pair = gradtx.GradientTransformation(_nothing, _pass)
+    rebuild, (cls, functions, _) = pair.__reduce__()
+    old = rebuild(cls, functions, sys.modules[cls.__module__]._Members(None, None, None, None))
+    assert tuple(old) == (_nothing, _pass) and old.step is None
+    assert tuple(pickle.loads(pickle.dumps(pair))) == (_nothing, _pass)

@@ -129,8 +129,7 @@ def save_checkpoint(
         "config": None if tx is None else to_config(tx),
         "state": state is not None,
     }
-    if background:
-        _finish_last()
+    _finish_last()  # which may write to the same path
     saved = {name: _saved(name, leaf, copy=background) for name, leaf in leaves}
     write = functools.partial(_write, path, where, header, described, saved)
     if background:  # one after another: at the end of a process no more threads can be started

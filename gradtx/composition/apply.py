@@ -131,7 +131,7 @@ def take_step(
         return on_explicit_axes(step, like, updates, state, params, extra_args)
     except (AttributeError, TypeError, ValueError) as error:
         if tx.declaration is not None:
-            explain(tx.declaration.name, error, updates, state, params)
+            explain(tx.declaration.name, error, tx.init, updates, state, params)
         raise
 
 

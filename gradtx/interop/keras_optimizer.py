@@ -217,7 +217,6 @@ def _keras_class() -> Any:
             """Make the state, as variables."""
             if self.built:
                 return
-            super().build(variables)
             trained: dict[str, Any] = {}
             for i, v in enumerate(variables):
                 if not self._overwrite_variable_with_gradient(v):  # a scale of float8
@@ -228,6 +227,7 @@ def _keras_class() -> Any:
                 state = load_state_dict(self.tx, self.params, state_dict(self._given))
                 if next(step_counters(state), None) is not None:
                     self._iterations.assign(iterations(state))
+            super().build(variables)  # once there is a state, or nothing is built
             paths, structure = jax.tree_util.tree_flatten_with_path(new)
             leaves = jax.tree.leaves(state)
             self.__dict__.update(

@@ -19,7 +19,7 @@ from gradtx.composition.apply import take_step
 from gradtx.numerics.control import in_form_of, inside
 from gradtx.numerics.steering import true_after
 from gradtx.packed import holds_packed
-from gradtx.pair import GradientTransformation
+from gradtx.pair import GradientTransformation, Scope
 from gradtx.paths import Where, mask_tree, path_string, with_paths
 from gradtx.storage import Encoded, is_encoded
 from gradtx.training.lookup import inner_jaxprs
@@ -392,6 +392,12 @@ def _apart(step: Callable[[Layer, list[Array]], Layer], now: Layer, grads: list[
 
 def _refuse_by_what_it_is(tx: GradientTransformation) -> None:
     for part in (tx, *tx.within):
+        if not part.inside and not _is_known(part):
+            raise ValueError(
+                f"inside: {_name(part) or 'a transformation made by hand'} sees all leaves, and a "
+                "layer comes without the others: write the rule by gradtx.elementwise, rowwise or "
+                "matrixwise, or make the step without inside"
+            )
         if part.before_gradients is not None:
             raise ValueError(
                 f"inside: {_name(part)} changes parameters before their gradients are taken; make "
@@ -402,6 +408,18 @@ def _refuse_by_what_it_is(tx: GradientTransformation) -> None:
                 f"inside: {_name(part)} sends gradients between devices by itself; make the step "
                 "without inside, or shard the batch and leave the sum to JAX"
             )
+
+
+def _is_known(tx: GradientTransformation) -> bool:
+    """Whether what `tx` computes cannot depend on which leaves there are besides.
+
+    Of gradtx's own builders tests show it, but for the one whose function is the user's.
+    """
+    if tx.rule is not None and tx.rule.scope is not Scope.TREE:
+        return True
+    builder = None if tx.declaration is None else tx.declaration.builder
+    own = builder is not None and builder.function.__module__.startswith("gradtx.")
+    return own and _name(tx) != "stateless"
 
 
 def _name(tx: GradientTransformation) -> str:

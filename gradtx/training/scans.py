@@ -83,8 +83,11 @@ class Loops:
         for eqn in self.eqns:
             read = [(at, v) for at, v in enumerate(eqn.invars) if _is_in(v, origin)]
             if eqn.primitive is convert_element_type_p and read and _inexact(eqn.outvars[0]):
-                origin[eqn.outvars[0]] = (origin[eqn.invars[0]][0], eqn.outvars[0].aval.dtype)
-                continue
+                leaf, dtype = origin[eqn.invars[0]]
+                # One cast becomes that of each layer. A second rounds what the first has rounded.
+                if dtype == self.jaxpr.invars[leaf].aval.dtype:
+                    origin[eqn.outvars[0]] = (leaf, eqn.outvars[0].aval.dtype)
+                    continue
             for at, v in read:
                 uses[origin[v][0]].append((eqn, at))
         returned = {origin[v][0] for v in self.jaxpr.outvars if _is_in(v, origin)}

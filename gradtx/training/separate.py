@@ -85,7 +85,8 @@ def _results(eqn: Any, kinds: list[Kind]) -> list[Kind]:
         return _run(inner, consts, kinds)
     if name in _LOOPS:
         return _LOOPS[name](eqn, kinds)
-    if name in _ELEMENTWISE:
+    same = name == "bitcast_convert_type" and eqn.invars[0].aval.shape == shapes[0]
+    if same or name in _ELEMENTWISE:
         return [_elementwise(eqn, kinds)] * len(shapes)
     if all(isinstance(k, Free) for k in kinds):
         if name == "broadcast_in_dim":
@@ -444,7 +445,7 @@ _ELEMENTWISE = frozenset(
         *("reduce_precision", "round", "rsqrt", "select_n", "shift_left"),
         *("shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt"),
         *("square", "stop_gradient", "sub", "tan", "tanh", "xor", "pvary", "pbroadcast"),
-        *("bitcast_convert_type", "sharding_constraint"),
+        "sharding_constraint",
     )
 )
 _OTHERS: dict[str, Callable[[Any, Sequence[Kind]], Any]] = {

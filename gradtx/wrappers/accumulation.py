@@ -36,13 +36,13 @@ class MultiStepsState(NamedTuple):
     """The state of `MultiSteps`, as in Optax.
 
     mini_step: i32[], micro-batches in this window; gradient_step: i32[], windows so far;
-    inner_opt_state: InnerState
+    inner_opt_state: the inner state; acc_grads: like the parameters, the mean (or sum) so far, zero
     if mini_step is 0; skip_state: what `should_skip_update_fn` last returned.
     """
 
     mini_step: Any
     gradient_step: Any
-    inner_opt_state: State
+    inner_opt_state: InnerState
     acc_grads: Slots
     skip_state: Any = ()
 

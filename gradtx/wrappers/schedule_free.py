@@ -26,7 +26,7 @@ from gradtx.schedules.piecewise import warmup_constant_schedule
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.momentum import kept_in
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.types import Array, DType, Params, ParamsT, Slots, State, Updates
+from gradtx.types import Array, DType, InnerState, Params, ParamsT, Slots, State, Updates
 
 Interpolation = Annotated[Any, Range(0.0, 1.0, low_open=True)]
 
@@ -35,7 +35,7 @@ class ScheduleFreeState(NamedTuple):
     """The base optimizer's state, its iterates, and the weights of the average.
 
     b1, weight_sum, max_lr: f32[] or wider; step_count: i32[], from 1 as in Optax;
-    base_optimizer_state: InnerState
+    base_optimizer_state: the base optimizer's; z: like the parameters, in float32 or wider unless
     given.
     """
 
@@ -43,7 +43,7 @@ class ScheduleFreeState(NamedTuple):
     weight_sum: Any
     step_count: Any
     max_lr: Any
-    base_optimizer_state: State
+    base_optimizer_state: InnerState
     z: Slots
 
     def eval_params(self, params: Params) -> Params:

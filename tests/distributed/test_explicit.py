@@ -79,3 +79,17 @@ def test_matrices_are_computed_by_their_owners(mesh):
     assert {kind: count for kind, (count, _) in by_kind(collectives(program)).items()} == {
         "all-to-all": 2
     }
+
+
+def test_gradients_may_be_constants_of_the_step(mesh):
+    tx = gradtx.muon(0.1)
+    with jax.set_mesh(mesh):
+        p = divided(params(), mesh)
+        grads = jax.tree.map(jnp.ones_like, p)
+        step = jax.jit(lambda p, s: gradtx.apply_gradients(tx, grads, p, s)[0])
+        got = step(p, tx.init(p))
+    want = gradtx.apply_gradients(
+        tx, jax.tree.map(jnp.ones_like, params()), params(), tx.init(params())
+    )[0]
+    for path, x in got.items():
+        np.testing.assert_allclose(x, want[path], rtol=1e-5, atol=1e-5)

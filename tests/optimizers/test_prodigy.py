@@ -60,7 +60,8 @@ def test_only_chosen_leaves_decay_and_all_count_in_the_estimate(mask):
     whole, none = gradtx.prodigy(weight_decay=0.3, **options), gradtx.prodigy(**options)
     states = [tx.init(path[0]) for tx in (masked, whole, none)]
     for p, g in zip(path, path[::-1], strict=True):
-        done = [tx.update(g, s, p) for tx, s in zip((masked, whole, none), states, strict=True)]
+        with gradtx.eager_programs(False):  # three programs differ in their last bits
+            done = [tx.update(g, s, p) for tx, s in zip((masked, whole, none), states, strict=True)]
         (got, with_decay, without), states = zip(*done, strict=True)
         chex.assert_trees_all_equal(*states)
         np.testing.assert_array_equal(got["w"], with_decay["w"])

@@ -109,7 +109,7 @@ def test_what_does_not_fit_is_refused():
         clipped(p, {"q": gradtx.ClippedHeads(2)}, jnp.ones(2))
     with pytest.raises(ValueError, match="none of layer"):
         clipped(p, heads, {"layer": jnp.ones(2)})
-    with pytest.raises(ValueError, match="'q' and '\\*'"):
+    with pytest.raises(ValueError, match=r"'\*' and 'q'"):
         clipped(p, {**heads, "*": gradtx.ClippedHeads(1)}, jnp.ones(2))
     rows = gradtx.Rows(jnp.array([0]), jnp.ones((1, 4)), (3, 4))
     tx = gradtx.qk_clip(heads)
