@@ -21,7 +21,7 @@ from gradtx.pair import (
 )
 from gradtx.paths import aligned, leaves_with_path
 from gradtx.rows import is_rows
-from gradtx.types import OTHER_STATE, EmptyState, Params, State, Updates
+from gradtx.types import OTHER_STATE, EmptyState, Params, State, Updates, is_stored
 
 
 @transformation
@@ -110,7 +110,7 @@ def chain_reading_old(slot: str, *links: GradientTransformation) -> GradientTran
     tx = chain(*links)
 
     def wait(path: Any, new: Any, p: Any, u: Any) -> Any:
-        if u is None or is_rows(u) or not hasattr(new, "dtype"):
+        if u is None or is_rows(u) or is_stored(new) or not hasattr(new, "dtype"):
             return new
         check_addable(path, p, u)
         return delay(new, after=add_update(p, u))
