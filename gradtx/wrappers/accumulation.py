@@ -254,7 +254,8 @@ def accumulate(
         inner: the optimizer; it is run on the mean, with the extra arguments of the last call, and
             with the sum of the window's weights as ``weight``.
         every: the number of micro-batches in a window, at least 1, or a schedule of the number of
-            windows so far.
+            windows so far. If it becomes smaller than what a window has, as when a run is loaded
+            with another number, the next micro-batch is the window's last, and all count.
         use_grad_mean: take the mean; otherwise the sum :math:`\sum_i w_i g_i`.
         should_skip_update_fn: ``(updates, gradient_step, params) -> (bool, tree)``, which
             micro-batches to leave out entirely, such as :func:`skip_not_finite`.

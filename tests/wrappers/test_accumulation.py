@@ -88,6 +88,14 @@ def test_schedules_tick_once_in_a_window():
     np.testing.assert_allclose(updates[3], -0.5 * (GS[2] + GS[3]) / 2, rtol=1e-5, atol=1e-7)
 
 
+def test_a_window_that_is_longer_than_it_should_be_ends_with_the_next_micro_batch():
+    """Three of four are collected when the number becomes two."""
+    (_, state), _ = run(gradtx.accumulate(gradtx.sgd(1.0), 4), GS[:3])
+    updates, state = gradtx.accumulate(gradtx.sgd(1.0), 2).update(GS[3], state, P)
+    np.testing.assert_allclose(updates, -GS[:4].mean(0), rtol=1e-5, atol=1e-6)
+    assert bool(gradtx.has_updated(state))
+
+
 def test_has_updated_on_the_state_of_something_else():
     tx = gradtx.chain(gradtx.clip(1.0), gradtx.accumulate(gradtx.sgd(0.1), 2))
     with pytest.raises(TypeError, match="not tuple; where that is a part"):
