@@ -207,8 +207,8 @@ def _convertible(old: Any, new: Any) -> bool:
 
 
 def form_of(array: Any) -> Any:
-    """What an array is kept as: its type, or its codec."""
-    return array.codec if is_encoded(array) else array.dtype
+    """What an array is kept as: its type, or its codec, of which any rounding may have made it."""
+    return array.codec._replace(rounding=None) if is_encoded(array) else array.dtype
 
 
 def _shown(array: Any) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from gradtx.checkpoint import matching
 from gradtx.checkpoint.config import to_config
 from gradtx.checkpoint.encoded import gathered, parts_of, written
-from gradtx.checkpoint.matching import Node, is_empty, match
+from gradtx.checkpoint.matching import Node, form_of, is_empty, match
 from gradtx.numerics.steering import is_tracer
 from gradtx.packed import packed_like, unpack
 from gradtx.pair import GradientTransformation, with_extra_args_support
@@ -346,7 +346,8 @@ def _check_array(path: str, value: Any) -> None:
 def _restored(leaf: Any, array: Any, value: Any, *, copy: bool) -> Any:
     # The state may be donated, so that what belongs to someone else is copied.
     make = functools.partial(jnp.array, copy=True) if copy else jnp.asarray
-    if is_encoded(leaf) and is_encoded(value) and leaf.codec == value.codec:
+    if is_encoded(leaf) and is_encoded(value) and form_of(leaf) == form_of(value):
+        value = leaf.holding(value)
         return jax.tree.map(lambda old, new: make(new, old.dtype), leaf, value)
     value = value.load() if is_encoded(value) else value
     if is_encoded(leaf):

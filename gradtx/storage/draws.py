@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from gradtx.types import Array
 
@@ -17,6 +18,7 @@ class Draws(NamedTuple):
         key: two numbers, int32.
         start: the place of the first entry, counted row by row.
         strides: for each dimension how many places lie between neighbours.
+        of_scale: whether they are to round the scales of blocks, and not their entries.
 
     >>> whole = Draws.of((1, 2), (4, 6))
     >>> bool(jnp.all(whole.uniform((4, 6))[1:, 2:] == whole.part((1, 2)).uniform((3, 4))))
@@ -26,6 +28,7 @@ class Draws(NamedTuple):
     key: tuple[Array | int, Array | int]
     start: Array | int
     strides: tuple[int, ...]
+    of_scale: bool = False
 
     @classmethod
     def of(cls, key: tuple[Array | int, Array | int], shape: tuple[int, ...]) -> "Draws":
@@ -47,15 +50,15 @@ class Draws(NamedTuple):
                 along = jax.lax.broadcasted_iota(jnp.int32, shape, axis)
                 place = place + along * _int32(stride)
         bits = _mixed(_mixed(place ^ self.key[0]) + self.key[1])
-        one = jax.lax.shift_right_logical(bits, 9) | 0x3F800000  # a float in [1, 2)
+        one = jax.lax.shift_right_logical(bits, np.int32(9)) | 0x3F800000  # a float in [1, 2)
         return jax.lax.bitcast_convert_type(one, jnp.float32) - 1
 
 
 def _mixed(x: Array) -> Array:
     """C. Wellons' lowbias32 (2018): each bit of the result depends on all bits of `x`."""
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
-        x = (x ^ jax.lax.shift_right_logical(x, shift)) * _int32(factor)
-    return x ^ jax.lax.shift_right_logical(x, 16)
+        x = (x ^ jax.lax.shift_right_logical(x, np.int32(shift))) * _int32(factor)
+    return x ^ jax.lax.shift_right_logical(x, np.int32(16))
 
 
 def _int32(x: Any) -> Any:

@@ -155,6 +155,7 @@ class Int4(Mapped):
     """The dynamic map of 4 bits, and the linear one without zero for what is not negative."""
 
     bits, block, per_byte = 4, 128, 2
+    keeps_signs = False
 
     def map(self, signed: bool) -> DynamicMap | LinearMap:
         return DynamicMap(4, True) if signed else LinearMap(4)

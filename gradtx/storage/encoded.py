@@ -13,7 +13,7 @@ from gradtx.storage.dithered import Dithered
 from gradtx.storage.draws import Draws
 from gradtx.storage.dynamic import Int4, Int8
 from gradtx.storage.floats import Float8, Short, Split
-from gradtx.storage.format import STOCHASTIC, Codec, Format
+from gradtx.storage.format import NEAREST, SCALE, Codec, Format
 from gradtx.types import Array
 
 FORMATS: dict[str, Format] = {
@@ -57,7 +57,7 @@ def as_codec(where: str, given: Any) -> Codec:
         problem = f"takes an integer as axis, not {codec.axis!r}"
     elif codec.signed not in (None, True, False):
         problem = f"is signed or not, by True or False, not {codec.signed!r}"
-    elif codec.rounding not in form.roundings:
+    elif codec.rounding not in (None, *form.roundings):
         problem = f"rounds to {' or '.join(form.roundings)}, not {codec.rounding!r}"
     if problem:
         raise ValueError(f"{where}: {codec.name} {problem}")
@@ -155,6 +155,8 @@ def _places(ndim: int, axis: int) -> Array:
 def parts_of(codec: Codec, x: Array, axis: int, draws: Draws | None) -> dict[str, Array]:
     """The parts of whole blocks, which lie along an axis, as `Format.encode` gives them."""
     form = FORMATS[codec.name]
+    if draws is not None:
+        draws = draws._replace(of_scale=codec.rounding == SCALE)
     parts = form.encode(x, axis, bool(codec.signed), draws)
     if form.per_byte == 2:
         parts["codes"] = _packed(parts["codes"], axis)
@@ -227,15 +229,18 @@ class Encoded:
 
         Args:
             x: a real array of at least one dimension.
-            codec: the codec; `signed` is True if it is None.
+            codec: the codec; `signed` is True if it is None, and `rounding` goes by it.
             key: a random key; only codecs that need one keep it.
         """
         form = FORMATS[codec.name]
         blocks = blocks_of(codec, x.shape)
+        signed = codec.signed is not False
         codec = codec._replace(
-            axis=None if blocks is None else blocks.axis, signed=codec.signed is not False
+            axis=None if blocks is None else blocks.axis,
+            signed=signed,
+            rounding=codec.rounding or (NEAREST if signed else form.of_averages),
         )
-        drawn = form.drawn or codec.rounding == STOCHASTIC
+        drawn = form.drawn or codec.rounding != NEAREST
         bits = None
         if drawn:
             bits = jax.random.key_data(jax.random.key(0) if key is None else key)
@@ -288,6 +293,14 @@ class Encoded:
         """A slot of another shape in the same codec, whose blocks lie along `axis`."""
         codec = self.codec._replace(axis=axis)
         return type(self)(parts, self.key, codec, shape, self.dtype)
+
+    def holding(self, other: "Encoded") -> "Encoded":
+        """The parts of another slot, in a codec that differs by its rounding at most.
+
+        Its random key is this one's, unless both have one.
+        """
+        key = self.key if self.key is None or other.key is None else other.key
+        return self._with(other.parts, key)
 
     def take(self, indices: Array) -> Array:
         """Some rows: alone if blocks lie within rows, otherwise out of the whole."""

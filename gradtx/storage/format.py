@@ -10,8 +10,10 @@ import jax.numpy as jnp
 from gradtx.storage.draws import Draws
 from gradtx.types import Array
 
-NEAREST, STOCHASTIC = "nearest", "stochastic"
+NEAREST, STOCHASTIC, SCALE = "nearest", "stochastic", "scale"
 TINY = float(jnp.finfo(jnp.float32).tiny)
+MOST = 2.0**126
+"""The largest scale: XLA divides by the reciprocal, and that of a larger one would become 0."""
 
 
 class Codec(NamedTuple):
@@ -24,18 +26,21 @@ class Codec(NamedTuple):
         axis: the axis along which a block lies; None for the first of those that need the fewest
             blocks. Along the last axis, rows of a table can be read and written by themselves.
         signed: whether entries may be negative; None to go by the slot: second moments are not.
-        rounding: ``"nearest"``, or ``"stochastic"``: up or down with the probabilities that make
-            the expected result exact.
+        rounding: ``"nearest"``; ``"stochastic"``: up or down with the probabilities that make the
+            expected result exact; in ``int8_companded`` also ``"scale"``, in which only the scale
+            of a block is rounded so. None for nearest, but for second moments, which would stand
+            still or fall too fast, ``"stochastic"`` in ``bf16`` and ``f16`` and ``"scale"`` in
+            ``int8_companded``.
 
     >>> Codec("int8", block=64)
-    Codec(name='int8', block=64, axis=None, signed=None, rounding='nearest')
+    Codec(name='int8', block=64, axis=None, signed=None, rounding=None)
     """
 
     name: str
     block: int | None = None
     axis: int | None = None
     signed: bool | None = None
-    rounding: str = NEAREST
+    rounding: str | None = None
 
 
 class Format:
@@ -45,6 +50,8 @@ class Format:
         block: how many entries share a scale by default; None if each is kept alone.
         per_byte: how many codes there are in a byte.
         roundings: the ways of rounding that it has.
+        of_averages: the one for moving averages that are not negative, if none is asked for.
+        keeps_signs: whether Lion learns with its momentum in it, while gradients fall.
         drawn: whether codes can only be read with the key with which they were written.
         types: of the parts, by their names, that `encode` gives in float32 and that are kept in
             a shorter type, of which they are numbers.
@@ -53,6 +60,8 @@ class Format:
     block: int | None = None
     per_byte: int = 1
     roundings: tuple[str, ...] = (NEAREST, STOCHASTIC)
+    of_averages: str = NEAREST
+    keeps_signs: bool = True
     drawn: bool = False
     types: Mapping[str, Any] = MappingProxyType({})
 
@@ -75,8 +84,8 @@ class Format:
 
 
 def largest(x: Array, axis: int) -> Array:
-    """The largest absolute value of each block: NaN or infinite if one of its entries is."""
-    return jnp.max(jnp.abs(x), axis, keepdims=True)
+    """The largest absolute value of each block, at most `MOST`; NaN if one of its entries is."""
+    return within(jnp.max(jnp.abs(x), axis, keepdims=True), 0, MOST)
 
 
 def over(x: Array, scale: Array) -> Array:

@@ -72,9 +72,12 @@ def store(
             possible; see docs/storage.md. The codes are the same.
 
     Counters, random keys, numbers of the whole tree, integers and complex leaves are kept as they
-    are. Second moments, whose fields are annotated `NonNegativeSlots`, get unsigned codes.
+    are. Second moments, whose fields are annotated `NonNegativeSlots`, get unsigned codes, and are
+    rounded at random where they would not fall as they should: see `Codec`.
 
-    State: that of `inner`, with :class:`gradtx.storage.Encoded` in place of slots.
+    State: that of `inner`, with :class:`gradtx.storage.Encoded` in place of slots. ``init`` decides
+    which leaves are in codecs, and how these round: another state of the same codecs goes on as it
+    is kept, whatever `min_size` and `exempt` are, and :func:`in_storage_of` applies them to it.
 
     Raises:
         ValueError: an unknown codec, or an option that it does not have, when built; by ``init`` a

@@ -205,7 +205,8 @@ def test_slots_in_shorter_floats_are_not_copied(codec):
         return gradtx.apply_gradients(tx, g, p, s)
 
     lowered = jax.jit(step, donate_argnums=(0, 1)).lower(p, jax.eval_shape(tx.init, p), p)
-    assert lowered.compile().memory_analysis().temp_size_in_bytes < 1024
+    # Where random numbers are drawn, their keys need some hundred bytes; a slot is a megabyte.
+    assert lowered.compile().memory_analysis().temp_size_in_bytes < 4096
 
 
 @pytest.mark.parametrize(

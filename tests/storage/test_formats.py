@@ -14,6 +14,7 @@ from gradtx.storage.dynamic import DynamicMap
 
 NAMES = sorted(FORMATS)
 QUICK = ("int8", "int4")
+slow = pytest.mark.slow
 LENGTH = 512
 
 
@@ -274,15 +275,36 @@ def test_the_expanded_range_keeps_a_share_of_every_entry(signed):
 @pytest.mark.parametrize("signed", [True, False])
 @pytest.mark.parametrize("name", some(*NAMES))
 def test_what_is_not_a_number_is_never_silently_zero(name, signed):
+    """What is infinite is read as the largest number that there is room for."""
     for bad in (np.nan, np.inf, *([-np.inf] if signed else [])):
         x = np.abs(samples(True, (LENGTH,)))
         x[5] = bad
         got = trip(x, name, signed)
-        assert not np.isfinite(got[5])
+        assert np.isnan(got[5]) if np.isnan(bad) else 6e4 < got[5] * np.sign(bad) < np.inf
         block = FORMATS[name].block or 1
         x[5] = 1.0
         others = slice(block + 6, None)  # other blocks are as they were
         np.testing.assert_array_equal(got[others], trip(x, name, signed)[others])
+
+
+ROUNDINGS = [(n, r) for n in NAMES for r in FORMATS[n].roundings]
+
+
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize(
+    ("name", "rounding"),
+    [pytest.param(*c, marks=[] if c[0] == "f16" else pytest.mark.slow) for c in ROUNDINGS],
+)
+@given(x=vectors(), power=st.integers(-30, 38), bad=st.sampled_from([3.4e38, 65519, np.inf]))
+def test_codes_are_finite_where_numbers_are_not_nan(name, rounding, signed, x, power, bad):
+    """Numbers and scales stop at the largest ones, whatever is beside them in the block."""
+    x = np.float32(np.clip(x * 10.0**power, -3.4e38, 3.4e38))
+    x[[3, 300]] = bad, -bad
+    x = x if signed else np.abs(x)
+    loaded, parts = through(name, signed, rounding)(x, jax.random.key(0))
+    for found in (loaded, *parts.values()):
+        assert np.isfinite(np.float64(found)).all()
+    assert loaded[3] > 6e4 or bad < 1e38
 
 
 @pytest.mark.parametrize("signed", [True, False])
@@ -388,3 +410,22 @@ def test_shapes_that_blocks_do_not_divide(name, shape):
     assert slot.load().shape == shape
     error = np.abs(slot.load() - x).max() / np.abs(x).max()
     assert error < 0.13
+
+
+@pytest.mark.parametrize(
+    ("name", "rounding"),
+    [pytest.param(*c, marks=[] if c == ("bf16", "stochastic") else slow) for c in ROUNDINGS],
+)
+def test_codes_are_the_same_in_double_precision(name, rounding):
+    x, c = samples(True, (LENGTH,)), codec(name, rounding=rounding)
+
+    def both():
+        slot = Encoded.of(jnp.asarray(x), c, jax.random.key(3))
+        return slot.load(), slot.parts
+
+    want = both()
+    with jax.enable_x64(True):
+        found = both()
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(want), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)

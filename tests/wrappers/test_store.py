@@ -1,5 +1,6 @@
 """Slots in codecs under any transformation: what is stored, saved, placed, and what goes wrong."""
 
+import functools
 import json
 import pickle
 
@@ -446,6 +447,225 @@ def test_kernels_are_found_in_a_time_that_grows_with_the_leaves(monkeypatch):
         return len(looks)
 
     assert 0 < count(32) < 2.2 * count(16)
+
+
+# Numbers that are too large, and averages that fall.
+
+LARGE = (9e3, 1e6, 1e20, 3e38)
+CODECS = [gradtx.Codec(name) for name in FORMATS]
+CODECS += [gradtx.Codec(n, rounding="stochastic") for n in FORMATS if FORMATS[n].roundings[1:]]
+
+
+@functools.cache
+def after_large_ones(name, codec=None):
+    """The updates of some steps, and the state after each, with one large gradient in each leaf."""
+    tx = CATALOGUE[name].make()
+    if codec is not None:
+        tx = gradtx.store(tx, codec, min_size=1, exempt=())
+    p = params()
+
+    def run(large):
+        gs = contract_grads(5)
+        gs = {"b": gs["b"].at[1, 0].set(large), "w": gs["w"].at[1, 1, 1].set(-large)}
+        if CATALOGUE[name].examples and codec is not None:  # `step` does so for it alone
+            gs = jax.tree.map(lambda g: g[:, None], gs)
+
+        def body(carry, g):
+            carry, updates = step(tx, carry, g)
+            return carry, (updates, carry[1])
+
+        return jax.lax.scan(body, (p, tx.init(p)), gs)[1]
+
+    return jax.jit(jax.vmap(run))(jnp.asarray(LARGE))
+
+
+def each(check, tree):
+    """For each of the large gradients, whether all numbers pass a check."""
+    leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.number)]
+    return np.all([check(np.float32(x)).reshape(len(LARGE), -1).all(1) for x in leaves], axis=0)
+
+
+def coded(state):
+    return [x.parts for x in jax.tree.leaves(state, is_leaf=is_encoded) if is_encoded(x)]
+
+
+def each_with_two_codecs():
+    """Each optimizer with two codecs, in turn; Adam with all.
+
+    Not those that compare slots with more than moments: the lengths of columns become zero beside
+    a longer one, and the sum of Prodigy's gradients ends where its numerator does not. And not with
+    dither, which makes what is positive negative if it is not declared so.
+    """
+    others = ("offload", "store", "muown", "sizes_and_directions", "prodigy")
+    names = [n for n in CATALOGUE if n not in others]
+    pairs = [(n, CODECS[(i + k) % len(CODECS)]) for i, n in enumerate(names) for k in (0, 7)]
+    pairs = [(n, c) for n, c in pairs if c.name != "int4_dithered"]
+    pairs += [("scale_by_adam", codec) for codec in CODECS]
+    return [
+        pytest.param(n, c, id=f"{n}-{c.name}-{c.rounding}", marks=[] if sample == (n, c) else slow)
+        for n, c in dict.fromkeys(pairs)
+        for sample in [("scale_by_adam", gradtx.Codec("f16"))]
+    ]
+
+
+@pytest.mark.parametrize(("name", "codec"), each_with_two_codecs())
+def test_large_gradients_leave_finite_codes_and_updates(name, codec):
+    """Where without a codec updates are finite and slots at most infinite, as the squares are."""
+    updates, state = after_large_ones(name, codec)
+    plain, slots_of_plain = after_large_ones(name)
+    fine = each(np.isfinite, plain) & each(lambda x: ~np.isnan(x), slots_of_plain)
+    assert fine[0]
+    assert np.all(each(np.isfinite, (updates, coded(state))) | ~fine)
+
+
+def test_a_large_gradient_does_not_stop_an_entry():
+    """The second moment is beyond float16 after one gradient of 9,000."""
+
+    def trained(tx):
+        def body(carry, t):
+            p, state = carry
+            g = jnp.where(t == 5, 9e3, jnp.sign(p))
+            updates, state = tx.update(g, state, p)
+            return (gradtx.apply_updates(p, updates), state), None
+
+        p = jnp.ones(1)
+        return jax.lax.scan(body, (p, tx.init(p)), jnp.arange(60))[0][0]
+
+    plain, half = (trained(t) for t in (ADAM, gradtx.store(ADAM, "f16", min_size=1)))
+    np.testing.assert_allclose(1 - half, 1 - plain, rtol=0.1)
+
+
+ADAM = gradtx.adam(1e-2)
+SPOILED = {"bf16": 1, "f16": 1, "bf16+8": 1}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n == "int8" else slow) for n in FORMATS]
+)
+def test_what_an_infinite_gradient_spoils(name):
+    """One parameter, as without a codec, and the pace of the others in its block at most."""
+    tx = gradtx.store(ADAM, gradtx.Codec(name, rounding="nearest"), min_size=1)
+
+    def run(bad):
+        def body(carry, t):
+            p, state = carry
+            g = jnp.sin(jnp.arange(1024.0) + t).at[300].add(jnp.where(t == 2, bad, 0))
+            updates, state = tx.update(g, state, p)
+            return (gradtx.apply_updates(p, updates), state), None
+
+        p = jnp.zeros(1024)
+        return jax.lax.scan(body, (p, tx.init(p)), jnp.arange(6))[0]
+
+    (want, _), (found, state) = (jax.jit(run)(bad) for bad in (0.0, jnp.inf))
+    assert np.flatnonzero(~np.isfinite(found)).tolist() == [300]
+    changed = int((np.asarray(found) != want).sum())
+    assert changed <= SPOILED.get(name, FORMATS[name].block)
+    for part in jax.tree.leaves(coded(state)):
+        assert np.isfinite(np.float32(part)).all()
+
+
+@functools.cache
+def fallen(tx, steps):
+    """The slots after one gradient, and after many zeros."""
+    g = jnp.asarray(np.random.default_rng(0).normal(size=(64, 64)) * 7, jnp.float32)
+
+    def body(state, _):
+        return tx.update(jnp.zeros_like(g), state, g)[1], None
+
+    def run():
+        first = tx.update(g, tx.init(g), g)[1]
+        return first, jax.lax.scan(body, first, length=steps)[0]
+
+    return [dict(slots(state)) for state in jax.jit(run)()]
+
+
+def slots(state):
+    """Slots that are moving averages of what is not negative, and others, decoded."""
+    found = []
+
+    def look(holder, name, tree):
+        kind = name.rpartition(".")[2] in nonnegative_fields(holder)
+        for i, x in enumerate(jax.tree.leaves(tree, is_leaf=is_encoded)):
+            x = x.load() if is_encoded(x) else x
+            found.append(((name, i, kind), np.abs(np.asarray(x, np.float64))))
+        return tree
+
+    map_slots(state, look)
+    return found
+
+
+AVERAGES = {
+    "scale_by_adam": (gradtx.scale_by_adam(), 2000),
+    "slow": (gradtx.scale_by_adam(b2=0.9999), 2000),
+    "scale_by_lion": (gradtx.scale_by_lion(), 2000),
+    "scale_by_rms": (gradtx.scale_by_rms(decay=0.99), 300),
+    "adan": (gradtx.adan(1.0), 300),
+    "factored": (gradtx.scale_by_factored_rms(min_dim_size_to_factor=8), 300),
+    "came": (gradtx.came(1.0), 300),
+}
+"""Moving averages and a number of steps in which they do not fall below all that float16 has."""
+
+FALLING = [("scale_by_adam", gradtx.Codec(n)) for n in ("bf16", "int8_companded")]
+
+
+@pytest.mark.parametrize(
+    ("name", "codec"),
+    [
+        pytest.param(n, c, id=f"{n}-{c.name}-{c.rounding}", marks=[] if (n, c) in FALLING else slow)
+        for n in AVERAGES
+        for c in map(gradtx.Codec, FORMATS)
+    ],
+)
+def test_averages_fall_as_fast_as_in_float32(name, codec):
+    """Their mean over the entries; a momentum falls to less than a hundredth of what it was."""
+    tx, steps = AVERAGES[name]
+    start, want = fallen(tx, steps)
+    first, got = fallen(gradtx.store(tx, codec, min_size=1), steps)
+    for key in [key for key in want if start[key].any()]:
+        share, exact = (b[key].mean() / a[key].mean() for a, b in ((first, got), (start, want)))
+        np.testing.assert_allclose(share, exact, rtol=0.1, atol=0 if key[-1] else 0.01)
+
+
+def nearest(state):
+    """A state as it was when second moments were rounded to nearest in every codec."""
+
+    def one(x):
+        if not is_encoded(x):
+            return x
+        return Encoded(x.parts, None, x.codec._replace(rounding="nearest"), x.shape, x.dtype)
+
+    return jax.tree.map(one, state, is_leaf=is_encoded)
+
+
+@pytest.mark.parametrize("name", ["bf16", pytest.param("int8_companded", marks=slow)])
+def test_a_state_rounded_in_another_way_is_read_as_it_is(name):
+    """And goes on: loaded with the rounding of the transformation, in memory with its own."""
+    tx = gradtx.store(gradtx.adamw(1e-3), name)
+    p, state = run(tx, range(2))
+    before = nearest(state)
+    loaded = gradtx.load_state_dict(tx, p, gradtx.state_dict(before))
+    assert jax.tree.structure(loaded) == jax.tree.structure(state)
+    back = gradtx.store(gradtx.adamw(1e-3), gradtx.Codec(name, rounding="nearest"))
+    again = gradtx.load_state_dict(back, p, gradtx.state_dict(state))
+    assert jax.tree.structure(again) == jax.tree.structure(before)
+    for found in (loaded, again):
+        same(coded(found), coded(state))
+    want = run(
+        gradtx.adamw(1e-3), range(2, 4), gradtx.in_storage_of(gradtx.adamw(1e-3), p, state), p
+    )
+    for found in (loaded, before):
+        new, after = run(tx, range(2, 4), found, p)
+        assert jax.tree.structure(after) == jax.tree.structure(found)
+        np.testing.assert_allclose(new["w"], want[0]["w"], atol=2e-4)
+
+
+def test_a_state_with_other_leaves_in_codecs_goes_on_as_it_is():
+    """`min_size` and `exempt` count in `init`; `in_storage_of` applies them to a state."""
+    inner, g = gradtx.ema(0.9), jnp.ones(8192)
+    before, now = (gradtx.store(inner, min_size=n) for n in (1, 10**6))
+    _, state = before.update(g, before.init(g))
+    same(now.update(g, state), before.update(g, state))
+    assert kept(gradtx.in_storage_of(now, g, state)) == {}
 
 
 @pytest.mark.parametrize(
