@@ -209,7 +209,8 @@ def test_a_pair_may_be_built_inside_of_a_trace(b):
 def test_a_pair_without_arrays_is_not_built_again():
     tx = gradtx.adam(1e-3)
     leaves, treedef = jax.tree.flatten(tx)
-    assert leaves == [] and jax.tree.unflatten(treedef, leaves) is tx
+    assert leaves == []
+    assert jax.tree.unflatten(treedef, leaves) is tx
     swept = gradtx.adam(jnp.float32(1e-3))
     assert jax.tree.unflatten(*jax.tree.flatten(swept)[::-1]) is not swept
 
@@ -227,5 +228,6 @@ def test_a_pickle_of_a_pair_made_by_hand_is_read_as_before():
     pair = gradtx.GradientTransformation(_nothing, _pass)
     rebuild, (cls, functions, _) = pair.__reduce__()
     old = rebuild(cls, functions, sys.modules[cls.__module__]._Members(None, None, None, None))
-    assert tuple(old) == (_nothing, _pass) and old.step is None
+    assert tuple(old) == (_nothing, _pass)
+    assert old.step is None
     assert tuple(pickle.loads(pickle.dumps(pair))) == (_nothing, _pass)

@@ -9,10 +9,11 @@ import numpy as np
 
 from gradtx.composition.roles import ByRole, Role
 from gradtx.inspection.hyperparams import hyperparams
-from gradtx.inspection.slots import slots_by_name
+from gradtx.inspection.slots import map_slots, slots_by_name
 from gradtx.pair import Communication, GradientTransformation, with_extra_args_support
 from gradtx.paths import path_string, with_paths
-from gradtx.storage import is_encoded
+from gradtx.storage import FORMATS, is_encoded
+from gradtx.storage.format import NEAREST
 from gradtx.training.rounding import loses_small_steps
 from gradtx.types import Params, PyTree
 
@@ -146,7 +147,8 @@ def describe(tx: GradientTransformation, params: Params) -> Description:
         A `Description`: links, hyperparameters, for each slot its types or codecs, its shapes and
         bytes, the leaves that :func:`store` left as they are, the bytes that a device sends in a
         step if there are several devices (on average and at most), a warning where rounding to
-        nearest would leave parameters where they are, and the roles of leaves if `tx` goes by them
+        nearest would leave parameters where they are, or a codec would lose the signs by which an
+        optimizer steps, and the roles of leaves if `tx` goes by them
         (`ByRole`).
 
     >>> import gradtx, jax.numpy as jnp
@@ -183,7 +185,8 @@ def describe(tx: GradientTransformation, params: Params) -> Description:
         message_bytes=sent_bytes(tx, params),
         peak_message_bytes=sent_bytes(tx, params, peak=True),
         roles=_roles(tx, params),
-        warning=loses_small_steps(params, state),
+        warning="; ".join(filter(None, (loses_small_steps(params, state), _loses_signs(state))))
+        or None,
         kept_whole=_kept_whole(state),
     )
 
@@ -201,6 +204,26 @@ def _kept_whole(state: PyTree) -> tuple[str, ...]:
             if not is_encoded(leaf):
                 found.append("/".join(filter(None, (name, path_string(path)))))
     return tuple(found) if encoded else ()
+
+
+def _loses_signs(state: PyTree) -> str | None:
+    """The warning about momenta in codecs in which they have no signs to step by."""
+    found: dict[str, str] = {}
+
+    def look(holder: Any, name: str, tree: PyTree) -> PyTree:
+        for x in jax.tree.leaves(tree, is_leaf=is_encoded):
+            lost = is_encoded(x) and x.codec.rounding == NEAREST
+            if lost and hasattr(holder, "steps_by_sign") and not FORMATS[x.codec.name].keeps_signs:
+                found[name] = x.codec.name
+        return tree
+
+    map_slots(state, look)
+    if not found:
+        return None
+    return (
+        f"steps go by the signs of {', '.join(f'{n} in {c}' for n, c in found.items())}, which "
+        "are lost as gradients fall: see docs/storage.md"
+    )
 
 
 def _abstract(params: Params) -> bool:

@@ -22,6 +22,11 @@ class ScaleByLionState(NamedTuple):
     count: Counter
     mu: Slots
 
+    @property
+    def steps_by_sign(self) -> bool:
+        """Whether an entry of the momentum counts in full however small it is."""
+        return True
+
 
 @transformation
 def scale_by_lion(

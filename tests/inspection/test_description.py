@@ -15,3 +15,18 @@ def test_describe_counts_bytes_without_allocating():
     }
     assert described.state_bytes == 6 * 10**12 + 4
     assert "(1000000, 1000000)" in str(described)
+
+
+def test_a_codec_without_signs_under_lion():
+    """A momentum below the least number of float16 is zero, and its entry has no direction."""
+    p = {"w": jnp.zeros((64, 128))}
+
+    def warned(tx):
+        return gradtx.describe(tx, p).warning
+
+    lion, random = gradtx.lion(1e-3), gradtx.Codec("int4", rounding="stochastic")
+    for codec in ("f16", "int4", "int4_companded"):
+        assert f"signs of 0.mu in {codec}, which are lost" in warned(gradtx.store(lion, codec))
+    for tx in (lion, *(gradtx.store(lion, c) for c in ("bf16", "int8", random))):
+        assert warned(tx) is None
+    assert warned(gradtx.store(gradtx.adamw(1e-3), "f16")) is None
