@@ -271,8 +271,9 @@ def test_a_save_in_the_background_holds_what_was_there(path):
     chex.assert_trees_all_equal(run.state, wanted[1])
 
 
-def test_a_save_waits_for_the_one_in_the_background(path):
+def test_a_save_waits_for_the_one_in_the_background(tmp_path):
     """Otherwise the older one could end last, and take the place of the newer one."""
+    path = tmp_path / "run.npz"
     large = {"w": jnp.zeros(2_000_000)}
     saving = save_checkpoint(path, large, step=1, background=True)
     save_checkpoint(path, {"w": jnp.zeros(3)}, step=2)
