@@ -654,6 +654,7 @@ from gradtx.training.rounding import (
 )
 from gradtx.training.solve import Solution as Solution, Status as Status, solve as solve
 from gradtx.packed import Packed as Packed, pack as pack, unpack as unpack
+from gradtx.training.inside import InsidePlan as InsidePlan
 from gradtx.training.step import TrainStep as TrainStep, make_step as make_step
 
 # Rows of tables.

@@ -566,38 +566,12 @@ def test_a_slice_of_a_stack_is_not_the_whole_stack():
 
 INSIDE = """
 import json
-from benchmarks import aot
-import jax, jax.numpy as jnp, gradtx
+from benchmarks.inside import WIDTH, peaks
 
-layers, width, tokens = 24, 1024, 2048
-shapes = {"a": (layers, width, 4 * width), "b": (layers, 4 * width, width)}
-
-def layer(h, w):
-    return h + jnp.tanh(h @ w["a"]) @ w["b"], None
-
-def loss(p, x, y):
-    h, _ = jax.lax.scan(jax.checkpoint(layer), x, p)
-    return jnp.mean((h.astype(jnp.float32) - y) ** 2)
-
-adamw = gradtx.adamw(1e-3)
-for chip, device in aot.available().items():
-    here = aot.SingleDeviceSharding(device)
-    for tx, dtype in ((adamw, jnp.float32), (gradtx.store(adamw), jnp.bfloat16)):
-        p = {n: jax.ShapeDtypeStruct(shape, dtype) for n, shape in shapes.items()}
-        s = jax.eval_shape(tx.init, p)
-        x = jax.ShapeDtypeStruct((tokens, width), dtype)
-        y = jax.ShapeDtypeStruct((tokens, width), jnp.float32)
-        def step(p, s, x, y):
-            return gradtx.minimize(loss, tx, p, s, x, y, inside=True)
-        run = jax.jit(step, donate_argnums=(0, 1), in_shardings=here, out_shardings=here)
-        memory = run.lower(p, s, x, y).compile().memory_analysis()
-        one = 2 * 4 * width * width * 4  # a layer's gradients in float32
-        print(json.dumps({
-            "chip": chip,
-            "dtype": jnp.dtype(dtype).name,
-            "peak": memory.peak_memory_in_bytes,
-            "least": aot.stored((p, s)) + layers * aot.stored(x) + 1.5 * one,
-        }))
+one = 2 * 4 * WIDTH * WIDTH * 4  # a layer's gradients in float32
+for chip, case, peak in peaks(True):
+    found = {"peak": peak.peak, "least": peak.least + 1.5 * one}
+    print(json.dumps({"chip": chip, "case": case, **found}))
 """
 
 

@@ -4,8 +4,7 @@
 times the rate of the others, and a callback of Keras lowers both. The file that Keras writes holds
 the optimizer and its state.
 
-Search: Keras, TensorFlow, compile, fit, callback, ReduceLROnPlateau, learning rate multiplier,
-per-layer learning rate, LRMultiplier, layer-wise, discriminative learning rates, KERAS_BACKEND
+Search: Keras, fit, compile, callback, ReduceLROnPlateau, learning rate multiplier, layer-wise
 """
 
 import os

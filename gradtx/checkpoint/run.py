@@ -88,7 +88,8 @@ def save_checkpoint(
         keys: a tree of random keys, and of any other arrays that the run needs to continue.
         form: ``"npz"``, ``"safetensors"`` or ``"orbax"``; by the suffix by default.
         background: return as soon as everything has been copied, and write meanwhile. The run may
-            go on, and donate its arrays. The next save waits for this one, and so does the end of the process, except that Orbax cannot write then: wait for its result.
+            go on, and donate its arrays. The next save waits for this one, and so does the end of
+            the process, except that Orbax cannot write then: wait for its result.
             If the process is killed, what was there before stays.
 
     Returns:

@@ -343,11 +343,11 @@ def minimize(
         trainable: which leaves to train, as in :func:`select`. The others get no gradient, no slots
             and no update.
         extra_args: passed to ``tx.update`` besides `value`, `grad` and `value_fn`, which are always
-            passed.
+            passed; with `inside` only `value` is.
         rounding_key: a random key, to be used once, with which parameters in bfloat16 or float16
             are rounded up or down at random, as by :func:`apply_updates`; None to round to nearest.
-        inside: which stacked parameters are updated inside of the backward pass, as in
-            :func:`make_step`.
+        inside: True, or which stacked parameters are updated inside of the backward pass, chosen
+            as in :func:`select`; see :func:`make_step`.
 
     Returns:
         ``(params, state, value)`` or ``(params, state, (value, aux))``, with the value of the loss
