@@ -46,8 +46,12 @@ class Expansion:
     def pair(self) -> Any:
         """The `GradientTransformation` that the builder returned, for the first step's values."""
         declaration = self.schedules.at_start() if self.schedules else self.declaration
-        with jax.ensure_compile_time_eval():  # the pair outlives a trace in which it may be built
-            return declaration.builder.call(declaration.arguments)
+        return declaration.builder.call(declaration.arguments)
+
+    @property
+    def is_built(self) -> bool:
+        """Whether that pair is there."""
+        return "pair" in vars(self)
 
     @functools.cached_property
     def traits(self) -> Any:

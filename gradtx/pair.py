@@ -168,6 +168,7 @@ class GradientTransformation(_Pair, Declared):
     # Without __slots__ the subclass has a __dict__, in which these and a declaration are kept.
     _traits: Traits
     _expansion: Expansion | None = None
+    _is_built = False
 
     def __new__(
         cls,
@@ -267,6 +268,14 @@ class GradientTransformation(_Pair, Declared):
         """The transformations inside of it, at every depth."""
         return tuple(found for tx in self.inside for found in (tx, *tx.within))
 
+    @property
+    def is_built(self) -> bool:
+        """Whether it, and all that is inside, has been built: then no trace can leave a tracer."""
+        if self._is_built or (self._expansion is not None and not self._expansion.is_built):
+            return self._is_built
+        self._is_built = all(tx.is_built for tx in (*self.inside, *(tx for _, tx in self.children)))
+        return self._is_built
+
     def check_numbers(self) -> None:
         """Raise ValueError if a hyperparameter is several numbers that nothing maps over."""
         if self.declaration is not None:
@@ -361,7 +370,7 @@ class _Structure:
 
     Args:
         key: what is compared.
-        pair: the pair itself if it has no arrays, so that a trace need not build it again.
+        pair: the pair itself if it has no arrays. If it is built, a trace need not do so again.
     """
 
     def __init__(self, key: Any, pair: GradientTransformation | None) -> None:
@@ -382,8 +391,9 @@ def _register(cls: type[GradientTransformation]) -> None:
         return arrays, _Structure(key, None if arrays else tx)
 
     def unflatten(structure: _Structure, arrays: Any) -> GradientTransformation:
-        if structure.pair is not None:
-            return structure.pair
+        pair = structure.pair
+        if pair is not None and (pair.declaration is None or pair.is_built):
+            return pair
         return cls.declared(Declaration.unflatten(structure.key, arrays))
 
     jax.tree_util.register_pytree_node(cls, flatten, unflatten)

@@ -196,10 +196,11 @@ def _computes_in_its_builder(b: gradtx.checks.NonNegative = 0.5):
 
 
 @pytest.mark.parametrize("b", [0.5, lambda count: 0.5], ids=["number", "schedule"])
-def test_a_pair_may_be_built_inside_of_a_trace(b):
-    """JAX gets the same pair back: what its builder computes outlives the trace."""
-    tx = _computes_in_its_builder(b)
-    fresh = type(tx).declared(tx.declaration)  # not built yet
+@pytest.mark.parametrize("wrap", [lambda tx: tx, gradtx.chain], ids=["alone", "in a chain"])
+def test_a_pair_may_be_built_inside_of_a_trace(b, wrap):
+    """What its builder computes there must not outlive the trace."""
+    tx = wrap(_computes_in_its_builder(b))
+    fresh = pickle.loads(pickle.dumps(tx)) if b == 0.5 else tx  # not built yet
     step = jax.jit(lambda tx, g: tx.update(g, tx.init(g))[0])
     for size in (2, 3):
         np.testing.assert_array_equal(step(fresh, jnp.ones(size)), 0.5)

@@ -269,10 +269,11 @@ def _shapes_of_state(tx: GradientTransformation, params: Params) -> State:
         program, shapes = jax.make_jaxpr(init, return_shape=True)(params)
     except Exception:
         return init(params)
-    # Shapes do not say in which memory an array is kept.
+    # Shapes do not say in which memory an array is kept, nor with which key codes are made.
     host = jax.memory.Space.Host
     on_host = any(getattr(x, "memory_space", None) == host for x in program.out_avals)
-    return init(params) if on_host else shapes
+    in_codes = any(map(is_encoded, jax.tree.leaves(shapes, is_leaf=is_encoded)))
+    return init(params) if on_host or in_codes else shapes
 
 
 def _is_shape(leaf: Any) -> bool:

@@ -25,7 +25,7 @@ def row_major(tree: PyTree) -> PyTree:
     Raises:
         ValueError: a `jax.ShapeDtypeStruct` has no sharding.
 
-    >>> import jax.numpy as jnp
+    >>> import jax, jax.numpy as jnp
     >>> formats = row_major({"table": jnp.zeros((8, 2)), "b": jnp.zeros(2)})
     >>> formats["table"].layout.major_to_minor
     (0, 1)

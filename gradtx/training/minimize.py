@@ -343,7 +343,7 @@ def minimize(
         trainable: which leaves to train, as in :func:`select`. The others get no gradient, no slots
             and no update.
         extra_args: passed to ``tx.update`` besides `value`, `grad` and `value_fn`, which are always
-            passed; with `inside` only `value` is.
+            passed; only `value` is where a step is taken layer by layer.
         rounding_key: a random key, to be used once, with which parameters in bfloat16 or float16
             are rounded up or down at random, as by :func:`apply_updates`; None to round to nearest.
         inside: True, or which stacked parameters are updated inside of the backward pass, chosen

@@ -25,7 +25,7 @@ def flatten(inner: GradientTransformation) -> GradientTransformation:
     State: the inner transformation's, for the vector. Leaves of several types make one vector per
     type, in a dict; Optax widens them all to one type.
 
-    >>> import gradtx
+    >>> import gradtx, jax.numpy as jnp
     >>> tx, params = flatten(gradtx.adam(0.1)), {"a": jnp.zeros(2), "b": jnp.zeros((2, 2))}
     >>> gradtx.get_slot(tx.init(params), "mu").shape
     (6,)

@@ -94,7 +94,7 @@ def test_without_logits_nothing_is_clipped():
     p = weights(q=(2, 2))
     tx = gradtx.qk_clip({"q": gradtx.ClippedHeads(1)})
     updates, _ = tx.update(p, tx.init(p), p)
-    assert updates is p
+    np.testing.assert_array_equal(updates["q"], p["q"])
 
 
 def test_what_does_not_fit_is_refused():

@@ -25,6 +25,7 @@ from tests.test_contracts import (
     step,
     take,
     takes_examples,
+    two,
 )
 
 
@@ -462,7 +463,7 @@ def after_large_ones(name, codec=None):
     tx = CATALOGUE[name].make()
     if codec is not None:
         tx = gradtx.store(tx, codec, min_size=1, exempt=())
-    p = params()
+    p = two()
 
     def run(large):
         gs = contract_grads(5)
