@@ -47,6 +47,9 @@ import pytest
 TESTS = pathlib.Path(__file__).parent
 ROOT = TESTS.parent
 RULES = (
+    "engine/[!_]*.py",
+    "composition/[!_]*.py",
+    "checkpoint/[!_]*.py",
     "optimizers/[!_]*.py",
     "transforms/[!_]*.py",
     "wrappers/[!_]*.py",
@@ -62,7 +65,7 @@ SHARED = {
     "storage": "storage/test_formats.py",
 }
 # What the sources of some modules hold, and the file that tests it beside their own.
-ELSEWHERE = {"staggered": "optimizers/test_matrices.py", "def run_if": "wrappers/test_branching.py"}
+ELSEWHERE = {"staggered": "optimizers/test_matrices.py", "def run_if": "composition/test_gate.py"}
 # A test whose processors take longer hangs: its process ends, and the mutant with it.
 SECONDS = 60
 
