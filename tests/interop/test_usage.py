@@ -275,4 +275,4 @@ def test_the_command(tmp_path):
         done.stdout
         == "files: 1; names of Optax: 1 used, 0 missing, 0 called otherwise, 0 different\n"
     )
-    assert subprocess.run(command[:3], capture_output=True, check=False).returncode == 2
+    assert subprocess.run(command[:4], capture_output=True, check=False).returncode == 2
