@@ -74,8 +74,8 @@ def on_explicit_axes(
 ) -> tuple[Any, State]:
     """``run(updates, state, params, **extra_args)`` where no axis is explicit.
 
-    The shardings that the types of the updates name are known inside. Outside of a mesh with
-    explicit axes this is `run`.
+    The shardings that the types of the updates name, or else those of the parameters, are known
+    inside. Outside of a mesh with explicit axes this is `run`.
 
     Args:
         run: an update or a whole step.
@@ -93,8 +93,10 @@ def on_explicit_axes(
     if explicit_mesh(leaves) is None:
         return run(updates, state, params, **extra_args)
     functions = {n: explicit(v, params) for n, v in extra_args.items() if callable(v)}
-    by_path = jax.tree_util.tree_leaves_with_path(updates)
-    found = {path_string(path): jax.typeof(x).sharding for path, x in by_path if _mesh(x)}
+    by_path = [
+        leaf for tree in (params, updates) for leaf in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+    found = {path_string(k): jax.typeof(x).sharding for k, x in by_path if explicit_mesh(x)}
 
     def inside(updates: Updates, state: State, params: Params | None, arrays: Any) -> Any:
         if shardings_are_known():

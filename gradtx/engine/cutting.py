@@ -97,16 +97,20 @@ class Cut:
         return self.shape, *heads, *body, *ends, *self.overwrites.items()
 
 
-def inlined(closed: ClosedJaxpr, platform: str, placed: bool, *arrays: Any) -> ClosedJaxpr:
+def inlined(closed: ClosedJaxpr, platform: str, places: Sequence[Any], *arrays: Any) -> ClosedJaxpr:
     """A program without calls, with what this platform does in place of a choice of platforms.
 
     Args:
         closed: the program.
         platform: the platform.
-        placed: whether it is known where its arrays lie. If not, an inner step on stored slots
-            for which that is known stays a call.
+        places: where its arrays lie, None where that is not known. An inner step on stored slots
+            that lie elsewhere stays a call.
         arrays: its arguments.
     """
+
+    def is_joined(eqn: Any) -> bool:
+        elsewhere = {*eqn.params.get("places", ())} - {None, *places}
+        return eqn.primitive.name in CALLS and not elsewhere
 
     def run(jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
         env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *inputs], strict=True))
@@ -121,7 +125,7 @@ def inlined(closed: ClosedJaxpr, platform: str, placed: bool, *arrays: Any) -> C
                 here = next(i for i, on in enumerate(platforms) if on is None or platform in on)
                 inner = eqn.params["branches"][here]
                 results = run(inner.jaxpr, inner.consts, given[1:])
-            elif eqn.primitive.name in CALLS and (placed or not any(eqn.params.get("places", ()))):
+            elif is_joined(eqn):
                 held = eqn.params[CALLS[eqn.primitive.name]]
                 inner = getattr(held, "closed", held)
                 results = run(inner.jaxpr, inner.consts, given)

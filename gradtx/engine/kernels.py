@@ -294,7 +294,7 @@ def with_kernels(
     interpret: bool = False,
 ) -> list[Any]:
     """The results of a program, with kernels for a chip, or for each that has a part of a leaf."""
-    flat: Any = inlined(program.closed, chip.platform, any(places), *arrays)
+    flat: Any = inlined(program.closed, chip.platform, places, *arrays)
     lies = dict(zip(flat.jaxpr.invars, places, strict=True)) if divided else None
 
     def part_of(cut: Cut) -> Part | None:

@@ -1,9 +1,12 @@
 """Many steps with zero gradients taken at once: those that untouched rows have missed."""
 
+import functools
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from gradtx.numerics import real_dtype
@@ -25,17 +28,33 @@ class CannotSkip(Exception):
     """A rule does not say what many steps with zero gradients do."""
 
 
+@dataclass(eq=False)
+class Advanced:
+    """What rules have said about steps with zero gradients.
+
+    Attributes:
+        slots: how many slots were advanced by them.
+        horizon: after how many steps the directions are below 2^-32 of the first.
+    """
+
+    slots: int = 0
+    horizon: int = 0
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass, data_fields=["steps"], meta_fields=["advanced"]
+)
+@dataclass
 class SkippedSteps:
     """Steps with zero gradients taken at once, as the extra argument ``skipped`` of an update.
 
     Attributes:
         steps: how many.
-        slots: how many slots were advanced by them.
-        horizon: after how many steps the directions are below 2^-32 of the first.
+        advanced: is written while rules are traced.
     """
 
-    def __init__(self, steps: Array) -> None:
-        self.steps, self.slots, self.horizon = steps, 0, 0
+    steps: Array
+    advanced: Advanced = field(default_factory=Advanced)
 
     def over(self, rule: Any, zero_gradient: ZeroGradient | None, takes_params: bool) -> Any:
         """What replaces `rule` for these steps."""
@@ -44,10 +63,10 @@ class SkippedSteps:
             names = s.names()
             if takes_params or (names and zero_gradient is None):
                 raise CannotSkip
-            self.slots += len(names)
+            self.advanced.slots += len(names)
             if zero_gradient is None:
                 return rule(g, s, t)
-            self.horizon += _fading(zero_gradient)
+            self.advanced.horizon += _fading(zero_gradient)
             return g, {n: getattr(s, n) * self._power(zero_gradient.factors[n], g) for n in names}
 
         return skipping

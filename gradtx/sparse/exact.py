@@ -287,7 +287,7 @@ def _horizon(
         jax.eval_shape(paused, params, kept)
     except CannotSkip:
         return None
-    return probe.horizon if probe.slots == len(kept) else None
+    return probe.advanced.horizon if probe.advanced.slots == len(kept) else None
 
 
 _NEVER = np.iinfo(np.int32).max

@@ -321,6 +321,7 @@ def test_transformed_steps_are_those_without_kernels():
         ((AxisType.Auto,) * 2, ("a", "b"), None, 1),
         ((AxisType.Explicit,) * 2, ("a", "b"), None, 1),
         ((AxisType.Auto,) * 2, (), "a", 1),  # ZeRO: only slots are divided
+        ((AxisType.Explicit,) * 2, (), "a", 1),
         ((AxisType.Auto,) * 2, (("a", "b"),), None, 0),  # there are but four blocks
     ],
 )
