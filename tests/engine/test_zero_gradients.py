@@ -40,7 +40,7 @@ def test_slots_are_as_after_so_many_steps(name):
     pause = SkippedSteps(jnp.int32(STEPS))
     updates, paused = tx.update(p, state, skipped=pause)
     assert not updates.any()
-    assert pause.slots == len(gradtx.slot_names(state))
+    assert pause.advanced.slots == len(gradtx.slot_names(state))
 
     def step(state, _):
         updates, state = tx.update(p, state)
@@ -51,14 +51,14 @@ def test_slots_are_as_after_so_many_steps(name):
         got, want = gradtx.get_slot(paused, slot), gradtx.get_slot(last, slot)
         chex.assert_trees_all_close(got, want, rtol=2e-5, atol=1e-12)
     # Beyond the horizon nothing moves; bias corrections grow at first.
-    assert float(moved[pause.horizon :].sum()) <= 2**-31 * 4 * max(float(moved[0]), 1e-30)
+    assert float(moved[pause.advanced.horizon :].sum()) <= 2**-31 * 4 * max(float(moved[0]), 1e-30)
 
 
 def horizon(tx):
     pause = SkippedSteps(jnp.int32(1))
     p = jnp.zeros((3, 2))
     tx.update(p, tx.init(p), p, skipped=pause)
-    return pause.horizon
+    return pause.advanced.horizon
 
 
 def test_horizons():
