@@ -45,6 +45,7 @@ def calls():
     return found
 
 
+@pytest.mark.slow
 def test_the_page_lists_the_files_in_their_order(calls):
     listed = re.findall(r"^\| `([\w/]+\.py)` \|", PAGE.read_text(), re.MULTILINE)
     assert listed == list(dict.fromkeys(file for file, _ in calls))
@@ -55,6 +56,7 @@ def test_every_file_that_the_page_names_is_there():
         assert (ROOT / name).is_file(), name
 
 
+@pytest.mark.slow
 def test_tracing_a_step_takes_few_calls(calls):
     """Dict and list comprehensions count as calls before Python 3.12: it has fewer."""
     assert len(calls) <= 620

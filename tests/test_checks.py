@@ -35,6 +35,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.quick(38)
 @pytest.mark.parametrize("name", sorted(CATALOGUE))
 def test_what_is_wrong_is_named(name):
     declaration = CATALOGUE[name].make().declaration

@@ -709,6 +709,7 @@ def test_every_row_has_one_check():
     assert [left for left, _ in ROWS] == list(CHECKS)
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("left", quick(CHECKS, *[*CHECKS][::6]))
 def test_row(left):
     CHECKS[left](*run(dict(ROWS)[left]))
@@ -759,6 +760,7 @@ def from_scratch():
     return blocks[-1], names
 
 
+@pytest.mark.slow
 def test_optimizers_from_scratch():
     code, names = from_scratch()
     defined = re.findall(r"@gradtx.transformation\n(def .*?)(?=\n\n\n|\Z)", code, re.DOTALL)

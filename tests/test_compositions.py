@@ -146,6 +146,7 @@ def test_deep_compositions(tx):
     keeps_every_promise(tx, eager=True)
 
 
+@pytest.mark.slow
 def test_the_code_of_the_page_runs():
     page = (pathlib.Path(__file__).parent.parent / "docs" / "composition.md").read_text()
     names = {}

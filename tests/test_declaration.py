@@ -38,6 +38,7 @@ def is_none(x):
 PLACEHOLDERS = [True, None, object(), 0.5, "text", (), [1, 2], jax.ShapeDtypeStruct((), "float32")]
 
 
+@pytest.mark.quick(80)
 @pytest.mark.parametrize("name", NAMES)
 def test_it_is_a_lawful_pytree(name):
     """Its structure does not depend on what stands in its leaves."""

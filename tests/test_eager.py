@@ -67,6 +67,7 @@ def bits(x):
     return [np.asarray(jax.random.key_data(x) if keys(x) else x).tobytes() for x in leaves]
 
 
+@pytest.mark.quick(1)
 @some("adam", "adamw", "lamb", "muon", of=[n for n in CATALOGUE if n != "noop"])
 def test_steps_have_the_bits_of_jit(name):
     """From the first step on, wherever no function of a user's is called."""
@@ -95,6 +96,7 @@ def test_steps_have_the_bits_of_jit(name):
         params, state = gradtx.apply_updates(params, got[0]), got[1]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("count", [1, 3, 18])
 @pytest.mark.parametrize(
     "make",
@@ -164,6 +166,7 @@ def test_array_hyperparameters_are_arguments():
     assert programs(several, gradtx.adam(jnp.float32(0.2)), params, 1) == 0
 
 
+@pytest.mark.quick(1)
 @some("adam", "lamb", "muon", "sgd", "prodigy", of=[n for n in CATALOGUE if n != "noop"])
 def test_the_numbers_are_those_of_one_operation_after_another(name):
     tx = CATALOGUE[name].make()
@@ -201,6 +204,7 @@ def test_a_tree_of_one_leaf_is_a_program_from_its_first_step_on():
     assert programs(several, gradtx.adam(0.0456), params, 6) == 0
 
 
+@pytest.mark.slow
 def test_a_loop_of_new_optimizers_compiles_a_few_times_only():
     params = tree(shape=(6, 5))
 
@@ -265,6 +269,7 @@ def test_errors_are_the_same():
         assert messages[0] == messages[1]
 
 
+@pytest.mark.slow
 def test_rows_and_arrays_on_several_devices_are_left_alone():
     params = tree(shape=(8, 2))
     tx = gradtx.sgd(0.1, momentum=0.9)
@@ -278,6 +283,7 @@ def test_rows_and_arrays_on_several_devices_are_left_alone():
     assert programs(tx.update, sharded, state) == 0
 
 
+@pytest.mark.slow
 def test_it_can_be_switched_off():
     params = tree(shape=(9, 2))
     tx = gradtx.adam(0.0789)

@@ -27,6 +27,7 @@ def loss(p):
     return jnp.sum(p["w"] ** 2)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", MAKERS)
 def test_what_was_mixed_up(name):
     tx = MAKERS[name]()

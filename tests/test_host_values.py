@@ -46,6 +46,7 @@ CHAINS = {
 }
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", quick(CHAINS, "chain", "groups", "injected"))
 @pytest.mark.parametrize("by", ["make_step", "minimize", "compiled"])
 def test_called_at_each_step(name, by):

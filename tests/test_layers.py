@@ -49,16 +49,27 @@ def imports(path):
 FILES = sorted(p for p in ROOT.rglob("*.py") if p != ROOT / "__init__.py")
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_imports_point_downward(path):
+def upward(path):
     own = ".".join(("gradtx", *path.relative_to(ROOT).with_suffix("").parts))
-    upward = [module for module, _ in imports(path) if layer(module) > layer(own)]
-    assert upward == []
+    return [module for module, _ in imports(path) if layer(module) > layer(own)]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_no_private_name_crosses_a_module(path):
-    assert [name for _, name in imports(path) if (name or "").startswith("_")] == []
+def by_file(faults):
+    """The files that have faults, with them."""
+    found = {str(path.relative_to(ROOT)): faults(path) for path in FILES}
+    return {path: names for path, names in found.items() if names}
+
+
+def test_imports_point_downward():
+    assert by_file(upward) == {}
+
+
+def private(path):
+    return [name for _, name in imports(path) if (name or "").startswith("_")]
+
+
+def test_no_private_name_crosses_a_module():
+    assert by_file(private) == {}
 
 
 def test_no_two_classes_share_a_name():

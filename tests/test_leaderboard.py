@@ -185,7 +185,7 @@ def test_hidden_matrices():
     assert hidden({"table": w, "b": b}) == {"table": numbers, "b": None}
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_what_is_committed_is_whole(name):
     entries = results.load(name)

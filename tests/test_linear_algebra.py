@@ -42,6 +42,7 @@ def test_safe_norm(order, axis, limit):
         assert got.shape == norm.shape
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("double")
 def test_gradients_of_safe_norms():
     x = X * np.array([[1.0], [0.0], [2.0]])
@@ -76,7 +77,7 @@ def powered(a, v, iterations, tolerance):
     return v @ product, product / np.linalg.norm(product)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize(("iterations", "tolerance"), [(3, 1e-9), (1000, 0.05), (1000, 1e-7)])
 def test_power_iteration(iterations, tolerance):
@@ -114,6 +115,7 @@ def test_rotations(left, right):
     np.testing.assert_allclose(back, p @ x @ adjoint(q), rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("double")
 def test_bases():
     x, basis = jnp.asarray(HERMITIAN), jnp.asarray(UNITARY)
@@ -139,6 +141,7 @@ def test_bases():
     np.testing.assert_allclose(found, want, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("double")
 def test_the_bound_of_a_spectral_norm():
     """Of the column with the largest norm, multiplied twice; squares of entries may be infinite."""
@@ -176,7 +179,7 @@ def newton(x, root, eps):
     return y @ ((root + 1) * one - m) / root, count
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize(("root", "eps"), [(2, 0.0), (3, 0.1)])
 def test_newton_s_iteration(root, eps):
@@ -206,6 +209,7 @@ def textbook(x, root, tolerance=1e-6):
     return y
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("root", [1, 2, 4])
 def test_newton_s_iteration_is_as_exact_as_the_textbook_s(root):
     """In float32, against eigenvalues in float64, for conditions from 1 to 1e4."""
@@ -227,6 +231,7 @@ def test_newton_s_iteration_is_as_exact_as_the_textbook_s(root):
     assert np.all(got <= 3 * error(theirs) + 1e-6), (got, error(theirs))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("root", [2, 4])
 def test_newton_s_iteration_takes_roots_of_very_large_and_small_matrices(root):
     """The squares of their entries are infinite, or 0."""
@@ -253,6 +258,7 @@ FACTORIZATIONS = {
 }
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("name", "batch"),
     [*((name, (2, 3)) for name in FACTORIZATIONS), ("eigenbasis", (3,))],

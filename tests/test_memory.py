@@ -59,6 +59,7 @@ def temporary(library, leaves):
     return temporary_bytes(compiled(library, params))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # Optax's
 @pytest.mark.parametrize("leaves", [1, 3])
 @pytest.mark.parametrize("label", quick(KNOWN, "adam", "adafactor", "lamb", "sophia"))

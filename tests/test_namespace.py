@@ -132,6 +132,7 @@ def test_masked_node_is_none():
     assert float(kept["b"]) == 1.0
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["safe_norm", "safe_root_mean_squares"])
 def test_the_gradient_of_a_safe_norm(name):
     ours, theirs = getattr(gradtx, name), getattr(optax, name)
@@ -146,6 +147,7 @@ def test_the_gradient_of_a_safe_norm(name):
             assert np.isfinite(got[1]).all()
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "keywords",
     [{"axis": 1}, {"axis": (0, 1), "ord": "nuc"}, {"ord": 1, "axis": 0, "keepdims": True}, {}],
@@ -157,6 +159,7 @@ def test_safe_norm_along_axes(keywords):
     np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_safe_increment_stays_at_the_end():
     for dtype in (jnp.int8, jnp.uint8, jnp.int32, jnp.uint32, jnp.float32, jnp.bfloat16):
         last = (jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo)(dtype).max

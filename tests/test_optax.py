@@ -21,6 +21,7 @@ SIX = {
 }
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", SIX)
 def test_a_hundred_steps_like_optax(name):
     p, gs = 1 + np.abs(oracle.parameters()), oracle.gradients(steps=100)

@@ -68,6 +68,7 @@ def test_all_are_looked_at():
     assert {path.split(".")[0] for path in ALL} >= modules
 
 
+@pytest.mark.quick(204)
 @pytest.mark.parametrize("path", ALL)
 def test_it_is_here_or_left_out(path):
     if left_out(path):

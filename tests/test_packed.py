@@ -52,7 +52,7 @@ WHOLE = [
 QUICK = ("accumulate", "clip_by_norm", "guard", "lamb", "muon", "schedule_free")
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", quick(WHOLE, *QUICK))
 def test_what_reads_more_than_an_entry_takes_the_same_steps(name):
     tx = CATALOGUE[name].make()
@@ -82,6 +82,7 @@ def test_a_step_is_that_of_one_leaf():
     assert kernels(gradtx.pack([jnp.ones(64)] * 500)) == kernels([jnp.ones(64 * 500)])
 
 
+@pytest.mark.slow
 def test_the_gradient_is_joined_by_one_operation():
     """A slice for each leaf has a padded array of all leaves' size for a derivative."""
     packed = gradtx.pack(tree())
@@ -164,6 +165,7 @@ def test_masks_inside_of_an_optimizer_see_leaves():
     chex.assert_trees_all_close(gradtx.unpack(got[0]), trained(tx, tree())[0], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_it_goes_with_the_rest():
     """Gradients given as a tree, and `vmap`."""
     packed, plain = gradtx.pack(tree()), tree()

@@ -63,6 +63,7 @@ def faulty(updates, params):
     return jax.tree.map(lambda g: g * jnp.arange(g.shape[-1], dtype="int32") / (g - g), updates)
 
 
+@pytest.mark.slow
 def test_settings_find_what_they_are_for(monkeypatch):
     from benchmarks.reliability import settings
 

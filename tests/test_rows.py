@@ -49,6 +49,7 @@ def test_any_indices(indices):
     np.testing.assert_allclose(gradtx.global_norm(rows), np.linalg.norm(want), rtol=1e-5)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint32", "int32"])
 def test_any_integers(dtype):
     shape = (300, 1)
@@ -65,6 +66,7 @@ def test_64_bit_indices():
         np.testing.assert_array_equal(rows.to_dense(), dense([1], [[1, 1]]))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("index", [2**32 + 1, -(2**32) + 1, 2**31])
 def test_no_index_is_cut_off(index):
     """JAX makes 32 bits of 64: a hashed id would hit another row."""
@@ -109,6 +111,7 @@ def test_a_vector_is_a_table_of_numbers():
     np.testing.assert_array_equal(rows.to_dense(), [0, 3, 0, 4])
 
 
+@pytest.mark.slow
 def test_duplicates_are_summed_in_single_precision():
     """4,096 ones in bfloat16, whose numbers are even beyond 256."""
     rows = Rows(jnp.zeros(4096, int), jnp.ones((4096, 2), jnp.bfloat16), TABLE)
@@ -143,6 +146,7 @@ def test_arithmetic():
     chex.assert_trees_all_close(table - a, 1 - a.to_dense(), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_it_crosses_jit_scan_and_vmap():
     rows = some([3, 1, 3])
     chex.assert_trees_all_close(jax.jit(lambda r: 2 * r)(rows).to_dense(), 2 * rows.to_dense())

@@ -20,6 +20,7 @@ every = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.quick(1)
 @every
 def test_donated_step_runs_from_its_bytes(name):
     tx, g = CATALOGUE[name].make(), take(grads(1), 0)

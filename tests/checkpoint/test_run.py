@@ -82,6 +82,7 @@ def same(a, b):
         assert x.astype(y.dtype).tobytes() == y.tobytes(), path
 
 
+@pytest.mark.quick(1)
 @every_form
 def test_every_kind_of_leaf(path):
     tree = kinds()
@@ -111,6 +112,7 @@ def advanced(tx, params, state, steps):
     return params, state
 
 
+@pytest.mark.quick(1)
 @every_form
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_run_goes_on_with_the_same_bits(path, dtype):
@@ -153,6 +155,7 @@ def test_flipped_bits(tmp_path):
         assert unread < 80 * 4
 
 
+@pytest.mark.quick(5)
 @every_form
 @pytest.mark.parametrize("name", ["params/w", "params/low", "params/key", "state/0/mu", "keys"])
 def test_a_changed_array_is_named(path, suffix, name, tmp_path):

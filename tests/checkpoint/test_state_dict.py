@@ -52,7 +52,7 @@ def adam_state():
     return trained(gradtx.adam(1e-2))[1]
 
 
-@pytest.mark.quick(40)
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", sorted(CATALOGUE))
 def test_round_trip_of_every_transformation(name):
     tx = CATALOGUE[name].make()
@@ -106,6 +106,7 @@ def through_orbax(flat, path):
             return checkpointer.restore(path)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "through", [through_safetensors, through_flax, through_orbax, through_numpy]
 )
@@ -315,6 +316,7 @@ def test_alike_states_keep_their_order():
     same((loaded[1], loaded[3]), state)
 
 
+@pytest.mark.slow
 def test_states_of_optax():
     tx = optax.adam(1e-2)
     state = tx.init(PARAMS)

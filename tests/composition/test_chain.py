@@ -63,6 +63,7 @@ def one_by_one(links, grads, states, params):
     return grads, tuple(new)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "links",
     [
@@ -86,6 +87,7 @@ def test_links_that_are_traced_together_do_what_they_do_alone(links):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7), got, want)
 
 
+@pytest.mark.slow
 def test_chains_within_a_chain_and_the_addition_do_together_what_they_do_alone():
     inner = gradtx.named_chain(("m", gradtx.trace(0.9)), ("deep", gradtx.chain(gradtx.scale(2.0))))
     tx = gradtx.chain(gradtx.clip_by_global_norm(1.0), inner, gradtx.sgd(0.1, momentum=0.5))

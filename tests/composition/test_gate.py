@@ -20,6 +20,7 @@ WRAPPED = {
 }
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", WRAPPED)
 def test_a_step_is_the_update_applied(name):
     tx = WRAPPED[name]
@@ -42,7 +43,7 @@ def test_a_step_is_the_update_applied(name):
         chex.assert_trees_all_close(one, two, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["apply_if_finite", "accepting", "dynamic_loss_scale"])
 def test_an_update_that_chips_always_compute_is_the_same(name, monkeypatch):
     tx, p = WRAPPED[name], {"n": None, "w": jnp.linspace(0.5, 1.0, 6).reshape(2, 3)}
@@ -70,6 +71,7 @@ def test_an_update_that_chips_always_compute_is_the_same(name, monkeypatch):
     chex.assert_trees_all_close([jax.jit(jax.grad(moved))(x["w"]) for x in (good, bad)], slopes)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", WRAPPED)
 def test_a_step_stores_nothing(name):
     tx, p = WRAPPED[name], jnp.zeros(1 << 20)

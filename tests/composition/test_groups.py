@@ -209,6 +209,7 @@ def test_frozen_leaves_have_no_gradient_in_the_compiled_step():
     assert dots(compiled("head")) == 3 + 1
 
 
+@pytest.mark.slow
 def test_a_group_is_added_to_a_run_in_progress():
     tx = gradtx.partition(GROUPS, LABELS)
     state, params = tx.init(PARAMS), PARAMS
@@ -256,6 +257,7 @@ def check_module(params, patterns):
         np.testing.assert_allclose(u, want, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_equinox_modules_are_parameters_and_labels():
     eqx = pytest.importorskip("equinox")
     model = eqx.nn.MLP(2, 1, 4, 1, key=jax.random.key(0))

@@ -20,6 +20,7 @@ BOOLEANS = {
 }
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("kind", BOOLEANS)
 @pytest.mark.parametrize("of_tree", [False, True])
 def test_masks_of_any_booleans(kind, of_tree):
@@ -176,6 +177,7 @@ def test_the_way_of_an_equinox_module():
     np.testing.assert_allclose(model.weight, 0.9, atol=1e-4)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "make",
     [

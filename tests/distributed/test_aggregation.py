@@ -52,7 +52,7 @@ checked = functools.partial(under_shard_map, check_vma=True)
 WAYS = {"pmap": under_pmap, "vmap": under_vmap, "shard_map": under_shard_map, "checked": checked}
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("way", quick(WAYS, "pmap", "checked"))
 @pytest.mark.parametrize("place", ["before clipping", "after clipping"])
 def test_equals_one_device_on_the_whole_batch(way, place):
@@ -78,7 +78,7 @@ def test_equals_one_device_on_the_whole_batch(way, place):
     chex.assert_trees_all_close(got, want, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("way", quick(["pmap", "vmap", "shard_map"], "shard_map"))
 @pytest.mark.parametrize("op", ["mean", "sum"])
 def test_weights_of_ragged_batches(way, op):
@@ -124,6 +124,7 @@ def test_no_weight_at_all_is_a_zero_gradient():
     assert out.tolist() == [[0.0] * 3] * 2
 
 
+@pytest.mark.slow
 def test_accumulation_inside_and_ragged():
     """Aggregation inside of `accumulate`: once in a window, with the window's weights."""
     tx = gradtx.accumulate(gradtx.chain(gradtx.aggregate("data"), gradtx.sgd(1.0)), 2)
@@ -140,6 +141,7 @@ def test_accumulation_inside_and_ragged():
     np.testing.assert_allclose(out, -np.average(gradients, weights=weights), rtol=1e-6)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_a_window_whose_end_makes_devices_agree(by_hand):
     """`shard_map` keeps track: micro-batches differ on devices, the step of a window does not."""
@@ -238,6 +240,7 @@ class TestBadInput:
             gradtx.aggregate("data", "median")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["sm3", "lamb", "stable_adamw", "cautious", "accumulate"])
 def test_whole_steps_where_shard_map_tracks_what_differs(name):
     """Numbers made inside, which are alike on all devices, meet gradients that are not."""

@@ -49,7 +49,7 @@ def run(tx, gs, weight=None):
     return jax.jit(jax.vmap(device, in_axes=axes, axis_name="data"))(gs, weight)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", FORMS)
 def test_nothing_is_lost(name):
     """The means that were sent and the mean of the last errors are the means of the gradients."""
@@ -62,7 +62,7 @@ def test_nothing_is_lost(name):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMS)
 def test_weights(name):
     weight = jnp.array([0.0, 1, 2, 3, 4, 0, 1, 2])
@@ -75,7 +75,7 @@ def test_weights(name):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", FORMS)
 def test_error_feedback_follows_the_algorithm(name):
     """Against the papers' algorithms, written for all devices at once in float64."""
@@ -241,6 +241,7 @@ def test_bytes_are_stated(name):
     assert gradtx.describe(plain, zeros()).message_bytes == 4 * 608
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", FORMS)
 def test_bytes_are_sent(name):
     """The compiled collectives carry what is stated, whatever the number of leaves."""
@@ -268,7 +269,7 @@ def test_bytes_are_sent(name):
         assert found == {"all-reduce": (2, stated)}
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["pmap", "checked"])
 @pytest.mark.parametrize("name", quick(FORMS, "int8", "power_sgd"))
 def test_other_ways_to_map(name, way):
@@ -287,6 +288,7 @@ def test_other_ways_to_map(name, way):
         np.testing.assert_allclose(got[k], want[k], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_zero_gradient_does_not_end_power_sgd():
     tx = FORMS["power_sgd"]()
     gs = {k: g.at[0].set(0) for k, g in gradients(8).items()}

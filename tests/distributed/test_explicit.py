@@ -52,6 +52,7 @@ def two_steps(tx, p):
     return compiled(*compiled(p, state))[0]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "name",
     [
@@ -83,6 +84,7 @@ def test_matrices_are_computed_by_their_owners(mesh):
     }
 
 
+@pytest.mark.slow
 def test_gradients_may_be_constants_of_the_step(mesh):
     tx = gradtx.muon(0.1)
     with jax.set_mesh(mesh):

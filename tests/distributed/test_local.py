@@ -99,6 +99,7 @@ def test_alone_it_is_the_inner_optimizer():
 TREE = {"b": (7,), "w": (5, 3)}
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["local_sgd", "diloco"])
 def test_a_meeting_is_one_all_reduce_in_a_branch(name):
     """Of the parameters, and only where the devices meet: the other branch sends nothing."""

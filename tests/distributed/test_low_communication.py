@@ -112,7 +112,7 @@ WHOLE = {
 }
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [np.nan, 1e3])
 @pytest.mark.parametrize("name", quick(WHOLE, "diloco"))
 def test_a_device_of_weight_zero_counts_for_nothing(name, value):

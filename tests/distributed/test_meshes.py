@@ -180,7 +180,7 @@ def test_a_divided_look_up_names_the_cure():
         jax.jit(gradtx.sparse.take)(table, ids)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("check_vma", [False, True])
 @pytest.mark.parametrize(
     "tx",
@@ -230,7 +230,7 @@ def own_builder():
     return meeting()
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("check_vma", [False, True])
 @pytest.mark.parametrize(
     ("tx", "alone"),

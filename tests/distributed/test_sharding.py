@@ -43,6 +43,7 @@ def sharding_of(name, zero):
     return gradtx.state_sharding(tx, params(), places(m), zero=zero, min_size=16)
 
 
+@pytest.mark.quick(27)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_leaf_of_every_state_has_a_place(name):
     """Without allocating: a sharding for every leaf, the parameter's own for what is like it."""
@@ -64,6 +65,7 @@ def test_every_leaf_of_every_state_has_a_place(name):
                 assert given[key].is_equivalent_to(own, p.ndim)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", quick(NAMES, "adafactor", "adam", "galore", "muon", "sm3"))
 def test_zero_divides_what_is_large(name):
     """No slot of 16 entries or more stays whole along `zero`, unless nothing can divide it."""
@@ -217,6 +219,7 @@ def zero_step(tx, p, m, **options):
     return found, made, placed, made.init(placed), jax.device_put(batch(), on(m, m.axis_names))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("axes", "zero"), [({"data": 8}, None), ({"data": 8}, "data"), ({"x": 4, "y": 2}, ("x", "y"))]
 )
@@ -273,6 +276,7 @@ def test_no_parameter_sized_temporaries_are_added():
     assert memory.temp_size_in_bytes <= 1024
 
 
+@pytest.mark.slow
 def test_a_saved_state_goes_on_elsewhere():
     """Padding and shards are of one mesh; what is saved is whole, and fits any other."""
     tx, p = gradtx.adamw(1e-2), weights(37, 29)

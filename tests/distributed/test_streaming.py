@@ -60,6 +60,7 @@ def test_one_fragment_without_delay_is_diloco():
     chex.assert_trees_all_close(got, want, rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fragments", quick([2, 8], 8))
 def test_the_peak_of_fragments(fragments):
     """One message of one part in F; the program is no longer for more fragments."""

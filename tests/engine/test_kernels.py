@@ -86,7 +86,7 @@ LEAVES = [
 QUICK = (("TPU", (100, 64), 1), ("GPU", (512, 160), 1))
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("chip", "shape", "count"),
     [pytest.param(*leaf, marks=[] if leaf in QUICK else slow) for leaf in LEAVES],
@@ -209,6 +209,7 @@ def test_slots_in_shorter_floats_are_not_copied(codec):
     assert lowered.compile().memory_analysis().temp_size_in_bytes < 4096
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=[] if n == "clipped" else slow) for n in CHAINS]
 )
@@ -296,6 +297,7 @@ def test_rows_are_left_to_xla(monkeypatch):
     assert set(made) == {0}
 
 
+@pytest.mark.slow
 def test_transformed_steps_are_those_without_kernels():
     """A sweep of learning rates, and a derivative with respect to one."""
     p, g = numbers((256, 4), 0), numbers((256, 4), 1)

@@ -65,6 +65,7 @@ def in_int8(state):
     return state._replace(mu=Int8Blocks.of(state.mu), nu=Int8Blocks.of(state.nu))
 
 
+@pytest.mark.slow
 def test_three_rows_of_a_table():
     tx, table = gradtx.scale_by_adam(), normal(10, 4)
     rows = gradtx.Rows(jnp.array([7, 2, 5]), normal(3, 4), table.shape)
@@ -90,6 +91,7 @@ def test_slots_as_int8_blocks():
     assert float(jnp.corrcoef(updates.ravel(), want.ravel())[0, 1]) > 0.98
 
 
+@pytest.mark.slow
 def test_rows_of_int8_blocks():
     tx, table = gradtx.scale_by_adam(), normal(10, 16)
     rows = gradtx.Rows(jnp.array([7, 2, 7]), normal(3, 16), table.shape)

@@ -82,6 +82,7 @@ def alone():
     return run(muon())[:2]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("sizes", "rows", "zero", "kind", "balance"),
     [
@@ -115,6 +116,7 @@ def test_updates_are_those_of_one_device(sizes, rows, zero, kind, balance):
     assert not re.findall(COLLECTIVE, in_loops(program))
 
 
+@pytest.mark.slow
 def test_an_owner_that_is_partly_filled_transforms_what_it_has():
     """Five matrices on four devices: two have two, one has one beside padding, the last has one of
     another shape."""
@@ -182,6 +184,7 @@ def test_the_busiest_device_leaves_out_the_stack_that_costs_least():
     assert most == without - cost["out"]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("layers", "shapes", "devices"),
     [
@@ -207,6 +210,7 @@ ONE_OF_EACH = 8 * (16 * 48 + 48 * 16 + 16 * 16)
 """Bytes, in float64, of what stands on a device."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "balance"),
     [

@@ -54,6 +54,7 @@ def in_half(tx, state):
     return gradtx.tree.map_params(tx, stored, state)
 
 
+@pytest.mark.quick(1)
 @some("adafactor", "adam", "galore", "nadam")
 def test_slots_in_half_precision(name):
     if name == "store":

@@ -25,6 +25,7 @@ def taken(tx, steps=3):
     return carry[1]
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", COUNTED)
 def test_steps_are_counted(name):
     state = taken(CATALOGUE[name].make())
@@ -35,6 +36,7 @@ def test_steps_are_counted(name):
         assert gradtx.iterations(state) == WINDOWS.get(name, 3)
 
 
+@pytest.mark.quick(72)
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_a_new_state_has_seen_none(name):
     """Either it counts from 0, or it says that it counts nothing."""

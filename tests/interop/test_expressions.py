@@ -168,7 +168,7 @@ def cyclic():
     return value
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "value", [shared(), shared(300), cyclic()], ids=["shared", "deep", "cyclic"]
 )

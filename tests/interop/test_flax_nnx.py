@@ -128,6 +128,7 @@ def test_stacked_projections_are_not_taken_for_heads():
     assert found["a/out/kernel"] == gradtx.Role("matrix", (1, 2), (3,), (0,))
 
 
+@pytest.mark.slow
 def test_muon_adamw_and_an_average_through_the_optimizer():
     tx = gradtx.chain(
         gradtx.muon(0.02, muon_weight_dimension_numbers=gradtx.ByRole()), gradtx.ema_params(0.5)
@@ -153,6 +154,7 @@ def test_muon_adamw_and_an_average_through_the_optimizer():
     assert jax.tree.structure(state) == jax.tree.structure(optimizer.opt_state)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("name", "choice"),
     [
@@ -186,6 +188,7 @@ def test_labels_by_pattern():
     assert moved == MATRICES | {"head/kernel"}
 
 
+@pytest.mark.slow
 def test_the_step_of_a_schedule_is_read_from_the_optimizer():
     tx = gradtx.sgd(gradtx.linear_schedule(1.0, 0.0, 4))
     _, optimizer, _ = trained(tx, steps=2)

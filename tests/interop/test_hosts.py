@@ -39,6 +39,7 @@ def same(tree, other):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), tree, other)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", MAKERS)
 def test_flax_train_state(name):
     train_state = pytest.importorskip("flax.training.train_state")
@@ -62,6 +63,7 @@ def test_flax_train_state(name):
             held.apply_gradients(grads=PARAMS)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", MAKERS)
 def test_flax_nnx_optimizer(name):
     nnx = pytest.importorskip("flax.nnx")
@@ -132,6 +134,7 @@ def test_array_hyperparameters_in_static_fields():
     assert step._cache_size() == 2
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", MAKERS)
 def test_equinox(name):
     eqx = pytest.importorskip("equinox")
@@ -156,6 +159,7 @@ def test_equinox(name):
     same({"weight": model.weight, "bias": model.bias}, want)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", MAKERS)
 def test_haiku(name):
     hk = pytest.importorskip("haiku")
@@ -179,6 +183,7 @@ def test_haiku(name):
     same(new, descent(tx, params, network_loss))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("make", [lambda: gradtx.adam(0.1), gradtx.lbfgs], ids=["adam", "lbfgs"])
 def test_optimistix_minimiser(make):
     optx = pytest.importorskip("optimistix")
@@ -208,7 +213,7 @@ def test_optimistix_compiles_once_for_equal_optimizers(make):
     assert minimised() == minimised()
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["adam", "chain"])
 def test_numpyro(name):
     numpyro = pytest.importorskip("numpyro")
@@ -233,6 +238,7 @@ def test_numpyro(name):
     np.testing.assert_allclose(losses(gradtx), losses(optax), rtol=1e-5)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("make", [lambda lib: lib.adam(0.1), lambda lib: lib.sgd(0.1, 0.9)])
 def test_jaxopt(make):
     jaxopt = pytest.importorskip("jaxopt")
@@ -246,6 +252,7 @@ def test_jaxopt(make):
     np.testing.assert_allclose(found(gradtx), found(optax), rtol=2e-5)
 
 
+@pytest.mark.slow
 def test_optax_wrappers():
     for wrap in (
         lambda tx: optax.chain(optax.clip(0.5), tx),

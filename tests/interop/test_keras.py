@@ -154,6 +154,7 @@ OPTIMIZERS = {
 QUICK = ("sgd nesterov", "adam", "adamw", "rmsprop centered", "muon", "overwrite accumulation")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", quick(OPTIMIZERS, *QUICK))
 def test_a_run_goes_on(name):
     """Twenty steps in Keras, handed over, twenty more on both sides."""
@@ -185,6 +186,7 @@ def test_every_class_of_keras_is_known():
     assert there == tried | {"LearningRateSchedule"}
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", schedules())
 def test_schedules(name):
     schedule = schedules()[name]
@@ -231,6 +233,7 @@ def test_variables_excluded_from_weight_decay():
         np.testing.assert_allclose(mine, theirs, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_variables_excluded_from_the_weight_decay_of_muon():
     optimizer = KO.Muon(0.1, weight_decay=0.5, adam_weight_decay=0.5)
     optimizer.exclude_from_weight_decay(var_names=["table", "bias"])
@@ -251,6 +254,7 @@ CONSTRAINTS = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", CONSTRAINTS)
 @pytest.mark.parametrize("average", [False, True])
 def test_constraints_go_on(name, average):
@@ -306,6 +310,7 @@ def test_the_paths_of_variables_tell_which_is_which():
 PATHS = ["dense/kernel", "dense/bias", "a_dense/kernel", "a_dense/bias"]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("average", [{}, {"use_ema": True}, {"use_ema": True, "every": 2}])
 def test_a_gradient_of_none(average):
     """The parameter, its slots and its constraint are left alone, and its average moves."""

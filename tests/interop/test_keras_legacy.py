@@ -76,6 +76,7 @@ def run(tx, state, p, gs):
     return jax.jit(lambda c: jax.lax.scan(step, c, gs))((p, state))
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_formulas_are_tensorflows(name):
     tx = from_keras(config(name))
@@ -100,6 +101,7 @@ def weights(name, state, params, count):
     return [np.int64(count), *product, *(x for group in groups for x in group)]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", quick(CONFIGS, "adam", "nadam", "ftrl"))
 def test_weights_go_where_they_belong(name):
     """Two variables of one shape: every slot in its place, every sign right."""

@@ -109,6 +109,7 @@ def ours(name):
     return keras_optimizer(tx)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", quick(TRAINED, "adam", "partition"))
 def test_the_catalogue_trains_and_continues_from_weights(name, tmp_path):
     telling = type("Telling", (Telling,), {"examples": name in EXAMPLES})
@@ -138,6 +139,7 @@ def test_what_asks_for_more_than_gradients_says_how(name):
     assert "stateless_apply" in "".join(caught.value.__notes__)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("theirs", "tx"),
     [
@@ -162,6 +164,7 @@ def test_fit_ends_where_keras_does(theirs, tx):
     assert_close(a, b, 1e-5)
 
 
+@pytest.mark.slow
 def test_a_model_saved_whole_goes_on(tmp_path):
     tx = gradtx.chain(gradtx.add_noise(0.1, 0.5, 3), gradtx.adamw(0.01, mask=catalogue.is_matrix))
     first = model(keras_optimizer(tx))
@@ -178,6 +181,7 @@ def test_a_model_saved_whole_goes_on(tmp_path):
         )
 
 
+@pytest.mark.slow
 def test_slots_are_in_the_order_of_the_model(tmp_path):
     """A model made again has layers of other names, in which `dense_10` would be sorted first."""
 
@@ -317,6 +321,7 @@ def test_rates_that_cannot_be_set():
         fit(model(none), 4, callbacks=[plateau])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_mixed_precision(policy):
     a = model(KO.Adam(0.01, epsilon=1e-3), dtype=policy)
@@ -327,6 +332,7 @@ def test_mixed_precision(policy):
     assert_close(a, b, 1e-4)
 
 
+@pytest.mark.slow
 def test_parameters_in_bfloat16():
     """In which Keras's own Adam takes no step, since 0.999 is 1."""
     there = model(KO.Adam(0.05), dtype="bfloat16")
@@ -337,6 +343,7 @@ def test_parameters_in_bfloat16():
     assert {str(v.value.dtype) for v in here.trainable_variables} == {"bfloat16"}
 
 
+@pytest.mark.slow
 def test_loss_scales(tmp_path):
     def scaled(optimizer):
         return model(KO.LossScaleOptimizer(optimizer, initial_scale=2.0**60), dtype="mixed_float16")
@@ -382,6 +389,7 @@ def distributions():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", quick(["data", "model"], "model"))
 def test_distributions(kind, tmp_path):
     distribution = distributions()[kind]

@@ -275,7 +275,7 @@ TASKS = [
 ]
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(1)
 @pytest.mark.filterwarnings("ignore:.seed. is deprecated")  # by Optax's own dpsgd
 @pytest.mark.parametrize("task", TASKS)
 def test_both_libraries_agree(task):

@@ -146,6 +146,7 @@ for _name, _argument, _given in cases():
     CASES[_name].append((_argument, _given))
 
 
+@pytest.mark.quick(6)
 @pytest.mark.filterwarnings("ignore")  # Optax's own
 @pytest.mark.parametrize("name", quick(CASES, *[*CASES][::8]))
 def test_every_argument_leaves_the_tree_as_it_is_in_optax(name):
@@ -167,6 +168,7 @@ def test_every_argument_leaves_the_tree_as_it_is_in_optax(name):
 TWINS = [name for name, entry in CATALOGUE.items() if entry.optax is not None]
 
 
+@pytest.mark.quick(51)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", TWINS)
 def test_the_catalogue_has_the_trees_of_optax(name):

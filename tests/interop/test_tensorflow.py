@@ -88,12 +88,14 @@ def test_every_optimizer_has_its_numbers():
     assert "tensorflow 2." in str(GOLDEN["versions"])
 
 
+@pytest.mark.quick(5)
 @pytest.mark.library("adagrad_da", "ftrl", "proximal_adagrad", "proximal_gradient_descent")
 @pytest.mark.parametrize("name", OURS)
 def test_dense(name):
     np.testing.assert_allclose(run(OURS[name]()), GOLDEN[f"{name}, dense"], rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", quick(OURS, "v2 adam", "v2 ftrl", "v1 adagrad da"))
 def test_sparse(name):
     np.testing.assert_allclose(

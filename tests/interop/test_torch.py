@@ -69,6 +69,7 @@ OPTIMIZERS = {
 QUICK = ("sgd momentum", "adam", "adamw amsgrad", "rmsprop centered", "two groups")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", quick(OPTIMIZERS, *QUICK))
 def test_a_run_goes_on(name):
     """Twenty steps in PyTorch, handed over, twenty more on both sides."""
@@ -239,6 +240,7 @@ NO_NUMBERS = {
 }
 
 
+@pytest.mark.quick(11)
 @pytest.mark.parametrize("value", NO_NUMBERS)
 @pytest.mark.parametrize("make", [TO.SGD, TO.Adam, TO.Adafactor, TO.Muon, TO.LBFGS, TO.RMSprop])
 def test_a_tensor_that_is_no_number_is_named_wherever_it_is(make, value):
@@ -394,6 +396,7 @@ def test_a_gradient_of_none_counts_as_a_step_unless_each_counts_its_own():
         from_torch(optimizer, params, own_steps=1)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("asked", [None, True])
 @pytest.mark.parametrize(
     "make",
@@ -487,6 +490,7 @@ def lbfgs_in_torch(dtype=torch.float64, **options):
     return ps, optimizer, closure
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "rtol", "history"),
     [

@@ -112,6 +112,7 @@ def attempt(name, source):
         assert jax.tree.structure(state) == jax.tree.structure(tx.init(PARAMS))
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", SAVED)
 def test_the_state_dicts_are_good(name):
     tx, state = from_torch(SAVED[name](), PARAMS, class_name=name)

@@ -79,6 +79,7 @@ MORE = {
 }
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", [*SCHEDULERS, *MORE])
 def test_a_schedule_goes_on(name):
     ps = tensors()

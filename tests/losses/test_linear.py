@@ -61,6 +61,7 @@ def close(got, want, rtol=2e-6):
 
 
 # Chunks that divide the words and that do not, one word at a time, all at once, and more.
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("chunk", [None, 1, 7, 8, 39, 40, 41])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_like_its_formula(chunk, axis):
@@ -76,6 +77,7 @@ def test_like_its_formula(chunk, axis):
     close((loss, (dx, dw.T if axis else dw, db)), want)
 
 
+@pytest.mark.slow
 def test_double_precision():
     with jax.enable_x64(True):
         arrays = [jnp.asarray(v, jnp.float64) for v in (X, W, BIAS)]
@@ -87,6 +89,7 @@ def test_double_precision():
         assert linear(X, W, LABELS, z_loss=np.float64(0.1)).dtype == jnp.float32
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_halves_are_summed_in_float32(dtype):
     """Losses as from the same numbers in float32; gradients up to rounding, not more than whole."""
@@ -111,6 +114,7 @@ def test_halves_are_summed_in_float32(dtype):
         assert error < 1.02 * theirs
 
 
+@pytest.mark.slow
 def test_types_may_differ():
     x, b = jnp.asarray(X, jnp.bfloat16), jnp.asarray(BIAS, jnp.float16)
     want = gradients(x.astype(jnp.float32), W, b.astype(jnp.float32))
@@ -133,6 +137,7 @@ def test_inputs_wider_than_weights():
         assert wide.dtype == jnp.float32
 
 
+@pytest.mark.slow
 def test_masked_tokens_cost_nothing():
     labels = np.where(WHERE, LABELS, -100)
     got = linear(X, W, labels, bias=BIAS, where=labels != -100, z_loss=0.1, chunk=7)
@@ -147,6 +152,7 @@ def test_masked_tokens_cost_nothing():
     assert np.isfinite(dw).all()
 
 
+@pytest.mark.slow
 def test_labels_out_of_range():
     y = np.array([[WORDS, -1, -WORDS], [-WORDS - 1, WORDS - 1, 0]])
     got, want = linear(X, W, y, chunk=7), dense(X @ W.T, y)
@@ -157,6 +163,7 @@ def test_labels_out_of_range():
 
 
 # What is at some words, as their bias.
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     "special",
     [
@@ -186,6 +193,7 @@ def test_large_logits_keep_their_digits():
     close(gradients(X, W, b, chunk=7), gradients(X, W, b, loss=from_logits))
 
 
+@pytest.mark.slow
 def test_no_tokens_and_one_word():
     empty = linear(X[:0], W, LABELS[:0])
     assert (empty.shape, empty.dtype) == ((0, 3), jnp.float32)
@@ -196,6 +204,7 @@ def test_no_tokens_and_one_word():
     assert linear(X[0, 0], W, 5).shape == ()
 
 
+@pytest.mark.slow
 def test_under_vmap():
     tables = np.stack([W, 2 * W])
     run = functools.partial(gradients, chunk=7)
@@ -208,6 +217,7 @@ def test_under_vmap():
     close(shared, linear(X, W, LABELS))
 
 
+@pytest.mark.slow
 def test_second_derivatives():
     """Of a gradient, forward and in reverse; also along slopes that are 0."""
     arrays = tuple(map(jnp.asarray, (X, W, BIAS)))
@@ -235,6 +245,7 @@ def test_second_derivatives():
         jax.jvp(lambda x: linear(x, W, LABELS), arrays[:1], arrays[:1])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["z_loss", "where"])
 def test_the_plain_losses_have_a_z_loss(name):
     logits = X @ W.T + BIAS
@@ -253,6 +264,7 @@ def test_the_plain_losses_have_a_z_loss(name):
         close(gradient, want if where is None else want * where[..., None])
 
 
+@pytest.mark.slow
 def test_a_z_loss_over_several_axes_and_entries():
     logits = np.moveaxis(X @ W.T, -1, 1).reshape(2, 4, 10, 3)
     mask = RNG.random(logits.shape) < 0.5
@@ -295,6 +307,7 @@ def of_shards(check_vma):
 WANT = jax.value_and_grad(functools.partial(from_logits, z_loss=0.1), (0, 1, 2))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_words_sharded_in_a_shard_map(check_vma):
     close(of_shards(check_vma)(X, W, BIAS, LABELS, SLOPES), WANT(X, W, BIAS))
@@ -317,6 +330,7 @@ def test_a_shard_of_padding():
 
 
 # Named on automatic axes; known from the types on explicit ones.
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("kind", "options"), [("Auto", {"axis_name": "model"}), ("Explicit", {})])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_whole_arrays_with_sharded_words(kind, options, axis):
@@ -344,6 +358,7 @@ def test_whole_arrays_with_sharded_words(kind, options, axis):
     assert not re.search(r"all-gather|all-to-all|collective-permute", compiled.as_text())
 
 
+@pytest.mark.slow
 def test_a_step_on_explicit_axes():
     """Tokens and words on the same devices, as when every parameter is sharded; no mesh is set."""
     m = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,))

@@ -150,7 +150,7 @@ def test_all_are_here():
         assert ours == theirs + added
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(1)
 @pytest.mark.filterwarnings("ignore:.*convex_kl_divergence:DeprecationWarning")
 @pytest.mark.parametrize("name", quick(CASES, *[*CASES][::4]))
 def test_like_optax(name):
@@ -174,6 +174,7 @@ def test_like_optax(name):
             np.testing.assert_allclose(single, got[0], rtol=2e-6, atol=2e-6, err_msg=f"case {i}")
 
 
+@pytest.mark.quick(11)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("name", CASES)
 def test_types_of_halves(name, dtype):
@@ -263,7 +264,7 @@ def at_an_end(name, i):
     return loss, [jnp.asarray(x) for x in (first, *rest)], (0, *floats)
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", ENDS)
 def test_ends_of_the_range(name):
     def run(loss, arrays, by):
@@ -291,6 +292,7 @@ def transcribed_ctc(logits, labels, blank):
     return -np.log(total)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("labels", "blank"), [([1, 1], 0), ([1, 2], 0), ([0], 2), ([], 1)])
 def test_ctc_counts_every_path(labels, blank):
     x = normal(5, 3)
@@ -303,6 +305,7 @@ def test_ctc_counts_every_path(labels, blank):
     np.testing.assert_allclose(got[0], transcribed_ctc(x, labels, blank), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_ctc_has_optax_forward_probabilities():
     ours, theirs = (
         jax.jit(lib.losses.ctc_loss_with_forward_probs)(*CTC) for lib in (gradtx, optax)
@@ -363,6 +366,7 @@ FORMULAS = {
 }
 
 
+@pytest.mark.quick(7)
 @pytest.mark.parametrize("name", FORMULAS)
 def test_like_its_formula(name):
     arguments = [np.asarray(x, np.float64) if x.dtype == np.float32 else x for x in CASES[name][0]]
@@ -370,6 +374,7 @@ def test_like_its_formula(name):
     np.testing.assert_allclose(got, FORMULAS[name](*arguments), rtol=3e-6, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_fenchel_young_is_cross_entropy_of_logsumexp():
     loss = losses.make_fenchel_young_loss(jax.nn.logsumexp)
     theirs = optax.losses.make_fenchel_young_loss(jax.nn.logsumexp)
@@ -379,6 +384,7 @@ def test_fenchel_young_is_cross_entropy_of_logsumexp():
     np.testing.assert_allclose(loss(X, Q), theirs(X, Q), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_multiclass_sparsemax_at_ties():
     """Its gradient is the sparsemax minus the one-hot label wherever scores are a whole number
     apart too, where the sparsemax itself has no derivative; beside Optax and by differences."""
@@ -398,6 +404,7 @@ def test_multiclass_sparsemax_at_ties():
     np.testing.assert_allclose(curvature, [[0.5, -0.5, 0], [-0.5, 0.5, 0], [0, 0, 0]], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_dice_takes_probabilities():
     """Compiled too, and of one class, where Optax does not."""
     p, t = sp.softmax(PIXELS, -1), REGIONS

@@ -16,6 +16,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("select", [False, True])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_compiled_is_as_in_python(name, select, monkeypatch):

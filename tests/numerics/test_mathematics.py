@@ -9,6 +9,7 @@ from gradtx import numerics
 from gradtx.numerics import all_finite, any_nan, cube_root
 
 
+@pytest.mark.quick(7)
 @pytest.mark.parametrize(
     ("entry", "finite", "nan"),
     [
@@ -38,6 +39,7 @@ SQUARABLE = LARGEST**0.5 * (1 - 1e-6)
 CUBE = np.arange(1.0, 9.0, dtype=np.float32).reshape(2, 2, 2)
 
 
+@pytest.mark.quick(7)
 @pytest.mark.parametrize(
     ("name", "arguments", "expected"),
     [

@@ -68,6 +68,7 @@ def test_at_random_it_goes_to_a_neighbour_and_is_right_on_average(dtype):
     np.testing.assert_allclose(share, exact, atol=4.5 * 0.5 / n**0.5)
 
 
+@pytest.mark.slow
 def test_at_random_what_is_no_number_stays_and_what_is_too_large_is_infinite():
     x = jnp.array([jnp.nan, jnp.inf, -jnp.inf, 3.3e38])
     got = round_to(x, "float16", jax.random.key(0))

@@ -118,7 +118,7 @@ def test_a_result_may_be_an_argument_or_be_given_twice(function):
         chex.assert_trees_all_equal(pair, function(*arguments))
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("leaves", [LEAVES, 40], ids=["one a call", "several a call"])
 def test_inside_of_other_transformations_of_functions(leaves):
     tx, params = gradtx.adamw(0.1), tree(leaves)
@@ -155,6 +155,7 @@ PROGRAMS = {pair.label: pair for pair in PAIRS}
 QUICK = ("clip + adamw", "lion", "mars_adamw", "acprop")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")  # Optax's
 @pytest.mark.parametrize(
     ("label", "count"),

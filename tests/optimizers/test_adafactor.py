@@ -75,6 +75,7 @@ def test_adafactor_of_the_last_dimensions_with_a_decay_of_one_s_own(last):
     oracle.check(tx, update, rtol=2e-5, atol=1e-5, shape=shape)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("shape", [(3, 5, 4), (6, 4, 5, 2), (5, 5), (7,), ()])
 def test_adafactor_factors_the_dimensions_that_optax_factors(shape):
     p, gs = oracle.parameters(shape=shape), oracle.gradients(shape=shape, steps=20)

@@ -9,6 +9,7 @@ from tests import oracle
 from tests.optimizers.papers import beside_torch
 
 
+@pytest.mark.quick(5)
 @pytest.mark.paper("adagrad")
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("slower", [0.0, 0.05])

@@ -15,6 +15,7 @@ from tests.optimizers.matrices import (
 from tests.optimizers.papers import mean
 
 
+@pytest.mark.quick(2)
 @pytest.mark.paper("adamuon")
 @on_matrices
 def test_adamuon(name, shape):

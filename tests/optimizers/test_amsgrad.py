@@ -9,6 +9,7 @@ from tests.optimizers import papers
 from tests.optimizers.papers import moments
 
 
+@pytest.mark.quick(5)
 @pytest.mark.paper("amsgrad")
 @pytest.mark.parametrize("of_m", [False, True])
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def step(g, p, k, part):
     return -0.05 * (np.sqrt(g.shape[1] / g.shape[0]) * u + 0.4 * p)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.paper("dion2")
 @on_matrices
 def test_dion2(name, shape):
@@ -55,7 +55,7 @@ def test_dion2(name, shape):
     check(gradtx.dion2(0.05, 0.4, 0.8, 0.1, **OPTIONS), update, name, shape)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.paper("dion3")
 @on_matrices
 def test_dion3(name, shape):
@@ -91,6 +91,7 @@ def test_the_fraction_decides_about_shapes(build):
         build(jnp.float32(0.5))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("build", [gradtx.scale_by_dion2, gradtx.scale_by_dion3])
 def test_coefficients_by_name(build):
     check_named(build)

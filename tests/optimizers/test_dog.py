@@ -70,6 +70,7 @@ def test_numbers_of_the_tree_are_wide():
     assert updates["a"].dtype == jnp.float16
 
 
+@pytest.mark.slow
 def test_dog_moves_only_the_touched_rows():
     table = {"table": jnp.ones((5, 2))}
     tx = gradtx.dog(init_step=("distance", 0.1))

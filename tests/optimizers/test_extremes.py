@@ -7,6 +7,7 @@ import pytest
 import gradtx
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     "name", ["laprop", "diffgrad", "qhadam", "adabound", "stable_adamw", "adam_mini", "came"]
 )

@@ -21,6 +21,7 @@ LEFT = {
 }
 
 
+@pytest.mark.quick(4)
 @pytest.mark.paper("galore")
 @pytest.mark.parametrize("kind", LEFT)
 @pytest.mark.parametrize("shape", [(5, 3), (3, 5), (4, 4), (4,)])

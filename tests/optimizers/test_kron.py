@@ -82,6 +82,7 @@ def test_kron(options, triangular, complex_too):
     matrix_trees.check(built, update, update, complex_too=complex_too)
 
 
+@pytest.mark.slow
 def test_matrices_become_white():
     """Of gradients whose rows and columns are correlated, and of very different size."""
     tx = gradtx.scale_by_kron(0.0, 1.0, preconditioner_lr=0.05, max_rms=10.0)
@@ -131,6 +132,7 @@ def test_how_often_factors_are_fitted_depends_on_the_steps_before(monkeypatch):
     assert fitted == [False, True, False]
 
 
+@pytest.mark.slow
 def test_zeros_leave_the_factors():
     tx, p = gradtx.scale_by_kron(), jnp.zeros((4, 3))
     _, state = tx.update(p, tx.init(p))

@@ -32,6 +32,7 @@ def transcription(p, steps, memory, rate, scaled=True):
     return np.stack(path)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.paper("lbfgs")
 @pytest.mark.parametrize("memory", [1, 3])
 @pytest.mark.parametrize("scaled", [False, True])
@@ -73,6 +74,7 @@ def test_without_a_rate_the_first_step_is_as_long_as_the_gradient_but_at_most_1(
         np.testing.assert_allclose(update, -length * np.array([0.6, 0.8]), rtol=1e-6)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("memory", [1, 3])
 def test_like_optax(memory):
     with jax.enable_x64(True):
@@ -142,6 +144,7 @@ def test_a_leaf_without_gradient_keeps_its_memory():
     assert jax.tree.structure(new) == jax.tree.structure(state)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.complex64])
 def test_other_types(dtype):
     target = jnp.asarray([1.0, -2.0, 3.0], dtype)

@@ -25,6 +25,7 @@ LIKE_OPTAX = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", LIKE_OPTAX)
 def test_like_optax_in_double_precision(name):
     """A hundred steps: Optax's float32 is left out, its algorithm compared."""
@@ -49,6 +50,7 @@ TREEWISE = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", TREEWISE)
 def test_leaves_are_looked_at_together(name):
     p, gs = oracle.parameters(), oracle.gradients()
@@ -63,6 +65,7 @@ def test_leaves_are_looked_at_together(name):
     np.testing.assert_allclose(split["d"], whole[:, 1:], rtol=1e-5, atol=atol)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["dadapt_adamw", "prodigy"])
 def test_a_run_that_starts_with_zero_gradients_or_a_zero_rate_goes_on(name):
     """Optax's estimate is NaN from the first step on."""
@@ -100,6 +103,7 @@ def test_parameters_are_asked_for(name):
         tx.update(p, tx.init(p), {"w": jnp.ones(3)}, value=1.0)
 
 
+@pytest.mark.slow
 def test_complex_entries_are_pairs_of_real_ones():
     """Norms and inner products of complex leaves are those of their parts."""
     p, gs = oracle.parameters(), oracle.gradients()

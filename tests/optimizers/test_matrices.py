@@ -47,6 +47,7 @@ def masked(u, g):
     return phi * u / max(phi.mean(), 1e-3)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", quick(NAMES, "galore", "muon"))
 def test_accumulated_in_a_partition_and_cautious(name):
     """As by the definitions of the three, from the optimizer alone on the matrices alone: the mean
@@ -73,6 +74,7 @@ AMORTIZED = [
 ]
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("name", AMORTIZED)
 def test_decompositions_are_branches(name):
     """A step at which none is due computes none: they are nowhere but in conditions."""

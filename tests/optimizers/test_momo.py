@@ -37,6 +37,7 @@ def momo(decay, adapt, bound, values, adam=False):
     return update
 
 
+@pytest.mark.quick(2)
 @pytest.mark.paper("momo", "momo_adam")
 @pytest.mark.parametrize(
     ("decay", "adapt", "bound", "values"),

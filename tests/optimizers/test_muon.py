@@ -25,7 +25,7 @@ DION = (
 )
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(3)
 @pytest.mark.paper("muon")
 @pytest.mark.parametrize("shape", [(4, 3), (3, 5)])
 @pytest.mark.parametrize("how", ["frobenius", "spectral", "aol", "schatten"])
@@ -95,6 +95,7 @@ def test_what_is_no_matrix_is_trained_by_adamw(rate, nesterov):
     oracle.check(tx, update, atol=1e-7, shape=(5,), dtype=np.float64)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.paper("muon")
 @pytest.mark.parametrize("name", ["polar_express", "cans", "deepseek", "cubic"])
 @pytest.mark.parametrize("shape", [(4, 3), (3, 12)])
@@ -125,6 +126,7 @@ def test_decay_may_be_cautious_and_scheduled():
     oracle.check(tx, update, atol=1e-7, shape=(4, 3), dtype=np.float64)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", HARD)
 def test_hard_matrices(name):
     """Ill-conditioned, of low rank, zero, and with one side of length 1."""
@@ -141,6 +143,7 @@ def test_hard_matrices(name):
     np.testing.assert_allclose(got, oracle.transcribe(update, p, gs), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("axis", "shape", "numbers"),
     [
@@ -196,7 +199,7 @@ def numbers(lib):
     }
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -261,6 +264,7 @@ def compiled(tx, n):
     return len(names), traced.lower().compile().as_text()
 
 
+@pytest.mark.slow
 def test_what_grows_with_the_number_of_equal_matrices():
     """One matrix more is nine operations and three kernels, fewer than Adam has; no product."""
     (few, few_text), (many, many_text) = (compiled(gradtx.muon(0.1), n) for n in (16, 24))
@@ -309,6 +313,7 @@ def test_errors_name_the_leaf():
         gradtx.muon(0.1, muon_weight_dimension_numbers={"other": None}).init(p)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("how", ["frobenius", "spectral", "aol", "schatten"])
 def test_gradients_whose_squares_overflow(how):
     """A power of 2 in front of the gradient changes no bit of the step."""
@@ -323,7 +328,7 @@ def test_gradients_whose_squares_overflow(how):
         np.testing.assert_array_equal(other, steps[0])
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("how", ["frobenius", "spectral", "aol", "schatten"])
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
 def test_a_zero_gradient_is_no_step(how, dtype):
@@ -346,6 +351,7 @@ def test_scale_by_shape_is_the_papers(shape, rms, outputs_first):
     np.testing.assert_allclose(updates, factor * g, rtol=1e-6)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.paper("scale_by_shape")
 @pytest.mark.parametrize("shape", [(4, 3), (3, 5), (1, 3), (2, 0)])
 def test_factors_by_name(shape):
@@ -370,6 +376,7 @@ def test_one_factor_of_the_shape_at_a_time():
         gradtx.scale_by_shape(scale="shape")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_beside_pytorch(adjust, nesterov):
@@ -431,6 +438,7 @@ def test_a_batch_of_matrices_has_a_norm_for_each():
         np.testing.assert_allclose(together, jnp.stack(alone), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", ["normuon", "adamuon", "polargrad", "scion", "muown"])
 def test_other_leaves_have_an_optimizer_of_their_own(name):
     p = {"b": jnp.ones(3), "w": jnp.ones((3, 3))}

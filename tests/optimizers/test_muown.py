@@ -14,7 +14,7 @@ def columns(x):
     return np.sqrt((x * x).sum(0))
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.paper("muown")
 @pytest.mark.parametrize("nesterov", [False, True])
 @on_matrices

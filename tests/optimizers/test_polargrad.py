@@ -9,6 +9,7 @@ from tests.optimizers.matrices import COEFFICIENTS, check, check_named, on_matri
 from tests.optimizers.papers import mean
 
 
+@pytest.mark.quick(3)
 @pytest.mark.paper("polargrad")
 @on_matrices
 def test_polargrad(name, shape):

@@ -12,6 +12,7 @@ from tests.optimizers import papers
 from tests.optimizers.papers import look_ahead, moments
 
 
+@pytest.mark.quick(4)
 @pytest.mark.paper("radam")
 @pytest.mark.parametrize("options", [False, True])
 @pytest.mark.parametrize("b2", [0.9, 0.6, 0.995, np.array(0.9)], ids=str)

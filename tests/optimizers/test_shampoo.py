@@ -72,7 +72,7 @@ def test_shampoo_is_its_authors():
     matrix_trees.check_golden(tx, "shampoo")
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("root", [2, 4])
 @pytest.mark.parametrize("kind", ["ordinary", "condition 1e8", "rank two", "zero", "complex"])
 def test_newton_takes_the_root_that_eigenvalues_give(kind, root):

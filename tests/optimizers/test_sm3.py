@@ -11,6 +11,7 @@ from tests import oracle
 from tests.optimizers.papers import mean
 
 
+@pytest.mark.quick(2)
 @pytest.mark.paper("sm3")
 @pytest.mark.parametrize("b2", [1.0, 0.7, jnp.float32(1)], ids=["1", "0.7", "array"])
 @pytest.mark.parametrize("shape", [(4, 3), (2, 3, 4), (5,), ()])

@@ -50,6 +50,7 @@ def transcribed(rate, b1, b2, eps, gamma, clip, every, decay, hessian_first, deb
     return np.stack(found)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.paper("sophia")
 @pytest.mark.parametrize("hessian_first", [False, True])
 @pytest.mark.parametrize("debias", [False, True])
@@ -72,6 +73,7 @@ def test_it_is_the_paper_s(hessian_first, debias, clip):
     np.testing.assert_allclose(path(tx), want, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_like_optax():
     ours = gradtx.sophia(0.02, gamma=0.2, update_interval=3)
     theirs = optax.contrib.sophia(0.02, gamma=0.2, update_interval=3)
@@ -122,6 +124,7 @@ STEPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", quick(STEPS, "in chains"))
 def test_a_step_in_loops_is_the_update_applied(way):
     """One loop is for steps with an estimate, one for those without."""
@@ -180,6 +183,7 @@ def test_a_step_in_loops_stores_the_estimate_alone(clipped):
     assert temporary_bytes(run) < 4.1 * p.size
 
 
+@pytest.mark.slow
 def test_hutchinson_is_unbiased():
     rng = np.random.default_rng(0)
     a = rng.normal(size=(4, 4))
@@ -261,6 +265,7 @@ def test_what_is_missing_is_named():
         tx.update(c, tx.init(c), c, obj_fn=lambda c: jnp.sum(jnp.abs(c["w"])))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("clip", "size", "every", "rates"),
     [

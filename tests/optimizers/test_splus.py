@@ -38,6 +38,7 @@ def test_splus():
     matrix_trees.check(tx, update, other, without=kinds)
 
 
+@pytest.mark.slow
 def test_matrices_of_little_rank_take_steps_of_full_size():
     """Whatever the null space is: its signs are those of rounding, or 0."""
     tx = gradtx.scale_by_splus(0.5, 0.5, 2)

@@ -117,6 +117,7 @@ def test_no_point_of_the_sphere_is_nearer(name, power):
         assert np.linalg.norm(p - x) <= nearest + 1e-12
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("name", CLOSED)
 @few
 @given(x=vectors)
@@ -125,6 +126,7 @@ def test_idempotent(name, x):
     np.testing.assert_allclose(run(name, once), once, atol=1e-12)
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("name", CONVEX)
 @few
 @given(x=vectors, y=vectors)
@@ -161,7 +163,7 @@ OPTAX = {
 }
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", quick(OPTAX, "l1_ball", "simplex"))
 def test_trees_equal_optax(name):
     ours, theirs = (getattr(m, f"projection_{name}") for m in (pr, optax.projections))
@@ -186,6 +188,7 @@ def test_optax_exports_no_projection_more():
     assert names < set(pr.__all__)
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("name", CLOSED)
 def test_low_precision(name, dtype):
@@ -213,6 +216,7 @@ def test_simplex_of_large_and_many_entries():
     np.testing.assert_allclose(jnp.sum(pr.projection_simplex(many, 10.0)), 10.0, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_what_optax_gets_wrong():
     zero = jnp.zeros(4)
     np.testing.assert_allclose(pr.projection_l1_sphere(zero), 0.25 * jnp.ones(4))

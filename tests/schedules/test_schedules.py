@@ -49,6 +49,7 @@ def test_every_schedule_is_here():
     assert known == {*SCHEDULES, *OWN, *made_of_others}
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_like_optax(name):
     ours, theirs = (getattr(lib, name)(*SCHEDULES[name]) for lib in (gradtx, optax))
@@ -137,7 +138,7 @@ FORMULAS = {
 }
 
 
-@pytest.mark.quick(5)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("made", "formula"), FORMULAS.values(), ids=FORMULAS)
 def test_those_that_optax_lacks_are_their_formulas(made, formula):
     schedule, counts = made(), np.arange(60)
@@ -146,6 +147,7 @@ def test_those_that_optax_lacks_are_their_formulas(made, formula):
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", [n for n in FORMULAS if n != "stretched"])
 def test_in_double_precision_where_that_is_enabled(name):
     """ "stretched" divides its count by itself. Float32 parameters still take their step in it."""
@@ -183,6 +185,7 @@ def test_a_restart_is_not_early_where_a_logarithm_is_rounded():
     assert schedule(falls_due) == 1
 
 
+@pytest.mark.quick(8)
 @every
 def test_finite_from_the_first_step_to_the_last(name):
     schedule = jax.jit(getattr(gradtx, name)(*(SCHEDULES | OWN)[name]))

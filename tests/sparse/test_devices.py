@@ -34,7 +34,7 @@ def train(step, table, ids):
 WRAPS = {"lazy": lambda tx: tx, "exact": gradtx.exact_rows}
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("by", [None, "data"], ids=["same ids everywhere", "ids sharded"])
 @pytest.mark.parametrize("wrap", quick(WRAPS, "exact"))
 def test_a_table_sharded_by_row(wrap, by):

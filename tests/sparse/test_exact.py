@@ -114,7 +114,7 @@ def check(make):
     chex.assert_trees_all_close(state.inner_state, dense, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", quick(OPTIMIZERS, "adam, scheduled", "ema, clipped, L2"))
 def test_equals_dense(name):
     check(OPTIMIZERS[name])
@@ -149,6 +149,7 @@ def test_lazy_is_something_else():
     assert float(jnp.max(jnp.abs(lazy["table"] - dense["table"]))) > 0.01
 
 
+@pytest.mark.slow
 def test_a_chosen_table_and_a_group():
     """The rest is dense, also a matrix that is no table, and no row of it is recorded."""
 
@@ -177,6 +178,7 @@ def test_a_chosen_table_and_a_group():
     chex.assert_trees_all_close((p, state.inner_state), (want, dense), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_norms_of_what_is_no_table():
     check(
         lambda: gradtx.partition(
@@ -211,6 +213,7 @@ def test_two_halves_catch_up_too():
     chex.assert_trees_all_close((p, state.inner_state), (want, dense), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_dense_gradient_touches_every_row():
     tx, p = gradtx.exact_rows(gradtx.sgd(0.1, momentum=0.9)), params()["table"]
     state = tx.init(p)
@@ -238,6 +241,7 @@ def catch_up_once(tx):
 
 
 class TestRefused:
+    @pytest.mark.quick(1)
     @pytest.mark.parametrize("name", REFUSED)
     def test_an_optimizer_that_does_not_let_rows_step_alone(self, name):
         with pytest.raises((TypeError, ValueError), match=f"exact_rows.*{REFUSED[name]}"):

@@ -79,7 +79,7 @@ TENSORFLOW = {
 }
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", TENSORFLOW)
 def test_tensorflow_s_sparse_apply(name):
     make, want = TENSORFLOW[name]
@@ -91,6 +91,7 @@ def test_tensorflow_s_sparse_apply(name):
     np.testing.assert_allclose(table, want, rtol=2e-6)
 
 
+@pytest.mark.slow
 def test_torch_s_sparse_adam():
     """A look-up of both in one loss, 60 steps with duplicates and gaps; SparseAdam is lazy."""
     torch = pytest.importorskip("torch")

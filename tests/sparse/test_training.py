@@ -24,7 +24,7 @@ def loss(params, ids, targets):
     return jnp.mean((rows @ params["head"]["w"] + params["head"]["b"] - targets) ** 2)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tx",
     [
@@ -65,7 +65,7 @@ MIXED = {
 }
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", quick(MIXED, "clipped, decayed, scheduled", "partition"))
 def test_mixed_trees(name):
     """A step in which every row is touched is the dense step."""
@@ -113,7 +113,7 @@ def test_a_window_of_accumulate():
     chex.assert_trees_all_close(params, want, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lamb", "muon", "adafactor", "novograd", "lars", "sm3"])
 def test_what_looks_at_whole_leaves_says_so(name):
     tx = getattr(gradtx, name)(learning_rate=0.1)

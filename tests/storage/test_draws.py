@@ -27,6 +27,7 @@ def test_the_hash_is_its_source():
     np.testing.assert_array_equal(Draws.of(key, (2, 3)).uniform((2, 3)).reshape(-1), want)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("key", [(0, 0), (1, 0), (-5, 2**31 - 1)])
 def test_numbers_are_even_and_independent(key):
     """Also in their lower bits, of neighbours along both dimensions, and of neighbouring keys."""
@@ -41,6 +42,7 @@ def test_numbers_are_even_and_independent(key):
         assert abs(np.corrcoef(a.reshape(-1), b.reshape(-1))[0, 1]) < 4 / np.sqrt(a.size)
 
 
+@pytest.mark.slow
 def test_a_part_has_the_numbers_of_the_whole_beyond_two_billion_entries():
     whole = Draws.of((7, 8), (2**20, 2**14))
     far = whole.part((3 * 2**16 + 3, 5)).uniform((2, 4))

@@ -145,6 +145,7 @@ def test_codes_are_those_of_torchao_and_bitsandbytes_on_a_million_values(signed)
         assert np.all(margin[ours != known] < 2e-7)
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
 @pytest.mark.parametrize("name", NAMES)
 def test_no_second_moment_vanishes(name, rounding):
@@ -316,6 +317,7 @@ def test_zeros_and_what_is_below_normal(name, signed):
     assert np.all(np.abs(got) <= 1.2e-38)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", some(*(n for n in NAMES if "stochastic" in FORMATS[n].roundings)))
 @pytest.mark.parametrize("signed", [True, False])
 def test_rounding_at_random_is_right_on_average(name, signed):
@@ -347,6 +349,7 @@ def test_rounding_at_random_is_right_on_average(name, signed):
     assert (draws.std(0) > 0).sum() > 20
 
 
+@pytest.mark.slow
 def test_dither_is_right_on_average_and_replayed():
     x = jnp.asarray(np.random.default_rng(0).uniform(-1, 1, 256), jnp.float32)
     slot = Encoded.of(x, codec("int4_dithered"), jax.random.key(1))
@@ -362,6 +365,7 @@ def test_dither_is_right_on_average_and_replayed():
     assert np.abs(total / 400 - x).max() < 5 / (7 * np.sqrt(12)) / np.sqrt(400)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("drawn", [0.0, 0.25, 1 - 2**-23])
 def test_dithered_codes_are_the_nearest_integers(drawn):
     """The last number that can be drawn would round 1 up to a code of five bits."""
@@ -412,6 +416,7 @@ def test_shapes_that_blocks_do_not_divide(name, shape):
     assert error < 0.13
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "rounding"),
     [pytest.param(*c, marks=[] if c == ("bf16", "stochastic") else slow) for c in ROUNDINGS],

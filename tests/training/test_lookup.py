@@ -70,7 +70,7 @@ LOSSES = {
 }
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("compiled", quick([False, True], True), ids=["eager", "jit"])
 @pytest.mark.parametrize("name", LOSSES)
 def test_rows_are_the_gradient(name, compiled):
@@ -97,6 +97,7 @@ def test_no_table_is_made_where_few_rows_are_looked_up():
     assert compiled.memory_analysis().temp_size_in_bytes < 10_000
 
 
+@pytest.mark.slow
 def test_a_table_used_as_a_whole_is_dense_and_says_so():
     def tied(params, ids):
         return jnp.sum(jnp.tanh(take(params["table"], ids) @ params["table"].T))
@@ -116,6 +117,7 @@ def test_a_returned_table_is_dense():
     assert isinstance(grad, jax.Array)
 
 
+@pytest.mark.slow
 def test_a_table_computed_from_a_parameter_is_dense_and_says_so():
     with pytest.warns(UserWarning, match="computed from parameters"):
         _, grad = sparse.value_and_grad(lambda t: jnp.sum(take(2 * t, IDS)))(PARAMS["table"])
@@ -142,6 +144,7 @@ def test_frozen_tables_are_looked_up_without_gradients():
     assert not np.allclose(params["w"], PARAMS["w"])
 
 
+@pytest.mark.slow
 def test_complex_rows_are_conjugated_by_compute_gradients():
     table = jnp.array([[1 + 2j], [3j]])
 
@@ -164,6 +167,7 @@ def test_several_arguments_and_aux():
     chex.assert_trees_all_close(w, 2 * rows.sum(0), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_minimize_make_step_and_solve_agree_with_whole_tables():
     def whole(params, ids):
         inside = (ids >= 0) & (ids < 10)

@@ -25,6 +25,7 @@ def batch(n=12, dtype=jnp.float32):
     return jnp.asarray(rng.normal(size=(n, 4)), dtype), jnp.asarray(rng.normal(size=(n, 3)), dtype)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("size", [1, 4, 5, 12, 20])
 def test_a_mean_is_that_of_the_whole_batch(size):
     """Also where the last part is smaller, or there is only a smaller part."""
@@ -77,6 +78,7 @@ def test_memory_falls_with_the_size_of_a_part():
     assert temporaries(64) < temporaries(None) / 8
 
 
+@pytest.mark.slow
 def test_a_sharded_batch_stays_where_it_is():
     """Every part has a share of each device: the batch is not gathered."""
     m = mesh(data=8)
@@ -139,6 +141,7 @@ class TestPerExample:
         updates, _ = tx.update(jax.tree.map(jnp.asarray, g), tx.init(params()), params())
         chex.assert_trees_all_close(updates, want, rtol=1e-5)
 
+    @pytest.mark.slow
     def test_over_devices(self):
         """Clipped examples of all devices: the mean over all of them."""
         g = jax.tree.map(jnp.asarray, self.gradients())

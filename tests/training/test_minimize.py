@@ -82,6 +82,7 @@ def test_a_frozen_leaf_has_no_gradient_in_the_program():
     assert products("head") < products(None)
 
 
+@pytest.mark.slow
 def test_complex_parameters_descend():
     p, state = jnp.array(1.0 + 1.0j), gradtx.sgd(0.1).init(jnp.array(0j))
     for _ in range(100):

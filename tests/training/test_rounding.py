@@ -51,7 +51,7 @@ def test_adamw_never_moves_a_parameter_of_two(rate):
     assert p.tolist() == [2.0] * 64
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("cure", CURES)
 @pytest.mark.parametrize("dtype", NARROW)
 def test_each_cure_goes_as_far_as_single_precision(cure, dtype):
@@ -91,7 +91,7 @@ def test_make_step_warns_once():
     assert "below 1/4096 of it is lost" in text
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("cure", CURES)
 def test_nothing_is_said_where_nothing_is_lost(cure):
     narrow = {"w": jnp.ones(2, jnp.bfloat16)}
@@ -135,6 +135,7 @@ def test_the_argument_rounds_each_leaf_by_itself_and_leaves_wide_ones():
     assert new["a"].tolist() != new["b"].tolist()
 
 
+@pytest.mark.slow
 def test_rows_are_rounded_as_their_table_would_be_on_average():
     table = jnp.full((3, 4000), 1.0, jnp.bfloat16)
     rows = gradtx.Rows(jnp.array([2, 0, 2]), jnp.full((3, 4000), 1e-3), table.shape)
@@ -144,6 +145,7 @@ def test_rows_are_rounded_as_their_table_would_be_on_average():
     assert means[1] == 1.0
 
 
+@pytest.mark.slow
 def test_minimize_takes_a_key_and_the_same_key_gives_the_same_step():
     tx, p = gradtx.sgd(1e-3), jnp.full(1000, 1.0, jnp.bfloat16)
 
@@ -181,6 +183,7 @@ def test_make_step_takes_a_key_and_is_resumed_to_the_bit(tmp_path):
     assert gradtx.from_config(gradtx.to_config(step.tx)) == step.tx
 
 
+@pytest.mark.quick(1)
 @others
 @pytest.mark.parametrize("dtype", NARROW)
 def test_by_hand_and_in_one_step_are_the_same(cure, dtype):
@@ -211,6 +214,7 @@ def test_transformations_of_other_libraries_keep_the_types_of_their_states(cure)
     chex.assert_trees_all_equal_shapes_and_dtypes(new, state)
 
 
+@pytest.mark.slow
 @others
 def test_rows_of_a_table(cure):
     """Those that are touched are what the whole table would be; the others are untouched."""

@@ -27,6 +27,7 @@ PUBLISHED = [
 ]
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(("build", "rate", "status", "steps", "rounding"), PUBLISHED)
 def test_published_outcomes(build, rate, status, steps, rounding):
     result = gradtx.solve(quartic, 2.0, build(rate), max_steps=2000)
@@ -107,6 +108,7 @@ def test_bad_limits(bad):
         gradtx.solve(lambda x: x**2, 1.0, gradtx.sgd(0.1), **bad)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("tx", "start"),
     [

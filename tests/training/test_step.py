@@ -138,6 +138,7 @@ SEVERAL = {
 class TestSeveralSteps:
     """`steps`: the same as so many calls."""
 
+    @pytest.mark.quick(1)
     @pytest.mark.parametrize("name", SEVERAL)
     def test_they_are_those_of_single_calls(self, name):
         tx, extra, report = SEVERAL[name]
@@ -171,6 +172,7 @@ class TestSeveralSteps:
         assert values.shape == (5,)
         assert step._compiled._cache_size() == 1
 
+    @pytest.mark.slow
     def test_rows_and_trained_leaves(self):
         def looked_up(p, ids):
             return jnp.sum((gradtx.sparse.take(p["table"], ids) - p["fixed"]) ** 2)

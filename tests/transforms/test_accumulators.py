@@ -80,6 +80,7 @@ def test_only_rows_that_were_touched_move_and_have_slots():
     assert np.all(np.any(mu[np.setdiff1d(ids[(ids >= 0) & (ids < VOCABULARY)], untouched)], axis=1))
 
 
+@pytest.mark.slow
 def test_a_bad_micro_batch_leaves_no_trace():
     skip = gradtx.skip_not_finite
     gradients = list(micro_batches(4))
@@ -92,6 +93,7 @@ def test_a_bad_micro_batch_leaves_no_trace():
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
+@pytest.mark.slow
 def test_a_nan_does_not_outlive_its_window():
     gradients = list(micro_batches(4))
     gradients[0]["table"] = gradients[0]["table"] * jnp.nan
@@ -140,6 +142,7 @@ def test_indices_of_a_table_and_its_window_have_room_in_their_type():
         jax.eval_shape(tx.init, {"table": jax.ShapeDtypeStruct((2**31 - 5, 1), jnp.float32)})
 
 
+@pytest.mark.slow
 def test_rows_without_room_are_never_lost_in_silence():
     def tx(rows, every=2):
         return gradtx.accumulate(gradtx.sgd(0.1), every, rows={"table": rows})
@@ -171,6 +174,7 @@ def test_compensation_is_kept_for_whole_arrays_only():
     assert state.compensation["bias"].shape == (WIDTH,)
 
 
+@pytest.mark.slow
 def test_low_precision_is_summed_wide():
     tx = gradtx.accumulate(gradtx.sgd(0.1), 2, rows={"table": 8})
     params = jax.tree.map(lambda x: x.astype(jnp.bfloat16), PARAMS)

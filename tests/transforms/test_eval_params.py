@@ -66,6 +66,7 @@ def same(got, want, tolerance=1e-5):
     )
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_the_average_inside_every_wrapper(name):
     tx = averaging(name)
@@ -100,6 +101,7 @@ KEPT = {
 }
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("kept", KEPT)
 @pytest.mark.parametrize("name", AVERAGES)
 def test_every_average_however_it_is_kept(name, kept):
@@ -116,6 +118,7 @@ def test_every_average_however_it_is_kept(name, kept):
     same(found, gradtx.eval_params(tx, state, p), 2e-4 if kept == "bf16+8" else 1e-5)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("codec", ["int8", "bf16", "f16", "int4"])
 def test_averages_in_a_codec_are_decoded(codec):
     tx = gradtx.store(gradtx.ema_params(DECAY), codec, min_size=1)
@@ -146,6 +149,7 @@ def test_packed_parameters():
     same(gradtx.eval_params(tx, state, params()), want)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("codec", [None, "int8"])
 def test_on_a_mesh_the_average_lies_where_the_parameters_do(codec):
     """With ZeRO the average is divided, and padded where it does not divide."""
@@ -168,6 +172,7 @@ def test_on_a_mesh_the_average_lies_where_the_parameters_do(codec):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, 0.9 * b, atol=tolerance), found, start)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("codec", [None, "int8"])
 def test_from_a_file(codec, tmp_path):
     tx = with_average(gradtx.sgd(0.1))

@@ -15,6 +15,7 @@ def loss(x):
     return 0.5 * jnp.sum(SCALES * x**2) + jnp.sum(jnp.cos(x))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "search",
     [gradtx.scale_by_zoom_linesearch(30), gradtx.scale_by_backtracking_linesearch(30)],
@@ -111,6 +112,7 @@ def test_solve_does_not_trust_a_search_that_is_not_last():
     np.testing.assert_allclose(result.value, np.sum(SCALES * result.params**2), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_solve_compiles_once():
     traces = []
 
@@ -132,6 +134,7 @@ SEARCHES = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", SEARCHES)
 @pytest.mark.parametrize("constant", [False, True])
 def test_numbers_of_python(name, constant):
@@ -154,6 +157,7 @@ def test_numbers_of_python(name, constant):
     jax.tree.map(np.testing.assert_array_equal, *found)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("lib", [gradtx, optax])
 def test_values_in_states_of_optax_and_inside_others(lib):
     def nested(tx):

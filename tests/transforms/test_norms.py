@@ -27,6 +27,7 @@ def test_normalizing_large_float16_updates():
 SHAPES = [(), (3,), (1, 3), (4, 3), (2, 3, 4), (2, 3, 4, 5), (2, 1, 3, 2, 4)]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_units_are_those_of_optax(shape):
     x = jnp.asarray(oracle.parameters(shape=shape), jnp.float32)

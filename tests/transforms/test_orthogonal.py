@@ -96,7 +96,7 @@ def test_what_is_no_schedule_is_refused():
         gradtx.orthogonalize(ns_dtype=jnp.bfloat16).update(x, ())
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("gram", [False, True])
 @pytest.mark.parametrize("matrix", HARD)
 def test_both_forms_are_one_polynomial(matrix, gram):
@@ -113,7 +113,7 @@ def test_both_forms_are_one_polynomial(matrix, gram):
             np.testing.assert_allclose(got[0], wanted, rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["aol", "schatten"])
 def test_both_forms_start_from_a_gram_matrix_that_is_there(how):
     x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 4, 9)))
@@ -122,7 +122,7 @@ def test_both_forms_start_from_a_gram_matrix_that_is_there(how):
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("how", ["frobenius", "spectral", "aol", "schatten"])
 def test_what_the_first_iterate_is_divided_by(how):
     """Each matrix of a batch by its own, which is not small beside epsilon."""
@@ -156,6 +156,7 @@ def operations(aspect, dtype=None):
     return counts[0] / counts[1]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
 def test_wide_matrices_take_fewer_operations(dtype):
     assert operations(4, dtype) < 0.68
@@ -175,7 +176,7 @@ def test_the_form_changes_where_both_cost_the_same():
     assert not loops(97, 64)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
 @pytest.mark.parametrize("name", ["standard", "polar_express", "deepseek"])
 def test_iterating_on_the_gram_matrix_is_no_worse_on_a_condition_of_1e8(name, dtype):
@@ -186,6 +187,7 @@ def test_iterating_on_the_gram_matrix_is_no_worse_on_a_condition_of_1e8(name, dt
     assert off(gram, wanted) <= off(whole, wanted) * (1.001 if dtype is None else 1)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["standard", "polar_express"])
 def test_rounding_stays_small(name):
     """Beside the same polynomial in float64: in float32 6e-5, in bfloat16 less than 0.3."""
@@ -195,6 +197,7 @@ def test_rounding_stays_small(name):
     assert off(run(x.astype(np.float32), name, dtype=jnp.bfloat16), wanted) < 0.3
 
 
+@pytest.mark.slow
 def test_products_have_operands_of_the_given_type_and_sums_in_float32():
     x = jnp.asarray(with_singular_values(np.ones(4), 4, 16), jnp.float32)[None]
     rows = jnp.asarray(gradtx.muon_coefficients("deepseek"))

@@ -13,7 +13,7 @@ from tests.oracle import gradients
 GS = jnp.asarray(gradients(), jnp.float32)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("clip", [0.0, 0.7, 1e9])
 def test_per_example_clips_like_optax(clip):
     grads = [GS[:5], GS[:5, 0]]
@@ -30,7 +30,7 @@ def test_per_example_clips_like_optax(clip):
         gradtx.per_example_global_norm_clip([jnp.ones((2, 3)), jnp.ones((3, 3))], 1.0)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["per_example_global_norm_clip", "per_example_layer_norm_clip"])
 def test_integers_are_promoted(name):
     g = [jnp.arange(6).reshape(3, 2), jnp.ones((3, 1), jnp.int32)]

@@ -36,6 +36,7 @@ def train(tx, params, steps=20):
     return run(params)
 
 
+@pytest.mark.slow
 def test_simplex_of_one_leaf_holds_after_every_step():
     tx = gradtx.chain(gradtx.adam(0.1), gradtx.project("simplex", "b"))
     free = train(gradtx.adam(0.1), PARAMS)
@@ -60,7 +61,7 @@ NORMS = {
 }
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("name", NORMS)
 def test_norms_hold_in_every_type(name, dtype):
@@ -94,7 +95,7 @@ def test_inside_of_groups_and_masks():
     assert float(tree.norm(train(tx, PARAMS)["w"])) <= 1 + 1e-6
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "wrap",
     [
@@ -140,6 +141,7 @@ BY_ROW = [
 ]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("name", "arguments"), BY_ROW, ids=[name for name, _ in BY_ROW])
 def test_rows_are_projected_as_the_table_is(name, arguments):
     tx = gradtx.chain(gradtx.scale(-0.5), gradtx.project(name, None, arguments))

@@ -30,18 +30,21 @@ def around(link, step):
     return gradtx.chain(gradtx.sgd(0.3), link), lambda g, s, t, p: step(-0.3 * g, p)
 
 
+@pytest.mark.quick(5)
 @pytest.mark.paper("radial_brake")
 @on_matrices
 def test_radial_brake(name, shape):
     check(*around(gradtx.radial_brake(0.3, 0.8), braked), name, shape)
 
 
+@pytest.mark.quick(4)
 @pytest.mark.paper("keep_radius")
 @on_matrices
 def test_keep_radius(name, shape):
     check(*around(gradtx.keep_radius(), kept), name, shape)
 
 
+@pytest.mark.quick(5)
 @pytest.mark.paper("floor_update_ratio")
 @pytest.mark.parametrize(("each_output", "axis"), [(False, (0, 1)), (True, 0)])
 @on_matrices

@@ -10,6 +10,7 @@ import gradtx
 from tests.transforms.searches import loss, run
 
 
+@pytest.mark.slow
 def test_zoom_meets_both_conditions():
     tx = gradtx.chain(gradtx.scale(-1.0), gradtx.scale_by_zoom_linesearch(20, curv_rtol=0.1))
     with jax.enable_x64(True):
@@ -25,6 +26,7 @@ def test_zoom_meets_both_conditions():
         assert float(loss(x)) < float(loss(jnp.array([1.0, 2.0, -1.0])))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("start", [0.001, 0.3, 40.0, 1e4])
 def test_zoom_finds_the_valley_like_optax(start):
     """From any first rate, as Optax does, and with no more evaluations."""

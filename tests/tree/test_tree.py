@@ -77,6 +77,7 @@ def test_every_name_of_optax_is_there_with_its_signature():
         ], name
 
 
+@pytest.mark.quick(7)
 @pytest.mark.parametrize("name", CALLS)
 def test_equals_optax(name):
     arguments = CALLS[name]
@@ -160,6 +161,7 @@ def dense(x):
     return x.to_dense() if isinstance(x, Rows) else x
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("name", ["add", "sub", "mul", "vdot"])
 @pytest.mark.parametrize("pair", [(ROWS, OTHER), (ROWS, DENSE), (DENSE, ROWS)])
 def test_rows_count_as_one_leaf(name, pair):

@@ -31,6 +31,7 @@ def test_weighted_windows_equal_the_weighted_mean():
     np.testing.assert_allclose(p, want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("compensated", [True, False])
 @pytest.mark.parametrize("mean", [True, False])
@@ -55,6 +56,7 @@ def test_rows_of_a_micro_batch_of_weight_0_count_for_nothing():
     np.testing.assert_allclose(updates["table"].to_dense()[:, 0], [0, -3, -3, 0, 0])
 
 
+@pytest.mark.slow
 def test_a_bad_micro_batch_leaves_no_trace():
     skip = gradtx.skip_not_finite
     bad = GS[0].at[0, 0].set(jnp.nan)
@@ -301,6 +303,7 @@ def test_a_loop_by_hand_takes_room_for_the_zero_updates():
     assert temporaries(gradtx.accumulate(gradtx.adam(0.1), 4), "by hand") < 1.01
 
 
+@pytest.mark.slow
 def test_a_step_is_the_update_applied():
     """With and without a step of its own a transformation does the same, also where it stops."""
     skip = gradtx.skip_not_finite

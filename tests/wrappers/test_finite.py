@@ -47,6 +47,7 @@ def test_skips_tell_what_they_saw():
     assert float(told["norm_squared"]) == 360000.0  # in float16 it would overflow
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("shape", [(), (0,), (0, 5), (70,), (3, 0, 2), (3, 33)])
 def test_leaves_of_any_shape_are_looked_at(shape):
     skip, told = gradtx.skip_not_finite({"a": jnp.full(shape, jnp.nan)}, 0, None)

@@ -71,6 +71,7 @@ def limits(xs, k, window, warmup):
     return np.array(spikes)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.paper("guard")
 @pytest.mark.parametrize(("k", "window", "warmup"), [(3.0, 16, 4), (6.0, 32, 32), (1.0, 5, 2)])
 def test_spikes_of_norms_and_losses_are_those_of_a_transcription(k, window, warmup):
@@ -148,7 +149,7 @@ def test_every_step_is_taken_or_counted_as_skipped_for_one_reason():
     assert all(told[n] > 0 for n in reasons)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["by hand", "in one step", "compensated"])
 def test_the_report_measures_the_step(way):
     rng = np.random.default_rng(0)
@@ -258,6 +259,7 @@ def fault_counts(outcome):
     assert told["steps"] == told["taken"] + skipped == sum(had.values())
 
 
+@pytest.mark.slow
 def test_every_fault_is_counted():
     fault_counts(guards.run(0, guarded=True, faulty=True, steps=500))
 

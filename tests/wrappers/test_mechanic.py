@@ -64,6 +64,7 @@ BASES = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", BASES)
 def test_like_optax_with_its_defaults(name):
     p, gs = oracle.parameters(), oracle.gradients(steps=100)

@@ -20,6 +20,7 @@ def part(grads, start, stop):
     return jax.tree.map(lambda g: g[start:stop], grads)
 
 
+@pytest.mark.slow
 def test_aggregate_equals_optax():
     ours = gradtx.differentially_private_aggregate(1.0, 0.5, key=3)
     theirs = optax.contrib.differentially_private_aggregate(1.0, 0.5, key=3)
@@ -40,6 +41,7 @@ def test_noise_has_the_deviation_of_the_paper(dtype):
         np.testing.assert_allclose(jnp.std(x), 2.0 * 3.0 / 4, rtol=0.02)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("sizes", [(6, 6), (2, 7, 3)])
 def test_a_window_is_one_batch_and_has_one_noise(sizes):
     grads, ends = examples(12), np.cumsum((0, *sizes))
@@ -53,6 +55,7 @@ def test_a_window_is_one_batch_and_has_one_noise(sizes):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), updates, want)
 
 
+@pytest.mark.slow
 def test_dpsgd_in_windows_equals_whole_batches():
     private = gradtx.differentially_private_aggregate(1.0, 0.5, 1)
     once = gradtx.chain(private, gradtx.sgd(0.1, momentum=0.9, nesterov=True))

@@ -44,6 +44,7 @@ def build(lib, names, outer, adversary, **options):
     return names["sam"](tx, lib.chain(names["normalize"](), climb), **options)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("opaque", [False, True], ids=["transparent", "opaque"])
 @pytest.mark.parametrize("reset", quick([True, False], True), ids=["reset", "keep"])
 @pytest.mark.parametrize(
@@ -63,6 +64,7 @@ def test_every_variant_like_optax(outer, adversary, period, reset, opaque):
     assert int(state.steps_since_sync) == int(state_optax.steps_since_sync)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "make",
     [
@@ -94,6 +96,7 @@ def transcribed(direction, steps=20, rate=0.1):
     return np.stack(path)
 
 
+@pytest.mark.slow
 def test_asam_is_algorithm_1_of_its_paper():
     def direction(p, g):
         size = np.abs(p) + 0.3
@@ -112,6 +115,7 @@ def test_asam_is_sam_with_another_climb():
     np.testing.assert_allclose(path, want, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_gsam_is_algorithm_1_of_its_paper():
     def direction(p, g):
         clean, worse = g(p), g(p + 0.2 * g(p) / np.linalg.norm(g(p)))

@@ -137,6 +137,7 @@ def test_a_state_in_another_codec():
         gradtx.in_storage_of(gradtx.sgd(0.1, momentum=0.9), tree(), state)
 
 
+@pytest.mark.slow
 def test_slots_are_read_and_written_decoded():
     _, state = run(gradtx.store(gradtx.adamw(1e-3)), range(1))
     mu = gradtx.get_slot(state, "mu", "w")
@@ -147,7 +148,7 @@ def test_slots_are_read_and_written_decoded():
     same(new[0].nu, state[0].nu)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["int8", "int4_dithered"])
 def test_a_saved_run_goes_on_with_the_same_bits(name, tmp_path):
     tx = gradtx.store(gradtx.adamw(1e-3), name)
@@ -223,6 +224,7 @@ def test_blocks_never_straddle_shards():
     assert "would divide blocks" in notes["0/mu/w/codes"][1]
 
 
+@pytest.mark.quick(1)
 @some("adamw", "lion", "muon")
 def test_the_whole_catalogue_in_int8(name):
     """Steps keep the state's form, parameters stay finite, and a saved run goes on to the bit."""
@@ -360,6 +362,7 @@ def test_a_compiled_init_computes_its_codes():
     assert "u8[256,128]" in program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["bf16", *(pytest.param(n, marks=slow) for n in ("f8_e4m3", "int4"))]
 )
@@ -394,6 +397,7 @@ def test_unsigned_codes_swamp_what_is_small():
         assert int(swamped.sum()) - 1 == most
 
 
+@pytest.mark.slow
 def test_what_is_kept_in_a_stale_copy_shows():
     """`unmoved` of a run whose second moment no longer moves."""
     tx = gradtx.store(gradtx.adam(1e-3, b2=0.999), {"nu": "bf16", "mu": "int8"})
@@ -509,6 +513,7 @@ def each_with_two_codecs():
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "codec"), each_with_two_codecs())
 def test_large_gradients_leave_finite_codes_and_updates(name, codec):
     """Where without a codec updates are finite and slots at most infinite, as the squares are."""
@@ -609,6 +614,7 @@ AVERAGES = {
 FALLING = [("scale_by_adam", gradtx.Codec(n)) for n in ("bf16", "int8_companded")]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("name", "codec"),
     [
@@ -660,6 +666,7 @@ def test_a_state_rounded_in_another_way_is_read_as_it_is(name):
         np.testing.assert_allclose(new["w"], want[0]["w"], atol=2e-4)
 
 
+@pytest.mark.slow
 def test_a_state_with_other_leaves_in_codecs_goes_on_as_it_is():
     """`min_size` and `exempt` count in `init`; `in_storage_of` applies them to a state."""
     inner, g = gradtx.ema(0.9), jnp.ones(8192)
@@ -669,6 +676,7 @@ def test_a_state_with_other_leaves_in_codecs_goes_on_as_it_is():
     assert kept(gradtx.in_storage_of(now, g, state)) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["diffgrad", *(pytest.param(n, marks=slow) for n in ("acprop", "mars_lion"))]
 )
