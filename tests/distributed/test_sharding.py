@@ -11,6 +11,7 @@ import pytest
 
 import gradtx
 from gradtx.distributed.padding import Padded, is_padded
+from gradtx.distributed.placement import Placement, spread
 from tests.catalogue import CATALOGUE
 from tests.distributed.meshes import THIRDS, P, all_lie_on, counted, mesh, on
 from tests.quick import quick
@@ -190,6 +191,15 @@ def test_zero_over_two_axes():
     assert leaves["0/mu/w"].bytes == 64 * 32 * 4 // 8
     assert leaves["0/mu/w"].note == "dimension 0 over 'x'; dimension 1 over 'y'"
     assert leaves["0/mu/odd"].bytes == 40 * 29 * 4 // 8
+
+
+@pytest.mark.parametrize(("pad", "shape"), [(False, (12,)), (True, (16,))])
+def test_a_dimension_over_two_axes_has_parts_of_both(pad, shape):
+    """12 entries over 4 devices are 3 each, which 2 more do not divide, though they divide 12."""
+    here = Placement((("x",),), (12,), "")
+    found = spread(here, mesh(x=4, y=2), ("y",), 0, pad)
+    assert found.shape == shape
+    assert found.dims == ((("x", "y"),) if pad else (("x",),))
 
 
 def quadratic(p, x, y):

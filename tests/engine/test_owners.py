@@ -283,7 +283,7 @@ def test_codes_that_a_stack_would_divide_stay_with_their_leaf():
     assert stacked({"left": gradtx.Codec("int8", axis=1)}) == "Owned"
     assert stacked({"left": gradtx.Codec("int8", axis=0)}) == "Encoded"
     assert stacked({"left": {"0": "int8", "*": "int4"}}) == "Encoded"
-    assert stacked({"left": gradtx.Codec("int8", rounding="stochastic")}) == "Encoded"
+    assert stacked({"left": gradtx.Codec("int8", axis=1, rounding="stochastic")}) == "Encoded"
 
 
 @pytest.mark.slow

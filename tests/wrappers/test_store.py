@@ -137,6 +137,26 @@ def test_a_state_in_another_codec():
         gradtx.in_storage_of(gradtx.sgd(0.1, momentum=0.9), tree(), state)
 
 
+def test_leaves_of_one_name_are_told_apart_by_their_paths():
+    p = {"body": {"w": jnp.zeros((64, 64))}, "head": {"w": jnp.zeros((64, 64))}}
+    tx = gradtx.store(gradtx.adamw(1e-3), {"mu": {"head": "int8", "body/w": None}})
+    assert kept(tx.init(p)) == {"[0].mu['head']['w']": "int8"}
+
+
+def test_every_leaf_of_every_slot_has_a_key_of_its_own():
+    tx = gradtx.store(gradtx.adamw(1e-3), "int4_dithered", min_size=1, exempt=())
+    leaves = jax.tree.leaves(tx.init(tree()), is_leaf=is_encoded)
+    keys = {tuple(x.key.tolist()) for x in leaves if is_encoded(x)}
+    assert len(keys) == 6
+
+
+def test_a_state_out_of_codecs_has_the_types_of_its_slots():
+    tx = gradtx.adam(1e-3, mu_dtype=jnp.bfloat16)
+    state = gradtx.store(tx, "int8").init(tree())
+    found, want = gradtx.in_storage_of(tx, tree(), state), tx.init(tree())
+    assert jax.tree.map(lambda x: x.dtype, found) == jax.tree.map(lambda x: x.dtype, want)
+
+
 @pytest.mark.slow
 def test_slots_are_read_and_written_decoded():
     _, state = run(gradtx.store(gradtx.adamw(1e-3)), range(1))
