@@ -95,7 +95,7 @@ def schedule_free(
         z_{t+1} &= z_t + u_t, \qquad u_t \text{ the base optimizer's update at } y_t, \\
         x_{t+1} &= (1 - c_t) x_t + c_t z_{t+1}, \qquad c_t = w_t / \sum_{i \le t} w_i, \quad
             w_t = \left(\max_{i \le t} \eta_i\right)^p, \\
-        y_{t+1} &= \beta x_{t+1} + (1 - \beta) z_{t+1}
+        y_{t+1} &= \beta_{t+1} x_{t+1} + (1 - \beta_{t+1}) z_{t+1}
 
     The parameters being trained are :math:`y`; :func:`eval_params` returns the average :math:`x`,
     at which to evaluate.
@@ -104,17 +104,23 @@ def schedule_free(
         base_optimizer: an optimizer without momentum, with its learning rate.
         learning_rate: :math:`\eta`, that of the base optimizer: a number, an array, or a schedule,
             which may warm up but should not decay.
-        b1: :math:`\beta` in :math:`(0, 1]`; a number, an array, or a schedule.
+        b1: :math:`\beta_{t+1}` in :math:`(0, 1]`; a number, an array, or a schedule, which is
+            read at the step that makes :math:`y_{t+1}`.
         weight_lr_power: :math:`p \ge 0`; gives the steps of a warm-up less weight.
         state_dtype: the type in which :math:`z` is kept; float32 or wider unless given. Optax
             keeps it in the parameters' type, and :math:`\beta` and the weights in the lowest of
             their types: in bfloat16, 0.9 is then 0.8984, and the sum of the weights stops growing.
 
-    The update is computed as :math:`c_t (z_{t+1} - y_t) + (1 - \beta)(1 - c_t) u_t`, which is the
-    same except for rounding and needs neither a copy of :math:`z_t` nor a division. While the
-    learning rate is 0 the average stays; the weights see the schedule from its step 0 on, as the
-    base optimizer does (in Optax from step 1 on, so that step 0 of a warm-up counts with the rate
-    of step 1).
+    The update is computed with :math:`x_t = (y_t - (1 - \beta_t) z_t) / \beta_t` and :math:`z_t =
+    z_{t+1} - u_t` put in, which is the same except for rounding and needs no copy of :math:`z_t`:
+
+    .. math::
+        y_{t+1} - y_t = a_t (z_{t+1} - y_t) + (1 - \beta_t)(1 - a_t) u_t, \qquad
+            1 - a_t = (1 - c_t) \frac{\beta_{t+1}}{\beta_t}
+
+    If :math:`\beta` is constant, :math:`a_t = c_t`. While the learning rate is 0 the average stays;
+    the weights see the schedule from its step 0 on, as the base optimizer does (in Optax from step
+    1 on, so that step 0 of a warm-up counts with the rate of step 1).
 
     With parameters in bfloat16, :math:`y`, and with it :math:`x`, is rounded at every step: train a
     float32 copy instead. On `Rows` the base optimizer moves the rows that are there, but the
