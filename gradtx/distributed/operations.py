@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gradtx.engine.owners import Stack
-from gradtx.training.lookup import inner_jaxprs
+from gradtx.numerics.programs import inner_jaxprs
 
 
 def operations(program: Any) -> int:

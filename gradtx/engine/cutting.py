@@ -6,14 +6,15 @@ many transformations it comes from. What reads a whole leaf, such as a norm, sta
 reads the codes itself.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr, Literal
 
-from gradtx.numerics.tracing import run_equation
+from gradtx.numerics.programs import advance, interpret, needed, read, run_equation, variables
 from gradtx.storage.encoded import Blocks, blocks_of
 from gradtx.storage.format import Codec
 from gradtx.storage.marked import decode_p, encode_p
@@ -112,29 +113,20 @@ def inlined(closed: ClosedJaxpr, platform: str, places: Sequence[Any], *arrays: 
         elsewhere = {*eqn.params.get("places", ())} - {None, *places}
         return eqn.primitive.name in CALLS and not elsewhere
 
-    def run(jaxpr: Any, consts: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
-        env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *inputs], strict=True))
+    def run(program: Any, inputs: Sequence[Any]) -> list[Any]:
+        return interpret(program, inputs, compute)
 
-        def read(v: Any) -> Any:
-            return v.val if isinstance(v, Literal) else env[v]
+    def compute(eqn: Any, given: list[Any]) -> list[Any] | None:
+        platforms = eqn.params.get("branches_platforms")
+        if platforms is not None:
+            here = next(i for i, on in enumerate(platforms) if on is None or platform in on)
+            return run(eqn.params["branches"][here], given[1:])
+        if is_joined(eqn):
+            held = eqn.params[CALLS[eqn.primitive.name]]
+            return run(getattr(held, "closed", held), given)
+        return None
 
-        for eqn in jaxpr.eqns:
-            given = [read(v) for v in eqn.invars]
-            platforms = eqn.params.get("branches_platforms")
-            if platforms is not None:
-                here = next(i for i, on in enumerate(platforms) if on is None or platform in on)
-                inner = eqn.params["branches"][here]
-                results = run(inner.jaxpr, inner.consts, given[1:])
-            elif is_joined(eqn):
-                held = eqn.params[CALLS[eqn.primitive.name]]
-                inner = getattr(held, "closed", held)
-                results = run(inner.jaxpr, inner.consts, given)
-            else:
-                results = run_equation(jaxpr, eqn, given)
-            env |= zip(eqn.outvars, results, strict=True)
-        return [read(v) for v in jaxpr.outvars]
-
-    return jax.make_jaxpr(lambda *x: run(closed.jaxpr, closed.consts, x))(*arrays)
+    return jax.make_jaxpr(lambda *x: run(closed, x))(*arrays)
 
 
 def cuts(
@@ -166,10 +158,10 @@ def cuts(
 
 def _ends(jaxpr: Any, made: Mapping[Any, int]) -> Iterator[list[Any]]:
     """What kernels write: the parts of a slot, and results of the program."""
-    for eqn, is_needed in zip(jaxpr.eqns, _needed(jaxpr, _variables(jaxpr.outvars)), strict=True):
+    for eqn, is_needed in zip(jaxpr.eqns, needed(jaxpr, variables(jaxpr.outvars)), strict=True):
         if eqn.primitive is encode_p and is_needed:
             yield list(eqn.outvars)
-    for v in dict.fromkeys(_variables(jaxpr.outvars)):
+    for v in dict.fromkeys(variables(jaxpr.outvars)):
         if v in made and jaxpr.eqns[made[v]].primitive is not encode_p:
             yield [v]
 
@@ -222,7 +214,7 @@ class _Uses:
         readers: dict[Any, list[int]] = {}
         there = {*jaxpr.invars, *jaxpr.constvars}
         for i, eqn in enumerate(jaxpr.eqns):
-            for v in _variables(eqn.invars):
+            for v in variables(eqn.invars):
                 readers.setdefault(v, []).append(i)
             if eqn.primitive.name in STORED:
                 there.update(eqn.outvars)
@@ -253,9 +245,7 @@ def _cut(
     if len(blocks) > 1:
         return None
     inside = {v for eqn in eqns for v in eqn.outvars}
-    read = dict.fromkeys(
-        v for eqn in eqns for v in eqn.invars if not isinstance(v, Literal) and v not in inside
-    )
+    read = dict.fromkeys(v for eqn in eqns for v in variables(eqn.invars) if v not in inside)
     scalars = [v for v in read if not v.aval.shape]
     arrays = [v for v in read if v.aval.shape]
     results = set(outputs)
@@ -284,20 +274,6 @@ def _cut(
     return cut if fits(cut) else None
 
 
-def _variables(given: Iterable[Any]) -> list[Any]:
-    return [v for v in given if not isinstance(v, Literal)]
-
-
-def _needed(jaxpr: Any, wanted: Iterable[Any], given: Iterable[Any] = ()) -> list[bool]:
-    """Which equations are needed for what is wanted, if some of it is given."""
-    left, there, needed = set(wanted), set(given), []
-    for eqn in reversed(jaxpr.eqns):
-        needed.append(any(v in left and v not in there for v in eqn.outvars))
-        if needed[-1]:
-            left.update(_variables(eqn.invars))
-    return needed[::-1]
-
-
 def run_cut(
     jaxpr: Any,
     consts: Sequence[Any],
@@ -307,17 +283,16 @@ def run_cut(
 ) -> list[Any]:
     """The results of a program whose cuts run as kernels."""
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *inputs], strict=True))
-    wanted = _variables(jaxpr.outvars)
+    wanted = variables(jaxpr.outvars)
     wanted += [v for cut in found for v in (*cut.scalars, *cut.arrays)]
-    needed = _needed(jaxpr, wanted, (v for cut in found for v in cut.outputs))
+    is_needed = needed(jaxpr, wanted, (v for cut in found for v in cut.outputs))
     after: dict[int, list[Cut]] = {}
     for cut in found:
         after.setdefault(cut.last, []).append(cut)
-    for i, (eqn, is_needed) in enumerate(zip(jaxpr.eqns, needed, strict=True)):
-        if is_needed:
-            given = [v.val if isinstance(v, Literal) else env[v] for v in eqn.invars]
-            env |= zip(eqn.outvars, run_equation(jaxpr, eqn, given), strict=True)
+    for i, eqn in enumerate(jaxpr.eqns):
+        if is_needed[i]:
+            advance(env, [eqn], functools.partial(run_equation, jaxpr))
         for cut in after.get(i, ()):
             results = kernel(cut)(*(env[v] for v in (*cut.scalars, *cut.arrays)))
             env |= zip(cut.outputs, results, strict=True)
-    return [v.val if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
+    return read(env, jaxpr.outvars)

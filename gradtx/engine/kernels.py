@@ -33,6 +33,7 @@ from gradtx.engine.tiling import (
 )
 from gradtx.numerics import half
 from gradtx.numerics.opaque import has_triton, is_alone, is_exported, opaque
+from gradtx.numerics.programs import advance
 from gradtx.numerics.steering import delay, is_tracer, true_after
 from gradtx.paths import path_string, with_paths
 from gradtx.shardings import known_sharding, shardings_are_known
@@ -492,12 +493,11 @@ def computed(
     """
     tile = next(env[v].shape for v in cut.arrays if v.aval.shape == cut.shape)
 
-    def read(v: Any) -> Any:
-        kind: Any = v.aval
-        return jnp.asarray(v.val, kind.dtype) if isinstance(v, Literal) else env[v]
-
-    for eqn in cut.eqns:
-        inputs = [read(v) for v in eqn.invars]
+    def compute(eqn: Any, inputs: list[Any]) -> Any:
+        inputs = [
+            jnp.asarray(x, v.aval.dtype) if isinstance(v, Literal) else x
+            for v, x in zip(eqn.invars, inputs, strict=True)
+        ]
         if eqn.primitive is decode_p:
             parts, key = parts_and_key(eqn.params["names"], inputs)
             codec = eqn.params["codec"]
@@ -516,9 +516,9 @@ def computed(
         else:
             whole = [jnp.broadcast_to(x, tile) for x in inputs]
             results = [eqn.primitive.bind(*whole, **eqn.params)]
-        if eqn.outvars[0] in once:
-            results = jax.lax.optimization_barrier(results)
-        env |= zip(eqn.outvars, results, strict=True)
+        return jax.lax.optimization_barrier(results) if eqn.outvars[0] in once else results
+
+    advance(env, cut.eqns, compute)
 
 
 def _lowered(chip: Chip, ctx: Any, *arrays: Any, **static: Any) -> Any:

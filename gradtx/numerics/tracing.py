@@ -110,18 +110,6 @@ def _bound(jaxpr: Any) -> Callable[..., list[Any]]:
     return functools.partial(eqn.primitive.bind, **eqn.params)
 
 
-def run_equation(jaxpr: Any, eqn: Any, inputs: Sequence[Any]) -> list[Any]:
-    """The results of one equation of a jaxpr, whatever it is."""
-    from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
-
-    variables = [v for v in eqn.invars if not isinstance(v, Literal)]
-    given = [x for v, x in zip(eqn.invars, inputs, strict=True) if not isinstance(v, Literal)]
-    alone = jaxpr.replace(
-        constvars=[], invars=variables, outvars=eqn.outvars, eqns=[eqn], effects=eqn.effects
-    )
-    return list(jaxpr_as_fun(ClosedJaxpr(alone, []))(*given))
-
-
 def where_known(function: Callable[[Any], Any], tree: Any) -> Any:
     """``function(tree)`` where some leaves are shapes alone: so is what depends on their values.
 
@@ -129,7 +117,7 @@ def where_known(function: Callable[[Any], Any], tree: Any) -> Any:
     >>> where_known(lambda x: (jnp.zeros_like(x), 2 * x), shape)
     (Array([0., 0.], dtype=float32), ShapeDtypeStruct(shape=(2,), dtype=float32))
     """
-    from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+    from gradtx.numerics.programs import interpret  # takes as long to import as gradtx
 
     structure: Any
     of_result: Any
@@ -140,22 +128,17 @@ def where_known(function: Callable[[Any], Any], tree: Any) -> Any:
         given = iter(values)
         return function(structure.unflatten([next(given) if is_shape(x) else x for x in leaves]))
 
+    unknown = object()
+
+    def compute(eqn: Any, inputs: list[Any]) -> list[Any] | None:
+        return [unknown] * len(eqn.outvars) if any(x is unknown for x in inputs) else None
+
     closed, out = jax.make_jaxpr(of_shapes, return_shape=True)(*shapes)
-    jaxpr: Any = closed.jaxpr
-    unknown, known = set(jaxpr.invars), []
-    for eqn in jaxpr.eqns:
-        if any(not isinstance(v, Literal) and v in unknown for v in eqn.invars):
-            unknown.update(eqn.outvars)
-        else:
-            known.append(eqn)
-    is_known = [isinstance(v, Literal) or v not in unknown for v in jaxpr.outvars]
-    wanted = [v for v, here in zip(jaxpr.outvars, is_known, strict=True) if here]
-    part = jaxpr.replace(invars=[], eqns=known, outvars=wanted)
-    values = iter(jaxpr_as_fun(ClosedJaxpr(part, closed.consts))())
+    found = interpret(closed, [unknown] * len(shapes), compute)
     results, of_result = jax.tree.flatten(out)
-    pairs = zip(results, is_known, strict=True)
+    pairs = zip(results, found, strict=True)
     return of_result.unflatten(
-        [jnp.asarray(next(values), x.dtype) if here else x for x, here in pairs]
+        [shape if x is unknown else jnp.asarray(x, shape.dtype) for shape, x in pairs]
     )
 
 

@@ -4,12 +4,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Literal
 
+from gradtx.numerics.programs import inner_jaxprs, is_in, variables
 from gradtx.pair import GradientTransformation, Scope
 from gradtx.paths import is_leaf, path_string, with_paths
 from gradtx.rows import Rows, is_rows
-from gradtx.training.lookup import inner_jaxprs
 from gradtx.tree.search import children_of, map_params
 from gradtx.types import COUNTER, SLOT, Params, PyTree, State, Stored, fields_of, state_fields
 
@@ -108,12 +107,11 @@ def check_separable(
         raise ValueError(
             f"exact_rows: a row cannot take the steps that it missed: {problem}; {advice}"
         ) from problem
-    read = {v for eqn in jaxpr.eqns for v in eqn.invars if not isinstance(v, Literal)}
+    read = {v for eqn in jaxpr.eqns for v in variables(eqn.invars)}
     made = {v for eqn in jaxpr.eqns for v in eqn.outvars}
     for (path, _), old, new in zip(others, jaxpr.invars, jaxpr.outvars, strict=False):
         name = path_string(path)
-        changes = not isinstance(new, Literal) and new in made
-        if changes and old in read and name.split("/")[-1] not in clocks:
+        if is_in(new, made) and old in read and name.split("/")[-1] not in clocks:
             raise ValueError(
                 f"exact_rows: {name!r} in the state changes from step to step, and what it was at "
                 f"the steps that a row missed is not kept; {advice}"
@@ -133,7 +131,7 @@ def _mixes(jaxpr: Any, of_rows: set[Any]) -> bool:
     Variables computed from them are added to `of_rows`.
     """
     for eqn in jaxpr.eqns:
-        found = [v for v in eqn.invars if not isinstance(v, Literal) and v in of_rows]
+        found = [v for v in variables(eqn.invars) if v in of_rows]
         if not found:
             continue
         if any(v.aval.size > 1 for v in found) and any(v.aval.shape == () for v in eqn.outvars):

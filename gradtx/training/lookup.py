@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.extend
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, Primitive, Var
+from jax.extend.core import Primitive, Var
 from jax.extend.core.primitives import convert_element_type_p, jit_p, scan_p
 from jax.interpreters import ad, batching, mlir
 
+from gradtx.numerics.programs import called, inner_jaxprs, interpret, is_in, scan_sizes
 from gradtx.numerics.steering import vary, varying_axes
-from gradtx.numerics.tracing import run_equation
 from gradtx.paths import path_string, with_paths
 from gradtx.rows import Rows, gather_rows, index_dtype, is_inside, refuse_outside, row_indices
 from gradtx.shardings import explicit_mesh
@@ -124,45 +124,28 @@ mlir.register_lowering(take_p, mlir.lower_fun(gather_rows, multiple_results=Fals
 class _Call(NamedTuple):
     """A call of a jaxpr to which tables may be passed.
 
-    jaxpr, consts: what is called; passed: how many of its first inputs may be tables;
+    program: what is called; passed: how many of its first inputs may be tables;
     lead: the leading dimensions that the call adds to what is looked up in it.
     """
 
-    jaxpr: Any
-    consts: Sequence[Any]
+    program: Any
     passed: int
     lead: tuple[int, ...] = ()
+
+    @property
+    def jaxpr(self) -> Any:
+        return self.program.jaxpr
 
 
 _CHECKPOINT = ("checkpoint", "remat2")  # the primitive has no public place in all versions of JAX
 
 
 def _call(eqn: Any) -> _Call | None:
-    if eqn.primitive is jit_p:
-        closed = eqn.params["jaxpr"]
-        return _Call(closed.jaxpr, closed.consts, len(eqn.invars))
-    if eqn.primitive.name in _CHECKPOINT:
-        return _Call(eqn.params["jaxpr"], (), len(eqn.invars))
+    if eqn.primitive is jit_p or eqn.primitive.name in _CHECKPOINT:
+        return _Call(called(eqn), len(eqn.invars))
     if eqn.primitive is scan_p:
-        closed, length = eqn.params["jaxpr"], eqn.params["length"]
-        return _Call(closed.jaxpr, closed.consts, scan_sizes(eqn)[0], (length,))
+        return _Call(called(eqn), scan_sizes(eqn)[0], (eqn.params["length"],))
     return None
-
-
-def scan_sizes(eqn: Any) -> tuple[int, int]:
-    """The number of constants and of carries of a scan.
-
-    JAX versions name these parameters differently; in all of them stacked arrays have one dimension
-    more outside the body than inside it, and the carries come first among the results.
-    """
-    body = eqn.params["jaxpr"]
-
-    def stacked(outside: Sequence[Any], inside: Sequence[Any]) -> int:
-        pairs = zip(outside, inside, strict=True)
-        return sum(len(v.aval.shape) > len(aval.shape) for v, aval in pairs)
-
-    carries = len(eqn.outvars) - stacked(eqn.outvars, body.out_avals)
-    return len(eqn.invars) - stacked(eqn.invars, body.in_avals) - carries, carries
 
 
 class _Parameter(NamedTuple):
@@ -197,9 +180,7 @@ class _Lookup(NamedTuple):
 
 def _held(eqn: Any, known: Known) -> dict[int, _Parameter | None]:
     """Which inputs of an equation are known variables, by position."""
-    return {
-        at: known[v] for at, v in enumerate(eqn.invars) if not isinstance(v, Literal) and v in known
-    }
+    return {at: known[v] for at, v in enumerate(eqn.invars) if is_in(v, known)}
 
 
 def _lookups(jaxpr: Any, known: Known, whole: dict[int, str]) -> list[_Lookup]:
@@ -237,7 +218,7 @@ def _lookups(jaxpr: Any, known: Known, whole: dict[int, str]) -> list[_Lookup]:
             _refuse_within(eqn, held)
             use(eqn.primitive.name, held.values())
         known |= dict.fromkeys(eqn.outvars, made)
-    use("return", [known[v] for v in jaxpr.outvars if not isinstance(v, Literal) and v in known])
+    use("return", [known[v] for v in jaxpr.outvars if is_in(v, known)])
     return found
 
 
@@ -247,14 +228,6 @@ def _is_cast(eqn: Any, held: Mapping[int, _Parameter | None]) -> bool:
     if eqn.primitive is not convert_element_type_p or table is None:
         return False
     return bool(eqn.invars[0].aval.dtype == table.dtype)
-
-
-def inner_jaxprs(eqn: Any) -> Iterator[Jaxpr]:
-    """The jaxprs that an equation runs, such as the branches of a conditional."""
-    for value in eqn.params.values():
-        for part in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(part, ClosedJaxpr | Jaxpr):
-                yield part.jaxpr if isinstance(part, ClosedJaxpr) else part
 
 
 def _refuse_within(eqn: Any, held: Mapping[int, _Parameter | None]) -> None:
@@ -270,37 +243,29 @@ def _refuse_within(eqn: Any, held: Mapping[int, _Parameter | None]) -> None:
 
 
 def _run(
-    jaxpr: Any,
-    consts: Sequence[Any],
-    args: Sequence[Any],
-    tables: Known,
-    increments: Iterator[Array],
+    program: Any, args: Sequence[Any], tables: Known, increments: Iterator[Array]
 ) -> tuple[list[Any], list[Array]]:
-    """The results of `jaxpr` with an increment added to each look-up, and the ids looked up."""
+    """The results of a program with an increment added to each look-up, and the ids looked up."""
     tables, found = dict(tables), []
-    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
 
-    def read(v: Any) -> Any:
-        return v.val if isinstance(v, Literal) else env[v]
-
-    for eqn in jaxpr.eqns:
-        inputs = [read(v) for v in eqn.invars]
+    def compute(eqn: Any, inputs: list[Any]) -> list[Any] | None:
         held, call = _held(eqn, tables), _call(eqn)
         if held and eqn.primitive is take_p:
             rows = take_p.bind(*inputs) + next(increments)
             found.append(inputs[1])
-            outputs = [rows.astype(eqn.outvars[0].aval.dtype)]
-        elif _is_cast(eqn, held):
+            return [rows.astype(eqn.outvars[0].aval.dtype)]
+        if _is_cast(eqn, held):
             # The rows will be cast, not the table.
-            tables[eqn.outvars[0]], outputs = held[0], inputs
-        elif held and call is not None:
+            tables[eqn.outvars[0]] = held[0]
+            return inputs
+        if held and call is not None:
             inner = {call.jaxpr.invars[at]: table for at, table in held.items()}
             outputs, looked = _run_call(eqn, call, inputs, inner, increments)
-            found += looked
-        else:
-            outputs = run_equation(jaxpr, eqn, inputs)
-        env |= zip(eqn.outvars, outputs, strict=True)
-    return [read(v) for v in jaxpr.outvars], found
+            found.extend(looked)
+            return outputs
+        return None
+
+    return interpret(program, args, compute), found
 
 
 def _run_call(
@@ -311,7 +276,7 @@ def _run_call(
     increments: Iterator[Array],
 ) -> tuple[list[Any], list[Array]]:
     if eqn.primitive is jit_p:
-        return _run(call.jaxpr, call.consts, inputs, tables, increments)
+        return _run(call.program, inputs, tables, increments)
     mine = list(itertools.islice(increments, len(_lookups(call.jaxpr, tables, {}))))
     if eqn.primitive.name in _CHECKPOINT:
 
@@ -319,14 +284,14 @@ def _run_call(
             jax.checkpoint, prevent_cse=eqn.params["prevent_cse"], policy=eqn.params["policy"]
         )
         def again(inputs: Any, mine: Any) -> Any:
-            return _run(call.jaxpr, call.consts, inputs, tables, iter(mine))
+            return _run(call.program, inputs, tables, iter(mine))
 
         return again(inputs, mine)
     consts, init, xs = _split(inputs, *scan_sizes(eqn))
 
     def body(carry: Any, x: Any) -> Any:
         x, mine = x
-        outputs, looked = _run(call.jaxpr, call.consts, [*consts, *carry, *x], tables, iter(mine))
+        outputs, looked = _run(call.program, [*consts, *carry, *x], tables, iter(mine))
         return outputs[: len(init)], (outputs[len(init) :], looked)
 
     params = {name: eqn.params[name] for name in ("length", "reverse", "unroll")}
@@ -346,14 +311,14 @@ class _Traced:
         keyed, self.treedef = with_paths(tree)
         self.leaves = [leaf for _, leaf in keyed]
         with _differentiating(False):
-            closed, out = jax.make_jaxpr(function, return_shape=True)(tree)
-        self.jaxpr, self.consts, self.out = closed.jaxpr, closed.consts, jax.tree.structure(out)
+            self.program, out = jax.make_jaxpr(function, return_shape=True)(tree)
+        self.inputs, self.out = self.program.jaxpr.invars, jax.tree.structure(out)
         parameters = [
             _Parameter(i, path_string(path), leaf.dtype) for i, (path, leaf) in enumerate(keyed)
         ]
         whole: dict[int, str] = {}
-        known = dict(zip(self.jaxpr.invars, parameters, strict=True))
-        lookups = _lookups(self.jaxpr, known, whole)
+        known = dict(zip(self.inputs, parameters, strict=True))
+        lookups = _lookups(self.program.jaxpr, known, whole)
         for table in dict.fromkeys(lookup.table for lookup in lookups):
             if table.position in whole:
                 warnings.warn(
@@ -366,8 +331,8 @@ class _Traced:
 
     def run(self, leaves: Sequence[Any], increments: Sequence[Array]) -> tuple[Any, list[Array]]:
         """The function's results with the increments added to its look-ups, and the ids."""
-        tables = {self.jaxpr.invars[i]: table for i, table in self.tables.items()}
-        out, ids = _run(self.jaxpr, self.consts, leaves, tables, iter(increments))
+        tables = {self.inputs[i]: table for i, table in self.tables.items()}
+        out, ids = _run(self.program, leaves, tables, iter(increments))
         return jax.tree.unflatten(self.out, out), ids
 
     def zeros(self) -> list[Array]:

@@ -6,7 +6,8 @@ would, and backwards in a loop of ours: each turn pulls the cotangents back thro
 hands the gradients of that layer to whoever uses them.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,9 +17,17 @@ from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from jax.extend.core.primitives import convert_element_type_p, jit_p, scan_p
 
 from gradtx.numerics import cast
+from gradtx.numerics.programs import (
+    inner_jaxprs,
+    interpret,
+    is_in,
+    needed,
+    read,
+    scan_sizes,
+    variables,
+)
 from gradtx.numerics.steering import delay, is_tracer
-from gradtx.numerics.tracing import run_equation
-from gradtx.training.lookup import inner_jaxprs, scan_sizes, take_p
+from gradtx.training.lookup import take_p
 from gradtx.types import Array
 
 
@@ -70,9 +79,10 @@ class Loops:
 
     def __init__(self, function: Callable[..., list[Any]], leaves: Sequence[Any]) -> None:
         nested = jax.make_jaxpr(function)(*leaves)
-        closed = jax.make_jaxpr(lambda *args: _inlined(nested.jaxpr, nested.consts, args))(*leaves)
+        closed = jax.make_jaxpr(lambda *args: _inlined(nested, args))(*leaves)
         self.jaxpr, self.consts = closed.jaxpr, closed.consts
-        self.eqns = _used(self.jaxpr)
+        used = needed(self.jaxpr, variables(self.jaxpr.outvars), effects=True)
+        self.eqns = list(itertools.compress(self.jaxpr.eqns, used))
         self.looks_up = any(map(_looks_up, self.eqns))
         self.why_not: dict[int, str] = {}
         self.stages = self._find()
@@ -81,7 +91,7 @@ class Loops:
         origin = {v: (leaf, v.aval.dtype) for leaf, v in enumerate(self.jaxpr.invars)}
         uses: dict[int, list[tuple[Any, int]]] = {i: [] for i in range(len(self.jaxpr.invars))}
         for eqn in self.eqns:
-            read = [(at, v) for at, v in enumerate(eqn.invars) if _is_in(v, origin)]
+            read = [(at, v) for at, v in enumerate(eqn.invars) if is_in(v, origin)]
             if eqn.primitive is convert_element_type_p and read and _inexact(eqn.outvars[0]):
                 leaf, dtype = origin[eqn.invars[0]]
                 # One cast becomes that of each layer. A second rounds what the first has rounded.
@@ -90,7 +100,7 @@ class Loops:
                     continue
             for at, v in read:
                 uses[origin[v][0]].append((eqn, at))
-        returned = {origin[v][0] for v in self.jaxpr.outvars if _is_in(v, origin)}
+        returned = {origin[v][0] for v in self.jaxpr.outvars if is_in(v, origin)}
         found: dict[int, Stage] = {}
         for leaf, users in uses.items():
             why = _unfit(users, leaf in returned)
@@ -115,10 +125,6 @@ class Loops:
         return _forward(self, leaves)
 
 
-def _is_in(v: Any, known: Mapping[Any, Any]) -> bool:
-    return not isinstance(v, Literal) and v in known
-
-
 def _inexact(v: Any) -> bool:
     return jnp.issubdtype(v.aval.dtype, jnp.inexact)
 
@@ -135,33 +141,14 @@ def _has_scan(jaxpr: Any) -> bool:
     )
 
 
-def _inlined(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-    """The results of `jaxpr`, with the equations of compiled functions that scan in its own."""
-    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+def _inlined(program: Any, args: Sequence[Any]) -> list[Any]:
+    """The results of a program, with the equations of compiled functions that scan in its own."""
 
-    def read(v: Any) -> Any:
-        return v.val if isinstance(v, Literal) else env[v]
+    def compute(eqn: Any, inputs: list[Any]) -> list[Any] | None:
+        inlines = eqn.primitive is jit_p and _has_scan(eqn.params["jaxpr"].jaxpr)
+        return _inlined(eqn.params["jaxpr"], inputs) if inlines else None
 
-    for eqn in jaxpr.eqns:
-        inputs = [read(v) for v in eqn.invars]
-        if eqn.primitive is jit_p and _has_scan(eqn.params["jaxpr"].jaxpr):
-            inner = eqn.params["jaxpr"]
-            outputs = _inlined(inner.jaxpr, inner.consts, inputs)
-        else:
-            outputs = run_equation(jaxpr, eqn, inputs)
-        env |= zip(eqn.outvars, outputs, strict=True)
-    return [read(v) for v in jaxpr.outvars]
-
-
-def _used(jaxpr: Any) -> list[Any]:
-    """The equations on which results or effects depend."""
-    wanted = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
-    kept = []
-    for eqn in reversed(jaxpr.eqns):
-        if eqn.effects or any(v in wanted for v in eqn.outvars):
-            kept.append(eqn)
-            wanted |= {v for v in eqn.invars if not isinstance(v, Literal)}
-    return kept[::-1]
+    return interpret(program, args, compute)
 
 
 def _unfit(users: list[tuple[Any, int]], returned: bool) -> str | None:
@@ -237,8 +224,7 @@ def _forward(loops: Loops, leaves: Sequence[Any]) -> tuple[list[Any], Backward]:
         )
         if end < len(loops.eqns):
             made.parts.append(_Scanned(loops, stages[id(loops.eqns[end])], env, active))
-    out = [v.val if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
-    return out, made
+    return read(env, jaxpr.outvars), made
 
 
 def _own_casts(eqns: Sequence[Any], stages: Sequence[Stage]) -> set[int]:
@@ -261,11 +247,10 @@ def _between(
 ) -> Callable[[dict[Any, Any]], None]:
     """Run equations; the result adds the cotangents of what they read."""
     for eqn in eqns:
-        if any(_is_active(v, active) for v in eqn.invars):
+        if any(is_in(v, active) for v in eqn.invars):
             active.update(filter(_inexact, eqn.outvars))
-    wanted = {v for v in later if not isinstance(v, Literal)}
-    read = dict.fromkeys(v for e in eqns for v in e.invars if not isinstance(v, Literal))
-    ins = [v for v in read if v in env]
+    wanted = set(variables(later))
+    ins = [v for v in dict.fromkeys(v for e in eqns for v in variables(e.invars)) if v in env]
     outs = [v for e in eqns for v in e.outvars if v in wanted]
     # What is also read later is passed through, so that cotangents are added in JAX's order.
     differentiated = [v for v in ins if v in active]
@@ -313,15 +298,14 @@ class _Scanned:
         self.consts_end = scan_sizes(eqn)[0]
         # By the position among the inputs of the scan:
         self.own = {self.first + s.at: s for s in stage.stacks}
-        self.inputs = [
-            env[loops.jaxpr.invars[self.own[at].leaf]]
-            if at in self.own
-            else v.val
-            if isinstance(v, Literal)
-            else env[v]
-            for at, v in enumerate(eqn.invars)
-        ]
-        active_in = [at in self.own or _is_active(v, active) for at, v in enumerate(eqn.invars)]
+        self.inputs = read(
+            env,
+            [
+                loops.jaxpr.invars[self.own[at].leaf] if at in self.own else v
+                for at, v in enumerate(eqn.invars)
+            ],
+        )
+        active_in = [at in self.own or is_in(v, active) for at, v in enumerate(eqn.invars)]
         self.live, self.live_out = _flowing(eqn, active_in)
         self.order = {name: eqn.params[name] for name in ("reverse", "unroll")}
         run = jaxpr_as_fun(eqn.params["jaxpr"])
@@ -441,19 +425,15 @@ def _flowing(eqn: Any, live: Sequence[bool]) -> tuple[list[bool], list[bool]]:
     while True:
         active = set(_parted(jaxpr.invars, live)[0])
         for inner in jaxpr.eqns:
-            if any(_is_active(v, active) for v in inner.invars):
+            if any(is_in(v, active) for v in inner.invars):
                 active.update(filter(_inexact, inner.outvars))
-        out = [_is_active(v, active) for v in jaxpr.outvars]
+        out = [is_in(v, active) for v in jaxpr.outvars]
         again = list(live)
         for i in range(carries):
             again[consts + i] = out[i] = live[consts + i] or out[i]
         if again == live:
             return live, out
         live = again
-
-
-def _is_active(v: Any, active: set[Any]) -> bool:
-    return not isinstance(v, Literal) and v in active
 
 
 def _parted(items: Iterable[Any], yes: Sequence[bool]) -> tuple[list[Any], list[Any]]:

@@ -10,9 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from jax.extend.core import Literal
 
-from gradtx.training.lookup import inner_jaxprs, scan_sizes
+from gradtx.numerics.programs import called, interpret, scan_sizes
 
 NOBODY = -1
 """The owner of what is filled in, such as padding: it may go with any other."""
@@ -59,30 +58,23 @@ def owners_after(closed: Any, kinds: Sequence[Kind]) -> list[Kind]:
     Raises:
         Mixed: something is computed from entries of several owners.
     """
-    return _run(closed.jaxpr, [_free(np.shape(x)) for x in closed.consts], kinds)
+    return list(map(_kind, interpret(closed, kinds, _results)))
 
 
 def _free(shape: Sequence[int]) -> Free:
     return Free(frozenset(i for i, n in enumerate(shape) if n == 1))
 
 
-def _run(jaxpr: Any, consts: Sequence[Kind], args: Sequence[Kind]) -> list[Kind]:
-    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
-
-    def read(v: Any) -> Kind:
-        return _free(np.shape(v.val)) if isinstance(v, Literal) else env[v]
-
-    for eqn in jaxpr.eqns:
-        env.update(zip(eqn.outvars, _results(eqn, [read(v) for v in eqn.invars]), strict=True))
-    return [read(v) for v in jaxpr.outvars]
+def _kind(x: Any) -> Kind:
+    """The kind of an operand: numbers that stand in the program have no owner."""
+    return x if isinstance(x, Layered | Free) else _free(np.shape(x))
 
 
-def _results(eqn: Any, kinds: list[Kind]) -> list[Kind]:
+def _results(eqn: Any, operands: list[Any]) -> list[Kind]:
+    kinds = list(map(_kind, operands))
     name, shapes = eqn.primitive.name, [v.aval.shape for v in eqn.outvars]
     if name in _CALLS:
-        (inner,) = list(inner_jaxprs(eqn))[:1]
-        consts = [_free(np.shape(x)) for x in _consts(eqn)]
-        return _run(inner, consts, kinds)
+        return owners_after(called(eqn), kinds)
     if name in _LOOPS:
         return _LOOPS[name](eqn, kinds)
     same = name == "bitcast_convert_type" and eqn.invars[0].aval.shape == shapes[0]
@@ -110,13 +102,6 @@ def _with(eqn: Any, kinds: Sequence[Kind]) -> list[tuple[Kind, Any]]:
 
 def _is_small(kind: Kind, v: Any) -> bool:
     return isinstance(kind, Free) and len(kind.flat) == len(v.aval.shape)
-
-
-def _consts(eqn: Any) -> Sequence[Any]:
-    for value in eqn.params.values():
-        if hasattr(value, "consts") and hasattr(value, "jaxpr"):
-            return list(value.consts)
-    return ()
 
 
 def _unified(name: str, a: Any, b: Any) -> Any:

@@ -1,0 +1,120 @@
+"""Programs as JAX traces them (jaxprs): one interpreter, and what those ask who read them.
+
+The interpreter computes equation after equation. Whoever uses it says what the results of some
+equations are instead, and may run a called program in place of the call.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any
+
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
+
+Compute = Callable[[Any, list[Any]], Sequence[Any] | None]
+"""``(equation, inputs) -> results``, or None for the results that the equation itself computes."""
+
+
+def interpret(program: Any, inputs: Sequence[Any], compute: Compute) -> list[Any]:
+    """The results of a program (a `ClosedJaxpr`) whose equations are computed by `compute`.
+
+    >>> import jax
+    >>> program = jax.make_jaxpr(lambda x: 2.0 * x + 1.0)(3.0)
+    >>> def without_sums(eqn, inputs):
+    ...     return inputs[:1] if eqn.primitive.name == "add" else None
+    >>> float(interpret(program, [3.0], without_sums)[0])
+    6.0
+    """
+    jaxpr = program.jaxpr
+
+    def results(eqn: Any, inputs: list[Any]) -> Sequence[Any]:
+        found = compute(eqn, inputs)
+        return run_equation(jaxpr, eqn, inputs) if found is None else found
+
+    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*program.consts, *inputs], strict=True))
+    advance(env, jaxpr.eqns, results)
+    return read(env, jaxpr.outvars)
+
+
+def advance(
+    env: dict[Any, Any], eqns: Iterable[Any], compute: Callable[[Any, list[Any]], Sequence[Any]]
+) -> None:
+    """Add the results of equations to an environment, the values of variables."""
+    for eqn in eqns:
+        env.update(zip(eqn.outvars, compute(eqn, read(env, eqn.invars)), strict=True))
+
+
+def read(env: dict[Any, Any], operands: Iterable[Any]) -> list[Any]:
+    """The values of variables and literals in an environment."""
+    return [v.val if isinstance(v, Literal) else env[v] for v in operands]
+
+
+def run_equation(jaxpr: Any, eqn: Any, inputs: Sequence[Any]) -> list[Any]:
+    """The results of one equation of a jaxpr, whatever its primitive is."""
+    given = [x for v, x in zip(eqn.invars, inputs, strict=True) if not isinstance(v, Literal)]
+    alone = jaxpr.replace(
+        constvars=[],
+        invars=variables(eqn.invars),
+        outvars=eqn.outvars,
+        eqns=[eqn],
+        effects=eqn.effects,
+    )
+    return list(jaxpr_as_fun(ClosedJaxpr(alone, []))(*given))
+
+
+def variables(operands: Iterable[Any]) -> list[Any]:
+    """The operands that are not literals."""
+    return [v for v in operands if not isinstance(v, Literal)]
+
+
+def is_in(v: Any, known: Collection[Any]) -> bool:
+    """Whether an operand is one of some variables; not every literal can be looked up there."""
+    return not isinstance(v, Literal) and v in known
+
+
+def needed(
+    jaxpr: Any, wanted: Iterable[Any], given: Iterable[Any] = (), effects: bool = False
+) -> list[bool]:
+    """Which equations the wanted variables depend on, if some variables are given.
+
+    Args:
+        jaxpr: the program.
+        wanted: the variables.
+        given: variables whose values are known.
+        effects: whether equations with effects are needed too.
+    """
+    left, there, found = set(wanted), set(given), []
+    for eqn in reversed(jaxpr.eqns):
+        is_needed = any(v in left and v not in there for v in eqn.outvars)
+        found.append(is_needed or (effects and bool(eqn.effects)))
+        if found[-1]:
+            left.update(variables(eqn.invars))
+    return found[::-1]
+
+
+def called(eqn: Any) -> Any:
+    """The program (a `ClosedJaxpr`) of an equation that only calls one."""
+    held = next(x for x in eqn.params.values() if isinstance(x, ClosedJaxpr | Jaxpr))
+    return held if isinstance(held, ClosedJaxpr) else ClosedJaxpr(held, ())
+
+
+def inner_jaxprs(eqn: Any) -> Iterator[Any]:
+    """The jaxprs that an equation runs, such as the branches of a conditional."""
+    for value in eqn.params.values():
+        for part in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(part, ClosedJaxpr | Jaxpr):
+                yield part.jaxpr if isinstance(part, ClosedJaxpr) else part
+
+
+def scan_sizes(eqn: Any) -> tuple[int, int]:
+    """The number of constants and of carries of a scan.
+
+    JAX versions name these parameters differently; in all of them stacked arrays have one dimension
+    more outside the body than inside it, and the carries come first among the results.
+    """
+    body = eqn.params["jaxpr"]
+
+    def stacked(outside: Sequence[Any], inside: Sequence[Any]) -> int:
+        pairs = zip(outside, inside, strict=True)
+        return sum(len(v.aval.shape) > len(aval.shape) for v, aval in pairs)
+
+    carries = len(eqn.outvars) - stacked(eqn.outvars, body.out_avals)
+    return len(eqn.invars) - stacked(eqn.invars, body.in_avals) - carries, carries
