@@ -144,7 +144,7 @@ def _largest_of_chunks(
     cosines: bool,
     of_senders: bool = False,
 ) -> tuple[Exchange, Callable[[tuple[int, ...]], int]]:
-    """What goes between devices, and its bytes for a leaf of some shape."""
+    """The messages between devices, and their bytes for a leaf of a shape."""
 
     def kept(chunks: Chunks) -> int:
         return math.ceil(fraction * chunks.height * chunks.width)

@@ -77,7 +77,7 @@ class Outer:
     def update(
         self, change: PyTree, state: State, anchor: PyTree, extra_args: dict[str, Any]
     ) -> tuple[Updates, State]:
-        """What to add to the anchor, given this device's change, and the new state."""
+        """The change to add to the anchor, from this device's change, and the new state."""
         weight = {n: extra_args[n] for n in ("weight",) if n in extra_args}
         if self._mean is not None:
             change, _ = self._mean.update(change, EmptyState(), **weight)

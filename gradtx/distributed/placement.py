@@ -36,7 +36,7 @@ def divides(mesh: Mesh, shape: tuple[int, ...], dims: Dims) -> bool:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where one array goes, in which shape, and why."""
+    """The sharding of one array, its padded shape, and the reason for them."""
 
     dims: Dims
     shape: tuple[int, ...]

@@ -55,7 +55,7 @@ class StateSharding:
 
     @property
     def gradients(self) -> PyTree:
-        """Where the optimizer works on each gradient; not as `params` under `zero`."""
+        """The sharding of gradients for the optimizer; under `zero` not that of `params`."""
         return self.reductions[-1]
 
     @property

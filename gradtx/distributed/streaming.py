@@ -56,7 +56,7 @@ class Fragments(NamedTuple):
 
 
 def _take(tree: PyTree, i: Array) -> PyTree:
-    """What stands at place `i` of the first dimension."""
+    """The element at index `i` of the first dimension."""
 
     def one(x: Any) -> Array:
         if is_stored(x):

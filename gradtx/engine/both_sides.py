@@ -78,7 +78,7 @@ def in_tiles(
     terms: Function,
     interpret: bool = False,
 ) -> list[Array]:
-    """The same by a kernel."""
+    """The results of `written_and_summed`, computed by a Pallas kernel on tiles of the arrays."""
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 

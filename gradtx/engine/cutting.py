@@ -65,7 +65,7 @@ class Cut:
 
     @property
     def codecs(self) -> set[Codec]:
-        """Those of its slots."""
+        """The codecs in which the slots that the kernel reads and writes are encoded."""
         return {eqn.params["codec"] for eqn in self.eqns if eqn.primitive in (decode_p, encode_p)}
 
     @property
@@ -81,7 +81,7 @@ class Cut:
         return list(dict.fromkeys(found))
 
     def kind(self) -> Any:
-        """The same for the cuts of other leaves if one kernel serves both."""
+        """A key of the kernel: cuts of two leaves have equal keys if one kernel serves both."""
         names: dict[Any, int] = {}
 
         def name(v: Any) -> Any:
@@ -157,7 +157,7 @@ def cuts(
 
 
 def _ends(jaxpr: Any, made: Mapping[Any, int]) -> Iterator[list[Any]]:
-    """What kernels write: the parts of a slot, and results of the program."""
+    """The outputs of kernels: the arrays of an encoded slot together, and each other result."""
     for eqn, is_needed in zip(jaxpr.eqns, needed(jaxpr, variables(jaxpr.outvars)), strict=True):
         if eqn.primitive is encode_p and is_needed:
             yield list(eqn.outvars)

@@ -319,7 +319,7 @@ def with_kernels(
 
 
 def _launched(cut: Cut, part: Part, chip: Chip, interpret: bool, *inputs: Array) -> list[Any]:
-    """A kernel's results."""
+    """Launch the Pallas kernel of a cut; the results are the arrays that it writes."""
     from jax.experimental import pallas as pl
 
     tiling = chip.tiling(part.shape, part.blocks)
@@ -409,7 +409,7 @@ def _launched(cut: Cut, part: Part, chip: Chip, interpret: bool, *inputs: Array)
 
 
 def _looped(cut: Cut, part: Part, chip: Chip, *inputs: Array) -> list[Any]:
-    """The same as a loop over tiles, for a CPU: all between old and new codes stays in the cache.
+    """Run a cut as a loop over tiles, for a CPU: a tile's intermediate arrays stay in the cache.
 
     What is encoded is computed once, behind a barrier, for the scale, the codes and the parameter.
     XLA divides a tile among all cores, but not what it fuses with the writing into an array. So
@@ -473,7 +473,7 @@ def _looped(cut: Cut, part: Part, chip: Chip, *inputs: Array) -> list[Any]:
 def _draws(
     part: Part, tiling: Tiling, window: Window, firsts: Mapping[Any, Any], codec: Codec, key: Key
 ) -> Draws:
-    """What is drawn for a tile: by the places of its entries in the whole slot."""
+    """The random numbers of a tile: each depends on its entry's position in the whole slot."""
     whole = Draws.of(key, tiling.seen(part.slot(codec), part.blocks.size))
     return window.draws(whole._replace(start=firsts.get(codec, 0)))
 

@@ -228,7 +228,7 @@ class Leaves:
         return {name: column[i] for name, column in self.slots.items()}
 
     def view(self, loaded: dict[str, Any], drawn: Mapping[str, Any] = MappingProxyType({})) -> Any:
-        """What a rule sees as `s`: slots, the tree's scalars, keys."""
+        """The argument `s` of a rule: slots, scalars of the tree and random keys as attributes."""
         return SlotsOfLeaf(self.label, loaded, {**self.scalars, **drawn})
 
 
@@ -481,7 +481,7 @@ def _leaf_by_leaf(
 
 
 Beside = tuple[dict[str, Any], dict[str, Any]]
-"""What belongs to one leaf for one rule: slots as they are kept, keys."""
+"""The slots, in the form in which they are kept, and the random keys of one leaf for one rule."""
 
 OneLeaf = tuple[Any, dict[str, Any], Any, dict[str, Any]]
 """Gradient, slots, parameter, keys."""

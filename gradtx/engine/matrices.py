@@ -81,14 +81,14 @@ class Matrices(NamedTuple):
         return tuple(found)
 
     def stacked(self, count: int) -> "Matrices":
-        """The same for `count` such arrays, stacked along a new first axis."""
+        """The layout of matrices in `count` such arrays, stacked along a new first axis."""
         order = (0, *(axis + 1 for axis in self.order))
         batches, height, width = self.sizes
         sizes = count * batches, height, width
         return Matrices(order, sizes, (count, *self.shape), (count, *self.split))
 
     def of_shape(self, shape: tuple[int, ...]) -> "Matrices":
-        """The same for an array whose axes have other lengths, if there are no heads."""
+        """The layout of matrices in an array with axes of other lengths, if there are no heads."""
         if shape == self.shape:
             return self
         batches, height, width = (math.prod(shape[axis] for axis in axes) for axes in self.axes)
@@ -191,7 +191,7 @@ def _apart(
 
 
 def axes_of(axes: Any, ndim: int) -> tuple[int, ...]:
-    """One or several axes as a tuple, each counted from the first."""
+    """One axis or several as a tuple of indices, of which none is negative."""
     given = (axes,) if isinstance(axes, int) else tuple(axes)
     if not all(-ndim <= axis < ndim for axis in given):
         raise ValueError(f"the axes {given} are not axes of an array with {ndim} dimensions")

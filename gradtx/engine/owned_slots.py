@@ -86,7 +86,7 @@ class Owned:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of the slot by itself."""
+        """The shape of this leaf's slot, without the others in the stack."""
         return self.share.shape
 
     def __repr__(self) -> str:

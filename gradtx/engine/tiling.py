@@ -1,4 +1,4 @@
-"""How a kernel goes through a leaf: what a device has of it, and the tiles of that."""
+"""How a kernel goes through a leaf: a device's shard of it, and the tiles of that shard."""
 
 import functools
 import math
@@ -17,7 +17,7 @@ from gradtx.types import Array
 
 
 class Part(NamedTuple):
-    """What a device has of a leaf.
+    """The shard of a leaf that one device has.
 
     Attributes:
         shape: its shape.
@@ -66,18 +66,18 @@ class Part(NamedTuple):
         return int(v.aval.shape[cut.blocks.axis]) // cut.blocks.number
 
     def shape_of(self, v: Any, cut: Cut) -> tuple[int, ...]:
-        """What a device has of an array."""
+        """The shape of a device's shard of an array."""
         if v.aval.shape == cut.shape:
             return self.shape
         return _along(self.shape, self.blocks, self.rows(v, cut))
 
     def formed(self, x: Array) -> Array:
-        """What a kernel has seen as tiles, in the dimensions of the leaf."""
+        """A kernel's output, which has the dimensions of its tiles, in those of the leaf."""
         axis = self.blocks.axis
         return x.reshape(*self.shape[:axis], -1, *self.shape[axis + 1 :])
 
     def run(self, kernel: Callable[..., list[Any]], cut: Cut) -> Callable[..., list[Any]]:
-        """A kernel for parts as one for the whole leaf."""
+        """A function of whole leaves that runs a kernel on each device's shard of them."""
         if self.place is None:
             return kernel
         # On explicit axes this runs under `automatic`, which has set the mesh with automatic ones.
@@ -139,11 +139,11 @@ class Window(NamedTuple):
     sizes: tuple[int | None, ...]
 
     def kept(self, given: Sequence[Any]) -> tuple[Any, ...]:
-        """What is given by dimension, for those that it has."""
+        """The values, of one for each dimension, that belong to dimensions of this window."""
         return tuple(x for x, n in zip(given, self.sizes, strict=True) if n is not None)
 
     def draws(self, whole: Draws) -> Draws:
-        """Those of its entries."""
+        """The random draws of the entries in this window, among those of the whole slot."""
         part = whole.part(self.starts)
         return part._replace(strides=self.kept(part.strides))
 
@@ -202,7 +202,7 @@ class Tiling(NamedTuple):
         )
 
     def window(self, r: int, at: Sequence[Array], number: int = 0) -> Window:
-        """One of the blocks of the tile at some place in the grid."""
+        """The window of one block, by its number, in the tile at an index of the grid."""
         shape, index = self.tile(r)
         starts = [i * (n or 1) for i, n in zip(index(*at), shape, strict=True)]
         starts[1] += number * r

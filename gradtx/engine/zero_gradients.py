@@ -57,7 +57,7 @@ class SkippedSteps:
     advanced: Advanced = field(default_factory=Advanced)
 
     def over(self, rule: Any, zero_gradient: ZeroGradient | None, takes_params: bool) -> Any:
-        """What replaces `rule` for these steps."""
+        """A rule that takes these steps with zero gradients, in place of `rule`."""
 
         def skipping(g: Array, s: Any, t: Any, *p: Array) -> tuple[Array, dict[str, Array]]:
             names = s.names()

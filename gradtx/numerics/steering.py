@@ -220,7 +220,7 @@ def varying_axes(kind: Any) -> frozenset[str]:
 
 
 def tracked(axes: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of these axes along which a ``shard_map`` here tracks what differs."""
+    """The mesh axes, of those given, along which the current ``shard_map`` tracks differences."""
 
     def varies(axis: str) -> bool:
         try:

@@ -101,7 +101,7 @@ class Step:
         return Step(jnp.maximum(self.count - 1, 1), self.number.dtype)
 
     def once(self, name: str, key: Any, make: Callable[[], Array]) -> Array:
-        """What `make` returns, computed when first asked for by this name and key."""
+        """The result of `make`, which is called once for each name and key, and then remembered."""
         at = name, key if isinstance(key, float | int | tuple) else id(key)
         if at not in self._made:
             # The key is kept so that its id is not given to another array.

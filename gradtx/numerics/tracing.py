@@ -21,7 +21,7 @@ FEW_LEAVES = 4
 """Fewer leaves of a kind are traced one by one: a function to call is itself traced three times."""
 
 FEW_EQUATIONS = 32
-"""This few are bound in less time than a function to call is made."""
+"""So few equations are bound in less time than a function is made to be called."""
 
 
 def traced_once(

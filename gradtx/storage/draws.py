@@ -32,11 +32,11 @@ class Draws(NamedTuple):
 
     @classmethod
     def of(cls, key: tuple[Array | int, Array | int], shape: tuple[int, ...]) -> "Draws":
-        """Those of a whole slot."""
+        """The random draws of a whole slot."""
         return cls(key, 0, tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape))))
 
     def part(self, starts: Sequence[Array | int]) -> "Draws":
-        """Those of the part that begins at `starts` along the dimensions."""
+        """The random draws of a shard whose first entry is at `starts` along the dimensions."""
         start = self.start
         for i, stride in zip(starts, self.strides, strict=True):
             start = _int32(start + _int32(i * _int32(stride)))

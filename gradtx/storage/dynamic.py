@@ -104,7 +104,7 @@ class LinearMap:
     bits: int
 
     def value(self, code: Array) -> Array:
-        """What a code means."""
+        """The number that a code stands for."""
         return (code.astype(jnp.float32) + 1) / 2**self.bits
 
     def code(self, a: Array) -> Array:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from gradtx.types import PyTree
+from gradtx.types import PyTree, slot_fields
 
 
 class NamedTupleKey(NamedTuple):
@@ -186,8 +186,6 @@ def map_params(
     >>> map_params(tx, lambda m: "slot", tx.init({"w": 1.0}), transform_non_params=str)[0]
     ScaleByAdamState(count='0', mu={'w': 'slot'}, nu={'w': 'slot'})
     """
-    from gradtx.types import slot_fields
-
     try:
         mirror = getattr(initable, "init", initable)(_Placeholder())
     except Exception:  # an init that looks at the parameters gives no hint
