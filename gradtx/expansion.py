@@ -21,6 +21,7 @@ import jax
 from gradtx.declaration import Declaration
 from gradtx.eager import Eager, one_by_one
 from gradtx.explanations import explained
+from gradtx.flax_forms import tell_flax
 from gradtx.numerics import as_arrays
 from gradtx.numerics.tracing import is_shape, where_known
 from gradtx.packed import holds_packed, on_leaves, unpack
@@ -65,6 +66,7 @@ class Expansion:
         return own if own.step is None else own._replace(step=self._step)
 
     def init(self, params: Params) -> State:
+        tell_flax()  # which may have been imported since the pair was built
         self.declaration.check_numbers()
         if self._sees_leaves(params):
             params = unpack(params)

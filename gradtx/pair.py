@@ -11,6 +11,7 @@ import jax
 
 from gradtx.declaration import Builder, Declaration, Declared, publish
 from gradtx.expansion import Expansion
+from gradtx.flax_forms import tell_flax
 from gradtx.packed import holds_packed, on_leaves, unpack
 from gradtx.scheduled import ScheduledState  # noqa: F401  # pickled states name this module
 from gradtx.types import Params, State, StateT, TransformInitFn, Updates, UpdatesT
@@ -346,6 +347,7 @@ def _tell_flax(cls: type[GradientTransformation]) -> None:
     register = getattr(sys.modules.get("flax.nnx"), "register_data_type", None)
     if register is not None:
         register(cls)
+    tell_flax()
 
 
 class _Members(NamedTuple):

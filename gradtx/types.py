@@ -21,7 +21,7 @@ Array: TypeAlias = jax.Array
 # Marks of arguments that are types or schedules or choose leaves, and of the fields of a state:
 DTYPE, WHERE, DIMENSIONS, SCHEDULE = "dtype", "where", "dimension numbers", "schedule"
 SLOT, COUNTER, TREE_SCALAR, KEY = "slot", "counter", "tree scalar", "key"
-NONNEGATIVE, INNER = "nonnegative", "inner state"
+NONNEGATIVE, INNER, MASKED = "nonnegative", "inner state", "masked"
 
 if TYPE_CHECKING:
     # `Any` within gradtx; to callers, what that module says.
@@ -84,6 +84,9 @@ Key: TypeAlias = Annotated[Array, KEY]
 InnerState: TypeAlias = Annotated[State, INNER]
 """Marks the state of the transformation that a wrapper wraps: slots in it keep their names."""
 
+MaskedInnerState: TypeAlias = Annotated[State, INNER, MASKED]
+"""Marks such a state in which `None` stands for each leaf that a mask leaves out."""
+
 
 def _marks(cls: Any) -> dict[str, tuple[Any, ...]]:
     """What the annotation of each field of a state class says."""
@@ -107,6 +110,12 @@ def state_fields(cls: Any) -> Mapping[str, str | None]:
 def nonnegative_fields(cls: Any) -> frozenset[str]:
     """The fields of a state class that hold slots which are never negative."""
     return frozenset(n for n, marks in _marks(cls).items() if NONNEGATIVE in marks)
+
+
+@functools.cache
+def masked_fields(cls: Any) -> frozenset[str]:
+    """The fields of a state class that hold states of some of the leaves."""
+    return frozenset(n for n, marks in _marks(cls).items() if MASKED in marks)
 
 
 def fields_of(cls: Any, kind: str) -> tuple[str, ...]:

@@ -99,7 +99,8 @@ def partition(
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        if not isinstance(state, PartitionState) or set(state.inner_states) != set(links):
+        # By its field, not by its class: Optax's state has the same one.
+        if set(getattr(state, "inner_states", ())) != set(links):
             raise ValueError(
                 f"partition: expected the state of the groups {', '.join(map(repr, links))}, "
                 "which its init makes; see regroup for a state with other groups"

@@ -11,13 +11,13 @@ from gradtx.pair import (
     with_extra_args_support,
 )
 from gradtx.paths import Where, chosen, is_leaf, mask_tree, merge, select
-from gradtx.types import COUNTER, InnerState, Params, State, Updates, fields_of
+from gradtx.types import COUNTER, MaskedInnerState, Params, State, Updates, fields_of
 
 
 class MaskedState(NamedTuple):
     """inner_state: the inner transformation's, with `None` for the leaves that it does not see."""
 
-    inner_state: InnerState
+    inner_state: MaskedInnerState
 
 
 def restrict(inner: GradientTransformation, where: Where | None) -> GradientTransformation:

@@ -1,0 +1,108 @@
+"""How `flax.serialization` writes states: in Optax's form, so that each library reads the other's.
+
+Flax knows named tuples by a mark of its own, and writes `None` and random keys as they are: Optax
+reads no `None` where a leaf is masked, and Flax's bytes hold no key.
+"""
+
+import sys
+from typing import Any, NamedTuple
+
+import jax
+
+from gradtx.types import KEY, SLOT, masked_fields, state_fields
+
+
+class _Masked(NamedTuple):
+    """Stands for a masked leaf, as Optax's ``MaskedNode`` does: Flax writes it as ``{}``."""
+
+
+def tell_flax() -> None:
+    """Let `flax.serialization`, if it is loaded, write and read states in Optax's form.
+
+    Only named tuples with masked leaves or random keys are written otherwise than before.
+    """
+    serialization = sys.modules.get("flax.serialization")
+    kind = getattr(serialization, "_NamedTuple", None)
+    known = getattr(serialization, "_STATE_DICT_REGISTRY", {}).get(kind)
+    if serialization is None or known is None or isinstance(known[0], _Write):
+        return
+    serialization.register_serialization_state(kind, _Write(*known), _Read(*known), override=True)
+
+
+class _Write:
+    def __init__(self, write: Any, read: Any) -> None:
+        self.write = write
+
+    def __call__(self, state: Any) -> Any:
+        return self.write(_in_their_form(state))
+
+
+class _Read:
+    def __init__(self, write: Any, read: Any) -> None:
+        self.read = read
+
+    def __call__(self, like: Any, written: Any) -> Any:
+        target = _in_their_form(like)
+        if isinstance(target, _Masked):
+            return target  # what is there: {}, or None as it was written before
+        found = self.read(target, written)
+        return found if target is like else _in_our_form(found, like)
+
+
+def _is_named(x: Any) -> bool:
+    return isinstance(x, tuple) and hasattr(x, "_fields")
+
+
+def _in_their_form(state: Any) -> Any:
+    """A named tuple with marks for its masked leaves, and its keys as numbers."""
+    kinds, masked = state_fields(type(state)), masked_fields(type(state))
+    keys = {n: _words(getattr(state, n)) for n, kind in kinds.items() if kind == KEY}
+    inner = {n: _marked(getattr(state, n)) for n in masked}
+    return state._replace(**keys, **inner) if keys or inner else state
+
+
+def _in_our_form(found: Any, like: Any) -> Any:
+    kinds, masked = state_fields(type(like)), masked_fields(type(like))
+    keys = {n: _key(getattr(found, n), getattr(like, n)) for n, k in kinds.items() if k == KEY}
+    inner = {n: _unmarked(getattr(found, n)) for n in masked}
+    return found._replace(**keys, **inner)
+
+
+def _is_key(x: Any) -> bool:
+    return hasattr(x, "dtype") and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
+def _words(key: Any) -> Any:
+    return jax.random.key_data(key) if _is_key(key) else key
+
+
+def _key(found: Any, like: Any) -> Any:
+    if _is_key(like) and not _is_key(found):
+        return jax.random.wrap_key_data(found, impl=jax.random.key_impl(like))
+    return found
+
+
+def _marked(tree: Any) -> Any:
+    """A state with marks in place of each `None` that stands for a leaf."""
+
+    def mark(x: Any) -> Any:
+        if x is None:
+            return _Masked()
+        if not _is_named(x):
+            return x
+        fields = ((n, getattr(x, n)) for n in x._fields)
+        kinds = state_fields(type(x))
+        # A field that is None and no slot is None in Optax too.
+        return type(x)(
+            **{n: v if v is None and kinds[n] != SLOT else _marked(v) for n, v in fields}
+        )
+
+    return jax.tree.map(mark, tree, is_leaf=lambda x: x is None or _is_named(x))
+
+
+def _unmarked(tree: Any) -> Any:
+    return jax.tree.map(
+        lambda x: None if isinstance(x, _Masked) else x,
+        tree,
+        is_leaf=lambda x: isinstance(x, _Masked),
+    )
