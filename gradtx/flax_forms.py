@@ -8,6 +8,7 @@ import sys
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from gradtx.types import KEY, SLOT, masked_fields, state_fields
 
@@ -55,21 +56,23 @@ def _is_named(x: Any) -> bool:
 
 def _in_their_form(state: Any) -> Any:
     """A named tuple with marks for its masked leaves, and its keys as numbers."""
-    kinds, masked = state_fields(type(state)), masked_fields(type(state))
+    cls: Any = type(state)
+    kinds, masked = state_fields(cls), masked_fields(cls)
     keys = {n: _words(getattr(state, n)) for n, kind in kinds.items() if kind == KEY}
     inner = {n: _marked(getattr(state, n)) for n in masked}
     return state._replace(**keys, **inner) if keys or inner else state
 
 
 def _in_our_form(found: Any, like: Any) -> Any:
-    kinds, masked = state_fields(type(like)), masked_fields(type(like))
+    cls: Any = type(like)
+    kinds, masked = state_fields(cls), masked_fields(cls)
     keys = {n: _key(getattr(found, n), getattr(like, n)) for n, k in kinds.items() if k == KEY}
     inner = {n: _unmarked(getattr(found, n)) for n in masked}
     return found._replace(**keys, **inner)
 
 
 def _is_key(x: Any) -> bool:
-    return hasattr(x, "dtype") and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _words(key: Any) -> Any:
@@ -90,12 +93,11 @@ def _marked(tree: Any) -> Any:
             return _Masked()
         if not _is_named(x):
             return x
-        fields = ((n, getattr(x, n)) for n in x._fields)
-        kinds = state_fields(type(x))
+        cls: Any = type(x)
+        kinds = state_fields(cls)
+        fields = ((n, getattr(x, n)) for n in cls._fields)
         # A field that is None and no slot is None in Optax too.
-        return type(x)(
-            **{n: v if v is None and kinds[n] != SLOT else _marked(v) for n, v in fields}
-        )
+        return cls(**{n: v if v is None and kinds[n] != SLOT else _marked(v) for n, v in fields})
 
     return jax.tree.map(mark, tree, is_leaf=lambda x: x is None or _is_named(x))
 
