@@ -407,11 +407,17 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "scale_by_soap": Entry(
         lambda: gradtx.scale_by_soap(precondition_frequency=1),
-        bad=({"b1": 1.0}, {"shampoo_beta": 1.0}, {"max_precond_dim": 0}, {"eps": -1.0}),
+        bad=(
+            {"b1": 1.0},
+            {"shampoo_beta": 1.0},
+            {"max_precond_dim": 0},
+            {"eps": -1.0},
+            {"basis": "svd"},
+        ),
         rows=False,
     ),
     "soap": Entry(
-        lambda: gradtx.soap(0.02, precondition_frequency=2, staggered=True),
+        lambda: gradtx.soap(0.02, precondition_frequency=2, staggered=True, basis="products"),
         bad=(*RATES, {"learning_rate": 0.1, "precondition_frequency": 0}),
         rows=False,
         keeps=2 * MATRIX + 2 * SQUARES,
@@ -422,7 +428,7 @@ CATALOGUE: dict[str, Entry] = {
         rows=False,
     ),
     "soap_muon": Entry(
-        lambda: gradtx.soap_muon(0.02, eps=1e-4),
+        lambda: gradtx.soap_muon(0.02, eps=1e-4, basis="products"),
         bad=RATES,
         rows=False,
         keeps=2 * MATRIX + 2 * SQUARES,
@@ -434,13 +440,13 @@ CATALOGUE: dict[str, Entry] = {
         rows=False,
     ),
     "kl_shampoo": Entry(
-        lambda: gradtx.kl_shampoo(0.02, precondition_frequency=1),
+        lambda: gradtx.kl_shampoo(0.02, precondition_frequency=1, basis="products"),
         bad=RATES,
         rows=False,
         keeps=MATRIX + 2 * SQUARES + SIDES,
     ),
     "scale_by_kl_soap": Entry(
-        lambda: gradtx.scale_by_kl_soap(precondition_frequency=1),
+        lambda: gradtx.scale_by_kl_soap(precondition_frequency=1, basis="products"),
         bad=({"b1": 1.0}, {"max_precond_dim": 0}, {"initial_eigenvalue": 0.0}),
         rows=False,
     ),

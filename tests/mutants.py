@@ -57,6 +57,7 @@ RULES = (
     "distributed/[!_]*.py",
     "storage/[!_]*.py",
     "numerics/[!_]*.py",
+    "eigenbasis.py",
     "linear_algebra.py",
 )
 # The tests of a folder that has one file of them.

@@ -19,7 +19,7 @@ LAYERS = (
         *("explanations", "shardings", "eager", "expansion", "pair", "declared_schedule"),
         "flax_forms",
     ),
-    ("tree", "tree_utils", "linear_algebra", "storage"),
+    ("tree", "tree_utils", "linear_algebra", "eigenbasis", "storage"),
     ("engine",),
     ("inspection", "composition", "training", "checkpoint"),
     ("transforms", "schedules", "projections", "losses"),

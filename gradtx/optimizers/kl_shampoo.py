@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, NonNegative, Positive, PositiveCount, check_integer
 from gradtx.composition.chain import chain
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
+from gradtx.eigenbasis import Basis, check_basis
 from gradtx.engine.matrices import (
     FactorFn,
     Matrices,
@@ -101,6 +102,7 @@ def scale_by_kl_shampoo(
     max_inverse_root: Positive = 4000.0,
     *,
     staggered: bool = False,
+    basis: Basis = "qr",
     mu_dtype: DType | None = None,
     weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
@@ -137,6 +139,7 @@ def scale_by_kl_shampoo(
         max_inverse_root: the most by which one factor may multiply a gradient; smaller sides have a
             lower limit, as above.
         staggered: new bases of different shapes at different steps, as in :func:`scale_by_soap`.
+        basis: by QR decompositions or by products alone, as in :func:`scale_by_soap`.
         mu_dtype: the type of the momentum; the parameter's unless given.
         weight_dimension_numbers: as in :func:`scale_by_soap`.
 
@@ -152,6 +155,7 @@ def scale_by_kl_shampoo(
     ((1, 4), None, (2,))
     """
     check_integer("scale_by_kl_shampoo", "max_precond_dim", max_precond_dim)
+    check_basis("scale_by_kl_shampoo", basis)
 
     def slots(p: Array) -> dict[str, Array]:
         return {"mu": zeros_like(p, mu_dtype)}
@@ -169,6 +173,7 @@ def scale_by_kl_shampoo(
             precondition_frequency,
             staggered=staggered,
             ordered=False,
+            basis=basis,
         ),
         MatrixDimensions(dimension_numbers(weight_dimension_numbers), MuonDimensionNumbers),
         slots=slots,
@@ -192,6 +197,7 @@ def kl_shampoo(
     max_inverse_root: Positive = 4000.0,
     *,
     staggered: bool = False,
+    basis: Basis = "qr",
     mu_dtype: DType | None = None,
     weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
@@ -224,6 +230,7 @@ def kl_shampoo(
         initial_eigenvalue: where the eigenvalues start.
         max_inverse_root: the most by which one factor multiplies a gradient.
         staggered: new bases of different shapes at different steps.
+        basis: by QR decompositions or by products alone.
         mu_dtype: the type of the momentum.
         weight_dimension_numbers: which leaves are matrices, and how.
 
@@ -246,6 +253,7 @@ def kl_shampoo(
             initial_eigenvalue,
             max_inverse_root,
             staggered=staggered,
+            basis=basis,
             mu_dtype=mu_dtype,
             weight_dimension_numbers=weight_dimension_numbers,
         ),
@@ -266,6 +274,7 @@ def scale_by_kl_soap(
     *,
     bias_correction: bool = True,
     staggered: bool = False,
+    basis: Basis = "qr",
     mu_dtype: DType | None = None,
     weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
@@ -292,6 +301,7 @@ def scale_by_kl_soap(
         max_inverse_root: the most by which one factor multiplies a gradient.
         bias_correction: divide by :math:`1 - \beta^{t-1}`; the authors' code does not.
         staggered: new bases of different shapes at different steps, as in :func:`scale_by_soap`.
+        basis: by QR decompositions or by products alone, as in :func:`scale_by_soap`.
         mu_dtype: the type of the first moment; the parameter's unless given.
         weight_dimension_numbers: as in :func:`scale_by_soap`.
 
@@ -305,6 +315,7 @@ def scale_by_kl_soap(
     (4, 2)
     """
     check_integer("scale_by_kl_soap", "max_precond_dim", max_precond_dim)
+    check_basis("scale_by_kl_soap", basis)
 
     def slots(p: Array) -> dict[str, Array]:
         return moments(p, mu_dtype)
@@ -317,6 +328,7 @@ def scale_by_kl_soap(
             precondition_frequency,
             staggered=staggered,
             ordered=False,
+            basis=basis,
         ),
         MatrixDimensions(dimension_numbers(weight_dimension_numbers), MuonDimensionNumbers),
         slots=slots,
@@ -340,6 +352,7 @@ def kl_soap(
     *,
     bias_correction: bool = True,
     staggered: bool = False,
+    basis: Basis = "qr",
     mu_dtype: DType | None = None,
     weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
@@ -373,6 +386,7 @@ def kl_soap(
         max_inverse_root: the most by which one factor multiplies a gradient.
         bias_correction: correct the moments for their start at zero.
         staggered: new bases of different shapes at different steps.
+        basis: by QR decompositions or by products alone.
         mu_dtype: the type of the first moment.
         weight_dimension_numbers: which leaves are matrices, and how.
 
@@ -396,6 +410,7 @@ def kl_soap(
             max_inverse_root,
             bias_correction=bias_correction,
             staggered=staggered,
+            basis=basis,
             mu_dtype=mu_dtype,
             weight_dimension_numbers=weight_dimension_numbers,
         ),

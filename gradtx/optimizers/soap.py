@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, NonNegative, PositiveCount, check_integer
 from gradtx.composition.chain import chain
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
+from gradtx.eigenbasis import Basis, check_basis, first_basis, next_basis
 from gradtx.engine.lift import RuleFn
 from gradtx.engine.matrices import (
     FactorFn,
@@ -19,8 +20,6 @@ from gradtx.engine.matrices import (
 )
 from gradtx.linear_algebra import (
     by_eigenvalue,
-    eigenbasis,
-    orthogonal_iteration,
     rotated,
     rotated_back,
 )
@@ -106,7 +105,13 @@ def adam_of(b1: Any, b2: Any, eps: Any, *, bias_correction: bool = True) -> Rule
 
 
 def in_eigenbases(
-    direction: RuleFn, curvature: Curvature, every: Any, *, staggered: bool, ordered: bool = True
+    direction: RuleFn,
+    curvature: Curvature,
+    every: Any,
+    *,
+    staggered: bool,
+    basis: Basis,
+    ordered: bool = True,
 ) -> RuleFn:
     """A rule applied in the eigenbases of `left` and `right`, which turn from time to time.
 
@@ -116,20 +121,22 @@ def in_eigenbases(
             gradients `g` and the same in the eigenbases, `low`.
         every: steps from one basis to the next.
         staggered: as in :func:`scale_by_soap`.
-        ordered: whether the vectors of a basis are sorted, and the slot `nu` with them.
+        basis: whether the bases come from decompositions or from products.
+        ordered: whether the vectors of a basis that QR gives are sorted, and the slot `nu` with
+            them.
     """
 
     @precise
     def rule(g: Array, s: Any, t: Step) -> Any:
         old = s.left_basis, s.right_basis  # zero at the first step; then so is what is seen in them
-        some = any(basis.size for basis in old)
+        some = any(each.size for each in old)
         low = rotated(g, *old)
         u, moments = direction(low, s, t.before() if some else t)
         found = curvature(g, low, s, t)
         grams = found["left"], found["right"]
 
         def first(moments: Any) -> Any:
-            found = map(eigenbasis, grams)
+            found = (first_basis(x, basis) for x in grams)
             return moments, tuple(finite_or(x, jnp.eye(x.shape[-1], dtype=x.dtype)) for x in found)
 
         def later(moments: Any) -> Any:
@@ -142,12 +149,12 @@ def in_eigenbases(
         def turn(moments: Any) -> Any:
             new, bases = dict(moments), list(old)
             for i, axis in enumerate((-2, -1)):
-                if ordered and old[i].size:
+                if ordered and basis == "qr" and old[i].size:
                     order = by_eigenvalue(grams[i], old[i])
                     bases[i] = jnp.take_along_axis(old[i], order[..., None, :], -1)
                     along = jnp.expand_dims(order, -3 - axis)
                     new["nu"] = jnp.take_along_axis(new["nu"], along, axis)
-            bases = list(map(orthogonal_iteration, grams, bases))
+            bases = [next_basis(x, old, basis) for x, old in zip(grams, bases, strict=True)]
             new["mu"] = rotated(rotated_back(moments["mu"], *old), *bases)
             return finite_or((new, tuple(bases)), (moments, old))
 
@@ -169,6 +176,7 @@ def scale_by_soap(
     *,
     one_sided: bool = False,
     staggered: bool = False,
+    basis: Basis = "qr",
     mu_dtype: DType | None = None,
     weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
@@ -211,6 +219,11 @@ def scale_by_soap(
         one_sided: only the smaller side has a basis.
         staggered: each batch of matrices of one shape gets its new bases one step earlier than the
             batch before it, so that no one step computes them all.
+        basis: ``"qr"``, or ``"products"``: the first bases come from 20 sweeps of all Jacobi's
+            rotations at once, from the identity, and later ones from one sweep. A sweep is 9
+            products of matrices, and nothing is decomposed or sorted. Decompositions of sides above
+            256 take long to compile for a TPU; products do not. Over the first 30 steps such bases
+            are further from the eigenvectors than those of QR, afterwards as near or nearer.
         mu_dtype: the type of the first moment; the parameter's unless given.
         weight_dimension_numbers: `MuonDimensionNumbers`, a tree of them or a prefix of it, or a
             function from the parameters to such a tree; a leaf whose numbers are None is not
@@ -231,6 +244,7 @@ def scale_by_soap(
     [[7, -7], [7, 7]]
     """
     check_integer("scale_by_soap", "max_precond_dim", max_precond_dim)
+    check_basis("scale_by_soap", basis)
     beta, adam = b2 if shampoo_beta is None else shampoo_beta, adam_of(b1, b2, eps)
 
     def slots(p: Array) -> dict[str, Array]:
@@ -238,7 +252,9 @@ def scale_by_soap(
 
     return matrixwise(
         ScaleBySoapState,
-        in_eigenbases(adam, grams_of(beta), precondition_frequency, staggered=staggered),
+        in_eigenbases(
+            adam, grams_of(beta), precondition_frequency, staggered=staggered, basis=basis
+        ),
         MatrixDimensions(dimension_numbers(weight_dimension_numbers), MuonDimensionNumbers),
         slots=slots,
         factors=squares(max_precond_dim, one_sided),
@@ -260,6 +276,7 @@ def soap(
     *,
     one_sided: bool = False,
     staggered: bool = False,
+    basis: Basis = "qr",
     mu_dtype: DType | None = None,
     weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
@@ -293,6 +310,7 @@ def soap(
         max_precond_dim: the largest side that has a basis.
         one_sided: only the smaller side has a basis.
         staggered: new bases of different shapes at different steps.
+        basis: by QR decompositions or by products alone.
         mu_dtype: the type of the first moment.
         weight_dimension_numbers: which leaves are matrices, and how.
 
@@ -317,6 +335,7 @@ def soap(
             max_precond_dim,
             one_sided=one_sided,
             staggered=staggered,
+            basis=basis,
             mu_dtype=mu_dtype,
             weight_dimension_numbers=weight_dimension_numbers,
         ),

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, NonNegative, PositiveCount, check_integer
 from gradtx.composition.chain import chain
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
+from gradtx.eigenbasis import Basis, check_basis
 from gradtx.engine.matrices import MatrixDimensions, matrixwise
 from gradtx.numerics import Step, abs_sq, divide, moments
 from gradtx.optimizers.soap import (
@@ -41,6 +42,7 @@ def scale_by_soap_muon(
     entry_root: bool = True,
     one_sided: bool = False,
     staggered: bool = False,
+    basis: Basis = "qr",
     mu_dtype: DType | None = None,
     weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
@@ -72,6 +74,7 @@ def scale_by_soap_muon(
         entry_root: take the root of each entry; otherwise :math:`r_t = o_t`.
         one_sided: this and the rest as in :func:`scale_by_soap`.
         staggered: new bases of different shapes at different steps.
+        basis: by QR decompositions or by products alone.
         mu_dtype: the type of the first moment.
         weight_dimension_numbers: which leaves are matrices, and how.
 
@@ -87,6 +90,7 @@ def scale_by_soap_muon(
     [[1.0, -1.0], [1.0, 1.0]]
     """
     check_integer("scale_by_soap_muon", "max_precond_dim", max_precond_dim)
+    check_basis("scale_by_soap_muon", basis)
     coeffs = coefficients("scale_by_soap_muon", ns_coeffs, ns_steps, "frobenius")
     beta, adam = b2 if shampoo_beta is None else shampoo_beta, adam_of(b1, b2, eps)
 
@@ -101,7 +105,9 @@ def scale_by_soap_muon(
 
     return matrixwise(
         ScaleBySoapState,
-        in_eigenbases(direction, grams_of(beta), precondition_frequency, staggered=staggered),
+        in_eigenbases(
+            direction, grams_of(beta), precondition_frequency, staggered=staggered, basis=basis
+        ),
         MatrixDimensions(dimension_numbers(weight_dimension_numbers), MuonDimensionNumbers),
         slots=slots,
         factors=squares(max_precond_dim, one_sided),
@@ -126,6 +132,7 @@ def soap_muon(
     entry_root: bool = True,
     one_sided: bool = False,
     staggered: bool = False,
+    basis: Basis = "qr",
     mu_dtype: DType | None = None,
     weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
@@ -156,6 +163,7 @@ def soap_muon(
         entry_root: take the root of each entry.
         one_sided: only the smaller side has a basis.
         staggered: new bases of different shapes at different steps.
+        basis: by QR decompositions or by products alone.
         mu_dtype: the type of the first moment.
         weight_dimension_numbers: which leaves are matrices, and how.
 
@@ -181,6 +189,7 @@ def soap_muon(
             entry_root=entry_root,
             one_sided=one_sided,
             staggered=staggered,
+            basis=basis,
             mu_dtype=mu_dtype,
             weight_dimension_numbers=weight_dimension_numbers,
         ),

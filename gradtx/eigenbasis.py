@@ -1,0 +1,104 @@
+"""Bases of eigenvectors that follow moving averages, by decompositions or by products alone."""
+
+from typing import Literal, TypeAlias, get_args
+
+import jax.numpy as jnp
+
+from gradtx.linear_algebra import eigenbasis, identity_like, orthogonal_iteration
+from gradtx.numerics import abs_sq, divide
+from gradtx.numerics.control import repeat
+from gradtx.types import Array
+
+Basis: TypeAlias = Literal["qr", "products"]
+
+FIRST_SWEEPS = 20
+
+# Of degree 4, through 1 / sqrt(1 + x) at the Chebyshev nodes of [0, 1]: wrong by at most 8.5e-5.
+_INVERSE_ROOT = (0.99991554, -0.49570115, 0.33736243, -0.18411854, 0.04969328)
+
+
+def check_basis(name: str, basis: str) -> None:
+    """Refuse what is not a :data:`Basis`."""
+    if basis not in get_args(Basis):
+        raise ValueError(f"{name}: basis must be one of {get_args(Basis)}, not {basis!r}")
+
+
+def first_basis(x: Array, basis: Basis) -> Array:
+    """The first eigenvectors of `x`: those of ``eigh``, or sweeps from the identity."""
+    if basis == "qr":
+        return eigenbasis(x)
+    return x if x.size == 0 else swept(x, jnp.zeros_like(x) + identity_like(x), FIRST_SWEEPS)
+
+
+def next_basis(x: Array, old: Array, basis: Basis) -> Array:
+    """One step from `old` towards the eigenvectors of `x`."""
+    return orthogonal_iteration(x, old) if basis == "qr" else sweep(x, old)
+
+
+def swept(x: Array, basis: Array, times: int) -> Array:
+    """:func:`sweep`, so many times; compiled once, as a loop."""
+    return repeat(times, lambda i, q: sweep(x, q), basis)
+
+
+def sweep(x: Array, basis: Array) -> Array:
+    r"""One step from `basis` towards the eigenvectors of Hermitian `x`, by products alone.
+
+    .. math::
+        B &= Q^* A Q, \qquad d = \mathrm{diag}(B), \qquad r_i^2 = \sum_{k \ne i} |B_{ik}|^2, \\
+        S_{ij} &= \frac{B_{ij} (d_j - d_i)}{(d_j - d_i)^2 + (r_i^2 + r_j^2) / 32 + \delta^2},
+            \qquad S \leftarrow S / \max(1, s), \qquad
+        s = \min(\lVert S^4 \rVert_\infty^{1/4}, \lVert S^4 \rVert_F^{1/4}), \\
+        W &= Q (I + S)\, p(-S^2), \qquad Q \leftarrow \tfrac32 W - \tfrac12 W W^* W
+
+    Without the last two terms of its denominator, `S` is the skew matrix by which
+    :math:`Q (I + S)` has eigenvectors of `A` to first order: Jacobi's rotations of all pairs at
+    once. Near the eigenvectors their number of correct digits doubles with each step. The second
+    term says how far eigenvalues must be apart for that: pairs that are closer turn less, and
+    equal ones do not. The third, where :math:`\delta` is 10 times the rounding of the largest
+    entry of `d`, keeps the null space from turning by rounding alone.
+
+    As `s` is at least the spectral norm of `S`, whatever `A` is, the eigenvalues of :math:`-S^2`
+    are in [0, 1] after the division. There the polynomial `p` of degree 4 is
+    :math:`(1 + x)^{-1/2}` to 8.5e-5, so that `W` is unitary to 1e-4: :math:`I + S` over its
+    absolute value. An iteration of Newton and Schulz squares that error, and what rounding has
+    left in `Q` by then, so that nothing adds up.
+
+    The cost is 9 products of square matrices: two for `B`, :math:`S^2`, :math:`S^4`, one for `p`,
+    two for `W`, two for the iteration. Muon's five iterations take 15. A matrix of zeros changes
+    nothing.
+
+    Measured, float32, off-diagonal part of :math:`Q^* A Q` over its norm, beside QR iteration from
+    `eigh` at the first step: for moving averages (decay 0.95) of Gram matrices of rank 4 and size
+    128, 0.71 and 0.28 at step 3, 0.39 and 0.19 at 10, 0.065 and 0.092 at 30, 0.064 and 0.12 at 100,
+    0.065 and 0.11 at 300; for a fixed matrix with eigenvalues from 1 to 1e-4, both from the
+    identity, 0.07 and 0.055 at step 10, 3e-7 and 0.011 at 30.
+
+    >>> a = jnp.array([[2.0, 0.1], [0.1, 1.0]])
+    >>> q = sweep(a, jnp.eye(2))
+    >>> bool(jnp.abs((q.T @ a @ q)[0, 1]) < 1e-3)
+    True
+    """
+    if x.size == 0:
+        return x
+    # Squares of what follows neither overflow nor vanish.
+    x = divide(x, jnp.max(jnp.abs(x), (-2, -1), keepdims=True))
+    one = identity_like(x)
+    b = basis.mT.conj() @ x @ basis
+    b = (b + b.mT.conj()) / 2
+    d = jnp.diagonal(b, axis1=-2, axis2=-1).real
+    gap = d[..., None, :] - d[..., :, None]
+    off = b - b * one
+    rows = jnp.sum(abs_sq(off), -1)
+    near = (rows[..., None, :] + rows[..., :, None]) / 32
+    rounding = 10 * jnp.finfo(d.dtype).eps * jnp.max(jnp.abs(d), -1)[..., None, None]
+    s = off * divide(gap, jnp.square(gap) + near + jnp.square(rounding))
+    m = -s @ s
+    m2 = m @ m
+    most = jnp.max(jnp.sum(jnp.abs(m2), -1), -1)[..., None, None]
+    size = jnp.minimum(most, jnp.sqrt(jnp.sum(abs_sq(m2), (-2, -1), keepdims=True))) ** 0.25
+    scale = 1 / jnp.maximum(size, 1)
+    s, m, m2 = s * scale, m * scale**2, m2 * scale**4
+    c = _INVERSE_ROOT
+    p = c[0] * one + c[1] * m + c[2] * m2 + m2 @ (c[3] * m + c[4] * m2)
+    w = basis @ (p + s @ p)
+    return 1.5 * w - 0.5 * w @ (w.mT.conj() @ w)

@@ -1,0 +1,123 @@
+"""Bases by products against NumPy in float64, their cost, and programs without decompositions."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradtx
+from gradtx.eigenbasis import FIRST_SWEEPS, first_basis, sweep
+from gradtx.linear_algebra import by_eigenvalue, orthogonal_iteration
+from gradtx.transforms.orthogonal import STANDARD, orthogonalized
+
+RNG = np.random.default_rng(0)
+DECOMPOSITIONS = ("eigh", "qr", "svd", "cholesky", "lu", "schur", "householder", "triangular")
+
+
+def made(n, values):
+    u = np.linalg.qr(RNG.normal(size=(n, n)))[0]
+    return (u * values) @ u.T
+
+
+def swept(a, q):
+    """The equations of `sweep`, with the exact polar factor instead of its polynomials."""
+    b = q.conj().T @ a @ q
+    d = np.diag(b).real
+    r = np.array([sum(abs(b[i, k]) ** 2 for k in range(len(b)) if k != i) for i in range(len(b))])
+    s = np.zeros_like(b)
+    tiny = 10 * np.finfo(np.float64).eps * np.max(abs(d))
+    for i in range(len(b)):
+        for j in range(len(b)):
+            gap = d[j] - d[i]
+            if i != j:
+                s[i, j] = b[i, j] * gap / (gap**2 + (r[i] + r[j]) / 32 + tiny**2)
+    m2 = s @ s @ s @ s
+    size = min(np.max(np.sum(abs(m2), 1)), np.linalg.norm(m2)) ** 0.25
+    u, _, v = np.linalg.svd(q @ (np.eye(len(b)) + s / max(1, size)))
+    return u @ v
+
+
+def off(a, q):
+    b = q.T @ a @ q
+    return np.linalg.norm(b - np.diag(np.diag(b))) / np.linalg.norm(b)
+
+
+@pytest.mark.parametrize("complex_too", [False, True])
+def test_a_sweep_is_what_its_equations_say(complex_too):
+    x = RNG.normal(size=(6, 9)) + 1j * complex_too * RNG.normal(size=(6, 9))
+    a = x @ x.conj().T if complex_too else (x @ x.T).real
+    with jax.enable_x64(True):
+        got, want = jnp.eye(6, dtype=a.dtype), np.eye(6, dtype=a.dtype)
+        for _ in range(4):
+            got, want = sweep(jnp.asarray(a), got), swept(a, want)
+            np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+@pytest.mark.parametrize("values", [np.logspace(0, -4, 48), np.linspace(1, 0.1, 48)])
+def test_a_fixed_matrix_is_as_diagonal_as_by_qr(values):
+    a = made(48, values)
+    x, products, by_qr = jnp.float32(a), jnp.eye(48), jnp.eye(48)
+    for _ in range(100):
+        products = jax.jit(sweep)(x, products)
+        by_qr = orthogonal_iteration(x, by_qr[:, by_eigenvalue(x, by_qr)])
+    found = np.asarray(products, np.float64)
+    assert off(a, found) <= max(off(a, np.asarray(by_qr, np.float64)), 1e-6)
+    np.testing.assert_allclose(np.sort(np.diag(found.T @ a @ found)), np.sort(values), atol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_the_first_basis_of_a_matrix_without_full_rank_is_orthogonal(scale):
+    g = RNG.normal(size=(2, 12, 3))
+    a = g @ g.swapaxes(1, 2)
+    found = np.asarray(jax.jit(lambda x: first_basis(x, "products"))(jnp.float32(scale * a)))
+    for q, each in zip(found, a, strict=True):
+        assert abs(q.T @ q - np.eye(12)).max() < 1e-5
+        assert off(each, q.astype(np.float64)) < 1e-5
+    np.testing.assert_array_equal(first_basis(jnp.zeros((1, 3, 3)), "products")[0], np.eye(3))
+    assert FIRST_SWEEPS == 20
+
+
+@pytest.mark.slow
+def test_ten_thousand_sweeps_stay_orthogonal():
+    def step(carry, key):
+        a, q = carry
+        g = jax.random.normal(key, (32, 4)) * jnp.logspace(0, -2, 32)[:, None]
+        a = 0.95 * a + 0.05 * g @ g.T
+        return (a, sweep(a, q)), None
+
+    keys = jax.random.split(jax.random.key(0), 10_000)
+    q = jax.jit(lambda: jax.lax.scan(step, (jnp.zeros((32, 32)), jnp.eye(32)), keys)[0][1])()
+    assert np.linalg.norm(np.asarray(q.T @ q) - np.eye(32)) <= 1e-3
+
+
+def operations(function, *shapes):
+    args = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
+    return jax.jit(function).lower(*args).compile().cost_analysis()["flops"]
+
+
+def test_a_sweep_costs_less_than_muon():
+    side = (256, 256)
+    rows = jnp.asarray([STANDARD] * 5)
+
+    def muon(x):
+        for row in rows:
+            x = orthogonalized(x, row[None], 1, "frobenius", 1e-7)
+        return x
+
+    assert operations(sweep, side, side) < 1.1 * 9 * 2 * 256**3
+    assert operations(sweep, side, side) < operations(muon, side)
+
+
+@pytest.mark.parametrize(
+    "name", ["scale_by_soap", "scale_by_soap_muon", "scale_by_kl_soap", "scale_by_kl_shampoo"]
+)
+def test_products_have_no_decomposition(name):
+    g = {"w": jnp.ones((6, 4)), "stack": jnp.ones((4, 4))}
+
+    def program(basis):
+        tx = getattr(gradtx, name)(precondition_frequency=1, basis=basis)
+        return jax.jit(tx.update).lower(g, tx.init(g)).as_text().lower()
+
+    found = program("products")
+    assert [word for word in DECOMPOSITIONS if word in found] == []
+    assert any(word in program("qr") for word in DECOMPOSITIONS)
