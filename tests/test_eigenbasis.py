@@ -1,5 +1,7 @@
 """Bases by products against NumPy in float64, their cost, and programs without decompositions."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +13,6 @@ from gradtx.linear_algebra import by_eigenvalue, orthogonal_iteration
 from gradtx.transforms.orthogonal import STANDARD, orthogonalized
 
 RNG = np.random.default_rng(0)
-DECOMPOSITIONS = ("eigh", "qr", "svd", "cholesky", "lu", "schur", "householder", "triangular")
 
 
 def made(n, values):
@@ -116,8 +117,8 @@ def test_products_have_no_decomposition(name):
 
     def program(basis):
         tx = getattr(gradtx, name)(precondition_frequency=1, basis=basis)
-        return jax.jit(tx.update).lower(g, tx.init(g)).as_text().lower()
+        text = jax.jit(tx.update).lower(g, tx.init(g)).as_text()
+        return re.findall(r"custom_call @\w+|stablehlo.cholesky|stablehlo.triangular_solve", text)
 
-    found = program("products")
-    assert [word for word in DECOMPOSITIONS if word in found] == []
-    assert any(word in program("qr") for word in DECOMPOSITIONS)
+    assert program("products") == []
+    assert program("qr") != []
