@@ -60,6 +60,7 @@ from gradtx.composition.groups import (
 )
 from gradtx.composition.masking import MaskedState as MaskedState, masked as masked
 from gradtx.composition.matrices import MuonDimensionNumbers as MuonDimensionNumbers
+from gradtx.composition.multipliers import Multipliers as Multipliers
 from gradtx.composition.roles import ByRole as ByRole, Role as Role
 from gradtx.paths import MaskOrFn as MaskOrFn, select as select
 
@@ -553,6 +554,11 @@ from gradtx.wrappers.schedule_free import (
     schedule_free_sgd as schedule_free_sgd,
 )
 from gradtx.wrappers.static import static as static
+from gradtx.wrappers.transfer import (
+    transfer as transfer,
+    transfer_initial as transfer_initial,
+    transfer_multipliers as transfer_multipliers,
+)
 from gradtx.storage.format import Codec as Codec
 from gradtx.wrappers.store import in_storage_of as in_storage_of, store as store
 

@@ -46,6 +46,15 @@ class Formerly(NamedTuple):
     value: Any
 
 
+class Kept(NamedTuple):
+    """An annotation of an argument that a declaration keeps in another form, as data.
+
+    `form` makes it of what was given, and returns what already has it unchanged.
+    """
+
+    form: Callable[[str, Any], Any]
+
+
 class Builder:
     """A function that builds declared objects, with its signature read once.
 
@@ -103,6 +112,9 @@ class Builder:
         bound.apply_defaults()
         for name, value in bound.arguments.items():
             checks.check(self.name, name, value, self.hints.get(name, Any))
+            for mark in checks.marks(self.hints.get(name)):
+                if isinstance(mark, Kept):
+                    bound.arguments[name] = mark.form(f"{self.name}: {name}", value)
         return {
             name: _own(value if self._range(name) is None else _number(value))
             for name, value in bound.arguments.items()

@@ -3,7 +3,7 @@
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import Any, NamedTuple, ParamSpec, Protocol, Self, TypeAlias, cast, overload
 
@@ -112,6 +112,7 @@ class Traits(NamedTuple):
         cases: the transformations of which it is one at each step, if it can tell before it has
             seen the gradients.
         communication: what devices send.
+        multipliers: what the hyperparameters of each leaf are multiplied by, by its path.
     """
 
     step: "StepFn | None" = None
@@ -124,6 +125,7 @@ class Traits(NamedTuple):
     clock: Callable[[Any], State] | None = None
     cases: Any = None
     communication: Communication | None = None
+    multipliers: Mapping[str, Any] | None = None
 
 
 class UpdateFn(Protocol):

@@ -74,6 +74,12 @@ TEXT = {"learning_rate": "fast"}
 RATES = (NEGATIVE, NAN, TEXT)
 SIGNED = (NAN, TEXT)
 
+# The shapes of the leaves that the contracts try, the bare one too, in a model of half the width.
+WIDE = {"": (3,), "b": (3,), "w": (3, 2), "x0": (0,), "x03": (0, 3), "x203": (2, 0, 3)}
+WIDE |= {"x30": (3, 0), "row": (2,), "w_too": (3, 2), "table": (5, 2)}
+WIDE |= {"stack": (2, 3, 4), "stacks": (2, 2, 3, 2)}
+NARROW = WIDE | {"b": (1,), "w": (3, 1)}
+
 CATALOGUE: dict[str, Entry] = {
     # composition
     "chain": Entry(
@@ -1404,6 +1410,18 @@ CATALOGUE: dict[str, Entry] = {
             {"exempt": 3},
         ),
     ),
+    "transfer": Entry(
+        lambda: gradtx.transfer(
+            gradtx.adamw(0.1), NARROW, WIDE, gradtx.ByRole(((is_stack, "vector"),), "in_out")
+        ),
+        bad=(
+            {"inner": gradtx.adam(0.1), "small": WIDE, "params": {"b": (3, 4)}},
+            {"inner": gradtx.adam(0.1), "small": WIDE, "params": WIDE, "rule": "fast"},
+            {"inner": gradtx.adam(0.1), "small": WIDE, "params": WIDE, "head": "small"},
+            {"inner": gradtx.lamb(0.1), "small": {}, "params": {}},
+            {"inner": optax.sgd(1.0), "small": {}, "params": {}},
+        ),
+    ),
     "static": Entry(lambda: gradtx.static(gradtx.adam(0.1))),
     "keep_params_nonnegative": Entry(
         lambda: gradtx.keep_params_nonnegative(),
@@ -1438,6 +1456,10 @@ def as_matrices(updates: Any) -> Any:
         updates,
         is_leaf=lambda x: isinstance(x, gradtx.Rows),
     )
+
+
+def is_stack(path: str, leaf: Any) -> bool:
+    return leaf.ndim > 2
 
 
 def is_bias(path: str, leaf: Any) -> bool:

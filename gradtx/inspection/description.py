@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from gradtx.composition.multipliers import Multipliers, multiplier_lines
 from gradtx.composition.roles import ByRole, Role
 from gradtx.inspection.hyperparams import hyperparams
 from gradtx.inspection.slots import map_slots, slots_by_name
@@ -44,6 +45,7 @@ class Description:
     warning: str | None = None
     kept_whole: tuple[str, ...] = ()
     roles: dict[str, Role] = field(default_factory=dict)
+    multipliers: dict[str, Multipliers] = field(default_factory=dict)
 
     @property
     def slot_bytes(self) -> int:
@@ -82,6 +84,7 @@ class Description:
             most *= self.peak_message_bytes > self.message_bytes
             lines += [f"sent by each device in a step: {self.message_bytes:,} bytes{most}"]
         lines += _role_lines(self.roles)
+        lines += multiplier_lines(self.multipliers)
         if self.warning is not None:
             lines += [f"warning: {self.warning}"]
         return "\n".join(line.rstrip() for line in lines)
@@ -132,6 +135,15 @@ def _roles(tx: Any, params: Params) -> dict[str, Role]:
     return found
 
 
+def multipliers_in(tx: GradientTransformation) -> dict[str, Multipliers]:
+    """What the hyperparameters of leaves are multiplied by in `tx`, or in one within it."""
+    found = with_extra_args_support(tx)
+    for each in (found, *(child for _, child in found.children), *found.within):
+        if each.traits.multipliers is not None:
+            return dict(each.traits.multipliers)
+    return {}
+
+
 def _bytes(tree: PyTree) -> int:
     return sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
@@ -148,8 +160,8 @@ def describe(tx: GradientTransformation, params: Params) -> Description:
         bytes, the leaves that :func:`store` left as they are, the bytes that a device sends in a
         step if there are several devices (on average and at most), a warning where rounding to
         nearest would leave parameters where they are, or a codec would lose the signs by which an
-        optimizer steps, and the roles of leaves if `tx` goes by them
-        (`ByRole`).
+        optimizer steps, the roles of leaves if `tx` goes by them (`ByRole`), and what
+        :func:`transfer` multiplies their hyperparameters by.
 
     >>> import gradtx, jax.numpy as jnp
     >>> print(describe(gradtx.sgd(0.1, momentum=0.9), {"w": jnp.zeros((2, 3)), "b": jnp.zeros(3)}))
@@ -185,6 +197,7 @@ def describe(tx: GradientTransformation, params: Params) -> Description:
         message_bytes=sent_bytes(tx, params),
         peak_message_bytes=sent_bytes(tx, params, peak=True),
         roles=_roles(tx, params),
+        multipliers=multipliers_in(tx),
         warning="; ".join(filter(None, (loses_small_steps(params, state), _loses_signs(state))))
         or None,
         kept_whole=_kept_whole(state),

@@ -148,7 +148,7 @@ def _replaced(tx: Any, wanted: dict[str, Any]) -> Any:
     below = {path: value for path, value in wanted.items() if "." in path}
     for name, value in arguments.items():
         kind = builder.signature.parameters[name].kind
-        arguments[name] = _map_transformations(
+        arguments[name] = map_transformations(
             value,
             "" if kind is kind.VAR_POSITIONAL else name,
             lambda child, at: _replaced(
@@ -163,7 +163,7 @@ def _replaced(tx: Any, wanted: dict[str, Any]) -> Any:
     return type(tx).declared(Declaration(builder, checked))
 
 
-def _map_transformations(value: Any, name: str, function: Callable[[Any, str], Any]) -> Any:
+def map_transformations(value: Any, name: str, function: Callable[[Any, str], Any]) -> Any:
     """`value` with `function` on the transformations in it, named as `transformations_in` does."""
     by_path = dict(transformations_in(value, name))
     if not by_path:

@@ -150,6 +150,16 @@ def scale_by_muon(
     )
 
 
+def shape_factor(d_in: int, d_out: int, scale: Scale = "jordan", consistent_rms: Any = None) -> Any:
+    """The factor of :func:`scale_by_shape` for a matrix of so many inputs and outputs."""
+    d_in = max(d_in, 1)
+    if consistent_rms is not None or scale == "moonshot":
+        return (0.2 if consistent_rms is None else consistent_rms) * max(d_in, d_out) ** 0.5
+    if scale == "none":
+        return 1.0
+    return (d_out / d_in if scale == "scion" else max(1.0, d_out / d_in)) ** 0.5
+
+
 @transformation
 def scale_by_shape(
     consistent_rms: NonNegative | None = None,
@@ -194,14 +204,6 @@ def scale_by_shape(
         raise ValueError("scale_by_shape: give consistent_rms or scale, not both")
     dimensions = MatrixDimensions(weight_dimension_numbers, MuonDimensionNumbers)
 
-    def factor(matrices: Matrices) -> Any:
-        d_in, d_out = max(matrices.rows, 1), matrices.columns
-        if consistent_rms is not None or scale == "moonshot":
-            return (0.2 if consistent_rms is None else consistent_rms) * max(d_in, d_out) ** 0.5
-        if scale == "none":
-            return 1.0
-        return (d_out / d_in if scale == "scion" else max(1.0, d_out / d_in)) ** 0.5
-
     # Without `matrixwise`: a factor of the shape alone needs no batch, and works on `Rows`.
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
@@ -213,7 +215,8 @@ def scale_by_shape(
             if u is None or number is None:
                 out.append(u)
                 continue
-            k = factor(as_matrices("scale_by_shape", path, u.shape, number))
+            matrices = as_matrices("scale_by_shape", path, u.shape, number)
+            k = shape_factor(matrices.rows, matrices.columns, scale, consistent_rms)
             out.append(map_updates(lambda g, k=k: cast(widen(g) * k, g.dtype), u))
         return treedef.unflatten(out), state
 

@@ -1,0 +1,492 @@
+"""Hyperparameters of a small model on a large one: each leaf gets its own multiples of them."""
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, NamedTuple, get_args
+
+import jax.numpy as jnp
+
+from gradtx.composition.groups import partition
+from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
+from gradtx.composition.multipliers import (
+    HeadForm,
+    Multipliers,
+    Shapes,
+    SizeRule,
+    abstract,
+    growths,
+    multipliers_of,
+    pattern_of,
+    shapes_of,
+)
+from gradtx.composition.roles import ByRole
+from gradtx.declaration import Kept
+from gradtx.engine.matrices import MatrixDimensions, as_matrices
+from gradtx.inspection.description import multipliers_in
+from gradtx.inspection.hyperparams import map_transformations, replace
+from gradtx.optimizers.muon import shape_factor
+from gradtx.pair import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    Scope,
+    transformation,
+    with_extra_args_support,
+)
+from gradtx.paths import leaves_with_path, path_string
+from gradtx.schedules.products import multiply_schedules
+from gradtx.types import Params, ParamsT, PyTree
+
+
+class _Known(NamedTuple):
+    """What decides the size of an optimizer's updates.
+
+    rule: of matrices if `numbers` is the argument that says which leaves these are, otherwise of
+    all leaves; factor: ``(arguments, rows, columns) -> number``, the optimizer's own factor of the
+    shape; power: ``arguments -> number``, of outputs by inputs; eps_power: the power of the
+    gradient that `eps` is added to.
+    """
+
+    rule: SizeRule
+    numbers: str | None = None
+    factor: Callable[[Mapping[str, Any], int, int], float] = lambda given, rows, columns: 1.0
+    power: Callable[[Mapping[str, Any]], float] = lambda given: 0.5
+    eps_power: int = 1
+
+
+def _muon_factor(given: Mapping[str, Any], rows: int, columns: int) -> float:
+    # What multiplies all factors alike, such as r, does not count, and may be traced.
+    fixed = None if given["consistent_rms"] is None else 1.0
+    return float(shape_factor(rows, columns, given["scale"], fixed))
+
+
+def _longer(given: Mapping[str, Any], rows: int, columns: int) -> float:
+    return float(max(rows, columns) ** 0.5)
+
+
+_ENTRIES = (
+    *("adabelief", "adagrad", "adam", "adamax", "adamaxw", "adamw", "adan", "ademamix", "adopt"),
+    *("amsgrad", "laprop", "lion", "nadam", "nadamw", "rmsprop", "sign_sgd", "signum", "tiger"),
+    *("yogi", "scale_by_adam", "scale_by_adamax", "scale_by_adan", "scale_by_ademamix"),
+    *("scale_by_adopt", "scale_by_amsgrad", "scale_by_belief", "scale_by_laprop"),
+    *("scale_by_lion", "scale_by_nadam", "scale_by_rms", "scale_by_rss", "scale_by_sign"),
+    *("scale_by_tiger", "scale_by_yogi"),
+)
+_NUMBERS = "weight_dimension_numbers"
+_SOAP = _Known(
+    "spectral",
+    _NUMBERS,
+    # With a basis on one side alone, a gradient of rank one has entries of size 1 on the other.
+    lambda given, rows, columns: max(rows, columns) ** 0.5 if given["one_sided"] else 1.0,
+)
+_SHAMPOO = _Known("spectral", _NUMBERS, power=lambda given: 1 - 2 / given["root"], eps_power=2)
+_KNOWN: dict[str, _Known] = {
+    **dict.fromkeys(_ENTRIES, _Known("adam")),
+    "sgd": _Known("sgd"),
+    "muon": _Known("spectral", "muon_weight_dimension_numbers", _muon_factor),
+    "normuon": _Known("spectral", _NUMBERS, _longer),
+    "adamuon": _Known("spectral", _NUMBERS, _longer),
+    "soap": _SOAP,
+    "scale_by_soap": _SOAP,
+    "shampoo": _SHAMPOO,
+    "scale_by_shampoo": _SHAMPOO,
+}
+# What leaves the size of updates as it is, or changes it alike for all leaves.
+_NEUTRAL = frozenset(
+    (
+        *("accumulate", "add_cautious_decayed_weights", "add_decayed_weights", "apply_if_finite"),
+        *("cautious", "centralize", "chain", "clip", "clip_by_global_norm", "compensated"),
+        *("count_steps", "decay_first", "dynamic_loss_scale", "ema_params", "exact_rows", "guard"),
+        *("identity", "lookahead", "masked", "master_weights", "measure_with_ema", "monitor"),
+        *("multi_steps", "named_chain", "offload", "scale", "scale_by_learning_rate"),
+        *("scale_by_schedule", "skip_if_none", "snapshot", "static", "stochastic_rounding"),
+        *("store", "swa_params", "zero_nans"),
+    )
+)
+_RATES = ("learning_rate", "adam_learning_rate")
+_DECAYS = ("weight_decay", "adam_weight_decay")
+# The power of the gradient that each is added to.
+_EPSILONS = {"eps": 1, "eps_root": 2, "initial_accumulator_value": 2}
+_ADAM_EPSILONS = {"grafting_eps": 1, "adam_eps_root": 2}
+
+
+class _Leaf(NamedTuple):
+    """The multipliers of a leaf, and that of Adam's epsilon beside a matrix optimizer's."""
+
+    said: Multipliers
+    entry: float
+
+
+class _ByPath(NamedTuple):
+    """A function from a tree, or a part of it, to the dimension numbers of its leaves."""
+
+    numbers: dict[str, Any]
+
+    def __call__(self, tree: PyTree) -> PyTree:
+        leaves, treedef = leaves_with_path(tree)
+        return treedef.unflatten(
+            [None if x is None else self.numbers[path_string(path)] for path, x in leaves]
+        )
+
+
+@transformation(native_schedules=True)
+def transfer(
+    inner: GradientTransformation,
+    small: Annotated[Any, Kept(shapes_of)],
+    params: Annotated[Any, Kept(shapes_of)],
+    roles: ByRole | None = None,
+    *,
+    rule: SizeRule | None = None,
+    head: HeadForm = "initial",
+) -> GradientTransformation:
+    r"""An optimizer tuned on a small model, with what makes its hyperparameters fit a large one.
+
+    A matrix with :math:`m_{in}` times the inputs and :math:`m_{out}` times the outputs that it has
+    in the small model, in layers of which there are :math:`m_L` times as many, gets
+
+    .. math::
+        \eta \leftarrow \eta \cdot \begin{cases}
+            1 / (a\, m_{in}) & \text{adam} \\
+            m_L\, m_{out} / (a^2 m_{in}) & \text{sgd} \\
+            \sqrt{m_{out} / m_{in}}\, k_{small} / (a\, k_{large}) & \text{spectral}
+        \end{cases} \qquad
+        \lambda \leftarrow \lambda\, \eta_{small} / \eta_{large}, \qquad
+        \epsilon \leftarrow \epsilon \cdot \frac{a}{m_L} \cdot \begin{cases}
+            1 / m_{out} & \text{adam} \\
+            \sqrt{m_{in} / m_{out}} & \text{spectral}
+        \end{cases}
+
+    with :math:`m_{in} = 1` for embeddings, norms, biases and other vectors. `k` is the optimizer's
+    own factor of a matrix's shape, as :func:`scale_by_shape` has it, so that what it does is not
+    done twice. The rules keep what an update changes in the activations the same at every width;
+    they hold if the model does the rest, which :func:`transfer_multipliers` says for each leaf:
+
+    - initial values of :math:`\sigma \leftarrow \sigma \min(1, \sqrt{m_{out} / m_{in}})
+      / (a \sqrt{m_{in}})`, which :func:`transfer_initial` sets;
+    - with ``head="multiplier"``, outputs of the head multiplied by :math:`a = 1 / m_{in}`;
+      otherwise :math:`a = 1`, and the initial values of the head are :math:`1 / m_{in}` as large;
+    - what a layer adds to the residual stream is multiplied by :math:`1 / m_L`;
+    - attention divides by the size of a head, not by its root, if that size changes.
+
+    Args:
+        inner: the optimizer with the hyperparameters of the small model: one of those below, alone,
+            in a chain, or in wrappers that leave the size of updates alone.
+        small: the parameters of the small model, or ``jax.ShapeDtypeStruct`` in their place, as
+            ``jax.eval_shape`` returns them. Layers may be fewer, in a list or stacked.
+        params: those of the large model.
+        roles: what the leaves are; by default the `ByRole` of `inner`, or ``ByRole()``.
+        rule: on what the size of the updates depends, for an optimizer that is not in the table:
+            ``"adam"`` where entries have one size whatever the gradient's is, ``"sgd"`` where
+            updates are in proportion to it, ``"spectral"`` where the singular values of matrices
+            have one size.
+        head: what keeps the outputs small at the start: the head's initial values, or a factor in
+            the model, which tied embeddings need.
+
+    The rule follows from the name: ``"adam"`` for adabelief, adagrad, adam, adamax, adamw, adan,
+    ademamix, adopt, amsgrad, laprop, lion, nadam, nadamw, rmsprop, sign_sgd, signum, tiger and
+    yogi; ``"sgd"`` for sgd; ``"spectral"`` for the matrices of muon, normuon, adamuon, soap and
+    shampoo (``"adam"`` or ``"sgd"`` if Shampoo's steps have the length of theirs; without grafting
+    :math:`(m_{out} / m_{in})^{1 - 2/p}`, with its root `p`), whose other leaves are Adam's.
+
+    State: that of `inner`, in which each optimizer is a `PartitionState` of the leaves with equal
+    multipliers if there are several such groups.
+
+    Raises:
+        ValueError: a leaf has no counterpart in the small model, or its role, the axis along which
+            it grew or the rule is not clear. The error names the path, and what to pass.
+        TypeError: `inner`, or a part of it, is no declared transformation.
+
+    The multiplier of weight decay keeps its product with the learning rate, as in `mup`.
+
+    Source: G. Yang et al., Tensor Programs V, 2022, arXiv:2203.03466, tables 3 (``"initial"``) and
+    8 (``"multiplier"``); N. Dey et al., CompleteP, 2025, arXiv:2505.01618 (depth, epsilon, decay);
+    G. Yang, J. Simon and J. Bernstein, A Spectral Condition for Feature Learning, 2023,
+    arXiv:2310.17813 (spectral, initial values); S. Qiu et al., Hyperparameter Transfer Enables
+    Consistent Gains of Matrix-Preconditioned Optimizers Across Scales, 2025, arXiv:2512.05620
+    (that Shampoo and SOAP follow from gradients of rank one).
+
+    >>> import gradtx, jax
+    >>> def shapes(n):
+    ...     return {"wte": (9, n), "mlp": {"kernel": (n, n)}, "head": {"kernel": (n, 9)}}
+    >>> def model(n):
+    ...     return jax.tree.map(jnp.zeros, shapes(n), is_leaf=lambda x: isinstance(x, tuple))
+    >>> tx = transfer(gradtx.adam(0.1), model(16), model(64))
+    >>> for path, found in gradtx.transfer_multipliers(tx).items():
+    ...     print(path, found.rate, found.initial, found.why)
+    head/kernel 0.25 0.25 inputs x 4
+    mlp/kernel 0.25 0.5 inputs x 4, outputs x 4
+    wte 1.0 1.0 outputs x 4
+    """
+    for name, value, kinds in (("rule", rule, SizeRule), ("head", head, HeadForm)):
+        if value not in get_args(kinds) and not (name == "rule" and value is None):
+            raise ValueError(f"transfer: {name} must be one of {get_args(kinds)}, not {value!r}")
+    inner = with_extra_args_support(inner)
+    known = _known(inner, rule)
+    if _rates(inner) != 1:
+        raise ValueError(
+            f"transfer: {inner!r:.200} has {_rates(inner)} learning rates in turn, and needs one: "
+            "an argument `learning_rate`, such as that of scale_by_learning_rate"
+        )
+    how = roles or _roles_in(inner) or ByRole()
+    leaves = _leaves(small, params, how, known, inner, head)
+    numbers = _numbers_of(inner, known, params)
+    made = _transferred(inner, leaves, None if numbers is None else _ByPath(numbers), known)
+    said = {path: leaf.said for path, leaf in leaves.items()}
+    traits = made.traits._replace(multipliers=said)
+    return GradientTransformationExtraArgs(made.init, made.update, **traits._asdict())
+
+
+def _declared(tx: GradientTransformation) -> list[GradientTransformation]:
+    """`tx` and the transformations among its arguments, at every depth.
+
+    Raises:
+        TypeError: one was made by hand, or by another library.
+    """
+    if tx.declaration is None:
+        raise TypeError(
+            f"transfer: {tx!r:.80} was made by hand, and its hyperparameters cannot be read; build "
+            "it with gradtx's builders, or chain it outside of transfer"
+        )
+    return [tx, *(x for _, child in tx.children for x in _declared(child))]
+
+
+def _arguments(tx: GradientTransformation) -> Mapping[str, Any]:
+    assert tx.declaration is not None
+    return tx.declaration.arguments
+
+
+def _name(tx: GradientTransformation) -> str:
+    assert tx.declaration is not None
+    return tx.declaration.name
+
+
+def _known(inner: GradientTransformation, rule: SizeRule | None) -> dict[str, _Known]:
+    """The optimizers within `inner`, by name, with what decides the size of their updates."""
+    names = dict.fromkeys(map(_name, _declared(inner)))
+    if rule is not None:
+        return {name: _Known(rule) for name in names if name not in _NEUTRAL}
+    found = {name: _KNOWN[name] for name in names if name in _KNOWN}
+    unknown = [name for name in names if name not in _NEUTRAL and name not in _KNOWN]
+    if unknown or len({(x.rule, x.numbers) for x in found.values()}) != 1:
+        problem = (
+            f"it is not known on what the updates of {', '.join(unknown)} depend"
+            if unknown
+            else f"there is not one optimizer in it but {', '.join(found) or 'none'}"
+        )
+        raise ValueError(
+            f"transfer: {problem}: pass rule, one of {get_args(SizeRule)}, or put transfer around "
+            "the optimizer alone"
+        )
+    return found
+
+
+def _is_site(tx: GradientTransformation, known: Mapping[str, _Known]) -> bool:
+    """Whether a transformation has hyperparameters of its own that differ from leaf to leaf."""
+    return _name(tx) in known or any(name in _arguments(tx) for name in (*_RATES, *_DECAYS))
+
+
+def _rates(tx: GradientTransformation) -> int:
+    """How many learning rates an update is multiplied by."""
+    if _RATES[0] in _arguments(tx):
+        return 1
+    counts = [_rates(child) for _, child in tx.children]
+    return sum(counts) if _name(tx) in ("chain", "named_chain") else max(counts, default=0)
+
+
+def _roles_in(inner: GradientTransformation) -> ByRole | None:
+    given = [x for tx in _declared(inner) for x in _arguments(tx).values()]
+    return next((x for x in given if isinstance(x, ByRole)), None)
+
+
+def _numbers_of(
+    inner: GradientTransformation, known: Mapping[str, _Known], shapes: Shapes
+) -> dict[str, Any] | None:
+    """The dimension numbers of each leaf, None where there is no matrix optimizer."""
+    for tx in _declared(inner):
+        found = known.get(_name(tx))
+        if found is not None and found.numbers is not None:
+            given, tree = _arguments(tx)[found.numbers], abstract(shapes)
+            if hasattr(given, "check") and shapes:
+                given.check(tree)
+            numbers = MatrixDimensions(dimension_numbers(given), MuonDimensionNumbers)
+            paths = [path_string(path) for path, _ in leaves_with_path(tree)[0]]
+            return dict(zip(paths, numbers.of("transfer", tree), strict=True))
+    return None
+
+
+def _leaves(
+    small: Shapes,
+    large: Shapes,
+    roles: ByRole,
+    known: Mapping[str, _Known],
+    inner: GradientTransformation,
+    head: HeadForm,
+) -> dict[str, _Leaf]:
+    """The multipliers of each leaf."""
+    how = next(iter(known.values()))
+    given = next(_arguments(tx) for tx in _declared(inner) if _name(tx) in known)
+    numbers = _numbers_of(inner, known, large)
+    found = {}
+    for path, (role, growth) in growths("transfer", small, large, roles).items():
+        rule, factor, power = how.rule, 1.0, 0.5
+        number = None if numbers is None else numbers[path]
+        if (numbers is not None and number is None) or (
+            rule == "spectral" and numbers is None and not role.columns
+        ):
+            rule = "adam"
+        elif number is not None and given.get("grafting") in ("adam", "sgd"):
+            rule = given["grafting"]
+        elif number is not None:
+            old, new = (
+                as_matrices("transfer", path, shape, number) for shape in (growth.like, large[path])
+            )
+            by = new.rows / max(old.rows, 1), new.columns / max(old.columns, 1)
+            if all(by):
+                growth = growth._replace(inputs=by[0], outputs=by[1])
+                factor = how.factor(given, new.rows, new.columns)
+                factor /= how.factor(given, old.rows, old.columns)
+            power = how.power(given)
+        found[path] = _Leaf(*multipliers_of(role, growth, rule, head, power, factor))
+    return found
+
+
+def _transferred(
+    tx: GradientTransformation,
+    leaves: Mapping[str, _Leaf],
+    numbers: _ByPath | None,
+    known: Mapping[str, _Known],
+) -> GradientTransformation:
+    """`tx` with each transformation that has such hyperparameters as groups of leaves."""
+    if not _is_site(tx, known):
+        assert tx.declaration is not None
+        new = {
+            name: map_transformations(
+                value, name, lambda child, at: _transferred(child, leaves, numbers, known)
+            )
+            for name, value in _arguments(tx).items()
+        }
+        builder = tx.declaration.builder
+        bound = builder.signature.bind_partial()
+        bound.arguments.update(new)
+        return builder.public(*bound.args, **bound.kwargs)
+    if any(r.scope is Scope.TREE or r.of_tree for r in tx.rules or ()):
+        raise ValueError(
+            f"transfer: {tx!r:.80} reads the whole tree, and cannot have other hyperparameters for "
+            "some leaves"
+        )
+    how = known.get(_name(tx), _Known("sgd"))
+    keys = {path: _multiples(tx, leaf, how) for path, leaf in leaves.items()}
+    labels = {key: str(i) for i, key in enumerate(dict.fromkeys(keys.values()))}
+    given = {} if how.numbers is None or numbers is None else {how.numbers: numbers}
+    groups = {label: _multiplied(tx, dict(key), given) for key, label in labels.items()}
+    if len(groups) < 2:
+        return next(iter(groups.values()), tx)
+    return partition(
+        groups, functools.partial(_label, {path: labels[key] for path, key in keys.items()})
+    )
+
+
+def _label(by_path: Mapping[str, str], path: str, leaf: Any) -> str:
+    """The label of a leaf's group."""
+    if path not in by_path:
+        raise ValueError(
+            f"transfer: {path!r} is not among the parameters for which it was made: "
+            f"{', '.join(by_path)}"
+        )
+    return by_path[path]
+
+
+def _multiples(
+    tx: GradientTransformation, leaf: _Leaf, how: _Known
+) -> tuple[tuple[str, float], ...]:
+    """What the arguments of an optimizer are multiplied by for a leaf, if it is not 1."""
+    given, said = _arguments(tx), leaf.said
+    matrix = said.rule == "spectral" or (how.numbers is not None and said.rule != "adam")
+    by = dict.fromkeys(_RATES, said.rate) | dict.fromkeys(_DECAYS, said.decay)
+    for name, power in _EPSILONS.items():
+        inside = name == "eps" and given.get("eps_in_sqrt", False)
+        by[name] = said.epsilon ** (how.eps_power if matrix else 2 if inside else power)
+    by |= {name: leaf.entry**power for name, power in _ADAM_EPSILONS.items()}
+    return tuple(
+        (name, round(x, 12))
+        for name, x in by.items()
+        if given.get(name) is not None and given[name] is not False and _counts(given[name])
+    )
+
+
+def _counts(value: Any) -> bool:
+    """Whether a hyperparameter is changed by a factor, which 0 is not."""
+    return not isinstance(value, int | float) or value != 0
+
+
+def _multiplied(
+    tx: GradientTransformation, by: Mapping[str, float], others: Mapping[str, Any]
+) -> GradientTransformation:
+    given = _arguments(tx)
+
+    def product(value: Any, factor: float) -> Any:
+        if factor == 1:
+            return value
+        return multiply_schedules(value, factor) if callable(value) else value * factor
+
+    return replace(tx, {**{k: product(given[k], x) for k, x in by.items()}, **others})
+
+
+def transfer_multipliers(tx: GradientTransformation) -> dict[str, Multipliers]:
+    """What :func:`transfer` multiplies the hyperparameters of each leaf by, by its path.
+
+    Args:
+        tx: a transformation with a `transfer` somewhere in it.
+
+    Raises:
+        ValueError: there is none in it.
+
+    >>> import gradtx, jax.numpy as jnp
+    >>> tx = transfer(gradtx.sgd(0.1), {"b": jnp.zeros(2)}, {"b": jnp.zeros(8)})
+    >>> transfer_multipliers(tx)["b"].rate
+    4.0
+    """
+    found = multipliers_in(tx)
+    if found:
+        return found
+    raise ValueError(f"transfer_multipliers: there is no transfer in {tx!r:.200}")
+
+
+def transfer_initial(tx: GradientTransformation, params: ParamsT, small: Params) -> ParamsT:
+    """Initial values of the large model, of the size that :func:`transfer` counts on.
+
+    Args:
+        tx: a transformation with a `transfer` somewhere in it.
+        params: initial values of the large model, at any scale.
+        small: those of the small model, as it was tuned; a leaf whose layer is not in the small
+            model keeps the size of one that is like it.
+
+    Returns:
+        The parameters, each leaf multiplied by one number, so that its root mean square is that of
+        the small model's times the leaf's `initial`. Leaves of zeros stay.
+
+    >>> import gradtx, jax.numpy as jnp
+    >>> small, large = {"head": {"w": jnp.ones((2, 3))}}, {"head": {"w": jnp.ones((8, 3))}}
+    >>> tx = transfer(gradtx.sgd(0.1), small, large)
+    >>> transfer_initial(tx, large, small)["head"]["w"][0].tolist()
+    [0.25, 0.25, 0.25]
+    """
+    found = transfer_multipliers(tx)
+    old = {path_string(path): x for path, x in leaves_with_path(small)[0]}
+    of_kind = {pattern_of(path): x for path, x in old.items()}
+
+    def size(x: Any) -> Any:
+        return jnp.sqrt(jnp.mean(jnp.abs(x) ** 2)) if x.size else jnp.zeros(())
+
+    leaves, treedef = leaves_with_path(params)
+    new: list[Any] = []
+    for path, x in leaves:
+        name = path_string(path)
+        if x is None:
+            new.append(None)
+            continue
+        like = old.get(name, of_kind.get(pattern_of(name)))
+        has, want = size(x), size(like) * found[name].initial
+        factor = jnp.where((has > 0) & (want > 0), want / jnp.where(has > 0, has, 1), 1)
+        new.append((x * factor).astype(x.dtype))
+    made: ParamsT = treedef.unflatten(new)
+    return made
