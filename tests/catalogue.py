@@ -1412,7 +1412,7 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "transfer": Entry(
         lambda: gradtx.transfer(
-            gradtx.adamw(0.1), NARROW, WIDE, gradtx.ByRole(((is_stack, "vector"),), "in_out")
+            gradtx.adamw(0.1), NARROW, WIDE, gradtx.ByRole((("[sx]*", "vector"),), "in_out")
         ),
         bad=(
             {"inner": gradtx.adam(0.1), "small": WIDE, "params": {"b": (3, 4)}},
@@ -1456,10 +1456,6 @@ def as_matrices(updates: Any) -> Any:
         updates,
         is_leaf=lambda x: isinstance(x, gradtx.Rows),
     )
-
-
-def is_stack(path: str, leaf: Any) -> bool:
-    return leaf.ndim > 2
 
 
 def is_bias(path: str, leaf: Any) -> bool:

@@ -37,7 +37,7 @@ from gradtx.schedules.products import multiply_schedules
 from gradtx.types import Params, ParamsT, PyTree
 
 
-class _Known(NamedTuple):
+class _StepSize(NamedTuple):
     """What decides the size of an optimizer's updates.
 
     rule: of matrices if `numbers` is the argument that says which leaves these are, otherwise of
@@ -72,19 +72,19 @@ _ENTRIES = (
     *("scale_by_tiger", "scale_by_yogi"),
 )
 _NUMBERS = "weight_dimension_numbers"
-_SOAP = _Known(
+_SOAP = _StepSize(
     "spectral",
     _NUMBERS,
     # With a basis on one side alone, a gradient of rank one has entries of size 1 on the other.
     lambda given, rows, columns: max(rows, columns) ** 0.5 if given["one_sided"] else 1.0,
 )
-_SHAMPOO = _Known("spectral", _NUMBERS, power=lambda given: 1 - 2 / given["root"], eps_power=2)
-_KNOWN: dict[str, _Known] = {
-    **dict.fromkeys(_ENTRIES, _Known("adam")),
-    "sgd": _Known("sgd"),
-    "muon": _Known("spectral", "muon_weight_dimension_numbers", _muon_factor),
-    "normuon": _Known("spectral", _NUMBERS, _longer),
-    "adamuon": _Known("spectral", _NUMBERS, _longer),
+_SHAMPOO = _StepSize("spectral", _NUMBERS, power=lambda given: 1 - 2 / given["root"], eps_power=2)
+_KNOWN: dict[str, _StepSize] = {
+    **dict.fromkeys(_ENTRIES, _StepSize("adam")),
+    "sgd": _StepSize("sgd"),
+    "muon": _StepSize("spectral", "muon_weight_dimension_numbers", _muon_factor),
+    "normuon": _StepSize("spectral", _NUMBERS, _longer),
+    "adamuon": _StepSize("spectral", _NUMBERS, _longer),
     "soap": _SOAP,
     "scale_by_soap": _SOAP,
     "shampoo": _SHAMPOO,
@@ -109,14 +109,14 @@ _EPSILONS = {"eps": 1, "eps_root": 2, "initial_accumulator_value": 2}
 _ADAM_EPSILONS = {"grafting_eps": 1, "adam_eps_root": 2}
 
 
-class _Leaf(NamedTuple):
+class _LeafMultipliers(NamedTuple):
     """The multipliers of a leaf, and that of Adam's epsilon beside a matrix optimizer's."""
 
     said: Multipliers
     entry: float
 
 
-class _ByPath(NamedTuple):
+class _NumbersByPath(NamedTuple):
     """A function from a tree, or a part of it, to the dimension numbers of its leaves."""
 
     numbers: dict[str, Any]
@@ -229,7 +229,7 @@ def transfer(
     how = roles or _roles_in(inner) or ByRole()
     leaves = _leaves(small, params, how, known, inner, head)
     numbers = _numbers_of(inner, known, params)
-    made = _transferred(inner, leaves, None if numbers is None else _ByPath(numbers), known)
+    made = _transferred(inner, leaves, None if numbers is None else _NumbersByPath(numbers), known)
     said = {path: leaf.said for path, leaf in leaves.items()}
     traits = made.traits._replace(multipliers=said)
     return GradientTransformationExtraArgs(made.init, made.update, **traits._asdict())
@@ -259,11 +259,11 @@ def _name(tx: GradientTransformation) -> str:
     return tx.declaration.name
 
 
-def _known(inner: GradientTransformation, rule: SizeRule | None) -> dict[str, _Known]:
+def _known(inner: GradientTransformation, rule: SizeRule | None) -> dict[str, _StepSize]:
     """The optimizers within `inner`, by name, with what decides the size of their updates."""
     names = dict.fromkeys(map(_name, _declared(inner)))
     if rule is not None:
-        return {name: _Known(rule) for name in names if name not in _NEUTRAL}
+        return {name: _StepSize(rule) for name in names if name not in _NEUTRAL}
     found = {name: _KNOWN[name] for name in names if name in _KNOWN}
     unknown = [name for name in names if name not in _NEUTRAL and name not in _KNOWN]
     if unknown or len({(x.rule, x.numbers) for x in found.values()}) != 1:
@@ -279,7 +279,7 @@ def _known(inner: GradientTransformation, rule: SizeRule | None) -> dict[str, _K
     return found
 
 
-def _is_site(tx: GradientTransformation, known: Mapping[str, _Known]) -> bool:
+def _is_site(tx: GradientTransformation, known: Mapping[str, _StepSize]) -> bool:
     """Whether a transformation has hyperparameters of its own that differ from leaf to leaf."""
     return _name(tx) in known or any(name in _arguments(tx) for name in (*_RATES, *_DECAYS))
 
@@ -298,7 +298,7 @@ def _roles_in(inner: GradientTransformation) -> ByRole | None:
 
 
 def _numbers_of(
-    inner: GradientTransformation, known: Mapping[str, _Known], shapes: Shapes
+    inner: GradientTransformation, known: Mapping[str, _StepSize], shapes: Shapes
 ) -> dict[str, Any] | None:
     """The dimension numbers of each leaf, None where there is no matrix optimizer."""
     for tx in _declared(inner):
@@ -317,10 +317,10 @@ def _leaves(
     small: Shapes,
     large: Shapes,
     roles: ByRole,
-    known: Mapping[str, _Known],
+    known: Mapping[str, _StepSize],
     inner: GradientTransformation,
     head: HeadForm,
-) -> dict[str, _Leaf]:
+) -> dict[str, _LeafMultipliers]:
     """The multipliers of each leaf."""
     how = next(iter(known.values()))
     given = next(_arguments(tx) for tx in _declared(inner) if _name(tx) in known)
@@ -345,15 +345,15 @@ def _leaves(
                 factor = how.factor(given, new.rows, new.columns)
                 factor /= how.factor(given, old.rows, old.columns)
             power = how.power(given)
-        found[path] = _Leaf(*multipliers_of(role, growth, rule, head, power, factor))
+        found[path] = _LeafMultipliers(*multipliers_of(role, growth, rule, head, power, factor))
     return found
 
 
 def _transferred(
     tx: GradientTransformation,
-    leaves: Mapping[str, _Leaf],
-    numbers: _ByPath | None,
-    known: Mapping[str, _Known],
+    leaves: Mapping[str, _LeafMultipliers],
+    numbers: _NumbersByPath | None,
+    known: Mapping[str, _StepSize],
 ) -> GradientTransformation:
     """`tx` with each transformation that has such hyperparameters as groups of leaves."""
     if not _is_site(tx, known):
@@ -373,7 +373,7 @@ def _transferred(
             f"transfer: {tx!r:.80} reads the whole tree, and cannot have other hyperparameters for "
             "some leaves"
         )
-    how = known.get(_name(tx), _Known("sgd"))
+    how = known.get(_name(tx), _StepSize("sgd"))
     keys = {path: _multiples(tx, leaf, how) for path, leaf in leaves.items()}
     labels = {key: str(i) for i, key in enumerate(dict.fromkeys(keys.values()))}
     given = {} if how.numbers is None or numbers is None else {how.numbers: numbers}
@@ -396,7 +396,7 @@ def _label(by_path: Mapping[str, str], path: str, leaf: Any) -> str:
 
 
 def _multiples(
-    tx: GradientTransformation, leaf: _Leaf, how: _Known
+    tx: GradientTransformation, leaf: _LeafMultipliers, how: _StepSize
 ) -> tuple[tuple[str, float], ...]:
     """What the arguments of an optimizer are multiplied by for a leaf, if it is not 1."""
     given, said = _arguments(tx), leaf.said
