@@ -713,6 +713,11 @@ from gradtx.distributed.sharding import (
 )
 
 # What a transformation and its state hold.
+from gradtx.inspection.noise_scale import (
+    NoiseScale as NoiseScale,
+    noise_scale as noise_scale,
+)
+from gradtx.inspection.rate_law import RateLaw as RateLaw, fit_rate_law as fit_rate_law
 from gradtx.inspection.iterations import iterations as iterations
 from gradtx.inspection.description import Description as Description, describe as describe
 from gradtx.inspection.guards import GuardReport as GuardReport, guard_report as guard_report

@@ -1,0 +1,88 @@
+"""The gradient noise scale: the batch size beyond which more examples help little."""
+
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from gradtx.types import Array
+
+
+class NoiseScale(NamedTuple):
+    """Averages from which the noise scale follows; arrays of no dimensions.
+
+    count: i32[], how many estimates; square: of the squared norm of the gradient of all data;
+    noise: of the trace of the covariance of an example's gradient.
+    """
+
+    count: Array
+    square: Array
+    noise: Array
+
+    @property
+    def value(self) -> Array:
+        """The noise scale, in examples; infinite where no gradient is seen through the noise."""
+        return jnp.where(
+            self.square > 0, self.noise / jnp.where(self.square > 0, self.square, 1), jnp.inf
+        )
+
+
+def noise_scale(
+    small_square: Any,
+    large_square: Any,
+    small_batch: Any,
+    large_batch: Any,
+    average: NoiseScale | None = None,
+    *,
+    decay: float = 0.99,
+) -> NoiseScale:
+    r"""An estimate of the gradient noise scale from gradients of two batch sizes.
+
+    .. math:: S = \frac{|g_b|^2 - |g_B|^2}{1/b - 1/B}, \qquad
+        |G|^2 = \frac{B |g_B|^2 - b |g_b|^2}{B - b}, \qquad
+        \mathcal{B} = \frac{\langle S \rangle}{\langle |G|^2 \rangle}
+
+    Both are unbiased; their quotient is not, and so each is averaged by itself over steps, with
+    weights that fall by `decay` and add up to 1.
+
+    Args:
+        small_square: :math:`|g_b|^2`, the squared norm of the gradient of a batch of `b` examples,
+            or better the mean of it over the micro-batches, or devices, that make up the large one.
+        large_square: :math:`|g_B|^2`, that of the gradient of `B` examples: their mean gradient.
+        small_batch: `b`, at least 1.
+        large_batch: `B`, above `b`.
+        average: what the last step returned; None at the first.
+        decay: in [0, 1).
+
+    Returns:
+        A `NoiseScale`, whose ``value`` is :math:`\mathcal{B}`. It is a pytree, and may be carried
+        through compiled steps.
+
+    Raises:
+        ValueError: the batch sizes, or `decay`, are out of their range.
+
+    Source: S. McCandlish et al., An Empirical Model of Large-Batch Training, 2018,
+    arXiv:1812.06162, appendix A.1.
+
+    >>> float(noise_scale(5.0, 2.0, 8, 32).value)
+    32.0
+    """
+    known = all(isinstance(x, int | float) for x in (small_batch, large_batch))
+    if known and not 1 <= small_batch < large_batch:
+        raise ValueError(
+            f"noise_scale: the batch sizes must be 1 <= {small_batch!r} < {large_batch!r}: the "
+            "small one first"
+        )
+    if not 0 <= decay < 1:
+        raise ValueError(f"noise_scale: decay must be a number in [0, 1), not {decay!r}")
+    b, large = jnp.asarray(small_batch, float), jnp.asarray(large_batch, float)
+    noise = (small_square - large_square) / (1 / b - 1 / large)
+    square = (large * large_square - b * small_square) / (large - b)
+    if average is None:
+        return NoiseScale(jnp.ones((), jnp.int32), jnp.asarray(square), jnp.asarray(noise))
+    count = average.count + 1
+    new = (1 - decay) / (1 - jnp.asarray(decay, float) ** count)  # the weights add up to 1
+
+    def averaged(old: Array, x: Array) -> Array:
+        return (old + new * (x - old)).astype(old.dtype)
+
+    return NoiseScale(count, averaged(average.square, square), averaged(average.noise, noise))

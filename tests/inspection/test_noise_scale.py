@@ -1,0 +1,43 @@
+"""The noise scale, on a quadratic whose covariance is known."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradtx
+
+
+@pytest.mark.parametrize("batch", [8, 64, 512, 4096])
+def test_it_is_that_of_a_quadratic_with_a_known_covariance(batch):
+    """Gradients of one example are G + noise; the mean of b of them has noise / b."""
+    rng = np.random.default_rng(batch)
+    deviation = rng.uniform(0.5, 1.5, 200)
+    gradient = rng.normal(size=200)
+    gradient *= np.sqrt(np.sum(deviation**2) / 300) / np.linalg.norm(gradient)
+    found = None
+    step = jax.jit(lambda s, m, a: gradtx.noise_scale(s, m, batch // 4, batch, a, decay=0.999))
+    for _ in range(3000):
+        noise = rng.normal(size=(4, 200)) * deviation / np.sqrt(batch / 4)
+        parts = gradient + noise
+        small, large = np.mean(np.sum(parts**2, 1)), np.sum(np.mean(parts, 0) ** 2)
+        found = step(small, large, found)
+    np.testing.assert_allclose(found.value, 300, rtol=0.1)
+
+
+def test_averages_are_weighted_means():
+    pairs, found = [(5.0, 2.0), (7.0, 3.0), (4.0, 1.0)], None
+    for pair in pairs:
+        found = gradtx.noise_scale(*pair, 8, 32, found, decay=0.5)
+    weights = np.array([0.25, 0.5, 1.0]) / 1.75
+    noise = [(s - m) / (1 / 8 - 1 / 32) for s, m in pairs]
+    square = [(32 * m - 8 * s) / 24 for s, m in pairs]
+    np.testing.assert_allclose(found.value, weights @ noise / (weights @ square), rtol=1e-6)
+
+
+def test_nothing_but_noise_is_infinite_and_sizes_are_checked():
+    assert gradtx.noise_scale(4.0, 1.0, 8, 32).value == jnp.inf
+    with pytest.raises(ValueError, match="the small one first"):
+        gradtx.noise_scale(4.0, 1.0, 32, 8)
+    with pytest.raises(ValueError, match="decay"):
+        gradtx.noise_scale(4.0, 1.0, 8, 32, decay=1.0)
