@@ -654,6 +654,10 @@ from gradtx.training.minimize import (
     compute_gradients as compute_gradients,
     minimize as minimize,
 )
+from gradtx.training.coordinates import (
+    CoordinateCheck as CoordinateCheck,
+    coordinate_check as coordinate_check,
+)
 from gradtx.training.rounding import (
     StochasticRoundingState as StochasticRoundingState,
     stochastic_rounding as stochastic_rounding,

@@ -1,0 +1,77 @@
+"""The coordinate check passes what transfers, and fails what does not."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradtx
+
+WIDTHS = (64, 128, 256, 512)
+BATCH = (np.random.default_rng(0).normal(size=(16, 8)), np.arange(16) % 4)
+
+
+def initial(width):
+    rng = np.random.default_rng(width)
+    shapes = {"in": (8, width), "mid": (width, width), "head": (width, 4)}
+    return {
+        name: {"kernel": jnp.asarray(rng.normal(size=s) / s[0] ** 0.5, jnp.float32)}
+        for name, s in shapes.items()
+    }
+
+
+def activations(p, batch):
+    first = jax.nn.relu(batch[0] @ p["in"]["kernel"])
+    second = jax.nn.relu(first @ p["mid"]["kernel"])
+    return {"first": first, "second": second, "out": second @ p["head"]["kernel"]}
+
+
+def loss(p, batch):
+    scores = activations(p, batch)["out"]
+    return jnp.mean(gradtx.softmax_cross_entropy_with_integer_labels(scores, batch[1]))
+
+
+OPTIMIZERS = {
+    "adam": lambda: gradtx.adam(3e-3),
+    "lion": lambda: gradtx.lion(1e-3, weight_decay=0.0),
+    "muon": lambda: gradtx.muon(0.03, scale="moonshot"),
+    "sgd": lambda: gradtx.sgd(0.1),
+}
+
+
+def checked(name, transferred):
+    small = initial(WIDTHS[0])
+
+    def make(width):
+        params, tx = initial(width), OPTIMIZERS[name]()
+        if transferred:
+            tx = gradtx.transfer(tx, small, params)
+            params = gradtx.transfer_initial(tx, params, small)
+        return params, tx
+
+    return gradtx.coordinate_check(make, loss, activations, BATCH, WIDTHS)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[pytest.mark.slow] * (n in ("adam", "muon"))) for n in OPTIMIZERS],
+)
+def test_it_passes_with_transfer_and_fails_without(name):
+    found = checked(name, True)
+    assert found.passed, str(found)
+    wrong = checked(name, False)
+    assert not wrong.passed, str(wrong)
+    assert "failed: " in str(wrong)
+
+
+def test_slopes_are_powers_and_there_is_a_picture():
+    found = gradtx.CoordinateCheck((2, 4, 8), {"x": (1.0, 1.0, 1.0)}, {"x": (1.0, 4.0, 16.0)}, 0.2)
+    np.testing.assert_allclose(found.slopes["x"], (0, 2), atol=1e-12)
+    assert found.failures == ("x",)
+    pytest.importorskip("matplotlib")
+    assert len(found.plot().axes) == 2
+
+
+def test_bad_widths_are_refused():
+    with pytest.raises(ValueError, match="widths"):
+        gradtx.coordinate_check(lambda w: None, loss, activations, BATCH, (64,))
