@@ -658,6 +658,7 @@ from gradtx.training.coordinates import (
     CoordinateCheck as CoordinateCheck,
     coordinate_check as coordinate_check,
 )
+from gradtx.training.rates import RateSweep as RateSweep, find_rate as find_rate
 from gradtx.training.rounding import (
     StochasticRoundingState as StochasticRoundingState,
     stochastic_rounding as stochastic_rounding,

@@ -10,11 +10,11 @@ from gradtx.types import Array
 class NoiseScale(NamedTuple):
     """Averages from which the noise scale follows; arrays of no dimensions.
 
-    count: i32[], how many estimates; square: of the squared norm of the gradient of all data;
+    estimates: i32[], how many; square: of the squared norm of the gradient of all data;
     noise: of the trace of the covariance of an example's gradient.
     """
 
-    count: Array
+    estimates: Array
     square: Array
     noise: Array
 
@@ -79,7 +79,7 @@ def noise_scale(
     square = (large * large_square - b * small_square) / (large - b)
     if average is None:
         return NoiseScale(jnp.ones((), jnp.int32), jnp.asarray(square), jnp.asarray(noise))
-    count = average.count + 1
+    count = average.estimates + 1
     new = (1 - decay) / (1 - jnp.asarray(decay, float) ** count)  # the weights add up to 1
 
     def averaged(old: Array, x: Array) -> Array:

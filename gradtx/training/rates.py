@@ -1,0 +1,149 @@
+"""The rate finder: many learning rates from one start, in one compiled program."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradtx.pair import GradientTransformation
+from gradtx.training.minimize import minimize
+from gradtx.types import Params, PyTree
+
+
+@dataclass(frozen=True)
+class RateSweep:
+    """What :func:`find_rate` found; ``print`` shows it as a table.
+
+    rates: the rates, rising; losses: of shape (rates, steps), infinite from where a rate diverged;
+    final: for each rate, the mean over the last tenth of the steps; tolerance: of the basin.
+    """
+
+    rates: np.ndarray
+    losses: np.ndarray
+    final: np.ndarray
+    tolerance: float
+
+    @property
+    def suggestion(self) -> float:
+        """The rate with the lowest final loss."""
+        return float(self.rates[int(np.argmin(self.final))])
+
+    @property
+    def basin(self) -> tuple[float, float]:
+        """The rates next to the suggestion whose final loss is within the tolerance of its."""
+        best = low = high = int(np.argmin(self.final))
+        limit = self.final[best] + self.tolerance * abs(self.final[best])
+        while low > 0 and self.final[low - 1] <= limit:
+            low -= 1
+        while high < len(self.rates) - 1 and self.final[high + 1] <= limit:
+            high += 1
+        return float(self.rates[low]), float(self.rates[high])
+
+    @property
+    def diverged(self) -> tuple[float, ...]:
+        """The rates that were stopped."""
+        stopped = ~np.isfinite(self.final)
+        return tuple(float(rate) for rate in self.rates[stopped])
+
+    def __str__(self) -> str:
+        low, high = self.basin
+        lines = [f"suggestion {self.suggestion:.3g}, basin {low:.3g} to {high:.3g}"]
+        for rate, loss in zip(self.rates, self.final, strict=True):
+            lines.append(f"{rate:10.3g}  {'diverged' if not np.isfinite(loss) else f'{loss:.6g}'}")
+        return "\n".join(lines)
+
+    def plot(self) -> Any:
+        """A matplotlib figure of the final loss against the rate, with the basin.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(6, 4), layout="constrained")
+        axes = figure.subplots()
+        axes.semilogx(self.rates, self.final, marker="o")
+        axes.axvspan(*self.basin, alpha=0.2)
+        axes.axvline(self.suggestion)
+        axes.set(xlabel="learning rate", ylabel="loss")
+        return figure
+
+
+def find_rate(
+    loss_fn: Callable[..., Any],
+    build: Callable[[Any], GradientTransformation],
+    params: Params,
+    batches: PyTree,
+    rates: Any = None,
+    *,
+    stop: float = 4.0,
+    tolerance: float = 0.02,
+) -> RateSweep:
+    """Train with each of several learning rates from one start, on the same batches.
+
+    All runs are one compiled loop, mapped over the rates. A run whose loss is not finite, or above
+    `stop` times the first one, diverged: it takes no more steps.
+
+    Args:
+        loss_fn: ``(params, batch) -> value``.
+        build: ``rate -> tx``, such as ``lambda rate: gradtx.adamw(rate)``; the rate is an array, so
+            a schedule is scaled by ``gradtx.multiply_schedules(rate, schedule)``.
+        params: the start.
+        batches: arrays with one batch for each step along their first axis.
+        rates: the rates, positive; by default from 1e-5 to 1, each the root of 10 above the last.
+        stop: above 1.
+        tolerance: how far above the best final loss, in proportion, the basin goes.
+
+    Returns:
+        A `RateSweep`, with ``suggestion``, ``basin`` and ``plot()``.
+
+    Raises:
+        ValueError: the rates are not positive, or there are no batches, or each rate diverged.
+
+    >>> import gradtx
+    >>> found = find_rate(
+    ...     lambda p, x: (p - x) ** 2, gradtx.sgd, 0.0, jnp.ones(40), [0.001, 0.5, 5.0]
+    ... )
+    >>> found.suggestion, found.diverged
+    (0.5, (5.0,))
+    """
+    given = 10 ** np.arange(-5, 0.1, 0.5) if rates is None else np.asarray(rates, float)
+    given = np.sort(given)
+    if given.ndim != 1 or not given.size or not np.all((given > 0) & np.isfinite(given)):
+        raise ValueError(f"find_rate: rates must be positive numbers, not {rates!r:.80}")
+    lengths = {np.shape(x)[0] if np.ndim(x) else 0 for x in jax.tree.leaves(batches)}
+    if len(lengths) != 1 or 0 in lengths:
+        raise ValueError(
+            "find_rate: batches must be arrays with one batch for each step along their first "
+            f"axis, which have the lengths {sorted(lengths)}"
+        )
+
+    @jax.jit
+    def sweep(rates: Any, params: Params, batches: PyTree) -> Any:
+        def run(rate: Any) -> Any:
+            tx = build(rate)
+
+            def step(carry: Any, batch: PyTree) -> Any:
+                old, going, first = carry
+                *new, loss = minimize(loss_fn, tx, *old, batch)
+                first = jnp.where(jnp.isnan(first), loss, first)
+                limit = first + (stop - 1) * jnp.abs(first)
+                going = going & jnp.isfinite(loss) & (loss <= limit)
+                kept = jax.tree.map(lambda x, y: jnp.where(going, x, y), tuple(new), old)
+                return (kept, going, first), jnp.where(going, loss, jnp.inf)
+
+            # As arrays of their own types, which a loop carries.
+            start = jax.tree.map(jnp.asarray, params)
+            first = jnp.full((), jnp.nan, jnp.result_type(float))
+            return jax.lax.scan(step, ((start, tx.init(start)), True, first), batches)[1]
+
+        return jax.vmap(run)(rates)
+
+    losses = np.asarray(sweep(jnp.asarray(given), params, batches), float)
+    final = losses[:, -max(1, losses.shape[1] // 10) :].mean(1)
+    if not np.isfinite(final).any():
+        raise ValueError(f"find_rate: each of the rates diverged, from {given[0]:g} on")
+    return RateSweep(given, losses, final, tolerance)

@@ -1,0 +1,53 @@
+"""The rate finder, against runs that are made one by one and against a known best rate."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradtx
+
+CURVATURE = np.array([1.0, 0.25])
+
+
+def loss(p, batch):
+    return 0.5 * jnp.sum(jnp.asarray(CURVATURE, jnp.float32) * (p - batch) ** 2)
+
+
+START, BATCHES = jnp.zeros(2), jnp.ones((30, 2))
+
+
+def test_losses_are_those_of_runs_made_one_by_one():
+    """In NumPy: gradient descent of a quadratic; the best rate is 2 / (1 + 1/4)."""
+    rates = [0.1, 0.4, 1.6, 1.95, 20.0]
+    found = gradtx.find_rate(loss, gradtx.sgd, START, BATCHES, rates)
+    for rate, losses in zip(rates[:4], found.losses, strict=False):
+        errors = (1 - rate * CURVATURE) ** np.arange(30)[:, None]
+        np.testing.assert_allclose(losses, 0.5 * errors**2 @ CURVATURE, rtol=1e-3, atol=1e-7)
+    assert found.suggestion == 1.6
+    assert found.diverged == (20.0,)
+    assert np.isinf(found.losses[4][-1])
+    assert np.isfinite(found.losses[4][0])
+
+
+def test_the_basin_is_what_lies_within_the_tolerance():
+    sweep = gradtx.RateSweep(
+        np.array([1.0, 2.0, 3.0, 4.0, 5.0]),
+        np.ones((5, 1)),
+        np.array([1.0, 1.5, 1.01, 1.0, 2.0]),
+        0.02,
+    )
+    assert (sweep.suggestion, sweep.basin) == (1.0, (1.0, 1.0))
+    sweep = gradtx.RateSweep(sweep.rates, sweep.losses, np.array([9.0, 1.01, 1.0, 1.02, 2.0]), 0.02)
+    assert sweep.basin == (2.0, 4.0)
+    assert "basin 2 to 4" in str(sweep)
+    pytest.importorskip("matplotlib")
+    assert sweep.plot().axes[0].get_xlabel() == "learning rate"
+
+
+def test_bad_arguments_are_refused():
+    with pytest.raises(ValueError, match="positive"):
+        gradtx.find_rate(loss, gradtx.sgd, START, BATCHES, [0.1, -1.0])
+    with pytest.raises(ValueError, match="first axis"):
+        gradtx.find_rate(loss, gradtx.sgd, START, {"a": BATCHES, "b": BATCHES[:3]})
+    with pytest.raises(ValueError, match="each of the rates diverged"):
+        gradtx.find_rate(loss, gradtx.sgd, START, BATCHES, [20.0, 30.0])
