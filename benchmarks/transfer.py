@@ -15,7 +15,7 @@ import gradtx
 from benchmarks.leaderboard.problems import CONTEXT, cross_entropy, dense, normalized, text
 
 HEAD = 16
-RATES = {"adamw": 3e-3, "muon": 0.03}
+RATES = {"adamw": 0.012, "muon": 0.03}
 ROLES = gradtx.ByRole((("table", "embedding"), ("position", "embedding")), "in_out")
 SPACING = 2**0.5
 
