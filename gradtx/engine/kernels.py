@@ -494,9 +494,10 @@ def computed(
     tile = next(env[v].shape for v in cut.arrays if v.aval.shape == cut.shape)
 
     def compute(eqn: Any, inputs: list[Any]) -> Any:
+        types = [v.aval.dtype for v in eqn.invars]
         inputs = [
-            jnp.asarray(x, v.aval.dtype) if isinstance(v, Literal) else x
-            for v, x in zip(eqn.invars, inputs, strict=True)
+            jnp.asarray(x, dtype) if isinstance(v, Literal) else x
+            for v, dtype, x in zip(eqn.invars, types, inputs, strict=True)
         ]
         if eqn.primitive is decode_p:
             parts, key = parts_and_key(eqn.params["names"], inputs)

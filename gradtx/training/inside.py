@@ -7,7 +7,7 @@ once. It may do so where it computes layers apart, which its program tells
 (:mod:`gradtx.training.separate`).
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +22,9 @@ from gradtx.numerics.steering import true_after
 from gradtx.packed import holds_packed
 from gradtx.pair import GradientTransformation, Scope
 from gradtx.paths import Where, mask_tree, path_string, with_paths
+from gradtx.shardings import explicit_mesh
 from gradtx.storage import Encoded, is_encoded
+from gradtx.training.placing import Shardings, put
 from gradtx.training.scans import Loops, Stage
 from gradtx.training.separate import (
     NOBODY,
@@ -72,6 +74,7 @@ class Inside:
         tx: the optimizer.
         trained: the parameters.
         where: True for all leaves that qualify, or which of them, as in :func:`select`.
+        sharding: the shardings of parameters and state, if they are given.
 
     Raises:
         ValueError: a leaf that `where` names does not qualify, or none does; the optimizer does
@@ -79,12 +82,26 @@ class Inside:
     """
 
     def __init__(
-        self, loss: LossFn, tx: GradientTransformation, trained: Params, where: Where | bool
+        self,
+        loss: LossFn,
+        tx: GradientTransformation,
+        trained: Params,
+        where: Where | bool,
+        sharding: Shardings | None = None,
     ) -> None:
         if holds_packed(trained):
             raise ValueError("inside: the parameters are packed; give the tree that was packed")
         _refuse_by_what_it_is(tx)
+        if sharding is not None and _is_divided_further(sharding):
+            raise ValueError(
+                "inside: the slots are divided further than the parameters (zero=), and each layer "
+                "would be gathered besides the whole stack: shard the parameters themselves, or "
+                "make the step without inside"
+            )
         self.tx, self.trained = tx, trained
+        # What is analysed is `tx` itself; what takes the step knows where leaves lie.
+        self.placed = tx if sharding is None else sharding.placed(tx)
+        self.kept_at = {} if sharding is None else dict(_by_path(sharding.params))
         keyed, self.treedef = with_paths(trained)
         self.paths = [path_string(path) for path, _ in keyed]
         self.leaves = [leaf for _, leaf in keyed]
@@ -99,7 +116,7 @@ class Inside:
                 "inside: the loss looks up rows of a table by sparse.take, whose gradients are "
                 "rows; index the table instead, or make the step without inside"
             )
-        self._choose(where)
+        self._choose(where, _places(sharding))
         self.index = self.treedef.unflatten(range(len(self.leaves)))
         self.stage_of = {
             stack.leaf: k for k, stage in enumerate(self.loops.stages) for stack in stage.stacks
@@ -108,8 +125,18 @@ class Inside:
         for stage in self.loops.stages:
             self.first.append(self.first[-1] + stage.length)
 
-    def _choose(self, where: Where | bool) -> None:
+    def _choose(self, where: Where | bool, places: Sequence[tuple[str, Any]]) -> None:
         why = {self.paths[i]: reason for i, reason in self.loops.why_not.items()}
+        in_types = [getattr(jax.typeof(x), "sharding", None) for x in self.leaves]
+        divided = {
+            path
+            for path, place in [*places, *zip(self.paths, in_types, strict=True)]
+            if place is not None and any(place.spec[:1])
+        }
+        for path in self.paths:
+            if path in divided and path not in why:
+                why[path] = "its layers are divided between devices: shard another axis"
+        self.loops.keep(lambda i: self.paths[i] not in why)
         if where is not True:
             wanted = jax.tree.leaves(mask_tree(self.trained, where))
             for path, is_wanted in zip(self.paths, wanted, strict=True):
@@ -296,7 +323,7 @@ class Inside:
         _on_slots(self.tx, collect, state, self.index)
         turns = [
             (
-                self._turn(k, stage, state, extra),
+                self._turn(k, stage, state, extra, value),
                 ([self.leaves[s.leaf] for s in stage.stacks], slots[k]),
             )
             for k, stage in enumerate(self.loops.stages)
@@ -305,7 +332,7 @@ class Inside:
         grads, carried = backward.pull(seeds, turns)
         rest = self._only(None, self.treedef.unflatten(map(_conjugate, grads)))
         left = self._only(None, self.trained)
-        params, state = take_step(self.tx, rest, state, left, **extra)
+        params, state = take_step(self.placed, rest, state, left, **extra)
         leaves = self.treedef.flatten_up_to(params)
         new = [iter(made[1]) for made in carried]
         for stage, (stacks, _) in zip(self.loops.stages, carried, strict=True):
@@ -318,7 +345,12 @@ class Inside:
         state = _on_slots(self.tx, put, state, self.index)
         return self.treedef.unflatten(leaves), state, value, aux
 
-    def _turn(self, k: int, stage: Stage, state: State, extra: dict[str, Any]) -> Any:
+    def _in_place(self, layer: Array, leaf: int) -> Array:
+        """A new layer where its stack lies, so that no stack is moved after the loop."""
+        place = self.kept_at.get(self.paths[leaf])
+        return layer if explicit_mesh(layer) is not None else put(layer, place)
+
+    def _turn(self, k: int, stage: Stage, state: State, extra: dict[str, Any], value: Array) -> Any:
         """What is done with the gradients of one layer of a stage."""
         places = {stack.leaf: at for at, stack in enumerate(stage.stacks)}
 
@@ -341,16 +373,17 @@ class Inside:
                 return slot
 
             alone = _on_slots(self.tx, of_layer, state, self.index)
-            made, alone = take_step(self.tx, tree(grads), alone, tree(params), **extra)
+            made, alone = take_step(self.placed, tree(grads), alone, tree(params), **extra)
             _on_slots(self.tx, collect, alone, self.index)
             leaves = self.treedef.flatten_up_to(made)
-            return in_form_of(([leaves[stack.leaf] for stack in stage.stacks], new), now)
+            made = [self._in_place(leaves[stack.leaf], stack.leaf) for stack in stage.stacks]
+            return in_form_of((made, new), now)
 
         def turn(layer: Array, carried: Layer, grads: list[Array]) -> Layer:
             now = jax.tree.map(
                 lambda x: _layer(x, layer, stage.length), carried, is_leaf=is_encoded
             )
-            new = _apart(step, now, [_conjugate(g) for g in grads])
+            new = _apart(step, now, [_conjugate(g) for g in grads], value)
             return jax.tree.map(
                 lambda x, n: _with_layer(x, n, layer), carried, new, is_leaf=is_encoded
             )
@@ -362,7 +395,9 @@ Layer = tuple[list[Any], list[Any]]
 """Parameters and slots, of a layer or of all of them."""
 
 
-def _apart(step: Callable[[Layer, list[Array]], Layer], now: Layer, grads: list[Array]) -> Layer:
+def _apart(
+    step: Callable[[Layer, list[Array]], Layer], now: Layer, grads: list[Array], value: Array
+) -> Layer:
     """``step(now, grads)``, on a CPU in a loop of one turn.
 
     A CPU's compiler would write a layer's slots into the stacks before the kernel of the parameters
@@ -371,12 +406,11 @@ def _apart(step: Callable[[Layer, list[Array]], Layer], now: Layer, grads: list[
         %copy.38 = f32[5,16,32] copy(%get-tuple-element.315)
 
     Inside of a loop it sees arrays of one layer, and makes of them what it makes of whole leaves,
-    with the same bits.
+    with the same bits. That there is one turn it learns from the value of the loss.
     """
 
     def loop(now: Layer, grads: list[Array]) -> Layer:
-        first = next(g for g in grads if g.size)
-        turns = true_after(first[(0,) * first.ndim]).astype(jnp.int32)
+        turns = true_after(value.reshape(-1)[0]).astype(jnp.int32)
 
         def body(i: Array, now: Layer) -> Layer:
             return step(now, inside(grads, i))  # else g * g would be computed, and rounded, before
@@ -434,6 +468,21 @@ def _conjugate(g: Any) -> Any:
 
 def _abstract(x: Any) -> Any:
     return jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
+
+
+def _by_path(tree: PyTree) -> list[tuple[str, Any]]:
+    return [(path_string(path), leaf) for path, leaf in with_paths(tree)[0]]
+
+
+def _is_divided_further(sharding: Shardings) -> bool:
+    kept = dict(_by_path(sharding.params))
+    places = [pair for tree in sharding.reductions for pair in _by_path(tree)]
+    return any(tuple(place.spec) != tuple(kept[path].spec) for path, place in places)
+
+
+def _places(sharding: Shardings | None) -> list[tuple[str, Any]]:
+    """Where parameters lie, by path."""
+    return [] if sharding is None else _by_path(sharding.params)
 
 
 def _on_slots(

@@ -25,6 +25,7 @@ from gradtx.rows import is_rows
 from gradtx.shardings import automatic
 from gradtx.training.inside import Inside
 from gradtx.training.lookup import looked_up, vjp
+from gradtx.training.placing import Shardings
 from gradtx.training.rounding import rounded_with
 from gradtx.types import (
     Array,
@@ -184,11 +185,45 @@ def read_inside(
     any_shape: bool,
     trainable: Where | None,
     where: Where | bool,
+    sharding: Shardings | None,
 ) -> Inside:
     """The loss with its scans read, for a step inside of the backward pass."""
     loss = scalar_loss(loss_fn, has_aux, any_shape)
     trained = _trained(params, trainable)
-    return Inside(lambda t: loss(merge(t, params), *args), tx, trained, where)
+    return Inside(lambda t: loss(merge(t, params), *args), tx, trained, where, sharding)
+
+
+def step_inside(
+    loss_fn: Callable[..., Any],
+    tx: GradientTransformation,
+    params: ParamsT,
+    state: StateT,
+    *args: Any,
+    has_aux: bool,
+    grad_loss: Any,
+    trainable: Where | None,
+    extra_args: Mapping[str, Any] | None,
+    where: Where | bool,
+    sharding: Shardings | None = None,
+) -> tuple[ParamsT, StateT, Any]:
+    """:func:`minimize` with the step inside of the backward pass, also on sharded parameters."""
+    read = read_inside(
+        loss_fn,
+        tx,
+        params,
+        *args,
+        has_aux=has_aux,
+        any_shape=grad_loss is not None,
+        trainable=trainable,
+        where=where,
+        sharding=sharding,
+    )
+    new, state, value, aux = read.run(
+        state,
+        lambda value: _seed(value, grad_loss),
+        lambda value: {"value": value, **(extra_args or {})},
+    )
+    return merge(new, params), state, (value, aux) if has_aux else value
 
 
 def _each_devices(x: Any, axes: Iterable[str]) -> Any:
@@ -368,23 +403,18 @@ def minimize(
         tx = rounded_with(tx, rounding_key)
     check_order("minimize", loss_fn=loss_fn, tx=tx, params=params, state=state)
     if inside is not None and inside is not False:
-        read = read_inside(
+        return step_inside(
             loss_fn,
             tx,
             params,
+            state,
             *args,
             has_aux=has_aux,
-            any_shape=grad_loss is not None,
+            grad_loss=grad_loss,
             trainable=trainable,
+            extra_args=extra_args,
             where=inside,
         )
-        new, state, value, aux = read.run(
-            state,
-            lambda value: _seed(value, grad_loss),
-            lambda value: {"value": value, **(extra_args or {})},
-        )
-        done: Any = (value, aux) if has_aux else value
-        return merge(new, params), state, done
     before = before_gradients(tx)
     if before is not None:
 

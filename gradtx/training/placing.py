@@ -3,7 +3,7 @@
 import contextlib
 import functools
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
@@ -14,6 +14,19 @@ from gradtx.paths import is_leaf, path_string, with_paths
 from gradtx.rows import is_rows
 from gradtx.shardings import explicit_axes, known_shardings
 from gradtx.types import Params, PyTree, State
+
+
+class Shardings(Protocol):
+    """What :func:`state_sharding` returns: the shardings of parameters, gradients and state."""
+
+    @property
+    def params(self) -> PyTree: ...
+    @property
+    def reductions(self) -> tuple[PyTree, ...]: ...
+    @property
+    def state(self) -> PyTree: ...
+    def init(self, tx: GradientTransformation, params: Params) -> State: ...
+    def placed(self, tx: GradientTransformation) -> GradientTransformation: ...
 
 
 def placed(
@@ -32,16 +45,9 @@ def placed(
     """
     places = {path_string(path): place for path, place in with_paths(reductions[-1])[0]}
 
-    def on_leaf(x: Any, where: Any) -> Any:
-        if x is None or where is None or is_rows(x):
-            return x
-        # On explicit axes this runs under `automatic`, which has set the mesh.
-        place = where.spec if explicit_axes(where.mesh) else where
-        return jax.lax.with_sharding_constraint(x, place)
-
     def through(tree: PyTree, places: Iterable[PyTree]) -> PyTree:
         for place in places:
-            tree = jax.tree.map(on_leaf, tree, place, is_leaf=is_leaf)
+            tree = put(tree, place)
         return tree
 
     def owned() -> contextlib.AbstractContextManager[None]:
@@ -59,3 +65,16 @@ def placed(
         step=functools.partial(take_step, tx),
         context=owned,
     )
+
+
+def put(tree: PyTree, places: PyTree) -> PyTree:
+    """A tree in a compiled program with its arrays where a tree of shardings says."""
+
+    def on_leaf(x: Any, where: Any) -> Any:
+        if x is None or where is None or is_rows(x):
+            return x
+        # On explicit axes this runs under `automatic`, which has set the mesh.
+        place = where.spec if explicit_axes(where.mesh) else where
+        return jax.lax.with_sharding_constraint(x, place)
+
+    return jax.tree.map(on_leaf, tree, places, is_leaf=is_leaf)

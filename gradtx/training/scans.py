@@ -311,9 +311,10 @@ class _Scanned:
         run = jaxpr_as_fun(eqn.params["jaxpr"])
         consts, carry, xs = self._split(self.inputs)
 
-        def body(carry: list[Any], xs: list[Any]) -> Any:
+        def body(carry: list[Any], of_turn: tuple[Array, list[Any]]) -> Any:
+            turn, xs = of_turn
             given = [
-                self._cast(at, _after(carry, x) if at in self.own else x)
+                self._cast(at, _in_turn(turn, x) if at in self.own else x)
                 for at, x in enumerate([*consts, *carry, *xs])
             ]
 
@@ -330,7 +331,8 @@ class _Scanned:
             out = [next(either[not yes]) for yes in self.live_out]
             return out[: len(carry)], (out[len(carry) :], saved)
 
-        last, (ys, self.saved) = jax.lax.scan(body, carry, xs, length=stage.length, **self.order)
+        each = jnp.arange(stage.length), xs
+        last, (ys, self.saved) = jax.lax.scan(body, carry, each, length=stage.length, **self.order)
         env.update(zip(eqn.outvars, [*last, *ys], strict=True))
         active.update(_parted(eqn.outvars, self.live_out)[0])
 
@@ -406,16 +408,15 @@ class _Scanned:
         return carried
 
 
-def _after(carry: list[Any], x: Array) -> Array:
-    """A layer's parameter, which a TPU reads once it has the layer's input.
+def _in_turn(turn: Array, x: Array) -> Array:
+    """A layer's parameter, which a TPU reads in its turn.
 
     Otherwise its compiler rounds whole stacks for the products of matrices before the loop, and
     stores them::
 
         %convert.2 = bf16[24,1024,4096] convert(%p__a__.1)
     """
-    first = next((h for h in carry if h.size and jnp.issubdtype(h.dtype, jnp.inexact)), None)
-    return x if first is None else delay(x, after=first[(0,) * first.ndim], on="tpu")
+    return delay(x, after=turn.astype(jnp.float32), on="tpu")
 
 
 def _flowing(eqn: Any, live: Sequence[bool]) -> tuple[list[bool], list[bool]]:

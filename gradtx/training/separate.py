@@ -431,6 +431,7 @@ _ELEMENTWISE = frozenset(
         *("shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt"),
         *("square", "stop_gradient", "sub", "tan", "tanh", "xor", "pvary", "pbroadcast"),
         "sharding_constraint",
+        "reshard",
     )
 )
 _OTHERS: dict[str, Callable[[Any, Sequence[Kind]], Any]] = {

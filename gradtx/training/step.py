@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, Literal, Protocol, TypeVarTuple, overload
+from typing import Any, Generic, Literal, TypeVarTuple, overload
 
 import jax
 import jax.numpy as jnp
@@ -19,22 +19,11 @@ from gradtx.pair import (
 )
 from gradtx.paths import Where, aligned, path_string, select, with_paths
 from gradtx.training.inside import InsidePlan
-from gradtx.training.minimize import Value, check_order, minimize, read_inside
+from gradtx.training.minimize import Value, check_order, minimize, read_inside, step_inside
+from gradtx.training.placing import Shardings
 from gradtx.training.rounding import loses_small_steps, stochastic_rounding
 from gradtx.tree.places import committed
 from gradtx.types import Params, ParamsT, PyTree, State, StateT
-
-
-class Shardings(Protocol):
-    """What :func:`state_sharding` returns: the shardings of parameters, gradients and state."""
-
-    @property
-    def params(self) -> PyTree: ...
-    @property
-    def state(self) -> PyTree: ...
-    def init(self, tx: GradientTransformation, params: Params) -> State: ...
-    def placed(self, tx: GradientTransformation) -> GradientTransformation: ...
-
 
 Told = TypeVarTuple("Told")
 
@@ -266,7 +255,8 @@ def make_step(
     Raises:
         ValueError: `steps` is below 1; in a call, an argument has no leading axis of that length
             (the error names it). With `inside`: no leaf can be updated inside, or one that was
-            chosen cannot, or a part of `tx` needs all gradients first (the error names it).
+            chosen cannot, or a part of `tx` needs all gradients first (the error names it), or
+            `sharding` divides slots further than parameters.
 
     Warns:
         UserWarning: a trained parameter is in bfloat16 or float16, and nothing in the state keeps
@@ -289,10 +279,6 @@ def make_step(
     """
     if steps is not None:
         check_integer("make_step", "steps", steps)
-    if sharding is not None and inside:
-        raise ValueError(
-            "make_step: inside and sharding do not go together yet: leave one of them out"
-        )
     if rounding_key is not None:
         tx = stochastic_rounding(tx, rounding_key)
 
@@ -301,18 +287,19 @@ def make_step(
     def one(
         tx: GradientTransformation, params: Params, state: State, args: Any, extra_args: Any
     ) -> Any:
-        done = minimize(
-            loss_fn,
-            tx if sharding is None else sharding.placed(tx),
-            params,
-            state,
-            *args,
-            has_aux=has_aux,
-            grad_loss=grad_loss,
-            trainable=trainable,
-            extra_args=extra_args,
-            inside=inside,
-        )
+        options: Any = {
+            "has_aux": has_aux,
+            "grad_loss": grad_loss,
+            "trainable": trainable,
+            "extra_args": extra_args,
+        }
+        done: Any
+        if inside is not None and inside is not False:
+            options |= {"where": inside, "sharding": sharding}
+            done = step_inside(loss_fn, tx, params, state, *args, **options)
+        else:
+            here = tx if sharding is None else sharding.placed(tx)
+            done = minimize(loss_fn, here, params, state, *args, **options)
         return (*done, guard_report(done[1])) if report else done
 
     def run(
@@ -357,6 +344,7 @@ def make_step(
                     any_shape=grad_loss is not None,
                     trainable=trainable,
                     where=True if inside is None else inside,
+                    sharding=sharding,
                 ).plan
             )
 

@@ -4,8 +4,10 @@ import chex
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AxisType
 
 import gradtx
+from benchmarks.hlo import collectives
 from tests.catalogue import CATALOGUE, optimizers
 
 LAYERS, WIDTH = 4, 8
@@ -280,9 +282,64 @@ def test_matrices_whose_batch_is_the_layers_are_allowed():
         trained(loss, gradtx.muon(1e-2), inside=True)  # the stack of "c" is taken for a matrix
 
 
-def test_shardings_are_refused():
-    with pytest.raises(ValueError, match="inside and sharding do not go together"):
-        gradtx.make_step(loss, gradtx.sgd(0.1), inside=True, sharding=object())
+def sharded(tx, stacks, kind=AxisType.Auto, **options):
+    """Steps with and without inside on eight devices, and the messages of each."""
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(kind,))
+    place = lambda *spec: jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))  # noqa: E731
+    shapes = {"embed": (64, 64), "layers": {"a": (8, 64, 256), "b": (8, 256, 64)}}
+    places = {"embed": place("d"), "layers": {"a": place(*stacks), "b": place(*stacks)}}
+
+    def of(params, x, y):
+        def whole(tree):  # on explicit axes the loss says where it gathers parameters
+            return tree if kind is AxisType.Auto else jax.sharding.reshard(tree, place())
+
+        def turn(h, w):
+            w = whole(w)
+            return h + jnp.tanh(h @ w["a"]) @ w["b"], None
+
+        h, _ = jax.lax.scan(jax.checkpoint(turn), x @ whole(params["embed"]), params["layers"])
+        return jnp.mean((h - y) ** 2)
+
+    def start():
+        made = jax.tree.map(
+            lambda s: 0.1 * jax.random.normal(jax.random.key(s[-1]), s),
+            shapes,
+            is_leaf=lambda s: isinstance(s, tuple),
+        )
+        return jax.device_put(made, places)
+
+    xs = jax.device_put(tuple(jax.random.normal(jax.random.key(1), (2, 32, 64))), place())
+    sharding = gradtx.state_sharding(tx, start(), **options)
+    found = []
+    for inside in (None, True):
+        step = gradtx.make_step(of, tx, sharding=sharding, inside=inside)
+        params = start()
+        state = step.init(params)
+        text = step.lower(params, state, *xs).compile().as_text()
+        for _ in range(2):
+            params, state, value = step(params, state, *xs)
+        kept = jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), params, places)
+        assert all(jax.tree.leaves(kept))
+        found.append(((params, state, value), collectives(text)))
+    return found
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_a_sharded_step_has_the_bits_and_the_messages_of_the_ordinary_one(kind):
+    tx = gradtx.sgd(0.1, momentum=0.9)
+    (ordinary, of_ordinary), (new, messages) = sharded(tx, (None, "d"), kind)
+    assert_same(new, ordinary)
+    assert len(messages) <= len(of_ordinary), (messages, of_ordinary)
+
+
+def test_slots_that_are_divided_further_than_parameters_are_refused():
+    with pytest.raises(ValueError, match="divided further than the parameters"):
+        sharded(gradtx.sgd(0.1, momentum=0.9), (), zero="d", min_size=0)
+
+
+def test_layers_that_are_divided_between_devices_get_the_ordinary_step():
+    with pytest.raises(ValueError, match="layers/a: its layers are divided between devices"):
+        sharded(gradtx.adamw(1e-2), ("d",))
 
 
 def test_several_steps_in_one_loop():
@@ -335,7 +392,7 @@ def test_no_gradient_of_a_stack_is_in_the_program():
 
 def test_sharded_parameters_have_the_same_bits():
     """On eight devices, each with an eighth of every layer: the same numbers."""
-    mesh = jax.make_mesh((8,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
     place = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(None, "d"))
     whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     tx = gradtx.adam(1e-2)
