@@ -22,12 +22,12 @@ from gradtx.declaration import Declaration
 from gradtx.eager import Eager, one_by_one
 from gradtx.explanations import explained
 from gradtx.flax_forms import tell_flax
+from gradtx.materialized import on_arrays
 from gradtx.numerics import as_arrays
 from gradtx.numerics.tracing import is_shape, where_known
 from gradtx.packed import holds_packed, on_leaves, unpack
 from gradtx.scheduled import Schedules
 from gradtx.shardings import on_explicit_axes
-from gradtx.stored import on_arrays
 from gradtx.types import Params, State, Updates
 
 

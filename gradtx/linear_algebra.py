@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.numerics import abs_sq, compute_dtype, divide, widen
+from gradtx.numerics.compiler_hints import is_tracer
 from gradtx.numerics.control import repeat_while
-from gradtx.numerics.steering import is_tracer
 from gradtx.types import Array, PyTree
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradtx.numerics import cast, round_to, widen
-from gradtx.numerics.steering import is_tracer
+from gradtx.numerics.compiler_hints import is_tracer
 from gradtx.types import Array
 
 check_indices = jax.make_user_context(False)

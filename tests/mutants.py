@@ -16,7 +16,7 @@ What a test file builds when it is collected keeps the functions as they are: te
 mutants of them build it themselves.
 
 Left alone are the checks of arguments, what steers the compiler and changes no value
-(:mod:`gradtx.numerics.steering`), and what is said of zero gradients (`ZeroGradient`), which
+(:mod:`gradtx.numerics.compiler_hints`), and what is said of zero gradients (`ZeroGradient`), which
 tests/engine/test_zero_gradients.py compares with the rule itself.
 """
 
@@ -66,7 +66,10 @@ SHARED = {
     "storage": "storage/test_formats.py",
 }
 # What the sources of some modules hold, and the file that tests it beside their own.
-ELSEWHERE = {"staggered": "optimizers/test_matrices.py", "def run_if": "composition/test_gate.py"}
+ELSEWHERE = {
+    "staggered": "optimizers/test_matrices.py",
+    "def loop_once_if": "composition/test_gate.py",
+}
 # A test whose processors take longer hangs: its process ends, and the mutant with it.
 SECONDS = 60
 

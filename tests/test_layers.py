@@ -15,7 +15,7 @@ LAYERS = (
     ("namespace", "absences"),
     ("types", "signatures", "checks", "numerics"),
     (
-        *("rows", "packed", "stored", "paths", "host_values", "declaration", "scheduled"),
+        *("rows", "packed", "materialized", "paths", "host_values", "declaration", "scheduled"),
         *("explanations", "shardings", "eager", "expansion", "pair", "declared_schedule"),
         "flax_forms",
     ),

@@ -24,7 +24,7 @@ from gradtx.checkpoint.state_dict import (
     described_state,
     header_array,
 )
-from gradtx.numerics.steering import is_tracer
+from gradtx.numerics.compiler_hints import is_tracer
 from gradtx.packed import packed_like, unpack
 from gradtx.pair import GradientTransformation
 from gradtx.paths import path_string

@@ -10,7 +10,7 @@ from gradtx.composition.apply import add_update, check_addable
 from gradtx.composition.gate import Case, in_cases
 from gradtx.composition.sequence import through
 from gradtx.engine.lift import elementwise
-from gradtx.numerics.steering import delay
+from gradtx.numerics.compiler_hints import delay
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from gradtx import tree
 from gradtx.composition.apply import take_step
 from gradtx.engine.leaves import parameter
-from gradtx.numerics.control import inside, run_if
-from gradtx.numerics.steering import true_after
+from gradtx.numerics.compiler_hints import true_after
+from gradtx.numerics.control import inside, loop_once_if
 from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs, Scope, StepFn
 from gradtx.paths import is_leaf
 from gradtx.rows import is_rows
@@ -104,7 +104,7 @@ def gate(
         else:
             rest = made.otherwise(lambda: run((None, *held), jnp.int32(0)))
         select = anyway and _are_arrays(updates, made.state)
-        out, inner, taken = run_if(made.condition, run, (rest, *held), anyway=select)
+        out, inner, taken = loop_once_if(made.condition, run, (rest, *held), anyway=select)
         return out, made.close(inner, taken)
 
     def step(
@@ -143,7 +143,7 @@ def step_if(
     def run(now: tuple[Params, State, Array], turn: Array) -> tuple[Params, State, Array]:
         return *take_step(tx, grads(turn), now[1], now[0], **extra_args), jnp.array(True)
 
-    return run_if(condition, run, (jax.tree.map(parameter, params), state, jnp.array(False)))
+    return loop_once_if(condition, run, (jax.tree.map(parameter, params), state, jnp.array(False)))
 
 
 class Case(NamedTuple):

@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from gradtx.numerics.steering import tracked, varying_axes
+from gradtx.numerics.compiler_hints import tracked, varying_axes
 from gradtx.pair import Communication, GradientTransformationExtraArgs
 from gradtx.paths import path_string
 from gradtx.types import Array, Params

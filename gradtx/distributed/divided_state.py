@@ -24,7 +24,7 @@ from gradtx.engine.owned_slots import Owned, is_owned
 from gradtx.pair import GradientTransformation, Scope, with_extra_args_support
 from gradtx.paths import is_leaf, leaves_with_path, map_with_paths, path_string, with_paths
 from gradtx.storage import is_encoded
-from gradtx.training.placing import placed
+from gradtx.training.resharding import resharded
 from gradtx.tree.search import children_of, rebuilt
 from gradtx.types import Params, PyTree, State, slot_fields
 
@@ -48,7 +48,7 @@ def _probe(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-class Placed:
+class ShardedState:
     """The state with a sharding on every leaf, a report, and the slots that were padded."""
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class DividedState:
         ]
         self.dtypes = [None if p is None else p.dtype for _, p in leaves]
         self.params = self._abstract(self.shapes)
-        init = placed(self.tx, tuple(map(treedef.unflatten, self.reductions())), balance).init
+        init = resharded(self.tx, tuple(map(treedef.unflatten, self.reductions())), balance).init
         made: Any = jax.make_jaxpr(init, return_shape=True)(self.params)
         self.state = made[1]
         self.on_host = [
@@ -148,9 +148,9 @@ class DividedState:
             for end in ends
         ]
 
-    def place(self, pads: frozenset[str] | None) -> Placed:
+    def place(self, pads: frozenset[str] | None) -> ShardedState:
         """Place every leaf, padding those slots (None for all) that nothing divides."""
-        found = Placed()
+        found = ShardedState()
 
         def put(path: str, x: Any, where: Placement) -> Any:
             kept = jax.ShapeDtypeStruct(
@@ -286,7 +286,7 @@ class DividedState:
         axes = self.zero[:end]
         return spread(where, self.mesh, axes, self.min_size, pad) if axes else where
 
-    def runs(self, found: Placed) -> bool:
+    def runs(self, found: ShardedState) -> bool:
         """Whether the transformation takes such a state and returns one like it."""
         try:
             step = functools.partial(next_state, self.tx)

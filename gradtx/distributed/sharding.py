@@ -21,7 +21,7 @@ from gradtx.pair import GradientTransformation
 from gradtx.paths import aligned, first_difference, leaves_with_path, path_string, with_paths
 from gradtx.shardings import automatic
 from gradtx.storage import is_encoded
-from gradtx.training.placing import placed
+from gradtx.training.resharding import resharded
 from gradtx.types import Params, PyTree, State, Updates
 
 MIN_SIZE = 16_384
@@ -94,7 +94,7 @@ class StateSharding:
         columns are divided, such as Muon's, are brought together, each on one device, and are
         transformed there without a message; equal ones go as one stack.
         """
-        return placed(tx, self.reductions, self.balance)
+        return resharded(tx, self.reductions, self.balance)
 
     def put(self, state: State) -> State:
         """A whole state, such as one that was loaded, moved to where it belongs.

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import mlir
 
-from gradtx.numerics.opaque import has_triton, is_alone, is_exported, opaque
-from gradtx.numerics.steering import recompute
+from gradtx.numerics.compiler_hints import recompute
+from gradtx.numerics.opaque import has_triton, is_exported, is_on_one_device, opaque
 from gradtx.types import Array
 
 SIDE = 64
@@ -151,7 +151,7 @@ def _lowered(ctx: Any, *values: Any, **static: Any) -> Any:
     kinds = ctx.avals_in[2:]
     whole = [x for x, kind in zip(values[2:], kinds, strict=True) if kind.size == kinds[0].size]
     on_gpu = tuple(ctx.module_context.platforms) == ("cuda",) and not is_exported(ctx)
-    kernel = on_gpu and is_alone(ctx) and fits(*kinds) and all(map(_is_stored, whole))
+    kernel = on_gpu and is_on_one_device(ctx) and fits(*kinds) and all(map(_is_stored, whole))
     kernel = kernel and has_triton()
 
     def run(*arrays: Array) -> list[Array]:

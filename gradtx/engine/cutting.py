@@ -274,7 +274,7 @@ def _cut(
     return cut if fits(cut) else None
 
 
-def run_cut(
+def run_with_kernels(
     jaxpr: Any,
     consts: Sequence[Any],
     inputs: Sequence[Any],

@@ -20,9 +20,9 @@ from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from jax.interpreters import mlir
 from jax.sharding import NamedSharding
 
-from gradtx.engine.cutting import Cut, cuts, inlined, run_cut
+from gradtx.engine.cutting import Cut, cuts, inlined, run_with_kernels
 from gradtx.engine.tiling import (
-    Part,
+    Shard,
     Tiling,
     Window,
     cpu_tiling,
@@ -32,9 +32,9 @@ from gradtx.engine.tiling import (
     tpu_tiling,
 )
 from gradtx.numerics import half
-from gradtx.numerics.opaque import has_triton, is_alone, is_exported, opaque
+from gradtx.numerics.compiler_hints import delay, is_tracer, true_after
+from gradtx.numerics.opaque import has_triton, is_exported, is_on_one_device, opaque
 from gradtx.numerics.programs import advance
-from gradtx.numerics.steering import delay, is_tracer, true_after
 from gradtx.paths import path_string, with_paths
 from gradtx.shardings import known_sharding, shardings_are_known
 from gradtx.storage.draws import Draws
@@ -181,7 +181,7 @@ program_p = opaque("stored_step", _as_it_is)
 program_p.def_abstract_eval(lambda *arrays, program, **static: program.closed.out_avals)
 
 
-class Chip(NamedTuple):
+class Backend(NamedTuple):
     """What kernels for a platform are like.
 
     Attributes:
@@ -204,7 +204,7 @@ class Chip(NamedTuple):
     fills: bool = False
     halves: bool = True
 
-    def fits(self, cut: Cut, part: Part | None) -> bool:
+    def fits(self, cut: Cut, part: Shard | None) -> bool:
         """Whether there is a kernel for what a device has of a leaf."""
         if part is None or not self.codecs.issuperset(codec.name for codec in cut.codecs):
             return False
@@ -279,10 +279,10 @@ def _triton() -> Settings:
 FLOATS = frozenset({"f8_e4m3", "f8_e5m2", "f8_expanded"})
 FOURS = frozenset({"int4", "int4_companded", "int4_dithered"})
 TPU_CODECS = FLOATS | FOURS | {"int8", "int8_companded", "bf16"}
-TPU = Chip("tpu", TPU_CODECS, tpu_tiling, tpu_pieces, _mosaic, halves=False)
+TPU = Backend("tpu", TPU_CODECS, tpu_tiling, tpu_pieces, _mosaic, halves=False)
 GPU_CODECS = TPU_CODECS | {"f16"}
-GPU = Chip("cuda", GPU_CODECS, gpu_tiling, lambda _: None, _triton, fills=True)
-CPU = Chip("cpu", GPU_CODECS, cpu_tiling, lambda _: None, None)
+GPU = Backend("cuda", GPU_CODECS, gpu_tiling, lambda _: None, _triton, fills=True)
+CPU = Backend("cpu", GPU_CODECS, cpu_tiling, lambda _: None, None)
 
 
 def with_kernels(
@@ -290,42 +290,44 @@ def with_kernels(
     program: Program,
     overwritten: Any,
     places: Any,
-    chip: Chip,
+    backend: Backend,
     divided: bool = False,
     interpret: bool = False,
 ) -> list[Any]:
     """The results of a program, with kernels for a chip, or for each that has a part of a leaf."""
-    flat: Any = inlined(program.closed, chip.platform, places, *arrays)
+    flat: Any = inlined(program.closed, backend.platform, places, *arrays)
     lies = dict(zip(flat.jaxpr.invars, places, strict=True)) if divided else None
 
-    def part_of(cut: Cut) -> Part | None:
-        return Part.of(cut, lies, chip.pieces)
+    def shard_of(cut: Cut) -> Shard | None:
+        return Shard.of(cut, lies, backend.pieces)
 
-    found = cuts(flat.jaxpr, dict(overwritten), lambda cut: chip.fits(cut, part_of(cut)))
+    found = cuts(flat.jaxpr, dict(overwritten), lambda cut: backend.fits(cut, shard_of(cut)))
     made: dict[Any, Any] = {}
 
     def kernel(cut: Cut) -> Callable[..., Sequence[Any]]:
-        part = part_of(cut)
+        part = shard_of(cut)
         assert part is not None
         kind = cut.kind(), part
         if kind not in made:
-            run = functools.partial(_launched, cut, part, chip, interpret)
-            if chip.settings is None:
-                run = functools.partial(_looped, cut, part, chip)
+            run = functools.partial(_launched, cut, part, backend, interpret)
+            if backend.settings is None:
+                run = functools.partial(_looped, cut, part, backend)
             made[kind] = jax.jit(part.run(run, cut))
         return made[kind]
 
-    return run_cut(flat.jaxpr, flat.consts, arrays, found, kernel)
+    return run_with_kernels(flat.jaxpr, flat.consts, arrays, found, kernel)
 
 
-def _launched(cut: Cut, part: Part, chip: Chip, interpret: bool, *inputs: Array) -> list[Any]:
+def _launched(
+    cut: Cut, part: Shard, backend: Backend, interpret: bool, *inputs: Array
+) -> list[Any]:
     """Launch the Pallas kernel of a cut; the results are the arrays that it writes."""
     from jax.experimental import pallas as pl
 
-    tiling = chip.tiling(part.shape, part.blocks)
+    tiling = backend.tiling(part.shape, part.blocks)
     assert tiling is not None
-    assert chip.settings is not None
-    memory, load, store, options = chip.settings()
+    assert backend.settings is not None
+    memory, load, store, options = backend.settings()
     leaf = next(v for v in cut.arrays if v.aval.shape == cut.shape)
     count = len(cut.scalars)
     given = dict(zip(cut.scalars, inputs, strict=False)) | part.firsts(cut)
@@ -344,7 +346,7 @@ def _launched(cut: Cut, part: Part, chip: Chip, interpret: bool, *inputs: Array)
         return tiling.seen(part.shape_of(v, cut), rows(v))
 
     def spec(v: Any) -> Any:
-        return pl.BlockSpec() if chip.fills else pl.BlockSpec(*tiling.tile(rows(v)))
+        return pl.BlockSpec() if backend.fills else pl.BlockSpec(*tiling.tile(rows(v)))
 
     def window(v: Any, b: int) -> Window:
         at = [pl.program_id(i) for i in range(len(tiling.grid))]
@@ -352,12 +354,12 @@ def _launched(cut: Cut, part: Part, chip: Chip, interpret: bool, *inputs: Array)
 
     def inside(v: Any, b: int) -> Array | None:
         found = window(v, b)
-        return found.inside(chip.filled(found.kept(found.sizes)), seen(v))
+        return found.inside(backend.filled(found.kept(found.sizes)), seen(v))
 
     def block(ref: Any, v: Any, b: int) -> Any:
         """A block in what the compiler brings in, or in all of the array."""
         r = rows(v)
-        if not chip.fills:
+        if not backend.fills:
             own = (*[slice(None)] * tiling.axis, pl.ds(b * r, r))
             return ref if tiling.blocks == 1 else ref.at[own]
         lies = zip(*window(v, b), strict=True)
@@ -381,7 +383,7 @@ def _launched(cut: Cut, part: Part, chip: Chip, interpret: bool, *inputs: Array)
                 store(block(ref, v, b), env[v], inside(v, b))
 
     def kind(v: Any) -> Any:
-        return jnp.uint16 if v.aval.dtype == jnp.float16 and not chip.halves else v.aval.dtype
+        return jnp.uint16 if v.aval.dtype == jnp.float16 and not backend.halves else v.aval.dtype
 
     arrays = [
         jax.lax.bitcast_convert_type(x, kind(v)).reshape(seen(v))
@@ -408,7 +410,7 @@ def _launched(cut: Cut, part: Part, chip: Chip, interpret: bool, *inputs: Array)
     ]
 
 
-def _looped(cut: Cut, part: Part, chip: Chip, *inputs: Array) -> list[Any]:
+def _looped(cut: Cut, part: Shard, backend: Backend, *inputs: Array) -> list[Any]:
     """Run a cut as a loop over tiles, for a CPU: a tile's intermediate arrays stay in the cache.
 
     What is encoded is computed once, behind a barrier, for the scale, the codes and the parameter.
@@ -416,7 +418,7 @@ def _looped(cut: Cut, part: Part, chip: Chip, *inputs: Array) -> list[Any]:
     this is done on a condition that is always true, which it does not fuse with anything; each
     array has its own, so that one core writes while others compute what is left.
     """
-    tiling = chip.tiling(part.shape, part.blocks)
+    tiling = backend.tiling(part.shape, part.blocks)
     assert tiling is not None
     scalars = dict(zip(cut.scalars, inputs, strict=False)) | part.firsts(cut)
     once = {eqn.invars[0] for eqn in cut.eqns if eqn.primitive is encode_p}
@@ -471,7 +473,7 @@ def _looped(cut: Cut, part: Part, chip: Chip, *inputs: Array) -> list[Any]:
 
 
 def _draws(
-    part: Part, tiling: Tiling, window: Window, firsts: Mapping[Any, Any], codec: Codec, key: Key
+    part: Shard, tiling: Tiling, window: Window, firsts: Mapping[Any, Any], codec: Codec, key: Key
 ) -> Draws:
     """The random numbers of a tile: each depends on its entry's position in the whole slot."""
     whole = Draws.of(key, tiling.seen(part.slot(codec), part.blocks.size))
@@ -522,12 +524,16 @@ def computed(
     advance(env, cut.eqns, compute)
 
 
-def _lowered(chip: Chip, ctx: Any, *arrays: Any, **static: Any) -> Any:
-    run: Callable[..., Any] = functools.partial(with_kernels, chip=chip, divided=not is_alone(ctx))
-    if chip is GPU and (is_exported(ctx) or not has_triton()):
+def _lowered(backend: Backend, ctx: Any, *arrays: Any, **static: Any) -> Any:
+    run: Callable[..., Any] = functools.partial(
+        with_kernels, backend=backend, divided=not is_on_one_device(ctx)
+    )
+    if backend is GPU and (is_exported(ctx) or not has_triton()):
         run = _as_it_is
     return mlir.lower_fun(run, multiple_results=True)(ctx, *arrays, **static)
 
 
-for _chip in (TPU, GPU, CPU):
-    mlir.register_lowering(program_p, functools.partial(_lowered, _chip), platform=_chip.platform)
+for _backend in (TPU, GPU, CPU):
+    mlir.register_lowering(
+        program_p, functools.partial(_lowered, _backend), platform=_backend.platform
+    )

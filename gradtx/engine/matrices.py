@@ -370,9 +370,9 @@ def _in_batches(
                 )
                 stack = _stack_of(batched, given.held(i))
                 alike.setdefault((how, jax.typeof(out[i]), place, stack), []).append(i)
-        divided: list[tuple[Equal, NamedSharding]] = []
+        divided: list[tuple[MatrixBatch, NamedSharding]] = []
         for j, groups in enumerate(_by_shape(given.label, alike)):
-            equal = Equal(batched, given, groups, j, out, slots)
+            equal = MatrixBatch(batched, given, groups, j, out, slots)
             if equal.place is None:
                 equal.put(*equal.here(), out, slots)
             else:
@@ -413,7 +413,7 @@ def _by_shape(label: str, alike: dict[Any, list[int]]) -> list[list[Group]]:
     return list(found.values())
 
 
-class Equal:
+class MatrixBatch:
     """All matrices of one shape as one batch, and the slots of the rule."""
 
     def __init__(
@@ -497,14 +497,14 @@ class Equal:
 
 
 def _by_owners(
-    found: list[tuple[Equal, NamedSharding]],
-) -> Iterator[tuple[Equal, tuple[Array, dict[str, Array]]]]:
+    found: list[tuple[MatrixBatch, NamedSharding]],
+) -> Iterator[tuple[MatrixBatch, tuple[Array, dict[str, Array]]]]:
     """The direction and the new slots of each; stacks that are balanced go together."""
     over = [owners(place, equal.axes) for equal, place in found]
     begins = beginnings(
         [(*each, equal.hows[0].sizes) for each, (equal, _) in zip(over, found, strict=True)]
     )
-    together: dict[Any, list[tuple[Equal, Divided]]] = {}
+    together: dict[Any, list[tuple[MatrixBatch, Divided]]] = {}
     for k, (equal, place) in enumerate(found):
         stack = equal.divided(place, begins[k])
         key = k if stack.begin is None else over[k]

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from gradtx.engine.owned_slots import in_order, padded
-from gradtx.numerics.control import run_if
+from gradtx.numerics.control import loop_once_if
 from gradtx.shardings import known_sharding, stacks_are_balanced
 from gradtx.types import Array
 
@@ -252,7 +252,7 @@ def _unless_padding(
     place = jnp.mod(device - (stack.begin or 0) // each, devices)
 
     own = place * each < stack.batch.shape[0]
-    return run_if(own, lambda now, _: stack.function(*now), part)
+    return loop_once_if(own, lambda now, _: stack.function(*now), part)
 
 
 def _stack(stack: Divided, names: tuple[str, ...], devices: int) -> Stack:

@@ -16,7 +16,7 @@ from gradtx.storage.format import Codec
 from gradtx.types import Array
 
 
-class Part(NamedTuple):
+class Shard(NamedTuple):
     """The shard of a leaf that one device has.
 
     Attributes:
@@ -37,7 +37,7 @@ class Part(NamedTuple):
         cut: Cut,
         places: Mapping[Any, NamedSharding | None] | None,
         pieces: Callable[[tuple[int, ...]], Blocks | None],
-    ) -> "Part | None":
+    ) -> "Shard | None":
         """The part of a cut's leaf; None if it is not known, or if blocks would be divided.
 
         Args:
@@ -188,7 +188,7 @@ class Tiling(NamedTuple):
         """The shape of an array as the grid sees it."""
         return tuple(map(math.prod, self.groups(shape, r)))
 
-    def evenly(self, part: Part) -> bool:
+    def evenly(self, part: Shard) -> bool:
         """Whether neighbours in a part, as the grid sees it, are equally far apart in the leaf.
 
         They are not if of the dimensions that it sees as one another than the first is divided.

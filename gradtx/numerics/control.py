@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
+from gradtx.numerics.compiler_hints import is_tracer
 from gradtx.numerics.precision import cast
-from gradtx.numerics.steering import is_tracer
 from gradtx.types import Array, PyTree
 
 _T = TypeVar("_T")
@@ -81,7 +81,7 @@ def _strong(x: Any) -> Array:
     return cast(x, x.dtype)
 
 
-def run_if(
+def loop_once_if(
     condition: Array, run: Callable[[_T, Array], _T], now: _T, *, anyway: bool = False
 ) -> _T:
     """``run(now, turn)`` if `condition` holds, otherwise `now`, in the memory of `now`.
@@ -147,5 +147,5 @@ def run_if(
 
 
 def inside(tree: PyTree, turn: Array) -> PyTree:
-    """`tree`, computed inside the loop of :func:`run_if`, not before it."""
+    """`tree`, computed inside the loop of :func:`loop_once_if`, not before it."""
     return jax.lax.optimization_barrier((tree, turn))[0]

@@ -48,7 +48,7 @@ def opaque(name: str, function: Callable[..., list[Any]]) -> Primitive:
     return primitive
 
 
-def is_alone(ctx: Any) -> bool:
+def is_on_one_device(ctx: Any) -> bool:
     """Whether a program is for one device, or for one at a time, as within ``shard_map``."""
     context = ctx.module_context.axis_context
     mesh = getattr(context, "mesh", None)

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradtx.numerics.steering import is_tracer
+from gradtx.numerics.compiler_hints import is_tracer
 
 FEW_LEAVES = 4
 """Fewer leaves of a kind are traced one by one: a function to call is itself traced three times."""

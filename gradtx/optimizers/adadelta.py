@@ -8,7 +8,7 @@ from gradtx.checks import Decay, NonNegative
 from gradtx.composition.chain import chain, chain_reading_old
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import abs_sq, accumulator_dtype, ema, zeros_like
-from gradtx.numerics.steering import delay
+from gradtx.numerics.compiler_hints import delay
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights, decayed_elsewhere

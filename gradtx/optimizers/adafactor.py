@@ -10,7 +10,7 @@ from gradtx.checks import Count, Decay, Limit, NonNegative
 from gradtx.composition.chain import chain, identity
 from gradtx.engine.lift import leafwise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, bounded, ema, inverse_root
-from gradtx.numerics.steering import delay, recompute
+from gradtx.numerics.compiler_hints import delay, recompute
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
 from gradtx.transforms.clipping import shrink_factor

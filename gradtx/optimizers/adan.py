@@ -8,7 +8,7 @@ from gradtx.checks import Decay, Fraction, LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, zeros_like
-from gradtx.numerics.steering import replace
+from gradtx.numerics.compiler_hints import replace
 from gradtx.pair import (
     GradientTransformation,
     optimizer,

@@ -16,7 +16,7 @@ from gradtx.numerics import (
     inverse_root,
     zeros_like,
 )
-from gradtx.numerics.steering import recompute
+from gradtx.numerics.compiler_hints import recompute
 from gradtx.optimizers.adafactor import (
     clipped_factor,
     factored_dims,

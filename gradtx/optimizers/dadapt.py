@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, NonNegative, Positive
 from gradtx.engine.tree import treewise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, compute_dtype, divide, ema, zeros_like
-from gradtx.numerics.steering import delay, recompute, sums_in_one_pass
+from gradtx.numerics.compiler_hints import delay, recompute, sums_in_one_pass
 from gradtx.pair import GradientTransformation, transformation
 from gradtx.types import Array, Counter, NonNegativeSlots, Slots, TreeScalar
 

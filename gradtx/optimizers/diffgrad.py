@@ -8,7 +8,7 @@ from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain_reading_old
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import Step, abs_sq, debias, ema, moments, zeros_like
-from gradtx.numerics.steering import replace
+from gradtx.numerics.compiler_hints import replace
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights

@@ -16,7 +16,7 @@ from gradtx.numerics import (
     squarable,
     zeros_like,
 )
-from gradtx.numerics.steering import delay
+from gradtx.numerics.compiler_hints import delay
 from gradtx.pair import GradientTransformation, transformation
 from gradtx.types import Array, NonNegativeSlots, Slots
 

@@ -6,7 +6,7 @@ from gradtx.checks import Fraction, LearningRate, NonNegative
 from gradtx.composition.chain import chain, identity
 from gradtx.composition.masking import masked, split_by_mask
 from gradtx.engine.lift import leafwise
-from gradtx.numerics.steering import recompute
+from gradtx.numerics.compiler_hints import recompute
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
 from gradtx.transforms.decay import WeightDecaySchedule, decayed

@@ -8,7 +8,7 @@ from gradtx.checks import Decay, LearningRate, Limit, NonNegative
 from gradtx.composition.chain import chain_reading_old
 from gradtx.engine.lift import elementwise, leafwise
 from gradtx.numerics import Step, zeros_like
-from gradtx.numerics.steering import recompute, replace
+from gradtx.numerics.compiler_hints import recompute, replace
 from gradtx.optimizers.adam import scale_by_adam
 from gradtx.optimizers.sgd import scale_by_sign
 from gradtx.pair import GradientTransformation, optimizer, transformation

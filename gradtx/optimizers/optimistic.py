@@ -8,7 +8,7 @@ from gradtx.checks import Decay, LearningRate, NonNegative, Number
 from gradtx.composition.chain import chain_reading_old
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import real_dtype, zeros_like
-from gradtx.numerics.steering import delay, fuse
+from gradtx.numerics.compiler_hints import delay, fuse
 from gradtx.optimizers.adam import scale_by_adam
 from gradtx.pair import (
     GradientTransformation,

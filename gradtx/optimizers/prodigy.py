@@ -17,7 +17,7 @@ from gradtx.numerics import (
     own_copy,
     zeros_like,
 )
-from gradtx.numerics.steering import sums_in_one_pass
+from gradtx.numerics.compiler_hints import sums_in_one_pass
 from gradtx.pair import GradientTransformation, transformation
 from gradtx.paths import Where
 from gradtx.types import Array, Counter, NonNegativeSlots, Slots, TreeScalar

@@ -9,7 +9,7 @@ from gradtx.checks import Decay, Fraction, LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import leafwise
 from gradtx.numerics import abs_sq, accumulator_dtype, ema, zeros_like
-from gradtx.numerics.steering import recompute
+from gradtx.numerics.compiler_hints import recompute
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, Slots

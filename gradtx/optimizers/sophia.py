@@ -12,8 +12,8 @@ from gradtx.composition.gate import Case, in_cases
 from gradtx.engine.leaves import load, store
 from gradtx.engine.lift import elementwise, needed
 from gradtx.numerics import Step, cast, debias, ema, moments, widen
+from gradtx.numerics.compiler_hints import delay
 from gradtx.numerics.control import branch, inside
-from gradtx.numerics.steering import delay
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,

@@ -9,7 +9,7 @@ from gradtx.composition.chain import chain
 from gradtx.composition.masking import split_by_mask
 from gradtx.engine.lift import leafwise
 from gradtx.numerics import Step, abs_sq, debias, ema, moments
-from gradtx.numerics.steering import recompute
+from gradtx.numerics.compiler_hints import recompute
 from gradtx.optimizers.adam import ScaleByAdamState
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where

@@ -16,15 +16,15 @@ import jax.numpy as jnp
 from jax.extend.core import Literal
 
 from gradtx.composition.apply import take_step
+from gradtx.numerics.compiler_hints import true_after
 from gradtx.numerics.control import in_form_of, inside
 from gradtx.numerics.programs import inner_jaxprs
-from gradtx.numerics.steering import true_after
 from gradtx.packed import holds_packed
 from gradtx.pair import GradientTransformation, Scope
 from gradtx.paths import Where, mask_tree, path_string, with_paths
 from gradtx.shardings import explicit_mesh
 from gradtx.storage import Encoded, is_encoded
-from gradtx.training.placing import Shardings, put
+from gradtx.training.resharding import Shardings, put
 from gradtx.training.scans import Loops, Stage
 from gradtx.training.separate import (
     NOBODY,

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from gradtx.composition.apply import take_step
 from gradtx.engine.leaves import gradient, parameter
 from gradtx.numerics import as_arrays
-from gradtx.numerics.steering import tracked, vary, varying_axes
+from gradtx.numerics.compiler_hints import tracked, vary, varying_axes
 from gradtx.packed import packed_like, unpack
 from gradtx.pair import BeforeFn, GradientTransformation, with_extra_args_support
 from gradtx.paths import (
@@ -25,7 +25,7 @@ from gradtx.rows import is_rows
 from gradtx.shardings import automatic
 from gradtx.training.inside import Inside
 from gradtx.training.lookup import looked_up, vjp
-from gradtx.training.placing import Shardings
+from gradtx.training.resharding import Shardings
 from gradtx.training.rounding import rounded_with
 from gradtx.types import (
     Array,

@@ -12,7 +12,7 @@ from gradtx.declared_schedule import evaluated, reads_host
 from gradtx.inspection.guards import GuardReport, guard_report
 from gradtx.inspection.hyperparams import replace
 from gradtx.numerics import cast
-from gradtx.numerics.steering import is_tracer
+from gradtx.numerics.compiler_hints import is_tracer
 from gradtx.pair import (
     GradientTransformation,
     with_extra_args_support,
@@ -20,9 +20,9 @@ from gradtx.pair import (
 from gradtx.paths import Where, aligned, path_string, select, with_paths
 from gradtx.training.inside import InsidePlan
 from gradtx.training.minimize import Value, check_order, minimize, read_inside, step_inside
-from gradtx.training.placing import Shardings
+from gradtx.training.resharding import Shardings
 from gradtx.training.rounding import loses_small_steps, stochastic_rounding
-from gradtx.tree.places import committed
+from gradtx.tree.committed import committed
 from gradtx.types import Params, ParamsT, PyTree, State, StateT
 
 Told = TypeVarTuple("Told")

@@ -9,7 +9,7 @@ from gradtx import numerics, tree
 from gradtx.checks import Count, Decay, PositiveCount
 from gradtx.engine.lift import leafwise, needed
 from gradtx.numerics import Step, compute_dtype, own_copy
-from gradtx.numerics.steering import is_tracer
+from gradtx.numerics.compiler_hints import is_tracer
 from gradtx.packed import packed_like, unpack
 from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs, transformation
 from gradtx.paths import aligned, is_leaf, leaves_with_path, merge, path_string, unboxed

@@ -12,8 +12,8 @@ from gradtx import tree
 from gradtx.checks import PositiveCount, check_integer, check_patterns
 from gradtx.composition.gate import Decision, gate
 from gradtx.numerics import cast, divide, increment, scalar_dtype, widen
-from gradtx.numerics.control import inside, run_if
-from gradtx.numerics.steering import vary, varying_axes
+from gradtx.numerics.compiler_hints import vary, varying_axes
+from gradtx.numerics.control import inside, loop_once_if
 from gradtx.pair import (
     GradientTransformation,
     transformation,
@@ -198,7 +198,7 @@ class MicroBatches:
         def zeros(acc: PyTree, turn: Array) -> PyTree:
             return jax.tree.map(lambda a: vary(jnp.zeros_like(a), varying_axes(jax.typeof(a))), acc)
 
-        return state._replace(acc_grads=run_if(done, zeros, state.acc_grads))
+        return state._replace(acc_grads=loop_once_if(done, zeros, state.acc_grads))
 
 
 def accumulating(inner: GradientTransformation, window: MicroBatches) -> GradientTransformation:

@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from gradtx.numerics import cast, real_dtype, widen
-from gradtx.numerics.steering import delay
+from gradtx.numerics.compiler_hints import delay
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,

@@ -12,7 +12,7 @@ from gradtx.composition.gate import Case, Decision, gate, in_cases, reads_entrie
 from gradtx.inspection.guards import GuardReport
 from gradtx.inspection.hyperparams import hyperparams
 from gradtx.numerics import abs_sq, cast, increment, widen
-from gradtx.numerics.steering import recompute, sums_in_one_pass
+from gradtx.numerics.compiler_hints import recompute, sums_in_one_pass
 from gradtx.numerics.tracing import traced_once
 from gradtx.pair import (
     GradientTransformation,

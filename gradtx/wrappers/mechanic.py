@@ -21,7 +21,7 @@ from gradtx.numerics import (
     squarable,
     widen,
 )
-from gradtx.numerics.steering import delay, recompute, sums_in_one_pass
+from gradtx.numerics.compiler_hints import delay, recompute, sums_in_one_pass
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,

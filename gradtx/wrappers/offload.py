@@ -7,13 +7,13 @@ import jax.numpy as jnp
 
 from gradtx.checks import Count
 from gradtx.composition.around import around
-from gradtx.numerics.steering import is_tracer
+from gradtx.numerics.compiler_hints import is_tracer
 from gradtx.pair import (
     GradientTransformation,
     transformation,
     with_extra_args_support,
 )
-from gradtx.tree.places import committed
+from gradtx.tree.committed import committed
 from gradtx.types import InnerState, Params, PyTree, State
 
 HOST = "pinned_host"

@@ -9,7 +9,7 @@ from gradtx.checks import Decay, NonNegative, PositiveCount, Range
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import needed
 from gradtx.numerics import cast, compute_dtype, divide, increment, own_copy, real_dtype, widen
-from gradtx.numerics.steering import replace
+from gradtx.numerics.compiler_hints import replace
 from gradtx.optimizers.rmsprop import scale_by_rms
 from gradtx.optimizers.sgd import sgd
 from gradtx.pair import (

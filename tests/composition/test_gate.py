@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import gradtx
-from gradtx.numerics.control import run_if
+from gradtx.numerics.control import loop_once_if
 from tests.catalogue import is_even
 from tests.programs import equations, temporary_bytes
 
@@ -99,13 +99,13 @@ def test_run_if():
 
     start = {"x": x, "n": jnp.int32(0)}
     for condition, want in ((True, x**2), (False, x)):
-        for run in (run_if, jax.jit(run_if, static_argnums=1)):
+        for run in (loop_once_if, jax.jit(loop_once_if, static_argnums=1)):
             got = run(jnp.array(condition), square, start)
             np.testing.assert_array_equal(got["x"], want)
             assert int(got["n"]) == condition
-    both = jax.vmap(lambda c: run_if(c, square, start)["x"])(jnp.array([True, False]))
+    both = jax.vmap(lambda c: loop_once_if(c, square, start)["x"])(jnp.array([True, False]))
     np.testing.assert_array_equal(both, jnp.stack([x**2, x]))
-    slope = jax.jit(jax.grad(lambda x, c: jnp.sum(run_if(c, square, {**start, "x": x})["x"])))
+    slope = jax.jit(jax.grad(lambda x, c: jnp.sum(loop_once_if(c, square, {**start, "x": x})["x"])))
     np.testing.assert_array_equal(slope(x, jnp.array(True)), 2 * x)
     np.testing.assert_array_equal(slope(x, jnp.array(False)), jnp.ones(3))
 

@@ -34,7 +34,7 @@ def on(chip, monkeypatch, **static):
         made.append(len(found))
         return found
 
-    run = functools.partial(kernels.with_kernels, chip=chip, interpret=True, **static)
+    run = functools.partial(kernels.with_kernels, backend=chip, interpret=True, **static)
     monkeypatch.setattr(kernels, "cuts", counted)
     monkeypatch.setattr(kernels, "program_p", opaque("stored_step", run))
     return made

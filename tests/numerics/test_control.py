@@ -4,15 +4,17 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from gradtx.numerics.control import branch, fold, repeat, repeat_while, run_if
+from gradtx.numerics.control import branch, fold, loop_once_if, repeat, repeat_while
 
 FUNCTIONS = {
     "branch": lambda x: branch(x > 2, lambda y: y + 1, lambda y: y - 1, x),
     "repeat_while": lambda x: repeat_while(lambda n: n < 20, lambda n: 2 * n + 1, x),
     "repeat": lambda x: repeat(4, lambda i, n: 2 * n + i, x),
     "fold": lambda x: fold(lambda n, y: 2 * n + y, x, jnp.array([5.0, 1.0, 3.0])),
-    "run_if": lambda x: run_if(x > 2, lambda n, turn: 2 * n + 1, x),
-    "run_if, anyway": lambda x: run_if(x > 2, lambda n, turn: 2 * n + 1, x, anyway=True),
+    "loop_once_if": lambda x: loop_once_if(x > 2, lambda n, turn: 2 * n + 1, x),
+    "loop_once_if, anyway": lambda x: loop_once_if(
+        x > 2, lambda n, turn: 2 * n + 1, x, anyway=True
+    ),
 }
 
 

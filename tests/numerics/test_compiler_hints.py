@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 
 from gradtx.numerics import Step
-from gradtx.numerics.steering import delay, fuse, recompute, replace, sums_in_one_pass, true_after
+from gradtx.numerics.compiler_hints import (
+    delay,
+    fuse,
+    recompute,
+    replace,
+    sums_in_one_pass,
+    true_after,
+)
 
 ANY = np.array([0.0, -0.0, 1.5, -3e38, np.inf, -np.inf, np.nan], np.float32)
 X, AFTER = (jnp.asarray(x).reshape(-1) for x in np.meshgrid(ANY, ANY))

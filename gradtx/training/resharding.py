@@ -29,7 +29,7 @@ class Shardings(Protocol):
     def placed(self, tx: GradientTransformation) -> GradientTransformation: ...
 
 
-def placed(
+def resharded(
     tx: GradientTransformation, reductions: tuple[PyTree, ...], balance: bool
 ) -> GradientTransformation:
     """`tx` with its gradients moved to where it works on them, and its updates moved back.

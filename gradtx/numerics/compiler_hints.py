@@ -21,10 +21,10 @@ from gradtx.numerics.precision import real_dtype
 from gradtx.numerics.step import Step
 from gradtx.types import Array
 
-Chips = Literal["all", "cpu", "tpu", "cuda", "all but cpu", "all but tpu"]
+Backends = Literal["all", "cpu", "tpu", "cuda", "all but cpu", "all but tpu"]
 
 
-def delay(x: Any, *, after: Array | Step, on: Chips = "cpu") -> Array:
+def delay(x: Any, *, after: Array | Step, on: Backends = "cpu") -> Array:
     """`x`, computed once `after` is.
 
     For a slot that is overwritten while something still reads its old value: XLA does not order
@@ -45,7 +45,9 @@ def delay(x: Any, *, after: Array | Step, on: Chips = "cpu") -> Array:
     return _times(x, one) if is_tracer(one) else x
 
 
-def recompute(f: Callable[..., Any], *arrays: Array, after: Array | Step, on: Chips = "cpu") -> Any:
+def recompute(
+    f: Callable[..., Any], *arrays: Array, after: Array | Step, on: Backends = "cpu"
+) -> Any:
     """``f(*arrays)``, computed again once `after` is known, instead of being stored.
 
     What two kernels read is stored, though each could compute it. LAMB's direction, read by its
@@ -122,7 +124,7 @@ def replace(old: Array, new: Array, *readers: Array) -> Array:
     return delay(new, after=old, on="all but cpu")
 
 
-def fuse(x: Array, *, after: Array, on: Chips = "tpu") -> Array:
+def fuse(x: Array, *, after: Array, on: Backends = "tpu") -> Array:
     """`x`, which a compiler fuses with what reads it.
 
     It does this for a quotient: `x` is divided by a 1 that is known after the scalar `after`. On a
@@ -172,7 +174,7 @@ def sums_in_one_pass(*terms: list[Array]) -> list[Array]:
     return totals
 
 
-def _one(after: Array | Step, on: Chips) -> Array:
+def _one(after: Array | Step, on: Backends) -> Array:
     """1 everywhere, in the shape of `after`, which XLA learns only by computing `after`."""
     first = after.distinct() if isinstance(after, Step) else after
     dtype = real_dtype(first.dtype)
