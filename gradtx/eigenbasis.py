@@ -72,6 +72,9 @@ def sweep(x: Array, basis: Array) -> Array:
     128, 0.71 and 0.28 at step 3, 0.39 and 0.19 at 10, 0.065 and 0.092 at 30, 0.064 and 0.12 at 100,
     0.065 and 0.11 at 300; for a fixed matrix with eigenvalues from 1 to 1e-4, both from the
     identity, 0.07 and 0.055 at step 10, 3e-7 and 0.011 at 30.
+    Relative to the roots of the diagonal, where small eigenvalues count as much as large ones, the
+    same moving averages of rank 4 are less diagonal than by QR at all steps up to 300: 0.29 and
+    0.13 at the last. One seed each.
 
     >>> a = jnp.array([[2.0, 0.1], [0.1, 1.0]])
     >>> q = sweep(a, jnp.eye(2))
