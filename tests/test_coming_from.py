@@ -709,7 +709,7 @@ def test_every_row_has_one_check():
     assert [left for left, _ in ROWS] == list(CHECKS)
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("left", quick(CHECKS, *[*CHECKS][::6]))
 def test_row(left):
     CHECKS[left](*run(dict(ROWS)[left]))

@@ -55,6 +55,7 @@ def test_it_is_a_lawful_pytree(name):
     assert hash(jax.tree.unflatten(treedef, leaves)) == hash(tx)
 
 
+@pytest.mark.quick(92)
 @pytest.mark.parametrize("name", NAMES)
 def test_equinox_parts_and_combines_it(name):
     eqx = pytest.importorskip("equinox")

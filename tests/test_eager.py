@@ -223,6 +223,7 @@ def test_a_step_inside_of_jit_on_known_arrays_has_the_bits_of_the_others():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), inside, want)
 
 
+@pytest.mark.slow
 def test_functions_that_are_not_ours_run_at_every_step():
     params, seen = tree(), []
 
@@ -294,6 +295,7 @@ def test_it_can_be_switched_off():
     assert programs(several, tx, params, 2) == 2
 
 
+@pytest.mark.slow
 def test_minimize_runs_the_step_as_a_program():
     """The loss is the user's, and runs an operation at a time."""
     params, seen = tree(shape=(2, 7)), []

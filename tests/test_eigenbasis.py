@@ -43,6 +43,7 @@ def off(a, q):
     return np.linalg.norm(b - np.diag(np.diag(b))) / np.linalg.norm(b)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("complex_too", [False, True])
 def test_a_sweep_is_what_its_equations_say(complex_too):
     x = RNG.normal(size=(6, 9)) + 1j * complex_too * RNG.normal(size=(6, 9))
@@ -54,6 +55,7 @@ def test_a_sweep_is_what_its_equations_say(complex_too):
             np.testing.assert_allclose(got, want, atol=1e-6)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("values", [np.logspace(0, -4, 48), np.linspace(1, 0.1, 48)])
 def test_a_fixed_matrix_is_as_diagonal_as_by_qr(values):
     a = made(48, values)
@@ -66,6 +68,7 @@ def test_a_fixed_matrix_is_as_diagonal_as_by_qr(values):
     np.testing.assert_allclose(np.sort(np.diag(found.T @ a @ found)), np.sort(values), atol=1e-6)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
 def test_the_first_basis_of_a_matrix_without_full_rank_is_orthogonal(scale):
     g = RNG.normal(size=(2, 12, 3))
@@ -109,6 +112,7 @@ def test_a_sweep_costs_less_than_muon():
     assert operations(sweep, side, side) < operations(muon, side)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "name", ["scale_by_soap", "scale_by_soap_muon", "scale_by_kl_soap", "scale_by_kl_shampoo"]
 )

@@ -209,7 +209,7 @@ def textbook(x, root, tolerance=1e-6):
     return y
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("root", [1, 2, 4])
 def test_newton_s_iteration_is_as_exact_as_the_textbook_s(root):
     """In float32, against eigenvalues in float64, for conditions from 1 to 1e4."""
@@ -231,7 +231,7 @@ def test_newton_s_iteration_is_as_exact_as_the_textbook_s(root):
     assert np.all(got <= 3 * error(theirs) + 1e-6), (got, error(theirs))
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("root", [2, 4])
 def test_newton_s_iteration_takes_roots_of_very_large_and_small_matrices(root):
     """The squares of their entries are infinite, or 0."""

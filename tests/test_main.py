@@ -52,6 +52,7 @@ def test_it_is_installed_as_a_script():
     assert getattr(importlib.import_module(module), name) is main
 
 
+@pytest.mark.slow
 def test_the_page_shows_what_is_printed(capsys):
     shown = re.findall(
         r"^```console\n\$ python -m gradtx (.*)\n([^`]*?)```$", PAGE.read_text(), re.MULTILINE

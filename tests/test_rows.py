@@ -49,7 +49,7 @@ def test_any_indices(indices):
     np.testing.assert_allclose(gradtx.global_norm(rows), np.linalg.norm(want), rtol=1e-5)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint32", "int32"])
 def test_any_integers(dtype):
     shape = (300, 1)
@@ -66,7 +66,7 @@ def test_64_bit_indices():
         np.testing.assert_array_equal(rows.to_dense(), dense([1], [[1, 1]]))
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("index", [2**32 + 1, -(2**32) + 1, 2**31])
 def test_no_index_is_cut_off(index):
     """JAX makes 32 bits of 64: a hashed id would hit another row."""
@@ -126,6 +126,7 @@ def test_what_is_not_finite_stays_in_its_row():
     assert not np.isnan(found).any()
 
 
+@pytest.mark.slow
 def test_arithmetic():
     a, b, table = some([3, 1, 3]), some([0, 3]), jnp.ones(TABLE)
     for found, want in [

@@ -201,8 +201,8 @@ def transfer(
     8 (``"multiplier"``); N. Dey et al., CompleteP, 2025, arXiv:2505.01618 (depth, epsilon, decay);
     G. Yang, J. Simon and J. Bernstein, A Spectral Condition for Feature Learning, 2023,
     arXiv:2310.17813 (spectral, initial values); S. Qiu et al., Hyperparameter Transfer Enables
-    Consistent Gains of Matrix-Preconditioned Optimizers Across Scales, 2025, arXiv:2512.05620
-    (that Shampoo and SOAP follow from gradients of rank one).
+    Consistent Gains of Matrix-Preconditioned Optimizers Across Scales, 2025, arXiv:2512.05620, also
+    treats Shampoo and SOAP; the rules here are our own, for gradients of rank one.
 
     >>> import gradtx, jax
     >>> def shapes(n):

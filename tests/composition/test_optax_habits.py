@@ -57,6 +57,7 @@ def test_a_traced_mask_is_refused():
         jax.jit(lambda m: gradtx.masked(gradtx.scale(2.0), {"a": m, "b": True}).init(P))(True)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "chosen",
     [

@@ -117,7 +117,7 @@ MAGNIFIED = {"scale_by_fira"}
 FINITE_ONLY = CHOSEN_BY_ROUNDING | MAGNIFIED
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("name", "zero"),
     [

@@ -25,6 +25,7 @@ from tests.programs import equations
 from tests.quick import quick
 
 
+@pytest.mark.quick(2)
 @pytest.mark.paper("streaming_diloco")
 @pytest.mark.parametrize(
     "of",

@@ -27,7 +27,7 @@ def arrays(shape):
     return [jnp.asarray(rng.normal(size=s), jnp.float32) for s in (shape, shape, *sides, ())]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(64, 128), (2, 3, 128, 64)])
 def test_the_kernel_is_the_plain_path(shape):
     slot, *beside = arrays(shape)

@@ -75,6 +75,7 @@ def test_three_rows_of_a_table():
     chex.assert_trees_all_close(state, dense, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_slots_as_int8_blocks():
     tx, p = gradtx.scale_by_adam(), normal(4, 16)
     state = in_int8(tx.init(p))

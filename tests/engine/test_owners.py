@@ -82,7 +82,7 @@ def alone():
     return run(muon())[:2]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "rows", "zero", "kind", "balance"),
     [

@@ -33,7 +33,7 @@ def started(tx):
     return p, tx.update(jnp.asarray(rng.normal(size=p.shape), jnp.float32), tx.init(p))[1]
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", RULES)
 def test_slots_are_as_after_so_many_steps(name):
     tx = RULES[name]()

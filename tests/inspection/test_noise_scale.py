@@ -8,6 +8,7 @@ import pytest
 import gradtx
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("batch", [8, 64, 512, 4096])
 def test_it_is_that_of_a_quadratic_with_a_known_covariance(batch):
     """Gradients of one example are G + noise; the mean of b of them has noise / b."""

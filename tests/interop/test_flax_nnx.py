@@ -154,7 +154,7 @@ def test_muon_adamw_and_an_average_through_the_optimizer():
     assert jax.tree.structure(state) == jax.tree.structure(optimizer.opt_state)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "choice"),
     [

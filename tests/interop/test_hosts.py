@@ -63,7 +63,7 @@ def test_flax_train_state(name):
             held.apply_gradients(grads=PARAMS)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MAKERS)
 def test_flax_nnx_optimizer(name):
     nnx = pytest.importorskip("flax.nnx")
@@ -88,6 +88,7 @@ def test_flax_nnx_optimizer(name):
     same({"bias": model.bias[...], "kernel": model.kernel[...]}, want)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("held", ["Optimizer", "ModelAndOptimizer"])
 def test_flax_nnx_optimizer_holds_array_hyperparameters_as_data(held):
     nnx = pytest.importorskip("flax.nnx")
@@ -159,7 +160,7 @@ def test_equinox(name):
     same({"weight": model.weight, "bias": model.bias}, want)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MAKERS)
 def test_haiku(name):
     hk = pytest.importorskip("haiku")

@@ -310,7 +310,7 @@ def test_the_paths_of_variables_tell_which_is_which():
 PATHS = ["dense/kernel", "dense/bias", "a_dense/kernel", "a_dense/bias"]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("average", [{}, {"use_ema": True}, {"use_ema": True, "every": 2}])
 def test_a_gradient_of_none(average):
     """The parameter, its slots and its constraint are left alone, and its average moves."""

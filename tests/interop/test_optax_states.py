@@ -169,7 +169,7 @@ OVER = {
 }
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", GROUPED)
 @pytest.mark.parametrize("way", OVER)
 @pytest.mark.parametrize("first", [optax, gradtx], ids=["in", "out"])

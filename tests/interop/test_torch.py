@@ -69,7 +69,7 @@ OPTIMIZERS = {
 QUICK = ("sgd momentum", "adam", "adamw amsgrad", "rmsprop centered", "two groups")
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", quick(OPTIMIZERS, *QUICK))
 def test_a_run_goes_on(name):
     """Twenty steps in PyTorch, handed over, twenty more on both sides."""
@@ -92,6 +92,7 @@ def test_a_run_goes_on(name):
             np.testing.assert_allclose(mine, optimizer.state[p]["ax"], rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("adjust", [None, "match_rms_adamw"])
 def test_muon_goes_on_but_for_its_bfloat16(adjust, monkeypatch):
     # What PyTorch rounds to bfloat16 it does not round here: the formulas are compared.
@@ -105,6 +106,7 @@ def test_muon_goes_on_but_for_its_bfloat16(adjust, monkeypatch):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_sparse_adam_goes_on_with_rows():
     p = tensors()[0]
     optimizer = TO.SparseAdam([p], 0.01)

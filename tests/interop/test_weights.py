@@ -12,7 +12,7 @@ from tests.catalogue import CATALOGUE
 P = {"b": np.ones(3, np.float32), "w": np.ones((2, 3), np.float32)}
 
 
-@pytest.mark.quick(40)
+@pytest.mark.quick(16)
 @pytest.mark.parametrize("name", CATALOGUE)
 def test_round_trip(name):
     state = CATALOGUE[name].make().init(jax.tree.map(jnp.asarray, P))

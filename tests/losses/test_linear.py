@@ -89,7 +89,7 @@ def test_double_precision():
         assert linear(X, W, LABELS, z_loss=np.float64(0.1)).dtype == jnp.float32
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_halves_are_summed_in_float32(dtype):
     """Losses as from the same numbers in float32; gradients up to rounding, not more than whole."""
@@ -163,7 +163,7 @@ def test_labels_out_of_range():
 
 
 # What is at some words, as their bias.
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "special",
     [
@@ -245,7 +245,7 @@ def test_second_derivatives():
         jax.jvp(lambda x: linear(x, W, LABELS), arrays[:1], arrays[:1])
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["z_loss", "where"])
 def test_the_plain_losses_have_a_z_loss(name):
     logits = X @ W.T + BIAS
@@ -307,7 +307,7 @@ def of_shards(check_vma):
 WANT = jax.value_and_grad(functools.partial(from_logits, z_loss=0.1), (0, 1, 2))
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("check_vma", [True, False])
 def test_words_sharded_in_a_shard_map(check_vma):
     close(of_shards(check_vma)(X, W, BIAS, LABELS, SLOPES), WANT(X, W, BIAS))
@@ -330,7 +330,7 @@ def test_a_shard_of_padding():
 
 
 # Named on automatic axes; known from the types on explicit ones.
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "options"), [("Auto", {"axis_name": "model"}), ("Explicit", {})])
 @pytest.mark.parametrize("axis", [0, 1])
 def test_whole_arrays_with_sharded_words(kind, options, axis):

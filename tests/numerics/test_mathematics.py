@@ -9,7 +9,7 @@ from gradtx import numerics
 from gradtx.numerics import all_finite, any_nan, cube_root
 
 
-@pytest.mark.quick(7)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("entry", "finite", "nan"),
     [

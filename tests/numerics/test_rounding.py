@@ -51,6 +51,7 @@ def test_wider_types_are_left_alone():
     assert round_to(x, "float32", jax.random.key(0)) is x
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", NARROW)
 def test_at_random_it_goes_to_a_neighbour_and_is_right_on_average(dtype):
     n = 100_000

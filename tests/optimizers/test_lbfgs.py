@@ -144,7 +144,7 @@ def test_a_leaf_without_gradient_keeps_its_memory():
     assert jax.tree.structure(new) == jax.tree.structure(state)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.complex64])
 def test_other_types(dtype):
     target = jnp.asarray([1.0, -2.0, 3.0], dtype)

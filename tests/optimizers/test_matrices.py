@@ -47,7 +47,7 @@ def masked(u, g):
     return phi * u / max(phi.mean(), 1e-3)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", quick(NAMES, "galore", "muon"))
 def test_accumulated_in_a_partition_and_cautious(name):
     """As by the definitions of the three, from the optimizer alone on the matrices alone: the mean

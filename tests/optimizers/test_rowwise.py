@@ -40,6 +40,7 @@ def test_a_second_moment_takes_one_number_a_row(name):
     assert gradtx.get_slot(state, slot).shape == (7, 1, 1)
 
 
+@pytest.mark.slow
 def test_a_row_alone_is_the_same_row_in_a_table():
     tx, table = gradtx.rowwise_adagrad(0.1), jnp.ones((4, 3))
     rows = gradtx.Rows(jnp.array([2, 2]), jnp.array([[1.0, 2, 3], [3.0, 2, 1]]), (4, 3))

@@ -188,7 +188,7 @@ def test_optax_exports_no_projection_more():
     assert names < set(pr.__all__)
 
 
-@pytest.mark.quick(6)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 @pytest.mark.parametrize("name", CLOSED)
 def test_low_precision(name, dtype):

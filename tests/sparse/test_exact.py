@@ -142,6 +142,7 @@ def test_every_optimizer_that_runs_on_rows_is_here():
     assert runs - {"sgd"} <= tested
 
 
+@pytest.mark.slow
 def test_lazy_is_something_else():
     """Else the test above would show nothing."""
     make = OPTIMIZERS["momentum"]
@@ -188,6 +189,7 @@ def test_norms_of_what_is_no_table():
     )
 
 
+@pytest.mark.slow
 def test_parameters_that_are_not_trained():
     tx, (ids, targets) = gradtx.exact_rows(gradtx.adam(0.1)), batches()
     step = gradtx.make_step(loss, tx, trainable="table", donate=False)
@@ -241,12 +243,13 @@ def catch_up_once(tx):
 
 
 class TestRefused:
-    @pytest.mark.quick(1)
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", REFUSED)
     def test_an_optimizer_that_does_not_let_rows_step_alone(self, name):
         with pytest.raises((TypeError, ValueError), match=f"exact_rows.*{REFUSED[name]}"):
             catch_up_once(gradtx.exact_rows(CATALOGUE[name].make()))
 
+    @pytest.mark.quick(1)
     @pytest.mark.parametrize(
         "inner",
         [

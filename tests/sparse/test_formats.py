@@ -14,6 +14,7 @@ def loss(params, ids):
     return jnp.sum((gradtx.sparse.take(params["table"], ids) @ params["w"] - 1) ** 2)
 
 
+@pytest.mark.slow
 def test_steps_keep_the_format_and_the_numbers():
     rng = np.random.default_rng(0)
     params = {"table": jnp.asarray(rng.normal(size=(32, 4)), jnp.float32), "w": jnp.ones(4)}

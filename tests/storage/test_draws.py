@@ -27,7 +27,7 @@ def test_the_hash_is_its_source():
     np.testing.assert_array_equal(Draws.of(key, (2, 3)).uniform((2, 3)).reshape(-1), want)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("key", [(0, 0), (1, 0), (-5, 2**31 - 1)])
 def test_numbers_are_even_and_independent(key):
     """Also in their lower bits, of neighbours along both dimensions, and of neighbouring keys."""

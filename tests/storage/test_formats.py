@@ -248,6 +248,7 @@ def vectors(draw):
     return x / max(np.abs(x).max(), 1e-30) * largest
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("signed", [True, False])
 @pytest.mark.parametrize("name", some(*BOUNDS))
 @given(x=vectors())
@@ -365,7 +366,7 @@ def test_dither_is_right_on_average_and_replayed():
     assert np.abs(total / 400 - x).max() < 5 / (7 * np.sqrt(12)) / np.sqrt(400)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("drawn", [0.0, 0.25, 1 - 2**-23])
 def test_dithered_codes_are_the_nearest_integers(drawn):
     """The last number that can be drawn would round 1 up to a code of five bits."""

@@ -71,6 +71,7 @@ def assert_bits(loss, tx, dtype=jnp.float32, **options):
     assert_same(trained(loss, tx, dtype, inside=True, **options), ordinary)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("of", [loss, remat])
 @pytest.mark.filterwarnings("ignore:make_step. the parameter")
@@ -140,6 +141,7 @@ def blocks(params, x, y):
     return jnp.mean((h @ params["head"] - y) ** 2)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("of", [two_scans, with_keys, blocks, casting])
 def test_scans_of_many_kinds_are_found_in_the_loss(of):
     assert_bits(of, gradtx.sgd(0.1, momentum=0.9))
@@ -158,6 +160,7 @@ def test_what_else_the_loss_returns_is_returned():
     assert_bits(with_aux, gradtx.sgd(0.1), has_aux=True)
 
 
+@pytest.mark.slow
 def test_leaves_that_are_not_trained_stay():
     assert_bits(loss, gradtx.adam(1e-2), trainable="layers/*")
     assert_bits(loss, gradtx.sgd(0.1), trainable=("layers/a", "head"))
@@ -195,6 +198,7 @@ def test_a_loss_without_a_scan_is_refused():
         trained(lambda p, x, y: jnp.mean((x @ p["embed"] - y) ** 2), gradtx.sgd(0.1), inside=True)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("tx", "name"),
     [
@@ -257,11 +261,13 @@ def test_codes_of_a_layer_are_those_of_the_stack():
     assert_bits(loss, gradtx.store(gradtx.adamw(1e-2), min_size=0))
 
 
+@pytest.mark.slow
 def test_sums_of_gradients_and_what_rounding_lost_are_slots():
     assert_bits(loss, gradtx.accumulate(gradtx.sgd(0.1), 2))
     assert_bits(loss, gradtx.compensated(gradtx.sgd(0.1)), jnp.bfloat16)
 
 
+@pytest.mark.slow
 def test_matrices_whose_batch_is_the_layers_are_allowed():
     """To rounding: on a CPU a product of a batch is computed by another routine than of one."""
 
@@ -324,6 +330,7 @@ def sharded(tx, stacks, kind=AxisType.Auto, **options):
     return found
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 def test_a_sharded_step_has_the_bits_and_the_messages_of_the_ordinary_one(kind):
     tx = gradtx.sgd(0.1, momentum=0.9)
@@ -332,16 +339,19 @@ def test_a_sharded_step_has_the_bits_and_the_messages_of_the_ordinary_one(kind):
     assert len(messages) <= len(of_ordinary), (messages, of_ordinary)
 
 
+@pytest.mark.slow
 def test_slots_that_are_divided_further_than_parameters_are_refused():
     with pytest.raises(ValueError, match="divided further than the parameters"):
         sharded(gradtx.sgd(0.1, momentum=0.9), (), zero="d", min_size=0)
 
 
+@pytest.mark.slow
 def test_layers_that_are_divided_between_devices_get_the_ordinary_step():
     with pytest.raises(ValueError, match="layers/a: its layers are divided between devices"):
         sharded(gradtx.adamw(1e-2), ("d",))
 
 
+@pytest.mark.slow
 def test_several_steps_in_one_loop():
     tx, params = gradtx.adam(1e-2), parameters()
     step = gradtx.make_step(loss, tx, steps=2, inside=True)
@@ -390,6 +400,7 @@ def test_no_gradient_of_a_stack_is_in_the_program():
     assert " copy(" not in "".join(x for x in hlo.splitlines() if f" f32[{LAYERS},{WIDTH}," in x)
 
 
+@pytest.mark.slow
 def test_sharded_parameters_have_the_same_bits():
     """On eight devices, each with an eighth of every layer: the same numbers."""
     mesh = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))

@@ -70,7 +70,7 @@ LOSSES = {
 }
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", quick([False, True], True), ids=["eager", "jit"])
 @pytest.mark.parametrize("name", LOSSES)
 def test_rows_are_the_gradient(name, compiled):
@@ -83,6 +83,7 @@ def test_rows_are_the_gradient(name, compiled):
     chex.assert_trees_all_close(grads["w"], want["w"], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_jitted_function_that_was_traced_before_is_looked_into():
     score_jitted(PARAMS, IDS)
     for _ in range(2):
@@ -125,6 +126,7 @@ def test_a_table_computed_from_a_parameter_is_dense_and_says_so():
     assert float(grad[3, 0]) == 4
 
 
+@pytest.mark.slow
 def test_vmap_over_tables_is_dense_and_says_so():
     tables = jnp.stack([PARAMS["table"], 2 * PARAMS["table"]])
 
@@ -193,6 +195,7 @@ def test_outside_the_table_is_no_row():
     assert not grad.to_dense().any()
 
 
+@pytest.mark.slow
 def test_outside_the_table_is_an_error_when_asked():
     with sparse.check_indices(True):
         with pytest.raises(IndexError, match="2 of 6 indices are outside a table of 10 rows"):

@@ -25,7 +25,7 @@ def batch(n=12, dtype=jnp.float32):
     return jnp.asarray(rng.normal(size=(n, 4)), dtype), jnp.asarray(rng.normal(size=(n, 3)), dtype)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 4, 5, 12, 20])
 def test_a_mean_is_that_of_the_whole_batch(size):
     """Also where the last part is smaller, or there is only a smaller part."""
@@ -36,6 +36,7 @@ def test_a_mean_is_that_of_the_whole_batch(size):
         chex.assert_trees_all_close(parts(p, *data), full(p, *data), rtol=1e-12)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("size", [3, 5])
 def test_concatenation_keeps_the_order(size):
     def each(x, *, y):

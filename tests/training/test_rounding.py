@@ -183,7 +183,7 @@ def test_make_step_takes_a_key_and_is_resumed_to_the_bit(tmp_path):
     assert gradtx.from_config(gradtx.to_config(step.tx)) == step.tx
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @others
 @pytest.mark.parametrize("dtype", NARROW)
 def test_by_hand_and_in_one_step_are_the_same(cure, dtype):

@@ -100,6 +100,7 @@ class TestMakeStep:
         assert float(params["b"]) == 3.0
         assert float(params["w"][0]) != 0.0
 
+    @pytest.mark.slow
     def test_inside_scan_and_grad(self):
         def after(rate):
             tx = gradtx.adam(rate)

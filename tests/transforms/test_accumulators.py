@@ -52,7 +52,7 @@ def assert_close(a, b):
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-6), a, b)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("by_hand", [False, True])
 @pytest.mark.parametrize("mean", [True, False])
 def test_a_window_of_rows_equals_that_of_whole_tables(mean, by_hand):
@@ -68,6 +68,7 @@ def test_a_window_of_rows_equals_that_of_whole_tables(mean, by_hand):
     assert not np.array_equal(params["table"], PARAMS["table"])
 
 
+@pytest.mark.slow
 def test_only_rows_that_were_touched_move_and_have_slots():
     gradients = list(micro_batches(2))
     params, state = trained(gradtx.accumulate(gradtx.adam(0.1), 2, rows={"t*": 8}), gradients)
@@ -164,6 +165,7 @@ def test_rows_without_room_are_never_lost_in_silence():
     )
 
 
+@pytest.mark.slow
 def test_compensation_is_kept_for_whole_arrays_only():
     gradients = list(micro_batches(4))
     kept = gradtx.accumulate(gradtx.sgd(0.1), 2, compensated=True, rows={"table": 8})

@@ -101,7 +101,7 @@ KEPT = {
 }
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kept", KEPT)
 @pytest.mark.parametrize("name", AVERAGES)
 def test_every_average_however_it_is_kept(name, kept):
@@ -118,7 +118,7 @@ def test_every_average_however_it_is_kept(name, kept):
     same(found, gradtx.eval_params(tx, state, p), 2e-4 if kept == "bf16+8" else 1e-5)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("codec", ["int8", "bf16", "f16", "int4"])
 def test_averages_in_a_codec_are_decoded(codec):
     tx = gradtx.store(gradtx.ema_params(DECAY), codec, min_size=1)

@@ -15,7 +15,7 @@ def loss(x):
     return 0.5 * jnp.sum(SCALES * x**2) + jnp.sum(jnp.cos(x))
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "search",
     [gradtx.scale_by_zoom_linesearch(30), gradtx.scale_by_backtracking_linesearch(30)],

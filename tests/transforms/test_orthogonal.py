@@ -96,7 +96,7 @@ def test_what_is_no_schedule_is_refused():
         gradtx.orthogonalize(ns_dtype=jnp.bfloat16).update(x, ())
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("gram", [False, True])
 @pytest.mark.parametrize("matrix", HARD)
 def test_both_forms_are_one_polynomial(matrix, gram):
@@ -122,7 +122,7 @@ def test_both_forms_start_from_a_gram_matrix_that_is_there(how):
     np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["frobenius", "spectral", "aol", "schatten"])
 def test_what_the_first_iterate_is_divided_by(how):
     """Each matrix of a batch by its own, which is not small beside epsilon."""

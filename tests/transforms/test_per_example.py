@@ -47,6 +47,7 @@ def test_integers_are_promoted(name):
         np.testing.assert_array_equal(mine, theirs)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("uniform", [False, True])
 def test_layers_have_shares_of_the_limit(uniform):
     """McMahan et al. 2018, section 2.3: alike, or by the size of the layer."""

@@ -95,7 +95,7 @@ def test_inside_of_groups_and_masks():
     assert float(tree.norm(train(tx, PARAMS)["w"])) <= 1 + 1e-6
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrap",
     [
@@ -141,7 +141,7 @@ BY_ROW = [
 ]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "arguments"), BY_ROW, ids=[name for name, _ in BY_ROW])
 def test_rows_are_projected_as_the_table_is(name, arguments):
     tx = gradtx.chain(gradtx.scale(-0.5), gradtx.project(name, None, arguments))

@@ -73,6 +73,7 @@ def test_a_bad_micro_batch_leaves_no_trace():
     assert not bool(gradtx.has_updated(state))
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("compensated", [True, False])
 @pytest.mark.parametrize("value", [jnp.nan, jnp.inf])
 def test_a_nan_does_not_outlive_its_window(value, compensated):

@@ -56,7 +56,7 @@ START = st.floats(-6e4, 6e4, width=32, allow_subnormal=False)
 STEPS = st.lists(st.floats(-100, 100, width=32, allow_subnormal=False), min_size=64, max_size=64)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", NARROW)
 @given(start=st.lists(START, min_size=64, max_size=64), moves=STEPS, scale=st.integers(-20, 0))
 def test_with_the_byte_the_sum_is_right_to_a_508th_of_a_unit(dtype, start, moves, scale):

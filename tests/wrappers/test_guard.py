@@ -237,6 +237,7 @@ def test_what_is_remembered_goes_round():
     assert state.norms.values.tolist() == [1.0] * 3
 
 
+@pytest.mark.slow
 def test_a_resumed_run_decides_alike(tmp_path):
     tx = gradtx.guard(PLAIN, window=8, warmup=4, clip_quantile=0.5)
     *_, state = follow(tx, [1.0, 1.2, 0.8, 1.1, 0.9])

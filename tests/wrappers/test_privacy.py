@@ -31,6 +31,7 @@ def test_aggregate_equals_optax():
         jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6), updates, want)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.complex64])
 def test_noise_has_the_deviation_of_the_paper(dtype):
     tx = gradtx.differentially_private_aggregate(2.0, 3.0, key=0)
@@ -71,6 +72,7 @@ def test_dpsgd_in_windows_equals_whole_batches():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7), p, q)
 
 
+@pytest.mark.slow
 def test_scheduled_clip_follows_the_windows():
     def clip(window):
         return jnp.where(window < 1, 1.0, 2.0)

@@ -56,6 +56,7 @@ def adam(b2=0.99, eps=1e-8, decay=0.1):
 RAMP = np.minimum(np.arange(50) / 10, 1)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.paper("schedule_free_adamw", "schedule_free_sgd")
 @pytest.mark.parametrize(
     ("make", "base", "rates", "beta", "power"),

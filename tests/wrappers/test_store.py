@@ -12,6 +12,7 @@ import pytest
 import gradtx
 from gradtx.engine import cutting
 from gradtx.inspection.slots import map_slots
+from gradtx.numerics import programs
 from gradtx.storage import FORMATS, Encoded, is_encoded
 from gradtx.types import nonnegative_fields
 from tests.catalogue import CATALOGUE
@@ -143,6 +144,7 @@ def test_leaves_of_one_name_are_told_apart_by_their_paths():
     assert kept(tx.init(p)) == {"[0].mu['head']['w']": "int8"}
 
 
+@pytest.mark.slow
 def test_every_leaf_of_every_slot_has_a_key_of_its_own():
     tx = gradtx.store(gradtx.adamw(1e-3), "int4_dithered", min_size=1, exempt=())
     leaves = jax.tree.leaves(tx.init(tree()), is_leaf=is_encoded)
@@ -150,6 +152,7 @@ def test_every_leaf_of_every_slot_has_a_key_of_its_own():
     assert len(keys) == 6
 
 
+@pytest.mark.slow
 def test_a_state_out_of_codecs_has_the_types_of_its_slots():
     tx = gradtx.adam(1e-3, mu_dtype=jnp.bfloat16)
     state = gradtx.store(tx, "int8").init(tree())
@@ -244,7 +247,7 @@ def test_blocks_never_straddle_shards():
     assert "would divide blocks" in notes["0/mu/w/codes"][1]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @some("adamw", "lion", "muon")
 def test_the_whole_catalogue_in_int8(name):
     """Steps keep the state's form, parameters stay finite, and a saved run goes on to the bit."""
@@ -460,8 +463,8 @@ def test_codes_of_many_leaves_are_made_by_one_program_for_each_shape():
 
 def test_kernels_are_found_in_a_time_that_grows_with_the_leaves(monkeypatch):
     """As counted by the equations that are looked at."""
-    looks, variables = [], cutting._variables
-    monkeypatch.setattr(cutting, "_variables", lambda vs: looks.append(None) or variables(vs))
+    looks, variables = [], programs.variables
+    monkeypatch.setattr(cutting, "variables", lambda vs: looks.append(None) or variables(vs))
 
     def count(leaves):
         params = {str(i): jnp.ones((64, 64)) for i in range(leaves)}
@@ -634,7 +637,7 @@ AVERAGES = {
 FALLING = [("scale_by_adam", gradtx.Codec(n)) for n in ("bf16", "int8_companded")]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "codec"),
     [
@@ -664,6 +667,7 @@ def nearest(state):
     return jax.tree.map(one, state, is_leaf=is_encoded)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["bf16", pytest.param("int8_companded", marks=slow)])
 def test_a_state_rounded_in_another_way_is_read_as_it_is(name):
     """And goes on: loaded with the rounding of the transformation, in memory with its own."""

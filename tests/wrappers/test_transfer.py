@@ -141,6 +141,7 @@ TRANSFERS = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("around", sorted(TRANSFERS))
 def test_each_leaf_takes_the_steps_of_its_own_hyperparameters(around):
     """Against an AdamW for each leaf; the norm is that of the whole tree."""
@@ -209,6 +210,7 @@ def test_it_is_data_and_is_described():
     assert gradtx.hyperparams(changed)["learning_rate"] == 0.2
 
 
+@pytest.mark.slow
 def test_it_stores_slots_and_keeps_equal_models_as_they_are():
     p = values(model(8))
     tx = gradtx.store(gradtx.transfer(gradtx.adam(0.1), model(4), model(8)), "int8", min_size=1)
@@ -282,6 +284,7 @@ def test_public_models_have_a_rule_for_every_leaf(file):
             assert x.rate == 0.5**halves, path
 
 
+@pytest.mark.slow
 def test_initial_values_have_the_size_of_the_small_model():
     small, large = values(model(32)), values(model(64), 1)
     tx = gradtx.transfer(gradtx.adam(0.1), model(32), model(64))
