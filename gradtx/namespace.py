@@ -67,7 +67,7 @@ def lazy(package: str) -> tuple[list[str], Callable[[str], Any], Callable[[], li
     def get(name: str) -> Any:
         if name in public and public[name] != package:
             value = getattr(importlib.import_module(public[name]), name)
-        elif path and name[0] != "_" and is_module(f"{package}.{name}"):
+        elif path and name[:2] != "__" and is_module(f"{package}.{name}"):
             value = importlib.import_module(f"{package}.{name}")
         elif (new := MOVED.get(f"{package}.{name}")) is not None:
             return moved(f"{package}.{name}", new)

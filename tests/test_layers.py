@@ -25,7 +25,7 @@ LAYERS = (
     ("transforms", "schedules", "projections", "losses"),
     ("optimizers",),
     ("wrappers", "sparse", "distributed"),
-    ("interop", "contrib", "commands", "__main__"),
+    ("interop", "contrib", "_src", "commands", "__main__"),
 )
 
 

@@ -1,0 +1,5 @@
+"""The names of Optax's private module `utils`."""
+
+from gradtx._src import public
+
+__getattr__ = public(__name__)
