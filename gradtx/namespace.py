@@ -79,7 +79,8 @@ def lazy(package: str) -> tuple[list[str], Callable[[str], Any], Callable[[], li
     def names() -> list[str]:
         import pkgutil
 
-        modules = (m.name for m in pkgutil.iter_modules(path) if not m.name.startswith("_"))
+        # The stub says which modules people use by name, if there is one.
+        modules = () if public else [m.name for m in pkgutil.iter_modules(path)]
         own = (name for name in vars(sys.modules[package]) if name.startswith("__"))
         return sorted({*public, *modules, *own})
 
