@@ -343,8 +343,8 @@ def _power(x, power):
 class Trial:
     """A plugin of pytest that runs the collected tests of each mutant's module on it."""
 
-    def __init__(self, chosen, beside, report):
-        self.chosen, self.beside, self.report = chosen, beside, report
+    def __init__(self, chosen, beside, report, tell):
+        self.chosen, self.beside, self.report, self.tell = chosen, beside, report, tell
 
     def pytest_runtestloop(self, session):
         files = {}
@@ -371,6 +371,8 @@ class Trial:
             self.report(i, lives)
         limit(0)
         for test in itertools.chain(*tests.values()):
+            if test.broken:
+                self.tell(test.item.nodeid)
             # A mutant may have left something behind, by which others fail.
             if test.failed >= 0 and (failures := test.failures()):
                 raise RuntimeError(f"{test.item.nodeid} fails after the mutants: {failures}")
@@ -383,10 +385,11 @@ class Test:
     Attributes:
         seconds: how long it takes; None before it has run.
         failed: the number of the last mutant that it saw.
+        broken: whether it fails without a mutant, and so tells nothing.
     """
 
     def __init__(self, item, module):
-        self.item, self.seconds, self.failed = item, None, -1
+        self.item, self.seconds, self.failed, self.broken = item, None, -1, False
         self.path = importlib.import_module(module).__file__
         self.lines, self.functions = set(), set()
 
@@ -427,7 +430,8 @@ class Test:
             sys.settrace(None)
         self.seconds = time.process_time() - start
         if failures:
-            self.functions.clear()  # what fails without a mutant tells nothing
+            self.functions.clear()
+            self.broken = True
 
     def failures(self):
         from _pytest.runner import runtestprotocol
@@ -495,10 +499,13 @@ def trial(places):
     def report(i, lives):
         print(json.dumps([i, lives]), file=out)
 
+    def tell(test):
+        print(json.dumps({"fails without a mutant": test}), file=out)
+
     with contextlib.redirect_stdout(sys.stderr):
         return pytest.main(
             ["-q", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib", *files],
-            plugins=[Trial(chosen, beside, report)],
+            plugins=[Trial(chosen, beside, report, tell)],
         )
 
 
@@ -517,7 +524,11 @@ def survivors(chosen):
             cwd=ROOT,
             env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)},
         )
-        results = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+        said = [json.loads(line) for line in done.stdout.splitlines() if line[:1] in ("[", "{")]
+        results = [each for each in said if isinstance(each, list)]
+        for each in said:
+            if isinstance(each, dict):
+                print(*(f"{problem}: {test}" for problem, test in each.items()), flush=True)
         if done.returncode not in (pytest.ExitCode.OK, -signal.SIGPROF):
             raise RuntimeError(done.stderr)
         alive += [chosen[start + i] for i, lives in results if lives]
