@@ -588,6 +588,7 @@ from gradtx.schedules.piecewise import (
     warmup_constant_schedule as warmup_constant_schedule,
     warmup_cosine_decay_schedule as warmup_cosine_decay_schedule,
     warmup_exponential_decay_schedule as warmup_exponential_decay_schedule,
+    wsd_schedule as wsd_schedule,
 )
 from gradtx.schedules.products import (
     multiplicative_schedule as multiplicative_schedule,

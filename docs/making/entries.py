@@ -82,6 +82,7 @@ OWN: dict[str, dict[str, Any]] = {
     "differentially_private_aggregate": {"seed": 0},
     "linear_schedule": {"init_value": 0.0, "end_value": 1.0},
     "half_life_schedule": {"init_value": 0.9, "end_value": 0.9999},
+    "wsd_schedule": {"warmup_steps": 20, "total_steps": STEPS, "decay_steps": 60},
     "warmup_constant_schedule": {"init_value": 0.0},
     "warmup_cosine_decay_schedule": {"init_value": 0.0},
     "warmup_exponential_decay_schedule": {"init_value": 0.0},

@@ -9,7 +9,12 @@ import numpy as np
 from gradtx.checks import NonNegative, Number, Positive, check
 from gradtx.declared_schedule import schedule
 from gradtx.schedules.counting import quotient, steps, within
-from gradtx.schedules.decay import cosine_decay_schedule, exponential_decay, linear_schedule
+from gradtx.schedules.decay import (
+    cosine_decay_schedule,
+    exponential_decay,
+    linear_schedule,
+    power_cooldown_schedule,
+)
 from gradtx.types import Schedule
 
 
@@ -295,6 +300,81 @@ def warmup_exponential_decay_schedule(
         peak_value, transition_steps, decay_rate, transition_begin, staircase, end_value
     )
     return _warmed_up(init_value, peak_value, warmup_steps, decay)
+
+
+@schedule
+def wsd_schedule(
+    peak_value: Number,
+    warmup_steps: NonNegative,
+    total_steps: Positive,
+    decay_steps: Positive,
+    shape: str = "linear",
+    init_value: Number = 0.0,
+    end_value: Number = 0.0,
+) -> Schedule:
+    r"""Warm-up, stable, decay (WSD, a trapezoid): linearly up, constant, and down at the end.
+
+    With the part :math:`r = \mathrm{clip}((t - T + n) / n, 0, 1)` of the fall that is over, the
+    value from the end of the warm-up on is
+
+    .. math:: b + (a - b) (1 - f(r)), \qquad
+        f(r) = r, \quad (1 - \cos \pi r) / 2, \quad \sqrt r
+
+    Until step :math:`T - n` it does not depend on :math:`T` or :math:`n`. So one long run serves
+    several totals: continue a checkpoint of its stable part with the schedule of another total,
+    and the cool-down branches from there.
+
+    Args:
+        peak_value: :math:`a`, the value between the warm-up and the fall.
+        warmup_steps: at least 0.
+        total_steps: :math:`T`, the steps of warm-up, stable part and fall together.
+        decay_steps: :math:`n`, the steps of the fall.
+        shape: of the fall: ``"linear"``, ``"cosine"`` or ``"1-sqrt"``.
+        init_value: the value at the start.
+        end_value: :math:`b`, the value from `total_steps` on.
+
+    Raises:
+        ValueError: another shape, or `total_steps` below the steps of warm-up and fall.
+
+    Optax has no such schedule; there it is joined from three.
+
+    Source: S. Hu et al., MiniCPM, 2024, arXiv:2404.06395; A. Hägele et al., Scaling Laws and
+    Compute-Optimal Training Beyond Fixed Training Durations, 2024, arXiv:2405.18392, with the fall
+    ``"1-sqrt"``, which is :func:`power_cooldown_schedule`.
+
+    >>> schedule = wsd_schedule(1.0, 10, 100, 20)
+    >>> [float(schedule(t)) for t in (5, 10, 80, 90, 100)]
+    [0.5, 1.0, 1.0, 0.5, 0.0]
+    """
+    known = all(isinstance(n, int | float) for n in (warmup_steps, total_steps, decay_steps))
+    if known and total_steps < warmup_steps + decay_steps:
+        raise ValueError(
+            f"wsd_schedule: total_steps counts the steps of the warm-up ({warmup_steps}) and of "
+            f"the fall ({decay_steps}) too, and must not be less, as {total_steps} is"
+        )
+    if shape == "linear":
+        fall: Schedule = linear_schedule(peak_value, end_value, decay_steps)
+    elif shape == "cosine":
+        fall = _half_cosine(peak_value, end_value, decay_steps)
+    elif shape == "1-sqrt":
+        fall = power_cooldown_schedule(peak_value, decay_steps, end_value=end_value)
+    else:
+        raise ValueError(
+            f"wsd_schedule: shape must be 'linear', 'cosine' or '1-sqrt', not {shape!r}"
+        )
+    stable = total_steps - decay_steps - warmup_steps
+    then = join_schedules([lambda count: peak_value, fall], [stable])
+    return _warmed_up(init_value, peak_value, warmup_steps, then)
+
+
+def _half_cosine(start: Any, end: Any, transition_steps: Any) -> Schedule:
+    whole = steps(transition_steps)
+
+    def value(count: Any) -> Any:
+        part = quotient(jnp.clip(count, 0, whole), whole)
+        return within(jnp.where(count >= whole, end, _cosine(start, end, part)), start, end)
+
+    return value
 
 
 @schedule

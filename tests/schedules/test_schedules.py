@@ -36,6 +36,7 @@ OWN = {
     "inverse_time_decay": (1.0, 10, 0.5, True),
     "power_cooldown_schedule": (1.0, 40, 5, 0.5, 0.1),
     "relative_step_schedule": (0.5,),
+    "wsd_schedule": (0.8, 5, 40, 12, "1-sqrt", 0.1, 0.2),
     "stretch_schedule": (gradtx.linear_schedule(1.0, 0.1, 40), 3, 2, 1),
 }
 LAST = 2**31 - 1
@@ -80,6 +81,12 @@ def restarted(t, length, t_mul, m_mul, alpha):
     return (1 - alpha) * height * (1 + np.cos(np.pi * t / length)) / 2 + alpha
 
 
+def trapezoid(t, fall):
+    """From 0.1 up to 0.8 in 5 steps, constant to step 28, down to 0.2 in 12."""
+    part = np.clip((t - 28) / 12, 0, 1)
+    return np.where(t < 5, 0.1 + 0.7 * t / 5, 0.8 - 0.6 * fall(part))
+
+
 # Made by the test, not when tests are collected: `tests.mutants` changes how they are made.
 FORMULAS = {
     "inverse time": (
@@ -101,6 +108,18 @@ FORMULAS = {
     "power cooldown": (
         lambda: gradtx.power_cooldown_schedule(0.9, 40, 5, 0.7, -0.1),
         lambda t: 0.9 - (np.clip(t - 5, 0, 40) / 40) ** 0.7,
+    ),
+    "trapezoid": (
+        lambda: gradtx.wsd_schedule(0.8, 5, 40, 12, "linear", 0.1, 0.2),
+        lambda t: trapezoid(t, lambda part: part),
+    ),
+    "trapezoid with a cosine": (
+        lambda: gradtx.wsd_schedule(0.8, 5, 40, 12, "cosine", 0.1, 0.2),
+        lambda t: trapezoid(t, lambda part: (1 - np.cos(np.pi * part)) / 2),
+    ),
+    "trapezoid with a root": (
+        lambda: gradtx.wsd_schedule(0.8, 5, 40, 12, "1-sqrt", 0.1, 0.2),
+        lambda t: trapezoid(t, np.sqrt),
     ),
     "exponential growth": (
         lambda: gradtx.exponential_decay(0.1, 10, 1.5, end_value=0.4),
@@ -349,11 +368,38 @@ def test_join():
         ("cosine_onecycle_schedule", (0, 1.0)),
         ("exponential_decay", (1.0, 10, -0.5)),
         ("warmup_cosine_decay_schedule", (0.0, 1.0, 10, 10)),
+        ("wsd_schedule", (1.0, 10, 29, 20)),
+        ("wsd_schedule", (1.0, 10, 30, 20, "spline")),
     ],
 )
 def test_bad_arguments(name, arguments):
     with pytest.raises((ValueError, TypeError)):
         getattr(gradtx, name)(*arguments)(0)
+
+
+def test_a_cooldown_branches_from_a_saved_run(tmp_path):
+    """A run of another total goes through the same bits up to its fall."""
+
+    def run(schedule, params, state, steps):
+        tx = gradtx.adam(schedule)
+        step = jax.jit(lambda p, s: tx.update(jnp.cos(p), s, p))
+        for _ in range(steps):
+            updates, state = step(params, state)
+            params = gradtx.apply_updates(params, updates)
+        return params, state
+
+    start = jnp.array([0.3, 1.9])
+    long, short = (gradtx.wsd_schedule(0.1, 4, n, 6, "1-sqrt") for n in (100, 20))
+    state = gradtx.adam(long).init(start)
+    gradtx.save_checkpoint(tmp_path / "stable.npz", *run(long, start, state, 14))
+    tx = gradtx.adam(short)
+    saved = gradtx.load_checkpoint(tmp_path / "stable.npz", tx, params=start)
+    params, state = saved.params, saved.state
+    branch, _ = run(short, params, state, 6)
+    whole, _ = run(short, start, gradtx.adam(short).init(start), 20)
+    stable, _ = run(long, params, state, 6)
+    np.testing.assert_array_equal(branch, whole)
+    assert np.all(branch != stable)
 
 
 def test_array_values_are_leaves():
