@@ -36,6 +36,19 @@ def decay_first(
     not read the parameters, it is the decay of :func:`adamw`; with LAMB, FTRL or Adafactor it is
     not. In a table whose gradient is `Rows`, only these rows decay.
 
+    A number is independent weight decay: unlike that of :func:`adamw` and of Optax's optimizers, it
+    does not follow the schedule of the learning rate :math:`\eta_t`. The corrected decay of AdamC,
+    for layers that are followed by a normalization, is
+
+    .. math:: d_t = \lambda\, \eta_t^2 / \max_t \eta_t
+
+    which ``multiply_schedules(rate, rate, weight_decay / peak)`` gives to any optimizer.
+
+    Source: I. Loshchilov and F. Hutter, Decoupled Weight Decay Regularization, 2019,
+    arXiv:1711.05101, algorithm 2, for independent decay, where the learning rate of the step is
+    constant and one schedule multiplies both; A. Defazio, Why Gradients Rapidly Increase Near the
+    End of Training, 2025, arXiv:2506.02285, for AdamC.
+
     State: that of `inner`, in a `ScheduledState` for a schedule.
 
     Raises:

@@ -36,3 +36,31 @@ def test_decay_first_with_a_schedule_and_a_mask():
         assert [float(updates[k][0]) for k in "ab"] == [want, 0.0]
     with pytest.raises(ValueError, match="needs the parameters"):
         tx.update(zero, state)
+
+
+@pytest.mark.parametrize("corrected", [False, True], ids=["independent", "AdamC"])
+def test_the_decay_follows_the_learning_rate_as_it_is_told(corrected):
+    """Adam with a decay of its own, and Defazio 2025, in float64 by NumPy."""
+    peak, weight_decay, b1, b2, eps = 0.2, 0.3, 0.9, 0.999, 1e-8
+    rate = gradtx.wsd_schedule(peak, 2, 8, 4, "linear", 0.05)
+    rates = [0.05, 0.125, 0.2, 0.2, 0.2, 0.15, 0.1, 0.05]
+    decay = gradtx.multiply_schedules(rate, rate, weight_decay / peak) if corrected else 0.03
+    tx = gradtx.decay_first(gradtx.adam(rate, b1, b2, eps), decay, mask="a")
+    start = np.array([1.0, -2.0])
+    params = {"a": jnp.float32(start), "b": jnp.float32(start)}
+    want = {"a": start, "b": start}
+    mu, nu = ({"a": 0.0, "b": 0.0} for _ in range(2))
+    state = tx.init(params)
+    step = jax.jit(tx.update)
+    for t, lr in enumerate(rates):
+        grads = {k: np.cos(t + np.arange(2) + i) for i, k in enumerate("ab")}
+        updates, state = step(jax.tree.map(jnp.float32, grads), state, params)
+        params = gradtx.apply_updates(params, updates)
+        for k, g in grads.items():
+            mu[k] = b1 * mu[k] + (1 - b1) * g
+            nu[k] = b2 * nu[k] + (1 - b2) * g**2
+            root = np.sqrt(nu[k] / (1 - b2 ** (t + 1))) + eps
+            lost = (lr**2 * weight_decay / peak if corrected else 0.03) if k == "a" else 0
+            want[k] = want[k] - lr * mu[k] / (1 - b1 ** (t + 1)) / root - lost * want[k]
+    for k, value in want.items():
+        np.testing.assert_allclose(params[k], value, rtol=1e-5)
