@@ -235,6 +235,8 @@ def test_no_value_lies_outside_of_the_range():
                 add(gradtx.piecewise_interpolate_schedule("cosine", a, {n: b / a}), a, b)
         add(gradtx.cosine_restarts_schedule(1.0, n, 1.5, 0.5), 1.0, 0.0)
         add(gradtx.warmup_cosine_decay_schedule(0.0, 1.0, n, 2 * n), 0.0, 1.0)
+        for shape in ("linear", "cosine", "1-sqrt"):
+            add(gradtx.wsd_schedule(0.3, 3, n + 8, n, shape, 0.1, 0.1), 0.1, 0.3)
     low, high = np.array(list(ends.values())).T[..., None]
 
     def values(counts):
@@ -249,7 +251,8 @@ def test_the_last_value_is_exact():
     line = gradtx.linear_schedule(1.0, 0.0, 1000)
     root = gradtx.polynomial_schedule(0.1, 0.0, 0.9, 1000)
     cosine = gradtx.cosine_decay_schedule(1.0, 1000, exponent=0.5)
-    for schedule in (line, root, cosine):
+    falls = [gradtx.wsd_schedule(0.3, 0, 1000, 49, f) for f in ("linear", "cosine", "1-sqrt")]
+    for schedule in (line, root, cosine, *falls):
         for count in (1000, LAST):
             assert schedule(count) == optimized(schedule)(count) == 0
 
