@@ -75,6 +75,9 @@ def sweep(x: Array, basis: Array) -> Array:
     Relative to the roots of the diagonal, where small eigenvalues count as much as large ones, the
     same moving averages of rank 4 are less diagonal than by QR at all steps up to 300: 0.29 and
     0.13 at the last. One seed each.
+    Gradients in bfloat16 turn such bases away from those in float32: on the linear model of
+    tests/test_precision.py the updates of `soap_muon` differ by 15 % after 450 steps or more,
+    by less than 3 % with QR, and those of `soap` by 3.3 % in the first 100.
 
     >>> a = jnp.array([[2.0, 0.1], [0.1, 1.0]])
     >>> q = sweep(a, jnp.eye(2))

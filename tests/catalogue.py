@@ -426,7 +426,7 @@ CATALOGUE: dict[str, Entry] = {
         rows=False,
     ),
     "soap": Entry(
-        lambda: gradtx.soap(0.02, precondition_frequency=2, staggered=True, basis="products"),
+        lambda: gradtx.soap(0.02, precondition_frequency=2, staggered=True),
         bad=(*RATES, {"learning_rate": 0.1, "precondition_frequency": 0}),
         rows=False,
         keeps=2 * MATRIX + 2 * SQUARES,
@@ -437,7 +437,7 @@ CATALOGUE: dict[str, Entry] = {
         rows=False,
     ),
     "soap_muon": Entry(
-        lambda: gradtx.soap_muon(0.02, eps=1e-4, basis="products"),
+        lambda: gradtx.soap_muon(0.02, eps=1e-4),
         bad=RATES,
         rows=False,
         keeps=2 * MATRIX + 2 * SQUARES,
