@@ -8,8 +8,8 @@ import sys
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
+from gradtx.numerics.keys import is_key
 from gradtx.types import KEY, SLOT, masked_fields, state_fields
 
 
@@ -71,16 +71,12 @@ def _in_our_form(found: Any, like: Any) -> Any:
     return found._replace(**keys, **inner)
 
 
-def _is_key(x: Any) -> bool:
-    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
 def _words(key: Any) -> Any:
-    return jax.random.key_data(key) if _is_key(key) else key
+    return jax.random.key_data(key) if is_key(key) else key
 
 
 def _key(found: Any, like: Any) -> Any:
-    if _is_key(like) and not _is_key(found):
+    if is_key(like) and not is_key(found):
         return jax.random.wrap_key_data(found, impl=jax.random.key_impl(like))
     return found
 

@@ -8,7 +8,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from gradtx.namespace import is_module
+from gradtx.namespace import lazy
 
 # Names of Optax's private modules that are not at gradtx's top level, and where the same is here.
 OTHERS = {
@@ -46,7 +46,4 @@ def public(module: str) -> Callable[[str], Any]:
     return get
 
 
-def __getattr__(name: str) -> Any:
-    if is_module(f"{__name__}.{name}"):
-        return importlib.import_module(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__all__, __getattr__, __dir__ = lazy(__name__)

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from gradtx.numerics.keys import is_key
 from gradtx.transforms.orthogonal import coefficients, orthogonalized
 from gradtx.types import Array, DType
 
@@ -22,10 +23,7 @@ def canonicalize_dtype(dtype: Any) -> DType | None:
 
 def canonicalize_key(key_or_seed: Any) -> Array:
     """A random key: the one that is given, or that of a seed."""
-    is_key = isinstance(key_or_seed, jax.Array) and jnp.issubdtype(
-        key_or_seed.dtype, jax.dtypes.prng_key
-    )
-    return key_or_seed if is_key else jax.random.key(key_or_seed)
+    return key_or_seed if is_key(key_or_seed) else jax.random.key(key_or_seed)
 
 
 def orthogonalize_via_newton_schulz(

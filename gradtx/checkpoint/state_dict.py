@@ -17,6 +17,7 @@ from gradtx.checkpoint.config import to_config
 from gradtx.checkpoint.encoded import gathered, parts_of, written
 from gradtx.checkpoint.matching import Node, form_of, is_empty, match
 from gradtx.numerics.compiler_hints import is_tracer
+from gradtx.numerics.keys import is_key
 from gradtx.packed import packed_like, unpack
 from gradtx.pair import GradientTransformation, with_extra_args_support
 from gradtx.storage import is_encoded
@@ -322,13 +323,9 @@ def _saved_nodes(flat: Mapping[str, Any], states: list[tuple[str, str]]) -> list
     return [*nodes, loose]
 
 
-def _is_key(leaf: Any) -> bool:
-    return hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
 def _data(path: str, leaf: Any) -> Any:
     """A leaf as an array of numbers."""
-    if _is_key(leaf):
+    if is_key(leaf):
         data = jax.random.key_data
         return jax.eval_shape(data, leaf) if _is_shape(leaf) else data(leaf)
     if isinstance(leaf, bool | int | float | complex | np.ndarray | np.generic):
@@ -354,7 +351,7 @@ def _restored(leaf: Any, array: Any, value: Any, *, copy: bool) -> Any:
     if is_encoded(leaf):
         return leaf.store(jnp.asarray(value))
     loaded = make(value, array.dtype)
-    if _is_key(leaf):
+    if is_key(leaf):
         return jax.random.wrap_key_data(loaded, impl=_generator(leaf))
     return loaded
 

@@ -25,7 +25,11 @@ def check_key(where: str, name: str, key: Any) -> None:
         raise TypeError(f"{where}: {name} must be a random key or an integer, not {key!r}")
 
 
+def is_key(x: Any) -> bool:
+    """Whether something is a typed random key, or a tracer or shape of one."""
+    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+
+
 def own_key(key: Any) -> Array:
     """A random key for a state, made from `given_key`; a copy, since the state may be donated."""
-    typed = hasattr(key, "dtype") and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
-    return jnp.array(key, copy=True) if typed else jax.random.key(key)
+    return jnp.array(key, copy=True) if is_key(key) else jax.random.key(key)

@@ -13,6 +13,7 @@ from gradtx.inspection.guards import GuardReport
 from gradtx.inspection.hyperparams import hyperparams
 from gradtx.numerics import abs_sq, cast, increment, widen
 from gradtx.numerics.compiler_hints import recompute, sums_in_one_pass
+from gradtx.numerics.keys import is_key
 from gradtx.numerics.tracing import traced_once
 from gradtx.pair import (
     GradientTransformation,
@@ -291,7 +292,7 @@ def _measured(
             updates, state, params = structure.unflatten(leaves)
             return _squares(run(updates, state, params, extra_args)[0], params)
 
-        if reads_entries(tx) and not any(map(_is_key, leaves)):
+        if reads_entries(tx) and not any(map(is_key, leaves)):
             measured = recompute(sums, *leaves, after=norm, on="all but cpu")
         else:
             measured = _squares(out, params)
@@ -321,10 +322,6 @@ def _measured(
         update,
         step if one_of is None else in_cases(cases),
     )
-
-
-def _is_key(x: Any) -> bool:
-    return hasattr(x, "dtype") and jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
 
 
 def _squares(updates: Updates, params: Params | None) -> list[Array]:
