@@ -87,6 +87,12 @@ class Builder:
     def hints(self) -> Mapping[str, Any]:
         return typing.get_type_hints(self.function, include_extras=True)
 
+    @functools.cached_property
+    def _forms(self) -> Mapping[str, Callable[[str, Any], Any]]:
+        """What makes the form in which an argument is kept, for those that are `Kept`."""
+        found = ((name, mark) for name, hint in self.hints.items() for mark in checks.marks(hint))
+        return {name: mark.form for name, mark in found if isinstance(mark, Kept)}
+
     def recorded(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Arguments that were written down, with what those meant that were not there yet."""
         missing = [name for name in self.signature.parameters if name not in arguments]
@@ -112,9 +118,8 @@ class Builder:
         bound.apply_defaults()
         for name, value in bound.arguments.items():
             checks.check(self.name, name, value, self.hints.get(name, Any))
-            for mark in checks.marks(self.hints.get(name)):
-                if isinstance(mark, Kept):
-                    bound.arguments[name] = mark.form(f"{self.name}: {name}", value)
+            if name in self._forms:
+                bound.arguments[name] = self._forms[name](f"{self.name}: {name}", value)
         return {
             name: _own(value if self._range(name) is None else _number(value))
             for name, value in bound.arguments.items()

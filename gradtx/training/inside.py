@@ -7,7 +7,7 @@ once. It may do so where it computes layers apart, which its program tells
 (:mod:`gradtx.training.separate`).
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -92,7 +92,8 @@ class Inside:
         if holds_packed(trained):
             raise ValueError("inside: the parameters are packed; give the tree that was packed")
         _refuse_by_what_it_is(tx)
-        if sharding is not None and _is_divided_further(sharding):
+        self.kept_at = {} if sharding is None else dict(_by_path(sharding.params))
+        if sharding is not None and _is_divided_further(sharding, self.kept_at):
             raise ValueError(
                 "inside: the slots are divided further than the parameters (zero=), and each layer "
                 "would be gathered besides the whole stack: shard the parameters themselves, or "
@@ -101,7 +102,6 @@ class Inside:
         self.tx, self.trained = tx, trained
         # What is analysed is `tx` itself; what takes the step knows where leaves lie.
         self.placed = tx if sharding is None else sharding.placed(tx)
-        self.kept_at = {} if sharding is None else dict(_by_path(sharding.params))
         keyed, self.treedef = with_paths(trained)
         self.paths = [path_string(path) for path, _ in keyed]
         self.leaves = [leaf for _, leaf in keyed]
@@ -116,7 +116,7 @@ class Inside:
                 "inside: the loss looks up rows of a table by sparse.take, whose gradients are "
                 "rows; index the table instead, or make the step without inside"
             )
-        self._choose(where, _places(sharding))
+        self._choose(where)
         self.index = self.treedef.unflatten(range(len(self.leaves)))
         self.stage_of = {
             stack.leaf: k for k, stage in enumerate(self.loops.stages) for stack in stage.stacks
@@ -125,12 +125,12 @@ class Inside:
         for stage in self.loops.stages:
             self.first.append(self.first[-1] + stage.length)
 
-    def _choose(self, where: Where | bool, places: Sequence[tuple[str, Any]]) -> None:
+    def _choose(self, where: Where | bool) -> None:
         why = {self.paths[i]: reason for i, reason in self.loops.why_not.items()}
         in_types = [getattr(jax.typeof(x), "sharding", None) for x in self.leaves]
         divided = {
             path
-            for path, place in [*places, *zip(self.paths, in_types, strict=True)]
+            for path, place in [*self.kept_at.items(), *zip(self.paths, in_types, strict=True)]
             if place is not None and any(place.spec[:1])
         }
         for path in self.paths:
@@ -474,15 +474,9 @@ def _by_path(tree: PyTree) -> list[tuple[str, Any]]:
     return [(path_string(path), leaf) for path, leaf in with_paths(tree)[0]]
 
 
-def _is_divided_further(sharding: Shardings) -> bool:
-    kept = dict(_by_path(sharding.params))
+def _is_divided_further(sharding: Shardings, kept: Mapping[str, Any]) -> bool:
     places = [pair for tree in sharding.reductions for pair in _by_path(tree)]
     return any(tuple(place.spec) != tuple(kept[path].spec) for path, place in places)
-
-
-def _places(sharding: Shardings | None) -> list[tuple[str, Any]]:
-    """Where parameters lie, by path."""
-    return [] if sharding is None else _by_path(sharding.params)
 
 
 def _on_slots(
