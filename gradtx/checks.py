@@ -13,7 +13,7 @@ import re
 import types
 import typing
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import jax
@@ -152,6 +152,12 @@ def check_integer(where: str, name: str, value: Any, least: int = 1) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"{where}: {name} must be an integer of at least {least}, not {value!r}")
+
+
+def check_choice(where: str, name: str, value: Any, known: Collection[str]) -> None:
+    """Raise ValueError unless `value` is one of some names."""
+    if value not in known:
+        raise ValueError(f"{where}: {name} must be one of {known}, not {value!r}")
 
 
 def check_part(where: str, name: str, value: Any) -> None:

@@ -4,6 +4,7 @@ from typing import Literal, TypeAlias, get_args
 
 import jax.numpy as jnp
 
+from gradtx.checks import check_choice
 from gradtx.linear_algebra import eigenbasis, identity_like, orthogonal_iteration
 from gradtx.numerics import abs_sq, divide
 from gradtx.numerics.control import repeat
@@ -17,10 +18,9 @@ FIRST_SWEEPS = 20
 _INVERSE_ROOT = (0.99991554, -0.49570115, 0.33736243, -0.18411854, 0.04969328)
 
 
-def check_basis(name: str, basis: str) -> None:
-    """Refuse what is not a :data:`Basis`."""
-    if basis not in get_args(Basis):
-        raise ValueError(f"{name}: basis must be one of {get_args(Basis)}, not {basis!r}")
+def check_basis(where: str, basis: str) -> None:
+    """Raise ValueError unless `basis` is a :data:`Basis`."""
+    check_choice(where, "basis", basis, get_args(Basis))
 
 
 def first_basis(x: Array, basis: Basis) -> Array:

@@ -1,6 +1,6 @@
 """Hyperparameters: reading their current values, and replacing them."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -157,6 +157,12 @@ def _replaced(tx: Any, wanted: dict[str, Any]) -> Any:
             ),
         )
     arguments |= {path: value for path, value in wanted.items() if "." not in path}
+    return with_arguments(tx, arguments)
+
+
+def with_arguments(tx: Any, arguments: Mapping[str, Any]) -> Any:
+    """What the builder of `tx` makes of other arguments, which are checked as in a call."""
+    builder = tx.declaration.builder
     bound = builder.signature.bind_partial()
     bound.arguments.update(arguments)
     checked = builder.bind(*bound.args, **bound.kwargs)

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from gradtx.checks import check_choice
 from gradtx.losses.arguments import check_rank, check_shapes, floating, real
 from gradtx.numerics import divide
 from gradtx.types import Array
@@ -56,8 +57,7 @@ def dice_loss(
     [[0.333..., 1.0]]
     """
     reduce = {"mean": jnp.mean, "sum": jnp.sum, "none": lambda x, axis: x}
-    if reduction not in reduce:
-        raise ValueError(f"dice_loss: reduction must be one of {list(reduce)}, not {reduction!r}")
+    check_choice("dice_loss", "reduction", reduction, list(reduce))
     (x,), t = floating("dice_loss", predictions=predictions), real(targets)
     x = x[..., None] if x.ndim == t.ndim - 1 else x
     t = t[..., None] if t.ndim == x.ndim - 1 else t

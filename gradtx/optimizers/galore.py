@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, get_args
 import jax
 import jax.numpy as jnp
 
-from gradtx.checks import LearningRate, NonNegative, Number, check_integer
+from gradtx.checks import LearningRate, NonNegative, Number, check_choice, check_integer
 from gradtx.composition.chain import chain
 from gradtx.declaration import Formerly
 from gradtx.engine.leaves import gradient, load, store
@@ -156,10 +156,7 @@ def scale_by_galore(
     (6, 1)
     """
     check_integer("scale_by_galore", "rank", rank)
-    if proj_type not in get_args(ProjType):
-        raise ValueError(
-            f"scale_by_galore: proj_type must be one of {get_args(ProjType)}, not {proj_type!r}"
-        )
+    check_choice("scale_by_galore", "proj_type", proj_type, get_args(ProjType))
     check_integer("scale_by_galore", "update_proj_gap", update_proj_gap)
     base = with_extra_args_support(scale_by_adam() if base_optimizer is None else base_optimizer)
 

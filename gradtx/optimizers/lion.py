@@ -5,7 +5,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 
-from gradtx.checks import Decay, LearningRate, NonNegative
+from gradtx.checks import Decay, LearningRate, NonNegative, check_choice
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import ema, zeros_like
@@ -70,8 +70,7 @@ def scale_by_lion(
         "smooth": lambda c: jnp.tanh(smooth_beta * c),
         "refined": lambda c: jnp.where(jnp.abs(c) < 1, c, jnp.sign(c)),
     }
-    if mode not in shapes:
-        raise ValueError(f"scale_by_lion: mode must be one of {list(shapes)}, not {mode!r}")
+    check_choice("scale_by_lion", "mode", mode, list(shapes))
 
     invertible = isinstance(b2, float) and b2 > 0
 

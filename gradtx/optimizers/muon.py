@@ -4,7 +4,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import jax.numpy as jnp
 
-from gradtx.checks import Decay, NonNegative
+from gradtx.checks import Decay, NonNegative, check_choice
 from gradtx.composition.chain import chain
 from gradtx.composition.matrices import MuonDimensionNumbers, matrices_and_others
 from gradtx.engine.matrices import Matrices, MatrixDimensions, as_matrices, matrixwise
@@ -198,8 +198,7 @@ def scale_by_shape(
     >>> tx.update(jnp.ones((1, 4)), tx.init(jnp.ones((1, 4))))[0].tolist()
     [[2.0, 2.0, 2.0, 2.0]]
     """
-    if scale not in get_args(Scale):
-        raise ValueError(f"scale_by_shape: scale must be one of {get_args(Scale)}, not {scale!r}")
+    check_choice("scale_by_shape", "scale", scale, get_args(Scale))
     if consistent_rms is not None and scale != "jordan":
         raise ValueError("scale_by_shape: give consistent_rms or scale, not both")
     dimensions = MatrixDimensions(weight_dimension_numbers, MuonDimensionNumbers)

@@ -4,7 +4,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import jax.numpy as jnp
 
-from gradtx.checks import Decay, NonNegative, PositiveCount, check_integer
+from gradtx.checks import Decay, NonNegative, PositiveCount, check_choice, check_integer
 from gradtx.composition.chain import chain
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
 from gradtx.engine.matrices import (
@@ -175,12 +175,8 @@ def scale_by_shampoo(
     """
     check_integer("scale_by_shampoo", "block_size", block_size)
     check_integer("scale_by_shampoo", "root", root)
-    for name, value, known in (
-        ("grafting", grafting, get_args(Grafting)),
-        ("root_method", root_method, get_args(RootMethod)),
-    ):
-        if value not in known:
-            raise ValueError(f"scale_by_shampoo: {name} must be one of {known}, not {value!r}")
+    check_choice("scale_by_shampoo", "grafting", grafting, get_args(Grafting))
+    check_choice("scale_by_shampoo", "root_method", root_method, get_args(RootMethod))
     inverse_root = eigen_inverse_root if root_method == "eigen" else newton_inverse_root
     with_nu = grafting == "adam"
 

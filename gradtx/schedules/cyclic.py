@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 
-from gradtx.checks import NonNegative, Number, Positive
+from gradtx.checks import NonNegative, Number, Positive, check_choice
 from gradtx.declared_schedule import schedule
 from gradtx.schedules.counting import floating, quotient, raised, steps, within
 
@@ -49,8 +49,7 @@ def cyclic_schedule(
         "triangular2": lambda cycle, count: 0.5 ** floating(cycle),
         "exp_range": lambda cycle, count: raised(gamma, floating(count)),
     }
-    if mode not in scales:
-        raise ValueError(f"cyclic_schedule: mode must be one of {list(scales)}, not {mode!r}")
+    check_choice("cyclic_schedule", "mode", mode, list(scales))
     up = steps(step_size_up)
     down = up if step_size_down is None else steps(step_size_down)
     whole = steps(up + down)

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradtx.checks import check_function
+from gradtx.checks import check_choice, check_function
 from gradtx.numerics import cast, widen
 from gradtx.types import Array, PyTree
 
@@ -58,8 +58,7 @@ def microbatch(
     if microbatch_size < 1:
         raise ValueError(f"microbatch_size must be at least 1, not {microbatch_size}")
     for how in jax.tree.leaves(accumulator):
-        if how not in _HOW:
-            raise ValueError(f"microbatch: accumulator must be one of {_HOW}, not {how!r}")
+        check_choice("microbatch", "accumulator", how, _HOW)
     check_function("microbatch", "fun", fun)
     positions = (argnums,) if isinstance(argnums, int) else tuple(argnums)
     names = (argnames,) if isinstance(argnames, str) else tuple(argnames)

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradtx.checks import check_integer
+from gradtx.checks import check_choice, check_integer
 from gradtx.linear_algebra import identity_like, spectral_norm
 from gradtx.numerics import cast, real_dtype, unit
 from gradtx.numerics.control import fold
@@ -139,9 +139,7 @@ def coefficients(where: str, coeffs: Any, steps: int, how: str) -> Any:
             f"{where}: ns_coeffs must be two or three numbers, a tuple of such pairs or triples, "
             f"or one of {', '.join(_SCHEDULES)}, not {coeffs!r}"
         )
-    if how not in get_args(Preconditioning):
-        known = get_args(Preconditioning)
-        raise ValueError(f"{where}: preconditioning must be one of {known}, not {how!r}")
+    check_choice(where, "preconditioning", how, get_args(Preconditioning))
     return found
 
 

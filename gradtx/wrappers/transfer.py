@@ -6,6 +6,7 @@ from typing import Annotated, Any, NamedTuple, get_args
 
 import jax.numpy as jnp
 
+from gradtx.checks import check_choice
 from gradtx.composition.groups import partition
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
 from gradtx.composition.multipliers import (
@@ -23,7 +24,7 @@ from gradtx.composition.roles import ByRole
 from gradtx.declaration import Kept
 from gradtx.engine.matrices import MatrixDimensions, as_matrices
 from gradtx.inspection.description import multipliers_in
-from gradtx.inspection.hyperparams import map_transformations, replace
+from gradtx.inspection.hyperparams import map_transformations, replace, with_arguments
 from gradtx.optimizers.muon import shape_factor
 from gradtx.pair import (
     GradientTransformation,
@@ -34,6 +35,7 @@ from gradtx.pair import (
 )
 from gradtx.paths import leaves_with_path, path_string
 from gradtx.schedules.products import multiply_schedules
+from gradtx.transforms.trust import rms
 from gradtx.types import Params, ParamsT, PyTree
 
 
@@ -216,9 +218,9 @@ def transfer(
     mlp/kernel 0.25 0.5 inputs x 4, outputs x 4
     wte 1.0 1.0 outputs x 4
     """
-    for name, value, kinds in (("rule", rule, SizeRule), ("head", head, HeadForm)):
-        if value not in get_args(kinds) and not (name == "rule" and value is None):
-            raise ValueError(f"transfer: {name} must be one of {get_args(kinds)}, not {value!r}")
+    if rule is not None:
+        check_choice("transfer", "rule", rule, get_args(SizeRule))
+    check_choice("transfer", "head", head, get_args(HeadForm))
     inner = with_extra_args_support(inner)
     known = _known(inner, rule)
     if _rates(inner) != 1:
@@ -357,17 +359,13 @@ def _transferred(
 ) -> GradientTransformation:
     """`tx` with each transformation that has such hyperparameters as groups of leaves."""
     if not _is_site(tx, known):
-        assert tx.declaration is not None
         new = {
             name: map_transformations(
                 value, name, lambda child, at: _transferred(child, leaves, numbers, known)
             )
             for name, value in _arguments(tx).items()
         }
-        builder = tx.declaration.builder
-        bound = builder.signature.bind_partial()
-        bound.arguments.update(new)
-        return builder.public(*bound.args, **bound.kwargs)
+        return with_arguments(tx, new)
     if any(r.scope is Scope.TREE or r.of_tree for r in tx.rules or ()):
         raise ValueError(
             f"transfer: {tx!r:.80} reads the whole tree, and cannot have other hyperparameters for "
@@ -474,9 +472,6 @@ def transfer_initial(tx: GradientTransformation, params: ParamsT, small: Params)
     old = {path_string(path): x for path, x in leaves_with_path(small)[0]}
     of_kind = {pattern_of(path): x for path, x in old.items()}
 
-    def size(x: Any) -> Any:
-        return jnp.sqrt(jnp.mean(jnp.abs(x) ** 2)) if x.size else jnp.zeros(())
-
     leaves, treedef = leaves_with_path(params)
     new: list[Any] = []
     for path, x in leaves:
@@ -484,8 +479,8 @@ def transfer_initial(tx: GradientTransformation, params: ParamsT, small: Params)
         if x is None:
             new.append(None)
             continue
-        like = old.get(name, of_kind.get(pattern_of(name)))
-        has, want = size(x), size(like) * found[name].initial
+        like: Any = old.get(name, of_kind.get(pattern_of(name)))
+        has, want = rms(x), rms(like) * found[name].initial
         factor = jnp.where((has > 0) & (want > 0), want / jnp.where(has > 0, has, 1), 1)
         new.append((x * factor).astype(x.dtype))
     made: ParamsT = treedef.unflatten(new)
