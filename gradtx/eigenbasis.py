@@ -8,6 +8,7 @@ from gradtx.checks import check_choice
 from gradtx.linear_algebra import frobenius_norm, identity_like
 from gradtx.numerics import abs_sq, divide
 from gradtx.numerics.control import branch, repeat
+from gradtx.numerics.products import product
 from gradtx.types import Array
 
 Basis: TypeAlias = Literal["qr", "products"]
@@ -37,7 +38,7 @@ def followed(x: Array, old: Array, first: Any) -> Array:
 
 def roughly(a: Array, b: Array) -> Array:
     """A product in fewer passes where a chip multiplies float32 in several: see :func:`sweep`."""
-    return jnp.matmul(a, b, precision="high")
+    return product(a, b, "high")
 
 
 def sweep(x: Array, basis: Array) -> Array:
@@ -94,7 +95,7 @@ def sweep(x: Array, basis: Array) -> Array:
         return x
     largest = jnp.max(jnp.abs(x), (-2, -1), keepdims=True)
     x = divide(x, largest)  # squares of what follows neither overflow nor vanish
-    b = basis.mT.conj() @ x @ basis
+    b = product(product(basis.mT.conj(), x), basis)
     # A TPU's compiler takes several times as long where it reduces the result of a product in one
     # computation with it. A branch is one of its own.
     some = jnp.any(largest > 0)
@@ -118,8 +119,8 @@ def _turned(b: Array, basis: Array) -> Array:
     s, m, m2 = s * scale, m * scale**2, m2 * scale**4
     c = _INVERSE_ROOT
     p = c[0] * one + c[1] * m + c[2] * m2 + roughly(m2, c[3] * m + c[4] * m2)
-    w = basis @ (p + roughly(s, p))
-    return w + 0.5 * roughly(w, one - w.mT.conj() @ w)
+    w = product(basis, p + roughly(s, p))
+    return w + 0.5 * roughly(w, one - product(w.mT.conj(), w))
 
 
 def _largest_row(x: Array) -> Array:

@@ -11,6 +11,7 @@ from gradtx import tree
 from gradtx.numerics import abs_sq, compute_dtype, divide, widen
 from gradtx.numerics.compiler_hints import is_tracer
 from gradtx.numerics.control import branch, repeat_while
+from gradtx.numerics.products import product
 from gradtx.types import Array, PyTree
 
 
@@ -218,14 +219,14 @@ def rotated(x: Array, left: Array, right: Array) -> Array:
     >>> rotated(jnp.array([[1.0], [2.0]]), swap, jnp.zeros((0, 0))).tolist()
     [[2.0], [1.0]]
     """
-    x = x if left.size == 0 else left.mT.conj() @ x
-    return x if right.size == 0 else x @ right
+    x = x if left.size == 0 else product(left.mT.conj(), x)
+    return x if right.size == 0 else product(x, right)
 
 
 def rotated_back(x: Array, left: Array, right: Array) -> Array:
     r"""The inverse of :func:`rotated` for unitary bases: :math:`L X R^*`."""
-    x = x if left.size == 0 else left @ x
-    return x if right.size == 0 else x @ right.mT.conj()
+    x = x if left.size == 0 else product(left, x)
+    return x if right.size == 0 else product(x, right.mT.conj())
 
 
 def eigenbasis(x: Array) -> Array:

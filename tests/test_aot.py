@@ -141,6 +141,33 @@ def test_equal_matrices_share_kernels():
         assert many < 0.8 * 4 * few, (name, chip)
 
 
+PRODUCTS = """
+import json, re
+import jax, gradtx
+from benchmarks import aot
+
+if device := aot.available().get("TPU v5e"):
+    g = {"w": jax.ShapeDtypeStruct((256, 256), "f4")}
+    for name in ("scale_by_soap", "scale_by_kl_soap"):
+        tx = getattr(gradtx, name)(basis="products")
+        here = aot.SingleDeviceSharding(device)
+        run = jax.jit(lambda g, s: tx.update(g, s), in_shardings=here)
+        hlo = run.lower(g, jax.eval_shape(tx.init, g)).compile().as_text()
+        bodies = [x for x in re.split(r"\\n(?=%|ENTRY)", hlo) if " convolution(" in x]
+        found = [sorted(set(re.findall(r" ([a-z-]+)\\(%", x))) for x in bodies]
+        print(json.dumps([name, found]))
+"""
+
+
+@pytest.mark.slow
+def test_a_tpu_computes_the_products_of_bases_alone():
+    """With nothing that makes one unlike another: its compiler takes seconds over each kind."""
+    for name, bodies in printed(PRODUCTS):
+        assert len(bodies) > 15, name
+        for operations in bodies:
+            assert set(operations) <= {"bitcast", "convolution", "fusion"}, (name, operations)
+
+
 ACCUMULATION = """
 import json, sys
 from benchmarks import aot

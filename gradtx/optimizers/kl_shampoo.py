@@ -14,6 +14,7 @@ from gradtx.engine.matrices import (
     matrixwise,
 )
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, ema, moments, zeros_like
+from gradtx.numerics.products import product
 from gradtx.optimizers.soap import adam_of, gram, in_eigenbases, squares
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
@@ -59,7 +60,7 @@ def _inverse(values: Array) -> Array:
 
 
 def _times(x: Array, basis: Array) -> Array:
-    return x @ basis if basis.size else x
+    return product(x, basis) if basis.size else x
 
 
 def _curvature(beta: Any, largest_inverse_root: Any) -> Any:

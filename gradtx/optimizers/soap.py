@@ -27,6 +27,7 @@ from gradtx.linear_algebra import (
 )
 from gradtx.numerics import Step, abs_sq, compute_dtype, debias, divide, ema, moments, precise
 from gradtx.numerics.control import branch
+from gradtx.numerics.products import product
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
 from gradtx.transforms.decay import descent
@@ -80,7 +81,7 @@ def finite_or(new: Any, old: Any) -> Any:
 
 def gram(g: Array, old: Array, decay: Any) -> Array:
     """The moving average of `g g*`, where it is kept."""
-    return old if old.size == 0 else ema(g @ g.mT.conj(), old, decay)
+    return old if old.size == 0 else ema(product(g, g.mT.conj()), old, decay)
 
 
 def grams_of(decay: Any) -> Curvature:
