@@ -188,15 +188,23 @@ def run(sweep: Sweep) -> dict[str, Any]:
 def train(minutes: float) -> None:
     """What is not there yet, until the time is over."""
     end = time.monotonic() + 60 * minutes
+
+    def put(sweep: Sweep, result: dict[str, Any]) -> None:
+        save("transfer", load("transfer", RESULTS) | {sweep.key: result}, RESULTS)
+        print(sweep.key, json.dumps(result), flush=True)
+
     for sweep in order():
-        found = load("transfer", RESULTS)
-        if sweep.key in found:
-            continue
         if time.monotonic() > end:
             return
-        found[sweep.key] = run(sweep)
-        save("transfer", found, RESULTS)
-        print(sweep.key, json.dumps(found[sweep.key]), flush=True)
+        if sweep.key not in load("transfer", RESULTS):
+            put(sweep, run(sweep))
+    for sweep in order():
+        found = load("transfer", RESULTS)
+        if (powers := lacking(found, sweep)) and time.monotonic() < end:
+            result = found[sweep.key]
+            more = zip(map(str, powers), losses(sweep, powers).tolist(), strict=True)
+            result["losses"] |= {k: round(x, 5) if np.isfinite(x) else None for k, x in more}
+            put(sweep, result)
 
 
 def losses_of(found: dict[str, Any], sweep: Sweep) -> dict[int, float]:
@@ -232,6 +240,19 @@ def line(found: dict[str, Any], name: str, moved: bool, width: int, depth: int) 
     small = mean([losses_of(found, Sweep(name, True, WIDTH, DEPTH, s)) for s in seeds])
     best, origin = min(curve, key=curve.__getitem__), min(small, key=small.__getitem__)
     return Line(best, best - origin, curve[best], curve.get(origin, np.inf), len(seeds), curve)
+
+
+def lacking(found: dict[str, Any], sweep: Sweep) -> list[int]:
+    """Powers to try where the mean of the seeds is best at an end of what they have in common."""
+    mean = line(found, sweep.name, sweep.transferred, sweep.width, sweep.depth)
+    if mean is None or sweep.key not in found:
+        return []
+    low, high = min(mean.curve), max(mean.curve)
+    if low < mean.best < high:
+        return []
+    side = 1 if mean.best == high else -1
+    wanted = [mean.best + side * (i + 1) for i in range(COUNT)]
+    return sorted(set(wanted) - set(losses_of(found, sweep)))
 
 
 def tables(found: dict[str, Any]) -> str:
