@@ -1,6 +1,6 @@
 """Mutants of every rule, and those that the tests of its paper let live.
 
-    python -m tests.mutants [NAME ...] [--jobs N] [--list]
+    python -m tests.mutants [NAME ...] [--jobs N] [--left] [--list] [--again]
 
 NAME is a module or a folder: a path, such as ``gradtx/projections/norms.py``, or any whole parts of
 it that follow each other, with slashes or dots, such as ``projections``, ``projections/norms``,
@@ -17,6 +17,12 @@ what failed last, then the quickest. What passes all is listed with file and lin
 What a test file builds when it is collected keeps the functions as they are: tests that are to see
 mutants of them build it themselves.
 
+All modules take hours, so that a run can be stopped and continued: `mutants_run.json` has for each
+module the digest of its source, how many mutants were tried, and the names of those that lived,
+written as soon as the module is done. A run skips a module whose source is as recorded, but for
+those that lived in it. ``--left`` says what a run would try, ``--list`` which mutants, and
+``--again`` has all tried that are named.
+
 Left alone are the checks of arguments, what steers the compiler and changes no value
 (:mod:`gradtx.numerics.compiler_hints`), and what is said of zero gradients (`ZeroGradient`), which
 tests/engine/test_zero_gradients.py compares with the rule itself.
@@ -30,6 +36,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+import hashlib
 import importlib
 import itertools
 import json
@@ -38,6 +45,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 import types
@@ -48,6 +56,7 @@ import pytest
 
 TESTS = pathlib.Path(__file__).parent
 ROOT = TESTS.parent
+RECORD = TESTS / "mutants_run.json"
 RULES = ("**/*.py",)
 # The tests of a folder that has one file of them.
 SHARED = {
@@ -417,6 +426,7 @@ class Trial:
                 for paper in (True, False)
             ]
             lives = True
+            forget()
             for kind in kinds:
                 key = (mutant.module, *kind)
                 if key not in tests:
@@ -431,6 +441,7 @@ class Trial:
             if test.broken:
                 self.tell(test.item.nodeid)
             # A mutant may have left something behind, by which others fail.
+            forget()
             if test.failed >= 0 and (failures := test.failures()):
                 raise RuntimeError(f"{test.item.nodeid} fails after the mutants: {failures}")
         return True
@@ -479,12 +490,14 @@ class Test:
                 return of_line(frame, event, None)
 
         limit(0)
+        forget()
         start = time.process_time()
         sys.settrace(of_call)
         try:
             failures = self.failures()
         finally:
             sys.settrace(None)
+        forget()
         self.seconds = time.process_time() - start
         if failures:
             self.functions.clear()
@@ -493,7 +506,6 @@ class Test:
     def failures(self):
         from _pytest.runner import runtestprotocol
 
-        forget()
         self.item._initrequest()  # what a rerun needs
         reports = runtestprotocol(self.item, log=False, nextitem=None)
         return [report.longreprtext for report in reports if report.failed]
@@ -594,6 +606,37 @@ def survivors(chosen):
     return alive
 
 
+def recorded():
+    """The entry of each module whose mutants were tried."""
+    return json.loads(RECORD.read_text()) if RECORD.exists() else {}
+
+
+def record(module, lived):
+    """Write the module's entry, in a file that takes the place of the old one."""
+    count = sum(mutant.name not in same() for mutant in mutants(module))
+    entry = {"source": digest(module), "mutants": count, "lived": sorted(m.name for m in lived)}
+    new = RECORD.with_suffix(".new")
+    entries = dict(sorted({**recorded(), module: entry}.items()))
+    new.write_text(json.dumps(entries, indent=1, ensure_ascii=False) + "\n")
+    new.replace(RECORD)
+
+
+def digest(module):
+    source = (ROOT / (module.replace(".", "/") + ".py")).read_bytes()
+    return hashlib.sha256(source).hexdigest()[:16]
+
+
+def left(module, entry):
+    """The mutants to be tried: all, or of the source in the entry those that lived; None where
+    none did."""
+    lived = entry["lived"] if entry and entry["source"] == digest(module) else None
+    if lived == []:
+        return None
+    chosen = [mutant for mutant in mutants(module) if mutant.name not in same()]
+    return [mutant for mutant in chosen if lived is None or mutant.name in lived]
+
+
+@functools.cache
 def same():
     """The names of the mutants that are listed as computing the same."""
     with (TESTS / "mutants.toml").open("rb") as file:
@@ -620,25 +663,42 @@ def main():
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--left", action="store_true", help="how many are to be tried where")
     parser.add_argument("--list", action="store_true", help="the mutants, without running them")
+    parser.add_argument("--again", action="store_true", help="also those that were seen")
     parser.add_argument("--trial", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.trial:
         return trial(json.load(sys.stdin))
-    listed, alive, count = same(), 0, 0
+    count, alive, writes, failed = 0, 0, threading.Lock(), []
 
     def tried(module):
-        chosen = [mutant for mutant in mutants(module) if mutant.name not in listed]
-        return module, chosen, chosen if given.list else survivors(chosen)
+        chosen = left(module, None if given.again else recorded().get(module))
+        if chosen is None or given.left or given.list:
+            return module, chosen, chosen if given.list else []
+        try:
+            lived = survivors(chosen)
+        except RuntimeError as error:
+            failed.append(f"{module} is not tried: {error}")
+            return module, chosen, []
+        with writes:
+            record(module, lived)
+        return module, chosen, lived
 
     with concurrent.futures.ThreadPoolExecutor(given.jobs) as pool:
-        for module, chosen, left in pool.map(tried, modules(given.names)):
-            count, alive = count + len(chosen), alive + len(left)
-            print(f"{module}: {len(chosen)} mutants, {len(left)} live", flush=True)
-            for mutant in left:
+        for module, chosen, lived in pool.map(tried, modules(given.names)):
+            if chosen is None:
+                continue
+            count, alive = count + len(chosen), alive + len(lived)
+            live = "" if given.left else f", {len(lived)} live"
+            print(f"{module}: {len(chosen)} mutants{live}", flush=True)
+            for mutant in lived:
                 print(f"  {mutant}", flush=True)
-    print(f"{count} mutants, {alive} live")
-    return alive and not given.list
+    if given.left:
+        print(f"{count} mutants are left")
+        return 0
+    print(*failed, f"{count} mutants, {alive} live", sep="\n")
+    return bool(failed or alive) and not given.list
 
 
 if __name__ == "__main__":

@@ -1,5 +1,8 @@
 """A few mutants that once lived, which the tests of papers must see; `tests.mutants` makes all."""
 
+import json
+import sys
+
 import pytest
 
 from tests import mutants
@@ -29,3 +32,66 @@ def test_what_is_listed_is_a_mutant():
     """A line that has changed since may have one that does not compute the same."""
     made = {m.name for module in mutants.modules([]) for m in mutants.mutants(module)}
     assert mutants.same() - made == set()
+
+
+def test_the_record_of_the_run_has_its_form():
+    known = mutants.modules([])
+    for module, entry in mutants.recorded().items():
+        assert module in known
+        assert [(name, type(value)) for name, value in entry.items()] == [
+            ("source", str),
+            ("mutants", int),
+            ("lived", list),
+        ]
+        assert entry["mutants"] >= len(set(entry["lived"])) == len(entry["lived"])
+        if entry["lived"] and entry["source"] == mutants.digest(module):
+            assert {m.name for m in mutants.mutants(module)} >= set(entry["lived"])
+
+
+def test_a_run_goes_on_where_another_ended(tmp_path, monkeypatch, capsys):
+    """What lived is tried once more, a changed module is tried whole, and others are not."""
+    box, wrong, asked = "gradtx.projections.box", "0" * 16, []
+
+    def survivors(chosen):
+        asked.append([m.name for m in chosen])
+        return chosen[:1]
+
+    def run(*arguments):
+        asked.clear()
+        monkeypatch.setattr(sys, "argv", ["mutants", box, *arguments])
+        return mutants.main(), [len(names) for names in asked]
+
+    monkeypatch.setattr(mutants, "RECORD", tmp_path / "run.json")
+    monkeypatch.setattr(mutants, "survivors", survivors)
+    every = [m.name for m in mutants.mutants(box) if m.name not in mutants.same()]
+    mutants.record("gradtx.rows", [])
+    assert run("--left") == (0, [])
+    assert capsys.readouterr().out.endswith(f"\n{len(every)} mutants are left\n")
+    assert run() == (True, [len(every)])
+    assert mutants.recorded()[box] == {
+        "source": mutants.digest(box),
+        "mutants": len(every),
+        "lived": every[:1],
+    }
+    assert run() == (True, [1])
+    monkeypatch.setattr(mutants, "survivors", lambda chosen: asked.append(chosen) or [])
+    assert run() == (False, [1])
+    assert run() == (False, [])
+    assert run("--again") == (False, [len(every)])
+    entries = mutants.recorded()
+    assert list(entries) == [box, "gradtx.rows"]
+    entries[box]["source"] = wrong
+    mutants.RECORD.write_text(json.dumps(entries))
+    assert run() == (False, [len(every)])
+
+
+def test_a_module_whose_tests_fail_afterwards_is_not_recorded(tmp_path, monkeypatch, capsys):
+    def survivors(chosen):
+        raise RuntimeError("test_x fails after the mutants")
+
+    monkeypatch.setattr(mutants, "RECORD", tmp_path / "run.json")
+    monkeypatch.setattr(mutants, "survivors", survivors)
+    monkeypatch.setattr(sys, "argv", ["mutants", "projections/norms"])
+    assert mutants.main()
+    assert "norms is not tried: test_x fails after the mutants" in capsys.readouterr().out
+    assert mutants.recorded() == {}
