@@ -505,9 +505,13 @@ class Test:
 
     def failures(self):
         from _pytest.runner import runtestprotocol
+        from _pytest.warnings import catch_warnings_for_item
 
-        self.item._initrequest()  # what a rerun needs
-        reports = runtestprotocol(self.item, log=False, nextitem=None)
+        item = self.item
+        item._initrequest()  # what a rerun needs
+        # The warnings that its marks ignore, which pytest does around what is called here.
+        with catch_warnings_for_item(item.config, item.ihook, when="runtest", item=item):
+            reports = runtestprotocol(item, log=False, nextitem=None)
         return [report.longreprtext for report in reports if report.failed]
 
 

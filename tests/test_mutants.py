@@ -1,6 +1,7 @@
 """A few mutants that once lived, which the tests of papers must see; `tests.mutants` makes all."""
 
 import json
+import os
 import sys
 
 import pytest
@@ -95,3 +96,26 @@ def test_a_module_whose_tests_fail_afterwards_is_not_recorded(tmp_path, monkeypa
     assert mutants.main()
     assert "norms is not tried: test_x fails after the mutants" in capsys.readouterr().out
     assert mutants.recorded() == {}
+
+
+def test_a_trial_heeds_the_warnings_that_a_test_ignores(tmp_path):
+    """Such a test would fail without a mutant, and tell nothing of any."""
+
+    class Loop:
+        def pytest_runtestloop(self, session):
+            self.failures = [mutants.Test(item, "gradtx.rows").failures() for item in session.items]
+            return True
+
+    path, loop = tmp_path / "test_warnings.py", Loop()
+    path.write_text(
+        "import pytest, warnings\n"
+        "@pytest.mark.filterwarnings('ignore:known')\n"
+        "@pytest.mark.parametrize('what', ['known', 'new'])\n"
+        "def test_one(what):\n"
+        "    warnings.warn(what, stacklevel=1)\n"
+    )
+    arguments = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, "-W", "error", str(path)]
+    assert pytest.main(arguments, plugins=[loop]) == pytest.ExitCode.OK
+    known, new = loop.failures
+    assert known == []
+    assert "UserWarning: new" in new[0]
