@@ -14,6 +14,9 @@ from gradtx.types import INNER, Schedule, State, fields_of
 
 _D = TypeVar("_D", bound=Declared)
 
+# What a state may call its count of steps, or of windows, and what that is at the start.
+_CLOCKS = {"count": 0, "gradient_step": 0, "step_count": 1}
+
 
 def _child_state(name: str, state: State) -> State:
     """The state of the child `name` within that of its parent; the whole state if not known.
@@ -38,7 +41,11 @@ def _fields_by_child(state: State) -> dict[str, str]:
     return stems
 
 
-def _first_count(state: State) -> Any:
+def _steps(state: State) -> Any:
+    """The count by which a transformation's own schedules go: its own, else the first below."""
+    for name, start in _CLOCKS.items():
+        if name in getattr(state, "_fields", ()):
+            return getattr(state, name) - start
     for path, leaf in with_paths(state)[0]:
         if path and getattr(path[-1], "name", None) == "count":
             return leaf
@@ -136,7 +143,7 @@ def _by_path(tx: GradientTransformation, state: State | None) -> dict[str, Any]:
     for name, value in tx.declaration.arguments.items():
         is_schedule = hints.get(name) is Schedule
         if is_schedule or checks.hyperparameter_range(hints.get(name)) is not None:
-            found[name] = value(_first_count(state)) if callable(value) else value
+            found[name] = value(_steps(state)) if callable(value) else value
     for name, child in tx.children:
         part = None if state is None else _child_state(name, state)
         found |= {f"{name}.{key}": v for key, v in _by_path(child, part).items()}

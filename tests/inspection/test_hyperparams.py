@@ -91,6 +91,36 @@ def test_each_of_two_transformations_in_a_wrapper_has_its_own_step():
     np.testing.assert_allclose(rates, [0.6, 0.8], rtol=1e-6)
 
 
+@pytest.mark.parametrize("inner", [gradtx.sgd(0.1), gradtx.apply_if_finite(gradtx.adam(0.1), 9)])
+@pytest.mark.parametrize("builder", [gradtx.accumulate, gradtx.multi_steps])
+def test_the_length_of_a_window_goes_by_the_windows_so_far(builder, inner):
+    """What is inside counts no steps, or fewer: of a NaN it makes none."""
+    tx = builder(inner, lambda windows: jnp.where(windows == 0, 1, 3))
+    _, state = tx.update(jnp.array([jnp.nan]), tx.init(jnp.ones(1)))
+    length = next(iter(gradtx.hyperparams(tx, state).values()))
+    ended = []
+    for _ in range(3):
+        _, state = tx.update(jnp.ones(1), state)
+        ended.append(bool(gradtx.has_updated(state)))
+    assert ended == [False, False, True]
+    assert int(length) == len(ended)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrapped"),
+    [
+        ("b1", lambda base: gradtx.schedule_free(base, 0.1, b1=lambda t: 0.9 + t / 100)),
+        ("weight_decay", lambda base: gradtx.mechanize(base, lambda t: 0.9 + t / 100)),
+    ],
+)
+def test_a_schedule_of_a_wrapper_goes_by_its_own_steps(name, wrapped):
+    tx = wrapped(gradtx.apply_if_finite(gradtx.adam(0.1), 9))
+    params, state = jnp.ones(1), tx.init(jnp.ones(1))
+    for g in (1.0, np.nan, 1.0):
+        _, state = tx.update(jnp.array([g]), state, params)
+    assert float(gradtx.hyperparams(tx, state)[name]) == pytest.approx(0.93, rel=1e-6)
+
+
 def test_the_rate_of_a_group_has_the_name_of_the_group():
     tx = gradtx.guard(gradtx.accumulate(gradtx.partition(GROUPS, BY_GROUP), 2))
     found = gradtx.hyperparams(tx, after(tx, 4))
