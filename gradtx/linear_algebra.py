@@ -281,9 +281,12 @@ def eigen_inverse_root(x: Array, root: int, eps: Any) -> Array:
     >>> eigen_inverse_root(jnp.diag(jnp.array([1.0, 16.0])), 4, 0.0).round(2).tolist()
     [[1.0, 0.0], [0.0, 0.5]]
     """
-    values, vectors = factorized(jnp.linalg.eigh, x)
-    scales = (jnp.maximum(values, 0) + eps) ** (-1 / root)
-    return (vectors * scales[..., None, :]) @ vectors.mT.conj()
+    # 1 unless an eigenvalue, or what is added up on the way to them, could overflow.
+    bound = jnp.finfo(x.dtype).max / (4 * x.shape[-1])
+    over = jnp.maximum(jnp.max(jnp.abs(x), (-2, -1), keepdims=True) / bound, 1)
+    values, vectors = factorized(jnp.linalg.eigh, x / over)
+    scales = (jnp.maximum(values, 0) + eps / over[..., 0]) ** (-1 / root)
+    return (vectors * scales[..., None, :]) @ vectors.mT.conj() * over ** (-1 / root)
 
 
 def damped_inverse(x: Array, damping: Any) -> Array:

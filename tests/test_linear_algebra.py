@@ -277,14 +277,15 @@ def test_newton_s_iteration_takes_roots_of_what_rounding_made_indefinite(size):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("root", [2, 4])
-def test_newton_s_iteration_takes_roots_of_very_large_and_small_matrices(root):
-    """The squares of their entries are infinite, or 0."""
+@pytest.mark.parametrize("method", ["eigen", "newton"])
+def test_roots_are_taken_of_very_large_and_small_matrices(method, root):
+    """The squares of their entries are infinite, or 0, and the largest eigenvalue may be."""
     one = np.array([[1.0, 0.5], [0.5, 1.0]])
     values, q = np.linalg.eigh(one)
     for size in (1e-30, 1e30, 1e38, 3e38):
         want = q * (size * values) ** (-1 / root) @ q.T
         x = jnp.asarray(size * one, jnp.float32)
-        got = linear_algebra.newton_inverse_root(x, root, 0.0)
+        got = getattr(linear_algebra, f"{method}_inverse_root")(x, root, 0.0)
         np.testing.assert_allclose(got, want, rtol=1e-5)
 
 
