@@ -5,21 +5,19 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from gradtx import tree
 from gradtx.checks import Decay, Fraction, LearningRate, NonNegative
 from gradtx.engine.leaves import load, store
-from gradtx.engine.lift import leafwise, needed
+from gradtx.engine.lift import leafwise
 from gradtx.numerics import Step, accumulator_dtype, debias, ema, widen, zeros_like
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     optimizer,
     transformation,
-    with_extra_args_support,
 )
 from gradtx.paths import Where, leaves_with_path
 from gradtx.transforms.decay import descent
-from gradtx.transforms.hessian import check_real_arrays, hutchinson_estimator_diag_hessian
+from gradtx.transforms.hessian import asked, chosen_estimator
 from gradtx.types import (
     Array,
     Counter,
@@ -106,9 +104,7 @@ def scale_by_adahessian(
     >>> u.round(3).tolist()
     [4.0, -4.0]
     """
-    estimator = with_extra_args_support(
-        hutchinson_estimator_diag_hessian() if hessian_diagonal_fn is None else hessian_diagonal_fn
-    )
+    estimator = chosen_estimator(hessian_diagonal_fn)
 
     def window(p: Array) -> tuple[int, ...]:
         return tuple(range(p.ndim - 2)) if spatial_average else ()
@@ -138,12 +134,7 @@ def scale_by_adahessian(
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        params = needed("scale_by_adahessian", params)
-        check_real_arrays("scale_by_adahessian", updates)
-        if extra_args.get("obj_fn") is None:
-            extra_args["obj_fn"] = extra_args.get("value_fn")
-        # The estimate has the type of the gradients: squares must not be rounded to 16 bits.
-        wide = tree.map_updates(lambda g: widen(jnp.asarray(g)), updates)
+        wide, params, extra_args = asked("scale_by_adahessian", updates, params, extra_args)
         h, inner = estimator.update(wide, state.hessian_fn_state, params, **extra_args)
         treedef: Any = leaves_with_path(updates)[1]
         pairs = zip(treedef.flatten_up_to(h), treedef.flatten_up_to(state.nu), strict=True)

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, NonNegative, Number, Positive, PositiveCount, PositiveInt
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
 from gradtx.engine.matrices import MatrixDimensions, matrixwise
+from gradtx.linear_algebra import frobenius_norm
 from gradtx.numerics import Step, divide, moments, precise
 from gradtx.numerics.keys import check_key, own_key
-from gradtx.optimizers.fira import limited, of_low_rank, row_norms, tall
+from gradtx.optimizers.fira import limited, of_low_rank, tall
 from gradtx.optimizers.soap import adam_of
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
@@ -107,7 +108,8 @@ def scale_by_apollo(
         low = x @ jax.random.normal(drawn, (sides[1], r), kind).astype(x.dtype) / r**0.5
         a, new = adam(low, s, t)
         axes = (-2, -1) if whole else -1
-        d, size = limited(x * divide(row_norms(a, axes), row_norms(low, axes)), s.size, growth)
+        grown = divide(frobenius_norm(a, axes), frobenius_norm(low, axes))
+        d, size = limited(x * grown, s.size, growth)
         u = scale * d
         return u if x is g else u.mT, new | {"size": size}
 

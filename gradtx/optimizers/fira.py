@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, NonNegative, Number, Positive, PositiveCount, PositiveInt
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
 from gradtx.engine.matrices import FactorFn, Matrices, MatrixDimensions, matrixwise
-from gradtx.linear_algebra import right_singular_vectors
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, compute_dtype, divide, moments, precise
+from gradtx.linear_algebra import frobenius_norm, right_singular_vectors
+from gradtx.numerics import Step, accumulator_dtype, compute_dtype, divide, moments, precise
 from gradtx.numerics.control import branch
 from gradtx.optimizers.soap import adam_of, finite_or
 from gradtx.pair import GradientTransformation, optimizer, transformation
@@ -56,14 +56,9 @@ def tall(x: Array) -> Array:
     return x.mT if x.shape[-2] < x.shape[-1] else x
 
 
-def row_norms(x: Array, axes: Any = -1) -> Array:
-    """The norm of each row, or over other `axes`."""
-    return jnp.sqrt(jnp.sum(abs_sq(x), axes, keepdims=True))
-
-
 def limited(x: Array, before: Array, growth: Any) -> tuple[Array, Array]:
     """Matrices whose norm is at most `growth` times the previous one, if any; and the norms."""
-    size = row_norms(x, (-2, -1))
+    size = frobenius_norm(x)
     new = jnp.where(before > 0, jnp.minimum(size, growth * before), size)
     return x * divide(new, size), new
 
@@ -152,8 +147,8 @@ def scale_by_fira(
         p = branch(due, fresh, lambda old: old, s.projector)
         low = x @ p
         a, new = adam(low, s, t)
-        rest = divide(row_norms(a), row_norms(low)) * (x - scale * low @ p.mT.conj())
-        rest, size = limited(rest, s.size, growth)
+        grown = divide(frobenius_norm(a, -1), frobenius_norm(low, -1))
+        rest, size = limited(grown * (x - scale * low @ p.mT.conj()), s.size, growth)
         u = scale * a @ p.mT.conj() + rest
         return u if x is g else u.mT, new | {"projector": p, "size": size}
 

@@ -11,8 +11,8 @@ from gradtx.checks import Count, Decay, LearningRate, NonNegative, Positive, Pos
 from gradtx.composition.chain import chain, chain_reading_old
 from gradtx.composition.gate import Case, in_cases
 from gradtx.engine.leaves import load, store
-from gradtx.engine.lift import elementwise, needed
-from gradtx.numerics import Step, cast, debias, ema, moments, widen
+from gradtx.engine.lift import elementwise
+from gradtx.numerics import Step, cast, debias, ema, moments
 from gradtx.numerics.compiler_hints import delay
 from gradtx.numerics.control import branch, inside
 from gradtx.pair import (
@@ -20,11 +20,10 @@ from gradtx.pair import (
     GradientTransformationExtraArgs,
     optimizer,
     transformation,
-    with_extra_args_support,
 )
 from gradtx.paths import Where, leaves_with_path
 from gradtx.transforms.decay import add_decayed_weights
-from gradtx.transforms.hessian import check_real_arrays, hutchinson_estimator_diag_hessian
+from gradtx.transforms.hessian import asked, chosen_estimator
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, Counter, DType, InnerState, Params, PyTree, Slots, State, Updates
 
@@ -110,9 +109,7 @@ def scale_by_sophia(
     >>> u.round(4).tolist()
     [0.14000000059604645, -0.14000000059604645]
     """
-    estimator = with_extra_args_support(
-        hutchinson_estimator_diag_hessian() if hessian_diagonal_fn is None else hessian_diagonal_fn
-    )
+    estimator = chosen_estimator(hessian_diagonal_fn)
 
     def slots(p: Array) -> dict[str, Array]:
         return moments(p, mu_dtype)
@@ -169,13 +166,8 @@ def scale_by_sophia(
         hessian_due: bool | None = None,
         **extra_args: Any,
     ) -> tuple[Updates, State]:
-        params = needed("scale_by_sophia", params)
-        check_real_arrays("scale_by_sophia", updates)
-        if extra_args.get("obj_fn") is None:
-            extra_args["obj_fn"] = extra_args.get("value_fn")
+        wide, params, extra_args = asked("scale_by_sophia", updates, params, extra_args)
         treedef: Any = leaves_with_path(updates)[1]
-        # The estimate has the type of the gradients: squares must not be rounded to 16 bits.
-        wide = tree.map_updates(lambda g: widen(jnp.asarray(g)), updates)
         given = treedef.flatten_up_to(wide)
         if not isinstance(state, SophiaState):  # Optax's: the branches must agree on one class
             own: Any = jax.tree.structure(jax.eval_shape(estimator.init, params))

@@ -11,7 +11,12 @@ from gradtx.checks import Positive
 from gradtx.engine.lift import needed
 from gradtx.numerics import abs_sq, cast, widen
 from gradtx.numerics.keys import check_key, own_key
-from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs, transformation
+from gradtx.pair import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    transformation,
+    with_extra_args_support,
+)
 from gradtx.paths import is_leaf, leaves_with_path, path_string
 from gradtx.rows import is_rows
 from gradtx.types import Array, Key, Params, PyTree, State, Updates
@@ -32,6 +37,24 @@ def check_real_arrays(where: str, updates: Updates) -> None:
                 f"{where}: the gradient at {path_string(path)!r} {kind}; the diagonal of the "
                 "Hessian is that of whole real arrays"
             )
+
+
+def chosen_estimator(given: GradientTransformation | None) -> GradientTransformation:
+    """The estimator that an optimizer was given, else Hutchinson's."""
+    return with_extra_args_support(hutchinson_estimator_diag_hessian() if given is None else given)
+
+
+def asked(
+    where: str, updates: Updates, params: Params | None, extra_args: dict[str, Any]
+) -> tuple[Updates, Params, dict[str, Any]]:
+    """What an optimizer calls its estimator with: wide gradients, parameters, and the loss."""
+    params = needed(where, params)
+    check_real_arrays(where, updates)
+    # The estimate has the type of the gradients: squares must not be rounded to 16 bits.
+    wide = tree.map_updates(lambda g: widen(jnp.asarray(g)), updates)
+    if extra_args.get("obj_fn") is None:
+        extra_args = {**extra_args, "obj_fn": extra_args.get("value_fn")}
+    return wide, params, extra_args
 
 
 def _estimator(
