@@ -227,6 +227,25 @@ def test_what_is_not_finished_leaves_the_old_one(path, fails, monkeypatch):
     assert load_checkpoint(path).step == 2
 
 
+def test_orbax_is_asked_for_arrays_of_4_mib_at_a_time(tmp_path, monkeypatch):
+    """What is asked for together is in memory twice. First the run's own numbers are beside three
+    of a MiB each; the last has more than 4 alone.
+    """
+    orbax = pytest.importorskip("orbax.checkpoint")
+    params, asked = [jnp.ones(2**18)] * 9 + [jnp.ones(2**21)], []
+    save_checkpoint(tmp_path / "run.orbax", params)
+    restore = orbax.PyTreeCheckpointer.restore
+
+    def counted(self, path, item, **others):
+        asked.append(sum(name.startswith("params/") for name in item))
+        return restore(self, path, item=item, **others)
+
+    monkeypatch.setattr(orbax.PyTreeCheckpointer, "restore", counted)
+    found = load_checkpoint(tmp_path / "run.orbax").params
+    assert [n for n in asked if n] == [3, 4, 2, 1]
+    assert [x.shape for x in jax.tree.leaves(found)] == [x.shape for x in params]
+
+
 def test_a_directory_is_there_between_the_two_renamings(tmp_path):
     pytest.importorskip("orbax.checkpoint")
     path = tmp_path / "run.orbax"
