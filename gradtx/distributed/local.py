@@ -58,21 +58,21 @@ def over(function: Callable[..., Any], updates: PyTree, *trees: PyTree) -> PyTre
 
 
 def _mean(label: str, axis_name: AxisName, values: PyTree) -> PyTree:
-    """The mean over devices in one all-reduce; the values themselves where there is one device."""
+    """The mean over devices in one all-reduce; the values themselves where no axis is bound."""
     if bound_size(label, axis_name) is None:
         return values
     return jax.lax.pmean(values, axis_name)
 
 
 class Outer:
-    """An outer optimizer, and the mean over devices that it takes or that comes before it."""
+    """An outer optimizer, after a mean over devices unless it reduces over devices itself."""
 
     def __init__(self, outer: GradientTransformation, axis_name: AxisName) -> None:
         self.tx = with_extra_args_support(outer)
         self.init = self.tx.init
-        aggregates = set(axes_of(axis_name)) <= set(reduced_axes(outer))
+        aggregates = set(axes_of(axis_name)) <= set(reduced_axes(self.tx))
         self._mean = None if aggregates else aggregate(axis_name)
-        self.gathers = aggregates and any(message.gathers for message in communications(outer))
+        self.gathers = aggregates and any(message.gathers for message in communications(self.tx))
 
     def update(
         self, change: PyTree, state: State, anchor: PyTree, extra_args: dict[str, Any]
@@ -85,7 +85,7 @@ class Outer:
         return step, in_form_of(new, state)
 
     def bytes_sent(self, params: Params) -> int:
-        """The bytes that a device sends to synchronize these."""
+        """The bytes that a device sends to synchronize parameters."""
         anchor = jax.tree.map(lambda p: jax.eval_shape(widen, p), params)
         return sent_bytes(self.tx if self._mean is None else self._mean, anchor)
 

@@ -221,7 +221,7 @@ def _losses(
     arrays = (x, w, b, y - first.astype(y.dtype), keep)
     differ = frozenset().union(*(varying_axes(jax.typeof(v)) for v in jax.tree.leaves(arrays)))
     # All vary alike inside: JAX then sums the gradient of what does not, where it is marked.
-    arrays = jax.tree.map(lambda v: vary(v, differ - varying_axes(jax.typeof(v))), arrays)
+    arrays = jax.tree.map(lambda v: vary(v, differ), arrays)
     largest, log_sum, chosen = _sums(plan.axis, chunk, *arrays)
     largest = jax.lax.stop_gradient(largest)
     if over:

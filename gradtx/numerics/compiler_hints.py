@@ -298,7 +298,7 @@ def tracked(axes: tuple[str, ...]) -> tuple[str, ...]:
 
 def vary(x: Any, axes: Iterable[str]) -> Any:
     """`x`, marked as varying along these axes for the ``shard_map`` that it is in."""
-    axes = tuple(sorted(axes))
+    axes = tuple(sorted(set(axes) - varying_axes(jax.typeof(x))))
     if not axes:
         return x
     lax: Any = jax.lax  # before jax 0.8.2 it has only pvary

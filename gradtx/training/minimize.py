@@ -1,6 +1,6 @@
 """Minimizing: taking the gradients of a loss, and a step with them."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 import jax
@@ -153,12 +153,16 @@ def _differentiated(
     grad_loss: Any,
     axes: tuple[str, ...] = (),
 ) -> tuple[Array, Updates, Any]:
-    """A loss, its gradient, which along these axes is each device's own, and what else it returns.
+    """The value of a loss, its gradient and its other results.
+
+    Along `axes` the gradient is not summed: each device gets that of its own loss.
 
     Raises:
         ValueError: `grad_loss` has another shape; the loss is reduced over one of the axes.
     """
-    value, pull, aux = vjp(loss, jax.tree.map(lambda p: _each_devices(p, axes), trained))
+    if axes:
+        trained = jax.tree.map(lambda p: vary(p, axes), trained)
+    value, pull, aux = vjp(loss, trained)
     reduced = set(axes) - varying_axes(jax.typeof(value))
     if reduced:
         raise ValueError(
@@ -167,7 +171,7 @@ def _differentiated(
             "the value that the step returns"
         )
     seed = _seed(value, grad_loss)
-    gradients = pull(_each_devices(seed, varying_axes(jax.typeof(value))))
+    gradients = pull(vary(seed, varying_axes(jax.typeof(value))))
     return value, jax.tree.map(lambda g: g.conj() if jnp.iscomplexobj(g) else g, gradients), aux
 
 
@@ -229,14 +233,8 @@ def step_inside(
     return merge(new, params), state, (value, aux) if has_aux else value
 
 
-def _each_devices(x: Any, axes: Iterable[str]) -> Any:
-    """`x`, marked for JAX as varying along these axes."""
-    return vary(x, set(axes) - varying_axes(jax.typeof(x))) if axes else x
-
-
 def reduced_axes(tx: GradientTransformation) -> tuple[str, ...]:
     """The axes over which `tx` reduces gradients."""
-    tx = with_extra_args_support(tx)
     messages = [part.traits.communication for part in (tx, *tx.within)]
     return tuple(dict.fromkeys(axis for each in messages if each for axis in each.reduces))
 
@@ -255,11 +253,10 @@ def before_gradients(tx: GradientTransformation) -> BeforeFn | None:
     Raises:
         ValueError: a transformation within `tx` has such a function, and `tx` has none.
     """
-    tx = with_extra_args_support(tx)
-    own = tx.before_gradients
+    own = tx.traits.before_gradients
     if own is None:
         for inner in tx.within:
-            if inner.before_gradients is not None and inner.declaration is not None:
+            if inner.traits.before_gradients is not None and inner.declaration is not None:
                 raise ValueError(
                     f"{inner.declaration.name} must be the outermost transformation, once: what is "
                     "around it would not take part when rows catch up"
@@ -292,12 +289,15 @@ def apply_gradients(
     2.0
     """
     check_order("apply_gradients", tx=tx, grads=grads, params=params, state=state)
+    tx = with_extra_args_support(tx)
     grads = packed_like(grads, params)
     check_gradients(grads, params)
     before = before_gradients(tx)
     if before is not None:
         params, state = _prepared(before, params, state, lambda: grads)
-    return _apply(tx, grads, params, state, extra_args)
+    seen = jax.tree.map(lambda g, p: None if g is None else p, grads, params, is_leaf=is_leaf)
+    new, state = take_step(tx, grads, state, seen, **extra_args)
+    return merge(new, params), state
 
 
 def _prepared(
@@ -310,14 +310,6 @@ def _prepared(
         return packed_like(new, params), state
 
     return automatic(run, (params, state), params, state, touched())
-
-
-def _apply(
-    tx: GradientTransformation, grads: Updates, params: Params, state: State, extra_args: Any
-) -> tuple[Params, State]:
-    seen = jax.tree.map(lambda g, p: None if g is None else p, grads, params, is_leaf=is_leaf)
-    new, state = take_step(tx, grads, state, seen, **extra_args)
-    return merge(new, params), state
 
 
 def check_gradients(grads: Updates, params: Params) -> None:
@@ -419,6 +411,7 @@ def minimize(
             extra_args=extra_args,
             where=inside,
         )
+    tx = with_extra_args_support(tx)
     before = before_gradients(tx)
     if before is not None:
 
@@ -443,7 +436,6 @@ def minimize(
         "value_fn": value_fn,
         **(extra_args or {}),
     }
-    check_gradients(grads, params)
-    params, state = _apply(tx, grads, params, state, given)
+    new, state = take_step(tx, grads, state, trained, **given)
     told: Any = (value, aux) if has_aux else value
-    return params, state, told
+    return merge(new, params), state, told
