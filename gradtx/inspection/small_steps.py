@@ -22,7 +22,8 @@ def loses_small_steps(params: Params, state: State) -> str | None:
     def cures(x: Any) -> bool:
         return hasattr(type(x), "keeps_small_steps")
 
-    narrow = [(path, p.dtype) for path, p in leaves_with_path(params)[0] if _is_narrow(p)]
+    leaves = leaves_with_path(params)[0]
+    narrow = [(path, p.dtype) for path, p in leaves if hasattr(p, "dtype") and is_narrow(p.dtype)]
     if not narrow or any(map(cures, jax.tree.leaves(state, is_leaf=cures))):
         return None
     path, dtype = narrow[0]
@@ -34,7 +35,3 @@ def loses_small_steps(params: Params, state: State) -> str | None:
         "rounding_key to make_step or minimize, or put gradtx.stochastic_rounding, "
         "gradtx.compensated or gradtx.master_weights around the optimizer"
     )
-
-
-def _is_narrow(p: Any) -> bool:
-    return hasattr(p, "dtype") and is_narrow(p.dtype)

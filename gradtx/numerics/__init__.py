@@ -23,6 +23,7 @@ from gradtx.numerics.precision import (
     cast as cast,
     compute_dtype as compute_dtype,
     full_like as full_like,
+    is_narrow as is_narrow,
     moments as moments,
     own_copy as own_copy,
     precise as precise,
@@ -32,7 +33,6 @@ from gradtx.numerics.precision import (
     zeros_like as zeros_like,
 )
 from gradtx.numerics.rounding import (
-    is_narrow as is_narrow,
     round_to as round_to,
     unit as unit,
 )

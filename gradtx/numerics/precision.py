@@ -20,6 +20,11 @@ def compute_dtype(dtype: DType) -> DType:
     return dtype
 
 
+def is_narrow(dtype: DType) -> bool:
+    """Whether a type has fewer digits than rules compute with, such as bfloat16 or float16."""
+    return compute_dtype(dtype) != jnp.dtype(dtype)
+
+
 def real_dtype(dtype: DType) -> DType:
     """The type of the absolute value of numbers of type `dtype`."""
     return jnp.finfo(dtype).dtype

@@ -11,13 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradtx.numerics.precision import compute_dtype
+from gradtx.numerics.precision import is_narrow
 from gradtx.types import Array, DType
-
-
-def is_narrow(dtype: DType) -> bool:
-    """Whether a type has fewer digits than rules compute with, such as bfloat16 or float16."""
-    return compute_dtype(dtype) != jnp.dtype(dtype)
 
 
 def unit(x: Array, dtype: DType) -> Array:
