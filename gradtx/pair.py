@@ -183,9 +183,9 @@ class GradientTransformation(_Pair, Declared):
 
     def check_numbers(self) -> None:
         """Raise ValueError if a hyperparameter is several numbers that nothing maps over."""
-        if self.declaration is not None:
-            self.declaration.check_numbers()
-            self.expansion.check_numbers()
+        if self._expansion is not None:
+            self._expansion.declaration.check_numbers()
+            self._expansion.pair.check_numbers()
 
     def _replace(self, **fields: Any) -> Self:
         declared = self.declaration is not None and "init" in fields

@@ -122,14 +122,15 @@ class Step:
 
     def less_one(self, decay: Any, ahead: int = 0) -> Array:
         r""":math:`\beta^{t + a} - 1`, by which to divide, with one operation fewer."""
-        return self.once(f"less one {ahead}", decay, lambda: self._decayed(decay, ahead))
 
-    def _decayed(self, decay: Any, ahead: int) -> Array:
-        if isinstance(decay, float | int):
-            log: Any = math.log(decay) if decay > 0 else -math.inf
-        else:
-            log = jnp.log(decay)
-        return cast(jnp.expm1((self.number + ahead) * log), self.number.dtype)
+        def made() -> Array:
+            if isinstance(decay, float | int):
+                log: Any = math.log(decay) if decay > 0 else -math.inf
+            else:
+                log = jnp.log(decay)
+            return cast(jnp.expm1((self.number + ahead) * log), self.number.dtype)
+
+        return self.once(f"less one {ahead}", decay, made)
 
 
 def debias(moment: Array, decay: Any, t: Step, *, divided: bool = False) -> Array:
