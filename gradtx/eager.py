@@ -71,7 +71,7 @@ def eager_programs(enabled: bool) -> Iterator[None]:
 
 
 def one_by_one(decided: bool) -> contextlib.AbstractContextManager[None]:
-    """A context in which nothing starts a program, if that is decided."""
+    """A context in which steps do not run as compiled programs, if that is `decided`."""
     return eager_programs(False) if decided else contextlib.nullcontext()
 
 
@@ -88,7 +88,8 @@ class Eager:
     def steps(self, *trees: Any) -> bool | None:
         """Whether a step on these arguments is to run as a program.
 
-        False: nothing inside it runs as a program either. None: what is inside it decides.
+        False: neither do the steps of transformations inside of it. None: each transformation
+        inside of it decides for itself.
         """
         if not count_of_arrays(*trees) or not self._is_ours:
             return None
@@ -104,7 +105,7 @@ class Eager:
 
 
 def _kinds(leaves: list[Any]) -> list[Any]:
-    """One leaf of each type: to look at each of a thousand leaves takes a third of a step."""
+    """One leaf of each Python type: a look at each of a thousand leaves takes a third of a step."""
     return list(dict(zip(map(type, leaves), leaves, strict=True)).values())
 
 

@@ -27,7 +27,9 @@ Function = Callable[..., Array]
 def written_and_summed(
     make: Function, terms: Function, slot: Array, *arrays: Any, after: tuple[Array, Array]
 ) -> tuple[Array, Array, Array]:
-    """``new = make(slot, *arrays)``, and the sums of ``terms(new, *arrays)``: of rows, of columns.
+    """A new slot, and the sums over its rows and over its columns of terms computed from it.
+
+    The slot is ``new = make(slot, *arrays)``, the terms are ``terms(new, *arrays)``.
 
     Args:
         make: a function of entries; like `terms` it closes over nothing.
@@ -65,7 +67,7 @@ written_and_summed_p = opaque("written_and_summed", _plain)
 
 
 def fits(slot: Any, *arrays: Any) -> bool:
-    """Whether arrays of such types can be cut into the kernel's tiles."""
+    """Whether a slot and the arrays beside it can be cut into the tiles of the Pallas kernel."""
     *_, rows, columns = slot.shape
     narrow = all(x.dtype == jnp.float32 for x in (slot, *arrays))
     return narrow and 0 not in slot.shape and rows % SIDE == columns % SIDE == 0
@@ -86,7 +88,7 @@ def in_tiles(
     before = math.prod(slot.shape[:-2])
 
     def seen(x: Array) -> Array:
-        """An array as the grid sees it: one matrix after another, or the same for all."""
+        """An array with three dimensions: its matrices in one batch, or a single number for all."""
         if not x.ndim:
             return x.reshape(1, 1, 1)
         return x.reshape(-1, *x.shape[-2:])
@@ -138,7 +140,7 @@ STORED = "convolution custom_call dot_general optimization_barrier scatter trans
 
 
 def _is_stored(x: Any) -> bool:
-    """Whether a value is in memory, as an argument is.
+    """Whether a value of the lowered program lies in memory, as an argument does.
 
     A gradient that is clipped, or converted from bfloat16, is computed by what reads it, and would
     be stored for the kernel.

@@ -46,13 +46,13 @@ class Cut:
 
     Attributes:
         shape: the shape of the leaf.
-        blocks: how it is cut into blocks; None if all slots keep each entry alone.
-        eqns: the equations, in order.
-        scalars: the numbers that it reads.
-        arrays: the arrays that it reads, of the leaf's shape or of an encoded slot.
-        outputs: the arrays that it writes.
+        blocks: the blocks of the leaf, whose entries share a scale; None if no slot has blocks.
+        eqns: the equations of the kernel, in order.
+        scalars: the numbers that the kernel reads.
+        arrays: the arrays that the kernel reads, of the leaf's shape or of an encoded slot.
+        outputs: the arrays that the kernel writes.
         overwrites: for an output, the array in whose memory it is written, by their indices.
-        last: the equation of the program after which it can run.
+        last: the index of the equation of the program after which the kernel can run.
     """
 
     shape: tuple[int, ...]
@@ -71,7 +71,7 @@ class Cut:
 
     @property
     def drawn(self) -> list[Codec]:
-        """The codecs for which it draws random numbers."""
+        """The codecs that need random numbers in the kernel."""
         reads = {decode_p: 0, encode_p: 1}
         found = (
             eqn.params["codec"]
@@ -102,7 +102,7 @@ class Cut:
 def inlined(
     closed: ClosedJaxpr, platform: str, shardings: Sequence[Any], *arrays: Any
 ) -> ClosedJaxpr:
-    """A program without calls, with what this platform does in place of a choice of platforms.
+    """A program without calls of functions, and without branches for other platforms.
 
     Args:
         closed: the program.
@@ -163,7 +163,7 @@ def cuts(
 
 
 def _ends(jaxpr: Any, made: Mapping[Any, int]) -> Iterator[list[Any]]:
-    """The outputs of kernels: the arrays of an encoded slot together, and each other result."""
+    """The groups of variables that kernels compute: the arrays of a slot, or one other result."""
     for eqn, is_needed in zip(jaxpr.eqns, needed(jaxpr, variables(jaxpr.outvars)), strict=True):
         if eqn.primitive is encode_p and is_needed:
             yield list(eqn.outvars)
@@ -173,7 +173,7 @@ def _ends(jaxpr: Any, made: Mapping[Any, int]) -> Iterator[list[Any]]:
 
 
 def _behind(jaxpr: Any, made: Mapping[Any, int], end: Any) -> set[int]:
-    """The equations from which `end` is computed entry by entry."""
+    """The indices of the equations that compute the variable `end` entry by entry."""
     found: set[int] = set()
     eqn = jaxpr.eqns[made[end]]
     left = [end]
@@ -203,11 +203,11 @@ def _is_elementwise(eqn: Any, shape: tuple[int, ...]) -> bool:
 
 @dataclass
 class _Uses:
-    """Which equations read each variable of a program, and where results are written.
+    """The readers of each variable of a program, and the memory in which its results are written.
 
     Attributes:
         readers: the equations that read a variable, by their indices.
-        there: the arrays that are in memory whichever kernels there are.
+        there: the arrays that lie in memory, whichever equations become kernels.
         overwritten: for a result of the program, the argument in whose memory it is written.
     """
 
@@ -239,9 +239,9 @@ def _cut(
     found: set[int],
     outputs: list[Any],
 ) -> Cut | None:
-    """The equations in `found` as one kernel; None if they are not one kernel's work.
+    """The equations with the indices `found` as one kernel; None if one kernel cannot compute them.
 
-    All their slots must fit, and they may read nothing that other equations compute.
+    All slots must have the same blocks, and a kernel reads arrays only where these lie in memory.
     """
     order = sorted(found)
     eqns = [jaxpr.eqns[i] for i in order]
@@ -290,7 +290,7 @@ def run_with_kernels(
     found: Sequence[Cut],
     kernel: Callable[[Cut], Callable[..., Sequence[Any]]],
 ) -> list[Any]:
-    """The results of a program whose cuts run as kernels."""
+    """The results of a program, of which the equations of each cut run as one kernel."""
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *inputs], strict=True))
     wanted = variables(jaxpr.outvars)
     wanted += [v for cut in found for v in (*cut.scalars, *cut.arrays)]

@@ -54,12 +54,12 @@ def in_kernels(
     *,
     whole: bool,
 ) -> tuple[Any, State]:
-    """``step(updates, state, params, **extra_args)``, with kernels where it is compiled for a chip.
+    """``step(updates, state, params, **extra_args)``, with a kernel for each leaf of encoded slots.
 
     Args:
         step: an update, or a whole step.
         updates: a tree.
-        state: its state. Without slots for kernels, or outside of a trace, this only calls `step`.
+        state: its state. Without encoded slots, or outside of a trace, this only calls `step`.
         params: the parameters.
         extra_args: more arguments.
         whole: whether it returns new parameters, in place of the old ones.
@@ -115,7 +115,7 @@ def in_kernels(
 
 
 def _shardings(given: tuple[Params | None, State, Updates, Any]) -> list[NamedSharding | None]:
-    """Where parameters and gradients lie, as far as that is known; None for other arrays."""
+    """The shardings of parameters and gradients that are known; None for every other array."""
     paths = [path for path, _ in with_paths(given)[0]]
     return [
         known_sharding(path_string(path)) if which.idx in (0, 2) else None for which, *path in paths
@@ -154,7 +154,7 @@ def after_parameters(params: Params, state: State) -> tuple[Params, State]:
 def without_kernels(
     step: Callable[..., tuple[Any, State]],
 ) -> Callable[..., tuple[Any, State]]:
-    """A step or an update that is left to XLA, even inside one that is not."""
+    """A step or an update that runs without kernels, also inside of a step with kernels."""
 
     def run(updates: Updates, state: State, *params: Any, **extra_args: Any) -> tuple[Any, State]:
         done, new = step(updates, plain(state), *params, **extra_args)
@@ -180,7 +180,7 @@ def _as_it_is(*arrays: Array, program: Program, overwritten: Any, shardings: Any
 
 
 program_p = opaque("stored_step", _as_it_is)
-"""The program of a step, ``(arrays) -> [results]``, which chips run with kernels."""
+"""The program of a step, ``(arrays) -> [results]``, which is lowered with kernels."""
 program_p.def_abstract_eval(lambda *arrays, program, **static: program.closed.out_avals)
 
 
@@ -195,7 +195,7 @@ class Backend(NamedTuple):
             those that XLA computes in one kernel.
         settings: of its compiler; None for a loop of XLA's over tiles.
         fills: whether tiles have powers of 2 as sizes, and what is beyond an array is masked.
-        halves: whether its compiler knows float16. If not, kernels read and write the bits of
+        halves: whether its compiler supports float16. If not, kernels read and write the bits of
             scales, of which XLA makes a copy.
     """
 
@@ -208,7 +208,7 @@ class Backend(NamedTuple):
     halves: bool = True
 
     def fits(self, cut: Cut, shard: Shard | None) -> bool:
-        """Whether there is a kernel for what a device has of a leaf."""
+        """Whether there is a kernel for a device's shard of a leaf."""
         if shard is None or not self.codecs.issuperset(codec.name for codec in cut.codecs):
             return False
         if not self.halves and _has_halves(cut):
@@ -221,12 +221,12 @@ class Backend(NamedTuple):
         return tiling is not None and (not cut.drawn or tiling.evenly(shard))
 
     def filled(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        """The sizes of a tile that holds so much."""
+        """The sizes of a tile with room for `sizes`: powers of 2 if the platform needs them."""
         return tuple(map(power_of_2, sizes)) if self.fills else sizes
 
 
 def _has_halves(cut: Cut) -> bool:
-    """Whether numbers other than scales are float16."""
+    """Whether a kernel computes with float16 numbers other than scales."""
     return any(
         v.aval.dtype == jnp.float16 and v.aval.shape in ((), cut.shape)
         for eqn in cut.eqns
@@ -251,7 +251,7 @@ class Settings(NamedTuple):
 
 
 def _mosaic() -> Settings:
-    """Tiles are brought in, and what lies outside of an array is not written.
+    """The settings for TPUs: Mosaic copies tiles in, and writes nothing outside of an array.
 
     Mosaic loads no float16 ("Invalid vector type for load") and converts to none.
     """
@@ -297,7 +297,7 @@ def with_kernels(
     divided: bool = False,
     interpret: bool = False,
 ) -> list[Any]:
-    """The results of a program, with kernels for one device, or for each that has a shard."""
+    """The results of a step's program, with kernels on one device, or on each device's shards."""
     flat: Any = inlined(program.closed, backend.platform, shardings, *arrays)
     known = dict(zip(flat.jaxpr.invars, shardings, strict=True)) if divided else None
 
@@ -434,7 +434,7 @@ def _looped(cut: Cut, shard: Shard, backend: Backend, *inputs: Array) -> list[An
         return at
 
     def window(v: Any, k: Array) -> tuple[list[Any], list[int], tuple[int, ...]]:
-        """The tile's start, its size, and its size without dimensions of one block."""
+        """A tile's start and sizes in an array, and its sizes without dimensions of one block."""
         found = tiling.window(shard.rows(v, cut), turn(k))
         return found.starts, [n or 1 for n in found.sizes], found.kept(found.sizes)
 
@@ -496,10 +496,10 @@ def computed(
     there: Array | None,
     once: Collection[Any] = frozenset(),
 ) -> None:
-    """The equations of a cut on a tile whose blocks lie along an axis, added to `env`.
+    """Evaluate the equations of a cut on one tile, and add the values of their variables to `env`.
 
-    The tile has numbers for a codec to draw, and where its entries are not `there` in the leaf,
-    zeros are encoded.
+    The blocks of the tile lie along `axis`. `draws` makes the random numbers of a codec. Entries of
+    the tile that are not `there`, since the leaf ends before them, are encoded as zeros.
     """
     tile = next(env[v].shape for v in cut.arrays if v.aval.shape == cut.shape)
 

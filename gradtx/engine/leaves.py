@@ -112,7 +112,7 @@ class SlotsOfLeaf:
 
 
 class NoStep:
-    """Stands in for the step if a state does not count steps."""
+    """The argument `t` of a rule whose state counts no steps; an error if the rule uses it."""
 
     def __init__(self, label: str, state: Any) -> None:
         self._label, self._state = label, state.__name__
@@ -137,7 +137,7 @@ class NoStep:
 
 
 class Steps:
-    """The step in each of the types in which leaves are computed."""
+    """The number of the step as a `Step`, one for each type in which leaves are computed."""
 
     def __init__(self, label: str, state: Any, count: Array | None) -> None:
         self._count = count
@@ -154,12 +154,12 @@ class Steps:
         return self._made[dtype]
 
     def anew(self, dtype: DType) -> Any:
-        """The step for a function that is traced by itself, and shares no scalar with others."""
+        """A new `Step` for a function that is traced by itself, whose scalars none may share."""
         return Step(self._count, real_dtype(dtype)) if self._count is not None else self._none
 
 
 def fits(slot: Any, shape: tuple[int, ...]) -> bool:
-    """Whether a slot may belong to a leaf; a dimension it was reduced over has length 1."""
+    """Whether a slot's shape suits a leaf: equal lengths, or 1 where the slot was reduced."""
     if slot is None:
         return False
     if not hasattr(slot, "shape") or len(slot.shape) != len(shape):

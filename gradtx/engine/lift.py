@@ -219,13 +219,13 @@ class Leaves:
 
     @functools.cached_property
     def drawn(self) -> dict[int, dict[str, Any]]:
-        """The keys of each leaf that has a gradient, by its index."""
+        """For each leaf with a gradient, by its index, a random key from each key of the state."""
         there = self.there()
         keys = {n: jax.random.split(k, len(there)) for n, k in self.keys.items()}
         return {i: {n: k[j] for n, k in keys.items()} for j, i in enumerate(there)}
 
     def held(self, i: int) -> dict[str, Any]:
-        """The slots of a leaf, as they are kept."""
+        """The slots of a leaf in the types and codecs in which the state keeps them."""
         return {name: column[i] for name, column in self.slots.items()}
 
     def view(self, loaded: dict[str, Any], drawn: Mapping[str, Any] = MappingProxyType({})) -> Any:
@@ -264,7 +264,7 @@ def lift(
     advance: AdvanceFn | None = None,
     takes_params: bool | None = None,
 ) -> GradientTransformation:
-    """The pair around a rule: what all scopes share.
+    """The gradient transformation that runs a rule on the leaves of a tree, for every scope.
 
     Args:
         rule: the rule with its scope.
@@ -375,7 +375,7 @@ def each_slots(slots: SlotsFn | None) -> FirstFn:
 
 
 def each_leaf(rule: Rule) -> Transform:
-    """A rule of entries, rows or leaves, applied to one leaf after another."""
+    """The function that applies a rule of entries, rows or leaves to one leaf after another."""
 
     def transform(given: Leaves) -> tuple[list[Any], dict[str, Any]]:
         directions, (slots,) = _leaf_by_leaf([rule], [given])
@@ -404,9 +404,9 @@ def in_turn(
     extra_args: dict[str, Any],
     last: Last | None = None,
 ) -> tuple[Updates, list[State]]:
-    """Rules of entries or rows, each on the updates of the one before, as one rule of leaves.
+    """Apply several rules of entries or rows to each leaf, before going on to the next leaf.
 
-    Only the first may read something of the whole tree.
+    Each rule gets the updates of the rule before it. Only the first may read the whole tree.
     """
     given = [
         rule.begin(updates, state, params, **extra_args)
@@ -420,9 +420,10 @@ def in_turn(
 def _leaf_by_leaf(
     rules: Sequence[Rule], given: Sequence[Leaves], last: Last | None = None
 ) -> tuple[list[Any], list[dict[str, Any]]]:
-    """The directions of the last rule, and the slots of each: a rule gets those of the one before.
+    """The directions of the last rule for all leaves, and the new slots of each rule.
 
-    All are traced together, once for each kind of leaf.
+    Each rule gets the directions of the rule before it. All rules are traced together, once for
+    leaves of the same shapes and types.
     """
     first, there = given[0], given[0].there()
     params = next((x.params for x in given if x.takes_params), last.params if last else None)
@@ -466,7 +467,7 @@ def _leaf_by_leaf(
         first.scalars |= rules[0].of_tree([widened(g) for g, *_ in calls])
     dense = [call for call in calls if not is_rows(call[0])]
     if any(rule.scope is Scope.LEAF for rule in rules):
-        # What reads a whole leaf is steered for each leaf separately.
+        # The order in which XLA computes a rule of whole leaves is set for each leaf separately.
         made = iter([on_leaf(*call) for call in dense])
     else:
         made = iter(traced_once("_".join(leaves.label for leaves in given), on_leaf, dense))
@@ -489,7 +490,7 @@ OneLeaf = tuple[Any, dict[str, Any], Any, dict[str, Any]]
 
 
 def on_array(rule: RuleFn, given: Leaves, leaf: OneLeaf) -> tuple[Array, dict[str, Any]]:
-    """The rule on a leaf whose gradient is an array; one without entries changes nothing."""
+    """The rule on a leaf whose gradient is an array; an empty leaf stays as it is."""
     g, held, p, drawn = leaf
     if not g.size:  # its largest entry does not exist, and its mean would be NaN
         return g, held
@@ -501,7 +502,7 @@ def on_array(rule: RuleFn, given: Leaves, leaf: OneLeaf) -> tuple[Array, dict[st
 def on_rows(
     rule: RuleFn, given: Leaves, leaf: OneLeaf, *, whole: bool
 ) -> tuple[Rows, dict[str, Any]]:
-    """The rule on some rows of a leaf: with their slots, or with the `whole` slots of the leaf."""
+    """The rule on a gradient that is `Rows`, with these rows of the slots or the `whole` slots."""
     g, held, p, drawn = leaf
     g = g.coalesce()
     loaded = {n: load(s) if whole else take(s, g.indices) for n, s in held.items()}
@@ -519,7 +520,7 @@ def call(
     p: Any,
     drawn: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[Array, dict[str, Any]]:
-    """The rule's result for a leaf, or some rows of it, with the keys drawn for it."""
+    """The result of a rule for a leaf or some of its rows, given slots and random keys."""
     arguments = [g, given.view(loaded, drawn), given.steps.of(g.dtype)]
     if p is not None:
         arguments.append(widen(jnp.asarray(p)))

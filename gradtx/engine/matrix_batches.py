@@ -36,7 +36,14 @@ OnLeafFn = Callable[[Array, Array, Matrices], Array]
 
 @dataclass(frozen=True)
 class Batched:
-    """A rule of batches; its factors, whether other slots are batches too, and the final step."""
+    """A rule that runs on a batch of matrices.
+
+    Attributes:
+        rule: the rule.
+        factors: the names of the slots that belong to a matrix and not to its entries.
+        takes_slots: whether the rule sees all slots, and not these factors alone.
+        on_leaf: changes the direction of a leaf afterwards; None for nothing.
+    """
 
     rule: RuleFn
     factors: tuple[str, ...]
@@ -44,7 +51,7 @@ class Batched:
     on_leaf: OnLeafFn | None
 
     def of_batches(self, slots: Mapping[str, Any]) -> list[str]:
-        """The names of the slots of a matrix that go through the rule."""
+        """The names of the slots that the rule sees as batches."""
         there = [n for n, slot in slots.items() if slot is not None]
         return there if self.takes_slots else [n for n in there if n in self.factors]
 
@@ -87,7 +94,10 @@ def with_owners(
 def in_batches(
     batched: Batched, dimensions: MatrixDimensions, alone: RuleFn | None, *, every: bool
 ) -> Transform:
-    """The rule on batches, after the one on leaves: on `every` leaf or on the others."""
+    """The function that runs the rule on batches of matrices.
+
+    Before it the rule `alone` runs on `every` leaf, or only on the leaves that are no matrices.
+    """
 
     def transform(given: Leaves) -> tuple[list[Any], dict[str, Any]]:
         out: list[Any] = [None] * len(given.gradients)
@@ -135,7 +145,7 @@ def in_batches(
 
 
 MatrixGroup = tuple[Matrices, NamedSharding | None, list[int]]
-"""Leaves that are alike: how they are matrices, their sharding if that is known, which they are."""
+"""Leaves of one layout: that layout, their sharding if it is known, and their indices."""
 
 
 def _stack_of(batched: Batched, slots: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -145,9 +155,10 @@ def _stack_of(batched: Batched, slots: Mapping[str, Any]) -> tuple[int, int] | N
 
 
 def _by_shape(label: str, alike: dict[Any, list[int]]) -> list[list[MatrixGroup]]:
-    """Leaves that are alike, grouped by the shape and type of their matrices.
+    """Groups of leaves, of which those with matrices of one shape and type become one batch.
 
-    Those that lie on several devices stay by themselves, since they are moved as one stack.
+    Leaves that are sharded, or whose slots are in a stack, are a batch by themselves: they move
+    between devices as one stack.
     """
     found: dict[Any, list[MatrixGroup]] = {}
     for (how, kind, sharding, stack), members in alike.items():
@@ -204,7 +215,7 @@ class MatrixBatch:
         return checked_result(given.label, self.batched.rule(*arguments), held)
 
     def here(self) -> tuple[Array, dict[str, Array]]:
-        """The direction and the new slots, computed wherever the matrices are."""
+        """The direction and the new slots, computed without moving matrices to owners."""
         begins = {n: slot.share.begin for n, slot in self.owned.items()}
         held = {n: in_order(x, begins.get(n))[: len(self.batch)] for n, x in self.held.items()}
         direction, new = self.rule(self.batch, held)
@@ -213,7 +224,7 @@ class MatrixBatch:
         return direction, new
 
     def divided(self, sharding: NamedSharding, begin: int | None) -> Divided:
-        """The batch for its owners. Slots that lie with owners say where the stack begins."""
+        """The batch, to be divided over devices. Slots in a stack say at which device it begins."""
         begin = next((slot.share.begin for slot in self.owned.values()), begin)
         return Divided(
             self.rule, self.batch, self.held, sharding, self.axes, list(self.owned), begin
@@ -251,7 +262,7 @@ class MatrixBatch:
 def _by_owners(
     found: list[tuple[MatrixBatch, NamedSharding]],
 ) -> Iterator[tuple[MatrixBatch, tuple[Array, dict[str, Array]]]]:
-    """The direction and the new slots of each; stacks that are balanced go together."""
+    """The direction and the new slots of each batch; balanced batches are one ``shard_map``."""
     over = [owners(sharding, equal.axes) for equal, sharding in found]
     begins = beginnings(
         [(*each, equal.hows[0].sizes) for each, (equal, _) in zip(over, found, strict=True)]

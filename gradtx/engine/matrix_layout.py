@@ -100,7 +100,7 @@ class MatrixDimensions:
 
 
 def as_matrices(label: str, path: Any, shape: tuple[int, ...], numbers: Any) -> Matrices:
-    """How an array of some shape is a batch of matrices, by its dimension numbers.
+    """The layout by which an array of some shape is a batch of matrices, by dimension numbers.
 
     Raises:
         ValueError: the numbers name axes that it does not have, or one axis twice.
@@ -131,7 +131,7 @@ def as_matrices(label: str, path: Any, shape: tuple[int, ...], numbers: Any) -> 
 def _apart(
     shape: tuple[int, ...], heads: tuple[int, int] | None, of_matrices: tuple[int, ...]
 ) -> tuple[tuple[int, ...], list[int]]:
-    """The shape with heads as an axis of their own, and where each axis is then."""
+    """The shape with the axis of heads cut in two, and the index of each old axis in it."""
     if heads is None:
         return shape, list(range(len(shape)))
     (axis,), count = axes_of(heads[0], len(shape)), heads[1]

@@ -55,14 +55,14 @@ class Share(NamedTuple):
         return stack.of_parts(parts, self.shape, axis)
 
     def along(self, x: Encoded) -> int | None:
-        """The axis of the stack along which a slot's blocks lie; None if entries are alone."""
+        """The axis of the stack along which blocks of a codec lie; None if there are no blocks."""
         axis, how = x.codec.axis, self.matrices
         if axis is None or how is None:
             return axis
         return next(i for i, axes in enumerate(how.axes) if axis in axes)
 
     def fits(self, x: Any) -> bool:
-        """Whether a slot can be a slice of a stack: if in a codec, no block is divided by that."""
+        """Whether a slot can be a slice of the stack: a block of a codec must not be divided."""
         if not is_encoded(x):
             return True
         along, how = self.along(x), self.matrices
@@ -75,7 +75,7 @@ class Share(NamedTuple):
 
 @jax.tree_util.register_pytree_with_keys_class
 class Owned:
-    """A slot of one of several equal leaves. The first of them has the stack, the others None.
+    """A slot of a leaf that shares a stack with equal leaves; the first leaf holds the stack.
 
     Args:
         value: the stack, ``(n, ...)``, as :func:`padded` makes it.
@@ -87,7 +87,7 @@ class Owned:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of this leaf's slot, without the others in the stack."""
+        """The shape of this leaf's slot alone."""
         return self.share.shape
 
     def __repr__(self) -> str:
@@ -133,9 +133,9 @@ def in_order(x: Array, begin: int | None) -> Array:
 
 
 def together(slots: list[Any], like: list[Any]) -> list[Any]:
-    """The leaves of a state, of which some are `Owned` in `like`, with these in stacks.
+    """The leaves of a state, with slots in stacks wherever `like` has a slot that is `Owned`.
 
-    What is in codecs that differ, or whose blocks a stack would divide, stays by itself.
+    Slots in codecs that differ, or with blocks that a stack would divide, stay separate.
     """
     made, found = list(slots), dict[int, list[int]]()
     for i, slot in enumerate(like):
@@ -156,7 +156,7 @@ def together(slots: list[Any], like: list[Any]) -> list[Any]:
 
 
 def apart(state: PyTree) -> PyTree:
-    """A state with every slot by itself, in its own shape."""
+    """A state in which slots that were in stacks are separate arrays of their own shapes."""
     treedef: Any
     leaves, treedef = jax.tree.flatten(state, is_leaf=is_owned)
     # One program: simulated devices wait for ever where several that communicate run at a time.
@@ -178,7 +178,7 @@ def _each_alone(slots: list[Owned]) -> list[Any]:
 
 
 def in_stacks(state: PyTree, like: PyTree) -> PyTree:
-    """A state with every slot by itself, with those in stacks that are in `like`."""
+    """A state of separate slots, with those slots in stacks that are in stacks in `like`."""
     treedef: Any
     kept, treedef = jax.tree.flatten(like, is_leaf=is_owned)
     return treedef.unflatten(together(treedef.flatten_up_to(state), kept))

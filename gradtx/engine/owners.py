@@ -115,7 +115,7 @@ def owners(sharding: NamedSharding, axes: Axes) -> tuple[tuple[str, ...], int]:
 def beginnings(
     stacks: Sequence[tuple[tuple[str, ...], int, tuple[int, int, int]]],
 ) -> list[int | None]:
-    """Where in its padded form each stack begins, so that the greatest load of a device is small.
+    """The index at which each stack begins in its padded form, which balances the devices' work.
 
     The stack that costs most begins at the first device, and each further one where the one before
     it ends, around the mesh.
@@ -155,7 +155,7 @@ NamedSlots = dict[str, Array]
 
 
 class Divided(NamedTuple):
-    """Equal matrices to be transformed by their owners.
+    """A batch of equal matrices, to be divided over the devices that transform them.
 
     Attributes:
         function: maps arrays ``(n, ...)`` to directions and new slots of the same length, each
@@ -258,7 +258,7 @@ def owned(stacks: Sequence[Divided]) -> list[tuple[Array, NamedSlots]]:
 def _all_at_once(
     stacks: Sequence[Divided], shards: list[tuple[Array, NamedSlots]]
 ) -> list[tuple[Array, NamedSlots]]:
-    """The shards; none is used before all those are known that are moved between devices."""
+    """The shards of all stacks, behind a barrier until all that devices exchange has arrived."""
     moved = [
         (x, {n: slot for n, slot in held.items() if n not in stack.staying})
         for stack, (x, held) in zip(stacks, shards, strict=True)

@@ -60,7 +60,10 @@ class Shard(NamedTuple):
         return cls(shape, blocks, cut.shape, sharding) if blocks else None
 
     def rows(self, v: Any, cut: Cut) -> int:
-        """How many rows an array has in each block; of parameters the last may have fewer."""
+        """The length of a block in an array: its entries, its packed bytes, or 1 for its scale.
+
+        The last block of a parameter may be shorter.
+        """
         if v.aval.shape == cut.shape or cut.blocks is None:
             return self.blocks.size
         return int(v.aval.shape[cut.blocks.axis]) // cut.blocks.number
@@ -72,7 +75,7 @@ class Shard(NamedTuple):
         return _along(self.shape, self.blocks, self.rows(v, cut))
 
     def formed(self, x: Array) -> Array:
-        """A kernel's output, which has the dimensions of its tiles, in those of the leaf."""
+        """A kernel's output, whose dimensions are those of tiles, with the leaf's dimensions."""
         axis = self.blocks.axis
         return x.reshape(*self.shape[:axis], -1, *self.shape[axis + 1 :])
 
@@ -97,7 +100,7 @@ class Shard(NamedTuple):
         return self.whole if blocks is None else _along(self.whole, blocks, blocks.size)
 
     def firsts(self, cut: Cut) -> dict[Codec, Array]:
-        """For codecs that draw numbers, which index in the slot a device's first entry has.
+        """The index in the whole slot of a shard's first entry, for codecs with random numbers.
 
         Empty on one device; otherwise inside of `run`.
         """
@@ -115,7 +118,7 @@ class Shard(NamedTuple):
 
 
 def _along(shape: tuple[int, ...], blocks: Blocks, r: int) -> tuple[int, ...]:
-    """A leaf's shape, with `r` rows for each block."""
+    """A leaf's shape, in which each block has the length `r` along its axis."""
     return (*shape[: blocks.axis], blocks.number * r, *shape[blocks.axis + 1 :])
 
 
@@ -139,7 +142,7 @@ class Window(NamedTuple):
     sizes: tuple[int | None, ...]
 
     def kept(self, given: Sequence[Any]) -> tuple[Any, ...]:
-        """The values, of one for each dimension, that belong to dimensions of this window."""
+        """Of values for all dimensions, those for the dimensions that this window has."""
         return tuple(x for x, n in zip(given, self.sizes, strict=True) if n is not None)
 
     def draws(self, whole: Draws) -> Draws:
@@ -148,9 +151,9 @@ class Window(NamedTuple):
         return own._replace(strides=self.kept(own.strides))
 
     def inside(self, tile: tuple[int, ...], shape: tuple[int, ...]) -> Array | None:
-        """Which entries of a tile, which may be larger, are its own and in an array of some shape.
+        """A mask of the tile's entries that lie in this window and in an array of some shape.
 
-        None if all are.
+        A tile may be larger than the window. None if all its entries do.
         """
         ends = []
         dimensions = zip(*map(self.kept, (self.starts, self.sizes, shape)), strict=True)
@@ -189,9 +192,10 @@ class Tiling(NamedTuple):
         return tuple(map(math.prod, self.groups(shape, r)))
 
     def evenly(self, shard: Shard) -> bool:
-        """Whether neighbours in a shard, as the grid sees it, are equally far apart in the leaf.
+        """Whether neighbours in a shard are equally far apart in the whole leaf.
 
-        They are not if, of dimensions that the grid sees as one, another than the first is divided.
+        They are not if several dimensions are one to the grid, and another than the first of them
+        is divided over devices.
         """
         size = shard.blocks.size
         both = zip(self.groups(shard.shape, size), self.groups(shard.whole, size), strict=True)
@@ -202,7 +206,7 @@ class Tiling(NamedTuple):
         )
 
     def window(self, r: int, at: Sequence[Array], number: int = 0) -> Window:
-        """The window of one block, by its number, in the tile at an index of the grid."""
+        """The window of a block, by its number in a tile, of the tile at an index of the grid."""
         shape, index = self.tile(r)
         starts = [i * (n or 1) for i, n in zip(index(*at), shape, strict=True)]
         starts[1] += number * r

@@ -133,7 +133,10 @@ def _all_leaves(
 
 
 def _chosen(given: Leaves, mask: Where | None) -> list[Any]:
-    """Whether `mask` chooses each leaf; a mask sees the parameters if the rule does."""
+    """A boolean for each leaf: whether `mask` chooses it.
+
+    A mask sees the parameters if the rule does, and otherwise the gradients.
+    """
     if mask is None:
         return [True] * len(given.gradients)
     seen = given.treedef.unflatten(given.params if given.takes_params else given.gradients)
@@ -147,7 +150,7 @@ def _places(params: list[Any]) -> list[int]:
 
 
 def _spread(given: Leaves, name: str, prefix: PyTree) -> list[Any]:
-    """The parts of a prefix of the tree, one for each leaf."""
+    """The values of a tree or a prefix of one, one value for each leaf."""
     seen = given.treedef.unflatten(given.gradients)
     whole = spread(f"{given.label}: {name} is", prefix, seen)
     return list(given.treedef.flatten_up_to(whole))

@@ -146,7 +146,7 @@ _WILDCARD = re.compile(r"\*|\?|\[!?[^\]]+\]")
 
 
 def _expression(pattern: str) -> re.Pattern[str]:
-    """A pattern as an expression with a group for each wildcard, and one for what may follow."""
+    """A regular expression of a pattern: a group for each wildcard, and one for a path below."""
     texts = map(re.escape, _WILDCARD.split(pattern))
     groups = [_group(found) for found in _WILDCARD.findall(pattern)]
     parts = itertools.chain.from_iterable(itertools.zip_longest(texts, groups, fillvalue=""))
@@ -162,7 +162,7 @@ def _group(wildcard: str) -> str:
 
 
 def _filled(pattern: str, said: tuple[str | None, ...]) -> str:
-    """The path that a pattern names, where its wildcards stand for `said`."""
+    """The path that a pattern names where its wildcards stand for the texts `said`."""
     texts = _WILDCARD.split(pattern)
     parts = itertools.zip_longest(texts, said[: len(texts) - 1], fillvalue="")
     return "".join(x or "" for pair in parts for x in pair) + (said[-1] or "")
@@ -199,7 +199,7 @@ def tuples_of(where: str, tree: PyTree, related: Related) -> list[tuple[int, ...
 
 
 def _matched(where: str, patterns: tuple[str, ...], paths: list[str]) -> list[tuple[str, ...]]:
-    """Tuples of paths that match patterns in which wildcards stand for the same."""
+    """Tuples of paths, one for each pattern, in which the wildcards stand for the same texts."""
     columns = []
     for pattern in patterns:
         expression = _expression(pattern)
@@ -291,7 +291,7 @@ def _check_leaf(given: Leaves, i: int) -> None:
 def _kind(
     given: Leaves, i: int, x: Any, number: Any, dimensions: MatrixDimensions | None
 ) -> tuple[Any, ...]:
-    """The properties that leaves of one batch share."""
+    """The layout, types and missing slots of a leaf; leaves of one batch have the same."""
     how = None
     if dimensions is not None and x is not None:
         if number is None:
@@ -313,7 +313,7 @@ def _alone(given: Leaves, i: int, rule: RuleFn) -> Any:
 
 
 class _Batch:
-    """Tuples of leaves that are alike, as a batch for each place."""
+    """Tuples of equal leaves: a batch of their first leaves, one of their second, and so on."""
 
     def __init__(
         self,
@@ -328,7 +328,7 @@ class _Batch:
         self.places = list(zip(*tuples, strict=True))
 
     def taken(self, place: int, leaves: list[Any]) -> Any:
-        """The leaves, or the slots, of one place as a batch."""
+        """The leaves of one place in the tuples, or slots of these leaves, as a batch."""
         how = self.hows[place]
         if any(x is None for x in leaves):
             return None
@@ -336,7 +336,7 @@ class _Batch:
         return stacks if how is None else jax.tree.map(how.take, stacks)
 
     def apart(self, place: int, batch: Any) -> list[Any]:
-        """The inverse of `taken`."""
+        """The leaves of one place in the tuples, from their batch: the inverse of `taken`."""
         how = self.hows[place]
         stacks = batch if how is None else jax.tree.map(how.put, batch)
         treedef: Any
@@ -344,7 +344,7 @@ class _Batch:
         return [treedef.unflatten(each) for each in zip(*map(jnp.unstack, leaves), strict=True)]
 
     def column(self, leaves: list[Any]) -> tuple[Any, ...]:
-        """A batch for each place of the leaves, or the slots, widened."""
+        """Leaves of the tree, or their slots, as a batch for each place in the tuples, widened."""
         return tuple(
             self.taken(place, [None if leaves[i] is None else load(leaves[i]) for i in members])
             for place, members in enumerate(self.places)

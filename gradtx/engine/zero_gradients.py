@@ -14,7 +14,7 @@ from gradtx.types import Array
 
 
 class ZeroGradient(NamedTuple):
-    """What a rule does while gradients are zero, so that many such steps can be taken at once.
+    """The effect of steps with zero gradients on slots and directions, in closed form.
 
     factors: for each slot, by name, the factor by which a step multiplies it; fade: ``() ->
     number``, the largest factor by which a step multiplies the direction.
@@ -30,10 +30,10 @@ class CannotSkip(Exception):
 
 @dataclass(eq=False)
 class Advanced:
-    """What rules have said about steps with zero gradients.
+    """A record of rules that took steps with zero gradients in closed form.
 
     Attributes:
-        slots: how many slots were advanced by them.
+        slots: the number of slots that such steps changed.
         horizon: after how many steps the directions are below 2^-32 of the first.
     """
 
@@ -50,14 +50,14 @@ class SkippedSteps:
 
     Attributes:
         steps: how many.
-        advanced: is written while rules are traced.
+        advanced: a record that is written while rules are traced.
     """
 
     steps: Array
     advanced: Advanced = field(default_factory=Advanced)
 
     def over(self, rule: Any, zero_gradient: ZeroGradient | None, takes_params: bool) -> Any:
-        """A rule that takes these steps with zero gradients, in place of `rule`."""
+        """The rule that takes these steps with zero gradients at once, in place of `rule`."""
 
         def skipping(g: Array, s: Any, t: Any, *p: Array) -> tuple[Array, dict[str, Array]]:
             names = s.names()

@@ -76,7 +76,7 @@ class Companded(Format):
         return 2 ** (self.bits - signed) - 1
 
     def _zero(self, signed: bool) -> int:
-        """The code of 0: negative ones fit into a byte of their own alone."""
+        """The code of the number 0; 4-bit codes are unsigned, so that 0 is in their middle."""
         return 8 if signed and self.bits == 4 else 0
 
     def _kind(self, signed: bool) -> Any:
@@ -84,7 +84,7 @@ class Companded(Format):
 
 
 def _in_half(scale: Array, draws: Draws | None) -> Array:
-    """Scales as float16 keeps them: finite, and none is zero whose block has numbers.
+    """The bits of scales in float16, finite, and zero only for blocks of zeros.
 
     Rounded to nearest, with draws for scales at random, and with draws for codes up: then no entry
     is above its scale, where rounding could only be down.

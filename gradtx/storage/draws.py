@@ -12,7 +12,7 @@ from gradtx.types import Array
 
 
 class Draws(NamedTuple):
-    """Numbers for the entries of a slot, or of a part of it: the same there as in the whole.
+    """Random numbers for the entries of a slot, which a shard of it gets too for its entries.
 
     Attributes:
         key: two numbers, int32.
@@ -64,5 +64,5 @@ def _mixed(x: Array) -> Array:
 
 
 def _int32(x: Any) -> Any:
-    """A Python number modulo 2**32, as arrays of int32 are computed anyway."""
+    """A Python number wrapped around like an int32; arrays of int32 wrap around themselves."""
     return (x + 2**31) % 2**32 - 2**31 if isinstance(x, int) else x

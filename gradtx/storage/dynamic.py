@@ -48,11 +48,11 @@ class DynamicMap:
 
     @property
     def _vanishing(self) -> float:
-        """The number halfway from 0 to the first decade's first: what is smaller has its code."""
+        """Half of the least number with a code other than that of 0, which smaller numbers get."""
         return 10.0 ** (2 - self.bits) * (0.05 + 0.225 / self._first)
 
     def value(self, code: Array) -> Array:
-        """What a code means, of numbers whose largest has the size 1.
+        """The number that a code stands for, of size at most 1.
 
         The mantissa of the float ``k + 1/2`` is that of the equation, and its exponent `n`. Twice
         that float, or that float if there are no negative numbers, has the bits of the decade's
@@ -99,7 +99,7 @@ class DynamicMap:
 
 @dataclass(frozen=True)
 class LinearMap:
-    """Even steps up to 1, without zero: what is small keeps a size by which one can divide."""
+    """A map of evenly spaced numbers up to 1 without 0: one can divide by each of them."""
 
     bits: int
 
@@ -122,7 +122,7 @@ class Mapped(Format):
     bits: int
 
     def map(self, signed: bool) -> DynamicMap | LinearMap:
-        """The map for numbers that may be negative, or may not."""
+        """The map from codes to numbers, for slots with negative entries or without."""
         raise NotImplementedError
 
     def encode(self, x: Array, axis: int, signed: bool, draws: Draws | None) -> dict[str, Array]:

@@ -69,7 +69,7 @@ def _is_size(block: Any, per_byte: int) -> bool:
 
 
 class Blocks(NamedTuple):
-    """How an axis of a slot is cut: `number` blocks of `size` entries, the last perhaps padded."""
+    """The blocks of a slot: `number` blocks of `size` entries along an axis, the last padded."""
 
     axis: int
     number: int
@@ -85,18 +85,18 @@ class Blocks(NamedTuple):
         return jnp.pad(x, [(0, pad * (i == self.axis)) for i in range(x.ndim)]) if pad else x
 
     def cut(self, x: Array) -> Array:
-        """`x`, of full blocks, with the axis as two: the blocks, and what there is of each."""
+        """An array of full blocks, with their axis cut in two: the block, and the entry in it."""
         shape = x.shape
         return x.reshape(*shape[: self.axis], self.number, -1, *shape[self.axis + 1 :])
 
     def joined(self, x: Array) -> Array:
-        """The inverse of `cut`, with the padding."""
+        """An array with one axis for blocks and entries again, padding included; undoes `cut`."""
         shape = x.shape
         return x.reshape(*shape[: self.axis], -1, *shape[self.axis + 2 :])
 
 
 def blocks_of(codec: Codec, shape: tuple[int, ...]) -> Blocks | None:
-    """How a codec cuts a slot of some shape, or None if it keeps each entry alone.
+    """The blocks into which a codec cuts a slot of some shape; None if entries share no scale.
 
     It depends on nothing but the shape, so codes do not depend on the number of devices.
 
@@ -126,7 +126,7 @@ KeyWords = tuple[Array, Array] | tuple[Array, Array, Array]
 
 
 def numbers_of(key: Array | None) -> KeyWords | None:
-    """The numbers of a slot's key as int32: two, and for some rows of a slot where they begin."""
+    """A slot's random key as two int32, and a third for rows of a slot: their first place in it."""
     if key is None:
         return None
     first, second, *place = jax.lax.bitcast_convert_type(jnp.asarray(key), jnp.int32)
@@ -134,7 +134,7 @@ def numbers_of(key: Array | None) -> KeyWords | None:
 
 
 def _packed(code: Array, axis: int) -> Array:
-    """Two codes of four bits in a byte: the lower are those of the first half of a block."""
+    """Codes of four bits in pairs in a byte: a code of a block's first half in the lower bits."""
     shape = code.shape
     halves = code.astype(jnp.int32).reshape(*shape[:axis], 2, shape[axis] // 2, *shape[axis + 1 :])
     return jnp.sum(halves << _places(halves.ndim, axis), axis).astype(jnp.uint8)
@@ -148,12 +148,12 @@ def _unpacked(code: Array, axis: int) -> Array:
 
 
 def _places(ndim: int, axis: int) -> Array:
-    """Where the codes of the two halves begin in a byte: at bits 0 and 4, along an axis."""
+    """The shifts of the two codes in a byte, 0 and 4 bits, as an array along an axis."""
     return 4 * jax.lax.broadcasted_iota(jnp.int32, [1 + (i == axis) for i in range(ndim)], axis)
 
 
 def parts_of(codec: Codec, x: Array, axis: int, draws: Draws | None) -> dict[str, Array]:
-    """The parts of whole blocks, which lie along an axis, as `Format.encode` gives them."""
+    """The encoded arrays of full blocks along an axis, by name; codes of four bits in pairs."""
     form = FORMATS[codec.name]
     if draws is not None:
         draws = draws._replace(of_scale=codec.rounding == SCALE)
@@ -164,7 +164,7 @@ def parts_of(codec: Codec, x: Array, axis: int, draws: Draws | None) -> dict[str
 
 
 def numbers_in(codec: Codec, parts: dict[str, Array], axis: int, draws: Draws | None) -> Array:
-    """The numbers in the parts of whole blocks, which lie along an axis."""
+    """The numbers of full blocks along an axis, decoded from the arrays of `parts_of`."""
     form = FORMATS[codec.name]
     if form.per_byte == 2:
         parts = parts | {"codes": _unpacked(parts["codes"], axis)}
@@ -172,7 +172,7 @@ def numbers_in(codec: Codec, parts: dict[str, Array], axis: int, draws: Draws | 
 
 
 def encoded(codec: Codec, value: Array, key: KeyWords | None) -> dict[str, Array]:
-    """The parts in which a slot is kept."""
+    """The arrays, by name, in which a codec keeps a slot: codes and scales for example."""
     blocks, x = blocks_of(codec, value.shape), value.astype(jnp.float32)
     if blocks is None:
         return parts_of(codec, x, 0, key and Draws.of(key, x.shape))
@@ -184,7 +184,7 @@ def encoded(codec: Codec, value: Array, key: KeyWords | None) -> dict[str, Array
 def decoded(
     codec: Codec, parts: dict[str, Array], shape: tuple[int, ...], key: KeyWords | None
 ) -> Array:
-    """A slot of some shape from its parts, in float32."""
+    """A slot of some shape in float32, from the arrays in which a codec keeps it."""
     blocks = blocks_of(codec, shape)
     if blocks is None:
         return numbers_in(codec, parts, 0, key and Draws.of(key, shape))
@@ -251,7 +251,7 @@ class Encoded:
 
     @property
     def blocks(self) -> Blocks | None:
-        """How the slot is cut; None if each entry is kept alone."""
+        """The blocks of the slot; None if its entries share no scales."""
         return blocks_of(self.codec, self.shape)
 
     @property
@@ -281,7 +281,7 @@ class Encoded:
         return self._with(encoded(self.codec, value, numbers_of(key)), key)
 
     def entries(self) -> list[Array]:
-        """What is kept of each entry alone, in the slot's shape: its code, or a shorter number."""
+        """The arrays with a number for each entry, such as its code, in the slot's shape."""
         blocks, found = self.blocks, []
         for name in ("codes", "values", "residual"):
             if name in self.parts:
@@ -301,10 +301,10 @@ class Encoded:
         return type(self)(parts, self.key, codec, shape, self.dtype)
 
     def of_rows(self, parts: dict[str, Array], rows: int, first: Array) -> "Encoded":
-        """Some rows as a slot of their own, with the random numbers that they have in this one.
+        """Some rows as a slot, whose entries get the random numbers that they get in this one.
 
         Args:
-            parts: those of the rows.
+            parts: the encoded arrays of the rows.
             rows: how many rows there are. No block may lie along them.
             first: the number of the first row.
         """
@@ -321,7 +321,7 @@ class Encoded:
         return found.with_key(jnp.append(self.key[:2], start))
 
     def holding(self, other: "Encoded") -> "Encoded":
-        """The parts of another slot, in a codec that differs by its rounding at most.
+        """This slot with the encoded arrays of another, whose codec may round in another way.
 
         Its random key is this one's, unless both have one.
         """
@@ -333,7 +333,7 @@ class Encoded:
         return self._with(self.parts, key)
 
     def take(self, indices: Array) -> Array:
-        """Some rows: alone if blocks lie within rows, otherwise out of the whole."""
+        """Some rows, decoded alone if no block has entries of several rows."""
         if not self._in_rows:
             return take_rows(self.load(), indices)
         rows = {n: take_rows(x, indices) for n, x in self.parts.items()}
@@ -350,7 +350,7 @@ class Encoded:
 
     @property
     def _in_rows(self) -> bool:
-        """Whether rows are read and written alone."""
+        """Whether rows can be decoded and encoded without the other rows."""
         blocks = self.blocks
         return not self.is_read_by_key and (blocks is None or blocks.axis > 0)
 

@@ -25,7 +25,7 @@ def _bits_of(dtype: Any) -> Any:
 
 
 def rounded_to(x: Array, dtype: Any, draws: Draws | None) -> Array:
-    """`x` in a shorter type: nearest, or with draws one of the two neighbours at random.
+    """`x` in a shorter type, rounded to nearest, or with `draws` up or down at random.
 
     >>> x = jnp.full(1000, 1 + 2**-10)
     >>> draws = Draws.of((1, 2), x.shape)
@@ -51,15 +51,15 @@ def rounded_to(x: Array, dtype: Any, draws: Draws | None) -> Array:
 
 
 def positive(y: Array, least: float, x: Array) -> Array:
-    """`y`, but at least `least` where `x` is positive: a second moment must not vanish."""
+    """`y`, raised to `least` where `x` is positive, since a second moment must not become 0."""
     return jnp.where(x > 0, jnp.maximum(y, least), y)
 
 
 class Short(Format):
-    """A shorter type of floating-point numbers, entry by entry.
+    """Each entry as a floating-point number of a shorter type.
 
-    What is positive stays so: float16 ends at 6e-8, where many a second moment begins. An average
-    with decay 0.999 moves by less than half a unit in the last place of bfloat16.
+    A positive entry stays positive: float16 ends at 6e-8, where many a second moment begins. An
+    average with decay 0.999 moves by less than half a unit in the last place of bfloat16.
     """
 
     of_averages = STOCHASTIC
@@ -113,12 +113,14 @@ class Split(Format):
 
 
 class Float8(Format):
-    """An 8-bit float for each entry, and a float32 scale for each block. What is positive stays so.
+    """An 8-bit float for each entry, and a float32 scale for each block.
+
+    A positive entry of a second moment stays positive.
 
     Args:
         dtype: the type.
-        expand: raise what was scaled to a power, one for each block, so that its range becomes that
-            of the type.
+        expand: whether to raise scaled numbers to a power, one for each block, so that their range
+            becomes that of the type.
     """
 
     block = 128

@@ -50,8 +50,9 @@ class Format:
         block: how many entries share a scale by default; None if each is kept alone.
         per_byte: how many codes there are in a byte.
         roundings: the ways of rounding that it has.
-        of_averages: the one for moving averages that are not negative, if none is asked for.
-        keeps_signs: whether Lion learns with its momentum in it, while gradients fall.
+        of_averages: the default way of rounding for moving averages that are not negative.
+        keeps_signs: whether Lion, whose step is the sign of its momentum, learns with the
+            momentum in this format while gradients become small.
         drawn: whether codes can only be read with the key with which they were written.
         types: of the parts, by their names, that `encode` gives in float32 and that are kept in
             a shorter type, of which they are numbers.

@@ -25,7 +25,7 @@ def _encode(x: Array, *arrays: Array, names: tuple[str, ...], codec: Codec) -> A
 
 
 def parts_and_key(names: tuple[str, ...], arrays: Sequence[Any]) -> tuple[dict[str, Any], Any]:
-    """What `decode_p` reads, or `encode_p` besides the slot: the parts, and the key or None."""
+    """The arrays that `decode_p` reads, as the parts of a slot and its random key or None."""
     return dict(zip(names, arrays, strict=False)), tuple(arrays[len(names) :]) or None
 
 
@@ -42,7 +42,7 @@ class Marked(Encoded):
 
     @classmethod
     def can(cls, x: Any) -> bool:
-        """Whether a slot can be one: in blocks or with random numbers, and computed in float32."""
+        """Whether a slot can be `Marked`: in blocks or with a random key, and read as float32."""
         return (
             isinstance(x, Encoded)
             and (x.blocks is not None or x.key is not None)
@@ -63,12 +63,12 @@ class Marked(Encoded):
 
 
 def marked(tree: PyTree) -> PyTree:
-    """A tree with its slots marked, where they can be."""
+    """A tree in which slots are `Marked`, so that kernels find where they are read and written."""
     return _each(tree, Marked.can, Marked)
 
 
 def plain(tree: PyTree) -> PyTree:
-    """A tree with its slots as they were."""
+    """A tree in which slots that are `Marked` are ordinary `Encoded` ones again."""
     return _each(tree, lambda x: isinstance(x, Marked), Encoded)
 
 
