@@ -89,7 +89,10 @@ def check_addable(path: Any, p: Any, u: Any) -> None:
 
 
 def _adding(params: Params, updates: Updates) -> Last | None:
-    """Adding to the parameters as the last function of each leaf; None if some cannot be added."""
+    """The addition of updates to parameters, as the last function of each leaf in a chain.
+
+    None if an update does not fit its parameter: then :func:`apply_updates` says which.
+    """
     structure: Any
     leaves, structure = jax.tree.flatten(params, is_leaf=is_leaf)
     given, other = jax.tree.flatten(updates, is_leaf=is_leaf)
@@ -114,7 +117,7 @@ def add_update(p: Any, u: Any, key: Any = None) -> Any:
 def take_step(
     tx: GradientTransformation, updates: Updates, state: State, params: Params, **extra_args: Any
 ) -> tuple[Params, State]:
-    """Updates transformed and applied: by the ``step`` of `tx` if it has one."""
+    """The parameters and the state after a step: by ``tx.step``, or else by ``tx.update``."""
     tx = with_extra_args_support(tx)
 
     def run(updates: Updates, state: State, params: Params, **extra_args: Any) -> Any:

@@ -19,11 +19,11 @@ def around(
     context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     **traits: Any,
 ) -> GradientTransformation:
-    """`tx` between two functions: of the gradients that enter and of the results that leave.
+    """A transformation that changes the gradients before `tx` runs, and its results afterwards.
 
     Args:
         tx: the transformation.
-        init: ``params -> state``, that of the whole.
+        init: ``params -> state``, the state of the returned transformation.
         enter: ``(gradients, state) -> (gradients, state of tx)``.
         leave: ``(result, state of tx) -> (result, state)``, where the result is the updates or, in
             a whole step, the parameters.

@@ -16,7 +16,7 @@ from gradtx.types import EmptyState, PyTree
 
 
 class Factors:
-    """Which leaves of a tree are factors of LoRA.
+    """The leaves of a tree that are factors of LoRA, and the pairs that they form.
 
     Args:
         where: the transformation, for errors.
@@ -85,7 +85,7 @@ class Factors:
         return leaves_with_path(tree)[1].unflatten(made)
 
     def mask(self, tree: PyTree, factor: int) -> PyTree:
-        """Which leaves are the factors `A` (0), or `B` (1)."""
+        """A tree of booleans: whether a leaf is a factor `A` (0), or a factor `B` (1)."""
         chosen = {pair[factor] for pair in self.pairs(tree)}
         return leaves_with_path(tree)[1].unflatten([path in chosen for path in _leaves(tree)])
 
@@ -121,7 +121,7 @@ class Factors:
         ]
 
     def _check(self, pair: tuple[str, str], leaves: dict[str, Any]) -> None:
-        """Raise ValueError unless the two can be multiplied, in one way only."""
+        """Raise ValueError unless the factors `A` and `B` can be multiplied, in one way only."""
         a, b = self._roles(pair, leaves)
         if a is None or b is None:
             return

@@ -24,19 +24,19 @@ from gradtx.types import Array, Params, PyTree, State, Updates, is_stored
 
 
 class Decision(NamedTuple):
-    """A gate's decision at a step: whether a transformation takes it, and with what.
+    """A gate's decision: whether a transformation takes this step, with its state and arguments.
 
     Attributes:
         condition: bool[], whether the step is taken.
         tx: the transformation that takes the step.
         state: the state of `tx`.
-        close: ``(state of tx, taken) -> state``, that of the gate after the step; `taken` is the
+        close: ``(state of tx, taken) -> state``, the gate's state after the step; `taken` is the
             condition, which is known only after the step.
-        extra_args: those of `tx`.
-        gradients: ``turn -> gradients``, those that `tx` sees, computed inside the loop (see
-            :func:`inside`); None for those that the gate sees.
-        otherwise: ``run -> updates``, those of a step that is not taken, where ``run()`` is what a
-            step returns; None for zeros.
+        extra_args: the extra arguments of `tx`.
+        gradients: ``turn -> gradients``, the gradients that `tx` sees, computed inside the loop
+            (see :func:`inside`); None for the gradients that the gate sees.
+        otherwise: ``run -> updates``, the updates if the step is not taken, where ``run()``
+            returns the results of a step; None for zeros.
     """
 
     condition: Array
@@ -48,7 +48,7 @@ class Decision(NamedTuple):
     otherwise: Callable[[Callable[[], Any]], Updates] | None = None
 
     def seen(self, updates: Updates, turn: Array) -> Updates:
-        """The gradients that `tx` sees."""
+        """The gradients for `tx`, which its loop computes in this turn."""
         return inside(updates, turn) if self.gradients is None else self.gradients(turn)
 
 
@@ -63,7 +63,7 @@ def gate(
     anyway: bool = False,
     **traits: Any,
 ) -> GradientTransformation:
-    """The transformation that takes the step of another one where a decision says so.
+    """A transformation that takes the step of another one whenever a decision says so.
 
     Args:
         init: ``params -> state``.
@@ -135,9 +135,9 @@ def step_if(
     params: Params,
     extra_args: dict[str, Any],
 ) -> tuple[Params, State, Array]:
-    """A step of `tx` with ``grads(turn)``, or parameters and state unchanged.
+    """A step of `tx` with ``grads(turn)`` if a condition holds, or no change.
 
-    The third result says which; XLA knows it only after the step.
+    The third result is the condition, in a form that XLA knows only after the step.
     """
     if extra_args.get("value") is not None:
         # The loss must read the parameters before they are overwritten.
@@ -150,7 +150,7 @@ def step_if(
 
 
 class Case(NamedTuple):
-    """A condition, and the transformation with its arguments that makes updates where it holds."""
+    """A condition, and the transformation with extra arguments that is used if it holds."""
 
     condition: Array
     tx: GradientTransformation
@@ -162,7 +162,7 @@ CasesFn = Callable[[State], list[Case]]
 
 
 def in_cases(cases: CasesFn) -> StepFn:
-    """The ``step`` of a pair that is one of several transformations at each step, in loops.
+    """The ``step`` of a pair that uses one of several transformations at each step.
 
     Each case has a loop of its own. The links before the pair in a chain are in the loops too (see
     :func:`chain`): otherwise their updates would be stored.
@@ -186,7 +186,7 @@ def in_cases(cases: CasesFn) -> StepFn:
 
 
 def reads_entries(tx: GradientTransformation) -> bool:
-    """Whether each entry of an update, and of a slot, depends on no other entry."""
+    """Whether all rules in a transformation treat each entry independently."""
     rules = tx.rules
     return rules is not None and all(rule.scope is Scope.ENTRY for rule in rules)
 

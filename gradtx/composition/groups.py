@@ -33,7 +33,7 @@ MultiTransformState: TypeAlias = PartitionState
 
 
 class _Groups:
-    """Which leaves of a tree belong to which label, found once and used for every tree like it."""
+    """The label of each leaf of a tree, found once and used for other trees of this structure."""
 
     def __init__(self, tree: PyTree, labels: Labels, known: Any) -> None:
         self.tree = tree
@@ -49,11 +49,11 @@ class _Groups:
         )
 
     def pick(self, tree: PyTree, label: Any) -> PyTree:
-        """`tree` with `None` for what has another label."""
+        """`tree` with `None` in place of the leaves that have another label."""
         return jax.tree.map(lambda own, part: part if own == label else None, self.labels, tree)
 
     def put(self, mine: PyTree, label: Any, tree: PyTree) -> PyTree:
-        """`tree` with what has the label from `mine`."""
+        """`tree` with the leaves of `mine` in place of those that have the label."""
         return jax.tree.map(lambda own, a, b: a if own == label else b, self.labels, mine, tree)
 
 

@@ -56,7 +56,7 @@ def _refuse_expressions(labels: Any) -> None:
 
 
 def _refuse_patterns_as_keys(labels: Mapping[Any, Any]) -> None:
-    """Raise ValueError if keys look like patterns: a dictionary is a tree of labels."""
+    """Raise ValueError if keys of a dictionary, which is a tree of labels, look like patterns."""
     if any(isinstance(key, str) and "*" in key for key in labels):
         raise ValueError(
             "partition: param_labels: a dictionary is a tree of labels; patterns and their labels "

@@ -21,7 +21,7 @@ class MaskedState(NamedTuple):
 
 
 def restrict(inner: GradientTransformation, where: Where | None) -> GradientTransformation:
-    """`inner` on the leaves that `where` chooses; the other updates pass unchanged."""
+    """A transformation that runs `inner` on the leaves that `where` chooses, and keeps others."""
     if where is None:
         return inner
     tx = with_extra_args_support(inner)
@@ -47,7 +47,7 @@ def restrict(inner: GradientTransformation, where: Where | None) -> GradientTran
 def split_by_mask(
     where: Where | None, tx: GradientTransformation, other: GradientTransformation
 ) -> GradientTransformation:
-    """`tx` on the leaves that `where` chooses, `other` on the rest; they share one state."""
+    """A transformation with one state that runs `tx` on chosen leaves, and `other` on others."""
     if where is None:
         return tx
 

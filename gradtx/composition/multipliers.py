@@ -19,11 +19,11 @@ SizeRule: TypeAlias = Literal["adam", "sgd", "spectral"]
 proportion to it, or singular values of one size."""
 
 HeadForm: TypeAlias = Literal["initial", "multiplier"]
-"""What keeps the outputs of a head small: its initial values, or a factor of its outputs."""
+"""The way to keep the outputs of a head small: small initial values, or a factor."""
 
 
 class Multipliers(NamedTuple):
-    """What :func:`transfer` multiplies the hyperparameters of a leaf by, and why.
+    """The factors by which :func:`transfer` multiplies the hyperparameters of a leaf.
 
     role: what the leaf is (`Role`); rule: which rule its rate follows; rate, decay, epsilon: of the
     learning rate, the weight decay and epsilon; initial: of the standard deviation of the initial
@@ -44,7 +44,7 @@ class Multipliers(NamedTuple):
 
 
 class Growth(NamedTuple):
-    """How much larger a leaf is than in the small model, and the leaf's shape in that model."""
+    """The factors by which a leaf is larger than in the small model, and its shape there."""
 
     inputs: float
     outputs: float
@@ -53,7 +53,7 @@ class Growth(NamedTuple):
 
 
 def shapes_of(where: str, tree: Any) -> Shapes:
-    """The shapes of the leaves of a tree; what is a dict of shapes by path already stays.
+    """The shapes of the leaves of a tree by their paths; such a dict is returned as it is.
 
     Raises:
         TypeError: a leaf is no array.
@@ -78,7 +78,7 @@ def _is_shape(x: Any) -> bool:
 
 
 def abstract(shapes: Shapes) -> dict[str, jax.ShapeDtypeStruct]:
-    """Leaves without numbers, of these shapes, for functions that take parameters."""
+    """A ``jax.ShapeDtypeStruct`` of each shape, for functions that take parameters."""
     return {path: jax.ShapeDtypeStruct(shape, jnp.float32) for path, shape in shapes.items()}
 
 
@@ -115,7 +115,7 @@ def growths(
 
 
 def pattern_of(path: str) -> str:
-    """A path with its numbers left out, the same for every layer."""
+    """A path with ``*`` in place of its numbers, so that all layers have the same pattern."""
     return re.sub(r"\d+", "*", path)
 
 

@@ -273,7 +273,7 @@ src/layers/core/dense.py of keras-team/keras and networks/lora.py of kohya-ss/sd
 
 
 def lora_kind(path: str) -> Literal["lora_a", "lora_b"] | None:
-    """Which factor of LoRA a leaf belongs to by its path; None for other leaves.
+    """The factor of LoRA, `A` or `B`, that a leaf is by its path; None for other leaves.
 
     >>> lora_kind("mlp/kernel_lora_a"), lora_kind("mlp/lora_B/weight"), lora_kind("mlp/kernel")
     ('lora_a', 'lora_b', None)
@@ -285,7 +285,7 @@ def lora_kind(path: str) -> Literal["lora_a", "lora_b"] | None:
 
 
 def lora_partner(path: str) -> str:
-    """The path of the other factor.
+    """The path of the factor of LoRA with which a factor is multiplied.
 
     >>> lora_partner("mlp/lora_B/weight")
     'mlp/lora_A/weight'
@@ -295,7 +295,7 @@ def lora_partner(path: str) -> str:
 
 
 def _without_lora(kind: RoleKind, path: str, ndim: int) -> RoleKind:
-    """What a factor of LoRA counts as among matrices: what another leaf at its place is."""
+    """The kind of a leaf; of a factor of LoRA, the kind of the leaf that it adapts."""
     if kind not in ("lora_a", "lora_b"):
         return kind
     return _by_name(*_names(path), ndim) or "matrix"

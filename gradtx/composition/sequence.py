@@ -12,7 +12,7 @@ from gradtx.types import Params, State, Updates
 
 
 class _Passed(NamedTuple):
-    """A link of a chain with its state, and its rule if the link is one lifted rule and no more."""
+    """A link of a chain with its state, and the rule of the link if others may be joined to it."""
 
     tx: GradientTransformation
     state: State
@@ -70,10 +70,10 @@ def through(
 
 
 def _links(tx: GradientTransformation, state: State, whole: bool) -> list[_Passed]:
-    """The links of a chain, and of the chains within it.
+    """The links of a chain, and of the chains within it, with their states and rules.
 
-    A rule takes part only if it reads no more than what leaves consist of: of `whole` leaves
-    entries or rows, of vectors that leaves were joined into entries alone.
+    A rule can be joined to others if it reads entries or rows; if leaves are packed into vectors,
+    so that they are not `whole`, only if it reads entries.
     """
     tx.check_numbers()
     links = tx.traits.links
@@ -94,7 +94,7 @@ def _nested(tx: GradientTransformation, states: Iterator[State]) -> State:
 
 
 def _runs(links: Sequence[_Passed]) -> list[list[_Passed]]:
-    """Links as lists of neighbours; each list is computed by one function of a leaf."""
+    """Links in lists of neighbours, of which each list becomes one function of a leaf."""
     runs: list[list[_Passed]] = []
     for link in links:
         before = runs[-1][-1].rule if runs else None

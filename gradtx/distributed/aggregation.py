@@ -197,7 +197,7 @@ def share_value(inner: GradientTransformation, axis_name: AxisName) -> GradientT
 
 
 def message_bytes(params: Params) -> int:
-    """What a device contributes to an uncompressed sum of gradients, in float32 or wider."""
+    """The bytes of a device's gradients in float32 or wider, which it adds to an all-reduce."""
     return sum(
         math.prod(p.shape) * compute_dtype(p.dtype).itemsize for p in jax.tree.leaves(params)
     )
@@ -215,7 +215,7 @@ def total_weight(axis_name: AxisName, weight: Any) -> Any:
 
 
 def divide_by(x: Array, total: Any) -> Array:
-    """``x / total`` by a scalar factor, 0 where `total` is 0; `x` where there is none."""
+    """``x / total`` by a scalar factor: zeros where `total` is 0, and `x` where `total` is None."""
     if total is None:
         return x
     total = jnp.asarray(total, real_dtype(x.dtype))

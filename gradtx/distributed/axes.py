@@ -34,12 +34,12 @@ def communicating(
 
 
 def axes_of(axis_name: AxisName) -> tuple[str, ...]:
-    """The names, one or several, as a tuple."""
+    """The names of axes as a tuple, also where a single name is given."""
     return axis_name if isinstance(axis_name, tuple) else (axis_name,)
 
 
 def check_axis_name(where: str, axis_name: Any) -> None:
-    """Raise TypeError unless it is a name or a tuple of names."""
+    """Raise TypeError unless `axis_name` is a name or a tuple of names."""
     names = axes_of(axis_name)
     if not names or not all(isinstance(name, str) and name for name in names):
         raise TypeError(
@@ -48,7 +48,7 @@ def check_axis_name(where: str, axis_name: Any) -> None:
 
 
 def bound_size(where: str, axis_name: AxisName) -> int | None:
-    """The number of devices along the axis, or None if devices do not run their own programs.
+    """The number of devices along an axis; None outside of ``shard_map``, ``pmap`` and ``vmap``.
 
     Raises:
         ValueError: there are axes here, but not this one.
@@ -74,7 +74,7 @@ def varying(x: Any) -> frozenset[str]:
 
 
 def keeps_account(axis_name: AxisName) -> bool:
-    """Whether the call is traced in a ``shard_map`` that tracks what differs between devices."""
+    """Whether the call is traced in a ``shard_map`` that tracks along which axes arrays vary."""
     return bool(tracked(axes_of(axis_name)))
 
 
@@ -99,7 +99,7 @@ def check_varying(where: str, axis_name: AxisName, leaves: list[tuple[Any, Any]]
 
 
 def everyones(x: Array, axis_name: AxisName) -> Array:
-    """The `x` of all devices, stacked, on every device."""
+    """The arrays `x` of all devices as one stack, which every device receives."""
     if not keeps_account(axis_name):
         return jax.lax.all_gather(x, axis_name)
     # There JAX takes the result of all_gather to vary between devices, but not that of a sum.

@@ -32,7 +32,7 @@ class Chunks(NamedTuple):
 
     @classmethod
     def of(cls, shape: tuple[int, ...], side: int, length: int) -> "Chunks":
-        """Squares of this side, or `length` entries of a vector; never larger than the leaf."""
+        """The chunks of a leaf: squares, `length` entries of a vector, or the leaf if smaller."""
         rows, columns = (1, 1, *shape)[-2:]
         most = side if len(shape) > 1 else length
         height, width = (min(most, max(n, 1)) for n in (rows, columns))
@@ -40,7 +40,7 @@ class Chunks(NamedTuple):
 
     @property
     def grid(self) -> tuple[int, int]:
-        """How many rows and columns of chunks there are; the last are padded."""
+        """The numbers of rows and of columns of chunks in a matrix; the last ones are padded."""
         return -(-self.rows // self.height), -(-self.columns // self.width)
 
     @property
@@ -58,7 +58,7 @@ class Chunks(NamedTuple):
         return x.swapaxes(2, 3).reshape(self.total, self.height, self.width)
 
     def joined(self, chunks: Array, shape: tuple[int, ...]) -> Array:
-        """The leaf of this shape that has these chunks."""
+        """A leaf of some shape, put together from its chunks."""
         down, across = self.grid
         x = chunks.reshape(self.matrices, down, across, self.height, self.width).swapaxes(2, 3)
         x = x.reshape(self.matrices, down * self.height, across * self.width)
@@ -66,12 +66,12 @@ class Chunks(NamedTuple):
 
 
 class Code(NamedTuple):
-    """How the entries of a chunk that are sent become numbers of 16 bits, and back.
+    """The encoding of the entries of a chunk that are sent, as words of 16 bits.
 
     Attributes:
         encode: ``(where, values) -> words``, from `(chunks, kept)` to `(chunks, words)`.
         decode: ``words -> (where, values)``; further dimensions may stand before these.
-        words: how many stand for a number of entries.
+        words: ``entries -> words``, the number of words for a number of entries.
     """
 
     encode: Callable[[Array, Array], Array]
@@ -85,7 +85,7 @@ def _as_words(x: Array) -> Array:
 
 
 def _two_bits() -> Code:
-    """A word for each entry: its place and 2 bits, for its sign and which of two sizes it has.
+    """An encoding in a word for each entry: its place, its sign, and one of two sizes.
 
     The two sizes of a chunk are the means of the entries below and above the mean size.
     """
@@ -115,7 +115,7 @@ def _two_bits() -> Code:
 
 
 def _bfloat16() -> Code:
-    """Two words for each entry: its place, and its value in bfloat16."""
+    """An encoding in two words for each entry: its place, and its value in bfloat16."""
 
     def encode(where: Array, values: Array) -> Array:
         return jnp.concatenate(
@@ -144,13 +144,13 @@ def _largest_of_chunks(
     cosines: bool,
     of_senders: bool = False,
 ) -> tuple[Exchange, Callable[[tuple[int, ...]], int]]:
-    """The messages between devices, and their bytes for a leaf of a shape."""
+    """The function that sends the largest entries of chunks, and the bytes sent for a shape."""
 
     def kept(chunks: Chunks) -> int:
         return math.ceil(fraction * chunks.height * chunks.width)
 
     def turned(x: Array, chunks: Chunks, back: bool) -> Array:
-        """Chunks as coefficients of cosines, or back."""
+        """The cosine coefficients of chunks, or with `back` the chunks of these coefficients."""
         if not cosines:
             return x
         down, across = (
@@ -173,7 +173,7 @@ def _largest_of_chunks(
         message = jnp.concatenate([w.reshape(-1) for w in words])
 
         def mean(messages: Array, over: int | None) -> list[Array]:
-            """The sum of the messages over `over`, or over how many devices sent an entry."""
+            """The sum of messages, divided by `over`, or if None by the senders of each entry."""
             leaves, at = [], 0
             for x, w, chunks in zip(mine, words, cuts, strict=True):
                 theirs = messages[:, at : at + w.size].reshape(len(messages), *w.shape)

@@ -53,18 +53,20 @@ def compressed(
     gathers: bool = False,
     ops: tuple[str, ...] = ("mean", "sum"),
 ) -> GradientTransformation:
-    """What all compressed forms share: error feedback, weights, and no effect without an axis.
+    """A transformation that reduces compressed gradients, with error feedback and weights.
+
+    Where the axis is not bound, as on one device, it passes gradients on.
 
     Args:
         label: the name for errors.
         axis_name: the axis over which to reduce.
         op: one of `ops`.
-        init: the state class, and what its fields other than the error start from.
-        exchange: what goes from device to device.
+        init: ``arrays -> (state class, initial values of its fields other than the error)``.
+        exchange: the collectives, from one device's contributions to the means.
         message: the bytes that a device sends for a leaf of this shape.
-        decay: what remains of the error at each step.
+        decay: the factor of the error at each step.
         gathers: whether every device receives the whole message of every other.
-        ops: what may be made of the contributions.
+        ops: the reductions that `op` may name.
     """
     check_axis_name(label, axis_name)
     if op not in ops:
@@ -139,14 +141,14 @@ def compressed(
 
 
 def _filled(like: list[Any], values: list[Any], otherwise: list[Any] | None = None) -> list[Any]:
-    """`values` in the places where `like` is not None; there `otherwise`, or None."""
+    """A list with `values` where `like` is not None, and with `otherwise` or None elsewhere."""
     rest = iter(values)
     others = otherwise or [None] * len(like)
     return [o if x is None else next(rest) for x, o in zip(like, others, strict=True)]
 
 
 def error_only(arrays: list[Array]) -> tuple[type, dict[str, list[Any]]]:
-    """The start of a form that keeps nothing but the error."""
+    """The state class of a compression that keeps only the error, and no other slots."""
     return CompressionState, {}
 
 
@@ -155,7 +157,7 @@ Decode = Callable[..., Array]
 
 
 def _in_two_steps(axis_name: AxisName, unit: int, encode: Encode, decode: Decode) -> Exchange:
-    """Every device averages one part and sends the result to all: what is sent is encoded."""
+    """A reduce-scatter and an all-gather of encoded shards: each device averages one shard."""
 
     def exchange(mine: list[Array], state: Any, devices: int) -> Any:
         del state
@@ -180,7 +182,7 @@ def _in_two_steps(axis_name: AxisName, unit: int, encode: Encode, decode: Decode
 
 
 def split(flat: Array, like: list[Array]) -> list[Array]:
-    """A vector of all leaves as leaves."""
+    """The leaves, shaped like `like`, of a vector in which they stand one after another."""
     ends = [0]
     for x in like:
         ends.append(ends[-1] + x.size)
@@ -381,7 +383,7 @@ def aggregate_power_sgd(
     """
 
     def matrix(shape: tuple[int, ...]) -> tuple[int, int] | None:
-        """The shape as a matrix, or None if it is sent whole."""
+        """The rows and columns of a leaf that is sent as factors; None if it is sent whole."""
         if len(shape) < 2 or not math.prod(shape):
             return None
         m, n = shape[0], math.prod(shape[1:])

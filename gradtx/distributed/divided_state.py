@@ -40,12 +40,12 @@ from gradtx.types import Params, PyTree, State, slot_fields
 SlotPlaces: TypeAlias = (
     Mapping[str, PartitionSpec] | Callable[[str, jax.ShapeDtypeStruct], PartitionSpec | None]
 )
-"""Where some slots lie, by path pattern or by a function of the path and the shape."""
+"""The specifications of some slots, by path pattern or as a function of path and shape."""
 
 
 @dataclass(frozen=True)
 class LeafSharding:
-    """One line of a report: a leaf of the state, its sharding and why, its bytes on a device."""
+    """The sharding of one leaf of the state, the reason for it, and its bytes on a device."""
 
     path: str
     shape: tuple[int, ...]
@@ -55,7 +55,10 @@ class LeafSharding:
 
 
 def _probe(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Sizes that all differ, in the same order and slightly larger, so that choices agree."""
+    """A shape with slightly larger sizes that all differ, in the order of the sizes of `shape`.
+
+    A rule makes the same choices by it, such as which side is longer, as by the shape itself.
+    """
     sizes = list(shape)
     for rank, i in enumerate(sorted(range(len(shape)), key=lambda i: (shape[i], i))):
         sizes[i] += rank
@@ -72,13 +75,13 @@ class ShardedState:
 
 
 def next_state(tx: GradientTransformation, g: PyTree, state: State, p: Params) -> State:
-    """The state after a step, for its shapes: a line search gets a loss that is 0."""
+    """The state after a step, for its shapes alone: a line search gets a loss that is 0."""
     value: Callable[[Any], Any] = lambda _: jnp.zeros([])  # noqa: E731
     return tx.update(g, state, p, value=jnp.zeros([]), grad=g, value_fn=value)[1]
 
 
 def _in_codec(put: Callable[..., Any], path: str, slot: Any, where: Placement) -> Any:
-    """The parts of a slot in a codec: a random key is replicated, others lie as the slot does."""
+    """A slot in a codec, with its arrays sharded like the slot, and its random key replicated."""
 
     def one(p: Any, x: Any) -> Any:
         lies = x is not slot.key
@@ -90,7 +93,7 @@ def _in_codec(put: Callable[..., Any], path: str, slot: Any, where: Placement) -
 
 
 def _with_owners(put: Callable[..., Any], path: str, slot: Owned) -> Owned:
-    """A slot in a stack: the stack is divided over the owners of the matrices."""
+    """A slot in a stack, which is sharded over the devices that own its matrices."""
     if (x := slot.value) is None:
         return slot
     note = f"stack of {slot.share.of}, with the owners of the matrices"
@@ -100,7 +103,7 @@ def _with_owners(put: Callable[..., Any], path: str, slot: Owned) -> Owned:
 
 
 class ChosenSlots:
-    """Slots that lie where a user says, and not as :func:`state_sharding` would have it.
+    """The slots whose shardings a user gives, in place of those of :func:`state_sharding`.
 
     Args:
         given: path patterns of slots, with a specification for each, or a function
@@ -119,7 +122,7 @@ class ChosenSlots:
         self.seen: dict[str, str | None] = {}
 
     def of(self, path: str, x: Any, mesh: Mesh) -> Placement | None:
-        """Where the slot at this path goes; None if nothing is said of it.
+        """The sharding that is given for the slot at a path; None if there is none.
 
         Raises:
             TypeError: what is said is no `PartitionSpec`.
@@ -157,7 +160,11 @@ class ChosenSlots:
 
 
 class DividedState:
-    """Walks a state as `init` would make it, beside the state of probes."""
+    """The shapes of a state, and the shardings of its leaves.
+
+    The state for probes, parameters of slightly larger shapes whose sizes all differ, tells from
+    which dimension of a parameter each dimension of a slot comes.
+    """
 
     def __init__(
         self,
@@ -206,7 +213,7 @@ class DividedState:
         )
 
     def reductions(self) -> list[list[Any]]:
-        """Where each gradient goes, axis after axis: finally where a slot of its shape goes."""
+        """The shardings of each gradient after each axis of ZeRO; the last is that of its slots."""
         ends = range(1, len(self.zero) + 1) if self.zero else [None]
         return [
             [
@@ -219,7 +226,10 @@ class DividedState:
         ]
 
     def place(self, pads: frozenset[str] | None) -> ShardedState:
-        """Place every leaf, padding those slots (None for all) that nothing divides."""
+        """The state with a sharding for every leaf.
+
+        Slots at the paths `pads` (None for all) are padded if no dimension can be divided.
+        """
         found = ShardedState()
 
         def put(path: str, x: Any, where: Placement) -> Any:
@@ -293,7 +303,7 @@ class DividedState:
         return found
 
     def _where_made(self, state: PyTree) -> PyTree:
-        """The state with the host's memory for what `init` puts there."""
+        """The state with shardings in the host's memory for leaves that `init` puts there."""
         structure: Any
         leaves, structure = jax.tree.flatten(state)
         for i, (x, on_host) in enumerate(zip(leaves, self.on_host, strict=True)):
@@ -303,7 +313,7 @@ class DividedState:
         return structure.unflatten(leaves)
 
     def _mirrors(self, node: Any) -> bool:
-        """Whether a part of a state of another library looks like the parameters."""
+        """Whether a part of a state is a tree like the parameters, as slots usually are."""
         structure: Any = jax.tree.structure(node, is_leaf=is_leaf)
         if jax.tree_util.all_leaves([node]):
             one = len(self.shapes) == 1 and self.treedef == jax.tree.structure(0)
@@ -311,7 +321,7 @@ class DividedState:
         return bool(structure == self.treedef)
 
     def _inherited(self, i: int, x: Any, probe: Any, whole: bool) -> Placement:
-        """Where a leaf of the slot of parameter `i` goes; `whole` if it is all of that slot."""
+        """The sharding of an array in the slot of parameter `i`; `whole` if it is the only one."""
         shape, dims = self.shapes[i], self.dims[i]
         everywhere = Placement(((),) * len(x.shape), tuple(x.shape), "replicated")
         if shape is None:
@@ -333,7 +343,7 @@ class DividedState:
         return where or everywhere
 
     def _by_blocks(self, slot: Any, where: Placement) -> Placement:
-        """Where a slot in a codec goes, placed so far as an array would be: no block is divided."""
+        """The sharding of a slot in a codec: that of an array, where it divides no block."""
         blocks, units, notes = slot.blocks, list(slot.shape), [where.note]
         if blocks is not None:
             units[blocks.axis] = blocks.number if blocks.fill(slot.shape) else 1
@@ -351,12 +361,12 @@ class DividedState:
         return spread(inside, self.mesh, self.zero, 0, pad=False)
 
     def _further(self, where: Placement, *, pad: bool = False, end: int | None = None) -> Placement:
-        """`where`, divided further over the axes of ZeRO, or over the first of them up to `end`."""
+        """A placement divided further over the axes of ZeRO, or over those before index `end`."""
         axes = self.zero[:end]
         return spread(where, self.mesh, axes, self.min_size, pad) if axes else where
 
     def runs(self, found: ShardedState) -> bool:
-        """Whether the transformation takes such a state and returns one like it."""
+        """Whether the transformation can take a step on a state that is padded like `found`."""
         try:
             step = functools.partial(next_state, self.tx)
             new = jax.eval_shape(step, self.params, found.state, self.params)

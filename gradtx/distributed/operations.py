@@ -43,14 +43,14 @@ def busiest(stacks: Sequence[Stack]) -> int:
 
 
 def equal_share(stacks: Sequence[Stack]) -> float:
-    """The operations of one device if all had equally many."""
+    """The operations of one device if all devices had equally many."""
     return sum(
         operations(stack.program) * stack.count / (stack.each * stack.devices) for stack in stacks
     )
 
 
 def owners_lines(stacks: Sequence[Stack]) -> list[str]:
-    """What happens to each stack of matrices, what one device has of it, and the busiest of all."""
+    """Lines of a report on each stack of matrices, its devices and messages, and the load."""
     lines = []
     for stack in stacks:
         own, (there, back) = operations(stack.program), stack.bytes

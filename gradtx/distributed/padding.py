@@ -11,7 +11,7 @@ from gradtx.types import Array, PyTree
 
 @jax.tree_util.register_pytree_with_keys_class
 class Padded:
-    """A slot kept with zeros at the end of its dimensions, so that devices hold equal parts.
+    """A slot with zeros at the end of its dimensions, so that its shards are equal.
 
     It is a `Stored` slot: rules see it in its own shape.
 

@@ -17,7 +17,7 @@ def dims_of(spec: PartitionSpec, ndim: int) -> Dims:
 
 
 def sharding_of(mesh: Mesh, dims: Dims) -> NamedSharding:
-    """The sharding of dimensions over these axes."""
+    """The sharding of an array, given the mesh axes that divide each of its dimensions."""
     entries = [None if not a else a[0] if len(a) == 1 else a for a in dims]
     while entries and entries[-1] is None:
         entries.pop()
@@ -25,12 +25,12 @@ def sharding_of(mesh: Mesh, dims: Dims) -> NamedSharding:
 
 
 def parts(mesh: Mesh, axes: tuple[str, ...]) -> int:
-    """The number of parts into which these axes divide a dimension."""
+    """The number of shards into which mesh axes divide a dimension."""
     return math.prod(mesh.shape[axis] for axis in axes)
 
 
 def divides(mesh: Mesh, shape: tuple[int, ...], dims: Dims) -> bool:
-    """Whether every device gets an equal part."""
+    """Whether all shards of an array are equal."""
     return all(n % parts(mesh, axes) == 0 for n, axes in zip(shape, dims, strict=True))
 
 
@@ -101,7 +101,7 @@ def inherited(
     dims: Dims,
     mesh: Mesh,
 ) -> Placement | None:
-    """Where a slot goes, whether or not it has the shape of its parameter.
+    """The sharding of a slot, taken over from its parameter dimension by dimension.
 
     A dimension of the slot is sharded like the parameter's dimension that it comes from. Which one
     that is follows from the shapes for a probe, a parameter whose dimensions all differ in size.

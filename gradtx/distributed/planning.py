@@ -37,7 +37,7 @@ TPU_V5E_MEMORY = 819e9
 
 @dataclass(frozen=True)
 class Message:
-    """What all devices send of one kind in a step.
+    """The messages of one kind that all devices send in a step.
 
     Attributes:
         what: gradients, parameters, matrices, or what a link such as :func:`diloco` sends.
@@ -59,7 +59,9 @@ class Message:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """What a step of an optimizer costs on a mesh, from :func:`plan_step`; ``print`` shows it.
+    """The memory, messages and time of a step on a mesh, from :func:`plan_step`.
+
+    ``print`` shows it as a table.
 
     Attributes:
         mesh: the sizes of its axes.
@@ -101,7 +103,7 @@ class StepPlan:
 
     @property
     def operations(self) -> int:
-        """Of products of matrices that are transformed whole, on the busiest device."""
+        """The operations of the busiest device in products of matrices that it transforms whole."""
         return busiest(self.owned)
 
     def __str__(self) -> str:
@@ -238,14 +240,14 @@ def plan_step(
 
 
 class _Traffic:
-    """Adds up what is sent, by purpose, collective and axes."""
+    """The bytes of the messages of a step, added up by purpose, collective and axes."""
 
     def __init__(self, sizes: Mapping[str, int], links: Mapping[str, Link]) -> None:
         self._sizes, self._links = sizes, links
         self._bytes: dict[tuple[str, str, tuple[str, ...]], int] = {}
 
     def devices(self, axes: tuple[str, ...]) -> int:
-        """How many communicate over these axes."""
+        """The number of devices that communicate over some axes."""
         return math.prod(self._sizes[axis] for axis in axes)
 
     def send(self, what: str, kind: str, axes: tuple[str, ...], size: int) -> None:
@@ -256,7 +258,7 @@ class _Traffic:
             self._bytes[key] = self._bytes.get(key, 0) + size
 
     def of_leaf(self, size: int, placed: list[Any], batch: tuple[str, ...]) -> int:
-        """Add the gradient and the parameter of a leaf; the bytes on which a device works.
+        """Add the messages of a leaf, and return the bytes of it that a device updates.
 
         Args:
             size: the bytes of the parameter on a device.
@@ -283,14 +285,14 @@ class _Traffic:
         return size
 
     def messages(self) -> tuple[Message, ...]:
-        """The messages of a step, one for each kind, object and axes."""
+        """The messages of a step, one for each purpose, collective and axes."""
         return tuple(
             Message(what, kind, axes, size, *self._cost(kind, axes, size))
             for (what, kind, axes), size in self._bytes.items()
         )
 
     def _cost(self, kind: str, axes: tuple[str, ...], size: int) -> tuple[int, float]:
-        """Bytes received by a device, and seconds."""
+        """The bytes that a device receives in a collective, and the seconds that it takes."""
         devices = self.devices(axes)
         if kind == "all-to-all":
             slowest = min((self._links[axis] for axis in axes), key=lambda link: link.bandwidth)

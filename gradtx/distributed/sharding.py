@@ -85,7 +85,7 @@ class StateSharding:
         return tuple(found)
 
     def init(self, tx: GradientTransformation, params: Params) -> State:
-        """The state for `params`, made where it belongs and never whole on one device."""
+        """The state for `params`, made in its sharding and never whole on one device."""
 
         def start(params: Params) -> State:
             return automatic(lambda p: self._formed(tx.init(p)), self.state, params)
@@ -103,7 +103,7 @@ class StateSharding:
         return resharded(tx, self.reductions, self.balance)
 
     def put(self, state: State) -> State:
-        """A whole state, such as one that was loaded, moved to where it belongs.
+        """A whole state, such as one that was loaded, in the sharding, padding and stacks of this.
 
         Raises:
             ValueError: it is another tree, or a leaf has another shape (the error names it).
@@ -115,7 +115,7 @@ class StateSharding:
         return unpadded(apart(state))
 
     def _formed(self, state: State) -> State:
-        """A whole state with slots padded and in stacks, as they are kept here."""
+        """A whole state with slots padded and in stacks, as this sharding has them."""
         treedef: Any
         given: Any
 

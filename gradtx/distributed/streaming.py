@@ -51,12 +51,12 @@ class Fragments(NamedTuple):
         return jnp.pad(x.reshape(-1), (0, -x.size % self.number)).reshape(self.number, -1)
 
     def joined(self, parts: Array, like: Array) -> Array:
-        """The leaf, shaped like `like`, whose fragments these are."""
+        """A leaf, shaped like `like`, put together from its fragments."""
         return parts.reshape(-1)[: like.size].reshape(like.shape)
 
 
 def _take(tree: PyTree, i: Array) -> PyTree:
-    """The element at index `i` of the first dimension."""
+    """A tree with the element at index `i` along the first dimension of each leaf."""
 
     def one(x: Any) -> Array:
         if is_stored(x):
@@ -67,7 +67,7 @@ def _take(tree: PyTree, i: Array) -> PyTree:
 
 
 def _put(tree: PyTree, new: PyTree, i: Array) -> PyTree:
-    """`tree` with `new` at place `i`; what is None in `new` stays."""
+    """A tree with `new` at index `i` along the first dimension, unless a leaf of `new` is None."""
 
     def one(x: Any, y: Any) -> Any:
         if y is None or is_stored(x):

@@ -57,12 +57,12 @@ ClosedLoss = Callable[[Params], tuple[Array, Any]]
 
 @dataclass(frozen=True)
 class InsidePlan:
-    """Which leaves are updated inside of the backward pass.
+    """The leaves that are updated inside of the backward pass, and those that are not.
 
     Attributes:
-        inside: their paths, with the number of layers.
-        bytes: of gradients that are never held: those of all layers but one.
-        outside: why not, for each of the other leaves, by path.
+        inside: the number of layers of each leaf that is updated inside, by path.
+        bytes: the bytes of gradients that are never held, of all layers but one.
+        outside: the reason why each other leaf is not updated inside, by path.
         refused: why the optimizer cannot run on one layer at a time, so that the step raises an
             error; None if nothing is known against it.
     """
@@ -80,7 +80,10 @@ class InsidePlan:
 
 
 class _Problem(NamedTuple):
-    """Why an optimizer cannot run on one layer at a time (None if it can), and if that is sure."""
+    """The reason why an optimizer cannot run on one layer at a time; None if it can.
+
+    `certain` is whether an analysis found this, and not an error in it.
+    """
 
     certain: bool
     why: str | None
@@ -175,7 +178,7 @@ class Inside:
 
     @property
     def plan(self) -> InsidePlan:
-        """Which leaves are updated inside of the backward pass, and the bytes which that saves."""
+        """The leaves that are updated inside of the backward pass, and the bytes thus saved."""
         stages = self.loops.stages
         layers = {self.paths[s.leaf]: stage.length for stage in stages for s in stage.stacks}
         saved = [
@@ -225,7 +228,7 @@ class Inside:
     def _problem(
         self, tx: GradientTransformation, state: State, given: Mapping[str, Any]
     ) -> "_Problem":
-        """Why `tx` cannot run on one layer at a time."""
+        """The reason, if there is one, why `tx` cannot run on one layer at a time."""
         try:
             with known_shardings({}, balance=False):  # what each layer reads depends on no mesh
                 self._compare(tx, state, given)
@@ -325,7 +328,7 @@ class Inside:
             raise Mixed(f"{what}, of shape {slot.shape}, is not one for each of {layers} layers")
 
     def _only(self, k: int | None, tree: PyTree) -> PyTree:
-        """`tree` with only the leaves of stage `k`; for None, those outside of all stages."""
+        """`tree` with only the leaves that scan `k` reads, or if None those that no scan reads."""
         leaves = self.treedef.flatten_up_to(tree)
         return self.treedef.unflatten(
             [x if self.stage_of.get(i) == k else None for i, x in enumerate(leaves)]
@@ -393,7 +396,7 @@ class Inside:
         return self.treedef.unflatten(leaves), state, value, aux
 
     def _at_home(self, state: State) -> State:
-        """`state`, with the arrays that `tx` keeps in the host's memory known to be there.
+        """The state, with the type of the host's memory on the arrays that `tx` keeps there.
 
         An array has its memory in its type. What is compiled ahead is an argument of the compiled
         function that lies there, with the type of an array on the device.
@@ -408,7 +411,7 @@ class Inside:
         return form.unflatten(map(_on_host_if, jax.tree.leaves(state), on_host))
 
     def _in_place(self, layer: Array, leaf: int) -> Array:
-        """A new layer on the devices of its stack, so that no stack is moved after the loop."""
+        """A new layer in the sharding of its stack, so that no stack is moved after the loop."""
         sharding = self.kept_at.get(self.paths[leaf])
         return layer if explicit_mesh(layer) is not None else put(layer, sharding)
 
@@ -477,26 +480,26 @@ Carried = tuple[list[Any], list[Any], Array]
 
 
 def _add_squares(layer: Array, carried: Carried, grads: list[Array]) -> Carried:
-    """What is done with the gradients of a layer of which only the norm is wanted."""
+    """Add the squared norm of a layer's gradients to the sum, and change nothing else."""
     params, slots, total = carried
     return params, slots, total + cast(norm_sq(grads), total.dtype)
 
 
 def _zero_like(leaves: list[Array]) -> Array:
-    """The sum of no squares, which within ``shard_map`` varies over devices as the leaves do."""
+    """A zero to begin a sum with, which within ``shard_map`` varies over devices like leaves."""
     axes = set().union(*(varying_axes(jax.typeof(x)) for x in leaves))
     return vary(jnp.zeros([], jnp.float32), axes)
 
 
 def _norm(grads: list[Any], carried: list[Carried]) -> Array:
-    """The norm of all gradients: those of other leaves, and what was summed layer by layer."""
+    """The norm of all gradients, from those of other leaves and the sums of squares of layers."""
     return jnp.sqrt(sum((total for *_, total in carried), cast(norm_sq(grads), jnp.float32)))
 
 
 def _apart(
     step: Callable[[Layer, list[Array]], Layer], now: Layer, grads: list[Array], value: Array
 ) -> Layer:
-    """``step(now, grads)``, on a CPU in a loop of one turn.
+    """The result of ``step(now, grads)``, computed on a CPU in a loop of one turn.
 
     A CPU's compiler would write a layer's slots into the stacks before the kernel of the parameters
     has read their old values, and so copy whole stacks at each layer::
@@ -549,10 +552,10 @@ def _refuse_by_what_it_is(tx: GradientTransformation) -> None:
 
 
 def _norm_for(tx: GradientTransformation) -> set[str]:
-    """For what the norm of all gradients is needed: for the updates, or for the next state alone.
+    """The uses of the norm of all gradients: ``"update"``, ``"state"``, both or none.
 
     Raises:
-        ValueError: something that takes it sees other gradients than those of all leaves.
+        ValueError: a transformation that uses the norm does not see the gradients of all leaves.
     """
     takers = [part for part in (tx, *tx.within) if part.traits.takes_norm]
     first = tx
@@ -569,9 +572,9 @@ def _norm_for(tx: GradientTransformation) -> set[str]:
 
 
 def _is_known(tx: GradientTransformation) -> bool:
-    """Whether the update of a leaf by `tx` cannot depend on which other leaves there are.
+    """Whether it is known that the update of a leaf by `tx` depends on no other leaf.
 
-    Of gradtx's own builders tests show it, but for the one whose function is the user's.
+    Tests show it for gradtx's own builders, except for `stateless`, whose function is a user's.
     """
     if tx.rule is not None and tx.rule.scope is not Scope.TREE:
         return True
@@ -619,7 +622,7 @@ def _on_host_if(x: Any, wanted: bool) -> Any:
 
 
 def _in_slices(x: Any) -> Any:
-    """A stack that can be read layer by layer where it is.
+    """A stack in a memory layout from which layers are read without moving the stack.
 
     A TPU's compiler has another layout for slices of 8-bit numbers, and would bring in the whole
     stack at each layer to change it.

@@ -77,7 +77,7 @@ def take(table: Any, ids: Any) -> Array:
 
 
 class _LooksUp(Exception):
-    """Ends the tracing of a loss at its first look-up."""
+    """The exception that ends the tracing of a loss at its first look-up of rows."""
 
 
 take_p = Primitive("take_rows")
@@ -177,7 +177,7 @@ class _Lookup(NamedTuple):
 
 
 def _held(eqn: Any, known: Known) -> dict[int, _Parameter | None]:
-    """The inputs of an equation that are known as parameters, by their positions."""
+    """The inputs of an equation that are parameters, by their positions in the equation."""
     return {at: known[v] for at, v in enumerate(eqn.invars) if is_in(v, known)}
 
 

@@ -32,15 +32,15 @@ class Shardings(Protocol):
 def resharded(
     tx: GradientTransformation, reductions: tuple[PyTree, ...], balance: bool
 ) -> GradientTransformation:
-    """`tx` on gradients resharded for its slots, with updates resharded for the parameters.
+    """A transformation that reshards gradients for the slots of `tx`, and its updates back.
 
     Resharding goes in stages, so that each reduction or gather is along one axis of the mesh.
     Matrices whose slots are divided are transformed whole, each by the device that has its slots.
 
     Args:
         tx: the transformation.
-        reductions: trees of shardings like the gradients, through which they go; None for a leaf
-            that is not moved.
+        reductions: trees of shardings like the gradients, which get them one after another; None
+            for a leaf that is not resharded.
         balance: whether stacks of matrices that do not divide begin at different devices.
     """
     shardings = {path_string(path): sharding for path, sharding in with_paths(reductions[-1])[0]}
@@ -68,7 +68,7 @@ def resharded(
 
 
 def put(tree: PyTree, shardings: PyTree) -> PyTree:
-    """A tree in a compiled program with its arrays where a tree of shardings says."""
+    """A tree with its arrays constrained to a tree of shardings, in a compiled program."""
 
     def on_leaf(x: Any, where: Any) -> Any:
         if x is None or where is None or is_rows(x):

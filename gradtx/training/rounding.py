@@ -124,7 +124,7 @@ def widened(
     params: Params,
     extra_args: dict[str, Any],
 ) -> tuple[Updates, State]:
-    """``tx.update`` on gradients in at least float32, so that updates are not rounded on the way.
+    """The result of ``tx.update`` on gradients in at least float32, whose updates stay so wide.
 
     The state keeps its types, also that of another library's transformation.
     """
@@ -134,7 +134,7 @@ def widened(
 
 
 def whole_step(update: Callable[..., tuple[Updates, State]]) -> StepFn:
-    """The ``step`` of a pair from an ``update`` in float32, whose updates reach every neighbour."""
+    """The ``step`` of a pair whose ``update`` gets and makes float32, rounded once when added."""
 
     def step(
         updates: Updates, state: State, params: Params, **extra_args: Any
@@ -167,7 +167,7 @@ def each_leaf(
         updates: in at least float32.
         params: the parameters, in their own types.
         slots: a tree like them; None where there is no slot.
-        gradients: what the updates were made from, whose types they are to have.
+        gradients: the gradients from which updates were made, in the types that updates get.
     """
     leaves, treedef = leaves_with_path(updates)
     problem = "the updates and the parameters, slots or gradients are different trees"

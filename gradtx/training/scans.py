@@ -35,8 +35,8 @@ class ScannedStack(NamedTuple):
     """A stacked parameter that one scan reads.
 
     Attributes:
-        leaf: which of the parameters.
-        at: which of the arrays that the scan goes through.
+        leaf: the index of the parameter.
+        at: the index of the array among those that the scan goes through.
         dtype: the type in which the scan reads it.
     """
 
@@ -61,7 +61,7 @@ class Stage:
 
 
 Turn = Callable[[Array, Any, list[Array]], Any]
-"""``(layer, carried, gradients) -> carried``, what is done with the gradients of one layer."""
+"""``(layer, carried, gradients) -> carried``, a function that uses one layer's gradients."""
 
 
 class Loops:
@@ -73,7 +73,7 @@ class Loops:
 
     Attributes:
         stages: the scans, in the order in which they run.
-        why_not: for each array that no scan can have for itself, by its position, why.
+        why_not: for each array that is not read by one scan alone, by its index, the reason.
         looks_up: whether rows of a table are looked up.
     """
 
@@ -121,7 +121,7 @@ class Loops:
         self.stages = [stage for stage in self.stages if stage.stacks]
 
     def run(self, leaves: Sequence[Any]) -> tuple[list[Any], "Backward"]:
-        """The results of the function, and what computes its derivative."""
+        """The results of the function, and the object that computes its derivative."""
         return _forward(self, leaves)
 
 
@@ -152,7 +152,7 @@ def _inlined(program: Any, args: Sequence[Any]) -> list[Any]:
 
 
 def _unfit(users: list[tuple[Any, int]], returned: bool) -> str | None:
-    """Why a parameter with these uses is not read by one scan alone; None if it is."""
+    """The reason why a parameter is not read by one scan alone, from its uses; None if it is."""
     if returned:
         return "the loss returns it"
     if not users:
@@ -179,11 +179,13 @@ class Backward:
     def pull(
         self, seeds: Sequence[Any], turns: Sequence[tuple[Turn, Any]]
     ) -> tuple[list[Any], list[Any]]:
-        """The gradients of the arrays, None for those of a scan's own, and what scans carried.
+        """The gradients of the arrays, and the last value that the loop of each scan carried.
+
+        The gradient of an array that only one scan reads is None: its turns have used it.
 
         Args:
             seeds: the cotangents of the results, None for zeros.
-            turns: for each scan what is done with a layer's gradients, and what it carries first.
+            turns: for each scan the function of a layer's gradients, and the first carry.
         """
         cotangents: dict[Any, Any] = {}
         for v, seed in zip(self.loops.jaxpr.outvars, seeds, strict=True):
@@ -228,7 +230,7 @@ def _forward(loops: Loops, leaves: Sequence[Any]) -> tuple[list[Any], Backward]:
 
 
 def _own_casts(eqns: Sequence[Any], stages: Sequence[Stage]) -> set[int]:
-    """The casts of stacked parameters: each layer is cast by itself."""
+    """The ids of equations that cast stacked parameters, which a scan casts layer by layer."""
     read = {stage.eqn.invars[_first(stage) + s.at] for stage in stages for s in stage.stacks}
     found = set()
     for eqn in reversed(eqns):
@@ -290,7 +292,7 @@ def _between(
 
 
 class _Scanned:
-    """A scan that has been run forwards, with what the derivative of each of its turns needs."""
+    """A scan that has been run forwards, with the values that its derivative reads."""
 
     def __init__(self, loops: Loops, stage: Stage, env: dict[Any, Any], active: set[Any]) -> None:
         eqn = stage.eqn
@@ -345,7 +347,7 @@ class _Scanned:
         return cast(x, self.own[at].dtype) if at in self.own else x
 
     def _source(self, x: Any, given: Sequence[Any]) -> Callable[[Sequence[Any]], Any] | None:
-        """How a turn of the derivative's loop reads `x` from its inputs; None if `x` is saved.
+        """The function that reads `x` from a turn's inputs in the derivative; None if `x` is saved.
 
         Saving what every turn can read again would store parameters a second time.
         """
@@ -409,7 +411,7 @@ class _Scanned:
 
 
 def _in_turn(turn: Array, x: Array) -> Array:
-    """A layer's parameter, which a TPU reads in its turn.
+    """A layer's parameter, delayed on a TPU until the turn of the loop that reads it.
 
     Otherwise its compiler rounds whole stacks for the products of matrices before the loop, and
     stores them::
@@ -420,7 +422,7 @@ def _in_turn(turn: Array, x: Array) -> Array:
 
 
 def _flowing(eqn: Any, live: Sequence[bool]) -> tuple[list[bool], list[bool]]:
-    """Which inputs and results of a scan have derivatives, if the inputs marked in `live` have."""
+    """For each input and result of a scan, whether it has a derivative, given `live` inputs."""
     jaxpr, (consts, carries) = eqn.params["jaxpr"].jaxpr, scan_sizes(eqn)
     live = list(live)
     while True:

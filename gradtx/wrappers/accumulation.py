@@ -80,7 +80,7 @@ def _never(updates: Updates, gradient_step: Array, params: Params | None) -> tup
 
 
 def _where(counts: Array, g: Any) -> Any:
-    """A gradient if it counts, otherwise zeros."""
+    """A gradient, or zeros if its micro-batch does not count."""
     if is_rows(g):
         return g.with_values(_where(counts, g.values))
     return jnp.where(counts, g, jnp.zeros_like(g))
@@ -88,7 +88,7 @@ def _where(counts: Array, g: Any) -> Any:
 
 @dataclass(frozen=True)
 class MicroBatches:
-    """How micro-batches are collected: what :func:`accumulate` and `MultiSteps` have in common."""
+    """The collecting of micro-batches in a window, for :func:`accumulate` and `MultiSteps`."""
 
     every: Any
     use_grad_mean: bool
@@ -121,9 +121,11 @@ class MicroBatches:
     def collect(
         self, updates: Updates, state: State, params: Params | None, weight: Any = None
     ) -> tuple[State, Array, Array]:
-        """The state with a micro-batch added, whether it is the window's last, and its weight.
+        """Add a micro-batch to the state.
 
-        The weight is 1 unless given.
+        Returns:
+            The state, whether this micro-batch is the window's last, and the weight of the window
+            so far, to which each micro-batch adds `weight`, or 1.
         """
         window = self.every(state.gradient_step) if callable(self.every) else self.every
         bad, told = (self.skip or _never)(updates, state.gradient_step, params)
@@ -182,7 +184,7 @@ class MicroBatches:
             return new if self.skip is None else jnp.where(bad, old, new)
 
         def part(g: Any, a: Array, lost: Array | None) -> Array:
-            """The summand: the gradient's share, and the previous rounding error."""
+            """The number to add to the accumulator: a gradient's share, less the rounding error."""
             g = jnp.zeros_like(a) if g is None else g  # a missing gradient counts as zero
             g = widen(g)
             new = (g - start(a) if self.use_grad_mean else g) * share(scalar_dtype([g]))
@@ -215,7 +217,7 @@ class MicroBatches:
         return map_accumulated(of, updates, acc, keep=False)
 
     def finished(self, state: State, done: Array) -> State:
-        """The state after a micro-batch; with `done`, a window's last, of which nothing is kept.
+        """The state after a micro-batch; if it was the window's last (`done`), without gradients.
 
         `MultiSteps` writes zeros, as in Optax, in a loop of its own: the step's would copy what it
         reads and overwrites.
@@ -230,7 +232,7 @@ class MicroBatches:
 
 
 def accumulating(inner: GradientTransformation, window: MicroBatches) -> GradientTransformation:
-    """`inner` on what a window collects."""
+    """A transformation that runs `inner` on the gradients that a window has collected."""
     tx = with_extra_args_support(inner)
 
     def decide(
@@ -275,7 +277,7 @@ def accumulating(inner: GradientTransformation, window: MicroBatches) -> Gradien
 def _measured(
     window: MicroBatches, micro_squares: Array, total: Array, decay: Any
 ) -> GradientTransformation:
-    """A link that measures the noise by what a window collected; its state is the average."""
+    """A link that estimates the noise scale from a window; its state is the average so far."""
 
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any

@@ -71,7 +71,7 @@ def cautious(
         return jnp.where(mask, u, 0) * factor(mask, sign.dtype)
 
     def plan(u: Array, g: Array, sign: Array) -> Array:
-        """The mask is recomputed, not stored until its mean is known; a CPU would store more."""
+        """The rule with a mask that is computed twice, so that it is not stored before its mean."""
         ratio = factor(descends(u, g, sign), sign.dtype)
         again = descends(u, g, delay(sign, after=ratio, on="all but cpu"))
         return jnp.where(again, u, 0) * ratio

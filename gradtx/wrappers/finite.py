@@ -81,7 +81,7 @@ def apply_if_finite(
 
 
 def _not_finite(updates: PyTree) -> Array:
-    """How many entries are not finite."""
+    """The number of entries of a tree that are not finite."""
 
     def whole(x: Array) -> Array:
         return jnp.sum(~jnp.isfinite(x), dtype=jnp.int32)

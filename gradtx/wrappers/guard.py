@@ -165,7 +165,7 @@ _KINDS = {n: jnp.int32 if i < 9 else jnp.float32 for i, n in enumerate(GuardRepo
 
 
 def _closed(take: Array, measured: MeasuredState, state: GuardState) -> GuardState:
-    """The state with what was measured while the step was taken."""
+    """The state of the guard after a step, with the norms that the step measured."""
     update_norm, params_norm = (
         jnp.where(take, jnp.sqrt(x), 0) for x in (measured.update_sq, measured.params_sq)
     )

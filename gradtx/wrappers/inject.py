@@ -98,7 +98,10 @@ def _highest(tree: PyTree) -> DType:
 
 
 def _number(value: Any, dtype: DType, exact: bool) -> Array:
-    """A hyperparameter as a strong array: a float in `dtype`, or wider if it is and not `exact`."""
+    """A hyperparameter as an array without weak type; a float in `dtype`.
+
+    A float of a wider type of its own keeps that type, unless `exact`.
+    """
     if not jnp.issubdtype(jnp.result_type(value), jnp.floating):
         return cast(jnp.asarray(value), jnp.asarray(value).dtype)
     if not exact and _is_strong(value):
@@ -107,12 +110,15 @@ def _number(value: Any, dtype: DType, exact: bool) -> Array:
 
 
 def _is_strong(value: Any) -> bool:
-    """Whether a hyperparameter has a type of its own, as a Python number has not."""
+    """Whether a hyperparameter has a type of its own, unlike a Python number."""
     return hasattr(value, "dtype") and not getattr(value, "weak_type", False)
 
 
 def _kept(value: Any, given: Any, exact: bool) -> Array:
-    """A computed hyperparameter as the state keeps it: an array narrower than it, in its type."""
+    """A computed hyperparameter as the state keeps it.
+
+    It gets the type of the array that was given for it, if that is narrower than float32.
+    """
     if exact or not _is_strong(given) or not jnp.issubdtype(given.dtype, jnp.floating):
         return value
     narrow = jnp.dtype(given.dtype).itemsize < jnp.dtype(jnp.float32).itemsize
@@ -125,7 +131,7 @@ def _call(factory: Callable[..., Any], arguments: dict[str, Any]) -> GradientTra
 
 
 def _says_otherwise(factory: Callable[..., Any], name: str, value: Any) -> bool:
-    """Whether a builder of gradtx says that an argument is no hyperparameter.
+    """Whether the annotations of a builder of gradtx make an argument no hyperparameter.
 
     Sizes, plain integers and floats determine shapes or loops, and a function is no schedule there.
     """

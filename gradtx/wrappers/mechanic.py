@@ -163,7 +163,7 @@ def mechanize(
         kept = 1 - new / (factor + eps)
 
         def plan(u: Array, p: Array, x: Array) -> Array:
-            """Solved for the step, and computed when what it overwrites has been read."""
+            """The same step, by a formula that reads the parameter once, after `h` has read it."""
             return new * widen(u) + kept * (widen(x) - widen(delay(p, after=h, on="all")))
 
         step = planned(move, plan)
@@ -194,7 +194,7 @@ def _read(updates: Updates, params: Params, x0: Params, t: Step) -> tuple[Array,
 
 
 def _plan(updates: Updates, params: Params, x0: Params, t: Step) -> tuple[Array, ...]:
-    """All four sums in one pass over the leaves.
+    """The results of `_read`, with all four sums computed in one pass over the leaves.
 
     A product with the decayed gradient, as the paper has it, would have to wait for the norms.
     """

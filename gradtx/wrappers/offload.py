@@ -86,7 +86,7 @@ def offload(
 
 
 def _moved(x: Any, to: str, strict: bool) -> PyTree:
-    """An array in the host's memory, or on the device."""
+    """An array moved to the host's memory or to the device, as `to` says."""
     concrete = isinstance(x, jax.Array) and not is_tracer(x)
     device = next(iter(x.sharding.device_set)) if concrete else jax.devices()[0]
     kinds = [memory.kind for memory in device.addressable_memories()]

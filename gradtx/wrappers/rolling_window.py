@@ -27,7 +27,7 @@ class Rolling(NamedTuple):
 def entered(
     window: Rolling, x: Array, counts: Array, deviations: Any, warmup: int
 ) -> tuple[Rolling, Array]:
-    """The window with `x` in it, if `x` counts, and whether `x` is a spike.
+    """The window after a new value, and whether that value is a spike.
 
     Args:
         window: the last values.

@@ -40,7 +40,7 @@ class SAMState(NamedTuple):
 
 
 class GSAMState(NamedTuple):
-    """`SAMState` with the gradient at the outer parameters, None in opaque mode."""
+    """`SAMState` with the gradient at the outer parameters, which is None in opaque mode."""
 
     steps_since_sync: Any
     opt_state: State
@@ -53,7 +53,10 @@ Blend = Callable[[Updates, Updates], Updates]
 
 
 def _latest(first: Array, new: PyTree, old: PyTree) -> PyTree:
-    """`new` in the first call after an outer step, else `old`, which stays where `new` is None."""
+    """The tree `new` in the `first` call after an outer step, and `old` in other calls.
+
+    A leaf of `old` also stays if it is None in `new`.
+    """
 
     def on_leaf(n: Any, o: Any) -> Any:
         return o if n is None else jnp.where(first, cast(jnp.asarray(n), o.dtype), o)

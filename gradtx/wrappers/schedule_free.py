@@ -163,7 +163,7 @@ def schedule_free(
         )
 
     def weights(state: Any, count: Array) -> tuple[Array, Array, Array]:
-        """The largest learning rate, the sum of the weights, and the share of the newest."""
+        """The largest learning rate, the sum of weights, and the share of the newest iterate."""
         dtype = state.weight_sum.dtype
         max_lr = jnp.maximum(state.max_lr, at(learning_rate, count, dtype))
         weight = max_lr ** at(weight_lr_power, count, dtype)
@@ -171,7 +171,7 @@ def schedule_free(
         return max_lr, weight_sum, divide(weight, weight_sum)
 
     def stepping(share: Array, old: Array, new: Array) -> Callable[[Array, Array, Array], Array]:
-        """The step of y, from the base optimizer's update, the new z, and y."""
+        """The function that computes the step of y from the base update, the new z, and y."""
 
         def step(u: Array, z: Array, y: Array) -> Array:
             x = (y - (1 - old) * (z - u)) / old
@@ -182,7 +182,7 @@ def schedule_free(
         direct = (1 - old) * (1 - towards)
 
         def plan(u: Array, z: Array, y: Array) -> Array:
-            """The formula solved for the step, which reads z once and x not at all."""
+            """The same step, by a formula without x that reads z once."""
             return towards * (z - y) + direct * u
 
         return planned(step, plan)
@@ -216,7 +216,10 @@ def schedule_free(
 
 
 def _warmed_up(where: str, learning_rate: Any, warmup_steps: Any, at_once: bool) -> Any:
-    """The learning rate, after a linear warm-up if asked for: from 0, or (`at_once`) above it."""
+    """The learning rate, or a schedule with a linear warm-up to it.
+
+    The warm-up starts at 0, or if `at_once` one step later.
+    """
     if warmup_steps is None:
         return learning_rate
     if callable(learning_rate):

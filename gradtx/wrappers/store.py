@@ -34,7 +34,7 @@ MIN_SIZE = 4096
 
 
 class _Choice(NamedTuple):
-    """Which codec the leaves get whose slot and path match; None to keep them as they are."""
+    """The codec of leaves whose slot and path match patterns; None to keep them as arrays."""
 
     slot: str
     path: str
@@ -207,7 +207,7 @@ def in_storage_of(tx: GradientTransformation, params: Params, state: State) -> S
 
 @functools.partial(jax.jit, static_argnums=(1, 2))  # traced and compiled once for each shape
 def _encoded(x: Any, codec: Codec, seed: int, number: Any) -> Encoded:
-    """A slot in a codec, whose random key is that of its number."""
+    """A slot in a codec, with a random key made from the seed and the number of the slot."""
     return Encoded.of(x, codec, jax.random.fold_in(jax.random.key(seed), number))
 
 
@@ -246,7 +246,7 @@ def _is_large(x: Any, min_size: int) -> bool:
 
 
 def _check_used(state: State, rules: list[_Choice], used: set[Any], known: list[str]) -> None:
-    """Raise ValueError if a rule or a pattern applies to nothing."""
+    """Raise ValueError if a rule applies to no slot, or its pattern to no leaf."""
     slots = [prefix + name for prefix, name, _ in walk_slots(state)]
     for rule in rules:
         if not any(_is_slot(name, rule.slot) for name in slots):

@@ -40,7 +40,7 @@ from gradtx.types import Params, ParamsT, PyTree
 
 
 class _StepSize(NamedTuple):
-    """What decides the size of an optimizer's updates.
+    """The rule on which the size of an optimizer's updates depends.
 
     rule: of matrices if `numbers` is the argument that says which leaves these are, otherwise of
     all leaves; factor: ``(arguments, rows, columns) -> number``, the optimizer's own factor of the
@@ -115,7 +115,7 @@ _ADAM_EPSILONS = {"grafting_eps": 1, "adam_eps_root": 2}
 
 
 class _LeafMultipliers(NamedTuple):
-    """The multipliers of a leaf, and that of Adam's epsilon beside a matrix optimizer's."""
+    """The multipliers of a leaf, and one for the epsilon of the Adam beside a matrix optimizer."""
 
     said: Multipliers
     entry: float
@@ -269,7 +269,7 @@ def _name(tx: GradientTransformation) -> str:
 
 
 def _known(inner: GradientTransformation, rule: SizeRule | None) -> dict[str, _StepSize]:
-    """The optimizers within `inner`, by name, with what decides the size of their updates."""
+    """The rules of the optimizers within `inner` for the size of their updates, by name."""
     names = dict.fromkeys(map(_name, _declared(inner)))
     if rule is not None:
         return {name: _StepSize(rule) for name in names if name not in _NEUTRAL}
@@ -294,7 +294,7 @@ def _is_site(tx: GradientTransformation, known: Mapping[str, _StepSize]) -> bool
 
 
 def _rates(tx: GradientTransformation) -> int:
-    """How many learning rates an update is multiplied by."""
+    """The number of learning rates that multiply an update, one after another."""
     if _RATES[0] in _arguments(tx):
         return 1
     counts = [_rates(child) for _, child in tx.children]
@@ -364,7 +364,7 @@ def _transferred(
     numbers: _NumbersByPath | None,
     known: Mapping[str, _StepSize],
 ) -> GradientTransformation:
-    """`tx` with each transformation that has such hyperparameters as groups of leaves."""
+    """`tx`, in which a transformation whose hyperparameters differ is a partition of leaves."""
     if not _is_site(tx, known):
         new = {
             name: map_transformations(
@@ -403,7 +403,7 @@ def _label(by_path: Mapping[str, str], path: str, leaf: Any) -> str:
 def _multiples(
     tx: GradientTransformation, leaf: _LeafMultipliers, how: _StepSize
 ) -> tuple[tuple[str, float], ...]:
-    """What the arguments of an optimizer are multiplied by for a leaf, if it is not 1."""
+    """The factors of the hyperparameters of an optimizer for one leaf, by their names."""
     given, said = _arguments(tx), leaf.said
     matrix = said.rule == "spectral" or (how.numbers is not None and said.rule != "adam")
     by = dict.fromkeys(_RATES, said.rate) | dict.fromkeys(_DECAYS, said.decay)
@@ -419,7 +419,7 @@ def _multiples(
 
 
 def _counts(value: Any) -> bool:
-    """Whether a hyperparameter is changed by a factor, which 0 is not."""
+    """Whether a factor changes a hyperparameter: it does not change the number 0."""
     return not isinstance(value, int | float) or value != 0
 
 
@@ -437,7 +437,7 @@ def _multiplied(
 
 
 def transfer_multipliers(tx: GradientTransformation) -> dict[str, Multipliers]:
-    """What :func:`transfer` multiplies the hyperparameters of each leaf by, by its path.
+    """The factors by which :func:`transfer` multiplies the hyperparameters of each leaf.
 
     Args:
         tx: a transformation with a `transfer` somewhere in it.

@@ -102,7 +102,7 @@ def with_norms(
 
 
 def _squares(updates: Updates, params: Params | None) -> list[Array]:
-    """The squared norms of an update and of the parameters it is for, on `Rows` of those rows."""
+    """The squared norms of updates and of parameters; where an update is `Rows`, of these rows."""
     leaves, treedef = leaves_with_path(updates)
     problem = "the updates and the parameters are different trees"
     others = [None] * len(leaves) if params is None else aligned(problem, updates, treedef, params)
