@@ -316,6 +316,17 @@ def chosen(tree: TreeT, mask: PyTree) -> TreeT:
     return jax.tree.map(lambda m, part: part if m else None, mask, tree)
 
 
+def map_present(function: Callable[..., Any], tree: PyTree, *others: PyTree) -> PyTree:
+    """`function` on each leaf of `tree` that is not None, with what other trees have there.
+
+    >>> map_present(lambda u, p: u + p, {"a": 1.0, "b": None}, {"a": 2.0, "b": 3.0})
+    {'a': 3.0, 'b': None}
+    """
+    return jax.tree.map(
+        lambda x, *rest: None if x is None else function(x, *rest), tree, *others, is_leaf=is_leaf
+    )
+
+
 def merge(tree: PyTree, other: PyTree) -> PyTree:
     """`tree` with the leaves of `other` where it has `None`."""
     return jax.tree.map(lambda a, b: b if a is None else a, tree, other, is_leaf=is_leaf)

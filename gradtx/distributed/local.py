@@ -1,6 +1,5 @@
 """Infrequent communication: devices train independently and synchronize from time to time."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +19,7 @@ from gradtx.inspection.description import communications, sent_bytes
 from gradtx.numerics import cast, widen
 from gradtx.numerics.control import branch, in_form_of
 from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
-from gradtx.paths import is_leaf
+from gradtx.paths import is_leaf, map_present
 from gradtx.rows import dense
 from gradtx.training.minimize import reduced_axes
 from gradtx.types import Array, EmptyState, InnerState, Params, PyTree, Slots, State, Updates
@@ -45,16 +44,6 @@ class DiLoCoState(NamedTuple):
     outer_state: State
     anchor: Slots
     until_sync: Array
-
-
-def over(function: Callable[..., Any], updates: PyTree, *trees: PyTree) -> PyTree:
-    """`function` on the leaves that have an update; None on the others."""
-    return jax.tree.map(
-        lambda u, *rest: None if u is None else function(u, *rest),
-        updates,
-        *trees,
-        is_leaf=is_leaf,
-    )
 
 
 def _mean(label: str, axis_name: AxisName, values: PyTree) -> PyTree:
@@ -143,9 +132,11 @@ def local_sgd(
         out = dense(out)
 
         def meet() -> Updates:
-            mine = over(lambda u, p: widen(jnp.asarray(p)) + widen(u), out, params)
+            mine = map_present(lambda u, p: widen(jnp.asarray(p)) + widen(u), out, params)
             mean = _mean("local_sgd", axis_name, mine)
-            return over(lambda u, m, p: cast(m - widen(jnp.asarray(p)), u.dtype), out, mean, params)
+            return map_present(
+                lambda u, m, p: cast(m - widen(jnp.asarray(p)), u.dtype), out, mean, params
+            )
 
         due = state.until_sync <= 1
         out = branch(due, meet, lambda: out)
@@ -213,9 +204,7 @@ def diloco(
     tx, outside = with_extra_args_support(inner), Outer(outer, axis_name)
 
     def init(params: Params) -> State:
-        anchor = jax.tree.map(
-            lambda p: None if p is None else widen(jnp.array(p)), params, is_leaf=is_leaf
-        )
+        anchor = map_present(lambda p: widen(jnp.array(p)), params)
         return DiLoCoState(
             tx.init(params), outside.init(anchor), anchor, jnp.asarray(every, jnp.int32)
         )
@@ -228,14 +217,16 @@ def diloco(
         out = dense(out)
 
         def meet() -> tuple[Updates, State, PyTree]:
-            mine = over(lambda u, p: widen(jnp.asarray(p)) + widen(u), out, params)
-            seen = over(lambda u, a: a, out, state.anchor)
-            change = over(lambda u, a, m: a - m, out, seen, mine)
+            mine = map_present(lambda u, p: widen(jnp.asarray(p)) + widen(u), out, params)
+            seen = map_present(lambda u, a: a, out, state.anchor)
+            change = map_present(lambda u, a, m: a - m, out, seen, mine)
             step, outer_state = outside.update(change, state.outer_state, seen, extra_args)
             anchor = jax.tree.map(
                 lambda a, s: a if s is None else a + s, state.anchor, step, is_leaf=is_leaf
             )
-            to = over(lambda u, a, p: cast(a - widen(jnp.asarray(p)), u.dtype), out, anchor, params)
+            to = map_present(
+                lambda u, a, p: cast(a - widen(jnp.asarray(p)), u.dtype), out, anchor, params
+            )
             return to, outer_state, in_form_of(anchor, state.anchor)
 
         due = state.until_sync <= 1

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 
 from gradtx.checks import Fraction, NonNegativeInt, PositiveInt
 from gradtx.distributed.axes import AxisName, check_axis_name, communicating
-from gradtx.distributed.local import Outer, over
+from gradtx.distributed.local import Outer
 from gradtx.engine.lift import needed
 from gradtx.numerics import cast, widen
 from gradtx.numerics.control import branch, in_form_of
 from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
-from gradtx.paths import is_leaf
+from gradtx.paths import is_leaf, map_present
 from gradtx.rows import dense
 from gradtx.types import Array, InnerState, Params, PyTree, Slots, State, Updates, is_stored
 
@@ -165,22 +165,26 @@ def streaming_diloco(
 
         def part(i: Array) -> tuple[PyTree, PyTree, PyTree]:
             """The updates of a fragment, its parameters, and the two added."""
-            own = _take(over(parts.cut, out), i)
-            there = _take(over(lambda u, p: parts.cut(widen(jnp.asarray(p))), out, params), i)
-            return own, there, over(lambda u, p: p + widen(u), own, there)
+            own = _take(map_present(parts.cut, out), i)
+            there = _take(
+                map_present(lambda u, p: parts.cut(widen(jnp.asarray(p))), out, params), i
+            )
+            return own, there, map_present(lambda u, p: p + widen(u), own, there)
 
         arriving = (state.fragment - 1) % fragments if delay else state.fragment
         here = state.until_arrival == 1 if delay else now
         own, before, mine = part(arriving)
-        anchor = over(lambda u, a: a, own, _take(state.anchor, arriving))
+        anchor = map_present(lambda u, a: a, own, _take(state.anchor, arriving))
         held = _take(state.outer_states, arriving)
-        change = state.sending if delay else over(lambda u, a, m: a - m, own, anchor, mine)
+        change = state.sending if delay else map_present(lambda u, a, m: a - m, own, anchor, mine)
 
         def arrive() -> tuple[Updates, State, PyTree]:
-            step, new = outside.update(over(lambda u, c: c, own, change), held, anchor, extra_args)
-            to = over(lambda u, a, s: a if s is None else a + s, own, anchor, step)
-            mixed = over(lambda u, a, m: mixing * m + (1 - mixing) * a, own, to, mine)
-            moved = over(lambda u, x, p: cast(x - p, u.dtype), own, mixed, before)
+            step, new = outside.update(
+                map_present(lambda u, c: c, own, change), held, anchor, extra_args
+            )
+            to = map_present(lambda u, a, s: a if s is None else a + s, own, anchor, step)
+            mixed = map_present(lambda u, a, m: mixing * m + (1 - mixing) * a, own, to, mine)
+            moved = map_present(lambda u, x, p: cast(x - p, u.dtype), own, mixed, before)
             return moved, new, in_form_of(to, anchor)
 
         if interval == 1:
@@ -188,10 +192,10 @@ def streaming_diloco(
         else:
             chosen = branch(here, arrive, lambda: (own, held, anchor))
         moved, outer_state, anchor = chosen
-        out = over(
+        out = map_present(
             lambda u, cut: parts.joined(cut, u),
             out,
-            _put(over(parts.cut, out), moved, arriving),
+            _put(map_present(parts.cut, out), moved, arriving),
         )
         anchors = _put(state.anchor, anchor, arriving)
         sending = state.sending

@@ -1,13 +1,12 @@
 """Descriptions: what a transformation keeps for some parameters, and its size."""
 
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
 import jax
 import numpy as np
 
-from gradtx.composition.multipliers import Multipliers, multiplier_lines
+from gradtx.composition.multipliers import Multipliers, multiplier_lines, pattern_of
 from gradtx.composition.roles import ByRole, Role
 from gradtx.inspection.hyperparams import hyperparams
 from gradtx.inspection.slots import map_slots, slots_by_name
@@ -115,19 +114,19 @@ def sent_bytes(tx: GradientTransformation, params: Params, *, peak: bool = False
     return sum((x.peak_bytes if peak else x.bytes)(params) for x in communications(tx))
 
 
-def _count_shapes(shapes: tuple[tuple[int, ...], ...], most: int = 4) -> str:
+def _count_shapes(shapes: tuple[tuple[int, ...], ...]) -> str:
     counts: dict[tuple[int, ...], int] = {}
     for shape in shapes:
         counts[shape] = counts.get(shape, 0) + 1
     parts = [f"{shape}" + (f" x {n}" if n > 1 else "") for shape, n in counts.items()]
-    return ", ".join(parts[:most]) + (f" and {len(parts) - most} more" if parts[most:] else "")
+    return ", ".join(parts[:4]) + (f" and {len(parts) - 4} more" if parts[4:] else "")
 
 
 def _role_lines(roles: dict[str, Role]) -> list[str]:
     """A line for each role among the leaves; leaves of several layers share a line."""
     counts: dict[tuple[str, Role], int] = {}
     for path, role in roles.items():
-        key = re.sub(r"\d+", "*", path), role
+        key = pattern_of(path), role
         counts[key] = counts.get(key, 0) + 1
     lines = []
     for (path, role), n in counts.items():

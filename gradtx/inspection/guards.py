@@ -46,6 +46,11 @@ class GuardReport(NamedTuple):
         return "\n".join(f"{name:14} {value:.6g}" for name, value in self._asdict().items())
 
 
+def scales_losses(x: object) -> bool:
+    """Whether an object is the state of a transformation that scales the loss."""
+    return "loss_scale" in getattr(type(x), "_fields", ()) and not isinstance(x, GuardReport)
+
+
 def guard_report(state: State) -> GuardReport:
     """The report of the guard in a state.
 
@@ -67,9 +72,6 @@ def guard_report(state: State) -> GuardReport:
     def reports(x: object) -> bool:
         return isinstance(getattr(x, "report", None), GuardReport)
 
-    def scales(x: object) -> bool:
-        return "loss_scale" in getattr(type(x), "_fields", ()) and not isinstance(x, GuardReport)
-
     found = [x for x in jax.tree.leaves(state, is_leaf=reports) if reports(x)]
     if len(found) != 1:
         raise ValueError(
@@ -77,5 +79,5 @@ def guard_report(state: State) -> GuardReport:
             "gradtx.guard around the optimizer"
         )
     report: GuardReport = found[0].report
-    scaled = [x for x in jax.tree.leaves(state, is_leaf=scales) if scales(x)]
+    scaled = [x for x in jax.tree.leaves(state, is_leaf=scales_losses) if scales_losses(x)]
     return report._replace(loss_scale=scaled[0].loss_scale) if scaled else report

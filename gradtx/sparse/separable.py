@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from gradtx.numerics.programs import inner_jaxprs, is_in, variables
 from gradtx.pair import GradientTransformation
-from gradtx.paths import is_leaf, path_string, with_paths
+from gradtx.paths import is_leaf, map_present, path_string, with_paths
 from gradtx.rows import Rows, is_rows
 from gradtx.traits import Scope
 from gradtx.tree.search import children_of, map_params
@@ -57,7 +57,7 @@ def check_separable(
     if treats_rows_alone(tx):
         return
     advice = "use the lazy update, or dense_rows"
-    params = jax.tree.map(lambda p, t: None if t is None else p, params, tables, is_leaf=is_leaf)
+    params = map_present(lambda t, p: p, tables, params)
 
     def gradient(p: Any) -> Any:
         return Rows(jnp.arange(2), jnp.zeros((2, *p.shape[1:]), p.dtype), p.shape)

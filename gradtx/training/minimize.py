@@ -16,8 +16,8 @@ from gradtx.pair import GradientTransformation, with_extra_args_support
 from gradtx.paths import (
     Where,
     aligned,
-    is_leaf,
     leaves_with_path,
+    map_present,
     merge,
     path_string,
     select,
@@ -295,7 +295,7 @@ def apply_gradients(
     before = before_gradients(tx)
     if before is not None:
         params, state = _prepared(before, params, state, lambda: grads)
-    seen = jax.tree.map(lambda g, p: None if g is None else p, grads, params, is_leaf=is_leaf)
+    seen = map_present(lambda g, p: p, grads, params)
     new, state = take_step(tx, grads, state, seen, **extra_args)
     return merge(new, params), state
 

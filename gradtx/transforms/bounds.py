@@ -9,7 +9,7 @@ import numpy as np
 
 from gradtx.numerics import widen
 from gradtx.numerics.compiler_hints import is_tracer
-from gradtx.paths import is_leaf, leaves_with_path, path_string, spread
+from gradtx.paths import leaves_with_path, map_present, path_string, spread
 from gradtx.types import Array, Params, PyTree, Updates
 
 
@@ -76,7 +76,7 @@ class Box:
             p = jnp.asarray(p)
             return jnp.clip(widen(p), low, high).astype(p.dtype)
 
-        return _each(clipped, params, *self.of(params))
+        return map_present(clipped, params, *self.of(params))
 
     def reach(self, params: Params, updates: Updates, most: Array) -> Array:
         """The largest factor, up to `most`, with which `updates` stay between the bounds."""
@@ -91,7 +91,7 @@ class Box:
             # Of a leaf without entries the largest number there is.
             return jnp.min(jnp.where(moving, rate, most), initial=jnp.finfo(rate.dtype).max)
 
-        found = jax.tree.leaves(_each(factor, updates, params, *self.of(params)))
+        found = jax.tree.leaves(map_present(factor, updates, params, *self.of(params)))
         for each in found:
             most = jnp.minimum(most, each.astype(most.dtype))
         return most
@@ -110,14 +110,7 @@ class Box:
             u = jnp.where((end < low) & (u < 0), jnp.nextafter(u, jnp.zeros_like(u)), u)
             return u
 
-        return _each(kept, updates, params, *self.of(params))
-
-
-def _each(function: Any, tree: PyTree, *others: PyTree) -> PyTree:
-    def on_leaf(x: Any, *rest: Any) -> Any:
-        return None if x is None else function(x, *rest)
-
-    return jax.tree.map(on_leaf, tree, *others, is_leaf=is_leaf)
+        return map_present(kept, updates, params, *self.of(params))
 
 
 def _filled(bound: PyTree, value: float) -> PyTree:

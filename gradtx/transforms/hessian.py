@@ -17,7 +17,7 @@ from gradtx.pair import (
     transformation,
     with_extra_args_support,
 )
-from gradtx.paths import is_leaf, leaves_with_path, path_string
+from gradtx.paths import leaves_with_path, map_present, path_string
 from gradtx.rows import is_rows
 from gradtx.types import Array, Key, Params, PyTree, State, Updates
 
@@ -71,9 +71,7 @@ def _estimator(
         check_real_arrays(where, updates)
         key, subkey = jax.random.split(state.key)
         diagonal = estimate(subkey, params, extra_args) if jax.tree.leaves(params) else params
-        diagonal = jax.tree.map(
-            lambda g, h: None if g is None else cast(h, g.dtype), updates, diagonal, is_leaf=is_leaf
-        )
+        diagonal = map_present(lambda g, h: cast(h, g.dtype), updates, diagonal)
         return diagonal, HutchinsonState(key)
 
     return GradientTransformationExtraArgs(lambda params: HutchinsonState(own_key(seed)), update)

@@ -11,7 +11,7 @@ from gradtx.checks import ArgumentError
 from gradtx.composition.apply import apply_updates
 from gradtx.numerics import as_arrays, real_dtype, scalar_dtype, widen
 from gradtx.numerics.control import branch
-from gradtx.paths import is_leaf, leaves_with_path, merge, path_string
+from gradtx.paths import is_leaf, leaves_with_path, map_present, merge, path_string
 from gradtx.rows import is_rows
 from gradtx.transforms.bounds import Box
 from gradtx.tree import map_updates, vdot
@@ -51,9 +51,7 @@ class Line:
                 )
         self.updates = updates
         self.whole = params
-        self.params = jax.tree.map(
-            lambda u, p: None if u is None else p, updates, params, is_leaf=is_leaf
-        )
+        self.params = map_present(lambda u, p: p, updates, params)
         value_fn = extra["value_fn"]
         taken = inspect.signature(value_fn).parameters
         # The rest of `extra` is for other transformations.
@@ -61,12 +59,7 @@ class Line:
         self.value_fn = value_fn
         self.dtype = value_dtype(self.params)
         self.value = jnp.asarray(extra["value"]).astype(self.dtype)
-        self.grad = jax.tree.map(
-            lambda u, g: None if u is None else g,
-            updates,
-            as_arrays(extra["grad"]),
-            is_leaf=is_leaf,
-        )
+        self.grad = map_present(lambda u, g: g, updates, as_arrays(extra["grad"]))
         self.slope = self.slope_of(self.grad)
 
     def loss(self, params: Params) -> Array:

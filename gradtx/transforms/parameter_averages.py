@@ -13,7 +13,15 @@ from gradtx.numerics import Step, cast, compute_dtype, own_copy, widen
 from gradtx.numerics.compiler_hints import is_tracer
 from gradtx.packed import packed_like, unpack
 from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs, transformation
-from gradtx.paths import aligned, is_leaf, leaves_with_path, merge, path_string, unboxed
+from gradtx.paths import (
+    aligned,
+    is_leaf,
+    leaves_with_path,
+    map_present,
+    merge,
+    path_string,
+    unboxed,
+)
 from gradtx.tree.vectors import Vectors
 from gradtx.types import (
     Array,
@@ -146,7 +154,7 @@ def ema_params(
             given.append(jnp.zeros_like(jnp.asarray(p)) if rests else u)
         new, state = tx.update(treedef.unflatten(given), state, params, **extra_args)
         if overwrite_every is None:
-            new = jax.tree.map(lambda u, n: None if u is None else n, updates, new, is_leaf=is_leaf)
+            new = map_present(lambda u, n: n, updates, new)
         return new, state
 
     return GradientTransformationExtraArgs(tx.init, update)

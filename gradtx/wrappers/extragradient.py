@@ -14,7 +14,7 @@ from gradtx.pair import (
     transformation,
     with_extra_args_support,
 )
-from gradtx.paths import is_leaf, leaves_with_path, merge
+from gradtx.paths import leaves_with_path, map_present, merge
 from gradtx.rows import dense, is_rows
 from gradtx.transforms.linesearch import conjugate
 from gradtx.types import InnerState, Params, State, Updates
@@ -98,7 +98,7 @@ def extragradient(inner: GradientTransformation) -> GradientTransformation:
             if is_rows(g):
                 raise refused_rows("extragradient", path)
         # The parameters without those that have no gradient.
-        own = jax.tree.map(lambda u, p: None if u is None else p, updates, params, is_leaf=is_leaf)
+        own = map_present(lambda u, p: p, updates, params)
         first, between = tx.update(updates, state.inner_state, params, **extra_args)
         ahead = apply_updates(own, first)
         if grad_fn is None:
@@ -107,9 +107,7 @@ def extragradient(inner: GradientTransformation) -> GradientTransformation:
             extra_args = {**extra_args, "value": value, "grad": grads}
         else:
             grads = grad_fn(merge(ahead, params))
-            grads = jax.tree.map(
-                lambda u, g: None if u is None else g, updates, dense(grads), is_leaf=is_leaf
-            )
+            grads = map_present(lambda u, g: g, updates, dense(grads))
         second, after = tx.update(grads, between, params, **extra_args)
         return second, ExtragradientState(in_form_of(after, state.inner_state))
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from gradtx import tree
 from gradtx.checks import Fraction, Positive, Size
 from gradtx.composition.gate import Decision, gate, reads_entries
-from gradtx.inspection.guards import GuardReport
+from gradtx.inspection.guards import GuardReport, scales_losses
 from gradtx.inspection.hyperparams import hyperparams
 from gradtx.numerics import cast, increment, widen
 from gradtx.pair import (
@@ -102,7 +102,7 @@ def guard(
 
     def init(params: Params) -> State:
         inner_state = whole.init(params)
-        if any(map(_scales_losses, jax.tree.leaves(inner_state, is_leaf=_scales_losses))):
+        if any(map(scales_losses, jax.tree.leaves(inner_state, is_leaf=scales_losses))):
             raise ValueError(
                 "guard: dynamic_loss_scale is inside, where it would never see what is not finite: "
                 "put it outside, dynamic_loss_scale(guard(...))"
@@ -180,10 +180,6 @@ def _closed(take: Array, measured: MeasuredState, state: GuardState) -> GuardSta
 
 def _counted(count: Array, event: Array) -> Array:
     return jnp.where(event, increment(count), count)
-
-
-def _scales_losses(x: Any) -> bool:
-    return "loss_scale" in getattr(type(x), "_fields", ()) and not isinstance(x, GuardReport)
 
 
 def _learning_rate(tx: GradientTransformation, state: State) -> Array:

@@ -17,7 +17,7 @@ from gradtx.pair import (
     transformation,
     with_extra_args_support,
 )
-from gradtx.paths import is_leaf
+from gradtx.paths import is_leaf, map_present
 from gradtx.rows import dense
 from gradtx.types import Array, InnerState, Params, PyTree, Slots, State, Updates
 
@@ -95,14 +95,11 @@ def lookahead(
     """
     tx = with_extra_args_support(fast_optimizer)
 
-    def own(p: Any) -> Any:
-        return None if p is None else own_copy(widen(parameter(p)))
-
     def init(params: Params) -> State:
         count = jnp.zeros([], jnp.int32)
         if _is_pair(params):
             return LookaheadState(tx.init(params.fast), count)
-        slow = jax.tree.map(own, params, is_leaf=is_leaf)
+        slow = map_present(lambda p: own_copy(widen(parameter(p))), params)
         return LookaheadState(tx.init(params), count, slow)
 
     def update(
@@ -129,10 +126,10 @@ def lookahead(
 
         def sync() -> tuple[Updates, PyTree, State]:
             target = jax.tree.map(moved, new, fast, slow, is_leaf=is_leaf)
-            to_fast = _where_there(lambda u, t, p: cast(t - widen(p), u.dtype), new, target, fast)
+            to_fast = map_present(lambda u, t, p: cast(t - widen(p), u.dtype), new, target, fast)
             kept = in_form_of(tx.init(fast), fast_state) if reset_state else fast_state
             if paired:
-                to_slow = _where_there(
+                to_slow = map_present(
                     lambda u, t, s: cast(t - widen(s), s.dtype), new, target, slow
                 )
                 return to_fast, to_slow, kept
@@ -140,7 +137,7 @@ def lookahead(
 
         def wait() -> tuple[Updates, PyTree, State]:
             if paired:
-                zeros = _where_there(lambda u, s: jnp.zeros_like(s), new, slow)
+                zeros = map_present(lambda u, s: jnp.zeros_like(s), new, slow)
                 return new, zeros, fast_state
             return new, slow, fast_state
 
@@ -158,15 +155,6 @@ def lookahead(
 def _is_pair(params: Params) -> bool:
     """Whether these are a `LookaheadParams`, gradtx's or Optax's."""
     return getattr(params, "_fields", None) == LookaheadParams._fields
-
-
-def _where_there(function: Any, updates: PyTree, *trees: PyTree) -> PyTree:
-    return jax.tree.map(
-        lambda u, *others: None if u is None else function(u, *others),
-        updates,
-        *trees,
-        is_leaf=is_leaf,
-    )
 
 
 def _where_slot(new: PyTree, old: PyTree) -> PyTree:

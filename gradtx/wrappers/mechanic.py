@@ -29,7 +29,7 @@ from gradtx.pair import (
     transformation,
     with_extra_args_support,
 )
-from gradtx.paths import is_leaf, leaves_with_path, path_string
+from gradtx.paths import is_leaf, leaves_with_path, map_present, path_string
 from gradtx.rows import is_rows
 from gradtx.tree.leaves import together
 from gradtx.types import Array, Counter, InnerState, Params, Slots, State, Updates
@@ -128,15 +128,20 @@ def mechanize(
         params = needed("mechanize", params)
         check_dense(updates)
         first = state.count == 0
-        x0 = _map(lambda p, x: x if p is None else jnp.where(first, p, x), params, state.x0)
+        x0 = jax.tree.map(
+            lambda p, x: x if p is None else jnp.where(first, p, x),
+            params,
+            state.x0,
+            is_leaf=is_leaf,
+        )
         factor = jnp.sum(state.s)
         h = product(factor, updates, params, x0, Step(state.count, factor.dtype))
         s, learned = tuned(state, h)
 
         # The base optimizer runs last, when what it overwrites has been read: nothing is stored.
-        later = _map(lambda g: None if g is None else delay(g, after=h, on="all"), updates)
+        later = map_present(lambda g: delay(g, after=h, on="all"), updates)
         steps, base_state = tx.update(later, state.base_optimizer_state, params, **extra_args)
-        moves = _map(moving(factor, jnp.sum(s), h), steps, params, x0)
+        moves = map_present(moving(factor, jnp.sum(s), h), steps, params, x0)
         return moves, MechanicState(base_state, increment(state.count), *learned, s, x0)
 
     def check_dense(updates: Updates) -> None:
@@ -167,7 +172,7 @@ def mechanize(
             return new * widen(u) + kept * (widen(x) - widen(delay(p, after=h, on="all")))
 
         step = planned(move, plan)
-        return lambda u, p, x: None if u is None else cast(step(u, p, x), u.dtype)
+        return lambda u, p, x: cast(step(u, p, x), u.dtype)
 
     def tuned(state: Any, h: Array) -> tuple[Array, tuple[Array, Array, Array]]:
         """The parts of the factor, and the reward, the largest product and the squared ones."""
@@ -187,8 +192,8 @@ def _read(updates: Updates, params: Params, x0: Params, t: Step) -> tuple[Array,
 
     A parameter without a gradient has not moved: it counts in the last norm alone.
     """
-    back = _map(lambda g, p, x: None if g is None else widen(x) - widen(p), updates, params, x0)
-    moving = _map(lambda g, p: None if g is None else p, updates, params)
+    back = map_present(lambda g, p, x: widen(x) - widen(p), updates, params, x0)
+    moving = map_present(lambda g, p: p, updates, params)
     towards, pull = tree.vdot(updates, back).real, tree.vdot(moving, back).real
     return towards, pull, tree.norm_sq(updates), tree.norm_sq(params)
 
@@ -217,7 +222,3 @@ def _plan(updates: Updates, params: Params, x0: Params, t: Step) -> tuple[Array,
 
 
 _sums = planned(_read, _plan)
-
-
-def _map(function: Any, *trees: Any) -> Any:
-    return jax.tree.map(function, *trees, is_leaf=is_leaf)

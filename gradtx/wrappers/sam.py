@@ -20,7 +20,7 @@ from gradtx.pair import (
     transformation,
     with_extra_args_support,
 )
-from gradtx.paths import is_leaf
+from gradtx.paths import is_leaf, map_present
 from gradtx.rows import dense
 from gradtx.transforms.norms import adaptive_normalize
 from gradtx.types import Array, Params, PyTree, Slots, State, Updates
@@ -98,13 +98,7 @@ def _sharpness_aware(
         def step() -> tuple[Updates, State, State]:
             grads = updates if blend is None else blend(clean, updates)
             new, opt_state = outer.update(grads, state.opt_state, cache, **extra_args)
-            back = jax.tree.map(
-                lambda u, c, p: None if u is None else widen(c) - widen(p) + widen(u),
-                new,
-                cache,
-                params,
-                is_leaf=is_leaf,
-            )
+            back = map_present(lambda u, c, p: widen(c) - widen(p) + widen(u), new, cache, params)
             adv_state = adversary.init(cache) if reset_state else state.adv_state
             opt_state = in_form_of(opt_state, state.opt_state)
             return in_form_of(back, updates), opt_state, in_form_of(adv_state, state.adv_state)

@@ -20,7 +20,7 @@ from gradtx.pair import (
     transformation,
     with_extra_args_support,
 )
-from gradtx.paths import is_leaf
+from gradtx.paths import is_leaf, map_present
 from gradtx.rows import is_rows
 from gradtx.schedules.decay import linear_schedule
 from gradtx.schedules.piecewise import warmup_constant_schedule
@@ -144,8 +144,6 @@ def schedule_free(
         return jnp.asarray(value, dtype)
 
     def own(p: Any) -> Any:
-        if p is None:
-            return None
         p = jnp.asarray(p)
         kept = compute_dtype(p.dtype) if state_dtype is None else kept_in(p, state_dtype)
         return own_copy(p, kept)
@@ -159,7 +157,7 @@ def schedule_free(
             step_count=jnp.ones([], jnp.int32),
             max_lr=jnp.zeros([], dtype),
             base_optimizer_state=base.init(params),
-            z=jax.tree.map(own, params, is_leaf=is_leaf),
+            z=map_present(own, params),
         )
 
     def weights(state: Any, count: Array) -> tuple[Array, Array, Array]:
@@ -203,12 +201,10 @@ def schedule_free(
             return z if u is None else cast(widen(z) + widen(u), z.dtype)
 
         def on_leaf(u: Any, z: Array, y: Any) -> Any:
-            if u is None:
-                return None
             return cast(step(widen(u), widen(z), widen(jnp.asarray(y))), u.dtype)
 
         z = jax.tree.map(iterate, moves, state.z, is_leaf=is_leaf)
-        steps = jax.tree.map(on_leaf, moves, z, params, is_leaf=is_leaf)
+        steps = map_present(on_leaf, moves, z, params)
         count = increment(state.step_count)
         return steps, ScheduleFreeState(new, weight_sum, count, max_lr, base_state, z)
 

@@ -16,7 +16,7 @@ from gradtx.numerics.compiler_hints import recompute, sums_in_one_pass
 from gradtx.numerics.keys import is_key
 from gradtx.numerics.tracing import traced_once
 from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs
-from gradtx.paths import aligned, is_leaf, leaves_with_path
+from gradtx.paths import aligned, leaves_with_path, map_present
 from gradtx.rows import is_rows, take_rows
 from gradtx.types import Array, InnerState, Params, State, TreeScalar, Updates
 
@@ -81,9 +81,7 @@ def with_norms(
             updates, state = update(updates, state, params, **extra_args)
             return apply_updates(params, updates), state
         new, inner_state = tx.step(shortened(updates), state.inner_state, params, **extra_args)
-        moves = jax.tree.map(
-            lambda n, p: None if n is None else widen(n) - widen(p), new, params, is_leaf=is_leaf
-        )
+        moves = map_present(lambda n, p: widen(n) - widen(p), new, params)
         return new, MeasuredState(inner_state, *_squares(moves, params))
 
     one_of = tx.traits.cases
