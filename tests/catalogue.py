@@ -58,6 +58,20 @@ def optimizers() -> list[str]:
     return sorted(names - links | {"schedule_free_adamw", "schedule_free_sgd"})
 
 
+def has_an_optimizer(name: str) -> bool:
+    """Whether this is the rule alone of an optimizer that is in the catalogue too.
+
+    What takes steps in many programs takes them with the optimizer, and so with the rule.
+    """
+    whole = name.removeprefix("scale_by_")
+    if whole == name or whole not in CATALOGUE:
+        return False
+    alone, rules = (
+        {r.function.__code__ for r in CATALOGUE[n].make().rules or ()} for n in (name, whole)
+    )
+    return bool(alone) and alone <= rules
+
+
 def dpsgd_of_optax() -> Any:
     """Optax's `dpsgd`, which passes its seed on under a deprecated name, and warns about it."""
     with warnings.catch_warnings():

@@ -34,11 +34,16 @@ def some(*chosen, of=NAMES):
 
 every = some(*NAMES)
 
+# Those that compile more run an optimizer's rule within the optimizer.
+WHOLE = [name for name in NAMES if not catalogue.has_an_optimizer(name)]
+whole = some(*WHOLE, of=WHOLE)
+
 
 # Of those that take more than a moment for each, a newcomer's suite shows a few: each scope, a
 # chain, a group, a wrapper and an average.
 FEW = ("adafactor", "clip_by_global_norm", "ema_params", "lamb", "masked", "muon", "scale_by_adam")
 sample = some(*FEW)
+whole_sample = some(*FEW, of=WHOLE)
 
 
 WITHOUT_ENTRIES = {"x0": (0,), "x03": (0, 3), "x203": (2, 0, 3), "x30": (3, 0)}
@@ -199,7 +204,7 @@ def compilations():
 
 # These give JAX's loops and conditions new functions at each step: see gradtx.numerics.control.
 @pytest.mark.quick(1)
-@some("adam", "muon")
+@some("adam", "muon", of=WHOLE)
 def test_a_step_taken_again_compiles_nothing(name):
     """Outside of `jit`, where what is compiled for a new function is kept forever."""
     tx, p, g = CATALOGUE[name].make(), params(name), take(grads(1, name), 0)
@@ -229,7 +234,17 @@ def test_no_trace_outlives_its_step(name):
 @pytest.mark.parametrize(
     ("setting", "value"), [("numpy_dtype_promotion", "strict"), ("numpy_rank_promotion", "raise")]
 )
-@some("acprop", "adagrad_decay", "adam", "kron", "muon", "reduce_on_plateau", "shampoo", "splus")
+@some(
+    "acprop",
+    "adagrad_decay",
+    "adam",
+    "kron",
+    "muon",
+    "reduce_on_plateau",
+    "shampoo",
+    "splus",
+    of=WHOLE,
+)
 def test_strict_promotion(name, setting, value):
     """Of types and of ranks, of matrices and of whole stacks of them."""
     tx = CATALOGUE[name].make()
@@ -254,7 +269,7 @@ def test_a_cpu_factorizes_one_matrix_at_a_time(name):
 
 
 @pytest.mark.quick(1)
-@some("adam", "muon", "optimistic_gradient_descent")
+@some("adam", "muon", "optimistic_gradient_descent", of=WHOLE)
 def test_compiled_equals_eager(name):
     """A step outside of `jit` has the bits of `jit`, too: see test_eager.py."""
     carry, updates = uncompiled(name, params(name), grads(STEPS, name))
@@ -297,7 +312,7 @@ def test_a_parameter_that_is_nan_reaches_only_the_slots_that_read_it(name):
 
 
 @pytest.mark.slow
-@every
+@whole
 def test_vmap(name):
     if "vmap" in CATALOGUE[name].why:
         pytest.skip(CATALOGUE[name].why)
@@ -318,7 +333,7 @@ def cast(tree, dtype):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@every
+@whole
 def test_low_precision_is_single_precision_rounded(name, dtype):
     """Arithmetic is done in float32 on what is stored; only what comes out is rounded."""
     if "precision" in CATALOGUE[name].why:
@@ -336,7 +351,7 @@ def test_low_precision_is_single_precision_rounded(name, dtype):
 
 
 @pytest.mark.slow
-@every
+@whole
 def test_double_precision(name):
     _, single = compiled(name)
     with jax.enable_x64(True):
@@ -348,7 +363,7 @@ def test_double_precision(name):
 
 
 @pytest.mark.slow
-@every
+@whole
 def test_complex(name):
     if not CATALOGUE[name].complex:
         pytest.skip(CATALOGUE[name].why)
@@ -370,7 +385,7 @@ def hyperparameters(tx):
 
 
 @pytest.mark.quick(1)
-@some("adam", "add_noise")
+@some("adam", "add_noise", of=WHOLE)
 def test_hyperparameters_scheduled_to_the_ends_of_their_ranges(name):
     """Compiled once: a run for each end of each of them, while the others stay as they are."""
     tx = CATALOGUE[name].make()
@@ -408,7 +423,7 @@ def test_a_schedule_around_a_schedule(name):
 
 
 @pytest.mark.quick(1)
-@sample
+@whole_sample
 def test_leaf_without_gradient_or_parameter(name):
     p, gs = {**params(name), "frozen": None}, {**grads(STEPS, name), "frozen": None}
     (new, _), updates = compiled(name, p, gs)
@@ -428,7 +443,7 @@ def test_empty_tree(name):
 
 
 @pytest.mark.quick(1)
-@sample
+@whole_sample
 def test_bare_array(name):
     tx = CATALOGUE[name].make()
     p = params(name)["w"]
@@ -437,7 +452,7 @@ def test_bare_array(name):
 
 
 @pytest.mark.slow
-@every
+@whole
 def test_python_numbers_are_taken_like_arrays(name):
     """Outside of `jit`, where nothing else makes arrays of them."""
     if CATALOGUE[name].examples:
@@ -488,7 +503,7 @@ def test_config_round_trip(name):
 
 
 @pytest.mark.quick(1)
-@sample
+@whole_sample
 def test_state_round_trip(name):
     """A state survives as named arrays, and a run goes on from it with the same bits."""
     run, gs = runner(name), grads(STEPS, name)
@@ -518,7 +533,7 @@ def test_a_compiled_start_with_the_numbers_in_the_state(name):
 
 
 @pytest.mark.quick(2)
-@sample
+@whole_sample
 def test_arrays_that_passed_a_pickle(name):
     """Data loaders and pickled checkpoints give arrays whose type is equal to NumPy's own, and not
     the same object; what is computed from them may have that type too."""
@@ -568,7 +583,7 @@ def _through_numpy(x):
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("dtype", quick(["float16", "float32", "bfloat16", "float64"], "float16"))
-@sample
+@whole_sample
 def test_zero_gradients_give_finite_steps(name, dtype):
     with jax.enable_x64(dtype == "float64"):
         p = params(name, jnp.dtype(dtype))
@@ -604,7 +619,7 @@ def loss(p, scale):
 
 
 @pytest.mark.slow
-@every
+@whole
 def test_make_step_and_solve(name):
     """Both pass on what line searches and the like want; the step is compiled once."""
     entry = CATALOGUE[name]
@@ -700,7 +715,7 @@ def test_parameters_to_evaluate_are_like_the_parameters(name):
 
 
 @pytest.mark.quick(1)
-@sample
+@whole_sample
 def test_rows(name):
     """On rows of a table: what the dense rule does to them, the others untouched; or an error.
 

@@ -15,7 +15,7 @@ import gradtx
 from gradtx import eager
 from tests.catalogue import CATALOGUE
 from tests.processes import environment
-from tests.test_contracts import compilations, some
+from tests.test_contracts import WHOLE, compilations, some
 
 RNG = np.random.default_rng(0)
 
@@ -69,7 +69,7 @@ def bits(x):
 
 
 @pytest.mark.slow
-@some("adam", "adamw", "lamb", "muon", of=[n for n in CATALOGUE if n != "noop"])
+@some("adam", "adamw", "lamb", "muon", of=[n for n in WHOLE if n != "noop"])
 def test_steps_have_the_bits_of_jit(name):
     """From the first step on, wherever no function of a user's is called."""
     if CATALOGUE[name].examples:

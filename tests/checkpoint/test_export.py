@@ -10,14 +10,14 @@ from jax import export
 
 import gradtx
 from tests.catalogue import CATALOGUE
-from tests.test_contracts import grads, params, some, step, stepper, take
+from tests.test_contracts import WHOLE, grads, params, some, step, stepper, take
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 QUICK = ("adamw", "named_chain", "lbfgs", "muon")  # a custom node, a closure, branches, products
 
 
 @pytest.mark.slow
-@some(*QUICK)
+@some(*QUICK, of=WHOLE)
 def test_donated_step_runs_from_its_bytes(name):
     tx, g = CATALOGUE[name].make(), take(grads(1, name), 0)
     donated = jax.jit(lambda p, state, g: step(tx, (p, state), g)[0], donate_argnums=(0, 1))

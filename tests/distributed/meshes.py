@@ -7,7 +7,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import gradtx
 from benchmarks.hlo import by_kind, collectives
-from tests.catalogue import CATALOGUE
+from tests.catalogue import CATALOGUE, has_an_optimizer
 
 P = PartitionSpec
 N = 8
@@ -90,11 +90,14 @@ def entrywise(name):
 def thirds():
     """The catalogue three times, for three tests that run it on eight devices.
 
-    What is entry-wise is divided like any other array, and is in one of them; the rest in all.
+    What is entry-wise is divided like any other array, and is in one of them, as is a rule whose
+    optimizer is in all; the rest are in all.
     """
     names = sorted(CATALOGUE)
     alike = [name for name in names if entrywise(name)]
-    return [[n for n in names if n not in alike or n in alike[i::3]] for i in range(3)]
+    inner = [name for name in names if has_an_optimizer(name) and name not in alike]
+    once = {*alike, *inner}
+    return [[n for n in names if n not in once or n in alike[i::3] + inner[i::3]] for i in range(3)]
 
 
 THIRDS = thirds()

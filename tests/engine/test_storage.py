@@ -7,7 +7,7 @@ import pytest
 
 import gradtx
 from tests.catalogue import CATALOGUE
-from tests.test_contracts import grads, params, some, stepper
+from tests.test_contracts import WHOLE, grads, params, some, stepper, take
 
 
 @jax.tree_util.register_pytree_node_class
@@ -64,7 +64,7 @@ def rounded(tx, state):
 
 
 @pytest.mark.quick(1)
-@some("adafactor", "adam", "galore", "nadam")
+@some("adafactor", "adam", "galore", "nadam", of=WHOLE)
 def test_slots_in_half_precision(name):
     """Steps are those from slots of single precision that are rounded after each of them."""
     if name == "store":
@@ -78,7 +78,7 @@ def test_slots_in_half_precision(name):
     assert len(halves) == len(floats)
     structure = jax.tree.structure(carry[1])
     for k in range(2):
-        g_k = jax.tree.map(lambda x, k=k: x[k], g)
+        g_k = take(g, k)
         (plain, _), (carry, _) = stepper(name)(plain, g_k), stepper(name)(carry, g_k)
         plain = plain[0], rounded(tx, plain[1])
         assert jax.tree.structure(carry[1]) == structure

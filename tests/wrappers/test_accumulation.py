@@ -12,7 +12,7 @@ import pytest
 import gradtx
 from gradtx import tree
 from gradtx.composition.apply import take_step
-from tests.catalogue import CATALOGUE
+from tests.catalogue import CATALOGUE, has_an_optimizer
 from tests.programs import temporary_bytes
 from tests.quick import quick
 from tests.wrappers.windows import GS, P, run
@@ -362,7 +362,7 @@ LOOPING = {"injected", "lbfgs", "scale_by_zoom_linesearch"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BUILDERS)
+@pytest.mark.parametrize("name", [n for n in BUILDERS if not has_an_optimizer(n)])
 def test_micro_steps_equal_one_full_batch(name):
     """Operation by operation, which compiles little; that the step is traced is shown above."""
     tx, every = CATALOGUE[name].make(), 3
