@@ -156,6 +156,21 @@ def catalogue_states():
     return {name: (tx, jax.tree.map(changed, tx.init(params))) for name, tx in made.items()}
 
 
+def states_of_each_type():
+    """Every fourth of them, and what else has an array of a type that none before has.
+
+    A file holds arrays, whoever made them; the others are read back from arrays in
+    `test_round_trip_of_every_transformation`.
+    """
+    chosen, seen = {}, set()
+    for i, (name, (tx, state)) in enumerate(catalogue_states().items()):
+        types = {(x.dtype, x.ndim) for x in map(np.asarray, state_dict(state, tx).values())}
+        if i % 4 == 0 or types - seen:
+            chosen[name] = tx, state
+            seen |= types
+    return chosen
+
+
 def named(name, flat):
     return {f"{name}/{key}": array for key, array in flat.items()}
 
@@ -170,10 +185,10 @@ def taken(name, everything):
 @pytest.mark.parametrize("through", [through_safetensors, through_flax, through_orbax])
 def test_files_keep_every_bit_of_the_catalogue(through, tmp_path):
     everything = {}
-    for name, (tx, state) in catalogue_states().items():
+    for name, (tx, state) in states_of_each_type().items():
         everything |= named(name, state_dict(state, tx))
     read = through(everything, tmp_path / "states")
-    for name, (tx, state) in catalogue_states().items():
+    for name, (tx, state) in states_of_each_type().items():
         flat = taken(name, read)
         assert gradtx.from_config(gradtx.saved_config(flat), contracts.CUSTOM) == tx
         same(load_state_dict(tx, contracts.params(), flat), state)
@@ -190,10 +205,15 @@ def second_step(name, tx, run, params, state):
     return {key: np.asarray(x) for key, x in named(name, flat).items()}
 
 
+# Of the others test_formats.py shows that a state that another process wrote is read to the bit,
+# and that its next step is the one that was taken there.
+RESUMED = sorted(CATALOGUE)[::4]
+
+
 def resume(path):
     """In a fresh process: the second step of everything, from what the first one wrote."""
     saved, out = dict(np.load(path / "saved.npz")), {}
-    for name in CATALOGUE:
+    for name in RESUMED:
         state, params = (taken(f"{name}/{part}", saved) for part in ("state", "params"))
         params = {key: jnp.asarray(x) for key, x in params.items()}
         tx = gradtx.from_config(gradtx.saved_config(state), contracts.CUSTOM)
@@ -204,8 +224,8 @@ def resume(path):
 @pytest.mark.slow
 def test_a_fresh_process_goes_on_with_the_same_bits(tmp_path):
     saved, unbroken = {}, {}
-    for name, entry in CATALOGUE.items():
-        tx, params = entry.make(), contracts.params()
+    for name in RESUMED:
+        tx, params = CATALOGUE[name].make(), contracts.params()
         run = compiled(tx)
         carry, _ = run((params, tx.init(params)), contracts.take(contracts.grads(2), 0))
         flat = {**named("params", carry[0]), **named("state", state_dict(carry[1], tx))}
