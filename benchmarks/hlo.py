@@ -3,7 +3,7 @@
 import collections
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 ARRAY = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
@@ -114,12 +114,37 @@ def overlapped(text: str) -> list[int]:
             under_way[started[2]] = 0
         elif started:
             found.append(under_way.pop(started[2]))
-        else:
-            called = re.search(r"calls=%([\w.\-]+)", line)
-            inside = computations.get(called[1], "") if called else ""
-            if " convolution(" in line or " convolution(" in inside:
-                under_way = {pair: n + 1 for pair, n in under_way.items()}
+        elif _multiplies(line, computations):
+            under_way = {pair: n + 1 for pair, n in under_way.items()}
     return found
+
+
+def meanwhile(text: str, kind: str) -> list[int]:
+    """For each copy that a TPU starts in a loop, of a `kind` such as `dynamic-slice`.
+
+    The products of matrices that the program does until it awaits the copy.
+    """
+    computations = _computations(text)
+    found: list[int] = []
+    for body in set(re.findall(r"body=%?([\w.\-]+)", text)):
+        under_way: dict[str, int] = {}
+        for line in computations.get(body, "").splitlines():
+            instruction = re.match(
+                rf"\s+(?:ROOT )?%([\w.\-]+) = .* {kind}-(start|done)\(%?(.*?)\)", line
+            )
+            if instruction and instruction[2] == "start":
+                under_way[instruction[1]] = 0
+            elif instruction:
+                found.append(under_way.pop(instruction[3]))
+            elif _multiplies(line, computations):
+                under_way = {copy: n + 1 for copy, n in under_way.items()}
+    return sorted(found)
+
+
+def _multiplies(line: str, computations: Mapping[str, str]) -> bool:
+    called = re.search(r"calls=%([\w.\-]+)", line)
+    inside = computations.get(called[1], "") if called else ""
+    return " convolution(" in line or " convolution(" in inside
 
 
 def in_loops(text: str) -> str:

@@ -8,8 +8,9 @@ and of the step inside, beside the bytes of parameters and slots, and the peak o
 where the layers are unrolled, each with leaves of its own. The packages are those of the
 extra `aot`.
 
-With `host`, the slots are in the memory of the host of a v5e: what the device holds, and how many
-copies there are of one layer and of a whole stack between the two memories.
+With `host`, the slots are in the memory of the host of a v5e: what the device holds, how many
+copies there are of one layer and of a whole stack between the two memories, and how many products
+of matrices at least the program does while a layer's slots come in, and while they go out.
 
 With `chips`, AdamW's parameters, slots and batch are divided over 16 chips of a v5e: the peak of a
 chip, and the collectives of both steps.
@@ -37,7 +38,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import gradtx
-from benchmarks.hlo import Collective, collectives
+from benchmarks.hlo import Collective, collectives, meanwhile
 from benchmarks.tables import markdown, size
 
 LAYERS, WIDTH, TOKENS = 24, 1024, 2048
@@ -86,7 +87,8 @@ def unrolled(p: Any, x: Any, y: Any) -> Any:
 class Hosted(NamedTuple):
     """Bytes: parameters, slots on the host, what the device holds, inputs of layers; and copies.
 
-    layers: copies of one layer between the memories, in a turn of the loop; stacks: of all layers.
+    layers: copies of one layer between the memories, in a turn of the loop; stacks: of all layers;
+    coming, going: while each copy of a layer is under way, the products of matrices.
     """
 
     parameters: int
@@ -95,6 +97,8 @@ class Hosted(NamedTuple):
     inputs: int
     layers: int
     stacks: int
+    coming: list[int]
+    going: list[int]
 
 
 def arguments(dtype: Any) -> tuple[Any, Any, Any]:
@@ -137,6 +141,8 @@ def hosted(inside: bool, cases: Any = HOSTED) -> Iterator[tuple[str, Hosted]]:
                 LAYERS * aot.stored(x),
                 len(re.findall(r"S\(5\).* dynamic-(?:update-)?slice-start\(", text)),
                 len(re.findall(r"S\(5\).* copy-start\(", text)),
+                meanwhile(text, "dynamic-slice"),
+                meanwhile(text, "dynamic-update-slice"),
             ),
         )
 
@@ -307,10 +313,12 @@ def main() -> None:
                 *map(size, (x.parameters, x.host, of_ordinary[case].device, x.device)),
                 str(x.layers),
                 str(x.stacks),
+                *(str(min(products)) for products in (x.coming, x.going)),
             ]
             for case, x in hosted(True)
         ]
         header = ["", "parameters", "on the host", "ordinary", "inside", "of layers", "of stacks"]
+        header += ["while they come", "while they go"]
         print(markdown("slots on the host of a v5e, bytes of the device, copies", header, rows))
         return
     ordinary = {(chip, case): peak for chip, case, peak in peaks(False)}

@@ -653,11 +653,10 @@ def test_what_is_planned_of_larger_models():
 
 HOSTED = """
 import json
-from benchmarks.inside import HOSTED, WIDTH, hosted
+from benchmarks.inside import WIDTH, hosted
 
 one = 2 * 4 * WIDTH * WIDTH * 4  # a layer's gradients in float32
-cases = {k: v for k, v in HOSTED.items() if "int8" not in k}
-for case, found in hosted(True, cases):
+for case, found in hosted(True):
     print(json.dumps({"case": case, "one": one, **found._asdict()}))
 """
 
@@ -666,13 +665,19 @@ for case, found in hosted(True, cases):
 def test_of_slots_on_the_host_a_tpu_holds_those_of_one_layer():
     """Parameters, inputs of layers, 1.5 layers' gradients, one layer's slots as read and written.
 
-    Each slot of each of the two stacks comes in once and goes out once, a layer at a time.
+    Each slot of each of the two stacks comes in once and goes out once, a layer at a time, while
+    matrices are multiplied. Those in int8 are four stacks of codes and four of their scales. The
+    codes are brought in and taken out whole, a stack in two layouts at a time, before and after.
     """
     if "TPU v5e" not in chips():
         pytest.skip("libtpu is not installed: pip install gradtx[aot]")
     for found in printed(HOSTED):
         slots = 2 * found["host"] / 24
-        held = found["parameters"] + found["inputs"] + 1.5 * found["one"] + slots
-        assert found["device"] <= 1.05 * held, found
+        codes = "int8" in found["case"]
+        held = found["inputs"] + 1.5 * found["one"] + slots
+        least = found["parameters"] + max(held, 2 * codes * found["parameters"] / 4)
+        assert found["device"] <= 1.05 * least, found
         assert found["host"] >= found["parameters"], found
-        assert (found["layers"], found["stacks"]) == (8, 0), found
+        assert (found["layers"], found["stacks"]) == ((16, 16) if codes else (8, 0)), found
+        assert min(found["coming"]) >= 2, found
+        assert min(found["going"]) >= 1, found

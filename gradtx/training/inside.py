@@ -65,17 +65,22 @@ class InsidePlan:
         outside: the reason why each other leaf is not updated inside, by path.
         refused: why the optimizer cannot run on one layer at a time, so that the step raises an
             error; None if nothing is known against it.
+        host_bytes: of the slots that come in from the memory of the host for one layer, and go out
+            again; if there are several scans, for a layer of the one with most.
     """
 
     inside: Mapping[str, int]
     bytes: int
     outside: Mapping[str, str]
     refused: str | None = None
+    host_bytes: int = 0
 
     def __str__(self) -> str:
         lines = [f"{path}: {layers} layers" for path, layers in self.inside.items()]
         lines += [f"{path}: ordinary step, {why}" for path, why in self.outside.items()]
         lines.append(f"{self.bytes:,} bytes of gradients are never held")
+        if self.host_bytes:
+            lines.append(f"{self.host_bytes:,} bytes of slots come from the host at each layer")
         return "\n".join([*lines, *([] if self.refused is None else [self.refused])])
 
 
@@ -190,7 +195,29 @@ class Inside:
         given = {"value": jax.ShapeDtypeStruct(value.shape, value.dtype)}
         problem = self._problem(self.tx, jax.eval_shape(self.tx.init, self.trained), given)
         refused = self._refusal(problem.why, given) if problem.certain and problem.why else None
-        return InsidePlan(layers, sum(saved), self.why, refused)
+        return InsidePlan(layers, sum(saved), self.why, refused, self._from_host())
+
+    def _from_host(self) -> int:
+        """The bytes of slots that a turn of a loop brings in from the memory of the host."""
+        if not self._offloads():
+            return 0
+        program, like = jax.make_jaxpr(self.tx.init, return_shape=True)(self.trained)
+        state = jax.tree.structure(like).unflatten(program.out_avals)
+        found = [0] * len(self.loops.stages)
+
+        def add(slot: Any, i: int) -> Any:
+            if i in self.stage_of:
+                k = self.stage_of[i]
+                for x in jax.tree.leaves(slot):
+                    if x.memory_space == HOST:
+                        found[k] += x.size * x.dtype.itemsize // self.loops.stages[k].length
+            return slot
+
+        _on_slots(self.tx, add, state, self.index)
+        return max(found)
+
+    def _offloads(self) -> bool:
+        return any(_name(part) == "offload" for part in (self.tx, *self.tx.within))
 
     def check(self, state: State, given: Mapping[str, Any]) -> None:
         """Raise ValueError, naming the link, unless the step of a layer reads that layer alone."""
@@ -353,7 +380,9 @@ class Inside:
 
         def collect(slot: Any, i: int) -> Any:
             if i in self.stage_of:
-                slots[self.stage_of[i]].append(jax.tree.map(_in_slices, slot))
+                rows_divided = _divides_rows(self.kept_at.get(self.paths[i]))
+                in_slices = functools.partial(_in_slices, rows_divided=rows_divided)
+                slots[self.stage_of[i]].append(jax.tree.map(in_slices, slot))
             return slot
 
         _on_slots(self.tx, collect, state, self.index)
@@ -389,7 +418,7 @@ class Inside:
         def put(slot: Any, i: int) -> Any:
             if i not in self.stage_of:
                 return slot
-            made = jax.tree.map(in_memory_of, next(new[self.stage_of[i]]), slot)
+            made = jax.tree.map(_as_it_was, slot, next(new[self.stage_of[i]]))
             return made.with_key(made.next_key()) if is_encoded(made) else made
 
         state = _on_slots(self.tx, put, state, self.index)
@@ -401,7 +430,7 @@ class Inside:
         An array has its memory in its type. What is compiled ahead is an argument of the compiled
         function that lies there, with the type of an array on the device.
         """
-        if all(_name(part) != "offload" for part in (self.tx, *self.tx.within)):
+        if not self._offloads():
             return state
         program, like = jax.make_jaxpr(self.tx.init, return_shape=True)(self.trained)
         on_host = [x.memory_space == HOST for x in program.out_avals]
@@ -460,10 +489,10 @@ class Inside:
 
         def turn(layer: Array, carried: Carried, grads: list[Array]) -> Carried:
             stacks = carried[:2]
-            now = jax.tree.map(lambda x: _layer(x, layer, stage.length), stacks, is_leaf=is_encoded)
+            now = jax.tree.map(lambda x: _layer(x, layer, stage.length), stacks, is_leaf=_is_one)
             new = _apart(functools.partial(step, layer), now, [_conjugate(g) for g in grads], value)
             params, slots = jax.tree.map(
-                lambda x, n: _with_layer(x, n, layer), stacks, new, is_leaf=is_encoded
+                lambda x, n: _with_layer(x, n, layer), stacks, new, is_leaf=_is_one
             )
             if not sums_squares:
                 return params, slots, carried[2]
@@ -621,17 +650,58 @@ def _on_host_if(x: Any, wanted: bool) -> Any:
     return jax.device_put(x, HOST) if wanted and not is_on_host(x) else x
 
 
-def _in_slices(x: Any) -> Any:
-    """A stack in a memory layout from which layers are read without moving the stack.
+@jax.tree_util.register_dataclass
+@dataclass
+class _InGroups:
+    """A stack of 8-bit numbers on the host, ``[..., rows, n]`` as ``[..., rows / 8, 8, n]``.
 
-    A TPU's compiler has another layout for slices of 8-bit numbers, and would bring in the whole
-    stack at each layer to change it.
+    A TPU's compiler reads slices in tiles of 8 rows, but keeps an 8-bit array of 32 rows or more in
+    tiles of 32, and would bring in the whole stack at each layer to change them. In this shape it
+    does so once, before the loop, a stack at a time.
     """
-    return brought_in(x) if x.dtype.itemsize < 2 else x
+
+    array: Array
+
+    @classmethod
+    def of(cls, x: Array) -> "_InGroups":
+        return cls(x.reshape(*x.shape[:-2], x.shape[-2] // 8, 8, x.shape[-1]))
+
+    def whole(self) -> Array:
+        *first, groups, eight, last = self.array.shape
+        return self.array.reshape(*first, groups * eight, last)
+
+
+def _is_in_groups(x: Any) -> bool:
+    return isinstance(x, _InGroups)
+
+
+def _is_one(x: Any) -> bool:
+    return is_encoded(x) or _is_in_groups(x)
+
+
+def _divides_rows(sharding: Any) -> bool:
+    """Whether devices have parts of a stack's rows, of which groups might cross the bounds."""
+    return sharding is not None and any(sharding.spec[-2:-1])
+
+
+def _in_slices(x: Any, rows_divided: bool) -> Any:
+    """A stack that can be read layer by layer where it is, on the device if it cannot be."""
+    if x.dtype.itemsize > 1 or not is_on_host(x):
+        return x
+    if x.ndim < 3 or x.shape[-2] % 8 or rows_divided or explicit_mesh(x) is not None:
+        return brought_in(x)
+    return _InGroups.of(x)
+
+
+def _as_it_was(slot: Array, made: Any) -> Array:
+    """A new stack in the shape and the memory of the one that it replaces."""
+    return in_memory_of(made.whole() if _is_in_groups(made) else made, slot)
 
 
 def _layer(x: Any, layer: Array, layers: int) -> Any:
     """One layer of stacked layers, as a stack of one layer."""
+    if _is_in_groups(x):
+        return _InGroups(_layer(x.array, layer, layers)).whole()
     size = x.shape[0] // layers
     if is_encoded(x):
         parts = {n: _layer(part, layer, layers) for n, part in x.parts.items()}
@@ -644,6 +714,8 @@ def _with_layer(x: Any, new: Any, layer: Array) -> Any:
     if isinstance(x, Encoded):
         parts = {n: _with_layer(part, new.parts[n], layer) for n, part in x.parts.items()}
         return x.of_parts(parts, x.shape, x.codec.axis)
+    if _is_in_groups(x):
+        return _InGroups(_with_layer(x.array, _InGroups.of(new).array, layer))
     at = layer * new.shape[0]
     mine = in_memory_of(new.astype(x.dtype), x)
     return jax.lax.dynamic_update_slice_in_dim(x, mine, at, 0)

@@ -538,7 +538,7 @@ OFFLOADED = {
 @pytest.mark.parametrize(
     "name", [n if n == "adamw" else pytest.param(n, marks=pytest.mark.slow) for n in OFFLOADED]
 )
-@pytest.mark.parametrize("min_size", [64, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("min_size", [16, pytest.param(200, marks=pytest.mark.slow)])
 def test_slots_on_the_host_stay_there_and_come_in_layer_by_layer(name, min_size):
     """With 200 the stacks are on the host, though a single layer of them would not be."""
     make = OFFLOADED[name]
@@ -548,6 +548,20 @@ def test_slots_on_the_host_stay_there_and_come_in_layer_by_layer(name, min_size)
     assert kinds_of_memory(state) == kinds_of_memory(tx.init(parameters()))
     assert "pinned_host" in kinds_of_memory(state)
     assert_same(jax.device_get((params, state.inner_state, value)), want)
+
+
+def test_the_plan_says_what_the_link_to_the_host_carries():
+    """Of the stacks a and b, with 128 entries a layer; those of c are too few to be on the host."""
+    params = parameters()
+    for tx, bytes_of_a_layer in [
+        (gradtx.adamw(1e-2), 0),
+        (gradtx.offload(gradtx.adamw(1e-2), min_size=64), 2 * 2 * 128 * 4),
+        (gradtx.chain(gradtx.clip(1.0), gradtx.offload(OFFLOADED["bf16"](), min_size=64)), 1024),
+    ]:
+        plan = gradtx.make_step(loss, tx, inside=True).inside(params, *batch())
+        assert plan.host_bytes == bytes_of_a_layer
+        line = f"{bytes_of_a_layer:,} bytes of slots come from the host at each layer"
+        assert (line in str(plan)) == bool(bytes_of_a_layer)
 
 
 @pytest.mark.slow
