@@ -603,6 +603,11 @@ from gradtx.wrappers.schedule_free import (
     schedule_free_eval_params as schedule_free_eval_params,
     schedule_free_sgd as schedule_free_sgd,
 )
+from gradtx.wrappers.split import (
+    SplitLeaf as SplitLeaf,
+    SplitLeavesState as SplitLeavesState,
+    split_leaves as split_leaves,
+)
 from gradtx.wrappers.static import static as static
 from gradtx.wrappers.transfer import (
     transfer as transfer,

@@ -47,6 +47,23 @@ def known_shardings(of: Mapping[str, NamedSharding], *, balance: bool) -> Iterat
         _known.reset(token)
 
 
+@contextlib.contextmanager
+def known_of_parts(
+    of_parts: Callable[[Mapping[str, NamedSharding]], Mapping[str, NamedSharding]],
+) -> Iterator[None]:
+    """Inside, the shardings of parts of leaves are known too, where those of the leaves are.
+
+    Args:
+        of_parts: gives them from those of the leaves, both by path.
+    """
+    known = _known.get()
+    if known is None:
+        yield
+        return
+    with known_shardings({**known.of, **of_parts(known.of)}, balance=known.balance):
+        yield
+
+
 def shardings_are_known() -> bool:
     """Whether it is known how leaves are sharded."""
     return _known.get() is not None

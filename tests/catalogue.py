@@ -1473,6 +1473,11 @@ CATALOGUE: dict[str, Entry] = {
         lambda: gradtx.split_real_and_imaginary(gradtx.adam(0.1)),
         optax=lambda: optax.contrib.split_real_and_imaginary(optax.adam(0.1)),
     ),
+    "split_leaves": Entry(
+        lambda: gradtx.split_leaves(gradtx.adam(0.1), last_axis_in_two),
+        bad=({"splits": "w"}, {"splits": {3: gradtx.SplitLeaf(0, (1,))}}),
+        rows=False,
+    ),
     # distributed
     "aggregate": Entry(
         lambda: gradtx.aggregate("data"),
@@ -1650,6 +1655,12 @@ def as_matrices(updates: Any) -> Any:
 def factors(tree: Any) -> list[tuple[str, str]]:
     """The factors of LoRA in a tree that has any, so that what is tried on others is tried too."""
     return [("lora_a", "lora_b")] if isinstance(tree, dict) and "lora_a" in tree else []
+
+
+def last_axis_in_two(path: str, leaf: Any) -> gradtx.SplitLeaf | None:
+    """Unequal parts of what has at least two columns."""
+    columns = leaf.shape[-1] if leaf.ndim else 0
+    return gradtx.SplitLeaf(-1, (1, columns - 1)) if columns > 1 else None
 
 
 def is_bias(path: str, leaf: Any) -> bool:

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -35,7 +36,7 @@ def register_serialization(state: State) -> None:
     >>> again.call(params, state, params)[0].round(6).tolist()
     [-0.10..., -0.10...]
     """
-    if isinstance(state, tuple(_OWN)) or hasattr(state, "_fields"):
+    if hasattr(state, "_fields") or _reader(state.__class__) is not None:
         _register(state.__class__)
     for _, child in children_of(state):
         register_serialization(child)
@@ -54,15 +55,21 @@ def _storage(data: Any) -> Any:
 _OWN = {NamedStates: _names, Encoded: _storage}
 
 
+def _reader(kind: type) -> Callable[[Any], Any] | None:
+    """What reads them for a type: one of a higher layer brings its own, `from_json`."""
+    return _OWN.get(kind) or getattr(kind, "from_json", None)
+
+
 @functools.cache
 def _register(kind: type) -> None:
     name = f"{kind.__module__}.{kind.__qualname__}"
-    if kind in _OWN:
+    read = _reader(kind)
+    if read is not None:
         export.register_pytree_node_serialization(
             kind,
             serialized_name=name,
             serialize_auxdata=lambda kept: json.dumps(kept, default=str).encode(),
-            deserialize_auxdata=lambda data: _OWN[kind](json.loads(data)),
+            deserialize_auxdata=lambda data: read(json.loads(data)),
         )
         return
     with contextlib.suppress(ValueError):  # the class's own library may have registered it

@@ -13,6 +13,7 @@ from jax.sharding import Mesh, PartitionSpec
 from gradtx.checks import check_patterns
 from gradtx.distributed.padding import Padded
 from gradtx.distributed.placement import (
+    Dims,
     Placement,
     dims_of,
     divides,
@@ -100,6 +101,25 @@ def _with_owners(put: Callable[..., Any], path: str, slot: Owned) -> Owned:
     where = Placement((slot.share.axes,), tuple(x.shape), note)
     kept = _in_codec(put, path, x, where) if is_encoded(x) else put(path, x, where)
     return Owned(kept, slot.share)
+
+
+def _is_one(x: Any) -> bool:
+    """Whether a node of a slot is one thing that is kept, in some form."""
+    return is_encoded(x) or is_owned(x)
+
+
+def _part(shape: tuple[int, ...], of: tuple[int, ...], dims: Dims, mesh: Mesh) -> Placement | None:
+    """Where a slot of a part of a parameter goes: like the whole, where that divides the part.
+
+    None for a slot that is not shorter along one dimension and as long along all others.
+    """
+    shorter = [i for i, (a, b) in enumerate(zip(shape, of, strict=False)) if a != b]
+    if len(shape) != len(of) or len(shorter) != 1 or not 1 < shape[shorter[0]] < of[shorter[0]]:
+        return None
+    (axis,) = shorter
+    divided = divides(mesh, shape, dims)
+    kept = dims if divided else (*dims[:axis], (), *dims[axis + 1 :])
+    return Placement(kept, shape, "as the parameter of which it is a part")
 
 
 class ChosenSlots:
@@ -252,13 +272,13 @@ class DividedState:
             for i, (column, like) in enumerate(zip(columns, probes, strict=True)):
                 structure: Any
                 below = "/".join(filter(None, (path, paths[i])))
-                if is_owned(column):
-                    new.append(_with_owners(put, below, column))
-                    continue
-                leaves, structure = with_paths(column, is_leaf=is_encoded)
-                likes, made = jax.tree.leaves(like, is_leaf=is_encoded), []
+                leaves, structure = with_paths(column, is_leaf=_is_one)
+                likes, made = jax.tree.leaves(like, is_leaf=_is_one), []
                 for (p, x), y in zip(leaves, likes, strict=True):
                     at = "/".join(filter(None, (below, path_string(p))))
+                    if is_owned(x):
+                        made.append(_with_owners(put, at, x))
+                        continue
                     whole = structure == jax.tree.structure(0)
                     where = self._inherited(i, x, y, whole)
                     if is_encoded(x):
@@ -326,6 +346,9 @@ class DividedState:
         everywhere = Placement(((),) * len(x.shape), tuple(x.shape), "replicated")
         if shape is None:
             return everywhere
+        part = None if whole else _part(tuple(x.shape), shape, dims, self.mesh)
+        if part is not None:
+            return part
         known = self.probe is not None and len(probe.shape) == len(x.shape)
         where = inherited(
             tuple(x.shape),

@@ -135,7 +135,7 @@ def _role_lines(roles: dict[str, Role]) -> list[str]:
     return lines
 
 
-def _roles(tx: Any, params: Params) -> dict[str, Role]:
+def roles_in(tx: Any, params: Params) -> dict[str, Role]:
     """The roles by which `tx`, or a transformation within it, decides which leaves are matrices."""
     if tx.traits.roles is not None:
         return dict(tx.traits.roles(params))
@@ -146,7 +146,7 @@ def _roles(tx: Any, params: Params) -> dict[str, Role]:
             return value.roles(params)
     found: dict[str, Role] = {}
     for child in tx.inside if known else [child for _, child in tx.children]:
-        found |= _roles(child, params)
+        found |= roles_in(child, params)
     return found
 
 
@@ -214,7 +214,7 @@ def describe(tx: GradientTransformation, params: Params) -> Description:
         other_bytes=_bytes(state) - sum(slot.bytes for slot in slots),
         message_bytes=sent_bytes(tx, params),
         peak_message_bytes=sent_bytes(tx, params, peak=True),
-        roles=_roles(tx, params),
+        roles=roles_in(tx, params),
         multipliers=multipliers_in(tx),
         warning="; ".join(filter(None, (loses_small_steps(params, state), _loses_signs(state))))
         or None,
