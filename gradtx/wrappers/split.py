@@ -50,11 +50,10 @@ Splits: TypeAlias = Mapping[str, SplitLeaf] | Callable[[str, Any], SplitLeaf | N
 class _Parts(NamedTuple):
     """The parts of one leaf.
 
-    ndim: the leaf's; axis: along which they lie, not negative; names: theirs, none if they have
-    none; lengths: theirs; turns: how often the sequence of lengths is repeated.
+    axis: along which they lie, not negative; names: theirs, none if they have none; lengths:
+    theirs; turns: how often the sequence of lengths is repeated.
     """
 
-    ndim: int
     axis: int
     names: tuple[str, ...]
     lengths: tuple[int, ...]
@@ -99,9 +98,11 @@ class _Parts(NamedTuple):
 
     def shardings(self, whole: NamedSharding) -> list[NamedSharding]:
         """Those of the parts: the leaf's, but not along their axis where it would divide a part."""
-        spec = [*whole.spec, *[None] * (self.ndim - len(whole.spec))]
-        over = spec[self.axis]
-        names = () if over is None else over if isinstance(over, tuple) else (over,)
+        spec = list(whole.spec)
+        over = spec[self.axis] if self.axis < len(spec) else None
+        if over is None:
+            return [whole] * len(self.lengths)
+        names = over if isinstance(over, tuple) else (over,)
         devices = math.prod(whole.mesh.shape[name] for name in names)
         found = []
         for n in self.lengths:
@@ -128,8 +129,8 @@ class _Parted:
     def from_json(data: Any) -> Any:
         """What `tree_flatten` says, once it was written as JSON."""
         return tuple(
-            (at, _Parts(ndim, axis, tuple(names), tuple(lengths), turns))
-            for at, (ndim, axis, names, lengths, turns) in data
+            (at, _Parts(axis, tuple(names), tuple(lengths), turns))
+            for at, (axis, names, lengths, turns) in data
         )
 
     @classmethod
@@ -223,7 +224,7 @@ def _parts(path: str, shape: tuple[int, ...], split: SplitLeaf) -> _Parts:
         raise ValueError(
             f"{where}: axis {axis} must be as long as {often}the sizes {lengths}, {sum(lengths)}"
         )
-    return _Parts(len(shape), axis, names, lengths, turns)
+    return _Parts(axis, names, lengths, turns)
 
 
 @transformation
