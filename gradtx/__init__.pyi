@@ -616,6 +616,10 @@ from gradtx.wrappers.transfer import (
 )
 from gradtx.storage.format import Codec as Codec
 from gradtx.wrappers.store import in_storage_of as in_storage_of, store as store
+from gradtx.wrappers.trust_gate import (
+    TrustGateState as TrustGateState,
+    trust_gate as trust_gate,
+)
 
 # Schedules.
 from gradtx.schedules.half_life import half_life_schedule as half_life_schedule

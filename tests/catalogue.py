@@ -1478,6 +1478,14 @@ CATALOGUE: dict[str, Entry] = {
         bad=({"splits": "w"}, {"splits": {3: gradtx.SplitLeaf(0, (1,))}}),
         rows=False,
     ),
+    "trust_gate": Entry(
+        lambda: gradtx.trust_gate(gradtx.adam(0.1)),
+        bad=(
+            *({"decay": 1.0}, {"floor": -0.1}, {"cap": 1.5}),
+            *({"min_agreement": 1.0}, {"min_alignment": -0.1}, {"power": 0.0}),
+        ),
+        rows=False,
+    ),
     # distributed
     "aggregate": Entry(
         lambda: gradtx.aggregate("data"),

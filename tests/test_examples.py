@@ -38,7 +38,13 @@ def test_the_saved_configuration_of_a_record_loads_and_steps(tmp_path):
     shapes = {
         "embed": (9, 4),
         "head": {"kernel": (4, 9)},
-        "blocks": {"0": {"up": {"kernel": (4, 6), "bias": (6,)}, "norm": (4,)}},
+        "blocks": {
+            "0": {
+                "attn": {"q": {"kernel": (4, 4)}, "proj": {"kernel": (4, 4)}},
+                "mlp": {"fc": {"kernel": (4, 6), "bias": (6,)}},
+                "norm": (4,),
+            }
+        },
     }
 
     def drawn(size):
@@ -56,10 +62,12 @@ def test_the_saved_configuration_of_a_record_loads_and_steps(tmp_path):
         params, state = step(params, state)
     moved = jax.tree.map(lambda a, b: float(jnp.max(jnp.abs(a - b))), params, start)
     assert all(0 < x < 1 for x in jax.tree.leaves(moved))
-    up, before = (p["blocks"]["0"]["up"]["kernel"] for p in (params, start))
+    up, before = (p["blocks"]["0"]["mlp"]["fc"]["kernel"] for p in (params, start))
     turned = jnp.linalg.norm(up - before) / jnp.linalg.norm(before)
     assert 0.0375 * 0.3825 < turned < 0.3
     assert abs(jnp.linalg.norm(up) / jnp.linalg.norm(before) - 1) < turned
+    gated = gradtx.get_slot(state, "momentum")["blocks"]["0"]["attn"]
+    assert [name for name, x in gated.items() if x["kernel"] is not None] == ["proj"]
     # Until the tail begins the average is the last point from which nothing looks ahead.
     read = gradtx.eval_params(tx, state, params, weight=0.6)
     np.testing.assert_allclose(read["blocks"]["0"]["norm"], params["blocks"]["0"]["norm"])

@@ -25,7 +25,7 @@ WRAPPERS = sorted(
 # Where the average that is kept inside is not that of the parameters after each step: the step is
 # changed after the average has seen it, it is taken once in two calls, a first step leads to where
 # the second gradient is, or another average is meant.
-CHANGED = {"cautious", "extragradient", "hyperball", "mechanize", "schedule_free"}
+CHANGED = {"cautious", "extragradient", "hyperball", "mechanize", "schedule_free", "trust_gate"}
 CHANGED |= {"asam", "gsam", "sam"}
 IN_WINDOWS = {"accumulate", "multi_steps", "conditionally_mask", "differentially_private"}
 OF_ITS_OWN = {"lookahead", "conditionally_transform"}
