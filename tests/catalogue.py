@@ -576,7 +576,13 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "scale_by_kron": Entry(
         lambda: gradtx.scale_by_kron(max_size_triangular=4),
-        bad=({"b1": 1.0}, {"max_size_triangular": -1}, {"key": "x"}, {"max_rms": -1.0}),
+        bad=(
+            {"b1": 1.0},
+            {"max_size_triangular": -1},
+            {"key": "x"},
+            {"max_rms": -1.0},
+            {"geometry": "x"},
+        ),
         rows=False,
     ),
     "kron": Entry(

@@ -2,12 +2,20 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
 
-from gradtx.checks import Decay, Fraction, Limit, NonNegative, NonNegativeInt, Positive
+from gradtx.checks import (
+    Decay,
+    Fraction,
+    Limit,
+    NonNegative,
+    NonNegativeInt,
+    Positive,
+    check_choice,
+)
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
 from gradtx.engine.matrices import FactorFn, Matrices, MatrixDimensions, matrixwise
 from gradtx.linear_algebra import factorized, spectral_norm_bound
@@ -29,6 +37,8 @@ from gradtx.schedules.decay import exponential_decay
 from gradtx.transforms.decay import descent
 from gradtx.types import Array, Counter, DimensionNumbers, DType, Key, Slots
 
+Geometry: TypeAlias = Literal["triangular", "quadratic", "procrustes"]
+
 # 1 for 500 steps, then falling by a factor of e in every 1000, to 0.03 after 4000.
 _SELDOM = exponential_decay(1.0, 1000, math.exp(-1), 500, end_value=0.03)
 
@@ -36,7 +46,8 @@ _SELDOM = exponential_decay(1.0, 1000, math.exp(-1), 500, end_value=0.03)
 class ScaleByKronState(NamedTuple):
     """count: i32[]; key: a random key; mu: like the parameters.
 
-    left, right: the factors of a matrix, upper triangular, ``(batch, n, n)``, or diagonal,
+    left, right: the factors of a matrix, full (upper triangular in that geometry),
+    ``(batch, n, n)``, or diagonal,
     ``(batch, n)``; diagonal: that of a leaf that is not a matrix, in its shape. Otherwise None.
     """
 
@@ -74,6 +85,10 @@ def _adjoint_times(q: Array, x: Array) -> Array:
     return q.mT.conj() @ x if q.ndim == x.ndim else q.conj()[..., None] * x
 
 
+def _applied(q: Array, x: Array) -> Array:
+    return _adjoint_times(q, _times(q, x))
+
+
 def _adjoint_solved(q: Array, x: Array) -> Array:
     """The `Y` with `Q* Y = X`."""
     if q.ndim < x.ndim:
@@ -103,6 +118,33 @@ def _fitted(q: Array, a: Array, b: Array, rate: Any) -> Array:
     return q - rate * jnp.triu(divide(seen - wanted, spectral_norm_bound(seen + wanted))) @ q
 
 
+def _fitted_by_products(q: Array, w: Array, rate: Any, geometry: Geometry) -> Array:
+    """The factor of the rows after a step, from what the factors make of the gradient."""
+    wanted = w.shape[-1]
+    if q.ndim < w.ndim:
+        seen = jnp.sum(abs_sq(w), -1)
+        step = rate * (seen - wanted) / (jnp.max(seen, -1, keepdims=True) + wanted)
+        return q * (1 - step / 2) ** 2 if geometry == "quadratic" else q * (1 - step)
+    seen = w @ w.mT.conj()
+    rate = rate / (spectral_norm_bound(seen) + wanted)
+    if geometry == "quadratic":
+        half = q - rate / 2 * (seen @ q - wanted * q)
+        whole = half - rate / 2 * (half @ seen - wanted * half)
+        return (whole + whole.mT.conj()) / 2
+    return _towards_hermitian(q - rate * (seen @ q - wanted * q))
+
+
+def _towards_hermitian(q: Array) -> Array:
+    """`q`, turned a little: by at most 1/8, so that it comes nearer to the identity."""
+    skew = q.mT.conj() - q
+    turn = divide(skew, spectral_norm_bound(skew))
+    once = turn @ q
+    twice = turn @ once
+    gain, bend = (jnp.trace(x, axis1=-2, axis2=-1).real[..., None, None] for x in (once, twice))
+    angle = jnp.where(bend < 0, jnp.minimum(divide(-gain, bend), 1 / 8), 1 / 8)
+    return q + angle * (once + angle / 2 * twice)
+
+
 def _balanced(factors: Sequence[Array]) -> list[Array]:
     """Factors with equal largest entries and the same product; a single factor is unchanged."""
     sizes = [jnp.max(jnp.abs(q), tuple(range(1, q.ndim))) for q in factors]
@@ -121,12 +163,13 @@ def scale_by_kron(
     damping: NonNegative = 2.0**-11.5,
     max_rms: Limit = 1.1,
     *,
+    geometry: Geometry = "triangular",
     one_sided: bool = False,
     key: Any = 0,
     mu_dtype: DType | None = None,
     weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
-    r"""Whiten matrices with two triangular factors, fitted to the momentum.
+    r"""Whiten matrices with two factors, fitted to the momentum.
 
     .. math::
         \mu_t &= \beta_1 \mu_{t-1} + (1 - \beta_1) g_t, \qquad
@@ -149,6 +192,22 @@ def scale_by_kron(
     A momentum of zero leaves the factors as they are, and new factors that are not finite are
     discarded.
 
+    Two newer geometries need products alone, and no triangular solve. With
+    :math:`W = Q^* Q (\hat\mu_t + \delta \bar m V) R^\top \bar R` of `m` rows and `n` columns,
+    :math:`S = W W^*` and :math:`\gamma' = \gamma / (\lVert S \rVert + n)`,
+
+    .. math::
+        \text{quadratic:} \quad & Q_t = \frac{X + X^*}{2}, \qquad
+            X = Y - \tfrac{\gamma'}{2} Y (S - n I), \qquad
+            Y = Q - \tfrac{\gamma'}{2} (S - n I) Q; \\
+        \text{procrustes:} \quad & Q_t = \Bigl(I + \alpha K + \tfrac{\alpha^2}{2} K^2\Bigr) X,
+            \qquad X = Q - \gamma' (S - n I) Q, \qquad
+            K = \frac{X^* - X}{\lVert X^* - X \rVert}
+
+    and `R` likewise from :math:`W^\top`. The first keeps the factors Hermitian and positive. The
+    second, :math:`dQ = Q^{1/2} E Q^{3/2}`, turns them towards that, by an angle
+    :math:`\alpha \le 1/8` at which :math:`\mathrm{tr}(Q_t)` is largest.
+
     Args:
         b1: :math:`\beta_1`, decay of the momentum, in :math:`[0, 1)`.
         preconditioner_update_probability: `p` in :math:`[0, 1]`; a number, an array or a schedule:
@@ -161,7 +220,9 @@ def scale_by_kron(
             multiples of the identity.
         damping: :math:`\delta \ge 0`, the square root of float32's epsilon unless given.
         max_rms: :math:`\rho`, the largest root mean square of the direction.
-        one_sided: only the smaller side, or the rows of a square matrix, has a triangular factor.
+        geometry: ``"triangular"``, ``"quadratic"`` or ``"procrustes"``; where a factor is not
+            diagonal it is full in the other two, up to `max_size_triangular`.
+        one_sided: only the smaller side, or the rows of a square matrix, has such a factor.
         key: a random key or an integer seed.
         mu_dtype: the type of the momentum; the parameter's unless given.
         weight_dimension_numbers: as in :func:`scale_by_soap`.
@@ -180,13 +241,15 @@ def scale_by_kron(
 
     Source: X.-L. Li, Preconditioned Stochastic Gradient Descent, 2015, arXiv:1512.04202, and
     Stochastic Hessian Fittings with Lie Groups, 2024, arXiv:2402.11858, in the form of E. Walters
-    and O. Pooladzandi, https://github.com/evanatyourservice/psgd_jax.
+    and O. Pooladzandi, https://github.com/evanatyourservice/psgd_jax; the newer geometries as in
+    https://github.com/lixilinx/psgd_torch.
 
     >>> state = scale_by_kron().init({"w": jnp.zeros((4, 2)), "b": jnp.zeros(2)})
     >>> state.left["w"].shape, state.right["w"].shape, state.diagonal["b"].shape
     ((1, 4, 4), (1, 2, 2), (2,))
     """
     check_key("scale_by_kron", "key", key)
+    check_choice("scale_by_kron", "geometry", geometry, get_args(Geometry))
 
     def slots(p: Array) -> dict[str, Array]:
         return {"mu": zeros_like(p, mu_dtype)}
@@ -205,11 +268,17 @@ def scale_by_kron(
             kind = jnp.complex64 if jnp.iscomplexobj(g) else jnp.float32
             v = jax.random.normal(noise, (1, *g.shape[1:]), kind).astype(g.dtype)
             size = jnp.mean(jnp.abs(mean), (-2, -1), keepdims=True)
-            factors = _balanced(old)
-            a = _both(_times, factors, mean + damping * size * v)
-            b = _both(_adjoint_solved, factors, jnp.broadcast_to(v, g.shape))
-            seen = (a, b), (a.mT, b.mT)
-            new = [_fitted(q, *x, preconditioner_lr) for q, x in zip(factors, seen, strict=False)]
+            factors, rate = _balanced(old), preconditioner_lr
+            noisy = mean + damping * size * v
+            if geometry == "triangular":
+                a = _both(_times, factors, noisy)
+                b = _both(_adjoint_solved, factors, jnp.broadcast_to(v, g.shape))
+                pairs = zip(factors, ((a, b), (a.mT, b.mT)), strict=False)
+                new = [_fitted(q, *seen, rate) for q, seen in pairs]
+            else:
+                w = _both(_applied, factors, noisy)
+                ways = zip(factors, (w, w.mT), strict=False)
+                new = [_fitted_by_products(q, x, rate, geometry) for q, x in ways]
             taken = due & (size > 0)
             for q in new:
                 axes = tuple(range(1, q.ndim))
@@ -221,7 +290,7 @@ def scale_by_kron(
 
         # A single diagonal is fitted at every step: a condition would cost more.
         factors = fit(old) if len(old) == 1 else branch(due, fit, lambda old: old, old)
-        d = _both(lambda q, x: _adjoint_times(q, _times(q, x)), factors, mean)
+        d = _both(_applied, factors, mean)
         rms = jnp.sqrt(jnp.mean(abs_sq(d), (-2, -1), keepdims=True))
         return d / jnp.maximum(1, rms / max_rms), mu, factors
 
@@ -265,6 +334,7 @@ def kron(
     damping: NonNegative = 2.0**-11.5,
     max_rms: Limit = 1.1,
     *,
+    geometry: Geometry = "triangular",
     one_sided: bool = False,
     key: Any = 0,
     mu_dtype: DType | None = None,
@@ -294,7 +364,8 @@ def kron(
         preconditioner_init_scale: their product at the start.
         damping: how much noise is added to the momentum to which they are fitted.
         max_rms: :math:`\rho`, the largest root mean square of the direction.
-        one_sided: only the smaller side has a triangular factor.
+        geometry: how the factors are fitted, with triangular solves or by products alone.
+        one_sided: only the smaller side has a factor that is not diagonal.
         key: a random key or an integer seed.
         mu_dtype: the type of the momentum.
         weight_dimension_numbers: which leaves are matrices, and how.
@@ -320,6 +391,7 @@ def kron(
             preconditioner_init_scale,
             damping,
             max_rms,
+            geometry=geometry,
             one_sided=one_sided,
             key=key,
             mu_dtype=mu_dtype,

@@ -9,6 +9,7 @@ import pytest
 
 import gradtx
 from gradtx.optimizers import kron
+from tests.golden import make_psgd
 from tests.optimizers import matrix_trees
 from tests.optimizers.papers import mean
 from tests.programs import equations
@@ -63,6 +64,93 @@ def of_kron(g, s, t, p, triangular):
     return -RATE * (d.reshape(g.shape) + DECAY * p)
 
 
+def turned(q):
+    """By the rotation of at most 1/8 that makes the trace largest, to the second order."""
+    skew = q.conj().T - q
+    if not np.any(skew):
+        return q
+    turn = skew / lower_bound(skew)
+    gain, bend = np.trace(turn @ q).real, np.trace(turn @ turn @ q).real
+    angle = min(-gain / bend, 1 / 8) if bend < 0 else 1 / 8
+    return q + angle * turn @ q + angle**2 / 2 * turn @ turn @ q
+
+
+def without_solves(g, s, t, p, geometry):
+    """The newer geometries of psgd_torch, without its memory of the largest norm."""
+    x = g if g.ndim == 2 else g[:, None]
+    m = mean(s, "m", x, B1) / (1 - B1**t)
+    _, v = drawn(t, FIRST[g.shape], np.iscomplexobj(g))
+    v = v if np.iscomplexobj(g) else v.real
+    sides = 2 if g.ndim == 2 else 1
+    qs = [s.setdefault(i, START ** (1 / sides) * np.eye(n)) for i, n in enumerate(x.shape[:sides])]
+    sizes = [np.max(abs(q)) for q in qs]
+    qs = [q * np.exp(np.mean(np.log(sizes))) / size for q, size in zip(qs, sizes, strict=True)]
+    qs += [np.eye(1)] * (2 - sides)
+    if np.any(m):
+        both = [q.conj().T @ q for q in qs]
+        w = both[0] @ (m + DAMPING * np.mean(abs(m)) * v) @ both[1].T
+        for i, y in enumerate([w, w.T][:sides]):
+            n, seen = y.shape[1], y @ y.conj().T
+            if sides == 1 or x.shape[i] > 5:
+                seen = np.diag(np.diag(seen))
+                step = (seen - n * np.eye(len(seen))) * FIT / (np.max(seen.real) + n)
+            else:
+                step = (seen - n * np.eye(len(seen))) * FIT / (lower_bound(seen) + n)
+            if geometry == "quadratic":
+                half = qs[i] - step @ qs[i] / 2
+                whole = half - half @ step / 2
+                s[i] = (whole + whole.conj().T) / 2
+            else:
+                s[i] = turned(qs[i] - step @ qs[i])
+            qs[i] = s[i]
+    d = qs[0].conj().T @ qs[0] @ m @ qs[1].T @ qs[1].conj()
+    d = d / max(1, np.sqrt(np.mean(abs(d) ** 2)) / CAP)
+    return -RATE * (d.reshape(g.shape) + DECAY * p)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("complex_too", [False, True])
+@pytest.mark.parametrize("geometry", ["quadratic", "procrustes"])
+def test_factors_fitted_by_products_alone(geometry, complex_too):
+    """`dQ` of psgd_torch: "QUAD" and "Q0.5EQ1.5", whose first turns nothing."""
+    given = {"preconditioner_lr": FIT, "preconditioner_init_scale": START, "geometry": geometry}
+    given |= {"damping": DAMPING, "max_rms": CAP, "key": 5, "max_size_triangular": 5}
+    update = functools.partial(without_solves, geometry=geometry)
+    built = gradtx.kron(RATE, B1, DECAY, None, 1.0, **given)
+    matrix_trees.check(built, update, update, complex_too=complex_too)
+
+
+@pytest.mark.library
+@pytest.mark.parametrize("name", make_psgd.SHAPES)
+@pytest.mark.parametrize("geometry", ["quadratic", "procrustes"])
+def test_the_newer_geometries_are_their_authors(geometry, name):
+    """Without noise and momentum, where its factors do not remember the largest norm."""
+    given = {"preconditioner_lr": make_psgd.RATE, "damping": 0.0, "max_rms": np.inf}
+    given |= {"preconditioner_init_scale": make_psgd.SCALE, "geometry": geometry}
+    gs = make_psgd.gradients(make_psgd.SHAPES[name])
+    with jax.enable_x64(True):
+        tx = gradtx.scale_by_kron(0.0, 1.0, **given)
+        gs = jnp.asarray(gs, jnp.float64)
+        step = jax.jit(tx.update)
+        state, found = tx.init(gs[0]), []
+        for g in gs:
+            u, state = step(g, state)
+            found.append(np.asarray(u))
+    with np.load(make_psgd.FILE) as golden:
+        np.testing.assert_allclose(found, golden[f"{geometry} {name}"], rtol=1e-9, atol=1e-11)
+
+
+def test_no_solve_is_in_the_newer_geometries():
+    p = jnp.zeros((4, 3))
+    for geometry in ("quadratic", "procrustes"):
+        tx = gradtx.scale_by_kron(geometry=geometry)
+        found = equations(jax.make_jaxpr(tx.update)(p, tx.init(p)).jaxpr, ())
+        assert "dot_general" in found
+        assert "triangular_solve" not in found
+    with pytest.raises(ValueError, match="geometry must be one of .'triangular', 'quadratic'"):
+        gradtx.kron(0.1, geometry="euclidean").init(p)
+
+
 @pytest.mark.slow
 @pytest.mark.paper("kron")
 @pytest.mark.parametrize(
@@ -83,9 +171,11 @@ def test_kron(options, triangular, complex_too):
 
 
 @pytest.mark.slow
-def test_matrices_become_white():
+@pytest.mark.parametrize("geometry", ["triangular", "quadratic", "procrustes"])
+def test_matrices_become_white(geometry):
     """Of gradients whose rows and columns are correlated, and of very different size."""
-    tx = gradtx.scale_by_kron(0.0, 1.0, preconditioner_lr=0.05, max_rms=10.0)
+    given = {"preconditioner_lr": 0.05, "max_rms": 10.0, "geometry": geometry}
+    tx = gradtx.scale_by_kron(0.0, 1.0, **given)
     rng = np.random.default_rng(0)
     mixed = [np.eye(n) + rng.normal(size=(n, n)) for n in (4, 3)]
     gs = 1e-3 * mixed[0] @ rng.normal(size=(3000, 4, 3)) @ mixed[1].T
