@@ -68,7 +68,10 @@ def uses(source: str | bytes) -> list[Use]:
 
 
 def read(path: Path) -> Reading:
-    """The names of Optax that a Python file or a notebook uses, and faults in the file."""
+    """The names of Optax that a Python file or a notebook uses, and faults in the file.
+
+    What is no Python is a fault if a name of Optax may stand in it.
+    """
     try:
         if not path.is_file():
             return Reading([], set(), ["it is not a regular file"])
@@ -80,13 +83,17 @@ def read(path: Path) -> Reading:
     except (OSError, ValueError, AttributeError, TypeError, RecursionError) as error:
         return Reading([], set(), [_words(error)])
     trees: list[tuple[int, ast.Module]] = []
-    faults = []
+    unread: list[tuple[str, str]] = []
     for number, text in cells:
         try:
             trees.append((number, _parsed(text) if isinstance(text, bytes) else _parsed_cell(text)))
         except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-            faults.append(f"cell {number}: {_words(error)}" if number else _words(error))
+            words = f"cell {number}: {_words(error)}" if number else _words(error)
+            unread.append((text.decode("latin-1") if isinstance(text, bytes) else text, words))
     found = _found(trees)
+    nodes = (node for _, tree in trees for node in ast.walk(tree)) if unread else ()
+    names = {"optax", *(local for node in nodes for local, _, _ in _imports(node))}
+    faults = [words for text, words in unread if any(name in text for name in names)]
     return Reading(found.uses, found.own, faults)
 
 
@@ -126,11 +133,23 @@ def _cells(notebook: Any) -> list[tuple[int, str | bytes]]:
 
 
 def _parsed_cell(text: str) -> ast.Module:
-    """The parsed code of a cell; IPython's own commands become ``pass`` where Python needs that."""
-    try:
-        return _parsed(text)
-    except SyntaxError:
-        return _parsed("\n".join(_MAGIC.sub(r"\1pass", line, count=1) for line in text.split("\n")))
+    """The parsed code of a cell; IPython's own commands become ``pass``.
+
+    One after the other, where Python does not go on: ``% 2`` can stand in a line of its own.
+    """
+    lines = text.split("\n")
+    while True:
+        try:
+            return _parsed("\n".join(lines))
+        except SyntaxError as error:
+            at = (error.lineno or 1) - 1
+            command = _MAGIC.match(lines[at]) if at < len(lines) else None
+            if command is None:
+                raise
+            last = at
+            while lines[last].endswith("\\") and last + 1 < len(lines):
+                last += 1
+            lines[at : last + 1] = [f"{command[1]}pass", *[""] * (last - at)]
 
 
 def _found(trees: list[tuple[int, ast.Module]]) -> Reading:

@@ -204,8 +204,11 @@ NOTEBOOK = {
         {"cell_type": "code", "source": "%%time\nimport optax as ox\nif ox:\n    !ls\nx = %pwd"},
         {"cell_type": "code", "source": ["y = (1\n", "  % 2)\n", "ox.nnls(\n", "  1)"]},
         {"cell_type": "code", "source": "%%bash\nfor x in y; do"},
-        {"cell_type": "code", "source": "not python ("},
+        {"cell_type": "code", "source": "not python (ox"},
         {"cell_type": "code", "source": "ox.adam?\nox.adamm"},
+        {"cell_type": "code", "source": "not python, and nothing of Optax ("},
+        {"cell_type": "code", "source": "%%time\nif (3 % 2 == 0):\n  x = (3\n  % ox.nnls)"},
+        {"cell_type": "code", "source": "# title\n!ls -l \\\n  --all \\\n  .\nox.nnls"},
     ],
 }
 
@@ -223,8 +226,11 @@ def test_a_notebook_is_read_cell_by_cell(tmp_path, capsys, old):
     assert [line.removeprefix(f"{path}:").split(" is ")[0] for line in lines] == [
         "cell 4:3: optax.nnls",
         "cell 7:2: optax.adamm",
+        "cell 9:4: optax.nnls",
+        "cell 10:5: optax.nnls",
     ]
     assert err.startswith(f"{path}: cannot be read: cell 6: ")
+    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"cells": 3}', '{"cells": [3]}', "[" * 100_000])
@@ -237,13 +243,13 @@ def test_what_is_no_notebook_is_a_fault_of_its_file(tmp_path, capsys, text):
 
 
 BAD = {
-    "signs": b"x = " + b"-" * 50_000 + b"1",
-    "attributes": b"x = a" + b".b" * 5_000,
-    "zero": b"x = '\0'",
-    "encoding": "# coding: utf-8\nx = 'é'".encode("latin-1"),
-    "unknown encoding": b"# coding: nothing\n",
-    "later": b"def f(: pass",
-    "empty": b"\xff\xfe",
+    "signs": b"x = optax" + b"-" * 50_000 + b"1",
+    "attributes": b"x = optax" + b".b" * 5_000,
+    "zero": b"x = 'optax\0'",
+    "encoding": "# coding: utf-8\nx = 'optax é'".encode("latin-1"),
+    "unknown encoding": b"# coding: nothing\nimport optax",
+    "later": b"def f(: optax",
+    "mark": b"\xff\xfeoptax",
 }
 
 
@@ -255,6 +261,12 @@ def test_one_bad_file_does_not_stop_the_others(tmp_path, capsys, bad):
     assert (code, len(lines)) == (1, 1)
     assert err.startswith(f"{tmp_path / 'a.py'}: cannot be read: ")
     assert len(err) < 400
+
+
+@pytest.mark.parametrize("bad", [b"print 'hello'", b"\xff\xfe", b"# coding: nothing\n", b"def f(:"])
+def test_what_cannot_be_read_is_no_fault_if_nothing_of_optax_stands_in_it(tmp_path, capsys, bad):
+    (tmp_path / "a.py").write_bytes(bad)
+    assert checked(capsys, tmp_path) == (0, [], "")
 
 
 GOOD = {
@@ -301,7 +313,7 @@ def test_regular_files_of_the_folder_alone_are_read(tmp_path, capsys):
 
 
 def test_what_cannot_be_read(tmp_path, capsys):
-    (tmp_path / "old.py").write_text("print 'hello'\n")
+    (tmp_path / "old.py").write_text("import optax\nprint 'hello'\n")
     assert main(["check", str(tmp_path)]) == 1
     assert "old.py: cannot be read: " in capsys.readouterr().err
     assert main(["check", str(tmp_path / "none")]) == 1
