@@ -202,7 +202,8 @@ class Inside:
         if not self._offloads():
             return 0
         program, like = jax.make_jaxpr(self.tx.init, return_shape=True)(self.trained)
-        state = jax.tree.structure(like).unflatten(program.out_avals)
+        form: Any = jax.tree.structure(like)
+        state = form.unflatten(program.out_avals)
         found = [0] * len(self.loops.stages)
 
         def add(slot: Any, i: int) -> Any:
