@@ -9,12 +9,14 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import gradtx
 from benchmarks.hlo import by_kind, collectives
 from tests.catalogue import CATALOGUE, optimizers
+from tests.distributed.meshes import entrywise
 
 N = 8
 QUICK = ("adamw", "muon", "soap")
-# Every optimizer, and a third of the links and wrappers: all are entered in the same way. Others
-# communicate over an axis that is bound only in `shard_map`, or take gradients of single examples.
-NAMES = sorted({*optimizers(), *[*CATALOGUE][::3]})
+# Every optimizer that is not entry-wise, and a third of the others: all are entered in the same
+# way. What is not tried communicates over an axis that is bound only in `shard_map`, or takes
+# gradients of single examples.
+NAMES = sorted({n for n in optimizers() if not entrywise(n)} | {*QUICK, *[*CATALOGUE][::3]})
 ELSEWHERE = {
     name
     for name, entry in CATALOGUE.items()
