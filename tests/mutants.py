@@ -74,6 +74,7 @@ COVERED = {
     "checkpoint.container": ("checkpoint/test_run.py",),
     "checkpoint.encoded": ("checkpoint/test_formats.py",),
     "checkpoint.matching": ("checkpoint/test_state_dict.py",),
+    "checkpoint.state_dict": ("checkpoint/test_run.py", "distributed/test_set_mesh.py"),
     "commands.check": ("test_checks.py", "interop/test_usage.py"),
     "commands.chart": ("training/test_rates.py",),
     "commands.rates": ("training/test_rates.py",),

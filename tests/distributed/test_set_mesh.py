@@ -179,6 +179,9 @@ def test_stacks_are_written_one_by_one(monkeypatch):
         again = gradtx.load_state_dict(placed, p, flat)
         assert jax.tree.structure(again) == jax.tree.structure(state)
         assert jax.tree.all(jax.tree.map(jnp.array_equal, again, state))
+    with pytest.warns(UserWarning, match="extra: 1/mu"):
+        again = gradtx.load_state_dict(placed, p, stacks | {"1/mu": jnp.ones(3)}, strict=False)
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, again, state))
     again = gradtx.load_state_dict(tx, p, saved)
     assert jax.tree.all(jax.tree.map(jnp.array_equal, again, sharding.whole(state)))
 
