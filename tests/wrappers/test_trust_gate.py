@@ -83,6 +83,20 @@ def test_the_size_of_a_direction_does_not_count():
     np.testing.assert_allclose(fourth(np.asarray(u)), fourth(np.asarray(g)), rtol=1e-5)
 
 
+def test_a_floor_keeps_a_part_of_a_direction_against_the_momentum():
+    g, u = against(lambda g, _: -g, floor=0.25)
+    np.testing.assert_allclose(u, g, rtol=1e-6)  # half of the momentum, of its size again
+    g, u = against(lambda g, _: -g, floor=0.75)
+    np.testing.assert_allclose(u, -g, rtol=1e-6)
+
+
+def test_tiny_gradients_are_as_good_as_others():
+    tx = gradtx.trust_gate(gradtx.scale_by_sign(), 0.0)
+    g = jnp.array([[2.0, 1.0], [0.0, 1.0]])
+    found, wanted = (tx.update(x, tx.init(x))[0] for x in (1e-20 * g, g))
+    np.testing.assert_allclose(1e20 * found, wanted, rtol=1e-5)
+
+
 def test_a_cap_wins_over_a_larger_floor():
     _, u = against(lambda g, _: jnp.sign(g), floor=0.9, cap=0.3)
     _, capped = against(lambda g, _: jnp.sign(g), cap=0.3)
