@@ -83,6 +83,7 @@ COVERED = {
     "composition.labels": ("composition/test_groups.py",),
     "composition.matrices": ("optimizers/test_muon.py",),
     "composition.multipliers": ("wrappers/test_transfer.py",),
+    "composition.roles": ("optimizers/test_lora.py",),
     "composition.sequence": ("composition/test_chain.py",),
     "declared_schedule": ("schedules/test_schedules.py", "checkpoint/test_config.py"),
     "distributed.axes": ("distributed/test_aggregation.py",),
