@@ -141,7 +141,7 @@ def test_shallow_compositions(tx):
 
 
 @pytest.mark.slow
-@hypothesis.settings(max_examples=12)
+@hypothesis.settings(max_examples=30)
 @hypothesis.given(DEEP)
 def test_deep_compositions(tx):
     keeps_every_promise(tx, eager=True)
