@@ -50,6 +50,19 @@ from gradtx.types import Array, Params, PyTree, State, is_stored
 _GIVES_GRADIENTS = ("", "compensated", "offload", "stochastic_rounding", "store")
 """What hands the gradients to what is inside, or to its first link, as they are; "" is a chain."""
 
+_BY_THE_LOSS = (
+    " (conditionally_mask skips a step by the value of the loss: conditionally_mask(tx, lambda "
+    "step, *, value, **_: jnp.isfinite(value), forward_extra_args=True))"
+)
+
+_IN_ITS_PLACE = {
+    "clip_by_global_norm": " (clip_by_last_norm does), give it two_pass=True as the first link",
+    "guard": _BY_THE_LOSS,
+    "apply_if_finite": _BY_THE_LOSS,
+    "cautious": " (cautious(..., rescale=False) does)",
+}
+"""What to use in place of a transformation that needs all layers."""
+
 _OUTSIDE = -2  # the owner of what belongs to leaves that get the ordinary step
 
 ClosedLoss = Callable[[Params], tuple[Array, Any]]
@@ -228,14 +241,11 @@ class Inside:
 
     def _refusal(self, why: str, given: Mapping[str, Any]) -> str:
         name, how = self._innermost(self.tx, given) or (_name(self.tx), why)
-        hint = " (clip_by_norm(..., stacked=True) does, of the norm of each layer)"
-        if name == "clip_by_global_norm":
-            hint = " (clip_by_last_norm does), give it two_pass=True as the first link"
         return (
             f"inside: {name or 'the transformation'} cannot run on one layer at a time, before the "
             f"gradients of the others are there: {how}. Leave it out, put something in its place "
-            f"that reads each layer by itself{hint if name.startswith('clip_by_') else ''}, name "
-            "other leaves by inside=, or make the step without inside"
+            f"that reads each layer by itself{_in_its_place(name)}, name other leaves by inside=, "
+            "or make the step without inside"
         )
 
     def _innermost(
@@ -617,6 +627,12 @@ def _name(tx: GradientTransformation) -> str:
     """The name of a transformation; empty for a chain and for a builder that is not public."""
     name = "" if tx.declaration is None else tx.declaration.name
     return "" if name.startswith("_") or name in ("chain", "named_chain") else name
+
+
+def _in_its_place(name: str) -> str:
+    """What to use in place of the transformation of this name; empty if nothing is known."""
+    of_norms = " (clip_by_norm(..., stacked=True) does, of the norm of each layer)"
+    return _IN_ITS_PLACE.get(name, of_norms if name.startswith("clip_by_") else "")
 
 
 def _conjugate(g: Any) -> Any:

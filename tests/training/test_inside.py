@@ -262,11 +262,45 @@ def one_draw_for_all():
         (gradtx.chain(gradtx.trace(0.9), gradtx.clip_by_norm(1.0)), "clip_by_norm"),
         (gradtx.chain(one_draw_for_all(), gradtx.sgd(0.1)), "one_draw_for_all"),
         (gradtx.guard(gradtx.sgd(0.1)), "guard"),
+        (gradtx.cautious(gradtx.adam(1e-2)), "cautious"),
     ],
 )
 def test_what_needs_all_layers_is_refused_by_name(tx, name):
     with pytest.raises(ValueError, match=f"inside: {name} cannot run on one layer at a time"):
         trained(loss, tx, inside=True, steps=1)
+
+
+@pytest.mark.parametrize(
+    ("tx", "instead"),
+    [
+        (gradtx.guard(gradtx.sgd(0.1)), "conditionally_mask skips a step by the value of the loss"),
+        (gradtx.apply_if_finite(gradtx.sgd(0.1), 3), "conditionally_mask skips a step by"),
+        (gradtx.cautious(gradtx.adam(1e-2)), "cautious(..., rescale=False) does"),
+    ],
+)
+def test_a_refusal_says_what_to_use_instead(tx, instead):
+    plan = gradtx.make_step(loss, tx, inside=True).inside(parameters(), *batch())
+    assert instead in plan.refused
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", [jnp.inf, 0.0], ids=["taken", "skipped"])
+def test_a_step_is_skipped_by_the_value_of_the_loss(limit):
+    """The loss is known before the backward pass, so that each layer decides as all do."""
+    tx = gradtx.conditionally_mask(
+        gradtx.adamw(1e-2),
+        lambda step, *, value, **_: value < limit,
+        forward_extra_args=True,
+    )
+    assert_bits(loss, tx)
+    params, state, _ = trained(loss, tx, inside=True)
+    if not limit:
+        assert_same((params, state.inner_state), (parameters(), tx.init(params).inner_state))
+
+
+@pytest.mark.slow
+def test_the_mask_of_cautious_alone_has_the_bits_of_the_ordinary_step():
+    assert_bits(loss, gradtx.cautious(gradtx.adam(1e-2), rescale=False))
 
 
 def wide(params):
