@@ -120,6 +120,7 @@ def solve(
     tol: Any = None,
     record: bool = False,
     trainable: Where | None = None,
+    inside: Where | bool | None = None,
 ) -> Solution[ParamsT]:
     """Minimize a loss until it converges, the whole loop inside one compiled ``while_loop``.
 
@@ -146,13 +147,16 @@ def solve(
         tol: the norm of the gradient at which to stop; None to continue until nothing changes.
         record: whether to keep the path of parameters and values.
         trainable: which leaves to train, as in :func:`select`.
+        inside: None or False. The loop of `solve` takes no step inside of the backward pass, as
+            that of :func:`make_step` does: it returns to the parameters before a gradient that has
+            a NaN, and asks whether a step changed them.
 
     Returns:
         A `Solution`. If it diverged, `steps` is the step at which it did, and `params` are the
         parameters before it.
 
     Raises:
-        ValueError: `max_steps` or `tol` is negative.
+        ValueError: `max_steps` or `tol` is negative; `inside` is given.
 
     >>> import gradtx
     >>> result = solve(lambda x: (x - 3.0) ** 2, 0.0, gradtx.sgd(0.25))
@@ -163,6 +167,12 @@ def solve(
     check_integer("solve", "max_steps", max_steps, least=0)
     if isinstance(tol, int | float) and not tol >= 0:
         raise ValueError(f"solve: tol must be at least 0, not {tol!r}")
+    if inside is not None and inside is not False:
+        raise ValueError(
+            "solve: inside= is not possible. Where it diverges or nothing changes, solve needs "
+            "the parameters before the step and all gradients, and a step inside of the backward "
+            "pass keeps neither: write a loop around minimize(..., inside=True), or use make_step"
+        )
     return _solve(
         loss_fn,
         with_extra_args_support(tx),

@@ -746,6 +746,11 @@ def test_layers_that_are_divided_between_devices_get_the_ordinary_step():
         sharded(gradtx.adamw(1e-2), ("d",))
 
 
+def test_solve_refuses_the_step_inside_and_says_what_to_use():
+    with pytest.raises(ValueError, match=r"solve: inside= is not possible.*minimize\(..., inside"):
+        gradtx.solve(loss, parameters(), gradtx.sgd(0.1), *batch(), inside=True)
+
+
 @pytest.mark.slow
 def test_several_steps_in_one_loop():
     tx, params = gradtx.adam(1e-2), parameters()
