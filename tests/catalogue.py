@@ -97,7 +97,22 @@ WIDE = {"": (3,), "b": (3,), "w": (3, 2), "x0": (0,), "x03": (0, 3), "x203": (2,
 WIDE |= {"x30": (3, 0), "row": (2,), "w_too": (3, 2), "table": (5, 2)}
 WIDE |= {"stack": (2, 3, 4), "stacks": (2, 2, 3, 2)}
 # Whatever else the tests call a leaf.
-WIDE |= dict.fromkeys(("a", "bias", "c", "h", "matrix", "odd", "square", "v", "y", "z"), (3,))
+NAMED = (
+    "a",
+    "bias",
+    "c",
+    "first",
+    "h",
+    "matrix",
+    "odd",
+    "second",
+    "square",
+    "third",
+    "v",
+    "y",
+    "z",
+)
+WIDE |= dict.fromkeys(NAMED, (3,))
 WIDE |= {name: (3,) for i in range(40) for name in (f"{i:02}", f"w{i}")}
 NARROW = WIDE | {"b": (1,), "w": (3, 1)}
 

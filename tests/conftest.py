@@ -76,3 +76,11 @@ def pytest_runtest_teardown():
         import jax
 
         jax.clear_caches()
+
+
+@pytest.fixture
+def nothing_tried():
+    """As in a process that has taken no step: what other tests have run once counts."""
+    from tests.processes import forget
+
+    forget()

@@ -14,22 +14,12 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import gradtx
 from gradtx import eager
 from tests.catalogue import CATALOGUE
-from tests.processes import environment
+from tests.processes import environment, forget
 from tests.test_contracts import WHOLE, compilations, some
 
 RNG = np.random.default_rng(0)
 
-
-@pytest.fixture(autouse=True)
-def nothing_tried():
-    """Other tests have run optimizers once, which counts."""
-    forget()
-
-
-def forget():
-    """As in a process that has taken no step."""
-    eager._once.clear()
-    eager._history.cache_clear()
+pytestmark = pytest.mark.usefixtures("nothing_tried")
 
 
 def tree(count=18, shape=(2, 3)):
