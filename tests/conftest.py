@@ -78,9 +78,12 @@ def pytest_runtest_teardown():
         jax.clear_caches()
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def nothing_tried():
-    """As in a process that has taken no step: what other tests have run once counts."""
+    """As in a process that has taken no step.
+
+    By what has run once before, gradtx.eager decides what it compiles, and so the last bits.
+    """
     from tests.processes import forget
 
     forget()

@@ -530,7 +530,6 @@ def test_a_compiled_start_with_the_numbers_in_the_state(name):
 
 
 @pytest.mark.quick(2)
-@pytest.mark.usefixtures("nothing_tried")  # else one of two steps may be compiled and the other not
 @whole_sample
 def test_arrays_that_passed_a_pickle(name):
     """Data loaders and pickled checkpoints give arrays whose type is equal to NumPy's own, and not

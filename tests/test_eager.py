@@ -19,8 +19,6 @@ from tests.test_contracts import WHOLE, compilations, some
 
 RNG = np.random.default_rng(0)
 
-pytestmark = pytest.mark.usefixtures("nothing_tried")
-
 
 def tree(count=18, shape=(2, 3)):
     return {f"{i:02}": jnp.asarray(RNG.normal(size=shape), jnp.float32) for i in range(count)}

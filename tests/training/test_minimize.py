@@ -21,7 +21,6 @@ TX = gradtx.adam(0.1)
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("nothing_tried")  # else the second step is compiled and the first is not
 def test_one_step_is_gradient_update_apply():
     params = start()
     grads = jax.grad(loss)(params, 2.0)
