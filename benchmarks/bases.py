@@ -11,7 +11,6 @@ every every tenth step. Nothing is searched with products. Runs have half the le
 
 import argparse
 import functools
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from benchmarks.leaderboard.spaces import Space
 from benchmarks.leaderboard.statistics import interval
 from benchmarks.results import Table, with_tables
 
-FOUND = Path(__file__).parent / "results" / "bases.json"
+RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "docs" / "choosing_measured.md"
 TITLE = "Bases by products beside QR"
 BUILDS = {"soap": gradtx.soap, "kl_soap": gradtx.kl_soap, "soap_muon": gradtx.soap_muon}
@@ -41,16 +40,7 @@ Found = dict[str, Any]
 
 
 def read() -> Found:
-    return json.loads(FOUND.read_text()) if FOUND.exists() else {}
-
-
-def keep(name: str, value: Any) -> None:
-    lines = (
-        f"{json.dumps(k)}: {json.dumps(v)}" for k, v in sorted({**read(), name: value}.items())
-    )
-    part = FOUND.with_suffix(".part")
-    part.write_text("{\n" + ",\n".join(lines) + "\n}\n")
-    part.replace(FOUND)
+    return results.load("bases", RESULTS)
 
 
 def problem_of(name: str) -> Problem:
@@ -75,7 +65,8 @@ def setting(problem: str, name: str) -> dict[str, float]:
         last = runs(tried, np.full(len(rates), search.SEARCH_SEED))[:, -1]
         best = int(np.argmin(np.where(np.isfinite(last), last, np.inf)))
         losses = [search.number(x) for x in last]
-        keep(key, {"rate": search.number(rates[best]), "losses": losses})
+        tuned = {"rate": search.number(rates[best]), "losses": losses}
+        results.keep("bases", key, tuned, RESULTS)
     return found | {"learning_rate": read()[key]["rate"]}
 
 
@@ -90,7 +81,8 @@ def run(problems: list[str], only: list[str]) -> None:
                 runs = search.Runs(problem_of(problem), space(name, every, basis, chosen))
                 curves = runs(search.repeated(chosen, search.SEEDS), np.arange(search.SEEDS))
                 third, last = curves[:, search.POINTS // 3], curves[:, -1]
-                keep(
+                results.keep(
+                    "bases",
                     key,
                     {
                         "setting": chosen,
@@ -98,6 +90,7 @@ def run(problems: list[str], only: list[str]) -> None:
                         "after a third": [search.number(x) for x in third],
                         "microseconds_a_step": search.number(1e6 * runs.seconds / runs.steps),
                     },
+                    RESULTS,
                 )
                 print(f"{key:38} {last.mean():8.4g} {time.monotonic() - start:6.1f} s", flush=True)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 import gradtx
 from benchmarks.leaderboard.problems import PROBLEMS, Problem
-from benchmarks.leaderboard.results import load, save
+from benchmarks.leaderboard.results import keep, load
 from benchmarks.leaderboard.search import WARMUP
 from benchmarks.tables import markdown, put_table
 
@@ -64,9 +64,8 @@ def table(found: dict[str, Any]) -> str:
 
 def main() -> None:
     for name in sys.argv[1:] or PROBLEMS:
-        found = load("finder", RESULTS) | {name: searched(name)}
-        save("finder", found, RESULTS)
-        print(name, found[name], flush=True)
+        keep("finder", name, found := searched(name), RESULTS)
+        print(name, found, flush=True)
     put_table(PAGE, "python -m benchmarks.finder", table(load("finder", RESULTS)))
 
 

@@ -1,9 +1,10 @@
 """What a compiled program says of itself: the sizes of its types, its collectives."""
 
 import collections
+import itertools
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 ARRAY = re.compile(r"\b(pred|[a-z]+(\d+)\w*)\[([\d,]*)\]")
@@ -105,18 +106,13 @@ def overlapped(text: str) -> list[int]:
     """For each collective that a TPU starts and then awaits: the products of matrices between."""
     computations = _computations(text)
     entry = re.search(r"^ENTRY %([\w.\-]+)", text, re.MULTILINE)
-    found: list[int] = []
-    under_way: dict[str, int] = {}
-    for line in computations[entry[1]].splitlines() if entry else ():
-        name = re.match(r"\s+(?:ROOT )?%([\w.\-]+) = ", line)
-        started = name and re.match(r"async-collective-(start|done)(.*)", name[1])
-        if started and started[1] == "start":
-            under_way[started[2]] = 0
-        elif started:
-            found.append(under_way.pop(started[2]))
-        elif _multiplies(line, computations):
-            under_way = {pair: n + 1 for pair, n in under_way.items()}
-    return found
+
+    def end(line: str) -> End | None:
+        name = r"\s+(?:ROOT )?%async-collective-(start|done)([\w.\-]*) = "
+        found = re.match(name, line)
+        return End(found[1] == "start", found[2]) if found else None
+
+    return _products_between(computations[entry[1]], computations, end) if entry else []
 
 
 def meanwhile(text: str, kind: str) -> list[int]:
@@ -125,26 +121,43 @@ def meanwhile(text: str, kind: str) -> list[int]:
     The products of matrices that the program does until it awaits the copy.
     """
     computations = _computations(text)
+
+    def end(line: str) -> End | None:
+        instruction = rf"\s+(?:ROOT )?%([\w.\-]+) = .* {kind}-(start|done)\(%?(.*?)\)"
+        found = re.match(instruction, line)
+        starts = found is not None and found[2] == "start"
+        return End(starts, found[1] if starts else found[3]) if found else None
+
+    bodies = set(re.findall(r"body=%?([\w.\-]+)", text))
+    each = (_products_between(computations.get(body, ""), computations, end) for body in bodies)
+    return sorted(itertools.chain.from_iterable(each))
+
+
+class End(NamedTuple):
+    """An instruction that starts a transfer, or awaits the transfer of that name."""
+
+    starts: bool
+    transfer: str
+
+
+def _products_between(
+    body: str, computations: Mapping[str, str], end: Callable[[str], End | None]
+) -> list[int]:
+    """The products of matrices between the two ends of each transfer in a computation."""
     found: list[int] = []
-    for body in set(re.findall(r"body=%?([\w.\-]+)", text)):
-        under_way: dict[str, int] = {}
-        for line in computations.get(body, "").splitlines():
-            instruction = re.match(
-                rf"\s+(?:ROOT )?%([\w.\-]+) = .* {kind}-(start|done)\(%?(.*?)\)", line
-            )
-            if instruction and instruction[2] == "start":
-                under_way[instruction[1]] = 0
-            elif instruction:
-                found.append(under_way.pop(instruction[3]))
-            elif _multiplies(line, computations):
-                under_way = {copy: n + 1 for copy, n in under_way.items()}
-    return sorted(found)
-
-
-def _multiplies(line: str, computations: Mapping[str, str]) -> bool:
-    called = re.search(r"calls=%([\w.\-]+)", line)
-    inside = computations.get(called[1], "") if called else ""
-    return " convolution(" in line or " convolution(" in inside
+    under_way: dict[str, int] = {}
+    for line in body.splitlines():
+        this = end(line)
+        if this is not None and this.starts:
+            under_way[this.transfer] = 0
+        elif this is not None:
+            found.append(under_way.pop(this.transfer))
+        else:
+            called = re.search(r"calls=%([\w.\-]+)", line)
+            inside = computations.get(called[1], "") if called else ""
+            if " convolution(" in line or " convolution(" in inside:
+                under_way = {transfer: n + 1 for transfer, n in under_way.items()}
+    return found
 
 
 def in_loops(text: str) -> str:

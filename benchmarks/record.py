@@ -10,7 +10,6 @@ other seed.
 """
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +26,7 @@ from benchmarks.leaderboard.spaces import spaces
 from benchmarks.results import Table, with_tables
 from examples.nanogpt_record import Record
 
-FOUND = Path(__file__).parent / "results" / "record.json"
+RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "docs" / "choosing_measured.md"
 TITLE = "The optimizer of a record beside Muon"
 FACTORS = (0.1, 0.3, 1.0, 3.0)
@@ -89,14 +88,7 @@ def runs(problem: Problem, build: Build) -> Callable[[float, int], tuple[float, 
 
 
 def read() -> dict[str, Any]:
-    return json.loads(FOUND.read_text()) if FOUND.exists() else {}
-
-
-def keep(name: str, value: Any) -> None:
-    lines = (
-        f"{json.dumps(k)}: {json.dumps(v)}" for k, v in sorted({**read(), name: value}.items())
-    )
-    FOUND.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    return results.load("record", RESULTS)
 
 
 def run(lengths: list[int]) -> None:
@@ -105,12 +97,13 @@ def run(lengths: list[int]) -> None:
         for name, build in BUILDS.items():
             start, losses = time.monotonic(), runs(problem, build)
             if name == "record" and "tried" not in read():
-                keep("tried", [losses(factor, search.SEARCH_SEED)[1] for factor in FACTORS])
+                tried = [losses(factor, search.SEARCH_SEED)[1] for factor in FACTORS]
+                results.keep("record", "tried", tried, RESULTS)
             best = 1.0 if name == "muon" else FACTORS[int(np.nanargmin(read()["tried"]))]
             for factor in sorted({1.0, best}):
                 key = f"{steps} {name} {factor:g}"
                 if key not in read():
-                    keep(key, [losses(factor, seed) for seed in SEEDS])
+                    results.keep("record", key, [losses(factor, s) for s in SEEDS], RESULTS)
                     print(f"{key}: {read()[key]}, {time.monotonic() - start:.0f} s", flush=True)
 
 

@@ -24,7 +24,7 @@ from matplotlib.ticker import NullFormatter
 
 import gradtx
 from benchmarks.leaderboard.problems import CONTEXT, cross_entropy, dense, normalized, text
-from benchmarks.leaderboard.results import load, save
+from benchmarks.leaderboard.results import keep, load
 from benchmarks.tables import markdown, put_table
 from benchmarks.variants import light_and_dark
 
@@ -190,7 +190,7 @@ def train(minutes: float) -> None:
     end = time.monotonic() + 60 * minutes
 
     def put(sweep: Sweep, result: dict[str, Any]) -> None:
-        save("transfer", load("transfer", RESULTS) | {sweep.key: result}, RESULTS)
+        keep("transfer", sweep.key, result, RESULTS)
         print(sweep.key, json.dumps(result), flush=True)
 
     for sweep in order():

@@ -19,7 +19,7 @@ import numpy as np
 import gradtx
 from benchmarks.leaderboard import search
 from benchmarks.leaderboard.problems import PROBLEMS
-from benchmarks.leaderboard.results import load, save
+from benchmarks.leaderboard.results import keep, load
 from benchmarks.leaderboard.spaces import PRINCIPAL, space, spaces
 
 
@@ -53,7 +53,7 @@ def run(problems: list[str], only: list[str], minutes: float) -> None:
             got = search.result(PROBLEMS[problem](), found[name])
         except (TypeError, ValueError) as error:  # what it refuses is a result too
             got = {"failure": f"{type(error).__name__}: {error}"}
-        save(problem, load(problem) | {name: got | {"versions": versions()}})
+        keep(problem, name, got | {"versions": versions()})
         mean = np.mean([x if x is not None else np.inf for x in got.get("losses", [None])])
         print(f"{problem:13} {name:24} {mean:8.4g} {time.monotonic() - start:6.1f} s", flush=True)
         jax.clear_caches()

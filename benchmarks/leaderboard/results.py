@@ -21,3 +21,8 @@ def save(problem: str, results: dict[str, Any], folder: Path | None = None) -> N
     part = folder / f"{problem}.part"
     part.write_text(f"{{\n{lines}\n}}\n")
     part.replace(folder / f"{problem}.json")
+
+
+def keep(problem: str, key: str, value: Any, folder: Path | None = None) -> None:
+    """Save one result beside what is known of a problem by now."""
+    save(problem, load(problem, folder) | {key: value}, folder)
