@@ -485,7 +485,7 @@ def _check_schedule(where: str, name: str, value: Any, *, swept: bool = False) -
         taken = inspect.signature(value).parameters
         if not taken:
             return  # a function without arguments
-        inspect.signature(value).bind(0)
+        inspect.signature(value).bind(None)
     except TypeError as error:
         raise TypeError(f"{expected}; {value!r:.80}: {error}") from None
     except ValueError:  # a builtin may have no signature

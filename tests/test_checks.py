@@ -9,8 +9,8 @@ import optax
 import pytest
 
 import gradtx
-from gradtx.checks import PositiveInt, check, size_of
-from gradtx.types import DTYPE
+from gradtx.checks import NonNegative, Positive, PositiveInt, check, is_array, size_of
+from gradtx.types import DTYPE, Where
 from tests import test_contracts as contracts
 from tests.catalogue import CATALOGUE
 
@@ -162,3 +162,33 @@ def test_a_size_may_be_none_where_its_annotation_says_so(value):
         check("here", "size", 0, PositiveInt | None)
     with pytest.raises(ValueError, match="here: size must be an integer"):
         check("here", "size", None, PositiveInt)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "hint", "ascends"),
+    [
+        ("learning_rate", -1.0, NonNegative, True),
+        ("learning_rate", 0.0, Positive, False),
+        ("learning_rate", np.inf, Positive, False),
+        ("b1", -1.0, NonNegative, False),
+    ],
+)
+def test_a_rate_below_zero_is_told_how_to_ascend(name, value, hint, ascends):
+    with pytest.raises(ValueError, match=f"sgd: {name} must be a number in") as caught:
+        check("sgd", name, value, hint)
+    assert ("to ascend, chain(scale(-1.0), sgd(...))" in str(caught.value)) == ascends
+
+
+def test_hyperparameters_that_are_arrays_are_numeric():
+    for value in (jnp.ones(2), np.ones(()), jnp.int32(1)):
+        assert is_array(value)
+    for value in (jnp.array(True), np.ones(2, bool), np.float32(1.0), 1.0):
+        assert not is_array(value)
+
+
+@pytest.mark.parametrize("true", [True, np.True_, np.array(True), jnp.array(True)])
+def test_a_tree_of_booleans_chooses_leaves(true):
+    check("here", "mask", {"a": true, "b": False}, Where)
+    for wrong in (np.ones(1, bool), np.ones(()), 1):
+        with pytest.raises(TypeError, match="here: mask must be a path pattern"):
+            check("here", "mask", {"a": true, "b": wrong}, Where)

@@ -82,6 +82,9 @@ def test_no_function_or_one_of_other_arguments(name):
         for wrong in (nothing, of_eight):
             with pytest.raises(TypeError, match=f"{name}: .* must be a function of .*argument"):
                 build(wrong)
+        said = "one argument" if count == 1 else f"{count} arguments"
+        with pytest.raises(TypeError, match=f"must be a function of {said}"):
+            build(nothing)
     build([None, lambda a: a, lambda a, b: a, lambda a, b, c: (a, b)][count or 1])
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import gradtx
-from gradtx.__main__ import main
+from gradtx.__main__ import main, make_parser
 from gradtx.commands.chart import text_chart
 from gradtx.commands.reading import read_config, read_shapes
 from tests.catalogue import builders
@@ -159,7 +159,30 @@ def test_a_chart_has_its_points_where_they_belong():
     assert lines[12:] == ["  +" + "-" * 64, "   0" + "63".rjust(63)]
     gap = text_chart(np.arange(64), np.where(np.arange(64) < 60, 2.0, np.nan)).splitlines()
     assert gap[0] == "2 |" + "*" * 60
+    assert len(gap) == 3
     assert text_chart(np.arange(2), np.full(2, np.inf)) == "no value is finite"
+
+
+def test_defaults_are_what_the_help_says():
+    plotting = make_parser().parse_args(["plot", "adam(0.1)"])
+    assert plotting.steps == 1000
+    finding = make_parser().parse_args(["find-rate", "train:problem"])
+    found = (finding.low, finding.high, finding.rates, finding.steps)
+    assert found == (1e-5, 1.0, 11, None)
+
+
+def test_a_reader_that_has_seen_enough_is_no_failure(tmp_path, monkeypatch):
+    """As ``| head`` is: nothing more is written, and the exit code is 0."""
+
+    def show(arguments):
+        raise BrokenPipeError
+
+    monkeypatch.setattr("gradtx.commands.catalogue.show", show)
+    with (tmp_path / "out").open("w") as out:
+        monkeypatch.setattr(sys, "stdout", out)
+        assert main(["list"]) == 0
+        print("more", flush=True)
+    assert (tmp_path / "out").read_text() == ""
 
 
 @pytest.mark.slow
@@ -173,6 +196,21 @@ def test_every_schedule_of_a_transformation_is_drawn(capsys, tmp_path):
     picture = tmp_path / "schedule.png"
     assert run(capsys, "plot", call, "--png", str(picture)) == (0, "", "")
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_has_the_same_room_for_each_schedule(capsys, monkeypatch):
+    matplotlib = pytest.importorskip("matplotlib.figure")
+    drawn = []
+    monkeypatch.setattr(matplotlib.Figure, "savefig", lambda self, *_, **__: drawn.append(self))
+    call = "adam(constant_schedule(1.0), b1=constant_schedule(0.9))"
+    assert run(capsys, "plot", call, "--steps", "9", "--png", "x.png") == (0, "", "")
+    assert drawn[0].get_size_inches().tolist() == [7, 1 + 2 * 3]
+    titles = [axes.get_title() for axes in drawn[0].axes]
+    assert titles == ["b1: constant_schedule", "learning_rate: constant_schedule"]
+    assert [axes.lines[0].get_ydata()[0] for axes in drawn[0].axes] == [
+        pytest.approx(0.9),
+        1.0,
+    ]
 
 
 def test_a_picture_needs_matplotlib(capsys, monkeypatch):
@@ -222,6 +260,11 @@ def test_what_is_no_configuration(capsys, config, code, error):
     assert error in err
 
 
+def test_what_is_a_configuration(capsys):
+    valid = f"valid: {gradtx.adam(0.1)!r}\n"
+    assert run(capsys, "validate", "adam(0.1)") == (0, valid, "")
+
+
 PROBLEM = """
 import numpy as np, gradtx
 
@@ -255,6 +298,31 @@ def test_progress_is_shown_in_a_terminal_and_wiped(capsys, module, monkeypatch):
     assert shown[-3].strip() == "4 rates: step 10 of 10"
     assert (shown[-2].strip(), shown[-1]) == ("", "")
     assert "step" not in out
+
+
+def test_progress_is_written_at_most_ten_times_a_second(capsys, module, monkeypatch):
+    """The first and the last step always are."""
+    times = [0.25, 0.31, 0.37, 0.38]
+
+    def find_rate(*_, progress):
+        for step, time in enumerate(times, 1):
+            monkeypatch.setattr("gradtx.commands.rates.time.monotonic", lambda time=time: time)
+            progress(step, len(times))
+
+    module(PROBLEM)
+    monkeypatch.setattr("gradtx.commands.rates.find_rate", find_rate)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    _, _, err = run(capsys, "find-rate", "train:problem")
+    assert re.findall(r"step (\d) of 4", err) == ["1", "3", "4"]
+
+
+def test_the_directory_of_the_command_comes_before_others(capsys, module, tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "train.py").write_text("x = 1\n")
+    module("def problem(): 1 / 0\n")
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    _, _, err = run(capsys, "find-rate", "train:problem")
+    assert err.endswith("train:problem failed with the ZeroDivisionError above\n")
 
 
 @pytest.mark.slow
@@ -328,11 +396,14 @@ def test_what_a_function_must_return(capsys, module, returned, error):
         ("import nowhere\n", "the import of train failed with the ModuleNotFoundError above"),
         ("def problem(): 1 / 0\n", "train:problem failed with the ZeroDivisionError above"),
         (
-            "def problem(): return (lambda p, x: p), (lambda r: r.rate), 0.0, np.ones(3)\n",
-            "what train:problem returns as build failed with the AttributeError above",
+            (  # the lowest of the rates is below 2e-5
+                "build = lambda rate: 1 / 0 if rate < 2e-5 else gradtx.sgd(rate)\n"
+                "def problem(): return (lambda p, x: p), build, 0.0, np.ones(3)\n"
+            ),
+            "what train:problem returns as build failed with the ZeroDivisionError above",
         ),
         (
-            "def problem(): return (lambda p, x: q), gradtx.sgd, 0.0, np.ones(3)\n",
+            "def problem(): return (lambda p, x: q), gradtx.sgd, 0.0, np.ones(1)\n",
             "the loss of train:problem failed with the NameError above",
         ),
     ],

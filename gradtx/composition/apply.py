@@ -42,9 +42,9 @@ def apply_updates(params: ParamsT, updates: Updates, *, rounding_key: Any = None
     {'b': 1.0, 'w': Array([1., 1.], dtype=float32)}
     """
     many = count_of_arrays(params, updates, rounding_key) >= MANY_LEAVES
+    if jax.device_count() > 1:  # where JAX 0.10 aborts the process, given a donated array
+        check_alive(params=params, updates=updates)
     try:
-        if jax.device_count() > 1:  # where JAX 0.10 aborts the process, given a donated array
-            check_alive(params=params, updates=updates)
         added: ParamsT = (_apply_compiled if many else _apply)(params, updates, rounding_key)
     except (RuntimeError, ValueError):
         check_alive(params=params, updates=updates)

@@ -123,17 +123,13 @@ def scale_by_adamp(
             m = ema(g, mu, b1) if nesterov else mu
             return debias(m, b1, t) / (jnp.sqrt(debias(nu, b2, t)) + eps)
 
-        def rule(g: Array, s: Any, t: Step, p: Array) -> Any:
+        def formula(g: Array, s: Any, t: Step, p: Array) -> Any:
             mu, nu = ema(g, s.mu, b1), ema(abs_sq(g), s.nu, b2)
             d = direction(t, mu, nu, g)
-            if p.ndim < 2:
-                return decayed(d, weight_decay, p), {"mu": mu, "nu": nu}
             return projected(g, p, of_channels(p, d), d, weight_decay), {"mu": mu, "nu": nu}
 
         def plan(g: Array, s: Any, t: Step, p: Array) -> Any:
             """The direction is computed for its sums, and again for the step, not stored."""
-            if p.ndim < 2:
-                return rule(g, s, t, p)
             # Each square is computed for its sum and for the moment, not stored.
             mu, nu = ema(g, s.mu, b1), ema(recompute(abs_sq, g, after=t), s.nu, b2)
             d = partial(recompute, partial(direction, t), mu, nu, g)
@@ -141,7 +137,15 @@ def scale_by_adamp(
             u = projected(g, p, along, d(after=of_leaf(along)), weight_decay)
             return u, {"mu": mu, "nu": nu}
 
-        return leafwise(ScaleByAdamState, slots, planned(rule, plan))
+        of_matrix = planned(formula, plan)
+
+        def rule(g: Array, s: Any, t: Step, p: Array) -> Any:
+            if p.ndim > 1:
+                return of_matrix(g, s, t, p)
+            mu, nu = ema(g, s.mu, b1), ema(abs_sq(g), s.nu, b2)
+            return decayed(direction(t, mu, nu, g), weight_decay, p), {"mu": mu, "nu": nu}
+
+        return leafwise(ScaleByAdamState, slots, rule)
 
     return split_by_mask(mask, with_decay(weight_decay), with_decay(0.0))
 

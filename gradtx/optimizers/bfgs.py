@@ -140,14 +140,12 @@ def _ssbroyden(b: Array, h: Array, n: int) -> tuple[Array, Array]:
     # By Cauchy's inequality `a` is negative only for rounding.
     a = jnp.maximum(b * h - 1, 0)
     rho = jnp.minimum(1, h / ((1 + a) * (1 + jnp.sqrt(a / (1 + a)))))
-    theta = jnp.maximum(divide(rho - 1, a), jnp.minimum(1 / rho, (1 - b) / b))
+    # Where `1 / rho` would be the smaller, `b` is below a half, and so `rho` is 1.
+    theta = jnp.maximum(divide(rho - 1, a), jnp.minimum(1, (1 - b) / b))
     sigma = jnp.maximum(1 + a * theta, rho)  # it is that, at least, but for rounding
     root = sigma ** (1 / (1 - n)) if n > 1 else jnp.ones_like(sigma)
-    first = 1 / jnp.maximum(b, 1)
-    positive = theta > 0
-    above = first * jnp.minimum(root, 1 / jnp.where(positive, theta, 1))
-    tau = jnp.where(positive, above, jnp.minimum(first * root, sigma))
-    return tau, (1 - theta) / sigma
+    # Where `theta` is above 0 it is at most 1: `root` is the least, of `1 / theta` and `sigma` too.
+    return jnp.minimum(1 / jnp.maximum(b, 1) * root, sigma), (1 - theta) / sigma
 
 
 @transformation

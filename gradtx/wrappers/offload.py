@@ -88,7 +88,7 @@ def offload(
 def _moved(x: Any, to: str, strict: bool) -> PyTree:
     """An array moved to the host's memory or to the device, as `to` says."""
     concrete = isinstance(x, jax.Array) and not is_tracer(x)
-    device = next(iter(x.sharding.device_set)) if concrete else jax.devices()[0]
+    device = next(iter(x.sharding.device_set if concrete else jax.devices()))
     kinds = [memory.kind for memory in device.addressable_memories()]
     if HOST not in kinds:
         if strict:

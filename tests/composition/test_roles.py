@@ -290,6 +290,27 @@ def test_axes_of_factors_of_lora(path, shape, convention, role):
     assert ByRole(convention=convention).roles({path: jnp.ones(shape)}) == {path: role}
 
 
+def test_a_rule_with_a_role_says_which_factor_a_leaf_is():
+    given = Role("lora_a", (1,), (0,))
+    by, leaf = ByRole((("q/first", given), ("q/second", "lora_b"))), jnp.ones((2, 5))
+    assert by.factors({"q": {"first": leaf, "second": leaf}}) == {
+        "q/first": "lora_a",
+        "q/second": "lora_b",
+    }
+    assert by.as_kind("q/first", leaf, "lora_a") == given
+
+
+def test_what_lies_beside_factors_is_none():
+    """A bias is known by its name, whatever its shape; layers are no axes of a leaf's own."""
+    tree = {"bias": jnp.ones((3, 4)), "scale": jnp.ones((3, 4)), "kernel": jnp.ones((3, 2, 4))}
+    assert ByRole(stacked=(("q/*", 1),)).factors({"q": {"lora_b": tree}}) == {
+        "q/lora_b/kernel": "lora_b"
+    }
+    assert ByRole().factors({"q": {"lora_b": {"bias": None, "kernel": None}}}) == {
+        "q/lora_b/kernel": "lora_b"
+    }
+
+
 def test_a_factor_is_a_matrix_where_its_module_would_be_one():
     """As before it was known for a factor: that of a head, or a table, has another optimizer."""
     tree = {

@@ -207,6 +207,8 @@ def test_what_reduces_gradients_says_over_which_axes():
     }
     for tx, axes in pairs.items():
         assert tx.traits.communication.reduces == axes
+    params = {"a": jnp.zeros((2, 3), jnp.bfloat16), "b": jnp.zeros(4)}  # both sent in float32
+    assert gradtx.describe(gradtx.aggregate("x"), params).message_bytes == 4 * (6 + 4)
 
 
 @pytest.mark.slow

@@ -54,6 +54,8 @@ def test_an_array_is_a_batch_of_matrices_and_back(shape, numbers, axes, by_hand)
         half = tuple(n // 2 if i in axes[1] else n for i, n in enumerate(shape))
         y = x[tuple(slice(n) for n in half)]
         np.testing.assert_array_equal(how.of_shape(half).take(y), np.stack(by_hand(y)))
+        stack = many.of_shape((3, *half)).take(np.stack([y] * 3))
+        np.testing.assert_array_equal(stack, np.concatenate([by_hand(y)] * 3))
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,24 @@ def test_a_mask_chooses_and_without_one_all_are_chosen():
         np.testing.assert_allclose([updates["a"][0], updates["b"][0]], want, rtol=1e-6)
 
 
+@gradtx.transformation
+def beginnings():
+    """Where each leaf begins in a vector of all entries."""
+
+    def rule(g, s, t, p, *, places):
+        return [jnp.full_like(x, place) for x, place in zip(g, places, strict=True)], {}
+
+    return treewise(gradtx.EmptyState, None, None, rule)
+
+
+def test_a_rule_knows_where_each_leaf_begins_in_a_vector_of_all_entries():
+    p = {"a": np.ones((2, 3), "f"), "b": None, "c": np.ones(4, "f"), "d": np.float32(1)}
+    tx = beginnings()
+    updates, _ = tx.update({**p, "c": None}, tx.init(p), p)
+    assert updates["a"][0, 0] == 0
+    assert updates["d"] == 10  # the entries of leaves without a gradient count too
+
+
 def test_a_rule_of_the_tree_sees_rows_if_it_says_so():
     table = {"t": jnp.zeros((3, 2))}
     g = {"t": gradtx.Rows(jnp.array([2]), jnp.array([[3.0, 4.0]]), (3, 2))}

@@ -60,6 +60,12 @@ def test_private_functions_compute_what_optax_s_do():
         theirs(x, jnp.array(coeffs)),
         atol=2e-5,
     )
+    given = (np.array(coeffs), 2, "frobenius", 0.5)
+    np.testing.assert_allclose(
+        orthogonalize_via_newton_schulz(x, *given), theirs(x, *given), atol=2e-5
+    )
+    with pytest.raises(ValueError, match="ns_steps must be an integer of at least 1, not 0"):
+        orthogonalize_via_newton_schulz(x, np.array(coeffs), 0)
     with pytest.raises(ValueError, match="scale_by_muon"):
         orthogonalize_via_newton_schulz(x[None], jnp.array(coeffs))
 

@@ -59,7 +59,7 @@ CASES = {
         (PIXELS[..., 0], REGIONS[..., :1]),
     ],
     "generalized_kl_divergence": [(X, Q), (X, Q, {"where": MASK})],
-    "hinge_loss": [(X, SIGNS)],
+    "hinge_loss": [(X, SIGNS), (X, Y)],
     "huber_loss": [(X, Y), (X,), (X, Y, {"delta": 0.3})],
     "kl_divergence": [(np.log(P), Q), (np.log(P), Q, {"axis": 0, "where": MASK})],
     "kl_divergence_with_log_targets": [
@@ -72,11 +72,11 @@ CASES = {
         (PIXELS, REGIONS),
         (PIXELS, REGIONS, {"smooth": 0.1, "ignore_background": True}),
     ],
-    "multiclass_hinge_loss": [(X, LABELS)],
-    "multiclass_perceptron_loss": [(X, LABELS)],
+    "multiclass_hinge_loss": [(X, LABELS), (X[:, None], LABELS[:, None])],
+    "multiclass_perceptron_loss": [(X, LABELS), (X[:, None], LABELS[:, None])],
     "multiclass_sparsemax_loss": [(X, LABELS)],
     "ntxent": [(X, np.array([0, 1, 0, 2, 1])), (X, np.array([0, 0, 0, 2, 2]), 0.5)],
-    "perceptron_loss": [(X, SIGNS)],
+    "perceptron_loss": [(X, SIGNS), (X, Y)],
     "poly_loss_cross_entropy": [(X, Q), (X, Q, {"epsilon": -1.0, "where": MASK, "axis": 0})],
     "ranking_softmax_loss": [
         (X, BINARY),
@@ -101,6 +101,7 @@ CASES = {
         (X, LABELS, {"where": MASK}),
         (X, LABELS, {"where": EXAMPLES}),
         (normal(B, 3, K), LABELS, {"axis": (1, 2)}),
+        (np.stack([X, Y, Z])[..., None], LABELS[:3, None], {"axis": (1, 2)}),
         (
             normal(B, 2, K, 3),
             LABELS[:2],
@@ -295,7 +296,9 @@ def transcribed_ctc(logits, labels, blank):
 
 
 @pytest.mark.quick(2)
-@pytest.mark.parametrize(("labels", "blank"), [([1, 1], 0), ([1, 2], 0), ([0], 2), ([], 1)])
+@pytest.mark.parametrize(
+    ("labels", "blank"), [([1, 1], 0), ([1, 2], 0), ([0], 2), ([], 1), ([1, 2, 2], 0)]
+)
 def test_ctc_counts_every_path(labels, blank):
     x = normal(5, 3)
     padded = np.array([[*labels, *[0] * (3 - len(labels))]])
@@ -305,6 +308,16 @@ def test_ctc_counts_every_path(labels, blank):
         longer, np.array([[0.0] * 5 + [1.0] * 2]), padded, pads, blank_id=blank
     )
     np.testing.assert_allclose(got[0], transcribed_ctc(x, labels, blank), rtol=1e-5)
+
+
+def test_a_label_of_padding_is_a_blank_whatever_its_number():
+    """One that is no class would be NaN, and its gradient too."""
+    probabilities = jax.jit(functools.partial(losses.ctc_loss_with_forward_probs, blank_id=2))
+    x, frames = normal(1, 4, 3), np.zeros((1, 4))
+    padded = probabilities(x, frames, np.array([[0, 99]]), np.array([[0, 1]]))
+    blank = probabilities(x, frames, np.array([[0, 2]]), np.array([[0, 0]]))
+    for got, want in zip(padded[1:], blank[1:], strict=True):
+        np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.slow

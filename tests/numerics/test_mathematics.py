@@ -45,6 +45,9 @@ CUBE = np.arange(1.0, 9.0, dtype=np.float32).reshape(2, 2, 2)
     [
         ("abs_sq", ([3 + 4j, -2],), [25, 4]),
         ("sum_sq", ([3 + 4j, -2],), 29),
+        ("rms", ([3 + 4j, 0],), 12.5**0.5),
+        ("rms", ([-3],), 3),
+        ("rms", (np.zeros(0),), 0),
         ("ema", (2.0, 4.0, 0.75), 3.5),
         ("bounded", ([5, -INF, INF, np.nan],), [5, -INF, LARGEST, np.nan]),
         ("bounded", ([5, INF], 4), [5, LARGEST / 4]),

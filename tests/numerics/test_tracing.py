@@ -119,6 +119,19 @@ def test_a_result_may_be_an_argument_or_be_given_twice(function):
         chex.assert_trees_all_equal(pair, function(*arguments))
 
 
+def test_what_depends_on_no_shape_alone_has_values():
+    shape = jax.ShapeDtypeStruct((2,), jnp.float32)
+
+    def function(tree):
+        x, y = tree
+        return {"zeros": jnp.zeros_like(x), "sum": 2 * x + y, "own": y + 1}
+
+    found = tracing.where_known(function, (shape, np.float32([1, 2])))
+    assert found["sum"] == shape
+    np.testing.assert_array_equal(found["zeros"], [0, 0])
+    np.testing.assert_array_equal(found["own"], [2, 3])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("leaves", [LEAVES, 40], ids=["one a call", "several a call"])
 def test_inside_of_other_transformations_of_functions(leaves):

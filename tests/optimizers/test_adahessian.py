@@ -48,7 +48,12 @@ def transcribed(shape, rate, b1, b2, eps, decay, power, axes, steps=30):
 @pytest.mark.parametrize("power", [1.0, 0.4])
 @pytest.mark.parametrize(
     ("shape", "average", "axes"),
-    [((4, 3), True, ()), ((2, 3, 2, 2), True, (0, 1)), ((3, 2, 2), False, ())],
+    [
+        ((4, 3), True, ()),
+        ((2, 3, 2, 2), True, (0, 1)),
+        ((1, 1, 4, 3), True, (0, 1)),
+        ((3, 2, 2), False, ()),
+    ],
 )
 def test_it_is_the_papers(shape, average, axes, power):
     """Yao et al. 2021, algorithm 1."""

@@ -27,6 +27,8 @@ def beside(x, p):
         ((4, 3), -1, 1.2, {"channels", "layer", "none"}),
         ((3, 4), 0, 1.2, {"channels", "layer", "none"}),
         ((2, 2, 3), 1, 1.0, {"channels", "layer", "none"}),
+        ((4, 1), -1, 1.2, {"channels", "none"}),
+        ((1, 3), -1, 1.2, {"channels"}),
         ((5,), -1, 1.2, {"none"}),
     ],
 )
@@ -55,6 +57,13 @@ def test_adamp_is_the_papers(shape, axis, delta, kinds, nesterov):
     )  # fmt: skip
     oracle.check(tx, update, shape=shape)
     assert seen == kinds
+
+
+def test_a_weight_that_the_mask_leaves_out_does_not_decay():
+    p, g = np.float32([[1.0], [2.0]]), np.float32([[1.0], [2.0]])
+    plain, masked = (gradtx.scale_by_adamp(**given) for given in ({}, {"weight_decay": 0.1}))
+    masked = gradtx.replace(masked, mask=False)
+    np.testing.assert_array_equal(*(tx.update(g, tx.init(p), p)[0] for tx in (plain, masked)))
 
 
 @pytest.mark.slow

@@ -99,24 +99,34 @@ def test_the_matrix_is_the_papers(method, scaled, size):
 
 
 @pytest.mark.parametrize(
-    ("b", "h"), [(0.3, 4.0), (3.0, 0.4), (0.99, 1.02), (20.0, 0.06), (0.02, 300.0), (1.5, 0.9)]
+    ("b", "h", "n"),
+    [
+        (0.3, 4.0, 4),
+        (3.0, 0.4, 4),
+        (3.0, 0.4, 2),
+        (0.99, 1.02, 4),
+        (20.0, 0.06, 4),
+        (20.0, 0.5, 4),
+        (0.02, 300.0, 4),
+        (1.5, 0.9, 4),
+    ],
 )
-def test_each_case_of_the_self_scaled_weights(b, h):
+def test_each_case_of_the_self_scaled_weights(b, h, n):
     """One step from a diagonal matrix with these two numbers, over theta on both sides of 0."""
     # A step along the first axis from H = I has b = s.s / y.s and h = y.y / y.s.
     size = 1 / b
     across = np.sqrt(max(h * b - 1, 0)) / b
-    p = np.zeros(4)
-    change = np.array([size, across, 0, 0])
-    g = np.array([-1.0, 0.0, 0.0, 0.0])
+    p = np.zeros(n)
+    change = np.array([size, across, 0, 0])[:n]
+    g = np.array([-1.0, 0.0, 0.0, 0.0])[:n]
     tx = gradtx.scale_by_ssbroyden(scale_init_precond=False)
     with jax.enable_x64(True):
         first, state = tx.update(jnp.asarray(g), tx.init(jnp.asarray(p)), jnp.asarray(p))
         step = -np.asarray(first)
         _, state = tx.update(jnp.asarray(g + change), state, jnp.asarray(p + step))
-    tau, phi = weights("ssbroyden", b, h, 4)
+    tau, phi = weights("ssbroyden", b, h, n)
     v = step / (change @ step) - change / (change @ change)
-    want = np.eye(4) - np.outer(change, change) / (change @ change)
+    want = np.eye(n) - np.outer(change, change) / (change @ change)
     want = want + phi * (change @ change) * np.outer(v, v)
     want = want / tau + np.outer(step, step) / (change @ step)
     np.testing.assert_allclose(state.inverse, want, rtol=1e-10, atol=1e-12)
@@ -160,6 +170,25 @@ def test_a_pair_without_curvature_changes_nothing_and_a_step_of_zero_starts_agai
     np.testing.assert_allclose(direction, [0.6, 0.8], rtol=1e-6)
 
 
+@pytest.mark.parametrize("size", [1e-3, 1e3])
+@pytest.mark.parametrize("cosine", [0.5, 2.0])
+def test_a_pair_counts_from_a_cosine_of_the_last_place(cosine, size):
+    """Whatever the length of the gradients' difference."""
+    tx, eps = gradtx.scale_by_bfgs(), np.finfo(np.float32).eps
+    p, g = np.zeros(2, np.float32), np.zeros(2, np.float32)
+    state = tx.update(g, tx.init(p), p)[1]
+    g, p = np.float32([cosine * eps * size, size]), np.float32([1.0, 0.0])
+    assert bool(tx.update(g, state, p)[1].is_initial) == (cosine < 1)
+
+
+def test_the_first_step_is_at_most_as_long_as_1():
+    p = np.zeros(2, np.float32)
+    tx = gradtx.bfgs(linesearch=None)
+    for g, want in ([0.3, -0.4], [-0.3, 0.4]), ([0.9, 1.2], [-0.6, -0.8]):
+        got = tx.update(np.float32(g), tx.init(p), p)[0]
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
 @pytest.mark.slow
 def test_a_leaf_without_gradient_keeps_its_rows():
     tx, p = gradtx.scale_by_bfgs(), {"a": jnp.ones(2), "b": jnp.ones(3), "c": jnp.ones(1)}
@@ -189,6 +218,7 @@ def test_complex_numbers_are_two_real_ones():
     with jax.enable_x64(True):
         ours = gradtx.solve(loss, np.zeros(2, complex), gradtx.bfgs(), max_steps=4)
         theirs = gradtx.solve(of_pair, np.zeros(4), gradtx.bfgs(), max_steps=4)
+        assert gradtx.scale_by_bfgs().init(np.zeros(2, complex)).inverse.shape == (4, 4)
     pair = np.asarray(theirs.params)
     np.testing.assert_allclose(ours.params, pair[:2] + 1j * pair[2:], rtol=1e-8, atol=1e-10)
 

@@ -108,6 +108,14 @@ def without_solves(g, s, t, p, geometry):
     return -RATE * (d.reshape(g.shape) + DECAY * p)
 
 
+def test_a_factor_is_turned_by_at_most_an_eighth():
+    """One that needs less, one that needs more, and two whose trace has no maximum nearby."""
+    spin = [np.array([[np.cos(a), -np.sin(a)], [np.sin(a), np.cos(a)]]) for a in (0.1, 0.5, 2, 3)]
+    qs = np.stack(spin) @ np.array([[1.0, 0.2], [0.2, 0.7]])
+    found = jax.jit(kron._towards_hermitian)(qs.astype(np.float32))
+    np.testing.assert_allclose(found, [turned(q) for q in qs], rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("complex_too", [False, True])
 @pytest.mark.parametrize("geometry", ["quadratic", "procrustes"])

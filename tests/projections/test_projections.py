@@ -100,7 +100,8 @@ def l1_ball_by_bisection(x, radius):
 
 
 def test_l1_ball_by_bisection():
-    for x in np.random.default_rng(1).normal(size=(5, N)) * np.array([[0.1], [0.5], [1], [3], [9]]):
+    xs = np.random.default_rng(1).normal(size=(5, N)) * np.array([[0.1], [0.5], [1], [3], [9]])
+    for x in [*xs, np.full(N, -1.05 / N)]:
         np.testing.assert_allclose(run("l1_ball", x), l1_ball_by_bisection(x, 1.1), atol=1e-12)
 
 
@@ -212,6 +213,8 @@ def test_norms_neither_overflow_nor_vanish(size):
     np.testing.assert_allclose(pr.projection_l2_ball(x, size), x / 5, rtol=1e-6)
     np.testing.assert_allclose(pr.projection_unit_norm(x), [0.6, 0.8], rtol=1e-6)
     np.testing.assert_allclose(pr.projection_vector(jnp.ones(2), x), [0.84, 1.12], rtol=1e-6)
+    plane = pr.projection_hyperplane(jnp.zeros(2), x, 25 * size)
+    np.testing.assert_allclose(plane, [3.0, 4.0], rtol=1e-6)
 
 
 @pytest.mark.slow

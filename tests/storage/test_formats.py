@@ -10,6 +10,8 @@ from hypothesis import given, strategies as st
 
 import gradtx
 from gradtx.storage import FORMATS, Encoded
+from gradtx.storage.companded import Companded
+from gradtx.storage.draws import Draws
 from gradtx.storage.dynamic import DynamicMap, LinearMap
 from gradtx.storage.encoded import Blocks, as_codec, blocks_of, numbers_of
 from gradtx.storage.floats import Float8, Short
@@ -181,6 +183,29 @@ def test_companded_is_its_equations(name, block, kind, most):
     code = np.clip(np.floor(most[1] * np.sqrt(v) / scale + 0.5), 1, most[1])
     want = (code / most[1] * scale) ** 2
     np.testing.assert_allclose(trip(np.float32(v.ravel()), name, False), want.ravel(), 1e-5)
+
+
+def test_scales_in_half_precision_are_its_numbers():
+    """The least and the largest one in place of 0 and infinity; at random one of the two around."""
+    form = Companded(8, 32, jnp.float16)
+    x = np.float32([[1e-9], [0], [1e6], [1e-3], *[[1 / 3], [0.7]] * 32])
+    draws = Draws.of((1, 2), x.shape)._replace(of_scale=True)
+
+    @jax.jit
+    def scales(x):
+        return [form.encode(x, 1, True, how)["scale"][:, 0] for how in (None, draws)]
+
+    near, drawn = scales(x)
+    np.testing.assert_array_equal(near[:4], np.float32([2.0**-24, 0, 65504, np.half(1e-3)]))
+    for first, around in ((4, [0.33325, 0.3335]), (5, [0.6997, 0.7002])):
+        np.testing.assert_array_equal(np.unique(drawn[first::2]), np.half(around))
+
+
+def test_what_is_companded_rounds_and_keeps_signs_by_its_sizes():
+    short, shorter = Companded(8, 32, jnp.float16), Companded(4, 128, jnp.float32)
+    assert short.roundings == ("nearest", "stochastic", "scale")
+    assert (short.of_averages, shorter.of_averages) == ("scale", "nearest")
+    assert (short.keeps_signs, shorter.keeps_signs) == (True, False)
 
 
 def test_the_expanded_range_is_that_of_the_type():
@@ -551,11 +576,13 @@ def test_keys_of_a_slot_are_those_of_runs_that_were_saved():
 
 @pytest.mark.parametrize("kind", [codec("int4_dithered"), codec("bf16", rounding="stochastic")])
 def test_rows_as_a_slot_of_their_own_have_the_random_numbers_of_the_whole(kind):
-    """The blocks of 300 entries are padded; after a step as well."""
-    x = jnp.asarray(samples(True, (6, 300)))
+    """The blocks of 301 entries are padded; after a step as well, and of rows of rows."""
+    x = jnp.asarray(samples(True, (6, 301, 2)))
     slot = Encoded.of(x, kind._replace(axis=None if kind.name == "bf16" else 1), jax.random.key(3))
     some = slot.of_rows({n: part[2:4] for n, part in slot.parts.items()}, 2, jnp.int32(2))
     np.testing.assert_array_equal(some.load(), slot.load()[2:4])
+    last = some.of_rows({n: part[1:] for n, part in some.parts.items()}, 1, jnp.int32(1))
+    np.testing.assert_array_equal(last.load(), slot.load()[3:4])
     some, slot = some.store(2 * x[2:4]), slot.store(2 * x)
     jax.tree.map(
         np.testing.assert_array_equal, some.parts, {n: v[2:4] for n, v in slot.parts.items()}

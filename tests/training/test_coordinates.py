@@ -73,6 +73,20 @@ def test_slopes_are_powers_and_there_is_a_picture():
     assert len(found.plot().axes) == 2
 
 
+def test_a_table_has_the_slopes_of_all_activations():
+    """Those of zeros are flat, and what is zero at some widths alone has none."""
+    sizes = {"rising": (0.2, 0.4), "a": (0.0, 0.0), "b": (0.0, 0.5), "c": (np.inf, 1.0)}
+    found = gradtx.CoordinateCheck((2, 4), sizes, dict.fromkeys(sizes, (0.25, 0.5)), 1.5)
+    assert str(found).splitlines() == [
+        "powers of the width, within 1.5: failed: b, c",
+        "activation    size  change",
+        "rising       +1.00   +1.00",
+        "a            +0.00   +1.00",
+        "b             +nan   +1.00",
+        "c             +nan   +1.00",
+    ]
+
+
 def test_bad_widths_are_refused():
     with pytest.raises(ValueError, match="widths"):
         gradtx.coordinate_check(lambda w: None, loss, activations, BATCH, (64,))
@@ -80,10 +94,17 @@ def test_bad_widths_are_refused():
 
 @pytest.mark.slow
 def test_sizes_of_half_precision_do_not_overflow():
+    """What one step changes in them is its rate times the gradient, which is 1."""
+
     def make(width):
-        return {"w": jnp.full(width, 300.0, jnp.float16)}, gradtx.sgd(0.0)
+        return {"w": jnp.full(width, 300.0, jnp.float16)}, gradtx.sgd(0.5)
+
+    def look(p, x):
+        return {"w": p["w"]}
 
     found = gradtx.coordinate_check(
-        make, lambda p, x: jnp.sum(p["w"]), lambda p, x: {"w": p["w"]}, 0.0, (4, 16), steps=1
+        make, lambda p, x: jnp.sum(p["w"]), look, 0.0, (4, 16), steps=1, bound=0.1
     )
     assert found.sizes["w"] == (300.0, 300.0)
+    assert found.changes["w"] == (0.5, 0.5)
+    assert found.bound == 0.1

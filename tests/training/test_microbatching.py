@@ -40,10 +40,11 @@ def test_a_mean_is_that_of_the_whole_batch(size):
 @pytest.mark.parametrize("size", [3, 5])
 def test_concatenation_keeps_the_order(size):
     def each(x, *, y):
-        return x["a"] * 2 + y, jnp.sum(y), {"n": jnp.sum(y > 0)}
+        return x["a"].T * 2 + y[:, None], jnp.sum(y), {"n": jnp.sum(y > 0)}
 
-    x, y = {"a": jnp.arange(12.0)}, jnp.linspace(0, 2, 12)
-    parts = gradtx.microbatch(each, 0, size, ("concat", "sum", "sum"), argnames="y")
+    x, y = {"a": jnp.arange(36.0).reshape(3, 12)}, jnp.linspace(0, 2, 12)
+    how = ("concat", "sum", "sum")
+    parts = gradtx.microbatch(each, 0, size, how, argnames="y", in_axes=(1, 0))
     chex.assert_trees_all_close(parts(x, y=y), each(x, y=y), rtol=1e-6)
 
 

@@ -39,6 +39,36 @@ def test_aux():
     assert float(value) == 14.0
     assert float(aux["norm"]) == 3.0
     assert float(new["b"]) < 3.0
+    (value, aux), grads = gradtx.compute_gradients(
+        lambda p: (loss(p), p["b"]), params, has_aux=True
+    )
+    assert (float(value), float(aux), float(grads["b"])) == (14.0, 3.0, 6.0)
+
+
+def looked_up(p):
+    rows = gradtx.sparse.take(p, jnp.array([1]))
+    return jnp.sum(rows), rows
+
+
+def scanned(p):
+    last, _ = jax.lax.scan(lambda h, w: (jnp.tanh(h @ w), None), jnp.ones(2), p)
+    return jnp.sum(last), last
+
+
+@pytest.mark.parametrize(
+    ("of", "tx", "shape", "inside", "aux"),
+    [
+        (looked_up, gradtx.exact_rows(TX), (3, 2), None, (1, 2)),
+        (scanned, TX, (3, 2, 2), True, (2,)),
+    ],
+    ids=["rows catch up", "inside"],
+)
+def test_aux_of_other_steps(of, tx, shape, inside, aux):
+    def step(p):
+        return gradtx.minimize(of, tx, p, tx.init(p), has_aux=True, inside=inside)[2]
+
+    value, more = jax.eval_shape(step, jax.ShapeDtypeStruct(shape, jnp.float32))
+    assert (value.shape, more.shape) == ((), aux)
 
 
 def test_the_cotangent_weighs_a_vector_of_losses():
@@ -102,7 +132,8 @@ def test_extra_arguments_reach_those_who_want_them():
 
     tx = gradtx.chain(gradtx.GradientTransformationExtraArgs(lambda p: (), update), gradtx.scale(1))
     params = start()
-    gradtx.minimize(loss, tx, params, tx.init(params), extra_args={"epoch": 3})
+    told = {"has_aux": True, "extra_args": {"epoch": 3}}
+    gradtx.minimize(lambda p: (loss(p), p["b"]), tx, params, tx.init(params), **told)
     assert set(seen) == {"value", "grad", "value_fn", "epoch"}
     assert float(seen["value_fn"](params)) == float(seen["value"]) == 14.0
 
@@ -116,6 +147,11 @@ def test_no_gradient_for_some_leaves():
 
 
 class TestRefused:
+    def test_a_pair_of_functions_in_another_place(self):
+        pair = (lambda p: (), lambda g, s, p=None: (g, s))
+        with pytest.raises(TypeError, match="it was given a transformation, a transformation, a d"):
+            gradtx.apply_gradients(pair, pair, start(), ())
+
     def test_a_vector_for_a_loss(self):
         with pytest.raises(ValueError, match="must be a scalar, not of shape"):
             gradtx.minimize(lambda p: p, TX, jnp.ones(2), TX.init(jnp.ones(2)))

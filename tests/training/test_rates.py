@@ -19,15 +19,18 @@ START, BATCHES = jnp.zeros(2), jnp.ones((30, 2))
 
 def test_losses_are_those_of_runs_made_one_by_one():
     """In NumPy: gradient descent of a quadratic; the best rate is 2 / (1 + 1/4)."""
-    rates = [0.1, 0.4, 1.6, 1.95, 20.0]
-    found = gradtx.find_rate(loss, gradtx.sgd, START, BATCHES, rates)
-    for rate, losses in zip(rates[:4], found.losses, strict=False):
+    rates = [0.1, 0.4, 1.6, 1.95, 2.1, 20.0]
+    found = gradtx.find_rate(loss, gradtx.sgd, START, BATCHES, rates, stop=3.0, tolerance=0.1)
+    for rate, losses in zip(rates, found.losses, strict=True):
         errors = (1 - rate * CURVATURE) ** np.arange(30)[:, None]
-        np.testing.assert_allclose(losses, 0.5 * errors**2 @ CURVATURE, rtol=1e-3, atol=1e-7)
+        want = 0.5 * errors**2 @ CURVATURE
+        want = np.where(np.maximum.accumulate(want) > 3 * want[0], np.inf, want)
+        np.testing.assert_allclose(losses, want, rtol=1e-3, atol=1e-7)
     assert found.suggestion == 1.6
-    assert found.diverged == (20.0,)
-    assert np.isinf(found.losses[4][-1])
-    assert np.isfinite(found.losses[4][0])
+    assert found.diverged == (2.1, 20.0)
+    assert np.isfinite(found.losses).sum(1).tolist() == [30, 30, 30, 30, 7, 1]
+    np.testing.assert_array_equal(found.final, found.losses[:, -3:].mean(1))
+    assert found.tolerance == 0.1
 
 
 def test_what_an_optimizer_does_at_some_steps_is_done_at_these_alone():
@@ -45,10 +48,11 @@ def test_what_an_optimizer_does_at_some_steps_is_done_at_these_alone():
 
         return gradtx.GradientTransformation(lambda params: jnp.int32(0), update)
 
-    found = gradtx.find_rate(loss, build, START, BATCHES, [0.4, 1.6, 20.0])
+    found = gradtx.find_rate(loss, build, START, BATCHES[:12], [0.4, 1.6, 20.0])
     jax.effects_barrier()
-    assert len(taken) == 3
+    assert len(taken) == 2
     assert found.diverged == (20.0,)
+    np.testing.assert_array_equal(found.final, found.losses[:, -1])
 
 
 def test_the_basin_is_what_lies_within_the_tolerance():
@@ -62,6 +66,8 @@ def test_the_basin_is_what_lies_within_the_tolerance():
     sweep = gradtx.RateSweep(sweep.rates, sweep.losses, np.array([9.0, 1.01, 1.0, 1.02, 2.0]), 0.02)
     assert sweep.basin == (2.0, 4.0)
     assert "basin 2 to 4" in str(sweep)
+    ends = gradtx.RateSweep(sweep.rates[:3], sweep.losses[:3], -np.array([1.97, 2, 1.965]), 0.02)
+    assert ends.basin == (1.0, 3.0)
     pytest.importorskip("matplotlib")
     assert sweep.plot().axes[0].get_xlabel() == "learning rate"
 
@@ -80,6 +86,8 @@ def test_bad_arguments_are_refused():
         gradtx.find_rate(loss, gradtx.sgd, START, BATCHES, [0.1, -1.0])
     with pytest.raises(ValueError, match="first axis"):
         gradtx.find_rate(loss, gradtx.sgd, START, {"a": BATCHES, "b": BATCHES[:3]})
+    with pytest.raises(ValueError, match=r"first axis, which have the lengths \[0\]"):
+        gradtx.find_rate(loss, gradtx.sgd, START, 1.0)
     with pytest.raises(ValueError, match="each of the rates diverged, from 20 on: try lower"):
         gradtx.find_rate(loss, gradtx.sgd, START, BATCHES, [20.0, 30.0])
     with pytest.raises(ValueError, match="the loss of the start is not finite"):
@@ -88,12 +96,11 @@ def test_bad_arguments_are_refused():
 
 def test_progress_is_told_once_for_each_step_and_changes_no_bit():
     told = []
-    found = gradtx.find_rate(
-        loss, gradtx.sgd, START, BATCHES, [0.1, 0.4], progress=lambda *x: told.append(x)
-    )
+    found = gradtx.find_rate(loss, gradtx.sgd, START, BATCHES, progress=lambda *x: told.append(x))
     assert told == [(i, 30) for i in range(1, 31)]
-    silent = gradtx.find_rate(loss, gradtx.sgd, START, BATCHES, [0.1, 0.4])
+    silent = gradtx.find_rate(loss, gradtx.sgd, START, BATCHES)
     np.testing.assert_array_equal(found.losses, silent.losses)
+    np.testing.assert_allclose(silent.rates, np.sqrt(10) ** np.arange(-10, 1))
 
 
 @pytest.mark.parametrize(("best", "way"), [(0, "lower"), (1, None), (2, "higher")])
@@ -103,3 +110,10 @@ def test_a_suggestion_at_an_end_of_the_range_says_where_to_go_on(best, way):
     assert (f"try {way} ones" in text) == (way is not None)
     assert ("try" in text) == (way is not None)
     assert text.splitlines()[-4].split() == ["rate", "loss"]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_one_rate_has_no_others_to_try(count):
+    rates = np.arange(1.0, count + 1)
+    text = str(gradtx.RateSweep(rates, np.ones((count, 1)), rates, 0.02))
+    assert ("try lower ones" in text) == (count > 1)

@@ -55,7 +55,7 @@ CALLS = {
     "random_like": (KEY, X),
     "unwrap_random_key_data": ({"k": KEY},),
     "update_moment": (X, Y, 0.9, 2),
-    "update_infinity_moment": (X, Y, 0.9, 1e-8),
+    "update_infinity_moment": (X, Y, 0.9, 0.25),
     "update_moment_per_elem_norm": (C, Y, 0.9, 2),
     "bias_correction": (X, 0.9, 7),
 }
@@ -96,6 +96,44 @@ def test_equals_optax(name):
 def test_norms_equal_optax(order, squared):
     want = optax.tree.norm(C, order, squared)
     np.testing.assert_allclose(tree.norm(C, order, squared), want, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("count", "compiled"), [(2, True), (40, True), (5, False)])
+def test_the_norm_of_many_small_leaves_is_that_of_all(count, compiled):
+    """They are summed in stacks, of which the last may be shorter."""
+    xs = np.random.default_rng(0).normal(size=(count, 2, 3)).astype(np.float32)
+    leaves = [*map(jnp.asarray, xs), *map(jnp.asarray, xs[:, 0, 0])]
+    found = (jax.jit(tree.norm) if compiled else tree.norm)(leaves)
+    want = np.sqrt(np.sum(xs.astype(float) ** 2) + np.sum(xs[:, 0, 0].astype(float) ** 2))
+    np.testing.assert_allclose(found, want, rtol=1e-6)
+
+
+def test_small_leaves_are_summed_together_and_large_ones_each_by_itself():
+    """Few are, on a CPU, one by one: see `_sum_sq_of`."""
+
+    def program(count, size):
+        return str(jax.make_jaxpr(tree.norm)([jax.ShapeDtypeStruct((size,), "float32")] * count))
+
+    assert "concatenate" in program(17, 8)
+    assert "platform_index" not in program(17, 8)
+    assert "platform_index" in program(16, 8)
+    assert "concatenate" not in program(17, 1 << 15)
+
+
+def test_sums_are_added_in_pairs_if_asked():
+    leaves = [jnp.float32(x) for x in (1e8, 1.0, -1e8, 1.0)]
+    assert float(tree.sum(leaves)) == 1.0
+    assert float(tree.sum(leaves, associative_reduction=True)) == 0.0
+
+
+def test_trees_are_close_within_the_given_tolerances():
+    x, y = {"a": jnp.array([1.0, 100.0])}, {"a": jnp.array([1.1, 110.0])}
+    assert not tree.allclose(x, y)
+    assert tree.allclose(x, y, rtol=0.1)
+    assert tree.allclose(x, y, atol=10.5)
+    nan = {"a": jnp.array([jnp.nan, 1.0])}
+    assert not tree.allclose(nan, nan)
+    assert tree.allclose(nan, nan, equal_nan=True)
 
 
 def test_unknown_norm_is_refused():
@@ -143,6 +181,12 @@ def test_sums_are_taken_in_single_precision():
     assert float(tree.norm(half, squared=True)) == 300.0**2 * 4096
     assert float(tree.vdot(half, half)) == 300.0**2 * 4096
     assert float(tree.sum(half, associative_reduction=True)) == 300 * 4096
+
+
+def test_the_moment_of_an_odd_power_of_complex_numbers():
+    got = tree.update_moment_per_elem_norm(C, Y, 0.75, 3)
+    want = jax.tree.map(lambda g, m: 0.25 * np.abs(g) ** 3 + 0.75 * np.asarray(m), C, Y)
+    chex.assert_trees_all_close(got, want, rtol=2e-6)
 
 
 def test_bias_correction_is_accurate():

@@ -35,6 +35,14 @@ def test_other_leaves_move_as_their_optimizer_says():
     np.testing.assert_allclose(updates["w"], 0.0, atol=1e-6)  # it points to the centre
 
 
+def test_an_empty_matrix_has_a_sphere_like_others():
+    w = jnp.zeros((0, 3))
+    tx = gradtx.hyperball(gradtx.sgd(0.25), 0.1)
+    state = tx.init(w)
+    assert state.radius.tolist() == [[[0.0]]]
+    assert tx.update(w, state, w)[0].shape == (0, 3)
+
+
 @pytest.mark.slow
 def test_each_matrix_of_a_batch_has_its_own_sphere():
     w, g = (

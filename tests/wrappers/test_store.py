@@ -21,11 +21,14 @@ from tests.distributed.meshes import P, mesh, on
 from tests.engine.test_kernels import on as on_chip
 from tests.programs import distinct_equations
 from tests.test_contracts import (
+    STEPS,
     WHOLE,
     avals,
+    compiled,
     grads as contract_grads,
     params,
     put,
+    runner,
     some,
     step,
     stepper,
@@ -690,6 +693,8 @@ AVERAGES = {
 }
 """Moving averages and a number of steps in which they do not fall below all that float16 has."""
 
+# The largest of their decays, and a little for rounding.
+SLOWEST = 0.99991
 FALLING = [("scale_by_adam", gradtx.Codec(n)) for n in ("bf16", "int8_companded")]
 
 
@@ -710,6 +715,20 @@ def test_averages_fall_as_fast_as_in_float32(name, codec):
     for key in [key for key in want if start[key].any()]:
         share, exact = (b[key].mean() / a[key].mean() for a, b in ((first, got), (start, want)))
         np.testing.assert_allclose(share, exact, rtol=0.1, atol=0 if key[-1] else 0.01)
+
+
+@pytest.mark.slow
+@some("adamw", of=WHOLE)
+def test_no_average_falls_slower_than_those_that_were_tried(name):
+    """Without a gradient, of what is never negative: a faster fall is easier for a codec."""
+    carry, _ = compiled(name)
+    zeros = jax.tree.map(jnp.zeros_like, contract_grads(STEPS, name))
+    (_, state), _ = runner(name)(carry, zeros)
+    before, after = dict(slots(carry[1])), dict(slots(state))
+    for key, x in before.items():
+        if key[-1] and x.any():
+            share = (after[key].mean() / x.mean()) ** (1 / STEPS)
+            assert share < SLOWEST or share > 1 - 1e-6, (key, share)
 
 
 def nearest(state):
