@@ -13,6 +13,7 @@ COLLECTIVE = re.compile(
     rf"^\s+(?:ROOT )?%\S+ = (?P<type>\(.*?\)|\S+) (?P<kind>{'|'.join(KINDS)})(?P<start>-start)?\("
     r"(?P<args>.*?)\)(?P<rest>.*)$"
 )
+PRODUCT = re.compile(r" (?:convolution|dot)\(|__cublas")
 COMPUTATION = re.compile(r"^(?:ENTRY )?%(?P<name>\S+) \(")
 
 
@@ -52,7 +53,7 @@ def group_size(attributes: str) -> int:
     listed = re.search(r"replica_groups=(?:\{\{([\d,]*)\}|\[\d+,(\d+)\])", attributes)
     if listed:
         return int(listed[2] or len(listed[1].split(",")))
-    mesh = re.search(r"replica_groups=mesh\[(.*?)\] \{(.*?)\}", attributes)
+    mesh = re.search(r"replica_groups=mesh\[(.*?)\][^{]*\{(.*?)\}", attributes)
     if mesh is None:
         return 1
     sizes = dict(axis.split("=") for axis in mesh[1].split(","))
@@ -103,14 +104,14 @@ def _computations(text: str) -> dict[str, str]:
 
 
 def overlapped(text: str) -> list[int]:
-    """For each collective that a TPU starts and then awaits: the products of matrices between."""
+    """For each collective that a chip starts and then awaits: the products of matrices between."""
     computations = _computations(text)
     entry = re.search(r"^ENTRY %([\w.\-]+)", text, re.MULTILINE)
 
     def end(line: str) -> End | None:
-        name = r"\s+(?:ROOT )?%async-collective-(start|done)([\w.\-]*) = "
+        name = rf"\s+(?:ROOT )?%((?:async-collective|{'|'.join(KINDS)})-)(start|done)([\w.\-]*) = "
         found = re.match(name, line)
-        return End(found[1] == "start", found[2]) if found else None
+        return End(found[2] == "start", found[1] + found[3]) if found else None
 
     return _products_between(computations[entry[1]], computations, end) if entry else []
 
@@ -155,7 +156,7 @@ def _products_between(
         else:
             called = re.search(r"calls=%([\w.\-]+)", line)
             inside = computations.get(called[1], "") if called else ""
-            if " convolution(" in line or " convolution(" in inside:
+            if PRODUCT.search(line) or PRODUCT.search(inside):
                 under_way = {transfer: n + 1 for transfer, n in under_way.items()}
     return found
 

@@ -223,12 +223,28 @@ class MatrixBatch:
             new[n] = padded(new[n], slot.value.shape[0], slot.share.begin)
         return direction, new
 
-    def divided(self, sharding: NamedSharding, begin: int | None) -> Divided:
+    def owners(self, sharding: NamedSharding) -> tuple[tuple[str, ...], int]:
+        """The axes of the mesh over which the batch is divided, and how many devices."""
+        kept = next((slot.share.axes for slot in self.owned.values()), None)
+        names, devices = owners(sharding, self.axes, kept)
+        count = len(self.batch) + -len(self.batch) % devices
+        for n, slot in self.owned.items():
+            if slot.value.shape[0] != count or slot.share.axes != names:
+                raise ValueError(
+                    f"{self.given.label}: {n!r} of {len(self.batch)} equal matrices is a stack of "
+                    f"{slot.value.shape[0]} over the axes {slot.share.axes} of a mesh, and on "
+                    f"{dict(sharding.mesh.shape)} it would be one of {count} over {names}: give a "
+                    "state that was made for this mesh (StateSharding.whole, then .put)"
+                )
+        return names, devices
+
+    def divided(
+        self, sharding: NamedSharding, over: tuple[tuple[str, ...], int], begin: int | None
+    ) -> Divided:
         """The batch, to be divided over devices. Slots in a stack say at which device it begins."""
         begin = next((slot.share.begin for slot in self.owned.values()), begin)
-        return Divided(
-            self.rule, self.batch, self.held, sharding, self.axes, list(self.owned), begin
-        )
+        staying = list(self.owned)
+        return Divided(self.rule, self.batch, self.held, sharding, over, self.axes, staying, begin)
 
     def put(
         self,
@@ -263,13 +279,13 @@ def _by_owners(
     found: list[tuple[MatrixBatch, NamedSharding]],
 ) -> Iterator[tuple[MatrixBatch, tuple[Array, dict[str, Array]]]]:
     """The direction and the new slots of each batch; balanced batches are one ``shard_map``."""
-    over = [owners(sharding, equal.axes) for equal, sharding in found]
+    over = [equal.owners(sharding) for equal, sharding in found]
     begins = beginnings(
         [(*each, equal.hows[0].sizes) for each, (equal, _) in zip(over, found, strict=True)]
     )
     together: dict[Any, list[tuple[MatrixBatch, Divided]]] = {}
     for k, (equal, sharding) in enumerate(found):
-        stack = equal.divided(sharding, begins[k])
+        stack = equal.divided(sharding, over[k], begins[k])
         key = k if stack.begin is None else over[k]
         together.setdefault(key, []).append((equal, stack))
     for pairs in together.values():

@@ -99,15 +99,27 @@ def divided_sharding(path: str, axes: Axes) -> NamedSharding | None:
     return sharding
 
 
-def owners(sharding: NamedSharding, axes: Axes) -> tuple[tuple[str, ...], int]:
+def owners(
+    sharding: NamedSharding, axes: Axes, kept: tuple[str, ...] | None = None
+) -> tuple[tuple[str, ...], int]:
     """The axes of the mesh over which a stack of matrices is divided, and how many devices.
 
-    Where only the compiler knows how the leaves are divided, these are all axes.
+    They are those over which a state has it, or else those over which the leaves are divided, so
+    that no matrix leaves a node where each node has all of them. Where only the compiler knows how
+    leaves are divided, they are all axes.
+
+    Args:
+        sharding: of the leaves.
+        axes: which axes of a leaf are batch, rows and columns.
+        kept: the axes of the mesh over which slots of these matrices are a stack in the state.
     """
     mesh: Any = sharding.mesh
-    if is_open(sharding):
-        return tuple(mesh.axis_names), mesh.size
-    over = {name for these in axes for axis in these for name in _axes_along(sharding, axis)}
+    if kept is not None:
+        over = set(kept)
+    elif is_open(sharding):
+        over = set(mesh.axis_names)
+    else:
+        over = {name for these in axes for axis in these for name in _axes_along(sharding, axis)}
     names = tuple(name for name in mesh.axis_names if name in over)
     return names, math.prod(mesh.shape[name] for name in names)
 
@@ -163,6 +175,8 @@ class Divided(NamedTuple):
         batch: the matrices. These and slots are padded with zeros to a multiple of the devices.
         slots: by name.
         sharding: of the leaves from which the matrices come, all alike.
+        over: the axes of the mesh over which the matrices are divided, and how many devices, from
+            :func:`owners`.
         axes: which axes of a leaf are batch, rows and columns.
         staying: the slots that lie with the matrices' owners already, padded, and stay there.
         begin: where the padded stack begins, from :func:`beginnings`.
@@ -172,6 +186,7 @@ class Divided(NamedTuple):
     batch: Array
     slots: NamedSlots
     sharding: NamedSharding
+    over: tuple[tuple[str, ...], int]
     axes: Axes
     staying: Collection[str]
     begin: int | None
@@ -188,7 +203,7 @@ def owned(stacks: Sequence[Divided]) -> list[tuple[Array, NamedSlots]]:
         said of stacked matrices.
     """
     mesh: Any = stacks[0].sharding.mesh
-    names, devices = owners(stacks[0].sharding, stacks[0].axes)
+    names, devices = stacks[0].over
     divided, is_left_open = PartitionSpec(names), is_open(stacks[0].sharding)
     if (found := _stacks.get()) is not None:
         found.extend(_stack(stack, names, devices) for stack in stacks)

@@ -1,6 +1,8 @@
 """`tx.update` by hand, in `jit`, on a mesh with `Auto` axes that `jax.set_mesh` makes known."""
 
+import contextlib
 import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import gradtx
-from benchmarks.hlo import by_kind, collectives
+from benchmarks.hlo import by_kind, collectives, group_size
 
 ROWS, COLUMNS, WHOLE = PartitionSpec("x"), PartitionSpec(None, "x"), PartitionSpec()
 
@@ -159,6 +161,35 @@ def test_what_a_rule_keeps_stays_with_the_owner(name, kind, form, tmp_path):
     for path, x in want.items():
         np.testing.assert_allclose(here[path], x, rtol=1e-9, atol=1e-9)
         np.testing.assert_allclose(there[path], x, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["placed", "auto", "explicit"])
+def test_no_matrix_leaves_its_node(how):
+    """Each node has all matrices, divided over its chips. By hand, the state says over what."""
+    tx, p = make("shampoo"), {str(i): jnp.ones((8, 16)) * (i + 1) for i in range(4)}
+    kind = AxisType.Explicit if how == "explicit" else AxisType.Auto
+    on = jax.make_mesh((2, 4), ("node", "chip"), axis_types=(kind,) * 2)
+    p = jax.device_put(p, NamedSharding(on, PartitionSpec("chip")))
+    sharding = gradtx.state_sharding(tx, p)
+    state = sharding.init(tx, p)
+    with contextlib.nullcontext() if how == "placed" else jax.set_mesh(on):
+        update = sharding.placed(tx).update if how == "placed" else tx.update
+        sent, program = compiled(update, p, state, p)
+    assert sent == {"all-to-all": 2}
+    sizes = [group_size(x) for x in re.findall("replica_groups=.*", program.as_text())]
+    assert sizes == [4, 4]
+
+
+@pytest.mark.slow
+def test_a_state_for_another_mesh_is_refused():
+    tx, p = make("shampoo"), {str(i): jnp.ones((8, 16)) for i in range(4)}
+    state = gradtx.init_sharded(tx, jax.device_put(p, NamedSharding(mesh(4), ROWS)))
+    with jax.set_mesh(mesh(8)):
+        p = jax.device_put(p, NamedSharding(mesh(8), ROWS))
+        like = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), state)
+        with pytest.raises(ValueError, match=r"a stack of 4 over .*it would be one of 8 over"):
+            jax.eval_shape(jax.jit(tx.update), p, like, p)
 
 
 @pytest.mark.slow
