@@ -1,7 +1,7 @@
 """Matrices whose rows are divided over a mesh of TPU v5e or H100: a step compiled and not run.
 
     python -m benchmarks.ownership [MESH ...] [--optimizer muon] [--layers 24] [--width 512]
-        [--no-optax]
+        [--no-optax] [--overlap]
 
 Muon, SOAP (whose bases may come from products alone) or Shampoo. Four matrices in each layer of a
 transformer: queries, keys and values in one, the output, and the two of the feed-forward net.
@@ -9,8 +9,10 @@ Prints, for gradtx with the sharding, for `tx.update` alone (where no mesh is kn
 `jax.set_mesh` and on `Explicit` axes with a state of `init_sharded`), with the sharding balanced if
 stacks do not divide, and for Optax: the collectives, how many are in loops, the bytes that a device
 receives over those of moving every matrix to one device and back, the operations of a device over
-an equal share of those that one device needs without a mesh, and temporary bytes. XLA counts what a
-device may skip as if all did it; for the balanced step they are those of the plan, in products.
+an equal share of those that one device needs without a mesh, temporary bytes, and beside how many
+of the collectives products of matrices are computed. XLA counts operations that a device may skip
+as if all did them; for the balanced step they are those of the plan, in products. With `--overlap`
+a TPU's compiler is told to start all-to-alls and await them apart, as a GPU's does anyway.
 """
 
 import argparse
@@ -31,7 +33,7 @@ from jax.experimental import topologies
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import gradtx
-from benchmarks.hlo import collectives, in_loops
+from benchmarks.hlo import collectives, in_loops, overlapped
 from benchmarks.tables import markdown, size
 from gradtx.distributed.operations import busiest, equal_share
 
@@ -46,6 +48,7 @@ UNKNOWN = "gradtx, `tx.update` without a mesh in context"
 ON_AUTO = "gradtx, `tx.update` under `jax.set_mesh`"
 ON_EXPLICIT = "gradtx, `tx.update` on `Explicit` axes"
 MACHINES = {"v5e:4x4": "16 chips of TPU v5e", "h100": "8 H100"}
+OVERLAP = {"xla_tpu_enable_async_all_to_all": True}
 
 
 def mesh_of(name: str) -> Mesh:
@@ -68,6 +71,7 @@ class Found(NamedTuple):
     received: float
     operations: float | None  # XLA counts them for a TPU but not for a GPU
     temporary: int
+    overlapped: int  # collectives beside which there are products
 
 
 def compiled(
@@ -79,8 +83,12 @@ def compiled(
     kept: Any = None,
     *,
     mesh_known: bool = True,
+    options: Any = None,
 ) -> Any:
-    """A step of `tx`, whose state lies as `kept` says, with the mesh in context or without."""
+    """A step of `tx`, whose state lies as `kept` says, with the mesh in context or without.
+
+    `options` are those of the compiler.
+    """
 
     def step(params: Any, state: Any, grads: Any) -> Any:
         updates, state = update(grads, state, params)
@@ -102,7 +110,7 @@ def compiled(
     out = jax.tree.map(lambda x: x.sharding, (params, state))
     jitted = jax.jit(step, donate_argnums=(0, 1), out_shardings=out)
     with jax.set_mesh(mesh) if mesh_known else contextlib.nullcontext():
-        return jitted.lower(params, state, params).compile()
+        return jitted.lower(params, state, params).compile(options)
 
 
 def operations_of(program: Any) -> float | None:
@@ -125,7 +133,8 @@ def found(program: Any, like: Any, devices: int, whole: float | None) -> Found:
     if operations is not None:
         operations = None if whole is None else operations / (whole / devices)
     temporary = program.memory_analysis().temp_size_in_bytes
-    return Found(len(sent), len(inside), received / least, operations, temporary)
+    beside = sum(products > 0 for products in overlapped(text))
+    return Found(len(sent), len(inside), received / least, operations, temporary, beside)
 
 
 def figures(
@@ -136,9 +145,10 @@ def figures(
     optimizer: str = "muon",
     *,
     counted: bool = True,
+    overlap: bool = False,
 ) -> Iterator[tuple[str, Found]]:
     """Of each step what it does; operations, if counted, take the program of one device too."""
-    mesh = mesh_of(name)
+    mesh, options = mesh_of(name), OVERLAP if overlap and name != "h100" else None
     like = {k: jax.ShapeDtypeStruct(s, jnp.float32) for k, s in shapes(layers, width).items()}
     places = dict.fromkeys(like, NamedSharding(mesh, PartitionSpec("d", None)))
     in_types = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Explicit,))
@@ -169,7 +179,7 @@ def figures(
             whole[library] = operations_of(program)
         where, known = typed if label == ON_EXPLICIT else places, label != UNKNOWN
         apply = library.apply_updates
-        program = compiled(tx, update, apply, like, where, kept, mesh_known=known)
+        program = compiled(tx, update, apply, like, where, kept, mesh_known=known, options=options)
         figures = found(program, like, mesh.size, whole.get(library))
         if label == BALANCED:
             share = busiest(balanced.owned) / equal_share(balanced.owned)
@@ -184,21 +194,30 @@ if __name__ == "__main__":
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--no-optax", action="store_true")
+    parser.add_argument("--overlap", action="store_true")
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args()
     for machine in given.meshes or MACHINES:
-        rows = list(
-            figures(machine, given.layers, given.width, not given.no_optax, given.optimizer)
-        )
+        sizes = given.layers, given.width, not given.no_optax, given.optimizer
+        rows = list(figures(machine, *sizes, overlap=given.overlap))
         if given.json:
             print(json.dumps({label: row._asdict() for label, row in rows}), flush=True)
             continue
-        header = ["", "collectives", "in loops", "received", "operations", "temporary"]
+        header = [
+            "",
+            "collectives",
+            "in loops",
+            "received",
+            "operations",
+            "temporary",
+            "overlapped",
+        ]
         cells = []
         for label, x in rows:
             done = "" if x.operations is None else f"{x.operations:.2f}"
             ratios = f"{x.received:.2f}", done
-            cells.append([label, x.collectives, x.in_loops, *ratios, size(x.temporary)])
+            numbers = [x.collectives, x.in_loops, *ratios, size(x.temporary), x.overlapped]
+            cells.append([label, *numbers])
         title = (
             f"{given.optimizer}, {MACHINES[machine]}, {given.layers} layers, width {given.width}"
         )

@@ -165,6 +165,7 @@ def make_step(
     report: Literal[False] = False,
     steps: int | None = None,
     inside: Where | bool | None = None,
+    compiler_options: Mapping[str, Any] | None = None,
 ) -> TrainStep[Value]: ...
 
 
@@ -182,6 +183,7 @@ def make_step(
     report: Literal[True],
     steps: int | None = None,
     inside: Where | bool | None = None,
+    compiler_options: Mapping[str, Any] | None = None,
 ) -> TrainStep[Value, GuardReport]: ...
 
 
@@ -199,6 +201,7 @@ def make_step(
     report: bool = False,
     steps: int | None = None,
     inside: Where | bool | None = None,
+    compiler_options: Mapping[str, Any] | None = None,
 ) -> TrainStep[*tuple[Any, ...]]:
     """Compile :func:`minimize` once, with parameters and state donated.
 
@@ -232,6 +235,7 @@ def make_step(
             backward pass, one layer at a time, so that their gradients are never held together:
             True for all that can be, or which of them, as in :func:`select`. The numbers are those
             of the ordinary step; see the page on the step inside the backward pass.
+        compiler_options: options of XLA's compiler for this step alone, as in :func:`jax.jit`.
 
     Returns:
         The step: ``params, state, value = step(params, state, *args)``, with ``step.init(params)``.
@@ -313,7 +317,12 @@ def make_step(
             "in_shardings": (None, *kept, None, None),
             "out_shardings": (*kept, None, *[None] * report),
         }
-    compiled = jax.jit(run, donate_argnums=(1, 2) if donate else (), **shardings)
+    compiled = jax.jit(
+        run,
+        donate_argnums=(1, 2) if donate else (),
+        compiler_options=None if compiler_options is None else dict(compiler_options),
+        **shardings,
+    )
 
     def plan(tx: GradientTransformation, params: Params, args: Any) -> InsidePlan:
         found: list[InsidePlan] = []

@@ -403,6 +403,25 @@ def test_compiled_for_chips(machine):
     assert [(x["collectives"], x["in_loops"]) for x in lines] == [(8, 0)] * 3
 
 
+OVERLAP = """
+import json, sys
+from benchmarks import ownership
+figures = ownership.figures(sys.argv[1], 24, 512, False, counted=False, overlap=True)
+print(json.dumps(next(figures)[1]._asdict()))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("machine", "chip"), [("v5e:4x4", "TPU v5e"), ("h100", "H100")])
+def test_messages_of_one_stack_overlap_iterations_of_another(machine, chip):
+    """Of eight: the first that comes in and the last that goes out have nothing to overlap."""
+    if chip not in chips():
+        pytest.skip("no compiler for this chip: see CONTRIBUTING.md")
+    (found,) = printed(OVERLAP, machine)
+    assert (found["collectives"], found["in_loops"]) == (8, 0)
+    assert found["overlapped"] >= 4
+
+
 ORDER = """
 import json
 from benchmarks import ownership

@@ -218,6 +218,12 @@ class TestSeveralSteps:
         step(params, state, jnp.ones(4))  # nothing was donated
 
 
+def test_options_reach_the_compiler():
+    step = gradtx.make_step(loss, TX, compiler_options={"xla_of_no_name": True})
+    with pytest.raises(jax.errors.JaxRuntimeError, match="xla_of_no_name"):
+        step(start(), step.init(start()))
+
+
 def test_a_foreign_transformation_in_a_compiled_step():
     step = gradtx.make_step(loss, optax.sgd(0.1))
     params = start()
