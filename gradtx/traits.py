@@ -3,7 +3,9 @@
 A pair carries the record, and code that acts on transformations reads it.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -83,6 +85,45 @@ class Communication(NamedTuple):
     over: tuple[str, ...]
     reduces: tuple[str, ...] = ()
     gathers: bool = False
+
+
+class Sent(NamedTuple):
+    """What a device sends for some parameters: on average over steps, and at most in one.
+
+    communication: over which axes, and how; bytes, peak_bytes: how many.
+    """
+
+    communication: Communication
+    bytes: int
+    peak_bytes: int
+
+
+_sent: ContextVar[list[Sent] | None] = ContextVar("sent", default=None)
+
+
+@contextlib.contextmanager
+def all_sent() -> Iterator[list[Sent]]:
+    """What each transformation sends whose ``init`` is called within, for its own parameters."""
+    found: list[Sent] = []
+    token = _sent.set(found)
+    try:
+        yield found
+    finally:
+        _sent.reset(token)
+
+
+@contextlib.contextmanager
+def sends(communication: Communication, params: Params) -> Iterator[None]:
+    """Around the ``init`` of a transformation: says what it sends; what is inside says nothing."""
+    found = _sent.get()
+    if found is not None:
+        of = communication.bytes(params), communication.peak_bytes(params)
+        found.append(Sent(communication, *of))
+    token = _sent.set(None)
+    try:
+        yield
+    finally:
+        _sent.reset(token)
 
 
 class Traits(NamedTuple):

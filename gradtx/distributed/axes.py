@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from gradtx.numerics.compiler_hints import tracked, varying_axes
 from gradtx.pair import GradientTransformationExtraArgs
 from gradtx.paths import path_string
-from gradtx.traits import Communication
-from gradtx.types import Array, Params
+from gradtx.traits import Communication, sends
+from gradtx.types import Array, Params, State
 
 AxisName: TypeAlias = str | tuple[str, ...]
 """The name of an axis of ``pmap``, ``shard_map`` or ``vmap``, or several."""
@@ -30,7 +30,13 @@ def communicating(
     axes = axes_of(over)
     peak = peak_bytes or message_bytes
     communication = Communication(message_bytes, peak, axes, axes if reduces else (), gathers)
-    return GradientTransformationExtraArgs(init, update, communication=communication)
+
+    def start(params: Params) -> State:
+        with sends(communication, params):
+            made: State = init(params)
+        return made
+
+    return GradientTransformationExtraArgs(start, update, communication=communication)
 
 
 def axes_of(axis_name: AxisName) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from gradtx.distributed.axes import (
     communicating,
 )
 from gradtx.engine.lift import needed
-from gradtx.inspection.description import communications, sent_bytes
+from gradtx.inspection.description import communications, sent
 from gradtx.numerics import cast, widen
 from gradtx.numerics.control import branch, in_form_of
 from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
@@ -76,7 +76,8 @@ class Outer:
     def bytes_sent(self, params: Params) -> int:
         """The bytes that a device sends to synchronize parameters."""
         anchor = jax.tree.map(lambda p: jax.eval_shape(widen, p), params)
-        return sent_bytes(self.tx if self._mean is None else self._mean, anchor)
+        link = self.tx if self._mean is None else self._mean
+        return sum(each.bytes for each in sent(link, anchor))
 
 
 def _per_step(every: Any, sent: int) -> int:

@@ -13,7 +13,7 @@ from gradtx.distributed.operations import busiest, owners_lines
 from gradtx.distributed.placement import dims_of
 from gradtx.distributed.sharding import MIN_SIZE, StateSharding, state_sharding
 from gradtx.engine.owners import Stack
-from gradtx.inspection.description import communications
+from gradtx.inspection.description import sent
 from gradtx.pair import GradientTransformation
 from gradtx.paths import leaves_with_path
 from gradtx.types import Params, PyTree
@@ -202,22 +202,22 @@ def plan_step(
     traffic = _Traffic(sizes, links)
     leaves, treedef = leaves_with_path(sharding.like)
     stages = [treedef.flatten_up_to(tree) for tree in (sharding.params, *sharding.reductions)]
-    held, worked_on, own = 0, 0, []
+    held, worked_on = 0, 0
+    own: list[Any] = [None] * len(leaves)
     for i, (_, p) in enumerate(leaves):
         if p is None:
             continue
         placed = [dims_of(stage[i].spec, len(p.shape)) for stage in stages]
         shard = stages[0][i].shard_shape(p.shape)
-        own.append(jax.ShapeDtypeStruct(shard, p.dtype))
+        own[i] = jax.ShapeDtypeStruct(shard, p.dtype)
         size = math.prod(shard) * p.dtype.itemsize
         held += size
         worked_on += traffic.of_leaf(size, placed, over)
     state = sharding.bytes_per_device
-    for message in communications(tx):
-        sent = message.bytes(own)
-        kind = "all-gather" if message.gathers else "all-reduce"
-        whole = sent * traffic.devices(message.over) if message.gathers else sent
-        traffic.send("parameters of the devices", kind, message.over, whole)
+    for how, size, _ in sent(tx, treedef.unflatten(own)):
+        kind = "all-gather" if how.gathers else "all-reduce"
+        whole = size * traffic.devices(how.over) if how.gathers else size
+        traffic.send("parameters of the devices", kind, how.over, whole)
     for stack in sharding.owned:
         traffic.send("matrices", "all-to-all", stack.axes, sum(stack.bytes))
     # Of what a device works on it reads gradient, parameter and slots, and writes the last two.

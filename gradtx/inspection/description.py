@@ -16,8 +16,8 @@ from gradtx.paths import path_string, with_paths
 from gradtx.shardings import lacks_a_mesh
 from gradtx.storage import FORMATS, is_encoded
 from gradtx.storage.format import NEAREST
-from gradtx.traits import Communication, Scope
-from gradtx.types import Params, PyTree
+from gradtx.traits import Communication, Scope, Sent, all_sent
+from gradtx.types import Params, PyTree, State
 
 DIVIDE = (
     "the parameters are sharded, and a compiled step of your own knows no mesh: under "
@@ -109,9 +109,17 @@ def communications(tx: GradientTransformation) -> list[Communication]:
     return [own] if own is not None else [x for part in tx.inside for x in communications(part)]
 
 
-def sent_bytes(tx: GradientTransformation, params: Params, *, peak: bool = False) -> int:
-    """The bytes that a device sends in a step of `tx` on average, with `peak` at most."""
-    return sum((x.peak_bytes if peak else x.bytes)(params) for x in communications(tx))
+def sent(tx: GradientTransformation, params: Params) -> list[Sent]:
+    """What a device sends in a step of `tx`, by each part of it for the parameters that it sees."""
+    return _state_and_sent(tx, params)[1]
+
+
+def _state_and_sent(tx: GradientTransformation, params: Params) -> tuple[State, list[Sent]]:
+    def init(params: Params) -> State:  # a function of its own, or JAX might have traced it before
+        return tx.init(params)
+
+    with all_sent() as found:
+        return jax.eval_shape(init, params), found
 
 
 def _count_shapes(shapes: tuple[tuple[int, ...], ...]) -> str:
@@ -194,7 +202,7 @@ def describe(tx: GradientTransformation, params: Params) -> Description:
     """
     advice = DIVIDE if _transforms_matrices(tx) and lacks_a_mesh(params) else None
     params = jax.eval_shape(lambda: params) if not _abstract(params) else params
-    state = jax.eval_shape(tx.init, params)
+    state, told = _state_and_sent(tx, params)
     slots = tuple(
         SlotInfo(
             name,
@@ -212,8 +220,8 @@ def describe(tx: GradientTransformation, params: Params) -> Description:
         hyperparams=hyperparams(tx),
         slots=slots,
         other_bytes=_bytes(state) - sum(slot.bytes for slot in slots),
-        message_bytes=sent_bytes(tx, params),
-        peak_message_bytes=sent_bytes(tx, params, peak=True),
+        message_bytes=sum(each.bytes for each in told),
+        peak_message_bytes=sum(each.peak_bytes for each in told),
         roles=roles_in(tx, params),
         multipliers=multipliers_in(tx),
         warning="; ".join(filter(None, (loses_small_steps(params, state), _loses_signs(state))))

@@ -274,6 +274,16 @@ def test_bytes_are_stated(name):
     assert gradtx.describe(plain, zeros()).message_bytes == 4 * 608
 
 
+def test_a_group_sends_for_its_own_leaves():
+    groups = {"few": gradtx.aggregate_bf16("data"), "all": gradtx.aggregate("data")}
+    tx = gradtx.partition(groups, {"b": "all", "s": "all", "t": "few", "w": "few"})
+    assert gradtx.describe(tx, zeros()).message_bytes == 4 * (7 + 1) + 2 * (120 + 480)
+    averaged = gradtx.local_sgd(gradtx.chain(gradtx.aggregate("data"), gradtx.sgd(0.1)), 2, "sites")
+    assert (
+        gradtx.describe(averaged, zeros()).message_bytes == 4 * 608 // 2
+    )  # nothing further inside
+
+
 @pytest.mark.quick(1)
 @pytest.mark.parametrize("name", FORMS)
 def test_bytes_are_sent(name):
