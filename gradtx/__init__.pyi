@@ -754,6 +754,10 @@ from gradtx.distributed.compression import (
     aggregate_power_sgd as aggregate_power_sgd,
     aggregate_top_k as aggregate_top_k,
 )
+from gradtx.distributed.dion import (
+    distributed_dion as distributed_dion,
+    scale_by_distributed_dion as scale_by_distributed_dion,
+)
 from gradtx.distributed.local import (
     DiLoCoState as DiLoCoState,
     LocalSGDState as LocalSGDState,

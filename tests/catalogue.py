@@ -1586,6 +1586,26 @@ CATALOGUE: dict[str, Entry] = {
         complex=False,
         why="as the other compressed forms",
     ),
+    "scale_by_distributed_dion": Entry(
+        lambda: gradtx.scale_by_distributed_dion("data", 0.5, weight_dimension_numbers=as_matrices),
+        bad=(
+            {"axis_name": 3},
+            {"axis_name": "data", "rank_fraction": 0.0},
+            {"axis_name": "data", "decay": 1.0},
+            {"axis_name": "data", "eps": -1.0},
+            {"axis_name": "data", "power_iters": 0},
+        ),
+        rows=False,
+    ),
+    "distributed_dion": Entry(
+        lambda: gradtx.distributed_dion(0.02, "data"),
+        bad=(
+            {"learning_rate": -0.1, "axis_name": "data"},
+            {"learning_rate": 0.1, "axis_name": "data", "decay": 1.0},
+        ),
+        rows=False,
+        keeps=MATRIX + COLUMNS * COLUMNS // 4,
+    ),
     "sparse_loco": Entry(
         lambda: gradtx.sparse_loco(gradtx.adam(0.1), 2, "data", fraction=0.5, chunk=4),
         bad=(

@@ -1,6 +1,7 @@
 """Dion, in its first form: orthonormal updates of low rank."""
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, NonNegative, PositiveFraction, PositiveInt
 from gradtx.composition.chain import chain
 from gradtx.composition.matrices import MuonDimensionNumbers
+from gradtx.engine.lift import RuleFn
 from gradtx.engine.matrices import Matrices, MatrixDimensions, matrixwise
 from gradtx.linear_algebra import factorized
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, precise, zeros_like
@@ -30,6 +32,71 @@ class DionState(NamedTuple):
 def _orthonormal(x: Array) -> Array:
     """An orthonormal basis of the columns; which one does not matter to Dion."""
     return factorized(lambda x: jnp.linalg.qr(x)[0], x)
+
+
+@precise
+def low_rank_step(
+    g: Array,
+    s: Any,
+    decay: Any,
+    eps: Any,
+    power_iters: int,
+    mean: Callable[[Array], Array] = lambda x: x,
+) -> tuple[Array, dict[str, Array]]:
+    """Dion's direction and new slots, as :func:`scale_by_dion` has them.
+
+    Args:
+        g: gradients of matrices, a batch.
+        s: their slots, `mu` and `q`.
+        decay: this and the next two as in :func:`scale_by_dion`.
+        eps: added to the norms of columns.
+        power_iters: steps of power iteration.
+        mean: the mean over devices that have momenta of their own.
+    """
+    wide = g.shape[-1] >= g.shape[-2]
+    x = s.mu + g
+    m = x.mT if wide else x
+    r = s.q
+    for _ in range(power_iters):
+        p = _orthonormal(mean(m @ r))
+        r = mean(m.mT.conj() @ p)
+    seen = jnp.any(m != 0, (-2, -1), keepdims=True)
+    some = mean(seen.astype(jnp.float32)) > 0
+    p, r = jnp.where(some, p, 0), jnp.where(some, r, s.q)
+    q = r / (jnp.sqrt(jnp.sum(abs_sq(r), -2, keepdims=True)) + eps)
+    used, u = p @ r.mT.conj(), p @ q.mT.conj()
+    if wide:
+        used, u = used.mT, u.mT
+    return u, {"mu": x - (1 - decay) * used, "q": q}
+
+
+def rank_of(rank_fraction: float, shorter: int) -> int:
+    """The rank of Dion's approximation of a matrix with such a shorter side."""
+    return max(1, math.ceil(rank_fraction * shorter))
+
+
+def of_low_rank(
+    rule: RuleFn, rank_fraction: float, key: Any, mu_dtype: DType | None, numbers: Any
+) -> GradientTransformation:
+    """A rule such as :func:`low_rank_step`, lifted; the arguments are those of `scale_by_dion`."""
+
+    def first(matrices: Matrices, p: Array) -> Array:
+        count, *sides = matrices.sizes
+        drawn, short = own_key(key), min(sides)
+        for side in sides:
+            drawn = jax.random.fold_in(drawn, side)
+        kind = jnp.complex64 if jnp.iscomplexobj(p) else jnp.float32
+        q = jax.random.normal(drawn, (short, rank_of(rank_fraction, short)), kind)
+        kept = jnp.result_type(accumulator_dtype(p), kind)
+        return jnp.broadcast_to(q.astype(kept), (count, *q.shape))
+
+    return matrixwise(
+        DionState,
+        rule,
+        MatrixDimensions(numbers, MuonDimensionNumbers),
+        slots=lambda p: {"mu": zeros_like(p, mu_dtype)},
+        factors={"q": first},
+    )
 
 
 @transformation
@@ -90,40 +157,10 @@ def scale_by_dion(
     """
     check_key("scale_by_dion", "key", key)
 
-    def first(matrices: Matrices, p: Array) -> Array:
-        count, *sides = matrices.sizes
-        drawn, short = own_key(key), min(sides)
-        for side in sides:
-            drawn = jax.random.fold_in(drawn, side)
-        kind = jnp.complex64 if jnp.iscomplexobj(p) else jnp.float32
-        q = jax.random.normal(drawn, (short, max(1, math.ceil(rank_fraction * short))), kind)
-        kept = jnp.result_type(accumulator_dtype(p), kind)
-        return jnp.broadcast_to(q.astype(kept), (count, *q.shape))
-
-    @precise
     def rule(g: Array, s: Any, t: Step) -> Any:
-        wide = g.shape[-1] >= g.shape[-2]
-        x = s.mu + g
-        m = x.mT if wide else x
-        r = s.q
-        for _ in range(power_iters):
-            p = _orthonormal(m @ r)
-            r = m.mT.conj() @ p
-        some = jnp.any(m != 0, (-2, -1), keepdims=True)
-        p, r = jnp.where(some, p, 0), jnp.where(some, r, s.q)
-        q = r / (jnp.sqrt(jnp.sum(abs_sq(r), -2, keepdims=True)) + eps)
-        used, u = p @ r.mT.conj(), p @ q.mT.conj()
-        if wide:
-            used, u = used.mT, u.mT
-        return u, {"mu": x - (1 - decay) * used, "q": q}
+        return low_rank_step(g, s, decay, eps, power_iters)
 
-    return matrixwise(
-        DionState,
-        rule,
-        MatrixDimensions(weight_dimension_numbers, MuonDimensionNumbers),
-        slots=lambda p: {"mu": zeros_like(p, mu_dtype)},
-        factors={"q": first},
-    )
+    return of_low_rank(rule, rank_fraction, key, mu_dtype, weight_dimension_numbers)
 
 
 @optimizer
