@@ -99,6 +99,7 @@ COVERED = {
     "engine.lift": ("composition/test_chain.py",),
     "engine.matrix_batches": ("engine/test_matrices.py", "engine/test_owners.py"),
     "engine.matrix_layout": ("engine/test_matrices.py", "engine/test_tiling.py"),
+    "engine.own_batches": ("engine/test_owners.py",),
     "engine.owners": ("distributed/test_set_mesh.py",),
     "expansion": ("test_a_step.py", "test_explanations.py"),
     "flax_forms": ("interop/test_flax_nnx.py", "interop/test_hosts.py"),

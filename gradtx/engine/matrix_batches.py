@@ -4,6 +4,7 @@ Where it is known how leaves are sharded, each batch is divided over the devices
 matrices, and slots may stay there as stacks.
 """
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,12 +24,13 @@ from gradtx.engine.lift import (
     refused_rows,
 )
 from gradtx.engine.matrix_layout import Matrices, MatrixDimensions, as_matrices
+from gradtx.engine.own_batches import has_own_batches, on_own_batches
 from gradtx.engine.owned_slots import Owned, Share, in_order, is_owned, padded, stacked
 from gradtx.engine.owners import Divided, beginnings, divided_sharding, owned, owners
 from gradtx.numerics import cast, widen
 from gradtx.paths import path_string
 from gradtx.rows import is_rows
-from gradtx.shardings import open_sharding, shardings_are_known
+from gradtx.shardings import is_open, known_sharding, open_sharding, shardings_are_known
 from gradtx.types import Array
 
 OnLeafFn = Callable[[Array, Array, Matrices], Array]
@@ -123,18 +125,16 @@ def in_batches(
                     slots[n][i] = store(s, new[n])
             if numbers[i] is not None:
                 how = as_matrices(given.label, given.paths[i], g.shape, numbers[i])
-                sharding = (
-                    divided_sharding(path_string(given.paths[i]), how.axes)
-                    if shardings_are_known()
-                    else open_sharding(out[i])
-                )
                 stack = _stack_of(batched, given.held(i))
+                sharding = _sharding_of(given, i, out[i], how, stack)
                 alike.setdefault((how, jax.typeof(out[i]), sharding, stack), []).append(i)
         divided: list[tuple[MatrixBatch, NamedSharding]] = []
         for j, groups in enumerate(_by_shape(given.label, alike)):
             equal = MatrixBatch(batched, given, groups, j, out, slots)
             if equal.sharding is None:
                 equal.put(*equal.here(), out, slots)
+            elif equal.has_own_batches:
+                equal.write(*equal.on_own_batches(), out, slots)
             else:
                 divided.append((equal, equal.sharding))
         for equal, result in _by_owners(divided):
@@ -146,6 +146,17 @@ def in_batches(
 
 MatrixGroup = tuple[Matrices, NamedSharding | None, list[int]]
 """Leaves of one layout: that layout, their sharding if it is known, and their indices."""
+
+
+def _sharding_of(given: Leaves, i: int, x: Array, how: Matrices, stack: Any) -> Any:
+    """The sharding of a leaf whose matrices are divided, or lie on different devices."""
+    if not shardings_are_known():
+        return open_sharding(x)
+    path = path_string(given.paths[i])
+    known = known_sharding(path)
+    if known is not None and stack is None and has_own_batches(known, how):
+        return known
+    return divided_sharding(path, how.axes)
 
 
 def _stack_of(batched: Batched, slots: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -194,18 +205,36 @@ class MatrixBatch:
         names = batched.of_batches({n: column[first] for n, column in slots.items()})
         self.owned = {n: slots[n][first] for n in names if is_owned(slots[n][first])}
         self.stacks = [jnp.stack([out[i] for i in members]) for _, _, members in groups]
-        self.batch = self._taken(self.stacks)
-        self.held = {n: self._loaded(n, slots[n]) for n in names}
+        self.columns = {n: slots[n] for n in names}
+        self.has_own_batches = (
+            self.sharding is not None
+            and not is_open(self.sharding)
+            and not self.owned
+            and has_own_batches(self.sharding, how)
+        )
+
+    @functools.cached_property
+    def batch(self) -> Array:
+        """The matrices of all groups."""
+        return self._taken(self.stacks)
+
+    @functools.cached_property
+    def held(self) -> dict[str, Array]:
+        """The slots of the rule, batches like `batch`."""
+        return {n: self._loaded(n) for n in self.columns}
 
     def _taken(self, stacks: list[Array]) -> Array:
         return _joined([how.take(x) for how, x in zip(self.hows, stacks, strict=True)])
 
-    def _loaded(self, n: str, column: list[Any]) -> Array:
+    def _loaded(self, n: str) -> Array:
         if n in self.owned:
             return load(self.owned[n].value)
-        stacks = [jnp.stack([load(column[i]) for i in members]) for _, _, members in self.groups]
+        stacks = [self._stacked(n, members) for _, _, members in self.groups]
         whole = n in self.batched.factors
         return _joined([_in_one(x) for x in stacks]) if whole else self._taken(stacks)
+
+    def _stacked(self, n: str, members: list[int]) -> Array:
+        return jnp.stack([load(self.columns[n][i]) for i in members])
 
     def rule(self, batch: Array, held: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
         """The rule on a batch, or on a device's shard of it."""
@@ -222,6 +251,15 @@ class MatrixBatch:
         for n, slot in self.owned.items():
             new[n] = padded(new[n], slot.value.shape[0], slot.share.begin)
         return direction, new
+
+    def on_own_batches(self) -> tuple[list[Array], dict[str, list[Array]]]:
+        """Direction and new slots as stacks of leaves, each device computing its own matrices."""
+        ((how, sharding, members),) = self.groups
+        assert sharding is not None
+        stacks = {n: self._stacked(n, members) for n in self.columns}
+        factors = {n: stacks.pop(n) for n in self.batched.factors if n in stacks}
+        u, new = on_own_batches(self.rule, self.stacks[0], stacks, factors, how, sharding)
+        return [u], {n: [x] for n, x in new.items()}
 
     def owners(self, sharding: NamedSharding) -> tuple[tuple[str, ...], int]:
         """The axes of the mesh over which the batch is divided, and how many devices."""
@@ -256,22 +294,36 @@ class MatrixBatch:
         """Write directions and slots where they belong."""
         for n, old in self.owned.items():
             slots[n][self.groups[0][2][0]] = Owned(store(old.value, new.pop(n)), old.share)
-        sizes, on_leaf = [how.sizes[0] for how in self.hows], self.batched.on_leaf
-        columns = {n: _parted(x, sizes) for n, x in new.items()}
-        for k, u in enumerate(_parted(direction, sizes)):
-            how, _, members = self.groups[k]
-            u = self.hows[k].put(u)
+        sizes = [how.sizes[0] for how in self.hows]
+        directions = [self.hows[k].put(u) for k, u in enumerate(_parted(direction, sizes))]
+        stacks: dict[str, list[Array]] = {n: [] for n in new}
+        for n, x in new.items():
+            for k, part in enumerate(_parted(x, sizes)):
+                how, _, members = self.groups[k]
+                if n in self.batched.factors:
+                    part = part.reshape(len(members), how.sizes[0], *part.shape[1:])
+                else:
+                    part = self.hows[k].put(part)
+                stacks[n].append(part)
+        self.write(directions, stacks, out, slots)
+
+    def write(
+        self,
+        directions: list[Array],
+        new: dict[str, list[Array]],
+        out: list[Any],
+        slots: dict[str, list[Any]],
+    ) -> None:
+        """Write stacks of directions and slots, one for each group, to the leaves."""
+        on_leaf = self.batched.on_leaf
+        for k, (how, _, members) in enumerate(self.groups):
+            u = directions[k]
             if on_leaf is not None:
                 u = jax.vmap(lambda x, u, how=how: on_leaf(x, u, how))(self.stacks[k], u)
             for i, each in zip(members, jnp.unstack(u), strict=True):
                 out[i] = each
-            for n, of_groups in columns.items():
-                x = of_groups[k]
-                if n in self.batched.factors:
-                    apart = x.reshape(len(members), how.sizes[0], *x.shape[1:])
-                else:
-                    apart = self.hows[k].put(x)
-                for i, each in zip(members, jnp.unstack(apart), strict=True):
+            for n, stacks in new.items():
+                for i, each in zip(members, jnp.unstack(stacks[k]), strict=True):
                     slots[n][i] = store(slots[n][i], each)
 
 

@@ -94,7 +94,7 @@ def divided_sharding(path: str, axes: Axes) -> NamedSharding | None:
     """
     sharding = known_sharding(path)
     _, rows, columns = axes
-    if sharding is None or not any(_axes_along(sharding, axis) for axis in (*rows, *columns)):
+    if sharding is None or not any(axes_along(sharding, axis) for axis in (*rows, *columns)):
         return None
     return sharding
 
@@ -119,7 +119,7 @@ def owners(
     elif is_open(sharding):
         over = set(mesh.axis_names)
     else:
-        over = {name for these in axes for axis in these for name in _axes_along(sharding, axis)}
+        over = {name for these in axes for axis in these for name in axes_along(sharding, axis)}
     names = tuple(name for name in mesh.axis_names if name in over)
     return names, math.prod(mesh.shape[name] for name in names)
 
@@ -205,8 +205,8 @@ def owned(stacks: Sequence[Divided]) -> list[tuple[Array, NamedSlots]]:
     mesh: Any = stacks[0].sharding.mesh
     names, devices = stacks[0].over
     divided, is_left_open = PartitionSpec(names), is_open(stacks[0].sharding)
-    if (found := _stacks.get()) is not None:
-        found.extend(_stack(stack, names, devices) for stack in stacks)
+    for stack in stacks:
+        note(stack)
 
     # On explicit axes this runs under `automatic`, which has set the mesh with automatic ones.
     is_set = is_left_open or any(kind == AxisType.Explicit for kind in mesh.axis_types)
@@ -250,7 +250,7 @@ def owned(stacks: Sequence[Divided]) -> list[tuple[Array, NamedSlots]]:
             back, _ = shard_alike(in_order(one_stack(x), stack.begin)[:count], before)
             return back
         along_batch, rows, columns = (
-            tuple(name for axis in these for name in _axes_along(stack.sharding, axis))
+            tuple(name for axis in these for name in axes_along(stack.sharding, axis))
             for these in stack.axes
         )
         # Brought back while it is one stack: one message, not one for each leaf.
@@ -268,6 +268,12 @@ def owned(stacks: Sequence[Divided]) -> list[tuple[Array, NamedSlots]]:
         )
         for stack, (u, new) in zip(stacks, by_owners(arrays), strict=True)
     ]
+
+
+def note(stack: Divided) -> None:
+    """Tell :func:`stacks` of a stack, of whose arrays only shapes and types are read."""
+    if (found := _stacks.get()) is not None:
+        found.append(_stack(stack))
 
 
 def _all_at_once(
@@ -293,7 +299,8 @@ def _unless_padding(
     return loop_once_if(own, lambda now, _: stack.function(*now), shard)
 
 
-def _stack(stack: Divided, names: tuple[str, ...], devices: int) -> Stack:
+def _stack(stack: Divided) -> Stack:
+    names, devices = stack.over
     count, *shape = stack.batch.shape
     each = -(-count // devices)
     own = jax.tree.map(
@@ -320,7 +327,7 @@ def _bytes(arrays: Sequence[Any]) -> int:
     return sum(x.size * x.dtype.itemsize for x in arrays)
 
 
-def _axes_along(sharding: NamedSharding, axis: int) -> tuple[str, ...]:
+def axes_along(sharding: NamedSharding, axis: int) -> tuple[str, ...]:
     """The axes of the mesh over which an axis of an array is divided."""
     spec = sharding.spec[axis] if axis < len(sharding.spec) else None
     return () if spec is None else (spec,) if isinstance(spec, str) else tuple(spec)

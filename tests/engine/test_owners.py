@@ -1,9 +1,11 @@
 """Matrices that are divided over a mesh are transformed by one device each."""
 
+import contextlib
 import functools
 import math
 import re
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -369,15 +371,49 @@ def test_slots_with_the_owner_need_no_mesh_at_hand(balance):
         tx.update([g[0], None, *g[2:]], state)
 
 
-def test_what_is_whole_on_every_device_is_not_moved():
-    tx = gradtx.scale_by_muon(weight_dimension_numbers=gradtx.MuonDimensionNumbers(1, 2))
-    experts = jax.ShapeDtypeStruct((8, 16, 48), jnp.float32)
-    where = NamedSharding(mesh(8), PartitionSpec("x"))
-    sharding = gradtx.state_sharding(tx, experts, where)
-    given = jax.ShapeDtypeStruct(experts.shape, jnp.float32, sharding=where)
-    step = jax.jit(sharding.placed(tx).update, out_shardings=(where, sharding.state))
-    text = step.lower(given, jax.eval_shape(tx.init, experts)).compile().as_text()
-    assert not re.findall(COLLECTIVE, text)
+EXPERTS = {
+    # Shapes, how they are divided, and what is sent: nothing, or one message in and one out.
+    "two leaves": ([(4, 16, 8)] * 2, PartitionSpec("x"), 0),
+    "layers first": ([(3, 4, 16, 8)], PartitionSpec(None, "x"), 0),
+    "rows too": ([(4, 16, 8)] * 2, PartitionSpec("x", "y"), 2),
+    "columns too, layers first": ([(3, 4, 16, 8)], PartitionSpec(None, "x", None, "y"), 2),
+}
+"""On a mesh of 2 by 4: x divides experts, of which each device then has some whole."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("case", EXPERTS)
+@pytest.mark.parametrize("name", ["muon", "shampoo"])
+def test_experts_stay_where_they_are(name, case, kind):
+    """What a rule keeps for each matrix comes along where the state has it elsewhere."""
+    shapes, spec, messages = EXPERTS[case]
+    rng = np.random.default_rng(0)
+    p = [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
+    tx = muon() if name == "muon" else with_bases(name)
+
+    def steps(p, state):
+        for _ in range(2):
+            updates, state = tx.update(p, state, p)
+        return updates, state
+
+    want, kept = steps(p, tx.init(p))
+    where = NamedSharding(mesh(2, 4, kind=kind), spec)
+    placed = jax.device_put(p, where)
+    on_mesh = contextlib.nullcontext()
+    if kind == AxisType.Auto:
+        sharding = gradtx.state_sharding(tx, placed)
+        tx = sharding.placed(tx)
+    else:
+        on_mesh = jax.set_mesh(where.mesh)
+    with on_mesh:
+        state = tx.init(placed)
+        got, new = jax.jit(steps)(placed, state)
+        program = jax.jit(tx.update, out_shardings=None).lower(placed, state, placed).compile()
+    chex.assert_trees_all_close(got, want, atol=2e-4)
+    if name == "muon":
+        chex.assert_trees_all_close(new, kept, atol=1e-5)
+        assert len(re.findall(COLLECTIVE, program.as_text())) == messages
 
 
 OWNED = """
