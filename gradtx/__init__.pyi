@@ -279,6 +279,12 @@ from gradtx.optimizers.muon import (
     scale_by_muon as scale_by_muon,
     scale_by_shape as scale_by_shape,
 )
+from gradtx.optimizers.muon2 import (
+    FactoredMuon2State as FactoredMuon2State,
+    Muon2State as Muon2State,
+    muon2 as muon2,
+    scale_by_muon2 as scale_by_muon2,
+)
 from gradtx.optimizers.muown import (
     SizesAndDirectionsState as SizesAndDirectionsState,
     muown as muown,

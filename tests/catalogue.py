@@ -349,6 +349,20 @@ CATALOGUE: dict[str, Entry] = {
         rows=False,
         keeps=2 * MATRIX,
     ),
+    "scale_by_muon2": Entry(
+        lambda: gradtx.scale_by_muon2(
+            factored=True, ns_coeffs="standard", weight_dimension_numbers=as_matrices
+        ),
+        bad=({"decay": 1.0}, {"b2": 1.0}, {"eps": -1.0}, {"ns_steps": 0}, {"ns_coeffs": "bronze"}),
+        rows=False,
+    ),
+    "muon2": Entry(
+        lambda: gradtx.muon2(0.02),
+        bad=(*RATES, {"learning_rate": 0.1, "decay": 1.0}),
+        rows=False,
+        keeps=2 * MATRIX,
+        alone=True,
+    ),
     "scale_by_polargrad": Entry(
         lambda: gradtx.scale_by_polargrad(weight_dimension_numbers=as_matrices),
         bad=({"decay": 1.0}, {"eps": -1.0}, {"ns_steps": 0}),

@@ -94,6 +94,7 @@ OTHER_SETTINGS = {
     # Their steps of the leaves beside factors; tests/optimizers/test_lora.py has those of factors.
     "lora_fa": lambda: gradtx.lora_fa(0.1, pairs=factors),
     "lora_plus": lambda: gradtx.lora_plus(0.1, 1.0, pairs=factors),
+    "muon2": lambda: gradtx.muon2(_decaying(0.2)),
     "muown": lambda: gradtx.muown(_decaying(0.2)),
     "normuon": lambda: gradtx.normuon(_decaying(0.2)),
     "prodigy": lambda: gradtx.prodigy(_decaying(1.0), estim_lr0=0.05),

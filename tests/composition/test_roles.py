@@ -93,6 +93,7 @@ FAMILIES = [
     "kl_shampoo",
     "kl_soap",
     "kron",
+    "muon2",
     "muown",
     "normuon",
     "polargrad",

@@ -69,7 +69,7 @@ def same_bits(found, wanted):
 MATRIX_RULES = (
     *("muon", "adamuon", "normuon", "muown", "polargrad", "scion", "dion", "dion2", "dion3"),
     *("soap", "kl_soap", "soap_muon", "shampoo", "kl_shampoo", "kron", "galore", "fira", "apollo"),
-    *("conda", "adafactor", "adam_mini", "adamw", "lamb"),
+    *("conda", "adafactor", "adam_mini", "adamw", "lamb", "muon2"),
 )
 
 
