@@ -328,6 +328,11 @@ from gradtx.optimizers.proximal import (
     proximal_adagrad as proximal_adagrad,
     proximal_gradient_descent as proximal_gradient_descent,
 )
+from gradtx.optimizers.psgd_lra import (
+    ScaleByPSGDLRAState as ScaleByPSGDLRAState,
+    psgd_lra as psgd_lra,
+    scale_by_psgd_lra as scale_by_psgd_lra,
+)
 from gradtx.optimizers.qhadam import (
     ScaleByQhadamState as ScaleByQhadamState,
     qhadam as qhadam,

@@ -84,7 +84,7 @@ ROWS, COLUMNS = 512, 256
 MATRIX = ROWS * COLUMNS
 SIDES = ROWS + COLUMNS
 SQUARES = ROWS**2 + COLUMNS**2
-RANK, PAIRS = 1, 3  # of galore, apollo and fira, and of lbfgs
+RANK, PAIRS = 1, 3  # of galore, apollo, fira and psgd_lra, and of lbfgs
 
 NEGATIVE = {"learning_rate": -0.1}
 NAN = {"learning_rate": float("nan")}
@@ -619,6 +619,17 @@ CATALOGUE: dict[str, Entry] = {
         bad=(*RATES, {"learning_rate": 0.1, "preconditioner_update_probability": 1.5}),
         rows=False,
         keeps=MATRIX + SQUARES,
+    ),
+    "scale_by_psgd_lra": Entry(
+        lambda: gradtx.scale_by_psgd_lra(rank=2, whiten_momentum=True),
+        bad=({"b1": 1.0}, {"rank": 0}, {"key": "x"}, {"max_rms": -1.0}, {"damping": -1.0}),
+        rows=False,
+    ),
+    "psgd_lra": Entry(
+        lambda: gradtx.psgd_lra(0.02, rank=RANK),
+        bad=(*RATES, {"learning_rate": 0.1, "preconditioner_update_probability": 1.5}),
+        rows=False,
+        keeps=(2 * RANK + 2) * MATRIX,
     ),
     "scale_by_shampoo": Entry(
         lambda: gradtx.scale_by_shampoo(precondition_frequency=2, block_size=2),

@@ -10,7 +10,7 @@ have: an array, `Rows` of a table, a slot stored in another form, no gradient at
 
 Annotations say what the fields of a state are: `Slots`, `Counter` (each counts steps, the first is
 `t`), `TreeScalar` (a scalar of the whole tree), `Key` (split at every step; a rule sees a key for
-each leaf).
+each leaf, and one of the tree a single key).
 """
 
 import functools

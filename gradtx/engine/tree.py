@@ -107,7 +107,8 @@ def _all_leaves(
         for name, prefix in beside.items():
             parts = _spread(given, name, prefix)
             arguments[name] = [parts[i] for i in there]
-        held = given.view({n: [load(c[i]) for i in there] for n, c in given.slots.items()})
+        columns = {n: [load(c[i]) for i in there] for n, c in given.slots.items()}
+        held = given.view(columns, given.keys)
         step = given.steps.of(scalar_dtype(g))
         result, new = rule.function(g, held, step, **arguments)
         known = [*given.slots, *given.scalars]
