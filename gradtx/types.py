@@ -89,6 +89,15 @@ MaskedInnerState: TypeAlias = Annotated[State, INNER, MASKED]
 """Marks such a state in which `None` stands for each leaf that a mask leaves out."""
 
 
+class StateOf(NamedTuple):
+    """Marks the state of one of several transformations in a wrapper: ``Annotated[State, ...]``.
+
+    argument: the name that the transformation has among the wrapper's arguments.
+    """
+
+    argument: str
+
+
 def _marks(cls: Any) -> dict[str, tuple[Any, ...]]:
     """The marks in the annotation of each field of a state class."""
     try:
@@ -117,6 +126,15 @@ def nonnegative_fields(cls: Any) -> frozenset[str]:
 def masked_fields(cls: Any) -> frozenset[str]:
     """The fields of a state class that hold states of some of the leaves."""
     return frozenset(n for n, marks in _marks(cls).items() if MASKED in marks)
+
+
+@functools.cache
+def states_of_arguments(cls: Any) -> Mapping[str, str]:
+    """The fields of a state class that are marked `StateOf` an argument, by its name."""
+    if not hasattr(cls, "_fields"):
+        return {}
+    found = ((name, mark) for name, marks in _marks(cls).items() for mark in marks)
+    return {mark.argument: name for name, mark in found if isinstance(mark, StateOf)}
 
 
 def fields_of(cls: Any, kind: str) -> tuple[str, ...]:
@@ -176,12 +194,9 @@ def is_state(x: Any) -> bool:
         return any(isinstance(part, tuple) and is_state(part) for part in x.values())
     if not isinstance(x, tuple):
         return False
-    if not hasattr(x, "_fields"):
-        return any(is_state(part) for part in x)
-    inside = [name for name in x._fields if name.endswith(("_state", "_states"))]
-    held = any(is_state(getattr(x, name)) for name in inside)
-    marked = any(kind is not None for kind in state_fields(type(x)).values())
-    return isinstance(x, EmptyState) or held or marked
+    if isinstance(x, EmptyState) or any(is_state(part) for part in x):
+        return True
+    return hasattr(x, "_fields") and any(k is not None for k in state_fields(type(x)).values())
 
 
 def init_empty_state(params: Params) -> EmptyState:

@@ -1,6 +1,6 @@
 """Infrequent communication: devices train independently and synchronize from time to time."""
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,17 @@ from gradtx.pair import GradientTransformation, transformation, with_extra_args_
 from gradtx.paths import is_leaf, map_present
 from gradtx.rows import dense
 from gradtx.training.minimize import reduced_axes
-from gradtx.types import Array, EmptyState, InnerState, Params, PyTree, Slots, State, Updates
+from gradtx.types import (
+    Array,
+    EmptyState,
+    InnerState,
+    Params,
+    PyTree,
+    Slots,
+    State,
+    StateOf,
+    Updates,
+)
 
 
 class LocalSGDState(NamedTuple):
@@ -41,7 +51,7 @@ class DiLoCoState(NamedTuple):
     """
 
     inner_state: InnerState
-    outer_state: State
+    outer_state: Annotated[State, StateOf("outer")]
     anchor: Slots
     until_sync: Array
 

@@ -1,6 +1,6 @@
 """Streaming DiLoCo: one fragment of the parameters is synchronized at a time."""
 
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,17 @@ from gradtx.numerics.control import branch, in_form_of
 from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.paths import is_leaf, map_present
 from gradtx.rows import dense
-from gradtx.types import Array, InnerState, Params, PyTree, Slots, State, Updates, is_stored
+from gradtx.types import (
+    Array,
+    InnerState,
+    Params,
+    PyTree,
+    Slots,
+    State,
+    StateOf,
+    Updates,
+    is_stored,
+)
 
 
 class StreamingDiLoCoState(NamedTuple):
@@ -27,7 +37,7 @@ class StreamingDiLoCoState(NamedTuple):
     """
 
     inner_state: InnerState
-    outer_states: State
+    outer_states: Annotated[State, StateOf("outer")]
     anchor: Slots
     sending: Slots
     until_sync: Array

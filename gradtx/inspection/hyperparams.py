@@ -10,7 +10,7 @@ from gradtx.declaration import Declaration, Declared
 from gradtx.host_values import as_schedule
 from gradtx.pair import GradientTransformation, transformations_in, with_extra_args_support
 from gradtx.paths import with_paths
-from gradtx.types import INNER, Schedule, State, fields_of
+from gradtx.types import INNER, Schedule, State, fields_of, states_of_arguments
 
 _D = TypeVar("_D", bound=Declared)
 
@@ -25,20 +25,12 @@ def _child_state(name: str, state: State) -> State:
     """
     if name.isdecimal() and type(state) is tuple and int(name) < len(state):
         return state[int(name)]
-    if name in (own := _fields_by_child(state)):
+    if name in (own := states_of_arguments(state.__class__)):
         return getattr(state, own[name])
     for field in fields_of(type(state), INNER):  # a wrapper's state; under a label for each group
         name, state = name.rsplit(".", maxsplit=1)[-1], getattr(state, field)
         break
     return state[name] if isinstance(state, dict) and name in state else state
-
-
-def _fields_by_child(state: State) -> dict[str, str]:
-    """The fields that hold the state of one argument, by the name of that: adv_optimizer's too."""
-    fields = getattr(state, "_fields", ())
-    stems = {field.removesuffix("_state").removesuffix("_states"): field for field in fields}
-    stems |= {"optimizer" if stem == "opt" else f"{stem}_optimizer": f for stem, f in stems.items()}
-    return stems
 
 
 def _steps(state: State) -> Any:

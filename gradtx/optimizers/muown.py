@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,7 +28,7 @@ from gradtx.paths import aligned, is_leaf, leaves_with_path
 from gradtx.rows import is_rows
 from gradtx.transforms.orthogonal import STANDARD
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.types import Array, DimensionNumbers, DType, Params, Slots, State, Updates
+from gradtx.types import Array, DimensionNumbers, DType, Params, Slots, State, StateOf, Updates
 
 _LEAST = 1e-12  # the size of an output whose weights are all 0
 
@@ -42,8 +42,8 @@ class SizesAndDirectionsState(NamedTuple):
 
     size: Slots
     length: Slots
-    sizes: State
-    directions: State
+    sizes: Annotated[State, StateOf("sizes")]
+    directions: Annotated[State, StateOf("directions")]
 
 
 @transformation

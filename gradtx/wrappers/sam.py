@@ -1,7 +1,7 @@
 """Sharpness-aware minimization: gradients taken at the worst point nearby."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ from gradtx.pair import (
 from gradtx.paths import is_leaf, map_present
 from gradtx.rows import dense
 from gradtx.transforms.norms import adaptive_normalize
-from gradtx.types import Array, Params, PyTree, Slots, State, Updates
+from gradtx.types import Array, Params, PyTree, Slots, State, StateOf, Updates
 
 
 class SAMState(NamedTuple):
@@ -34,8 +34,8 @@ class SAMState(NamedTuple):
     """
 
     steps_since_sync: Any
-    opt_state: State
-    adv_state: State
+    opt_state: Annotated[State, StateOf("optimizer")]
+    adv_state: Annotated[State, StateOf("adv_optimizer")]
     cache: Slots
 
 
@@ -43,8 +43,8 @@ class GSAMState(NamedTuple):
     """`SAMState` with the gradient at the outer parameters, which is None in opaque mode."""
 
     steps_since_sync: Any
-    opt_state: State
-    adv_state: State
+    opt_state: Annotated[State, StateOf("optimizer")]
+    adv_state: Annotated[State, StateOf("adv_optimizer")]
     cache: Slots
     gradient: Slots
 

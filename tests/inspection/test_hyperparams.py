@@ -1,5 +1,7 @@
 """Hyperparameters by name."""
 
+from typing import Annotated, Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import optax
 import pytest
 
 import gradtx
+from gradtx.types import StateOf
 
 P = {"w": jnp.ones((2, 3)), "b": jnp.ones(3)}
 
@@ -89,6 +92,26 @@ def test_each_of_two_transformations_in_a_wrapper_has_its_own_step():
     found = gradtx.hyperparams(tx, state)
     rates = found["inner.learning_rate"], found["outer.learning_rate"]
     np.testing.assert_allclose(rates, [0.6, 0.8], rtol=1e-6)
+
+
+class TwoStates(NamedTuple):
+    first_state: Annotated[Any, StateOf("second")]
+    then: Annotated[Any, StateOf("first")]
+
+
+def test_the_mark_of_a_state_says_whose_it_is_and_not_the_name_of_its_field():
+    @gradtx.transformation
+    def one_of(first: gradtx.GradientTransformation, second: gradtx.GradientTransformation):
+        def init(params):
+            return TwoStates(second.init(params), first.init(params))
+
+        return gradtx.GradientTransformation(init, lambda g, s, params=None, **_: (g, s))
+
+    falling = gradtx.sgd(FALLING)
+    state = TwoStates(after(falling, 4), after(falling, 2))
+    found = gradtx.hyperparams(one_of(falling, falling), state)
+    rates = found["first.learning_rate"], found["second.learning_rate"]
+    np.testing.assert_allclose(rates, [0.8, 0.6], rtol=1e-6)
 
 
 @pytest.mark.parametrize("inner", [gradtx.sgd(0.1), gradtx.apply_if_finite(gradtx.adam(0.1), 9)])
