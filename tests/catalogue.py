@@ -20,10 +20,12 @@ class Entry:
     rows: runs on the rows of a table; complex: runs on complex leaves; why: reasons for a False;
     examples: takes gradients of single examples, these in the first dimension;
     keeps: of an optimizer, how many numbers it keeps for a matrix of ROWS x COLUMNS, as its paper
-    counts them, scalars of the tree not included; dense: how many of these are kept for the whole
-    tree, and not for a leaf; alone: of an optimizer, that it is in none of the
-    libraries that are tested beside, nor is its authors' code; leaves: the shapes of further leaves
-    that the contracts' trees have for it, by name: those that belong together.
+    counts them, scalars of the tree not included; rate: of an optimizer, a learning rate whose
+    steps parameters in bfloat16 do not lose, where that of `make` is too small; dense: how many of
+    the numbers it keeps are kept for the whole tree, and not for a leaf; alone: of an optimizer,
+    that it is in none of the libraries that are tested beside, nor is its authors' code; leaves:
+    the shapes of further leaves that the contracts' trees have for it, by name: those that belong
+    together.
     """
 
     make: Callable[[], Any]
@@ -34,6 +36,7 @@ class Entry:
     why: str = ""
     examples: bool = False
     keeps: int = 0
+    rate: float | None = None
     alone: bool = False
     dense: int = 0
     leaves: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
@@ -166,12 +169,14 @@ CATALOGUE: dict[str, Entry] = {
         ),
         optax=lambda: optax.adam(1e-2, nesterov=True),
         keeps=2 * MATRIX,
+        rate=0.1,
     ),
     "adamw": Entry(
         lambda: gradtx.adamw(1e-2, weight_decay=0.1),
         bad=(*SIGNED, {"learning_rate": 0.1, "weight_decay": -1.0}),
         optax=lambda: optax.adamw(1e-2, weight_decay=0.1),
         keeps=2 * MATRIX,
+        rate=0.1,
     ),
     # adagrad
     "scale_by_rss": Entry(
@@ -180,7 +185,11 @@ CATALOGUE: dict[str, Entry] = {
         optax=lambda: optax.scale_by_rss(),
     ),
     "adagrad": Entry(
-        lambda: gradtx.adagrad(0.1), bad=SIGNED, optax=lambda: optax.adagrad(0.1), keeps=MATRIX
+        lambda: gradtx.adagrad(0.1),
+        bad=SIGNED,
+        optax=lambda: optax.adagrad(0.1),
+        keeps=MATRIX,
+        rate=0.5,
     ),
     # rmsprop
     "scale_by_rms": Entry(
@@ -791,6 +800,7 @@ CATALOGUE: dict[str, Entry] = {
         optax=lambda: optax.fromage(0.1),
         rows=False,
         keeps=0,
+        rate=0.05,
     ),
     "scale_by_novograd": Entry(
         lambda: gradtx.scale_by_novograd(weight_decay=0.1),
@@ -817,6 +827,7 @@ CATALOGUE: dict[str, Entry] = {
         optax=lambda: optax.adafactor(1e-2, 2, momentum=0.9, weight_decay_rate=1e-3),
         rows=False,
         keeps=MATRIX + SIDES + 1,
+        rate=0.2,
     ),
     "scale_by_sm3": Entry(
         lambda: gradtx.scale_by_sm3(),
@@ -830,6 +841,7 @@ CATALOGUE: dict[str, Entry] = {
         optax=lambda: optax.sm3(0.1),
         rows=False,
         keeps=MATRIX + SIDES,
+        rate=0.5,
     ),
     "scale_by_adam_mini": Entry(
         lambda: gradtx.scale_by_adam_mini(),
@@ -842,6 +854,7 @@ CATALOGUE: dict[str, Entry] = {
         rows=False,
         keeps=MATRIX + COLUMNS,
         alone=True,
+        rate=0.1,
     ),
     "scale_by_came": Entry(
         lambda: gradtx.scale_by_came(),
@@ -854,6 +867,7 @@ CATALOGUE: dict[str, Entry] = {
         rows=False,
         keeps=MATRIX + 2 * SIDES + 1,
         alone=True,
+        rate=0.05,
     ),
     "scale_by_stable_adamw": Entry(
         lambda: gradtx.scale_by_stable_adamw(weight_decay=0.1, mask=is_matrix),
@@ -866,6 +880,7 @@ CATALOGUE: dict[str, Entry] = {
         rows=False,
         keeps=2 * MATRIX,
         alone=True,
+        rate=0.1,
     ),
     "scale_by_adamp": Entry(
         lambda: gradtx.scale_by_adamp(weight_decay=0.1, mask=is_matrix, delta=1.0),
@@ -878,6 +893,7 @@ CATALOGUE: dict[str, Entry] = {
         rows=False,
         keeps=2 * MATRIX,
         alone=True,
+        rate=0.1,
     ),
     "scale_by_stable_spam": Entry(
         lambda: gradtx.scale_by_stable_spam(gamma3=0.9, reset_interval=2),
@@ -890,6 +906,7 @@ CATALOGUE: dict[str, Entry] = {
         rows=False,
         keeps=2 * MATRIX + 3,
         alone=True,
+        rate=0.1,
     ),
     # rows
     "scale_by_rowwise_rss": Entry(
@@ -897,11 +914,11 @@ CATALOGUE: dict[str, Entry] = {
         bad=({"eps": -1.0}, {"initial_accumulator_value": -1.0}),
     ),
     "rowwise_adagrad": Entry(
-        lambda: gradtx.rowwise_adagrad(0.1), bad=SIGNED, keeps=ROWS, alone=True
+        lambda: gradtx.rowwise_adagrad(0.1), bad=SIGNED, keeps=ROWS, alone=True, rate=0.5
     ),
     "scale_by_rowwise_adam": Entry(lambda: gradtx.scale_by_rowwise_adam(), bad=({"b1": 1.0},)),
     "rowwise_adam": Entry(
-        lambda: gradtx.rowwise_adam(1e-2), bad=SIGNED, keeps=MATRIX + ROWS, alone=True
+        lambda: gradtx.rowwise_adam(1e-2), bad=SIGNED, keeps=MATRIX + ROWS, alone=True, rate=0.1
     ),
     "scale_by_adagrad_decay": Entry(
         lambda: gradtx.scale_by_adagrad_decay(0.1, 2),
@@ -937,6 +954,7 @@ CATALOGUE: dict[str, Entry] = {
         bad=(*SIGNED, {"learning_rate": 0.1, "b2": 1.0}),
         keeps=2 * MATRIX,
         alone=True,
+        rate=0.1,
     ),
     "scale_by_diffgrad": Entry(
         lambda: gradtx.scale_by_diffgrad(), bad=({"b1": 1.0}, {"eps": -1.0})
@@ -946,6 +964,7 @@ CATALOGUE: dict[str, Entry] = {
         bad=(*SIGNED, {"learning_rate": 0.1, "b2": 1.0}),
         keeps=3 * MATRIX,
         alone=True,
+        rate=0.1,
     ),
     "scale_by_qhadam": Entry(
         lambda: gradtx.scale_by_qhadam(), bad=({"b1": 1.0}, {"nu1": "x"}, {"nu2": 1.5})
@@ -955,6 +974,7 @@ CATALOGUE: dict[str, Entry] = {
         bad=(*SIGNED, {"learning_rate": 0.1, "b2": 1.0}),
         keeps=2 * MATRIX,
         alone=True,
+        rate=0.1,
     ),
     "scale_by_adabound": Entry(
         lambda: gradtx.scale_by_adabound(), bad=({"b1": 1.0}, {"gamma": 0.0})
@@ -964,6 +984,7 @@ CATALOGUE: dict[str, Entry] = {
         bad=(*RATES, {"learning_rate": 0.1, "b2": 1.0}, {"learning_rate": 0.1, "base_lr": 0.0}),
         keeps=2 * MATRIX,
         alone=True,
+        rate=0.1,
     ),
     # the family of Adam
     "scale_by_belief": Entry(
@@ -976,6 +997,7 @@ CATALOGUE: dict[str, Entry] = {
         bad=SIGNED,
         optax=lambda: optax.adabelief(1e-2),
         keeps=2 * MATRIX,
+        rate=0.1,
     ),
     "scale_by_adamax": Entry(
         lambda: gradtx.scale_by_adamax(),
@@ -983,13 +1005,18 @@ CATALOGUE: dict[str, Entry] = {
         optax=lambda: optax.scale_by_adamax(),
     ),
     "adamax": Entry(
-        lambda: gradtx.adamax(1e-2), bad=SIGNED, optax=lambda: optax.adamax(1e-2), keeps=2 * MATRIX
+        lambda: gradtx.adamax(1e-2),
+        bad=SIGNED,
+        optax=lambda: optax.adamax(1e-2),
+        keeps=2 * MATRIX,
+        rate=0.1,
     ),
     "adamaxw": Entry(
         lambda: gradtx.adamaxw(1e-2, weight_decay=0.1),
         bad=(*SIGNED, {"learning_rate": 0.1, "weight_decay": -1.0}),
         optax=lambda: optax.adamaxw(1e-2, weight_decay=0.1),
         keeps=2 * MATRIX,
+        rate=0.1,
     ),
     "scale_by_adan": Entry(
         lambda: gradtx.scale_by_adan(),
@@ -997,7 +1024,11 @@ CATALOGUE: dict[str, Entry] = {
         optax=lambda: optax.scale_by_adan(),
     ),
     "adan": Entry(
-        lambda: gradtx.adan(1e-2), bad=SIGNED, optax=lambda: optax.adan(1e-2), keeps=4 * MATRIX
+        lambda: gradtx.adan(1e-2),
+        bad=SIGNED,
+        optax=lambda: optax.adan(1e-2),
+        keeps=4 * MATRIX,
+        rate=0.1,
     ),
     "scale_by_amsgrad": Entry(
         lambda: gradtx.scale_by_amsgrad(),
@@ -1009,18 +1040,24 @@ CATALOGUE: dict[str, Entry] = {
         bad=SIGNED,
         optax=lambda: optax.amsgrad(1e-2, bias_correction_nu=False),
         keeps=3 * MATRIX,
+        rate=0.1,
     ),
     "scale_by_nadam": Entry(
         lambda: gradtx.scale_by_nadam(), bad=({"b1": 1.0}, {"momentum_decay": -1.0})
     ),
     "nadam": Entry(
-        lambda: gradtx.nadam(1e-2), bad=SIGNED, optax=lambda: optax.nadam(1e-2), keeps=2 * MATRIX
+        lambda: gradtx.nadam(1e-2),
+        bad=SIGNED,
+        optax=lambda: optax.nadam(1e-2),
+        keeps=2 * MATRIX,
+        rate=0.1,
     ),
     "nadamw": Entry(
         lambda: gradtx.nadamw(1e-2, weight_decay=0.1),
         bad=(*SIGNED, {"learning_rate": 0.1, "weight_decay": -1.0}),
         optax=lambda: optax.nadamw(1e-2, weight_decay=0.1),
         keeps=2 * MATRIX,
+        rate=0.1,
     ),
     # No twin: Optax's is off by 0.6 % in float32; test_radam.py compares them in float64.
     "scale_by_radam": Entry(lambda: gradtx.scale_by_radam(), bad=({"b2": 1.0}, {"threshold": 3.9})),
@@ -1028,6 +1065,7 @@ CATALOGUE: dict[str, Entry] = {
         lambda: gradtx.radam(1e-2, nesterov=True),
         bad=(*SIGNED, {"learning_rate": 0.1, "threshold": 3.9}),
         keeps=2 * MATRIX,
+        rate=0.1,
     ),
     "scale_by_yogi": Entry(
         lambda: gradtx.scale_by_yogi(),
@@ -1035,7 +1073,11 @@ CATALOGUE: dict[str, Entry] = {
         optax=lambda: optax.scale_by_yogi(),
     ),
     "yogi": Entry(
-        lambda: gradtx.yogi(1e-2), bad=SIGNED, optax=lambda: optax.yogi(1e-2), keeps=2 * MATRIX
+        lambda: gradtx.yogi(1e-2),
+        bad=SIGNED,
+        optax=lambda: optax.yogi(1e-2),
+        keeps=2 * MATRIX,
+        rate=0.1,
     ),
     "scale_by_acprop": Entry(
         lambda: gradtx.scale_by_acprop(),
@@ -1047,6 +1089,7 @@ CATALOGUE: dict[str, Entry] = {
         bad=SIGNED,
         optax=lambda: optax.contrib.acprop(1e-3),
         keeps=2 * MATRIX,
+        rate=0.1,
     ),
     "scale_by_adopt": Entry(
         lambda: gradtx.scale_by_adopt(),
@@ -1058,6 +1101,7 @@ CATALOGUE: dict[str, Entry] = {
         bad=SIGNED,
         optax=lambda: optax.contrib.adopt(1e-2),
         keeps=2 * MATRIX,
+        rate=0.1,
     ),
     "scale_by_ademamix": Entry(
         lambda: gradtx.scale_by_ademamix(),
@@ -1069,6 +1113,7 @@ CATALOGUE: dict[str, Entry] = {
         bad=SIGNED,
         optax=lambda: optax.contrib.ademamix(1e-2, alpha=optax.linear_schedule(0.0, 5.0, 10)),
         keeps=3 * MATRIX,
+        rate=0.05,
     ),
     "scale_by_simplified_ademamix": Entry(
         lambda: gradtx.scale_by_simplified_ademamix(alpha=2.0),
@@ -1092,6 +1137,7 @@ CATALOGUE: dict[str, Entry] = {
         bad=RATES,
         optax=lambda: optax.adadelta(0.5, weight_decay=0.1),
         keeps=2 * MATRIX,
+        rate=20.0,
     ),
     "scale_by_madgrad": Entry(
         lambda: gradtx.scale_by_madgrad(1e-2),
@@ -1136,17 +1182,20 @@ CATALOGUE: dict[str, Entry] = {
         bad=SIGNED,
         optax=lambda: optax.optimistic_gradient_descent(1e-2),
         keeps=MATRIX,
+        rate=0.1,
     ),
     "optimistic_adam": Entry(
         lambda: gradtx.optimistic_adam(1e-2),
         bad=(*RATES, {"learning_rate": 0.1, "optimism": -1.0}),
         keeps=3 * MATRIX,
+        rate=0.1,
     ),
     "optimistic_adam_v2": Entry(
         lambda: gradtx.optimistic_adam_v2(1e-2),
         bad=SIGNED,
         optax=lambda: optax.optimistic_adam_v2(1e-2),
         keeps=3 * MATRIX,
+        rate=0.1,
     ),
     "add_noise": Entry(
         lambda: gradtx.add_noise(0.01, 0.55, key=1),
@@ -1162,6 +1211,7 @@ CATALOGUE: dict[str, Entry] = {
         rows=False,
         why="the noise belongs to every row",
         keeps=0,
+        rate=0.1,
     ),
     # proximal
     "shrink_params": Entry(
@@ -1176,6 +1226,7 @@ CATALOGUE: dict[str, Entry] = {
         lambda: gradtx.proximal_adagrad(0.1, 0.1, 0.1, 0.1),
         bad=(*RATES, {"learning_rate": 0.1, "initial_accumulator_value": 0.0}),
         keeps=MATRIX,
+        rate=0.5,
     ),
     "adagrad_da": Entry(
         lambda: gradtx.adagrad_da(0.1, 0.1, 0.01, 0.1),
@@ -1275,6 +1326,7 @@ CATALOGUE: dict[str, Entry] = {
         optax=lambda: optax.contrib.momo_adam(1e-3, adapt_lower_bound=True),
         rows=False,
         keeps=2 * MATRIX,
+        rate=0.1,
     ),
     "scale_by_polyak": Entry(
         lambda: gradtx.scale_by_polyak(f_min=0.1),
@@ -1312,6 +1364,7 @@ CATALOGUE: dict[str, Entry] = {
         bad=(*SIGNED, {"learning_rate": 0.1, "b2": 1.0}),
         keeps=3 * MATRIX,
         alone=True,
+        rate=0.1,
     ),
     "mars_lion": Entry(
         lambda: gradtx.mars_lion(1e-2),
