@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from gradtx.composition.apply import add_update, check_addable
 from gradtx.composition.gate import Case, in_cases
 from gradtx.composition.sequence import through
+from gradtx.composition.without_state import without_state
 from gradtx.engine.lift import elementwise
 from gradtx.flax_forms import written_as_dict
 from gradtx.numerics.compiler_hints import delay
@@ -199,11 +200,8 @@ def identity() -> GradientTransformation:
     >>> tx.update(jnp.ones(2), tx.init(jnp.ones(2)))[0].tolist()
     [1.0, 1.0]
     """
-    return GradientTransformationExtraArgs(
-        lambda params: EmptyState(),
-        lambda updates, state, params=None, **extra_args: (updates, state),
-        parts=(),
-        takes_vectors=True,
+    return without_state(
+        lambda updates, params, **extra_args: updates, parts=(), takes_vectors=True
     )
 
 
@@ -229,10 +227,7 @@ def stateless(f: Callable[[Updates, Params | None], Updates]) -> GradientTransfo
     >>> float(tx.update(4.0, tx.init(0.0))[0])
     2.0
     """
-    return GradientTransformationExtraArgs(
-        lambda params: EmptyState(),
-        lambda updates, state, params=None, **extra_args: (f(updates, params), state),
-    )
+    return without_state(lambda updates, params, **extra_args: f(updates, params))
 
 
 @transformation
@@ -249,12 +244,10 @@ def stateless_with_tree_map(f: Callable[[Any, Any], Any]) -> GradientTransformat
     """
     from gradtx.tree import map_updates  # which no other chain needs
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
+    def mapped(updates: Updates, params: Params | None, **extra_args: Any) -> Updates:
         del extra_args
         if params is None:
-            return map_updates(lambda g: f(g, None), updates), state
-        return map_updates(f, updates, params), state
+            return map_updates(lambda g: f(g, None), updates)
+        return map_updates(f, updates, params)
 
-    return GradientTransformationExtraArgs(lambda params: EmptyState(), update)
+    return without_state(mapped)

@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.composition.groups import partition
+from gradtx.composition.without_state import without_state
 from gradtx.engine.lift import needed, refused_rows
 from gradtx.engine.matrix_layout import MatrixDimensions, as_matrices
 from gradtx.numerics import cast, widen
-from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs
+from gradtx.pair import GradientTransformation
 from gradtx.paths import aligned, is_leaf, leaves_with_path
 from gradtx.rows import is_rows
-from gradtx.types import Array, EmptyState, Params, PyTree, State, Updates
+from gradtx.types import Array, Params, PyTree, Updates
 
 
 class MuonDimensionNumbers(NamedTuple):
@@ -102,12 +103,10 @@ def on_each_matrix(
         function: of batches ``(n, rows, columns)``.
     """
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
-        return each_matrix(name, function, given, updates, needed(name, params)), state
+    def moved(updates: Updates, params: Params | None, **extra_args: Any) -> Updates:
+        return each_matrix(name, function, given, updates, needed(name, params))
 
-    return GradientTransformationExtraArgs(lambda params: EmptyState(), update)
+    return without_state(moved)
 
 
 def matrices_and_others(

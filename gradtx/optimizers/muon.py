@@ -7,12 +7,12 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, NonNegative, PositiveInt, check_choice
 from gradtx.composition.chain import chain
 from gradtx.composition.matrices import MuonDimensionNumbers, matrices_and_others
+from gradtx.composition.without_state import without_state
 from gradtx.engine.matrices import Matrices, MatrixDimensions, as_matrices, matrixwise
 from gradtx.numerics import Step, cast, debias, ema, nesterov_mean, widen, zeros_like
 from gradtx.optimizers.adam import adamw
 from gradtx.pair import (
     GradientTransformation,
-    GradientTransformationExtraArgs,
     optimizer,
     transformation,
 )
@@ -32,10 +32,8 @@ from gradtx.types import (
     Counter,
     DimensionNumbers,
     DType,
-    EmptyState,
     Params,
     Slots,
-    State,
     TreeScalar,
     Updates,
 )
@@ -205,9 +203,7 @@ def scale_by_shape(
     dimensions = MatrixDimensions(weight_dimension_numbers, MuonDimensionNumbers)
 
     # Without `matrixwise`: a factor of the shape alone needs no batch, and works on `Rows`.
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
+    def scaled(updates: Updates, params: Params | None, **extra_args: Any) -> Updates:
         leaves, treedef = leaves_with_path(updates)
         out = []
         numbers = dimensions.of("scale_by_shape", updates)
@@ -218,9 +214,9 @@ def scale_by_shape(
             matrices = as_matrices("scale_by_shape", path, u.shape, number)
             k = shape_factor(matrices.rows, matrices.columns, scale, consistent_rms)
             out.append(map_updates(lambda g, k=k: cast(widen(g) * k, g.dtype), u))
-        return treedef.unflatten(out), state
+        return treedef.unflatten(out)
 
-    return GradientTransformationExtraArgs(lambda params: EmptyState(), update)
+    return without_state(scaled)
 
 
 @optimizer

@@ -5,10 +5,11 @@ from typing import Any
 import jax.numpy as jnp
 
 from gradtx.checks import NonNegative, Positive
+from gradtx.composition.without_state import without_state
 from gradtx.numerics import widen
-from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs, transformation
+from gradtx.pair import GradientTransformation, transformation
 from gradtx.transforms.scaling import scale
-from gradtx.types import EmptyState, Params, State, Updates
+from gradtx.types import EmptyState, Params, Updates
 
 
 @transformation
@@ -34,18 +35,13 @@ def scale_by_batch_size(size: Positive, power: NonNegative = 0.5) -> GradientTra
     [2.0]
     """
 
-    def update(
-        updates: Updates,
-        state: State,
-        params: Params | None = None,
-        *,
-        weight: Any = None,
-        **extra_args: Any,
-    ) -> tuple[Updates, State]:
+    def scaled(
+        updates: Updates, params: Params | None, *, weight: Any = None, **extra_args: Any
+    ) -> Updates:
         del params, extra_args
         if weight is None:
-            return updates, state
+            return updates
         factor = (widen(1.0 * jnp.asarray(weight)) / size) ** power
-        return scale(factor).update(updates, EmptyState())[0], state
+        return scale(factor).update(updates, EmptyState())[0]
 
-    return GradientTransformationExtraArgs(lambda params: EmptyState(), update)
+    return without_state(scaled)

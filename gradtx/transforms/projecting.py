@@ -9,16 +9,16 @@ import jax.numpy as jnp
 
 from gradtx import projections
 from gradtx.checks import check_function
+from gradtx.composition.without_state import without_state
 from gradtx.engine.lift import needed
 from gradtx.numerics import widen
 from gradtx.pair import (
     GradientTransformation,
-    GradientTransformationExtraArgs,
     transformation,
 )
 from gradtx.paths import Where, aligned, is_leaf, leaves_with_path, path_string, select
 from gradtx.rows import is_rows, take_rows
-from gradtx.types import Array, EmptyState, Params, PyTree, State, Updates
+from gradtx.types import Array, Params, PyTree, Updates
 
 
 @transformation
@@ -64,13 +64,7 @@ def project(
     function = partial(_named(projection), **(arguments or {}))
     check_function("project", "projection", function, 1)
 
-    def init(params: Params) -> State:
-        select(params, where)
-        return EmptyState()
-
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
+    def into_the_set(updates: Updates, params: Params | None, **extra_args: Any) -> Updates:
         del extra_args
         params = needed("project", params)
         keyed, treedef = leaves_with_path(updates)
@@ -92,9 +86,9 @@ def project(
             old if p is None else _like(g, target - p)
             for (_, old), g, p, target in zip(keyed, steps, starts, projected, strict=True)
         ]
-        return treedef.unflatten(new), state
+        return treedef.unflatten(new)
 
-    return GradientTransformationExtraArgs(init, update)
+    return without_state(into_the_set, check=lambda params: select(params, where))
 
 
 def _named(projection: str | Callable[..., PyTree]) -> Callable[..., PyTree]:

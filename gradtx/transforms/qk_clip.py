@@ -6,16 +6,16 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from gradtx.checks import Positive, check_patterns
+from gradtx.composition.without_state import without_state
 from gradtx.engine.lift import needed, refused_rows
 from gradtx.numerics import cast, real_dtype, widen
 from gradtx.pair import (
     GradientTransformation,
-    GradientTransformationExtraArgs,
     transformation,
 )
 from gradtx.paths import aligned, leaves_with_path, mask_tree, matches, path_string
 from gradtx.rows import is_rows
-from gradtx.types import Array, EmptyState, Params, State, Updates
+from gradtx.types import Array, Params, Updates
 
 
 class ClippedHeads(NamedTuple):
@@ -75,21 +75,12 @@ def qk_clip(
     check_patterns("qk_clip: heads", heads)
     clipped = {pattern: ClippedHeads(*where) for pattern, where in heads.items()}
 
-    def init(params: Params) -> State:
-        mask_tree(params, tuple(clipped))  # checks that each matches a leaf
-        return EmptyState()
-
-    def update(
-        updates: Updates,
-        state: State,
-        params: Params | None = None,
-        *,
-        max_logits: Any = None,
-        **extra_args: Any,
-    ) -> tuple[Updates, State]:
+    def shrunk(
+        updates: Updates, params: Params | None, *, max_logits: Any = None, **extra_args: Any
+    ) -> Updates:
         params = needed("qk_clip", params)
         if max_logits is None:
-            return updates, state
+            return updates
         leaves, treedef = leaves_with_path(updates)
         ps = aligned(
             "qk_clip: updates and parameters are different trees", updates, treedef, params
@@ -109,9 +100,10 @@ def qk_clip(
             logits = jnp.asarray(logits, real_dtype(wide.dtype))
             factor = _factor(path_string(path), p.shape, where, logits, threshold)
             out.append(cast(factor * (p + wide) - p, u.dtype))
-        return treedef.unflatten(out), state
+        return treedef.unflatten(out)
 
-    return GradientTransformationExtraArgs(init, update)
+    # A mask of these patterns is refused unless each matches a leaf.
+    return without_state(shrunk, check=lambda params: mask_tree(params, tuple(clipped)))
 
 
 def _only(what: str, choices: Mapping[str, Any], path: str, *, required: bool = True) -> Any:

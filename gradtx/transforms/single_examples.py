@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import NonNegative
+from gradtx.composition.without_state import without_state
 from gradtx.numerics import cast, widen
 from gradtx.pair import (
     GradientTransformation,
-    GradientTransformationExtraArgs,
     transformation,
 )
 from gradtx.transforms.per_example import clipped_mean, examples
-from gradtx.types import EmptyState, Params, State, Updates
+from gradtx.types import Params, Updates
 
 
 @transformation
@@ -40,14 +40,11 @@ def per_example(max_norm: NonNegative | None = None) -> GradientTransformation:
     [0.30000001192092896, 0.4000000059604645]
     """
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
+    def mean(updates: Updates, params: Params | None, **extra_args: Any) -> Updates:
         del params, extra_args
         if max_norm is not None:
-            return clipped_mean(updates, max_norm)[0], state
+            return clipped_mean(updates, max_norm)[0]
         examples(updates)
-        mean = jax.tree.map(lambda x: cast(jnp.mean(widen(x), axis=0), x.dtype), updates)
-        return mean, state
+        return jax.tree.map(lambda x: cast(jnp.mean(widen(x), axis=0), x.dtype), updates)
 
-    return GradientTransformationExtraArgs(lambda params: EmptyState(), update)
+    return without_state(mean)
