@@ -6,7 +6,7 @@ An update passes through these in turn, eager or traced; a whole step through 1,
 1. an error from arguments that were mixed up says so (`explanations`);
 2. hyperparameters must be single numbers (`Declaration.check_numbers`);
 3. vectors of packed leaves are taken apart, unless the pair takes vectors (`packed.on_leaves`);
-4. outside of ``jit``, many leaves are one compiled program (`eager`);
+4. outside of ``jit``, a step of gradtx's own rules is one compiled program (`eager`);
 5. on a mesh with explicit axes, no axis is explicit inside (`shardings`);
 6. hyperparameters that are schedules get their values at this step (`scheduled`);
 7. slots kept in another form than an array are loaded, unless the engine does so, here or in what
@@ -106,8 +106,8 @@ class Expansion:
     ) -> tuple[Updates, State]:
         if self.schedules:
             clock = self.pair.traits.clock
-            return self.schedules.update(clock, updates, state, params, extra_args)
-        run = self._of_slots(self.pair.update, state)
+            return self.schedules.update(clock, _update_of, updates, state, params, extra_args)
+        run = _update_of(self.pair, state)
         return cast(tuple[Updates, State], run(updates, state, params, **extra_args))
 
     @explained
@@ -117,22 +117,27 @@ class Expansion:
         self.declaration.check_numbers()
         if self._sees_leaves(updates):
             return on_leaves(self._step, updates, state, params, extra_args)
-        run = self._of_slots(self.pair.traits.step, state)
+        run = _of_slots(self.pair, self.pair.traits.step, state)
         return cast(tuple[Params, State], run(updates, state, params, **extra_args))
-
-    def _of_slots(self, function: Any, state: State) -> Any:
-        """`function` for slots in whatever form they are kept: the engine's own takes any."""
-        own = self.pair.traits
-        # What only hands a state on leaves that to those to whom it does.
-        hands_on = own.parts is not None and all(p.declaration is not None for p in own.parts)
-        engine = own.rule is not None or hands_on
-        return function if engine else on_arrays(function, state)
 
     def _sees_leaves(self, tree: Any) -> bool:
         """Whether a tree holds vectors of many leaves, and these are to be seen one by one."""
         # What a declared pair sees is decided where it is entered.
         takes_vectors = self.pair.declaration is not None or self.pair.takes_vectors
         return not takes_vectors and holds_packed(tree)
+
+
+def _of_slots(pair: Any, function: Any, state: State) -> Any:
+    """A pair's update or step for slots in whatever form they are kept: the engine's takes any."""
+    own = pair.traits
+    # What only hands a state on leaves that to those to whom it does.
+    hands_on = own.parts is not None and all(p.declaration is not None for p in own.parts)
+    engine = own.rule is not None or hands_on
+    return function if engine else on_arrays(function, state)
+
+
+def _update_of(pair: Any, state: State) -> Any:
+    return _of_slots(pair, pair.update, state)
 
 
 @functools.lru_cache(maxsize=64)  # of the optimizers that ran last

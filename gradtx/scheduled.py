@@ -81,12 +81,22 @@ class Schedules:
     def update(
         self,
         clock: Callable[[Any], State] | None,
+        entered: Callable[[Any, State], Callable[..., Any]],
         updates: Updates,
         state: State,
         params: Params | None,
         extra_args: dict[str, Any],
     ) -> tuple[Updates, State]:
-        """The update of the pair that is built with the values at the count in `state`."""
+        """The update of the pair that is built with the values at the count in `state`.
+
+        Args:
+            clock: as in `counted`.
+            entered: ``(pair, state) -> update``, the update of a pair for slots in their forms.
+            updates: the updates that the pair is given.
+            state: the state, which holds the count.
+            params: the parameters.
+            extra_args: the extra arguments of the update.
+        """
         count = _count(state)
         if count is None:
             raise TypeError(
@@ -96,13 +106,17 @@ class Schedules:
             )
         evaluated = self.at(count)
         tx = evaluated.builder.call(evaluated.arguments)
+
+        def run(state: State) -> tuple[Updates, State]:
+            update = entered(tx, state)
+            return cast(tuple[Updates, State], update(updates, state, params, **extra_args))
+
         if isinstance(state, ScheduledState):
-            updates, inner = tx.update(updates, state.inner_state, params, **extra_args)
-            return updates, ScheduledState(increment(count), inner)
+            moved, inner = run(state.inner_state)
+            return moved, ScheduledState(increment(count), inner)
         if clock is not None:
-            updates, _ = tx.update(updates, EmptyState(), params, **extra_args)
-            return updates, clock(increment(count))
-        return cast(tuple[Updates, State], tx.update(updates, state, params, **extra_args))
+            return run(EmptyState())[0], clock(increment(count))
+        return run(state)
 
 
 def _count(state: State) -> Any:

@@ -71,6 +71,23 @@ def same(a, b):
         np.testing.assert_array_equal(x, y)
 
 
+@pytest.mark.parametrize(
+    ("built", "value"),
+    [
+        (lambda x: gradtx.trust_gate(gradtx.scale_by_sign(), floor=x), 0.5),
+        (lambda x: gradtx.lookahead(gradtx.sgd(0.1), 2, x), 0.5),
+        (lambda x: gradtx.apply_every(x), 2),
+    ],
+)
+def test_a_pair_made_by_hand_takes_stored_slots_with_a_schedule_too(built, value):
+    constant, scheduled = (gradtx.store(built(x)) for x in (value, lambda count: value))
+    state = scheduled.init(tree())
+    assert set(kept(state).values()) == {"int8"}
+    params, state = run(scheduled, range(3), state)
+    same(params, run(constant, range(3))[0])
+    assert set(kept(state).values()) == {"int8"}
+
+
 @pytest.mark.slow
 def test_what_is_stored():
     """Small leaves and embeddings are not, and `describe` says which."""
