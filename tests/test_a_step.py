@@ -18,18 +18,9 @@ def loss(params, x):
     return jnp.sum((params["w"] * x) ** 2)
 
 
-@pytest.fixture(scope="module")
-def calls():
-    """The functions of gradtx that are called while a step is traced, with their files."""
-    tx = gradtx.chain(gradtx.clip_by_global_norm(1.0), gradtx.adamw(1e-3))
-
-    def trace(size):
-        params, x = {"w": jnp.ones(size)}, jnp.ones(size)
-        step, state = gradtx.make_step(loss, tx), tx.init(params)
-        return lambda: step(params, state, x)
-
-    trace(3)()  # so that what is done once is done
-    run, found = trace(4), []
+def called(run):
+    """The functions of gradtx that are called while `run` runs, with their files."""
+    found = []
 
     def note(frame, event, _):
         path = pathlib.Path(frame.f_code.co_filename)
@@ -45,10 +36,57 @@ def calls():
     return found
 
 
+def a_step(tx, size, **options):
+    params, x = {"w": jnp.ones(size)}, jnp.ones(size)
+    step, state = gradtx.make_step(loss, tx, **options), tx.init(params)
+    return lambda: step(params, state, x)
+
+
+def the_optimizer():
+    return gradtx.chain(gradtx.clip_by_global_norm(1.0), gradtx.adamw(1e-3))
+
+
+@pytest.fixture(scope="module")
+def calls():
+    """What is called while a step is traced, when what is done once is done."""
+    tx = the_optimizer()
+    a_step(tx, 3)()
+    return called(a_step(tx, 4))
+
+
 @pytest.mark.slow
 def test_the_page_lists_the_files_in_their_order(calls):
     listed = re.findall(r"^\| `([\w/]+\.py)` \|", PAGE.read_text(), re.MULTILINE)
     assert listed == list(dict.fromkeys(file for file, _ in calls))
+
+
+def test_a_step_that_is_compiled_enters_what_the_page_says():
+    run = a_step(the_optimizer(), 5, donate=False)
+    run()
+    said = re.search(r"The second call of the step\n?(.*?);", PAGE.read_text(), re.DOTALL)[1]
+    assert {file for file, _ in called(run)} == set(re.findall(r"`([\w/]+\.py)`", said))
+
+
+ADAPTERS = {
+    "explanations.py": "explained.<locals>.run",
+    "declaration.py": "Declaration.check_numbers",
+    "packed.py": "on_leaves",
+    "eager.py": "Eager.steps",
+    "shardings.py": "on_explicit_axes",
+    "scheduled.py": "Schedules.update",
+    "materialized.py": "on_arrays",
+}
+
+
+def test_the_adapters_of_an_eager_step_stand_in_the_order_of_the_page():
+    """All of them: of packed leaves, a schedule, and a pair made by hand that keeps a slot."""
+    tx = gradtx.hyperball(gradtx.sgd(0.1), gradtx.linear_schedule(0.1, 0.0, 10))
+    params = gradtx.pack({"w": jnp.ones((2, 2)), "v": jnp.ones((2, 2))})
+    state = tx.init(params)
+    found = called(lambda: tx.update(params, state, params))
+    entered = [file for file, code in found if ADAPTERS.get(file) == code.co_qualname]
+    listed = re.findall(r"^\d\. `([\w/]+\.py)`", PAGE.read_text(), re.MULTILINE)
+    assert list(dict.fromkeys(entered)) == listed == list(ADAPTERS)
 
 
 def test_every_file_that_the_page_names_is_there():
