@@ -3,6 +3,7 @@
 import ast
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -78,6 +79,28 @@ def test_no_two_classes_share_a_name():
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name.lstrip("_"), []).append(str(path.relative_to(ROOT)))
     assert {name: files for name, files in found.items() if len(files) > 1} == {}
+
+
+PAIRS = ("GradientTransformation", "GradientTransformationExtraArgs")
+
+
+def makers(node, inside=""):
+    """The outermost functions of a file that make a pair of an `init` and an `update`."""
+    if isinstance(node, ast.Call) and getattr(node.func, "id", None) in PAIRS:
+        yield inside
+    if isinstance(node, ast.FunctionDef):
+        inside = inside or node.name
+    for child in ast.iter_child_nodes(node):
+        yield from makers(child, inside)
+
+
+def test_the_design_names_what_is_built_by_hand():
+    built = [name for path in FILES for name in makers(ast.parse(path.read_text()))]
+    page = (ROOT.parent / "docs" / "design.md").read_text()
+    section = page.partition("## Built by hand\n")[2].partition("\n## ")[0]
+    rows = [line.split("|")[2] for line in section.splitlines() if line.startswith("| ")]
+    named = re.findall(r"`(\w+)`", " ".join(rows))
+    assert sorted({*named}) == sorted({*built})
 
 
 @pytest.mark.slow
