@@ -15,7 +15,7 @@ SHAPES = "a JSON file of shapes, or 'w=512x2048,head/b=10:bfloat16'"
 
 
 def count(what: str, least: int = 1) -> Callable[[str], int]:
-    """What reads a number of something, for argparse."""
+    """A function that reads a number of steps or the like, which argparse calls."""
 
     def read(text: str) -> int:
         if not text.isdecimal() or not least <= int(text) < 2**31:
@@ -28,7 +28,7 @@ def count(what: str, least: int = 1) -> Callable[[str], int]:
 
 
 def rate(text: str) -> float:
-    """A learning rate, for argparse."""
+    """The learning rate that a text on the command line says, for argparse."""
     try:
         value = float(text)
     except ValueError:

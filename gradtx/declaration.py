@@ -89,7 +89,7 @@ class Builder:
 
     @functools.cached_property
     def _forms(self) -> Mapping[str, Callable[[str, Any], Any]]:
-        """What makes the form in which an argument is kept, for those that are `Kept`."""
+        """For each argument that is `Kept` in another form: the function that makes that form."""
         found = ((name, mark) for name, hint in self.hints.items() for mark in checks.marks(hint))
         return {name: mark.form for name, mark in found if isinstance(mark, Kept)}
 

@@ -56,7 +56,7 @@ _OWN = {NamedStates: _names, Encoded: _storage}
 
 
 def _reader(kind: type) -> Callable[[Any], Any] | None:
-    """What reads them for a type: one of a higher layer brings its own, `from_json`."""
+    """The function that reads what a type keeps beside arrays, if need be its own `from_json`."""
     return _OWN.get(kind) or getattr(kind, "from_json", None)
 
 

@@ -48,7 +48,7 @@ class Decision(NamedTuple):
     otherwise: Callable[[Callable[[], Any]], Updates] | None = None
 
     def seen(self, updates: Updates, turn: Array) -> Updates:
-        """The gradients for `tx`, which its loop computes in this turn."""
+        """The gradients that `tx` sees, computed inside of the loop in which it takes its step."""
         return inside(updates, turn) if self.gradients is None else self.gradients(turn)
 
 

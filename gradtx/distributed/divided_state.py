@@ -104,14 +104,15 @@ def _with_owners(put: Callable[..., Any], path: str, slot: Owned) -> Owned:
 
 
 def _is_one(x: Any) -> bool:
-    """Whether a node of a slot is one thing that is kept, in some form."""
+    """Whether a node of a slot's tree is a whole slot, in a codec or in a stack."""
     return is_encoded(x) or is_owned(x)
 
 
 def _part(shape: tuple[int, ...], of: tuple[int, ...], dims: Dims, mesh: Mesh) -> Placement | None:
-    """Where a slot of a part of a parameter goes: like the whole, where that divides the part.
+    """The placement of a slot for some rows or columns of a parameter: that of the parameter.
 
-    None for a slot that is not shorter along one dimension and as long along all others.
+    The shortened dimension is left whole where the mesh does not divide it evenly. None for a slot
+    that is not shorter along one dimension and as long along all others.
     """
     shorter = [i for i, (a, b) in enumerate(zip(shape, of, strict=False)) if a != b]
     if len(shape) != len(of) or len(shorter) != 1 or not 1 < shape[shorter[0]] < of[shorter[0]]:

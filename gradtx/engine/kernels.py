@@ -221,7 +221,7 @@ class Backend(NamedTuple):
         return tiling is not None and (not cut.drawn or tiling.evenly(shard))
 
     def filled(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        """The sizes of a tile with room for `sizes`: powers of 2 if the platform needs them."""
+        """The sizes of a tile: `sizes`, or on a platform that needs them the next powers of 2."""
         return tuple(map(power_of_2, sizes)) if self.fills else sizes
 
 
@@ -360,7 +360,7 @@ def _launched(
         return found.inside(backend.filled(found.kept(found.sizes)), seen(v))
 
     def block(ref: Any, v: Any, b: int) -> Any:
-        """A block in what the compiler brings in, or in all of the array."""
+        """Block `b` of a tile, in the tile that Pallas has brought in or in the whole array."""
         r = rows(v)
         if not backend.fills:
             own = (*[slice(None)] * tiling.axis, pl.ds(b * r, r))
@@ -434,7 +434,7 @@ def _looped(cut: Cut, shard: Shard, backend: Backend, *inputs: Array) -> list[An
         return at
 
     def window(v: Any, k: Array) -> tuple[list[Any], list[int], tuple[int, ...]]:
-        """A tile's start and sizes in an array, and its sizes without dimensions of one block."""
+        """Tile `k` of an array: where it begins, its sizes, and its shape as the rule sees it."""
         found = tiling.window(shard.rows(v, cut), turn(k))
         return found.starts, [n or 1 for n in found.sizes], found.kept(found.sizes)
 

@@ -142,7 +142,7 @@ class Window(NamedTuple):
     sizes: tuple[int | None, ...]
 
     def kept(self, given: Sequence[Any]) -> tuple[Any, ...]:
-        """Of values for all dimensions, those for the dimensions that this window has."""
+        """Of one value for each dimension of an array, the values of this window's dimensions."""
         return tuple(x for x, n in zip(given, self.sizes, strict=True) if n is not None)
 
     def draws(self, whole: Draws) -> Draws:
@@ -260,7 +260,7 @@ def _in_lanes(shape: tuple[int, ...], blocks: Blocks) -> Tiling | None:
 
 
 def tpu_pieces(shape: tuple[int, ...]) -> Blocks | None:
-    """Pieces of 256 rows, if rows are not so short that a TPU may keep an array by columns."""
+    """Blocks of 256 rows; None for rows of no multiple of 128, which a TPU may lay by columns."""
     if len(shape) < 2 or shape[-1] % 128:
         return None
     axis, rows = len(shape) - 2, shape[-2]

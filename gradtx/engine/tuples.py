@@ -328,7 +328,7 @@ class _Batch:
         self.places = list(zip(*tuples, strict=True))
 
     def taken(self, place: int, leaves: list[Any]) -> Any:
-        """The leaves of one place in the tuples, or slots of these leaves, as a batch."""
+        """The leaves at one position in the tuples, or slots of these leaves, as one batch."""
         how = self.hows[place]
         if any(x is None for x in leaves):
             return None
@@ -336,7 +336,7 @@ class _Batch:
         return stacks if how is None else jax.tree.map(how.take, stacks)
 
     def apart(self, place: int, batch: Any) -> list[Any]:
-        """The leaves of one place in the tuples, from their batch: the inverse of `taken`."""
+        """The leaves at one position in the tuples, out of their batch: the inverse of `taken`."""
         how = self.hows[place]
         stacks = batch if how is None else jax.tree.map(how.put, batch)
         treedef: Any

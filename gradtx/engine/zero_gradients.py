@@ -25,7 +25,7 @@ class ZeroGradient(NamedTuple):
 
 
 class CannotSkip(Exception):
-    """A rule does not say what many steps with zero gradients do."""
+    """The error where a rule does not say what many steps with zero gradients do."""
 
 
 @dataclass(eq=False)

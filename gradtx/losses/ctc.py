@@ -109,7 +109,7 @@ def ctc_loss_with_forward_probs(
     repeats = jnp.pad(y[:, 1:] == y[:, :-1], ((0, 0), (1, 0)))
 
     def said(blank: Array, label: Array) -> Array:
-        """For each number of labels: so many emitted, whether or not a blank came last."""
+        """For each `n`, the log-probability of `n` labels so far, the last frame blank or not."""
         rest = jnp.logaddexp(blank[:, 1:], label)
         return jnp.concatenate([blank[:, :1], rest], 1)
 

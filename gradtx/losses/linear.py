@@ -174,7 +174,7 @@ def _check_mesh(name: str, mesh: Any, over: tuple[str, ...], words: int) -> None
 
 
 def _bound(axes: tuple[str, ...]) -> bool:
-    """Whether devices, or examples, run their own programs along these axes."""
+    """Whether the axes are bound here, as inside ``shard_map`` and ``vmap``."""
     try:
         jax.lax.axis_size(axes)
     except NameError:
@@ -267,7 +267,7 @@ def _over_chunks(add: Callable[[Any, int, Any], Any], start: Any, words: int, ch
 
 
 def _hits(y: Array, first: Any, size: int) -> Array:
-    """Where among some words each label is."""
+    """Whether each label is each of the words from `first` on: a mask (labels, words)."""
     return y[..., None] == first + jnp.arange(size, dtype=y.dtype)
 
 

@@ -97,7 +97,7 @@ class Step:
         return self.number + self._others
 
     def before(self) -> "Step":
-        """The step before this one; the first step is its own."""
+        """The step before this one; before the first step, the first step itself."""
         return Step(jnp.maximum(self.count - 1, 1), self.number.dtype)
 
     def once(self, name: str, key: Any, make: Callable[[], Array]) -> Array:

@@ -142,7 +142,10 @@ def dadapt_adamw(
         return directions(lam, new, p), {**new, **estimate(lam, s, product, size)}
 
     def plan(g: list[Array], s: Any, t: Step, p: list[Array]) -> Any:
-        """Slots are overwritten after the product read them; the norm's pass sums it again."""
+        """The slots wait for the product, which reads their old values and is then summed anew.
+
+        The pass that sums the norm sums it too, so that nothing is stored between the two.
+        """
         lam = rate(s, t)
 
         def product_of(g: Array, a: Array, v: Array) -> Array:

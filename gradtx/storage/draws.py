@@ -32,7 +32,7 @@ class Draws(NamedTuple):
 
     @classmethod
     def of(cls, key: tuple[Array | int, ...], shape: tuple[int, ...]) -> "Draws":
-        """The random draws of a whole slot, or of rows that begin at a place, the third number."""
+        """The draws of a slot by its key: two numbers, and for some rows the index of the first."""
         first, second, *start = key
         strides = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
         return cls((first, second), start[0] if start else 0, strides)

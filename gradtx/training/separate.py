@@ -19,7 +19,7 @@ NOBODY = -1
 
 
 class Mixed(Exception):
-    """An operation combines entries of several owners; the message names the operation."""
+    """The error where an operation combines entries of several owners; it names the operation."""
 
 
 class Layered(NamedTuple):
@@ -411,7 +411,7 @@ def _drawn_in_both(a: Free, b: Free) -> frozenset[int] | None:
 
 
 def _decided_by(kind: Kind, name: str, results: list[Kind]) -> list[Kind]:
-    """The results of what is chosen by a number: if it is random, no layer may be among them."""
+    """The kinds of what a number chooses; raises Mixed if a random number chooses layers."""
     if isinstance(kind, Layered):
         raise Mixed(name)
     if kind.drawn is None:
