@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import gradtx
-from gradtx.checks import marks
+from gradtx.checks import hyperparameter_range, marks, size_of
 from gradtx.rows import is_rows
 from gradtx.types import DIMENSIONS, WHERE
 from tests import catalogue
@@ -663,7 +663,18 @@ def test_a_choice_of_a_wrong_kind_is_refused_by_name(name, argument, kind):
             gradtx.replace(tx, {argument: bad})
 
 
-@every
+BAD = [name for name in NAMES if CATALOGUE[name].bad]
+
+
+def test_what_has_a_hyperparameter_has_arguments_that_must_be_refused():
+    def is_checked(hint):
+        return hyperparameter_range(hint) is not None or size_of(hint) is not None
+
+    hints = {name: getattr(gradtx, name).builder.hints.values() for name in NAMES}
+    assert [name for name in NAMES if name not in BAD and any(map(is_checked, hints[name]))] == []
+
+
+@some(*BAD, of=BAD)
 def test_bad_arguments_are_refused(name):
     build = getattr(gradtx, name)
     for arguments in CATALOGUE[name].bad:
