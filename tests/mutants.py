@@ -126,6 +126,8 @@ COVERED = {
         "distributed/test_set_mesh.py",
     ),
     "sparse.separable": ("sparse/test_exact.py",),
+    "training.layer_stacks": ("training/test_inside.py",),
+    "training.layerwise": ("training/test_inside.py",),
     "training.resharding": ("test_moving.py",),
     "training.scans": ("training/test_inside.py",),
     "training.separate": ("training/test_inside.py",),

@@ -27,7 +27,17 @@ from gradtx.packed import holds_packed
 from gradtx.pair import GradientTransformation
 from gradtx.paths import Where, mask_tree, path_string, with_paths
 from gradtx.shardings import explicit_mesh, known_shardings
-from gradtx.storage import Encoded, is_encoded
+from gradtx.storage import is_encoded
+from gradtx.training.layer_stacks import (
+    as_it_was,
+    divides_rows,
+    in_slices,
+    is_one_stack,
+    key_of_layer,
+    layer_of,
+    with_layer,
+)
+from gradtx.training.layerwise import in_its_place, name_of, norm_for, refuse_by_kind
 from gradtx.training.resharding import Shardings, put
 from gradtx.training.scans import Loops, Stage
 from gradtx.training.separate import (
@@ -41,27 +51,10 @@ from gradtx.training.separate import (
     owned_by,
     owners_after,
 )
-from gradtx.traits import Scope
-from gradtx.tree.memory import HOST, all_near, brought_in, in_memory_of, is_on_host
+from gradtx.tree.memory import HOST, all_near, brought_in, is_on_host
 from gradtx.tree.search import map_params
 from gradtx.tree.sums import norm_sq
 from gradtx.types import Array, Params, PyTree, State, is_stored
-
-_GIVES_GRADIENTS = ("", "compensated", "offload", "stochastic_rounding", "store")
-"""What hands the gradients to what is inside, or to its first link, as they are; "" is a chain."""
-
-_BY_THE_LOSS = (
-    " (conditionally_mask skips a step by the value of the loss: conditionally_mask(tx, lambda "
-    "step, *, value, **_: jnp.isfinite(value), forward_extra_args=True))"
-)
-
-_IN_ITS_PLACE = {
-    "clip_by_global_norm": " (clip_by_last_norm does), give it two_pass=True as the first link",
-    "guard": _BY_THE_LOSS,
-    "apply_if_finite": _BY_THE_LOSS,
-    "cautious": " (cautious(..., rescale=False) does)",
-}
-"""What to use in place of a transformation that needs all layers."""
 
 _OUTSIDE = -2  # the owner of what belongs to leaves that get the ordinary step
 
@@ -132,8 +125,8 @@ class Inside:
     ) -> None:
         if holds_packed(trained):
             raise ValueError("inside: the parameters are packed; give the tree that was packed")
-        _refuse_by_what_it_is(tx)
-        self.norm_for = _norm_for(tx)
+        refuse_by_kind(tx)
+        self.norm_for = norm_for(tx)
         self.kept_at = {} if sharding is None else dict(_by_path(sharding.params))
         if sharding is not None and _is_divided_further(sharding, self.kept_at):
             raise ValueError(
@@ -231,7 +224,7 @@ class Inside:
         return max(found)
 
     def _offloads(self) -> bool:
-        return any(_name(part) == "offload" for part in (self.tx, *self.tx.within))
+        return any(name_of(part) == "offload" for part in (self.tx, *self.tx.within))
 
     def check(self, state: State, given: Mapping[str, Any]) -> None:
         """Raise ValueError, naming the link, unless the step of a layer reads that layer alone."""
@@ -240,11 +233,11 @@ class Inside:
             raise ValueError(self._refusal(why, given))
 
     def _refusal(self, why: str, given: Mapping[str, Any]) -> str:
-        name, how = self._innermost(self.tx, given) or (_name(self.tx), why)
+        name, how = self._innermost(self.tx, given) or (name_of(self.tx), why)
         return (
             f"inside: {name or 'the transformation'} cannot run on one layer at a time, before the "
             f"gradients of the others are there: {how}. Leave it out, put something in its place "
-            f"that reads each layer by itself{_in_its_place(name)}, name other leaves by inside=, "
+            f"that reads each layer by itself{in_its_place(name)}, name other leaves by inside=, "
             "or make the step without inside"
         )
 
@@ -255,13 +248,13 @@ class Inside:
         for inner in tx.inside:
             found = self._innermost(inner, given)
             if found is not None:
-                return found if found[0] else (_name(tx), found[1])
+                return found if found[0] else (name_of(tx), found[1])
         try:
             state = jax.eval_shape(tx.init, self.trained)
         except Exception:  # one that cannot stand alone is not named
             return None
         problem = self._problem(tx, state, given)
-        return (_name(tx), problem.why) if problem.certain and problem.why is not None else None
+        return (name_of(tx), problem.why) if problem.certain and problem.why is not None else None
 
     def _problem(
         self, tx: GradientTransformation, state: State, given: Mapping[str, Any]
@@ -391,9 +384,9 @@ class Inside:
 
         def collect(slot: Any, i: int) -> Any:
             if i in self.stage_of:
-                rows_divided = _divides_rows(self.kept_at.get(self.paths[i]))
-                in_slices = functools.partial(_in_slices, rows_divided=rows_divided)
-                slots[self.stage_of[i]].append(jax.tree.map(in_slices, slot))
+                rows_divided = divides_rows(self.kept_at.get(self.paths[i]))
+                readable = functools.partial(in_slices, rows_divided=rows_divided)
+                slots[self.stage_of[i]].append(jax.tree.map(readable, slot))
             return slot
 
         _on_slots(self.tx, collect, state, self.index)
@@ -429,7 +422,7 @@ class Inside:
         def put(slot: Any, i: int) -> Any:
             if i not in self.stage_of:
                 return slot
-            made = jax.tree.map(_as_it_was, slot, next(new[self.stage_of[i]]))
+            made = jax.tree.map(as_it_was, slot, next(new[self.stage_of[i]]))
             return made.with_key(made.next_key()) if is_encoded(made) else made
 
         state = _on_slots(self.tx, put, state, self.index)
@@ -480,7 +473,7 @@ class Inside:
             held, new = iter(slots), []
 
             def of_others(x: Any) -> Any:
-                return _key_of_layer(x, name, layer) if is_key(x) else brought_in(x)
+                return key_of_layer(x, name, layer) if is_key(x) else brought_in(x)
 
             def of_layer(slot: Any, i: int) -> Any:
                 return next(held) if self.stage_of.get(i) == k else slot
@@ -500,10 +493,12 @@ class Inside:
 
         def turn(layer: Array, carried: Carried, grads: list[Array]) -> Carried:
             stacks = carried[:2]
-            now = jax.tree.map(lambda x: _layer(x, layer, stage.length), stacks, is_leaf=_is_one)
+            now = jax.tree.map(
+                lambda x: layer_of(x, layer, stage.length), stacks, is_leaf=is_one_stack
+            )
             new = _apart(functools.partial(step, layer), now, [_conjugate(g) for g in grads], value)
             params, slots = jax.tree.map(
-                lambda x, n: _with_layer(x, n, layer), stacks, new, is_leaf=_is_one
+                lambda x, n: with_layer(x, n, layer), stacks, new, is_leaf=is_one_stack
             )
             if not sums_squares:
                 return params, slots, carried[2]
@@ -565,76 +560,6 @@ def _apart(
     return done
 
 
-def _refuse_by_what_it_is(tx: GradientTransformation) -> None:
-    for part in (tx, *tx.within):
-        if part.rule is not None and part.rule.scope is Scope.TUPLE:
-            raise ValueError(
-                f"inside: {_name(part) or 'a transformation'} cannot run on one layer at a time: "
-                "it looks at several leaves together, and a layer may come without some of them; "
-                "make the step without inside"
-            )
-        if not part.inside and not _is_known(part):
-            raise ValueError(
-                f"inside: {_name(part) or 'a transformation made by hand'} sees all leaves, and a "
-                "layer comes without the others: write the rule by gradtx.elementwise, rowwise or "
-                "matrixwise, or make the step without inside"
-            )
-        if part.before_gradients is not None:
-            raise ValueError(
-                f"inside: {_name(part)} changes parameters before their gradients are taken; make "
-                "the step without inside"
-            )
-        if part.traits.communication is not None:
-            raise ValueError(
-                f"inside: {_name(part)} sends gradients between devices by itself; make the step "
-                "without inside, or shard the batch and leave the sum to JAX"
-            )
-
-
-def _norm_for(tx: GradientTransformation) -> set[str]:
-    """The uses of the norm of all gradients: ``"update"``, ``"state"``, both or none.
-
-    Raises:
-        ValueError: a transformation that uses the norm does not see the gradients of all leaves.
-    """
-    takers = [part for part in (tx, *tx.within) if part.traits.takes_norm]
-    first = tx
-    while first.inside and not first.traits.takes_norm and _name(first) in _GIVES_GRADIENTS:
-        first = first.inside[0]
-    for part in takers:
-        if part is not first:
-            raise ValueError(
-                f"inside: {_name(part)} clips by the norm of the gradients of all leaves, as the "
-                "first link of a chain: put it first, for all leaves, or make the step without "
-                "inside"
-            )
-    return {str(part.traits.takes_norm) for part in takers}
-
-
-def _is_known(tx: GradientTransformation) -> bool:
-    """Whether it is known that the update of a leaf by `tx` depends on no other leaf.
-
-    Tests show it for gradtx's own builders, except for `stateless`, whose function is a user's.
-    """
-    if tx.rule is not None and tx.rule.scope is not Scope.TREE:
-        return True
-    builder = None if tx.declaration is None else tx.declaration.builder
-    own = builder is not None and builder.function.__module__.startswith("gradtx.")
-    return own and _name(tx) != "stateless"
-
-
-def _name(tx: GradientTransformation) -> str:
-    """The name of a transformation; empty for a chain and for a builder that is not public."""
-    name = "" if tx.declaration is None else tx.declaration.name
-    return "" if name.startswith("_") or name in ("chain", "named_chain") else name
-
-
-def _in_its_place(name: str) -> str:
-    """What to use in place of the transformation of this name; empty if nothing is known."""
-    of_norms = " (clip_by_norm(..., stacked=True) does, of the norm of each layer)"
-    return _IN_ITS_PLACE.get(name, of_norms if name.startswith("clip_by_") else "")
-
-
 def _conjugate(g: Any) -> Any:
     return g.conj() if g is not None and jnp.iscomplexobj(g) else g
 
@@ -665,86 +590,6 @@ def _on_slots(
 
 def _on_host_if(x: Any, wanted: bool) -> Any:
     return jax.device_put(x, HOST) if wanted and not is_on_host(x) else x
-
-
-@jax.tree_util.register_dataclass
-@dataclass
-class _InGroups:
-    """A stack of 8-bit numbers on the host, ``[..., rows, n]`` as ``[..., rows / 8, 8, n]``.
-
-    A TPU's compiler reads slices in tiles of 8 rows, but keeps an 8-bit array of 32 rows or more in
-    tiles of 32, and would bring in the whole stack at each layer to change them. In this shape it
-    does so once, before the loop, a stack at a time.
-    """
-
-    array: Array
-
-    @classmethod
-    def of(cls, x: Array) -> "_InGroups":
-        return cls(x.reshape(*x.shape[:-2], x.shape[-2] // 8, 8, x.shape[-1]))
-
-    def whole(self) -> Array:
-        *first, groups, eight, last = self.array.shape
-        return self.array.reshape(*first, groups * eight, last)
-
-
-def _is_in_groups(x: Any) -> bool:
-    return isinstance(x, _InGroups)
-
-
-def _is_one(x: Any) -> bool:
-    return is_encoded(x) or _is_in_groups(x)
-
-
-def _divides_rows(sharding: Any) -> bool:
-    """Whether devices have parts of a stack's rows, of which groups might cross the bounds."""
-    return sharding is not None and any(sharding.spec[-2:-1])
-
-
-def _in_slices(x: Any, rows_divided: bool) -> Any:
-    """A stack that can be read layer by layer where it is, on the device if it cannot be."""
-    if x.dtype.itemsize > 1 or not is_on_host(x):
-        return x
-    if x.ndim < 3 or x.shape[-2] % 8 or rows_divided or explicit_mesh(x) is not None:
-        return brought_in(x)
-    return _InGroups.of(x)
-
-
-def _as_it_was(slot: Array, made: Any) -> Array:
-    """A new stack in the shape and the memory of the one that it replaces."""
-    return in_memory_of(made.whole() if _is_in_groups(made) else made, slot)
-
-
-def _layer(x: Any, layer: Array, layers: int) -> Any:
-    """One layer of stacked layers, as a stack of one layer."""
-    if _is_in_groups(x):
-        return _InGroups(_layer(x.array, layer, layers)).whole()
-    size = x.shape[0] // layers
-    if is_encoded(x):
-        parts = {n: _layer(part, layer, layers) for n, part in x.parts.items()}
-        return x.of_rows(parts, size, layer * size)
-    return brought_in(jax.lax.dynamic_slice_in_dim(x, layer * size, size))
-
-
-def _with_layer(x: Any, new: Any, layer: Array) -> Any:
-    """The stacked layers `x` with one of them replaced by `new`."""
-    if isinstance(x, Encoded):
-        parts = {n: _with_layer(part, new.parts[n], layer) for n, part in x.parts.items()}
-        return x.of_parts(parts, x.shape, x.codec.axis)
-    if _is_in_groups(x):
-        return _InGroups(_with_layer(x.array, _InGroups.of(new).array, layer))
-    at = layer * new.shape[0]
-    mine = in_memory_of(new.astype(x.dtype), x)
-    return jax.lax.dynamic_update_slice_in_dim(x, mine, at, 0)
-
-
-def _key_of_layer(key: Array, name: int, layer: Array) -> Array:
-    """The random key of one layer of the scan with this name.
-
-    The name's highest bit is set, since ``fold_in(key, i)`` is the same as ``split(key)[i]``, which
-    the next step and the other leaves have.
-    """
-    return jax.random.fold_in(jax.random.fold_in(key, name | 1 << 31), layer)
 
 
 def _check_owner(found: Kind, expected: Kind) -> None:
