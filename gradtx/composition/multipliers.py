@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -207,10 +208,7 @@ def _why(growth: Growth, factor: float) -> str:
 
 def multiplier_lines(found: Mapping[str, Multipliers]) -> list[str]:
     """A line for each kind of leaf with its multipliers; leaves of several layers share a line."""
-    counts: dict[tuple[str, Multipliers], int] = {}
-    for path, each in found.items():
-        key = pattern_of(path), each
-        counts[key] = counts.get(key, 0) + 1
+    counts = Counter((pattern_of(path), each) for path, each in found.items())
     lines = []
     for (path, each), n in counts.items():
         numbers = ("rate", "decay", "epsilon", "initial", "output", "residual")

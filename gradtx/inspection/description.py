@@ -1,5 +1,6 @@
 """Descriptions: what a transformation keeps for some parameters, and its size."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -123,19 +124,14 @@ def _state_and_sent(tx: GradientTransformation, params: Params) -> tuple[State, 
 
 
 def _count_shapes(shapes: tuple[tuple[int, ...], ...]) -> str:
-    counts: dict[tuple[int, ...], int] = {}
-    for shape in shapes:
-        counts[shape] = counts.get(shape, 0) + 1
+    counts = Counter(shapes)
     parts = [f"{shape}" + (f" x {n}" if n > 1 else "") for shape, n in counts.items()]
     return ", ".join(parts[:4]) + (f" and {len(parts) - 4} more" if parts[4:] else "")
 
 
 def _role_lines(roles: dict[str, Role]) -> list[str]:
     """A line for each role among the leaves; leaves of several layers share a line."""
-    counts: dict[tuple[str, Role], int] = {}
-    for path, role in roles.items():
-        key = pattern_of(path), role
-        counts[key] = counts.get(key, 0) + 1
+    counts = Counter((pattern_of(path), role) for path, role in roles.items())
     lines = []
     for (path, role), n in counts.items():
         axes = f"rows {role.rows}, columns {role.columns}, batch {role.batch}" * bool(role.columns)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.projections import leaves
-from gradtx.types import Array, TreeT
+from gradtx.types import Array, PyTree, TreeT
 
 
 def _on_simplex(xs: list[Array], scale: Any) -> list[Array]:
@@ -72,10 +72,7 @@ def projection_simplex(tree: TreeT, scale: Any = 1) -> TreeT:
     [0.125, 0.875]
     """
     name = "projection_simplex"
-    leaves.check_scale(name, scale)
-    xs = leaves.arrays(name, tree, real=True)
-    if not any(x.size for x in xs):
-        raise ValueError(f"{name}: the tree has no entries, so none sum to {scale}")
+    xs = _summands(name, tree, scale, real=True)
     return leaves.rebuild(tree, _on_simplex(xs, scale))
 
 
@@ -99,11 +96,16 @@ def projection_l1_sphere(tree: TreeT, scale: Any = 1) -> TreeT:
     [0.25, -0.75]
     """
     name = "projection_l1_sphere"
+    return leaves.rebuild(tree, _on_sphere(_summands(name, tree, scale), scale))
+
+
+def _summands(name: str, tree: PyTree, scale: Any, *, real: bool = False) -> list[Array]:
+    """The leaves, of which there are entries that can sum to `scale`."""
     leaves.check_scale(name, scale)
-    xs = leaves.arrays(name, tree)
+    xs = leaves.arrays(name, tree, real=real)
     if not any(x.size for x in xs):
         raise ValueError(f"{name}: the tree has no entries, so none sum to {scale}")
-    return leaves.rebuild(tree, _on_sphere(xs, scale))
+    return xs
 
 
 def _on_sphere(xs: list[Array], scale: Any) -> list[Array]:
