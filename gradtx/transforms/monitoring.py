@@ -53,6 +53,24 @@ def _zeros(measure: Callable[..., Any], *args: Any) -> PyTree:
     return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(measure, *args))
 
 
+def _watching(
+    init: Callable[[Params], State], seen: Callable[..., State]
+) -> GradientTransformation:
+    """A transformation that passes updates on and keeps what it has seen of them.
+
+    Args:
+        init: ``params -> state``.
+        seen: ``(updates, state, params, **extra_args) -> state``.
+    """
+
+    def update(
+        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    ) -> tuple[Updates, State]:
+        return updates, seen(updates, state, params, **extra_args)
+
+    return GradientTransformationExtraArgs(init, update)
+
+
 @transformation
 def count_steps() -> GradientTransformation:
     """Count the steps; the updates pass unchanged.
@@ -67,15 +85,9 @@ def count_steps() -> GradientTransformation:
     >>> int(gradtx.iterations(state))
     1
     """
-
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
-        del params, extra_args
-        return updates, CountStepsState(increment(state.count))
-
-    return GradientTransformationExtraArgs(
-        lambda params: CountStepsState(jnp.zeros([], jnp.int32)), update
+    return _watching(
+        lambda params: CountStepsState(jnp.zeros([], jnp.int32)),
+        lambda updates, state, params, **_: CountStepsState(increment(state.count)),
     )
 
 
@@ -95,15 +107,9 @@ def snapshot(measure_name: str, measure: Measure) -> GradientTransformation:
     >>> float(state.measurement["norm"])
     5.0
     """
-
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
-        del params, extra_args
-        return updates, SnapshotState({measure_name: measure(updates)})
-
-    return GradientTransformationExtraArgs(
-        lambda params: SnapshotState({measure_name: _zeros(measure, params)}), update
+    return _watching(
+        lambda params: SnapshotState({measure_name: _zeros(measure, params)}),
+        lambda updates, state, params, **_: SnapshotState({measure_name: measure(updates)}),
     )
 
 
@@ -156,17 +162,15 @@ def monitor(measures: Mapping[str, Any]) -> GradientTransformation:
         }
         return MonitorState(first, states)
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
+    def seen(updates: Updates, state: State, params: Params | None, **extra_args: Any) -> State:
         done = [
             measured(tx, updates, part, params, **extra_args)
             for tx, part in zip(links.values(), state.measure_states, strict=True)
         ]
         now = {name: m for name, (m, _) in zip(links, done, strict=True)}
-        return updates, MonitorState(now, tuple(part for _, part in done))
+        return MonitorState(now, tuple(part for _, part in done))
 
-    return GradientTransformationExtraArgs(init, update)
+    return _watching(init, seen)
 
 
 def _measuring(measure: Measure) -> GradientTransformation:
@@ -211,10 +215,8 @@ def measure_with_ema(
         zeros = _zeros(measured, params)
         return MeasureWithEmaState(zeros, average.init(zeros))
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
+    def seen(updates: Updates, state: State, params: Params | None, **extra_args: Any) -> State:
         del params, extra_args
-        return updates, MeasureWithEmaState(*average.update(measured(updates), state.ema_state))
+        return MeasureWithEmaState(*average.update(measured(updates), state.ema_state))
 
-    return GradientTransformationExtraArgs(init, update)
+    return _watching(init, seen)

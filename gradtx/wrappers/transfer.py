@@ -29,7 +29,6 @@ from gradtx.numerics import rms
 from gradtx.optimizers.muon import shape_factor
 from gradtx.pair import (
     GradientTransformation,
-    GradientTransformationExtraArgs,
     transformation,
     with_extra_args_support,
 )
@@ -240,8 +239,7 @@ def transfer(
     numbers = _numbers_of(inner, known, params)
     made = _transferred(inner, leaves, None if numbers is None else _NumbersByPath(numbers), known)
     said = {path: leaf.said for path, leaf in leaves.items()}
-    traits = made.traits._replace(multipliers=said)
-    return GradientTransformationExtraArgs(made.init, made.update, **traits._asdict())
+    return made._replace(multipliers=said)
 
 
 def _declared(tx: GradientTransformation) -> list[GradientTransformation]:
