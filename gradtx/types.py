@@ -194,9 +194,10 @@ def is_state(x: Any) -> bool:
         return any(isinstance(part, tuple) and is_state(part) for part in x.values())
     if not isinstance(x, tuple):
         return False
-    if isinstance(x, EmptyState) or any(is_state(part) for part in x):
-        return True
-    return hasattr(x, "_fields") and any(k is not None for k in state_fields(type(x)).values())
+    if not hasattr(x, "_fields"):
+        return any(is_state(part) for part in x)
+    # Not by what it holds: parameters that are a named tuple may have a state among them.
+    return isinstance(x, EmptyState) or any(k is not None for k in state_fields(type(x)).values())
 
 
 def init_empty_state(params: Params) -> EmptyState:

@@ -1,5 +1,7 @@
 """Arguments of a step that were mixed up: the error says which they are and what to do."""
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -191,3 +193,17 @@ def test_trees_that_differ_are_compared_by_leaf():
             call()
         assert "pytree structure" not in str(caught.value)
         assert "PyTreeDef" not in str(caught.value)
+
+
+class Learner(NamedTuple):
+    weights: Any
+    inner_state: Any
+
+
+def test_parameters_may_hold_the_state_of_another_optimizer():
+    """As those of an optimizer that learns where another one is to start."""
+    weights = jnp.ones(2)
+    params = Learner(weights, gradtx.trace(0.9).init(weights))
+    tx = gradtx.sgd(0.25)
+    new, _, _ = gradtx.minimize(lambda p: jnp.sum(p.weights**2), tx, params, tx.init(params))
+    assert new.weights.tolist() == [0.5, 0.5]
