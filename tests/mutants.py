@@ -88,6 +88,7 @@ COVERED = {
     "composition.multipliers": ("wrappers/test_transfer.py",),
     "composition.roles": ("optimizers/test_lora.py",),
     "composition.sequence": ("composition/test_chain.py",),
+    "composition.without_state": ("composition/test_chain.py", "transforms/test_projecting.py"),
     "declared_schedule": ("schedules/test_schedules.py", "checkpoint/test_config.py"),
     "distributed.axes": ("distributed/test_aggregation.py",),
     "distributed.chunks": ("distributed/test_compression.py",),
