@@ -403,6 +403,25 @@ def test_rounding_at_random_takes_one_of_the_two_codes_around_a_number():
     assert set(drawn - near) == {-1, 0, 1}
 
 
+@pytest.mark.parametrize(("rounding", "scales"), [("stochastic", 1), ("scale", 2)])
+def test_either_codes_or_their_scale_are_rounded_at_random(rounding, scales):
+    x, rounds = samples(False, (32,)), through("int8_companded", False, rounding)  # one block
+    parts = [rounds(x, jax.random.key(i))[1] for i in range(16)]
+    assert len({float(p["scale"][0]) for p in parts}) == scales
+    of_one = [p["codes"] for p in parts if p["scale"][0] == parts[0]["scale"][0]]
+    assert bool(np.ptp(of_one, axis=0).any()) == (scales == 1)
+
+
+def test_beside_codes_that_are_rounded_at_random_a_scale_is_rounded_up():
+    x = samples(False, (LENGTH,))
+    _, parts = through("int8_companded", False, "stochastic")(x, jax.random.key(0))
+    root = np.sqrt(blocks(x, "int8_companded").max(1))
+    near = np.float16(root)
+    want = np.where(near < root, np.nextafter(near, np.float16(np.inf)), near)
+    assert 0 < (near < root).mean() < 1
+    np.testing.assert_array_equal(parts["scale"], want)
+
+
 @pytest.mark.slow
 def test_codes_fit_four_bits_also_above_the_scale():
     """The largest scale is less than the largest number."""
