@@ -81,15 +81,3 @@ def test_a_copy_is_renewed_at_every_third_step_like_optax():
     for steps in range(7):
         got, want = (lib.periodic_update(new, old, steps, 3) for lib in (gradtx, optax))
         chex.assert_trees_all_equal(got, want, {"w": jnp.full(2, float(steps % 3 == 0))})
-
-
-@pytest.mark.parametrize("devices", [1, 2])
-def test_with_several_devices_donated_arrays_are_looked_for_before_anything_runs(
-    devices, monkeypatch
-):
-    """There JAX 0.10 ends the process; one device raises an error that is explained afterwards."""
-    asked = []
-    monkeypatch.setattr(jax, "device_count", lambda: devices)
-    monkeypatch.setattr("gradtx.composition.apply.check_alive", lambda **trees: asked.append(trees))
-    gradtx.apply_updates(jnp.ones(2), jnp.ones(2))
-    assert len(asked) == devices - 1

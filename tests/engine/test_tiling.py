@@ -64,7 +64,6 @@ def windows(tiling, x, r):
             yield found.reshape(window.kept(found.shape))
 
 
-@pytest.mark.quick(8)
 @pytest.mark.parametrize(("chip", "shape", "blocks", "grid", "tile"), FOUND)
 def test_every_entry_is_in_one_tile_beside_those_of_its_block(chip, shape, blocks, grid, tile):
     blocks = Blocks(*blocks)

@@ -422,6 +422,32 @@ def test_beside_codes_that_are_rounded_at_random_a_scale_is_rounded_up():
     np.testing.assert_array_equal(parts["scale"], want)
 
 
+@pytest.mark.parametrize("signed", [True, False])
+@pytest.mark.parametrize("name", ["int8", "int4"])
+def test_at_random_a_code_or_the_one_on_the_other_side_of_the_number_is_taken(name, signed):
+    """Always the other one here, where there is one: the least and the largest have none beyond."""
+
+    class Drawn:
+        def uniform(self, shape):
+            return jnp.zeros(shape)
+
+    form, x = FORMATS[name], samples(signed, (1024,))
+    x[::8] *= np.linspace(0, 1e-2, 128)  # below the least code too
+    x[np.argmin(x)] = -x.max() if signed else 0
+    linear = name == "int4" and not signed
+    values = np.arange(1, 17) / 16 if linear else meanings(signed, form.bits)
+    encode = jax.jit(
+        lambda x, d: form.encode(x, 0, signed, Drawn() if d else None), static_argnums=1
+    )
+    a = np.float64(x / x.max())
+    low = np.clip(np.searchsorted(values, a, "right") - 1, 0, None)
+    high = np.clip(np.searchsorted(values, a), None, 2**form.bits - 1)
+    near, drawn = (np.int32(encode(x, d)["codes"]) for d in (False, True))
+    np.testing.assert_array_equal(drawn, low + high - near)
+    x[0] = np.inf
+    assert encode(x, True)["codes"][0] == 2**form.bits - 1
+
+
 @pytest.mark.slow
 def test_codes_fit_four_bits_also_above_the_scale():
     """The largest scale is less than the largest number."""

@@ -55,7 +55,7 @@ class TestMakeStep:
         gradtx.make_step(loss, TX, donate=False)(kept, TX.init(kept))
         assert not kept["w"].is_deleted()
 
-    @pytest.mark.parametrize("devices", [1, 8])
+    @pytest.mark.parametrize("devices", [1, 2])
     def test_what_was_donated_is_named(self, devices, monkeypatch):
         """With several devices it is asked for before the call, with one only after a failure."""
         monkeypatch.setattr(jax, "device_count", lambda: devices)
@@ -63,8 +63,9 @@ class TestMakeStep:
         params = start()
         state = step.init(params)
         new, _, _ = step(params, state)
-        with pytest.raises(ValueError, match="params: 'w' was given up to an earlier step"):
+        with pytest.raises(ValueError, match="params: 'w' was given up to an") as caught:
             step(params, step.init(new))
+        assert (caught.value.__context__ is None) == (devices > 1)
         with pytest.raises(ValueError, match="state: '0/count' was given up to an earlier step"):
             step(new, state)
 
