@@ -15,6 +15,7 @@ import gradtx
 from gradtx.engine import kernels
 from gradtx.engine.cutting import cuts
 from gradtx.numerics.opaque import opaque
+from gradtx.storage.encoded import Blocks
 
 CHIPS = {"TPU": kernels.TPU, "GPU": kernels.GPU, "CPU": kernels.CPU}
 PLAIN = kernels.CPU._replace(codecs=frozenset())
@@ -127,6 +128,15 @@ def test_blocks_of_any_size_may_be_padded(chip, shape, codec, count, monkeypatch
 RANDOM8 = gradtx.Codec("int8", rounding="stochastic")
 RANDOM16 = gradtx.Codec("bf16", rounding="stochastic")
 BOTH = {"0.trace": RANDOM16, "1.0.trace": RANDOM8}
+
+
+@pytest.mark.parametrize(
+    ("codec", "size", "fits"), [("int4", 256, True), ("int4", 174, False), ("int8", 174, True)]
+)
+def test_codes_of_four_bits_need_blocks_of_a_power_of_2_on_a_gpu(codec, size, fits):
+    cut = SimpleNamespace(codecs={gradtx.Codec(codec)}, drawn=())
+    shard = SimpleNamespace(shape=(size, 8), blocks=Blocks(0, 1, size))
+    assert kernels.GPU.fits(cut, shard) == fits
 
 
 @pytest.mark.slow
