@@ -255,8 +255,8 @@ def test_the_noise_is_measured_in_the_same_all_reduce(weight):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("op", ["mean", "sum"])
 @pytest.mark.parametrize("way", quick(WAYS, "vmap", "checked"))
+@pytest.mark.parametrize("op", ["mean", "sum"])
 def test_the_noise_is_the_same_on_every_device_and_for_mean_and_sum(way, op):
     tx = gradtx.aggregate("data", op, noise_decay=0.9)
 
