@@ -12,6 +12,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 import gradtx
 from gradtx import ByRole
+from gradtx.composition.factors import Factors
 from tests.optimizers.papers import adam
 
 GOLDEN = pathlib.Path(__file__).parents[1] / "golden" / "lora.npz"
@@ -457,6 +458,13 @@ def test_what_is_no_pair_is_refused_by_its_path(options, tree, match):
             tx = make(*given, **options)
             state = tx.init(tree)
             tx.update(tree, state, tree)
+
+
+@pytest.mark.parametrize(("a", "b"), [((2, 2), (2, 3, 5)), ((5, 3, 2), (2, 5, 6))])
+def test_factors_of_several_axes_are_taken_where_they_cannot_be_layers(a, b):
+    """One has no axis to spare, or their first axes have other lengths."""
+    tree = {"lora_a": ones(*a), "lora_b": ones(*b)}
+    assert Factors("here", None, None).pairs(tree) == [("lora_a", "lora_b")]
 
 
 @pytest.mark.slow
