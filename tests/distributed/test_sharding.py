@@ -10,7 +10,7 @@ import optax
 import pytest
 
 import gradtx
-from gradtx.distributed.divided_state import DividedState
+from gradtx.distributed.divided_state import DividedState, _part
 from gradtx.distributed.padding import Padded, is_padded
 from gradtx.distributed.placement import Placement, inherited, spread
 from tests.catalogue import CATALOGUE
@@ -489,6 +489,29 @@ def test_untrained_parameters_have_places_and_no_slots():
     after, state, _ = made(placed, made.init(placed), *jax.device_put(batch(), on(m, "data")))
     assert all_lie_on(state, found.state)
     np.testing.assert_array_equal(after["b"], weights()["b"])
+
+
+@pytest.mark.parametrize(
+    ("shape", "of", "dims"),
+    [
+        ((64, 64), (64, 128), ((), ("data",))),
+        ((16, 12), (64, 12), (("data",), ())),
+        ((16, 8, 6), (64, 8, 6), (("data",), (), ("model",))),
+        ((64, 2), (64, 16), (("model",), ("data",))),  # not divided by four
+        ((6, 16, 4), (8, 16, 4), (("data",), ("model",), ())),
+    ],
+)
+def test_a_slot_of_a_part_lies_as_the_parameter_where_that_divides_it(shape, of, dims):
+    (axis,) = (i for i, (a, b) in enumerate(zip(shape, of, strict=True)) if a != b)
+    even = shape[axis] % 4 == 0
+    want = tuple(d if even or i != axis else () for i, d in enumerate(dims))
+    part = _part(shape, of, dims, mesh(**PAIR))
+    assert (part.dims, part.shape) == (want, shape)
+
+
+@pytest.mark.parametrize("shape", [(16, 8), (16,), (8, 4), (16, 1), (16, 32), (16, 4, 2)])
+def test_what_is_shorter_along_no_or_several_dimensions_is_no_part(shape):
+    assert _part(shape, (16, 8), ((), ()), mesh(**PAIR)) is None
 
 
 class TestBadInput:

@@ -117,6 +117,26 @@ class TestMakeStep:
         np.testing.assert_allclose(slope, difference, rtol=1e-2)
 
 
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_report_of_the_guard_is_the_last_result(sharded):
+    tx = gradtx.guard(TX)
+    where = gradtx.state_sharding(tx, start(), on(mesh(data=8))) if sharded else None
+    step = gradtx.make_step(loss, tx, report=True, sharding=where)
+    _, state, _, report = step(jax.device_put(start(), where and where.params), step.init(start()))
+    assert (int(report.steps), int(gradtx.guard_report(state).steps)) == (1, 1)
+
+
+@pytest.mark.parametrize("steps", [None, 1])
+def test_the_plan_of_a_step_inside_is_that_of_its_loss(steps):
+    def layers(p, x):
+        y, sums = jax.lax.scan(lambda x, w: (jnp.tanh(w @ x), x.sum()), x, p["layers"])
+        return y.sum(), sums
+
+    step = gradtx.make_step(layers, TX, inside=True, has_aux=True, steps=steps)
+    x = jnp.ones(4) if steps is None else jnp.ones((steps, 4))
+    assert dict(step.inside({"layers": jnp.ones((3, 4, 4))}, x).inside) == {"layers": 3}
+
+
 def weighed(p, x):
     return jnp.mean((p["w"] * x - 2.0) ** 2) + p["b"] ** 2, {"size": jnp.sum(x)}
 
