@@ -129,7 +129,7 @@ COVERED = {
     "sparse.separable": ("sparse/test_exact.py",),
     "training.layer_stacks": ("training/test_inside.py",),
     "training.layerwise": ("training/test_inside.py",),
-    "training.resharding": ("test_moving.py",),
+    "training.resharding": ("test_moving.py", "engine/test_owners.py"),
     "training.scans": ("training/test_inside.py",),
     "training.separate": ("training/test_inside.py",),
     "transforms.bounds": ("optimizers/test_lbfgsb.py",),

@@ -285,3 +285,9 @@ def test_digits_are_learned_in_bfloat16_with_a_cure_and_not_without():
     assert last.pop("bfloat16, to nearest") > 2 * exact
     for way, got in last.items():
         assert abs(got - exact) < 0.02 * exact, way
+
+
+@pytest.mark.parametrize("key", [3, jax.random.key(3)], ids=["seed", "key"])
+def test_the_key_of_the_state_begins_as_given(key):
+    state = gradtx.stochastic_rounding(gradtx.sgd(0.1), key).init(jnp.ones(2))
+    assert state.rounding_key == jax.random.key(3)
