@@ -44,6 +44,12 @@ def trained(tx, steps=1000, n=64, dtype="bfloat16", start=2.0):
     return jax.jit(lambda: jax.lax.scan(body, (p, tx.init(p)), length=steps)[0])()
 
 
+@pytest.mark.parametrize("key", [3, jax.random.key(3)], ids=["seed", "key"])
+def test_the_key_of_the_state_begins_as_given(key):
+    state = gradtx.stochastic_rounding(gradtx.sgd(0.1), key).init(jnp.ones(2))
+    assert state.rounding_key == jax.random.key(3)
+
+
 @pytest.mark.parametrize("rate", [1e-3, 3e-3])
 def test_adamw_never_moves_a_parameter_of_two(rate):
     """What the warning is about: half a unit in the last place below 2 is 1/256."""
@@ -285,9 +291,3 @@ def test_digits_are_learned_in_bfloat16_with_a_cure_and_not_without():
     assert last.pop("bfloat16, to nearest") > 2 * exact
     for way, got in last.items():
         assert abs(got - exact) < 0.02 * exact, way
-
-
-@pytest.mark.parametrize("key", [3, jax.random.key(3)], ids=["seed", "key"])
-def test_the_key_of_the_state_begins_as_given(key):
-    state = gradtx.stochastic_rounding(gradtx.sgd(0.1), key).init(jnp.ones(2))
-    assert state.rounding_key == jax.random.key(3)

@@ -88,6 +88,14 @@ def test_a_pair_made_by_hand_takes_stored_slots_with_a_schedule_too(built, value
     assert set(kept(state).values()) == {"int8"}
 
 
+@pytest.mark.parametrize("kernel", [True, False])
+def test_a_step_has_kernels_only_where_they_are_wanted(kernel, monkeypatch):
+    made, p = on_chip(kernels.TPU, monkeypatch), jnp.ones((256, 32))
+    tx = gradtx.store(gradtx.sgd(0.1, momentum=0.9), kernel=kernel)
+    jax.eval_shape(lambda p, s: gradtx.apply_gradients(tx, p, p, s), p, tx.init(p))
+    assert max(made, default=0) == kernel
+
+
 @pytest.mark.slow
 def test_what_is_stored():
     """Small leaves and embeddings are not, and `describe` says which."""
