@@ -254,8 +254,8 @@ def _catch_up_table(
         start = jnp.zeros_like(count), row, kept
         _, row, kept = jax.lax.while_loop(lambda now: now[0] < taken, step, start)
         if horizon is not None:
-            rest = SkippedSteps(jnp.maximum(missed - taken, 0))
-            kept = update(missed - taken, row, kept, skipped=rest)[1]
+            rest = missed - taken
+            kept = update(rest, row, kept, skipped=SkippedSteps(rest))[1]
         return row, kept
 
     seen = jax.tree.leaves(last)[0].reshape(-1)

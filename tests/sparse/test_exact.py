@@ -6,10 +6,12 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import gradtx
 from gradtx import sparse
+from gradtx.sparse.exact import _horizon, _SlotsOfRows, _take
 from tests.catalogue import CATALOGUE, optimizers
 from tests.quick import quick
 
@@ -124,6 +126,37 @@ def check(make, tables=None, **model):
     p, state = sparse.catch_up(exact, p, state)
     chex.assert_trees_all_close(p, want, rtol=1e-5, atol=1e-5)
     chex.assert_trees_all_close(state.inner_state, dense, rtol=1e-5, atol=1e-5)
+
+
+def test_a_slot_fades_for_as_long_as_its_row_was_not_touched():
+    """Also after the steps in which the row could still move; who has caught up has missed none."""
+    tx, table = gradtx.exact_rows(gradtx.sgd(1.0, momentum=0.3)), jnp.zeros((2, 1))
+    state, step = tx.init(table), jax.jit(functools.partial(gradtx.apply_gradients, tx))
+    for row in (0, *[1] * 40):
+        grads = gradtx.Rows(jnp.array([row]), jnp.ones((1, 1)), table.shape)
+        table, state = step(grads, table, state)
+    caught_up = sparse.catch_up(tx, table, state)
+    (trace,) = gradtx.get_slot(caught_up[1], "trace")[0]
+    np.testing.assert_allclose(trace, 0.3**40, rtol=1e-5)
+    chex.assert_trees_all_equal(sparse.catch_up(tx, *caught_up), caught_up)
+
+
+@pytest.mark.parametrize(
+    ("inner", "horizon"),
+    [
+        (gradtx.sgd(0.1, momentum=0.3), 19),  # 0.3**19 is below 2**-32
+        (gradtx.adamw(0.1), None),  # the decay of weights does not end
+        # What Optax keeps is not known to fade.
+        (gradtx.chain(optax.trace(0.9), gradtx.sgd(0.1, momentum=0.3)), None),
+    ],
+)
+def test_a_row_moves_until_all_its_slots_have_faded(inner, horizon):
+    slots = _SlotsOfRows(inner, inner.init(jnp.ones((4, 2))), jnp.array([0]))
+    assert _horizon(inner, jnp.ones((1, 2)), slots.take(), slots) == horizon
+
+
+def test_rows_past_the_last_are_taken_as_is_said():
+    assert _take(jnp.arange(3), jnp.array([1, 5]), 7).tolist() == [1, 7]
 
 
 @pytest.mark.slow

@@ -36,6 +36,13 @@ def test_steps_keep_the_format_and_the_numbers():
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
+def test_arrays_of_two_dimensions_or_more_have_a_format():
+    x = [jnp.ones((2,) * n) for n in (1, 2, 3)]
+    first, *others = gradtx.sparse.row_major(x)
+    assert first == x[0].sharding
+    assert [found.layout.major_to_minor for found in others] == [(0, 1), (0, 1, 2)]
+
+
 def test_without_a_sharding():
     with pytest.raises(ValueError, match="row_major: 'a' has no sharding"):
         gradtx.sparse.row_major({"a": jax.ShapeDtypeStruct((2, 2), jnp.float32)})
