@@ -12,6 +12,7 @@ import pytest
 import gradtx
 from gradtx import sparse
 from gradtx.sparse.exact import _horizon, _SlotsOfRows, _take
+from gradtx.sparse.separable import check_separable, treats_rows_alone
 from tests.catalogue import CATALOGUE, optimizers
 from tests.quick import quick
 
@@ -153,6 +154,19 @@ def test_a_slot_fades_for_as_long_as_its_row_was_not_touched():
 def test_a_row_moves_until_all_its_slots_have_faded(inner, horizon):
     slots = _SlotsOfRows(inner, inner.init(jnp.ones((4, 2))), jnp.array([0]))
     assert _horizon(inner, jnp.ones((1, 2)), slots.take(), slots) == horizon
+
+
+def test_rules_with_slots_and_a_counter_alone_are_not_inspected():
+    """That of NAdam keeps a product of its decays too."""
+    for tx in (gradtx.adam(0.1), gradtx.sgd(0.1, momentum=0.9)):
+        assert treats_rows_alone(tx)
+    assert not treats_rows_alone(gradtx.scale_by_nadam())
+
+
+def test_a_norm_of_rows_of_one_number_is_one_of_all_rows():
+    tx, table = gradtx.chain(gradtx.adam(0.1), gradtx.clip_by_global_norm(1.0)), jnp.ones((4, 1))
+    with pytest.raises(ValueError, match="computed from the updates of all rows"):
+        check_separable(tx, table, tx.init(table), table)
 
 
 def test_rows_past_the_last_are_taken_as_is_said():
