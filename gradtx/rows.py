@@ -263,8 +263,8 @@ def index_dtype(largest: int) -> Any:
 
 def is_inside(indices: Array, size: int) -> Array:
     """Which indices name one of `size` rows."""
-    if indices.dtype.itemsize < 4:
-        indices = indices.astype(jnp.int32)  # `size` may exceed a narrower type
+    if size > np.iinfo(indices.dtype).max:  # JAX would keep only the lower bits of `size`
+        return indices >= 0
     return (indices >= 0) & (indices < size)
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import gradtx
 from gradtx import Rows
+from gradtx.rows import add_rows, gather_rows, is_inside
 
 TABLE = (5, 2)
 
@@ -100,6 +101,20 @@ def test_a_table_of_more_rows_than_32_bits_count():
         rows.coalesce()
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint32"])
+def test_a_table_may_have_more_rows_than_the_type_of_its_indices_counts(dtype):
+    most, rows = np.iinfo(dtype).max, 2**32 + 5
+    with jax.enable_x64(True):
+        indices = jnp.asarray(np.array([3, most, 3], dtype))
+        found = Rows(indices, jnp.ones((3, 2)), (rows, 2)).coalesce()
+        assert found.indices.tolist() == [3, most, rows + 2]
+        assert found.values.tolist() == [[2, 2], [1, 1], [0, 0]]
+        below = np.array([-1, 0], "int8")  # a negative one names no row, however many there are
+        assert is_inside(jnp.asarray(below), rows).tolist() == [False, True]
+    sizes = [is_inside(jnp.array([126, 127], jnp.int8), n).tolist() for n in (126, 127, 128, 129)]
+    assert sizes == [[False, False], [True, False], [True, True], [True, True]]
+
+
 @pytest.mark.slow
 def test_indices_of_any_shape():
     rows = Rows(jnp.array([[2, 0], [2, 9]]), jnp.ones((2, 2, 2)), TABLE)
@@ -127,6 +142,39 @@ def test_what_is_not_finite_stays_in_its_row():
     found = np.asarray(rows.to_dense())
     assert np.isinf(found[1, 0])
     assert not np.isnan(found).any()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("values", ["float32", "bfloat16"])
+def test_rows_are_added_to_what_the_table_holds(dtype, values):
+    """In float32, and rounded once; there is no row 7."""
+    rng = np.random.default_rng(0)
+    table = jnp.asarray(rng.normal(size=TABLE), dtype)
+    rows = Rows(jnp.array([3, 7, 0]), jnp.asarray(rng.normal(size=(3, 2)), values), TABLE)
+    want = np.array(table, np.float32)
+    want[[3, 0]] += np.asarray(rows.values, np.float32)[[0, 2]]
+    np.testing.assert_array_equal(add_rows(table, rows), jnp.asarray(want, dtype))
+
+
+def test_wider_rows_are_rounded_after_their_addition():
+    with jax.enable_x64(True):
+        rows = Rows(jnp.array([1]), jnp.full((1, 2), 2.0**-24 + 2.0**-52), TABLE)
+        new = add_rows(jnp.ones(TABLE, jnp.float32), rows)
+        assert new[1].tolist() == [1 + 2.0**-23] * 2
+
+
+def test_rows_are_added_to_short_floats_at_random_with_a_key():
+    table = jnp.ones((64, 1), jnp.bfloat16)
+    rows = Rows(jnp.arange(64), jnp.full((64, 1), 2.0**-9, jnp.bfloat16), table.shape)
+    up = add_rows(table, rows, jax.random.key(0)) > 1
+    assert 0 < up.sum() < 32
+    assert not (add_rows(table, rows) > 1).any()
+
+
+def test_rows_past_the_last_are_gathered_as_zeros():
+    table = jnp.arange(1.0, 4.0)[:, None]
+    assert gather_rows(table, jnp.array([2, 3])).tolist() == [[3], [0]]
+    assert gather_rows(table, jnp.array([[3], [4]])).tolist() == [[[0]], [[0]]]
 
 
 @pytest.mark.slow
