@@ -448,3 +448,19 @@ def test_products_of_schedules():
 def test_a_cycle_of_no_kind(mode):
     with pytest.raises(ValueError, match="mode must be one of"):
         gradtx.cyclic_schedule(0.0, 1.0, mode=mode)(0)
+
+
+def test_the_first_value_of_a_schedule_is_checked():
+    tx = gradtx.scale_by_lion(lambda count: jnp.where(count == 0, 2.0, 0.9))
+    with pytest.raises(ValueError, match="scale_by_lion: b1"):
+        tx.init(jnp.ones(1))
+    later = gradtx.scale_by_lion(lambda count: jnp.where(count == 1, 2.0, 0.9))
+    assert later.init(jnp.ones(1))
+
+
+def test_a_schedule_goes_by_the_count_of_a_state_of_optax():
+    """Whose fields are not marked: the one of this name counts."""
+    tx = gradtx.scale_by_adam(lambda count: jnp.where(count == 3, 0.5, 0.9))
+    state = optax.scale_by_adam().init(jnp.ones(1))._replace(count=jnp.int32(3))
+    _, state = tx.update(jnp.ones(1), state)
+    assert state.mu.tolist() == [0.5]
