@@ -89,9 +89,11 @@ def test_a_pair_made_by_hand_takes_stored_slots_with_a_schedule_too(built, value
 
 
 @pytest.mark.parametrize("kernel", [True, False])
-def test_a_step_has_kernels_only_where_they_are_wanted(kernel, monkeypatch):
+@pytest.mark.parametrize("around", [lambda tx: tx, gradtx.stochastic_rounding])
+def test_a_step_has_kernels_only_where_they_are_wanted(around, kernel, monkeypatch):
+    """Also where the transformation inside has a way to take a whole step."""
     made, p = on_chip(kernels.TPU, monkeypatch), jnp.ones((256, 32))
-    tx = gradtx.store(gradtx.sgd(0.1, momentum=0.9), kernel=kernel)
+    tx = gradtx.store(around(gradtx.sgd(0.1, momentum=0.9)), kernel=kernel)
     jax.eval_shape(lambda p, s: gradtx.apply_gradients(tx, p, p, s), p, tx.init(p))
     assert max(made, default=0) == kernel
 
