@@ -11,6 +11,7 @@ import optax
 import pytest
 
 import gradtx
+from gradtx.pair import transformations_in, with_extra_args_support
 
 
 def test_it_unpacks_to_exactly_two_functions():
@@ -65,6 +66,39 @@ def test_copies_and_pickles():
     tx = gradtx.adam(gradtx.cosine_decay_schedule(0.1, 10), b1=jnp.float32(0.5))
     for again in (copy.copy(tx), copy.deepcopy(tx), pickle.loads(pickle.dumps(tx))):
         assert again == tx
+
+
+def test_paths_of_the_transformations_in_an_argument():
+    a, b = gradtx.sgd(0.1), gradtx.clip(1.0)
+    value = {"x": a, "y": [a, b], "z": ("one", b), "pairs": [("p", a), ("q", b)]}
+    assert list(transformations_in(value, "groups")) == [
+        *[("groups.x", a), ("groups.y.0", a), ("groups.y.1", b), ("groups.z.one", b)],
+        *[("groups.pairs.p", a), ("groups.pairs.q", b)],
+    ]
+    assert list(transformations_in([a], "")) == [("0", a)]
+
+
+def test_two_functions_alone_are_a_pair():
+    init, update = optax.sgd(0.5)
+    assert with_extra_args_support((init, update)).update(1.0, init(1.0), value=0.0)[0] == -0.5
+
+
+def test_pairs_of_other_numbers_have_one_structure():
+    one, other = (jax.tree.structure(gradtx.adam(jnp.float32(x))) for x in (0.1, 0.2))
+    assert one == other
+    assert one != jax.tree.structure(gradtx.adamax(jnp.float32(0.1)))
+
+
+def test_a_builder_may_take_schedules_itself():
+    given, schedule = [], gradtx.constant_schedule(0.5)
+
+    @gradtx.transformation(native_schedules=True)
+    def scaled(rate: gradtx.checks.NonNegative = 1.0):
+        given.append(rate)
+        return gradtx.scale_by_schedule(rate)
+
+    assert scaled(schedule).update(1.0, scaled(schedule).init(1.0))[0] == 0.5
+    assert set(given) == {schedule}
 
 
 def test_array_hyperparameters_are_leaves():
