@@ -3,10 +3,10 @@
     python -m benchmarks.bases [--only soap] [--problems transformer]    run what is missing
     python -m benchmarks.bases --docs                                    its table into docs/
 
-SOAP and two of its kin on the leaderboard's transformer and convolutions, at every step and at
+SOAP and three of its kin on the leaderboard's transformer and convolutions, at every step and at
 every tenth. SOAP has the setting that the leaderboard found for it, with QR at every tenth step;
 the others have that one's decays and the best of six rates, tried on one other seed with QR at
-every every tenth step. Nothing is searched with products. Runs have half the leaderboard's steps.
+every tenth step. Nothing is searched with products. Runs have half the leaderboard's steps.
 """
 
 import argparse
@@ -28,8 +28,13 @@ from benchmarks.results import Table, with_tables
 RESULTS = Path(__file__).parent / "results"
 PAGE = Path(__file__).parents[1] / "docs" / "choosing_measured.md"
 TITLE = "Bases by products beside QR"
-BUILDS = {"soap": gradtx.soap, "kl_soap": gradtx.kl_soap, "soap_muon": gradtx.soap_muon}
-RATES = {"kl_soap": 3e-3, "soap_muon": 3e-3}
+BUILDS = {
+    "soap": gradtx.soap,
+    "kl_soap": gradtx.kl_soap,
+    "soap_muon": gradtx.soap_muon,
+    "kl_shampoo": gradtx.kl_shampoo,
+}
+RATES = dict.fromkeys(("kl_soap", "soap_muon", "kl_shampoo"), 3e-3)
 FACTORS = np.array([1 / 3, 1, 3, 9, 27, 81])
 OVER = ("convolutions", "transformer")
 STEPS = 150
