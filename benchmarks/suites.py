@@ -46,8 +46,8 @@ class Suite(NamedTuple):
     source: str = "."
 
 
-# Of Optimistix's solvers 8 and 9 in the one file, 13 and 14 in the other, are Optax's.
-OPTIMISTIX = "optax or test_minimise.py and (solver8 or solver9) or "
+# Of Optimistix's solvers 8, 9, 21 and 22 in the one file, 13 and 14 in the other, are Optax's.
+OPTIMISTIX = "optax or test_minimise.py and (solver8 or solver9 or solver21 or solver22) or "
 OPTIMISTIX += "test_least_squares.py and (solver13 or solver14)"
 SUITES = {
     "equinox": Suite("9336d82", ("tests/test_closure_to_pytree.py", "-k", "fixup_optax")),
