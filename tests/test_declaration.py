@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import inspect
 import json
 import pickle
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 import gradtx
+from gradtx.declaration import Builder, _number, publish
 from tests import catalogue
 from tests.catalogue import CATALOGUE
 
@@ -231,3 +233,38 @@ def test_a_static_field_and_a_leaf_of_equinox(name):
     if other is not None:
         first(Data(other))
         assert len(traces) == (1 if name == "array" else 2)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("eps_rot", "did you mean eps_root\\?$"),
+        ("ep_rot", "did you mean eps_root\\?$"),
+        ("weight_decay", "adamw has it, and chain"),
+        ("zzz", "the arguments are learning_rate, b1, "),
+    ],
+)
+def test_an_unknown_argument_has_a_hint(given, says):
+    with pytest.raises(TypeError, match=f"there is no argument '{given}': {says}"):
+        gradtx.adam(0.1, **{given: 0.5})
+
+
+def test_integers_that_jax_may_not_hold_become_floats():
+    kinds = {n: type(_number(n)) for n in (2**31 - 1, 1 - 2**31, 2**31, -(2**31))}
+    assert list(kinds.values()) == [int, int, float, float]
+
+
+def test_arrays_in_a_repr():
+    assert "learning_rate=0.5" in repr(gradtx.sgd(jnp.float32(0.5)))
+    assert "learning_rate=<float32[2]>" in repr(gradtx.sgd(jnp.ones(2)))
+
+
+@pytest.mark.parametrize("schedules", [True, False])
+def test_a_signature_says_whether_there_may_be_schedules(schedules):
+    def scaled(rate: gradtx.checks.NonNegative = 1.0):
+        return rate
+
+    builder = Builder(scaled, native=schedules)
+    built = publish(lambda rate=1.0: scaled(rate), builder, schedules=schedules)
+    assert ("schedule" in str(inspect.signature(built)).lower()) == schedules
+    assert builder.native == schedules
