@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import gradtx
+from gradtx.packed import _is_local
 from gradtx.traits import Scope
 from tests.catalogue import CATALOGUE
 from tests.distributed.meshes import all_lie_on, mesh, on
@@ -218,3 +219,11 @@ def test_what_is_refused():
     grads = {**tree(), "head": [jnp.ones(2)]}
     with pytest.raises(ValueError, match=r"has the shape \(4, 3\)"):
         gradtx.apply_gradients(CLIPPED, grads, packed, CLIPPED.init(packed))
+
+
+def test_what_lies_on_one_device_or_in_numpy_is_joined_by_numpy():
+    there = [jax.device_put(jnp.ones(2), device) for device in jax.devices()[:2]]
+    assert _is_local([there[1], np.ones(2)])
+    assert _is_local([np.ones(2)])
+    assert not _is_local(there)
+    assert not jax.jit(lambda x: jnp.array(_is_local([x])))(1.0)
