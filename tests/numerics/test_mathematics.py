@@ -7,6 +7,7 @@ import pytest
 
 from gradtx import numerics
 from gradtx.numerics import all_finite, any_nan, cube_root
+from gradtx.numerics.mathematics import one_per_row, row_mean, shrink
 
 
 @pytest.mark.quick(2)
@@ -74,3 +75,30 @@ def test_by_hand(name, arguments, expected):
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_infinity(sign):
     assert float(numerics.infinity("float32", sign)) == sign * INF
+
+
+def test_a_quotient_is_zero_where_the_divisor_is():
+    x, y = jnp.array([0.0, 3.0, 3.0, -1.0]), jnp.array([0.0, 0.0, 2.0, 4.0])
+    assert numerics.divide(x, y).tolist() == [0, 0, 1.5, -0.25]
+
+
+@pytest.mark.parametrize(("x", "want"), [([], 0.0), (-3.0, 3.0), ([-3.0], 3.0), ([1.0, -7.0], 5.0)])
+def test_the_root_of_the_mean_of_squares(x, want):
+    assert numerics.rms(jnp.array(x)) == want
+
+
+def test_rows_lie_along_the_first_dimension():
+    x = jnp.arange(24.0).reshape(2, 3, 4)
+    for rank, means, first in (
+        (1, [0, 12], [0, 12]),  # numbers are rows by themselves
+        (2, [[1.5], [13.5]], [[0], [12]]),
+        (3, [[[5.5]], [[17.5]]], [[[0]], [[12]]]),
+    ):
+        rows = (x[:, 0, 0], x[:, 0], x)[rank - 1]
+        assert row_mean(rows).tolist() == means
+        assert one_per_row(rows).tolist() == first
+
+
+@pytest.mark.parametrize(("l2", "want"), [((), [2, 0, -1]), ((3.0,), [0.5, 0, -0.25])])
+def test_entries_shrink_by_a_threshold_and_a_share(l2, want):
+    assert shrink(jnp.array([3.0, -0.5, -2.0]), 1.0, *l2).tolist() == want
