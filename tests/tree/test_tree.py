@@ -12,6 +12,8 @@ import pytest
 
 import gradtx
 from gradtx import Rows, tree
+from gradtx.tree.committed import committed
+from gradtx.tree.memory import HOST, is_on_host
 
 
 def draw(seed, dtype=jnp.float32):
@@ -311,3 +313,26 @@ def test_map_params_of_restricted_and_foreign_states():
 def test_functions_compile():
     got = jax.jit(lambda x, y: (tree.add_scale(x, 2.0, y), tree.norm(x), tree.get(x, "a")))(X, Y)
     chex.assert_trees_all_close(got, (tree.add_scale(X, 2.0, Y), tree.norm(X), X["a"]), rtol=1e-6)
+
+
+def test_a_multiple_of_a_tree_is_added():
+    assert tree.add_scale({"a": 1.0}, 2.0, {"a": 3.0}) == {"a": 7.0}
+
+
+def test_the_type_of_a_single_leaf():
+    assert tree.dtype({"a": jnp.ones(1, jnp.bfloat16)}) == jnp.bfloat16
+
+
+def test_arrays_are_bound_to_the_one_device_to_which_some_are():
+    loose, there = jnp.ones(2), [jax.device_put(jnp.ones(2), d) for d in jax.devices()[:2]]
+    found, are_bound = committed((loose, there[1]))
+    assert are_bound
+    assert [x.sharding for x in found] == [there[1].sharding] * 2
+    for given in ([loose], [loose, *there]):
+        assert committed(given) == (given, False)
+
+
+def test_arrays_in_the_memory_of_the_host_are_known():
+    x = jnp.ones(2)
+    assert is_on_host(jax.device_put(x, HOST))
+    assert not is_on_host(x)
