@@ -336,3 +336,15 @@ def test_arrays_in_the_memory_of_the_host_are_known():
     x = jnp.ones(2)
     assert is_on_host(jax.device_put(x, HOST))
     assert not is_on_host(x)
+
+
+def test_the_moment_of_adamax_is_the_larger_of_both():
+    g, m = jnp.array([-3.0, 1.0]), jnp.array([4.0, 8.0])
+    assert tree.update_infinity_moment(g, m, 0.5, 0.25).tolist() == [3.25, 4.0]
+
+
+@pytest.mark.parametrize(("order", "want"), [(2, 25.0), (3, 125.0), (4, 625.0)])
+def test_powers_of_complex_numbers_are_those_of_their_size(order, want):
+    g = jnp.complex64(3 + 4j)
+    new = tree.update_moment_per_elem_norm(g, jnp.float32(0.0), 0.0, order)
+    np.testing.assert_allclose(new, want, rtol=1e-6)
