@@ -129,8 +129,10 @@ def test_types_have_vectors_of_their_own():
 def test_slots_and_checkpoints_know_leaves_by_path(tmp_path):
     params, state, _ = trained(CLIPPED, gradtx.pack(tree()))
     plain, plain_state, _ = trained(CLIPPED, tree())
-    got = gradtx.get_slot(state, "mu", "head/0")
-    np.testing.assert_allclose(got, gradtx.get_slot(plain_state, "mu", "head/0"), rtol=1e-6)
+    got, want = (gradtx.get_slot(s, "mu", "head/0") for s in (state, plain_state))
+    # Entries may be small sums of large terms: they are as exact as float32 has the largest, 0.12.
+    close = {"rtol": 1e-6, "atol": 2**-24 * 0.12}
+    np.testing.assert_allclose(got, want, **close)
     other = gradtx.set_slot(state, "mu", jnp.zeros((4, 3)), "head/0")
     assert jax.tree.structure(other) == jax.tree.structure(state)
     assert not gradtx.get_slot(other, "mu", "head/0").any()
@@ -142,7 +144,7 @@ def test_slots_and_checkpoints_know_leaves_by_path(tmp_path):
     for template, want in ((gradtx.pack(tree()), (params, state)), (tree(), (plain, plain_state))):
         found = gradtx.load_checkpoint(path, params=template)
         assert jax.tree.structure(found.params) == jax.tree.structure(want[0])
-        chex.assert_trees_all_close((found.params, found.state), want, rtol=1e-6)
+        chex.assert_trees_all_close((found.params, found.state), want, **close)
 
 
 def test_stored_slots_are_codes_of_vectors():
