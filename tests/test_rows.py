@@ -101,6 +101,7 @@ def test_a_table_of_more_rows_than_32_bits_count():
         rows.coalesce()
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint32"])
 def test_a_table_may_have_more_rows_than_the_type_of_its_indices_counts(dtype):
     most, rows = np.iinfo(dtype).max, 2**32 + 5

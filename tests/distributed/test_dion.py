@@ -87,6 +87,7 @@ def test_steps_are_those_of_one_device_that_has_the_weighted_mean():
     assert np.isfinite(gradtx.tree.get(state, "q")["tall"]).all()
 
 
+@pytest.mark.slow
 def test_devices_that_have_seen_nothing_follow_the_others():
     """A momentum of zero is not what all devices have; where it is, nothing moves."""
     tx = gradtx.scale_by_distributed_dion("data", 1.0)

@@ -24,9 +24,8 @@ def taken(axes, steps, names, patience):
     return done.stdout.split()
 
 
-@pytest.mark.parametrize(
-    ("axes", "steps"), [("Auto", 3), pytest.param("Explicit", 1, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("axes", "steps"), [("Auto", 3), ("Explicit", 1)])
 def test_triangular_systems_are_solved_on_all_devices(axes, steps):
     """A batch of them waits in one of XLA's threads for the others, forever."""
     assert taken(axes, steps, ["kron"], 150) == ["kron"]

@@ -87,6 +87,7 @@ def test_sums_that_the_compiler_takes_with_the_slices_differ_in_last_places(name
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6), ours, theirs)
 
 
+@pytest.mark.slow
 def test_parts_in_half_precision():
     same_bits(*compare(gradtx.muon(0.1), jnp.bfloat16))
 
@@ -256,6 +257,7 @@ def test_parts_that_no_device_divides_otherwise_do_not_move(split, spec):
     np.testing.assert_allclose(updates["w"], tx.update(p, tx.init(p), p)[0]["w"], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_matrices_that_are_parts_have_owners():
     """A part that the mesh does not divide is whole along it, and so is its slot."""
     p = {"w": jnp.asarray(np.random.default_rng(0).normal(size=(64, 80)), jnp.float32)}
@@ -268,6 +270,7 @@ def test_matrices_that_are_parts_have_owners():
     np.testing.assert_allclose(updates["w"], tx.update(p, tx.init(p), p)[0]["w"], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_explicit_axes():
     explicit = jax.make_mesh((8,), ("model",), axis_types=(jax.sharding.AxisType.Explicit,))
     where = jax.NamedSharding(explicit, jax.P(None, "model"))
