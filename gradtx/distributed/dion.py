@@ -17,7 +17,7 @@ from gradtx.distributed.axes import (
 )
 from gradtx.engine.leaves import gradient
 from gradtx.engine.matrices import MatrixDimensions, as_matrices
-from gradtx.numerics import Step, cast, widen
+from gradtx.numerics import Step, cast, compute_dtype, widen
 from gradtx.numerics.keys import check_key
 from gradtx.optimizers.adam import adamw
 from gradtx.optimizers.beside_adamw import beside_adamw
@@ -25,6 +25,7 @@ from gradtx.optimizers.dion_low_rank import low_rank_step, of_low_rank, rank_of
 from gradtx.optimizers.muon import scale_by_shape
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where, leaves_with_path
+from gradtx.rows import is_rows
 from gradtx.types import Array, DimensionNumbers, DType, Params, State, Updates
 
 
@@ -54,7 +55,7 @@ def scale_by_distributed_dion(
         u_t = P_t Q_t^*
 
     All of :func:`scale_by_dion` is linear in the momentum but for `orth` and the norms, which see
-    means: directions are those of one device that has the mean of the gradients, up to rounding. It
+    means: directions are those of one device that has the mean of the gradients, up to rounding. This
     takes the place of :func:`aggregate`, as do :func:`aggregate_power_sgd` and its like.
 
     Args:
@@ -69,10 +70,10 @@ def scale_by_distributed_dion(
         weight_dimension_numbers: as in :func:`scale_by_muon`. Leaves that are not matrices are left
             as they are: each device's own.
 
-    A step sends ``4 r (m + n)`` bytes for a matrix of `m` rows and `n` columns at rank `r`, in two
-    all-reduces for all matrices of one shape, and a number for each matrix. ``update`` takes
-    ``weight``, this device's weight in the mean, as :func:`aggregate` does. If no axis is bound,
-    as under plain ``jit``, this is :func:`scale_by_dion`.
+    A step sends ``4 r (m + n)`` bytes for a matrix of `m` rows and `n` columns in float32 at rank
+    `r`, in two all-reduces for all matrices of one shape, and a number for each matrix. ``update``
+    takes ``weight``, this device's weight in the mean, as :func:`aggregate` does. If no axis is
+    bound, as under plain ``jit``, this is :func:`scale_by_dion`.
 
     State: `DionState`; `mu` differs between devices, `q` does not.
 
@@ -102,6 +103,8 @@ def scale_by_distributed_dion(
     def rule(g: Array, s: Any, t: Step) -> Any:
         return low_rank_step(g, s, decay, eps, power_iters, mean)
 
+    dimensions = MatrixDimensions(weight_dimension_numbers, MuonDimensionNumbers)
+
     # Which of the two is known here, but not in a rule: owners of matrices, which run a rule in a
     # program for each device, may be along an axis of the same name.
     one, many = (
@@ -121,29 +124,32 @@ def scale_by_distributed_dion(
         if devices is None:
             return one.update(updates, state, params, **extra_args)
         leaves, treedef = leaves_with_path(updates)
-        present = [(path, gradient(g, path)) for path, g in leaves if g is not None]
-        check_varying("scale_by_distributed_dion", axis_name, present)
+        numbers = dimensions.of("scale_by_distributed_dion", updates)
+        matrices = {
+            i: (path, gradient(g, path))
+            for i, ((path, g), of_leaf) in enumerate(zip(leaves, numbers, strict=True))
+            if g is not None and of_leaf is not None and not is_rows(g)  # which `many` refuses
+        }
+        check_varying("scale_by_distributed_dion", axis_name, list(matrices.values()))
         if weight is not None:
-            total = total_weight(axis_name, weight)
-            shares = iter(
-                cast(divide_by(weigh(widen(g), weight) * devices, total), g.dtype)
-                for _, g in present
-            )
-            updates = treedef.unflatten([None if g is None else next(shares) for _, g in leaves])
+            total, weighed = total_weight(axis_name, weight), [g for _, g in leaves]
+            for i, (_, g) in matrices.items():
+                share = divide_by(weigh(widen(g), weight) * devices, total)
+                weighed[i] = cast(share, g.dtype)
+            updates = treedef.unflatten(weighed)
         return many.update(updates, state, params, **extra_args)
-
-    dimensions = MatrixDimensions(weight_dimension_numbers, MuonDimensionNumbers)
 
     def message_bytes(params: Params) -> int:
         leaves, _ = leaves_with_path(params)
         numbers = dimensions.of("scale_by_distributed_dion", params)
         total = 0
         for (path, p), of_leaf in zip(leaves, numbers, strict=True):
-            if p is not None and of_leaf is not None:
+            if p is not None and of_leaf is not None and 0 not in p.shape:
                 how = as_matrices("scale_by_distributed_dion", path, p.shape, of_leaf)
                 count, rows, columns = how.sizes
                 rank = rank_of(rank_fraction, min(rows, columns))
-                total += 4 * count * (1 + power_iters * rank * (rows + columns))
+                factors = compute_dtype(p.dtype).itemsize * rank * (rows + columns)
+                total += count * (4 + power_iters * factors)
         return total
 
     return communicating(one.init, update, message_bytes, axis_name, reduces=True)
@@ -176,7 +182,7 @@ def distributed_dion(
         \theta_t &= (1 - \eta \lambda)\, \theta_{t-1}
             - \eta \sqrt{\frac{d_{out}}{d_{in}}}\; P_t Q_t^*
 
-    See :func:`scale_by_distributed_dion`; :func:`dion` has gradients that are averaged already.
+    See :func:`scale_by_distributed_dion`; :func:`dion` is for gradients that are means already.
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.

@@ -13,7 +13,7 @@ from gradtx.distributed.operations import busiest, owners_lines
 from gradtx.distributed.placement import dims_of
 from gradtx.distributed.sharding import MIN_SIZE, StateSharding, state_sharding
 from gradtx.engine.owners import Stack
-from gradtx.inspection.description import sent
+from gradtx.inspection.description import communications, sent
 from gradtx.pair import GradientTransformation
 from gradtx.paths import leaves_with_path
 from gradtx.types import Params, PyTree
@@ -214,7 +214,9 @@ def plan_step(
         held += size
         worked_on += traffic.of_leaf(size, placed, over)
     state = sharding.bytes_per_device
-    for how, size, _ in sent(tx, treedef.unflatten(own)):
+    # What sends nothing is not asked: its `init` may refuse a device's part of a leaf.
+    told = sent(tx, treedef.unflatten(own)) if communications(tx) else []
+    for how, size, _ in told:
         kind = "all-gather" if how.gathers else "all-reduce"
         whole = size * traffic.devices(how.over) if how.gathers else size
         traffic.send("parameters of the devices", kind, how.over, whole)

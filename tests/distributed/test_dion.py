@@ -97,7 +97,29 @@ def test_devices_that_have_seen_nothing_follow_the_others():
     g[1] = [[2.0, 0.0], [0.0, 1.0], [0.0, 0.0]]
     u = np.asarray(update(g))
     np.testing.assert_array_equal(u, np.stack([u[0]] * N))
-    np.testing.assert_allclose(u[0].T @ g[1] > 0, np.eye(2), atol=0)
+    alone = gradtx.scale_by_dion(1.0)
+    want, _ = alone.update(g.mean(0), alone.init(g[0]))
+    np.testing.assert_allclose(u[0], want, atol=1e-5)
+
+
+def test_weights_are_of_matrices_alone():
+    """Other leaves are each device's own; rows of tables are refused, with weights or without."""
+    numbers = {"b": None, "w": gradtx.MuonDimensionNumbers()}
+    tx = gradtx.scale_by_distributed_dion("data", weight_dimension_numbers=numbers)
+    state = tx.init({"b": jnp.zeros(3), "w": jnp.zeros((3, 2))})
+    g, weight = {"b": jnp.ones((2, 3)), "w": jnp.ones((2, 3, 2))}, jnp.array([1.0, 3.0])
+    update = jax.vmap(lambda g, w: tx.update(g, state, weight=w)[0], axis_name="data")
+    np.testing.assert_array_equal(update(g, weight)["b"], g["b"])
+    rows = gradtx.Rows(jnp.zeros((2, 1), int), jnp.ones((2, 1, 2)), (3, 2))
+    with pytest.raises(TypeError, match="cannot run on the Rows at 'w'"):
+        update({**g, "w": rows}, weight)
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("bfloat16", 4), ("float32", 4), ("complex64", 8)])
+def test_factors_are_sent_in_the_type_in_which_they_are_computed(dtype, size):
+    p = [jax.ShapeDtypeStruct(shape, dtype) for shape in ((6, 4), (0, 4))]
+    tx = gradtx.scale_by_distributed_dion("data", 0.5, power_iters=3)
+    assert gradtx.describe(tx, p).message_bytes == 4 + 3 * size * 2 * (6 + 4)
 
 
 @pytest.mark.slow

@@ -114,6 +114,14 @@ def test_what_links_send():
     assert sent(two)[kind] == 6 * math.ceil(message / 100)
 
 
+def test_a_part_of_a_leaf_need_not_be_one_that_the_optimizer_takes():
+    """On 128 devices each has half a head."""
+    heads = gradtx.MuonDimensionNumbers(0, 1, heads=(1, 64))
+    tx = gradtx.scale_by_soap(weight_dimension_numbers={"b": None, "w": heads})
+    plan = gradtx.plan_step(tx, W, {"model": 128}, {"b": P(), "w": P(None, "model")})
+    assert plan.parameter_bytes == WHOLE // 128 + 256
+
+
 def test_seconds():
     """The quick axis takes all, the slow one what is left to a device; every turn has latency."""
     links = {"far": gradtx.Link(1e6, 1e-3), "near": gradtx.Link(1e9, 1e-6)}
