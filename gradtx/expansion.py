@@ -130,7 +130,7 @@ class Expansion:
 def _of_slots(pair: Any, function: Any, state: State) -> Any:
     """A pair's update or step for slots in whatever form they are kept: the engine's takes any."""
     own = pair.traits
-    # What only hands a state on leaves that to those to whom it does.
+    # A pair that only hands its state on leaves this to the pairs inside of it.
     hands_on = own.parts is not None and all(p.declaration is not None for p in own.parts)
     engine = own.rule is not None or hands_on
     return function if engine else on_arrays(function, state)

@@ -103,7 +103,7 @@ _sent: ContextVar[list[Sent] | None] = ContextVar("sent", default=None)
 
 @contextlib.contextmanager
 def all_sent() -> Iterator[list[Sent]]:
-    """What each transformation sends whose ``init`` is called within, for its own parameters."""
+    """A list to which every ``init`` that is called within adds what its transformation sends."""
     found: list[Sent] = []
     token = _sent.set(found)
     try:
@@ -114,7 +114,10 @@ def all_sent() -> Iterator[list[Sent]]:
 
 @contextlib.contextmanager
 def sends(communication: Communication, params: Params) -> Iterator[None]:
-    """Around the ``init`` of a transformation: says what it sends; what is inside says nothing."""
+    """Around an ``init``: add what the transformation sends to the list of :func:`all_sent`.
+
+    Transformations inside of it add nothing: what they send is counted in that already.
+    """
     found = _sent.get()
     if found is not None:
         of = communication.bytes(params), communication.peak_bytes(params)

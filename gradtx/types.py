@@ -130,7 +130,7 @@ def masked_fields(cls: Any) -> frozenset[str]:
 
 @functools.cache
 def states_of_arguments(cls: Any) -> Mapping[str, str]:
-    """The fields of a state class that are marked `StateOf` an argument, by its name."""
+    """The fields of a state class that are marked `StateOf`, by the argument that they name."""
     if not hasattr(cls, "_fields"):
         return {}
     found = ((name, mark) for name, marks in _marks(cls).items() for mark in marks)

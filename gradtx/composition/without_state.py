@@ -12,11 +12,11 @@ def without_state(
     check: Callable[[Params], Any] | None = None,
     **traits: Any,
 ) -> GradientTransformation:
-    """The transformation whose updates are a function of those that it is given.
+    """A transformation whose updates are a function of the updates and parameters it is given.
 
     Args:
         function: ``(updates, params or None, **extra_args) -> updates``.
-        check: called with the parameters by ``init``; it raises what they are refused for.
+        check: called with the parameters by ``init``; raises an error for those that are refused.
         traits: what else the pair can do, as in `Traits`.
 
     >>> tx = without_state(lambda updates, params, *, factor=1.0, **extra_args: factor * updates)

@@ -55,8 +55,8 @@ def scale_by_distributed_dion(
         u_t = P_t Q_t^*
 
     All of :func:`scale_by_dion` is linear in the momentum but for `orth` and the norms, which see
-    means: directions are those of one device that has the mean of the gradients, up to rounding. This
-    takes the place of :func:`aggregate`, as do :func:`aggregate_power_sgd` and its like.
+    means: directions are those of one device that has the mean of the gradients, up to rounding.
+    This takes the place of :func:`aggregate`, as do :func:`aggregate_power_sgd` and its like.
 
     Args:
         axis_name: the axis of ``pmap``, ``shard_map`` or ``vmap``, or a tuple of several.

@@ -1,7 +1,8 @@
 """The matrices of all leaves as batches, one for each shape and type, on which a rule runs.
 
 Where it is known how leaves are sharded, each batch is divided over the devices that own its
-matrices, and slots may stay there as stacks.
+matrices, and slots may stay there as stacks. Matrices whose batch axes are divided stay where
+they are.
 """
 
 import functools
@@ -149,7 +150,7 @@ MatrixGroup = tuple[Matrices, NamedSharding | None, list[int]]
 
 
 def _sharding_of(given: Leaves, i: int, x: Array, how: Matrices, stack: Any) -> Any:
-    """The sharding of a leaf whose matrices are divided, or lie on different devices."""
+    """The sharding of a leaf whose matrices are divided or on several devices; otherwise None."""
     if not shardings_are_known():
         return open_sharding(x)
     path = path_string(given.paths[i])

@@ -1,10 +1,10 @@
 """Matrices whose batch axes are divided over a mesh, such as experts: each device has its own.
 
 Leaves of one shape are transformed as one batch, in which the axes of leaves, layers and experts
-are one. Merged for the whole array, an axis that is divided would be behind one that is not, and
-the compiler brings all matrices to every device before it merges such axes. Here each device
-merges what it has. If rows or columns are divided too, the devices among which they are divided
-share their matrices out, as in :mod:`gradtx.engine.owners`.
+are merged into one. If they are merged for the whole array, a divided axis comes after one that is
+not, and to merge these the compiler brings all matrices to every device. Here each device merges
+what it has. If rows or columns are divided too, the devices that have parts of the same matrices
+share them out, each whole, as in :mod:`gradtx.engine.owners`.
 """
 
 import math
@@ -23,7 +23,7 @@ NamedStacks = dict[str, Array]
 
 
 def has_own_batches(sharding: NamedSharding, how: Matrices) -> bool:
-    """Whether batch axes of a leaf are divided; heads, which are cut out of an axis, are not."""
+    """Whether batch axes of a leaf are divided; never for heads, which are cut out of an axis."""
     batch, *_ = how.axes
     return how.split == how.shape and any(axes_along(sharding, axis) for axis in batch)
 
@@ -36,7 +36,7 @@ def on_own_batches(
     how: Matrices,
     sharding: NamedSharding,
 ) -> tuple[Array, NamedStacks]:
-    """What ``function(batch, {name: slot})`` returns, each device computing its own matrices.
+    """What ``function(batch, {name: slot})`` returns; each device computes it for its own matrices.
 
     Args:
         function: of a batch ``(n, rows, columns)`` and its slots, each entry of which depends on

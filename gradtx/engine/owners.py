@@ -104,9 +104,9 @@ def owners(
 ) -> tuple[tuple[str, ...], int]:
     """The axes of the mesh over which a stack of matrices is divided, and how many devices.
 
-    They are those over which a state has it, or else those over which the leaves are divided, so
-    that no matrix leaves a node where each node has all of them. Where only the compiler knows how
-    leaves are divided, they are all axes.
+    These are the axes over which a state has the stack divided. Without such a state they are those
+    over which the leaves are divided, so that no matrix leaves its node where each node has all of
+    them, or all axes where only the compiler knows how leaves are divided.
 
     Args:
         sharding: of the leaves.
@@ -271,7 +271,7 @@ def owned(stacks: Sequence[Divided]) -> list[tuple[Array, NamedSlots]]:
 
 
 def note(stack: Divided) -> None:
-    """Tell :func:`stacks` of a stack, of whose arrays only shapes and types are read."""
+    """Add a stack to those of :func:`stacks`; of its arrays only shapes and types are read."""
     if (found := _stacks.get()) is not None:
         found.append(_stack(stack))
 

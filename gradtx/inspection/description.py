@@ -111,12 +111,13 @@ def communications(tx: GradientTransformation) -> list[Communication]:
 
 
 def sent(tx: GradientTransformation, params: Params) -> list[Sent]:
-    """What a device sends in a step of `tx`, by each part of it for the parameters that it sees."""
+    """What a device sends in a step of `tx`, by each part for the leaves that it is given."""
     return _state_and_sent(tx, params)[1]
 
 
 def _state_and_sent(tx: GradientTransformation, params: Params) -> tuple[State, list[Sent]]:
-    def init(params: Params) -> State:  # a function of its own, or JAX might have traced it before
+    # A new function: JAX does not trace one again that it has traced for such parameters.
+    def init(params: Params) -> State:
         return tx.init(params)
 
     with all_sent() as found:

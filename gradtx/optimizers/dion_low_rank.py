@@ -71,7 +71,7 @@ def low_rank_step(
 
 
 def rank_of(rank_fraction: float, shorter: int) -> int:
-    """The rank of Dion's approximation of a matrix with such a shorter side."""
+    """The rank of Dion's approximation of a matrix whose shorter side has this length."""
     return max(1, math.ceil(rank_fraction * shorter))
 
 

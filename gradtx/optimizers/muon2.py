@@ -96,8 +96,8 @@ def scale_by_muon2(
     Source: Z. Liu et al., Muon²: Boosting Muon via Adaptive Second-Moment Preconditioning, 2026,
     arXiv:2604.09967. The defaults are those of an implementation that was proposed to
     https://github.com/microsoft/dion, but for its Polar Express, which has a safety factor of 1.02.
-    It keeps sums in place of means, and divides by that of :math:`R` or by :math:`\epsilon`,
-    whichever is more.
+    Factored, that implementation keeps sums in place of means, and divides by the sum of :math:`R`
+    or by :math:`\epsilon`, whichever is more.
 
     >>> tx, g = scale_by_muon2(), jnp.array([[9.0, 0.1], [9.0, -0.1]])
     >>> (tx.update(g, tx.init(g))[0] / 0.665).round(2).tolist()

@@ -94,7 +94,7 @@ def _single(x: Array) -> Array:
 
 
 def _begun(key: Array, q: _Factor, xs: _Leaves, scale: Any, damping: Any) -> _Factor:
-    """Small random columns, and a diagonal for entries as large as these, if none is given."""
+    """Small random columns, and a diagonal: `scale`, or if that is None one that fits `xs`."""
     r = len(q.rows[0]) // 2
     drawn = random_like(key, list(map(_single, q.rows)))
     sizes = [norm_sq([u[part] for u in drawn]) for part in (slice(r), slice(r, None))]
@@ -110,7 +110,7 @@ def _begun(key: Array, q: _Factor, xs: _Leaves, scale: Any, damping: Any) -> _Fa
 
 
 def _balancing(gram: Array) -> Array:
-    r"""The mixture of rows after which :math:`U^\top U` and :math:`V^\top V` are more alike."""
+    r"""The matrix that mixes rows to make :math:`U^\top U` and :math:`V^\top V` more alike."""
     r = len(gram) // 2
     left, right = gram[:r, :r], gram[r:, r:]
     ratio = jnp.sqrt(divide(jnp.trace(left), jnp.trace(right)))
@@ -125,8 +125,8 @@ def _fitted(
 ) -> tuple[_Factor, Array]:
     """The preconditioner and the norms after a step.
 
-    Products with the columns are few: what they have in common with `a`, `b` and the columns once
-    they are balanced follows from what they have with `d h`, `v / d` and one another before.
+    Few products with the columns are taken: their inner products with `a`, with `b` and with one
+    another once they are balanced follow from those with `d h`, `v / d` and one another before.
     """
     rows, ds = q
     r = len(rows[0]) // 2
@@ -233,11 +233,12 @@ def scale_by_psgd_lra(
     :math:`U \leftarrow U (I - E + E^2 / 2)`, :math:`V \leftarrow V (I + E + E^2 / 2)` where `E` is
     a tenth of :math:`U^\top U - V^\top V` over the sum of the traces. They begin with normal
     entries, scaled so that the squared norm of each is 0.1, and `d` with
-    :math:`(\mathrm{mean}\, g^4 + \delta^4)^{-1/8}` of the first gradient that is not zero.
+    :math:`(\mathrm{mean}\, g^4 + \delta^4)^{-1/8}`, anew at every step until a first fit is taken.
 
-    A complex number is a pair of real ones that share their entry of `d`. Gradients of zero leave
-    the preconditioner as it is, and steps of it that are not finite are discarded. The author's
-    code fits after gradients of zero too, and has no momentum unless it is told to.
+    A complex number is a pair of real ones that share their entry of `d`, and whose `v` have a mean
+    square of 1 together. Gradients of zero leave the preconditioner as it is, and steps of it that
+    are not finite are discarded. The author's code fits after gradients of zero too, and has no
+    momentum unless it is told to.
 
     Args:
         b1: :math:`\beta_1`, decay of the momentum, in :math:`[0, 1)`.

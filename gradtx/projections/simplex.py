@@ -100,7 +100,7 @@ def projection_l1_sphere(tree: TreeT, scale: Any = 1) -> TreeT:
 
 
 def _summands(name: str, tree: PyTree, scale: Any, *, real: bool = False) -> list[Array]:
-    """The leaves, of which there are entries that can sum to `scale`."""
+    """The leaves as arrays; raises ValueError if there are no entries, to sum to `scale`."""
     leaves.check_scale(name, scale)
     xs = leaves.arrays(name, tree, real=real)
     if not any(x.size for x in xs):

@@ -1,4 +1,4 @@
-"""One layer of stacked layers, read and written where the stack lies, whatever form it has."""
+"""One layer of stacked layers, read and written where the stack is, in whatever form it is."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -47,7 +47,7 @@ def divides_rows(sharding: Any) -> bool:
 
 
 def in_slices(x: Any, rows_divided: bool) -> Any:
-    """A stack that can be read layer by layer where it is, on the device if it cannot be."""
+    """A stack in a form that is read layer by layer where it is; else brought to the device."""
     if x.dtype.itemsize > 1 or not is_on_host(x):
         return x
     if x.ndim < 3 or x.shape[-2] % 8 or rows_divided or explicit_mesh(x) is not None:

@@ -1,10 +1,10 @@
-"""Which optimizers may run on one layer at a time, as far as what they are made of says it."""
+"""Which optimizers may run on one layer at a time, as far as their transformations say it."""
 
 from gradtx.pair import GradientTransformation
 from gradtx.traits import Scope
 
 _GIVES_GRADIENTS = ("", "compensated", "offload", "stochastic_rounding", "store")
-"""What hands the gradients to what is inside, or to its first link, as they are; "" is a chain."""
+"""Wrappers that hand gradients on as they are; "" is a chain, which does so to its first link."""
 
 _BY_THE_LOSS = (
     " (conditionally_mask skips a step by the value of the loss: conditionally_mask(tx, lambda "

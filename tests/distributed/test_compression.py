@@ -279,9 +279,8 @@ def test_a_group_sends_for_its_own_leaves():
     tx = gradtx.partition(groups, {"b": "all", "s": "all", "t": "few", "w": "few"})
     assert gradtx.describe(tx, zeros()).message_bytes == 4 * (7 + 1) + 2 * (120 + 480)
     averaged = gradtx.local_sgd(gradtx.chain(gradtx.aggregate("data"), gradtx.sgd(0.1)), 2, "sites")
-    assert (
-        gradtx.describe(averaged, zeros()).message_bytes == 4 * 608 // 2
-    )  # nothing further inside
+    # What is inside sends nothing further.
+    assert gradtx.describe(averaged, zeros()).message_bytes == 4 * 608 // 2
 
 
 @pytest.mark.quick(1)
