@@ -267,13 +267,16 @@ class MatrixBatch:
         kept = next((slot.share.axes for slot in self.owned.values()), None)
         names, devices = owners(sharding, self.axes, kept)
         count = len(self.batch) + -len(self.batch) % devices
+        each = count // devices
         for n, slot in self.owned.items():
-            if slot.value.shape[0] != count or slot.share.axes != names:
+            size, begin = slot.value.shape[0], slot.share.begin or 0
+            if size != count or slot.share.axes != names or begin % each:
                 raise ValueError(
                     f"{self.given.label}: {n!r} of {len(self.batch)} equal matrices is a stack of "
-                    f"{slot.value.shape[0]} over the axes {slot.share.axes} of a mesh, and on "
-                    f"{dict(sharding.mesh.shape)} it would be one of {count} over {names}: give a "
-                    "state that was made for this mesh (StateSharding.whole, then .put)"
+                    f"{size} over the axes {slot.share.axes} of a mesh, from {begin} on, and on "
+                    f"{dict(sharding.mesh.shape)} it would be one of {count} over {names}, {each} "
+                    "on each device: give a state that was made for this mesh "
+                    "(StateSharding.whole, then .put)"
                 )
         return names, devices
 

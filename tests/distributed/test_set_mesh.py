@@ -192,6 +192,20 @@ def test_a_state_for_another_mesh_is_refused():
             jax.eval_shape(jax.jit(tx.update), p, like, p)
 
 
+def test_a_balanced_state_for_more_devices_is_refused():
+    """The stacks are as long on fewer of them, but one begins inside of a device's part."""
+    tx = gradtx.scale_by_shampoo()
+    counts = {(32, 16): 5, (16, 16): 6, (16, 8): 5}
+    p = [jax.ShapeDtypeStruct(shape, "float32") for shape, n in counts.items() for _ in range(n)]
+
+    def plan(devices):
+        where = NamedSharding(mesh(devices), ROWS)
+        return gradtx.state_sharding(tx, p, where, balance=True)
+
+    with pytest.raises(ValueError, match="a stack of 8 .* from 5 on, .* one of 8 .* 2 on each"):
+        jax.eval_shape(plan(4).placed(tx).update, p, plan(8).abstract, p)
+
+
 @pytest.mark.slow
 def test_stacks_are_written_one_by_one(monkeypatch):
     """Where the transformation keeps stacks they are loaded as such, also as they were written."""
