@@ -90,6 +90,15 @@ def test_what_is_missed_is_used_in_the_end():
     assert np.linalg.matrix_rank(total, tol=0.5) == 4
 
 
+@pytest.mark.parametrize("shape", [(2, 2), (3, 2), (2, 3)])
+def test_a_column_of_zeros_has_no_direction_without_an_epsilon(shape):
+    """The gradient has rank 1, the approximation rank 2."""
+    tx, g = gradtx.scale_by_dion(1.0, eps=0.0), jnp.zeros(shape).at[0, 0].set(3.0)
+    u, state = tx.update(g, tx.init(g))
+    np.testing.assert_allclose(abs(u), g / 3, atol=1e-6)
+    np.testing.assert_allclose(jnp.linalg.norm(state.q, axis=1), [[1.0, 0.0]], atol=1e-6)
+
+
 @pytest.mark.slow
 def test_zeros_keep_the_directions_and_a_key_decides_about_them():
     tx, p = gradtx.scale_by_dion(0.5), jnp.zeros((6, 4))
