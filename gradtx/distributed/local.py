@@ -90,8 +90,8 @@ class Outer:
         return sum(each.bytes for each in sent(link, anchor))
 
 
-def _per_step(every: Any, sent: int) -> int:
-    return -(-sent // every) if isinstance(every, int) else sent
+def _per_step(every: Any, size: int) -> int:
+    return -(-size // every) if isinstance(every, int) else size
 
 
 @transformation
