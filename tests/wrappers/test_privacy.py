@@ -1,5 +1,7 @@
 """Differential privacy: Optax's numbers, the noise's size, and one noise for a window."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -25,10 +27,12 @@ def test_aggregate_equals_optax():
     ours = gradtx.differentially_private_aggregate(1.0, 0.5, key=3)
     theirs = optax.contrib.differentially_private_aggregate(1.0, 0.5, key=3)
     state, state_optax = ours.init(P), theirs.init(P)
+    # Of gradients and noise a small sum may be left: it is as exact as float32 has these, 0.15.
+    close = functools.partial(np.testing.assert_allclose, rtol=2e-6, atol=2**-24 * 0.15)
     for i in range(3):
         updates, state = ours.update(examples(8, i), state)
         want, state_optax = theirs.update(examples(8, i), state_optax)
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-6), updates, want)
+        jax.tree.map(close, updates, want)
 
 
 @pytest.mark.slow
