@@ -54,7 +54,13 @@ SUITES = {
     "flowjax": Suite("19.1.2", ("tests/test_train",)),
     "gpjax": Suite(
         "1.0.0",
-        ("tests/test_fit.py", "tests/test_state_space/test_fit.py", "-k", "not natgrad"),
+        (
+            "tests/test_fit.py",
+            "tests/test_state_space/test_fit.py",
+            "tests/test_natural_gradients.py",
+            "tests/test_integration_equinox.py",
+            "tests/test_mean_functions.py",
+        ),
     ),
     "penzai": Suite(
         "0.2.5",
