@@ -9,9 +9,9 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, NonNegative, PositiveFraction, PositiveInt
 from gradtx.composition.chain import chain
 from gradtx.composition.matrices import MuonDimensionNumbers
-from gradtx.engine.matrices import Matrices, MatrixDimensions, matrixwise
+from gradtx.engine.matrices import MatrixDimensions, matrixwise, one_for_each_column
 from gradtx.linear_algebra import with_root_mean_square
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, ema, zeros_like
+from gradtx.numerics import Step, abs_sq, ema, zeros_like
 from gradtx.optimizers.beside_adamw import beside_adamw
 from gradtx.optimizers.muon import scale_by_shape
 from gradtx.pair import GradientTransformation, optimizer, transformation
@@ -173,9 +173,6 @@ def scale_by_dion3(
     coeffs = coefficients("scale_by_dion3", ns_coeffs, ns_steps, "frobenius")
     check_dtype("scale_by_dion3", ns_dtype)
 
-    def one_for_each_output(matrices: Matrices, p: Array) -> Array:
-        return jnp.zeros((matrices.sizes[0], matrices.columns), accumulator_dtype(p))
-
     def rule(g: Array, s: Any, t: Step) -> Any:
         mu = s.mu + g
         chosen = _selected(mu, fraction, -1)
@@ -193,7 +190,7 @@ def scale_by_dion3(
         rule,
         MatrixDimensions(weight_dimension_numbers, MuonDimensionNumbers),
         slots=lambda p: {"mu": zeros_like(p, mu_dtype)},
-        factors={"v": one_for_each_output},
+        factors={"v": one_for_each_column},
     )
 
 

@@ -7,7 +7,12 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, NonNegative, PositiveInt
 from gradtx.composition.chain import chain
 from gradtx.composition.matrices import MuonDimensionNumbers
-from gradtx.engine.matrices import Matrices, MatrixDimensions, matrixwise
+from gradtx.engine.matrices import (
+    MatrixDimensions,
+    matrixwise,
+    one_for_each_column,
+    one_for_each_row,
+)
 from gradtx.numerics import (
     Step,
     abs_sq,
@@ -132,12 +137,6 @@ def scale_by_muon2(
         by_col = divide(jnp.sqrt(col), jnp.sqrt(jnp.mean(row, -1, keepdims=True)))
         root = jnp.sqrt(row)[:, :, None] * by_col[:, None, :]
         return orthogonal(divide(m, root + eps)), {"mu": mu, "v_row": row, "v_col": col}
-
-    def one_for_each_row(matrices: Matrices, p: Array) -> Array:
-        return jnp.zeros((matrices.sizes[0], matrices.rows), accumulator_dtype(p))
-
-    def one_for_each_column(matrices: Matrices, p: Array) -> Array:
-        return jnp.zeros((matrices.sizes[0], matrices.columns), accumulator_dtype(p))
 
     dimensions = MatrixDimensions(weight_dimension_numbers, MuonDimensionNumbers)
     if factored:

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative, PositiveInt
 from gradtx.composition.matrices import MuonDimensionNumbers
-from gradtx.engine.matrices import Matrices, MatrixDimensions, matrixwise
+from gradtx.engine.matrices import MatrixDimensions, matrixwise, one_for_each_column
 from gradtx.linear_algebra import with_root_mean_square
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, ema, zeros_like
+from gradtx.numerics import Step, abs_sq, ema, zeros_like
 from gradtx.optimizers.beside_adamw import beside_adamw
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
@@ -80,9 +80,6 @@ def scale_by_normuon(
     def slots(p: Array) -> dict[str, Array]:
         return {"mu": zeros_like(p, mu_dtype)}
 
-    def one_for_each_output(matrices: Matrices, p: Array) -> Array:
-        return jnp.zeros((matrices.sizes[0], matrices.columns), accumulator_dtype(p))
-
     def momentum(g: Array, s: Any, t: Step) -> Any:
         mu = ema(g, s.mu, b1)
         return ema(g, mu, b1) if nesterov else mu, {"mu": mu}
@@ -99,7 +96,7 @@ def scale_by_normuon(
         MatrixDimensions(weight_dimension_numbers, MuonDimensionNumbers),
         slots=slots,
         on_entries=momentum,
-        factors={"v": one_for_each_output},
+        factors={"v": one_for_each_column},
     )
 
 
