@@ -101,3 +101,24 @@ def thirds():
 
 
 THIRDS = thirds()
+
+
+def steps_of_devices(tx, start, gradients, weight=None):
+    """The parameters of all devices after each step, in float64, and their last states."""
+
+    def device(gs, weight):
+        def step(carry, g):
+            p, state = carry
+            extra = {} if weight is None else {"weight": weight}
+            updates, state = tx.update(g, state, p, **extra)
+            p = gradtx.apply_updates(p, updates)
+            return (p, state), p
+
+        p = jax.tree.map(jnp.asarray, start)
+        (_, state), found = jax.lax.scan(step, (p, tx.init(p)), gs)
+        return found, state
+
+    with jax.enable_x64(True):
+        gs = jax.tree.map(jnp.asarray, gradients)
+        axes = (0, None if weight is None else 0)
+        return jax.jit(jax.vmap(device, in_axes=axes, axis_name="data"))(gs, weight)

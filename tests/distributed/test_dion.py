@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gradtx
-from tests.distributed.meshes import P, counted, mesh, on
+from tests.distributed.meshes import P, counted, mesh, on, steps_of_devices
 
 N, STEPS, FRACTION, DECAY, EPS, RATE, WEIGHT_DECAY = 4, 5, 0.4, 0.8, 0.1, 0.05, 0.4
 SHAPES = {"tall": (6, 4), "wide": (3, 5)}
@@ -26,24 +26,7 @@ def start():
 
 
 def run(tx, gs, weight=None):
-    """The parameters of all devices after each step, in float64, and their last states."""
-
-    def device(gs, weight):
-        def step(carry, g):
-            p, state = carry
-            extra = {} if weight is None else {"weight": weight}
-            updates, state = tx.update(g, state, p, **extra)
-            p = gradtx.apply_updates(p, updates)
-            return (p, state), p
-
-        p = jax.tree.map(jnp.asarray, start())
-        (_, state), found = jax.lax.scan(step, (p, tx.init(p)), gs)
-        return found, state
-
-    with jax.enable_x64(True):
-        axes = (0, None if weight is None else 0)
-        mapped = jax.vmap(device, in_axes=axes, axis_name="data")
-        return jax.jit(mapped)(jax.tree.map(jnp.asarray, gs), weight)
+    return steps_of_devices(tx, start(), gs, weight)
 
 
 def of(mean_of=gradtx.distributed_dion, **options):

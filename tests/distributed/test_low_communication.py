@@ -11,7 +11,7 @@ import pytest
 import scipy.fft
 
 import gradtx
-from tests.distributed.meshes import P, counted, mesh
+from tests.distributed.meshes import P, counted, mesh, steps_of_devices
 from tests.distributed.test_compression import in_bfloat16, largest, two_bits
 from tests.quick import quick
 
@@ -31,24 +31,7 @@ def start():
 
 
 def run(tx, weight=None):
-    """The parameters of all devices after each step, in float64, and their last states."""
-
-    def device(gs, weight):
-        def step(carry, g):
-            p, state = carry
-            extra = {} if weight is None else {"weight": weight}
-            updates, state = tx.update(g, state, p, **extra)
-            p = gradtx.apply_updates(p, updates)
-            return (p, state), p
-
-        p = jax.tree.map(jnp.asarray, start())
-        (_, state), found = jax.lax.scan(step, (p, tx.init(p)), gs)
-        return found, state
-
-    with jax.enable_x64(True):
-        gs = jax.tree.map(jnp.asarray, gradients())
-        axes = (0, None if weight is None else 0)
-        return jax.jit(jax.vmap(device, in_axes=axes, axis_name="data"))(gs, weight)
+    return steps_of_devices(tx, start(), gradients(), weight)
 
 
 @pytest.mark.paper("sparse_loco")
