@@ -14,7 +14,7 @@ from gradtx.checks import check_first_value, hyperparameter_range
 from gradtx.declaration import Declaration
 from gradtx.host_values import HostValue
 from gradtx.numerics import increment
-from gradtx.types import COUNTER, Counter, EmptyState, InnerState, Params, State, Updates, fields_of
+from gradtx.types import Counter, EmptyState, InnerState, Params, State, Updates, counters
 
 
 class ScheduledState(NamedTuple):
@@ -121,7 +121,5 @@ class Schedules:
 
 def _count(state: State) -> Any:
     """The steps that a state has counted, or None if it has no counter."""
-    names = fields_of(type(state), COUNTER) or [
-        name for name in getattr(state, "_fields", ()) if name == "count"
-    ]
+    names = counters(type(state)) if hasattr(state, "_fields") else ()
     return getattr(state, names[0]) if names else None

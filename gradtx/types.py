@@ -107,6 +107,10 @@ def _marks(cls: Any) -> dict[str, tuple[Any, ...]]:
     return {n: getattr(hints.get(n), "__metadata__", (None,)) for n in cls._fields}
 
 
+# The `count` of these states, gradtx's or Optax's, starts again with each window.
+_WINDOWS = ("ApplyEvery", "ReduceLROnPlateauState")
+
+
 @functools.cache
 def state_fields(cls: Any) -> Mapping[str, str | None]:
     """The kind of each field of a state class, from its annotation; None where there is none."""
@@ -114,6 +118,18 @@ def state_fields(cls: Any) -> Mapping[str, str | None]:
     return {
         n: k if k in (SLOT, COUNTER, TREE_SCALAR, KEY, INNER) else None for n, k in kinds.items()
     }
+
+
+@functools.cache
+def counters(cls: Any, names: tuple[str, ...] = ("count",)) -> tuple[str, ...]:
+    """The fields of a state class that count the steps taken.
+
+    Those whose annotation says so; in a class without such annotations, as Optax's are, those of
+    the given names.
+    """
+    if cls.__name__ in _WINDOWS:
+        return ()
+    return tuple(fields_of(cls, COUNTER) or (n for n in cls._fields if n in names))
 
 
 @functools.cache

@@ -5,12 +5,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from gradtx.types import COUNTER, Array, State, fields_of, slot_fields
+from gradtx.types import Array, State, counters, slot_fields
 
 # Names of step counters in classes without annotations for them, such as Optax's.
 _NAMES = ("count", "gradient_step", "step", "t")
-# In these states a field of such a name counts something else, and starts again.
-_OTHERS = ("ApplyEvery", "ReduceLROnPlateauState")
 _FROM_ONE = ("step_count",)
 
 
@@ -18,8 +16,7 @@ def step_counters(state: State) -> Iterator[tuple[Any, int]]:
     """The counters of steps in a state, each with the number from which it counts."""
     if hasattr(state, "_fields"):
         cls = type(state)
-        named = fields_of(cls, COUNTER) or [f for f in cls._fields if f in _NAMES]
-        clocks = () if cls.__name__ in _OTHERS else named
+        clocks = counters(cls, _NAMES)
         for name in cls._fields:
             if name in clocks:
                 yield getattr(state, name), 0

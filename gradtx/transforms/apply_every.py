@@ -27,7 +27,7 @@ def apply_every(k: PositiveCount = 1) -> GradientTransformation:
     Kept for code written for Optax; :func:`accumulate` is preferred.
 
     Args:
-        k: the length of a window, at least 1.
+        k: the length of a window, at least 1; a schedule is called with the number of all steps.
 
     State: `ApplyEvery`. The transformations before it run at every step; to run the optimizer once
     per window, see :func:`accumulate`. The sum is kept in float32 or wider, and each window starts

@@ -32,3 +32,13 @@ def test_what_is_kept_is_let_through_at_every_kth_step(k):
         return s.pop("sum") if t % k == 0 else 0.0 * g
 
     oracle.check(gradtx.chain(gradtx.sgd(0.05), gradtx.apply_every(k)), update)
+
+
+def test_a_schedule_of_k_counts_all_steps_and_not_those_of_a_window():
+    tx = gradtx.apply_every(lambda count: jnp.where(count < 4, 2, 3))
+    state, let_through = tx.init(jnp.zeros(1)), []
+    for _ in range(10):
+        updates, state = tx.update(jnp.ones(1), state)
+        let_through.append(float(updates[0]))
+    assert let_through == [0, 2, 0, 2, 0, 0, 3, 0, 0, 3]
+    assert gradtx.iterations(state) == 10
