@@ -45,6 +45,64 @@ class _Moments(NamedTuple):
     nu: Slots
 
 
+class _Estimate(NamedTuple):
+    """The estimate of the diagonal that a step makes or leaves out.
+
+    Attributes:
+        made: ``() -> (estimates, state)``, an estimate for each leaf and the estimator's new state.
+        averaged: ``estimates -> nu``, the new average.
+        none: zeros like the estimates.
+    """
+
+    made: Callable[[], tuple[list[Any], State]]
+    averaged: Callable[[list[Any]], PyTree]
+    none: list[Any]
+
+
+class _Curvature(NamedTuple):
+    """The diagonal before and after a step.
+
+    Attributes:
+        old, nu: the averages before and after the step.
+        inner: the estimator's state after the step.
+        readers: for each leaf what is known once the loss has been read, or None.
+    """
+
+    old: PyTree
+    nu: PyTree
+    inner: State
+    readers: list[Any]
+
+
+def _at_every(update_interval: Any, state: SophiaState, estimate: _Estimate) -> _Curvature:
+    """The formula: an estimate is averaged at steps 1, 1 + k, 1 + 2k, and so on."""
+    old, inner = state.nu, state.hessian_fn_state
+
+    def made() -> tuple[PyTree, State, Array]:
+        h, inner = estimate.made()
+        return estimate.averaged(h), inner, jnp.ones([])
+
+    due = state.count % update_interval == 0
+    nu, now, read = branch(due, made, lambda: (old, inner, jnp.zeros([])))
+    return _Curvature(old, nu, now, [read] * len(estimate.none))
+
+
+def _estimated(state: SophiaState, estimate: _Estimate) -> _Curvature:
+    """The plan for a loop in which an estimate is due."""
+    # XLA for CPUs is not to know that it is: it then stores the estimate, which two kernels read,
+    # and computes nothing of it before the loop.
+    holds = delay(jnp.ones([]), after=cast(state.count, jnp.float32)) > 0
+    inner = state.hessian_fn_state
+    h, now = branch(holds, estimate.made, lambda: (estimate.none, inner))
+    return _Curvature(state.nu, estimate.averaged(h), now, h)
+
+
+def _kept(state: SophiaState, estimate: _Estimate) -> _Curvature:
+    """The plan for a loop in which none is due: the divisor is computed in the loop too."""
+    old, readers = inside(state.nu, state.count), [None] * len(estimate.none)
+    return _Curvature(old, state.nu, state.hessian_fn_state, readers)
+
+
 @transformation
 def scale_by_sophia(
     b1: Decay = 0.965,
@@ -128,36 +186,6 @@ def scale_by_sophia(
         count, mu, nu = lifted.init(params)
         return SophiaState(count, mu, nu, estimator.init(params))
 
-    def curvature(
-        state: Any,
-        estimate: Callable[[], tuple[list[Any], State]],
-        averaged: Callable[[list[Any]], PyTree],
-        given: list[Any],
-        hessian_due: bool | None,
-    ) -> tuple[PyTree, PyTree, State, list[Any]]:
-        """The slot `nu` before and after the step, the estimator's state, and what reads the loss.
-
-        A new estimate is averaged if the count says so, or `hessian_due`, for whose two cases
-        :func:`sophia` takes a loop each.
-        """
-        old, inner = state.nu, state.hessian_fn_state
-
-        def made() -> tuple[PyTree, State, Array]:
-            h, inner = estimate()
-            return averaged(h), inner, jnp.ones([])
-
-        if hessian_due is None:
-            due = state.count % update_interval == 0
-            nu, now, read = branch(due, made, lambda: (old, inner, jnp.zeros([])))
-            return old, nu, now, [read] * len(given)
-        if hessian_due:
-            # XLA for CPUs is not to know that it holds: it then stores the estimate, which two
-            # kernels read, and computes nothing of it before the loop.
-            holds = delay(jnp.ones([]), after=cast(state.count, jnp.float32)) > 0
-            h, now = branch(holds, estimate, lambda: (tree.zeros_like(given), inner))
-            return old, averaged(h), now, h
-        return inside(old, state.count), old, inner, [None] * len(given)  # the divisor too
-
     def update(
         updates: Updates,
         state: State,
@@ -174,7 +202,7 @@ def scale_by_sophia(
             estimated = own.unflatten(jax.tree.leaves(state.hessian_fn_state))
             state = SophiaState(state.count, state.mu, state.nu, estimated)
 
-        def estimate() -> tuple[list[Any], State]:
+        def made() -> tuple[list[Any], State]:
             h, inner = estimator.update(wide, state.hessian_fn_state, params, **extra_args)
             pairs = zip(treedef.flatten_up_to(h), given, strict=True)
             return [None if g is None else cast(h, g.dtype) for h, g in pairs], inner
@@ -185,17 +213,21 @@ def scale_by_sophia(
                 [n if h is None else store(n, ema(h, load(n), b2)) for h, n in pairs]
             )
 
-        old, nu, inner, readers = curvature(state, estimate, averaged, given, hessian_due)
-        moments: Any = _Moments(state.count, state.mu, nu if hessian_first else old)
-        out, moments = lifted.update(updates, moments)
+        estimate = _Estimate(made, averaged, tree.zeros_like(given))
+        if hessian_due is None:
+            found = _at_every(update_interval, state, estimate)
+        else:  # in one of the loops of `sophia`
+            found = (_estimated if hessian_due else _kept)(state, estimate)
+        nu = found.nu if hessian_first else found.old
+        out, (count, mu, _) = lifted.update(updates, _Moments(state.count, state.mu, nu))
         # Only once the estimate is made from the parameters may they be overwritten: no copy.
-        pairs = zip(treedef.flatten_up_to(out), readers, strict=True)
+        pairs = zip(treedef.flatten_up_to(out), found.readers, strict=True)
         out = treedef.unflatten(
             [u if u is None or h is None else delay(u, after=h) for u, h in pairs]
         )
         if verbose and clip_threshold is not None:
-            _print_win_rate(out, clip_threshold, moments.count, print_win_rate_every_n_steps)
-        return out, SophiaState(moments.count, moments.mu, nu, inner)
+            _print_win_rate(out, clip_threshold, count, print_win_rate_every_n_steps)
+        return out, SophiaState(count, mu, found.nu, found.inner)
 
     return GradientTransformationExtraArgs(init, update)
 
