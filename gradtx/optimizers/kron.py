@@ -29,7 +29,7 @@ from gradtx.numerics import (
     precise,
     zeros_like,
 )
-from gradtx.numerics.control import branch
+from gradtx.numerics.control import branch, repeat_while
 from gradtx.numerics.keys import check_key, own_key
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
@@ -37,7 +37,9 @@ from gradtx.schedules.decay import exponential_decay
 from gradtx.transforms.decay import descent
 from gradtx.types import Array, Counter, DimensionNumbers, DType, Key, Slots
 
-Geometry: TypeAlias = Literal["triangular", "quadratic", "procrustes"]
+Geometry: TypeAlias = Literal[
+    "triangular", "quadratic", "procrustes", "quadratic_p", "procrustes_p"
+]
 
 # 1 for 500 steps, then falling by a factor of e in every 1000, to 0.03 after 4000.
 _SELDOM = exponential_decay(1.0, 1000, math.exp(-1), 500, end_value=0.03)
@@ -77,7 +79,7 @@ def _factors(largest: int, one_sided: bool, scale: Any) -> dict[str, FactorFn]:
 
 
 def _times(q: Array, x: Array) -> Array:
-    """`Q X`, for a triangular or a diagonal `Q`."""
+    """`Q X`, for a full or a diagonal `Q`."""
     return q @ x if q.ndim == x.ndim else q[..., None] * x
 
 
@@ -120,18 +122,20 @@ def _fitted(q: Array, a: Array, b: Array, rate: Any) -> Array:
 
 def _fitted_by_products(q: Array, w: Array, rate: Any, geometry: Geometry) -> Array:
     """The factor of the rows after a step, from what the factors make of the gradient."""
-    wanted = w.shape[-1]
+    wanted, quadratic = w.shape[-1], geometry in ("quadratic", "quadratic_p")
+    if geometry == "quadratic":  # a step on both sides of `Q`, which is a root of `P`
+        rate = rate / 2
     if q.ndim < w.ndim:
         seen = jnp.sum(abs_sq(w), -1)
         step = rate * (seen - wanted) / (jnp.max(seen, -1, keepdims=True) + wanted)
-        return q * (1 - step / 2) ** 2 if geometry == "quadratic" else q * (1 - step)
+        return q * (1 - step) ** 2 if quadratic else q * (1 - step)
     seen = w @ w.mT.conj()
     rate = rate / (spectral_norm_bound(seen) + wanted)
-    if geometry == "quadratic":
-        half = q - rate / 2 * (seen @ q - wanted * q)
-        whole = half - rate / 2 * (half @ seen - wanted * half)
-        return (whole + whole.mT.conj()) / 2
-    return _towards_hermitian(q - rate * (seen @ q - wanted * q))
+    q = q - rate * (seen @ q - wanted * q)
+    if quadratic:
+        q = q - rate * (q @ seen - wanted * q)
+        return (q + q.mT.conj()) / 2
+    return _nearly_hermitian(q) if geometry == "procrustes_p" else _towards_hermitian(q)
 
 
 def _towards_hermitian(q: Array) -> Array:
@@ -143,6 +147,41 @@ def _towards_hermitian(q: Array) -> Array:
     gain, bend = (jnp.trace(x, axis1=-2, axis2=-1).real[..., None, None] for x in (once, twice))
     angle = jnp.where(bend < 0, jnp.minimum(divide(-gain, bend), 1 / 8), 1 / 8)
     return q + angle * (once + angle / 2 * twice)
+
+
+def _nearly_hermitian(q: Array) -> Array:
+    """`q`, turned up to ten times by at most 1/3, until it is Hermitian to a thousandth."""
+
+    def going(now: tuple[Array, Array]) -> Array:
+        q, turns = now
+        return (turns == 0) | ((turns < 10) & jnp.any(_is_skew(q)))
+
+    def turn(now: tuple[Array, Array]) -> tuple[Array, Array]:
+        q, turns = now
+        return jnp.where((turns == 0) | _is_skew(q), _turned_far(q), q), turns + 1
+
+    return repeat_while(going, turn, (q, jnp.int32(0)))[0]
+
+
+def _is_skew(q: Array) -> Array:
+    skew, most = (jnp.max(jnp.abs(x), (-2, -1), keepdims=True) for x in (q.mT.conj() - q, q))
+    return skew >= 1e-3 * most
+
+
+def _turned_far(q: Array) -> Array:
+    """`q`, turned to the third order, by the angle at which its trace is largest or 1/3."""
+    skew = q.mT.conj() - q
+    turn = divide(skew, spectral_norm_bound(skew))
+    once = turn @ q
+    twice = turn @ once
+    thrice = turn @ twice
+    gain, bend, end = (
+        jnp.trace(x, axis1=-2, axis2=-1).real[..., None, None] for x in (once, twice, thrice)
+    )
+    falls = (gain > 0) & (end < 0)  # otherwise rounding is all that is left to turn
+    root = jnp.sqrt(jnp.maximum(bend**2 - 1.5 * gain * end, 0))
+    angle = jnp.where(falls, jnp.minimum(divide(-bend - root, 0.75 * end), 1 / 3), 0)
+    return q + angle * (once + angle / 2 * (twice + angle / 4 * thrice))
 
 
 def _balanced(factors: Sequence[Array]) -> list[Array]:
@@ -192,7 +231,7 @@ def scale_by_kron(
     A momentum of zero leaves the factors as they are, and new factors that are not finite are
     discarded.
 
-    Two newer geometries need products alone, and no triangular solve. With
+    The newer geometries need products alone, and no triangular solve. With
     :math:`W = Q^* Q (\hat\mu_t + \delta \bar m V) R^\top \bar R` of `m` rows and `n` columns,
     :math:`S = W W^*` and :math:`\gamma' = \gamma / (\lVert S \rVert + n)`,
 
@@ -208,6 +247,13 @@ def scale_by_kron(
     second, :math:`dQ = Q^{1/2} E Q^{3/2}`, turns them towards that, by an angle
     :math:`\alpha \le 1/8` at which :math:`\mathrm{tr}(Q_t)` is largest.
 
+    With ``"quadratic_p"`` and ``"procrustes_p"`` (QUAD4P and PRO4P) the factors are those of the
+    whole preconditioner, `P` in the place of :math:`Q^* Q`, which is applied as it is: two products
+    less for a matrix, and more sensitive to rounding. In the quadratic form :math:`\gamma'` is not
+    halved. The other turns by :math:`I + \alpha K + \alpha^2 K^2 / 2 + \alpha^3 K^3 / 8`, with
+    :math:`\alpha \le 1/3`, up to ten times, until no entry of :math:`P^* - P` is larger than a
+    thousandth of the largest of `P`.
+
     Args:
         b1: :math:`\beta_1`, decay of the momentum, in :math:`[0, 1)`.
         preconditioner_update_probability: `p` in :math:`[0, 1]`; a number, an array or a schedule:
@@ -217,11 +263,12 @@ def scale_by_kron(
         max_size_triangular: the largest side that has a triangular factor; with 0 all are diagonal.
         preconditioner_lr: :math:`\gamma \ge 0`.
         preconditioner_init_scale: the product of the two factors at the start, both of them
-            multiples of the identity.
+            multiples of the identity; of those of `P` its square.
         damping: :math:`\delta \ge 0`, the square root of float32's epsilon unless given.
         max_rms: :math:`\rho`, the largest root mean square of the direction.
-        geometry: ``"triangular"``, ``"quadratic"`` or ``"procrustes"``; where a factor is not
-            diagonal it is full in the other two, up to `max_size_triangular`.
+        geometry: ``"triangular"``, ``"quadratic"``, ``"procrustes"``, ``"quadratic_p"`` or
+            ``"procrustes_p"``; where a factor is not diagonal it is full in all but the first, up
+            to `max_size_triangular`.
         one_sided: only the smaller side, or the rows of a square matrix, has such a factor.
         key: a random key or an integer seed.
         mu_dtype: the type of the momentum; the parameter's unless given.
@@ -250,6 +297,9 @@ def scale_by_kron(
     """
     check_key("scale_by_kron", "key", key)
     check_choice("scale_by_kron", "geometry", geometry, get_args(Geometry))
+    of_p = geometry in ("quadratic_p", "procrustes_p")
+    applied = _times if of_p else _applied
+    scale = preconditioner_init_scale**2 if of_p else preconditioner_init_scale
 
     def slots(p: Array) -> dict[str, Array]:
         return {"mu": zeros_like(p, mu_dtype)}
@@ -276,7 +326,7 @@ def scale_by_kron(
                 pairs = zip(factors, ((a, b), (a.mT, b.mT)), strict=False)
                 new = [_fitted(q, *seen, rate) for q, seen in pairs]
             else:
-                w = _both(_applied, factors, noisy)
+                w = _both(applied, factors, noisy)
                 ways = zip(factors, (w, w.mT), strict=False)
                 new = [_fitted_by_products(q, x, rate, geometry) for q, x in ways]
             taken = due & (size > 0)
@@ -290,7 +340,7 @@ def scale_by_kron(
 
         # A single diagonal is fitted at every step: a condition would cost more.
         factors = fit(old) if len(old) == 1 else branch(due, fit, lambda old: old, old)
-        d = _both(_applied, factors, mean)
+        d = _both(applied, factors, mean)
         rms = jnp.sqrt(jnp.mean(abs_sq(d), (-2, -1), keepdims=True))
         return d / jnp.maximum(1, rms / max_rms), mu, factors
 
@@ -304,7 +354,7 @@ def scale_by_kron(
         return u, {"mu": mu, "diagonal": diagonal}
 
     def diagonal(p: Array) -> dict[str, Array]:
-        return {"diagonal": jnp.full_like(p, preconditioner_init_scale, compute_dtype(p.dtype))}
+        return {"diagonal": jnp.full_like(p, scale, compute_dtype(p.dtype))}
 
     def start(params: list[Array]) -> dict[str, Array]:
         return {"key": own_key(key)}
@@ -314,7 +364,7 @@ def scale_by_kron(
         rule,
         MatrixDimensions(dimension_numbers(weight_dimension_numbers), MuonDimensionNumbers),
         slots=slots,
-        factors=_factors(max_size_triangular, one_sided, preconditioner_init_scale),
+        factors=_factors(max_size_triangular, one_sided, scale),
         on_others=on_others,
         slots_of_others=diagonal,
         start=start,

@@ -67,18 +67,23 @@ def main(folder):
     fits = {
         "quadratic": psgd.update_precond_kron_whiten_quad,
         "procrustes": psgd.update_precond_kron_whiten_q0p5eq1p5,
+        "quadratic_p": psgd.update_precond_kron_whiten_quad4p,
+        "procrustes_p": psgd.update_precond_kron_whiten_pro4p,
     }
     found = {}
     for geometry, fit in fits.items():
         for name, shape in SHAPES.items():
             gs = torch.tensor(gradients(shape), dtype=torch.float64)
             # Both sides get full factors.
-            factors, ways = psgd.init_kron(gs[0], SCALE, max_skew=100.0)
+            of_p = {"quadratic_p": "QUAD4P", "procrustes_p": "PRO4P"}
+            chosen = of_p.get(geometry, "QUAD")
+            factors, ways = psgd.init_kron(gs[0], SCALE, max_skew=100.0, dQ=chosen)
             out = []
             for g in gs:
                 fit(factors, ways, g, lr=RATE, betaL=0.0, damping=0.0)
                 q, r = factors[0]
-                out.append((q.T @ q @ g @ r.T @ r).numpy())
+                direction = q @ g @ r.T if geometry in of_p else q.T @ q @ g @ r.T @ r
+                out.append(direction.numpy())
             found[f"{geometry} {name}"] = np.stack(out)
     found["lra"] = by_lra(psgd, torch)
     np.savez(FILE, **found)
