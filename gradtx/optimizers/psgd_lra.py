@@ -25,7 +25,17 @@ from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
 from gradtx.transforms.decay import descent
 from gradtx.tree import norm_sq, random_like
-from gradtx.types import Array, Counter, DType, Key, Slots, TreeScalar
+from gradtx.types import (
+    Array,
+    Counter,
+    DType,
+    Key,
+    Params,
+    PyTree,
+    Slots,
+    State,
+    TreeScalar,
+)
 
 _Leaves = list[Array]
 
@@ -75,6 +85,23 @@ def _inner(us: _Leaves, vs: _Leaves) -> Array:
     return _total(list(map(of, us, vs)))
 
 
+def _by_sums(c: Array, rows: Array) -> Array:
+    apart = c.reshape(*c.shape, *[1] * (rows.ndim - 1))
+    return jnp.sum(apart * rows[(None,) * (c.ndim - 1)], c.ndim - 1)
+
+
+def _mixed(c: Array, rows: Array) -> Array:
+    """``c @ rows``, for few rows with many entries.
+
+    A TPU's compiler takes seconds over a product of float32 for each leaf, and none over sums.
+    """
+
+    def products(c: Array, rows: Array) -> Array:
+        return jnp.tensordot(c, rows, 1)
+
+    return jax.lax.platform_dependent(c, rows, tpu=_by_sums, default=products)
+
+
 def _applied(q: _Factor, xs: _Leaves) -> _Leaves:
     r""":math:`Q^\top Q x`."""
     r = len(q.rows[0]) // 2
@@ -82,7 +109,7 @@ def _applied(q: _Factor, xs: _Leaves) -> _Leaves:
 
     def added(ys: _Leaves, to: _Leaves, along: _Leaves) -> _Leaves:
         c = _inner(along, [y[None] for y in ys])[:, 0]
-        return [y + jnp.tensordot(c, u, 1) for y, u in zip(ys, to, strict=True)]
+        return [y + _mixed(c, u) for y, u in zip(ys, to, strict=True)]
 
     ys = added([d * x for d, x in zip(q.diagonal, xs, strict=True)], us, vs)
     return [d * y for d, y in zip(q.diagonal, added(ys, vs, us), strict=True)]
@@ -93,20 +120,25 @@ def _single(x: Array) -> Array:
     return x.astype(jnp.complex64 if jnp.iscomplexobj(x) else jnp.float32)
 
 
-def _begun(key: Array, q: _Factor, xs: _Leaves, scale: Any, damping: Any) -> _Factor:
-    """Small random columns, and a diagonal: `scale`, or if that is None one that fits `xs`."""
-    r = len(q.rows[0]) // 2
-    drawn = random_like(key, list(map(_single, q.rows)))
-    sizes = [norm_sq([u[part] for u in drawn]) for part in (slice(r), slice(r, None))]
-    shrink = jnp.repeat(jnp.sqrt(divide(jnp.full(2, 0.1), jnp.stack(sizes))), r)
-    rows = [shrink.reshape(-1, *[1] * (u.ndim - 1)) * u for u in drawn]
+def _columns(key: Array, like: PyTree) -> PyTree:
+    """Small random columns: `U` and `V` with a squared norm of 0.1 each."""
+    drawn: PyTree = random_like(key, jax.tree.map(_single, like))
+    leaves = jax.tree.leaves(drawn)
+    sizes = jnp.stack([norm_sq([u[part] for u in leaves]) for part in (0, 1)])
+    shrink = jnp.sqrt(divide(jnp.full(2, 0.1), sizes))
+    small = jax.tree.map(lambda u: shrink.reshape(-1, *[1] * (u.ndim - 1)) * u, drawn)
+    return in_form_of(small, like)
+
+
+def _diagonal(like: _Leaves, xs: _Leaves, scale: Any, damping: Any) -> _Leaves:
+    """The first diagonal: `scale`, or if that is None one that fits `xs`."""
     if scale is None:
         most = jnp.maximum(_largest(xs), damping)
         fourths = [jnp.sum(jnp.square(abs_sq(divide(x, most)))) for x in xs]
         mean = _total(fourths) / max(1, sum(x.size for x in xs)) + divide(damping, most) ** 4
         scale = divide(jnp.ones_like(mean), jnp.sqrt(most) * mean ** (1 / 8))
         scale = jnp.where(jnp.isfinite(scale) & (scale > 0), scale, 1)
-    return _Factor(rows, [jnp.full_like(d, scale) for d in q.diagonal])
+    return [jnp.full_like(d, scale) for d in like]
 
 
 def _balancing(gram: Array) -> Array:
@@ -145,7 +177,7 @@ def _fitted(
     back, none = jnp.linalg.solve(k, vb), jnp.zeros_like(ub)
     sums = [(vy, none), (none, ub), (none, ua), (back, none)]
     of_rows = jnp.stack([jnp.concatenate(each) for each in sums]) @ mix
-    parts = [jnp.tensordot(of_rows, row, 1) for row in rows]
+    parts = [_mixed(of_rows, row) for row in rows]
     a = [y + part[0] for y, part in zip(ys, parts, strict=True)]
     b = [z - part[1] for z, part in zip(zs, parts, strict=True)]
     further = [x + part[2] for x, part in zip(a, parts, strict=True)]
@@ -177,8 +209,7 @@ def _fitted(
         1,
     )
     new = [
-        jnp.tensordot(mix, row, 1)
-        - jnp.tensordot(c, jnp.where(coin, jnp.stack(left), jnp.stack(right)), 1)
+        _mixed(mix, row) - _mixed(c, jnp.where(coin, jnp.stack(left), jnp.stack(right)))
         for row, left, right in zip(
             rows, zip(a, b, strict=True), zip(further, zs, strict=True), strict=True
         )
@@ -233,7 +264,8 @@ def scale_by_psgd_lra(
     :math:`U \leftarrow U (I - E + E^2 / 2)`, :math:`V \leftarrow V (I + E + E^2 / 2)` where `E` is
     a tenth of :math:`U^\top U - V^\top V` over the sum of the traces. They begin with normal
     entries, scaled so that the squared norm of each is 0.1, and `d` with
-    :math:`(\mathrm{mean}\, g^4 + \delta^4)^{-1/8}`, anew at every step until a first fit is taken.
+    :math:`(\mathrm{mean}\, g^4 + \delta^4)^{-1/8}`, which is set anew at every step until a first
+    fit is taken.
 
     A complex number is a pair of real ones that share their entry of `d`, and whose `v` have a mean
     square of 1 together. Gradients of zero leave the preconditioner as it is, and steps of it that
@@ -290,13 +322,11 @@ def scale_by_psgd_lra(
         beta = jnp.minimum(1 - 1 / t.number, b1)
         mu = [ema(x, m, beta) for x, m in zip(g, s.mu, strict=True)]
         xs = mu if whiten_momentum else g
-        chance, side, noise, first = jax.random.split(s.key, 4)
+        chance, side, noise = jax.random.split(s.key, 3)
         rows = [u.reshape(2 * rank, *u.shape[2:]) for u in s.columns]
-        old = _Factor(rows, s.diagonal), s.norms
 
-        def begin(q: _Factor) -> _Factor:
-            found = _begun(first, q, xs, preconditioner_init_scale, damping)
-            return in_form_of(found, q)
+        def begin(ds: _Leaves) -> _Leaves:
+            return in_form_of(_diagonal(ds, xs, preconditioner_init_scale, damping), ds)
 
         def fit(old: tuple[_Factor, Array]) -> tuple[_Factor, Array]:
             vs = random_like(noise, list(map(_single, xs)))
@@ -310,8 +340,8 @@ def scale_by_psgd_lra(
             return jax.tree.map(lambda x, y: jnp.where(taken, x, y), in_form_of(new, old), old)
 
         due = jax.random.uniform(chance, dtype=jnp.float32) < preconditioner_update_probability
-        old = branch(s.norms[2] == 0, begin, lambda q: q, old[0]), s.norms
-        q, norms = branch(due, fit, lambda old: old, old)
+        ds = branch(s.norms[2] == 0, begin, lambda ds: ds, s.diagonal)
+        q, norms = branch(due, fit, lambda old: old, (_Factor(rows, ds), s.norms))
         w = _applied(q, mu)
         rms = jnp.sqrt(norm_sq(w) / max(1, sum(x.size for x in w)))
         u = [x / jnp.maximum(1, rms / max_rms) for x in w]
@@ -319,7 +349,14 @@ def scale_by_psgd_lra(
         new = {"mu": mu, "columns": columns, "diagonal": q.diagonal, "norms": norms}
         return [x / jnp.maximum(1, jnp.abs(x) / max_entry) for x in u], new
 
-    return treewise(ScaleByPSGDLRAState, slots, start, rule)
+    lifted = treewise(ScaleByPSGDLRAState, slots, start, rule)
+
+    def init(params: Params) -> State:
+        state: Any = lifted.init(params)
+        kept, first = jax.random.split(state.key)
+        return state._replace(key=kept, columns=_columns(first, state.columns))
+
+    return lifted._replace(init=init)
 
 
 @optimizer

@@ -34,22 +34,24 @@ def drawn(key, shapes, complex_too):
 
 def columns(key, complex_too):
     """The first `U` and `V`."""
-    found = drawn(key, [(2 * RANK, *shape) for shape in SHAPES.values()], complex_too)
+    found = drawn(key, [(2, RANK, *shape) for shape in SHAPES.values()], complex_too)
+    found = [np.reshape(leaf, (2 * RANK, *leaf.shape[2:])) for leaf in found]
     x = np.stack([flat([leaf[i] for leaf in found], complex_too) for i in range(2 * RANK)], 1)
     return [y * np.sqrt(0.1) / np.linalg.norm(y) for y in (x[:, :RANK], x[:, RANK:])]
 
 
 def transcription(ps, gs, complex_too, scale, whiten_momentum):
     """Everything with dense matrices and inverses, in float64."""
-    key, p, m, memory = jax.random.key(5), ps, 0.0, [0.0, 0.0, 0.0]
+    key, first = jax.random.split(jax.random.key(5))
+    p, m, memory = ps, 0.0, [0.0, 0.0, 0.0]
+    u, v = columns(first, complex_too)
     for t, g in enumerate(gs, 1):
         key, now = jax.random.split(key)
-        chance, side, noise, first = jax.random.split(now, 4)
+        chance, side, noise = jax.random.split(now, 3)
         beta = min((t - 1) / t, B1)
         m = beta * m + (1 - beta) * g
         x = m if whiten_momentum else g
         if not any(memory):
-            u, v = columns(first, complex_too)
             count = len(x) // (1 + complex_too)
             sq = np.sum(x.reshape(-1, count) ** 2, 0)
             d = np.ones(len(x)) * (scale or (np.mean(sq**2) + DAMPING**4) ** (-1 / 8))
@@ -150,8 +152,7 @@ def test_it_is_its_authors(monkeypatch):
     gs, noise, coins, start = make_psgd.drawn()
     with jax.enable_x64(True):
         d = jnp.full(make_psgd.LRA[0], make_psgd.SCALE)
-        begun = psgd_lra._Factor([jnp.concatenate([x.T for x in start])], [d])
-        monkeypatch.setattr(psgd_lra, "_begun", lambda *_: begun)
+        monkeypatch.setattr(psgd_lra, "_diagonal", lambda *_: [d])
         given = {"preconditioner_lr": make_psgd.RATE, "max_rms": np.inf, "max_entry": np.inf}
         tx = gradtx.scale_by_psgd_lra(0.0, make_psgd.LRA[1], **given)
 
@@ -162,7 +163,7 @@ def test_it_is_its_authors(monkeypatch):
 
         step, found = jax.jit(step), []
         gs = jnp.asarray(gs, jnp.float64)
-        state = tx.init(gs[0])
+        state = tx.init(gs[0])._replace(columns=jnp.stack([x.T for x in start]))
         for g, v, coin in zip(gs, noise, coins, strict=True):
             u, state = step(g, state, v, coin)
             found.append(np.asarray(u))
@@ -199,3 +200,18 @@ def test_what_is_not_finite_leaves_the_preconditioner():
         for name in ("columns", "diagonal", "norms"):
             np.testing.assert_array_equal(getattr(after, name), getattr(state, name))
     assert not np.array_equal(step(g, state)[1].diagonal, state.diagonal)
+
+
+def test_a_tpu_mixes_the_columns_of_leaves_by_sums():
+    rng = np.random.default_rng(0)
+    c, rows = (jnp.asarray(rng.normal(size=n), jnp.float32) for n in ((4, 6), (6, 3, 2)))
+    for x in (c, c[0]):
+        np.testing.assert_allclose(psgd_lra._by_sums(x, rows), np.tensordot(x, rows, 1), rtol=1e-5)
+    tx = gradtx.scale_by_psgd_lra()
+
+    def products(leaves, platform):
+        p = {str(i): jnp.zeros(2 + i) for i in range(leaves)}
+        lowered = jax.jit(tx.update).trace(p, tx.init(p)).lower(lowering_platforms=(platform,))
+        return lowered.as_text().count("dot_general")
+
+    assert products(1, "tpu") == products(3, "tpu") < products(1, "cpu") < products(3, "cpu")
