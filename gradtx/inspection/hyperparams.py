@@ -28,9 +28,10 @@ def _child_state(name: str, state: State) -> State:
     if name in (own := states_of_arguments(state.__class__)):
         return getattr(state, own[name])
     for field in fields_of(type(state), INNER):  # a wrapper's state; under a label for each group
-        name, state = name.rsplit(".", maxsplit=1)[-1], getattr(state, field)
+        name, state = name.partition(".")[2], getattr(state, field)
         break
-    return state[name] if isinstance(state, dict) and name in state else state
+    labelled = state.items() if isinstance(state, dict) else ()
+    return {str(label): of_label for label, of_label in labelled}.get(name, state)
 
 
 def _steps(state: State) -> Any:

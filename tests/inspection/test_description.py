@@ -38,3 +38,43 @@ def test_a_codec_without_signs_under_lion():
     for tx in (lion, *(gradtx.store(lion, c) for c in ("bf16", "int8", random))):
         assert warned(tx) is None
     assert warned(gradtx.store(gradtx.adamw(1e-3), "f16")) is None
+
+
+def test_the_table_of_a_model_by_its_roles():
+    """Slots of more than four shapes name four; leaves of one role share a line."""
+    layer = {"kernel": jnp.zeros((4, 8)), "bias": jnp.zeros(8)}
+    p = {
+        "embedding": jnp.zeros((9, 4)),
+        "head": {"kernel": jnp.zeros((8, 2)), "bias": jnp.zeros(2), "scale": jnp.zeros(())},
+        "layers": [layer, layer],
+        "norm": {"scale": jnp.zeros(3)},
+    }
+    tx = gradtx.muon(0.02, muon_weight_dimension_numbers=gradtx.ByRole())
+    said = str(gradtx.describe(tx, p)).splitlines()
+    assert said[said.index("parameters: 138 in 552 bytes") + 1 :] == [
+        "slot                type     shapes                               bytes",
+        "adam.0.mu           float32  (9, 4), (2,), (8, 2), () and 2 more    296",
+        "nu                  float32  (9, 4), (2,), (8, 2), () and 2 more    296",
+        "muon.0.mu           float32  (4, 8) x 2                             256",
+        "counters and other                                                   20",
+        "all                                                                 868",
+        "embedding: embedding",
+        "head/bias: bias",
+        "head/kernel: head, rows (0,), columns (1,), batch ()",
+        "head/scale: norm",
+        "layers/*/bias x 2: bias",
+        "layers/*/kernel x 2: matrix, rows (0,), columns (1,), batch ()",
+        "norm/scale: norm",
+    ]
+
+
+def test_the_table_of_what_devices_send():
+    """Of what a step sends on average, the most is told where it is more."""
+    p = {"w": jnp.zeros((64, 64))}
+    sgd = gradtx.sgd(0.1)
+    for tx, sent in (
+        (gradtx.diloco(sgd, sgd, 4, "data"), "4,096 bytes, at most 16,384 at once"),
+        (gradtx.aggregate("data"), "16,384 bytes"),
+    ):
+        last = str(gradtx.describe(tx, p)).splitlines()[-1]
+        assert last == f"sent by each device in a step: {sent}"

@@ -154,7 +154,23 @@ def test_the_rate_of_a_group_has_the_name_of_the_group():
         found["learning_rate"]
     slower = gradtx.replace(tx, {"fast.learning_rate": 0.01})
     assert gradtx.hyperparams(slower)["fast.learning_rate"] == 0.01
-    assert float(gradtx.hyperparams(slower)["slow.learning_rate"]) == 1.0
+    assert gradtx.hyperparams(slower)["transforms.fast.learning_rate"] == 0.01
+    assert float(gradtx.hyperparams(slower)["transforms.slow.learning_rate"]) == 1.0
+
+
+@pytest.mark.parametrize("labels", [("first", "second.last"), (1, 2)])
+def test_a_group_goes_by_its_own_steps_whatever_its_label(labels):
+    """Groups of which one has skipped the steps with NaN."""
+    first, second = labels
+    tx = gradtx.partition(
+        {label: gradtx.apply_if_finite(gradtx.sgd(FALLING), 9) for label in labels},
+        {"w": first, "b": second},
+    )
+    _, state = tx.update(P, tx.init(P), P)
+    _, state = tx.update({**P, "b": jnp.full(3, jnp.nan)}, state, P)
+    found = gradtx.hyperparams(tx, state)
+    rates = [found[f"transforms.{label}.inner.learning_rate"] for label in labels]
+    np.testing.assert_allclose(rates, [0.8, 0.9], rtol=1e-6)
 
 
 def test_what_is_injected_is_that_of_the_next_step_too():
