@@ -101,12 +101,14 @@ def test_aggregate_measures_that_of_a_quadratic(batch):
 
 
 def test_a_micro_batch_of_weight_0_counts_for_nothing_in_the_noise():
+    """With weights of an eighth an example is an eighth, and so is its noise."""
     tx, p = gradtx.accumulate(gradtx.sgd(1.0), 3, noise_decay=0.5), jnp.zeros(2)
     seen = []
-    for idle in ([1.0, 2.0], [jnp.nan, 2.0]):
+    for idle, unit in (([1.0, 2.0], 1.0), ([jnp.nan, 2.0], 1.0), ([1.0, 2.0], 0.125)):
         state = tx.init(p)
         for g, weight in (([1.0, 3.0], 2.0), (idle, 0.0), ([2.0, -1.0], 4.0)):
-            _, state = tx.update(jnp.array(g), state, p, weight=weight)
+            _, state = tx.update(jnp.array(g), state, p, weight=unit * weight)
         seen.append(gradtx.tree.get(state, "noise_scale"))
-    assert int(seen[0].estimates) == int(seen[1].estimates) == 1
-    assert float(seen[0].noise) == float(seen[1].noise)
+    assert [int(each.estimates) for each in seen] == [1, 1, 1]
+    assert float(seen[0].noise) == float(seen[1].noise) == 8 * float(seen[2].noise)
+    assert float(seen[0].square) == float(seen[1].square) == float(seen[2].square)
