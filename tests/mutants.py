@@ -105,7 +105,6 @@ COVERED = {
     "expansion": ("test_a_step.py", "test_explanations.py"),
     "flax_forms": ("interop/test_flax_nnx.py", "interop/test_hosts.py"),
     "inspection.guards": ("wrappers/test_guard.py",),
-    "inspection.small_steps": ("test_precision.py", "test_hints.py"),
     "interop.keras_base": ("interop/test_keras_optimizer.py", "interop/test_keras.py"),
     "interop.keras_optimizers": ("interop/test_keras_optimizer.py", "interop/test_keras.py"),
     "interop.keras_schedules": ("interop/test_keras.py",),

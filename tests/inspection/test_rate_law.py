@@ -61,6 +61,7 @@ def test_it_goes_beyond_the_runs_only_if_asked():
     ("given", "says"),
     [
         ([], "too few"),
+        (runs()[:1], "1 runs are too few for 2 names"),
         (runs()[:3], "too few"),
         ([{"a": x, "b": 2 * x, "rate": 1.0} for x in (1, 2, 3, 4)], "apart"),
         ([{"a": x, "rate": -1.0} for x in (1, 2, 3)], "positive"),

@@ -108,15 +108,6 @@ def test_nothing_is_said_where_nothing_is_lost(cure):
     assert not warned(gradtx.adamw(1e-3), frozen, trainable="w")
 
 
-def test_describe_says_it():
-    narrow = {"a": jnp.ones(2), "w": jnp.ones(2, jnp.bfloat16)}
-    told = gradtx.describe(gradtx.adam(1e-3), narrow)
-    assert "'w' in bfloat16" in told.warning
-    assert told.warning in str(told)
-    assert gradtx.describe(gradtx.compensated(gradtx.adam(1e-3)), narrow).warning is None
-    assert "warning" not in str(gradtx.describe(gradtx.adam(1e-3), {"a": jnp.ones(2)}))
-
-
 # One argument.
 
 
