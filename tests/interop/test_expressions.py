@@ -108,6 +108,42 @@ def test_the_most_that_is_taken_is_done_in_a_second_or_so(pattern):
 
 
 @pytest.mark.parametrize(
+    ("pattern", "text", "steps", "ways"),
+    [
+        ("ab", "", 3, 1),
+        ("a|bc", "", 2 + 3, 2),
+        ("a{0,9}", "aa", 1 + 10, 3),  # it ends at one of three places
+        ("a{2,4}", "a" * 10, 1 + 5, 3),
+        ("a{,3}", "a" * 10, 1 + 4, 4),
+        (".*b", "aba", 1 + 4 + 1, 1),  # only before a "b"
+        (".*abc*", "ababaa", 1 + 7 + 2 + 2 + 2 * 7, 2 * 7),  # only before an "ab"
+        (r".*\.a", ".a.a.b", 1 + 7 + 2 + 2, 2),
+        (r".*\d", "d.d", 1 + 4 + 4, 4),
+        ("a*x", "aaa", 1 + 4 + 1, 1),
+        ("(a|b){2,3}", "", 1 + 4 * (1 + 2 + 4 + 8) + 1, 4 + 8),
+        ("(a|b){33}", "", 1 + 4 * (2**34 - 1) + 1, 2**33),
+        ("(a{1}){64}", "", 1 + 3 * 65 + 1, 1),
+        ("(a{1}){65}", "", np.inf, np.inf),
+        ("(a|b){99}", "", np.inf, np.inf),
+        ("(a|b)*", "", np.inf, np.inf),
+    ],
+)
+def test_steps_and_ways_are_counted(pattern, text, steps, ways):
+    """A step for each part of an alternative, and one for each turn of a repetition; what comes
+    after a part is tried in each way of that."""
+    assert expressions._work(pattern, text)[:2] == (steps, ways)
+
+
+@pytest.mark.parametrize(("match", "steps"), [("fullmatch", 3), ("search", 4 * 3)])
+def test_a_search_begins_at_each_place_and_at_the_end(match, steps, monkeypatch):
+    monkeypatch.setattr(expressions, "_MOST_STEPS", steps)
+    assert not getattr(expressions, match)("ab", "xyz")
+    monkeypatch.setattr(expressions, "_MOST_STEPS", steps - 1)
+    with pytest.raises(re.error, match="might take too long"):
+        getattr(expressions, match)("ab", "xyz")
+
+
+@pytest.mark.parametrize(
     ("pattern", "name", "found"),
     [
         ("(.*/)?(dense|conv)_[0-9]+/kernel", "block/conv_1/kernel", True),
