@@ -176,6 +176,16 @@ def test_a_run_goes_on(name):
     jax.tree.map(np.testing.assert_array_equal, state_saved, state)
 
 
+@pytest.mark.slow
+def test_a_loss_scale_falls_below_one():
+    optimizer, variables = built(KO.LossScaleOptimizer(KO.SGD(0.1), initial_scale=1.0))
+    tx, state = from_keras(optimizer, start())
+    gs = [[np.full_like(g, np.inf) for g in each] for each in gradients(3)]
+    _, state = go_on(tx, state, start(), gs)
+    train(optimizer, variables, gs)
+    assert float(gradtx.loss_scale(state)) == float(optimizer.dynamic_scale) == 1 / 8
+
+
 def test_every_class_of_keras_is_known():
     """Those that Keras publishes, and those that are tried above."""
     made = [make() for make in OPTIMIZERS.values()]
