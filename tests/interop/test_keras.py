@@ -221,11 +221,53 @@ def test_without_parameters_only_the_transformation():
     tx = from_keras(KO.AdamW(0.25, weight_decay=0.5, clipnorm=1.0))
     assert repr(tx).startswith("chain(clip_by_norm(max_norm=1.0), decay_first(inner=adam(learn")
     assert from_keras(KO.Adam(0.25).get_config(), class_name="Adam") == from_keras(KO.Adam(0.25))
+    scaled = gradtx.chain(gradtx.scale(0.125), gradtx.sgd(0.25))
+    assert from_keras(KO.SGD(0.25, loss_scale_factor=8.0)) == scaled
+    averaged = KO.SGD(0.25, use_ema=True)
+    config = {k: v for k, v in averaged.get_config().items() if k != "ema_momentum"}
+    assert from_keras(config, class_name="SGD") == from_keras(averaged)
 
 
 def test_a_new_optimizer_gives_a_new_state():
     tx, state = from_keras(KO.Adam(0.01), start())
     jax.tree.map(np.testing.assert_array_equal, state, tx.init([jnp.asarray(p) for p in start()]))
+
+
+# The values of slots, and counts, where the variables of Keras are 4, 5, 6 and so on.
+FILLED = {
+    "rmsprop centered": {"nu": [6, 7, 8], "trace": [-9, -10, -11], "mu": [12, 13, 14]},
+    "average accumulation": {"average": [6, 7, 8], "acc_grads": [9, 10, 11], "mini_step": [1]},
+    "accumulation of five": {"acc_grads": [6 / 4, 7 / 4, 8 / 4], "gradient_step": [0]},
+    "schedule free": {"z": [6, 8, 10], "nu": [7, 9, 11], "step_count": [5], "weight_sum": [4]},
+    "adafactor": {"v_row": [6, 9, 0], "v_col": [7, 10, 0], "v": [0, 0, 14]},
+    "nadam": {"mu": [6, 8, 10], "nu": [7, 9, 11], "momentum_product": [12]},
+}
+
+
+@pytest.mark.parametrize("name", FILLED)
+def test_variables_are_in_their_slots(name):
+    more = {"accumulation of five": lambda: KO.SGD(0.1, gradient_accumulation_steps=5)}
+    optimizer, _ = built((OPTIMIZERS | more)[name]())
+    for i, v in enumerate(optimizer.variables):
+        v.assign(np.full(v.shape, i + 4))
+    _, state = from_keras(optimizer, start())
+    for slot, want in FILLED[name].items():
+        held = jax.tree.leaves(gradtx.tree.get(state, slot))
+        assert [float(np.mean(x)) for x in held] == want
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [None, 2])
+def test_an_average_begins_as_the_parameters_after_the_first_window(window):
+    optimizer = KO.SGD(0.1, use_ema=True, ema_momentum=0.5, gradient_accumulation_steps=window)
+    optimizer, variables = built(optimizer)
+    tx, state = from_keras(optimizer, start())
+    gs = gradients(5)
+    _, state = go_on(tx, state, start(), gs)
+    train(optimizer, variables, gs)
+    want = [v for v in optimizer.variables if v.name.endswith("average")]
+    for mine, theirs in zip(gradtx.tree.get(state, "average"), want, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -299,7 +341,7 @@ def test_the_paths_of_variables_tell_which_is_which():
     """Two leaves of one shape, which JAX orders differently from Keras."""
     dense = keras.layers.Dense(2, name="dense")
     last = keras.layers.Dense(2, name="a_dense")
-    model = keras.Sequential([keras.layers.Input((2,)), dense, last])
+    model = keras.Sequential([keras.layers.Input((2,)), dense, last], name="sequential")
     optimizer = KO.SGD(0.1, momentum=0.9)
     optimizer.build(model.trainable_variables)
     for i, v in enumerate(optimizer.variables[2:]):

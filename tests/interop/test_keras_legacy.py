@@ -121,6 +121,13 @@ def test_weights_go_where_they_belong(name):
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7), got, want)
 
 
+def test_the_momentum_of_rmsprop_has_the_other_sign():
+    arrays = [np.full(2, x, np.float32) for x in (1, 2, 3)]
+    _, state = from_keras(config("rmsprop centered"), [jnp.zeros(2)], [np.int64(3), *arrays])
+    held = {name: gradtx.get_slot(state, name)[0].tolist() for name in ("nu", "trace", "mu")}
+    assert held == {"nu": [1.0, 1.0], "trace": [-2.0, -2.0], "mu": [3.0, 3.0]}
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_set_weights_refuses_what_is_in_tensorflows_order(name):
     """It would fit RMSprop's slots, whose shapes are alike, with momentum and mean exchanged."""
@@ -161,6 +168,8 @@ def test_old_names_and_options_that_came_later():
     assert from_keras({**old, "schedule_decay": 0.004}, class_name="nadam") == from_keras(
         config("nadam")
     )
+    plain = {"lr": 0.1, "momentum": 0.0, "nesterov": False}
+    assert from_keras(plain, class_name="SGD") == gradtx.sgd(0.1)
     assert repr(from_keras(config("sgd", clipvalue=0.5, clipnorm=1.0))).startswith(
         "chain(clip(max_delta=0.5), clip_by_norm(max_norm=1.0), sgd("
     )
