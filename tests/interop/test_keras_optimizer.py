@@ -493,6 +493,27 @@ def test_variables_without_a_gradient_and_of_one_name():
     assert len(optimizer.variables) == 2 + 1 + 4
 
 
+def test_gradients_of_single_examples():
+    """One dimension more than the parameters have, for a transformation that clips each."""
+    optimizer = keras_optimizer(gradtx.chain(gradtx.per_example(5.0), gradtx.sgd(0.5)))
+    optimizer.build([variable := keras.Variable(np.ones(2, np.float32), name="v")])
+    slots = [v.value for v in optimizer.variables]
+    (moved,), _ = optimizer.stateless_apply(
+        slots, [jnp.array([[3.0, 4.0], [6.0, 8.0]])], [variable.value]
+    )
+    np.testing.assert_allclose(moved, [1 - 0.5 * 3, 1 - 0.5 * 4], rtol=1e-6)
+
+
+def test_a_rate_that_is_no_hyperparameter_counts_as_one():
+    """That of a builder which does not say of its argument that it is a schedule."""
+
+    @gradtx.transformation
+    def falling(learning_rate):
+        return gradtx.scale_by_learning_rate(learning_rate)
+
+    assert float(keras_optimizer(falling(lambda count: 0.5)).learning_rate) == 1.0
+
+
 def test_frozen_layers():
     made = model(keras_optimizer(gradtx.adam(0.1)))
     made.layers[0].trainable = False
