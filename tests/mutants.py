@@ -11,7 +11,7 @@ new one or the other way round, a comparison, a maximum for a minimum, the branc
 hyperparameter that is its default whatever is given. The tests of the module run on it in a process
 of their own until one fails: those marked `paper`, then the others, those of its neighbours that
 import the changed function, those of files that COVERED and ELSEWHERE name, and the slow ones (of
-one with many cases a few). Of each kind those that reach the changed line come before those that
+one with many cases a few, but for EVERY_CASE). Of each kind those that reach the changed line come before those that
 only reach the function, then what failed last, then one case of each test before its others, then
 the quickest. What passes all is listed with file and line.
 `mutants.toml` lists those that compute the same by their text, whatever line it is on, and why.
@@ -106,7 +106,7 @@ COVERED = {
     "flax_forms": ("interop/test_flax_nnx.py", "interop/test_hosts.py"),
     "inspection.guards": ("wrappers/test_guard.py",),
     "interop.keras_base": ("interop/test_keras_optimizer.py", "interop/test_keras.py"),
-    "interop.keras_optimizers": ("interop/test_keras_optimizer.py", "interop/test_keras.py"),
+    "interop.keras_optimizers": ("interop/test_keras.py",),
     "interop.keras_schedules": ("interop/test_keras.py",),
     "interop.optax": ("interop/test_optax_states.py", "interop/test_optax_trees.py"),
     "interop.reading": ("interop/test_torch.py", "interop/test_keras.py"),
@@ -149,6 +149,8 @@ ELSEWHERE = {
 SECONDS = 15
 # A slow test that goes over the catalogue would take minutes for each mutant that it does not see.
 SLOW_CASES = 6
+# The modules of which each case of a slow test tries a function of its own: all of them are run.
+EVERY_CASE = {"interop.keras_optimizers"}
 
 OPTIONS = ("-q", "--tb=native", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib")
 
@@ -482,8 +484,9 @@ def tests_of(items, module, slow):
     cases = collections.defaultdict(list)
     for item in items:
         cases[item.name.partition("[")[0]].append(item)
+    few = slow and module.partition(".")[2] not in EVERY_CASE
     for same in cases.values():
-        chosen = same[:: -(-len(same) // SLOW_CASES)] if slow else same
+        chosen = same[:: -(-len(same) // SLOW_CASES)] if few else same
         yield from (Test(item, module, case) for case, item in enumerate(chosen))
 
 

@@ -207,6 +207,13 @@ def test_schedules(name):
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-8)
 
 
+def test_a_cosine_without_steps_of_warmup_begins_at_its_target():
+    config = KO.SGD(keras.optimizers.schedules.CosineDecay(0.0, 30, warmup_target=0.5)).get_config()
+    del config["learning_rate"]["config"]["warmup_steps"]
+    tx = from_keras(config, class_name="SGD")
+    assert float(gradtx.hyperparams(tx)["learning_rate"]) == 0.5
+
+
 def test_a_tree_in_another_order():
     optimizer, variables = built(KO.Adam(0.01))
     params = train(optimizer, variables, gradients(2))
@@ -254,6 +261,30 @@ def test_variables_are_in_their_slots(name):
     for slot, want in FILLED[name].items():
         held = jax.tree.leaves(gradtx.tree.get(state, slot))
         assert [float(np.mean(x)) for x in held] == want
+
+
+def test_adafactor_has_rows_and_columns_of_the_last_two_axes():
+    optimizer = KO.Adafactor(0.1)
+    optimizer.build([keras.Variable(np.ones((2, 3, 4), np.float32), name="stack")])
+    _, state = from_keras(optimizer, [np.ones((2, 3, 4), np.float32)])
+    shapes = [gradtx.tree.get(state, name)[0].shape for name in ("v_row", "v_col")]
+    assert shapes == [(2, 3), (2, 4)]
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 2, 4])
+def test_the_rate_of_schedule_free_learning_starts_low(warmup):
+    tx = from_keras(keras_schedule_free(0.5, warmup_steps=warmup))
+    assert float(gradtx.hyperparams(tx)["learning_rate"]) == 0.5 / max(warmup, 1)
+
+
+@pytest.mark.slow
+def test_muon_of_gradients_as_small_as_its_epsilon():
+    optimizer, variables = built(KO.Muon(0.1, exclude_layers=["table"]))
+    tx, state = from_keras(optimizer, start())
+    gs = [[1e-7 * g for g in each] for each in gradients(2)]
+    got, _ = go_on(tx, state, start(), gs)
+    for mine, theirs in zip(got, train(optimizer, variables, gs), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=2e-6)
 
 
 @pytest.mark.slow
