@@ -11,9 +11,9 @@ new one or the other way round, a comparison, a maximum for a minimum, the branc
 hyperparameter that is its default whatever is given. The tests of the module run on it in a process
 of their own until one fails: those marked `paper`, then the others, those of its neighbours that
 import the changed function, those of files that COVERED and ELSEWHERE name, and the slow ones (of
-one with many cases a few, but for EVERY_CASE). Of each kind those that reach the changed line come before those that
-only reach the function, then what failed last, then one case of each test before its others, then
-the quickest. What passes all is listed with file and line.
+one with many cases a few, but in EVERY_CASE all). Of each kind those that reach the changed line
+come before those that only reach the function, then what failed last, then one case of each test
+before its others, then the quickest. What passes all is listed with file and line.
 `mutants.toml` lists those that compute the same by their text, whatever line it is on, and why.
 What a test file builds when it is collected keeps the functions as they are: tests that are to see
 mutants of them build it themselves.
@@ -109,7 +109,11 @@ COVERED = {
     "interop.keras_optimizers": ("interop/test_keras.py",),
     "interop.keras_schedules": ("interop/test_keras.py",),
     "interop.optax": ("interop/test_optax_states.py", "interop/test_optax_trees.py"),
-    "interop.reading": ("interop/test_torch.py", "interop/test_keras.py"),
+    "interop.reading": (
+        "interop/test_torch.py",
+        "interop/test_torch_saved.py",
+        "interop/test_keras.py",
+    ),
     "interop.torch_lbfgs": ("interop/test_torch.py",),
     "interop.torch_optimizers": ("interop/test_torch.py",),
     "losses.classification": ("losses/test_linear.py",),

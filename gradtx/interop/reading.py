@@ -214,7 +214,7 @@ def ordered(
 
 def _turned(there: Sequence[int], here: Sequence[int]) -> str:
     """What to do if a leaf is the transpose of a parameter; nothing for other shapes."""
-    if len(here) < 2 or tuple(here) != tuple(there)[::-1]:
+    if tuple(here) != tuple(there)[::-1]:
         return ""
     return (
         ". If it is transposed here, as a kernel of PyTorch often is, hand over what has the "

@@ -107,6 +107,16 @@ def test_a_window_goes_on_in_optax(mean, way, tmp_path):
             crossed.append(WAYS[way](mine, theirs, p, tmp_path / str(t)))
 
 
+def test_what_a_window_that_is_over_has_left_is_not_handed_over():
+    p, ones = two(), two()
+    ours, theirs = (lib.MultiSteps(lib.sgd(1.0), 3) for lib in (gradtx, optax))
+    for steps in range(3):
+        state = ours.init(p)._replace(mini_step=jnp.int32(steps), acc_grads=ones)
+        found = to_optax_state(state, theirs, p).acc_grads
+        want = ones if steps else jax.tree.map(jnp.zeros_like, ones)
+        jax.tree.map(np.testing.assert_array_equal, found, want)
+
+
 def test_bfloat16_moments_are_widened():
     p = {"w": jnp.ones(2, jnp.bfloat16)}
     state = from_optax_state(optax.adam(0.1).init(p), gradtx.adam(0.1), p)
