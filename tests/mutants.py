@@ -114,8 +114,9 @@ COVERED = {
         "interop/test_torch_saved.py",
         "interop/test_keras.py",
     ),
+    "interop.torch": ("interop/test_torch_schedulers.py",),
     "interop.torch_lbfgs": ("interop/test_torch.py",),
-    "interop.torch_optimizers": ("interop/test_torch.py",),
+    "interop.torch_optimizers": ("interop/test_torch.py", "interop/test_torch_schedulers.py"),
     "losses.classification": ("losses/test_linear.py",),
     "numerics.opaque": ("engine/test_kernels.py",),
     "numerics.precision": ("test_precision.py",),
@@ -154,7 +155,7 @@ SECONDS = 15
 # A slow test that goes over the catalogue would take minutes for each mutant that it does not see.
 SLOW_CASES = 6
 # The modules of which each case of a slow test tries a function of its own: all of them are run.
-EVERY_CASE = {"interop.keras_optimizers"}
+EVERY_CASE = {"interop.keras_optimizers", "interop.torch_optimizers"}
 
 OPTIONS = ("-q", "--tb=native", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib")
 

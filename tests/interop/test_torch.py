@@ -133,6 +133,48 @@ def test_sparse_adam_goes_on_with_rows():
     np.testing.assert_allclose(params[0], p.detach().numpy(), rtol=1e-5, atol=2e-6)
 
 
+def test_what_is_maximized_has_gradients_of_the_other_sign():
+    tx, _ = from_torch(saved(maximize=True), [np.zeros(2)], class_name="SGD")
+    assert tx == gradtx.chain(gradtx.scale(-1.0), gradtx.sgd(0.1, 0.9))
+
+
+def test_groups_that_have_taken_different_numbers_of_steps_count_their_own():
+    group = TO.Adam(tensors()).state_dict()["param_groups"][0]
+    groups = [{**group, "params": [0]}, {**group, "params": [1]}]
+    for steps, labels in (((3, 4), {"0/0", "1/1"}), ((3, 3), {"0", "1"})):
+        states = {
+            i: {"step": n, "exp_avg": np.ones(2), "exp_avg_sq": np.ones(2)}
+            for i, n in enumerate(steps)
+        }
+        source = {"state": states, "param_groups": groups}
+        _, state = from_torch(source, [np.ones(2), np.ones(2)], class_name="Adam")
+        assert set(state.inner_states) == labels
+
+
+def test_adamw_of_versions_that_did_not_say_how_it_decays():
+    source = TO.AdamW(tensors(), 0.1).state_dict()
+    source["param_groups"][0].pop("decoupled_weight_decay", None)
+    params = [p.detach().numpy() for p in tensors()]
+    assert (
+        from_torch(source, params, class_name="AdamW")[0]
+        == from_torch(TO.AdamW(tensors(), 0.1), params)[0]
+    )
+
+
+def test_new_slots_of_rmsprop_are_zero():
+    ps = tensors()
+    _, state = from_torch(TO.RMSprop(ps, 0.1), [p.detach().numpy() for p in ps])
+    assert not any(x.any() for x in gradtx.get_slot(state, "nu"))
+
+
+def test_the_epsilon_of_adafactor_is_squared():
+    ps = tensors()
+    for eps, want in ((None, 2.0**-23), (0.25, 0.25)):
+        optimizer = TO.Adafactor(ps, 0.1, eps=(eps, 1e-3))
+        tx, _ = from_torch(optimizer, [p.detach().numpy() for p in ps])
+        assert gradtx.hyperparams(tx)["epsilon"] == want**2
+
+
 def test_a_scheduler_has_changed_the_rate():
     ps = tensors()
     optimizer = TO.SGD(ps, 1.0)
@@ -211,7 +253,13 @@ def without(key):
         (saved(nesterov=1), "SGD", TypeError, "true or false"),
         (saved(params=[0, 1]), "SGD", ValueError, "2 parameters, and there are 1 leaves"),
         (saved(params=[]), "SGD", ValueError, "0 parameters, and there are 1 leaves"),
-        (saved(params=None), "SGD", TypeError, "params must be a list"),
+        (saved(params=None), "SGD", TypeError, "SGD: params must be a list"),
+        (
+            {"state": {}, "param_groups": [GROUP, {**GROUP, "params": None}]},
+            "SGD",
+            TypeError,
+            "SGD, group 1: params must be a list",
+        ),
         (saved(state={0: 3}), "SGD", TypeError, "the state of '0' must be a dict"),
         (saved(state={0: {"momentum_buffer": np.ones(3)}}), "SGD", ValueError, "shape"),
         (saved(state={0: {"momentum_buffer": "x"}}), "SGD", TypeError, "not an array"),
@@ -621,7 +669,7 @@ def test_loss_scaling_goes_on():
         gs[i][1] = np.inf
     p = torch.nn.Parameter(torch.ones(3))
     optimizer = TO.Adam([p], 0.1)
-    scaler = torch.amp.GradScaler("cpu", 64.0, growth_factor=4.0, backoff_factor=0.25)
+    scaler = torch.amp.GradScaler("cpu", 0.25, growth_factor=4.0, backoff_factor=0.25)
     scaler.set_growth_interval(3)
     scaled_steps(optimizer, scaler, p, gs[:6])
     params = [p.detach().numpy().copy()]

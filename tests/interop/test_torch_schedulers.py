@@ -113,13 +113,29 @@ def test_groups_have_rates_of_their_own():
     check(optimizer, LR.LambdaLR(optimizer, [lambda t: 0.9**t, lambda t: 1.1**t]), ps)
 
 
-@pytest.mark.parametrize("every", [3, 4])
+@pytest.mark.parametrize("every", [2, 3])
 def test_stepped_once_an_epoch(every):
-    """Handed over in the middle of an epoch, and at its end."""
+    """Handed over at the end of an epoch, and in the middle of one."""
     ps = tensors()
     optimizer = TO.AdamW(ps, 0.1)
     tx = check(optimizer, LR.ExponentialLR(optimizer, 0.5), ps, every)
     assert gradtx.from_config(json.loads(json.dumps(gradtx.to_config(tx)))) == tx
+
+
+def test_stepped_once_an_epoch_by_what_counts_no_steps():
+    """Handed over at an epoch's end; a scaler changes nothing of that."""
+    ps = tensors()
+    optimizer = TO.SGD(ps, 0.1, momentum=0.9)
+    scheduler = LR.ExponentialLR(optimizer, 0.5)
+    check(optimizer, scheduler, ps, BEFORE // 2)
+    given = {"scheduler": scheduler, "steps_per_epoch": BEFORE // 2}
+    params = [p.detach().numpy() for p in ps]
+    plain, state = from_torch(optimizer, params, **given)
+    assert gradtx.tree.get(state, "count") == 5 * (BEFORE // 2)
+    scaled, _ = from_torch(
+        optimizer, params, **given, scaler=torch.amp.GradScaler("cpu", 64.0, growth_interval=9)
+    )
+    assert scaled == gradtx.dynamic_loss_scale(plain, 64.0, 9, 2.0, 0.0)
 
 
 def test_begun_in_the_middle_of_a_run():
@@ -129,7 +145,8 @@ def test_begun_in_the_middle_of_a_run():
         for p, x in zip(ps, g, strict=True):
             p.grad = torch.from_numpy(x.copy())
         optimizer.step()
-    check(optimizer, TO.swa_utils.SWALR(optimizer, 0.01, 12), ps)
+    tx = check(optimizer, TO.swa_utils.SWALR(optimizer, 0.01, 12), ps)
+    np.testing.assert_allclose(gradtx.hyperparams(tx)["learning_rate"], 0.1, rtol=1e-6)
 
 
 @pytest.mark.parametrize("frozen", [3, 5])
@@ -230,6 +247,18 @@ def test_reduce_on_plateau(mode, kind):
         np.testing.assert_allclose(mine, p.detach().numpy(), rtol=1e-5, atol=2e-6)
 
 
+@pytest.mark.parametrize("kind", ["rel", "abs"])
+@pytest.mark.parametrize(("rate", "least"), [(0.1, 0.1), (0.005, 1.0)])
+def test_the_tolerance_and_the_least_scale_of_a_plateau(kind, rate, least):
+    """A rate that is below the least is left alone."""
+    ps = tensors()
+    optimizer = TO.SGD(ps, rate)
+    scheduler = plateaus(optimizer, "min", threshold_mode=kind, threshold=0.25)
+    tx, _ = from_torch(optimizer, [p.detach().numpy() for p in ps], scheduler=scheduler)
+    found = [gradtx.hyperparams(tx)[name] for name in ("rtol", "atol", "min_scale")]
+    assert found == [0.25 * (kind == "rel"), 0.25 * (kind == "abs"), pytest.approx(least)]
+
+
 def test_every_scheduler_is_known():
     there = {
         name
@@ -314,6 +343,24 @@ def test_a_group_added_after_the_scheduler_is_refused(name):
     optimizer.add_param_group({"params": ps[1:]})
     with pytest.raises(ValueError, match="group 1: .* was made before this group was added"):
         from_torch(optimizer, [p.detach().numpy() for p in ps], scheduler=scheduler)
+
+
+def test_of_several_schedulers_one_was_made_before_a_group():
+    ps = tensors()
+    optimizer = TO.SGD(ps[:1], 0.1)
+    early = LR.ExponentialLR(optimizer, 0.9)
+    optimizer.add_param_group({"params": ps[1:]})
+    scheduler = LR.ChainedScheduler([LR.ExponentialLR(optimizer, 0.9), early])
+    with pytest.raises(ValueError, match="group 1: .* was made before this group was added"):
+        from_torch(optimizer, [p.detach().numpy() for p in ps], scheduler=scheduler)
+
+
+def test_a_chain_of_one_scheduler():
+    ps = tensors()
+    optimizer = TO.SGD(ps, 0.1)
+    scheduler = LR.ChainedScheduler([LR.ConstantLR(optimizer, 0.5, 3)])
+    tx, _ = from_torch(optimizer, [p.detach().numpy() for p in ps], scheduler=scheduler)
+    np.testing.assert_allclose(gradtx.hyperparams(tx)["learning_rate"], 0.05, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
