@@ -154,8 +154,8 @@ ELSEWHERE = {
 SECONDS = 15
 # A slow test that goes over the catalogue would take minutes for each mutant that it does not see.
 SLOW_CASES = 6
-# The modules of which each case of a slow test tries a function of its own: all of them are run.
-EVERY_CASE = {"interop.keras_optimizers", "interop.torch_optimizers"}
+# The modules and folders of which each case of a slow test tries a function of its own: all run.
+EVERY_CASE = ("interop.keras_optimizers", "interop.torch_optimizers", "losses")
 
 OPTIONS = ("-q", "--tb=native", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib")
 
@@ -489,7 +489,7 @@ def tests_of(items, module, slow):
     cases = collections.defaultdict(list)
     for item in items:
         cases[item.name.partition("[")[0]].append(item)
-    few = slow and module.partition(".")[2] not in EVERY_CASE
+    few = slow and not any(_is_of(module, name) for name in EVERY_CASE)
     for same in cases.values():
         chosen = same[:: -(-len(same) // SLOW_CASES)] if few else same
         yield from (Test(item, module, case) for case, item in enumerate(chosen))

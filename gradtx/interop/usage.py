@@ -126,8 +126,8 @@ def _cells(notebook: Any) -> list[tuple[int, str | bytes]]:
         text = "".join(text) if isinstance(text, list) else text
         if cell.get("cell_type") != "code" or not isinstance(text, str):
             continue
-        first = text.lstrip().split(maxsplit=1)[:1]
-        if not (first and first[0].startswith("%%") and first[0] not in _TIMING):
+        first = next(iter(text.split()), "")
+        if not first.startswith("%%") or first in _TIMING:
             found.append((number, text))
     return found
 

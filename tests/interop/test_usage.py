@@ -77,6 +77,10 @@ def test_verdicts(name, kind, text):
     assert found is None or text in found[1]
 
 
+def test_what_is_in_a_module_that_is_left_out_is_left_out_for_its_reason():
+    assert verdict("experimental.microbatching") == verdict("experimental")
+
+
 def test_a_directory_is_read(tmp_path, capsys):
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "train.py").write_text(SOURCE)
@@ -175,6 +179,20 @@ def test_what_differs_in_some_uses_is_said_of_those(call):
     assert kinds == ({"differs"} if IN_SOME_USES[call] else set())
 
 
+@pytest.mark.parametrize(
+    ("call", "refused"),
+    [("clip()", True), ("clip(*args)", False), ("clip(**more)", False), ("clip(1, *args)", False)],
+)
+def test_arguments_that_are_not_written_out_may_fit(call, refused):
+    found = verdicts(uses(f"import optax\ntx = optax.{call}"), set())
+    assert [kind for _, kind, _ in found] == ["refused"] * refused
+
+
+def test_what_differs_is_also_said_to_be_called_otherwise():
+    found = verdicts(uses("import optax\ntx = optax.rprop(0.1, beta=1)"), set())
+    assert [kind for _, kind, _ in found] == ["refused", "differs"]
+
+
 def test_code_for_another_python_names_the_one_that_reads(tmp_path, capsys):
     (tmp_path / "a.py").write_text("import optax\nprint(f'{optax.adam' '}')\n")
     code, _, err = checked(capsys, tmp_path)
@@ -209,6 +227,10 @@ NOTEBOOK = {
         {"cell_type": "code", "source": "not python, and nothing of Optax ("},
         {"cell_type": "code", "source": "%%time\nif (3 % 2 == 0):\n  x = (3\n  % ox.nnls)"},
         {"cell_type": "code", "source": "# title\n!ls -l \\\n  --all \\\n  .\nox.nnls"},
+        {"cell_type": "code", "source": "!ls \\\n  --all\nox.nnls"},
+        {"cell_type": "code", "source": "ox.nnls\n!ls \\\n  --all"},
+        {"cell_type": "code", "source": "ox.nnls\n!ls \\"},
+        {"cell_type": "code", "source": "!echo \0\nox.nnls"},
     ],
 }
 
@@ -228,6 +250,10 @@ def test_a_notebook_is_read_cell_by_cell(tmp_path, capsys, old):
         "cell 7:2: optax.adamm",
         "cell 9:4: optax.nnls",
         "cell 10:5: optax.nnls",
+        "cell 11:3: optax.nnls",
+        "cell 12:1: optax.nnls",
+        "cell 13:1: optax.nnls",
+        "cell 14:2: optax.nnls",
     ]
     assert err.startswith(f"{path}: cannot be read: cell 6: ")
     assert err.count("\n") == 1

@@ -43,6 +43,13 @@ def test_the_order():
     np.testing.assert_array_equal(weights[7], state[1][0].momentum_product)
 
 
+def test_a_counter_that_begins_at_one():
+    state = gradtx.schedule_free_sgd(0.1).init(jax.tree.map(jnp.asarray, P))
+    weights = get_weights(state)
+    assert weights[0] == 0
+    assert gradtx.iterations(set_weights(state, [np.int32(7), *weights[1:]])) == 7
+
+
 def test_bad_weights():
     state = gradtx.adam(0.1).init(jax.tree.map(jnp.asarray, P))
     good = get_weights(state)
