@@ -11,7 +11,7 @@ new one or the other way round, a comparison, a maximum for a minimum, the branc
 hyperparameter that is its default whatever is given. The tests of the module run on it in a process
 of their own until one fails: those marked `paper`, then the others, those of its neighbours that
 import the changed function, those of files that COVERED and ELSEWHERE name, and the slow ones (of
-one with many cases a few, but in EVERY_CASE all). Of each kind those that reach the changed line
+one with many cases a few, in EVERY_CASE all). Of each kind those that reach the changed line
 come before those that only reach the function, then what failed last, then one case of each test
 before its others, then the quickest. What passes all is listed with file and line.
 `mutants.toml` lists those that compute the same by their text, whatever line it is on, and why.
@@ -485,14 +485,21 @@ class Trial:
 
 
 def tests_of(items, module, slow):
-    """The tests of a file, of slow ones with many cases some that lie evenly among them."""
+    """The tests of a file, of slow ones with many cases some that lie evenly among them and among
+    those that are named as the module is."""
     cases = collections.defaultdict(list)
     for item in items:
         cases[item.name.partition("[")[0]].append(item)
     few = slow and not any(_is_of(module, name) for name in EVERY_CASE)
     for same in cases.values():
-        chosen = same[:: -(-len(same) // SLOW_CASES)] if few else same
+        named = [item for item in same if module.rpartition(".")[2] in item.name.partition("[")[2]]
+        others = [item for item in same if item not in named]
+        chosen = [*_some(named), *_some(others)] if few else same
         yield from (Test(item, module, case) for case, item in enumerate(chosen))
+
+
+def _some(items):
+    return items[:: max(1, -(-len(items) // SLOW_CASES))]
 
 
 class Test:

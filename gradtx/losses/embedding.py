@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from gradtx.losses.arguments import floating
 from gradtx.losses.probabilities import Axis, shifted
+from gradtx.numerics import divide
 from gradtx.types import Array
 
 
@@ -29,8 +30,8 @@ def cosine_similarity(
         axis: the axis or axes of the vectors.
         where: which entries count.
 
-    The cosine of a vector of zeros and any other is 0, with a gradient of 0; Optax gives NaN.
-    Norms neither overflow nor underflow.
+    The cosine of a vector of zeros and any other is 0, with a gradient of 0 if `epsilon` is; Optax
+    gives NaN. Norms neither overflow nor underflow.
 
     >>> cosine_similarity(jnp.array([[1.0, 1.0], [0.0, 0.0]]), jnp.array([2.0, 0.0])).tolist()
     [0.70710..., 0.0]
@@ -159,5 +160,5 @@ def _unit(x: Array, axis: Axis, epsilon: Any) -> Array:
     largest = jnp.where(empty, 1, largest)
     x = x / largest
     square = jnp.sum(jnp.square(x), axis, keepdims=True)
-    norm = jnp.sqrt(jnp.where(empty, 1, square))
-    return x / jnp.maximum(norm, jnp.sqrt(epsilon) / largest)
+    norm = jnp.where(empty, 0, jnp.sqrt(jnp.where(empty, 1, square)))
+    return divide(x, jnp.maximum(norm, jnp.sqrt(epsilon) / largest))

@@ -114,6 +114,11 @@ def test_halves_are_summed_in_float32(dtype):
         assert error < 1.02 * theirs
 
 
+def test_logits_further_apart_than_exponentials_reach():
+    x, w = jnp.ones((1, 1)), jnp.array([[100.0], [-100.0]])
+    assert linear(x, w, jnp.array([1])).tolist() == [200.0]
+
+
 @pytest.mark.slow
 def test_types_may_differ():
     x, b = jnp.asarray(X, jnp.bfloat16), jnp.asarray(BIAS, jnp.float16)

@@ -46,7 +46,10 @@ CTC = (
 
 # Name of the loss: lists of arguments, the first of which is differentiated.
 CASES = {
-    "binary_dice_loss": [(PIXELS[..., 0], REGIONS[..., 0]), (PIXELS[..., :1], REGIONS[..., :1])],
+    "binary_dice_loss": [
+        (PIXELS[..., 0], REGIONS[..., 0], {"smooth": 0.1}),
+        (PIXELS[..., :1], REGIONS[..., :1]),
+    ],
     "convex_kl_divergence": [(np.log(P), Q)],
     "cosine_distance": [(X, Y), (X, Y, {"axis": 0, "where": MASK}), (X, Y, {"epsilon": 20.0})],
     "cosine_similarity": [(X, Y), (X, Y, {"axis": (0, 1)})],
@@ -71,6 +74,7 @@ CASES = {
     "multiclass_generalized_dice_loss": [
         (PIXELS, REGIONS),
         (PIXELS, REGIONS, {"smooth": 0.1, "ignore_background": True}),
+        (PIXELS, np.float32(1e-4) * REGIONS),
     ],
     "multiclass_hinge_loss": [(X, LABELS), (X[:, None], LABELS[:, None])],
     "multiclass_perceptron_loss": [(X, LABELS), (X[:, None], LABELS[:, None])],
@@ -110,7 +114,11 @@ CASES = {
     ],
     "sparsemax_loss": [(X, BINARY)],
     "squared_error": [(X, Y), (X,)],
-    "triplet_margin_loss": [(X, Y, Z), (X, Y, Z, {"margin": 3.0, "norm_degree": 4, "axis": 0})],
+    "triplet_margin_loss": [
+        (X, Y, Z),
+        (X, Y, Z, {"margin": 3.0, "norm_degree": 4, "axis": 0}),
+        (X, Y, Z, {"norm_degree": 4, "eps": 500.0}),
+    ],
 }
 NOT_ARRAYS = {"make_fenchel_young_loss", "ctc_loss_with_forward_probs"}
 # What Optax lacks: whole losses, and arguments after Optax's.
@@ -389,6 +397,32 @@ def test_like_its_formula(name):
     np.testing.assert_allclose(got, FORMULAS[name](*arguments), rtol=3e-6, atol=1e-6)
 
 
+def test_the_gradient_of_a_cosine_at_zero():
+    """Zero, or where the norm has a lower bound that of any vector below it."""
+    y = jnp.array([3.0, 4.0])
+    slope = jax.jit(jax.grad(losses.cosine_similarity))
+    assert slope(jnp.zeros(2), y).tolist() == [0.0, 0.0]
+    for x in (0.0, 1e-3):
+        for bound in (0.1, 2.0):
+            got = slope(jnp.full(2, x), y, epsilon=bound**2)
+            np.testing.assert_allclose(got, [0.6 / bound, 0.8 / bound], rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_dice_of_other_shapes():
+    x, t = PIXELS[..., :2], REGIONS[..., :2]
+    options = {"reduction": "none", "axis": (0, 1)}
+    each = losses.dice_loss(x, t, **options)
+    assert losses.dice_loss(x, t, **options, ignore_background=True) == each[1:]
+    assert losses.dice_loss(x, t, axis=(0, 1)) == jnp.mean(each)
+    one = losses.dice_loss(x[..., :1], t[..., :1])
+    np.testing.assert_array_equal(losses.dice_loss(x[..., :1], t[..., 0]), one)
+    flat = losses.binary_dice_loss(x[..., 0], t[..., 0])
+    for shape in ((2, 1, 6), (2, 3, 2)):
+        got = losses.binary_dice_loss(x[..., 0].reshape(shape), t[..., 0].reshape(shape))
+        np.testing.assert_allclose(got, flat, rtol=1e-6)
+
+
 @pytest.mark.slow
 def test_fenchel_young_is_cross_entropy_of_logsumexp():
     loss = losses.make_fenchel_young_loss(jax.nn.logsumexp)
@@ -397,6 +431,7 @@ def test_fenchel_young_is_cross_entropy_of_logsumexp():
         loss(X, ONE_HOT), losses.softmax_cross_entropy(X, ONE_HOT), rtol=1e-5
     )
     np.testing.assert_allclose(loss(X, Q), theirs(X, Q), rtol=1e-5)
+    np.testing.assert_allclose(loss(X[0], Q[0]), theirs(X, Q)[0], rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -425,6 +460,8 @@ def test_dice_takes_probabilities():
     p, t = sp.softmax(PIXELS, -1), REGIONS
     got = jax.jit(functools.partial(losses.dice_loss, apply_softmax=False))(p, t)
     np.testing.assert_allclose(got, losses.dice_loss(PIXELS, t), rtol=1e-5)
+    whole = losses.multiclass_generalized_dice_loss
+    np.testing.assert_allclose(whole(p, t, apply_softmax=False), whole(PIXELS, t), rtol=1e-5)
     got = losses.binary_dice_loss(sp.expit(PIXELS[..., 0]), t[..., 0], apply_sigmoid=False)
     np.testing.assert_allclose(got, losses.binary_dice_loss(PIXELS[..., 0], t[..., 0]), rtol=1e-5)
 
