@@ -173,20 +173,24 @@ def test_a_pair_without_curvature_changes_nothing_and_a_step_of_zero_starts_agai
 @pytest.mark.parametrize("size", [1e-3, 1e3])
 @pytest.mark.parametrize("cosine", [0.5, 2.0])
 def test_a_pair_counts_from_a_cosine_of_the_last_place(cosine, size):
-    """Whatever the length of the gradients' difference."""
+    """Whatever the lengths of the step and of the gradients' difference."""
     tx, eps = gradtx.scale_by_bfgs(), np.finfo(np.float32).eps
     p, g = np.zeros(2, np.float32), np.zeros(2, np.float32)
     state = tx.update(g, tx.init(p), p)[1]
-    g, p = np.float32([cosine * eps * size, size]), np.float32([1.0, 0.0])
+    g, p = np.float32([cosine * eps * size, size]), np.float32([1 / size, 0.0])
     assert bool(tx.update(g, state, p)[1].is_initial) == (cosine < 1)
 
 
 def test_the_first_step_is_at_most_as_long_as_1():
+    """If it is scaled, and otherwise the gradient."""
     p = np.zeros(2, np.float32)
     tx = gradtx.bfgs(linesearch=None)
     for g, want in ([0.3, -0.4], [-0.3, 0.4]), ([0.9, 1.2], [-0.6, -0.8]):
-        got = tx.update(np.float32(g), tx.init(p), p)[0]
+        got = tx.update(g := np.float32(g), tx.init(p), p)[0]
         np.testing.assert_allclose(got, want, rtol=1e-6)
+    for make in MAKE.values():
+        tx = make(scale_init_precond=False, linesearch=None)
+        np.testing.assert_array_equal(tx.update(g, tx.init(p), p)[0], -g)
 
 
 @pytest.mark.slow
