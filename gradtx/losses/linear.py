@@ -312,10 +312,11 @@ def _backward(axis: int, chunk: int, kept: Any, slopes: _Sums) -> Any:
         dx, dw, db = sums
         part, logits = _logits(axis, x, w, b, first, size)
         p = jnp.exp(logits - largest[..., None] - log_sum[..., None])
-        if keep is not None:
-            p = jnp.where(keep[..., None], p, 0)
         d = slopes.log_sum[..., None] * p
         d += jnp.where(_hits(y, first, size), slopes.chosen[..., None], 0)
+        if keep is not None:
+            # A slope of 0 times what is not finite is NaN.
+            d = jnp.where(keep[..., None], d, 0)
         if db is not None:
             here = jnp.sum(d, tokens).astype(b.dtype)
             db = jax.lax.dynamic_update_slice_in_dim(db, here, first, 0)
