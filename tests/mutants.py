@@ -89,7 +89,11 @@ COVERED = {
     "composition.roles": ("optimizers/test_lora.py",),
     "composition.sequence": ("composition/test_chain.py",),
     "composition.without_state": ("composition/test_chain.py", "transforms/test_projecting.py"),
-    "declared_schedule": ("schedules/test_schedules.py", "checkpoint/test_config.py"),
+    "declared_schedule": (
+        "schedules/test_schedules.py",
+        "checkpoint/test_config.py",
+        "test_host_values.py",
+    ),
     "distributed.axes": ("distributed/test_aggregation.py",),
     "distributed.chunks": ("distributed/test_compression.py",),
     "distributed.divided_state": ("distributed/test_sharding.py",),

@@ -206,6 +206,15 @@ def test_a_loop_of_new_optimizers_compiles_a_few_times_only():
     assert programs(loop) == 4 + 1  # with apply_updates
 
 
+def test_optimizers_that_take_a_second_step_are_not_among_the_four():
+    def steps(rate, count):
+        each = eager.Eager(gradtx.adam(rate).declaration)
+        return [each.steps(tree(1)) for _ in range(count)]
+
+    assert [steps(1.0 + i, 2) for i in range(6)] == [[True, True]] * 6
+    assert [steps(7.0 + i, 1) for i in range(6)] == [[True]] * 4 + [[False]] * 2
+
+
 @pytest.mark.slow
 def test_a_step_inside_of_jit_on_known_arrays_has_the_bits_of_the_others():
     params = tree(shape=(8, 5))
