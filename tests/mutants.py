@@ -102,6 +102,7 @@ COVERED = {
     "distributed.placement": ("distributed/test_sharding.py",),
     "engine.leaves": ("engine/test_lift.py", "engine/test_tree.py"),
     "engine.lift": ("composition/test_chain.py",),
+    "engine.matrices": ("optimizers/test_muon2.py",),
     "engine.matrix_batches": ("engine/test_matrices.py", "engine/test_owners.py"),
     "engine.matrix_layout": ("engine/test_matrices.py", "engine/test_tiling.py"),
     "engine.own_batches": ("engine/test_owners.py",),

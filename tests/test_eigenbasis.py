@@ -54,6 +54,20 @@ def test_a_sweep_is_what_its_equations_say(complex_too):
         for _ in range(4):
             got, want = sweep(jnp.asarray(a), got), swept(a, want)
             np.testing.assert_allclose(got, want, atol=1e-6)
+        # After the first step a basis follows by one sweep.
+        later = followed(jnp.asarray(a), jnp.eye(6, dtype=a.dtype), False)
+        np.testing.assert_allclose(later, swept(a, np.eye(6)), atol=1e-6)
+
+
+@pytest.mark.slow
+def test_eigenvalues_that_are_all_but_rounding_turn_less():
+    """Beside a diagonal that is smaller than the largest entry, and entries of 0."""
+    a = np.zeros((4, 4))
+    a[:2, :2] = [[0.25, 1.0], [1.0, 0.25]]
+    a[2:, 2:] = np.finfo(np.float64).eps * np.array([[3.0, 1.0], [1.0, 0.0]])
+    with jax.enable_x64(True):
+        got = sweep(jnp.asarray(a), jnp.eye(4))
+    np.testing.assert_allclose(got, swept(a, np.eye(4)), atol=1e-6)
 
 
 @pytest.mark.slow
