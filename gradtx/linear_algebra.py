@@ -342,7 +342,7 @@ def newton_inverse_root(x: Array, root: int, eps: Any, most: int = 100) -> Array
     one = identity_like(x)
     largest = jnp.maximum(jnp.max(jnp.abs(x), (-2, -1), keepdims=True), eps)
     # XLA multiplies by the reciprocal, and that of a larger number is 0.
-    scale = jnp.where(largest > 0, jnp.minimum(largest, 0.5 / jnp.finfo(x.dtype).tiny), 1)
+    scale = jnp.minimum(largest, 0.5 / jnp.finfo(x.dtype).tiny)
     x = x / scale
 
     def factor(m: Array) -> Array:

@@ -164,8 +164,7 @@ def missing(package: str, name: str) -> str:
 
     from gradtx.absences import LEFT_OUT
 
-    inner = f"{package}.{name}".removeprefix("gradtx.")
-    reason = LEFT_OUT.get(inner) or LEFT_OUT.get(inner.rpartition(".")[0])
+    reason = LEFT_OUT.get(f"{package}.{name}".removeprefix("gradtx."))
     if reason is not None:
         return f"{text}: {reason}"
     everything = homes("gradtx")

@@ -108,7 +108,7 @@ COVERED = {
     "engine.own_batches": ("engine/test_owners.py",),
     "engine.owners": ("distributed/test_set_mesh.py",),
     "expansion": ("test_a_step.py", "test_explanations.py"),
-    "flax_forms": ("interop/test_flax_nnx.py", "interop/test_hosts.py"),
+    "flax_forms": ("interop/test_optax_states.py", "interop/test_going_over.py"),
     "inspection.guards": ("wrappers/test_guard.py",),
     "interop.keras_base": ("interop/test_keras_optimizer.py", "interop/test_keras.py"),
     "interop.keras_optimizers": ("interop/test_keras.py",),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import gradtx
+from gradtx.explanations import explained
 
 P = {"w": jnp.ones((3, 2)), "b": jnp.ones(3)}
 MAKERS = {
@@ -147,6 +148,22 @@ def test_an_array_that_a_step_took_is_named(name, devices, monkeypatch):
             assert "'b'" in str(caught.value)
         if what == "params":
             assert (caught.value.__context__ is None) == (devices > 1)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_where_there_are_several_devices_no_method_is_given_what_a_step_took(devices, monkeypatch):
+    monkeypatch.setattr(jax, "device_count", lambda: devices)
+    given, p = [], jax.tree.map(jnp.copy, P)
+    jax.tree.map(lambda x: x.delete(), p)
+
+    @explained
+    def take(self, updates, state, params):
+        given.append(updates)
+        raise ValueError
+
+    with pytest.raises(ValueError, match=f"sgd: gradients: {DONATED}"):
+        take(gradtx.sgd(0.1), p, (), P)
+    assert len(given) == (devices == 1)
 
 
 def test_an_initial_state_of_arrays_that_a_step_took():

@@ -65,6 +65,17 @@ def test_each_matrix_is_scaled_to_a_root_mean_square():
     np.testing.assert_allclose(linear_algebra.with_root_mean_square(x, 0.7), want, rtol=1e-12)
 
 
+@pytest.mark.usefixtures("double")
+def test_of_each_matrix_of_a_batch():
+    x, y = HERMITIAN, UNITARY
+    want = np.stack([np.vdot(a, b).real for a, b in zip(x, y, strict=True)])
+    got = linear_algebra.real_inner(jnp.asarray(x), jnp.asarray(y))
+    np.testing.assert_allclose(got, want[:, None, None], rtol=1e-12)
+    assert linear_algebra.identity_like(jnp.asarray(x)).shape == (1, 3, 3)
+    want = np.linalg.norm(x, 2, (1, 2), keepdims=True)
+    np.testing.assert_allclose(linear_algebra.spectral_norm(jnp.asarray(x)), want, rtol=1e-12)
+
+
 def powered(a, v, iterations, tolerance):
     """The power iteration as the docstring writes it."""
     v = v / np.linalg.norm(v)
@@ -148,10 +159,10 @@ def test_bases():
 def test_the_bound_of_a_spectral_norm():
     """Of the column with the largest norm, multiplied twice; squares of entries may be infinite."""
     large = np.diag([1e200, -2e200, 0])
-    x = np.stack([*HERMITIAN, np.zeros((3, 3)), large])
+    x = np.stack([HERMITIAN[0], np.roll(HERMITIAN[1], 1, (0, 1)), np.zeros((3, 3)), large])
     got = linear_algebra.spectral_norm_bound(jnp.asarray(x))
     assert got.shape == (4, 1, 1)
-    for found, h in zip(got[:2, 0, 0], HERMITIAN, strict=True):
+    for found, h in zip(got[:2, 0, 0], x[:2], strict=True):
         e = np.eye(3)[np.argmax(np.linalg.norm(h, axis=0))]
         want = np.linalg.norm(h @ h @ h @ e) / np.linalg.norm(h @ h @ e)
         np.testing.assert_allclose(found, want, rtol=1e-12)
@@ -186,6 +197,9 @@ def test_damped_inverse(dtype):
         got = jax.jit(linear_algebra.damped_inverse)(jnp.asarray(x), 1e-300)
         want = np.linalg.pinv(x, rcond=1e-12, hermitian=True)
         np.testing.assert_allclose(got, want, rtol=1e-8, atol=1e-12)
+        # Cholesky's factors exist, and one of their squares is within the precision.
+        got = linear_algebra.damped_inverse(jnp.diag(jnp.array([1e6, 4.0, 1e-10], dtype)), 0.0)
+        np.testing.assert_allclose(got, np.diag([1e-6, 0.25, 0.0]), rtol=1e-12)
 
 
 @pytest.mark.slow
@@ -217,7 +231,7 @@ def test_newton_s_iteration(root, eps):
     want, counts = zip(*(newton(m, root, eps) for m in x), strict=True)
     got = linear_algebra.newton_inverse_root(jnp.asarray(x), root, eps)
     np.testing.assert_allclose(got, np.stack(want), rtol=1e-9, atol=1e-9)
-    for most in counts:
+    for most in {count - less for count in counts for less in (0, 1)}:
         got = linear_algebra.newton_inverse_root(jnp.asarray(x), root, eps, most)
         np.testing.assert_array_equal(np.isnan(got[:, 0, 0]), np.array(counts) > most)
 
@@ -280,13 +294,14 @@ def test_newton_s_iteration_takes_roots_of_what_rounding_made_indefinite(size):
 @pytest.mark.parametrize("method", ["eigen", "newton"])
 def test_roots_are_taken_of_very_large_and_small_matrices(method, root):
     """The squares of their entries are infinite, or 0, and the largest eigenvalue may be."""
-    one = np.array([[1.0, 0.5], [0.5, 1.0]])
+    one = np.kron(np.eye(2), 0.5 * np.eye(4) + 0.5)
     values, q = np.linalg.eigh(one)
     for size in (1e-30, 1e30, 1e38, 3e38):
-        want = q * (size * values) ** (-1 / root) @ q.T
         x = jnp.asarray(size * one, jnp.float32)
-        got = getattr(linear_algebra, f"{method}_inverse_root")(x, root, 0.0)
-        np.testing.assert_allclose(got, want, rtol=1e-5)
+        for eps in (0.0, 0.1 * size):
+            want = q * (size * values + eps) ** (-1 / root) @ q.T
+            got = getattr(linear_algebra, f"{method}_inverse_root")(x, root, eps)
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6 * np.max(want))
 
 
 FACTORIZATIONS = {

@@ -15,7 +15,8 @@ import optax
 import pytest
 
 import gradtx
-from gradtx.namespace import MOVED, homes
+from gradtx import namespace
+from gradtx.namespace import MOVED, homes, lazy
 
 PACKAGES = sorted(p.parent.name for p in pathlib.Path(gradtx.__file__).parent.glob("*/__init__.py"))
 
@@ -121,12 +122,31 @@ def test_a_configuration_knows_a_function_by_its_old_name():
         ("gradtx", "xyzzy", "module 'gradtx' has no attribute 'xyzzy'$"),
         ("gradtx.optimizers", "adamw", "use gradtx.adamw"),
         ("gradtx.contrib", "adamw", "use gradtx.adamw"),
+        ("gradtx.engine", "adamww", "did you mean 'adamw'"),
         ("gradtx.schedules", "cosine_decay", "did you mean 'cosine_decay_schedule'"),
     ],
 )
 def test_what_is_said_of_what_is_not_there(module, name, message):
     with pytest.raises(AttributeError, match=message):
         getattr(importlib.import_module(module), name)
+
+
+def test_names_and_modules_are_had_and_no_module_that_python_runs():
+    _, get, _ = lazy("gradtx")
+    assert get("adam") is gradtx.optimizers.adam.adam
+    assert get("eager") is sys.modules["gradtx.eager"]
+    with pytest.raises(AttributeError, match="no attribute '__main__'$"):
+        get("__main__")
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_warning_names_the_line_that_called_gradtx(count):
+    """Through as many functions of gradtx's."""
+    ours = {"__name__": "gradtx.made_up", "namespace": namespace}
+    exec("def one(rest):\n  rest[0](rest[1:]) if rest else namespace.warn('here')", ours)
+    with pytest.warns(UserWarning, match="here") as caught:
+        ours["one"]([ours["one"]] * (count - 1))
+    assert caught[0].filename == __file__
 
 
 def test_a_star_import_and_a_module_left_out():

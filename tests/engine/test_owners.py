@@ -416,6 +416,17 @@ def test_experts_stay_where_they_are(name, case, kind):
         assert len(re.findall(COLLECTIVE, program.as_text())) == messages
 
 
+@pytest.mark.slow
+def test_the_plan_of_experts_says_what_a_device_transforms():
+    """With slots that stay with their leaf, since blocks along a batch are of several experts."""
+    like = [jax.ShapeDtypeStruct((4, 16, 8), jnp.float32)] * 2
+    tx = gradtx.scale_by_normuon(weight_dimension_numbers=numbers)
+    tx = gradtx.store(tx, {"v": gradtx.Codec("int8", axis=0)}, min_size=0)
+    (stack,) = gradtx.plan_step(tx, like, {"x": 2, "y": 4}, PartitionSpec("x", "y")).owned
+    assert (stack.count, stack.shape, stack.axes) == (4, (16, 8), ("y",))
+    assert jax.tree.map(jnp.shape, stack.program.in_avals) == [(1, 16, 8), (1, 8)]
+
+
 OWNED = """
 import itertools, json, sys
 from benchmarks import ownership

@@ -168,6 +168,14 @@ def test_flax_still_reads_masked_leaves_written_as_none():
         assert gradtx.get_slot(found, "mu")["b"] is None
 
 
+def test_flax_writes_a_slot_that_is_masked_as_a_whole_as_optax_has_it():
+    serialization = pytest.importorskip("flax.serialization")
+    ours, theirs = (lib.masked(lib.trace(0.9), False).init(jnp.ones(3)) for lib in (gradtx, optax))
+    written = serialization.to_state_dict(ours)
+    assert written == serialization.to_state_dict(theirs) == {"inner_state": {"trace": {}}}
+    assert serialization.from_state_dict(ours, written) == ours
+
+
 def test_flax_writes_a_typed_key_as_optax_has_it():
     serialization = pytest.importorskip("flax.serialization")
     ours, theirs = (lib.contrib.sophia(0.1) for lib in (gradtx, optax))
