@@ -172,6 +172,47 @@ def test_it_is_its_authors(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("g", "damping"),
+    [
+        ([0.0, 0.0, 0.0], 0.0),
+        ([0.0, 0.0, 0.0], 1e-9),
+        ([1e3, -2e3, 3e3], 1e-9),
+        ([1.0, -2.0, 3.0], 0.5),
+        ([4.0], 0.5),
+    ],
+)
+def test_before_the_first_fit(g, damping):
+    """The diagonal follows from the gradient and the damping; a direction that is long is cut."""
+    given = {"preconditioner_update_probability": 0.0, "max_rms": 0.1}
+    tx, g = gradtx.scale_by_psgd_lra(damping=damping, **given), jnp.array(g)
+    u, state = tx.update(g, tx.init(g))
+    fourth = np.mean(np.float64(g) ** 4) + damping**4
+    np.testing.assert_allclose(state.diagonal, fourth ** (-1 / 8) if fourth else 1.0, rtol=1e-6)
+    rms = np.sqrt(np.mean(np.square(u)))
+    np.testing.assert_allclose(rms, 0.1 if np.any(g) else 0.0, rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_noise_without_damping_is_rounding(monkeypatch):
+    """What is fitted to is kept in place of the fit."""
+
+    def kept(q, norms, hs, *_):
+        return q._replace(diagonal=hs), norms
+
+    monkeypatch.setattr(psgd_lra, "_fitted", kept)
+    tx = gradtx.scale_by_psgd_lra(rank=1, damping=0.0, key=5)
+    rng = np.random.default_rng(0)
+    g = (rng.normal(size=50) * np.logspace(-6, 6, 50)).astype(np.float32)
+    _, state = tx.update(jnp.asarray(g), tx.init(g))
+    _, now = jax.random.split(jax.random.key(5))
+    (v,) = drawn(jax.random.split(now, 4)[2], [(50,)], complex_too=False)
+    precision = np.finfo(np.float32).eps
+    want = g + np.float64(precision) * np.abs(g) * np.float64(v)
+    np.testing.assert_allclose(state.diagonal, want, rtol=precision)
+
+
+@pytest.mark.slow
 def test_correlated_gradients_become_white():
     """Of two leaves, whose entries are mixed by two vectors and of unlike size."""
     rng = np.random.default_rng(0)
