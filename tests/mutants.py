@@ -127,6 +127,7 @@ COVERED = {
     "numerics.precision": ("test_precision.py",),
     "numerics.programs": ("training/test_step.py", "training/test_inside.py"),
     "numerics.step": ("engine/test_lift.py", "optimizers/test_adam.py", "test_plans.py"),
+    "optimizers.soap": ("optimizers/test_kl_shampoo.py", "optimizers/test_matrices.py"),
     "paths": ("composition/test_groups.py", "interop/test_flax_nnx.py", "checkpoint/test_run.py"),
     "scheduled": ("schedules/test_schedules.py", "wrappers/test_inject.py"),
     "shardings": (

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import gradtx
+from gradtx.eigenbasis import followed
 from tests.optimizers import matrix_trees
 from tests.optimizers.papers import adam, mean
 from tests.quick import quick
@@ -105,6 +106,18 @@ def test_complex_matrices():
         return -0.05 * m / (1 - 0.7**t) / (np.sqrt(v / (1 - 0.8**t)) + 0.1)
 
     matrix_trees.check(tx, update, other, complex_too=True)
+
+
+@pytest.mark.slow
+def test_bases_by_products_begin_with_those_of_the_parameters():
+    tx = gradtx.scale_by_soap(shampoo_beta=0.8, precondition_frequency=1, basis="products")
+    gs = np.random.default_rng(0).normal(size=(2, 3, 2)).astype(np.float32)
+    state, gram, basis = tx.init(jnp.asarray(gs[0])), 0.0, jnp.eye(3)
+    for t, g in enumerate(gs):
+        _, state = tx.update(jnp.asarray(g), state)
+        gram = 0.8 * gram + 0.2 * g @ g.T
+        basis = followed(gram, basis, t == 0)
+        np.testing.assert_allclose(state.left_basis[0], basis, atol=1e-4)
 
 
 @pytest.mark.slow
