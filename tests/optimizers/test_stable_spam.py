@@ -10,7 +10,7 @@ from tests.optimizers.papers import mean
 
 
 @pytest.mark.paper("stable_spam")
-@pytest.mark.parametrize("interval", [7, 0])
+@pytest.mark.parametrize("interval", [7, 1, 0])
 def test_stable_spam_is_the_papers(interval):
     """Huang et al. 2025: the clip, the norms and the reset, with the order of the authors' code."""
     clips = set()
