@@ -57,9 +57,9 @@ def raised(base: Any, exponent: Any) -> Any:
     near = float(np.asarray(base, jnp.result_type(exponent)))
     if near in (0, base):
         return base**exponent
-    lost = math.log1p((base - near) / near) * exponent
-    # A power that is 0 or infinite stays so.
-    return base**exponent * jnp.exp(jnp.clip(lost, -80, 80))
+    power, lost = base**exponent, math.log1p((base - near) / near) * exponent
+    # Times what was lost, a power that is 0 or infinite could become NaN.
+    return jnp.where((power == 0) | jnp.isinf(power), power, power * jnp.exp(lost))
 
 
 def within(value: Any, start: Any, end: Any) -> Array:

@@ -10,6 +10,7 @@ import optax
 import pytest
 
 import gradtx
+from gradtx.schedules.counting import raised
 from tests.catalogue import builders
 from tests.oracle import optimized
 
@@ -194,6 +195,23 @@ def test_a_long_exponential_decay_is_that_of_the_rate_as_it_was_given(rate):
     np.testing.assert_allclose(
         cycle(jnp.int32(500_001)), 0.1 * rate ** (500_001 / whole), rtol=1e-5
     )
+
+
+@pytest.mark.parametrize(
+    ("base", "exponent", "dtype"),
+    [
+        (0.3, 30.0, jnp.bfloat16),
+        (1 - 1e-9, 1e9, jnp.float32),
+        (1 - 3e-8, 1e10, jnp.float32),
+        (1 + 5.9e-8, 2e9, jnp.float32),
+        (1e-60, 2.0, jnp.float32),
+    ],
+)
+def test_a_power_is_that_of_the_base_as_it_was_given(base, exponent, dtype):
+    """Rounded first, they would be 7 % too large, 1, 0, 1 and 0."""
+    got = np.float32(raised(base, jnp.asarray(exponent, dtype)))
+    with np.errstate(over="ignore"):
+        np.testing.assert_allclose(got, np.float32(base**exponent), rtol=0.01)
 
 
 @pytest.mark.parametrize("count", [0, 999_999])
