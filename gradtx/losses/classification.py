@@ -61,7 +61,10 @@ def sigmoid_focal_loss(
     """
     (x,) = floating("sigmoid_focal_loss", logits=logits)
     x, y = jnp.broadcast_arrays(x, real(labels))
-    both = jnp.stack([jax.nn.log_sigmoid(x), jax.nn.log_sigmoid(-x)])
+    # At an infinite logit the logarithm's gradient would be NaN.
+    most = jnp.finfo(x.dtype).max
+    near = jnp.clip(x, -most, most)
+    both = jnp.stack([jax.nn.log_sigmoid(near), jax.nn.log_sigmoid(-near)])
     # 1 - p may underflow, and its power then has no finite gradient; by its logarithm it has.
     log_missed = jax.nn.logsumexp(both, axis=0, b=jnp.stack([1 - y, y]))
     loss = jnp.exp(gamma * log_missed) * sigmoid_binary_cross_entropy(x, y)
@@ -276,7 +279,9 @@ def multiclass_hinge_loss(scores: Any, labels: Any) -> Array:
     """
     x, y = real(scores), jnp.asarray(labels)
     check_labels("multiclass_hinge_loss", y)
-    margins = x + 1 - jax.nn.one_hot(y, x.shape[-1], dtype=x.dtype)
+    y = y.astype(jnp.promote_types(y.dtype, jnp.int32))
+    index = jnp.where(y < 0, y + x.shape[-1], y)
+    margins = x + 1 - jax.nn.one_hot(index, x.shape[-1], dtype=x.dtype)
     return jnp.max(margins, -1) - at_label(x, y)
 
 

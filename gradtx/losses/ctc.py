@@ -98,6 +98,7 @@ def ctc_loss_with_forward_probs(
     check_shapes(name, **{"a class of logits": x[..., 0], "logit_paddings": frame_pads})
     if len(y) != len(x):
         raise ValueError(f"{name}: a batch of {len(x)} logits, but of {len(y)} labels")
+    x = jnp.where(frame_pads[..., None] > 0, 0, x)
     log_p = jnp.maximum(log_softmax(x, -1), log_epsilon)
     y = jnp.where(label_pads > 0, blank_id, y)
     index = jnp.broadcast_to(y[:, None], (*x.shape[:2], y.shape[1]))

@@ -57,10 +57,12 @@ def kl_divergence_with_log_targets(
     log_p, log_q = floating(
         "kl_divergence_with_log_targets", log_predictions=log_predictions, log_targets=log_targets
     )
+    if where is not None:
+        log_q = jnp.where(where, log_q, -jnp.inf)
     q = jnp.exp(log_q)
-    counts = q > 0 if where is None else (q > 0) & where
+    counts = q != 0
     log_p, log_q = jnp.where(counts, log_p, 0), jnp.where(counts, log_q, 0)
-    return jnp.sum(jnp.where(counts, q, 0) * (log_q - log_p), axis)
+    return jnp.sum(q * (log_q - log_p), axis)
 
 
 def generalized_kl_divergence(
@@ -83,8 +85,9 @@ def generalized_kl_divergence(
     """
     name = "generalized_kl_divergence"
     log_p, q = floating(name, log_predictions=log_predictions, targets=targets)
+    if where is not None:
+        log_p, q = jnp.where(where, log_p, -jnp.inf), jnp.where(where, q, 0)
     mass = jnp.exp(log_p) - q
-    mass = mass if where is None else jnp.where(where, mass, 0)
     return kl_divergence(log_p, q, axis, where) + jnp.sum(mass, axis)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradtx.losses.arguments import floating
+from gradtx.losses.arguments import check_rank, floating
 from gradtx.losses.probabilities import Axis, shifted
 from gradtx.numerics import divide
 from gradtx.types import Array
@@ -84,7 +84,7 @@ def ntxent(embeddings: Any, labels: Any, temperature: Any = 0.07) -> Array:
         A number; 0 if there is no positive pair.
 
     Raises:
-        ValueError: there are not as many labels as embeddings.
+        ValueError: labels have not one dimension, or are not as many as embeddings.
 
     Source: T. Chen et al., A Simple Framework for Contrastive Learning of Visual Representations,
     2020, arXiv:2002.05709.
@@ -95,6 +95,7 @@ def ntxent(embeddings: Any, labels: Any, temperature: Any = 0.07) -> Array:
     """
     (x,) = floating("ntxent", embeddings=embeddings)
     y = jnp.asarray(labels)
+    check_rank("ntxent", 1, labels=y)
     if y.shape[:1] != x.shape[:1]:
         raise ValueError(f"ntxent: {x.shape[:1]} embeddings, but {y.shape[:1]} labels")
     unit = _unit(x, -1, jnp.finfo(x.dtype).eps)

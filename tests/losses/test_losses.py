@@ -211,6 +211,8 @@ ENDS = {
     "sigmoid_focal_loss": [
         (([BIG, -BIG, 200.0, -200.0], [1, 0, 0, 1]), [0, 0, 200.0, 200.0]),
         (([BIG, 200.0, 100.0], [1, 1, 1], {"gamma": 0.5}), [0, 0, 0]),
+        (([INF, -INF], [1, 0]), [0, 0]),
+        (([INF, -INF], [1, 0], {"gamma": 0.0}), [0, 0]),
     ],
     "softmax_cross_entropy": [
         (([[-INF, 0.0, 0.0]], [[0.0, 0.5, 0.5]]), [np.log(2.0)]),
@@ -233,8 +235,12 @@ ENDS = {
     "kl_divergence_with_log_targets": [
         (([[-INF, 0.0]], [[-INF, 0.0]]), [0.0]),
         (([[-INF, 0.0]], [[-1.0, 0.0]], {"where": [[False, True]]}), [0.0]),
+        (([[INF, 0.0]], [[1e4, 0.0]], {"where": [[0.0, 1.0]]}), [0.0]),
     ],
-    "generalized_kl_divergence": [(([[-INF, 0.0]], [[0.0, 1.0]]), [0.0])],
+    "generalized_kl_divergence": [
+        (([[-INF, 0.0]], [[0.0, 1.0]]), [0.0]),
+        (([[1e4, 0.0]], [[INF, 1.0]], {"where": [[False, True]]}), [0.0]),
+    ],
     "ranking_softmax_loss": [
         (([1.0, INF], [1.0, 0.0], {"where": [True, False]}), 0.0),
         (([1.0, 2.0], [1.0, 0.0], {"where": [False, False]}), 0.0),
@@ -261,6 +267,7 @@ ENDS = {
     "ctc_loss": [
         (([[[-INF, 0.0]]], [[0.0]], [[1]], [[0.0]]), [0.0]),
         (([[[0.0, 0.0]]], [[0.0]], [[-1]], [[1.0]]), [np.log(2.0)]),
+        (([[[0.0, 0.0], [np.nan, INF]]], [[0, 1]], [[1]], [[0]]), [np.log(2.0)]),
     ],
 }
 
@@ -469,7 +476,9 @@ def test_dice_takes_probabilities():
 def test_labels_out_of_range():
     loss = losses.softmax_cross_entropy_with_integer_labels
     assert np.isnan(loss(X, np.full(B, K))).all()
-    np.testing.assert_array_equal(loss(X, np.full(B, -1)), loss(X, np.full(B, K - 1)))
+    for loss in (loss, losses.multiclass_hinge_loss):
+        last = loss(X, np.full(B, K - 1))
+        np.testing.assert_array_equal(loss(X, np.full(B, -1, np.int8)), last)
 
 
 @pytest.mark.parametrize(
@@ -489,6 +498,7 @@ def test_labels_out_of_range():
         (lambda: losses.l2_loss(X, X[:, :1]), ValueError, "shapes must be the same"),
         (lambda: losses.perceptron_loss(X, X[0]), ValueError, "shapes must be the same"),
         (lambda: losses.ntxent(X, LABELS[:2]), ValueError, "labels"),
+        (lambda: losses.ntxent(X, LABELS[:, None]), ValueError, "labels must have 1 dim"),
         (lambda: losses.dice_loss(PIXELS, REGIONS, reduction="max"), ValueError, "one of"),
         (lambda: losses.ctc_loss(X, *CTC[1:]), ValueError, "3 dimensions"),
         (lambda: losses.ctc_loss(CTC[0][:1], CTC[1][:1], *CTC[2:]), ValueError, "a batch of 1"),
