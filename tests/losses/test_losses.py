@@ -476,9 +476,9 @@ def test_dice_takes_probabilities():
 def test_labels_out_of_range():
     loss = losses.softmax_cross_entropy_with_integer_labels
     assert np.isnan(loss(X, np.full(B, K))).all()
-    for loss in (loss, losses.multiclass_hinge_loss):
-        last = loss(X, np.full(B, K - 1))
-        np.testing.assert_array_equal(loss(X, np.full(B, -1, np.int8)), last)
+    for loss_of in (loss, losses.multiclass_hinge_loss):
+        last = loss_of(X, np.full(B, K - 1))
+        np.testing.assert_array_equal(loss_of(X, np.full(B, -1, np.int8)), last)
 
 
 @pytest.mark.parametrize(
