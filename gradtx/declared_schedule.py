@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 import jax
+import jax.numpy as jnp
 
 from gradtx.checks import check_no_schedule, marks
 from gradtx.declaration import Builder, Declaration, Declared, publish
@@ -38,7 +39,7 @@ class DeclaredSchedule(Declared):
         """The value at the step after `count` steps."""
         if self._function is None:
             self._function = self.declaration.builder.call(self.declaration.arguments)
-        return self._function(count)
+        return self._function(_signed(count))
 
     def tree_flatten(self) -> tuple[Any, Any]:
         return self.declaration.flatten()
@@ -60,6 +61,19 @@ class DeclaredSchedule(Declared):
 
     def __reduce__(self) -> Any:
         return _rebuild, (self.declaration.builder, self.declaration.arguments)
+
+
+def _signed(count: Any) -> Any:
+    """An unsigned count, as Flax's, or a narrow one in the default type: differences wrapped.
+
+    >>> import numpy as np
+    >>> _signed(np.uint8(3)) - 5
+    np.int32(-2)
+    """
+    dtype = getattr(count, "dtype", None)
+    if dtype is None or not jnp.issubdtype(dtype, jnp.integer) or dtype in (jnp.int32, jnp.int64):
+        return count
+    return count.astype(jnp.result_type(int))
 
 
 def _rebuild(builder: Builder, arguments: dict[str, Any]) -> DeclaredSchedule:

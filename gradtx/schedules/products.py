@@ -60,9 +60,8 @@ def multiplicative_schedule(init_value: Number, factor: Schedule) -> Schedule:
 
     def value(count: Any) -> Any:
         start = jnp.asarray(init_value, jnp.result_type(float))
-        return jax.lax.fori_loop(
-            0, jnp.asarray(count), lambda i, x: (x * factor(i + 1)).astype(x.dtype), start
-        )
+        turns = jnp.asarray(count).astype(int)
+        return jax.lax.fori_loop(0, turns, lambda i, x: (x * factor(i + 1)).astype(x.dtype), start)
 
     return value
 

@@ -351,6 +351,17 @@ def test_python_numbers_and_arrays_agree(name):
     np.testing.assert_allclose(schedule(7), schedule(jnp.int32(7)), rtol=1e-6)
 
 
+def test_unsigned_and_narrow_counts():
+    """As of Flax's optimizer, whose steps are uint32: before a boundary none wraps around."""
+    late = gradtx.linear_schedule(1.0, 0.0, 10, 5)
+    slow = gradtx.stretch_schedule(late, 300)
+    half = gradtx.multiplicative_schedule(1.0, lambda t: 0.5)
+    at = jax.jit(lambda t: [late(t), slow(t), half(t)])
+    for kind in (np.uint32, np.uint8):
+        assert at(kind(3)) == [1.0, 1.0, 0.125]
+    assert half(3.0) == 0.125
+
+
 @every
 def test_they_are_data(name):
     schedule = getattr(gradtx, name)(*(SCHEDULES | OWN)[name])
