@@ -141,6 +141,8 @@ class Traits(NamedTuple):
         lifted: the engine's parts of that rule, if the transformation is nothing else.
         parts: the transformations that updates pass through, if it does no more than that.
         links: these and their states, if updates pass through one after another.
+        on_part: ``(i, function, tree) -> tree``, the tree with the function's result for the leaves
+            that part `i` sees, if that is not all of them.
         takes_vectors: whether it does the same if leaves are joined into longer ones, so that it
             may run on the vectors of :func:`pack`.
         clock: the state class, of a count alone, where a transformation without a state has a
@@ -162,6 +164,7 @@ class Traits(NamedTuple):
     lifted: Any = None
     parts: tuple[Any, ...] | None = None
     links: Links | None = None
+    on_part: Callable[[int, Callable[[Any], Any], Any], Any] | None = None
     takes_vectors: bool = False
     clock: Callable[[Any], State] | None = None
     cases: Any = None

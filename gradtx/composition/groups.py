@@ -1,6 +1,6 @@
 """Groups: every leaf has a label, and every label has its own transformation."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -134,7 +134,12 @@ def partition(
             new = groups.put(mine, label, new)
         return new, PartitionState(states)
 
-    return GradientTransformationExtraArgs(init, update, parts=tuple(links.values()))
+    def on_part(i: int, function: Callable[[Any], Any], tree: PyTree) -> PyTree:
+        groups, label = _Groups(tree, param_labels, links), tuple(links)[i]
+        return groups.put(function(groups.pick(tree, label)), label, tree)
+
+    parts = tuple(links.values())
+    return GradientTransformationExtraArgs(init, update, parts=parts, on_part=on_part)
 
 
 multi_transform = partition

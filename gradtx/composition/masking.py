@@ -1,5 +1,6 @@
 """Masks: a transformation on some of the leaves."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -11,7 +12,7 @@ from gradtx.pair import (
     with_extra_args_support,
 )
 from gradtx.paths import Where, chosen, is_leaf, mask_prefix, mask_tree, merge
-from gradtx.types import COUNTER, MaskedInnerState, Params, State, Updates, fields_of
+from gradtx.types import COUNTER, MaskedInnerState, Params, PyTree, State, Updates, fields_of
 
 
 class MaskedState(NamedTuple):
@@ -41,7 +42,10 @@ def restrict(inner: GradientTransformation, where: Where | None) -> GradientTran
         new, state = tx.update(chosen(updates, mask), state, seen, **extra_args)
         return merge(new, updates), state
 
-    return GradientTransformationExtraArgs(init, update, parts=(tx,))
+    def on_part(_: int, function: Callable[[Any], Any], tree: PyTree) -> PyTree:
+        return merge(function(chosen(tree, mask_prefix(tree, where))), tree)
+
+    return GradientTransformationExtraArgs(init, update, parts=(tx,), on_part=on_part)
 
 
 def split_by_mask(

@@ -86,7 +86,11 @@ def _nearest(tx: GradientTransformation) -> Callable[[Params], Params] | None:
     """The projection onto the set to which `tx`, or a link of it, keeps the parameters."""
     if tx.traits.nearest is not None or tx.parts is None:
         return tx.traits.nearest
-    found = [nearest for part in tx.parts if (nearest := _nearest(part)) is not None]
+    found = []
+    for i, part in enumerate(tx.parts):
+        nearest, on_part = _nearest(part), tx.traits.on_part
+        if nearest is not None:
+            found.append(nearest if on_part is None else functools.partial(on_part, i, nearest))
     return functools.reduce(lambda f, g: lambda p: g(f(p)), found) if found else None
 
 
@@ -226,9 +230,10 @@ def _solve(
     params = _start(tx, params, where)
     trained = select(params, where)
 
-    def value_fn(at: PyTree) -> Array:
-        at = merge(packed_like(at, trained), params)
-        return scalar_loss(loss_fn, False, False)(at, *args)[0]
+    def value_at(now: Params, at: PyTree) -> Array:
+        # A search in a group gives its own leaves alone; the others have moved since the start.
+        whole = merge(packed_like(at, trained), now)
+        return scalar_loss(loss_fn, False, False)(whole, *args)[0]
 
     def body(now: _Loop) -> _Loop:
         def evaluate(_: None) -> tuple[Array, PyTree]:
@@ -243,7 +248,11 @@ def _solve(
         sound = all_finite(select(now.params, where)) & ~any_nan(grads)
         done = sound & _arrived(tx, tol, select(now.params, where), grads)
 
-        extra = {"value": value, "grad": grads, "value_fn": value_fn}
+        extra = {
+            "value": value,
+            "grad": grads,
+            "value_fn": functools.partial(value_at, now.params),
+        }
 
         def move(_: None) -> tuple[Params, State]:
             return apply_gradients(tx, grads, now.params, now.state, **extra)
@@ -282,7 +291,7 @@ def _solve(
         return now.running & (now.steps < max_steps)
 
     start = jnp.zeros([], jnp.int32)
-    dtype = jax.eval_shape(value_fn, select(params, where)).dtype
+    dtype = jax.eval_shape(value_at, params, trained).dtype
     path = None
     if record:
         path = Path(
@@ -296,7 +305,7 @@ def _solve(
     value = jax.lax.cond(
         last.evaluated,
         lambda _: last.value,
-        lambda _: value_fn(select(last.params, where)),
+        lambda _: value_at(last.params, select(last.params, where)),
         None,
     )
     if record:

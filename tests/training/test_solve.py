@@ -7,6 +7,7 @@ import pytest
 
 import gradtx
 from gradtx import Status
+from gradtx.training.solve import _arrived, _start
 
 
 def quartic(x):
@@ -128,3 +129,26 @@ def test_a_step_that_waits_is_not_the_end(tx, start):
     result = gradtx.solve(lambda x: jnp.sum(x**2), jnp.array(start), tx, max_steps=400)
     assert int(result.steps) > 5
     np.testing.assert_allclose(result.params, 0, atol=1e-2)
+
+
+def test_a_search_in_a_group_sees_what_other_groups_did():
+    """Along the line the loss is that of the parameters now, not of those at the start."""
+    search = gradtx.chain(gradtx.sgd(0.5), gradtx.scale_by_backtracking_linesearch(5))
+    tx = gradtx.partition({"x": search, "y": gradtx.sgd(0.25)}, {"a": "x", "b": "y"})
+    result = gradtx.solve(
+        lambda p: (p["a"] - p["b"]) ** 2 + p["b"] ** 2, {"a": 0.0, "b": 8.0}, tx, max_steps=40
+    )
+    np.testing.assert_allclose([result.params["a"], result.params["b"]], 0.0, atol=1e-3)
+
+
+def test_bounds_of_a_group_bind_no_other():
+    params = {"a": jnp.array([-1.0, 2.0]), "b": jnp.array([-3.0])}
+    grads = {"a": jnp.array([1.0, 0.0]), "b": jnp.array([0.5])}
+    bounded = gradtx.lbfgsb(lower=0.0)
+    group = gradtx.partition({"x": bounded, "y": gradtx.sgd(0.1)}, {"a": "x", "b": "y"})
+    for tx in (group, gradtx.chain(gradtx.masked(bounded, "a"), gradtx.masked(group, "b"))):
+        start = _start(tx, params, None)
+        assert start["a"].tolist() == [0.0, 2.0]
+        assert start["b"].tolist() == [-3.0]
+        assert not _arrived(tx, 0.4, start, grads)
+        assert _arrived(tx, 0.6, start, grads)
