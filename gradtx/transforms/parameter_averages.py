@@ -298,7 +298,9 @@ def _of_part(part: Any, params: Params) -> Params:
     keyed, structure = leaves_with_path(slots)
     own = {path_string(path): p for path, p in leaves}
     paths = [path_string(path) for path, _ in keyed]
-    missing = [path for path in paths if path not in own]
+    held = zip(paths, keyed, strict=True)
+    # One None may stand for all leaves below, as of another group.
+    missing = [path for path, (_, slot) in held if slot is not None and path not in own]
     if missing:
         layout = Vectors(params)
         joined = layout.pack(params)
@@ -314,12 +316,13 @@ def _of_part(part: Any, params: Params) -> Params:
             f"{', '.join(own)}"
         )
     for path, (_, slot) in zip(paths, keyed, strict=True):
-        if None not in (slot, own[path]) and jnp.shape(slot) != jnp.shape(own[path]):
+        p = own.get(path)
+        if slot is not None and p is not None and jnp.shape(slot) != jnp.shape(p):
             raise ValueError(
                 f"the average at {path!r} has the shape {jnp.shape(slot)}, and the parameter "
-                f"{jnp.shape(own[path])}"
+                f"{jnp.shape(p)}"
             )
-    new = part.eval_params(structure.unflatten([own[path] for path in paths]))
+    new = part.eval_params(structure.unflatten([own.get(path) for path in paths]))
     found = dict(zip(paths, structure.flatten_up_to(new), strict=True))
     return treedef.unflatten([p if found.get(at) is None else found[at] for at, p in own.items()])
 

@@ -118,6 +118,18 @@ def test_average_of_some_leaves_and_of_none():
     assert gradtx.eval_params(plain, plain.init(params), params) == params
 
 
+def test_parameters_of_numpy_and_groups_of_whole_subtrees():
+    """In the state one None stands for all the leaves below of another group."""
+    params = {"a": {"w": np.ones(2, np.float32)}, "b": (np.ones(3, np.float32), None)}
+    groups = {"x": gradtx.ema_params(0.5), "y": gradtx.identity()}
+    tx = gradtx.partition(groups, {"a": "x", "b": "y"})
+    _, state = tx.update(params, tx.init(params), params)
+    for weight, want in ((1.0, 1.5), (0.5, 1.25)):
+        found = gradtx.eval_params(tx, state, params, weight)
+        np.testing.assert_array_equal(found["a"]["w"], [want] * 2)
+        np.testing.assert_array_equal(found["b"][0], np.ones(3))
+
+
 class OfOne(NamedTuple):
     """A state of one's own, with an average of one leaf."""
 
