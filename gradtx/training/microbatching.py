@@ -126,6 +126,7 @@ def _batch_size(given: dict[Any, tuple[PyTree, int]]) -> int:
 
 def _every_nth(x: Array, axis: int, i: Any, parts: int, size: int) -> Array:
     """Examples `i`, `i + parts`, `i + 2 parts`, ...: some of the examples of every device."""
+    axis %= jnp.ndim(x)
     whole = jax.lax.slice_in_dim(jnp.asarray(x), 0, parts * size, axis=axis)
     split = whole.reshape(*whole.shape[:axis], size, parts, *whole.shape[axis + 1 :])
     return jax.lax.dynamic_index_in_dim(split, i, axis + 1, keepdims=False)

@@ -159,3 +159,9 @@ class TestPerExample:
         whole = gradtx.per_example(0.7)
         want, _ = whole.update(g, whole.init(params()), params())
         chex.assert_trees_all_close(got, want, rtol=1e-5)
+
+
+def test_a_batch_dimension_counted_from_the_end():
+    x = jnp.arange(15.0).reshape(3, 5)
+    parts = gradtx.microbatch(jnp.transpose, 0, 2, "concat", in_axes=-1)
+    np.testing.assert_array_equal(parts(x), x.T)
