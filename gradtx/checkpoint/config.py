@@ -52,7 +52,7 @@ def to_config(tx: Any) -> dict[str, Any]:
 
 def _encode(value: Any, where: str) -> Any:
     value = value.function if isinstance(value, HostValue) else value
-    value = value.item() if isinstance(value, np.bool_) else value
+    value = value.item() if isinstance(value, np.bool_ | np.integer) else value
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):

@@ -136,6 +136,14 @@ def test_custom_objects():
         text_and_back(tx, custom_objects={"twice": twice})
 
 
+def test_steps_that_are_integers_of_numpy():
+    steps = dict.fromkeys(np.array([10, 20]), 0.5)
+    schedule = gradtx.piecewise_constant_schedule(1.0, steps)
+    again = text_and_back(schedule)
+    assert again == schedule
+    assert float(again(15)) == 0.5
+
+
 def test_what_is_not_data_cannot_be_written():
     by_hand = gradtx.GradientTransformation(lambda p: (), lambda u, s, p=None: (u, s))
     with pytest.raises(TypeError, match="made by hand"):

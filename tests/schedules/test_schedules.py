@@ -405,6 +405,18 @@ def test_join():
         gradtx.join_schedules([schedule] * 3, [5, 2])
 
 
+def test_boundaries_in_an_array():
+    parts = [gradtx.constant_schedule(0.5), gradtx.constant_schedule(0.25)]
+    tx = gradtx.sgd(gradtx.join_schedules(parts, np.array([1])))
+    update = jax.jit(lambda tx, state: tx.update(jnp.ones([]), state))  # in which it is traced
+    state = tx.init(jnp.ones([]))
+    for want in (-0.5, -0.25):
+        updates, state = update(tx, state)
+        assert float(updates) == want
+    with pytest.raises(ValueError, match="do not ascend"):
+        gradtx.join_schedules([*parts, parts[0]], np.array([5, 2]))
+
+
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
