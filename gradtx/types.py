@@ -120,7 +120,6 @@ def state_fields(cls: Any) -> Mapping[str, str | None]:
     }
 
 
-@functools.cache
 def counters(cls: Any, names: tuple[str, ...] = ("count",)) -> tuple[str, ...]:
     """The fields of a state class that count the steps taken.
 
