@@ -183,6 +183,11 @@ def test_a_step_in_loops_stores_the_estimate_alone(clipped):
     assert temporary_bytes(run) < 4.1 * p.size
 
 
+def test_the_seed_of_an_estimator_is_zero_unless_it_is_given():
+    keys = [gradtx.hutchinson_estimator_diag_hessian(*seed).init(1.0).key for seed in ((), (0,))]
+    np.testing.assert_array_equal(*map(jax.random.key_data, keys))
+
+
 @pytest.mark.slow
 def test_hutchinson_is_unbiased():
     rng = np.random.default_rng(0)

@@ -7,7 +7,6 @@ import pytest
 
 from gradtx.transforms.bounds import Box
 
-RNG = np.random.default_rng(3)
 LOW = np.array([-1.0, -np.inf, 0.1, -np.inf, 0.3, -2.0])
 HIGH = np.array([1.0, 2.0, np.inf, np.inf, 0.3, 7.7])
 
@@ -25,13 +24,14 @@ def rate_of(x, u, low, high):
 
 def cases(count):
     """Points and updates, of which some entries are on a bound, beyond one, or do not move."""
+    rng = np.random.default_rng(3)
     for _ in range(count):
-        x = np.clip(RNG.normal(size=6), LOW, HIGH)
-        u = RNG.normal(size=6) * RNG.choice([0.0, 0.3, 1.0, 30.0], 6)
-        ends = RNG.choice([LOW, HIGH])
-        on = (RNG.random(6) < 0.3) & np.isfinite(ends)
+        x = np.clip(rng.normal(size=6), LOW, HIGH)
+        u = rng.normal(size=6) * rng.choice([0.0, 0.3, 1.0, 30.0], 6)
+        ends = rng.choice([LOW, HIGH])
+        on = (rng.random(6) < 0.3) & np.isfinite(ends)
         x = np.where(on, ends, x)
-        to = (RNG.random(6) < 0.2) & np.isfinite(HIGH)
+        to = (rng.random(6) < 0.2) & np.isfinite(HIGH)
         yield x, np.where(to, HIGH - x, u)
 
 
@@ -104,6 +104,18 @@ def test_no_rounded_sum_is_outside_and_no_other_update_is_changed(dtype):
     assert any(changed)
 
 
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_what_is_cut_is_not_outside_by_rounding(sign):
+    """The rounded distance to the bound is too long for some of the points."""
+    bound = np.float32(sign * 0.3)
+    box = Box("test", bound, None) if sign < 0 else Box("test", None, bound)
+    x = np.linspace(-0.69 * sign, bound, 500, dtype=np.float32)
+    assert np.any(np.abs(x + (bound - x)) > abs(bound))
+    end = x + np.asarray(box.within(jnp.asarray(x), jnp.full(500, 30.0 * sign)))
+    assert np.all(np.abs(end) <= abs(bound))
+    np.testing.assert_allclose(end, bound, rtol=2e-7)
+
+
 @pytest.mark.slow
 def test_a_point_outside_is_led_back_and_not_further_out():
     box = Box("test", jnp.zeros(4), jnp.ones(4))
@@ -111,6 +123,8 @@ def test_a_point_outside_is_led_back_and_not_further_out():
     np.testing.assert_array_equal(box.nearest(point), [0, 0, 1, 1])
     kept = box.within(point, jnp.array([-1.0, 9.0, 1.0, -9.0]))
     np.testing.assert_array_equal(kept, [0, 3, 0, -3])
+    short = jnp.array([0.0, 0.5, 0.0, -0.5])
+    np.testing.assert_array_equal(box.within(point, short), short)
     rates = [
         float(box.reach(point, jnp.zeros(4).at[i].set(u), jnp.float32(8)))
         for i, u in ((0, -1.0), (1, 0.5), (1, 2.0))

@@ -38,6 +38,16 @@ def test_parts_of_complex_numbers():
     np.testing.assert_allclose(updates, [1 + 1.5j, -1.5 + 0.5j])
 
 
+def test_rows_have_the_norm_of_their_leaf_and_none_of_a_layer():
+    rows = gradtx.Rows(jnp.array([1]), jnp.array([[3.0, 4.0]]), (5, 2))
+    tx = gradtx.clip_by_norm(1.0)
+    updates, _ = tx.update(rows, tx.init(jnp.zeros((5, 2))))
+    np.testing.assert_allclose(updates.values, [[0.6, 0.8]], rtol=1e-6)
+    tx = gradtx.clip_by_norm(1.0, stacked=True)
+    with pytest.raises(TypeError, match="cannot run on the Rows"):
+        tx.update(rows, tx.init(jnp.zeros((5, 2))))
+
+
 @pytest.mark.paper("clip_by_global_norm")
 @pytest.mark.parametrize("size", [0.1, 1.0])
 def test_of_all_leaves(size):

@@ -7,6 +7,7 @@ import optax
 import pytest
 
 import gradtx
+from gradtx.transforms.interval import Point, _cubic, next_interval
 from tests.transforms.searches import loss, run
 
 
@@ -83,6 +84,32 @@ def searched(phi, rate, c1, c2, c3, grow, precision, tol, steps, largest):
         elif rate <= at[0]:
             break
     return count, best[0], best[1], errors
+
+
+def point(rate, value, slope):
+    return Point(*map(jnp.float32, (rate, value, slope)))
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "place"), [((0, 0, -1), (1, 0, 1), 0.5), ((0, 0, -3), (1, -1, 0), 1.0)]
+)
+def test_the_minimum_of_a_cubic_whose_terms_cancel(a, b, place):
+    found, there = _cubic(point(*a), point(*b))
+    assert (float(found), bool(there)) == (place, True)
+
+
+@pytest.mark.parametrize(
+    ("best", "other", "at", "bracketed", "trial"),
+    [
+        ((1, 0, -1), (1, 0, -1), (3, np.inf, 0), False, 2.0),  # halfway to what is not finite
+        ((0, 0, -1), (3, np.inf, 0), (1, -2, -3), True, 2.0),
+        ((0, 0, 0), (0, 0, 0), (1, -2, -3), False, 9.0),  # as far as may be: no slope has turned
+    ],
+)
+def test_the_next_trial_where_no_cubic_says_it(best, other, at, bracketed, trial):
+    points = point(*best), point(*other), point(*at)
+    found = next_interval(*points, jnp.bool_(bracketed), jnp.float32(0), jnp.float32(9))
+    assert float(found[-1]) == trial
 
 
 LINES = {
