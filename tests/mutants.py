@@ -144,6 +144,7 @@ COVERED = {
     "transforms.bounds": ("optimizers/test_lbfgsb.py",),
     "transforms.hessian": ("optimizers/test_sophia.py",),
     "transforms.interval": ("transforms/test_zoom.py",),
+    "transforms.parameter_averages": ("transforms/test_eval_params.py",),
     "transforms.single_examples": ("transforms/test_per_example.py",),
     "types": ("engine/test_lift.py", "test_contracts.py"),
 }

@@ -1,6 +1,7 @@
 """Newton-Schulz iterations: their coefficients, their form on the Gram matrix, their types."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import numpy as np
 import pytest
 
 import gradtx
-from gradtx.transforms.orthogonal import STANDARD, coefficients, orthogonalized
+from gradtx.transforms.orthogonal import STANDARD, _shrink, coefficients, orthogonalized
 from tests.optimizers.matrices import HARD, conditioned, with_singular_values
 from tests.optimizers.papers import newton_schulz
 
@@ -128,11 +129,18 @@ def test_what_the_first_iterate_is_divided_by(how):
     """Each matrix of a batch by its own, which is not small beside epsilon."""
     x = np.random.default_rng(0).normal(size=(2, 3, 7)) * np.array([[[1.0]], [[5.0]]])
     rows = gradtx.muon_coefficients("turbo")
-    want = np.stack([newton_schulz(m, rows, how, 0.3) for m in x])
     with jax.enable_x64(True):
-        for gram in (False, True):
-            got = orthogonalized(jnp.asarray(x), jnp.asarray(rows), 5, how, 0.3, gram=gram)
+        for gram, eps in itertools.product((False, True), (0.3, 30.0)):
+            want = np.stack([newton_schulz(m, rows, how, eps) for m in x])
+            got = orthogonalized(jnp.asarray(x), jnp.asarray(rows), 5, how, eps, gram=gram)
             np.testing.assert_allclose(got, want, rtol=1e-8)
+
+
+def test_large_matrices_are_divided_by_a_power_of_two():
+    """To entries below 2, as long as the power and its reciprocal are normal numbers."""
+    largest, want = zip((0.5, 1), (1.5, 1), (3, 2), (5, 4), (3e38, 2**125), strict=True)
+    x = jnp.array(largest, jnp.float32)[:, None, None] * jnp.array([[0.0, -1.0]])
+    np.testing.assert_array_equal(_shrink(x)[:, 0, 0], 1 / np.float32(want))
 
 
 def test_coefficients_are_found_by_their_names():
