@@ -22,6 +22,7 @@ from gradtx.paths import (
     path_string,
     unboxed,
 )
+from gradtx.tree.memory import brought_in
 from gradtx.tree.vectors import Vectors
 from gradtx.types import (
     Array,
@@ -277,9 +278,7 @@ def _arrays(part: Any) -> Any:
     """A part of a state with arrays on the device, each for one leaf."""
 
     def near(x: Any) -> Any:
-        x = x.load() if is_stored(x) else x
-        far = isinstance(x, jax.Array) and getattr(jax.typeof(x), "memory_space", None)
-        return jax.device_put(x, jax.memory.Space.Device) if far == jax.memory.Space.Host else x
+        return brought_in(x.load() if is_stored(x) else x)
 
     return jax.tree.map(near, unpack(unboxed(part)), is_leaf=is_stored)
 

@@ -77,12 +77,14 @@ def test_a_part_of_the_way_in_the_types_of_the_parameters():
     got = gradtx.eval_params(tx, state, params, weight=jnp.float32(10.0))
     assert got["a"].dtype == jnp.bfloat16
     assert float(got["a"][0]) == 266.0
+    assert gradtx.eval_params(tx, state, params, weight=2)["a"].tolist() == [258.0]
     assert got["n"] is params["n"]
     assert got["f"] is len
     pair = gradtx.LookaheadParams.init_synced(jnp.ones(1))
     tx = gradtx.lookahead(gradtx.sgd(1.0), 2, 0.5)
     with pytest.raises(ValueError, match="not a tree like the parameters"):
         gradtx.eval_params(tx, tx.init(pair), pair, weight=0.5)
+    assert gradtx.eval_params(tx, tx.init(pair), pair, weight=1) is pair.slow
 
 
 @pytest.mark.paper("ema_params", "swa_params")

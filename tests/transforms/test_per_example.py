@@ -79,3 +79,17 @@ def test_the_mean_of_nothing_is_zero(grads):
 def test_a_single_number_has_the_whole_limit():
     total, _ = gradtx.per_example_layer_norm_clip([jnp.array([[3.0]])], 1.0, uniform=False)
     np.testing.assert_allclose(total[0], [1.0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("limit", [None, 0.7])
+def test_the_mean_of_examples(limit):
+    g = {"a": GS[:5], "b": GS[:5, 0]}
+    squares = sum(
+        np.sum(np.square(x), tuple(range(1, x.ndim))) for x in map(np.asarray, g.values())
+    )
+    factor = 1.0 if limit is None else np.minimum(1, limit / np.sqrt(squares))
+    tx = gradtx.per_example(limit)
+    updates, _ = tx.update(g, tx.init({"a": GS[0], "b": GS[0, 0]}))
+    for name, x in g.items():
+        want = np.mean(np.moveaxis(np.float64(x), 0, -1) * factor, -1)
+        np.testing.assert_allclose(updates[name], want, rtol=1e-5, atol=1e-7)
