@@ -103,6 +103,24 @@ def _with_owners(put: Callable[..., Any], path: str, slot: Owned) -> Owned:
     return Owned(kept, slot.share)
 
 
+def _up_to(treedef: Any, tree: PyTree) -> list[Any]:
+    """What a tree has for each leaf of `treedef`; one None may stand for all leaves below it.
+
+    Raises:
+        ValueError: it is another tree.
+    """
+    if tree is None:
+        return [None] * treedef.num_leaves
+    if jax.tree_util.treedef_is_leaf(treedef):
+        return [tree]
+    kind: Any
+    children, kind = jax.tree.flatten(tree, is_leaf=lambda x: x is not tree)
+    if kind.node_data() != treedef.node_data():
+        raise ValueError("another tree")
+    pairs = zip(treedef.children(), children, strict=True)
+    return [x for below, child in pairs for x in _up_to(below, child)]
+
+
 def _is_one(x: Any) -> bool:
     """Whether a node of a slot's tree is a whole slot, in a codec or in a stack."""
     return is_encoded(x) or is_owned(x)
@@ -264,8 +282,8 @@ class DividedState:
 
         def on_slot(path: str, tree: Any, probe: Any) -> Any:
             try:
-                columns = self.treedef.flatten_up_to(tree)
-                probes = self.treedef.flatten_up_to(tree if probe is None else probe)
+                columns = _up_to(self.treedef, tree)
+                probes = _up_to(self.treedef, tree if probe is None else probe)
             except ValueError:  # one flat vector, for example
                 return on_others(path, tree, spreading=True)
             paths = [path_string(p) for p, _ in leaves_with_path(self.params)[0]]
@@ -291,7 +309,12 @@ class DividedState:
                         found.padded.add(path)
                     made.append(put(at, x, where))
                 new.append(structure.unflatten(made))
-            return self.treedef.unflatten(new)
+            return jax.tree.map(
+                lambda x, made: None if x is None else made,
+                tree,
+                self.treedef.unflatten(new),
+                is_leaf=lambda x: x is None,
+            )
 
         def on_others(path: str, tree: Any, spreading: bool = False) -> Any:
             def one(p: Any, x: Any) -> Any:

@@ -591,3 +591,16 @@ class TestBadInput:
         made(p, state, *data)
         with pytest.raises(ValueError, match=r"params: 'a' was given up to an earlier step"):
             made(p, state, *data)
+
+
+def test_a_group_of_whole_subtrees_has_slots_like_its_parameters():
+    """In its slots one None stands for all leaves of another group."""
+    m = mesh(**PAIR)
+    p = {"body": {"w": jnp.zeros((16, 6)), "b": jnp.zeros(8)}, "head": (jnp.zeros((8, 8)), None)}
+    lie = {"body": {"w": on(m, "data", "model"), "b": on(m)}, "head": (on(m, None, "model"), None)}
+    groups = {"x": gradtx.adam(0.1), "y": gradtx.sgd(0.1, 0.9)}
+    tx = gradtx.partition(groups, {"body": "x", "head": "y"})
+    found = gradtx.state_sharding(tx, p, lie)
+    assert jax.tree.structure(found.state) == jax.tree.structure(jax.eval_shape(tx.init, p))
+    for end, spec in (("mu/body/w", P("data", "model")), ("trace/head/0", P(None, "model"))):
+        assert [leaf.spec for leaf in found.leaves if leaf.path.endswith(end)] == [spec]
