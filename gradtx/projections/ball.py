@@ -12,11 +12,12 @@ from gradtx.types import Array, TreeT
 def _unit(xs: list[Array]) -> tuple[list[Array], Array]:
     """The direction of a vector (zero for zero) and its norm; no square over- or underflows."""
     top = leaves.largest(xs)
-    safe = jnp.where(top > 0, top, 1)
+    safe = jnp.where(top == 0, 1, top)
     scaled = [x / safe for x in xs]
     total = sum((sum_sq(x) for x in scaled), start=jnp.zeros([]))
-    length = jnp.sqrt(jnp.where(total > 0, total, 1))
-    return [x / length for x in scaled], jnp.where(total > 0, length * safe, 0)
+    empty = total == 0  # unlike a vector with a NaN, whose norm is NaN
+    length = jnp.sqrt(jnp.where(empty, 1, total))
+    return [x / length for x in scaled], jnp.where(empty, 0, length * safe)
 
 
 def projection_l2_sphere(tree: TreeT, scale: Any = 1) -> TreeT:

@@ -24,13 +24,14 @@ def _with_norm(name: str, tree: PyTree, axis: Axis, wanted: Any) -> PyTree:
             raise ValueError(
                 f"{name}: axis={axis} does not fit {path!r}, {x.shape}: {error}"
             ) from None
-        safe = jnp.where(top > 0, top, 1)
+        empty = top == 0  # unlike a vector with a NaN, whose norm is NaN
+        safe = jnp.where(empty, 1, top)
         total = jnp.sum(abs_sq(x / safe), axis, keepdims=True)
-        norm = jnp.where(top > 0, safe * jnp.sqrt(jnp.where(top > 0, total, 1)), 0)
+        norm = jnp.where(empty, 0, safe * jnp.sqrt(jnp.where(empty, 1, total)))
         new = wanted(norm)
         entries = x.size // max(norm.size, 1)
         flat = new * max(entries, 1) ** -0.5
-        scaled = jnp.where(norm > 0, x * (new / jnp.where(norm > 0, norm, 1)), flat)
+        scaled = jnp.where(norm == 0, flat, x * (new / jnp.where(norm == 0, 1, norm)))
         return jnp.where(new == norm, x, scaled)
 
     found = zip(leaves.paths(tree), leaves.arrays(name, tree), strict=True)

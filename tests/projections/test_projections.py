@@ -240,6 +240,12 @@ def test_what_optax_gets_wrong():
     np.testing.assert_allclose(moduli, [1.0, 0.1], rtol=1e-6)
 
 
+@pytest.mark.parametrize("projection", [pr.projection_l2_sphere, pr.projection_unit_norm])
+def test_a_vector_with_a_nan_is_not_one_of_zeros(projection):
+    """Whose nearest point has equal entries: a run that diverged would go on from there."""
+    assert np.isnan(projection(jnp.array([jnp.nan, 1.0]))).all()
+
+
 X = jnp.ones((2, 3))
 EMPTY = [
     (pr.projection_box, (X, 1.0, 0.0), "empty"),
