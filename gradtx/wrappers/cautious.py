@@ -61,7 +61,8 @@ def cautious(
     tx = with_extra_args_support(inner)
 
     def descends(u: Array, g: Array, sign: Array) -> Array:
-        return sign * (jnp.conj(u) * widen(g)).real > 0
+        # A NaN is kept: in its place a zero would hide that its slots never recover.
+        return ~(sign * (jnp.conj(u) * widen(g)).real <= 0)
 
     def factor(mask: Array, dtype: DType) -> Array:
         return 1 / jnp.maximum(jnp.mean(mask, dtype=dtype), 1e-3)

@@ -61,3 +61,11 @@ def test_rows_of_a_table():
     np.testing.assert_allclose(found.to_dense()[1], [0.0, -1.9], rtol=1e-6)
     with pytest.raises(TypeError, match="rescale=False"):
         gradtx.cautious(gradtx.sgd(1.0)).update(rows, gradtx.sgd(1.0).init(p), p)
+
+
+def test_a_nan_stays_a_nan():
+    for rescale in (True, False):
+        tx = gradtx.cautious(gradtx.sgd(1.0), rescale=rescale)
+        g = jnp.array([np.nan, 1.0])
+        updates, _ = tx.update(g, tx.init(g), g)
+        np.testing.assert_array_equal(updates, [np.nan, -1.0])
