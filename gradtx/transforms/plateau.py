@@ -69,7 +69,7 @@ def reduce_on_plateau(
     value that stays unchanged counts as an improvement forever.
 
     Raises:
-        ValueError: an unknown `mode`, `rtol` and `atol` are both zero or None, or ``update`` is
+        ValueError: an unknown `mode`, `rtol` and `atol` are both zero, or ``update`` is
             called without the metric.
         TypeError: an argument is a schedule.
 
@@ -86,7 +86,7 @@ def reduce_on_plateau(
         raise TypeError("reduce_on_plateau: its arguments are numbers or arrays, not schedules")
     if mode not in ("min", "max"):
         raise ValueError(f"reduce_on_plateau: mode must be 'min' or 'max', not {mode!r}")
-    if rtol is atol is None or (isinstance(rtol, float | int) and rtol == 0 == atol):
+    if isinstance(rtol, float | int) and rtol == 0 == atol:
         raise ValueError("reduce_on_plateau: one of rtol and atol must be positive")
     sign = 1.0 if mode == "min" else -1.0
 
