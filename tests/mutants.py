@@ -1,6 +1,6 @@
 """Mutants of every rule, and those that the tests of its paper let live.
 
-    python -m tests.mutants [NAME ...] [--jobs N] [--left] [--list] [--again]
+    python -m tests.mutants [NAME ...] [--jobs N] [--left] [--list] [--again] [--table]
 
 NAME is a module or a folder: a path, such as ``gradtx/projections/norms.py``, or any whole parts of
 it that follow each other, with slashes or dots, such as ``projections``, ``projections/norms``,
@@ -21,8 +21,8 @@ mutants of them build it themselves.
 All modules take hours, so that a run can be stopped and continued: `mutants_run.json` has for each
 module the digest of its source, how many mutants were tried, and the names of those that lived,
 written as soon as the module is done. A run skips a module whose source is as recorded, but for
-those that lived in it. ``--left`` says what a run would try, ``--list`` which mutants, and
-``--again`` has all tried that are named.
+those that lived in it. ``--left`` says what a run would try, ``--list`` which mutants,
+``--again`` has all tried that are named, and ``--table`` prints the table of docs/reliability.md.
 
 Left alone are the checks of arguments, what steers the compiler and changes no value
 (:mod:`gradtx.numerics.compiler_hints`), and what is said of zero gradients (`ZeroGradient`), which
@@ -744,6 +744,27 @@ def modules(names):
     return [m for m in found if not names or any(_is_of(m, n) for n in names)]
 
 
+def table():
+    """For each folder what is recorded of its modules as they are now."""
+    rows = {}
+    for module in modules(()):
+        folder, _, inner = module.removeprefix("gradtx.").partition(".")
+        row = rows.setdefault(folder if inner else "other modules", collections.Counter())
+        count, chosen = sum(1 for _ in mutants(module)), left(module, recorded().get(module))
+        row["modules"] += 1
+        if chosen is None:
+            listed = count - sum(mutant.name not in same() for mutant in mutants(module))
+            row.update({"tried": 1, "mutants": count, "same": listed})
+        else:
+            row["left"] += len(chosen)
+    rows["all"] = sum(rows.values(), collections.Counter())
+    yield "| Folder | Modules tried | Mutants | The same | Left |"
+    yield "| --- | ---: | ---: | ---: | ---: |"
+    for folder, row in rows.items():
+        numbers = (f"{row[key]:,}" for key in ("mutants", "same", "left"))
+        yield f"| {folder} | {row['tried']} of {row['modules']} | {' | '.join(numbers)} |"
+
+
 def _is_of(module, name):
     """Whether `name`, with slashes or dots, is that of the module or a folder, or a part of it."""
     return f".{name.removesuffix('.py').strip('/').replace('/', '.')}." in f".{module}."
@@ -756,10 +777,14 @@ def main():
     parser.add_argument("--left", action="store_true", help="how many are to be tried where")
     parser.add_argument("--list", action="store_true", help="the mutants, without running them")
     parser.add_argument("--again", action="store_true", help="also those that were seen")
+    parser.add_argument("--table", action="store_true", help="what is recorded, by folder")
     parser.add_argument("--trial", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.trial:
         return trial(json.load(sys.stdin))
+    if given.table:
+        print(*table(), sep="\n")
+        return 0
     count, alive, writes, failed = 0, 0, threading.Lock(), []
 
     def tried(module):
