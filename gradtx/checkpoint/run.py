@@ -33,6 +33,8 @@ from gradtx.types import Params, PyTree, State
 
 _HEADER = "gradtx"
 _VERSION = 1
+# A zip file ends a name at a zero byte, and has 16 bits for its length in bytes.
+_LONGEST_NAME = 65_000
 
 
 class Checkpoint(NamedTuple):
@@ -98,8 +100,8 @@ def save_checkpoint(
         file is there, and raises what went wrong, of which there is a warning too.
 
     Raises:
-        ValueError: two leaves have the same path, since a name has a ``/`` in it; the form is
-            unknown; an array lies in part on other hosts.
+        ValueError: two leaves have the same path, since a name has a ``/`` in it; ``.npz`` cannot
+            keep a name; the form is unknown; an array lies in part on other hosts.
         TypeError: a leaf is not an array, or `tx` cannot be written as a configuration.
         ImportError: safetensors or Orbax is not installed.
 
@@ -124,6 +126,12 @@ def save_checkpoint(
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"save_checkpoint: two leaves are called {twice!r}; is a '/' in a name?")
+    unfit = [name for name in names if "\0" in name or len(name.encode()) > _LONGEST_NAME]
+    if unfit and where is container.FORMS["npz"]:
+        raise ValueError(
+            f"save_checkpoint: the name {unfit[0]!r:.60} is too long or has a zero byte in it, which "
+            ".npz cannot keep; .safetensors can"
+        )
     header = {
         "version": _VERSION,
         "step": None if step is None else operator.index(step),

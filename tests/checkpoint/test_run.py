@@ -467,6 +467,8 @@ else:
 
 BAD = [
     ({"params": {"a": {"b": 1.0}, "a/b": 2.0}}, ValueError, "two leaves are called 'params/a/b'"),
+    ({"params": {"a\0b": 1.0}}, ValueError, r"'params/a\\x00b' is too long or has a zero byte"),
+    ({"params": {"a" * 2**16: 1.0}}, ValueError, "is too long or has a zero byte"),
     ({"params": {"f": len}}, TypeError, "params/f is <built-in function len>, not an array"),
     ({"params": {"s": "text"}}, TypeError, "params/s is 'text', not an array of numbers"),
     ({"params": 1.0, "form": "pickle"}, ValueError, "'pickle' for"),
