@@ -129,8 +129,8 @@ def save_checkpoint(
     unfit = [name for name in names if "\0" in name or len(name.encode()) > _LONGEST_NAME]
     if unfit and where is container.FORMS["npz"]:
         raise ValueError(
-            f"save_checkpoint: the name {unfit[0]!r:.60} is too long or has a zero byte in it, which "
-            ".npz cannot keep; .safetensors can"
+            f"save_checkpoint: the name {unfit[0]!r:.60} is too long or has a zero byte in it, "
+            "which .npz cannot keep; .safetensors can"
         )
     header = {
         "version": _VERSION,
