@@ -164,6 +164,7 @@ def test_wider_rows_are_rounded_after_their_addition():
         assert new[1].tolist() == [1 + 2.0**-23] * 2
 
 
+@pytest.mark.slow
 def test_rows_are_added_to_short_floats_at_random_with_a_key():
     table = jnp.ones((64, 1), jnp.bfloat16)
     rows = Rows(jnp.arange(64), jnp.full((64, 1), 2.0**-9, jnp.bfloat16), table.shape)

@@ -85,6 +85,7 @@ def test_devices_that_have_seen_nothing_follow_the_others():
     np.testing.assert_allclose(u[0], want, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_weights_are_of_matrices_alone():
     """Other leaves are each device's own; rows of tables are refused, with weights or without."""
     numbers = {"b": None, "w": gradtx.MuonDimensionNumbers()}

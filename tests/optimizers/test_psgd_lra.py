@@ -244,6 +244,7 @@ def test_what_is_not_finite_leaves_the_preconditioner():
     assert not np.array_equal(step(g, state)[1].diagonal, state.diagonal)
 
 
+@pytest.mark.slow
 def test_a_tpu_mixes_the_columns_of_leaves_by_sums():
     rng = np.random.default_rng(0)
     c, rows = (jnp.asarray(rng.normal(size=n), jnp.float32) for n in ((4, 6), (6, 3, 2)))

@@ -619,7 +619,7 @@ def test_keys_of_a_slot_are_those_of_runs_that_were_saved():
     assert [int(x) for x in numbers_of(np.array([1, 2**32 - 2], np.uint32))] == [1, -2]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [codec("int4_dithered"), codec("bf16", rounding="stochastic")])
 def test_rows_as_a_slot_of_their_own_have_the_random_numbers_of_the_whole(kind):
     """The blocks of 301 entries are padded; after a step as well, and of rows of rows."""
