@@ -121,5 +121,5 @@ class Schedules:
 
 def _count(state: State) -> Any:
     """The steps that a state has counted, or None if it has no counter."""
-    names = counters(type(state)) if hasattr(state, "_fields") else ()
+    names = counters(type(state))
     return getattr(state, names[0]) if names else None

@@ -128,7 +128,7 @@ def counters(cls: Any, names: tuple[str, ...] = ("count",)) -> tuple[str, ...]:
     """
     if cls.__name__ in _WINDOWS:
         return ()
-    return tuple(fields_of(cls, COUNTER) or (n for n in cls._fields if n in names))
+    return tuple(fields_of(cls, COUNTER) or (n for n in getattr(cls, "_fields", ()) if n in names))
 
 
 @functools.cache

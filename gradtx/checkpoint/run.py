@@ -126,12 +126,12 @@ def save_checkpoint(
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"save_checkpoint: two leaves are called {twice!r}; is a '/' in a name?")
-    unfit = [name for name in names if "\0" in name or len(name.encode()) > _LONGEST_NAME]
-    if unfit and where is container.FORMS["npz"]:
-        raise ValueError(
-            f"save_checkpoint: the name {unfit[0]!r:.60} is too long or has a zero byte in it, "
-            "which .npz cannot keep; .safetensors can"
-        )
+    for name in names if where is container.FORMS["npz"] else ():
+        if "\0" in name or len(name.encode()) > _LONGEST_NAME:
+            raise ValueError(
+                f"save_checkpoint: the name {name!r:.60} is too long or has a zero byte in it, "
+                "which .npz cannot keep; .safetensors can"
+            )
     header = {
         "version": _VERSION,
         "step": None if step is None else operator.index(step),

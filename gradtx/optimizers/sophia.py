@@ -51,12 +51,12 @@ class _Estimate(NamedTuple):
     Attributes:
         made: ``() -> (estimates, state)``, an estimate for each leaf and the estimator's new state.
         averaged: ``estimates -> nu``, the new average.
-        none: zeros like the estimates.
+        given: the gradients, like which the estimates are.
     """
 
     made: Callable[[], tuple[list[Any], State]]
     averaged: Callable[[list[Any]], PyTree]
-    none: list[Any]
+    given: list[Any]
 
 
 class _Curvature(NamedTuple):
@@ -84,7 +84,7 @@ def _at_every(update_interval: Any, state: SophiaState, estimate: _Estimate) -> 
 
     due = state.count % update_interval == 0
     nu, now, read = branch(due, made, lambda: (old, inner, jnp.zeros([])))
-    return _Curvature(old, nu, now, [read] * len(estimate.none))
+    return _Curvature(old, nu, now, [read] * len(estimate.given))
 
 
 def _estimated(state: SophiaState, estimate: _Estimate) -> _Curvature:
@@ -93,13 +93,13 @@ def _estimated(state: SophiaState, estimate: _Estimate) -> _Curvature:
     # and computes nothing of it before the loop.
     holds = delay(jnp.ones([]), after=cast(state.count, jnp.float32)) > 0
     inner = state.hessian_fn_state
-    h, now = branch(holds, estimate.made, lambda: (estimate.none, inner))
+    h, now = branch(holds, estimate.made, lambda: (tree.zeros_like(estimate.given), inner))
     return _Curvature(state.nu, estimate.averaged(h), now, h)
 
 
 def _kept(state: SophiaState, estimate: _Estimate) -> _Curvature:
     """The plan for a loop in which none is due: the divisor is computed in the loop too."""
-    old, readers = inside(state.nu, state.count), [None] * len(estimate.none)
+    old, readers = inside(state.nu, state.count), [None] * len(estimate.given)
     return _Curvature(old, state.nu, state.hessian_fn_state, readers)
 
 
@@ -213,7 +213,7 @@ def scale_by_sophia(
                 [n if h is None else store(n, ema(h, load(n), b2)) for h, n in pairs]
             )
 
-        estimate = _Estimate(made, averaged, tree.zeros_like(given))
+        estimate = _Estimate(made, averaged, given)
         if hessian_due is None:
             found = _at_every(update_interval, state, estimate)
         else:  # in one of the loops of `sophia`
