@@ -2,11 +2,13 @@
 
 from typing import Any, Literal, TypeAlias, get_args
 
+import jax
 import jax.numpy as jnp
 
 from gradtx.checks import check_choice
 from gradtx.linear_algebra import frobenius_norm, identity_like
 from gradtx.numerics import abs_sq, divide
+from gradtx.numerics.compiler_hints import is_tracer
 from gradtx.numerics.control import branch, repeat
 from gradtx.numerics.products import product
 from gradtx.types import Array
@@ -14,6 +16,7 @@ from gradtx.types import Array
 Basis: TypeAlias = Literal["qr", "products"]
 
 FIRST_SWEEPS = 20
+MOST_SWEEPS = 4
 
 # Of degree 4, through 1 / sqrt(1 + x) at the Chebyshev nodes of [0, 1]: wrong by at most 8.5e-5.
 _INVERSE_ROOT = (0.99991554, -0.49570115, 0.33736243, -0.18411854, 0.04969328)
@@ -24,16 +27,27 @@ def check_basis(where: str, basis: str) -> None:
     check_choice(where, "basis", basis, get_args(Basis))
 
 
-def followed(x: Array, old: Array, first: Any) -> Array:
-    """One sweep from `old` towards the eigenvectors of `x`; at the `first` step 20.
+def sweeps_for(every: Any) -> Any:
+    """How many sweeps a basis takes that is renewed at each `every`-th step: as many, at most 4."""
+    return min(every, MOST_SWEEPS) if isinstance(every, int) else jnp.minimum(every, MOST_SWEEPS)
 
-    One loop has the first sweeps and the later ones: compilers take long over each in a program.
+
+def followed(xs: list[Array], olds: list[Array], sweeps: Any, first: Any) -> list[Array]:
+    """Each of `olds` after sweeps towards the eigenvectors of its `xs`; 20 at the `first` step.
+
+    Compilers take long over each product of a program. Hence one loop has the first sweeps and the
+    later ones, and goes over all matrices if they have one shape.
     """
 
-    def again(i: Any, q: Array) -> Array:
-        return branch((i == 0) | first, lambda q: sweep(x, q), lambda q: q, q)
+    def one(x: Array, old: Array) -> Array:
+        def again(i: Any, q: Array) -> Array:
+            return branch((i < sweeps) | first, lambda q: sweep(x, q), lambda q: q, q)
 
-    return old if old.size == 0 else repeat(FIRST_SWEEPS, again, old)
+        return old if old.size == 0 else repeat(FIRST_SWEEPS, again, old)
+
+    if any(map(is_tracer, olds)) and len({x.shape for x in olds}) == 1:
+        return list(jax.lax.map(lambda each: one(*each), (jnp.stack(xs), jnp.stack(olds))))
+    return list(map(one, xs, olds))
 
 
 def roughly(a: Array, b: Array) -> Array:
@@ -66,9 +80,9 @@ def sweep(x: Array, basis: Array) -> Array:
 
     The cost is 9 products of square matrices: two for `B`, :math:`S^2`, :math:`S^4`, one for `p`,
     two for `W`, two for the iteration. Muon's five iterations take 15. A matrix of zeros changes
-    nothing. Where a chip multiplies float32 in passes of fewer bits, five of the nine may have
-    half as many passes: what is wrong with `W` is squared, and what is wrong with a turn is small
-    beside the turn.
+    nothing. Where a chip multiplies float32 in passes of fewer bits, six of the nine may have
+    half as many passes: what keeps `W` from being unitary is squared, and what is wrong with a
+    turn, which is added to `Q`, is small beside the turn.
 
     Measured, float32, off-diagonal part of :math:`Q^* A Q` over its norm, beside QR iteration from
     `eigh` at the first step: for moving averages (decay 0.95) of Gram matrices of rank 4 and size
@@ -120,7 +134,7 @@ def _turned(b: Array, basis: Array) -> Array:
     s, m, m2 = s * scale, m * scale**2, m2 * scale**4
     c = _INVERSE_ROOT
     p = c[0] * one + c[1] * m + c[2] * m2 + roughly(m2, c[3] * m + c[4] * m2)
-    w = product(basis, p + roughly(s, p))
+    w = basis + roughly(basis, p - one + roughly(s, p))
     return w + 0.5 * roughly(w, one - product(w.mT.conj(), w))
 
 

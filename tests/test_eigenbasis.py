@@ -1,5 +1,6 @@
 """Bases by products against NumPy in float64, their cost, and programs without decompositions."""
 
+import functools
 import re
 
 import jax
@@ -9,7 +10,7 @@ import pytest
 
 import gradtx
 from gradtx import eigenbasis
-from gradtx.eigenbasis import FIRST_SWEEPS, followed, sweep
+from gradtx.eigenbasis import FIRST_SWEEPS, followed, sweep, sweeps_for
 from gradtx.linear_algebra import by_eigenvalue, eigenbasis as gram_eigenbasis, orthogonal_iteration
 from gradtx.transforms.orthogonal import STANDARD, orthogonalized
 
@@ -54,9 +55,11 @@ def test_a_sweep_is_what_its_equations_say(complex_too):
         for _ in range(4):
             got, want = sweep(jnp.asarray(a), got), swept(a, want)
             np.testing.assert_allclose(got, want, atol=1e-6)
-        # After the first step a basis follows by one sweep.
-        later = followed(jnp.asarray(a), jnp.eye(6, dtype=a.dtype), False)
-        np.testing.assert_allclose(later, swept(a, np.eye(6)), atol=1e-6)
+        # After the first step a basis follows by as many sweeps as are asked for.
+        for sweeps in (1, 3):
+            want = functools.reduce(lambda q, _: swept(a, q), range(sweeps), np.eye(6))
+            later = followed([jnp.asarray(a)], [jnp.eye(6, dtype=a.dtype)], sweeps, False)[0]
+            np.testing.assert_allclose(later, want, atol=1e-6)
 
 
 @pytest.mark.slow
@@ -110,17 +113,35 @@ def test_the_first_basis_of_a_matrix_without_full_rank_is_orthogonal(scale):
     g = RNG.normal(size=(2, 12, 3))
     a = g @ g.swapaxes(1, 2)
     found = np.asarray(
-        jax.jit(lambda x: followed(x, jnp.broadcast_to(jnp.eye(12), (2, 12, 12)), True))(
+        jax.jit(lambda x: followed([x], [jnp.broadcast_to(jnp.eye(12), x.shape)], 1, True)[0])(
             jnp.float32(scale * a)
         )
     )
     for q, each in zip(found, a, strict=True):
         assert abs(q.T @ q - np.eye(12)).max() < 1e-5
         assert off(each, q.astype(np.float64)) < 1e-5
-    np.testing.assert_array_equal(
-        followed(jnp.zeros((1, 3, 3)), jnp.eye(3)[None], True)[0], np.eye(3)
-    )
+    of_nothing = followed([jnp.zeros((1, 3, 3))], [jnp.eye(3)[None]], 1, True)[0]
+    np.testing.assert_array_equal(of_nothing[0], np.eye(3))
     assert FIRST_SWEEPS == 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sweeps", [2, jnp.int32(2)])
+def test_sides_of_one_shape_in_one_loop_are_those_by_themselves(sweeps):
+    xs = [jnp.float32(made(8, np.linspace(1, 0.1, 8)))[None], jnp.float32(np.diag(range(8)))[None]]
+    olds = [jnp.eye(8)[None], jnp.float32(made(8, np.sign(np.arange(8) - 3.5)))[None]]
+    alone = [x for a, q in zip(xs, olds, strict=True) for x in followed([a], [q], sweeps, False)]
+    together = jax.jit(followed)(xs, olds, sweeps, False)
+    for got, want in zip(together, alone, strict=True):
+        np.testing.assert_allclose(got, want, atol=1e-6)
+    # The products of a sweep stand in the program once.
+    taken = [operations(followed, [x] * n, [x] * n, 1, False) for n, x in ((1, xs[0]), (2, xs[0]))]
+    assert taken[1] < 1.2 * taken[0]
+
+
+def test_as_many_sweeps_as_steps_since_the_last_basis():
+    assert [sweeps_for(every) for every in (1, 2, 4, 10)] == [1, 2, 4, 4]
+    assert [int(sweeps_for(jnp.int32(every))) for every in (1, 10)] == [1, 4]
 
 
 @pytest.mark.slow
@@ -149,8 +170,8 @@ def test_ten_thousand_sweeps_stay_orthogonal_and_nearer_than_qr():
     assert np.all(products < by_qr / 2)
 
 
-def operations(function, *shapes):
-    args = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
+def operations(function, *args):
+    """Those of a program, in which XLA counts one turn of each loop."""
     return jax.jit(function).lower(*args).compile().cost_analysis()["flops"]
 
 
@@ -162,7 +183,7 @@ def muon(x):
 
 
 def test_a_sweep_costs_less_than_muon():
-    side = (256, 256)
+    side = jax.ShapeDtypeStruct((256, 256), "float32")
     assert operations(sweep, side, side) < 1.1 * 9 * 2 * 256**3
     assert operations(sweep, side, side) < operations(muon, side)
 
@@ -173,12 +194,14 @@ def test_a_sweep_costs_less_than_muon():
     [("scale_by_soap", 28), ("scale_by_kl_soap", 30), ("scale_by_kl_shampoo", 30)],
 )
 def test_a_step_with_new_bases_costs_at_most_three_times_muon(name, products):
-    """At a side of 1,024, at any step but the first: in a loop of 20 sweeps one is taken."""
+    """At a side of 1,024, at any step but the first: in a loop of 20 sweeps one is taken.
+
+    The other side is one less, for which there is another loop.
+    """
     n = 1024
     tx = getattr(gradtx, name)(precondition_frequency=1, basis="products")
-    g = jax.ShapeDtypeStruct((n, n), "float32")
-    compiled = jax.jit(tx.update).lower(g, jax.eval_shape(tx.init, g)).compile()
-    taken, by_muon = compiled.cost_analysis()["flops"], operations(muon, (n, n))
+    g = jax.ShapeDtypeStruct((n, n - 1), "float32")
+    taken, by_muon = operations(tx.update, g, jax.eval_shape(tx.init, g)), operations(muon, g)
     assert round(taken / (2 * n**3)) == products
     assert round(by_muon / (2 * n**3)) == 15
     assert taken <= 3 * by_muon

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative, PositiveCount, PositiveInt
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
-from gradtx.eigenbasis import Basis, check_basis, followed
+from gradtx.eigenbasis import Basis, check_basis, followed, sweeps_for
 from gradtx.engine.lift import RuleFn
 from gradtx.engine.matrices import (
     FactorFn,
@@ -148,7 +148,7 @@ def in_eigenbases(
             bases = list(map(orthogonal_iteration, grams, bases))
         else:
             old = one_if(first, old[0]), one_if(first, old[1])
-            bases = [followed(x, q, first) for x, q in zip(grams, old, strict=True)]
+            bases = followed(list(grams), list(old), sweeps_for(every), first)
         new["mu"] = rotated(rotated_back(moments["mu"], *old), *bases)
         return finite_or((new, tuple(bases)), (moments, old))
 
@@ -249,14 +249,13 @@ def scale_by_soap(
         staggered: each batch of matrices of one shape gets its new bases one step earlier than the
             batch before it, so that no one step computes them all.
         basis: ``"qr"``, or ``"products"``: the first bases come from 20 sweeps of all Jacobi's
-            rotations at once, from the identity, and later ones from one sweep. A sweep is 9
-            products of matrices, and nothing is decomposed or sorted. Over the first tens of steps
-            such bases are further from the eigenvectors than those of QR
-            (``gradtx/eigenbasis.py``). Losses over QR's, 150 steps, 12 seeds, paired: on a small
-            convolutional net, refreshed at every tenth step, 1.20 after 48 steps (p = 0.02) and
-            1.09 at the end (p = 0.2), at every step 1.08 (p = 0.5) and 1.07 (p = 0.6); on a small
-            transformer 1.005 (p = 0.02) and 1.004 (p = 4e-5), at every step 1.000 (p = 0.9) and
-            0.999 (p = 0.3).
+            rotations at once, from the identity, and later ones from `T` sweeps, but at most 4. A
+            sweep is 9 products of matrices, and nothing is decomposed or sorted. Over the first
+            tens of steps bases that take one sweep are further from the eigenvectors than those of
+            QR (``gradtx/eigenbasis.py``). Losses over QR's, 150 steps, 12 seeds, paired: on a small
+            convolutional net, refreshed at every tenth step, 1.06 after 48 steps (p = 0.5) and
+            1.05 at the end (p = 0.4), at every step 1.05 (p = 0.7) and 1.02 (p = 0.8); on a small
+            transformer 1.000 in all four places but 0.999 (p = 0.3) at the end, at every step.
         mu_dtype: the type of the first moment; the parameter's unless given.
         weight_dimension_numbers: `MuonDimensionNumbers`, a tree of them or a prefix of it, or a
             function from the parameters to such a tree; a leaf whose numbers are None is not

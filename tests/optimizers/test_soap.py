@@ -109,14 +109,16 @@ def test_complex_matrices():
 
 
 @pytest.mark.slow
-def test_bases_by_products_begin_with_those_of_the_parameters():
-    tx = gradtx.scale_by_soap(shampoo_beta=0.8, precondition_frequency=1, basis="products")
-    gs = np.random.default_rng(0).normal(size=(2, 3, 2)).astype(np.float32)
+@pytest.mark.parametrize("every", [1, 3])
+def test_bases_by_products_take_as_many_sweeps_as_steps(every):
+    tx = gradtx.scale_by_soap(shampoo_beta=0.8, precondition_frequency=every, basis="products")
+    gs = np.random.default_rng(0).normal(size=(4, 3, 2)).astype(np.float32)
     state, gram, basis = tx.init(jnp.asarray(gs[0])), 0.0, jnp.eye(3)
     for t, g in enumerate(gs):
         _, state = tx.update(jnp.asarray(g), state)
         gram = 0.8 * gram + 0.2 * g @ g.T
-        basis = followed(gram, basis, t == 0)
+        if t % every == 0:
+            basis = followed([gram], [basis], every, t == 0)[0]
         np.testing.assert_allclose(state.left_basis[0], basis, atol=1e-4)
 
 
