@@ -135,14 +135,37 @@ def without_solves(g, s, t, p, geometry):
     return -RATE * (d.reshape(g.shape) + DECAY * p)
 
 
+def spin(a):
+    return np.array([[np.cos(a), -np.sin(a)], [np.sin(a), np.cos(a)]])
+
+
+def blocks(x, y):
+    return np.block([[x, np.zeros_like(y)], [np.zeros_like(x), y]])
+
+
 def test_factors_are_turned_towards_hermitian_ones():
     """One that needs less, one that needs more, and two whose trace has no maximum nearby."""
-    spin = [np.array([[np.cos(a), -np.sin(a)], [np.sin(a), np.cos(a)]]) for a in (0.1, 0.5, 2, 3)]
-    qs = np.stack(spin) @ np.array([[1.0, 0.2], [0.2, 0.7]])
+    qs = np.stack([spin(a) for a in (0.1, 0.5, 2, 3)]) @ np.array([[1.0, 0.2], [0.2, 0.7]])
     found = jax.jit(kron._towards_hermitian)(qs.astype(np.float32))
     np.testing.assert_allclose(found, [turned(q) for q in qs], rtol=1e-5, atol=1e-6)
-    found = jax.jit(kron._nearly_hermitian)(qs.astype(np.float32))
-    np.testing.assert_allclose(found, [turned_far(q) for q in qs], rtol=1e-5, atol=1e-5)
+
+
+def test_factors_are_turned_far_towards_hermitian_ones():
+    """Beside a block as it should be, or one that is small, and so is still turned after ten."""
+    whole, start = np.array([[0.5, 0.1], [0.1, 0.3]]), np.eye(2)
+    qs = [blocks(spin(a) @ whole, start) for a in (0.1, 0.5, 2, 3)]
+    small = [blocks(spin(2) @ whole, spin(2) @ whole / 16)]
+    # Those that are Hermitian but for rounding stay, or are turned by what rounding says.
+    rng = np.random.default_rng(0)
+    rounded = np.tril(rng.uniform(-1, 1, (300, 4, 4)), -1).astype(np.float32)
+    ulp = rng.choice(np.array([0, 2**-23], np.float32), rounded.shape)
+    rounded = rounded + 8 * np.eye(4, dtype=np.float32) + (rounded * (1 + ulp)).mT
+    given = np.stack([*qs, *small, *rounded, *-rounded]).astype(np.float32)
+    found = np.asarray(jax.jit(kron._nearly_hermitian)(given))
+    far = [turned_far(q) for q in (*qs, *small)]
+    np.testing.assert_allclose(found[:5], far, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(found[5:305], rounded, rtol=1e-6, atol=1e-6)
+    assert np.max(abs(found[305:])) < 10
 
 
 @pytest.mark.slow
