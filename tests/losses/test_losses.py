@@ -76,7 +76,7 @@ CASES = {
         (PIXELS, REGIONS, {"smooth": 0.1, "ignore_background": True}),
         (PIXELS, np.float32(1e-4) * REGIONS),
     ],
-    "multiclass_hinge_loss": [(X, LABELS), (X[:, None], LABELS[:, None])],
+    "multiclass_hinge_loss": [(X, LABELS), (Z[:, None], np.argmax(Z, -1)[:, None])],
     "multiclass_perceptron_loss": [(X, LABELS), (X[:, None], LABELS[:, None])],
     "multiclass_sparsemax_loss": [(X, LABELS)],
     "ntxent": [(X, np.array([0, 1, 0, 2, 1])), (X, np.array([0, 0, 0, 2, 2]), 0.5)],
@@ -477,8 +477,9 @@ def test_labels_out_of_range():
     loss = losses.softmax_cross_entropy_with_integer_labels
     assert np.isnan(loss(X, np.full(B, K))).all()
     for loss_of in (loss, losses.multiclass_hinge_loss):
-        last = loss_of(X, np.full(B, K - 1))
-        np.testing.assert_array_equal(loss_of(X, np.full(B, -1, np.int8)), last)
+        last = loss_of(X[:, None], np.full((B, 1), K - 1))
+        got = loss_of(X[:, None], np.full((B, 1), -1, np.int8))
+        np.testing.assert_array_equal(got, last)
 
 
 @pytest.mark.parametrize(

@@ -249,7 +249,9 @@ def test_a_tpu_mixes_the_columns_of_leaves_by_sums():
     rng = np.random.default_rng(0)
     c, rows = (jnp.asarray(rng.normal(size=n), jnp.float32) for n in ((4, 6), (6, 3, 2)))
     for x in (c, c[0]):
-        np.testing.assert_allclose(psgd_lra._by_sums(x, rows), np.tensordot(x, rows, 1), rtol=1e-5)
+        with jax.numpy_rank_promotion("raise"):
+            found = psgd_lra._by_sums(x, rows)
+        np.testing.assert_allclose(found, np.tensordot(x, rows, 1), rtol=1e-5)
     tx = gradtx.scale_by_psgd_lra()
 
     def products(leaves, platform):
