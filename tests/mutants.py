@@ -493,16 +493,25 @@ class Trial:
 
 def tests_of(items, module, slow):
     """The tests of a file, of slow ones with many cases some that lie evenly among them and among
-    those that are named as the module is."""
+    those that are named as the module or a function of it is."""
     cases = collections.defaultdict(list)
     for item in items:
         cases[item.name.partition("[")[0]].append(item)
     few = slow and not any(_is_of(module, name) for name in EVERY_CASE)
+    names = {module.rpartition(".")[2], *public(module)}
     for same in cases.values():
-        named = [item for item in same if module.rpartition(".")[2] in item.name.partition("[")[2]]
+        named = [item for item in same if any(n in item.name.partition("[")[2] for n in names)]
         others = [item for item in same if item not in named]
         chosen = [*_some(named), *_some(others)] if few else same
         yield from (Test(item, module, case) for case, item in enumerate(chosen))
+
+
+@functools.cache
+def public(module):
+    """The names of its functions that others call."""
+    tree = ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_text())
+    names = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return [name for name in names if not name.startswith("_")]
 
 
 def _some(items):
