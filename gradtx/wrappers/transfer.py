@@ -268,9 +268,11 @@ def _name(tx: GradientTransformation) -> str:
 
 def _known(inner: GradientTransformation, rule: SizeRule | None) -> dict[str, _StepSize]:
     """The rules of the optimizers within `inner` for the size of their updates, by name."""
-    names = dict.fromkeys(map(_name, _declared(inner)))
-    if rule is not None:
-        return {name: _StepSize(rule) for name in names if name not in _NEUTRAL}
+    every = _declared(inner)
+    names = dict.fromkeys(map(_name, every))
+    if rule is not None:  # what is around others leaves their arguments to them
+        alone = {_name(tx) for tx in every if not tx.children}
+        return {name: _StepSize(rule) for name in names if name in alone - _NEUTRAL}
     found = {name: _KNOWN[name] for name in names if name in _KNOWN}
     unknown = [name for name in names if name not in _NEUTRAL and name not in _KNOWN]
     if unknown or len({(x.rule, x.numbers) for x in found.values()}) != 1:
@@ -293,10 +295,8 @@ def _is_site(tx: GradientTransformation, known: Mapping[str, _StepSize]) -> bool
 
 def _rates(tx: GradientTransformation) -> int:
     """The number of learning rates that multiply an update, one after another."""
-    if _RATES[0] in _arguments(tx):
-        return 1
-    counts = [_rates(child) for _, child in tx.children]
-    return sum(counts) if _name(tx) in ("chain", "named_chain") else max(counts, default=0)
+    own, counts = int(_RATES[0] in _arguments(tx)), [_rates(child) for _, child in tx.children]
+    return own + (sum(counts) if _name(tx) in ("chain", "named_chain") else max(counts, default=0))
 
 
 def _roles_in(inner: GradientTransformation) -> ByRole | None:
@@ -377,7 +377,8 @@ def _transferred(
             "hyperparameters for some of them"
         )
     how = known.get(_name(tx), _StepSize("sgd"))
-    keys = {path: _multiples(tx, leaf, how) for path, leaf in leaves.items()}
+    # Sorted, as JAX sorts the paths where it takes the declaration apart and puts it together.
+    keys = {path: _multiples(tx, leaf, how) for path, leaf in sorted(leaves.items())}
     labels = {key: str(i) for i, key in enumerate(dict.fromkeys(keys.values()))}
     given = {} if how.numbers is None or numbers is None else {how.numbers: numbers}
     groups = {label: _multiplied(tx, dict(key), given) for key, label in labels.items()}
@@ -403,11 +404,10 @@ def _multiples(
 ) -> tuple[tuple[str, float], ...]:
     """The factors of the hyperparameters of an optimizer for one leaf, by their names."""
     given, said = _arguments(tx), leaf.said
-    matrix = said.rule == "spectral" or (how.numbers is not None and said.rule != "adam")
     by = dict.fromkeys(_RATES, said.rate) | dict.fromkeys(_DECAYS, said.decay)
     for name, power in _EPSILONS.items():
         inside = name == "eps" and given.get("eps_in_sqrt", False)
-        by[name] = said.epsilon ** (how.eps_power if matrix else 2 if inside else power)
+        by[name] = said.epsilon ** (2 if inside else how.eps_power * power)
     by |= {name: leaf.entry**power for name, power in _ADAM_EPSILONS.items()}
     return tuple(
         (name, round(x, 12))

@@ -11,6 +11,7 @@ import pytest
 import gradtx
 from gradtx import ByRole, Role
 from gradtx.composition.multipliers import Growth, multipliers_of
+from gradtx.wrappers import transfer
 from tests.composition.test_roles import SHAPES, read
 
 
@@ -90,6 +91,7 @@ def test_sgd_follows_the_tables(head):
         (gradtx.soap(0.1, one_sided=True), lambda i, o: max(i, o) ** 0.5),
         (gradtx.shampoo(0.1, grafting="none"), lambda i, o: 1.0),
         (gradtx.shampoo(0.1, grafting="adam"), None),
+        (gradtx.lamb(0.1), lambda i, o: 1.0),
     ],
     ids=lambda x: repr(x)[:40] if isinstance(x, tuple) else "",
 )
@@ -97,9 +99,11 @@ def test_a_matrix_moves_by_the_root_of_outputs_by_inputs(tx, factor):
     """The rate times what the optimizer itself does grows as the spectral condition says."""
     small = {"up": {"kernel": (16, 24)}, "in": {"kernel": (10, 16)}, "bias": (16,)}
     large = {"up": {"kernel": (64, 48)}, "in": {"kernel": (10, 64)}, "bias": (64,)}
+    small |= {"row": {"kernel": (1, 16)}, "column": {"kernel": (16, 1)}}
+    large |= {"row": {"kernel": (4, 64)}, "column": {"kernel": (64, 3)}}
     shapes = [flat(s) for s in (small, large)]
-    got = found(gradtx.transfer(tx, *shapes))
-    for path in ("up/kernel", "in/kernel"):
+    got = found(gradtx.transfer(tx, *shapes, rule="spectral" if "lamb" in repr(tx) else None))
+    for path in ("up/kernel", "in/kernel", "row/kernel", "column/kernel"):
         (i, o), (a, b) = (s[path] for s in shapes)
         if "grafting='adam'" in repr(tx):
             np.testing.assert_allclose(got[path][0], i / a)
@@ -158,6 +162,40 @@ def test_epsilon_of_a_matrix_grows_as_the_norm_of_its_gradient(head):
     assert spectral.epsilon == pytest.approx(adam.epsilon * np.linalg.norm(np.ones((4, 2)), 2))
     # What divides the outputs divides what a step changes in them too.
     assert spectral.rate == pytest.approx((2 / 4) ** 0.5 * (4 if head == "multiplier" else 1))
+
+
+@pytest.mark.parametrize(
+    ("tx", "powers"),
+    [
+        (gradtx.adam(0.1, eps_root=0.1), {"eps": 1, "eps_root": 2}),
+        (gradtx.rmsprop(0.1, eps_in_sqrt=True), {"eps": 2}),
+        (gradtx.rmsprop(0.1, eps_in_sqrt=False), {"eps": 1}),
+        (gradtx.shampoo(0.1, grafting="adam"), {"eps": 2, "grafting_eps": 1}),
+        (gradtx.shampoo(0.1, grafting="sgd"), {"eps": 2}),
+        (gradtx.soap(0.1), {"eps": 1}),
+    ],
+    ids=lambda x: repr(x)[:40] if isinstance(x, tuple) else "",
+)
+def test_epsilon_grows_as_the_power_of_the_gradient_that_it_is_added_to(tx, powers):
+    made = multipliers_of(
+        Role("matrix", (0,), (1,)), Growth(4.0, 2.0, 3.0), "adam", "initial", 0.5, 1.0
+    )
+    how = transfer._known(tx, None)[tx.declaration.name]
+    by = dict(transfer._multiples(tx, transfer._LeafMultipliers(*made), how))
+    assert {name: by[name] for name in powers} == {
+        name: pytest.approx((1 / 6) ** power) for name, power in powers.items()
+    }
+
+
+def test_a_rule_reaches_the_optimizer_within_others():
+    """Beside one that has no rate too; two that multiply one another are not known."""
+    inner = gradtx.partition({"a": gradtx.lamb(0.1), "b": gradtx.set_to_zero()}, lambda *_: "a")
+    tx = gradtx.transfer(inner, model(16), model(64), rule="adam")
+    labels = jax.eval_shape(tx.init, model(64)).inner_states["a"].inner_state.inner_states
+    own = gradtx.transfer(gradtx.lamb(0.1), model(16), model(64), rule="adam")
+    assert labels.keys() == jax.eval_shape(own.init, model(64)).inner_states.keys()
+    with pytest.raises(ValueError, match="2 learning rates"):
+        gradtx.transfer(gradtx.schedule_free(gradtx.sgd(0.1), 0.1), {}, {}, rule="sgd")
 
 
 TRANSFERS = {
@@ -235,6 +273,16 @@ def test_it_is_data_and_is_described():
     assert "head/kernel: head, adam: rate x 0.5, decay x 2, initial x 0.5 (inputs x 2)" in text
     changed = gradtx.replace(tx, learning_rate=0.2)
     assert gradtx.hyperparams(changed)["learning_rate"] == 0.2
+
+
+def test_the_order_of_paths_changes_no_state():
+    """JAX sorts a dict of shapes, where it takes a transformation apart, and JSON may."""
+    shapes = [{"w/kernel": (n, n), "b/bias": (n,)} for n in (4, 8)]
+    tx = gradtx.transfer(gradtx.adam(0.1), *shapes)
+    again = gradtx.from_config(json.loads(json.dumps(gradtx.to_config(tx), sort_keys=True)))
+    p = jax.tree.map(jnp.zeros, shapes[1], is_leaf=lambda x: type(x) is tuple)
+    states = [jax.eval_shape(made.init, p) for made in (tx, again)]
+    assert jax.tree.structure(states[0]) == jax.tree.structure(states[1])
 
 
 @pytest.mark.slow
@@ -316,7 +364,9 @@ def test_public_models_have_a_rule_for_every_leaf(file):
 def test_initial_values_have_the_size_of_the_small_model():
     small, large = values(model(32)), values(model(64), 1)
     tx = gradtx.transfer(gradtx.adam(0.1), model(32), model(64))
-    got = gradtx.transfer_initial(tx, jax.tree.map(lambda x: 7 * x, large), small)
+    small["ln_f"]["scale"] = jnp.zeros(32)
+    got = gradtx.transfer_initial(tx, jax.tree.map(lambda x: x / 2, large), small)
+    np.testing.assert_array_equal(got["ln_f"]["scale"], large["ln_f"]["scale"] / 2)
     size = lambda x: float(jnp.sqrt(jnp.mean(x**2)))  # noqa: E731
     assert size(got["head"]["kernel"]) == pytest.approx(size(small["head"]["kernel"]) / 2, rel=1e-5)
     up = size(small["layer_0"]["attn"]["kernel"]) / 2**0.5
