@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import gradtx
+from gradtx.wrappers import trust_gate
 from tests.optimizers.matrices import check, on_matrices
 from tests.optimizers.papers import adam
 
@@ -31,10 +32,14 @@ def gated(g, s, t, *, nesterov, floor, cap, agreement, alignment, power):
     s.setdefault("momentum", np.zeros_like(g))
     s["momentum"] = 0.7 * s["momentum"] + 0.3 * g
     m = 0.7 * s["momentum"] + 0.3 * g if nesterov else s["momentum"]
-    d = resized(adam(g, s, t, 0.9, 0.8, 0.1), m)
+    return mixed(g, m, adam(g, s, t, 0.9, 0.8, 0.1), floor(t), cap, agreement, alignment, power)
+
+
+def mixed(g, m, d, floor, cap, agreement, alignment, power):
+    d = resized(d, m)
     a = np.clip((cosine(d, m) - agreement) / (1 - agreement), 0, 1)
     b = np.clip((cosine(d, g) - alignment) / max(cosine(m, g) - alignment, 1e-8), 0, 1)
-    trust = min(max((a * b) ** power, floor(t)), cap)
+    trust = min(max((a * b) ** power, floor), cap)
     return resized(m + trust * (d - m), m)
 
 
@@ -74,6 +79,21 @@ def against(direction, **given):
 def test_a_direction_against_the_momentum_is_replaced_by_it():
     g, u = against(lambda g, _: -g)
     np.testing.assert_allclose(u, g, rtol=1e-6)
+
+
+def test_a_direction_along_the_gradient_where_the_momentum_is_not():
+    """By less than the least that it is compared with, and so followed in part."""
+    g, m, d = np.float32([[[1, 0], [0, 0]], [[0, 0], [0, 1]], [[6e-9, 1], [0, 1]]])
+    tx = gradtx.trust_gate(gradtx.stateless_with_tree_map(lambda *_: d), 0.5, nesterov=False)
+    u, _ = tx.update(g, tx.init(g)._replace(momentum=2 * m - g), g)
+    np.testing.assert_allclose(u, mixed(g, m, d, 0.0, 1.0, 0.2, 0.0, 1.0), rtol=1e-5)
+
+
+def test_norms_multiply_by_the_shorter_side():
+    for shape in ((1, 2, 8), (1, 8, 2)):
+        jaxpr = jax.make_jaxpr(trust_gate._norm)(jnp.zeros(shape))
+        products = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "dot_general"]
+        assert [eqn.outvars[0].aval.shape[-2:] for eqn in products] == [(2, 2)]
 
 
 def test_the_size_of_a_direction_does_not_count():
