@@ -113,13 +113,13 @@ NARROW = [
 def test_the_way_is_cut_short_where_the_projection_does_not_descend(case):
     """A narrow valley leads out of the box, and the projection of its lowest point is higher."""
     x, half, g, steps = map(np.asarray, NARROW[case])
-    b = half @ half.T + 0.01 * np.eye(2)
-    tx = gradtx.scale_by_lbfgsb(0.0, 1.0, 2)
+    x, b = x + 0.25, half @ half.T + 0.01 * np.eye(2)
+    tx = gradtx.scale_by_lbfgsb(0.25, 1.25, 2)
     with jax.enable_x64(True):
         state = tx.init(jnp.asarray(x))
         for point in (x - steps[0] - steps[1], x - steps[1], x):
             got, state = tx.update(jnp.asarray(g + b @ (point - x)), state, jnp.asarray(point))
-    low, high, pairs = np.zeros(2), np.ones(2), [(s, b @ s) for s in steps]
+    low, high, pairs = np.full(2, 0.25), np.full(2, 1.25), [(s, b @ s) for s in steps]
     want = goal(x, g, low, high, pairs)
     np.testing.assert_allclose(x - np.asarray(got), want, rtol=1e-6, atol=1e-9)
     # Neither bound is met before the way is cut short, where a projection would stand on one.
@@ -162,6 +162,26 @@ def test_ties_bounds_that_are_met_and_slopes_of_zero():
 
 
 @pytest.mark.slow
+def test_the_direction_is_the_same_in_other_units_and_without_pairs_of_no_curvature():
+    """Of which one is the newest, so that the model starts from the curvature of one before it."""
+    low, high, x = np.zeros(N), np.full(N, np.inf), np.linspace(0.1, 0.8, N)
+    step, last = np.array([0.3, -0.1, 0.2, 0.1, 0.2, 0.1]), np.full(N, 0.1)
+    g = HESSIAN @ (x - CENTER)
+    before = g + HESSIAN @ last  # the change is against the step
+    points, gs = [x - last - step, x - last, x], [before - HESSIAN @ step, before, g]
+    want = goal(x, g, low, high, [(step, HESSIAN @ step)])
+    with jax.enable_x64(True):
+        tx = gradtx.scale_by_lbfgsb(0.0, None, 4)
+        update = jax.jit(tx.update)
+        for length, slope in ((1.0, 1.0), (1e-6, 1e-6), (1.0, 1e-10)):
+            state = tx.init(jnp.zeros(N))
+            for point, g in zip(points, gs, strict=True):
+                got, state = update(jnp.asarray(slope * g), state, jnp.asarray(length * point))
+            np.testing.assert_allclose(x - got / length, want, rtol=1e-6, atol=1e-9)
+    assert 0 < np.sum(want == low) < N
+
+
+@pytest.mark.slow
 def test_no_breakpoint_is_looked_for_before_there_is_a_pair(monkeypatch):
     """Each takes a turn of a loop, and the first direction does not depend on them."""
     from gradtx.optimizers import lbfgsb
@@ -184,6 +204,11 @@ def test_no_breakpoint_is_looked_for_before_there_is_a_pair(monkeypatch):
     jax.block_until_ready(tx.update(jnp.full(5, 8.9), state, x - 0.1))
     jax.effects_barrier()
     assert len(turns) == 5
+    turns.clear()
+    at_bounds = jnp.array([-1.0, -1.0, 0.1, 0.2, -1.0])
+    jax.block_until_ready(tx.update(jnp.full(5, 8.8), state, at_bounds))
+    jax.effects_barrier()
+    assert len(turns) == 2
 
 
 @pytest.mark.slow
@@ -192,9 +217,24 @@ def test_a_step_of_zero_and_directions_that_do_not_descend_forget_the_pairs():
     first, state = tx.update(2 * x, tx.init(x), x)
     _, state = tx.update(2 * (x - first), state, x - first)
     assert int(np.sum(np.asarray(state.weights_memory) > 0)) == 1
-    again, state = tx.update(jnp.array([3.0, 4.0]), state, x - first)
+    again, state = tx.update(jnp.array([0.9, 1.2]), state, x - first)
     np.testing.assert_array_equal(state.weights_memory, 0)
     np.testing.assert_allclose(again, [0.6, 0.8], rtol=1e-6)
+    # In a corner that the gradient leads out of.
+    tx = gradtx.scale_by_lbfgsb(0.0)
+    _, state = tx.update(2 * x, tx.init(x), x)
+    none, state = tx.update(jnp.ones(2), state, jnp.zeros(2))
+    np.testing.assert_array_equal(none, 0)
+    np.testing.assert_array_equal(state.weights_memory, 0)
+
+
+def test_arguments_reach_the_links():
+    links = (
+        gradtx.scale_by_lbfgsb(0.0, 1.0, 3),
+        gradtx.scale(-1.0),
+        gradtx.scale_by_zoom_linesearch(7, initial_guess_strategy="one", lower=0.0, upper=1.0),
+    )
+    assert gradtx.lbfgsb(0.0, 1.0, 3, 7).expansion == gradtx.chain(*links)
 
 
 @pytest.mark.slow
