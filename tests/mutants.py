@@ -140,7 +140,6 @@ COVERED = {
     "training.layerwise": ("training/test_inside.py",),
     "training.resharding": ("test_moving.py", "engine/test_owners.py"),
     "training.scans": ("training/test_inside.py",),
-    "training.separate": ("training/test_inside.py",),
     "transforms.bounds": ("optimizers/test_lbfgsb.py",),
     "transforms.hessian": ("optimizers/test_sophia.py",),
     "transforms.interval": ("transforms/test_zoom.py",),

@@ -157,8 +157,8 @@ class Inside:
             stack.leaf: k for k, stage in enumerate(self.loops.stages) for stack in stage.stacks
         }
         self.first = [0]
-        for stage in self.loops.stages:
-            self.first.append(self.first[-1] + stage.length)
+        for stage in self.loops.stages:  # owners of one scan follow each other, those of two do not
+            self.first.append(self.first[-1] + stage.length + 1)
 
     def _choose(self, where: Where | bool) -> None:
         why = {self.paths[i]: reason for i, reason in self.loops.why_not.items()}
@@ -603,9 +603,7 @@ def _check_owner(found: Kind, expected: Kind) -> None:
     elif expected.axis is None:
         if not set(found.owners.tolist()) <= {NOBODY, _OUTSIDE}:
             raise Mixed("what is kept of other leaves, or of all, is computed from the layers")
-    elif found.axis not in (expected.axis, None) or any(
-        (found.owners != expected.owners) & (found.owners != NOBODY)
-    ):
+    elif found.axis not in (expected.axis, None) or any(found.owners != expected.owners):
         raise Mixed("a layer is computed from others")
 
 

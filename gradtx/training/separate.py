@@ -2,10 +2,14 @@
 
 Each entry of an array has an owner, a number: the layer that it belongs to. The program is followed
 from its inputs to its results. What is computed from entries of one owner has that owner; what is
-computed from entries of two is refused, and so is every operation that is not known. Random
-numbers that are drawn for each entry by itself may be drawn with another key in each layer.
+computed from entries of two is refused, and so is every operation that is not known. What takes
+entries of one layer takes those entries of all: layers, whose numbers follow each other, are
+computed alike. Random numbers that are drawn for each entry by itself may be drawn with another key
+in each layer.
 """
 
+import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -15,7 +19,7 @@ import numpy as np
 from gradtx.numerics.programs import called, interpret, scan_sizes
 
 NOBODY = -1
-"""The owner of what is filled in, such as padding: it may go with any other."""
+"""The owner of what is filled in, such as padding: it may differ from place to place."""
 
 
 class Mixed(Exception):
@@ -132,33 +136,38 @@ def _is_small(kind: Kind, v: Any) -> bool:
 
 
 def _unified(name: str, a: Any, b: Any) -> Any:
-    if np.any((a != b) & (a != NOBODY) & (b != NOBODY)):
+    differ = a != b
+    if np.any(differ & (a != NOBODY) & (b != NOBODY)):
         raise Mixed(name)
-    return np.where(a == NOBODY, b, a)
+    found = np.where(a == NOBODY, b, a)
+    if len(np.unique(found[differ & (found >= 0)])) > 1:
+        raise Mixed(f"{name} with what is filled in, which may differ between layers")
+    return found
 
 
 def _joined(name: str, kinds: Sequence[Layered], shape: Sequence[int]) -> Layered:
     """The kind of a result that is computed entry by entry from arrays of one shape."""
     axis = next((k.axis for k in kinds if k.axis is not None), None)
-    owners = np.full([1 if axis is None else shape[axis]], NOBODY)
+    places = []
     for kind in kinds:
         if kind.axis not in (axis, None):
             only = np.unique(kind.owners)
             if len(only) > 1:
                 raise Mixed(name)
             kind = Layered(None, only)
-        owners = _unified(name, owners, kind.owners)
-    return Layered(axis, owners)
+        places.append(np.broadcast_to(kind.owners, [1 if axis is None else shape[axis]]))
+    return Layered(axis, functools.reduce(functools.partial(_unified, name), places))
 
 
 def _elementwise(eqn: Any, kinds: Sequence[Kind]) -> Kind:
     (shape, *_), name = [v.aval.shape for v in eqn.outvars], eqn.primitive.name
-    pairs = [
-        (k, v) for k, v in _with(eqn, kinds) if v.aval.shape == shape or isinstance(k, Layered)
-    ]
-    owned = [k for k, _ in pairs if isinstance(k, Layered)]
-    others = [k for k, _ in pairs if isinstance(k, Free)]
-    scalars = [k for k in kinds if _is_random(k) and k not in others]
+    owned = [k for k in kinds if isinstance(k, Layered)]
+    others, scalars = [], []
+    for kind, v in _with(eqn, kinds):
+        if isinstance(kind, Free) and len(v.aval.shape) == len(shape):
+            others.append(_stretched(kind, v.aval.shape, shape))
+        elif _is_random(kind):
+            scalars.append(kind)
     if not owned:
         flat = frozenset.intersection(frozenset(range(len(shape))), *(k.flat for k in others))
         axes = _drawn([*others, *scalars])
@@ -168,6 +177,14 @@ def _elementwise(eqn: Any, kinds: Sequence[Kind]) -> Kind:
     found = _joined(name, owned, shape)
     _check_same(name, found, [*others, *scalars])
     return found
+
+
+def _stretched(kind: Free, before: Sequence[int], after: Sequence[int]) -> Free:
+    """The kind of an array that is repeated along axes of size 1 to have a shape."""
+    if kind.drawn is None:
+        return kind
+    kept = [i for i in kind.drawn if before[i] == after[i]]
+    return kind._replace(drawn=frozenset(kept))
 
 
 def _check_same(name: str, kind: Layered, others: Sequence[Kind]) -> None:
@@ -208,9 +225,11 @@ def _broadcast(eqn: Any, kinds: Sequence[Kind]) -> Kind:
 
 def _reshape(eqn: Any, kinds: Sequence[Kind]) -> Kind:
     kind = _owned(kinds)
+    before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
     if kind.axis is None:
         return kind
-    before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    if not math.prod(before):
+        return owned_by(NOBODY)
     n, inner = before[kind.axis], math.prod(before[kind.axis + 1 :])
     for axis, size in enumerate(after):
         step = math.prod(after[axis + 1 :])
@@ -244,6 +263,7 @@ def _reduced(eqn: Any, kinds: Sequence[Kind]) -> Kind:
     owned = [k for k in kinds if isinstance(k, Layered)]
     shape = eqn.invars[0].aval.shape
     joined = _joined(eqn.primitive.name, owned, shape)
+    _check_same(eqn.primitive.name, joined, kinds[: len(eqn.outvars)])
     return _without(eqn, joined, axes)
 
 
@@ -256,7 +276,7 @@ def _along(key: str) -> Callable[[Any, Sequence[Kind]], Kind]:
         owned = [k for k in kinds if isinstance(k, Layered)]
         kind = _joined(eqn.primitive.name, owned, shape)
         _check_same(eqn.primitive.name, kind, kinds)
-        axes = axis if isinstance(axis, tuple | list) else (axis % max(len(shape), 1),)
+        axes = axis if isinstance(axis, tuple | list) else (axis,)
         return _of_one(eqn.primitive.name, kind) if kind.axis in axes else kind
 
     return found
@@ -278,8 +298,18 @@ def _slice(eqn: Any, kinds: Sequence[Kind]) -> Kind:
     if kind.axis is None:
         return kind
     step = (params["strides"] or [1] * len(params["start_indices"]))[kind.axis]
-    taken = slice(params["start_indices"][kind.axis], params["limit_indices"][kind.axis], step)
+    start, stop = (params[f"{end}_indices"][kind.axis] for end in ("start", "limit"))
+    taken = np.arange(start, stop, step)
+    _check_alike(kind.owners, np.isin(np.arange(len(kind.owners)), taken))
     return Layered(kind.axis, kind.owners[taken])
+
+
+def _check_alike(owners: Any, taken: Any) -> None:
+    """Raise Mixed unless of layers whose numbers follow each other the same entries are taken."""
+    found = np.unique(owners[owners >= 0])
+    for a, b in itertools.pairwise(found.tolist()):
+        if b == a + 1 and not np.array_equal(taken[owners == a], taken[owners == b]):
+            raise Mixed("a slice of some of the layers")
 
 
 def _dynamic_slice(eqn: Any, kinds: Sequence[Kind]) -> Kind:
@@ -315,6 +345,7 @@ def _concatenate(eqn: Any, kinds: Sequence[Kind]) -> Kind:
             else:
                 parts.append(np.broadcast_to(kind.owners, v.aval.shape[along]))
         return Layered(along, np.concatenate(parts))
+    owned = [_of_one("concatenate", k) if k.axis == along else k for k in owned]
     kind = _joined("concatenate", owned, shape)
     _check_same("concatenate", kind, kinds)
     return kind
@@ -332,22 +363,19 @@ def _stack(eqn: Any, kinds: Sequence[Kind]) -> Kind:
 
 
 def _unstack(eqn: Any, kinds: Sequence[Kind]) -> Any:
-    kind, along = _owned(kinds), eqn.params["axis"]
-    if kind.axis == along:
-        return [owned_by(int(owner)) for owner in kind.owners]
-    return _without(eqn, kind, [along])
+    return _without(eqn, _owned(kinds), [eqn.params["axis"]])
 
 
 def _dot(eqn: Any, kinds: Sequence[Kind]) -> Kind:
     (contracted, batched) = eqn.params["dimension_numbers"]
-    ranks = [len(v.aval.shape) for v in eqn.invars[:2]]
+    ranks = [len(v.aval.shape) for v in eqn.invars]
     count, found = len(batched[0]), []
     others = [
         [a for a in range(rank) if a not in (*contracted[side], *batched[side])]
         for side, rank in enumerate(ranks)
     ]
     others_free: list[Free] = []
-    for side, kind in enumerate(kinds[:2]):
+    for side, kind in enumerate(kinds):
         at = list(batched[side])
         place = {axis: i for i, axis in enumerate(at)}
         begin = count + (len(others[0]) if side else 0)
@@ -366,12 +394,15 @@ def _dot(eqn: Any, kinds: Sequence[Kind]) -> Kind:
 
 
 def _linear_algebra(eqn: Any, kinds: Sequence[Kind]) -> Any:
-    shape = eqn.invars[0].aval.shape
-    owned = [k for k in kinds if isinstance(k, Layered)]
-    kind = _joined(eqn.primitive.name, owned, shape)
-    _check_same(eqn.primitive.name, kind, kinds)
-    if kind.axis is not None and kind.axis >= len(shape) - 2:
-        return _of_one(eqn.primitive.name, kind)
+    name, shape = eqn.primitive.name, eqn.invars[0].aval.shape
+    batch = shape[: -1 if name == "tridiagonal_solve" else -2]  # that one is given the diagonals
+    owned = [
+        k if k.axis in range(len(batch)) else _of_one(name, k)
+        for k in kinds
+        if isinstance(k, Layered)
+    ]
+    kind = _joined(name, owned, batch)
+    _check_same(name, kind, kinds)
     return kind
 
 
@@ -382,12 +413,11 @@ def _through(eqn: Any, kinds: Sequence[Kind]) -> Any:
 def _settled(run: Callable[[list[Kind]], list[Kind]], first: list[Kind], shapes: Any) -> list[Kind]:
     """The kinds of the arrays that a loop carries, which hold for every turn."""
     now = list(first)
-    for _ in range(3 + len(now)):
+    while True:  # it ends, for what is known of an array only grows
         after = [_either(a, b, s) for a, b, s in zip(now, run(now), shapes, strict=True)]
         if all(map(_same, after, now)):
             return after
         now = after
-    raise Mixed("a loop")
 
 
 def _same(a: Kind, b: Kind) -> bool:
@@ -485,12 +515,13 @@ _CALLS = frozenset(
         *("checkpoint", "remat2"),
     )
 )
-_LOOPS = {"while": _while, "cond": _cond, "scan": _scan, "optimization_barrier": _through}
+_LOOPS = {"while": _while, "cond": _cond, "scan": _scan}
+_LOOPS |= dict.fromkeys(("optimization_barrier", "device_put"), _through)
 _ELEMENTWISE = frozenset(
     (
         *("abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2"),
         *("atanh", "cbrt", "ceil", "clamp", "complex", "conj", "convert_element_type", "copy"),
-        *("copy_p", "cos", "cosh", "device_put", "digamma", "div", "eq", "erf", "erf_inv"),
+        *("copy_p", "cos", "cosh", "digamma", "div", "eq", "erf", "erf_inv"),
         *("erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "imag", "integer_pow"),
         *("is_finite", "le", "lgamma", "log", "log1p", "logistic", "lt", "max", "min", "mul"),
         *("ne", "neg", "nextafter", "not", "or", "population_count", "pow", "real", "rem"),

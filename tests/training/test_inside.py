@@ -270,6 +270,35 @@ def test_what_needs_all_layers_is_refused_by_name(tx, name):
         trained(loss, tx, inside=True, steps=1)
 
 
+def at_each(x, numbers):
+    return numbers.astype(x.dtype).reshape(-1, *[1] * (x.ndim - 1)) * x
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(
+    ("f", "why"),
+    [
+        (
+            lambda x: x * jax.lax.broadcasted_iota(x.dtype, (len(x), *[1] * (x.ndim - 1)), 0),
+            "mul with numbers that differ between layers",
+        ),
+        (
+            lambda x: at_each(*jax.device_put((x, jnp.arange(len(x))))),
+            "mul with numbers that differ between layers",
+        ),
+        (lambda x: jnp.concatenate([2 * x[:1], x[1:]]), "a slice of some of the layers"),
+        (lambda x: x - jnp.zeros_like(x).at[:-1].set(1.0), "sub with numbers that differ"),
+        (lambda x: jnp.concatenate([x[1:], 0 * x[:1]]), "a slice of some of the layers"),
+        (lambda x: jnp.stack([2 * jnp.unstack(x)[0], *jnp.unstack(x)[1:]]), "unstack"),
+    ],
+)
+def test_what_computes_layers_unlike_each_other_is_refused(f, why):
+    tx = gradtx.chain(gradtx.stateless_with_tree_map(lambda g, p: f(g)), gradtx.sgd(0.1))
+    step = gradtx.make_step(loss, tx, inside=True)
+    with pytest.raises(ValueError, match=f"stateless_with_tree_map cannot run on one .*: {why}"):
+        step(parameters(), step.init(parameters()), *batch())
+
+
 @pytest.mark.parametrize(
     ("tx", "instead"),
     [
