@@ -57,6 +57,7 @@ from gradtx.tree.sums import norm_sq
 from gradtx.types import Array, Params, PyTree, State, is_stored
 
 _OUTSIDE = -2  # the owner of what belongs to leaves that get the ordinary step
+_APART = 2**32  # between the owners of two scans: those of one follow each other
 
 ClosedLoss = Callable[[Params], tuple[Array, Any]]
 
@@ -156,9 +157,6 @@ class Inside:
         self.stage_of = {
             stack.leaf: k for k, stage in enumerate(self.loops.stages) for stack in stage.stacks
         }
-        self.first = [0]
-        for stage in self.loops.stages:  # owners of one scan follow each other, those of two do not
-            self.first.append(self.first[-1] + stage.length + 1)
 
     def _choose(self, where: Where | bool) -> None:
         why = {self.paths[i]: reason for i, reason in self.loops.why_not.items()}
@@ -271,12 +269,10 @@ class Inside:
 
     def _compare(self, tx: GradientTransformation, state: State, given: Mapping[str, Any]) -> None:
         """Raise Mixed unless the step of one layer gives that layer of the step of all layers."""
-        slots: list[tuple[int, Any]] = []
 
         def dense(slot: Any, i: int) -> Any:
             if i in self.stage_of:
                 self._check_slot(i, slot)
-            slots.append((i, slot))
             return jax.ShapeDtypeStruct(slot.shape, slot.dtype)
 
         try:
@@ -297,20 +293,26 @@ class Inside:
             kinds.append(free(jnp.shape(x), is_key(x)))
             return x
 
+        def one_more(x: Any, i: int) -> Any:
+            k = self.stage_of.get(i)
+            return x if k is None else self._cut(x, k, self.loops.stages[k].length + 1)
+
         params = self.treedef.unflatten([_abstract(x) for x in self.leaves])
         extra = jax.tree.map(_abstract, dict(given))
         if self.norm_for:
             extra["grad_norm"] = jax.ShapeDtypeStruct((), jnp.float32)
-        jax.tree.map(kind_of, params, self.index)
-        _on_slots(tx, kind_of, whole, self.index, of_all)
-        jax.tree.map(kind_of, params, self.index)
+        # With another layer, what is cut into as many parts as there are layers is not cut at them.
+        larger = jax.tree.map(one_more, params, self.index)
+        held = _on_slots(tx, one_more, whole, self.index)
+        jax.tree.map(kind_of, larger, self.index)
+        _on_slots(tx, kind_of, held, self.index, of_all)
+        jax.tree.map(kind_of, larger, self.index)
         jax.tree.map(of_none, extra)
-        inputs = params, whole, params, extra
 
         def step(grads: Any, state: Any, params: Any, extra: Any) -> Any:
             return take_step(tx, grads, state, params, **extra)
 
-        closed, out = jax.make_jaxpr(step, return_shape=True)(*inputs)
+        closed, out = jax.make_jaxpr(step, return_shape=True)(larger, held, larger, extra)
         results = iter(owners_after(closed, kinds))
 
         def check(x: Any, i: int) -> Any:
@@ -326,26 +328,28 @@ class Inside:
         for k, stage in enumerate(self.loops.stages):
             alone = []
             # Of one layer the same formula may be traced with fewer dimensions.
-            for layers in (max(stage.length, 3), 2):
+            for layers in (stage.length, stage.length + 1, 2):
 
                 def cut(x: Any, i: int, k: int = k, layers: int = layers) -> Any:
-                    if self.stage_of.get(i) != k:
-                        return x
-                    size = x.shape[0] * layers // self.loops.stages[k].length
-                    return jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype)
+                    return self._cut(x, k, layers) if self.stage_of.get(i) == k else x
 
                 mine = self._only(k, jax.tree.map(cut, params, self.index))
                 held = _on_slots(tx, cut, whole, self.index)
                 alone.append(_formula(jax.make_jaxpr(step)(mine, held, mine, extra)))
-            if alone[0] != alone[1]:
+            if any(formula != alone[0] for formula in alone):
                 raise Mixed("its formula for a stack depends on the number of layers")
 
     def _owner(self, i: int, shape: tuple[int, ...]) -> Kind:
-        """The owners of the entries of an array that belongs to leaf `i`, such as a slot."""
+        """The owners of the entries of an array of leaf `i`, such as a slot, with a layer more."""
         k = self.stage_of.get(i)
         if k is None:
             return owned_by(_OUTSIDE)
-        return in_layers(self.first[k], self.loops.stages[k].length, shape[0])
+        return in_layers(k * _APART, self.loops.stages[k].length + 1, shape[0])
+
+    def _cut(self, x: Any, k: int, layers: int) -> Any:
+        """The form of an array of so many layers, in place of those of scan `k`."""
+        size = x.shape[0] // self.loops.stages[k].length * layers
+        return jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype)
 
     def _check_slot(self, i: int, slot: Any) -> None:
         layers = self.loops.stages[self.stage_of[i]].length

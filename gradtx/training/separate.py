@@ -123,7 +123,7 @@ def _results(eqn: Any, operands: list[Any]) -> list[Kind]:
     if len(owners) <= 1 and all(
         isinstance(k, Layered) or _is_small(k, v) for k, v in _with(eqn, kinds)
     ):
-        return [owned_by(min(owners, default=NOBODY))] * len(shapes)
+        return [owned_by(owners.pop() if owners else NOBODY)] * len(shapes)
     raise Mixed(name)
 
 
@@ -267,19 +267,15 @@ def _reduced(eqn: Any, kinds: Sequence[Kind]) -> Kind:
     return _without(eqn, joined, axes)
 
 
-def _along(key: str) -> Callable[[Any, Sequence[Kind]], Kind]:
-    """The function that finds the kind for operations along the axis in the parameter `key`."""
-
-    def found(eqn: Any, kinds: Sequence[Kind]) -> Kind:
-        axis = eqn.params[key]
-        shape = eqn.outvars[0].aval.shape
-        owned = [k for k in kinds if isinstance(k, Layered)]
-        kind = _joined(eqn.primitive.name, owned, shape)
-        _check_same(eqn.primitive.name, kind, kinds)
-        axes = axis if isinstance(axis, tuple | list) else (axis,)
-        return _of_one(eqn.primitive.name, kind) if kind.axis in axes else kind
-
-    return found
+def _along(eqn: Any, kinds: Sequence[Kind]) -> Kind:
+    """The kind of what an operation along some axes makes of arrays of one shape."""
+    name, params = eqn.primitive.name, eqn.params
+    axes = next(params[key] for key in ("axis", "dimension", "dimensions") if key in params)
+    owned = [k for k in kinds if isinstance(k, Layered)]
+    kind = _joined(name, owned, eqn.outvars[0].aval.shape)
+    _check_same(name, kind, kinds)
+    is_along = kind.axis in (axes if isinstance(axes, tuple | list) else (axes,))
+    return _of_one(name, kind) if is_along else kind
 
 
 def _transpose(eqn: Any, kinds: Sequence[Kind]) -> Kind:
@@ -544,11 +540,11 @@ _OTHERS: dict[str, Callable[[Any, Sequence[Kind]], Any]] = {
     "stack": _stack,
     "unstack": _unstack,
     "dot_general": _dot,
-    "sort": _along("dimension"),
-    "rev": _along("dimensions"),
     **{f"reduce_{name}": _reduced for name in ("sum", "max", "min", "prod", "and", "or", "xor")},
     **dict.fromkeys(("argmax", "argmin", "reduce"), _reduced),
-    **{name: _along("axis") for name in ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp")},
+    **dict.fromkeys(
+        ("sort", "rev", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _along
+    ),
     **dict.fromkeys(
         (
             *("cholesky", "eigh", "householder_product", "lu", "qr", "geqrf", "svd"),

@@ -241,15 +241,24 @@ class OneDraw(NamedTuple):
     rng_key: Key
 
 
-@gradtx.transformation
-def one_draw_for_all():
-    """Gradients times one random number for each leaf, which the layers of a stack share."""
+def one_draw():
     return gradtx.elementwise(
         OneDraw,
         None,
         lambda g, s, t: (g * jax.random.uniform(s.rng_key), {}),
         start={"rng_key": jax.random.key(0)},
     )
+
+
+@gradtx.transformation
+def one_draw_for_all():
+    """Gradients times one random number for each leaf, which the layers of a stack share."""
+    return one_draw()
+
+
+@gradtx.transformation
+def _hidden():
+    return one_draw()
 
 
 @pytest.mark.quick(2)
@@ -297,6 +306,41 @@ def test_what_computes_layers_unlike_each_other_is_refused(f, why):
     step = gradtx.make_step(loss, tx, inside=True)
     with pytest.raises(ValueError, match=f"stateless_with_tree_map cannot run on one .*: {why}"):
         step(parameters(), step.init(parameters()), *batch())
+
+
+@pytest.mark.parametrize("parts", [LAYERS, pytest.param(2 * LAYERS, marks=pytest.mark.slow)])
+def test_parts_that_happen_to_be_layers_are_refused(parts):
+    """A leaf is cut into so many parts, whatever the number of layers."""
+
+    def signs(g, p):
+        mean = jnp.mean(jnp.abs(g.reshape(parts, -1)), axis=1, keepdims=True)
+        return (mean * jnp.sign(g.reshape(parts, -1))).reshape(g.shape)
+
+    tx = gradtx.chain(gradtx.stateless_with_tree_map(signs), gradtx.sgd(0.1))
+    with pytest.raises(ValueError, match="stateless_with_tree_map cannot run on one layer"):
+        trained(loss, tx, inside=True, steps=1)
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize(
+    ("layers", "factor"),
+    [(2, lambda n: 1 + n % 2), (4, lambda n: 1 + n % 2), (4, lambda n: 1 / n)],
+    ids=["parity of two", "parity", "share"],
+)
+def test_a_formula_that_depends_on_the_number_of_layers_is_refused(layers, factor):
+    params = parameters()
+    params["layers"] = jax.tree.map(lambda x: x[:layers], params["layers"])
+    tx = gradtx.chain(
+        gradtx.stateless_with_tree_map(lambda g, p: g * factor(len(g))), gradtx.sgd(0.1)
+    )
+    with pytest.raises(ValueError, match="its formula for a stack depends on the number of layers"):
+        trained(loss, tx, params=params, inside=True, steps=1)
+
+
+def test_what_has_no_public_name_is_named_by_what_it_is_in():
+    tx = gradtx.chain(gradtx.accumulate(_hidden(), 2), gradtx.sgd(0.1))
+    with pytest.raises(ValueError, match=r"inside: accumulate cannot run .*random numbers that"):
+        trained(loss, tx, inside=True, steps=1)
 
 
 @pytest.mark.parametrize(
@@ -638,6 +682,13 @@ def test_the_plan_says_what_the_link_to_the_host_carries():
         assert plan.host_bytes == bytes_of_a_layer
         line = f"{bytes_of_a_layer:,} bytes of slots come from the host at each layer"
         assert (line in str(plan)) == bool(bytes_of_a_layer)
+
+
+def test_the_plan_counts_the_scan_that_brings_most_from_the_host():
+    tx = gradtx.offload(gradtx.adamw(1e-2), min_size=16)
+    plan = gradtx.make_step(two_scans, tx, inside=True).inside(parameters(), *batch())
+    assert plan.inside == {"layers/a": LAYERS, "layers/b": LAYERS, "layers/c": LAYERS}
+    assert plan.host_bytes == 2 * 2 * 128 * 4
 
 
 @pytest.mark.slow

@@ -510,6 +510,7 @@ JOINS = {
     ),
     "roll: rows": (lambda x: jnp.roll(x, 1, axis=1), [X], X[1]),
     "roll: layers": (lambda x: jnp.roll(x, 1, axis=0), [X], MIXED),
+    "stack: one": (lambda x: jnp.stack([x]), [X], layers(1, 0, 1, 2)),
     "stack: before": (lambda x: jnp.stack([x, x]), [X], layers(1, 0, 1, 2)),
     "stack: at the layers": (
         lambda x: jnp.stack([x, x], axis=1),
@@ -666,6 +667,11 @@ PRODUCTS = {
         lambda d, b: lax.linalg.tridiagonal_solve(0 * d, d, 0 * d, b),
         [X, ((3, 4, 2), X[1])],
         X[1],
+    ),
+    "tridiagonal solve: the second axis of a batch": (
+        lambda d, b: lax.linalg.tridiagonal_solve(0 * d, d, 0 * d, b),
+        [((2, 3, 4), layers(1, 0, 1, 2)), ((2, 3, 4, 2), layers(1, 0, 1, 2))],
+        layers(1, 0, 1, 2),
     ),
     "tridiagonal solve: columns": (
         lambda d, b: lax.linalg.tridiagonal_solve(0 * d, d, 0 * d, b),
