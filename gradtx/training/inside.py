@@ -57,7 +57,7 @@ from gradtx.tree.sums import norm_sq
 from gradtx.types import Array, Params, PyTree, State, is_stored
 
 _OUTSIDE = -2  # the owner of what belongs to leaves that get the ordinary step
-_APART = 2**32  # between the owners of two scans: those of one follow each other
+_BITS = 32  # of the number of a layer in its owner, above which is the number of the scan
 
 ClosedLoss = Callable[[Params], tuple[Array, Any]]
 
@@ -295,7 +295,7 @@ class Inside:
 
         def one_more(x: Any, i: int) -> Any:
             k = self.stage_of.get(i)
-            return x if k is None else self._cut(x, k, self.loops.stages[k].length + 1)
+            return x if k is None else self._cut(x, k, self._one_more(k))
 
         params = self.treedef.unflatten([_abstract(x) for x in self.leaves])
         extra = jax.tree.map(_abstract, dict(given))
@@ -328,7 +328,7 @@ class Inside:
         for k, stage in enumerate(self.loops.stages):
             alone = []
             # Of one layer the same formula may be traced with fewer dimensions.
-            for layers in (stage.length, stage.length + 1, 2):
+            for layers in (stage.length, self._one_more(k), 2):
 
                 def cut(x: Any, i: int, k: int = k, layers: int = layers) -> Any:
                     return self._cut(x, k, layers) if self.stage_of.get(i) == k else x
@@ -344,7 +344,11 @@ class Inside:
         k = self.stage_of.get(i)
         if k is None:
             return owned_by(_OUTSIDE)
-        return in_layers(k * _APART, self.loops.stages[k].length + 1, shape[0])
+        return in_layers(k << _BITS, self._one_more(k), shape[0])
+
+    def _one_more(self, k: int) -> int:
+        """The number of layers of scan `k`, and one."""
+        return self.loops.stages[k].length + 1
 
     def _cut(self, x: Any, k: int, layers: int) -> Any:
         """The form of an array of so many layers, in place of those of scan `k`."""
@@ -399,9 +403,8 @@ class Inside:
         nothing = [_zero_like(each) for each in stacks]
         is_late = self.norm_for == {"state"}
         if is_late:
-            extra["grad_norm"] = jnp.float32(
-                0
-            )  # no layer reads it, and the next step's state gets the sum
+            # No layer reads it, and the next step's state gets the sum.
+            extra["grad_norm"] = jnp.float32(0)
         elif self.norm_for:
             first: list[tuple[Any, Carried]] = [
                 (_add_squares, (each, [], zero)) for each, zero in zip(stacks, nothing, strict=True)

@@ -13,6 +13,7 @@ from jax.sharding import AxisType
 import gradtx
 from benchmarks.hlo import collectives
 from gradtx.composition.gate import reads_entries
+from gradtx.tree.memory import HOST
 from gradtx.types import Key
 from tests.catalogue import CATALOGUE, optimizers
 
@@ -321,19 +322,25 @@ def test_parts_that_happen_to_be_layers_are_refused(parts):
         trained(loss, tx, inside=True, steps=1)
 
 
+FORMULA = "its formula for a stack depends on the number of layers"
+
+
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(
-    ("layers", "factor"),
-    [(2, lambda n: 1 + n % 2), (4, lambda n: 1 + n % 2), (4, lambda n: 1 / n)],
-    ids=["parity of two", "parity", "share"],
+    ("layers", "f", "why"),
+    [
+        (2, lambda x: x * (1 + len(x) % 2), FORMULA),
+        (4, lambda x: x * (1 + len(x) % 2), FORMULA),
+        (4, lambda x: x / len(x), FORMULA),
+        (4, lambda x: x * (1 + (len(x) > 2)), FORMULA),
+        (2, lambda x: x * jnp.sum(x), "reduce_sum"),
+    ],
 )
-def test_a_formula_that_depends_on_the_number_of_layers_is_refused(layers, factor):
+def test_what_depends_on_the_number_of_layers_is_refused(layers, f, why):
     params = parameters()
     params["layers"] = jax.tree.map(lambda x: x[:layers], params["layers"])
-    tx = gradtx.chain(
-        gradtx.stateless_with_tree_map(lambda g, p: g * factor(len(g))), gradtx.sgd(0.1)
-    )
-    with pytest.raises(ValueError, match="its formula for a stack depends on the number of layers"):
+    tx = gradtx.chain(gradtx.stateless_with_tree_map(lambda g, p: f(g)), gradtx.sgd(0.1))
+    with pytest.raises(ValueError, match=f"stateless_with_tree_map cannot run on one .*: {why}"):
         trained(loss, tx, params=params, inside=True, steps=1)
 
 
@@ -668,6 +675,23 @@ def test_slots_on_the_host_stay_there_and_come_in_layer_by_layer(name, min_size)
     assert kinds_of_memory(state) == kinds_of_memory(tx.init(parameters()))
     assert "pinned_host" in kinds_of_memory(state)
     assert_same(jax.device_get((params, state.inner_state, value)), want)
+
+
+def test_slots_that_are_on_the_host_by_the_program_alone_are_there_in_the_loop():
+    """What is compiled ahead is not told where its arguments lie."""
+    tx = gradtx.offload(gradtx.adamw(1e-2), min_size=64)
+
+    def step(params, state):
+        return gradtx.minimize(loss, tx, params, state, *batch(), inside=True)
+
+    params = parameters()
+    shapes = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, tx.init(params))
+    )
+    program = jax.make_jaxpr(step)(*shapes)
+    loops = [eqn for eqn in program.jaxpr.eqns if eqn.primitive.name == "scan"]
+    on_host = [[v.aval.memory_space == HOST for v in eqn.invars] for eqn in loops]
+    assert [sum(each) for each in on_host] == [0, 4]
 
 
 def test_the_plan_says_what_the_link_to_the_host_carries():
