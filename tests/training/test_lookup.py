@@ -10,6 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 import gradtx
 from gradtx import sparse
 from gradtx.sparse import take
+from gradtx.training.lookup import looked_up
 from tests.quick import quick
 
 RNG = np.random.default_rng(0)
@@ -29,8 +30,9 @@ score_jitted = jax.jit(score)
 
 def in_scan(params, ids):
     def body(carry, i):
+        half = params["w"] / 2  # before the table
         row = take(params["table"], i)
-        return carry + jnp.tanh(row @ params["w"]) * carry, jnp.sum(row)
+        return carry + jnp.tanh(row @ (half + half)) * carry, jnp.sum(row)
 
     last, sums = jax.lax.scan(body, jnp.float32(1.0), ids, reverse=True)
     return last + jnp.sum(sums**2)
@@ -133,10 +135,12 @@ def test_vmap_over_tables_is_dense_and_says_so():
     tables = jnp.stack([PARAMS["table"], 2 * PARAMS["table"]])
 
     def loss(tables):
-        return jnp.sum(jax.vmap(take, (0, None))(tables, IDS) ** 2)
+        rows = jax.vmap(take, (0, None))(tables, IDS)
+        return jnp.sum(rows**2), rows
 
     with pytest.warns(UserWarning, match="under a vmap over tables"):
-        _, grads = sparse.value_and_grad(loss)(tables)
+        (_, rows), grads = sparse.value_and_grad(loss, has_aux=True)(tables)
+    chex.assert_trees_all_equal(rows, jnp.stack([take(table, IDS) for table in tables]))
     times = jnp.zeros(10).at[jnp.array([3, 1, 3, 9])].add(1)
     chex.assert_trees_all_close(grads, 2 * tables * times[:, None], rtol=1e-6)
 
@@ -193,9 +197,8 @@ def test_minimize_make_step_and_solve_agree_with_whole_tables():
 def test_outside_the_table_is_no_row():
     assert take(PARAMS["table"], jnp.array([-1, 10])).tolist() == [[0.0] * 3] * 2
     assert take(PARAMS["table"], np.array([200], np.uint8)).tolist() == [[0.0] * 3]
-    _, grad = sparse.value_and_grad(lambda t: jnp.sum(take(t, jnp.array([-1, 10]))))(
-        PARAMS["table"]
-    )
+    differentiate = sparse.value_and_grad(lambda i, t: jnp.sum(take(t, i)), argnums=1)
+    _, grad = differentiate(jnp.array([-1, 10]), PARAMS["table"])
     assert not grad.to_dense().any()
 
 
@@ -213,6 +216,10 @@ def test_outside_the_table_is_an_error_when_asked():
 
 
 class TestRefused:
+    def test_ids_that_depend_on_the_parameters_before_rows_catch_up(self):
+        with pytest.raises(ValueError, match="looked up in 'table' depends on the parameters"):
+            looked_up(lambda params: chained(params, IDS), PARAMS)
+
     def test_ids_that_are_no_integers(self):
         with pytest.raises(TypeError, match="ids must be integers, not float32"):
             take(PARAMS["table"], jnp.ones(2))
