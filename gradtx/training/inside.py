@@ -279,52 +279,64 @@ class Inside:
             whole = _on_slots(tx, dense, state, self.index)
         except ValueError as error:
             raise Mixed("it keeps something other than an array for a parameter") from error
-        kinds: list[Kind] = []
-
-        def kind_of(x: Any, i: int) -> Any:
-            kinds.append(self._owner(i, x.shape))
-            return x
-
-        def of_none(x: Any) -> Any:
-            kinds.append(free(jnp.shape(x)))
-            return x
-
-        def of_all(x: Any) -> Any:
-            kinds.append(free(jnp.shape(x), is_key(x)))
-            return x
-
-        def one_more(x: Any, i: int) -> Any:
-            k = self.stage_of.get(i)
-            return x if k is None else self._cut(x, k, self._one_more(k))
-
         params = self.treedef.unflatten([_abstract(x) for x in self.leaves])
         extra = jax.tree.map(_abstract, dict(given))
         if self.norm_for:
             extra["grad_norm"] = jax.ShapeDtypeStruct((), jnp.float32)
-        # With another layer, what is cut into as many parts as there are layers is not cut at them.
-        larger = jax.tree.map(one_more, params, self.index)
-        held = _on_slots(tx, one_more, whole, self.index)
-        jax.tree.map(kind_of, larger, self.index)
-        _on_slots(tx, kind_of, held, self.index, of_all)
-        jax.tree.map(kind_of, larger, self.index)
-        jax.tree.map(of_none, extra)
 
         def step(grads: Any, state: Any, params: Any, extra: Any) -> Any:
             return take_step(tx, grads, state, params, **extra)
 
-        closed, out = jax.make_jaxpr(step, return_shape=True)(larger, held, larger, extra)
-        results = iter(owners_after(closed, kinds))
+        def follow(layers: list[int]) -> None:
+            """Raise Mixed unless the step of so many layers computes them apart."""
 
-        def check(x: Any, i: int) -> Any:
-            _check_owner(next(results), self._owner(i, x.shape))
-            return x
+            def owner(x: Any, i: int) -> Kind:
+                k = self.stage_of.get(i)
+                if k is None:
+                    return owned_by(_OUTSIDE)
+                return in_layers(k << _BITS, layers[k], x.shape[0])
 
-        def check_free(x: Any) -> Any:
-            _check_owner(next(results), owned_by(_OUTSIDE))
-            return x
+            def cut(x: Any, i: int) -> Any:
+                k = self.stage_of.get(i)
+                return x if k is None else self._cut(x, k, layers[k])
 
-        jax.tree.map(check, out[0], self.index)
-        _on_slots(tx, check, out[1], self.index, check_free)
+            kinds: list[Kind] = []
+
+            def kind_of(x: Any, i: int) -> Any:
+                kinds.append(owner(x, i))
+                return x
+
+            def of_none(x: Any) -> Any:
+                kinds.append(free(jnp.shape(x)))
+                return x
+
+            def of_all(x: Any) -> Any:
+                kinds.append(free(jnp.shape(x), is_key(x)))
+                return x
+
+            mine = jax.tree.map(cut, params, self.index)
+            held = _on_slots(tx, cut, whole, self.index)
+            jax.tree.map(kind_of, mine, self.index)
+            _on_slots(tx, kind_of, held, self.index, of_all)
+            jax.tree.map(kind_of, mine, self.index)
+            jax.tree.map(of_none, extra)
+            closed, out = jax.make_jaxpr(step, return_shape=True)(mine, held, mine, extra)
+            results = iter(owners_after(closed, kinds))
+
+            def check(x: Any, i: int) -> Any:
+                _check_owner(next(results), owner(x, i))
+                return x
+
+            def check_free(x: Any) -> Any:
+                _check_owner(next(results), owned_by(_OUTSIDE))
+                return x
+
+            jax.tree.map(check, out[0], self.index)
+            _on_slots(tx, check, out[1], self.index, check_free)
+
+        follow([stage.length for stage in self.loops.stages])
+        # With another layer, what is cut into as many parts as there are layers is not cut at them.
+        follow([self._one_more(k) for k in range(len(self.loops.stages))])
         for k, stage in enumerate(self.loops.stages):
             alone = []
             # Of one layer the same formula may be traced with fewer dimensions.
@@ -338,13 +350,6 @@ class Inside:
                 alone.append(_formula(jax.make_jaxpr(step)(mine, held, mine, extra)))
             if any(formula != alone[0] for formula in alone):
                 raise Mixed("its formula for a stack depends on the number of layers")
-
-    def _owner(self, i: int, shape: tuple[int, ...]) -> Kind:
-        """The owners of the entries of an array of leaf `i`, such as a slot, with a layer more."""
-        k = self.stage_of.get(i)
-        if k is None:
-            return owned_by(_OUTSIDE)
-        return in_layers(k << _BITS, self._one_more(k), shape[0])
 
     def _one_more(self, k: int) -> int:
         """The number of layers of scan `k`, and one."""
@@ -615,13 +620,14 @@ def _check_owner(found: Kind, expected: Kind) -> None:
 
 
 def _formula(closed: Any) -> list[Any]:
-    """The operations of a program and its literal numbers, without shapes, for a comparison."""
+    """The operations of a program and their numbers, without shapes, for a comparison."""
 
     def of(jaxpr: Any) -> list[Any]:
         return [
             (
                 eqn.primitive.name,
                 [str(v.val) for v in eqn.invars if isinstance(v, Literal) and not jnp.shape(v.val)],
+                [x for x in eqn.params.values() if isinstance(x, int | float)],
                 [of(inner) for inner in inner_jaxprs(eqn)],
             )
             for eqn in jaxpr.eqns
