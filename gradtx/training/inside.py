@@ -397,7 +397,7 @@ class Inside:
 
         def collect(slot: Any, i: int) -> Any:
             if i in self.stage_of:
-                rows_divided = divides_rows(self.kept_at.get(self.paths[i]))
+                rows_divided = divides_rows(self.kept_at.get(self.paths[i]), self.leaves[i].ndim)
                 readable = functools.partial(in_slices, rows_divided=rows_divided)
                 slots[self.stage_of[i]].append(jax.tree.map(readable, slot))
             return slot

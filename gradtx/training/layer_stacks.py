@@ -41,9 +41,9 @@ def is_one_stack(x: Any) -> bool:
     return is_encoded(x) or _is_in_groups(x)
 
 
-def divides_rows(sharding: Any) -> bool:
-    """Whether a stack's rows are divided over devices: a group of rows might lie on two of them."""
-    return sharding is not None and any(sharding.spec[-2:-1])
+def divides_rows(sharding: Any, ndim: int) -> bool:
+    """Whether rows of a stack of `ndim` axes are divided: a group might lie on two devices."""
+    return sharding is not None and any(sharding.spec[ndim - 2 : ndim - 1])
 
 
 def in_slices(x: Any, rows_divided: bool) -> Any:
