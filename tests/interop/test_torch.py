@@ -600,12 +600,30 @@ def test_lbfgs_with_a_line_search_goes_on():
         np.testing.assert_allclose(value, closure().detach().numpy(), rtol=1e-5)
 
 
-def test_a_new_lbfgs():
-    ps, optimizer, _ = lbfgs_in_torch()
+@pytest.mark.parametrize("search", [None, "strong_wolfe"])
+def test_a_new_lbfgs(search):
+    ps, optimizer, _ = lbfgs_in_torch(line_search_fn=search)
     params = [jnp.asarray(p.detach().numpy(), jnp.float32) for p in ps]
     tx, state = from_torch(optimizer, params)
     jax.tree.map(np.testing.assert_array_equal, state, tx.init(params))
-    assert repr(tx).startswith("lbfgs(learning_rate=1.0, memory_size=100")
+    ours = gradtx.scale_by_zoom_linesearch(25, slope_rtol=1e-4, initial_guess_strategy="one")
+    assert tx == gradtx.lbfgs(1.0, 100, linesearch=search and ours)
+
+
+def test_what_lbfgs_keeps_of_many_parameters_is_cut_at_each():
+    ps = [torch.nn.Parameter(torch.ones(shape)) for shape in ((2,), (3, 2), (), (4,))]
+    optimizer = TO.LBFGS(ps, max_iter=1)
+
+    def closure():
+        optimizer.zero_grad()
+        value = sum(((i + 1) * p**2).sum() for i, p in enumerate(ps))
+        value.backward()
+        return value
+
+    optimizer.step(closure)
+    _, state = from_torch(optimizer, [jnp.ones(p.shape) for p in ps])
+    for i, (got, p) in enumerate(zip(gradtx.tree.get(state, "updates"), ps, strict=True)):
+        np.testing.assert_array_equal(got, np.full(p.shape, 2.0 * (i + 1)))
 
 
 def damaged_lbfgs(**changes):

@@ -57,6 +57,30 @@ def test_the_path():
     np.testing.assert_allclose(result.value, 0.0625**2)
 
 
+@pytest.mark.slow
+def test_what_a_line_search_has_found_is_not_computed_again():
+    """The last value is that of the last point; a path of vectors, of odd length."""
+    calls = []
+
+    def loss(x):
+        jax.debug.callback(lambda: calls.append(None))
+        return jnp.sum((x - 1) ** 4)
+
+    def solved(tx, max_steps):
+        calls.clear()
+        found = gradtx.solve(loss, jnp.zeros(2), tx, max_steps=max_steps, record=True)
+        jax.effects_barrier()
+        return found, len(calls)
+
+    found, searched = solved(gradtx.lbfgs(), 4)
+    np.testing.assert_allclose(found.value, jnp.sum((found.params - 1) ** 4), rtol=1e-6)
+    np.testing.assert_array_equal(found.path.params[-1], found.params)
+    # A link after the search would have moved the point: its value and gradient are computed there.
+    moved, again = solved(gradtx.chain(gradtx.lbfgs(), gradtx.identity()), 4)
+    np.testing.assert_array_equal(moved.params, found.params)
+    assert again == searched + 4
+
+
 def test_the_path_stands_still_after_the_end():
     result = gradtx.solve(lambda x: (x - 1) ** 2, 0.0, gradtx.sgd(0.5), max_steps=6, record=True)
     assert int(result.status) == Status.CONVERGED
