@@ -150,8 +150,21 @@ def blocks(params, x, y):
     return jnp.mean((h @ params["head"] - y) ** 2)
 
 
+def with_carries(params, x, y):
+    """Of three carries the first counts, the second is set anew, and the third begins at zero."""
+
+    def body(carry, w):
+        turn, m, h = carry
+        h = layer(h * m + m + 0.1 * x, w)[0] * (1.0 + 0.1 * y)
+        return (turn + 1.0, jnp.cos(x), h), None
+
+    start = 0.0, x @ params["embed"], jnp.zeros_like(x)
+    (_, m, h), _ = jax.lax.scan(body, start, params["layers"])
+    return jnp.mean((h @ params["head"] - y) ** 2) + jnp.sum(m)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("of", [two_scans, with_keys, blocks, casting])
+@pytest.mark.parametrize("of", [two_scans, with_keys, blocks, casting, with_carries])
 def test_scans_of_many_kinds_are_found_in_the_loss(of):
     assert_bits(of, gradtx.sgd(0.1, momentum=0.9))
 
