@@ -95,11 +95,11 @@ def sweep(x: Array, basis: Array) -> Array:
     Gradients in bfloat16 turn such bases away from those in float32: on the linear model of
     tests/test_precision.py the updates of `soap_muon` differ by 15 % after 450 steps or more,
     by less than 3 % with QR, and those of `soap` by 3.3 % in the first 100.
-    Compiled ahead of time for one matrix, `scale_by_soap` takes 1.7 to 2.0 s of processor time for
-    an H100 at sides from 768 to 4,096. For a TPU v5e it takes 1 s at a side of 256, 28 s at 768,
-    42 s at 1,024, 65 s at 2,048 and 72 s at 4,096. The compiler's time goes into products of
-    float32 that are unlike each other, also by what is fused with them: where they were fused, it
-    took 153 s at a side of 1,024. Hence :func:`gradtx.numerics.products.product`.
+    Compiled ahead of time for one square matrix, `scale_by_soap` takes 1.2 s of processor time for
+    an H100 at sides of 1,024 and 4,096. For a TPU v5e it takes 24 s at a side of 768, 35 s at
+    1,024, 45 s at 2,048 and 57 s at 4,096, most of it for products of float32 that are unlike each
+    other in where their operands are, in precision, or in what is fused with them. Hence
+    :func:`gradtx.numerics.products.product`, and one loop for both sides in :func:`followed`.
 
     >>> a = jnp.array([[2.0, 0.1], [0.1, 1.0]])
     >>> q = sweep(a, jnp.eye(2))

@@ -338,7 +338,7 @@ def test_parts_that_happen_to_be_layers_are_refused(layers, parts):
         return (mean * jnp.sign(g.reshape(parts, -1))).reshape(g.shape)
 
     tx = gradtx.chain(gradtx.stateless_with_tree_map(signs), gradtx.sgd(0.1))
-    with pytest.raises(ValueError, match="stateless_with_tree_map cannot run on one layer"):
+    with pytest.raises(ValueError, match="stateless_with_tree_map cannot run on one .*: reshape"):
         trained(loss, tx, params=of_layers(layers), inside=True, steps=1)
 
 
