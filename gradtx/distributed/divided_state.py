@@ -241,8 +241,8 @@ class DividedState:
             probe = jax.eval_shape(init, self._abstract(self.probes))
         except Exception:  # an `init` that expects its parameters' shapes may raise anything
             probe = None
-        like: Any = jax.tree.structure(self.state, is_leaf=is_encoded)
-        alike = jax.tree.structure(probe, is_leaf=is_encoded) == like
+        like: Any = jax.tree.structure(self.state, is_leaf=_is_one)
+        alike = jax.tree.structure(probe, is_leaf=_is_one) == like
         self.probe = probe if alike else None
 
     def _abstract(self, shapes: list[Any]) -> PyTree:

@@ -123,7 +123,7 @@ class StateSharding:
             return is_padded(x) or is_owned(x) or is_encoded(x)
 
         ours, treedef = with_paths(self.abstract, is_leaf=formed)
-        theirs, given = jax.tree.flatten(state, is_leaf=is_encoded)
+        theirs, given = jax.tree.flatten(apart(state), is_leaf=is_encoded)
         if given != treedef:
             problem = first_difference(treedef.unflatten([x for _, x in ours]), state)
             raise ValueError(f"the state is not one of this sharding: {problem}")

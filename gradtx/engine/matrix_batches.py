@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 
 from gradtx.engine.leaves import load, store
 from gradtx.engine.lift import (
@@ -25,8 +25,13 @@ from gradtx.engine.lift import (
     refused_rows,
 )
 from gradtx.engine.matrix_layout import Matrices, MatrixDimensions, as_matrices
-from gradtx.engine.own_batches import has_own_batches, on_own_batches
-from gradtx.engine.owned_slots import Owned, Share, in_order, is_owned, padded, stacked
+from gradtx.engine.own_batches import (
+    axes_of_stack,
+    has_own_batches,
+    on_own_batches,
+    own_batches,
+)
+from gradtx.engine.owned_slots import Owned, Share, is_owned, stacked
 from gradtx.engine.owners import Divided, beginnings, divided_sharding, owned, owners
 from gradtx.numerics import cast, widen
 from gradtx.paths import path_string
@@ -72,22 +77,29 @@ def with_owners(
     for i, (number, p) in enumerate(zip(numbers, leaves, strict=True)):
         if number is None or p is None or not p.size:
             continue
-        how = as_matrices(label, paths[i], p.shape, number)
-        sharding = divided_sharding(path_string(paths[i]), how.axes)
+        how, path = as_matrices(label, paths[i], p.shape, number), path_string(paths[i])
+        sharding = known_sharding(path)
+        if sharding is None or not has_own_batches(sharding, how):
+            sharding = divided_sharding(path, how.axes)
         if sharding is not None:
             alike.setdefault((how, p.dtype, sharding), []).append(i)
-    over = [
+    to_owners = [
         (*owners(sharding, how.axes), how.stacked(len(members)).sizes)
         for (how, _, sharding), members in alike.items()
+        if not has_own_batches(sharding, how)
     ]
-    begins = beginnings(over)
-    for stack, ((how, *_), members) in enumerate(alike.items()):
-        axes, devices, _ = over[stack]
+    over = iter(zip(to_owners, beginnings(to_owners), strict=True))
+    for stack, ((how, _, sharding), members) in enumerate(alike.items()):
+        own = own_batches(sharding, how, len(members))
+        if own is None:
+            (axes, devices, _), begin = next(over)
+        else:
+            axes, devices, begin = axes_of_stack(own, how), own.devices, None
         for n in batched.of_batches(made[members[0]]):
             slots = [made[i][n] for i in members]
             of_entries = None if n in batched.factors else how
             shares = [
-                Share(stack, k, len(members), x.shape, of_entries, axes, begins[stack])
+                Share(stack, k, len(members), x.shape, of_entries, axes, begin, own)
                 for k, x in enumerate(slots)
             ]
             for i, slot in zip(members, stacked(slots, shares, devices), strict=True):
@@ -126,8 +138,9 @@ def in_batches(
                     slots[n][i] = store(s, new[n])
             if numbers[i] is not None:
                 how = as_matrices(given.label, given.paths[i], g.shape, numbers[i])
-                stack = _stack_of(batched, given.held(i))
-                sharding = _sharding_of(given, i, out[i], how, stack)
+                share = _share_of(batched, given.held(i))
+                sharding = _sharding_of(given, i, out[i], how, share)
+                stack = None if share is None else (share.stack, share.of)
                 alike.setdefault((how, jax.typeof(out[i]), sharding, stack), []).append(i)
         divided: list[tuple[MatrixBatch, NamedSharding]] = []
         for j, groups in enumerate(_by_shape(given.label, alike)):
@@ -135,7 +148,7 @@ def in_batches(
             if equal.sharding is None:
                 equal.put(*equal.here(), out, slots)
             elif equal.has_own_batches:
-                equal.write(*equal.on_own_batches(), out, slots)
+                equal.write(*equal.on_own_batches(slots), out, slots)
             else:
                 divided.append((equal, equal.sharding))
         for equal, result in _by_owners(divided):
@@ -149,21 +162,26 @@ MatrixGroup = tuple[Matrices, NamedSharding | None, list[int]]
 """Leaves of one layout: that layout, their sharding if it is known, and their indices."""
 
 
-def _sharding_of(given: Leaves, i: int, x: Array, how: Matrices, stack: Any) -> Any:
+def _sharding_of(given: Leaves, i: int, x: Array, how: Matrices, share: Share | None) -> Any:
     """The sharding of a leaf whose matrices are divided or on several devices; otherwise None."""
+    own = None if share is None else share.own
     if not shardings_are_known():
-        return open_sharding(x)
+        left_open = open_sharding(x)
+        if left_open is None or own is None:
+            return left_open
+        # Of a leaf with a stack of what it has on each device, the stack says how it is divided.
+        return NamedSharding(left_open.mesh, PartitionSpec(*(dims or None for dims in own.dims)))
     path = path_string(given.paths[i])
     known = known_sharding(path)
-    if known is not None and stack is None and has_own_batches(known, how):
+    if known is not None and (share is None or own is not None) and has_own_batches(known, how):
         return known
     return divided_sharding(path, how.axes)
 
 
-def _stack_of(batched: Batched, slots: Mapping[str, Any]) -> tuple[int, int] | None:
-    """For a leaf whose slots are in a stack: the stack's number, and how many leaves it has."""
+def _share_of(batched: Batched, slots: Mapping[str, Any]) -> Share | None:
+    """For a leaf whose slots are in a stack: the slice of the stack that is the leaf's."""
     shares = (slots[n].share for n in batched.of_batches(slots) if is_owned(slots[n]))
-    return next(((share.stack, share.of) for share in shares), None)
+    return next(shares, None)
 
 
 def _by_shape(label: str, alike: dict[Any, list[int]]) -> list[list[MatrixGroup]]:
@@ -210,7 +228,7 @@ class MatrixBatch:
         self.has_own_batches = (
             self.sharding is not None
             and not is_open(self.sharding)
-            and not self.owned
+            and all(slot.share.own is not None for slot in self.owned.values())
             and has_own_batches(self.sharding, how)
         )
 
@@ -246,20 +264,31 @@ class MatrixBatch:
 
     def here(self) -> tuple[Array, dict[str, Array]]:
         """The direction and the new slots, computed without moving matrices to owners."""
-        begins = {n: slot.share.begin for n, slot in self.owned.items()}
-        held = {n: in_order(x, begins.get(n))[: len(self.batch)] for n, x in self.held.items()}
-        direction, new = self.rule(self.batch, held)
+        count = len(self.batch)
+        in_order = {n: slot.share.in_order(self.held[n])[:count] for n, slot in self.owned.items()}
+        direction, new = self.rule(self.batch, self.held | in_order)
         for n, slot in self.owned.items():
-            new[n] = padded(new[n], slot.value.shape[0], slot.share.begin)
+            new[n] = slot.share.laid_out(new[n], slot.value.shape[0])
         return direction, new
 
-    def on_own_batches(self) -> tuple[list[Array], dict[str, list[Array]]]:
-        """Direction and new slots as stacks of leaves, each device computing its own matrices."""
+    def on_own_batches(
+        self, slots: dict[str, list[Any]]
+    ) -> tuple[list[Array], dict[str, list[Array]]]:
+        """Direction and new slots as stacks of leaves, each device computing its own matrices.
+
+        Slots that stay with the matrices are written to `slots`.
+        """
         ((how, sharding, members),) = self.groups
         assert sharding is not None
-        stacks = {n: self._stacked(n, members) for n in self.columns}
+        own = own_batches(sharding, how, len(members))
+        for n, slot in self.owned.items():
+            if slot.share.own != own:
+                raise self._of_another_mesh(n, sharding, f"one with {own}")
+        staying = {n: self._loaded(n) for n in self.owned}
+        stacks = {n: self._stacked(n, members) for n in self.columns if n not in staying}
         factors = {n: stacks.pop(n) for n in self.batched.factors if n in stacks}
-        u, new = on_own_batches(self.rule, self.stacks[0], stacks, factors, how, sharding)
+        u, new = on_own_batches(self.rule, self.stacks[0], stacks, factors, staying, how, sharding)
+        self._write_stacks(new, slots)
         return [u], {n: [x] for n, x in new.items()}
 
     def owners(self, sharding: NamedSharding) -> tuple[tuple[str, ...], int]:
@@ -269,16 +298,24 @@ class MatrixBatch:
         count = len(self.batch) + -len(self.batch) % devices
         each = count // devices
         for n, slot in self.owned.items():
-            size, begin = slot.value.shape[0], slot.share.begin or 0
-            if size != count or slot.share.axes != names or begin % each:
-                raise ValueError(
-                    f"{self.given.label}: {n!r} of {len(self.batch)} equal matrices is a stack of "
-                    f"{size} over the axes {slot.share.axes} of a mesh, from {begin} on, and on "
-                    f"{dict(sharding.mesh.shape)} it would be one of {count} over {names}, {each} "
-                    "on each device: give a state that was made for this mesh "
-                    "(StateSharding.whole, then .put)"
-                )
+            share = slot.share
+            begins_amiss = share.own is not None or (share.begin or 0) % each
+            if slot.value.shape[0] != count or share.axes != names or begins_amiss:
+                would_be = f"one of {count} over {names}, {each} on each device"
+                raise self._of_another_mesh(n, sharding, would_be)
         return names, devices
+
+    def _of_another_mesh(self, n: str, sharding: NamedSharding, would_be: str) -> ValueError:
+        slot = self.owned[n]
+        where = f"from {slot.share.begin or 0} on"
+        if slot.share.own is not None:
+            where = f"with {slot.share.own}"
+        return ValueError(
+            f"{self.given.label}: {n!r} of {len(self.batch)} equal matrices is a stack of "
+            f"{slot.value.shape[0]} over the axes {slot.share.axes} of a mesh, {where}, and on "
+            f"{dict(sharding.mesh.shape)} it would be {would_be}: give a state that was made for "
+            "this mesh (StateSharding.whole, then .put)"
+        )
 
     def divided(
         self, sharding: NamedSharding, over: tuple[tuple[str, ...], int], begin: int | None
@@ -296,8 +333,7 @@ class MatrixBatch:
         slots: dict[str, list[Any]],
     ) -> None:
         """Write directions and slots where they belong."""
-        for n, old in self.owned.items():
-            slots[n][self.groups[0][2][0]] = Owned(store(old.value, new.pop(n)), old.share)
+        self._write_stacks(new, slots)
         sizes = [how.sizes[0] for how in self.hows]
         directions = [self.hows[k].put(u) for k, u in enumerate(_parted(direction, sizes))]
         stacks: dict[str, list[Array]] = {n: [] for n in new}
@@ -310,6 +346,11 @@ class MatrixBatch:
                     part = self.hows[k].put(part)
                 stacks[n].append(part)
         self.write(directions, stacks, out, slots)
+
+    def _write_stacks(self, new: dict[str, Array], slots: dict[str, list[Any]]) -> None:
+        """Write the slots that stay in a stack to the leaf that holds it, and take them away."""
+        for n, old in self.owned.items():
+            slots[n][self.groups[0][2][0]] = Owned(store(old.value, new.pop(n)), old.share)
 
     def write(
         self,

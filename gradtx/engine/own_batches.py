@@ -4,7 +4,9 @@ Leaves of one shape are transformed as one batch, in which the axes of leaves, l
 are merged into one. If they are merged for the whole array, a divided axis comes after one that is
 not, and to merge these the compiler brings all matrices to every device. Here each device merges
 what it has. If rows or columns are divided too, the devices that have parts of the same matrices
-share them out, each whole, as in :mod:`gradtx.engine.owners`.
+share them out, each whole, as in :mod:`gradtx.engine.owners`. What a rule keeps for each matrix
+stays with the device that transforms the matrix, where a state has it in a stack that is laid out
+by :class:`gradtx.engine.owned_slots.OwnBatches`.
 """
 
 import math
@@ -15,7 +17,7 @@ import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from gradtx.engine.matrix_layout import Matrices
-from gradtx.engine.owned_slots import padded
+from gradtx.engine.owned_slots import OwnBatches, padded
 from gradtx.engine.owners import Divided, axes_along, note
 from gradtx.types import Array
 
@@ -28,11 +30,30 @@ def has_own_batches(sharding: NamedSharding, how: Matrices) -> bool:
     return how.split == how.shape and any(axes_along(sharding, axis) for axis in batch)
 
 
+def own_batches(sharding: NamedSharding, how: Matrices, leaves: int) -> OwnBatches | None:
+    """Where the matrices of equal leaves lie if batch axes are divided; None if they are not."""
+    if not has_own_batches(sharding, how):
+        return None
+    batch, *_ = how.axes
+    dims = tuple(axes_along(sharding, axis) for axis in range(len(how.shape)))
+    over = [math.prod(sharding.mesh.shape[name] for name in names) for names in dims]
+    shards = tuple(over[axis] for axis in batch)
+    sizes = tuple(how.shape[axis] for axis in batch)
+    return OwnBatches((leaves, *sizes), (1, *shards), math.prod(over) // math.prod(shards), dims)
+
+
+def axes_of_stack(own: OwnBatches, how: Matrices) -> tuple[str, ...]:
+    """The axes of the mesh over which a stack is divided: those of batches, then the sharers'."""
+    batch, rows, columns = how.axes
+    return tuple(n for axis in (*batch, *sorted((*rows, *columns))) for n in own.dims[axis])
+
+
 def on_own_batches(
     function: Callable[[Array, NamedStacks], tuple[Array, NamedStacks]],
     x: Array,
     slots: Mapping[str, Array],
     factors: Mapping[str, Array],
+    staying: Mapping[str, Array],
     how: Matrices,
     sharding: NamedSharding,
 ) -> tuple[Array, NamedStacks]:
@@ -44,6 +65,7 @@ def on_own_batches(
         x: the leaves as a stack, ``(leaves, *shape)``.
         slots: stacks like `x`.
         factors: slots of which a leaf has one for each matrix, ``(leaves, n, ...)``.
+        staying: slots that lie with the matrices' owners already, and stay there.
         how: the layout of one leaf.
         sharding: of one leaf.
 
@@ -52,41 +74,48 @@ def on_own_batches(
     """
     mesh: Any = sharding.mesh
     batch, rows, columns = how.axes
-    along = [axes_along(sharding, axis) for axis in range(len(how.shape))]
+    lies = own_batches(sharding, how, len(x))
+    assert lies is not None
+    along, sharers = lies.dims, lies.sharers
     whole = PartitionSpec(None, *(names or None for names in along))
     by_batch = PartitionSpec(None, *(along[axis] or None for axis in batch))
     # Each divided axis of the matrices, and the axes of the mesh over which it is divided.
     across = [(axis, along[axis]) for axis in sorted((*rows, *columns)) if along[axis]]
-    sharers = math.prod(mesh.shape[name] for _, names in across for name in names)
+    over = tuple(name for _, names in across for name in names)
     sizes = [how.shape[axis] for axis in batch]
 
-    def own(x: Array, slots: NamedStacks, factors: NamedStacks) -> tuple[Array, NamedStacks]:
+    def own(
+        x: Array, slots: NamedStacks, factors: NamedStacks, staying: NamedStacks
+    ) -> tuple[Array, NamedStacks]:
         stack = _Local(x.shape, how, across, sharers)
         given = {n: stack.matrices(slot) for n, slot in slots.items()}
-        given |= {n: stack.factors(slot) for n, slot in factors.items()}
+        given |= {n: stack.factors(slot) for n, slot in factors.items()} | staying
         if across:
-            over = tuple(name for _, names in across for name in names), sharers
             shape = stack.count, how.rows, how.columns
             like: Any = {n: _like(v, (stack.count, *v.shape[1:])) for n, v in given.items()}
-            kept = list(factors)
-            note(Divided(function, _like(x, shape), like, sharding, over, how.axes, kept, None))
+            kept, by = [*factors, *staying], (over, sharers)
+            note(Divided(function, _like(x, shape), like, sharding, by, how.axes, kept, None))
         u, new = function(stack.matrices(x), given)
-        return stack.back(u), {
-            n: stack.factors_back(v, factors[n]) if n in factors else stack.back(v)
-            for n, v in new.items()
-        }
+
+        def returned(n: str, v: Array) -> Array:
+            if n in staying:
+                return v
+            return stack.factors_back(v, factors[n]) if n in factors else stack.back(v)
+
+        return stack.back(u), {n: returned(n, v) for n, v in new.items()}
 
     apart = {n: v.reshape(len(v), *sizes, *v.shape[2:]) for n, v in factors.items()}
     lie = {**dict.fromkeys(slots, whole), **dict.fromkeys(factors, by_batch)}
+    lie |= dict.fromkeys(staying, PartitionSpec(axes_of_stack(lies, how)))
     # On explicit axes this runs under `automatic`, which has set the mesh with automatic ones.
     is_set = any(kind == AxisType.Explicit for kind in mesh.axis_types)
     u, new = jax.shard_map(
         own,
         mesh=None if is_set else mesh,
-        in_specs=(whole, {n: lie[n] for n in slots}, {n: lie[n] for n in apart}),
+        in_specs=(whole, *({n: lie[n] for n in some} for some in (slots, apart, staying))),
         out_specs=(whole, lie),
         check_vma=False,
-    )(x, dict(slots), apart)
+    )(x, dict(slots), apart, dict(staying))
     return u, {n: v.reshape(factors[n].shape) if n in factors else v for n, v in new.items()}
 
 

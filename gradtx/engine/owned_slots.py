@@ -1,5 +1,6 @@
 """Slots that stay where matrices are transformed: those of equal leaves are one divided stack."""
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -10,13 +11,76 @@ from gradtx.storage import Encoded, is_encoded
 from gradtx.types import Array, PyTree
 
 
+class OwnBatches(NamedTuple):
+    """Where the matrices of a stack lie if batch axes of the leaves are divided, such as experts.
+
+    A device's own matrices are next to one another, so that the stack is divided along its first
+    axis. If these axes were merged in their order, a divided one would come after one that is not,
+    and no sharding could say which entries a device has.
+
+    sizes: of the axes that the stack merges: the leaves, and the batch axes of one; shards: into
+    how many each of them is divided; sharers: how many devices have the same matrices, of which
+    each transforms some; dims: the mesh axes along each axis of a leaf.
+    """
+
+    sizes: tuple[int, ...]
+    shards: tuple[int, ...]
+    sharers: int
+    dims: tuple[tuple[str, ...], ...]
+
+    @property
+    def devices(self) -> int:
+        """Over how many the stack is divided."""
+        return math.prod(self.shards) * self.sharers
+
+    @property
+    def even(self) -> tuple[int, ...]:
+        """The sizes, padded so that the shards are equal."""
+        return tuple(n + -n % d for n, d in zip(self.sizes, self.shards, strict=True))
+
+    def laid_out(self, x: Array) -> Array:
+        """A stack with each device's matrices together, padded so that sharers have equally many.
+
+        Args:
+            x: the matrices in the order of the axes, ``(n, ...)``.
+        """
+        rest, each = x.shape[1:], math.prod(self.even) // math.prod(self.shards)
+        # Only shapes that nothing is computed for, those of a probe, do not divide.
+        uneven = [(0, a - b) for a, b in zip(self.even, self.sizes, strict=True)]
+        x = jnp.pad(x.reshape(*self.sizes, *rest), [*uneven, *((0, 0),) * len(rest)])
+        pairs = zip(self.shards, self.even, strict=True)
+        x = x.reshape(*(size for d, n in pairs for size in (d, n // d)), *rest)
+        x = x.transpose(*self._order, *range(2 * len(self.sizes), x.ndim))
+        x = x.reshape(-1, each, *rest)
+        x = jnp.pad(x, ((0, 0), (0, -each % self.sharers), *((0, 0),) * len(rest)))
+        return x.reshape(-1, *rest)
+
+    def in_order(self, x: Array) -> Array:
+        """The inverse of `laid_out`."""
+        rest, each = x.shape[1:], math.prod(self.even) // math.prod(self.shards)
+        x = x.reshape(math.prod(self.shards), -1, *rest)[:, :each]
+        inner = (n // d for n, d in zip(self.even, self.shards, strict=True))
+        x = x.reshape(*self.shards, *inner, *rest)
+        order = self._order
+        back = sorted(range(len(order)), key=order.__getitem__)
+        x = x.transpose(*back, *range(len(order), x.ndim)).reshape(*self.even, *rest)
+        return x[tuple(map(slice, self.sizes))].reshape(-1, *rest)
+
+    @property
+    def _order(self) -> list[int]:
+        """The axes, each cut in two, with the shards before what is in one."""
+        both = range(2 * len(self.sizes))
+        return [*both[::2], *both[1::2]]
+
+
 class Share(NamedTuple):
     """The slice of a stack that belongs to one leaf.
 
     stack: numbers the stacks of a tree; at: which of the `of` leaves of the stack this is;
     shape: of the slot by itself; matrices: how it is a batch of matrices, None if it is a batch of
     factors already; axes: those of the mesh over which the stack is divided; begin: where in the
-    padded stack its first matrix is, None if the stack is not balanced with others.
+    padded stack its first matrix is, None if the stack is not balanced with others; own: how
+    matrices lie in it that are divided along their batch axes.
     """
 
     stack: int
@@ -26,6 +90,15 @@ class Share(NamedTuple):
     matrices: Any
     axes: tuple[str, ...]
     begin: int | None
+    own: OwnBatches | None = None
+
+    def laid_out(self, x: Array, devices: int) -> Array:
+        """The matrices of all leaves, in order, as the stack has them: with padding."""
+        return padded(x, devices, self.begin) if self.own is None else self.own.laid_out(x)
+
+    def in_order(self, stack: Array) -> Array:
+        """The matrices of a stack in the order of the leaves, perhaps with padding at the end."""
+        return in_order(stack, self.begin) if self.own is None else self.own.in_order(stack)
 
     def take(self, x: Any) -> Any:
         """The slot as a slice of the stack, in a codec if it is in one."""
@@ -38,7 +111,7 @@ class Share(NamedTuple):
         return x.of_parts(parts, how.sizes, self.along(x))
 
     def put(self, stack: Any) -> Any:
-        """The slot, from the stack as it is when it begins at its first matrix."""
+        """The slot, from the matrices of all leaves in order."""
         how = self.matrices
         n = self.shape[0] if how is None else how.sizes[0]
         own = slice(self.at * n, (self.at + 1) * n)
@@ -109,11 +182,11 @@ def is_owned(x: Any) -> bool:
 def stacked(slots: list[Any], shares: list[Share], devices: int) -> list[Owned]:
     """The slots of equal leaves as one stack, padded so that the devices can divide it."""
     parts = [share.take(x) for x, share in zip(slots, shares, strict=True)]
-    begin = shares[0].begin
-    stack = jax.tree.map(lambda *xs: padded(jnp.concatenate(xs), devices, begin), *parts)
+    lay_out = shares[0].laid_out
+    stack = jax.tree.map(lambda *xs: lay_out(jnp.concatenate(xs), devices), *parts)
     if is_encoded(stack):
-        count = sum(x.shape[0] for x in parts)
-        shape = count + -count % devices, *stack.shape[1:]
+        # No block lies along the first axis, so that all parts are as long.
+        shape = len(next(iter(stack.parts.values()))), *stack.shape[1:]
         stack = stack.of_parts(stack.parts, shape, stack.codec.axis)
     return [Owned(None if share.at else stack, share) for share in shares]
 
@@ -169,9 +242,9 @@ def _each_alone(slots: list[Owned]) -> list[Any]:
     found = []
     for x in slots:
         if x.value is not None:
-            begin = x.share.begin
-            stacks[x.share.stack] = jax.tree.map(
-                lambda part, begin=begin: in_order(sliceable(part), begin), x.value
+            share = x.share
+            stacks[share.stack] = jax.tree.map(
+                lambda part, share=share: share.in_order(sliceable(part)), x.value
             )
         found.append(x.share.put(stacks[x.share.stack]))
     return found

@@ -1,5 +1,7 @@
 """Slots of equal leaves as one stack, and each by itself again, to the bit."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ import pytest
 
 import gradtx
 from gradtx.engine.matrices import as_matrices
-from gradtx.engine.owned_slots import Share, apart, in_stacks, is_owned, stacked
+from gradtx.engine.owned_slots import OwnBatches, Share, apart, in_stacks, is_owned, stacked
 from gradtx.storage import Encoded
 
 SHAPE = (6, 2, 5)
@@ -50,6 +52,38 @@ def test_a_stack_has_the_factors_of_all_leaves():
     assert owned[0].value.shape == (8, 6, 6)
     alike(apart(owned), slots)
     alike(in_stacks(slots, owned), owned)
+
+
+OWN = [
+    # The leaves and the batch axes of each, into how many these are divided, and the sharers.
+    ((2, 3, 4), (1, 1, 2), 1),
+    ((1, 3, 4), (1, 1, 2), 4),
+    ((2, 4, 3, 6), (1, 2, 1, 3), 2),
+    ((2, 3, 5), (1, 1, 2), 2),
+]
+
+
+@pytest.mark.parametrize(("sizes", "shards", "sharers"), OWN)
+def test_each_device_has_its_own_matrices_next_to_one_another(sizes, shards, sharers):
+    """By counting for each device which matrices are its own; the last case does not divide."""
+    slots = np.arange(1, np.prod(sizes) + 1, dtype=np.float32).reshape(sizes)
+    own = OwnBatches(sizes, shards, sharers, ())
+    share = [
+        Share(0, k, len(slots), (slots[0].size,), None, ("x",), None, own)
+        for k in range(len(slots))
+    ]
+    owned = stacked([jnp.asarray(x.ravel()) for x in slots], share, own.devices)
+    each = [-(-n // d) for n, d in zip(sizes, shards, strict=True)]
+    want = []
+    for device in itertools.product(*map(range, shards)):
+        starts = [i * n for i, n in zip(device, each, strict=True)]
+        mine = np.zeros(each, np.float32)
+        there = slots[tuple(slice(a, a + n) for a, n in zip(starts, each, strict=True))]
+        mine[tuple(map(slice, there.shape))] = there
+        want += [*mine.ravel(), *[0.0] * (-mine.size % sharers)]
+    assert owned[0].value.tolist() == want
+    assert len(want) % own.devices == 0
+    alike(apart(owned), [jnp.asarray(x.ravel()) for x in slots])
 
 
 @pytest.mark.parametrize(

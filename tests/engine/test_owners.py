@@ -382,11 +382,11 @@ EXPERTS = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+@pytest.mark.parametrize("how", ["placed", "by hand", "explicit"])
 @pytest.mark.parametrize("case", EXPERTS)
 @pytest.mark.parametrize("name", ["muon", "shampoo"])
-def test_experts_stay_where_they_are(name, case, kind):
-    """What a rule keeps for each matrix comes along where the state has it elsewhere."""
+def test_experts_stay_where_they_are(name, case, how):
+    """So do the slots of a state that was made on the mesh; by hand these say where experts are."""
     shapes, spec, messages = EXPERTS[case]
     rng = np.random.default_rng(0)
     p = [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes]
@@ -398,22 +398,46 @@ def test_experts_stay_where_they_are(name, case, kind):
         return updates, state
 
     want, kept = steps(p, tx.init(p))
+    kind = AxisType.Explicit if how == "explicit" else AxisType.Auto
     where = NamedSharding(mesh(2, 4, kind=kind), spec)
     placed = jax.device_put(p, where)
-    on_mesh = contextlib.nullcontext()
-    if kind == AxisType.Auto:
-        sharding = gradtx.state_sharding(tx, placed)
-        tx = sharding.placed(tx)
+    sharding = gradtx.state_sharding(tx, placed)
+    state = gradtx.init_sharded(tx, placed)
+    if how == "placed":
+        tx, on_mesh = sharding.placed(tx), contextlib.nullcontext()
     else:
         on_mesh = jax.set_mesh(where.mesh)
     with on_mesh:
-        state = tx.init(placed)
         got, new = jax.jit(steps)(placed, state)
         program = jax.jit(tx.update, out_shardings=None).lower(placed, state, placed).compile()
     chex.assert_trees_all_close(got, want, atol=2e-4)
-    if name == "muon":
-        chex.assert_trees_all_close(new, kept, atol=1e-5)
-        assert len(re.findall(COLLECTIVE, program.as_text())) == messages
+    chex.assert_trees_all_close(sharding.whole(new), kept, atol=1e-4)
+    if name == "muon" and how == "by hand":
+        return  # without slots of matrices nothing says how leaves are divided
+    assert len(re.findall(COLLECTIVE, program.as_text())) == messages
+    if name == "shampoo":
+        # Of six matrices that four devices share each has at most two.
+        shards = {"columns too, layers first": 6}.get(case, 8 if messages else 2)
+        of_matrices = sum(x.nbytes for x in jax.tree.leaves(kept) if x.ndim)
+        assert sum(x.bytes for x in sharding.leaves if x.shape) == of_matrices // shards
+
+
+@pytest.mark.slow
+def test_a_state_of_experts_is_of_one_mesh():
+    """It is refused where experts are divided otherwise, and moves there through its whole form."""
+    tx, like = with_bases("shampoo"), [jnp.ones((2, 4, 8, 8))]
+    specs = [PartitionSpec(None, "x"), PartitionSpec("x"), PartitionSpec(None, None, "x")]
+    first, *others = [gradtx.state_sharding(tx, like, NamedSharding(mesh(2), s)) for s in specs]
+    state = first.init(tx, like)
+    for other in others:
+        run = other.placed(tx).update
+        with pytest.raises(ValueError, match="make|made for this mesh"):
+            jax.eval_shape(run, like, state, like)
+        moved = other.put(first.whole(state))
+        assert jax.tree.structure(moved) == jax.tree.structure(other.state)
+        jax.eval_shape(run, like, moved, like)
+    # The state of a transformation that is placed already has its stacks.
+    chex.assert_trees_all_equal(first.init(first.placed(tx), like), state)
 
 
 @pytest.mark.slow
