@@ -1,53 +1,81 @@
-"""What happens around a transformation: on entering it and on leaving it."""
+"""What happens around a transformation: before its step and afterwards."""
 
-import contextlib
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
-from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs
+from gradtx.pair import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    with_extra_args_support,
+)
 from gradtx.traits import StepFn
 from gradtx.types import Params, State, Updates
 
 
+@dataclass(frozen=True)
+class InnerStep:
+    """The step of an inner transformation, which passes on extra arguments.
+
+    Attributes:
+        function: ``tx.update``, or what takes a whole step.
+        extra_args: those that the outer transformation was given.
+        whole: whether the result is the new parameters, and not updates.
+    """
+
+    function: Callable[..., tuple[Any, State]]
+    extra_args: dict[str, Any]
+    whole: bool = False
+
+    def __call__(
+        self, updates: Updates, state: State, params: Params | None = None, **others: Any
+    ) -> tuple[Any, State]:
+        """The result and the new inner state; `others` go before extra arguments of their names."""
+        return self.function(updates, state, params, **{**self.extra_args, **others})
+
+
+Run: TypeAlias = Callable[[InnerStep, Updates, State, Params | None], tuple[Any, State]]
+
+
 def around(
     tx: GradientTransformation,
-    init: Callable[[Params], State],
-    enter: Callable[[Updates, State], tuple[Updates, State]],
-    leave: Callable[[Any, State], tuple[Any, State]],
+    init: Callable[[Params], State] | None,
+    run: Run,
     *,
-    step: StepFn | None,
-    context: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+    step: StepFn | None = None,
     **traits: Any,
 ) -> GradientTransformation:
-    """A transformation that changes the gradients before `tx` runs, and its results afterwards.
+    """A transformation that does something before `tx` takes its step, and afterwards.
 
     Args:
-        tx: the transformation.
-        init: ``params -> state``, the state of the returned transformation.
-        enter: ``(gradients, state) -> (gradients, state of tx)``.
-        leave: ``(result, state of tx) -> (result, state)``, where the result is the updates or, in
-            a whole step, the parameters.
+        tx: the inner transformation.
+        init: ``params -> state``, the state of the returned transformation; None if that of `tx`.
+        run: ``(inner_step, updates, state, params) -> (result, state)``, which calls
+            ``inner_step(updates, inner_state, params)`` for the inner result and state. The result
+            is the updates, or in a whole step the parameters.
         step: what takes a whole step of `tx`, such as ``tx.step``; None if the updates are added.
-        context: makes the context in which `tx` runs.
         traits: what else the pair can do, as in `Traits`.
 
     >>> import gradtx
-    >>> tx = gradtx.sgd(1.0)
-    >>> halved = around(tx, tx.init, lambda g, s: (g / 2, s), lambda u, s: (u, s), step=None)
-    >>> float(halved.update(4.0, halved.init(0.0))[0])
+    >>> def halved(inner_step, updates, state, params):
+    ...     return inner_step(updates / 2, state, params)
+    >>> tx = around(gradtx.sgd(1.0), None, halved)
+    >>> float(tx.update(4.0, tx.init(0.0))[0])
     -2.0
     """
+    tx = with_extra_args_support(tx)
 
-    def between(run: Callable[..., tuple[Any, State]]) -> Callable[..., tuple[Any, State]]:
+    def outer(function: StepFn, *, whole: bool = False) -> StepFn:
         def called(
             updates: Updates, state: State, params: Params | None = None, **extra_args: Any
         ) -> tuple[Any, State]:
-            updates, inner = enter(updates, state)
-            with context():
-                result, inner = run(updates, inner, params, **extra_args)
-            return leave(result, inner)
+            return run(InnerStep(function, extra_args, whole), updates, state, params)
 
         return called
 
-    whole = None if step is None else between(step)
-    return GradientTransformationExtraArgs(init, between(tx.update), whole, **traits)
+    return GradientTransformationExtraArgs(
+        init or tx.init,
+        outer(tx.update),
+        None if step is None else outer(step, whole=True),
+        **traits,
+    )

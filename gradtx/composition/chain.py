@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.composition.apply import add_update, check_addable
+from gradtx.composition.around import InnerStep, around
 from gradtx.composition.gate import Case, in_cases
 from gradtx.composition.sequence import through
 from gradtx.composition.without_state import without_state
@@ -116,10 +117,10 @@ def chain_reading_old(slot: str, *links: GradientTransformation) -> GradientTran
         check_addable(path, p, u)
         return delay(new, after=add_update(p, u))
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    def run(
+        inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
-        updates, state = tx.update(updates, state, params, **extra_args)
+        updates, state = inner_step(updates, state, params)
         if params is None:
             return updates, state
         leaves, treedef = leaves_with_path(updates)
@@ -136,7 +137,7 @@ def chain_reading_old(slot: str, *links: GradientTransformation) -> GradientTran
 
         return updates, tuple(kept(part) for part in state)
 
-    return GradientTransformationExtraArgs(tx.init, update)
+    return around(tx, None, run)
 
 
 @written_as_dict

@@ -5,12 +5,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from gradtx.pair import (
-    GradientTransformation,
-    GradientTransformationExtraArgs,
-    transformation,
-    with_extra_args_support,
-)
+from gradtx.composition.around import InnerStep, around
+from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.paths import Where, chosen, is_leaf, mask_prefix, mask_tree, merge
 from gradtx.types import COUNTER, MaskedInnerState, Params, PyTree, State, Updates, fields_of
 
@@ -30,8 +26,8 @@ def restrict(inner: GradientTransformation, where: Where | None) -> GradientTran
     def init(params: Params) -> State:
         return tx.init(chosen(params, mask_prefix(params, where)))
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    def run(
+        inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
         mask = mask_prefix(updates, where)  # once: a function of the user's may take long
         seen = params
@@ -39,13 +35,13 @@ def restrict(inner: GradientTransformation, where: Where | None) -> GradientTran
             own: Any = jax.tree.structure(params)
             alike = own == jax.tree.structure(updates)
             seen = chosen(params, mask if alike else mask_prefix(params, where))
-        new, state = tx.update(chosen(updates, mask), state, seen, **extra_args)
+        new, state = inner_step(chosen(updates, mask), state, seen)
         return merge(new, updates), state
 
     def on_part(_: int, function: Callable[[Any], Any], tree: PyTree) -> PyTree:
         return merge(function(chosen(tree, mask_prefix(tree, where))), tree)
 
-    return GradientTransformationExtraArgs(init, update, parts=(tx,), on_part=on_part)
+    return around(tx, init, run, parts=(tx,), on_part=on_part)
 
 
 def split_by_mask(
@@ -54,21 +50,21 @@ def split_by_mask(
     """A transformation with one state that runs `tx` on chosen leaves, and `other` on others."""
     if where is None:
         return tx
+    first, second = map(with_extra_args_support, (tx, other))
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    def run(
+        inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
         mask = mask_tree(updates, where)
         rest = jax.tree.map(lambda g, m: None if m else g, updates, mask, is_leaf=is_leaf)
-        new, after = tx.update(chosen(updates, mask), state, params, **extra_args)
+        new, after = inner_step(chosen(updates, mask), state, params)
         counters = fields_of(type(after), COUNTER)  # both parts belong to one step
         if counters:
             after = after._replace(**{n: getattr(state, n) for n in counters})
-        others, after = other.update(rest, after, params, **extra_args)
+        others, after = second.update(rest, after, params, **inner_step.extra_args)
         return merge(new, others), after
 
-    parts = tuple(map(with_extra_args_support, (tx, other)))
-    return GradientTransformationExtraArgs(tx.init, update, parts=parts)
+    return around(first, None, run, parts=(first, second))
 
 
 @transformation
@@ -99,22 +95,23 @@ def masked(
     """
     restricted = restrict(inner, mask)
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    def run(
+        inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
+        chosen_too = {}
         if mask_compatible_extra_args:
             like: Any = jax.tree.structure(updates)
-            extra_args = {
+            chosen_too = {
                 name: chosen(value, mask_prefix(value, mask))
+                for name, value in inner_step.extra_args.items()
                 if jax.tree.structure(value) == like
-                else value
-                for name, value in extra_args.items()
             }
         # Without state, any state is accepted; with one, the error says what was expected.
         inner_state = getattr(state, "inner_state", state)
-        updates, inner_state = restricted.update(updates, inner_state, params, **extra_args)
+        updates, inner_state = inner_step(updates, inner_state, params, **chosen_too)
         return updates, MaskedState(inner_state)
 
-    return GradientTransformationExtraArgs(
-        lambda params: MaskedState(restricted.init(params)), update, parts=(restricted,)
-    )
+    def init(params: Params) -> State:
+        return MaskedState(restricted.init(params))
+
+    return around(restricted, init, run, parts=(restricted,))

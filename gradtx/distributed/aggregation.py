@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import Decay
+from gradtx.composition.around import InnerStep, around
 from gradtx.distributed.axes import (
     AxisName,
     bound_size,
@@ -23,12 +24,7 @@ from gradtx.inspection.noise_scale import (
     weighted_square,
 )
 from gradtx.numerics import cast, compute_dtype, divide, real_dtype, widen
-from gradtx.pair import (
-    GradientTransformation,
-    GradientTransformationExtraArgs,
-    transformation,
-    with_extra_args_support,
-)
+from gradtx.pair import GradientTransformation, transformation
 from gradtx.paths import leaves_with_path
 from gradtx.rows import Rows, is_rows
 from gradtx.tree import norm_sq
@@ -182,18 +178,18 @@ def share_value(inner: GradientTransformation, axis_name: AxisName) -> GradientT
     [0.5, 0.5]
     """
     check_axis_name("share_value", axis_name)
-    tx = with_extra_args_support(inner)
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    def run(
+        inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
-        value, weight = extra_args.get("value"), extra_args.get("weight")
+        value, weight = map(inner_step.extra_args.get, ("value", "weight"))
+        mean = {}
         if value is not None and bound_size("share_value", axis_name) is not None:
             total = jax.lax.psum(weigh(widen(jnp.asarray(value)), weight), axis_name)
-            extra_args["value"] = divide_by(total, total_weight(axis_name, weight))
-        return tx.update(updates, state, params, **extra_args)
+            mean["value"] = divide_by(total, total_weight(axis_name, weight))
+        return inner_step(updates, state, params, **mean)
 
-    return GradientTransformationExtraArgs(tx.init, update)
+    return around(inner, None, run)
 
 
 def message_bytes(params: Params) -> int:

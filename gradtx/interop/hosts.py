@@ -2,10 +2,9 @@
 
 from typing import Any
 
+from gradtx.composition.around import InnerStep, around
 from gradtx.pair import (
     GradientTransformation,
-    GradientTransformationExtraArgs,
-    with_extra_args_support,
 )
 from gradtx.types import Params, State, Updates
 
@@ -31,11 +30,10 @@ def with_extra_args(tx: GradientTransformation, **extra_args: Any) -> GradientTr
     >>> float(updates)
     -0.5
     """
-    inner = with_extra_args_support(tx)
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **more: Any
+    def run(
+        inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
-        return inner.update(updates, state, params, **{**extra_args, **more})
+        return inner_step(updates, state, params, **{**extra_args, **inner_step.extra_args})
 
-    return GradientTransformationExtraArgs(inner.init, update)
+    return around(tx, None, run)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import LearningRate, NonNegative, Number, PositiveInt, check_choice
+from gradtx.composition.around import InnerStep, around
 from gradtx.declaration import Formerly
 from gradtx.engine.leaves import gradient, load, store
 from gradtx.engine.lift import refused_rows
@@ -15,13 +16,7 @@ from gradtx.numerics import cast, increment, widen
 from gradtx.numerics.control import branch
 from gradtx.optimizers.adam import scale_by_adam
 from gradtx.optimizers.fira import is_due
-from gradtx.pair import (
-    GradientTransformation,
-    GradientTransformationExtraArgs,
-    optimizer,
-    transformation,
-    with_extra_args_support,
-)
+from gradtx.pair import GradientTransformation, optimizer, transformation, with_extra_args_support
 from gradtx.paths import Where, is_leaf, leaves_with_path
 from gradtx.rows import is_rows
 from gradtx.transforms.decay import descent
@@ -202,8 +197,8 @@ def scale_by_galore(
             treedef.unflatten(projectors),
         )
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    def run(
+        inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
         del params
         leaves, treedef, found = projections(updates)
@@ -230,9 +225,7 @@ def scale_by_galore(
             )
             axes[i] = load(projectors[i])
             low[i] = cast(how.down(g, axes[i]), leaves[i].dtype)
-        inner, base_state = base.update(
-            treedef.unflatten(low), state.base_optimizer_state, None, **extra_args
-        )
+        inner, base_state = inner_step(treedef.unflatten(low), state.base_optimizer_state)
         out = treedef.flatten_up_to(inner)
         for i, how in enumerate(found):
             if how is not None:
@@ -241,7 +234,7 @@ def scale_by_galore(
         new = GaLoreState(increment(state.count), base_state, treedef.unflatten(projectors))
         return treedef.unflatten(out), new
 
-    return GradientTransformationExtraArgs(init, update)
+    return around(base, init, run)
 
 
 @optimizer

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.checks import Decay, NonNegative, PositiveInt
+from gradtx.composition.around import InnerStep, around
 from gradtx.composition.chain import chain
 from gradtx.composition.matrices import MuonDimensionNumbers, matrices_and_others
 from gradtx.engine.lift import needed, refused_rows
@@ -17,13 +18,7 @@ from gradtx.numerics import abs_sq, cast, widen
 from gradtx.numerics.tracing import traced_once
 from gradtx.optimizers.adam import adamw
 from gradtx.optimizers.muon import scale_by_muon, scale_by_shape
-from gradtx.pair import (
-    GradientTransformation,
-    GradientTransformationExtraArgs,
-    optimizer,
-    transformation,
-    with_extra_args_support,
-)
+from gradtx.pair import GradientTransformation, optimizer, transformation, with_extra_args_support
 from gradtx.paths import aligned, is_leaf, leaves_with_path
 from gradtx.rows import is_rows
 from gradtx.transforms.orthogonal import STANDARD
@@ -139,23 +134,23 @@ def sizes_and_directions(
         start = of_directions.init(jax.tree.map(widen, params))
         return SizesAndDirectionsState(size, length, of_sizes.init(size), start)
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    def run(
+        inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
         if updates is not None:  # the gradient of a masked array that is a tree by itself
             params = needed(name, params)
         parts = on_each(divided, updates, params, state.size, state.length)
         by_size, by_direction, v = (made(updates, (part[i] for part in parts)) for i in range(3))
-        moved, sizes_state = of_sizes.update(by_size, state.sizes, state.size, **extra_args)
-        turned, directions_state = of_directions.update(
-            by_direction, state.directions, v, **extra_args
+        moved, sizes_state = of_sizes.update(
+            by_size, state.sizes, state.size, **inner_step.extra_args
         )
+        turned, directions_state = inner_step(by_direction, state.directions, v)
         size = tree.add(state.size, moved)
         ends = on_each(joined, turned, v, size, params)
         out, length = (made(updates, (end[i] for end in ends)) for i in range(2))
         return out, SizesAndDirectionsState(size, length, sizes_state, directions_state)
 
-    return GradientTransformationExtraArgs(init, update)
+    return around(of_directions, init, run)
 
 
 def _sizes(x: Array) -> Array:

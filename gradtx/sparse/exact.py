@@ -14,15 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradtx.composition.apply import apply_updates
+from gradtx.composition.around import InnerStep, around
 from gradtx.declared_schedule import reads_host
 from gradtx.engine.zero_gradients import CannotSkip, SkippedSteps
 from gradtx.numerics import increment, one_per_row
-from gradtx.pair import (
-    GradientTransformation,
-    GradientTransformationExtraArgs,
-    transformation,
-    with_extra_args_support,
-)
+from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.paths import Where, is_leaf, mask_tree
 from gradtx.rows import dense, is_rows, put_rows
 from gradtx.sparse.separable import check_separable
@@ -45,16 +41,15 @@ def dense_rows(inner: GradientTransformation) -> GradientTransformation:
     >>> tx.update(rows, tx.init(jnp.zeros((3, 1))))[0].ravel().tolist()
     [-0.0, -1.0, -0.0]
     """
-    tx = with_extra_args_support(inner)
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    def run(
+        inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
-        if "grad" in extra_args:  # line searches read it
-            extra_args["grad"] = dense(extra_args["grad"])
-        return tx.update(dense(updates), state, params, **extra_args)
+        given = inner_step.extra_args
+        for_line_searches = {"grad": dense(given["grad"])} if "grad" in given else {}
+        return inner_step(dense(updates), state, params, **for_line_searches)
 
-    return GradientTransformationExtraArgs(tx.init, update)
+    return around(inner, None, run)
 
 
 class ExactRowsState(NamedTuple):
@@ -135,8 +130,8 @@ def exact_rows(
         )
         return ExactRowsState(jnp.zeros([], jnp.int32), last, tx.init(params))
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    def run(
+        inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
         updates = jax.tree.map(
             lambda g: g.coalesce() if is_rows(g) else g, updates, is_leaf=is_leaf
@@ -152,7 +147,7 @@ def exact_rows(
             return jnp.full_like(last, count)
 
         last = jax.tree.map(seen, updates, state.last, is_leaf=is_leaf)
-        updates, inner_state = tx.update(updates, state.inner_state, params, **extra_args)
+        updates, inner_state = inner_step(updates, state.inner_state, params)
         return updates, ExactRowsState(count, last, inner_state)
 
     def before_gradients(
@@ -160,7 +155,7 @@ def exact_rows(
     ) -> tuple[Params, State]:
         return _caught_up(tx, params, state, touched)
 
-    return GradientTransformationExtraArgs(init, update, before_gradients=before_gradients)
+    return around(tx, init, run, before_gradients=before_gradients)
 
 
 _NOT_OUTERMOST = (

@@ -8,12 +8,12 @@ from typing import Any, Protocol
 import jax
 
 from gradtx.composition.apply import take_step
-from gradtx.composition.around import around
+from gradtx.composition.around import InnerStep, around
 from gradtx.pair import GradientTransformation
 from gradtx.paths import is_leaf, path_string, with_paths
 from gradtx.rows import is_rows
 from gradtx.shardings import explicit_axes, known_shardings
-from gradtx.types import Params, PyTree, State
+from gradtx.types import Params, PyTree, State, Updates
 
 
 class Shardings(Protocol):
@@ -57,14 +57,15 @@ def resharded(
         with owned():
             return tx.init(params)
 
-    return around(
-        tx,
-        init,
-        lambda updates, state: (through(updates, reductions), state),
-        lambda result, state: (through(result, reversed(reductions)), state),
-        step=functools.partial(take_step, tx),
-        context=owned,
-    )
+    def run(
+        inner_step: InnerStep, updates: Updates, state: State, params: Params | None
+    ) -> tuple[Any, State]:
+        updates = through(updates, reductions)
+        with owned():
+            result, state = inner_step(updates, state, params)
+        return through(result, reversed(reductions)), state
+
+    return around(tx, init, run, step=functools.partial(take_step, tx))
 
 
 def put(tree: PyTree, shardings: PyTree) -> PyTree:

@@ -7,6 +7,7 @@ import jax
 
 from gradtx import tree
 from gradtx.composition.apply import apply_updates
+from gradtx.composition.around import InnerStep
 from gradtx.engine.leaves import load, put, store, take
 from gradtx.engine.lift import needed
 from gradtx.numerics import cast, round_to, widen
@@ -109,7 +110,7 @@ def rounded_with(tx: GradientTransformation, key: Any) -> GradientTransformation
     def step(
         updates: Updates, state: State, params: Params, **extra_args: Any
     ) -> tuple[Params, State]:
-        updates, state = widened(tx, updates, state, params, extra_args)
+        updates, state = widened(InnerStep(tx.update, extra_args), updates, state, params)
         return apply_updates(params, updates, rounding_key=key), state
 
     return GradientTransformationExtraArgs(
@@ -118,18 +119,14 @@ def rounded_with(tx: GradientTransformation, key: Any) -> GradientTransformation
 
 
 def widened(
-    tx: GradientTransformation,
-    updates: Updates,
-    state: State,
-    params: Params,
-    extra_args: dict[str, Any],
+    inner_step: InnerStep, updates: Updates, state: State, params: Params
 ) -> tuple[Updates, State]:
-    """The result of ``tx.update`` on gradients in at least float32, whose updates stay so wide.
+    """The inner step's result on gradients in at least float32, whose updates stay so wide.
 
     The state keeps its types, also that of another library's transformation.
     """
     wide = tree.map_updates(widen, updates)
-    out, new = tx.update(wide, state, params, **extra_args)
+    out, new = inner_step(wide, state, params)
     return out, jax.tree.map(lambda n, o: cast(n, o.dtype), new, state)
 
 

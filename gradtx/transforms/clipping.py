@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from gradtx.checks import Limit
+from gradtx.composition.around import InnerStep, around
 from gradtx.engine.lift import elementwise, leafwise
 from gradtx.numerics import abs_sq, cast, sum_sq, widen
 from gradtx.pair import (
@@ -140,19 +141,15 @@ def clip_by_global_norm(max_norm: Limit, *, two_pass: bool = False) -> GradientT
     if not two_pass:
         return lifted._replace(takes_vectors=True)
 
-    def update(
-        updates: Updates,
-        state: State,
-        params: Params | None = None,
-        *,
-        grad_norm: Array | None = None,
-        **extra_args: Any,
+    def run(
+        inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
+        grad_norm = inner_step.extra_args.get("grad_norm")
         if grad_norm is None:
-            return lifted.update(updates, state, params)
+            return inner_step(updates, state, params)
         return _shortened(updates, shrink_factor(grad_norm, max_norm)), state
 
-    return GradientTransformationExtraArgs(lifted.init, update, takes_norm="update")
+    return around(lifted, None, run, takes_norm="update")
 
 
 def _shortened(updates: Updates, factor: Array) -> Updates:

@@ -7,12 +7,13 @@ import jax.numpy as jnp
 
 from gradtx import numerics, tree
 from gradtx.checks import Count, Decay, PositiveCount
+from gradtx.composition.around import InnerStep, around
 from gradtx.engine.lift import leafwise, needed
 from gradtx.explanations import check_alive
 from gradtx.numerics import Step, cast, compute_dtype, own_copy, widen
 from gradtx.numerics.compiler_hints import is_tracer
 from gradtx.packed import packed_like, unpack
-from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs, transformation
+from gradtx.pair import GradientTransformation, transformation
 from gradtx.paths import (
     aligned,
     is_leaf,
@@ -135,8 +136,8 @@ def ema_params(
     if not every_leaf:
         return tx
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    def run(
+        inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
         params = needed("ema_params", params)
         leaves, treedef = leaves_with_path(updates)
@@ -153,12 +154,12 @@ def ema_params(
                 )
             rests = u is None and average is not None
             given.append(jnp.zeros_like(jnp.asarray(p)) if rests else u)
-        new, state = tx.update(treedef.unflatten(given), state, params, **extra_args)
+        new, state = inner_step(treedef.unflatten(given), state, params)
         if overwrite_every is None:
             new = map_present(lambda u, n: n, updates, new)
         return new, state
 
-    return GradientTransformationExtraArgs(tx.init, update)
+    return around(tx, None, run)
 
 
 @transformation

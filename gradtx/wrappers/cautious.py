@@ -4,14 +4,10 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from gradtx.composition.around import InnerStep, around
 from gradtx.numerics import cast, real_dtype, widen
 from gradtx.numerics.compiler_hints import delay, planned
-from gradtx.pair import (
-    GradientTransformation,
-    GradientTransformationExtraArgs,
-    transformation,
-    with_extra_args_support,
-)
+from gradtx.pair import GradientTransformation, transformation
 from gradtx.paths import leaves_with_path, path_string
 from gradtx.rows import is_rows
 from gradtx.types import Array, DType, Params, State, Updates
@@ -58,7 +54,6 @@ def cautious(
     >>> updates.tolist()
     [-12.0, 0.0]
     """
-    tx = with_extra_args_support(inner)
 
     def descends(u: Array, g: Array, sign: Array) -> Array:
         # A NaN is kept: in its place a zero would hide that its slots never recover.
@@ -99,13 +94,13 @@ def cautious(
             return u.with_values(masked(u.values, g.coalesce().values))
         return masked(u, g.to_dense() if is_rows(g) else jnp.asarray(g))
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    def run(
+        inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
-        out, state = tx.update(updates, state, params, **extra_args)
+        out, state = inner_step(updates, state, params)
         leaves, treedef = leaves_with_path(updates)
         moved = treedef.flatten_up_to(out)
         pairs = zip(leaves, moved, strict=True)
         return treedef.unflatten([on_leaf(path, u, g) for (path, g), u in pairs]), state
 
-    return GradientTransformationExtraArgs(tx.init, update)
+    return around(inner, None, run)

@@ -4,15 +4,11 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from gradtx.composition.around import InnerStep, around
 from gradtx.engine.leaves import parameter
 from gradtx.engine.lift import needed
 from gradtx.numerics import cast, unit, widen
-from gradtx.pair import (
-    GradientTransformation,
-    GradientTransformationExtraArgs,
-    transformation,
-    with_extra_args_support,
-)
+from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.paths import leaves_with_path, path_string
 from gradtx.training.rounding import each_leaf, toward, whole_step, widened
 from gradtx.types import Array, DType, InnerState, Params, Slots, State, Updates
@@ -106,12 +102,13 @@ def compensated(
         codes = jnp.where(jnp.isfinite(codes), jnp.clip(codes, -_CODES // 2, _CODES // 2), 0)
         return move, cast(codes, jnp.int8)
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    def run(
+        inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
         params = needed("compensated", params)
-        wide, inner_state = widened(tx, updates, state.inner_state, params, extra_args)
+        wide, inner_state = widened(inner_step, updates, state.inner_state, params)
         moves, lost = each_leaf(rule, wide, params, state.residual, updates)
         return moves, CompensatedState(inner_state, lost)
 
-    return GradientTransformationExtraArgs(init, update, whole_step(update))
+    pair = around(tx, init, run)
+    return pair._replace(step=whole_step(pair.update))

@@ -5,12 +5,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradtx.pair import (
-    GradientTransformation,
-    GradientTransformationExtraArgs,
-    transformation,
-    with_extra_args_support,
-)
+from gradtx.composition.around import InnerStep, around
+from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.paths import is_leaf
 from gradtx.rows import is_rows
 from gradtx.transforms.parameter_averages import averaged
@@ -81,13 +77,14 @@ def split_real_and_imaginary(inner: GradientTransformation) -> GradientTransform
     """
     tx = with_extra_args_support(inner)
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    def run(
+        inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
         parts = None if params is None else _split(params)
-        new, kept = tx.update(_split(updates), state.inner_state, parts, **extra_args)
+        new, kept = inner_step(_split(updates), state.inner_state, parts)
         return _join(new), SplitRealAndImaginaryState(kept)
 
-    return GradientTransformationExtraArgs(
-        lambda params: SplitRealAndImaginaryState(tx.init(_split(params))), update
-    )
+    def init(params: Params) -> State:
+        return SplitRealAndImaginaryState(tx.init(_split(params)))
+
+    return around(tx, init, run)

@@ -6,14 +6,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from gradtx.composition.around import InnerStep, around
 from gradtx.composition.gate import Decision, gate
 from gradtx.numerics import increment
-from gradtx.pair import (
-    GradientTransformation,
-    GradientTransformationExtraArgs,
-    transformation,
-    with_extra_args_support,
-)
+from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.types import Array, InnerState, Params, State, Updates
 
 Condition = Callable[..., Any]
@@ -139,11 +135,11 @@ def skip_if_none(inner: GradientTransformation) -> GradientTransformation:
     """
     tx = with_extra_args_support(inner)
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    def run(
+        inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
         if not jax.tree.leaves(updates):
             return updates, state
-        return tx.update(updates, state, params, **extra_args)
+        return inner_step(updates, state, params)
 
-    return GradientTransformationExtraArgs(tx.init, update, parts=(tx,))
+    return around(tx, None, run, parts=(tx,))

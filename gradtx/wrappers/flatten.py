@@ -1,13 +1,7 @@
 """One vector instead of many small leaves."""
 
-from typing import Any
-
-from gradtx.pair import (
-    GradientTransformation,
-    GradientTransformationExtraArgs,
-    transformation,
-    with_extra_args_support,
-)
+from gradtx.composition.around import InnerStep, around
+from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.tree.vectors import Vectors
 from gradtx.types import Params, State, Updates
 
@@ -36,12 +30,12 @@ def flatten(inner: GradientTransformation) -> GradientTransformation:
         layout = Vectors(params)
         return tx.init(layout.pack(params))
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    def run(
+        inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
         layout = Vectors(updates if params is None else params)
         seen = None if params is None else layout.pack(params)
-        packed, state = tx.update(layout.pack(updates), state, seen, **extra_args)
+        packed, state = inner_step(layout.pack(updates), state, seen)
         return layout.unpack(packed, updates), state
 
-    return GradientTransformationExtraArgs(init, update)
+    return around(tx, init, run)

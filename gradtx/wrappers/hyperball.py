@@ -5,17 +5,13 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from gradtx.checks import NonNegative
+from gradtx.composition.around import InnerStep, around
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers, each_matrix
 from gradtx.engine.lift import needed
 from gradtx.engine.matrix_layout import MatrixDimensions, as_matrices
 from gradtx.linear_algebra import with_root_mean_square
 from gradtx.numerics import abs_sq, widen
-from gradtx.pair import (
-    GradientTransformation,
-    GradientTransformationExtraArgs,
-    transformation,
-    with_extra_args_support,
-)
+from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.paths import leaves_with_path
 from gradtx.types import Array, DimensionNumbers, InnerState, Params, Slots, State, Updates
 
@@ -83,11 +79,11 @@ def hyperball(
                 found.append(_size(as_matrices(name, path, p.shape, number).take(widen(p))))
         return HyperballState(treedef.unflatten(found), tx.init(params))
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    def run(
+        inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
         params = needed(name, params)
-        moved, inner_state = tx.update(updates, state.inner_state, params, **extra_args)
+        moved, inner_state = inner_step(updates, state.inner_state, params)
 
         def turned(u: Array, w: Array, radius: Array) -> Array:
             step = learning_rate * with_root_mean_square(u, radius)
@@ -97,7 +93,7 @@ def hyperball(
         out = each_matrix(name, turned, numbers, moved, params, state.radius)
         return out, HyperballState(state.radius, inner_state)
 
-    return GradientTransformationExtraArgs(init, update)
+    return around(tx, init, run)
 
 
 def _size(x: Array) -> Array:

@@ -7,16 +7,12 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.checks import Fraction, PositiveCount
+from gradtx.composition.around import InnerStep, around
 from gradtx.engine.leaves import parameter
 from gradtx.engine.lift import needed
 from gradtx.numerics import cast, own_copy, widen
 from gradtx.numerics.control import branch, in_form_of
-from gradtx.pair import (
-    GradientTransformation,
-    GradientTransformationExtraArgs,
-    transformation,
-    with_extra_args_support,
-)
+from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.paths import is_leaf, map_present
 from gradtx.rows import dense
 from gradtx.types import Array, InnerState, Params, PyTree, Slots, State, Updates
@@ -102,8 +98,8 @@ def lookahead(
         slow = map_present(lambda p: own_copy(widen(parameter(p))), params)
         return LookaheadState(tx.init(params), count, slow)
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    def run(
+        inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
         params = needed("lookahead", params)
         paired = _is_pair(params)
@@ -115,7 +111,7 @@ def lookahead(
             )
         fast, slow = (params.fast, params.slow) if paired else (params, kept_slow)
         updates = dense(updates)
-        new, fast_state = tx.update(updates, state.fast_state, fast, **extra_args)
+        new, fast_state = inner_step(updates, state.fast_state, fast)
 
         def moved(u: Any, p: Any, s: Array) -> Any:
             """The next slow parameter."""
@@ -149,7 +145,7 @@ def lookahead(
             return type(params)(out, other), LookaheadState(fast_state, count)
         return out, LookaheadState(fast_state, count, other)
 
-    return GradientTransformationExtraArgs(init, update)
+    return around(tx, init, run)
 
 
 def _is_pair(params: Params) -> bool:

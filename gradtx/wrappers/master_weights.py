@@ -4,15 +4,11 @@ from typing import Any, NamedTuple
 
 import jax
 
+from gradtx.composition.around import InnerStep, around
 from gradtx.engine.leaves import parameter
 from gradtx.engine.lift import needed
 from gradtx.numerics import is_narrow, widen
-from gradtx.pair import (
-    GradientTransformation,
-    GradientTransformationExtraArgs,
-    transformation,
-    with_extra_args_support,
-)
+from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.paths import is_leaf, merge
 from gradtx.training.rounding import each_leaf, toward, whole_step, widened
 from gradtx.types import Array, DType, InnerState, Params, Slots, State, Updates
@@ -73,13 +69,14 @@ def master_weights(inner: GradientTransformation) -> GradientTransformation:
         new = master + u
         return toward(new, p, dtype)[0], new
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    def run(
+        inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
         params = needed("master_weights", params)
         trained = merge(state.master, params)
-        wide, inner_state = widened(tx, updates, state.inner_state, trained, extra_args)
+        wide, inner_state = widened(inner_step, updates, state.inner_state, trained)
         moves, master = each_leaf(rule, wide, params, state.master, updates)
         return moves, MasterWeightsState(inner_state, master)
 
-    return GradientTransformationExtraArgs(init, update, whole_step(update))
+    pair = around(tx, init, run)
+    return pair._replace(step=whole_step(pair.update))

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.checks import NonNegative, Positive, PositiveCount
+from gradtx.composition.around import InnerStep, around
 from gradtx.engine.leaves import parameter
 from gradtx.engine.lift import needed
 from gradtx.numerics import (
@@ -23,12 +24,7 @@ from gradtx.numerics import (
     widen,
 )
 from gradtx.numerics.compiler_hints import delay, planned, recompute, sums_in_one_pass
-from gradtx.pair import (
-    GradientTransformation,
-    GradientTransformationExtraArgs,
-    transformation,
-    with_extra_args_support,
-)
+from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.paths import is_leaf, leaves_with_path, map_present, path_string
 from gradtx.rows import is_rows
 from gradtx.tree.leaves import together
@@ -122,8 +118,8 @@ def mechanize(
             x0=treedef.unflatten([p if p is None else own_copy(p) for p in checked]),
         )
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    def run(
+        inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
         params = needed("mechanize", params)
         check_dense(updates)
@@ -140,7 +136,7 @@ def mechanize(
 
         # The base optimizer runs last, when what it overwrites has been read: nothing is stored.
         later = map_present(lambda g: delay(g, after=h, on="all"), updates)
-        steps, base_state = tx.update(later, state.base_optimizer_state, params, **extra_args)
+        steps, base_state = inner_step(later, state.base_optimizer_state, params)
         moves = map_present(moving(factor, jnp.sum(s), h), steps, params, x0)
         return moves, MechanicState(base_state, increment(state.count), *learned, s, x0)
 
@@ -184,7 +180,7 @@ def mechanize(
         wealth = s_init / num_betas * largest + jnp.maximum(reward, 0)
         return divide(wealth, jnp.sqrt(square) + eps), (reward, largest, square)
 
-    return GradientTransformationExtraArgs(init, update)
+    return around(tx, init, run)
 
 
 def _read(updates: Updates, params: Params, x0: Params, t: Step) -> tuple[Array, ...]:

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import Count
-from gradtx.composition.around import around
+from gradtx.composition.around import InnerStep, around
 from gradtx.numerics.compiler_hints import is_tracer
 from gradtx.pair import (
     GradientTransformation,
@@ -15,7 +15,7 @@ from gradtx.pair import (
 )
 from gradtx.tree.committed import committed
 from gradtx.tree.memory import is_all_near
-from gradtx.types import InnerState, Params, PyTree, State
+from gradtx.types import InnerState, Params, PyTree, State, Updates
 
 HOST = "pinned_host"
 
@@ -76,13 +76,13 @@ def offload(
     def init(params: Params) -> State:
         return OffloadState(committed(moved(tx.init(params), HOST))[0])
 
-    return around(
-        tx,
-        init,
-        lambda updates, state: (updates, moved(state.inner_state, "device")),
-        lambda result, inner_state: (result, OffloadState(moved(inner_state, HOST))),
-        step=tx.step,
-    )
+    def run(
+        inner_step: InnerStep, updates: Updates, state: State, params: Params | None
+    ) -> tuple[Any, State]:
+        result, new = inner_step(updates, moved(state.inner_state, "device"), params)
+        return result, OffloadState(moved(new, HOST))
+
+    return around(tx, init, run, step=tx.step)
 
 
 def _moved(x: Any, to: str, strict: bool) -> PyTree:

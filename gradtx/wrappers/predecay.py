@@ -6,14 +6,10 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.checks import Fraction
+from gradtx.composition.around import InnerStep, around
 from gradtx.engine.lift import needed
 from gradtx.numerics import cast, widen
-from gradtx.pair import (
-    GradientTransformation,
-    GradientTransformationExtraArgs,
-    transformation,
-    with_extra_args_support,
-)
+from gradtx.pair import GradientTransformation, transformation
 from gradtx.paths import Where, merge, select
 from gradtx.types import Array, Params, State, Updates
 
@@ -59,22 +55,21 @@ def decay_first(
     >>> tx.update(jnp.ones(1), tx.init(jnp.zeros(1)), jnp.full(1, 4.0))[0].tolist()
     [-1.5]
     """
-    tx = with_extra_args_support(inner)
 
     def _shrunk(p: Any) -> Array:
         p = jnp.asarray(p)
         return cast(widen(p) * (1 - decay), p.dtype)
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    def run(
+        inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
         params = needed("decay_first", params)
         chosen = select(params, mask)
         decayed = tree.map_updates(_shrunk, chosen)
-        updates, state = tx.update(updates, state, merge(decayed, params), **extra_args)
+        updates, state = inner_step(updates, state, merge(decayed, params))
         moved = tree.map_updates(
             lambda u, p: cast(widen(u) - decay * widen(p), u.dtype), select(updates, mask), chosen
         )
         return merge(moved, updates), state
 
-    return GradientTransformationExtraArgs(tx.init, update)
+    return around(inner, None, run)

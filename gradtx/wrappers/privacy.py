@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import Fraction, LearningRate, NonNegative, PositiveCount
+from gradtx.composition.around import InnerStep, around
 from gradtx.composition.chain import chain, identity
 from gradtx.numerics import cast, widen
 from gradtx.numerics.keys import given_key, own_key
@@ -104,13 +105,17 @@ def _required(name: str, key: Any, seed: Any = None) -> Any:
     return given
 
 
-def _window_noise(deviation: Any, key: Any) -> GradientTransformation:
-    """Noise for the mean over a window; `accumulate` passes the number of examples in it."""
+def _window_noise(key: Any) -> GradientTransformation:
+    """Noise for the mean over a window; `accumulate` passes the number of examples in it.
+
+    The deviation of a sum is the extra argument ``noise_deviation``.
+    """
 
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        noised, key = _noisy(updates, deviation / extra_args["weight"], state.rng_key)
+        deviation = extra_args["noise_deviation"] / extra_args["weight"]
+        noised, key = _noisy(updates, deviation, state.rng_key)
         return noised, DifferentiallyPrivateAggregateState(key)
 
     return GradientTransformationExtraArgs(
@@ -157,21 +162,15 @@ def differentially_private(
         return chain(differentially_private_aggregate(l2_norm_clip, noise_multiplier, key), inner)
     given = _required("differentially_private", key)
 
-    def at(window: Any) -> tuple[Any, GradientTransformation]:
-        clip, noise = (x(window) if callable(x) else x for x in (l2_norm_clip, noise_multiplier))
-        return clip, accumulate(chain(_window_noise(clip * noise, given), inner), every)
-
-    def init(params: Params) -> State:
-        return at(0)[1].init(params)
-
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    def run(
+        inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
-        clip, tx = at(state.gradient_step)
+        window = state.gradient_step
+        clip, noise = (x(window) if callable(x) else x for x in (l2_norm_clip, noise_multiplier))
         mean, count = clipped_mean(updates, clip)
-        return tx.update(mean, state, params, **{**extra_args, "weight": count})
+        return inner_step(mean, state, params, weight=count, noise_deviation=clip * noise)
 
-    return GradientTransformationExtraArgs(init, update)
+    return around(accumulate(chain(_window_noise(given), inner), every), None, run)
 
 
 @optimizer

@@ -7,19 +7,14 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative, PositiveCount, Range
+from gradtx.composition.around import InnerStep, around
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import needed
 from gradtx.numerics import cast, compute_dtype, divide, increment, own_copy, real_dtype, widen
 from gradtx.numerics.compiler_hints import planned, replace
 from gradtx.optimizers.rmsprop import scale_by_rms
 from gradtx.optimizers.sgd import sgd
-from gradtx.pair import (
-    GradientTransformation,
-    GradientTransformationExtraArgs,
-    optimizer,
-    transformation,
-    with_extra_args_support,
-)
+from gradtx.pair import GradientTransformation, optimizer, transformation, with_extra_args_support
 from gradtx.paths import is_leaf, map_present
 from gradtx.rows import is_rows
 from gradtx.schedules.decay import linear_schedule
@@ -185,8 +180,8 @@ def schedule_free(
 
         return planned(step, plan)
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    def run(
+        inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
         params = needed("schedule_free", params)
         count = state.step_count - 1
@@ -194,7 +189,7 @@ def schedule_free(
         new = replace(state.b1, at(b1, count, weight_sum.dtype))
         step = stepping(share, state.b1, new)
 
-        moves, base_state = base.update(updates, state.base_optimizer_state, params, **extra_args)
+        moves, base_state = inner_step(updates, state.base_optimizer_state, params)
         moves = jax.tree.map(lambda u: u.to_dense() if is_rows(u) else u, moves, is_leaf=is_leaf)
 
         def iterate(u: Any, z: Array) -> Array:
@@ -208,7 +203,7 @@ def schedule_free(
         count = increment(state.step_count)
         return steps, ScheduleFreeState(new, weight_sum, count, max_lr, base_state, z)
 
-    return GradientTransformationExtraArgs(init, update)
+    return around(base, init, run)
 
 
 def _warmed_up(where: str, learning_rate: Any, warmup_steps: Any, at_once: bool) -> Any:

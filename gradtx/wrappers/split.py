@@ -10,16 +10,12 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from gradtx.checks import check_patterns
+from gradtx.composition.around import InnerStep, around
 from gradtx.composition.roles import Role
 from gradtx.engine.lift import refused_rows
 from gradtx.engine.matrix_layout import axes_of
 from gradtx.inspection.description import roles_in
-from gradtx.pair import (
-    GradientTransformation,
-    GradientTransformationExtraArgs,
-    transformation,
-    with_extra_args_support,
-)
+from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.paths import aligned, leaves_with_path, mask_tree, matches, path_string
 from gradtx.rows import is_rows
 from gradtx.shardings import automatic, explicit_mesh, known_of_parts
@@ -277,25 +273,17 @@ def split_leaves(inner: GradientTransformation, splits: Splits) -> GradientTrans
         with known_of_parts(layout.shardings):
             return SplitLeavesState(tx.init(layout.divided(params)), layout)
 
-    def of_parts(
-        run: Callable[..., tuple[Any, State]], *, whole: bool
-    ) -> Callable[..., tuple[Any, State]]:
-        def called(
-            updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-        ) -> tuple[Any, State]:
-            layout = state.layout
-            own = None if params is None else layout.apart(params)
-            with known_of_parts(layout.shardings):
-                new, kept = run(layout.apart(updates), state.inner_state, own, **extra_args)
-            joined = layout.joined(new, params if whole else updates)
-            return joined, SplitLeavesState(kept, layout)
-
-        return called
+    def run(
+        inner_step: InnerStep, updates: Updates, state: State, params: Params | None
+    ) -> tuple[Any, State]:
+        layout = state.layout
+        own = None if params is None else layout.apart(params)
+        with known_of_parts(layout.shardings):
+            new, kept = inner_step(layout.apart(updates), state.inner_state, own)
+        joined = layout.joined(new, params if inner_step.whole else updates)
+        return joined, SplitLeavesState(kept, layout)
 
     def roles(params: Params) -> dict[str, Role]:
         return roles_in(tx, jax.eval_shape(_Parted.found(splits, params).apart, params))
 
-    step = None if tx.step is None else of_parts(tx.step, whole=True)
-    return GradientTransformationExtraArgs(
-        init, of_parts(tx.update, whole=False), step, roles=roles
-    )
+    return around(tx, init, run, step=tx.step, roles=roles)

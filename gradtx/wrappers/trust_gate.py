@@ -1,21 +1,17 @@
 """A gate between the momentum and a preconditioned direction."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 
 from gradtx.checks import Decay, Fraction, Positive
+from gradtx.composition.around import InnerStep, around
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
 from gradtx.engine.lift import refused_rows
 from gradtx.engine.matrix_layout import MatrixDimensions, as_matrices
 from gradtx.linear_algebra import frobenius_norm, real_inner
 from gradtx.numerics import cast, divide, ema, precise, widen
-from gradtx.pair import (
-    GradientTransformation,
-    GradientTransformationExtraArgs,
-    transformation,
-    with_extra_args_support,
-)
+from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.paths import aligned, leaves_with_path
 from gradtx.rows import is_rows
 from gradtx.types import Array, DimensionNumbers, InnerState, Params, Slots, State, Updates
@@ -112,10 +108,10 @@ def trust_gate(
         mu = [None if p is None or n is None else jnp.zeros_like(p) for (_, p), n in pairs]
         return TrustGateState(treedef.unflatten(mu), tx.init(params))
 
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+    def run(
+        inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
-        new, inner_state = tx.update(updates, state.inner_state, params, **extra_args)
+        new, inner_state = inner_step(updates, state.inner_state, params)
         leaves, treedef = leaves_with_path(updates)
         problem = "trust_gate: gradients and state are different trees"
         columns = [aligned(problem, updates, treedef, tree) for tree in (new, state.momentum)]
@@ -136,7 +132,7 @@ def trust_gate(
             kept.append(cast(new_mu, mu.dtype))
         return treedef.unflatten(out), TrustGateState(treedef.unflatten(kept), inner_state)
 
-    return GradientTransformationExtraArgs(init, update)
+    return around(tx, init, run)
 
 
 def _of_size_one(x: Array) -> tuple[Array, Array]:
