@@ -36,7 +36,7 @@ from gradtx.engine.leaves import (
     take,
 )
 from gradtx.engine.zero_gradients import SkippedSteps, ZeroGradient
-from gradtx.numerics import cast, increment, scalar_dtype, widen
+from gradtx.numerics import cast, increment, own_copy, scalar_dtype, widen
 from gradtx.numerics.tracing import traced_once
 from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs
 from gradtx.paths import aligned, is_leaf, leaves_with_path, path_string, with_paths
@@ -298,7 +298,7 @@ def lift(
         check_names(f"{label}: what starts beside the slots", given, [*scalars, *keys], rule.state)
         kind = scalar_dtype(there)
         kept = {
-            n: jnp.asarray(v, bool if isinstance(v, bool) else kind)
+            n: own_copy(v, bool if isinstance(v, bool) else kind)
             for n, v in given.items()
             if n in scalars
         }

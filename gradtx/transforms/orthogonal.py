@@ -133,7 +133,7 @@ def coefficients(where: str, coeffs: Any, steps: int, how: str) -> Any:
     check_integer(where, "ns_steps", steps)
     if isinstance(coeffs, str) and coeffs in _SCHEDULES:
         coeffs = STANDARD if coeffs == "standard" else muon_coefficients(coeffs, steps)
-    found = np.asarray(coeffs)
+    found = coeffs if isinstance(coeffs, jax.Array) else np.asarray(coeffs)
     if found.ndim not in (1, 2) or found.shape[-1] not in (2, 3) or found.shape[0] == 0:
         raise ValueError(
             f"{where}: ns_coeffs must be two or three numbers, a tuple of such pairs or triples, "

@@ -6,6 +6,7 @@ import pathlib
 import subprocess
 import sys
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -447,3 +448,23 @@ def test_other_leaves_have_an_optimizer_of_their_own(name):
     updates, _ = tx.update(p, tx.init(p), p)
     np.testing.assert_allclose(updates["b"], -1.0)
     assert bool(jnp.all(updates["w"] != -1.0))
+
+
+@pytest.mark.parametrize("name", ["muon", "dion2", "soap_muon", "muown"])
+def test_coefficients_may_be_an_array(name):
+    """One transformation serves two runs, each of which gives up the arrays of its state."""
+    rows = (3.4445, -4.7750, 2.0315)
+    p = {"w": jnp.eye(4, 3)}
+
+    def trained(tx):
+        step = gradtx.make_step(lambda p: jnp.sum((p["w"] - 1) ** 2), tx)
+        now = jax.tree.map(jnp.copy, p)
+        state = step.init(now)
+        for _ in range(2):
+            now, state, _ = step(now, state)
+        return now
+
+    tx = getattr(gradtx, name)(0.1, ns_coeffs=jnp.array(rows))
+    want = trained(getattr(gradtx, name)(0.1, ns_coeffs=rows))
+    for _ in range(2):
+        chex.assert_trees_all_close(trained(tx), want, atol=1e-6)
