@@ -1,7 +1,7 @@
 """Operations: those of the products of matrices in a program, and of stacks that are divided."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gradtx.engine.owners import Stack
@@ -31,15 +31,31 @@ def operations(program: Any) -> int:
     return total
 
 
-def busiest(stacks: Sequence[Stack]) -> int:
-    """The operations of the device that has most of them."""
+def _most(stacks: Sequence[Stack], of: Callable[[Stack], int]) -> dict[tuple[str, ...], int]:
+    """What the device that has most has of the stacks that are divided over the same axes."""
     loads: dict[tuple[str, ...], list[int]] = {}
     for stack in stacks:
         load = loads.setdefault(stack.axes, [0] * stack.devices)
-        own = operations(stack.program)
         for device in stack.busy:
-            load[device] += own
-    return sum(map(max, loads.values()))
+            load[device] += of(stack)
+    return {axes: max(load) for axes, load in loads.items()}
+
+
+def busiest(stacks: Sequence[Stack]) -> int:
+    """The operations of the device that has most of them."""
+    return sum(_most(stacks, lambda stack: operations(stack.program)).values())
+
+
+def messages(stacks: Sequence[Stack]) -> list[tuple[tuple[str, ...], int, int]]:
+    """The axes of each message that brings matrices to owners, and its bytes there and back.
+
+    Stacks that go in one message have no padding but what an owner has less than another.
+    """
+    together = [stack for stack in stacks if stack.in_one_message]
+    there = _most(together, lambda stack: stack.bytes[0])
+    back = _most(together, lambda stack: stack.bytes[1])
+    alone = [(stack.axes, *stack.bytes) for stack in stacks if not stack.in_one_message]
+    return [*alone, *((axes, there[axes], back[axes]) for axes in there)]
 
 
 def equal_share(stacks: Sequence[Stack]) -> float:
@@ -54,13 +70,21 @@ def owners_lines(stacks: Sequence[Stack]) -> list[str]:
     lines = []
     for stack in stacks:
         own, (there, back) = operations(stack.program), stack.bytes
+        sent = f"{sum(stack.arrays)} collectives, {there:,} bytes there and {back:,} back"
+        if stack.in_one_message:
+            sent = f"in the message below, {there:,} bytes there and {back:,} back"
         devices = f"{stack.devices} devices"
         if stack.first is not None:
             devices = f"{len(stack.busy)} of {devices}, from {stack.first} on"
         lines.append(
             f"{stack.count} matrices {stack.shape}: {stack.each} whole on each of {devices}; "
-            f"{sum(stack.arrays)} collectives, {there:,} bytes there and {back:,} back; "
-            f"{own:,} operations in products"
+            f"{sent}; {own:,} operations in products"
+        )
+    together = [stack for stack in stacks if stack.in_one_message]
+    for axes, there, back in messages(together):
+        count = sum(stack.axes == axes for stack in together)
+        lines.append(
+            f"{count} shapes in one message: 2 collectives, {there:,} bytes there and {back:,} back"
         )
     if equal := equal_share(stacks):
         most = busiest(stacks)

@@ -9,7 +9,7 @@ import jax
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from gradtx.distributed.axes import AxisName, axes_of
-from gradtx.distributed.operations import busiest, owners_lines
+from gradtx.distributed.operations import busiest, messages, owners_lines
 from gradtx.distributed.placement import dims_of
 from gradtx.distributed.sharding import MIN_SIZE, StateSharding, state_sharding
 from gradtx.engine.owners import Stack
@@ -220,8 +220,8 @@ def plan_step(
         kind = "all-gather" if how.gathers else "all-reduce"
         whole = size * traffic.devices(how.over) if how.gathers else size
         traffic.send("parameters of the devices", kind, how.over, whole)
-    for stack in sharding.owned:
-        traffic.send("matrices", "all-to-all", stack.axes, sum(stack.bytes))
+    for axes, there, back in messages(sharding.owned):
+        traffic.send("matrices", "all-to-all", axes, there + back)
     # Of what a device works on it reads gradient, parameter and slots, and writes the last two.
     moved = 3 * worked_on + 2 * state + (held if worked_on < held else 0)
     return StepPlan(

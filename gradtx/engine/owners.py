@@ -9,10 +9,12 @@ leaves it no choice.
 Where there are fewer equal matrices than devices, some devices have only padding. If stacks are
 balanced, these are others for each stack, and they transform nothing. All stacks are then brought
 together before the first is transformed, and the last is transformed before any is brought back: a
-message in between would make the devices wait for one another, and nothing would be gained.
+message in between would make the devices wait for one another, and nothing would be gained. Where
+it is known which block of each matrix a device has, that is one message in and one out.
 """
 
 import contextlib
+import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextvars import ContextVar
@@ -24,6 +26,7 @@ import jax.numpy as jnp
 from jax.experimental.shard_alike import shard_alike
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from gradtx.engine.one_message import Blocks, OneMessage
 from gradtx.engine.owned_slots import in_order, padded
 from gradtx.numerics.control import loop_once_if
 from gradtx.shardings import is_open, known_sharding, open_spec, stacks_are_balanced
@@ -44,6 +47,8 @@ class Stack:
         arrays: how many arrays are brought to their owners, and brought back.
         bytes: of those arrays, on one device.
         program: what a device computes.
+        in_one_message: whether these are brought to their owners together with those of other
+            stacks, and back, without padding.
     """
 
     count: int
@@ -54,6 +59,7 @@ class Stack:
     arrays: tuple[int, int]
     bytes: tuple[int, int]
     program: Any
+    in_one_message: bool = False
 
     @property
     def each(self) -> int:
@@ -205,11 +211,15 @@ def owned(stacks: Sequence[Divided]) -> list[tuple[Array, NamedSlots]]:
     mesh: Any = stacks[0].sharding.mesh
     names, devices = stacks[0].over
     divided, is_left_open = PartitionSpec(names), is_open(stacks[0].sharding)
+    blocks = [found for stack in stacks if (found := _blocks(stack)) is not None]
+    in_one = len(blocks) == len(stacks)
     for stack in stacks:
-        note(stack)
+        note(stack, in_one_message=in_one)
 
     # On explicit axes this runs under `automatic`, which has set the mesh with automatic ones.
     is_set = is_left_open or any(kind == AxisType.Explicit for kind in mesh.axis_types)
+    if in_one:
+        return _in_one_message(stacks, blocks, None if is_set else mesh)
 
     def placed(x: Array, spec: PartitionSpec) -> Array:
         return jax.lax.with_sharding_constraint(x, spec if is_set else NamedSharding(mesh, spec))
@@ -270,10 +280,73 @@ def owned(stacks: Sequence[Divided]) -> list[tuple[Array, NamedSlots]]:
     ]
 
 
-def note(stack: Divided) -> None:
+def _blocks(stack: Divided) -> Blocks | None:
+    """Where each device has a block of every matrix of a balanced stack; None if it does not."""
+    moving = [x for n, x in stack.slots.items() if n not in stack.staying]
+    elsewhere = any(x.shape != stack.batch.shape for x in moving)
+    used = [axis for these in stack.axes for axis in these]
+    has_heads = len(set(used)) < len(used)
+    if stack.begin is None or is_open(stack.sharding) or elsewhere or has_heads:
+        return None
+    batch, *sides = ([axes_along(stack.sharding, axis) for axis in these] for these in stack.axes)
+    # Of several axes that are merged into rows or columns only the first may be divided.
+    if any(batch) or any(any(side[1:]) for side in sides):
+        return None
+    mesh: Any = stack.sharding.mesh
+    count, *shape = stack.batch.shape
+    rows, columns = (side[0] if side else () for side in sides)
+    over = [math.prod(mesh.shape[name] for name in names) for names in (rows, columns)]
+    if any(n % d for n, d in zip(shape, over, strict=True)):
+        return None
+    each = -(-count // stack.over[1])
+    return Blocks(count, each, stack.begin // each, (shape[0], shape[1]), rows, columns)
+
+
+def _in_one_message(
+    stacks: Sequence[Divided], blocks: Sequence[Blocks], mesh: Any
+) -> list[tuple[Array, NamedSlots]]:
+    """The results for stacks whose matrices are brought to owners together, and back together."""
+    names, devices = stacks[0].over
+    message = OneMessage(blocks, names, stacks[0].sharding.mesh.shape)
+    moving = [[n for n in stack.slots if n not in stack.staying] for stack in stacks]
+
+    def own(
+        given: list[list[Array]], staying: list[NamedSlots]
+    ) -> tuple[list[list[Array]], list[NamedSlots]]:
+        device = jax.lax.axis_index(names)
+        arrived = iter(message.there([(k, x) for k, xs in enumerate(given) for x in xs]))
+        out, kept = [], []
+        for stack, sent, held in zip(stacks, moving, staying, strict=True):
+            shard = next(arrived), {**held, **{n: next(arrived) for n in sent}}
+            u, new = _unless_padding(stack, shard, device, devices)
+            out.append([u, *(new[n] for n in sent)])
+            kept.append({n: new[n] for n in held})
+        returned = iter(message.back([(k, x) for k, xs in enumerate(out) for x in xs]))
+        return [[next(returned) for _ in xs] for xs in out], kept
+
+    arrays = [
+        [stack.batch, *(stack.slots[n] for n in sent)]
+        for stack, sent in zip(stacks, moving, strict=True)
+    ]
+    kept = [{n: stack.slots[n] for n in stack.slots if n in stack.staying} for stack in stacks]
+    lie = [PartitionSpec(None, of.rows or None, of.columns or None) for of in blocks]
+    specs = (
+        [[spec] * len(xs) for spec, xs in zip(lie, arrays, strict=True)],
+        [dict.fromkeys(held, PartitionSpec(names)) for held in kept],
+    )
+    out, new = jax.shard_map(own, mesh=mesh, in_specs=specs, out_specs=specs, check_vma=False)(
+        arrays, kept
+    )
+    return [
+        (u, {**held, **dict(zip(sent, xs, strict=True))})
+        for (u, *xs), held, sent in zip(out, new, moving, strict=True)
+    ]
+
+
+def note(stack: Divided, *, in_one_message: bool = False) -> None:
     """Add a stack to those of :func:`stacks`; of its arrays only shapes and types are read."""
     if (found := _stacks.get()) is not None:
-        found.append(_stack(stack))
+        found.append(dataclasses.replace(_stack(stack), in_one_message=in_one_message))
 
 
 def _all_at_once(

@@ -173,6 +173,12 @@ def test_stacks_are_balanced_if_that_is_asked_for(balance):
     assert plan.operations == (max(three, one) if balance else three + one)
     share = (3 * three + one) / 8
     assert f"{plan.operations / share:.2f} of equal shares" in str(plan)
+    # Padded, a device receives a matrix of each shape; in one message, as much as the larger one.
+    larger, both = 4 * 16 * 24, 4 * (16 * 24 + 8 * 32)
+    (message,) = plan.messages
+    assert message.bytes == 2 * (larger if balance else both)
+    one_message = f"2 shapes in one message: 2 collectives, {larger:,} bytes there and {larger:,}"
+    assert (one_message in str(plan)) is balance
 
 
 def test_operations_are_those_of_products_in_all_turns():

@@ -1,6 +1,7 @@
 """Slots of equal leaves as one stack, and each by itself again, to the bit."""
 
 import itertools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -59,31 +60,35 @@ OWN = [
     ((2, 3, 4), (1, 1, 2), 1),
     ((1, 3, 4), (1, 1, 2), 4),
     ((2, 4, 3, 6), (1, 2, 1, 3), 2),
-    ((2, 3, 5), (1, 1, 2), 2),
+    ((2, 3, 4), (1, 1, 3), 5),
 ]
 
 
 @pytest.mark.parametrize(("sizes", "shards", "sharers"), OWN)
 def test_each_device_has_its_own_matrices_next_to_one_another(sizes, shards, sharers):
     """By counting for each device which matrices are its own; the last case does not divide."""
-    slots = np.arange(1, np.prod(sizes) + 1, dtype=np.float32).reshape(sizes)
+    slots = np.arange(1, 6 * np.prod(sizes) + 1, dtype=np.float32).reshape(*sizes, 2, 3)
     own = OwnBatches(sizes, shards, sharers, ())
+    assert own.devices == math.prod(shards) * sharers
+    assert isinstance(own.devices, int)
+    factors = [jnp.asarray(x.reshape(-1, 2, 3)) for x in slots]
     share = [
-        Share(0, k, len(slots), (slots[0].size,), None, ("x",), None, own)
+        Share(0, k, len(slots), factors[k].shape, None, ("x",), None, own)
         for k in range(len(slots))
     ]
-    owned = stacked([jnp.asarray(x.ravel()) for x in slots], share, own.devices)
+    owned = stacked(factors, share, own.devices)
     each = [-(-n // d) for n, d in zip(sizes, shards, strict=True)]
     want = []
     for device in itertools.product(*map(range, shards)):
         starts = [i * n for i, n in zip(device, each, strict=True)]
-        mine = np.zeros(each, np.float32)
+        mine = np.zeros((*each, 2, 3), np.float32)
         there = slots[tuple(slice(a, a + n) for a, n in zip(starts, each, strict=True))]
         mine[tuple(map(slice, there.shape))] = there
-        want += [*mine.ravel(), *[0.0] * (-mine.size % sharers)]
-    assert owned[0].value.tolist() == want
+        mine = mine.reshape(-1, 2, 3)
+        want += [*mine, *np.zeros((-len(mine) % sharers, 2, 3), np.float32)]
+    np.testing.assert_array_equal(owned[0].value, want)
     assert len(want) % own.devices == 0
-    alike(apart(owned), [jnp.asarray(x.ravel()) for x in slots])
+    alike(apart(owned), factors)
 
 
 @pytest.mark.parametrize(

@@ -272,7 +272,9 @@ def with_bases(name):
 
 
 ONE_OF_EACH = 8 * (16 * 48 + 48 * 16 + 16 * 16)
-"""Bytes, in float64, of what stands on a device."""
+"""Bytes, in float64, of a matrix of each shape, which a device receives if these are padded."""
+TWO_AT_MOST = 8 * (16 * 48 + 48 * 16)
+"""Of those on the device that has most, which it receives in one message."""
 
 
 @pytest.mark.slow
@@ -305,7 +307,9 @@ def test_slots_stay_with_the_owner(name, balance):
             again = each.whole(each.put(whole))
             assert jax.tree.all(jax.tree.map(np.array_equal, again, whole))
     sent = collectives(program)
-    assert sum(n for kind, n in sent if kind == "all-to-all") == 2 * ONE_OF_EACH
+    messages = [TWO_AT_MOST] * 2 if balance else [2 * ONE_OF_EACH]
+    found = [n for kind, n in sent if kind == "all-to-all"]
+    assert (found if balance else [sum(found)]) == messages
     assert all(kind == "all-to-all" or n < 16 * 16 for kind, n in sent)  # the loss and its vector
 
 
@@ -328,7 +332,9 @@ def test_codes_stay_with_the_owner(codec, balance):
     for a, b in zip(jax.tree.leaves(got[0]), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
     sent = collectives(got[2])
-    assert sum(n for kind, n in sent if kind == "all-to-all") == 2 * ONE_OF_EACH
+    messages = [TWO_AT_MOST] * 2 if balance else [2 * ONE_OF_EACH]
+    found = [n for kind, n in sent if kind == "all-to-all"]
+    assert (found if balance else [sum(found)]) == messages
     assert all(kind == "all-to-all" or n < 16 * 16 for kind, n in sent)
     with pytest.raises(ValueError, match="not one of this sharding"):
         sharding.put(with_bases("shampoo").init(params()))
@@ -511,15 +517,18 @@ print(json.dumps([program.as_text()]))
 
 @pytest.mark.slow
 def test_no_message_parts_the_stacks_that_are_balanced():
-    """Four of three matrices each on 16 chips, beside one that gives work to every chip."""
+    """Four of three matrices each on 16 chips, beside one that gives work to every chip.
+
+    One message brings all four there, and one brings them back.
+    """
     if "TPU v5e" not in chips():
         pytest.skip("no compiler for this chip: see CONTRIBUTING.md")
     ((text,),) = printed(ORDER)
     entry = text[text.index("\nENTRY") :]
     found = re.findall(r" = \S+ (all-to-all)\(| (while)\(.*shard_map/while", entry)
     order = "".join(sent[:1] or loop[:1] for sent, loop in found)
-    assert order.endswith("wwww" + "aaaa")
-    assert sorted(order[:-8]) == ["a"] * 6 + ["w"]
+    assert "awwwwa" in order
+    assert order.replace("awwwwa", "") == "awa"
 
 
 @pytest.mark.slow
