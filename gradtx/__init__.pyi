@@ -285,6 +285,7 @@ from gradtx.optimizers.muon2 import (
     muon2 as muon2,
     scale_by_muon2 as scale_by_muon2,
 )
+from gradtx.optimizers.newton_muon import newton_muon as newton_muon
 from gradtx.optimizers.muown import (
     SizesAndDirectionsState as SizesAndDirectionsState,
     muown as muown,
@@ -515,6 +516,11 @@ from gradtx.transforms.scaling import (
     scale_by_learning_rate as scale_by_learning_rate,
     scale_by_schedule as scale_by_schedule,
     scale_gradient as scale_gradient,
+)
+from gradtx.transforms.input_moments import (
+    InputMomentsState as InputMomentsState,
+    input_moments as input_moments,
+    scale_by_input_moments as scale_by_input_moments,
 )
 from gradtx.transforms.qk_clip import ClippedHeads as ClippedHeads, qk_clip as qk_clip
 from gradtx.transforms.shrinking import shrink_params as shrink_params

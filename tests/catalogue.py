@@ -372,6 +372,18 @@ CATALOGUE: dict[str, Entry] = {
         keeps=2 * MATRIX,
         alone=True,
     ),
+    "scale_by_input_moments": Entry(
+        lambda: gradtx.scale_by_input_moments(every=2, weight_dimension_numbers=as_matrices),
+        bad=({"decay": 1.0}, {"ridge": 0.0}, {"eps": -1.0}, {"every": 0}, {"block_size": 0}),
+        rows=False,
+    ),
+    "newton_muon": Entry(
+        lambda: gradtx.newton_muon(0.02, every=2),
+        bad=(*RATES, {"learning_rate": 0.1, "beta": 1.0}, {"learning_rate": 0.1, "ridge": 0.0}),
+        rows=False,
+        keeps=MATRIX + 2 * ROWS**2,
+        alone=True,
+    ),
     "scale_by_polargrad": Entry(
         lambda: gradtx.scale_by_polargrad(weight_dimension_numbers=as_matrices),
         bad=({"decay": 1.0}, {"eps": -1.0}, {"ns_steps": 0}),

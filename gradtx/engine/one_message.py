@@ -18,7 +18,7 @@ from gradtx.types import Array
 
 
 @dataclass(frozen=True)
-class Blocks:
+class MatrixBlocks:
     """How equal matrices lie before they are sent: each device has a block of every matrix.
 
     Attributes:
@@ -47,7 +47,7 @@ class OneMessage:
         mesh: the sizes of its axes.
     """
 
-    def __init__(self, stacks: Sequence[Blocks], names: tuple[str, ...], mesh: Any) -> None:
+    def __init__(self, stacks: Sequence[MatrixBlocks], names: tuple[str, ...], mesh: Any) -> None:
         self.stacks, self.names = stacks, names
         self.sizes = [mesh[name] for name in names]
         self.devices = math.prod(self.sizes)
@@ -97,15 +97,15 @@ class OneMessage:
     def _places(self, arrays: list[tuple[int, Array]]) -> tuple[list[list[int | None]], int]:
         """Where in an owner's row each array begins, for each device; and how long a row is."""
         places: list[list[int | None]] = [[] for _ in arrays]
-        longest = 0
+        ends = []
         for device in range(self.devices):
             end = 0
             for k, (stack, _) in enumerate(arrays):
                 own = self.owned(stack, device)
                 places[k].append(None if own is None else end)
                 end += 0 if own is None else self._length(stack)
-            longest = max(longest, end)
-        return places, longest
+            ends.append(end)
+        return places, max(ends)
 
     def _length(self, stack: int) -> int:
         """How many numbers of a stack one device sends another."""

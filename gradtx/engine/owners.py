@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jax.experimental.shard_alike import shard_alike
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from gradtx.engine.one_message import Blocks, OneMessage
+from gradtx.engine.one_message import MatrixBlocks, OneMessage
 from gradtx.engine.owned_slots import in_order, padded
 from gradtx.numerics.control import loop_once_if
 from gradtx.shardings import is_open, known_sharding, open_spec, stacks_are_balanced
@@ -280,7 +280,7 @@ def owned(stacks: Sequence[Divided]) -> list[tuple[Array, NamedSlots]]:
     ]
 
 
-def _blocks(stack: Divided) -> Blocks | None:
+def _blocks(stack: Divided) -> MatrixBlocks | None:
     """Where each device has a block of every matrix of a balanced stack; None if it does not."""
     moving = [x for n, x in stack.slots.items() if n not in stack.staying]
     elsewhere = any(x.shape != stack.batch.shape for x in moving)
@@ -299,11 +299,11 @@ def _blocks(stack: Divided) -> Blocks | None:
     if any(n % d for n, d in zip(shape, over, strict=True)):
         return None
     each = -(-count // stack.over[1])
-    return Blocks(count, each, stack.begin // each, (shape[0], shape[1]), rows, columns)
+    return MatrixBlocks(count, each, stack.begin // each, (shape[0], shape[1]), rows, columns)
 
 
 def _in_one_message(
-    stacks: Sequence[Divided], blocks: Sequence[Blocks], mesh: Any
+    stacks: Sequence[Divided], blocks: Sequence[MatrixBlocks], mesh: Any
 ) -> list[tuple[Array, NamedSlots]]:
     """The results for stacks whose matrices are brought to owners together, and back together."""
     names, devices = stacks[0].over

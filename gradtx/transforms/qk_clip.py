@@ -87,7 +87,7 @@ def qk_clip(
         )
         out = []
         for (path, u), p in zip(leaves, ps, strict=True):
-            where = _only("qk_clip: heads", clipped, path_string(path), required=False)
+            where = of_path("qk_clip: heads", clipped, path_string(path), required=False)
             if u is None or where is None:
                 out.append(u)
                 continue
@@ -95,7 +95,7 @@ def qk_clip(
                 raise refused_rows("qk_clip", path)
             logits = max_logits
             if isinstance(max_logits, Mapping):
-                logits = _only("qk_clip: max_logits", max_logits, path_string(path))
+                logits = of_path("qk_clip: max_logits", max_logits, path_string(path))
             wide, p = widen(u), widen(jnp.asarray(p))
             logits = jnp.asarray(logits, real_dtype(wide.dtype))
             factor = _factor(path_string(path), p.shape, where, logits, threshold)
@@ -106,7 +106,7 @@ def qk_clip(
     return without_state(shrunk, check=lambda params: mask_tree(params, tuple(clipped)))
 
 
-def _only(what: str, choices: Mapping[str, Any], path: str, *, required: bool = True) -> Any:
+def of_path(what: str, choices: Mapping[str, Any], path: str, *, required: bool = True) -> Any:
     """The value of the one pattern that matches a path."""
     found = [pattern for pattern in choices if matches(path, pattern)]
     if len(found) > 1 or (required and not found):

@@ -13,7 +13,8 @@ import pytest
 
 import gradtx
 from benchmarks import planning
-from gradtx.distributed.operations import operations
+from gradtx.distributed.operations import messages, operations
+from gradtx.engine.owners import Stack
 from tests.distributed.meshes import P, counted, mesh, on
 from tests.processes import ROOT
 from tests.test_aot import printed
@@ -179,6 +180,21 @@ def test_stacks_are_balanced_if_that_is_asked_for(balance):
     assert message.bytes == 2 * (larger if balance else both)
     one_message = f"2 shapes in one message: 2 collectives, {larger:,} bytes there and {larger:,}"
     assert (one_message in str(plan)) is balance
+
+
+def test_messages_of_stacks_are_those_of_the_device_that_receives_most():
+    """In one message a device receives what it has of several stacks; alone, of each."""
+
+    def stack(count, first, sizes, axes=("x",), *, in_one_message=True):
+        return Stack(count, (2, 2), 4, axes, first, (1, 1), sizes, None, in_one_message)
+
+    # Devices 0 and 1; 1 and 2; 3 alone.
+    together = [stack(2, 0, (10, 20)), stack(2, 1, (3, 5)), stack(1, 3, (11, 22))]
+    assert messages(together) == [(("x",), 13, 25)]
+    alone = stack(4, None, (7, 9), in_one_message=False)
+    other = stack(1, 0, (1, 2), ("y",))
+    found = [(("x",), 7, 9), (("x",), 13, 25), (("y",), 1, 2)]
+    assert messages([*together, alone, other]) == found
 
 
 def test_operations_are_those_of_products_in_all_turns():

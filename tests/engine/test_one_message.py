@@ -1,4 +1,4 @@
-"""Blocks of matrices of several shapes, sent to their owners and back."""
+"""MatrixBlocks of matrices of several shapes, sent to their owners and back."""
 
 import jax
 import jax.numpy as jnp
@@ -7,13 +7,13 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 from benchmarks.hlo import collectives
-from gradtx.engine.one_message import Blocks, OneMessage
+from gradtx.engine.one_message import MatrixBlocks, OneMessage
 
 STACKS = [
     # Five on devices 6, 7 and 0, the last with one; one on device 1; three on 2, 3 and 4.
-    Blocks(5, 2, 6, (8, 12), ("y", "x"), ()),
-    Blocks(1, 1, 1, (4, 16), ("x",), ("y",)),
-    Blocks(3, 1, 2, (6, 8), (), ("x", "y")),
+    MatrixBlocks(5, 2, 6, (8, 12), ("y", "x"), ()),
+    MatrixBlocks(1, 1, 1, (4, 16), ("x",), ("y",)),
+    MatrixBlocks(3, 1, 2, (6, 8), (), ("x", "y")),
 ]
 OWNED = {
     (0, 6): (0, 1),

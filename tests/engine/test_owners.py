@@ -4,6 +4,7 @@ import contextlib
 import functools
 import math
 import re
+from typing import NamedTuple
 
 import chex
 import jax
@@ -368,13 +369,76 @@ def test_slots_with_the_owner_need_no_mesh_at_hand(balance):
     state = gradtx.state_sharding(tx, g, where, balance=balance).init(tx, g)
     assert [x.share.begin for x in state.left] == ([2, 2, 0, 0] if balance else [None] * 4)
     assert (state.left[0].value.shape, state.left[1].value) == ((8, 1, 8, 8), None)
-    got, new = tx.update(g, state)
+    # One program: of several that communicate, simulated devices may wait for ever.
+    got, new = jax.jit(tx.update)(g, state)
     want, _ = tx.update(g, tx.init(g))
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-6)
     assert jax.tree.structure(new) == jax.tree.structure(state)
     with pytest.raises(ValueError, match="the slots of 2 equal matrices are one stack"):
         tx.update([g[0], None, *g[2:]], state)
+
+
+def summing():
+    """A rule that keeps the sum of all gradients, as entries of the matrix."""
+
+    class SumState(NamedTuple):
+        total: gradtx.types.Slots
+
+    def rule(g, s, t):
+        total = s.total + g
+        return total / jnp.linalg.norm(total, axis=(-2, -1), keepdims=True), {"total": total}
+
+    dimensions = MatrixDimensions(numbers, gradtx.MuonDimensionNumbers)
+    return matrixwise(SumState, rule, dimensions, slots=lambda p: {"total": jnp.zeros_like(p)})
+
+
+ROWS_OF_TWO_AXES = gradtx.MuonDimensionNumbers((0, 1), 2)
+MESSAGES = {
+    # What is beside one square matrix on four devices, its dimension numbers, how it is divided,
+    # and whether both go in one message.
+    "rows": ((8, 16), gradtx.MuonDimensionNumbers(), PartitionSpec("x"), True),
+    "the first of two axes": ((4, 6, 5), ROWS_OF_TWO_AXES, PartitionSpec("x"), True),
+    "the second of two axes": ((6, 4, 5), ROWS_OF_TWO_AXES, PartitionSpec(None, "x"), False),
+    "heads": ((8, 6), gradtx.MuonDimensionNumbers(0, 1, (0, 2)), PartitionSpec("x"), False),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", MESSAGES)
+def test_balanced_stacks_are_one_message_where_devices_have_blocks(case):
+    shape, of_other, spec, in_one = MESSAGES[case]
+    rng = np.random.default_rng(0)
+    p = {n: jnp.asarray(rng.normal(size=s), float) for n, s in (("a", (8, 8)), ("b", shape))}
+    given = {"a": gradtx.MuonDimensionNumbers(), "b": of_other}
+    tx = gradtx.scale_by_muon(weight_dimension_numbers=given)
+    where = {n: NamedSharding(mesh(4), s) for n, s in (("a", PartitionSpec("x")), ("b", spec))}
+    sharding = gradtx.state_sharding(tx, p, where, balance=True)
+    assert [stack.in_one_message for stack in sharding.owned] == [in_one] * 2
+    want, _ = tx.update(p, tx.init(p))
+    state = sharding.init(tx, p)
+    got, _ = jax.jit(sharding.placed(tx).update)(jax.device_put(p, where), state)
+    chex.assert_trees_all_close(got, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_slots_that_travel_with_matrices_are_in_their_message():
+    """Sums of gradients do, in the state of `tx.init`; Shampoo's factors go by themselves."""
+    rng = np.random.default_rng(0)
+    p = {n: jnp.asarray(rng.normal(size=s), float) for n, s in (("a", (8, 8)), ("b", (8, 16)))}
+    where = dict.fromkeys(p, NamedSharding(mesh(4), PartitionSpec("x")))
+    placed = jax.device_put(p, where)
+    for tx, messages in ((summing(), 2), (with_bases("shampoo"), None)):
+        update = jax.jit(gradtx.state_sharding(tx, p, where, balance=True).placed(tx).update)
+        got, want = (placed, tx.init(p)), (p, tx.init(p))
+        for _ in range(2):
+            got, want = update(placed, got[1], placed), tx.update(p, want[1], p)
+        chex.assert_trees_all_close(got, want, rtol=1e-4, atol=1e-5)
+        program = update.lower(
+            placed, jax.device_put(tx.init(p), NamedSharding(mesh(4), PartitionSpec())), placed
+        ).compile()
+        sent = re.findall(COLLECTIVE, program.as_text())
+        assert len(sent) == messages if messages else len(sent) > 4
 
 
 EXPERTS = {

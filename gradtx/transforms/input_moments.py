@@ -1,0 +1,228 @@
+"""Gradients times the inverse second moment of what goes into their layers: Newton-Muon."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.linalg import cho_solve
+
+from gradtx.checks import Decay, NonNegative, Positive, PositiveCount, PositiveInt
+from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
+from gradtx.engine.lift import refused_rows
+from gradtx.engine.matrix_layout import Matrices, MatrixDimensions, as_matrices
+from gradtx.numerics import cast, compute_dtype, ema, increment, precise, widen
+from gradtx.numerics.control import branch
+from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs, transformation
+from gradtx.paths import aligned, leaves_with_path, matches, path_string
+from gradtx.rows import is_rows
+from gradtx.transforms.qk_clip import of_path
+from gradtx.types import (
+    Array,
+    Counter,
+    DimensionNumbers,
+    Params,
+    Slots,
+    State,
+    Updates,
+)
+
+
+class InputMomentsState(NamedTuple):
+    """count: i32[]; average: of second moments, (n, d, d) for `n` blocks of `d` rows; inverse: its.
+
+    A leaf that is not a matrix has None.
+    """
+
+    count: Counter
+    average: Slots
+    inverse: Slots
+
+
+@precise
+def input_moments(inputs: Array, block_size: int | None = None) -> Array:
+    r"""The second moment of the inputs of a layer, :math:`\frac{1}{N} \sum_i \bar z_i z_i^\top`.
+
+    Args:
+        inputs: what is multiplied by the matrix from the right, ``(..., d)``; the mean is over all
+            axes but the last.
+        block_size: divides `d`; then only the blocks of this size on the diagonal are computed.
+
+    Returns:
+        ``(d, d)``, or ``(blocks, block_size, block_size)``, in float32 or wider.
+
+    >>> input_moments(jnp.array([[1.0, 2.0], [3.0, 0.0]])).tolist()
+    [[5.0, 1.0], [1.0, 2.0]]
+    """
+    z = widen(jax.lax.stop_gradient(inputs))
+    z = z.reshape(-1, z.shape[-1])
+    if block_size is None:
+        return z.conj().T @ z / len(z)
+    z = z.reshape(len(z), -1, block_size)
+    return jnp.einsum("nbi,nbj->bij", z.conj(), z) / len(z)
+
+
+@transformation
+def scale_by_input_moments(
+    decay: Decay = 0.95,
+    ridge: Positive = 0.2,
+    eps: NonNegative = 1e-8,
+    initial: NonNegative = 1e-3,
+    every: PositiveCount = 32,
+    *,
+    block_size: PositiveInt | None = None,
+    weight_dimension_numbers: DimensionNumbers | None = None,
+) -> GradientTransformation:
+    r"""Multiply gradients of matrices by the inverse second moment of their layers' inputs.
+
+    For a layer :math:`y = z W` with inputs `z` and a matrix `W` of :math:`d \times n`,
+
+    .. math::
+        K &\leftarrow \beta K + (1 - \beta) \tfrac{1}{N} \textstyle\sum_i \bar z_i z_i^\top, \qquad
+            P \leftarrow \Bigl(K + \bigl(\gamma \tfrac{\operatorname{tr} K}{d}
+            + \epsilon\bigr) I\Bigr)^{-1} \qquad \text{at every } T \text{-th step}, \\
+        u_t &= P g_t
+
+    which is Newton's step for the inputs' side of a quadratic loss. In front of :func:`muon` this
+    is :func:`newton_muon`.
+
+    Args:
+        decay: :math:`\beta` in :math:`[0, 1)`.
+        ridge: :math:`\gamma > 0`, relative to the mean of the diagonal.
+        eps: :math:`\epsilon \ge 0`.
+        initial: `K` begins as this number times the identity, and `P` as the identity.
+        every: `T`, at least 1; a number, or a schedule.
+        block_size: divides `d`; `K` then consists of blocks of this size on the diagonal. A side
+            that is not longer is one block.
+        weight_dimension_numbers: as in :func:`scale_by_muon`; the rows are the inputs.
+
+    ``update`` takes the moments as the extra argument ``input_moments``: a dict of what the
+    function :func:`input_moments` returns, by the path pattern of the matrices with these inputs,
+    ``{"*/attention/qkv": ...}``; ``(layers, d, d)`` for stacked layers. They are read at every
+    `T`-th step, counted from 1, and need not be measured at others. A matrix without moments keeps
+    its `P`. On several devices, average the moments first.
+
+    State: `InputMomentsState`, in float32 or wider.
+
+    Raises:
+        ValueError: a pattern matches no matrix, a matrix has moments of two patterns or of another
+            shape, or `block_size` does not divide a longer side.
+        TypeError: the gradient of a matrix is `Rows`.
+
+    A `P` that is not finite becomes the identity, as in the authors' code.
+
+    Source: Z. Du and W. Su, The Newton-Muon Optimizer, 2026, arXiv:2604.01472, algorithm 1, with
+    the constants, the beginning and the steps at which `K` moves from the authors' code,
+    https://github.com/zhehangdu/Newton-Muon.
+
+    >>> tx = scale_by_input_moments(ridge=0.5, every=1, decay=0.0)
+    >>> g, z = jnp.ones((2, 1)), jnp.array([[2.0, 0.0], [0.0, 0.0]])
+    >>> moments = {"*": input_moments(z)}  # 2 for the first input, and the ridge is 0.5
+    >>> tx.update(g, tx.init(g), input_moments=moments)[0].round(3).ravel().tolist()
+    [0.4000000059604645, 2.0]
+    """
+    name = "scale_by_input_moments"
+    dimensions = MatrixDimensions(dimension_numbers(weight_dimension_numbers), MuonDimensionNumbers)
+
+    def blocks_of(path: Any, how: Matrices) -> int:
+        """How many blocks the rows of a matrix are."""
+        if block_size is None or how.rows <= block_size:
+            return 1
+        if how.rows % block_size:
+            raise ValueError(
+                f"{name}: block_size={block_size} does not divide the {how.rows} rows of the "
+                f"matrix at {path_string(path)!r}"
+            )
+        return how.rows // block_size
+
+    def init(params: Params) -> State:
+        leaves, treedef = leaves_with_path(params)
+        made: list[Any] = []
+        for (path, p), number in zip(leaves, dimensions.of(name, params), strict=True):
+            if p is None or number is None:
+                made.append(None)
+                continue
+            how = as_matrices(name, path, p.shape, number)
+            count = blocks_of(path, how)
+            side = how.rows // count
+            identity = jnp.eye(side, dtype=compute_dtype(p.dtype))
+            made.append(jnp.tile(identity, (how.sizes[0] * count, 1, 1)))
+        averages = [None if one is None else initial * one for one in made]
+        return InputMomentsState(
+            jnp.zeros([], jnp.int32), treedef.unflatten(averages), treedef.unflatten(made)
+        )
+
+    def update(
+        updates: Updates,
+        state: State,
+        params: Params | None = None,
+        *,
+        input_moments: Mapping[str, Any] | None = None,
+        **extra_args: Any,
+    ) -> tuple[Updates, State]:
+        del params, extra_args
+        count = increment(state.count)
+        due = count % every == 0
+        given = dict(input_moments or {})
+        leaves, treedef = leaves_with_path(updates)
+        problem = f"{name}: gradients and state are different trees"
+        averages, inverses = (
+            aligned(problem, updates, treedef, x) for x in (state.average, state.inverse)
+        )
+        used: set[str] = set()
+        out = [g for _, g in leaves]
+        numbers = dimensions.of(name, updates)
+        for i, (path, g) in enumerate(leaves):
+            if g is None or averages[i] is None:
+                continue
+            if is_rows(g):
+                raise refused_rows(name, path)
+            where = path_string(path)
+            how = as_matrices(name, path, g.shape, numbers[i])
+            found = of_path(f"{name}: input_moments", given, where, required=False)
+            if found is not None:
+                used |= {pattern for pattern in given if matches(where, pattern)}
+                moments = _blocks(name, where, found, averages[i])
+                averages[i], inverses[i] = branch(
+                    due,
+                    lambda old, _, new: _refreshed(ema(new, old, decay), ridge, eps),
+                    lambda old, inverse, _: (old, inverse),
+                    averages[i],
+                    inverses[i],
+                    moments,
+                )
+            out[i] = _multiplied(inverses[i], how, g)
+        if unused := sorted(given.keys() - used):
+            raise ValueError(f"{name}: input_moments: {unused[0]!r} matches no matrix")
+        return treedef.unflatten(out), InputMomentsState(
+            count, treedef.unflatten(averages), treedef.unflatten(inverses)
+        )
+
+    return GradientTransformationExtraArgs(init, update)
+
+
+@precise
+def _refreshed(average: Array, ridge: Any, eps: Any) -> tuple[Array, Array]:
+    """The average, and the inverse of it with something added to the diagonal."""
+    identity = jnp.eye(average.shape[-1], dtype=average.dtype)
+    mean = jnp.trace(average, axis1=-2, axis2=-1).real / max(len(identity), 1)
+    root = jnp.linalg.cholesky(average + (ridge * mean + eps)[:, None, None] * identity)
+    inverse = cho_solve((root, True), jnp.broadcast_to(identity, average.shape))
+    works = jnp.all(jnp.isfinite(inverse), (-2, -1), keepdims=True)
+    return average, jnp.where(works, inverse, identity)
+
+
+@precise
+def _multiplied(inverse: Array, how: Matrices, g: Array) -> Array:
+    x = how.take(widen(g)).reshape(len(inverse), inverse.shape[-1], how.columns)
+    return cast(how.put((inverse @ x).reshape(how.sizes)), g.dtype)
+
+
+def _blocks(name: str, path: str, moments: Any, like: Array) -> Array:
+    moments = jnp.asarray(moments)
+    if moments.shape[-2:] != like.shape[-2:] or moments.size != like.size:
+        raise ValueError(
+            f"{name}: the moments of {path!r} have the shape {moments.shape}; its {len(like)} "
+            f"blocks have {like.shape[-2:]} each"
+        )
+    return cast(moments.reshape(like.shape), like.dtype)
