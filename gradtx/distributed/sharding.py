@@ -103,7 +103,9 @@ class StateSharding:
         return resharded(tx, self.reductions, self.balance)
 
     def put(self, state: State) -> State:
-        """A whole state, such as one that was loaded, in the sharding, padding and stacks of this.
+        """A state, such as one that was loaded, in the sharding, padding and stacks of this.
+
+        It may be whole, or have padding and stacks of this sharding or another.
 
         Raises:
             ValueError: it is another tree, or a leaf has another shape (the error names it).
@@ -115,7 +117,7 @@ class StateSharding:
         return unpadded(apart(state))
 
     def _formed(self, state: State) -> State:
-        """A whole state with slots padded and in stacks, as this sharding has them."""
+        """A state with slots padded and in stacks, as this sharding has them."""
         treedef: Any
         given: Any
 
@@ -123,9 +125,10 @@ class StateSharding:
             return is_padded(x) or is_owned(x) or is_encoded(x)
 
         ours, treedef = with_paths(self.abstract, is_leaf=formed)
-        theirs, given = jax.tree.flatten(apart(state), is_leaf=is_encoded)
+        theirs, given = jax.tree.flatten(self.whole(state), is_leaf=is_encoded)
         if given != treedef:
-            problem = first_difference(treedef.unflatten([x for _, x in ours]), state)
+            alone = treedef.unflatten([0] * len(ours)), given.unflatten([0] * len(theirs))
+            problem = first_difference(*alone)
             raise ValueError(f"the state is not one of this sharding: {problem}")
         for (path, place), x in zip(ours, theirs, strict=True):
             if tuple(x.shape) != tuple(place.shape):

@@ -1,6 +1,8 @@
 """Slots that stay where matrices are transformed: those of equal leaves are one divided stack."""
 
+import functools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -179,7 +181,7 @@ def is_owned(x: Any) -> bool:
     return isinstance(x, Owned)
 
 
-def stacked(slots: list[Any], shares: list[Share], devices: int) -> list[Owned]:
+def stacked(slots: list[Any], shares: Sequence[Share], devices: int) -> list[Owned]:
     """The slots of equal leaves as one stack, padded so that the devices can divide it."""
     parts = [share.take(x) for x, share in zip(slots, shares, strict=True)]
     lay_out = shares[0].laid_out
@@ -210,7 +212,7 @@ def together(slots: list[Any], like: list[Any]) -> list[Any]:
 
     Slots in codecs that differ, or with blocks that a stack would divide, stay separate.
     """
-    made, found = list(slots), dict[int, list[int]]()
+    found, whole = dict[int, list[int]](), list[tuple[list[int], tuple[Share, ...], int]]()
     for i, slot in enumerate(like):
         if not is_owned(slot):
             continue
@@ -218,14 +220,24 @@ def together(slots: list[Any], like: list[Any]) -> list[Any]:
         members.append(i)
         if len(members) == slot.share.of:  # all leaves of one field come before the next field
             del found[slot.share.stack]
-            own, shares = [made[k] for k in members], [like[k].share for k in members]
+            own, shares = [slots[k] for k in members], tuple(like[k].share for k in members)
             alike = len(set(map(jax.tree.structure, own))) == 1
-            if not alike or not all(s.fits(x) for s, x in zip(shares, own, strict=True)):
-                continue
-            size = like[members[0]].value.shape[0]
-            for k, each in zip(members, stacked(own, shares, size), strict=True):
-                made[k] = each
+            if alike and all(s.fits(x) for s, x in zip(shares, own, strict=True)):
+                whole.append((members, shares, like[members[0]].value.shape[0]))
+    made = list(slots)
+    forms = tuple((shares, size) for _, shares, size in whole)
+    stacks = _each_stacked([[slots[k] for k in members] for members, *_ in whole], forms)
+    for (members, *_), stack in zip(whole, stacks, strict=True):
+        for k, each in zip(members, stack, strict=True):
+            made[k] = each
     return made
+
+
+@functools.partial(jax.jit, static_argnames="forms")  # one program, as in `apart`
+def _each_stacked(
+    slots: list[list[Any]], forms: tuple[tuple[tuple[Share, ...], int], ...]
+) -> list[list[Owned]]:
+    return [stacked(own, shares, size) for own, (shares, size) in zip(slots, forms, strict=True)]
 
 
 def apart(state: PyTree) -> PyTree:

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import AxisType
 
 import gradtx
 from gradtx.distributed.divided_state import DividedState, _part
-from gradtx.distributed.padding import Padded, is_padded
+from gradtx.distributed.padding import Padded, is_padded, unpadded
 from gradtx.distributed.placement import Placement, inherited, spread
 from tests.catalogue import CATALOGUE
 from tests.distributed.meshes import THIRDS, P, all_lie_on, counted, mesh, on
@@ -329,6 +330,27 @@ def test_no_parameter_sized_temporaries_are_added():
     compiled = jax.jit(update, donate_argnums=(0, 1), out_shardings=places)
     memory = compiled.lower(kept, found.abstract, kept).compile().memory_analysis()
     assert memory.temp_size_in_bytes <= 1024
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_a_padded_state_moves_to_another_mesh(kind):
+    """As through its whole form, which is made in one program."""
+    tx, p = gradtx.adam(1e-2), {"a": jnp.ones((37, 29)), "b": jnp.ones((31, 3))}
+
+    def over(devices):
+        m = jax.make_mesh((devices,), ("data",), axis_types=(kind,))
+        return gradtx.state_sharding(tx, p, on(m), zero="data", min_size=1)
+
+    first, other = over(8), over(4)
+    state = first.init(tx, jax.device_put(p, first.params))
+    assert is_padded(state[0].mu["a"])
+    whole = first.whole(state)
+    chex.assert_trees_all_equal(whole, tx.init(p))
+    assert len(jax.make_jaxpr(unpadded)(state).eqns) == 1
+    for each in (first, other):
+        chex.assert_trees_all_equal(each.put(state), each.put(whole))
+        assert jax.tree.structure(each.put(state)) == jax.tree.structure(each.state)
 
 
 @pytest.mark.slow

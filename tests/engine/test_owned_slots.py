@@ -46,6 +46,14 @@ def test_a_stack_has_the_matrices_of_all_leaves(count, begin):
     alike(in_stacks([*slots, slots[0]], [*owned, slots[0]]), [*owned, slots[0]])
 
 
+def test_stacks_are_made_and_taken_apart_in_one_program():
+    """Simulated devices wait for ever where several programs that communicate run at a time."""
+    slots = numbers(3)
+    owned = stacked(slots, shares(3), 4)
+    made = jax.make_jaxpr(lambda x: in_stacks(x, [*owned, *owned]))([*slots, *slots])
+    assert len(made.eqns) == len(jax.make_jaxpr(apart)([owned, owned]).eqns) == 1
+
+
 def test_a_stack_has_the_factors_of_all_leaves():
     slots = numbers(3, (2, 6, 6))
     owned = stacked(slots, shares(3, None, (2, 6, 6)), 4)
