@@ -110,7 +110,8 @@ def _containers(tree: Any, other: Any, at: Any = ()) -> Iterator[tuple[str, str,
     """Where two trees, or their nodes, are containers of different kinds, and of which."""
     kind = type(tree).__name__
     if type(tree) is not type(other):
-        yield path_string(at), kind, type(other).__name__
+        if not jax.tree_util.all_leaves([tree, other]):  # of leaves the types do not matter
+            yield path_string(at), kind, type(other).__name__
         return
     structure: Any
     ours, structure = _children(tree)

@@ -19,6 +19,11 @@ from gradtx.paths import first_difference, mask_tree, spread
             "'b/c' is a tuple in the first and a list in the second",
         ),
         (
+            {"a": 1.0, "b": (1.0,)},
+            {"a": 1, "b": [1.0]},  # of leaves the types do not matter
+            "'b' is a tuple in the first and a list in the second",
+        ),
+        (
             {"a": (1.0,), "b": jax.tree_util.Partial(min, 1.0)},
             {"a": (1.0,), "b": jax.tree_util.Partial(max, 1.0)},
             "'b' is a Partial of one form in the first and a Partial of another in the second",
