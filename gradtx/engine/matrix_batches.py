@@ -167,8 +167,10 @@ def _sharding_of(given: Leaves, i: int, x: Array, how: Matrices, share: Share | 
     own = None if share is None else share.own
     if not shardings_are_known():
         left_open = open_sharding(x)
-        if left_open is None or own is None:
+        if left_open is None or share is None or own is None:
             return left_open
+        if not {*share.axes} <= {*left_open.mesh.axis_names}:
+            return left_open  # the stack is of another mesh, and `MatrixBatch.owners` refuses it
         # Of a leaf with a stack of what it has on each device, the stack says how it is divided.
         return NamedSharding(left_open.mesh, PartitionSpec(*(dims or None for dims in own.dims)))
     path = path_string(given.paths[i])

@@ -506,6 +506,11 @@ def test_a_state_of_experts_is_of_one_mesh():
         moved = other.put(first.whole(state))
         assert jax.tree.structure(moved) == jax.tree.structure(other.state)
         jax.eval_shape(run, like, moved, like)
+    # By hand, on a mesh that has no axis of this name.
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (like, state))
+    renamed = jax.make_mesh((2,), ("devices",), axis_types=(AxisType.Auto,))
+    with jax.set_mesh(renamed), pytest.raises(ValueError, match="made for this mesh"):
+        jax.jit(tx.update).trace(*shapes, like)
     # The state of a transformation that is placed already has its stacks.
     chex.assert_trees_all_equal(first.init(first.placed(tx), like), state)
 
