@@ -282,11 +282,16 @@ def _one_by_one(state: State) -> State:
 
 
 def _as_saved(start: State, flat: Mapping[str, Any]) -> State:
-    """A state in the form of a saved one: an older version of gradtx wrote stacks as they are."""
+    """A state in the form of a saved one: an older version of gradtx wrote stacks as they are.
+
+    It had their matrices in order, also of experts, whose stacks are laid out in another way now.
+    """
     state = unpack(start)
+    slots = jax.tree.leaves(state, is_leaf=is_owned)
+    in_order = all(x.share.own is None for x in slots if is_owned(x))
     whole = _one_by_one(state)
     paths, stacks = ({k for k, x in matching.leaves(s) if not is_empty(x)} for s in (whole, state))
-    return state if stacks - paths and stacks <= flat.keys() else whole
+    return state if in_order and stacks - paths and stacks <= flat.keys() else whole
 
 
 def _in_stacks(state: State, like: State) -> State:

@@ -232,6 +232,21 @@ def test_stacks_are_written_one_by_one(monkeypatch):
 
 
 @pytest.mark.slow
+def test_stacks_of_experts_in_order_are_refused(monkeypatch):
+    """An older version wrote them so; as a stack of today each matrix would be another's."""
+    tx = gradtx.scale_by_shampoo(weight_dimension_numbers=gradtx.MuonDimensionNumbers(2, 3))
+    p = {"experts": jnp.ones((3, 4, 8, 8))}
+    where = NamedSharding(mesh(2, 4), PartitionSpec(None, "y", "x"))
+    placed = gradtx.state_sharding(tx, p, where).placed(tx)
+    monkeypatch.setattr("gradtx.checkpoint.state_dict.apart", lambda state: state)
+    stacks = gradtx.state_dict(placed.init(p))
+    monkeypatch.undo()
+    assert "left/experts/value" in stacks
+    with pytest.raises(ValueError, match="left/experts"):
+        gradtx.load_state_dict(placed, p, stacks)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_step_of_layers_in_a_scan(inside):
     """Also where each layer is updated inside of the backward pass."""
