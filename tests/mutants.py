@@ -161,7 +161,14 @@ SECONDS = 15
 # A slow test that goes over the catalogue would take minutes for each mutant that it does not see.
 SLOW_CASES = 6
 # The modules and folders of which each case of a slow test tries what no other does: all run.
-EVERY_CASE = ("interop.keras_optimizers", "interop.torch_optimizers", "losses", "training.lookup")
+EVERY_CASE = (
+    "engine.own_batches",
+    "engine.owners",
+    "interop.keras_optimizers",
+    "interop.torch_optimizers",
+    "losses",
+    "training.lookup",
+)
 
 OPTIONS = ("-q", "--tb=native", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib")
 
