@@ -598,3 +598,14 @@ def test_a_truncated_file_is_refused_and_the_old_state_goes_on(through, read, pa
     with pytest.raises(Exception, match="(?i)header|buffer|incomplete|unpack|zip|data"):
         load_state_dict(tx, PARAMS, read(path))
     same(step(tx, PARAMS, state, 7), want)
+
+
+def test_a_type_that_numpy_forgot_is_given_back():
+    """A file of NumPy's says only how wide an entry of bfloat16 is."""
+    x = np.arange(3, dtype=jnp.bfloat16)
+    got = saving.typed(x.view("V2"), "bfloat16")
+    assert got.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(got, x)
+    assert saving.typed(x, "bfloat16") is x
+    floats = np.ones(2, np.float32)
+    assert saving.typed(floats, "bfloat16") is floats
