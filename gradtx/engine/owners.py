@@ -284,9 +284,7 @@ def _blocks(stack: Divided) -> MatrixBlocks | None:
     """Where each device has a block of every matrix of a balanced stack; None if it does not."""
     moving = [x for n, x in stack.slots.items() if n not in stack.staying]
     elsewhere = any(x.shape != stack.batch.shape for x in moving)
-    used = [axis for these in stack.axes for axis in these]
-    has_heads = len(set(used)) < len(used)
-    if stack.begin is None or is_open(stack.sharding) or elsewhere or has_heads:
+    if stack.begin is None or is_open(stack.sharding) or elsewhere:
         return None
     batch, *sides = ([axes_along(stack.sharding, axis) for axis in these] for these in stack.axes)
     # Of several axes that are merged into rows or columns only the first may be divided.

@@ -204,8 +204,9 @@ def scale_by_input_moments(
 @precise
 def _refreshed(average: Array, ridge: Any, eps: Any) -> tuple[Array, Array]:
     """The average, and the inverse of it with something added to the diagonal."""
-    identity = jnp.eye(average.shape[-1], dtype=average.dtype)
-    mean = jnp.trace(average, axis1=-2, axis2=-1).real / max(len(identity), 1)
+    _, side, _ = average.shape
+    identity = jnp.eye(side, dtype=average.dtype)
+    mean = jnp.trace(average, axis1=-2, axis2=-1).real / max(side, 1)
     root = jnp.linalg.cholesky(average + (ridge * mean + eps)[:, None, None] * identity)
     inverse = cho_solve((root, True), jnp.broadcast_to(identity, average.shape))
     works = jnp.all(jnp.isfinite(inverse), (-2, -1), keepdims=True)
@@ -214,7 +215,8 @@ def _refreshed(average: Array, ridge: Any, eps: Any) -> tuple[Array, Array]:
 
 @precise
 def _multiplied(inverse: Array, how: Matrices, g: Array) -> Array:
-    x = how.take(widen(g)).reshape(len(inverse), inverse.shape[-1], how.columns)
+    count, side, _ = inverse.shape
+    x = how.take(widen(g)).reshape(count, side, how.columns)
     return cast(how.put((inverse @ x).reshape(how.sizes)), g.dtype)
 
 

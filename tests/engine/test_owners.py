@@ -401,6 +401,7 @@ MESSAGES = {
     "the first of two axes": ((4, 6, 5), ROWS_OF_TWO_AXES, PartitionSpec("x"), True),
     "the second of two axes": ((6, 4, 5), ROWS_OF_TWO_AXES, PartitionSpec(None, "x"), False),
     "heads": ((8, 6), gradtx.MuonDimensionNumbers(0, 1, (0, 2)), PartitionSpec("x"), False),
+    "other heads": ((8, 6), gradtx.MuonDimensionNumbers(0, 1, (1, 2)), PartitionSpec("x"), True),
 }
 
 

@@ -121,12 +121,26 @@ def test_what_is_measured_for_several_matrices_and_for_none():
 
 
 def test_an_inverse_that_is_not_finite_is_the_identity():
-    tx = gradtx.scale_by_input_moments(every=1)
-    g = {"a": jnp.ones((2, 3)), "b": jnp.ones((2, 3))}
-    moments = {"a": -jnp.eye(2), "b": jnp.eye(2)}
+    """Of one layer; the other is divided by its average and a fifth of that."""
+    tx = gradtx.scale_by_input_moments(0.0, eps=0.0, every=1, weight_dimension_numbers=STACKED)
+    g = jnp.ones((2, 2, 3))
+    moments = {"*": jnp.stack([-jnp.eye(2), 4 * jnp.eye(2)])}
     updates, _ = tx.update(g, tx.init(g), input_moments=moments)
-    np.testing.assert_array_equal(updates["a"], g["a"])
-    assert not np.allclose(updates["b"], g["b"])
+    np.testing.assert_array_equal(updates[0], g[0])
+    np.testing.assert_allclose(updates[1], 1 / 4.8, rtol=1e-5)
+
+
+def test_a_layer_with_one_input():
+    tx, g = gradtx.scale_by_input_moments(0.5, 0.25, 0.5, 1.0, every=1), jnp.ones((1, 3))
+    updates, state = tx.update(g, tx.init(g), input_moments={"*": jnp.full((1, 1), 3.0)})
+    np.testing.assert_allclose(state.average, 2.0)
+    np.testing.assert_allclose(updates, 1 / (2 + 0.5 + 0.5), rtol=1e-6)
+
+
+def test_moments_are_means_over_all_axes_but_the_last():
+    z = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
+    want = sum(np.outer(row, row) for row in z.reshape(6, 4)) / 6
+    np.testing.assert_allclose(gradtx.input_moments(z), want, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
