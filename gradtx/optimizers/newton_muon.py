@@ -73,13 +73,14 @@ def newton_muon(
             ``adamw(learning_rate, weight_decay=weight_decay, mask=mask)``.
 
     ``update`` takes the extra argument ``input_moments``, a dict by path pattern of what
-    ``gradtx.input_moments(z)`` returns. Without it the step is that of Muon.
+    ``gradtx.input_moments(z)`` returns. A matrix without moments keeps its `P`, which is the
+    identity at first: then the step is that of Muon.
 
     State: `PartitionState` with the groups ``"matrices"`` and ``"others"``.
 
     Source: Z. Du and W. Su, The Newton-Muon Optimizer, 2026, arXiv:2604.01472, algorithm 1, with
-    the constants of the authors' code, https://github.com/zhehangdu/Newton-Muon. There queries,
-    keys and values in one matrix are orthogonalized apart: see :func:`split_leaves`.
+    the constants of the authors' code, https://github.com/zhehangdu/Newton-Muon. In that code
+    queries, keys and values in one matrix are orthogonalized separately: see :func:`split_leaves`.
 
     >>> import gradtx, jax.numpy as jnp
     >>> tx, w = newton_muon(0.1, every=1, ridge=1e-3), {"w": jnp.zeros((2, 2))}

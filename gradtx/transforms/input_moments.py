@@ -1,5 +1,6 @@
 """Gradients times the inverse second moment of what goes into their layers: Newton-Muon."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ from gradtx.types import (
 
 
 class InputMomentsState(NamedTuple):
-    """count: i32[]; average: of second moments, (n, d, d) for `n` blocks of `d` rows; inverse: its.
+    """count: i32[]; average: `K`, (n, d, d) for `n` blocks of `d` rows; inverse: `P`, alike.
 
     A leaf that is not a matrix has None.
     """
@@ -46,19 +47,26 @@ def input_moments(inputs: Array, block_size: int | None = None) -> Array:
     Args:
         inputs: what is multiplied by the matrix from the right, ``(..., d)``; the mean is over all
             axes but the last.
-        block_size: divides `d`; then only the blocks of this size on the diagonal are computed.
+        block_size: divides `d`; then only the blocks of this size on the diagonal are computed. If
+            `d` is not longer, there is one block.
 
     Returns:
         ``(d, d)``, or ``(blocks, block_size, block_size)``, in float32 or wider.
+
+    Raises:
+        ValueError: `block_size` does not divide a longer `d`.
 
     >>> input_moments(jnp.array([[1.0, 2.0], [3.0, 0.0]])).tolist()
     [[5.0, 1.0], [1.0, 2.0]]
     """
     z = widen(jax.lax.stop_gradient(inputs))
-    z = z.reshape(-1, z.shape[-1])
+    *before, d = z.shape
+    z = z.reshape(math.prod(before), d)
     if block_size is None:
         return z.conj().T @ z / len(z)
-    z = z.reshape(len(z), -1, block_size)
+    if d > block_size and d % block_size:
+        raise ValueError(f"input_moments: block_size={block_size} does not divide {d} inputs")
+    z = z.reshape(len(z), max(d // block_size, 1), min(d, block_size))
     return jnp.einsum("nbi,nbj->bij", z.conj(), z) / len(z)
 
 
@@ -83,8 +91,8 @@ def scale_by_input_moments(
             + \epsilon\bigr) I\Bigr)^{-1} \qquad \text{at every } T \text{-th step}, \\
         u_t &= P g_t
 
-    which is Newton's step for the inputs' side of a quadratic loss. In front of :func:`muon` this
-    is :func:`newton_muon`.
+    which is Newton's step for a quadratic loss, but for the average and the ridge.
+    :func:`newton_muon` is Muon after this transformation.
 
     Args:
         decay: :math:`\beta` in :math:`[0, 1)`.
@@ -99,17 +107,19 @@ def scale_by_input_moments(
     ``update`` takes the moments as the extra argument ``input_moments``: a dict of what the
     function :func:`input_moments` returns, by the path pattern of the matrices with these inputs,
     ``{"*/attention/qkv": ...}``; ``(layers, d, d)`` for stacked layers. They are read at every
-    `T`-th step, counted from 1, and need not be measured at others. A matrix without moments keeps
-    its `P`. On several devices, average the moments first.
+    `T`-th step, counted from 1, and need not be measured at others. A matrix without moments, or
+    with None for them, keeps its `P`. On several devices, average the moments first; under
+    :func:`accumulate`, over the micro-batches of a window, of which only the last call is read.
 
     State: `InputMomentsState`, in float32 or wider.
 
     Raises:
-        ValueError: a pattern matches no matrix, a matrix has moments of two patterns or of another
-            shape, or `block_size` does not divide a longer side.
-        TypeError: the gradient of a matrix is `Rows`.
+        ValueError: a pattern matches no matrix and no leaf without a gradient, a matrix has moments
+            of two patterns or of another shape, or `block_size` does not divide a longer side.
+        TypeError: the gradient of a matrix is `Rows`, or ``input_moments`` is no dict.
 
-    A `P` that is not finite becomes the identity, as in the authors' code.
+    A `P` that is not finite becomes the identity, as the authors mean it (their code changes a
+    copy). A `K` that is not finite stays so.
 
     Source: Z. Du and W. Su, The Newton-Muon Optimizer, 2026, arXiv:2604.01472, algorithm 1, with
     the constants, the beginning and the steps at which `K` moves from the authors' code,
@@ -163,7 +173,9 @@ def scale_by_input_moments(
         del params, extra_args
         count = increment(state.count)
         due = count % every == 0
-        given = dict(input_moments or {})
+        given = {} if input_moments is None else input_moments
+        if not isinstance(given, Mapping):
+            raise TypeError(f"{name}: input_moments must be a dict of moments by path pattern")
         leaves, treedef = leaves_with_path(updates)
         problem = f"{name}: gradients and state are different trees"
         averages, inverses = (
@@ -173,15 +185,17 @@ def scale_by_input_moments(
         out = [g for _, g in leaves]
         numbers = dimensions.of(name, updates)
         for i, (path, g) in enumerate(leaves):
+            where = path_string(path)
+            if g is None or averages[i] is not None:
+                # A leaf without a gradient may be a matrix of another group, or a frozen one.
+                used |= {pattern for pattern in given if matches(where, pattern)}
             if g is None or averages[i] is None:
                 continue
             if is_rows(g):
                 raise refused_rows(name, path)
-            where = path_string(path)
             how = as_matrices(name, path, g.shape, numbers[i])
             found = of_path(f"{name}: input_moments", given, where, required=False)
             if found is not None:
-                used |= {pattern for pattern in given if matches(where, pattern)}
                 moments = _blocks(name, where, found, averages[i])
                 averages[i], inverses[i] = branch(
                     due,
@@ -192,7 +206,7 @@ def scale_by_input_moments(
                     moments,
                 )
             out[i] = _multiplied(inverses[i], how, g)
-        if unused := sorted(given.keys() - used):
+        if unused := sorted(set(given) - used):
             raise ValueError(f"{name}: input_moments: {unused[0]!r} matches no matrix")
         return treedef.unflatten(out), InputMomentsState(
             count, treedef.unflatten(averages), treedef.unflatten(inverses)

@@ -152,6 +152,7 @@ def test_moments_are_means_over_all_axes_but_the_last():
         ({"a": jnp.eye(4), "*": jnp.eye(4)}, {}, r"'a' matches '\*' and 'a'"),
         ({"a": jnp.eye(3)}, {}, r"of 'a' have the shape \(3, 3\)"),
         ({"a": jnp.ones((2, 4, 4))}, {}, r"of 'a' have the shape \(2, 4, 4\)"),
+        ({"a": jnp.eye(4), "c": None}, {}, "'c' matches no matrix"),
         ({"a": jnp.eye(4)}, {"block_size": 3}, "block_size=3 does not divide the 4 rows"),
         ({"a": jnp.eye(4)}, {"block_size": 2}, r"its 2 blocks have \(2, 2\) each"),
     ],
@@ -160,6 +161,39 @@ def test_what_does_not_fit_is_refused(moments, options, problem):
     tx, p = gradtx.scale_by_input_moments(**options), {"a": jnp.ones((4, 3)), "b": jnp.ones(3)}
     with pytest.raises(ValueError, match=problem):
         tx.update(p, tx.init(p), input_moments=moments)
+
+
+def test_moments_of_another_group_or_of_a_frozen_leaf_are_left_to_them():
+    """Each group is given all moments; None for moments is as none."""
+    p = {"a": jnp.ones((2, 3)), "b": jnp.ones((2, 3)), "c": None}
+    moments = {name: jnp.diag(jnp.array([4.0, 1.0])) for name in p}
+    group = gradtx.scale_by_input_moments(every=1)
+    tx = gradtx.partition({"a": group, "b": group}, {"a": "a", "b": "b", "c": "b"})
+    updates, _ = tx.update(p, tx.init(p), input_moments=moments)
+    want, _ = group.update(p, group.init(p), input_moments=moments)
+    jax.tree.map(np.testing.assert_array_equal, updates, want)
+    updates, _ = group.update(p, group.init(p), input_moments={**moments, "a": None})
+    np.testing.assert_array_equal(updates["a"], p["a"])
+    np.testing.assert_array_equal(updates["b"], want["b"])
+
+
+def test_a_side_that_is_not_longer_than_a_block_is_one_block():
+    z = jnp.array([[1.0, 2.0], [3.0, 0.0]])
+    for size in (2, 3):
+        np.testing.assert_array_equal(gradtx.input_moments(z, size)[0], gradtx.input_moments(z))
+    with pytest.raises(ValueError, match="block_size=2 does not divide 3 inputs"):
+        gradtx.input_moments(jnp.ones((4, 3)), 2)
+    for size in (None, 2):
+        nothing = gradtx.input_moments(jnp.ones((4, 0)), size)
+        g = jnp.ones((0, 3))
+        tx = gradtx.scale_by_input_moments(every=1, block_size=size)
+        assert tx.update(g, tx.init(g), input_moments={"*": nothing})[0].shape == (0, 3)
+
+
+def test_what_is_no_dict_is_refused():
+    tx, g = gradtx.scale_by_input_moments(), jnp.ones((4, 3))
+    with pytest.raises(TypeError, match="input_moments must be a dict of moments by path"):
+        tx.update(g, tx.init(g), input_moments=SAME)
 
 
 def test_rows_of_a_table_are_refused():
