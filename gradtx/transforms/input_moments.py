@@ -196,7 +196,7 @@ def scale_by_input_moments(
             how = as_matrices(name, path, g.shape, numbers[i])
             found = of_path(f"{name}: input_moments", given, where, required=False)
             if found is not None:
-                moments = _blocks(name, where, found, averages[i])
+                moments = _blocks(name, where, found, averages[i], how)
                 averages[i], inverses[i] = branch(
                     due,
                     lambda old, _, new: _refreshed(ema(new, old, decay), ridge, eps),
@@ -234,11 +234,16 @@ def _multiplied(inverse: Array, how: Matrices, g: Array) -> Array:
     return cast(how.put((inverse @ x).reshape(how.sizes)), g.dtype)
 
 
-def _blocks(name: str, path: str, moments: Any, like: Array) -> Array:
-    moments = jnp.asarray(moments)
-    if moments.shape[-2:] != like.shape[-2:] or moments.size != like.size:
+def _blocks(name: str, path: str, moments: Any, like: Array, how: Matrices) -> Array:
+    """The moments of the matrices of a leaf, as its average has them."""
+    moments, (_, side, _) = jnp.asarray(moments), like.shape
+    _, rows, columns = how.axes
+    batch = tuple(how.split[axis] for axis in how.order[: -len(rows) - len(columns)])
+    count = max(how.rows, 1) // max(side, 1)
+    whole = (*batch, count, side, side)
+    if moments.shape not in (whole, (*batch, side, side) if count == 1 else whole):
         raise ValueError(
             f"{name}: the moments of {path!r} have the shape {moments.shape}; its {len(like)} "
-            f"blocks have {like.shape[-2:]} each"
+            f"blocks have {like.shape[1:]} each, so that {whole} would fit"
         )
     return cast(moments.reshape(like.shape), like.dtype)

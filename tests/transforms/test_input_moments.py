@@ -155,6 +155,7 @@ def test_moments_are_means_over_all_axes_but_the_last():
         ({"a": jnp.eye(4), "c": None}, {}, "'c' matches no matrix"),
         ({"a": jnp.eye(4)}, {"block_size": 3}, "block_size=3 does not divide the 4 rows"),
         ({"a": jnp.eye(4)}, {"block_size": 2}, r"its 2 blocks have \(2, 2\) each"),
+        ({"a": jnp.ones((2, 1, 2, 2))}, {"block_size": 2}, r"so that \(2, 2, 2\) would fit"),
     ],
 )
 def test_what_does_not_fit_is_refused(moments, options, problem):
