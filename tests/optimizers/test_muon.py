@@ -450,6 +450,7 @@ def test_other_leaves_have_an_optimizer_of_their_own(name):
     assert bool(jnp.all(updates["w"] != -1.0))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["muon", "dion2", "soap_muon", "muown"])
 def test_coefficients_may_be_an_array(name):
     """One transformation serves two runs, each of which gives up the arrays of its state."""

@@ -12,6 +12,7 @@ from tests.transforms.test_input_moments import Preconditioner, moments_of, run
 ROW = (3.4445, -4.7750, 2.0315)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.paper("newton_muon")
 @pytest.mark.parametrize("nesterov", [True, False])
 @pytest.mark.parametrize("rms", [1.0, None])
