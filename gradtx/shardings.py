@@ -230,6 +230,24 @@ def explicit_mesh(tree: PyTree) -> Any:
     return None
 
 
+def in_one_program(
+    function: Callable[[list[Any]], list[Any]], tree: PyTree, is_one: Callable[[Any], bool]
+) -> PyTree:
+    """A tree in which others stand for the leaves that are chosen, all made by one program.
+
+    Simulated devices wait for ever where several programs that communicate run at a time.
+
+    Args:
+        function: of the list of chosen leaves.
+        tree: the tree.
+        is_one: whether a node of it is a chosen leaf.
+    """
+    treedef: Any
+    leaves, treedef = jax.tree.flatten(tree, is_leaf=is_one)
+    made = iter(jax.jit(function)([x for x in leaves if is_one(x)]))
+    return treedef.unflatten([next(made) if is_one(x) else x for x in leaves])
+
+
 def sliceable(x: Any) -> Any:
     """An array on explicit axes as one that is whole on every device; any other as it is.
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.rows import put_rows, take_rows
-from gradtx.shardings import sliceable
+from gradtx.shardings import in_one_program, sliceable
 from gradtx.types import Array, PyTree
 
 
@@ -67,11 +67,7 @@ def is_padded(x: Any) -> bool:
 
 def unpadded(tree: PyTree) -> PyTree:
     """A state with every slot in its own shape, as for saving it."""
-    treedef: Any
-    leaves, treedef = jax.tree.flatten(tree, is_leaf=is_padded)
-    # One program: simulated devices wait for ever where several that communicate run at a time.
-    own = iter(jax.jit(_each_loaded)([x for x in leaves if is_padded(x)]))
-    return treedef.unflatten([next(own) if is_padded(x) else x for x in leaves])
+    return in_one_program(_each_loaded, tree, is_padded)
 
 
 def _each_loaded(slots: list[Padded]) -> list[Array]:

@@ -78,9 +78,7 @@ def with_owners(
         if number is None or p is None or not p.size:
             continue
         how, path = as_matrices(label, paths[i], p.shape, number), path_string(paths[i])
-        sharding = known_sharding(path)
-        if sharding is None or not has_own_batches(sharding, how):
-            sharding = divided_sharding(path, how.axes)
+        sharding = _known_sharding_of(path, how)
         if sharding is not None:
             alike.setdefault((how, p.dtype, sharding), []).append(i)
     to_owners = [
@@ -174,8 +172,15 @@ def _sharding_of(given: Leaves, i: int, x: Array, how: Matrices, share: Share | 
         # Of a leaf with a stack of what it has on each device, the stack says how it is divided.
         return NamedSharding(left_open.mesh, PartitionSpec(*(dims or None for dims in own.dims)))
     path = path_string(given.paths[i])
+    if share is not None and own is None:  # these slots lie with owners, also those of experts
+        return divided_sharding(path, how.axes)
+    return _known_sharding_of(path, how)
+
+
+def _known_sharding_of(path: str, how: Matrices) -> NamedSharding | None:
+    """The known sharding of a leaf whose matrices are divided or on several devices, or None."""
     known = known_sharding(path)
-    if known is not None and (share is None or own is not None) and has_own_batches(known, how):
+    if known is not None and has_own_batches(known, how):
         return known
     return divided_sharding(path, how.axes)
 

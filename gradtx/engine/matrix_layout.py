@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from gradtx.paths import path_string, spread_leaves
 from gradtx.types import Array, PyTree
 
@@ -58,8 +60,7 @@ class Matrices(NamedTuple):
     def put(self, x: Array) -> Array:
         """A batch as an array of the original shape."""
         ordered = x.reshape([self.split[axis] for axis in self.order])
-        back = sorted(range(len(self.order)), key=lambda axis: self.order[axis])
-        return ordered.transpose(back).reshape(self.shape)
+        return ordered.transpose(np.argsort(self.order)).reshape(self.shape)
 
 
 @dataclass(frozen=True)

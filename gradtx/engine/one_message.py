@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from gradtx.types import Array
 
@@ -177,6 +178,4 @@ class OneMessage:
         order = self._order(stack)
         sizes = (*self.sizes, self.stacks[stack].each, *self.blocks[stack])
         x = x.reshape([sizes[axis] for axis in order])
-        return x.transpose(sorted(range(len(order)), key=order.__getitem__)).reshape(
-            self.devices, -1
-        )
+        return x.transpose(np.argsort(order)).reshape(self.devices, -1)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from gradtx.engine.matrix_layout import Matrices
@@ -170,8 +171,7 @@ class _Local:
         for axis, names in reversed(self.across):
             x = jax.lax.all_to_all(x, names, axis, 0, tiled=True)
         x = x[: self.count].reshape(self.local)
-        inverse = sorted(range(len(self.order)), key=lambda axis: self.order[axis])
-        return x.transpose(inverse)
+        return x.transpose(np.argsort(self.order))
 
     def factors(self, x: Array) -> Array:
         """The device's share of the factors, which all sharers of the same matrices have whole."""

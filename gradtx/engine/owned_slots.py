@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from gradtx.shardings import sliceable
+from gradtx.shardings import in_one_program, sliceable
 from gradtx.storage import Encoded, is_encoded
 from gradtx.types import Array, PyTree
 
@@ -63,9 +64,8 @@ class OwnBatches(NamedTuple):
         x = x.reshape(math.prod(self.shards), -1, *rest)[:, :each]
         inner = (n // d for n, d in zip(self.even, self.shards, strict=True))
         x = x.reshape(*self.shards, *inner, *rest)
-        order = self._order
-        back = sorted(range(len(order)), key=order.__getitem__)
-        x = x.transpose(*back, *range(len(order), x.ndim)).reshape(*self.even, *rest)
+        back = np.argsort(self._order)
+        x = x.transpose(*back, *range(len(back), x.ndim)).reshape(*self.even, *rest)
         return x[tuple(map(slice, self.sizes))].reshape(-1, *rest)
 
     @property
@@ -233,7 +233,7 @@ def together(slots: list[Any], like: list[Any]) -> list[Any]:
     return made
 
 
-@functools.partial(jax.jit, static_argnames="forms")  # one program, as in `apart`
+@functools.partial(jax.jit, static_argnames="forms")  # as in `in_one_program`
 def _each_stacked(
     slots: list[list[Any]], forms: tuple[tuple[tuple[Share, ...], int], ...]
 ) -> list[list[Owned]]:
@@ -242,11 +242,7 @@ def _each_stacked(
 
 def apart(state: PyTree) -> PyTree:
     """A state in which slots that were in stacks are separate arrays of their own shapes."""
-    treedef: Any
-    leaves, treedef = jax.tree.flatten(state, is_leaf=is_owned)
-    # One program: simulated devices wait for ever where several that communicate run at a time.
-    own = iter(jax.jit(_each_alone)([x for x in leaves if is_owned(x)]))
-    return treedef.unflatten([next(own) if is_owned(x) else x for x in leaves])
+    return in_one_program(_each_alone, state, is_owned)
 
 
 def _each_alone(slots: list[Owned]) -> list[Any]:

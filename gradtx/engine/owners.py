@@ -14,7 +14,6 @@ it is known which block of each matrix a device has, that is one message in and 
 """
 
 import contextlib
-import dataclasses
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextvars import ContextVar
@@ -344,7 +343,7 @@ def _in_one_message(
 def note(stack: Divided, *, in_one_message: bool = False) -> None:
     """Add a stack to those of :func:`stacks`; of its arrays only shapes and types are read."""
     if (found := _stacks.get()) is not None:
-        found.append(dataclasses.replace(_stack(stack), in_one_message=in_one_message))
+        found.append(_stack(stack, in_one_message))
 
 
 def _all_at_once(
@@ -370,7 +369,7 @@ def _unless_padding(
     return loop_once_if(own, lambda now, _: stack.function(*now), shard)
 
 
-def _stack(stack: Divided) -> Stack:
+def _stack(stack: Divided, in_one_message: bool) -> Stack:
     names, devices = stack.over
     count, *shape = stack.batch.shape
     each = -(-count // devices)
@@ -391,6 +390,7 @@ def _stack(stack: Divided) -> Stack:
         (len(there), len(back)),
         (_bytes(there), _bytes(back)),
         program,
+        in_one_message,
     )
 
 
