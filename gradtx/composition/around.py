@@ -18,9 +18,9 @@ class InnerStep:
     """The step of an inner transformation, which passes on extra arguments.
 
     Attributes:
-        function: ``tx.update``, or what takes a whole step.
+        function: ``tx.update``, or the `step` of :func:`around`.
         extra_args: those that the outer transformation was given.
-        whole: whether the result is the new parameters, and not updates.
+        whole: whether a whole step is taken, whose result is the new parameters, and not updates.
     """
 
     function: Callable[..., tuple[Any, State]]
@@ -53,7 +53,8 @@ def around(
         run: ``(inner_step, updates, state, params) -> (result, state)``, which calls
             ``inner_step(updates, inner_state, params)`` for the inner result and state. The result
             is the updates, or in a whole step the parameters.
-        step: what takes a whole step of `tx`, such as ``tx.step``; None if the updates are added.
+        step: what `run` calls where a whole step is taken: ``tx.step``, or ``tx.update`` if `run`
+            adds the updates itself; None if whoever takes the step adds them.
         traits: what else the pair can do, as in `Traits`.
 
     >>> import gradtx

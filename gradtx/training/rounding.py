@@ -7,17 +7,12 @@ import jax
 
 from gradtx import tree
 from gradtx.composition.apply import apply_updates
-from gradtx.composition.around import InnerStep
+from gradtx.composition.around import InnerStep, around
 from gradtx.engine.leaves import load, put, store, take
 from gradtx.engine.lift import needed
 from gradtx.numerics import cast, round_to, widen
 from gradtx.numerics.keys import check_key, own_key
-from gradtx.pair import (
-    GradientTransformation,
-    GradientTransformationExtraArgs,
-    transformation,
-    with_extra_args_support,
-)
+from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.paths import aligned, leaves_with_path
 from gradtx.rows import is_rows, take_rows
 from gradtx.traits import StepFn
@@ -75,47 +70,47 @@ def stochastic_rounding(inner: GradientTransformation, key: Any = 0) -> Gradient
     >>> round(trained(stochastic_rounding(gradtx.sgd(0.001))), 3)
     1.999
     """
-    tx = with_extra_args_support(inner)
     check_key("stochastic_rounding", "key", key)
 
-    def init(params: Params) -> State:
-        return StochasticRoundingState(own_key(key), tx.init(params))
-
-    def step(
-        updates: Updates, state: State, params: Params, **extra_args: Any
-    ) -> tuple[Params, State]:
-        following, now = jax.random.split(state.rounding_key)
-        rounded: Any = rounded_with(tx, now).step
-        params, inner_state = rounded(updates, state.inner_state, params, **extra_args)
-        return params, StochasticRoundingState(following, inner_state)
-
-    def update(
-        updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-    ) -> tuple[Updates, State]:
+    def run(
+        inner_step: InnerStep, updates: Updates, state: State, params: Params | None
+    ) -> tuple[Any, State]:
         params = needed("stochastic_rounding", params)
-        new, state = step(updates, state, params, **extra_args)
+        following, now = jax.random.split(state.rounding_key)
+        moves, inner_state = widened(inner_step, updates, state.inner_state, params)
+        new = apply_updates(params, moves, rounding_key=now)
+        state = StochasticRoundingState(following, inner_state)
+        if inner_step.whole:
+            return new, state
 
         def moved(u: Array, p: Array, new: Array, dtype: DType) -> tuple[Array, Array]:
             return toward(new, p, dtype)[0], new
 
         return each_leaf(moved, updates, params, new, updates)[0], state
 
-    return GradientTransformationExtraArgs(init, update, step)
+    tx = with_extra_args_support(inner)
+    return around(
+        tx,
+        lambda params: StochasticRoundingState(own_key(key), tx.init(params)),
+        run,
+        step=tx.update,
+    )
 
 
 def rounded_with(tx: GradientTransformation, key: Any) -> GradientTransformation:
     """`tx`, whose `step` rounds parameters at random with a key; the state is that of `tx`."""
     tx = with_extra_args_support(tx)
 
-    def step(
-        updates: Updates, state: State, params: Params, **extra_args: Any
-    ) -> tuple[Params, State]:
-        updates, state = widened(InnerStep(tx.update, extra_args), updates, state, params)
-        return apply_updates(params, updates, rounding_key=key), state
+    def run(
+        inner_step: InnerStep, updates: Updates, state: State, params: Params | None
+    ) -> tuple[Any, State]:
+        if not inner_step.whole:
+            return inner_step(updates, state, params)
+        params = needed("stochastic_rounding", params)
+        moves, state = widened(inner_step, updates, state, params)
+        return apply_updates(params, moves, rounding_key=key), state
 
-    return GradientTransformationExtraArgs(
-        tx.init, tx.update, step, before_gradients=tx.before_gradients
-    )
+    return around(tx, None, run, step=tx.update, before_gradients=tx.before_gradients)
 
 
 def widened(

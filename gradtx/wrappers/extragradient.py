@@ -1,19 +1,14 @@
 """The extragradient method: a second gradient, at the point to which the first one leads."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 
 from gradtx.composition.apply import apply_updates
+from gradtx.composition.around import InnerStep, around
 from gradtx.engine.lift import needed, refused_rows
 from gradtx.numerics.control import in_form_of
-from gradtx.pair import (
-    GradientTransformation,
-    GradientTransformationExtraArgs,
-    transformation,
-    with_extra_args_support,
-)
+from gradtx.pair import GradientTransformation, transformation
 from gradtx.paths import leaves_with_path, map_present, merge
 from gradtx.rows import dense, is_rows
 from gradtx.transforms.linesearch import conjugate
@@ -72,23 +67,15 @@ def extragradient(inner: GradientTransformation) -> GradientTransformation:
     >>> bool(jnp.hypot(lost["x"], lost["y"]) > 50), bool(jnp.hypot(won["x"], won["y"]) < 0.05)
     (True, True)
     """
-    tx = with_extra_args_support(inner)
 
-    def init(params: Params) -> State:
-        return ExtragradientState(tx.init(params))
-
-    def update(
-        updates: Updates,
-        state: State,
-        params: Params | None = None,
-        *,
-        grad_fn: Callable[[Params], Updates] | None = None,
-        **extra_args: Any,
+    def run(
+        inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
         if not jax.tree.leaves(updates):
             return updates, state
         params = needed("extragradient", params)
-        value_fn: Any = extra_args.get("value_fn")
+        grad_fn: Any = inner_step.extra_args.get("grad_fn")
+        value_fn: Any = inner_step.extra_args.get("value_fn")
         if grad_fn is None and value_fn is None:
             raise ValueError(
                 "extragradient takes a second gradient, so its update needs value_fn, which "
@@ -99,16 +86,18 @@ def extragradient(inner: GradientTransformation) -> GradientTransformation:
                 raise refused_rows("extragradient", path)
         # The parameters without those that have no gradient.
         own = map_present(lambda u, p: p, updates, params)
-        first, between = tx.update(updates, state.inner_state, params, **extra_args)
+        # A function of one argument is for this transformation, and not for those within.
+        given: dict[str, Any] = {} if grad_fn is None else {"grad_fn": None}
+        first, between = inner_step(updates, state.inner_state, params, **given)
         ahead = apply_updates(own, first)
         if grad_fn is None:
             value, grads = jax.value_and_grad(lambda at: value_fn(merge(at, params)))(ahead)
             grads = conjugate(grads)
-            extra_args = {**extra_args, "value": value, "grad": grads}
+            given = {"value": value, "grad": grads}
         else:
             grads = grad_fn(merge(ahead, params))
             grads = map_present(lambda u, g: g, updates, dense(grads))
-        second, after = tx.update(grads, between, params, **extra_args)
+        second, after = inner_step(grads, between, params, **given)
         return second, ExtragradientState(in_form_of(after, state.inner_state))
 
-    return GradientTransformationExtraArgs(init, update)
+    return around(inner, lambda params: ExtragradientState(inner.init(params)), run)

@@ -9,17 +9,13 @@ import jax.numpy as jnp
 from gradtx import tree
 from gradtx.checks import NonNegative, PositiveCount
 from gradtx.composition.apply import apply_updates
+from gradtx.composition.around import InnerStep, around
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import needed
 from gradtx.numerics import cast, divide, widen
 from gradtx.numerics.control import branch, in_form_of
 from gradtx.optimizers.sgd import sgd
-from gradtx.pair import (
-    GradientTransformation,
-    GradientTransformationExtraArgs,
-    transformation,
-    with_extra_args_support,
-)
+from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.paths import is_leaf, map_present
 from gradtx.rows import dense
 from gradtx.transforms.norms import adaptive_normalize
@@ -74,11 +70,11 @@ def _sharpness_aware(
     blend: Blend | None = None,
 ) -> GradientTransformation:
     """:func:`sam`; with `blend` the last gradient is blended with the first, for :func:`gsam`."""
-    outer, adversary = with_extra_args_support(optimizer), with_extra_args_support(adv_optimizer)
+    adversary = with_extra_args_support(adv_optimizer)
 
     def init(params: Params) -> State:
         cache = None if opaque_mode else jax.tree.map(jnp.array, params)
-        parts = jnp.zeros([], jnp.int32), outer.init(params), adversary.init(params), cache
+        parts = jnp.zeros([], jnp.int32), optimizer.init(params), adversary.init(params), cache
         if blend is None:
             return SAMState(*parts)
         return GSAMState(*parts, None if opaque_mode else tree.zeros_like(params))
@@ -88,7 +84,7 @@ def _sharpness_aware(
         return tree.scale(-1, against), state
 
     def transparent(
-        updates: Updates, state: Any, params: Params, extra_args: dict[str, Any]
+        outer: InnerStep, updates: Updates, state: Any, params: Params
     ) -> tuple[Updates, State]:
         first = state.steps_since_sync == 0
         last = state.steps_since_sync + 1 >= sync_period
@@ -97,7 +93,7 @@ def _sharpness_aware(
 
         def step() -> tuple[Updates, State, State]:
             grads = updates if blend is None else blend(clean, updates)
-            new, opt_state = outer.update(grads, state.opt_state, cache, **extra_args)
+            new, opt_state = outer(grads, state.opt_state, cache, grad_fn=None)
             back = map_present(lambda u, c, p: widen(c) - widen(p) + widen(u), new, cache, params)
             adv_state = adversary.init(cache) if reset_state else state.adv_state
             opt_state = in_form_of(opt_state, state.opt_state)
@@ -117,12 +113,9 @@ def _sharpness_aware(
         return new, state if blend is None else state._replace(gradient=clean)
 
     def opaque(
-        updates: Updates,
-        state: Any,
-        params: Params,
-        extra_args: dict[str, Any],
-        grad_fn: Callable[..., Any] | None,
+        outer: InnerStep, updates: Updates, state: Any, params: Params
     ) -> tuple[Updates, State]:
+        grad_fn: Any = outer.extra_args.get("grad_fn")
         if grad_fn is None:
             raise ValueError("sam in opaque mode needs update(..., grad_fn=(params, i) -> grads)")
         worse, grads, adv_state = params, updates, state.adv_state
@@ -135,24 +128,16 @@ def _sharpness_aware(
         grads = grads if blend is None else blend(updates, grads)
         if reset_state:
             adv_state = adversary.init(params)
-        new, opt_state = outer.update(grads, state.opt_state, params, **extra_args)
+        new, opt_state = outer(grads, state.opt_state, params, grad_fn=None)
         return new, state._replace(opt_state=opt_state, adv_state=adv_state)
 
-    def update(
-        updates: Updates,
-        state: State,
-        params: Params | None = None,
-        *,
-        grad_fn: Callable[..., Any] | None = None,
-        **extra_args: Any,
+    def run(
+        outer: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
-        params = needed("sam", params)
-        updates = dense(updates)
-        if opaque_mode:
-            return opaque(updates, state, params, extra_args, grad_fn)
-        return transparent(updates, state, params, extra_args)
+        step = opaque if opaque_mode else transparent
+        return step(outer, dense(updates), state, needed("sam", params))
 
-    return GradientTransformationExtraArgs(init, update)
+    return around(optimizer, init, run)
 
 
 @transformation
