@@ -24,7 +24,7 @@ from jax.sharding import SingleDeviceSharding
 
 from gradtx.declaration import Declaration, Declared
 from gradtx.host_values import HostValue
-from gradtx.numerics.compiler_hints import is_tracer
+from gradtx.numerics.tracing import is_tracer
 from gradtx.rows import is_rows
 
 MANY_LEAVES = 16

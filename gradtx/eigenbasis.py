@@ -8,9 +8,9 @@ import jax.numpy as jnp
 from gradtx.checks import check_choice
 from gradtx.linear_algebra import frobenius_norm, identity_like
 from gradtx.numerics import abs_sq, divide
-from gradtx.numerics.compiler_hints import is_tracer
 from gradtx.numerics.control import branch, repeat
 from gradtx.numerics.products import product
+from gradtx.numerics.tracing import is_tracer
 from gradtx.types import Array
 
 Basis: TypeAlias = Literal["qr", "products"]

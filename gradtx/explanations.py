@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 
 import jax
 
-from gradtx.numerics.compiler_hints import is_tracer
+from gradtx.numerics.tracing import is_tracer
 from gradtx.paths import first_difference, leaves_with_path, path_string, with_paths
 from gradtx.types import OTHER_STATE, PyTree, is_state
 

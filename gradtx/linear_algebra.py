@@ -9,9 +9,9 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.numerics import abs_sq, compute_dtype, divide, widen
-from gradtx.numerics.compiler_hints import is_tracer
 from gradtx.numerics.control import branch, repeat_while
 from gradtx.numerics.products import product
+from gradtx.numerics.tracing import is_tracer
 from gradtx.types import Array, PyTree
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from gradtx.numerics import as_arrays
-from gradtx.numerics.compiler_hints import is_tracer
+from gradtx.numerics.tracing import is_tracer
 from gradtx.types import Array, Params, PyTree, State, Updates, is_stored
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from gradtx.contexts import check_indices
 from gradtx.numerics import cast, round_to, widen
-from gradtx.numerics.compiler_hints import is_tracer
+from gradtx.numerics.tracing import is_tracer
 from gradtx.types import Array
 
 

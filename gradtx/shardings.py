@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from gradtx.numerics.compiler_hints import is_staged, is_tracer
+from gradtx.numerics.tracing import is_staged, is_tracer
 from gradtx.paths import path_string
 from gradtx.types import Params, PyTree, State, Updates
 

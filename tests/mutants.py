@@ -722,13 +722,19 @@ def record(module, lived):
 
 
 def digest(module):
-    """That of the code of a module: another comment or docstring makes no other mutants."""
+    """That of the code of a module: other comments, docstrings and files that gradtx's own names
+    are imported from make no other mutants."""
     tree = ast.parse((ROOT / (module.replace(".", "/") + ".py")).read_bytes())
     for node in ast.walk(tree):
-        documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef)
-        if documented and ast.get_docstring(node):
-            node.body[0] = ast.Pass()
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            if ast.get_docstring(node):
+                node.body[0] = ast.Pass()
+            node.body = [each for each in node.body if not _imports_ours(each)]
     return hashlib.sha256(ast.unparse(tree).encode()).hexdigest()[:16]
+
+
+def _imports_ours(node):
+    return isinstance(node, ast.ImportFrom) and (node.module or "").startswith("gradtx")
 
 
 def left(module, entry):

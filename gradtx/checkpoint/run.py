@@ -25,7 +25,7 @@ from gradtx.checkpoint.state_dict import (
     header_array,
     listed,
 )
-from gradtx.numerics.compiler_hints import is_tracer
+from gradtx.numerics.tracing import is_tracer
 from gradtx.packed import packed_like, unpack
 from gradtx.pair import GradientTransformation
 from gradtx.paths import path_string

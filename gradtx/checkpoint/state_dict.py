@@ -17,8 +17,8 @@ from gradtx.checkpoint.config import to_config
 from gradtx.checkpoint.encoded import gathered, parts_of, written
 from gradtx.checkpoint.matching import Node, form_of, is_empty, match
 from gradtx.engine.owned_slots import apart, in_stacks, is_owned
-from gradtx.numerics.compiler_hints import is_tracer
 from gradtx.numerics.keys import is_key
+from gradtx.numerics.tracing import is_tracer
 from gradtx.packed import packed_like, unpack
 from gradtx.pair import GradientTransformation, with_extra_args_support
 from gradtx.storage import is_encoded

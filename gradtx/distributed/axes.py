@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from gradtx.numerics.compiler_hints import tracked, varying_axes
+from gradtx.numerics.tracing import tracked, varying_axes
 from gradtx.pair import GradientTransformationExtraArgs
 from gradtx.paths import path_string
 from gradtx.traits import Communication, sends

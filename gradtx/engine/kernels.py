@@ -32,9 +32,10 @@ from gradtx.engine.tiling import (
     tpu_tiling,
 )
 from gradtx.numerics import half
-from gradtx.numerics.compiler_hints import delay, is_tracer, true_after
+from gradtx.numerics.compiler_hints import delay, true_after
 from gradtx.numerics.opaque import has_triton, is_exported, is_on_one_device, opaque
 from gradtx.numerics.programs import advance
+from gradtx.numerics.tracing import is_tracer
 from gradtx.paths import path_string, with_paths
 from gradtx.shardings import known_sharding, shardings_are_known
 from gradtx.storage.draws import Draws

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from gradtx.losses.arguments import check_floating, check_labels, check_rank, check_shapes
 from gradtx.losses.probabilities import has_z_loss, z_penalty
 from gradtx.numerics import compute_dtype
-from gradtx.numerics.compiler_hints import vary, varying_axes
+from gradtx.numerics.tracing import vary, varying_axes
 from gradtx.shardings import automatic, explicit_mesh
 from gradtx.types import Array
 

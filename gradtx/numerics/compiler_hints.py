@@ -17,15 +17,15 @@ beside it: see :func:`planned`.
 import contextlib
 import contextvars
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, TypeVar, cast as typed
 
 import jax
 import jax.numpy as jnp
-from jax.interpreters import partial_eval
 
 from gradtx.numerics.precision import real_dtype
 from gradtx.numerics.step import Step
+from gradtx.numerics.tracing import is_tracer, vary, varying_axes
 from gradtx.types import Array
 
 Backends = Literal["all", "cpu", "tpu", "cuda", "all but cpu", "all but tpu"]
@@ -263,43 +263,3 @@ def _is_number(v: Any) -> bool:
     if not hasattr(v, "val"):
         return False
     return jnp.issubdtype(jnp.result_type(v.val), jnp.inexact)
-
-
-def is_tracer(x: Any) -> bool:
-    """Whether `x` is a value that is not known yet."""
-    return isinstance(x, jax.core.Tracer)
-
-
-def is_staged(x: Any) -> bool:
-    """Whether `x` is a value of a program that is being traced, and not one that is vmapped too."""
-    return isinstance(x, partial_eval.DynamicJaxprTracer)
-
-
-def varying_axes(kind: Any) -> frozenset[str]:
-    """The axes of a ``shard_map`` along which an array of a type differs, as far as JAX knows."""
-    for name in ("mat", "manual_axis_type"):  # since jax 0.10, of arrays and of their shapes
-        manual = getattr(kind, name, None)
-        if manual is not None:
-            return frozenset(manual.varying)
-    return frozenset(getattr(kind, "vma", ()) or ())
-
-
-def tracked(axes: tuple[str, ...]) -> tuple[str, ...]:
-    """The mesh axes, of those given, along which the current ``shard_map`` tracks differences."""
-
-    def varies(axis: str) -> bool:
-        try:
-            return axis in varying_axes(jax.typeof(jax.lax.axis_index(axis)))
-        except NameError:  # it is not bound
-            return False
-
-    return tuple(filter(varies, axes))
-
-
-def vary(x: Any, axes: Iterable[str]) -> Any:
-    """`x`, marked as varying along these axes for the ``shard_map`` that it is in."""
-    axes = tuple(sorted(set(axes) - varying_axes(jax.typeof(x))))
-    if not axes:
-        return x
-    lax: Any = jax.lax  # before jax 0.8.2 it has only pvary
-    return lax.pcast(x, axes, to="varying") if hasattr(lax, "pcast") else lax.pvary(x, axes)

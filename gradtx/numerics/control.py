@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from gradtx.numerics.compiler_hints import is_tracer
 from gradtx.numerics.precision import cast
+from gradtx.numerics.tracing import is_tracer
 from gradtx.types import Array, PyTree
 
 _T = TypeVar("_T")

@@ -1,4 +1,4 @@
-"""A rule is traced once for each kind of leaf, and used again for all the others.
+"""What JAX traces: whether an array is known, and rules that are traced once for alike leaves.
 
 Binding the twenty operations of a rule for every leaf is most of what tracing costs, and all are
 lowered again. A function that JAX knows to be the same is traced and lowered once, and called; XLA
@@ -9,19 +9,63 @@ same. Where leaves are many, a call is for several: equations grow with the squa
 import functools
 import itertools
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-
-from gradtx.numerics.compiler_hints import is_tracer
+from jax.interpreters import partial_eval
 
 FEW_LEAVES = 4
 """Fewer leaves of a kind are traced one by one: a function to call is itself traced three times."""
 
 FEW_EQUATIONS = 32
 """So few equations are bound in less time than a function is made to be called."""
+
+
+def is_shape(x: Any) -> bool:
+    """Whether a leaf stands for an array, and has no values."""
+    return isinstance(x, jax.ShapeDtypeStruct)
+
+
+def is_tracer(x: Any) -> bool:
+    """Whether `x` is a value that is not known yet."""
+    return isinstance(x, jax.core.Tracer)
+
+
+def is_staged(x: Any) -> bool:
+    """Whether `x` is a value of a program that is being traced, and not one that is vmapped too."""
+    return isinstance(x, partial_eval.DynamicJaxprTracer)
+
+
+def varying_axes(kind: Any) -> frozenset[str]:
+    """The axes of a ``shard_map`` along which an array of a type differs, as far as JAX knows."""
+    for name in ("mat", "manual_axis_type"):  # since jax 0.10, of arrays and of their shapes
+        manual = getattr(kind, name, None)
+        if manual is not None:
+            return frozenset(manual.varying)
+    return frozenset(getattr(kind, "vma", ()) or ())
+
+
+def tracked(axes: tuple[str, ...]) -> tuple[str, ...]:
+    """The mesh axes, of those given, along which the current ``shard_map`` tracks differences."""
+
+    def varies(axis: str) -> bool:
+        try:
+            return axis in varying_axes(jax.typeof(jax.lax.axis_index(axis)))
+        except NameError:  # it is not bound
+            return False
+
+    return tuple(filter(varies, axes))
+
+
+def vary(x: Any, axes: Iterable[str]) -> Any:
+    """`x`, marked as varying along these axes for the ``shard_map`` that it is in."""
+    axes = tuple(sorted(set(axes) - varying_axes(jax.typeof(x))))
+    if not axes:
+        return x
+    lax: Any = jax.lax  # before jax 0.8.2 it has only pvary
+    return lax.pcast(x, axes, to="varying") if hasattr(lax, "pcast") else lax.pvary(x, axes)
 
 
 def traced_once(
@@ -140,8 +184,3 @@ def where_known(function: Callable[[Any], Any], tree: Any) -> Any:
     return of_result.unflatten(
         [shape if x is unknown else jnp.asarray(x, shape.dtype) for shape, x in pairs]
     )
-
-
-def is_shape(x: Any) -> bool:
-    """Whether a leaf stands for an array, and has no values."""
-    return isinstance(x, jax.ShapeDtypeStruct)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradtx.numerics import widen
-from gradtx.numerics.compiler_hints import is_tracer
+from gradtx.numerics.tracing import is_tracer
 from gradtx.paths import aligned, leaves_with_path, path_string
 from gradtx.rows import is_rows
 from gradtx.types import Array, PyTree, TreeT

@@ -8,7 +8,7 @@ import numpy as np
 
 from gradtx.checks import NonNegative, Number, Positive, check
 from gradtx.declared_schedule import schedule
-from gradtx.numerics.compiler_hints import is_tracer
+from gradtx.numerics.tracing import is_tracer
 from gradtx.schedules.counting import quotient, steps, within
 from gradtx.schedules.decay import (
     cosine_decay_schedule,

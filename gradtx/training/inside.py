@@ -19,10 +19,11 @@ from jax.extend.core import Literal
 
 from gradtx.composition.apply import take_step
 from gradtx.numerics import cast
-from gradtx.numerics.compiler_hints import true_after, vary, varying_axes
+from gradtx.numerics.compiler_hints import true_after
 from gradtx.numerics.control import in_form_of, inside
 from gradtx.numerics.keys import is_key
 from gradtx.numerics.programs import inner_jaxprs
+from gradtx.numerics.tracing import vary, varying_axes
 from gradtx.packed import holds_packed
 from gradtx.pair import GradientTransformation
 from gradtx.paths import Where, mask_tree, path_string, with_paths

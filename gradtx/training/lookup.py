@@ -20,8 +20,8 @@ from jax.extend.core.primitives import convert_element_type_p, jit_p, scan_p
 from jax.interpreters import ad, batching, mlir
 
 from gradtx.contexts import differentiating
-from gradtx.numerics.compiler_hints import vary, varying_axes
 from gradtx.numerics.programs import called, inner_jaxprs, interpret, is_in, scan_sizes
+from gradtx.numerics.tracing import vary, varying_axes
 from gradtx.paths import path_string, with_paths
 from gradtx.rows import Rows, gather_rows, index_dtype, is_inside, refuse_outside, row_indices
 from gradtx.shardings import explicit_mesh

@@ -10,7 +10,7 @@ from gradtx.composition.apply import take_step
 from gradtx.declaration import read_by_people
 from gradtx.engine.leaves import gradient, parameter
 from gradtx.numerics import as_arrays
-from gradtx.numerics.compiler_hints import tracked, vary, varying_axes
+from gradtx.numerics.tracing import tracked, vary, varying_axes
 from gradtx.packed import packed_like, unpack
 from gradtx.pair import GradientTransformation, with_extra_args_support
 from gradtx.paths import (

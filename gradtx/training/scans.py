@@ -17,7 +17,7 @@ from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from jax.extend.core.primitives import convert_element_type_p, jit_p, scan_p
 
 from gradtx.numerics import cast
-from gradtx.numerics.compiler_hints import delay, is_tracer
+from gradtx.numerics.compiler_hints import delay
 from gradtx.numerics.programs import (
     inner_jaxprs,
     interpret,
@@ -27,6 +27,7 @@ from gradtx.numerics.programs import (
     scan_sizes,
     variables,
 )
+from gradtx.numerics.tracing import is_tracer
 from gradtx.training.lookup import take_p
 from gradtx.types import Array
 

@@ -15,7 +15,7 @@ from gradtx.inspection.guards import GuardReport, guard_report
 from gradtx.inspection.hyperparams import replace
 from gradtx.inspection.small_steps import loses_small_steps
 from gradtx.numerics import cast
-from gradtx.numerics.compiler_hints import is_tracer
+from gradtx.numerics.tracing import is_tracer
 from gradtx.pair import (
     GradientTransformation,
     with_extra_args_support,

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from gradtx import tree
 from gradtx.engine.leaves import gradient
 from gradtx.numerics import accumulator_dtype, cast, divide, real_dtype, widen
-from gradtx.numerics.compiler_hints import vary, varying_axes
+from gradtx.numerics.tracing import vary, varying_axes
 from gradtx.paths import aligned, is_leaf, leaves_with_path, matches, path_string
 from gradtx.rows import Rows, index_dtype, is_rows
 from gradtx.types import Array, DType, Params, PyTree, Updates

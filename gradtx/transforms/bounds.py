@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradtx.numerics import widen
-from gradtx.numerics.compiler_hints import is_tracer
+from gradtx.numerics.tracing import is_tracer
 from gradtx.paths import leaves_with_path, map_present, path_string, spread
 from gradtx.types import Array, Params, PyTree, Updates
 

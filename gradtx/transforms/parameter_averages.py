@@ -11,7 +11,7 @@ from gradtx.composition.around import InnerStep, around
 from gradtx.engine.lift import leafwise, needed
 from gradtx.explanations import check_alive
 from gradtx.numerics import Step, cast, compute_dtype, own_copy, widen
-from gradtx.numerics.compiler_hints import is_tracer
+from gradtx.numerics.tracing import is_tracer
 from gradtx.packed import packed_like, unpack
 from gradtx.pair import GradientTransformation, transformation
 from gradtx.paths import (

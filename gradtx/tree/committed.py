@@ -5,7 +5,7 @@ from typing import Any
 import jax
 from jax.sharding import SingleDeviceSharding
 
-from gradtx.numerics.compiler_hints import is_tracer
+from gradtx.numerics.tracing import is_tracer
 from gradtx.types import TreeT
 
 

@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.numerics import mathematics, sum_sq, widen
-from gradtx.numerics.compiler_hints import is_tracer
-from gradtx.numerics.tracing import traced_once
+from gradtx.numerics.tracing import is_tracer, traced_once
 from gradtx.rows import Rows, take_rows
 from gradtx.tree.leaves import dense, present, there, together
 from gradtx.types import Array, PyTree

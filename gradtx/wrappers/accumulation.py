@@ -19,8 +19,8 @@ from gradtx.inspection.noise_scale import (
     weighted_square,
 )
 from gradtx.numerics import cast, divide, increment, scalar_dtype, widen
-from gradtx.numerics.compiler_hints import vary, varying_axes
 from gradtx.numerics.control import inside, loop_once_if
+from gradtx.numerics.tracing import vary, varying_axes
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,

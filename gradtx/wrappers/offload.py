@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from gradtx.checks import Count
 from gradtx.composition.around import InnerStep, around
-from gradtx.numerics.compiler_hints import is_tracer
+from gradtx.numerics.tracing import is_tracer
 from gradtx.pair import (
     GradientTransformation,
     transformation,

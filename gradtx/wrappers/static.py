@@ -2,7 +2,7 @@
 
 import jax
 
-from gradtx.numerics.compiler_hints import is_tracer
+from gradtx.numerics.tracing import is_tracer
 from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
 
 

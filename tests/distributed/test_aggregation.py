@@ -11,7 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 import gradtx
 from gradtx.distributed.axes import axes_of, keeps_account
-from gradtx.numerics.compiler_hints import vary
+from gradtx.numerics.tracing import vary
 from tests import test_contracts as contracts
 from tests.catalogue import CATALOGUE
 from tests.distributed.meshes import (
