@@ -36,7 +36,7 @@ from gradtx.engine.leaves import (
     take,
 )
 from gradtx.engine.zero_gradients import SkippedSteps, ZeroGradient
-from gradtx.numerics import cast, increment, own_copy, scalar_dtype, widen
+from gradtx.numerics import cast, increment, own_copy, scalar_dtype, widen, zeros_like
 from gradtx.numerics.tracing import traced_once
 from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs
 from gradtx.paths import aligned, is_leaf, leaves_with_path, path_string, with_paths
@@ -53,6 +53,7 @@ from gradtx.types import (
     Params,
     State,
     Updates,
+    slot_fields,
     state_fields,
 )
 
@@ -80,7 +81,8 @@ def elementwise(
     Args:
         state: a NamedTuple class whose fields are annotated `Slots`, `Counter` (if the rule uses
             the step), `TreeScalar` or `Key`.
-        slots: ``p -> {name: array}``, the initial slots of one parameter; None for none.
+        slots: ``p -> {name: array}``, the initial slots of one parameter; None if each begins as
+            zeros like it, or there are none.
         rule: ``(g, s, t[, p]) -> (direction, {name: new slot})``; see :mod:`gradtx.engine.lift`.
         start: ``{name: value}``, the initial values of the fields other than slots and counters,
             or a function from the list of parameters to that. Numbers are kept in at least float32.
@@ -107,9 +109,7 @@ def elementwise(
     ...         velocity = g + decay * s.velocity
     ...         return velocity, {"velocity": velocity}
     ...
-    ...     return gradtx.elementwise(
-    ...         HeavyBallState, lambda p: {"velocity": jnp.zeros_like(p)}, rule
-    ...     )
+    ...     return gradtx.elementwise(HeavyBallState, None, rule)
     >>> tx = heavy_ball(0.5)
     >>> updates, state = tx.update(jnp.ones(2), tx.init(jnp.zeros(2)))
     >>> tx.update(jnp.ones(2), state)[0].tolist()
@@ -117,7 +117,7 @@ def elementwise(
     """
     scope = Scope.ENTRY if of_tree is None else Scope.TREE
     lifted = Rule(scope, state, rule, on_rows=True, zero_gradient=zero_gradient, of_tree=of_tree)
-    return lift(lifted, each_slots(slots), each_leaf(lifted), start=start, advance=advance)
+    return lift(lifted, each_slots(state, slots), each_leaf(lifted), start=start, advance=advance)
 
 
 def rowwise(
@@ -135,7 +135,7 @@ def rowwise(
 
     Args:
         state: a state class; this and the rest are as in :func:`elementwise`.
-        slots: the initial slots of one parameter.
+        slots: the initial slots of one parameter; None for zeros.
         rule: the rule.
         zero_gradient: what the rule does while gradients are zero.
 
@@ -149,7 +149,7 @@ def rowwise(
     [[-1.0, 1.0]]
     """
     lifted = Rule(Scope.ROW, state, rule, on_rows=True, zero_gradient=zero_gradient)
-    return lift(lifted, each_slots(slots), each_leaf(lifted))
+    return lift(lifted, each_slots(state, slots), each_leaf(lifted))
 
 
 def leafwise(
@@ -164,7 +164,7 @@ def leafwise(
 
     Args:
         state: a state class; this, `slots`, `rule` and `start` are as in :func:`elementwise`.
-        slots: the initial slots of one parameter.
+        slots: the initial slots of one parameter; None for zeros.
         rule: the rule.
         rows: whether the rule runs on `Rows`. It then sees the values of these rows instead of the
             leaf, and all of the slots, which is right if rows of zeros change nothing. Otherwise
@@ -181,7 +181,7 @@ def leafwise(
     [0.0, 1.0]
     """
     lifted = Rule(Scope.LEAF, state, rule, on_rows=rows)
-    return lift(lifted, each_slots(slots), each_leaf(lifted), start=start)
+    return lift(lifted, each_slots(state, slots), each_leaf(lifted), start=start)
 
 
 @dataclass(eq=False, repr=False)
@@ -365,11 +365,14 @@ def lift(
     return GradientTransformationExtraArgs(init, update, rule=rule, lifted=lifted)
 
 
-def each_slots(slots: SlotsFn | None) -> FirstFn:
+def each_slots(state: type, slots: SlotsFn | None) -> FirstFn:
     """The initial slots of each leaf, made from that leaf alone; None for a leaf that is None."""
 
+    def zeros(p: Array) -> dict[str, Any]:
+        return {name: zeros_like(p) for name in slot_fields(state)}
+
     def first(params: Params, leaves: list[Any], paths: list[Any]) -> list[Any]:
-        return [None if p is None else {} if slots is None else slots(p) for p in leaves]
+        return [None if p is None else (slots or zeros)(p) for p in leaves]
 
     return first
 

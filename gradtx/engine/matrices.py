@@ -117,7 +117,7 @@ def matrixwise(
     some = bool(held or slots_of_others)
 
     def first(params: PyTree, leaves: list[Any], paths: list[Any]) -> list[Any]:
-        made: list[Any] = each_slots(slots)(params, leaves, paths)
+        made: list[Any] = each_slots(state, slots or (lambda p: {}))(params, leaves, paths)
         for i, number in enumerate(dimensions.of(label, params) if some else ()):
             p = leaves[i]
             if p is not None:

@@ -44,7 +44,8 @@ def treewise(
     Args:
         state: a NamedTuple class whose fields are annotated `Slots`, `Counter` (if the rule uses
             the step), `TreeScalar` (for each scalar of the whole tree) or `Key`.
-        slots: ``p -> {name: array}``, the initial slots of one parameter; None for none.
+        slots: ``p -> {name: array}``, the initial slots of one parameter; None if each begins
+            as zeros like it, or there are none.
         start: ``{name: number}``, the initial scalars, or a function from the list of parameters
             to that; None for none. They are kept in float32, or wider if a parameter is wider; a
             boolean stays a boolean.
@@ -80,7 +81,9 @@ def treewise(
     lifted = Rule(Scope.TREE, state, rule, on_rows=rows)
     wanted = inspect.signature(rule).parameters
     transform = _all_leaves(lifted, mask, beside or {}, frozenset(wanted))
-    return lift(lifted, each_slots(slots), transform, start=start, takes_params="p" in wanted)
+    return lift(
+        lifted, each_slots(state, slots), transform, start=start, takes_params="p" in wanted
+    )
 
 
 def _all_leaves(

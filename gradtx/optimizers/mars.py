@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, LearningRate, Limit, NonNegative
 from gradtx.composition.chain import chain_reading_old
 from gradtx.engine.lift import elementwise, leafwise
-from gradtx.numerics import Step, zeros_like
+from gradtx.numerics import Step
 from gradtx.numerics.compiler_hints import planned, recompute, replace
 from gradtx.optimizers.adam import scale_by_adam
 from gradtx.optimizers.sgd import scale_by_sign
@@ -64,9 +64,6 @@ def mars(
     [1.0]
     """
 
-    def slots(p: Array) -> dict[str, Array]:
-        return {"last": zeros_like(p)}
-
     def weight(t: Step) -> Array:
         def first_or_later() -> Array:
             return jnp.where(t.number == 1, 0, gamma * b1 / (1 - b1))
@@ -93,7 +90,7 @@ def mars(
         return c, {"last": replace(s.last, g)}
 
     scope = elementwise if max_norm is None else leafwise
-    return scope(MarsState, slots, planned(rule, plan))
+    return scope(MarsState, None, planned(rule, plan))
 
 
 @optimizer

@@ -8,7 +8,7 @@ from gradtx.checks import Decay, LearningRate, NonNegative, Number
 from gradtx.composition.chain import chain_reading_old
 from gradtx.engine.lift import elementwise
 from gradtx.namespace import warn
-from gradtx.numerics import real_dtype, zeros_like
+from gradtx.numerics import real_dtype
 from gradtx.numerics.compiler_hints import delay, fuse, planned
 from gradtx.optimizers.adam import scale_by_adam
 from gradtx.pair import (
@@ -48,9 +48,6 @@ def scale_by_optimistic_gradient(alpha: Number = 1.0, beta: Number = 1.0) -> Gra
     [5.0]
     """
 
-    def slots(p: Array) -> dict[str, Array]:
-        return {"previous_gradient": zeros_like(p)}
-
     def rule(g: Array, s: Any, t: Any) -> Any:
         previous = jnp.where(s.is_initial_step, g, s.previous_gradient)
         return (alpha + beta) * g - beta * previous, {"previous_gradient": g}
@@ -66,7 +63,7 @@ def scale_by_optimistic_gradient(alpha: Number = 1.0, beta: Number = 1.0) -> Gra
 
     return elementwise(
         ScaleByOptimisticGradientState,
-        slots,
+        None,
         planned(rule, plan),
         start={"is_initial_step": True},
         advance=lambda s, t: {"is_initial_step": False},

@@ -54,6 +54,15 @@ def test_a_step_that_is_not_counted(use):
         run(tx)
 
 
+@pytest.mark.parametrize("lift", [gradtx.elementwise, gradtx.rowwise, gradtx.leafwise])
+def test_slots_begin_as_zeros_like_their_parameters(lift):
+    params = {"w": jnp.ones((2, 3), jnp.bfloat16), "b": jnp.ones(2), "none": None}
+    state = lift(State, None, lambda g, s, t: (g, {"m": g})).init(params)
+    zeros = {"w": jnp.zeros((2, 3), jnp.bfloat16), "b": jnp.zeros(2), "none": None}
+    chex.assert_trees_all_equal_shapes_and_dtypes(state, State(jnp.zeros([], jnp.int32), zeros))
+    chex.assert_trees_all_equal(state.m, zeros)
+
+
 @pytest.mark.parametrize(
     ("new", "problem"),
     [({"n": 0.0}, "'m' missing, 'n' unknown"), ({}, "'m' missing"), ({"m": 0.0, "n": 0.0}, "'n'")],
