@@ -317,6 +317,11 @@ def chosen(tree: TreeT, mask: PyTree) -> TreeT:
     return jax.tree.map(lambda m, part: part if m else None, mask, tree)
 
 
+def present_leaves(tree: PyTree) -> list[Any]:
+    """The leaves that are not None; `Rows` are one leaf."""
+    return [leaf for leaf in jax.tree.leaves(tree, is_leaf=is_leaf) if leaf is not None]
+
+
 def map_present(function: Callable[..., Any], tree: PyTree, *others: PyTree) -> PyTree:
     """`function` on each leaf of `tree` that is not None, with what other trees have there.
 

@@ -13,11 +13,11 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
 
 import jax
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from gradtx.numerics.tracing import is_staged, is_tracer
 from gradtx.paths import path_string
-from gradtx.types import Params, PyTree, State, Updates
+from gradtx.types import Params, PyTree, State, TreeT, Updates
 
 _T = TypeVar("_T")
 
@@ -246,6 +246,31 @@ def in_one_program(
     leaves, treedef = jax.tree.flatten(tree, is_leaf=is_one)
     made = iter(jax.jit(function)([x for x in leaves if is_one(x)]))
     return treedef.unflatten([next(made) if is_one(x) else x for x in leaves])
+
+
+def committed(tree: TreeT) -> tuple[TreeT, bool]:
+    """A tree with all its arrays bound to one device if some are, and whether some are.
+
+    Arrays are bound to a device (JAX calls them committed) if their device was asked for, as for an
+    array in the host's memory. What a compiled function returns is bound if one of its
+    arguments is, and it is compiled once more for arguments of which others are bound. Binding
+    copies nothing. Where arrays are bound to several devices the tree is returned as it is.
+    """
+    arrays = [x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array)]
+    if any(map(is_tracer, arrays)):
+        return tree, False
+    bound = {x.sharding for x in arrays if x.committed}
+    devices = {device for sharding in bound for device in sharding.device_set}
+    single = all(isinstance(sharding, SingleDeviceSharding) for sharding in bound)
+    if len(devices) != 1 or not single:
+        return tree, False
+    sharding = SingleDeviceSharding(devices.pop())
+
+    def one(x: Any) -> Any:
+        loose = isinstance(x, jax.Array) and not x.committed
+        return jax.device_put(x, sharding) if loose else x
+
+    return jax.tree.map(one, tree), True
 
 
 def sliceable(x: Any) -> Any:

@@ -112,7 +112,7 @@ def test_tracing_a_step_takes_few_calls(calls):
     named = {call for call in calls if not call[1].rpartition(".")[2].startswith("<")}
     assert len(calls) <= 560
     assert len(named) <= 120
-    assert len({file for file, *_ in calls}) <= 30
+    assert len({file for file, *_ in calls}) <= 26
 
 
 @pytest.mark.parametrize("leaves", [1, 20])

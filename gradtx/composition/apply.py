@@ -1,4 +1,4 @@
-"""Applying updates to parameters, alone or as the end of a whole step."""
+"""Applying updates to parameters, alone or as the end of a whole step, and what rounding loses."""
 
 import functools
 from typing import Any
@@ -10,7 +10,7 @@ from gradtx.composition.sequence import through
 from gradtx.eager import MANY_LEAVES, count_of_arrays
 from gradtx.engine.lift import Last
 from gradtx.explanations import check_alive, explain
-from gradtx.numerics import as_arrays, cast, round_to, widen
+from gradtx.numerics import as_arrays, cast, is_narrow, round_to, widen
 from gradtx.numerics.tracing import traced_once
 from gradtx.pair import GradientTransformation, with_extra_args_support
 from gradtx.paths import aligned, first_difference, is_leaf, leaves_with_path, path_string
@@ -112,6 +112,33 @@ def add_update(p: Any, u: Any, key: Any = None) -> Any:
     p = jnp.asarray(p)
     new = widen(p) + widen(jnp.asarray(u))
     return cast(new if key is None else round_to(new, p.dtype, key), p.dtype)
+
+
+def loses_small_steps(params: Params, state: State) -> str | None:
+    """The warning about parameters that rounding to nearest holds in place; None if there are none.
+
+    Args:
+        params: the parameters that are trained.
+        state: the state of their optimizer, in which :func:`stochastic_rounding`,
+            ``gradtx.compensated`` or ``gradtx.master_weights`` leaves a part.
+    """
+
+    def cures(x: Any) -> bool:
+        return hasattr(type(x), "keeps_small_steps")
+
+    leaves = leaves_with_path(params)[0]
+    narrow = [(path, p.dtype) for path, p in leaves if hasattr(p, "dtype") and is_narrow(p.dtype)]
+    if not narrow or any(map(cures, jax.tree.leaves(state, is_leaf=cures))):
+        return None
+    path, dtype = narrow[0]
+    share = int(2 / jnp.finfo(dtype).eps)
+    others = f" and {len(narrow) - 1} more" if narrow[1:] else ""
+    return (
+        f"the parameter {path_string(path)!r}{others} in {dtype} is rounded to nearest after each "
+        f"step: an update below 1/{2 * share} of it is lost, one below 1/{share} may be. Pass "
+        "rounding_key to make_step or minimize, or put gradtx.stochastic_rounding, "
+        "gradtx.compensated or gradtx.master_weights around the optimizer"
+    )
 
 
 def take_step(

@@ -7,11 +7,11 @@ from typing import Any
 import jax
 import numpy as np
 
+from gradtx.composition.apply import loses_small_steps
 from gradtx.composition.multipliers import Multipliers, multiplier_lines, pattern_of
 from gradtx.composition.roles import ByRole, Role
 from gradtx.inspection.hyperparams import hyperparams
 from gradtx.inspection.slots import map_slots, slots_by_name
-from gradtx.inspection.small_steps import loses_small_steps
 from gradtx.pair import GradientTransformation, with_extra_args_support
 from gradtx.paths import path_string, with_paths
 from gradtx.shardings import lacks_a_mesh

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import check_integer
+from gradtx.composition.apply import loses_small_steps
 from gradtx.declaration import read_by_people
 from gradtx.declared_schedule import evaluated, reads_host
 from gradtx.explanations import check_alive, explain
 from gradtx.inspection.guards import GuardReport, guard_report
 from gradtx.inspection.hyperparams import replace
-from gradtx.inspection.small_steps import loses_small_steps
 from gradtx.numerics import cast
 from gradtx.numerics.tracing import is_tracer
 from gradtx.pair import (
@@ -21,11 +21,11 @@ from gradtx.pair import (
     with_extra_args_support,
 )
 from gradtx.paths import Where, aligned, path_string, select, with_paths
+from gradtx.shardings import committed
 from gradtx.training.inside import InsidePlan
 from gradtx.training.minimize import Value, check_order, minimize, read_inside, step_inside
 from gradtx.training.resharding import Shardings
 from gradtx.training.rounding import stochastic_rounding
-from gradtx.tree.committed import committed
 from gradtx.types import Params, ParamsT, PyTree, State, StateT
 
 Told = TypeVarTuple("Told")

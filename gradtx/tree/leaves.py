@@ -69,8 +69,3 @@ def each(function: Callable[..., Any], *trees: PyTree) -> PyTree:
         return x.with_values(function(x.values, *rows))
 
     return map_leaves(on_leaf, *trees)
-
-
-def there(tree: PyTree) -> list[Any]:
-    """The leaves that are not None."""
-    return [leaf for leaf in jax.tree.leaves(tree, is_leaf=is_leaf) if leaf is not None]

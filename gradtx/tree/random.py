@@ -7,16 +7,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradtx.paths import leaves_with_path
+from gradtx.paths import leaves_with_path, present_leaves
 from gradtx.rows import Rows
-from gradtx.tree.leaves import map_leaves, there
+from gradtx.tree.leaves import map_leaves
 from gradtx.types import Array, DType, TreeT
 
 
 def split_key_like(rng_key: Array, target_tree: TreeT) -> TreeT:
     """A random key for every leaf of a tree."""
     leaves, treedef = leaves_with_path(target_tree)
-    keys = iter(jax.random.split(rng_key, len(there(target_tree))))
+    keys = iter(jax.random.split(rng_key, len(present_leaves(target_tree))))
     return treedef.unflatten([leaf if leaf is None else next(keys) for _, leaf in leaves])
 
 

@@ -11,8 +11,9 @@ import jax.numpy as jnp
 
 from gradtx.numerics import mathematics, sum_sq, widen
 from gradtx.numerics.tracing import is_tracer, traced_once
+from gradtx.paths import present_leaves
 from gradtx.rows import Rows, take_rows
-from gradtx.tree.leaves import dense, present, there, together
+from gradtx.tree.leaves import dense, present, together
 from gradtx.types import Array, PyTree
 
 # Leaves of one shape, of at most this many entries, are summed together: one kernel for all.
@@ -25,7 +26,7 @@ _FEW = 16
 def norm_sq(tree: PyTree) -> Array:
     """The sum of the squared absolute values of all entries, in at least float32."""
     groups: dict[Any, list[Array]] = {}
-    for i, leaf in enumerate(there(tree)):
+    for i, leaf in enumerate(present_leaves(tree)):
         x = leaf.coalesce().values if isinstance(leaf, Rows) else jnp.asarray(leaf)
         groups.setdefault(jax.typeof(x) if x.size <= _SMALL else i, []).append(x)
     return reduce(jnp.add, map(_sum_sq_of, groups.values()), jnp.zeros([], jnp.float32))
@@ -99,14 +100,14 @@ def sum(tree: PyTree, associative_reduction: bool = False) -> Array:
         associative_reduction: whether to add the sums of leaves in pairs, which compiles faster for
             many leaves and rounds differently.
     """
-    sums = [jnp.sum(widen(dense(leaf))) for leaf in there(tree)]
+    sums = [jnp.sum(widen(dense(leaf))) for leaf in present_leaves(tree)]
     if associative_reduction and sums:
         return jax.tree.reduce_associative(operator.add, sums)
     return _total(sums)
 
 
 def _extreme(tree: PyTree, reduction: Any, combine: Any, initial: float) -> Array:
-    arrays = [array for leaf in there(tree) if (array := dense(leaf)).size]
+    arrays = [array for leaf in present_leaves(tree) if (array := dense(leaf)).size]
     return reduce(combine, map(reduction, arrays), jnp.asarray(initial))
 
 
@@ -137,9 +138,9 @@ def norm(tree: PyTree, ord: int | str | float | None = None, squared: bool = Fal
     if ord is None or ord == 2:
         return norm_sq(tree) if squared else global_norm(tree)
     if ord == 1:
-        result = _total([jnp.sum(jnp.abs(widen(dense(leaf)))) for leaf in there(tree)])
+        result = _total([jnp.sum(jnp.abs(widen(dense(leaf)))) for leaf in present_leaves(tree)])
     elif ord in (jnp.inf, "inf", "infinity"):
-        result = max([jnp.abs(dense(leaf)) for leaf in there(tree)])
+        result = max([jnp.abs(dense(leaf)) for leaf in present_leaves(tree)])
     else:
         raise ValueError(f"norm: ord must be 1, 2, inf or None, not {ord!r}")
     return jnp.square(result) if squared else result
@@ -151,7 +152,7 @@ def size(tree: PyTree) -> int:
     >>> size({"a": jnp.zeros((2, 3)), "b": 1.0, "c": None})
     7
     """
-    return builtins.sum(map(_size, there(tree)))
+    return builtins.sum(map(_size, present_leaves(tree)))
 
 
 def _size(leaf: Any) -> int:

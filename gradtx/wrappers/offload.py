@@ -13,7 +13,7 @@ from gradtx.pair import (
     transformation,
     with_extra_args_support,
 )
-from gradtx.tree.committed import committed
+from gradtx.shardings import committed
 from gradtx.tree.memory import is_all_near
 from gradtx.types import InnerState, Params, PyTree, State, Updates
 

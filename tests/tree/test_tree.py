@@ -12,7 +12,7 @@ import pytest
 
 import gradtx
 from gradtx import Rows, tree
-from gradtx.tree.committed import committed
+from gradtx.shardings import committed
 from gradtx.tree.memory import HOST, is_on_host
 
 
