@@ -54,8 +54,8 @@ def scale_by_distributed_dion(
         Q_{t,k} = \frac{R_{t,k}}{\lVert R_{t,k} \rVert + \epsilon}, \qquad
         u_t = P_t Q_t^*
 
-    All of :func:`scale_by_dion` is linear in the momentum but for `orth` and the norms, which see
-    means: directions are those of one device that has the mean of the gradients, up to rounding.
+    All of :func:`scale_by_dion` is linear in the momentum except `orth` and the norms, and these
+    see means: directions are those of one device with the mean of the gradients, up to rounding.
     This takes the place of :func:`aggregate`, as do :func:`aggregate_power_sgd` and its like.
 
     Args:
@@ -67,8 +67,8 @@ def scale_by_distributed_dion(
         power_iters: steps of power iteration; each sends two factors.
         key: a random key or an integer seed, the same on all devices.
         mu_dtype: the type of the momentum.
-        weight_dimension_numbers: as in :func:`scale_by_muon`. Leaves that are not matrices are left
-            as they are: each device's own.
+        weight_dimension_numbers: as in :func:`scale_by_muon`. The gradients of other leaves pass
+            through, and remain each device's own.
 
     A step sends ``4 r (m + n)`` bytes for a matrix of `m` rows and `n` columns in float32 at rank
     `r`, in two all-reduces for all matrices of one shape, and a number for each matrix. ``update``

@@ -21,11 +21,11 @@ Weights = Callable[[Array, Array, int], tuple[Array, Array]]
 
 
 class ScaleByBFGSState(NamedTuple):
-    r"""The inverse Hessian that all steps revealed, and the last step.
+    r"""The inverse Hessian as approximated from all steps, and the last step.
 
-    count: i32[]; params, updates: those of the previous step; directions: what it returned, in at
-    least float32; inverse: `H`, a matrix with a row for each entry of the parameters (two for a
-    complex one), in at least float32; is_initial: bool[], whether no pair has changed it yet.
+    count: i32[]; params, updates: those of the previous step; directions: what that step returned,
+    in at least float32; inverse: `H`, a matrix with a row for each entry of the parameters (two for
+    a complex one), in at least float32; is_initial: bool[], whether no pair has changed it yet.
     """
 
     count: Counter
@@ -169,7 +169,7 @@ def scale_by_bfgs(scale_init_precond: bool = True, self_scaled: bool = False) ->
             :math:`\langle y, s \rangle / \langle y, y \rangle` times the identity before the first
             pair, whose :math:`\tau` is then 1.
         self_scaled: whether to make the old matrix larger where the last step shows less curvature
-            than it does.
+            than the matrix does.
 
     ``update`` needs `params`; all gradients must be of the same function.
 
@@ -280,10 +280,10 @@ def bfgs(
     Args:
         learning_rate: a factor on the direction before the line search; a number, an array, a
             schedule, or None for 1.
-        scale_init_precond: whether to scale the first approximation. It saves evaluations by the
-            size and the steepness of a problem: 50 instead of 425 on Rosenbrock's function of 100
-            variables. Some small problems do better without: 15 instead of 22 on that of
-            Freudenstein and Roth.
+        scale_init_precond: whether to scale the first approximation. It saves the more evaluations
+            the larger and steeper a problem is: Rosenbrock's function of 100 variables takes 50
+            instead of 425. Some small problems do better without: that of Freudenstein and Roth
+            takes 15 instead of 22.
         self_scaled: whether :math:`\tau` may be below 1 (SSBFGS).
         linesearch: finds :math:`\eta`; None for no line search, in which case give a learning rate.
 
@@ -328,7 +328,7 @@ def ssbroyden(
         linesearch: finds :math:`\eta`; None for no line search, in which case give a learning rate.
 
     It is for float32 and float64: in bfloat16 differences of rounded gradients scale the whole
-    inverse Hessian, and a run on mini-batches ended at 2.4 times the loss.
+    inverse Hessian, and a run on mini-batches ended at 2.4 times the loss of float32.
 
     State: for `n` parameters :math:`n^2` numbers and more.
 

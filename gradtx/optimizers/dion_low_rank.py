@@ -110,7 +110,7 @@ def scale_by_dion(
     mu_dtype: DType | None = None,
     weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
-    r"""Orthonormalize an approximation of low rank of the momentum, and decay what it has used.
+    r"""Orthonormalize a low-rank approximation of the momentum, and decay what the step has used.
 
     For a matrix with more rows than columns (others are transposed):
 
@@ -121,20 +121,21 @@ def scale_by_dion(
         Q_{t,i} = \frac{R_{t,i}}{\lVert R_{t,i} \rVert + \epsilon}, \qquad
         u_t = P_t Q_t^*
 
-    with columns :math:`R_{t,i}`. One step of power iteration, from the last :math:`Q`, finds the
-    approximation :math:`P_t R_t^*` of :math:`M_t`. What it misses stays in the momentum: that is
-    the error feedback. A momentum of zero moves nothing and keeps the directions of :math:`Q`.
+    with columns :math:`R_{t,i}`. One step of power iteration, from the previous :math:`Q`, finds
+    the approximation :math:`P_t R_t^*` of :math:`M_t`. What the approximation misses stays in the
+    momentum: that is the error feedback. A momentum of zero moves nothing and keeps the directions
+    of :math:`Q`.
 
     Args:
         rank_fraction: `f` in :math:`(0, 1]`, a number; the rank is :math:`\lceil f n \rceil` for a
-            shorter side of `n`. In the authors' code it is 1 unless given; they find 1/4 as good
-            for models of 3 billion parameters.
+            shorter side of `n`. The authors' code has 1 by default; they find 1/4 as good for
+            models of 3 billion parameters.
         decay: :math:`\beta` in :math:`[0, 1)`.
         eps: :math:`\epsilon \ge 0`, added to the norms of columns.
-        power_iters: how many steps of power iteration, at least 1; in all but the last,
+        power_iters: how many steps of power iteration, at least 1; all but the last do
             :math:`Q \leftarrow M_t^* \mathrm{orth}(M_t Q)`.
-        key: a random key or an integer seed, from which :math:`Q_0` is drawn; matrices of one shape
-            have the same.
+        key: a random key or an integer seed, from which :math:`Q_0` is drawn; it is the same for
+            matrices of one shape.
         mu_dtype: the type in which :math:`\mu` is kept; the parameter's unless given.
         weight_dimension_numbers: as in :func:`scale_by_muon`.
 
@@ -188,7 +189,8 @@ def dion(
         \theta_t &= (1 - \eta \lambda)\, \theta_{t-1}
             - \eta \sqrt{\frac{d_{out}}{d_{in}}}\; P_t Q_t^*
 
-    See :func:`scale_by_dion`. :func:`dion2` takes rows or columns in place of an approximation.
+    See :func:`scale_by_dion`. :func:`dion2` takes some rows or columns in place of a low-rank
+    approximation.
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.

@@ -50,7 +50,8 @@ class ScaleByKronState(NamedTuple):
 
     left, right: the factors of a matrix, full (upper triangular in that geometry),
     ``(batch, n, n)``, or diagonal,
-    ``(batch, n)``; diagonal: that of a leaf that is not a matrix, in its shape. Otherwise None.
+    ``(batch, n)``; diagonal: the factor of a leaf that is not a matrix, in its shape. Otherwise
+    None.
     """
 
     count: Counter
@@ -231,7 +232,7 @@ def scale_by_kron(
     A momentum of zero leaves the factors as they are, and new factors that are not finite are
     discarded.
 
-    The newer geometries need products alone, and no triangular solve. With
+    The newer geometries need only products, and no triangular solve. With
     :math:`W = Q^* Q (\hat\mu_t + \delta \bar m V) R^\top \bar R` of `m` rows and `n` columns,
     :math:`S = W W^*` and :math:`\gamma' = \gamma / (\lVert S \rVert + n)`,
 
@@ -244,32 +245,33 @@ def scale_by_kron(
             K = \frac{X^* - X}{\lVert X^* - X \rVert}
 
     and `R` likewise from :math:`W^\top`. The first keeps the factors Hermitian and positive. The
-    second, :math:`dQ = Q^{1/2} E Q^{3/2}`, turns them towards that, by an angle
+    second, :math:`dQ = Q^{1/2} E Q^{3/2}`, rotates them towards Hermitian ones, by an angle
     :math:`\alpha \le 1/8` at which :math:`\mathrm{tr}(Q_t)` is largest.
 
     With ``"quadratic_p"`` and ``"procrustes_p"`` (QUAD4P and PRO4P) the factors are those of the
     whole preconditioner, `P` in the place of :math:`Q^* Q`, which is applied as it is: two products
-    less for a matrix, and more sensitive to rounding. In the quadratic form :math:`\gamma'` is not
-    halved. The other turns by :math:`I + \alpha K + \alpha^2 K^2 / 2 + \alpha^3 K^3 / 8`, with
+    fewer for a matrix, but more sensitive to rounding. In the quadratic form :math:`\gamma'` is not
+    halved. The other rotates by :math:`I + \alpha K + \alpha^2 K^2 / 2 + \alpha^3 K^3 / 8`, with
     :math:`\alpha \le 1/3`, up to ten times, until no entry of :math:`P^* - P` is larger than a
     thousandth of the largest of `P`.
 
     Args:
         b1: :math:`\beta_1`, decay of the momentum, in :math:`[0, 1)`.
-        preconditioner_update_probability: `p` in :math:`[0, 1]`; a number, an array or a schedule:
-            unless given, 1 for 500 steps, and then falling, to 0.03 after 4000. Whether to fit is
-            drawn separately for each shape of matrices. A step that does not fit them computes none
-            of the products and solves for that.
+        preconditioner_update_probability: :math:`p_t` in :math:`[0, 1]`; a number, an array or a
+            schedule; unless given, 1 for 500 steps and then falling, to 0.03 after 4000. Whether to
+            fit is drawn separately for each shape of matrices. Without a fit, a step computes none
+            of its products and solves.
         max_size_triangular: the largest side that has a triangular factor; with 0 all are diagonal.
         preconditioner_lr: :math:`\gamma \ge 0`.
         preconditioner_init_scale: the product of the two factors at the start, both of them
-            multiples of the identity; of those of `P` its square.
-        damping: :math:`\delta \ge 0`, the square root of float32's epsilon unless given.
+            multiples of the identity; with the factors of `P`, the product is the square of this.
+        damping: :math:`\delta \ge 0`; unless given, the square root of float32's machine epsilon.
         max_rms: :math:`\rho`, the largest root mean square of the direction.
         geometry: ``"triangular"``, ``"quadratic"``, ``"procrustes"``, ``"quadratic_p"`` or
             ``"procrustes_p"``; where a factor is not diagonal it is full in all but the first, up
             to `max_size_triangular`.
-        one_sided: only the smaller side, or the rows of a square matrix, has such a factor.
+        one_sided: only the smaller side, or the rows of a square matrix, have a factor that is not
+            diagonal.
         key: a random key or an integer seed.
         mu_dtype: the type of the momentum; the parameter's unless given.
         weight_dimension_numbers: as in :func:`scale_by_soap`.
@@ -281,10 +283,11 @@ def scale_by_kron(
         ValueError: `max_size_triangular` is negative.
         TypeError: `key` is neither a key nor an integer.
 
-    The authors' code fits every leaf at the same steps, those at which the sum of probabilities has
-    passed a whole number, and balances the factors, which does not change their product, at one in
-    a hundred of these. Where it fits the factors, it preconditions the momentum with the noise that
-    was added for that. It gives arrays of more than two dimensions a factor for each dimension.
+    The authors' code fits every leaf at the same steps, those at which the sum of probabilities
+    passes a whole number, and balances the factors, which does not change their product, at one in
+    a hundred of these steps. Where the code fits the factors, it preconditions the momentum
+    together with the noise that was added for the fit. It gives arrays of more than two dimensions
+    a factor for each dimension.
 
     Source: X.-L. Li, Preconditioned Stochastic Gradient Descent, 2015, arXiv:1512.04202, and
     Stochastic Hessian Fittings with Lie Groups, 2024, arXiv:2402.11858, in the form of E. Walters
@@ -390,7 +393,7 @@ def kron(
     mu_dtype: DType | None = None,
     weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
-    r"""PSGD Kron: momentum whitened by two triangular factors for each matrix.
+    r"""PSGD Kron: momentum whitened by two factors for each matrix.
 
     .. math::
         \mu_t &= \beta_1 \mu_{t-1} + (1 - \beta_1) g_t, \qquad
@@ -398,9 +401,9 @@ def kron(
         \theta_t &= \theta_{t-1} - \eta \left( \frac{d_t}{\max(1, \mathrm{rms}(d_t) / \rho)}
             + \lambda \theta_{t-1} \right)
 
-    where `Q` and `R`, upper triangular, are fitted with a probability that falls in the course of
-    training, so that the entries of :math:`Q \mu R^\top` become uncorrelated, with mean square 1.
-    See :func:`scale_by_kron`. Leaves that are not matrices have a diagonal factor.
+    where `Q` and `R`, by default upper triangular, are fitted with a probability that falls in the
+    course of training, so that the entries of :math:`Q \mu R^\top` become uncorrelated, with mean
+    square 1. See :func:`scale_by_kron`. Leaves that are not matrices have a diagonal factor.
 
     Args:
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
@@ -411,8 +414,8 @@ def kron(
             :func:`scale_by_kron`.
         max_size_triangular: the largest side that has a triangular factor.
         preconditioner_lr: the learning rate of the factors.
-        preconditioner_init_scale: their product at the start.
-        damping: how much noise is added to the momentum to which they are fitted.
+        preconditioner_init_scale: the product of the factors at the start.
+        damping: how much noise is added to the momentum to which the factors are fitted.
         max_rms: :math:`\rho`, the largest root mean square of the direction.
         geometry: how the factors are fitted, with triangular solves or by products alone.
         one_sided: only the smaller side has a factor that is not diagonal.

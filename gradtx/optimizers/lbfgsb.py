@@ -36,8 +36,8 @@ class _Quadratic(NamedTuple):
 def _model(steps: Array, changes: Array, theta: Array, there: Array) -> _Quadratic:
     """Byrd, Lu and Nocedal, equation 3.2, of pairs from the oldest to the newest.
 
-    Each pair is scaled so that the product of step and change is 1, which the Hessian does not
-    notice. Where there is none, the inverse has ones on its diagonal.
+    Each pair is scaled so that the product of step and change is 1, which leaves the Hessian as it
+    is. Where there is no pair, the inverse has ones on its diagonal.
     """
     identity = jnp.eye(len(there), dtype=steps.dtype)
     lower = jnp.tril(steps @ changes.T, -1)
@@ -72,7 +72,7 @@ def _cauchy(
 ) -> tuple[Array, Array, Array]:
     """The first minimum of the model along the projected gradient: their algorithm CP.
 
-    It does not look for one unless there are `some` pairs: entries meet their bounds one by one.
+    The search is left out unless there are `some` pairs: entries meet their bounds one by one.
     Returns the point, which entries are not at a bound, and `W` transposed times the way to it.
     """
     room = jnp.where(g > 0, x - low, high - x)
@@ -151,7 +151,7 @@ def _flat(leaves: list[Array], like: list[Array]) -> Array:
 def scale_by_lbfgsb(
     lower: Any = None, upper: Any = None, memory_size: PositiveInt = 10
 ) -> GradientTransformation:
-    r"""The way from the minimum of a quadratic model within bounds to the parameters.
+    r"""The direction of L-BFGS-B, from a quadratic model's minimum within bounds to the parameters.
 
     With the pairs :math:`s_k = \theta_{k+1} - \theta_k`, :math:`y_k = g_{k+1} - g_k` of the last
     `m` steps, as columns of `S` and `Y` from the oldest to the newest, the model's Hessian is
@@ -184,8 +184,8 @@ def scale_by_lbfgsb(
 
     Before there is a pair, :math:`\vartheta` is 1 and the direction at most as long as 1, unless
     every entry has two bounds. A pair is used only if :math:`\langle y, s \rangle > \varepsilon
-    \lVert y \rVert \lVert s \rVert`, with the :math:`\varepsilon` of the type. After a step of zero
-    all pairs are forgotten, and so they are where rounding leaves no direction of descent.
+    \lVert y \rVert \lVert s \rVert`, with the :math:`\varepsilon` of the type. All pairs are
+    forgotten after a step of zero, and where rounding leaves no direction of descent.
 
     Raises:
         ValueError: a lower bound is above the upper one; bounds are for another tree, or do not fit

@@ -65,7 +65,7 @@ def scale_by_muon2(
     mu_dtype: DType | None = None,
     weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
-    r"""Divide the momentum by the root of a mean of squared gradients, and orthogonalize it.
+    r"""Divide the momentum by the root mean square of gradients, and orthogonalize the quotient.
 
     .. math::
         \mu_t = \beta \mu_{t-1} + g_t, \qquad

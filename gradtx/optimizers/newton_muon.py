@@ -35,7 +35,7 @@ def newton_muon(
     weight_dimension_numbers: DimensionNumbers | None = None,
     others: GradientTransformation | None = None,
 ) -> GradientTransformation:
-    r"""Newton-Muon: Muon on gradients scaled by the moments of inputs; AdamW for the rest.
+    r"""Newton-Muon: Muon on gradients scaled by second moments of inputs; AdamW for the rest.
 
     .. math::
         K &\leftarrow \beta_2 K + (1 - \beta_2) \tfrac{1}{N} \textstyle\sum_i \bar z_i z_i^\top,
@@ -56,7 +56,7 @@ def newton_muon(
         ridge: what is added to the diagonal, relative to its mean.
         weight_decay: :math:`\lambda \ge 0`, also of the other leaves.
         mask: which parameters decay, as in :func:`add_decayed_weights`.
-        eps: what is added to the diagonal besides.
+        eps: what is added to the diagonal besides the ridge.
         initial: the diagonal of `K` at the start.
         every: how many steps there are from one inverse to the next.
         block_size: the size of blocks on the diagonal of `K`.

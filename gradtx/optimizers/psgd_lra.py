@@ -44,8 +44,8 @@ class ScaleByPSGDLRAState(NamedTuple):
     r"""The preconditioner of all parameters, :math:`Q = (I + U V^\top) \mathrm{diag}(d)`.
 
     count: i32[]; key: a random key; mu: like the parameters; columns: `U` and `V`,
-    ``(2, rank, *shape)``; diagonal: `d`, real; norms: those by which the steps of `U`, `V` and `d`
-    are divided.
+    ``(2, rank, *shape)``; diagonal: `d`, real; norms: the numbers by which the steps of `U`, `V`
+    and `d` are divided.
     """
 
     count: Counter
@@ -57,7 +57,7 @@ class ScaleByPSGDLRAState(NamedTuple):
 
 
 class _Factor(NamedTuple):
-    """The columns of `U` and behind them those of `V`, as rows, and `d`."""
+    """The columns of `U`, followed by those of `V`, as rows; and `d`."""
 
     rows: _Leaves
     diagonal: _Leaves
@@ -257,28 +257,29 @@ def scale_by_psgd_lra(
             u_t = \mathrm{clip}\left( \frac{w_t}{\max(1, \mathrm{rms}(w_t) / \rho)},
                 -c, c \right)
 
-    with the rounding :math:`\varepsilon` of the type in which this is computed. Instead of each
-    :math:`\ell` its memory is used, the larger of :math:`\ell` and
-    :math:`\beta_\ell L + (1 - \beta_\ell) \ell`, where `L` is the memory at the step before.
+    with the machine epsilon :math:`\varepsilon` of the type in which this is computed. Each
+    :math:`\ell` is replaced by a running value, the larger of :math:`\ell` and
+    :math:`\beta_\ell L + (1 - \beta_\ell) \ell`, where `L` is that value at the step before.
     `U` and `V` are those of the step before, balanced: scaled so that their norms are equal, and
     :math:`U \leftarrow U (I - E + E^2 / 2)`, :math:`V \leftarrow V (I + E + E^2 / 2)` where `E` is
     a tenth of :math:`U^\top U - V^\top V` over the sum of the traces. They begin with normal
     entries, scaled so that the squared norm of each is 0.1, and `d` with
-    :math:`(\mathrm{mean}\, g^4 + \delta^4)^{-1/8}`, which is set anew at every step until a first
-    fit is taken.
+    :math:`(\mathrm{mean}\, g^4 + \delta^4)^{-1/8}`, which is computed anew at every step until the
+    first fit.
 
     A complex number is a pair of real ones that share their entry of `d`, and whose `v` have a mean
-    square of 1 together. Gradients of zero leave the preconditioner as it is, and steps of it that
-    are not finite are discarded. The author's code fits after gradients of zero too, and has no
-    momentum unless it is told to.
+    square of 1 together. Gradients of zero leave the preconditioner as it is, and its steps are
+    discarded where they are not finite. The author's code fits to gradients of zero too, and has no
+    momentum by default.
 
     Args:
         b1: :math:`\beta_1`, decay of the momentum, in :math:`[0, 1)`.
         rank: columns of `U` and of `V`, at least 1.
-        preconditioner_update_probability: in :math:`[0, 1]`, that a step fits the preconditioner;
+        preconditioner_update_probability: that a step fits the preconditioner, in :math:`[0, 1]`;
             a number, an array or a schedule.
         preconditioner_lr: :math:`\gamma \ge 0`; below 1 all entries of `d` stay positive.
-        preconditioner_init_scale: the first entries of `d`, if they do not follow the gradient.
+        preconditioner_init_scale: the initial entries of `d`; with None they follow from the
+            gradient, as above.
         norm_decay: :math:`\beta_\ell` in :math:`[0, 1)`; nearer to 1 for gradients that are mostly
             zero.
         damping: :math:`\delta \ge 0`; `P` stays below about :math:`1 / \delta`.
@@ -400,12 +401,12 @@ def psgd_lra(
         rank: columns of `U` and of `V`; this and the rest as in :func:`scale_by_psgd_lra`.
         preconditioner_update_probability: how often the preconditioner is fitted.
         preconditioner_lr: its learning rate.
-        preconditioner_init_scale: the first entries of `d`.
-        norm_decay: how long the sizes of its steps are remembered.
-        damping: how much noise is added to the gradient to which it is fitted.
+        preconditioner_init_scale: the initial entries of `d`.
+        norm_decay: how slowly the divisors of its steps are forgotten.
+        damping: how much noise is added to the gradient to which the preconditioner is fitted.
         max_rms: :math:`\rho`, the largest root mean square of the direction.
         max_entry: `c`, the largest entry of the direction.
-        whiten_momentum: fit it to the momentum instead of the gradient.
+        whiten_momentum: fit the preconditioner to the momentum instead of the gradient.
         key: a random key or an integer seed.
         mu_dtype: the type of the momentum.
 

@@ -30,7 +30,7 @@ from gradtx.types import (
 
 
 class InputMomentsState(NamedTuple):
-    """count: i32[]; average: `K`, (n, d, d) for `n` blocks of `d` rows; inverse: `P`, alike.
+    """count: i32[]; average: `K`, (n, d, d) for `n` blocks of `d` rows; inverse: `P`, likewise.
 
     A leaf that is not a matrix has None.
     """
@@ -48,13 +48,13 @@ def input_moments(inputs: Array, block_size: int | None = None) -> Array:
         inputs: what is multiplied by the matrix from the right, ``(..., d)``; the mean is over all
             axes but the last.
         block_size: divides `d`; then only the blocks of this size on the diagonal are computed. If
-            `d` is not longer, there is one block.
+            `d` is not larger, there is one block.
 
     Returns:
         ``(d, d)``, or ``(blocks, block_size, block_size)``, in float32 or wider.
 
     Raises:
-        ValueError: `block_size` does not divide a longer `d`.
+        ValueError: `block_size` does not divide a larger `d`.
 
     >>> input_moments(jnp.array([[1.0, 2.0], [3.0, 0.0]])).tolist()
     [[5.0, 1.0], [1.0, 2.0]]
@@ -91,7 +91,7 @@ def scale_by_input_moments(
             + \epsilon\bigr) I\Bigr)^{-1} \qquad \text{at every } T \text{-th step}, \\
         u_t &= P g_t
 
-    which is Newton's step for a quadratic loss, but for the average and the ridge.
+    which, but for the average and the ridge, is Newton's step for a quadratic loss.
     :func:`newton_muon` is Muon after this transformation.
 
     Args:
@@ -107,22 +107,23 @@ def scale_by_input_moments(
     ``update`` takes the moments as the extra argument ``input_moments``: a dict of what the
     function :func:`input_moments` returns, by the path pattern of the matrices with these inputs,
     ``{"*/attention/qkv": ...}``; ``(layers, d, d)`` for stacked layers. They are read at every
-    `T`-th step, counted from 1, and need not be measured at others. A matrix without moments, or
-    with None for them, keeps its `P`. On several devices, average the moments first; under
+    `T`-th step, counted from 1, and need not be measured at the others. A matrix without moments,
+    or with None for them, keeps its `P`. On several devices, average the moments first; under
     :func:`accumulate`, over the micro-batches of a window, of which only the last call is read.
 
     State: `InputMomentsState`, in float32 or wider.
 
     Raises:
-        ValueError: a pattern matches no matrix and no leaf without a gradient, a matrix has moments
-            of two patterns or of another shape, or `block_size` does not divide a longer side.
+        ValueError: a pattern matches neither a matrix nor a leaf without a gradient, a matrix has
+            moments by two patterns or of another shape, or `block_size` does not divide a longer
+            side.
         TypeError: the gradient of a matrix is `Rows`, or ``input_moments`` is no dict.
 
-    A `P` that is not finite becomes the identity, as the authors mean it (their code changes a
+    A `P` that is not finite becomes the identity, as the authors intend (their code changes only a
     copy). A `K` that is not finite stays so.
 
     Source: Z. Du and W. Su, The Newton-Muon Optimizer, 2026, arXiv:2604.01472, algorithm 1, with
-    the constants, the beginning and the steps at which `K` moves from the authors' code,
+    the constants, the initial values and the steps at which `K` is updated from the authors' code,
     https://github.com/zhehangdu/Newton-Muon.
 
     >>> tx = scale_by_input_moments(ridge=0.5, every=1, decay=0.0)
@@ -217,7 +218,7 @@ def scale_by_input_moments(
 
 @precise
 def _refreshed(average: Array, ridge: Any, eps: Any) -> tuple[Array, Array]:
-    """The average, and the inverse of it with something added to the diagonal."""
+    """The average, and the inverse of the average with the ridge on its diagonal."""
     _, side, _ = average.shape
     identity = jnp.eye(side, dtype=average.dtype)
     mean = jnp.trace(average, axis1=-2, axis2=-1).real / max(side, 1)
