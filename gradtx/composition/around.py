@@ -30,7 +30,7 @@ class InnerStep:
     def __call__(
         self, updates: Updates, state: State, params: Params | None = None, **others: Any
     ) -> tuple[Any, State]:
-        """The result and the new inner state; `others` go before extra arguments of their names."""
+        """The result and the new inner state; `others` override extra arguments."""
         return self.function(updates, state, params, **{**self.extra_args, **others})
 
 
@@ -49,7 +49,7 @@ def around(
 
     Args:
         tx: the inner transformation.
-        init: ``params -> state``, the state of the returned transformation; None if that of `tx`.
+        init: ``params -> state``, the state of the returned transformation; None for that of `tx`.
         run: ``(inner_step, updates, state, params) -> (result, state)``, which calls
             ``inner_step(updates, inner_state, params)`` for the inner result and state. The result
             is the updates, or in a whole step the parameters.

@@ -1,8 +1,9 @@
 """Gates: at each step a decision says whether a transformation takes its step, or nothing moves.
 
 A gate states its decision once; its update and its whole step follow from that. In a compiled step
-the transformation runs in a loop of one turn or none, which works in the memory of what it carries:
-the parameters and the state in a whole step (`step_if`), the updates and the state otherwise.
+the transformation runs in a loop of one iteration or none, which works in the memory of what it
+carries: the parameters and the state in a whole step (`step_if`), the updates and the state
+otherwise.
 """
 
 from collections.abc import Callable

@@ -30,7 +30,7 @@ class Multipliers(NamedTuple):
     learning rate, the weight decay and epsilon; initial: of the standard deviation of the initial
     values, as the small model draws them; output: of what the leaf's layer returns, in the model
     itself; residual: of what a layer adds to the residual stream, in the model itself; why: the
-    growth that they follow from.
+    growth that these factors follow from.
     """
 
     role: str
@@ -170,10 +170,10 @@ def multipliers_of(
     Args:
         role: the role of the leaf.
         growth: how much larger the leaf is than in the small model.
-        rule: on what the size of its updates depends.
+        rule: how the size of its updates depends on the gradient.
         head: what keeps the outputs of a head small.
         power: of outputs by inputs, for the spectral rule.
-        factor: by how much the optimizer's own factor of the shape grew.
+        factor: by how much the optimizer's own factor for the shape grew.
     """
     inputs, outputs, depth, _ = growth
     output = 1 / inputs if head == "multiplier" and role.kind == "head" else 1.0

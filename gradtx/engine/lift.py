@@ -10,7 +10,7 @@ have: an array, `Rows` of a table, a slot stored in another form, no gradient at
 
 Annotations say what the fields of a state are: `Slots`, `Counter` (each counts steps, the first is
 `t`), `TreeScalar` (a scalar of the whole tree), `Key` (split at every step; a rule sees a key for
-each leaf, and one of the tree a single key).
+each leaf, a rule of the tree a single key).
 """
 
 import functools
@@ -82,12 +82,12 @@ def elementwise(
         state: a NamedTuple class whose fields are annotated `Slots`, `Counter` (if the rule uses
             the step), `TreeScalar` or `Key`.
         slots: ``p -> {name: array}``, the initial slots of one parameter; None if each begins as
-            zeros like it, or there are none.
+            zeros like the parameter, or there are none.
         rule: ``(g, s, t[, p]) -> (direction, {name: new slot})``; see :mod:`gradtx.engine.lift`.
         start: ``{name: value}``, the initial values of the fields other than slots and counters,
             or a function from the list of parameters to that. Numbers are kept in at least float32.
-        advance: ``(s, t) -> {name: value}``, the tree's scalars after the step; the rule sees
-            those before it.
+        advance: ``(s, t) -> {name: value}``, the tree's scalars after the step; the rule sees the
+            scalars before it.
         zero_gradient: what the rule does while gradients are zero, if that has a closed form; it
             saves :func:`exact_rows` steps.
         of_tree: ``[g] -> {name: value}``, what the rule reads of the whole tree, such as a norm, as

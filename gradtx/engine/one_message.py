@@ -2,8 +2,8 @@
 
 Where each shape has fewer matrices than there are devices, a message for each shape is mostly
 padding: every device would receive as much as those that have something to do. Here each device
-sends every owner what it has of the owner's matrices, one after another, and the only padding is
-what an owner has less than the one that has most.
+sends every owner what it has of the owner's matrices, one after another, and padding only makes up
+for what an owner has less than the one that has most.
 """
 
 import math
@@ -73,7 +73,8 @@ class OneMessage:
             arrays: the number of a stack and a device's blocks, ``(count, rows, columns)``.
 
         Returns:
-            Of each ``(each, rows, columns)``; where it has fewer of a stack, any numbers.
+            For each array, ``(each, rows, columns)``; where the device owns fewer matrices of a
+            stack, the rest are arbitrary.
         """
         return self._by_type(arrays, self._there)
 

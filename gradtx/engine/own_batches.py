@@ -1,12 +1,12 @@
 """Matrices whose batch axes are divided over a mesh, such as experts: each device has its own.
 
 Leaves of one shape are transformed as one batch, in which the axes of leaves, layers and experts
-are merged into one. If they are merged for the whole array, a divided axis comes after one that is
-not, and to merge these the compiler brings all matrices to every device. Here each device merges
-what it has. If rows or columns are divided too, the devices that have parts of the same matrices
-share them out, each whole, as in :mod:`gradtx.engine.owners`. What a rule keeps for each matrix
-stays with the device that transforms the matrix, where a state has it in a stack that is laid out
-by :class:`gradtx.engine.owned_slots.OwnBatches`.
+are merged into one. Merging them for the whole array, where a divided axis comes after one that is
+not, makes the compiler bring all matrices to every device. Here each device merges what it has. If
+rows or columns are divided too, the devices that have parts of the same matrices share them out,
+each whole, as in :mod:`gradtx.engine.owners`. What a rule keeps for each matrix stays with the
+device that transforms the matrix, where a state has it in a stack that is laid out by
+:class:`gradtx.engine.owned_slots.OwnBatches`.
 """
 
 import math

@@ -15,15 +15,15 @@ from gradtx.types import Array, PyTree
 
 
 class OwnBatches(NamedTuple):
-    """Where the matrices of a stack lie if batch axes of the leaves are divided, such as experts.
+    """Where the matrices of a stack lie if batch axes of the leaves, such as experts, are divided.
 
     A device's own matrices are next to one another, so that the stack is divided along its first
     axis. If these axes were merged in their order, a divided one would come after one that is not,
     and no sharding could say which entries a device has.
 
-    sizes: of the axes that the stack merges: the leaves, and the batch axes of one; shards: into
-    how many each of them is divided; sharers: how many devices have the same matrices, of which
-    each transforms some; dims: the mesh axes along each axis of a leaf.
+    sizes: of the axes that the stack merges, the leaves and the batch axes of a leaf; shards: into
+    how many parts each of these is divided; sharers: how many devices have the same matrices, of
+    which each transforms some; dims: the mesh axes along each axis of a leaf.
     """
 
     sizes: tuple[int, ...]
@@ -33,7 +33,7 @@ class OwnBatches(NamedTuple):
 
     @property
     def devices(self) -> int:
-        """Over how many the stack is divided."""
+        """The number of devices over which the stack is divided."""
         return math.prod(self.shards) * self.sharers
 
     @property
@@ -81,8 +81,8 @@ class Share(NamedTuple):
     stack: numbers the stacks of a tree; at: which of the `of` leaves of the stack this is;
     shape: of the slot by itself; matrices: how it is a batch of matrices, None if it is a batch of
     factors already; axes: those of the mesh over which the stack is divided; begin: where in the
-    padded stack its first matrix is, None if the stack is not balanced with others; own: how
-    matrices lie in it that are divided along their batch axes.
+    padded stack its first matrix is, None if the stack is not balanced with others; own: how the
+    matrices lie in the stack if they are divided along their batch axes.
     """
 
     stack: int

@@ -1,9 +1,10 @@
-"""What JAX traces: whether an array is known, and rules that are traced once for alike leaves.
+"""What JAX traces: whether an array is known, and rules that are traced once for leaves of a kind.
 
-Binding the twenty operations of a rule for every leaf is most of what tracing costs, and all are
-lowered again. A function that JAX knows to be the same is traced and lowered once, and called; XLA
-replaces the calls by what they do before it plans anything, so that the compiled program is the
-same. Where leaves are many, a call is for several: equations grow with the square root of leaves.
+Binding the twenty operations of a rule for every leaf is most of what tracing costs, and all of
+them are then lowered too. A function that JAX knows to be the same is traced and lowered once, and
+called; XLA replaces the calls by what they do before it plans anything, so that the compiled
+program is the same. Where leaves are many, a call is for several, so that equations grow with the
+square root of the number of leaves.
 """
 
 import functools
@@ -20,7 +21,7 @@ FEW_LEAVES = 4
 """Fewer leaves of a kind are traced one by one: a function to call is itself traced three times."""
 
 FEW_EQUATIONS = 32
-"""So few equations are bound in less time than a function is made to be called."""
+"""Up to so many equations are bound in less time than it takes to make a function of them."""
 
 
 def is_shape(x: Any) -> bool:
@@ -34,7 +35,7 @@ def is_tracer(x: Any) -> bool:
 
 
 def is_staged(x: Any) -> bool:
-    """Whether `x` is a value of a program that is being traced, and not one that is vmapped too."""
+    """Whether `x` is a value of a program that is being traced, and is not also vmapped."""
     return isinstance(x, partial_eval.DynamicJaxprTracer)
 
 
@@ -146,7 +147,7 @@ def _run(jaxpr: Any) -> Callable[..., list[Any]]:
 
 
 def _bound(jaxpr: Any) -> Callable[..., list[Any]]:
-    """A program of one equation, which is bound again in less time than `jax.jit` is called."""
+    """A program of one equation; binding it again takes less time than calling `jax.jit`."""
     (eqn,) = jaxpr.eqns
     # What a function returns as it was given is no result of the equation.
     if (eqn.invars, eqn.outvars) != (jaxpr.invars, jaxpr.outvars):
@@ -155,7 +156,7 @@ def _bound(jaxpr: Any) -> Callable[..., list[Any]]:
 
 
 def where_known(function: Callable[[Any], Any], tree: Any) -> Any:
-    """``function(tree)`` where some leaves are shapes alone: so is what depends on their values.
+    """``function(tree)`` where some leaves are only shapes, as then are results that need values.
 
     >>> shape = jax.ShapeDtypeStruct((2,), jnp.float32)
     >>> where_known(lambda x: (jnp.zeros_like(x), 2 * x), shape)

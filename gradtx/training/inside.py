@@ -3,7 +3,7 @@
 The derivative of a scan over stacked parameters (:mod:`gradtx.training.scans`) hands over the
 gradients of one layer at a time. The optimizer runs on that layer, as a stack of one, and the new
 parameters and slots are written in place, so that the gradients of all layers are never there at
-once. It may do so where it computes layers apart, which its program tells
+once. The optimizer must compute each layer separately, which its program tells
 (:mod:`gradtx.training.separate`).
 """
 
@@ -73,8 +73,8 @@ class InsidePlan:
         outside: the reason why each other leaf is not updated inside, by path.
         refused: why the optimizer cannot run on one layer at a time, so that the step raises an
             error; None if nothing is known against it.
-        host_bytes: of the slots that come in from the memory of the host for one layer, and go out
-            again; if there are several scans, for a layer of the one with most.
+        host_bytes: the bytes of slots that come in from the memory of the host for one layer, and
+            go out again; if there are several scans, for a layer of the scan with most.
     """
 
     inside: Mapping[str, int]
@@ -547,7 +547,7 @@ def _norm(grads: list[Any], carried: list[Carried]) -> Array:
 def _apart(
     step: Callable[[Layer, list[Array]], Layer], now: Layer, grads: list[Array], value: Array
 ) -> Layer:
-    """The result of ``step(now, grads)``, computed on a CPU in a loop of one turn.
+    """The result of ``step(now, grads)``, computed on a CPU in a loop of one iteration.
 
     A CPU's compiler would write a layer's slots into the stacks before the kernel of the parameters
     has read their old values, and so copy whole stacks at each layer::
@@ -555,7 +555,7 @@ def _apart(
         %copy.38 = f32[5,16,32] copy(%get-tuple-element.315)
 
     Inside of a loop it sees arrays of one layer, and makes of them what it makes of whole leaves,
-    with the same bits. That there is one turn it learns from the value of the loss.
+    with the same bits. That there is one iteration it learns only from the value of the loss.
     """
 
     def loop(now: Layer, grads: list[Array]) -> Layer:

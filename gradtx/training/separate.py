@@ -1,11 +1,11 @@
-"""Whether a program computes the layers of stacked arrays apart, so that one may go by itself.
+"""Whether a program computes layers of stacked arrays separately, so that each may be run alone.
 
 Each entry of an array has an owner, a number: the layer that it belongs to. The program is followed
 from its inputs to its results. What is computed from entries of one owner has that owner; what is
-computed from entries of two is refused, and so is every operation that is not known. What takes
-entries of one layer takes those entries of all: layers, whose numbers follow each other, are
-computed alike. Random numbers that are drawn for each entry by itself may be drawn with another key
-in each layer.
+computed from entries of two is refused, and so is every operation that is not known. An operation
+that takes some entries of one layer takes the same entries of all: layers have consecutive numbers,
+and are computed alike. Random numbers that are drawn for each entry by itself may be drawn with
+another key in each layer.
 """
 
 import functools

@@ -233,7 +233,7 @@ def make_step(
             for one step, on one batch without that axis.
         inside: whether stacked parameters that a scan of the loss reads are updated inside of the
             backward pass, one layer at a time, so that their gradients are never held together:
-            True for all that can be, or which of them, as in :func:`select`. The numbers are those
+            True for all that can be, or which of these, as in :func:`select`. The numbers are those
             of the ordinary step; see the page on the step inside the backward pass.
         compiler_options: options of XLA's compiler for this step alone, as in :func:`jax.jit`.
 

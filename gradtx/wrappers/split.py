@@ -27,8 +27,8 @@ class SplitLeaf(NamedTuple):
     """How several parameters lie beside each other in an array.
 
     axis: along which they do; sizes: their lengths in order, or a dict of these by the names that
-    the parts are to have; repeated: whether the axis is this sequence of lengths many times over,
-    so that a part is what all of these hold of it.
+    the parts are to have; repeated: whether the axis repeats this sequence of lengths (interleaved
+    parts), so that a part is joined from all repetitions.
 
     >>> grouped_heads = SplitLeaf(1, {"q": 512, "k": 128, "v": 128})
     >>> gate_and_up = SplitLeaf(-1, (1, 1), repeated=True)  # columns 0, 2, 4... and 1, 3, 5...
@@ -227,10 +227,10 @@ def _parts(path: str, shape: tuple[int, ...], split: SplitLeaf) -> _Parts:
 def split_leaves(inner: GradientTransformation, splits: Splits) -> GradientTransformation:
     r"""Run a transformation on the parts of leaves that hold several parameters beside each other.
 
-    Queries, keys and values in one array, the gate of an MLP and what it gates in one, with their
-    columns in turn: `inner` sees each as a leaf of its own, so that a matrix optimizer
-    orthogonalizes or decomposes each by itself, whatever their sizes, and factors that depend on
-    the shape are those of the parts. The numbers are those of a model that has these leaves.
+    Queries, keys and values in one array, or the gate of an MLP and what it gates, with interleaved
+    columns: `inner` sees each as a leaf of its own, so that a matrix optimizer orthogonalizes or
+    decomposes each by itself, whatever their sizes, and factors that depend on the shape are those
+    of the parts. The numbers are those of a model that has these leaves.
 
     Args:
         inner: the transformation.
@@ -241,12 +241,12 @@ def split_leaves(inner: GradientTransformation, splits: Splits) -> GradientTrans
     ``qkv/kernel/q`` is the path of a part, for patterns inside, and for :func:`get_slot`. What
     calls the loss, as :func:`sam` and line searches do, goes around this, not inside.
 
-    On a mesh, parts are sharded like the leaf. Along their own axis that moves entries between
-    devices at each step, if parts of some length lie beside each other; it moves none if they are
-    repeated and each device has whole turns. A part that this axis of the mesh does not divide is
-    whole on each device along it.
+    On a mesh, parts are sharded like the leaf. If the axis of the parts is sharded, entries move
+    between devices at each step where parts lie as blocks beside each other, and none where they
+    are repeated and each device has whole repetitions. A part that the mesh axis does not divide
+    evenly is whole on each device along it.
 
-    State: `SplitLeavesState`; it holds also which leaves have parts, outside of its arrays.
+    State: `SplitLeavesState`; it also holds which leaves have parts, outside of its arrays.
 
     Raises:
         ValueError: a pattern matches no leaf, or two match one; the sizes do not make up the axis.

@@ -142,10 +142,10 @@ def transfer(
     rule: SizeRule | None = None,
     head: HeadForm = "initial",
 ) -> GradientTransformation:
-    r"""An optimizer tuned on a small model, with what makes its hyperparameters fit a large one.
+    r"""Fit the hyperparameters of an optimizer tuned on a small model to a large one.
 
-    A matrix with :math:`m_{in}` times the inputs and :math:`m_{out}` times the outputs that it has
-    in the small model, in layers of which there are :math:`m_L` times as many, gets
+    A matrix that has :math:`m_{in}` times as many inputs and :math:`m_{out}` times as many outputs
+    as in the small model, in a model with :math:`m_L` times as many layers, gets
 
     .. math::
         \eta \leftarrow \eta \cdot \begin{cases}
@@ -161,9 +161,10 @@ def transfer(
         \end{cases}
 
     with :math:`m_{in} = 1` for embeddings, norms, biases and other vectors. `k` is the optimizer's
-    own factor of a matrix's shape, as :func:`scale_by_shape` has it, so that what it does is not
-    done twice. The rules keep what an update changes in the activations the same at every width;
-    they hold if the model does the rest, which :func:`transfer_multipliers` says for each leaf:
+    own factor of a matrix's shape, as :func:`scale_by_shape` has it, so that its effect is not
+    applied twice. The rules keep the change that an update makes to the activations the same at
+    every width; they hold if the model does the rest, which :func:`transfer_multipliers` says for
+    each leaf:
 
     - initial values of :math:`\sigma \leftarrow \sigma \min(1, \sqrt{m_{out} / m_{in}})
       / (a \sqrt{m_{in}})`, which :func:`transfer_initial` sets;
@@ -179,18 +180,19 @@ def transfer(
             ``jax.eval_shape`` returns them. Layers may be fewer, in a list or stacked.
         params: those of the large model.
         roles: what the leaves are; by default the `ByRole` of `inner`, or ``ByRole()``.
-        rule: on what the size of the updates depends, for an optimizer that is not in the table:
+        rule: how the size of the updates depends on the gradient, for an optimizer not named below:
             ``"adam"`` where entries have one size whatever the gradient's is, ``"sgd"`` where
             updates are in proportion to it, ``"spectral"`` where the singular values of matrices
             have one size.
         head: what keeps the outputs small at the start: the head's initial values, or a factor in
             the model, which tied embeddings need.
 
-    The rule follows from the name: ``"adam"`` for adabelief, adagrad, adam, adamax, adamw, adan,
-    ademamix, adopt, amsgrad, laprop, lion, nadam, nadamw, rmsprop, sign_sgd, signum, tiger and
-    yogi; ``"sgd"`` for sgd; ``"spectral"`` for the matrices of muon, normuon, adamuon, soap and
-    shampoo (``"adam"`` or ``"sgd"`` if Shampoo's steps have the length of theirs; without grafting
-    :math:`(m_{out} / m_{in})^{1 - 2/p}`, with its root `p`), whose other leaves are Adam's.
+    The rule follows from the name: ``"adam"`` for adabelief, adagrad, adam, adamax, adamaxw, adamw,
+    adan, ademamix, adopt, amsgrad, laprop, lion, nadam, nadamw, rmsprop, sign_sgd, signum, tiger
+    and yogi; ``"sgd"`` for sgd; ``"spectral"`` for the matrices of muon, normuon, adamuon, soap and
+    shampoo, whose other leaves follow ``"adam"``. Shampoo with grafting follows ``"adam"`` or
+    ``"sgd"``, whose steps set its length; without grafting its factor is
+    :math:`(m_{out} / m_{in})^{1 - 2/p}`, with its root `p`.
 
     State: that of `inner`, in which each optimizer is a `PartitionState` of the leaves with equal
     multipliers if there are several such groups.
@@ -205,12 +207,12 @@ def transfer(
     Source: G. Yang et al., Tensor Programs V, 2022, arXiv:2203.03466, tables 3 (``"initial"``) and
     8 (``"multiplier"``); N. Dey et al., CompleteP, 2025, arXiv:2505.01618 (depth, epsilon, decay);
     G. Yang, J. Simon and J. Bernstein, A Spectral Condition for Feature Learning, 2023,
-    arXiv:2310.17813 (spectral, initial values); S. Qiu et al., Hyperparameter Transfer Enables
+    arXiv:2310.17813 (spectral, initial values). S. Qiu et al., Hyperparameter Transfer Enables
     Consistent Gains of Matrix-Preconditioned Optimizers Across Scales, 2025, arXiv:2512.05620, also
-    treats Shampoo and SOAP; the rules here are our own, for gradients of rank one with Shampoo and
-    with SOAP's ``one_sided``, and for gradients that are noise with SOAP, whose updates have the
-    spectral norm :math:`\sqrt{d_{in}} + \sqrt{d_{out}}` then: in docs/transfer.md its best rate
-    moves so.
+    treat Shampoo and SOAP. The rules here for these two are our own: they assume gradients of rank
+    one for Shampoo and for SOAP's ``one_sided``, and gradients that are noise for SOAP, whose
+    updates then have the spectral norm :math:`\sqrt{d_{in}} + \sqrt{d_{out}}`; in docs/transfer.md
+    SOAP's best rate moves accordingly.
 
     >>> import gradtx, jax
     >>> def shapes(n):
@@ -461,7 +463,7 @@ def transfer_initial(tx: GradientTransformation, params: ParamsT, small: Params)
         tx: a transformation with a `transfer` somewhere in it.
         params: initial values of the large model, at any scale.
         small: those of the small model, as it was tuned; a leaf whose layer is not in the small
-            model keeps the size of one that is like it.
+            model takes the size of a leaf that is like it.
 
     Returns:
         The parameters, each leaf multiplied by one number, so that its root mean square is that of

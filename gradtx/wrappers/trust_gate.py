@@ -37,7 +37,7 @@ def trust_gate(
     nesterov: bool = True,
     weight_dimension_numbers: DimensionNumbers | None = None,
 ) -> GradientTransformation:
-    r"""Follow a preconditioned direction of matrices as far as momentum and gradient bear it out.
+    r"""Follow a preconditioned direction of matrices as far as momentum and gradient agree with it.
 
     .. math::
         \mu_t &= \beta \mu_{t-1} + (1 - \beta) g_t, \qquad
@@ -50,16 +50,17 @@ def trust_gate(
         u_t = \frac{\lVert m_t \rVert}{\lVert w_t \rVert} w_t
 
     where :math:`d_t` is the direction of `inner`, `clip` is to :math:`[0, 1]`, the cosines are
-    those of matrices as vectors, and :math:`\lVert X \rVert = \lVert X X^* \rVert_F^{1/2}`. A
-    direction that has left the momentum, or points less along the gradient than the momentum does,
-    as in a basis that has become stale, is replaced by the momentum.
+    those of matrices as vectors, and :math:`\lVert X \rVert = \lVert X X^* \rVert_F^{1/2}` is the
+    Schatten-4 norm. A direction that has left the momentum, or points less along the gradient than
+    the momentum does, as in a basis that has become stale, is replaced by the momentum.
 
     Args:
-        inner: gives the direction, such as :func:`scale_by_soap`. It sees the gradients; those of
-            leaves that are not matrices it alone transforms.
+        inner: gives the direction, such as :func:`scale_by_soap`. It sees the gradients, and alone
+            transforms those of leaves that are not matrices.
         decay: :math:`\beta` in :math:`[0, 1)`.
         floor: :math:`\gamma_{\min}` in :math:`[0, 1]`; a number, an array, or a schedule.
-        cap: :math:`\gamma_{\max}` in :math:`[0, 1]`; likewise. It wins over a larger floor.
+        cap: :math:`\gamma_{\max}` in :math:`[0, 1]`; likewise. It takes precedence over a larger
+            floor.
         min_agreement: :math:`c_a` in :math:`[0, 1)`.
         min_alignment: :math:`c_b` in :math:`[0, 1)`.
         power: :math:`p > 0`.
@@ -67,9 +68,9 @@ def trust_gate(
         weight_dimension_numbers: as in :func:`scale_by_muon`. Unless given, the leaves with two
             dimensions are matrices.
 
-    Put the learning rate after it, and :func:`scale_by_muon` with ``beta=0`` before that, as in the
-    source. The source's SOAP takes the second moment of :math:`m_t` in the bases, not of the
-    gradient; the gate is the same.
+    Put :func:`scale_by_muon` with ``beta=0`` after it and then the learning rate, as in the source.
+    The source's SOAP takes the second moment of :math:`m_t` in the bases, not of the gradient; the
+    gate is the same.
 
     State: `TrustGateState`; the momentum in the types of the parameters.
 
