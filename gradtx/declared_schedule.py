@@ -38,7 +38,7 @@ class DeclaredSchedule(Declared):
     def __call__(self, count: Any) -> Scalar:
         """The value at the step after `count` steps."""
         if self._function is None:
-            self._function = self.declaration.builder.call(self.declaration.arguments)
+            self._function = _function_of(self.declaration)
         return self._function(_signed(count))
 
     def tree_flatten(self) -> tuple[Any, Any]:
@@ -63,17 +63,24 @@ class DeclaredSchedule(Declared):
         return _rebuild, (self.declaration.builder, self.declaration.arguments)
 
 
-def _signed(count: Any) -> Any:
-    """An unsigned count, as Flax's, or a narrow one in the default type: differences wrapped.
+def _signed(x: Any) -> Any:
+    """An unsigned number, as Flax's counts, or a narrow one in the default type: it would wrap.
 
     >>> import numpy as np
     >>> _signed(np.uint8(3)) - 5
     np.int32(-2)
     """
-    dtype = getattr(count, "dtype", None)
+    dtype = getattr(x, "dtype", None)
     if dtype is None or not jnp.issubdtype(dtype, jnp.integer) or dtype in (jnp.int32, jnp.int64):
-        return count
-    return count.astype(jnp.result_type(int))
+        return x
+    return x.astype(jnp.result_type(int))
+
+
+def _function_of(declaration: Declaration) -> Callable[[Any], Any]:
+    """What the builder makes of the arguments; numbers of steps may be of narrow types as well."""
+    arguments = {name: _signed(value) for name, value in declaration.arguments.items()}
+    made: Callable[[Any], Any] = declaration.builder.call(arguments)
+    return made
 
 
 def _rebuild(builder: Builder, arguments: dict[str, Any]) -> DeclaredSchedule:
@@ -101,7 +108,7 @@ def schedule(function: Callable[_P, Callable[[Any], Any]]) -> Callable[_P, Decla
             if SCHEDULE not in marks(builder.hints[name]):
                 check_no_schedule(builder.name, name, arguments[name])
         made = DeclaredSchedule(Declaration(builder, arguments))
-        made._function = builder.call(made.declaration.arguments)
+        made._function = _function_of(made.declaration)
         return made
 
     return publish(build, builder, schedules=False)

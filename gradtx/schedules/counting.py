@@ -19,7 +19,7 @@ def steps(number: Any) -> Any:
     >>> steps(1e4), steps(2.5), steps(10**12)
     (10000, 2.5, 1000000000000.0)
     """
-    if isinstance(number, int | float) and number == int(number):
+    if isinstance(number, int) or (isinstance(number, float) and number.is_integer()):
         return int(number) if abs(number) <= LAST else float(number)
     return number
 

@@ -101,19 +101,31 @@ def cosine_restarts_schedule(
 
     def value(count: Any) -> Any:
         time = quotient(count, first)
-        if isinstance(t_mul, int | float) and t_mul == 1:
-            restart = jnp.floor(time)
-            part = time - restart
+        if isinstance(t_mul, int | float):
+            restart, part = _even(time) if t_mul == 1 else _growing(time, t_mul)
         else:
-            restart = jnp.floor(jnp.log1p(time * (t_mul - 1)) / jnp.log(t_mul))
-            # The logarithm may be off by a bit where a restart falls due; the power decides.
-            restart = jnp.where(_begin(restart + 1, t_mul) <= time, restart + 1, restart)
-            restart = jnp.where(_begin(restart, t_mul) > time, restart - 1, restart)
-            part = (time - _begin(restart, t_mul)) / t_mul**restart
+            even = t_mul == 1
+            pairs = zip(_even(time), _growing(time, jnp.where(even, 2, t_mul)), strict=True)
+            restart, part = (jnp.where(even, x, y) for x, y in pairs)
         wave = 0.5 * m_mul**restart * (1 + jnp.cos(jnp.pi * part))
         return init_value * ((1 - alpha) * wave + alpha)
 
     return value
+
+
+def _even(time: Any) -> tuple[Any, Any]:
+    """The last restart and the part of its decay that is over, where all are equally long."""
+    restart = jnp.floor(time)
+    return restart, time - restart
+
+
+def _growing(time: Any, t_mul: Any) -> tuple[Any, Any]:
+    """The same, where each decay is longer than the previous one."""
+    restart = jnp.floor(jnp.log1p(time * (t_mul - 1)) / jnp.log(t_mul))
+    # The logarithm may be off by a bit where a restart falls due; the power decides.
+    restart = jnp.where(_begin(restart + 1, t_mul) <= time, restart + 1, restart)
+    restart = jnp.where(_begin(restart, t_mul) > time, restart - 1, restart)
+    return restart, (time - _begin(restart, t_mul)) / t_mul**restart
 
 
 def _begin(restart: Any, t_mul: Any) -> Any:

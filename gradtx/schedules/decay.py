@@ -9,7 +9,7 @@ from gradtx.checks import NonNegative, Number, Positive
 from gradtx.declared_schedule import schedule
 from gradtx.namespace import warn
 from gradtx.schedules.counting import floating, quotient, raised, steps, within
-from gradtx.types import Schedule
+from gradtx.types import Array, Schedule
 
 
 @schedule
@@ -67,7 +67,8 @@ def polynomial_schedule(
             # What is left, as one number: XLA computes 1 - c / n as 1 - c * (1 / n), rounded once,
             # which is negative at the end.
             left = quotient(whole - jnp.clip(count - begin, 0, whole), whole)
-        return within((init_value - end_value) * left**power + end_value, init_value, end_value)
+        moved = within((init_value - end_value) * left**power + end_value, init_value, end_value)
+        return _unless_still(whole, moved, init_value)
 
     return value
 
@@ -78,6 +79,12 @@ def _stays(where: str, transition_steps: Any) -> bool:
         return False
     warn(f"{where}: with transition_steps={transition_steps} the value stays init_value")
     return True
+
+
+def _unless_still(whole: Any, moved: Any, init_value: Any) -> Any:
+    """A value that moved, or the first one where a number of steps only now known is 0 or less."""
+    known = isinstance(whole, int | float)
+    return moved if known else jnp.where(whole > 0, moved, init_value)
 
 
 @schedule
@@ -139,7 +146,8 @@ def power_cooldown_schedule(
         gone = jnp.clip(count - begin, 0, whole)
         fall = (init_value - end_value) * quotient(gone, whole) ** power
         # The quotient may be rounded to less than 1.
-        return within(jnp.where(gone >= whole, end_value, init_value - fall), init_value, end_value)
+        fallen = jnp.where(gone >= whole, end_value, init_value - fall)
+        return _unless_still(whole, within(fallen, init_value, end_value), init_value)
 
     return value
 
@@ -168,7 +176,6 @@ def exponential_decay(
     """
     if _is_zero(decay_rate) or _stays("exponential_decay", transition_steps):
         return lambda count: init_value
-    bound = jnp.maximum if not _at_least_one(decay_rate) else jnp.minimum
     whole, begin = steps(transition_steps), steps(transition_begin)
 
     def value(count: Any) -> Any:
@@ -178,7 +185,11 @@ def exponential_decay(
             exponent = jnp.floor(exponent)
         powered = raised(decay_rate, exponent)
         decayed = jnp.where(since <= 0, init_value, init_value * powered)
-        return decayed if end_value is None else bound(decayed, end_value)
+        if end_value is not None:
+            decayed = _bounded(decayed, end_value, decay_rate)
+        decayed = _unless_still(whole, decayed, init_value)
+        known = isinstance(decay_rate, int | float)
+        return decayed if known else jnp.where(decay_rate == 0, init_value, decayed)
 
     return value
 
@@ -187,8 +198,12 @@ def _is_zero(x: Any) -> bool:
     return isinstance(x, int | float) and x == 0
 
 
-def _at_least_one(x: Any) -> bool:
-    return isinstance(x, int | float) and x >= 1
+def _bounded(value: Any, end_value: Any, decay_rate: Any) -> Array:
+    """A value that falls, or grows, no further than to the end."""
+    below, above = jnp.maximum(value, end_value), jnp.minimum(value, end_value)
+    if isinstance(decay_rate, int | float):
+        return below if decay_rate < 1 else above
+    return jnp.where(decay_rate < 1, below, above)
 
 
 @schedule

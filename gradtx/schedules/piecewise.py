@@ -1,17 +1,17 @@
 """Schedules of several pieces: joined, piecewise, one-cycle, warmup, warm restarts."""
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import jax.numpy as jnp
-import numpy as np
 
-from gradtx.checks import NonNegative, Number, Positive, check
+from gradtx.checks import Fraction, NonNegative, Number, Positive, check, check_no_schedule
+from gradtx.declaration import Kept
 from gradtx.declared_schedule import schedule
 from gradtx.numerics.tracing import is_tracer
 from gradtx.schedules.counting import quotient, steps, within
 from gradtx.schedules.decay import (
-    cosine_decay_schedule,
     exponential_decay,
     linear_schedule,
     power_cooldown_schedule,
@@ -34,6 +34,8 @@ def join_schedules(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> 
     >>> float(schedule(4)), float(schedule(7))
     (1.0, 12.0)
     """
+    if not schedules:
+        raise ValueError("join_schedules: there is no schedule to join")
     for each in schedules:
         check("join_schedules", "each of schedules", each, Schedule)
     if len(schedules) != len(boundaries) + 1:
@@ -55,11 +57,12 @@ def join_schedules(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> 
 
 
 def _scales(where: str, boundaries_and_scales: dict[int, float] | None) -> dict[int, float]:
-    scales = {steps(k): scale for k, scale in sorted((boundaries_and_scales or {}).items())}
-    for boundary, scale in scales.items():
-        if isinstance(scale, int | float) and not scale >= 0:
-            raise ValueError(f"{where}: the scale at {boundary} must be at least 0, not {scale}")
-    return scales
+    given = boundaries_and_scales or {}
+    for boundary, scale in given.items():
+        check(where, "a boundary", boundary, Number)
+        check(where, f"the scale at {boundary}", scale, NonNegative)
+        check_no_schedule(where, f"the scale at {boundary}", scale)
+    return {steps(boundary): scale for boundary, scale in sorted(given.items())}
 
 
 @schedule
@@ -121,14 +124,25 @@ def piecewise_interpolate_schedule(
             f"piecewise_interpolate_schedule: interpolate_type must be 'linear' or 'cosine', not "
             f"{interpolate_type!r}"
         )
-    curve = curves[interpolate_type]
     scales = _scales("piecewise_interpolate_schedule", boundaries_and_scales)
+    return _interpolated(curves[interpolate_type], init_value, list(scales.items()))
+
+
+def _interpolated(
+    curve: Callable[[Any, Any, Any], Any], init_value: Any, scales: Sequence[tuple[Any, Any]]
+) -> Schedule:
+    """A value that moves along a curve to ``(boundary, scale)`` after another, in ascending order.
+
+    What a boundary at that of the previous one scales is a jump.
+    """
 
     def value_at(count: Any) -> Any:
         start, begin, current = init_value, 0, init_value
-        for boundary, scale in scales.items():
+        for boundary, scale in scales:
             end = start * scale
-            part = jnp.clip(quotient(count - begin, max(boundary - begin, 1)), 0, 1)
+            length = boundary - begin
+            length = max(length, 1) if isinstance(length, int | float) else jnp.maximum(length, 1)
+            part = jnp.clip(quotient(count - begin, length), 0, 1)
             value = within(curve(start, end, part), start, end)
             current = jnp.where(count < begin, current, value)
             start, begin = end, boundary
@@ -137,12 +151,18 @@ def piecewise_interpolate_schedule(
     return value_at
 
 
+def _at_part(part: Any, transition_steps: Any) -> Any:
+    """The last step of a part of a cycle, and a known one as an integer."""
+    step = part * transition_steps
+    return steps(int(step)) if isinstance(step, int | float) else jnp.floor(step)
+
+
 @schedule
 def linear_onecycle_schedule(
     transition_steps: Positive,
     peak_value: Number,
-    pct_start: NonNegative = 0.3,
-    pct_final: NonNegative = 0.85,
+    pct_start: Fraction = 0.3,
+    pct_final: Fraction = 0.85,
     div_factor: Positive = 25.0,
     final_div_factor: Positive = 1e4,
 ) -> Schedule:
@@ -156,20 +176,29 @@ def linear_onecycle_schedule(
         div_factor: the ratio of the peak to the initial value.
         final_div_factor: the ratio of the initial value to the final value.
 
+    Raises:
+        ValueError: `pct_final` is below `pct_start`.
+
     Source: L. N. Smith and N. Topin, Super-Convergence: Very Fast Training of Neural Networks Using
     Large Learning Rates, 2018, arXiv:1708.07120.
 
     >>> float(linear_onecycle_schedule(100, 1.0)(30))
     1.0
     """
-    return piecewise_interpolate_schedule(
-        "linear",
+    known = isinstance(pct_start, int | float) and isinstance(pct_final, int | float)
+    if known and pct_final < pct_start:
+        raise ValueError(
+            f"linear_onecycle_schedule: pct_final must be at least pct_start, which is {pct_start},"
+            f" not {pct_final}"
+        )
+    return _interpolated(
+        _linear,
         peak_value / div_factor,
-        {
-            int(pct_start * transition_steps): div_factor,
-            int(pct_final * transition_steps): 1.0 / div_factor,
-            int(transition_steps): 1.0 / final_div_factor,
-        },
+        [
+            (_at_part(pct_start, transition_steps), div_factor),
+            (_at_part(pct_final, transition_steps), 1.0 / div_factor),
+            (_at_part(1, transition_steps), 1.0 / final_div_factor),
+        ],
     )
 
 
@@ -177,7 +206,7 @@ def linear_onecycle_schedule(
 def cosine_onecycle_schedule(
     transition_steps: Positive,
     peak_value: Number,
-    pct_start: NonNegative = 0.3,
+    pct_start: Fraction = 0.3,
     div_factor: Positive = 25.0,
     final_div_factor: Positive = 1e4,
 ) -> Schedule:
@@ -195,13 +224,13 @@ def cosine_onecycle_schedule(
     >>> float(cosine_onecycle_schedule(100, 1.0)(30))
     1.0
     """
-    return piecewise_interpolate_schedule(
-        "cosine",
+    return _interpolated(
+        _cosine,
         peak_value / div_factor,
-        {
-            int(pct_start * transition_steps): div_factor,
-            int(transition_steps): 1.0 / (div_factor * final_div_factor),
-        },
+        [
+            (_at_part(pct_start, transition_steps), div_factor),
+            (_at_part(1, transition_steps), 1.0 / (div_factor * final_div_factor)),
+        ],
     )
 
 
@@ -248,7 +277,7 @@ def warmup_cosine_decay_schedule(
         warmup_steps: at least 0.
         decay_steps: the steps of warmup and decay together, more than `warmup_steps`.
         end_value: the value from `decay_steps` on.
-        exponent: as in :func:`cosine_decay_schedule`.
+        exponent: at least 0; the half cosine is raised to it, as in :func:`cosine_decay_schedule`.
 
     Raises:
         ValueError: `decay_steps` is not above `warmup_steps`.
@@ -265,9 +294,7 @@ def warmup_cosine_decay_schedule(
             "warmup_cosine_decay_schedule: decay_steps counts the steps of the warmup too, and "
             f"must be more than warmup_steps, which are {warmup_steps}, not {decay_steps}"
         )
-    zero = isinstance(peak_value, int | float) and peak_value == 0
-    alpha = 0.0 if zero else end_value / peak_value
-    decay = cosine_decay_schedule(peak_value, decay_steps - warmup_steps, alpha, exponent)
+    decay = _half_cosine(peak_value, end_value, decay_steps - warmup_steps, exponent)
     return _warmed_up(init_value, peak_value, warmup_steps, decay)
 
 
@@ -368,18 +395,25 @@ def wsd_schedule(
     return _warmed_up(init_value, peak_value, warmup_steps, then)
 
 
-def _half_cosine(start: Any, end: Any, transition_steps: Any) -> Schedule:
+def _half_cosine(start: Any, end: Any, transition_steps: Any, exponent: Any = 1) -> Schedule:
     whole = steps(transition_steps)
 
     def value(count: Any) -> Any:
         part = quotient(jnp.clip(count, 0, whole), whole)
-        return within(jnp.where(count >= whole, end, _cosine(start, end, part)), start, end)
+        left = jnp.clip((jnp.cos(jnp.pi * part) + 1) / 2, 0, 1)
+        moved = end + (start - end) * left**exponent
+        return within(jnp.where(count >= whole, end, moved), start, end)
 
     return value
 
 
+def _cycles(where: str, given: Iterable[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """Arguments that can be read more than once, which those of a generator cannot."""
+    return given if isinstance(given, list | tuple) else list(given)
+
+
 @schedule
-def sgdr_schedule(cosine_kwargs: Iterable[dict[str, Any]]) -> Schedule:
+def sgdr_schedule(cosine_kwargs: Annotated[Iterable[dict[str, Any]], Kept(_cycles)]) -> Schedule:
     """Warm restarts: one :func:`warmup_cosine_decay_schedule` after another.
 
     Args:
@@ -393,5 +427,5 @@ def sgdr_schedule(cosine_kwargs: Iterable[dict[str, Any]]) -> Schedule:
     1.0
     """
     cycles = [warmup_cosine_decay_schedule(**kwargs) for kwargs in cosine_kwargs]
-    ends = np.cumsum([kwargs["decay_steps"] for kwargs in cosine_kwargs])
-    return join_schedules(cycles, [int(end) for end in ends[:-1]])
+    ends = list(itertools.accumulate(kwargs["decay_steps"] for kwargs in cosine_kwargs))
+    return join_schedules(cycles, ends[:-1])

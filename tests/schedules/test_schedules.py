@@ -334,6 +334,80 @@ def test_no_steps_to_go(transition_steps):
     assert gradtx.linear_schedule(0.3, 0.0, 1)(1) == 0
 
 
+def of_arrays(name, *arguments, count, **more):
+    """A schedule's value at a count, where all numbers of which it is made are traced."""
+    made = getattr(gradtx, name)
+    at = jax.jit(lambda arguments, more, count: made(*arguments, **more)(count))
+    return float(at(arguments, more, count))
+
+
+@pytest.mark.parametrize("steps", [0, -5])
+def test_no_steps_to_go_where_only_the_program_knows(steps):
+    assert of_arrays("polynomial_schedule", 0.5, 0.0, 2, steps, count=7) == 0.5
+    assert of_arrays("power_cooldown_schedule", 0.5, steps, count=7) == 0.5
+    assert of_arrays("exponential_decay", 0.5, steps, 0.5, count=7) == 0.5
+
+
+def test_traced_rates_decay_as_known_ones_do():
+    assert of_arrays("exponential_decay", 1.0, 1, 2.0, end_value=10.0, count=2) == 4
+    assert of_arrays("exponential_decay", 1.0, 1, 2.0, end_value=10.0, count=5) == 10
+    assert of_arrays("exponential_decay", 1.0, 1, 0.5, end_value=0.1, count=5) == np.float32(0.1)
+    assert of_arrays("exponential_decay", 0.5, 1, 0.0, count=5) == 0.5
+    # Restarts of one length.
+    found = of_arrays("cosine_restarts_schedule", 0.8, 8, 1.0, 0.6, 0.1, count=27)
+    np.testing.assert_allclose(found, 0.8 * restarted(27, 8, 1.0, 0.6, 0.1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [jnp.int8, jnp.uint8, jnp.uint32])
+def test_unsigned_and_narrow_numbers_of_steps(kind):
+    """A period of 200, a fall of more steps than are left, and a difference below 0."""
+    n = kind(100)
+    assert gradtx.cosine_decay_schedule(1.0, n, periodic=True)(200) == 1
+    assert gradtx.cyclic_schedule(0.0, 1.0, n)(100) == 1
+    fall = gradtx.wsd_schedule(1.0, kind(10), n, kind(95))
+    np.testing.assert_allclose(fall(99), 1 / 95, rtol=1e-5)
+    want = gradtx.half_life_schedule(0.5, 0.9, 100)(10)
+    assert gradtx.half_life_schedule(0.5, 0.9, n)(10) == want
+    assert gradtx.stretch_schedule(lambda t: t, n, n, n)(200) == 300
+
+
+def test_a_peak_of_0_has_its_end():
+    assert gradtx.warmup_cosine_decay_schedule(0.5, 0.0, 10, 100, 0.3)(100) == np.float32(0.3)
+    arguments = 0.5, 0.0, 10, 100, 0.3
+    found = of_arrays("warmup_cosine_decay_schedule", *arguments, count=55)
+    np.testing.assert_allclose(found, 0.15, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["cosine_onecycle_schedule", "linear_onecycle_schedule"])
+def test_one_cycles_of_traced_steps(name):
+    made = getattr(gradtx, name)
+    for count in (0, 15, 30, 60, 85, 100, 200):
+        want = made(100, 1.0)(count)
+        np.testing.assert_allclose(of_arrays(name, 100, 1.0, count=count), want, rtol=1e-6)
+    several = made(jnp.array([100, 50]), 1.0)(15)
+    np.testing.assert_allclose(several, [made(100, 1.0)(15), made(50, 1.0)(15)], rtol=1e-6)
+
+
+def test_one_cycles_reach_their_peak():
+    """Also where they fall from it at once, and where the rise has no steps."""
+    assert gradtx.linear_onecycle_schedule(100, 0.5, 0.5, 0.5)(49) < 0.5
+    ends = [gradtx.linear_onecycle_schedule(100, 0.5, 0.5, 0.5)(t) for t in (49, 50, 100)]
+    np.testing.assert_allclose(ends, [0.4904, 0.02, 2e-6], rtol=1e-5)
+    assert gradtx.cosine_onecycle_schedule(2, 0.5)(0) == 0.5
+    for bad in ({"pct_start": 30}, {"pct_start": 0.9, "pct_final": 0.5}):
+        with pytest.raises(ValueError, match="pct_"):
+            gradtx.linear_onecycle_schedule(100, 0.5, **bad)
+
+
+def test_warm_restarts_of_a_generator_and_of_traced_steps():
+    of_list = gradtx.sgdr_schedule([CYCLE, CYCLE])
+    of_generator = gradtx.sgdr_schedule(CYCLE for _ in range(2))
+    assert of_generator == of_list
+    assert of_generator(35) == of_list(35) == 1
+    traced = jax.jit(lambda n: gradtx.sgdr_schedule([CYCLE | {"decay_steps": n}, CYCLE])(35))
+    assert traced(30) == 1
+
+
 def test_strict_dtype_promotion():
     cycles = [
         gradtx.polynomial_schedule(1.0, 0.0, 2, 10, cycle=True),
@@ -403,6 +477,9 @@ def test_join():
             gradtx.join_schedules([schedule, schedule], boundaries)
     with pytest.raises(ValueError, match="do not ascend"):
         gradtx.join_schedules([schedule] * 3, [5, 2])
+    with pytest.raises(ValueError, match="no schedule to join"):
+        gradtx.join_schedules([], [])
+    assert gradtx.join_schedules([schedule, lambda t: 9.0], [float("inf")])(99) == 1
 
 
 def test_boundaries_in_an_array():
@@ -425,6 +502,10 @@ def test_boundaries_in_an_array():
         ("linear_schedule", (float("nan"), 0.0, 10)),
         ("polynomial_schedule", (1.0, 0.0, "2", 10)),
         ("piecewise_constant_schedule", (1.0, {3: -1.0})),
+        ("piecewise_constant_schedule", (1.0, {3: "0.5"})),
+        ("piecewise_constant_schedule", (1.0, {3: lambda t: 0.5})),
+        ("piecewise_constant_schedule", (1.0, {"3": 0.5, 4: 0.5})),
+        ("piecewise_interpolate_schedule", ("linear", 1.0, {float("inf"): 0.5})),
         ("piecewise_interpolate_schedule", ("spline", 1.0)),
         ("cosine_onecycle_schedule", (0, 1.0)),
         ("exponential_decay", (1.0, 10, -0.5)),
@@ -434,7 +515,7 @@ def test_boundaries_in_an_array():
     ],
 )
 def test_bad_arguments(name, arguments):
-    with pytest.raises((ValueError, TypeError)):
+    with pytest.raises((ValueError, TypeError), match=name):
         getattr(gradtx, name)(*arguments)(0)
 
 
