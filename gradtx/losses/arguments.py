@@ -27,8 +27,14 @@ def check_floating(where: str, **arrays: Array) -> None:
 
 
 def real(x: Any) -> Array:
-    """Numbers of any real type, or booleans, as floating-point ones in float32 or wider."""
+    """Numbers of any real type, or booleans, as floating-point ones in float32 or wider.
+
+    Raises:
+        TypeError: they are complex, and would lose their imaginary part.
+    """
     x = jnp.asarray(x)
+    if jnp.iscomplexobj(x):
+        raise TypeError(f"a loss takes real labels, targets and scores, not {x.dtype}")
     return widen(x) if jnp.issubdtype(x.dtype, jnp.floating) else x.astype(jnp.float32)
 
 

@@ -68,7 +68,7 @@ def sigmoid_focal_loss(
     # 1 - p may underflow, and its power then has no finite gradient; by its logarithm it has.
     log_missed = jax.nn.logsumexp(both, axis=0, b=jnp.stack([1 - y, y]))
     loss = jnp.exp(gamma * log_missed) * sigmoid_binary_cross_entropy(x, y)
-    return loss if alpha is None else loss * (alpha * y + (1 - alpha) * (1 - y))
+    return loss if alpha is None else product(alpha * y + (1 - alpha) * (1 - y), loss)
 
 
 def softmax_cross_entropy(

@@ -96,6 +96,8 @@ def ctc_loss_with_forward_probs(
     check_rank(name, 2, labels=y)
     check_shapes(name, labels=y, label_paddings=label_pads)
     check_shapes(name, **{"a class of logits": x[..., 0], "logit_paddings": frame_pads})
+    if not -x.shape[2] <= blank_id < x.shape[2]:
+        raise ValueError(f"{name}: blank_id is {blank_id}, but there are {x.shape[2]} classes")
     if len(y) != len(x):
         raise ValueError(f"{name}: a batch of {len(x)} logits, but of {len(y)} labels")
     x = jnp.where(frame_pads[..., None] > 0, 0, x)
@@ -126,7 +128,8 @@ def ctc_loss_with_forward_probs(
 
     nothing = jnp.full((len(y), y.shape[1] + 1), log_epsilon, log_p.dtype)
     start = nothing.at[:, 0].set(0), nothing[:, 1:]
-    _, (blank, label) = jax.lax.scan(frame, start, by_frame)
-    blank = blank.at[-1].set(said(blank[-1], label[-1]))
+    last, (blank, label) = jax.lax.scan(frame, start, by_frame)
+    end = said(*last)
+    blank = blank.at[-1:].set(end)  # a slice, which has nothing of no frames
     length = jnp.sum(label_pads == 0, 1)
-    return -jnp.take_along_axis(blank[-1], length[:, None], 1)[:, 0], blank, label
+    return -jnp.take_along_axis(end, length[:, None], 1)[:, 0], blank, label

@@ -144,7 +144,7 @@ def triplet_margin_loss(
 
     def distance(x: Array, y: Array) -> Array:
         gap = jnp.abs(x - y)
-        largest = jax.lax.stop_gradient(jnp.max(gap, axis, keepdims=True))
+        largest = jax.lax.stop_gradient(jnp.max(gap, axis, keepdims=True, initial=0))
         unit = jnp.maximum(largest, 1)  # in which powers do not overflow
         powers = jnp.sum((gap / unit) ** norm_degree, axis, keepdims=True)
         powers = powers + eps / unit**norm_degree

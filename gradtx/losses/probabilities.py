@@ -25,7 +25,7 @@ def shifted(x: Array, axis: Axis, where: Any = None) -> tuple[Array, Array, Arra
     """
     if where is not None:
         x = jnp.where(where, x, -jnp.inf)
-    largest = jax.lax.stop_gradient(jnp.max(x, axis, keepdims=True))
+    largest = jax.lax.stop_gradient(jnp.max(x, axis, keepdims=True, initial=-jnp.inf))
     x = x - jnp.where(jnp.isfinite(largest), largest, 0)
     total = jnp.sum(jnp.exp(x), axis, keepdims=True)
     return x, jnp.log(jnp.where(total == 0, 1, total)), largest
@@ -39,7 +39,8 @@ def log_softmax(x: Array, axis: Axis, where: Any = None) -> Array:
 
 def over_classes(where: Any, like: Array, axis: Axis) -> Any:
     """A mask of examples as a mask of entries; a mask of entries, or None, unchanged."""
-    if where is None or jnp.ndim(where) == like.ndim:
+    where = None if where is None else jnp.asarray(where)
+    if where is None or where.ndim == like.ndim:
         return where
     return jnp.expand_dims(where, axis)  # type: ignore[arg-type]
 

@@ -36,7 +36,8 @@ def ranking_softmax_loss(
     1.40760...
     """
     (x,) = floating("ranking_softmax_loss", logits=logits)
-    y = real(labels) if weights is None else real(labels) * weights
+    y = real(labels) if weights is None else real(labels) * real(weights)
+    where = None if where is None else jnp.asarray(where)
     y = y if where is None else jnp.where(where, y, 0)
     losses = -jnp.sum(product(y, log_softmax(x, -1, where)), -1)
     if where is None:

@@ -47,7 +47,7 @@ def huber_loss(predictions: Any, targets: Any | None = None, *, delta: Any = 1.0
     Args:
         predictions: :math:`x`, floating-point.
         targets: :math:`y`; 0 unless given.
-        delta: :math:`\delta \ge 0`.
+        delta: :math:`\delta \ge 0`; infinity gives half the squared error.
 
     Source: P. J. Huber, Robust Estimation of a Location Parameter, 1964.
 
@@ -55,6 +55,8 @@ def huber_loss(predictions: Any, targets: Any | None = None, *, delta: Any = 1.0
     [0.5, 2.5]
     """
     error = jnp.abs(_errors("huber_loss", predictions, targets))
+    # 0 times infinity would be NaN.
+    delta = jnp.minimum(delta, jnp.finfo(error.dtype).max)
     near = jnp.minimum(error, delta)
     return jnp.square(near) / 2 + delta * (error - near)
 

@@ -27,5 +27,5 @@ def smooth_labels(labels: Any, alpha: Any, *, axis: Axis = -1, where: Any | None
     [0.75, 0.25]
     """
     (y,) = floating("smooth_labels", labels=labels)
-    n = jnp.size(y, axis) if where is None else jnp.sum(where, axis, keepdims=True)
-    return ((1 - alpha) * y + alpha / n).astype(jnp.asarray(labels).dtype)
+    n = jnp.size(y, axis) if where is None else jnp.sum(jnp.asarray(where), axis, keepdims=True)
+    return ((1 - alpha) * y + alpha / jnp.maximum(n, 1)).astype(jnp.asarray(labels).dtype)

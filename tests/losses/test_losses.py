@@ -213,6 +213,7 @@ ENDS = {
         (([BIG, 200.0, 100.0], [1, 1, 1], {"gamma": 0.5}), [0, 0, 0]),
         (([INF, -INF], [1, 0]), [0, 0]),
         (([INF, -INF], [1, 0], {"gamma": 0.0}), [0, 0]),
+        (([-INF, 0.0], [1, 0], {"alpha": 0.0, "gamma": 0.0}), [0, np.log(2.0)]),
     ],
     "softmax_cross_entropy": [
         (([[-INF, 0.0, 0.0]], [[0.0, 0.5, 0.5]]), [np.log(2.0)]),
@@ -246,7 +247,10 @@ ENDS = {
         (([1.0, 2.0], [1.0, 0.0], {"where": [False, False]}), 0.0),
     ],
     "log_cosh": [(([1e-4, 0.0, BIG, -BIG],), [0.5e-8, 0.0, BIG, BIG])],
-    "huber_loss": [(([0.0, BIG],), [0.0, BIG])],
+    "huber_loss": [
+        (([0.0, BIG],), [0.0, BIG]),
+        (([0.0, 3.0, 1e18], {"delta": INF}), [0.0, 4.5, 0.5e36]),
+    ],
     "hinge_loss": [(([BIG, -BIG], [1, 1]), [0.0, BIG])],
     "sparsemax_loss": [(([BIG, -BIG], [0, 0]), [BIG, 0.0])],
     "multiclass_sparsemax_loss": [(([[1e30, 0.0], [0.0, 1e30]], [0, 0]), [0.0, 1e30])],
@@ -297,6 +301,34 @@ def test_ends_of_the_range(name):
         np.testing.assert_allclose(got, ENDS[name][i][1], rtol=1e-5, atol=1e-37, err_msg=f"{i}")
         for gradient in gradients:
             assert np.isfinite(gradient).all(), (i, gradients)
+
+
+def test_nothing_to_sum_over():
+    """No frames, of which only no labels are a path; no examples; and no features or classes."""
+    labels, pads = jnp.array([[1, 2], [1, 2]]), jnp.array([[0, 0], [1, 1]])
+    arguments = jnp.zeros((2, 0, 4)), jnp.zeros((2, 0)), labels, pads
+    got, blank, label = jax.jit(losses.ctc_loss_with_forward_probs)(*arguments)
+    np.testing.assert_allclose(got, [1e5, 0], rtol=1e-5, atol=1e-5)
+    assert (blank.shape, label.shape) == ((0, 2, 3), (0, 2, 2))
+    assert losses.ntxent(jnp.zeros((0, 3)), jnp.zeros(0, jnp.int32)) == 0
+    nothing = jnp.zeros((2, 0))
+    assert losses.triplet_margin_loss(nothing, nothing, nothing).tolist() == [1, 1]
+    none = losses.smooth_labels(jnp.ones(2), 0.5, where=jnp.zeros(2, bool))
+    assert none.tolist() == [1, 1]
+
+
+def test_masks_and_weights_in_lists():
+    first = [True] + [False] * (B - 1)
+    for got, want in [
+        (losses.softmax_cross_entropy(X, Q, where=first), losses.softmax_cross_entropy(X, Q)),
+        (
+            losses.linear_softmax_cross_entropy(X, jnp.eye(K), LABELS, where=first),
+            losses.linear_softmax_cross_entropy(X, jnp.eye(K), LABELS),
+        ),
+    ]:
+        np.testing.assert_allclose(got, jnp.where(jnp.array(first), want, 0))
+    doubled = losses.ranking_softmax_loss(X, Q, weights=[2.0] * K, where=[True] * K)
+    np.testing.assert_allclose(doubled, 2 * losses.ranking_softmax_loss(X, Q), rtol=1e-6)
 
 
 def transcribed_ctc(logits, labels, blank):
@@ -500,6 +532,9 @@ def test_labels_out_of_range():
         (lambda: losses.ntxent(X, LABELS[:2]), ValueError, "labels"),
         (lambda: losses.ntxent(X, LABELS[:, None]), ValueError, "labels must have 1 dim"),
         (lambda: losses.dice_loss(PIXELS, REGIONS, reduction="max"), ValueError, "one of"),
+        (lambda: losses.ctc_loss(*CTC, blank_id=99), ValueError, "blank_id is 99"),
+        (lambda: losses.squared_error(X, X + 1j), TypeError, "real labels"),
+        (lambda: losses.hinge_loss(X + 1j, X), TypeError, "real labels"),
         (lambda: losses.ctc_loss(X, *CTC[1:]), ValueError, "3 dimensions"),
         (lambda: losses.ctc_loss(CTC[0][:1], CTC[1][:1], *CTC[2:]), ValueError, "a batch of 1"),
     ],
