@@ -44,7 +44,7 @@ class _StepSize(NamedTuple):
     rule: of matrices if `numbers` is the argument that says which leaves these are, otherwise of
     all leaves; factor: ``(arguments, rows, columns) -> number``, the optimizer's own factor of the
     shape; power: ``arguments -> number``, of outputs by inputs; eps_power: the power of the
-    gradient that `eps` is added to.
+    gradient that `eps` is added to; of_entries: whether that is entry by entry, as in Adam.
     """
 
     rule: SizeRule
@@ -52,12 +52,13 @@ class _StepSize(NamedTuple):
     factor: Callable[[Mapping[str, Any], int, int], float] = lambda given, rows, columns: 1.0
     power: Callable[[Mapping[str, Any]], float] = lambda given: 0.5
     eps_power: int = 1
+    of_entries: bool = False
 
 
 def _muon_factor(given: Mapping[str, Any], rows: int, columns: int) -> float:
     # What multiplies all factors alike, such as r, does not count, and may be traced.
     fixed = None if given["consistent_rms"] is None else 1.0
-    return float(shape_factor(rows, columns, given["scale"], fixed))
+    return float(shape_factor(rows, columns, given.get("scale", "jordan"), fixed))
 
 
 def _longer(given: Mapping[str, Any], rows: int, columns: int) -> float:
@@ -89,6 +90,14 @@ _KNOWN: dict[str, _StepSize] = {
     "muon": _StepSize("spectral", "muon_weight_dimension_numbers", _muon_factor),
     "normuon": _StepSize("spectral", _NUMBERS, _longer),
     "adamuon": _StepSize("spectral", _NUMBERS, _longer),
+    "muon2": _StepSize(
+        "spectral",
+        _NUMBERS,
+        lambda given, rows, columns: float(shape_factor(rows, columns, "scion")),
+        of_entries=True,
+    ),
+    # Its epsilon is added to the moments of inputs, which are as large at every width.
+    "newton_muon": _StepSize("spectral", _NUMBERS, _muon_factor, eps_power=0),
     "soap": _SOAP,
     "scale_by_soap": _SOAP,
     "shampoo": _SHAMPOO,
@@ -189,10 +198,11 @@ def transfer(
 
     The rule follows from the name: ``"adam"`` for adabelief, adagrad, adam, adamax, adamaxw, adamw,
     adan, ademamix, adopt, amsgrad, laprop, lion, nadam, nadamw, rmsprop, sign_sgd, signum, tiger
-    and yogi; ``"sgd"`` for sgd; ``"spectral"`` for the matrices of muon, normuon, adamuon, soap and
-    shampoo, whose other leaves follow ``"adam"``. Shampoo with grafting follows ``"adam"`` or
-    ``"sgd"``, whose steps set its length; without grafting its factor is
-    :math:`(m_{out} / m_{in})^{1 - 2/p}`, with its root `p`.
+    and yogi; ``"sgd"`` for sgd; ``"spectral"`` for the matrices of muon, muon2, newton_muon,
+    normuon, adamuon, soap and shampoo, whose other leaves follow ``"adam"``. Shampoo with grafting
+    follows ``"adam"`` or ``"sgd"``, whose steps set its length; without grafting its factor is
+    :math:`(m_{out} / m_{in})^{1 - 2/p}`, with its root `p`. The epsilon of muon2 grows as Adam's
+    does; that of newton_muon, which is added to the moments of inputs, stays.
 
     State: that of `inner`, in which each optimizer is a `PartitionState` of the leaves with equal
     multipliers if there are several such groups.
@@ -354,7 +364,9 @@ def _leaves(
                 factor = how.factor(given, new.rows, new.columns)
                 factor /= how.factor(given, old.rows, old.columns)
             power = how.power(given)
-        found[path] = _LeafMultipliers(*multipliers_of(role, growth, rule, head, power, factor))
+        said, entry = multipliers_of(role, growth, rule, head, power, factor)
+        said = said._replace(epsilon=entry) if how.of_entries else said
+        found[path] = _LeafMultipliers(said, entry)
     return found
 
 

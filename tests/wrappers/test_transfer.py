@@ -87,6 +87,9 @@ def test_sgd_follows_the_tables(head):
         (gradtx.muon(0.1, consistent_rms=0.3), lambda i, o: 0.3 * max(i, o) ** 0.5),
         (gradtx.muon(0.1, scale="none"), lambda i, o: 1.0),
         (gradtx.normuon(0.1), lambda i, o: max(i, o) ** 0.5),
+        (gradtx.muon2(0.1), lambda i, o: (o / i) ** 0.5),
+        (gradtx.newton_muon(0.1), lambda i, o: max(i, o) ** 0.5),
+        (gradtx.newton_muon(0.1, consistent_rms=None), lambda i, o: max(1, o / i) ** 0.5),
         (gradtx.soap(0.1), lambda i, o: i**0.5 + o**0.5),
         (gradtx.soap(0.1, one_sided=True), lambda i, o: max(i, o) ** 0.5),
         (gradtx.shampoo(0.1, grafting="none"), lambda i, o: 1.0),
@@ -173,6 +176,7 @@ def test_epsilon_of_a_matrix_grows_as_the_norm_of_its_gradient(head):
         (gradtx.shampoo(0.1, grafting="adam"), {"eps": 2, "grafting_eps": 1}),
         (gradtx.shampoo(0.1, grafting="sgd"), {"eps": 2}),
         (gradtx.soap(0.1), {"eps": 1}),
+        (gradtx.newton_muon(0.1), {"eps": 0}),
     ],
     ids=lambda x: repr(x)[:40] if isinstance(x, tuple) else "",
 )
@@ -185,6 +189,30 @@ def test_epsilon_grows_as_the_power_of_the_gradient_that_it_is_added_to(tx, powe
     assert {name: by[name] for name in powers} == {
         name: pytest.approx((1 / 6) ** power) for name, power in powers.items()
     }
+
+
+def test_the_epsilon_of_entries_grows_as_adams():
+    """Muon² adds it to the roots of means of squares, before it takes the matrix as a whole."""
+    got, want = (
+        {path: each[2] for path, each in found(gradtx.transfer(tx, model(16), model(64))).items()}
+        for tx in (gradtx.muon2(0.1), gradtx.adam(0.1))
+    )
+    assert got == want
+
+
+def test_newton_muon_takes_the_moments_of_inputs():
+    """In groups of leaves too: with a multiple of the rate, its step on a matrix is as long."""
+    small, large = {"a": {"kernel": (4, 4)}}, {"a": {"kernel": (8, 8)}, "bias": (8,)}
+    small |= {"bias": (4,)}
+    params = {path: jnp.ones(shape) for path, shape in flat(large).items()}
+    grads = jax.tree.map(lambda x: jnp.cos(jnp.arange(x.size) * 1.0).reshape(x.shape), params)
+    moments = {"a/kernel": gradtx.input_moments(jnp.eye(8) * 3)}
+    inner = gradtx.newton_muon(0.1, every=1)
+    tx = gradtx.transfer(inner, flat(small), flat(large))
+    rate = gradtx.transfer_multipliers(tx)["a/kernel"].rate
+    got, _ = tx.update(grads, tx.init(params), params, input_moments=moments)
+    own, _ = inner.update(grads, inner.init(params), params, input_moments=moments)
+    np.testing.assert_allclose(got["a/kernel"], rate * own["a/kernel"], rtol=1e-5)
 
 
 def test_a_rule_reaches_the_optimizer_within_others():
