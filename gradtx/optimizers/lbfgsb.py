@@ -211,7 +211,7 @@ def scale_by_lbfgsb(
         new, newest = remembered(g, s, t, p, jnp.finfo(x.dtype).eps)
         weights = new["weights_memory"]
         # After a step of zero only another direction can help.
-        weights = jnp.where((t.count > 1) & (norm_sq(sub(p, s.params)) == 0), 0, weights)
+        weights = jnp.where(norm_sq(sub(p, s.params)) == 0, 0, weights)
 
         order = (newest + 1 + jnp.arange(memory_size)) % memory_size
         sizes = jnp.sqrt(weights).astype(x.dtype)[order]
