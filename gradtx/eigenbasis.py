@@ -1,5 +1,6 @@
 """Bases of eigenvectors that follow moving averages, by decompositions or by products alone."""
 
+from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 import jax
@@ -27,17 +28,15 @@ def check_basis(where: str, basis: str) -> None:
     check_choice(where, "basis", basis, get_args(Basis))
 
 
-def sweeps_for(every: Any) -> Any:
-    """How many sweeps a basis takes that is renewed at each `every`-th step: as many, at most 4."""
-    return min(every, MOST_SWEEPS) if isinstance(every, int) else jnp.minimum(every, MOST_SWEEPS)
+def followed(xs: Sequence[Array], olds: Sequence[Array], every: Any, first: Any) -> list[Array]:
+    """Each of `olds` after sweeps towards the eigenvectors of its `xs`.
 
-
-def followed(xs: list[Array], olds: list[Array], sweeps: Any, first: Any) -> list[Array]:
-    """Each of `olds` after sweeps towards the eigenvectors of its `xs`; 20 at the `first` step.
+    A basis that is renewed at each `every`-th step takes as many, at most 4, and 20 at the `first`.
 
     Compilers take long over each product of a program. Hence one loop has the first sweeps and the
     later ones, and goes over all matrices if they have one shape.
     """
+    sweeps = min(every, MOST_SWEEPS) if isinstance(every, int) else jnp.minimum(every, MOST_SWEEPS)
 
     def one(x: Array, old: Array) -> Array:
         def again(i: Any, q: Array) -> Array:

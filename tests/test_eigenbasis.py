@@ -10,7 +10,7 @@ import pytest
 
 import gradtx
 from gradtx import eigenbasis
-from gradtx.eigenbasis import FIRST_SWEEPS, followed, sweep, sweeps_for
+from gradtx.eigenbasis import FIRST_SWEEPS, followed, sweep
 from gradtx.linear_algebra import by_eigenvalue, eigenbasis as gram_eigenbasis, orthogonal_iteration
 from gradtx.transforms.orthogonal import STANDARD, orthogonalized
 
@@ -140,8 +140,11 @@ def test_sides_of_one_shape_in_one_loop_are_those_by_themselves(sweeps):
 
 
 def test_as_many_sweeps_as_steps_since_the_last_basis():
-    assert [sweeps_for(every) for every in (1, 2, 4, 10)] == [1, 2, 4, 4]
-    assert [int(sweeps_for(jnp.int32(every))) for every in (1, 10)] == [1, 4]
+    x, start = jnp.float32(made(4, np.linspace(1, 0.1, 4))), jnp.eye(4)
+    for every, sweeps in ((1, 1), (4, 4), (10, 4), (jnp.int32(1), 1), (jnp.int32(10), 4)):
+        want = functools.reduce(lambda q, _: sweep(x, q), range(sweeps), start)
+        (got,) = followed((x,), (start,), every, False)
+        np.testing.assert_allclose(got, want, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative, PositiveCount, PositiveInt
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
-from gradtx.eigenbasis import Basis, check_basis, followed, sweeps_for
+from gradtx.eigenbasis import Basis, check_basis, followed
 from gradtx.engine.lift import RuleFn
 from gradtx.engine.matrices import (
     FactorFn,
@@ -148,7 +148,7 @@ def in_eigenbases(
             bases = list(map(orthogonal_iteration, grams, bases))
         else:
             old = one_if(first, old[0]), one_if(first, old[1])
-            bases = followed(list(grams), list(old), sweeps_for(every), first)
+            bases = followed(grams, old, every, first)
         new["mu"] = rotated(rotated_back(moments["mu"], *old), *bases)
         return finite_or((new, tuple(bases)), (moments, old))
 
