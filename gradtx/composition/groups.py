@@ -1,6 +1,6 @@
 """Groups: every leaf has a label, and every label has its own transformation."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -81,7 +81,7 @@ def partition(
     Raises:
         ValueError: a label has no transformation, a pattern matches no leaf, or a leaf matches none
             or several (the error names the path).
-        TypeError: a pattern is a regular expression.
+        TypeError: a pattern is a regular expression, or labels such as 0 and "0" have no order.
 
     >>> import gradtx, jax.numpy as jnp
     >>> tx = partition(
@@ -94,6 +94,7 @@ def partition(
     """
     if not isinstance(transforms, Mapping):
         raise TypeError(f"partition: transforms must be a dict, not {type(transforms).__name__}")
+    _check_order(transforms)
     links = {label: with_extra_args_support(tx) for label, tx in transforms.items()}
     check_labels(param_labels, links)
 
@@ -140,6 +141,20 @@ def partition(
 
     parts = tuple(links.values())
     return GradientTransformationExtraArgs(init, update, parts=parts, on_part=on_part)
+
+
+def _check_order(labels: Iterable[Any]) -> None:
+    """Raise TypeError if labels are of kinds that have no order, such as 0 and "0".
+
+    JAX sorts the keys of a dict, as the state has them, wherever it takes it apart.
+    """
+    try:
+        sorted(labels)
+    except TypeError:
+        raise TypeError(
+            f"partition: labels must have an order, as strings do, and "
+            f"{', '.join(map(repr, labels))} have none"
+        ) from None
 
 
 multi_transform = partition

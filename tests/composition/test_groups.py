@@ -82,6 +82,16 @@ def test_prefix_tree_and_unused_group():
     np.testing.assert_allclose(updates["b"]["c"], -0.05, rtol=1e-6)
 
 
+def test_labels_without_an_order_are_refused():
+    """JAX cannot sort them, and to paths of a state 0 and "0" are the same."""
+    for labels in ((0, "0"), (None, "rest"), (object(), object())):
+        with pytest.raises(TypeError, match="partition: labels must have an order"):
+            gradtx.partition(dict.fromkeys(labels, gradtx.sgd(0.1)), [("*", labels[0])])
+    tx = gradtx.partition({1: gradtx.sgd(1.0), 0: gradtx.sgd(2.0)}, {"a": 0, "b": 1})
+    grads = {"a": jnp.ones([]), "b": jnp.ones([])}
+    assert tx.update(grads, tx.init(grads))[0] == {"a": -2, "b": -1}
+
+
 def test_labels_that_look_like_patterns():
     params = [(jnp.ones(1), jnp.ones(1)), (jnp.ones(1), jnp.ones(1))]
     groups = {"x": gradtx.scale(2.0), "y": gradtx.scale(3.0), "unused": gradtx.scale(4.0)}
