@@ -104,7 +104,7 @@ def on_each_matrix(
     """
 
     def moved(updates: Updates, params: Params | None, **extra_args: Any) -> Updates:
-        return each_matrix(name, function, given, updates, needed(name, params))
+        return each_matrix(name, function, given, updates, needed(name, updates, params))
 
     return without_state(moved)
 

@@ -138,7 +138,7 @@ def local_sgd(
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        params = needed("local_sgd", params)
+        params = needed("local_sgd", updates, params)
         out, inner_state = tx.update(updates, state.inner_state, params, **extra_args)
         out = dense(out)
 
@@ -223,7 +223,7 @@ def diloco(
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        params = needed("diloco", params)
+        params = needed("diloco", updates, params)
         out, inner_state = tx.update(updates, state.inner_state, params, **extra_args)
         out = dense(out)
 

@@ -168,7 +168,7 @@ def streaming_diloco(
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        params = needed(label, params)
+        params = needed(label, updates, params)
         out, inner_state = tx.update(updates, state.inner_state, params, **extra_args)
         out = dense(out)
         now = state.until_sync <= 1

@@ -316,8 +316,8 @@ def lift(
     ) -> Leaves:
         if fields:
             check_state(label, state, rule.state)
-        if takes_params and updates is not None:
-            params = needed(label, params)
+        if takes_params:
+            params = needed(label, updates, params)
         treedef: Any
         leaves, treedef = jax.tree.flatten(updates, is_leaf=is_leaf)
 
@@ -619,9 +619,12 @@ def other_shape(given: Leaves, i: int, shape: tuple[int, ...]) -> ValueError:
     )
 
 
-def needed(label: str, params: Params | None) -> Params:
-    """The parameters; raises ValueError if ``update`` was called without them."""
-    if params is None:
+def needed(label: str, updates: Updates, params: Params | None) -> Params:
+    """The parameters; raises ValueError if ``update`` was called without them.
+
+    None beside updates of None is a tree by itself: an array that a mask does not choose.
+    """
+    if params is None and updates is not None:
         raise ValueError(f"{label} needs the parameters: call update(updates, state, params)")
     return params
 

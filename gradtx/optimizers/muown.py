@@ -137,8 +137,7 @@ def sizes_and_directions(
     def run(
         inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
-        if updates is not None:  # the gradient of a masked array that is a tree by itself
-            params = needed(name, params)
+        params = needed(name, updates, params)
         parts = on_each(divided, updates, params, state.size, state.length)
         by_size, by_direction, v = (made(updates, (part[i] for part in parts)) for i in range(3))
         moved, sizes_state = of_sizes.update(

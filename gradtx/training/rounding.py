@@ -75,7 +75,7 @@ def stochastic_rounding(inner: GradientTransformation, key: Any = 0) -> Gradient
     def run(
         inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Any, State]:
-        params = needed("stochastic_rounding", params)
+        params = needed("stochastic_rounding", updates, params)
         following, now = jax.random.split(state.rounding_key)
         moves, inner_state = widened(inner_step, updates, state.inner_state, params)
         new = apply_updates(params, moves, rounding_key=now)
@@ -106,7 +106,7 @@ def rounded_with(tx: GradientTransformation, key: Any) -> GradientTransformation
     ) -> tuple[Any, State]:
         if not inner_step.whole:
             return inner_step(updates, state, params)
-        params = needed("stochastic_rounding", params)
+        params = needed("stochastic_rounding", updates, params)
         moves, state = widened(inner_step, updates, state, params)
         return apply_updates(params, moves, rounding_key=key), state
 

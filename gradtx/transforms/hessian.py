@@ -48,7 +48,7 @@ def asked(
     where: str, updates: Updates, params: Params | None, extra_args: dict[str, Any]
 ) -> tuple[Updates, Params, dict[str, Any]]:
     """What an optimizer calls its estimator with: wide gradients, parameters, and the loss."""
-    params = needed(where, params)
+    params = needed(where, updates, params)
     check_real_arrays(where, updates)
     # The estimate has the type of the gradients: squares must not be rounded to 16 bits.
     wide = tree.map_updates(lambda g: widen(jnp.asarray(g)), updates)
@@ -67,7 +67,7 @@ def _estimator(
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
-        params = needed(where, params)
+        params = needed(where, updates, params)
         check_real_arrays(where, updates)
         key, subkey = jax.random.split(state.key)
         diagonal = estimate(subkey, params, extra_args) if jax.tree.leaves(params) else params

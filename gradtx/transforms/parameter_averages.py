@@ -139,7 +139,7 @@ def ema_params(
     def run(
         inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
-        params = needed("ema_params", params)
+        params = needed("ema_params", updates, params)
         leaves, treedef = leaves_with_path(updates)
         problem = "ema_params: updates and averages or parameters are different trees"
         averages, values = (aligned(problem, updates, treedef, x) for x in (state.average, params))

@@ -66,7 +66,7 @@ def project(
 
     def into_the_set(updates: Updates, params: Params | None, **extra_args: Any) -> Updates:
         del extra_args
-        params = needed("project", params)
+        params = needed("project", updates, params)
         keyed, treedef = leaves_with_path(updates)
         problem = "project: the updates and the parameters are different trees"
         held = aligned(problem, updates, treedef, params)

@@ -78,7 +78,7 @@ def qk_clip(
     def shrunk(
         updates: Updates, params: Params | None, *, max_logits: Any = None, **extra_args: Any
     ) -> Updates:
-        params = needed("qk_clip", params)
+        params = needed("qk_clip", updates, params)
         if max_logits is None:
             return updates
         leaves, treedef = leaves_with_path(updates)

@@ -105,7 +105,7 @@ def compensated(
     def run(
         inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
-        params = needed("compensated", params)
+        params = needed("compensated", updates, params)
         wide, inner_state = widened(inner_step, updates, state.inner_state, params)
         moves, lost = each_leaf(rule, wide, params, state.residual, updates)
         return moves, CompensatedState(inner_state, lost)

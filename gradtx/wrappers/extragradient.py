@@ -73,7 +73,7 @@ def extragradient(inner: GradientTransformation) -> GradientTransformation:
     ) -> tuple[Updates, State]:
         if not jax.tree.leaves(updates):
             return updates, state
-        params = needed("extragradient", params)
+        params = needed("extragradient", updates, params)
         grad_fn: Any = inner_step.extra_args.get("grad_fn")
         value_fn: Any = inner_step.extra_args.get("value_fn")
         if grad_fn is None and value_fn is None:

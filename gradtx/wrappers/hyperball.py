@@ -82,7 +82,7 @@ def hyperball(
     def run(
         inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
-        params = needed(name, params)
+        params = needed(name, updates, params)
         moved, inner_state = inner_step(updates, state.inner_state, params)
 
         def turned(u: Array, w: Array, radius: Array) -> Array:

@@ -101,7 +101,7 @@ def lookahead(
     def run(
         inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
-        params = needed("lookahead", params)
+        params = needed("lookahead", updates, params)
         paired = _is_pair(params)
         kept_slow = getattr(state, "slow", None)  # an Optax state has no such field
         if paired and kept_slow is not None:

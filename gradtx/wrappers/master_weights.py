@@ -72,7 +72,7 @@ def master_weights(inner: GradientTransformation) -> GradientTransformation:
     def run(
         inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
-        params = needed("master_weights", params)
+        params = needed("master_weights", updates, params)
         trained = merge(state.master, params)
         wide, inner_state = widened(inner_step, updates, state.inner_state, trained)
         moves, master = each_leaf(rule, wide, params, state.master, updates)

@@ -121,7 +121,7 @@ def mechanize(
     def run(
         inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
-        params = needed("mechanize", params)
+        params = needed("mechanize", updates, params)
         check_dense(updates)
         first = state.count == 0
         x0 = jax.tree.map(

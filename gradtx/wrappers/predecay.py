@@ -63,7 +63,7 @@ def decay_first(
     def run(
         inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
-        params = needed("decay_first", params)
+        params = needed("decay_first", updates, params)
         chosen = select(params, mask)
         decayed = tree.map_updates(_shrunk, chosen)
         updates, state = inner_step(updates, state, merge(decayed, params))

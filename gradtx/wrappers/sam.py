@@ -135,7 +135,7 @@ def _sharpness_aware(
         outer: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
         step = opaque if opaque_mode else transparent
-        return step(outer, dense(updates), state, needed("sam", params))
+        return step(outer, dense(updates), state, needed("sam", updates, params))
 
     return around(optimizer, init, run)
 

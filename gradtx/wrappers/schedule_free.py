@@ -183,7 +183,7 @@ def schedule_free(
     def run(
         inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
-        params = needed("schedule_free", params)
+        params = needed("schedule_free", updates, params)
         count = state.step_count - 1
         max_lr, weight_sum, share = weights(state, count)
         new = replace(state.b1, at(b1, count, weight_sum.dtype))

@@ -8,6 +8,8 @@ import optax
 import pytest
 
 import gradtx
+from tests.catalogue import CATALOGUE
+from tests.quick import quick
 
 
 def test_masks_like_optax():
@@ -97,3 +99,30 @@ def test_a_mask_made_by_tree_map_says_nothing_of_leaves_that_are_not_trained():
     assert updates["frozen"] is None
     assert float(updates["a"][0]) == 2
     assert float(updates["b"]["c"][0, 0]) == 1
+
+
+NEED_PARAMETERS = (
+    *("compensated", "decay_first", "diloco", "extragradient", "hyperball", "local_sgd"),
+    *("lookahead", "master_weights", "mechanize", "project", "qk_clip", "radial_brake", "sam"),
+    *("schedule_free", "sophia", "stochastic_rounding", "streaming_diloco"),
+)
+
+
+@pytest.mark.parametrize(
+    "name", quick([n for n in CATALOGUE if n != "exact_rows"], *NEED_PARAMETERS)
+)
+def test_a_mask_that_does_not_choose_the_only_array(name):
+    """To what is within, updates and parameters are both None: a tree with nothing in it."""
+    tx, p = gradtx.masked(CATALOGUE[name].make(), False), jnp.ones(3)
+    state = tx.init(p)
+    updates, new = tx.update(p, state, p, value=1.0)
+    np.testing.assert_array_equal(updates, p)
+    chex.assert_trees_all_equal_shapes_and_dtypes(new, state)
+    np.testing.assert_array_equal(gradtx.apply_gradients(tx, p, p, state, value=1.0)[0], 2 * p)
+
+
+def test_parameters_are_needed_beside_updates():
+    for name in NEED_PARAMETERS:
+        tx = CATALOGUE[name].make()
+        with pytest.raises(ValueError, match="needs the parameters"):
+            tx.update(jnp.ones(3), tx.init(jnp.ones(3)))
