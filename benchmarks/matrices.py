@@ -146,7 +146,9 @@ def layers(rounds: int = 3) -> Iterator[list[object]]:
 # For a TPU they are compiled with sides of 64 and 256: above that, JAX computes eigenvectors by a
 # program that takes XLA a minute of processor time.
 FACTORIZING = ["soap", "kl_soap", "soap_muon", "shampoo", "kl_shampoo", "splus", "kron"]
-ORTHOGONALIZING = ["muon", "normuon", "adamuon", "muown", "scion", "polargrad", "dion2", "dion3"]
+FACTORIZING += ["newton_muon", "dion"]
+ORTHOGONALIZING = ["muon", "muon2", "normuon", "adamuon", "muown", "scion", "polargrad"]
+ORTHOGONALIZING += ["dion2", "dion3"]
 HYPERBALL = "hyperball(muon(1e-3), 1e-3)"
 FAMILIES = [*ORTHOGONALIZING, HYPERBALL, "apollo", "fira", "conda", *FACTORIZING]
 

@@ -176,6 +176,8 @@ def test_every_optimizer_is_searched_alike():
             if "rate" in argument and argument not in ("learning_rate", "max_learning_rate"):
                 assert span.high / span.low == pytest.approx(1000)
         assert each.source
+    for name in ("adamuon", "muon2", "newton_muon"):  # the rest of their leaves has AdamW's rate
+        assert "adam_learning_rate" in found[name].ranges
 
 
 def test_hidden_matrices():

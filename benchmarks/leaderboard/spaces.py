@@ -292,7 +292,7 @@ BEFORE: dict[str, dict[str, Any]] = {
     "galore": {"proj_type": "reverse_std"},
 }
 # Optimizers of hidden matrices that leave the rest to another one.
-MATRICES = ("adamuon", "muown", "polargrad")
+MATRICES = ("adamuon", "muon2", "muown", "newton_muon", "polargrad")
 
 
 def other(name: str) -> Space:
