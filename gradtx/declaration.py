@@ -18,6 +18,7 @@ import numpy as np
 from gradtx import checks
 from gradtx.host_values import as_schedule
 from gradtx.namespace import homes
+from gradtx.numerics import signed
 
 # What other libraries call an argument.
 OTHER_NAMES = {
@@ -184,7 +185,7 @@ def _number(value: Any) -> Any:
     """A hyperparameter in a form to compute with."""
     if isinstance(value, int) and abs(value) >= 2**31:
         return float(value)  # an integer may be too large for JAX
-    return as_schedule(value)
+    return as_schedule(signed(value))
 
 
 def _own(value: Any) -> Any:

@@ -4,11 +4,11 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 import jax
-import jax.numpy as jnp
 
 from gradtx.checks import check_no_schedule, marks
 from gradtx.declaration import Builder, Declaration, Declared, publish
 from gradtx.host_values import HostValue
+from gradtx.numerics import signed
 from gradtx.types import SCHEDULE, Scalar
 
 _P = ParamSpec("_P")
@@ -38,8 +38,8 @@ class DeclaredSchedule(Declared):
     def __call__(self, count: Any) -> Scalar:
         """The value at the step after `count` steps."""
         if self._function is None:
-            self._function = _function_of(self.declaration)
-        return self._function(_signed(count))
+            self._function = self.declaration.builder.call(self.declaration.arguments)
+        return self._function(signed(count))
 
     def tree_flatten(self) -> tuple[Any, Any]:
         return self.declaration.flatten()
@@ -61,26 +61,6 @@ class DeclaredSchedule(Declared):
 
     def __reduce__(self) -> Any:
         return _rebuild, (self.declaration.builder, self.declaration.arguments)
-
-
-def _signed(x: Any) -> Any:
-    """An unsigned number, as Flax's counts, or a narrow one in the default type: it would wrap.
-
-    >>> import numpy as np
-    >>> _signed(np.uint8(3)) - 5
-    np.int32(-2)
-    """
-    dtype = getattr(x, "dtype", None)
-    if dtype is None or not jnp.issubdtype(dtype, jnp.integer) or dtype in (jnp.int32, jnp.int64):
-        return x
-    return x.astype(jnp.result_type(int))
-
-
-def _function_of(declaration: Declaration) -> Callable[[Any], Any]:
-    """What the builder makes of the arguments; numbers of steps may be of narrow types as well."""
-    arguments = {name: _signed(value) for name, value in declaration.arguments.items()}
-    made: Callable[[Any], Any] = declaration.builder.call(arguments)
-    return made
 
 
 def _rebuild(builder: Builder, arguments: dict[str, Any]) -> DeclaredSchedule:
@@ -108,7 +88,7 @@ def schedule(function: Callable[_P, Callable[[Any], Any]]) -> Callable[_P, Decla
             if SCHEDULE not in marks(builder.hints[name]):
                 check_no_schedule(builder.name, name, arguments[name])
         made = DeclaredSchedule(Declaration(builder, arguments))
-        made._function = _function_of(made.declaration)
+        made._function = builder.call(made.declaration.arguments)
         return made
 
     return publish(build, builder, schedules=False)

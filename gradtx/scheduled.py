@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from gradtx.checks import check_first_value, hyperparameter_range
 from gradtx.declaration import Declaration
 from gradtx.host_values import HostValue
-from gradtx.numerics import increment
+from gradtx.numerics import increment, signed
 from gradtx.types import Counter, EmptyState, InnerState, Params, State, Updates, counters
 
 
@@ -43,7 +43,7 @@ class Schedules:
         arguments = dict(self.declaration.arguments)
         for name in self.names:
             try:
-                arguments[name] = jnp.asarray(arguments[name](count))
+                arguments[name] = signed(jnp.asarray(arguments[name](count)))
             except jax.errors.ConcretizationTypeError as error:
                 raise TypeError(
                     f"{self.declaration.name}: {name} is a function that needs the value of its "

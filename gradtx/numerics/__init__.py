@@ -29,6 +29,7 @@ from gradtx.numerics.precision import (
     precise as precise,
     real_dtype as real_dtype,
     scalar_dtype as scalar_dtype,
+    signed as signed,
     widen as widen,
     zeros_like as zeros_like,
 )

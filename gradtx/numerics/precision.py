@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from gradtx.types import Array, DType, PyTree
 
@@ -95,6 +96,18 @@ def as_arrays(tree: PyTree) -> PyTree:
 
 def _is_tensor(kind: type) -> bool:
     return kind.__module__.partition(".")[0] in ("torch", "tensorflow")
+
+
+def signed(x: Any) -> Any:
+    """An unsigned or narrow integer array in the default type: differences and negatives wrapped.
+
+    >>> -signed(np.uint8(3))
+    np.int32(-3)
+    """
+    known = isinstance(x, jax.Array | np.ndarray | np.generic)
+    if not known or not jnp.issubdtype(x.dtype, jnp.integer) or x.dtype in (jnp.int32, jnp.int64):
+        return x
+    return x.astype(jnp.result_type(int))
 
 
 def widen(x: Array) -> Array:
