@@ -71,7 +71,8 @@ def scale_by_lion(
     }
     check_choice("scale_by_lion", "mode", mode, list(shapes))
 
-    invertible = isinstance(b2, float) and b2 > 0
+    # Of a smaller share of the old momentum in the new one rounding would leave little.
+    invertible = isinstance(b2, float) and b2 >= 0.5
 
     def slots(p: Array) -> dict[str, Array]:
         return {"mu": zeros_like(p, mu_dtype)}

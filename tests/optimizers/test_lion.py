@@ -23,7 +23,7 @@ def lion(g, s, b2, shape):
 
 @pytest.mark.paper("lion")
 @pytest.mark.parametrize("mode", SHAPES)
-@pytest.mark.parametrize("b2", [0.7, 0.0])
+@pytest.mark.parametrize("b2", [0.7, 1e-9, 0.0])
 def test_lion(mode, b2):
     rule = gradtx.scale_by_lion(0.8, b2, mode=mode, smooth_beta=2.0)
     tx = gradtx.chain(rule, gradtx.scale_by_learning_rate(0.05))
