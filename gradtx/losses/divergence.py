@@ -32,6 +32,7 @@ def kl_divergence(
     """
     log_p, q = floating("kl_divergence", log_predictions=log_predictions, targets=targets)
     if where is not None:
+        where = jnp.asarray(where)
         log_p, q = jnp.where(where, log_p, 0), jnp.where(where, q, 0)
     log_q = jnp.log(jnp.where(q == 0, 1, q))
     return jnp.sum(product(q, log_q - log_p), axis)
@@ -58,7 +59,7 @@ def kl_divergence_with_log_targets(
         "kl_divergence_with_log_targets", log_predictions=log_predictions, log_targets=log_targets
     )
     if where is not None:
-        log_q = jnp.where(where, log_q, -jnp.inf)
+        log_q = jnp.where(jnp.asarray(where), log_q, -jnp.inf)
     q = jnp.exp(log_q)
     counts = q != 0
     log_p, log_q = jnp.where(counts, log_p, 0), jnp.where(counts, log_q, 0)
@@ -86,6 +87,7 @@ def generalized_kl_divergence(
     name = "generalized_kl_divergence"
     log_p, q = floating(name, log_predictions=log_predictions, targets=targets)
     if where is not None:
+        where = jnp.asarray(where)
         log_p, q = jnp.where(where, log_p, -jnp.inf), jnp.where(where, q, 0)
     mass = jnp.exp(log_p) - q
     return kl_divergence(log_p, q, axis, where) + jnp.sum(mass, axis)

@@ -38,6 +38,7 @@ def cosine_similarity(
     """
     x, y = floating("cosine_similarity", predictions=predictions, targets=targets)
     if where is not None:
+        where = jnp.asarray(where)
         x, y = jnp.where(where, x, 0), jnp.where(where, y, 0)
     return jnp.sum(_unit(x, axis, epsilon) * _unit(y, axis, epsilon), axis)
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradtx.numerics import divide
+from gradtx.numerics import divide, signed
 from gradtx.projections import leaves
 from gradtx.types import Array, PyTree, TreeT
 
@@ -87,6 +87,7 @@ def projection_linf_ball(tree: TreeT, scale: Any = 1) -> TreeT:
     [-1.0, 0.5]
     """
     leaves.check_scale("projection_linf_ball", scale)
+    scale = signed(scale)
 
     def on_leaf(x: Array) -> Array:
         if jnp.iscomplexobj(x):

@@ -327,6 +327,15 @@ def test_masks_and_weights_in_lists():
         ),
     ]:
         np.testing.assert_allclose(got, jnp.where(jnp.array(first), want, 0))
+    classes = [True] + [False] * (K - 1)
+    for loss in (
+        losses.kl_divergence,
+        losses.kl_divergence_with_log_targets,
+        losses.generalized_kl_divergence,
+        losses.cosine_similarity,
+    ):
+        want = loss(X, Q, where=jnp.array(classes))
+        np.testing.assert_array_equal(loss(X, Q, where=classes), want)
     doubled = losses.ranking_softmax_loss(X, Q, weights=[2.0] * K, where=[True] * K)
     np.testing.assert_allclose(doubled, 2 * losses.ranking_softmax_loss(X, Q), rtol=1e-6)
 

@@ -306,6 +306,8 @@ def test_traced_sets_compile():
 def test_complex_entries_keep_their_phase_in_a_ball_of_any_size():
     x = jnp.array([3 + 4j, 1 + 1j, 0])
     np.testing.assert_allclose(pr.projection_linf_ball(x, 2), [1.2 + 1.6j, 1 + 1j, 0], rtol=1e-6)
+    for kind in (np.uint8, jnp.uint8):  # whose negative would be 254
+        assert pr.projection_linf_ball(jnp.array([-3.0, 1.0]), kind(2)).tolist() == [-2, 1]
 
 
 @pytest.mark.slow
