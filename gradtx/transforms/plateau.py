@@ -70,7 +70,7 @@ def reduce_on_plateau(
 
     Raises:
         ValueError: an unknown `mode`, `rtol` and `atol` are both zero, or ``update`` is
-            called without the metric.
+            called without the metric, or with one that is not one number.
         TypeError: an argument is a schedule.
 
     >>> import gradtx
@@ -135,6 +135,10 @@ def reduce_on_plateau(
         del params, extra_args
         if value is None:
             raise ArgumentError("reduce_on_plateau needs the metric: call update(..., value=loss)")
+        if jnp.ndim(value) != 0:
+            raise ValueError(
+                f"reduce_on_plateau: value must be one number, not of shape {jnp.shape(value)}"
+            )
         count = increment(state.count)
         value = jnp.asarray(value, jnp.float32)
         average = state.avg_value + (value - state.avg_value) / count.astype(jnp.float32)

@@ -14,6 +14,7 @@ from gradtx.composition.chain import chain
 from gradtx.engine.lift import needed
 from gradtx.numerics import cast, divide, widen
 from gradtx.numerics.control import branch, in_form_of
+from gradtx.numerics.tracing import is_tracer
 from gradtx.optimizers.sgd import sgd
 from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.paths import is_leaf, map_present
@@ -71,6 +72,11 @@ def _sharpness_aware(
 ) -> GradientTransformation:
     """:func:`sam`; with `blend` the last gradient is blended with the first, for :func:`gsam`."""
     adversary = with_extra_args_support(adv_optimizer)
+    if opaque_mode and is_tracer(sync_period):
+        raise TypeError(
+            "sam: in opaque mode sync_period says how often a step calls grad_fn, and must be a "
+            "Python integer"
+        )
 
     def init(params: Params) -> State:
         cache = None if opaque_mode else jax.tree.map(jnp.array, params)
@@ -167,6 +173,9 @@ def sam(
         batch_axis_name: in opaque mode, an axis over which to average the gradients.
 
     State: `SAMState`. `Rows` become whole tables.
+
+    Raises:
+        TypeError: in opaque mode `sync_period` is traced, as a schedule's value is.
 
     Source: P. Foret et al., Sharpness-Aware Minimization for Efficiently Improving Generalization,
     2021, arXiv:2010.01412, algorithm 1.

@@ -33,6 +33,8 @@ def test_plateau():
     assert scales(highest, [4.0, 3.0, 2.0])[-1] == 0.5
     with pytest.raises(ValueError, match="metric"):
         ours.update(P, ours.init(P))
+    with pytest.raises(ValueError, match=r"value must be one number, not of shape \(3,\)"):
+        ours.update(P, ours.init(P), value=jnp.ones(3))
 
 
 @pytest.mark.paper("reduce_on_plateau")

@@ -173,3 +173,18 @@ def test_bad_input_is_refused():
     with pytest.raises(ValueError, match="parameters"):
         adaptive = gradtx.adaptive_normalize()
         adaptive.update(P, adaptive.init(P))
+
+
+def test_the_number_of_gradients_in_one_call_is_known():
+    adversary = gradtx.chain(gradtx.normalize(), gradtx.sgd(0.05))
+    p, opaque = jnp.ones(2), {"opaque_mode": True}
+
+    def step(tx):
+        return tx.update(p, tx.init(p), p, grad_fn=lambda q, i: q)[0]
+
+    want = step(gradtx.sam(gradtx.sgd(0.1), adversary, 2, **opaque))
+    np.testing.assert_array_equal(
+        step(gradtx.sam(gradtx.sgd(0.1), adversary, jnp.array(2), **opaque)), want
+    )
+    with pytest.raises(TypeError, match="sync_period says how often a step calls grad_fn"):
+        jax.jit(step)(gradtx.sam(gradtx.sgd(0.1), adversary, jnp.array(2), **opaque))
