@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradtx.checks import Count
+from gradtx.checks import NonNegativeInt
 from gradtx.composition.around import InnerStep, around
 from gradtx.numerics.tracing import is_tracer
 from gradtx.pair import (
@@ -28,7 +28,7 @@ class OffloadState(NamedTuple):
 
 @transformation
 def offload(
-    inner: GradientTransformation, *, min_size: Count = 4096, strict: bool = True
+    inner: GradientTransformation, *, min_size: NonNegativeInt = 4096, strict: bool = True
 ) -> GradientTransformation:
     """Keep a state in the pinned memory of the host, and bring it in inside the compiled step.
 

@@ -235,9 +235,7 @@ def asam(
     True
     """
     adversary = chain(adaptive_normalize(eta), sgd(rho))
-    return _sharpness_aware(
-        optimizer, adversary, sync_period, reset_state, opaque_mode, batch_axis_name
-    )
+    return sam(optimizer, adversary, sync_period, reset_state, opaque_mode, batch_axis_name)
 
 
 @transformation

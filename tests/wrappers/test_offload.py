@@ -162,3 +162,10 @@ def test_where_there_is_no_such_memory_it_says_so_or_stays(monkeypatch):
         small().init(P)
     state = gradtx.offload(ADAMW, min_size=0, strict=False).init(P)
     assert places(state, "mu") == {"w": "device", "b": "device"}
+
+
+@pytest.mark.parametrize("size", [-1, 0.5, jnp.array(4), lambda count: 4])
+def test_the_smallest_size_is_a_known_integer(size):
+    """It decides where an array lies, which no step can change."""
+    with pytest.raises(ValueError, match="offload: min_size must be an integer of at least 0"):
+        gradtx.offload(gradtx.adam(0.1), min_size=size)

@@ -188,3 +188,13 @@ def test_the_number_of_gradients_in_one_call_is_known():
     )
     with pytest.raises(TypeError, match="sync_period says how often a step calls grad_fn"):
         jax.jit(step)(gradtx.sam(gradtx.sgd(0.1), adversary, jnp.array(2), **opaque))
+
+
+def test_the_period_of_asam_may_be_a_schedule():
+    p, want = jnp.ones(2), gradtx.asam(gradtx.sgd(0.1), 0.1, sync_period=2)
+    tx = gradtx.asam(gradtx.sgd(0.1), 0.1, sync_period=lambda count: 2)
+    state, other = tx.init(p), want.init(p)
+    for _ in range(3):
+        updates, state = tx.update(p, state, p)
+        expected, other = want.update(p, other, p)
+        np.testing.assert_array_equal(updates, expected)
