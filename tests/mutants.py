@@ -808,8 +808,7 @@ def main():
         return 0
     count, alive, writes, failed = 0, 0, threading.Lock(), []
 
-    def tried(module):
-        chosen = left(module, None if given.again else recorded().get(module))
+    def tried(module, chosen):
         if chosen is None or given.left or given.list:
             return module, chosen, chosen if given.list else []
         try:
@@ -821,8 +820,12 @@ def main():
             record(module, lived)
         return module, chosen, lived
 
+    before = {} if given.again else recorded()
+    named = modules(given.names)
+    # In this thread: Python 3.11 fails at times to parse in several at once.
+    asked = [left(module, before.get(module)) for module in named]
     with concurrent.futures.ThreadPoolExecutor(given.jobs) as pool:
-        for module, chosen, lived in pool.map(tried, modules(given.names)):
+        for module, chosen, lived in pool.map(tried, named, asked):
             if chosen is None:
                 continue
             count, alive = count + len(chosen), alive + len(lived)
