@@ -81,3 +81,29 @@ def test_a_copy_is_renewed_at_every_third_step_like_optax():
     for steps in range(7):
         got, want = (lib.periodic_update(new, old, steps, 3) for lib in (gradtx, optax))
         chex.assert_trees_all_equal(got, want, {"w": jnp.full(2, float(steps % 3 == 0))})
+
+
+def test_describe_warns_of_steps_that_rounding_loses():
+    narrow = {"a": jnp.ones(2), "v": jnp.ones(2, jnp.bfloat16), "w": jnp.ones(2, jnp.bfloat16)}
+    told = gradtx.describe(gradtx.adam(1e-3), narrow)
+    assert "'v' and 1 more in bfloat16" in told.warning
+    assert told.warning in str(told)
+    assert gradtx.describe(gradtx.compensated(gradtx.adam(1e-3)), narrow).warning is None
+    assert "warning" not in str(gradtx.describe(gradtx.adam(1e-3), {"a": jnp.ones(2)}))
+
+
+@pytest.mark.parametrize(("dtype", "share"), [("bfloat16", 256), ("float16", 2048)])
+def test_the_share_below_which_updates_are_lost(dtype, share):
+    """One of a share and less is lost by no number."""
+    p = 1 + jnp.arange(share // 2, dtype=dtype) / (share // 2)
+    said = gradtx.describe(gradtx.sgd(0.1), p).warning
+    assert f"in {dtype} is" in said
+    assert f"below 1/{2 * share} of it is lost, one below 1/{share} may be" in said
+
+    def moved(part):
+        return [bool(each) for step in (p, -p) for each in (p + step * part != p)]
+
+    assert not any(moved(0.99 / (2 * share)))
+    assert True in (below := moved(0.99 / share))
+    assert False in below
+    assert all(moved(1.01 / share))

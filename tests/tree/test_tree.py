@@ -12,7 +12,6 @@ import pytest
 
 import gradtx
 from gradtx import Rows, tree
-from gradtx.shardings import committed
 from gradtx.tree.memory import HOST, is_on_host
 
 
@@ -321,15 +320,6 @@ def test_a_multiple_of_a_tree_is_added():
 
 def test_the_type_of_a_single_leaf():
     assert tree.dtype({"a": jnp.ones(1, jnp.bfloat16)}) == jnp.bfloat16
-
-
-def test_arrays_are_bound_to_the_one_device_to_which_some_are():
-    loose, there = jnp.ones(2), [jax.device_put(jnp.ones(2), d) for d in jax.devices()[:2]]
-    found, are_bound = committed((loose, there[1]))
-    assert are_bound
-    assert [x.sharding for x in found] == [there[1].sharding] * 2
-    for given in ([loose], [loose, *there]):
-        assert committed(given) == (given, False)
 
 
 def test_arrays_in_the_memory_of_the_host_are_known():
