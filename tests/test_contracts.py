@@ -142,16 +142,15 @@ def avals(tree):
     return jax.tree.flatten(jax.tree.map(jax.typeof, tree))
 
 
-def uncompiled(name, p, gs):
+def uncompiled(tx, carry, gs):
     """The same, operation by operation: what one transformation compiled, the next one reuses."""
-    tx = CATALOGUE[name].make()
-    carry, updates = (p, tx.init(p)), []
+    updates = []
     for i in range(len(gs["b"])):
         before = avals(carry)
         with gradtx.eager_programs(False):
             carry, update = step(tx, carry, take(gs, i))
         assert avals(carry) == before
-        chex.assert_trees_all_equal_shapes_and_dtypes(update, p)
+        chex.assert_trees_all_equal_shapes_and_dtypes(update, carry[0])
         updates.append(update)
     return carry, updates
 
@@ -200,21 +199,6 @@ def compilations():
 
     jax.monitoring.register_event_duration_secs_listener(listen)
     return seen
-
-
-# These give JAX's loops and conditions new functions at each step: see gradtx.numerics.control.
-@pytest.mark.quick(1)
-@some("adam", "muon", of=WHOLE)
-def test_a_step_taken_again_compiles_nothing(name):
-    """Outside of `jit`, where what is compiled for a new function is kept forever."""
-    tx, p, g = CATALOGUE[name].make(), params(name), take(grads(1, name), 0)
-    carry = p, tx.init(p)
-    with gradtx.eager_programs(False):  # which a later step may be
-        step(tx, carry, g)
-        seen = compilations()
-        seen.clear()
-        step(tx, carry, g)
-    assert not seen
 
 
 WRAPPERS = [n for n in NAMES if "wrappers" in getattr(gradtx, n).builder.function.__module__]
@@ -268,8 +252,16 @@ def test_a_cpu_factorizes_one_matrix_at_a_time(name):
 @pytest.mark.quick(1)
 @some("adam", "muon", "optimistic_gradient_descent", of=WHOLE)
 def test_compiled_equals_eager(name):
-    """A step outside of `jit` has the bits of `jit`, too: see test_eager.py."""
-    carry, updates = uncompiled(name, params(name), grads(STEPS, name))
+    """A step outside of `jit` has the bits of `jit`, too: see test_eager.py.
+
+    Operation by operation, a further step compiles nothing, though JAX's loops and conditions get
+    new functions (see gradtx.numerics.control): what is compiled for these is kept forever."""
+    tx, p, gs = CATALOGUE[name].make(), params(name), grads(STEPS, name)
+    carry, updates = uncompiled(tx, (p, tx.init(p)), gs)
+    seen = compilations()
+    seen.clear()
+    uncompiled(tx, carry, take(gs, slice(1)))
+    assert not seen
     carry_compiled, updates_compiled = compiled(name)
     for i in range(2):
         chex.assert_trees_all_close(take(updates_compiled, i), updates[i], rtol=2e-5, atol=1e-6)
@@ -422,13 +414,20 @@ def test_a_schedule_around_a_schedule(name):
 @pytest.mark.quick(1)
 @whole_sample
 def test_leaf_without_gradient_or_parameter(name):
-    p, gs = {**params(name), "frozen": None}, {**grads(STEPS, name), "frozen": None}
-    (new, _), updates = compiled(name, p, gs)
+    """The program is the same, or else its numbers are: a key may be drawn for that leaf too."""
+    run, init = runner(name), CATALOGUE[name].make().init
+    p, gs = params(name), grads(STEPS, name)
+    q, hs = {**p, "frozen": None}, {**gs, "frozen": None}
+    (new, _), updates = run.eval_shape((q, init(q)), hs)
     assert new.pop("frozen", "") is None
     assert updates.pop("frozen", "") is None
+    assert avals(new) == avals(p)
+    if str(run.trace((q, init(q)), hs).jaxpr) == str(run.trace((p, init(p)), gs).jaxpr):
+        return
+    (new, _), updates = compiled(name, q, hs)
     (want, _), want_updates = compiled(name)
-    chex.assert_trees_all_close(new, want, rtol=1e-5, atol=1e-6)
-    chex.assert_trees_all_close(updates, want_updates, rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_close({**new, **want}, new, rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_close({**updates, **want_updates}, updates, rtol=1e-5, atol=1e-6)
 
 
 @every
@@ -813,8 +812,9 @@ def test_what_keeps_no_state_takes_any():
 def test_no_operation_makes_an_infinity_or_a_nan(name):
     """Under the flags with which users look for where theirs come from. Before the first step a
     state may hold an infinity, and after a search that failed."""
+    tx, p = CATALOGUE[name].make(), params(name)
     with jax.debug_infs(True), jax.debug_nans(True):
-        uncompiled(name, params(name), grads(2, name))
+        uncompiled(tx, (p, tx.init(p)), grads(2, name))
 
 
 # A value, the best so far, is infinite at the start, in Optax's states too.
