@@ -351,11 +351,15 @@ def test_no_steps_to_go_where_only_the_program_knows(steps):
 def test_traced_rates_decay_as_known_ones_do():
     assert of_arrays("exponential_decay", 1.0, 1, 2.0, end_value=10.0, count=2) == 4
     assert of_arrays("exponential_decay", 1.0, 1, 2.0, end_value=10.0, count=5) == 10
+    assert of_arrays("exponential_decay", 1.0, 1, 1.5, end_value=10.0, count=2) == 2.25
     assert of_arrays("exponential_decay", 1.0, 1, 0.5, end_value=0.1, count=5) == np.float32(0.1)
     assert of_arrays("exponential_decay", 0.5, 1, 0.0, count=5) == 0.5
-    # Restarts of one length.
-    found = of_arrays("cosine_restarts_schedule", 0.8, 8, 1.0, 0.6, 0.1, count=27)
-    np.testing.assert_allclose(found, 0.8 * restarted(27, 8, 1.0, 0.6, 0.1), rtol=1e-5)
+
+
+@pytest.mark.parametrize("t_mul", [1.0, 3.0])
+def test_restarts_of_a_traced_length(t_mul):
+    found = of_arrays("cosine_restarts_schedule", 0.8, 8, t_mul, 0.6, 0.1, count=27)
+    np.testing.assert_allclose(found, 0.8 * restarted(27, 8, t_mul, 0.6, 0.1), rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", [jnp.int8, jnp.uint8, jnp.uint32])
