@@ -87,3 +87,14 @@ def nothing_tried():
     from tests.processes import forget
 
     forget()
+
+
+@pytest.fixture
+def host_memory():
+    """Skips where compiled programs know only one memory."""
+    import jax
+
+    space = jax.memory.Space.Host
+    moved = jax.jit(lambda x: jax.device_put(x, space))(jax.numpy.ones(8))
+    if moved.sharding.memory_kind != "pinned_host":
+        pytest.skip("this jaxlib compiles for a CPU as if it had no memory of the host's")

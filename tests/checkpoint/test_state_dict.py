@@ -303,6 +303,7 @@ def test_what_was_saved_whole_is_not_initialised():
     assert traced
 
 
+@pytest.mark.usefixtures("host_memory")
 def test_a_state_is_restored_to_the_memory_in_which_it_is_kept():
     def init(params):
         return {"far": jax.device_put(params["x"], jax.memory.Space.Host), "near": params["x"]}

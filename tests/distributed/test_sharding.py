@@ -230,12 +230,16 @@ def test_a_report_has_columns():
     found = gradtx.state_sharding(
         tx, {"a": jnp.zeros((64, 32)), "b": jnp.zeros(3)}, on(m), zero="data", min_size=64
     )
-    assert str(found).splitlines() == [
-        "leaf       shape     sharding    bytes per device",
-        "0/trace/a  (64, 32)  P('data',)  1,024             dimension 0 over 'data'",
-        "0/trace/b  (3,)      P()         12                small, left alone",
-        "all                              1,036",
+    first = str(P("data"))  # older versions of JAX write its name in full
+    rows = [
+        ("leaf", "shape", "sharding", "bytes per device", ""),
+        ("0/trace/a", "(64, 32)", first, "1,024", "dimension 0 over 'data'"),
+        ("0/trace/b", "(3,)", str(P()), "12", "small, left alone"),
+        ("all", "", "", "1,036", ""),
     ]
+    widths = len("0/trace/a"), len("(64, 32)"), len(first), len("bytes per device"), 0
+    cells = [[cell.ljust(n) for cell, n in zip(row, widths, strict=True)] for row in rows]
+    assert str(found).splitlines() == ["  ".join(row).rstrip() for row in cells]
 
 
 @pytest.mark.parametrize(("pad", "shape"), [(False, (12,)), (True, (16,))])

@@ -661,14 +661,6 @@ def test_a_state_with_random_numbers_has_the_form_and_the_keys_of_the_ordinary_o
         assert path not in keys or np.array_equal(x, other[path])
 
 
-@pytest.fixture
-def host_memory():
-    """Skips where compiled programs know only one memory."""
-    moved = jax.jit(lambda x: jax.device_put(x, jax.memory.Space.Host))(jnp.ones(8))
-    if moved.sharding.memory_kind != "pinned_host":
-        pytest.skip("this jaxlib compiles for a CPU as if it had no memory of the host's")
-
-
 def kinds_of_memory(tree):
     return [x.sharding.memory_kind for x in jax.tree.leaves(tree)]
 

@@ -57,14 +57,6 @@ NESTED = {
 }
 
 
-@pytest.fixture
-def host_memory():
-    """Skips where compiled programs know only one memory."""
-    moved = jax.jit(lambda x: jax.device_put(x, jax.memory.Space.Host))(jnp.ones(8))
-    if moved.sharding.memory_kind != module.HOST:
-        pytest.skip("this jaxlib compiles for a CPU as if it had no memory of the host's")
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("host_memory")
 @pytest.mark.parametrize(
