@@ -22,11 +22,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.experimental.shard_alike import shard_alike
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from gradtx.engine.one_message import MatrixBlocks, OneMessage
 from gradtx.engine.owned_slots import in_order, padded
+from gradtx.engine.shard_alike import shard_alike
 from gradtx.numerics.control import loop_once_if
 from gradtx.shardings import is_open, known_sharding, open_spec, stacks_are_balanced
 from gradtx.types import Array
@@ -256,8 +256,7 @@ def owned(stacks: Sequence[Divided]) -> list[tuple[Array, NamedSlots]]:
     def returned(stack: Divided, x: Array, before: Array) -> Array:
         count = stack.batch.shape[0]
         if not is_known(stack, x):
-            back, _ = shard_alike(in_order(one_stack(x), stack.begin)[:count], before)
-            return back
+            return shard_alike(in_order(one_stack(x), stack.begin)[:count], before)
         along_batch, rows, columns = (
             tuple(name for axis in these for name in axes_along(stack.sharding, axis))
             for these in stack.axes
