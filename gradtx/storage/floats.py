@@ -15,7 +15,6 @@ from gradtx.storage.format import (
     between,
     largest,
     over,
-    within,
 )
 from gradtx.types import Array
 
@@ -84,6 +83,10 @@ class Short(Format):
         return parts["values"].astype(jnp.float32)
 
 
+# The bits of a float32 without its sign, and of infinity: larger ones are those of NaN.
+_SIZE, _INFINITY = np.int32(0x7FFFFFFF), np.int32(0x7F800000)
+
+
 class Split(Format):
     """bfloat16, and its distance from the number in 256ths of a unit in the last place.
 
@@ -92,23 +95,30 @@ class Split(Format):
     """
 
     roundings = (NEAREST,)
-    _most = 2.0**128 - 129 * 2.0**112  # beyond it the bfloat16 would be infinite
+    _most = np.float32(2.0**128 - 129 * 2.0**112).view(np.int32)  # beyond it bfloat16 is infinite
+    _nan = np.int32(0x7FC0)  # in bfloat16
 
     def encode(self, x: Array, axis: int, signed: bool, draws: Draws | None) -> dict[str, Array]:
-        bits = jax.lax.bitcast_convert_type(within(x, -self._most, self._most), jnp.int32)
+        # By integers alone: a compiler may take numbers below the least normal one for zero.
+        bits = jax.lax.bitcast_convert_type(x, jnp.int32)
+        size = bits & _SIZE
+        bits = (bits ^ size) | jnp.minimum(size, self._most)
         kept = (jax.lax.shift_right_logical(bits, np.int32(7)) + 1) >> 1
         high = (kept + 128) >> 8
         low = (kept - (high << 8)).astype(jnp.int8)
-        values = jax.lax.bitcast_convert_type(high.astype(jnp.uint16), jnp.bfloat16)
         # Rounding could turn a NaN into a number, and no residual does.
-        values = jnp.where(jnp.isnan(x), x.astype(jnp.bfloat16), values)
+        high = jnp.where(size > _INFINITY, self._nan, high)
+        values = jax.lax.bitcast_convert_type(high.astype(jnp.uint16), jnp.bfloat16)
         return {"values": values, "residual": low}
 
     def decode(
         self, parts: dict[str, Array], axis: int, signed: bool, draws: Draws | None
     ) -> Array:
         high = jax.lax.bitcast_convert_type(parts["values"], jnp.uint16).astype(jnp.int32)
-        kept = (high << 8) + parts["residual"].astype(jnp.int32)
+        low = parts["residual"].astype(jnp.int32)
+        # A compiler may have made zero of the least values, below which are the bits of NaN.
+        low = jnp.where((high & 0x7FFF) == 0, jnp.maximum(low, 0), low)
+        kept = (high << 8) + low
         return jax.lax.bitcast_convert_type(kept << 8, jnp.float32)
 
 

@@ -270,7 +270,7 @@ def test_what_is_no_notebook_is_a_fault_of_its_file(tmp_path, capsys, text):
 
 BAD = {
     "signs": b"x = optax" + b"-" * 50_000 + b"1",
-    "attributes": b"x = optax" + b".b" * 5_000,
+    "attributes": b"x = optax" + b".b" * 50_000,
     "zero": b"x = 'optax\0'",
     "encoding": "# coding: utf-8\nx = 'optax é'".encode("latin-1"),
     "unknown encoding": b"# coding: nothing\nimport optax",

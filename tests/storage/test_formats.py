@@ -254,6 +254,17 @@ def test_bf16_and_eight_bits_are_the_upper_24_bits():
     kept = (x.view(np.uint32).astype(np.uint64) + 128) >> 8 << 8
     want = kept.astype(np.uint32).view(np.float32)
     np.testing.assert_array_equal(trip(x, "bf16+8", True), want)
+    largest = 2.0**128 - 129 * 2.0**112
+    ends = np.array([np.inf, -np.inf, 3.4e38, np.nan, -np.nan], np.float32)
+    np.testing.assert_array_equal(
+        trip(ends, "bf16+8", True), [largest, -largest, largest, np.nan, np.nan]
+    )
+
+
+def test_the_least_bf16_may_become_zero_beside_its_residual():
+    """As compilers may do to numbers below the least normal one: below zero are bits of NaN."""
+    parts = {"values": jnp.array([0.0, -0.0], jnp.bfloat16), "residual": jnp.int8([-5, -5])}
+    assert FORMATS["bf16+8"].decode(parts, 0, True, None).tolist() == [0, 0]
 
 
 # The largest error over the largest size in a block, for signed numbers and for squares.
