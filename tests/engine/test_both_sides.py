@@ -95,6 +95,8 @@ def test_the_kernel_writes_in_place_of_the_slot():
 )
 def test_a_gpu_has_the_kernel_for_what_is_in_memory(gradient, count):
     """For a gradient that its reader could compute it would have to be stored."""
+    if count and jax.__version_info__ >= (0, 12):
+        pytest.skip("this JAX lowers Triton's kernels only where it knows the GPU")
     slot, x, row, column, rate = arrays((64, 128))
 
     def run(slot, x, row, column, rate):
