@@ -61,14 +61,16 @@ def sigmoid_focal_loss(
     """
     (x,) = floating("sigmoid_focal_loss", logits=logits)
     x, y = jnp.broadcast_arrays(x, real(labels))
+    weight = 1.0 if alpha is None else alpha * y + (1 - alpha) * (1 - y)
+    # What weighs nothing has no loss and no gradient, at an infinite logit too.
+    x = jnp.where(weight == 0, 0, x)
     # At an infinite logit the logarithm's gradient would be NaN.
     most = jnp.finfo(x.dtype).max
     near = jnp.clip(x, -most, most)
     both = jnp.stack([jax.nn.log_sigmoid(near), jax.nn.log_sigmoid(-near)])
     # 1 - p may underflow, and its power then has no finite gradient; by its logarithm it has.
     log_missed = jax.nn.logsumexp(both, axis=0, b=jnp.stack([1 - y, y]))
-    loss = jnp.exp(gamma * log_missed) * sigmoid_binary_cross_entropy(x, y)
-    return loss if alpha is None else product(alpha * y + (1 - alpha) * (1 - y), loss)
+    return weight * jnp.exp(gamma * log_missed) * sigmoid_binary_cross_entropy(x, y)
 
 
 def softmax_cross_entropy(
