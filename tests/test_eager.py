@@ -49,6 +49,19 @@ def test_one_program_for_update_and_one_for_apply():
     assert programs(several, again, params, 2) == 0
 
 
+@pytest.mark.parametrize("name", ["adam", "kl_shampoo", "lamb", "muon", "shampoo", "soap"])
+def test_init_compiles_no_program_for_each_shape(name):
+    """JAX compiles one for zeros of each shape and type, in each of its contexts."""
+    params = {f"{i:02}": jax.device_put(np.zeros((i, 3), np.float32)) for i in range(1, 40)}
+    seen = compilations()
+    seen.clear()
+    tx = CATALOGUE[name].make()
+    state = tx.init(params)
+    assert len(seen) <= 4, seen
+    traced = jax.eval_shape(tx.init, params)
+    assert jax.tree.map(jax.typeof, state) == jax.tree.map(jax.typeof, traced)
+
+
 def bits(x):
     """The numbers of every leaf, in which a NaN equals itself, and 0 does not equal -0."""
     keys = lambda x: jnp.issubdtype(x.dtype, jax.dtypes.prng_key)  # noqa: E731

@@ -7,8 +7,6 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax.numpy as jnp
-
 from gradtx.engine.lift import (
     RuleFn,
     SlotsFn,
@@ -20,7 +18,7 @@ from gradtx.engine.lift import (
 )
 from gradtx.engine.matrix_batches import Batched, OnLeafFn, in_batches, with_owners
 from gradtx.engine.matrix_layout import Matrices, MatrixDimensions, as_matrices, axes_of
-from gradtx.numerics import accumulator_dtype
+from gradtx.numerics import accumulator_dtype, full
 from gradtx.pair import GradientTransformation
 from gradtx.shardings import shardings_are_known
 from gradtx.traits import Rule, Scope
@@ -43,12 +41,12 @@ FactorFn = Callable[[Matrices, Array], Array]
 
 def one_for_each_row(matrices: Matrices, p: Array) -> Array:
     """A real factor that begins with a zero for each row of each matrix."""
-    return jnp.zeros((matrices.sizes[0], matrices.rows), accumulator_dtype(p))
+    return full((matrices.sizes[0], matrices.rows), 0, accumulator_dtype(p), beside=p)
 
 
 def one_for_each_column(matrices: Matrices, p: Array) -> Array:
     """A real factor that begins with a zero for each column of each matrix."""
-    return jnp.zeros((matrices.sizes[0], matrices.columns), accumulator_dtype(p))
+    return full((matrices.sizes[0], matrices.columns), 0, accumulator_dtype(p), beside=p)
 
 
 def matrixwise(

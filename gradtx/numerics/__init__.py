@@ -22,6 +22,7 @@ from gradtx.numerics.precision import (
     as_arrays as as_arrays,
     cast as cast,
     compute_dtype as compute_dtype,
+    full as full,
     full_like as full_like,
     is_narrow as is_narrow,
     moments as moments,

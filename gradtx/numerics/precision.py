@@ -1,6 +1,7 @@
 """Precision: the types in which numbers are stored, and those in which rules compute."""
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gradtx.numerics.tracing import is_tracer
 from gradtx.types import Array, DType, PyTree
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -115,14 +117,34 @@ def widen(x: Array) -> Array:
     return cast(x, compute_dtype(x.dtype))
 
 
+SMALL = 1 << 16
+"""Constants of up to so many entries come from the host: XLA compiles a program for each shape.
+"""
+
+
+def full(shape: tuple[int, ...], value: Any, dtype: DType, *, beside: Array) -> Array:
+    """`value` in a shape; where `beside` is traced, it is a value of the same program."""
+    if is_tracer(beside) or math.prod(shape) > SMALL or not _is_number(value):
+        return jnp.full(shape, value, dtype)
+    return jax.device_put(np.full(shape, value, dtype))
+
+
 def zeros_like(x: Array, dtype: DType | None = None) -> Array:
     """Zeros of the shape, sharding and (unless given) type of `x`."""
-    return jnp.zeros_like(x, dtype=dtype)
+    return full_like(x, 0, dtype)
 
 
 def full_like(x: Array, value: Any, dtype: DType | None = None) -> Array:
     """`value` in the shape, sharding and (unless given) type of `x`."""
-    return jnp.full_like(x, value, dtype=dtype)
+    known = isinstance(x, jax.Array) and not is_tracer(x) and x.is_fully_addressable
+    if not known or x.size > SMALL or not _is_number(value):
+        return jnp.full_like(x, value, dtype=dtype)
+    constant = np.full(x.shape, value, dtype or x.dtype)
+    return jax.device_put(constant, x.sharding if x.committed else None)
+
+
+def _is_number(value: Any) -> bool:
+    return np.ndim(value) == 0 and not isinstance(value, jax.Array)
 
 
 def precise(function: _F) -> _F:

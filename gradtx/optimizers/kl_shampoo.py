@@ -13,7 +13,7 @@ from gradtx.engine.matrices import (
     MatrixDimensions,
     matrixwise,
 )
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, ema, moments, zeros_like
+from gradtx.numerics import Step, abs_sq, accumulator_dtype, ema, full, moments, zeros_like
 from gradtx.numerics.products import product
 from gradtx.optimizers.soap import adam_of, gram, in_eigenbases, squares
 from gradtx.pair import GradientTransformation, optimizer, transformation
@@ -47,7 +47,7 @@ def _factors(largest: int, initial: Any) -> dict[str, FactorFn]:
     def values(side: str) -> FactorFn:
         def factor(matrices: Matrices, p: Array) -> Array:
             n, size, _ = made[side](matrices, p).shape
-            return jnp.full((n, size), initial, accumulator_dtype(p))
+            return full((n, size), initial, accumulator_dtype(p), beside=p)
 
         return factor
 

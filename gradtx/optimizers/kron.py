@@ -26,6 +26,7 @@ from gradtx.numerics import (
     debias,
     divide,
     ema,
+    full_like,
     precise,
     zeros_like,
 )
@@ -357,7 +358,7 @@ def scale_by_kron(
         return u, {"mu": mu, "diagonal": diagonal}
 
     def diagonal(p: Array) -> dict[str, Array]:
-        return {"diagonal": jnp.full_like(p, scale, compute_dtype(p.dtype))}
+        return {"diagonal": full_like(p, scale, compute_dtype(p.dtype))}
 
     def start(params: list[Array]) -> dict[str, Array]:
         return {"key": own_key(key)}

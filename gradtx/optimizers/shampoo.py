@@ -21,6 +21,7 @@ from gradtx.numerics import (
     debias,
     divide,
     ema,
+    full,
     precise,
     zeros_like,
 )
@@ -91,7 +92,7 @@ def _squares(size: int) -> dict[str, FactorFn]:
             blocks = blocks_of(matrices.rows, matrices.columns, size)
             n = (blocks.height, blocks.width)[axis]
             count = blocks.counts[0] * blocks.counts[1]
-            return jnp.zeros((matrices.sizes[0], count, n, n), compute_dtype(p.dtype))
+            return full((matrices.sizes[0], count, n, n), 0, compute_dtype(p.dtype), beside=p)
 
         return factor
 

@@ -25,7 +25,7 @@ from gradtx.linear_algebra import (
     rotated,
     rotated_back,
 )
-from gradtx.numerics import Step, abs_sq, compute_dtype, debias, divide, ema, moments, precise
+from gradtx.numerics import Step, abs_sq, compute_dtype, debias, divide, ema, full, moments, precise
 from gradtx.numerics.control import branch
 from gradtx.numerics.products import product
 from gradtx.pair import GradientTransformation, optimizer, transformation
@@ -67,7 +67,7 @@ def squares(largest: int, one_sided: bool) -> dict[str, FactorFn]:
         return zeros(matrices, columns * has, p)
 
     def zeros(matrices: Matrices, size: int, p: Array) -> Array:
-        return jnp.zeros((matrices.sizes[0], size, size), compute_dtype(p.dtype))
+        return full((matrices.sizes[0], size, size), 0, compute_dtype(p.dtype), beside=p)
 
     return {"left": left, "right": right, "left_basis": left, "right_basis": right}
 
