@@ -45,8 +45,20 @@ hypothesis.settings.register_profile("gradtx", derandomize=True, deadline=None, 
 hypothesis.settings.load_profile("gradtx")
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        "--sweeps",
+        choices=("all", "changed"),
+        default="all",
+        help="which slow cases of sweeps over the catalogue: see tests/selection.py",
+    )
+    parser.addoption(
+        "--slowest", type=int, default=0, help="so many tests that took longest, all cases together"
+    )
+
+
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
+def pytest_collection_modifyitems(config, items):
     """Marks what `quick` leaves out as slow, before pytest deselects that."""
     cases = defaultdict(list)
     for item in items:
@@ -58,6 +70,30 @@ def pytest_collection_modifyitems(items):
         for i, item in enumerate(found):
             if i not in chosen:
                 item.add_marker(pytest.mark.slow)
+    if config.getoption("sweeps") == "changed":
+        from tests.selection import Selection, last_whole_run, left_out
+
+        out = left_out(items, Selection(last_whole_run()))
+        config.hook.pytest_deselected(items=[item for item in items if item in out])
+        items[:] = [item for item in items if item not in out]
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """The tests that took longest, in seconds of all their cases."""
+    count = config.getoption("slowest")
+    if not count:
+        return
+    seconds, cases = defaultdict(float), defaultdict(int)
+    for reports in terminalreporter.stats.values():
+        for report in reports:
+            if hasattr(report, "duration"):
+                test = report.nodeid.partition("[")[0]
+                seconds[test] += report.duration
+                cases[test] += report.when == "call"
+    terminalreporter.section(f"the {count} slowest of {len(seconds)} tests")
+    for test in sorted(seconds, key=seconds.get)[: -count - 1 : -1]:
+        terminalreporter.line(f"{seconds[test]:7.1f} s {cases[test]:5} cases  {test}")
+    terminalreporter.line(f"{sum(seconds.values()):7.1f} s in all")
 
 
 def pytest_collection_finish():
