@@ -30,27 +30,11 @@ TURNS = 20  # every case is taken once in so many commits
 
 # Of each scope; chains, groups and masks; what acts on any transformation; averages, examples.
 FIXED = {
-    *(
-        "adam",
-        "adamw",
-        "sgd",
-        "lion",
-        "rowwise_adam",
-        "adafactor",
-        "lamb",
-        "muon",
-        "soap",
-        "lora_plus",
-    ),
-    *("kron", "prodigy", "lbfgs", "dion", "clip_by_global_norm", "chain", "masked", "partition"),
-    *("accumulate", "store", "guard", "sam", "lookahead", "exact_rows", "offload"),
-    *(
-        "ema_params",
-        "stochastic_rounding",
-        "schedule_free_adamw",
-        "differentially_private",
-        "aggregate",
-    ),
+    *("adam", "adamw", "sgd", "lion", "rowwise_adam", "adafactor", "lamb", "muon", "soap"),
+    *("lora_plus", "kron", "prodigy", "lbfgs", "dion", "clip_by_global_norm", "chain", "masked"),
+    *("partition", "accumulate", "store", "guard", "sam", "lookahead", "exact_rows", "offload"),
+    *("ema_params", "stochastic_rounding", "schedule_free_adamw", "differentially_private"),
+    "aggregate",
 }
 # What all tests share.
 SHARED = {f"tests/{name}.py" for name in ("conftest", "oracle", "processes", "quick", "selection")}
