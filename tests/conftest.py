@@ -47,10 +47,10 @@ hypothesis.settings.load_profile("gradtx")
 
 def pytest_addoption(parser):
     parser.addoption(
-        "--sweeps",
-        choices=("all", "changed"),
+        "--slow",
+        choices=("all", "changed", "turn"),
         default="all",
-        help="which slow cases of sweeps over the catalogue: see tests/selection.py",
+        help="which slow tests, with `-m ''`: see tests/selection.py",
     )
     parser.addoption(
         "--slowest", type=int, default=0, help="so many tests that took longest, all cases together"
@@ -70,10 +70,11 @@ def pytest_collection_modifyitems(config, items):
         for i, item in enumerate(found):
             if i not in chosen:
                 item.add_marker(pytest.mark.slow)
-    if config.getoption("sweeps") == "changed":
+    if config.getoption("slow") != "all":
         from tests.selection import Selection, last_whole_run, left_out
 
-        out = left_out(items, Selection(last_whole_run()))
+        selection = Selection(last_whole_run(), config.getoption("slow") == "changed")
+        out = left_out(items, selection)
         config.hook.pytest_deselected(items=[item for item in items if item in out])
         items[:] = [item for item in items if item not in out]
 

@@ -1,17 +1,19 @@
-"""The slow cases of sweeps over the catalogue that `pytest --sweeps=changed` takes, as `.ci/run`.
+"""The slow tests that `pytest --slow=changed` takes, as `.ci/run` does, and `--slow=turn`.
 
-A sweep is a test with a case for each of many transformations of the catalogue. Of its slow cases
-are taken
+A sweep is a test with a case for each of many transformations of the catalogue. `changed` takes
 
-- those of each transformation that has changed since the last whole run: its entry in the
-  catalogue, or a module of gradtx that one of its builders imports, directly or not;
-- those of FIXED, which are of each scope, each composition and the main wrappers;
-- a twentieth of the others, in turn by the number of the commit.
+- of a sweep the cases of each transformation that has changed since the last whole run (its entry
+  in the catalogue, or a module of gradtx that one of its builders imports, directly or not), but
+  where most have, a third of those, in turn;
+- of other tests those of files that reach a module that has changed, by imports and by the names
+  of gradtx that they use.
 
-All are taken of a file of tests that has changed, and all of every file if what the tests share has
-changed or git cannot tell. `tests/whole_run.json` names the commit of the last whole run.
+Both take the cases of FIXED, which are of each scope, each composition and the main wrappers, and
+in turn a twentieth of the transformations and of the files, by the number of the commit. All is
+taken of a file of tests that has changed, and all of every file if what the tests share has changed
+or git cannot tell. `tests/whole_run.json` names the commit of the last whole run.
 
-    python -m tests.selection            says how many transformations that are now
+    python -m tests.selection            says how much `changed` takes now
 """
 
 import ast
@@ -19,6 +21,7 @@ import functools
 import json
 import pathlib
 import subprocess
+import zlib
 from collections import defaultdict
 
 from tests.catalogue import CATALOGUE
@@ -26,7 +29,8 @@ from tests.catalogue import CATALOGUE
 ROOT = pathlib.Path(__file__).parents[1]
 RECORD = ROOT / "tests" / "whole_run.json"
 SWEEP = 30  # a test with cases for so many transformations is a sweep
-TURNS = 20  # every case is taken once in so many commits
+TURNS = 20  # every slow case is taken once in so many commits
+THIRDS = 3  # where most transformations have changed: in so many
 
 # Of each scope; chains, groups and masks; what acts on any transformation; averages, examples.
 FIXED = {
@@ -37,7 +41,9 @@ FIXED = {
     "aggregate",
 }
 # What all tests share.
-SHARED = {f"tests/{name}.py" for name in ("conftest", "oracle", "processes", "quick", "selection")}
+SHARED = {f"tests.{name}" for name in ("conftest", "oracle", "processes", "quick", "selection")}
+# Tests of these start programs, or run code with the import changed: what these use is not seen.
+UNSEEN = {"interop"}
 
 
 def git(*arguments):
@@ -52,53 +58,66 @@ def last_whole_run():
     return json.loads(RECORD.read_text())["commit"] if RECORD.exists() else None
 
 
+@functools.cache
 def modules():
-    """The file of each module of gradtx, by the module's name."""
+    """The file of each module of gradtx, of the tests and of the benchmarks, by its name."""
     files = {}
-    for path in sorted((ROOT / "gradtx").rglob("*.py")):
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    for package in ("gradtx", "tests", "benchmarks"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return files
 
 
 def imports(path):
-    """What a file imports from gradtx: pairs of a module and a name."""
+    """What a file imports, and the names of gradtx that it uses: pairs of a module and a name."""
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "gradtx":
-            yield from ((node.module, alias.name) for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            yield from ((node.module or "", alias.name) for alias in node.names)
         elif isinstance(node, ast.Import):
-            yield from (a.name.rpartition(".")[::2] for a in node.names if "gradtx." in a.name)
+            yield from (alias.name.rpartition(".")[::2] for alias in node.names)
+        elif isinstance(node, ast.Attribute) and (module := dotted(node.value)):
+            yield module, node.attr
+
+
+def dotted(node):
+    """``"gradtx.sparse"`` for such an expression, and None for one that is no module of gradtx."""
+    if isinstance(node, ast.Name):
+        return "gradtx" if node.id == "gradtx" else None
+    inner = dotted(node.value) if isinstance(node, ast.Attribute) else None
+    return f"{inner}.{node.attr}" if inner else None
 
 
 @functools.cache
 def graph():
-    """The modules of gradtx that each module imports; what a package passes on is at its home."""
+    """The modules that each module imports; what a package passes on is at its home."""
     files, passed_on = modules(), {}
     for module, path in files.items():
         if path.name == "__init__.py":
             stub = path.with_suffix(".pyi")
-            homes = {name: home for home, name in imports(stub if stub.exists() else path)}
-            passed_on[module] = homes
+            source = stub if stub.exists() else path
+            passed_on[module] = {name: home for home, name in imports(source)}
 
     def home(module, name):
-        inner = f"{module}.{name}"
+        inner = f"{module}.{name}" if module else name
         return inner if inner in files else passed_on.get(module, {}).get(name, module)
 
     return {
-        module: {home(*pair) for pair in imports(path) if path.name != "__init__.py"}
+        module: {home(*pair) for pair in imports(path)} if path.name != "__init__.py" else set()
         for module, path in files.items()
     }
 
 
-def closure(module):
-    """The module and those that it imports, directly or not."""
+@functools.cache
+def closure(module, inside=""):
+    """The module and those that it imports, directly or not; only those `inside` of a package."""
     seen, left = set(), [module]
     while left:
         module = left.pop()
         if module not in seen:
             seen.add(module)
-            left += graph().get(module, ())
-    return seen
+            left += (each for each in graph().get(module, ()) if each.startswith(inside))
+    return seen & set(modules())
 
 
 @functools.cache
@@ -128,13 +147,11 @@ def entries(source):
     return texts
 
 
-def changed(paths, catalogue=None):
-    """The names of the catalogue that differ where these paths do.
+def changed(touched, catalogue=None):
+    """The names of the catalogue that differ where these modules do.
 
     catalogue: the source of the catalogue before; None if it is as it was.
     """
-    files = {path.relative_to(ROOT).as_posix(): module for module, path in modules().items()}
-    touched = {files.get(path, path) for path in paths}
     names = {name for name in CATALOGUE if built_from(name) & touched}
     if catalogue is not None:
         before = entries(catalogue)
@@ -143,59 +160,112 @@ def changed(paths, catalogue=None):
     return names
 
 
-def in_turn(number):
-    """The names whose turn comes with this commit."""
-    return set(sorted(CATALOGUE)[number % TURNS :: TURNS])
+def in_turn(names, number, turns=TURNS):
+    """Those of the names whose turn comes with the commit of this number."""
+    return set(sorted(names)[number % turns :: turns])
+
+
+def seen(module):
+    """The modules that the tests of a module reach, or None if that cannot be seen."""
+    reached = closure(module)
+    folders = module.split(".")[1:-1]
+    by_name = "getattr(gradtx" in modules()[module].read_text() or "tests.catalogue" in reached
+    return None if by_name or not folders or folders[0] in UNSEEN else reached
 
 
 class Selection:
-    """Which cases a run takes.
+    """Which slow tests a run takes.
 
     Args:
         since: the commit of the last whole run; None if that is not known.
+        changed: whether to take what has changed since, or only what is fixed and in turn.
     """
 
-    def __init__(self, since):
+    def __init__(self, since, changed_too=True):
         listed = None if since is None else git("diff", "--name-only", since, "--")
         number = git("rev-list", "--count", "HEAD")
-        self.paths = set((listed or "").splitlines())
-        self.everything = listed is None or number is None or bool(self.paths & SHARED)
-        if not self.everything:
-            before = "tests/catalogue.py" in self.paths
+        files = {path.relative_to(ROOT).as_posix(): module for module, path in modules().items()}
+        self.touched = {files.get(path, path) for path in (listed or "").splitlines()}
+        self.number = int(number or 0)
+        self.everything = changed_too and (
+            listed is None or number is None or bool(self.touched & SHARED)
+        )
+        self.always = FIXED | in_turn(CATALOGUE, self.number)
+        self.changed = set()
+        if not changed_too:
+            self.touched = set()
+        elif not self.everything:
+            before = "tests.catalogue" in self.touched
             catalogue = git("show", f"{since}:tests/catalogue.py") if before else None
-            self.names = changed(self.paths, catalogue) | FIXED | in_turn(int(number))
+            self.touched -= {"tests.catalogue"}
+            self.changed = changed(self.touched, catalogue)
+        self.most = len(self.changed) > len(CATALOGUE) / 2
 
-    def takes(self, path, name):
-        """Whether the case of this name is taken, of a sweep in the file of this path."""
-        return self.everything or path in self.paths or name in self.names
+    def takes_case(self, module, test, name):
+        """Whether the case of this name is taken, of a sweep in a module of tests."""
+        if self.everything or name in self.always:
+            return True
+        if closure(module, "tests") & self.touched:
+            return True
+        turn = zlib.crc32(f"{test} {name}".encode()) + self.number
+        return name in self.changed and not (self.most and turn % THIRDS)
+
+    @functools.cached_property
+    def _files_in_turn(self):
+        return in_turn(modules(), self.number)
+
+    def takes_file(self, module):
+        """Whether the slow tests of a module that are not sweeps are taken."""
+        reached = seen(module)
+        unknown = reached is None and bool(self.touched)
+        in_its_turn = module in self._files_in_turn
+        return self.everything or unknown or in_its_turn or bool((reached or set()) & self.touched)
 
     def __str__(self):
         if self.everything:
-            return "sweeps: all cases"
-        return f"sweeps: the slow cases of {len(self.names)} of {len(CATALOGUE)} transformations"
+            return "slow tests: all"
+        names, part = len(self.always | self.changed), ", a third of them" if self.most else ""
+        tests = [module for module in modules() if module.rpartition(".")[2].startswith("test_")]
+        files = sum(map(self.takes_file, tests))
+        return (
+            f"slow tests: sweeps over {names} of {len(CATALOGUE)} transformations{part}; "
+            f"others in {files} of {len(tests)} files"
+        )
 
 
 def names_of_sweeps(items):
     """The name of the catalogue that each case of a sweep is for, by the case."""
     tests = defaultdict(dict)
     for item in items:
-        for argument, value in (
-            getattr(item, "callspec", None).params.items() if hasattr(item, "callspec") else ()
-        ):
+        arguments = item.callspec.params if hasattr(item, "callspec") else {}
+        for argument, value in arguments.items():
             if isinstance(value, str) and value in CATALOGUE:
-                tests[item.nodeid.partition("[")[0], argument][item] = value
+                tests[test_of(item), argument][item] = value
     sweeps = [cases for cases in tests.values() if len({*cases.values()}) >= SWEEP]
     return {item: name for cases in sweeps for item, name in cases.items()}
 
 
+def test_of(item):
+    return item.nodeid.partition("[")[0]
+
+
 def left_out(items, selection):
-    """The slow cases of sweeps that a selection does not take."""
-    sweeps = names_of_sweeps(item for item in items if item.get_closest_marker("slow"))
-    return {
-        item
-        for item, name in sweeps.items()
-        if not selection.takes(item.path.relative_to(ROOT).as_posix(), name)
-    }
+    """The slow cases that a selection does not take."""
+    slow = [item for item in items if item.get_closest_marker("slow")]
+    names, files = names_of_sweeps(slow), {}
+    by_file = {path: module for module, path in modules().items()}
+
+    def takes(item):
+        module = by_file.get(item.path)
+        if module is None:
+            return True
+        if item in names:
+            return selection.takes_case(module, test_of(item), names[item])
+        if module not in files:
+            files[module] = selection.takes_file(module)
+        return files[module]
+
+    return {item for item in slow if not takes(item)}
 
 
 if __name__ == "__main__":

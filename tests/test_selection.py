@@ -14,15 +14,15 @@ CATALOGUE_PATH = pathlib.Path(selection.__file__).parent / "catalogue.py"
 
 
 def test_a_changed_rule_takes_what_is_built_from_it():
-    names = changed({"gradtx/optimizers/lion.py", "docs/index.md"})
+    names = changed({"gradtx.optimizers.lion", "docs/index.md"})
     assert {"lion", "scale_by_lion"} <= names
     assert not names & {"adam", "muon", "chain"}
-    assert "accumulate" in changed({"gradtx/optimizers/adam.py"})  # which that entry is made with
+    assert "accumulate" in changed({"gradtx.optimizers.adam"})  # which that entry is made with
 
 
-@pytest.mark.parametrize("path", ["engine/lift.py", "pair.py", "numerics/tracing.py"])
-def test_a_change_of_the_engine_takes_every_rule(path):
-    names = changed({f"gradtx/{path}"})
+@pytest.mark.parametrize("module", ["engine.lift", "pair", "numerics.tracing"])
+def test_a_change_of_the_engine_takes_every_rule(module):
+    names = changed({f"gradtx.{module}"})
     assert names >= {name for name, entry in CATALOGUE.items() if entry.make().rules}
 
 
@@ -38,7 +38,7 @@ def test_a_changed_entry_or_function_of_the_catalogue_takes_its_names():
 
 
 def test_every_case_has_its_turn():
-    turns = [in_turn(number) for number in range(100, 100 + TURNS)]
+    turns = [in_turn(CATALOGUE, number) for number in range(100, 100 + TURNS)]
     assert set.union(*turns) == set(CATALOGUE)
     assert sum(map(len, turns)) == len(CATALOGUE)
 
@@ -55,9 +55,9 @@ def test_a_fixed_part_has_each_scope_composition_and_kind():
 class Case:
     """What pytest collects of a parametrized test."""
 
-    def __init__(self, test, name, slow=True):
-        self.nodeid = f"tests/{test}.py::test[{name}]"
-        self.path = selection.ROOT / "tests" / f"{test}.py"
+    def __init__(self, module, name, slow=True):
+        self.path = selection.modules()[module]
+        self.nodeid = f"{module}::test[{name}]"
         self.callspec = type("", (), {"params": {"name": name}})
         self.slow = slow
 
@@ -65,30 +65,69 @@ class Case:
         return self.slow if name == "slow" else None
 
 
-def cases(test, names, slow=True):
-    return [Case(test, name, slow) for name in names]
+SWEEPS, OF_A_FILE = "tests.test_contracts", "tests.optimizers.test_bfgs"
+
+
+def sweep(slow=True):
+    return [Case(SWEEPS, name, slow) for name in sorted(CATALOGUE)]
+
+
+def chosen(monkeypatch, *paths, number=7, changed_too=True):
+    """The selection where these files differ from the last whole run; None: git does not know."""
+    said = None if None in paths else "".join(f"{path}\n" for path in paths)
+
+    def git(*words):
+        return str(number) if "--count" in words else said
+
+    monkeypatch.setattr(selection, "git", git)
+    return Selection("a commit", changed_too)
+
+
+def names(cases):
+    return {case.callspec.params["name"] for case in cases}
 
 
 def test_only_slow_cases_of_sweeps_are_left_out(monkeypatch):
-    monkeypatch.setattr(selection, "git", lambda *words: "7" if "--count" in words else "")
-    names = sorted(CATALOGUE)
-    sweep, few = cases("a", names), cases("b", names[:20])
-    quick = cases("c", names, slow=False)
-    out = left_out([*sweep, *few, *quick], Selection("a commit"))
-    assert out == {case for case in sweep if case.callspec.params["name"] not in FIXED | in_turn(7)}
-    assert len(out) > 200
+    out = left_out(sweep(), chosen(monkeypatch))
+    assert names(out) == set(CATALOGUE) - FIXED - in_turn(CATALOGUE, 7)
+    assert left_out(sweep(slow=False), chosen(monkeypatch)) == set()
 
 
-def test_of_a_changed_test_every_case_is_taken(monkeypatch):
-    monkeypatch.setattr(
-        selection, "git", lambda *words: "7" if "--count" in words else "tests/a.py"
-    )
-    sweep = cases("a", sorted(CATALOGUE))
-    assert left_out(sweep, Selection("a commit")) == set()
+def test_a_changed_rule_is_taken_with_the_files_that_use_it(monkeypatch):
+    def takes(path, number):
+        return chosen(monkeypatch, path, number=number).takes_file(OF_A_FILE)
+
+    in_its_turn = [n for n in range(TURNS) if takes("docs/index.md", n)]
+    assert len(in_its_turn) == 1
+    other = (in_its_turn[0] + 1) % TURNS
+    assert takes("gradtx/optimizers/bfgs.py", other)
+    assert not takes("gradtx/optimizers/lion.py", other)
+    selected = chosen(monkeypatch, "gradtx/optimizers/bfgs.py", number=other)
+    assert "bfgs" not in names(left_out(sweep(), selected))
 
 
-@pytest.mark.parametrize("said", [None, "tests/conftest.py"])
-def test_where_nothing_is_known_everything_is_taken(monkeypatch, said):
-    monkeypatch.setattr(selection, "git", lambda *words: "7" if "--count" in words else said)
-    assert left_out(cases("a", sorted(CATALOGUE)), Selection("a commit")) == set()
-    assert left_out(cases("a", sorted(CATALOGUE)), Selection(None)) == set()
+def test_of_a_changed_engine_each_case_is_taken_in_three_commits(monkeypatch):
+    paths = ["gradtx/engine/lift.py"]
+    outs = [left_out(sweep(), chosen(monkeypatch, *paths, number=n)) for n in (30, 31, 32)]
+    outs = list(map(names, outs))
+    assert set.intersection(*outs) <= set(CATALOGUE) - changed({"gradtx.engine.lift"})
+    assert all(100 < len(out) < 220 for out in outs)
+
+
+def test_where_only_a_turn_is_asked_for_a_change_adds_nothing(monkeypatch):
+    out = left_out(sweep(), chosen(monkeypatch, "gradtx/engine/lift.py", changed_too=False))
+    assert names(out) == set(CATALOGUE) - FIXED - in_turn(CATALOGUE, 7)
+
+
+@pytest.mark.parametrize("path", ["tests/test_contracts.py", "tests/conftest.py", None])
+def test_all_is_taken_of_a_changed_test_and_where_nothing_is_known(monkeypatch, path):
+    assert left_out(sweep(), chosen(monkeypatch, path)) == set()
+
+
+def test_all_is_taken_where_no_whole_run_is_known():
+    assert left_out(sweep(), Selection(None)) == set()
+
+
+def test_a_test_by_the_names_of_the_catalogue_reaches_every_module(monkeypatch):
+    assert selection.seen("tests.wrappers.test_store") is None
+    assert chosen(monkeypatch, "gradtx/losses/ctc.py").takes_file("tests.wrappers.test_store")
