@@ -13,14 +13,17 @@ in turn a twentieth of the transformations and of the files, by the number of th
 taken of a file of tests that has changed, and all of every file if what the tests share has changed
 or git cannot tell. `tests/whole_run.json` names the commit of the last whole run.
 
-    python -m tests.selection            says how much `changed` takes now
+    python -m tests.selection [all|changed|turn]         says how much is taken now
 """
 
 import ast
+import datetime
 import functools
 import json
 import pathlib
+import re
 import subprocess
+import sys
 import zlib
 from collections import defaultdict
 
@@ -28,6 +31,8 @@ from tests.catalogue import CATALOGUE
 
 ROOT = pathlib.Path(__file__).parents[1]
 RECORD = ROOT / "tests" / "whole_run.json"
+PAGE = ROOT / "docs" / "reliability.md"
+WHOLE_RUN = re.compile("^The last whole run, .*\n", re.MULTILINE)
 SWEEP = 30  # a test with cases for so many transformations is a sweep
 TURNS = 20  # every slow case is taken once in so many commits
 THIRDS = 3  # where most transformations have changed: in so many
@@ -268,5 +273,28 @@ def left_out(items, selection):
     return {item for item in slow if not takes(item)}
 
 
+def record(duration, result):
+    """Note that everything was tested, in the record and on the page that tells users of it."""
+    said = {
+        "commit": (git("rev-parse", "HEAD") or "").strip(),
+        "date": f"{datetime.date.today():%d %B %Y}",
+        "duration": duration,
+        "result": result.strip("= \n"),
+    }
+    RECORD.write_text(json.dumps(said, indent=2) + "\n")
+    PAGE.write_text(WHOLE_RUN.sub(sentence(said), PAGE.read_text()))
+
+
+def sentence(said):
+    return (
+        f"The last whole run, `.ci/run --all`, was on {said['date']}: {said['duration']}, "
+        f"{said['result']}.\n"
+    )
+
+
 if __name__ == "__main__":
-    print(Selection(last_whole_run()))
+    how, *words = sys.argv[1:] or ["changed"]
+    if how == "record":
+        record(*words)
+    else:
+        print("slow tests: all" if how == "all" else Selection(last_whole_run(), how == "changed"))

@@ -17,6 +17,8 @@ from tests.catalogue import CATALOGUE
 from tests.processes import environment, forget
 from tests.test_contracts import WHOLE, compilations, some
 
+pytestmark = pytest.mark.compiled
+
 RNG = np.random.default_rng(0)
 
 

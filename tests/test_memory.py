@@ -12,6 +12,8 @@ from benchmarks.steps import SHAPE, compiled
 from tests.programs import temporary_bytes
 from tests.quick import quick
 
+pytestmark = pytest.mark.compiled
+
 LEAF = 4 * math.prod(SHAPE)
 
 # How many arrays of a leaf's size a step stores on one leaf and on three; the others store none.

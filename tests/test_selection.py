@@ -1,5 +1,6 @@
 """A run of CI takes what a change may have broken, and the rest in turn."""
 
+import json
 import pathlib
 
 import pytest
@@ -131,3 +132,8 @@ def test_all_is_taken_where_no_whole_run_is_known():
 def test_a_test_by_the_names_of_the_catalogue_reaches_every_module(monkeypatch):
     assert selection.seen("tests.wrappers.test_store") is None
     assert chosen(monkeypatch, "gradtx/losses/ctc.py").takes_file("tests.wrappers.test_store")
+
+
+def test_the_page_has_the_last_whole_run():
+    said = json.loads(selection.RECORD.read_text())
+    assert selection.WHOLE_RUN.findall(selection.PAGE.read_text()) == [selection.sentence(said)]

@@ -17,6 +17,8 @@ from gradtx.engine.cutting import cuts
 from gradtx.numerics.opaque import opaque
 from gradtx.storage.encoded import Blocks
 
+pytestmark = pytest.mark.compiled
+
 CHIPS = {"TPU": kernels.TPU, "GPU": kernels.GPU, "CPU": kernels.CPU}
 PLAIN = kernels.CPU._replace(codecs=frozenset())
 

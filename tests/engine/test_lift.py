@@ -13,6 +13,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import gradtx
 from gradtx.types import Key
 
+pytestmark = pytest.mark.compiled
+
 RNG = np.random.default_rng(0)
 BLOCK = 8
 

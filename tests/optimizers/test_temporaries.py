@@ -7,6 +7,8 @@ import pytest
 import gradtx
 from tests.programs import temporary_bytes
 
+pytestmark = pytest.mark.compiled
+
 
 @pytest.mark.parametrize("make", [gradtx.adabelief, gradtx.adadelta, gradtx.adopt, gradtx.rprop])
 def test_no_copy_of_a_slot(make):

@@ -17,6 +17,8 @@ from gradtx.tree.memory import HOST
 from gradtx.types import Key
 from tests.catalogue import CATALOGUE, optimizers
 
+pytestmark = pytest.mark.compiled
+
 LAYERS, WIDTH = 4, 8
 
 
