@@ -19,6 +19,29 @@ LEFT_OUT = {
     ),
 }
 
+# Names that Optax has dropped: since which version, and what to use.
+_SAMPLED = "use jax.grad of a loss of samples, or gradtx.perturbations"
+DROPPED = {
+    "AdditiveWeightDecayState": ("0.1.8", "gradtx.add_decayed_weights keeps no numbers"),
+    "FactoredParameterStats": ("0.0.91", "gradtx.FactoredState has their arrays"),
+    "MaybeUpdateState": ("0.2.5", "gradtx.ConditionallyTransformState is the same"),
+    "ScaleByFromageState": ("0.1.5", "gradtx.fromage is a chain"),
+    "additive_weight_decay": ("0.1.8", "gradtx.add_decayed_weights is the same"),
+    "control_delta_method": ("0.1.8", _SAMPLED),
+    "control_variates_jacobians": ("0.1.8", _SAMPLED),
+    "fisher_diag": ("0.1.8", LEFT_OUT["second_order"]),
+    "hessian_diag": ("0.1.8", LEFT_OUT["second_order"]),
+    "hvp": ("0.1.8", LEFT_OUT["second_order"]),
+    "maybe_update": ("0.2.5", "gradtx.conditionally_transform is the same"),
+    "measure_valued_jacobians": ("0.1.8", _SAMPLED),
+    "moving_avg_baseline": ("0.1.8", _SAMPLED),
+    "pathwise_jacobians": ("0.1.8", _SAMPLED),
+    "score_function_jacobians": ("0.1.8", _SAMPLED),
+}
+
+# Names of Optax's development version that 0.2.8 does not have, and what to use.
+NEWER = {"prism": "gradtx.muon and gradtx.soap follow the same matrices"}
+
 # Modules of Optax that are passed on to an Optax that is installed, and what else to use.
 PASSED_ON = {
     "assignment": "scipy.optimize.linear_sum_assignment finds the same assignment",
@@ -37,6 +60,8 @@ DIFFERENT = {
     "dpsgd": "needs a key: noise of a known one can be taken off",
     "momo": "divides the whole step by one plus the decay, as the paper does",
     "momo_adam": "divides the whole step by one plus the decay, as the paper does",
+    "scale_by_radam": "exact where Optax computes in float32: 1.2e-2 of a step apart at step 6",
+    "radam": "exact where Optax computes in float32: 1.2e-2 of a step apart at step 6",
     "prodigy": "keeps its estimate while gradients are 0, where Optax gets NaN",
     "reduce_on_plateau": "a relative tolerance is to the absolute value",
     "schedule_free": "its weights see the schedule from step 0 on, Optax's from step 1",

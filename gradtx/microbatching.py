@@ -2,4 +2,5 @@
 
 from gradtx.absences import passed_on
 
+__path__: list[str] = []  # it has private modules: see gradtx._src
 __getattr__ = passed_on(__name__)

@@ -25,6 +25,11 @@ MOVED = {
             "PositiveCount",
         )
     },
+    # Optax's own older names.
+    "gradtx.MaybeUpdateState": "gradtx.ConditionallyTransformState",
+    "gradtx.NO_PARAMS_MSG": "gradtx._src.helpers.NO_PARAMS_MSG",
+    "gradtx.additive_weight_decay": "gradtx.add_decayed_weights",
+    "gradtx.maybe_update": "gradtx.conditionally_transform",
     "gradtx.Idle": "gradtx.engine.zero_gradients.ZeroGradient",
     "gradtx.Message": "gradtx.distributed.planning.Message",
     "gradtx.Step": "gradtx.numerics.Step",

@@ -93,7 +93,20 @@ class GradientTransformation(_Pair, Declared):
     def declared(cls, declaration: Declaration) -> "GradientTransformation":
         """The transformation that `declaration` describes, built when it is first used."""
         expansion = Expansion(declaration)
-        pair = cls(expansion.init, expansion.update)
+
+        def init_fn(params: Params) -> State:
+            return expansion.init(params)
+
+        def update_fn(
+            updates: Updates, state: State, params: Params | None = None, **extra_args: Any
+        ) -> tuple[Updates, State]:
+            return expansion.update(updates, state, params, **extra_args)
+
+        # Code for Optax reads there which builder a pair is from.
+        for function in (init_fn, update_fn):
+            function.__qualname__ = f"{declaration.name}.<locals>.{function.__name__}"
+            function.__module__ = declaration.builder.function.__module__
+        pair = cls(init_fn, update_fn)
         pair.declaration = declaration
         pair._expansion = expansion
         return pair

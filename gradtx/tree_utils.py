@@ -47,6 +47,7 @@ tree_l1_norm = partial(tree_norm, ord=1)
 tree_l2_norm = partial(tree_norm, ord=2)
 tree_linf_norm = partial(tree_norm, ord="inf")
 
+__path__: list[str] = []  # it has private modules: see gradtx._src
 __all__ = [
     "NamedTupleKey",
     "tree_add",

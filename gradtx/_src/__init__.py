@@ -1,48 +1,105 @@
-"""Optax's private paths, such as ``optax._src.base``, for code that imports them: for that alone.
+"""Optax's private modules, such as ``optax._src.base``, for code that imports them: for that alone.
 
-Each module has all public names of gradtx, and those private ones of Optax that public code bases
-take from there. Nothing here is imported until it is asked for.
+A module of the table in :mod:`gradtx._src.names` is made when it is imported (the
+finder in gradtx/__init__.py asks for it here). It has the names of gradtx, those private ones of
+Optax that public code bases take from there, and in ``__all__`` what ``import *`` takes from
+Optax's module.
 """
 
 import importlib
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
+from gradtx._src.names import MODULES
 from gradtx.namespace import lazy
 
-# Names of Optax's private modules that are not at gradtx's top level, and where the same is here.
+# Names of Optax's private modules that no public module has, and where the same is here.
 OTHERS = {
     "abs_sq": "gradtx.numerics.abs_sq",
     "bias_correction": "gradtx.tree.bias_correction",
     "canonicalize_dtype": "gradtx._src.helpers.canonicalize_dtype",
     "canonicalize_key": "gradtx._src.helpers.canonicalize_key",
     "cast_tree": "gradtx.tree.cast",
+    "jax": "jax",
+    "jnp": "jax.numpy",
+    "lerp": "gradtx._src.helpers.lerp",
+    "np": "numpy",
     "NO_PARAMS_MSG": "gradtx._src.helpers.NO_PARAMS_MSG",
     "orthogonalize_via_newton_schulz": "gradtx._src.helpers.orthogonalize_via_newton_schulz",
     "PRNGKey": "gradtx.types.Array",
     "PyTree": "gradtx.types.PyTree",
     "safe_int32_increment": "gradtx.safe_increment",
+    "Shape": "gradtx._src.helpers.Shape",
     "update_moment": "gradtx.tree.update_moment",
     "update_moment_per_elem_norm": "gradtx.tree.update_moment_per_elem_norm",
+    "zoom_linesearch": "gradtx._src.helpers.zoom_linesearch",
+    "ZoomLinesearchState": "gradtx._src.helpers.ZoomLinesearchState",
+    "_base_ns_iterator": "gradtx._src.helpers.base_ns_iterator",
+    "_compute_muon_reshape": "gradtx._src.helpers.compute_muon_reshape",
+    "_decay_rate_pow": "gradtx._src.helpers.decay_rate_pow",
+    "_DEFAULT_NS_COEFFS": "gradtx._src.helpers.DEFAULT_NS_COEFFS",
+    "_extract_fns_kwargs": "gradtx._src.helpers.extract_fns_kwargs",
+    "_factored_dims": "gradtx._src.helpers.factored_dims",
     "_scale_by_learning_rate": "gradtx.scale_by_learning_rate",
 }
 
 
-def public(module: str) -> Callable[[str], Any]:
+def of(module: str) -> Callable[[str], Any]:
     """The ``__getattr__`` of a module that stands for one of Optax's private modules.
 
     >>> from gradtx._src import base
     >>> base.EmptyState()
     EmptyState()
     """
+    parent = module.removeprefix("gradtx.").rpartition(".")[0]
+    homes = ("gradtx",) if parent == "_src" else (f"gradtx.{parent}", "gradtx")
 
     def get(name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        place, _, other = OTHERS.get(name, f"gradtx.{name}").rpartition(".")
-        return getattr(importlib.import_module(place), other)
+        if name in OTHERS:
+            return _imported(OTHERS[name])
+        if f"_src.{name}" in MODULES and not module.endswith(f".{name}"):
+            return importlib.import_module(f"gradtx._src.{name}")
+        for home in homes:
+            if hasattr(public := importlib.import_module(home), name):
+                return getattr(public, name)
+        return getattr(importlib.import_module(homes[0]), name)  # whose error has advice
 
     return get
 
 
-__all__, __getattr__, __dir__ = lazy(__name__)
+def _imported(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return (
+        getattr(importlib.import_module(module), name) if module else importlib.import_module(name)
+    )
+
+
+class _Loader:
+    """Makes the modules of the table."""
+
+    @staticmethod
+    def create_module(spec: ModuleSpec) -> None:
+        """As Python makes others."""
+
+    @staticmethod
+    def exec_module(module: ModuleType) -> None:
+        rest = module.__name__.removeprefix("gradtx.")
+        module.__doc__ = f"The names of Optax's private module `optax.{rest}`."
+        vars(module).update(__all__=MODULES[rest].split(), __getattr__=of(module.__name__))
+
+
+def spec(name: str) -> ModuleSpec | None:
+    """How a module of the table is imported; None for a name that is not in the table."""
+    known = name.removeprefix("gradtx.") in MODULES
+    return ModuleSpec(name, _Loader) if known else None  # type: ignore[arg-type]  # duck-typed
+
+
+__all__, __getattr__, _ = lazy(__name__)
+
+
+def __dir__() -> list[str]:
+    return sorted(module[5:] for module in MODULES if module.startswith("_src."))

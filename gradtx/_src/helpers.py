@@ -1,13 +1,21 @@
 """Small private functions of Optax that public code bases import."""
 
-from typing import Any
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from gradtx.engine.matrix_layout import as_matrices
 from gradtx.numerics.keys import is_key
-from gradtx.transforms.orthogonal import coefficients, orthogonalized
-from gradtx.types import Array, DType
+from gradtx.optimizers import adafactor
+from gradtx.transforms.orthogonal import STANDARD, coefficients, orthogonalized
+from gradtx.transforms.zoom import scale_by_zoom_linesearch
+from gradtx.types import Array, DType, Params, PyTree, Updates
+
+Shape = Sequence[int]
+DEFAULT_NS_COEFFS = STANDARD
 
 NO_PARAMS_MSG = "This transformation needs the parameters: call update(updates, state, params)."
 
@@ -46,3 +54,175 @@ def orthogonalize_via_newton_schulz(
         )
     coeffs = coefficients("orthogonalize_via_newton_schulz", ns_coeffs, ns_steps, preconditioning)
     return orthogonalized(x[None], jnp.asarray(coeffs), ns_steps, preconditioning, eps)[0]
+
+
+def lerp(t: Any, a: PyTree, b: PyTree) -> PyTree:
+    """The tree between two, `a` at `t` 0 and `b` at 1.
+
+    >>> lerp(0.25, {"w": 1.0}, {"w": 3.0})
+    {'w': 1.5}
+    """
+    return jax.tree.map(lambda a, b: a + t * (b - a), a, b)
+
+
+def base_ns_iterator(i: Any, x: Array, coeffs: Array) -> Array:
+    """One Newton-Schulz iteration of a matrix: `a X + (b A + c A^2) X` with `A = X X^H`."""
+    gram = x @ x.mT.conj()
+    return coeffs[0] * x + (coeffs[1] * gram + coeffs[2] * gram @ gram) @ x
+
+
+def compute_muon_reshape(
+    x: Array, dim_nums: Any
+) -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:
+    """To a batch of matrices `(n, rows, columns)`, by the dimension numbers of Muon, and back.
+
+    Raises:
+        ValueError: `x` is no matrix, or the numbers name axes that it does not have.
+    """
+    if x.ndim < 2:
+        raise ValueError(f"an array of at least two dimensions is needed, not {x.ndim}")
+    matrices = as_matrices("muon", (), x.shape, dim_nums)
+    return matrices.take, matrices.put
+
+
+def factored_dims(
+    shape: Shape, factored: bool, min_dim_size_to_factor: int
+) -> tuple[int, int] | None:
+    """The dimensions over which Adafactor takes means; None for a leaf that is not factored.
+
+    >>> factored_dims((2, 256, 128), True, 128), factored_dims((256, 128), False, 128)
+    ((2, 1), None)
+    """
+    return (
+        adafactor.factored_dims(tuple(shape), min_dim_size_to_factor, False) if factored else None
+    )
+
+
+def decay_rate_pow(i: Any, exponent: Any = 0.8) -> Array:
+    """Adafactor's decay at step `i` from 0: `1 - (i + 1)^-exponent`.
+
+    >>> float(decay_rate_pow(3, 0.5))
+    0.5
+    """
+    return 1.0 - (jnp.asarray(i, jnp.float32) + 1.0) ** -exponent
+
+
+def extract_fns_kwargs(
+    fns: Sequence[Callable[..., Any]], kwargs: Mapping[str, Any]
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The keyword arguments that each function takes, and those that none takes.
+
+    >>> extract_fns_kwargs((lambda a, b: 0, lambda b, c: 0), {"b": 1, "c": 2, "d": 3})
+    ([{'b': 1}, {'b': 1, 'c': 2}], {'d': 3})
+    """
+    taken = [inspect.signature(fn).parameters for fn in fns]
+    each = [{name: kwargs[name] for name in kwargs if name in names} for names in taken]
+    rest = {name: kwargs[name] for name in kwargs if not any(name in names for names in taken)}
+    return each, rest
+
+
+class ZoomLinesearchState(NamedTuple):
+    """A line search: from where, along which updates, and at which step size it stands.
+
+    count: evaluations; value, grad: at `stepsize`; decrease_error, curvature_error: by how much
+    each criterion is missed there, and error the larger; done, failed: whether it is over, and
+    ended without a step that meets them.
+    """
+
+    count: Array
+    params: Params
+    updates: Updates
+    stepsize_guess: Array
+    stepsize: Array
+    value: Array
+    grad: Updates
+    value_init: Array
+    decrease_error: Array
+    curvature_error: Array
+    error: Array
+    done: Array
+    failed: Array
+
+
+def zoom_linesearch(
+    max_linesearch_steps: int,
+    max_stepsize: float | None = None,
+    tol: float = 0.0,
+    increase_factor: float = 2.0,
+    slope_rtol: float = 1e-4,
+    curv_rtol: float = 0.9,
+    approx_dec_rtol: float | None = 1e-6,
+    interval_threshold: float = 1e-5,
+    verbose: bool = False,
+) -> tuple[Callable[..., Any], Callable[..., Any], Callable[..., Any]]:
+    """The search of :func:`gradtx.scale_by_zoom_linesearch` in three functions.
+
+    Returns:
+        ``init(updates, params, *, value, grad, stepsize_guess)``, ``step(state,
+        value_and_grad_fn, fn_kwargs)`` and ``goes_on(state)``. Here a single step is the whole
+        search: a loop ends after it.
+
+    >>> init, step, goes_on = zoom_linesearch(20)
+    >>> f = jax.value_and_grad(lambda x: jnp.sum(x**2))
+    >>> x = jnp.ones(2)
+    >>> value, grad = f(x)
+    >>> state = init(-grad, x, value=value, grad=grad, stepsize_guess=1.0)
+    >>> while goes_on(state):
+    ...     state = step(state, f, {})
+    >>> float(state.stepsize)
+    0.5
+    """
+    search = scale_by_zoom_linesearch(
+        max_linesearch_steps,
+        max_learning_rate=max_stepsize,
+        tol=tol,
+        increase_factor=increase_factor,
+        slope_rtol=slope_rtol,
+        curv_rtol=curv_rtol,
+        approx_dec_rtol=approx_dec_rtol,
+        stepsize_precision=interval_threshold,
+        initial_guess_strategy="keep",
+        verbose=verbose,
+    )
+
+    def init(
+        updates: Updates, params: Params, *, value: Any, grad: Updates, stepsize_guess: Any
+    ) -> ZoomLinesearchState:
+        value = jnp.asarray(value)
+        guess = jnp.asarray(stepsize_guess, value.dtype)
+        zero, far = jnp.zeros_like(value), jnp.full_like(value, jnp.inf)
+        count, unmet = jnp.zeros([], jnp.int32), jnp.array(False)
+        at_start = zero, value, grad, value, far, far, far
+        return ZoomLinesearchState(count, params, updates, guess, *at_start, unmet, unmet)
+
+    def step(
+        state: ZoomLinesearchState, value_and_grad_fn: Any, fn_kwargs: Mapping[str, Any]
+    ) -> ZoomLinesearchState:
+        params = state.params
+        begun = search.init(params)._replace(learning_rate=state.stepsize_guess)
+        _, after = search.update(
+            state.updates,
+            begun,
+            params,
+            value=state.value_init,
+            grad=state.grad,
+            value_fn=lambda p: value_and_grad_fn(p, **fn_kwargs)[0],
+        )
+        errors = after.info.decrease_error, after.info.curvature_error
+        error = jnp.maximum(*errors)
+        return state._replace(
+            count=after.info.num_linesearch_steps,
+            stepsize=after.learning_rate,
+            value=after.value,
+            grad=after.grad,
+            decrease_error=errors[0],
+            curvature_error=errors[1],
+            error=error,
+            done=jnp.array(True),
+            failed=error > tol,
+        )
+
+    def goes_on(state: ZoomLinesearchState) -> Array:
+        return ~(state.done | state.failed)
+
+    return init, step, goes_on

@@ -21,6 +21,8 @@ def check(arguments: argparse.Namespace) -> int:
         for fault in reading.faults:
             counts["unread"] += 1
             print(f"{file}: cannot be read: {fault}", file=sys.stderr)
+        for note in reading.notes:
+            print(f"{file}: not read, nothing of Optax is in it: {note}", file=sys.stderr)
         counts["used"] += len(reading.uses)
         for use, kind, text in verdicts(reading.uses, own):
             counts[kind] += 1

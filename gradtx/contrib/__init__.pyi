@@ -48,6 +48,11 @@ from gradtx.optimizers.muon import (
     muon as muon,
     scale_by_muon as scale_by_muon,
 )
+from gradtx.optimizers.normuon import (
+    NormuonState as NormuonState,
+    normuon as normuon,
+    scale_by_normuon as scale_by_normuon,
+)
 from gradtx.optimizers.prodigy import ProdigyState as ProdigyState, prodigy as prodigy
 from gradtx.optimizers.sophia import SophiaState as SophiaState, sophia as sophia
 from gradtx.transforms.hessian import (

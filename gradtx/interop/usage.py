@@ -14,7 +14,8 @@ from types import ModuleType
 from typing import Any
 
 import gradtx
-from gradtx.absences import DIFFERENT, LEFT_OUT, PASSED_ON
+from gradtx.absences import DIFFERENT, DROPPED, LEFT_OUT, NEWER, PASSED_ON
+from gradtx.namespace import MOVED, is_module
 
 # No code that someone wrote has more bytes, and its tree takes many times these. Notebooks have
 # pictures in them.
@@ -43,12 +44,13 @@ class Reading:
     """The uses of Optax that were found in a file.
 
     uses: of names of Optax; own: the names that the file itself gives to Optax's modules; faults:
-    what could not be read, and why.
+    what could not be read, and why; notes: the same where nothing of Optax is in it.
     """
 
     uses: list[Use]
     own: set[str]
     faults: list[str]
+    notes: list[str] = field(default_factory=list)
 
 
 def uses(source: str | bytes) -> list[Use]:
@@ -93,8 +95,11 @@ def read(path: Path) -> Reading:
     found = _found(trees)
     nodes = (node for _, tree in trees for node in ast.walk(tree)) if unread else ()
     names = {"optax", *(local for node in nodes for local, _, _ in _imports(node))}
-    faults = [words for text, words in unread if any(name in text for name in names)]
-    return Reading(found.uses, found.own, faults)
+    faults: list[str] = []
+    notes: list[str] = []
+    for text, words in unread:
+        (faults if any(name in text for name in names) else notes).append(words)
+    return Reading(found.uses, found.own, faults, notes)
 
 
 def _words(error: BaseException) -> str:
@@ -260,6 +265,11 @@ def verdict(name: str) -> tuple[str, str] | None:
     for i in range(len(parts)):
         if (reason := LEFT_OUT.get(".".join(parts[: i + 1]))) is not None:
             return "missing", reason
+    if (dropped := DROPPED.get(name)) is not None:
+        kind = "differs" if f"gradtx.{name}" in MOVED else "missing"
+        return kind, f"Optax has dropped it, in {dropped[0]}; {dropped[1]}"
+    if parts[-1] in NEWER and not hasattr(gradtx, parts[-1]):
+        return "missing", f"Optax has it since its development version 0.2.9; {NEWER[parts[-1]]}"
     if parts[0] in PASSED_ON:
         return "differs", f"is Optax's own, which has to be installed; {PASSED_ON[parts[0]]}"
     home: Any = gradtx
@@ -279,11 +289,13 @@ def _private(parts: list[str]) -> str | None:
     """What to know about a private name of Optax; None if it is not private."""
     if not any(part.startswith("_") and not part.endswith("__") for part in parts):
         return None
-    for part in reversed(parts):
-        public = part.lstrip("_")
-        if public in gradtx.__all__ and not isinstance(getattr(gradtx, public), ModuleType):
-            return f"private in Optax; use gradtx.{public}"
-    return "private in Optax"
+    public = parts[-1].lstrip("_")
+    if public in gradtx.__all__ and not isinstance(getattr(gradtx, public), ModuleType):
+        return f"private in Optax; use gradtx.{public}"
+    module = ".".join(("gradtx", *parts[:-1]))
+    return (
+        f"private in Optax; {module} has public names" if is_module(module) else "private in Optax"
+    )
 
 
 def verdicts(found: Iterable[Use], own: set[str]) -> Iterator[tuple[Use, str, str]]:
