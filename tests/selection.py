@@ -6,12 +6,14 @@ A sweep is a test with a case for each of many transformations of the catalogue.
   in the catalogue, or a module of gradtx that one of its builders imports, directly or not), but
   where most have, a third of those, in turn;
 - of other tests those of files that reach a module that has changed, by imports and by the names
-  of gradtx that they use.
+  of gradtx that they use; where most transformations have changed, and of files of which that
+  cannot be seen, a third, in turn, and those named as a module that has changed;
+- the cases of FIXED, which are of each scope, each composition and the main wrappers, and the tests
+  of WHOLE.
 
-Both take the cases of FIXED, which are of each scope, each composition and the main wrappers, and
-in turn a twentieth of the transformations and of the files, by the number of the commit. All is
-taken of a file of tests that has changed, and all of every file if what the tests share has changed
-or git cannot tell. `tests/whole_run.json` names the commit of the last whole run.
+Both take in turn a twentieth of the transformations and of the files, by the number of the commit.
+All is taken of a file of tests that has changed, and all of every file if what the tests share has
+changed or git cannot tell. `tests/whole_run.json` names the commit of the last whole run.
 
     python -m tests.selection [all|changed|turn]         says how much is taken now
 """
@@ -45,6 +47,8 @@ FIXED = {
     *("ema_params", "stochastic_rounding", "schedule_free_adamw", "differentially_private"),
     "aggregate",
 }
+# Tests of the code and the pages as a whole.
+WHOLE = {f"tests.test_{name}" for name in ("docs", "docstrings", "layers", "packaging", "typing")}
 # What all tests share.
 SHARED = {f"tests.{name}" for name in ("conftest", "oracle", "processes", "quick", "selection")}
 # Tests of these start programs, or run code with the import changed: what these use is not seen.
@@ -195,7 +199,7 @@ class Selection:
         self.everything = changed_too and (
             listed is None or number is None or bool(self.touched & SHARED)
         )
-        self.always = FIXED | in_turn(CATALOGUE, self.number)
+        self.always = in_turn(CATALOGUE, self.number) | (FIXED if changed_too else set())
         self.changed = set()
         if not changed_too:
             self.touched = set()
@@ -212,8 +216,10 @@ class Selection:
             return True
         if closure(module, "tests") & self.touched:
             return True
-        turn = zlib.crc32(f"{test} {name}".encode()) + self.number
-        return name in self.changed and not (self.most and turn % THIRDS)
+        return name in self.changed and (not self.most or self._in_its_third(f"{test} {name}"))
+
+    def _in_its_third(self, text):
+        return (zlib.crc32(text.encode()) + self.number) % THIRDS == 0
 
     @functools.cached_property
     def _files_in_turn(self):
@@ -221,10 +227,17 @@ class Selection:
 
     def takes_file(self, module):
         """Whether the slow tests of a module that are not sweeps are taken."""
+        if self.everything or module in self._files_in_turn:
+            return True
+        if module in WHOLE and self.touched:
+            return True
+        mirrored = module.replace("tests.", "gradtx.", 1).replace(".test_", ".")
+        if mirrored in self.touched or closure(module, "tests") & self.touched:
+            return True
         reached = seen(module)
-        unknown = reached is None and bool(self.touched)
-        in_its_turn = module in self._files_in_turn
-        return self.everything or unknown or in_its_turn or bool((reached or set()) & self.touched)
+        if reached is None:
+            return bool(self.touched) and self._in_its_third(module)
+        return bool(reached & self.touched) and (not self.most or self._in_its_third(module))
 
     def __str__(self):
         if self.everything:
