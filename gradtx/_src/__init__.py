@@ -37,11 +37,13 @@ OTHERS = {
     "zoom_linesearch": "gradtx._src.helpers.zoom_linesearch",
     "ZoomLinesearchState": "gradtx._src.helpers.ZoomLinesearchState",
     "_base_ns_iterator": "gradtx._src.helpers.base_ns_iterator",
+    "_complex_to_real_pair": "gradtx.wrappers.complex.real_pairs",
     "_compute_muon_reshape": "gradtx._src.helpers.compute_muon_reshape",
     "_decay_rate_pow": "gradtx._src.helpers.decay_rate_pow",
     "_DEFAULT_NS_COEFFS": "gradtx._src.helpers.DEFAULT_NS_COEFFS",
     "_extract_fns_kwargs": "gradtx._src.helpers.extract_fns_kwargs",
     "_factored_dims": "gradtx._src.helpers.factored_dims",
+    "_real_pair_to_complex": "gradtx.wrappers.complex.from_real_pairs",
     "_scale_by_learning_rate": "gradtx.scale_by_learning_rate",
 }
 

@@ -5,13 +5,13 @@
 
 MODULES: dict[str, str] = {
     "_src.alias": (
-        "MaskOrFn adabelief adadelta adafactor adagrad adam adamax adamaxw adamw adan amsgrad "
+        "Any MaskOrFn adabelief adadelta adafactor adagrad adam adamax adamaxw adamw adan amsgrad "
         "base combine factorized fromage jax jnp lamb lars lbfgs lion nadam nadamw noisy_sgd "
         "novograd optimistic_adam optimistic_adam_v2 optimistic_gradient_descent polyak_sgd radam "
         "rmsprop rprop sgd sign_sgd signum sm3 transform wrappers yogi"
     ),
     "_src.base": (
-        "ArrayTree EmptyState GradientTransformation GradientTransformationExtraArgs "
+        "Any ArrayTree EmptyState GradientTransformation GradientTransformationExtraArgs "
         "NO_PARAMS_MSG OptState PRNGKey Params PyTree ScalarOrSchedule Schedule Shape "
         "StatefulSchedule TransformInitFn TransformUpdateExtraArgsFn TransformUpdateFn Updates "
         "identity init_empty_state jax jnp set_to_zero stateless stateless_with_tree_map "
@@ -24,12 +24,12 @@ MODULES: dict[str, str] = {
     ),
     "_src.combine": "MultiTransformState chain multi_transform named_chain partition",
     "_src.constrain": "NonNegativeParamsState ZeroNansState keep_params_nonnegative zero_nans",
-    "_src.deprecations": "",
+    "_src.deprecations": "Any",
     "_src.factorized": "FactoredState base jax jnp np numerics scale_by_factored_rms",
     "_src.linear_algebra": "base global_norm jax jnp power_iteration",
     "_src.linesearch": (
-        "BacktrackingLinesearchInfo ScaleByBacktrackingLinesearchState ScaleByZoomLinesearchState "
-        "ZoomLinesearchInfo ZoomLinesearchState base jax jnp numerics "
+        "Any BacktrackingLinesearchInfo ScaleByBacktrackingLinesearchState "
+        "ScaleByZoomLinesearchState ZoomLinesearchInfo ZoomLinesearchState base jax jnp numerics "
         "scale_by_backtracking_linesearch scale_by_zoom_linesearch value_and_grad_from_state "
         "zoom_linesearch"
     ),
@@ -72,33 +72,34 @@ MODULES: dict[str, str] = {
         "skip_large_updates skip_not_finite"
     ),
     "assignment._hungarian_algorithm": "base_hungarian_algorithm hungarian_algorithm jax jnp",
-    "contrib._acprop": "acprop base combine jax jnp numerics scale_by_acprop transform",
+    "contrib._acprop": "Any acprop base combine jax jnp numerics scale_by_acprop transform",
     "contrib._ademamix": (
-        "ScaleByAdemamixState ScaleBySimplifiedAdEMAMixState ademamix base combine jax jnp lerp "
-        "numerics scale_by_ademamix scale_by_simplified_ademamix simplified_ademamix transform "
-        "utils"
+        "Any ScaleByAdemamixState ScaleBySimplifiedAdEMAMixState ademamix base combine jax jnp "
+        "lerp numerics scale_by_ademamix scale_by_simplified_ademamix simplified_ademamix "
+        "transform utils"
     ),
-    "contrib._adopt": "adopt base combine jax jnp numerics scale_by_adopt transform utils",
-    "contrib._cocob": "COCOBState base cocob combine jax jnp scale_by_cocob transform",
+    "contrib._adopt": "Any adopt base combine jax jnp numerics scale_by_adopt transform utils",
+    "contrib._cocob": "Any COCOBState base cocob combine jax jnp scale_by_cocob transform",
     "contrib._complex_valued": (
         "SplitRealAndImaginaryArrays SplitRealAndImaginaryState base jax jnp "
         "split_real_and_imaginary"
     ),
     "contrib._dadapt_adamw": "DAdaptAdamWState base dadapt_adamw jax jnp numerics",
     "contrib._dog": (
-        "DoGState DoWGState base combine dog dowg jax jnp scale_by_dog scale_by_dowg transform"
+        "Any DoGState DoWGState base combine dog dowg jax jnp scale_by_dog scale_by_dowg "
+        "transform"
     ),
     "contrib._galore": (
-        "GaLoreDimensionNumbers GaLoreState base combine galore jax jnp numerics scale_by_galore "
-        "transform"
+        "Any GaLoreDimensionNumbers GaLoreState base combine galore jax jnp numerics "
+        "scale_by_galore transform"
     ),
     "contrib._madgrad": (
         "MadgradState base combine jax jnp madgrad numerics scale_by_madgrad transform"
     ),
-    "contrib._mechanic": "MechanicState base jax jnp mechanize numerics",
+    "contrib._mechanic": "Any MechanicState base jax jnp mechanize numerics",
     "contrib._momo": "MomoAdamState MomoState base jax jnp momo momo_adam numerics",
     "contrib._muon": (
-        "MuonDimensionNumbers MuonState alias base combine jax jnp muon numerics "
+        "Any MuonDimensionNumbers MuonState alias base combine jax jnp muon numerics "
         "orthogonalize_via_newton_schulz scale_by_muon scale_by_shape transform utils"
     ),
     "contrib._privacy": (
@@ -115,7 +116,7 @@ MODULES: dict[str, str] = {
         "schedule_free_eval_params schedule_free_sgd transform"
     ),
     "contrib._sophia": (
-        "HutchinsonState SophiaState base combine hutchinson_estimator_diag_hessian jax jnp "
+        "Any HutchinsonState SophiaState base combine hutchinson_estimator_diag_hessian jax jnp "
         "numerics scale_by_sophia sophia transform utils"
     ),
     "losses._classification": (
@@ -126,10 +127,11 @@ MODULES: dict[str, str] = {
         "sigmoid_focal_loss softmax_cross_entropy softmax_cross_entropy_with_integer_labels "
         "sparsemax_loss utils"
     ),
-    "losses._fenchel_young": "jax jnp make_fenchel_young_loss",
+    "losses._fenchel_young": "Any jax jnp make_fenchel_young_loss",
     "losses._ranking": "jax jnp ranking_softmax_loss utils",
     "losses._regression": (
-        "cosine_distance cosine_similarity huber_loss jax jnp l2_loss log_cosh squared_error utils"
+        "cosine_distance cosine_similarity huber_loss jax jnp l2_loss log_cosh squared_error "
+        "utils"
     ),
     "losses._segmentation": (
         "binary_dice_loss dice_loss jax jnp multiclass_generalized_dice_loss utils"
@@ -137,14 +139,15 @@ MODULES: dict[str, str] = {
     "losses._self_supervised": "jax jnp ntxent triplet_margin_loss utils",
     "losses._smoothing": "jax jnp smooth_labels utils",
     "microbatching._microbatching": (
-        "AccumulationType Accumulator base jax jnp micro_grad micro_vmap microbatch "
+        "AccumulationType Accumulator Any base jax jnp micro_grad micro_vmap microbatch "
         "reshape_batch_axis"
     ),
     "perturbations._make_pert": "Gumbel Normal base jax jnp make_perturbed_fun",
     "projections._projections": (
-        "jax jnp projection_box projection_halfspace projection_hypercube projection_hyperplane "
-        "projection_l1_ball projection_l1_sphere projection_l2_ball projection_l2_sphere "
-        "projection_linf_ball projection_non_negative projection_simplex projection_vector"
+        "Any jax jnp projection_box projection_halfspace projection_hypercube "
+        "projection_hyperplane projection_l1_ball projection_l1_sphere projection_l2_ball "
+        "projection_l2_sphere projection_linf_ball projection_non_negative projection_simplex "
+        "projection_vector"
     ),
     "schedules._inject": (
         "InjectHyperparamsState InjectStatefulHyperparamsState WrappedSchedule "
@@ -159,12 +162,12 @@ MODULES: dict[str, str] = {
         "warmup_constant_schedule warmup_cosine_decay_schedule warmup_exponential_decay_schedule"
     ),
     "transforms._accumulation": (
-        "EmaState MultiSteps MultiStepsState ShouldSkipUpdateFunction TraceState base ema jax jnp "
-        "numerics skip_large_updates skip_not_finite trace utils"
+        "Any EmaState MultiSteps MultiStepsState ShouldSkipUpdateFunction TraceState base ema jax "
+        "jnp numerics skip_large_updates skip_not_finite trace utils"
     ),
     "transforms._adding": (
-        "AddNoiseState WeightDecaySchedule add_decayed_weights add_noise base jax jnp numerics "
-        "utils wrappers"
+        "AddNoiseState Any WeightDecaySchedule add_decayed_weights add_noise base jax jnp "
+        "numerics utils wrappers"
     ),
     "transforms._clipping": (
         "adaptive_grad_clip base clip clip_by_block_rms clip_by_global_norm jax jnp numerics "
@@ -173,27 +176,27 @@ MODULES: dict[str, str] = {
     ),
     "transforms._combining": "PartitionState base chain jax named_chain partition wrappers",
     "transforms._conditionality": (
-        "ApplyIfFiniteState ConditionFn ConditionallyMaskState ConditionallyTransformState "
+        "Any ApplyIfFiniteState ConditionFn ConditionallyMaskState ConditionallyTransformState "
         "apply_if_finite base conditionally_mask conditionally_transform jax jnp numerics"
     ),
     "transforms._constraining": (
-        "NonNegativeParamsState ZeroNansState base jax jnp keep_params_nonnegative zero_nans"
+        "Any NonNegativeParamsState ZeroNansState base jax jnp keep_params_nonnegative zero_nans"
     ),
     "transforms._freezing": "base freeze jax masked partition selective_transform",
     "transforms._layouts": "base flatten jax jnp np",
-    "transforms._masking": "MaskedNode MaskedState base jax masked",
+    "transforms._masking": "Any MaskedNode MaskedState base jax masked",
     "transforms._monitoring": (
-        "MonitorState SnapshotState base jax measure_with_ema monitor snapshot"
+        "Any MonitorState SnapshotState base jax measure_with_ema monitor snapshot"
     ),
     "tree_utils._casting": "base jax jnp tree_cast tree_cast_like tree_dtype",
     "tree_utils._random": (
         "base jax tree_random_like tree_split_key_like tree_unwrap_random_key_data"
     ),
     "tree_utils._state_utils": (
-        "NamedTupleKey base jax tree_get tree_get_all_with_path tree_map_params tree_set"
+        "Any NamedTupleKey base jax tree_get tree_get_all_with_path tree_map_params tree_set"
     ),
     "tree_utils._tree_math": (
-        "jax jnp numerics tree_add tree_add_scale tree_allclose tree_batch_shape "
+        "Any jax jnp numerics tree_add tree_add_scale tree_allclose tree_batch_shape "
         "tree_bias_correction tree_clip tree_conj tree_div tree_full_like tree_max tree_min "
         "tree_mul tree_norm tree_ones_like tree_real tree_scale tree_size tree_sub tree_sum "
         "tree_update_infinity_moment tree_update_moment tree_update_moment_per_elem_norm "

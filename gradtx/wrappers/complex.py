@@ -27,10 +27,12 @@ class SplitRealAndImaginaryState(NamedTuple):
 
     def eval_params(self, params: Params) -> Params:
         """The parameters with the averages of their parts."""
-        return _join(averaged(self.inner_state, _split(params)))
+        return from_real_pairs(averaged(self.inner_state, real_pairs(params)))
 
 
-def _split(tree: PyTree) -> PyTree:
+def real_pairs(tree: PyTree) -> PyTree:
+    """The tree with the two parts of each complex leaf in its place."""
+
     def on_leaf(x: Any) -> Any:
         if is_rows(x):
             if not jnp.iscomplexobj(x.values):
@@ -48,7 +50,9 @@ def _is_pair(x: Any) -> bool:
     return is_leaf(x) or isinstance(x, SplitRealAndImaginaryArrays)
 
 
-def _join(tree: PyTree) -> PyTree:
+def from_real_pairs(tree: PyTree) -> PyTree:
+    """The inverse of :func:`real_pairs`."""
+
     def on_leaf(x: Any) -> Any:
         if not isinstance(x, SplitRealAndImaginaryArrays):
             return x
@@ -80,11 +84,11 @@ def split_real_and_imaginary(inner: GradientTransformation) -> GradientTransform
     def run(
         inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
-        parts = None if params is None else _split(params)
-        new, kept = inner_step(_split(updates), state.inner_state, parts)
-        return _join(new), SplitRealAndImaginaryState(kept)
+        parts = None if params is None else real_pairs(params)
+        new, kept = inner_step(real_pairs(updates), state.inner_state, parts)
+        return from_real_pairs(new), SplitRealAndImaginaryState(kept)
 
     def init(params: Params) -> State:
-        return SplitRealAndImaginaryState(tx.init(_split(params)))
+        return SplitRealAndImaginaryState(tx.init(real_pairs(params)))
 
     return around(tx, init, run)
