@@ -9,6 +9,7 @@ from gradtx.composition.around import InnerStep, around
 from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.paths import Where, chosen, is_leaf, mask_prefix, mask_tree, merge
 from gradtx.types import COUNTER, MaskedInnerState, Params, PyTree, State, Updates, fields_of
+from gradtx.whole import part_of_whole
 
 
 class MaskedState(NamedTuple):
@@ -24,7 +25,9 @@ def restrict(inner: GradientTransformation, where: Where | None) -> GradientTran
     tx = with_extra_args_support(inner)
 
     def init(params: Params) -> State:
-        return tx.init(chosen(params, mask_prefix(params, where)))
+        mask = mask_prefix(params, where)
+        with part_of_whole(lambda whole: chosen(whole, mask)):
+            return tx.init(chosen(params, mask))
 
     def run(
         inner_step: InnerStep, updates: Updates, state: State, params: Params | None
@@ -35,7 +38,8 @@ def restrict(inner: GradientTransformation, where: Where | None) -> GradientTran
             own: Any = jax.tree.structure(params)
             alike = own == jax.tree.structure(updates)
             seen = chosen(params, mask if alike else mask_prefix(params, where))
-        new, state = inner_step(chosen(updates, mask), state, seen)
+        with part_of_whole(lambda whole: chosen(whole, mask)):
+            new, state = inner_step(chosen(updates, mask), state, seen)
         return merge(new, updates), state
 
     def on_part(_: int, function: Callable[[Any], Any], tree: PyTree) -> PyTree:

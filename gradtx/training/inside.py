@@ -56,6 +56,7 @@ from gradtx.tree.memory import HOST, all_near, brought_in, is_on_host
 from gradtx.tree.search import map_params
 from gradtx.tree.sums import norm_sq
 from gradtx.types import Array, Params, PyTree, State, is_stored
+from gradtx.whole import whole_leaves
 
 _OUTSIDE = -2  # the owner of what belongs to leaves that get the ordinary step
 _BITS = 32  # of the number of a layer in its owner, above which is the number of the scan
@@ -286,7 +287,8 @@ class Inside:
             extra["grad_norm"] = jax.ShapeDtypeStruct((), jnp.float32)
 
         def step(grads: Any, state: Any, params: Any, extra: Any) -> Any:
-            return take_step(tx, grads, state, params, **extra)
+            with whole_leaves(self.trained):
+                return take_step(tx, grads, state, params, **extra)
 
         def follow(layers: list[int]) -> None:
             """Raise Mixed unless the step of so many layers computes them apart."""
@@ -425,7 +427,8 @@ class Inside:
             extra["grad_norm"] = _norm(grads, carried)
         rest = self._only(None, self.treedef.unflatten(map(_conjugate, grads)))
         left = self._only(None, self.trained)
-        params, state = take_step(self.placed, rest, state, left, **extra)
+        with whole_leaves(self.trained):
+            params, state = take_step(self.placed, rest, state, left, **extra)
         leaves = self.treedef.flatten_up_to(params)
         new = [iter(made[1]) for made in carried]
         for stage, made in zip(self.loops.stages, carried, strict=True):
@@ -497,7 +500,7 @@ class Inside:
                 return slot
 
             alone = _on_slots(self.tx, of_layer, state, self.index, of_others)
-            with all_near():
+            with all_near(), whole_leaves(self.trained):
                 made, alone = take_step(self.placed, tree(grads), alone, tree(params), **extra)
             _on_slots(self.tx, collect, alone, self.index)
             leaves = self.treedef.flatten_up_to(made)

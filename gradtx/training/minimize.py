@@ -1,5 +1,6 @@
 """Minimizing: taking the gradients of a loss, and a step with them."""
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
@@ -39,6 +40,7 @@ from gradtx.types import (
     Updates,
     is_state,
 )
+from gradtx.whole import whole_leaves
 
 Value = TypeVar("Value")  # what a loss returns: its value or, with has_aux, (value, aux)
 _Params_contra = TypeVar("_Params_contra", contravariant=True)
@@ -299,7 +301,9 @@ def apply_gradients(
     if before is not None:
         params, state = _prepared(before, params, state, lambda: grads)
     seen = map_present(lambda g, p: p, grads, params)
-    new, state = take_step(tx, grads, state, seen, **extra_args)
+    is_part = any(g is None for _, g in leaves_with_path(grads)[0])
+    with whole_leaves(as_arrays(params)) if is_part else contextlib.nullcontext():
+        new, state = take_step(tx, grads, state, seen, **extra_args)
     return merge(new, params), state
 
 

@@ -21,6 +21,7 @@ from gradtx.rows import is_rows
 from gradtx.shardings import automatic, explicit_mesh, known_of_parts
 from gradtx.transforms.parameter_averages import averaged
 from gradtx.types import InnerState, Params, PyTree, State, Updates
+from gradtx.whole import part_of_whole
 
 
 class SplitLeaf(NamedTuple):
@@ -270,7 +271,7 @@ def split_leaves(inner: GradientTransformation, splits: Splits) -> GradientTrans
 
     def init(params: Params) -> State:
         layout = _Parted.found(splits, params)
-        with known_of_parts(layout.shardings):
+        with known_of_parts(layout.shardings), part_of_whole(layout.apart):
             return SplitLeavesState(tx.init(layout.divided(params)), layout)
 
     def run(
@@ -278,7 +279,7 @@ def split_leaves(inner: GradientTransformation, splits: Splits) -> GradientTrans
     ) -> tuple[Any, State]:
         layout = state.layout
         own = None if params is None else layout.apart(params)
-        with known_of_parts(layout.shardings):
+        with known_of_parts(layout.shardings), part_of_whole(layout.apart):
             new, kept = inner_step(layout.apart(updates), state.inner_state, own)
         joined = layout.joined(new, params if inner_step.whole else updates)
         return joined, SplitLeavesState(kept, layout)
