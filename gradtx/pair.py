@@ -15,6 +15,7 @@ from gradtx.declaration import Builder, Declaration, Declared, publish
 from gradtx.expansion import Expansion
 from gradtx.flax_forms import tell_flax
 from gradtx.packed import holds_packed, on_leaves, unpack
+from gradtx.rows import is_rows
 from gradtx.scheduled import ScheduledState  # noqa: F401  # pickled states name this module
 from gradtx.traits import (
     BeforeFn,
@@ -467,6 +468,21 @@ def with_extra_args_support(tx: Any) -> GradientTransformation:
     return _adapted(init, update, takes_more)
 
 
+def _check_rows(old: Updates, new: Updates) -> None:
+    """Raise TypeError if a function of another library took `Rows` apart."""
+    before = [x for x in jax.tree.leaves(old, is_leaf=is_rows) if is_rows(x)]
+    if not before:
+        return
+    indices = {id(rows.indices) for rows in before}
+    for path, x in jax.tree_util.tree_flatten_with_path(new, is_leaf=is_rows)[0]:
+        if is_rows(x) and id(x.indices) not in indices:
+            raise TypeError(
+                f"at {jax.tree_util.keystr(path, simple=True, separator='/')!r} another library's "
+                "transformation maps over the indices of Rows as if they were a gradient: put "
+                "dense_rows around it, or leave the table out with masked"
+            )
+
+
 @functools.lru_cache(maxsize=64)  # so that a program compiled for it is found again
 def _adapted(
     init: Callable[..., State], update: Callable[..., Any], takes_more: bool
@@ -479,6 +495,8 @@ def _adapted(
         given = extra_args if takes_more else {}
         if holds_packed(updates):
             return on_leaves(update, updates, state, params, given)
-        return cast(tuple[Updates, State], update(updates, state, params, **given))
+        new, state = update(updates, state, params, **given)
+        _check_rows(updates, new)
+        return new, state
 
     return GradientTransformationExtraArgs(lambda params: init(unpack(params)), update_with)

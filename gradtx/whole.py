@@ -49,15 +49,14 @@ def whole_of(tree: PyTree) -> PyTree:
 
     Args:
         tree: parameters, gradients or slots; None stands for a leaf that the step does not see.
+            Where nothing more is known of a table than `Rows`, it is the form of an array.
     """
     whole = _whole.get()
-    if whole is None:
-        return tree
     structure: Any
     leaves, structure = jax.tree.flatten(tree, is_leaf=_is_leaf)
     each, other = jax.tree.flatten(whole, is_leaf=_is_leaf)
-    if structure != other:
-        return tree
+    if whole is None or structure != other:
+        return structure.unflatten(map(_as_leaf, leaves)) if any(map(is_rows, leaves)) else tree
     return structure.unflatten(map(_typed, each, leaves))
 
 
@@ -82,6 +81,11 @@ def of_form(form: Any) -> PyTree | None:
 
 def _is_leaf(x: Any) -> bool:
     return x is None or is_rows(x)
+
+
+def _as_leaf(x: Any) -> Any:
+    """An array's form in place of `Rows`, which a function of the user's would take apart."""
+    return jax.ShapeDtypeStruct(x.shape, x.dtype) if is_rows(x) else x
 
 
 def _typed(whole: Any, x: Any) -> Any:
