@@ -35,6 +35,7 @@ from gradtx.types import (
     Updates,
     is_stored,
 )
+from gradtx.whole import whole_leaves
 
 
 @transformation
@@ -104,8 +105,9 @@ def exact_rows(
     Raises:
         TypeError: when rows first catch up: `inner` does not run on rows.
         ValueError: then too: a row cannot take a step by itself. The step needs the loss
-            (:func:`polyak_sgd`), a norm of all updates after a rule with momentum, or a state that
-            does more than count (:func:`schedule_free`, :func:`accumulate`,
+            (:func:`polyak_sgd`), a number of several rows after a rule with momentum, such as a
+            norm of all updates or of a column (a norm of the gradients, before all else, will do),
+            or a state that does more than count (:func:`schedule_free`, :func:`accumulate`,
             :func:`apply_if_finite`). At once: a hyperparameter is a function without arguments,
             whose value at an earlier step is not known.
 
@@ -234,7 +236,8 @@ def _caught_up(
     for i, place in enumerate(every):
         if place is not None:
             only = treedef.unflatten([x if j == i else None for j, x in enumerate(every)])
-            params, state = _catch_up_table(inner, params, state, only)
+            with whole_leaves(params):  # of which masks are asked, and not of a few rows
+                params, state = _catch_up_table(inner, params, state, only)
     last = jax.tree.map(
         lambda x, new: x.store(new) if is_stored(x) else new, kept, state.last, is_leaf=is_stored
     )

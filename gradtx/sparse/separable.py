@@ -5,13 +5,29 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradtx.numerics.programs import inner_jaxprs, is_in, variables
+from gradtx.numerics.keys import is_key
+from gradtx.numerics.programs import called, interpret, is_in, variables
 from gradtx.pair import GradientTransformation
 from gradtx.paths import is_leaf, map_present, path_string, with_paths
 from gradtx.rows import Rows, is_rows
+from gradtx.training.separate import (
+    CALLS,
+    OUTSIDE,
+    Kind,
+    Layered,
+    Mixed,
+    check_owner,
+    formula,
+    free,
+    in_layers,
+    kind_of,
+    owned_by,
+    results_of,
+)
 from gradtx.traits import Scope
 from gradtx.tree.search import children_of, map_params
 from gradtx.types import COUNTER, SLOT, Params, PyTree, State, Stored, fields_of, state_fields
+from gradtx.whole import whole_leaves
 
 
 def treats_rows_alone(tx: GradientTransformation) -> bool:
@@ -57,7 +73,7 @@ def check_separable(
     if treats_rows_alone(tx):
         return
     advice = "use the lazy update, or dense_rows"
-    params = map_present(lambda t, p: p, tables, params)
+    whole, params = params, map_present(lambda t, p: p, tables, params)
 
     def gradient(p: Any) -> Any:
         return Rows(jnp.arange(2), jnp.zeros((2, *p.shape[1:]), p.dtype), p.shape)
@@ -118,29 +134,174 @@ def check_separable(
                 f"the steps that a row missed is not kept; {advice}"
             )
     on_slots(check_slot, state, params, tables)
-    if _mixes(jaxpr, set(jaxpr.invars[len(others) :])):
+    try:
+        _StepOfRows(tx, whole, params, state).check()
+    except Mixed as mixed:
         raise ValueError(
-            "exact_rows: a number is computed from the updates of all rows, such as their norm, "
-            "and what it was at the steps that a row missed is not kept: take the norm of the "
-            f"gradients, before all else; or {advice}"
-        )
+            "exact_rows: something is computed from the updates of all rows, such as their norm, "
+            "and what it was at the steps that a row missed is not kept "
+            f"({str(mixed).replace('layer', 'row')}): take the norm "
+            f"of the gradients, before all else; or {advice}"
+        ) from None
 
 
-def _mixes(jaxpr: Any, of_rows: set[Any]) -> bool:
-    """Whether a scalar is computed from several entries of the variables `of_rows`.
+class _Known(NamedTuple):
+    """What is known of an array in a step, for a row that gets no gradient in it.
 
-    Variables computed from them are added to `of_rows`.
+    Attributes:
+        kind: whose its entries are, where each row is an owner.
+        of_gradients: whether it is computed from gradients alone.
+        zero: whether the row's entries are zero, since its gradient is.
     """
-    for eqn in jaxpr.eqns:
-        found = [v for v in variables(eqn.invars) if v in of_rows]
-        if not found:
-            continue
-        if any(v.aval.size > 1 for v in found) and any(v.aval.shape == () for v in eqn.outvars):
-            return True
-        for inner in inner_jaxprs(eqn):
-            # The operands of a branch or a loop come last among the inputs.
-            given = zip(reversed(eqn.invars), reversed(inner.invars), strict=False)
-            if _mixes(inner, {x for v, x in given if v in found}):
-                return True
-        of_rows.update(eqn.outvars)
-    return False
+
+    kind: Kind
+    of_gradients: bool
+    zero: bool
+
+
+def _known(x: Any) -> _Known:
+    return x if isinstance(x, _Known) else _Known(kind_of(x), True, False)
+
+
+def _results(eqn: Any, operands: list[Any]) -> list[_Known]:
+    """What is known of the results of an equation.
+
+    A number of all rows may be computed from gradients alone, and may differ at each step: where it
+    multiplies a row without a gradient, the result is zero all the same.
+    """
+    known = list(map(_known, operands))
+    if eqn.primitive.name in CALLS:
+        return interpret(called(eqn), known, _results)
+    rows = [x for x in known if isinstance(x.kind, Layered)]
+    of_gradients = all(x.of_gradients for x in rows)
+    zero = _is_zero(eqn, known)
+    try:
+        kinds = results_of(eqn, [x.kind for x in known])
+    except Mixed as mixed:
+        if not (of_gradients or zero):
+            raise Mixed(eqn.primitive.name) from mixed
+        kinds = [free(v.aval.shape, is_random=True) for v in eqn.outvars]
+    if zero:
+        kinds = [next(x.kind for x in known if x.zero)] * len(kinds)
+    return [_Known(kind, of_gradients, zero) for kind in kinds]
+
+
+def _is_zero(eqn: Any, known: list[_Known]) -> bool:
+    """Whether each entry of the result is zero where those of the operands are that are known."""
+    name, shape = eqn.primitive.name, eqn.outvars[0].aval.shape
+    zeros = [x.zero and v.aval.shape == shape for x, v in zip(known, eqn.invars, strict=True)]
+    if name == "mul":
+        return any(zeros)
+    if name in ("div", *_OF_ONE):
+        return zeros[0]
+    if name == "integer_pow":
+        return zeros[0] and eqn.params["y"] > 0
+    if name == "select_n":
+        return all(zeros[1:])
+    return name in _OF_ALL and all(zeros)
+
+
+_OF_ONE = (
+    *("neg", "abs", "sign", "sqrt", "cbrt", "square", "tanh", "sin", "asinh"),
+    *("convert_element_type", "reduce_precision", "copy", "real", "imag", "conj", "expm1", "log1p"),
+)
+_OF_ALL = ("add", "sub", "add_any", "max", "min", "copy_p", "optimization_barrier")
+
+
+class _StepOfRows:
+    """A step on tables of a few rows, followed with each row as an owner.
+
+    Args:
+        tx: the transformation.
+        whole: the parameters.
+        params: the tables among them, None for other leaves.
+        state: the state.
+    """
+
+    def __init__(
+        self, tx: GradientTransformation, whole: Params, params: Params, state: State
+    ) -> None:
+        self.tx, self.whole, self.params, self.state = tx, whole, params, state
+        treedef: Any
+        leaves, treedef = jax.tree.flatten(params, is_leaf=is_leaf)
+        self.index = treedef.unflatten(range(len(leaves)))
+        self.is_table = [p is not None for p in leaves]
+
+    def check(self) -> None:
+        """Raise Mixed unless each row takes its step alone, and would in a table of any length."""
+        # With another row, what is cut into as many parts as there are rows is not cut at them.
+        for rows in (4, 5):
+            self._follow(rows)
+        formulas = [formula(self._traced(rows)[0]) for rows in (None, 4, 2, 1)]
+        if any(each != formulas[0] for each in formulas):
+            raise Mixed("its formula depends on the number of rows")
+
+    def _tables(self, rows: int | None) -> tuple[Params, State]:
+        """The tables and the state as they are, or with so many rows."""
+
+        def cut(x: Any, i: int) -> Any:
+            shape = (rows, *x.shape[1:]) if self.is_table[i] and rows is not None else x.shape
+            return jax.ShapeDtypeStruct(shape, x.dtype)
+
+        return map_present(cut, self.params, self.index), self._on_slots(cut, self.state)
+
+    def _traced(self, rows: int | None) -> tuple[Any, Any]:
+        """The program of a step on tables of so many rows, and the form of its results."""
+
+        def step(grads: Any, state: Any, params: Any) -> Any:
+            with whole_leaves(self.whole):
+                return self.tx.update(grads, state, params)
+
+        tables, state = self._tables(rows)
+        try:
+            return jax.make_jaxpr(step, return_shape=True)(tables, state, tables)
+        except (TypeError, ValueError) as error:
+            raise Mixed(str(error)) from error
+
+    def _follow(self, rows: int) -> None:
+        """Raise Mixed if a step mixes the rows of tables of so many."""
+
+        def owner(x: Any, i: int) -> Kind:
+            return in_layers(i << 32, rows, rows) if self.is_table[i] else owned_by(OUTSIDE)
+
+        known: list[_Known] = []
+
+        def of_row(x: Any, i: int) -> Any:
+            known.append(_Known(owner(x, i), False, False))
+            return x
+
+        def of_gradient(x: Any, i: int) -> Any:
+            known.append(_Known(owner(x, i), True, True))
+            return x
+
+        def of_all(x: Any) -> Any:
+            known.append(_Known(free(jnp.shape(x), is_key(x)), True, False))
+            return x
+
+        tables, state = self._tables(rows)
+        map_present(of_gradient, tables, self.index)
+        self._on_slots(of_row, state, of_all)
+        map_present(of_row, tables, self.index)
+        closed, out = self._traced(rows)
+        results = iter(interpret(closed, known, _results))
+
+        def check(x: Any, i: int) -> Any:
+            check_owner(_known(next(results)).kind, owner(x, i))
+            return x
+
+        def passed(x: Any) -> Any:
+            next(results)
+            return x
+
+        map_present(check, out[0], self.index)
+        self._on_slots(check, out[1], passed)
+
+    def _on_slots(self, function: Any, state: State, others: Any = None) -> State:
+        return map_params(
+            self.tx,
+            function,
+            state,
+            self.index,
+            transform_non_params=others,
+            is_leaf=lambda x: isinstance(x, Stored),
+        )

@@ -138,7 +138,7 @@ def results_of(eqn: Any, operands: list[Any]) -> list[Kind]:
     """
     kinds = list(map(kind_of, operands))
     name, shapes = eqn.primitive.name, [v.aval.shape for v in eqn.outvars]
-    if name in _CALLS:
+    if name in CALLS:
         return owners_after(called(eqn), kinds)
     if name in _LOOPS:
         return _LOOPS[name](eqn, kinds)
@@ -546,7 +546,7 @@ def _moved(kind: Free, by: int) -> Free:
     return Free(moved(kind.flat), None if kind.drawn is None else moved(kind.drawn))
 
 
-_CALLS = frozenset(
+CALLS = frozenset(
     (
         *("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"),
         *("checkpoint", "remat2"),
