@@ -10,11 +10,13 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import gradtx
 from gradtx.composition.apply import take_step
+from gradtx.composition.gate import Decision, gate
 from gradtx.composition.nearest import nearest_in
 from gradtx.declaration import Declaration
 from gradtx.inspection.description import communications, multipliers_in, roles_in
@@ -105,7 +107,7 @@ def around(name, inner):
         tx = AROUND[name](inner)
         jax.eval_shape(tx.init, PARAMS)
     except (TypeError, ValueError) as refusal:
-        pytest.skip(f"refused: {refusal:.60}")
+        pytest.skip(f"refused: {refusal!s:.60}")
     return tx
 
 
@@ -155,6 +157,28 @@ def test_rows_are_exact_under_what_does_not_refuse(name):
     encoded = any(map(is_encoded, jax.tree.leaves(state, is_leaf=is_encoded)))
     close = {"atol": 1e-3} if encoded else {"rtol": 1e-6}
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **close), got, want)
+
+
+def by_hand(inner):
+    return gradtx.GradientTransformation(inner.init, inner.update)
+
+
+def of_a_gate(inner):
+    def decide(updates, state, params, extra_args):
+        return Decision(jnp.array(True), inner, state, lambda state, _: state, extra_args)
+
+    return gate(inner.init, decide)
+
+
+@pytest.mark.parametrize("hidden", [by_hand, of_a_gate, optax.chain])
+def test_rows_do_not_go_to_what_no_record_shows(hidden):
+    tx = hidden(gradtx.exact_rows(gradtx.adam(0.1), "w"))
+    rows, state = jnp.array([1, 3]), tx.init(PARAMS)
+    with pytest.raises(ValueError, match="exact_rows must be the outermost"):
+        gradtx.minimize(lambda p, i: of_rows(take, p, i), tx, PARAMS, state, rows)
+    grads = jax.tree.map(jnp.zeros_like, PARAMS) | {"w": gradtx.Rows(rows, GRADS["w"][:2], (4, 6))}
+    with pytest.raises(ValueError, match="exact_rows must be the outermost"):
+        gradtx.apply_gradients(tx, grads, PARAMS, state)
 
 
 def of_rows(take, params, rows, **how):

@@ -71,6 +71,11 @@ class ExactRowsState(NamedTuple):
     last: Slots
     inner_state: InnerState
 
+    @property
+    def outermost(self) -> str:
+        """What keeps it, around which nothing may be: it must run before gradients are taken."""
+        return "exact_rows"
+
 
 @transformation
 def exact_rows(

@@ -230,9 +230,8 @@ class _StepOfRows:
     def check(self) -> None:
         """Raise Mixed unless each row takes its step alone, and would in a table of any length."""
         # With another row, what is cut into as many parts as there are rows is not cut at them.
-        for rows in (4, 5):
-            self._follow(rows)
-        formulas = [formula(self._traced(rows)[0]) for rows in (None, 4, 2, 1)]
+        formulas = [self._followed(rows) for rows in (4, 5)]
+        formulas += [formula(self._traced(rows)[0]) for rows in (None, 2, 1)]
         if any(each != formulas[0] for each in formulas):
             raise Mixed("its formula depends on the number of rows")
 
@@ -258,8 +257,8 @@ class _StepOfRows:
         except (TypeError, ValueError) as error:
             raise Mixed(str(error)) from error
 
-    def _follow(self, rows: int) -> None:
-        """Raise Mixed if a step mixes the rows of tables of so many."""
+    def _followed(self, rows: int) -> list[Any]:
+        """The formula of a step on tables of so many rows; raises Mixed if it mixes them."""
 
         def owner(x: Any, i: int) -> Kind:
             return in_layers(i << 32, rows, rows) if self.is_table[i] else owned_by(OUTSIDE)
@@ -295,6 +294,7 @@ class _StepOfRows:
 
         map_present(check, out[0], self.index)
         self._on_slots(check, out[1], passed)
+        return formula(closed)
 
     def _on_slots(self, function: Any, state: State, others: Any = None) -> State:
         return map_params(

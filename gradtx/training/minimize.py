@@ -259,14 +259,31 @@ def before_gradients(tx: GradientTransformation) -> BeforeFn | None:
     if own is None:
         for inner in tx.within:
             if inner.traits.before_gradients is not None:
-                name = "what has before_gradients"
-                if inner.declaration is not None:
-                    name = inner.declaration.name
-                raise ValueError(
-                    f"{name} must be the outermost transformation, once: what is around it would "
-                    "not take part when rows catch up"
-                )
+                named = inner.declaration
+                raise _not_outermost("what has before_gradients" if named is None else named.name)
     return own
+
+
+def _not_outermost(name: str) -> ValueError:
+    return ValueError(
+        f"{name} must be the outermost transformation, once: what is around it would not take part "
+        "when rows catch up"
+    )
+
+
+def _check_prepared(before: BeforeFn | None, grads: Updates, state: State) -> None:
+    """Raise ValueError if rows of gradients belong to a state for which they had to catch up.
+
+    What another library, or a user, put around such a transformation does not say so.
+    """
+    if before is not None or not any(map(is_rows, jax.tree.leaves(grads, is_leaf=is_rows))):
+        return
+
+    def is_one(x: Any) -> bool:
+        return hasattr(type(x), "outermost")
+
+    for x in filter(is_one, jax.tree.leaves(state, is_leaf=is_one)):
+        raise _not_outermost(x.outermost)
 
 
 def apply_gradients(
@@ -300,6 +317,7 @@ def apply_gradients(
     before = before_gradients(tx)
     if before is not None:
         params, state = _prepared(before, params, state, lambda: grads)
+    _check_prepared(before, grads, state)
     seen = map_present(lambda g, p: p, grads, params)
     is_part = any(g is None for _, g in leaves_with_path(grads)[0])
     with whole_leaves(as_arrays(params)) if is_part else contextlib.nullcontext():
@@ -432,6 +450,7 @@ def minimize(
     value, grads, aux = _differentiated(
         lambda t: loss(merge(t, params), *args), trained, grad_loss, tracked(reduced_axes(tx))
     )
+    _check_prepared(before, grads, state)
 
     def value_fn(at: PyTree) -> Array:
         loss = scalar_loss(loss_fn, has_aux, any_shape=False)
