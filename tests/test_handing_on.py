@@ -133,7 +133,7 @@ def test_what_comes_before_gradients(name):
         assert "exact_rows must be the outermost" in str(refusal)
 
 
-@pytest.mark.parametrize("name", quick(AROUND, "sharding"))
+@pytest.mark.parametrize("name", quick(AROUND, "with_extra_args"))
 def test_rows_are_exact_under_what_does_not_refuse(name):
     tx, dense = (
         around(name, t) for t in (gradtx.exact_rows(gradtx.adam(0.1), "w"), gradtx.adam(0.1))
@@ -238,7 +238,7 @@ def test_roles(name):
     assert set(roles) >= set(roles_in(inner, PARAMS)) > set()
 
 
-@everywhere
+@pytest.mark.parametrize("name", quick(AROUND, "guard-inner", "chain-1"))
 def test_a_whole_step_of_one_that_is_several(name):
     tx = around(name, gradtx.sophia(0.1, update_interval=2))
     if tx.step is None:
