@@ -171,7 +171,7 @@ def of_a_gate(inner):
 
 
 @pytest.mark.parametrize("hidden", [by_hand, of_a_gate, optax.chain])
-def test_rows_do_not_go_to_what_no_record_shows(hidden):
+def test_what_no_record_shows_is_seen_by_its_state(hidden):
     tx = hidden(gradtx.exact_rows(gradtx.adam(0.1), "w"))
     rows, state = jnp.array([1, 3]), tx.init(PARAMS)
     with pytest.raises(ValueError, match="exact_rows must be the outermost"):

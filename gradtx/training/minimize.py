@@ -249,14 +249,21 @@ def _trained(params: Params, trainable: Where | None) -> Params:
     return trained
 
 
-def before_gradients(tx: GradientTransformation) -> BeforeFn | None:
+def before_gradients(tx: GradientTransformation, state: State = None) -> BeforeFn | None:
     """The function of `tx` that must run before gradients are taken; None if there is none.
+
+    Args:
+        tx: the transformation.
+        state: its state, which also shows what another library, or a user, put something around.
 
     Raises:
         ValueError: a transformation within `tx` has such a function, and `tx` has none.
     """
     own = tx.traits.before_gradients
     if own is None:
+        for x in jax.tree.leaves(state, is_leaf=lambda x: hasattr(type(x), "outermost")):
+            if hasattr(type(x), "outermost"):
+                raise _not_outermost(x.outermost)
         for inner in tx.within:
             if inner.traits.before_gradients is not None:
                 named = inner.declaration
@@ -269,21 +276,6 @@ def _not_outermost(name: str) -> ValueError:
         f"{name} must be the outermost transformation, once: what is around it would not take part "
         "when rows catch up"
     )
-
-
-def _check_prepared(before: BeforeFn | None, grads: Updates, state: State) -> None:
-    """Raise ValueError if rows of gradients belong to a state for which they had to catch up.
-
-    What another library, or a user, put around such a transformation does not say so.
-    """
-    if before is not None or not any(map(is_rows, jax.tree.leaves(grads, is_leaf=is_rows))):
-        return
-
-    def is_one(x: Any) -> bool:
-        return hasattr(type(x), "outermost")
-
-    for x in filter(is_one, jax.tree.leaves(state, is_leaf=is_one)):
-        raise _not_outermost(x.outermost)
 
 
 def apply_gradients(
@@ -314,10 +306,9 @@ def apply_gradients(
     tx = with_extra_args_support(tx)
     grads = packed_like(grads, params)
     check_gradients(grads, params)
-    before = before_gradients(tx)
+    before = before_gradients(tx, state)
     if before is not None:
         params, state = _prepared(before, params, state, lambda: grads)
-    _check_prepared(before, grads, state)
     seen = map_present(lambda g, p: p, grads, params)
     is_part = any(g is None for _, g in leaves_with_path(grads)[0])
     with whole_leaves(as_arrays(params)) if is_part else contextlib.nullcontext():
@@ -437,7 +428,7 @@ def minimize(
             where=inside,
         )
     tx = with_extra_args_support(tx)
-    before = before_gradients(tx)
+    before = before_gradients(tx, state)
     if before is not None:
 
         def touched() -> PyTree:
@@ -450,7 +441,6 @@ def minimize(
     value, grads, aux = _differentiated(
         lambda t: loss(merge(t, params), *args), trained, grad_loss, tracked(reduced_axes(tx))
     )
-    _check_prepared(before, grads, state)
 
     def value_fn(at: PyTree) -> Array:
         loss = scalar_loss(loss_fn, has_aux, any_shape=False)
