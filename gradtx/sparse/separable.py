@@ -26,7 +26,17 @@ from gradtx.training.separate import (
 )
 from gradtx.traits import Scope
 from gradtx.tree.search import children_of, map_params
-from gradtx.types import COUNTER, SLOT, Params, PyTree, State, Stored, fields_of, state_fields
+from gradtx.types import (
+    COUNTER,
+    SLOT,
+    Params,
+    PyTree,
+    State,
+    Stored,
+    Updates,
+    fields_of,
+    state_fields,
+)
 from gradtx.whole import whole_leaves
 
 
@@ -72,77 +82,94 @@ def check_separable(
     """
     if treats_rows_alone(tx):
         return
-    advice = "use the lazy update, or dense_rows"
-    whole, params = params, map_present(lambda t, p: p, tables, params)
-
-    def gradient(p: Any) -> Any:
-        return Rows(jnp.arange(2), jnp.zeros((2, *p.shape[1:]), p.dtype), p.shape)
+    rows = map_present(lambda t, p: p, tables, params)
+    _check_state(tx, rows, state)
 
     def check_slot(slot: Any, p: Any, table: Any) -> None:
         if table is not None and not (hasattr(p, "shape") and slot.shape[:1] == p.shape[:1]):
             raise ValueError(
                 f"exact_rows: a slot of the shape {slot.shape} belongs to more than a row of a "
-                f"table; {advice}"
+                f"table; {_ADVICE}"
             )
 
-    def on_slots(function: Any, state: State, *rest: Any, others: Any = None) -> State:
-        return map_params(
-            tx,
-            function,
-            state,
-            *rest,
-            transform_non_params=others,
-            is_leaf=lambda x: isinstance(x, Stored),
-        )
-
-    clocks = {"count", *_counters(state)}
-    marked = on_slots(lambda _: None, state, others=_Other)
-    others, _ = with_paths(marked, is_leaf=lambda x: isinstance(x, _Other))
-
-    def update(values: list[Any], slots: list[Any], params: Params) -> Any:
-        given, held = iter(values), iter(slots)
-        found: list[Any] = []
-        whole = on_slots(lambda _: next(held), state, others=lambda _: next(given))
-        grads = jax.tree.map(gradient, params)
-        updates, new = tx.update(grads, whole, params)
-        dense = jax.tree.map(
-            lambda g, u: is_rows(g) and not is_rows(u), grads, updates, is_leaf=is_leaf
-        )
-        if any(jax.tree.leaves(dense)):
-            raise TypeError(
-                "exact_rows: the transformation inside makes whole tables of rows, so that no row "
-                "ever misses a step; leave exact_rows out"
-            )
-        on_slots(lambda _: None, new, others=found.append)
-        return found, updates
-
-    slots: list[Any] = []
-    on_slots(slots.append, state)
+    _on_slots(tx, check_slot, state, rows, tables)
     try:
-        jaxpr = jax.make_jaxpr(update)([other.value for _, other in others], slots, params).jaxpr
-    except ValueError as problem:
-        raise ValueError(
-            f"exact_rows: a row cannot take the steps that it missed: {problem}; {advice}"
-        ) from problem
-    read = {v for eqn in jaxpr.eqns for v in variables(eqn.invars)}
-    made = {v for eqn in jaxpr.eqns for v in eqn.outvars}
-    for (path, _), old, new in zip(others, jaxpr.invars, jaxpr.outvars, strict=False):
-        name = path_string(path)
-        if is_in(new, made) and old in read and name.split("/")[-1] not in clocks:
-            raise ValueError(
-                f"exact_rows: {name!r} in the state changes from step to step, and what it was at "
-                f"the steps that a row missed is not kept; {advice}"
-            )
-    on_slots(check_slot, state, params, tables)
-    try:
-        _StepOfRows(tx, whole, params, state).check()
+        _StepOfRows(tx, params, rows, state).check()
     except Mixed as mixed:
         raise ValueError(
             "exact_rows: something is computed from the updates of all rows, such as their norm, "
             "and what it was at the steps that a row missed is not kept "
-            f"({str(mixed).replace('layer', 'row')}): take the norm "
-            f"of the gradients, before all else; or {advice}"
+            f"({str(mixed).replace('layer', 'row')}): take the norm of the gradients, before all "
+            f"else; or {_ADVICE}"
         ) from None
+
+
+_ADVICE = "use the lazy update, or dense_rows"
+
+
+def _on_slots(
+    tx: GradientTransformation, function: Any, state: State, *rest: Any, others: Any = None
+) -> State:
+    """The state with `function` of each slot, and `others` of each other part."""
+    return map_params(
+        tx,
+        function,
+        state,
+        *rest,
+        transform_non_params=others,
+        is_leaf=lambda x: isinstance(x, Stored),
+    )
+
+
+def _check_state(tx: GradientTransformation, rows: Params, state: State) -> None:
+    """Raise unless `tx` runs on rows, and a step needs no state but slots and the step number."""
+    clocks = {"count", *_counters(state)}
+    marked = _on_slots(tx, lambda _: None, state, others=_Other)
+    others, _ = with_paths(marked, is_leaf=lambda x: isinstance(x, _Other))
+    slots: list[Any] = []
+    _on_slots(tx, slots.append, state)
+
+    def update(values: list[Any], slots: list[Any], params: Params) -> Any:
+        numbers, arrays = iter(values), iter(slots)
+        whole = _on_slots(tx, lambda _: next(arrays), state, others=lambda _: next(numbers))
+        updates, new = tx.update(jax.tree.map(_two_rows, params), whole, params)
+        after: list[Any] = []
+        _on_slots(tx, lambda _: None, new, others=after.append)
+        return after, _still_rows(params, updates)
+
+    try:
+        jaxpr = jax.make_jaxpr(update)([other.value for _, other in others], slots, rows).jaxpr
+    except ValueError as problem:
+        raise ValueError(
+            f"exact_rows: a row cannot take the steps that it missed: {problem}; {_ADVICE}"
+        ) from problem
+    read = {v for eqn in jaxpr.eqns for v in variables(eqn.invars)}
+    computed = {v for eqn in jaxpr.eqns for v in eqn.outvars}
+    for (path, _), old, new in zip(others, jaxpr.invars, jaxpr.outvars, strict=False):
+        name = path_string(path)
+        if is_in(new, computed) and old in read and name.split("/")[-1] not in clocks:
+            raise ValueError(
+                f"exact_rows: {name!r} in the state changes from step to step, and what it was at "
+                f"the steps that a row missed is not kept; {_ADVICE}"
+            )
+
+
+def _two_rows(p: Any) -> Rows:
+    """A gradient of two rows of a table."""
+    return Rows(jnp.arange(2), jnp.zeros((2, *p.shape[1:]), p.dtype), p.shape)
+
+
+def _still_rows(params: Params, updates: Updates) -> Updates:
+    """The updates; raises TypeError if rows have become whole tables."""
+    dense = jax.tree.map(
+        lambda p, u: p is not None and not is_rows(u), params, updates, is_leaf=is_leaf
+    )
+    if any(jax.tree.leaves(dense)):
+        raise TypeError(
+            "exact_rows: the transformation inside makes whole tables of rows, so that no row ever "
+            "misses a step; leave exact_rows out"
+        )
+    return updates
 
 
 class _Known(NamedTuple):
@@ -172,6 +199,8 @@ def _results(eqn: Any, operands: list[Any]) -> list[_Known]:
     known = list(map(_known, operands))
     if eqn.primitive.name in CALLS:
         return interpret(called(eqn), known, _results)
+    if eqn.primitive.name == "optimization_barrier":
+        return known
     rows = [x for x in known if isinstance(x.kind, Layered)]
     of_gradients = all(x.of_gradients for x in rows)
     zero = _is_zero(eqn, known)
@@ -205,7 +234,7 @@ _OF_ONE = (
     *("neg", "abs", "sign", "sqrt", "cbrt", "square", "tanh", "sin", "asinh"),
     *("convert_element_type", "reduce_precision", "copy", "real", "imag", "conj", "expm1", "log1p"),
 )
-_OF_ALL = ("add", "sub", "add_any", "max", "min", "copy_p", "optimization_barrier")
+_OF_ALL = ("add", "sub", "add_any", "max", "min", "copy_p")
 
 
 class _StepOfRows:
@@ -242,7 +271,9 @@ class _StepOfRows:
             shape = (rows, *x.shape[1:]) if self.is_table[i] and rows is not None else x.shape
             return jax.ShapeDtypeStruct(shape, x.dtype)
 
-        return map_present(cut, self.params, self.index), self._on_slots(cut, self.state)
+        return map_present(cut, self.params, self.index), _on_slots(
+            self.tx, cut, self.state, self.index
+        )
 
     def _traced(self, rows: int | None) -> tuple[Any, Any]:
         """The program of a step on tables of so many rows, and the form of its results."""
@@ -279,7 +310,7 @@ class _StepOfRows:
 
         tables, state = self._tables(rows)
         map_present(of_gradient, tables, self.index)
-        self._on_slots(of_row, state, of_all)
+        _on_slots(self.tx, of_row, state, self.index, others=of_all)
         map_present(of_row, tables, self.index)
         closed, out = self._traced(rows)
         results = iter(interpret(closed, known, _results))
@@ -293,15 +324,5 @@ class _StepOfRows:
             return x
 
         map_present(check, out[0], self.index)
-        self._on_slots(check, out[1], passed)
+        _on_slots(self.tx, check, out[1], self.index, others=passed)
         return formula(closed)
-
-    def _on_slots(self, function: Any, state: State, others: Any = None) -> State:
-        return map_params(
-            self.tx,
-            function,
-            state,
-            self.index,
-            transform_non_params=others,
-            is_leaf=lambda x: isinstance(x, Stored),
-        )
