@@ -148,8 +148,6 @@ class Traits(NamedTuple):
         links: these and their states, if updates pass through one after another.
         on_part: ``(i, function, tree) -> tree``, the tree with the function's result for the leaves
             that part `i` (or `i` of `inner`) sees, if it does not see the tree as it is.
-        inner: the transformations that it runs in another way, or a function that returns them;
-            what these can do is looked up in them.
         takes_vectors: whether it does the same if leaves are joined into longer ones, so that it
             may run on the vectors of :func:`pack`.
         clock: the state class, of a count alone, where a transformation without a state has a
@@ -163,6 +161,8 @@ class Traits(NamedTuple):
         roles: ``params -> {path: role}``, for what it takes the leaves that it knows.
         takes_norm: for one that takes the norm of all gradients as the extra argument `grad_norm`,
             whether a leaf's update reads it, or the state of the next step alone.
+        inner: the transformations that it runs in another way, or a function that returns them;
+            what these can do is looked up in them.
     """
 
     step: StepFn | None = None
@@ -172,7 +172,6 @@ class Traits(NamedTuple):
     parts: tuple[Any, ...] | None = None
     links: Links | None = None
     on_part: Callable[[int, Callable[[Any], Any], Any], Any] | None = None
-    inner: tuple[Any, ...] | Callable[[], tuple[Any, ...]] = ()
     takes_vectors: bool = False
     clock: Callable[[Any], State] | None = None
     cases: Any = None
@@ -181,6 +180,7 @@ class Traits(NamedTuple):
     nearest: Callable[[Params], Params] | None = None
     roles: Callable[[Params], Mapping[str, Any]] | None = None
     takes_norm: Literal["update", "state"] | None = None
+    inner: tuple[Any, ...] | Callable[[], tuple[Any, ...]] = ()
 
     def passed_on(self) -> "Traits":
         """The record for a pair that takes the same steps with the same state, in another way.
