@@ -30,6 +30,7 @@ from gradtx.packed import holds_packed, on_leaves, unpack
 from gradtx.scheduled import Schedules
 from gradtx.shardings import on_explicit_axes
 from gradtx.types import Params, State, Updates
+from gradtx.whole import of_form, whole_form, whole_leaves
 
 
 class Expansion:
@@ -94,7 +95,8 @@ class Expansion:
         if program:
             numbers, structure = self.declaration.flatten()
             done: tuple[Updates, State]
-            done = _program(structure)(numbers, updates, state, params, **arrays)
+            run = _program(structure, whole_form())
+            done = run(numbers, updates, state, params, **arrays)
             return done
         with one_by_one(program is False):
             updates, params = as_arrays(updates), as_arrays(params)
@@ -141,11 +143,16 @@ def _update_of(pair: Any, state: State) -> Any:
 
 
 @functools.lru_cache(maxsize=64)  # of the optimizers that ran last
-def _program(structure: Any) -> Callable[..., Any]:
-    """The step of what a declaration describes, compiled; its array hyperparameters come first."""
+def _program(structure: Any, whole: Any) -> Callable[..., Any]:
+    """The step of what a declaration describes, compiled; its array hyperparameters come first.
+
+    Args:
+        structure: of the declaration.
+        whole: the :func:`whole_form` of the leaves that it is asked of.
+    """
 
     def run(numbers: Any, *trees: Any, **extra_args: Any) -> Any:
-        with one_by_one(True):  # for jax.disable_jit
+        with one_by_one(True), whole_leaves(of_form(whole)):  # the first for jax.disable_jit
             expansion = Expansion(Declaration.unflatten(structure, numbers))
             return expansion.update(*trees, **extra_args)
 

@@ -18,6 +18,7 @@ from jax.sharding import SingleDeviceSharding
 from gradtx.numerics import as_arrays
 from gradtx.numerics.tracing import is_tracer
 from gradtx.types import Array, Params, PyTree, State, Updates, is_stored
+from gradtx.whole import part_of_whole
 
 
 class Layout(NamedTuple):
@@ -176,7 +177,8 @@ def on_leaves(
 ) -> tuple[Any, State]:
     """``function(updates, state, params, **extra_args)`` on leaves instead of their vectors."""
     seen, own, extra = unpack((updates, params, extra_args))
-    done, state = function(seen, state, own, **extra)
+    with part_of_whole(unpack):
+        done, state = function(seen, state, own, **extra)
     return packed_like(done, updates), state
 
 
@@ -199,7 +201,9 @@ def uniform(choose: Callable[[PyTree], PyTree], tree: PyTree) -> PyTree:
             )
         return Packed({k: next(iter(said[k])) for k in part.vectors}, part.layout)
 
-    return jax.tree.map(on_part, tree, choose(jax.eval_shape(unpack, tree)), is_leaf=is_packed)
+    with part_of_whole(unpack):
+        mask = choose(jax.eval_shape(unpack, tree))
+    return jax.tree.map(on_part, tree, mask, is_leaf=is_packed)
 
 
 def _joined(leaves: list[Any], layout: Layout) -> Packed:

@@ -15,6 +15,7 @@ from gradtx.declaration import Builder, Declaration, Declared, publish
 from gradtx.expansion import Expansion
 from gradtx.flax_forms import tell_flax
 from gradtx.packed import holds_packed, on_leaves, unpack
+from gradtx.rows import is_rows
 from gradtx.scheduled import ScheduledState  # noqa: F401  # pickled states name this module
 from gradtx.traits import (
     BeforeFn,
@@ -174,12 +175,20 @@ class GradientTransformation(_Pair, Declared):
             found += transformations_in(value, "" if kind is kind.VAR_POSITIONAL else name)
         return tuple(found)
 
-    @property
+    @functools.cached_property
     def inside(self) -> "tuple[GradientTransformation, ...]":
-        """The transformations directly inside of it: what it stands for, its parts, or children."""
+        """The transformations directly inside of it: what it stands for, its parts, or others.
+
+        The others are those that its record names, and those among its arguments.
+        """
         if self.expansion is not self and self.expansion.declaration is not None:
             return (self.expansion,)
-        return tuple(tx for _, tx in self.children) if self.parts is None else self.parts
+        if self.parts is not None:
+            return self.parts
+        inner = self.traits.inner
+        inner = inner() if callable(inner) else inner
+        seen = {id(each) for tx in inner for each in (tx, *tx.within)}
+        return (*inner, *(tx for _, tx in self.children if id(tx) not in seen))
 
     @functools.cached_property
     def within(self) -> "tuple[GradientTransformation, ...]":
@@ -202,8 +211,11 @@ class GradientTransformation(_Pair, Declared):
 
     def _replace(self, **fields: Any) -> Self:
         declared = self.declaration is not None and "init" in fields
-        # With another update, what the old one could do says nothing; nor does what was declared.
-        kept = Traits() if "update" in fields or declared else self.traits
+        kept = self.traits
+        if "update" in fields or declared:
+            # What the old update could do says nothing, nor does what was declared. What it needs
+            # is looked up in it, since another that works on its state most likely calls it.
+            kept = Traits(inner=() if "init" in fields else (self,))
         return type(self)(**{**self._asdict(), **kept._asdict(), **fields})
 
     @property  # type: ignore[misc]
@@ -469,6 +481,21 @@ def with_extra_args_support(tx: Any) -> GradientTransformation:
     return _adapted(init, update, takes_more)
 
 
+def _check_rows(old: Updates, new: Updates) -> None:
+    """Raise TypeError if a function of another library took `Rows` apart."""
+    before = [x for x in jax.tree.leaves(old, is_leaf=is_rows) if is_rows(x)]
+    if not before:
+        return
+    indices = {id(rows.indices) for rows in before}
+    for path, x in jax.tree_util.tree_flatten_with_path(new, is_leaf=is_rows)[0]:
+        if is_rows(x) and id(x.indices) not in indices:
+            raise TypeError(
+                f"at {jax.tree_util.keystr(path, simple=True, separator='/')!r} another library's "
+                "transformation maps over the indices of Rows as if they were a gradient: put "
+                "dense_rows around it, or leave the table out with masked"
+            )
+
+
 @functools.lru_cache(maxsize=64)  # so that a program compiled for it is found again
 def _adapted(
     init: Callable[..., State], update: Callable[..., Any], takes_more: bool
@@ -481,6 +508,8 @@ def _adapted(
         given = extra_args if takes_more else {}
         if holds_packed(updates):
             return on_leaves(update, updates, state, params, given)
-        return cast(tuple[Updates, State], update(updates, state, params, **given))
+        new, state = update(updates, state, params, **given)
+        _check_rows(updates, new)
+        return new, state
 
     return GradientTransformationExtraArgs(lambda params: init(unpack(params)), update_with)

@@ -13,6 +13,7 @@ from gradtx.declaration import read_by_people
 from gradtx.packed import holds_packed, uniform
 from gradtx.rows import is_rows
 from gradtx.types import PyTree, TreeT, Where as Where
+from gradtx.whole import whole_of
 
 MaskOrFn: TypeAlias = Where | None
 """Optax's name for a choice of leaves, or none."""
@@ -245,6 +246,7 @@ def _given_mask(tree: PyTree, where: Where) -> tuple[PyTree, bool]:
         return uniform(lambda leaves: mask_tree(leaves, where), tree), True
     if isinstance(where, str):
         where = (where,)
+    tree = whole_of(tree)
     leaves, treedef = leaves_with_path(tree)
     if not leaves:  # such as the placeholder that Optax's tree_map_params passes as parameters
         return tree, True

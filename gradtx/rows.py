@@ -1,5 +1,6 @@
 """Rows: the gradient, or the update, of the few rows of a table that a step touches."""
 
+import math
 from typing import Any
 
 import jax
@@ -111,6 +112,10 @@ class Rows:
     @property
     def ndim(self) -> int:
         return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
 
     def __repr__(self) -> str:
         return f"Rows({np.size(self.indices)} of {self.shape}, {self.dtype})"

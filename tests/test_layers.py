@@ -14,7 +14,7 @@ ROOT = pathlib.Path(__file__).parent.parent / "gradtx"
 # Lowest first: a folder or a module may import from itself and from those before it in this list.
 LAYERS = (
     *("absences", "namespace", "contexts", "signatures", "types", "checks", "numerics"),
-    *("host_values", "declaration", "declared_schedule", "rows", "packed", "materialized"),
+    *("host_values", "declaration", "declared_schedule", "rows", "whole", "packed", "materialized"),
     *("paths", "shardings", "flax_forms", "explanations"),
     *("scheduled", "eager", "expansion", "traits", "pair"),
     *("tree", "tree_utils", "linear_algebra", "eigenbasis", "storage", "engine"),

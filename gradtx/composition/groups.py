@@ -1,5 +1,6 @@
 """Groups: every leaf has a label, and every label has its own transformation."""
 
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
 
@@ -21,6 +22,7 @@ from gradtx.paths import (
     mask_tree,
 )
 from gradtx.types import InnerState, Params, PyTree, State, Updates
+from gradtx.whole import part_of_whole
 
 
 class PartitionState(NamedTuple):
@@ -100,9 +102,11 @@ def partition(
 
     def init(params: Params) -> State:
         groups = _Groups(params, param_labels, links)
-        return PartitionState(
-            {label: MaskedState(tx.init(groups.pick(params, label))) for label, tx in links.items()}
-        )
+        states = {}
+        for label, tx in links.items():
+            with part_of_whole(functools.partial(groups.pick, label=label)):
+                states[label] = MaskedState(tx.init(groups.pick(params, label)))
+        return PartitionState(states)
 
     def update(
         updates: Updates, state: State, params: Params | None = None, **extra_args: Any
@@ -125,12 +129,13 @@ def partition(
         new, states = updates, {}
         for label, tx in links.items():
             extra = {name: groups.pick(value, label) for name, value in divided.items()}
-            mine, inner = tx.update(
-                groups.pick(updates, label),
-                state.inner_states[label].inner_state,
-                None if params is None else groups.pick(params, label),
-                **{**extra_args, **extra},
-            )
+            with part_of_whole(functools.partial(groups.pick, label=label)):
+                mine, inner = tx.update(
+                    groups.pick(updates, label),
+                    state.inner_states[label].inner_state,
+                    None if params is None else groups.pick(params, label),
+                    **{**extra_args, **extra},
+                )
             states[label] = MaskedState(inner)
             new = groups.put(mine, label, new)
         return new, PartitionState(states)

@@ -17,6 +17,7 @@ from gradtx.paths import (
     with_paths,
 )
 from gradtx.types import PyTree
+from gradtx.whole import whole_of
 
 Labels: TypeAlias = Any
 """Gives each leaf a label: a tree of labels or a prefix of it, a function from the parameters to
@@ -96,6 +97,7 @@ def _is_patterns(labels: Any, tree: PyTree, known: Any) -> bool:
 
 def labels_of(tree: PyTree, labels: Labels, known: Any) -> PyTree:
     """The labels of a tree: a tree like it, or a prefix of one where `labels` gives that."""
+    tree = whole_of(tree)
     keyed, treedef = leaves_with_path(tree)
     if not keyed:  # such as the placeholder that Optax's tree_map_params passes as parameters
         return tree

@@ -9,6 +9,7 @@ from gradtx.composition.around import InnerStep, around
 from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.paths import Where, chosen, is_leaf, mask_prefix, mask_tree, merge
 from gradtx.types import COUNTER, MaskedInnerState, Params, PyTree, State, Updates, fields_of
+from gradtx.whole import part_of_whole
 
 
 class MaskedState(NamedTuple):
@@ -24,24 +25,34 @@ def restrict(inner: GradientTransformation, where: Where | None) -> GradientTran
     tx = with_extra_args_support(inner)
 
     def init(params: Params) -> State:
-        return tx.init(chosen(params, mask_prefix(params, where)))
+        mask = mask_prefix(params, where)
+        with part_of_whole(lambda whole: chosen(whole, mask)):
+            return tx.init(chosen(params, mask))
 
     def run(
         inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
-        mask = mask_prefix(updates, where)  # once: a function of the user's may take long
+        asked = _asked(updates, params)
+        mask = mask_prefix(asked, where)  # once: a function of the user's may take long
         seen = params
         if params is not None:
-            own: Any = jax.tree.structure(params)
-            alike = own == jax.tree.structure(updates)
-            seen = chosen(params, mask if alike else mask_prefix(params, where))
-        new, state = inner_step(chosen(updates, mask), state, seen)
+            seen = chosen(params, mask if asked is params else mask_prefix(params, where))
+        with part_of_whole(lambda whole: chosen(whole, mask)):
+            new, state = inner_step(chosen(updates, mask), state, seen)
         return merge(new, updates), state
 
     def on_part(_: int, function: Callable[[Any], Any], tree: PyTree) -> PyTree:
         return merge(function(chosen(tree, mask_prefix(tree, where))), tree)
 
     return around(tx, init, run, parts=(tx,), on_part=on_part)
+
+
+def _asked(updates: Updates, params: Params | None) -> PyTree:
+    """The tree of which a mask is asked: the parameters, or the updates if there are no others."""
+    if params is None:
+        return updates
+    form: Any = jax.tree.structure(updates, is_leaf=is_leaf)
+    return params if jax.tree.structure(params, is_leaf=is_leaf) == form else updates
 
 
 def split_by_mask(
@@ -55,7 +66,7 @@ def split_by_mask(
     def run(
         inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
-        mask = mask_tree(updates, where)
+        mask = mask_tree(_asked(updates, params), where)
         rest = jax.tree.map(lambda g, m: None if m else g, updates, mask, is_leaf=is_leaf)
         new, after = inner_step(chosen(updates, mask), state, params)
         counters = fields_of(type(after), COUNTER)  # both parts belong to one step

@@ -11,6 +11,7 @@ import numpy as np
 
 from gradtx.paths import path_string, spread_leaves
 from gradtx.types import Array, PyTree
+from gradtx.whole import whole_of
 
 
 class Matrices(NamedTuple):
@@ -85,6 +86,7 @@ class MatrixDimensions:
             ValueError: they are not a tree like it or a prefix of it.
             TypeError: a leaf of them is of another class.
         """
+        tree = whole_of(tree)
         numbers = self.kind() if self.given is None else self.given
         if callable(numbers) and not isinstance(numbers, self.kind):
             numbers = numbers(tree)

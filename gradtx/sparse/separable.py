@@ -5,13 +5,39 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradtx.numerics.programs import inner_jaxprs, is_in, variables
+from gradtx.numerics.keys import is_key
+from gradtx.numerics.programs import called, interpret, is_in, variables
 from gradtx.pair import GradientTransformation
 from gradtx.paths import is_leaf, map_present, path_string, with_paths
 from gradtx.rows import Rows, is_rows
+from gradtx.training.separate import (
+    CALLS,
+    OUTSIDE,
+    Kind,
+    Layered,
+    Mixed,
+    check_owner,
+    formula,
+    free,
+    in_layers,
+    kind_of,
+    owned_by,
+    results_of,
+)
 from gradtx.traits import Scope
 from gradtx.tree.search import children_of, map_params
-from gradtx.types import COUNTER, SLOT, Params, PyTree, State, Stored, fields_of, state_fields
+from gradtx.types import (
+    COUNTER,
+    SLOT,
+    Params,
+    PyTree,
+    State,
+    Stored,
+    Updates,
+    fields_of,
+    state_fields,
+)
+from gradtx.whole import whole_leaves
 
 
 def treats_rows_alone(tx: GradientTransformation) -> bool:
@@ -56,91 +82,247 @@ def check_separable(
     """
     if treats_rows_alone(tx):
         return
-    advice = "use the lazy update, or dense_rows"
-    params = map_present(lambda t, p: p, tables, params)
-
-    def gradient(p: Any) -> Any:
-        return Rows(jnp.arange(2), jnp.zeros((2, *p.shape[1:]), p.dtype), p.shape)
+    rows = map_present(lambda t, p: p, tables, params)
+    _check_state(tx, rows, state)
 
     def check_slot(slot: Any, p: Any, table: Any) -> None:
         if table is not None and not (hasattr(p, "shape") and slot.shape[:1] == p.shape[:1]):
             raise ValueError(
                 f"exact_rows: a slot of the shape {slot.shape} belongs to more than a row of a "
-                f"table; {advice}"
+                f"table; {_ADVICE}"
             )
 
-    def on_slots(function: Any, state: State, *rest: Any, others: Any = None) -> State:
-        return map_params(
-            tx,
-            function,
-            state,
-            *rest,
-            transform_non_params=others,
-            is_leaf=lambda x: isinstance(x, Stored),
-        )
+    _on_slots(tx, check_slot, state, rows, tables)
+    try:
+        _StepOfRows(tx, params, rows, state).check()
+    except Mixed as mixed:
+        raise ValueError(
+            "exact_rows: something is computed from the updates of all rows, such as their norm, "
+            "and what it was at the steps that a row missed is not kept "
+            f"({str(mixed).replace('layer', 'row')}): take the norm of the gradients, before all "
+            f"else; or {_ADVICE}"
+        ) from None
 
+
+_ADVICE = "use the lazy update, or dense_rows"
+
+
+def _on_slots(
+    tx: GradientTransformation, function: Any, state: State, *rest: Any, others: Any = None
+) -> State:
+    """The state with `function` of each slot, and `others` of each other part."""
+    return map_params(
+        tx,
+        function,
+        state,
+        *rest,
+        transform_non_params=others,
+        is_leaf=lambda x: isinstance(x, Stored),
+    )
+
+
+def _check_state(tx: GradientTransformation, rows: Params, state: State) -> None:
+    """Raise unless `tx` runs on rows, and a step needs no state but slots and the step number."""
     clocks = {"count", *_counters(state)}
-    marked = on_slots(lambda _: None, state, others=_Other)
+    marked = _on_slots(tx, lambda _: None, state, others=_Other)
     others, _ = with_paths(marked, is_leaf=lambda x: isinstance(x, _Other))
+    slots: list[Any] = []
+    _on_slots(tx, slots.append, state)
 
     def update(values: list[Any], slots: list[Any], params: Params) -> Any:
-        given, held = iter(values), iter(slots)
-        found: list[Any] = []
-        whole = on_slots(lambda _: next(held), state, others=lambda _: next(given))
-        grads = jax.tree.map(gradient, params)
-        updates, new = tx.update(grads, whole, params)
-        dense = jax.tree.map(
-            lambda g, u: is_rows(g) and not is_rows(u), grads, updates, is_leaf=is_leaf
-        )
-        if any(jax.tree.leaves(dense)):
-            raise TypeError(
-                "exact_rows: the transformation inside makes whole tables of rows, so that no row "
-                "ever misses a step; leave exact_rows out"
-            )
-        on_slots(lambda _: None, new, others=found.append)
-        return found, updates
+        numbers, arrays = iter(values), iter(slots)
+        whole = _on_slots(tx, lambda _: next(arrays), state, others=lambda _: next(numbers))
+        updates, new = tx.update(jax.tree.map(_two_rows, params), whole, params)
+        after: list[Any] = []
+        _on_slots(tx, lambda _: None, new, others=after.append)
+        return after, _still_rows(params, updates)
 
-    slots: list[Any] = []
-    on_slots(slots.append, state)
     try:
-        jaxpr = jax.make_jaxpr(update)([other.value for _, other in others], slots, params).jaxpr
+        jaxpr = jax.make_jaxpr(update)([other.value for _, other in others], slots, rows).jaxpr
     except ValueError as problem:
         raise ValueError(
-            f"exact_rows: a row cannot take the steps that it missed: {problem}; {advice}"
+            f"exact_rows: a row cannot take the steps that it missed: {problem}; {_ADVICE}"
         ) from problem
     read = {v for eqn in jaxpr.eqns for v in variables(eqn.invars)}
-    made = {v for eqn in jaxpr.eqns for v in eqn.outvars}
+    computed = {v for eqn in jaxpr.eqns for v in eqn.outvars}
     for (path, _), old, new in zip(others, jaxpr.invars, jaxpr.outvars, strict=False):
         name = path_string(path)
-        if is_in(new, made) and old in read and name.split("/")[-1] not in clocks:
+        if is_in(new, computed) and old in read and name.split("/")[-1] not in clocks:
             raise ValueError(
                 f"exact_rows: {name!r} in the state changes from step to step, and what it was at "
-                f"the steps that a row missed is not kept; {advice}"
+                f"the steps that a row missed is not kept; {_ADVICE}"
             )
-    on_slots(check_slot, state, params, tables)
-    if _mixes(jaxpr, set(jaxpr.invars[len(others) :])):
-        raise ValueError(
-            "exact_rows: a number is computed from the updates of all rows, such as their norm, "
-            "and what it was at the steps that a row missed is not kept: take the norm of the "
-            f"gradients, before all else; or {advice}"
+
+
+def _two_rows(p: Any) -> Rows:
+    """A gradient of two rows of a table."""
+    return Rows(jnp.arange(2), jnp.zeros((2, *p.shape[1:]), p.dtype), p.shape)
+
+
+def _still_rows(params: Params, updates: Updates) -> Updates:
+    """The updates; raises TypeError if rows have become whole tables."""
+    dense = jax.tree.map(
+        lambda p, u: p is not None and not is_rows(u), params, updates, is_leaf=is_leaf
+    )
+    if any(jax.tree.leaves(dense)):
+        raise TypeError(
+            "exact_rows: the transformation inside makes whole tables of rows, so that no row ever "
+            "misses a step; leave exact_rows out"
+        )
+    return updates
+
+
+class _Known(NamedTuple):
+    """What is known of an array in a step, for a row that gets no gradient in it.
+
+    Attributes:
+        kind: whose its entries are, where each row is an owner.
+        of_gradients: whether it is computed from gradients alone.
+        zero: whether the row's entries are zero, since its gradient is.
+    """
+
+    kind: Kind
+    of_gradients: bool
+    zero: bool
+
+
+def _known(x: Any) -> _Known:
+    return x if isinstance(x, _Known) else _Known(kind_of(x), True, False)
+
+
+def _results(eqn: Any, operands: list[Any]) -> list[_Known]:
+    """What is known of the results of an equation.
+
+    A number of all rows may be computed from gradients alone, and may differ at each step: where it
+    multiplies a row without a gradient, the result is zero all the same.
+    """
+    known = list(map(_known, operands))
+    if eqn.primitive.name in CALLS:
+        return interpret(called(eqn), known, _results)
+    if eqn.primitive.name == "optimization_barrier":
+        return known
+    rows = [x for x in known if isinstance(x.kind, Layered)]
+    of_gradients = all(x.of_gradients for x in rows)
+    zero = _is_zero(eqn, known)
+    try:
+        kinds = results_of(eqn, [x.kind for x in known])
+    except Mixed as mixed:
+        if not (of_gradients or zero):
+            raise Mixed(eqn.primitive.name) from mixed
+        kinds = [free(v.aval.shape, is_random=True) for v in eqn.outvars]
+    if zero:
+        kinds = [next(x.kind for x in known if x.zero)] * len(kinds)
+    return [_Known(kind, of_gradients, zero) for kind in kinds]
+
+
+def _is_zero(eqn: Any, known: list[_Known]) -> bool:
+    """Whether each entry of the result is zero where those of the operands are that are known."""
+    name, shape = eqn.primitive.name, eqn.outvars[0].aval.shape
+    zeros = [x.zero and v.aval.shape == shape for x, v in zip(known, eqn.invars, strict=True)]
+    if name == "mul":
+        return any(zeros)
+    if name in ("div", *_OF_ONE):
+        return zeros[0]
+    if name == "integer_pow":
+        return zeros[0] and eqn.params["y"] > 0
+    if name == "select_n":
+        return all(zeros[1:])
+    return name in _OF_ALL and all(zeros)
+
+
+_OF_ONE = (
+    *("neg", "abs", "sign", "sqrt", "cbrt", "square", "tanh", "sin", "asinh"),
+    *("convert_element_type", "reduce_precision", "copy", "real", "imag", "conj", "expm1", "log1p"),
+)
+_OF_ALL = ("add", "sub", "add_any", "max", "min", "copy_p")
+
+
+class _StepOfRows:
+    """A step on tables of a few rows, followed with each row as an owner.
+
+    Args:
+        tx: the transformation.
+        whole: the parameters.
+        params: the tables among them, None for other leaves.
+        state: the state.
+    """
+
+    def __init__(
+        self, tx: GradientTransformation, whole: Params, params: Params, state: State
+    ) -> None:
+        self.tx, self.whole, self.params, self.state = tx, whole, params, state
+        treedef: Any
+        leaves, treedef = jax.tree.flatten(params, is_leaf=is_leaf)
+        self.index = treedef.unflatten(range(len(leaves)))
+        self.is_table = [p is not None for p in leaves]
+
+    def check(self) -> None:
+        """Raise Mixed unless each row takes its step alone, and would in a table of any length."""
+        # With another row, what is cut into as many parts as there are rows is not cut at them.
+        formulas = [self._followed(rows) for rows in (4, 5)]
+        formulas += [formula(self._traced(rows)[0]) for rows in (None, 2, 1)]
+        if any(each != formulas[0] for each in formulas):
+            raise Mixed("its formula depends on the number of rows")
+
+    def _tables(self, rows: int | None) -> tuple[Params, State]:
+        """The tables and the state as they are, or with so many rows."""
+
+        def cut(x: Any, i: int) -> Any:
+            shape = (rows, *x.shape[1:]) if self.is_table[i] and rows is not None else x.shape
+            return jax.ShapeDtypeStruct(shape, x.dtype)
+
+        return map_present(cut, self.params, self.index), _on_slots(
+            self.tx, cut, self.state, self.index
         )
 
+    def _traced(self, rows: int | None) -> tuple[Any, Any]:
+        """The program of a step on tables of so many rows, and the form of its results."""
 
-def _mixes(jaxpr: Any, of_rows: set[Any]) -> bool:
-    """Whether a scalar is computed from several entries of the variables `of_rows`.
+        def step(grads: Any, state: Any, params: Any) -> Any:
+            with whole_leaves(self.whole):
+                return self.tx.update(grads, state, params)
 
-    Variables computed from them are added to `of_rows`.
-    """
-    for eqn in jaxpr.eqns:
-        found = [v for v in variables(eqn.invars) if v in of_rows]
-        if not found:
-            continue
-        if any(v.aval.size > 1 for v in found) and any(v.aval.shape == () for v in eqn.outvars):
-            return True
-        for inner in inner_jaxprs(eqn):
-            # The operands of a branch or a loop come last among the inputs.
-            given = zip(reversed(eqn.invars), reversed(inner.invars), strict=False)
-            if _mixes(inner, {x for v, x in given if v in found}):
-                return True
-        of_rows.update(eqn.outvars)
-    return False
+        tables, state = self._tables(rows)
+        try:
+            return jax.make_jaxpr(step, return_shape=True)(tables, state, tables)
+        except (TypeError, ValueError) as error:
+            raise Mixed(str(error)) from error
+
+    def _followed(self, rows: int) -> list[Any]:
+        """The formula of a step on tables of so many rows; raises Mixed if it mixes them."""
+
+        def owner(x: Any, i: int) -> Kind:
+            return in_layers(i << 32, rows, rows) if self.is_table[i] else owned_by(OUTSIDE)
+
+        known: list[_Known] = []
+
+        def of_row(x: Any, i: int) -> Any:
+            known.append(_Known(owner(x, i), False, False))
+            return x
+
+        def of_gradient(x: Any, i: int) -> Any:
+            known.append(_Known(owner(x, i), True, True))
+            return x
+
+        def of_all(x: Any) -> Any:
+            known.append(_Known(free(jnp.shape(x), is_key(x)), True, False))
+            return x
+
+        tables, state = self._tables(rows)
+        map_present(of_gradient, tables, self.index)
+        _on_slots(self.tx, of_row, state, self.index, others=of_all)
+        map_present(of_row, tables, self.index)
+        closed, out = self._traced(rows)
+        results = iter(interpret(closed, known, _results))
+
+        def check(x: Any, i: int) -> Any:
+            check_owner(_known(next(results)).kind, owner(x, i))
+            return x
+
+        def passed(x: Any) -> Any:
+            next(results)
+            return x
+
+        map_present(check, out[0], self.index)
+        _on_slots(self.tx, check, out[1], self.index, others=passed)
+        return formula(closed)

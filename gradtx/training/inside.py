@@ -15,14 +15,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Literal
 
 from gradtx.composition.apply import take_step
 from gradtx.numerics import cast
 from gradtx.numerics.compiler_hints import true_after
 from gradtx.numerics.control import in_form_of, inside
 from gradtx.numerics.keys import is_key
-from gradtx.numerics.programs import inner_jaxprs
 from gradtx.numerics.tracing import vary, varying_axes
 from gradtx.packed import holds_packed
 from gradtx.pair import GradientTransformation
@@ -42,11 +40,11 @@ from gradtx.training.layerwise import in_its_place, name_of, norm_for, refuse_by
 from gradtx.training.resharding import Shardings, put
 from gradtx.training.scans import Loops, Stage
 from gradtx.training.separate import (
-    NOBODY,
-    Free,
+    OUTSIDE,
     Kind,
-    Layered,
     Mixed,
+    check_owner,
+    formula,
     free,
     in_layers,
     owned_by,
@@ -56,8 +54,8 @@ from gradtx.tree.memory import HOST, all_near, brought_in, is_on_host
 from gradtx.tree.search import map_params
 from gradtx.tree.sums import norm_sq
 from gradtx.types import Array, Params, PyTree, State, is_stored
+from gradtx.whole import whole_leaves
 
-_OUTSIDE = -2  # the owner of what belongs to leaves that get the ordinary step
 _BITS = 32  # of the number of a layer in its owner, above which is the number of the scan
 
 ClosedLoss = Callable[[Params], tuple[Array, Any]]
@@ -286,7 +284,8 @@ class Inside:
             extra["grad_norm"] = jax.ShapeDtypeStruct((), jnp.float32)
 
         def step(grads: Any, state: Any, params: Any, extra: Any) -> Any:
-            return take_step(tx, grads, state, params, **extra)
+            with whole_leaves(self.trained):
+                return take_step(tx, grads, state, params, **extra)
 
         def follow(layers: list[int]) -> None:
             """Raise Mixed unless the step of so many layers computes them apart."""
@@ -294,7 +293,7 @@ class Inside:
             def owner(x: Any, i: int) -> Kind:
                 k = self.stage_of.get(i)
                 if k is None:
-                    return owned_by(_OUTSIDE)
+                    return owned_by(OUTSIDE)
                 return in_layers(k << _BITS, layers[k], x.shape[0])
 
             def cut(x: Any, i: int) -> Any:
@@ -325,11 +324,11 @@ class Inside:
             results = iter(owners_after(closed, kinds))
 
             def check(x: Any, i: int) -> Any:
-                _check_owner(next(results), owner(x, i))
+                check_owner(next(results), owner(x, i))
                 return x
 
             def check_free(x: Any) -> Any:
-                _check_owner(next(results), owned_by(_OUTSIDE))
+                check_owner(next(results), owned_by(OUTSIDE))
                 return x
 
             jax.tree.map(check, out[0], self.index)
@@ -348,8 +347,8 @@ class Inside:
 
                 mine = self._only(k, jax.tree.map(cut, params, self.index))
                 held = _on_slots(tx, cut, whole, self.index)
-                alone.append(_formula(jax.make_jaxpr(step)(mine, held, mine, extra)))
-            if any(formula != alone[0] for formula in alone):
+                alone.append(formula(jax.make_jaxpr(step)(mine, held, mine, extra)))
+            if any(each != alone[0] for each in alone):
                 raise Mixed("its formula for a stack depends on the number of layers")
 
     def _one_more(self, k: int) -> int:
@@ -425,7 +424,8 @@ class Inside:
             extra["grad_norm"] = _norm(grads, carried)
         rest = self._only(None, self.treedef.unflatten(map(_conjugate, grads)))
         left = self._only(None, self.trained)
-        params, state = take_step(self.placed, rest, state, left, **extra)
+        with whole_leaves(self.trained):
+            params, state = take_step(self.placed, rest, state, left, **extra)
         leaves = self.treedef.flatten_up_to(params)
         new = [iter(made[1]) for made in carried]
         for stage, made in zip(self.loops.stages, carried, strict=True):
@@ -497,7 +497,7 @@ class Inside:
                 return slot
 
             alone = _on_slots(self.tx, of_layer, state, self.index, of_others)
-            with all_near():
+            with all_near(), whole_leaves(self.trained):
                 made, alone = take_step(self.placed, tree(grads), alone, tree(params), **extra)
             _on_slots(self.tx, collect, alone, self.index)
             leaves = self.treedef.flatten_up_to(made)
@@ -603,35 +603,3 @@ def _on_slots(
 
 def _on_host_if(x: Any, wanted: bool) -> Any:
     return jax.device_put(x, HOST) if wanted and not is_on_host(x) else x
-
-
-def _check_owner(found: Kind, expected: Kind) -> None:
-    """Raise Mixed unless a new array's entries have the owners of the array that it replaces."""
-    if not isinstance(expected, Layered):
-        return
-    if isinstance(found, Free):
-        same = found.flat if found.drawn is None else found.drawn
-        if expected.axis is not None and expected.axis not in same:
-            raise Mixed("a result that differs between layers is not computed from them")
-    elif expected.axis is None:
-        if not set(found.owners.tolist()) <= {NOBODY, _OUTSIDE}:
-            raise Mixed("what is kept of other leaves, or of all, is computed from the layers")
-    elif found.axis not in (expected.axis, None) or any(found.owners != expected.owners):
-        raise Mixed("a layer is computed from others")
-
-
-def _formula(closed: Any) -> list[Any]:
-    """The operations of a program and their numbers, without shapes, for a comparison."""
-
-    def of(jaxpr: Any) -> list[Any]:
-        return [
-            (
-                eqn.primitive.name,
-                [str(v.val) for v in eqn.invars if isinstance(v, Literal) and not jnp.shape(v.val)],
-                [x for x in eqn.params.values() if isinstance(x, int | float)],
-                [of(inner) for inner in inner_jaxprs(eqn)],
-            )
-            for eqn in jaxpr.eqns
-        ]
-
-    return of(closed.jaxpr)

@@ -1,5 +1,6 @@
 """Minimizing: taking the gradients of a loss, and a step with them."""
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
@@ -39,6 +40,7 @@ from gradtx.types import (
     Updates,
     is_state,
 )
+from gradtx.whole import whole_leaves
 
 Value = TypeVar("Value")  # what a loss returns: its value or, with has_aux, (value, aux)
 _Params_contra = TypeVar("_Params_contra", contravariant=True)
@@ -247,21 +249,33 @@ def _trained(params: Params, trainable: Where | None) -> Params:
     return trained
 
 
-def before_gradients(tx: GradientTransformation) -> BeforeFn | None:
+def before_gradients(tx: GradientTransformation, state: State = None) -> BeforeFn | None:
     """The function of `tx` that must run before gradients are taken; None if there is none.
+
+    Args:
+        tx: the transformation.
+        state: its state, which also shows what another library, or a user, put something around.
 
     Raises:
         ValueError: a transformation within `tx` has such a function, and `tx` has none.
     """
     own = tx.traits.before_gradients
     if own is None:
+        for x in jax.tree.leaves(state, is_leaf=lambda x: hasattr(type(x), "outermost")):
+            if hasattr(type(x), "outermost"):
+                raise _not_outermost(x.outermost)
         for inner in tx.within:
-            if inner.traits.before_gradients is not None and inner.declaration is not None:
-                raise ValueError(
-                    f"{inner.declaration.name} must be the outermost transformation, once: what is "
-                    "around it would not take part when rows catch up"
-                )
+            if inner.traits.before_gradients is not None:
+                named = inner.declaration
+                raise _not_outermost("what has before_gradients" if named is None else named.name)
     return own
+
+
+def _not_outermost(name: str) -> ValueError:
+    return ValueError(
+        f"{name} must be the outermost transformation, once: what is around it would not take part "
+        "when rows catch up"
+    )
 
 
 def apply_gradients(
@@ -292,11 +306,13 @@ def apply_gradients(
     tx = with_extra_args_support(tx)
     grads = packed_like(grads, params)
     check_gradients(grads, params)
-    before = before_gradients(tx)
+    before = before_gradients(tx, state)
     if before is not None:
         params, state = _prepared(before, params, state, lambda: grads)
     seen = map_present(lambda g, p: p, grads, params)
-    new, state = take_step(tx, grads, state, seen, **extra_args)
+    is_part = any(g is None for _, g in leaves_with_path(grads)[0])
+    with whole_leaves(as_arrays(params)) if is_part else contextlib.nullcontext():
+        new, state = take_step(tx, grads, state, seen, **extra_args)
     return merge(new, params), state
 
 
@@ -412,7 +428,7 @@ def minimize(
             where=inside,
         )
     tx = with_extra_args_support(tx)
-    before = before_gradients(tx)
+    before = before_gradients(tx, state)
     if before is not None:
 
         def touched() -> PyTree:

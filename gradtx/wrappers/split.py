@@ -21,6 +21,7 @@ from gradtx.rows import is_rows
 from gradtx.shardings import automatic, explicit_mesh, known_of_parts
 from gradtx.transforms.parameter_averages import averaged
 from gradtx.types import InnerState, Params, PyTree, State, Updates
+from gradtx.whole import part_of_whole
 
 
 class SplitLeaf(NamedTuple):
@@ -270,7 +271,7 @@ def split_leaves(inner: GradientTransformation, splits: Splits) -> GradientTrans
 
     def init(params: Params) -> State:
         layout = _Parted.found(splits, params)
-        with known_of_parts(layout.shardings):
+        with known_of_parts(layout.shardings), part_of_whole(layout.apart):
             return SplitLeavesState(tx.init(layout.divided(params)), layout)
 
     def run(
@@ -278,7 +279,7 @@ def split_leaves(inner: GradientTransformation, splits: Splits) -> GradientTrans
     ) -> tuple[Any, State]:
         layout = state.layout
         own = None if params is None else layout.apart(params)
-        with known_of_parts(layout.shardings):
+        with known_of_parts(layout.shardings), part_of_whole(layout.apart):
             new, kept = inner_step(layout.apart(updates), state.inner_state, own)
         joined = layout.joined(new, params if inner_step.whole else updates)
         return joined, SplitLeavesState(kept, layout)
@@ -286,4 +287,8 @@ def split_leaves(inner: GradientTransformation, splits: Splits) -> GradientTrans
     def roles(params: Params) -> dict[str, Role]:
         return roles_in(tx, jax.eval_shape(_Parted.found(splits, params).apart, params))
 
-    return around(tx, init, run, step=tx.step, roles=roles)
+    def on_part(_: int, function: Callable[[Any], Any], tree: PyTree) -> PyTree:
+        layout = _Parted.found(splits, tree)
+        return layout.joined(function(layout.apart(tree)), tree)
+
+    return around(tx, init, run, step=tx.step, on_part=on_part, roles=roles)

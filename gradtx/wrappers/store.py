@@ -25,6 +25,7 @@ from gradtx.storage.format import Codec
 from gradtx.storage.marked import plain
 from gradtx.tree.search import children_of
 from gradtx.types import Params, PyTree, State, Updates, is_stored, nonnegative_fields, state_fields
+from gradtx.whole import whole_of
 
 EMBEDDINGS = ("*embed*", "*Embed*")
 """The paths of embeddings: a row that few steps touch would change with the others in its block."""
@@ -159,10 +160,7 @@ def store(
     return GradientTransformationExtraArgs(
         init,
         update,
-        step,
-        before_gradients=tx.before_gradients,
-        parts=(tx,),
-        takes_vectors=True,
+        **tx.traits.passed_on()._replace(step=step, parts=(tx,), takes_vectors=True)._asdict(),
     )
 
 
@@ -295,7 +293,7 @@ def _check_storage(init: Any, rules: list[_Choice], state: State, params: Params
     theirs = {x.codec.name for x in leaves if is_encoded(x)}
     if theirs <= ours:
         return
-    structure: Any = jax.tree.structure(jax.eval_shape(init, params))
+    structure: Any = jax.tree.structure(jax.eval_shape(init, whole_of(params)))
     if structure != jax.tree.structure(plain(state)):  # what is inside may have codecs of its own
         raise ValueError(
             f"store: the state is kept as {', '.join(sorted(theirs - ours))}, and this keeps "
