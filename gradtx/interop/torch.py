@@ -90,9 +90,9 @@ def from_torch(
     Raises:
         ValueError: an unknown class, an unknown or missing option, a value out of range, a state
             of other shapes or not finite, a scheduler that has no schedule here, steps that do not
-            say how much of an epoch is over or need `steps_per_epoch`, `own_steps` with a scheduler, leaves that cannot be
-            told apart (the error says what to do), a `scaler` that shrinks by another factor
-            than it grows by.
+            say how much of an epoch is over or need `steps_per_epoch`, `own_steps` with a
+            scheduler, leaves that cannot be told apart (the error says what to do), a `scaler` that
+            shrinks by another factor than it grows by.
         TypeError: a value of the wrong type.
 
     Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, ASGD, LBFGS, Muon, NAdam, RAdam, RMSprop,

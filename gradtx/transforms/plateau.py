@@ -69,8 +69,9 @@ def reduce_on_plateau(
     ``shard_map`` or a ``pmap``, where each device has its own loss, put it inside
     :func:`share_value`; under plain ``jit`` all devices and hosts see the loss of the whole batch.
 
-    State: `ReduceLROnPlateauState`. :func:`hyperparams` shows the learning rate that results. As in Optax, the best value is infinite before the first step,
-    so under ``jax_debug_infs`` call ``init`` outside of ``jit``.
+    State: `ReduceLROnPlateauState`. :func:`hyperparams` shows the learning rate that results. As in
+    Optax, the best value is infinite before the first step, so under ``jax_debug_infs`` call
+    ``init`` outside of ``jit``.
 
     The tolerance is relative to :math:`|b|`. Optax's is relative to :math:`b`, so that a negative
     value that stays unchanged counts as an improvement forever.

@@ -202,13 +202,15 @@ PLATEAU = gradtx.reduce_on_plateau(0.5, patience=1)
         (gradtx.chain(PLATEAU, gradtx.adam(0.4)), {"1": 0.4}),
         (
             gradtx.chain(
-                gradtx.partition({"a": gradtx.sgd(0.4), "b": gradtx.sgd(0.8)}, {"w": "a", "b": "b"}),
+                gradtx.partition(
+                    {"a": gradtx.sgd(0.4), "b": gradtx.sgd(0.8)}, {"w": "a", "b": "b"}
+                ),
                 PLATEAU,
             ),
             {"0.transforms.a": 0.1, "0.transforms.b": 0.2},
         ),
         (
-            gradtx.chain(gradtx.sgd(0.4), gradtx.with_extra_args_support(PLATEAU), gradtx.clip(1.0)),
+            gradtx.chain(gradtx.sgd(0.4), gradtx.share_value(PLATEAU, "data"), gradtx.clip(1.0)),
             {"0": 0.1},
         ),
     ],
@@ -217,7 +219,7 @@ def test_a_learning_rate_is_the_one_in_force(tx, want):
     """After three values alike, of which the last two halve it."""
     state = tx.init(P)
     for _ in range(3):
-        updates, state = tx.update(P, state, P, value=1.0)
+        _, state = tx.update(P, state, P, value=1.0)
     found = gradtx.hyperparams(tx, state)
     rates = {path: rate for path, rate in found.items() if path.endswith("learning_rate")}
     assert rates == {f"{path}.learning_rate": pytest.approx(rate) for path, rate in want.items()}
