@@ -82,6 +82,7 @@ def test_a_step_that_is_compiled_enters_what_the_page_says():
 ADAPTERS = {
     "explanations.py": "explained.<locals>.run",
     "declaration.py": "Declaration.check_numbers",
+    "paths.py": "without_objects",
     "packed.py": "on_leaves",
     "eager.py": "Eager.steps",
     "shardings.py": "on_explicit_axes",
