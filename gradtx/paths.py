@@ -373,11 +373,13 @@ def without_objects(
     if other != treedef:
         gradients = leaves  # another error says so
 
-    def kept(p: Any, g: Any) -> Any:
+    def parameter(p: Any, g: Any) -> Any:
         untrained = g is None and isinstance(p, int | float | complex)
         return None if p is None or untrained or not trainable[_kind(p)] else p
 
-    arrays = treedef.unflatten([kept(p, g) for (_, p), g in zip(leaves, gradients, strict=True)])
+    arrays = treedef.unflatten(
+        [parameter(p, g) for (_, p), g in zip(leaves, gradients, strict=True)]
+    )
 
     def of_whole(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)

@@ -43,8 +43,7 @@ def scope(lift: Callable[P, GradientTransformation]) -> Callable[P, GradientTran
     @functools.wraps(lift)
     def checked(*args: P.args, **kwargs: P.kwargs) -> GradientTransformation:
         try:
-            given = signature().bind(*args, **kwargs).arguments
-            for argument, value in given.items():
+            for argument, value in signature().bind(*args, **kwargs).arguments.items():
                 _check(name, argument, value)
         except TypeError as error:
             text = str(error) if str(error).startswith(name) else f"{name}: {error}"

@@ -43,7 +43,7 @@ def _child_state(name: str, state: State) -> State:
     labelled = state.items() if isinstance(state, dict) else ()
     for label, of_label in labelled:
         if str(label) == name:
-            masked = masked_fields(type(of_label)) if hasattr(of_label, "_fields") else ()
+            masked = masked_fields(of_label.__class__) if hasattr(of_label, "_fields") else ()
             return next((getattr(of_label, field) for field in masked), of_label)
     return state
 
@@ -165,7 +165,7 @@ def _by_path(tx: GradientTransformation, state: State | None) -> dict[str, Any]:
 def _reduced(
     tx: GradientTransformation,
     links: list[tuple[str, GradientTransformation, State | None]],
-    found: dict[str, Any],
+    values: dict[str, Any],
 ) -> dict[str, Any]:
     """The learning rates of a chain that a link multiplies: those whose updates it is given."""
     reduced: dict[str, Any] = {}
@@ -176,15 +176,15 @@ def _reduced(
         # A rate right after it makes no difference to the product.
         after = itertools.takewhile(lambda link: _is_rate(link[1]), links[i + 1 :])
         names = [name for name, *_ in (*links[:i], *after)]
-        for path, value in {**found, **reduced}.items():
+        for path, value in {**values, **reduced}.items():
             inside = any(path.startswith(f"{name}.") for name in names)
             if inside and path.endswith("learning_rate") and value is not None:
                 reduced[path] = math.prod(factors, start=value)
     return reduced
 
 
-def _factors(state: State | None) -> tuple[str, ...]:
-    return factor_fields(type(state)) if hasattr(state, "_fields") else ()
+def _factors(state: Any) -> tuple[str, ...]:
+    return factor_fields(state.__class__) if hasattr(state, "_fields") else ()
 
 
 def _is_rate(tx: GradientTransformation) -> bool:

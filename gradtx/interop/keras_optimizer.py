@@ -146,8 +146,8 @@ def _batches(tx: GradientTransformation, state: Any) -> Any:
     if window is None:
         return None if next(step_counters(state), None) is None else iterations(state)
     tx, state = window
-    given = {} if tx.declaration is None else tx.declaration.arguments
-    every = given.get("every", given.get("every_k_schedule"))
+    arguments = {} if tx.declaration is None else tx.declaration.arguments
+    every = arguments.get("every", arguments.get("every_k_schedule"))
     if every is None or callable(every):
         return None
     return state.gradient_step * every + state.mini_step
