@@ -1,15 +1,16 @@
 """What a declaration stands for: the pair that its builder returns, and the one way into that pair.
 
-An update passes through these in turn, eager or traced; a whole step through 1, 2, 3 and 7, and
-`take_step` does 5 around it:
+An update passes through these in turn, eager or traced; a whole step through 1, 2, 4 and 8,
+`apply_gradients` does 3 before it, and `take_step` 6 around it:
 
 1. an error from arguments that were mixed up says so (`explanations`);
 2. hyperparameters must be single numbers (`Declaration.check_numbers`);
-3. vectors of packed leaves are taken apart, unless the pair takes vectors (`packed.on_leaves`);
-4. outside of ``jit``, a step of gradtx's own rules is one compiled program (`eager`);
-5. on a mesh with explicit axes, no axis is explicit inside (`shardings`);
-6. hyperparameters that are schedules get their values at this step (`scheduled`);
-7. slots kept in another form than an array are loaded, unless the engine does so, here or in what
+3. `None` stands for parameters that are no arrays (`paths.without_objects`);
+4. vectors of packed leaves are taken apart, unless the pair takes vectors (`packed.on_leaves`);
+5. outside of ``jit``, a step of gradtx's own rules is one compiled program (`eager`);
+6. on a mesh with explicit axes, no axis is explicit inside (`shardings`);
+7. hyperparameters that are schedules get their values at this step (`scheduled`);
+8. slots kept in another form than an array are loaded, unless the engine does so, here or in what
    the state is handed on to (`materialized`).
 """
 
@@ -27,6 +28,7 @@ from gradtx.materialized import on_arrays
 from gradtx.numerics import as_arrays
 from gradtx.numerics.tracing import is_shape, where_known
 from gradtx.packed import holds_packed, on_leaves, unpack
+from gradtx.paths import without_objects
 from gradtx.scheduled import Schedules
 from gradtx.shardings import on_explicit_axes
 from gradtx.types import Params, State, Updates
@@ -86,6 +88,7 @@ class Expansion:
         self, updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
         self.declaration.check_numbers()
+        params, extra_args = without_objects(updates, params, extra_args)
         if self._sees_leaves(updates):
             return on_leaves(self.update, updates, state, params, extra_args)
         arrays = {n: v for n, v in extra_args.items() if not callable(v)}

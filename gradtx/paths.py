@@ -1,6 +1,7 @@
 """Leaves by path: how they are named in errors, patterns and configurations."""
 
 import fnmatch
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
@@ -338,3 +339,56 @@ def map_present(function: Callable[..., Any], tree: PyTree, *others: PyTree) -> 
 def merge(tree: PyTree, other: PyTree) -> PyTree:
     """`tree` with the leaves of `other` where it has `None`."""
     return jax.tree.map(lambda a, b: b if a is None else a, tree, other, is_leaf=is_leaf)
+
+
+_OF_PARAMS = ("value_fn", "obj_fn", "grad_fn")  # the extra arguments that are functions of them
+
+
+def _kind(leaf: Any) -> Any:
+    return getattr(leaf, "dtype", type(leaf))
+
+
+def _is_trainable(kind: Any) -> bool:
+    if isinstance(kind, type):  # a type of NumPy's is equal to Python's
+        return kind in (int, float, complex)
+    return bool(jax.numpy.issubdtype(kind, jax.numpy.inexact))
+
+
+def without_objects(
+    updates: PyTree, params: PyTree, extra_args: dict[str, Any]
+) -> tuple[PyTree, dict[str, Any]]:
+    """Parameters with `None` for each leaf that no step could train, as those of a whole module.
+
+    A module of Equinox has functions, integers and random keys among its leaves, and numbers, which
+    are no parameters if they have no gradient. Those of the extra arguments that are functions of
+    the parameters are given the whole module.
+
+    >>> without_objects({"f": None, "w": 1.0}, {"f": abs, "w": 2.0}, {})[0]
+    {'f': None, 'w': 2.0}
+    """
+    kinds = set(map(_kind, jax.tree.leaves(params, is_leaf=is_rows)))
+    trainable = {kind: _is_trainable(kind) for kind in kinds}
+    if all(trainable.values()):
+        return params, extra_args
+    leaves, treedef = leaves_with_path(params)
+    gradients, other = jax.tree.flatten(updates, is_leaf=is_leaf)
+    if other != treedef:
+        gradients = leaves  # another error says so
+
+    def parameter(p: Any, g: Any) -> Any:
+        untrained = g is None and isinstance(p, int | float | complex)
+        return None if p is None or untrained or not trainable[_kind(p)] else p
+
+    arrays = treedef.unflatten(
+        [parameter(p, g) for (_, p), g in zip(leaves, gradients, strict=True)]
+    )
+
+    def of_whole(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def filled(at: PyTree, *args: Any, **kwargs: Any) -> Any:
+            return function(merge(at, params), *args, **kwargs)
+
+        return filled
+
+    functions = {n: of_whole(extra_args[n]) for n in _OF_PARAMS if callable(extra_args.get(n))}
+    return arrays, {**extra_args, **functions}

@@ -22,6 +22,7 @@ Array: TypeAlias = jax.Array
 DTYPE, WHERE, DIMENSIONS, SCHEDULE = "dtype", "where", "dimension numbers", "schedule"
 SLOT, COUNTER, TREE_SCALAR, KEY = "slot", "counter", "tree scalar", "key"
 NONNEGATIVE, INNER, MASKED = "nonnegative", "inner state", "masked"
+FACTOR = "factor"
 
 if TYPE_CHECKING:
     # `Any` within gradtx; to callers, what that module says.
@@ -80,6 +81,9 @@ TreeScalar: TypeAlias = Annotated[Array, TREE_SCALAR]
 
 Key: TypeAlias = Annotated[Array, KEY]
 """Marks a random key."""
+
+UpdateFactor: TypeAlias = Annotated[Any, FACTOR]
+"""Marks a number by which a link multiplies the updates, and with them the learning rate."""
 
 
 InnerState: TypeAlias = Annotated[State, INNER]
@@ -141,6 +145,12 @@ def nonnegative_fields(cls: Any) -> frozenset[str]:
 def masked_fields(cls: Any) -> frozenset[str]:
     """The fields of a state class that hold states of some of the leaves."""
     return frozenset(n for n, marks in _marks(cls).items() if MASKED in marks)
+
+
+@functools.cache
+def factor_fields(cls: Any) -> tuple[str, ...]:
+    """The fields of a state class by which the updates are multiplied."""
+    return tuple(n for n, marks in _marks(cls).items() if FACTOR in marks)
 
 
 @functools.cache

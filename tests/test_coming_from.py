@@ -299,8 +299,8 @@ def overwritten_rate(results, names):
     np.testing.assert_allclose(size, 0.01, rtol=1e-4)
 
 
-def ticks_once_a_window(results, names):
-    """The schedule falls by 0.01 a window."""
+def counts_micro_batches(results, names):
+    """The schedule falls by 0.0025 a micro-batch, and a step has the rate of its window's last."""
     accumulates(4, average=True)(results, names)
     tx, params = results[0], PARAMS
     state = tx.init(params)
@@ -308,7 +308,7 @@ def ticks_once_a_window(results, names):
         new, state = gradtx.apply_gradients(tx, GRADS, params, state)
         if count % 4 == 3:
             size = gradtx.global_norm(gradtx.tree.sub(new, params)) / math.sqrt(8)
-            np.testing.assert_allclose(size, 0.1 - 0.01 * (count // 4), rtol=1e-4)
+            np.testing.assert_allclose(size, 0.1 - 0.0025 * count, rtol=1e-4)
         params = new
 
 
@@ -477,11 +477,15 @@ def shrunk(results, names):
 
 
 def plateaus(results, names):
-    tx, params = results[0], PARAMS
-    state = tx.init(params)
-    for _ in range(12):
-        params, state = gradtx.apply_gradients(tx, GRADS, params, state, value=1.0)
-    np.testing.assert_allclose(gradtx.tree.get(state, "scale"), 0.1, rtol=1e-6)
+    """The first epoch has the best value; the eleventh after it is one more than the patience."""
+    tx = results[0]
+    update = jax.jit(tx.update)
+    state = tx.init(PARAMS)
+    for count in range(1, 12 * 500 + 1):
+        _, state = update(GRADS, state, PARAMS, value=1.0)
+        if count in (12 * 500 - 1, 12 * 500):
+            rate = gradtx.hyperparams(tx, state)["learning_rate"]
+            np.testing.assert_allclose(rate, 0.01 if count == 12 * 500 else 0.1, rtol=1e-6)
 
 
 def loss_scales(results, names):
@@ -668,7 +672,9 @@ CHECKS = {
         r[-1][0], moves(gradtx.adam(0.1), grads=gradtx.tree.scale(2.0, PARAMS))
     ),
     "`LossScaleOptimizer`": loss_scales,
-    "`gradient_accumulation_steps` (schedules tick once a window)": ticks_once_a_window,
+    "`gradient_accumulation_steps` (schedules count windows here, micro-batches there)": (
+        counts_micro_batches
+    ),
     "`exclude_from_weight_decay(var_names)`": no_decay_of_bias,
     "`MultiOptimizer`": grouped(gradtx.adam(0.1), gradtx.sgd(0.1), "kernel"),
     "`CosineDecayRestarts`": scheduled(restarts(0.1, 100, 2.0, 0.9, 0.0), 350),
@@ -717,7 +723,7 @@ CHECKS = {
     "`OneCycleLR`": scheduled(one_cycle, 100),
     "`SequentialLR`": scheduled(lambda t: 0.01 + 0.018 * t if t < 5 else 0.1 * 0.9 ** (t - 5)),
     "`ChainedScheduler`": scheduled(lambda t: 0.1 * (1 / 3 + (1 - 1 / 3) * min(t, 5) / 5) * 0.9**t),
-    "`ReduceLROnPlateau`": plateaus,
+    "`ReduceLROnPlateau(patience=10)`, stepped once an epoch of 500 steps": plateaus,
     "a scheduler stepped once an epoch": scheduled(lambda t: 0.1 if t < 15_000 else 0.01, 60),
 }
 

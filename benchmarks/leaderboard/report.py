@@ -22,13 +22,35 @@ from benchmarks.tables import markdown
 from benchmarks.variants import light_and_dark
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "leaderboard_measured.md"
-PICTURES = ROOT / "docs" / "_static"
-TUNED = ROOT / "gradtx" / "inspection" / "tuned.json"
+
+
+class Target(NamedTuple):
+    """Where a report is written; results: those that it shows beside the leaderboard's."""
+
+    page: Path
+    pictures: Path
+    tuned: Path
+    results: Path
+
+
+SHIPPED = Target(
+    ROOT / "docs" / "leaderboard_measured.md",
+    ROOT / "docs" / "_static",
+    ROOT / "gradtx" / "inspection" / "tuned.json",
+    RESULTS,
+)
+
+
+def inside(folder: Path) -> Target:
+    """All in one folder, which has results of its own."""
+    return Target(folder / "leaderboard.md", folder, folder / "tuned.json", folder)
+
+
 REFERENCE = "adamw"
 DRAWN = ("adamw", "sgd, momentum", "lion", "muon", "soap", "schedule_free_adamw", "prodigy", "dog")
 
 Entries = Mapping[str, Any]
+Known = Mapping[str, Entries]  # by problem
 
 
 FEWER, AT_LEAST, NEAR = "needs fewer steps than", "is at least as good as", "comes near to"
@@ -78,10 +100,20 @@ def parameter_bytes(name: str) -> int:
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(params))
 
 
+def known(folder: Path) -> dict[str, Entries]:
+    """All results: the leaderboard's, and those in a folder."""
+    return {name: load(name) | load(name, folder) for name in PROBLEMS}
+
+
+def drawn(results: Known) -> tuple[str, ...]:
+    """What the pictures name: some of gradtx's optimizers, and all from outside."""
+    names = dict.fromkeys(name for entries in results.values() for name in entries)
+    return DRAWN + tuple(name for name in names if ":" in name)
+
+
 def ran(entries: Entries) -> dict[str, Any]:
-    """What did not fail, the smallest loss first."""
-    kept = {name: e for name, e in entries.items() if "failure" not in e}
-    return dict(sorted(kept.items(), key=lambda item: np.log(statistics.losses(item[1])).mean()))
+    """The smallest loss first."""
+    return dict(sorted(entries.items(), key=lambda item: np.log(statistics.losses(item[1])).mean()))
 
 
 def short(x: float | None, form: str = ".3g") -> str:
@@ -132,8 +164,7 @@ HEADER = (
 )
 
 
-def table(name: str) -> str:
-    entries = load(name)
+def table(name: str, entries: Entries) -> str:
     made = problem(name)
     lines = [
         f"## {name.capitalize()}",
@@ -147,11 +178,9 @@ def table(name: str) -> str:
         rows = [row(n, e, found, parameter_bytes(name)) for n, e in ran(entries).items()]
         lines += markdown("", HEADER, rows).splitlines()
         lines += [""]
-    failed = {n: e["failure"] for n, e in entries.items() if "failure" in e}
-    lines += [f"- `{n}` failed: {why.splitlines()[0]}" for n, why in failed.items()]
     missing = [n for n in PRINCIPAL if n not in entries]
     if missing:
-        lines += ["", f"Not run: {names(missing)}."]
+        lines += ["", f"Not run: {listed(missing)}."]
     return "\n".join([*lines, ""])
 
 
@@ -164,7 +193,7 @@ def share_of_steps(of: Mapping[str, Any], to: Mapping[str, Any]) -> float:
 
 def judged(order: Order, entries: Entries) -> str:
     """Whether an order was seen."""
-    if any("failure" in entries.get(n, {"failure": ""}) for n in (order.name, order.other)):
+    if not {order.name, order.other} <= set(entries):
         return "not run"
     of, to = entries[order.name], entries[order.other]
     c = statistics.compare(statistics.losses(of), statistics.losses(to))
@@ -182,59 +211,57 @@ def judged(order: Order, entries: Entries) -> str:
     return f"{'seen' if seen else 'not seen'}: {detail}"
 
 
-def orders() -> str:
+def orders(results: Known) -> str:
     rows = [
-        [f"{o.name} {o.claim} {o.other}", o.problem, o.source, judged(o, load(o.problem))]
+        [f"{o.name} {o.claim} {o.other}", o.problem, o.source, judged(o, results[o.problem])]
         for o in ORDERS
     ]
     return markdown("", ("published", "on", "by", "here"), rows)
 
 
-def names(found: list[str]) -> str:
-    return ", ".join(f"`{name}`" for name in found)
+def listed(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
-def ranks() -> str:
+def ranks(results: Known) -> str:
     """On each problem, those from which no difference to the best was seen, and the others."""
     rows = []
     for name in PROBLEMS:
-        order = list(entries := ran(load(name)))
+        order = list(entries := ran(results[name]))
         if order:
             worse = statistics.against(order[0], entries)
             behind = [n for n in order[1:] if statistics.verdict(worse[n]) == "worse"]
-            rows.append([name, names([n for n in order if n not in behind]), names(behind)])
+            rows.append([name, listed([n for n in order if n not in behind]), listed(behind)])
     header = ("problem", "best, and no difference seen from it", "worse, p < 0.01")
     return markdown("", header, rows)
 
 
-def overview() -> str:
+def overview(results: Known) -> str:
     """Every optimizer that has run or is to run first, over all problems."""
-    verdicts: dict[str, list[str]] = {name: [] for name in spaces()}
-    ratios: dict[str, list[float]] = {name: [] for name in spaces()}
-    for problem_name in PROBLEMS:
-        entries = load(problem_name)
+    names = dict.fromkeys([*spaces(), *(n for entries in results.values() for n in entries)])
+    verdicts: dict[str, list[str]] = {name: [] for name in names}
+    ratios: dict[str, list[float]] = {name: [] for name in names}
+    for entries in results.values():
         if REFERENCE not in entries:
             continue
         for name, c in statistics.against(REFERENCE, entries).items():
             verdicts[name].append(statistics.verdict(c))
             ratios[name].append(c.ratio)
-        for name, entry in entries.items():
-            verdicts[name] += ["failed"] * ("failure" in entry)
-    kinds = ("better", "no difference seen", "worse", "failed")
+    kinds = ("better", "no difference seen", "worse")
     rows: list[list[object]] = [
         [
             name,
             *(verdicts[name].count(kind) for kind in kinds),
             len(PROBLEMS) - len(verdicts[name]),
-            float(np.exp(np.mean(np.log(ratios[name])))) if ratios[name] else "-",
+            float(np.exp(np.mean(np.log(ratios[name])))),
         ]
-        for name in spaces()
+        for name in names
         if verdicts[name]
     ]
     header = ("problems", *kinds, "not run", f"loss over {REFERENCE}'s, geometric mean")
     text = markdown("", header, rows)
-    waiting = [name for name in spaces() if not verdicts[name] and name != REFERENCE]
-    return f"{text}\nNot run on any problem: {names(waiting)}.\n" if waiting else text
+    waiting = [name for name in names if not verdicts[name] and name != REFERENCE]
+    return f"{text}\nNot run on any problem: {listed(waiting)}.\n" if waiting else text
 
 
 def panels() -> tuple[Any, dict[str, Any]]:
@@ -256,13 +283,13 @@ def finish(figure: Any, out: Path) -> None:
     plt.close(figure)
 
 
-def draw_curves(out: Path) -> None:
+def draw_curves(out: Path, results: Known) -> None:
     """The median over the seeds, in a band from the least to the largest."""
     figure, axes = panels()
     for name, ax in axes.items():
-        made, entries = problem(name), ran(load(name))
+        made, entries = problem(name), ran(results[name])
         at = np.arange(POINTS + 1) * (made.steps // POINTS)
-        for i, optimizer in enumerate(DRAWN):
+        for i, optimizer in enumerate(drawn(results)):
             if optimizer in entries:
                 c = {k: np.array(v, float) for k, v in entries[optimizer]["curve"].items()}
                 ax.plot(at, c["median"], color=f"C{i}", label=optimizer)
@@ -275,14 +302,15 @@ def draw_curves(out: Path) -> None:
     finish(figure, out)
 
 
-def draw_costs(out: Path) -> None:
+def draw_costs(out: Path, results: Known) -> None:
     """Steps to the target against seconds to it."""
     figure, axes = panels()
+    named = drawn(results)
     for name, ax in axes.items():
-        for optimizer, entry in ran(load(name)).items():
+        for optimizer, entry in ran(results[name]).items():
             steps = statistics.steps(entry)
             if steps is not None:
-                i = DRAWN.index(optimizer) if optimizer in DRAWN else None
+                i = named.index(optimizer) if optimizer in named else None
                 ax.plot(
                     1e-6 * steps * entry["microseconds_a_step"],
                     steps,
@@ -295,27 +323,28 @@ def draw_costs(out: Path) -> None:
     finish(figure, out)
 
 
-def draw_basins(out: Path) -> None:
+def draw_basins(out: Path, results: Known) -> None:
     """The loss against the learning rate, as a multiple of the one found."""
     figure, axes = panels()
+    named = drawn(results)
     for name, ax in axes.items():
-        for optimizer, entry in ran(load(name)).items():
-            if optimizer in DRAWN and entry["basin"] is not None:
+        for optimizer, entry in ran(results[name]).items():
+            if optimizer in named and entry["basin"] is not None:
                 best = np.nanmin(np.array(entry["trials"], float))
                 pairs = sorted([*zip(FACTORS, entry["basin"], strict=True), (1.0, best)])
                 x, y = np.array(pairs, float).T
-                color = f"C{DRAWN.index(optimizer)}"
+                color = f"C{named.index(optimizer)}"
                 ax.plot(x, y / best, ".-", color=color, label=optimizer)
         ax.set(xscale="log", yscale="log", xlabel="learning rate / that found")
         ax.set(ylabel="loss / that found", ylim=(0.8, 10))
     finish(figure, out)
 
 
-def tuned() -> dict[str, dict[str, dict[str, float]]]:
+def tuned(results: Known) -> dict[str, dict[str, dict[str, float]]]:
     """The settings found of each optimizer, by problem."""
     found: dict[str, dict[str, dict[str, float]]] = {}
     for name in PROBLEMS:
-        for optimizer, entry in ran(load(name)).items():
+        for optimizer, entry in ran(results[name]).items():
             found.setdefault(optimizer, {})[name] = {
                 key: float(f"{value:.4g}") for key, value in entry["setting"].items()
             }
@@ -325,7 +354,8 @@ def tuned() -> dict[str, dict[str, dict[str, float]]]:
 INTRODUCTION = f"""# What the leaderboard measured
 
 The tables behind the [leaderboard](leaderboard.md), which says how to read and repeat them. They
-are printed from `benchmarks/leaderboard/results` by `python -m benchmarks.leaderboard --report`.
+are printed from `benchmarks/leaderboard/results` by `python -m benchmarks.leaderboard --report
+--shipped`.
 
 - Each optimizer has {TRIALS} trials on each problem: the first at its published settings, the
   others by a Halton sequence over the ranges in `benchmarks/leaderboard/spaces.py`. What Muon and
@@ -347,25 +377,30 @@ are printed from `benchmarks/leaderboard/results` by `python -m benchmarks.leade
 """
 
 
-def page() -> str:
-    versions = sorted({json.dumps(e["versions"]) for n in PROBLEMS for e in load(n).values()})
+def page(results: Known) -> str:
+    every = [entry for name in PROBLEMS for entry in results[name].values()]
+    versions = sorted({json.dumps(entry["versions"]) for entry in every})
     lines = ["## Versions", "", *(f"- `{v}`" for v in versions), ""]
     parts = [
         "## Ranks",
         "",
-        ranks(),
+        ranks(results),
         f"## Beside {REFERENCE}, by number of problems",
         "",
-        overview(),
+        overview(results),
     ]
-    return INTRODUCTION + "\n".join([orders(), *parts, *map(table, PROBLEMS), *lines])
+    tables = [table(name, results[name]) for name in PROBLEMS]
+    return INTRODUCTION + "\n".join([orders(results), *parts, *tables, *lines])
 
 
-def write() -> None:
-    PAGE.write_text(page())
-    lines = (f"{json.dumps(k)}: {json.dumps(v)}" for k, v in tuned().items())
-    TUNED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+def write(target: Target) -> None:
+    results = known(target.results)
+    for path in (target.page, target.pictures / "picture", target.tuned):
+        path.parent.mkdir(parents=True, exist_ok=True)
+    target.page.write_text(page(results))
+    lines = (f"{json.dumps(k)}: {json.dumps(v)}" for k, v in tuned(results).items())
+    target.tuned.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     for draw in (draw_curves, draw_costs, draw_basins):
         name = draw.__name__.replace("draw", "leaderboard")
-        light_and_dark(draw, PICTURES / f"{name}.png")
-    print(f"{RESULTS} -> {PAGE}, {PICTURES}, {TUNED}")
+        light_and_dark(functools.partial(draw, results=results), target.pictures / f"{name}.png")
+    print(f"{target.results} -> {target.page}, {target.pictures}, {target.tuned}")

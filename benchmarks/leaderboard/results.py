@@ -17,7 +17,7 @@ def save(problem: str, results: dict[str, Any], folder: Path | None = None) -> N
     """At once or not at all: a run may be stopped at any time."""
     lines = ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(results.items()))
     folder = folder or RESULTS
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     part = folder / f"{problem}.part"
     part.write_text(f"{{\n{lines}\n}}\n")
     part.replace(folder / f"{problem}.json")

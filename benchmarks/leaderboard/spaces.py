@@ -6,6 +6,7 @@ and its variants, which is searched in the same trials and not in addition to th
 """
 
 import functools
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -295,21 +296,56 @@ BEFORE: dict[str, dict[str, Any]] = {
 MATRICES = ("adamuon", "muon2", "muown", "newton_muon", "polargrad")
 
 
+def outside(name: str) -> Space:
+    """Of an optimizer that is a ``module:function``, or its space if that is what is there.
+
+    Raises:
+        ImportError: there is no such module.
+        ValueError: nothing of that name is in it.
+        TypeError: it is neither a function nor a `Space`.
+    """
+    module, _, attribute = name.partition(":")
+    build = getattr(importlib.import_module(module), attribute, None)
+    if build is None:
+        raise ValueError(f"{name}: there is no {attribute!r} in the module {module!r}")
+    if isinstance(build, Space):
+        return build
+    if not callable(build):
+        raise TypeError(f"{name} must be a function of hyperparameters, or a Space, not {build!r}")
+    return derived(name, build, {})
+
+
 def other(name: str) -> Space:
-    """Of any other optimizer: its learning rate, its first decay and its weight decay."""
+    """Of any other optimizer that gradtx publishes."""
     then = BEFORE.get(name, {})
     build = functools.partial(optimizers()[name], **then) if then else optimizers()[name]
+    return derived(name, build, then)
+
+
+def number(default: Any, otherwise: float) -> float:
+    """The default of an argument if that is a number."""
+    return float(default) if isinstance(default, int | float) else otherwise
+
+
+def around(default: Any) -> tuple[float, Range]:
+    """A learning rate, and the three decades around it; Adam's if the argument has no default."""
+    rate = number(default, 0.0)
+    return (rate, Range(rate / 10**1.5, rate * 10**1.5)) if rate > 0 else (1e-3, RATE)
+
+
+def derived(name: str, build: Build, then: Mapping[str, Any]) -> Space:
+    """What is searched by its arguments: its learning rate, first decay and weight decay."""
     names = {n: p for n, p in inspect.signature(build).parameters.items() if n not in then}
     rate = next((n for n in ("learning_rate", "max_learning_rate") if n in names), None)
     found: dict[str, tuple[float, Range]] = {}
     scheduled: tuple[str, ...] = ()
     if rate is not None and name != "lbfgs":
-        found[rate] = RATES.get(name, (1e-3, RATE))
+        found[rate] = RATES.get(name) or around(names[rate].default)
         scheduled = () if name in UNSCHEDULED else (rate,)
     if "b1" in names:
-        found["b1"] = (names["b1"].default, MOMENTUM)
+        found["b1"] = (number(names["b1"].default, 0.9), MOMENTUM)
     if "weight_decay" in names:
-        found["weight_decay"] = (names["weight_decay"].default or 0.0, DECAY)
+        found["weight_decay"] = (number(names["weight_decay"].default, 0.0), DECAY)
     if name in MATRICES:
         build = with_adamw(build)
         found["adam_learning_rate"] = (3e-3, RATE)

@@ -1,7 +1,9 @@
 """State divided over eight devices (ZeRO).
 
 `state_sharding` says where each slot goes, and `make_step` moves gradients to their slots. Here the
-devices are eight virtual ones on a CPU.
+devices are eight simulated ones on a CPU. They share its threads, and where many steps wait for
+them XLA may end the process ("Termination timeout for all reduce"): wait for each step. Devices
+that are real need no waiting.
 
 Search: ZeRO, FSDP, sharding, several simulated devices, virtual devices, TPU pod
 """
@@ -34,6 +36,7 @@ state = step.init(params)
 x = jax.device_put(jax.random.normal(jax.random.key(0), (32, 64)), divided)
 for _ in range(3):
     params, state, value = step(params, state, x, x)
+    jax.block_until_ready(value)
 mu = gradtx.get_slot(state, "mu", path="in")
 print(f"a device has {mu.addressable_shards[0].data.size} of {mu.size} entries of mu")
 assert 8 * mu.addressable_shards[0].data.size == mu.size

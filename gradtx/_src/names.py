@@ -86,8 +86,7 @@ MODULES: dict[str, str] = {
     ),
     "contrib._dadapt_adamw": "DAdaptAdamWState base dadapt_adamw jax jnp numerics",
     "contrib._dog": (
-        "Any DoGState DoWGState base combine dog dowg jax jnp scale_by_dog scale_by_dowg "
-        "transform"
+        "Any DoGState DoWGState base combine dog dowg jax jnp scale_by_dog scale_by_dowg transform"
     ),
     "contrib._galore": (
         "Any GaLoreDimensionNumbers GaLoreState base combine galore jax jnp numerics "
@@ -130,8 +129,7 @@ MODULES: dict[str, str] = {
     "losses._fenchel_young": "Any jax jnp make_fenchel_young_loss",
     "losses._ranking": "jax jnp ranking_softmax_loss utils",
     "losses._regression": (
-        "cosine_distance cosine_similarity huber_loss jax jnp l2_loss log_cosh squared_error "
-        "utils"
+        "cosine_distance cosine_similarity huber_loss jax jnp l2_loss log_cosh squared_error utils"
     ),
     "losses._segmentation": (
         "binary_dice_loss dice_loss jax jnp multiclass_generalized_dice_loss utils"

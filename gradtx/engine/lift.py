@@ -35,6 +35,7 @@ from gradtx.engine.leaves import (
     store,
     take,
 )
+from gradtx.engine.scopes import scope
 from gradtx.engine.zero_gradients import SkippedSteps, ZeroGradient
 from gradtx.numerics import cast, increment, own_copy, scalar_dtype, widen, zeros_like
 from gradtx.numerics.tracing import traced_once
@@ -64,6 +65,7 @@ AdvanceFn = Callable[[Any, Any], Mapping[str, Any]]
 OfTreeFn = Callable[[list[Any]], dict[str, Any]]
 
 
+@scope
 def elementwise(
     state: type,
     slots: SlotsFn | None,
@@ -97,7 +99,7 @@ def elementwise(
         The pair. Decorate the function that calls this with :func:`transformation`.
 
     Raises:
-        TypeError: the state class does not say what a field is.
+        TypeError: an argument is of another kind, or the state class does not say what a field is.
 
     >>> import gradtx
     >>> from typing import NamedTuple
@@ -120,6 +122,7 @@ def elementwise(
     return lift(lifted, each_slots(state, slots), each_leaf(lifted), start=start, advance=advance)
 
 
+@scope
 def rowwise(
     state: type,
     slots: SlotsFn | None,
@@ -152,6 +155,7 @@ def rowwise(
     return lift(lifted, each_slots(state, slots), each_leaf(lifted))
 
 
+@scope
 def leafwise(
     state: type,
     slots: SlotsFn | None,

@@ -18,11 +18,12 @@ from gradtx.engine.lift import (
 )
 from gradtx.engine.matrix_batches import Batched, OnLeafFn, in_batches, with_owners
 from gradtx.engine.matrix_layout import Matrices, MatrixDimensions, as_matrices, axes_of
-from gradtx.numerics import accumulator_dtype, full
+from gradtx.engine.scopes import scope
+from gradtx.numerics import accumulator_dtype, full, zeros_like
 from gradtx.pair import GradientTransformation
 from gradtx.shardings import shardings_are_known
 from gradtx.traits import Rule, Scope
-from gradtx.types import Array, PyTree
+from gradtx.types import Array, PyTree, slot_fields
 
 # What the file of a matrix rule imports.
 __all__ = [
@@ -49,12 +50,13 @@ def one_for_each_column(matrices: Matrices, p: Array) -> Array:
     return full((matrices.sizes[0], matrices.columns), 0, accumulator_dtype(p), beside=p)
 
 
+@scope
 def matrixwise(
     state: type,
+    slots: SlotsFn | None,
     rule: RuleFn,
     dimensions: MatrixDimensions,
     *,
-    slots: SlotsFn | None = None,
     on_entries: RuleFn | None = None,
     factors: Mapping[str, FactorFn] | None = None,
     on_leaf: OnLeafFn | None = None,
@@ -69,14 +71,15 @@ def matrixwise(
 
     Args:
         state: a state class, as in :func:`elementwise`.
+        slots: ``p -> {name: array}``, slots of the shape of the parameter: those of `on_entries` if
+            there is one; otherwise of `rule`, which sees them as batches like the gradient's. None
+            if each begins as zeros like the parameter, or there are none.
         rule: ``(g, s, t) -> (direction, {name: new factor})`` of a batch `g` of shape
             ``(n, rows, columns)``; each factor has the batch in front. ``s.group`` numbers the
             batches of a tree from 0, and each batch has its own `Key`, as has each leaf that goes
             through a rule by itself.
         dimensions: which axes of each leaf are rows and columns, and which leaves are not matrices:
             those go through `on_entries` or `on_others` only.
-        slots: ``p -> {name: array}``, slots of the shape of the parameter: those of `on_entries` if
-            there is one; otherwise of `rule`, which sees them as batches like the gradient's.
         on_entries: a rule as in :func:`elementwise`, such as a momentum, that every leaf goes
             through first, by itself.
         factors: ``{name: (matrices, p) -> array}``, the slots of `rule` for one leaf, with first
@@ -92,7 +95,8 @@ def matrixwise(
 
     Raises:
         ValueError: a leaf lacks axes that its numbers name.
-        TypeError: a gradient is `Rows`, since a matrix is transformed as a whole.
+        TypeError: an argument is of another kind; a gradient is `Rows`, since a matrix is
+            transformed as a whole.
 
     >>> import gradtx, jax.numpy as jnp
     >>> from typing import NamedTuple
@@ -104,18 +108,24 @@ def matrixwise(
     ...     def rule(g, s, t):
     ...         return g / jnp.linalg.norm(g, axis=1, keepdims=True), {}
     ...
-    ...     return matrixwise(gradtx.EmptyState, rule, MatrixDimensions(None, Numbers))
+    ...     return matrixwise(gradtx.EmptyState, None, rule, MatrixDimensions(None, Numbers))
     >>> tx = unit_columns()
     >>> tx.update(jnp.array([[3.0], [4.0]]), tx.init(jnp.zeros((2, 1))))[0].round(1).tolist()
     [[0.6000000238418579], [0.800000011920929]]
     """
+    if not isinstance(dimensions, MatrixDimensions):
+        raise TypeError(f"matrixwise: dimensions must be MatrixDimensions, not {dimensions!r:.80}")
     lifted = Rule(Scope.MATRIX, state, rule, on_rows=False)
     label = label_of(rule)
     held, of_others = dict(factors or {}), slots_of_others or (lambda p: {})
     some = bool(held or slots_of_others)
 
+    def zeros(p: Array) -> dict[str, Any]:
+        others = {*held, *of_others(p)}
+        return {name: zeros_like(p) for name in slot_fields(state) if name not in others}
+
     def first(params: PyTree, leaves: list[Any], paths: list[Any]) -> list[Any]:
-        made: list[Any] = each_slots(state, slots or (lambda p: {}))(params, leaves, paths)
+        made: list[Any] = each_slots(state, slots or zeros)(params, leaves, paths)
         for i, number in enumerate(dimensions.of(label, params) if some else ()):
             p = leaves[i]
             if p is not None:

@@ -21,6 +21,7 @@ from gradtx.engine.lift import (
     refused_rows,
     widened,
 )
+from gradtx.engine.scopes import scope
 from gradtx.numerics import cast, scalar_dtype
 from gradtx.pair import GradientTransformation
 from gradtx.paths import Where, mask_tree, path_string, spread
@@ -29,12 +30,13 @@ from gradtx.traits import Rule, Scope
 from gradtx.types import Array, PyTree
 
 
+@scope
 def treewise(
     state: type,
     slots: SlotsFn | None,
-    start: Start | None,
     rule: RuleFn,
     *,
+    start: Start | None = None,
     rows: bool = False,
     mask: Where | None = None,
     beside: Mapping[str, PyTree] | None = None,
@@ -46,9 +48,6 @@ def treewise(
             the step), `TreeScalar` (for each scalar of the whole tree) or `Key`.
         slots: ``p -> {name: array}``, the initial slots of one parameter; None if each begins
             as zeros like it, or there are none.
-        start: ``{name: number}``, the initial scalars, or a function from the list of parameters
-            to that; None for none. They are kept in float32, or wider if a parameter is wider; a
-            boolean stays a boolean.
         rule: ``(g, s, t[, p][, *, value, chosen, places, ...]) -> (directions, {name: new slots or
             scalar})``.
             Gradients `g`, parameters `p` and each slot are lists of the leaves that have a
@@ -56,6 +55,9 @@ def treewise(
             return stays as it is. A rule with an argument `value` gets the loss, a scalar; one with
             `chosen` a list of booleans; one with `places` where each leaf begins in a vector of all
             entries of the parameters, those of leaves without a gradient included.
+        start: ``{name: number}``, the initial scalars, or a function from the list of parameters
+            to that; None for none. They are kept in float32, or wider if a parameter is wider; a
+            boolean stays a boolean.
         rows: the rule takes `Rows` among the gradients; otherwise they are refused.
         mask: which leaves are `chosen`, as in :func:`masked`; None for all.
         beside: by the name of an argument of the rule, a tree like the parameters or a prefix of
@@ -70,7 +72,7 @@ def treewise(
     ...     def rule(g, s, t):
     ...         return gradtx.tree.scale(1 / gradtx.global_norm(g), g), {}
     ...
-    ...     return treewise(gradtx.EmptyState, None, None, rule)
+    ...     return treewise(gradtx.EmptyState, None, rule)
     >>> tx = normalize_all()
     >>> {
     ...     k: float(u)

@@ -26,6 +26,7 @@ from gradtx.engine.lift import (
     refused_rows,
 )
 from gradtx.engine.matrices import Matrices, MatrixDimensions, as_matrices
+from gradtx.engine.scopes import scope
 from gradtx.numerics import cast
 from gradtx.pair import GradientTransformation
 from gradtx.paths import leaves_with_path, path_string
@@ -40,6 +41,7 @@ the same; a list of several such; or a function from a tree to the tuples of pat
 SlotsOfTupleFn = Callable[[tuple[Array, ...]], dict[str, tuple[Any, ...]]]
 
 
+@scope
 def tuplewise(
     state: type,
     slots: SlotsOfTupleFn | None,

@@ -1,5 +1,7 @@
 """Hyperparameters: reading their current values, and replacing them."""
 
+import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -10,7 +12,15 @@ from gradtx.declaration import Declaration, Declared
 from gradtx.host_values import as_schedule
 from gradtx.pair import GradientTransformation, transformations_in, with_extra_args_support
 from gradtx.paths import with_paths
-from gradtx.types import INNER, Schedule, State, fields_of, states_of_arguments
+from gradtx.types import (
+    INNER,
+    Schedule,
+    State,
+    factor_fields,
+    fields_of,
+    masked_fields,
+    states_of_arguments,
+)
 
 _D = TypeVar("_D", bound=Declared)
 
@@ -31,7 +41,11 @@ def _child_state(name: str, state: State) -> State:
         name, state = name.partition(".")[2], getattr(state, field)
         break
     labelled = state.items() if isinstance(state, dict) else ()
-    return {str(label): of_label for label, of_label in labelled}.get(name, state)
+    for label, of_label in labelled:
+        if str(label) == name:
+            masked = masked_fields(of_label.__class__) if hasattr(of_label, "_fields") else ()
+            return next((getattr(of_label, field) for field in masked), of_label)
+    return state
 
 
 def _steps(state: State) -> Any:
@@ -57,6 +71,9 @@ def hyperparams(tx: GradientTransformation, state: State | None = None) -> dict[
         positions or names of the transformations that lead to it: ``"1.learning_rate"``. A name
         that occurs once finds its value without the path, at any depth, as in :func:`replace`; with
         several groups say which: ``"slow.learning_rate"``.
+
+    A learning rate is the one in force: in a chain with :func:`reduce_on_plateau` it is what that
+    has left of it. :func:`replace` sets the rate from which it is reduced.
 
     What :func:`inject_hyperparams` keeps in the state is there too, under its name; of another
     library's form of it, the values of the last step.
@@ -137,10 +154,41 @@ def _by_path(tx: GradientTransformation, state: State | None) -> dict[str, Any]:
         is_schedule = hints.get(name) is Schedule
         if is_schedule or checks.hyperparameter_range(hints.get(name)) is not None:
             found[name] = value(_steps(state)) if callable(value) else value
+    links: list[tuple[str, GradientTransformation, State | None]] = []
     for name, child in tx.children:
         part = None if state is None else _child_state(name, state)
+        links.append((name, child, part))
         found |= {f"{name}.{key}": v for key, v in _by_path(child, part).items()}
-    return found
+    return found | _reduced(tx, links, found)
+
+
+def _reduced(
+    tx: GradientTransformation,
+    links: list[tuple[str, GradientTransformation, State | None]],
+    values: dict[str, Any],
+) -> dict[str, Any]:
+    """The learning rates of a chain that a link multiplies: those whose updates it is given."""
+    reduced: dict[str, Any] = {}
+    for i, (_, _, state) in enumerate(links):
+        factors = [getattr(state, field) for field in _factors(state)]
+        if not factors or tx.traits.links is None:
+            continue
+        # A rate right after it makes no difference to the product.
+        after = itertools.takewhile(lambda link: _is_rate(link[1]), links[i + 1 :])
+        names = [name for name, *_ in (*links[:i], *after)]
+        for path, value in {**values, **reduced}.items():
+            inside = any(path.startswith(f"{name}.") for name in names)
+            if inside and path.endswith("learning_rate") and value is not None:
+                reduced[path] = math.prod(factors, start=value)
+    return reduced
+
+
+def _factors(state: Any) -> tuple[str, ...]:
+    return factor_fields(state.__class__) if hasattr(state, "_fields") else ()
+
+
+def _is_rate(tx: GradientTransformation) -> bool:
+    return tx.declaration is not None and tx.declaration.name == "scale_by_learning_rate"
 
 
 def _argument_paths(tx: Any, prefix: str = "") -> Iterator[str]:

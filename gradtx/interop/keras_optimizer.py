@@ -14,6 +14,7 @@ from gradtx.composition.apply import take_step
 from gradtx.inspection.hyperparams import hyperparams, replace
 from gradtx.inspection.iterations import iterations, step_counters
 from gradtx.numerics import own_copy
+from gradtx.numerics.tracing import is_tracer
 from gradtx.pair import GradientTransformation
 from gradtx.paths import path_string
 from gradtx.training.minimize import apply_gradients
@@ -44,8 +45,9 @@ def keras_optimizer(
         options: none; what else Keras's optimizers take is a part of `tx`: the error says which.
 
     Returns:
-        An instance of ``keras.optimizers.Optimizer``, with the attributes `tx` and `state`, the
-        present state: ``slot_names(optimizer.state)``. For the averages of :func:`ema_params` take
+        An instance of ``keras.optimizers.Optimizer``, with the attributes `tx`, the transformation
+        with the learning rate in force, and `state`, the present state:
+        ``hyperparams(optimizer.tx, optimizer.state)``. For the averages of :func:`ema_params` take
         ``eval_params(optimizer.tx, optimizer.state, optimizer.params)``, by path.
 
     Raises:
@@ -59,6 +61,10 @@ def keras_optimizer(
     hyperparameter `learning_rate` of `tx`, wherever that is. If there are several, as in the groups
     of a :func:`partition`, it is the first that is not zero, and the others keep their ratios to
     it. Setting it is an error if the rate of `tx` is a schedule, or if it has none: it is then 1.
+
+    Around :func:`accumulate`, ``optimizer.iterations`` counts windows, as it does under Keras's own
+    ``gradient_accumulation_steps``. A schedule of Keras counts micro-batches there, and so it does
+    here; a schedule inside of `tx` counts the steps of what it is in, which are windows.
 
     A file that Keras wrote is read with ``load_model(path, custom_objects=keras_objects())``.
 
@@ -86,9 +92,9 @@ _INSTEAD = {
     "clipvalue": "chain(clip(...), tx)",
     "global_clipnorm": "chain(clip_by_global_norm(...), tx)",
     "weight_decay": "a tx with weight_decay, such as adamw, or decay_first(tx, decay=...)",
-    "use_ema": "chain(tx, ema_params(0.99))",
-    "ema_momentum": "chain(tx, ema_params(...))",
-    "ema_overwrite_frequency": "chain(tx, ema_params(0.99, overwrite_every=...))",
+    "use_ema": "chain(tx, ema_params(0.99, start=1))",
+    "ema_momentum": "chain(tx, ema_params(..., start=1))",
+    "ema_overwrite_frequency": "chain(tx, ema_params(0.99, start=1, overwrite_every=...))",
     "gradient_accumulation_steps": "accumulate(tx, every=...)",
 }
 """What does here what the options of Keras's base class do there."""
@@ -123,6 +129,28 @@ def _rates(tx: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield prefix + name, rate
     for name, child in tx.children:
         yield from _rates(child, f"{prefix}{name}.")
+
+
+def _window(tx: GradientTransformation, state: Any) -> tuple[GradientTransformation, Any] | None:
+    """The accumulation that all gradients pass through, with its state; None if there is none."""
+    if {"mini_step", "gradient_step"} <= set(getattr(state, "_fields", ())):
+        return tx, state
+    links = tx.traits.links
+    pairs = zip(links.each, links.states(state), strict=True) if links else ()
+    return next(filter(None, (_window(link, part) for link, part in pairs)), None)
+
+
+def _batches(tx: GradientTransformation, state: Any) -> Any:
+    """How many batches a state has seen, which Keras counts; None if the state does not say."""
+    window = _window(tx, state)
+    if window is None:
+        return None if next(step_counters(state), None) is None else iterations(state)
+    tx, state = window
+    arguments = {} if tx.declaration is None else tx.declaration.arguments
+    every = arguments.get("every", arguments.get("every_k_schedule"))
+    if every is None or callable(every):
+        return None
+    return state.gradient_step * every + state.mini_step
 
 
 def _mentioned(config: Any) -> Iterator[str]:
@@ -198,9 +226,10 @@ def _keras_class() -> Any:
             first = next(filter(None, numbers), 0.0)
             # Keras would take the tuple `tx` apart, and variables of the model for its own.
             self.__dict__.update(
-                tx=tx,
+                _tx=tx,
                 _rates=rates,
                 _ratios=[rate / first if first else 1.0 for rate in numbers],
+                _first=first,
                 _given=state,
                 _extra_args={},
             )
@@ -223,11 +252,12 @@ def _keras_class() -> Any:
                 if not self._overwrite_variable_with_gradient(v):  # a scale of float8
                     trained[f"{v.path}:{i}" if v.path in trained else v.path] = v
             self.__dict__.update(_trained=trained)
-            state = new = self.tx.init(self.params)
+            state = new = self._tx.init(self.params)
             if self._given is not None:
-                state = load_state_dict(self.tx, self.params, state_dict(self._given))
-                if next(step_counters(state), None) is not None:
-                    self._iterations.assign(iterations(state))
+                state = load_state_dict(self._tx, self.params, state_dict(self._given))
+                batches = _batches(self._tx, state)
+                if batches is not None:
+                    self._iterations.assign(batches)
             super().build(variables)  # once there is a state, or nothing is built
             paths, structure = jax.tree_util.tree_flatten_with_path(new)
             leaves = jax.tree.leaves(state)
@@ -287,11 +317,7 @@ def _keras_class() -> Any:
             """Take the step of `tx` for the variables that have a gradient."""
             given = {id(v): g for v, g in zip(trainable_variables, grads, strict=True)}
             gradients = OrderedDict((k, given.get(id(v))) for k, v in self._trained.items())
-            tx = self.tx
-            if self._ratios:
-                rate = jnp.asarray(self.learning_rate)
-                rates = {k: rate * by for k, by in zip(self._rates, self._ratios, strict=True)}
-                tx = replace(tx, rates)
+            tx = self._with_rate(jnp.asarray(self.learning_rate)) if self._ratios else self._tx
             try:
                 params, state = _step(tx, gradients, self.params, self.state, self._extra_args)
             except (TypeError, ValueError) as error:
@@ -309,20 +335,41 @@ def _keras_class() -> Any:
 
         def _rate_of_tx(self) -> Any:
             """The current learning rate of `tx`, where Keras sets none; 1 if `tx` has no rate."""
-            known = hyperparams(self.tx, self.state)
+            known = hyperparams(self._tx, self.state)
             return next((known.get(path, 1.0) for path in self._rates), 1.0)
 
         def _check_settable(self) -> None:
             if self._ratios:
                 return
             why = (
-                f"{self.tx!r:.200} has no hyperparameter learning_rate: "
+                f"{self._tx!r:.200} has no hyperparameter learning_rate: "
                 "chain(..., scale_by_learning_rate(1e-3)) has one"
             )
             for path, rate in self._rates.items():
                 if callable(rate):
                     why = f"{path} is a schedule, {rate!r:.200}: make `tx` with a number"
             raise ValueError(f"keras_optimizer: the learning rate cannot be set, since {why}")
+
+        def _with_rate(self, rate: Any) -> GradientTransformation:
+            rates = {k: rate * by for k, by in zip(self._rates, self._ratios, strict=True)}
+            return replace(self._tx, rates)
+
+        @property
+        def tx(self) -> GradientTransformation:
+            """The transformation, with the learning rate that is in force."""
+            if not self._ratios:
+                return self._tx
+            rate = jnp.asarray(self.learning_rate)
+            if is_tracer(rate):
+                return self._with_rate(rate)
+            is_first = rate == jnp.asarray(self._first, rate.dtype)
+            return self._tx if is_first else self._with_rate(float(rate))
+
+        @property
+        def iterations(self) -> Any:
+            """The number of steps: of batches, or of windows where `tx` accumulates."""
+            window = _window(self._tx, self.state) if self.built else None
+            return super().iterations if window is None else window[1].gradient_step
 
         @property
         def learning_rate(self) -> Any:
@@ -337,7 +384,7 @@ def _keras_class() -> Any:
         def get_config(self) -> dict[str, Any]:
             """The configuration of the Keras optimizer, with the configuration of `tx` in it."""
             return {
-                "tx": to_config(self.tx),
+                "tx": to_config(self._tx),
                 "learning_rate": super().get_config()["learning_rate"] if self._ratios else None,
                 "loss_scale_factor": self.loss_scale_factor,
                 "name": self.name,

@@ -49,7 +49,7 @@ def from_torch(
     class_name: str | None = None,
     order: Sequence[str] | None = None,
     scheduler: Any = None,
-    steps_per_epoch: int = 1,
+    steps_per_epoch: int | None = None,
     own_steps: bool | None = None,
     scaler: Any = None,
 ) -> tuple[GradientTransformation, State]:
@@ -69,8 +69,9 @@ def from_torch(
             momentum if the scheduler cycles it. A saved scheduler has neither its class nor its
             functions: make it again and load its state.
         steps_per_epoch: how many steps of the optimizer there are for each step of the scheduler,
-            which follows the last of them; counted from the optimizer's first step. SGD and Muon do
-            not count steps: hand them over at the end of an epoch.
+            which follows the last of them; counted from the optimizer's first step. None is 1, and
+            an error if the parameters have taken more steps than the scheduler. SGD and Muon do
+            not count steps: say it for these, and hand them over at the end of an epoch.
         own_steps: whether each parameter counts its own steps. PyTorch does so: a step leaves out
             the parameters whose gradient is `None`. Each parameter is then a group of its own,
             which takes longer to compile. By default this is done if parameters have taken
@@ -89,9 +90,9 @@ def from_torch(
     Raises:
         ValueError: an unknown class, an unknown or missing option, a value out of range, a state
             of other shapes or not finite, a scheduler that has no schedule here, steps that do not
-            say how much of an epoch is over, `own_steps` with a scheduler, leaves that cannot be
-            told apart (the error says what to do), a `scaler` that shrinks by another factor
-            than it grows by.
+            say how much of an epoch is over or need `steps_per_epoch`, `own_steps` with a
+            scheduler, leaves that cannot be told apart (the error says what to do), a `scaler` that
+            shrinks by another factor than it grows by.
         TypeError: a value of the wrong type.
 
     Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, ASGD, LBFGS, Muon, NAdam, RAdam, RMSprop,
@@ -102,8 +103,9 @@ def from_torch(
     Schedulers: ChainedScheduler, ConstantLR, CosineAnnealingLR, CosineAnnealingWarmRestarts,
     CyclicLR, ExponentialLR, LambdaLR, LinearLR, MultiStepLR, MultiplicativeLR, OneCycleLR,
     PolynomialLR, ReduceLROnPlateau, SequentialLR, StepLR and SWALR. ReduceLROnPlateau becomes
-    :func:`reduce_on_plateau`: the metric, given as the extra argument ``value``, already affects
-    the step that it is given to, as if the scheduler were stepped before the optimizer.
+    :func:`reduce_on_plateau` with ``accumulation_size=steps_per_epoch``: each step is given the
+    metric as the extra argument ``value``, and an epoch is judged by the mean of its values in its
+    last step, which is the first that a reduction affects. Hand over at the end of an epoch.
 
     One iteration of PyTorch's LBFGS is one step here. If none has been taken, the first has length
     1 in the Euclidean norm, where PyTorch uses the sum of absolute values. With ``strong_wolfe``
@@ -142,9 +144,9 @@ def from_torch(
         return _scaled(*plain, scaler)
     class_name, groups, states = _read(source, class_name)
     where = f"from_torch: {class_name}"
-    if isinstance(steps_per_epoch, bool) or not isinstance(steps_per_epoch, int):
+    if isinstance(steps_per_epoch, bool) or not isinstance(steps_per_epoch, int | None):
         raise TypeError(f"{where}: steps_per_epoch must be an integer, not {steps_per_epoch!r:.80}")
-    if steps_per_epoch < 1:
+    if steps_per_epoch is not None and steps_per_epoch < 1:
         raise ValueError(f"{where}: steps_per_epoch must be at least 1, not {steps_per_epoch}")
     if own_steps is not None and not isinstance(own_steps, bool):
         raise TypeError(f"{where}: own_steps must be True, False or None, not {own_steps!r:.80}")
@@ -182,12 +184,13 @@ def from_torch(
         own_steps = scheduler is None and apart
     if own_steps:
         parts = [own for part in parts for own in _each(part)]
-    over = _over(where, parts, scheduler, steps_per_epoch)
+    every = _every(where, parts, scheduler, steps_per_epoch)
+    over = _over(where, parts, scheduler, every)
     for part in parts:
         o = Options(
             part.where, {k: v for k, v in options[part.group].values.items() if k != "params"}
         )
-        plan = _plan(class_name, o, part, scheduler, over, steps_per_epoch)
+        plan = _plan(class_name, o, part, scheduler, over, every)
         core = _core(class_name, o, plan)
         slots, scalars = _taken(o.where, core, part)
         counts = {"count": plan.steps, "TraceWithCountState.count": int(any(part.states))}
@@ -355,6 +358,23 @@ class _Rates(NamedTuple):
     scalars: Mapping[str, Any] = {}
 
 
+def _every(where: str, parts: list[_Resumed], scheduler: Any, steps_per_epoch: int | None) -> int:
+    """How many steps of the optimizer there are for each of the scheduler."""
+    if steps_per_epoch is not None:
+        return steps_per_epoch
+    clock = max((part.steps for part in parts if part.steps), default=0)
+    if scheduler is None or isinstance(scheduler, Mapping):
+        return 1
+    taken = schedulers.epoch(scheduler)
+    if clock > taken:
+        raise ValueError(
+            f"{where}: its parameters have taken {clock} steps and {type(scheduler).__name__} "
+            f"{taken}: pass steps_per_epoch, the steps between two of the scheduler (1 for a "
+            "scheduler of single steps that was made in the middle of the run)"
+        )
+    return 1
+
+
 def _over(where: str, parts: list[_Resumed], scheduler: Any, every: int) -> int:
     """How many steps of the scheduler's epoch are over, for all parameters."""
     if isinstance(scheduler, Mapping):
@@ -363,10 +383,18 @@ def _over(where: str, parts: list[_Resumed], scheduler: Any, every: int) -> int:
             "scheduler again, with any optimizer that has as many groups, load its state with "
             "load_state_dict, and pass the scheduler itself"
         )
-    if scheduler is None or schedulers.is_plateau(scheduler):
+    if scheduler is None:
         return 0
     # A parameter that has had no gradient so far says nothing.
     counts = {part.steps for part in parts if part.steps}
+    if schedulers.is_plateau(scheduler):
+        if max(counts, default=0) % every:
+            raise ValueError(
+                f"{where}: its parameters have taken {max(counts)} steps, which are no whole "
+                f"epochs of {every}, and ReduceLROnPlateau does not know the metric of the epoch "
+                "in progress: hand over at the end of an epoch"
+            )
+        return 0
     return schedulers.steps_of_epoch(where, counts, schedulers.epoch(scheduler), every)
 
 

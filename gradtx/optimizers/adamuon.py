@@ -89,9 +89,9 @@ def scale_by_adamuon(
 
     return matrixwise(
         AdamuonState,
+        slots,
         rule,
         MatrixDimensions(weight_dimension_numbers, MuonDimensionNumbers),
-        slots=slots,
         on_entries=momentum,
         factors={"v": one_for_each_entry},
     )

@@ -115,6 +115,7 @@ def scale_by_apollo(
 
     return matrixwise(
         ScaleByApolloState,
+        None,
         rule,
         MatrixDimensions(dimension_numbers(weight_dimension_numbers), MuonDimensionNumbers),
         factors=of_low_rank(rank, mu_dtype),

@@ -125,7 +125,7 @@ def _dense(scaled: bool, weights: Weights) -> GradientTransformation:
             "is_initial": initial,
         }
 
-    return treewise(ScaleByBFGSState, slots, start, rule)
+    return treewise(ScaleByBFGSState, slots, rule, start=start)
 
 
 def _bfgs(b: Array, h: Array, n: int) -> tuple[Array, Array]:

@@ -105,9 +105,9 @@ def scale_by_conda(
 
     return matrixwise(
         ScaleByCondaState,
+        slots,
         rule,
         MatrixDimensions(dimension_numbers(weight_dimension_numbers), MuonDimensionNumbers),
-        slots=slots,
         factors={"basis": basis},
         on_others=adam,
     )

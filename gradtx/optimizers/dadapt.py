@@ -159,4 +159,4 @@ def dadapt_adamw(
         found = estimate(lam, s, product, size)
         return directions(lam, new, p), {**new, **found}
 
-    return treewise(DAdaptAdamWState, slots, numbers, planned(rule, plan))
+    return treewise(DAdaptAdamWState, slots, planned(rule, plan), start=numbers)

@@ -114,9 +114,9 @@ def scale_by_dion2(
 
     return matrixwise(
         Dion2State,
+        lambda p: {"mu": zeros_like(p, mu_dtype)},
         rule,
         MatrixDimensions(weight_dimension_numbers, MuonDimensionNumbers),
-        slots=lambda p: {"mu": zeros_like(p, mu_dtype)},
     )
 
 
@@ -187,9 +187,9 @@ def scale_by_dion3(
 
     return matrixwise(
         Dion3State,
+        lambda p: {"mu": zeros_like(p, mu_dtype)},
         rule,
         MatrixDimensions(weight_dimension_numbers, MuonDimensionNumbers),
-        slots=lambda p: {"mu": zeros_like(p, mu_dtype)},
         factors={"v": one_for_each_column},
     )
 

@@ -92,9 +92,9 @@ def of_low_rank(
 
     return matrixwise(
         DionState,
+        lambda p: {"mu": zeros_like(p, mu_dtype)},
         rule,
         MatrixDimensions(numbers, MuonDimensionNumbers),
-        slots=lambda p: {"mu": zeros_like(p, mu_dtype)},
         factors={"q": first},
     )
 

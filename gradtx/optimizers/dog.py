@@ -129,7 +129,7 @@ def scale_by_dog(
             "sum_sq_norm_grads": total,
         }
 
-    return treewise(DoGState, _start, numbers, rule, rows=True)
+    return treewise(DoGState, _start, rule, start=numbers, rows=True)
 
 
 @optimizer
@@ -219,7 +219,7 @@ def scale_by_dowg(
         rate = _over(distance, jnp.sqrt(total) + eps, eps)
         return tree.scale(rate, g), {"weighted_sq_norm_grads": total, "estim_sq_dist": distance}
 
-    return treewise(DoWGState, _start, numbers, rule, rows=True)
+    return treewise(DoWGState, _start, rule, start=numbers, rows=True)
 
 
 @optimizer

@@ -154,6 +154,7 @@ def scale_by_fira(
 
     return matrixwise(
         ScaleByFiraState,
+        None,
         rule,
         MatrixDimensions(dimension_numbers(weight_dimension_numbers), MuonDimensionNumbers),
         factors=of_low_rank(rank, mu_dtype) | {"projector": projector},

@@ -165,6 +165,7 @@ def scale_by_kl_shampoo(
 
     return matrixwise(
         ScaleByKLState,
+        slots,
         in_eigenbases(
             direction,
             _curvature(b2, max_inverse_root),
@@ -174,7 +175,6 @@ def scale_by_kl_shampoo(
             basis=basis,
         ),
         MatrixDimensions(dimension_numbers(weight_dimension_numbers), MuonDimensionNumbers),
-        slots=slots,
         factors=_factors(max_precond_dim, initial_eigenvalue),
         on_others=adam_of(b1, b2, eps),
         slots_of_others=lambda p: {"nu": zeros_like(p, accumulator_dtype(p))},
@@ -320,6 +320,7 @@ def scale_by_kl_soap(
 
     return matrixwise(
         ScaleByKLState,
+        slots,
         in_eigenbases(
             adam_of(b1, b2, eps, bias_correction=bias_correction),
             _curvature(b2, max_inverse_root),
@@ -329,7 +330,6 @@ def scale_by_kl_soap(
             basis=basis,
         ),
         MatrixDimensions(dimension_numbers(weight_dimension_numbers), MuonDimensionNumbers),
-        slots=slots,
         factors=_factors(max_precond_dim, initial_eigenvalue),
         on_others=adam_of(b1, b2, eps, bias_correction=bias_correction),
     )

@@ -365,9 +365,9 @@ def scale_by_kron(
 
     return matrixwise(
         ScaleByKronState,
+        slots,
         rule,
         MatrixDimensions(dimension_numbers(weight_dimension_numbers), MuonDimensionNumbers),
-        slots=slots,
         factors=_factors(max_size_triangular, one_sided, scale),
         on_others=on_others,
         slots_of_others=diagonal,

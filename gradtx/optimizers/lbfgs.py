@@ -141,7 +141,8 @@ def scale_by_lbfgs(memory_size: PositiveInt = 10, scale_init_precond: bool = Tru
         weights = new["weights_memory"]
         return _multiply(g, steps, changes, weights, newest, scale_init_precond), new
 
-    return treewise(ScaleByLBFGSState, *empty_memory(memory_size), rule)
+    slots, start = empty_memory(memory_size)
+    return treewise(ScaleByLBFGSState, slots, rule, start=start)
 
 
 def _multiply(

@@ -243,7 +243,8 @@ def scale_by_lbfgsb(
         return cast_like(direction, p), new
 
     beside = {"lower": bounds.lower, "upper": bounds.upper}
-    lifted = treewise(ScaleByLBFGSState, *empty_memory(memory_size), rule, beside=beside)
+    slots, start = empty_memory(memory_size)
+    lifted = treewise(ScaleByLBFGSState, slots, rule, start=start, beside=beside)
     return lifted._replace(nearest=bounds.nearest)
 
 

@@ -163,7 +163,7 @@ def momo(
         directions = jax.tree.map(lambda d, p: -decay * p - scale * d, d, p)
         return directions, {"exp_avg": d, "barf": barf, "gamma": gamma, "lb": lower}
 
-    return treewise(MomoState, slots, numbers, rule)
+    return treewise(MomoState, slots, rule, start=numbers)
 
 
 @transformation
@@ -276,4 +276,4 @@ def momo_adam(
         directions = jax.tree.map(direction, d, square, p)
         return directions, {"exp_avg": d, "exp_avg_sq": square, **new}
 
-    return treewise(MomoAdamState, slots, numbers, planned(rule, plan))
+    return treewise(MomoAdamState, slots, planned(rule, plan), start=numbers)

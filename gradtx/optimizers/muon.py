@@ -140,9 +140,9 @@ def scale_by_muon(
 
     return matrixwise(
         MuonState,
+        slots,
         rule,
         MatrixDimensions(weight_dimension_numbers, MuonDimensionNumbers),
-        slots=slots,
         on_entries=momentum,
         on_leaf=dual_norm if adaptive else None,
         start={"ns_coeffs": coeffs},

@@ -142,19 +142,15 @@ def scale_by_muon2(
     if factored:
         return matrixwise(
             FactoredMuon2State,
+            lambda p: {"mu": zeros_like(p, mu_dtype)},
             factored_rule,
             dimensions,
-            slots=lambda p: {"mu": zeros_like(p, mu_dtype)},
             factors={"v_row": one_for_each_row, "v_col": one_for_each_column},
             on_others=divided,
             slots_of_others=lambda p: {"nu": zeros_like(p, accumulator_dtype(p))},
         )
     return matrixwise(
-        Muon2State,
-        rule,
-        dimensions,
-        slots=lambda p: moments(p, mu_dtype),
-        on_entries=divided,
+        Muon2State, lambda p: moments(p, mu_dtype), rule, dimensions, on_entries=divided
     )
 
 

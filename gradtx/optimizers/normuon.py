@@ -92,9 +92,9 @@ def scale_by_normuon(
 
     return matrixwise(
         NormuonState,
+        slots,
         rule,
         MatrixDimensions(weight_dimension_numbers, MuonDimensionNumbers),
-        slots=slots,
         on_entries=momentum,
         factors={"v": one_for_each_column},
     )

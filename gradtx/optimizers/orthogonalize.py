@@ -62,4 +62,4 @@ def orthogonalize(
         return orthogonalized(g, rows, ns_steps, preconditioning, eps, ns_dtype), {}
 
     dimensions = MatrixDimensions(weight_dimension_numbers, MuonDimensionNumbers)
-    return matrixwise(EmptyState, rule, dimensions)
+    return matrixwise(EmptyState, None, rule, dimensions)

@@ -80,9 +80,9 @@ def scale_by_polargrad(
 
     return matrixwise(
         PolargradState,
+        slots,
         rule,
         MatrixDimensions(weight_dimension_numbers, MuonDimensionNumbers),
-        slots=slots,
         on_entries=momentum,
     )
 

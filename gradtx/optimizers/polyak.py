@@ -62,7 +62,7 @@ def scale_by_polyak(
         step = jnp.minimum(divide(gap, tree.norm_sq(g) + eps), max_learning_rate)
         return tree.scale(step, g), {}
 
-    return treewise(EmptyState, None, None, rule, rows=True)
+    return treewise(EmptyState, None, rule, rows=True)
 
 
 @optimizer

@@ -159,4 +159,4 @@ def prodigy(
             "numerator_weighted": numerator,
         }
 
-    return treewise(ProdigyState, slots, numbers, rule, mask=weight_decay_mask)
+    return treewise(ProdigyState, slots, rule, start=numbers, mask=weight_decay_mask)

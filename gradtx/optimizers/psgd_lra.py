@@ -350,7 +350,7 @@ def scale_by_psgd_lra(
         new = {"mu": mu, "columns": columns, "diagonal": q.diagonal, "norms": norms}
         return [x / jnp.maximum(1, jnp.abs(x) / max_entry) for x in u], new
 
-    lifted = treewise(ScaleByPSGDLRAState, slots, start, rule)
+    lifted = treewise(ScaleByPSGDLRAState, slots, rule, start=start)
 
     def init(params: Params) -> State:
         state: Any = lifted.init(params)

@@ -213,9 +213,9 @@ def scale_by_shampoo(
 
     return matrixwise(
         ScaleByShampooState,
+        (lambda p: momentum(p) | squares(p)) if with_nu else momentum,
         rule,
         MatrixDimensions(dimension_numbers(weight_dimension_numbers), MuonDimensionNumbers),
-        slots=(lambda p: momentum(p) | squares(p)) if with_nu else momentum,
         factors=_squares(block_size),
         on_others=adam_of(b1, b2, grafting_eps),
         slots_of_others=None if with_nu else squares,

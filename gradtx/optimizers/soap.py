@@ -283,11 +283,11 @@ def scale_by_soap(
 
     return matrixwise(
         ScaleBySoapState,
+        slots,
         in_eigenbases(
             adam, grams_of(beta), precondition_frequency, staggered=staggered, basis=basis
         ),
         MatrixDimensions(dimension_numbers(weight_dimension_numbers), MuonDimensionNumbers),
-        slots=slots,
         factors=squares(max_precond_dim, one_sided),
         on_others=adam,
     )

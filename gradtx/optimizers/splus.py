@@ -130,9 +130,9 @@ def scale_by_splus(
 
     return matrixwise(
         ScaleBySplusState,
+        slots,
         rule,
         MatrixDimensions(dimension_numbers(weight_dimension_numbers), MuonDimensionNumbers),
-        slots=slots,
         factors=_factors(max_precond_dim),
         on_others=signs,
     )

@@ -22,6 +22,7 @@ from gradtx.pair import (
 )
 from gradtx.paths import Where, aligned, path_string, select, with_paths
 from gradtx.shardings import committed
+from gradtx.training.backlog import Backlog
 from gradtx.training.inside import InsidePlan
 from gradtx.training.minimize import Value, check_order, minimize, read_inside, step_inside
 from gradtx.training.resharding import Shardings
@@ -54,6 +55,7 @@ class TrainStep(Generic[*Told]):
         self._sharding = sharding
         # What the first call finds out, so that it costs the others nothing.
         self._started = self._asks_first = self._binds = False
+        self._backlog = Backlog()
 
     def __call__(
         self,
@@ -69,7 +71,8 @@ class TrainStep(Generic[*Told]):
                 `sharding` says (the error names it).
             TypeError: something else stands in place of the state.
         """
-        if not self._started:
+        is_first = not self._started
+        if is_first:
             # A weakly typed parameter, such as jnp.array(1.0), is strong after the first step.
             if any(getattr(p, "weak_type", False) for p in jax.tree.leaves(params)):
                 params = jax.tree.map(
@@ -88,12 +91,15 @@ class TrainStep(Generic[*Told]):
             _check_shardings("params", params, self._sharding.params)
             _check_shardings("state", state, self._sharding.state)
         try:
-            return self._compiled(self._tx_now(), params, state, args, extra_args)
+            done = self._compiled(self._tx_now(), params, state, args, extra_args)
         except (RuntimeError, TypeError, ValueError) as error:
             check_alive(params=params, state=state, args=args, extra_args=extra_args)
             if callable(state):  # which JAX refuses before anything that knows of states sees it
                 explain("make_step", error, self.tx.init, params, state, params)
             raise
+        if self._asks_first and not is_first:
+            self._backlog.add(done[2])
+        return done
 
     def init(self, params: Params) -> State:
         """The initial state for the trained parameters, sharded if the step is."""
@@ -252,6 +258,8 @@ def make_step(
         UserWarning: a trained parameter is in bfloat16 or float16, and nothing in the state keeps
             what rounding to nearest loses: Adam at 1e-3 never moves such a parameter of 2.0. The
             warning comes once for each compiled program.
+        UserWarning: many steps wait on simulated devices, where XLA may end the process. The
+            warning comes once.
 
     >>> import gradtx
     >>> import jax.numpy as jnp

@@ -177,4 +177,4 @@ def adaptive_normalize(eta: NonNegative = 0.01) -> GradientTransformation:
         factor = divide(jnp.ones([]), length)
         return map_updates(lambda g, p: g * size(p) * factor * size(p), g, p), {}
 
-    return treewise(EmptyState, None, None, rule, rows=True)
+    return treewise(EmptyState, None, rule, rows=True)

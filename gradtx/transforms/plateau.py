@@ -12,7 +12,7 @@ from gradtx.pair import (
     GradientTransformationExtraArgs,
     transformation,
 )
-from gradtx.types import Array, Params, State, Updates
+from gradtx.types import Array, Params, State, UpdateFactor, Updates
 
 _Factor = Annotated[Any, Range(0.0, 1.0, low_open=True, high_open=True)]
 
@@ -23,7 +23,7 @@ class ReduceLROnPlateauState(NamedTuple):
     scale, best_value, avg_value: f32[]; plateau_count, cooldown_count, count: i32[].
     """
 
-    scale: Any
+    scale: UpdateFactor
     best_value: Any
     plateau_count: Any
     cooldown_count: Any
@@ -54,16 +54,24 @@ def reduce_on_plateau(
         rtol: :math:`r` in :math:`[0, 1]`.
         atol: :math:`a \ge 0`; one of the two must be positive.
         cooldown: the number of values to ignore after a reduction; at least 0.
-        accumulation_size: the number of values that are averaged into one; at least 1.
+        accumulation_size: the number of values that are averaged into one; at least 1. Each
+            ``update`` is given a value, so that `patience` and `cooldown` count steps unless this
+            is the number of steps of an epoch: see below.
         min_scale: the scale does not fall below it.
         mode: whether a small value is good or a large one.
+
+    Keras and PyTorch judge once an epoch. Their ``ReduceLROnPlateau`` is
+    ``reduce_on_plateau(factor, patience, accumulation_size=steps_per_epoch)``, with a `patience`
+    of one more than PyTorch's, which reduces once it is exceeded. An epoch's value is then the mean
+    over its steps; a validation loss is passed at each step until the next is known.
 
     ``update`` needs the extra argument ``value``, the metric. Put it last in a chain. In a
     ``shard_map`` or a ``pmap``, where each device has its own loss, put it inside
     :func:`share_value`; under plain ``jit`` all devices and hosts see the loss of the whole batch.
 
-    State: `ReduceLROnPlateauState`. As in Optax, the best value is infinite before the first step,
-    so under ``jax_debug_infs`` call ``init`` outside of ``jit``.
+    State: `ReduceLROnPlateauState`. :func:`hyperparams` shows the learning rate that results. As in
+    Optax, the best value is infinite before the first step, so under ``jax_debug_infs`` call
+    ``init`` outside of ``jit``.
 
     The tolerance is relative to :math:`|b|`. Optax's is relative to :math:`b`, so that a negative
     value that stays unchanged counts as an improvement forever.

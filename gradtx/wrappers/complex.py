@@ -93,6 +93,6 @@ def split_real_and_imaginary(inner: GradientTransformation) -> GradientTransform
         return SplitRealAndImaginaryState(tx.init(real_pairs(params)))
 
     def on_part(_: int, function: Callable[[Any], Any], tree: PyTree) -> PyTree:
-        return _join(function(_split(tree)))
+        return from_real_pairs(function(real_pairs(tree)))
 
     return around(tx, init, run, on_part=on_part)

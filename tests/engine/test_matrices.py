@@ -96,9 +96,9 @@ def sums():
 
     return matrixwise(
         SeenState,
+        lambda p: {"last": jnp.zeros_like(p)},
         rule,
         MatrixDimensions(numbers_of, MuonDimensionNumbers),
-        slots=lambda p: {"last": jnp.zeros_like(p)},
         factors={"total": lambda how, p: jnp.zeros(how.sizes[:2])},
     )
 

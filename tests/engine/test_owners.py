@@ -214,7 +214,7 @@ def test_a_device_that_has_only_padding_transforms_nothing(count, each):
             return 2 * g, {}
 
         return matrixwise(
-            gradtx.EmptyState, rule, MatrixDimensions(numbers, gradtx.MuonDimensionNumbers)
+            gradtx.EmptyState, None, rule, MatrixDimensions(numbers, gradtx.MuonDimensionNumbers)
         )
 
     p = {"many": jnp.ones((count, 8, 16)), "one": jnp.ones((8, 8))}
@@ -390,7 +390,7 @@ def summing():
         return total / jnp.linalg.norm(total, axis=(-2, -1), keepdims=True), {"total": total}
 
     dimensions = MatrixDimensions(numbers, gradtx.MuonDimensionNumbers)
-    return matrixwise(SumState, rule, dimensions, slots=lambda p: {"total": jnp.zeros_like(p)})
+    return matrixwise(SumState, lambda p: {"total": jnp.zeros_like(p)}, rule, dimensions)
 
 
 ROWS_OF_TWO_AXES = gradtx.MuonDimensionNumbers((0, 1), 2)

@@ -30,7 +30,7 @@ def toward_start(rate: gradtx.checks.NonNegative = 0.5):
     def numbers(p):
         return {"best": 10.0 * len(p), "seen": False}
 
-    return treewise(BestState, lambda p: {"start": jnp.array(p, copy=True)}, numbers, rule)
+    return treewise(BestState, lambda p: {"start": jnp.array(p, copy=True)}, rule, start=numbers)
 
 
 P = {"a": jnp.ones(2, jnp.bfloat16), "b": jnp.float32(2.0), "none": None}
@@ -99,7 +99,7 @@ def both(mask=None, rows=False):
         }
 
     slots = lambda p: {"pairs": jnp.zeros((2, *p.shape))}  # noqa: E731
-    return treewise(PairsState, slots, None, rule, rows=rows, mask=mask)
+    return treewise(PairsState, slots, rule, rows=rows, mask=mask)
 
 
 def test_a_slot_may_stack_several_arrays_of_the_leaf_s_shape():
@@ -125,7 +125,7 @@ def beginnings():
     def rule(g, s, t, p, *, places):
         return [jnp.full_like(x, place) for x, place in zip(g, places, strict=True)], {}
 
-    return treewise(gradtx.EmptyState, None, None, rule)
+    return treewise(gradtx.EmptyState, None, rule)
 
 
 def test_a_rule_knows_where_each_leaf_begins_in_a_vector_of_all_entries():

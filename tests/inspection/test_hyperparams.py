@@ -185,6 +185,59 @@ def test_what_is_injected_is_that_of_the_next_step_too():
     np.testing.assert_allclose(gradtx.hyperparams(tx, tx.init(P))["learning_rate"], 1.0)
 
 
+PLATEAU = gradtx.reduce_on_plateau(0.5, patience=1)
+
+
+@pytest.mark.parametrize(
+    ("tx", "want"),
+    [
+        (gradtx.chain(gradtx.sgd(0.4), PLATEAU), {"0": 0.1}),
+        (gradtx.chain(gradtx.sgd(FALLING), PLATEAU), {"0": 0.7 / 4}),
+        (gradtx.named_chain(("a", gradtx.sgd(0.4)), ("b", PLATEAU)), {"a": 0.1}),
+        (
+            gradtx.chain(gradtx.chain(gradtx.sgd(0.4), PLATEAU), PLATEAU),
+            {"0.0": 0.1 / 4},
+        ),
+        (gradtx.chain(PLATEAU, gradtx.scale_by_learning_rate(0.4)), {"1": 0.1}),
+        (gradtx.chain(PLATEAU, gradtx.adam(0.4)), {"1": 0.4}),
+        (
+            gradtx.chain(
+                gradtx.partition(
+                    {"a": gradtx.sgd(0.4), "b": gradtx.sgd(0.8)}, {"w": "a", "b": "b"}
+                ),
+                PLATEAU,
+            ),
+            {"0.transforms.a": 0.1, "0.transforms.b": 0.2},
+        ),
+        (
+            gradtx.chain(gradtx.sgd(0.4), gradtx.share_value(PLATEAU, "data"), gradtx.clip(1.0)),
+            {"0": 0.1},
+        ),
+    ],
+)
+def test_a_learning_rate_is_the_one_in_force(tx, want):
+    """After three values alike, of which the last two halve it."""
+    state = tx.init(P)
+    for _ in range(3):
+        _, state = tx.update(P, state, P, value=1.0)
+    found = gradtx.hyperparams(tx, state)
+    rates = {path: rate for path, rate in found.items() if path.endswith("learning_rate")}
+    assert rates == {f"{path}.learning_rate": pytest.approx(rate) for path, rate in want.items()}
+    assert gradtx.hyperparams(tx) == gradtx.hyperparams(tx, tx.init(P))
+
+
+def test_a_group_is_not_reduced_by_the_plateau_of_another():
+    tx = gradtx.partition(
+        {"a": gradtx.sgd(0.4), "b": gradtx.chain(gradtx.sgd(0.4), PLATEAU)}, {"w": "a", "b": "b"}
+    )
+    state = tx.init(P)
+    for _ in range(2):
+        _, state = tx.update(P, state, P, value=1.0)
+    found = gradtx.hyperparams(tx, state)
+    assert float(found["a.learning_rate"]) == 0.4
+    assert float(found["b.0.learning_rate"]) == pytest.approx(0.2)
+
+
 def test_the_value_of_a_schedule_that_is_a_link():
     tx = gradtx.chain(gradtx.scale_by_adam(), gradtx.scale_by_schedule(FALLING))
     found = gradtx.hyperparams(tx, after(tx, 4))["step_size_fn"]

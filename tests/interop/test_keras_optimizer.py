@@ -311,6 +311,68 @@ def test_schedules_of_keras_and_ours():
     assert float(by_function.learning_rate) == 0.25
 
 
+def moved(optimizer, steps, rates=None):
+    """What an optimizer makes of ones in steps of gradients, with rates set after some of them."""
+    optimizer.build([v := keras.Variable(np.ones(3, np.float32), name="v")])
+    rng = np.random.default_rng(0)
+    for step in range(steps):
+        optimizer.apply([rng.normal(size=3).astype(np.float32)])
+        if rates and step in rates:
+            optimizer.learning_rate = rates[step]
+    return np.asarray(v.value)
+
+
+def test_the_rate_in_force_is_shown():
+    optimizer = keras_optimizer(gradtx.adam(0.1))
+    assert optimizer.tx == gradtx.adam(0.1)
+    moved(optimizer, 2, {0: 0.5})
+    assert gradtx.hyperparams(optimizer.tx, optimizer.state)["learning_rate"] == 0.5
+    assert optimizer.get_config()["tx"] == gradtx.to_config(gradtx.adam(0.1))
+    both = keras_optimizer(gradtx.muon(0.02, adam_learning_rate=0.01), 0.5)
+    found = gradtx.hyperparams(both.tx)
+    assert (found["learning_rate"], found["adam_learning_rate"]) == (0.5, 0.25)
+
+
+@pytest.mark.slow
+def test_accumulation_counts_as_keras_does():
+    """Windows; of Keras's schedule, micro-batches."""
+    decay = keras.optimizers.schedules.PolynomialDecay(0.5, 24, 0.1)
+    there = KO.SGD(decay, gradient_accumulation_steps=4)
+    ours = gradtx.stretch_schedule(gradtx.linear_schedule(0.5, 0.1, 24), stride=4, offset=3)
+    here = keras_optimizer(gradtx.accumulate(gradtx.sgd(0.0), 4), decay)
+    inside = keras_optimizer(gradtx.chain(gradtx.accumulate(gradtx.sgd(ours), 4)))
+    want = moved(there, 22)
+    for each in (here, inside):
+        np.testing.assert_allclose(moved(each, 22), want, rtol=1e-5)
+        assert int(each.iterations) == int(there.iterations) == 5
+    params = {v.path: v.value for v in there._trainable_variables}
+    tx, state = from_keras(there, params)
+    again = keras_optimizer(tx, state=state)
+    again.build([keras.Variable(want, name="v")])
+    assert int(again._iterations) == 22
+    assert int(again.iterations) == 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("window", [1, 3])
+def test_the_average_is_that_of_use_ema(window):
+    more = {} if window == 1 else {"gradient_accumulation_steps": window}
+    there = KO.SGD(0.1, use_ema=True, ema_momentum=0.9, **more)
+    average = gradtx.ema_params(0.9, start=window, window=window)
+    here = keras_optimizer(gradtx.chain(gradtx.accumulate(gradtx.sgd(0.1), window), average))
+    np.testing.assert_allclose(moved(here, 8), moved(there, 8), rtol=1e-6)
+    got = gradtx.eval_params(here.tx, here.state, here.params)["v"]
+    np.testing.assert_allclose(got, there._model_variables_moving_average[0].value, rtol=1e-6)
+
+
+def test_momentum_with_the_rate_inside_is_that_of_keras():
+    """After a callback has lowered the rate, Keras's velocity still has the old one."""
+    there = moved(KO.SGD(0.1, momentum=0.9), 12, {5: 0.01})
+    np.testing.assert_allclose(moved(keras_optimizer(within(0.1)), 12, {5: 0.01}), there, rtol=1e-6)
+    other = moved(keras_optimizer(gradtx.sgd(0.1, momentum=0.9)), 12, {5: 0.01})
+    assert np.abs(other - there).min() > 0.1
+
+
 @pytest.mark.slow
 def test_rates_that_cannot_be_set():
     scheduled = keras_optimizer(gradtx.chain(gradtx.sgd(gradtx.linear_schedule(0.1, 0.0, 10))))

@@ -3,6 +3,7 @@
 import inspect
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -257,6 +258,49 @@ def test_the_tolerance_and_the_least_scale_of_a_plateau(kind, rate, least):
     tx, _ = from_torch(optimizer, [p.detach().numpy() for p in ps], scheduler=scheduler)
     found = [gradtx.hyperparams(tx)[name] for name in ("rtol", "atol", "min_scale")]
     assert found == [0.25 * (kind == "rel"), 0.25 * (kind == "abs"), pytest.approx(least)]
+
+
+def test_a_plateau_is_judged_once_an_epoch():
+    """As PyTorch does: the epoch's last step is the first that a reduction affects."""
+    ps = tensors()
+    optimizer = TO.Adam(ps, 0.1)
+    scheduler = LR.ReduceLROnPlateau(optimizer, patience=2, factor=0.5)
+    gs = gradients(SHAPES, 3)
+
+    def epoch():
+        for g in gs:
+            for p, x in zip(ps, g, strict=True):
+                p.grad = torch.from_numpy(x.copy())
+            optimizer.step()
+        scheduler.step(1.0)
+        return optimizer.param_groups[0]["lr"]
+
+    epoch()
+    params = [jnp.asarray(p.detach().numpy().copy()) for p in ps]
+    with pytest.raises(ValueError, match="taken 3 steps and ReduceLROnPlateau 1: pass steps_per_"):
+        from_torch(optimizer, params, scheduler=scheduler)
+    with pytest.raises(ValueError, match="3 steps, which are no whole epochs of 2, .* at the end"):
+        from_torch(optimizer, params, scheduler=scheduler, steps_per_epoch=2)
+    tx, state = from_torch(optimizer, params, scheduler=scheduler, steps_per_epoch=3)
+    update = jax.jit(tx.update)
+    rates = []
+    for _ in range(8):
+        for g in gs:
+            _, state = update(g, state, params, value=1.0)
+        rates.append(epoch())
+        found = gradtx.hyperparams(tx, state)["learning_rate"]
+        np.testing.assert_allclose(found, rates[-1], rtol=1e-6)
+    assert rates[1] == 0.1
+    assert rates[-1] == 0.025
+
+
+def test_a_scheduler_that_has_taken_fewer_steps_asks_for_their_number():
+    ps = tensors()
+    optimizer = TO.AdamW(ps, 0.1)
+    scheduler = LR.StepLR(optimizer, 3, 0.5)
+    params = train(optimizer, scheduler, ps, gradients(SHAPES, 4), every=2)
+    with pytest.raises(ValueError, match="taken 4 steps and StepLR 2: pass steps_per_epoch"):
+        from_torch(optimizer, params, scheduler=scheduler)
 
 
 def test_every_scheduler_is_known():
