@@ -217,7 +217,7 @@ FORMS = {
     "safetensors": Form(
         _write_safetensors,
         _opened_safetensors,
-        lambda dtype: dtype == jnp.bfloat16 or (is_numpys_number(dtype) and dtype != np.complex128),
+        lambda dtype: dtype.name in _SAFE.values(),
     ),
     "orbax": Form(
         _write_orbax,

@@ -112,11 +112,16 @@ def _by_place(node: Any, path: str, name: str, names: set[str]) -> Iterator[tupl
         yield from _by_place(child, _join(path, step), below, names)
 
 
-def nodes(state: State) -> list[Node]:
-    """The parts of a state that belong to one transformation each."""
+def nodes(state: State, empty: bool = False) -> list[Node]:
+    """The parts of a state that belong to one transformation each.
+
+    Args:
+        state: the state.
+        empty: also list arrays without entries, which are not written.
+    """
     found: dict[int, Node] = {}
     for path, leaf, owner, in_slot in _walk(state, "", Node("", ""), False):
-        if is_empty(leaf):
+        if is_empty(leaf) and not empty:
             continue
         found[id(owner)] = owner
         name = path[len(owner.prefix) :].lstrip("/")
@@ -156,7 +161,7 @@ def match(
         for name in after.leaves.keys() & before.leaves.keys():
             path, was = after.leaves[name], before.leaves[name]
             if path not in kept and path not in changed and was not in used:
-                changed[path] = f"{_shown(flat[was])} before, {_shown(arrays[path])} now"
+                changed[path] = f"{shown(flat[was])} before, {shown(arrays[path])} now"
                 used.add(was)
     _go_on(new, flat, kept)
     saved = {path for node in old for path in node.leaves.values()}
@@ -245,7 +250,7 @@ def _claim(
         kept[path] = was
         used.add(was)
         if form_of(flat[was]) != form_of(arrays[path]):
-            changed[path] = f"{_shown(flat[was])} before, {_shown(arrays[path])} now"
+            changed[path] = f"{shown(flat[was])} before, {shown(arrays[path])} now"
     if before.kind != after.kind and slots:
         changed[after.prefix or "the state"] = f"{before.kind} before, {after.kind} now"
 
@@ -260,6 +265,7 @@ def form_of(array: Any) -> Any:
     return array.codec._replace(rounding=None) if is_encoded(array) else array.dtype
 
 
-def _shown(array: Any) -> str:
+def shown(array: Any) -> str:
+    """The type of an array, or its codec, and its shape, for a message."""
     kept = array.codec.name if is_encoded(array) else array.dtype
     return f"{kept}{list(np.shape(array))}"

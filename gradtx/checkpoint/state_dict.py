@@ -19,8 +19,9 @@ from gradtx.checkpoint.matching import Node, form_of, is_empty, match
 from gradtx.engine.owned_slots import apart, in_stacks, is_owned
 from gradtx.numerics.keys import is_key
 from gradtx.numerics.tracing import is_tracer
-from gradtx.packed import packed_like, unpack
+from gradtx.packed import holds_packed, packed_like, unpack
 from gradtx.pair import GradientTransformation, with_extra_args_support
+from gradtx.paths import select
 from gradtx.storage import is_encoded
 from gradtx.types import Array, Params, State
 
@@ -86,6 +87,54 @@ def described_state(
         "encoded": encoded,
     }
     return arrays, header
+
+
+def trained_leaves(
+    tx: GradientTransformation, params: Params, state: State
+) -> frozenset[str] | None:
+    """The paths of the parameters of which a state has slots; None if it is one of all of them.
+
+    Raises:
+        ValueError: the state is not one of `tx` for these parameters, nor for those that it has
+            slots of, and so could not be loaded.
+    """
+    problem = _misfit(tx, params, state)
+    if problem is None:
+        return None
+    nodes = matching.nodes(state, empty=True)
+    slots = {name.partition("/")[2] for node in nodes for name in node.leaves}
+    some = select(params, lambda path, _: path in slots)
+    if holds_packed(params) or _misfit(tx, some, state) is not None:
+        raise ValueError(
+            "save_checkpoint: the state could not be loaded, since it is not one of this "
+            f"transformation and these parameters: {problem}. What else the model keeps goes into "
+            "model_state; without tx any state is saved"
+        )
+    return frozenset(slots)
+
+
+def _misfit(tx: GradientTransformation, params: Params, state: State) -> str | None:
+    """Why a state is not one of `tx` for these parameters, or None."""
+    init = with_extra_args_support(tx).init
+    try:
+        try:
+            start = jax.eval_shape(init, params)
+        except Exception:  # it may look at values
+            start = init(params)
+    except (TypeError, ValueError) as error:
+        return str(error)
+    ours, theirs = (dict(_forms(_one_by_one(unpack(x)))) for x in (state, start))
+    for path in [*ours, *theirs]:
+        there, needed = ours.get(path, "not there"), theirs.get(path, "not there")
+        if there != needed:
+            return f"{path!r} is {there}, and would be {needed}"
+    return None
+
+
+def _forms(state: State) -> Iterator[tuple[str, str]]:
+    """The paths of the arrays of a state, with their types, or codecs, and shapes."""
+    for path, leaf in matching.leaves(state):
+        yield path, matching.shown(leaf if is_encoded(leaf) else _shape_of(path, leaf))
 
 
 def header_array(header: Mapping[str, Any], sums: Mapping[str, int]) -> Array:
@@ -431,6 +480,10 @@ def _data(path: str, leaf: Any) -> Any:
         leaf = jnp.asarray(leaf)
     _check_array(path, leaf)
     return leaf
+
+
+def _shape_of(path: str, leaf: Any) -> Any:
+    return jax.eval_shape(lambda: _data(path, leaf))
 
 
 def _check_array(path: str, value: Any) -> None:

@@ -173,11 +173,11 @@ def test_flipped_bits(tmp_path):
 
 @pytest.mark.quick(5)
 @every_form
-@pytest.mark.parametrize("name", ["params/w", "params/low", "params/key", "state/0/mu", "keys"])
+@pytest.mark.parametrize("name", ["params/w", "params/low", "params/key", "state/0/mu/w", "keys"])
 def test_a_changed_array_is_named(path, suffix, name, tmp_path):
     params = {"w": jnp.arange(3.0), "low": jnp.ones(2, "bfloat16"), "key": jax.random.key(1)}
     tx = gradtx.adam(0.1)
-    save_checkpoint(path, params, tx.init(jnp.ones(2)), tx, keys=jax.random.key(2))
+    save_checkpoint(path, params, tx.init({"w": params["w"]}), tx, keys=jax.random.key(2))
     form = container.form_of(path, None)
     with container.opened(path, form) as held:
         arrays = {name: held.take(name) for name in held.names}
@@ -499,8 +499,7 @@ def test_what_cannot_be_loaded(tmp_path):
     with pytest.raises(ValueError, match="not written by save_checkpoint"):
         load_checkpoint(path)
     save_checkpoint(path, {"a": jnp.ones(2), "a/b": jnp.ones(2)})
-    with pytest.raises(ValueError, match="'params/a/b' has the path of another leaf"):
-        load_checkpoint(path)
+    assert load_checkpoint(path).params.keys() == {"a", "a/b"}
     with jax.enable_x64(True):
         save_checkpoint(path, jnp.ones(2, "float64"))
         assert load_checkpoint(path).params.dtype == "float64"
