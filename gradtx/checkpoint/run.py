@@ -127,6 +127,7 @@ def save_checkpoint(
     """
     path = Path(path)
     where = container.form_of(path, form)
+    container.check_files("save_checkpoint", path, where)
     flat, described = ({}, None) if state is None else described_state(state, None)
     trained = None if state is None or tx is None else trained_leaves(tx, params, state)
     leaves = [
@@ -194,8 +195,8 @@ def load_checkpoint(
 
     Raises:
         FileNotFoundError: there is nothing at `path`.
-        ValueError: it is damaged (the error names the arrays), the tree of parameters is another,
-            or the state does not fit.
+        ValueError: it is damaged (the error names the arrays), is a device or a pipe, the tree of
+            parameters is another, or the state does not fit.
         TypeError: the configuration has a value of the wrong type.
 
     In Flax's nnx, a new model and its optimizer continue so::
@@ -213,8 +214,10 @@ def load_checkpoint(
     (7, True, ['mu', 'nu'])
     """
     path = Path(path)
+    where = container.form_of(path, form)
+    container.check_files("load_checkpoint", path, where)
     try:
-        with container.opened(path, container.form_of(path, form)) as held:
+        with container.opened(path, where) as held:
             header, entries = _header(held)
             found = _checked(held, entries)
     except ValueError as error:

@@ -516,3 +516,20 @@ def test_parameters_are_placed_as_the_tree_that_is_given(tmp_path):
     found = load_checkpoint(tmp_path / "run.npz", params=like).params
     assert found["w"].sharding == where
     same(found, params)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a system without pipes by name")
+@every_form
+def test_devices_and_pipes_are_no_checkpoints(path, suffix):
+    """At once: the one has no end, and the other nothing to read until somebody writes."""
+    path.symlink_to("/dev/zero")
+    at_the_path = [path]
+    if suffix == "orbax":
+        at_the_path.append(path.with_name("folder.orbax"))
+        at_the_path[1].mkdir()
+        os.mkfifo(at_the_path[1] / "_METADATA")
+    for place in at_the_path:
+        for act in (load_checkpoint, lambda at: save_checkpoint(at, {"w": jnp.ones(2)})):
+            with pytest.raises(ValueError, match=r"_checkpoint: .* is no regular file"):
+                act(place)
+    assert path.is_symlink()
