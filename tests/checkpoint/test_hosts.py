@@ -1,4 +1,4 @@
-"""Whole models of other libraries: saved in one call, and resumed bit for bit in their own types."""
+"""Whole models of other libraries: saved in one call, and resumed bit for bit in their types."""
 
 import jax
 import jax.numpy as jnp
