@@ -60,7 +60,7 @@ def keras_optimizer(
     of a :func:`partition`, it is the first that is not zero, and the others keep their ratios to
     it. Setting it is an error if the rate of `tx` is a schedule, or if it has none: it is then 1.
 
-    A file that Keras wrote is read with ``load_model(path, custom_objects=keras_objects())``.
+    A file that Keras wrote is read with ``load_model(path)``, once `gradtx.interop` is imported.
 
     Keras gives an optimizer nothing but gradients. A transformation that asks for the loss, as
     :func:`reduce_on_plateau` does, works in a ``train_step`` of your own, which passes it on:
@@ -100,8 +100,8 @@ def keras_objects() -> dict[str, Any]:
     Returns:
         What ``keras.models.load_model(path, custom_objects=keras_objects())`` takes. Builders and
         functions of your own that occur in the transformation go beside it, by name:
-        ``keras_objects() | {"my_mask": my_mask}``. A process that has called
-        :func:`keras_optimizer` needs only these.
+        ``keras_objects() | {"my_mask": my_mask}``. A process that has imported `gradtx.interop`
+        needs only these.
 
     Raises:
         ImportError: Keras is not installed.
