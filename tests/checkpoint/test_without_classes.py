@@ -156,9 +156,14 @@ def test_states_of_the_catalogue_in_compositions_load_bit_for_bit(turn):
 
 @pytest.mark.slow
 def test_states_of_compositions_load_from_bytes_of_flax():
-    for composition, compose in COMPOSITIONS.items():
-        if composition != "store":  # Flax knows no codecs, and says so
-            check(compose(gradtx.adamw(1e-2)), PARAMS, [through_msgpack])
+    serialization = pytest.importorskip("flax.serialization")
+    split = gradtx.split_leaves(gradtx.adam(0.1), {"b": gradtx.SplitLeaf(0, {"q": 1, "k": 2})})
+    for tx in [*(compose(gradtx.adamw(1e-2)) for compose in COMPOSITIONS.values()), split]:
+        check(tx, PARAMS, [through_msgpack])
+        state = numbered(tx.init(PARAMS))
+        same(serialization.from_bytes(tx.init(PARAMS), serialization.to_bytes(state)), state)
+    tx, params = gradtx.store(gradtx.adam(0.1), "int4"), gradtx.pack(PARAMS)
+    check(tx, params, [through_msgpack])
 
 
 @pytest.mark.slow
