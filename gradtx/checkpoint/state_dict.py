@@ -134,7 +134,7 @@ def _misfit(tx: GradientTransformation, params: Params, state: State) -> str | N
 def _forms(state: State) -> Iterator[tuple[str, str]]:
     """The paths of the arrays of a state, with their types, or codecs, and shapes."""
     for path, leaf in matching.leaves(state):
-        yield path, matching.shown(leaf if is_encoded(leaf) else _shape_of(path, leaf))
+        yield path, matching.shown(leaf if is_encoded(leaf) else _data(path, leaf))
 
 
 def header_array(header: Mapping[str, Any], sums: Mapping[str, int]) -> Array:
@@ -480,10 +480,6 @@ def _data(path: str, leaf: Any) -> Any:
         leaf = jnp.asarray(leaf)
     _check_array(path, leaf)
     return leaf
-
-
-def _shape_of(path: str, leaf: Any) -> Any:
-    return jax.eval_shape(lambda: _data(path, leaf))
 
 
 def _check_array(path: str, value: Any) -> None:
