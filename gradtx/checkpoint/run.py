@@ -234,8 +234,10 @@ def load_checkpoint(
                 "load_checkpoint: no configuration was saved beside the state: give tx"
             )
         flat = {k.removeprefix("state/"): found.pop(k) for k in list(found)}
-        trained = header.get("trained")
-        of = new_params if trained is None else select(new_params, lambda at, _: at in trained)
+        of = new_params
+        if header.get("trained") is not None:
+            trained = frozenset(header["trained"])
+            of = select(new_params, lambda at, _: at in trained)
         new_state = adopt_state(tx, of, flat, strict)
         if state is not None:
             new_state = _like("state", dict(_named("state", new_state)), state)
@@ -368,7 +370,8 @@ def _header(held: container.Held) -> tuple[dict[str, Any], dict[str, _Entry]]:
                 name: _Entry(str(kind), str(jnp.dtype(dtype)), tuple(map(int, shape)), crc)
                 for name, (kind, dtype, shape, crc) in header["entries"].items()
             }
-            if not (isinstance(step, int | None) and isinstance(header["state"], bool)):
+            fields = [isinstance(step, int | None), isinstance(header["state"], bool)]
+            if not all([*fields, isinstance(header.get("trained"), list | None)]):
                 raise ValueError("its fields have the wrong types")
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise ValueError(f"the header: {type(error).__name__} {error}") from None
