@@ -19,13 +19,17 @@ from gradtx.types import COUNTER, Array, State, fields_of, slot_fields
 
 @dataclass
 class Node:
-    """One transformation's state within a state: its path, its class, its leaves by name."""
+    """One transformation's state within a state: its path, its class, its leaves by name.
+
+    by_path: whether it was saved without its class, which is that of the new state at its path.
+    """
 
     prefix: str
     kind: str
     leaves: dict[str, str] = field(default_factory=dict)
     slots: set[str] = field(default_factory=set)
     counters: tuple[str, ...] = ()
+    by_path: bool = False
 
 
 # The attribute of Flax's objects in which the array is.
@@ -206,7 +210,8 @@ def _ranked(
             distance = abs(ranks[0][i] - ranks[1][j])
         else:
             distance = int(before.prefix != after.prefix)
-        found.append(((not alike, -len(fitting), distance, i, j), before, after))
+        elsewhere = not (before.by_path and before.prefix == after.prefix)
+        found.append(((elsewhere, not alike, -len(fitting), distance, i, j), before, after))
     found.sort(key=lambda entry: entry[0])
     return [(before, after) for _, before, after in found]
 

@@ -464,7 +464,7 @@ def _saved_nodes(
         at = _owner(path, states)
         like = by_path.get(path)
         if like is not None and (at is None or len(like.prefix) > len(at)):
-            nodes.setdefault(like.prefix, Node(like.prefix, like.kind))
+            nodes.setdefault(like.prefix, Node(like.prefix, like.kind, by_path=True))
             at = like.prefix
         owner = nodes.setdefault("", Node("", "")) if at is None else nodes[at]
         owner.leaves[path[len(owner.prefix) :].lstrip("/")] = path

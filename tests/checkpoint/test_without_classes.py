@@ -197,6 +197,17 @@ def test_the_objects_of_flax_are_no_part_of_a_path():
     same(load_state_dict(tx, params, state_dict(content)), tx.init(params))
 
 
+@pytest.mark.parametrize("mixed", [False, True])
+def test_states_of_one_class_stay_in_their_places(mixed):
+    """Whatever the order of their names, and where the class of one of them is known."""
+    tx = gradtx.named_chain(("b", gradtx.ema(0.9)), ("a", gradtx.ema(0.9)), ("c", gradtx.ema(0.9)))
+    state = numbered(tx.init(PARAMS))
+    restored = through_dicts(state)
+    if mixed:
+        restored["c"] = state["c"]
+    same(load_state_dict(tx, PARAMS, state_dict(restored)), state)
+
+
 def test_what_fits_by_no_path_is_still_refused():
     tx = gradtx.accumulate(gradtx.adamw(1e-2), 2)
     restored = through_dicts(tx.init(PARAMS))
