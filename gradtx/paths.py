@@ -341,7 +341,8 @@ def select(tree: TreeT, where: Where | None) -> TreeT:
     Args:
         tree: parameters, or a tree like them.
         where: a path pattern (``"head"``, ``"*/bias"``), a list of them, a predicate
-            ``(path, leaf) -> bool``, a tree of booleans (a prefix will do), or None for all.
+            ``(path, leaf) -> bool``, a tree of booleans (a prefix will do, and in other containers,
+            such as nnx's variables, they go by path), or None for all.
 
     >>> select({"body": 1.0, "head": 2.0}, "head")
     {'body': None, 'head': 2.0}
