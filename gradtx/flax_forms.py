@@ -14,6 +14,7 @@ from gradtx.numerics.keys import is_key
 from gradtx.types import KEY, SLOT, masked_fields, state_fields
 
 _D = TypeVar("_D", bound=dict[str, Any])
+_T = TypeVar("_T")
 
 
 class _Masked(NamedTuple):
@@ -27,6 +28,19 @@ _dicts: list[type[dict[str, Any]]] = []
 def written_as_dict(cls: type[_D]) -> type[_D]:
     """Let Flax write instances of this class of dicts as it writes dicts: a class decorator."""
     _dicts.append(cls)
+    return cls
+
+
+# Classes of nodes of trees, which Flax does not know.
+_nodes: list[type[Any]] = []
+
+
+def written_by_names(cls: type[_T]) -> type[_T]:
+    """Let Flax write instances of this class of nodes as dicts of their parts: a class decorator.
+
+    It goes above the one that registers the class with JAX, which says the names.
+    """
+    _nodes.append(cls)
     return cls
 
 
@@ -46,6 +60,25 @@ def tell_flax() -> None:
         serialization.register_serialization_state(
             cls, write, lambda like, written, cls=cls: cls(read(like, written)), override=True
         )
+    for cls in _nodes:
+        serialization.register_serialization_state(cls, _write_parts, _read_parts, override=True)
+
+
+def _parts(node: Any) -> tuple[dict[str, Any], Any]:
+    """The parts of a node by their names, and its structure."""
+    flat = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
+    return {jax.tree_util.keystr(path, simple=True): part for path, part in flat[0]}, flat[1]
+
+
+def _write_parts(node: Any) -> dict[str, Any]:
+    write = sys.modules["flax.serialization"].to_state_dict
+    return {name: write(part) for name, part in _parts(node)[0].items()}
+
+
+def _read_parts(like: Any, written: dict[str, Any]) -> Any:
+    read = sys.modules["flax.serialization"].from_state_dict
+    parts, structure = _parts(like)
+    return structure.unflatten([read(part, written[name]) for name, part in parts.items()])
 
 
 class _Write:

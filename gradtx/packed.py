@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import SingleDeviceSharding
 
+from gradtx.flax_forms import written_by_names
 from gradtx.numerics import as_arrays
 from gradtx.numerics.tracing import is_tracer
 from gradtx.types import Array, Params, PyTree, State, Updates, is_stored
@@ -34,6 +35,7 @@ class Layout(NamedTuple):
         return {k: [i for i, kind in enumerate(self.kinds) if kind == k] for k in set(self.kinds)}
 
 
+@written_by_names
 @jax.tree_util.register_pytree_with_keys_class
 class Packed:
     """A tree of arrays kept as one vector for each type: what :func:`pack` returns.

@@ -145,6 +145,8 @@ def aligned(problem: str, tree: PyTree, treedef: Any, other: PyTree) -> list[Any
 def spread(problem: str, prefix: PyTree, tree: PyTree) -> PyTree:
     """`prefix`, a tree like `tree` or a prefix of one, with its values spread to every leaf.
 
+    In other containers, such as the objects of Flax around parameters, values go by their paths.
+
     Raises:
         ValueError: it is neither: `problem`, and where they first differ.
     """
@@ -153,7 +155,34 @@ def spread(problem: str, prefix: PyTree, tree: PyTree) -> PyTree:
             lambda said, below: jax.tree.map(lambda _: said, below, is_leaf=is_leaf), prefix, tree
         )
     except ValueError:
-        raise no_prefix(problem, prefix, tree) from None
+        values = _by_path(prefix, tree, None)
+        if values is None:
+            raise no_prefix(problem, prefix, tree) from None
+        return leaves_with_path(tree)[1].unflatten(values)
+
+
+def is_prefix(prefix: PyTree, tree: PyTree) -> bool:
+    """Whether one tree is like another, or a prefix of it, in the same containers."""
+    try:
+        jax.tree.map(lambda _, part: None, prefix, tree)
+    except ValueError:
+        return False
+    return True
+
+
+def _by_path(prefix: PyTree, tree: PyTree, stop: Callable[[Any], bool] | None) -> list[Any] | None:
+    """The values of `prefix` for the leaves, by their paths; None if one or the other is left."""
+    said = {path_string(path): value for path, value in with_paths(prefix, stop)[0]}
+    used: set[str] = set()
+    values = []
+    for path, leaf in leaves_with_path(tree)[0]:
+        above = [path_string(path[:i]) for i in range(len(path), -1, -1)]
+        at = next((name for name in above if name in said), None)
+        if at is None and leaf is not None:
+            return None
+        used |= {at} if at is not None else set()
+        values.append(None if at is None else said[at])
+    return values if used == said.keys() else None
 
 
 def spread_leaves(
@@ -178,7 +207,10 @@ def spread_leaves(
     try:
         jax.tree.map(note, prefix, tree, is_leaf=stop)
     except ValueError:
-        raise no_prefix(problem, prefix, tree, stop) from None
+        values = _by_path(prefix, tree, stop)
+        if values is None:
+            raise no_prefix(problem, prefix, tree, stop) from None
+        return values
     return found
 
 
@@ -207,7 +239,11 @@ def _prefix_difference(prefix: PyTree, tree: PyTree, stop: Callable[[Any], bool]
     for at in own:
         if not any(not path or at == path or at.startswith(f"{path}/") for path in said):
             return f"it says nothing of {at!r}"
-    return "its containers (dicts, lists, tuples) are not those of the parameters"
+    at, kind, needed = next(_containers(prefix, tree), ("", "tree", "tree of another form"))
+    return (
+        f"at {at!r} it has a {kind}, and they a {needed}; jax.tree.map over the parameters makes "
+        "one that fits"
+    )
 
 
 def matches(path: str, pattern: str) -> bool:
@@ -236,8 +272,9 @@ def mask_prefix(tree: PyTree, where: Where) -> PyTree:
     mask, is_whole = _given_mask(tree, where)
     if is_whole:
         return mask
-    _broadcast(mask, tree)  # says what does not fit
-    return jax.tree.map(lambda m: m is not None and _boolean(m), mask, is_leaf=is_leaf)
+    whole = _broadcast(mask, tree)  # says what does not fit
+    short = jax.tree.map(lambda m: m is not None and _boolean(m), mask, is_leaf=is_leaf)
+    return short if is_prefix(short, tree) else whole
 
 
 def _given_mask(tree: PyTree, where: Where) -> tuple[PyTree, bool]:
@@ -307,7 +344,8 @@ def select(tree: TreeT, where: Where | None) -> TreeT:
     Args:
         tree: parameters, or a tree like them.
         where: a path pattern (``"head"``, ``"*/bias"``), a list of them, a predicate
-            ``(path, leaf) -> bool``, a tree of booleans (a prefix will do), or None for all.
+            ``(path, leaf) -> bool``, a tree of booleans (a prefix will do, and in other containers,
+            such as nnx's variables, they go by path), or None for all.
 
     >>> select({"body": 1.0, "head": 2.0}, "head")
     {'body': None, 'head': 2.0}

@@ -65,8 +65,9 @@ StateT = TypeVar("StateT")
 TreeT = TypeVar("TreeT")
 
 OTHER_STATE = (
-    "; from that of another transformation load_state_dict(tx, params, state_dict(state), "
-    "strict=False) continues, and match_state_dict says what fits"
+    "; one that was restored without its classes becomes one by load_state_dict(tx, params, "
+    "state_dict(state)); from that of another transformation the same with strict=False continues, "
+    "and match_state_dict says what fits"
 )
 """What to do about a state that does not fit, for error messages."""
 

@@ -1,5 +1,7 @@
 """Paths of leaves: where trees differ, and masks."""
 
+import collections
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,7 +41,7 @@ def test_where_two_trees_first_differ(tree, other, found):
     [
         ({"c": 1}, "they have no 'c', their leaves are a, b/0"),
         ({"a": 1}, "it says nothing of 'b/0'"),
-        ({"a": 1, "b": (2,)}, "its containers .* are not those of the parameters"),
+        ({"a": 1, "b": None}, "at 'b' it has a NoneType, and they a list; jax.tree.map over"),
     ],
 )
 def test_why_a_tree_is_no_prefix(prefix, found):
@@ -54,3 +56,15 @@ def test_a_mask_may_hold_booleans_of_numpy_and_jax():
     for other in (1, np.float32(1), jnp.array([True])):
         with pytest.raises(ValueError, match="the leaves of a mask must be True or False"):
             mask_tree(tree, {**mask, "c": other})
+
+
+@pytest.mark.parametrize(
+    ("values", "spread_out"),
+    [
+        ({"a": 1, "b": (2, 3)}, {"a": 1, "b": [2, 3]}),
+        ({"a": 1, "b": {"0": 2, "1": 3}}, {"a": 1, "b": [2, 3]}),
+        (collections.OrderedDict(a=1, b=2), {"a": 1, "b": [2, 2]}),
+    ],
+)
+def test_values_in_other_containers_go_by_path(values, spread_out):
+    assert spread("the labels are", values, {"a": 1.0, "b": [2.0, 3.0]}) == spread_out

@@ -2,7 +2,8 @@
 
 ``eqx.partition`` separates the arrays of a model, which are the parameters, from its functions.
 `make_step` writes into the memory of what it is given, which the model shares: train what the step
-returns, and join it again by ``eqx.combine``.
+returns, and join it again by ``eqx.combine``. The ``State`` of a model that has one, such as one
+with batch norm, is saved beside its parameters as ``model_state``.
 
 Search: equinox early stopping, equinox checkpoint, equinox resume, equinox training loop
 """
@@ -74,8 +75,15 @@ params, static = eqx.partition(build(1), eqx.is_inexact_array)
 run = gradtx.load_checkpoint(path, params=params)
 assert float(validate(run.params, images[held_out], labels[held_out])) == best
 assert gradtx.iterations(run.state) == run.step
-params, state, value = step(run.params, run.state, images[:32], labels[:32])
+params, state = run.params, run.state
+first = losses[run.step :]  # of the steps after the best epoch, here once more
+again = []
+for i in range(0, 32 * len(first), 32):
+    at = i % 320
+    params, state, value = step(params, state, images[at : at + 32], labels[at : at + 32])
+    again.append(float(value))
+assert again == first
 model = eqx.combine(params, static)
-print(f"went on from step {run.step}, with a loss of {float(value):.3f}")
+print(f"went on from step {run.step}, with a loss of {again[0]:.3f}, as the first time")
 found = jnp.argmax(jax.vmap(model)(images[held_out]), axis=1)
 print(f"{float(jnp.mean(found == labels[held_out])):.1%} of the held-out digits are recognised")

@@ -1,10 +1,11 @@
 """From start to end in Flax nnx: early stopping, a picture, a checkpoint, and on from it.
 
-The model keeps its parameters and `nnx.Optimizer` the state, both in nnx's variables.
-``nnx.as_pure`` gives the arrays, which a checkpoint takes as it takes any tree. `hyperparams`
+The model keeps its parameters, the keys of its dropout and the statistics of its batch norm, and
+`nnx.Optimizer` the state, all in nnx's variables. ``nnx.split`` separates the parameters from the
+rest; a checkpoint takes both, and returns them in the variables of a new model. `hyperparams`
 evaluates the schedule at the state's step.
 
-Search: nnx early stopping, nnx checkpoint, nnx resume, flax training loop, nnx end to end
+Search: nnx early stopping, nnx checkpoint, resume dropout, flax training loop
 """
 
 import tempfile
@@ -26,11 +27,12 @@ held_out = slice(320, 1000)  # the first 320 are trained on
 class Model(nnx.Module):
     def __init__(self, rngs):
         self.inner = nnx.Linear(64, 128, rngs=rngs)
+        self.norm = nnx.BatchNorm(128, rngs=rngs)
         self.dropout = nnx.Dropout(0.1, rngs=rngs)
         self.outer = nnx.Linear(128, 10, rngs=rngs)
 
     def __call__(self, x):
-        return self.outer(self.dropout(nnx.relu(self.inner(x))))
+        return self.outer(self.dropout(nnx.relu(self.norm(self.inner(x)))))
 
 
 def loss(model, x, y):
@@ -46,7 +48,8 @@ def step(model, optimizer, x, y):
 
 @nnx.jit
 def validate(model):
-    return loss(nnx.view(model, deterministic=True), images[held_out], labels[held_out])
+    view = nnx.view(model, deterministic=True, use_running_average=True)
+    return loss(view, images[held_out], labels[held_out])
 
 
 rate = gradtx.warmup_cosine_decay_schedule(0.0, 2e-2, warmup_steps=50, decay_steps=1000)
@@ -63,8 +66,10 @@ for _ in range(100):
     validations.append(float(validate(model)))
     if validations[-1] < best:
         best, waited = validations[-1], 0
-        params, state = nnx.as_pure((nnx.state(model, nnx.Param), optimizer.opt_state))
-        gradtx.save_checkpoint(path, params, state, tx, step=len(losses))
+        _, params, rest = nnx.split(model, nnx.Param, ...)
+        gradtx.save_checkpoint(
+            path, params, optimizer.opt_state, tx, model_state=rest, step=len(losses)
+        )
     else:
         waited += 1
     if waited == patience:
@@ -84,12 +89,18 @@ plt.close(figure)
 
 # Another process would begin here: a new model and optimizer, and into them what was saved.
 model = Model(nnx.Rngs(1))
-run = gradtx.load_checkpoint(path, params=nnx.as_pure(nnx.state(model, nnx.Param)))
-nnx.update(model, run.params)
 optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
-variables = jax.tree.structure(optimizer.opt_state)
-optimizer.opt_state = jax.tree.unflatten(variables, jax.tree.leaves(run.state))
-assert abs(float(validate(model)) - best) < 1e-6
+_, params, rest = nnx.split(model, nnx.Param, ...)
+run = gradtx.load_checkpoint(path, params=params, state=optimizer.opt_state, model_state=rest)
+nnx.update(model, run.params, run.model_state)
+optimizer.opt_state = run.state
+optimizer.step[...] = run.step
+assert float(validate(model)) == best
 assert int(gradtx.iterations(optimizer.opt_state)) == run.step
-value = float(step(model, optimizer, images[:32], labels[:32]))
-print(f"went on from step {run.step}, with a loss of {value:.3f}")
+first = losses[run.step :]  # of the steps after the best epoch, here once more
+again = []
+for i in range(0, 32 * len(first), 32):
+    at = i % 320
+    again.append(float(step(model, optimizer, images[at : at + 32], labels[at : at + 32])))
+assert again == first
+print(f"went on from step {run.step}, with a loss of {again[0]:.3f}, as the first time")

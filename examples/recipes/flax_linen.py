@@ -1,10 +1,13 @@
 """Flax linen, with batch norm and dropout.
 
 The loss returns the new batch statistics along with its value: ``has_aux=True``. Dropout takes a
-new key at each step.
+new key at each step. All of these go into one checkpoint, from which the run goes on as if it had
+never ended.
 
-Search: flax, linen, TrainState, batch statistics, dropout key
+Search: flax, linen, TrainState, batch statistics, dropout key, linen checkpoint, resume dropout
 """
+
+import tempfile
 
 import jax
 import jax.numpy as jnp
@@ -38,11 +41,29 @@ def loss(params, statistics, key, x, y):
     return jnp.mean((found - y) ** 2), changed["batch_stats"]
 
 
-step = gradtx.make_step(loss, gradtx.adamw(1e-2), has_aux=True)
+tx = gradtx.adamw(1e-2)
+step = gradtx.make_step(loss, tx, has_aux=True)
 state = step.init(params)
+path = f"{tempfile.mkdtemp()}/run.npz"
 losses = []
-for key in jax.random.split(jax.random.key(2), 100):
-    params, state, (value, statistics) = step(params, state, statistics, key, x, y)
+key = jax.random.key(2)
+for i in range(100):
+    if i == 90:
+        gradtx.save_checkpoint(path, params, state, tx, keys=key, model_state=statistics, step=i)
+    key, dropout = jax.random.split(key)
+    params, state, (value, statistics) = step(params, state, statistics, dropout, x, y)
     losses.append(float(value))
 print(f"loss {losses[0]:.2f} -> {losses[-1]:.3f}")
 assert losses[-1] < 0.3 * losses[0]
+
+# Another process would begin here: its `init` has the structure of all that was saved.
+variables = model.init(jax.random.key(0), x, train=False)
+run = gradtx.load_checkpoint(
+    path, params=variables["params"], keys=key, model_state=variables["batch_stats"]
+)
+params, state, statistics, key = run.params, run.state, run.model_state, run.keys
+for i in range(run.step, 100):
+    key, dropout = jax.random.split(key)
+    params, state, (value, statistics) = step(params, state, statistics, dropout, x, y)
+    assert float(value) == losses[i]
+print(f"went on from step {run.step}, with the same losses")

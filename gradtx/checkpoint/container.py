@@ -30,13 +30,15 @@ class Held(NamedTuple):
 class Form(NamedTuple):
     """How arrays are written to a free path, and read; which types it supports.
 
-    takes_jax: whether arrays of JAX are written with fewer copies than NumPy's.
+    takes_jax: whether arrays of JAX are written with fewer copies than NumPy's; is_directory:
+    whether there is a directory at the path.
     """
 
     write: Callable[[Path, dict[str, Any]], None]
     opened: Callable[[Path], contextlib.AbstractContextManager[Held]]
     knows: Callable[[np.dtype], bool]
     takes_jax: bool = False
+    is_directory: bool = False
 
 
 def _write_npz(path: Path, arrays: dict[str, Any]) -> None:
@@ -217,13 +219,14 @@ FORMS = {
     "safetensors": Form(
         _write_safetensors,
         _opened_safetensors,
-        lambda dtype: dtype == jnp.bfloat16 or (is_numpys_number(dtype) and dtype != np.complex128),
+        lambda dtype: dtype.name in _SAFE.values(),
     ),
     "orbax": Form(
         _write_orbax,
         _opened_orbax,
         lambda dtype: dtype == jnp.bfloat16 or is_numpys_number(dtype),
         takes_jax=True,
+        is_directory=True,
     ),
 }
 
@@ -281,6 +284,22 @@ def opened(path: Path, form: Form) -> Iterator[Held]:
         except Exception as error:
             raise ValueError(f"{type(error).__name__}: {error}") from error
         yield held
+
+
+def check_files(where: str, path: Path, form: Form) -> None:
+    """Raise if something at `path` is neither a file nor a directory, where one is read or written.
+
+    A device may have no end, and a pipe nothing to read for ever.
+
+    Raises:
+        ValueError: there is; the error begins with `where`.
+    """
+    parts = path.rglob("*") if form.is_directory and path.is_dir() else [path, _old(path)]
+    for part in parts:
+        if part.exists() and not (part.is_file() or part.is_dir()):
+            raise ValueError(
+                f"{where}: {str(part)!r} is no regular file, but a device, a pipe or a socket"
+            )
 
 
 def _old(path: Path) -> Path:

@@ -2,7 +2,7 @@
 
 import collections
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradtx.paths import path_string
+from gradtx.checkpoint.encoded import parts_of
+from gradtx.paths import is_box, path_string
 from gradtx.storage import is_encoded
 from gradtx.tree.search import NamedTupleKey, children_of
 from gradtx.types import COUNTER, Array, State, fields_of, slot_fields
@@ -18,13 +19,21 @@ from gradtx.types import COUNTER, Array, State, fields_of, slot_fields
 
 @dataclass
 class Node:
-    """One transformation's state within a state: its path, its class, its leaves by name."""
+    """One transformation's state within a state: its path, its class, its leaves by name.
+
+    by_path: whether it was saved without its class, which is that of the new state at its path.
+    """
 
     prefix: str
     kind: str
     leaves: dict[str, str] = field(default_factory=dict)
     slots: set[str] = field(default_factory=set)
     counters: tuple[str, ...] = ()
+    by_path: bool = False
+
+
+# The attribute of Flax's objects in which the array is.
+_CONTENT = "value"
 
 
 def _join(*parts: str) -> str:
@@ -45,8 +54,15 @@ def _walk(
         owner, slots = Node(path, cls.__name__), slot_fields(cls)
         owner.counters = fields_of(cls, COUNTER)
     for key, child in children:
-        name = key.name if isinstance(key, NamedTupleKey) else path_string((key,))
+        name = _name(node, key)
         yield from _walk(child, _join(path, name), owner, in_slot or name in slots)
+
+
+def _name(node: Any, key: Any) -> str:
+    """What a path calls a child of a node; the content of one of Flax's objects has its name."""
+    if is_box(node):
+        return ""
+    return key.name if isinstance(key, NamedTupleKey) else path_string((key,))
 
 
 def leaves(state: State) -> Iterator[tuple[str, Any]]:
@@ -60,11 +76,56 @@ def is_empty(leaf: Any) -> bool:
     return getattr(leaf, "size", None) == 0
 
 
-def nodes(state: State) -> list[Node]:
-    """The parts of a state that belong to one transformation each."""
+def saved_names(state: State, saved: Iterable[str]) -> dict[str, str]:
+    """Which saved array is which array of a state, where they are called by other names.
+
+    In a state that was restored without its classes, a field of a named tuple may be called by its
+    place, and the content of one of Flax's objects by its attribute.
+
+    Args:
+        state: the state to fill.
+        saved: the names of the saved arrays.
+
+    Returns:
+        The saved names by the paths in the state, without those that are the same.
+    """
+    known = set(saved)
+    names = known | {name[:i] for name in known for i, c in enumerate(name) if c == "/"}
+    found = {}
+    for path, name in _by_place(state, "", "", names):
+        inside = _join(name, _CONTENT)
+        name = inside if name not in known and inside in known else name
+        if path not in known and name in known:
+            found[path] = name
+    return found
+
+
+def _by_place(node: Any, path: str, name: str, names: set[str]) -> Iterator[tuple[str, str]]:
+    """The paths of the arrays in a state, and what they are called among `names`."""
+    children = [] if is_encoded(node) else children_of(node)
+    if not children:
+        yield path, name
+    if is_encoded(node):
+        parts = ([part for part, _ in parts_of(at, node)] for at in (path, name))
+        yield from zip(*parts, strict=True)
+    for i, (key, child) in enumerate(children):
+        step = _name(node, key)
+        below = _join(name, step)
+        if isinstance(key, NamedTupleKey) and below not in names:
+            below = _join(name, str(i))
+        yield from _by_place(child, _join(path, step), below, names)
+
+
+def nodes(state: State, empty: bool = False) -> list[Node]:
+    """The parts of a state that belong to one transformation each.
+
+    Args:
+        state: the state.
+        empty: also list arrays without entries, which are not written.
+    """
     found: dict[int, Node] = {}
     for path, leaf, owner, in_slot in _walk(state, "", Node("", ""), False):
-        if is_empty(leaf):
+        if is_empty(leaf) and not empty:
             continue
         found[id(owner)] = owner
         name = path[len(owner.prefix) :].lstrip("/")
@@ -104,7 +165,7 @@ def match(
         for name in after.leaves.keys() & before.leaves.keys():
             path, was = after.leaves[name], before.leaves[name]
             if path not in kept and path not in changed and was not in used:
-                changed[path] = f"{_shown(flat[was])} before, {_shown(arrays[path])} now"
+                changed[path] = f"{shown(flat[was])} before, {shown(arrays[path])} now"
                 used.add(was)
     _go_on(new, flat, kept)
     saved = {path for node in old for path in node.leaves.values()}
@@ -149,7 +210,8 @@ def _ranked(
             distance = abs(ranks[0][i] - ranks[1][j])
         else:
             distance = int(before.prefix != after.prefix)
-        found.append(((not alike, -len(fitting), distance, i, j), before, after))
+        elsewhere = not (before.by_path and before.prefix == after.prefix)
+        found.append(((elsewhere, not alike, -len(fitting), distance, i, j), before, after))
     found.sort(key=lambda entry: entry[0])
     return [(before, after) for _, before, after in found]
 
@@ -193,7 +255,7 @@ def _claim(
         kept[path] = was
         used.add(was)
         if form_of(flat[was]) != form_of(arrays[path]):
-            changed[path] = f"{_shown(flat[was])} before, {_shown(arrays[path])} now"
+            changed[path] = f"{shown(flat[was])} before, {shown(arrays[path])} now"
     if before.kind != after.kind and slots:
         changed[after.prefix or "the state"] = f"{before.kind} before, {after.kind} now"
 
@@ -208,6 +270,7 @@ def form_of(array: Any) -> Any:
     return array.codec._replace(rounding=None) if is_encoded(array) else array.dtype
 
 
-def _shown(array: Any) -> str:
+def shown(array: Any) -> str:
+    """The type of an array, or its codec, and its shape, for a message."""
     kept = array.codec.name if is_encoded(array) else array.dtype
     return f"{kept}{list(np.shape(array))}"

@@ -24,11 +24,12 @@ from gradtx.checkpoint.state_dict import (
     described_state,
     header_array,
     listed,
+    trained_leaves,
 )
 from gradtx.numerics.tracing import is_tracer
 from gradtx.packed import packed_like, unpack
 from gradtx.pair import GradientTransformation
-from gradtx.paths import path_string
+from gradtx.paths import path_string, select, with_paths
 from gradtx.types import Params, PyTree, State
 
 _HEADER = "gradtx"
@@ -41,7 +42,8 @@ class Checkpoint(NamedTuple):
     """What :func:`load_checkpoint` found; None for what was not saved.
 
     params: the parameters; state: the state; tx: the transformation; step: the number of steps;
-    keys: the random keys, and whatever else was saved with them.
+    keys: the random keys, and whatever else was saved with them; model_state: what else the model
+    keeps.
     """
 
     params: Params
@@ -49,6 +51,7 @@ class Checkpoint(NamedTuple):
     tx: GradientTransformation | None
     step: int | None
     keys: PyTree
+    model_state: PyTree
 
 
 class _Entry(NamedTuple):
@@ -72,6 +75,7 @@ def save_checkpoint(
     *,
     step: int | None = None,
     keys: PyTree = None,
+    model_state: PyTree = None,
     form: str | None = None,
     background: bool = False,
 ) -> Future[None] | None:
@@ -85,10 +89,15 @@ def save_checkpoint(
         path: where to write. The suffix says how: ``.npz`` (NumPy), ``.safetensors`` or
             ``.orbax`` (a directory).
         params: the parameters, any tree of arrays; random keys and Python numbers may be in it.
+            Those that the state has no slots of were not trained, and will not be.
         state: the state; None for a state that is not to be saved.
         tx: the transformation, whose configuration is then saved too.
         step: how many steps were taken.
-        keys: a tree of random keys, and of any other arrays that the run needs to continue.
+        keys: a tree of random keys, and of any other arrays that the run needs to continue, such as
+            the position in the data.
+        model_state: what the model keeps besides parameters, such as batch statistics and the keys
+            of dropout: the rest of ``nnx.split(model, nnx.Param, ...)``, linen's collections,
+            Equinox's ``State``, the state of Haiku's ``transform_with_state``.
         form: ``"npz"``, ``"safetensors"`` or ``"orbax"``; by the suffix by default.
         background: return as soon as everything has been copied, and write meanwhile. The run may
             go on, and donate its arrays. The next save waits for this one, and so does the end of
@@ -101,7 +110,9 @@ def save_checkpoint(
 
     Raises:
         ValueError: two leaves have the same path, since a name has a ``/`` in it; ``.npz`` cannot
-            keep a name; the form is unknown; an array lies in part on other hosts.
+            keep a name; the form is unknown; an array lies in part on other hosts; `state` is not
+            one of `tx` for `params`, and could not be loaded with them; what is at `path` is not a
+            file.
         TypeError: a leaf is not an array, or `tx` cannot be written as a configuration.
         ImportError: safetensors or Orbax is not installed.
 
@@ -116,27 +127,27 @@ def save_checkpoint(
     """
     path = Path(path)
     where = container.form_of(path, form)
+    container.check_files("save_checkpoint", path, where)
     flat, described = ({}, None) if state is None else described_state(state, None)
+    trained = None if state is None or tx is None else trained_leaves(tx, params, state)
     leaves = [
         *_named("params", unpack(params)),
         *_named("keys", keys),
+        *_named("model_state", model_state),
         *((f"state/{name}", x) for name, x in flat.items()),
     ]
     names = [name for name, _ in leaves]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"save_checkpoint: two leaves are called {twice!r}; is a '/' in a name?")
-    for name in names if where is container.FORMS["npz"] else ():
-        if "\0" in name or len(name.encode()) > _LONGEST_NAME:
-            raise ValueError(
-                f"save_checkpoint: the name {name!r:.60} is too long or has a zero byte in it, "
-                "which .npz cannot keep; .safetensors can"
-            )
+    for name in names:
+        _check_name(name, where)
     header = {
         "version": _VERSION,
         "step": None if step is None else operator.index(step),
         "config": None if tx is None else to_config(tx),
         "state": state is not None,
+        **({} if trained is None else {"trained": sorted(trained)}),
     }
     _finish_last()  # which may write to the same path
     saved = {name: _saved(name, leaf, copy=background) for name, leaf in leaves}
@@ -153,7 +164,9 @@ def load_checkpoint(
     tx: GradientTransformation | None = None,
     params: Params = None,
     *,
+    state: State = None,
     keys: PyTree = None,
+    model_state: PyTree = None,
     strict: bool = True,
     custom_objects: Mapping[str, Callable[..., Any]] | None = None,
     form: str | None = None,
@@ -166,8 +179,11 @@ def load_checkpoint(
             that of the saved configuration by default.
         params: a tree of parameters, or of ``jax.ShapeDtypeStruct``, whose structure the saved ones
             are to have: a leaf with a `NamedSharding` gets it. Without this, they come as nested
-            dicts by their paths.
-        keys: the same for `keys`.
+            dicts by their paths, without empty containers.
+        state: a state of which the loaded one takes the types of its containers, where a library
+            has its own, such as ``opt_state`` of ``nnx.Optimizer``.
+        keys: for `keys` the same as `params`.
+        model_state: for `model_state` the same as `params`.
         strict: refuse a state that does not fit `tx` altogether; otherwise warn. It does not make
             damaged arrays pass.
         custom_objects: what the configuration names that is not gradtx's, as in
@@ -179,9 +195,16 @@ def load_checkpoint(
 
     Raises:
         FileNotFoundError: there is nothing at `path`.
-        ValueError: it is damaged (the error names the arrays), the tree of parameters is another,
-            or the state does not fit.
+        ValueError: it is damaged (the error names the arrays), is a device or a pipe, the tree of
+            parameters is another, or the state does not fit.
         TypeError: the configuration has a value of the wrong type.
+
+    In Flax's nnx, a new model and its optimizer continue so::
+
+        _, params, rest = nnx.split(model, nnx.Param, ...)
+        run = load_checkpoint(path, params=params, state=optimizer.opt_state, model_state=rest)
+        nnx.update(model, run.params, run.model_state)
+        optimizer.opt_state = run.state
 
     >>> import gradtx, tempfile
     >>> path, tx = f"{tempfile.mkdtemp()}/run.npz", gradtx.adam(1e-3)
@@ -191,31 +214,51 @@ def load_checkpoint(
     (7, True, ['mu', 'nu'])
     """
     path = Path(path)
+    where = container.form_of(path, form)
+    container.check_files("load_checkpoint", path, where)
     try:
-        with container.opened(path, container.form_of(path, form)) as held:
+        with container.opened(path, where) as held:
             header, entries = _header(held)
             found = _checked(held, entries)
     except ValueError as error:
         raise ValueError(f"load_checkpoint: {str(path)!r} is damaged: {error}") from error
     new_params = packed_like(_restored("params", found, entries, unpack(params)), params)
     new_keys = _restored("keys", found, entries, keys)
+    new_rest = _restored("model_state", found, entries, model_state)
     if tx is None and header["config"] is not None:
         tx = from_config(header["config"], custom_objects)
-    state = None
+    new_state = None
     if header["state"]:
         if tx is None:
             raise ValueError(
                 "load_checkpoint: no configuration was saved beside the state: give tx"
             )
         flat = {k.removeprefix("state/"): found.pop(k) for k in list(found)}
-        state = adopt_state(tx, new_params, flat, strict)
-    return Checkpoint(new_params, state, tx, header["step"], new_keys)
+        of = new_params
+        if header.get("trained") is not None:
+            trained = frozenset(header["trained"])
+            of = select(new_params, lambda at, _: at in trained)
+        new_state = adopt_state(tx, of, flat, strict)
+        if state is not None:
+            new_state = _like("state", dict(_named("state", new_state)), state)
+    return Checkpoint(new_params, new_state, tx, header["step"], new_keys, new_rest)
+
+
+def _check_name(name: str, where: container.Form) -> None:
+    try:
+        size = len(name.encode())
+    except UnicodeEncodeError:
+        raise ValueError(f"save_checkpoint: the name {name!r:.60} is no text in UTF-8") from None
+    if where is container.FORMS["npz"] and ("\0" in name or size > _LONGEST_NAME):
+        raise ValueError(
+            f"save_checkpoint: the name {name!r:.60} is too long or has a zero byte in it, "
+            "which .npz cannot keep; .safetensors can"
+        )
 
 
 def _named(root: str, tree: PyTree) -> Iterator[tuple[str, Any]]:
-    for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
-        at = path_string(path)
-        yield f"{root}/{at}" if at else root, leaf
+    for path, leaf in with_paths(tree)[0]:
+        yield f"{root}/{path_string(path)}" if path else root, leaf
 
 
 class _Saved(NamedTuple):
@@ -327,7 +370,8 @@ def _header(held: container.Held) -> tuple[dict[str, Any], dict[str, _Entry]]:
                 name: _Entry(str(kind), str(jnp.dtype(dtype)), tuple(map(int, shape)), crc)
                 for name, (kind, dtype, shape, crc) in header["entries"].items()
             }
-            if not (isinstance(step, int | None) and isinstance(header["state"], bool)):
+            fields = [isinstance(step, int | None), isinstance(header["state"], bool)]
+            if not all([*fields, isinstance(header.get("trained"), list | None)]):
                 raise ValueError("its fields have the wrong types")
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise ValueError(f"the header: {type(error).__name__} {error}") from None
@@ -398,8 +442,11 @@ def _restored(
     for name, x in saved.items():
         if isinstance(x, np.ndarray) and entries[name].kind not in ("numpy", "python"):
             raise ValueError(f"load_checkpoint: {name} is {x.dtype}: enable jax_enable_x64")
-    if template is None:
-        return _nested(root, saved)
+    return _nested(root, saved) if template is None else _like(root, saved, template)
+
+
+def _like(root: str, saved: dict[str, Any], template: PyTree) -> PyTree:
+    """The saved leaves in a tree like `template`."""
     wanted = dict(_named(root, template))
     problems = {
         "missing": wanted.keys() - saved.keys(),
@@ -445,13 +492,7 @@ def _nested(root: str, saved: dict[str, Any]) -> PyTree:
     for name, leaf in saved.items():
         *above, last = name.removeprefix(f"{root}/").split("/")
         node = tree
-        for key in above:
-            node = node.setdefault(key, {})
-            if not isinstance(node, dict):
-                break
-        if not isinstance(node, dict) or last in node:
-            raise ValueError(
-                f"load_checkpoint: {name!r} has the path of another leaf; give the tree of {root}"
-            )
-        node[last] = leaf
+        while above and isinstance(node.get(above[0], {}), dict):
+            node = node.setdefault(above.pop(0), {})
+        node["/".join([*above, last])] = leaf  # a name with a "/" in it, where another leaf is
     return tree if saved else None

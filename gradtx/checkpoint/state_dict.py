@@ -5,7 +5,7 @@ import functools
 import json
 import warnings
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -19,8 +19,9 @@ from gradtx.checkpoint.matching import Node, form_of, is_empty, match
 from gradtx.engine.owned_slots import apart, in_stacks, is_owned
 from gradtx.numerics.keys import is_key
 from gradtx.numerics.tracing import is_tracer
-from gradtx.packed import packed_like, unpack
+from gradtx.packed import holds_packed, packed_like, unpack
 from gradtx.pair import GradientTransformation, with_extra_args_support
+from gradtx.paths import select
 from gradtx.storage import is_encoded
 from gradtx.types import Array, Params, State
 
@@ -88,6 +89,54 @@ def described_state(
     return arrays, header
 
 
+def trained_leaves(
+    tx: GradientTransformation, params: Params, state: State
+) -> frozenset[str] | None:
+    """The paths of the parameters of which a state has slots; None if it is one of all of them.
+
+    Raises:
+        ValueError: the state is not one of `tx` for these parameters, nor for those that it has
+            slots of, and so could not be loaded.
+    """
+    problem = _misfit(tx, params, state)
+    if problem is None:
+        return None
+    nodes = matching.nodes(state, empty=True)
+    slots = {name.partition("/")[2] for node in nodes for name in node.leaves}
+    some = select(params, lambda path, _: path in slots)
+    if holds_packed(params) or _misfit(tx, some, state) is not None:
+        raise ValueError(
+            "save_checkpoint: the state could not be loaded, since it is not one of this "
+            f"transformation and these parameters: {problem}. What else the model keeps goes into "
+            "model_state; without tx any state is saved"
+        )
+    return frozenset(slots)
+
+
+def _misfit(tx: GradientTransformation, params: Params, state: State) -> str | None:
+    """Why a state is not one of `tx` for these parameters, or None."""
+    init = with_extra_args_support(tx).init
+    try:
+        try:
+            start = jax.eval_shape(init, params)
+        except Exception:  # it may look at values
+            start = init(params)
+    except (TypeError, ValueError) as error:
+        return str(error)
+    ours, theirs = (dict(_forms(_one_by_one(unpack(x)))) for x in (state, start))
+    for path in [*ours, *theirs]:
+        there, needed = ours.get(path, "not there"), theirs.get(path, "not there")
+        if there != needed:
+            return f"{path!r} is {there}, and would be {needed}"
+    return None
+
+
+def _forms(state: State) -> Iterator[tuple[str, str]]:
+    """The paths of the arrays of a state, with their types, or codecs, and shapes."""
+    for path, leaf in matching.leaves(state):
+        yield path, matching.shown(leaf if is_encoded(leaf) else _data(path, leaf))
+
+
 def header_array(header: Mapping[str, Any], sums: Mapping[str, int]) -> Array:
     """A header with the checksums of its arrays, as bytes."""
     header = {**header, "checksums": dict(sums)}
@@ -146,6 +195,10 @@ def load_state_dict(
     even if its transformation has moved: when clipping or an average is added to a chain, a group
     is renamed, added or split, or Adam becomes AMSGrad. What is new is as ``tx.init(params)`` makes
     it. :func:`match_state_dict` says what went where.
+
+    A state that was restored without its classes, with dicts and lists in place of named tuples, as
+    by Orbax or ``flax.serialization``, goes through :func:`state_dict` too. Its arrays are found by
+    their paths, so `tx` must be the one that was saved, with the same codecs.
 
     Args:
         tx: the transformation, perhaps another than the one that was saved.
@@ -226,13 +279,17 @@ def _match(
     header = _header(given)
     named = {k: typed(x, header["dtypes"].get(k)) for k, x in given.items() if k != _HEADER}
     given.clear()
-    flat = gathered(named, header["encoded"], header["version"])
-    saved = _saved_nodes(flat, header["states"])
+    for name, x in named.items():
+        _check_array(name, x)
     damaged = [] if own else _damaged(named, header["checksums"])
-    del named
     # What is new has to be made; where everything was saved, its shapes and types are enough.
     start = _shapes_of_state(tx, params)
+    flat = gathered(named, header["encoded"], header["version"])
+    del named
+    states = [(prefix, kind) for prefix, kind in header["states"] if kind]
+    names = _adopt_names(flat, states, start)
     fresh = _as_saved(start, flat)
+    saved = _saved_nodes(flat, states, matching.nodes(fresh))
     arrays = {k: _data(k, leaf) for k, leaf in matching.leaves(fresh) if not is_empty(leaf)}
     kept, changed, extra = match(saved, matching.nodes(fresh), flat, arrays)
     if not kept.keys() >= arrays.keys():
@@ -261,9 +318,9 @@ def _match(
     structure: Any = jax.tree.structure(fresh, is_leaf=is_encoded)
     return StateMatch(
         state=packed_like(_in_stacks(structure.unflatten(leaves), unpack(start)), start),
-        kept=kept,
+        kept={path: names.get(name, name) for path, name in kept.items()},
         missing=[path for path in arrays if path not in kept and path not in changed],
-        extra=sorted(extra),
+        extra=sorted(names.get(name, name) for name in extra),
         changed=changed,
         damaged=damaged,
     )
@@ -287,11 +344,17 @@ def _as_saved(start: State, flat: Mapping[str, Any]) -> State:
     It had their matrices in order, also of experts, whose stacks are laid out in another way now.
     """
     state = unpack(start)
+    if state is not start and _paths(start) - _paths(state) <= flat.keys():
+        return start  # vectors, which were saved as they are
     slots = jax.tree.leaves(state, is_leaf=is_owned)
     in_order = all(x.share.own is None for x in slots if is_owned(x))
     whole = _one_by_one(state)
-    paths, stacks = ({k for k, x in matching.leaves(s) if not is_empty(x)} for s in (whole, state))
+    paths, stacks = _paths(whole), _paths(state)
     return state if in_order and stacks - paths and stacks <= flat.keys() else whole
+
+
+def _paths(state: State) -> set[str]:
+    return {path for path, x in matching.leaves(state) if not is_empty(x)}
 
 
 def _in_stacks(state: State, like: State) -> State:
@@ -346,18 +409,66 @@ def _damaged(flat: Mapping[str, Any], known: Mapping[str, int]) -> list[str]:
     return sorted(path for path in here if checksum(flat[path]) != known[path])
 
 
-def _saved_nodes(flat: Mapping[str, Any], states: list[tuple[str, str]]) -> list[Node]:
-    nodes = [Node(prefix, kind) for prefix, kind in states]
-    deepest_first = sorted(nodes, key=lambda node: -len(node.prefix))
-    loose = Node("", "")
+def _adopt_names(
+    flat: dict[str, Any], states: list[tuple[str, str]], start: State
+) -> dict[str, str]:
+    """Call arrays that were saved without classes as the state to fill calls them.
+
+    Args:
+        flat: the saved arrays by name, which is changed.
+        states: the paths and the classes of the states that were saved with these.
+        start: the state to fill.
+
+    Returns:
+        The names that they had, by the new ones.
+    """
+    names: dict[str, str] = {}
+    loose = {name for name in flat if _owner(name, states) is None}
+    for form in (start, unpack(start), _one_by_one(unpack(start))) if loose else ():
+        found = matching.saved_names(form, loose)
+        for path, name in found.items():
+            flat[path] = flat.pop(name)
+        names |= found
+        loose -= set(found.values())
+        encoded = dict(_in_parts(form, flat))
+        if encoded:
+            whole = gathered(flat, encoded, _VERSION)
+            flat.clear()
+            flat.update(whole)
+    return names
+
+
+def _in_parts(state: State, flat: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The slots of a state in codecs of which the parts were saved, and what these codecs are."""
+    for path, leaf in matching.leaves(state):
+        parts = [name for name, _ in parts_of(path, leaf)]
+        if is_encoded(leaf) and path not in flat and any(name in flat for name in parts):
+            yield path, written(leaf)
+
+
+def _owner(name: str, states: Iterable[tuple[str, str]]) -> str | None:
+    """The path of the innermost state that has an array of this name, or None."""
+    above = (at for at, _ in states if not at or name.startswith(f"{at}/"))
+    return max(above, key=len, default=None)
+
+
+def _saved_nodes(
+    flat: Mapping[str, Any], states: list[tuple[str, str]], new: list[Node]
+) -> list[Node]:
+    """The saved states with their arrays; an array without one is of the new state at its path."""
+    nodes = {prefix: Node(prefix, kind) for prefix, kind in states}
+    by_path = {path: node for node in new for path in node.leaves.values()}
     for path in sorted(flat):
-        _check_array(path, flat[path])
         if is_empty(flat[path]):
             continue
-        inside = (n for n in deepest_first if not n.prefix or path.startswith(n.prefix + "/"))
-        owner = next(inside, loose)
+        at = _owner(path, states)
+        like = by_path.get(path)
+        if like is not None and (at is None or len(like.prefix) > len(at)):
+            nodes.setdefault(like.prefix, Node(like.prefix, like.kind, by_path=True))
+            at = like.prefix
+        owner = nodes.setdefault("", Node("", "")) if at is None else nodes[at]
         owner.leaves[path[len(owner.prefix) :].lstrip("/")] = path
-    return [*nodes, loose]
+    return list(nodes.values())
 
 
 def _data(path: str, leaf: Any) -> Any:

@@ -9,6 +9,7 @@ import jax
 from gradtx.checks import check_chooser, check_patterns
 from gradtx.paths import (
     is_leaf,
+    is_prefix,
     leaves_with_path,
     matches,
     path_string,
@@ -80,19 +81,11 @@ def _is_pairs(labels: Any) -> bool:
     )
 
 
-def _is_prefix(labels: Any, tree: PyTree) -> bool:
-    try:
-        jax.tree.map(lambda label, below: None, labels, tree)
-    except ValueError:
-        return False
-    return True
-
-
 def _is_patterns(labels: Any, tree: PyTree, known: Any) -> bool:
     """Whether `labels` are pairs of a pattern and a label, not a tree that looks like them."""
     if not _is_pairs(labels) or not labels:
         return False
-    return not (set(jax.tree.leaves(labels)) <= set(known) and _is_prefix(labels, tree))
+    return not (set(jax.tree.leaves(labels)) <= set(known) and is_prefix(labels, tree))
 
 
 def labels_of(tree: PyTree, labels: Labels, known: Any) -> PyTree:
@@ -110,7 +103,7 @@ def labels_of(tree: PyTree, labels: Labels, known: Any) -> PyTree:
             labels = treedef.unflatten(given)
     elif _is_patterns(labels, tree, known):
         labels = treedef.unflatten(_matched(labels, named))
-    elif isinstance(labels, Mapping) and not _is_prefix(labels, tree):
+    elif isinstance(labels, Mapping) and not is_prefix(labels, tree):
         _refuse_patterns_as_keys(labels)
     full = spread("partition: the labels are", labels, tree)
     found = jax.tree.leaves(full, is_leaf=is_leaf)
@@ -120,7 +113,7 @@ def labels_of(tree: PyTree, labels: Labels, known: Any) -> PyTree:
                 f"partition: {path!r} has the label {label!r}, for which there is no "
                 f"transformation; there are {', '.join(map(repr, known))}"
             )
-    return labels
+    return labels if is_prefix(labels, tree) else full
 
 
 def _matched(pairs: Sequence[tuple[str, Any]], named: Sequence[tuple[str, Any]]) -> list[Any]:

@@ -5,11 +5,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from gradtx.flax_forms import written_by_names
 from gradtx.rows import put_rows, take_rows
 from gradtx.shardings import in_one_program, sliceable
 from gradtx.types import Array, PyTree
 
 
+@written_by_names
 @jax.tree_util.register_pytree_with_keys_class
 class Padded:
     """A slot with zeros at the end of its dimensions, so that its shards are equal.

@@ -66,7 +66,7 @@ def keras_optimizer(
     ``gradient_accumulation_steps``. A schedule of Keras counts micro-batches there, and so it does
     here; a schedule inside of `tx` counts the steps of what it is in, which are windows.
 
-    A file that Keras wrote is read with ``load_model(path, custom_objects=keras_objects())``.
+    A file that Keras wrote is read with ``load_model(path)``, once `gradtx.interop` is imported.
 
     Keras gives an optimizer nothing but gradients. A transformation that asks for the loss, as
     :func:`reduce_on_plateau` does, works in a ``train_step`` of your own, which passes it on:
@@ -106,8 +106,8 @@ def keras_objects() -> dict[str, Any]:
     Returns:
         What ``keras.models.load_model(path, custom_objects=keras_objects())`` takes. Builders and
         functions of your own that occur in the transformation go beside it, by name:
-        ``keras_objects() | {"my_mask": my_mask}``. A process that has called
-        :func:`keras_optimizer` needs only these.
+        ``keras_objects() | {"my_mask": my_mask}``. A process that has imported `gradtx.interop`
+        needs only these.
 
     Raises:
         ImportError: Keras is not installed.

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from gradtx.flax_forms import written_by_names
 from gradtx.numerics import compute_dtype
 from gradtx.rows import put_rows, take_rows
 from gradtx.storage.companded import Companded
@@ -194,6 +195,7 @@ def decoded(
     return jax.lax.slice_in_dim(x, 0, shape[blocks.axis], axis=blocks.axis)
 
 
+@written_by_names
 @jax.tree_util.register_pytree_with_keys_class
 class Encoded:
     """A slot in a codec: a `Stored` pytree of arrays with as many dimensions as the slot.

@@ -14,6 +14,7 @@ from gradtx.composition.around import InnerStep, around
 from gradtx.composition.roles import Role
 from gradtx.engine.lift import refused_rows
 from gradtx.engine.matrix_layout import axes_of
+from gradtx.flax_forms import written_by_names
 from gradtx.inspection.description import roles_in
 from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.paths import aligned, leaves_with_path, mask_tree, matches, path_string
@@ -108,6 +109,7 @@ class _Parts(NamedTuple):
         return found
 
 
+@written_by_names
 @jax.tree_util.register_pytree_node_class
 @dataclass(frozen=True)
 class _Parted:

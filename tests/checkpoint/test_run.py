@@ -173,11 +173,11 @@ def test_flipped_bits(tmp_path):
 
 @pytest.mark.quick(5)
 @every_form
-@pytest.mark.parametrize("name", ["params/w", "params/low", "params/key", "state/0/mu", "keys"])
+@pytest.mark.parametrize("name", ["params/w", "params/low", "params/key", "state/0/mu/w", "keys"])
 def test_a_changed_array_is_named(path, suffix, name, tmp_path):
     params = {"w": jnp.arange(3.0), "low": jnp.ones(2, "bfloat16"), "key": jax.random.key(1)}
     tx = gradtx.adam(0.1)
-    save_checkpoint(path, params, tx.init(jnp.ones(2)), tx, keys=jax.random.key(2))
+    save_checkpoint(path, params, tx.init({"w": params["w"]}), tx, keys=jax.random.key(2))
     form = container.form_of(path, None)
     with container.opened(path, form) as held:
         arrays = {name: held.take(name) for name in held.names}
@@ -499,8 +499,7 @@ def test_what_cannot_be_loaded(tmp_path):
     with pytest.raises(ValueError, match="not written by save_checkpoint"):
         load_checkpoint(path)
     save_checkpoint(path, {"a": jnp.ones(2), "a/b": jnp.ones(2)})
-    with pytest.raises(ValueError, match="'params/a/b' has the path of another leaf"):
-        load_checkpoint(path)
+    assert load_checkpoint(path).params.keys() == {"a", "a/b"}
     with jax.enable_x64(True):
         save_checkpoint(path, jnp.ones(2, "float64"))
         assert load_checkpoint(path).params.dtype == "float64"
@@ -517,3 +516,20 @@ def test_parameters_are_placed_as_the_tree_that_is_given(tmp_path):
     found = load_checkpoint(tmp_path / "run.npz", params=like).params
     assert found["w"].sharding == where
     same(found, params)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="a system without pipes by name")
+@every_form
+def test_devices_and_pipes_are_no_checkpoints(path, suffix):
+    """At once: the one has no end, and the other nothing to read until somebody writes."""
+    path.symlink_to("/dev/zero")
+    at_the_path = [path]
+    if suffix == "orbax":
+        at_the_path.append(path.with_name("folder.orbax"))
+        at_the_path[1].mkdir()
+        os.mkfifo(at_the_path[1] / "_METADATA")
+    for place in at_the_path:
+        for act in (load_checkpoint, lambda at: save_checkpoint(at, {"w": jnp.ones(2)})):
+            with pytest.raises(ValueError, match=r"_checkpoint: .* is no regular file"):
+                act(place)
+    assert path.is_symlink()

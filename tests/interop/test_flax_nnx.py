@@ -219,3 +219,52 @@ def test_factors_of_lora():
         np.testing.assert_array_equal(
             p["base_module"][name].get_value(), start["base_module"][name].get_value()
         )
+
+
+def in_groups(labels):
+    return gradtx.partition({True: gradtx.adam(0.1), False: gradtx.sgd(0.1)}, labels)
+
+
+TREES = {
+    "variables": lambda params: params,
+    "arrays": nnx.as_pure,
+    "dicts": lambda params: nnx.to_pure_dict(params),
+}
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("tree", TREES)
+@pytest.mark.parametrize(
+    "compose",
+    [
+        in_groups,
+        lambda mask: gradtx.masked(gradtx.trace(0.5), mask),
+        lambda mask: gradtx.adamw(0.1, weight_decay=0.5, mask=mask),
+        lambda mask: gradtx.chain(gradtx.sgd(0.1), gradtx.freeze(mask)),
+        lambda mask: gradtx.selective_transform(gradtx.sgd(0.1), freeze_mask=mask),
+    ],
+)
+def test_a_tree_that_is_mapped_from_the_state_of_a_model(compose, tree):
+    """Of its variables, of the arrays in them, or of dicts: as a function of the leaves."""
+
+    def run(choice):
+        model = nnx.Sequential(
+            nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.Linear(3, 2, rngs=nnx.Rngs(1))
+        )
+        optimizer = nnx.Optimizer(model, compose(choice(model)), wrt=nnx.Param)
+        for _ in range(2):
+            grads = nnx.grad(lambda model: (model(jnp.ones((1, 2))) ** 2).sum())(model)
+            optimizer.update(model, grads)
+        return flat(nnx.state(model, nnx.Param))
+
+    def mapped(model):
+        return jax.tree.map(lambda x: x.ndim > 1, TREES[tree](nnx.state(model, nnx.Param)))
+
+    found, expected = run(mapped), run(lambda _: lambda path, x: x.ndim > 1)
+    assert all(np.array_equal(found[path], expected[path]) for path in expected)
+
+
+def test_labels_of_another_model_say_where_they_differ():
+    labels = jax.tree.map(lambda x: True, nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.Param))
+    with pytest.raises(ValueError, match="labels are not .* they have no 'bias', their leaves"):
+        in_groups(labels).init({"kernel": jnp.ones((2, 3))})
