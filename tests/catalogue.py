@@ -1810,8 +1810,8 @@ def last_axis_in_two(path: str, leaf: Any) -> gradtx.SplitLeaf | None:
     return gradtx.SplitLeaf(-1, (1, columns - 1)) if columns > 1 else None
 
 
-def number_of_axes(path, leaf):
-    return leaf.ndim
+def number_of_axes(path: str, leaf: Any) -> int:
+    return min(leaf.ndim, 3)
 
 
 def is_bias(path: str, leaf: Any) -> bool:

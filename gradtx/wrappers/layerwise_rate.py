@@ -104,7 +104,7 @@ def _depths(tree: PyTree, depth: Any, top: int | None) -> dict[str, Any]:
         found, highest = _by_number(tree, leaves)
     else:
         found = {path: np.asarray(depth(path, x)) for path, x in leaves.items()}
-        highest = max((int(np.max(d)) for d in found.values()), default=0)
+        highest = max((int(np.max(d, initial=0)) for d in found.values()), default=0)
     highest = highest if top is None else top
     for path, d in found.items():
         if d is None:
