@@ -1,5 +1,7 @@
 """A state in the host's memory: the same bits, in the memory that it says, wherever it is used."""
 
+import pickle
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -106,6 +108,15 @@ def test_a_step_compiles_once_for_a_new_and_a_loaded_state(how, tmp_path):
         p, state, _ = step(p, state, i)
     chex.assert_trees_all_equal((q, other), (p, state))
     assert step._compiled._cache_size() == 1
+
+
+def test_a_pickled_state_is_loaded_into_the_memory_of_the_host():
+    """JAX unpickles arrays onto the device."""
+    tx = small()
+    state = pickle.loads(pickle.dumps(tx.init(P)))
+    assert places(state, "nu") == {"w": "device", "b": "device"}
+    back = gradtx.load_state_dict(tx, P, gradtx.state_dict(state))
+    assert places(back, "nu") == {"w": "pinned_host", "b": "device"}
 
 
 def test_what_is_bound_to_a_device():
