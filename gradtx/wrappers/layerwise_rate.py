@@ -30,8 +30,8 @@ def layerwise_rate_decay(
     .. math:: u \leftarrow \rho^{D - d}\, u
 
     For an optimizer whose learning rate is a factor of its updates, as for nearly all, that is a
-    learning rate for each layer, of decoupled weight decay too. What has to see the whole step, such
-    as :func:`ema_params`, goes after it in a chain.
+    learning rate for each layer, of decoupled weight decay too. What has to see the whole step,
+    such as :func:`ema_params`, goes after it in a chain.
 
     Args:
         inner: the optimizer.

@@ -47,10 +47,9 @@ def offload(
     your own, bind the parameters to their device first, ``jax.device_put(params, device)``, or the
     second step is compiled again. Arrays that passed a pickle lie on the device, where JAX makes
     them: ``load_state_dict(tx, params, state_dict(state))`` brings such a state back to the host,
-    without which its first step is compiled anew, and inside a loop fails. :func:`state_sharding`
-    keeps divided slots on the hosts of their devices. With ``make_step(inside=...)`` the slots of
-    stacked layers come in layer by layer. With jax 0.8.0, programs compiled for a CPU leave the
-    whole state on the device.
+    without which its first step is compiled anew. :func:`state_sharding` keeps divided slots on the
+    hosts of their devices. With ``make_step(inside=...)`` the slots of stacked layers come in layer
+    by layer. With jax 0.8.0, programs compiled for a CPU leave the whole state on the device.
 
     State: `OffloadState`.
 

@@ -119,6 +119,21 @@ def test_a_pickled_state_is_loaded_into_the_memory_of_the_host():
     assert places(back, "nu") == {"w": "pinned_host", "b": "device"}
 
 
+@pytest.mark.usefixtures("host_memory")
+def test_a_state_on_the_device_goes_to_the_host_inside_a_loop_too():
+    """`accumulate` takes the inner step in a loop, whose state must start where it ends."""
+    tx = gradtx.accumulate(small(), 2)
+    step = jax.jit(lambda p, state: gradtx.apply_gradients(tx, P, p, state))
+    runs = []
+    for state in (tx.init(P), pickle.loads(pickle.dumps(tx.init(P)))):
+        p = P
+        for _ in range(2):
+            p, state = step(p, state)
+        assert places(state, "nu") == {"w": "pinned_host", "b": "device"}
+        runs.append((p, state))
+    chex.assert_trees_all_equal(*runs)
+
+
 def test_what_is_bound_to_a_device():
     """All arrays, without a copy, once one is; none is moved from its device."""
     loose = {"a": jnp.ones(3), "b": np.ones(2), "c": 1.0}
