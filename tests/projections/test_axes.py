@@ -17,7 +17,7 @@ ALONG = {
 }
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALONG)
 def test_each_vector_along_an_axis_is_projected_alone(name):
     def alone(vectors):
@@ -48,6 +48,7 @@ def test_rows_of_a_table_are_projected_where_each_is_a_vector():
             tx.update(rows, tx.init(table), table)
 
 
+@pytest.mark.slow
 def test_an_infinite_entry_is_left_out_of_the_simplex():
     x = jnp.array([-jnp.inf, 1.0, 1.5])
     for projection in (pr.projection_simplex, lambda x: pr.projection_sparse_simplex(x, 2)):

@@ -16,6 +16,7 @@ LOW, HIGH = np.array([-1.0, -np.inf, -1, -1, 0]), np.array([1.0, 1.0, 0.2, 0.5, 
 section = jax.jit(pr.projection_box_section)
 
 
+@pytest.mark.slow
 def test_trees_are_one_vector():
     tree = {"a": jnp.asarray(X[:2]), "b": (jnp.asarray(X[2:]).reshape(3, 1), None)}
 

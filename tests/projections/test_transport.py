@@ -60,6 +60,7 @@ def test_stacks_trees_and_types():
         np.testing.assert_allclose(np.asarray(got, float), p, atol=4e-3)
 
 
+@pytest.mark.slow
 def test_a_permutation_stays_and_a_forbidden_entry_is_zero():
     p = np.eye(3, dtype=np.float32)[[2, 0, 1]]
     np.testing.assert_array_equal(pr.projection_birkhoff(jnp.asarray(50 * p)), p)
@@ -74,6 +75,7 @@ def test_matrices_without_entries_or_sums():
     np.testing.assert_array_equal(pr.projection_transport(jnp.ones((2, 3)), (0.0, 0.0)), 0)
 
 
+@pytest.mark.slow
 def test_a_tolerance_and_too_few_steps():
     x = jnp.asarray(10 * np.random.default_rng(1).normal(size=(24, 36)), jnp.float32)
     loose = pr.projection_transport(x, (1.5, 1.0), tol=0.1)
