@@ -510,6 +510,10 @@ from gradtx.transforms.radius import (
     keep_radius as keep_radius,
     radial_brake as radial_brake,
 )
+from gradtx.transforms.row_decay import (
+    RowDecayState as RowDecayState,
+    add_row_decayed_weights as add_row_decayed_weights,
+)
 from gradtx.transforms.scaling import (
     ScaleByScheduleState as ScaleByScheduleState,
     scale as scale,
@@ -582,6 +586,7 @@ from gradtx.wrappers.inject import (
     inject_stateful_hyperparams as inject_stateful_hyperparams,
     injected as injected,
 )
+from gradtx.wrappers.layerwise_rate import layerwise_rate_decay as layerwise_rate_decay
 from gradtx.wrappers.lookahead import (
     LookaheadParams as LookaheadParams,
     LookaheadState as LookaheadState,

@@ -146,7 +146,7 @@ OTHER_NAMES = {
     "nesterov": ["trace"],
     "swa": ["swa_params"],
     "averagedmodel": ["ema_params"],
-    "layerwiselrdecay": ["multi_transform"],
+    "layerwiselrdecay": ["layerwise_rate_decay"],
     "steplr": ["piecewise_constant_schedule"],
     "multisteplr": ["piecewise_constant_schedule"],
     "exponentiallr": ["exponential_decay"],

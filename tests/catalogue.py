@@ -245,6 +245,10 @@ CATALOGUE: dict[str, Entry] = {
         bad=({"weight_decay": -0.1},),
         optax=lambda: optax.add_decayed_weights(0.1),
     ),
+    "add_row_decayed_weights": Entry(
+        lambda: gradtx.add_row_decayed_weights(0.01, 5.0),
+        bad=({"weight_decay": -0.1}, {"halflife": 0.0}),
+    ),
     # averaging
     "trace": Entry(
         lambda: gradtx.trace(0.9),
@@ -1445,6 +1449,10 @@ CATALOGUE: dict[str, Entry] = {
         lambda: gradtx.inject_hyperparams(gradtx.adam)(gradtx.linear_schedule(0.1, 0.0, 200)),
         optax=lambda: optax.inject_hyperparams(optax.adam)(optax.linear_schedule(0.1, 0.0, 200)),
     ),
+    "layerwise_rate_decay": Entry(
+        lambda: gradtx.layerwise_rate_decay(gradtx.adam(0.1), 0.5, number_of_axes, 3),
+        bad=({"inner": optax.sgd(1.0), "decay": 1.5}, {"inner": optax.sgd(1.0), "top": -1}),
+    ),
     "lookahead": Entry(
         lambda: gradtx.lookahead(gradtx.adam(0.1), 2, 0.5),
         bad=({"fast_optimizer": optax.sgd(1.0), "sync_period": 0, "slow_step_size": 0.5},),
@@ -1800,6 +1808,10 @@ def last_axis_in_two(path: str, leaf: Any) -> gradtx.SplitLeaf | None:
     """Unequal parts of what has at least two columns."""
     columns = leaf.shape[-1] if leaf.ndim else 0
     return gradtx.SplitLeaf(-1, (1, columns - 1)) if columns > 1 else None
+
+
+def number_of_axes(path: str, leaf: Any) -> int:
+    return min(leaf.ndim, 3)
 
 
 def is_bias(path: str, leaf: Any) -> bool:

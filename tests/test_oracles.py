@@ -19,6 +19,7 @@ TESTS = pathlib.Path(__file__).parent
 # Links from papers; they train nothing by themselves.
 LINKS = {
     "add_cautious_decayed_weights",
+    "add_row_decayed_weights",
     "cautious",
     "ema_nesterov",
     "floor_update_ratio",

@@ -138,6 +138,9 @@ def loop_once_if(
     # JAX keeps the functions below for longer than their trace, so they must hold no tracers.
     # One equation calls the trace, which is thus not made again for the loop and the selection.
     closed = jax.make_jaxpr(jax.jit(body))(now, jnp.int32(0))
+    near = _in_memory_of(now, closed.out_avals)
+    if near is not now:  # as of an offloaded state that was loaded onto the device
+        return loop_once_if(condition, run, near, anyway=anyway)
     anyway = anyway and not closed.effects
     of, held = closed.jaxpr, list(closed.consts)  # since jax 0.12 `of` holds the constants too
     jaxpr = Jaxpr(of.constvars, of.invars, of.outvars, of.eqns, of.effects, of.debug_info)
@@ -170,6 +173,24 @@ def loop_once_if(
         return jax.jvp(choose, primals, tangents)
 
     return either(condition, now, held)
+
+
+def _in_memory_of(now: _T, results: list[Any]) -> _T:
+    """`now` where the results of a loop lie, in which a loop has to start; itself if it does."""
+    leaves, treedef = jax.tree.flatten(now)
+    form: Any = treedef
+    spaces = [
+        (getattr(jax.typeof(x), "memory_space", None), getattr(result, "memory_space", None))
+        for x, result in zip(leaves, results, strict=True)
+    ]
+    if all(here == there for here, there in spaces):
+        return now
+    moved = [
+        x if here == there else jax.device_put(x, there)
+        for x, (here, there) in zip(leaves, spaces, strict=True)
+    ]
+    near: _T = form.unflatten(moved)
+    return near
 
 
 def inside(tree: PyTree, turn: Array) -> PyTree:

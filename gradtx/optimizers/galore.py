@@ -46,7 +46,8 @@ class GaLoreDimensionNumbers(NamedTuple):
 class GaLoreState(NamedTuple):
     """count: i32[]; base_optimizer_state: that of projected gradients; projector: (side, r).
 
-    The projector of a leaf that is not projected has shape (0, 0).
+    With both sides projected, the projector of the rows stands above that of the columns, in one
+    array. The projector of a leaf that is not projected has shape (0, 0).
     """
 
     count: Counter
@@ -54,11 +55,11 @@ class GaLoreState(NamedTuple):
     projector: Slots
 
 
-ProjType: TypeAlias = Literal["std", "reverse_std", "left", "right"]
+ProjType: TypeAlias = Literal["std", "reverse_std", "left", "right", "full"]
 
 
 class _Projection:
-    """How one leaf is projected: onto the first singular vectors of one of its sides."""
+    """How one leaf is projected: onto the first singular vectors of one of its sides, or both."""
 
     def __init__(
         self, where: str, path: Any, x: Array, numbers: Any, rank: int, proj_type: str
@@ -75,21 +76,35 @@ class _Projection:
                 f"{where}: {numbers} must name all {x.ndim} axes of an array of shape {x.shape}"
             )
         tall = rows >= columns
-        # Whether the rows are projected, by a product from the left.
-        self.left = {"std": not tall, "reverse_std": tall}.get(proj_type, proj_type == "left")
+        short, long = ("right", "left") if tall else ("left", "right")
+        sides = {"std": (short,), "reverse_std": (long,), "full": ("left", "right")}
+        # The side from which a projector is multiplied: from the left, it projects the rows.
+        self.sides = sides.get(proj_type, (proj_type,))
         self.rank = min(rank, rows, columns)
-        self.shape = rows if self.left else columns, self.rank
-        self.low = (self.rank, columns) if self.left else (rows, self.rank)
+        left, right = (side in self.sides for side in ("left", "right"))
+        self.shape = rows * left + columns * right, self.rank
+        self.low = self.rank if left else rows, self.rank if right else columns
 
     def fresh(self, g: Array) -> Array:
         u, _, vh = jnp.linalg.svd(g, full_matrices=False)
-        return u[:, : self.rank] if self.left else vh[: self.rank].mT.conj()
+        vectors = {"left": u[:, : self.rank], "right": vh[: self.rank].mT.conj()}
+        return jnp.concatenate([vectors[side] for side in self.sides])
+
+    def _bases(self, p: Array) -> tuple[Array | None, Array | None]:
+        """The projectors of the rows and of the columns; None for a side that is not projected."""
+        left = p[: self.matrices.rows] if "left" in self.sides else None
+        right = p[-self.matrices.columns :] if "right" in self.sides else None
+        return left, right
 
     def down(self, g: Array, p: Array) -> Array:
-        return p.mT.conj() @ g if self.left else g @ p
+        left, right = self._bases(p)
+        g = g if left is None else left.mT.conj() @ g
+        return g if right is None else g @ right
 
     def up(self, u: Array, p: Array) -> Array:
-        return p @ u if self.left else u @ p.mT.conj()
+        left, right = self._bases(p)
+        u = u if left is None else left @ u
+        return u if right is None else u @ right.mT.conj()
 
 
 @transformation
@@ -125,8 +140,10 @@ def scale_by_galore(
             that no one of these steps computes them all.
         proj_type: which side of a matrix is projected: ``"std"``, the shorter one, as in the paper
             and by default in the authors' code; ``"reverse_std"``, the longer one, as in Optax,
-            whose moments are smaller and whose projectors are larger; ``"left"``, the rows, or
-            ``"right"``, the columns. These are the authors' names. A matrix of as many rows as
+            whose moments are smaller and whose projectors are larger; ``"left"``, the rows;
+            ``"right"``, the columns; or ``"full"``, both, so that the slots of :math:`\rho` are
+            :math:`r \times r` and :math:`u = \alpha P \rho(P^\top g\, Q)\, Q^\top` with `Q` the
+            right singular vectors. These are the authors' names. A matrix of as many rows as
             columns is projected from the right by ``"std"``, from the left by ``"reverse_std"``.
 
     State: `GaLoreState`. Products alone, as :func:`scale_by_soap` has them, find a whole basis,
@@ -139,8 +156,7 @@ def scale_by_galore(
     Products and decomposition are taken in at least float32, and complex matrices are projected
     with the conjugate transpose; Optax multiplies in the gradient's type, and only transposes. An
     Optax state, or one of gradtx before this argument, is one of ``proj_type="reverse_std"``;
-    configurations and pickles without the argument are read as that. The authors also have a
-    ``"full"``, which projects both sides.
+    configurations and pickles without the argument are read as that.
 
     Source: J. Zhao et al., GaLore: Memory-Efficient LLM Training by Gradient Low-Rank Projection,
     2024, arXiv:2403.03507, algorithm 2.

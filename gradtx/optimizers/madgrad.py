@@ -49,7 +49,8 @@ def scale_by_madgrad(
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
         momentum: :math:`\mu` in :math:`[0, 1]`.
         eps: :math:`\epsilon \ge 0`; at 0, an entry that has had no gradient becomes NaN. As in
-            Optax, it is also added to the learning rate.
+            the authors' code, it is also added to the learning rate unless that is 0; in Optax, to
+            0 too, so that a warm-up moves before it begins.
 
     The update is the step itself, sign included: chain no learning rate after it.
 
@@ -75,7 +76,7 @@ def scale_by_madgrad(
         }
 
     def rule(g: Array, s: Any, t: Step, p: Array) -> Any:
-        weight = (learning_rate + eps) * jnp.sqrt(t.number)
+        weight = jnp.where(learning_rate == 0, 0, learning_rate + eps) * jnp.sqrt(t.number)
         squares, dual = s.grad_sum_sq + weight * abs_sq(g), s.s + weight * g
         z = s.x0 - dual / (cube_root(squares) + eps)
         return (1 - momentum) * (z - p), {"grad_sum_sq": squares, "s": dual, "x0": s.x0}
@@ -102,7 +103,7 @@ def madgrad(
         learning_rate: :math:`\eta \ge 0`; a number, an array, or a schedule.
         momentum: :math:`\mu` in :math:`[0, 1]`.
         weight_decay: :math:`\lambda \ge 0`; :math:`\lambda\theta` is added to the gradient.
-        eps: :math:`\epsilon \ge 0`, added to the cube root and to the learning rate.
+        eps: :math:`\epsilon \ge 0`, added to the cube root and to a learning rate other than 0.
 
     Source: A. Defazio and S. Jelassi, Adaptivity without Compromise: A Momentumized, Adaptive, Dual
     Averaged Gradient Method for Stochastic Optimization, 2021, arXiv:2101.11075, algorithm 1.

@@ -41,8 +41,8 @@ def projection_box(tree: TreeT, lower: Any, upper: Any) -> TreeT:
     return _box("projection_box", tree, lower, upper)
 
 
-def _box(name: str, tree: PyTree, lower: Any, upper: Any) -> PyTree:
-    xs = leaves.arrays(name, tree, real=True)
+def bounds(name: str, tree: PyTree, lower: Any, upper: Any) -> tuple[list[Any], list[Any]]:
+    """The lower and the upper bound of each leaf; raises ValueError if the box is empty."""
     lows = leaves.beside(name, "lower", lower, tree)
     highs = leaves.beside(name, "upper", upper, tree)
     for path, low, high in zip(leaves.paths(tree), lows, highs, strict=True):
@@ -50,6 +50,12 @@ def _box(name: str, tree: PyTree, lower: Any, upper: Any) -> PyTree:
             raise ValueError(
                 f"{name}: the box is empty at {path!r}, lower={low} is above upper={high}"
             )
+    return lows, highs
+
+
+def _box(name: str, tree: PyTree, lower: Any, upper: Any) -> PyTree:
+    xs = leaves.arrays(name, tree, real=True)
+    lows, highs = bounds(name, tree, lower, upper)
     clipped = [
         jnp.clip(x, jnp.asarray(lo, x.dtype), jnp.asarray(hi, x.dtype))
         for x, lo, hi in zip(xs, lows, highs, strict=True)

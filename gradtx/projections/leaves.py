@@ -1,7 +1,9 @@
 """What projections share: leaves converted to at least float32, and checks."""
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,9 @@ from gradtx.numerics.tracing import is_tracer
 from gradtx.paths import aligned, leaves_with_path, path_string
 from gradtx.rows import is_rows
 from gradtx.types import Array, PyTree, TreeT
+
+# One axis of a leaf, several, or all.
+Axis: TypeAlias = int | Sequence[int] | None
 
 
 def arrays(name: str, tree: PyTree, *, real: bool = False) -> list[Array]:
@@ -59,6 +64,49 @@ def rebuild(tree: TreeT, leaves: Sequence[Any]) -> TreeT:
 def each(name: str, function: Callable[[Array], Array], tree: TreeT, *, real: bool) -> TreeT:
     """`function` on every leaf."""
     return rebuild(tree, [function(x) for x in arrays(name, tree, real=real)])
+
+
+def joined(xs: Sequence[Array]) -> Array:
+    """The entries of all leaves as one vector."""
+    return jnp.concatenate([x.ravel() for x in xs]) if xs else jnp.zeros(0)
+
+
+def divided(vector: Array, xs: Sequence[Array]) -> list[Array]:
+    """The inverse of :func:`joined`: parts of a vector in the shapes of `xs`."""
+    ends = list(itertools.accumulate(x.size for x in xs))[:-1]
+    parts = jnp.split(vector, ends)
+    return [part.reshape(x.shape) for part, x in zip(parts, xs, strict=True)]
+
+
+def along(
+    name: str,
+    tree: TreeT,
+    xs: Sequence[Array],
+    axis: int | Sequence[int],
+    function: Callable[[Array], Array],
+) -> TreeT:
+    """`function` on every vector along `axis` of the leaves `xs` of a tree.
+
+    Raises:
+        ValueError: a leaf has no such axis.
+    """
+
+    def on_leaf(path: str, x: Array) -> Array:
+        axes = tuple(axis) if isinstance(axis, Sequence) else (axis,)
+        ends = range(-len(axes), 0)
+        try:
+            last = jnp.moveaxis(x, axes, ends)
+        except (ValueError, TypeError) as error:
+            raise ValueError(
+                f"{name}: axis={axis} does not fit {path!r}, {x.shape}: {error}"
+            ) from None
+        shape = last.shape[: x.ndim - len(axes)]
+        if 0 in shape:
+            return x
+        vectors = last.reshape(math.prod(shape), -1)
+        return jnp.moveaxis(jax.vmap(function)(vectors).reshape(last.shape), ends, axes)
+
+    return rebuild(tree, [on_leaf(path, x) for path, x in zip(paths(tree), xs, strict=True)])
 
 
 def beside(name: str, argument: str, value: Any, tree: PyTree) -> list[Any]:

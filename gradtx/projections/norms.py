@@ -1,6 +1,5 @@
 """Projections that bound norms along axes of each leaf: Keras's constraints, but exact."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,10 +10,8 @@ from gradtx.numerics import abs_sq
 from gradtx.projections import leaves
 from gradtx.types import Array, PyTree, TreeT
 
-Axis = int | Sequence[int] | None
 
-
-def _with_norm(name: str, tree: PyTree, axis: Axis, wanted: Any) -> PyTree:
+def _with_norm(name: str, tree: PyTree, axis: leaves.Axis, wanted: Any) -> PyTree:
     """Each vector along `axis` rescaled to the norm `wanted(norm)`; zero gets equal entries."""
 
     def on_leaf(path: str, x: Array) -> Array:
@@ -38,7 +35,7 @@ def _with_norm(name: str, tree: PyTree, axis: Axis, wanted: Any) -> PyTree:
     return leaves.rebuild(tree, [on_leaf(path, x) for path, x in found])
 
 
-def projection_max_norm(tree: TreeT, max_value: Any = 2.0, axis: Axis = 0) -> TreeT:
+def projection_max_norm(tree: TreeT, max_value: Any = 2.0, axis: leaves.Axis = 0) -> TreeT:
     r"""The nearest leaves whose norms along `axis` are at most `max_value`.
 
     Args:
@@ -61,7 +58,12 @@ def projection_max_norm(tree: TreeT, max_value: Any = 2.0, axis: Axis = 0) -> Tr
 
 
 def projection_min_max_norm(
-    tree: TreeT, min_value: Any = 0.0, max_value: Any = 1.0, axis: Axis = 0, *, rate: Any = 1.0
+    tree: TreeT,
+    min_value: Any = 0.0,
+    max_value: Any = 1.0,
+    axis: leaves.Axis = 0,
+    *,
+    rate: Any = 1.0,
 ) -> TreeT:
     r"""The nearest leaves whose norms along `axis` are between two bounds, or a step towards them.
 
@@ -97,7 +99,7 @@ def projection_min_max_norm(
     return _with_norm(name, tree, axis, wanted)
 
 
-def projection_unit_norm(tree: TreeT, axis: Axis = 0) -> TreeT:
+def projection_unit_norm(tree: TreeT, axis: leaves.Axis = 0) -> TreeT:
     """The nearest leaves whose norms along `axis` are 1.
 
     Args:

@@ -43,7 +43,8 @@ def project(
 
     A leaf without a gradient does not move and is not part of the projected tree. If the update of
     a table is `Rows`, the touched rows are projected, provided the projection treats each row
-    independently: norms along axes other than the first, and boxes whose bounds are numbers.
+    independently: norms, simplices and balls of the 1-norm along axes other than the first, and
+    boxes whose bounds are numbers.
 
     Raises:
         ValueError: there is no projection of that name, ``update`` is called without parameters, or
@@ -105,8 +106,9 @@ def _named(projection: str | Callable[..., PyTree]) -> Callable[..., PyTree]:
 def _treats_rows_alone(projection: Any, arguments: dict[str, Any], ndim: int) -> bool:
     if projection in ("box", "hypercube", "linf_ball", "non_negative"):
         return all(jnp.ndim(bound) == 0 for bound in jax.tree.leaves(arguments))
-    if projection in ("max_norm", "min_max_norm", "unit_norm"):
-        axis = arguments.get("axis", 0)
+    norms = ("max_norm", "min_max_norm", "unit_norm")
+    if projection in (*norms, "l1_ball", "l1_sphere", "simplex", "sparse_simplex"):
+        axis = arguments.get("axis", 0 if projection in norms else None)
         axes = (axis,) if isinstance(axis, int) else axis
         return axes is not None and all(a % ndim for a in axes)
     return False

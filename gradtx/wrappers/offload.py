@@ -45,9 +45,11 @@ def offload(
     a step is taken, but XLA for GPUs does not compile that (jax 0.10.2): there, put `offload`
     around them. :func:`make_step` compiles once for such a state, new or loaded; with a ``jit`` of
     your own, bind the parameters to their device first, ``jax.device_put(params, device)``, or the
-    second step is compiled again. :func:`state_sharding` keeps divided slots on the hosts of their
-    devices. With ``make_step(inside=...)`` the slots of stacked layers come in layer by layer. With
-    jax 0.8.0, programs compiled for a CPU leave the whole state on the device.
+    second step is compiled again. Arrays that passed a pickle lie on the device, where JAX makes
+    them: ``load_state_dict(tx, params, state_dict(state))`` brings such a state back to the host,
+    without which its first step is compiled anew. :func:`state_sharding` keeps divided slots on the
+    hosts of their devices. With ``make_step(inside=...)`` the slots of stacked layers come in layer
+    by layer. With jax 0.8.0, programs compiled for a CPU leave the whole state on the device.
 
     State: `OffloadState`.
 

@@ -18,6 +18,7 @@ LEFT = {
     "reverse_std": lambda rows, columns: rows >= columns,
     "left": lambda rows, columns: True,
     "right": lambda rows, columns: False,
+    "full": lambda rows, columns: True,
 }
 
 
@@ -28,21 +29,25 @@ LEFT = {
 def test_galore(shape, kind):
     """Zhao et al. 2024, algorithm 2: Adam on the projected gradient, a new projector every 7th.
 
-    There the shorter side is projected, which is "std" in the authors' code. A vector is no matrix:
-    Adam trains it as it is."""
+    There the shorter side is projected, which is "std" in the authors' code, and both with "full".
+    A vector is no matrix: Adam trains it as it is."""
     matrix = len(shape) == 2
     left = matrix and LEFT[kind](*shape)
+    right = matrix and (kind == "full" or not left)
 
     def down(g, s):
-        return (s["p"].T @ g if left else g @ s["p"]) if matrix else g
+        g = s["p"].T @ g if left else g
+        return g @ s["q"] if right else g
 
     def up(u, s):
-        return 0.5 * (s["p"] @ u if left else u @ s["p"].T) if matrix else u
+        u = s["p"] @ u if left else u
+        u = u @ s["q"].T if right else u
+        return 0.5 * u if matrix else u
 
     def update(g, s, t, p):
         if matrix and (t - 1) % 7 == 0:
             u, _, vh = np.linalg.svd(g, full_matrices=False)
-            s["p"] = u[:, :2] if left else vh[:2].T
+            s["p"], s["q"] = u[:, :2], vh[:2].T
         return -0.05 * (up(adam(down(g, s), s, t, 0.8, 0.7, 0.1), s) + 0.3 * p)
 
     base = gradtx.scale_by_adam(0.8, 0.7, 0.1)
@@ -57,7 +62,9 @@ def test_a_matrix_keeps_what_it_keeps_in_the_authors_code():
         kind: gradtx.scale_by_galore(3, proj_type=kind).init(jnp.zeros((12, 5))) for kind in LEFT
     }
     low = {kind: state.base_optimizer_state.mu.shape for kind, state in shapes.items()}
-    assert low == {"std": (12, 3), "reverse_std": (3, 5), "left": (3, 5), "right": (12, 3)}
+    one = {"std": (12, 3), "reverse_std": (3, 5), "left": (3, 5), "right": (12, 3)}
+    assert low == {**one, "full": (3, 3)}
+    assert shapes["full"].projector.shape == (12 + 5, 3)
 
 
 def test_what_was_written_before_the_sides_had_names_goes_on():
@@ -75,7 +82,7 @@ def test_what_was_written_before_the_sides_had_names_goes_on():
     with pytest.raises(ValueError, match="proj_type='reverse_std'"):
         gradtx.galore(0.1, 2).update(p, state, p)
     with pytest.raises(ValueError, match="proj_type must be one of"):
-        gradtx.galore(0.1, proj_type="full")
+        gradtx.galore(0.1, proj_type="both")
 
 
 def numbers(kind):
@@ -130,10 +137,11 @@ def test_state_is_of_low_rank():
     assert entries == 32 * 4 + 2 * 64 * 4
 
 
-def test_full_rank_loses_nothing():
+@pytest.mark.parametrize("kind", ["std", "full"])
+def test_full_rank_loses_nothing(kind):
     """With the rank of the matrix and a base that does nothing, the gradient comes back."""
     g = jnp.asarray(np.random.default_rng(0).normal(size=(5, 3)) + 1j, jnp.complex64)
-    tx = gradtx.scale_by_galore(rank=3, base_optimizer=gradtx.identity())
+    tx = gradtx.scale_by_galore(3, base_optimizer=gradtx.identity(), proj_type=kind)
     np.testing.assert_allclose(tx.update(g, tx.init(g))[0], g, rtol=1e-5, atol=1e-5)
 
 

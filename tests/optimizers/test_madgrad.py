@@ -38,3 +38,13 @@ def test_madgrad_keeps_its_own_copy_of_the_start():
     p, state = jax.jit(step, donate_argnums=(0, 1))(p, tx.init(p))
     assert jnp.isfinite(p).all()
     np.testing.assert_array_equal(state[1].x0, np.ones(3))
+
+
+@pytest.mark.parametrize("array", [False, True])
+def test_a_rate_of_zero_moves_nothing(array):
+    """Epsilon is added to other rates alone, as in the authors' code: a warm-up begins at rest."""
+    tx = gradtx.madgrad(jnp.zeros([]) if array else 0.0)
+    p = jnp.ones(2)
+    updates, state = tx.update(jnp.ones(2), tx.init(p), p)
+    assert updates.tolist() == [0, 0]
+    assert gradtx.get_slot(state, "s").tolist() == [0, 0]

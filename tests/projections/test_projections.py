@@ -20,6 +20,9 @@ N = 6
 A = np.array([1.0, -2.0, 0.5, 3.0, 0.0, -1.0])
 LOW, HIGH = np.linspace(-1.0, 0.0, N), np.linspace(0.0, 2.0, N)
 
+EQUATIONS = np.stack([A, np.ones(N), A - np.ones(N)])  # the third follows from the others
+RIGHT = np.array([0.5, 1.0, -0.5])
+
 # Each set: its projection, and SciPy's bounds and constraints for its points.
 CONVEX = {
     "non_negative": (pr.projection_non_negative, [(0, None)] * N, ()),
@@ -51,6 +54,16 @@ CONVEX = {
         None,
         ({"type": "eq", "fun": lambda y: scipy.linalg.null_space(A[None]).T @ y},),
     ),
+    "affine_set": (
+        lambda x: pr.projection_affine_set(x, jnp.asarray(EQUATIONS, x.dtype), RIGHT),
+        None,
+        ({"type": "eq", "fun": lambda y: EQUATIONS[:2] @ y - RIGHT[:2]},),
+    ),
+    "box_section": (
+        lambda x: pr.projection_box_section(x, LOW, HIGH, A, 1.2),
+        list(zip(LOW, HIGH, strict=True)),
+        ({"type": "eq", "fun": lambda y: A @ y - 1.2},),
+    ),
     "l1_ball": (lambda x: pr.projection_l1_ball(x, 1.1), None, None),
     "max_norm": (lambda x: pr.projection_max_norm(x, 0.9), None, None),
 }
@@ -59,6 +72,7 @@ CLOSED = {
     "l1_sphere": lambda x: pr.projection_l1_sphere(x, 1.1),
     "l2_sphere": lambda x: pr.projection_l2_sphere(x, 1.2),
     "min_max_norm": lambda x: pr.projection_min_max_norm(x, 0.5, 0.9),
+    "sparse_simplex": lambda x: pr.projection_sparse_simplex(x, 3, 1.3),
     "unit_norm": pr.projection_unit_norm,
 }
 COMPILED = {name: jax.jit(function) for name, function in CLOSED.items()}
@@ -168,8 +182,11 @@ OPTAX = {
 @pytest.mark.parametrize("name", quick(OPTAX, "l1_ball", "simplex"))
 def test_trees_equal_optax(name):
     ours, theirs = (getattr(m, f"projection_{name}") for m in (pr, optax.projections))
-    parameters = [inspect.signature(f).parameters.values() for f in (ours, theirs)]
-    assert len({tuple((p.name, p.default) for p in each) for each in parameters}) == 1
+    own, other = (
+        [(p.name, p.default) for p in inspect.signature(f).parameters.values()]
+        for f in (ours, theirs)
+    )
+    assert own[: len(other)] == other
     arguments = OPTAX[name]
     if name == "hypercube":  # on a tree Optax fails
         theirs = lambda tree, scale, f=theirs: jax.tree.map(lambda x: f(x, scale), tree)  # noqa: E731
@@ -277,6 +294,21 @@ EMPTY = [
     (pr.projection_hyperplane, (X, jnp.ones(3), 1.0), "shape"),
     (pr.projection_hyperplane, (X, X, jnp.ones(2)), "b must be a number"),
     (pr.projection_l2_ball, (X, jnp.ones(2)), "scale must be a number"),
+    (pr.projection_sparse_simplex, (X, 0), "max_nz must be an integer of at least 1"),
+    (pr.projection_sparse_simplex, (jnp.zeros(0), 2), "the tree has no entries"),
+    (lambda x: pr.projection_simplex(x, axis=2), ({"a": X},), r"axis=2 does not fit 'a', \(2, 3\)"),
+    (lambda x: pr.projection_simplex(x, axis=(1, 1)), (X,), "does not fit"),
+    (lambda x: pr.projection_l1_sphere(x, axis=0), (jnp.zeros((0, 2)),), "along axis=0 has no ent"),
+    (pr.projection_affine_set, ({"a": X}, {"b": X}, jnp.ones(1)), "a must be a tree like x"),
+    (pr.projection_affine_set, (X, X, jnp.ones(2)), r"shape \(2, 3\); .* must be \(2, 2, 3\)"),
+    (pr.projection_affine_set, (X, X[None], 1.0), "b must be a vector"),
+    (pr.projection_affine_set, (X, jnp.ones((2, 2, 3)), jnp.arange(2.0)), "no point solves all 2"),
+    (pr.projection_affine_set, ({}, {}, jnp.ones(1)), "empty"),
+    (pr.projection_box_section, (X, 1.0, 0.0, 1.0, 1.0), "the box is empty"),
+    (pr.projection_box_section, (X, 0.0, 1.0, X, 6.1), "empty for c=6.1: .* from 0 to 6"),
+    (pr.projection_box_section, (X, 0.0, np.inf, -X, 0.1), "from -inf to 0"),
+    (pr.projection_box_section, (X, 0.0, 1.0, 1.0, jnp.ones(2)), "c must be a number"),
+    (pr.projection_box_section, (X, 0.0, 1.0, jnp.ones(4), 1.0), r"w at '' is \(4,\)"),
 ]
 
 

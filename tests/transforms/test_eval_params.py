@@ -26,7 +26,7 @@ WRAPPERS = sorted(
 # changed after the average has seen it, it is taken once in two calls, a first step leads to where
 # the second gradient is, or another average is meant.
 CHANGED = {"cautious", "extragradient", "hyperball", "mechanize", "schedule_free", "trust_gate"}
-CHANGED |= {"asam", "gsam", "sam"}
+CHANGED |= {"asam", "gsam", "layerwise_rate_decay", "sam"}
 IN_WINDOWS = {"accumulate", "multi_steps", "conditionally_mask", "differentially_private"}
 OF_ITS_OWN = {"lookahead", "conditionally_transform"}
 

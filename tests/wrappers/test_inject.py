@@ -2,6 +2,7 @@
 
 import json
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -94,3 +95,32 @@ def test_sizes_are_no_hyperparameters():
     state = tx.init(jnp.ones(2))
     assert set(state.hyperparams) == {"deviations"}
     assert state.inner_state.norms.values.shape == (8,)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_injected_steps_differ_by_one_minus_a_traced_decay_alone(dtype):
+    """Over 200 steps near a minimum, where RMSProp is chaotic: elsewhere every bit is the same."""
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(32, 8)), dtype)
+    p = {n: jnp.asarray(rng.normal(size=s), dtype) for n, s in {"w": (8, 8), "v": (8,)}.items()}
+
+    def loss(p):
+        return jnp.mean((jnp.tanh(2 * x @ p["w"]) @ p["v"] - jnp.sin(3 * x[:, 0])) ** 2)
+
+    def run(tx, p):
+        def step(carry, _):
+            return gradtx.apply_gradients(tx, jax.grad(loss)(carry[0]), *carry), None
+
+        return jax.jit(lambda p: jax.lax.scan(step, (p, tx.init(p)), None, length=200)[0][0])(p)
+
+    plain = run(gradtx.rmsprop(0.01), p)
+    static = gradtx.inject_hyperparams(gradtx.rmsprop, "decay")(0.01)
+    chex.assert_trees_all_equal(run(static, p), plain)
+    traced = run(gradtx.inject_hyperparams(gradtx.rmsprop)(0.01), p)
+    chex.assert_trees_all_equal(traced, run(gradtx.rmsprop(0.01, decay=jnp.float32(0.9)), p))
+    nudged = {**p, "v": p["v"].at[0].set(jnp.nextafter(p["v"][0], jnp.asarray(9, dtype)))}
+    one_ulp = run(gradtx.rmsprop(0.01), nudged)
+    assert gradtx.tree.norm(gradtx.tree.sub(traced, plain)) <= 10 * gradtx.tree.norm(
+        gradtx.tree.sub(one_ulp, plain)
+    )

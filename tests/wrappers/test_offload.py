@@ -1,5 +1,7 @@
 """A state in the host's memory: the same bits, in the memory that it says, wherever it is used."""
 
+import pickle
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -106,6 +108,30 @@ def test_a_step_compiles_once_for_a_new_and_a_loaded_state(how, tmp_path):
         p, state, _ = step(p, state, i)
     chex.assert_trees_all_equal((q, other), (p, state))
     assert step._compiled._cache_size() == 1
+
+
+def test_a_pickled_state_is_loaded_into_the_memory_of_the_host():
+    """JAX unpickles arrays onto the device."""
+    tx = small()
+    state = pickle.loads(pickle.dumps(tx.init(P)))
+    assert places(state, "nu") == {"w": "device", "b": "device"}
+    back = gradtx.load_state_dict(tx, P, gradtx.state_dict(state))
+    assert places(back, "nu") == {"w": "pinned_host", "b": "device"}
+
+
+@pytest.mark.usefixtures("host_memory")
+def test_a_state_on_the_device_goes_to_the_host_inside_a_loop_too():
+    """`accumulate` takes the inner step in a loop, whose state must start where it ends."""
+    tx = gradtx.accumulate(small(), 2)
+    step = jax.jit(lambda p, state: gradtx.apply_gradients(tx, P, p, state))
+    runs = []
+    for state in (tx.init(P), pickle.loads(pickle.dumps(tx.init(P)))):
+        p = P
+        for _ in range(2):
+            p, state = step(p, state)
+        assert places(state, "nu") == {"w": "pinned_host", "b": "device"}
+        runs.append((p, state))
+    chex.assert_trees_all_equal(*runs)
 
 
 def test_what_is_bound_to_a_device():
