@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Literal
 
 from gradtx.composition.apply import take_step
@@ -23,11 +24,11 @@ from gradtx.numerics.compiler_hints import true_after
 from gradtx.numerics.control import in_form_of, inside
 from gradtx.numerics.keys import is_key
 from gradtx.numerics.programs import inner_jaxprs
-from gradtx.numerics.tracing import vary, varying_axes
+from gradtx.numerics.tracing import is_tracer, vary, varying_axes
 from gradtx.packed import holds_packed
 from gradtx.pair import GradientTransformation
 from gradtx.paths import Where, mask_tree, path_string, with_paths
-from gradtx.shardings import explicit_mesh, known_shardings
+from gradtx.shardings import dividing_axes, explicit_mesh, known_shardings
 from gradtx.storage import is_encoded
 from gradtx.training.layer_stacks import (
     as_it_was,
@@ -131,18 +132,18 @@ class Inside:
         refuse_by_kind(tx)
         self.norm_for = norm_for(tx)
         self.kept_at = {} if sharding is None else dict(_by_path(sharding.params))
-        if sharding is not None and _is_divided_further(sharding, self.kept_at):
-            raise ValueError(
-                "inside: the slots are divided further than the parameters (zero=), and each layer "
-                "would be gathered besides the whole stack: shard the parameters themselves, or "
-                "make the step without inside"
-            )
         self.tx, self.trained = tx, trained
         # What is analysed is `tx` itself; what takes the step knows where leaves lie.
         self.placed = tx if sharding is None else sharding.placed(tx)
         keyed, self.treedef = with_paths(trained)
         self.paths = [path_string(path) for path, _ in keyed]
         self.leaves = [leaf for _, leaf in keyed]
+        if sharding is not None and self._is_divided_further(sharding):
+            raise ValueError(
+                "inside: the slots are divided further than the parameters (zero=), and each layer "
+                "would be gathered besides the whole stack: shard the parameters themselves, or "
+                "make the step without inside"
+            )
 
         def flat(*leaves: Any) -> list[Any]:
             results, self.out = jax.tree.flatten(loss(self.treedef.unflatten(leaves)))
@@ -162,11 +163,11 @@ class Inside:
 
     def _choose(self, where: Where | bool) -> None:
         why = {self.paths[i]: reason for i, reason in self.loops.why_not.items()}
-        in_types = [getattr(jax.typeof(x), "sharding", None) for x in self.leaves]
         divided = {
             path
-            for path, sharding in [*self.kept_at.items(), *zip(self.paths, in_types, strict=True)]
-            if sharding is not None and any(sharding.spec[:1])
+            for path, x in zip(self.paths, self.leaves, strict=True)
+            for sharding in (self.kept_at.get(path), getattr(jax.typeof(x), "sharding", None))
+            if sharding is not None and any(dividing_axes(sharding, x.ndim)[:1])
         }
         for path in self.paths:
             if path in divided and path not in why:
@@ -186,6 +187,16 @@ class Inside:
                 f"inside: no scan of the loss has stacked parameters for itself ({reasons})"
             )
         self.why = why
+
+    def _is_divided_further(self, sharding: Shardings) -> bool:
+        """Whether slots are divided over other axes of the mesh than their parameters."""
+        ndims = {path: x.ndim for path, x in zip(self.paths, self.leaves, strict=True)}
+        reduced = [pair for tree in sharding.reductions for pair in _by_path(tree)]
+        return any(
+            dividing_axes(on, ndims[path]) != dividing_axes(self.kept_at[path], ndims[path])
+            for path, on in reduced
+            if path in ndims
+        )
 
     @property
     def plan(self) -> InsidePlan:
@@ -342,8 +353,7 @@ class Inside:
         follow([self._one_more(k) for k in range(len(self.loops.stages))])
         for k, stage in enumerate(self.loops.stages):
             alone = []
-            # Of one layer the same formula may be traced with fewer dimensions.
-            for layers in (stage.length, self._one_more(k), 2):
+            for layers in (stage.length, 1):
 
                 def cut(x: Any, i: int, k: int = k, layers: int = layers) -> Any:
                     return self._cut(x, k, layers) if self.stage_of.get(i) == k else x
@@ -351,7 +361,7 @@ class Inside:
                 mine = self._only(k, jax.tree.map(cut, params, self.index))
                 held = _on_slots(tx, cut, whole, self.index)
                 alone.append(_formula(jax.make_jaxpr(step)(mine, held, mine, extra)))
-            if any(formula != alone[0] for formula in alone):
+            if alone[0] != alone[1]:
                 raise Mixed("its formula for a stack depends on the number of layers")
 
     def _one_more(self, k: int) -> int:
@@ -588,11 +598,6 @@ def _by_path(tree: PyTree) -> list[tuple[str, Any]]:
     return [(path_string(path), leaf) for path, leaf in with_paths(tree)[0]]
 
 
-def _is_divided_further(sharding: Shardings, kept: Mapping[str, Any]) -> bool:
-    reduced = [pair for tree in sharding.reductions for pair in _by_path(tree)]
-    return any(tuple(on.spec) != tuple(kept[path].spec) for path, on in reduced)
-
-
 def _on_slots(
     tx: GradientTransformation,
     function: Callable[[Any, int], Any],
@@ -623,18 +628,38 @@ def _check_owner(found: Kind, expected: Kind) -> None:
         raise Mixed("a layer is computed from others")
 
 
+_SHAPES = ("broadcast_in_dim", "expand_dims", "reshape", "squeeze", "transpose")
+"""Operations that change no number. Of a single layer there may be fewer of them, or more."""
+
+
 def _formula(closed: Any) -> list[Any]:
     """The operations of a program and their numbers, without shapes, for a comparison."""
 
     def of(jaxpr: Any) -> list[Any]:
+        numbers = [
+            [str(v.val) for v in eqn.invars if isinstance(v, Literal) and not jnp.shape(v.val)]
+            for eqn in jaxpr.eqns
+        ]
         return [
             (
                 eqn.primitive.name,
-                [str(v.val) for v in eqn.invars if isinstance(v, Literal) and not jnp.shape(v.val)],
+                literals,
                 [x for x in eqn.params.values() if isinstance(x, int | float)],
                 [of(inner) for inner in inner_jaxprs(eqn)],
             )
-            for eqn in jaxpr.eqns
+            for eqn, literals in zip(jaxpr.eqns, numbers, strict=True)
+            if literals or eqn.primitive.name not in _SHAPES
         ]
 
-    return of(closed.jaxpr)
+    return [*of(closed.jaxpr), *map(_number, closed.consts)]
+
+
+def _number(x: Any) -> Any:
+    """What an array that stands in a program is compared by, however long its equal axes are."""
+    if is_tracer(x) or is_key(x):
+        return id(x)  # of a value from outside, which all programs share
+    x = np.asarray(x)
+    for axis in range(x.ndim):
+        first = x.take([0], axis) if x.shape[axis] else x
+        x = first if np.array_equal(np.broadcast_to(first, x.shape), x) else x
+    return x.shape, str(x.dtype), x.tobytes()
