@@ -161,12 +161,20 @@ class GradientTransformation(_Pair, Declared):
             found += transformations_in(value, "" if kind is kind.VAR_POSITIONAL else name)
         return tuple(found)
 
-    @property
+    @functools.cached_property
     def inside(self) -> "tuple[GradientTransformation, ...]":
-        """The transformations directly inside of it: what it stands for, its parts, or children."""
+        """The transformations directly inside of it: what it stands for, its parts, or others.
+
+        The others are those that its record names, and those among its arguments.
+        """
         if self.expansion is not self and self.expansion.declaration is not None:
             return (self.expansion,)
-        return tuple(tx for _, tx in self.children) if self.parts is None else self.parts
+        if self.parts is not None:
+            return self.parts
+        inner = self.traits.inner
+        inner = inner() if callable(inner) else inner
+        seen = {id(each) for tx in inner for each in (tx, *tx.within)}
+        return (*inner, *(tx for _, tx in self.children if id(tx) not in seen))
 
     @functools.cached_property
     def within(self) -> "tuple[GradientTransformation, ...]":
@@ -189,8 +197,11 @@ class GradientTransformation(_Pair, Declared):
 
     def _replace(self, **fields: Any) -> Self:
         declared = self.declaration is not None and "init" in fields
-        # With another update, what the old one could do says nothing; nor does what was declared.
-        kept = Traits() if "update" in fields or declared else self.traits
+        kept = self.traits
+        if "update" in fields or declared:
+            # What the old update could do says nothing, nor does what was declared. What it needs
+            # is looked up in it, since another that works on its state most likely calls it.
+            kept = Traits(inner=() if "init" in fields else (self,))
         return type(self)(**{**self._asdict(), **kept._asdict(), **fields})
 
     @property  # type: ignore[misc]

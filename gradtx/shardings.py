@@ -116,8 +116,8 @@ def is_open(sharding: NamedSharding) -> bool:
 def dividing_axes(sharding: NamedSharding, ndim: int) -> tuple[tuple[Any, ...], ...]:
     """For each dimension of an array the mesh axes, of more than one device, that divide it.
 
-    They are the same for all specifications that divide an array alike: ``P("d")``, ``P("d", None)``
-    and, on a mesh where only ``"d"`` has several devices, ``P(("d", "m"))``.
+    They are the same for all specifications that divide an array alike, such as ``P("d")`` and
+    ``P("d", None)`` or, where ``"m"`` has one device, ``P(("d", "m"))``.
 
     Args:
         sharding: of the array.

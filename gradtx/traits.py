@@ -116,17 +116,22 @@ def all_sent() -> Iterator[list[Sent]]:
 def sends(communication: Communication, params: Params) -> Iterator[None]:
     """Around an ``init``: add what the transformation sends to the list of :func:`all_sent`.
 
-    Transformations inside of it add nothing: what they send is counted in that already.
+    Transformations inside of it add what they send over other axes: the rest is counted in that.
     """
-    found = _sent.get()
-    if found is not None:
-        of = communication.bytes(params), communication.peak_bytes(params)
-        found.append(Sent(communication, *of))
-    token = _sent.set(None)
-    try:
+    messages = _sent.get()
+    if messages is None:
         yield
-    finally:
-        _sent.reset(token)
+        return
+    of = communication.bytes(params), communication.peak_bytes(params)
+    messages.append(Sent(communication, *of))
+    with all_sent() as below:
+        yield
+    messages += [sent for sent in below if is_apart(sent.communication, communication)]
+
+
+def is_apart(one: Communication, other: Communication) -> bool:
+    """Whether messages go over axes over which the others do not."""
+    return not set(one.over) <= set(other.over)
 
 
 class Traits(NamedTuple):
@@ -142,7 +147,9 @@ class Traits(NamedTuple):
         parts: the transformations that updates pass through, if it does no more than that.
         links: these and their states, if updates pass through one after another.
         on_part: ``(i, function, tree) -> tree``, the tree with the function's result for the leaves
-            that part `i` sees, if that is not all of them.
+            that part `i` (or `i` of `inner`) sees, if it does not see the tree as it is.
+        inner: the transformations that it runs in another way, or a function that returns them;
+            what these can do is looked up in them.
         takes_vectors: whether it does the same if leaves are joined into longer ones, so that it
             may run on the vectors of :func:`pack`.
         clock: the state class, of a count alone, where a transformation without a state has a
@@ -165,6 +172,7 @@ class Traits(NamedTuple):
     parts: tuple[Any, ...] | None = None
     links: Links | None = None
     on_part: Callable[[int, Callable[[Any], Any], Any], Any] | None = None
+    inner: tuple[Any, ...] | Callable[[], tuple[Any, ...]] = ()
     takes_vectors: bool = False
     clock: Callable[[Any], State] | None = None
     cases: Any = None
@@ -173,3 +181,14 @@ class Traits(NamedTuple):
     nearest: Callable[[Params], Params] | None = None
     roles: Callable[[Params], Mapping[str, Any]] | None = None
     takes_norm: Literal["update", "state"] | None = None
+
+    def passed_on(self) -> "Traits":
+        """The record for a pair that takes the same steps with the same state, in another way.
+
+        All is the same but how a step is computed. (Who takes the norm is looked up inside.)
+        """
+        computed = (
+            *("step", "rule", "lifted", "parts", "links", "on_part", "inner"),
+            *("takes_vectors", "clock", "cases", "takes_norm"),
+        )
+        return self._replace(**{name: self._field_defaults[name] for name in computed})

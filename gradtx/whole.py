@@ -75,9 +75,7 @@ def of_form(form: Any) -> PyTree | None:
     if form is None:
         return None
     structure, leaves = form
-    return structure.unflatten(
-        [None if x is None else jax.ShapeDtypeStruct(*x) for x in leaves]
-    )
+    return structure.unflatten([None if x is None else jax.ShapeDtypeStruct(*x) for x in leaves])
 
 
 def _is_leaf(x: Any) -> bool:

@@ -9,7 +9,7 @@ from gradtx.pair import (
     GradientTransformationExtraArgs,
     with_extra_args_support,
 )
-from gradtx.traits import StepFn
+from gradtx.traits import StepFn, Traits
 from gradtx.types import Params, State, Updates
 
 
@@ -43,9 +43,14 @@ def around(
     run: Run,
     *,
     step: StepFn | None = None,
+    same_steps: bool = False,
     **traits: Any,
 ) -> GradientTransformation:
     """A transformation that does something before `tx` takes its step, and afterwards.
+
+    Its record says that `tx` is inside, where code that acts on transformations looks up what `tx`
+    can do and needs; what cannot be done through `run`, such as what comes before gradients, is
+    then refused by name.
 
     Args:
         tx: the inner transformation.
@@ -55,6 +60,8 @@ def around(
             is the updates, or in a whole step the parameters.
         step: what `run` calls where a whole step is taken: ``tx.step``, or ``tx.update`` if `run`
             adds the updates itself; None if whoever takes the step adds them.
+        same_steps: whether it takes the steps of `tx`, with the same state, in another way: then it
+            can do whatever `tx` can do.
         traits: what else the pair can do, as in `Traits`.
 
     >>> import gradtx
@@ -74,9 +81,9 @@ def around(
 
         return called
 
+    record = (tx.traits.passed_on() if same_steps else Traits())._replace(
+        step=None if step is None else outer(step, whole=True), inner=(tx,)
+    )
     return GradientTransformationExtraArgs(
-        init or tx.init,
-        outer(tx.update),
-        None if step is None else outer(step, whole=True),
-        **traits,
+        init or tx.init, outer(tx.update), **{**record._asdict(), **traits}
     )

@@ -17,7 +17,7 @@ from gradtx.paths import path_string, with_paths
 from gradtx.shardings import lacks_a_mesh
 from gradtx.storage import FORMATS, is_encoded
 from gradtx.storage.format import NEAREST
-from gradtx.traits import Communication, Scope, Sent, all_sent
+from gradtx.traits import Communication, Scope, Sent, all_sent, is_apart
 from gradtx.types import Params, PyTree, State
 
 DIVIDE = (
@@ -107,7 +107,8 @@ def communications(tx: GradientTransformation) -> list[Communication]:
     """The records of what `tx` and the transformations within it send between devices."""
     tx = with_extra_args_support(tx)
     own = tx.traits.communication
-    return [own] if own is not None else [x for part in tx.inside for x in communications(part)]
+    below = [x for part in tx.inside for x in communications(part)]
+    return below if own is None else [own, *(x for x in below if is_apart(x, own))]
 
 
 def sent(tx: GradientTransformation, params: Params) -> list[Sent]:

@@ -34,4 +34,4 @@ def with_extra_args(tx: GradientTransformation, **extra_args: Any) -> GradientTr
     ) -> tuple[Updates, State]:
         return inner_step(updates, state, params, **{**extra_args, **inner_step.extra_args})
 
-    return around(tx, None, run)
+    return around(tx, None, run, same_steps=True)

@@ -23,7 +23,18 @@ from gradtx.paths import Where, is_leaf, mask_tree
 from gradtx.rows import dense, is_rows, put_rows
 from gradtx.sparse.separable import check_separable
 from gradtx.tree.search import map_params
-from gradtx.types import Array, Counter, InnerState, Params, PyTree, Slots, State, Stored, Updates
+from gradtx.types import (
+    Array,
+    Counter,
+    InnerState,
+    Params,
+    PyTree,
+    Slots,
+    State,
+    Stored,
+    Updates,
+    is_stored,
+)
 
 
 @transformation
@@ -123,7 +134,11 @@ def exact_rows(
         else:
             chosen = mask_tree(params, tables)
         last = jax.tree.map(
-            lambda p, c: jnp.zeros_like(one_per_row(jnp.asarray(p)), jnp.int32) if c else None,
+            lambda p, c: (
+                jnp.zeros_like(one_per_row(jnp.asarray(p)), jnp.int32)
+                if c and p is not None
+                else None
+            ),
             params,
             chosen,
             is_leaf=is_leaf,
@@ -205,19 +220,25 @@ def _caught_up(
     """The parameters and the state with the steps that the rows have missed."""
     if not isinstance(state, ExactRowsState):
         raise TypeError(f"exact_rows: expected its own state, not {type(state).__name__}")
-    at = jax.tree.map(_indices, state.last, touched(), is_leaf=is_leaf)
+    kept = state.last  # padded where the state is divided between devices
+    last = jax.tree.map(lambda x: x.load() if is_stored(x) else x, kept, is_leaf=is_stored)
+    at = jax.tree.map(_indices, last, touched(), is_leaf=is_leaf)
     if not jax.tree.leaves(at, is_leaf=_is_all):
         return params, state
     if inner.before_gradients is not None:
         raise ValueError(_NOT_OUTERMOST)
-    check_separable(inner, params, state.inner_state, state.last)
+    check_separable(inner, params, state.inner_state, last)
+    state = state._replace(last=last)
     treedef: Any
     every, treedef = jax.tree.flatten(at, is_leaf=lambda x: x is None or _is_all(x))
     for i, place in enumerate(every):
         if place is not None:
             only = treedef.unflatten([x if j == i else None for j, x in enumerate(every)])
             params, state = _catch_up_table(inner, params, state, only)
-    return params, state
+    last = jax.tree.map(
+        lambda x, new: x.store(new) if is_stored(x) else new, kept, state.last, is_leaf=is_stored
+    )
+    return params, state._replace(last=last)
 
 
 def _catch_up_table(

@@ -15,16 +15,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.extend.core import Literal
 
 from gradtx.composition.apply import take_step
 from gradtx.numerics import cast
 from gradtx.numerics.compiler_hints import true_after
 from gradtx.numerics.control import in_form_of, inside
 from gradtx.numerics.keys import is_key
-from gradtx.numerics.programs import inner_jaxprs
-from gradtx.numerics.tracing import is_tracer, vary, varying_axes
+from gradtx.numerics.tracing import vary, varying_axes
 from gradtx.packed import holds_packed
 from gradtx.pair import GradientTransformation
 from gradtx.paths import Where, mask_tree, path_string, with_paths
@@ -43,11 +40,11 @@ from gradtx.training.layerwise import in_its_place, name_of, norm_for, refuse_by
 from gradtx.training.resharding import Shardings, put
 from gradtx.training.scans import Loops, Stage
 from gradtx.training.separate import (
-    NOBODY,
-    Free,
+    OUTSIDE,
     Kind,
-    Layered,
     Mixed,
+    check_owner,
+    formula,
     free,
     in_layers,
     owned_by,
@@ -59,7 +56,6 @@ from gradtx.tree.sums import norm_sq
 from gradtx.types import Array, Params, PyTree, State, is_stored
 from gradtx.whole import whole_leaves
 
-_OUTSIDE = -2  # the owner of what belongs to leaves that get the ordinary step
 _BITS = 32  # of the number of a layer in its owner, above which is the number of the scan
 
 ClosedLoss = Callable[[Params], tuple[Array, Any]]
@@ -307,7 +303,7 @@ class Inside:
             def owner(x: Any, i: int) -> Kind:
                 k = self.stage_of.get(i)
                 if k is None:
-                    return owned_by(_OUTSIDE)
+                    return owned_by(OUTSIDE)
                 return in_layers(k << _BITS, layers[k], x.shape[0])
 
             def cut(x: Any, i: int) -> Any:
@@ -338,11 +334,11 @@ class Inside:
             results = iter(owners_after(closed, kinds))
 
             def check(x: Any, i: int) -> Any:
-                _check_owner(next(results), owner(x, i))
+                check_owner(next(results), owner(x, i))
                 return x
 
             def check_free(x: Any) -> Any:
-                _check_owner(next(results), owned_by(_OUTSIDE))
+                check_owner(next(results), owned_by(OUTSIDE))
                 return x
 
             jax.tree.map(check, out[0], self.index)
@@ -352,16 +348,16 @@ class Inside:
         # With another layer, what is cut into as many parts as there are layers is not cut at them.
         follow([self._one_more(k) for k in range(len(self.loops.stages))])
         for k, stage in enumerate(self.loops.stages):
-            alone = []
-            for layers in (stage.length, 1):
 
-                def cut(x: Any, i: int, k: int = k, layers: int = layers) -> Any:
+            def formula_of(layers: int, k: int = k) -> Any:
+                def cut(x: Any, i: int) -> Any:
                     return self._cut(x, k, layers) if self.stage_of.get(i) == k else x
 
                 mine = self._only(k, jax.tree.map(cut, params, self.index))
                 held = _on_slots(tx, cut, whole, self.index)
-                alone.append(_formula(jax.make_jaxpr(step)(mine, held, mine, extra)))
-            if alone[0] != alone[1]:
+                return formula(jax.make_jaxpr(step)(mine, held, mine, extra))
+
+            if formula_of(stage.length) != formula_of(1):
                 raise Mixed("its formula for a stack depends on the number of layers")
 
     def _one_more(self, k: int) -> int:
@@ -611,55 +607,3 @@ def _on_slots(
 
 def _on_host_if(x: Any, wanted: bool) -> Any:
     return jax.device_put(x, HOST) if wanted and not is_on_host(x) else x
-
-
-def _check_owner(found: Kind, expected: Kind) -> None:
-    """Raise Mixed unless a new array's entries have the owners of the array that it replaces."""
-    if not isinstance(expected, Layered):
-        return
-    if isinstance(found, Free):
-        same = found.flat if found.drawn is None else found.drawn
-        if expected.axis is not None and expected.axis not in same:
-            raise Mixed("a result that differs between layers is not computed from them")
-    elif expected.axis is None:
-        if not set(found.owners.tolist()) <= {NOBODY, _OUTSIDE}:
-            raise Mixed("what is kept of other leaves, or of all, is computed from the layers")
-    elif found.axis not in (expected.axis, None) or any(found.owners != expected.owners):
-        raise Mixed("a layer is computed from others")
-
-
-_SHAPES = ("broadcast_in_dim", "expand_dims", "reshape", "squeeze", "transpose")
-"""Operations that change no number. Of a single layer there may be fewer of them, or more."""
-
-
-def _formula(closed: Any) -> list[Any]:
-    """The operations of a program and their numbers, without shapes, for a comparison."""
-
-    def of(jaxpr: Any) -> list[Any]:
-        numbers = [
-            [str(v.val) for v in eqn.invars if isinstance(v, Literal) and not jnp.shape(v.val)]
-            for eqn in jaxpr.eqns
-        ]
-        return [
-            (
-                eqn.primitive.name,
-                literals,
-                [x for x in eqn.params.values() if isinstance(x, int | float)],
-                [of(inner) for inner in inner_jaxprs(eqn)],
-            )
-            for eqn, literals in zip(jaxpr.eqns, numbers, strict=True)
-            if literals or eqn.primitive.name not in _SHAPES
-        ]
-
-    return [*of(closed.jaxpr), *map(_number, closed.consts)]
-
-
-def _number(x: Any) -> Any:
-    """What an array that stands in a program is compared by, however long its equal axes are."""
-    if is_tracer(x) or is_key(x):
-        return id(x)  # of a value from outside, which all programs share
-    x = np.asarray(x)
-    for axis in range(x.ndim):
-        first = x.take([0], axis) if x.shape[axis] else x
-        x = first if np.array_equal(np.broadcast_to(first, x.shape), x) else x
-    return x.shape, str(x.dtype), x.tobytes()

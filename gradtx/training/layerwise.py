@@ -29,7 +29,8 @@ def refuse_by_kind(tx: GradientTransformation) -> None:
                 "it looks at several leaves together, and a layer may come without some of them; "
                 "make the step without inside"
             )
-        if not part.inside and not _is_known(part):
+        inside = part.parts if part.declaration is None else part.inside
+        if not inside and not _is_known(part):
             raise ValueError(
                 f"inside: {name_of(part) or 'a transformation made by hand'} sees all leaves, and "
                 "a layer comes without the others: write the rule by gradtx.elementwise, rowwise "

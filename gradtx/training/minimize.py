@@ -258,10 +258,13 @@ def before_gradients(tx: GradientTransformation) -> BeforeFn | None:
     own = tx.traits.before_gradients
     if own is None:
         for inner in tx.within:
-            if inner.traits.before_gradients is not None and inner.declaration is not None:
+            if inner.traits.before_gradients is not None:
+                name = "what has before_gradients"
+                if inner.declaration is not None:
+                    name = inner.declaration.name
                 raise ValueError(
-                    f"{inner.declaration.name} must be the outermost transformation, once: what is "
-                    "around it would not take part when rows catch up"
+                    f"{name} must be the outermost transformation, once: what is around it would "
+                    "not take part when rows catch up"
                 )
     return own
 

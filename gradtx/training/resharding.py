@@ -65,7 +65,8 @@ def resharded(
             result, state = inner_step(updates, state, params)
         return through(result, reversed(reductions)), state
 
-    return around(tx, init, run, step=functools.partial(take_step, tx))
+    step = functools.partial(take_step, tx)
+    return around(tx, init, run, step=step, same_steps=True)
 
 
 def put(tree: PyTree, shardings: PyTree) -> PyTree:

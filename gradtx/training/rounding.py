@@ -110,7 +110,7 @@ def rounded_with(tx: GradientTransformation, key: Any) -> GradientTransformation
         moves, state = widened(inner_step, updates, state, params)
         return apply_updates(params, moves, rounding_key=key), state
 
-    return around(tx, None, run, step=tx.update, before_gradients=tx.before_gradients)
+    return around(tx, None, run, step=tx.update, same_steps=True)
 
 
 def widened(

@@ -15,11 +15,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from jax.extend.core import Literal
 
-from gradtx.numerics.programs import called, interpret, scan_sizes
+from gradtx.numerics.keys import is_key
+from gradtx.numerics.programs import called, inner_jaxprs, interpret, scan_sizes
+from gradtx.numerics.tracing import is_tracer
 
 NOBODY = -1
 """The owner of what is filled in, such as padding: it may differ from place to place."""
+
+OUTSIDE = -2
+"""The owner of what belongs to no layer, such as other leaves."""
 
 
 class Mixed(Exception):
@@ -70,13 +76,65 @@ def owners_after(closed: Any, kinds: Sequence[Kind]) -> list[Kind]:
     Raises:
         Mixed: something is computed from entries of several owners.
     """
-    return list(map(_kind, interpret(closed, kinds, _results)))
+    return list(map(kind_of, interpret(closed, kinds, results_of)))
 
 
 def free(shape: Sequence[int], is_random: bool = False) -> Free:
     """The kind of an array whose entries have no owner, such as a random key or a count."""
     flat = frozenset(i for i, n in enumerate(shape) if n == 1)
     return Free(flat, frozenset() if is_random else None)
+
+
+def check_owner(found: Kind, expected: Kind) -> None:
+    """Raise Mixed unless a new array's entries have the owners of the array that it replaces."""
+    if not isinstance(expected, Layered):
+        return
+    if isinstance(found, Free):
+        same = found.flat if found.drawn is None else found.drawn
+        if expected.axis is not None and expected.axis not in same:
+            raise Mixed("a result that differs between layers is not computed from them")
+    elif expected.axis is None:
+        if not set(found.owners.tolist()) <= {NOBODY, OUTSIDE}:
+            raise Mixed("what is kept of other leaves, or of all, is computed from the layers")
+    elif found.axis not in (expected.axis, None) or any(found.owners != expected.owners):
+        raise Mixed("a layer is computed from others")
+
+
+_SHAPES = ("broadcast_in_dim", "expand_dims", "reshape", "squeeze", "transpose")
+"""Operations that change no number. Of a single layer there may be fewer of them, or more."""
+
+
+def formula(closed: Any) -> list[Any]:
+    """The operations of a program and their numbers, without shapes, for a comparison."""
+
+    def of(jaxpr: Any) -> list[Any]:
+        numbers = [
+            [str(v.val) for v in eqn.invars if isinstance(v, Literal) and not np.shape(v.val)]
+            for eqn in jaxpr.eqns
+        ]
+        return [
+            (
+                eqn.primitive.name,
+                literals,
+                [x for x in eqn.params.values() if isinstance(x, int | float)],
+                [of(inner) for inner in inner_jaxprs(eqn)],
+            )
+            for eqn, literals in zip(jaxpr.eqns, numbers, strict=True)
+            if literals or eqn.primitive.name not in _SHAPES
+        ]
+
+    return [*of(closed.jaxpr), *map(_number, closed.consts)]
+
+
+def _number(x: Any) -> Any:
+    """What an array that stands in a program is compared by, however long its equal axes are."""
+    if is_tracer(x) or is_key(x):
+        return id(x)  # of a value from outside, which all programs share
+    x = np.asarray(x)
+    for axis in range(x.ndim):
+        first = x.take([0], axis) if x.shape[axis] else x
+        x = first if np.array_equal(np.broadcast_to(first, x.shape), x) else x
+    return x.shape, str(x.dtype), x.tobytes()
 
 
 def _is_random(kind: Kind) -> bool:
@@ -89,13 +147,18 @@ def _drawn(kinds: Sequence[Kind]) -> frozenset[int] | None:
     return frozenset.intersection(*axes) if axes else None
 
 
-def _kind(x: Any) -> Kind:
+def kind_of(x: Any) -> Kind:
     """The kind of an operand: numbers that stand in the program have no owner."""
     return x if isinstance(x, Layered | Free) else free(np.shape(x))
 
 
-def _results(eqn: Any, operands: list[Any]) -> list[Kind]:
-    kinds = list(map(_kind, operands))
+def results_of(eqn: Any, operands: list[Any]) -> list[Kind]:
+    """The kinds of the results of one equation.
+
+    Raises:
+        Mixed: something is computed from entries of several owners.
+    """
+    kinds = list(map(kind_of, operands))
     name, shapes = eqn.primitive.name, [v.aval.shape for v in eqn.outvars]
     if name in _CALLS:
         return owners_after(called(eqn), kinds)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from gradtx.checks import check_integer
 from gradtx.composition.chain import NamedStates
+from gradtx.composition.nearest import nearest_in
 from gradtx.declaration import read_by_people
 from gradtx.packed import packed_like, unpack
 from gradtx.pair import GradientTransformation, with_extra_args_support
@@ -82,22 +83,10 @@ def _waits(
     return following & ~this
 
 
-def _nearest(tx: GradientTransformation) -> Callable[[Params], Params] | None:
-    """The projection onto the set to which `tx`, or a link of it, keeps the parameters."""
-    if tx.traits.nearest is not None or tx.parts is None:
-        return tx.traits.nearest
-    found = []
-    for i, part in enumerate(tx.parts):
-        nearest, on_part = _nearest(part), tx.traits.on_part
-        if nearest is not None:
-            found.append(nearest if on_part is None else functools.partial(on_part, i, nearest))
-    return functools.reduce(lambda f, g: lambda p: g(f(p)), found) if found else None
-
-
 def _start(tx: GradientTransformation, params: ParamsT, where: Where | None) -> ParamsT:
     """`params` as arrays, at the nearest point of the set to which `tx` keeps them, if it does."""
     params = jax.tree.map(lambda p: jnp.asarray(p, None if hasattr(p, "dtype") else float), params)
-    nearest, trained = _nearest(tx), select(params, where)
+    nearest, trained = nearest_in(tx), select(params, where)
     if nearest is None:
         return params
     return merge(packed_like(nearest(unpack(trained)), trained), params)
@@ -105,7 +94,7 @@ def _start(tx: GradientTransformation, params: ParamsT, where: Where | None) -> 
 
 def _arrived(tx: GradientTransformation, tol: Any, params: Params, grads: PyTree) -> Array:
     """Whether the gradient is short enough, or what it would change within that set."""
-    nearest = _nearest(tx)
+    nearest = nearest_in(tx)
     if tol is None:
         return jnp.array(False)
     if nearest is None:

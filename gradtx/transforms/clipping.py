@@ -149,7 +149,7 @@ def clip_by_global_norm(max_norm: Limit, *, two_pass: bool = False) -> GradientT
             return inner_step(updates, state, params)
         return _shortened(updates, shrink_factor(grad_norm, max_norm)), state
 
-    return around(lifted, None, run, takes_norm="update")
+    return around(lifted, None, run, inner=(), takes_norm="update")
 
 
 def _shortened(updates: Updates, factor: Array) -> Updates:

@@ -1,5 +1,6 @@
 """Complex leaves as pairs of real ones."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -87,4 +88,7 @@ def split_real_and_imaginary(inner: GradientTransformation) -> GradientTransform
     def init(params: Params) -> State:
         return SplitRealAndImaginaryState(tx.init(_split(params)))
 
-    return around(tx, init, run)
+    def on_part(_: int, function: Callable[[Any], Any], tree: PyTree) -> PyTree:
+        return _join(function(_split(tree)))
+
+    return around(tx, init, run, on_part=on_part)

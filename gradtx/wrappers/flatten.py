@@ -1,9 +1,12 @@
 """One vector instead of many small leaves."""
 
+from collections.abc import Callable
+from typing import Any
+
 from gradtx.composition.around import InnerStep, around
 from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.tree.vectors import Vectors
-from gradtx.types import Params, State, Updates
+from gradtx.types import Params, PyTree, State, Updates
 
 
 @transformation
@@ -38,4 +41,8 @@ def flatten(inner: GradientTransformation) -> GradientTransformation:
         packed, state = inner_step(layout.pack(updates), state, seen)
         return layout.unpack(packed, updates), state
 
-    return around(tx, init, run)
+    def on_part(_: int, function: Callable[[Any], Any], tree: PyTree) -> PyTree:
+        layout = Vectors(tree)
+        return layout.unpack(function(layout.pack(tree)), tree)
+
+    return around(tx, init, run, on_part=on_part)

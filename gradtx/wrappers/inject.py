@@ -213,7 +213,11 @@ def injected(
         kept = {n: _kept(v, held[n], exact) if n in numbers else v for n, v in values.items()}
         return updates, InjectStatefulHyperparamsState(increment(state.count), kept, states, inner)
 
-    return GradientTransformationExtraArgs(init, update, takes_vectors=True)
+    def inner() -> tuple[GradientTransformation, ...]:
+        with jax.ensure_compile_time_eval():
+            return (built(numbers | {n: s(s.init()) for n, s in schedules.items()}),)
+
+    return GradientTransformationExtraArgs(init, update, inner=inner, takes_vectors=True)
 
 
 def inject_hyperparams(

@@ -287,4 +287,8 @@ def split_leaves(inner: GradientTransformation, splits: Splits) -> GradientTrans
     def roles(params: Params) -> dict[str, Role]:
         return roles_in(tx, jax.eval_shape(_Parted.found(splits, params).apart, params))
 
-    return around(tx, init, run, step=tx.step, roles=roles)
+    def on_part(_: int, function: Callable[[Any], Any], tree: PyTree) -> PyTree:
+        layout = _Parted.found(splits, tree)
+        return layout.joined(function(layout.apart(tree)), tree)
+
+    return around(tx, init, run, step=tx.step, on_part=on_part, roles=roles)

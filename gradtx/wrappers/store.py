@@ -160,10 +160,7 @@ def store(
     return GradientTransformationExtraArgs(
         init,
         update,
-        step,
-        before_gradients=tx.before_gradients,
-        parts=(tx,),
-        takes_vectors=True,
+        **tx.traits.passed_on()._replace(step=step, parts=(tx,), takes_vectors=True)._asdict(),
     )
 
 

@@ -105,3 +105,18 @@ def test_rows_that_differ_between_devices_are_not_summed_unasked():
     )(TABLE, IDS[0])
     _, want = gradtx.compute_gradients(loss, TABLE, IDS[0])
     chex.assert_trees_all_close(values, want.values * len(jax.devices()), rtol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [400, pytest.param(403, marks=pytest.mark.slow)])
+def test_rows_catch_up_where_the_state_is_divided(rows):
+    table = TABLE[:rows]
+    tx = gradtx.exact_rows(gradtx.adam(0.1))
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+    whole = jax.device_put(table, NamedSharding(mesh, PartitionSpec()))
+    sharding = gradtx.state_sharding(tx, whole, zero="data", min_size=1)
+    ends = []
+    for at, how in ((table, None), (whole, sharding)):
+        step = gradtx.make_step(loss, tx, donate=False, sharding=how)
+        at, state = train(step, at, IDS % rows)
+        ends.append(gradtx.sparse.catch_up(tx, at, state)[0])
+    chex.assert_trees_all_close(*ends, rtol=1e-6, atol=1e-7)

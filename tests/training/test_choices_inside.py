@@ -1,4 +1,4 @@
-"""Leaves are chosen by whole parameters, also by a step that sees one layer or some of the leaves."""
+"""Leaves are chosen by whole parameters, also where a step sees a layer or some of the leaves."""
 
 import functools
 
@@ -87,9 +87,7 @@ LINKS = {
         )
     ),
     "codecs within codecs": gradtx.store(
-        gradtx.chain(
-            gradtx.store(gradtx.trace(0.9), "bf16", min_size=WHOLE_C), gradtx.trace(0.8)
-        ),
+        gradtx.chain(gradtx.store(gradtx.trace(0.9), "bf16", min_size=WHOLE_C), gradtx.trace(0.8)),
         {"1.trace": "int8"},
         min_size=WHOLE_A,
     ),

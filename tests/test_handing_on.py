@@ -1,0 +1,236 @@
+"""What a transformation can do and needs, whatever is around it: honoured, or refused by name.
+
+Every transformation of the catalogue that holds others gets one that has something in its record in
+the place of each of them.
+"""
+
+import inspect
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import gradtx
+from gradtx.composition.apply import take_step
+from gradtx.composition.nearest import nearest_in
+from gradtx.declaration import Declaration
+from gradtx.inspection.description import communications, multipliers_in, roles_in
+from gradtx.pair import GradientTransformation
+from gradtx.sparse import take
+from gradtx.storage import is_encoded
+from gradtx.training.layerwise import norm_for
+from gradtx.training.minimize import before_gradients, reduced_axes
+from gradtx.training.rounding import rounded_with
+from tests.catalogue import CATALOGUE, FACTORS
+from tests.quick import quick
+
+RNG = np.random.default_rng(0)
+SHAPES = {"w": (4, 6), "v": (4, 6), "b": (4,), **FACTORS}
+PARAMS = {k: jnp.asarray(RNG.normal(size=n), jnp.float32) for k, n in SHAPES.items()}
+GRADS = {k: jnp.asarray(RNG.normal(size=n), jnp.float32) for k, n in SHAPES.items()}
+RATE = gradtx.piecewise_constant_schedule(1.0)
+
+
+def put_in(value, inner, at):
+    """An argument with `inner` in place of the transformation that is the next of `at`."""
+    if isinstance(value, GradientTransformation):
+        return inner if next(at) else value
+    if isinstance(value, dict):
+        return {k: put_in(v, inner, at) for k, v in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(put_in(v, inner, at) for v in value)
+    return value
+
+
+def in_catalogue():
+    """``inner -> transformation`` for each place in each transformation that holds others."""
+    cases = {}
+    for name, entry in CATALOGUE.items():
+        tx = gradtx.with_extra_args_support(entry.make())
+        for i, (place, _) in enumerate(tx.children):
+
+            def around(inner, tx=tx, i=i):
+                at = (j == i for j in itertools.count())
+                declared = tx.declaration
+                arguments = {n: put_in(v, inner, at) for n, v in declared.arguments.items()}
+                return type(tx).declared(Declaration(declared.builder, arguments))
+
+            cases[f"{name}-{place}"] = around
+    return cases
+
+
+def by_a_schedule(inner):
+    def factory(rate):
+        return gradtx.chain(inner, gradtx.scale(rate))
+
+    return gradtx.inject_hyperparams(factory)(rate=RATE)
+
+
+@gradtx.optimizer
+def named(inner):
+    return gradtx.accumulate(inner, 1)
+
+
+def placed(inner):
+    mesh = Mesh(np.array(jax.devices()[:1]), ("data",))
+    params = jax.device_put(PARAMS, NamedSharding(mesh, PartitionSpec()))
+    sharding = gradtx.state_sharding(gradtx.adam(0.1), params, zero="data", min_size=1)
+    return sharding.placed(inner)
+
+
+FUNCTIONS = {
+    "inject_hyperparams": lambda tx: gradtx.inject_hyperparams(lambda rate: tx)(rate=1.0),
+    "inject_hyperparams of a schedule": by_a_schedule,
+    "inject_stateful_hyperparams": lambda tx: gradtx.inject_stateful_hyperparams(lambda r: tx)(1.0),
+    "MultiSteps": lambda tx: gradtx.with_extra_args_support(gradtx.MultiSteps(tx, 1)),
+    "multi_transform": lambda tx: gradtx.multi_transform({"a": tx}, "a"),
+    "optimizer": named,
+    "replace": lambda tx: gradtx.replace(gradtx.guard(gradtx.sgd(0.1)), inner=tx),
+    "with_extra_args": lambda tx: gradtx.interop.with_extra_args(tx, weight=1.0),
+    "with_extra_args_support": gradtx.with_extra_args_support,
+    "rounding_key": lambda tx: rounded_with(tx, jax.random.key(0)),
+    "sharding": placed,
+    "another update": lambda tx: gradtx.chain(tx)._replace(update=gradtx.chain(tx).update),
+}
+AROUND = in_catalogue() | FUNCTIONS
+everywhere = pytest.mark.parametrize("name", AROUND)
+
+
+def around(name, inner):
+    """The transformation around `inner`, or a skipped test where it is refused at once."""
+    try:
+        tx = AROUND[name](inner)
+        jax.eval_shape(tx.init, PARAMS)
+    except (TypeError, ValueError) as refusal:
+        pytest.skip(f"refused: {refusal:.60}")
+    return tx
+
+
+def test_every_public_function_of_a_transformation_to_another_is_here():
+    def is_one(function):
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError):
+            return False
+        takes = any("GradientT" in str(p.annotation) for p in signature.parameters.values())
+        return takes and "GradientT" in str(signature.return_annotation)
+
+    public = [n for n in gradtx.__all__ if callable(getattr(gradtx, n)) and n not in CATALOGUE]
+    assert {n for n in public if is_one(getattr(gradtx, n))} <= set(FUNCTIONS)
+
+
+@everywhere
+def test_what_comes_before_gradients(name):
+    tx = around(name, gradtx.exact_rows(gradtx.adam(0.1)))
+    try:
+        assert before_gradients(tx) is not None
+    except ValueError as refusal:
+        assert "exact_rows must be the outermost" in str(refusal)
+
+
+@pytest.mark.parametrize("name", quick(AROUND, "sharding"))
+def test_rows_are_exact_under_what_does_not_refuse(name):
+    tx, dense = (
+        around(name, t) for t in (gradtx.exact_rows(gradtx.adam(0.1), "w"), gradtx.adam(0.1))
+    )
+    try:
+        before = before_gradients(tx)
+    except ValueError:
+        return
+    if name.startswith("exact_rows"):
+        return  # this refuses another inside when rows catch up
+    got = want = PARAMS
+    state, whole = tx.init(PARAMS), dense.init(PARAMS)
+    for i in (0, 1, 2):
+        rows = jnp.array([i, 3])
+        got, state, _ = gradtx.minimize(lambda p, i: of_rows(take, p, i), tx, got, state, rows)
+        want, whole, _ = gradtx.minimize(
+            lambda p, i: of_rows(jnp.take, p, i, axis=0), dense, want, whole, rows
+        )
+    got, _ = before(got, state, lambda: got)
+    # Steps that are taken at once are rounded to codes once.
+    encoded = any(map(is_encoded, jax.tree.leaves(state, is_leaf=is_encoded)))
+    close = {"atol": 1e-3} if encoded else {"rtol": 1e-6}
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **close), got, want)
+
+
+def of_rows(take, params, rows, **how):
+    return jnp.sum(take(params["w"], rows, **how) ** 2)
+
+
+@everywhere
+def test_the_set_to_which_parameters_are_kept(name):
+    tx = around(name, gradtx.scale_by_lbfgsb(lower=0.0, upper=0.5))
+    nearest = nearest_in(tx)
+    assert nearest is not None
+    moved = nearest(PARAMS)
+    assert any(np.any(moved[k] != p) for k, p in PARAMS.items())
+    for k, p in PARAMS.items():
+        want = p if np.array_equal(moved[k], p) else np.clip(p, 0.0, 0.5)
+        np.testing.assert_array_equal(moved[k], want)
+
+
+@everywhere
+def test_what_is_sent(name):
+    tx = around(name, gradtx.chain(gradtx.aggregate("somewhere"), gradtx.sgd(0.1)))
+    assert "somewhere" in reduced_axes(tx)
+    assert any("somewhere" in each.over for each in communications(tx))
+
+
+@everywhere
+def test_multipliers(name):
+    shapes = {"wte": jnp.zeros((9, 4)), "head": {"kernel": jnp.zeros((4, 9))}}
+    inner = gradtx.transfer(gradtx.adam(0.1), shapes, shapes)
+    assert multipliers_in(around(name, inner)) == multipliers_in(inner)
+
+
+@everywhere
+def test_who_takes_the_norm_of_all_gradients(name):
+    tx = around(name, gradtx.clip_by_global_norm(1.0, two_pass=True))
+    try:
+        uses = norm_for(tx)
+    except ValueError as refusal:
+        assert "clip_by_global_norm" in str(refusal)
+        return
+    assert uses == {"update"}
+    told, _ = tx.update(GRADS, tx.init(PARAMS), PARAMS, grad_norm=jnp.float32(4.0))
+    other = around(name, gradtx.scale(0.25))
+    want, _ = other.update(GRADS, other.init(PARAMS), PARAMS)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), told, want)
+
+
+@everywhere
+def test_roles(name):
+    inner = gradtx.scale_by_lora_plus(4.0, pairs=("lora_a", "lora_b"))
+    tx = around(name, inner)
+    try:
+        roles = roles_in(tx, PARAMS)
+    except ValueError as refusal:  # halves of a factor are no factor
+        assert "scale_by_lora_plus" in str(refusal)
+        return
+    assert set(roles) >= set(roles_in(inner, PARAMS)) > set()
+
+
+@everywhere
+def test_a_whole_step_of_one_that_is_several(name):
+    tx = around(name, gradtx.sophia(0.1, update_interval=2))
+    if tx.step is None:
+        return  # the updates are added
+    params, state = PARAMS, tx.init(PARAMS)
+    value = {"value": jnp.float32(1.0), "grad": GRADS, "value_fn": quadratic}
+    updates, want = tx.update(GRADS, state, params, **value)
+    new, got = take_step(tx, GRADS, state, params, **value)
+    chosen = gradtx.apply_updates(params, updates), want
+    jax.tree.map(assert_close, (new, got), chosen)
+
+
+def assert_close(x, y):
+    if not jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        np.testing.assert_allclose(x, y, rtol=1e-5)
+
+
+def quadratic(params):
+    return sum(jnp.sum(x**2) for x in jax.tree.leaves(params))
