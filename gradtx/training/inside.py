@@ -294,7 +294,7 @@ class Inside:
             extra["grad_norm"] = jax.ShapeDtypeStruct((), jnp.float32)
 
         def step(grads: Any, state: Any, params: Any, extra: Any) -> Any:
-            with whole_leaves(self.trained):
+            with all_near(), whole_leaves(self.trained):
                 return take_step(tx, grads, state, params, **extra)
 
         def follow(layers: list[int]) -> None:
