@@ -300,6 +300,22 @@ def test_roles_are_those_of_all_leaves_where_some_have_no_gradient(compiled):
         assert jax.tree.map(jnp.shape, after) == jax.tree.map(jnp.shape, state)
 
 
+@pytest.mark.parametrize("trainable", ["embed", "layers"])
+def test_a_rule_may_name_a_leaf_that_is_not_trained(trainable):
+    """By a pattern, or a predicate that may choose it."""
+    is_head = lambda path, x: path == "head/kernel" and x.ndim == 2  # noqa: E731
+    params = gradtx.select(named(), trainable)
+    for rules in ROLES.rules, ((is_head, "matrix"),):
+        tx = gradtx.muon(
+            0.02, muon_weight_dimension_numbers=gradtx.ByRole(rules, stacked=ROLES.stacked)
+        )
+        grads = jax.tree.map(jnp.ones_like, params)
+        updates, _ = jax.eval_shape(tx.update, grads, tx.init(params), params)
+        assert jax.tree.structure(updates) == jax.tree.structure(params)
+    with pytest.raises(ValueError, match="the rule for 'heads' matches no leaf"):
+        gradtx.ByRole((("heads", "matrix"),)).check(params)
+
+
 def test_choices_are_those_of_all_leaves_where_some_have_no_gradient():
     """A count of leaves, of whatever form the gradients are, packed or split."""
     params = parameters()
