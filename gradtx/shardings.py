@@ -113,6 +113,25 @@ def is_open(sharding: NamedSharding) -> bool:
     return PartitionSpec.UNCONSTRAINED in sharding.spec
 
 
+def dividing_axes(sharding: NamedSharding, ndim: int) -> tuple[tuple[Any, ...], ...]:
+    """For each dimension of an array the mesh axes, of more than one device, that divide it.
+
+    They are the same for all specifications that divide an array alike, such as ``P("d")`` and
+    ``P("d", None)`` or, where ``"m"`` has one device, ``P(("d", "m"))``.
+
+    Args:
+        sharding: of the array.
+        ndim: the number of its dimensions.
+    """
+    given = [axes if isinstance(axes, tuple) else (axes,) for axes in sharding.spec]
+
+    def divides(axis: Any) -> bool:
+        return axis is PartitionSpec.UNCONSTRAINED or bool(axis and sharding.mesh.shape[axis] > 1)
+
+    dims = [tuple(filter(divides, axes)) for axes in given]
+    return (*dims, *[()] * (ndim - len(dims)))
+
+
 def stacks_are_balanced() -> bool:
     """Whether stacks of matrices begin at different devices."""
     known = _known.get()

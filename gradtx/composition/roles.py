@@ -97,7 +97,11 @@ class ByRole(NamedTuple):
         check_patterns("ByRole: stacked", [where for where, _ in self.stacked])
         leaves = {path_string(path): p for path, p in leaves_with_path(params)[0]}
         for where, _ in (*self.rules, *self.stacked):
-            if not any(p is not None and _chosen(where, path, p) for path, p in leaves.items()):
+            # A leaf that is None is left out here, and a predicate cannot be asked about it.
+            if not any(
+                (p is None and callable(where)) or _chosen(where, path, p)
+                for path, p in leaves.items()
+            ):
                 raise ValueError(
                     f"ByRole: the rule for {where!r} matches no leaf; the leaves are "
                     f"{', '.join(leaves)}"

@@ -19,7 +19,7 @@ from gradtx.numerics.tracing import traced_once
 from gradtx.optimizers.adam import adamw
 from gradtx.optimizers.muon import scale_by_muon, scale_by_shape
 from gradtx.pair import GradientTransformation, optimizer, transformation, with_extra_args_support
-from gradtx.paths import aligned, is_leaf, leaves_with_path
+from gradtx.paths import aligned, is_leaf, leaves_with_path, merge
 from gradtx.rows import is_rows
 from gradtx.transforms.orthogonal import STANDARD
 from gradtx.transforms.scaling import scale_by_learning_rate
@@ -144,9 +144,10 @@ def sizes_and_directions(
             by_size, state.sizes, state.size, **inner_step.extra_args
         )
         turned, directions_state = inner_step(by_direction, state.directions, v)
-        size = tree.add(state.size, moved)
+        size = merge(tree.add(state.size, moved), state.size)  # a leaf may have no gradient
         ends = on_each(joined, turned, v, size, params)
         out, length = (made(updates, (end[i] for end in ends)) for i in range(2))
+        length = merge(length, state.length)
         return out, SizesAndDirectionsState(size, length, sizes_state, directions_state)
 
     return around(of_directions, init, run)

@@ -25,7 +25,7 @@ from gradtx.numerics.tracing import vary, varying_axes
 from gradtx.packed import holds_packed
 from gradtx.pair import GradientTransformation
 from gradtx.paths import Where, mask_tree, path_string, with_paths
-from gradtx.shardings import explicit_mesh, known_shardings
+from gradtx.shardings import dividing_axes, explicit_mesh, known_shardings
 from gradtx.storage import is_encoded
 from gradtx.training.layer_stacks import (
     as_it_was,
@@ -128,18 +128,18 @@ class Inside:
         refuse_by_kind(tx)
         self.norm_for = norm_for(tx)
         self.kept_at = {} if sharding is None else dict(_by_path(sharding.params))
-        if sharding is not None and _is_divided_further(sharding, self.kept_at):
-            raise ValueError(
-                "inside: the slots are divided further than the parameters (zero=), and each layer "
-                "would be gathered besides the whole stack: shard the parameters themselves, or "
-                "make the step without inside"
-            )
         self.tx, self.trained = tx, trained
         # What is analysed is `tx` itself; what takes the step knows where leaves lie.
         self.placed = tx if sharding is None else sharding.placed(tx)
         keyed, self.treedef = with_paths(trained)
         self.paths = [path_string(path) for path, _ in keyed]
         self.leaves = [leaf for _, leaf in keyed]
+        if sharding is not None and self._is_divided_further(sharding):
+            raise ValueError(
+                "inside: the slots are divided further than the parameters (zero=), and each layer "
+                "would be gathered besides the whole stack: shard the parameters themselves, or "
+                "make the step without inside"
+            )
 
         def flat(*leaves: Any) -> list[Any]:
             results, self.out = jax.tree.flatten(loss(self.treedef.unflatten(leaves)))
@@ -159,11 +159,11 @@ class Inside:
 
     def _choose(self, where: Where | bool) -> None:
         why = {self.paths[i]: reason for i, reason in self.loops.why_not.items()}
-        in_types = [getattr(jax.typeof(x), "sharding", None) for x in self.leaves]
         divided = {
             path
-            for path, sharding in [*self.kept_at.items(), *zip(self.paths, in_types, strict=True)]
-            if sharding is not None and any(sharding.spec[:1])
+            for path, x in zip(self.paths, self.leaves, strict=True)
+            for sharding in (self.kept_at.get(path), getattr(jax.typeof(x), "sharding", None))
+            if sharding is not None and any(dividing_axes(sharding, x.ndim)[:1])
         }
         for path in self.paths:
             if path in divided and path not in why:
@@ -183,6 +183,16 @@ class Inside:
                 f"inside: no scan of the loss has stacked parameters for itself ({reasons})"
             )
         self.why = why
+
+    def _is_divided_further(self, sharding: Shardings) -> bool:
+        """Whether slots are divided over other axes of the mesh than their parameters."""
+        ndims = {path: x.ndim for path, x in zip(self.paths, self.leaves, strict=True)}
+        reduced = [pair for tree in sharding.reductions for pair in _by_path(tree)]
+        return any(
+            dividing_axes(on, ndims[path]) != dividing_axes(self.kept_at[path], ndims[path])
+            for path, on in reduced
+            if path in ndims
+        )
 
     @property
     def plan(self) -> InsidePlan:
@@ -284,7 +294,7 @@ class Inside:
             extra["grad_norm"] = jax.ShapeDtypeStruct((), jnp.float32)
 
         def step(grads: Any, state: Any, params: Any, extra: Any) -> Any:
-            with whole_leaves(self.trained):
+            with all_near(), whole_leaves(self.trained):
                 return take_step(tx, grads, state, params, **extra)
 
         def follow(layers: list[int]) -> None:
@@ -338,17 +348,16 @@ class Inside:
         # With another layer, what is cut into as many parts as there are layers is not cut at them.
         follow([self._one_more(k) for k in range(len(self.loops.stages))])
         for k, stage in enumerate(self.loops.stages):
-            alone = []
-            # Of one layer the same formula may be traced with fewer dimensions.
-            for layers in (stage.length, self._one_more(k), 2):
 
-                def cut(x: Any, i: int, k: int = k, layers: int = layers) -> Any:
+            def formula_of(layers: int, k: int = k) -> Any:
+                def cut(x: Any, i: int) -> Any:
                     return self._cut(x, k, layers) if self.stage_of.get(i) == k else x
 
                 mine = self._only(k, jax.tree.map(cut, params, self.index))
                 held = _on_slots(tx, cut, whole, self.index)
-                alone.append(formula(jax.make_jaxpr(step)(mine, held, mine, extra)))
-            if any(each != alone[0] for each in alone):
+                return formula(jax.make_jaxpr(step)(mine, held, mine, extra))
+
+            if formula_of(stage.length) != formula_of(1):
                 raise Mixed("its formula for a stack depends on the number of layers")
 
     def _one_more(self, k: int) -> int:
@@ -583,11 +592,6 @@ def _abstract(x: Any) -> Any:
 
 def _by_path(tree: PyTree) -> list[tuple[str, Any]]:
     return [(path_string(path), leaf) for path, leaf in with_paths(tree)[0]]
-
-
-def _is_divided_further(sharding: Shardings, kept: Mapping[str, Any]) -> bool:
-    reduced = [pair for tree in sharding.reductions for pair in _by_path(tree)]
-    return any(tuple(on.spec) != tuple(kept[path].spec) for path, on in reduced)
 
 
 def _on_slots(

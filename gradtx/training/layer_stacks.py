@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 
-from gradtx.shardings import explicit_mesh
+from gradtx.shardings import dividing_axes, explicit_mesh
 from gradtx.storage import Encoded, is_encoded
 from gradtx.tree.memory import brought_in, in_memory_of, is_on_host
 from gradtx.types import Array
@@ -43,7 +43,7 @@ def is_one_stack(x: Any) -> bool:
 
 def divides_rows(sharding: Any, ndim: int) -> bool:
     """Whether rows of a stack of `ndim` axes are divided: a group might lie on two devices."""
-    return sharding is not None and any(sharding.spec[ndim - 2 : ndim - 1])
+    return sharding is not None and any(dividing_axes(sharding, ndim)[ndim - 2 : ndim - 1])
 
 
 def in_slices(x: Any, rows_divided: bool) -> Any:

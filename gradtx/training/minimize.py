@@ -1,6 +1,5 @@
 """Minimizing: taking the gradients of a loss, and a step with them."""
 
-import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
@@ -311,7 +310,7 @@ def apply_gradients(
         params, state = _prepared(before, params, state, lambda: grads)
     seen = map_present(lambda g, p: p, grads, params)
     is_part = any(g is None for _, g in leaves_with_path(grads)[0])
-    with whole_leaves(as_arrays(params)) if is_part else contextlib.nullcontext():
+    with whole_leaves(map_present(_trainable, as_arrays(params)) if is_part else None):
         new, state = take_step(tx, grads, state, seen, **extra_args)
     return merge(new, params), state
 
@@ -356,6 +355,11 @@ def check_gradients(grads: Updates, params: Params) -> None:
             raise TypeError(
                 f"at {path_string(path)!r} the parameter is {p.dtype} and its gradient {g.dtype}"
             )
+
+
+def _trainable(p: Any) -> Any:
+    """A leaf, or None for one that is no parameter, such as a function in a module."""
+    return p if hasattr(p, "dtype") and jnp.issubdtype(p.dtype, jnp.inexact) else None
 
 
 @read_by_people

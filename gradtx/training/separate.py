@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax.extend.core import Literal
 
+from gradtx.numerics.keys import is_key
 from gradtx.numerics.programs import called, inner_jaxprs, interpret, scan_sizes
+from gradtx.numerics.tracing import is_tracer
 
 NOBODY = -1
 """The owner of what is filled in, such as padding: it may differ from place to place."""
@@ -98,21 +100,41 @@ def check_owner(found: Kind, expected: Kind) -> None:
         raise Mixed("a layer is computed from others")
 
 
+_SHAPES = ("broadcast_in_dim", "expand_dims", "reshape", "squeeze", "transpose")
+"""Operations that change no number. Of a single layer there may be fewer of them, or more."""
+
+
 def formula(closed: Any) -> list[Any]:
     """The operations of a program and their numbers, without shapes, for a comparison."""
 
     def of(jaxpr: Any) -> list[Any]:
+        numbers = [
+            [str(v.val) for v in eqn.invars if isinstance(v, Literal) and not np.shape(v.val)]
+            for eqn in jaxpr.eqns
+        ]
         return [
             (
                 eqn.primitive.name,
-                [str(v.val) for v in eqn.invars if isinstance(v, Literal) and not np.shape(v.val)],
+                literals,
                 [x for x in eqn.params.values() if isinstance(x, int | float)],
                 [of(inner) for inner in inner_jaxprs(eqn)],
             )
-            for eqn in jaxpr.eqns
+            for eqn, literals in zip(jaxpr.eqns, numbers, strict=True)
+            if literals or eqn.primitive.name not in _SHAPES
         ]
 
-    return of(closed.jaxpr)
+    return [*of(closed.jaxpr), *map(_number, closed.consts)]
+
+
+def _number(x: Any) -> Any:
+    """What an array that stands in a program is compared by, however long its equal axes are."""
+    if is_tracer(x) or is_key(x):
+        return id(x)  # of a value from outside, which all programs share
+    x = np.asarray(x)
+    for axis in range(x.ndim):
+        first = x.take([0], axis) if x.shape[axis] else x
+        x = first if np.array_equal(np.broadcast_to(first, x.shape), x) else x
+    return x.shape, str(x.dtype), x.tobytes()
 
 
 def _is_random(kind: Kind) -> bool:

@@ -286,6 +286,13 @@ def _others(state: State) -> Iterator[tuple[str, str]]:
             yield from _others(child)
 
 
+def _codecs(state: State) -> tuple[Any, list[Any]]:
+    """Which slots of a state are in which codecs, whatever their shapes are."""
+    structure: Any
+    leaves, structure = jax.tree.flatten(state, is_leaf=is_encoded)
+    return structure, [x.codec if is_encoded(x) else None for x in leaves]
+
+
 def _check_storage(init: Any, rules: list[_Choice], state: State, params: Params) -> None:
     """Raise ValueError if a state is in codecs that are not those of this transformation."""
     ours = {rule.codec.name for rule in rules if rule.codec is not None}
@@ -293,8 +300,8 @@ def _check_storage(init: Any, rules: list[_Choice], state: State, params: Params
     theirs = {x.codec.name for x in leaves if is_encoded(x)}
     if theirs <= ours:
         return
-    structure: Any = jax.tree.structure(jax.eval_shape(init, whole_of(params)))
-    if structure != jax.tree.structure(plain(state)):  # what is inside may have codecs of its own
+    # What is inside may have codecs of its own.
+    if _codecs(jax.eval_shape(init, whole_of(params))) != _codecs(plain(state)):
         raise ValueError(
             f"store: the state is kept as {', '.join(sorted(theirs - ours))}, and this keeps "
             f"{', '.join(sorted(ours))}: in_storage_of(tx, params, state) converts it"

@@ -555,6 +555,22 @@ def test_variables_without_a_gradient_and_of_one_name():
     assert len(optimizer.variables) == 2 + 1 + 4
 
 
+@pytest.mark.slow
+def test_roles_are_those_of_all_variables_where_some_have_no_gradient():
+    variables = []
+    for name, shape in {"embed": (4, 4), "layers": (3, 4, 4)}.items():
+        with keras.name_scope(name):
+            variables.append(keras.Variable(np.ones(shape, np.float32), name="kernel"))
+    roles = gradtx.ByRole(stacked=(("layers", 1),))
+    optimizer = keras_optimizer(gradtx.muon(0.1, muon_weight_dimension_numbers=roles))
+    optimizer.build(variables)
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
+        optimizer.apply([np.eye(4, dtype=np.float32), None])
+    first, second = (np.asarray(v.value) for v in variables)
+    assert np.all(np.diag(first) < 0.95)
+    assert np.all(second == 1)
+
+
 def test_gradients_of_single_examples():
     """One dimension more than the parameters have, for a transformation that clips each."""
     optimizer = keras_optimizer(gradtx.chain(gradtx.per_example(5.0), gradtx.sgd(0.5)))

@@ -39,6 +39,13 @@ def parameters(dtype=jnp.float32):
     return structure.unflatten([0.3 * jax.random.normal(k, s).astype(dtype) for k, s in pairs])
 
 
+def in_two_types():
+    """The parameters, of which some outside and inside of the scan are in bfloat16."""
+    params, narrow = parameters(), lambda x: x.astype(jnp.bfloat16)
+    layers = {**params["layers"], "b": narrow(params["layers"]["b"])}
+    return {**params, "head": narrow(params["head"]), "layers": layers}
+
+
 def of_layers(layers):
     """The parameters with so many layers."""
     params = parameters()
@@ -469,7 +476,8 @@ DRAWN_CODECS = {
 @pytest.mark.parametrize("name", DRAWN_CODECS)
 def test_codes_of_a_layer_have_the_random_numbers_that_they_have_in_the_stack(name):
     """After steps that read what was drawn, and of a stack whose rows differ from its layers."""
-    assert_bits(loss, gradtx.store(gradtx.adamw(1e-2), DRAWN_CODECS[name], min_size=0), steps=3)
+    tx = gradtx.store(gradtx.adamw(1e-2), DRAWN_CODECS[name], min_size=0)
+    assert_bits(loss, tx, params=of_layers(2), steps=3)
 
 
 ALLOWED = [
@@ -514,13 +522,21 @@ def test_each_other_optimizer_is_refused_by_name(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("name", ALL_ALLOWED)
+@pytest.mark.parametrize("name", [name for name in ALL_ALLOWED if name not in ROUNDED])
 @pytest.mark.filterwarnings("ignore:make_step. the parameter")
-def test_each_allowed_optimizer_has_the_bits_of_the_ordinary_step(name, dtype):
+def test_each_allowed_optimizer_has_the_bits_of_the_ordinary_step(name):
+    assert_bits(loss, CATALOGUE[name].make(), params=in_two_types())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("name", ROUNDED)
+@pytest.mark.filterwarnings("ignore:make_step. the parameter")
+def test_an_optimizer_whose_sums_are_in_another_order_differs_by_rounding(name, dtype):
+    """In bfloat16 not even by that."""
     tx = CATALOGUE[name].make()
     one, other = trained(loss, tx, dtype, inside=True), trained(loss, tx, dtype)
-    if dtype != jnp.float32 or name not in ROUNDED:
+    if dtype != jnp.float32:
         assert_same(one, other)
         return
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
@@ -801,12 +817,12 @@ def sharded(tx, stacks, kind=AxisType.Auto, **options):
         step = gradtx.make_step(of, tx, sharding=sharding, inside=inside)
         params = start()
         state = step.init(params)
-        text = step.lower(params, state, *xs).compile().as_text()
+        compiled = step.lower(params, state, *xs).compile()
         for _ in range(2):
-            params, state, value = step(params, state, *xs)
+            params, state, value = compiled(step.tx, params, state, xs, None)
         kept = jax.tree.map(lambda x, s: x.sharding.is_equivalent_to(s, x.ndim), params, places)
         assert all(jax.tree.leaves(kept))
-        found.append(((params, state, value), collectives(text)))
+        found.append(((params, state, value), collectives(compiled.as_text())))
     return found
 
 
