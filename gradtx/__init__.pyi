@@ -740,6 +740,7 @@ from gradtx.training.rounding import (
     StochasticRoundingState as StochasticRoundingState,
     stochastic_rounding as stochastic_rounding,
 )
+from gradtx.training.implicit import Implicit as Implicit
 from gradtx.training.solve import Solution as Solution, Status as Status, solve as solve
 from gradtx.packed import Packed as Packed, pack as pack, unpack as unpack
 from gradtx.training.inside import InsidePlan as InsidePlan

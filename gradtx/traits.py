@@ -151,8 +151,10 @@ class Traits(NamedTuple):
             seen the gradients.
         communication: what devices send.
         multipliers: what the hyperparameters of each leaf are multiplied by, by its path.
-        nearest: ``params -> params``, the nearest point of the set to which it keeps the
-            parameters, if it keeps them to one and a gradient that leads out of it counts as zero.
+        nearest: ``(params, rate) -> params``, the nearest point of the set to which it keeps the
+            parameters, or the proximal map of the penalty that it adds to the loss, times `rate`;
+            at the rate 0 the second is the identity. What it ends at are its fixed points after a
+            gradient step of that rate.
         roles: ``params -> {path: role}``, for what it takes the leaves that it knows.
         takes_norm: for one that takes the norm of all gradients as the extra argument `grad_norm`,
             whether a leaf's update reads it, or the state of the next step alone.
@@ -170,6 +172,6 @@ class Traits(NamedTuple):
     cases: Any = None
     communication: Communication | None = None
     multipliers: Mapping[str, Any] | None = None
-    nearest: Callable[[Params], Params] | None = None
+    nearest: Callable[[Params, Any], Params] | None = None
     roles: Callable[[Params], Mapping[str, Any]] | None = None
     takes_norm: Literal["update", "state"] | None = None

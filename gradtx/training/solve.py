@@ -15,6 +15,7 @@ from gradtx.packed import packed_like, unpack
 from gradtx.pair import GradientTransformation, with_extra_args_support
 from gradtx.paths import Where, merge, select
 from gradtx.rows import is_rows
+from gradtx.training.implicit import Implicit, Nearest, checked, differentiable
 from gradtx.training.minimize import (
     LossFn,
     apply_gradients,
@@ -82,25 +83,39 @@ def _waits(
     return following & ~this
 
 
-def _nearest(tx: GradientTransformation) -> Callable[[Params], Params] | None:
-    """The projection onto the set to which `tx`, or a link of it, keeps the parameters."""
+def _nearest(tx: GradientTransformation) -> Nearest | None:
+    """The map by which `tx`, or the links of it, keep the parameters to a set or penalize them."""
     if tx.traits.nearest is not None or tx.parts is None:
         return tx.traits.nearest
     found = []
     for i, part in enumerate(tx.parts):
         nearest, on_part = _nearest(part), tx.traits.on_part
         if nearest is not None:
-            found.append(nearest if on_part is None else functools.partial(on_part, i, nearest))
-    return functools.reduce(lambda f, g: lambda p: g(f(p)), found) if found else None
+            found.append(nearest if on_part is None else _on_part(on_part, i, nearest))
+    return (
+        functools.reduce(lambda f, g: lambda p, rate: g(f(p, rate), rate), found) if found else None
+    )
+
+
+def _after(first: Nearest, second: Nearest) -> Nearest:
+    return lambda params, rate: second(first(params, rate), rate)
+
+
+def _on_part(on_part: Callable[..., Params], i: int, nearest: Nearest) -> Nearest:
+    return lambda params, rate: on_part(i, lambda part: nearest(part, rate), params)
+
+
+def _as_arrays(params: ParamsT) -> ParamsT:
+    return jax.tree.map(lambda p: jnp.asarray(p, None if hasattr(p, "dtype") else float), params)
 
 
 def _start(tx: GradientTransformation, params: ParamsT, where: Where | None) -> ParamsT:
     """`params` as arrays, at the nearest point of the set to which `tx` keeps them, if it does."""
-    params = jax.tree.map(lambda p: jnp.asarray(p, None if hasattr(p, "dtype") else float), params)
+    params = _as_arrays(params)
     nearest, trained = _nearest(tx), select(params, where)
     if nearest is None:
         return params
-    return merge(packed_like(nearest(unpack(trained)), trained), params)
+    return merge(packed_like(nearest(unpack(trained), 0), trained), params)
 
 
 def _arrived(tx: GradientTransformation, tol: Any, params: Params, grads: PyTree) -> Array:
@@ -111,7 +126,7 @@ def _arrived(tx: GradientTransformation, tol: Any, params: Params, grads: PyTree
     if nearest is None:
         return global_norm(grads) <= tol
     params, grads = unpack(params), unpack(grads)
-    return global_norm(sub(params, nearest(sub(params, grads)))) <= tol
+    return global_norm(sub(params, nearest(sub(params, grads), 1))) <= tol
 
 
 @read_by_people
@@ -125,6 +140,7 @@ def solve(
     record: bool = False,
     trainable: Where | None = None,
     inside: Where | bool | None = None,
+    implicit: bool | Implicit = False,
 ) -> Solution[ParamsT]:
     """Minimize a loss until it converges, the whole loop inside one compiled ``while_loop``.
 
@@ -142,6 +158,11 @@ def solve(
     No point is evaluated twice: if the last link of a chain is a line search that keeps its value
     and gradient, as in :func:`lbfgs`, the next step starts from these.
 
+    With `implicit`, ``jax.grad``, ``jvp`` and all others differentiate the solution, not the way to
+    it, in both modes and to any order, in memory that does not grow with the steps: it is a fixed
+    point of a projected or proximal gradient step, whatever `tx` is. These derivatives are as exact
+    as the solution. State, steps and path have none.
+
     Args:
         loss_fn: ``(params, *args) -> value``.
         params: where to start: a tree of floating-point or complex arrays.
@@ -154,13 +175,17 @@ def solve(
         inside: None or False. The loop of `solve` takes no step inside of the backward pass, as
             that of :func:`make_step` does: it returns to the parameters before a gradient that has
             a NaN, and asks whether a step changed them.
+        implicit: whether derivatives of the parameters and the value are those of the solution: in
+            `args` and what the loss closes over, frozen parameters, bounds and strengths in `tx`
+            that are arrays; zero in where it starts. True, or an `Implicit`, which says how.
 
     Returns:
         A `Solution`. If it diverged, `steps` is the step at which it did, and `params` are the
         parameters before it.
 
     Raises:
-        ValueError: `max_steps` or `tol` is negative; `inside` is given.
+        ValueError: `max_steps` or `tol` is negative; `inside` is given; `implicit` has a field out
+            of range, or is not possible with `tx`, which says why.
 
     >>> import gradtx
     >>> result = solve(lambda x: (x - 3.0) ** 2, 0.0, gradtx.sgd(0.25))
@@ -177,16 +202,10 @@ def solve(
             "the parameters before the step and all gradients, and a step inside of the backward "
             "pass keeps neither: write a loop around minimize(..., inside=True), or use make_step"
         )
-    return _solve(
-        loss_fn,
-        with_extra_args_support(tx),
-        params,
-        args,
-        max_steps,
-        tol,
-        record,
-        _SameObject(trainable),
-    )
+    tx = with_extra_args_support(tx)
+    options = checked(implicit, tx, _nearest(tx))
+    run = _solve if options is None else functools.partial(_solve_implicitly, options)
+    return run(loss_fn, tx, params, args, max_steps, tol, record, _SameObject(trainable))
 
 
 class _SameObject:
@@ -316,6 +335,32 @@ def _solve(
             jnp.where(at, last.path.values, value),
         )
     return Solution(last.params, last.state, value, last.steps, last.status, path)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 5, 7, 8))
+def _solve_implicitly(
+    options: Implicit,
+    loss_fn: Callable[..., Any],
+    tx: GradientTransformation,
+    params: ParamsT,
+    args: Any,
+    max_steps: int,
+    tol: Any,
+    record: bool,
+    trainable: _SameObject,
+) -> Solution[ParamsT]:
+    """:func:`_solve`, whose parameters and value have the derivatives of the solution."""
+    params, where = _as_arrays(params), trainable.value
+
+    def loss(trained: PyTree) -> Array:
+        return scalar_loss(loss_fn, False, False)(merge(trained, params), *args)[0]
+
+    def find() -> tuple[PyTree, Any]:
+        found = _solve(loss_fn, tx, params, args, max_steps, tol, record, trainable)
+        return select(found.params, where), found._replace(params=None, value=None)
+
+    trained, rest = differentiable(find, loss, _nearest(tx), select(params, where), options)
+    return rest._replace(params=merge(trained, params), value=loss(trained))
 
 
 def _evaluation(state: State, dtype: DType) -> Any:

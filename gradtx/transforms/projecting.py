@@ -16,7 +16,7 @@ from gradtx.pair import (
     GradientTransformation,
     transformation,
 )
-from gradtx.paths import Where, aligned, is_leaf, leaves_with_path, path_string, select
+from gradtx.paths import Where, aligned, is_leaf, leaves_with_path, merge, path_string, select
 from gradtx.rows import is_rows, take_rows
 from gradtx.types import Array, Params, PyTree, Updates
 
@@ -88,7 +88,14 @@ def project(
         ]
         return treedef.unflatten(new)
 
-    return without_state(into_the_set, check=lambda params: select(params, where))
+    def nearest(params: Params, rate: Any) -> Params:
+        del rate
+        seen = select(params, where)
+        keyed, treedef = leaves_with_path(seen)
+        inside = _leaves_like(function(seen), [p for _, p in keyed], treedef)
+        return merge(treedef.unflatten(inside), params)
+
+    return without_state(into_the_set, check=lambda params: select(params, where), nearest=nearest)
 
 
 def _named(projection: str | Callable[..., PyTree]) -> Callable[..., PyTree]:
