@@ -741,7 +741,12 @@ from gradtx.training.rounding import (
     stochastic_rounding as stochastic_rounding,
 )
 from gradtx.training.implicit import Implicit as Implicit
-from gradtx.training.solve import Solution as Solution, Status as Status, solve as solve
+from gradtx.training.solve import (
+    Solution as Solution,
+    Status as Status,
+    StopReason as StopReason,
+    solve as solve,
+)
 from gradtx.packed import Packed as Packed, pack as pack, unpack as unpack
 from gradtx.training.inside import InsidePlan as InsidePlan
 from gradtx.training.step import TrainStep as TrainStep, make_step as make_step

@@ -2,6 +2,7 @@
 
 import enum
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple
 
@@ -12,7 +13,7 @@ from gradtx.checks import check_integer
 from gradtx.composition.chain import NamedStates
 from gradtx.declaration import read_by_people
 from gradtx.numerics import widen
-from gradtx.numerics.derivatives import without_derivative
+from gradtx.numerics.derivatives import forward_only, has_while, without_derivative
 from gradtx.packed import packed_like, unpack
 from gradtx.pair import GradientTransformation, with_extra_args_support
 from gradtx.paths import Where, merge, select
@@ -38,6 +39,17 @@ class Status(enum.IntEnum):
     DIVERGED = 2
 
 
+class StopReason(enum.IntEnum):
+    """Which rule stopped :func:`solve`: `STILL` where nothing changed any more."""
+
+    MAX_STEPS = 0
+    STILL = 1
+    TOL = 2
+    FTOL = 3
+    XTOL = 4
+    DIVERGED = 5
+
+
 class Path(NamedTuple, Generic[ParamsT]):
     """The path that a solution took; entry `i` is the point before step `i + 1`.
 
@@ -54,7 +66,7 @@ class Solution(NamedTuple, Generic[ParamsT]):
 
     params: where it stopped; state: the optimizer's; value: the loss at `params`; steps: i32[],
     steps taken (where it diverged, the step at which it did); status: i32[], a `Status`;
-    path: a `Path` if it was recorded.
+    path: a `Path` if it was recorded; reason: i32[], a `StopReason`.
     """
 
     params: ParamsT
@@ -63,15 +75,60 @@ class Solution(NamedTuple, Generic[ParamsT]):
     steps: Array
     status: Array
     path: Path[ParamsT] | None
+    reason: Array
+
+
+class _Tolerances(NamedTuple):
+    """The arguments of :func:`solve` of these names, each a number or None."""
+
+    tol: Any
+    ftol: Any
+    xtol: Any
+    fatol: Any
+    xatol: Any
+
+    def value(self, now: Array, before: Array) -> Array:
+        """Whether the loss has changed little enough; never where one of them is NaN."""
+        size = jnp.maximum(jnp.abs(now), jnp.abs(before))
+        return _little(jnp.abs(now - before), size, self.ftol, self.fatol)
+
+    def params(self, now: Params, before: Params) -> Array:
+        """Whether the parameters have changed little enough."""
+        change = jax.tree.map(lambda a, b: widen(a) - widen(b), now, before)
+        return _little(global_norm(change), global_norm(before), self.xtol, self.xatol)
+
+
+def _little(change: Array, size: Array, relative: Any, absolute: Any) -> Array:
+    if relative is None and absolute is None:
+        return jnp.array(False)
+    return change <= _number(absolute) + _number(relative) * size
+
+
+def _number(tolerance: Any) -> Any:
+    return 0 if tolerance is None else tolerance
+
+
+class _Run(NamedTuple):
+    """The arguments of :func:`solve` that its program is compiled for."""
+
+    max_steps: int
+    record: bool
+    trainable: "_SameObject"
+    unrolled: bool
 
 
 _WINDOW = 10  # Steps within which something has to move.
 
+_NO_REVERSE = (
+    "solve: with unrolled=True, what has a loop of unknown length, as a line search has, is "
+    "differentiated in forward mode alone: use jax.jvp or jax.jacfwd, or implicit=True"
+)
+
 _NO_DERIVATIVE = (
     "solve: the derivative of its steps is not that of the solution, and may be anything once "
     "nothing moves. For the derivative of the minimizer, pass implicit=True; for none, put "
-    "jax.lax.stop_gradient around what solve and its loss are given; for that of the steps, write "
-    "jax.lax.scan around minimize"
+    "jax.lax.stop_gradient around what solve and its loss are given; for that of the steps, pass "
+    "unrolled=True"
 )
 
 
@@ -166,7 +223,12 @@ def solve(
     record: bool = False,
     trainable: Where | None = None,
     inside: Where | bool | None = None,
+    ftol: Any = None,
+    xtol: Any = None,
+    fatol: Any = None,
+    xatol: Any = None,
     implicit: bool | Implicit = False,
+    unrolled: bool = False,
 ) -> Solution[ParamsT]:
     """Minimize a loss until it converges, the whole loop inside one compiled ``while_loop``.
 
@@ -183,7 +245,8 @@ def solve(
 
     An optimizer that keeps the parameters between bounds, such as :func:`lbfgsb`, starts from the
     point between them that is nearest, and `tol` is on the norm of what a step of the negative
-    gradient, projected back between them, would change.
+    gradient, projected back between them, would change. The same holds of :func:`project`, and of
+    a proximal optimizer such as :func:`proximal_gradient_descent`, whose penalty counts.
 
     No point is evaluated twice: if the last link of a chain is a line search that keeps its value
     and gradient, as in :func:`lbfgs`, the next step starts from these.
@@ -192,6 +255,11 @@ def solve(
     it, in both modes and to any order, in memory that does not grow with the steps: it is a fixed
     point of a projected or proximal gradient step, whatever `tx` is. These derivatives are as exact
     as the solution. State, steps and path have none.
+
+    With `unrolled`, they differentiate the steps that were taken, in all of `params`, `tx` and
+    `args`: the loop is then one of `max_steps` turns, of which those after the end do nothing, and
+    the backward pass keeps about twice the square root of so many states, and computes the steps
+    between them again.
 
     Args:
         loss_fn: ``(params, *args) -> value``.
@@ -205,18 +273,25 @@ def solve(
         inside: None or False. The loop of `solve` takes no step inside of the backward pass, as
             that of :func:`make_step` does: it returns to the parameters before a gradient that has
             a NaN, and asks whether a step changed them.
+        ftol: the change of the loss at which to stop, relative to the larger of both losses.
+        xtol: that of the parameters, relative to their norm, over all leaves.
+        fatol: the absolute change of the loss at which to stop; with `ftol`, the sum of both.
+        xatol: the absolute change of the parameters at which to stop, likewise.
         implicit: whether derivatives of the parameters and the value are those of the solution: in
             `args` and what the loss closes over, frozen parameters, bounds and strengths in `tx`
             that are arrays; zero in where it starts. True, or an `Implicit`, which says how.
+        unrolled: whether derivatives are those of the steps. Where a step has a loop of unknown
+            length, as line searches have, they exist in forward mode alone.
 
     Returns:
         A `Solution`. If it diverged, `steps` is the step at which it did, and `params` are the
         parameters before it.
 
     Raises:
-        ValueError: `max_steps` or `tol` is negative; `inside` is given; `implicit` has a field out
-            of range, or is not possible with `tx`, which says why.
-        TypeError: the solution is differentiated without `implicit`.
+        ValueError: `max_steps` or a tolerance is negative; `inside` is given; `implicit` has a
+            field out of range, or is not possible with `tx` or `unrolled`.
+        TypeError: the solution is differentiated without `implicit` or `unrolled`, or with
+            `unrolled` in reverse mode where there is a loop of unknown length.
 
     >>> import gradtx
     >>> result = solve(lambda x: (x - 3.0) ** 2, 0.0, gradtx.sgd(0.25))
@@ -225,8 +300,10 @@ def solve(
     """
     check_order("solve", loss_fn=loss_fn, params=params, tx=tx)
     check_integer("solve", "max_steps", max_steps, least=0)
-    if isinstance(tol, int | float) and not tol >= 0:
-        raise ValueError(f"solve: tol must be at least 0, not {tol!r}")
+    tolerances = _Tolerances(tol, ftol, xtol, fatol, xatol)
+    for name, value in tolerances._asdict().items():
+        if isinstance(value, int | float) and not value >= 0:
+            raise ValueError(f"solve: {name} must be at least 0, not {value!r}")
     if inside is not None and inside is not False:
         raise ValueError(
             "solve: inside= is not possible. Where it diverges or nothing changes, solve needs "
@@ -235,8 +312,15 @@ def solve(
         )
     tx = with_extra_args_support(tx)
     options = checked(implicit, tx, _nearest(tx))
-    run = _solve if options is None else functools.partial(_solve_implicitly, options)
-    return run(loss_fn, tx, params, args, max_steps, tol, record, _SameObject(trainable))
+    if unrolled and options is not None:
+        raise ValueError(
+            "solve: implicit= has the derivative of the solution, unrolled= that of the steps: "
+            "pass one of them"
+        )
+    run = _Run(max_steps, bool(record), _SameObject(trainable), bool(unrolled))
+    if options is None:
+        return _solve(loss_fn, run, tx, params, args, tolerances)
+    return _solve_implicitly(loss_fn, run, options, tx, params, args, tolerances)
 
 
 class _SameObject:
@@ -268,16 +352,17 @@ class _Anchor(NamedTuple):
 class _Loop(NamedTuple):
     """The carry of the loop of :func:`solve`; `value` is the current loss if `evaluated`.
 
-    anchor: where the window of steps began within which something has to move.
+    before: the loss before the last step, NaN if that changed nothing; reason: why it stops, if it
+    does; anchor: where the window of steps began within which something has to move.
     """
 
     params: Params
     state: State
     value: Array
     evaluated: Array
+    before: Array
     steps: Array
-    status: Array
-    running: Array
+    reason: Array
     anchor: _Anchor
     path: Any
 
@@ -295,7 +380,7 @@ def _first(
     start = jnp.zeros([], jnp.int32)
     unknown = jnp.full([], jnp.nan, dtype), jnp.array(False)
     anchor = _Anchor(trained, jnp.full([], jnp.inf, dtype), jnp.zeros_like(global_norm(trained)))
-    return _Loop(params, state, *unknown, start, start, jnp.array(True), anchor, path)
+    return _Loop(params, state, *unknown, unknown[0], start, start, anchor, path)
 
 
 def _in_window(now: _Loop, point: _Anchor) -> tuple[Array, _Anchor]:
@@ -310,19 +395,18 @@ def _in_window(now: _Loop, point: _Anchor) -> tuple[Array, _Anchor]:
     return jax.lax.cond(now.steps % _WINDOW == 0, ends, goes_on, None)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 4, 6, 7))
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def _solve(
     loss_fn: Callable[..., Any],
+    run: _Run,
     tx: GradientTransformation,
     params: ParamsT,
     args: Any,
-    max_steps: int,
-    tol: Any,
-    record: bool,
-    trainable: _SameObject,
+    tolerances: _Tolerances,
 ) -> Solution[ParamsT]:
-    where = trainable.value
-    tx, params, args = without_derivative((tx, params, args), _NO_DERIVATIVE)
+    max_steps, record, where = run.max_steps, run.record, run.trainable.value
+    if not run.unrolled:
+        tx, params, args = without_derivative((tx, params, args), _NO_DERIVATIVE)
     params = _start(tx, params, where)
     trained = select(params, where)
 
@@ -343,8 +427,10 @@ def _solve(
             value, grads = jax.lax.cond(now.evaluated, lambda _: stored, evaluate, None)
         at = select(now.params, where)
         sound = jnp.isfinite(value) & all_finite(at) & ~any_nan(grads)
-        stuck, anchor = _in_window(now, _Anchor(at, value, global_norm(grads)))
-        done = sound & (stuck | _arrived(tx, tol, at, grads))
+        point = _Anchor(at, value, global_norm(grads))
+        stuck, anchor = _in_window(now, jax.lax.stop_gradient(point))
+        arrived, flat = _arrived(tx, tolerances.tol, at, grads), tolerances.value(value, now.before)
+        done = sound & (arrived | flat | stuck)
 
         extra = {
             "value": value,
@@ -366,15 +452,14 @@ def _solve(
             lambda _: jnp.array(False),
             None,
         )
-        converged = done | (still & ~waiting)
-        status = jnp.where(converged, Status.CONVERGED, Status.MAX_STEPS)
-        status = jnp.where(sound, status, Status.DIVERGED).astype(jnp.int32)
-        path = now.path
-        if record:
-            path = Path(
-                jax.tree.map(lambda a, x: a.at[now.steps + 1].set(x), path.params, new),
-                path.values.at[now.steps].set(value),
-            )
+        near = go & ~still & tolerances.params(select(new, where), at)
+        reason = _first_that_holds(
+            (~sound, StopReason.DIVERGED),
+            (arrived, StopReason.TOL),
+            (flat, StopReason.FTOL),
+            (stuck | (still & ~waiting), StopReason.STILL),
+            (near, StopReason.XTOL),
+        )
         # What is known about the point at which the next iteration starts.
         value_next, evaluated = value, still
         after = _evaluation(state, value.dtype)
@@ -382,15 +467,16 @@ def _solve(
             searched = go & jnp.isfinite(after.value)
             value_next = jnp.where(searched, after.value.astype(value.dtype), value)
             evaluated = still | searched
-        running = status == Status.MAX_STEPS
-        return _Loop(new, state, value_next, evaluated, steps, status, running, anchor, path)
+        before, path = jnp.where(still, jnp.nan, value), _recorded(now, new, value)
+        return _Loop(new, state, value_next, evaluated, before, steps, reason, anchor, path)
 
     def go_on(now: _Loop) -> Array:
-        return now.running & (now.steps < max_steps)
+        return (now.reason == StopReason.MAX_STEPS) & (now.steps < max_steps)
 
     dtype = jax.eval_shape(value_at, params, trained).dtype
     first = _first(params, tx.init(trained), trained, dtype, max_steps if record else None)
-    last = jax.lax.while_loop(go_on, body, first)
+    loop = _unrolled(max_steps) if run.unrolled else jax.lax.while_loop
+    last = loop(go_on, body, first)
     value = jax.lax.cond(
         last.evaluated,
         lambda _: last.value,
@@ -398,10 +484,53 @@ def _solve(
         None,
     )
     sound = jnp.isfinite(value) & all_finite(select(last.params, where))
-    status = jnp.where(last.running & ~sound, Status.DIVERGED, last.status).astype(jnp.int32)
+    ended = last.reason != StopReason.MAX_STEPS
+    reason = jnp.where(ended | sound, last.reason, StopReason.DIVERGED).astype(jnp.int32)
     path = _to_the_end(last, value) if record else None
-    solution = Solution(last.params, last.state, value, last.steps, status, path)
-    return without_derivative(solution, _NO_DERIVATIVE)
+    status = _status(reason)
+    solution = Solution(last.params, last.state, value, last.steps, status, path, reason)
+    return solution if run.unrolled else without_derivative(solution, _NO_DERIVATIVE)
+
+
+def _first_that_holds(*cases: tuple[Array, StopReason]) -> Array:
+    """The reason of the first case that holds, `MAX_STEPS` if none does."""
+    conditions, reasons = zip(*cases, strict=True)
+    return jnp.select(conditions, [jnp.int32(r) for r in reasons], jnp.int32(StopReason.MAX_STEPS))
+
+
+def _status(reason: Array) -> Array:
+    status = jnp.where(reason == StopReason.DIVERGED, Status.DIVERGED, Status.CONVERGED)
+    return jnp.where(reason == StopReason.MAX_STEPS, Status.MAX_STEPS, status).astype(jnp.int32)
+
+
+def _unrolled(most: int) -> Callable[..., _Loop]:
+    """``while_loop`` of at most so many turns, which can be differentiated in reverse too.
+
+    The turns are in groups of as many as there are groups. The backward pass keeps the carry before
+    each group, and then those within one.
+    """
+
+    def loop(go_on: Callable[[_Loop], Array], body: Callable[[_Loop], _Loop], now: _Loop) -> _Loop:
+        def turn(now: _Loop, _: None) -> tuple[_Loop, None]:
+            return jax.lax.cond(go_on(now), body, lambda now: now, now), None
+
+        def group(now: _Loop, _: None) -> tuple[_Loop, None]:
+            return jax.lax.scan(checkpoint(turn), now, length=length)
+
+        checkpoint = functools.partial(jax.checkpoint, prevent_cse=False)  # within a scan
+        length = math.isqrt(max(most - 1, 0)) + 1
+        last, _ = jax.lax.scan(checkpoint(group), now, length=-(-most // length))
+        return forward_only(last, _NO_REVERSE) if has_while(body, now) else last
+
+    return loop
+
+
+def _recorded(now: _Loop, new: Params, value: Array) -> Path[Any] | None:
+    """The path, if there is one, with the loss of a step and the parameters after it."""
+    if now.path is None:
+        return None
+    params = jax.tree.map(lambda a, x: a.at[now.steps + 1].set(x), now.path.params, new)
+    return Path(params, now.path.values.at[now.steps].set(value))
 
 
 def _to_the_end(last: _Loop, value: Array) -> Path[Any]:
@@ -412,26 +541,24 @@ def _to_the_end(last: _Loop, value: Array) -> Path[Any]:
     return Path(params, jnp.where(taken, last.path.values, value))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 5, 7, 8))
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _solve_implicitly(
-    options: Implicit,
     loss_fn: Callable[..., Any],
+    run: _Run,
+    options: Implicit,
     tx: GradientTransformation,
     params: ParamsT,
     args: Any,
-    max_steps: int,
-    tol: Any,
-    record: bool,
-    trainable: _SameObject,
+    tolerances: _Tolerances,
 ) -> Solution[ParamsT]:
     """:func:`_solve`, whose parameters and value have the derivatives of the solution."""
-    params, where = _as_arrays(params), trainable.value
+    params, where = _as_arrays(params), run.trainable.value
 
     def loss(trained: PyTree) -> Array:
         return scalar_loss(loss_fn, False, False)(merge(trained, params), *args)[0]
 
     def find() -> tuple[PyTree, Any]:
-        found = _solve(loss_fn, tx, params, args, max_steps, tol, record, trainable)
+        found = _solve(loss_fn, run, tx, params, args, tolerances)
         return select(found.params, where), found._replace(params=None, value=None)
 
     trained, rest = differentiable(find, loss, _nearest(tx), select(params, where), options)

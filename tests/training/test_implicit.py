@@ -29,7 +29,7 @@ def differences(function, at, width=1e-5):
         step = np.zeros_like(at)
         step[i] = width
         columns.append((np.asarray(function(at + step)) - function(at - step)) / (2 * width))
-    return np.moveaxis(np.reshape(columns, (*at.shape, *np.shape(columns[0]))), -1, 0)
+    return columns[0] if at.ndim == 0 else np.stack(columns, -1)
 
 
 def squares(w, x, y):
@@ -108,6 +108,7 @@ def test_lasso_with_respect_to_the_strength_and_the_data():
         np.testing.assert_allclose(jax.jacfwd(lasso, i)(strength, Y), exact, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_what_holds_an_active_bound_gives_zeros():
     def solution(target, upper):
         tx = gradtx.lbfgsb(0.0, upper)
@@ -250,6 +251,7 @@ def test_a_solution_that_is_not_unique_has_a_derivative_with_a_ridge():
     assert np.isnan(derivative(line, True)).all()
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_steps():
     def needed(steps):
         def outer(s):
@@ -292,3 +294,67 @@ def test_memory_does_not_grow_with_the_steps():
 def test_what_is_refused(tx, implicit, error, words):
     with pytest.raises(error, match=words):
         gradtx.solve(lambda x: jnp.sum(x**2), jnp.ones(2), tx, implicit=implicit)
+
+
+def after(rate, start, target, steps=7, **how):
+    def loss(x, target):
+        return jnp.sum((x - target) ** 4)
+
+    tx = gradtx.adam(rate)
+    return gradtx.solve(loss, start, tx, target, max_steps=steps, unrolled=True, **how).value
+
+
+def test_the_derivative_of_the_steps_in_both_modes():
+    at = jnp.array(0.1), jnp.array([1.0, -1.0]), jnp.array(2.0)
+    by_rate, by_start, by_target = jax.grad(after, (0, 1, 2))(*at)
+    np.testing.assert_allclose(by_rate, differences(lambda r: after(r, *at[1:]), 0.1), rtol=1e-6)
+    exact = differences(lambda s: after(at[0], s, at[2]), at[1])
+    np.testing.assert_allclose(by_start, exact, rtol=1e-6)
+    forward = jax.jvp(lambda t: after(*at[:2], t), (at[2],), (1.0,))[1]
+    np.testing.assert_allclose(forward, by_target, rtol=1e-9)
+    np.testing.assert_allclose(forward, differences(lambda t: after(*at[:2], t), 2.0), rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_what_comes_after_the_end_has_no_part_in_the_derivative():
+    """At the end momentum and differences are zero, and so are the roots that are divided by."""
+
+    def solution(target):
+        return gradtx.solve(
+            lambda x, t: jnp.sum((x - t) ** 2),
+            jnp.zeros(2),
+            gradtx.sgd(0.5),
+            target,
+            max_steps=50,
+            unrolled=True,
+        ).params
+
+    np.testing.assert_allclose(jax.jacrev(solution)(jnp.ones(2)), np.eye(2))
+
+
+@pytest.mark.slow
+def test_the_memory_of_the_steps_grows_as_a_root():
+    def needed(steps):
+        start = jnp.ones(1000)
+        derivative = jax.jit(jax.grad(lambda s: after(0.1, s, 2.0, steps)))
+        return derivative.lower(start).compile().memory_analysis().temp_size_in_bytes
+
+    assert needed(1600) < 6 * needed(100)
+
+
+@pytest.mark.slow
+def test_a_line_search_is_unrolled_forward():
+    def solution(strength):
+        found = gradtx.solve(
+            ridge_loss, jnp.zeros(5), gradtx.lbfgs(), strength, max_steps=30, unrolled=True
+        )
+        return found.params
+
+    np.testing.assert_allclose(jax.jacfwd(solution)(0.3), jax.jacfwd(closed)(0.3), rtol=1e-6)
+    with pytest.raises(TypeError, match="forward mode alone"):
+        jax.jacrev(solution)(0.3)
+
+
+def test_one_derivative_or_the_other():
+    with pytest.raises(ValueError, match="pass one of them"):
+        gradtx.solve(ridge_loss, jnp.zeros(5), gradtx.sgd(0.1), 1.0, implicit=True, unrolled=True)

@@ -202,7 +202,7 @@ def test_the_solution_is_not_differentiated(where):
         return gradtx.solve(loss, start, gradtx.sgd(rate), target, max_steps=4).params
 
     for derivative in (jax.grad, jax.jacfwd, lambda f: jax.jit(jax.grad(f))):
-        with pytest.raises(TypeError, match="solve: .*implicit=True.*stop_gradient.*scan"):
+        with pytest.raises(TypeError, match="solve: .*implicit=True.*stop_gradient.*unrolled=True"):
             derivative(solution)(0.25)
     fixed = jax.grad(lambda t: t * solution(jax.lax.stop_gradient(t)))(0.25)
     np.testing.assert_allclose(fixed, solution(0.25), rtol=1e-6)
@@ -256,3 +256,57 @@ def test_bounds_of_a_group_bind_no_other():
         assert start["b"].tolist() == [-3.0]
         assert not _arrived(tx, 0.4, start, grads)
         assert _arrived(tx, 0.6, start, grads)
+
+
+def valley(x):
+    return jnp.sum((x - 3.0) ** 2) + 1.0
+
+
+@pytest.mark.parametrize(
+    ("rule", "reason", "steps"),
+    [
+        # The distance halves at each step: 3, 1.5, ...; the loss is 1 + its square.
+        ({"fatol": 0.03}, "FTOL", 5),
+        ({"ftol": 0.03}, "FTOL", 5),
+        ({"xatol": 0.2}, "XTOL", 4),
+        ({"xtol": 0.1}, "XTOL", 4),
+        ({"tol": 0.2}, "TOL", 5),
+        ({"max_steps": 2}, "MAX_STEPS", 2),
+    ],
+)
+def test_which_rule_stops_it(rule, reason, steps):
+    result = gradtx.solve(valley, 0.0, gradtx.sgd(0.25), **rule)
+    assert gradtx.StopReason(int(result.reason)).name == reason
+    assert int(result.steps) == steps
+    converged = reason != "MAX_STEPS"
+    assert int(result.status) == (Status.CONVERGED if converged else Status.MAX_STEPS)
+
+
+def test_the_rules_by_hand():
+    """What the steps above are."""
+    distance = 3.0 * 0.5 ** np.arange(8)
+    loss = 1 + distance**2
+    change, moved = -np.diff(loss), -np.diff(distance)
+    # The change of the loss is seen when the next is evaluated.
+    assert np.argmax(change <= 0.03) + 1 == np.argmax(change <= 0.03 * loss[:-1]) + 1 == 5
+    assert np.argmax(moved <= 0.2) + 1 == np.argmax(moved <= 0.1 * (3 - distance[:-1])) + 1 == 4
+    assert np.argmax(2 * distance <= 0.2) == 5
+
+
+def test_a_step_that_waits_is_no_small_change():
+    tx = gradtx.accumulate(gradtx.sgd(0.25), 2)
+    result = gradtx.solve(valley, 0.0, tx, ftol=1e-3, xtol=1e-3)
+    np.testing.assert_allclose(result.params, 3.0, atol=0.1)
+
+
+def test_what_diverges_or_stands_still_says_so():
+    still = gradtx.solve(valley, 0.0, gradtx.sgd(0.5))
+    assert int(still.reason) == gradtx.StopReason.STILL
+    wild = gradtx.solve(lambda x: x**4, 10.0, gradtx.sgd(1.0))
+    assert int(wild.reason) == gradtx.StopReason.DIVERGED
+
+
+@pytest.mark.parametrize("name", ["tol", "ftol", "xtol", "fatol", "xatol"])
+def test_negative_tolerances(name):
+    with pytest.raises(ValueError, match=f"{name} must be at least 0"):
+        gradtx.solve(valley, 0.0, gradtx.sgd(0.1), **{name: -1.0})
