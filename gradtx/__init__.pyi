@@ -606,6 +606,7 @@ from gradtx.wrappers.privacy import (
     differentially_private_aggregate as differentially_private_aggregate,
     dpsgd as dpsgd,
 )
+from gradtx.wrappers.proximal import ProximalState as ProximalState, proximal as proximal
 from gradtx.wrappers.sam import (
     GSAMState as GSAMState,
     SAMState as SAMState,

@@ -61,7 +61,7 @@ def project(
     >>> gradtx.apply_updates(params, updates)["w"].tolist()
     [0.0, 0.125]
     """
-    function = partial(_named(projection), **(arguments or {}))
+    function = partial(named_projection(projection), **(arguments or {}))
     check_function("project", "projection", function, 1)
 
     def into_the_set(updates: Updates, params: Params | None, **extra_args: Any) -> Updates:
@@ -98,7 +98,8 @@ def project(
     return without_state(into_the_set, check=lambda params: select(params, where), nearest=nearest)
 
 
-def _named(projection: str | Callable[..., PyTree]) -> Callable[..., PyTree]:
+def named_projection(projection: str | Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """One of :mod:`gradtx.projections` by its name without ``projection_``; a function as it is."""
     if callable(projection):
         return projection
     known = [name.removeprefix("projection_") for name in projections.__all__]
