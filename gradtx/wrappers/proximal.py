@@ -113,7 +113,8 @@ def proximal(
     def mapped(params: Params, rate: Any) -> Params:
         chosen = select(params, where)
         new = function(chosen, rate)
-        if jax.tree.structure(new) != jax.tree.structure(chosen):
+        form: Any = jax.tree.structure(chosen)
+        if jax.tree.structure(new) != form:
             raise ValueError("proximal: the penalty's map must return a tree like its own")
         return merge(new, params)
 
