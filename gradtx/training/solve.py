@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from gradtx.checks import check_integer
 from gradtx.composition.chain import NamedStates
 from gradtx.declaration import read_by_people
+from gradtx.numerics import widen
+from gradtx.numerics.derivatives import without_derivative
 from gradtx.packed import packed_like, unpack
 from gradtx.pair import GradientTransformation, with_extra_args_support
 from gradtx.paths import Where, merge, select
@@ -62,9 +64,33 @@ class Solution(NamedTuple, Generic[ParamsT]):
     path: Path[ParamsT] | None
 
 
+_WINDOW = 10  # Steps within which something has to move.
+
+_NO_DERIVATIVE = (
+    "solve: the derivative of its steps is not that of the solution, and may be anything once "
+    "nothing moves. For the derivative of the minimizer, pass implicit=True; for none, put "
+    "jax.lax.stop_gradient around what solve and its loss are given; for that of the steps, write "
+    "jax.lax.scan around minimize"
+)
+
+
+def _every(holds: Callable[[Any, Any], Array], tree: PyTree, other: PyTree) -> Array:
+    each = jax.tree.leaves(jax.tree.map(holds, tree, other))
+    return functools.reduce(jnp.logical_and, each, jnp.array(True))
+
+
 def _same(tree: PyTree, other: PyTree) -> Array:
-    equal = jax.tree.map(lambda a, b: jnp.all(a == b), tree, other)
-    return functools.reduce(jnp.logical_and, jax.tree.leaves(equal), jnp.array(True))
+    return _every(lambda a, b: jnp.all(a == b), tree, other)
+
+
+def _close(tree: PyTree, other: PyTree) -> Array:
+    """Whether each leaf is within a few roundings of the other."""
+
+    def within(a: Array, b: Array) -> Array:
+        most = 4 * jnp.finfo(a.dtype).eps * jnp.linalg.norm(widen(a).ravel())
+        return jnp.linalg.norm((widen(a) - widen(b)).ravel()) <= most
+
+    return _every(within, tree, other)
 
 
 def _waits(
@@ -130,10 +156,14 @@ def solve(
 
     It stops when the parameters stop changing (or, with `tol`, when the norm of the gradient is at
     most `tol`), when it diverges, or after `max_steps`. It has diverged at the first step that
-    starts from parameters that are not finite or whose gradient has a NaN; an infinite gradient is
-    a direction, from which a clip can make a step. A step that changes nothing stops it, unless its
-    updates are zero and those of the next step are not; a transformation that waits longer, as
-    :func:`accumulate` may within a window, is taken to have converged.
+    starts from parameters or a loss that are not finite, or whose gradient has a NaN, or if the
+    last step ends at such parameters or at such a loss; an infinite gradient is a direction, from
+    which a clip can make a step.
+
+    A step that changes nothing stops it, unless its updates are zero and those of the next step are
+    not; a transformation that waits longer, as :func:`accumulate` may within a window, is taken to
+    have converged. Ten steps stop it too if afterwards each array is within four roundings of where
+    it was, and neither the loss nor the norm of the gradient is lower.
 
     An optimizer that keeps the parameters between bounds, such as :func:`lbfgsb`, starts from the
     point between them that is nearest, and `tol` is on the norm of what a step of the negative
@@ -161,6 +191,7 @@ def solve(
 
     Raises:
         ValueError: `max_steps` or `tol` is negative; `inside` is given.
+        TypeError: the solution is differentiated.
 
     >>> import gradtx
     >>> result = solve(lambda x: (x - 3.0) ** 2, 0.0, gradtx.sgd(0.25))
@@ -202,8 +233,24 @@ class _SameObject:
         return isinstance(other, _SameObject) and other.value is self.value
 
 
+class _Anchor(NamedTuple):
+    """The trained parameters of a step, their loss, and the norm of its gradient."""
+
+    params: Params
+    value: Array
+    slope: Array
+
+    def no_better(self, before: "_Anchor") -> Array:
+        """Whether nothing has moved since a point, but for rounding."""
+        higher = (self.value >= before.value) & (self.slope >= before.slope)
+        return higher & _close(self.params, before.params)
+
+
 class _Loop(NamedTuple):
-    """The carry of the loop of :func:`solve`; `value` is the current loss if `evaluated`."""
+    """The carry of the loop of :func:`solve`; `value` is the current loss if `evaluated`.
+
+    anchor: where the window of steps began within which something has to move.
+    """
 
     params: Params
     state: State
@@ -212,7 +259,36 @@ class _Loop(NamedTuple):
     steps: Array
     status: Array
     running: Array
+    anchor: _Anchor
     path: Any
+
+
+def _first(
+    params: Params, state: State, trained: Params, dtype: DType, recorded: int | None
+) -> _Loop:
+    """The carry before the first step, with room for a path of so many steps."""
+    path = None
+    if recorded is not None:
+        path = Path(
+            jax.tree.map(lambda p: jnp.broadcast_to(p, (recorded + 1, *p.shape)), params),
+            jnp.full(recorded + 1, jnp.nan, dtype),
+        )
+    start = jnp.zeros([], jnp.int32)
+    unknown = jnp.full([], jnp.nan, dtype), jnp.array(False)
+    anchor = _Anchor(trained, jnp.full([], jnp.inf, dtype), jnp.zeros_like(global_norm(trained)))
+    return _Loop(params, state, *unknown, start, start, jnp.array(True), anchor, path)
+
+
+def _in_window(now: _Loop, point: _Anchor) -> tuple[Array, _Anchor]:
+    """Whether nothing has moved within a window that ends at this point, and the next anchor."""
+
+    def ends(_: None) -> tuple[Array, _Anchor]:
+        return point.no_better(now.anchor), point
+
+    def goes_on(_: None) -> tuple[Array, _Anchor]:
+        return jnp.array(False), now.anchor
+
+    return jax.lax.cond(now.steps % _WINDOW == 0, ends, goes_on, None)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 4, 6, 7))
@@ -227,6 +303,7 @@ def _solve(
     trainable: _SameObject,
 ) -> Solution[ParamsT]:
     where = trainable.value
+    tx, params, args = without_derivative((tx, params, args), _NO_DERIVATIVE)
     params = _start(tx, params, where)
     trained = select(params, where)
 
@@ -245,8 +322,10 @@ def _solve(
         else:
             stored = found.value.astype(now.value.dtype), packed_like(found.grad, trained)
             value, grads = jax.lax.cond(now.evaluated, lambda _: stored, evaluate, None)
-        sound = all_finite(select(now.params, where)) & ~any_nan(grads)
-        done = sound & _arrived(tx, tol, select(now.params, where), grads)
+        at = select(now.params, where)
+        sound = jnp.isfinite(value) & all_finite(at) & ~any_nan(grads)
+        stuck, anchor = _in_window(now, _Anchor(at, value, global_norm(grads)))
+        done = sound & (stuck | _arrived(tx, tol, at, grads))
 
         extra = {
             "value": value,
@@ -264,7 +343,7 @@ def _solve(
         # The first update of ADOPT or of a warm-up is zero, as is Rprop's where all signs change.
         waiting = jax.lax.cond(
             still & go,
-            lambda _: _waits(tx, grads, now.state, select(now.params, where), extra),
+            lambda _: _waits(tx, grads, now.state, at, extra),
             lambda _: jnp.array(False),
             None,
         )
@@ -285,22 +364,13 @@ def _solve(
             value_next = jnp.where(searched, after.value.astype(value.dtype), value)
             evaluated = still | searched
         running = status == Status.MAX_STEPS
-        return _Loop(new, state, value_next, evaluated, steps, status, running, path)
+        return _Loop(new, state, value_next, evaluated, steps, status, running, anchor, path)
 
     def go_on(now: _Loop) -> Array:
         return now.running & (now.steps < max_steps)
 
-    start = jnp.zeros([], jnp.int32)
     dtype = jax.eval_shape(value_at, params, trained).dtype
-    path = None
-    if record:
-        path = Path(
-            jax.tree.map(lambda p: jnp.broadcast_to(p, (max_steps + 1, *p.shape)), params),
-            jnp.full(max_steps + 1, jnp.nan, dtype),
-        )
-    state = tx.init(select(params, where))
-    unknown = jnp.full([], jnp.nan, dtype), jnp.array(False)
-    first = _Loop(params, state, *unknown, start, start, jnp.array(True), path)
+    first = _first(params, tx.init(trained), trained, dtype, max_steps if record else None)
     last = jax.lax.while_loop(go_on, body, first)
     value = jax.lax.cond(
         last.evaluated,
@@ -308,14 +378,19 @@ def _solve(
         lambda _: value_at(last.params, select(last.params, where)),
         None,
     )
-    if record:
-        at = jnp.arange(max_steps + 1) < last.steps
-        keep = functools.partial(_repeat_last, at)
-        path = Path(
-            jax.tree.map(keep, last.path.params, last.params),
-            jnp.where(at, last.path.values, value),
-        )
-    return Solution(last.params, last.state, value, last.steps, last.status, path)
+    sound = jnp.isfinite(value) & all_finite(select(last.params, where))
+    status = jnp.where(last.running & ~sound, Status.DIVERGED, last.status).astype(jnp.int32)
+    path = _to_the_end(last, value) if record else None
+    solution = Solution(last.params, last.state, value, last.steps, status, path)
+    return without_derivative(solution, _NO_DERIVATIVE)
+
+
+def _to_the_end(last: _Loop, value: Array) -> Path[Any]:
+    """The path, with the last point after the last step."""
+    taken = jnp.arange(last.path.values.shape[0]) < last.steps
+    keep = functools.partial(_repeat_last, taken)
+    params = jax.tree.map(keep, last.path.params, last.params)
+    return Path(params, jnp.where(taken, last.path.values, value))
 
 
 def _evaluation(state: State, dtype: DType) -> Any:
