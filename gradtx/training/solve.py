@@ -17,6 +17,7 @@ from gradtx.packed import packed_like, unpack
 from gradtx.pair import GradientTransformation, with_extra_args_support
 from gradtx.paths import Where, merge, select
 from gradtx.rows import is_rows
+from gradtx.training.loss_scale import scale_in, unscaled
 from gradtx.training.minimize import (
     LossFn,
     apply_gradients,
@@ -313,19 +314,23 @@ def _solve(
         return scalar_loss(loss_fn, False, False)(whole, *args)[0]
 
     def body(now: _Loop) -> _Loop:
+        scale = scale_in(tx, now.state)
+
         def evaluate(_: None) -> tuple[Array, PyTree]:
-            return compute_gradients(loss_fn, now.params, *args, trainable=where)
+            options: Any = {"grad_loss": scale, "trainable": where}
+            return compute_gradients(loss_fn, now.params, *args, **options)
 
         found = _evaluation(now.state, now.value.dtype)
-        if found is None:
-            value, grads = evaluate(None)
+        if found is None or scale is not None:
+            value, scaled = evaluate(None)
         else:
             stored = found.value.astype(now.value.dtype), packed_like(found.grad, trained)
-            value, grads = jax.lax.cond(now.evaluated, lambda _: stored, evaluate, None)
+            value, scaled = jax.lax.cond(now.evaluated, lambda _: stored, evaluate, None)
+        grads = unscaled(scaled, scale)
         at = select(now.params, where)
-        sound = jnp.isfinite(value) & all_finite(at) & ~any_nan(grads)
+        sound, nan = jnp.isfinite(value) & all_finite(at), any_nan(grads)
         stuck, anchor = _in_window(now, _Anchor(at, value, global_norm(grads)))
-        done = sound & (stuck | _arrived(tx, tol, at, grads))
+        done = sound & ~nan & (stuck | _arrived(tx, tol, at, grads))
 
         extra = {
             "value": value,
@@ -334,16 +339,18 @@ def _solve(
         }
 
         def move(_: None) -> tuple[Params, State]:
-            return apply_gradients(tx, grads, now.params, now.state, **extra)
+            return apply_gradients(tx, scaled, now.params, now.state, **extra)
 
-        go = sound & ~done
+        go = sound & ~done & (~nan | (scale is not None))
         new, state = jax.lax.cond(go, move, lambda _: (now.params, now.state), None)
         steps = now.steps + jnp.where(done, 0, 1)
-        still = _same(new, now.params)
+        fell = _fell(scale, scale_in(tx, state))
+        anchor = anchor._replace(value=jnp.where(fell, jnp.inf, anchor.value))
+        sound, still = sound & (~nan | fell), _same(new, now.params) & ~fell
         # The first update of ADOPT or of a warm-up is zero, as is Rprop's where all signs change.
         waiting = jax.lax.cond(
             still & go,
-            lambda _: _waits(tx, grads, now.state, at, extra),
+            lambda _: _waits(tx, scaled, now.state, at, extra),
             lambda _: jnp.array(False),
             None,
         )
@@ -356,15 +363,9 @@ def _solve(
                 jax.tree.map(lambda a, x: a.at[now.steps + 1].set(x), path.params, new),
                 path.values.at[now.steps].set(value),
             )
-        # What is known about the point at which the next iteration starts.
-        value_next, evaluated = value, still
-        after = _evaluation(state, value.dtype)
-        if after is not None:
-            searched = go & jnp.isfinite(after.value)
-            value_next = jnp.where(searched, after.value.astype(value.dtype), value)
-            evaluated = still | searched
         running = status == Status.MAX_STEPS
-        return _Loop(new, state, value_next, evaluated, steps, status, running, anchor, path)
+        known = _known(state, value, still, go)
+        return _Loop(new, state, *known, steps, status, running, anchor, path)
 
     def go_on(now: _Loop) -> Array:
         return now.running & (now.steps < max_steps)
@@ -404,6 +405,20 @@ def _evaluation(state: State, dtype: DType) -> Any:
     if {"learning_rate", "value", "grad"} <= set(fields) and state.grad is not None:
         return state if jnp.promote_types(state.value.dtype, dtype) == state.value.dtype else None
     return None
+
+
+def _known(state: State, value: Array, still: Array, go: Array) -> tuple[Array, Array]:
+    """The loss at which the next iteration starts, and whether it is known."""
+    after = _evaluation(state, value.dtype)
+    if after is None:
+        return value, still
+    searched = go & jnp.isfinite(after.value)
+    return jnp.where(searched, after.value.astype(value.dtype), value), still | searched
+
+
+def _fell(scale: Array | None, after: Array | None) -> Array:
+    """Whether the scale of the loss fell: gradients overflowed, and may not at the next step."""
+    return jnp.array(False) if scale is None or after is None else after < scale
 
 
 def _repeat_last(taken: Array, path: Array, last: Array) -> Array:
