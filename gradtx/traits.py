@@ -155,6 +155,8 @@ class Traits(NamedTuple):
             parameters, or the proximal map of the penalty that it adds to the loss, times `rate`;
             at the rate 0 the second is the identity. What it ends at are its fixed points after a
             gradient step of that rate.
+        scales_loss: whether the gradients that it takes are those of a loss multiplied by the
+            `loss_scale` in its state.
         roles: ``params -> {path: role}``, for what it takes the leaves that it knows.
         takes_norm: for one that takes the norm of all gradients as the extra argument `grad_norm`,
             whether a leaf's update reads it, or the state of the next step alone.
@@ -173,5 +175,6 @@ class Traits(NamedTuple):
     communication: Communication | None = None
     multipliers: Mapping[str, Any] | None = None
     nearest: Callable[[Params, Any], Params] | None = None
+    scales_loss: bool = False
     roles: Callable[[Params], Mapping[str, Any]] | None = None
     takes_norm: Literal["update", "state"] | None = None

@@ -19,6 +19,7 @@ from gradtx.pair import GradientTransformation, with_extra_args_support
 from gradtx.paths import Where, merge, select
 from gradtx.rows import is_rows
 from gradtx.training.implicit import Implicit, Nearest, checked, differentiable
+from gradtx.training.loss_scale import scale_in, unscaled
 from gradtx.training.minimize import (
     LossFn,
     apply_gradients,
@@ -416,21 +417,25 @@ def _solve(
         return scalar_loss(loss_fn, False, False)(whole, *args)[0]
 
     def body(now: _Loop) -> _Loop:
+        scale = scale_in(tx, now.state)
+
         def evaluate(_: None) -> tuple[Array, PyTree]:
-            return compute_gradients(loss_fn, now.params, *args, trainable=where)
+            options: Any = {"grad_loss": scale, "trainable": where}
+            return compute_gradients(loss_fn, now.params, *args, **options)
 
         found = _evaluation(now.state, now.value.dtype)
-        if found is None:
-            value, grads = evaluate(None)
+        if found is None or scale is not None:
+            value, scaled = evaluate(None)
         else:
             stored = found.value.astype(now.value.dtype), packed_like(found.grad, trained)
-            value, grads = jax.lax.cond(now.evaluated, lambda _: stored, evaluate, None)
+            value, scaled = jax.lax.cond(now.evaluated, lambda _: stored, evaluate, None)
+        grads = unscaled(scaled, scale)
         at = select(now.params, where)
-        sound = jnp.isfinite(value) & all_finite(at) & ~any_nan(grads)
+        finite, nan = jnp.isfinite(value) & all_finite(at), any_nan(grads)
         point = _Anchor(at, value, global_norm(grads))
         stuck, anchor = _in_window(now, jax.lax.stop_gradient(point))
         arrived, flat = _arrived(tx, tolerances.tol, at, grads), tolerances.value(value, now.before)
-        done = sound & (arrived | flat | stuck)
+        done = finite & ~nan & (arrived | flat | stuck)
 
         extra = {
             "value": value,
@@ -439,36 +444,32 @@ def _solve(
         }
 
         def move(_: None) -> tuple[Params, State]:
-            return apply_gradients(tx, grads, now.params, now.state, **extra)
+            return apply_gradients(tx, scaled, now.params, now.state, **extra)
 
-        go = sound & ~done
+        go = finite & ~done & (~nan | (scale is not None))
         new, state = jax.lax.cond(go, move, lambda _: (now.params, now.state), None)
         steps = now.steps + jnp.where(done, 0, 1)
-        still = _same(new, now.params)
+        fell = _fell(scale, scale_in(tx, state))
+        anchor = anchor._replace(value=jnp.where(fell, jnp.inf, anchor.value))
+        still = _same(new, now.params) & ~fell
         # The first update of ADOPT or of a warm-up is zero, as is Rprop's where all signs change.
         waiting = jax.lax.cond(
             still & go,
-            lambda _: _waits(tx, grads, now.state, at, extra),
+            lambda _: _waits(tx, scaled, now.state, at, extra),
             lambda _: jnp.array(False),
             None,
         )
-        near = go & ~still & tolerances.params(select(new, where), at)
+        near = go & ~still & ~fell & tolerances.params(select(new, where), at)
         reason = _first_that_holds(
-            (~sound, StopReason.DIVERGED),
-            (arrived, StopReason.TOL),
-            (flat, StopReason.FTOL),
-            (stuck | (still & ~waiting), StopReason.STILL),
+            (~finite | (nan & ~fell), StopReason.DIVERGED),
+            (done & arrived, StopReason.TOL),
+            (done & flat, StopReason.FTOL),
+            (done | (still & ~waiting), StopReason.STILL),
             (near, StopReason.XTOL),
         )
-        # What is known about the point at which the next iteration starts.
-        value_next, evaluated = value, still
-        after = _evaluation(state, value.dtype)
-        if after is not None:
-            searched = go & jnp.isfinite(after.value)
-            value_next = jnp.where(searched, after.value.astype(value.dtype), value)
-            evaluated = still | searched
-        before, path = jnp.where(still, jnp.nan, value), _recorded(now, new, value)
-        return _Loop(new, state, value_next, evaluated, before, steps, reason, anchor, path)
+        before, path = jnp.where(still | fell, jnp.nan, value), _recorded(now, new, value)
+        known = _known(state, value, still, go)
+        return _Loop(new, state, *known, before, steps, reason, anchor, path)
 
     def go_on(now: _Loop) -> Array:
         return (now.reason == StopReason.MAX_STEPS) & (now.steps < max_steps)
@@ -576,6 +577,20 @@ def _evaluation(state: State, dtype: DType) -> Any:
     if {"learning_rate", "value", "grad"} <= set(fields) and state.grad is not None:
         return state if jnp.promote_types(state.value.dtype, dtype) == state.value.dtype else None
     return None
+
+
+def _known(state: State, value: Array, still: Array, go: Array) -> tuple[Array, Array]:
+    """The loss at which the next iteration starts, and whether it is known."""
+    after = _evaluation(state, value.dtype)
+    if after is None:
+        return value, still
+    searched = go & jnp.isfinite(after.value)
+    return jnp.where(searched, after.value.astype(value.dtype), value), still | searched
+
+
+def _fell(scale: Array | None, after: Array | None) -> Array:
+    """Whether the scale of the loss fell: gradients overflowed, and may not at the next step."""
+    return jnp.array(False) if scale is None or after is None else after < scale
 
 
 def _repeat_last(taken: Array, path: Array, last: Array) -> Array:

@@ -10,6 +10,7 @@ from gradtx.engine.lift import needed
 from gradtx.numerics import is_narrow, widen
 from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.paths import is_leaf, merge
+from gradtx.training.loss_scale import divides
 from gradtx.training.rounding import each_leaf, toward, whole_step, widened
 from gradtx.types import Array, DType, InnerState, Params, Slots, State, Updates
 
@@ -78,5 +79,5 @@ def master_weights(inner: GradientTransformation) -> GradientTransformation:
         moves, master = each_leaf(rule, wide, params, state.master, updates)
         return moves, MasterWeightsState(inner_state, master)
 
-    pair = around(tx, init, run)
+    pair = around(tx, init, run, scales_loss=divides(tx))
     return pair._replace(step=whole_step(pair.update))

@@ -27,7 +27,11 @@ def test_fista_with_restarts_in_float64():
     x, y, w, restarts = np.ones(2), np.ones(2), 1.0, 0
     with jax.enable_x64(True):
         tx = gradtx.proximal(
-            gradtx.sgd(lambda count: 0.9 * (count + 1.0) ** -0.125), "l1", None, {"strength": 0.002}, True
+            gradtx.sgd(lambda count: 0.9 * (count + 1.0) ** -0.125),
+            "l1",
+            None,
+            {"strength": 0.002},
+            True,
         )
         params = jnp.ones(2)
         state = tx.init(params)
