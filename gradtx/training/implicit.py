@@ -48,10 +48,10 @@ class Implicit(NamedTuple):
 
     >>> import gradtx
     >>> def root(a):
-    ...     found = gradtx.solve(
+    ...     result = gradtx.solve(
     ...         lambda x, a: (x**2 - a) ** 2, 1.0, gradtx.bfgs(), a, implicit=Implicit(tol=1e-6)
     ...     )
-    ...     return found.params
+    ...     return result.params
     >>> round(float(jax.grad(root)(4.0)), 3)
     0.25
     """

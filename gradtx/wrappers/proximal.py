@@ -99,8 +99,8 @@ def proximal(
     >>> import gradtx
     >>> tx = proximal(gradtx.sgd(0.25), "l1", arguments={"strength": 1.0})
     >>> target = jnp.array([1.0, 0.1])
-    >>> found = gradtx.solve(lambda x: jnp.sum((x - target) ** 2), jnp.zeros(2), tx)
-    >>> found.params.round(4).tolist()
+    >>> result = gradtx.solve(lambda x: jnp.sum((x - target) ** 2), jnp.zeros(2), tx)
+    >>> result.params.round(4).tolist()
     [0.5, 0.0]
     """
     tx = with_extra_args_support(inner)

@@ -42,10 +42,10 @@ def ridge_loss(w, strength):
 
 def ridge(strength, implicit=True):
     tx = gradtx.lbfgs()
-    found = gradtx.solve(
+    result = gradtx.solve(
         ridge_loss, jnp.zeros(5), tx, strength, tol=1e-11, max_steps=100, implicit=implicit
     )
-    return found.params
+    return result.params
 
 
 def closed(strength):
@@ -88,8 +88,8 @@ def test_lasso_with_respect_to_the_strength_and_the_data():
 
     def lasso(strength, y):
         tx = gradtx.proximal_gradient_descent(0.3, strength)
-        found = gradtx.solve(squares, jnp.zeros(5), tx, X, y, max_steps=3000, implicit=True)
-        return found.params
+        result = gradtx.solve(squares, jnp.zeros(5), tx, X, y, max_steps=3000, implicit=True)
+        return result.params
 
     strength = jnp.array(0.9)
     w = lasso(strength, Y)
@@ -162,9 +162,9 @@ def test_bilevel_weights_of_examples_and_any_tree():
         data = {"x": X[:12], "labels": labels, "weights": weights, "none": None}
         data["key"] = jax.random.key(0)
         tx = gradtx.lbfgs()
-        found = gradtx.solve(loss, start, tx, data, tol=1e-9, max_steps=200, implicit=True)
-        logits = X[12:] @ found.params["w"] + found.params["b"]
-        return jnp.mean(jax.nn.logsumexp(logits, -1) - logits[:, 0]) + found.value
+        result = gradtx.solve(loss, start, tx, data, tol=1e-9, max_steps=200, implicit=True)
+        logits = X[12:] @ result.params["w"] + result.params["b"]
+        return jnp.mean(jax.nn.logsumexp(logits, -1) - logits[:, 0]) + result.value
 
     weights = jnp.asarray(RNG.normal(size=12))
     exact = differences(outer, weights)
@@ -195,8 +195,8 @@ def test_complex_and_packed_parameters_and_half_precision():
         return jnp.sum(z.real**2 + z.imag**2) + jnp.sum((p["x"] - c**2) ** 2)
 
     def outer(c, start):
-        found = gradtx.solve(loss, start, gradtx.sgd(0.25), c, implicit=True, max_steps=200)
-        p = gradtx.unpack(found.params)
+        result = gradtx.solve(loss, start, gradtx.sgd(0.25), c, implicit=True, max_steps=200)
+        p = gradtx.unpack(result.params)
         return p["z"].real.sum() + p["z"].imag.sum() + p["x"].sum()
 
     start = {"z": jnp.zeros(1, complex), "x": jnp.zeros(2)}
@@ -204,14 +204,14 @@ def test_complex_and_packed_parameters_and_half_precision():
     np.testing.assert_allclose(jax.grad(outer)(0.5, gradtx.pack(start)), 3 + 2, rtol=1e-9)
 
     def half(c):
-        found = gradtx.solve(
+        result = gradtx.solve(
             lambda x, c: jnp.sum((x - c) ** 2),
             jnp.zeros(2, "bfloat16"),
             gradtx.sgd(0.5),
             c,
             implicit=True,
         )
-        return found.params
+        return result.params
 
     jacobian = jax.jacrev(half)(jnp.bfloat16(0.5))
     assert jacobian.dtype == "bfloat16"
@@ -242,8 +242,8 @@ def test_a_solution_that_is_not_unique_has_a_derivative_with_a_ridge():
     def derivative(loss, implicit):
         def solution(target):
             tx, start = gradtx.sgd(0.5), jnp.zeros(2)
-            found = gradtx.solve(loss, start, tx, target, max_steps=9, implicit=implicit)
-            return found.params
+            result = gradtx.solve(loss, start, tx, target, max_steps=9, implicit=implicit)
+            return result.params
 
         return jax.jacfwd(solution)(2.0)
 
@@ -256,8 +256,8 @@ def test_memory_does_not_grow_with_the_steps():
     def needed(steps):
         def outer(s):
             tx = gradtx.sgd(0.1)
-            found = gradtx.solve(ridge_loss, jnp.zeros(5), tx, s, max_steps=steps, implicit=True)
-            return jnp.sum(found.params)
+            result = gradtx.solve(ridge_loss, jnp.zeros(5), tx, s, max_steps=steps, implicit=True)
+            return jnp.sum(result.params)
 
         compiled = jax.jit(jax.grad(outer)).lower(0.3).compile()
         return compiled.memory_analysis().temp_size_in_bytes
@@ -345,10 +345,10 @@ def test_the_memory_of_the_steps_grows_as_a_root():
 @pytest.mark.slow
 def test_a_line_search_is_unrolled_forward():
     def solution(strength):
-        found = gradtx.solve(
+        result = gradtx.solve(
             ridge_loss, jnp.zeros(5), gradtx.lbfgs(), strength, max_steps=30, unrolled=True
         )
-        return found.params
+        return result.params
 
     np.testing.assert_allclose(jax.jacfwd(solution)(0.3), jax.jacfwd(closed)(0.3), rtol=1e-6)
     with pytest.raises(TypeError, match="forward mode alone"):

@@ -97,11 +97,11 @@ def test_points_stay_in_a_set_when_they_are_extrapolated():
 
     box = {"lower": 0.0, "upper": 1.0}
     tx = gradtx.proximal(gradtx.sgd(0.4), "box", None, box, True)
-    found = gradtx.solve(loss, jnp.full(2, 0.5), tx, record=True)
-    path = np.asarray(found.path.params)
+    result = gradtx.solve(loss, jnp.full(2, 0.5), tx, record=True)
+    path = np.asarray(result.path.params)
     assert path.min() >= 0
     assert path.max() <= 1
-    np.testing.assert_array_equal(found.params, [1.0, 0.0])
+    np.testing.assert_array_equal(result.params, [1.0, 0.0])
 
 
 @pytest.mark.slow
@@ -111,7 +111,7 @@ def test_the_solution_is_differentiated_by_the_strength(penalty):
 
     def solution(strength):
         tx = gradtx.proximal(gradtx.sgd(0.5), penalty, arguments={"strength": strength})
-        found = gradtx.solve(
+        result = gradtx.solve(
             lambda x, t: jnp.sum((x - t) ** 2) / 2,
             jnp.zeros((3, 4)),
             tx,
@@ -119,7 +119,7 @@ def test_the_solution_is_differentiated_by_the_strength(penalty):
             max_steps=200,
             implicit=True,
         )
-        return found.params
+        return result.params
 
     with jax.enable_x64(True):
         exact = (solution(jnp.array(0.3 + 1e-5)) - solution(jnp.array(0.3 - 1e-5))) / 2e-5
