@@ -20,6 +20,9 @@ LinearMethod = Literal["cg", "gmres", "bicgstab"]
 # A relative residual above this is no solution: the system is singular, or the steps ran out.
 _UNSOLVED = 1e-2
 
+# Arguments of optimizers that add a penalty which their record does not tell.
+_ADDED = ("weight_decay", "l1_regularization_strength", "l2_regularization_strength")
+
 # JAX's GMRES keeps as many vectors, and starts again from what they give.
 _RESTART = 20
 
@@ -104,14 +107,14 @@ def _check_optimizer(tx: GradientTransformation, nearest: Any) -> None:
         if each.declaration is None:
             continue
         name, arguments = each.declaration.name, each.declaration.arguments
-        added = ("l1", "l2") if name == "shrink_params" else ("weight_decay",)
-        for argument in added:
+        added = _ADDED + (("l1", "l2") if name == "shrink_params" else ())
+        for argument in added if each.traits.nearest is None else ():
             value = arguments.get(argument, 0)
             if not (isinstance(value, int | float) and value == 0):
                 raise ValueError(
                     f"solve: implicit= is not possible with {name}({argument}={value}), which "
                     "moves the solution by what is no part of the loss: add the penalty to the "
-                    f"loss and pass {argument}=0, or use a proximal optimizer"
+                    f"loss and pass {argument}=0, or use gradtx.proximal"
                 )
         if each.traits.nearest is None:
             continue

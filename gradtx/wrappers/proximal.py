@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradtx import tree
+from gradtx import projections, tree
 from gradtx.checks import check_function
 from gradtx.composition.around import InnerStep, around
 from gradtx.engine.leaves import parameter
@@ -15,7 +15,6 @@ from gradtx.engine.lift import needed
 from gradtx.numerics import own_copy, widen
 from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.paths import Where, leaves_with_path, map_present, merge, path_string, select
-from gradtx.projections import __all__ as projections
 from gradtx.rows import is_rows
 from gradtx.transforms.penalties import PENALTIES
 from gradtx.transforms.projecting import named_projection
@@ -190,8 +189,8 @@ def _map(penalty: str | Callable[..., PyTree]) -> Callable[..., PyTree]:
         return penalty
     if penalty in PENALTIES:
         return PENALTIES[penalty]
-    if f"projection_{penalty}" not in projections:
-        known = [*PENALTIES, *(name.removeprefix("projection_") for name in projections)]
+    if f"projection_{penalty}" not in projections.__all__:
+        known = [*PENALTIES, *(name.removeprefix("projection_") for name in projections.__all__)]
         raise ValueError(f"proximal: there is no penalty {penalty!r}; there are {', '.join(known)}")
     project = named_projection(penalty)
     return lambda tree, rate, **arguments: project(tree, **arguments)

@@ -282,6 +282,7 @@ def test_memory_does_not_grow_with_the_steps():
             ValueError,
             r"shrink_params\(l1=0.1\)",
         ),
+        (gradtx.ftrl(0.1, l1_regularization_strength=0.2), True, ValueError, r"ftrl\(l1_reg"),
         (gradtx.accumulate(gradtx.lbfgsb(0.0), 2), True, ValueError, "inside of accumulate"),
         (
             gradtx.proximal_gradient_descent(0.1, gradtx.linear_schedule(1.0, 0.1, 10)),
@@ -358,3 +359,50 @@ def test_a_line_search_is_unrolled_forward():
 def test_one_derivative_or_the_other():
     with pytest.raises(ValueError, match="pass one of them"):
         gradtx.solve(ridge_loss, jnp.zeros(5), gradtx.sgd(0.1), 1.0, implicit=True, unrolled=True)
+
+
+@pytest.mark.slow
+def test_a_link_that_keeps_parameters_from_being_negative():
+    def solution(target):
+        def loss(x, target):
+            return jnp.sum((x - target) ** 2)
+
+        tx = gradtx.chain(gradtx.sgd(0.25), gradtx.keep_params_nonnegative())
+        return gradtx.solve(loss, jnp.ones(2), tx, target, implicit=True).params
+
+    exact = jax.jacrev(solution)(jnp.array([1.0, -1.0]))
+    np.testing.assert_allclose(exact, [[1.0, 0.0], [0.0, 0.0]], atol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_hypergradients_of_jaxopt():
+    jaxopt = pytest.importorskip("jaxopt")
+    labels = jnp.asarray(np.sign(Y))
+
+    def loss(w, strength):
+        return jnp.mean(jax.nn.softplus(-labels * (X @ w))) + strength * jnp.sum(w**2)
+
+    def theirs(strength):
+        solver = jaxopt.LBFGS(loss, maxiter=200, tol=1e-11)
+        return solver.run(jnp.zeros(5), strength).params
+
+    def ours(strength):
+        tx = gradtx.lbfgs()
+        result = gradtx.solve(loss, jnp.zeros(5), tx, strength, tol=1e-10, implicit=True)
+        return result.params
+
+    def lasso_of_theirs(strength):
+        solver = jaxopt.ProximalGradient(
+            squares, jaxopt.prox.prox_lasso, stepsize=0.3, maxiter=3000, tol=1e-12
+        )
+        return solver.run(jnp.zeros(5), strength, X, Y).params
+
+    def lasso(strength):
+        tx = gradtx.proximal(gradtx.sgd(0.3), "l1", None, {"strength": strength}, True)
+        result = gradtx.solve(squares, jnp.zeros(5), tx, X, Y, max_steps=3000, implicit=True)
+        return result.params
+
+    np.testing.assert_allclose(jax.jacrev(ours)(0.1), jax.jacrev(theirs)(0.1), atol=1e-6)
+    at = jnp.array(0.9)
+    np.testing.assert_allclose(jax.jacrev(lasso)(at), jax.jacrev(lasso_of_theirs)(at), atol=1e-6)
