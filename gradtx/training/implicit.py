@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
+from jax.flatten_util import ravel_pytree
 
 from gradtx.checks import check_integer
 from gradtx.numerics import widen
@@ -160,21 +161,25 @@ class _Reals(NamedTuple):
 
 
 def differentiable(
-    find: Callable[[], tuple[Params, Any]],
+    find: Callable[[], tuple[Params, Array, Any]],
     loss: Callable[[Params], Array],
     nearest: Nearest | None,
     start: Params,
     options: Implicit,
 ) -> tuple[Params, Any]:
-    """What `find` returns, with the parameters differentiable in what the loss closes over.
+    """The solution that `find` returns, differentiable in what the loss closes over, and the rest.
 
     Args:
-        find: returns the solution and anything else, which has no derivative.
+        find: returns the solution, whether it is one (else its derivative is NaN), and anything
+            else, which has no derivative.
         loss: of the parameters to differentiate.
         nearest: `nearest` of the optimizer's record, which may close over hyperparameters.
         start: arrays like the solution, None where there is none.
         options: as checked.
     """
+    # The way to the solution has no tangents, also of what the loss closes over.
+    search, closed_over = jax.closure_convert(find)
+    params, sound, rest = search(*jax.lax.stop_gradient(closed_over))
     tree = unpack(start)
     reals = _Reals(tree)
 
@@ -182,7 +187,8 @@ def differentiable(
         return loss(packed_like(reals.params(x), start))
 
     def residual(x: PyTree) -> PyTree:
-        slope = jax.grad(objective)(x)
+        factor = jnp.where(sound, 1.0, jnp.nan)
+        slope = jax.tree.map(lambda g: g * factor.astype(g.dtype), jax.grad(objective)(x))
         if nearest is None:
             return slope
         rate = options.rate
@@ -192,38 +198,37 @@ def differentiable(
     method = options.method or ("cg" if nearest is None else "gmres")
 
     def tangents(jacobian: Callable[[PyTree], PyTree], right: PyTree) -> PyTree:
-        def matrix(u: PyTree) -> PyTree:
-            return jax.tree.map(lambda a, b: a + options.ridge * b, jacobian(u), u)
+        # JAX transposes the solve only if all leaves of the right-hand side are differentiated,
+        # which those are not that the loss has in a term of their own; of one vector all is.
+        vector, back = ravel_pytree(right)
 
-        return _solved(matrix, right, method, options)
+        def matrix(u: Array) -> Array:
+            return ravel_pytree(jacobian(back(u)))[0] + options.ridge * u
 
-    # The way to the solution has no tangents, also of what the loss closes over.
-    search, closed_over = jax.closure_convert(find)
-    params, rest = search(*jax.lax.stop_gradient(closed_over))
+        return back(_solved(matrix, vector, method, options))
+
     solution = reals.of(unpack(params))
     x = jax.lax.custom_root(residual, solution, lambda _, x: x, tangents)
     return packed_like(reals.params(x), start), rest
 
 
 def _solved(
-    matrix: Callable[[PyTree], PyTree], right: PyTree, method: str, options: Implicit
-) -> PyTree:
+    matrix: Callable[[Array], Array], right: Array, method: str, options: Implicit
+) -> Array:
     """The solution of a linear system, by products alone; NaN where none was reached."""
     sparse = jax.scipy.sparse.linalg
-    dtype = jnp.result_type(*jax.tree.leaves(right))
-    tol = float(jnp.finfo(dtype).eps) ** (2 / 3) if options.tol is None else options.tol
+    tol = float(jnp.finfo(right.dtype).eps) ** (2 / 3) if options.tol is None else options.tol
 
-    def reached(matrix: Callable[[PyTree], PyTree], right: PyTree) -> PyTree:
+    def reached(matrix: Callable[[Array], Array], right: Array) -> Array:
         if method == "gmres":
             outer = -(-options.max_steps // _RESTART)
             u, _ = sparse.gmres(matrix, right, tol=tol, restart=_RESTART, maxiter=outer)
         else:
             u, _ = getattr(sparse, method)(matrix, right, tol=tol, maxiter=options.max_steps)
-        left = jax.tree.map(jnp.subtract, matrix(u), right)
-        solved = norm_sq(left) <= max(_UNSOLVED, tol) ** 2 * norm_sq(right)
-        return jax.tree.map(lambda a: jnp.where(solved, a, jnp.nan), u)
+        solved = norm_sq(matrix(u) - right) <= max(_UNSOLVED, tol) ** 2 * norm_sq(right)
+        return jnp.where(solved, u, jnp.nan)
 
-    symmetric = method == "cg"
-    return jax.lax.custom_linear_solve(
-        matrix, right, reached, transpose_solve=reached, symmetric=symmetric
+    solution: Array = jax.lax.custom_linear_solve(
+        matrix, right, reached, transpose_solve=reached, symmetric=method == "cg"
     )
+    return solution

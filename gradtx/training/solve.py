@@ -558,9 +558,10 @@ def _solve_implicitly(
     def loss(trained: PyTree) -> Array:
         return scalar_loss(loss_fn, False, False)(merge(trained, params), *args)[0]
 
-    def find() -> tuple[PyTree, Any]:
+    def find() -> tuple[PyTree, Array, Any]:
         found = _solve(loss_fn, run, tx, params, args, tolerances)
-        return select(found.params, where), found._replace(params=None, value=None)
+        sound = found.reason != StopReason.DIVERGED
+        return select(found.params, where), sound, found._replace(params=None, value=None)
 
     trained, rest = differentiable(find, loss, _nearest(tx), select(params, where), options)
     return rest._replace(params=merge(trained, params), value=loss(trained))

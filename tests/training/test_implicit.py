@@ -406,3 +406,30 @@ def test_the_hypergradients_of_jaxopt():
     np.testing.assert_allclose(jax.jacrev(ours)(0.1), jax.jacrev(theirs)(0.1), atol=1e-6)
     at = jnp.array(0.9)
     np.testing.assert_allclose(jax.jacrev(lasso)(at), jax.jacrev(lasso_of_theirs)(at), atol=1e-6)
+
+
+@pytest.mark.slow
+def test_leaves_with_terms_of_their_own():
+    """JAX transposes a linear solve only if its whole right-hand side is differentiated."""
+
+    def solution(target):
+        def loss(p, target):
+            return jnp.sum((p["x"] - target) ** 2) + jnp.sum(p["y"] ** 2) + jnp.sum(p["none"])
+
+        start = {"x": 1.0, "y": jnp.ones(2, "float32"), "none": jnp.zeros((0, 3))}
+        return gradtx.solve(loss, start, gradtx.sgd(0.5), target, implicit=True).params["x"]
+
+    np.testing.assert_allclose(jax.grad(solution)(2.0), 1.0)
+    np.testing.assert_allclose(jax.grad(jax.grad(lambda t: solution(t**2)))(2.0), 2.0)
+
+
+def test_where_it_diverged_the_derivative_is_nan():
+    def end(target):
+        def loss(x, target):
+            return target * jnp.log(x)
+
+        return gradtx.solve(loss, -1.0, gradtx.sgd(0.5), target, implicit=True).params
+
+    value, slope = jax.value_and_grad(end)(1.0)
+    assert float(value) == -1.0
+    assert np.isnan(slope)
