@@ -153,6 +153,8 @@ class Traits(NamedTuple):
         multipliers: what the hyperparameters of each leaf are multiplied by, by its path.
         nearest: ``params -> params``, the nearest point of the set to which it keeps the
             parameters, if it keeps them to one and a gradient that leads out of it counts as zero.
+        searches: whether its state keeps the value and, unless it is None, the gradient of the loss
+            at the point to which its step leads.
         scales_loss: whether the gradients that it takes are those of a loss multiplied by the
             `loss_scale` in its state.
         roles: ``params -> {path: role}``, for what it takes the leaves that it knows.
@@ -173,6 +175,7 @@ class Traits(NamedTuple):
     communication: Communication | None = None
     multipliers: Mapping[str, Any] | None = None
     nearest: Callable[[Params], Params] | None = None
+    searches: bool = False
     scales_loss: bool = False
     roles: Callable[[Params], Mapping[str, Any]] | None = None
     takes_norm: Literal["update", "state"] | None = None
