@@ -155,6 +155,8 @@ class Traits(NamedTuple):
             parameters, or the proximal map of the penalty that it adds to the loss, times `rate`;
             at the rate 0 the second is the identity. What it ends at are its fixed points after a
             gradient step of that rate.
+        searches: whether its state keeps the value and, unless it is None, the gradient of the loss
+            at the point to which its step leads.
         scales_loss: whether the gradients that it takes are those of a loss multiplied by the
             `loss_scale` in its state.
         roles: ``params -> {path: role}``, for what it takes the leaves that it knows.
@@ -175,6 +177,7 @@ class Traits(NamedTuple):
     communication: Communication | None = None
     multipliers: Mapping[str, Any] | None = None
     nearest: Callable[[Params, Any], Params] | None = None
+    searches: bool = False
     scales_loss: bool = False
     roles: Callable[[Params], Mapping[str, Any]] | None = None
     takes_norm: Literal["update", "state"] | None = None

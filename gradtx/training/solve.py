@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import check_integer
-from gradtx.composition.chain import NamedStates
 from gradtx.declaration import read_by_people
 from gradtx.numerics import widen
 from gradtx.numerics.derivatives import forward_only, has_while, without_derivative
@@ -18,6 +17,7 @@ from gradtx.packed import packed_like, unpack
 from gradtx.pair import GradientTransformation, with_extra_args_support
 from gradtx.paths import Where, merge, select
 from gradtx.rows import is_rows
+from gradtx.scheduled import ScheduledState
 from gradtx.training.implicit import Implicit, Nearest, checked, differentiable
 from gradtx.training.loss_scale import scale_in, unscaled
 from gradtx.training.minimize import (
@@ -423,7 +423,7 @@ def _solve(
             options: Any = {"grad_loss": scale, "trainable": where}
             return compute_gradients(loss_fn, now.params, *args, **options)
 
-        found = _evaluation(now.state, now.value.dtype)
+        found = _evaluation(tx, now.state, now.value.dtype)
         if found is None or scale is not None:
             value, scaled = evaluate(None)
         else:
@@ -468,7 +468,7 @@ def _solve(
             (near, StopReason.XTOL),
         )
         before, path = jnp.where(still | fell, jnp.nan, value), _recorded(now, new, value)
-        known = _known(state, value, still, go)
+        known = _known(tx, state, value, still, go)
         return _Loop(new, state, *known, before, steps, reason, anchor, path)
 
     def go_on(now: _Loop) -> Array:
@@ -567,22 +567,26 @@ def _solve_implicitly(
     return rest._replace(params=merge(trained, params), value=loss(trained))
 
 
-def _evaluation(state: State, dtype: DType) -> Any:
+def _evaluation(tx: GradientTransformation, state: State, dtype: DType) -> Any:
     """The state of a line search at the end of the chain, if it keeps value and gradient.
 
     Only the last link counts: any link after it would have moved the point.
     """
-    while type(state) in (tuple, NamedStates) and state:
-        state = state[-1]
-    fields = getattr(state, "_fields", ())
-    if {"learning_rate", "value", "grad"} <= set(fields) and state.grad is not None:
-        return state if jnp.promote_types(state.value.dtype, dtype) == state.value.dtype else None
-    return None
+    while not tx.traits.searches:
+        links = tx.expansion.traits.links  # also where a hyperparameter is a schedule
+        if links is None or not links.each or isinstance(state, ScheduledState):
+            return None
+        tx, state = links.each[-1], links.states(state)[-1]
+    if isinstance(state, ScheduledState) or state.grad is None:
+        return None
+    return state if jnp.promote_types(state.value.dtype, dtype) == state.value.dtype else None
 
 
-def _known(state: State, value: Array, still: Array, go: Array) -> tuple[Array, Array]:
+def _known(
+    tx: GradientTransformation, state: State, value: Array, still: Array, go: Array
+) -> tuple[Array, Array]:
     """The loss at which the next iteration starts, and whether it is known."""
-    after = _evaluation(state, value.dtype)
+    after = _evaluation(tx, state, value.dtype)
     if after is None:
         return value, still
     searched = go & jnp.isfinite(after.value)

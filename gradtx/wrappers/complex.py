@@ -81,6 +81,7 @@ def split_real_and_imaginary(inner: GradientTransformation) -> GradientTransform
         inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
         parts = None if params is None else _split(params)
+        inner_step = inner_step.seen_as(_join, _split)
         new, kept = inner_step(_split(updates), state.inner_state, parts)
         return _join(new), SplitRealAndImaginaryState(kept)
 
