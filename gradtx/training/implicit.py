@@ -9,9 +9,11 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 
 from gradtx.checks import check_integer
+from gradtx.composition.scalings import beyond_scalings, name_of
 from gradtx.numerics import widen
 from gradtx.packed import packed_like, unpack
 from gradtx.pair import GradientTransformation
+from gradtx.traits import Scope
 from gradtx.tree import norm_sq
 from gradtx.types import Array, Params, PyTree
 
@@ -23,6 +25,9 @@ _UNSOLVED = 1e-2
 
 # Arguments of optimizers that add a penalty which their record does not tell.
 _ADDED = ("weight_decay", "l1_regularization_strength", "l2_regularization_strength")
+
+# Projections that treat each entry by itself.
+_OF_ENTRIES = ("box", "hypercube", "linf_ball", "non_negative")
 
 # JAX's GMRES keeps as many vectors, and starts again from what they give.
 _RESTART = 20
@@ -105,6 +110,7 @@ def checked(implicit: bool | Implicit, tx: GradientTransformation, nearest: Any)
 def _check_optimizer(tx: GradientTransformation, nearest: Any) -> None:
     """Raise ValueError if the fixed points of `tx` are not those of its record and the loss."""
     for each in (tx, *tx.within):
+        _check_projections(each)
         if each.declaration is None:
             continue
         name, arguments = each.declaration.name, each.declaration.arguments
@@ -131,6 +137,26 @@ def _check_optimizer(tx: GradientTransformation, nearest: Any) -> None:
                 f"solve: implicit= is not possible with {name}, where {min(changing)} is a "
                 "schedule: its last value decides on the solution. Pass a number or an array"
             )
+
+
+def _check_projections(tx: GradientTransformation) -> None:
+    """Raise ValueError if a link of a chain projects what another has preconditioned.
+
+    The end is then no solution, but where each entry has a step and a bound of its own.
+    """
+    parts = tx.parts if tx.parts is not None and tx.traits.on_part is None else ()
+    for part in parts:
+        if part.declaration is None or part.declaration.name != "project":
+            continue
+        by_entry = part.declaration.arguments["projection"] in _OF_ENTRIES
+        for link in (link for other in parts if other != part for link in beyond_scalings(other)):
+            alone = link.rule is not None and link.rule.scope is Scope.ENTRY
+            if not (by_entry and alone) and name_of(link) not in ("trace", "project"):
+                raise ValueError(
+                    f"solve: implicit= is not possible with {name_of(link)} before {part!r:.100}: "
+                    "projected steps of more than one rate end elsewhere than at the solution. Use "
+                    "sgd, or proximal(sgd(...), ..., accelerated=True)"
+                )
 
 
 class _Reals(NamedTuple):

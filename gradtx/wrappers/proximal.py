@@ -1,7 +1,7 @@
 """Penalties and constraints by their proximal maps, which get the rate of each step."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from gradtx import projections, tree
 from gradtx.checks import check_function
 from gradtx.composition.around import InnerStep, around
+from gradtx.composition.scalings import beyond_scalings, name_of
 from gradtx.engine.leaves import parameter
 from gradtx.engine.lift import needed
 from gradtx.numerics import own_copy, widen
@@ -19,12 +20,6 @@ from gradtx.rows import is_rows
 from gradtx.transforms.penalties import PENALTIES
 from gradtx.transforms.projecting import named_projection
 from gradtx.types import Array, InnerState, Params, PyTree, Slots, State, TreeScalar, Updates
-
-# What multiplies the gradient by one number, which may depend on the step and on its norm.
-_SCALARS = (
-    *("identity", "scale", "scale_by_learning_rate", "scale_by_schedule"),
-    *("clip_by_global_norm", "normalize_by_global_norm"),
-)
 
 
 class ProximalState(NamedTuple):
@@ -103,9 +98,8 @@ def proximal(
     [0.5, 0.0]
     """
     tx = with_extra_args_support(inner)
-    for name in _names(tx):
-        if name not in _SCALARS:
-            raise ValueError(_no_rate(name))
+    for part in beyond_scalings(tx):
+        raise ValueError(_no_rate(name_of(part)))
     function = functools.partial(_map(penalty), **(arguments or {}))
     check_function("proximal", "penalty", function, 2)
 
@@ -159,15 +153,6 @@ def proximal(
 
     start, run = (init, extrapolated) if accelerated else (None, plain)
     return around(tx, start, run, nearest=mapped)
-
-
-def _names(tx: GradientTransformation) -> Iterator[str]:
-    """The names of the transformations that updates pass through."""
-    if tx.parts is not None and tx.traits.on_part is None:
-        for part in tx.parts:
-            yield from _names(part)
-    else:
-        yield tx.declaration.name if tx.declaration else type(tx).__name__
 
 
 def _no_rate(name: str) -> str:

@@ -282,6 +282,18 @@ def test_memory_does_not_grow_with_the_steps():
             ValueError,
             r"shrink_params\(l1=0.1\)",
         ),
+        (
+            gradtx.chain(gradtx.adam(0.1), gradtx.project("simplex")),
+            True,
+            ValueError,
+            "scale_by_adam before project",
+        ),
+        (
+            gradtx.chain(gradtx.lbfgs(), gradtx.project("box", None, {"lower": 0.0, "upper": 1.0})),
+            True,
+            ValueError,
+            "scale_by_lbfgs before project",
+        ),
         (gradtx.ftrl(0.1, l1_regularization_strength=0.2), True, ValueError, r"ftrl\(l1_reg"),
         (gradtx.accumulate(gradtx.lbfgsb(0.0), 2), True, ValueError, "inside of accumulate"),
         (
@@ -433,3 +445,19 @@ def test_where_it_diverged_the_derivative_is_nan():
     value, slope = jax.value_and_grad(end)(1.0)
     assert float(value) == -1.0
     assert np.isnan(slope)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("inner", [gradtx.adam(0.01), gradtx.sgd(0.1, momentum=0.5)])
+def test_a_box_after_what_treats_each_entry_by_itself(inner):
+    def solution(target):
+        def loss(x, target):
+            return jnp.sum((x - target) ** 2) + x[0] * x[1]
+
+        box = gradtx.project("box", None, {"lower": 0.0, "upper": 1.0})
+        tx = gradtx.chain(inner, box)
+        result = gradtx.solve(loss, jnp.ones(3) / 2, tx, target, max_steps=2000, implicit=True)
+        return result.params
+
+    exact = np.diag([0.0, 1.0, 0.0])
+    np.testing.assert_allclose(jax.jacrev(solution)(jnp.array([3.0, 1.0, -1.0])), exact, atol=1e-9)
