@@ -611,6 +611,7 @@ from gradtx.wrappers.privacy import (
     differentially_private_aggregate as differentially_private_aggregate,
     dpsgd as dpsgd,
 )
+from gradtx.wrappers.proximal import ProximalState as ProximalState, proximal as proximal
 from gradtx.wrappers.sam import (
     GSAMState as GSAMState,
     SAMState as SAMState,
@@ -745,7 +746,13 @@ from gradtx.training.rounding import (
     StochasticRoundingState as StochasticRoundingState,
     stochastic_rounding as stochastic_rounding,
 )
-from gradtx.training.solve import Solution as Solution, Status as Status, solve as solve
+from gradtx.training.implicit import Implicit as Implicit
+from gradtx.training.solve import (
+    Solution as Solution,
+    Status as Status,
+    StopReason as StopReason,
+    solve as solve,
+)
 from gradtx.packed import Packed as Packed, pack as pack, unpack as unpack
 from gradtx.training.inside import InsidePlan as InsidePlan
 from gradtx.training.step import TrainStep as TrainStep, make_step as make_step

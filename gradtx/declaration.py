@@ -35,6 +35,7 @@ OTHER_NAMES = {
     "init_scale": ["loss_scale"],
     "growth_factor": ["factor"],
     "growth_interval": ["period"],
+    "bounds": ["lower", "upper"],
 }
 
 

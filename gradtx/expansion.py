@@ -1,6 +1,6 @@
 """What a declaration stands for: the pair that its builder returns, and the one way into that pair.
 
-An update passes through these in turn, eager or traced; a whole step through 1, 2, 4 and 8,
+An update passes through these in turn, eager or traced; a whole step through 1, 2, 4, 8 and 9,
 `apply_gradients` does 3 before it, and `take_step` 6 around it:
 
 1. an error from arguments that were mixed up says so (`explanations`);
@@ -11,7 +11,9 @@ An update passes through these in turn, eager or traced; a whole step through 1,
 6. on a mesh with explicit axes, no axis is explicit inside (`shardings`);
 7. hyperparameters that are schedules get their values at this step (`scheduled`);
 8. slots kept in another form than an array are loaded, unless the engine does so, here or in what
-   the state is handed on to (`materialized`).
+   the state is handed on to (`materialized`);
+9. functions of the parameters among the extra arguments, such as the loss, may be called with some
+   leaves of those that are there (`loss_functions`).
 """
 
 import functools
@@ -24,6 +26,7 @@ from gradtx.declaration import Declaration
 from gradtx.eager import Eager, one_by_one
 from gradtx.explanations import check_alive, explained
 from gradtx.flax_forms import tell_flax
+from gradtx.loss_functions import of_all_leaves
 from gradtx.materialized import on_arrays
 from gradtx.numerics import as_arrays
 from gradtx.numerics.tracing import is_shape, where_known
@@ -89,6 +92,7 @@ class Expansion:
     ) -> tuple[Updates, State]:
         self.declaration.check_numbers()
         params, extra_args = without_objects(updates, params, extra_args)
+        extra_args = of_all_leaves(extra_args, params)
         if self._sees_leaves(updates):
             return on_leaves(self.update, updates, state, params, extra_args)
         arrays = {n: v for n, v in extra_args.items() if not callable(v)}
@@ -120,6 +124,7 @@ class Expansion:
         self, updates: Updates, state: State, params: Params, **extra_args: Any
     ) -> tuple[Params, State]:
         self.declaration.check_numbers()
+        extra_args = of_all_leaves(extra_args, params)
         if self._sees_leaves(updates):
             return on_leaves(self._step, updates, state, params, extra_args)
         run = _of_slots(self.pair, self.pair.traits.step, state)

@@ -156,13 +156,19 @@ class Traits(NamedTuple):
             seen the gradients.
         communication: what devices send.
         multipliers: what the hyperparameters of each leaf are multiplied by, by its path.
-        nearest: ``params -> params``, the nearest point of the set to which it keeps the
-            parameters, if it keeps them to one and a gradient that leads out of it counts as zero.
+        nearest: ``(params, rate) -> params``, the nearest point of the set to which it keeps the
+            parameters, or the proximal map of the penalty that it adds to the loss, times `rate`;
+            at the rate 0 the second is the identity. What it ends at are its fixed points after a
+            gradient step of that rate.
         roles: ``params -> {path: role}``, for what it takes the leaves that it knows.
         takes_norm: for one that takes the norm of all gradients as the extra argument `grad_norm`,
             whether a leaf's update reads it, or the state of the next step alone.
         inner: the transformations that it runs in another way, or a function that returns them;
             what these can do is looked up in them.
+        searches: whether its state keeps the value and, unless it is None, the gradient of the loss
+            at the point to which its step leads.
+        scales_loss: whether the gradients that it takes are those of a loss multiplied by the
+            `loss_scale` in its state.
     """
 
     step: StepFn | None = None
@@ -177,10 +183,12 @@ class Traits(NamedTuple):
     cases: Any = None
     communication: Communication | None = None
     multipliers: Mapping[str, Any] | None = None
-    nearest: Callable[[Params], Params] | None = None
+    nearest: Callable[[Params, Any], Params] | None = None
     roles: Callable[[Params], Mapping[str, Any]] | None = None
     takes_norm: Literal["update", "state"] | None = None
     inner: tuple[Any, ...] | Callable[[], tuple[Any, ...]] = ()
+    searches: bool = False
+    scales_loss: bool = False
 
     def passed_on(self) -> "Traits":
         """The record for a pair that takes the same steps with the same state, in another way.

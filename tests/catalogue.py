@@ -1457,6 +1457,12 @@ CATALOGUE: dict[str, Entry] = {
         lambda: gradtx.lookahead(gradtx.adam(0.1), 2, 0.5),
         bad=({"fast_optimizer": optax.sgd(1.0), "sync_period": 0, "slow_step_size": 0.5},),
     ),
+    "proximal": Entry(
+        lambda: gradtx.proximal(gradtx.sgd(0.1), "l1", None, {"strength": 0.01}, True),
+        bad=({"inner": gradtx.adam(0.1), "penalty": "isotonic"}, {"penalty": "huber"}),
+        rows=False,
+        why="a penalty's map needs the whole table",
+    ),
     "reduce_on_plateau": Entry(
         lambda: gradtx.reduce_on_plateau(0.5, patience=2),
         bad=({"factor": 1.0}, {"patience": 0}, {"rtol": 0.0}, {"mode": "least"}),

@@ -190,7 +190,7 @@ def test_the_set_to_which_parameters_are_kept(name):
     tx = around(name, gradtx.scale_by_lbfgsb(lower=0.0, upper=0.5))
     nearest = nearest_in(tx)
     assert nearest is not None
-    moved = nearest(PARAMS)
+    moved = nearest(PARAMS, 1.0)
     assert any(np.any(moved[k] != p) for k, p in PARAMS.items())
     for k, p in PARAMS.items():
         want = p if np.array_equal(moved[k], p) else np.clip(p, 0.0, 0.5)

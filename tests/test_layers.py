@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).parent.parent / "gradtx"
 LAYERS = (
     *("absences", "namespace", "contexts", "signatures", "types", "checks", "numerics"),
     *("host_values", "declaration", "declared_schedule", "rows", "whole", "packed", "materialized"),
-    *("paths", "shardings", "flax_forms", "explanations"),
+    *("paths", "loss_functions", "shardings", "flax_forms", "explanations"),
     *("scheduled", "eager", "expansion", "traits", "pair"),
     *("tree", "tree_utils", "linear_algebra", "eigenbasis", "storage", "engine"),
     *("composition", "inspection", "training", "checkpoint"),

@@ -129,7 +129,7 @@ class ZoomLinesearchState(NamedTuple):
     ended without a step that meets them.
     """
 
-    count: Array
+    count: Array  # type: ignore[assignment]  # a method of tuples
     params: Params
     updates: Updates
     stepsize_guess: Array

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradtx.commands.chart import save_figure
-from gradtx.training.rates import count_batches, find_rate
+from gradtx.training.rates import count_batches, find_rate, loss_arguments
 
 RETURNS = "(loss_fn, build, params, batches), as gradtx.find_rate takes them"
 EVERY = 0.1  # seconds between what is shown of the progress
@@ -106,7 +106,8 @@ def _check(where: str, loss_fn: Any, build: Any, params: Any, batch: Any, rate: 
             f"{where} must return second what makes a transformation from a rate, such as "
             f"gradtx.adamw or lambda rate: gradtx.adamw(rate, weight_decay=0.1), not {build!r:.80}"
         )
-    _called(f"the loss of {where}", jax.eval_shape, loss_fn, params, batch)
+    args = loss_arguments(loss_fn, batch)
+    _called(f"the loss of {where}", jax.eval_shape, loss_fn, params, *args)
 
 
 class _ProgressLine:

@@ -1,16 +1,17 @@
 """What happens around a transformation: before its step and afterwards."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+from gradtx.loss_functions import elsewhere, seen_as
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     with_extra_args_support,
 )
 from gradtx.traits import StepFn, Traits
-from gradtx.types import Params, State, Updates
+from gradtx.types import Params, PyTree, State, Updates
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,21 @@ class InnerStep:
     ) -> tuple[Any, State]:
         """The result and the new inner state; `others` override extra arguments."""
         return self.function(updates, state, params, **{**self.extra_args, **others})
+
+    def seen_as(
+        self, outward: Callable[[PyTree], PyTree], inward: Callable[[PyTree], PyTree]
+    ) -> "InnerStep":
+        """The step of an inner transformation that sees the parameters in another form.
+
+        Args:
+            outward: parameters in that form -> in the outer form.
+            inward: gradients in the outer form -> in that form.
+        """
+        return replace(self, extra_args=seen_as(self.extra_args, outward, inward))
+
+    def elsewhere(self) -> "InnerStep":
+        """The step of an inner transformation from other parameters than those of the gradient."""
+        return replace(self, extra_args=elsewhere(self.extra_args))
 
 
 Run: TypeAlias = Callable[[InnerStep, Updates, State, Params | None], tuple[Any, State]]

@@ -13,10 +13,11 @@ from gradtx.checkpoint.state_dict import load_state_dict, state_dict
 from gradtx.composition.apply import take_step
 from gradtx.inspection.hyperparams import hyperparams, replace
 from gradtx.inspection.iterations import iterations, step_counters
-from gradtx.numerics import own_copy
+from gradtx.numerics import cast, own_copy
 from gradtx.numerics.tracing import is_tracer
 from gradtx.pair import GradientTransformation
 from gradtx.paths import path_string
+from gradtx.training.loss_scale import divides, scale_in
 from gradtx.training.minimize import apply_gradients
 from gradtx.types import State
 
@@ -302,6 +303,29 @@ def _keras_class() -> Any:
                 for v, kind in zip(self._slots, self._kinds, strict=True)
             ]
             return self._structure.unflatten(leaves)
+
+        @property
+        def loss_scale_factor(self) -> float | None:
+            """What the loss is multiplied by, besides a scale that `tx` finds."""
+            factor: float | None = self.__dict__.get("_factor")
+            return factor
+
+        @loss_scale_factor.setter
+        def loss_scale_factor(self, factor: float | None) -> None:
+            # Keras's LossScaleOptimizer sets it in what it is put around.
+            if "_factor" in self.__dict__ and divides(self.tx):
+                raise ValueError(
+                    "keras_optimizer: dynamic_loss_scale finds a scale, and so does Keras's "
+                    "LossScaleOptimizer around it: leave one out. compile(auto_scale_loss=False) "
+                    "leaves out Keras's, which the policy mixed_float16 puts there"
+                )
+            self.__dict__.update(_factor=factor)
+
+        def scale_loss(self, loss: Any) -> Any:
+            """The loss that is differentiated, multiplied by the scale that `tx` found."""
+            loss = super().scale_loss(loss)
+            scale = scale_in(self.tx, self.state)
+            return loss if scale is None else loss * cast(scale, loss.dtype)
 
         def stateless_apply(
             self, optimizer_variables: Any, grads: Any, trainable_variables: Any, **extra_args: Any

@@ -60,7 +60,7 @@ class _Joined:
         return out
 
 
-def _dense(scaled: bool, weights: Weights) -> GradientTransformation:
+def _broyden(scaled: bool, weights: Weights) -> GradientTransformation:
     """The member of Broyden's family with these weights."""
 
     def slots(p: Array) -> dict[str, Array]:
@@ -192,7 +192,7 @@ def scale_by_bfgs(scale_init_precond: bool = True, self_scaled: bool = False) ->
     >>> bool(jnp.allclose(x - second, 0, atol=1e-5))
     True
     """
-    return _dense(scale_init_precond, _ssbfgs if self_scaled else _bfgs)
+    return _broyden(scale_init_precond, _ssbfgs if self_scaled else _bfgs)
 
 
 @transformation
@@ -241,7 +241,7 @@ def scale_by_ssbroyden(scale_init_precond: bool = True) -> Any:
     >>> bool(jnp.allclose(x - second, 0, atol=1e-5))
     True
     """
-    return _dense(scale_init_precond, _ssbroyden)
+    return _broyden(scale_init_precond, _ssbroyden)
 
 
 _SEARCH = scale_by_zoom_linesearch(max_linesearch_steps=20, initial_guess_strategy="one")

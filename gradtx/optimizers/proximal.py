@@ -1,5 +1,6 @@
 """Proximal descent: steps under L1 and L2 penalties that make entries exactly zero."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -18,7 +19,17 @@ from gradtx.numerics import (
 )
 from gradtx.optimizers.adagrad import ScaleByRssState
 from gradtx.pair import GradientTransformation, transformation
-from gradtx.types import Array, Counter, EmptyState, NonNegativeSlots, Slots
+from gradtx.paths import map_present
+from gradtx.types import Array, Counter, EmptyState, NonNegativeSlots, Params, Slots
+
+
+def _shrunk(l1: Any, l2: Any) -> Callable[[Params, Any], Params]:
+    """The proximal map of both penalties, on each leaf."""
+
+    def nearest(params: Params, rate: Any) -> Params:
+        return map_present(lambda p: shrink(p, rate * l1, rate * l2), params)
+
+    return nearest
 
 
 @transformation
@@ -58,7 +69,8 @@ def proximal_gradient_descent(
         l2 = learning_rate * l2_regularization_strength
         return shrink(p - learning_rate * g, l1, l2) - p, {}
 
-    return elementwise(EmptyState, None, rule)
+    lifted = elementwise(EmptyState, None, rule)
+    return lifted._replace(nearest=_shrunk(l1_regularization_strength, l2_regularization_strength))
 
 
 @transformation
@@ -106,7 +118,8 @@ def proximal_adagrad(
         l1, l2 = rate * l1_regularization_strength, rate * l2_regularization_strength
         return shrink(p - rate * g, l1, l2) - p, {"sum_of_squares": total}
 
-    return elementwise(ScaleByRssState, slots, rule)
+    lifted = elementwise(ScaleByRssState, slots, rule)
+    return lifted._replace(nearest=_shrunk(l1_regularization_strength, l2_regularization_strength))
 
 
 class AdagradDaState(NamedTuple):
@@ -168,4 +181,5 @@ def adagrad_da(
         new = {"gradient_sum": z, "sum_of_squares": total}
         return divide(-learning_rate * shrunk, curvature) - p, new
 
-    return elementwise(AdagradDaState, slots, rule)
+    lifted = elementwise(AdagradDaState, slots, rule)
+    return lifted._replace(nearest=_shrunk(l1_regularization_strength, l2_regularization_strength))

@@ -26,6 +26,7 @@ from gradtx.rows import is_rows
 from gradtx.shardings import automatic
 from gradtx.training.inside import Inside
 from gradtx.training.lookup import looked_up, vjp
+from gradtx.training.loss_scale import scale_in, unscaled
 from gradtx.training.resharding import Shardings
 from gradtx.training.rounding import rounded_with
 from gradtx.traits import BeforeFn
@@ -153,10 +154,12 @@ def _differentiated(
     trained: Params,
     grad_loss: Any,
     axes: tuple[str, ...] = (),
+    scale: Array | None = None,
 ) -> tuple[Array, Updates, Any]:
     """The value of a loss, its gradient and its other results.
 
-    Along `axes` the gradient is not summed: each device gets that of its own loss.
+    Along `axes` the gradient is not summed: each device gets that of its own loss. It is that of
+    the loss multiplied by a scale, if there is one.
 
     Raises:
         ValueError: `grad_loss` has another shape; the loss is reduced over one of the axes.
@@ -171,17 +174,17 @@ def _differentiated(
             "which the optimizer reduces the gradients: return each device's own loss, and reduce "
             "the value that the step returns"
         )
-    seed = _seed(value, grad_loss)
+    seed = _seed(value, grad_loss, scale)
     gradients = pull(vary(seed, varying_axes(jax.typeof(value))))
     return value, jax.tree.map(lambda g: g.conj() if jnp.iscomplexobj(g) else g, gradients), aux
 
 
-def _seed(value: Array, grad_loss: Any) -> Array:
-    """The cotangent of the loss with which its derivative begins: 1, or `grad_loss`."""
+def _seed(value: Array, grad_loss: Any, scale: Array | None) -> Array:
+    """The cotangent of the loss with which its derivative begins: 1, or `grad_loss`, scaled."""
     seed = jnp.ones_like(value) if grad_loss is None else jnp.asarray(grad_loss, value.dtype)
     if seed.shape != value.shape:
         raise ValueError(f"grad_loss has the shape {seed.shape}, the loss {value.shape}")
-    return seed
+    return seed if scale is None else seed * scale.astype(value.dtype)
 
 
 def read_inside(
@@ -228,7 +231,7 @@ def step_inside(
     )
     new, state, value, aux = read.run(
         state,
-        lambda value: _seed(value, grad_loss),
+        lambda value: _seed(value, grad_loss, scale_in(tx, state)),
         lambda value: {"value": value, **(extra_args or {})},
     )
     return merge(new, params), state, (value, aux) if has_aux else value
@@ -415,9 +418,10 @@ def minimize(
     >>> float(params["w"]), float(value)
     (0.0, 9.0)
     """
+    check_order("minimize", loss_fn=loss_fn, tx=tx, params=params, state=state)
+    scale = scale_in(tx, state)
     if rounding_key is not None:
         tx = rounded_with(tx, rounding_key)
-    check_order("minimize", loss_fn=loss_fn, tx=tx, params=params, state=state)
     if inside is not None and inside is not False:
         return step_inside(
             loss_fn,
@@ -442,8 +446,9 @@ def minimize(
         params, state = _prepared(before, params, state, touched)
     trained = _trained(params, trainable)
     loss = scalar_loss(loss_fn, has_aux, any_shape=grad_loss is not None)
+    axes = tracked(reduced_axes(tx))
     value, grads, aux = _differentiated(
-        lambda t: loss(merge(t, params), *args), trained, grad_loss, tracked(reduced_axes(tx))
+        lambda t: loss(merge(t, params), *args), trained, grad_loss, axes, scale
     )
 
     def value_fn(at: PyTree) -> Array:
@@ -452,7 +457,7 @@ def minimize(
 
     given = {
         "value": value,
-        "grad": grads,
+        "grad": unscaled(grads, scale),
         "value_fn": value_fn,
         **(extra_args or {}),
     }

@@ -1,5 +1,6 @@
 """The rate finder: many learning rates from one start, in one compiled program."""
 
+import inspect
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -97,6 +98,37 @@ def count_batches(batches: PyTree) -> int:
     return lengths.pop()
 
 
+def loss_arguments(loss_fn: Callable[..., Any], batch: PyTree) -> tuple[Any, ...]:
+    """The arguments of a loss after the parameters: a batch, or the parts of one that is a tuple.
+
+    A tuple is taken apart for a loss that has a place for each part, unless the loss would also
+    take it as its one argument.
+
+    >>> (
+    ...     loss_arguments(lambda p, x, y: x + y, (1, 2)),
+    ...     loss_arguments(lambda p, batch: sum(batch), (1, 2)),
+    ... )
+    ((1, 2), ((1, 2),))
+    """
+    if not isinstance(batch, tuple) or hasattr(batch, "_fields"):
+        return (batch,)
+    try:
+        of_loss = inspect.signature(loss_fn)
+    except (TypeError, ValueError):  # some functions that are not written in Python have none
+        return (batch,)
+    kinds = {parameter.kind for parameter in of_loss.parameters.values()}
+    whole = inspect.Parameter.VAR_POSITIONAL not in kinds and _binds(of_loss, 2)
+    return (batch,) if whole or not _binds(of_loss, 1 + len(batch)) else batch
+
+
+def _binds(signature: inspect.Signature, count: int) -> bool:
+    try:
+        signature.bind(*[None] * count)
+    except TypeError:
+        return False
+    return True
+
+
 def find_rate(
     loss_fn: Callable[..., Any],
     build: Callable[[Any], GradientTransformation],
@@ -114,11 +146,13 @@ def find_rate(
     `stop` times the first one, diverged: it takes no more steps.
 
     Args:
-        loss_fn: ``(params, batch) -> value``.
+        loss_fn: ``(params, batch) -> value``, or ``(params, *args) -> value``, as elsewhere.
         build: ``rate -> tx``, such as ``lambda rate: gradtx.adamw(rate)``; the rate is an array, so
             a schedule is scaled by ``gradtx.multiply_schedules(rate, schedule)``.
         params: the start.
-        batches: arrays with one batch for each step along their first axis.
+        batches: arrays with one batch for each step along their first axis: a tree of them for
+            ``(params, batch)``, a tuple of what `args` are for ``(params, *args)``. A loss that
+            can do with one argument after the parameters gets the tuple as that.
         rates: the rates, positive; by default from 1e-5 to 1, each the root of 10 above the last.
         stop: above 1.
         tolerance: how far above the best final loss, in proportion, the basin goes.
@@ -154,7 +188,7 @@ def find_rate(
                 (at, state), going, first = carry
                 if progress is not None:  # without an operand that is mapped: one call for a step
                     jax.debug.callback(lambda: progress(next(done), steps))
-                new, state, loss = minimize(loss_fn, tx, at, state, batch)
+                new, state, loss = minimize(loss_fn, tx, at, state, *loss_arguments(loss_fn, batch))
                 first = jnp.where(jnp.isnan(first), loss, first)
                 limit = first + (stop - 1) * jnp.abs(first)
                 going = going & jnp.isfinite(loss) & (loss <= limit)

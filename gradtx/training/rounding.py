@@ -15,6 +15,7 @@ from gradtx.numerics.keys import check_key, own_key
 from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.paths import aligned, leaves_with_path
 from gradtx.rows import is_rows, take_rows
+from gradtx.training.loss_scale import divides
 from gradtx.traits import StepFn
 from gradtx.types import Array, DType, InnerState, Key, Params, PyTree, State, Updates
 
@@ -94,6 +95,7 @@ def stochastic_rounding(inner: GradientTransformation, key: Any = 0) -> Gradient
         lambda params: StochasticRoundingState(own_key(key), tx.init(params)),
         run,
         step=tx.update,
+        scales_loss=divides(tx),
     )
 
 

@@ -2,6 +2,7 @@
 
 import enum
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple
 
@@ -9,13 +10,17 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import check_integer
-from gradtx.composition.chain import NamedStates
 from gradtx.composition.nearest import nearest_in
 from gradtx.declaration import read_by_people
+from gradtx.numerics import widen
+from gradtx.numerics.derivatives import forward_only, has_while, without_derivative
 from gradtx.packed import packed_like, unpack
 from gradtx.pair import GradientTransformation, with_extra_args_support
 from gradtx.paths import Where, merge, select
 from gradtx.rows import is_rows
+from gradtx.scheduled import ScheduledState
+from gradtx.training.implicit import Implicit, checked, differentiable
+from gradtx.training.loss_scale import scale_in, unscaled
 from gradtx.training.minimize import (
     LossFn,
     apply_gradients,
@@ -36,6 +41,17 @@ class Status(enum.IntEnum):
     DIVERGED = 2
 
 
+class StopReason(enum.IntEnum):
+    """Which rule stopped :func:`solve`: `STILL` where nothing changed any more."""
+
+    MAX_STEPS = 0
+    STILL = 1
+    TOL = 2
+    FTOL = 3
+    XTOL = 4
+    DIVERGED = 5
+
+
 class Path(NamedTuple, Generic[ParamsT]):
     """The path that a solution took; entry `i` is the point before step `i + 1`.
 
@@ -52,7 +68,7 @@ class Solution(NamedTuple, Generic[ParamsT]):
 
     params: where it stopped; state: the optimizer's; value: the loss at `params`; steps: i32[],
     steps taken (where it diverged, the step at which it did); status: i32[], a `Status`;
-    path: a `Path` if it was recorded.
+    path: a `Path` if it was recorded; reason: i32[], a `StopReason`.
     """
 
     params: ParamsT
@@ -61,11 +77,80 @@ class Solution(NamedTuple, Generic[ParamsT]):
     steps: Array
     status: Array
     path: Path[ParamsT] | None
+    reason: Array
+
+
+class _Tolerances(NamedTuple):
+    """The arguments of :func:`solve` of these names, each a number or None."""
+
+    tol: Any
+    ftol: Any
+    xtol: Any
+    fatol: Any
+    xatol: Any
+
+    def value(self, now: Array, before: Array) -> Array:
+        """Whether the loss has changed little enough; never where one of them is NaN."""
+        size = jnp.maximum(jnp.abs(now), jnp.abs(before))
+        return _little(jnp.abs(now - before), size, self.ftol, self.fatol)
+
+    def params(self, now: Params, before: Params) -> Array:
+        """Whether the parameters have changed little enough."""
+        change = jax.tree.map(lambda a, b: widen(a) - widen(b), now, before)
+        return _little(global_norm(change), global_norm(before), self.xtol, self.xatol)
+
+
+def _little(change: Array, size: Array, relative: Any, absolute: Any) -> Array:
+    if relative is None and absolute is None:
+        return jnp.array(False)
+    return change <= _number(absolute) + _number(relative) * size
+
+
+def _number(tolerance: Any) -> Any:
+    return 0 if tolerance is None else tolerance
+
+
+class _Run(NamedTuple):
+    """The arguments of :func:`solve` that its program is compiled for."""
+
+    max_steps: int
+    record: bool
+    trainable: "_SameObject"
+    unrolled: bool
+
+
+_WINDOW = 10  # Steps within which something has to move.
+
+_NO_REVERSE = (
+    "solve: with unrolled=True, what has a loop of unknown length, as a line search has, is "
+    "differentiated in forward mode alone: use jax.jvp or jax.jacfwd, or implicit=True"
+)
+
+_NO_DERIVATIVE = (
+    "solve: the derivative of its steps is not that of the solution, and may be anything once "
+    "nothing moves. For the derivative of the minimizer, pass implicit=True; for none, put "
+    "jax.lax.stop_gradient around what solve and its loss are given; for that of the steps, pass "
+    "unrolled=True"
+)
+
+
+def _every(holds: Callable[[Any, Any], Array], tree: PyTree, other: PyTree) -> Array:
+    each = jax.tree.leaves(jax.tree.map(holds, tree, other))
+    return functools.reduce(jnp.logical_and, each, jnp.array(True))
 
 
 def _same(tree: PyTree, other: PyTree) -> Array:
-    equal = jax.tree.map(lambda a, b: jnp.all(a == b), tree, other)
-    return functools.reduce(jnp.logical_and, jax.tree.leaves(equal), jnp.array(True))
+    return _every(lambda a, b: jnp.all(a == b), tree, other)
+
+
+def _close(tree: PyTree, other: PyTree) -> Array:
+    """Whether each leaf is within a few roundings of the other."""
+
+    def within(a: Array, b: Array) -> Array:
+        most = 4 * jnp.finfo(a.dtype).eps * jnp.linalg.norm(widen(a).ravel())
+        return jnp.linalg.norm((widen(a) - widen(b)).ravel()) <= most
+
+    return _every(within, tree, other)
 
 
 def _waits(
@@ -83,13 +168,17 @@ def _waits(
     return following & ~this
 
 
+def _as_arrays(params: ParamsT) -> ParamsT:
+    return jax.tree.map(lambda p: jnp.asarray(p, None if hasattr(p, "dtype") else float), params)
+
+
 def _start(tx: GradientTransformation, params: ParamsT, where: Where | None) -> ParamsT:
     """`params` as arrays, at the nearest point of the set to which `tx` keeps them, if it does."""
-    params = jax.tree.map(lambda p: jnp.asarray(p, None if hasattr(p, "dtype") else float), params)
+    params = _as_arrays(params)
     nearest, trained = nearest_in(tx), select(params, where)
     if nearest is None:
         return params
-    return merge(packed_like(nearest(unpack(trained)), trained), params)
+    return merge(packed_like(nearest(unpack(trained), 0), trained), params)
 
 
 def _arrived(tx: GradientTransformation, tol: Any, params: Params, grads: PyTree) -> Array:
@@ -100,7 +189,7 @@ def _arrived(tx: GradientTransformation, tol: Any, params: Params, grads: PyTree
     if nearest is None:
         return global_norm(grads) <= tol
     params, grads = unpack(params), unpack(grads)
-    return global_norm(sub(params, nearest(sub(params, grads)))) <= tol
+    return global_norm(sub(params, nearest(sub(params, grads), 1))) <= tol
 
 
 @read_by_people
@@ -114,22 +203,43 @@ def solve(
     record: bool = False,
     trainable: Where | None = None,
     inside: Where | bool | None = None,
+    ftol: Any = None,
+    xtol: Any = None,
+    fatol: Any = None,
+    xatol: Any = None,
+    implicit: bool | Implicit = False,
+    unrolled: bool = False,
 ) -> Solution[ParamsT]:
     """Minimize a loss until it converges, the whole loop inside one compiled ``while_loop``.
 
     It stops when the parameters stop changing (or, with `tol`, when the norm of the gradient is at
     most `tol`), when it diverges, or after `max_steps`. It has diverged at the first step that
-    starts from parameters that are not finite or whose gradient has a NaN; an infinite gradient is
-    a direction, from which a clip can make a step. A step that changes nothing stops it, unless its
-    updates are zero and those of the next step are not; a transformation that waits longer, as
-    :func:`accumulate` may within a window, is taken to have converged.
+    starts from parameters or a loss that are not finite, or whose gradient has a NaN, or if the
+    last step ends at such parameters or at such a loss; an infinite gradient is a direction, from
+    which a clip can make a step.
+
+    A step that changes nothing stops it, unless its updates are zero and those of the next step are
+    not; a transformation that waits longer, as :func:`accumulate` may within a window, is taken to
+    have converged. Ten steps stop it too if afterwards each array is within four roundings of where
+    it was, and neither the loss nor the norm of the gradient is lower.
 
     An optimizer that keeps the parameters between bounds, such as :func:`lbfgsb`, starts from the
     point between them that is nearest, and `tol` is on the norm of what a step of the negative
-    gradient, projected back between them, would change.
+    gradient, projected back between them, would change. The same holds of :func:`project`, and of
+    a proximal optimizer such as :func:`proximal_gradient_descent`, whose penalty counts.
 
     No point is evaluated twice: if the last link of a chain is a line search that keeps its value
     and gradient, as in :func:`lbfgs`, the next step starts from these.
+
+    With `implicit`, ``jax.grad``, ``jvp`` and all others differentiate the solution, not the way to
+    it, in both modes and to any order, in memory that does not grow with the steps: it is a fixed
+    point of a projected or proximal gradient step, whatever `tx` is. These derivatives are as exact
+    as the solution. State, steps and path have none.
+
+    With `unrolled`, they differentiate the steps that were taken, in all of `params`, `tx` and
+    `args`: the loop is then one of `max_steps` turns, of which those after the end do nothing, and
+    the backward pass keeps about twice the square root of so many states, and computes the steps
+    between them again.
 
     Args:
         loss_fn: ``(params, *args) -> value``.
@@ -143,13 +253,25 @@ def solve(
         inside: None or False. The loop of `solve` takes no step inside of the backward pass, as
             that of :func:`make_step` does: it returns to the parameters before a gradient that has
             a NaN, and asks whether a step changed them.
+        ftol: the change of the loss at which to stop, relative to the larger of both losses.
+        xtol: that of the parameters, relative to their norm, over all leaves.
+        fatol: the absolute change of the loss at which to stop; with `ftol`, the sum of both.
+        xatol: the absolute change of the parameters at which to stop, likewise.
+        implicit: whether derivatives of the parameters and the value are those of the solution: in
+            `args` and what the loss closes over, frozen parameters, bounds and strengths in `tx`
+            that are arrays; zero in where it starts. True, or an `Implicit`, which says how.
+        unrolled: whether derivatives are those of the steps. Where a step has a loop of unknown
+            length, as line searches have, they exist in forward mode alone.
 
     Returns:
         A `Solution`. If it diverged, `steps` is the step at which it did, and `params` are the
         parameters before it.
 
     Raises:
-        ValueError: `max_steps` or `tol` is negative; `inside` is given.
+        ValueError: `max_steps` or a tolerance is negative; `inside` is given; `implicit` has a
+            field out of range, or is not possible with `tx` or `unrolled`.
+        TypeError: the solution is differentiated without `implicit` or `unrolled`, or with
+            `unrolled` in reverse mode where there is a loop of unknown length.
 
     >>> import gradtx
     >>> result = solve(lambda x: (x - 3.0) ** 2, 0.0, gradtx.sgd(0.25))
@@ -158,24 +280,27 @@ def solve(
     """
     check_order("solve", loss_fn=loss_fn, params=params, tx=tx)
     check_integer("solve", "max_steps", max_steps, least=0)
-    if isinstance(tol, int | float) and not tol >= 0:
-        raise ValueError(f"solve: tol must be at least 0, not {tol!r}")
+    tolerances = _Tolerances(tol, ftol, xtol, fatol, xatol)
+    for name, value in tolerances._asdict().items():
+        if isinstance(value, int | float) and not value >= 0:
+            raise ValueError(f"solve: {name} must be at least 0, not {value!r}")
     if inside is not None and inside is not False:
         raise ValueError(
             "solve: inside= is not possible. Where it diverges or nothing changes, solve needs "
             "the parameters before the step and all gradients, and a step inside of the backward "
             "pass keeps neither: write a loop around minimize(..., inside=True), or use make_step"
         )
-    return _solve(
-        loss_fn,
-        with_extra_args_support(tx),
-        params,
-        args,
-        max_steps,
-        tol,
-        record,
-        _SameObject(trainable),
-    )
+    tx = with_extra_args_support(tx)
+    options = checked(implicit, tx, nearest_in(tx))
+    if unrolled and options is not None:
+        raise ValueError(
+            "solve: implicit= has the derivative of the solution, unrolled= that of the steps: "
+            "pass one of them"
+        )
+    run = _Run(max_steps, bool(record), _SameObject(trainable), bool(unrolled))
+    if options is None:
+        return _solve(loss_fn, run, tx, params, args, tolerances)
+    return _solve_implicitly(loss_fn, run, options, tx, params, args, tolerances)
 
 
 class _SameObject:
@@ -191,31 +316,77 @@ class _SameObject:
         return isinstance(other, _SameObject) and other.value is self.value
 
 
+class _Anchor(NamedTuple):
+    """The trained parameters of a step, their loss, and the norm of its gradient."""
+
+    params: Params
+    value: Array
+    slope: Array
+
+    def no_better(self, before: "_Anchor") -> Array:
+        """Whether nothing has moved since a point, but for rounding."""
+        higher = (self.value >= before.value) & (self.slope >= before.slope)
+        return higher & _close(self.params, before.params)
+
+
 class _Loop(NamedTuple):
-    """The carry of the loop of :func:`solve`; `value` is the current loss if `evaluated`."""
+    """The carry of the loop of :func:`solve`; `value` is the current loss if `evaluated`.
+
+    before: the loss before the last step, NaN if that changed nothing; reason: why it stops, if it
+    does; anchor: where the window of steps began within which something has to move.
+    """
 
     params: Params
     state: State
     value: Array
     evaluated: Array
+    before: Array
     steps: Array
-    status: Array
-    running: Array
+    reason: Array
+    anchor: _Anchor
     path: Any
 
 
-@functools.partial(jax.jit, static_argnums=(0, 4, 6, 7))
+def _first(
+    params: Params, state: State, trained: Params, dtype: DType, recorded: int | None
+) -> _Loop:
+    """The carry before the first step, with room for a path of so many steps."""
+    path = None
+    if recorded is not None:
+        path = Path(
+            jax.tree.map(lambda p: jnp.broadcast_to(p, (recorded + 1, *p.shape)), params),
+            jnp.full(recorded + 1, jnp.nan, dtype),
+        )
+    start = jnp.zeros([], jnp.int32)
+    unknown = jnp.full([], jnp.nan, dtype), jnp.array(False)
+    anchor = _Anchor(trained, jnp.full([], jnp.inf, dtype), jnp.zeros_like(global_norm(trained)))
+    return _Loop(params, state, *unknown, unknown[0], start, start, anchor, path)
+
+
+def _in_window(now: _Loop, point: _Anchor) -> tuple[Array, _Anchor]:
+    """Whether nothing has moved within a window that ends at this point, and the next anchor."""
+
+    def ends(_: None) -> tuple[Array, _Anchor]:
+        return point.no_better(now.anchor), point
+
+    def goes_on(_: None) -> tuple[Array, _Anchor]:
+        return jnp.array(False), now.anchor
+
+    return jax.lax.cond(now.steps % _WINDOW == 0, ends, goes_on, None)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def _solve(
     loss_fn: Callable[..., Any],
+    run: _Run,
     tx: GradientTransformation,
     params: ParamsT,
     args: Any,
-    max_steps: int,
-    tol: Any,
-    record: bool,
-    trainable: _SameObject,
+    tolerances: _Tolerances,
 ) -> Solution[ParamsT]:
-    where = trainable.value
+    max_steps, record, where = run.max_steps, run.record, run.trainable.value
+    if not run.unrolled:
+        tx, params, args = without_derivative((tx, params, args), _NO_DERIVATIVE)
     params = _start(tx, params, where)
     trained = select(params, where)
 
@@ -225,17 +396,25 @@ def _solve(
         return scalar_loss(loss_fn, False, False)(whole, *args)[0]
 
     def body(now: _Loop) -> _Loop:
-        def evaluate(_: None) -> tuple[Array, PyTree]:
-            return compute_gradients(loss_fn, now.params, *args, trainable=where)
+        scale = scale_in(tx, now.state)
 
-        found = _evaluation(now.state, now.value.dtype)
-        if found is None:
-            value, grads = evaluate(None)
+        def evaluate(_: None) -> tuple[Array, PyTree]:
+            options: Any = {"grad_loss": scale, "trainable": where}
+            return compute_gradients(loss_fn, now.params, *args, **options)
+
+        found = _evaluation(tx, now.state, now.value.dtype)
+        if found is None or scale is not None:
+            value, scaled = evaluate(None)
         else:
             stored = found.value.astype(now.value.dtype), packed_like(found.grad, trained)
-            value, grads = jax.lax.cond(now.evaluated, lambda _: stored, evaluate, None)
-        sound = all_finite(select(now.params, where)) & ~any_nan(grads)
-        done = sound & _arrived(tx, tol, select(now.params, where), grads)
+            value, scaled = jax.lax.cond(now.evaluated, lambda _: stored, evaluate, None)
+        grads = unscaled(scaled, scale)
+        at = select(now.params, where)
+        finite, nan = jnp.isfinite(value) & all_finite(at), any_nan(grads)
+        point = _Anchor(at, value, global_norm(grads))
+        stuck, anchor = _in_window(now, jax.lax.stop_gradient(point))
+        arrived, flat = _arrived(tx, tolerances.tol, at, grads), tolerances.value(value, now.before)
+        done = finite & ~nan & (arrived | flat | stuck)
 
         extra = {
             "value": value,
@@ -244,80 +423,158 @@ def _solve(
         }
 
         def move(_: None) -> tuple[Params, State]:
-            return apply_gradients(tx, grads, now.params, now.state, **extra)
+            return apply_gradients(tx, scaled, now.params, now.state, **extra)
 
-        go = sound & ~done
+        go = finite & ~done & (~nan | (scale is not None))
         new, state = jax.lax.cond(go, move, lambda _: (now.params, now.state), None)
         steps = now.steps + jnp.where(done, 0, 1)
-        still = _same(new, now.params)
+        fell = _fell(scale, scale_in(tx, state))
+        anchor = anchor._replace(value=jnp.where(fell, jnp.inf, anchor.value))
+        still = _same(new, now.params) & ~fell
         # The first update of ADOPT or of a warm-up is zero, as is Rprop's where all signs change.
         waiting = jax.lax.cond(
             still & go,
-            lambda _: _waits(tx, grads, now.state, select(now.params, where), extra),
+            lambda _: _waits(tx, scaled, now.state, at, extra),
             lambda _: jnp.array(False),
             None,
         )
-        converged = done | (still & ~waiting)
-        status = jnp.where(converged, Status.CONVERGED, Status.MAX_STEPS)
-        status = jnp.where(sound, status, Status.DIVERGED).astype(jnp.int32)
-        path = now.path
-        if record:
-            path = Path(
-                jax.tree.map(lambda a, x: a.at[now.steps + 1].set(x), path.params, new),
-                path.values.at[now.steps].set(value),
-            )
-        # What is known about the point at which the next iteration starts.
-        value_next, evaluated = value, still
-        after = _evaluation(state, value.dtype)
-        if after is not None:
-            searched = go & jnp.isfinite(after.value)
-            value_next = jnp.where(searched, after.value.astype(value.dtype), value)
-            evaluated = still | searched
-        running = status == Status.MAX_STEPS
-        return _Loop(new, state, value_next, evaluated, steps, status, running, path)
+        near = go & ~still & ~fell & tolerances.params(select(new, where), at)
+        reason = _first_that_holds(
+            (~finite | (nan & ~fell), StopReason.DIVERGED),
+            (done & arrived, StopReason.TOL),
+            (done & flat, StopReason.FTOL),
+            (done | (still & ~waiting), StopReason.STILL),
+            (near, StopReason.XTOL),
+        )
+        before, path = jnp.where(still | fell, jnp.nan, value), _recorded(now, new, value)
+        known = _known(tx, state, value, still, go)
+        return _Loop(new, state, *known, before, steps, reason, anchor, path)
 
     def go_on(now: _Loop) -> Array:
-        return now.running & (now.steps < max_steps)
+        return (now.reason == StopReason.MAX_STEPS) & (now.steps < max_steps)
 
-    start = jnp.zeros([], jnp.int32)
     dtype = jax.eval_shape(value_at, params, trained).dtype
-    path = None
-    if record:
-        path = Path(
-            jax.tree.map(lambda p: jnp.broadcast_to(p, (max_steps + 1, *p.shape)), params),
-            jnp.full(max_steps + 1, jnp.nan, dtype),
-        )
-    state = tx.init(select(params, where))
-    unknown = jnp.full([], jnp.nan, dtype), jnp.array(False)
-    first = _Loop(params, state, *unknown, start, start, jnp.array(True), path)
-    last = jax.lax.while_loop(go_on, body, first)
+    first = _first(params, tx.init(trained), trained, dtype, max_steps if record else None)
+    loop = _unrolled(max_steps) if run.unrolled else jax.lax.while_loop
+    last = loop(go_on, body, first)
     value = jax.lax.cond(
         last.evaluated,
         lambda _: last.value,
         lambda _: value_at(last.params, select(last.params, where)),
         None,
     )
-    if record:
-        at = jnp.arange(max_steps + 1) < last.steps
-        keep = functools.partial(_repeat_last, at)
-        path = Path(
-            jax.tree.map(keep, last.path.params, last.params),
-            jnp.where(at, last.path.values, value),
-        )
-    return Solution(last.params, last.state, value, last.steps, last.status, path)
+    sound = jnp.isfinite(value) & all_finite(select(last.params, where))
+    ended = last.reason != StopReason.MAX_STEPS
+    reason = jnp.where(ended | sound, last.reason, StopReason.DIVERGED).astype(jnp.int32)
+    path = _to_the_end(last, value) if record else None
+    status = _status(reason)
+    solution = Solution(last.params, last.state, value, last.steps, status, path, reason)
+    return solution if run.unrolled else without_derivative(solution, _NO_DERIVATIVE)
 
 
-def _evaluation(state: State, dtype: DType) -> Any:
+def _first_that_holds(*cases: tuple[Array, StopReason]) -> Array:
+    """The reason of the first case that holds, `MAX_STEPS` if none does."""
+    conditions, reasons = zip(*cases, strict=True)
+    return jnp.select(conditions, [jnp.int32(r) for r in reasons], jnp.int32(StopReason.MAX_STEPS))
+
+
+def _status(reason: Array) -> Array:
+    status = jnp.where(reason == StopReason.DIVERGED, Status.DIVERGED, Status.CONVERGED)
+    return jnp.where(reason == StopReason.MAX_STEPS, Status.MAX_STEPS, status).astype(jnp.int32)
+
+
+def _unrolled(most: int) -> Callable[..., _Loop]:
+    """``while_loop`` of at most so many turns, which can be differentiated in reverse too.
+
+    The turns are in groups of as many as there are groups. The backward pass keeps the carry before
+    each group, and then those within one.
+    """
+
+    def loop(go_on: Callable[[_Loop], Array], body: Callable[[_Loop], _Loop], now: _Loop) -> _Loop:
+        def turn(now: _Loop, _: None) -> tuple[_Loop, None]:
+            return jax.lax.cond(go_on(now), body, lambda now: now, now), None
+
+        def group(now: _Loop, _: None) -> tuple[_Loop, None]:
+            return jax.lax.scan(checkpoint(turn), now, length=length)
+
+        checkpoint = functools.partial(jax.checkpoint, prevent_cse=False)  # within a scan
+        length = math.isqrt(max(most - 1, 0)) + 1
+        last, _ = jax.lax.scan(checkpoint(group), now, length=-(-most // length))
+        return forward_only(last, _NO_REVERSE) if has_while(body, now) else last
+
+    return loop
+
+
+def _recorded(now: _Loop, new: Params, value: Array) -> Path[Any] | None:
+    """The path, if there is one, with the loss of a step and the parameters after it."""
+    if now.path is None:
+        return None
+    params = jax.tree.map(lambda a, x: a.at[now.steps + 1].set(x), now.path.params, new)
+    return Path(params, now.path.values.at[now.steps].set(value))
+
+
+def _to_the_end(last: _Loop, value: Array) -> Path[Any]:
+    """The path, with the last point after the last step."""
+    taken = jnp.arange(last.path.values.shape[0]) < last.steps
+    keep = functools.partial(_repeat_last, taken)
+    params = jax.tree.map(keep, last.path.params, last.params)
+    return Path(params, jnp.where(taken, last.path.values, value))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _solve_implicitly(
+    loss_fn: Callable[..., Any],
+    run: _Run,
+    options: Implicit,
+    tx: GradientTransformation,
+    params: ParamsT,
+    args: Any,
+    tolerances: _Tolerances,
+) -> Solution[ParamsT]:
+    """:func:`_solve`, whose parameters and value have the derivatives of the solution."""
+    params, where = _as_arrays(params), run.trainable.value
+
+    def loss(trained: PyTree) -> Array:
+        return scalar_loss(loss_fn, False, False)(merge(trained, params), *args)[0]
+
+    def find() -> tuple[PyTree, Array, Any]:
+        found = _solve(loss_fn, run, tx, params, args, tolerances)
+        sound = found.reason != StopReason.DIVERGED
+        return select(found.params, where), sound, found._replace(params=None, value=None)
+
+    trained, rest = differentiable(find, loss, nearest_in(tx), select(params, where), options)
+    return rest._replace(params=merge(trained, params), value=loss(trained))
+
+
+def _evaluation(tx: GradientTransformation, state: State, dtype: DType) -> Any:
     """The state of a line search at the end of the chain, if it keeps value and gradient.
 
     Only the last link counts: any link after it would have moved the point.
     """
-    while type(state) in (tuple, NamedStates) and state:
-        state = state[-1]
-    fields = getattr(state, "_fields", ())
-    if {"learning_rate", "value", "grad"} <= set(fields) and state.grad is not None:
-        return state if jnp.promote_types(state.value.dtype, dtype) == state.value.dtype else None
-    return None
+    while not tx.traits.searches:
+        links = tx.expansion.traits.links  # also where a hyperparameter is a schedule
+        if links is None or not links.each or isinstance(state, ScheduledState):
+            return None
+        tx, state = links.each[-1], links.states(state)[-1]
+    if isinstance(state, ScheduledState) or state.grad is None:
+        return None
+    return state if jnp.promote_types(state.value.dtype, dtype) == state.value.dtype else None
+
+
+def _known(
+    tx: GradientTransformation, state: State, value: Array, still: Array, go: Array
+) -> tuple[Array, Array]:
+    """The loss at which the next iteration starts, and whether it is known."""
+    after = _evaluation(tx, state, value.dtype)
+    if after is None:
+        return value, still
+    searched = go & jnp.isfinite(after.value)
+    return jnp.where(searched, after.value.astype(value.dtype), value), still | searched
+
+
+def _fell(scale: Array | None, after: Array | None) -> Array:
+    """Whether the scale of the loss fell: gradients overflowed, and may not at the next step."""
+    return jnp.array(False) if scale is None or after is None else after < scale
 
 
 def _repeat_last(taken: Array, path: Array, last: Array) -> Array:

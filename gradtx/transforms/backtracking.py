@@ -162,7 +162,7 @@ def scale_by_backtracking_linesearch(
         )
         return line.step(rate), in_types_of(new, state)
 
-    return GradientTransformationExtraArgs(init, update)
+    return GradientTransformationExtraArgs(init, update, searches=True)
 
 
 def _print(found: _Backtracking, slope: Array) -> None:

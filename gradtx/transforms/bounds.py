@@ -69,8 +69,9 @@ class Box:
             )
         return jnp.broadcast_to(jnp.asarray(bound, p.dtype), p.shape)
 
-    def nearest(self, params: Params) -> Params:
-        """The point between the bounds that is nearest to `params`."""
+    def nearest(self, params: Params, rate: Any = 0) -> Params:
+        """The point between the bounds that is nearest to `params`, whatever the rate."""
+        del rate
 
         def clipped(p: Any, low: Array, high: Array) -> Array:
             p = jnp.asarray(p)

@@ -2,11 +2,13 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from gradtx.engine.lift import elementwise
 from gradtx.pair import GradientTransformation, transformation
-from gradtx.types import Array, EmptyState
+from gradtx.paths import map_present
+from gradtx.types import Array, EmptyState, Params
 
 
 @transformation
@@ -27,4 +29,8 @@ def keep_params_nonnegative() -> GradientTransformation:
     def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
         return jnp.where(p + g < 0, -p, g), {}
 
-    return elementwise(EmptyState, None, rule)
+    def nearest(params: Params, rate: Any) -> Params:
+        del rate
+        return map_present(jax.nn.relu, params)
+
+    return elementwise(EmptyState, None, rule)._replace(nearest=nearest)

@@ -9,9 +9,10 @@ import jax.numpy as jnp
 
 from gradtx.checks import ArgumentError
 from gradtx.composition.apply import apply_updates
+from gradtx.loss_functions import is_elsewhere
 from gradtx.numerics import as_arrays, real_dtype, scalar_dtype, widen
 from gradtx.numerics.control import branch
-from gradtx.paths import is_leaf, leaves_with_path, map_present, merge, path_string
+from gradtx.paths import is_leaf, leaves_with_path, map_present, path_string
 from gradtx.rows import is_rows
 from gradtx.transforms.bounds import Box
 from gradtx.tree import map_updates, vdot
@@ -50,7 +51,6 @@ class Line:
                     "needs all rows; use to_dense()"
                 )
         self.updates = updates
-        self.whole = params
         self.params = map_present(lambda u, p: p, updates, params)
         value_fn = extra["value_fn"]
         taken = inspect.signature(value_fn).parameters
@@ -58,12 +58,16 @@ class Line:
         self.arguments = {n: v for n, v in extra.items() if n in taken and n != "value_fn"}
         self.value_fn = value_fn
         self.dtype = value_dtype(self.params)
-        self.value = jnp.asarray(extra["value"]).astype(self.dtype)
-        self.grad = map_present(lambda u, g: g, updates, as_arrays(extra["grad"]))
+        value, grad = extra["value"], as_arrays(extra["grad"])
+        if is_elsewhere(value_fn):
+            value, grad = jax.value_and_grad(self.loss)(self.params)
+            grad = conjugate(grad)
+        self.value = jnp.asarray(value).astype(self.dtype)
+        self.grad = map_present(lambda u, g: g, updates, grad)
         self.slope = self.slope_of(self.grad)
 
     def loss(self, params: Params) -> Array:
-        value = jnp.asarray(self.value_fn(merge(params, self.whole), **self.arguments))
+        value = jnp.asarray(self.value_fn(params, **self.arguments))
         return value.astype(self.dtype)
 
     def step(self, rate: Array) -> Updates:

@@ -16,7 +16,7 @@ from gradtx.pair import (
     GradientTransformation,
     transformation,
 )
-from gradtx.paths import Where, aligned, is_leaf, leaves_with_path, path_string, select
+from gradtx.paths import Where, aligned, is_leaf, leaves_with_path, merge, path_string, select
 from gradtx.rows import is_rows, take_rows
 from gradtx.types import Array, Params, PyTree, Updates
 
@@ -62,7 +62,7 @@ def project(
     >>> gradtx.apply_updates(params, updates)["w"].tolist()
     [0.0, 0.125]
     """
-    function = partial(_named(projection), **(arguments or {}))
+    function = partial(named_projection(projection), **(arguments or {}))
     check_function("project", "projection", function, 1)
 
     def into_the_set(updates: Updates, params: Params | None, **extra_args: Any) -> Updates:
@@ -89,10 +89,18 @@ def project(
         ]
         return treedef.unflatten(new)
 
-    return without_state(into_the_set, check=lambda params: select(params, where))
+    def nearest(params: Params, rate: Any) -> Params:
+        del rate
+        seen = select(params, where)
+        keyed, treedef = leaves_with_path(seen)
+        inside = _leaves_like(function(seen), [p for _, p in keyed], treedef)
+        return merge(treedef.unflatten(inside), params)
+
+    return without_state(into_the_set, check=lambda params: select(params, where), nearest=nearest)
 
 
-def _named(projection: str | Callable[..., PyTree]) -> Callable[..., PyTree]:
+def named_projection(projection: str | Callable[..., PyTree]) -> Callable[..., PyTree]:
+    """One of :mod:`gradtx.projections` by its name without ``projection_``; a function as it is."""
     if callable(projection):
         return projection
     known = [name.removeprefix("projection_") for name in projections.__all__]

@@ -255,4 +255,4 @@ def scale_by_zoom_linesearch(
         )
         return line.step(found.best.rate), in_types_of(new, state)
 
-    return GradientTransformationExtraArgs(init, update)
+    return GradientTransformationExtraArgs(init, update, searches=True)

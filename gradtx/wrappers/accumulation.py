@@ -28,6 +28,7 @@ from gradtx.pair import (
     with_extra_args_support,
 )
 from gradtx.rows import is_rows
+from gradtx.training.loss_scale import divides
 from gradtx.transforms.accumulators import (
     accumulators,
     fitting,
@@ -271,7 +272,12 @@ def accumulating(inner: GradientTransformation, window: MicroBatches) -> Gradien
             otherwise=lambda run: nothing_like(updates, run),
         )
 
-    return gate(lambda params: window.init(params, tx.init(params)), decide, takes_vectors=True)
+    return gate(
+        lambda params: window.init(params, tx.init(params)),
+        decide,
+        takes_vectors=True,
+        scales_loss=divides(tx),
+    )
 
 
 def _measured(

@@ -10,6 +10,7 @@ from gradtx.engine.lift import needed
 from gradtx.numerics import cast, unit, widen
 from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.paths import leaves_with_path, path_string
+from gradtx.training.loss_scale import divides
 from gradtx.training.rounding import each_leaf, toward, whole_step, widened
 from gradtx.types import Array, DType, InnerState, Params, Slots, State, Updates
 
@@ -110,5 +111,5 @@ def compensated(
         moves, lost = each_leaf(rule, wide, params, state.residual, updates)
         return moves, CompensatedState(inner_state, lost)
 
-    pair = around(tx, init, run)
+    pair = around(tx, init, run, scales_loss=divides(tx))
     return pair._replace(step=whole_step(pair.update))

@@ -86,6 +86,7 @@ def split_real_and_imaginary(inner: GradientTransformation) -> GradientTransform
         inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
         parts = None if params is None else real_pairs(params)
+        inner_step = inner_step.seen_as(from_real_pairs, real_pairs)
         new, kept = inner_step(real_pairs(updates), state.inner_state, parts)
         return from_real_pairs(new), SplitRealAndImaginaryState(kept)
 

@@ -9,7 +9,7 @@ from gradtx.composition.around import InnerStep, around
 from gradtx.engine.lift import needed, refused_rows
 from gradtx.numerics.control import in_form_of
 from gradtx.pair import GradientTransformation, transformation
-from gradtx.paths import leaves_with_path, map_present, merge
+from gradtx.paths import leaves_with_path, map_present
 from gradtx.rows import dense, is_rows
 from gradtx.transforms.linesearch import conjugate
 from gradtx.types import InnerState, Params, State, Updates
@@ -91,13 +91,12 @@ def extragradient(inner: GradientTransformation) -> GradientTransformation:
         first, between = inner_step(updates, state.inner_state, params, **given)
         ahead = apply_updates(own, first)
         if grad_fn is None:
-            value, grads = jax.value_and_grad(lambda at: value_fn(merge(at, params)))(ahead)
+            value, grads = jax.value_and_grad(value_fn)(ahead)
             grads = conjugate(grads)
             given = {"value": value, "grad": grads}
         else:
-            grads = grad_fn(merge(ahead, params))
-            grads = map_present(lambda u, g: g, updates, dense(grads))
-        second, after = inner_step(grads, between, params, **given)
+            grads = dense(grad_fn(ahead))
+        second, after = inner_step.elsewhere()(grads, between, params, **given)
         return second, ExtragradientState(in_form_of(after, state.inner_state))
 
     return around(inner, lambda params: ExtragradientState(inner.init(params)), run)

@@ -38,6 +38,7 @@ def flatten(inner: GradientTransformation) -> GradientTransformation:
     ) -> tuple[Updates, State]:
         layout = Vectors(updates if params is None else params)
         seen = None if params is None else layout.pack(params)
+        inner_step = inner_step.seen_as(lambda x: layout.unpack(x, params), layout.pack)
         packed, state = inner_step(layout.pack(updates), state, seen)
         return layout.unpack(packed, updates), state
 

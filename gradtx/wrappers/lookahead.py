@@ -110,6 +110,10 @@ def lookahead(
                 "tx.init(LookaheadParams.init_synced(params))"
             )
         fast, slow = (params.fast, params.slow) if paired else (params, kept_slow)
+        if paired:
+            inner_step = inner_step.seen_as(
+                lambda at: type(params)(at, slow), lambda grads: grads.fast
+            )
         updates = dense(updates)
         new, fast_state = inner_step(updates, state.fast_state, fast)
 

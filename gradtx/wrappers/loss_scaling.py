@@ -5,16 +5,16 @@ from typing import Annotated, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradtx import tree
 from gradtx.checks import NonNegative, Positive, PositiveCount, Range
 from gradtx.composition.gate import Decision, gate, reads_entries
-from gradtx.numerics import cast, widen
+from gradtx.numerics import cast
 from gradtx.numerics.control import inside
 from gradtx.pair import (
     GradientTransformation,
     transformation,
     with_extra_args_support,
 )
+from gradtx.training.loss_scale import unscaled
 from gradtx.tree.sums import all_finite
 from gradtx.types import Array, InnerState, Params, State, Updates
 
@@ -55,7 +55,13 @@ def dynamic_loss_scale(
 
     The scale grows to at most :math:`2^{126}`, even while all gradients are zero.
 
-    Multiply the loss by :func:`loss_scale` of the state before differentiating it.
+    :func:`minimize`, :func:`make_step` and :func:`solve` multiply the loss by the scale before they
+    take its gradient, and return its value without the scale. By hand, multiply the loss by
+    :func:`loss_scale` of the state before differentiating it, or pass that as `grad_loss` to
+    :func:`compute_gradients`; the extra arguments `value`, `grad` and `value_fn` are those of the
+    loss itself. Put this around everything else that acts on gradients, but for what collects or
+    rounds them, as :func:`accumulate` and :func:`master_weights` do: what is before it gets them
+    multiplied, which these functions refuse.
 
     State: `DynamicLossScaleState`.
 
@@ -97,15 +103,10 @@ def dynamic_loss_scale(
             state.inner_state,
             lambda inner_state, taken: next_state(state, finite, inner_state),
             extra_args,
-            gradients=lambda turn: _unscaled(inside(updates, turn), state.loss_scale),
+            gradients=lambda turn: unscaled(inside(updates, turn), state.loss_scale),
         )
 
-    return gate(init, decide, anyway=reads_entries(tx))
-
-
-def _unscaled(updates: Updates, scale: Array) -> Updates:
-    share = 1 / scale  # XLA recomputes a product where it is read, but stores a quotient
-    return tree.map_updates(lambda g: cast(widen(g) * share, g.dtype), updates)
+    return gate(init, decide, anyway=reads_entries(tx), scales_loss=True)
 
 
 def loss_scale(state: State) -> Array:

@@ -3,13 +3,16 @@
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
+from gradtx import tree
 from gradtx.composition.around import InnerStep, around
 from gradtx.engine.leaves import parameter
 from gradtx.engine.lift import needed
-from gradtx.numerics import is_narrow, widen
+from gradtx.numerics import cast, is_narrow, widen
 from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.paths import is_leaf, merge
+from gradtx.training.loss_scale import divides
 from gradtx.training.rounding import each_leaf, toward, whole_step, widened
 from gradtx.types import Array, DType, InnerState, Params, Slots, State, Updates
 
@@ -74,9 +77,14 @@ def master_weights(inner: GradientTransformation) -> GradientTransformation:
     ) -> tuple[Updates, State]:
         params = needed("master_weights", updates, params)
         trained = merge(state.master, params)
+
+        def rounded(master: Params) -> Params:
+            return jax.tree.map(lambda m, p: cast(m, jnp.result_type(p)), master, params)
+
+        inner_step = inner_step.seen_as(rounded, lambda grads: tree.map_updates(widen, grads))
         wide, inner_state = widened(inner_step, updates, state.inner_state, trained)
         moves, master = each_leaf(rule, wide, params, state.master, updates)
         return moves, MasterWeightsState(inner_state, master)
 
-    pair = around(tx, init, run)
+    pair = around(tx, init, run, scales_loss=divides(tx))
     return pair._replace(step=whole_step(pair.update))

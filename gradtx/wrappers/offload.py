@@ -14,6 +14,7 @@ from gradtx.pair import (
     with_extra_args_support,
 )
 from gradtx.shardings import committed
+from gradtx.training.loss_scale import divides
 from gradtx.tree.memory import is_all_near
 from gradtx.types import InnerState, Params, PyTree, State, Updates
 
@@ -84,7 +85,7 @@ def offload(
         result, new = inner_step(updates, moved(state.inner_state, "device"), params)
         return result, OffloadState(moved(new, HOST))
 
-    return around(tx, init, run, step=tx.step)
+    return around(tx, init, run, step=tx.step, scales_loss=divides(tx))
 
 
 def _moved(x: Any, to: str, strict: bool) -> PyTree:

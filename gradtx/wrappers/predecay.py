@@ -66,7 +66,7 @@ def decay_first(
         params = needed("decay_first", updates, params)
         chosen = select(params, mask)
         decayed = tree.map_updates(_shrunk, chosen)
-        updates, state = inner_step(updates, state, merge(decayed, params))
+        updates, state = inner_step.elsewhere()(updates, state, merge(decayed, params))
         moved = tree.map_updates(
             lambda u, p: cast(widen(u) - decay * widen(p), u.dtype), select(updates, mask), chosen
         )

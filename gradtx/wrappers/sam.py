@@ -99,7 +99,8 @@ def _sharpness_aware(
 
         def step() -> tuple[Updates, State, State]:
             grads = updates if blend is None else blend(clean, updates)
-            new, opt_state = outer(grads, state.opt_state, cache, grad_fn=None)
+            # The value and the gradient that were given are those of the worse point.
+            new, opt_state = outer.elsewhere()(grads, state.opt_state, cache, grad_fn=None)
             back = map_present(lambda u, c, p: widen(c) - widen(p) + widen(u), new, cache, params)
             adv_state = adversary.init(cache) if reset_state else state.adv_state
             opt_state = in_form_of(opt_state, state.opt_state)

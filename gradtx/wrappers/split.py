@@ -242,7 +242,7 @@ def split_leaves(inner: GradientTransformation, splits: Splits) -> GradientTrans
 
     In place of a leaf `inner` sees a dict of its parts, or a tuple where the sizes have no names:
     ``qkv/kernel/q`` is the path of a part, for patterns inside, and for :func:`get_slot`. What
-    calls the loss, as :func:`sam` and line searches do, goes around this, not inside.
+    calls the loss, as a line search does, calls it with the leaves joined.
 
     On a mesh, parts are sharded like the leaf. If the axis of the parts is sharded, entries move
     between devices at each step where parts lie as blocks beside each other, and none where they
@@ -281,6 +281,7 @@ def split_leaves(inner: GradientTransformation, splits: Splits) -> GradientTrans
     ) -> tuple[Any, State]:
         layout = state.layout
         own = None if params is None else layout.apart(params)
+        inner_step = inner_step.seen_as(lambda x: layout.joined(x, params), layout.apart)
         with known_of_parts(layout.shardings), part_of_whole(layout.apart):
             new, kept = inner_step(layout.apart(updates), state.inner_state, own)
         joined = layout.joined(new, params if inner_step.whole else updates)

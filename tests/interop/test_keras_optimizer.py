@@ -448,6 +448,18 @@ def test_loss_scales(tmp_path):
     assert_close(fixed, plain)
 
 
+@pytest.mark.slow
+def test_a_scale_that_the_transformation_finds():
+    ours = model(keras_optimizer(gradtx.dynamic_loss_scale(gradtx.sgd(0.1), period=3)))
+    plain = model(keras_optimizer(gradtx.sgd(0.1)))
+    fit(ours, 5)
+    fit(plain, 5)
+    assert_close(ours, plain)
+    assert float(gradtx.loss_scale(ours.optimizer.state)) > 2.0**15
+    with pytest.raises(ValueError, match="LossScaleOptimizer around it: leave one out"):
+        KO.LossScaleOptimizer(keras_optimizer(gradtx.dynamic_loss_scale(gradtx.sgd(0.1))))
+
+
 def distributions():
     devices = keras.distribution.list_devices()[:8]
     mesh = keras.distribution.DeviceMesh((2, 4), ("batch", "model"), devices)

@@ -340,3 +340,8 @@ def test_evaluations_beside_scipy():
             assert len(points) == len(set(points))
             ours, theirs = ours + len(points), theirs + run.count
     assert ours <= 1.1 * theirs
+
+
+def test_bounds_as_scipy_has_them_are_refused_with_what_to_write():
+    with pytest.raises(TypeError, match="did you mean lower and upper"):
+        gradtx.lbfgsb(bounds=[(0.0, 1.0)])

@@ -117,3 +117,27 @@ def test_one_rate_has_no_others_to_try(count):
     rates = np.arange(1.0, count + 1)
     text = str(gradtx.RateSweep(rates, np.ones((count, 1)), rates, 0.02))
     assert ("try lower ones" in text) == (count > 1)
+
+
+def test_the_loss_takes_a_batch_or_its_parts():
+    """As elsewhere the loss may be ``(params, *args)``; one that takes a batch gets it whole."""
+    inputs = np.random.default_rng(2).normal(size=(20, 8)).astype(np.float32)
+    targets = 3 * inputs
+    rates, start = [0.01, 0.1], np.float32(0)
+
+    def of_parts(p, x, y):
+        return jnp.mean((p * x - y) ** 2)
+
+    def of_all(p, *args):
+        return of_parts(p, *args)
+
+    def of_batch(p, batch, scale=1.0):
+        x, y = batch
+        return scale * of_parts(p, x, y)
+
+    losses = [
+        gradtx.find_rate(loss_fn, gradtx.sgd, start, (inputs, targets), rates).losses
+        for loss_fn in (of_parts, of_all, of_batch)
+    ]
+    np.testing.assert_array_equal(losses[0], losses[1])
+    np.testing.assert_array_equal(losses[0], losses[2])

@@ -16,12 +16,13 @@ def quartic(x):
 
 PUBLISHED = [
     # TensorFlow Core guide "Optimizers with Core APIs": outcome and step for each learning rate.
+    # It looks at `x`, and says 6 for 1e-1: the loss overflows a step earlier.
     (lambda lr: gradtx.sgd(lr), 1e-3, Status.MAX_STEPS, 2000, 0),
     (lambda lr: gradtx.sgd(lr), 1e-2, Status.MAX_STEPS, 2000, 0),
-    (lambda lr: gradtx.sgd(lr), 1e-1, Status.DIVERGED, 6, 0),
+    (lambda lr: gradtx.sgd(lr), 1e-1, Status.DIVERGED, 5, 0),
     (lambda lr: gradtx.sgd(lr, momentum=0.7), 1e-3, Status.MAX_STEPS, 2000, 0),
     (lambda lr: gradtx.sgd(lr, momentum=0.7), 1e-2, Status.CONVERGED, 80, 2),
-    (lambda lr: gradtx.sgd(lr, momentum=0.7), 1e-1, Status.DIVERGED, 6, 0),
+    (lambda lr: gradtx.sgd(lr, momentum=0.7), 1e-1, Status.DIVERGED, 5, 0),
     (lambda lr: gradtx.adam(lr, eps=1e-7), 1e-3, Status.MAX_STEPS, 2000, 0),
     (lambda lr: gradtx.adam(lr, eps=1e-7), 1e-2, Status.MAX_STEPS, 2000, 0),
     (lambda lr: gradtx.adam(lr, eps=1e-7), 1e-1, Status.CONVERGED, 1156, 50),
@@ -124,8 +125,87 @@ def test_under_jit_and_vmap():
 
 def test_a_clip_makes_a_step_of_an_infinite_gradient():
     tx = gradtx.chain(gradtx.clip(1.0), gradtx.sgd(1.0))
-    result = gradtx.solve(lambda x: x**4, 1e13, tx, max_steps=3)
+    result = gradtx.solve(lambda x: jnp.sqrt(jnp.abs(x)), 0.0, tx, max_steps=1)
     assert int(result.status) != Status.DIVERGED
+    assert abs(float(result.params)) == 1
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("tx", [gradtx.sgd(0.1), gradtx.lbfgs()], ids=["sgd", "lbfgs"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_value_that_is_not_finite_is_divergence(tx, value):
+    """The gradients are finite: only the value says it."""
+
+    def loss(x, limit):
+        return jnp.where(x < limit, x**2, jax.lax.stop_gradient(jnp.full_like(x, value)) + x)
+
+    result = gradtx.solve(loss, 1.0, tx, 0.0, tol=1e-6)
+    assert (int(result.status), int(result.steps), float(result.params)) == (2, 1, 1.0)
+    fine = gradtx.solve(loss, 1.0, tx, 2.0, tol=1e-3)
+    assert int(fine.status) == Status.CONVERGED
+
+
+def test_divergence_at_the_last_step():
+    """The first step leaves the domain of the loss; the second would start there."""
+
+    def loss(x):
+        return -jnp.log(x) + x
+
+    two = gradtx.solve(loss, 0.5, gradtx.sgd(-1.0), max_steps=2)
+    one = gradtx.solve(loss, 0.5, gradtx.sgd(-1.0), max_steps=1)
+    assert (int(two.status), int(two.steps)) == (Status.DIVERGED, 2)
+    assert (int(one.status), int(one.steps)) == (Status.DIVERGED, 1)
+
+
+RNG = np.random.default_rng(3)
+FEATURES, TARGETS = RNG.normal(size=(50, 20)), RNG.normal(size=50)
+
+
+def ridge(x, penalty):
+    return jnp.mean((FEATURES @ x - TARGETS) ** 2) + penalty * jnp.sum(x**2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lbfgs", "bfgs", "lbfgsb"])
+def test_it_stops_where_nothing_moves(name):
+    """At the solution a search moves by roundings, for ever."""
+    with jax.enable_x64(True):
+        start = jnp.zeros(20)
+        result = gradtx.solve(ridge, start, getattr(gradtx, name)(), 1.0, max_steps=300)
+        slope = jnp.linalg.norm(jax.grad(ridge)(result.params, 1.0))
+    assert int(result.status) == Status.CONVERGED
+    assert int(result.steps) <= 100
+    assert float(slope) < 1e-15
+
+
+def test_drift_by_roundings_is_no_end():
+    """Each step moves one rounding, and the loss is too large to show it."""
+    tx = gradtx.sgd(2.0**-23)
+    result = gradtx.solve(lambda x: 1e6 - x, 1.0, tx, max_steps=50)
+    assert (int(result.status), int(result.steps)) == (Status.MAX_STEPS, 50)
+    np.testing.assert_array_equal(result.params, np.float32(1 + 50 * 2.0**-23))
+
+
+@pytest.mark.quick(2)
+@pytest.mark.parametrize("where", ["an argument", "a closure", "a rate", "the start"])
+def test_the_solution_is_not_differentiated(where):
+    """Its steps have derivatives, of which some are far from that of the solution."""
+
+    def solution(t):
+        rate = t if where == "a rate" else 0.25
+        target = t if where == "an argument" else 3.0
+
+        def loss(x, target):
+            return (x - target - (t if where == "a closure" else 0.0)) ** 2
+
+        start = t if where == "the start" else 0.0
+        return gradtx.solve(loss, start, gradtx.sgd(rate), target, max_steps=4).params
+
+    for derivative in (jax.grad, jax.jacfwd, lambda f: jax.jit(jax.grad(f))):
+        with pytest.raises(TypeError, match="solve: .*implicit=True.*stop_gradient.*unrolled=True"):
+            derivative(solution)(0.25)
+    fixed = jax.grad(lambda t: t * solution(jax.lax.stop_gradient(t)))(0.25)
+    np.testing.assert_allclose(fixed, solution(0.25), rtol=1e-6)
 
 
 @pytest.mark.parametrize("bad", [{"max_steps": -1}, {"max_steps": 1.5}, {"tol": -1.0}])
@@ -176,3 +256,57 @@ def test_bounds_of_a_group_bind_no_other():
         assert start["b"].tolist() == [-3.0]
         assert not _arrived(tx, 0.4, start, grads)
         assert _arrived(tx, 0.6, start, grads)
+
+
+def valley(x):
+    return jnp.sum((x - 3.0) ** 2) + 1.0
+
+
+@pytest.mark.parametrize(
+    ("rule", "reason", "steps"),
+    [
+        # The distance halves at each step: 3, 1.5, ...; the loss is 1 + its square.
+        ({"fatol": 0.03}, "FTOL", 5),
+        ({"ftol": 0.03}, "FTOL", 5),
+        ({"xatol": 0.2}, "XTOL", 4),
+        ({"xtol": 0.1}, "XTOL", 4),
+        ({"tol": 0.2}, "TOL", 5),
+        ({"max_steps": 2}, "MAX_STEPS", 2),
+    ],
+)
+def test_which_rule_stops_it(rule, reason, steps):
+    result = gradtx.solve(valley, 0.0, gradtx.sgd(0.25), **rule)
+    assert gradtx.StopReason(int(result.reason)).name == reason
+    assert int(result.steps) == steps
+    converged = reason != "MAX_STEPS"
+    assert int(result.status) == (Status.CONVERGED if converged else Status.MAX_STEPS)
+
+
+def test_the_rules_by_hand():
+    """What the steps above are."""
+    distance = 3.0 * 0.5 ** np.arange(8)
+    loss = 1 + distance**2
+    change, moved = -np.diff(loss), -np.diff(distance)
+    # The change of the loss is seen when the next is evaluated.
+    assert np.argmax(change <= 0.03) + 1 == np.argmax(change <= 0.03 * loss[:-1]) + 1 == 5
+    assert np.argmax(moved <= 0.2) + 1 == np.argmax(moved <= 0.1 * (3 - distance[:-1])) + 1 == 4
+    assert np.argmax(2 * distance <= 0.2) == 5
+
+
+def test_a_step_that_waits_is_no_small_change():
+    tx = gradtx.accumulate(gradtx.sgd(0.25), 2)
+    result = gradtx.solve(valley, 0.0, tx, ftol=1e-3, xtol=1e-3)
+    np.testing.assert_allclose(result.params, 3.0, atol=0.1)
+
+
+def test_what_diverges_or_stands_still_says_so():
+    still = gradtx.solve(valley, 0.0, gradtx.sgd(0.5))
+    assert int(still.reason) == gradtx.StopReason.STILL
+    wild = gradtx.solve(lambda x: x**4, 10.0, gradtx.sgd(1.0))
+    assert int(wild.reason) == gradtx.StopReason.DIVERGED
+
+
+@pytest.mark.parametrize("name", ["tol", "ftol", "xtol", "fatol", "xatol"])
+def test_negative_tolerances(name):
+    with pytest.raises(ValueError, match=f"{name} must be at least 0"):
+        gradtx.solve(valley, 0.0, gradtx.sgd(0.1), **{name: -1.0})

@@ -1,0 +1,55 @@
+"""The scale of a loss: what it is multiplied by before its gradient is taken."""
+
+from typing import Any
+
+import jax
+
+from gradtx.inspection.guards import scales_losses
+from gradtx.numerics import cast, widen
+from gradtx.pair import GradientTransformation, with_extra_args_support
+from gradtx.tree import map_updates
+from gradtx.types import Array, State, Updates
+
+
+def scale_in(tx: GradientTransformation, state: State) -> Array | None:
+    """What `tx` divides gradients by, and the loss is therefore multiplied by; None for nothing.
+
+    Raises:
+        ValueError: what divides gradients sees others than those of the loss.
+    """
+    scales = _scales(state)
+    if not scales:
+        return None
+    if not divides(with_extra_args_support(tx)) or len(scales) > 1:
+        raise ValueError(
+            "dynamic_loss_scale must be the outermost transformation, once: it divides the "
+            "gradients that it gets by the scale, and what is before it, or sees other leaves, "
+            "would get them multiplied: write dynamic_loss_scale(chain(...)), "
+            "dynamic_loss_scale(partition(...)) and so on"
+        )
+    return scales[0]
+
+
+def _scales(state: State) -> list[Array]:
+    """The scales in a state, the outermost first."""
+
+    def inner(x: Any) -> bool:
+        return x is not state and scales_losses(x)
+
+    own = [state.loss_scale] if scales_losses(state) else []
+    parts = filter(scales_losses, jax.tree.leaves(state, is_leaf=inner))
+    return own + [scale for part in parts for scale in _scales(part)]
+
+
+def divides(tx: GradientTransformation) -> bool:
+    """Whether `tx`, or the first of its links, divides gradients by the scale of the loss."""
+    links = tx.traits.links
+    return tx.traits.scales_loss or bool(links and links.each and divides(links.each[0]))
+
+
+def unscaled(updates: Updates, scale: Array | None) -> Updates:
+    """Gradients divided by the scale of their loss."""
+    if scale is None:
+        return updates
+    share = 1 / scale  # XLA recomputes a product where it is read, but stores a quotient
+    return map_updates(lambda g: cast(widen(g) * share, g.dtype), updates)

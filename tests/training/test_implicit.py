@@ -1,0 +1,463 @@
+"""Derivatives of a solution, against closed forms and finite differences in float64."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradtx
+from gradtx import Implicit
+
+RNG = np.random.default_rng(0)
+X, V = RNG.normal(size=(30, 5)), RNG.normal(size=(10, 5))
+Y = X @ np.arange(5.0) + RNG.normal(size=30)
+
+
+@pytest.fixture(autouse=True)
+def _in_float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def differences(function, at, width=1e-5):
+    """The Jacobian by central differences."""
+    at = np.asarray(at, float)
+    columns = []
+    for i in np.ndindex(at.shape):
+        step = np.zeros_like(at)
+        step[i] = width
+        columns.append((np.asarray(function(at + step)) - function(at - step)) / (2 * width))
+    return columns[0] if at.ndim == 0 else np.stack(columns, -1)
+
+
+def squares(w, x, y):
+    return jnp.mean((x @ w - y) ** 2) / 2
+
+
+def ridge_loss(w, strength):
+    return squares(w, X, Y) + strength * jnp.sum(w**2) / 2
+
+
+def ridge(strength, implicit=True):
+    tx = gradtx.lbfgs()
+    result = gradtx.solve(
+        ridge_loss, jnp.zeros(5), tx, strength, tol=1e-11, max_steps=100, implicit=implicit
+    )
+    return result.params
+
+
+def closed(strength):
+    return jnp.linalg.solve(X.T @ X / 30 + strength * jnp.eye(5), X.T @ Y / 30)
+
+
+def test_ridge_in_closed_form():
+    def both(w):
+        return lambda s: jnp.sum((V @ w(s)) ** 2)
+
+    np.testing.assert_allclose(jax.grad(both(ridge))(0.3), jax.grad(both(closed))(0.3), rtol=1e-7)
+
+
+@pytest.mark.slow
+def test_both_modes_second_derivatives_and_a_map():
+    def outer(w, strength):
+        return jnp.sum((V @ w(strength)) ** 2)
+
+    def exact(strength):
+        return outer(closed, strength)
+
+    def curve(strength):
+        return outer(ridge, strength)
+
+    same = functools.partial(np.testing.assert_allclose, rtol=1e-6)
+    same(jax.jvp(curve, (0.3,), (1.0,))[1], jax.grad(exact)(0.3))
+    for second in (jax.grad(jax.grad(curve)), jax.jacfwd(jax.grad(curve))):
+        same(second(0.3), jax.grad(jax.grad(exact))(0.3))
+    same(jax.jacfwd(ridge)(0.3), jax.jacrev(closed)(0.3))
+    at = jnp.array([0.1, 0.3])
+    same(jax.jit(jax.vmap(jax.grad(curve)))(at), jax.vmap(jax.grad(exact))(at))
+    for method in ("gmres", "bicgstab"):
+        options = Implicit(method, tol=1e-10)
+        same(jax.jacrev(lambda s, options=options: ridge(s, options))(0.3), jax.jacrev(closed)(0.3))
+
+
+@pytest.mark.slow
+def test_lasso_with_respect_to_the_strength_and_the_data():
+    """Given which weights are zero, the others solve a linear system."""
+
+    def lasso(strength, y):
+        tx = gradtx.proximal_gradient_descent(0.3, strength)
+        result = gradtx.solve(squares, jnp.zeros(5), tx, X, y, max_steps=3000, implicit=True)
+        return result.params
+
+    strength = jnp.array(0.9)
+    w = lasso(strength, Y)
+    free = np.flatnonzero(np.asarray(w))
+    assert 0 < len(free) < 5
+
+    def on_free(strength, y):
+        part = X[:, free]
+        right = part.T @ y / 30 - strength * np.sign(np.asarray(w))[free]
+        return jnp.zeros(5).at[free].set(jnp.linalg.solve(part.T @ part / 30, right))
+
+    np.testing.assert_allclose(w, on_free(strength, Y), rtol=1e-7)
+    for i in (0, 1):
+        exact = jax.jacfwd(on_free, i)(strength, Y)
+        np.testing.assert_allclose(jax.jacrev(lasso, i)(strength, Y), exact, atol=1e-8)
+        np.testing.assert_allclose(jax.jacfwd(lasso, i)(strength, Y), exact, atol=1e-8)
+
+
+@pytest.mark.slow
+def test_what_holds_an_active_bound_gives_zeros():
+    def solution(target, upper):
+        tx = gradtx.lbfgsb(0.0, upper)
+
+        def loss(x, target):
+            return jnp.sum((x - target) ** 2)
+
+        return gradtx.solve(loss, jnp.zeros(3), tx, target, tol=1e-9, implicit=True).params
+
+    by_target, by_upper = jax.jacrev(solution, (0, 1))(jnp.array([1.0, 3.0, -1.0]), jnp.array(2.0))
+    np.testing.assert_allclose(by_target, np.diag([1.0, 0.0, 0.0]), atol=1e-12)
+    np.testing.assert_allclose(by_upper, [0.0, 1.0, 0.0], atol=1e-12)
+
+
+@pytest.mark.slow
+def test_the_dual_of_a_support_vector_machine_on_a_simplex():
+    kernel = X[:8] @ X[:8].T + np.eye(8)
+
+    def dual(a, scores):
+        return a @ kernel @ a / 2 - scores @ a
+
+    def solution(scores, scale=2.0):
+        tx = gradtx.chain(
+            gradtx.sgd(0.03), gradtx.project("simplex", None, {"scale": jnp.asarray(scale)})
+        )
+        start = jnp.full(8, 0.25)
+        return gradtx.solve(dual, start, tx, scores, max_steps=5000, implicit=True).params
+
+    scores = jnp.asarray(RNG.normal(size=8))
+    assert 1 < np.count_nonzero(np.asarray(solution(scores))) < 8
+    exact = differences(solution, scores)
+    np.testing.assert_allclose(jax.jacrev(solution)(scores), exact, atol=1e-6)
+    by_scale = jax.jacfwd(lambda scale: solution(scores, scale))(2.0)
+    by_hand = differences(lambda scale: solution(scores, scale), 2.0)
+    np.testing.assert_allclose(by_scale, by_hand, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_bilevel_weights_of_examples_and_any_tree():
+    """Parameters and arguments are trees, with integers, None and keys among the arguments."""
+    labels = np.asarray(RNG.integers(0, 3, 12))
+
+    def loss(p, data):
+        logits = data["x"] @ p["w"] + p["b"]
+        each = gradtx.softmax_cross_entropy_with_integer_labels(logits, data["labels"])
+        decay = jnp.sum(p["w"] ** 2) + jnp.sum(p["b"] ** 2)
+        return jnp.mean(jax.nn.sigmoid(data["weights"]) * each) + 0.05 * decay
+
+    def outer(weights):
+        start = {"w": jnp.zeros((5, 3)), "b": jnp.zeros(3), "none": None}
+        data = {"x": X[:12], "labels": labels, "weights": weights, "none": None}
+        data["key"] = jax.random.key(0)
+        tx = gradtx.lbfgs()
+        result = gradtx.solve(loss, start, tx, data, tol=1e-9, max_steps=200, implicit=True)
+        logits = X[12:] @ result.params["w"] + result.params["b"]
+        return jnp.mean(jax.nn.logsumexp(logits, -1) - logits[:, 0]) + result.value
+
+    weights = jnp.asarray(RNG.normal(size=12))
+    exact = differences(outer, weights)
+    np.testing.assert_allclose(jax.grad(outer)(weights), exact, atol=1e-6)
+
+
+def test_the_start_has_no_derivative_and_what_is_frozen_has_one():
+    def loss(p, data):
+        return jnp.sum((p["a"] - data["x"][data["i"]] * p["b"]) ** 2)
+
+    def outer(start, data):
+        tx = gradtx.sgd(0.5)
+        return gradtx.solve(loss, start, tx, data, trainable="a", implicit=True).params["a"][0]
+
+    start = {"a": jnp.ones(2), "b": jnp.array(3.0)}
+    data = {"x": jnp.array([5.0, 7.0]), "i": jnp.array([1, 0])}
+    by_start, by_data = jax.grad(outer, (0, 1), allow_int=True)(start, data)
+    np.testing.assert_array_equal(by_start["a"], [0.0, 0.0])
+    np.testing.assert_allclose(by_start["b"], 7.0)
+    np.testing.assert_allclose(by_data["x"], [0.0, 3.0])
+    assert by_data["i"].dtype == jax.dtypes.float0
+
+
+@pytest.mark.slow
+def test_complex_and_packed_parameters_and_half_precision():
+    def loss(p, c):
+        z = p["z"] - c * (1 + 2j)
+        return jnp.sum(z.real**2 + z.imag**2) + jnp.sum((p["x"] - c**2) ** 2)
+
+    def outer(c, start):
+        result = gradtx.solve(loss, start, gradtx.sgd(0.25), c, implicit=True, max_steps=200)
+        p = gradtx.unpack(result.params)
+        return p["z"].real.sum() + p["z"].imag.sum() + p["x"].sum()
+
+    start = {"z": jnp.zeros(1, complex), "x": jnp.zeros(2)}
+    np.testing.assert_allclose(jax.grad(outer)(0.5, start), 3 + 2, rtol=1e-9)
+    np.testing.assert_allclose(jax.grad(outer)(0.5, gradtx.pack(start)), 3 + 2, rtol=1e-9)
+
+    def half(c):
+        result = gradtx.solve(
+            lambda x, c: jnp.sum((x - c) ** 2),
+            jnp.zeros(2, "bfloat16"),
+            gradtx.sgd(0.5),
+            c,
+            implicit=True,
+        )
+        return result.params
+
+    jacobian = jax.jacrev(half)(jnp.bfloat16(0.5))
+    assert jacobian.dtype == "bfloat16"
+    np.testing.assert_array_equal(jacobian.astype(float), [1.0, 1.0])
+
+
+@pytest.mark.slow
+def test_what_a_loss_closes_over():
+    def best(target):
+        return gradtx.solve(
+            lambda x: jnp.sum((x - target**2) ** 2), jnp.zeros(2), gradtx.lbfgs(), implicit=True
+        ).params
+
+    exact = np.diag([2.0, 6.0])
+    np.testing.assert_allclose(jax.jacrev(best)(jnp.array([1.0, 3.0])), exact, rtol=1e-9)
+    np.testing.assert_allclose(jax.jacfwd(best)(jnp.array([1.0, 3.0])), exact, rtol=1e-9)
+
+
+def test_a_solution_that_is_not_unique_has_a_derivative_with_a_ridge():
+    """Without one the system is singular, and what it has no solution for gives NaN."""
+
+    def flat(x, target):
+        return (x[0] - target) ** 2 + 0.0 * x[1]
+
+    def line(x, target):
+        return target * x[0] + 0.0 * x[1] ** 2
+
+    def derivative(loss, implicit):
+        def solution(target):
+            tx, start = gradtx.sgd(0.5), jnp.zeros(2)
+            result = gradtx.solve(loss, start, tx, target, max_steps=9, implicit=implicit)
+            return result.params
+
+        return jax.jacfwd(solution)(2.0)
+
+    np.testing.assert_allclose(derivative(flat, Implicit(ridge=1e-9)), [1.0, 0.0], atol=1e-8)
+    assert np.isnan(derivative(line, True)).all()
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_the_steps():
+    def needed(steps):
+        def outer(s):
+            tx = gradtx.sgd(0.1)
+            result = gradtx.solve(ridge_loss, jnp.zeros(5), tx, s, max_steps=steps, implicit=True)
+            return jnp.sum(result.params)
+
+        compiled = jax.jit(jax.grad(outer)).lower(0.3).compile()
+        return compiled.memory_analysis().temp_size_in_bytes
+
+    assert needed(10_000) == needed(10)
+
+
+@pytest.mark.parametrize(
+    ("tx", "implicit", "error", "words"),
+    [
+        (gradtx.sgd(0.1), 1, TypeError, "implicit must be True, False or Implicit"),
+        (gradtx.sgd(0.1), Implicit("lu"), ValueError, "implicit.method must be"),
+        (gradtx.sgd(0.1), Implicit(tol=0.0), ValueError, "implicit.tol must be above 0"),
+        (gradtx.sgd(0.1), Implicit(ridge=-1.0), ValueError, "implicit.ridge must be at least 0"),
+        (gradtx.sgd(0.1), Implicit(rate=0.0), ValueError, "implicit.rate must be above 0"),
+        (gradtx.sgd(0.1), Implicit(max_steps=0), ValueError, "implicit.max_steps"),
+        (gradtx.lbfgsb(0.0), Implicit("cg"), ValueError, "use 'gmres' or 'bicgstab'"),
+        (gradtx.adamw(0.1), True, ValueError, r"adamw\(weight_decay=0.0001\)"),
+        (
+            gradtx.chain(gradtx.sgd(0.1), gradtx.shrink_params(0.1)),
+            True,
+            ValueError,
+            r"shrink_params\(l1=0.1\)",
+        ),
+        (
+            gradtx.chain(gradtx.adam(0.1), gradtx.project("simplex")),
+            True,
+            ValueError,
+            "scale_by_adam before project",
+        ),
+        (
+            gradtx.chain(gradtx.lbfgs(), gradtx.project("box", None, {"lower": 0.0, "upper": 1.0})),
+            True,
+            ValueError,
+            "scale_by_lbfgs before project",
+        ),
+        (gradtx.ftrl(0.1, l1_regularization_strength=0.2), True, ValueError, r"ftrl\(l1_reg"),
+        (gradtx.accumulate(gradtx.lbfgsb(0.0), 2), True, ValueError, "inside of accumulate"),
+        (
+            gradtx.proximal_gradient_descent(0.1, gradtx.linear_schedule(1.0, 0.1, 10)),
+            True,
+            ValueError,
+            "l1_regularization_strength is a schedule",
+        ),
+    ],
+)
+def test_what_is_refused(tx, implicit, error, words):
+    with pytest.raises(error, match=words):
+        gradtx.solve(lambda x: jnp.sum(x**2), jnp.ones(2), tx, implicit=implicit)
+
+
+def after(rate, start, target, steps=7, **how):
+    def loss(x, target):
+        return jnp.sum((x - target) ** 4)
+
+    tx = gradtx.adam(rate)
+    return gradtx.solve(loss, start, tx, target, max_steps=steps, unrolled=True, **how).value
+
+
+def test_the_derivative_of_the_steps_in_both_modes():
+    at = jnp.array(0.1), jnp.array([1.0, -1.0]), jnp.array(2.0)
+    by_rate, by_start, by_target = jax.grad(after, (0, 1, 2))(*at)
+    np.testing.assert_allclose(by_rate, differences(lambda r: after(r, *at[1:]), 0.1), rtol=1e-6)
+    exact = differences(lambda s: after(at[0], s, at[2]), at[1])
+    np.testing.assert_allclose(by_start, exact, rtol=1e-6)
+    forward = jax.jvp(lambda t: after(*at[:2], t), (at[2],), (1.0,))[1]
+    np.testing.assert_allclose(forward, by_target, rtol=1e-9)
+    np.testing.assert_allclose(forward, differences(lambda t: after(*at[:2], t), 2.0), rtol=1e-6)
+
+
+@pytest.mark.slow
+def test_what_comes_after_the_end_has_no_part_in_the_derivative():
+    """At the end momentum and differences are zero, and so are the roots that are divided by."""
+
+    def solution(target):
+        return gradtx.solve(
+            lambda x, t: jnp.sum((x - t) ** 2),
+            jnp.zeros(2),
+            gradtx.sgd(0.5),
+            target,
+            max_steps=50,
+            unrolled=True,
+        ).params
+
+    np.testing.assert_allclose(jax.jacrev(solution)(jnp.ones(2)), np.eye(2))
+
+
+@pytest.mark.slow
+def test_the_memory_of_the_steps_grows_as_a_root():
+    def needed(steps):
+        start = jnp.ones(1000)
+        derivative = jax.jit(jax.grad(lambda s: after(0.1, s, 2.0, steps)))
+        return derivative.lower(start).compile().memory_analysis().temp_size_in_bytes
+
+    assert needed(1600) < 6 * needed(100)
+
+
+@pytest.mark.slow
+def test_a_line_search_is_unrolled_forward():
+    def solution(strength):
+        result = gradtx.solve(
+            ridge_loss, jnp.zeros(5), gradtx.lbfgs(), strength, max_steps=30, unrolled=True
+        )
+        return result.params
+
+    np.testing.assert_allclose(jax.jacfwd(solution)(0.3), jax.jacfwd(closed)(0.3), rtol=1e-6)
+    with pytest.raises(TypeError, match="forward mode alone"):
+        jax.jacrev(solution)(0.3)
+
+
+def test_one_derivative_or_the_other():
+    with pytest.raises(ValueError, match="pass one of them"):
+        gradtx.solve(ridge_loss, jnp.zeros(5), gradtx.sgd(0.1), 1.0, implicit=True, unrolled=True)
+
+
+@pytest.mark.slow
+def test_a_link_that_keeps_parameters_from_being_negative():
+    def solution(target):
+        def loss(x, target):
+            return jnp.sum((x - target) ** 2)
+
+        tx = gradtx.chain(gradtx.sgd(0.25), gradtx.keep_params_nonnegative())
+        return gradtx.solve(loss, jnp.ones(2), tx, target, implicit=True).params
+
+    exact = jax.jacrev(solution)(jnp.array([1.0, -1.0]))
+    np.testing.assert_allclose(exact, [[1.0, 0.0], [0.0, 0.0]], atol=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_the_hypergradients_of_jaxopt():
+    jaxopt = pytest.importorskip("jaxopt")
+    labels = jnp.asarray(np.sign(Y))
+
+    def loss(w, strength):
+        return jnp.mean(jax.nn.softplus(-labels * (X @ w))) + strength * jnp.sum(w**2)
+
+    def theirs(strength):
+        solver = jaxopt.LBFGS(loss, maxiter=200, tol=1e-11)
+        return solver.run(jnp.zeros(5), strength).params
+
+    def ours(strength):
+        tx = gradtx.lbfgs()
+        result = gradtx.solve(loss, jnp.zeros(5), tx, strength, tol=1e-10, implicit=True)
+        return result.params
+
+    def lasso_of_theirs(strength):
+        solver = jaxopt.ProximalGradient(
+            squares, jaxopt.prox.prox_lasso, stepsize=0.3, maxiter=3000, tol=1e-12
+        )
+        return solver.run(jnp.zeros(5), strength, X, Y).params
+
+    def lasso(strength):
+        tx = gradtx.proximal(gradtx.sgd(0.3), "l1", None, {"strength": strength}, True)
+        result = gradtx.solve(squares, jnp.zeros(5), tx, X, Y, max_steps=3000, implicit=True)
+        return result.params
+
+    np.testing.assert_allclose(jax.jacrev(ours)(0.1), jax.jacrev(theirs)(0.1), atol=1e-6)
+    at = jnp.array(0.9)
+    np.testing.assert_allclose(jax.jacrev(lasso)(at), jax.jacrev(lasso_of_theirs)(at), atol=1e-6)
+
+
+@pytest.mark.slow
+def test_leaves_with_terms_of_their_own():
+    """JAX transposes a linear solve only if its whole right-hand side is differentiated."""
+
+    def solution(target):
+        def loss(p, target):
+            return jnp.sum((p["x"] - target) ** 2) + jnp.sum(p["y"] ** 2) + jnp.sum(p["none"])
+
+        start = {"x": 1.0, "y": jnp.ones(2, "float32"), "none": jnp.zeros((0, 3))}
+        return gradtx.solve(loss, start, gradtx.sgd(0.5), target, implicit=True).params["x"]
+
+    np.testing.assert_allclose(jax.grad(solution)(2.0), 1.0)
+    np.testing.assert_allclose(jax.grad(jax.grad(lambda t: solution(t**2)))(2.0), 2.0)
+
+
+def test_where_it_diverged_the_derivative_is_nan():
+    def end(target):
+        def loss(x, target):
+            return target * jnp.log(x)
+
+        return gradtx.solve(loss, -1.0, gradtx.sgd(0.5), target, implicit=True).params
+
+    value, slope = jax.value_and_grad(end)(1.0)
+    assert float(value) == -1.0
+    assert np.isnan(slope)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("inner", [gradtx.adam(0.01), gradtx.sgd(0.1, momentum=0.5)])
+def test_a_box_after_what_treats_each_entry_by_itself(inner):
+    def solution(target):
+        def loss(x, target):
+            return jnp.sum((x - target) ** 2) + x[0] * x[1]
+
+        box = gradtx.project("box", None, {"lower": 0.0, "upper": 1.0})
+        tx = gradtx.chain(inner, box)
+        result = gradtx.solve(loss, jnp.ones(3) / 2, tx, target, max_steps=2000, implicit=True)
+        return result.params
+
+    exact = np.diag([0.0, 1.0, 0.0])
+    np.testing.assert_allclose(jax.jacrev(solution)(jnp.array([3.0, 1.0, -1.0])), exact, atol=1e-9)
