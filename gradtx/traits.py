@@ -153,13 +153,13 @@ class Traits(NamedTuple):
         multipliers: what the hyperparameters of each leaf are multiplied by, by its path.
         nearest: ``params -> params``, the nearest point of the set to which it keeps the
             parameters, if it keeps them to one and a gradient that leads out of it counts as zero.
+        roles: ``params -> {path: role}``, for what it takes the leaves that it knows.
+        takes_norm: for one that takes the norm of all gradients as the extra argument `grad_norm`,
+            whether a leaf's update reads it, or the state of the next step alone.
         searches: whether its state keeps the value and, unless it is None, the gradient of the loss
             at the point to which its step leads.
         scales_loss: whether the gradients that it takes are those of a loss multiplied by the
             `loss_scale` in its state.
-        roles: ``params -> {path: role}``, for what it takes the leaves that it knows.
-        takes_norm: for one that takes the norm of all gradients as the extra argument `grad_norm`,
-            whether a leaf's update reads it, or the state of the next step alone.
     """
 
     step: StepFn | None = None
@@ -175,7 +175,8 @@ class Traits(NamedTuple):
     communication: Communication | None = None
     multipliers: Mapping[str, Any] | None = None
     nearest: Callable[[Params], Params] | None = None
-    searches: bool = False
-    scales_loss: bool = False
     roles: Callable[[Params], Mapping[str, Any]] | None = None
     takes_norm: Literal["update", "state"] | None = None
+    # A new field comes last: pickles hold the record by position.
+    searches: bool = False
+    scales_loss: bool = False
