@@ -186,6 +186,7 @@ class Traits(NamedTuple):
     nearest: Callable[[Params, Any], Params] | None = None
     roles: Callable[[Params], Mapping[str, Any]] | None = None
     takes_norm: Literal["update", "state"] | None = None
+    # A new field comes last: pickles hold the record by position.
     inner: tuple[Any, ...] | Callable[[], tuple[Any, ...]] = ()
     searches: bool = False
     scales_loss: bool = False

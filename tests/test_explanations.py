@@ -38,7 +38,7 @@ def test_what_was_mixed_up(name):
     arrays = gradtx.state_dict(state)
     calls = {
         "the state is None: make it once by state = tx.init": (P, None, P),
-        "a method stands in place of the state: make it by state = tx.init": (P, tx.init, P),
+        "a function stands in place of the state: make it by state = tx.init": (P, tx.init, P),
         "in place of the state: make it by state = tx.init": (P, tx, P),
         "load_state_dict": (P, arrays, P),
         "the gradients and the state look swapped": (state, P, P),
@@ -181,7 +181,7 @@ def test_a_batch_that_a_step_took_and_a_state_that_is_none():
     state = step.init(P)
     with pytest.raises(ValueError, match="args: '0' was given up to an earlier step"):
         step(P, state, x)
-    with pytest.raises(TypeError, match=r"a method stands in place of the state.*tx\.init"):
+    with pytest.raises(TypeError, match=r"a function stands in place of the state.*tx\.init"):
         step(P, gradtx.adam(0.1).init, jnp.ones(()))
 
 

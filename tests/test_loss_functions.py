@@ -297,3 +297,20 @@ def test_solve_takes_a_value_only_where_the_search_ended():
     for tx in (gradtx.cautious(search), gradtx.decay_first(search, 0.1)):
         found = gradtx.solve(valley, jnp.full(2, 3.0), tx, max_steps=2)
         np.testing.assert_allclose(found.value, valley(found.params), rtol=1e-5)
+
+
+def test_a_loss_of_one_device_is_not_that_of_all():
+    """Devices that share a value would each search along a loss of their own."""
+    tx = gradtx.share_value(OPTIMIZERS["backtracking"](), "data")
+    x = jnp.ones(2)
+
+    def step(target):
+        def valley(x):
+            return jnp.sum((x - target) ** 2)
+
+        value, grad = jax.value_and_grad(valley)(x)
+        return tx.update(grad, tx.init(x), x, value=value, grad=grad, value_fn=valley)[0]
+
+    with pytest.raises(ValueError, match="share_value: what evaluates the loss"):
+        jax.vmap(step, axis_name="data")(jnp.arange(2.0))
+    assert np.any(step(3.0))

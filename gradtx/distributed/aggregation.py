@@ -23,6 +23,7 @@ from gradtx.inspection.noise_scale import (
     noise_scale_of_parts,
     weighted_square,
 )
+from gradtx.loss_functions import LOSSES
 from gradtx.numerics import cast, compute_dtype, divide, real_dtype, widen
 from gradtx.pair import GradientTransformation, transformation
 from gradtx.paths import leaves_with_path
@@ -164,7 +165,8 @@ def share_value(inner: GradientTransformation, axis_name: AxisName) -> GradientT
     State: that of `inner`.
 
     Raises:
-        ValueError: axes are bound here, but not this one.
+        ValueError: axes are bound here, but not this one; or `inner` evaluates the loss where it is
+            bound.
 
     >>> import gradtx
     >>> tx = share_value(gradtx.reduce_on_plateau(0.5, patience=1), "data")
@@ -183,13 +185,22 @@ def share_value(inner: GradientTransformation, axis_name: AxisName) -> GradientT
         inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
         value, weight = map(inner_step.extra_args.get, ("value", "weight"))
-        mean = {}
+        mean: dict[str, Any] = {}
         if value is not None and bound_size("share_value", axis_name) is not None:
             total = jax.lax.psum(weigh(widen(jnp.asarray(value)), weight), axis_name)
             mean["value"] = divide_by(total, total_weight(axis_name, weight))
+            mean |= dict.fromkeys(set(LOSSES) & set(inner_step.extra_args), _of_one_device)
         return inner_step(updates, state, params, **mean)
 
     return around(inner, None, run)
+
+
+def _of_one_device(*args: Any, **kwargs: Any) -> Any:
+    raise ValueError(
+        "share_value: what evaluates the loss, as a line search does, would evaluate that of one "
+        "device, and parameters would drift apart: let jit divide the batch (make_step with "
+        "sharding=), where the loss is that of all examples"
+    )
 
 
 def message_bytes(params: Params) -> int:

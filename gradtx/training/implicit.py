@@ -103,11 +103,11 @@ def checked(implicit: bool | Implicit, tx: GradientTransformation, nearest: Any)
     ):
         if not fits:
             raise ValueError(f"solve: implicit.{name} must be {range} and finite, not {value!r}")
-    _check_optimizer(tx, nearest)
+    _check_optimizer(tx)
     return options
 
 
-def _check_optimizer(tx: GradientTransformation, nearest: Any) -> None:
+def _check_optimizer(tx: GradientTransformation) -> None:
     """Raise ValueError if the fixed points of `tx` are not those of its record and the loss."""
     for each in (tx, *tx.within):
         _check_projections(each)
@@ -125,12 +125,6 @@ def _check_optimizer(tx: GradientTransformation, nearest: Any) -> None:
                 )
         if each.traits.nearest is None:
             continue
-        if nearest is None:
-            raise ValueError(
-                f"solve: implicit= is not possible with {name} inside of "
-                f"{tx.declaration.name if tx.declaration else type(tx).__name__}, which does not "
-                "pass on to which set it keeps the parameters"
-            )
         changing = {*each.declaration.builder.schedules(arguments)} - {"learning_rate"}
         if changing:
             raise ValueError(

@@ -295,7 +295,6 @@ def test_memory_does_not_grow_with_the_steps():
             "scale_by_lbfgs before project",
         ),
         (gradtx.ftrl(0.1, l1_regularization_strength=0.2), True, ValueError, r"ftrl\(l1_reg"),
-        (gradtx.accumulate(gradtx.lbfgsb(0.0), 2), True, ValueError, "inside of accumulate"),
         (
             gradtx.proximal_gradient_descent(0.1, gradtx.linear_schedule(1.0, 0.1, 10)),
             True,
