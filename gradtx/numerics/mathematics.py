@@ -25,11 +25,6 @@ def sum_sq(x: Array) -> Array:
     return jnp.sum(abs_sq(widen(x)))
 
 
-def rms(x: Array) -> Array:
-    """The root mean square, summed in at least float32; 0 for an empty array."""
-    return jnp.sqrt(sum_sq(x) / max(x.size, 1))
-
-
 def ema(new: Array, old: Array, decay: Any) -> Array:
     """The exponential moving average ``decay * old + (1 - decay) * new``."""
     return decay * old + (1 - decay) * new

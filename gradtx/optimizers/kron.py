@@ -27,6 +27,7 @@ from gradtx.numerics import (
     divide,
     ema,
     precise,
+    root_mean_square,
     zeros_like,
 )
 from gradtx.numerics.control import branch, repeat_while
@@ -344,8 +345,8 @@ def scale_by_kron(
         # A single diagonal is fitted at every step: a condition would cost more.
         factors = fit(old) if len(old) == 1 else branch(due, fit, lambda old: old, old)
         d = _both(applied, factors, mean)
-        rms = jnp.sqrt(jnp.mean(abs_sq(d), (-2, -1), keepdims=True))
-        return d / jnp.maximum(1, rms / max_rms), mu, factors
+        size = root_mean_square(d, (-2, -1)).number
+        return d / jnp.maximum(1, size / max_rms), mu, factors
 
     def rule(g: Array, s: Any, t: Step) -> Any:
         u, mu, (left, right) = whitened(g, s, t, (s.left, s.right))

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from gradtx.numerics import cast
-from gradtx.transforms.clipping import shrink_factor
+from gradtx.numerics import cast, shrink_factor
+from gradtx.numerics.norms import norm_of_sums
 from gradtx.types import Array
 
 # Equal numbers have no deviation, so that anything larger would be a spike.
@@ -62,7 +62,11 @@ def _limit(window: Rolling, deviations: Any) -> Array:
     there = jnp.arange(len(values)) < seen
     n = jnp.maximum(jnp.sum(there, dtype=jnp.float32), 1)
     mean = jnp.sum(jnp.where(there, values, 0)) / n
-    std = jnp.sqrt(jnp.sum(jnp.where(there, jnp.square(values - mean), 0)) / n)
+
+    def squares(off: Array, scale: Any = None) -> Array:
+        return jnp.sum(jnp.where(there, jnp.square(off if scale is None else off * scale), 0)) / n
+
+    std = norm_of_sums(squares, (values - mean,), 1).number
     limit = mean + deviations * jnp.maximum(std, _LEAST_DEVIATION * jnp.abs(mean))
     return cast(limit, jnp.float32)
 
