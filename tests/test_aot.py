@@ -34,8 +34,9 @@ FALLS_SHORT = {
 # A branch gives what it does not change as a copy, where that is still read.
 STORES = {"sophia"}
 # Numbers that Optax does not need: a zero gradient is no error, the count of errors saturates, a
-# NaN is detected by a sum.
+# NaN is detected by a sum, a norm is right whatever its squares are.
 MORE_KERNELS = {
+    ("clip + adamw", "H100"),
     ("normalize() + sgd", "H100"),
     ("apply_if_finite, adam", "H100"),
     ("zero_nans() + sgd", "H100"),

@@ -18,6 +18,7 @@ from gradtx.numerics.mathematics import (
 )
 from gradtx.numerics.norms import (
     Norm as Norm,
+    in_two as in_two,
     norm as norm,
     plain_rms as plain_rms,
     ratio_factors as ratio_factors,
@@ -26,6 +27,7 @@ from gradtx.numerics.norms import (
     shrink_factor as shrink_factor,
     shrink_factors as shrink_factors,
     shrunk as shrunk,
+    signed_factor as signed_factor,
 )
 from gradtx.numerics.precision import (
     accumulator_dtype as accumulator_dtype,

@@ -20,6 +20,8 @@ from gradtx.types import Array, DType, PyTree
 
 Axes = int | Sequence[int] | None
 
+Scales = Sequence[Any]
+
 Again = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function, and what it is called with."""
 
@@ -53,20 +55,22 @@ class Norm(NamedTuple):
         return Norm(jnp.where(small, least, self.value), jnp.where(small, 1, self.unit))
 
 
-def norm(x: Array, axes: Axes = None, *, again: Again | None = None) -> Norm:
+def norm(x: Array, axes: Axes = None, *, again: Again | None = None, costly: bool = False) -> Norm:
     """The norm of all entries, or over `axes`, which are kept; in at least float32.
 
     Args:
         x: an array.
         axes: what to sum over; None for all, without keeping them.
         again: how to compute `x` once more, if it is not stored: a loop would have it stored.
+        costly: whether `x` is so costly that three sums would have it stored on a TPU or a GPU. It
+            is then summed there as it is, and its entries must have squares.
 
     Its derivative at zero is 0.
 
     >>> float(norm(jnp.array([3 * 2.0**100, 4 * 2.0**100])).number) / 2**100
     5.0
     """
-    return _norm(x, axes, again, 1)
+    return _norm(x, axes, again, 1, costly)
 
 
 def root_mean_square(x: Array, axes: Axes = None, *, again: Again | None = None) -> Norm:
@@ -80,11 +84,12 @@ def rms(x: Array) -> Array:
     return root_mean_square(x).number
 
 
-def plain_rms(x: Array) -> Array:
+def plain_rms(x: Array, axes: Axes = None) -> Array:
     """The root mean square of what has squares, such as quotients of numbers of one size."""
-    total = jnp.sum(abs_sq(jax.lax.stop_gradient(widen(x)))) / max(x.size, 1)
-    value = jnp.sqrt(total)
-    return with_derivative(Norm(value, jnp.ones_like(value)), [x], count=max(x.size, 1)).value
+    count = max(x.size if axes is None else _size(x, axes), 1)
+    total = jnp.sum(abs_sq(jax.lax.stop_gradient(widen(x))), axes, keepdims=axes is not None)
+    value = jnp.sqrt(total / count)
+    return with_derivative(Norm(value, jnp.ones_like(value)), [x], axes, count).value
 
 
 def _size(x: Array, axes: int | Sequence[int]) -> int:
@@ -92,63 +97,103 @@ def _size(x: Array, axes: int | Sequence[int]) -> int:
     return functools.reduce(lambda n, axis: n * x.shape[axis], of, 1)
 
 
-def _norm(x: Array, axes: Axes, again: Again | None, count: int) -> Norm:
+def _norm(x: Array, axes: Axes, again: Again | None, count: int, costly: bool = False) -> Norm:
     x = x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.float32)
 
-    def squares(x: Array, scale: Any = None) -> Array:
-        x = widen(x) if scale is None else widen(x) * scale
-        total = jnp.sum(abs_sq(x), axes, keepdims=axes is not None)
-        return total if count == 1 else total / count
+    def sums(scales: Scales, x: Array) -> list[Array]:
+        totals = sums_of_squares(scales, x, axes)
+        return totals if count == 1 else [total / count for total in totals]
 
     size = (x.size if axes is None else _size(x, axes)) // count
     if again is not None:
         of_one, arrays = again
         again = (lambda *arrays: (of_one(*arrays),)), arrays
-    return with_derivative(norm_of_sums(squares, (x,), size, again), [x], axes, count)
+    return with_derivative(norm_of_sums(sums, (x,), size, again, costly), [x], axes, count)
+
+
+def sums_of_squares(scales: Scales, x: Array, axes: Axes = None) -> list[Array]:
+    """The sum of squares of `x` times each scale (None is 1), over `axes`, which are kept.
+
+    On an NVIDIA GPU several are one reduction, see :func:`sums_in_one_pass`.
+    """
+    x, over, keep = widen(x), range(x.ndim) if axes is None else axes, axes is not None
+    over = (over,) if isinstance(over, int) else tuple(over)
+    terms = [abs_sq(x if scale is None else x * scale) for scale in scales]
+
+    def apart(*terms: Array) -> list[Array]:
+        return [jnp.sum(term, over, keepdims=keep) for term in terms]
+
+    def together(*terms: Array) -> list[Array]:
+        zeros = tuple(jnp.zeros([], term.dtype) for term in terms)
+        of = [axis % x.ndim for axis in over]
+        totals = jax.lax.reduce(terms, zeros, lambda a, b: tuple(map(jnp.add, a, b)), of)
+        return [jnp.expand_dims(total, of) if keep else total for total in totals]
+
+    if len(terms) == 1:
+        return apart(*terms)
+    return jax.lax.platform_dependent(*terms, cuda=together, default=apart)
 
 
 def norm_of_sums(
-    squares: Callable[..., Array], arrays: PyTree, size: int, again: Again | None = None
+    sums: Callable[..., list[Array]],
+    arrays: PyTree,
+    size: int,
+    again: Again | None = None,
+    costly: bool = False,
 ) -> Norm:
-    """The root of ``squares(*arrays)``, as a constant to differentiation.
+    """The root of ``sums((None,), *arrays)[0]``, as a constant to differentiation.
 
     Args:
-        squares: ``(*arrays, scale=None) -> sum``, of squares of what is first multiplied by a
-            scale, if there is one.
+        sums: ``(scales, *arrays) -> sums of squares``, one for each scale, by which numbers are
+            multiplied before they are squared; None is 1.
         arrays: what is summed.
         size: how many squares are in a sum.
         again: computes the arrays once more, for a second pass.
+        costly: whether chips other than a CPU take the plain sum alone.
     """
     arrays = jax.lax.stop_gradient(arrays)
-    plain = squares(*arrays)
-    kind, far = jnp.finfo(plain.dtype), _far(plain.dtype)
-    short = _shortened(plain)
-    # The digits that squares lose below the least normal number are then beyond the last place.
-    least = _SHORT * (size * float(kind.tiny) / float(kind.eps)) ** 0.5
-
-    def over_again(i: Array, short: Array) -> Array:
-        function, needed = again or (lambda *arrays: arrays, arrays)
-        terms = function(*inside(jax.lax.stop_gradient(needed), i))
-        total = squares(*terms, scale=jnp.where(i == 0, 1 / far, far).astype(plain.dtype))
-        wrong = jnp.where(i == 0, short == jnp.inf, short < least)
-        unit = jnp.where(i == 0, far, 1 / far)
-        return jnp.where(wrong, _shortened(total, unit.astype(plain.dtype)), short)
 
     def if_needed() -> Array:
+        short = _shortened(sums((None,), *arrays)[0])
+        far, least = _far(short.dtype), _least(short.dtype, size)
+
+        def over_again(i: Array, short: Array) -> Array:
+            function, needed = again or (lambda *arrays: arrays, arrays)
+            terms = function(*inside(jax.lax.stop_gradient(needed), i))
+            (total,) = sums((jnp.where(i == 0, 1 / far, far).astype(short.dtype),), *terms)
+            wrong = jnp.where(i == 0, short == jnp.inf, short < least)
+            unit = jnp.where(i == 0, far, 1 / far).astype(short.dtype)
+            return jnp.where(wrong, _shortened(total, unit), short)
+
         # The first turn is for what is too large, the second for what is too small. Extremes are
         # asked, since booleans would be an array more.
         first = jnp.where(jnp.max(short, initial=0) == jnp.inf, 0, 1)
-        last = jnp.where(jnp.min(short, initial=1) < least, 2, 1)
-        return _turns(first, last, over_again, short)
+        end = jnp.where(jnp.min(short, initial=1) < least, 2, 1)
+        return _turns(first, end, over_again, short)
 
     def at_once() -> Array:
-        of_large = _shortened(squares(*arrays, scale=1 / far), far)
-        of_small = _shortened(squares(*arrays, scale=far), 1 / far)
-        return jnp.where(short == jnp.inf, of_large, jnp.where(short < least, of_small, short))
+        far = _far(jnp.float32)
+        plain, of_large, of_small = sums((None, 1 / far, far), *arrays)
+        short, least = _shortened(plain), _least(plain.dtype, size)
+        small = jnp.where(short < least, _shortened(of_small, 1 / far), short)
+        return jnp.where(short == jnp.inf, _shortened(of_large, far), small)
 
-    if is_tracer(plain):
-        return _in_parts(jax.lax.platform_dependent(cpu=if_needed, default=at_once))
+    def at_once_as_it_is() -> Array:
+        return _shortened(sums((None,), *arrays)[0])
+
+    if any(map(is_tracer, jax.tree.leaves(arrays))):
+        elsewhere = at_once_as_it_is if costly else at_once
+        return _in_parts(jax.lax.platform_dependent(cpu=if_needed, default=elsewhere))
     return _in_parts(if_needed())
+
+
+def _least(dtype: DType, size: int) -> float:
+    """The least short norm whose squares have all their digits.
+
+    What so many squares lose below the least normal number is then beyond the last place.
+    """
+    kind = jnp.finfo(dtype)
+    return _SHORT * float(size * float(kind.tiny) / float(kind.eps)) ** 0.5
 
 
 def _far(dtype: DType) -> float:
@@ -216,7 +261,11 @@ def shrink_factors(length: Norm, most: Any) -> tuple[Array, Array]:
 
     The first is 1, or a power of two if their product would be too small a number.
     """
-    signed = _signed_factor(length, most)
+    return in_two(signed_factor(length, most))
+
+
+def in_two(signed: Array) -> tuple[Array, Array]:
+    """The factors of :func:`shrink_factors` from :func:`signed_factor`."""
     power = jnp.where(signed < 0, 1 / _far(signed.dtype), 1)
     return power.astype(signed.dtype), jnp.abs(signed)
 
@@ -231,12 +280,12 @@ def shrunk(x: Array, length: Norm, most: Any) -> Array:
     if not length.value.ndim:
         power, factor = shrink_factors(length, most)
         return x * power * factor
-    signed = _signed_factor(length, most)
+    signed = signed_factor(length, most)
     return jnp.where(signed < 0, x * (1 / _far(signed.dtype)) * -signed, x * signed)
 
 
-def _signed_factor(length: Norm, most: Any) -> Array:
-    """Both factors as one array, below 0 where there is a power. It is one of rows or columns."""
+def signed_factor(length: Norm, most: Any) -> Array:
+    """Both factors of :func:`shrink_factors` as one array, below 0 where there is a power."""
     within = length.number <= most
     shorter = jnp.where(length.unit > 1, -length.value, length.number)
     return jnp.where(within, 1, most) / jnp.where(within, 1, shorter)

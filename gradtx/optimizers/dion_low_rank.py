@@ -63,7 +63,7 @@ def low_rank_step(
     seen = jnp.any(m != 0, (-2, -1), keepdims=True)
     some = mean(seen.astype(jnp.float32)) > 0
     p, r = jnp.where(some, p, 0), jnp.where(some, r, s.q)
-    q = divide(r, norm(r, -2).number + eps)
+    q = divide(r, norm(r, -2, costly=True).number + eps)
     used, u = p @ r.mT.conj(), p @ q.mT.conj()
     if wide:
         used, u = used.mT, u.mT

@@ -120,7 +120,7 @@ def scale_by_dog(
 
     def rule(g: Any, s: Any, t: Any, p: list[Array]) -> Any:
         both = p, s.init_params
-        moved = norm_of_all(tree.sub(*both), again=(tree.sub, both))
+        moved = norm_of_all(tree.sub(*both), again=(tree.sub, both), costly=True)
         distance = jnp.maximum(s.max_dist, moved.number)
         total = s.sum_sq_norm_grads + tree.norm_sq(g)
         rate = _over(distance, jnp.sqrt(total + eps), eps)
@@ -313,7 +313,7 @@ def scale_by_distance_over_gradients(
 
     def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
         both = p, s.init_params
-        moved = norm(jnp.subtract(*both), again=(jnp.subtract, both))
+        moved = norm(jnp.subtract(*both), again=(jnp.subtract, both), costly=True)
         distance = jnp.maximum(s.max_dist, moved.number)
         total = s.grad_sum_of_squares + sum_sq(g)
         rate = _over(distance, jnp.sqrt(total + eps), eps)

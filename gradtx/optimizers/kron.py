@@ -26,8 +26,8 @@ from gradtx.numerics import (
     debias,
     divide,
     ema,
+    plain_rms,
     precise,
-    root_mean_square,
     zeros_like,
 )
 from gradtx.numerics.control import branch, repeat_while
@@ -345,7 +345,7 @@ def scale_by_kron(
         # A single diagonal is fitted at every step: a condition would cost more.
         factors = fit(old) if len(old) == 1 else branch(due, fit, lambda old: old, old)
         d = _both(applied, factors, mean)
-        size = root_mean_square(d, (-2, -1)).number
+        size = plain_rms(d, (-2, -1))
         return d / jnp.maximum(1, size / max_rms), mu, factors
 
     def rule(g: Array, s: Any, t: Step) -> Any:

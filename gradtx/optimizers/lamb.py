@@ -75,7 +75,7 @@ def scale_by_lamb(
             mu, nu = ema(g, s.mu, b1), ema(abs_sq(g), s.nu, b2)
             d = partial(recompute, partial(direction, t), mu, nu, p)
             size = norm(p)
-            length = norm(d(after=t), again=(partial(direction, t), (mu, nu, p)))
+            length = norm(d(after=t), again=(partial(direction, t), (mu, nu, p)), costly=True)
             return at_ratio(d(after=length.value), size, length), {"mu": mu, "nu": nu}
 
         return leafwise(ScaleByAdamState, moments, planned(rule, plan))

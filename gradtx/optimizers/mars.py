@@ -84,7 +84,7 @@ def mars(
             c = correct(g, s.last)
         else:
             first = recompute(correct, g, s.last, after=t)
-            length = norm(first, again=(correct, (g, s.last)))
+            length = norm(first, again=(correct, (g, s.last)), costly=True)
             c = recompute(correct, g, s.last, after=length.value, on="all")
             c = shrunk(c, length, max_norm)
         return c, {"last": replace(s.last, g)}

@@ -154,7 +154,7 @@ def sizes_and_directions(
 
 def _sizes(x: Array) -> Array:
     """The length of each column of each matrix, in at least float32."""
-    return jnp.squeeze(norm(x, -2).number, -2)
+    return jnp.squeeze(norm(x, -2, costly=True).number, -2)
 
 
 @optimizer

@@ -10,10 +10,11 @@ from gradtx.engine.lift import elementwise, leafwise
 from gradtx.numerics import (
     Norm,
     cast,
+    in_two,
     norm,
     root_mean_square,
-    shrink_factors,
     shrunk,
+    signed_factor,
     widen,
 )
 from gradtx.pair import (
@@ -133,10 +134,11 @@ def clip_by_global_norm(max_norm: Limit, *, two_pass: bool = False) -> GradientT
     """
 
     def of_tree(g: list[Any]) -> dict[str, Array]:
-        return dict(zip(("unit", "factor"), shrink_factors(norm_of_all(g), max_norm), strict=True))
+        return {"factor": signed_factor(norm_of_all(g), max_norm)}
 
     def rule(g: Array, s: Any, t: Any) -> Any:
-        return s.factor * (s.unit * g), {}
+        power, factor = in_two(s.factor)
+        return factor * (power * g), {}
 
     lifted = elementwise(EmptyState, None, rule, of_tree=of_tree)
     if not two_pass:

@@ -60,7 +60,7 @@ def _unit_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _unit_norms(x: Array, axis: int | Sequence[int] | None) -> Norm:
     axes = _unit_axes(x.shape) if axis is None else (axis,) if isinstance(axis, int) else axis
-    return norm(x, tuple(axes))
+    return norm(x, tuple(axes), costly=True)
 
 
 def unitwise_norm(x: Array, axis: int | Sequence[int] | None = None) -> Array:
@@ -182,7 +182,7 @@ def adaptive_normalize(eta: NonNegative = 0.01) -> GradientTransformation:
         def scaled(g: Any, p: Any) -> Any:
             return map_updates(lambda g, p: g * size(p), g, p)
 
-        length = norm_of_all(scaled(g, p), again=(scaled, (g, p)))
+        length = norm_of_all(scaled(g, p), again=(scaled, (g, p)), costly=True)
         power, factor = 1 / length.unit, divide(jnp.ones([]), length.value)
         return map_updates(lambda g, p: g * size(p) * power * factor * size(p), g, p), {}
 

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradtx.numerics import Norm, cast, norm, shrink_factors, sum_sq, widen
-from gradtx.numerics.norms import norm_of_sums, with_derivative
+from gradtx.numerics import Norm, cast, norm, shrink_factors, widen
+from gradtx.numerics.norms import Scales, norm_of_sums, sums_of_squares, with_derivative
 from gradtx.paths import leaves_with_path, path_string
 from gradtx.rows import is_rows
 from gradtx.tree import map_updates
@@ -55,18 +55,15 @@ def clipped_sum(x: Array, factors: Factors) -> Array:
 def global_factors(leaves: list[Any], l2_norm_clip: Any) -> Factors:
     """The factors of each example, from its norm over all leaves."""
 
-    def squares(*leaves: Array, scale: Any = None) -> Array:
-        scales = jnp.broadcast_to(1.0 if scale is None else scale, len(leaves[0]))
-
-        def of_one(x: Array, scale: Array) -> Array:
-            return sum_sq(widen(x) * scale)
-
-        return jnp.sum(jnp.stack([jax.vmap(of_one)(x, scales) for x in leaves]), axis=0)
+    def sums(scales: Scales, *leaves: Array) -> list[Array]:
+        every = [jnp.broadcast_to(1.0 if s is None else s, len(leaves[0])) for s in scales]
+        each = [jax.vmap(sums_of_squares)(every, x) for x in leaves]
+        return [jnp.sum(jnp.stack(of_scale), axis=0) for of_scale in zip(*each, strict=True)]
 
     def differentiable(value: Array, unit: Array, *one: Array) -> Norm:
         return with_derivative(Norm(value, unit), one)
 
-    found = norm_of_sums(squares, tuple(leaves), sum(math.prod(x.shape[1:]) for x in leaves))
+    found = norm_of_sums(sums, tuple(leaves), sum(math.prod(x.shape[1:]) for x in leaves))
     return shrink_factors(jax.vmap(differentiable)(*found, *leaves), l2_norm_clip)
 
 

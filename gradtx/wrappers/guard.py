@@ -70,9 +70,9 @@ def guard(
         skip_zero: skip gradients that are zero everywhere, as from a batch without examples.
 
     The loss is the extra argument ``value``, which :func:`minimize` and :func:`make_step` pass;
-    without it, only the norm is considered. A gradient so large that its norm is infinite in
-    float32 counts as not finite. Under ``shard_map`` put :func:`aggregate` before it, so that
-    all devices make the same decision.
+    without it, only the norm is considered. A gradient so large that its squared norm is infinite
+    in float32 counts as not finite, since optimizers keep squares. Under ``shard_map`` put
+    :func:`aggregate` before it, so that all devices make the same decision.
 
     State: `GuardState`. :func:`guard_report` reads it; ``make_step(..., report=True)`` returns the
     report with each step. Norms of updates and parameters are summed in the pass that applies an
@@ -121,7 +121,7 @@ def guard(
         norm = cast(tree.global_norm(updates), jnp.float32)
         value = extra_args.get("value")
         loss = norm if value is None else cast(jnp.sum(widen(jnp.asarray(value))), jnp.float32)
-        finite = jnp.isfinite(norm) & jnp.isfinite(loss)
+        finite = jnp.isfinite(jnp.square(norm)) & jnp.isfinite(loss)
         zero = finite & (norm == 0) & skip_zero
         known = finite & ~zero
         losses, loss_spike = state.losses, jnp.array(False)
