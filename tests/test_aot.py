@@ -37,6 +37,7 @@ STORES = {"sophia"}
 # NaN is detected by a sum, a norm is right whatever its squares are.
 MORE_KERNELS = {
     ("clip + adamw", "H100"),
+    ("clip_by_block_rms(1.0) + sgd", "H100"),
     ("normalize() + sgd", "H100"),
     ("apply_if_finite, adam", "H100"),
     ("zero_nans() + sgd", "H100"),
@@ -81,8 +82,8 @@ def figures(tree, *labels):
 
 
 def launched(chip, cost):
-    """Kernels: on a GPU an instruction on single numbers is one too."""
-    return cost["kernels"] + (cost["single"] if chip == "H100" else 0)
+    """Kernels, without prefetches: on a GPU an instruction on single numbers is one too."""
+    return cost["launched"] + (cost["single"] if chip == "H100" else 0)
 
 
 COMPARED = [pair for pair in PAIRS if pair.least is not None]
