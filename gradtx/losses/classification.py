@@ -180,9 +180,10 @@ def softmax_cross_entropy_with_integer_labels(
         if where is not None:
             where = jnp.moveaxis(where, axis, last).reshape(*y.shape, -1)
         axis = -1
-    _, log_sum, largest = shifted(x, axis, where)
-    chosen = at_label(x, y, axis) - jnp.squeeze(largest, axis)
-    loss = jnp.squeeze(log_sum, axis) - chosen
+    less, log_sum, largest = shifted(x, axis, where)
+    if where is not None:  # a label may be one that does not count
+        less = jnp.where(where, less, x - largest)
+    loss = jnp.squeeze(log_sum, axis) - at_label(less, y, axis)
     if has_z_loss(z_loss):
         loss += _z_loss(z_loss, x, axis, where)
     return loss if where is None else jnp.where(jnp.any(where, axis), loss, 0)
