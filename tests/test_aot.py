@@ -38,6 +38,7 @@ STORES = {"sophia"}
 MORE_KERNELS = {
     ("clip + adamw", "H100"),
     ("clip_by_block_rms(1.0) + sgd", "H100"),
+    ("clip_by_global_norm(1.0) + sgd", "H100"),
     ("normalize() + sgd", "H100"),
     ("apply_if_finite, adam", "H100"),
     ("zero_nans() + sgd", "H100"),

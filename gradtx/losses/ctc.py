@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.losses.arguments import check_labels, check_rank, check_shapes, floating
-from gradtx.losses.probabilities import log_softmax
+from gradtx.losses.probabilities import shifted
 from gradtx.types import Array
 
 
@@ -101,38 +101,44 @@ def ctc_loss_with_forward_probs(
     if len(y) != len(x):
         raise ValueError(f"{name}: a batch of {len(x)} logits, but of {len(y)} labels")
     x = jnp.where(frame_pads[..., None] > 0, 0, x)
-    log_p = jnp.maximum(log_softmax(x, -1), log_epsilon)
+    less, log_sum, _ = shifted(x, -1)
+    less = jnp.maximum(less, log_epsilon)
     y = jnp.where(label_pads > 0, blank_id, y)
     index = jnp.broadcast_to(y[:, None], (*x.shape[:2], y.shape[1]))
     by_frame = (
-        jnp.swapaxes(log_p[:, :, blank_id, None], 0, 1),
-        jnp.swapaxes(jnp.take_along_axis(log_p, index, -1), 0, 1),
+        jnp.swapaxes(less[:, :, blank_id, None], 0, 1),
+        jnp.swapaxes(jnp.take_along_axis(less, index, -1), 0, 1),
+        jnp.swapaxes(log_sum, 0, 1),
         jnp.swapaxes(frame_pads > 0, 0, 1)[..., None],
     )
     repeats = jnp.pad(y[:, 1:] == y[:, :-1], ((0, 0), (1, 0)))
     length = jnp.sum(label_pads == 0, 1)
-    missing = _Missing(log_p, y, length, blank_id)
+    missing = _Missing(less - log_sum, y, length, blank_id)
 
     def frame(before: Any, now: Any) -> Any:
-        blank, label, missed = before
-        (log_blank, log_label, padding), likely = now
+        blank, label, best, lost = before
+        (log_blank, log_label, log_sum, padding), likely = now
         so_far = _said(blank, label)
         # A blank separates a label from an equal one before it.
         free = jnp.where(repeats, blank[:, :-1], so_far[:, :-1])
-        after = log_blank + so_far, log_label + jnp.logaddexp(free, label)
-        p_blank, p_label = jnp.exp(log_blank), jnp.exp(log_label)
-        now_missed = missed + missing.now(blank, label, p_blank, p_label, likely)
-        old_and_new = before, (*after, now_missed)
-        after = jax.tree.map(lambda old, new: jnp.where(padding, old, new), *old_and_new)
-        return after, after[:2]
+        new_blank, new_label = log_blank + so_far, log_label + jnp.logaddexp(free, label)
+        # Less the best path, as classes are less the likeliest: what paths differ by has digits.
+        highest = jnp.maximum(jnp.max(new_blank, 1), jnp.max(new_label, 1, initial=-jnp.inf))
+        highest = jax.lax.stop_gradient(highest)[:, None]
+        p = jnp.exp(log_blank - log_sum), jnp.exp(log_label - log_sum)
+        lost += missing.now(blank + best, label + best, *p, likely)
+        after = new_blank - highest, new_label - highest, best + (highest - log_sum), lost
+        after = jax.tree.map(lambda old, new: jnp.where(padding, old, new), before, after)
+        return after, (after[0] + after[2], after[1] + after[2])
 
-    nothing = jnp.full((len(y), y.shape[1] + 1), log_epsilon, log_p.dtype)
-    start = nothing.at[:, 0].set(0), nothing[:, 1:], jnp.zeros((len(y), 1), log_p.dtype)
-    (*last, missed), (blank, label) = jax.lax.scan(frame, start, (by_frame, missing.likely))
-    end = _said(*last)
+    nothing = jnp.full((len(y), y.shape[1] + 1), log_epsilon, less.dtype)
+    zero = jnp.zeros((len(y), 1), less.dtype)
+    start = nothing.at[:, 0].set(0), nothing[:, 1:], zero, zero
+    last, (blank, label) = jax.lax.scan(frame, start, (by_frame, missing.likely))
+    end = _said(*last[:2]) + last[2]
     blank = blank.at[-1:].set(end)  # a slice, which has nothing of no frames
     log_all = jnp.take_along_axis(end, length[:, None], 1)[:, 0]
-    return _negative_log(log_all, missed[:, 0] + missing.at_the_end(end)), blank, label
+    return _negative_log(log_all, last[3][:, 0] + missing.at_the_end(end)), blank, label
 
 
 def _said(blank: Array, label: Array) -> Array:
@@ -175,9 +181,7 @@ class _Missing:
         rest = jnp.sum(jnp.where(hit, 0, room), -1, keepdims=True)
         self.likely = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), (top, which, rest))
 
-    def now(
-        self, blank: Array, label: Array, p_blank: Array, p_label: Array, likely: Any
-    ) -> Array:
+    def now(self, blank: Array, label: Array, p_blank: Array, p_label: Array, likely: Any) -> Array:
         """The probability that a path is lost at this frame, ``(batch, 1)``."""
         none = jnp.zeros_like(p_blank)
         p_last = jnp.concatenate([none, p_label], 1)

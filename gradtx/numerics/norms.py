@@ -277,11 +277,8 @@ def shrunk(x: Array, length: Norm, most: Any) -> Array:
     >>> shrunk(x, norm(x), 1.0).round(4).tolist()
     [0.70..., 0.70...]
     """
-    if not length.value.ndim:
-        power, factor = shrink_factors(length, most)
-        return x * power * factor
-    signed = signed_factor(length, most)
-    return jnp.where(signed < 0, x * (1 / _far(signed.dtype)) * -signed, x * signed)
+    power, factor = shrink_factors(length, most)
+    return x * power * factor
 
 
 def signed_factor(length: Norm, most: Any) -> Array:
