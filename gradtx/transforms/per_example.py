@@ -142,7 +142,7 @@ def per_example_layer_norm_clip(
     leaves = examples(grads)
     entries = sum(math.prod(x.shape[1:]) for x in leaves)
 
-    def factors(x: Array) -> Array:
+    def factors(x: Array) -> Factors:
         share = 1 / len(leaves) if uniform else math.prod(x.shape[1:]) / max(entries, 1)
         lengths = norm(x, tuple(range(1, x.ndim)))
         return shrink_factors(lengths, global_l2_norm_clip * math.sqrt(share))
