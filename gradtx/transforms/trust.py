@@ -6,9 +6,14 @@ import jax.numpy as jnp
 
 from gradtx.checks import NonNegative
 from gradtx.engine.lift import leafwise
-from gradtx.numerics import Norm, norm, ratio_factors, rms
+from gradtx.numerics import Norm, norm as norm_of_leaf, ratio_factors, rms
 from gradtx.pair import GradientTransformation, transformation
 from gradtx.types import Array, EmptyState
+
+
+def norm(x: Array) -> Array:
+    """The Euclidean norm of a leaf, summed in at least float32."""
+    return norm_of_leaf(x).number
 
 
 def at_ratio(u: Array, size: Norm, length: Norm, coefficient: Any = 1.0, eps: Any = 0.0) -> Array:
@@ -49,7 +54,7 @@ def scale_by_trust_ratio(
     """
 
     def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
-        size, length = norm(p).at_least(min_norm), norm(g).at_least(min_norm)
+        size, length = norm_of_leaf(p).at_least(min_norm), norm_of_leaf(g).at_least(min_norm)
         return at_ratio(g, size, length, trust_coefficient, eps), {}
 
     return leafwise(EmptyState, None, rule)
@@ -71,7 +76,7 @@ def scale_by_param_block_norm(min_scale: NonNegative = 1e-3) -> GradientTransfor
     """
 
     def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
-        return g * norm(p).at_least(min_scale).number, {}
+        return g * norm_of_leaf(p).at_least(min_scale).number, {}
 
     return leafwise(EmptyState, None, rule)
 
