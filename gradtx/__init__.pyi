@@ -713,6 +713,7 @@ from gradtx.losses.fenchel_young import make_fenchel_young_loss as make_fenchel_
 from gradtx.losses.linear import linear_softmax_cross_entropy as linear_softmax_cross_entropy
 from gradtx.losses.ranking import ranking_softmax_loss as ranking_softmax_loss
 from gradtx.losses.regression import (
+    absolute_error as absolute_error,
     huber_loss as huber_loss,
     l2_loss as l2_loss,
     log_cosh as log_cosh,

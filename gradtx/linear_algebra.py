@@ -8,7 +8,17 @@ import jax
 import jax.numpy as jnp
 
 from gradtx import tree
-from gradtx.numerics import abs_sq, compute_dtype, divide, widen
+from gradtx.numerics import (
+    Norm,
+    abs_sq,
+    compute_dtype,
+    divide,
+    norm,
+    ratio_factors,
+    rms,
+    root_mean_square,
+    widen,
+)
 from gradtx.numerics.control import branch, repeat_while
 from gradtx.numerics.products import product
 from gradtx.numerics.tracing import is_tracer
@@ -39,12 +49,15 @@ def safe_norm(
     """
     x = widen(jnp.asarray(x))
 
-    def norm(y: Array) -> Array:
+    def of(y: Array) -> Array:
+        if ord is None or (ord == 2 and isinstance(axis, int)):
+            of_all = tuple(range(y.ndim)) if axis is None else axis
+            return norm(y, of_all).number
         return jnp.linalg.norm(y, ord=ord, axis=axis, keepdims=True)
 
-    small = norm(x) <= min_norm
+    small = of(x) <= min_norm
     # At zeros the gradient of a norm is NaN, even where it is not selected; at ones it is not.
-    found = jnp.where(small, min_norm, norm(jnp.where(small, 1, x)))
+    found = jnp.where(small, min_norm, of(jnp.where(small, 1, x)))
     return found if keepdims else jnp.squeeze(found, axis)
 
 
@@ -58,14 +71,23 @@ def safe_root_mean_squares(x: Any, min_rms: Any) -> Array:
     >>> jax.grad(safe_root_mean_squares)(jnp.zeros(2), 0.0).tolist()
     [0.0, 0.0]
     """
-    mean = jnp.mean(abs_sq(widen(jnp.asarray(x))))
-    small = jnp.sqrt(mean) <= min_rms
-    return jnp.where(small, min_rms, jnp.sqrt(jnp.where(small, 1, mean)))
+    size = rms(jnp.asarray(x))
+    return jnp.where(size <= min_rms, min_rms, size)
 
 
 def frobenius_norm(x: Array, axes: Any = (-2, -1)) -> Array:
     """The norm of each matrix, or over other `axes`, which are kept."""
-    return jnp.sqrt(jnp.sum(abs_sq(x), axes, keepdims=True))
+    return norm(x, axes).number
+
+
+def of_norm(x: Array, length: Any = 1.0) -> Array:
+    """Matrices scaled to a Frobenius norm; a matrix of zeros stays one.
+
+    >>> of_norm(jnp.array([[[3e38, 3e38]]])).round(3).tolist()
+    [[[0.70..., 0.70...]]]
+    """
+    power, factor = ratio_factors(Norm.of(jnp.asarray(length, x.dtype)), norm(x, (-2, -1)))
+    return x * power * factor
 
 
 def real_inner(x: Array, y: Array) -> Array:
@@ -83,14 +105,14 @@ def identity_like(x: Array) -> Array:
     return one.reshape(*[1] * (x.ndim - 2), *one.shape)
 
 
-def with_root_mean_square(x: Array, rms: Any) -> Array:
+def with_root_mean_square(x: Array, wanted: Any) -> Array:
     """Each matrix of a batch scaled to this root mean square; a matrix of zeros stays one.
 
     >>> with_root_mean_square(jnp.array([[[1.0, 7.0]]]), 5.0).tolist()
     [[[1.0, 7.0]]]
     """
-    size = jnp.sqrt(jnp.mean(abs_sq(x), (-2, -1), keepdims=True))
-    return x * divide(rms, size)
+    size = root_mean_square(x, (-2, -1))
+    return x * (1 / size.unit) * divide(wanted, size.value)
 
 
 def power_iteration(

@@ -35,7 +35,13 @@ from gradtx.losses.embedding import (
 from gradtx.losses.fenchel_young import make_fenchel_young_loss
 from gradtx.losses.linear import linear_softmax_cross_entropy
 from gradtx.losses.ranking import ranking_softmax_loss
-from gradtx.losses.regression import huber_loss, l2_loss, log_cosh, squared_error
+from gradtx.losses.regression import (
+    absolute_error,
+    huber_loss,
+    l2_loss,
+    log_cosh,
+    squared_error,
+)
 from gradtx.losses.segmentation import (
     binary_dice_loss,
     dice_loss,
@@ -44,6 +50,7 @@ from gradtx.losses.segmentation import (
 from gradtx.losses.smoothing import smooth_labels
 
 __all__ = [
+    "absolute_error",
     "binary_dice_loss",
     "convex_kl_divergence",
     "cosine_distance",

@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from gradtx.numerics import widen
 from gradtx.types import Array
@@ -51,6 +52,19 @@ def check_rank(where: str, rank: int, **arrays: Any) -> None:
     for name, x in arrays.items():
         if jnp.ndim(x) != rank:
             raise ValueError(f"{where}: {name} must have {rank} dimensions, not {jnp.shape(x)}")
+
+
+def counted(where: str, labels: Array, ignore_index: Any) -> Array:
+    """Which labels count: all but the one that is ignored.
+
+    Raises:
+        TypeError: what is ignored is not an integer.
+    """
+    if isinstance(ignore_index, bool) or not isinstance(ignore_index, int | np.integer):
+        raise TypeError(f"{where}: ignore_index must be an integer or None, not {ignore_index!r}")
+    if not jnp.iinfo(labels.dtype).min <= ignore_index <= jnp.iinfo(labels.dtype).max:
+        return jnp.ones(labels.shape, bool)
+    return labels != ignore_index
 
 
 def check_labels(where: str, labels: Array) -> None:

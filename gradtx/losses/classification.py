@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradtx.losses.arguments import check_labels, check_shapes, floating, real
+from gradtx.losses.arguments import check_labels, check_shapes, counted, floating, real
 from gradtx.losses.probabilities import (
     Axis,
     at_label,
@@ -140,6 +140,7 @@ def softmax_cross_entropy_with_integer_labels(
     where: Any | None = None,
     *,
     z_loss: Any = 0.0,
+    ignore_index: int | None = None,
 ) -> Array:
     r"""The cross entropy of a softmax, with the right class given by its index.
 
@@ -154,21 +155,38 @@ def softmax_cross_entropy_with_integer_labels(
         where: which entries count, or which examples; an example with none costs 0.
         z_loss: :math:`\zeta`, which keeps the logarithm of the sum near 0, as in
             :func:`softmax_cross_entropy`.
+        ignore_index: the label of examples that do not count: they cost 0, and have no gradient.
+            PyTorch's default is -100; here there is none. Its mean is over the others:
+            ``loss.sum() / (labels != ignore_index).sum()``, where ``loss.mean()`` counts all.
 
     Raises:
+        TypeError: labels are not integers, or `ignore_index` is not one.
         ValueError: `axis` is neither an integer nor a tuple of them, or shapes do not fit.
 
     Where the logits are those of a linear layer, :func:`linear_softmax_cross_entropy` needs a
-    fraction of the memory. Optax has no z-loss.
+    fraction of the memory. Optax has no z-loss, and no index to ignore.
 
     >>> logits = jnp.array([[0.0, 0.0], [5.0, 1.0]])
     >>> softmax_cross_entropy_with_integer_labels(logits, jnp.array([1, 0])).tolist()
     [0.693147..., 0.018149...]
+    >>> labels = jnp.array([1, -100])
+    >>> softmax_cross_entropy_with_integer_labels(logits, labels, ignore_index=-100).tolist()
+    [0.693147..., 0.0]
     """
     name = "softmax_cross_entropy_with_integer_labels"
     (x,) = floating(name, logits=logits)
     y = jnp.asarray(labels)
     check_labels(name, y)
+    if ignore_index is not None:
+        counts = counted(name, y, ignore_index)
+        of_others = softmax_cross_entropy_with_integer_labels(
+            jnp.where(jnp.expand_dims(counts, axis), x, 0),
+            jnp.where(counts, y, 0),
+            axis,
+            where,
+            z_loss=z_loss,
+        )
+        return jnp.where(counts, of_others, 0)
     if not isinstance(axis, int | tuple):
         raise ValueError(f"{name}: axis must be an integer or a tuple of them, not {axis!r}")
     where = over_classes(where, x, axis)
@@ -180,9 +198,10 @@ def softmax_cross_entropy_with_integer_labels(
         if where is not None:
             where = jnp.moveaxis(where, axis, last).reshape(*y.shape, -1)
         axis = -1
-    _, log_sum, largest = shifted(x, axis, where)
-    chosen = at_label(x, y, axis) - jnp.squeeze(largest, axis)
-    loss = jnp.squeeze(log_sum, axis) - chosen
+    less, log_sum, largest = shifted(x, axis, where)
+    if where is not None:  # a label may be one that does not count
+        less = jnp.where(where, less, x - largest)
+    loss = jnp.squeeze(log_sum, axis) - at_label(less, y, axis)
     if has_z_loss(z_loss):
         loss += _z_loss(z_loss, x, axis, where)
     return loss if where is None else jnp.where(jnp.any(where, axis), loss, 0)
@@ -283,8 +302,9 @@ def multiclass_hinge_loss(scores: Any, labels: Any) -> Array:
     check_labels("multiclass_hinge_loss", y)
     y = y.astype(jnp.promote_types(y.dtype, jnp.int32))
     index = jnp.where(y < 0, y + x.shape[-1], y)
-    margins = x + 1 - jax.nn.one_hot(index, x.shape[-1], dtype=x.dtype)
-    return jnp.max(margins, -1) - at_label(x, y)
+    right = jax.nn.one_hot(index, x.shape[-1], dtype=bool)
+    margins = x - at_label(x, y)[..., None] + 1  # of the right class it is exactly 0
+    return jnp.max(jnp.where(right, 0, margins), -1)
 
 
 def multiclass_perceptron_loss(scores: Any, labels: Any) -> Array:

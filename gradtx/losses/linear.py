@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
-from gradtx.losses.arguments import check_floating, check_labels, check_rank, check_shapes
+from gradtx.losses.arguments import check_floating, check_labels, check_rank, check_shapes, counted
 from gradtx.losses.probabilities import has_z_loss, z_penalty
 from gradtx.numerics import compute_dtype
 from gradtx.numerics.tracing import vary, varying_axes
@@ -56,6 +56,7 @@ def linear_softmax_cross_entropy(
     vocabulary_axis: int = 0,
     axis_name: AxisName | None = None,
     chunk: int | None = None,
+    ignore_index: int | None = None,
 ) -> Array:
     r"""The cross entropy of a linear layer over a vocabulary, whose logits are never whole.
 
@@ -74,8 +75,7 @@ def linear_softmax_cross_entropy(
         labels: :math:`y`, integers from 0 to the number of words - 1, ``(...)``. A label that is
             too large gives NaN; one below 0 counts from the end, as an index does.
         bias: :math:`b`, ``(words,)``; -inf for a word that is only padding.
-        where: which tokens count, ``(...)``; the others cost 0. ``where=labels != -100`` leaves out
-            tokens with a label of -100.
+        where: which tokens count, ``(...)``; the others cost 0.
         z_loss: :math:`\zeta`, which keeps the logarithm of the sum near 0; PaLM takes 1e-4.
         vocabulary_axis: 1 if the weights are ``(features, words)``, as in a dense layer's kernel.
         axis_name: the axis over which words are sharded, or several: of a ``shard_map`` that this
@@ -84,12 +84,15 @@ def linear_softmax_cross_entropy(
             known from the type of the weights. Without it XLA gathers the weights.
         chunk: how many words are taken at a time: by default 512, and fewer from 8,192 tokens on,
             at least 128. A GPU or TPU is faster with more where there are few tokens.
+        ignore_index: the label of tokens that do not count either, such as -100; see
+            :func:`softmax_cross_entropy_with_integer_labels`.
 
     Returns:
         The losses, ``(...)``, in float32 or wider. Gradients have the types of what they belong to.
 
     Raises:
-        TypeError: inputs, weights or bias are not floating-point, or labels not integers.
+        TypeError: inputs, weights or bias are not floating-point, or labels or `ignore_index` not
+            integers.
         ValueError: shapes do not fit, or there is no axis of this name.
 
     Products take their factors as they are, and are summed in float32. For 8,192 tokens in
@@ -116,6 +119,9 @@ def linear_softmax_cross_entropy(
     b = None if bias is None else jnp.asarray(bias)
     keep = None if where is None else jnp.broadcast_to(jnp.asarray(where), y.shape)
     _check(name, x, w, b, y, vocabulary_axis, chunk)
+    if ignore_index is not None:
+        counts = counted(name, y, ignore_index)
+        keep, y = counts if keep is None else keep & counts, jnp.where(counts, y, 0)
     over = _tuple(axis_name)
     mesh = explicit_mesh((x, w))
     if mesh is not None and not over:
@@ -226,13 +232,23 @@ def _losses(
     largest = jax.lax.stop_gradient(largest)
     if over:
         own, largest = largest, jax.lax.pmax(largest, over)
-        log_sum = jnp.log(jax.lax.psum(jnp.exp(log_sum + (own - largest)), over))
+        log_sum = _log_sum_of_all(log_sum, own, largest, over)
         chosen = jax.lax.psum(chosen, over)
     # Subtracting the largest first keeps the digits of large logits.
     loss = log_sum - jnp.where(is_word, chosen - largest, jnp.nan)
     if z_loss is not None:
         loss += z_penalty(z_loss, log_sum + largest)
     return loss if keep is None else jnp.where(keep, loss, 0)
+
+
+def _log_sum_of_all(log_sum: Array, own: Array, largest: Array, over: tuple[str, ...]) -> Array:
+    """The logarithm of the sum over devices, of which the largest term, 1, is left out."""
+    at, devices = jax.lax.axis_index(over), jax.lax.axis_size(over)
+    finite = jnp.isfinite(largest)
+    first = finite & (at == jax.lax.pmin(jnp.where(own == largest, at, devices), over))
+    others = jnp.exp(log_sum + (own - largest))
+    rest = jax.lax.psum(jnp.where(first, jnp.expm1(jnp.where(first, log_sum, 0)), others), over)
+    return jnp.where(finite, jnp.log1p(rest), jnp.log(rest))
 
 
 def _chunk(tokens: int, words: int) -> int:
@@ -286,20 +302,25 @@ def _forward(
     least, most = jnp.finfo(kind).min, jnp.finfo(kind).max
 
     def add(first: Any, size: int, sums: tuple[Array, ...]) -> tuple[Array, ...]:
-        before, total, chosen = sums
+        before, rest, chosen = sums
         _, logits = _logits(axis, x, w, b, first, size)
         largest = jnp.minimum(jnp.maximum(before, jnp.max(logits, -1)), most)
         largest = jax.lax.stop_gradient(largest)
-        total *= jnp.exp(before - largest)
-        total += jnp.sum(jnp.exp(logits - largest[..., None]), -1)
+        # The first of the largest logits, whose term is 1, is left out of the sum: the digits of
+        # a small loss are in the rest. It is in the sum once there is a larger one.
+        new = largest > before
+        rest = (rest + (new & (before > least))) * jnp.exp(before - largest)
+        top = new[..., None] & (jnp.arange(size) == jnp.argmax(logits, -1, keepdims=True))
+        top &= logits == largest[..., None]
+        rest += jnp.sum(jnp.where(top, 0, jnp.exp(logits - largest[..., None])), -1)
         chosen += jnp.sum(jnp.where(_hits(y, first, size), logits, 0), -1)
-        return largest, total, chosen
+        return largest, rest, chosen
 
     axes = varying_axes(jax.typeof(x))
     start = tuple(vary(jnp.full(y.shape, v, kind), axes) for v in (least, 0, 0))
-    largest, total, chosen = _over_chunks(add, start, w.shape[axis], chunk)
-    log_sum = jnp.log(jnp.where(total == 0, 1, total))
-    sums = _Sums(jnp.where(total == 0, -jnp.inf, largest), log_sum, chosen)
+    largest, rest, chosen = _over_chunks(add, start, w.shape[axis], chunk)
+    log_sum = jnp.log1p(rest)
+    sums = _Sums(jnp.where(largest > least, largest, -jnp.inf), log_sum, chosen)
     return sums, (x, w, b, y, keep, largest, log_sum)
 
 
@@ -311,9 +332,12 @@ def _backward(axis: int, chunk: int, kept: Any, slopes: _Sums) -> Any:
     def add(first: Any, size: int, sums: tuple[Any, ...]) -> tuple[Any, ...]:
         dx, dw, db = sums
         part, logits = _logits(axis, x, w, b, first, size)
-        p = jnp.exp(logits - largest[..., None] - log_sum[..., None])
-        d = slopes.log_sum[..., None] * p
-        d += jnp.where(_hits(y, first, size), slopes.chosen[..., None], 0)
+        log_p = logits - largest[..., None] - log_sum[..., None]
+        d = slopes.log_sum[..., None] * jnp.exp(log_p)
+        # The two slopes mostly are opposite: the digits of p - 1 are those of expm1.
+        of_label = slopes.log_sum[..., None] * jnp.expm1(log_p)
+        of_label += (slopes.log_sum + slopes.chosen)[..., None]
+        d = jnp.where(_hits(y, first, size), of_label, d)
         if keep is not None:
             # A slope of 0 times what is not finite is NaN.
             d = jnp.where(keep[..., None], d, 0)

@@ -20,15 +20,38 @@ def shifted(x: Array, axis: Axis, where: Any = None) -> tuple[Array, Array, Arra
     """`x` minus its largest entry, the log-sum-exp of the result, and that entry.
 
     Subtracting first keeps the digits: the logarithm lies between 0 and that of the number of
-    entries. Masked entries are -inf; where all are masked, so is the largest, and the logarithm is
-    0.
+    entries. The largest entry itself is left out of the sum, so that a logarithm near 0 keeps its
+    digits too, and so do its derivatives. Masked entries are -inf; where all are masked, so is the
+    largest, and the logarithm is 0.
     """
     if where is not None:
         x = jnp.where(where, x, -jnp.inf)
-    largest = jax.lax.stop_gradient(jnp.max(x, axis, keepdims=True, initial=-jnp.inf))
-    x = x - jnp.where(jnp.isfinite(largest), largest, 0)
-    total = jnp.sum(jnp.exp(x), axis, keepdims=True)
-    return x, jnp.log(jnp.where(total == 0, 1, total)), largest
+    top = _first_largest(jax.lax.stop_gradient(x), axis)
+    largest = jnp.sum(jnp.where(top, x, 0), axis, keepdims=True)
+    # NaN for one that is NaN, and -inf where there are no entries.
+    largest += jax.lax.stop_gradient(_largest(x, axis) - largest)
+    finite = jnp.isfinite(largest)
+    top = top & finite
+    x = jnp.where(top, 0, x - jnp.where(finite, largest, 0))
+    rest = jnp.sum(jnp.where(top, 0, jnp.exp(x)), axis, keepdims=True)
+    other = jnp.log(jnp.where(finite | (rest == 0), 1, rest))
+    return x, jnp.where(finite, jnp.log1p(jnp.where(finite, rest, 0)), other), largest
+
+
+def _largest(x: Array, axis: Axis) -> Array:
+    return jnp.max(x, axis, keepdims=True, initial=-jnp.inf)
+
+
+def _first_largest(x: Array, axis: Axis) -> Array:
+    """Whether an entry is the first of the largest ones; none is if one is NaN."""
+    axes = range(x.ndim) if axis is None else (axis,) if isinstance(axis, int) else axis
+    number, length = jnp.zeros([], jnp.int32), 1
+    for i in axes:
+        number = number + length * jax.lax.broadcasted_iota(jnp.int32, x.shape, i % x.ndim)
+        length *= x.shape[i]
+    is_largest = x == _largest(x, axis)
+    first = jnp.where(is_largest, number, length)
+    return number == jnp.min(first, axis, keepdims=True, initial=length)
 
 
 def log_softmax(x: Array, axis: Axis, where: Any = None) -> Array:

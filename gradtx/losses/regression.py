@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from gradtx.losses.arguments import check_shapes, floating, real
@@ -21,6 +22,27 @@ def squared_error(predictions: Any, targets: Any | None = None) -> Array:
     if targets is not None:
         check_shapes("squared_error", predictions=predictions, targets=targets)
     return jnp.square(_errors("squared_error", predictions, targets))
+
+
+def absolute_error(predictions: Any, targets: Any | None = None) -> Array:
+    r"""The absolute error :math:`|x - y|`, whose gradient is the sign of :math:`x - y`, 0 at 0.
+
+    Args:
+        predictions: :math:`x`, floating-point.
+        targets: :math:`y`, of the same shape; 0 unless given.
+
+    Raises:
+        ValueError: the shapes differ.
+
+    Optax has no such loss.
+
+    >>> absolute_error(jnp.array([1.0, 3.0]), jnp.array([1.0, 5.0])).tolist()
+    [0.0, 2.0]
+    """
+    if targets is not None:
+        check_shapes("absolute_error", predictions=predictions, targets=targets)
+    error = _errors("absolute_error", predictions, targets)
+    return error * jax.lax.stop_gradient(jnp.sign(error))  # the slope of jnp.abs at 0 is 1
 
 
 def l2_loss(predictions: Any, targets: Any | None = None) -> Array:

@@ -11,11 +11,24 @@ from gradtx.numerics.mathematics import (
     infinity as infinity,
     inverse_root as inverse_root,
     one_per_row as one_per_row,
-    rms as rms,
+    root as root,
     row_mean as row_mean,
     shrink as shrink,
     squarable as squarable,
     sum_sq as sum_sq,
+)
+from gradtx.numerics.norms import (
+    Norm as Norm,
+    in_two as in_two,
+    norm as norm,
+    plain_rms as plain_rms,
+    ratio_factors as ratio_factors,
+    rms as rms,
+    root_mean_square as root_mean_square,
+    shrink_factor as shrink_factor,
+    shrink_factors as shrink_factors,
+    shrunk as shrunk,
+    signed_factor as signed_factor,
 )
 from gradtx.numerics.precision import (
     accumulator_dtype as accumulator_dtype,

@@ -25,11 +25,6 @@ def sum_sq(x: Array) -> Array:
     return jnp.sum(abs_sq(widen(x)))
 
 
-def rms(x: Array) -> Array:
-    """The root mean square, summed in at least float32; 0 for an empty array."""
-    return jnp.sqrt(sum_sq(x) / max(x.size, 1))
-
-
 def ema(new: Array, old: Array, decay: Any) -> Array:
     """The exponential moving average ``decay * old + (1 - decay) * new``."""
     return decay * old + (1 - decay) * new
@@ -109,6 +104,15 @@ def infinity(dtype: Any, sign: float = 1.0) -> Array:
     """
     with jax.debug_infs(False):
         return jnp.full([], sign * jnp.inf, dtype)
+
+
+def root(x: Array) -> Array:
+    """The square root, with the derivative 0 where `x` is 0, and not infinity.
+
+    >>> jax.grad(root)(0.0).tolist()
+    0.0
+    """
+    return jnp.where(x == 0, 0, jnp.sqrt(jnp.where(x == 0, 1, x)))
 
 
 def inverse_root(x: Array) -> Array:

@@ -9,11 +9,19 @@ import numpy as np
 from gradtx.checks import Count, Decay, Limit, NonNegative
 from gradtx.composition.chain import chain, identity
 from gradtx.engine.lift import leafwise
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, bounded, ema, inverse_root, rms
+from gradtx.numerics import (
+    Step,
+    abs_sq,
+    accumulator_dtype,
+    bounded,
+    ema,
+    inverse_root,
+    plain_rms,
+    shrink_factor,
+)
 from gradtx.numerics.compiler_hints import delay, planned, recompute
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
-from gradtx.transforms.clipping import shrink_factor
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.momentum import ema as moving_average
 from gradtx.transforms.scaling import scale, scale_by_learning_rate
@@ -150,7 +158,9 @@ def scale_by_factored_rms(
         return 1 - jnp.maximum(t.number - step_offset, 1) ** -decay_rate
 
     def clipped(u: Array) -> Array:
-        return u if clipping_threshold is None else u * shrink_factor(rms(u), clipping_threshold)
+        return (
+            u if clipping_threshold is None else u * shrink_factor(plain_rms(u), clipping_threshold)
+        )
 
     def whole(g: Array, s: Any, t: Step) -> Any:
         """A leaf that keeps the squares of all entries."""

@@ -13,7 +13,8 @@ from gradtx.numerics import (
     bounded,
     ema,
     inverse_root,
-    rms,
+    plain_rms,
+    shrink_factor,
     zeros_like,
 )
 from gradtx.numerics.compiler_hints import planned, recompute
@@ -25,7 +26,6 @@ from gradtx.optimizers.adafactor import (
 )
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
-from gradtx.transforms.clipping import shrink_factor
 from gradtx.transforms.decay import descent
 from gradtx.types import Array, DType, NonNegativeSlots, Slots
 
@@ -108,7 +108,7 @@ def scale_by_came(
         }
 
     def clipped(u: Array) -> Array:
-        return u * shrink_factor(rms(u), clipping_threshold)
+        return u * shrink_factor(plain_rms(u), clipping_threshold)
 
     def whole(g: Array, s: Any) -> Any:
         """A leaf that keeps the squares of all entries."""

@@ -13,7 +13,7 @@ from gradtx.composition.matrices import MuonDimensionNumbers
 from gradtx.engine.lift import RuleFn
 from gradtx.engine.matrices import Matrices, MatrixDimensions, matrixwise
 from gradtx.linear_algebra import factorized
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, divide, precise, zeros_like
+from gradtx.numerics import Step, accumulator_dtype, divide, norm, precise, zeros_like
 from gradtx.numerics.keys import check_key, own_key
 from gradtx.optimizers.beside_adamw import beside_adamw
 from gradtx.optimizers.muon import scale_by_shape
@@ -63,7 +63,7 @@ def low_rank_step(
     seen = jnp.any(m != 0, (-2, -1), keepdims=True)
     some = mean(seen.astype(jnp.float32)) > 0
     p, r = jnp.where(some, p, 0), jnp.where(some, r, s.q)
-    q = divide(r, jnp.sqrt(jnp.sum(abs_sq(r), -2, keepdims=True)) + eps)
+    q = divide(r, norm(r, -2, costly=True).number + eps)
     used, u = p @ r.mT.conj(), p @ q.mT.conj()
     if wide:
         used, u = used.mT, u.mT

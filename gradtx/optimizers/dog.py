@@ -9,11 +9,12 @@ from gradtx.checks import NonNegative, Number, check
 from gradtx.composition.chain import chain, identity
 from gradtx.engine.lift import leafwise
 from gradtx.engine.tree import treewise
-from gradtx.numerics import divide, own_copy, sum_sq
+from gradtx.numerics import divide, norm, own_copy, sum_sq
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate
+from gradtx.tree.sums import norm_of_all
 from gradtx.types import Array, DType, Slots, TreeScalar
 
 
@@ -118,7 +119,9 @@ def scale_by_dog(
         return {"is_init_step": True, "max_dist": distance, "sum_sq_norm_grads": 0.0}
 
     def rule(g: Any, s: Any, t: Any, p: list[Array]) -> Any:
-        distance = jnp.maximum(s.max_dist, tree.global_norm(tree.sub(p, s.init_params)))
+        both = p, s.init_params
+        moved = norm_of_all(tree.sub(*both), again=(tree.sub, both), costly=True)
+        distance = jnp.maximum(s.max_dist, moved.number)
         total = s.sum_sq_norm_grads + tree.norm_sq(g)
         rate = _over(distance, jnp.sqrt(total + eps), eps)
         if kind == "learning_rate":
@@ -300,7 +303,7 @@ def scale_by_distance_over_gradients(
     """
 
     def slots(p: Array) -> dict[str, Array]:
-        size = jnp.sqrt(sum_sq(p))
+        size = norm(p).number
         kept = p.dtype if jnp.iscomplexobj(p) else param_dtype
         return {
             "max_dist": reps_rel * (1 + size),
@@ -309,7 +312,9 @@ def scale_by_distance_over_gradients(
         }
 
     def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
-        distance = jnp.maximum(s.max_dist, jnp.sqrt(sum_sq(p - s.init_params)))
+        both = p, s.init_params
+        moved = norm(jnp.subtract(*both), again=(jnp.subtract, both), costly=True)
+        distance = jnp.maximum(s.max_dist, moved.number)
         total = s.grad_sum_of_squares + sum_sq(g)
         rate = _over(distance, jnp.sqrt(total + eps), eps)
         new = {

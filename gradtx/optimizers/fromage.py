@@ -2,16 +2,13 @@
 
 from typing import Any
 
-import jax.numpy as jnp
-
 from gradtx.checks import NonNegative
 from gradtx.composition.chain import chain, identity
 from gradtx.engine.lift import leafwise
-from gradtx.numerics import divide
+from gradtx.numerics import norm, ratio_factors
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.decay import decayed_elsewhere
 from gradtx.transforms.scaling import ScaleByScheduleState
-from gradtx.transforms.trust import norm
 from gradtx.types import Array, EmptyState
 
 
@@ -55,7 +52,7 @@ def _scale_by_fromage(learning_rate: NonNegative, min_norm: NonNegative) -> Grad
     loss = (learning_rate * shrink) ** 2 / (1 + shrink)  # 1 - shrink
 
     def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
-        ratio = divide(jnp.maximum(norm(p), min_norm), jnp.maximum(norm(g), min_norm))
-        return g * (-learning_rate * shrink * ratio) - loss * p, {}
+        power, ratio = ratio_factors(norm(p).at_least(min_norm), norm(g).at_least(min_norm))
+        return g * power * (-learning_rate * shrink * ratio) - loss * p, {}
 
     return leafwise(EmptyState, None, rule)._replace(clock=ScaleByScheduleState)

@@ -27,6 +27,7 @@ from gradtx.numerics import (
     divide,
     ema,
     full_like,
+    plain_rms,
     precise,
     zeros_like,
 )
@@ -345,8 +346,8 @@ def scale_by_kron(
         # A single diagonal is fitted at every step: a condition would cost more.
         factors = fit(old) if len(old) == 1 else branch(due, fit, lambda old: old, old)
         d = _both(applied, factors, mean)
-        rms = jnp.sqrt(jnp.mean(abs_sq(d), (-2, -1), keepdims=True))
-        return d / jnp.maximum(1, rms / max_rms), mu, factors
+        size = plain_rms(d, (-2, -1))
+        return d / jnp.maximum(1, size / max_rms), mu, factors
 
     def rule(g: Array, s: Any, t: Step) -> Any:
         u, mu, (left, right) = whitened(g, s, t, (s.left, s.right))

@@ -9,14 +9,14 @@ from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain, identity
 from gradtx.composition.masking import split_by_mask
 from gradtx.engine.lift import leafwise
-from gradtx.numerics import Step, abs_sq, debias, ema, moments
+from gradtx.numerics import Step, abs_sq, debias, ema, moments, norm
 from gradtx.numerics.compiler_hints import planned, recompute
 from gradtx.optimizers.adam import ScaleByAdamState
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
 from gradtx.transforms.decay import decayed, decayed_elsewhere
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.transforms.trust import norm, trust_ratio
+from gradtx.transforms.trust import at_ratio
 from gradtx.types import Array
 
 
@@ -68,14 +68,15 @@ def scale_by_lamb(
         def rule(g: Array, s: Any, t: Step, p: Array) -> Any:
             mu, nu = ema(g, s.mu, b1), ema(abs_sq(g), s.nu, b2)
             d = direction(t, mu, nu, p)
-            return d * trust_ratio(norm(p), norm(d)), {"mu": mu, "nu": nu}
+            return at_ratio(d, norm(p), norm(d)), {"mu": mu, "nu": nu}
 
         def plan(g: Array, s: Any, t: Step, p: Array) -> Any:
             """The direction is computed for its norm, and again for the step, not stored."""
             mu, nu = ema(g, s.mu, b1), ema(abs_sq(g), s.nu, b2)
             d = partial(recompute, partial(direction, t), mu, nu, p)
-            size, length = norm(p), norm(d(after=t))
-            return d(after=length) * trust_ratio(size, length), {"mu": mu, "nu": nu}
+            size = norm(p)
+            length = norm(d(after=t), again=(partial(direction, t), (mu, nu, p)), costly=True)
+            return at_ratio(d(after=length.value), size, length), {"mu": mu, "nu": nu}
 
         return leafwise(ScaleByAdamState, moments, planned(rule, plan))
 

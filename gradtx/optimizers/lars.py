@@ -7,13 +7,14 @@ from gradtx.checks import Fraction, LearningRate, NonNegative
 from gradtx.composition.chain import chain, identity
 from gradtx.composition.masking import masked, split_by_mask
 from gradtx.engine.lift import leafwise
+from gradtx.numerics import Norm, norm
 from gradtx.numerics.compiler_hints import planned, recompute
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
 from gradtx.transforms.decay import WeightDecaySchedule, decayed
 from gradtx.transforms.momentum import trace
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.transforms.trust import norm, trust_ratio
+from gradtx.transforms.trust import at_ratio
 from gradtx.types import Array, EmptyState
 
 
@@ -56,20 +57,21 @@ def scale_by_lars(
         def direction(g: Array, p: Array) -> Array:
             return decayed(g, weight_decay, p)
 
-        def factor(size: Array, length: Array) -> Any:
-            return trust_ratio(size, length, trust_coefficient, eps) if by_ratio else 1
+        def scaled(d: Array, size: Norm, length: Norm) -> Array:
+            return at_ratio(d, size, length, trust_coefficient, eps)
 
         def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
             d = direction(g, p)
-            return d * factor(norm(p), norm(d)), {}
+            return scaled(d, norm(p), norm(d)) if by_ratio else d, {}
 
         def plan(g: Array, s: Any, t: Any, p: Array) -> Any:
             """The direction is computed for its norm, and again for the step, not stored."""
+            if not by_ratio:
+                return direction(g, p), {}
             d = partial(recompute, direction, g, p)
             size = norm(p)
-            length = norm(d(after=size))
-            shrunk = factor(size, length)
-            return d(after=length) * shrunk, {}
+            length = norm(d(after=size.value), again=(direction, (g, p)))
+            return scaled(d(after=length.value), size, length), {}
 
         return leafwise(EmptyState, None, planned(rule, plan))
 

@@ -8,17 +8,15 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, LearningRate, Limit, NonNegative
 from gradtx.composition.chain import chain_reading_old
 from gradtx.engine.lift import elementwise, leafwise
-from gradtx.numerics import Step
+from gradtx.numerics import Step, norm, shrunk
 from gradtx.numerics.compiler_hints import planned, recompute, replace
 from gradtx.optimizers.adam import scale_by_adam
 from gradtx.optimizers.sgd import scale_by_sign
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
-from gradtx.transforms.clipping import shrink_factor
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.momentum import ema as moving_average
 from gradtx.transforms.scaling import scale_by_learning_rate
-from gradtx.transforms.trust import norm
 from gradtx.types import Array, Counter, DType, Slots
 
 
@@ -73,7 +71,7 @@ def mars(
     def rule(g: Array, s: Any, t: Step) -> Any:
         c = g + weight(t) * (g - s.last)
         if max_norm is not None:
-            c = c * shrink_factor(norm(c), max_norm)
+            c = shrunk(c, norm(c), max_norm)
         return c, {"last": g}
 
     def corrected(weight: Array, g: Array, last: Array) -> Array:
@@ -85,8 +83,10 @@ def mars(
         if max_norm is None:
             c = correct(g, s.last)
         else:
-            factor = shrink_factor(norm(recompute(correct, g, s.last, after=t)), max_norm)
-            c = recompute(correct, g, s.last, after=factor, on="all") * factor
+            first = recompute(correct, g, s.last, after=t)
+            length = norm(first, again=(correct, (g, s.last)), costly=True)
+            c = recompute(correct, g, s.last, after=length.value, on="all")
+            c = shrunk(c, length, max_norm)
         return c, {"last": replace(s.last, g)}
 
     scope = elementwise if max_norm is None else leafwise

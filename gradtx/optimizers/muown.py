@@ -14,7 +14,7 @@ from gradtx.composition.chain import chain
 from gradtx.composition.matrices import MuonDimensionNumbers, matrices_and_others
 from gradtx.engine.lift import needed, refused_rows
 from gradtx.engine.matrices import Matrices, MatrixDimensions, as_matrices
-from gradtx.numerics import abs_sq, cast, widen
+from gradtx.numerics import cast, norm, widen
 from gradtx.numerics.tracing import traced_once
 from gradtx.optimizers.adam import adamw
 from gradtx.optimizers.muon import scale_by_muon, scale_by_shape
@@ -155,7 +155,7 @@ def sizes_and_directions(
 
 def _sizes(x: Array) -> Array:
     """The length of each column of each matrix, in at least float32."""
-    return jnp.sqrt(jnp.sum(abs_sq(x), -2))
+    return jnp.squeeze(norm(x, -2, costly=True).number, -2)
 
 
 @optimizer

@@ -8,7 +8,7 @@ from gradtx.checks import Decay, NonNegative, PositiveInt
 from gradtx.composition.chain import chain
 from gradtx.composition.matrices import matrices_and_others
 from gradtx.engine.lift import leafwise
-from gradtx.numerics import abs_sq
+from gradtx.numerics import root_mean_square
 from gradtx.optimizers.muon import scale_by_muon, scale_by_shape
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.decay import add_decayed_weights
@@ -23,7 +23,8 @@ def _of_unit_size(eps: NonNegative) -> GradientTransformation:
     def rule(g: Array, s: Any, t: Any) -> Any:
         if g.ndim >= 2:
             return jnp.sign(g) / max(g.shape[0], 1), {}
-        return g / (jnp.sqrt(jnp.mean(abs_sq(g))) + eps), {}
+        size = root_mean_square(g)
+        return g / size.unit / (size.value + eps / size.unit), {}
 
     return leafwise(EmptyState, None, rule)
 

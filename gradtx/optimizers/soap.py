@@ -25,7 +25,18 @@ from gradtx.linear_algebra import (
     rotated,
     rotated_back,
 )
-from gradtx.numerics import Step, abs_sq, compute_dtype, debias, divide, ema, full, moments, precise
+from gradtx.numerics import (
+    Step,
+    abs_sq,
+    compute_dtype,
+    debias,
+    divide,
+    ema,
+    full,
+    moments,
+    precise,
+    root,
+)
 from gradtx.numerics.control import branch
 from gradtx.numerics.products import product
 from gradtx.pair import GradientTransformation, optimizer, transformation
@@ -99,9 +110,9 @@ def adam_of(b1: Any, b2: Any, eps: Any, *, bias_correction: bool = True) -> Rule
     def adam(g: Array, s: Any, t: Step) -> Any:
         mu, nu = ema(g, s.mu, b1), ema(abs_sq(g), s.nu, b2)
         if bias_correction:
-            u = divide(debias(mu, b1, t), jnp.sqrt(debias(nu, b2, t)) + eps)
+            u = divide(debias(mu, b1, t), root(debias(nu, b2, t)) + eps)
         else:
-            u = divide(mu, jnp.sqrt(nu) + eps)
+            u = divide(mu, root(nu) + eps)
         return u, {"mu": mu, "nu": nu}
 
     return adam

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, NonNegative, Positive, PositiveInt
 from gradtx.composition.chain import chain
 from gradtx.composition.matrices import matrices_and_others, on_each_matrix
-from gradtx.linear_algebra import frobenius_norm, real_inner
+from gradtx.linear_algebra import frobenius_norm, of_norm, real_inner
 from gradtx.numerics import abs_sq, divide, precise
 from gradtx.numerics.control import repeat
 from gradtx.optimizers.adam import adamw
@@ -34,10 +34,9 @@ def _largest(w: Array, power_iters: int) -> tuple[Array, Array]:
     v = jnp.take_along_axis(w, at[:, None, None], -2).mT.conj()
 
     def again(i: Any, v: Array) -> Array:
-        v = w.mT.conj() @ (w @ v)
-        return divide(v, frobenius_norm(v))
+        return of_norm(w.mT.conj() @ (w @ v))
 
-    v = repeat(power_iters, again, divide(v, frobenius_norm(v)))
+    v = repeat(power_iters, again, of_norm(v))
     u = w @ v
     value = frobenius_norm(u)
     return value, divide(u, value) @ v.mT.conj()
@@ -100,7 +99,7 @@ def scale_by_spectral_sphere(
     check_dtype(name, ns_dtype)
 
     def tangent(m: Array, w: Array) -> Array:
-        m = divide(m, frobenius_norm(m))
+        m = of_norm(m)
         _, theta = _largest(w, power_iters)
 
         def at(multiplier: Any) -> Array:

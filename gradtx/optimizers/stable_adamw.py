@@ -9,7 +9,7 @@ from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.composition.masking import split_by_mask
 from gradtx.engine.lift import leafwise
-from gradtx.numerics import Step, abs_sq, debias, ema, moments, rms
+from gradtx.numerics import Step, abs_sq, debias, ema, moments, plain_rms
 from gradtx.numerics.compiler_hints import planned, recompute
 from gradtx.optimizers.adam import ScaleByAdamState
 from gradtx.pair import GradientTransformation, optimizer, transformation
@@ -80,14 +80,14 @@ def scale_by_stable_adamw(
 
         def rule(g: Array, s: Any, t: Step, p: Array) -> Any:
             mu, nu = ema(g, s.mu, b1), ema(abs_sq(g), s.nu, b2)
-            excess = rms(relative(t, floor_of(nu), g, nu))
+            excess = plain_rms(relative(t, floor_of(nu), g, nu))
             u = direction(t, mu, corrected(t, nu), p)
             return u / jnp.maximum(1, excess), {"mu": mu, "nu": nu}
 
         def plan(g: Array, s: Any, t: Step, p: Array) -> Any:
             """The root is computed for the mean, and again for the step, not stored."""
             mu, nu = ema(g, s.mu, b1), ema(abs_sq(g), s.nu, b2)
-            excess = rms(recompute(partial(relative, t, floor_of(nu)), g, nu, after=t))
+            excess = plain_rms(recompute(partial(relative, t, floor_of(nu)), g, nu, after=t))
             u = direction(t, mu, recompute(partial(corrected, t), nu, after=excess), p)
             return u * (1 / jnp.maximum(1, excess)), {"mu": mu, "nu": nu}
 

@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
 from gradtx.checks import Fraction, NonNegative, check
-from gradtx.numerics import abs_sq
+from gradtx.numerics import divide, norm
 from gradtx.projections import leaves
 from gradtx.types import Array, PyTree, TreeT
 
@@ -16,20 +15,17 @@ def _with_norm(name: str, tree: PyTree, axis: leaves.Axis, wanted: Any) -> PyTre
 
     def on_leaf(path: str, x: Array) -> Array:
         try:
-            top = jax.lax.stop_gradient(jnp.max(jnp.abs(x), axis, keepdims=True, initial=0))
-        except (ValueError, TypeError) as error:
+            length = norm(x, axis)
+        except (ValueError, TypeError, IndexError) as error:
             raise ValueError(
                 f"{name}: axis={axis} does not fit {path!r}, {x.shape}: {error}"
             ) from None
-        empty = top == 0  # unlike a vector with a NaN, whose norm is NaN
-        safe = jnp.where(empty, 1, top)
-        total = jnp.sum(abs_sq(x / safe), axis, keepdims=True)
-        norm = jnp.where(empty, 0, safe * jnp.sqrt(jnp.where(empty, 1, total)))
-        new = wanted(norm)
-        entries = x.size // max(norm.size, 1)
+        size = jnp.minimum(length.number, jnp.finfo(x.dtype).max)  # NaN stays NaN
+        new = wanted(size)
+        entries = x.size // max(size.size, 1)
         flat = new * max(entries, 1) ** -0.5
-        scaled = jnp.where(norm == 0, flat, x * (new / jnp.where(norm == 0, 1, norm)))
-        return jnp.where(new == norm, x, scaled)
+        scaled = jnp.where(size == 0, flat, x / length.unit * divide(new, length.value))
+        return jnp.where(new == length.number, x, scaled)
 
     found = zip(leaves.paths(tree), leaves.arrays(name, tree), strict=True)
     return leaves.rebuild(tree, [on_leaf(path, x) for path, x in found])

@@ -7,13 +7,23 @@ import jax.numpy as jnp
 from gradtx.checks import Limit
 from gradtx.composition.around import InnerStep, around
 from gradtx.engine.lift import elementwise, leafwise
-from gradtx.numerics import abs_sq, cast, sum_sq, widen
+from gradtx.numerics import (
+    Norm,
+    cast,
+    in_two,
+    norm,
+    root_mean_square,
+    shrunk,
+    signed_factor,
+    widen,
+)
 from gradtx.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     transformation,
 )
 from gradtx.tree import global_norm, map_updates
+from gradtx.tree.sums import norm_of_all
 from gradtx.types import Array, EmptyState, Params, State, TreeScalar, Updates
 
 
@@ -43,13 +53,6 @@ def _clip(x: Array, limit: Any) -> Array:
     return jnp.clip(x, -limit, limit)
 
 
-def shrink_factor(norm: Array, max_norm: Any) -> Array:
-    """The factor that shortens `norm` to `max_norm`: ``min(1, max_norm / norm)``, also for 0."""
-    if not (isinstance(max_norm, float | int) and max_norm > 0):
-        norm = jnp.maximum(norm, jnp.finfo(norm.dtype).tiny)  # 0 / 0
-    return jnp.minimum(max_norm / norm, 1)
-
-
 @transformation
 def clip_by_norm(max_norm: Limit, *, stacked: bool = False) -> GradientTransformation:
     r"""Clip each leaf by its own Euclidean norm: :math:`u = g \min(1, c / \lVert g \rVert)`.
@@ -75,9 +78,8 @@ def clip_by_norm(max_norm: Limit, *, stacked: bool = False) -> GradientTransform
     """
 
     def rule(g: Array, s: Any, t: Any) -> Any:
-        of_layer = tuple(range(1, g.ndim))
-        squares = jnp.sum(abs_sq(widen(g)), of_layer, keepdims=True) if stacked else sum_sq(g)
-        return g * shrink_factor(jnp.sqrt(squares), max_norm), {}
+        length = norm(g, tuple(range(1, g.ndim))) if stacked else norm(g)
+        return shrunk(g, length, max_norm), {}
 
     return leafwise(EmptyState, None, rule, rows=not stacked)
 
@@ -98,7 +100,7 @@ def clip_by_block_rms(threshold: Limit) -> GradientTransformation:
     """
 
     def rule(g: Array, s: Any, t: Any) -> Any:
-        return g * shrink_factor(jnp.sqrt(sum_sq(g) / max(g.size, 1)), threshold), {}
+        return shrunk(g, root_mean_square(g), threshold), {}
 
     return leafwise(EmptyState, None, rule)
 
@@ -132,10 +134,11 @@ def clip_by_global_norm(max_norm: Limit, *, two_pass: bool = False) -> GradientT
     """
 
     def of_tree(g: list[Any]) -> dict[str, Array]:
-        return {"factor": shrink_factor(global_norm(g), max_norm)}
+        return {"factor": signed_factor(norm_of_all(g), max_norm)}
 
     def rule(g: Array, s: Any, t: Any) -> Any:
-        return s.factor * g, {}
+        power, factor = in_two(s.factor)
+        return factor * (power * g), {}
 
     lifted = elementwise(EmptyState, None, rule, of_tree=of_tree)
     if not two_pass:
@@ -147,13 +150,14 @@ def clip_by_global_norm(max_norm: Limit, *, two_pass: bool = False) -> GradientT
         grad_norm = inner_step.extra_args.get("grad_norm")
         if grad_norm is None:
             return inner_step(updates, state, params)
-        return _shortened(updates, shrink_factor(grad_norm, max_norm)), state
+        length = grad_norm if isinstance(grad_norm, Norm) else Norm.of(grad_norm)
+        return _shortened(updates, length, max_norm), state
 
     return around(lifted, None, run, inner=(), takes_norm="update")
 
 
-def _shortened(updates: Updates, factor: Array) -> Updates:
-    return map_updates(lambda g: cast(factor * widen(g), g.dtype), updates)
+def _shortened(updates: Updates, length: Norm, max_norm: Any) -> Updates:
+    return map_updates(lambda g: cast(shrunk(widen(g), length, max_norm), g.dtype), updates)
 
 
 class LastNormState(NamedTuple):
@@ -201,10 +205,8 @@ def clip_by_last_norm(max_norm: Limit) -> GradientTransformation:
         grad_norm: Array | None = None,
         **extra_args: Any,
     ) -> tuple[Updates, State]:
-        norm = global_norm(updates) if grad_norm is None else grad_norm
-        is_zero = state.norm == 0  # as before the first step
-        factor = shrink_factor(jnp.where(is_zero, 1, state.norm), max_norm)
-        factor = jnp.where(is_zero, 1, factor)
-        return _shortened(updates, factor), LastNormState(cast(norm, state.norm.dtype))
+        length = global_norm(updates) if grad_norm is None else grad_norm
+        now = _shortened(updates, Norm.of(state.norm), max_norm)  # 0 is not above any limit
+        return now, LastNormState(cast(length, state.norm.dtype))
 
     return GradientTransformationExtraArgs(init, update, takes_norm="state")

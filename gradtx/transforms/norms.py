@@ -8,12 +8,13 @@ import jax.numpy as jnp
 from gradtx.checks import NonNegative, Number, Positive
 from gradtx.engine.lift import elementwise, leafwise
 from gradtx.engine.tree import treewise
-from gradtx.numerics import abs_sq, divide, widen
+from gradtx.numerics import Norm, divide, norm, shrunk
 from gradtx.pair import (
     GradientTransformation,
     transformation,
 )
-from gradtx.tree import global_norm, map_updates
+from gradtx.tree import map_updates
+from gradtx.tree.sums import norm_of_all
 from gradtx.types import Array, EmptyState
 
 
@@ -35,10 +36,14 @@ def normalize_by_update_norm(
     """
 
     def of_tree(g: list[Any]) -> dict[str, Array]:
-        return {"factor": scale_factor / (global_norm(g) + eps)}
+        length = norm_of_all(g)
+        return {
+            "power": 1 / length.unit,
+            "factor": scale_factor / (length.value + eps / length.unit),
+        }
 
     def rule(g: Array, s: Any, t: Any) -> Any:
-        return s.factor * g, {}
+        return s.factor * (s.power * g), {}
 
     return elementwise(EmptyState, None, rule, of_tree=of_tree)
 
@@ -53,9 +58,9 @@ def _unit_axes(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (0,) if rank <= 3 else tuple(range(rank - 1))
 
 
-def _reduced_norm(x: Array, axis: int | Sequence[int] | None) -> Array:
+def _unit_norms(x: Array, axis: int | Sequence[int] | None) -> Norm:
     axes = _unit_axes(x.shape) if axis is None else (axis,) if isinstance(axis, int) else axis
-    return jnp.sqrt(jnp.sum(abs_sq(widen(x)), axis=tuple(axes), keepdims=True))
+    return norm(x, tuple(axes), costly=True)
 
 
 def unitwise_norm(x: Array, axis: int | Sequence[int] | None = None) -> Array:
@@ -75,7 +80,7 @@ def unitwise_norm(x: Array, axis: int | Sequence[int] | None = None) -> Array:
     >>> unitwise_norm(jnp.array([[3.0, 0.0], [4.0, 1.0]])).tolist()
     [[5.0, 1.0], [5.0, 1.0]]
     """
-    return jnp.broadcast_to(_reduced_norm(x, axis), x.shape)
+    return jnp.broadcast_to(_unit_norms(x, axis).number, x.shape)
 
 
 def unitwise_clip(g_norm: Array, max_norm: Array, grad: Array, div_eps: Any = 1e-6) -> Array:
@@ -121,8 +126,8 @@ def adaptive_grad_clip(
     """
 
     def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
-        limit = clipping * jnp.maximum(_reduced_norm(p, axis), eps)
-        return unitwise_clip(_reduced_norm(g, axis), limit, g), {}
+        limit = clipping * _unit_norms(p, axis).at_least(eps).number
+        return shrunk(g, _unit_norms(g, axis), limit), {}
 
     return leafwise(EmptyState, None, rule)
 
@@ -139,10 +144,11 @@ def normalize() -> GradientTransformation:
     """
 
     def of_tree(g: list[Any]) -> dict[str, Array]:
-        return {"factor": divide(jnp.ones([]), global_norm(g))}
+        length = norm_of_all(g)
+        return {"power": 1 / length.unit, "factor": divide(jnp.ones([]), length.value)}
 
     def rule(g: Array, s: Any, t: Any) -> Any:
-        return s.factor * g, {}
+        return s.factor * (s.power * g), {}
 
     return elementwise(EmptyState, None, rule, of_tree=of_tree)
 
@@ -173,8 +179,11 @@ def adaptive_normalize(eta: NonNegative = 0.01) -> GradientTransformation:
         def size(p: Array) -> Array:
             return jnp.abs(p) + eta
 
-        length = global_norm(map_updates(lambda g, p: g * size(p), g, p))
-        factor = divide(jnp.ones([]), length)
-        return map_updates(lambda g, p: g * size(p) * factor * size(p), g, p), {}
+        def scaled(g: Any, p: Any) -> Any:
+            return map_updates(lambda g, p: g * size(p), g, p)
+
+        length = norm_of_all(scaled(g, p), again=(scaled, (g, p)), costly=True)
+        power, factor = 1 / length.unit, divide(jnp.ones([]), length.value)
+        return map_updates(lambda g, p: g * size(p) * power * factor * size(p), g, p), {}
 
     return treewise(EmptyState, None, rule, rows=True)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradtx.checks import check_choice, check_integer
-from gradtx.linear_algebra import identity_like, spectral_norm
+from gradtx.linear_algebra import frobenius_norm, identity_like, spectral_norm
 from gradtx.numerics import cast, real_dtype, unit
 from gradtx.numerics.control import fold
 from gradtx.types import Array, DType
@@ -157,11 +157,12 @@ _ITERATIONS_PER_GRAM = 3
 
 
 def _shrink(x: Array) -> Array:
-    """For each matrix the power of 2 that brings its largest entry below 2; at most 1."""
+    """For each matrix the power of 2 that brings its largest entry to between 1 and 2."""
     kind = jnp.finfo(x.dtype)
     largest = jnp.max(jnp.abs(jax.lax.stop_gradient(x)), (-2, -1), keepdims=True, initial=0)
-    # The reciprocal of a larger power would be subnormal.
-    power = unit(jnp.clip(largest, 1, kind.max / 4), largest.dtype) * 2.0**kind.nmant
+    # The reciprocal of a larger power would be subnormal; epsilon is multiplied by it too.
+    least = float(kind.tiny) / float(kind.eps)
+    power = unit(jnp.clip(largest, least, kind.max / 4), largest.dtype) * 2.0**kind.nmant
     return 1 / power
 
 
@@ -243,15 +244,13 @@ def orthogonalized(
     shrink = _shrink(x)
     x, eps = x * shrink, eps * shrink
     if how == "frobenius":
-        x = x / (jnp.linalg.norm(x, axis=(-2, -1), keepdims=True) + eps)
+        x = x / (frobenius_norm(x) + eps)
     elif how == "spectral":
         x = x / (spectral_norm(x) + eps)
     else:
         a = squared(x)
-        if how == "aol":
-            size = jnp.sum(jnp.abs(a), axis=-1, keepdims=True)
-        else:
-            size = jnp.linalg.norm(a, axis=(-2, -1), keepdims=True)
+        of_rows = how == "aol"
+        size = jnp.sum(jnp.abs(a), axis=-1, keepdims=True) if of_rows else frobenius_norm(a)
         s = jax.lax.rsqrt(jnp.maximum(size, eps * shrink))
         x, a = x * s, a * s * s.mT
     x = rounded(x)

@@ -6,10 +6,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradtx.numerics import cast, sum_sq, widen
+from gradtx.numerics import Norm, cast, norm, shrink_factors, widen
+from gradtx.numerics.norms import Scales, norm_of_sums, sums_of_squares, with_derivative
 from gradtx.paths import leaves_with_path, path_string
 from gradtx.rows import is_rows
-from gradtx.transforms.clipping import shrink_factor
 from gradtx.tree import map_updates
 from gradtx.types import Array, PyTree
 
@@ -42,20 +42,33 @@ def _as_floats(grads: PyTree) -> PyTree:
     return jax.tree.map(on_leaf, grads, is_leaf=is_rows)
 
 
-def _norms_sq(x: Array) -> Array:
-    return jax.vmap(sum_sq)(x)
+Factors = tuple[Array, Array]
+"""For each example a power of two and a factor that together shorten it."""
 
 
-def clipped_sum(x: Array, factors: Array) -> Array:
-    """The sum over examples, each multiplied by its factor, in at least float32."""
-    factors = factors.reshape((-1,) + (1,) * (x.ndim - 1))
-    return jnp.sum(widen(x) * factors, axis=0)
+def clipped_sum(x: Array, factors: Factors) -> Array:
+    """The sum over examples, each multiplied by its factors, in at least float32."""
+    power, factor = (f.reshape((-1,) + (1,) * (x.ndim - 1)) for f in factors)
+    return jnp.sum(widen(x) * power * factor, axis=0)
 
 
-def global_factors(leaves: list[Any], l2_norm_clip: Any) -> Array:
-    """The factor for each example."""
-    norms = jnp.sqrt(jnp.sum(jnp.stack([_norms_sq(x) for x in leaves]), axis=0))
-    return shrink_factor(norms, l2_norm_clip)
+def global_factors(leaves: list[Any], l2_norm_clip: Any) -> Factors:
+    """The factors of each example, from its norm over all leaves."""
+
+    def sums(scales: Scales, *leaves: Array) -> list[Array]:
+        every = [jnp.broadcast_to(1.0 if s is None else s, len(leaves[0])) for s in scales]
+        each = [jax.vmap(sums_of_squares)(every, x) for x in leaves]
+        return [jnp.sum(jnp.stack(of_scale), axis=0) for of_scale in zip(*each, strict=True)]
+
+    def differentiable(value: Array, unit: Array, *one: Array) -> Norm:
+        return with_derivative(Norm(value, unit), one)
+
+    found = norm_of_sums(sums, tuple(leaves), sum(math.prod(x.shape[1:]) for x in leaves))
+    return shrink_factors(jax.vmap(differentiable)(*found, *leaves), l2_norm_clip)
+
+
+def _is_clipped(factors: Factors) -> Array:
+    return factors[0] * factors[1] < 1
 
 
 def clipped_mean(grads: PyTree, l2_norm_clip: Any) -> tuple[PyTree, int]:
@@ -95,7 +108,7 @@ def per_example_global_norm_clip(grads: PyTree, l2_norm_clip: Any) -> tuple[PyTr
     grads = _as_floats(grads)
     factors = global_factors(examples(grads), l2_norm_clip)
     summed = jax.tree.map(lambda x: cast(clipped_sum(x, factors), x.dtype), grads)
-    return summed, jnp.sum(factors < 1)
+    return summed, jnp.sum(_is_clipped(factors))
 
 
 def per_example_layer_norm_clip(
@@ -129,9 +142,10 @@ def per_example_layer_norm_clip(
     leaves = examples(grads)
     entries = sum(math.prod(x.shape[1:]) for x in leaves)
 
-    def factors(x: Array) -> Array:
+    def factors(x: Array) -> Factors:
         share = 1 / len(leaves) if uniform else math.prod(x.shape[1:]) / max(entries, 1)
-        return shrink_factor(jnp.sqrt(_norms_sq(x)), global_l2_norm_clip * math.sqrt(share))
+        lengths = norm(x, tuple(range(1, x.ndim)))
+        return shrink_factors(lengths, global_l2_norm_clip * math.sqrt(share))
 
     summed = jax.tree.map(lambda x: cast(clipped_sum(x, factors(x)), x.dtype), grads)
-    return summed, jax.tree.map(lambda x: jnp.sum(factors(x) < 1), grads)
+    return summed, jax.tree.map(lambda x: jnp.sum(_is_clipped(factors(x))), grads)

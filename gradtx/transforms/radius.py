@@ -4,8 +4,8 @@ import jax.numpy as jnp
 
 from gradtx.checks import NonNegative
 from gradtx.composition.matrices import on_each_matrix
-from gradtx.linear_algebra import frobenius_norm, real_inner
-from gradtx.numerics import divide
+from gradtx.linear_algebra import frobenius_norm, of_norm, real_inner
+from gradtx.numerics import divide, norm
 from gradtx.pair import GradientTransformation, transformation
 from gradtx.types import Array, DimensionNumbers
 
@@ -46,7 +46,9 @@ def radial_brake(
     """
 
     def braked(u: Array, w: Array) -> Array:
-        radial = divide(real_inner(w, u), frobenius_norm(w) ** 2)
+        size = norm(w, (-2, -1))
+        w = w / size.unit
+        radial = divide(real_inner(w, u), size.value**2)
         return u - (1 - jnp.where(radial > 0, outward, inward)) * radial * w
 
     return on_each_matrix("radial_brake", weight_dimension_numbers, braked)
@@ -84,7 +86,7 @@ def keep_radius(
     def kept(u: Array, w: Array) -> Array:
         size, new = frobenius_norm(w), w + u
         radius = jnp.maximum(size + divide(real_inner(w, u), size), 0)
-        return jnp.where(size > 0, new * divide(radius, frobenius_norm(new)) - w, u)
+        return jnp.where(size > 0, of_norm(new, radius) - w, u)
 
     return on_each_matrix("keep_radius", weight_dimension_numbers, kept)
 

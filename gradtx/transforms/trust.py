@@ -6,20 +6,24 @@ import jax.numpy as jnp
 
 from gradtx.checks import NonNegative
 from gradtx.engine.lift import leafwise
-from gradtx.numerics import rms, sum_sq
+from gradtx.numerics import Norm, norm as norm_of_leaf, ratio_factors, rms
 from gradtx.pair import GradientTransformation, transformation
 from gradtx.types import Array, EmptyState
 
 
 def norm(x: Array) -> Array:
     """The Euclidean norm of a leaf, summed in at least float32."""
-    return jnp.sqrt(sum_sq(x))
+    return norm_of_leaf(x).number
 
 
-def trust_ratio(size: Array, length: Array, coefficient: Any = 1.0, eps: Any = 0.0) -> Array:
-    """The factor for an update of norm `length` to a parameter of norm `size`."""
-    still = (size == 0) | (length == 0)
-    return jnp.where(still, 1, coefficient * size / jnp.where(still, 1, length + eps))
+def at_ratio(u: Array, size: Norm, length: Norm, coefficient: Any = 1.0, eps: Any = 0.0) -> Array:
+    """An update of norm `length`, scaled by its ratio to a parameter of norm `size`.
+
+    It stays as it is where one of the two is 0.
+    """
+    power, ratio = ratio_factors(size, length, coefficient, eps)
+    still = (size.value == 0) | (length.value == 0)
+    return u * jnp.where(still, 1, power) * jnp.where(still, 1, ratio)
 
 
 @transformation
@@ -50,8 +54,8 @@ def scale_by_trust_ratio(
     """
 
     def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
-        size, length = jnp.maximum(norm(p), min_norm), jnp.maximum(norm(g), min_norm)
-        return g * trust_ratio(size, length, trust_coefficient, eps), {}
+        size, length = norm_of_leaf(p).at_least(min_norm), norm_of_leaf(g).at_least(min_norm)
+        return at_ratio(g, size, length, trust_coefficient, eps), {}
 
     return leafwise(EmptyState, None, rule)
 
@@ -72,7 +76,7 @@ def scale_by_param_block_norm(min_scale: NonNegative = 1e-3) -> GradientTransfor
     """
 
     def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
-        return g * jnp.maximum(norm(p), min_scale), {}
+        return g * norm_of_leaf(p).at_least(min_scale).number, {}
 
     return leafwise(EmptyState, None, rule)
 

@@ -9,7 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradtx.numerics import mathematics, sum_sq, widen
+from gradtx.numerics import Norm, mathematics, widen
+from gradtx.numerics.compiler_hints import delay
+from gradtx.numerics.norms import Again, Scales, norm_of_sums, sums_of_squares, with_derivative
 from gradtx.numerics.tracing import is_tracer, traced_once
 from gradtx.paths import present_leaves
 from gradtx.rows import Rows, take_rows
@@ -24,30 +26,52 @@ _FEW = 16
 
 
 def norm_sq(tree: PyTree) -> Array:
-    """The sum of the squared absolute values of all entries, in at least float32."""
+    """The sum of the squared absolute values of all entries, in at least float32.
+
+    It is infinite, or 0, where that is no number of the type: the norm is :func:`global_norm`.
+    """
+    return _sums((None,), *_arrays(tree))[0]
+
+
+def _arrays(tree: PyTree) -> list[Array]:
+    return [
+        leaf.coalesce().values if isinstance(leaf, Rows) else jnp.asarray(leaf)
+        for leaf in present_leaves(tree)
+    ]
+
+
+def _sums(scales: Scales, *xs: Array) -> list[Array]:
+    """The sum of the squares of all entries times each scale."""
     groups: dict[Any, list[Array]] = {}
-    for i, leaf in enumerate(present_leaves(tree)):
-        x = leaf.coalesce().values if isinstance(leaf, Rows) else jnp.asarray(leaf)
+    for i, x in enumerate(xs):
         groups.setdefault(jax.typeof(x) if x.size <= _SMALL else i, []).append(x)
-    return reduce(jnp.add, map(_sum_sq_of, groups.values()), jnp.zeros([], jnp.float32))
+    totals = [jnp.zeros([], jnp.float32)] * len(scales)
+    for group in groups.values():
+        # Sums that share a scale would have it stored at the size of a leaf.
+        one_by_one = zip(scales, totals, strict=True)
+        now = [None if scale is None else delay(scale, after=y) for scale, y in one_by_one]
+        totals = list(map(jnp.add, totals, _sums_of(now, group)))
+    return totals
 
 
-def _sum_sq_of(xs: list[Array]) -> Array:
-    """The sum of the squared absolute values of all entries of arrays of one shape."""
+def _sums_of(scales: Scales, xs: list[Array]) -> list[Array]:
+    """The same sums, of arrays of one shape."""
 
     def stacked(*xs: Array) -> Array:
         return jax.lax.concatenate([jax.lax.expand_dims(x, (0,)) for x in xs], 0)
 
-    def together(*xs: Array) -> Array:  # quicker to trace than with jnp.stack
+    def together(*xs: Array) -> list[Array]:  # quicker to trace than with jnp.stack
         size = math.isqrt(len(xs))
         parts = [xs[i : i + size] for i in range(0, len(xs), size)]
-        return sum_sq(jax.lax.concatenate(traced_once("stacked", stacked, parts), 0))
+        whole = jax.lax.concatenate(traced_once("stacked", stacked, parts), 0)
+        return sums_of_squares(scales, whole)
 
-    def apart(*xs: Array) -> Array:
-        return reduce(jnp.add, map(sum_sq, xs))
+    def apart(*xs: Array) -> list[Array]:
+        each = [sums_of_squares(scales, x) for x in xs]
+        return [reduce(jnp.add, sums) for sums in zip(*each, strict=True)]
 
     if len(xs) == 1:
-        return sum_sq(xs[0])
+        return sums_of_squares(scales, xs[0])
     if len(xs) > _FEW or not is_tracer(xs[0]):
         return together(*xs)
     # XLA's CPU client hands a program to its threads, which costs more than such a step, if it has
@@ -55,16 +79,37 @@ def _sum_sq_of(xs: list[Array]) -> Array:
     return jax.lax.platform_dependent(*xs, cpu=apart, default=together)
 
 
+def norm_of_all(tree: PyTree, *, again: Again | None = None, costly: bool = False) -> Norm:
+    """The norm of :func:`global_norm`, in parts that are numbers where it is none.
+
+    Args:
+        tree: as there.
+        again: how to compute a tree that is not stored once more.
+        costly: as in :func:`gradtx.numerics.norm`.
+    """
+    xs = _arrays(tree)
+    if again is not None:
+        of_tree, trees = again
+        again = (lambda *trees: _arrays(of_tree(*trees))), trees
+    found = norm_of_sums(_sums, tuple(xs), builtins.sum(x.size for x in xs), again, costly)
+    return with_derivative(found, [x for x in xs if jnp.issubdtype(x.dtype, jnp.inexact)])
+
+
 def global_norm(updates: PyTree) -> Array:
     """The Euclidean norm of all entries together, summed in at least float32.
+
+    It is right wherever it is a number: where squares overflow or vanish, they are summed again in
+    another unit.
 
     Args:
         updates: a tree of arrays, `Rows` and None.
 
     >>> float(global_norm({"a": jnp.array([3.0]), "b": jnp.array([4.0]), "c": None}))
     5.0
+    >>> float(global_norm([jnp.array([3 * 2.0**100, 4 * 2.0**100])])) / 2**100
+    5.0
     """
-    return jnp.sqrt(norm_sq(updates))
+    return norm_of_all(updates).number
 
 
 def vdot(tree_x: PyTree, tree_y: PyTree) -> Array:

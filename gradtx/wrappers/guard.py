@@ -71,8 +71,8 @@ def guard(
 
     The loss is the extra argument ``value``, which :func:`minimize` and :func:`make_step` pass;
     without it, only the norm is considered. A gradient so large that its squared norm is infinite
-    in float32 counts as not finite. Under ``shard_map`` put :func:`aggregate` before it, so that
-    all devices make the same decision.
+    in float32 counts as not finite, since optimizers keep squares. Under ``shard_map`` put
+    :func:`aggregate` before it, so that all devices make the same decision.
 
     State: `GuardState`. :func:`guard_report` reads it; ``make_step(..., report=True)`` returns the
     report with each step. Norms of updates and parameters are summed in the pass that applies an
@@ -118,11 +118,10 @@ def guard(
         updates: Updates, state: State, params: Params | None, extra_args: dict[str, Any]
     ) -> Decision:
         del params
-        norm_sq = cast(tree.norm_sq(updates), jnp.float32)
-        norm = jnp.sqrt(norm_sq)
+        norm = cast(tree.global_norm(updates), jnp.float32)
         value = extra_args.get("value")
         loss = norm if value is None else cast(jnp.sum(widen(jnp.asarray(value))), jnp.float32)
-        finite = jnp.isfinite(norm_sq) & jnp.isfinite(loss)
+        finite = jnp.isfinite(jnp.square(norm)) & jnp.isfinite(loss)
         zero = finite & (norm == 0) & skip_zero
         known = finite & ~zero
         losses, loss_spike = state.losses, jnp.array(False)

@@ -2,15 +2,13 @@
 
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
-
 from gradtx.checks import NonNegative
 from gradtx.composition.around import InnerStep, around
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers, each_matrix
 from gradtx.engine.lift import needed
 from gradtx.engine.matrix_layout import MatrixDimensions, as_matrices
 from gradtx.linear_algebra import with_root_mean_square
-from gradtx.numerics import abs_sq, widen
+from gradtx.numerics import root_mean_square, widen
 from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.paths import leaves_with_path
 from gradtx.types import Array, DimensionNumbers, InnerState, Params, Slots, State, Updates
@@ -97,7 +95,4 @@ def hyperball(
 
 
 def _size(x: Array) -> Array:
-    squares = abs_sq(x)
-    if not x.size:  # whose mean is NaN
-        return jnp.zeros((len(x), 1, 1), squares.dtype)
-    return jnp.sqrt(jnp.mean(squares, (-2, -1), keepdims=True))
+    return root_mean_square(x, (-2, -1)).number

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from gradtx.numerics import cast
-from gradtx.transforms.clipping import shrink_factor
+from gradtx.numerics import cast, shrink_factor
+from gradtx.numerics.norms import Scales, norm_of_sums, sums_of_squares
 from gradtx.types import Array
 
 # Equal numbers have no deviation, so that anything larger would be a spike.
@@ -62,7 +62,11 @@ def _limit(window: Rolling, deviations: Any) -> Array:
     there = jnp.arange(len(values)) < seen
     n = jnp.maximum(jnp.sum(there, dtype=jnp.float32), 1)
     mean = jnp.sum(jnp.where(there, values, 0)) / n
-    std = jnp.sqrt(jnp.sum(jnp.where(there, jnp.square(values - mean), 0)) / n)
+
+    def sums(scales: Scales, off: Array) -> list[Array]:
+        return [total / n for total in sums_of_squares(scales, off)]
+
+    std = norm_of_sums(sums, (jnp.where(there, values - mean, 0),), 1).number
     limit = mean + deviations * jnp.maximum(std, _LEAST_DEVIATION * jnp.abs(mean))
     return cast(limit, jnp.float32)
 

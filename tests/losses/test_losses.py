@@ -122,10 +122,10 @@ CASES = {
 }
 NOT_ARRAYS = {"make_fenchel_young_loss", "ctc_loss_with_forward_probs"}
 # What Optax lacks: whole losses, and arguments after Optax's.
-OURS = {"linear_softmax_cross_entropy"}
+OURS = {"absolute_error", "linear_softmax_cross_entropy"}
 ADDED = {
     "softmax_cross_entropy": ["z_loss"],
-    "softmax_cross_entropy_with_integer_labels": ["z_loss"],
+    "softmax_cross_entropy_with_integer_labels": ["z_loss", "ignore_index"],
 }
 BOTH = (gradtx, optax)
 
@@ -155,7 +155,9 @@ def test_all_are_here():
             [(p.name, p.kind, p.default) for p in inspect.signature(function).parameters.values()]
             for function in (getattr(losses, name), getattr(optax.losses, name))
         )
-        added = [(x, inspect.Parameter.KEYWORD_ONLY, 0.0) for x in ADDED.get(name, [])]
+        defaults = {"z_loss": 0.0, "ignore_index": None}
+        only = inspect.Parameter.KEYWORD_ONLY
+        added = [(x, only, defaults[x]) for x in ADDED.get(name, [])]
         assert ours == theirs + added
 
 

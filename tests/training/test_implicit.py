@@ -109,9 +109,10 @@ def test_lasso_with_respect_to_the_strength_and_the_data():
 
 
 @pytest.mark.slow
-def test_what_holds_an_active_bound_gives_zeros():
+@pytest.mark.parametrize("around", [lambda tx: tx, gradtx.guard], ids=["alone", "guarded"])
+def test_what_holds_an_active_bound_gives_zeros(around):
     def solution(target, upper):
-        tx = gradtx.lbfgsb(0.0, upper)
+        tx = around(gradtx.lbfgsb(0.0, upper))
 
         def loss(x, target):
             return jnp.sum((x - target) ** 2)

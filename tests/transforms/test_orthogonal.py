@@ -137,8 +137,17 @@ def test_what_the_first_iterate_is_divided_by(how):
 
 
 def test_large_matrices_are_divided_by_a_power_of_two():
-    """To entries below 2, as long as the power and its reciprocal are normal numbers."""
-    largest, want = zip((0.5, 1), (1.5, 1), (3, 2), (5, 4), (3e38, 2**125), strict=True)
+    """To between 1 and 2, as long as the power and its reciprocal are normal numbers."""
+    sizes = (
+        (0.75, 0.5),
+        (1.5, 1),
+        (3, 2),
+        (5, 4),
+        (3e38, 2**125),
+        (1e-30, 2.0**-100),
+        (0, 2.0**-103),
+    )
+    largest, want = zip(*sizes, strict=True)
     x = jnp.array(largest, jnp.float32)[:, None, None] * jnp.array([[0.0, -1.0]])
     np.testing.assert_array_equal(_shrink(x)[:, 0, 0], 1 / np.float32(want))
 

@@ -113,7 +113,7 @@ def test_small_leaves_are_summed_together_and_large_ones_each_by_itself():
     """Few are, on a CPU, one by one: see `_sum_sq_of`."""
 
     def program(count, size):
-        return str(jax.make_jaxpr(tree.norm)([jax.ShapeDtypeStruct((size,), "float32")] * count))
+        return str(jax.make_jaxpr(tree.norm_sq)([jax.ShapeDtypeStruct((size,), "float32")] * count))
 
     assert "concatenate" in program(17, 8)
     assert "platform_index" not in program(17, 8)

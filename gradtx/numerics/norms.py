@@ -1,0 +1,304 @@
+"""Euclidean norms of any finite numbers, also of those whose squares overflow or vanish.
+
+The plain sum of squares decides. Where it is infinite, or so small that squares have lost digits,
+the entries are multiplied by a power of two and their squares summed again: on a CPU in a loop that
+seldom runs; on other chips the three sums are taken in one pass.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.numerics.control import inside
+from gradtx.numerics.mathematics import abs_sq, divide
+from gradtx.numerics.precision import widen
+from gradtx.numerics.tracing import is_tracer
+from gradtx.types import Array, DType, PyTree
+
+Axes = int | Sequence[int] | None
+
+Scales = Sequence[Any]
+
+Again = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A function, and what it is called with."""
+
+
+class Norm(NamedTuple):
+    """A norm, ``value * unit``, which itself may be larger than the largest number.
+
+    unit: a power of two; 1 wherever the plain sum of squares will do.
+    """
+
+    value: Array
+    unit: Array
+
+    @property
+    def number(self) -> Array:
+        """The norm as one number: infinity if it is larger than any other."""
+        return self.value * self.unit
+
+    @classmethod
+    def of(cls, number: Array) -> "Norm":
+        """The parts of a norm that is given as a number."""
+        far = _far(number.dtype)
+        unit = jnp.where(number > far, far, 1).astype(number.dtype)
+        return cls(number / unit, unit)
+
+    def at_least(self, least: Any) -> "Norm":
+        """The larger of the norm and a number."""
+        if isinstance(least, int | float) and least == 0:
+            return self
+        small = self.number < least
+        return Norm(jnp.where(small, least, self.value), jnp.where(small, 1, self.unit))
+
+
+def norm(x: Array, axes: Axes = None, *, again: Again | None = None, costly: bool = False) -> Norm:
+    """The norm of all entries, or over `axes`, which are kept; in at least float32.
+
+    Args:
+        x: an array.
+        axes: what to sum over; None for all, without keeping them.
+        again: how to compute `x` once more, if it is not stored: a loop would have it stored.
+        costly: whether `x` is so costly that three sums would have it stored on a TPU or a GPU. It
+            is then summed there as it is, and its entries must have squares.
+
+    Its derivative at zero is 0.
+
+    >>> float(norm(jnp.array([3 * 2.0**100, 4 * 2.0**100])).number) / 2**100
+    5.0
+    """
+    return _norm(x, axes, again, 1, costly)
+
+
+def root_mean_square(x: Array, axes: Axes = None, *, again: Again | None = None) -> Norm:
+    """The root mean square of all entries, or over `axes`, as in :func:`norm`; 0 for none."""
+    count = x.size if axes is None else _size(x, axes)
+    return _norm(x, axes, again, max(count, 1))
+
+
+def rms(x: Array) -> Array:
+    """The root mean square as one number."""
+    return root_mean_square(x).number
+
+
+def plain_rms(x: Array, axes: Axes = None) -> Array:
+    """The root mean square of what has squares, such as quotients of numbers of one size."""
+    count = max(x.size if axes is None else _size(x, axes), 1)
+    total = jnp.sum(abs_sq(jax.lax.stop_gradient(widen(x))), axes, keepdims=axes is not None)
+    value = jnp.sqrt(total / count)
+    return with_derivative(Norm(value, jnp.ones_like(value)), [x], axes, count).value
+
+
+def _size(x: Array, axes: int | Sequence[int]) -> int:
+    of = (axes,) if isinstance(axes, int) else axes
+    return functools.reduce(lambda n, axis: n * x.shape[axis], of, 1)
+
+
+def _norm(x: Array, axes: Axes, again: Again | None, count: int, costly: bool = False) -> Norm:
+    x = x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.float32)
+
+    def sums(scales: Scales, x: Array) -> list[Array]:
+        totals = sums_of_squares(scales, x, axes)
+        return totals if count == 1 else [total / count for total in totals]
+
+    size = (x.size if axes is None else _size(x, axes)) // count
+    if again is not None:
+        of_one, arrays = again
+        again = (lambda *arrays: (of_one(*arrays),)), arrays
+    return with_derivative(norm_of_sums(sums, (x,), size, again, costly), [x], axes, count)
+
+
+def sums_of_squares(scales: Scales, x: Array, axes: Axes = None) -> list[Array]:
+    """The sum of squares of `x` times each scale (None is 1), over `axes`, which are kept.
+
+    On an NVIDIA GPU several are one reduction, see :func:`sums_in_one_pass`.
+    """
+    x, over, keep = widen(x), range(x.ndim) if axes is None else axes, axes is not None
+    over = (over,) if isinstance(over, int) else tuple(over)
+    terms = [abs_sq(x if scale is None else x * scale) for scale in scales]
+
+    def apart(*terms: Array) -> list[Array]:
+        return [jnp.sum(term, over, keepdims=keep) for term in terms]
+
+    def together(*terms: Array) -> list[Array]:
+        zeros = tuple(jnp.zeros([], term.dtype) for term in terms)
+        of = [axis % x.ndim for axis in over]
+        totals = jax.lax.reduce(terms, zeros, lambda a, b: tuple(map(jnp.add, a, b)), of)
+        return [jnp.expand_dims(total, of) if keep else total for total in totals]
+
+    if len(terms) == 1:
+        return apart(*terms)
+    return jax.lax.platform_dependent(*terms, cuda=together, default=apart)
+
+
+def norm_of_sums(
+    sums: Callable[..., list[Array]],
+    arrays: PyTree,
+    size: int,
+    again: Again | None = None,
+    costly: bool = False,
+) -> Norm:
+    """The root of ``sums((None,), *arrays)[0]``, as a constant to differentiation.
+
+    Args:
+        sums: ``(scales, *arrays) -> sums of squares``, one for each scale, by which numbers are
+            multiplied before they are squared; None is 1.
+        arrays: what is summed.
+        size: how many squares are in a sum.
+        again: computes the arrays once more, for a second pass.
+        costly: whether chips other than a CPU take the plain sum alone.
+    """
+    arrays = jax.lax.stop_gradient(arrays)
+
+    def if_needed() -> Array:
+        short = _shortened(sums((None,), *arrays)[0])
+        far, least = _far(short.dtype), _least(short.dtype, size)
+
+        def over_again(i: Array, short: Array) -> Array:
+            function, needed = again or (lambda *arrays: arrays, arrays)
+            terms = function(*inside(jax.lax.stop_gradient(needed), i))
+            (total,) = sums((jnp.where(i == 0, 1 / far, far).astype(short.dtype),), *terms)
+            wrong = jnp.where(i == 0, short == jnp.inf, short < least)
+            unit = jnp.where(i == 0, far, 1 / far).astype(short.dtype)
+            return jnp.where(wrong, _shortened(total, unit), short)
+
+        # The first turn is for what is too large, the second for what is too small. Extremes are
+        # asked, since booleans would be an array more.
+        first = jnp.where(jnp.max(short, initial=0) == jnp.inf, 0, 1)
+        end = jnp.where(jnp.min(short, initial=1) < least, 2, 1)
+        return _turns(first, end, over_again, short)
+
+    def at_once() -> Array:
+        far = _far(jnp.float32)
+        plain, of_large, of_small = sums((None, 1 / far, far), *arrays)
+        short, least = _shortened(plain), _least(plain.dtype, size)
+        small = jnp.where(short < least, _shortened(of_small, 1 / far), short)
+        return jnp.where(short == jnp.inf, _shortened(of_large, far), small)
+
+    def at_once_as_it_is() -> Array:
+        return _shortened(sums((None,), *arrays)[0])
+
+    if any(map(is_tracer, jax.tree.leaves(arrays))):
+        elsewhere = at_once_as_it_is if costly else at_once
+        return _in_parts(jax.lax.platform_dependent(cpu=if_needed, default=elsewhere))
+    return _in_parts(if_needed())
+
+
+def _least(dtype: DType, size: int) -> float:
+    """The least short norm whose squares have all their digits.
+
+    What so many squares lose below the least normal number is then beyond the last place.
+    """
+    kind = jnp.finfo(dtype)
+    return _SHORT * float(size * float(kind.tiny) / float(kind.eps)) ** 0.5
+
+
+def _far(dtype: DType) -> float:
+    """A power of two: by it, or by its inverse, numbers come where they have squares."""
+    return float(2.0 ** (5 * jnp.finfo(dtype).maxexp // 8))
+
+
+# By this factor a norm of 2**32 numbers is a number, whatever they are. It is one array then, and
+# a branch needs no memory for two.
+_SHORT = 2.0**-16
+
+
+def _shortened(total: Array, unit: Any = 1.0) -> Array:
+    return jnp.sqrt(total) * (unit * _SHORT)
+
+
+def _turns(first: Array, end: Array, body: Callable[[Any, Array], Array], now: Array) -> Array:
+    """A loop keeps its result in the memory of `now`, and when vmapped runs only if it must."""
+    if is_tracer(now):
+        return jax.lax.fori_loop(first, end, body, now)
+    for i in range(int(first), int(end)):
+        now = body(i, now)
+    return now
+
+
+def _in_parts(short: Array) -> Norm:
+    """The norm of which this is a part."""
+    far, edge = _far(short.dtype), 2.0 ** (jnp.finfo(short.dtype).maxexp // 2 - 1)
+    large, small = short > edge * _SHORT, (short < _SHORT / edge) & (short > 0)
+
+    def chosen(if_large: float, if_small: float, otherwise: float) -> Array:
+        least = jnp.where(small, if_small, otherwise)
+        return jnp.where(large, if_large, least).astype(short.dtype)
+
+    value = short * chosen(1 / (_SHORT * far), far / _SHORT, 1 / _SHORT)
+    return Norm(value, chosen(far, 1 / far, 1.0))
+
+
+def with_derivative(found: Norm, xs: Sequence[Array], axes: Axes = None, count: int = 1) -> Norm:
+    """A norm of arrays, with its derivative with respect to these; 0 where the norm is 0."""
+    return Norm(_of_arrays(axes, count, found.value, found.unit, list(xs)), found.unit)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _of_arrays(axes: Axes, count: int, value: Array, unit: Array, xs: list[Array]) -> Array:
+    return value
+
+
+@_of_arrays.defjvp
+def _differentiate(axes: Axes, count: int, primals: Any, tangents: Any) -> Any:
+    value, unit, xs = primals
+    value = _of_arrays(axes, count, value, unit, xs)  # which has a derivative too
+
+    def change(x: Array, dx: Array) -> Array:
+        x, dx = widen(x) / unit, widen(dx) / unit
+        moved = (divide(x, value * count).conj() * dx).real
+        return jnp.sum(moved, axes, keepdims=axes is not None)
+
+    changes = [change(x, dx) for x, dx in zip(xs, tangents[2], strict=True)]
+    return value, functools.reduce(jnp.add, changes, jnp.zeros_like(value))
+
+
+def shrink_factors(length: Norm, most: Any) -> tuple[Array, Array]:
+    """Two factors that together shorten `length` to `most`: ``min(1, most / length)``.
+
+    The first is 1, or a power of two if their product would be too small a number.
+    """
+    return in_two(signed_factor(length, most))
+
+
+def in_two(signed: Array) -> tuple[Array, Array]:
+    """The factors of :func:`shrink_factors` from :func:`signed_factor`."""
+    power = jnp.where(signed < 0, 1 / _far(signed.dtype), 1)
+    return power.astype(signed.dtype), jnp.abs(signed)
+
+
+def shrunk(x: Array, length: Norm, most: Any) -> Array:
+    """`x`, whose norm is `length`, shortened to at most `most`.
+
+    >>> x = jnp.array([3e38, 3e38])
+    >>> shrunk(x, norm(x), 1.0).round(4).tolist()
+    [0.70..., 0.70...]
+    """
+    power, factor = shrink_factors(length, most)
+    return x * power * factor
+
+
+def signed_factor(length: Norm, most: Any) -> Array:
+    """Both factors of :func:`shrink_factors` as one array, below 0 where there is a power."""
+    within = length.number <= most
+    shorter = jnp.where(length.unit > 1, -length.value, length.number)
+    return jnp.where(within, 1, most) / jnp.where(within, 1, shorter)
+
+
+def shrink_factor(length: Array, most: Any) -> Array:
+    """The factor of :func:`shrink_factors` for a norm that is one number."""
+    return shrink_factors(Norm(length, jnp.ones_like(length)), most)[1]
+
+
+def ratio_factors(
+    size: Norm, length: Norm, coefficient: Any = 1.0, eps: Any = 0.0
+) -> tuple[Array, Array]:
+    """Two factors that together are ``coefficient * size / (length + eps)``; 0 for a length of 0.
+
+    The first is a power of two, as in :func:`shrink_factors`.
+    """
+    ratio = divide(coefficient * size.value, length.value + eps / length.unit)
+    return 1 / length.unit, ratio * size.unit

@@ -1,0 +1,172 @@
+"""Losses of float32 logits keep five digits, however small they are: against double precision."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings, strategies as st
+from hypothesis.extra import numpy as hnp
+
+from gradtx import losses
+
+K = 4
+LABELS = np.int32([0, 2])
+ONE_HOT = np.eye(K, dtype=np.float32)[LABELS]
+SIGNS = 2 * ONE_HOT - 1
+WEIGHTS = np.eye(K, dtype=np.float32)
+FRAMES = np.zeros((1, 5), np.float32)
+Z = {"z_loss": 1e-3}
+
+# Losses of logits (2, 4).
+OF_LOGITS = {
+    "softmax_cross_entropy": lambda x: losses.softmax_cross_entropy(x, ONE_HOT, **Z),
+    "smoothed": lambda x: losses.softmax_cross_entropy(x, losses.smooth_labels(ONE_HOT, 0.1)),
+    "integer labels": lambda x: losses.softmax_cross_entropy_with_integer_labels(x, LABELS),
+    "linear": lambda x: losses.linear_softmax_cross_entropy(
+        x, WEIGHTS.astype(x.dtype), LABELS, chunk=3
+    ),
+    "poly": lambda x: losses.poly_loss_cross_entropy(x, ONE_HOT),
+    "ranking": lambda x: losses.ranking_softmax_loss(x, ONE_HOT, reduce_fn=None),
+    "binary": lambda x: losses.sigmoid_binary_cross_entropy(x, ONE_HOT),
+    "focal": lambda x: losses.sigmoid_focal_loss(x, ONE_HOT, alpha=0.25),
+    "hinge": lambda x: losses.hinge_loss(x, SIGNS),
+    "perceptron": lambda x: losses.perceptron_loss(x, SIGNS),
+    "multiclass hinge": lambda x: losses.multiclass_hinge_loss(x, LABELS),
+    "multiclass perceptron": lambda x: losses.multiclass_perceptron_loss(x, LABELS),
+    "sparsemax": lambda x: losses.sparsemax_loss(x, ONE_HOT),
+    "squared": lambda x: losses.squared_error(x, ONE_HOT),
+    "absolute": lambda x: losses.absolute_error(x, ONE_HOT),
+    "huber": lambda x: losses.huber_loss(x, ONE_HOT),
+    "log_cosh": lambda x: losses.log_cosh(x, ONE_HOT),
+}
+
+
+def of_paths(x):
+    return losses.ctc_loss(x, FRAMES, np.int32([[1, 1, 2]]), np.zeros((1, 3), np.float32))
+
+
+def program(loss):
+    def both(x):
+        values, pullback = jax.vjp(loss, x)
+        return values, pullback(jnp.ones_like(values))[0]
+
+    return jax.jit(both)
+
+
+def compare(run, x):
+    """Values one by one; gradients relative to the largest of an example's."""
+    with jax.enable_x64():
+        want = [np.asarray(v) for v in run(jnp.asarray(x, jnp.float64))]
+    got = [np.asarray(v, np.float64) for v in run(jnp.asarray(x, jnp.float32))]
+    # Numbers below the least normal one have fewer digits.
+    np.testing.assert_allclose(got[0], want[0], rtol=1e-5, atol=1e-36)
+    size = np.abs(want[1]).max(tuple(range(1, want[1].ndim)), keepdims=True)
+    assert (np.abs(got[1] - want[1]) <= 1e-5 * size + 1e-36).all(), (got[1], want[1])
+
+
+def logits(*shape):
+    sizes = st.sampled_from([1.0, 20.0, 1e4])
+    entries = st.floats(-1, 1, width=32, allow_subnormal=False)
+    return st.tuples(sizes, hnp.arrays(np.float32, shape, elements=entries)).map(
+        lambda pair: np.float32(pair[0]) * pair[1]
+    )
+
+
+@pytest.mark.quick(3)
+@pytest.mark.parametrize("name", OF_LOGITS)
+def test_against_double_precision(name):
+    run = program(OF_LOGITS[name])
+
+    @settings(max_examples=60, deadline=None, derandomize=True, database=None)
+    @given(logits(2, K))
+    def check(x):
+        compare(run, x)
+
+    check()
+    for size in (5.0, 17.0, 40.0, 80.0):  # right ones
+        compare(run, size * SIGNS)
+
+
+@pytest.mark.slow
+def test_ctc_against_double_precision():
+    run = program(of_paths)
+
+    @settings(max_examples=60, deadline=None, derandomize=True, database=None)
+    @given(logits(1, 5, 3))
+    def check(x):
+        compare(run, x)
+
+    check()
+    for size in (10.0, 17.0, 30.0):
+        compare(run, size * np.eye(3, dtype=np.float32)[[[1, 0, 1, 2, 2]]])
+
+
+def test_a_ctc_loss_below_the_precision_of_a_probability():
+    """The label is missed if both frames are blank: the square of a small number."""
+    run = jax.jit(losses.ctc_loss)
+    for logit in (10.0, 17.0):
+        x = jnp.array([[[0.0, logit], [0.0, logit]]])
+        p = 1 / (1 + np.exp(logit))
+        got = run(x, jnp.zeros((1, 2)), jnp.array([[1]]), jnp.zeros((1, 1)))
+        np.testing.assert_allclose(got, -np.log1p(-(p**2)), rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_small_ctc_loss_of_many_frames():
+    rng = np.random.default_rng(0)
+    y = rng.integers(1, 30, 100)
+    x = 0.5 * rng.normal(size=(1000, 30)).astype(np.float32)
+    x[np.arange(1000), np.where(np.arange(1000) % 10 < 6, y[np.arange(1000) // 10], 0)] += 17
+
+    def loss(x):
+        none = np.zeros((1, 1000), np.float32), np.int32(y)[None], np.zeros((1, 100), np.float32)
+        return losses.ctc_loss(x, *none)
+
+    compare(program(loss), x[None])
+
+
+def test_what_is_ignored():
+    """Its logits may be anything; the mean of the others is PyTorch's."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(2, 3, K)).astype(np.float32)
+    y = np.array([[0, -100, 3], [-100, 2, 1]])
+    counts = y != -100
+    dense, linear = (
+        losses.softmax_cross_entropy_with_integer_labels,
+        losses.linear_softmax_cross_entropy,
+    )
+    want = dense(x, np.where(counts, y, 0), where=counts, z_loss=0.1)
+    np.testing.assert_array_equal(dense(x, y, z_loss=0.1, ignore_index=-100), want)
+    every = counts & np.array([[True], [False]])
+    got = dense(x, y, where=np.array([[True], [False]]) & (y > -200), ignore_index=-100)
+    np.testing.assert_array_equal(got, np.where(every, dense(x, np.where(counts, y, 0)), 0))
+    got = linear(x, WEIGHTS, y, z_loss=0.1, ignore_index=-100)
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+    wild = x.copy()
+    wild[~counts] = np.nan
+    slopes = jax.grad(lambda x: jnp.sum(dense(x, y, ignore_index=-100)))(wild)
+    assert (np.asarray(slopes)[~counts] == 0).all()
+    assert np.isfinite(slopes).all()
+    # Of a type that cannot hold the number, all labels count.
+    bytes_ = np.uint8([[0, 1, 3], [1, 2, 1]])
+    np.testing.assert_array_equal(dense(x, bytes_, ignore_index=-100), dense(x, bytes_))
+    for loss in (lambda **o: dense(x, y, **o), lambda **o: linear(x, WEIGHTS, y, **o)):
+        with pytest.raises(TypeError, match="ignore_index must be an integer or None, not 1.5"):
+            loss(ignore_index=1.5)
+    torch = pytest.importorskip("torch")
+    theirs = torch.nn.functional.cross_entropy(
+        torch.tensor(x).reshape(-1, K), torch.tensor(y).reshape(-1)
+    )
+    ours = dense(x, y, ignore_index=-100)
+    np.testing.assert_allclose(ours.sum() / counts.sum(), theirs.numpy(), rtol=1e-6)
+
+
+def test_the_absolute_error():
+    x, y = np.float32([1.0, 3.0, 2.0]), np.float32([1.0, 5.0, -2.0])
+    np.testing.assert_array_equal(losses.absolute_error(x, y), [0, 2, 4])
+    np.testing.assert_array_equal(losses.absolute_error(-x), x)
+    slopes = jax.grad(lambda x: jnp.sum(losses.absolute_error(x, y)))(x)
+    np.testing.assert_array_equal(slopes, [0, -1, 1])
+    assert losses.absolute_error(jnp.bfloat16(1)).dtype == jnp.float32
+    with pytest.raises(ValueError, match="absolute_error: the shapes must be the same"):
+        losses.absolute_error(x, y[:2])
