@@ -198,6 +198,6 @@ class Traits(NamedTuple):
         """
         computed = (
             *("step", "rule", "lifted", "parts", "links", "on_part", "inner"),
-            *("takes_vectors", "clock", "cases", "takes_norm"),
+            *("takes_vectors", "clock", "cases", "takes_norm", "searches"),
         )
         return self._replace(**{name: self._field_defaults[name] for name in computed})

@@ -258,3 +258,25 @@ def assert_close(x, y):
 
 def quadratic(params):
     return sum(jnp.sum(x**2) for x in jax.tree.leaves(params))
+
+
+def quadratic(params):
+    return sum(jnp.sum((x - 1.0) ** 2) for x in jax.tree.leaves(params))
+
+
+@pytest.mark.parametrize("name", quick(AROUND, "accumulate-inner", "rounding_key", "sharding"))
+def test_the_scale_of_a_loss_multiplies_it_or_is_refused(name):
+    scaled, plain = (
+        around(name, tx) for tx in (gradtx.dynamic_loss_scale(gradtx.sgd(0.1)), gradtx.sgd(0.1))
+    )
+    want, state = PARAMS, plain.init(PARAMS)
+    got, of_scaled = PARAMS, scaled.init(PARAMS)
+    try:
+        for _ in range(2):
+            got, of_scaled, _ = gradtx.minimize(quadratic, scaled, got, of_scaled)
+    except ValueError as refusal:
+        assert "dynamic_loss_scale" in str(refusal)
+        return
+    for _ in range(2):
+        want, state, _ = gradtx.minimize(quadratic, plain, want, state)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, want)
