@@ -523,7 +523,7 @@ CATALOGUE: dict[str, Entry] = {
     ),
     "scale_by_galore": Entry(
         lambda: gradtx.scale_by_galore(rank=1, update_proj_gap=2),
-        bad=({"rank": 0}, {"rank": 1.5}, {"update_proj_gap": 0}, {"proj_type": "full"}),
+        bad=({"rank": 0}, {"rank": 1.5}, {"update_proj_gap": 0}, {"proj_type": "whole"}),
         rows=False,
     ),
     "galore": Entry(

@@ -278,9 +278,11 @@ def test_a_group_sends_for_its_own_leaves():
     groups = {"few": gradtx.aggregate_bf16("data"), "all": gradtx.aggregate("data")}
     tx = gradtx.partition(groups, {"b": "all", "s": "all", "t": "few", "w": "few"})
     assert gradtx.describe(tx, zeros()).message_bytes == 4 * (7 + 1) + 2 * (120 + 480)
-    averaged = gradtx.local_sgd(gradtx.chain(gradtx.aggregate("data"), gradtx.sgd(0.1)), 2, "sites")
-    # What is inside sends nothing further.
-    assert gradtx.describe(averaged, zeros()).message_bytes == 4 * 608 // 2
+    for axis, bytes_inside in (("sites", 0), ("data", 4 * 608)):
+        # What is inside sends nothing further over the same axis.
+        inner = gradtx.chain(gradtx.aggregate(axis), gradtx.sgd(0.1))
+        averaged = gradtx.local_sgd(inner, 2, "sites")
+        assert gradtx.describe(averaged, zeros()).message_bytes == 4 * 608 // 2 + bytes_inside
 
 
 @pytest.mark.quick(1)
