@@ -100,8 +100,8 @@ def _size(x: Array, axes: int | Sequence[int]) -> int:
 def _norm(x: Array, axes: Axes, again: Again | None, count: int, costly: bool = False) -> Norm:
     x = x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.float32)
 
-    def sums(scales: Scales, x: Array) -> list[Array]:
-        totals = sums_of_squares(scales, x, axes)
+    def sums(scales: Scales, x: Array, *, in_one: bool = False) -> list[Array]:
+        totals = sums_of_squares(scales, x, axes, in_one=in_one)
         return totals if count == 1 else [total / count for total in totals]
 
     size = (x.size if axes is None else _size(x, axes)) // count
@@ -111,10 +111,12 @@ def _norm(x: Array, axes: Axes, again: Again | None, count: int, costly: bool = 
     return with_derivative(norm_of_sums(sums, (x,), size, again, costly), [x], axes, count)
 
 
-def sums_of_squares(scales: Scales, x: Array, axes: Axes = None) -> list[Array]:
+def sums_of_squares(
+    scales: Scales, x: Array, axes: Axes = None, *, in_one: bool = False
+) -> list[Array]:
     """The sum of squares of `x` times each scale (None is 1), over `axes`, which are kept.
 
-    On an NVIDIA GPU several are one reduction, see :func:`sums_in_one_pass`.
+    With `in_one` several are one reduction, as :func:`sums_in_one_pass` has it on an NVIDIA GPU.
     """
     x, over, keep = widen(x), range(x.ndim) if axes is None else axes, axes is not None
     over = (over,) if isinstance(over, int) else tuple(over)
@@ -129,9 +131,7 @@ def sums_of_squares(scales: Scales, x: Array, axes: Axes = None) -> list[Array]:
         totals = jax.lax.reduce(terms, zeros, lambda a, b: tuple(map(jnp.add, a, b)), of)
         return [jnp.expand_dims(total, of) if keep else total for total in totals]
 
-    if len(terms) == 1:
-        return apart(*terms)
-    return jax.lax.platform_dependent(*terms, cuda=together, default=apart)
+    return together(*terms) if in_one else apart(*terms)
 
 
 def norm_of_sums(
@@ -144,8 +144,8 @@ def norm_of_sums(
     """The root of ``sums((None,), *arrays)[0]``, as a constant to differentiation.
 
     Args:
-        sums: ``(scales, *arrays) -> sums of squares``, one for each scale, by which numbers are
-            multiplied before they are squared; None is 1.
+        sums: ``(scales, *arrays, in_one=False) -> sums of squares``, one for each scale, by which
+            numbers are multiplied before they are squared; None is 1.
         arrays: what is summed.
         size: how many squares are in a sum.
         again: computes the arrays once more, for a second pass.
@@ -171,9 +171,9 @@ def norm_of_sums(
         end = jnp.where(jnp.min(short, initial=1) < least, 2, 1)
         return _turns(first, end, over_again, short)
 
-    def at_once() -> Array:
+    def at_once(in_one: bool) -> Array:
         far = _far(jnp.float32)
-        plain, of_large, of_small = sums((None, 1 / far, far), *arrays)
+        plain, of_large, of_small = sums((None, 1 / far, far), *arrays, in_one=in_one)
         short, least = _shortened(plain), _least(plain.dtype, size)
         small = jnp.where(short < least, _shortened(of_small, 1 / far), short)
         return jnp.where(short == jnp.inf, _shortened(of_large, far), small)
@@ -182,8 +182,10 @@ def norm_of_sums(
         return _shortened(sums((None,), *arrays)[0])
 
     if any(map(is_tracer, jax.tree.leaves(arrays))):
-        elsewhere = at_once_as_it_is if costly else at_once
-        return _in_parts(jax.lax.platform_dependent(cpu=if_needed, default=elsewhere))
+        chips = {"cuda": at_once_as_it_is, "default": at_once_as_it_is}
+        if not costly:
+            chips = {name: functools.partial(at_once, name == "cuda") for name in chips}
+        return _in_parts(jax.lax.platform_dependent(cpu=if_needed, **chips))
     return _in_parts(if_needed())
 
 

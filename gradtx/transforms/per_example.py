@@ -55,7 +55,8 @@ def clipped_sum(x: Array, factors: Factors) -> Array:
 def global_factors(leaves: list[Any], l2_norm_clip: Any) -> Factors:
     """The factors of each example, from its norm over all leaves."""
 
-    def sums(scales: Scales, *leaves: Array) -> list[Array]:
+    def sums(scales: Scales, *leaves: Array, in_one: bool = False) -> list[Array]:
+        del in_one
         every = [jnp.broadcast_to(1.0 if s is None else s, len(leaves[0])) for s in scales]
         each = [jax.vmap(sums_of_squares)(every, x) for x in leaves]
         return [jnp.sum(jnp.stack(of_scale), axis=0) for of_scale in zip(*each, strict=True)]

@@ -40,7 +40,7 @@ def _arrays(tree: PyTree) -> list[Array]:
     ]
 
 
-def _sums(scales: Scales, *xs: Array) -> list[Array]:
+def _sums(scales: Scales, *xs: Array, in_one: bool = False) -> list[Array]:
     """The sum of the squares of all entries times each scale."""
     groups: dict[Any, list[Array]] = {}
     for i, x in enumerate(xs):
@@ -49,12 +49,12 @@ def _sums(scales: Scales, *xs: Array) -> list[Array]:
     for group in groups.values():
         # Sums that share a scale would have it stored at the size of a leaf.
         one_by_one = zip(scales, totals, strict=True)
-        now = [None if scale is None else delay(scale, after=y) for scale, y in one_by_one]
-        totals = list(map(jnp.add, totals, _sums_of(now, group)))
+        now = [delay(s, after=y, on="all") if is_tracer(s) else s for s, y in one_by_one]
+        totals = list(map(jnp.add, totals, _sums_of(now, group, in_one)))
     return totals
 
 
-def _sums_of(scales: Scales, xs: list[Array]) -> list[Array]:
+def _sums_of(scales: Scales, xs: list[Array], in_one: bool) -> list[Array]:
     """The same sums, of arrays of one shape."""
 
     def stacked(*xs: Array) -> Array:
@@ -64,14 +64,14 @@ def _sums_of(scales: Scales, xs: list[Array]) -> list[Array]:
         size = math.isqrt(len(xs))
         parts = [xs[i : i + size] for i in range(0, len(xs), size)]
         whole = jax.lax.concatenate(traced_once("stacked", stacked, parts), 0)
-        return sums_of_squares(scales, whole)
+        return sums_of_squares(scales, whole, in_one=in_one)
 
     def apart(*xs: Array) -> list[Array]:
-        each = [sums_of_squares(scales, x) for x in xs]
+        each = [sums_of_squares(scales, x, in_one=in_one) for x in xs]
         return [reduce(jnp.add, sums) for sums in zip(*each, strict=True)]
 
     if len(xs) == 1:
-        return sums_of_squares(scales, xs[0])
+        return sums_of_squares(scales, xs[0], in_one=in_one)
     if len(xs) > _FEW or not is_tracer(xs[0]):
         return together(*xs)
     # XLA's CPU client hands a program to its threads, which costs more than such a step, if it has

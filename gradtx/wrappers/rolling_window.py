@@ -63,8 +63,8 @@ def _limit(window: Rolling, deviations: Any) -> Array:
     n = jnp.maximum(jnp.sum(there, dtype=jnp.float32), 1)
     mean = jnp.sum(jnp.where(there, values, 0)) / n
 
-    def sums(scales: Scales, off: Array) -> list[Array]:
-        return [total / n for total in sums_of_squares(scales, off)]
+    def sums(scales: Scales, off: Array, *, in_one: bool = False) -> list[Array]:
+        return [total / n for total in sums_of_squares(scales, off, in_one=in_one)]
 
     std = norm_of_sums(sums, (jnp.where(there, values - mean, 0),), 1).number
     limit = mean + deviations * jnp.maximum(std, _LEAST_DEVIATION * jnp.abs(mean))
