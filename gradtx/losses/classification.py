@@ -199,8 +199,8 @@ def softmax_cross_entropy_with_integer_labels(
             where = jnp.moveaxis(where, axis, last).reshape(*y.shape, -1)
         axis = -1
     less, log_sum, largest = shifted(x, axis, where)
-    if where is not None:  # a label may be one that does not count
-        less = jnp.where(where, less, x - largest)
+    counts = jnp.isfinite(largest) if where is None else where & jnp.isfinite(largest)
+    less = jnp.where(counts, less, x - largest)  # a label may be one that does not count
     loss = jnp.squeeze(log_sum, axis) - at_label(less, y, axis)
     if has_z_loss(z_loss):
         loss += _z_loss(z_loss, x, axis, where)

@@ -22,9 +22,6 @@ OF_LOGITS = {
     "softmax_cross_entropy": lambda x: losses.softmax_cross_entropy(x, ONE_HOT, **Z),
     "smoothed": lambda x: losses.softmax_cross_entropy(x, losses.smooth_labels(ONE_HOT, 0.1)),
     "integer labels": lambda x: losses.softmax_cross_entropy_with_integer_labels(x, LABELS),
-    "linear": lambda x: losses.linear_softmax_cross_entropy(
-        x, WEIGHTS.astype(x.dtype), LABELS, chunk=3
-    ),
     "poly": lambda x: losses.poly_loss_cross_entropy(x, ONE_HOT),
     "ranking": lambda x: losses.ranking_softmax_loss(x, ONE_HOT, reduce_fn=None),
     "binary": lambda x: losses.sigmoid_binary_cross_entropy(x, ONE_HOT),
