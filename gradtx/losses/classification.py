@@ -199,9 +199,12 @@ def softmax_cross_entropy_with_integer_labels(
             where = jnp.moveaxis(where, axis, last).reshape(*y.shape, -1)
         axis = -1
     less, log_sum, largest = shifted(x, axis, where)
-    if where is not None:  # a label may be one that does not count
-        less = jnp.where(where, less, x - largest)
+    counts = jnp.isfinite(largest) if where is None else where & jnp.isfinite(largest)
+    less = jnp.where(counts, less, x - largest)  # a label may be one that does not count
     loss = jnp.squeeze(log_sum, axis) - at_label(less, y, axis)
+    # A label that is none gives NaN, with the gradient of the logarithm of the sum.
+    is_class = (y >= -x.shape[axis]) & (y < x.shape[axis])
+    loss += jnp.where(is_class, 0, jnp.squeeze(largest, axis))
     if has_z_loss(z_loss):
         loss += _z_loss(z_loss, x, axis, where)
     return loss if where is None else jnp.where(jnp.any(where, axis), loss, 0)

@@ -232,23 +232,13 @@ def _losses(
     largest = jax.lax.stop_gradient(largest)
     if over:
         own, largest = largest, jax.lax.pmax(largest, over)
-        log_sum = _log_sum_of_all(log_sum, own, largest, over)
+        log_sum = jnp.log(jax.lax.psum(jnp.exp(log_sum + (own - largest)), over))
         chosen = jax.lax.psum(chosen, over)
     # Subtracting the largest first keeps the digits of large logits.
     loss = log_sum - jnp.where(is_word, chosen - largest, jnp.nan)
     if z_loss is not None:
         loss += z_penalty(z_loss, log_sum + largest)
     return loss if keep is None else jnp.where(keep, loss, 0)
-
-
-def _log_sum_of_all(log_sum: Array, own: Array, largest: Array, over: tuple[str, ...]) -> Array:
-    """The logarithm of the sum over devices, of which the largest term, 1, is left out."""
-    at, devices = jax.lax.axis_index(over), jax.lax.axis_size(over)
-    finite = jnp.isfinite(largest)
-    first = finite & (at == jax.lax.pmin(jnp.where(own == largest, at, devices), over))
-    others = jnp.exp(log_sum + (own - largest))
-    rest = jax.lax.psum(jnp.where(first, jnp.expm1(jnp.where(first, log_sum, 0)), others), over)
-    return jnp.where(finite, jnp.log1p(rest), jnp.log(rest))
 
 
 def _chunk(tokens: int, words: int) -> int:
@@ -302,25 +292,20 @@ def _forward(
     least, most = jnp.finfo(kind).min, jnp.finfo(kind).max
 
     def add(first: Any, size: int, sums: tuple[Array, ...]) -> tuple[Array, ...]:
-        before, rest, chosen = sums
+        before, total, chosen = sums
         _, logits = _logits(axis, x, w, b, first, size)
         largest = jnp.minimum(jnp.maximum(before, jnp.max(logits, -1)), most)
         largest = jax.lax.stop_gradient(largest)
-        # The first of the largest logits, whose term is 1, is left out of the sum: the digits of
-        # a small loss are in the rest. It is in the sum once there is a larger one.
-        new = largest > before
-        rest = (rest + (new & (before > least))) * jnp.exp(before - largest)
-        top = new[..., None] & (jnp.arange(size) == jnp.argmax(logits, -1, keepdims=True))
-        top &= logits == largest[..., None]
-        rest += jnp.sum(jnp.where(top, 0, jnp.exp(logits - largest[..., None])), -1)
+        total *= jnp.exp(before - largest)
+        total += jnp.sum(jnp.exp(logits - largest[..., None]), -1)
         chosen += jnp.sum(jnp.where(_hits(y, first, size), logits, 0), -1)
-        return largest, rest, chosen
+        return largest, total, chosen
 
     axes = varying_axes(jax.typeof(x))
     start = tuple(vary(jnp.full(y.shape, v, kind), axes) for v in (least, 0, 0))
-    largest, rest, chosen = _over_chunks(add, start, w.shape[axis], chunk)
-    log_sum = jnp.log1p(rest)
-    sums = _Sums(jnp.where(largest > least, largest, -jnp.inf), log_sum, chosen)
+    largest, total, chosen = _over_chunks(add, start, w.shape[axis], chunk)
+    log_sum = jnp.log(jnp.where(total == 0, 1, total))
+    sums = _Sums(jnp.where(total == 0, -jnp.inf, largest), log_sum, chosen)
     return sums, (x, w, b, y, keep, largest, log_sum)
 
 
@@ -332,12 +317,9 @@ def _backward(axis: int, chunk: int, kept: Any, slopes: _Sums) -> Any:
     def add(first: Any, size: int, sums: tuple[Any, ...]) -> tuple[Any, ...]:
         dx, dw, db = sums
         part, logits = _logits(axis, x, w, b, first, size)
-        log_p = logits - largest[..., None] - log_sum[..., None]
-        d = slopes.log_sum[..., None] * jnp.exp(log_p)
-        # The two slopes mostly are opposite: the digits of p - 1 are those of expm1.
-        of_label = slopes.log_sum[..., None] * jnp.expm1(log_p)
-        of_label += (slopes.log_sum + slopes.chosen)[..., None]
-        d = jnp.where(_hits(y, first, size), of_label, d)
+        p = jnp.exp(logits - largest[..., None] - log_sum[..., None])
+        d = slopes.log_sum[..., None] * p
+        d += jnp.where(_hits(y, first, size), slopes.chosen[..., None], 0)
         if keep is not None:
             # A slope of 0 times what is not finite is NaN.
             d = jnp.where(keep[..., None], d, 0)

@@ -27,11 +27,10 @@ def shifted(x: Array, axis: Axis, where: Any = None) -> tuple[Array, Array, Arra
     if where is not None:
         x = jnp.where(where, x, -jnp.inf)
     top = _first_largest(jax.lax.stop_gradient(x), axis)
-    largest = jnp.sum(jnp.where(top, x, 0), axis, keepdims=True)
-    # NaN for one that is NaN, and -inf where there are no entries.
-    largest += jax.lax.stop_gradient(_largest(x, axis) - largest)
+    largest = jax.lax.stop_gradient(_largest(x, axis))
     finite = jnp.isfinite(largest)
     top = top & finite
+    largest = jnp.where(finite, jnp.sum(jnp.where(top, x, 0), axis, keepdims=True), largest)
     x = jnp.where(top, 0, x - jnp.where(finite, largest, 0))
     rest = jnp.sum(jnp.where(top, 0, jnp.exp(x)), axis, keepdims=True)
     other = jnp.log(jnp.where(finite | (rest == 0), 1, rest))
