@@ -260,10 +260,6 @@ def quadratic(params):
     return sum(jnp.sum(x**2) for x in jax.tree.leaves(params))
 
 
-def quadratic(params):
-    return sum(jnp.sum((x - 1.0) ** 2) for x in jax.tree.leaves(params))
-
-
 @pytest.mark.parametrize("name", quick(AROUND, "accumulate-inner", "rounding_key", "sharding"))
 def test_the_scale_of_a_loss_multiplies_it_or_is_refused(name):
     scaled, plain = (

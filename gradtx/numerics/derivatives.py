@@ -1,6 +1,6 @@
 """Results that have no derivative, or one in forward mode alone."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
@@ -9,7 +9,7 @@ from jax.custom_derivatives import SymbolicZero
 from jax.interpreters import ad
 
 from gradtx.numerics.opaque import opaque
-from gradtx.numerics.programs import inner_jaxprs
+from gradtx.numerics.programs import advance, inner_jaxprs
 
 _T = TypeVar("_T")
 
@@ -76,23 +76,45 @@ def forward_only(tree: _T, why: str) -> _T:
 
 
 def has_while(function: Callable[..., Any], *args: Any) -> bool:
-    """Whether a function has a loop of unknown length, which has no derivative in reverse mode.
+    """Whether a loop of unknown length, which has no derivative in reverse mode, is differentiated.
 
-    A loop within a function that says its derivative itself does not count.
+    Loops do not count where no derivative reaches them, as after a `stop_gradient`, nor within a
+    function that says its derivative itself.
 
-    >>> has_while(lambda n: jax.lax.while_loop(lambda n: n < 5, lambda n: 2 * n, n), 1)
-    True
+    >>> def looped(x):
+    ...     return jax.lax.while_loop(lambda x: x < 5, lambda x: 2 * x, x)
+    >>> has_while(looped, 1.0), has_while(lambda x: x + looped(jax.lax.stop_gradient(x)), 1.0)
+    (True, False)
     """
+    loops = []
 
-    def equations(program: Any) -> Iterator[Any]:
-        for eqn in program.eqns:
-            yield eqn
-            if not eqn.primitive.name.startswith("custom_"):
-                for inner in inner_jaxprs(eqn):
-                    yield from equations(inner)
+    def follow(jaxpr: Any, operands: list[Any]) -> None:
+        inputs = zip(jaxpr.invars, operands, strict=True)
+        advance(dict.fromkeys(jaxpr.constvars) | dict(inputs), jaxpr.eqns, results)
 
-    program = jax.make_jaxpr(function)(*args).jaxpr
-    return any(eqn.primitive.name == "while" for eqn in equations(program))
+    def results(eqn: Any, operands: list[Any]) -> list[Any]:
+        name = eqn.primitive.name
+        if name == "stop_gradient" or not any(x is _REACHED for x in operands):
+            return [None] * len(eqn.outvars)
+        if name == "while":
+            loops.append(eqn)
+        elif not name.startswith("custom_"):
+            for inner in inner_jaxprs(eqn):
+                # The operands of a branch come after its index; what a reduction does has no loop.
+                count = len(inner.invars)
+                if count <= len(operands):
+                    follow(inner, operands[len(operands) - count :])
+        return [_REACHED] * len(eqn.outvars)
+
+    program = jax.make_jaxpr(function)(*args)
+    jaxpr = program.jaxpr
+    inputs = [*jaxpr.constvars, *jaxpr.invars]  # what the function closes over may be reached too
+    advance(dict.fromkeys(inputs, _REACHED), jaxpr.eqns, results)
+    return bool(loops)
+
+
+_REACHED = object()
+"""In place of an array that derivatives reach."""
 
 
 def _on_real(function: Callable[[list[Any]], list[Any]], tree: _T) -> _T:

@@ -34,7 +34,7 @@ def fromage(learning_rate: NonNegative, min_norm: NonNegative = 1e-6) -> Gradien
     Source: J. Bernstein et al., On the Distance between Two Neural Networks and the Stability of
     Learning, 2020, arXiv:2002.03432, algorithm 1.
 
-    >>> import gradtx
+    >>> import gradtx, jax.numpy as jnp
     >>> tx = fromage(gradtx.cosine_decay_schedule(0.1, 200))
     >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.arange(3.0), tx, max_steps=200)
     >>> bool(jnp.allclose(found.params, 1, atol=1e-2))

@@ -220,8 +220,8 @@ def solve(
 
     A step that changes nothing stops it, unless its updates are zero and those of the next step are
     not; a transformation that waits longer, as :func:`accumulate` may within a window, is taken to
-    have converged. Ten steps stop it too if afterwards each array is within four roundings of where
-    it was, and neither the loss nor the norm of the gradient is lower.
+    have converged. Ten steps stop it too if after the last two of them each array is within four
+    roundings of where it was, and neither the loss nor the norm of the gradient is lower.
 
     An optimizer that keeps the parameters between bounds, such as :func:`lbfgsb`, starts from the
     point between them that is nearest, and `tol` is on the norm of what a step of the negative
@@ -317,11 +317,16 @@ class _SameObject:
 
 
 class _Anchor(NamedTuple):
-    """The trained parameters of a step, their loss, and the norm of its gradient."""
+    """The trained parameters of a step, their loss, and the norm of its gradient.
+
+    still: whether the last step but one of the window came back to them; what turns around within
+    a window comes back at one of two steps alone.
+    """
 
     params: Params
     value: Array
     slope: Array
+    still: Array
 
     def no_better(self, before: "_Anchor") -> Array:
         """Whether nothing has moved since a point, but for rounding."""
@@ -359,7 +364,8 @@ def _first(
         )
     start = jnp.zeros([], jnp.int32)
     unknown = jnp.full([], jnp.nan, dtype), jnp.array(False)
-    anchor = _Anchor(trained, jnp.full([], jnp.inf, dtype), jnp.zeros_like(global_norm(trained)))
+    slope = jnp.zeros_like(global_norm(trained))
+    anchor = _Anchor(trained, jnp.full([], jnp.inf, dtype), slope, jnp.array(False))
     return _Loop(params, state, *unknown, unknown[0], start, start, anchor, path)
 
 
@@ -367,12 +373,16 @@ def _in_window(now: _Loop, point: _Anchor) -> tuple[Array, _Anchor]:
     """Whether nothing has moved within a window that ends at this point, and the next anchor."""
 
     def ends(_: None) -> tuple[Array, _Anchor]:
-        return point.no_better(now.anchor), point
+        return now.anchor.still & point.no_better(now.anchor), point
+
+    def is_about_to_end(_: None) -> tuple[Array, _Anchor]:
+        return jnp.array(False), now.anchor._replace(still=point.no_better(now.anchor))
 
     def goes_on(_: None) -> tuple[Array, _Anchor]:
         return jnp.array(False), now.anchor
 
-    return jax.lax.cond(now.steps % _WINDOW == 0, ends, goes_on, None)
+    left = jnp.clip(-now.steps % _WINDOW, 0, 2)
+    return jax.lax.switch(left, (ends, is_about_to_end, goes_on), None)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -411,7 +421,7 @@ def _solve(
         grads = unscaled(scaled, scale)
         at = select(now.params, where)
         finite, nan = jnp.isfinite(value) & all_finite(at), any_nan(grads)
-        point = _Anchor(at, value, global_norm(grads))
+        point = _Anchor(at, value, global_norm(grads), jnp.array(False))
         stuck, anchor = _in_window(now, jax.lax.stop_gradient(point))
         arrived, flat = _arrived(tx, tolerances.tol, at, grads), tolerances.value(value, now.before)
         done = finite & ~nan & (arrived | flat | stuck)

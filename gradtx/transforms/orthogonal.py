@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradtx.checks import check_choice, check_integer
-from gradtx.linear_algebra import frobenius_norm, identity_like, spectral_norm
-from gradtx.numerics import cast, real_dtype, unit
+from gradtx.linear_algebra import identity_like, spectral_norm
+from gradtx.numerics import abs_sq, cast, real_dtype, root, unit
 from gradtx.numerics.control import fold
 from gradtx.types import Array, DType
 
@@ -166,6 +166,11 @@ def _shrink(x: Array) -> Array:
     return 1 / power
 
 
+def _norm(x: Array) -> Array:
+    """The norm of each matrix, whose entries have squares here."""
+    return root(jnp.sum(abs_sq(x), (-2, -1), keepdims=True))
+
+
 def orthogonalized(
     x: Array,
     coeffs: Array,
@@ -244,13 +249,13 @@ def orthogonalized(
     shrink = _shrink(x)
     x, eps = x * shrink, eps * shrink
     if how == "frobenius":
-        x = x / (frobenius_norm(x) + eps)
+        x = x / (_norm(x) + eps)
     elif how == "spectral":
         x = x / (spectral_norm(x) + eps)
     else:
         a = squared(x)
         of_rows = how == "aol"
-        size = jnp.sum(jnp.abs(a), axis=-1, keepdims=True) if of_rows else frobenius_norm(a)
+        size = jnp.sum(jnp.abs(a), axis=-1, keepdims=True) if of_rows else _norm(a)
         s = jax.lax.rsqrt(jnp.maximum(size, eps * shrink))
         x, a = x * s, a * s * s.mT
     x = rounded(x)

@@ -52,7 +52,7 @@ def hyperball(
     Source: K. Wen et al., Fantastic Pretraining Optimizers and Where to Find Them II: Hyperball
     Optimization, 2026, arXiv:2606.16899, whose :math:`u_t` has the other sign.
 
-    >>> import gradtx
+    >>> import gradtx, jax.numpy as jnp
     >>> tx, w = hyperball(gradtx.adam(1.0), 0.1), jnp.array([[3.0, 4.0]])
     >>> state = tx.init(w)
     >>> for _ in range(50):

@@ -81,7 +81,8 @@ def test_decompositions_are_branches(name):
     tx, p = CATALOGUE[name].make(), draw(0)
     jaxpr = jax.make_jaxpr(tx.update)(p, jax.eval_shape(tx.init, p), p).jaxpr
     of_products = tx.declaration.arguments.get("basis") == "products"
-    assert bool(DECOMPOSITIONS & {*equations(jaxpr)}) != of_products
+    decomposed = DECOMPOSITIONS - {"while"} & {*equations(jaxpr)}  # a norm may have a loop
+    assert bool(decomposed) != of_products
     assert not DECOMPOSITIONS & {*equations(jaxpr, without={"cond"})}
 
 

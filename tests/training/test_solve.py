@@ -310,3 +310,11 @@ def test_what_diverges_or_stands_still_says_so():
 def test_negative_tolerances(name):
     with pytest.raises(ValueError, match=f"{name} must be at least 0"):
         gradtx.solve(valley, 0.0, gradtx.sgd(0.1), **{name: -1.0})
+
+
+def test_what_swings_is_not_still():
+    """After ten steps of equal length this one is where it was, on its way back."""
+    tx = gradtx.mars_lion(0.02)
+    solution = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
+    assert int(solution.steps) == 200
+    assert solution.reason == gradtx.StopReason.MAX_STEPS
