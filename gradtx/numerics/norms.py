@@ -99,16 +99,30 @@ def _size(x: Array, axes: int | Sequence[int]) -> int:
 
 def _norm(x: Array, axes: Axes, again: Again | None, count: int, costly: bool = False) -> Norm:
     x = x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.float32)
-
-    def sums(scales: Scales, x: Array, *, in_one: bool = False) -> list[Array]:
-        totals = sums_of_squares(scales, x, axes, in_one=in_one)
-        return totals if count == 1 else [total / count for total in totals]
-
-    size = (x.size if axes is None else _size(x, axes)) // count
+    sums = functools.partial(_means_of_squares, axes, count)
     if again is not None:
         of_one, arrays = again
-        again = (lambda *arrays: (of_one(*arrays),)), arrays
-    return with_derivative(norm_of_sums(sums, (x,), size, again, costly), [x], axes, count)
+        length = norm_of_sums(sums, (x,), ((lambda *arrays: (of_one(*arrays),)), arrays), costly)
+    elif is_tracer(x):
+        length = _traced(
+            x, axes if axes is None or isinstance(axes, int) else tuple(axes), count, costly
+        )
+    else:
+        length = norm_of_sums(sums, (x,), costly=costly)
+    return with_derivative(length, [x], axes, count)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def _traced(x: Array, axes: Axes, count: int, costly: bool) -> Norm:
+    """The norm as a function that is called, traced once for all leaves of a shape."""
+    return norm_of_sums(functools.partial(_means_of_squares, axes, count), (x,), costly=costly)
+
+
+def _means_of_squares(
+    axes: Axes, count: int, scales: Scales, x: Array, *, in_one: bool = False
+) -> list[Array]:
+    totals = sums_of_squares(scales, x, axes, in_one=in_one)
+    return totals if count == 1 else [total / count for total in totals]
 
 
 def sums_of_squares(
@@ -137,7 +151,6 @@ def sums_of_squares(
 def norm_of_sums(
     sums: Callable[..., list[Array]],
     arrays: PyTree,
-    size: int,
     again: Again | None = None,
     costly: bool = False,
 ) -> Norm:
@@ -147,7 +160,6 @@ def norm_of_sums(
         sums: ``(scales, *arrays, in_one=False) -> sums of squares``, one for each scale, by which
             numbers are multiplied before they are squared; None is 1.
         arrays: what is summed.
-        size: how many squares are in a sum.
         again: computes the arrays once more, for a second pass.
         costly: whether chips other than a CPU take the plain sum alone.
     """
@@ -155,7 +167,7 @@ def norm_of_sums(
 
     def if_needed() -> Array:
         short = _shortened(sums((None,), *arrays)[0])
-        far, least = _far(short.dtype), _least(short.dtype, size)
+        far, least = _far(short.dtype), _least(short.dtype)
 
         def over_again(i: Array, short: Array) -> Array:
             function, needed = again or (lambda *arrays: arrays, arrays)
@@ -174,7 +186,7 @@ def norm_of_sums(
     def at_once(in_one: bool) -> Array:
         far = _far(jnp.float32)
         plain, of_large, of_small = sums((None, 1 / far, far), *arrays, in_one=in_one)
-        short, least = _shortened(plain), _least(plain.dtype, size)
+        short, least = _shortened(plain), _least(plain.dtype)
         small = jnp.where(short < least, _shortened(of_small, 1 / far), short)
         return jnp.where(short == jnp.inf, _shortened(of_large, far), small)
 
@@ -189,13 +201,14 @@ def norm_of_sums(
     return _in_parts(if_needed())
 
 
-def _least(dtype: DType, size: int) -> float:
-    """The least short norm whose squares have all their digits.
+def _least(dtype: DType) -> float:
+    """The least short norm whose squares have all their digits, if they are at most 2**32.
 
-    What so many squares lose below the least normal number is then beyond the last place.
+    What so many squares lose below the least normal number is then beyond the last place. How many
+    there are does not count, so that a formula is the same for any number of rows.
     """
     kind = jnp.finfo(dtype)
-    return _SHORT * float(size * float(kind.tiny) / float(kind.eps)) ** 0.5
+    return float(float(kind.tiny) / float(kind.eps)) ** 0.5
 
 
 def _far(dtype: DType) -> float:

@@ -91,7 +91,7 @@ def norm_of_all(tree: PyTree, *, again: Again | None = None, costly: bool = Fals
     if again is not None:
         of_tree, trees = again
         again = (lambda *trees: _arrays(of_tree(*trees))), trees
-    found = norm_of_sums(_sums, tuple(xs), builtins.sum(x.size for x in xs), again, costly)
+    found = norm_of_sums(_sums, tuple(xs), again, costly)
     return with_derivative(found, [x for x in xs if jnp.issubdtype(x.dtype, jnp.inexact)])
 
 

@@ -66,7 +66,7 @@ def _limit(window: Rolling, deviations: Any) -> Array:
     def sums(scales: Scales, off: Array, *, in_one: bool = False) -> list[Array]:
         return [total / n for total in sums_of_squares(scales, off, in_one=in_one)]
 
-    std = norm_of_sums(sums, (jnp.where(there, values - mean, 0),), 1).number
+    std = norm_of_sums(sums, (jnp.where(there, values - mean, 0),)).number
     limit = mean + deviations * jnp.maximum(std, _LEAST_DEVIATION * jnp.abs(mean))
     return cast(limit, jnp.float32)
 
