@@ -101,6 +101,7 @@ WRAPPED = {
 }
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", quick(WRAPPED, "apply_if_finite", "muon"))
 def test_a_module_of_equinox_as_in_optax(name):
     model, grads = model_and_gradients()
@@ -118,6 +119,7 @@ def filtered(model, grads):
     return eqx.filter(model, eqx.is_inexact_array), grads
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "wrap",
     [

@@ -16,6 +16,7 @@ def length(x, axes=None):
     return np.sqrt(np.sum(np.asarray(x, np.float64) ** 2, axes, keepdims=axes is not None))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("axes", [None, 0, (1,), (-2, -1)])
 def test_norms_of_every_size(axes):
     run = jax.jit(lambda x: norm(x, axes).number)
@@ -61,6 +62,7 @@ def test_ordinary_norms_keep_their_bits():
         assert jax.jit(lambda x: norm(x).number)(y) == plain(y)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("scale", [1.0, 1e25, 1e-25])
 def test_derivatives(scale):
     x = jnp.float32(scale) * jnp.array([3.0, 4.0])
