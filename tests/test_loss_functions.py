@@ -156,7 +156,7 @@ PARTS = {
 OTHER_SIGNS = {"a part of a split leaf", "no gradient"}
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("optimizer", "compiled"),
     [*((name, False) for name in OPTIMIZERS), ("backtracking", True), ("extragradient", True)],
@@ -220,7 +220,7 @@ REFUSED = (
 KINDS = ("backtracking", "extragradient", "lbfgs", "lbfgsb", "bfgs", "sophia")
 
 
-@pytest.mark.quick(8)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("optimizer", KINDS)
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_each_wrapper_around_what_evaluates_the_loss(wrapper, optimizer):

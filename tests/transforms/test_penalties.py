@@ -53,7 +53,7 @@ MAPS = {
 }
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", MAPS)
 def test_each_map_and_its_derivatives(name):
     arguments, expected = MAPS[name]
