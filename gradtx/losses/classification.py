@@ -9,6 +9,7 @@ from gradtx.losses.arguments import check_labels, check_shapes, counted, floatin
 from gradtx.losses.probabilities import (
     Axis,
     at_label,
+    complement,
     has_z_loss,
     log_softmax,
     over_classes,
@@ -240,7 +241,7 @@ def poly_loss_cross_entropy(
     where = over_classes(where, x, axis)
     y = y if where is None else jnp.where(where, y, 0)
     log_p = log_softmax(x, axis, where)
-    return jnp.sum(-product(y, log_p) - epsilon * y * jnp.expm1(log_p), axis)
+    return jnp.sum(epsilon * y * complement(log_p) - product(y, log_p), axis)
 
 
 def hinge_loss(predictor_outputs: Any, targets: Any) -> Array:
