@@ -148,7 +148,15 @@ def triplet_margin_loss(
         root = jnp.where(powers == 0, 1, powers) ** (1 / norm_degree)
         return jnp.squeeze(jnp.where(powers == 0, 0, unit * root), axis)
 
-    return jnp.maximum(distance(a, p) - distance(a, n) + margin, 0)
+    near, far = distance(a, p), distance(a, n)
+    if isinstance(norm_degree, int | float) and norm_degree == 2:
+        # By the difference of squares, which keeps its digits where the anchor is far from both.
+        sides = jnp.expand_dims(near, axis), jnp.expand_dims(far, axis)
+        total = jnp.where(sides[0] + sides[1] == 0, 1, sides[0] + sides[1])
+        gap = jnp.sum((n - p) * (((a - p) + (a - n)) / total), axis)
+    else:
+        gap = near - far
+    return jnp.maximum(gap + margin, 0)
 
 
 def _cosine(
