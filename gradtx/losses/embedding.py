@@ -70,7 +70,8 @@ def ntxent(embeddings: Any, labels: Any, temperature: Any = 0.07) -> Array:
     .. math:: -\log \frac{\exp(s_{ij} / \tau)}{\exp(s_{ij} / \tau) +
         \sum_{k : y_k \ne y_i} \exp(s_{ik} / \tau)}
 
-    where :math:`s_{ij}` are cosine similarities.
+    where :math:`s_{ij}` are cosine similarities, with squared norms of at least the type's machine
+    epsilon, as in Optax.
 
     Args:
         embeddings: ``(batch, features)``, floating-point.
@@ -151,9 +152,8 @@ def triplet_margin_loss(
     near, far = distance(a, p), distance(a, n)
     if isinstance(norm_degree, int | float) and norm_degree == 2:
         # By the difference of squares, which keeps its digits where the anchor is far from both.
-        sides = jnp.expand_dims(near, axis), jnp.expand_dims(far, axis)
-        total = jnp.where(sides[0] + sides[1] == 0, 1, sides[0] + sides[1])
-        gap = jnp.sum((n - p) * (((a - p) + (a - n)) / total), axis)
+        mean = jnp.expand_dims(near / 2 + far / 2, axis)
+        gap = jnp.sum((n - p) * divide((a - p) / 2 + (a - n) / 2, mean), axis)
     else:
         gap = near - far
     return jnp.maximum(gap + margin, 0)
