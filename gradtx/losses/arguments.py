@@ -10,14 +10,16 @@ from gradtx.types import Array
 
 
 def floating(where: str, **arrays: Any) -> list[Array]:
-    """Floating-point arrays in float32 or wider.
+    """Floating-point arrays in one type, float32 or wider, so that nothing is rounded first.
 
     Raises:
         TypeError: an array is of another type.
     """
     found = {name: jnp.asarray(x) for name, x in arrays.items()}
     check_floating(where, **found)
-    return [widen(x) for x in found.values()]
+    wide = [widen(x) for x in found.values()]
+    dtype = jnp.result_type(*wide)
+    return [x.astype(dtype) for x in wide]
 
 
 def check_floating(where: str, **arrays: Array) -> None:

@@ -9,6 +9,7 @@ from gradtx.losses.arguments import check_labels, check_shapes, counted, floatin
 from gradtx.losses.probabilities import (
     Axis,
     at_label,
+    complement,
     has_z_loss,
     log_softmax,
     over_classes,
@@ -240,7 +241,7 @@ def poly_loss_cross_entropy(
     where = over_classes(where, x, axis)
     y = y if where is None else jnp.where(where, y, 0)
     log_p = log_softmax(x, axis, where)
-    return jnp.sum(-product(y, log_p) - epsilon * y * jnp.expm1(log_p), axis)
+    return jnp.sum(epsilon * y * complement(log_p) - product(y, log_p), axis)
 
 
 def hinge_loss(predictor_outputs: Any, targets: Any) -> Array:
@@ -303,11 +304,15 @@ def multiclass_hinge_loss(scores: Any, labels: Any) -> Array:
     """
     x, y = real(scores), jnp.asarray(labels)
     check_labels("multiclass_hinge_loss", y)
+    margins = x - at_label(x, y)[..., None] + 1  # of the right class it is exactly 0
+    return jnp.max(jnp.where(_is_label(x, y), 0, margins), -1)
+
+
+def _is_label(x: Array, y: Array) -> Array:
+    """Whether each class is the right one, which counts from the end if it is below 0."""
     y = y.astype(jnp.promote_types(y.dtype, jnp.int32))
     index = jnp.where(y < 0, y + x.shape[-1], y)
-    right = jax.nn.one_hot(index, x.shape[-1], dtype=bool)
-    margins = x - at_label(x, y)[..., None] + 1  # of the right class it is exactly 0
-    return jnp.max(jnp.where(right, 0, margins), -1)
+    return jax.nn.one_hot(index, x.shape[-1], dtype=bool)
 
 
 def multiclass_perceptron_loss(scores: Any, labels: Any) -> Array:
@@ -353,9 +358,12 @@ def _sparsemax(x: Array) -> Array:
 
 @jax.custom_jvp
 def _of_sparsemax(x: Array, y: Array) -> Array:
+    # The same as the docstring's, whose terms cancel near 0: half the squared distance of the
+    # label from p, and how far its score is below the threshold.
     p = _sparsemax(x)
-    z = jnp.where(p == 0, 0, x - at_label(x, y)[..., None])
-    return jnp.sum(p * z, -1) + (1 - jnp.sum(jnp.square(p), -1)) / 2
+    others = jnp.where(_is_label(x, y), 0, p)
+    far = jnp.sum(jnp.square(others), -1) + jnp.square(jnp.sum(others, -1))
+    return far / 2 + jnp.maximum(jnp.max(x, -1) - at_label(x, y) - jnp.max(p, -1), 0)
 
 
 @_of_sparsemax.defjvp

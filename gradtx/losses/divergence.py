@@ -34,8 +34,7 @@ def kl_divergence(
     if where is not None:
         where = jnp.asarray(where)
         log_p, q = jnp.where(where, log_p, 0), jnp.where(where, q, 0)
-    log_q = jnp.log(jnp.where(q == 0, 1, q))
-    return jnp.sum(product(q, log_q - log_p), axis)
+    return jnp.sum(product(q, _log(q) - log_p), axis)
 
 
 def kl_divergence_with_log_targets(
@@ -89,8 +88,24 @@ def generalized_kl_divergence(
     if where is not None:
         where = jnp.asarray(where)
         log_p, q = jnp.where(where, log_p, -jnp.inf), jnp.where(where, q, 0)
-    mass = jnp.exp(log_p) - q
-    return kl_divergence(log_p, q, axis, where) + jnp.sum(mass, axis)
+    log_q = _log(q)
+    terms = product(q, log_q - log_p) + (jnp.exp(log_p) - q)
+    near = (q > 0) & (jnp.abs(log_p - log_q) < 1)
+    of_near = q * _exp_beyond_line(jnp.where(near, log_p - log_q, 0))
+    return jnp.sum(jnp.where(near, of_near, terms), axis)
+
+
+def _log(q: Array) -> Array:
+    """The logarithm, and 0 where `q` is 0."""
+    return jnp.log(jnp.where(q == 0, 1, q))
+
+
+def _exp_beyond_line(x: Array) -> Array:
+    """``exp(x) - 1 - x`` between -1 and 1, by its series: near 0 the difference has no digits."""
+    series = jnp.ones_like(x)
+    for n in range(18, 2, -1):  # enough for double precision
+        series = 1 + x / n * series
+    return jnp.square(x) / 2 * series
 
 
 def convex_kl_divergence(

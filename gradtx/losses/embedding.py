@@ -36,11 +36,7 @@ def cosine_similarity(
     >>> cosine_similarity(jnp.array([[1.0, 1.0], [0.0, 0.0]]), jnp.array([2.0, 0.0])).tolist()
     [0.70710..., 0.0]
     """
-    x, y = floating("cosine_similarity", predictions=predictions, targets=targets)
-    if where is not None:
-        where = jnp.asarray(where)
-        x, y = jnp.where(where, x, 0), jnp.where(where, y, 0)
-    return jnp.sum(_unit(x, axis, epsilon) * _unit(y, axis, epsilon), axis)
+    return _cosine("cosine_similarity", predictions, targets, epsilon, axis, where)[0]
 
 
 def cosine_distance(
@@ -63,7 +59,7 @@ def cosine_distance(
     >>> float(cosine_distance(jnp.array([1.0, 0.0]), jnp.array([-3.0, 0.0])))
     2.0
     """
-    return 1 - cosine_similarity(predictions, targets, epsilon=epsilon, axis=axis, where=where)
+    return _cosine("cosine_distance", predictions, targets, epsilon, axis, where)[1]
 
 
 def ntxent(embeddings: Any, labels: Any, temperature: Any = 0.07) -> Array:
@@ -74,7 +70,8 @@ def ntxent(embeddings: Any, labels: Any, temperature: Any = 0.07) -> Array:
     .. math:: -\log \frac{\exp(s_{ij} / \tau)}{\exp(s_{ij} / \tau) +
         \sum_{k : y_k \ne y_i} \exp(s_{ik} / \tau)}
 
-    where :math:`s_{ij}` are cosine similarities.
+    where :math:`s_{ij}` are cosine similarities, with squared norms of at least the type's machine
+    epsilon, as in Optax.
 
     Args:
         embeddings: ``(batch, features)``, floating-point.
@@ -99,7 +96,7 @@ def ntxent(embeddings: Any, labels: Any, temperature: Any = 0.07) -> Array:
     check_rank("ntxent", 1, labels=y)
     if y.shape[:1] != x.shape[:1]:
         raise ValueError(f"ntxent: {x.shape[:1]} embeddings, but {y.shape[:1]} labels")
-    unit = _unit(x, -1, jnp.finfo(x.dtype).eps)
+    unit, _ = _unit(x, -1, jnp.finfo(x.dtype).eps)
     similarity = jnp.matmul(unit, unit.T, precision=jax.lax.Precision.HIGHEST) / temperature
     same = y[:, None] == y
     pairs = same & ~jnp.eye(len(y), dtype=bool)
@@ -152,15 +149,45 @@ def triplet_margin_loss(
         root = jnp.where(powers == 0, 1, powers) ** (1 / norm_degree)
         return jnp.squeeze(jnp.where(powers == 0, 0, unit * root), axis)
 
-    return jnp.maximum(distance(a, p) - distance(a, n) + margin, 0)
+    near, far = distance(a, p), distance(a, n)
+    if isinstance(norm_degree, int | float) and norm_degree == 2:
+        # By the difference of squares, which keeps its digits where the anchor is far from both.
+        mean = jnp.expand_dims(near / 2 + far / 2, axis)
+        gap = jnp.sum((n - p) * divide((a - p) / 2 + (a - n) / 2, mean), axis)
+    else:
+        gap = near - far
+    return jnp.maximum(gap + margin, 0)
 
 
-def _unit(x: Array, axis: Axis, epsilon: Any) -> Array:
-    """`x` divided by its norm, or by the root of `epsilon` if that is larger; 0 for zeros."""
+def _cosine(
+    name: str, predictions: Any, targets: Any, epsilon: Any, axis: Axis, where: Any | None
+) -> tuple[Array, Array]:
+    """The cosine, and 1 minus it."""
+    x, y = floating(name, predictions=predictions, targets=targets)
+    if where is not None:
+        where = jnp.asarray(where)
+        x, y = jnp.where(where, x, 0), jnp.where(where, y, 0)
+    (x, x_lacks), (y, y_lacks) = _unit(x, axis, epsilon), _unit(y, axis, epsilon)
+    cosine = jnp.sum(x * y, axis)
+    # Near 1 the difference from 1 has no digits, nor has the gradient; the square of a chord has.
+    chord = jnp.sum(jnp.square(x - y), axis)
+    distance = (chord + jnp.squeeze(x_lacks + y_lacks, axis)) / 2
+    near = cosine > 0.5
+    return jnp.where(near, 1 - distance, cosine), jnp.where(near, distance, 1 - cosine)
+
+
+def _unit(x: Array, axis: Axis, epsilon: Any) -> tuple[Array, Array]:
+    """`x` divided by its norm, or by the root of `epsilon` if that is larger; 0 for zeros.
+
+    And by how much the square of the result's norm is less than 1, without the rounding.
+    """
     largest = jax.lax.stop_gradient(jnp.max(jnp.abs(x), axis, keepdims=True, initial=0))
     empty = largest == 0
     largest = jnp.where(empty, 1, largest)
     x = x / largest
     square = jnp.sum(jnp.square(x), axis, keepdims=True)
     norm = jnp.where(empty, 0, jnp.sqrt(jnp.where(empty, 1, square)))
-    return divide(x, jnp.maximum(norm, jnp.sqrt(epsilon) / largest))
+    least = jnp.sqrt(epsilon) / largest
+    part = divide(jnp.minimum(norm, least), least)
+    lacks = jnp.where(norm < least, (1 - part) * (1 + part), 0)
+    return divide(x, jnp.maximum(norm, least)), lacks

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
 from gradtx.losses.arguments import check_floating, check_labels, check_rank, check_shapes, counted
-from gradtx.losses.probabilities import has_z_loss, z_penalty
+from gradtx.losses.probabilities import complement, has_z_loss, z_penalty
 from gradtx.numerics import compute_dtype
 from gradtx.numerics.tracing import vary, varying_axes
 from gradtx.shardings import automatic, explicit_mesh
@@ -232,7 +232,11 @@ def _losses(
     largest = jax.lax.stop_gradient(largest)
     if over:
         own, largest = largest, jax.lax.pmax(largest, over)
-        log_sum = jnp.log(jax.lax.psum(jnp.exp(log_sum + (own - largest)), over))
+        # Less 1, as in `_forward`, for the largest logit.
+        is_top = own == largest
+        rest = jnp.where(is_top, jnp.expm1(log_sum), jnp.exp(log_sum + (own - largest)))
+        others = jax.lax.psum(is_top.astype(rest.dtype), over) - 1
+        log_sum = jnp.log1p(jax.lax.psum(rest, over) + others)
         chosen = jax.lax.psum(chosen, over)
     # Subtracting the largest first keeps the digits of large logits.
     loss = log_sum - jnp.where(is_word, chosen - largest, jnp.nan)
@@ -292,25 +296,36 @@ def _forward(
     least, most = jnp.finfo(kind).min, jnp.finfo(kind).max
 
     def add(first: Any, size: int, sums: tuple[Array, ...]) -> tuple[Array, ...]:
-        before, total, chosen = sums
+        before, rest, chosen = sums
         _, logits = _logits(axis, x, w, b, first, size)
         largest = jnp.minimum(jnp.maximum(before, jnp.max(logits, -1)), most)
         largest = jax.lax.stop_gradient(largest)
-        total *= jnp.exp(before - largest)
-        total += jnp.sum(jnp.exp(logits - largest[..., None]), -1)
+        # The sum less 1, the largest logit's term: near 0 it keeps its digits. What is subtracted
+        # is constant, so that derivatives are those of the sum.
+        terms = jnp.exp(logits - largest[..., None])
+        is_top = terms == 1
+        is_higher = largest > before
+        rest = jnp.where(is_higher, (1 + rest) * jnp.exp(before - largest), rest)
+        rest += jnp.sum(is_top, -1, dtype=kind) - is_higher.astype(kind)
+        rest += jnp.sum(jnp.where(is_top, terms - 1, terms), -1)
         chosen += jnp.sum(jnp.where(_hits(y, first, size), logits, 0), -1)
-        return largest, total, chosen
+        return largest, rest, chosen
 
     axes = varying_axes(jax.typeof(x))
-    start = tuple(vary(jnp.full(y.shape, v, kind), axes) for v in (least, 0, 0))
-    largest, total, chosen = _over_chunks(add, start, w.shape[axis], chunk)
-    log_sum = jnp.log(jnp.where(total == 0, 1, total))
-    sums = _Sums(jnp.where(total == 0, -jnp.inf, largest), log_sum, chosen)
-    return sums, (x, w, b, y, keep, largest, log_sum)
+    start = tuple(vary(jnp.full(y.shape, v, kind), axes) for v in (least, -1, 0))
+    largest, rest, chosen = _over_chunks(add, start, w.shape[axis], chunk)
+    nothing = rest == -1
+    log_sum = jnp.log1p(jnp.where(nothing, 0, rest))
+    sums = _Sums(jnp.where(nothing, -jnp.inf, largest), log_sum, chosen)
+    return sums, (x, w, b, y, keep, largest, log_sum, chosen)
 
 
 def _backward(axis: int, chunk: int, kept: Any, slopes: _Sums) -> Any:
-    x, w, b, y, keep, largest, log_sum = kept
+    x, w, b, y, keep, largest, log_sum, chosen = kept
+    # Of the label, whose probability may be near 1: slopes that cancel are added first.
+    log_p = chosen - largest - log_sum
+    log_p = jnp.where(log_p > 0, 0, log_p)  # of a label that is not here
+    of_label = slopes.log_sum + slopes.chosen - slopes.log_sum * complement(log_p)
     tokens = tuple(range(y.ndim))
     axes = varying_axes(jax.typeof(x))
 
@@ -319,7 +334,7 @@ def _backward(axis: int, chunk: int, kept: Any, slopes: _Sums) -> Any:
         part, logits = _logits(axis, x, w, b, first, size)
         p = jnp.exp(logits - largest[..., None] - log_sum[..., None])
         d = slopes.log_sum[..., None] * p
-        d += jnp.where(_hits(y, first, size), slopes.chosen[..., None], 0)
+        d = jnp.where(_hits(y, first, size), of_label[..., None], d)
         if keep is not None:
             # A slope of 0 times what is not finite is NaN.
             d = jnp.where(keep[..., None], d, 0)

@@ -79,8 +79,9 @@ def huber_loss(predictions: Any, targets: Any | None = None, *, delta: Any = 1.0
     error = jnp.abs(_errors("huber_loss", predictions, targets))
     # 0 times infinity would be NaN.
     delta = jnp.minimum(delta, jnp.finfo(error.dtype).max)
-    near = jnp.minimum(error, delta)
-    return jnp.square(near) / 2 + delta * (error - near)
+    # The slope of one part is exactly 0 where that of the other is not.
+    far = jnp.maximum(error - delta, 0)
+    return jnp.square(jnp.minimum(error, delta)) / 2 + delta * far
 
 
 def log_cosh(predictions: Any, targets: Any | None = None) -> Array:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from gradtx.checks import check_choice
 from gradtx.losses.arguments import check_rank, check_shapes, floating, real
+from gradtx.losses.probabilities import complement, log_softmax
 from gradtx.numerics import divide
 from gradtx.types import Array
 
@@ -62,18 +63,25 @@ def dice_loss(
     x = x[..., None] if x.ndim == t.ndim - 1 else x
     t = t[..., None] if t.ndim == x.ndim - 1 else t
     check_shapes("dice_loss", predictions=x, targets=t)
-    if apply_softmax:
-        x = jax.nn.sigmoid(x) if x.shape[-1] == 1 else jax.nn.softmax(x)
+    p, missed = _probabilities(x) if apply_softmax else (x, 1 - x)
     axis = tuple(range(1, x.ndim - 1)) if axis is None else axis
-    both, predicted, there = (jnp.sum(a, axis) for a in (x * t, x, t))
-    union = both + alpha * (predicted - both) + beta * (there - both) + smooth
-    loss = jnp.where(union == 0, 0, 1 - divide(both + smooth, union))
+    # The sums of what is wrong: as differences from what is right they would lose their digits.
+    both, extra, lacking = (jnp.sum(a, axis) for a in (p * t, p * (1 - t), missed * t))
+    wrong = alpha * extra + beta * lacking
+    loss = divide(wrong, both + wrong + smooth)
     if class_weights is not None:
         check_rank("dice_loss", 1, class_weights=class_weights)
         loss = loss * jnp.asarray(class_weights)
     if ignore_background and loss.shape[-1] > 1:
         loss = loss[..., 1:]
     return reduce[reduction](loss, axis=-1)
+
+
+def _probabilities(logits: Array) -> tuple[Array, Array]:
+    """Those of logits, and 1 minus them, each with the digits of a number near 0."""
+    one = logits.shape[-1] == 1
+    log_p = jax.nn.log_sigmoid(logits) if one else log_softmax(logits, -1)
+    return jnp.exp(log_p), complement(log_p)
 
 
 def multiclass_generalized_dice_loss(

@@ -4,42 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
-from hypothesis.extra import numpy as hnp
 
 from gradtx import losses
 
 K = 4
-LABELS = np.int32([0, 2])
-ONE_HOT = np.eye(K, dtype=np.float32)[LABELS]
-SIGNS = 2 * ONE_HOT - 1
 WEIGHTS = np.eye(K, dtype=np.float32)
-FRAMES = np.zeros((1, 5), np.float32)
-Z = {"z_loss": 1e-3}
-
-# Losses of logits (2, 4).
-OF_LOGITS = {
-    "softmax_cross_entropy": lambda x: losses.softmax_cross_entropy(x, ONE_HOT, **Z),
-    "smoothed": lambda x: losses.softmax_cross_entropy(x, losses.smooth_labels(ONE_HOT, 0.1)),
-    "integer labels": lambda x: losses.softmax_cross_entropy_with_integer_labels(x, LABELS),
-    "poly": lambda x: losses.poly_loss_cross_entropy(x, ONE_HOT),
-    "ranking": lambda x: losses.ranking_softmax_loss(x, ONE_HOT, reduce_fn=None),
-    "binary": lambda x: losses.sigmoid_binary_cross_entropy(x, ONE_HOT),
-    "focal": lambda x: losses.sigmoid_focal_loss(x, ONE_HOT, alpha=0.25),
-    "hinge": lambda x: losses.hinge_loss(x, SIGNS),
-    "perceptron": lambda x: losses.perceptron_loss(x, SIGNS),
-    "multiclass hinge": lambda x: losses.multiclass_hinge_loss(x, LABELS),
-    "multiclass perceptron": lambda x: losses.multiclass_perceptron_loss(x, LABELS),
-    "sparsemax": lambda x: losses.sparsemax_loss(x, ONE_HOT),
-    "squared": lambda x: losses.squared_error(x, ONE_HOT),
-    "absolute": lambda x: losses.absolute_error(x, ONE_HOT),
-    "huber": lambda x: losses.huber_loss(x, ONE_HOT),
-    "log_cosh": lambda x: losses.log_cosh(x, ONE_HOT),
-}
-
-
-def of_paths(x):
-    return losses.ctc_loss(x, FRAMES, np.int32([[1, 1, 2]]), np.zeros((1, 3), np.float32))
 
 
 def program(loss):
@@ -50,7 +19,7 @@ def program(loss):
     return jax.jit(both)
 
 
-def compare(run, x, slopes=True):
+def compare(run, x):
     """Values one by one; gradients relative to the largest of an example's."""
     with jax.enable_x64():
         want = [np.asarray(v) for v in run(jnp.asarray(x, jnp.float64))]
@@ -58,46 +27,7 @@ def compare(run, x, slopes=True):
     # Numbers below the least normal one have fewer digits.
     np.testing.assert_allclose(got[0], want[0], rtol=1e-5, atol=1e-36)
     size = np.abs(want[1]).max(tuple(range(1, want[1].ndim)), keepdims=True)
-    close = np.abs(got[1] - want[1]) <= 1e-5 * size + 1e-36
-    assert close.all() or not slopes, (got[1], want[1])
-
-
-def logits(*shape):
-    sizes = st.sampled_from([1.0, 20.0, 1e4])
-    entries = st.floats(-1, 1, width=32, allow_subnormal=False)
-    return st.tuples(sizes, hnp.arrays(np.float32, shape, elements=entries)).map(
-        lambda pair: np.float32(pair[0]) * pair[1]
-    )
-
-
-@pytest.mark.quick(3)
-@pytest.mark.parametrize("name", OF_LOGITS)
-def test_against_double_precision(name):
-    run = program(OF_LOGITS[name])
-
-    @settings(max_examples=60, deadline=None, derandomize=True, database=None)
-    @given(logits(2, K))
-    def check(x):
-        compare(run, x)
-
-    check()
-    for size in (5.0, 17.0, 40.0, 80.0):  # right ones
-        compare(run, size * SIGNS)
-
-
-@pytest.mark.slow
-def test_ctc_against_double_precision():
-    run = program(of_paths)
-
-    @settings(max_examples=60, deadline=None, derandomize=True, database=None)
-    @given(logits(1, 5, 3))
-    def check(x):
-        # What paths that are behind by 10,000 differ by is rounded, which gradients see.
-        compare(run, x, slopes=np.ptp(x) < 50)
-
-    check()
-    for size in (10.0, 17.0, 30.0):
-        compare(run, size * np.eye(3, dtype=np.float32)[[[1, 0, 1, 2, 2]]])
+    assert (np.abs(got[1] - want[1]) <= 1e-5 * size + 1e-36).all(), (got[1], want[1])
 
 
 def test_a_ctc_loss_below_the_precision_of_a_probability():
