@@ -14,8 +14,8 @@ ROOT = pathlib.Path(__file__).parent.parent / "gradtx"
 # Lowest first: a folder or a module may import from itself and from those before it in this list.
 LAYERS = (
     *("absences", "namespace", "contexts", "signatures", "types", "checks", "numerics"),
-    *("host_values", "declaration", "declared_schedule", "rows", "whole", "packed", "materialized"),
-    *("paths", "loss_functions", "shardings", "flax_forms", "explanations"),
+    *("host_values", "declaration", "declared_schedule", "rows", "whole", "flax_forms", "packed"),
+    *("materialized", "paths", "loss_functions", "shardings", "explanations"),
     *("scheduled", "eager", "expansion", "traits", "pair"),
     *("tree", "tree_utils", "linear_algebra", "eigenbasis", "storage", "engine"),
     *("composition", "inspection", "training", "checkpoint"),

@@ -80,7 +80,7 @@ def _imported(path: str) -> Any:
     )
 
 
-class _Loader:
+class _MadeByName:
     """Makes the modules of the table."""
 
     @staticmethod
@@ -97,7 +97,7 @@ class _Loader:
 def spec(name: str) -> ModuleSpec | None:
     """How a module of the table is imported; None for a name that is not in the table."""
     known = name.removeprefix("gradtx.") in MODULES
-    return ModuleSpec(name, _Loader) if known else None  # type: ignore[arg-type]  # duck-typed
+    return ModuleSpec(name, _MadeByName) if known else None  # type: ignore[arg-type]  # duck-typed
 
 
 __all__, __getattr__, _ = lazy(__name__)
