@@ -95,10 +95,6 @@ ANYWHERE = because(
     ("JAX does not differentiate a scan whose state changes its memory", "offload"),
     ("a point on a bound: the search along the path to it compares", "lbfgsb"),
     (
-        "the root of each entry of an orthogonal matrix that has zeros",
-        "soap_muon scale_by_soap_muon",
-    ),
-    (
         "max compares a product with itself, which XLA without optimization rounds in two ways",
         "cocob",
     ),
@@ -119,8 +115,8 @@ AT_ZERO = because(
         adaptive_normalize asam dion dion2 dion3 distributed_dion floor_update_ratio gsam
         hyperball muloco muon2 muown newton_muon normalize normuon polargrad sam scale_by_dion
         scale_by_dion2 scale_by_dion3 scale_by_distributed_dion scale_by_lamb scale_by_lars
-        scale_by_muon2 scale_by_normuon scale_by_spectral_sphere sizes_and_directions
-        spectral_sphere
+        scale_by_muon2 scale_by_normuon scale_by_spectral_sphere scale_by_stable_spam
+        sizes_and_directions spectral_sphere stable_spam
         """,
     ),
     (
@@ -144,7 +140,7 @@ AT_ZERO = because(
         "the eigenvectors or singular vectors of zero",
         """
         conda galore kl_shampoo kl_soap scale_by_conda scale_by_galore scale_by_kl_shampoo
-        scale_by_kl_soap scale_by_shampoo scale_by_soap shampoo soap
+        scale_by_kl_soap scale_by_shampoo scale_by_soap scale_by_soap_muon shampoo soap soap_muon
         """,
     ),
     ("the logarithm in its cube root", "madgrad scale_by_madgrad"),

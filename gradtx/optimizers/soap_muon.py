@@ -97,7 +97,7 @@ def scale_by_soap_muon(
     def direction(low: Array, s: Any, t: Step) -> Any:
         a, moments = adam(low, s, t)
         o = orthogonalized(a, jnp.asarray(coeffs), ns_steps, "frobenius", 1e-7)
-        r = divide(o, jnp.sqrt(jnp.abs(o))) if entry_root else o
+        r = divide(o, root(jnp.abs(o))) if entry_root else o
         return divide(r, root(jnp.mean(abs_sq(r), (-2, -1), keepdims=True))), moments
 
     return matrixwise(
