@@ -21,7 +21,7 @@ from gradtx.storage.format import Codec
 from gradtx.storage.marked import decode_p, encode_p
 
 ARITHMETIC = "abs add ceil clamp div exp exp2 floor integer_pow log log1p logistic max min mul neg"
-ARITHMETIC += " pow rem rsqrt sign sqrt square sub tanh"
+ARITHMETIC += " pow rem root rsqrt sign sqrt square sub tanh"
 BITS = "and not or shift_left shift_right_arithmetic shift_right_logical xor"
 CHOICES = "eq ge gt is_finite le lt ne select_n"
 CONVERSIONS = "bitcast_convert_type convert_element_type copy"

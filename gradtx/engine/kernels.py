@@ -35,6 +35,7 @@ from gradtx.numerics import half
 from gradtx.numerics.compiler_hints import delay, true_after
 from gradtx.numerics.opaque import has_triton, is_exported, is_on_one_device, opaque
 from gradtx.numerics.programs import advance
+from gradtx.numerics.root import root_p
 from gradtx.numerics.tracing import is_tracer
 from gradtx.paths import path_string, with_paths
 from gradtx.shardings import known_sharding, shardings_are_known
@@ -525,6 +526,8 @@ def computed(
         elif eqn.primitive.name == "sign":  # Mosaic's needs a TPU, and there may be none here
             (x,) = inputs
             results = [jnp.where(x > 0, 1, jnp.where(x < 0, -1, x)).astype(x.dtype)]
+        elif eqn.primitive is root_p:  # Pallas knows JAX's
+            results = [jax.lax.sqrt(jnp.broadcast_to(inputs[0], tile))]
         else:
             whole = [jnp.broadcast_to(x, tile) for x in inputs]
             results = [eqn.primitive.bind(*whole, **eqn.params)]

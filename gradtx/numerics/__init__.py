@@ -11,7 +11,6 @@ from gradtx.numerics.mathematics import (
     infinity as infinity,
     inverse_root as inverse_root,
     one_per_row as one_per_row,
-    root as root,
     row_mean as row_mean,
     shrink as shrink,
     squarable as squarable,
@@ -47,6 +46,7 @@ from gradtx.numerics.precision import (
     widen as widen,
     zeros_like as zeros_like,
 )
+from gradtx.numerics.root import root as root
 from gradtx.numerics.rounding import (
     round_to as round_to,
     unit as unit,

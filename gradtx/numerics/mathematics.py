@@ -106,15 +106,6 @@ def infinity(dtype: Any, sign: float = 1.0) -> Array:
         return jnp.full([], sign * jnp.inf, dtype)
 
 
-def root(x: Array) -> Array:
-    """The square root, with the derivative 0 where `x` is 0, and not infinity.
-
-    >>> jax.grad(root)(0.0).tolist()
-    0.0
-    """
-    return jnp.where(x == 0, 0, jnp.sqrt(jnp.where(x == 0, 1, x)))
-
-
 def inverse_root(x: Array) -> Array:
     """``1 / sqrt(x)``, and 0 where `x` is 0.
 

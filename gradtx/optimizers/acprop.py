@@ -4,6 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
+from gradtx import numerics
 from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain_reading_old
 from gradtx.engine.lift import elementwise
@@ -59,7 +60,7 @@ def scale_by_acprop(
         # 1 at the first step: there is no second moment yet.
         first = t.number == 1
         correction = jnp.where(first, 1, t.bias_correction(b2, ahead=-1))
-        root = jnp.sqrt(s.nu * (1 / correction) + first.astype(s.nu.dtype))
+        root = numerics.root(s.nu * (1 / correction) + first.astype(s.nu.dtype))
         return g / (root + eps), {"mu": mu, "nu": nu}
 
     return elementwise(ScaleByBeliefState, moments, rule)

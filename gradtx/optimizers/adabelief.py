@@ -2,8 +2,7 @@
 
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
-
+from gradtx import numerics
 from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import elementwise
@@ -66,7 +65,7 @@ def scale_by_belief(
         # again, but not a sum of two arrays.
         nu = b2 * s.nu + ((1 - b2) * abs_sq(g - mu) + eps_root)
         m = nesterov_mean(mu, g, b1, t) if nesterov else debias(mu, b1, t, divided=True)
-        return m / (jnp.sqrt(debias(nu, b2, t)) + eps), {"mu": mu, "nu": nu}
+        return m / (numerics.root(debias(nu, b2, t)) + eps), {"mu": mu, "nu": nu}
 
     return elementwise(ScaleByBeliefState, moments, rule)
 

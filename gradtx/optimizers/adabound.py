@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative, Positive
 from gradtx.engine.lift import elementwise
-from gradtx.numerics import Step, abs_sq, divide, ema, moments
+from gradtx.numerics import Step, abs_sq, divide, ema, moments, root
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
 from gradtx.transforms.decay import descent
@@ -70,7 +70,7 @@ def scale_by_adabound(
         low = final_scale * (1 - 1 / (gamma * t.number + 1))
         high = final_scale * (1 + 1 / (gamma * t.number))
         # Where nu and eps are 0 the scale is clipped from infinity; mu is 0 there.
-        scale = jnp.clip(correction / (jnp.sqrt(nu) + eps), low, high)
+        scale = jnp.clip(correction / (root(nu) + eps), low, high)
         return mu * scale, {"mu": mu, "nu": nu}
 
     return elementwise(ScaleByAdaboundState, slots, rule)

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from gradtx import numerics
 from gradtx.checks import Decay, NonNegative
 from gradtx.composition.chain import chain, chain_reading_old
 from gradtx.engine.lift import elementwise
@@ -57,7 +58,7 @@ def scale_by_adadelta(
         return {"e_g": zeros_like(p, dtype), "e_x": zeros_like(p, dtype)}
 
     def root(e: Array) -> Array:
-        return jnp.sqrt(e + eps) if eps_in_sqrt else jnp.sqrt(e) + eps
+        return numerics.root(e + eps) if eps_in_sqrt else numerics.root(e) + eps
 
     def ratio(e_x: Array, e_g: Array) -> Array:
         return root(e_x) / root(e_g)

@@ -17,6 +17,7 @@ from gradtx.numerics import (
     ema,
     inverse_root,
     plain_rms,
+    root,
     shrink_factor,
 )
 from gradtx.numerics.compiler_hints import delay, planned, recompute
@@ -66,7 +67,7 @@ def root_factors(row: Array, col: Array, dims: tuple[int, int]) -> tuple[Array, 
     """The factors of 1 / sqrt(R C / mean(R)): R the means over ``dims[1]``, C over ``dims[0]``."""
     d1, d0 = dims
     mean = jnp.mean(row, axis=d1 - (d1 > d0), keepdims=True)
-    by_row = jnp.expand_dims(inverse_root(row) * jnp.sqrt(mean), d0)
+    by_row = jnp.expand_dims(inverse_root(row) * root(mean), d0)
     return by_row, jnp.expand_dims(inverse_root(col), d1)
 
 
@@ -74,8 +75,8 @@ def clipped_factor(
     g: Array, by_row: Array, by_col: Array, d0: int, threshold: Any
 ) -> tuple[Array, Array]:
     """`by_row`, shrunk until ``rms(g * by_row * by_col) <= threshold``; and that RMS before."""
-    rows = jnp.sqrt(jnp.mean(abs_sq(g * by_col), axis=d0, keepdims=True)) * by_row
-    length = jnp.sqrt(jnp.mean(jnp.square(rows)))
+    rows = root(jnp.mean(abs_sq(g * by_col), axis=d0, keepdims=True)) * by_row
+    length = root(jnp.mean(jnp.square(rows)))
     return by_row * shrink_factor(length, threshold), length
 
 

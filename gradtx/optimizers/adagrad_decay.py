@@ -14,6 +14,7 @@ from gradtx.numerics import (
     divide,
     full_like,
     one_per_row,
+    root,
     zeros_like,
 )
 from gradtx.pair import GradientTransformation, optimizer, transformation
@@ -71,7 +72,7 @@ def scale_by_adagrad_decay(
         decayed = jnp.maximum(accumulator_decay_rate * s.accumulator, initial_accumulator_value)
         total = jnp.where(due, decayed, s.accumulator) + abs_sq(g)
         decays = jnp.where(due, s.decays + 1, s.decays)
-        return divide(g, jnp.sqrt(total)), {"accumulator": total, "decays": decays}
+        return divide(g, root(total)), {"accumulator": total, "decays": decays}
 
     return rowwise(ScaleByAdagradDecayState, slots, rule)
 

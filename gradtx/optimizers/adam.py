@@ -2,8 +2,6 @@
 
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
-
 from gradtx import numerics
 from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain
@@ -82,7 +80,7 @@ def scale_by_adam(
         nu = ema(abs_sq(g), s.nu, b2)
         m = nesterov_mean(mu, g, b1, t) if nesterov else debias(mu, b1, t, divided=True)
         added = numerics.epsilon_hat(eps, b2, t) if epsilon_hat else eps
-        return m / (jnp.sqrt(debias(nu, b2, t) + eps_root) + added), {"mu": mu, "nu": nu}
+        return m / (numerics.root(debias(nu, b2, t) + eps_root) + added), {"mu": mu, "nu": nu}
 
     zero_gradient = ZeroGradient({"mu": b1, "nu": b2}, lambda: b1 / b2**0.5)
     return elementwise(ScaleByAdamState, slots, rule, zero_gradient=zero_gradient)

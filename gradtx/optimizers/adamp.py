@@ -10,7 +10,7 @@ from gradtx.checks import Decay, Fraction, LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.composition.masking import split_by_mask
 from gradtx.engine.lift import leafwise
-from gradtx.numerics import Step, abs_sq, debias, divide, ema, moments
+from gradtx.numerics import Step, abs_sq, debias, divide, ema, moments, root
 from gradtx.numerics.compiler_hints import delay, planned, recompute
 from gradtx.optimizers.adam import ScaleByAdamState
 from gradtx.pair import GradientTransformation, optimizer, transformation
@@ -104,7 +104,7 @@ def scale_by_adamp(
         return jnp.sum(delay(channels, after=channels))
 
     def orthogonal(inner: Array, size: Array, length: Array, entries: int) -> Array:
-        cosines = divide(jnp.abs(inner), jnp.sqrt(size) * jnp.sqrt(length))
+        cosines = divide(jnp.abs(inner), root(size) * root(length))
         return jnp.all(cosines < delta / math.sqrt(max(entries, 1)))
 
     def projected(g: Array, p: Array, along: Array, direction: Array, weight_decay: Any) -> Array:
@@ -121,7 +121,7 @@ def scale_by_adamp(
     def with_decay(weight_decay: Any) -> GradientTransformation:
         def direction(t: Step, mu: Array, nu: Array, g: Array) -> Array:
             m = ema(g, mu, b1) if nesterov else mu
-            return debias(m, b1, t) / (jnp.sqrt(debias(nu, b2, t)) + eps)
+            return debias(m, b1, t) / (root(debias(nu, b2, t)) + eps)
 
         def formula(g: Array, s: Any, t: Step, p: Array) -> Any:
             mu, nu = ema(g, s.mu, b1), ema(abs_sq(g), s.nu, b2)

@@ -8,7 +8,7 @@ from gradtx.checks import Decay, NonNegative, PositiveInt
 from gradtx.composition.matrices import MuonDimensionNumbers
 from gradtx.engine.matrices import Matrices, MatrixDimensions, matrixwise
 from gradtx.linear_algebra import with_root_mean_square
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, ema, zeros_like
+from gradtx.numerics import Step, abs_sq, accumulator_dtype, ema, root, zeros_like
 from gradtx.optimizers.beside_adamw import beside_adamw
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
@@ -85,7 +85,7 @@ def scale_by_adamuon(
     def rule(g: Array, s: Any, t: Step) -> Any:
         o = orthogonalized(g, jnp.asarray(coeffs), ns_steps, "frobenius", eps, ns_dtype)
         v = ema(abs_sq(o), s.v, decay)
-        return with_root_mean_square(o / (jnp.sqrt(v) + eps), rms), {"v": v}
+        return with_root_mean_square(o / (root(v) + eps), rms), {"v": v}
 
     return matrixwise(
         AdamuonState,

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from gradtx import numerics
 from gradtx.checks import Decay, Fraction, LearningRate, NonNegative
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, zeros_like
@@ -82,7 +83,7 @@ def scale_by_adan(
         n = ema(abs_sq(g + weight * diff), s.n, b3)
         u = debias(m, b1, t) + weight * debias(v, b2, t)
         new = {"m": m, "v": v, "n": n, "g": replace(s.g, g, v, n)}
-        return u / (jnp.sqrt(debias(n, b3, t) + eps_root) + eps), new
+        return u / (numerics.root(debias(n, b3, t) + eps_root) + eps), new
 
     return elementwise(ScaleByAdanState, slots, rule)
 

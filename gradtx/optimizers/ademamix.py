@@ -2,8 +2,7 @@
 
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
-
+from gradtx import numerics
 from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import (
@@ -86,7 +85,7 @@ def scale_by_ademamix(
 
     def rule(g: Array, s: Any, t: Step) -> Any:
         m1, m2, nu = ema(g, s.m1, b1), ema(g, s.m2, b3), ema(abs_sq(g), s.nu, b2)
-        u = (debias(m1, b1, t) + alpha * m2) / (jnp.sqrt(debias(nu, b2, t) + eps_root) + eps)
+        u = (debias(m1, b1, t) + alpha * m2) / (numerics.root(debias(nu, b2, t) + eps_root) + eps)
         return u, {"m1": m1, "m2": m2, "nu": nu}
 
     return elementwise(ScaleByAdemamixState, slots, rule)
@@ -192,7 +191,7 @@ def scale_by_simplified_ademamix(
 
     def rule(g: Array, s: Any, t: Step) -> Any:
         m, n = g + b1 * s.m, ema(abs_sq(g), s.n, b2)
-        u = (m + alpha * g) / (jnp.sqrt(debias(n, b2, t) + eps_root) + eps)
+        u = (m + alpha * g) / (numerics.root(debias(n, b2, t) + eps_root) + eps)
         return u, {"m": m, "n": n}
 
     return elementwise(ScaleBySimplifiedAdEMAMixState, slots, rule)

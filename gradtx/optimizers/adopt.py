@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import elementwise
-from gradtx.numerics import Step, abs_sq, ema, moments
+from gradtx.numerics import Step, abs_sq, ema, moments, root
 from gradtx.optimizers.adam import ScaleByAdamState
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale_by_learning_rate
@@ -74,7 +74,7 @@ def scale_by_adopt(
         invertible = clip_value_fn is None and use_clipping and isinstance(b2, float) and b2 >= 0.5
         rest = nu - (1 - b2) * abs_sq(g)
         before = jnp.where(rest >= 0, rest, 0) * (1 / b2) if invertible else s.nu
-        c = g / jnp.maximum(jnp.sqrt(before), eps)
+        c = g / jnp.maximum(root(before), eps)
         if use_clipping:
             c = _clip(c, limit(t))
         mu = ema(c, s.mu, jnp.where(first, 1, b1))

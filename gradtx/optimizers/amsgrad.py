@@ -91,7 +91,7 @@ def scale_by_amsgrad(
         v = debias(nu_max, b2, t) if max_before_correction and bias_correction_nu else nu_max
         new = {"mu": mu, "nu": nu, "nu_max": nu_max}
         added = numerics.epsilon_hat(eps, b2, t) if epsilon_hat else eps
-        return m / (jnp.sqrt(v + eps_root) + added), new
+        return m / (numerics.root(v + eps_root) + added), new
 
     return elementwise(ScaleByAmsgradState, slots, rule)
 

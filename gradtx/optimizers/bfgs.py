@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from gradtx import numerics
 from gradtx.checks import NonNegative
 from gradtx.composition.chain import chain, identity
 from gradtx.engine.tree import treewise
@@ -87,7 +88,7 @@ def _broyden(scaled: bool, weights: Weights) -> GradientTransformation:
         curvature, of_step, of_change = step @ change, step @ step, change @ change
         # After a step of zero only another direction can help: it starts again.
         anew = later & (of_step == 0)
-        least = jnp.finfo(step.dtype).eps * jnp.sqrt(of_step) * jnp.sqrt(of_change)
+        least = jnp.finfo(step.dtype).eps * numerics.root(of_step) * numerics.root(of_change)
         curved = later & (curvature > least)
         curvature = jnp.where(curved, curvature, 1)
 
@@ -114,7 +115,7 @@ def _broyden(scaled: bool, weights: Weights) -> GradientTransformation:
         new = jnp.where(anew, jnp.eye(n, dtype=new.dtype), new)
         initial = anew | (s.is_initial & ~curved)
 
-        norm = jnp.sqrt(gradient @ gradient)
+        norm = numerics.root(gradient @ gradient)
         shorter = jnp.where(initial & scaled & (norm > 1), 1 / jnp.where(norm > 1, norm, 1), 1)
         out = vectors.unpack(shorter * (new @ gradient))
         return out, {

@@ -8,7 +8,7 @@ from gradtx.checks import Decay, NonNegative, Number, PositiveCount
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
 from gradtx.engine.matrices import Matrices, MatrixDimensions, matrixwise
 from gradtx.linear_algebra import right_singular_vectors
-from gradtx.numerics import Step, abs_sq, compute_dtype, debias, divide, ema, moments, precise
+from gradtx.numerics import Step, abs_sq, compute_dtype, debias, divide, ema, moments, precise, root
 from gradtx.numerics.control import branch
 from gradtx.optimizers.fira import is_due, tall
 from gradtx.optimizers.soap import adam_of, finite_or
@@ -98,7 +98,7 @@ def scale_by_conda(
         q = branch(due, fresh, lambda old: old, s.basis)
         same = tall(g) is g
         nu = ema(abs_sq(tall(g) @ q), s.nu if same else s.nu.mT, b2)
-        a = divide(debias(tall(mu) @ q, b1, t), jnp.sqrt(debias(nu, b2, t)) + eps)
+        a = divide(debias(tall(mu) @ q, b1, t), root(debias(nu, b2, t)) + eps)
         u = scale * a @ q.mT.conj()
         new = {"mu": mu, "nu": nu if same else nu.mT, "basis": q}
         return u if same else u.mT, new

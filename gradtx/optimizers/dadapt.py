@@ -8,7 +8,16 @@ import jax.numpy as jnp
 from gradtx import tree
 from gradtx.checks import Decay, NonNegative, Positive
 from gradtx.engine.tree import treewise
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, compute_dtype, divide, ema, zeros_like
+from gradtx.numerics import (
+    Step,
+    abs_sq,
+    accumulator_dtype,
+    compute_dtype,
+    divide,
+    ema,
+    root,
+    zeros_like,
+)
 from gradtx.numerics.compiler_hints import delay, planned, recompute, sums_in_one_pass
 from gradtx.pair import GradientTransformation, transformation
 from gradtx.types import Array, Counter, NonNegativeSlots, Slots, TreeScalar
@@ -102,7 +111,7 @@ def dadapt_adamw(
         return rate
 
     def scaled(x: Array, v: Array) -> Array:
-        return x / (jnp.sqrt(v) + eps)
+        return x / (root(v) + eps)
 
     def averages(rate: Array, g: list[Array], s: Any) -> dict[str, list[Array]]:
         def first(g: Array, m: Array) -> Array:

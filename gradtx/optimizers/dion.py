@@ -11,7 +11,7 @@ from gradtx.composition.chain import chain
 from gradtx.composition.matrices import MuonDimensionNumbers
 from gradtx.engine.matrices import MatrixDimensions, matrixwise, one_for_each_column
 from gradtx.linear_algebra import with_root_mean_square
-from gradtx.numerics import Step, abs_sq, ema, zeros_like
+from gradtx.numerics import Step, abs_sq, ema, root, zeros_like
 from gradtx.optimizers.beside_adamw import beside_adamw
 from gradtx.optimizers.muon import scale_by_shape
 from gradtx.pair import GradientTransformation, optimizer, transformation
@@ -180,8 +180,8 @@ def scale_by_dion3(
         o = orthogonalized(part, jnp.asarray(coeffs), ns_steps, "frobenius", eps, ns_dtype)
         squares = abs_sq(o)
         v = ema(jnp.mean(squares, -2), _taken(s.v, chosen, -2), b2)
-        size = jnp.sqrt(jnp.mean(squares, (-2, -1), keepdims=True))
-        scaled = with_root_mean_square(o / (jnp.sqrt(v) + eps)[:, None], size)
+        size = root(jnp.mean(squares, (-2, -1), keepdims=True))
+        scaled = with_root_mean_square(o / (root(v) + eps)[:, None], size)
         new = {"mu": _put(mu, chosen, decay * part, -1), "v": _put(s.v, chosen, v, -2)}
         return _put(jnp.zeros_like(g), chosen, scaled, -1), new
 

@@ -9,7 +9,7 @@ from gradtx.checks import NonNegative, Number, check
 from gradtx.composition.chain import chain, identity
 from gradtx.engine.lift import leafwise
 from gradtx.engine.tree import treewise
-from gradtx.numerics import divide, norm, own_copy, sum_sq
+from gradtx.numerics import divide, norm, own_copy, root, sum_sq
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights
@@ -219,7 +219,7 @@ def scale_by_dowg(
     def rule(g: Any, s: Any, t: Any, p: list[Array]) -> Any:
         distance = jnp.maximum(s.estim_sq_dist, tree.norm_sq(tree.sub(p, s.init_params)))
         total = s.weighted_sq_norm_grads + distance * tree.norm_sq(g)
-        rate = _over(distance, jnp.sqrt(total) + eps, eps)
+        rate = _over(distance, root(total) + eps, eps)
         return tree.scale(rate, g), {"weighted_sq_norm_grads": total, "estim_sq_dist": distance}
 
     return treewise(DoWGState, _start, rule, start=numbers, rows=True)

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from gradtx import numerics
 from gradtx.checks import NonNegative, Positive
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import (
@@ -81,7 +82,7 @@ def ftrl(
         raise ValueError(f"ftrl: learning_rate_power must be at most 0, not {learning_rate_power}")
 
     def root(n: Array) -> Array:
-        return jnp.sqrt(n) if learning_rate_power == -0.5 else n**-learning_rate_power
+        return numerics.root(n) if learning_rate_power == -0.5 else n**-learning_rate_power
 
     def slots(p: Array) -> dict[str, Array]:
         return {

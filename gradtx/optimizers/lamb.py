@@ -3,13 +3,11 @@
 from functools import partial
 from typing import Any
 
-import jax.numpy as jnp
-
 from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain, identity
 from gradtx.composition.masking import split_by_mask
 from gradtx.engine.lift import leafwise
-from gradtx.numerics import Step, abs_sq, debias, ema, moments, norm
+from gradtx.numerics import Step, abs_sq, debias, ema, moments, norm, root
 from gradtx.numerics.compiler_hints import planned, recompute
 from gradtx.optimizers.adam import ScaleByAdamState
 from gradtx.pair import GradientTransformation, optimizer, transformation
@@ -62,7 +60,7 @@ def scale_by_lamb(
 
     def with_decay(weight_decay: Any) -> GradientTransformation:
         def direction(t: Step, mu: Array, nu: Array, p: Array) -> Array:
-            u = debias(mu, b1, t) / (jnp.sqrt(debias(nu, b2, t) + eps_root) + eps)
+            u = debias(mu, b1, t) / (root(debias(nu, b2, t) + eps_root) + eps)
             return decayed(u, weight_decay, p)
 
         def rule(g: Array, s: Any, t: Step, p: Array) -> Any:

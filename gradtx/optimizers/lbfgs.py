@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from gradtx.checks import NonNegative, PositiveInt
 from gradtx.composition.chain import chain, identity
 from gradtx.engine.tree import treewise
-from gradtx.numerics import Step, compute_dtype, zeros_like
+from gradtx.numerics import Step, compute_dtype, root, zeros_like
 from gradtx.numerics.control import repeat
 from gradtx.pair import (
     GradientTransformation,
@@ -76,7 +76,7 @@ def remembered(
     step, change = sub(p, s.params), sub(g, s.updates)
     weights = s.weights_memory
     curvature = _inner(change, step)
-    product = jnp.sqrt(norm_sq(step) * norm_sq(change))
+    product = root(norm_sq(step) * norm_sq(change))
     curved = curvature > least_cosine * product
     weight = jnp.where(curved & (t.count > 1), 1 / jnp.where(curved, curvature, 1), 0)
     newest = (t.count - 2) % memory_size
@@ -170,7 +170,7 @@ def _multiply(
     if scaled:
         # The newest pair that counts.
         i, _, y = pair(jnp.argmax(weights[(newest - jnp.arange(size)) % size] > 0))
-        norm = jnp.sqrt(norm_sq(g))
+        norm = root(norm_sq(g))
         start = jnp.where(norm > 1, 1 / jnp.where(norm > 1, norm, 1), 1)
         known = weights[i] > 0
         gamma = jnp.where(known, 1 / jnp.where(known, weights[i] * norm_sq(y), 1), start)

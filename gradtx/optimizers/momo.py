@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradtx import tree
+from gradtx import numerics, tree
 from gradtx.checks import Decay, NonNegative, Number
 from gradtx.engine.tree import treewise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, compute_dtype, divide, ema, zeros_like
@@ -246,7 +246,7 @@ def momo_adam(
         d, square = averages(g, s)
 
         def scaled(d: Array, v: Array) -> Array:
-            return d / (eps + jnp.sqrt(v / t.bias_correction(b2)))
+            return d / (eps + numerics.root(v / t.bias_correction(b2)))
 
         u = jax.tree.map(scaled, d, square)
         tau, shrink, decay, new = model(s, t, value, (_inner(g, p), _inner(d, p), _inner(d, u)))
@@ -263,7 +263,7 @@ def momo_adam(
         small = eps * root
 
         def scaled(d: Array, v: Array) -> Array:
-            return d / (small + jnp.sqrt(v))
+            return d / (small + numerics.root(v))
 
         u = jax.tree.map(lambda d, v: recompute(scaled, d, v, after=t), d, square)
         sums = sums_in_one_pass(_products(g, p), _products(d, p), _products(d, u))

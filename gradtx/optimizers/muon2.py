@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from gradtx import numerics
 from gradtx.checks import Decay, NonNegative, PositiveInt
 from gradtx.composition.chain import chain
 from gradtx.composition.matrices import MuonDimensionNumbers
@@ -118,7 +119,7 @@ def scale_by_muon2(
     def divided(g: Array, s: Any, t: Step) -> Any:
         mu, m = momentum(g, s.mu)
         nu = ema(abs_sq(g), s.nu, b2)
-        return divide(m, jnp.sqrt(nu) + eps), {"mu": mu, "nu": nu}
+        return divide(m, numerics.root(nu) + eps), {"mu": mu, "nu": nu}
 
     def orthogonal(u: Array) -> Array:
         return orthogonalized(u, jnp.asarray(coeffs), ns_steps, "frobenius", eps, ns_dtype)
@@ -134,8 +135,8 @@ def scale_by_muon2(
         mu, m = momentum(g, s.mu)
         square = abs_sq(g)
         row, col = ema(mean(square, -1), s.v_row, b2), ema(mean(square, -2), s.v_col, b2)
-        by_col = divide(jnp.sqrt(col), jnp.sqrt(jnp.mean(row, -1, keepdims=True)))
-        root = jnp.sqrt(row)[:, :, None] * by_col[:, None, :]
+        by_col = divide(numerics.root(col), numerics.root(jnp.mean(row, -1, keepdims=True)))
+        root = numerics.root(row)[:, :, None] * by_col[:, None, :]
         return orthogonal(divide(m, root + eps)), {"mu": mu, "v_row": row, "v_col": col}
 
     dimensions = MatrixDimensions(weight_dimension_numbers, MuonDimensionNumbers)

@@ -2,8 +2,7 @@
 
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
-
+from gradtx import numerics
 from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import elementwise
@@ -77,7 +76,7 @@ def scale_by_nadam(
         now, ahead = momentum(t.number), momentum(t.number + 1)
         product = t.once("product", 0, lambda: s.momentum_product * now)
         m = mu * (ahead / (1 - product * ahead)) + g * ((1 - now) / (1 - product))
-        return m / (jnp.sqrt(debias(nu, b2, t) + eps_root) + eps), {"mu": mu, "nu": nu}
+        return m / (numerics.root(debias(nu, b2, t) + eps_root) + eps), {"mu": mu, "nu": nu}
 
     def advance(s: Any, t: Step) -> Any:
         return {"momentum_product": s.momentum_product * momentum(t.number)}

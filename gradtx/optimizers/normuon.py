@@ -8,7 +8,7 @@ from gradtx.checks import Decay, NonNegative, PositiveInt
 from gradtx.composition.matrices import MuonDimensionNumbers
 from gradtx.engine.matrices import MatrixDimensions, matrixwise, one_for_each_column
 from gradtx.linear_algebra import with_root_mean_square
-from gradtx.numerics import Step, abs_sq, ema, zeros_like
+from gradtx.numerics import Step, abs_sq, ema, root, zeros_like
 from gradtx.optimizers.beside_adamw import beside_adamw
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
@@ -87,7 +87,7 @@ def scale_by_normuon(
     def rule(g: Array, s: Any, t: Step) -> Any:
         o = orthogonalized(g, jnp.asarray(coeffs), ns_steps, "frobenius", eps, ns_dtype)
         v = ema(jnp.mean(abs_sq(o), -2), s.v, b2)
-        scaled = o / (jnp.sqrt(v) + eps)[:, None]
+        scaled = o / (root(v) + eps)[:, None]
         return with_root_mean_square(scaled, rms), {"v": v}
 
     return matrixwise(

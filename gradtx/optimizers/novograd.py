@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import leafwise
-from gradtx.numerics import Step, accumulator_dtype, ema, sum_sq, zeros_like
+from gradtx.numerics import Step, accumulator_dtype, ema, root, sum_sq, zeros_like
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.decay import decayed
 from gradtx.transforms.scaling import scale_by_learning_rate
@@ -73,7 +73,7 @@ def scale_by_novograd(
     def rule(g: Array, s: Any, t: Step, p: Array) -> Any:
         square = sum_sq(g)
         nu = jnp.where(t.number == 1, square, ema(square, s.nu, b2))
-        scaled = g * _inverse(jnp.sqrt(nu + eps_root) + eps)
+        scaled = g * _inverse(root(nu + eps_root) + eps)
         mu = b1 * s.mu + decayed(scaled, weight_decay, p)
         return mu, {"mu": mu, "nu": nu}
 

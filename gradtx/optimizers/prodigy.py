@@ -15,6 +15,7 @@ from gradtx.numerics import (
     divide,
     ema,
     own_copy,
+    root,
     zeros_like,
 )
 from gradtx.numerics.compiler_hints import sums_in_one_pass
@@ -140,7 +141,7 @@ def prodigy(
             return (jnp.conj(g) * (start - p)).real
 
         def direction(m: Array, v: Array, p: Array, decays: bool) -> Array:
-            u = -rate * (m / (jnp.sqrt(v) + new * eps))
+            u = -rate * (m / (root(v) + new * eps))
             return u - (weight_decay * rate) * p if decays else u
 
         mean = jax.tree.map(first, g, s.exp_avg)

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
-
 from gradtx.checks import NonNegative, Positive
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import (
@@ -14,6 +12,7 @@ from gradtx.numerics import (
     compute_dtype,
     divide,
     full_like,
+    root,
     shrink,
     zeros_like,
 )
@@ -114,7 +113,7 @@ def proximal_adagrad(
 
     def rule(g: Array, s: Any, t: Any, p: Array) -> Any:
         total = s.sum_of_squares + abs_sq(g)
-        rate = learning_rate / jnp.sqrt(total)
+        rate = learning_rate / root(total)
         l1, l2 = rate * l1_regularization_strength, rate * l2_regularization_strength
         return shrink(p - rate * g, l1, l2) - p, {"sum_of_squares": total}
 
@@ -176,7 +175,7 @@ def adagrad_da(
 
     def rule(g: Array, s: Any, t: Step, p: Array) -> Any:
         z, total = s.gradient_sum + g, s.sum_of_squares + abs_sq(g)
-        curvature = jnp.sqrt(total) + learning_rate * l2_regularization_strength * t.number
+        curvature = root(total) + learning_rate * l2_regularization_strength * t.number
         shrunk = shrink(z, l1_regularization_strength * t.number)
         new = {"gradient_sum": z, "sum_of_squares": total}
         return divide(-learning_rate * shrunk, curvature) - p, new

@@ -17,6 +17,7 @@ from gradtx.numerics import (
     divide,
     ema,
     precise,
+    root,
     zeros_like,
 )
 from gradtx.numerics.control import branch, in_form_of
@@ -187,9 +188,9 @@ def _fitted(
     ]
 
     def length(c: Array, gram: Array) -> Array:
-        return jnp.sqrt(jnp.maximum(c @ gram @ c, 0))
+        return root(jnp.maximum(c @ gram @ c, 0))
 
-    of_a, of_b = jnp.sqrt(norm_sq(a)), jnp.sqrt(norm_sq(b))
+    of_a, of_b = root(norm_sq(a)), root(norm_sq(b))
     sizes = [
         of_a * length(va, vv) + of_b * length(vb, vv),
         of_a * length(ua, uu) + of_b * length(ub, uu),
@@ -344,7 +345,7 @@ def scale_by_psgd_lra(
         ds = branch(s.norms[2] == 0, begin, lambda ds: ds, s.diagonal)
         q, norms = branch(due, fit, lambda old: old, (_Factor(rows, ds), s.norms))
         w = _applied(q, mu)
-        rms = jnp.sqrt(norm_sq(w) / max(1, sum(x.size for x in w)))
+        rms = root(norm_sq(w) / max(1, sum(x.size for x in w)))
         u = [x / jnp.maximum(1, rms / max_rms) for x in w]
         columns = [x.reshape(c.shape) for x, c in zip(q.rows, s.columns, strict=True)]
         new = {"mu": mu, "columns": columns, "diagonal": q.diagonal, "norms": norms}

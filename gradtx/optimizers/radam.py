@@ -92,7 +92,7 @@ def scale_by_radam(
         squared = (rho - 4) * (rho - 2) * end / ((end - 4) * (end - 2) * rho)
         r = jnp.sqrt(jnp.where(ready, squared, 1))
         added = numerics.epsilon_hat(eps, b2, t) if epsilon_hat else eps
-        root = jnp.sqrt(debias(nu, b2, t) + eps_root) + added
+        root = numerics.root(debias(nu, b2, t) + eps_root) + added
         return r * m / jnp.where(ready, root, 1), {"mu": mu, "nu": nu}
 
     return elementwise(ScaleByAdamState, moments, rule)

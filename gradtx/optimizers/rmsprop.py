@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from gradtx import numerics
 from gradtx.checks import Decay, Fraction, LearningRate, NonNegative
 from gradtx.composition.chain import chain, identity
 from gradtx.engine.lift import elementwise
@@ -53,7 +54,7 @@ class ScaleByRStdDevWithCountState(NamedTuple):
 
 
 def _root(square: Array, eps: Any, eps_in_sqrt: bool) -> Array:
-    return jnp.sqrt(square + eps) if eps_in_sqrt else jnp.sqrt(square) + eps
+    return numerics.root(square + eps) if eps_in_sqrt else numerics.root(square) + eps
 
 
 @transformation

@@ -2,8 +2,6 @@
 
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
-
 from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import rowwise
@@ -17,6 +15,7 @@ from gradtx.numerics import (
     ema,
     full_like,
     one_per_row,
+    root,
     row_mean,
     zeros_like,
 )
@@ -62,7 +61,7 @@ def scale_by_rowwise_rss(
 
     def rule(g: Array, s: Any, t: Any) -> Any:
         total = s.sum_of_squares + row_mean(abs_sq(g))
-        return divide(g, jnp.sqrt(total) + eps), {"sum_of_squares": total}
+        return divide(g, root(total) + eps), {"sum_of_squares": total}
 
     return rowwise(
         ScaleByRowwiseRssState, slots, rule, zero_gradient=ZeroGradient({"sum_of_squares": 1})
@@ -146,7 +145,7 @@ def scale_by_rowwise_adam(
     def rule(g: Array, s: Any, t: Step) -> Any:
         mu = ema(g, s.mu, b1)
         nu = ema(row_mean(abs_sq(g)), s.nu, b2)
-        u = divide(debias(mu, b1, t), jnp.sqrt(debias(nu, b2, t)) + eps)
+        u = divide(debias(mu, b1, t), root(debias(nu, b2, t)) + eps)
         return u, {"mu": mu, "nu": nu}
 
     zero_gradient = ZeroGradient({"mu": b1, "nu": b2}, lambda: b1 / b2**0.5)

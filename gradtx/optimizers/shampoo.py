@@ -4,6 +4,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import jax.numpy as jnp
 
+from gradtx import numerics
 from gradtx.checks import Decay, NonNegative, PositiveCount, PositiveInt, check_choice
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
 from gradtx.engine.matrices import (
@@ -188,7 +189,7 @@ def scale_by_shampoo(
         new = {"mu": ema(g, s.mu, b1)} | ({"nu": ema(abs_sq(g), s.nu, b2)} if with_nu else {})
         grafted = mean = debias(new["mu"], b1, t)
         if with_nu:
-            grafted = divide(mean, jnp.sqrt(debias(new["nu"], b2, t)) + grafting_eps)
+            grafted = divide(mean, numerics.root(debias(new["nu"], b2, t)) + grafting_eps)
         _, rows, columns = g.shape
         blocks = blocks_of(rows, columns, block_size)
         cut = blocks.cut(g)

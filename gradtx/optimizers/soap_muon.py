@@ -8,7 +8,7 @@ from gradtx.checks import Decay, NonNegative, PositiveCount, PositiveInt
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
 from gradtx.eigenbasis import Basis, check_basis
 from gradtx.engine.matrices import MatrixDimensions, matrixwise
-from gradtx.numerics import Step, abs_sq, divide, moments
+from gradtx.numerics import Step, abs_sq, divide, moments, root
 from gradtx.optimizers.soap import (
     ScaleBySoapState,
     adam_of,
@@ -97,8 +97,8 @@ def scale_by_soap_muon(
     def direction(low: Array, s: Any, t: Step) -> Any:
         a, moments = adam(low, s, t)
         o = orthogonalized(a, jnp.asarray(coeffs), ns_steps, "frobenius", 1e-7)
-        r = divide(o, jnp.sqrt(jnp.abs(o))) if entry_root else o
-        return divide(r, jnp.sqrt(jnp.mean(abs_sq(r), (-2, -1), keepdims=True))), moments
+        r = divide(o, root(jnp.abs(o))) if entry_root else o
+        return divide(r, root(jnp.mean(abs_sq(r), (-2, -1), keepdims=True))), moments
 
     return matrixwise(
         ScaleBySoapState,

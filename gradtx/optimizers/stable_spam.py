@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from gradtx import numerics
 from gradtx.checks import Count, Decay, LearningRate, NonNegative
 from gradtx.engine.lift import leafwise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, divide, ema, moments, sum_sq
@@ -103,10 +104,10 @@ def scale_by_stable_spam(
 
     def smoothed(most: Array, square: Array, s: Any, t: Step) -> tuple[Array, dict[str, Array]]:
         """The factor for the clipped gradient, whose sum of squares is given."""
-        length = jnp.sqrt(square)
+        length = numerics.root(square)
         norm = ema(most * length, s.norm, gamma1)
         norm_square = ema((most * length) ** 2, s.norm_square, gamma2)
-        root = jnp.sqrt(debias(norm_square, gamma2, t))
+        root = numerics.root(debias(norm_square, gamma2, t))
         factor = divide(debias(norm, gamma1, t), (root + eps) * length)
         return factor, {"norm": norm, "norm_square": norm_square}
 
@@ -120,7 +121,7 @@ def scale_by_stable_spam(
         own = Step(t.once("since reset", 0, lambda: since_reset(t)), t.number.dtype)
         kept = jnp.where(own.count > 1, 1, 0)
         mu, nu = ema(x, kept * s.mu, b1), ema(square, kept * s.nu, b2)
-        u = debias(mu, b1, own) / (jnp.sqrt(debias(nu, b2, own)) + eps)
+        u = debias(mu, b1, own) / (numerics.root(debias(nu, b2, own)) + eps)
         return u, {"mu": mu, "nu": nu}
 
     def rule(g: Array, s: Any, t: Step) -> Any:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, LearningRate, NonNegative, Number
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import elementwise
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, full_like
+from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, full_like, root
 from gradtx.optimizers.adam import ScaleByAdamState
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale_by_learning_rate
@@ -65,7 +65,7 @@ def scale_by_yogi(
         mean, second = mu, nu
         if bias_correction:
             mean, second = debias(mu, b1, t, divided=True), debias(nu, b2, t)
-        return mean / (jnp.sqrt(second + eps_root) + eps), {"mu": mu, "nu": nu}
+        return mean / (root(second + eps_root) + eps), {"mu": mu, "nu": nu}
 
     return elementwise(ScaleByAdamState, slots, rule)
 

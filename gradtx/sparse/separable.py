@@ -231,7 +231,7 @@ def _is_zero(eqn: Any, known: list[_Known]) -> bool:
 
 
 _OF_ONE = (
-    *("neg", "abs", "sign", "sqrt", "cbrt", "square", "tanh", "sin", "asinh"),
+    *("neg", "abs", "sign", "root", "sqrt", "cbrt", "square", "tanh", "sin", "asinh"),
     *("convert_element_type", "reduce_precision", "copy", "real", "imag", "conj", "expm1", "log1p"),
 )
 _OF_ALL = ("add", "sub", "add_any", "max", "min", "copy_p")

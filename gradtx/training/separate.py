@@ -584,7 +584,7 @@ _ELEMENTWISE = frozenset(
         *("erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "imag", "integer_pow"),
         *("is_finite", "le", "lgamma", "log", "log1p", "logistic", "lt", "max", "min", "mul"),
         *("ne", "neg", "nextafter", "not", "or", "population_count", "pow", "real", "rem"),
-        *("reduce_precision", "round", "rsqrt", "select_n", "shift_left"),
+        *("reduce_precision", "root", "round", "rsqrt", "select_n", "shift_left"),
         *("shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt"),
         *("square", "stop_gradient", "sub", "tan", "tanh", "xor", "pvary", "pbroadcast"),
         "sharding_constraint",

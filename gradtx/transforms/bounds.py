@@ -107,11 +107,22 @@ class Box:
             u = u.astype(p.dtype)
             # The difference is rounded: the sum may be the number next to the bound.
             end = (wide + widen(u)).astype(p.dtype)
-            u = jnp.where((end > high) & (u > 0), jnp.nextafter(u, jnp.zeros_like(u)), u)
-            u = jnp.where((end < low) & (u < 0), jnp.nextafter(u, jnp.zeros_like(u)), u)
+            u = jnp.where((end > high) & (u > 0), _smaller(u), u)
+            u = jnp.where((end < low) & (u < 0), _smaller(u), u)
             return u
 
         return map_present(kept, updates, params, *self.of(params))
+
+
+@jax.custom_jvp
+def _smaller(u: Array) -> Array:
+    """The next number towards zero, with the derivative of `u`."""
+    return jnp.nextafter(u, jnp.zeros_like(u))
+
+
+@_smaller.defjvp
+def _differentiated(primals: Any, tangents: Any) -> Any:
+    return _smaller(*primals), tangents[0]
 
 
 def _filled(bound: PyTree, value: float) -> PyTree:

@@ -14,7 +14,7 @@ from gradtx.checks import Fraction, Positive, Size
 from gradtx.composition.gate import Decision, gate, reads_entries
 from gradtx.inspection.guards import GuardReport, scales_losses
 from gradtx.inspection.hyperparams import hyperparams
-from gradtx.numerics import cast, increment, widen
+from gradtx.numerics import cast, increment, root, widen
 from gradtx.pair import (
     GradientTransformation,
     transformation,
@@ -166,7 +166,7 @@ _KINDS = {n: jnp.int32 if i < 9 else jnp.float32 for i, n in enumerate(GuardRepo
 def _closed(take: Array, measured: MeasuredState, state: GuardState) -> GuardState:
     """The state of the guard after a step, with the norms that the step measured."""
     update_norm, params_norm = (
-        jnp.where(take, jnp.sqrt(x), 0) for x in (measured.update_sq, measured.params_sq)
+        jnp.where(take, root(x), 0) for x in (measured.update_sq, measured.params_sq)
     )
     broken = take & ~jnp.isfinite(update_norm)
     report = state.report._replace(

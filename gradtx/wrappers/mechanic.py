@@ -19,6 +19,7 @@ from gradtx.numerics import (
     divide,
     increment,
     own_copy,
+    root,
     scalar_dtype,
     squarable,
     widen,
@@ -151,7 +152,7 @@ def mechanize(
     def product(factor: Array, updates: Updates, params: Params, x0: Params, t: Step) -> Array:
         """The paper's `h`: the way back to the start, over the factor, is minus the sum."""
         towards, pull, g_sq, p_sq = _sums(updates, params, x0, t)
-        decay = divide(weight_decay * factor * jnp.sqrt(bounded(g_sq)), jnp.sqrt(p_sq) + eps)
+        decay = divide(weight_decay * factor * root(bounded(g_sq)), root(p_sq) + eps)
         return (towards + decay * pull) / (factor + eps)
 
     def moving(factor: Array, new: Array, h: Array) -> Callable[[Any, Any, Any], Any]:
@@ -178,7 +179,7 @@ def mechanize(
         largest = jnp.maximum(betas * state.m, jnp.abs(h) + eps)
         square = bounded(betas**2 * state.v + h**2)
         wealth = s_init / num_betas * largest + jnp.maximum(reward, 0)
-        return divide(wealth, jnp.sqrt(square) + eps), (reward, largest, square)
+        return divide(wealth, root(square) + eps), (reward, largest, square)
 
     return around(tx, init, run)
 
