@@ -68,7 +68,9 @@ def test_an_update_that_chips_always_compute_is_the_same(name, monkeypatch):
     jaxpr = jax.make_jaxpr(lambda g, s: tx.update(g, s, p))(good, tx.init(p))
     assert "while" not in equations(jaxpr.jaxpr)
     chex.assert_trees_all_close(run(jax.jit(lambda *x: tx.update(*x))), want, rtol=1e-6)
-    chex.assert_trees_all_close([jax.jit(jax.grad(moved))(x["w"]) for x in (good, bad)], slopes)
+    compiled = [jax.jit(jax.grad(moved))(x["w"]) for x in (good, bad)]
+    # The two slopes of Adam's first direction, of its mean and of its root, cancel but for rounding.
+    chex.assert_trees_all_close(compiled, slopes, atol=1e-7)
 
 
 @pytest.mark.quick(3)
