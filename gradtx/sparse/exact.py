@@ -73,7 +73,7 @@ class ExactRowsState(NamedTuple):
 
     @property
     def outermost(self) -> str:
-        """What keeps it, around which nothing may be: it must run before gradients are taken."""
+        """The transformation of this state, which must be outermost to run before gradients."""
         return "exact_rows"
 
 
