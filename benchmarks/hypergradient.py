@@ -1,4 +1,4 @@
-"""The gradient of a validation loss by a penalty's strength, beside JAXopt and Optimistix.
+"""The gradient of a validation loss in a penalty's strength, beside JAXopt and Optimistix.
 
     python -m benchmarks.hypergradient [ROWS COLUMNS]
 

@@ -1,7 +1,7 @@
-"""The functions of the parameters among extra arguments, for what sees other trees than a caller.
+"""Losses among the extra arguments, for transformations that see other trees than the caller.
 
-What evaluates the loss calls it with the parameters that it sees: some leaves, or leaves in another
-form. The loss is a function of all of them, in the form of the caller.
+A line search calls the loss with the parameters that it sees: some leaves, or leaves in another
+form. The loss is a function of all parameters in the form of the caller.
 """
 
 import functools

@@ -213,8 +213,8 @@ class GradientTransformation(_Pair, Declared):
         declared = self.declaration is not None and "init" in fields
         kept = self.traits
         if "update" in fields or declared:
-            # What the old update could do says nothing, nor does what was declared. What it needs
-            # is looked up in it, since another that works on its state most likely calls it.
+            # The record of the old update does not hold for the new one, nor does the declaration.
+            # Needs are looked up in the old pair: a new update of its state most likely calls it.
             kept = Traits(inner=() if "init" in fields else (self,))
         return type(self)(**{**self._asdict(), **kept._asdict(), **fields})
 

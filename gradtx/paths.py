@@ -398,8 +398,8 @@ def without_objects(
     """Parameters with `None` for each leaf that no step could train, as those of a whole module.
 
     A module of Equinox has functions, integers and random keys among its leaves, and numbers, which
-    are no parameters if they have no gradient. Those of the extra arguments that are functions of
-    the parameters are given the whole module.
+    are no parameters if they have no gradient. Extra arguments that are functions of the parameters
+    get the whole module.
 
     >>> without_objects({"f": None, "w": 1.0}, {"f": abs, "w": 2.0}, {})[0]
     {'f': None, 'w': 2.0}

@@ -158,8 +158,8 @@ class Traits(NamedTuple):
         multipliers: what the hyperparameters of each leaf are multiplied by, by its path.
         nearest: ``(params, rate) -> params``, the nearest point of the set to which it keeps the
             parameters, or the proximal map of the penalty that it adds to the loss, times `rate`;
-            at the rate 0 the second is the identity. What it ends at are its fixed points after a
-            gradient step of that rate.
+            at the rate 0 the second is the identity. The points where steps end are fixed points of
+            a gradient step of that rate followed by this map.
         roles: ``params -> {path: role}``, for what it takes the leaves that it knows.
         takes_norm: for one that takes the norm of all gradients as the extra argument `grad_norm`,
             whether a leaf's update reads it, or the state of the next step alone.

@@ -1,8 +1,9 @@
-"""Whole leaves: the parameters of which masks, labels, roles and dimension numbers are asked.
+"""Whole leaves: the parameters on which masks, labels, roles and dimension numbers are evaluated.
 
 A step may see a part of the parameters: one layer of a stack, or the leaves that have a gradient.
-What chooses leaves by their shapes, or by which leaves there are, would choose others there. It is
-asked of the whole parameters instead, so that each part of a step chooses as the whole step does.
+A mask that goes by shapes, or by which leaves there are, would choose other leaves of that part.
+It is evaluated on the whole parameters instead, so that each part of a step chooses as the whole
+step does.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ _whole: ContextVar[PyTree | None] = ContextVar("whole leaves", default=None)
 
 @contextlib.contextmanager
 def whole_leaves(params: Params | None) -> Iterator[None]:
-    """Inside, the whole parameters are known, for what a step sees of them.
+    """A context in which the whole parameters are known, besides the part that a step sees.
 
     Args:
         params: the parameters, or None if they are not known.
@@ -34,10 +35,10 @@ def whole_leaves(params: Params | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def part_of_whole(part: Callable[[PyTree], PyTree]) -> Iterator[None]:
-    """Inside, only a part of the whole leaves is known, where these are.
+    """A context in which a part stands for the whole leaves, if these are known.
 
     Args:
-        part: makes it, as it makes the part of the parameters that is handed on.
+        part: takes this part of a tree, as it takes the parameters that are handed on.
     """
     whole = _whole.get()
     with whole_leaves(None if whole is None else part(whole)):
@@ -45,11 +46,11 @@ def part_of_whole(part: Callable[[PyTree], PyTree]) -> Iterator[None]:
 
 
 def whole_of(tree: PyTree) -> PyTree:
-    """The whole leaves for what a step sees of them, in its types; else the tree as it is.
+    """The whole leaves in the types of `tree`; if they are not known, the tree itself.
 
     Args:
         tree: parameters, gradients or slots; None stands for a leaf that the step does not see.
-            Where nothing more is known of a table than `Rows`, it is the form of an array.
+            `Rows` of which the table is not known become the shape and type of the table.
     """
     whole = _whole.get()
     structure: Any
@@ -82,7 +83,7 @@ def _is_leaf(x: Any) -> bool:
 
 
 def _as_leaf(x: Any) -> Any:
-    """An array's form in place of `Rows`, which a function of the user's would take apart."""
+    """The shape and type of a table for `Rows`, which a user's function would take apart."""
     return jax.ShapeDtypeStruct(x.shape, x.dtype) if is_rows(x) else x
 
 

@@ -1,18 +1,18 @@
-"""The slow tests that `pytest --slow=changed` takes, as `.ci/run` does, and `--slow=turn`.
+"""Which slow tests `pytest --slow=changed` takes, as `.ci/run` calls it, and `--slow=turn`.
 
 A sweep is a test with a case for each of many transformations of the catalogue. `changed` takes
 
-- of a sweep the cases of each transformation that has changed since the last whole run (its entry
-  in the catalogue, or a module of gradtx that one of its builders imports, directly or not), but
-  where most have, a third of those, in turn;
-- of other tests those of files that reach a module that has changed, by imports and by the names
-  of gradtx that they use; where most transformations have changed, and of files of which that
-  cannot be seen, a third, in turn, and those named as a module that has changed;
-- the cases of FIXED, which are of each scope, each composition and the main wrappers, and the tests
+- from sweeps, the cases of each transformation that has changed since the last whole run (in its
+  entry in the catalogue, or in a module of gradtx that one of its builders imports, directly or
+  not); if most have changed, a third of these cases, in turn;
+- from other tests, those in files that reach a changed module, by imports and by the names of
+  gradtx that they use; if most transformations have changed, or if the reach of a file cannot be
+  seen, a third of these files, in turn, and the files named as a changed module;
+- the cases of FIXED, which cover each scope, each composition and the main wrappers, and the tests
   of WHOLE.
 
 Both take in turn a twentieth of the transformations and of the files, by the number of the commit.
-All is taken of a file of tests that has changed, and all of every file if what the tests share has
+A file of tests that has changed is taken whole; all files are, if a module that the tests share has
 changed or git cannot tell. `tests/whole_run.json` names the commit of the last whole run.
 
     python -m tests.selection [all|changed|turn]         says how much is taken now

@@ -1,7 +1,7 @@
 """Tune a hyperparameter by the gradient of the validation loss.
 
-`solve` with `implicit=True` has the derivative of the solution, whatever optimizer result it and in
-however many steps: of the weights of a ridge regression by the strength of each penalty.
+`solve` with `implicit=True` differentiates the solution, whichever optimizer found it: here the
+weights of a ridge regression with respect to the strength of each penalty.
 
 Search: bilevel optimization, implicit differentiation, hypergradient, regularization, JAXopt
 """

@@ -1,8 +1,8 @@
-"""Optax's private modules, such as ``optax._src.base``, for code that imports them: for that alone.
+"""Optax's private modules, such as ``optax._src.base``, only for code that imports them.
 
-A module of the table in :mod:`gradtx._src.names` is made when it is imported (the
-finder in gradtx/__init__.py asks for it here). It has the names of gradtx, those private ones of
-Optax that public code bases take from there, and in ``__all__`` what ``import *`` takes from
+A module of the table in :mod:`gradtx._src.names` is made when it is imported (the finder in
+gradtx/__init__.py asks for it here). It has the names of gradtx, and the private names of Optax
+that public code bases take from there. Its ``__all__`` has the names that ``import *`` takes from
 Optax's module.
 """
 

@@ -30,7 +30,7 @@ def canonicalize_dtype(dtype: Any) -> DType | None:
 
 
 def canonicalize_key(key_or_seed: Any) -> Array:
-    """A random key: the one that is given, or that of a seed."""
+    """A random key: `key_or_seed` itself if it is one, else the key of that seed."""
     return key_or_seed if is_key(key_or_seed) else jax.random.key(key_or_seed)
 
 
@@ -122,11 +122,11 @@ def extract_fns_kwargs(
 
 
 class ZoomLinesearchState(NamedTuple):
-    """A line search: from where, along which updates, and at which step size it stands.
+    """A line search: its starting point, the updates along which it goes, and the step size.
 
     count: evaluations; value, grad: at `stepsize`; decrease_error, curvature_error: by how much
-    each criterion is missed there, and error the larger; done, failed: whether it is over, and
-    ended without a step that meets them.
+    each criterion is missed there, and error the larger of both; done: whether the search is over;
+    failed: whether it ended without a step that meets both criteria.
     """
 
     count: Array  # type: ignore[assignment]  # a method of tuples

@@ -287,12 +287,12 @@ def opened(path: Path, form: Form) -> Iterator[Held]:
 
 
 def check_files(where: str, path: Path, form: Form) -> None:
-    """Raise if something at `path` is neither a file nor a directory, where one is read or written.
+    """Raise if `path`, or a part of a directory there, is neither a file nor a directory.
 
-    A device may have no end, and a pipe nothing to read for ever.
+    Reading a device may never end, and reading a pipe may never begin.
 
     Raises:
-        ValueError: there is; the error begins with `where`.
+        ValueError: it is a device, a pipe or a socket; the error begins with `where`.
     """
     parts = path.rglob("*") if form.is_directory and path.is_dir() else [path, _old(path)]
     for part in parts:

@@ -77,7 +77,7 @@ def is_empty(leaf: Any) -> bool:
 
 
 def saved_names(state: State, saved: Iterable[str]) -> dict[str, str]:
-    """Which saved array is which array of a state, where they are called by other names.
+    """The names of the saved arrays for the arrays of a state, where the two names differ.
 
     In a state that was restored without its classes, a field of a named tuple may be called by its
     place, and the content of one of Flax's objects by its attribute.

@@ -89,7 +89,7 @@ def save_checkpoint(
         path: where to write. The suffix says how: ``.npz`` (NumPy), ``.safetensors`` or
             ``.orbax`` (a directory).
         params: the parameters, any tree of arrays; random keys and Python numbers may be in it.
-            Those that the state has no slots of were not trained, and will not be.
+            Parameters without slots in the state were not trained, and will not be.
         state: the state; None for a state that is not to be saved.
         tx: the transformation, whose configuration is then saved too.
         step: how many steps were taken.
@@ -182,8 +182,8 @@ def load_checkpoint(
             dicts by their paths, without empty containers.
         state: a state of which the loaded one takes the types of its containers, where a library
             has its own, such as ``opt_state`` of ``nnx.Optimizer``.
-        keys: for `keys` the same as `params`.
-        model_state: for `model_state` the same as `params`.
+        keys: for the saved `keys` what `params` is for the parameters.
+        model_state: for the saved `model_state` likewise.
         strict: refuse a state that does not fit `tx` altogether; otherwise warn. It does not make
             damaged arrays pass.
         custom_objects: what the configuration names that is not gradtx's, as in

@@ -92,11 +92,11 @@ def described_state(
 def trained_leaves(
     tx: GradientTransformation, params: Params, state: State
 ) -> frozenset[str] | None:
-    """The paths of the parameters of which a state has slots; None if it is one of all of them.
+    """The paths of the parameters for which a state has slots; None if it is made for all of them.
 
     Raises:
-        ValueError: the state is not one of `tx` for these parameters, nor for those that it has
-            slots of, and so could not be loaded.
+        ValueError: the state is not one of `tx` for these parameters, nor for those for which it
+            has slots, and so could not be loaded.
     """
     problem = _misfit(tx, params, state)
     if problem is None:

@@ -48,7 +48,7 @@ def restrict(inner: GradientTransformation, where: Where | None) -> GradientTran
 
 
 def _asked(updates: Updates, params: Params | None) -> PyTree:
-    """The tree of which a mask is asked: the parameters, or the updates if there are no others."""
+    """The tree that a mask sees: the parameters, or the updates if no parameters fit these."""
     if params is None:
         return updates
     form: Any = jax.tree.structure(updates, is_leaf=is_leaf)

@@ -1,4 +1,4 @@
-"""The set to which a transformation keeps the parameters, wherever in it that is decided."""
+"""The set to which a transformation, or any part of it, keeps the parameters."""
 
 import functools
 from collections.abc import Callable

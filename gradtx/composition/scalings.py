@@ -1,4 +1,4 @@
-"""What of a transformation does more than to multiply all updates by one number."""
+"""Which parts of a transformation do more than multiply all updates by one number."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ def name_of(tx: GradientTransformation) -> str:
 
 
 def beyond_scalings(tx: GradientTransformation) -> Iterator[GradientTransformation]:
-    """The parts of `tx` that do more.
+    """The parts of `tx` that do more than multiply all updates by one number.
 
     >>> import gradtx
     >>> list(beyond_scalings(gradtx.sgd(0.1))), len(list(beyond_scalings(gradtx.adam(0.1))))

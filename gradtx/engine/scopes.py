@@ -1,7 +1,7 @@
-"""What every scope asks of its arguments, when the pair is built.
+"""The checks of every scope's arguments, when the pair is built.
 
-All six take the state class first, then the slots at the start, then the rule; what is particular
-to one follows.
+All six scopes take the state class first, then the initial slots, then the rule; the arguments of a
+single scope follow.
 """
 
 import functools

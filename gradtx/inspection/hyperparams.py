@@ -72,8 +72,8 @@ def hyperparams(tx: GradientTransformation, state: State | None = None) -> dict[
         that occurs once finds its value without the path, at any depth, as in :func:`replace`; with
         several groups say which: ``"slow.learning_rate"``.
 
-    A learning rate is the one in force: in a chain with :func:`reduce_on_plateau` it is what that
-    has left of it. :func:`replace` sets the rate from which it is reduced.
+    A learning rate is the current one: in a chain with :func:`reduce_on_plateau`, the reduced rate.
+    :func:`replace` sets the rate before the reduction.
 
     What :func:`inject_hyperparams` keeps in the state is there too, under its name; of another
     library's form of it, the values of the last step.
@@ -167,7 +167,7 @@ def _reduced(
     links: list[tuple[str, GradientTransformation, State | None]],
     values: dict[str, Any],
 ) -> dict[str, Any]:
-    """The learning rates of a chain that a link multiplies: those whose updates it is given."""
+    """The learning rates that a link of a chain multiplies: those of the links before it."""
     reduced: dict[str, Any] = {}
     for i, (_, _, state) in enumerate(links):
         factors = [getattr(state, field) for field in _factors(state)]

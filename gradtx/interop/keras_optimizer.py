@@ -306,7 +306,7 @@ def _keras_class() -> Any:
 
         @property
         def loss_scale_factor(self) -> float | None:
-            """What the loss is multiplied by, besides a scale that `tx` finds."""
+            """The number that multiplies the loss, besides a scale that `tx` finds."""
             factor: float | None = self.__dict__.get("_factor")
             return factor
 
@@ -380,7 +380,7 @@ def _keras_class() -> Any:
 
         @property
         def tx(self) -> GradientTransformation:
-            """The transformation, with the learning rate that is in force."""
+            """The transformation, with the current learning rate."""
             if not self._ratios:
                 return self._tx
             rate = jnp.asarray(self.learning_rate)

@@ -14,7 +14,7 @@ from gradtx.interop.keras_optimizer import keras_objects
 def register_with_keras() -> None:
     """Register the optimizer class with Keras, now or once Keras has been imported.
 
-    Keras is not imported here: a process that does without it need not wait for it.
+    Keras is not imported here: a process that does not use Keras need not wait for the import.
     """
     if "keras" in sys.modules:
         _register()
@@ -51,7 +51,7 @@ class _Loader(importlib.abc.Loader):
         return self.loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
-        # What asks for the loader later, as for the package's files, asks for Keras's own.
+        # Later requests for the loader, such as for the package's files, get Keras's own.
         module.__loader__ = self.loader
         if module.__spec__ is not None:
             module.__spec__.loader = self.loader

@@ -71,7 +71,7 @@ def from_torch(
         steps_per_epoch: how many steps of the optimizer there are for each step of the scheduler,
             which follows the last of them; counted from the optimizer's first step. None is 1, and
             an error if the parameters have taken more steps than the scheduler. SGD and Muon do
-            not count steps: say it for these, and hand them over at the end of an epoch.
+            not count steps: pass a number for these, and hand them over at the end of an epoch.
         own_steps: whether each parameter counts its own steps. PyTorch does so: a step leaves out
             the parameters whose gradient is `None`. Each parameter is then a group of its own,
             which takes longer to compile. By default this is done if parameters have taken

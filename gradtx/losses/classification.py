@@ -157,7 +157,7 @@ def softmax_cross_entropy_with_integer_labels(
         z_loss: :math:`\zeta`, which keeps the logarithm of the sum near 0, as in
             :func:`softmax_cross_entropy`.
         ignore_index: the label of examples that do not count: they cost 0, and have no gradient.
-            PyTorch's default is -100; here there is none. Its mean is over the others:
+            PyTorch's default is -100; here there is none. PyTorch's mean is over the others:
             ``loss.sum() / (labels != ignore_index).sum()``, where ``loss.mean()`` counts all.
 
     Raises:

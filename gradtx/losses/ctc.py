@@ -156,12 +156,12 @@ def _negative_log(log_p: Array, missed: Array) -> Array:
 class _Missing:
     """The probability that a path is lost: that it can no longer become the labels.
 
-    A loss near 0 is that of 1 minus a small number, which no sum of what is right can have. This
-    sums what is wrong, without a difference of numbers of one size: at each frame, of the classes
-    that a path may not go on with. It may go on with at most three: the blank, the label that it
-    emits, and the next one. So what remains beside the three likeliest classes is summed once, and
-    for each path those of the three are added with which it may not go on, and those others
-    subtracted with which it may: none is larger than one that was added.
+    A loss near 0 belongs to a probability of 1 minus a small number, and a sum of right paths has
+    rounded that number away. This class sums the probability of wrong classes instead, without a
+    difference of numbers of one size. At each frame a path may go on with at most three classes:
+    the blank, the label that it emits, and the next label. The classes beside the three likeliest
+    are summed once. For each path, those of the three likeliest that are wrong are added, and the
+    right classes among the others are subtracted: none is larger than one that was added.
     """
 
     def __init__(self, log_p: Array, y: Array, length: Array, blank_id: int) -> None:

@@ -179,7 +179,7 @@ def _cosine(
 def _unit(x: Array, axis: Axis, epsilon: Any) -> tuple[Array, Array]:
     """`x` divided by its norm, or by the root of `epsilon` if that is larger; 0 for zeros.
 
-    And by how much the square of the result's norm is less than 1, without the rounding.
+    The second result is 1 minus the squared norm of the first, without its rounding.
     """
     largest = jax.lax.stop_gradient(jnp.max(jnp.abs(x), axis, keepdims=True, initial=0))
     empty = largest == 0

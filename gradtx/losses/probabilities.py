@@ -62,7 +62,7 @@ def log_softmax(x: Array, axis: Axis, where: Any = None) -> Array:
 def complement(log_p: Array) -> Array:
     """``1 - exp(log_p)``; it keeps its digits near 0, and its derivative everywhere.
 
-    That of ``expm1`` is 1 plus its value, which has no digits where the exponential is small.
+    The derivative of ``expm1`` is 1 plus its value, which has no digits where ``exp`` is small.
     """
     near = log_p > -0.5
     return jnp.where(near, -jnp.expm1(jnp.where(near, log_p, 0)), 1 - jnp.exp(log_p))

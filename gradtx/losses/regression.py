@@ -34,7 +34,7 @@ def absolute_error(predictions: Any, targets: Any | None = None) -> Array:
     Raises:
         ValueError: the shapes differ.
 
-    Optax has no such loss.
+    Optax has no such loss. Keras's ``MeanAbsoluteError`` and PyTorch's ``L1Loss`` are its mean.
 
     >>> absolute_error(jnp.array([1.0, 3.0]), jnp.array([1.0, 5.0])).tolist()
     [0.0, 2.0]

@@ -18,15 +18,15 @@ def _refuse(_: Any, *args: Any, why: str) -> Any:
     raise TypeError(why)
 
 
-# A tangent that cannot be transposed, which is what reverse mode does with it.
+# A tangent that cannot be transposed, as reverse mode would do.
 _forward_p = opaque("forward_only", lambda x, why: [x])
 ad.primitive_transposes[_forward_p] = _refuse
 
 
 def without_derivative(tree: _T, why: str) -> _T:
-    """`tree`, of which a derivative raises TypeError with the reason.
+    """`tree`; a derivative of it raises TypeError with the reason.
 
-    What does not depend on the variable of the derivative passes.
+    Arrays that do not depend on the variable of the derivative pass.
 
     >>> f = lambda x: without_derivative(3.0 * x, "f: no derivative")
     >>> float(f(2.0)), float(jax.grad(lambda x: x + f(jax.lax.stop_gradient(x)))(2.0))
@@ -52,7 +52,7 @@ def without_derivative(tree: _T, why: str) -> _T:
 
 
 def forward_only(tree: _T, why: str) -> _T:
-    """`tree`, of which a derivative in reverse mode raises TypeError with the reason.
+    """`tree`; a derivative of it in reverse mode raises TypeError with the reason.
 
     >>> f = lambda x: forward_only(3.0 * x, "f: only forward")
     >>> float(jax.jvp(f, (2.0,), (1.0,))[1])
@@ -79,7 +79,7 @@ def has_while(function: Callable[..., Any], *args: Any) -> bool:
     """Whether a loop of unknown length, which has no derivative in reverse mode, is differentiated.
 
     Loops do not count where no derivative reaches them, as after a `stop_gradient`, nor within a
-    function that says its derivative itself.
+    function with a custom derivative.
 
     >>> def looped(x):
     ...     return jax.lax.while_loop(lambda x: x < 5, lambda x: 2 * x, x)

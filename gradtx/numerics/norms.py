@@ -1,8 +1,8 @@
 """Euclidean norms of any finite numbers, also of those whose squares overflow or vanish.
 
-The plain sum of squares decides. Where it is infinite, or so small that squares have lost digits,
-the entries are multiplied by a power of two and their squares summed again: on a CPU in a loop that
-seldom runs; on other chips the three sums are taken in one pass.
+The plain sum of squares is taken first. Where it is infinite, or so small that squares have lost
+digits, the entries are multiplied by a power of two and their squares summed again: on a CPU in a
+loop that seldom runs; on other chips the three sums are taken in one pass.
 """
 
 import functools
@@ -62,10 +62,10 @@ def norm(x: Array, axes: Axes = None, *, again: Again | None = None, costly: boo
         x: an array.
         axes: what to sum over; None for all, without keeping them.
         again: how to compute `x` once more, if it is not stored: a loop would have it stored.
-        costly: whether `x` is so costly that three sums would have it stored on a TPU or a GPU. It
-            is then summed there as it is, and its entries must have squares.
+        costly: whether `x` is so costly to compute that three sums would have it stored on a TPU or
+            a GPU. Its plain squares are then summed there, which must neither overflow nor vanish.
 
-    Its derivative at zero is 0.
+    The derivative at zero is 0.
 
     >>> float(norm(jnp.array([3 * 2.0**100, 4 * 2.0**100])).number) / 2**100
     5.0
@@ -177,8 +177,8 @@ def norm_of_sums(
             unit = jnp.where(i == 0, far, 1 / far).astype(short.dtype)
             return jnp.where(wrong, _shortened(total, unit), short)
 
-        # The first turn is for what is too large, the second for what is too small. Extremes are
-        # asked, since booleans would be an array more.
+        # The first turn is for norms that are too large, the second for those that are too small.
+        # Extremes are compared, since booleans would be one array more.
         first = jnp.where(jnp.max(short, initial=0) == jnp.inf, 0, 1)
         end = jnp.where(jnp.min(short, initial=1) < least, 2, 1)
         return _turns(first, end, over_again, short)
@@ -202,22 +202,22 @@ def norm_of_sums(
 
 
 def _least(dtype: DType) -> float:
-    """The least short norm whose squares have all their digits, if they are at most 2**32.
+    """The least shortened norm of up to 2**32 numbers whose squares have kept their digits.
 
-    What so many squares lose below the least normal number is then beyond the last place. How many
-    there are does not count, so that a formula is the same for any number of rows.
+    What these squares lose below the least normal number is then beyond the last place. The bound
+    does not depend on how many there are, so that a formula is the same for any number of rows.
     """
     kind = jnp.finfo(dtype)
     return float(float(kind.tiny) / float(kind.eps)) ** 0.5
 
 
 def _far(dtype: DType) -> float:
-    """A power of two: by it, or by its inverse, numbers come where they have squares."""
+    """A power of two; times it, or its inverse, numbers have squares without over- or underflow."""
     return float(2.0 ** (5 * jnp.finfo(dtype).maxexp // 8))
 
 
-# By this factor a norm of 2**32 numbers is a number, whatever they are. It is one array then, and
-# a branch needs no memory for two.
+# Times this factor the norm of 2**32 finite numbers is finite. It is a single array then, so that a
+# branch needs no memory for two.
 _SHORT = 2.0**-16
 
 
@@ -226,7 +226,7 @@ def _shortened(total: Array, unit: Any = 1.0) -> Array:
 
 
 def _turns(first: Array, end: Array, body: Callable[[Any, Array], Array], now: Array) -> Array:
-    """A loop keeps its result in the memory of `now`, and when vmapped runs only if it must."""
+    """A loop keeps its result in the memory of `now`; under ``vmap`` it runs only if needed."""
     if is_tracer(now):
         return jax.lax.fori_loop(first, end, body, now)
     for i in range(int(first), int(end)):
@@ -235,7 +235,7 @@ def _turns(first: Array, end: Array, body: Callable[[Any, Array], Array], now: A
 
 
 def _in_parts(short: Array) -> Norm:
-    """The norm of which this is a part."""
+    """The norm, from its shortened value."""
     far, edge = _far(short.dtype), 2.0 ** (jnp.finfo(short.dtype).maxexp // 2 - 1)
     large, small = short > edge * _SHORT, (short < _SHORT / edge) & (short > 0)
 

@@ -1,4 +1,4 @@
-"""The square root of a mean of squares, which has a derivative at zero too."""
+"""A square root, such as that of a mean of squares, with a derivative at zero."""
 
 from typing import Any
 
@@ -10,8 +10,8 @@ from jaxlib.mlir.dialects import stablehlo
 from gradtx.numerics.mathematics import divide
 from gradtx.types import Array
 
-# JAX's derivative is infinite at zero, and times that of the squares, which is zero, NaN. A
-# function with a derivative of its own would be traced for each leaf anew.
+# JAX's derivative is infinite at zero, and its product with the derivative of the squares, which is
+# zero, is NaN. A function with a custom derivative would be traced anew for each leaf.
 root_p = Primitive("root")
 
 

@@ -18,19 +18,22 @@ def projection_affine_set(x: TreeT, a: PyTree, b: Any) -> TreeT:
 
     Args:
         x: the tree to project; real. All its leaves form one vector.
-        a: :math:`A`, a tree like `x` whose leaves have one more axis in front, of one entry for
-            each equation. For a vector `x` this is the matrix. Equations may repeat others.
+        a: :math:`A`, a tree like `x` whose leaves have one more axis in front, with one entry for
+            each equation. For a vector `x` this is the matrix. Equations may be dependent.
         b: :math:`b`, a vector.
 
     Raises:
         ValueError: `a` is a different tree, has other shapes, or another number of equations than
-            `b`; or no point solves all of them, so that the set is empty (checked unless one of
-            `a` and `b` is traced; then the equations are solved by least squares).
+            `b`; or no point solves all equations, so that the set is empty (checked unless `a` or
+            `b` is traced; then the equations are solved by least squares).
 
     Equations are scaled to the same length first. The pseudoinverse is found by a singular value
     decomposition at each call. Singular values of at most 10 times the precision of the type times
-    the longer side of `A`, relative to the largest, count as 0. Derivatives by `A` are those at a
-    constant rank.
+    the longer side of `A`, relative to the largest, count as 0. Derivatives with respect to `A`
+    hold at a constant rank. JAXopt solves the linear system of the optimality conditions instead.
+
+    Source: G. H. Golub and C. F. Van Loan, Matrix Computations, 4th edition, 2013, section 5.5 (the
+    pseudoinverse and the solution of least norm).
 
     >>> a = jnp.array([[1.0, 1.0, 0.0], [0.0, 0.0, 2.0]])
     >>> y = projection_affine_set(jnp.array([1.0, 3.0, 5.0]), a, jnp.array([2.0, 2.0]))

@@ -1,7 +1,8 @@
 """Projection onto the section of a box by a hyperplane.
 
-Source: P. Brucker, An O(n) Algorithm for Quadratic Knapsack Problems, 1984 (the multiplier is
-between two neighbours among the points where an entry meets a bound).
+Source: P. Brucker, An O(n) Algorithm for Quadratic Knapsack Problems, 1984,
+doi:10.1016/0167-6377(84)90010-5 (the multiplier is between two neighbours among the points where an
+entry meets a bound).
 """
 
 from typing import Any
@@ -35,8 +36,12 @@ def projection_box_section(x: TreeT, lower: Any, upper: Any, w: PyTree, c: Any) 
             point of the box whose sum is nearest to `c`); or a bound or `w` is a different tree
             or does not fit its leaf.
 
-    Exact up to rounding: the values of :math:`\tau` at which entries meet their bounds are sorted,
-    and at about :math:`\log_2 2n` of them the sum is computed. JAXopt bisects.
+    The result is exact up to rounding: the values of :math:`\tau` at which entries meet their
+    bounds are sorted, and the sum is computed at about :math:`\log_2 2n` of them. JAXopt bisects
+    :math:`\tau` to a tolerance.
+
+    Source: P. Brucker, An O(n) Algorithm for Quadratic Knapsack Problems, 1984,
+    doi:10.1016/0167-6377(84)90010-5.
 
     >>> projection_box_section(jnp.array([0.0, 0.5, 3.0]), 0.0, 1.0, 1.0, 2.0).tolist()
     [0.25, 0.75, 1.0]
@@ -92,8 +97,8 @@ def _on_section(x: Array, low: Array, high: Array, w: Array, c: Array) -> Array:
         for bound, side in ((start, -jnp.inf), (end, jnp.inf))
     )
     before, after = _neighbours(starts, ends, fixed, jax.lax.stop_gradient(c))
-    # The sum is linear between them: these entries are still at a bound, those again, and the rest
-    # is free.
+    # Between them the sum is linear in tau: `still` are the entries at their first bound, `again`
+    # those at their second, and the rest is free.
     still, again = starts >= after, ends <= before
     free = ~(still | again)
     bound = jnp.where(still, start, jnp.where(again, end, 0))
@@ -106,7 +111,7 @@ def _on_section(x: Array, low: Array, high: Array, w: Array, c: Array) -> Array:
 def _neighbours(
     starts: Array, ends: Array, fixed: tuple[Array, ...], c: Array
 ) -> tuple[Array, Array]:
-    """The neighbours among the values of tau at which entries meet bounds, the sum `c` between."""
+    """Of the values of tau at which entries meet bounds, the two between which the sum is `c`."""
     x, low, high, w = fixed
     points = jnp.sort(jnp.concatenate([starts, ends, jnp.array([-jnp.inf, jnp.inf], x.dtype)]))
     first = jnp.sum(points == -jnp.inf, dtype=jnp.int32) - 1

@@ -67,7 +67,7 @@ def _on_simplex(xs: list[Array], scale: Any) -> list[Array]:
 
 
 def _on_sparse_simplex(xs: list[Array], scale: Any, max_nz: int) -> list[Array]:
-    """The same with at most `max_nz` entries above 0: those of the largest entries of `xs`."""
+    """The nearest such vector with at most `max_nz` entries above 0, those of the largest `xs`."""
     flat = leaves.joined(xs)
     largest, where = jax.lax.top_k(flat, min(max_nz, flat.size))
     (nearest,) = _on_simplex([largest], scale)
@@ -161,8 +161,11 @@ def projection_sparse_simplex(
             no positive integer, or a leaf has no such axis.
 
     The set is not convex. Of equal entries the first are kept, though others are as near; there the
-    projection jumps, and elsewhere its derivative is that of the simplex of the kept entries. The
-    name of `max_nz` is JAXopt's.
+    projection jumps, and elsewhere its derivative is that of the simplex of the kept entries.
+    JAXopt's has the name `max_nz` too, and takes one vector; Optax has no sparse simplex.
+
+    Source: A. Kyrillidis, S. Becker, V. Cevher and C. Koch, Sparse Projections onto the Simplex,
+    2013, arXiv:1206.1529.
 
     >>> projection_sparse_simplex(jnp.array([2.0, 2.5, 2.25]), 2).tolist()
     [0.0, 0.625, 0.375]

@@ -2,7 +2,8 @@
 
 Source: the dual problem is that of M. Blondel, V. Seguy and A. Rolet, Smooth and Sparse Optimal
 Transport, 2018, arXiv:1710.06276; its Newton method that of X. Li, D. Sun and K.-C. Toh, On the
-Efficient Computation of a Projector over the Birkhoff Polytope, 2020.
+Efficient Computation of a Generalized Jacobian of the Projector over the Birkhoff Polytope, 2020,
+arXiv:1702.05934.
 """
 
 from collections.abc import Callable
@@ -42,16 +43,22 @@ def projection_transport(
             that the set is empty (checked unless the marginals are traced; then `b` is scaled to
             the total of `a`).
 
-    The projection is unique, and found from the multipliers :math:`\alpha` of the shorter side,
-    given which the longer one has a closed form. They solve a piecewise linear equation by Newton's
-    method with damping, from `s x` for `x` with :math:`s` doubled up to 1. A step solves a linear
-    system of the size of the shorter side, and passes over the matrix a few dozen times. Where
-    differences within `x` are as large as the sums, 3 to 50 steps are usual; where they are 10,000
-    times as large, or some sums a millionth of others, a few hundred. The sums of the longer side
-    are exact to rounding in any case; those of the shorter side may be less exact than `tol` after
-    `max_steps`, and all is NaN if `s` is not yet 1. Matrices of a stack are projected
-    one after the other. Derivatives, by the marginals too, are those of the linear equations of
-    the entries that are not 0.
+    The projection is unique. It follows from the multipliers :math:`\alpha` of the shorter side,
+    since those of the longer side then have a closed form. Newton's method with damping solves a
+    piecewise linear equation for :math:`\alpha`, first for a small multiple :math:`s x`, where
+    :math:`s` is doubled up to 1. A step solves a linear system of the size of the shorter side, and
+    passes over the matrix a few dozen times. If differences within `x` are as large as the sums, 3
+    to 50 steps are usual; if they are 10,000 times as large, or some sums a millionth of others, a
+    few hundred. The sums of the longer side are always exact to rounding. Those of the shorter side
+    may be less exact than `tol` after `max_steps`; the result is NaN if :math:`s` is not yet 1.
+    Matrices of a stack are projected one after the other. Derivatives, with respect to the
+    marginals too, are those of the linear equations of the entries that are not 0.
+
+    JAXopt minimizes a dual problem by L-BFGS, for a single matrix.
+
+    Source: M. Blondel, V. Seguy and A. Rolet, Smooth and Sparse Optimal Transport, 2018,
+    arXiv:1710.06276; X. Li, D. Sun and K.-C. Toh, On the Efficient Computation of a Generalized
+    Jacobian of the Projector over the Birkhoff Polytope, 2020, arXiv:1702.05934.
 
     >>> x = jnp.array([[2.0, 1.0], [0.5, 0.0]])
     >>> projection_transport(x, (jnp.array([0.5, 0.5]), jnp.array([0.75, 0.25]))).tolist()
@@ -66,13 +73,19 @@ def projection_transport(
 def projection_birkhoff(tree: TreeT, *, tol: float | None = None, max_steps: int = 500) -> TreeT:
     r"""The nearest doubly stochastic matrices: no entry negative, each row and column of sum 1.
 
+    .. math:: P = \max(x + \alpha 1^\top + 1 \beta^\top, 0), \qquad P 1 = P^\top 1 = 1
+
     Args:
         tree: the square matrices to project, in the last two axes of each leaf; real.
-        tol: as in :func:`projection_transport`, to which it is equal with sums of 1.
+        tol: as in :func:`projection_transport`, which with sums of 1 has the same result.
         max_steps: likewise.
 
     Raises:
         ValueError: a leaf is no square matrix.
+
+    JAXopt minimizes a dual problem by L-BFGS, for a single matrix.
+
+    Source: that of :func:`projection_transport`.
 
     >>> projection_birkhoff(jnp.array([[3.0, 1.0], [0.5, 0.0]])).tolist()
     [[0.875, 0.125], [0.125, 0.875]]
@@ -136,8 +149,8 @@ class _Search(NamedTuple):
     """Newton's method for the multipliers of the rows.
 
     scale: the factor of the matrix; alpha: the multipliers; before: both at the last factor for
-    which they were found; plan: the matrix that follows; error: of its rows, and one step earlier;
-    damping: what is added to the diagonal.
+    which they were found; plan: the matrix that follows; error: that of the sums of its rows, now
+    and one step earlier; damping: the part of the largest entry that is added to the diagonal.
     """
 
     step: Array
@@ -160,7 +173,7 @@ def _thresholds(rows: Array, sums: Array) -> Array:
 
 
 def _plan(x: Array, alpha: Array, b: Array) -> tuple[Array, Array]:
-    """The matrix with these multipliers of rows, and with `b` the sums of columns; theirs."""
+    """The matrix with multipliers `alpha` of rows and sums `b` of columns; multipliers of these."""
     y = x + alpha[:, None]
     beta = -_thresholds(y.T, b)
     return jnp.maximum(y + beta, 0), beta
@@ -178,7 +191,7 @@ def _system(plan: Array) -> tuple[Array, Array, Array]:
 
 
 def _solved(matrix: Array, damping: Any, right: Array) -> Array:
-    """The solution with the diagonal raised, by a part of its largest entry."""
+    """The solution of a system whose diagonal is raised by a part of its largest entry."""
     raised = damping * jnp.maximum(jnp.max(jnp.diagonal(matrix)), 1)
     damped = matrix + raised * jnp.eye(len(matrix), dtype=matrix.dtype)
     return jax.scipy.linalg.solve(damped, right, assume_a="pos")

@@ -73,7 +73,7 @@ class ExactRowsState(NamedTuple):
 
     @property
     def outermost(self) -> str:
-        """What keeps it, around which nothing may be: it must run before gradients are taken."""
+        """The transformation of this state, which must be outermost to run before gradients."""
         return "exact_rows"
 
 
@@ -241,7 +241,7 @@ def _caught_up(
     for i, place in enumerate(every):
         if place is not None:
             only = treedef.unflatten([x if j == i else None for j, x in enumerate(every)])
-            with whole_leaves(params):  # of which masks are asked, and not of a few rows
+            with whole_leaves(params):  # masks see all parameters, not a few rows
                 params, state = _catch_up_table(inner, params, state, only)
     last = jax.tree.map(
         lambda x, new: x.store(new) if is_stored(x) else new, kept, state.last, is_leaf=is_stored

@@ -176,7 +176,7 @@ class _Known(NamedTuple):
     """What is known of an array in a step, for a row that gets no gradient in it.
 
     Attributes:
-        kind: whose its entries are, where each row is an owner.
+        kind: which row each entry belongs to.
         of_gradients: whether it is computed from gradients alone.
         zero: whether the row's entries are zero, since its gradient is.
     """

@@ -1,4 +1,4 @@
-"""Steps that wait to be run where devices are simulated, which share the threads of the host."""
+"""Steps that wait to be run on simulated devices, which share the threads of the host."""
 
 import collections
 import warnings
@@ -12,11 +12,11 @@ MOST = 24  # of the 32 programs that JAX lets wait on a CPU
 
 
 class Backlog:
-    """The results of steps that have been started; it warns once if too many are not there yet.
+    """The results of started steps; a warning comes once if too many of them are not there yet.
 
-    The devices of a CPU take their threads from one pool. Where more steps wait than the host has
-    cores for, a device may miss a collective for so long that XLA ends the process: "Termination
-    timeout for all reduce".
+    The simulated devices of a CPU take their threads from one pool. If more steps wait than the
+    host has cores for, a device may miss a collective for so long that XLA ends the process:
+    "Termination timeout for all reduce".
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Derivatives of a solution, by the fixed point that it is, whatever optimizer led to it."""
+"""Derivatives of a solution as a fixed point, whichever optimizer found it."""
 
 import math
 from collections.abc import Callable
@@ -23,18 +23,18 @@ LinearMethod = Literal["cg", "gmres", "bicgstab"]
 # A relative residual above this is no solution: the system is singular, or the steps ran out.
 _UNSOLVED = 1e-2
 
-# Arguments of optimizers that add a penalty which their record does not tell.
+# Arguments of optimizers that add a penalty which is not in their record.
 _ADDED = ("weight_decay", "l1_regularization_strength", "l2_regularization_strength")
 
 # Projections that treat each entry by itself.
 _OF_ENTRIES = ("box", "hypercube", "linf_ball", "non_negative")
 
-# JAX's GMRES keeps as many vectors, and starts again from what they give.
+# JAX's GMRES keeps so many vectors, and then restarts from the solution that they give.
 _RESTART = 20
 
 
 class Implicit(NamedTuple):
-    r"""How :func:`solve` differentiates its solution: how the linear system is solved.
+    r"""How :func:`solve` solves the linear system for the derivative of its solution.
 
     The solution is a fixed point of one step, :math:`x = T(x, a) = P(x - \eta \nabla f(x, a))`,
     with the projection or proximal map `P` of the optimizer, so that
@@ -46,14 +46,23 @@ class Implicit(NamedTuple):
     Only products with the matrices are taken; none is formed.
 
     Attributes:
-        method: ``"cg"``, which needs a symmetric matrix, so that there must be no `P`; ``"gmres"``
-            or ``"bicgstab"``. None for ``"cg"`` where there is no `P`, else ``"gmres"``.
+        method: ``"cg"``, which needs a symmetric matrix and so excludes a `P`; ``"gmres"`` or
+            ``"bicgstab"``. None for ``"cg"`` where there is no `P`, else ``"gmres"``.
         tol: the residual at which the method stops, relative to the right-hand side, above 0; None
             for :math:`\varepsilon^{2/3}` of the type.
-        ridge: what is added to the diagonal of the matrix, at least 0: a solution that is not
-            unique has derivatives with a little of it.
-        max_steps: products that the method may take, at least 1.
+        ridge: the number that is added to the diagonal of the matrix, at least 0. With a small
+            ridge a solution that is not unique has derivatives too.
+        max_steps: the largest number of products, at least 1; for GMRES it is rounded up to a
+            multiple of 20.
         rate: :math:`\eta > 0`. The derivative does not depend on it where the set is convex.
+
+    :func:`solve` raises ValueError for a field out of its range, and for ``"cg"`` with a `P`.
+
+    JAXopt differentiates solutions by default, and takes a function as ``implicit_diff_solve``;
+    Optax, Keras and PyTorch have no counterpart.
+
+    Source: M. Blondel et al., Efficient and Modular Implicit Differentiation, 2022,
+    arXiv:2105.15183.
 
     >>> import gradtx
     >>> def root(a):
@@ -76,8 +85,8 @@ def checked(implicit: bool | Implicit, tx: GradientTransformation, nearest: Any)
     """The argument `implicit` of :func:`solve` as a record; None for False.
 
     Raises:
-        ValueError: a field is out of its range; `tx` ends elsewhere than at a fixed point that its
-            record tells.
+        ValueError: a field is out of its range; `tx` does not end at a fixed point that follows
+            from its record.
         TypeError: it is neither a boolean nor an `Implicit`.
     """
     if not isinstance(implicit, bool | Implicit):
@@ -108,7 +117,7 @@ def checked(implicit: bool | Implicit, tx: GradientTransformation, nearest: Any)
 
 
 def _check_optimizer(tx: GradientTransformation) -> None:
-    """Raise ValueError if the fixed points of `tx` are not those of its record and the loss."""
+    """Raise ValueError if the end points of `tx` do not follow from its record and the loss."""
     for each in (tx, *tx.within):
         _check_projections(each)
         if each.declaration is None:
@@ -136,7 +145,7 @@ def _check_optimizer(tx: GradientTransformation) -> None:
 def _check_projections(tx: GradientTransformation) -> None:
     """Raise ValueError if a link of a chain projects what another has preconditioned.
 
-    The end is then no solution, but where each entry has a step and a bound of its own.
+    The end point is then no solution, except where each entry has a step and a bound of its own.
     """
     parts = tx.parts if tx.parts is not None and tx.traits.on_part is None else ()
     for part in parts:
@@ -190,14 +199,14 @@ def differentiable(
     """The solution that `find` returns, differentiable in what the loss closes over, and the rest.
 
     Args:
-        find: returns the solution, whether it is one (else its derivative is NaN), and anything
-            else, which has no derivative.
+        find: returns parameters, whether these are a solution (else the derivative is NaN), and
+            anything else, which has no derivative.
         loss: of the parameters to differentiate.
         nearest: `nearest` of the optimizer's record, which may close over hyperparameters.
         start: arrays like the solution, None where there is none.
         options: as checked.
     """
-    # The way to the solution has no tangents, also of what the loss closes over.
+    # The search has no tangents, not even those of arrays that the loss closes over.
     search, closed_over = jax.closure_convert(find)
     params, sound, rest = search(*jax.lax.stop_gradient(closed_over))
     tree = unpack(start)
@@ -218,8 +227,8 @@ def differentiable(
     method = options.method or ("cg" if nearest is None else "gmres")
 
     def tangents(jacobian: Callable[[PyTree], PyTree], right: PyTree) -> PyTree:
-        # JAX transposes the solve only if all leaves of the right-hand side are differentiated,
-        # which those are not that the loss has in a term of their own; of one vector all is.
+        # JAX transposes the solve only if all leaves of the right-hand side are differentiated. A
+        # leaf in a separate term of the loss is not; a single vector always is.
         vector, back = ravel_pytree(right)
 
         def matrix(u: Array) -> Array:

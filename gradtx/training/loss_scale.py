@@ -1,4 +1,4 @@
-"""The scale of a loss: what it is multiplied by before its gradient is taken."""
+"""The scale of a loss: the number that multiplies a loss before the gradient is taken."""
 
 from typing import Any
 
@@ -12,10 +12,10 @@ from gradtx.types import Array, State, Updates
 
 
 def scale_in(tx: GradientTransformation, state: State) -> Array | None:
-    """What `tx` divides gradients by, and the loss is therefore multiplied by; None for nothing.
+    """The number that multiplies the loss, by which `tx` divides gradients; None if there is none.
 
     Raises:
-        ValueError: what divides gradients sees others than those of the loss.
+        ValueError: the transformation that divides does not see the gradients of the loss.
     """
     scales = _scales(state)
     if not scales:

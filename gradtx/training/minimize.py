@@ -256,7 +256,8 @@ def before_gradients(tx: GradientTransformation, state: State = None) -> BeforeF
 
     Args:
         tx: the transformation.
-        state: its state, which also shows what another library, or a user, put something around.
+        state: its state, which also shows transformations within wrappers of users or of other
+            libraries.
 
     Raises:
         ValueError: a transformation within `tx` has such a function, and `tx` has none.

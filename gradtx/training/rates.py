@@ -151,8 +151,8 @@ def find_rate(
             a schedule is scaled by ``gradtx.multiply_schedules(rate, schedule)``.
         params: the start.
         batches: arrays with one batch for each step along their first axis: a tree of them for
-            ``(params, batch)``, a tuple of what `args` are for ``(params, *args)``. A loss that
-            can do with one argument after the parameters gets the tuple as that.
+            ``(params, batch)``, a tuple of `args` for ``(params, *args)``. A loss that can be
+            called with one argument after the parameters gets the tuple as that argument.
         rates: the rates, positive; by default from 1e-5 to 1, each the root of 10 above the last.
         stop: above 1.
         tolerance: how far above the best final loss, in proportion, the basin goes.

@@ -42,7 +42,11 @@ class Status(enum.IntEnum):
 
 
 class StopReason(enum.IntEnum):
-    """Which rule stopped :func:`solve`: `STILL` where nothing changed any more."""
+    """Which rule stopped :func:`solve`.
+
+    `TOL`, `FTOL` (with `fatol`) and `XTOL` (with `xatol`) are the tolerances of these names; with
+    `STILL` nothing changed any more. `MAX_STEPS` and `DIVERGED` are as in `Status`.
+    """
 
     MAX_STEPS = 0
     STILL = 1
@@ -210,7 +214,7 @@ def solve(
     implicit: bool | Implicit = False,
     unrolled: bool = False,
 ) -> Solution[ParamsT]:
-    """Minimize a loss until it converges, the whole loop inside one compiled ``while_loop``.
+    r"""Minimize a loss until it converges, the whole loop inside one compiled ``while_loop``.
 
     It stops when the parameters stop changing (or, with `tol`, when the norm of the gradient is at
     most `tol`), when it diverges, or after `max_steps`. It has diverged at the first step that
@@ -225,21 +229,21 @@ def solve(
 
     An optimizer that keeps the parameters between bounds, such as :func:`lbfgsb`, starts from the
     point between them that is nearest, and `tol` is on the norm of what a step of the negative
-    gradient, projected back between them, would change. The same holds of :func:`project`, and of
-    a proximal optimizer such as :func:`proximal_gradient_descent`, whose penalty counts.
+    gradient, projected back between them, would change. The same holds for :func:`project`, and
+    with the proximal map for :func:`proximal` and :func:`proximal_gradient_descent`.
 
     No point is evaluated twice: if the last link of a chain is a line search that keeps its value
     and gradient, as in :func:`lbfgs`, the next step starts from these.
 
-    With `implicit`, ``jax.grad``, ``jvp`` and all others differentiate the solution, not the way to
-    it, in both modes and to any order, in memory that does not grow with the steps: it is a fixed
-    point of a projected or proximal gradient step, whatever `tx` is. These derivatives are as exact
-    as the solution. State, steps and path have none.
+    With `implicit`, ``jax.grad``, ``jvp`` and the others differentiate the solution, in both modes
+    and to any order, in memory that does not grow with the steps: for any `tx` the solution is a
+    fixed point of a projected or proximal gradient step. These derivatives are as exact as the
+    solution. State, steps and path have no derivative.
 
-    With `unrolled`, they differentiate the steps that were taken, in all of `params`, `tx` and
-    `args`: the loop is then one of `max_steps` turns, of which those after the end do nothing, and
-    the backward pass keeps about twice the square root of so many states, and computes the steps
-    between them again.
+    With `unrolled`, the derivatives are those of the steps that were taken, with respect to
+    `params`, `tx` and `args`. The loop then has `max_steps` turns, of which those after the end do
+    nothing. The backward pass keeps about :math:`2 \sqrt{n}` states for :math:`n` = `max_steps`,
+    and computes the steps between them again.
 
     Args:
         loss_fn: ``(params, *args) -> value``.
@@ -254,13 +258,14 @@ def solve(
             that of :func:`make_step` does: it returns to the parameters before a gradient that has
             a NaN, and asks whether a step changed them.
         ftol: the change of the loss at which to stop, relative to the larger of both losses.
-        xtol: that of the parameters, relative to their norm, over all leaves.
+        xtol: the change of the parameters at which to stop, relative to their norm over all leaves.
         fatol: the absolute change of the loss at which to stop; with `ftol`, the sum of both.
         xatol: the absolute change of the parameters at which to stop, likewise.
-        implicit: whether derivatives of the parameters and the value are those of the solution: in
-            `args` and what the loss closes over, frozen parameters, bounds and strengths in `tx`
-            that are arrays; zero in where it starts. True, or an `Implicit`, which says how.
-        unrolled: whether derivatives are those of the steps. Where a step has a loop of unknown
+        implicit: whether the parameters and the value have the derivatives of the solution: with
+            respect to `args`, arrays that the loss closes over, frozen parameters, and bounds and
+            strengths in `tx` that are arrays. The derivative with respect to the starting point is
+            zero. True, or an `Implicit` with the method.
+        unrolled: whether derivatives are those of the steps. If a step has a loop of unknown
             length, as line searches have, they exist in forward mode alone.
 
     Returns:

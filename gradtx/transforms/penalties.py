@@ -102,12 +102,13 @@ def _along_last(function: Callable[[Array], Array], x: Array) -> Array:
 
 
 def _mean_by_piece(x: Array, values: Array, pull: Any = 0.0) -> Array:
-    """The mean of `x` over each run of equal `values`, which says where the runs are.
+    """The mean of `x` over each run of equal `values`.
 
     Args:
         x: what is differentiated.
         values: the means, as constants.
-        pull: what is added to the sum of a run for a step up to the next, and taken from the next.
+        pull: the number that a step up adds to the sum of the run before it, and takes from the sum
+            of the run after it; a step down the reverse.
     """
     jump = jnp.diff(values) != 0
     piece = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(jump, dtype=jnp.int32)])
@@ -157,7 +158,8 @@ def _few_steps(x: Array, most: Array) -> Array:
     bend the string goes straight as far as one slope stays within the tube. The next bend is where
     the highest slope that is allowed, or the lowest, was decided.
 
-    Source: P. L. Davies and A. Kovac, Local Extremes, Runs, Strings and Multiresolution, 2001.
+    Source: P. L. Davies and A. Kovac, Local Extremes, Runs, Strings and Multiresolution, 2001,
+    doi:10.1214/aos/996986501.
     """
     fixed, size = jax.lax.stop_gradient(x), x.size
     width = jax.lax.stop_gradient(most)

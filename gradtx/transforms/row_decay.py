@@ -28,21 +28,21 @@ class RowDecayState(NamedTuple):
 def add_row_decayed_weights(
     weight_decay: NonNegative = 0.0, halflife: Positive = 1000.0, mask: Where | None = None
 ) -> GradientTransformation:
-    r"""Weight decay of the rows that a step touches, more of those that are seldom touched.
+    r"""Weight decay of the rows that a step touches, stronger for rows that are seldom touched.
 
     .. math::
         c_i \leftarrow 1 + 2^{-(t - t_i) / h} c_i, \qquad t_i \leftarrow t, \qquad
         u_i = g_i + \lambda\, \frac{h}{c_i}\, \theta_i
             \qquad\text{for the rows } i \text{ with a gradient}
 
-    A row that is touched at every step decays by about :math:`0.69 \lambda` each time, and one that
-    was not touched for a few half-lives by :math:`h \lambda`: over many steps, all rows decay alike
-    though each decays only when it is touched. Before the scaling by the learning rate this is
-    decoupled decay; before the moments are taken it is L2 regularisation.
+    A row that is touched at every step decays by about :math:`0.69 \lambda` each time, and a row
+    that was not touched for a few half-lives by :math:`h \lambda`: over many steps all rows decay
+    alike, though each decays only when it is touched. Placed before the scaling by the learning
+    rate, this is decoupled decay; placed before the moments, it is L2 regularisation.
 
     Args:
-        weight_decay: :math:`\lambda \ge 0`; a number, an array, or a schedule. Times the learning
-            rate and :math:`h` it should be far below 1.
+        weight_decay: :math:`\lambda \ge 0`; a number, an array, or a schedule. The product of
+            :math:`\lambda`, :math:`h` and the learning rate should be far below 1.
         halflife: :math:`h > 0`, the number of steps after which a touch counts half.
         mask: which leaves decay, as in :func:`masked`.
 
@@ -55,7 +55,10 @@ def add_row_decayed_weights(
     Raises:
         ValueError: ``update`` is called without parameters.
 
-    Source: FBGEMM (Meta), ``rowwise_adagrad_with_counter`` with ``counter_halflife``.
+    Optax, Keras and ``torch.optim`` have no such decay; in FBGEMM it is a part of one optimizer.
+
+    Source: FBGEMM, Meta's library for PyTorch, ``rowwise_adagrad_with_counter`` with
+    ``counter_halflife``; https://github.com/pytorch/FBGEMM.
 
     >>> import gradtx
     >>> tx, table = add_row_decayed_weights(0.01, 50.0), jnp.ones((3, 1))

@@ -29,9 +29,9 @@ def layerwise_rate_decay(
 
     .. math:: u \leftarrow \rho^{D - d}\, u
 
-    For an optimizer whose learning rate is a factor of its updates, as for nearly all, that is a
-    learning rate for each layer, of decoupled weight decay too. What has to see the whole step,
-    such as :func:`ema_params`, goes after it in a chain.
+    Nearly all optimizers multiply their updates by the learning rate. There the factor gives each
+    layer a learning rate of its own, for decoupled weight decay too. Put links that must see the
+    whole step, such as :func:`ema_params`, after this one in a chain.
 
     Args:
         inner: the optimizer.
@@ -42,8 +42,9 @@ def layerwise_rate_decay(
             (``"encoder/layers/3/mlp/kernel"`` is at 4); without a number it is 0 for embeddings, by
             their names as in `ByRole` or by ``embed`` in the path, and :math:`D` for other leaves,
             such as a head and the norm before it.
-        top: :math:`D`; unless given, the largest depth, plus 1 for the leaves after all layers if
-            `depth` is not given. Give it where the optimizer sees a part of the parameters.
+        top: :math:`D \ge 0`; unless given, the largest depth, plus 1 for the leaves after all
+            layers if `depth` is not given. Pass it where the optimizer sees a part of the
+            parameters.
 
     State: that of ``chain(inner, ...)``.
 
@@ -52,8 +53,12 @@ def layerwise_rate_decay(
             `top`, or one of a list of another length than the leaf.
         TypeError: the update of a leaf with a list of depths is `Rows`.
 
-    Source: K. Clark et al., ELECTRA, 2020, arXiv:2003.10555, and H. Bao et al., BEiT, 2022,
-    arXiv:2106.08254, whose depths these are.
+    Optax, Keras and PyTorch have no such function: there each layer is a group of parameters with
+    a learning rate of its own.
+
+    Source: K. Clark et al., ELECTRA: Pre-training Text Encoders as Discriminators Rather Than
+    Generators, 2020, arXiv:2003.10555, and H. Bao et al., BEiT: BERT Pre-Training of Image
+    Transformers, 2022, arXiv:2106.08254, whose depths these are.
 
     >>> import gradtx, jax
     >>> layer = {"w": jnp.zeros(1)}
@@ -125,7 +130,7 @@ def _depths(tree: PyTree, depth: Any, top: int | None) -> dict[str, Any]:
 
 
 def _by_number(tree: PyTree, leaves: dict[str, Any]) -> tuple[dict[str, Any], int]:
-    """The depth of each leaf by its path, None for those at the top; and the depth of these."""
+    """The depth of each leaf by its path, None for leaves at the top; and the depth of the top."""
     numbers = {path: re.search(r"\d+", path) for path in leaves}
     layers = {path: int(match[0]) + 1 for path, match in numbers.items() if match is not None}
     if leaves and not layers:

@@ -59,9 +59,9 @@ def dynamic_loss_scale(
     take its gradient, and return its value without the scale. By hand, multiply the loss by
     :func:`loss_scale` of the state before differentiating it, or pass that as `grad_loss` to
     :func:`compute_gradients`; the extra arguments `value`, `grad` and `value_fn` are those of the
-    loss itself. Put this around everything else that acts on gradients, but for what collects or
-    rounds them, as :func:`accumulate` and :func:`master_weights` do: what is before it gets them
-    multiplied, which these functions refuse.
+    loss itself. Put this around everything else that acts on gradients, except wrappers that
+    collect or round them, such as :func:`accumulate` and :func:`master_weights`. A transformation
+    before this one would get multiplied gradients; these functions refuse that.
 
     State: `DynamicLossScaleState`.
 

@@ -23,9 +23,10 @@ from gradtx.types import Array, InnerState, Params, PyTree, Slots, State, TreeSc
 
 
 class ProximalState(NamedTuple):
-    """The inner optimizer's state; for the acceleration the last point and its weight, f32[].
+    """The inner optimizer's state, and what the acceleration keeps.
 
-    previous: the parameters after the last proximal map, in float32 or wider.
+    previous: the parameters after the last proximal map, in float32 or wider; weight: f32[], the
+    weight :math:`w` of the acceleration.
     """
 
     inner_state: InnerState
@@ -50,31 +51,34 @@ def proximal(
     .. math:: \theta \leftarrow \mathrm{prox}_{\eta h}(\theta - \eta g), \qquad
         \mathrm{prox}_{\eta h}(x) = \arg\min_y \tfrac12 \lVert y - x \rVert^2 + \eta\, h(y)
 
-    with the rate :math:`\eta` that `inner` took at this step, whatever its schedule. If
-    `accelerated`, the gradient is taken at a point that is extrapolated from the last two, which
-    has the parameters' place (FISTA); it starts anew wherever the step turns back:
+    where :math:`\eta` is the rate of `inner` at this step, under any schedule. With `accelerated`
+    (FISTA), the parameters :math:`\theta` are extrapolated from the last two points :math:`x` and
+    :math:`x'`, and the gradient is taken there. The momentum is reset where a step turns back:
 
     .. math::
         x' &= \mathrm{prox}_{\eta h}(\theta - \eta g), \qquad
-            w' = \tfrac12 \left(1 + \sqrt{1 + 4 w^2}\right), \\
-        \theta &\leftarrow x' + \tfrac{w - 1}{w'} (x' - x), \qquad
-            w \leftarrow 1 \text{ and } \theta \leftarrow x' \text{ if }
-            \langle \theta - x', x' - x \rangle > 0
+            w \leftarrow 1 \text{ if } \langle \theta - x', x' - x \rangle > 0, \\
+        w' &= \tfrac12 \left(1 + \sqrt{1 + 4 w^2}\right), \qquad
+            \theta \leftarrow x' + \tfrac{w - 1}{w'} (x' - x), \qquad
+            x \leftarrow x', \quad w \leftarrow w'
+
+    With a constraint, the extrapolated point is projected onto the set.
 
     Args:
-        inner: what multiplies the gradient by one number: :func:`sgd` without momentum, with any
-            schedule, :func:`scale`, :func:`clip_by_global_norm`, or a chain of these.
+        inner: an optimizer that multiplies the gradient by one number: :func:`sgd` without
+            momentum, with any schedule, :func:`scale`, :func:`clip_by_global_norm`, or a chain of
+            these.
         penalty: a name, or a function ``(tree, rate, **arguments) -> tree``. ``"l1"``, ``"l2"``
             (half the square) and ``"group_lasso"`` (whose groups are leaves, or with
             ``groups="row"`` rows), ``"nuclear_norm"`` and ``"total_variation"`` (along the last
-            axis) take a ``strength``; ``"elastic_net"`` takes ``l1`` and ``l2``; ``"isotonic"``
-            (not decreasing along the last axis) takes nothing. The names of :func:`project` are
-            those of constraints, such as ``"non_negative"`` and ``"box"``.
+            axis) take a ``strength`` of at least 0; ``"elastic_net"`` takes ``l1`` and ``l2`` of at
+            least 0; ``"isotonic"`` (not decreasing along the last axis) takes nothing. Constraints
+            have the names of :func:`project`, such as ``"non_negative"`` and ``"box"``.
         where: which leaves are penalized, as in :func:`masked`.
         arguments: those of the penalty. Arrays among them have derivatives in :func:`solve` with
             ``implicit=True``.
         accelerated: whether points are extrapolated; for :func:`solve`, and other losses without
-            noise. :func:`eval_params` returns the point that is not.
+            noise. :func:`eval_params` returns :math:`x`, the point before the extrapolation.
 
     The rate must be at most one over the largest curvature of the loss. A leaf without a gradient
     does not move.
@@ -84,7 +88,11 @@ def proximal(
     Raises:
         ValueError: there is no penalty of that name; `inner` is a preconditioner, or has momentum;
             ``update`` is called without parameters; the map returns another tree.
-        TypeError: the penalty cannot be called so; an update is `Rows`.
+        TypeError: the penalty cannot be called with a tree, a rate and `arguments`; an update is
+            `Rows`.
+
+    JAXopt's ``ProximalGradient`` has the same step, and by default searches for its rate; here the
+    rate is that of `inner`. Optax, Keras and PyTorch have no such wrapper.
 
     Source: A. Beck and M. Teboulle, A Fast Iterative Shrinkage-Thresholding Algorithm for Linear
     Inverse Problems, 2009, doi:10.1137/080716542; B. O'Donoghue and E. Candès, Adaptive Restart
