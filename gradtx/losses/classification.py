@@ -1,5 +1,6 @@
 """Classification losses, from logits or from scores."""
 
+import functools
 from typing import Any
 
 import jax
@@ -199,16 +200,39 @@ def softmax_cross_entropy_with_integer_labels(
         if where is not None:
             where = jnp.moveaxis(where, axis, last).reshape(*y.shape, -1)
         axis = -1
+    loss = _of_labels(axis, x, y, where)
+    if has_z_loss(z_loss):
+        loss += _z_loss(z_loss, x, axis, where)
+    return loss if where is None else jnp.where(jnp.any(where, axis), loss, 0)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _of_labels(axis: int, x: Array, y: Array, where: Array | None) -> Array:
+    """The cross entropy; its derivative keeps one array like the logits, not those of each step."""
     less, log_sum, largest = shifted(x, axis, where)
     counts = jnp.isfinite(largest) if where is None else where & jnp.isfinite(largest)
     less = jnp.where(counts, less, x - largest)  # a label may be one that does not count
     loss = jnp.squeeze(log_sum, axis) - at_label(less, y, axis)
     # A label that is none gives NaN, with the gradient of the logarithm of the sum.
-    is_class = (y >= -x.shape[axis]) & (y < x.shape[axis])
-    loss += jnp.where(is_class, 0, jnp.squeeze(largest, axis))
-    if has_z_loss(z_loss):
-        loss += _z_loss(z_loss, x, axis, where)
-    return loss if where is None else jnp.where(jnp.any(where, axis), loss, 0)
+    return loss + jnp.where(_is_class(axis, x, y), 0, jnp.squeeze(largest, axis))
+
+
+@_of_labels.defjvp
+def _slope_of_labels(axis: int, primals: Any, tangents: Any) -> tuple[Array, Array]:
+    x, y, where = primals
+    less, log_sum, _ = shifted(x, axis, where)
+    p, dx, n = jnp.exp(less - log_sum), tangents[0], x.shape[axis]
+    of_label = jnp.where(_is_class(axis, x, y), at_label(dx, y, axis), 0)
+    # Of each other class the difference: the slope at the label is their sum, without cancellation.
+    place = jnp.expand_dims(jnp.where(y < 0, y + n, y), axis)
+    others = jax.lax.broadcasted_iota(place.dtype, x.shape, axis % x.ndim) != place
+    slopes = jnp.where(others, p, 0)
+    change = jnp.sum(slopes * (dx - jnp.expand_dims(of_label, axis)), axis)
+    return _of_labels(axis, *primals), change
+
+
+def _is_class(axis: int, x: Array, y: Array) -> Array:
+    return (y >= -x.shape[axis]) & (y < x.shape[axis])
 
 
 def poly_loss_cross_entropy(
