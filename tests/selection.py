@@ -12,8 +12,8 @@ A sweep is a test with a case for each of many transformations of the catalogue.
   of WHOLE.
 
 Both take in turn a twentieth of the transformations and of the files, by the number of the commit.
-A file of tests that has changed is taken whole; all files are, if a module that the tests share has
-changed or git cannot tell. `tests/whole_run.json` names the commit of the last whole run.
+A file of tests is taken whole if it has changed, or one that it shares with others. If what all
+tests share has changed, that counts as a change of every module. All is taken if git cannot tell. `tests/whole_run.json` names the commit of the last whole run.
 
     python -m tests.selection [all|changed|turn]         says how much is taken now
 """
@@ -196,9 +196,9 @@ class Selection:
         files = {path.relative_to(ROOT).as_posix(): module for module, path in modules().items()}
         self.touched = {files.get(path, path) for path in (listed or "").splitlines()}
         self.number = int(number or 0)
-        self.everything = changed_too and (
-            listed is None or number is None or bool(self.touched & SHARED)
-        )
+        self.everything = changed_too and (listed is None or number is None)
+        self.shared = changed_too and bool(self.touched & SHARED)
+        self.touched -= SHARED
         self.always = in_turn(CATALOGUE, self.number) | (FIXED if changed_too else set())
         self.changed = set()
         if not changed_too:
@@ -207,16 +207,21 @@ class Selection:
             before = "tests.catalogue" in self.touched
             catalogue = git("show", f"{since}:tests/catalogue.py") if before else None
             self.touched -= {"tests.catalogue"}
-            self.changed = changed(self.touched, catalogue)
+            self.changed = set(CATALOGUE) if self.shared else changed(self.touched, catalogue)
         self.most = len(self.changed) > len(CATALOGUE) / 2
 
     def takes_case(self, module, test, name):
         """Whether the case of this name is taken, of a sweep in a module of tests."""
         if self.everything or name in self.always:
             return True
-        if closure(module, "tests") & self.touched:
+        if self._is_changed(module):
             return True
         return name in self.changed and (not self.most or self._in_its_third(f"{test} {name}"))
+
+    def _is_changed(self, module):
+        """Whether a file of tests has changed, or what it shares with others."""
+        others = {m for m in closure(module, "tests") if m.rpartition(".")[2][:5] != "test_"}
+        return bool({module, *others} & self.touched)
 
     def _in_its_third(self, text):
         return (zlib.crc32(text.encode()) + self.number) % THIRDS == 0
@@ -229,14 +234,14 @@ class Selection:
         """Whether the slow tests of a module that are not sweeps are taken."""
         if self.everything or module in self._files_in_turn:
             return True
-        if module in WHOLE and self.touched:
+        if module in WHOLE and (self.touched or self.shared):
             return True
         mirrored = module.replace("tests.", "gradtx.", 1).replace(".test_", ".")
-        if mirrored in self.touched or closure(module, "tests") & self.touched:
+        if mirrored in self.touched or self._is_changed(module):
             return True
         reached = seen(module)
-        if reached is None:
-            return bool(self.touched) and self._in_its_third(module)
+        if reached is None or self.shared:
+            return bool(self.touched or self.shared) and self._in_its_third(module)
         return bool(reached & self.touched) and (not self.most or self._in_its_third(module))
 
     def __str__(self):

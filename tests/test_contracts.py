@@ -178,7 +178,7 @@ def test_catalogue_holds_every_public_transformation():
     assert public == set(CATALOGUE)
 
 
-@sample
+@every
 def test_scan_keeps_shapes_types_and_structure(name):
     """lax.scan refuses a step that changes the shapes or types of its state, and would trace again
     where only a weak type changed: `runner` looks at that."""

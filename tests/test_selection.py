@@ -120,9 +120,27 @@ def test_where_only_a_turn_is_asked_for_a_change_adds_nothing(monkeypatch):
     assert names(out) == set(CATALOGUE) - in_turn(CATALOGUE, 7)
 
 
-@pytest.mark.parametrize("path", ["tests/test_contracts.py", "tests/conftest.py", None])
+@pytest.mark.parametrize("path", ["tests/test_contracts.py", None])
 def test_all_is_taken_of_a_changed_test_and_where_nothing_is_known(monkeypatch, path):
     assert left_out(sweep(), chosen(monkeypatch, path)) == set()
+
+
+def test_what_all_tests_share_counts_as_a_change_of_every_module(monkeypatch):
+    outs = [
+        names(left_out(sweep(), chosen(monkeypatch, "tests/conftest.py", number=n)))
+        for n in (30, 31, 32)
+    ]
+    assert set.intersection(*outs) == set()
+    assert all(100 < len(out) < 220 for out in outs)
+    runs = [chosen(monkeypatch, "tests/conftest.py", number=n) for n in (30, 31, 32)]
+    assert all(any(run.takes_file(m) for run in runs) for m in selection.modules() if ".test_" in m)
+    assert not all(runs[0].takes_file(m) for m in selection.modules() if ".test_" in m)
+
+
+def test_a_changed_helper_takes_the_files_that_import_it(monkeypatch):
+    for number in range(3):
+        selected = chosen(monkeypatch, "tests/distributed/meshes.py", number=number)
+        assert selected.takes_case("tests.distributed.test_catalogue", "a test", "adam_mini")
 
 
 def test_all_is_taken_where_no_whole_run_is_known():
