@@ -11,6 +11,7 @@ from typing import Any
 from gradtx.packed import holds_packed, unpack
 from gradtx.paths import map_present, merge
 from gradtx.types import Params, PyTree
+from gradtx.whole import whole_leaves
 
 LOSSES = ("value_fn", "obj_fn")
 """``params -> value``, with further arguments."""
@@ -97,7 +98,8 @@ def _filled(name: str, function: Callable[..., Any], params: Params) -> Callable
     @functools.wraps(function)
     def filled(at: PyTree, *args: Any, **kwargs: Any) -> Any:
         whole = unpack(params) if holds_packed(params) and not holds_packed(at) else params
-        result = function(merge(at, whole), *args, **kwargs)
+        with whole_leaves(None):  # an optimizer within the loss has parameters of its own
+            result = function(merge(at, whole), *args, **kwargs)
         return map_present(lambda _, g: g, at, result) if name in GRADIENTS else result
 
     filled.of_all_leaves = True  # type: ignore[attr-defined]

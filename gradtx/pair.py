@@ -15,7 +15,6 @@ from gradtx.declaration import Builder, Declaration, Declared, publish
 from gradtx.expansion import Expansion
 from gradtx.flax_forms import tell_flax
 from gradtx.packed import holds_packed, on_leaves, unpack
-from gradtx.rows import is_rows
 from gradtx.scheduled import ScheduledState  # noqa: F401  # pickled states name this module
 from gradtx.traits import (
     BeforeFn,
@@ -42,6 +41,34 @@ class UpdateFn(Protocol):
 class _Pair(NamedTuple):
     init: TransformInitFn
     update: UpdateFn
+
+
+class _Function:
+    """``init`` or ``update`` of a declared pair, which can be pickled.
+
+    Code for Optax reads in the name of a function which builder its pair is from.
+    """
+
+    def __init__(self, expansion: Expansion, method: str) -> None:
+        declaration = expansion.declaration
+        self._expansion, self._method = expansion, method
+        self.__name__ = f"{method}_fn"
+        self.__qualname__ = f"{declaration.name}.<locals>.{self.__name__}"
+        self.__module__ = declaration.builder.function.__module__
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return inspect.signature(getattr(self._expansion, self._method))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._expansion, self._method)(*args, **kwargs)
+
+    def __reduce__(self) -> Any:
+        declaration = self._expansion.declaration
+        return _function_of, (declaration.builder, declaration.arguments, self._method)
+
+    def __repr__(self) -> str:
+        return f"<function {self.__qualname__}>"
 
 
 class GradientTransformation(_Pair, Declared):
@@ -94,20 +121,7 @@ class GradientTransformation(_Pair, Declared):
     def declared(cls, declaration: Declaration) -> "GradientTransformation":
         """The transformation that `declaration` describes, built when it is first used."""
         expansion = Expansion(declaration)
-
-        def init_fn(params: Params) -> State:
-            return expansion.init(params)
-
-        def update_fn(
-            updates: Updates, state: State, params: Params | None = None, **extra_args: Any
-        ) -> tuple[Updates, State]:
-            return expansion.update(updates, state, params, **extra_args)
-
-        # Code for Optax reads there which builder a pair is from.
-        for function in (init_fn, update_fn):
-            function.__qualname__ = f"{declaration.name}.<locals>.{function.__name__}"
-            function.__module__ = declaration.builder.function.__module__
-        pair = cls(init_fn, update_fn)
+        pair = cls(_Function(expansion, "init"), _Function(expansion, "update"))
         pair.declaration = declaration
         pair._expansion = expansion
         return pair
@@ -296,6 +310,10 @@ def _rebuild(cls: type[GradientTransformation], builder: Builder, arguments: Any
     return cls.declared(Declaration(builder, builder.recorded(arguments)))
 
 
+def _function_of(builder: Builder, arguments: Any, method: str) -> Any:
+    return getattr(_rebuild(GradientTransformationExtraArgs, builder, arguments), method)
+
+
 class _Structure:
     """What JAX keeps of a pair beside its arrays; equal for equal pairs.
 
@@ -481,21 +499,6 @@ def with_extra_args_support(tx: Any) -> GradientTransformation:
     return _adapted(init, update, takes_more)
 
 
-def _check_rows(old: Updates, new: Updates) -> None:
-    """Raise TypeError if a function of another library took `Rows` apart."""
-    before = [x for x in jax.tree.leaves(old, is_leaf=is_rows) if is_rows(x)]
-    if not before:
-        return
-    indices = {id(rows.indices) for rows in before}
-    for path, x in jax.tree_util.tree_flatten_with_path(new, is_leaf=is_rows)[0]:
-        if is_rows(x) and id(x.indices) not in indices:
-            raise TypeError(
-                f"at {jax.tree_util.keystr(path, simple=True, separator='/')!r} another library's "
-                "transformation maps over the indices of Rows as if they were a gradient: put "
-                "dense_rows around it, or leave the table out with masked"
-            )
-
-
 @functools.lru_cache(maxsize=64)  # so that a program compiled for it is found again
 def _adapted(
     init: Callable[..., State], update: Callable[..., Any], takes_more: bool
@@ -508,8 +511,6 @@ def _adapted(
         given = extra_args if takes_more else {}
         if holds_packed(updates):
             return on_leaves(update, updates, state, params, given)
-        new, state = update(updates, state, params, **given)
-        _check_rows(updates, new)
-        return new, state
+        return cast(tuple[Updates, State], update(updates, state, params, **given))
 
     return GradientTransformationExtraArgs(lambda params: init(unpack(params)), update_with)

@@ -41,7 +41,10 @@ def part_of_whole(part: Callable[[PyTree], PyTree]) -> Iterator[None]:
         part: takes this part of a tree, as it takes the parameters that are handed on.
     """
     whole = _whole.get()
-    with whole_leaves(None if whole is None else part(whole)):
+    if whole is not None:
+        is_form = any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(whole))
+        whole = jax.eval_shape(part, whole) if is_form else part(whole)
+    with whole_leaves(whole):
         yield
 
 

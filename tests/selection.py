@@ -12,8 +12,9 @@ A sweep is a test with a case for each of many transformations of the catalogue.
   of WHOLE.
 
 Both take in turn a twentieth of the transformations and of the files, by the number of the commit.
-A file of tests is taken whole if it has changed, or one that it shares with others. If what all
-tests share has changed, that counts as a change of every module. All is taken if git cannot tell. `tests/whole_run.json` names the commit of the last whole run.
+A file of tests is taken whole if it has changed, or a helper that it imports. If what all tests
+share has changed, that counts as a change of every module. All is taken if git cannot tell.
+`tests/whole_run.json` names the commit of the last whole run.
 
     python -m tests.selection [all|changed|turn]         says how much is taken now
 """

@@ -12,6 +12,7 @@ from gradtx.pair import (
 )
 from gradtx.traits import StepFn, Traits
 from gradtx.types import Params, PyTree, State, Updates
+from gradtx.whole import part_of_whole
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,13 @@ class InnerStep:
             outward: parameters in that form -> in the outer form.
             inward: gradients in the outer form -> in that form.
         """
-        return replace(self, extra_args=seen_as(self.extra_args, outward, inward))
+
+        def function(*args: Any, **extra_args: Any) -> tuple[Any, State]:
+            with part_of_whole(inward):
+                return self.function(*args, **extra_args)
+
+        extra_args = seen_as(self.extra_args, outward, inward)
+        return replace(self, function=function, extra_args=extra_args)
 
     def elsewhere(self) -> "InnerStep":
         """The step of an inner transformation from other parameters than those of the gradient."""

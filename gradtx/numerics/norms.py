@@ -55,7 +55,14 @@ class Norm(NamedTuple):
         return Norm(jnp.where(small, least, self.value), jnp.where(small, 1, self.unit))
 
 
-def norm(x: Array, axes: Axes = None, *, again: Again | None = None, costly: bool = False) -> Norm:
+def norm(
+    x: Array,
+    axes: Axes = None,
+    *,
+    again: Again | None = None,
+    costly: bool = False,
+    looped: bool = False,
+) -> Norm:
     """The norm of all entries, or over `axes`, which are kept; in at least float32.
 
     Args:
@@ -64,13 +71,14 @@ def norm(x: Array, axes: Axes = None, *, again: Again | None = None, costly: boo
         again: how to compute `x` once more, if it is not stored: a loop would have it stored.
         costly: whether `x` is so costly to compute that three sums would have it stored on a TPU or
             a GPU. Its plain squares are then summed there, which must neither overflow nor vanish.
+        looped: whether several norms too may have a loop on a CPU, whose turns are for all of them.
 
     The derivative at zero is 0.
 
     >>> float(norm(jnp.array([3 * 2.0**100, 4 * 2.0**100])).number) / 2**100
     5.0
     """
-    return _norm(x, axes, again, 1, costly)
+    return _norm(x, axes, again, 1, costly, looped)
 
 
 def root_mean_square(x: Array, axes: Axes = None, *, again: Again | None = None) -> Norm:
@@ -97,25 +105,32 @@ def _size(x: Array, axes: int | Sequence[int]) -> int:
     return functools.reduce(lambda n, axis: n * x.shape[axis], of, 1)
 
 
-def _norm(x: Array, axes: Axes, again: Again | None, count: int, costly: bool = False) -> Norm:
+def _norm(
+    x: Array,
+    axes: Axes,
+    again: Again | None,
+    count: int,
+    costly: bool = False,
+    looped: bool = False,
+) -> Norm:
     x = x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.float32)
     sums = functools.partial(_means_of_squares, axes, count)
     if again is not None:
         of_one, arrays = again
         length = norm_of_sums(sums, (x,), ((lambda *arrays: (of_one(*arrays),)), arrays), costly)
     elif is_tracer(x):
-        length = _traced(
-            x, axes if axes is None or isinstance(axes, int) else tuple(axes), count, costly
-        )
+        over = axes if axes is None or isinstance(axes, int) else tuple(axes)
+        length = _traced(x, over, count, costly, axes is not None and not looped)
     else:
         length = norm_of_sums(sums, (x,), costly=costly)
     return with_derivative(length, [x], axes, count)
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def _traced(x: Array, axes: Axes, count: int, costly: bool) -> Norm:
+@functools.partial(jax.jit, static_argnums=(1, 2, 3, 4))
+def _traced(x: Array, axes: Axes, count: int, costly: bool, apart: bool) -> Norm:
     """The norm as a function that is called, traced once for all leaves of a shape."""
-    return norm_of_sums(functools.partial(_means_of_squares, axes, count), (x,), costly=costly)
+    sums = functools.partial(_means_of_squares, axes, count)
+    return norm_of_sums(sums, (x,), costly=costly, apart=apart)
 
 
 def _means_of_squares(
@@ -153,6 +168,7 @@ def norm_of_sums(
     arrays: PyTree,
     again: Again | None = None,
     costly: bool = False,
+    apart: bool = False,
 ) -> Norm:
     """The root of ``sums((None,), *arrays)[0]``, as a constant to differentiation.
 
@@ -162,6 +178,7 @@ def norm_of_sums(
         arrays: what is summed.
         again: computes the arrays once more, for a second pass.
         costly: whether chips other than a CPU take the plain sum alone.
+        apart: whether no norm may depend on another, as the turns of a loop for all of them would.
     """
     arrays = jax.lax.stop_gradient(arrays)
 
@@ -197,7 +214,8 @@ def norm_of_sums(
         chips = {"cuda": at_once_as_it_is, "default": at_once_as_it_is}
         if not costly:
             chips = {name: functools.partial(at_once, name == "cuda") for name in chips}
-        return _in_parts(jax.lax.platform_dependent(cpu=if_needed, **chips))
+        on_cpu = functools.partial(at_once, False) if apart else if_needed
+        return _in_parts(jax.lax.platform_dependent(cpu=on_cpu, **chips))
     return _in_parts(if_needed())
 
 

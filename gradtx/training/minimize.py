@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from gradtx.composition.apply import take_step
 from gradtx.declaration import read_by_people
 from gradtx.engine.leaves import gradient, parameter
+from gradtx.inspection.slots import walk_slots
+from gradtx.loss_functions import of_all_leaves
 from gradtx.numerics import as_arrays
 from gradtx.numerics.tracing import tracked, vary, varying_axes
 from gradtx.packed import packed_like, unpack
@@ -39,6 +41,7 @@ from gradtx.types import (
     StateT,
     Updates,
     is_state,
+    is_stored,
 )
 from gradtx.whole import whole_leaves
 
@@ -312,11 +315,35 @@ def apply_gradients(
     before = before_gradients(tx, state)
     if before is not None:
         params, state = _prepared(before, params, state, lambda: grads)
+    extra_args = of_all_leaves(extra_args, params)
     seen = map_present(lambda g, p: p, grads, params)
     is_part = any(g is None for _, g in leaves_with_path(grads)[0])
-    with whole_leaves(map_present(_trainable, as_arrays(params)) if is_part else None):
+    with whole_leaves(_whole_of(params, grads, state) if is_part else None):
         new, state = take_step(tx, grads, state, seen, **extra_args)
     return merge(new, params), state
+
+
+def _whole_of(params: Params, grads: Updates, state: State) -> Params:
+    """The parameters that are trained: those with a gradient, and those with slots in the state."""
+    slots = [
+        path_string(path)
+        for _, _, tree in walk_slots(state)
+        for path, x in jax.tree_util.tree_flatten_with_path(tree, is_leaf=_is_slot)[0]
+        if x is not None
+    ]
+    with_slots = set(slots)
+    trained = [
+        p if g is not None or path_string(path) in with_slots else None
+        for (path, p), (_, g) in zip(
+            *(leaves_with_path(x)[0] for x in (params, grads)), strict=True
+        )
+    ]
+    structure = leaves_with_path(params)[1]
+    return map_present(_trainable, as_arrays(structure.unflatten(trained)))
+
+
+def _is_slot(x: Any) -> bool:
+    return x is None or is_stored(x)
 
 
 def _prepared(

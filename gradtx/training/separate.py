@@ -500,13 +500,24 @@ def _drawn_in_both(a: Free, b: Free) -> frozenset[int] | None:
 
 
 def _decided_by(kind: Kind, name: str, results: list[Kind]) -> list[Kind]:
-    """The kinds of what a number chooses; raises Mixed if a random number chooses layers."""
+    """The kinds of what a number chooses; raises Mixed if a random number chooses layers.
+
+    A number of one owner may choose what is its owner's, or nobody's.
+    """
     if isinstance(kind, Layered):
-        raise Mixed(name)
+        if not all(isinstance(k, Free) or _is_one(kind, k) for k in results):
+            raise Mixed(name)
+        return [kind] * len(results)
     if kind.drawn is None:
         return results
     _check_outside(name, results)
     return [k._replace(drawn=frozenset()) if isinstance(k, Free) else k for k in results]
+
+
+def _is_one(kind: Layered, other: Layered) -> bool:
+    """Whether all entries of both have one owner, and the same."""
+    alone = kind.axis is None and other.axis is None
+    return alone and len({*kind.owners.tolist(), *other.owners.tolist()}) == 1
 
 
 def _while(eqn: Any, kinds: Sequence[Kind]) -> list[Kind]:

@@ -13,9 +13,10 @@ from gradtx.composition.roles import ByRole
 from gradtx.composition.without_state import without_state
 from gradtx.numerics import cast, widen
 from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.paths import aligned, leaves_with_path, path_string
+from gradtx.paths import aligned, leaves_with_path, path_string, select
 from gradtx.rows import is_rows
 from gradtx.types import Params, PyTree, Updates
+from gradtx.whole import whole_of
 
 
 @optimizer
@@ -79,7 +80,7 @@ def _scale_by_depth(
     def scaled(updates: Updates, params: Params | None, **extra_args: Any) -> Updates:
         del extra_args
         tree = updates if params is None else params
-        depths = _depths(tree, depth, top)
+        depths = _depths(whole_of(tree), depth, top)
         keyed, treedef = leaves_with_path(updates)
         problem = "layerwise_rate_decay: the updates and the parameters are different trees"
         aligned(problem, updates, treedef, tree)
@@ -138,9 +139,10 @@ def _by_number(tree: PyTree, leaves: dict[str, Any]) -> tuple[dict[str, Any], in
             "layerwise_rate_decay: no path has the number of a layer; pass depth, a function "
             f"(path, leaf) -> depth; the leaves are {', '.join(leaves)}"
         )
-    roles = ByRole().roles(tree)
+    others = [path for path in leaves if path not in layers]
+    roles = ByRole().roles(select(tree, lambda path, _: path in others)) if others else {}
     found: dict[str, Any] = {}
     for path in leaves:
-        embeds = "embed" in path.lower() or roles[path].kind == "embedding"
+        embeds = "embed" in path.lower() or (path in roles and roles[path].kind == "embedding")
         found[path] = layers.get(path, 0 if embeds else None)
     return found, max(layers.values(), default=0) + 1

@@ -112,7 +112,7 @@ def lookahead(
         fast, slow = (params.fast, params.slow) if paired else (params, kept_slow)
         if paired:
             inner_step = inner_step.seen_as(
-                lambda at: type(params)(at, slow), lambda grads: grads.fast
+                lambda at: type(params)(at, slow), lambda grads: getattr(grads, "fast", grads)
             )
         updates = dense(updates)
         new, fast_state = inner_step(updates, state.fast_state, fast)

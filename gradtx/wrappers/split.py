@@ -282,7 +282,7 @@ def split_leaves(inner: GradientTransformation, splits: Splits) -> GradientTrans
         layout = state.layout
         own = None if params is None else layout.apart(params)
         inner_step = inner_step.seen_as(lambda x: layout.joined(x, params), layout.apart)
-        with known_of_parts(layout.shardings), part_of_whole(layout.apart):
+        with known_of_parts(layout.shardings):
             new, kept = inner_step(layout.apart(updates), state.inner_state, own)
         joined = layout.joined(new, params if inner_step.whole else updates)
         return joined, SplitLeavesState(kept, layout)

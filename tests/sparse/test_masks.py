@@ -80,9 +80,17 @@ def test_rows_say_what_an_array_says():
 
 
 def test_another_library_that_maps_over_indices_is_refused():
-    tx = gradtx.chain(optax.scale(-1), gradtx.sgd(0.1))
-    with pytest.raises(TypeError, match=r"'table'.*Rows.*dense_rows"):
+    tx = gradtx.chain(optax.scale(-0.5), gradtx.sgd(0.1))
+    with pytest.raises(TypeError, match=r"Rows: indices must be integers"):
         tx.update(GRADS, tx.init(PARAMS))
     passed = gradtx.chain(optax.masked(optax.scale(-1), {"table": False, "w": True}))
     got, _ = jax.jit(lambda g: passed.update(g, passed.init(PARAMS)))(GRADS)
     np.testing.assert_array_equal(got["table"].indices, ROWS.indices)
+
+
+@pytest.mark.parametrize("inner", [gradtx.sgd(0.1), gradtx.adagrad(0.1)])
+def test_another_library_hands_rows_to_what_is_inside(inner):
+    around = gradtx.with_extra_args_support(optax.chain(optax.identity(), inner))
+    got, _ = jax.jit(lambda g: around.update(g, around.init(PARAMS), PARAMS))(GRADS)
+    want, _ = inner.update(GRADS, inner.init(PARAMS), PARAMS)
+    chex.assert_trees_all_close(got["table"].to_dense(), want["table"].to_dense(), rtol=1e-6)
