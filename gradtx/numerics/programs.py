@@ -104,6 +104,14 @@ def inner_jaxprs(eqn: Any) -> Iterator[Any]:
                 yield part.jaxpr if isinstance(part, ClosedJaxpr) else part
 
 
+def constants_in(eqn: Any) -> Iterator[Any]:
+    """The arrays that stand in the programs which an equation runs."""
+    for value in eqn.params.values():
+        for part in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(part, ClosedJaxpr):
+                yield from part.consts
+
+
 def scan_sizes(eqn: Any) -> tuple[int, int]:
     """The number of constants and of carries of a scan.
 

@@ -18,7 +18,7 @@ import numpy as np
 from jax.extend.core import Literal
 
 from gradtx.numerics.keys import is_key
-from gradtx.numerics.programs import called, inner_jaxprs, interpret, scan_sizes
+from gradtx.numerics.programs import called, constants_in, inner_jaxprs, interpret, scan_sizes
 from gradtx.numerics.tracing import is_tracer
 
 NOBODY = -1
@@ -109,7 +109,11 @@ def formula(closed: Any) -> list[Any]:
 
     def of(jaxpr: Any) -> list[Any]:
         numbers = [
-            [str(v.val) for v in eqn.invars if isinstance(v, Literal) and not np.shape(v.val)]
+            [
+                _number(v.val) if np.shape(v.val) else str(v.val)
+                for v in eqn.invars
+                if isinstance(v, Literal)
+            ]
             for eqn in jaxpr.eqns
         ]
         return [
@@ -118,6 +122,7 @@ def formula(closed: Any) -> list[Any]:
                 literals,
                 [x for x in eqn.params.values() if isinstance(x, int | float)],
                 [of(inner) for inner in inner_jaxprs(eqn)],
+                list(map(_number, constants_in(eqn))),
             )
             for eqn, literals in zip(jaxpr.eqns, numbers, strict=True)
             if literals or eqn.primitive.name not in _SHAPES
