@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 from gradtx.interop.keras_optimizer import keras_objects
 
@@ -31,13 +32,18 @@ def _register() -> None:
 class _AfterKeras(importlib.abc.MetaPathFinder):
     """Leaves the import of Keras to the other finders, and registers the class after it."""
 
+    asks_others = False
+
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != "keras":
+        if name != "keras" or self.asks_others:
             return None
-        sys.meta_path.remove(self)  # so that the others are asked
-        spec = importlib.util.find_spec(name)
+        self.asks_others = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.asks_others = False
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader)
         return spec
@@ -46,6 +52,9 @@ class _AfterKeras(importlib.abc.MetaPathFinder):
 class _Loader(importlib.abc.Loader):
     def __init__(self, loader: importlib.abc.Loader) -> None:
         self.loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self.loader.create_module(spec)
@@ -56,4 +65,5 @@ class _Loader(importlib.abc.Loader):
         if module.__spec__ is not None:
             module.__spec__.loader = self.loader
         self.loader.exec_module(module)
+        sys.meta_path[:] = [x for x in sys.meta_path if not isinstance(x, _AfterKeras)]
         _register()
