@@ -22,10 +22,9 @@ def explanation(updates: Any, state: Any, params: Any) -> str | None:
             "state that the step before it returned"
         )
     if callable(state) or callable(getattr(state, "init", None)):
-        return (
-            f"a {type(state).__name__} stands in place of the state: make it by "
-            "state = tx.init(params)"
-        )
+        is_function = hasattr(state, "__name__") and not isinstance(state, type)
+        kind = "function" if is_function else type(state).__name__
+        return f"a {kind} stands in place of the state: make it by state = tx.init(params)"
     if isinstance(state, Mapping) and "gradtx" in state and not is_state(state["gradtx"]):
         return (
             "what state_dict returned stands in place of the state: make that by "

@@ -409,7 +409,7 @@ def transformation(
     Returns:
         The builder, whose results are declared.
 
-    >>> import gradtx
+    >>> import gradtx, jax.numpy as jnp
     >>> from gradtx.checks import NonNegative
     >>> @gradtx.transformation
     ... def halve_above(limit: NonNegative = 1.0):

@@ -53,6 +53,7 @@ def scale_by_belief(
     Source: J. Zhuang et al., AdaBelief Optimizer: Adapting Stepsizes by the Belief in Observed
     Gradients, 2020, arXiv:2010.07468, algorithm 2.
 
+    >>> import jax.numpy as jnp
     >>> tx = scale_by_belief(b1=0.5)
     >>> updates, state = tx.update(jnp.array([4.0]), tx.init(jnp.zeros(1)))
     >>> updates.round(4).tolist(), int(state.count)
@@ -107,7 +108,7 @@ def adabelief(
     Source: J. Zhuang et al., AdaBelief Optimizer: Adapting Stepsizes by the Belief in Observed
     Gradients, 2020, arXiv:2010.07468, algorithm 2.
 
-    >>> import gradtx
+    >>> import gradtx, jax.numpy as jnp
     >>> tx = adabelief(0.1)
     >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
     >>> bool(jnp.allclose(found.params, 1, atol=1e-2))

@@ -66,6 +66,7 @@ def scale_by_adam(
     Source: D. P. Kingma and J. Ba, Adam: A Method for Stochastic Optimization, 2015,
     arXiv:1412.6980, algorithm 1; T. Dozat, Incorporating Nesterov Momentum into Adam, 2016.
 
+    >>> import jax.numpy as jnp
     >>> tx = scale_by_adam()
     >>> updates, state = tx.update(jnp.array([4.0]), tx.init(jnp.zeros(1)))
     >>> updates.round(6).tolist(), int(state.count)
@@ -124,7 +125,7 @@ def adam(
     Source: D. P. Kingma and J. Ba, Adam: A Method for Stochastic Optimization, 2015,
     arXiv:1412.6980, algorithm 1.
 
-    >>> import gradtx
+    >>> import gradtx, jax.numpy as jnp
     >>> tx = adam(0.1)
     >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
     >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
@@ -189,7 +190,7 @@ def adamw(
     Source: I. Loshchilov and F. Hutter, Decoupled Weight Decay Regularization, 2019,
     arXiv:1711.05101, algorithm 2.
 
-    >>> import gradtx
+    >>> import gradtx, jax.numpy as jnp
     >>> tx = adamw(0.1, weight_decay=1e-3)
     >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
     >>> bool(jnp.allclose(found.params, 1, atol=1e-2))

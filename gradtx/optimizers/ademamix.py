@@ -71,6 +71,7 @@ def scale_by_ademamix(
     Source: M. Pagliardini, P. Ablin and D. Grangier, The AdEMAMix Optimizer: Better, Faster, Older,
     2024, arXiv:2409.03137, algorithm 1.
 
+    >>> import jax.numpy as jnp
     >>> tx = scale_by_ademamix(alpha=0.0)
     >>> tx.update(jnp.array([4.0]), tx.init(jnp.zeros(1)))[0].round(6).tolist()
     [1.0]
@@ -131,7 +132,7 @@ def ademamix(
     Source: M. Pagliardini, P. Ablin and D. Grangier, The AdEMAMix Optimizer: Better, Faster, Older,
     2024, arXiv:2409.03137, algorithm 1.
 
-    >>> import gradtx
+    >>> import gradtx, jax.numpy as jnp
     >>> tx = ademamix(0.05, b3=0.99)
     >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=500)
     >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
@@ -181,6 +182,7 @@ def scale_by_simplified_ademamix(
     Source: D. Morwani et al., Connections between Schedule-Free Optimizers, AdEMAMix, and
     Accelerated SGD Variants, 2025, arXiv:2502.02431.
 
+    >>> import jax.numpy as jnp
     >>> tx = scale_by_simplified_ademamix(alpha=1.0)
     >>> tx.update(jnp.array([4.0]), tx.init(jnp.zeros(1)))[0].round(6).tolist()
     [2.0]
@@ -230,7 +232,7 @@ def simplified_ademamix(
     Source: D. Morwani et al., Connections between Schedule-Free Optimizers, AdEMAMix, and
     Accelerated SGD Variants, 2025, arXiv:2502.02431.
 
-    >>> import gradtx
+    >>> import gradtx, jax.numpy as jnp
     >>> tx = simplified_ademamix(1e-3, b1=0.9, alpha=10.0)
     >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=500)
     >>> bool(jnp.allclose(found.params, 1, atol=1e-2))

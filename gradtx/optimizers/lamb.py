@@ -52,6 +52,7 @@ def scale_by_lamb(
     Source: Y. You et al., Large Batch Optimization for Deep Learning: Training BERT in 76 Minutes,
     2020, arXiv:1904.00962, algorithm 2.
 
+    >>> import jax.numpy as jnp
     >>> tx = scale_by_lamb()
     >>> p = jnp.array([3.0, 4.0])
     >>> tx.update(jnp.array([1.0, 0.0]), tx.init(p), p)[0].round(4).tolist()
@@ -118,7 +119,7 @@ def lamb(
     Source: Y. You et al., Large Batch Optimization for Deep Learning: Training BERT in 76 Minutes,
     2020, arXiv:1904.00962, algorithm 2 (with the identity for :math:`\phi`).
 
-    >>> import gradtx
+    >>> import gradtx, jax.numpy as jnp
     >>> tx = lamb(0.01)
     >>> found = gradtx.solve(lambda x: jnp.sum((x - 3) ** 2), jnp.ones(2), tx, max_steps=300)
     >>> bool(jnp.allclose(found.params, 3, atol=1e-1))

@@ -60,6 +60,7 @@ def scale_by_nadam(
 
     Source: T. Dozat, Incorporating Nesterov Momentum into Adam, 2016.
 
+    >>> import jax.numpy as jnp
     >>> tx = scale_by_nadam()
     >>> tx.update(jnp.array([4.0]), tx.init(jnp.zeros(1)))[0].round(3).tolist()
     [1.055999994277954]
@@ -134,7 +135,7 @@ def nadam(
 
     Source: T. Dozat, Incorporating Nesterov Momentum into Adam, 2016.
 
-    >>> import gradtx
+    >>> import gradtx, jax.numpy as jnp
     >>> tx = nadam(0.05, momentum_decay=4e-3)  # PyTorch's
     >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
     >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
@@ -188,7 +189,7 @@ def nadamw(
     Source: T. Dozat, Incorporating Nesterov Momentum into Adam, 2016; I. Loshchilov and F. Hutter,
     Decoupled Weight Decay Regularization, 2019, arXiv:1711.05101.
 
-    >>> import gradtx
+    >>> import gradtx, jax.numpy as jnp
     >>> tx = nadamw(0.05)
     >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
     >>> bool(jnp.allclose(found.params, 1, atol=1e-2))

@@ -55,7 +55,7 @@ def proximal_gradient_descent(
     Source: J. Duchi and Y. Singer, Efficient Online and Batch Learning Using Forward Backward
     Splitting, 2009, JMLR 10, section 5. TensorFlow's ``ProximalGradientDescentOptimizer``.
 
-    >>> import gradtx
+    >>> import gradtx, jax.numpy as jnp
     >>> tx = proximal_gradient_descent(0.1, l1_regularization_strength=1.0)
     >>> target = jnp.array([1.0, 0.1])
     >>> found = gradtx.solve(lambda x: jnp.sum((x - target) ** 2), jnp.zeros(2), tx, max_steps=200)
@@ -100,7 +100,7 @@ def proximal_adagrad(
     Source: J. Duchi, E. Hazan and Y. Singer, Adaptive Subgradient Methods for Online Learning and
     Stochastic Optimization, 2011, JMLR 12, section 5. TensorFlow's ``ProximalAdagradOptimizer``.
 
-    >>> import gradtx
+    >>> import gradtx, jax.numpy as jnp
     >>> tx = proximal_adagrad(0.5, l1_regularization_strength=1.0)
     >>> target = jnp.array([1.0, 0.1])
     >>> found = gradtx.solve(lambda x: jnp.sum((x - target) ** 2), jnp.zeros(2), tx, max_steps=200)
@@ -159,7 +159,7 @@ def adagrad_da(
     Source: J. Duchi, E. Hazan and Y. Singer, Adaptive Subgradient Methods for Online Learning and
     Stochastic Optimization, 2011, JMLR 12, equation 3. TensorFlow's ``AdagradDAOptimizer``.
 
-    >>> import gradtx
+    >>> import gradtx, jax.numpy as jnp
     >>> tx = adagrad_da(1.0, l1_regularization_strength=1.0)
     >>> target = jnp.array([1.0, 0.1])
     >>> found = gradtx.solve(lambda x: jnp.sum((x - target) ** 2), jnp.zeros(2), tx, max_steps=200)

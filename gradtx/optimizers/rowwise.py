@@ -49,6 +49,7 @@ def scale_by_rowwise_rss(
     Source: D. Mudigere et al., Software-Hardware Co-design for Fast and Scalable Training of Deep
     Learning Recommendation Models, 2022, arXiv:2104.05158, section 4.1.4; as in FBGEMM.
 
+    >>> import jax.numpy as jnp
     >>> tx = scale_by_rowwise_rss(eps=0.0)
     >>> g = jnp.array([[3.0, 3.0], [0.0, 0.0]])
     >>> tx.update(g, tx.init(g))[0].tolist()
@@ -88,7 +89,7 @@ def rowwise_adagrad(
 
     Source: D. Mudigere et al., 2022, arXiv:2104.05158; FBGEMM's ``EXACT_ROWWISE_ADAGRAD``.
 
-    >>> import gradtx
+    >>> import gradtx, jax.numpy as jnp
     >>> tx = rowwise_adagrad(0.5)
     >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((3, 2)), tx, max_steps=200)
     >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
@@ -132,6 +133,7 @@ def scale_by_rowwise_adam(
 
     Source: FBGEMM's ``PARTIAL_ROWWISE_ADAM``; D. P. Kingma and J. Ba, 2015, arXiv:1412.6980.
 
+    >>> import jax.numpy as jnp
     >>> tx = scale_by_rowwise_adam(eps=0.0)
     >>> g = jnp.array([[3.0, 3.0]])
     >>> tx.update(g, tx.init(g))[0].round(5).tolist()
@@ -177,7 +179,7 @@ def rowwise_adam(
 
     Source: FBGEMM's ``PARTIAL_ROWWISE_ADAM``; D. P. Kingma and J. Ba, 2015, arXiv:1412.6980.
 
-    >>> import gradtx
+    >>> import gradtx, jax.numpy as jnp
     >>> tx = rowwise_adam(0.05)
     >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros((3, 2)), tx, max_steps=200)
     >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
