@@ -37,6 +37,7 @@ STORES = {"sophia"}
 # NaN is detected by a sum, a norm is right whatever its squares are.
 MORE_KERNELS = {
     ("clip + adamw", "H100"),
+    ("adaptive_grad_clip(0.01) + sgd", "TPU v5e"),
     ("clip_by_block_rms(1.0) + sgd", "H100"),
     ("clip_by_global_norm(1.0) + sgd", "H100"),
     ("normalize() + sgd", "H100"),
