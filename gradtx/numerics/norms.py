@@ -115,7 +115,11 @@ def _norm(
 ) -> Norm:
     x = x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.float32)
     sums = functools.partial(_means_of_squares, axes, count)
-    if again is not None:
+    if isinstance(axes, tuple) and not axes:
+        # Of single entries; XLA would multiply the squares of the scales, which overflow.
+        size = jnp.abs(widen(jax.lax.stop_gradient(x)))
+        length = Norm(size, jnp.ones_like(size))
+    elif again is not None:
         of_one, arrays = again
         length = norm_of_sums(sums, (x,), ((lambda *arrays: (of_one(*arrays),)), arrays), costly)
     elif is_tracer(x):

@@ -15,6 +15,8 @@ DECAY, STEPS = 0.5, 4
 
 # What is not one transformation around another: nothing of it could keep an average.
 OTHERS = {"chain", "named_chain", "lbfgs", "monitor", "sizes_and_directions"}
+# It refuses an average: its map is that of a step with one rate for all entries.
+OTHERS |= {"proximal"}
 # Those that run on several devices: tests/distributed.
 COLLECTIVE = {"local_sgd", "diloco", "sparse_loco", "streaming_diloco"}
 WRAPPERS = sorted(

@@ -87,6 +87,10 @@ def test_every_optimizer_without_a_decay_or_its_mask_takes_this_one(name):
     extra = {"value": value_fn(p), "grad": g, "value_fn": value_fn}
     shrunk = {**p, "w": 0.75 * p["w"]}
     u, state = first.update(g, first.init(p), p, **extra)
+    if any(each.traits.searches for each in (tx, *tx.within)):
+        # A search begins where the leaves have decayed to, with the loss and its gradient there.
+        value, grad = jax.value_and_grad(value_fn)(shrunk)
+        extra |= {"value": value, "grad": grad}
     want, other = tx.update(g, tx.init(p), shrunk, **extra)
     chex.assert_trees_all_equal_shapes_and_dtypes(state, other)
     got = gradtx.apply_updates(p, u)
