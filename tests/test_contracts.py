@@ -765,6 +765,11 @@ def test_like_optax(name):
 
     (_, state), updates = run(ours)
     (_, state_optax), updates_optax = run(theirs)
+    if name in GROWING:  # Optax's norms overflow long before the numbers do
+        updates, updates_optax = (
+            jax.tree.map(lambda x, y: jnp.where(jnp.isfinite(y), x, 0), each, updates_optax)
+            for each in (updates, updates_optax)
+        )
     # Optax's bias correction is off by 1.3e-5 (a float32 power), of which the root takes half.
     chex.assert_trees_all_close(updates, updates_optax, rtol=1e-5, atol=1e-6)
     assert fields(state) == fields(state_optax)
