@@ -8,6 +8,7 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gradtx.numerics import as_arrays
 from gradtx.packed import holds_packed, unpack
 from gradtx.paths import map_present, merge
 from gradtx.types import Params, PyTree
@@ -41,7 +42,7 @@ def seen_as(
         if callable(extra_args.get(name)):
             new[name] = _composed(extra_args[name], outward, inward if name in GRADIENTS else None)
     if extra_args.get("grad") is not None:
-        new["grad"] = inward(extra_args["grad"])
+        new["grad"] = inward(as_arrays(extra_args["grad"]))
     return new
 
 

@@ -428,8 +428,11 @@ def _of_node(node):
                 )
 
 
+ROOT_FUNCTIONS = ("root", "numerics.root", "jnp.sqrt", "cube_root")
+
+
 def _is_root(node):
-    return isinstance(node, ast.Call) and ast.unparse(node.func) in ("jnp.sqrt", "cube_root")
+    return isinstance(node, ast.Call) and ast.unparse(node.func) in ROOT_FUNCTIONS
 
 
 def _roots(node, named):

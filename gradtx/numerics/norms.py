@@ -116,7 +116,6 @@ def _norm(
     x = x if jnp.issubdtype(x.dtype, jnp.inexact) else x.astype(jnp.float32)
     sums = functools.partial(_means_of_squares, axes, count)
     if isinstance(axes, tuple) and not axes:
-        # Of single entries; XLA would multiply the squares of the scales, which overflow.
         size = jnp.abs(widen(jax.lax.stop_gradient(x)))
         length = Norm(size, jnp.ones_like(size))
     elif again is not None:
@@ -153,6 +152,8 @@ def sums_of_squares(
     """
     x, over, keep = widen(x), range(x.ndim) if axes is None else axes, axes is not None
     over = (over,) if isinstance(over, int) else tuple(over)
+    if x.size == 1:  # XLA would square the scale of a single entry by itself, which overflows
+        scales = jax.lax.optimization_barrier(list(scales))
     terms = [abs_sq(x if scale is None else x * scale) for scale in scales]
 
     def apart(*terms: Array) -> list[Array]:

@@ -32,6 +32,14 @@ def test_norms_of_every_size(axes):
         np.testing.assert_allclose(run(x), length(x, axes), rtol=1e-6)
 
 
+@pytest.mark.parametrize("size", [0.0, *SIZES])
+def test_norms_of_single_entries(size):
+    """XLA takes a sum of one term away, and would then square the scales by themselves."""
+    for axes in (None, 0, (-2, -1)):
+        x = jnp.full((1, 1), size)
+        np.testing.assert_allclose(jax.jit(norm, static_argnums=1)(x, axes).number, size, rtol=1e-6)
+
+
 def test_a_norm_above_all_numbers_has_parts():
     x = jnp.array([3e38, -3e38])
     found = jax.jit(norm)(x)
