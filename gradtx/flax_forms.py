@@ -52,16 +52,17 @@ def tell_flax() -> None:
     serialization = sys.modules.get("flax.serialization")
     kind = getattr(serialization, "_NamedTuple", None)
     known = getattr(serialization, "_STATE_DICT_REGISTRY", {}).get(kind)
-    if serialization is None or known is None or isinstance(known[0], _Write):
+    if serialization is None or known is None:
         return
-    serialization.register_serialization_state(kind, _Write(*known), _Read(*known), override=True)
-    write, read = serialization._STATE_DICT_REGISTRY[dict]
+    registry = serialization._STATE_DICT_REGISTRY
+    if not isinstance(known[0], _Write):
+        registry[kind] = _Write(*known), _Read(*known)
+    write, read = registry[dict]
+    # Again each time: a class may be defined after Flax was told of others.
     for cls in _dicts:
-        serialization.register_serialization_state(
-            cls, write, lambda like, written, cls=cls: cls(read(like, written)), override=True
-        )
+        registry.setdefault(cls, (write, lambda like, written, cls=cls: cls(read(like, written))))
     for cls in _nodes:
-        serialization.register_serialization_state(cls, _write_parts, _read_parts, override=True)
+        registry.setdefault(cls, (_write_parts, _read_parts))
 
 
 def _parts(node: Any) -> tuple[dict[str, Any], Any]:

@@ -209,7 +209,7 @@ def automatic(function: Callable[..., _T], like: PyTree, *args: Any) -> _T:
     """
     leaves = jax.tree.leaves(args)
     mesh = explicit_mesh(args)
-    if mesh is None:
+    if mesh is None or not jax.tree.leaves(like):
         return function(*args)
     if any(map(is_tracer, leaves)):
         kept = jax.tree.map(lambda x: _sharding(x, mesh), like)

@@ -12,6 +12,7 @@ import pytest
 
 import gradtx
 from gradtx import load_state_dict, state_dict, tree
+from gradtx.flax_forms import written_as_dict
 from gradtx.storage import is_encoded
 from tests.catalogue import CATALOGUE, is_even, is_matrix, matrix_or_not
 
@@ -166,6 +167,16 @@ def test_states_of_compositions_load_from_bytes_of_flax():
     check(tx, params, [through_msgpack])
 
 
+def test_flax_is_told_of_classes_that_are_defined_later():
+    serialization = pytest.importorskip("flax.serialization")
+    gradtx.sgd(0.1).init(PARAMS)
+    later = written_as_dict(type("Later", (dict,), {}))
+    gradtx.sgd(0.1).init(PARAMS)
+    written = serialization.to_state_dict(later(a=jnp.ones(2)))
+    same(written, {"a": jnp.ones(2)})
+    assert type(serialization.from_state_dict(later(a=0), written)) is later
+
+
 @pytest.mark.slow
 def test_states_of_compositions_load_from_orbax_without_a_target(tmp_path):
     all_of_them = {name: compose(gradtx.adamw(1e-2)) for name, compose in COMPOSITIONS.items()}
@@ -188,7 +199,8 @@ def test_the_objects_of_flax_are_no_part_of_a_path():
     model = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     tx = gradtx.adam(1e-2)
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
-    params, state = nnx.as_pure((nnx.state(model, nnx.Param), optimizer.opt_state))
+    as_pure = getattr(nnx, "as_pure", nnx.pure)  # Flax 0.12.0 has the latter
+    params, state = as_pure((nnx.state(model, nnx.Param), optimizer.opt_state))
     boxed = jax.tree.unflatten(jax.tree.structure(optimizer.opt_state), jax.tree.leaves(state))
     assert state_dict(boxed).keys() == state_dict(state).keys()
     same(load_state_dict(tx, params, state_dict(boxed)), tx.init(params))
