@@ -144,14 +144,15 @@ class Steps:
         self._made: dict[Any, Step] = {}
         self._none: Any = NoStep(label, state) if count is None else None
 
-    def of(self, dtype: DType) -> Any:
-        """The step in the type in which a leaf is computed."""
+    def of(self, dtype: DType, leaf: Any = None) -> Any:
+        """The step in the type in which a leaf is computed, for the leaf of this number."""
         if self._count is None:
             return self._none
         dtype = real_dtype(dtype)
         if dtype not in self._made:
             self._made[dtype] = Step(self._count, dtype)
-        return self._made[dtype]
+        step = self._made[dtype]
+        return step if leaf is None else step.of_leaf(leaf)
 
     def anew(self, dtype: DType) -> Any:
         """A new `Step` for a function that is traced by itself, whose scalars none may share."""

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, cast as typed
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from gradtx.engine.leaves import (
     SlotsOfLeaf,
@@ -433,6 +434,7 @@ def _leaf_by_leaf(
     leaves of the same shapes and types.
     """
     first, there = given[0], given[0].there()
+    by_number = any(rule.scope is Scope.LEAF for rule in rules)
     params = next((x.params for x in given if x.takes_params), last.params if last else None)
     applied = [
         rule.function
@@ -441,7 +443,9 @@ def _leaf_by_leaf(
         for rule, leaves in zip(rules, given, strict=True)
     ]
 
-    def on_leaf(gradient: Any, p: Any, *beside: Beside) -> tuple[Any, list[dict[str, Any]]]:
+    def on_leaf(
+        number: Any, gradient: Any, p: Any, *beside: Beside
+    ) -> tuple[Any, list[dict[str, Any]]]:
         g, slots = gradient, []
         u: Any
         for rule, function, leaves, of_leaf in zip(rules, applied, given, beside, strict=True):
@@ -450,7 +454,7 @@ def _leaf_by_leaf(
             if is_rows(g):
                 u, new = on_rows(function, leaves, leaf, whole=rule.scope is Scope.LEAF)
             else:
-                u, new = on_array(function, leaves, leaf)
+                u, new = on_array(function, leaves, leaf, number)
             if u.shape != g.shape:
                 at = next(i for i in there if first.gradients[i] is gradient)
                 raise other_shape(leaves, at, u.shape)
@@ -469,16 +473,14 @@ def _leaf_by_leaf(
             elif not rule.on_rows:
                 raise refused_rows(leaves.label, leaves.paths[i])
         p = None if params is None else params[i]
-        calls.append((g, p, *((x.held(i), x.drawn[i]) for x in given)))
+        # A rule of whole leaves may want what each leaf computes by itself, by the leaf's number.
+        number = np.int32(i) if by_number else None
+        calls.append((number, g, p, *((x.held(i), x.drawn[i]) for x in given)))
     if rules[0].of_tree is not None:
-        first.scalars |= rules[0].of_tree([widened(g) for g, *_ in calls])
-    dense = [call for call in calls if not is_rows(call[0])]
-    if any(rule.scope is Scope.LEAF for rule in rules):
-        # The order in which XLA computes a rule of whole leaves is set for each leaf separately.
-        made = iter([on_leaf(*call) for call in dense])
-    else:
-        made = iter(traced_once("_".join(leaves.label for leaves in given), on_leaf, dense))
-    results = [on_leaf(*call) if is_rows(call[0]) else next(made) for call in calls]
+        first.scalars |= rules[0].of_tree([widened(g) for _, g, *_ in calls])
+    dense = [call for call in calls if not is_rows(call[1])]
+    made = iter(traced_once("_".join(leaves.label for leaves in given), on_leaf, dense))
+    results = [on_leaf(*call) if is_rows(call[1]) else next(made) for call in calls]
     directions: list[Any] = [None] * len(first.gradients) if last is None else [*last.params]
     slots = [{n: list(column) for n, column in leaves.slots.items()} for leaves in given]
     for i, (direction, new) in zip(there, results, strict=True):
@@ -496,13 +498,15 @@ OneLeaf = tuple[Any, dict[str, Any], Any, dict[str, Any]]
 """Gradient, slots, parameter, keys."""
 
 
-def on_array(rule: RuleFn, given: Leaves, leaf: OneLeaf) -> tuple[Array, dict[str, Any]]:
+def on_array(
+    rule: RuleFn, given: Leaves, leaf: OneLeaf, number: Any = None
+) -> tuple[Array, dict[str, Any]]:
     """The rule on a leaf whose gradient is an array; an empty leaf stays as it is."""
     g, held, p, drawn = leaf
     if not g.size:  # its largest entry does not exist, and its mean would be NaN
         return g, held
     loaded = {n: load(s) for n, s in held.items()}
-    direction, new = call(rule, given, widen(g), loaded, p, drawn)
+    direction, new = call(rule, given, widen(g), loaded, p, drawn, number)
     return cast(direction, g.dtype), {n: store(s, new[n]) for n, s in held.items()}
 
 
@@ -526,9 +530,20 @@ def call(
     loaded: dict[str, Any],
     p: Any,
     drawn: Mapping[str, Any] = MappingProxyType({}),
+    number: Any = None,
 ) -> tuple[Array, dict[str, Any]]:
-    """The result of a rule for a leaf or some of its rows, given slots and random keys."""
-    arguments = [g, given.view(loaded, drawn), given.steps.of(g.dtype)]
+    """The result of a rule for a leaf or some of its rows, given slots and random keys.
+
+    Args:
+        rule: the rule.
+        given: all leaves.
+        g: the gradient, in the type in which the rule computes.
+        loaded: the slots.
+        p: the parameter; None for a rule that takes none.
+        drawn: the random keys.
+        number: that of the leaf, see :meth:`Step.of_leaf`.
+    """
+    arguments = [g, given.view(loaded, drawn), given.steps.of(g.dtype, number)]
     if p is not None:
         arguments.append(widen(jnp.asarray(p)))
     return checked_result(given.label, rule(*arguments), loaded)

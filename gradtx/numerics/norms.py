@@ -148,7 +148,7 @@ def sums_of_squares(
 ) -> list[Array]:
     """The sum of squares of `x` times each scale (None is 1), over `axes`, which are kept.
 
-    With `in_one` several are one reduction, as :func:`sums_in_one_pass` has it on an NVIDIA GPU.
+    With `in_one` several are one reduction.
     """
     x, over, keep = widen(x), range(x.ndim) if axes is None else axes, axes is not None
     over = (over,) if isinstance(over, int) else tuple(over)
@@ -194,10 +194,9 @@ def norm_of_sums(
         def over_again(i: Array, short: Array) -> Array:
             function, needed = again or (lambda *arrays: arrays, arrays)
             terms = function(*inside(jax.lax.stop_gradient(needed), i))
-            (total,) = sums((jnp.where(i == 0, 1 / far, far).astype(short.dtype),), *terms)
-            wrong = jnp.where(i == 0, short == jnp.inf, short < least)
             unit = jnp.where(i == 0, far, 1 / far).astype(short.dtype)
-            return jnp.where(wrong, _shortened(total, unit), short)
+            (total,) = sums((1 / unit,), *terms)
+            return _improved(i, short, total, unit)
 
         # The first turn is for norms that are too large, the second for those that are too small.
         # Extremes are compared, since booleans would be one array more.
@@ -207,21 +206,32 @@ def norm_of_sums(
 
     def at_once(in_one: bool) -> Array:
         far = _far(jnp.float32)
-        plain, of_large, of_small = sums((None, 1 / far, far), *arrays, in_one=in_one)
-        short, least = _shortened(plain), _least(plain.dtype)
-        small = jnp.where(short < least, _shortened(of_small, 1 / far), short)
-        return jnp.where(short == jnp.inf, _shortened(of_large, far), small)
+        return _of_three(*sums((None, 1 / far, far), *arrays, in_one=in_one))
 
-    def at_once_as_it_is() -> Array:
+    def as_it_is() -> Array:
         return _shortened(sums((None,), *arrays)[0])
 
     if any(map(is_tracer, jax.tree.leaves(arrays))):
-        chips = {"cuda": at_once_as_it_is, "default": at_once_as_it_is}
-        if not costly:
-            chips = {name: functools.partial(at_once, name == "cuda") for name in chips}
         on_cpu = functools.partial(at_once, False) if apart else if_needed
-        return _in_parts(jax.lax.platform_dependent(cpu=on_cpu, **chips))
+        on_chips = as_it_is if costly else functools.partial(at_once, True)
+        return _in_parts(jax.lax.platform_dependent(cpu=on_cpu, default=on_chips))
     return _in_parts(if_needed())
+
+
+@jax.jit
+def _of_three(plain: Array, of_large: Array, of_small: Array) -> Array:
+    """The shortened norm from the three sums of squares."""
+    far, least = _far(jnp.float32), _least(plain.dtype)
+    short = _shortened(plain)
+    small = jnp.where(short < least, _shortened(of_small, 1 / far), short)
+    return jnp.where(short == jnp.inf, _shortened(of_large, far), small)
+
+
+@jax.jit
+def _improved(i: Array, short: Array, total: Array, unit: Array) -> Array:
+    """The shortened norm, where it is too large (in turn 0) or too small, from squares in a unit."""
+    wrong = jnp.where(i == 0, short == jnp.inf, short < _least(short.dtype))
+    return jnp.where(wrong, _shortened(total, unit), short)
 
 
 def _least(dtype: DType) -> float:
@@ -257,6 +267,7 @@ def _turns(first: Array, end: Array, body: Callable[[Any, Array], Array], now: A
     return now
 
 
+@jax.jit
 def _in_parts(short: Array) -> Norm:
     """The norm, from its shortened value."""
     far, edge = _far(short.dtype), 2.0 ** (jnp.finfo(short.dtype).maxexp // 2 - 1)

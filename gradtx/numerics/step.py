@@ -1,5 +1,6 @@
 """The step being taken, and what depends on its number alone: bias corrections."""
 
+import copy
 import math
 from collections.abc import Callable
 from typing import Any
@@ -41,6 +42,9 @@ def safe_increment(count: Any) -> Array:
 safe_int32_increment = safe_increment
 
 
+_MOST = 64  # distinct numbers of one leaf
+
+
 class Step:
     """The step being taken, counted from 1 as papers count, with what depends on it alone.
 
@@ -57,6 +61,7 @@ class Step:
         self.number = count.astype(dtype)
         self._made: dict[Any, tuple[Any, Array]] = {}
         self._others = 0
+        self._leaf: Any = 0
 
     def __jax_array__(self) -> Array:
         return self.number
@@ -91,10 +96,16 @@ class Step:
     def __rpow__(self, other: Any) -> Array:
         return other**self.number
 
+    def of_leaf(self, leaf: Any) -> "Step":
+        """This step for one leaf, by whose number :meth:`distinct` tells leaves apart."""
+        step = copy.copy(self)
+        step._leaf, step._others = leaf, 0
+        return step
+
     def distinct(self) -> Array:
         """A number that nothing else gets, so that XLA shares nothing that is made of it."""
         self._others += 1
-        return self.number + self._others
+        return self.number + (self._leaf * _MOST + self._others)
 
     def before(self) -> "Step":
         """The step before this one; before the first step, the first step itself."""
