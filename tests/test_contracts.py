@@ -276,6 +276,33 @@ def numbers(state):
     ]
 
 
+# Rules of whole leaves, and optimizers in which masks choose between such rules.
+RULES = {name: CATALOGUE[name].make().traits.rule for name in WHOLE}
+OF_LEAVES = [name for name, rule in RULES.items() if rule is not None and rule.scope == "leaf"]
+OF_LEAVES += ["lamb", "lars", "stable_adamw"]
+
+
+@pytest.mark.quick(1)
+@some("lamb", of=OF_LEAVES)
+def test_leaves_alike_take_the_steps_that_they_take_by_themselves(name):
+    """Of four leaves of a kind, or more, all but the first are traced as one function."""
+    tx, rng = CATALOGUE[name].make(), np.random.default_rng(0)
+
+    def draw():
+        leaves = {f"{i}": array(rng.normal(size=(5, 3)), jnp.float32) for i in range(5)}
+        return leaves | {"b": array(rng.normal(size=4), jnp.float32)}
+
+    p, gs = draw(), [draw(), draw()]
+    carry = one_by_one = p, tx.init(p)
+    run = jax.jit(functools.partial(step, tx))
+    for g in gs:
+        carry, updates = run(carry, g)
+        with gradtx.eager_programs(False):
+            one_by_one, want = step(tx, one_by_one, g)
+        chex.assert_trees_all_close(updates, want, rtol=2e-5, atol=1e-6)
+    chex.assert_trees_all_close(numbers(carry), numbers(one_by_one), rtol=2e-5, atol=1e-6)
+
+
 # They compare a number that all parameters, or the loss, make with the last one; where the clean
 # runs agree on which is larger, nothing shows that a state has read them.
 COMPARES = {"bfgs", "guard", "lbfgs", "prodigy", "reduce_on_plateau", "ssbroyden"}

@@ -229,7 +229,7 @@ def _of_three(plain: Array, of_large: Array, of_small: Array) -> Array:
 
 @jax.jit
 def _improved(i: Array, short: Array, total: Array, unit: Array) -> Array:
-    """The shortened norm, where it is too large (in turn 0) or too small, from squares in a unit."""
+    """The shortened norm, where too large (in turn 0) or too small, from squares in a unit."""
     wrong = jnp.where(i == 0, short == jnp.inf, short < _least(short.dtype))
     return jnp.where(wrong, _shortened(total, unit), short)
 

@@ -217,9 +217,7 @@ def test_factors_of_lora():
         p, state, value = step(p, state)
     assert value < before / 100
     for name in ("kernel", "bias"):
-        np.testing.assert_array_equal(
-            p["base_module"][name][...], start["base_module"][name][...]
-        )
+        np.testing.assert_array_equal(p["base_module"][name][...], start["base_module"][name][...])
 
 
 def in_groups(labels):
