@@ -71,10 +71,9 @@ def pytest_collection_modifyitems(config, items):
             if i not in chosen:
                 item.add_marker(pytest.mark.slow)
     if config.getoption("slow") != "all":
-        from tests.selection import Selection, last_whole_run, left_out
+        from tests.selection import left_out, since_last_whole_run
 
-        selection = Selection(last_whole_run(), config.getoption("slow") == "changed")
-        out = left_out(items, selection)
+        out = left_out(items, since_last_whole_run(config.getoption("slow") == "changed"))
         config.hook.pytest_deselected(items=[item for item in items if item in out])
         items[:] = [item for item in items if item not in out]
 

@@ -1,6 +1,7 @@
 """Mutants of every rule, and those that the tests of its paper let live.
 
-    python -m tests.mutants [NAME ...] [--jobs N] [--left] [--list] [--again] [--table]
+    python -m tests.mutants [NAME ...] [--jobs N] [--left | --list | --table] [--again]
+                            [--selected N]
 
 NAME is a module or a folder: a path, such as ``gradtx/projections/norms.py``, or any whole parts of
 it that follow each other, with slashes or dots, such as ``projections``, ``projections/norms``,
@@ -23,6 +24,8 @@ module the digest of its source, how many mutants were tried, and the names of t
 written as soon as the module is done. A run skips a module whose source is as recorded, but for
 those that lived in it. ``--left`` says what a run would try, ``--list`` which mutants,
 ``--again`` has all tried that are named, and ``--table`` prints the table of docs/reliability.md.
+``--selected N`` tries N mutants, drawn at random, on those tests alone that `.ci/run` takes where
+nothing but the module has changed (tests/selection.py), and records nothing.
 
 Left alone are the checks of arguments, what steers the compiler and changes no value
 (:mod:`gradtx.numerics.compiler_hints`), and what is said of zero gradients (`ZeroGradient`), which
@@ -43,6 +46,7 @@ import itertools
 import json
 import os
 import pathlib
+import random
 import signal
 import subprocess
 import sys
@@ -55,6 +59,8 @@ import warnings
 
 import jax
 import pytest
+
+from tests import selection
 
 TESTS = pathlib.Path(__file__).parent
 ROOT = TESTS.parent
@@ -456,8 +462,9 @@ def _power(x, power):
 class Trial:
     """A plugin of pytest that runs the collected tests of each mutant's module on it."""
 
-    def __init__(self, chosen, beside, report, tell):
+    def __init__(self, chosen, beside, report, tell, selected):
         self.chosen, self.beside, self.report, self.tell = chosen, beside, report, tell
+        self.selected = selected
 
     def pytest_collection(self):
         """One failure is enough: hypothesis looks for no smaller one."""
@@ -472,7 +479,9 @@ class Trial:
         for item in session.items:
             kind = (item.path, bool(item.get_closest_marker("slow")))
             files.setdefault((*kind, bool(item.get_closest_marker("paper"))), []).append(item)
-        tests = {}
+        tests, out_of = {}, {}
+        for module in {mutant.module for mutant in self.chosen} if self.selected else ():
+            out_of[module] = selection.left_out(session.items, selection.Selection({module}))
         for i, mutant in enumerate(self.chosen):
             own, *others = map(mirror, (mutant.module, *self.beside[mutant.module][mutant.owner]))
             named = shared(mutant.module)
@@ -484,7 +493,10 @@ class Trial:
             for kind in kinds:
                 key = (mutant.module, *kind)
                 if key not in tests:
-                    tests[key] = list(tests_of(files.get(kind, []), mutant.module, kind[1]))
+                    items = files.get(kind, [])
+                    if self.selected:
+                        items = [item for item in items if item not in out_of[mutant.module]]
+                    tests[key] = list(tests_of(items, mutant.module, kind[1]))
                 tests[key].sort(key=lambda test: test.order(mutant))
                 if any(test.sees(mutant, i) for test in tests[key]):
                     lives = False
@@ -651,7 +663,7 @@ def shared(module):
     return [TESTS / path for path in (*COVERED.get(module.partition(".")[2], ()), *held)]
 
 
-def trial(places):
+def trial(places, selected):
     """In a process of its own: the mutants of these modules, by their place in the list of each."""
     every = {module for module, _ in places}
     lists = {module: list(mutants(module)) for module in every}
@@ -672,24 +684,28 @@ def trial(places):
     with contextlib.redirect_stdout(sys.stderr):
         return pytest.main(
             [*OPTIONS, *files],
-            plugins=[Trial(chosen, beside, report, tell)],
+            plugins=[Trial(chosen, beside, report, tell, selected)],
         )
 
 
-def survivors(chosen):
-    """Those of the mutants that pass the tests of their modules. One that hangs does not pass."""
+def survivors(chosen, selected=False):
+    """Those of the mutants that pass the tests of their modules. One that hangs does not pass.
+
+    selected: whether to run those tests only that `.ci/run` takes for a change of the module.
+    """
     # Most mutants leave most programs as they are.
     with tempfile.TemporaryDirectory() as compiled:
-        return _survivors(chosen, {**os.environ, **ENVIRONMENT, COMPILED: compiled})
+        words = ["--trial", *(["--selected", "1"] if selected else [])]
+        return _survivors(chosen, words, {**os.environ, **ENVIRONMENT, COMPILED: compiled})
 
 
-def _survivors(chosen, environment):
+def _survivors(chosen, words, environment):
     chosen, alive, start = list(chosen), [], 0
     lists = {module: list(mutants(module)) for module in {m.module for m in chosen}}
     places = [(m.module, lists[m.module].index(m)) for m in chosen]
     while start < len(chosen):
         done = subprocess.run(
-            [sys.executable, "-m", "tests.mutants", "--trial"],
+            [sys.executable, "-m", "tests.mutants", *words],
             input=json.dumps(places[start:]),
             capture_output=True,
             check=False,
@@ -794,6 +810,16 @@ def _is_of(module, name):
     return f".{name.removesuffix('.py').strip('/').replace('/', '.')}." in f".{module}."
 
 
+def on_selected(named, count):
+    """Try mutants of these modules, drawn at random, on the tests that `.ci/run` takes for them."""
+    every = [m for module in named for m in mutants(module) if m.name not in same()]
+    chosen = random.Random(0).sample(every, min(count, len(every)))
+    chosen.sort(key=lambda mutant: mutant.module)
+    alive = survivors(chosen, selected=True)
+    print(f"{len(chosen)} mutants of {len(every)}, {len(alive)} live", *alive, sep="\n  ")
+    return bool(alive)
+
+
 def main():
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME")
@@ -802,13 +828,16 @@ def main():
     parser.add_argument("--list", action="store_true", help="the mutants, without running them")
     parser.add_argument("--again", action="store_true", help="also those that were seen")
     parser.add_argument("--table", action="store_true", help="what is recorded, by folder")
+    parser.add_argument("--selected", type=int, default=0, metavar="N")
     parser.add_argument("--trial", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.trial:
-        return trial(json.load(sys.stdin))
+        return trial(json.load(sys.stdin), bool(given.selected))
     if given.table:
         print(*table(), sep="\n")
         return 0
+    if given.selected:
+        return on_selected(modules(given.names), given.selected)
     count, alive, writes, failed = 0, 0, threading.Lock(), []
 
     def tried(module, chosen):

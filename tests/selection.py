@@ -183,21 +183,29 @@ def seen(module):
     return None if by_name or not folders or folders[0] in UNSEEN else reached
 
 
+def changed_since(commit):
+    """The modules, or else the files, that have changed since a commit; None if git cannot tell."""
+    listed = None if commit is None else git("diff", "--name-only", commit, "--")
+    if listed is None:
+        return None
+    files = {path.relative_to(ROOT).as_posix(): module for module, path in modules().items()}
+    return {files.get(path, path) for path in listed.splitlines()}
+
+
 class Selection:
     """Which slow tests a run takes.
 
     Args:
-        since: the commit of the last whole run; None if that is not known.
-        changed: whether to take what has changed since, or only what is fixed and in turn.
+        touched: what has changed since the last whole run; None if that is not known.
+        changed_too: whether to take what has changed since, or only what is fixed and in turn.
+        since: the commit of the last whole run, from which the catalogue before is read.
     """
 
-    def __init__(self, since, changed_too=True):
-        listed = None if since is None else git("diff", "--name-only", since, "--")
+    def __init__(self, touched, changed_too=True, since=None):
         number = git("rev-list", "--count", "HEAD")
-        files = {path.relative_to(ROOT).as_posix(): module for module, path in modules().items()}
-        self.touched = {files.get(path, path) for path in (listed or "").splitlines()}
+        self.touched = set(touched or ())
         self.number = int(number or 0)
-        self.everything = changed_too and (listed is None or number is None)
+        self.everything = changed_too and (touched is None or number is None)
         self.shared = changed_too and bool(self.touched & SHARED)
         self.touched -= SHARED
         self.always = in_turn(CATALOGUE, self.number) | (FIXED if changed_too else set())
@@ -255,6 +263,12 @@ class Selection:
             f"slow tests: sweeps over {names} of {len(CATALOGUE)} transformations{part}; "
             f"others in {files} of {len(tests)} files"
         )
+
+
+def since_last_whole_run(changed_too=True):
+    """The selection for what has changed since then."""
+    commit = last_whole_run()
+    return Selection(changed_since(commit), changed_too, commit)
 
 
 def names_of_sweeps(items):
@@ -316,4 +330,4 @@ if __name__ == "__main__":
     if how == "record":
         record(*words)
     else:
-        print("slow tests: all" if how == "all" else Selection(last_whole_run(), how == "changed"))
+        print("slow tests: all" if how == "all" else since_last_whole_run(how == "changed"))

@@ -81,7 +81,7 @@ def chosen(monkeypatch, *paths, number=7, changed_too=True):
         return str(number) if "--count" in words else said
 
     monkeypatch.setattr(selection, "git", git)
-    return Selection("a commit", changed_too)
+    return Selection(selection.changed_since("a commit"), changed_too, "a commit")
 
 
 def names(cases):
