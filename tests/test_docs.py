@@ -109,9 +109,31 @@ def test_code_fits_the_column():
     assert [line for line in lines if len(line[1]) > 85] == []
 
 
-def test_every_page_is_in_a_table_of_contents():
-    listed = set(re.findall(r"^(\w+)$", (DOCS / "index.md").read_text(), re.MULTILINE))
-    assert {path.stem for path in DOCS.glob("*.md")} - {"index"} <= listed
+def contents(path):
+    """The pages that a page's tables of contents name."""
+    text = path.read_text()
+    if path.suffix == ".md":
+        blocks = re.findall(r"^```\{toctree\}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    else:
+        blocks = re.findall(r"^\.\. toctree::\n((?:[ ]{3}.*\n|\n)+)", text, re.MULTILINE)
+    lines = [line.strip() for block in blocks for line in block.splitlines()]
+    entries = [line for line in lines if line and not line.startswith(":")]
+    return [re.sub(r"^.*<(.*)>$", r"\1", entry).lstrip("/") for entry in entries]
+
+
+def test_every_page_is_in_one_table_of_contents():
+    pages = [*DOCS.glob("*.md"), DOCS / "api" / "about.rst"]
+    listed = [name for path in pages for name in contents(path)]
+    written = {"catalogue", "recipes/index", "api/generated/index"}
+    assert sorted(listed) == sorted({path.stem for path in DOCS.glob("*.md")} - {"index"} | written)
+
+
+def test_the_sidebar_opens_with_at_most_twelve_entries():
+    top = contents(DOCS / "index.md")
+    assert len(top) <= 12
+    assert (top[0], top[-1]) == ("getting_started", "measured")
+    # What was measured is an appendix.
+    assert set(HOW_TO.values()) <= set(contents(DOCS / "measured.md"))
 
 
 def names_for_optax():
@@ -183,7 +205,7 @@ SEARCHED = {
     "gradient accumulation": "recipes/micro_batches",
     "ema": "recipes/average_for_evaluation",
     "muon": "recipes/muon_with_adamw",
-    "clip": "which_one",
+    "clip": "clipping",
     "nan": "recipes/skip_bad_steps",
     "plot schedule": "recipes/early_stopping",
     "multi-gpu": "distributed",
