@@ -3,6 +3,8 @@
 import inspect
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -224,7 +226,7 @@ SEARCHED = {
 }
 
 
-# What users of other libraries ask for in their trackers, and do not find.
+# What users of other libraries ask for in their trackers, and what new users typed.
 ASKED = {
     "current learning rate": "recipes/current_rates",
     "log learning rate": "recipes/current_rates",
@@ -236,6 +238,20 @@ ASKED = {
     "reduce on plateau": "recipes/plateau",
     "several hosts": "distributed",
     "optimizer state sharding": "distributed",
+    "grad accumulation": "recipes/micro_batches",
+    "gradient clipping": "clipping",
+    "no decay bias": "recipes/decay_on_matrices",
+    "lasso": "recipes/lasso_path",
+    "implicit differentiation": "recipes/hypergradient",
+    "progress bar": "recipes/progress_bar",
+    "install gpu": "getting_started",
+    "l-bfgs bounds": "solutions",
+    "param groups": "recipes/several_optimizers",
+    "resume dropout": "recipes/end_to_end_nnx",
+    "root finding": "elsewhere",
+    "mental model": "mental_model",
+    "learning rate": "rates",
+    "save and load": "checkpoints",
 }
 
 
@@ -262,6 +278,23 @@ def test_a_search_finds_how_to_do_it_first():
         # Longer entries that contain the words get fewer points, by their length.
         longer = [entry for entry in entries if words in entry and entry != words]
         assert all(len(words) / len(entry) < 1 for entry in longer)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="the search runs in JavaScript")
+def test_the_built_search_shows_the_right_page_first():
+    """In the pages as they were built last, with the search that they have."""
+    built = DOCS / "_build" / "html"
+    index = built / "searchindex.js"
+    sources = [*DOCS.glob("*.md"), *(DOCS.parent / "examples" / "recipes").glob("*.py")]
+    newest = max(path.stat().st_mtime for path in sources)
+    if not index.exists() or index.stat().st_mtime < newest:
+        pytest.skip("the documentation is not built, or was before a page changed")
+    expected = {**SEARCHED, **ASKED}
+    program = Path(__file__).with_name("first_hits.js")
+    command = ["node", str(program), str(built), *expected]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    hits = json.loads(done.stdout)
+    assert {words: hits[words] for words in expected} == expected
 
 
 def curves():
