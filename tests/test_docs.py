@@ -297,6 +297,41 @@ def test_the_built_search_shows_the_right_page_first():
     assert {words: hits[words] for words in expected} == expected
 
 
+@pytest.fixture
+def leaders(monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS))
+    from making import leaders
+
+    return leaders
+
+
+def test_choosing_says_what_the_leaderboard_saw(leaders):
+    """The first page's picture, the list under it in the guide, and the tables are one story."""
+    text = (DOCS / "choosing.md").read_text().partition("## What wins where")[2]
+    names = {"SOAP": "soap", "Muon": "muon", "Schedule-free AdamW": "schedule_free_adamw"}
+    names |= {"Lion": "lion", "SGD with momentum": "sgd, momentum"}
+    assert set(names.values()) == set(leaders.SHOWN)
+    said = {}
+    for entry in re.findall(r"^- (.*?)(?=\n- |\n\n)", text, re.MULTILINE | re.DOTALL)[:4]:
+        subject, _, rest = " ".join(entry.split()).removeprefix("**").partition("**")
+        wins, _, loses = rest.partition("loses")
+        for name in subject.split(" and "):
+            found = [
+                {p for p in leaders.PROBLEMS if p.replace("tabular", "table") in part}
+                for part in (wins.partition("On the")[0], loses)
+            ]
+            said[names[name]] = found
+    for name in leaders.SHOWN:
+        verdicts = {p: leaders.results(p)[name].verdict for p in leaders.PROBLEMS}
+        for verdict, found in zip(leaders.SEEN, said[name], strict=True):
+            assert found == {p for p, v in verdicts.items() if v == verdict}, (name, verdict)
+    drawn = "pictures/leaders.html"
+    assert drawn in text
+    assert drawn in (DOCS / "index.md").read_text()
+    ratio = leaders.results("image")["sgd, momentum"].ratio
+    assert f"{ratio:.0f}\ntimes AdamW's loss" in text
+
+
 def curves():
     return json.loads((DOCS / "curves.json").read_text())
 
