@@ -21,6 +21,7 @@ extensions = [
     "sphinx.ext.viewcode",
     "sphinx_copybutton",
     "making.descriptions",
+    "making.examples",
     "making.mathematics",
     "making.pages",
 ]

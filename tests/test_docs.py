@@ -3,6 +3,8 @@
 import inspect
 import json
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -109,9 +111,31 @@ def test_code_fits_the_column():
     assert [line for line in lines if len(line[1]) > 85] == []
 
 
-def test_every_page_is_in_a_table_of_contents():
-    listed = set(re.findall(r"^(\w+)$", (DOCS / "index.md").read_text(), re.MULTILINE))
-    assert {path.stem for path in DOCS.glob("*.md")} - {"index"} <= listed
+def contents(path):
+    """The pages that a page's tables of contents name."""
+    text = path.read_text()
+    if path.suffix == ".md":
+        blocks = re.findall(r"^```\{toctree\}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    else:
+        blocks = re.findall(r"^\.\. toctree::\n((?:[ ]{3}.*\n|\n)+)", text, re.MULTILINE)
+    lines = [line.strip() for block in blocks for line in block.splitlines()]
+    entries = [line for line in lines if line and not line.startswith(":")]
+    return [re.sub(r"^.*<(.*)>$", r"\1", entry).lstrip("/") for entry in entries]
+
+
+def test_every_page_is_in_one_table_of_contents():
+    pages = [*DOCS.glob("*.md"), DOCS / "api" / "about.rst"]
+    listed = [name for path in pages for name in contents(path)]
+    written = {"catalogue", "recipes/index", "api/generated/index"}
+    assert sorted(listed) == sorted({path.stem for path in DOCS.glob("*.md")} - {"index"} | written)
+
+
+def test_the_sidebar_opens_with_at_most_twelve_entries():
+    top = contents(DOCS / "index.md")
+    assert len(top) <= 12
+    assert (top[0], top[-1]) == ("getting_started", "measured")
+    # What was measured is an appendix.
+    assert set(HOW_TO.values()) <= set(contents(DOCS / "measured.md"))
 
 
 def names_for_optax():
@@ -183,7 +207,7 @@ SEARCHED = {
     "gradient accumulation": "recipes/micro_batches",
     "ema": "recipes/average_for_evaluation",
     "muon": "recipes/muon_with_adamw",
-    "clip": "which_one",
+    "clip": "clipping",
     "nan": "recipes/skip_bad_steps",
     "plot schedule": "recipes/early_stopping",
     "multi-gpu": "distributed",
@@ -202,7 +226,7 @@ SEARCHED = {
 }
 
 
-# What users of other libraries ask for in their trackers, and do not find.
+# What users of other libraries ask for in their trackers, and what new users typed.
 ASKED = {
     "current learning rate": "recipes/current_rates",
     "log learning rate": "recipes/current_rates",
@@ -214,6 +238,20 @@ ASKED = {
     "reduce on plateau": "recipes/plateau",
     "several hosts": "distributed",
     "optimizer state sharding": "distributed",
+    "grad accumulation": "recipes/micro_batches",
+    "gradient clipping": "clipping",
+    "no decay bias": "recipes/decay_on_matrices",
+    "lasso": "recipes/lasso_path",
+    "implicit differentiation": "recipes/hypergradient",
+    "progress bar": "recipes/progress_bar",
+    "install gpu": "getting_started",
+    "l-bfgs bounds": "solutions",
+    "param groups": "recipes/several_optimizers",
+    "resume dropout": "recipes/end_to_end_nnx",
+    "root finding": "elsewhere",
+    "mental model": "mental_model",
+    "learning rate": "rates",
+    "save and load": "checkpoints",
 }
 
 
@@ -240,6 +278,58 @@ def test_a_search_finds_how_to_do_it_first():
         # Longer entries that contain the words get fewer points, by their length.
         longer = [entry for entry in entries if words in entry and entry != words]
         assert all(len(words) / len(entry) < 1 for entry in longer)
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="the search runs in JavaScript")
+def test_the_built_search_shows_the_right_page_first():
+    """In the pages as they were built last, with the search that they have."""
+    built = DOCS / "_build" / "html"
+    index = built / "searchindex.js"
+    sources = [*DOCS.glob("*.md"), *(DOCS.parent / "examples" / "recipes").glob("*.py")]
+    newest = max(path.stat().st_mtime for path in sources)
+    if not index.exists() or index.stat().st_mtime < newest:
+        pytest.skip("the documentation is not built, or was before a page changed")
+    expected = {**SEARCHED, **ASKED}
+    program = Path(__file__).with_name("first_hits.js")
+    command = ["node", str(program), str(built), *expected]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    hits = json.loads(done.stdout)
+    assert {words: hits[words] for words in expected} == expected
+
+
+@pytest.fixture
+def leaders(monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS))
+    from making import leaders
+
+    return leaders
+
+
+def test_choosing_says_what_the_leaderboard_saw(leaders):
+    """The first page's picture, the list under it in the guide, and the tables are one story."""
+    text = (DOCS / "choosing.md").read_text().partition("## What wins where")[2]
+    names = {"SOAP": "soap", "Muon": "muon", "Schedule-free AdamW": "schedule_free_adamw"}
+    names |= {"Lion": "lion", "SGD with momentum": "sgd, momentum"}
+    assert set(names.values()) == set(leaders.SHOWN)
+    said = {}
+    for entry in re.findall(r"^- (.*?)(?=\n- |\n\n)", text, re.MULTILINE | re.DOTALL)[:4]:
+        subject, _, rest = " ".join(entry.split()).removeprefix("**").partition("**")
+        wins, _, loses = rest.partition("loses")
+        for name in subject.split(" and "):
+            found = [
+                {p for p in leaders.PROBLEMS if p.replace("tabular", "table") in part}
+                for part in (wins.partition("On the")[0], loses)
+            ]
+            said[names[name]] = found
+    for name in leaders.SHOWN:
+        verdicts = {p: leaders.results(p)[name].verdict for p in leaders.PROBLEMS}
+        for verdict, found in zip(leaders.SEEN, said[name], strict=True):
+            assert found == {p for p, v in verdicts.items() if v == verdict}, (name, verdict)
+    drawn = "pictures/leaders.html"
+    assert drawn in text
+    assert drawn in (DOCS / "index.md").read_text()
+    ratio = leaders.results("image")["sgd, momentum"].ratio
+    assert f"{ratio:.0f}\ntimes AdamW's loss" in text
 
 
 def curves():

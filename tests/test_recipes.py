@@ -29,6 +29,7 @@ NEEDS = {
     "from_pytorch": "torch",
     "haiku_network": "haiku",
     "keras_fit": "keras",
+    "progress_bar": "tqdm",
     "resume_orbax": "orbax.checkpoint",
     "step_inside": "flax",
     "step_inside_equinox": "equinox",

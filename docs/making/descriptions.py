@@ -2,6 +2,7 @@
 
 import html
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ from docutils import nodes
 from sphinx.application import Sphinx
 
 LONGEST = 160
+API = "api/generated/index"
+INDEXES = (API, "recipes/index")
 
 
 def shortened(text: str) -> str:
@@ -41,6 +44,16 @@ def add_description(
         )
 
 
+def contents(app: Sphinx, page: str) -> Iterator[str]:
+    """The pages of the guide in the order of the sidebar; recipes and the API by their index."""
+    yield page
+    if page not in INDEXES:
+        for below in app.env.toctree_includes.get(page, []):
+            yield from contents(app, below)
+    elif page == API:
+        yield from (below for below in app.env.toctree_includes[page] if "/" not in below)
+
+
 def lines(app: Sphinx) -> list[str]:
     """The lines of llms.txt: each page of the tables of contents, with what it is about."""
     found = [
@@ -50,7 +63,7 @@ def lines(app: Sphinx) -> list[str]:
         "",
     ]
     env = app.env
-    for page in [env.config.root_doc, *env.toctree_includes.get(env.config.root_doc, [])]:
+    for page in contents(app, env.config.root_doc):
         title = env.titles[page].astext()
         about = description(env.get_doctree(page))
         found.append(f"- [{title}]({page}.html){f': {about}' if about else ''}")

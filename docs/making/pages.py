@@ -16,7 +16,7 @@ from sphinx.pycode import ModuleAnalyzer
 from sphinx.transforms import SphinxTransform
 
 import gradtx
-from making import arguments, measured, pictures, recipes, surfaces
+from making import arguments, leaders, measured, pictures, recipes, surfaces
 from making.entries import Entry, entries
 from making.writing import figure, heading, indented, patterns_linked, slug, write
 
@@ -56,8 +56,14 @@ FIRST = (
 )
 # Modules that hold names of the top level: nothing is said twice.
 GATHERED = ("checks", "contrib", "losses", "schedules", "transforms", "tree_utils")
-# In the chart of the first page.
+# In the chart of learning curves.
 SHOWN = ("adamw", "muon", "lion", "soap", "schedule_free_adamw", "sgd")
+# In the chart of what they keep; the catalogue has the others.
+WEIGHED = (
+    *("adafactor", "adagrad", "adahessian", "adam", "adam_mini", "adamw", "ademamix", "adopt"),
+    *("dog", "galore", "kron", "lamb", "lbfgs", "lion", "mars_adamw", "muon", "nadamw", "prodigy"),
+    *("rmsprop", "schedule_free_adamw", "sgd", "shampoo", "sm3", "soap", "sophia"),
+)
 
 
 def public(name: str) -> Any:
@@ -269,9 +275,7 @@ def catalogue_row(entry: Entry) -> tuple[str, ...]:
 
 
 def bars() -> str:
-    kept = {
-        e.name: e.bytes for e in entries().values() if e.kind == "optimizer" and e.bytes is not None
-    }
+    kept = {name: entries()[name].bytes or 0.0 for name in WEIGHED}
     rows = {name: [kept[name]] for name in sorted(kept, key=lambda name: (kept[name], name))}
     return pictures.bars(rows, "Bytes of state for each parameter")
 
@@ -303,6 +307,7 @@ def bodies() -> Iterator[tuple[Path, list[str]]]:
     yield from recipes.pages()
     title = "Training loss on handwritten digits"
     yield DOCS / "pictures" / "learning.html", [pictures.learning(SHOWN, title)]
+    yield DOCS / "pictures" / "leaders.html", [leaders.chart()]
     yield DOCS / "pictures" / "memory.html", [bars()]
     for name, drawn in {**measured.charts(), **surfaces.charts()}.items():
         yield DOCS / "pictures" / f"{name}.html", [drawn]

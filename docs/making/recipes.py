@@ -24,7 +24,7 @@ REMARKS = {
 GROUPS = {
     "A run from start to end": [
         *("early_stopping", "end_to_end_nnx", "end_to_end_equinox", "train_digits", "recommender"),
-        *("warmup", "plateau", "resume", "resume_orbax"),
+        *("warmup", "plateau", "progress_bar", "resume", "resume_orbax"),
     ],
     "Which leaves, and how": [
         *("frozen_layers", "layerwise_rates", "several_optimizers", "muon_with_adamw"),

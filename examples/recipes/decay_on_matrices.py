@@ -3,7 +3,8 @@
 A mask is a tree of booleans, a path pattern, or a function of the parameters. Biases and the
 scales of norms have one dimension, and shrinking them is harmful.
 
-Search: weight decay mask, no decay on bias and layer norm, exclude from weight decay
+Search: weight decay mask, no decay bias, no decay on bias and layer norm,
+exclude from weight decay
 """
 
 import jax

@@ -4,7 +4,8 @@ The loss returns the new batch statistics along with its value: ``has_aux=True``
 new key at each step. All of these go into one checkpoint, from which the run goes on as if it had
 never ended.
 
-Search: flax, linen, TrainState, batch statistics, dropout key, linen checkpoint, resume dropout
+Search: flax, linen, TrainState, batch statistics, dropout key, linen checkpoint,
+resume dropout in linen
 """
 
 import tempfile

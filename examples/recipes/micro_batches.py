@@ -3,7 +3,7 @@
 `accumulate` runs the optimizer once per window of micro-batches, with their mean gradient. In
 between, the parameters stay as they are.
 
-Search: gradient accumulation, large batch, out of memory, MultiSteps
+Search: gradient accumulation, grad accumulation, large batch, out of memory, MultiSteps
 """
 
 import jax

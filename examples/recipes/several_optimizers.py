@@ -3,7 +3,8 @@
 Muon takes the matrices, Adagrad by rows the table of words, and Adam everything else. Each group
 keeps its own state; `reset_group` gives one of them a new one in the middle of a run.
 
-Search: several optimizers, multiple optimizers, parameter groups, partition, reset optimizer
+Search: several optimizers, multiple optimizers, parameter groups, param groups,
+partition, reset optimizer
 """
 
 import jax

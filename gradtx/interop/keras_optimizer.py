@@ -74,6 +74,9 @@ def keras_optimizer(
     ``self.optimizer.stateless_apply(optimizer_variables, grads, trainable_variables, value=loss)``.
 
     >>> import gradtx
+    >>> import keras, numpy as np  # doctest: +SKIP
+    >>> x, y = np.ones((8, 3)), np.ones((8, 1))  # doctest: +SKIP
+    >>> model = keras.Sequential([keras.layers.Dense(1)])  # doctest: +SKIP
     >>> model.compile(keras_optimizer(gradtx.muon(0.02)), loss="mse")  # doctest: +SKIP
     >>> model.fit(x, y)  # doctest: +SKIP
     >>> keras_optimizer(gradtx.sgd(0.1), clipnorm=1.0)
@@ -114,6 +117,8 @@ def keras_objects() -> dict[str, Any]:
         ImportError: Keras is not installed.
         RuntimeError: Keras runs on another backend than JAX.
 
+    >>> import keras  # doctest: +SKIP
+    >>> path = "model.keras"  # doctest: +SKIP
     >>> model = keras.models.load_model(path, keras_objects())  # doctest: +SKIP
     """
     made = _keras_class()
