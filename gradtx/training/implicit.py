@@ -1,5 +1,6 @@
 """Derivatives of a solution as a fixed point, whichever optimizer found it."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
@@ -14,6 +15,7 @@ from gradtx.numerics import widen
 from gradtx.packed import packed_like, unpack
 from gradtx.pair import GradientTransformation
 from gradtx.paths import leaves_with_path, path_string, select
+from gradtx.shardings import automatic, explicit
 from gradtx.traits import Scope
 from gradtx.tree import cast_like, norm_sq, sub
 from gradtx.types import Array, Params, PyTree
@@ -322,6 +324,10 @@ def _solved(
     tol = eps ** (2 / 3) if options.tol is None else options.tol
 
     def reached(matrix: Callable[[PyTree], PyTree], right: PyTree) -> PyTree:
+        # An inner product of arrays that are divided over explicit axes asks how it is sharded.
+        return automatic(functools.partial(steps, explicit(matrix, right)), right, right)
+
+    def steps(matrix: Callable[[PyTree], PyTree], right: PyTree) -> PyTree:
         if method == "gmres":
             outer = -(-options.max_steps // _RESTART)
             u, _ = sparse.gmres(matrix, right, tol=tol, restart=_RESTART, maxiter=outer)
