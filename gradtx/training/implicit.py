@@ -17,7 +17,7 @@ from gradtx.pair import GradientTransformation
 from gradtx.paths import leaves_with_path, path_string, select
 from gradtx.shardings import automatic, explicit
 from gradtx.traits import Scope
-from gradtx.tree import cast_like, norm_sq, sub
+from gradtx.tree import add_scale, cast_like, norm_sq, sub, vdot
 from gradtx.types import Array, Params, PyTree
 
 LinearMethod = Literal["cg", "gmres", "bicgstab"]
@@ -324,18 +324,49 @@ def _solved(
     tol = eps ** (2 / 3) if options.tol is None else options.tol
 
     def reached(matrix: Callable[[PyTree], PyTree], right: PyTree) -> PyTree:
-        # An inner product of arrays that are divided over explicit axes asks how it is sharded.
+        # JAX's inner products of arrays that are divided over explicit axes ask for a sharding.
         return automatic(functools.partial(steps, explicit(matrix, right)), right, right)
 
     def steps(matrix: Callable[[PyTree], PyTree], right: PyTree) -> PyTree:
-        if method == "gmres":
-            outer = -(-options.max_steps // _RESTART)
-            u, _ = sparse.gmres(matrix, right, tol=tol, restart=_RESTART, maxiter=outer)
+        most = options.max_steps
+        if method == "cg":
+            u = _conjugate_gradients(matrix, right, tol, most)
+        elif method == "bicgstab":
+            u, _ = sparse.bicgstab(matrix, right, tol=tol, maxiter=most)
         else:
-            u, _ = getattr(sparse, method)(matrix, right, tol=tol, maxiter=options.max_steps)
+            outer = -(-most // _RESTART)
+            u, _ = sparse.gmres(matrix, right, tol=tol, restart=_RESTART, maxiter=outer)
         solved = norm_sq(sub(matrix(u), right)) <= max(_UNSOLVED, tol) ** 2 * norm_sq(right)
         return jax.tree.map(lambda u: jnp.where(solved, u, jnp.nan), u)
 
     return jax.lax.custom_linear_solve(
         matrix, right, reached, transpose_solve=reached, symmetric=method == "cg"
     )
+
+
+def _conjugate_gradients(
+    matrix: Callable[[PyTree], PyTree], right: PyTree, tol: float, most: int
+) -> PyTree:
+    """The method of conjugate gradients, from zeros.
+
+    JAX's takes inner products of flat vectors, for which leaves that are divided along two axes are
+    put together on each device.
+    """
+    enough = tol**2 * norm_sq(right)
+
+    def go_on(now: Any) -> Array:
+        *_, square, steps = now
+        return (square > enough) & (steps < most)
+
+    def step(now: Any) -> Any:
+        u, residual, direction, square, steps = now
+        product = matrix(direction)
+        length = square / vdot(direction, product)
+        u = add_scale(u, length, direction)
+        residual = add_scale(residual, -length, product)
+        following = norm_sq(residual)
+        direction = add_scale(residual, following / square, direction)
+        return u, residual, direction, following, steps + 1
+
+    zeros = jax.tree.map(jnp.zeros_like, right)
+    return jax.lax.while_loop(go_on, step, (zeros, right, right, norm_sq(right), 0))[0]

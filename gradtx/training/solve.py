@@ -154,8 +154,7 @@ def _close(tree: PyTree, other: PyTree) -> Array:
     """Whether each leaf is within a few roundings of the other."""
 
     def within(a: Array, b: Array) -> Array:
-        most = 4 * jnp.finfo(a.dtype).eps * jnp.linalg.norm(widen(a).ravel())
-        return jnp.linalg.norm((widen(a) - widen(b)).ravel()) <= most
+        return global_norm(widen(a) - widen(b)) <= 4 * jnp.finfo(a.dtype).eps * global_norm(a)
 
     return _every(within, tree, other)
 
