@@ -174,16 +174,15 @@ def on_explicit_axes(
     ]
     found = {path_string(k): jax.typeof(x).sharding for k, x in by_path if explicit_mesh(x)}
 
-    def inside(*trees: Any) -> Any:
-        *trees, arrays = trees if divided else (numbers, *trees)
+    def inside(entered: Any, arrays: dict[str, Any], *trees: Any) -> Any:
+        entered = numbers if entered is None else entered
         if shardings_are_known():
-            return run(*trees, **arrays, **functions)
+            return run(entered, *trees, **arrays, **functions)
         with known_shardings(found, balance=False):
-            return run(*trees, **arrays, **functions)
+            return run(entered, *trees, **arrays, **functions)
 
-    divided = explicit_mesh(numbers) is not None
-    first = (numbers,) if divided else ()
-    return automatic(inside, like, *first, updates, state, params, arrays)
+    entered = None if explicit_mesh(numbers) is None else numbers
+    return automatic(inside, like, entered, arrays, updates, state, params)
 
 
 @contextlib.contextmanager

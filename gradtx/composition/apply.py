@@ -156,10 +156,13 @@ def take_step(
 ) -> tuple[Params, State]:
     """The parameters and the state after a step: by ``tx.step``, or else by ``tx.update``."""
     tx = with_extra_args_support(tx)
+    structure: Any
     numbers, structure = jax.tree.flatten(tx)
 
-    def step(inside: Any, updates: Updates, state: State, params: Params, **extra_args: Any) -> Any:
-        run = functools.partial(_run, tx if inside is numbers else structure.unflatten(inside))
+    def step(
+        entered: Any, updates: Updates, state: State, params: Params, **extra_args: Any
+    ) -> Any:
+        run = functools.partial(_run, tx if entered is numbers else structure.unflatten(entered))
         updates, params = as_arrays(updates), as_arrays(params)
         if not any(map(is_stored, jax.tree.leaves(state, is_leaf=is_stored))):
             return run(updates, state, params, **extra_args)

@@ -167,8 +167,8 @@ def _check_links(tx: GradientTransformation, params: Params) -> None:
     for i, part in enumerate(parts):
         maps = [each for each in (part, *part.within) if each.traits.nearest is not None]
         if any(name_of(each) in _PENALIZED for each in maps):
-            before = [link for other in parts[:i] for link in _links(other)]
-            wrong = [link for link in before if name_of(link) != "identity"]
+            earlier = [link for other in parts[:i] for link in _links(other)]
+            wrong = [link for link in earlier if name_of(link) != "identity"]
             why = (
                 "the penalty's map gets the rate of its inner optimizer alone. Pass a chain of "
                 "both as the inner optimizer of proximal"
