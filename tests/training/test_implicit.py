@@ -323,6 +323,12 @@ def test_memory_does_not_grow_with_the_steps():
             "project in a chain with project.*what sets have in common",
         ),
         (
+            gradtx.chain(gradtx.sgd(0.1), gradtx.project("simplex"), gradtx.scale_by_adam()),
+            True,
+            ValueError,
+            "scale_by_adam in a chain with project",
+        ),
+        (
             gradtx.chain(gradtx.sgd(0.1), gradtx.freeze("a")),
             True,
             ValueError,
@@ -628,3 +634,58 @@ def test_the_dual_of_logistic_regression():
     np.testing.assert_allclose(by_dual(at), primal(at), atol=1e-7)
     np.testing.assert_allclose(jax.jacrev(by_dual)(at), exact, atol=1e-6)
     np.testing.assert_allclose(jax.jacrev(primal)(at), exact, atol=1e-6)
+
+
+def by_method(spread, implicit, scale=1.0):
+    """The derivative of a solution whose Hessian is that scale times ``diag(1, 1 + spread)``."""
+    curvatures = jnp.array([1.0, 1.0 + spread])
+
+    def loss(x, target):
+        return scale * (jnp.sum(curvatures * x**2) / 2 - target * jnp.sum(x))
+
+    def solution(target):
+        tx = gradtx.sgd(0.1)
+        return gradtx.solve(loss, jnp.zeros(2), tx, target, implicit=implicit).params
+
+    return jax.jvp(solution, (0.0,), (1.0,))[1]
+
+
+@pytest.mark.slow
+def test_how_exact_the_linear_system_is_solved():
+    """A step of conjugate gradients leaves the residual ``spread / (2 + spread)``, relatively."""
+    exact = functools.partial(np.testing.assert_allclose, rtol=1e-9)
+    for scale in (1e-6, 1e6):
+        exact(by_method(2.0, True, scale), [1, 1 / 3])
+        # Half a percent is near enough, and above one percent is no solution.
+        one_step = by_method(0.01, Implicit(max_steps=1), scale)
+        exact(one_step, [2 / 2.01, 2 / 2.01])
+        exact(by_method(0.01, Implicit(tol=0.006), scale), one_step)
+        assert np.isnan(by_method(0.03, Implicit(max_steps=1), scale)).all()
+    exact(by_method(2.0, Implicit(max_steps=2)), [1, 1 / 3])
+    assert np.isnan(by_method(2.0, Implicit("bicgstab", max_steps=1))).all()
+    exact(by_method(2.0, Implicit("gmres", max_steps=1)), [1, 1 / 3])
+    # A larger tolerance is what is asked for.
+    assert np.isfinite(by_method(0.1, Implicit(tol=0.1))).all()
+
+
+@pytest.mark.slow
+def test_the_default_tolerance():
+    rng = np.random.default_rng(1)
+    curvatures = jnp.asarray(np.logspace(0, 3, 30))
+    right = jnp.asarray(rng.normal(size=30))
+
+    def derivative(implicit):
+        def solution(target):
+            def loss(x, target):
+                return jnp.sum(curvatures * x**2) / 2 - target * jnp.sum(right * x)
+
+            start = jnp.zeros(30)
+            return gradtx.solve(loss, start, gradtx.sgd(1e-4), target, implicit=implicit).params
+
+        return jax.jvp(solution, (0.0,), (1.0,))[1]
+
+    tol = float(np.finfo(float).eps ** (2 / 3))
+    default = derivative(True)
+    np.testing.assert_array_equal(default, derivative(Implicit(tol=tol)))
+    for other in (tol / 30, tol * 30):
+        assert not np.array_equal(default, derivative(Implicit(tol=other)))
