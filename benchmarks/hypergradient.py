@@ -13,6 +13,7 @@ proximal map.
 import argparse
 import datetime
 import os
+import textwrap
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
@@ -157,11 +158,15 @@ def table(rows: int, columns: int) -> str:
 def circumstances() -> str:
     """When and where the times were taken."""
     versions = ", ".join(f"{name} {version(name)}" for name in ("jax", "jaxopt", "optimistix"))
-    load = os.getloadavg()[2]
-    return (
-        f"Taken on {datetime.date.today():%d %B %Y} with {versions}, on {os.cpu_count()} cores. "
-        f"The load of the last 15 minutes was {load:.0f}: where it is above the number of cores, "
-        "other work shared them, and ratios of two runs may differ by a third."
+    load, cores = os.getloadavg()[2], os.cpu_count() or 1
+    shared = (
+        f" that other work shared (load {load:.0f} over 15 minutes): ratios of two runs differ by "
+        "up to a third"
+    )
+    return textwrap.fill(
+        f"Taken on {datetime.date.today():%d %B %Y} with {versions}, on {cores} "
+        f"cores{shared if load > cores else ''}.",
+        width=120,
     )
 
 
