@@ -290,9 +290,11 @@ def solve(
         parameters before it.
 
     Raises:
-        ValueError: `max_steps` or a tolerance is negative; `inside` is given; `implicit` has a
-            field out of range, or is not possible with `tx` or `unrolled`.
-        TypeError: the solution is differentiated without `implicit` or `unrolled`, or with
+        ValueError: `max_steps` or a tolerance is negative; a tolerance is several numbers; `inside`
+            is given; `implicit` has a field out of range, or is not possible with `tx` or
+            `unrolled`.
+        TypeError: a tolerance is no number; a trained parameter is an array of integers; the
+            solution is differentiated without `implicit` or `unrolled`, or with
             `unrolled` in reverse mode where there is a loop of unknown length.
 
     >>> import gradtx
