@@ -1,6 +1,7 @@
 """The gradient of a validation loss in a penalty's strength, beside JAXopt and Optimistix.
 
     python -m benchmarks.hypergradient [ROWS COLUMNS]
+    python -m benchmarks.hypergradient --docs           write the table into docs/solutions.md
 
 Ridge by L-BFGS and the lasso by proximal gradient steps, of 10,000 x 1,000 numbers unless told, in
 float32. Each library solves and differentiates the solution: to the same tolerance, from zeros, in
@@ -9,8 +10,13 @@ that program; the error is that of the derivative to the closed form in float64.
 proximal map.
 """
 
-import sys
+import argparse
+import datetime
+import os
+import textwrap
 from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,9 +24,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import gradtx
-from benchmarks.tables import markdown
+from benchmarks.tables import markdown, put_table
 from benchmarks.timing import interleaved, ratio
 
+PAGE = Path(__file__).parents[1] / "docs" / "solutions.md"
 ROUNDS, TOLERANCE, MOST = 7, 1e-5, 1000
 RIDGE, LASSO = 0.3, 0.05
 
@@ -132,20 +139,47 @@ def rows_of(problem: str, runs: dict[str, Any], strength: float, truth: float, x
         yield [problem, name, f"{times:.2f}", f"{memory:.2f}", f"{error:.0e}"]
 
 
-def main(rows: int = 10_000, columns: int = 1_000) -> None:
+def table(rows: int, columns: int) -> str:
     x, y = data(rows, columns)
     xy = jnp.asarray(x, jnp.float32), jnp.asarray(y, jnp.float32)
     everything = np.ones(columns, bool)
     ridges = {"gradtx": ridge, "JAXopt": ridge_by_jaxopt, "Optimistix": ridge_by_optimistix}
     truth = exact(x, y, RIDGE, everything, None)
-    table = [*rows_of("ridge", ridges, RIDGE, truth, xy)]
+    cells = [*rows_of("ridge", ridges, RIDGE, truth, xy)]
     rate = rate_for(xy[0][0])
     lassos = {"gradtx": lasso(rate), "JAXopt": lasso_by_jaxopt(rate)}
     w = np.asarray(jax.jit(lassos["gradtx"])(jnp.float32(LASSO), xy[0][0], xy[1][0]))
     truth = exact(x, y, LASSO, w != 0, np.sign(w))
-    table += rows_of("lasso", lassos, LASSO, truth, xy)
-    print(markdown("", ["problem", "library", "time", "temporaries, MB", "relative error"], table))
+    cells += rows_of("lasso", lassos, LASSO, truth, xy)
+    header = ["problem", "library", "time", "temporaries, MB", "relative error"]
+    return markdown("", header, cells)
+
+
+def circumstances() -> str:
+    """When and where the times were taken."""
+    versions = ", ".join(f"{name} {version(name)}" for name in ("jax", "jaxopt", "optimistix"))
+    load, cores = os.getloadavg()[2], os.cpu_count() or 1
+    shared = (
+        f" that other work shared (load {load:.0f} over 15 minutes): ratios of two runs differ by "
+        "up to a third"
+    )
+    return textwrap.fill(
+        f"Taken on {datetime.date.today():%d %B %Y} with {versions}, on {cores} "
+        f"cores{shared if load > cores else ''}.",
+        width=120,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="A hypergradient beside JAXopt and Optimistix.")
+    parser.add_argument("size", nargs="*", type=int, default=[10_000, 1_000])
+    parser.add_argument("--docs", action="store_true")
+    given = parser.parse_args()
+    text = f"{table(*given.size)}\n{circumstances()}"
+    print(text)
+    if given.docs:
+        put_table(PAGE, "python -m benchmarks.hypergradient", text)
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main()

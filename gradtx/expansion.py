@@ -105,10 +105,17 @@ class Expansion:
             run = _program(structure, whole_form())
             done = run(numbers, updates, state, params, **arrays)
             return done
+        numbers, structure = self.declaration.flatten()
+
+        def of_numbers(entered: Any, *trees: Any, **extra_args: Any) -> Any:
+            same = entered is numbers
+            expansion = self if same else Expansion(Declaration.unflatten(structure, entered))
+            return expansion._update(*trees, **extra_args)
+
         with one_by_one(program is False):
             updates, params = as_arrays(updates), as_arrays(params)
             like = updates, state
-            return on_explicit_axes(self._update, like, updates, state, params, extra_args)
+            return on_explicit_axes(of_numbers, like, numbers, updates, state, params, extra_args)
 
     def _update(
         self, updates: Updates, state: State, params: Params | None = None, **extra_args: Any

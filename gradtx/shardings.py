@@ -141,12 +141,13 @@ def stacks_are_balanced() -> bool:
 def on_explicit_axes(
     run: Callable[..., tuple[Any, State]],
     like: PyTree,
+    numbers: Any,
     updates: Updates,
     state: State,
     params: Params | None,
     extra_args: dict[str, Any],
 ) -> tuple[Any, State]:
-    """``run(updates, state, params, **extra_args)`` where no axis is explicit.
+    """``run(numbers, updates, state, params, **extra_args)`` where no axis is explicit.
 
     The shardings that the types of the updates name, or else those of the parameters, are known
     inside. Outside of a mesh with explicit axes this is `run`.
@@ -154,6 +155,7 @@ def on_explicit_axes(
     Args:
         run: an update or a whole step.
         like: a tree like its result, in whose shardings the result is.
+        numbers: the hyperparameters that are arrays.
         updates: the updates.
         state: the state.
         params: the parameters.
@@ -163,22 +165,24 @@ def on_explicit_axes(
     leaves = jax.tree.leaves((updates, state, params, arrays))
     if not any(map(is_tracer, leaves)):
         with _told_to_compile(leaves):
-            return run(updates, state, params, **extra_args)
+            return run(numbers, updates, state, params, **extra_args)
     if explicit_mesh(leaves) is None:
-        return run(updates, state, params, **extra_args)
+        return run(numbers, updates, state, params, **extra_args)
     functions = {n: explicit(v, params) for n, v in extra_args.items() if callable(v)}
     by_path = [
         leaf for tree in (params, updates) for leaf in jax.tree_util.tree_leaves_with_path(tree)
     ]
     found = {path_string(k): jax.typeof(x).sharding for k, x in by_path if explicit_mesh(x)}
 
-    def inside(updates: Updates, state: State, params: Params | None, arrays: Any) -> Any:
+    def inside(entered: Any, arrays: dict[str, Any], *trees: Any) -> Any:
+        entered = numbers if entered is None else entered
         if shardings_are_known():
-            return run(updates, state, params, **arrays, **functions)
+            return run(entered, *trees, **arrays, **functions)
         with known_shardings(found, balance=False):
-            return run(updates, state, params, **arrays, **functions)
+            return run(entered, *trees, **arrays, **functions)
 
-    return automatic(inside, like, updates, state, params, arrays)
+    entered = None if explicit_mesh(numbers) is None else numbers
+    return automatic(inside, like, entered, arrays, updates, state, params)
 
 
 @contextlib.contextmanager

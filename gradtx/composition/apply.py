@@ -141,20 +141,28 @@ def loses_small_steps(params: Params, state: State) -> str | None:
     )
 
 
+def _run(
+    tx: GradientTransformation, updates: Updates, state: State, params: Params, **extra_args: Any
+) -> Any:
+    if tx.step is not None:
+        return tx.step(updates, state, params, **extra_args)
+    last = functools.partial(_adding, params, updates)
+    new, (state,), done = through([tx], updates, [state], params, extra_args, last)
+    return new if done else apply_updates(params, new), state
+
+
 def take_step(
     tx: GradientTransformation, updates: Updates, state: State, params: Params, **extra_args: Any
 ) -> tuple[Params, State]:
     """The parameters and the state after a step: by ``tx.step``, or else by ``tx.update``."""
     tx = with_extra_args_support(tx)
+    structure: Any
+    numbers, structure = jax.tree.flatten(tx)
 
-    def run(updates: Updates, state: State, params: Params, **extra_args: Any) -> Any:
-        if tx.step is not None:
-            return tx.step(updates, state, params, **extra_args)
-        last = functools.partial(_adding, params, updates)
-        new, (state,), done = through([tx], updates, [state], params, extra_args, last)
-        return new if done else apply_updates(params, new), state
-
-    def step(updates: Updates, state: State, params: Params, **extra_args: Any) -> Any:
+    def step(
+        entered: Any, updates: Updates, state: State, params: Params, **extra_args: Any
+    ) -> Any:
+        run = functools.partial(_run, tx if entered is numbers else structure.unflatten(entered))
         updates, params = as_arrays(updates), as_arrays(params)
         if not any(map(is_stored, jax.tree.leaves(state, is_leaf=is_stored))):
             return run(updates, state, params, **extra_args)
@@ -164,7 +172,7 @@ def take_step(
 
     like = params, state
     try:
-        return on_explicit_axes(step, like, updates, state, params, extra_args)
+        return on_explicit_axes(step, like, numbers, updates, state, params, extra_args)
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
         if tx.declaration is not None:
             explain(tx.declaration.name, error, tx.init, updates, state, params)

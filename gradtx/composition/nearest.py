@@ -10,6 +10,9 @@ from gradtx.types import Params
 Nearest: TypeAlias = Callable[[Params, Any], Params]
 """``(params, rate) -> params``: a projection, or the proximal map of a penalty at a rate."""
 
+OF_ENTRIES = ("box", "hypercube", "linf_ball", "non_negative")
+"""The projections, by name, that treat each entry by itself."""
+
 
 def nearest_in(tx: GradientTransformation) -> Nearest | None:
     """The map by which `tx`, or what is within it, keeps parameters to a set or penalizes them.

@@ -1,21 +1,23 @@
 """Derivatives of a solution as a fixed point, whichever optimizer found it."""
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
-from jax.flatten_util import ravel_pytree
 
 from gradtx.checks import check_integer
-from gradtx.composition.nearest import Nearest
+from gradtx.composition.nearest import OF_ENTRIES, Nearest, nearest_in
 from gradtx.composition.scalings import beyond_scalings, name_of
 from gradtx.numerics import widen
 from gradtx.packed import packed_like, unpack
 from gradtx.pair import GradientTransformation
+from gradtx.paths import leaves_with_path, path_string, select
+from gradtx.shardings import automatic, explicit
 from gradtx.traits import Scope
-from gradtx.tree import norm_sq
+from gradtx.tree import add_scale, cast_like, norm_sq, sub, vdot
 from gradtx.types import Array, Params, PyTree
 
 LinearMethod = Literal["cg", "gmres", "bicgstab"]
@@ -26,8 +28,14 @@ _UNSOLVED = 1e-2
 # Arguments of optimizers that add a penalty which is not in their record.
 _ADDED = ("weight_decay", "l1_regularization_strength", "l2_regularization_strength")
 
-# Projections that treat each entry by itself.
-_OF_ENTRIES = ("box", "hypercube", "linf_ball", "non_negative")
+# What adds a penalty to the loss by its proximal map, at the rate of its own step.
+_PENALIZED = ("proximal", "proximal_gradient_descent", "proximal_adagrad", "adagrad_da")
+
+# What ends elsewhere than where the gradient of every leaf is zero.
+_STOPPING = {
+    "set_to_zero": "keeps leaves from moving: pass trainable= to solve, so that they are constants",
+    "centralize": "moves no mean: write the loss as a function of what moves",
+}
 
 # JAX's GMRES keeps so many vectors, and then restarts from the solution that they give.
 _RESTART = 20
@@ -81,8 +89,15 @@ class Implicit(NamedTuple):
     rate: float = 1.0
 
 
-def checked(implicit: bool | Implicit, tx: GradientTransformation, nearest: Any) -> Implicit | None:
+def checked(
+    implicit: bool | Implicit, tx: GradientTransformation, params: Params
+) -> Implicit | None:
     """The argument `implicit` of :func:`solve` as a record; None for False.
+
+    Args:
+        implicit: the argument.
+        tx: the optimizer.
+        params: the trained parameters.
 
     Raises:
         ValueError: a field is out of its range; `tx` does not end at a fixed point that follows
@@ -99,7 +114,7 @@ def checked(implicit: bool | Implicit, tx: GradientTransformation, nearest: Any)
         raise ValueError(
             f"solve: implicit.method must be 'cg', 'gmres', 'bicgstab' or None, not {method!r}"
         )
-    if method == "cg" and nearest is not None:
+    if method == "cg" and nearest_in(tx) is not None:
         raise ValueError(
             "solve: implicit.method='cg' needs a symmetric matrix, which that of a projected or "
             "proximal step is not: use 'gmres' or 'bicgstab'"
@@ -112,17 +127,21 @@ def checked(implicit: bool | Implicit, tx: GradientTransformation, nearest: Any)
     ):
         if not fits:
             raise ValueError(f"solve: implicit.{name} must be {range} and finite, not {value!r}")
-    _check_optimizer(tx)
+    _check_optimizer(tx, unpack(params))
     return options
 
 
-def _check_optimizer(tx: GradientTransformation) -> None:
+def _check_optimizer(tx: GradientTransformation, params: Params) -> None:
     """Raise ValueError if the end points of `tx` do not follow from its record and the loss."""
     for each in (tx, *tx.within):
-        _check_projections(each)
+        _check_links(each, params)
         if each.declaration is None:
             continue
         name, arguments = each.declaration.name, each.declaration.arguments
+        if name in _STOPPING:
+            raise ValueError(
+                f"solve: implicit= is not possible with {name}, which {_STOPPING[name]}"
+            )
         added = _ADDED + (("l1", "l2") if name == "shrink_params" else ())
         for argument in added if each.traits.nearest is None else ():
             value = arguments.get(argument, 0)
@@ -142,24 +161,73 @@ def _check_optimizer(tx: GradientTransformation) -> None:
             )
 
 
-def _check_projections(tx: GradientTransformation) -> None:
-    """Raise ValueError if a link of a chain projects what another has preconditioned.
-
-    The end point is then no solution, except where each entry has a step and a bound of its own.
-    """
+def _check_links(tx: GradientTransformation, params: Params) -> None:
+    """Raise ValueError if other links of a chain move the end point away from the solution."""
     parts = tx.parts if tx.parts is not None and tx.traits.on_part is None else ()
-    for part in parts:
-        if part.declaration is None or part.declaration.name != "project":
-            continue
-        by_entry = part.declaration.arguments["projection"] in _OF_ENTRIES
-        for link in (link for other in parts if other != part for link in beyond_scalings(other)):
-            alone = link.rule is not None and link.rule.scope is Scope.ENTRY
-            if not (by_entry and alone) and name_of(link) not in ("trace", "project"):
-                raise ValueError(
-                    f"solve: implicit= is not possible with {name_of(link)} before {part!r:.100}: "
-                    "projected steps of more than one rate end elsewhere than at the solution. Use "
-                    "sgd, or proximal(sgd(...), ..., accelerated=True)"
-                )
+    for i, part in enumerate(parts):
+        maps = [each for each in (part, *part.within) if each.traits.nearest is not None]
+        if any(name_of(each) in _PENALIZED for each in maps):
+            earlier = [link for other in parts[:i] for link in _links(other)]
+            wrong = [link for link in earlier if name_of(link) != "identity"]
+            why = (
+                "the penalty's map gets the rate of its inner optimizer alone. Pass a chain of "
+                "both as the inner optimizer of proximal"
+            )
+        else:
+            before, after = parts[:i], parts[i + 1 :]
+            others = [(link, False) for other in before for link in beyond_scalings(other)]
+            others += [(link, True) for other in after for link in beyond_scalings(other)]
+            wrong = [link for link, late in others if not _agree(maps, link, late, params)]
+            why = (
+                "projected steps of more than one rate, or into one set after another, end "
+                "elsewhere than at the solution. Use sgd or proximal(sgd(...), ..., "
+                "accelerated=True), and one function that projects onto what sets have in common"
+            )
+        if maps and wrong:
+            names = f"{name_of(wrong[0])} in a chain with {part!r:.100}"
+            raise ValueError(f"solve: implicit= is not possible with {names}: {why}")
+
+
+def _links(tx: GradientTransformation) -> list[GradientTransformation]:
+    """The parts that updates pass through one after another; `tx` if it has none."""
+    if tx.parts is None or tx.traits.on_part is not None:
+        return [tx]
+    return [link for part in tx.parts for link in _links(part)]
+
+
+def _agree(
+    maps: list[GradientTransformation], link: GradientTransformation, late: bool, params: Params
+) -> bool:
+    """Whether a chain of projections and another link ends at the solution.
+
+    It does where each entry has a step and a bound of its own, and where a search only shortens the
+    step between two points of the set.
+    """
+    if name_of(link) == "trace" or (late and link.traits.searches):
+        return True
+    if name_of(link) == "project" and not _leaves_of(link, params) & _union(maps, params):
+        return True
+    alone = link.rule is not None and link.rule.scope is Scope.ENTRY
+    return all(map(_by_entry, maps)) and (alone or _by_entry(link))
+
+
+def _by_entry(tx: GradientTransformation) -> bool:
+    """Whether a transformation bounds each entry by itself."""
+    if name_of(tx) == "project":
+        return tx.declaration is not None and tx.declaration.arguments["projection"] in OF_ENTRIES
+    return name_of(tx) in ("keep_params_nonnegative", "scale_by_lbfgsb")
+
+
+def _leaves_of(tx: GradientTransformation, params: Params) -> set[str]:
+    """The paths of the leaves that a projection sees."""
+    where = tx.declaration.arguments.get("where") if tx.declaration is not None else None
+    return {
+        path_string(path) for path, p in leaves_with_path(select(params, where))[0] if p is not None
+    }
+
+
+def _union(maps: list[GradientTransformation], params: Params) -> set[str]:
+    return {path for each in maps for path in _leaves_of(each, params)}
 
 
 class _Reals(NamedTuple):
@@ -227,14 +295,17 @@ def differentiable(
     method = options.method or ("cg" if nearest is None else "gmres")
 
     def tangents(jacobian: Callable[[PyTree], PyTree], right: PyTree) -> PyTree:
+        dtype = jnp.result_type(*jax.tree.leaves(right))
+
+        def matrix(u: PyTree) -> PyTree:
+            moved = jacobian(cast_like(u, right))
+            return jax.tree.map(lambda a, b: a.astype(dtype) + options.ridge * b, moved, u)
+
         # JAX transposes the solve only if all leaves of the right-hand side are differentiated. A
-        # leaf in a separate term of the loss is not; a single vector always is.
-        vector, back = ravel_pytree(right)
-
-        def matrix(u: Array) -> Array:
-            return ravel_pytree(jacobian(back(u)))[0] + options.ridge * u
-
-        return back(_solved(matrix, vector, method, options))
+        # leaf in a separate term of the loss is not; behind a barrier all are.
+        together = jax.lax.optimization_barrier(right)
+        wide = jax.tree.map(lambda b: b.astype(dtype), together)
+        return cast_like(_solved(matrix, wide, method, options), right)
 
     solution = reals.of(unpack(params))
     x = jax.lax.custom_root(residual, solution, lambda _, x: x, tangents)
@@ -242,22 +313,60 @@ def differentiable(
 
 
 def _solved(
-    matrix: Callable[[Array], Array], right: Array, method: str, options: Implicit
-) -> Array:
-    """The solution of a linear system, by products alone; NaN where none was reached."""
+    matrix: Callable[[PyTree], PyTree], right: PyTree, method: str, options: Implicit
+) -> PyTree:
+    """The solution of a linear system, by products alone; NaN where none was reached.
+
+    Vectors are trees, each leaf of which stays divided over devices as it is.
+    """
     sparse = jax.scipy.sparse.linalg
-    tol = float(jnp.finfo(right.dtype).eps) ** (2 / 3) if options.tol is None else options.tol
+    eps = float(jnp.finfo(jax.tree.leaves(right)[0].dtype).eps)
+    tol = eps ** (2 / 3) if options.tol is None else options.tol
 
-    def reached(matrix: Callable[[Array], Array], right: Array) -> Array:
-        if method == "gmres":
-            outer = -(-options.max_steps // _RESTART)
-            u, _ = sparse.gmres(matrix, right, tol=tol, restart=_RESTART, maxiter=outer)
+    def reached(matrix: Callable[[PyTree], PyTree], right: PyTree) -> PyTree:
+        # JAX's inner products of arrays that are divided over explicit axes ask for a sharding.
+        return automatic(functools.partial(steps, explicit(matrix, right)), right, right)
+
+    def steps(matrix: Callable[[PyTree], PyTree], right: PyTree) -> PyTree:
+        most = options.max_steps
+        if method == "cg":
+            u = _conjugate_gradients(matrix, right, tol, most)
+        elif method == "bicgstab":
+            u, _ = sparse.bicgstab(matrix, right, tol=tol, maxiter=most)
         else:
-            u, _ = getattr(sparse, method)(matrix, right, tol=tol, maxiter=options.max_steps)
-        solved = norm_sq(matrix(u) - right) <= max(_UNSOLVED, tol) ** 2 * norm_sq(right)
-        return jnp.where(solved, u, jnp.nan)
+            outer = -(-most // _RESTART)
+            u, _ = sparse.gmres(matrix, right, tol=tol, restart=_RESTART, maxiter=outer)
+        solved = norm_sq(sub(matrix(u), right)) <= max(_UNSOLVED, tol) ** 2 * norm_sq(right)
+        return jax.tree.map(lambda u: jnp.where(solved, u, jnp.nan), u)
 
-    solution: Array = jax.lax.custom_linear_solve(
+    return jax.lax.custom_linear_solve(
         matrix, right, reached, transpose_solve=reached, symmetric=method == "cg"
     )
-    return solution
+
+
+def _conjugate_gradients(
+    matrix: Callable[[PyTree], PyTree], right: PyTree, tol: float, most: int
+) -> PyTree:
+    """The method of conjugate gradients, from zeros.
+
+    JAX's takes inner products of flat vectors, for which leaves that are divided along two axes are
+    put together on each device.
+    """
+    enough = tol**2 * norm_sq(right)
+
+    def go_on(now: Any) -> Array:
+        *_, square, steps = now
+        return (square > enough) & (steps < most)
+
+    def step(now: Any) -> Any:
+        u, residual, direction, square, steps = now
+        product = matrix(direction)
+        length = square / vdot(direction, product)
+        u = add_scale(u, length, direction)
+        residual = add_scale(residual, -length, product)
+        following = norm_sq(residual)
+        direction = add_scale(residual, following / square, direction)
+        return u, residual, direction, following, steps + 1
+
+    zeros = jax.tree.map(jnp.zeros_like, right)
+    return jax.lax.while_loop(go_on, step, (zeros, right, right, norm_sq(right), 0))[0]

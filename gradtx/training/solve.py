@@ -8,15 +8,18 @@ from typing import Any, Generic, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from gradtx.checks import check_integer
 from gradtx.composition.nearest import nearest_in
 from gradtx.declaration import read_by_people
+from gradtx.engine.leaves import parameter
 from gradtx.numerics import widen
 from gradtx.numerics.derivatives import forward_only, has_while, without_derivative
+from gradtx.numerics.tracing import is_tracer
 from gradtx.packed import packed_like, unpack
 from gradtx.pair import GradientTransformation, with_extra_args_support
-from gradtx.paths import Where, merge, select
+from gradtx.paths import Where, leaves_with_path, merge, select
 from gradtx.rows import is_rows
 from gradtx.scheduled import ScheduledState
 from gradtx.training.implicit import Implicit, checked, differentiable
@@ -151,8 +154,7 @@ def _close(tree: PyTree, other: PyTree) -> Array:
     """Whether each leaf is within a few roundings of the other."""
 
     def within(a: Array, b: Array) -> Array:
-        most = 4 * jnp.finfo(a.dtype).eps * jnp.linalg.norm(widen(a).ravel())
-        return jnp.linalg.norm((widen(a) - widen(b)).ravel()) <= most
+        return global_norm(widen(a) - widen(b)) <= 4 * jnp.finfo(a.dtype).eps * global_norm(a)
 
     return _every(within, tree, other)
 
@@ -172,13 +174,28 @@ def _waits(
     return following & ~this
 
 
-def _as_arrays(params: ParamsT) -> ParamsT:
-    return jax.tree.map(lambda p: jnp.asarray(p, None if hasattr(p, "dtype") else float), params)
+def _as_arrays(params: ParamsT, where: Where | None) -> ParamsT:
+    """`params` with arrays for what is trained."""
+    leaves, treedef = leaves_with_path(select(params, where))
+    arrays = [p if p is None else parameter(p, path) for path, p in leaves]
+    return merge(treedef.unflatten(arrays), params)
+
+
+def _check_tolerance(name: str, value: Any) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(
+        value, int | float | np.number | np.ndarray | Array
+    ):
+        raise TypeError(f"solve: {name} must be a number or None, not {value!r}")
+    if jnp.ndim(value) != 0:
+        raise ValueError(f"solve: {name} must be one number, not of the shape {jnp.shape(value)}")
+    if not is_tracer(value) and not value >= 0:
+        raise ValueError(f"solve: {name} must be at least 0, not {value!r}")
 
 
 def _start(tx: GradientTransformation, params: ParamsT, where: Where | None) -> ParamsT:
-    """`params` as arrays, at the nearest point of the set to which `tx` keeps them, if it does."""
-    params = _as_arrays(params)
+    """The nearest point of the set to which `tx` keeps `params`, if it does."""
     nearest, trained = nearest_in(tx), select(params, where)
     if nearest is None:
         return params
@@ -273,9 +290,11 @@ def solve(
         parameters before it.
 
     Raises:
-        ValueError: `max_steps` or a tolerance is negative; `inside` is given; `implicit` has a
-            field out of range, or is not possible with `tx` or `unrolled`.
-        TypeError: the solution is differentiated without `implicit` or `unrolled`, or with
+        ValueError: `max_steps` or a tolerance is negative; a tolerance is several numbers; `inside`
+            is given; `implicit` has a field out of range, or is not possible with `tx` or
+            `unrolled`.
+        TypeError: a tolerance is no number; a trained parameter is an array of integers; the
+            solution is differentiated without `implicit` or `unrolled`, or with
             `unrolled` in reverse mode where there is a loop of unknown length.
 
     >>> import gradtx
@@ -287,16 +306,15 @@ def solve(
     check_integer("solve", "max_steps", max_steps, least=0)
     tolerances = _Tolerances(tol, ftol, xtol, fatol, xatol)
     for name, value in tolerances._asdict().items():
-        if isinstance(value, int | float) and not value >= 0:
-            raise ValueError(f"solve: {name} must be at least 0, not {value!r}")
+        _check_tolerance(name, value)
     if inside is not None and inside is not False:
         raise ValueError(
             "solve: inside= is not possible. Where it diverges or nothing changes, solve needs "
             "the parameters before the step and all gradients, and a step inside of the backward "
             "pass keeps neither: write a loop around minimize(..., inside=True), or use make_step"
         )
-    tx = with_extra_args_support(tx)
-    options = checked(implicit, tx, nearest_in(tx))
+    tx, params = with_extra_args_support(tx), _as_arrays(params, trainable)
+    options = checked(implicit, tx, select(params, trainable))
     if unrolled and options is not None:
         raise ValueError(
             "solve: implicit= has the derivative of the solution, unrolled= that of the steps: "
@@ -547,7 +565,7 @@ def _solve_implicitly(
     tolerances: _Tolerances,
 ) -> Solution[ParamsT]:
     """:func:`_solve`, whose parameters and value have the derivatives of the solution."""
-    params, where = _as_arrays(params), run.trainable.value
+    where = run.trainable.value
 
     def loss(trained: PyTree) -> Array:
         return scalar_loss(loss_fn, False, False)(merge(trained, params), *args)[0]

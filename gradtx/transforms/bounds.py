@@ -24,11 +24,13 @@ class Box:
 
     Raises:
         ValueError: a lower bound is above the upper one (checked where both are known).
+        TypeError: a bound is a schedule.
     """
 
     def __init__(self, where: str, lower: PyTree, upper: PyTree) -> None:
         self.where = where
-        self.lower, self.upper = _filled(lower, -math.inf), _filled(upper, math.inf)
+        self.lower = _filled(f"{where}: lower", lower, -math.inf)
+        self.upper = _filled(f"{where}: upper", upper, math.inf)
         _check_order(where, self.lower, self.upper)
 
     def of(self, params: Params) -> tuple[PyTree, PyTree]:
@@ -125,9 +127,18 @@ def _differentiated(primals: Any, tangents: Any) -> Any:
     return _smaller(*primals), tangents[0]
 
 
-def _filled(bound: PyTree, value: float) -> PyTree:
+def _filled(name: str, bound: PyTree, value: float) -> PyTree:
     """`bound` with `value` in place of each None."""
-    return jax.tree.map(lambda b: value if b is None else b, bound, is_leaf=lambda b: b is None)
+
+    def filled(b: Any) -> Any:
+        if callable(b):
+            raise TypeError(
+                f"{name} must be numbers or arrays, not {b!r:.80}: bounds do not change from step "
+                "to step"
+            )
+        return value if b is None else b
+
+    return jax.tree.map(filled, bound, is_leaf=lambda b: b is None or callable(b))
 
 
 def _check_order(where: str, lower: PyTree, upper: PyTree) -> None:

@@ -1,6 +1,6 @@
 """Constraints: every update ends in a set, so that the parameters stay in it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from gradtx import projections
 from gradtx.checks import check_function
+from gradtx.composition.nearest import OF_ENTRIES
 from gradtx.composition.without_state import without_state
 from gradtx.engine.lift import needed
 from gradtx.numerics import widen
@@ -49,8 +50,8 @@ def project(
     Raises:
         ValueError: there is no projection of that name, ``update`` is called without parameters, or
             the projection returns another tree.
-        TypeError: the projection cannot be called with a tree and these arguments; or an update is
-            `Rows`, and the projection needs the whole table.
+        TypeError: the projection cannot be called with a tree and these arguments; one of them is a
+            schedule; or an update is `Rows`, and the projection needs the whole table.
 
     Keras has this as ``constraint=`` of a layer; in Optax you project after ``apply_updates``.
 
@@ -62,6 +63,8 @@ def project(
     >>> gradtx.apply_updates(params, updates)["w"].tolist()
     [0.0, 0.125]
     """
+    if isinstance(projection, str):
+        check_constant("project", arguments or {})
     function = partial(named_projection(projection), **(arguments or {}))
     check_function("project", "projection", function, 1)
 
@@ -99,6 +102,16 @@ def project(
     return without_state(into_the_set, check=lambda params: select(params, where), nearest=nearest)
 
 
+def check_constant(where: str, arguments: Mapping[str, Any]) -> None:
+    """Raise TypeError if an argument of a projection or a proximal map is a schedule."""
+    for name, value in arguments.items():
+        if any(map(callable, jax.tree.leaves(value, is_leaf=callable))):
+            raise TypeError(
+                f"{where}: {name} must be a number or an array, not {value!r:.80}: it does not "
+                "change from step to step"
+            )
+
+
 def named_projection(projection: str | Callable[..., PyTree]) -> Callable[..., PyTree]:
     """One of :mod:`gradtx.projections` by its name without ``projection_``; a function as it is."""
     if callable(projection):
@@ -112,7 +125,7 @@ def named_projection(projection: str | Callable[..., PyTree]) -> Callable[..., P
 
 
 def _treats_rows_alone(projection: Any, arguments: dict[str, Any], ndim: int) -> bool:
-    if projection in ("box", "hypercube", "linf_ball", "non_negative"):
+    if projection in OF_ENTRIES:
         return all(jnp.ndim(bound) == 0 for bound in jax.tree.leaves(arguments))
     norms = ("max_norm", "min_max_norm", "unit_norm")
     if projection in (*norms, "l1_ball", "l1_sphere", "simplex", "sparse_simplex"):

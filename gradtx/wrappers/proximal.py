@@ -18,7 +18,7 @@ from gradtx.pair import GradientTransformation, transformation, with_extra_args_
 from gradtx.paths import Where, leaves_with_path, map_present, merge, path_string, select
 from gradtx.rows import is_rows
 from gradtx.transforms.penalties import PENALTIES
-from gradtx.transforms.projecting import named_projection
+from gradtx.transforms.projecting import check_constant, named_projection
 from gradtx.types import Array, InnerState, Params, PyTree, Slots, State, TreeScalar, Updates
 
 
@@ -88,8 +88,8 @@ def proximal(
     Raises:
         ValueError: there is no penalty of that name; `inner` is a preconditioner, or has momentum;
             ``update`` is called without parameters; the map returns another tree.
-        TypeError: the penalty cannot be called with a tree, a rate and `arguments`; an update is
-            `Rows`.
+        TypeError: the penalty cannot be called with a tree, a rate and `arguments`; one of these is
+            a schedule; an update is `Rows`.
 
     JAXopt's ``ProximalGradient`` has the same step, and by default searches for its rate; here the
     rate is that of `inner`. Optax, Keras and PyTorch have no such wrapper.
@@ -108,6 +108,8 @@ def proximal(
     tx = with_extra_args_support(inner)
     for part in beyond_scalings(tx):
         raise ValueError(_no_rate(name_of(part)))
+    if isinstance(penalty, str):
+        check_constant("proximal", arguments or {})
     function = functools.partial(_map(penalty), **(arguments or {}))
     check_function("proximal", "penalty", function, 2)
 

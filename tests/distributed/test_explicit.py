@@ -99,3 +99,22 @@ def test_gradients_may_be_constants_of_the_step(mesh):
     )[0]
     for path, x in got.items():
         np.testing.assert_allclose(x, want[path], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["update", "step"])
+def test_hyperparameters_that_lie_on_the_mesh(mesh, whole):
+    """Arrays in a transformation enter with the gradients."""
+    params = divided({"w": jnp.arange(8.0)}, mesh)
+    rate = jax.device_put(jnp.float32(0.5), NamedSharding(mesh, PartitionSpec()))
+    upper = divided(jnp.arange(8.0) / 2, mesh)
+
+    def step(p, rate, upper):
+        box = gradtx.project("box", None, {"lower": 0.0, "upper": {"w": upper}})
+        tx = gradtx.chain(gradtx.sgd(rate), box)
+        grads = jax.tree.map(lambda x: x / 2, p)
+        if whole:
+            return gradtx.apply_gradients(tx, grads, p, tx.init(p))[0]
+        return gradtx.apply_updates(p, tx.update(grads, tx.init(p), p)[0])
+
+    new = jax.jit(step)(params, rate, upper)
+    np.testing.assert_array_equal(new["w"], np.minimum(0.75 * np.arange(8), np.arange(8) / 2))

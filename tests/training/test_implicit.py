@@ -287,13 +287,58 @@ def test_memory_does_not_grow_with_the_steps():
             gradtx.chain(gradtx.adam(0.1), gradtx.project("simplex")),
             True,
             ValueError,
-            "scale_by_adam before project",
+            "scale_by_adam in a chain with project",
         ),
         (
             gradtx.chain(gradtx.lbfgs(), gradtx.project("box", None, {"lower": 0.0, "upper": 1.0})),
             True,
             ValueError,
-            "scale_by_lbfgs before project",
+            "scale_by_lbfgs in a chain with project",
+        ),
+        *(
+            (gradtx.chain(first, gradtx.proximal(gradtx.sgd(0.1), "l2_ball")), True, ValueError, w)
+            for first, w in (
+                (gradtx.scale_by_adam(), "scale_by_adam in a chain with proximal.*inner optimizer"),
+                (gradtx.chain(gradtx.identity(), gradtx.scale(0.5)), "scale in a chain with prox"),
+            )
+        ),
+        (
+            gradtx.chain(gradtx.adam(0.1), gradtx.masked(gradtx.project("simplex"), True)),
+            True,
+            ValueError,
+            "scale_by_adam in a chain with masked",
+        ),
+        (
+            gradtx.chain(gradtx.lbfgs(), gradtx.keep_params_nonnegative()),
+            True,
+            ValueError,
+            "scale_by_lbfgs in a chain with keep_params_nonnegative",
+        ),
+        (
+            gradtx.chain(
+                gradtx.sgd(0.1), gradtx.project("non_negative"), gradtx.project("l2_ball")
+            ),
+            True,
+            ValueError,
+            "project in a chain with project.*what sets have in common",
+        ),
+        (
+            gradtx.chain(gradtx.sgd(0.1), gradtx.project("simplex"), gradtx.scale_by_adam()),
+            True,
+            ValueError,
+            "scale_by_adam in a chain with project",
+        ),
+        (
+            gradtx.chain(gradtx.sgd(0.1), gradtx.freeze("a")),
+            True,
+            ValueError,
+            "set_to_zero, .*pass trainable=",
+        ),
+        (
+            gradtx.chain(gradtx.centralize(), gradtx.sgd(0.1)),
+            True,
+            ValueError,
+            "centralize, which moves no mean",
         ),
         (gradtx.ftrl(0.1, l1_regularization_strength=0.2), True, ValueError, r"ftrl\(l1_reg"),
         (
@@ -461,3 +506,186 @@ def test_a_box_after_what_treats_each_entry_by_itself(inner):
 
     exact = np.diag([0.0, 1.0, 0.0])
     np.testing.assert_allclose(jax.jacrev(solution)(jnp.array([3.0, 1.0, -1.0])), exact, atol=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "tx",
+    [
+        gradtx.chain(gradtx.sgd(0.2), *(gradtx.project("simplex", leaf) for leaf in "ab")),
+        gradtx.chain(
+            gradtx.sgd(0.2),
+            gradtx.project("non_negative"),
+            gradtx.project("box", None, {"lower": -1.0, "upper": 0.5}),
+        ),
+        gradtx.chain(
+            gradtx.proximal_gradient_descent(0.2, 0.1),
+            gradtx.project("box", None, {"lower": 0.0, "upper": 0.5}),
+        ),
+        gradtx.chain(gradtx.identity(), gradtx.proximal(gradtx.sgd(0.2), "simplex", "a")),
+        gradtx.chain(
+            gradtx.sgd(1.0), gradtx.project("simplex"), gradtx.scale_by_backtracking_linesearch(20)
+        ),
+    ],
+    ids=["two leaves", "two boxes", "a penalty and a box", "after the identity", "a search"],
+)
+def test_chains_that_end_at_the_solution(tx):
+    def solution(target):
+        def loss(p, target):
+            return jnp.sum((p["a"] - target) ** 2) + jnp.sum((p["b"] - target[:2]) ** 2)
+
+        start = {"a": jnp.zeros(3), "b": jnp.zeros(2)}
+        result = gradtx.solve(loss, start, tx, target, max_steps=300, implicit=True)
+        return jnp.concatenate([result.params["a"], result.params["b"]])
+
+    target = jnp.array([0.3, 0.6, -0.2])
+    np.testing.assert_allclose(
+        jax.jacrev(solution)(target), differences(solution, target), atol=1e-6
+    )
+
+
+@pytest.mark.slow
+def test_optimal_transport_by_projections():
+    """The plan of least cost and squares, in its costs and in both marginals.
+
+    Each row is projected onto a simplex; a penalty pulls the sums of columns to theirs.
+    """
+    cost = jnp.asarray(RNG.uniform(size=(4, 5)))
+    rows, columns = (jnp.asarray(RNG.uniform(0.5, 1.5, n)) for n in (4, 5))
+
+    def plan(cost, rows, columns):
+        def into_simplices(tree, rate, scales):
+            return jax.vmap(gradtx.projections.projection_simplex)(tree, scales)
+
+        def loss(plan, cost, columns):
+            gap = jnp.sum(plan, 0) - columns
+            return jnp.sum(cost * plan) + 0.1 * jnp.sum(plan**2) + 2 * jnp.sum(gap**2)
+
+        tx = gradtx.proximal(
+            gradtx.sgd(0.06), into_simplices, None, {"scales": rows / jnp.sum(rows)}, True
+        )
+        columns = columns / jnp.sum(columns)
+        return gradtx.solve(
+            loss, jnp.full((4, 5), 0.05), tx, cost, columns, max_steps=3000, implicit=True
+        ).params
+
+    at = cost, rows, columns
+    zeros = int(jnp.sum(plan(*at) == 0))
+    assert 0 < zeros < 16
+    for i, by in enumerate(jax.jacrev(plan, (0, 1, 2))(*at)):
+        by_hand = differences(lambda x, i=i: plan(*at[:i], x, *at[i + 1 :]), at[i])
+        np.testing.assert_allclose(by, by_hand.reshape(by.shape), atol=1e-6)
+
+
+@pytest.mark.slow
+def test_optimal_transport_on_its_polytope():
+    """Both marginals as constraints, against the projection by which it has a closed form."""
+    cost = jnp.asarray(RNG.uniform(size=(3, 4)))
+    rows, columns = jnp.array([0.2, 0.5, 0.3]), jnp.array([0.1, 0.4, 0.3, 0.2])
+
+    def plan(cost, rows):
+        def loss(plan, cost):
+            return jnp.sum(cost * plan) + jnp.sum(plan**2) / 2
+
+        sums = {"marginals": (rows, columns), "tol": 1e-14}
+        tx = gradtx.chain(gradtx.sgd(0.5), gradtx.project("transport", None, sums))
+        start = jnp.zeros((3, 4))
+        return gradtx.solve(loss, start, tx, cost, max_steps=100, implicit=True).params
+
+    def closed_form(cost, rows):
+        return gradtx.projections.projection_transport(-cost, (rows, columns), tol=1e-14)
+
+    np.testing.assert_allclose(plan(cost, rows), closed_form(cost, rows), atol=1e-9)
+    by_cost, by_rows = jax.jacrev(plan, (0, 1))(cost, rows)
+    exact = differences(lambda c: plan(c, rows), cost).reshape(by_cost.shape)
+    np.testing.assert_allclose(by_cost, exact, atol=1e-6)
+    exact = jax.jacrev(lambda r: closed_form(cost, r))(rows)
+    np.testing.assert_allclose(by_rows, exact, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_the_dual_of_logistic_regression():
+    """Its entropies keep the multipliers between their bounds."""
+    labels = np.sign(Y)
+
+    def primal(strength):
+        def loss(w, strength):
+            each = jax.nn.softplus(-labels * (X @ w))
+            return jnp.sum(each) + strength * jnp.sum(w**2) / 2
+
+        start = jnp.zeros(5)
+        tx = gradtx.lbfgs()
+        return gradtx.solve(loss, start, tx, strength, tol=1e-11, implicit=True).params
+
+    def by_dual(strength):
+        def loss(a, strength):
+            w = (a * labels) @ X
+            entropy = jax.scipy.special.xlogy(a, a) + jax.scipy.special.xlogy(1 - a, 1 - a)
+            return jnp.sum(w**2) / (2 * strength) + jnp.sum(entropy)
+
+        tx = gradtx.lbfgsb(1e-9, 1 - 1e-9)
+        a = gradtx.solve(
+            loss, jnp.full(30, 0.5), tx, strength, tol=1e-9, max_steps=500, implicit=True
+        ).params
+        return (a * labels) @ X / strength
+
+    at = jnp.array(2.0)
+    exact = differences(by_dual, at)
+    np.testing.assert_allclose(by_dual(at), primal(at), atol=1e-7)
+    np.testing.assert_allclose(jax.jacrev(by_dual)(at), exact, atol=1e-6)
+    np.testing.assert_allclose(jax.jacrev(primal)(at), exact, atol=1e-6)
+
+
+def by_method(spread, implicit, scale=1.0):
+    """The derivative of a solution whose Hessian is that scale times ``diag(1, 1 + spread)``."""
+    curvatures = jnp.array([1.0, 1.0 + spread])
+
+    def loss(x, target):
+        return scale * (jnp.sum(curvatures * x**2) / 2 - target * jnp.sum(x))
+
+    def solution(target):
+        tx = gradtx.sgd(0.1)
+        return gradtx.solve(loss, jnp.zeros(2), tx, target, implicit=implicit).params
+
+    return jax.jvp(solution, (0.0,), (1.0,))[1]
+
+
+@pytest.mark.slow
+def test_how_exact_the_linear_system_is_solved():
+    """A step of conjugate gradients leaves the residual ``spread / (2 + spread)``, relatively."""
+    exact = functools.partial(np.testing.assert_allclose, rtol=1e-9)
+    for scale in (1e-6, 1e6):
+        exact(by_method(2.0, True, scale), [1, 1 / 3])
+        # Half a percent is near enough, and above one percent is no solution.
+        one_step = by_method(0.01, Implicit(max_steps=1), scale)
+        exact(one_step, [2 / 2.01, 2 / 2.01])
+        exact(by_method(0.01, Implicit(tol=0.006), scale), one_step)
+        assert np.isnan(by_method(0.03, Implicit(max_steps=1), scale)).all()
+    exact(by_method(2.0, Implicit(max_steps=2)), [1, 1 / 3])
+    assert np.isnan(by_method(2.0, Implicit("bicgstab", max_steps=1))).all()
+    exact(by_method(2.0, Implicit("gmres", max_steps=1)), [1, 1 / 3])
+    # A larger tolerance is what is asked for.
+    assert np.isfinite(by_method(0.1, Implicit(tol=0.1))).all()
+
+
+@pytest.mark.slow
+def test_the_default_tolerance():
+    rng = np.random.default_rng(1)
+    curvatures = jnp.asarray(np.logspace(0, 3, 30))
+    right = jnp.asarray(rng.normal(size=30))
+
+    def derivative(implicit):
+        def solution(target):
+            def loss(x, target):
+                return jnp.sum(curvatures * x**2) / 2 - target * jnp.sum(right * x)
+
+            start = jnp.zeros(30)
+            return gradtx.solve(loss, start, gradtx.sgd(1e-4), target, implicit=implicit).params
+
+        return jax.jvp(solution, (0.0,), (1.0,))[1]
+
+    tol = float(np.finfo(float).eps ** (2 / 3))
+    default = derivative(True)
+    np.testing.assert_array_equal(default, derivative(Implicit(tol=tol)))
+    for other in (tol / 30, tol * 30):
+        assert not np.array_equal(default, derivative(Implicit(tol=other)))

@@ -312,6 +312,41 @@ def test_negative_tolerances(name):
         gradtx.solve(valley, 0.0, gradtx.sgd(0.1), **{name: -1.0})
 
 
+@pytest.mark.parametrize(
+    ("tolerance", "error", "words"),
+    [
+        (np.array(-1.0), ValueError, "xtol must be at least 0"),
+        (np.ones(2), ValueError, r"xtol must be one number, not of the shape \(2,\)"),
+        ("1e-3", TypeError, "xtol must be a number or None"),
+        (True, TypeError, "xtol must be a number or None"),
+    ],
+)
+def test_what_is_no_tolerance(tolerance, error, words):
+    with pytest.raises(error, match=words):
+        gradtx.solve(valley, 0.0, gradtx.sgd(0.1), xtol=tolerance)
+
+
+def test_a_tolerance_may_be_traced():
+    steps = jax.jit(lambda tol: gradtx.solve(valley, 0.0, gradtx.sgd(0.25), xtol=tol).steps)
+    assert int(steps(0.1)) == 4
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_integers_to_start_from(x64):
+    """A Python number is a float; an array of integers is no parameter; one of others stays."""
+
+    def loss(p, targets):
+        return (p["x"] - targets[p["i"]]) ** 2
+
+    targets = jnp.array([1.0, 2.0, 4.0])
+    with jax.enable_x64(x64):
+        start = {"x": 0, "i": 1}
+        result = gradtx.solve(loss, start, gradtx.sgd(0.5), targets, trainable="x")
+        assert (float(result.params["x"]), result.params["i"]) == (2.0, 1)
+        with pytest.raises(TypeError, match="the parameter at 'x' is int"):
+            gradtx.solve(loss, {"x": jnp.array(0)}, gradtx.sgd(0.5), targets)
+
+
 def test_what_swings_is_not_still():
     """After ten steps of equal length this one is where it was, on its way back."""
     tx = gradtx.mars_lion(0.02)

@@ -208,3 +208,18 @@ def test_every_projection_has_a_name():
         arguments = {x.name: 1.0 for x in others if x.default is x.empty}
         tx = gradtx.project(name.removeprefix("projection_"), None, arguments)
         assert tx.declaration is not None
+
+
+@pytest.mark.parametrize(
+    ("build", "argument"),
+    [
+        (lambda s: gradtx.project("l2_ball", None, {"scale": s}), "project: scale"),
+        (lambda s: gradtx.project("box", None, {"lower": {"a": s}}), "project: lower"),
+        (lambda s: gradtx.proximal(gradtx.sgd(0.1), "l1", None, {"strength": s}), "proximal: stre"),
+        (lambda s: gradtx.lbfgsb(s), "lbfgsb: lower"),
+        (lambda s: gradtx.lbfgsb(None, {"a": s}), "lbfgsb: upper"),
+    ],
+)
+def test_a_set_does_not_change_from_step_to_step(build, argument):
+    with pytest.raises(TypeError, match=f"{argument}.* must be .*linear_schedule"):
+        build(gradtx.linear_schedule(0.0, 1.0, 3))
