@@ -46,7 +46,10 @@ from gradtx.numerics.precision import (
     widen as widen,
     zeros_like as zeros_like,
 )
-from gradtx.numerics.root import root as root
+from gradtx.numerics.root import (
+    root as root,
+    root_plus as root_plus,
+)
 from gradtx.numerics.rounding import (
     round_to as round_to,
     unit as unit,
