@@ -214,7 +214,7 @@ def softmax_cross_entropy_with_integer_labels(
     return loss if where is None else jnp.where(jnp.any(where, axis), loss, 0)
 
 
-class _Sums(NamedTuple):
+class _LabelSums(NamedTuple):
     """Sums over the classes, which have length 1.
 
     less: the logits minus the largest one, -inf where masked; is_label: which is the label's;
@@ -230,7 +230,7 @@ class _Sums(NamedTuple):
     chosen: Array
 
 
-def _sums(axis: int, x: Array, y: Array, where: Array | None) -> _Sums:
+def _sums(axis: int, x: Array, y: Array, where: Array | None) -> _LabelSums:
     """Two passes over the logits, which store nothing of their size.
 
     The label's term is left out of the sum: what is then near 0 is the loss, and also the slope.
@@ -253,10 +253,10 @@ def _sums(axis: int, x: Array, y: Array, where: Array | None) -> _Sums:
     less_one = jnp.where(finite, others + jnp.expm1(own), 0)
     of_infinite = jnp.where(largest == -jnp.inf, 0, largest)
     log_sum = jnp.where(finite, jnp.log1p(less_one), of_infinite)
-    return _Sums(less, is_label, others, log_sum, largest, chosen)
+    return _LabelSums(less, is_label, others, log_sum, largest, chosen)
 
 
-def _of_log_sum(sums: _Sums, where: Array | None, axis: int) -> Array:
+def _of_log_sum(sums: _LabelSums, where: Array | None, axis: int) -> Array:
     """The logarithm of the sum itself; 0 of an example without entries that count."""
     log_sum = sums.log_sum + sums.largest
     return log_sum if where is None else jnp.where(jnp.any(where, axis, keepdims=True), log_sum, 0)
