@@ -11,6 +11,7 @@ from gradtx.numerics.mathematics import (
     infinity as infinity,
     inverse_root as inverse_root,
     one_per_row as one_per_row,
+    quotient_up_to as quotient_up_to,
     row_mean as row_mean,
     shrink as shrink,
     squarable as squarable,

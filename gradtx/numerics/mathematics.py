@@ -97,6 +97,18 @@ def divide(x: Array, y: Array) -> Array:
     return jnp.where(y == 0, 0, x / jnp.where(y == 0, 1, y))
 
 
+def quotient_up_to(most: Any, x: Array, y: Array) -> Array:
+    """The least of ``x / y`` and `most`, for `y` of at least 0.
+
+    Where `y` is 0 it is `most` if `x` is positive, as near there, and 0 otherwise.
+
+    >>> quotient_up_to(3.0, jnp.array([4.0, 4.0, 0.0]), jnp.array([2.0, 0.0, 0.0])).tolist()
+    [2.0, 3.0, 0.0]
+    """
+    limit = jnp.where((x > 0) & jnp.isfinite(most), most, 0)
+    return jnp.where(y == 0, limit, jnp.minimum(divide(x, y), most))
+
+
 def infinity(dtype: Any, sign: float = 1.0) -> Array:
     """An infinite number, as in states before the first step; also under ``jax_debug_infs``.
 

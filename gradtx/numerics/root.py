@@ -19,11 +19,13 @@ root_p = Primitive("root")
 def root(x: Array) -> Array:
     """The square root, with the derivative 0 where `x` is 0, and not infinity.
 
-    The compiled program is that of ``jnp.sqrt``.
+    The compiled program is that of ``jnp.sqrt``, and so is the type for integers.
 
     >>> jax.grad(root)(0.0).tolist()
     0.0
     """
+    if not jnp.issubdtype(jnp.result_type(x), jnp.inexact):
+        x = jnp.asarray(x, float)
     y: Array = root_p.bind(x)
     return y
 
@@ -36,7 +38,7 @@ def root_plus(square: Array, eps: Any, x: Array) -> Array:
 
     >>> x, eps = jnp.array([2.0, 0.0]), 0.5
     >>> jax.jacfwd(lambda x: x / root_plus(x**2, eps, x))(x).diagonal().tolist()
-    [0.0799..., 2.0]
+    [0.08..., 2.0]
     """
     below = root(square) + eps
     return jnp.where((square > 0) | ((x == 0) & (below > 0)), below, jnp.inf)
