@@ -1,5 +1,7 @@
 """Derivatives of updates, forward and reverse, against finite differences in double precision."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -242,7 +244,7 @@ def is_linear_near(program, at, directions):
         odds = slope(-a, step) + along, both - along - other, slope(a, step / 100) - along
         return max(np.max(np.abs(odd)) for odd in odds) < 1e-2 * max(1e-3, np.max(np.abs(along)))
 
-    pairs = list(zip(directions[:-1], directions[1:], strict=True))
+    pairs = list(itertools.pairwise(directions))
     return any(all(is_linear(a, b, step) for a, b in pairs) for step in (1e-7, 1e-10, 1e-14))
 
 
