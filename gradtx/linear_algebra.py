@@ -276,9 +276,32 @@ def eigen_inverse_root(x: Array, root: int, eps: Any) -> Array:
     # 1 unless an eigenvalue, or what is added up on the way to them, could overflow.
     bound = jnp.finfo(x.dtype).max / (4 * x.shape[-1])
     over = jnp.maximum(jnp.max(jnp.abs(x), (-2, -1), keepdims=True) / bound, 1)
-    values, vectors = factorized(jnp.linalg.eigh, x / over)
-    scales = (jnp.maximum(values, 0) + eps / over[..., 0]) ** (-1 / root)
-    return (vectors * scales[..., None, :]) @ vectors.mT.conj() * over ** (-1 / root)
+    return _inverse_root(root, x / over, eps / over[..., 0]) * over ** (-1 / root)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _inverse_root(root: int, x: Array, eps: Array) -> Array:
+    values, vectors = factorized(jnp.linalg.eigh, x)
+    scales = (jnp.maximum(values, 0) + eps) ** (-1 / root)
+    found: Array = (vectors * scales[..., None, :]) @ vectors.mT.conj()
+    return found
+
+
+@_inverse_root.defjvp
+def _changed_inverse_root(root: int, primals: Any, tangents: Any) -> tuple[Array, Array]:
+    """Of each pair of eigenvalues the slope of the root between them, also where they are equal."""
+    (x, eps), (change, of_eps) = primals, tangents
+    v = eigenvectors(x)
+    values = jnp.maximum(jnp.sum((v.conj() * (x @ v)).real, -2), 0) + eps
+    scales = values ** (-1 / root)
+    mean = (values[..., None, :] + values[..., :, None]) / 2
+    gaps = values[..., None, :] - values[..., :, None]
+    near = jnp.abs(gaps) <= jnp.finfo(gaps.dtype).eps ** (1 / 3) * mean
+    chords = (scales[..., None, :] - scales[..., :, None]) / jnp.where(near, 1, gaps)
+    slopes = jnp.where(near, -(mean ** (-1 / root - 1)) / root, chords)
+    one = identity_like(x)
+    moved = v.mT.conj() @ ((change + change.mT.conj()) / 2) @ v + one * of_eps[..., None, :]
+    return _inverse_root(root, x, eps), v @ (slopes * moved) @ v.mT.conj()
 
 
 def damped_inverse(x: Array, damping: Any) -> Array:
