@@ -230,7 +230,7 @@ def test_two_steps_of_all(name):
             assert all(np.isfinite(part).all() for part in program(at))
             assert is_linear_near(program, at, rng.normal(size=(3, *at.shape))) != (name in AT_ZERO)
         else:
-            check(program, at, direction, weights, (1e-7, 1e-10, 1e-14))
+            check(program, at, direction, weights, (1e-7, 1e-10, 1e-14, 1e-18))
 
 
 def is_linear_near(program, at, directions):
