@@ -95,9 +95,10 @@ ANYWHERE = because(
         "clip_by_last_norm dynamic_loss_scale multi_steps store",
     ),
     ("JAX does not differentiate a scan whose state changes its memory", "offload"),
-    ("a point on a bound: the search along the path to it compares", "lbfgsb"),
+    ("its second step has no finite derivative, and why is not known", "lbfgsb"),
     (
-        "max compares a product with itself, which XLA without optimization rounds in two ways",
+        "max compares a product with itself, which XLA without optimization, as in these tests, "
+        "rounds in two ways; as users have it, derivatives are right to 1e-9",
         "cocob",
     ),
 )
@@ -125,12 +126,12 @@ AT_ZERO = because(
         """
         add_cautious_decayed_weights add_row_decayed_weights adamp apollo bfgs cautious
         keep_params_nonnegative lbfgs radial_brake scale_by_adamp scale_by_apollo
-        scale_by_backtracking_linesearch ssbroyden trust_gate
+        scale_by_backtracking_linesearch ssbroyden
         """,
     ),
     (
         "the subspace turns with the gradient, however small that is",
-        "fira galore scale_by_fira scale_by_galore",
+        "dion2 dion3 fira galore scale_by_fira scale_by_galore",
     ),
     ("the first step leads to where the projection has a kink", "project"),
 )
@@ -139,8 +140,12 @@ AT_ZERO = because(
 NOT_AT_ZERO = because(
     ("a gradient that is zero everywhere is skipped, by a comparison", "guard"),
     (
-        "the largest of equal entries, by which it scales what it fits, is one of them",
+        "forward and reverse mode agree and are off by up to a third, and why is not known",
         "kron psgd_lra scale_by_kron scale_by_psgd_lra",
+    ),
+    (
+        "what there is of a gradient to agree with the last one is 0 of 0, which counts as nothing",
+        "trust_gate",
     ),
     (
         "a search ends at once where nothing slopes, and near there at a step of 0",
@@ -228,9 +233,9 @@ def test_two_steps_of_all(name):
         at, _ = ravel_pytree((p, jax.tree.map(np.zeros_like, gs), given))
         if name in AT_ZERO or name in NOT_AT_ZERO:
             assert all(np.isfinite(part).all() for part in program(at))
-            assert is_linear_near(program, at, rng.normal(size=(3, *at.shape))) != (name in AT_ZERO)
+            assert is_linear_near(program, at, rng.normal(size=(9, *at.shape))) != (name in AT_ZERO)
         else:
-            check(program, at, direction, weights, (1e-7, 1e-10, 1e-14, 1e-18))
+            check(program, at, direction, weights, (1e-7, 1e-10, 1e-14))
 
 
 def is_linear_near(program, at, directions):
@@ -242,7 +247,7 @@ def is_linear_near(program, at, directions):
     def is_linear(a, b, step):
         along, other, both = (slope(d, step) for d in (a, b, a + b))
         odds = slope(-a, step) + along, both - along - other, slope(a, step / 100) - along
-        return max(np.max(np.abs(odd)) for odd in odds) < 1e-2 * max(1e-3, np.max(np.abs(along)))
+        return max(np.max(np.abs(odd)) for odd in odds) < 1e-5 * max(1e-3, np.max(np.abs(along)))
 
     pairs = list(itertools.pairwise(directions))
     return any(all(is_linear(a, b, step) for a, b in pairs) for step in (1e-7, 1e-10, 1e-14))

@@ -257,9 +257,7 @@ def _with_others(over: Any, is_here: Array, log_sum: Array, loss: Array) -> Arra
     others = jax.lax.psum(jnp.where(is_here, 0, jnp.exp(log_sum)), over)
     some = others > 0
     ratio = jnp.log(jnp.where(some, others, 1)) - jnp.where(is_here, log_sum, 0)
-    loss = jnp.where(
-        some & (log_sum == -jnp.inf), 0, loss
-    )  # no word here counts: all of it is theirs
+    loss = jnp.where(some & (log_sum == -jnp.inf), 0, loss)
     loss += jnp.where(some, jax.nn.softplus(jnp.where(some, ratio, 0)), 0)
     return jax.lax.psum(jnp.where(is_here, loss, 0), over)
 
