@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx import tree
+from gradtx.decompositions import eigenvectors, factorized, orthonormal, singular_vectors
 from gradtx.numerics import (
     Norm,
     abs_sq,
@@ -21,7 +22,6 @@ from gradtx.numerics import (
 )
 from gradtx.numerics.control import branch, repeat_while
 from gradtx.numerics.products import product
-from gradtx.numerics.tracing import is_tracer
 from gradtx.types import Array, PyTree
 
 
@@ -183,43 +183,13 @@ def power_iteration(
     return value, unit(product)
 
 
-def factorized(factorize: Callable[..., Any], x: Array, *beside: Array) -> Any:
-    """``factorize(x, *beside)`` of matrices, one after the other on a CPU, or outside of ``jit``.
-
-    On a CPU a batched factorization waits in one of XLA's threads until the others have done their
-    part. Where as many run at once as there are threads, all wait, and the program never ends.
-
-    Args:
-        factorize: from matrices to a tree of arrays, such as ``jnp.linalg.eigh``; what solves
-            triangular systems waits in the same way.
-        x: matrices, in the last two axes of an array.
-        beside: other arrays that it takes, with the same batch.
-
-    >>> factorized(jnp.linalg.eigh, 2 * jnp.ones((1, 3, 1, 1)))[0].shape
-    (1, 3, 1)
-    """
-    if x.ndim == 2 or not x.size:
-        return factorize(x, *beside)
-    given = [y.reshape(-1, *y.shape[-2:]) for y in (x, *beside)]
-    if is_tracer(x):
-
-        def one_by_one(*given: Array) -> Any:
-            return jax.lax.map(lambda each: factorize(*each), given)
-
-        found = jax.lax.platform_dependent(*given, cpu=one_by_one, default=factorize)
-    else:
-        found = jax.tree.map(lambda *each: jnp.stack(each), *map(factorize, *given))
-    return jax.tree.map(lambda y: y.reshape(*x.shape[:-2], *y.shape[1:]), found)
-
-
 def right_singular_vectors(x: Array) -> Array:
     """The right singular vectors of matrices, as columns; largest singular values first.
 
     >>> jnp.abs(right_singular_vectors(jnp.array([[0.0, 4.0], [1.0, 0.0]]))).tolist()
     [[0.0, 1.0], [1.0, 0.0]]
     """
-    found: Array = factorized(lambda x: jnp.linalg.svd(x, full_matrices=False)[2], x)
-    return found.mT.conj()
+    return singular_vectors(x)[1]
 
 
 def spectral_norm(x: Array) -> Array:
@@ -257,7 +227,7 @@ def eigenbasis(x: Array) -> Array:
     >>> jnp.abs(eigenbasis(jnp.diag(jnp.array([1.0, 4.0])))).tolist()
     [[0.0, 1.0], [1.0, 0.0]]
     """
-    return x if x.size == 0 else factorized(jnp.linalg.eigh, x)[1][..., ::-1]
+    return x if x.size == 0 else eigenvectors(x)[..., ::-1]
 
 
 def by_eigenvalue(x: Array, basis: Array) -> Array:
@@ -272,7 +242,7 @@ def by_eigenvalue(x: Array, basis: Array) -> Array:
 
 def orthogonal_iteration(x: Array, basis: Array) -> Array:
     """One step from `basis` towards the eigenvectors of `x`: the `Q` of ``x @ basis``."""
-    return x if x.size == 0 else factorized(jnp.linalg.qr, x @ basis)[0]
+    return x if x.size == 0 else orthonormal(x @ basis)
 
 
 def spectral_norm_bound(x: Array) -> Array:
@@ -306,9 +276,32 @@ def eigen_inverse_root(x: Array, root: int, eps: Any) -> Array:
     # 1 unless an eigenvalue, or what is added up on the way to them, could overflow.
     bound = jnp.finfo(x.dtype).max / (4 * x.shape[-1])
     over = jnp.maximum(jnp.max(jnp.abs(x), (-2, -1), keepdims=True) / bound, 1)
-    values, vectors = factorized(jnp.linalg.eigh, x / over)
-    scales = (jnp.maximum(values, 0) + eps / over[..., 0]) ** (-1 / root)
-    return (vectors * scales[..., None, :]) @ vectors.mT.conj() * over ** (-1 / root)
+    return _inverse_root(root, x / over, eps / over[..., 0]) * over ** (-1 / root)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _inverse_root(root: int, x: Array, eps: Array) -> Array:
+    values, vectors = factorized(jnp.linalg.eigh, x)
+    scales = (jnp.maximum(values, 0) + eps) ** (-1 / root)
+    found: Array = (vectors * scales[..., None, :]) @ vectors.mT.conj()
+    return found
+
+
+@_inverse_root.defjvp
+def _changed_inverse_root(root: int, primals: Any, tangents: Any) -> tuple[Array, Array]:
+    """Of each pair of eigenvalues the slope of the root between them, also where they are equal."""
+    (x, eps), (change, of_eps) = primals, tangents
+    v = eigenvectors(x)
+    values = jnp.maximum(jnp.sum((v.conj() * (x @ v)).real, -2), 0) + eps
+    scales = values ** (-1 / root)
+    mean = (values[..., None, :] + values[..., :, None]) / 2
+    gaps = values[..., None, :] - values[..., :, None]
+    near = jnp.abs(gaps) <= jnp.finfo(gaps.dtype).eps ** (1 / 3) * mean
+    chords = (scales[..., None, :] - scales[..., :, None]) / jnp.where(near, 1, gaps)
+    slopes = jnp.where(near, -(mean ** (-1 / root - 1)) / root, chords)
+    one = identity_like(x)
+    moved = v.mT.conj() @ ((change + change.mT.conj()) / 2) @ v + one * of_eps[..., None, :]
+    return _inverse_root(root, x, eps), v @ (slopes * moved) @ v.mT.conj()
 
 
 def damped_inverse(x: Array, damping: Any) -> Array:

@@ -15,6 +15,7 @@ from gradtx.declaration import Builder, Declaration, Declared, publish
 from gradtx.expansion import Expansion
 from gradtx.flax_forms import tell_flax
 from gradtx.packed import holds_packed, on_leaves, unpack
+from gradtx.rows import holds_rows, refuse_changed_indices
 from gradtx.scheduled import ScheduledState  # noqa: F401  # pickled states name this module
 from gradtx.traits import (
     BeforeFn,
@@ -511,6 +512,8 @@ def _adapted(
         given = extra_args if takes_more else {}
         if holds_packed(updates):
             return on_leaves(update, updates, state, params, given)
+        if holds_rows(updates):
+            refuse_changed_indices(lambda g: update(g, state, params, **given)[0], updates)
         return cast(tuple[Updates, State], update(updates, state, params, **given))
 
     return GradientTransformationExtraArgs(lambda params: init(unpack(params)), update_with)

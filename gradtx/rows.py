@@ -1,6 +1,7 @@
 """Rows: the gradient, or the update, of the few rows of a table that a step touches."""
 
 import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -9,8 +10,9 @@ import numpy as np
 
 from gradtx.contexts import check_indices
 from gradtx.numerics import cast, round_to, widen
+from gradtx.numerics.programs import advance, inner_jaxprs, read
 from gradtx.numerics.tracing import is_tracer
-from gradtx.types import Array
+from gradtx.types import Array, PyTree
 
 
 @jax.tree_util.register_pytree_with_keys_class
@@ -226,6 +228,86 @@ def is_rows(x: Any) -> bool:
 def dense(updates: Any) -> Any:
     """A tree of updates with whole tables in place of `Rows`."""
     return jax.tree.map(lambda g: g.to_dense() if is_rows(g) else g, updates, is_leaf=is_rows)
+
+
+def holds_rows(tree: PyTree) -> bool:
+    """Whether there are `Rows` in a tree."""
+    return any(map(is_rows, jax.tree.leaves(tree, is_leaf=is_rows)))
+
+
+def refuse_changed_indices(function: Callable[[PyTree], PyTree], tree: PyTree) -> None:
+    """Raise TypeError if a function of a tree with `Rows` computes new indices from theirs.
+
+    A ``tree.map`` that multiplies by an integer does. What is looked up, sorted or summed by
+    indices may be.
+
+    >>> rows = {"table": Rows(jnp.array([2, 0]), jnp.ones((2, 2)), (4, 2))}
+    >>> refuse_changed_indices(lambda x: x, rows)
+    >>> try:
+    ...     refuse_changed_indices(lambda x: jax.tree.map(lambda x: -1 * x, x), rows)
+    ... except TypeError as error:
+    ...     print(error)
+    Rows: at 'table' there are new indices, computed from those of the gradient...
+    """
+    try:
+        program, after = jax.make_jaxpr(function, return_shape=True)(tree)
+    except Exception:  # what cannot be traced says so itself
+        return
+    jaxpr = program.jaxpr
+    before = [_KEPT if at is not None else None for at in _places_of_indices(tree)]
+    for mark, at in zip(_marked(jaxpr, before), _places_of_indices(after), strict=True):
+        if at is not None and mark is _CHANGED:
+            raise TypeError(
+                f"Rows: at {at!r} there are new indices, computed from those of the gradient: a "
+                "tree.map over gradients multiplies the indices too; use gradtx's transformation "
+                "of the same name, or gradtx.tree, which takes Rows as one leaf"
+            )
+
+
+_KEPT, _CHANGED = object(), object()
+_ARITHMETIC = frozenset({"abs", "add", "div", "integer_pow", "max", "min", "mul", "neg", "sub"})
+_PASSING = frozenset(["convert_element_type", "copy", "optimization_barrier", "select_n"])
+
+
+def _places_of_indices(tree: PyTree) -> list[str | None]:
+    """For each array of a tree the path of the `Rows` whose indices it is, or None."""
+    places: list[str | None] = []
+    for path, leaf in jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_rows)[0]:
+        if is_rows(leaf):
+            places.append(jax.tree_util.keystr(path, simple=True, separator="/"))
+        places.append(None)
+    return places
+
+
+def _marked(jaxpr: Any, operands: list[Any]) -> list[Any]:
+    """Which results of a program are indices as they were, or are computed from indices."""
+
+    def results(eqn: Any, operands: list[Any]) -> list[Any]:
+        none = [None] * len(eqn.outvars)
+        if not any(x is _KEPT or x is _CHANGED for x in operands):
+            return none
+        name, inner = eqn.primitive.name, list(inner_jaxprs(eqn))
+        if name in _ARITHMETIC:
+            return [_CHANGED]
+        if name in _PASSING:
+            each = [operands] * len(none) if len(none) == 1 else [[x] for x in operands]
+            return list(map(_worst, each))
+        # The operands of a branch come after its index.
+        runs = [
+            _marked(j, operands[len(operands) - len(j.invars) :])
+            for j in inner
+            if len(j.invars) <= len(operands) and len(j.outvars) == len(none)
+        ]
+        return [_worst(each) for each in zip(*runs, strict=True)] or none
+
+    env = dict.fromkeys(jaxpr.constvars) | dict(zip(jaxpr.invars, operands, strict=True))
+    advance(env, jaxpr.eqns, results)
+    return read(env, jaxpr.outvars)
+
+
+def _worst(marks: Iterable[Any]) -> Any:
+    marks = list(marks)
+    return next((m for m in (_CHANGED, _KEPT) if any(x is m for x in marks)), None)
 
 
 def row_indices(where: str, name: str, indices: Any) -> Any:

@@ -17,7 +17,7 @@ LAYERS = (
     *("host_values", "declaration", "declared_schedule", "rows", "whole", "flax_forms", "packed"),
     *("materialized", "paths", "loss_functions", "shardings", "explanations"),
     *("scheduled", "eager", "expansion", "traits", "pair"),
-    *("tree", "tree_utils", "linear_algebra", "eigenbasis", "storage", "engine"),
+    *("tree", "tree_utils", "decompositions", "linear_algebra", "eigenbasis", "storage", "engine"),
     *("composition", "inspection", "training", "checkpoint"),
     *("schedules", "projections", "losses", "transforms", "optimizers"),
     *("wrappers", "sparse", "distributed"),

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradtx import linear_algebra
+from gradtx import decompositions, linear_algebra
 
 RNG = np.random.default_rng(1)
 X = RNG.normal(size=(3, 4))
@@ -318,7 +318,7 @@ FACTORIZATIONS = {
     "right_singular_vectors": (linear_algebra.right_singular_vectors, ["gesdd"]),
     "spectral_norm": (lambda x: linear_algebra.spectral_norm(x) * x, ["gesdd"]),
     "two arrays": (
-        lambda x: linear_algebra.factorized(jax.lax.linalg.triangular_solve, x, x[..., ::-1, :]),
+        lambda x: decompositions.factorized(jax.lax.linalg.triangular_solve, x, x[..., ::-1, :]),
         ["trsm"],
     ),
 }
@@ -340,3 +340,23 @@ def test_a_cpu_factorizes_one_matrix_after_the_other(name, batch):
     assert not [c for c in calls if re.search(r"f32\[\d+,\d+,\d+", c)]
     want = np.stack([function(m) for m in x.reshape(-1, 4, 4)]).reshape(x.shape)
     np.testing.assert_allclose(run(x), want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("values", [(0.0, 0.0, 0.0), (2.0, 2.0, 2.0), (3.0, 3.0, 1.0)])
+def test_the_slope_of_a_root_of_equal_eigenvalues(values):
+    rng = np.random.default_rng(0)
+    q = np.linalg.qr(rng.normal(size=(3, 3)))[0]
+    half = rng.normal(size=(3, 3))
+    x, change = (q * np.array(values)) @ q.T, half @ half.T
+
+    def root(t):
+        return linear_algebra.eigen_inverse_root(x + t * change, 4, 0.3 + t)
+
+    h = 1e-6
+    with jax.enable_x64():
+        run = jax.jit(root)
+        want = (-3 * run(0.0) + 4 * run(h) - run(2 * h)) / (2 * h)  # from one side: 0 is an end
+        got = jax.jit(jax.jacfwd(root))(0.0)
+        reverse = jax.jit(jax.jacrev(root))(0.0)
+    np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(reverse, got, rtol=1e-10, atol=1e-12)

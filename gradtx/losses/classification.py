@@ -1,12 +1,19 @@
 """Classification losses, from logits or from scores."""
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from gradtx.losses.arguments import check_labels, check_shapes, counted, floating, real
+from gradtx.losses.arguments import (
+    check_floating,
+    check_labels,
+    check_shapes,
+    counted,
+    floating,
+    real,
+)
 from gradtx.losses.probabilities import (
     Axis,
     at_label,
@@ -18,6 +25,7 @@ from gradtx.losses.probabilities import (
     shifted,
     z_penalty,
 )
+from gradtx.numerics import compute_dtype, widen
 from gradtx.projections import projection_simplex
 from gradtx.types import Array
 
@@ -176,59 +184,107 @@ def softmax_cross_entropy_with_integer_labels(
     [0.693147..., 0.0]
     """
     name = "softmax_cross_entropy_with_integer_labels"
-    (x,) = floating(name, logits=logits)
-    y = jnp.asarray(labels)
+    x, y = jnp.asarray(logits), jnp.asarray(labels)
+    check_floating(name, logits=x)
     check_labels(name, y)
-    if ignore_index is not None:
-        counts = counted(name, y, ignore_index)
-        of_others = softmax_cross_entropy_with_integer_labels(
-            jnp.where(jnp.expand_dims(counts, axis), x, 0),
-            jnp.where(counts, y, 0),
-            axis,
-            where,
-            z_loss=z_loss,
-        )
-        return jnp.where(counts, of_others, 0)
     if not isinstance(axis, int | tuple):
         raise ValueError(f"{name}: axis must be an integer or a tuple of them, not {axis!r}")
+    entries = where is not None and jnp.ndim(where) == x.ndim
     where = over_classes(where, x, axis)
+    if ignore_index is not None:
+        counts = counted(name, y, ignore_index)
+        y = jnp.where(counts, y, 0)
+        counts = jnp.expand_dims(counts, axis)
+        where = counts if where is None else counts & (where != 0)
     if where is not None:
-        where = jnp.broadcast_to(where, x.shape)
+        classes = {i % x.ndim for i in (axis if isinstance(axis, tuple) else (axis,))}
+        alike = set() if entries else classes  # a mask of examples has length 1 there
+        shape = [1 if i in alike else n for i, n in enumerate(x.shape)]
+        where = jnp.broadcast_to(where != 0, shape)
     if isinstance(axis, tuple):
         last = tuple(range(-len(axis), 0))
         x = jnp.moveaxis(x, axis, last).reshape(*y.shape, -1)
         if where is not None:
             where = jnp.moveaxis(where, axis, last).reshape(*y.shape, -1)
         axis = -1
-    loss = _of_labels(axis, x, y, where)
+    weight = None
     if has_z_loss(z_loss):
-        loss += _z_loss(z_loss, x, axis, where)
+        weight = jnp.asarray(z_loss, compute_dtype(x.dtype))
+    loss = _of_labels(axis, x, y, where, weight)
     return loss if where is None else jnp.where(jnp.any(where, axis), loss, 0)
 
 
+class _LabelSums(NamedTuple):
+    """Sums over the classes, which have length 1.
+
+    less: the logits minus the largest one, -inf where masked; is_label: which is the label's;
+    others: the sum of the exponentials of all but the label's; log_sum: the logarithm of the sum of
+    all; largest: what was subtracted; chosen: the label's logit minus the largest one.
+    """
+
+    less: Array
+    is_label: Array
+    others: Array
+    log_sum: Array
+    largest: Array
+    chosen: Array
+
+
+def _sums(axis: int, x: Array, y: Array, where: Array | None) -> _LabelSums:
+    """Two passes over the logits, which store nothing of their size.
+
+    The label's term is left out of the sum: what is then near 0 is the loss, and also the slope.
+    """
+    y = y.astype(jnp.promote_types(y.dtype, jnp.int32))
+    place = jnp.expand_dims(jnp.where(y < 0, y + x.shape[axis], y), axis)
+    is_label = jax.lax.broadcasted_iota(place.dtype, x.shape, axis % x.ndim) == place
+    counts = _is_class(axis, x, y)
+    if where is not None:
+        label = jnp.where(counts, y, 0) if where.shape[axis] > 1 else jnp.zeros_like(y)
+        counts &= at_label(where, label, axis)
+    wide = widen(x if where is None else jnp.where(where, x, -jnp.inf))
+    largest = jnp.max(jax.lax.stop_gradient(wide), axis, keepdims=True, initial=-jnp.inf)
+    finite = jnp.isfinite(largest)
+    less = wide - jnp.where(finite, largest, 0)
+    others = jnp.sum(jnp.where(is_label, 0, jnp.exp(less)), axis, keepdims=True)
+    chosen = widen(jnp.expand_dims(at_label(x, y, axis), axis)) - largest
+    # A label that does not count has no term.
+    own = jnp.where(finite & jnp.expand_dims(counts, axis), chosen, -jnp.inf)
+    less_one = jnp.where(finite, others + jnp.expm1(own), 0)
+    of_infinite = jnp.where(largest == -jnp.inf, 0, largest)
+    log_sum = jnp.where(finite, jnp.log1p(less_one), of_infinite)
+    return _LabelSums(less, is_label, others, log_sum, largest, chosen)
+
+
+def _of_log_sum(sums: _LabelSums, where: Array | None, axis: int) -> Array:
+    """The logarithm of the sum itself; 0 of an example without entries that count."""
+    log_sum = sums.log_sum + sums.largest
+    return log_sum if where is None else jnp.where(jnp.any(where, axis, keepdims=True), log_sum, 0)
+
+
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _of_labels(axis: int, x: Array, y: Array, where: Array | None) -> Array:
-    """The cross entropy; its derivative keeps one array like the logits, not those of each step."""
-    less, log_sum, largest = shifted(x, axis, where)
-    counts = jnp.isfinite(largest) if where is None else where & jnp.isfinite(largest)
-    less = jnp.where(counts, less, x - largest)  # a label may be one that does not count
-    loss = jnp.squeeze(log_sum, axis) - at_label(less, y, axis)
-    # A label that is none gives NaN, with the gradient of the logarithm of the sum.
-    return loss + jnp.where(_is_class(axis, x, y), 0, jnp.squeeze(largest, axis))
+def _of_labels(axis: int, x: Array, y: Array, where: Array | None, z_loss: Array | None) -> Array:
+    """The cross entropy; its derivative keeps one array like the logits."""
+    sums = _sums(axis, x, y, where)
+    loss = jnp.squeeze(sums.log_sum - sums.chosen, axis)
+    if z_loss is not None:
+        loss += z_penalty(z_loss, jnp.squeeze(_of_log_sum(sums, where, axis), axis))
+    return loss
 
 
 @_of_labels.defjvp
 def _slope_of_labels(axis: int, primals: Any, tangents: Any) -> tuple[Array, Array]:
-    x, y, where = primals
-    less, log_sum, _ = shifted(x, axis, where)
-    p, dx, n = jnp.exp(less - log_sum), tangents[0], x.shape[axis]
-    of_label = jnp.where(_is_class(axis, x, y), at_label(dx, y, axis), 0)
-    # Of each other class the difference: the slope at the label is their sum, without cancellation.
-    place = jnp.expand_dims(jnp.where(y < 0, y + n, y), axis)
-    others = jax.lax.broadcasted_iota(place.dtype, x.shape, axis % x.ndim) != place
-    slopes = jnp.where(others, p, 0)
-    change = jnp.sum(slopes * (dx - jnp.expand_dims(of_label, axis)), axis)
-    return _of_labels(axis, *primals), change
+    x, y, where, z_loss = primals
+    sums = _sums(axis, x, y, where)
+    p = jnp.exp(sums.less - sums.log_sum)
+    # The slope at the label is the sum of the others, without cancellation.
+    slopes = jnp.where(sums.is_label, -sums.others * jnp.exp(-sums.log_sum), p)
+    change: Any = 0
+    if z_loss is not None:
+        log_sum = _of_log_sum(sums, where, axis)
+        slopes += 2 * z_loss * log_sum * p
+        change = tangents[3] * jnp.square(jnp.squeeze(log_sum, axis))
+    return _of_labels(axis, *primals), change + jnp.sum(slopes * tangents[0], axis)
 
 
 def _is_class(axis: int, x: Array, y: Array) -> Array:

@@ -38,11 +38,14 @@ class _Plan(NamedTuple):
 
 
 class _Sums(NamedTuple):
-    """Over words: the largest logit, the log-sum-exp of all less that, and the label's logit."""
+    """Over words: the largest logit, the log-sum-exp of all less that, and the label's loss.
+
+    The loss is apart from the log-sum-exp so that slopes of both are not added: they nearly cancel.
+    """
 
     largest: Array
     log_sum: Array
-    chosen: Array
+    loss: Array
 
 
 def linear_softmax_cross_entropy(
@@ -228,21 +231,35 @@ def _losses(
     differ = frozenset().union(*(varying_axes(jax.typeof(v)) for v in jax.tree.leaves(arrays)))
     # All vary alike inside: JAX then sums the gradient of what does not, where it is marked.
     arrays = jax.tree.map(lambda v: vary(v, differ), arrays)
-    largest, log_sum, chosen = _sums(plan.axis, chunk, *arrays)
+    largest, log_sum, loss = _sums(plan.axis, chunk, *arrays)
     largest = jax.lax.stop_gradient(largest)
     if over:
         own, largest = largest, jax.lax.pmax(largest, over)
+        is_here = (arrays[3] >= 0) & (arrays[3] < w.shape[plan.axis])
+        loss = _with_others(over, is_here, log_sum + (own - largest), loss)
         # Less 1, as in `_forward`, for the largest logit.
         is_top = own == largest
         rest = jnp.where(is_top, jnp.expm1(log_sum), jnp.exp(log_sum + (own - largest)))
         others = jax.lax.psum(is_top.astype(rest.dtype), over) - 1
         log_sum = jnp.log1p(jax.lax.psum(rest, over) + others)
-        chosen = jax.lax.psum(chosen, over)
-    # Subtracting the largest first keeps the digits of large logits.
-    loss = log_sum - jnp.where(is_word, chosen - largest, jnp.nan)
+    # A label that is none has the gradient of the logarithm of the sum.
+    loss = jnp.where(is_word, loss, log_sum + jnp.nan)
     if z_loss is not None:
         loss += z_penalty(z_loss, log_sum + largest)
     return loss if keep is None else jnp.where(keep, loss, 0)
+
+
+def _with_others(over: Any, is_here: Array, log_sum: Array, loss: Array) -> Array:
+    """The loss from that over the words of the label's device, and the sums of all devices.
+
+    The words of the others add the logarithm of 1 plus their share over that of this device.
+    """
+    others = jax.lax.psum(jnp.where(is_here, 0, jnp.exp(log_sum)), over)
+    some = others > 0
+    ratio = jnp.log(jnp.where(some, others, 1)) - jnp.where(is_here, log_sum, 0)
+    loss = jnp.where(some & (log_sum == -jnp.inf), 0, loss)
+    loss += jnp.where(some, jax.nn.softplus(jnp.where(some, ratio, 0)), 0)
+    return jax.lax.psum(jnp.where(is_here, loss, 0), over)
 
 
 def _chunk(tokens: int, words: int) -> int:
@@ -316,16 +333,19 @@ def _forward(
     largest, rest, chosen = _over_chunks(add, start, w.shape[axis], chunk)
     nothing = rest == -1
     log_sum = jnp.log1p(jnp.where(nothing, 0, rest))
-    sums = _Sums(jnp.where(nothing, -jnp.inf, largest), log_sum, chosen)
+    top = jnp.where(nothing, -jnp.inf, largest)
+    # Subtracting the largest first keeps the digits of large logits.
+    sums = _Sums(top, log_sum, log_sum - (chosen - top))
     return sums, (x, w, b, y, keep, largest, log_sum, chosen)
 
 
 def _backward(axis: int, chunk: int, kept: Any, slopes: _Sums) -> Any:
     x, w, b, y, keep, largest, log_sum, chosen = kept
-    # Of the label, whose probability may be near 1: slopes that cancel are added first.
+    # Of the label, whose probability may be near 1.
     log_p = chosen - largest - log_sum
     log_p = jnp.where(log_p > 0, 0, log_p)  # of a label that is not here
-    of_label = slopes.log_sum + slopes.chosen - slopes.log_sum * complement(log_p)
+    of_label = slopes.log_sum * jnp.exp(log_p) - slopes.loss * complement(log_p)
+    of_all = slopes.log_sum + slopes.loss
     tokens = tuple(range(y.ndim))
     axes = varying_axes(jax.typeof(x))
 
@@ -333,7 +353,7 @@ def _backward(axis: int, chunk: int, kept: Any, slopes: _Sums) -> Any:
         dx, dw, db = sums
         part, logits = _logits(axis, x, w, b, first, size)
         p = jnp.exp(logits - largest[..., None] - log_sum[..., None])
-        d = slopes.log_sum[..., None] * p
+        d = of_all[..., None] * p
         d = jnp.where(_hits(y, first, size), of_label[..., None], d)
         if keep is not None:
             # A slope of 0 times what is not finite is NaN.

@@ -79,9 +79,32 @@ def dice_loss(
 
 def _probabilities(logits: Array) -> tuple[Array, Array]:
     """Those of logits, and 1 minus them, each with the digits of a number near 0."""
-    one = logits.shape[-1] == 1
-    log_p = jax.nn.log_sigmoid(logits) if one else log_softmax(logits, -1)
+    if logits.shape[-1] > 1:
+        return _softmax(logits)
+    log_p = jax.nn.log_sigmoid(logits)
     return jnp.exp(log_p), complement(log_p)
+
+
+@jax.custom_jvp
+def _softmax(x: Array) -> tuple[Array, Array]:
+    log_p = log_softmax(x, -1)
+    return jnp.exp(log_p), complement(log_p)
+
+
+@_softmax.defjvp
+def _changed_softmax(primals: Any, tangents: Any) -> Any:
+    """The likeliest class changes by what the others lose.
+
+    Backward, slopes are thus compared with that class's before they are summed: where wrong classes
+    are equally likely, their slopes would cancel.
+    """
+    (x,), (change,) = primals, tangents
+    p, missed = _softmax(x)
+    moved = p * (change - jnp.sum(p * change, -1, keepdims=True))
+    is_top = jax.nn.one_hot(jnp.argmax(x, -1), x.shape[-1], dtype=bool)
+    others = jnp.sum(jnp.where(is_top, 0, moved), -1, keepdims=True)
+    moved = jnp.where(is_top, -others, moved)
+    return (p, missed), (moved, -moved)
 
 
 def multiclass_generalized_dice_loss(

@@ -11,6 +11,7 @@ from gradtx.numerics.mathematics import (
     infinity as infinity,
     inverse_root as inverse_root,
     one_per_row as one_per_row,
+    quotient_up_to as quotient_up_to,
     row_mean as row_mean,
     shrink as shrink,
     squarable as squarable,
@@ -46,7 +47,10 @@ from gradtx.numerics.precision import (
     widen as widen,
     zeros_like as zeros_like,
 )
-from gradtx.numerics.root import root as root
+from gradtx.numerics.root import (
+    root as root,
+    root_plus as root_plus,
+)
 from gradtx.numerics.rounding import (
     round_to as round_to,
     unit as unit,

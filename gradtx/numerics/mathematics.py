@@ -76,7 +76,7 @@ def squarable(x: Array) -> Array:
 
 
 def cube_root(x: Array) -> Array:
-    """The cube root of numbers that are not negative, to 3e-6 in float32.
+    """The cube root of numbers that are not negative, to 3e-6 in float32; its derivative at 0 is 0.
 
     It uses a logarithm, which is computed for many entries at once: XLA for CPUs calls the C
     library's ``cbrt`` for one entry at a time, which takes fifteen times as long.
@@ -84,7 +84,8 @@ def cube_root(x: Array) -> Array:
     >>> cube_root(jnp.array([0.0, 8.0])).round(5).tolist()
     [0.0, 2.0]
     """
-    return jnp.exp(jnp.log(x) / 3)
+    nothing = x == 0  # there the logarithm has no derivative
+    return jnp.where(nothing, 0, jnp.exp(jnp.log(jnp.where(nothing, 1, x)) / 3))
 
 
 def divide(x: Array, y: Array) -> Array:
@@ -94,6 +95,18 @@ def divide(x: Array, y: Array) -> Array:
     [0.0, 1.5]
     """
     return jnp.where(y == 0, 0, x / jnp.where(y == 0, 1, y))
+
+
+def quotient_up_to(most: Any, x: Array, y: Array) -> Array:
+    """The least of ``x / y`` and `most`, for `y` of at least 0.
+
+    Where `y` is 0 it is `most` if `x` is positive, as near there, and 0 otherwise.
+
+    >>> quotient_up_to(3.0, jnp.array([4.0, 4.0, 0.0]), jnp.array([2.0, 0.0, 0.0])).tolist()
+    [2.0, 3.0, 0.0]
+    """
+    limit = jnp.where((x > 0) & jnp.isfinite(most), most, 0)
+    return jnp.where(y == 0, limit, jnp.minimum(divide(x, y), most))
 
 
 def infinity(dtype: Any, sign: float = 1.0) -> Array:

@@ -137,7 +137,8 @@ def zeros_like(x: Array, dtype: DType | None = None) -> Array:
 def full_like(x: Array, value: Any, dtype: DType | None = None) -> Array:
     """`value` in the shape, sharding and (unless given) type of `x`."""
     known = isinstance(x, jax.Array) and not is_tracer(x) and x.is_fully_addressable
-    if not known or x.size > SMALL or not _is_number(value):
+    weak = known and dtype is None and x.weak_type  # which an array of NumPy cannot be
+    if not known or weak or x.size > SMALL or not _is_number(value):
         return jnp.full_like(x, value, dtype=dtype)
     constant = np.full(x.shape, value, dtype or x.dtype)
     return jax.device_put(constant, x.sharding if x.committed else None)

@@ -2,13 +2,11 @@
 
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
-
 from gradtx.checks import LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.engine.lift import elementwise
 from gradtx.engine.zero_gradients import ZeroGradient
-from gradtx.numerics import abs_sq, accumulator_dtype, full_like
+from gradtx.numerics import abs_sq, accumulator_dtype, full_like, root_plus
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale_by_learning_rate, scale_by_schedule
 from gradtx.types import Array, NonNegativeSlots
@@ -52,10 +50,8 @@ def scale_by_rss(
 
     def rule(g: Array, s: Any, t: Any) -> Any:
         total = s.sum_of_squares + abs_sq(g)
-        # The select guards the root's argument: it costs nothing there, and eps may be 0.
-        safe = jnp.where(total > 0, total + (eps if eps_in_sqrt else 0), jnp.inf)
-        root = jnp.sqrt(safe)
-        return g / (root if eps_in_sqrt else root + eps), {"sum_of_squares": total}
+        inside = total + (eps if eps_in_sqrt else 0)
+        return g / root_plus(inside, 0 if eps_in_sqrt else eps, g), {"sum_of_squares": total}
 
     return elementwise(
         ScaleByRssState, slots, rule, zero_gradient=ZeroGradient({"sum_of_squares": 1})

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.engine.lift import leafwise
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, zeros_like
+from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, divide, ema, root, zeros_like
 from gradtx.optimizers.adam import ScaleByAdamState
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
@@ -71,8 +71,10 @@ def scale_by_adam_mini(
         mu = ema(g, s.mu, b1)
         nu = ema(jnp.mean(abs_sq(g), axis=averaged(g), keepdims=True), s.nu, b2)
         square = debias(nu, b2, t)
-        scale = 1 / (jnp.sqrt(jnp.where(square > 0, square, jnp.inf)) + eps)
-        return debias(mu, b1, t) * scale, {"mu": mu, "nu": nu}
+        scale = divide(jnp.ones_like(square), root(square) + eps)
+        mean = debias(mu, b1, t)
+        # A block without a gradient rests; the derivative where the mean is 0 is that of the scale.
+        return jnp.where((square > 0) | (mean == 0), mean, 0) * scale, {"mu": mu, "nu": nu}
 
     return leafwise(ScaleByAdamState, slots, rule)
 

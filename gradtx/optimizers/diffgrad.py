@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain_reading_old
 from gradtx.engine.lift import elementwise
-from gradtx.numerics import Step, abs_sq, debias, ema, moments, zeros_like
+from gradtx.numerics import Step, abs_sq, debias, ema, moments, root_plus, zeros_like
 from gradtx.numerics.compiler_hints import replace
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
@@ -73,8 +73,8 @@ def scale_by_diffgrad(
     def rule(g: Array, s: Any, t: Step) -> Any:
         mu, nu = ema(g, s.mu, b1), ema(abs_sq(g), s.nu, b2)
         friction = 1 + jnp.exp(-jnp.abs(s.previous - g))
-        root = jnp.sqrt(jnp.where(nu > 0, debias(nu, b2, t), jnp.inf))
-        direction = debias(mu, b1, t) / (friction * (root + eps))
+        mean = debias(mu, b1, t)
+        direction = mean / (friction * root_plus(debias(nu, b2, t), eps, mean))
         return direction, {"mu": mu, "nu": nu, "previous": replace(s.previous, g)}
 
     return elementwise(ScaleByDiffgradState, slots, rule)

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, NonNegative, PositiveFraction, PositiveInt
 from gradtx.composition.chain import chain
 from gradtx.composition.matrices import MuonDimensionNumbers
+from gradtx.decompositions import orthonormal
 from gradtx.engine.lift import RuleFn
 from gradtx.engine.matrices import Matrices, MatrixDimensions, matrixwise
-from gradtx.linear_algebra import factorized
 from gradtx.numerics import Step, accumulator_dtype, divide, norm, precise, zeros_like
 from gradtx.numerics.keys import check_key, own_key
 from gradtx.optimizers.beside_adamw import beside_adamw
@@ -27,11 +27,6 @@ class DionState(NamedTuple):
 
     mu: Slots
     q: Slots
-
-
-def _orthonormal(x: Array) -> Array:
-    """An orthonormal basis of the columns; which one does not matter to Dion."""
-    return factorized(lambda x: jnp.linalg.qr(x)[0], x)
 
 
 @precise
@@ -58,7 +53,7 @@ def low_rank_step(
     m = x.mT if wide else x
     r = s.q
     for _ in range(power_iters):
-        p = _orthonormal(mean(m @ r))
+        p = orthonormal(mean(m @ r))
         r = mean(m.mT.conj() @ p)
     seen = jnp.any(m != 0, (-2, -1), keepdims=True)
     some = mean(seen.astype(jnp.float32)) > 0

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from gradtx.checks import LearningRate, NonNegative, Number, PositiveInt, check_choice
 from gradtx.composition.around import InnerStep, around
 from gradtx.declaration import Formerly
+from gradtx.decompositions import singular_vectors
 from gradtx.engine.leaves import gradient, load, store
 from gradtx.engine.lift import refused_rows
 from gradtx.engine.matrices import Matrices, MatrixDimensions, as_matrices, axes_of
@@ -86,9 +87,8 @@ class _Projection:
         self.low = self.rank if left else rows, self.rank if right else columns
 
     def fresh(self, g: Array) -> Array:
-        u, _, vh = jnp.linalg.svd(g, full_matrices=False)
-        vectors = {"left": u[:, : self.rank], "right": vh[: self.rank].mT.conj()}
-        return jnp.concatenate([vectors[side] for side in self.sides])
+        vectors = dict(zip(("left", "right"), singular_vectors(g), strict=True))
+        return jnp.concatenate([vectors[side][:, : self.rank] for side in self.sides])
 
     def _bases(self, p: Array) -> tuple[Array | None, Array | None]:
         """The projectors of the rows and of the columns; None for a side that is not projected."""

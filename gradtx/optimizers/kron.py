@@ -17,8 +17,9 @@ from gradtx.checks import (
     check_choice,
 )
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
+from gradtx.decompositions import factorized
 from gradtx.engine.matrices import FactorFn, Matrices, MatrixDimensions, matrixwise
-from gradtx.linear_algebra import factorized, spectral_norm_bound
+from gradtx.linear_algebra import spectral_norm_bound
 from gradtx.numerics import (
     Step,
     abs_sq,

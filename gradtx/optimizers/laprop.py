@@ -2,11 +2,9 @@
 
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
-
 from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.engine.lift import elementwise
-from gradtx.numerics import Step, abs_sq, debias, ema, moments
+from gradtx.numerics import Step, abs_sq, debias, ema, moments, root_plus
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
 from gradtx.transforms.decay import descent
@@ -62,9 +60,7 @@ def scale_by_laprop(
 
     def rule(g: Array, s: Any, t: Step) -> Any:
         nu = ema(abs_sq(g), s.nu, b2)
-        # The select guards the root's argument: eps may be 0.
-        root = jnp.sqrt(jnp.where(nu > 0, debias(nu, b2, t), jnp.inf))
-        mu = ema(g / (root + eps), s.mu, b1)
+        mu = ema(g / root_plus(debias(nu, b2, t), eps, g), s.mu, b1)
         return debias(mu, b1, t), {"mu": mu, "nu": nu}
 
     return elementwise(ScaleByLapropState, slots, rule)

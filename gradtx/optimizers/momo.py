@@ -8,7 +8,15 @@ import jax.numpy as jnp
 from gradtx import numerics, tree
 from gradtx.checks import Decay, NonNegative, Number
 from gradtx.engine.tree import treewise
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, compute_dtype, divide, ema, zeros_like
+from gradtx.numerics import (
+    Step,
+    abs_sq,
+    accumulator_dtype,
+    compute_dtype,
+    ema,
+    quotient_up_to,
+    zeros_like,
+)
 from gradtx.numerics.compiler_hints import fuse, planned, recompute, sums_in_one_pass
 from gradtx.pair import GradientTransformation, transformation
 from gradtx.types import Array, Counter, NonNegativeSlots, Slots, TreeScalar
@@ -74,7 +82,7 @@ class _Model:
             halved = jnp.maximum(cap / (2 * self.weight * self.shrink), self.bound)
             lower = jnp.where(cap < self.shrink * self.weight * lower, halved, lower)
         gap = jnp.maximum(cap - self.shrink * self.weight * lower, 0)
-        tau = jnp.minimum(alpha / self.weight, divide(gap, self.square))
+        tau = quotient_up_to(alpha / self.weight, gap, self.square)
         if self.bound is not None:
             reached = (self.height + self.slope - tau * self.square / 2) / self.weight
             lower = jnp.maximum(reached, self.bound)

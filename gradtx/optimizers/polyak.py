@@ -8,7 +8,7 @@ from gradtx import tree
 from gradtx.checks import Limit, NonNegative, Number
 from gradtx.composition.chain import chain, identity
 from gradtx.engine.tree import treewise
-from gradtx.numerics import divide
+from gradtx.numerics import quotient_up_to
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, EmptyState
@@ -59,7 +59,7 @@ def scale_by_polyak(
         gap = value - f_min
         if variant == "sps+":
             gap = jnp.maximum(gap, 0)
-        step = jnp.minimum(divide(gap, tree.norm_sq(g) + eps), max_learning_rate)
+        step = quotient_up_to(max_learning_rate, gap, tree.norm_sq(g) + eps)
         return tree.scale(step, g), {}
 
     return treewise(EmptyState, None, rule, rows=True)

@@ -2,11 +2,9 @@
 
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
-
 from gradtx.checks import Decay, Fraction, LearningRate, NonNegative, Number
 from gradtx.engine.lift import elementwise
-from gradtx.numerics import Step, abs_sq, debias, ema, moments
+from gradtx.numerics import Step, abs_sq, debias, ema, moments, root_plus
 from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.paths import Where
 from gradtx.transforms.decay import descent
@@ -66,8 +64,8 @@ def scale_by_qhadam(
     def rule(g: Array, s: Any, t: Step) -> Any:
         mu, nu = ema(g, s.mu, b1), ema(abs_sq(g), s.nu, b2)
         square = ema(abs_sq(g), debias(nu, b2, t), nu2)
-        root = jnp.sqrt(jnp.where(square > 0, square, jnp.inf))
-        return ema(g, debias(mu, b1, t), nu1) / (root + eps), {"mu": mu, "nu": nu}
+        mean = ema(g, debias(mu, b1, t), nu1)
+        return mean / root_plus(square, eps, mean), {"mu": mu, "nu": nu}
 
     return elementwise(ScaleByQhadamState, slots, rule)
 

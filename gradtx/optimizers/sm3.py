@@ -70,7 +70,8 @@ def scale_by_sm3(
         return jnp.max(square, axis=[a for a in range(square.ndim) if a != i])
 
     def momentum(g: Array, s: Any, square: Array) -> Array:
-        return ema(g / jnp.sqrt(jnp.where(square > 0, square + eps, jnp.inf)), s.nu, b1)
+        inside = square + eps
+        return ema(g / jnp.sqrt(jnp.where(inside > 0, inside, jnp.inf)), s.nu, b1)
 
     def rule(g: Array, s: Any, t: Any) -> Any:
         square = total(g, *bounds(g.ndim, s.mu))

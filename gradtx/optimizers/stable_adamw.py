@@ -9,7 +9,7 @@ from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.composition.masking import split_by_mask
 from gradtx.engine.lift import leafwise
-from gradtx.numerics import Step, abs_sq, debias, ema, moments, plain_rms
+from gradtx.numerics import Step, abs_sq, debias, ema, moments, plain_rms, root_plus
 from gradtx.numerics.compiler_hints import planned, recompute
 from gradtx.optimizers.adam import ScaleByAdamState
 from gradtx.pair import GradientTransformation, optimizer, transformation
@@ -75,8 +75,8 @@ def scale_by_stable_adamw(
             return jnp.maximum(eps * eps, jnp.finfo(nu.dtype).tiny)  # above 0 if eps is 0
 
         def direction(t: Step, mu: Array, square: Array, p: Array) -> Array:
-            root = jnp.sqrt(jnp.where(square > 0, square, jnp.inf)) + eps
-            return decayed(debias(mu, b1, t) / root, weight_decay, p)
+            mean = debias(mu, b1, t)
+            return decayed(mean / root_plus(square, eps, mean), weight_decay, p)
 
         def rule(g: Array, s: Any, t: Step, p: Array) -> Any:
             mu, nu = ema(g, s.mu, b1), ema(abs_sq(g), s.nu, b2)

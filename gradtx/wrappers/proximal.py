@@ -131,7 +131,11 @@ def proximal(
         seen = map_present(lambda g: jnp.where(none, jnp.ones_like(g), g), grads)
         steps, state = inner_step(seen, state, params)
         rate = _highest(steps) / _highest(seen)
-        moved = map_present(lambda u, p: _wide(p) + jnp.where(none, 0, widen(u)), steps, params)
+
+        def stepped(u: Array, g: Array, p: Any) -> Array:
+            return _wide(p) + jnp.where(none, -rate * g, widen(u))
+
+        moved = map_present(stepped, steps, grads, params)
         return mapped(moved, rate), state
 
     def plain(

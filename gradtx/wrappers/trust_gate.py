@@ -10,7 +10,7 @@ from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
 from gradtx.engine.lift import refused_rows
 from gradtx.engine.matrix_layout import MatrixDimensions, as_matrices
 from gradtx.linear_algebra import frobenius_norm, real_inner
-from gradtx.numerics import cast, divide, ema, precise, widen
+from gradtx.numerics import cast, divide, ema, precise, root, widen
 from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.paths import aligned, leaves_with_path
 from gradtx.rows import is_rows
@@ -145,7 +145,7 @@ def _of_size_one(x: Array) -> tuple[Array, Array]:
 def _norm(x: Array) -> Array:
     """The root of the norm of the smaller Gram matrix: the sum of fourth powers, to 1/4."""
     short = x if x.shape[-2] <= x.shape[-1] else x.mT
-    return jnp.sqrt(frobenius_norm(short @ short.mT.conj()))
+    return root(frobenius_norm(short @ short.mT.conj()))
 
 
 def _cosine(x: Array, y: Array) -> Array:

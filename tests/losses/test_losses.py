@@ -13,6 +13,7 @@ import scipy.special as sp
 
 import gradtx
 from gradtx import losses
+from tests.programs import temporary_bytes
 from tests.quick import quick
 
 RNG = np.random.default_rng(0)
@@ -522,6 +523,22 @@ def test_labels_out_of_range():
     assert np.isnan(loss(x, K * y)).all()
     for loss_of in (loss, losses.multiclass_hinge_loss):
         np.testing.assert_array_equal(loss_of(x, -y.astype(np.int8)), loss_of(x, (K - 1) * y))
+    np.testing.assert_array_equal(loss(x, y.astype(np.uint8)), loss(x, y))
+
+
+@pytest.mark.parametrize("z_loss", [0.0, 1e-4])
+def test_the_cross_entropy_of_labels_stores_no_array_of_its_own(z_loss):
+    """The gradient is computed from the logits; without jit it keeps one array like them."""
+    x, y = jnp.zeros((64, 256)), jnp.arange(64)
+
+    def mean(x, y):
+        loss = losses.softmax_cross_entropy_with_integer_labels
+        return jnp.mean(loss(x, y, z_loss=z_loss, ignore_index=3))
+
+    compiled = jax.jit(jax.value_and_grad(mean)).lower(x, y).compile()
+    assert temporary_bytes(compiled) < x.nbytes / 4
+    kept = jax.tree.leaves(jax.eval_shape(lambda x: jax.vjp(mean, x, y)[1], x))
+    assert sum(a.size * a.dtype.itemsize for a in kept) < 1.5 * x.nbytes
 
 
 @pytest.mark.parametrize(

@@ -101,17 +101,8 @@ NOT_COMPARED = {
 }
 
 
-ONLY_VALUES = {
-    "linear_softmax_cross_entropy of sharded words": "the slopes of the label's logit and of its "
-    "device's sum cancel to 1e-7 of the loss's slope: a gradient of 1e-8 is 0",
-}
 # The exponent of the smallest size.
 LEAST = {"ntxent": (-2, "squared norms are at least the machine epsilon, which types differ in")}
-NOT_AT_TIES = {
-    "dice_loss": "where wrong classes are equally likely, the slopes of their losses cancel: the "
-    "error is 1e-8 of these, where logits are 5 apart 2e-3 of the gradient",
-    "multiclass_generalized_dice_loss": "as dice_loss",
-}
 
 
 def inputs(name, shape):
@@ -120,8 +111,7 @@ def inputs(name, shape):
     sizes = 10.0 ** np.arange(LEAST.get(name, (-3,))[0], 5)
     xs = [size * rng.uniform(-1, 1, shape) for size in sizes for _ in range(8)]
     right = SIGNS.reshape(shape) if np.prod(shape) == SIGNS.size else rng.choice([-1, 1], shape)
-    signs = (1,) if name in NOT_AT_TIES else (1, -1)
-    xs += [sign * size * right for size in (5.0, 17.0, 40.0, 80.0) for sign in signs]
+    xs += [sign * size * right for size in (5.0, 17.0, 40.0, 80.0) for sign in (1, -1)]
     if shape == (2, K):
         xs += [(1 - gap) * ONE_HOT for gap in (1e-2, 1e-3)]  # margins that are nearly met
         targets = OTHERS[0], Q, np.log(Q + 1e-3)
@@ -165,5 +155,4 @@ def test_against_double_precision(name):
         # Numbers below the least normal one have fewer digits.
         far = np.abs(have - want) / (1e-5 * size + lost + 1e-36)
         worst = np.unravel_index(np.argmax(far), far.shape)
-        right = (far <= 1).all() or (part == "gradient" and name in ONLY_VALUES)
-        assert right, (part, x[worst[0]], have[worst], want[worst], far[worst])
+        assert (far <= 1).all(), (part, x[worst[0]], have[worst], want[worst], far[worst])

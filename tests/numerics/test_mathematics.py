@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gradtx import numerics
-from gradtx.numerics import all_finite, any_nan, cube_root
+from gradtx.numerics import all_finite, any_nan, cube_root, root, root_plus
 from gradtx.numerics.mathematics import one_per_row, row_mean, shrink
 
 
@@ -102,3 +102,22 @@ def test_rows_lie_along_the_first_dimension():
 @pytest.mark.parametrize(("l2", "want"), [((), [2, 0, -1]), ((3.0,), [0.5, 0, -0.25])])
 def test_entries_shrink_by_a_threshold_and_a_share(l2, want):
     assert shrink(jnp.array([3.0, -0.5, -2.0]), 1.0, *l2).tolist() == want
+
+
+@pytest.mark.parametrize("x", [9, True, np.uint8([4, 9]), np.int32([])])
+def test_the_root_of_integers(x):
+    got, want = root(x), jnp.sqrt(x)
+    np.testing.assert_array_equal(got, want)
+    assert got.dtype == want.dtype
+
+
+def test_a_quotient_rests_where_the_square_alone_is_zero():
+    """Bit for bit what it is without the sum; and where both are 0, the derivative is had."""
+    x, square = jnp.array([-0.0, 0.0, 3.0, 3.0, jnp.nan]), jnp.array([0.0, 0.0, 0.0, 4.0, 0.0])
+    for eps in (0.0, 0.5):
+        got = x / root_plus(square, eps, x)
+        want = x / (jnp.sqrt(jnp.where(square > 0, square, jnp.inf)) + eps)
+        np.testing.assert_array_equal(got, want)
+        np.testing.assert_array_equal(jnp.signbit(got[:4]), jnp.signbit(want[:4]))
+    slope = jax.grad(lambda x, eps: x / root_plus(x**2, eps, x))
+    assert (float(slope(0.0, 0.5)), float(slope(0.0, 0.0))) == (2.0, 0.0)

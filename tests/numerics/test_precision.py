@@ -1,10 +1,11 @@
 """The types in which numbers are kept and computed."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradtx.numerics import as_arrays, cast, compute_dtype, is_narrow
+from gradtx.numerics import as_arrays, cast, compute_dtype, full_like, is_narrow, zeros_like
 
 
 def test_arithmetic_is_done_in_single_precision_or_wider():
@@ -26,3 +27,13 @@ def test_tensors_of_others_are_refused_with_their_path(module):
     tensor = type("Tensor", (), {"__module__": module})()
     with pytest.raises(TypeError, match=f"at 'a/0' there is a {module}.Tensor"):
         as_arrays({"a": [tensor], "b": np.ones(2)})
+
+
+@pytest.mark.parametrize("like", [zeros_like, lambda x, dtype=None: full_like(x, 3, dtype)])
+def test_a_weak_type_stays_weak(like):
+    """Or the step after the first would be compiled again."""
+    x = jnp.asarray(2.0)
+    assert x.weak_type
+    assert like(x).weak_type
+    assert jax.jit(like)(x).weak_type
+    assert not like(x, jnp.float32).weak_type

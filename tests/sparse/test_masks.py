@@ -83,6 +83,12 @@ def test_another_library_that_maps_over_indices_is_refused():
     tx = gradtx.chain(optax.scale(-0.5), gradtx.sgd(0.1))
     with pytest.raises(TypeError, match=r"Rows: indices must be integers"):
         tx.update(GRADS, tx.init(PARAMS))
+    for by_an_integer in (optax.scale(-1), optax.apply_if_finite(optax.scale(2), 3)):
+        tx = gradtx.chain(by_an_integer, gradtx.sgd(0.1))
+        state = tx.init(PARAMS)
+        for update in (tx.update, jax.jit(tx.update)):
+            with pytest.raises(TypeError, match="at 'table' there are new indices"):
+                update(GRADS, state)
     passed = gradtx.chain(optax.masked(optax.scale(-1), {"table": False, "w": True}))
     got, _ = jax.jit(lambda g: passed.update(g, passed.init(PARAMS)))(GRADS)
     np.testing.assert_array_equal(got["table"].indices, ROWS.indices)
