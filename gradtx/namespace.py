@@ -67,12 +67,12 @@ def lazy(package: str) -> tuple[list[str], Callable[[str], Any], Callable[[], li
     # Rarely needed modules are imported where they are used: this one is what `import gradtx`
     # costs.
     public = homes(package)
-    path = getattr(sys.modules[package], "__path__", ())
+    path = getattr(sys.modules[package], "__path__", None)
 
     def get(name: str) -> Any:
         if name in public and public[name] != package:
             value = getattr(importlib.import_module(public[name]), name)
-        elif path and name[:2] != "__" and is_module(f"{package}.{name}"):
+        elif path is not None and name[:2] != "__" and is_module(f"{package}.{name}"):
             value = importlib.import_module(f"{package}.{name}")
         elif (new := MOVED.get(f"{package}.{name}")) is not None:
             return moved(f"{package}.{name}", new)
@@ -85,7 +85,7 @@ def lazy(package: str) -> tuple[list[str], Callable[[str], Any], Callable[[], li
         import pkgutil
 
         # The stub says which modules people use by name, if there is one.
-        modules = () if public else [m.name for m in pkgutil.iter_modules(path)]
+        modules = () if public else [m.name for m in pkgutil.iter_modules(path or ())]
         own = (name for name in vars(sys.modules[package]) if name.startswith("__"))
         # A state is read, and seldom named: 120 of their classes would hide what people call.
         called = (name for name in public if not name.endswith(("State", "States")))

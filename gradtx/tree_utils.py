@@ -1,7 +1,9 @@
 """The functions of :mod:`gradtx.tree` under the names that Optax first gave them."""
 
 from functools import partial
+from typing import TYPE_CHECKING
 
+from gradtx.namespace import lazy
 from gradtx.tree import (
     NamedTupleKey,
     add as tree_add,
@@ -48,6 +50,9 @@ tree_l2_norm = partial(tree_norm, ord=2)
 tree_linf_norm = partial(tree_norm, ord="inf")
 
 __path__: list[str] = []  # it has private modules: see gradtx._src
+if not TYPE_CHECKING:
+    __getattr__ = lazy(__name__)[1]
+
 __all__ = [
     "NamedTupleKey",
     "tree_add",

@@ -31,6 +31,7 @@ OTHERS = {
     "PRNGKey": "gradtx.types.Array",
     "PyTree": "gradtx.types.PyTree",
     "safe_int32_increment": "gradtx.safe_increment",
+    "scale_by_shape": "gradtx._src.helpers.scale_by_shape",
     "Shape": "gradtx._src.helpers.Shape",
     "update_moment": "gradtx.tree.update_moment",
     "update_moment_per_elem_norm": "gradtx.tree.update_moment_per_elem_norm",
@@ -41,10 +42,49 @@ OTHERS = {
     "_compute_muon_reshape": "gradtx._src.helpers.compute_muon_reshape",
     "_decay_rate_pow": "gradtx._src.helpers.decay_rate_pow",
     "_DEFAULT_NS_COEFFS": "gradtx._src.helpers.DEFAULT_NS_COEFFS",
+    "_is_weight_dim_nums": "gradtx._src.helpers.is_weight_dim_nums",
     "_extract_fns_kwargs": "gradtx._src.helpers.extract_fns_kwargs",
     "_factored_dims": "gradtx._src.helpers.factored_dims",
     "_real_pair_to_complex": "gradtx.wrappers.complex.from_real_pairs",
     "_scale_by_learning_rate": "gradtx.scale_by_learning_rate",
+    # Unions for annotations.
+    "GaLoreDimNumsOrFn": "typing.Any",
+    "ReshapeFn": "typing.Any",
+    "ScheduleState": "typing.Any",
+    "WeightDimNumOrFn": "typing.Any",
+    # What Optax's modules import themselves, and `import *` takes along.
+    "collections": "collections",
+    "contextlib": "contextlib",
+    "dataclasses": "dataclasses",
+    "flatten_util": "jax.flatten_util",
+    "functools": "functools",
+    "inspect": "inspect",
+    "lax": "jax.lax",
+    "math": "math",
+    "nn": "jax.nn",
+    "operator": "operator",
+    "optax": "gradtx",
+    "typing": "typing",
+    "warnings": "warnings",
+    **{
+        name: f"typing.{name}"
+        for name in (
+            "Callable",
+            "Hashable",
+            "Iterable",
+            "Literal",
+            "Mapping",
+            "NamedTuple",
+            "Optional",
+            "Protocol",
+            "Sequence",
+            "Tuple",
+            "TypeVar",
+            "Union",
+            "cast",
+            "runtime_checkable",
+        )
+    },
 }
 
 
@@ -91,7 +131,8 @@ class _MadeByName:
     def exec_module(module: ModuleType) -> None:
         rest = module.__name__.removeprefix("gradtx.")
         module.__doc__ = f"The names of Optax's private module `optax.{rest}`."
-        vars(module).update(__all__=MODULES[rest].split(), __getattr__=of(module.__name__))
+        names = MODULES[rest].split()
+        vars(module).update(__all__=names, __getattr__=of(module.__name__), __dir__=names.copy)
 
 
 def spec(name: str) -> ModuleSpec | None:

@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from gradtx.composition.matrices import MuonDimensionNumbers
 from gradtx.engine.matrix_layout import as_matrices
 from gradtx.numerics.keys import is_key
-from gradtx.optimizers import adafactor
+from gradtx.optimizers import adafactor, muon
+from gradtx.pair import GradientTransformation
 from gradtx.transforms.orthogonal import STANDARD, coefficients, orthogonalized
 from gradtx.transforms.zoom import scale_by_zoom_linesearch
 from gradtx.types import Array, DType, Params, PyTree, Updates
@@ -42,18 +44,32 @@ def orthogonalize_via_newton_schulz(
     eps: Any = 1e-8,
     dimension_numbers: Any = None,
 ) -> Array:
-    """One matrix after the Newton-Schulz iterations of Muon.
+    """A matrix, or a stack of matrices, after the Newton-Schulz iterations of Muon.
 
     Raises:
-        ValueError: `x` is no matrix, or there are `dimension_numbers`.
+        ValueError: `x` is no matrix, and there are no `dimension_numbers`, which say as those of
+            :func:`gradtx.scale_by_muon` which axes are rows and columns.
     """
-    if x.ndim != 2 or dimension_numbers is not None:
+    if x.ndim != 2 and dimension_numbers is None:
         raise ValueError(
-            f"a matrix is needed, not {x.shape}; gradtx.scale_by_muon takes leaves of other "
-            "shapes, with weight_dimension_numbers"
+            f"a matrix is needed, not {x.shape}; for other shapes give dimension_numbers, as "
+            "those of gradtx.scale_by_muon"
         )
     coeffs = coefficients("orthogonalize_via_newton_schulz", ns_coeffs, ns_steps, preconditioning)
-    return orthogonalized(x[None], jnp.asarray(coeffs), ns_steps, preconditioning, eps)[0]
+    take, put = compute_muon_reshape(x, dimension_numbers or MuonDimensionNumbers(0, 1))
+    return put(orthogonalized(take(x), jnp.asarray(coeffs), ns_steps, preconditioning, eps))
+
+
+def scale_by_shape(
+    weight_dimension_numbers: Any = None, consistent_rms: Any = None
+) -> GradientTransformation:
+    """:func:`gradtx.scale_by_shape` with Optax's order of the arguments."""
+    return muon.scale_by_shape(consistent_rms, weight_dimension_numbers)
+
+
+def is_weight_dim_nums(x: Any) -> bool:
+    """Whether `x` is a matrix's dimension numbers, a leaf of a tree of them."""
+    return isinstance(x, MuonDimensionNumbers)
 
 
 def lerp(t: Any, a: PyTree, b: PyTree) -> PyTree:

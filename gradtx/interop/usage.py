@@ -262,11 +262,13 @@ def verdict(name: str) -> tuple[str, str] | None:
     (None, ('differs', 'divides the whole step by one plus the decay, as the paper does'))
     """
     parts = name.split(".")
-    for i in range(len(parts)):
-        if (reason := LEFT_OUT.get(".".join(parts[: i + 1]))) is not None:
+    # What is in a private module is known by the name that it has without the module.
+    bare = parts[-1] if any(_is_private(part) for part in parts[:-1]) else name
+    for left_out in (*(".".join(parts[: i + 1]) for i in range(len(parts))), bare):
+        if (reason := LEFT_OUT.get(left_out)) is not None:
             return "missing", reason
-    if (dropped := DROPPED.get(name)) is not None:
-        kind = "differs" if f"gradtx.{name}" in MOVED else "missing"
+    if (dropped := DROPPED.get(bare)) is not None:
+        kind = "differs" if f"gradtx.{bare}" in MOVED else "missing"
         return kind, f"Optax has dropped it, in {dropped[0]}; {dropped[1]}"
     if parts[-1] in NEWER and not hasattr(gradtx, parts[-1]):
         return "missing", f"Optax has it since its development version 0.2.9; {NEWER[parts[-1]]}"
@@ -285,9 +287,13 @@ def verdict(name: str) -> tuple[str, str] | None:
     return None
 
 
+def _is_private(part: str) -> bool:
+    return part.startswith("_") and not part.endswith("__")
+
+
 def _private(parts: list[str]) -> str | None:
     """What to know about a private name of Optax; None if it is not private."""
-    if not any(part.startswith("_") and not part.endswith("__") for part in parts):
+    if not any(_is_private(part) for part in parts):
         return None
     public = parts[-1].lstrip("_")
     if public in gradtx.__all__ and not isinstance(getattr(gradtx, public), ModuleType):

@@ -5,6 +5,8 @@ is float32. Optax computes in their type, where the square of an error of 300 ov
 Gradients have the type of the predictions. 0 log 0 counts as 0, and its gradient is finite.
 """
 
+from typing import TYPE_CHECKING
+
 from gradtx.losses.classification import (
     hinge_loss,
     multiclass_hinge_loss,
@@ -48,6 +50,10 @@ from gradtx.losses.segmentation import (
     multiclass_generalized_dice_loss,
 )
 from gradtx.losses.smoothing import smooth_labels
+from gradtx.namespace import lazy
+
+if not TYPE_CHECKING:
+    __getattr__ = lazy(__name__)[1]  # its private modules: see gradtx._src
 
 __all__ = [
     "absolute_error",

@@ -9,6 +9,9 @@ tolerance. They are computed in at least float32 and returned in the types of th
 `None` leaves are skipped. An empty set is refused unless the arguments are traced.
 """
 
+from typing import TYPE_CHECKING
+
+from gradtx.namespace import lazy
 from gradtx.projections.affine import projection_affine_set
 from gradtx.projections.ball import projection_l2_ball, projection_l2_sphere
 from gradtx.projections.box import (
@@ -35,6 +38,9 @@ from gradtx.projections.simplex import (
     projection_sparse_simplex,
 )
 from gradtx.projections.transport import projection_birkhoff, projection_transport
+
+if not TYPE_CHECKING:
+    __getattr__ = lazy(__name__)[1]  # its private modules: see gradtx._src
 
 __all__ = [
     "projection_affine_set",

@@ -276,7 +276,7 @@ def warmup_cosine_decay_schedule(
         peak_value: the value after `warmup_steps`.
         warmup_steps: at least 0.
         decay_steps: the steps of warmup and decay together, more than `warmup_steps`.
-        end_value: the value from `decay_steps` on.
+        end_value: the value from `decay_steps` on; where the peak is 0, this is 0 too.
         exponent: at least 0; the half cosine is raised to it, as in :func:`cosine_decay_schedule`.
 
     Raises:
@@ -294,7 +294,8 @@ def warmup_cosine_decay_schedule(
             "warmup_cosine_decay_schedule: decay_steps counts the steps of the warmup too, and "
             f"must be more than warmup_steps, which are {warmup_steps}, not {decay_steps}"
         )
-    decay = _half_cosine(peak_value, end_value, decay_steps - warmup_steps, exponent)
+    end = end_value * (peak_value != 0)  # a rate of 0 stays 0, as in Optax
+    decay = _half_cosine(peak_value, end, decay_steps - warmup_steps, exponent)
     return _warmed_up(init_value, peak_value, warmup_steps, decay)
 
 

@@ -13,7 +13,7 @@ import textwrap
 import optax
 
 import gradtx
-from gradtx._src import of
+from gradtx._src import OTHERS, of
 from gradtx.namespace import is_module
 
 TARGET = pathlib.Path(gradtx.__file__).parent / "_src" / "names.py"
@@ -41,12 +41,12 @@ def private_modules():
 
 
 def public_names(module, modules):
-    """Those that gradtx has too, of Optax's other private modules, and `jax`, `jnp` and `np`."""
+    """Those that gradtx has too, and of modules those that `import *` needs."""
     ours = of(f"gradtx.{module}")
 
     def is_here(name, value):
         if inspect.ismodule(value):
-            return f"_src.{name}" in modules or name in ("jax", "jnp", "np")
+            return f"_src.{name}" in modules or name in OTHERS or is_module(f"gradtx.{name}")
         try:
             return ours(name) is not None
         except (AttributeError, ImportError):

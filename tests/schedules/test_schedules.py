@@ -375,11 +375,14 @@ def test_unsigned_and_narrow_numbers_of_steps(kind):
     assert gradtx.stretch_schedule(lambda t: t, n, n, n)(200) == 300
 
 
-def test_a_peak_of_0_has_its_end():
-    assert gradtx.warmup_cosine_decay_schedule(0.5, 0.0, 10, 100, 0.3)(100) == np.float32(0.3)
+def test_a_peak_of_0_stays_0():
     arguments = 0.5, 0.0, 10, 100, 0.3
-    found = of_arrays("warmup_cosine_decay_schedule", *arguments, count=55)
-    np.testing.assert_allclose(found, 0.15, rtol=1e-6)
+    for count in (10, 55, 100):
+        assert optax.warmup_cosine_decay_schedule(*arguments)(count) == 0
+        assert gradtx.warmup_cosine_decay_schedule(*arguments)(count) == 0
+        assert of_arrays("warmup_cosine_decay_schedule", *arguments, count=count) == 0
+    half = gradtx.warmup_cosine_decay_schedule(*arguments)(5)
+    np.testing.assert_allclose(half, 0.25, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["cosine_onecycle_schedule", "linear_onecycle_schedule"])
