@@ -726,6 +726,18 @@ from gradtx.losses.segmentation import (
 )
 from gradtx.losses.smoothing import smooth_labels as smooth_labels
 
+# Gradients without a backward pass.
+from gradtx.estimators.estimator import Estimator as Estimator
+from gradtx.estimators.evolution_strategies import (
+    evolution_strategies as evolution_strategies,
+)
+from gradtx.estimators.forward_gradients import forward_gradients as forward_gradients
+from gradtx.estimators.spsa import spsa as spsa
+from gradtx.training.estimated import (
+    EstimatedGradientsState as EstimatedGradientsState,
+    estimated_gradients as estimated_gradients,
+)
+
 # Training: steps, loops and solvers.
 from gradtx.composition.apply import (
     apply_updates as apply_updates,

@@ -360,6 +360,45 @@ class Declared:
     declaration: Declaration | None = None
 
 
+class DeclaredData(Declared):
+    """What a builder built, as a pytree: its leaves are the hyperparameters that are arrays."""
+
+    declaration: Declaration
+
+    def __init__(self, declaration: Declaration) -> None:
+        self.declaration = declaration
+
+    @classmethod
+    def declared(cls, declaration: Declaration) -> typing.Self:
+        """The object that `declaration` describes."""
+        return cls(declaration)
+
+    def tree_flatten(self) -> tuple[Any, Any]:
+        return self.declaration.flatten()
+
+    @classmethod
+    def tree_unflatten(cls, structure: Any, arrays: Any) -> typing.Self:
+        return cls(Declaration.unflatten(structure, arrays))
+
+    def __repr__(self) -> str:
+        return repr(self.declaration)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, type(self)):
+            return NotImplemented
+        return self.declaration == other.declaration
+
+    def __hash__(self) -> int:
+        return hash(self.declaration)
+
+    def __reduce__(self) -> Any:
+        return _rebuild, (type(self), self.declaration.builder, self.declaration.arguments)
+
+
+def _rebuild(cls: type[DeclaredData], builder: Builder, arguments: dict[str, Any]) -> DeclaredData:
+    return cls.declared(Declaration(builder, builder.recorded(arguments)))
+
+
 class Words:
     """An annotation that is shown in words: ``float | Array | Schedule``."""
 

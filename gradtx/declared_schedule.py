@@ -6,7 +6,7 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 
 from gradtx.checks import check_no_schedule, marks
-from gradtx.declaration import Builder, Declaration, Declared, publish
+from gradtx.declaration import Builder, Declaration, Declared, DeclaredData, publish
 from gradtx.host_values import HostValue
 from gradtx.numerics import signed
 from gradtx.types import SCHEDULE, Scalar
@@ -16,7 +16,7 @@ _D = TypeVar("_D", bound=Declared)
 
 
 @jax.tree_util.register_pytree_node_class
-class DeclaredSchedule(Declared):
+class DeclaredSchedule(DeclaredData):
     """A schedule ``count -> value`` that knows what built it: it prints, compares and pickles.
 
     >>> import gradtx
@@ -24,40 +24,13 @@ class DeclaredSchedule(Declared):
     linear_schedule(init_value=0.0, end_value=1.0, transition_steps=10, transition_begin=0)
     """
 
-    declaration: Declaration
-
-    def __init__(self, declaration: Declaration) -> None:
-        self.declaration = declaration
-        self._function: Callable[[Any], Any] | None = None
-
-    @classmethod
-    def declared(cls, declaration: Declaration) -> "DeclaredSchedule":
-        """The schedule that `declaration` describes."""
-        return cls(declaration)
+    _function: Callable[[Any], Any] | None = None
 
     def __call__(self, count: Any) -> Scalar:
         """The value at the step after `count` steps."""
         if self._function is None:
             self._function = self.declaration.builder.call(self.declaration.arguments)
         return self._function(signed(count))
-
-    def tree_flatten(self) -> tuple[Any, Any]:
-        return self.declaration.flatten()
-
-    @classmethod
-    def tree_unflatten(cls, structure: Any, arrays: Any) -> "DeclaredSchedule":
-        return cls(Declaration.unflatten(structure, arrays))
-
-    def __repr__(self) -> str:
-        return repr(self.declaration)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, DeclaredSchedule):
-            return NotImplemented
-        return self.declaration == other.declaration
-
-    def __hash__(self) -> int:
-        return hash(self.declaration)
 
     def __reduce__(self) -> Any:
         return _rebuild, (self.declaration.builder, self.declaration.arguments)

@@ -169,6 +169,7 @@ class Traits(NamedTuple):
             at the point to which its step leads.
         scales_loss: whether the gradients that it takes are those of a loss multiplied by the
             `loss_scale` in its state.
+        estimator: how its gradients are estimated, if they are not taken by a backward pass.
     """
 
     step: StepFn | None = None
@@ -190,6 +191,7 @@ class Traits(NamedTuple):
     inner: tuple[Any, ...] | Callable[[], tuple[Any, ...]] = ()
     searches: bool = False
     scales_loss: bool = False
+    estimator: Any = None
 
     def passed_on(self) -> "Traits":
         """The record for a pair that takes the same steps with the same state, in another way.

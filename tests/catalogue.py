@@ -43,7 +43,7 @@ class Entry:
 
 
 def builders() -> list[Builder]:
-    """The builders, of transformations and of schedules, that gradtx publishes."""
+    """The builders, of transformations, schedules and estimators, that gradtx publishes."""
     public = [getattr(gradtx, name) for name in gradtx.__all__]
     return [each.builder for each in public if hasattr(each, "builder")]
 
@@ -1554,6 +1554,13 @@ CATALOGUE: dict[str, Entry] = {
             {"inner": optax.sgd(1.0), "loss_scale": 0.0},
             {"inner": optax.sgd(1.0), "period": 0},
             {"inner": optax.sgd(1.0), "factor": 0.5},
+        ),
+    ),
+    "estimated_gradients": Entry(
+        lambda: gradtx.estimated_gradients(gradtx.adam(0.1), gradtx.spsa()),
+        bad=(
+            {"inner": optax.sgd(1.0), "gradients": "spsa"},
+            {"inner": optax.sgd(1.0), "gradients": gradtx.spsa(key=0.5)},
         ),
     ),
     "stochastic_rounding": Entry(

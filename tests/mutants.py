@@ -100,6 +100,12 @@ COVERED = {
         "checkpoint/test_config.py",
         "test_host_values.py",
     ),
+    "estimators.estimator": (
+        "estimators/test_spsa.py",
+        "estimators/test_forward_gradients.py",
+        "training/test_estimated.py",
+    ),
+    "training.estimated_inside": ("training/test_estimated.py",),
     "distributed.axes": ("distributed/test_aggregation.py",),
     "distributed.chunks": ("distributed/test_compression.py",),
     "distributed.divided_state": ("distributed/test_sharding.py",),

@@ -618,6 +618,25 @@ def test_a_step_inside_of_the_backward_pass_holds_the_gradients_of_one_layer():
         assert found["products"] == 2 + 1 + 4, found
 
 
+ESTIMATED = """
+import json
+from benchmarks.without_backward import peaks
+
+for chip, name, found in peaks(["spsa"]):
+    print(json.dumps({"chip": chip, **found._asdict()}))
+"""
+
+
+@pytest.mark.slow
+def test_a_step_without_a_backward_pass_takes_the_memory_of_the_loss():
+    """Of 805 MB of parameters no second copy is held, nor a direction, nor a gradient."""
+    parameters = 24 * 2 * 4 * 1024**2 * 4
+    for found in printed(ESTIMATED):
+        assert found["inside"] <= 1.03 * found["loss"], found
+        assert found["inside"] <= parameters + 0.12e9, found
+        assert found["plain"] >= 1.3 * parameters, found
+
+
 DIVIDED = """
 import json
 from benchmarks.inside import WIDTH, divided

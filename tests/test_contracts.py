@@ -174,7 +174,8 @@ def assert_finite(tree):
 
 
 def test_catalogue_holds_every_public_transformation():
-    public = {b.name for b in catalogue.builders() if "schedules" not in b.function.__module__}
+    others = ("gradtx.schedules.", "gradtx.estimators.")
+    public = {b.name for b in catalogue.builders() if not b.function.__module__.startswith(others)}
     assert public == set(CATALOGUE)
 
 
@@ -663,6 +664,10 @@ def test_make_step_and_solve(name):
     for _ in range(2):
         p, state, _ = made(p, state, 0.5, extra_args={"unknown": 2.0})
     assert len(calls) == traced
+    if tx.traits.estimator is not None:
+        with pytest.raises(ValueError, match="solve: the gradients of the optimizer are estimated"):
+            gradtx.solve(loss, two(name), tx, 0.5)
+        return
     solution = gradtx.solve(loss, two(name), tx, 0.5, max_steps=3)
     chex.assert_trees_all_close(solution.params, p, rtol=1e-5, atol=1e-6)
 

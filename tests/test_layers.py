@@ -18,7 +18,7 @@ LAYERS = (
     *("materialized", "paths", "loss_functions", "shardings", "explanations"),
     *("scheduled", "eager", "expansion", "traits", "pair"),
     *("tree", "tree_utils", "decompositions", "linear_algebra", "eigenbasis", "storage", "engine"),
-    *("composition", "inspection", "training", "checkpoint"),
+    *("composition", "inspection", "estimators", "training", "checkpoint"),
     *("schedules", "projections", "losses", "transforms", "optimizers"),
     *("wrappers", "sparse", "distributed"),
     *("interop", "assignment", "microbatching", "perturbations"),

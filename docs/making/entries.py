@@ -39,6 +39,7 @@ ARGUMENTS: dict[str, Any] = {
     "freeze_mask": False,
     "eta": 0.1,
     "gamma": 0.55,
+    "gradients": gradtx.spsa(),
     "projection": gradtx.projections.projection_non_negative,
     "every": 2,
     "every_k_schedule": 2,
@@ -101,6 +102,7 @@ FAMILIES = {
     "transforms": "transform",
     "wrappers": "wrapper",
     "schedules": "schedule",
+    "estimators": "estimator",
     "composition": "composition",
     "sparse": "wrapper",
     "distributed": "distributed",
@@ -200,7 +202,7 @@ def entry(name: str, builder: Any) -> Entry:
     summary = re.sub(r":\w+:(?=`)", "", text.partition("\n")[0])
     kind = kind_of(name, module)
     year, paper = source(text)
-    tx = None if kind == "schedule" else made(builder, ARGUMENTS)
+    tx = None if kind in ("schedule", "estimator") else made(builder, ARGUMENTS)
     facts = {} if tx is None else tried(tx)
     return Entry(name, kind, module.split(".")[-1], summary, year=year, paper=paper, **facts)
 

@@ -25,7 +25,7 @@ GENERATED = DOCS / "api" / "generated"
 
 # Which modules' names stand on which page; the pages in the order in which people need them.
 PAGES = {
-    "Training": ("training", "packed", "eager"),
+    "Training": ("training", "estimators", "packed", "eager"),
     "Optimizers": ("optimizers",),
     "Schedules": ("declared_schedule", "schedules"),
     "Composition": ("composition",),

@@ -34,7 +34,10 @@ GROUPS = {
         *("micro_batches", "skip_bad_steps", "average_for_evaluation", "sharpness_aware"),
         *("no_schedule", "many_settings", "lbfgs", "lasso_path"),
     ],
-    "Memory and devices": ["bfloat16_parameters", "step_inside", "step_inside_equinox", "zero"],
+    "Memory and devices": [
+        *("bfloat16_parameters", "step_inside", "step_inside_equinox", "zero"),
+        "finetune_without_backward",
+    ],
     "In other libraries": [
         *("flax_nnx", "flax_nnx_groups", "flax_nnx_lbfgs", "flax_nnx_transformer", "flax_linen"),
         *("equinox_module", "haiku_network", "keras_fit", "from_keras", "from_pytorch"),

@@ -11,14 +11,24 @@ import jax.numpy as jnp
 from gradtx.checkpoint.config import check_depth, from_config, to_config
 from gradtx.checkpoint.state_dict import load_state_dict, state_dict
 from gradtx.composition.apply import take_step
+from gradtx.estimators.estimator import Estimator
 from gradtx.inspection.hyperparams import hyperparams, replace
 from gradtx.inspection.iterations import iterations, step_counters
 from gradtx.numerics import cast, own_copy
 from gradtx.numerics.tracing import is_tracer
 from gradtx.pair import GradientTransformation
 from gradtx.paths import path_string
+from gradtx.training.estimated import (
+    estimate,
+    estimating,
+    estimator_of,
+    inner_state_of,
+    key_in,
+    optimizer_of,
+    with_flat,
+)
 from gradtx.training.loss_scale import divides, scale_in
-from gradtx.training.minimize import apply_gradients
+from gradtx.training.minimize import apply_gradients, scalar_loss
 from gradtx.types import State
 
 
@@ -29,6 +39,7 @@ def keras_optimizer(
     state: State | None = None,
     loss_scale_factor: float | None = None,
     name: str = "gradtx",
+    gradients: Estimator | None = None,
     **options: Any,
 ) -> Any:
     """A transformation as an optimizer of Keras 3, for ``compile`` and ``fit`` on the JAX backend.
@@ -43,6 +54,8 @@ def keras_optimizer(
         loss_scale_factor: what the loss is multiplied by before gradients are taken, and they are
             divided by; ``keras.optimizers.LossScaleOptimizer`` around this finds it by itself.
         name: the optimizer's name.
+        gradients: how gradients are estimated without a backward pass, such as :func:`spsa`; None
+            for those of Keras. It puts :func:`estimated_gradients` around `tx`.
         options: none; what else Keras's optimizers take is a part of `tx`: the error says which.
 
     Returns:
@@ -73,6 +86,11 @@ def keras_optimizer(
     :func:`reduce_on_plateau` does, works in a ``train_step`` of your own, which passes it on:
     ``self.optimizer.stateless_apply(optimizer_variables, grads, trainable_variables, value=loss)``.
 
+    Keras's own ``train_step`` takes gradients by a backward pass. Where they are estimated, one of
+    your own calls ``value, trainable_variables, optimizer_variables =
+    self.optimizer.stateless_minimize(loss, optimizer_variables, trainable_variables)`` with a
+    function of the list of trainable variables, which returns the value or, with `has_aux`, a pair.
+
     >>> import gradtx
     >>> import keras, numpy as np  # doctest: +SKIP
     >>> x, y = np.ones((8, 3)), np.ones((8, 1))  # doctest: +SKIP
@@ -87,6 +105,8 @@ def keras_optimizer(
         instead = _INSTEAD.get(option)
         hint = f"pass {instead}" if instead else "it takes learning_rate, state and name"
         raise TypeError(f"keras_optimizer: there is no option {option!r}: {hint}")
+    if gradients is not None:
+        tx = estimating("keras_optimizer", tx, gradients)
     made = _keras_class()
     return made(tx, learning_rate, state=state, loss_scale_factor=loss_scale_factor, name=name)
 
@@ -139,6 +159,8 @@ def _rates(tx: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 def _window(tx: GradientTransformation, state: Any) -> tuple[GradientTransformation, Any] | None:
     """The accumulation that all gradients pass through, with its state; None if there is none."""
+    if tx.traits.estimator is not None:
+        return _window(optimizer_of(tx), inner_state_of(tx, state))
     if {"mini_step", "gradient_step"} <= set(getattr(state, "_fields", ())):
         return tx, state
     links = tx.traits.links
@@ -238,6 +260,7 @@ def _keras_class() -> Any:
                 _first=first,
                 _given=state,
                 _extra_args={},
+                _flat=None,
             )
             if learning_rate is None:
                 learning_rate = first if numbers else self._rate_of_tx
@@ -342,8 +365,59 @@ def _keras_class() -> Any:
             finally:
                 self.__dict__.update(_extra_args={})
 
+        def stateless_minimize(
+            self,
+            loss_fn: Any,
+            optimizer_variables: Any,
+            trainable_variables: Any,
+            has_aux: bool = False,
+        ) -> Any:
+            """A step with estimated gradients: the value and the new variables.
+
+            Args:
+                loss_fn: ``trainable_variables -> value`` or, with `has_aux`, ``-> (value, aux)``.
+                optimizer_variables: as in ``stateless_apply``.
+                trainable_variables: as there.
+                has_aux: whether `loss_fn` returns something besides the value.
+
+            Returns:
+                ``(value, trainable_variables, optimizer_variables)``, with ``(value, aux)`` in
+                place of the value if `has_aux`.
+            """
+            gradients = estimator_of(self._tx)
+            if gradients is None:
+                raise ValueError(
+                    "keras_optimizer: stateless_minimize estimates gradients, and the optimizer "
+                    "does not say how: pass gradients=gradtx.spsa(...) to keras_optimizer"
+                )
+            mapping = list(zip(self.variables, optimizer_variables, strict=True))
+            with keras.StatelessScope(state_mapping=mapping):
+                key, scale = key_in(self.state), self.scale_loss(jnp.ones([], float))
+            value, grads, aux, flat = estimate(
+                gradients,
+                scalar_loss(loss_fn, has_aux, any_shape=True),
+                list(trainable_variables),
+                key,
+                lambda value: cast(scale, value.dtype),
+                has_aux,
+            )
+            self.__dict__.update(_flat=flat)
+            try:
+                new, slots = self.stateless_apply(
+                    optimizer_variables, grads, trainable_variables, value=value
+                )
+            finally:
+                self.__dict__.update(_flat=None)
+            return ((value, aux) if has_aux else value), new, slots
+
         def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> None:
             """Take the step of `tx` for the variables that have a gradient."""
+            if self._tx.traits.estimator is not None and self._flat is None:
+                raise ValueError(
+                    "keras_optimizer: gradients are estimated, and these are those of a backward "
+                    "pass: call self.optimizer.stateless_minimize(loss, optimizer_variables, "
+                    "trainable_variables) in a train_step of your own"
+                )
             given = {id(v): g for v, g in zip(trainable_variables, grads, strict=True)}
             gradients = OrderedDict((k, given.get(id(v))) for k, v in self._trained.items())
             tx = self._with_rate(jnp.asarray(self.learning_rate)) if self._ratios else self._tx
@@ -357,6 +431,8 @@ def _keras_class() -> Any:
                     "trainable_variables, value=loss)"
                 )
                 raise
+            if self._flat is not None:
+                state = with_flat(state, self._flat)
             for path, v in self._trained.items():
                 v.assign(params[path])
             for slot, leaf in zip(self._slots, jax.tree.leaves(state), strict=True):

@@ -38,7 +38,7 @@ from gradtx.training.layer_stacks import (
 )
 from gradtx.training.layerwise import in_its_place, name_of, norm_for, refuse_by_kind
 from gradtx.training.resharding import Shardings, put
-from gradtx.training.scans import Loops, Stage
+from gradtx.training.scans import Evaluated, Loops, Stage
 from gradtx.training.separate import (
     OUTSIDE,
     Kind,
@@ -388,7 +388,11 @@ class Inside:
         )
 
     def run(
-        self, state: State, seed: Callable[[Array], Array], given: Callable[[Array], dict[str, Any]]
+        self,
+        state: State,
+        seed: Callable[[Array], Array],
+        given: Callable[[Array], dict[str, Any]],
+        evaluated: Evaluated | None = None,
     ) -> tuple[Params, State, Array, Any]:
         """Take the step: the new parameters and state, the value and what else the loss returns.
 
@@ -396,8 +400,10 @@ class Inside:
             state: the state.
             seed: ``value -> cotangent of the value``.
             given: ``value -> extra arguments`` of the optimizer.
+            evaluated: the loss, where its gradients are not those of a backward pass.
         """
-        results, backward = self.loops.run(self.leaves)
+        backward: Evaluated = self.loops.run(self.leaves) if evaluated is None else evaluated
+        results = backward.results
         value, aux = jax.tree.unflatten(self.out, results)
         extra = given(value)
         self.check(state, extra)

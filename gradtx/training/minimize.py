@@ -9,9 +9,11 @@ import jax.numpy as jnp
 from gradtx.composition.apply import take_step
 from gradtx.declaration import read_by_people
 from gradtx.engine.leaves import gradient, parameter
+from gradtx.estimators.estimator import Estimator
 from gradtx.inspection.slots import walk_slots
 from gradtx.loss_functions import of_all_leaves
 from gradtx.numerics import as_arrays
+from gradtx.numerics.keys import check_key, own_key
 from gradtx.numerics.tracing import tracked, vary, varying_axes
 from gradtx.packed import packed_like, unpack
 from gradtx.pair import GradientTransformation, with_extra_args_support
@@ -26,6 +28,19 @@ from gradtx.paths import (
 )
 from gradtx.rows import is_rows
 from gradtx.shardings import automatic
+from gradtx.training.estimated import (
+    after_step,
+    check_estimator,
+    estimate,
+    estimating,
+    estimator_of,
+    inner_state_of,
+    key_in,
+    optimizer_of,
+    say_if_flat,
+    with_flat,
+)
+from gradtx.training.estimated_inside import EstimatedLoops
 from gradtx.training.inside import Inside
 from gradtx.training.lookup import looked_up, vjp
 from gradtx.training.loss_scale import scale_in, unscaled
@@ -116,6 +131,8 @@ def compute_gradients(
     has_aux: bool = False,
     grad_loss: Any = None,
     trainable: Where | None = None,
+    gradients: Estimator | None = None,
+    gradients_key: Any = None,
 ) -> tuple[Value, ParamsT]:
     r"""The value of a loss and its gradient: the first half of :func:`minimize`.
 
@@ -127,6 +144,10 @@ def compute_gradients(
         grad_loss: the cotangent of the value, of its shape; 1 by default. With it the loss need
             not be a scalar.
         trainable: which leaves to differentiate, as in :func:`select`; all by default.
+        gradients: how the gradient is estimated without a backward pass, such as :func:`spsa`; None
+            to differentiate. The value is then what the estimator says, and every gradient an
+            array.
+        gradients_key: a random key for the estimator, to be used once.
 
     Returns:
         ``(value, gradients)``, or ``((value, aux), gradients)``. The gradient of a leaf that is not
@@ -135,8 +156,14 @@ def compute_gradients(
         subtracting it descends.
 
     Raises:
-        TypeError: a trainable leaf is an integer or boolean array; the loss returns no number.
-        ValueError: the loss is not a scalar; no leaf is trainable.
+        TypeError: a trainable leaf is an integer or boolean array; the loss returns no number;
+            `gradients` is not an estimator.
+        ValueError: the loss is not a scalar; no leaf is trainable; `gradients` has no
+            `gradients_key`.
+
+    Warns:
+        UserWarning: outside of jit, the loss was the same on both sides of the parameters in every
+            direction of the estimator.
 
     >>> value, grads = compute_gradients(
     ...     lambda p: p["a"] ** 2 * p["b"], {"a": 3.0, "b": 2.0}, trainable="a"
@@ -144,9 +171,26 @@ def compute_gradients(
     >>> float(value), float(grads["a"]), grads["b"]
     (18.0, 12.0, None)
     """
-    loss = scalar_loss(loss_fn, has_aux, any_shape=grad_loss is not None)
-    value, grads, aux = _differentiated(
-        lambda t: loss(merge(t, params), *args), _trained(params, trainable), grad_loss
+    trained = _trained(params, trainable)
+    any_shape = grad_loss is not None or gradients is not None
+    loss = scalar_loss(loss_fn, has_aux, any_shape)
+    key = None
+    if gradients is not None:
+        check_estimator("compute_gradients", gradients)
+        if gradients_key is None:
+            raise ValueError(
+                "compute_gradients: gradients needs a random key, to be used once: pass "
+                "gradients_key=jax.random.key(...)"
+            )
+        check_key("compute_gradients", "gradients_key", gradients_key)
+        key = own_key(gradients_key)
+    value, grads, aux, _ = _taken(
+        lambda t: loss(merge(t, params), *args),
+        trained,
+        grad_loss,
+        gradients=gradients,
+        key=key,
+        has_aux=has_aux,
     )
     told: Any = (value, aux) if has_aux else value
     return told, grads
@@ -170,6 +214,13 @@ def _differentiated(
     if axes:
         trained = jax.tree.map(lambda p: vary(p, axes), trained)
     value, pull, aux = vjp(loss, trained)
+    _check_not_reduced(value, axes)
+    seed = _seed(value, grad_loss, scale)
+    gradients = pull(vary(seed, varying_axes(jax.typeof(value))))
+    return value, jax.tree.map(lambda g: g.conj() if jnp.iscomplexobj(g) else g, gradients), aux
+
+
+def _check_not_reduced(value: Array, axes: tuple[str, ...]) -> None:
     reduced = set(axes) - varying_axes(jax.typeof(value))
     if reduced:
         raise ValueError(
@@ -177,9 +228,30 @@ def _differentiated(
             "which the optimizer reduces the gradients: return each device's own loss, and reduce "
             "the value that the step returns"
         )
-    seed = _seed(value, grad_loss, scale)
-    gradients = pull(vary(seed, varying_axes(jax.typeof(value))))
-    return value, jax.tree.map(lambda g: g.conj() if jnp.iscomplexobj(g) else g, gradients), aux
+
+
+def _taken(
+    loss: Callable[[Params], tuple[Array, Any]],
+    trained: Params,
+    grad_loss: Any,
+    axes: tuple[str, ...] = (),
+    scale: Array | None = None,
+    *,
+    gradients: Estimator | None,
+    key: Array | None,
+    has_aux: bool,
+) -> tuple[Array, Updates, Any, Array | None]:
+    """The value of a loss, its gradient, its other results, and whether an estimate was flat."""
+    if gradients is None or key is None:
+        return *_differentiated(loss, trained, grad_loss, axes, scale), None
+
+    def seed(value: Array) -> Array:
+        _check_not_reduced(value, axes)
+        return _seed(value, grad_loss, scale)
+
+    value, grads, aux, flat = estimate(gradients, loss, trained, key, seed, has_aux)
+    say_if_flat(gradients, flat, value, trained)
+    return value, grads, aux, flat
 
 
 def _seed(value: Array, grad_loss: Any, scale: Array | None) -> Array:
@@ -219,11 +291,19 @@ def step_inside(
     extra_args: Mapping[str, Any] | None,
     where: Where | bool,
     sharding: Shardings | None = None,
+    rounding_key: Any = None,
 ) -> tuple[ParamsT, StateT, Any]:
-    """:func:`minimize` with the step inside of the backward pass, also on sharded parameters."""
+    """:func:`minimize` with the step inside of the backward pass, also on sharded parameters.
+
+    Where gradients are estimated, the step is inside of nothing, but it takes one layer after
+    another too.
+    """
+    gradients = estimator_of(tx)
+    scale = scale_in(tx, state)
+    optimizer, inner = optimizer_of(tx), inner_state_of(tx, state)
     read = read_inside(
         loss_fn,
-        tx,
+        optimizer if rounding_key is None else rounded_with(optimizer, rounding_key),
         params,
         *args,
         has_aux=has_aux,
@@ -232,12 +312,19 @@ def step_inside(
         where=where,
         sharding=sharding,
     )
-    new, state, value, aux = read.run(
-        state,
-        lambda value: _seed(value, grad_loss, scale_in(tx, state)),
+    found = None
+    if gradients is not None:
+        found = EstimatedLoops(gradients, key_in(state), read.loops, read.leaves, has_aux)
+    new, inner, value, aux = read.run(
+        inner,
+        lambda value: _seed(value, grad_loss, scale),
         lambda value: {"value": value, **(extra_args or {})},
+        found,
     )
-    return merge(new, params), state, (value, aux) if has_aux else value
+    if gradients is not None and found is not None:
+        say_if_flat(gradients, found.flat, value, read.trained)
+        inner = after_step(state, found.flat, inner)
+    return merge(new, params), inner, (value, aux) if has_aux else value
 
 
 def reduced_axes(tx: GradientTransformation) -> tuple[str, ...]:
@@ -406,6 +493,7 @@ def minimize(
     extra_args: Mapping[str, Any] | None = None,
     rounding_key: Any = None,
     inside: Where | bool | None = None,
+    gradients: Estimator | None = None,
 ) -> tuple[ParamsT, StateT, Value]:
     """One step: take the gradient of a loss, transform it, and apply it.
 
@@ -430,6 +518,8 @@ def minimize(
             are rounded up or down at random, as by :func:`apply_updates`; None to round to nearest.
         inside: True, or which stacked parameters are updated inside of the backward pass, chosen
             as in :func:`select`; see :func:`make_step`.
+        gradients: how gradients are estimated without a backward pass, such as :func:`spsa`; None
+            to differentiate. The state is then that of :func:`estimated_gradients` around `tx`.
 
     Returns:
         ``(params, state, value)`` or ``(params, state, (value, aux))``, with the value of the loss
@@ -438,7 +528,12 @@ def minimize(
     Raises:
         TypeError: a trainable leaf is an integer or boolean array; the loss returns no number.
         ValueError: the loss is not a scalar; no leaf is trainable; the state is for another tree;
-            the loss is already reduced over an axis over which `tx` reduces the gradients.
+            the loss is already reduced over an axis over which `tx` reduces the gradients; the
+            state has no key for the directions of `gradients`.
+
+    Warns:
+        UserWarning: outside of jit, the loss was the same on both sides of the parameters in every
+            direction of the estimator.
 
     >>> import gradtx
     >>> tx, params = gradtx.sgd(0.5), {"w": 3.0}
@@ -447,9 +542,8 @@ def minimize(
     (0.0, 9.0)
     """
     check_order("minimize", loss_fn=loss_fn, tx=tx, params=params, state=state)
+    tx = estimating("minimize", tx, gradients)
     scale = scale_in(tx, state)
-    if rounding_key is not None:
-        tx = rounded_with(tx, rounding_key)
     if inside is not None and inside is not False:
         return step_inside(
             loss_fn,
@@ -462,8 +556,11 @@ def minimize(
             trainable=trainable,
             extra_args=extra_args,
             where=inside,
+            rounding_key=rounding_key,
         )
-    tx = with_extra_args_support(tx)
+    gradients = estimator_of(tx)
+    if rounding_key is not None:
+        tx = rounded_with(tx, rounding_key)
     before = before_gradients(tx, state)
     if before is not None:
 
@@ -473,10 +570,17 @@ def minimize(
 
         params, state = _prepared(before, params, state, touched)
     trained = _trained(params, trainable)
-    loss = scalar_loss(loss_fn, has_aux, any_shape=grad_loss is not None)
-    axes = tracked(reduced_axes(tx))
-    value, grads, aux = _differentiated(
-        lambda t: loss(merge(t, params), *args), trained, grad_loss, axes, scale
+    any_shape = grad_loss is not None or gradients is not None
+    loss = scalar_loss(loss_fn, has_aux, any_shape)
+    value, grads, aux, flat = _taken(
+        lambda t: loss(merge(t, params), *args),
+        trained,
+        grad_loss,
+        tracked(reduced_axes(tx)),
+        scale,
+        gradients=gradients,
+        key=None if gradients is None else key_in(state),
+        has_aux=has_aux,
     )
 
     def value_fn(at: PyTree) -> Array:
@@ -490,5 +594,6 @@ def minimize(
         **(extra_args or {}),
     }
     new, state = take_step(tx, grads, state, trained, **given)
+    state = state if flat is None else with_flat(state, flat)
     told: Any = (value, aux) if has_aux else value
     return merge(new, params), state, told

@@ -9,7 +9,7 @@ hands the gradients of that layer to whoever uses them.
 import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -121,8 +121,8 @@ class Loops:
             stage.stacks = [stack for stack in stage.stacks if chosen(stack.leaf)]
         self.stages = [stage for stage in self.stages if stage.stacks]
 
-    def run(self, leaves: Sequence[Any]) -> tuple[list[Any], "Backward"]:
-        """The results of the function, and the object that computes its derivative."""
+    def run(self, leaves: Sequence[Any]) -> "Backward":
+        """Run the function: the object that has its results, and computes its derivative."""
         return _forward(self, leaves)
 
 
@@ -170,11 +170,26 @@ def _unfit(users: list[tuple[Any, int]], returned: bool) -> str | None:
     return "its scan has a single turn" if eqn.params["length"] < 2 else None
 
 
+class Evaluated(Protocol):
+    """A function that has been evaluated, whose gradients come layer by layer."""
+
+    results: list[Any]
+
+    def pull(
+        self, seeds: Sequence[Any], turns: Sequence[tuple[Turn, Any]]
+    ) -> tuple[list[Any], list[Any]]: ...
+
+
 class Backward:
-    """The derivative of a function whose scans have been run forwards, computed backwards."""
+    """The derivative of a function whose scans have been run forwards, computed backwards.
+
+    Attributes:
+        results: those of the function.
+    """
 
     def __init__(self, loops: Loops, leaves: Sequence[Any]) -> None:
         self.loops, self.leaves = loops, list(leaves)
+        self.results: list[Any] = []
         self.parts: list[_Scanned | Callable[[dict[Any, Any]], None]] = []
 
     def pull(
@@ -211,7 +226,7 @@ def _add(cotangents: dict[Any, Any], v: Any, x: Any) -> None:
     cotangents[v] = cotangents[v] + x if v in cotangents else x
 
 
-def _forward(loops: Loops, leaves: Sequence[Any]) -> tuple[list[Any], Backward]:
+def _forward(loops: Loops, leaves: Sequence[Any]) -> Backward:
     jaxpr = loops.jaxpr
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*loops.consts, *leaves], strict=True))
     active = {v for v in jaxpr.invars if _inexact(v)}
@@ -227,7 +242,8 @@ def _forward(loops: Loops, leaves: Sequence[Any]) -> tuple[list[Any], Backward]:
         )
         if end < len(loops.eqns):
             made.parts.append(_Scanned(loops, stages[id(loops.eqns[end])], env, active))
-    return read(env, jaxpr.outvars), made
+    made.results = read(env, jaxpr.outvars)
+    return made
 
 
 def _own_casts(eqns: Sequence[Any], stages: Sequence[Stage]) -> set[int]:

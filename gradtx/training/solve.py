@@ -22,6 +22,7 @@ from gradtx.pair import GradientTransformation, with_extra_args_support
 from gradtx.paths import Where, leaves_with_path, merge, select
 from gradtx.rows import is_rows
 from gradtx.scheduled import ScheduledState
+from gradtx.training.estimated import estimator_of
 from gradtx.training.implicit import Implicit, checked, differentiable
 from gradtx.training.loss_scale import scale_in, unscaled
 from gradtx.training.minimize import (
@@ -291,8 +292,8 @@ def solve(
 
     Raises:
         ValueError: `max_steps` or a tolerance is negative; a tolerance is several numbers; `inside`
-            is given; `implicit` has a field out of range, or is not possible with `tx` or
-            `unrolled`.
+            is given; the gradients of `tx` are estimated; `implicit` has a field out of range, or
+            is not possible with `tx` or `unrolled`.
         TypeError: a tolerance is no number; a trained parameter is an array of integers; the
             solution is differentiated without `implicit` or `unrolled`, or with
             `unrolled` in reverse mode where there is a loop of unknown length.
@@ -314,6 +315,11 @@ def solve(
             "pass keeps neither: write a loop around minimize(..., inside=True), or use make_step"
         )
     tx, params = with_extra_args_support(tx), _as_arrays(params, trainable)
+    if estimator_of(tx) is not None:
+        raise ValueError(
+            "solve: the gradients of the optimizer are estimated, and solve judges by gradients "
+            "whether it has arrived: write a loop around minimize, or use make_step"
+        )
     options = checked(implicit, tx, select(params, trainable))
     if unrolled and options is not None:
         raise ValueError(

@@ -11,6 +11,7 @@ from gradtx.checks import check_integer
 from gradtx.composition.apply import loses_small_steps
 from gradtx.declaration import read_by_people
 from gradtx.declared_schedule import evaluated, reads_host
+from gradtx.estimators.estimator import Estimator
 from gradtx.explanations import check_alive, explain
 from gradtx.inspection.guards import GuardReport, guard_report
 from gradtx.inspection.hyperparams import replace
@@ -23,6 +24,7 @@ from gradtx.pair import (
 from gradtx.paths import Where, aligned, path_string, select, with_paths
 from gradtx.shardings import committed
 from gradtx.training.backlog import Backlog
+from gradtx.training.estimated import estimating, estimator_of, optimizer_of, say_if_flat
 from gradtx.training.inside import InsidePlan
 from gradtx.training.minimize import Value, check_order, minimize, read_inside, step_inside
 from gradtx.training.resharding import Shardings
@@ -97,9 +99,18 @@ class TrainStep(Generic[*Told]):
             if callable(state):  # which JAX refuses before anything that knows of states sees it
                 explain("make_step", error, self.tx.init, params, state, params)
             raise
-        if self._asks_first and not is_first:
+        if is_first:
+            self._look_at_first(done)
+        elif self._asks_first:
             self._backlog.add(done[2])
         return done
+
+    def _look_at_first(self, done: tuple[Any, ...]) -> None:
+        """Warn if the first step found no difference between the values of the loss."""
+        gradients = estimator_of(self.tx)
+        if gradients is not None:
+            params, state, value = done[:3]
+            say_if_flat(gradients, state.flat_steps, jax.tree.leaves(value)[0], params)
 
     def init(self, params: Params) -> State:
         """The initial state for the trained parameters, sharded if the step is."""
@@ -171,6 +182,7 @@ def make_step(
     report: Literal[False] = False,
     steps: int | None = None,
     inside: Where | bool | None = None,
+    gradients: Estimator | None = None,
     compiler_options: Mapping[str, Any] | None = None,
 ) -> TrainStep[Value]: ...
 
@@ -189,6 +201,7 @@ def make_step(
     report: Literal[True],
     steps: int | None = None,
     inside: Where | bool | None = None,
+    gradients: Estimator | None = None,
     compiler_options: Mapping[str, Any] | None = None,
 ) -> TrainStep[Value, GuardReport]: ...
 
@@ -207,6 +220,7 @@ def make_step(
     report: bool = False,
     steps: int | None = None,
     inside: Where | bool | None = None,
+    gradients: Estimator | None = None,
     compiler_options: Mapping[str, Any] | None = None,
 ) -> TrainStep[*tuple[Any, ...]]:
     """Compile :func:`minimize` once, with parameters and state donated.
@@ -241,6 +255,11 @@ def make_step(
             backward pass, one layer at a time, so that their gradients are never held together:
             True for all that can be, or which of these, as in :func:`select`. The numbers are those
             of the ordinary step; see the page on the step inside the backward pass.
+        gradients: how gradients are estimated without a backward pass, such as :func:`spsa`; None
+            to differentiate. It puts :func:`estimated_gradients` around `tx`, whose state holds a
+            key. With `inside`, the directions of stacked parameters are drawn, and these are
+            updated, one layer at a time, so that a step takes hardly more memory than the loss
+            alone; the numbers are the same.
         compiler_options: options of XLA's compiler for this step alone, as in :func:`jax.jit`.
 
     Returns:
@@ -258,6 +277,8 @@ def make_step(
         UserWarning: a trained parameter is in bfloat16 or float16, and nothing in the state keeps
             what rounding to nearest loses: Adam at 1e-3 never moves such a parameter of 2.0. The
             warning comes once for each compiled program.
+        UserWarning: in the first call the loss was the same on both sides of the parameters in
+            every direction of the estimator; its state counts such steps.
         UserWarning: many steps wait on simulated devices, where XLA may end the process. The
             warning comes once.
 
@@ -281,6 +302,7 @@ def make_step(
         tx = stochastic_rounding(tx, rounding_key)
 
     check_order("make_step", loss_fn=loss_fn, tx=tx)
+    tx = estimating("make_step", tx, gradients)
 
     def one(
         tx: GradientTransformation, params: Params, state: State, args: Any, extra_args: Any
@@ -340,7 +362,7 @@ def make_step(
             found.append(
                 read_inside(
                     loss_fn,
-                    tx,
+                    optimizer_of(tx),
                     params,
                     *batch,
                     has_aux=has_aux,

@@ -26,7 +26,9 @@ KO = keras.optimizers
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 NAMES = sorted(CATALOGUE)
 # Every optimizer, and a third of the links and wrappers, whose states are of the same kinds.
-TRAINED = sorted({*optimizers(), "partition", *(n for n in NAMES[::3] if not has_an_optimizer(n))})
+ESTIMATED = "estimated_gradients"  # is refused, with its own test
+LINKS = (n for n in NAMES[::3] if n != ESTIMATED and not has_an_optimizer(n))
+TRAINED = sorted({*optimizers(), "partition", *LINKS})
 CUSTOM = {f.__name__: f for f in vars(catalogue).values() if callable(f) and hasattr(f, "__name__")}
 # What asks for more than gradients.
 EXAMPLES = [name for name in NAMES if CATALOGUE[name].examples]
@@ -113,6 +115,60 @@ def ours(name):
     if name.startswith("scale_by_param_block"):  # which climb by steps as large as the parameters
         tx = gradtx.chain(tx, gradtx.scale(-0.1))
     return keras_optimizer(tx)
+
+
+class Estimating(keras.Sequential):
+    """A model whose gradients are estimated."""
+
+    def train_step(self, state, data):
+        trainable, fixed, slots, metrics = state
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+
+        def loss(values):
+            prediction = self.stateless_call(values, fixed, x)[0]
+            return jnp.mean((prediction - y) ** 2), jnp.mean(prediction)
+
+        (value, _), trainable, slots = self.optimizer.stateless_minimize(
+            loss, slots, trainable, has_aux=True
+        )
+        return {"loss": value}, (trainable, fixed, slots, metrics)
+
+
+@pytest.mark.parametrize("scaled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_estimated_gradients_have_the_steps_of_minimize(scaled):
+    tx = gradtx.adam(0.1)
+    made = model(
+        keras_optimizer(tx, gradients=gradtx.spsa(1e-2), loss_scale_factor=8.0 if scaled else None),
+        Estimating,
+    )
+    optimizer = made.optimizer
+    optimizer.build(made.trainable_variables)
+    params = OrderedDict(optimizer.params)
+    fixed = [v.value for v in made.non_trainable_variables]
+
+    def loss(values, x, y):
+        return jnp.mean((made.stateless_call(list(values.values()), fixed, x)[0] - y) ** 2)
+
+    step = gradtx.make_step(loss, tx, gradients=gradtx.spsa(1e-2), donate=False)
+    params = jax.tree.map(jnp.copy, params)
+    state = step.init(params)
+    for start in range(0, len(X), 8):
+        params, state, _ = step(params, state, X[start : start + 8], Y[start : start + 8])
+    fit(made, 1)
+    for path, value in params.items():
+        np.testing.assert_allclose(optimizer.params[path], value, rtol=1e-4, atol=1e-5)
+    keys = [jax.random.key_data(s.gradient_key) for s in (optimizer.state, state)]
+    np.testing.assert_array_equal(*keys)
+    assert KO.deserialize(KO.serialize(optimizer)).tx == optimizer.tx
+
+
+def test_gradients_of_a_backward_pass_are_refused_where_they_are_estimated():
+    with pytest.raises(ValueError, match="keras_optimizer: gradients are estimated"):
+        fit(model(keras_optimizer(gradtx.sgd(0.1), gradients=gradtx.spsa())), 1)
+    with pytest.raises(ValueError, match="pass gradients=gradtx.spsa"):
+        fit(model(keras_optimizer(gradtx.sgd(0.1)), Estimating), 1)
+    with pytest.raises(TypeError, match="keras_optimizer: gradients must be an estimator"):
+        keras_optimizer(gradtx.sgd(0.1), gradients=gradtx.spsa)
 
 
 @pytest.mark.slow
