@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 
 import gradtx
 from benchmarks.tables import markdown
-from gradtx.distributed.operations import equal_share, operations
+from gradtx.sharding.operations import equal_share, operations
 
 FORMS = {
     "four matrices": [(4, 12), (4, 4), (4, 16), (16, 4)],

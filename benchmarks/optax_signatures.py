@@ -15,7 +15,7 @@ from typing import Any
 import optax
 
 import gradtx
-from gradtx.absences import LEFT_OUT
+from gradtx.names.absences import LEFT_OUT
 
 # What the modules of Optax import from elsewhere.
 _FOREIGN = ("Any", "NamedTuple", "Protocol", "Sequence")

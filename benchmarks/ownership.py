@@ -35,7 +35,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 import gradtx
 from benchmarks.hlo import collectives, in_loops, overlapped
 from benchmarks.tables import markdown, size
-from gradtx.distributed.operations import busiest, equal_share
+from gradtx.sharding.operations import busiest, equal_share
 
 OPTIMIZERS: dict[str, Callable[..., Any]] = {
     "muon": gradtx.muon,

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 import gradtx
 from benchmarks.tables import markdown, size
-from gradtx.distributed.planning import TPU_V5E, TPU_V5E_NETWORK
+from gradtx.sharding.planning import TPU_V5E, TPU_V5E_NETWORK
 
 WORDS = 1 << 17
 # Layers and width.

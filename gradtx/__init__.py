@@ -3,7 +3,7 @@
 import sys
 from typing import Any
 
-from gradtx.namespace import lazy
+from gradtx.names.namespace import lazy
 
 __version__ = "0.1.0"
 

@@ -16,7 +16,7 @@ from gradtx import (
 )
 
 # Pairs, and the types of their parts.
-from gradtx.pair import (
+from gradtx.core.pair import (
     GradientTransformation as GradientTransformation,
     GradientTransformationExtraArgs as GradientTransformationExtraArgs,
     with_extra_args_support as with_extra_args_support,
@@ -63,7 +63,7 @@ from gradtx.composition.masking import MaskedState as MaskedState, masked as mas
 from gradtx.composition.matrices import MuonDimensionNumbers as MuonDimensionNumbers
 from gradtx.composition.multipliers import Multipliers as Multipliers
 from gradtx.composition.roles import ByRole as ByRole, Role as Role
-from gradtx.paths import MaskOrFn as MaskOrFn, select as select
+from gradtx.leaves.paths import MaskOrFn as MaskOrFn, select as select
 
 # Optimizers, each with its rule and the state that it keeps.
 from gradtx.optimizers.acprop import acprop as acprop, scale_by_acprop as scale_by_acprop
@@ -766,12 +766,12 @@ from gradtx.training.solve import (
     StopReason as StopReason,
     solve as solve,
 )
-from gradtx.packed import Packed as Packed, pack as pack, unpack as unpack
-from gradtx.training.inside import InsidePlan as InsidePlan
+from gradtx.leaves.packed import Packed as Packed, pack as pack, unpack as unpack
+from gradtx.backward.inside import InsidePlan as InsidePlan
 from gradtx.training.step import TrainStep as TrainStep, make_step as make_step
 
 # Rows of tables.
-from gradtx.rows import Rows as Rows
+from gradtx.leaves.rows import Rows as Rows
 from gradtx.sparse.exact import (
     ExactRowsState as ExactRowsState,
     dense_rows as dense_rows,
@@ -811,17 +811,17 @@ from gradtx.distributed.low_communication import (
     muloco as muloco,
     sparse_loco as sparse_loco,
 )
-from gradtx.distributed.padding import Padded as Padded
+from gradtx.sharding.padding import Padded as Padded
 from gradtx.distributed.streaming import (
     StreamingDiLoCoState as StreamingDiLoCoState,
     streaming_diloco as streaming_diloco,
 )
-from gradtx.distributed.planning import (
+from gradtx.sharding.planning import (
     Link as Link,
     StepPlan as StepPlan,
     plan_step as plan_step,
 )
-from gradtx.distributed.sharding import (
+from gradtx.sharding.sharding import (
     StateSharding as StateSharding,
     init_sharded as init_sharded,
     state_sharding as state_sharding,
@@ -862,19 +862,19 @@ from gradtx.checkpoint.state_dict import (
 )
 
 # Rules and schedules of your own.
-from gradtx.declared_schedule import evaluated as evaluated, schedule as schedule
+from gradtx.declarations.declared_schedule import evaluated as evaluated, schedule as schedule
 from gradtx.engine.lift import (
     elementwise as elementwise,
     leafwise as leafwise,
     rowwise as rowwise,
 )
 from gradtx.engine.matrices import matrixwise as matrixwise
-from gradtx.engine.matrix_layout import MatrixDimensions as MatrixDimensions
+from gradtx.leaves.matrix_layout import MatrixDimensions as MatrixDimensions
 from gradtx.engine.tree import treewise as treewise
 from gradtx.engine.tuples import tuplewise as tuplewise
 from gradtx.engine.zero_gradients import ZeroGradient as ZeroGradient
-from gradtx.pair import optimizer as optimizer, transformation as transformation
-from gradtx.scheduled import ScheduledState as ScheduledState
+from gradtx.core.pair import optimizer as optimizer, transformation as transformation
+from gradtx.declarations.scheduled import ScheduledState as ScheduledState
 from gradtx.types import (
     Counter as Counter,
     InnerState as InnerState,
@@ -885,10 +885,10 @@ from gradtx.types import (
 )
 
 # Steps outside of jit.
-from gradtx.eager import eager_programs as eager_programs
+from gradtx.core.eager import eager_programs as eager_programs
 
 # Mathematics of trees and arrays.
-from gradtx.linear_algebra import (
+from gradtx.linalg.linear_algebra import (
     power_iteration as power_iteration,
     safe_norm as safe_norm,
     safe_root_mean_squares as safe_root_mean_squares,

@@ -77,7 +77,7 @@ PositiveFraction: TypeAlias = Annotated[float, Size(integer=False)]
 if TYPE_CHECKING:
     # `Any` within gradtx, since the body of a builder sees a number or an array; to callers, what
     # that module says.
-    from gradtx.signatures import (
+    from gradtx.types.signatures import (
         Count as Count,
         Decay as Decay,
         Fraction as Fraction,

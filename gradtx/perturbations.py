@@ -1,6 +1,6 @@
 """Optax's module of perturbations, passed on to code that imports it if Optax is installed."""
 
-from gradtx.absences import passed_on
+from gradtx.names.absences import passed_on
 
 __path__: list[str] = []  # it has private modules: see gradtx._src
 __getattr__ = passed_on(__name__)

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import TYPE_CHECKING
 
-from gradtx.namespace import lazy
+from gradtx.names.namespace import lazy
 from gradtx.tree import (
     NamedTupleKey,
     add as tree_add,

@@ -9,7 +9,7 @@ import jax
 import optax
 
 import gradtx
-from gradtx.declaration import Builder
+from gradtx.declarations.declaration import Builder
 
 
 @dataclass(frozen=True)

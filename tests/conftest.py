@@ -118,7 +118,7 @@ def pytest_runtest_teardown():
 def nothing_tried():
     """As in a process that has taken no step.
 
-    By what has run once before, gradtx.eager decides what it compiles, and so the last bits.
+    By what has run once before, gradtx.core.eager decides what it compiles, and so the last bits.
     """
     from tests.processes import forget
 

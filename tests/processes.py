@@ -3,7 +3,7 @@
 import os
 import pathlib
 
-from gradtx import eager
+from gradtx.core import eager
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -15,6 +15,6 @@ def environment(**more):
 
 
 def forget():
-    """The optimizers that ran once outside of `jit` in this process: see gradtx.eager."""
+    """The optimizers that ran once outside of `jit` in this process: see gradtx.core.eager."""
     eager._once.clear()
     eager._history.cache_clear()

@@ -3,7 +3,7 @@
 import jaxlib
 import pytest
 
-from gradtx.numerics.programs import inner_jaxprs
+from gradtx.programs.interpreter import inner_jaxprs
 
 # Since this version XLA's compiler for CPUs calls a library for sums. Before it stores what is
 # summed and sums it in pieces, in `jnp.sum(x * x)` too.

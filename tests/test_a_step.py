@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import gradtx
-from gradtx.expansion import Expansion
+from gradtx.core.expansion import Expansion
 
 ROOT = pathlib.Path(gradtx.__file__).parent
 PAGE = ROOT.parent / "docs" / "a_step.md"

@@ -6,7 +6,7 @@ import re
 import pytest
 
 import gradtx
-from gradtx.absences import DIFFERENT, LEFT_OUT
+from gradtx.names.absences import DIFFERENT, LEFT_OUT
 
 PAGE = (pathlib.Path(__file__).parent.parent / "docs" / "coming_from_optax.md").read_text()
 

@@ -14,7 +14,7 @@ import pytest
 
 import gradtx
 from gradtx.checks import hyperparameter_range, marks, size_of
-from gradtx.rows import is_rows
+from gradtx.leaves.rows import is_rows
 from gradtx.types import DIMENSIONS, WHERE
 from tests import catalogue
 from tests.catalogue import CATALOGUE

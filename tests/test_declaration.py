@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import gradtx
-from gradtx.declaration import Builder, _number, publish
+from gradtx.declarations.declaration import Builder, _number, publish
 from tests import catalogue
 from tests.catalogue import CATALOGUE
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradtx import decompositions
+from gradtx.linalg import decompositions
 
 
 def gram(x):

@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import gradtx
-from gradtx import eager
+from gradtx.core import eager
 from tests.catalogue import CATALOGUE
 from tests.processes import environment, forget
 from tests.test_contracts import WHOLE, compilations, some

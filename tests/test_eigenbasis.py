@@ -9,9 +9,13 @@ import numpy as np
 import pytest
 
 import gradtx
-from gradtx import eigenbasis
-from gradtx.eigenbasis import FIRST_SWEEPS, followed, sweep
-from gradtx.linear_algebra import by_eigenvalue, eigenbasis as gram_eigenbasis, orthogonal_iteration
+from gradtx.linalg import eigenbasis
+from gradtx.linalg.eigenbasis import FIRST_SWEEPS, followed, sweep
+from gradtx.linalg.linear_algebra import (
+    by_eigenvalue,
+    eigenbasis as gram_eigenbasis,
+    orthogonal_iteration,
+)
 from gradtx.transforms.orthogonal import STANDARD, orthogonalized
 
 RNG = np.random.default_rng(0)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gradtx
-from gradtx.explanations import explained
+from gradtx.core.explanations import explained
 
 P = {"w": jnp.ones((3, 2)), "b": jnp.ones(3)}
 MAKERS = {

@@ -15,15 +15,15 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import gradtx
+from gradtx.backward.layerwise import norm_for
 from gradtx.composition.apply import take_step
 from gradtx.composition.gate import Decision, gate
 from gradtx.composition.nearest import nearest_in
-from gradtx.declaration import Declaration
+from gradtx.core.pair import GradientTransformation
+from gradtx.declarations.declaration import Declaration
 from gradtx.inspection.description import communications, multipliers_in, roles_in
-from gradtx.pair import GradientTransformation
 from gradtx.sparse import take
 from gradtx.storage import is_encoded
-from gradtx.training.layerwise import norm_for
 from gradtx.training.minimize import before_gradients, reduced_axes
 from gradtx.training.rounding import rounded_with
 from tests.catalogue import CATALOGUE, FACTORS

@@ -13,12 +13,10 @@ ROOT = pathlib.Path(__file__).parent.parent / "gradtx"
 
 # Lowest first: a folder or a module may import from itself and from those before it in this list.
 LAYERS = (
-    *("absences", "namespace", "contexts", "signatures", "types", "checks", "numerics"),
-    *("host_values", "declaration", "declared_schedule", "rows", "whole", "flax_forms", "packed"),
-    *("materialized", "paths", "loss_functions", "shardings", "explanations"),
-    *("scheduled", "eager", "expansion", "traits", "pair"),
-    *("tree", "tree_utils", "decompositions", "linear_algebra", "eigenbasis", "storage", "engine"),
-    *("composition", "inspection", "estimators", "training", "checkpoint"),
+    *("names", "types", "checks", "programs", "numerics"),
+    *("declarations", "leaves", "core"),
+    *("tree", "tree_utils", "linalg", "storage", "kernels", "ownership", "engine"),
+    *("composition", "inspection", "estimators", "sharding", "backward", "training", "checkpoint"),
     *("schedules", "projections", "losses", "transforms", "optimizers"),
     *("wrappers", "sparse", "distributed"),
     *("interop", "assignment", "microbatching", "perturbations"),
@@ -116,8 +114,8 @@ def test_only_jax_jaxlib_and_numpy_at_run_time():
 def test_all_contexts_are_made_in_one_module_that_every_transformation_imports():
     made = [p.name for p in FILES if "make_user_context" in p.read_text()]
     assert made == ["contexts.py"]
-    assert ("gradtx.contexts", "check_indices") in imports(ROOT / "rows.py")
-    assert ("gradtx.rows", "is_rows") in imports(ROOT / "eager.py")
+    assert ("gradtx.programs.contexts", "check_indices") in imports(ROOT / "leaves/rows.py")
+    assert ("gradtx.leaves.rows", "is_rows") in imports(ROOT / "core/eager.py")
 
 
 @pytest.mark.slow

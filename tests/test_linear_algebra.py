@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradtx import decompositions, linear_algebra
+from gradtx.linalg import decompositions, linear_algebra
 
 RNG = np.random.default_rng(1)
 X = RNG.normal(size=(3, 4))

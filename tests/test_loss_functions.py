@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import gradtx
-from gradtx.declaration import Declaration
-from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs
+from gradtx.core.pair import GradientTransformation, GradientTransformationExtraArgs
+from gradtx.declarations.declaration import Declaration
 from tests.catalogue import CATALOGUE
 
 PARAMS = {

@@ -65,7 +65,7 @@ def test_a_run_goes_on_where_another_ended(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(mutants, "RECORD", tmp_path / "run.json")
     monkeypatch.setattr(mutants, "survivors", survivors)
     every = [m.name for m in mutants.mutants(box) if m.name not in mutants.same()]
-    mutants.record("gradtx.rows", [])
+    mutants.record("gradtx.leaves.rows", [])
     assert run("--left") == (0, [])
     assert capsys.readouterr().out.endswith(f"\n{len(every)} mutants are left\n")
     assert run() == (True, [len(every)])
@@ -80,7 +80,7 @@ def test_a_run_goes_on_where_another_ended(tmp_path, monkeypatch, capsys):
     assert run() == (False, [])
     assert run("--again") == (False, [len(every)])
     entries = mutants.recorded()
-    assert list(entries) == [box, "gradtx.rows"]
+    assert list(entries) == [box, "gradtx.leaves.rows"]
     entries[box]["source"] = wrong
     mutants.RECORD.write_text(json.dumps(entries))
     assert run() == (False, [len(every)])
@@ -103,7 +103,9 @@ def test_a_trial_heeds_the_warnings_that_a_test_ignores(tmp_path):
 
     class Loop:
         def pytest_runtestloop(self, session):
-            self.failures = [mutants.Test(item, "gradtx.rows").failures() for item in session.items]
+            self.failures = [
+                mutants.Test(item, "gradtx.leaves.rows").failures() for item in session.items
+            ]
             return True
 
     path, loop = tmp_path / "test_warnings.py", Loop()

@@ -15,8 +15,8 @@ import optax
 import pytest
 
 import gradtx
-from gradtx import namespace
-from gradtx.namespace import MOVED, homes, lazy
+from gradtx.names import namespace
+from gradtx.names.namespace import MOVED, homes, lazy
 
 PACKAGES = sorted(p.parent.name for p in pathlib.Path(gradtx.__file__).parent.glob("*/__init__.py"))
 
@@ -134,7 +134,7 @@ def test_what_is_said_of_what_is_not_there(module, name, message):
 def test_names_and_modules_are_had_and_no_module_that_python_runs():
     _, get, _ = lazy("gradtx")
     assert get("adam") is gradtx.optimizers.adam.adam
-    assert get("eager") is sys.modules["gradtx.eager"]
+    assert get("eager") is sys.modules["gradtx.core.eager"]
     with pytest.raises(AttributeError, match="no attribute '__main__'$"):
         get("__main__")
 

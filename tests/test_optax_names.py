@@ -11,7 +11,7 @@ import pytest
 import gradtx
 from benchmarks import optax_signatures
 from benchmarks.optax_signatures import differences, found_in, left_out, public_names
-from gradtx.absences import DIFFERENT, LEFT_OUT
+from gradtx.names.absences import DIFFERENT, LEFT_OUT
 from tests.catalogue import CATALOGUE
 
 TESTS = pathlib.Path(__file__).parent

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import gradtx
-from gradtx.namespace import MOVED
+from gradtx.names.namespace import MOVED
 
 ROOT = Path(__file__).parents[1]
 PACKAGED = sorted(
@@ -86,7 +86,7 @@ def test_one_version_is_named_everywhere():
 
 
 def test_what_the_changelog_names_is_there():
-    """Public names, arguments and modules; what is to be removed is in gradtx.namespace."""
+    """Public names, arguments and modules; what is to be removed is in gradtx.names.namespace."""
     text, _, removed = (ROOT / "CHANGELOG.md").read_text().partition("### To be removed")
     named = {n for n in re.findall(r"`([a-z]\w*(?:_\w+)+)", text) if not hasattr(gradtx, n)}
     assert named <= {"keras_optimizer", "scale_by_"}

@@ -10,8 +10,8 @@ import optax
 import pytest
 
 import gradtx
-from gradtx.packed import _is_local
-from gradtx.traits import Scope
+from gradtx.core.traits import Scope
+from gradtx.leaves.packed import _is_local
 from tests.catalogue import CATALOGUE
 from tests.distributed.meshes import all_lie_on, mesh, on
 from tests.programs import equations

@@ -11,7 +11,7 @@ import optax
 import pytest
 
 import gradtx
-from gradtx.pair import transformations_in, with_extra_args_support
+from gradtx.core.pair import transformations_in, with_extra_args_support
 
 
 def test_it_unpacks_to_exactly_two_functions():

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradtx.paths import first_difference, mask_tree, spread
+from gradtx.leaves.paths import first_difference, mask_tree, spread
 
 
 @pytest.mark.parametrize(

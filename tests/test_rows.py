@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import gradtx
 from gradtx import Rows
-from gradtx.rows import add_rows, gather_rows, is_inside
+from gradtx.leaves.rows import add_rows, gather_rows, is_inside
 
 TABLE = (5, 2)
 

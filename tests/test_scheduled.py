@@ -6,7 +6,7 @@ import optax
 import pytest
 
 import gradtx
-from gradtx.scheduled import Schedules, _count
+from gradtx.declarations.scheduled import Schedules, _count
 
 
 def test_the_first_values_are_those_before_any_step():

@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 import gradtx
-from gradtx.traits import Scope
+from gradtx.core.traits import Scope
 from tests import selection
 from tests.catalogue import CATALOGUE
 from tests.selection import FIXED, TURNS, Selection, changed, entries, in_turn, left_out
@@ -21,7 +21,7 @@ def test_a_changed_rule_takes_what_is_built_from_it():
     assert "accumulate" in changed({"gradtx.optimizers.adam"})  # which that entry is made with
 
 
-@pytest.mark.parametrize("module", ["engine.lift", "pair", "numerics.tracing"])
+@pytest.mark.parametrize("module", ["engine.lift", "pair", "programs.tracing"])
 def test_a_change_of_the_engine_takes_every_rule(module):
     names = changed({f"gradtx.{module}"})
     assert names >= {name for name, entry in CATALOGUE.items() if entry.make().rules}
@@ -161,7 +161,7 @@ def test_files_of_which_it_cannot_be_seen_what_they_reach_take_turns(monkeypatch
 
 def test_the_file_of_a_changed_module_is_taken(monkeypatch):
     for n in range(3):
-        selected = chosen(monkeypatch, "gradtx/engine/owners.py", number=n)
+        selected = chosen(monkeypatch, "gradtx/ownership/owners.py", number=n)
         assert selected.takes_file("tests.engine.test_owners")
 
 

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from gradtx.shardings import committed
+from gradtx.leaves.shardings import committed
 
 
 def test_arrays_are_bound_to_the_one_device_to_which_some_are():

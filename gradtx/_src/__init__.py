@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from gradtx._src.names import MODULES
-from gradtx.namespace import lazy
+from gradtx.names.namespace import lazy
 
 # Names of Optax's private modules that no public module has, and where the same is here.
 OTHERS = {

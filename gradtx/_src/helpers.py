@@ -8,13 +8,13 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.composition.matrices import MuonDimensionNumbers
-from gradtx.engine.matrix_layout import as_matrices
-from gradtx.numerics.keys import is_key
+from gradtx.core.pair import GradientTransformation
+from gradtx.leaves.matrix_layout import as_matrices
 from gradtx.optimizers import adafactor, muon
-from gradtx.pair import GradientTransformation
 from gradtx.transforms.orthogonal import STANDARD, coefficients, orthogonalized
 from gradtx.transforms.zoom import scale_by_zoom_linesearch
 from gradtx.types import Array, DType, Params, PyTree, Updates
+from gradtx.types.keys import is_key
 
 Shape = Sequence[int]
 DEFAULT_NS_COEFFS = STANDARD

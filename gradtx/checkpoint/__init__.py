@@ -1,5 +1,5 @@
 """Checkpoints: configurations and states as data, and matching states to transformations."""
 
-from gradtx.namespace import lazy
+from gradtx.names.namespace import lazy
 
 __all__, __getattr__, __dir__ = lazy(__name__)

@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradtx.declaration import Builder, Declared
-from gradtx.host_values import HostValue
-from gradtx.namespace import MOVED
-from gradtx.pair import GradientTransformation
+from gradtx.core.pair import GradientTransformation
+from gradtx.declarations.declaration import Builder, Declared
+from gradtx.declarations.host_values import HostValue
+from gradtx.names.namespace import MOVED
 
 VERSION = 1
 _DEEPEST = 64
@@ -213,7 +213,7 @@ _PLACES = ("", "tree", "projections", "losses", "transforms.trust")
 # At the top level: besides builders, what only computes on the arrays that it is handed. What reads
 # or writes files, builds programs or changes settings is not among them.
 _COMPUTING = (
-    "gradtx.linear_algebra",
+    "gradtx.linalg.linear_algebra",
     "gradtx.losses.",
     "gradtx.numerics.",
     "gradtx.projections.",

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from gradtx.paths import path_string
+from gradtx.leaves.paths import path_string
 from gradtx.storage import Encoded, as_codec, is_encoded
 from gradtx.storage.encoded import FORMATS
 from gradtx.storage.format import Codec

@@ -26,10 +26,10 @@ from gradtx.checkpoint.state_dict import (
     listed,
     trained_leaves,
 )
-from gradtx.numerics.tracing import is_tracer
-from gradtx.packed import packed_like, unpack
-from gradtx.pair import GradientTransformation
-from gradtx.paths import path_string, select, with_paths
+from gradtx.core.pair import GradientTransformation
+from gradtx.leaves.packed import packed_like, unpack
+from gradtx.leaves.paths import path_string, select, with_paths
+from gradtx.programs.tracing import is_tracer
 from gradtx.types import Params, PyTree, State
 
 _HEADER = "gradtx"

@@ -16,14 +16,14 @@ from gradtx.checkpoint import matching
 from gradtx.checkpoint.config import to_config
 from gradtx.checkpoint.encoded import gathered, parts_of, written
 from gradtx.checkpoint.matching import Node, form_of, is_empty, match
-from gradtx.engine.owned_slots import apart, in_stacks, is_owned
-from gradtx.numerics.keys import is_key
-from gradtx.numerics.tracing import is_tracer
-from gradtx.packed import holds_packed, packed_like, unpack
-from gradtx.pair import GradientTransformation, with_extra_args_support
-from gradtx.paths import select
+from gradtx.core.pair import GradientTransformation, with_extra_args_support
+from gradtx.leaves.packed import holds_packed, packed_like, unpack
+from gradtx.leaves.paths import select
+from gradtx.ownership.owned_slots import apart, in_stacks, is_owned
+from gradtx.programs.tracing import is_tracer
 from gradtx.storage import is_encoded
 from gradtx.types import Array, Params, State
+from gradtx.types.keys import is_key
 
 _HEADER = "gradtx"
 _VERSION = 5

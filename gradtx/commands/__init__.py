@@ -1,5 +1,5 @@
 """The commands of ``python -m gradtx``: each takes parsed arguments and gives an exit code."""
 
-from gradtx.namespace import lazy
+from gradtx.names.namespace import lazy
 
 __all__, __getattr__, __dir__ = lazy(__name__)

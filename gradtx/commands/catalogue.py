@@ -6,7 +6,7 @@ import sys
 
 import gradtx
 from gradtx.checkpoint.config import find_builder
-from gradtx.namespace import homes
+from gradtx.names.namespace import homes
 
 
 def families() -> dict[str, dict[str, str]]:

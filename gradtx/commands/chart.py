@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradtx.commands.reading import read_config
-from gradtx.declaration import Declared
-from gradtx.declared_schedule import DeclaredSchedule
-from gradtx.paths import path_string
+from gradtx.declarations.declaration import Declared
+from gradtx.declarations.declared_schedule import DeclaredSchedule
+from gradtx.leaves.paths import path_string
 
 WIDTH, HEIGHT, POINTS = 64, 12, 1001
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from gradtx.checkpoint.config import to_config
 from gradtx.commands.reading import read_config
+from gradtx.core.pair import GradientTransformation
 from gradtx.inspection.description import describe as description
-from gradtx.pair import GradientTransformation
 
 
 def describe(arguments: argparse.Namespace) -> int:

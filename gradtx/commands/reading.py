@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checkpoint.config import check_depth, find_builder, from_config
-from gradtx.declaration import Declared
-from gradtx.namespace import homes
+from gradtx.declarations.declaration import Declared
+from gradtx.names.namespace import homes
 
 
 def read_config(text: str) -> Any:

@@ -1,5 +1,5 @@
 """Composition: transformations in sequence, on some of the leaves, or in groups."""
 
-from gradtx.namespace import lazy
+from gradtx.names.namespace import lazy
 
 __all__, __getattr__, __dir__ = lazy(__name__)

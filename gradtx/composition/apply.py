@@ -7,15 +7,15 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.composition.sequence import through
-from gradtx.eager import MANY_LEAVES, count_of_arrays
+from gradtx.core.eager import MANY_LEAVES, count_of_arrays
+from gradtx.core.explanations import check_alive, explain
+from gradtx.core.pair import GradientTransformation, with_extra_args_support
 from gradtx.engine.lift import Last
-from gradtx.explanations import check_alive, explain
+from gradtx.leaves.paths import aligned, first_difference, is_leaf, leaves_with_path, path_string
+from gradtx.leaves.rows import add_rows, is_rows
+from gradtx.leaves.shardings import on_explicit_axes
 from gradtx.numerics import as_arrays, cast, is_narrow, round_to, widen
-from gradtx.numerics.tracing import traced_once
-from gradtx.pair import GradientTransformation, with_extra_args_support
-from gradtx.paths import aligned, first_difference, is_leaf, leaves_with_path, path_string
-from gradtx.rows import add_rows, is_rows
-from gradtx.shardings import on_explicit_axes
+from gradtx.programs.tracing import traced_once
 from gradtx.types import Array, Params, ParamsT, State, Updates, is_stored
 
 
@@ -166,7 +166,9 @@ def take_step(
         updates, params = as_arrays(updates), as_arrays(params)
         if not any(map(is_stored, jax.tree.leaves(state, is_leaf=is_stored))):
             return run(updates, state, params, **extra_args)
-        from gradtx.engine.kernels import in_kernels  # takes as long to import as all of gradtx
+        from gradtx.kernels.stored_step import (
+            in_kernels,  # takes as long to import as all of gradtx
+        )
 
         return in_kernels(run, updates, state, params, extra_args, whole=True)
 

@@ -4,15 +4,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from gradtx.loss_functions import elsewhere, seen_as
-from gradtx.pair import (
+from gradtx.core.loss_functions import elsewhere, seen_as
+from gradtx.core.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     with_extra_args_support,
 )
-from gradtx.traits import StepFn, Traits
+from gradtx.core.traits import StepFn, Traits
+from gradtx.leaves.whole import part_of_whole
 from gradtx.types import Params, PyTree, State, Updates
-from gradtx.whole import part_of_whole
 
 
 @dataclass(frozen=True)

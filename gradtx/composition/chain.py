@@ -11,18 +11,18 @@ from gradtx.composition.around import InnerStep, around
 from gradtx.composition.gate import Case, in_cases
 from gradtx.composition.sequence import through
 from gradtx.composition.without_state import without_state
-from gradtx.engine.lift import elementwise
-from gradtx.flax_forms import written_as_dict
-from gradtx.numerics.compiler_hints import delay
-from gradtx.pair import (
+from gradtx.core.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     transformation,
     with_extra_args_support,
 )
-from gradtx.paths import aligned, leaves_with_path
-from gradtx.rows import is_rows
-from gradtx.traits import Links, Traits
+from gradtx.core.traits import Links, Traits
+from gradtx.engine.lift import elementwise
+from gradtx.leaves.flax_forms import written_as_dict
+from gradtx.leaves.paths import aligned, leaves_with_path
+from gradtx.leaves.rows import is_rows
+from gradtx.numerics.compiler_hints import delay
 from gradtx.types import OTHER_STATE, EmptyState, Params, State, Updates, is_stored
 
 

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 
 from gradtx.composition.matrices import MuonDimensionNumbers
 from gradtx.composition.roles import ByRole, Role, RoleKind, lora_kind, lora_partner
+from gradtx.core.pair import GradientTransformation
 from gradtx.engine.lift import RuleFn
 from gradtx.engine.matrices import MatrixDimensions
 from gradtx.engine.tuples import Related, check_related, tuples_of, tuplewise
-from gradtx.pair import GradientTransformation
-from gradtx.paths import leaves_with_path, path_string
+from gradtx.leaves.paths import leaves_with_path, path_string
 from gradtx.types import EmptyState, PyTree
 
 

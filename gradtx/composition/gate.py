@@ -14,13 +14,13 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.composition.apply import take_step
+from gradtx.core.pair import GradientTransformation, GradientTransformationExtraArgs
+from gradtx.core.traits import Scope, StepFn
 from gradtx.engine.leaves import parameter
+from gradtx.leaves.paths import is_leaf
+from gradtx.leaves.rows import is_rows
 from gradtx.numerics.compiler_hints import true_after
 from gradtx.numerics.control import inside, loop_once_if
-from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs
-from gradtx.paths import is_leaf
-from gradtx.rows import is_rows
-from gradtx.traits import Scope, StepFn
 from gradtx.types import Array, Params, PyTree, State, Updates, is_stored
 
 

@@ -9,20 +9,20 @@ import jax
 from gradtx.composition.chain import set_to_zero
 from gradtx.composition.labels import Labels, check_labels, labels_of
 from gradtx.composition.masking import MaskedState, masked
-from gradtx.pair import (
+from gradtx.core.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     transformation,
     with_extra_args_support,
 )
-from gradtx.paths import (
+from gradtx.leaves.paths import (
     Where,
     aligned,
     leaves_with_path,
     mask_tree,
 )
+from gradtx.leaves.whole import part_of_whole
 from gradtx.types import InnerState, Params, PyTree, State, Updates
-from gradtx.whole import part_of_whole
 
 
 class PartitionState(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import jax
 
 from gradtx.checks import check_chooser, check_patterns
-from gradtx.paths import (
+from gradtx.leaves.paths import (
     is_leaf,
     is_prefix,
     leaves_with_path,
@@ -17,8 +17,8 @@ from gradtx.paths import (
     takes_tree,
     with_paths,
 )
+from gradtx.leaves.whole import whole_of
 from gradtx.types import PyTree
-from gradtx.whole import whole_of
 
 Labels: TypeAlias = Any
 """Gives each leaf a label: a tree of labels or a prefix of it, a function from the parameters to

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import jax
 
 from gradtx.composition.around import InnerStep, around
-from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
-from gradtx.paths import Where, chosen, is_leaf, mask_prefix, mask_tree, merge
+from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
+from gradtx.leaves.paths import Where, chosen, is_leaf, mask_prefix, mask_tree, merge
+from gradtx.leaves.whole import part_of_whole
 from gradtx.types import COUNTER, MaskedInnerState, Params, PyTree, State, Updates, fields_of
-from gradtx.whole import part_of_whole
 
 
 class MaskedState(NamedTuple):

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 
 from gradtx.composition.groups import partition
 from gradtx.composition.without_state import without_state
+from gradtx.core.pair import GradientTransformation
 from gradtx.engine.lift import needed, refused_rows
-from gradtx.engine.matrix_layout import MatrixDimensions, as_matrices
+from gradtx.leaves.matrix_layout import MatrixDimensions, as_matrices
+from gradtx.leaves.paths import aligned, is_leaf, leaves_with_path
+from gradtx.leaves.rows import is_rows
 from gradtx.numerics import cast, widen
-from gradtx.pair import GradientTransformation
-from gradtx.paths import aligned, is_leaf, leaves_with_path
-from gradtx.rows import is_rows
 from gradtx.types import Array, Params, PyTree, Updates
 
 

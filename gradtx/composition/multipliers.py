@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.composition.roles import ByRole, Role
-from gradtx.paths import leaves_with_path, matches, path_string
+from gradtx.leaves.paths import leaves_with_path, matches, path_string
 
 Shapes: TypeAlias = dict[str, tuple[int, ...]]
 """The shape of each leaf, by its path."""

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from gradtx.pair import GradientTransformation
+from gradtx.core.pair import GradientTransformation
 from gradtx.types import Params
 
 Nearest: TypeAlias = Callable[[Params, Any], Params]

@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from gradtx.checks import check_patterns
 from gradtx.composition.matrices import MuonDimensionNumbers
-from gradtx.paths import leaves_with_path, matches, path_string
+from gradtx.leaves.paths import leaves_with_path, matches, path_string
 from gradtx.types import PyTree
 
 RoleKind: TypeAlias = Literal[

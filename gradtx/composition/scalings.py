@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from gradtx.pair import GradientTransformation
+from gradtx.core.pair import GradientTransformation
 
 # The number may depend on the step and on the norm of all gradients.
 _SCALINGS = (

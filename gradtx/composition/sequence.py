@@ -3,11 +3,11 @@
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from gradtx.eager import count_of_arrays
+from gradtx.core.eager import count_of_arrays
+from gradtx.core.pair import GradientTransformation
+from gradtx.core.traits import Scope
 from gradtx.engine.lift import Last, Lifted, in_turn
-from gradtx.packed import holds_packed
-from gradtx.pair import GradientTransformation
-from gradtx.traits import Scope
+from gradtx.leaves.packed import holds_packed
 from gradtx.types import Params, State, Updates
 
 

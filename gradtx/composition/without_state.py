@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs
+from gradtx.core.pair import GradientTransformation, GradientTransformationExtraArgs
 from gradtx.types import EmptyState, Params, State, Updates
 
 

@@ -1,5 +1,5 @@
 """The names that Optax keeps in `optax.contrib`; all are at the top level too."""
 
-from gradtx.namespace import lazy
+from gradtx.names.namespace import lazy
 
 __all__, __getattr__, __dir__ = lazy(__name__)

@@ -8,14 +8,8 @@ import jax.numpy as jnp
 
 from gradtx.checks import Decay
 from gradtx.composition.around import InnerStep, around
-from gradtx.distributed.axes import (
-    AxisName,
-    bound_size,
-    check_axis_name,
-    check_varying,
-    communicating,
-    everyones,
-)
+from gradtx.core.loss_functions import LOSSES
+from gradtx.core.pair import GradientTransformation, transformation
 from gradtx.engine.leaves import gradient
 from gradtx.inspection.noise_scale import (
     NoiseScale,
@@ -23,11 +17,17 @@ from gradtx.inspection.noise_scale import (
     noise_scale_of_parts,
     weighted_square,
 )
-from gradtx.loss_functions import LOSSES
+from gradtx.leaves.paths import leaves_with_path
+from gradtx.leaves.rows import Rows, is_rows
 from gradtx.numerics import cast, compute_dtype, divide, real_dtype, widen
-from gradtx.pair import GradientTransformation, transformation
-from gradtx.paths import leaves_with_path
-from gradtx.rows import Rows, is_rows
+from gradtx.sharding.axes import (
+    AxisName,
+    bound_size,
+    check_axis_name,
+    check_varying,
+    communicating,
+    everyones,
+)
 from gradtx.tree import norm_sq
 from gradtx.types import Array, EmptyState, Params, State, Updates
 

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradtx.checks import Fraction, PositiveFraction, PositiveInt
-from gradtx.distributed.axes import AxisName, everyones
+from gradtx.core.pair import GradientTransformation, transformation
 from gradtx.distributed.compression import Exchange, compressed, error_only
-from gradtx.pair import GradientTransformation, transformation
+from gradtx.sharding.axes import AxisName, everyones
 from gradtx.types import Array
 
 LARGEST_CHUNK = 128

@@ -8,8 +8,13 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import PositiveFraction, PositiveInt
+from gradtx.core.pair import GradientTransformation, transformation
 from gradtx.distributed.aggregation import divide_by, total_weight, weigh
-from gradtx.distributed.axes import (
+from gradtx.engine.leaves import gradient, parameter
+from gradtx.leaves.paths import aligned, leaves_with_path, path_string
+from gradtx.leaves.rows import is_rows
+from gradtx.numerics import cast, widen
+from gradtx.sharding.axes import (
     AxisName,
     bound_size,
     check_axis_name,
@@ -17,11 +22,6 @@ from gradtx.distributed.axes import (
     communicating,
     everyones,
 )
-from gradtx.engine.leaves import gradient, parameter
-from gradtx.numerics import cast, widen
-from gradtx.pair import GradientTransformation, transformation
-from gradtx.paths import aligned, leaves_with_path, path_string
-from gradtx.rows import is_rows
 from gradtx.types import Array, Params, Slots, State, Updates
 
 

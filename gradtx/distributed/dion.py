@@ -7,26 +7,26 @@ import jax
 from gradtx.checks import Decay, NonNegative, PositiveFraction, PositiveInt
 from gradtx.composition.chain import chain
 from gradtx.composition.matrices import MuonDimensionNumbers
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.distributed.aggregation import aggregate, divide_by, total_weight, weigh
-from gradtx.distributed.axes import (
+from gradtx.engine.leaves import gradient
+from gradtx.engine.matrices import MatrixDimensions, as_matrices
+from gradtx.leaves.paths import Where, leaves_with_path
+from gradtx.leaves.rows import is_rows
+from gradtx.numerics import Step, cast, compute_dtype, widen
+from gradtx.optimizers.adam import adamw
+from gradtx.optimizers.beside_adamw import beside_adamw
+from gradtx.optimizers.dion_low_rank import low_rank_step, of_low_rank, rank_of
+from gradtx.optimizers.muon import scale_by_shape
+from gradtx.sharding.axes import (
     AxisName,
     bound_size,
     check_axis_name,
     check_varying,
     communicating,
 )
-from gradtx.engine.leaves import gradient
-from gradtx.engine.matrices import MatrixDimensions, as_matrices
-from gradtx.numerics import Step, cast, compute_dtype, widen
-from gradtx.numerics.keys import check_key
-from gradtx.optimizers.adam import adamw
-from gradtx.optimizers.beside_adamw import beside_adamw
-from gradtx.optimizers.dion_low_rank import low_rank_step, of_low_rank, rank_of
-from gradtx.optimizers.muon import scale_by_shape
-from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.paths import Where, leaves_with_path
-from gradtx.rows import is_rows
 from gradtx.types import Array, DimensionNumbers, DType, Params, State, Updates
+from gradtx.types.keys import check_key
 
 
 @transformation

@@ -6,21 +6,21 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import PositiveCount
+from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.distributed.aggregation import aggregate, message_bytes
-from gradtx.distributed.axes import (
+from gradtx.engine.lift import needed
+from gradtx.inspection.description import communications, sent
+from gradtx.leaves.paths import is_leaf, map_present
+from gradtx.leaves.rows import dense
+from gradtx.numerics import cast, widen
+from gradtx.numerics.control import branch, in_form_of
+from gradtx.sharding.axes import (
     AxisName,
     axes_of,
     bound_size,
     check_axis_name,
     communicating,
 )
-from gradtx.engine.lift import needed
-from gradtx.inspection.description import communications, sent
-from gradtx.numerics import cast, widen
-from gradtx.numerics.control import branch, in_form_of
-from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
-from gradtx.paths import is_leaf, map_present
-from gradtx.rows import dense
 from gradtx.training.minimize import reduced_axes
 from gradtx.types import (
     Array,

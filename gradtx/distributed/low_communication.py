@@ -9,12 +9,12 @@ from gradtx.checks import (
     PositiveInt,
 )
 from gradtx.composition.chain import chain
-from gradtx.distributed.axes import AxisName
+from gradtx.core.pair import GradientTransformation, optimizer
 from gradtx.distributed.chunks import aggregate_chunked_top_k, aggregate_dct
 from gradtx.distributed.local import diloco
 from gradtx.optimizers.muon import muon
 from gradtx.optimizers.sgd import scale_by_sign, sgd
-from gradtx.pair import GradientTransformation, optimizer
+from gradtx.sharding.axes import AxisName
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import DimensionNumbers

@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import Fraction, NonNegativeInt, PositiveInt
-from gradtx.distributed.axes import AxisName, check_axis_name, communicating
+from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.distributed.local import Outer
 from gradtx.engine.lift import needed
+from gradtx.leaves.paths import is_leaf, map_present
+from gradtx.leaves.rows import dense
 from gradtx.numerics import cast, widen
 from gradtx.numerics.control import branch, in_form_of
-from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
-from gradtx.paths import is_leaf, map_present
-from gradtx.rows import dense
+from gradtx.sharding.axes import AxisName, check_axis_name, communicating
 from gradtx.types import (
     Array,
     InnerState,

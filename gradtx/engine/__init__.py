@@ -1,5 +1,5 @@
 """The engine: it lifts a rule over trees, according to what the rule reads."""
 
-from gradtx.namespace import lazy
+from gradtx.names.namespace import lazy
 
 __all__, __getattr__, __dir__ = lazy(__name__)

@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from gradtx.leaves.paths import path_string
+from gradtx.leaves.rows import put_rows, take_rows
 from gradtx.numerics import Step, cast, real_dtype, widen
-from gradtx.paths import path_string
-from gradtx.rows import put_rows, take_rows
 from gradtx.types import Array, DType, is_stored
 
 

@@ -24,6 +24,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gradtx.core.pair import GradientTransformation, GradientTransformationExtraArgs
+from gradtx.core.traits import Rule, Scope
 from gradtx.engine.leaves import (
     SlotsOfLeaf,
     Steps,
@@ -38,12 +40,10 @@ from gradtx.engine.leaves import (
 )
 from gradtx.engine.scopes import scope
 from gradtx.engine.zero_gradients import SkippedSteps, ZeroGradient
+from gradtx.leaves.paths import aligned, is_leaf, leaves_with_path, path_string, with_paths
+from gradtx.leaves.rows import Rows, is_rows, take_rows
 from gradtx.numerics import cast, increment, own_copy, scalar_dtype, widen, zeros_like
-from gradtx.numerics.tracing import traced_once
-from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs
-from gradtx.paths import aligned, is_leaf, leaves_with_path, path_string, with_paths
-from gradtx.rows import Rows, is_rows, take_rows
-from gradtx.traits import Rule, Scope
+from gradtx.programs.tracing import traced_once
 from gradtx.types import (
     COUNTER,
     INNER,

@@ -1,12 +1,14 @@
 """Rules on matrices: one rule is lifted over all matrices of a tree.
 
-:mod:`gradtx.engine.matrix_layout` says which axes of a leaf are rows and columns, and
+:mod:`gradtx.leaves.matrix_layout` says which axes of a leaf are rows and columns, and
 :mod:`gradtx.engine.matrix_batches` runs the rule.
 """
 
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from gradtx.core.pair import GradientTransformation
+from gradtx.core.traits import Rule, Scope
 from gradtx.engine.lift import (
     RuleFn,
     SlotsFn,
@@ -17,12 +19,10 @@ from gradtx.engine.lift import (
     reads_params,
 )
 from gradtx.engine.matrix_batches import Batched, OnLeafFn, in_batches, with_owners
-from gradtx.engine.matrix_layout import Matrices, MatrixDimensions, as_matrices, axes_of
 from gradtx.engine.scopes import scope
+from gradtx.leaves.matrix_layout import Matrices, MatrixDimensions, as_matrices, axes_of
+from gradtx.leaves.shardings import shardings_are_known
 from gradtx.numerics import accumulator_dtype, full, zeros_like
-from gradtx.pair import GradientTransformation
-from gradtx.shardings import shardings_are_known
-from gradtx.traits import Rule, Scope
 from gradtx.types import Array, PyTree, slot_fields
 
 # What the file of a matrix rule imports.

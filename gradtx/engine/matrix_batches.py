@@ -24,19 +24,19 @@ from gradtx.engine.lift import (
     checked_result,
     refused_rows,
 )
-from gradtx.engine.matrix_layout import Matrices, MatrixDimensions, as_matrices
-from gradtx.engine.own_batches import (
+from gradtx.leaves.matrix_layout import Matrices, MatrixDimensions, as_matrices
+from gradtx.leaves.paths import path_string
+from gradtx.leaves.rows import is_rows
+from gradtx.leaves.shardings import is_open, known_sharding, open_sharding, shardings_are_known
+from gradtx.numerics import cast, widen
+from gradtx.ownership.own_batches import (
     axes_of_stack,
     has_own_batches,
     on_own_batches,
     own_batches,
 )
-from gradtx.engine.owned_slots import Owned, Share, is_owned, stacked
-from gradtx.engine.owners import Divided, beginnings, divided_sharding, owned, owners
-from gradtx.numerics import cast, widen
-from gradtx.paths import path_string
-from gradtx.rows import is_rows
-from gradtx.shardings import is_open, known_sharding, open_sharding, shardings_are_known
+from gradtx.ownership.owned_slots import Owned, Share, is_owned, stacked
+from gradtx.ownership.owners import Divided, beginnings, divided_sharding, owned, owners
 from gradtx.types import Array
 
 OnLeafFn = Callable[[Array, Array, Matrices], Array]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec
 
 from gradtx.checks import check_function
-from gradtx.pair import GradientTransformation
+from gradtx.core.pair import GradientTransformation
 
 P = ParamSpec("P")
 

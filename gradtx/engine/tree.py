@@ -8,6 +8,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from gradtx.checks import ArgumentError
+from gradtx.core.pair import GradientTransformation
+from gradtx.core.traits import Rule, Scope
 from gradtx.engine.leaves import load, store
 from gradtx.engine.lift import (
     Leaves,
@@ -22,11 +24,9 @@ from gradtx.engine.lift import (
     widened,
 )
 from gradtx.engine.scopes import scope
+from gradtx.leaves.paths import Where, mask_tree, path_string, spread
+from gradtx.leaves.rows import Rows, is_rows
 from gradtx.numerics import cast, scalar_dtype
-from gradtx.pair import GradientTransformation
-from gradtx.paths import Where, mask_tree, path_string, spread
-from gradtx.rows import Rows, is_rows
-from gradtx.traits import Rule, Scope
 from gradtx.types import Array, PyTree
 
 

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import check_patterns
+from gradtx.core.pair import GradientTransformation
+from gradtx.core.traits import Rule, Scope
 from gradtx.engine.leaves import load, store
 from gradtx.engine.lift import (
     Leaves,
@@ -27,11 +29,9 @@ from gradtx.engine.lift import (
 )
 from gradtx.engine.matrices import Matrices, MatrixDimensions, as_matrices
 from gradtx.engine.scopes import scope
+from gradtx.leaves.paths import leaves_with_path, path_string
+from gradtx.leaves.rows import is_rows
 from gradtx.numerics import cast
-from gradtx.pair import GradientTransformation
-from gradtx.paths import leaves_with_path, path_string
-from gradtx.rows import is_rows
-from gradtx.traits import Rule, Scope
 from gradtx.types import Array, Params, PyTree, slot_fields
 
 Related: TypeAlias = Any

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple, ParamSpec
 import jax
 import jax.numpy as jnp
 
-from gradtx.declaration import Builder, Declaration, DeclaredData, publish
+from gradtx.declarations.declaration import Builder, Declaration, DeclaredData, publish
 from gradtx.estimators.directions import Directions
 from gradtx.numerics import cast, widen
 from gradtx.numerics.control import loop_once_if
-from gradtx.numerics.tracing import vary, varying_axes
+from gradtx.programs.tracing import vary, varying_axes
 from gradtx.types import Array
 
 _P = ParamSpec("_P")

@@ -10,14 +10,14 @@ import numpy as np
 from gradtx.composition.apply import loses_small_steps
 from gradtx.composition.multipliers import Multipliers, multiplier_lines, pattern_of
 from gradtx.composition.roles import ByRole, Role
+from gradtx.core.pair import GradientTransformation, with_extra_args_support
+from gradtx.core.traits import Communication, Scope, Sent, all_sent, is_apart
 from gradtx.inspection.hyperparams import hyperparams
 from gradtx.inspection.slots import map_slots, slots_by_name
-from gradtx.pair import GradientTransformation, with_extra_args_support
-from gradtx.paths import path_string, with_paths
-from gradtx.shardings import lacks_a_mesh
+from gradtx.leaves.paths import path_string, with_paths
+from gradtx.leaves.shardings import lacks_a_mesh
 from gradtx.storage import FORMATS, is_encoded
 from gradtx.storage.format import NEAREST
-from gradtx.traits import Communication, Scope, Sent, all_sent, is_apart
 from gradtx.types import Params, PyTree, State
 
 DIVIDE = (

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 import jax
 
 from gradtx import checks
-from gradtx.declaration import Declaration, Declared
-from gradtx.host_values import as_schedule
-from gradtx.pair import GradientTransformation, transformations_in, with_extra_args_support
-from gradtx.paths import with_paths
+from gradtx.core.pair import GradientTransformation, transformations_in, with_extra_args_support
+from gradtx.declarations.declaration import Declaration, Declared
+from gradtx.declarations.host_values import as_schedule
+from gradtx.leaves.paths import with_paths
 from gradtx.types import (
     INNER,
     Schedule,

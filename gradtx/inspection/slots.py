@@ -6,8 +6,14 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from gradtx.packed import packed_like, unpack
-from gradtx.paths import first_difference, is_leaf, leaves_with_path, map_with_paths, path_string
+from gradtx.leaves.packed import packed_like, unpack
+from gradtx.leaves.paths import (
+    first_difference,
+    is_leaf,
+    leaves_with_path,
+    map_with_paths,
+    path_string,
+)
 from gradtx.types import INNER, PyTree, State, StateT, fields_of, is_stored, slot_fields
 
 Path: TypeAlias = str | tuple[Any, ...]

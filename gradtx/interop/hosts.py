@@ -3,7 +3,7 @@
 from typing import Any
 
 from gradtx.composition.around import InnerStep, around
-from gradtx.pair import GradientTransformation
+from gradtx.core.pair import GradientTransformation
 from gradtx.types import Params, State, Updates
 
 

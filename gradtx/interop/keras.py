@@ -6,12 +6,12 @@ from typing import Any
 
 from gradtx.checkpoint.config import check_depth
 from gradtx.composition.groups import partition
+from gradtx.core.pair import GradientTransformation
 from gradtx.interop import expressions
 from gradtx.interop.keras_base import Fill, single
 from gradtx.interop.keras_legacy import is_legacy, legacy
 from gradtx.interop.keras_optimizers import CORES
 from gradtx.interop.reading import Arrays, Leaf, Options, arrays, filled, literal, ordered
-from gradtx.pair import GradientTransformation
 from gradtx.types import Params, State
 from gradtx.wrappers.loss_scaling import DynamicLossScaleState, dynamic_loss_scale
 

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from typing import Any
 
 from gradtx.composition.chain import chain
-from gradtx.host_values import HostValue, as_schedule
+from gradtx.core.pair import GradientTransformation
+from gradtx.declarations.host_values import HostValue, as_schedule
 from gradtx.interop.keras_optimizers import CORES, KerasCore, decayed
 from gradtx.interop.keras_schedules import learning_rate
 from gradtx.interop.reading import (
@@ -17,7 +18,6 @@ from gradtx.interop.reading import (
     multiplied,
     steps_taken,
 )
-from gradtx.pair import GradientTransformation
 from gradtx.schedules.decay import constant_schedule
 from gradtx.schedules.piecewise import join_schedules
 from gradtx.schedules.products import stretch_schedule

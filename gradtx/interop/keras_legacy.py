@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gradtx.composition.chain import chain
+from gradtx.core.pair import GradientTransformation
 from gradtx.interop.keras_base import Fill
 from gradtx.interop.keras_optimizers import CORES, KerasCore
 from gradtx.interop.keras_schedules import learning_rate
@@ -11,7 +12,6 @@ from gradtx.interop.reading import Arrays, Leaf, Options, filled, steps_taken
 from gradtx.optimizers.adagrad import adagrad
 from gradtx.optimizers.nadam import nadam
 from gradtx.optimizers.rmsprop import rmsprop
-from gradtx.pair import GradientTransformation
 from gradtx.schedules.decay import inverse_time_decay
 from gradtx.schedules.products import multiply_schedules
 from gradtx.transforms.clipping import clip, clip_by_global_norm, clip_by_norm

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 from gradtx.checkpoint.config import check_depth, from_config, to_config
 from gradtx.checkpoint.state_dict import load_state_dict, state_dict
 from gradtx.composition.apply import take_step
+from gradtx.core.pair import GradientTransformation
 from gradtx.estimators.estimator import Estimator
 from gradtx.inspection.hyperparams import hyperparams, replace
 from gradtx.inspection.iterations import iterations, step_counters
+from gradtx.leaves.paths import path_string
 from gradtx.numerics import cast, own_copy
-from gradtx.numerics.tracing import is_tracer
-from gradtx.pair import GradientTransformation
-from gradtx.paths import path_string
+from gradtx.programs.tracing import is_tracer
 from gradtx.training.estimated import (
     estimate,
     estimating,

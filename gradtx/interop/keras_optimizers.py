@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from gradtx.composition.chain import chain
 from gradtx.composition.groups import partition
+from gradtx.core.pair import GradientTransformation
 from gradtx.interop import expressions
 from gradtx.interop.reading import Leaf, Options, literal, multiplied
 from gradtx.optimizers.adadelta import adadelta
@@ -22,7 +23,6 @@ from gradtx.optimizers.nadam import nadam
 from gradtx.optimizers.orthogonalize import orthogonalize
 from gradtx.optimizers.rmsprop import rmsprop, scale_by_rms
 from gradtx.optimizers.sgd import sgd
-from gradtx.pair import GradientTransformation
 from gradtx.schedules.decay import linear_schedule, relative_step_schedule
 from gradtx.schedules.products import multiply_schedules
 from gradtx.transforms.clipping import clip_by_block_rms

@@ -5,8 +5,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradtx.pair import GradientTransformation, with_extra_args_support
-from gradtx.paths import is_leaf
+from gradtx.core.pair import GradientTransformation, with_extra_args_support
+from gradtx.leaves.paths import is_leaf
 from gradtx.types import Params, State
 
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradtx.paths import leaves_with_path, map_with_paths, path_string
+from gradtx.leaves.paths import leaves_with_path, map_with_paths, path_string
 from gradtx.schedules.products import multiply_schedules
 from gradtx.types import Params, State, slot_fields
 

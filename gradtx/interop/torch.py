@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from gradtx.checkpoint.config import check_depth
 from gradtx.composition.chain import chain
 from gradtx.composition.groups import partition
+from gradtx.core.pair import GradientTransformation
 from gradtx.inspection.hyperparams import replace
 from gradtx.interop import torch_schedulers as schedulers
 from gradtx.interop.reading import (
@@ -25,7 +26,6 @@ from gradtx.interop.reading import (
 )
 from gradtx.interop.torch_lbfgs import from_lbfgs
 from gradtx.interop.torch_optimizers import CORES, TorchCore
-from gradtx.pair import GradientTransformation
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale
 from gradtx.types import Params, Schedule, State

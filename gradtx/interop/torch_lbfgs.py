@@ -6,10 +6,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from gradtx.core.pair import GradientTransformation
 from gradtx.interop.reading import Leaf, Options, array, filled, finite, steps_taken
+from gradtx.leaves.paths import leaves_with_path, path_string
 from gradtx.optimizers.lbfgs import lbfgs
-from gradtx.pair import GradientTransformation
-from gradtx.paths import leaves_with_path, path_string
 from gradtx.transforms.zoom import scale_by_zoom_linesearch
 from gradtx.types import Params, State
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from gradtx.composition.chain import chain, identity
 from gradtx.composition.matrices import MuonDimensionNumbers
+from gradtx.core.pair import GradientTransformation
 from gradtx.interop.reading import Options, finite, multiplied
 from gradtx.optimizers.adadelta import adadelta
 from gradtx.optimizers.adafactor import scale_by_factored_rms
@@ -22,7 +23,6 @@ from gradtx.optimizers.radam import scale_by_radam
 from gradtx.optimizers.rmsprop import scale_by_rms, scale_by_stddev
 from gradtx.optimizers.rprop import rprop
 from gradtx.optimizers.sgd import sgd
-from gradtx.pair import GradientTransformation
 from gradtx.schedules.decay import relative_step_schedule
 from gradtx.transforms.clipping import clip_by_block_rms
 from gradtx.transforms.decay import add_decayed_weights

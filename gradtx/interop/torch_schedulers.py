@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from gradtx.core.pair import GradientTransformation
 from gradtx.interop.reading import finite
-from gradtx.pair import GradientTransformation
 from gradtx.schedules.cyclic import cosine_restarts_schedule, cyclic_schedule
 from gradtx.schedules.decay import (
     constant_schedule,

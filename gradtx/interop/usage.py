@@ -14,8 +14,8 @@ from types import ModuleType
 from typing import Any
 
 import gradtx
-from gradtx.absences import DIFFERENT, DROPPED, LEFT_OUT, NEWER, PASSED_ON
-from gradtx.namespace import MOVED, is_module
+from gradtx.names.absences import DIFFERENT, DROPPED, LEFT_OUT, NEWER, PASSED_ON
+from gradtx.names.namespace import MOVED, is_module
 
 # No code that someone wrote has more bytes, and its tree takes many times these. Notebooks have
 # pictures in them.

@@ -50,7 +50,7 @@ from gradtx.losses.segmentation import (
     multiclass_generalized_dice_loss,
 )
 from gradtx.losses.smoothing import smooth_labels
-from gradtx.namespace import lazy
+from gradtx.names.namespace import lazy
 
 if not TYPE_CHECKING:
     __getattr__ = lazy(__name__)[1]  # its private modules: see gradtx._src

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 from gradtx.losses.arguments import floating
 from gradtx.losses.probabilities import Axis, product
-from gradtx.namespace import warn
+from gradtx.names.namespace import warn
 from gradtx.types import Array
 
 

@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 
+from gradtx.leaves.shardings import automatic, explicit_mesh
 from gradtx.losses.arguments import check_floating, check_labels, check_rank, check_shapes, counted
 from gradtx.losses.probabilities import complement, has_z_loss, z_penalty
 from gradtx.numerics import compute_dtype
-from gradtx.numerics.tracing import vary, varying_axes
-from gradtx.shardings import automatic, explicit_mesh
+from gradtx.programs.tracing import vary, varying_axes
 from gradtx.types import Array
 
 # Words in a chunk: few enough that a CPU keeps their weights and logits in its caches.

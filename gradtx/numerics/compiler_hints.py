@@ -25,7 +25,7 @@ import jax.numpy as jnp
 
 from gradtx.numerics.precision import real_dtype
 from gradtx.numerics.step import Step
-from gradtx.numerics.tracing import is_tracer, vary, varying_axes
+from gradtx.programs.tracing import is_tracer, vary, varying_axes
 from gradtx.types import Array
 
 Backends = Literal["all", "cpu", "tpu", "cuda", "all but cpu", "all but tpu"]

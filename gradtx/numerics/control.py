@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.numerics.precision import cast
-from gradtx.numerics.tracing import is_tracer
+from gradtx.programs.tracing import is_tracer
 from gradtx.types import Array, PyTree
 
 _T = TypeVar("_T")

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from gradtx.numerics.control import inside
 from gradtx.numerics.mathematics import abs_sq, divide
 from gradtx.numerics.precision import widen
-from gradtx.numerics.tracing import is_tracer
+from gradtx.programs.tracing import is_tracer
 from gradtx.types import Array, DType, PyTree
 
 Axes = int | Sequence[int] | None

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradtx.numerics.tracing import is_tracer
+from gradtx.programs.tracing import is_tracer
 from gradtx.types import Array, DType, PyTree
 
 _F = TypeVar("_F", bound=Callable[..., Any])

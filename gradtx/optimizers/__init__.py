@@ -1,5 +1,5 @@
 """Optimizers, one family per file: each builder is beside the ``scale_by_*`` that it uses."""
 
-from gradtx.namespace import lazy
+from gradtx.names.namespace import lazy
 
 __all__, __getattr__, __dir__ = lazy(__name__)

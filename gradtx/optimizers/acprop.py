@@ -7,11 +7,11 @@ import jax.numpy as jnp
 from gradtx import numerics
 from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain_reading_old
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import elementwise
+from gradtx.leaves.paths import Where
 from gradtx.numerics import Step, abs_sq, ema, moments
 from gradtx.optimizers.adabelief import ScaleByBeliefState
-from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array

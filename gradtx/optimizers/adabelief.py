@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 from gradtx import numerics
 from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import elementwise
+from gradtx.leaves.paths import Where
 from gradtx.numerics import Step, abs_sq, debias, ema, moments, nesterov_mean
-from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, Counter, NonNegativeSlots, Slots

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 from gradtx import numerics
 from gradtx.checks import Decay, NonNegative
 from gradtx.composition.chain import chain, chain_reading_old
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import elementwise
+from gradtx.leaves.paths import Where
 from gradtx.numerics import abs_sq, accumulator_dtype, ema, zeros_like
 from gradtx.numerics.compiler_hints import delay, planned
-from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights, decayed_elsewhere
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, NonNegativeSlots

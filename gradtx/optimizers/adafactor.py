@@ -8,7 +8,9 @@ import numpy as np
 
 from gradtx.checks import Count, Decay, Limit, NonNegative
 from gradtx.composition.chain import chain, identity
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import leafwise
+from gradtx.leaves.paths import Where
 from gradtx.numerics import (
     Step,
     abs_sq,
@@ -21,8 +23,6 @@ from gradtx.numerics import (
     shrink_factor,
 )
 from gradtx.numerics.compiler_hints import delay, planned, recompute
-from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.momentum import ema as moving_average
 from gradtx.transforms.scaling import scale, scale_by_learning_rate

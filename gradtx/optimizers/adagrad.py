@@ -4,10 +4,10 @@ from typing import Any, NamedTuple
 
 from gradtx.checks import LearningRate, NonNegative
 from gradtx.composition.chain import chain
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import elementwise
 from gradtx.engine.zero_gradients import ZeroGradient
 from gradtx.numerics import abs_sq, accumulator_dtype, full_like, root_plus
-from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale_by_learning_rate, scale_by_schedule
 from gradtx.types import Array, NonNegativeSlots
 

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from gradtx.checks import Fraction, LearningRate, NonNegative, PositiveCount
 from gradtx.composition.chain import chain
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import rowwise
 from gradtx.numerics import (
     Step,
@@ -17,7 +18,6 @@ from gradtx.numerics import (
     root,
     zeros_like,
 )
-from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, Counter, NonNegativeSlots, Slots
 

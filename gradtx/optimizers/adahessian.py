@@ -6,16 +6,16 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from gradtx.checks import Decay, Fraction, LearningRate, NonNegative
-from gradtx.engine.leaves import load, store
-from gradtx.engine.lift import leafwise
-from gradtx.numerics import Step, accumulator_dtype, debias, ema, widen, zeros_like
-from gradtx.pair import (
+from gradtx.core.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     optimizer,
     transformation,
 )
-from gradtx.paths import Where, leaves_with_path
+from gradtx.engine.leaves import load, store
+from gradtx.engine.lift import leafwise
+from gradtx.leaves.paths import Where, leaves_with_path
+from gradtx.numerics import Step, accumulator_dtype, debias, ema, widen, zeros_like
 from gradtx.transforms.decay import descent
 from gradtx.transforms.hessian import asked, chosen_estimator
 from gradtx.types import (

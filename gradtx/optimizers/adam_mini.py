@@ -5,11 +5,11 @@ from typing import Any
 import jax.numpy as jnp
 
 from gradtx.checks import Decay, LearningRate, NonNegative
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import leafwise
+from gradtx.leaves.paths import Where
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, divide, ema, root, zeros_like
 from gradtx.optimizers.adam import ScaleByAdamState
-from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.paths import Where
 from gradtx.transforms.decay import descent
 from gradtx.types import Array, DType
 

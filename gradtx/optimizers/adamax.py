@@ -6,11 +6,11 @@ import jax.numpy as jnp
 
 from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import elementwise
+from gradtx.leaves.paths import Where
 from gradtx.numerics import Step, debias, ema, moments
 from gradtx.optimizers.adam import ScaleByAdamState
-from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.paths import Where
 from gradtx.transforms.decay import descent
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array

@@ -9,12 +9,12 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, Fraction, LearningRate, NonNegative
 from gradtx.composition.chain import chain
 from gradtx.composition.masking import split_by_mask
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import leafwise
+from gradtx.leaves.paths import Where
 from gradtx.numerics import Step, abs_sq, debias, divide, ema, moments, root
 from gradtx.numerics.compiler_hints import delay, planned, recompute
 from gradtx.optimizers.adam import ScaleByAdamState
-from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.paths import Where
 from gradtx.transforms.decay import decayed
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, DType

@@ -6,15 +6,15 @@ import jax.numpy as jnp
 
 from gradtx import numerics
 from gradtx.checks import Decay, Fraction, LearningRate, NonNegative
-from gradtx.engine.lift import elementwise
-from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, zeros_like
-from gradtx.numerics.compiler_hints import replace
-from gradtx.pair import (
+from gradtx.core.pair import (
     GradientTransformation,
     optimizer,
     transformation,
 )
-from gradtx.paths import Where
+from gradtx.engine.lift import elementwise
+from gradtx.leaves.paths import Where
+from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, zeros_like
+from gradtx.numerics.compiler_hints import replace
 from gradtx.transforms.decay import descent
 from gradtx.types import Array, Counter, NonNegativeSlots, Slots
 

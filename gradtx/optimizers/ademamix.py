@@ -4,7 +4,13 @@ from typing import Any, NamedTuple
 
 from gradtx import numerics
 from gradtx.checks import Decay, LearningRate, NonNegative
+from gradtx.core.pair import (
+    GradientTransformation,
+    optimizer,
+    transformation,
+)
 from gradtx.engine.lift import elementwise
+from gradtx.leaves.paths import Where
 from gradtx.numerics import (
     Step,
     abs_sq,
@@ -14,12 +20,6 @@ from gradtx.numerics import (
     ema,
     zeros_like,
 )
-from gradtx.pair import (
-    GradientTransformation,
-    optimizer,
-    transformation,
-)
-from gradtx.paths import Where
 from gradtx.transforms.decay import descent
 from gradtx.types import Array, Counter, DType, NonNegativeSlots, Slots
 

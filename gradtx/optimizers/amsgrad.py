@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from gradtx import numerics
 from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, zeros_like
-from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, Counter, DType, NonNegativeSlots, Slots
 

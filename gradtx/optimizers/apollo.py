@@ -7,16 +7,16 @@ import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative, Number, Positive, PositiveCount, PositiveInt
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.matrices import MatrixDimensions, matrixwise
-from gradtx.linear_algebra import frobenius_norm
+from gradtx.leaves.paths import Where
+from gradtx.linalg.linear_algebra import frobenius_norm
 from gradtx.numerics import Step, divide, moments, precise
-from gradtx.numerics.keys import check_key, own_key
 from gradtx.optimizers.fira import limited, of_low_rank, tall
 from gradtx.optimizers.soap import adam_of
-from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.paths import Where
 from gradtx.transforms.decay import descent
 from gradtx.types import Array, Counter, DimensionNumbers, DType, Slots
+from gradtx.types.keys import check_key, own_key
 
 
 class ScaleByApolloState(NamedTuple):

@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from gradtx.checks import NonNegative
+from gradtx.core.pair import GradientTransformation, transformation
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import Step, compute_dtype, zeros_like
-from gradtx.pair import GradientTransformation, transformation
 from gradtx.types import Array, Counter, Slots
 
 

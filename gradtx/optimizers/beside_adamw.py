@@ -4,9 +4,9 @@ from collections.abc import Callable
 from typing import Any
 
 from gradtx.composition.matrices import matrices_and_others
+from gradtx.core.pair import GradientTransformation
+from gradtx.leaves.paths import Where
 from gradtx.optimizers.adam import adamw
-from gradtx.pair import GradientTransformation
-from gradtx.paths import Where
 from gradtx.transforms.decay import descent
 from gradtx.types import DimensionNumbers
 

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from gradtx import numerics
 from gradtx.checks import NonNegative
 from gradtx.composition.chain import chain, identity
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.tree import treewise
 from gradtx.numerics import Step, compute_dtype, divide, zeros_like
 from gradtx.numerics.precision import precise
-from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale, scale_by_learning_rate
 from gradtx.transforms.zoom import scale_by_zoom_linesearch
 from gradtx.tree import sub

@@ -5,8 +5,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from gradtx.checks import Decay, LearningRate, NonNegative, Positive
-from gradtx.engine.both_sides import written_and_summed
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import leafwise
+from gradtx.kernels.both_sides import written_and_summed
+from gradtx.leaves.paths import Where
 from gradtx.numerics import (
     abs_sq,
     accumulator_dtype,
@@ -24,8 +26,6 @@ from gradtx.optimizers.adafactor import (
     factored_shapes,
     root_factors,
 )
-from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.paths import Where
 from gradtx.transforms.decay import descent
 from gradtx.types import Array, DType, NonNegativeSlots, Slots
 

@@ -6,7 +6,9 @@ import jax.numpy as jnp
 
 from gradtx.checks import NonNegative, Positive
 from gradtx.composition.chain import chain
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import elementwise
+from gradtx.leaves.paths import Where
 from gradtx.numerics import (
     accumulator_dtype,
     compute_dtype,
@@ -15,8 +17,6 @@ from gradtx.numerics import (
     own_copy,
     zeros_like,
 )
-from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, Slots

@@ -6,14 +6,14 @@ import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative, Number, PositiveCount
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.matrices import Matrices, MatrixDimensions, matrixwise
-from gradtx.linear_algebra import right_singular_vectors
+from gradtx.leaves.paths import Where
+from gradtx.linalg.linear_algebra import right_singular_vectors
 from gradtx.numerics import Step, abs_sq, compute_dtype, debias, divide, ema, moments, precise, root
 from gradtx.numerics.control import branch
 from gradtx.optimizers.fira import is_due, tall
 from gradtx.optimizers.soap import adam_of, finite_or
-from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.paths import Where
 from gradtx.transforms.decay import descent
 from gradtx.types import Array, Counter, DimensionNumbers, DType, Slots
 

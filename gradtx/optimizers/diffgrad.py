@@ -6,11 +6,11 @@ import jax.numpy as jnp
 
 from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain_reading_old
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import elementwise
+from gradtx.leaves.paths import Where
 from gradtx.numerics import Step, abs_sq, debias, ema, moments, root_plus, zeros_like
 from gradtx.numerics.compiler_hints import replace
-from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, Counter, DType, NonNegativeSlots, Slots

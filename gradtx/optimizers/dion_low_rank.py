@@ -10,16 +10,16 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, NonNegative, PositiveFraction, PositiveInt
 from gradtx.composition.chain import chain
 from gradtx.composition.matrices import MuonDimensionNumbers
-from gradtx.decompositions import orthonormal
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import RuleFn
 from gradtx.engine.matrices import Matrices, MatrixDimensions, matrixwise
+from gradtx.leaves.paths import Where
+from gradtx.linalg.decompositions import orthonormal
 from gradtx.numerics import Step, accumulator_dtype, divide, norm, precise, zeros_like
-from gradtx.numerics.keys import check_key, own_key
 from gradtx.optimizers.beside_adamw import beside_adamw
 from gradtx.optimizers.muon import scale_by_shape
-from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.paths import Where
 from gradtx.types import Array, DimensionNumbers, DType, Slots
+from gradtx.types.keys import check_key, own_key
 
 
 class DionState(NamedTuple):

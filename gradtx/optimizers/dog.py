@@ -7,11 +7,11 @@ import jax.numpy as jnp
 from gradtx import tree
 from gradtx.checks import NonNegative, Number, check
 from gradtx.composition.chain import chain, identity
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import leafwise
 from gradtx.engine.tree import treewise
+from gradtx.leaves.paths import Where
 from gradtx.numerics import divide, norm, own_copy, root, sum_sq
-from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.tree.sums import norm_of_all

@@ -6,13 +6,13 @@ import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative, Number, Positive, PositiveCount, PositiveInt
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.matrices import FactorFn, Matrices, MatrixDimensions, matrixwise
-from gradtx.linear_algebra import frobenius_norm, right_singular_vectors
+from gradtx.leaves.paths import Where
+from gradtx.linalg.linear_algebra import frobenius_norm, right_singular_vectors
 from gradtx.numerics import Step, accumulator_dtype, compute_dtype, divide, moments, precise
 from gradtx.numerics.control import branch
 from gradtx.optimizers.soap import adam_of, finite_or
-from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.paths import Where
 from gradtx.transforms.decay import descent
 from gradtx.types import Array, Counter, DimensionNumbers, DType, Slots
 

@@ -4,9 +4,9 @@ from typing import Any
 
 from gradtx.checks import NonNegative
 from gradtx.composition.chain import chain, identity
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import leafwise
 from gradtx.numerics import norm, ratio_factors
-from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.decay import decayed_elsewhere
 from gradtx.transforms.scaling import ScaleByScheduleState
 from gradtx.types import Array, EmptyState

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from gradtx import numerics
 from gradtx.checks import NonNegative, Positive
+from gradtx.core.pair import GradientTransformation, transformation
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import (
     abs_sq,
@@ -18,7 +19,6 @@ from gradtx.numerics import (
     zeros_like,
 )
 from gradtx.numerics.compiler_hints import delay
-from gradtx.pair import GradientTransformation, transformation
 from gradtx.types import Array, NonNegativeSlots, Slots
 
 

@@ -8,18 +8,23 @@ import jax.numpy as jnp
 
 from gradtx.checks import LearningRate, NonNegative, Number, PositiveInt, check_choice
 from gradtx.composition.around import InnerStep, around
-from gradtx.declaration import Formerly
-from gradtx.decompositions import singular_vectors
+from gradtx.core.pair import (
+    GradientTransformation,
+    optimizer,
+    transformation,
+    with_extra_args_support,
+)
+from gradtx.declarations.declaration import Formerly
 from gradtx.engine.leaves import gradient, load, store
 from gradtx.engine.lift import refused_rows
 from gradtx.engine.matrices import Matrices, MatrixDimensions, as_matrices, axes_of
+from gradtx.leaves.paths import Where, is_leaf, leaves_with_path
+from gradtx.leaves.rows import is_rows
+from gradtx.linalg.decompositions import singular_vectors
 from gradtx.numerics import cast, increment, widen
 from gradtx.numerics.control import branch
 from gradtx.optimizers.adam import scale_by_adam
 from gradtx.optimizers.fira import is_due
-from gradtx.pair import GradientTransformation, optimizer, transformation, with_extra_args_support
-from gradtx.paths import Where, is_leaf, leaves_with_path
-from gradtx.rows import is_rows
 from gradtx.transforms.decay import descent
 from gradtx.types import (
     Array,

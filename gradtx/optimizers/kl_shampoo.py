@@ -6,18 +6,18 @@ import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative, Positive, PositiveCount, PositiveInt
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
-from gradtx.eigenbasis import Basis, check_basis
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.matrices import (
     FactorFn,
     Matrices,
     MatrixDimensions,
     matrixwise,
 )
+from gradtx.leaves.paths import Where
+from gradtx.linalg.eigenbasis import Basis, check_basis
+from gradtx.linalg.products import product
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, ema, full, moments, zeros_like
-from gradtx.numerics.products import product
 from gradtx.optimizers.soap import adam_of, gram, in_eigenbases, squares
-from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.paths import Where
 from gradtx.transforms.decay import descent
 from gradtx.types import Array, Counter, DimensionNumbers, DType, Slots
 

@@ -17,9 +17,11 @@ from gradtx.checks import (
     check_choice,
 )
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
-from gradtx.decompositions import factorized
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.matrices import FactorFn, Matrices, MatrixDimensions, matrixwise
-from gradtx.linear_algebra import spectral_norm_bound
+from gradtx.leaves.paths import Where
+from gradtx.linalg.decompositions import factorized
+from gradtx.linalg.linear_algebra import spectral_norm_bound
 from gradtx.numerics import (
     Step,
     abs_sq,
@@ -33,12 +35,10 @@ from gradtx.numerics import (
     zeros_like,
 )
 from gradtx.numerics.control import branch, repeat_while
-from gradtx.numerics.keys import check_key, own_key
-from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.paths import Where
 from gradtx.schedules.decay import exponential_decay
 from gradtx.transforms.decay import descent
 from gradtx.types import Array, Counter, DimensionNumbers, DType, Key, Slots
+from gradtx.types.keys import check_key, own_key
 
 Geometry: TypeAlias = Literal[
     "triangular", "quadratic", "procrustes", "quadratic_p", "procrustes_p"

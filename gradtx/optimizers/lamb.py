@@ -6,12 +6,12 @@ from typing import Any
 from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain, identity
 from gradtx.composition.masking import split_by_mask
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import leafwise
+from gradtx.leaves.paths import Where
 from gradtx.numerics import Step, abs_sq, debias, ema, moments, norm, root
 from gradtx.numerics.compiler_hints import planned, recompute
 from gradtx.optimizers.adam import ScaleByAdamState
-from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.paths import Where
 from gradtx.transforms.decay import decayed, decayed_elsewhere
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.transforms.trust import at_ratio

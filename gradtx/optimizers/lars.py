@@ -6,11 +6,11 @@ from typing import Any
 from gradtx.checks import Fraction, LearningRate, NonNegative
 from gradtx.composition.chain import chain, identity
 from gradtx.composition.masking import masked, split_by_mask
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import leafwise
+from gradtx.leaves.paths import Where
 from gradtx.numerics import Norm, norm
 from gradtx.numerics.compiler_hints import planned, recompute
-from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.paths import Where
 from gradtx.transforms.decay import WeightDecaySchedule, decayed
 from gradtx.transforms.momentum import trace
 from gradtx.transforms.scaling import scale_by_learning_rate

@@ -7,14 +7,14 @@ import jax.numpy as jnp
 
 from gradtx.checks import NonNegative, PositiveInt
 from gradtx.composition.chain import chain, identity
-from gradtx.engine.tree import treewise
-from gradtx.numerics import Step, compute_dtype, root, zeros_like
-from gradtx.numerics.control import repeat
-from gradtx.pair import (
+from gradtx.core.pair import (
     GradientTransformation,
     optimizer,
     transformation,
 )
+from gradtx.engine.tree import treewise
+from gradtx.numerics import Step, compute_dtype, root, zeros_like
+from gradtx.numerics.control import repeat
 from gradtx.transforms.scaling import scale, scale_by_learning_rate
 from gradtx.transforms.zoom import scale_by_zoom_linesearch
 from gradtx.tree import add_scale, cast_like, norm_sq, sub, vdot

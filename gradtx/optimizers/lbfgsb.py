@@ -7,12 +7,12 @@ import jax.numpy as jnp
 
 from gradtx.checks import PositiveCount, PositiveInt
 from gradtx.composition.chain import chain
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.tree import treewise
 from gradtx.numerics import Step, divide
 from gradtx.numerics.control import repeat_while
 from gradtx.numerics.precision import precise
 from gradtx.optimizers.lbfgs import ScaleByLBFGSState, empty_memory, remembered
-from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.bounds import Box
 from gradtx.transforms.scaling import scale
 from gradtx.transforms.zoom import scale_by_zoom_linesearch

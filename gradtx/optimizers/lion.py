@@ -6,11 +6,11 @@ from typing import Any, Literal, NamedTuple
 import jax.numpy as jnp
 
 from gradtx.checks import Decay, LearningRate, NonNegative, check_choice
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import elementwise
+from gradtx.leaves.paths import Where
 from gradtx.numerics import ema, zeros_like
 from gradtx.numerics.compiler_hints import planned
-from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.paths import Where
 from gradtx.transforms.decay import descent
 from gradtx.types import Array, Counter, DType, Slots
 

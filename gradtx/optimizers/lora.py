@@ -9,12 +9,12 @@ from gradtx.composition.chain import chain
 from gradtx.composition.factors import Factors
 from gradtx.composition.groups import selective_transform
 from gradtx.composition.roles import ByRole
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.tuples import Related
-from gradtx.linear_algebra import damped_inverse
+from gradtx.leaves.paths import Where
+from gradtx.linalg.linear_algebra import damped_inverse
 from gradtx.numerics import precise
 from gradtx.optimizers.adam import scale_by_adam
-from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, DType, PyTree

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 
 from gradtx.checks import Fraction, NonNegative
 from gradtx.composition.chain import chain
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import (
     Step,
@@ -16,7 +17,6 @@ from gradtx.numerics import (
     own_copy,
     zeros_like,
 )
-from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.types import Array, Counter, NonNegativeSlots, Slots
 

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 
 from gradtx.checks import Decay, LearningRate, Limit, NonNegative
 from gradtx.composition.chain import chain_reading_old
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import elementwise, leafwise
+from gradtx.leaves.paths import Where
 from gradtx.numerics import Step, norm, shrunk
 from gradtx.numerics.compiler_hints import planned, recompute, replace
 from gradtx.optimizers.adam import scale_by_adam
 from gradtx.optimizers.sgd import scale_by_sign
-from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.momentum import ema as moving_average
 from gradtx.transforms.scaling import scale_by_learning_rate

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from gradtx import numerics, tree
 from gradtx.checks import Decay, NonNegative, Number
+from gradtx.core.pair import GradientTransformation, transformation
 from gradtx.engine.tree import treewise
 from gradtx.numerics import (
     Step,
@@ -18,7 +19,6 @@ from gradtx.numerics import (
     zeros_like,
 )
 from gradtx.numerics.compiler_hints import fuse, planned, recompute, sums_in_one_pass
-from gradtx.pair import GradientTransformation, transformation
 from gradtx.types import Array, Counter, NonNegativeSlots, Slots, TreeScalar
 
 

@@ -8,15 +8,15 @@ from gradtx.checks import Decay, NonNegative, PositiveInt, check_choice
 from gradtx.composition.chain import chain
 from gradtx.composition.matrices import MuonDimensionNumbers, matrices_and_others
 from gradtx.composition.without_state import without_state
-from gradtx.engine.matrices import Matrices, MatrixDimensions, as_matrices, matrixwise
-from gradtx.numerics import Step, cast, debias, ema, nesterov_mean, widen, zeros_like
-from gradtx.optimizers.adam import adamw
-from gradtx.pair import (
+from gradtx.core.pair import (
     GradientTransformation,
     optimizer,
     transformation,
 )
-from gradtx.paths import Where, leaves_with_path
+from gradtx.engine.matrices import Matrices, MatrixDimensions, as_matrices, matrixwise
+from gradtx.leaves.paths import Where, leaves_with_path
+from gradtx.numerics import Step, cast, debias, ema, nesterov_mean, widen, zeros_like
+from gradtx.optimizers.adam import adamw
 from gradtx.transforms.decay import add_cautious_decayed_weights, add_decayed_weights
 from gradtx.transforms.orthogonal import (
     STANDARD,

@@ -8,12 +8,14 @@ from gradtx import numerics
 from gradtx.checks import Decay, NonNegative, PositiveInt
 from gradtx.composition.chain import chain
 from gradtx.composition.matrices import MuonDimensionNumbers
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.matrices import (
     MatrixDimensions,
     matrixwise,
     one_for_each_column,
     one_for_each_row,
 )
+from gradtx.leaves.paths import Where
 from gradtx.numerics import (
     Step,
     abs_sq,
@@ -26,8 +28,6 @@ from gradtx.numerics import (
 )
 from gradtx.optimizers.beside_adamw import beside_adamw
 from gradtx.optimizers.muon import scale_by_shape
-from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.paths import Where
 from gradtx.transforms.orthogonal import check_dtype, coefficients, orthogonalized
 from gradtx.types import Array, DimensionNumbers, DType, NonNegativeSlots, Slots
 

@@ -12,15 +12,20 @@ from gradtx.checks import Decay, NonNegative, PositiveInt
 from gradtx.composition.around import InnerStep, around
 from gradtx.composition.chain import chain
 from gradtx.composition.matrices import MuonDimensionNumbers, matrices_and_others
+from gradtx.core.pair import (
+    GradientTransformation,
+    optimizer,
+    transformation,
+    with_extra_args_support,
+)
 from gradtx.engine.lift import needed, refused_rows
 from gradtx.engine.matrices import Matrices, MatrixDimensions, as_matrices
+from gradtx.leaves.paths import aligned, is_leaf, leaves_with_path, merge
+from gradtx.leaves.rows import is_rows
 from gradtx.numerics import cast, norm, widen
-from gradtx.numerics.tracing import traced_once
 from gradtx.optimizers.adam import adamw
 from gradtx.optimizers.muon import scale_by_muon, scale_by_shape
-from gradtx.pair import GradientTransformation, optimizer, transformation, with_extra_args_support
-from gradtx.paths import aligned, is_leaf, leaves_with_path, merge
-from gradtx.rows import is_rows
+from gradtx.programs.tracing import traced_once
 from gradtx.transforms.orthogonal import STANDARD
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, DimensionNumbers, DType, Params, Slots, State, StateOf, Updates

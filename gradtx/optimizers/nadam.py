@@ -5,15 +5,15 @@ from typing import Any, NamedTuple
 from gradtx import numerics
 from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain
-from gradtx.engine.lift import elementwise
-from gradtx.numerics import Step, abs_sq, debias, ema, moments
-from gradtx.optimizers.adam import scale_by_adam
-from gradtx.pair import (
+from gradtx.core.pair import (
     GradientTransformation,
     optimizer,
     transformation,
 )
-from gradtx.paths import Where
+from gradtx.engine.lift import elementwise
+from gradtx.leaves.paths import Where
+from gradtx.numerics import Step, abs_sq, debias, ema, moments
+from gradtx.optimizers.adam import scale_by_adam
 from gradtx.transforms.decay import descent
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, Counter, DType, NonNegativeSlots, Slots, TreeScalar

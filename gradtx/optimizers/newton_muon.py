@@ -4,10 +4,10 @@ from typing import Any
 
 from gradtx.checks import Decay, NonNegative, Positive, PositiveCount, PositiveInt
 from gradtx.composition.chain import chain
+from gradtx.core.pair import GradientTransformation, optimizer
+from gradtx.leaves.paths import Where
 from gradtx.optimizers.beside_adamw import beside_adamw
 from gradtx.optimizers.muon import scale_by_muon, scale_by_shape
-from gradtx.pair import GradientTransformation, optimizer
-from gradtx.paths import Where
 from gradtx.transforms.input_moments import scale_by_input_moments
 from gradtx.transforms.orthogonal import STANDARD
 from gradtx.types import DimensionNumbers, DType

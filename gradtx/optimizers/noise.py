@@ -4,7 +4,7 @@ from typing import Any
 
 from gradtx.checks import LearningRate, NonNegative
 from gradtx.composition.chain import chain
-from gradtx.pair import GradientTransformation, optimizer
+from gradtx.core.pair import GradientTransformation, optimizer
 from gradtx.transforms.noise import add_noise
 from gradtx.transforms.scaling import scale_by_learning_rate
 

@@ -6,12 +6,12 @@ import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative, PositiveInt
 from gradtx.composition.matrices import MuonDimensionNumbers
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.matrices import MatrixDimensions, matrixwise, one_for_each_column
-from gradtx.linear_algebra import with_root_mean_square
+from gradtx.leaves.paths import Where
+from gradtx.linalg.linear_algebra import with_root_mean_square
 from gradtx.numerics import Step, abs_sq, ema, root, zeros_like
 from gradtx.optimizers.beside_adamw import beside_adamw
-from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.paths import Where
 from gradtx.transforms.orthogonal import STANDARD, check_dtype, coefficients, orthogonalized
 from gradtx.types import Array, DimensionNumbers, DType, Slots
 

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 
 from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import leafwise
 from gradtx.numerics import Step, accumulator_dtype, ema, root, sum_sq, zeros_like
-from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.decay import decayed
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, Counter, DType, NonNegativeSlots, Slots

@@ -6,16 +6,16 @@ import jax.numpy as jnp
 
 from gradtx.checks import Decay, LearningRate, NonNegative, Number
 from gradtx.composition.chain import chain_reading_old
-from gradtx.engine.lift import elementwise
-from gradtx.namespace import warn
-from gradtx.numerics import real_dtype
-from gradtx.numerics.compiler_hints import delay, fuse, planned
-from gradtx.optimizers.adam import scale_by_adam
-from gradtx.pair import (
+from gradtx.core.pair import (
     GradientTransformation,
     optimizer,
     transformation,
 )
+from gradtx.engine.lift import elementwise
+from gradtx.names.namespace import warn
+from gradtx.numerics import real_dtype
+from gradtx.numerics.compiler_hints import delay, fuse, planned
+from gradtx.optimizers.adam import scale_by_adam
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, DType, Slots, TreeScalar
 

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 
 from gradtx.checks import NonNegative, PositiveInt
 from gradtx.composition.matrices import MuonDimensionNumbers
+from gradtx.core.pair import GradientTransformation, transformation
 from gradtx.engine.matrices import MatrixDimensions, matrixwise
-from gradtx.pair import GradientTransformation, transformation
 from gradtx.transforms.orthogonal import (
     STANDARD,
     Preconditioning,

@@ -6,12 +6,12 @@ import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative, PositiveInt
 from gradtx.composition.matrices import MuonDimensionNumbers
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.matrices import MatrixDimensions, matrixwise
+from gradtx.leaves.paths import Where
 from gradtx.numerics import Step, ema, zeros_like
 from gradtx.optimizers.adam import adamw
 from gradtx.optimizers.beside_adamw import beside_adamw
-from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.paths import Where
 from gradtx.transforms.orthogonal import check_dtype, coefficients, orthogonalized
 from gradtx.types import Array, DimensionNumbers, DType, Slots
 

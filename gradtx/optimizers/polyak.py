@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from gradtx import tree
 from gradtx.checks import Limit, NonNegative, Number
 from gradtx.composition.chain import chain, identity
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.tree import treewise
 from gradtx.numerics import quotient_up_to
-from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, EmptyState
 

@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative, Positive
+from gradtx.core.pair import GradientTransformation, transformation
 from gradtx.engine.tree import treewise
+from gradtx.leaves.paths import Where
 from gradtx.numerics import (
     Step,
     abs_sq,
@@ -19,8 +21,6 @@ from gradtx.numerics import (
     zeros_like,
 )
 from gradtx.numerics.compiler_hints import sums_in_one_pass
-from gradtx.pair import GradientTransformation, transformation
-from gradtx.paths import Where
 from gradtx.types import Array, Counter, NonNegativeSlots, Slots, TreeScalar
 
 

@@ -4,7 +4,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from gradtx.checks import NonNegative, Positive
+from gradtx.core.pair import GradientTransformation, transformation
 from gradtx.engine.lift import elementwise
+from gradtx.leaves.paths import map_present
 from gradtx.numerics import (
     Step,
     abs_sq,
@@ -17,8 +19,6 @@ from gradtx.numerics import (
     zeros_like,
 )
 from gradtx.optimizers.adagrad import ScaleByRssState
-from gradtx.pair import GradientTransformation, transformation
-from gradtx.paths import map_present
 from gradtx.types import Array, Counter, EmptyState, NonNegativeSlots, Params, Slots
 
 

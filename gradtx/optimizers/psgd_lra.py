@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import Decay, Fraction, Limit, NonNegative, Positive, PositiveInt
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.tree import treewise
+from gradtx.leaves.paths import Where
 from gradtx.numerics import (
     Step,
     abs_sq,
@@ -21,9 +23,6 @@ from gradtx.numerics import (
     zeros_like,
 )
 from gradtx.numerics.control import branch, in_form_of
-from gradtx.numerics.keys import check_key, own_key
-from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.paths import Where
 from gradtx.transforms.decay import descent
 from gradtx.tree import norm_sq, random_like
 from gradtx.types import (
@@ -37,6 +36,7 @@ from gradtx.types import (
     State,
     TreeScalar,
 )
+from gradtx.types.keys import check_key, own_key
 
 _Leaves = list[Array]
 

@@ -3,10 +3,10 @@
 from typing import Any, NamedTuple
 
 from gradtx.checks import Decay, Fraction, LearningRate, NonNegative, Number
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import elementwise
+from gradtx.leaves.paths import Where
 from gradtx.numerics import Step, abs_sq, debias, ema, moments, root_plus
-from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.paths import Where
 from gradtx.transforms.decay import descent
 from gradtx.types import Array, Counter, DType, NonNegativeSlots, Slots
 

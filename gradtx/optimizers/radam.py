@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from gradtx import numerics
 from gradtx.checks import Decay, LearningRate, NonNegative, Range
 from gradtx.composition.chain import chain
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import Step, abs_sq, debias, ema, moments, nesterov_mean
 from gradtx.optimizers.adam import ScaleByAdamState
-from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from gradtx import numerics
 from gradtx.checks import Decay, Fraction, LearningRate, NonNegative
 from gradtx.composition.chain import chain, identity
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import elementwise
 from gradtx.engine.zero_gradients import ZeroGradient
 from gradtx.numerics import (
@@ -19,7 +20,6 @@ from gradtx.numerics import (
     full_like,
     zeros_like,
 )
-from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.momentum import trace
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, Counter, NonNegativeSlots, Slots

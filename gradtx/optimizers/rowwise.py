@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 from gradtx.checks import Decay, LearningRate, NonNegative
 from gradtx.composition.chain import chain
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import rowwise
 from gradtx.engine.zero_gradients import ZeroGradient
 from gradtx.numerics import (
@@ -19,7 +20,6 @@ from gradtx.numerics import (
     row_mean,
     zeros_like,
 )
-from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, Counter, DType, NonNegativeSlots, Slots
 

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 
 from gradtx.checks import NonNegative, Positive
 from gradtx.composition.chain import chain
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import full_like, zeros_like
-from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale
 from gradtx.types import Array, Slots
 

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, NonNegative, PositiveInt
 from gradtx.composition.chain import chain
 from gradtx.composition.matrices import matrices_and_others
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import leafwise
 from gradtx.numerics import root_mean_square
 from gradtx.optimizers.muon import scale_by_muon, scale_by_shape
-from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.momentum import ema
 from gradtx.transforms.orthogonal import STANDARD

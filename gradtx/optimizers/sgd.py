@@ -6,8 +6,8 @@ import jax.numpy as jnp
 
 from gradtx.checks import Fraction, LearningRate
 from gradtx.composition.chain import chain, identity
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import elementwise
-from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.momentum import trace
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, DType, EmptyState

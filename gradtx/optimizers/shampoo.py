@@ -7,13 +7,15 @@ import jax.numpy as jnp
 from gradtx import numerics
 from gradtx.checks import Decay, NonNegative, PositiveCount, PositiveInt, check_choice
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.matrices import (
     FactorFn,
     Matrices,
     MatrixDimensions,
     matrixwise,
 )
-from gradtx.linear_algebra import eigen_inverse_root, frobenius_norm, newton_inverse_root
+from gradtx.leaves.paths import Where
+from gradtx.linalg.linear_algebra import eigen_inverse_root, frobenius_norm, newton_inverse_root
 from gradtx.numerics import (
     Step,
     abs_sq,
@@ -28,8 +30,6 @@ from gradtx.numerics import (
 )
 from gradtx.numerics.control import branch
 from gradtx.optimizers.soap import adam_of, gram
-from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.paths import Where
 from gradtx.transforms.decay import descent
 from gradtx.types import Array, Counter, DimensionNumbers, DType, Slots
 

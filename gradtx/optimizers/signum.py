@@ -2,8 +2,8 @@
 
 from gradtx.checks import Decay, LearningRate
 from gradtx.composition.chain import chain
+from gradtx.core.pair import GradientTransformation, optimizer
 from gradtx.optimizers.sgd import scale_by_sign
-from gradtx.pair import GradientTransformation, optimizer
 from gradtx.transforms.momentum import ema
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import DType

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 
 from gradtx.checks import Decay, Fraction, LearningRate, NonNegative
 from gradtx.composition.chain import chain
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import leafwise
 from gradtx.numerics import abs_sq, accumulator_dtype, ema, zeros_like
 from gradtx.numerics.compiler_hints import planned, recompute
-from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, Slots
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative, PositiveCount, PositiveInt
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
-from gradtx.eigenbasis import Basis, check_basis, followed
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import RuleFn
 from gradtx.engine.matrices import (
     FactorFn,
@@ -17,7 +17,9 @@ from gradtx.engine.matrices import (
     MatrixDimensions,
     matrixwise,
 )
-from gradtx.linear_algebra import (
+from gradtx.leaves.paths import Where
+from gradtx.linalg.eigenbasis import Basis, check_basis, followed
+from gradtx.linalg.linear_algebra import (
     by_eigenvalue,
     eigenbasis,
     identity_like,
@@ -25,6 +27,7 @@ from gradtx.linear_algebra import (
     rotated,
     rotated_back,
 )
+from gradtx.linalg.products import product
 from gradtx.numerics import (
     Step,
     abs_sq,
@@ -38,9 +41,6 @@ from gradtx.numerics import (
     root,
 )
 from gradtx.numerics.control import branch
-from gradtx.numerics.products import product
-from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.paths import Where
 from gradtx.transforms.decay import descent
 from gradtx.types import Array, Counter, DimensionNumbers, DType, Slots
 
@@ -263,7 +263,7 @@ def scale_by_soap(
             rotations at once, from the identity, and later ones from `T` sweeps, but at most 4. A
             sweep is 9 products of matrices, and nothing is decomposed or sorted. Over the first
             tens of steps bases that take one sweep are further from the eigenvectors than those of
-            QR (``gradtx/eigenbasis.py``). Losses over QR's, 150 steps, 12 seeds, paired: on a small
+            QR (``gradtx/linalg/eigenbasis.py``). Losses over QR's, 150 steps, 12 seeds, paired: on a small
             convolutional net, refreshed at every tenth step, 1.06 after 48 steps (p = 0.5) and
             1.05 at the end (p = 0.4), at every step 1.05 (p = 0.7) and 1.02 (p = 0.8); on a small
             transformer 1.000 in all four places but 0.999 (p = 0.3) at the end, at every step.

@@ -6,8 +6,10 @@ import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative, PositiveCount, PositiveInt
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
-from gradtx.eigenbasis import Basis, check_basis
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.matrices import MatrixDimensions, matrixwise
+from gradtx.leaves.paths import Where
+from gradtx.linalg.eigenbasis import Basis, check_basis
 from gradtx.numerics import Step, abs_sq, divide, moments, root
 from gradtx.optimizers.soap import (
     ScaleBySoapState,
@@ -16,8 +18,6 @@ from gradtx.optimizers.soap import (
     in_eigenbases,
     squares,
 )
-from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.paths import Where
 from gradtx.transforms.decay import descent
 from gradtx.transforms.orthogonal import STANDARD, coefficients, orthogonalized
 from gradtx.types import Array, DimensionNumbers, DType

@@ -10,18 +10,18 @@ from gradtx import tree
 from gradtx.checks import Count, Decay, LearningRate, NonNegative, Positive, PositiveCount
 from gradtx.composition.chain import chain, chain_reading_old
 from gradtx.composition.gate import Case, in_cases
-from gradtx.engine.leaves import load, store
-from gradtx.engine.lift import elementwise
-from gradtx.numerics import Step, cast, debias, ema, moments
-from gradtx.numerics.compiler_hints import delay
-from gradtx.numerics.control import branch, inside
-from gradtx.pair import (
+from gradtx.core.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     optimizer,
     transformation,
 )
-from gradtx.paths import Where, leaves_with_path
+from gradtx.engine.leaves import load, store
+from gradtx.engine.lift import elementwise
+from gradtx.leaves.paths import Where, leaves_with_path
+from gradtx.numerics import Step, cast, debias, ema, moments
+from gradtx.numerics.compiler_hints import delay
+from gradtx.numerics.control import branch, inside
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.hessian import asked, chosen_estimator
 from gradtx.transforms.scaling import scale_by_learning_rate

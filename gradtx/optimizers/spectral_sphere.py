@@ -8,16 +8,16 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, NonNegative, Positive, PositiveInt
 from gradtx.composition.chain import chain
 from gradtx.composition.matrices import matrices_and_others, on_each_matrix
-from gradtx.linear_algebra import frobenius_norm, of_norm, real_inner
-from gradtx.numerics import abs_sq, divide, precise
-from gradtx.numerics.control import repeat
-from gradtx.optimizers.adam import adamw
-from gradtx.optimizers.muon import scale_by_shape
-from gradtx.pair import (
+from gradtx.core.pair import (
     GradientTransformation,
     optimizer,
     transformation,
 )
+from gradtx.linalg.linear_algebra import frobenius_norm, of_norm, real_inner
+from gradtx.numerics import abs_sq, divide, precise
+from gradtx.numerics.control import repeat
+from gradtx.optimizers.adam import adamw
+from gradtx.optimizers.muon import scale_by_shape
 from gradtx.transforms.momentum import ema
 from gradtx.transforms.orthogonal import check_dtype, coefficients, orthogonalized
 from gradtx.transforms.scaling import scale, scale_by_learning_rate

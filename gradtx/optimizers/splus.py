@@ -7,13 +7,13 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, NonNegative, PositiveCount, PositiveInt
 from gradtx.composition.chain import chain
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.matrices import FactorFn, Matrices, MatrixDimensions, matrixwise
-from gradtx.linear_algebra import eigenbasis, identity_like, rotated, rotated_back
+from gradtx.leaves.paths import Where
+from gradtx.linalg.linear_algebra import eigenbasis, identity_like, rotated, rotated_back
 from gradtx.numerics import Step, ema, precise, zeros_like
 from gradtx.numerics.control import branch
 from gradtx.optimizers.soap import finite_or, gram, squares
-from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.paths import Where
 from gradtx.transforms.decay import add_decayed_weights
 from gradtx.transforms.parameter_averages import ema_params
 from gradtx.transforms.scaling import scale_by_learning_rate

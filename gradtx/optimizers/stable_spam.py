@@ -7,11 +7,11 @@ import jax.numpy as jnp
 
 from gradtx import numerics
 from gradtx.checks import Count, Decay, LearningRate, NonNegative
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import leafwise
+from gradtx.leaves.paths import Where
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, divide, ema, moments, sum_sq
 from gradtx.numerics.compiler_hints import planned, recompute
-from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.paths import Where
 from gradtx.transforms.decay import descent
 from gradtx.types import Array, Counter, DType, NonNegativeSlots, Slots
 

@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from gradtx.checks import Decay, LearningRate, NonNegative
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import elementwise
+from gradtx.leaves.paths import Where
 from gradtx.numerics import ema, zeros_like
-from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.paths import Where
 from gradtx.transforms.decay import descent
 from gradtx.types import Array, DType, Slots
 

@@ -6,10 +6,10 @@ import jax.numpy as jnp
 
 from gradtx.checks import Decay, LearningRate, NonNegative, Number
 from gradtx.composition.chain import chain
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import Step, abs_sq, accumulator_dtype, debias, ema, full_like, root
 from gradtx.optimizers.adam import ScaleByAdamState
-from gradtx.pair import GradientTransformation, optimizer, transformation
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array
 

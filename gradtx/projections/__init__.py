@@ -11,7 +11,7 @@ tolerance. They are computed in at least float32 and returned in the types of th
 
 from typing import TYPE_CHECKING
 
-from gradtx.namespace import lazy
+from gradtx.names.namespace import lazy
 from gradtx.projections.affine import projection_affine_set
 from gradtx.projections.ball import projection_l2_ball, projection_l2_sphere
 from gradtx.projections.box import (

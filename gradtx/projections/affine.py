@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradtx.paths import aligned, leaves_with_path
+from gradtx.leaves.paths import aligned, leaves_with_path
 from gradtx.projections import leaves
 from gradtx.types import Array, PyTree, TreeT
 

@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gradtx.leaves.paths import aligned, leaves_with_path, path_string
+from gradtx.leaves.rows import is_rows
 from gradtx.numerics import widen
-from gradtx.numerics.tracing import is_tracer
-from gradtx.paths import aligned, leaves_with_path, path_string
-from gradtx.rows import is_rows
+from gradtx.programs.tracing import is_tracer
 from gradtx.types import Array, PyTree, TreeT
 
 # One axis of a leaf, several, or all.

@@ -1,5 +1,5 @@
 """Schedules: functions of the number of steps taken so far."""
 
-from gradtx.namespace import lazy
+from gradtx.names.namespace import lazy
 
 __all__, __getattr__, __dir__ = lazy(__name__)

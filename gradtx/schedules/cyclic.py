@@ -6,7 +6,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 
 from gradtx.checks import NonNegative, Number, Positive, check_choice
-from gradtx.declared_schedule import schedule
+from gradtx.declarations.declared_schedule import schedule
 from gradtx.schedules.counting import floating, quotient, raised, steps, within
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import jax.numpy as jnp
 
 from gradtx.checks import NonNegative, Number, Positive
-from gradtx.declared_schedule import schedule
-from gradtx.namespace import warn
+from gradtx.declarations.declared_schedule import schedule
+from gradtx.names.namespace import warn
 from gradtx.schedules.counting import floating, quotient, raised, steps, within
 from gradtx.types import Array, Schedule
 

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from gradtx.checks import Decay, PositiveCount
-from gradtx.declared_schedule import schedule
+from gradtx.declarations.declared_schedule import schedule
 
 
 @schedule

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import jax.numpy as jnp
 
 from gradtx.checks import Fraction, NonNegative, Number, Positive, check, check_no_schedule
-from gradtx.declaration import Kept
-from gradtx.declared_schedule import schedule
-from gradtx.numerics.tracing import is_tracer
+from gradtx.declarations.declaration import Kept
+from gradtx.declarations.declared_schedule import schedule
+from gradtx.programs.tracing import is_tracer
 from gradtx.schedules.counting import quotient, steps, within
 from gradtx.schedules.decay import (
     exponential_decay,

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import Count, Number, PositiveCount, check
-from gradtx.declared_schedule import schedule
-from gradtx.host_values import as_schedule
+from gradtx.declarations.declared_schedule import schedule
+from gradtx.declarations.host_values import as_schedule
 from gradtx.schedules.counting import LAST
 from gradtx.types import Schedule
 

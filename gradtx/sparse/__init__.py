@@ -1,9 +1,9 @@
 """Tables of which a step touches a few rows: the cost of an update depends only on these."""
 
-from gradtx.contexts import check_indices
+from gradtx.backward.lookup import take, value_and_grad
+from gradtx.programs.contexts import check_indices
 from gradtx.sparse.exact import catch_up, dense_rows, exact_rows
 from gradtx.sparse.formats import row_major
-from gradtx.training.lookup import take, value_and_grad
 
 __all__ = [
     "catch_up",

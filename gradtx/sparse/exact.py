@@ -15,12 +15,13 @@ import numpy as np
 
 from gradtx.composition.apply import apply_updates
 from gradtx.composition.around import InnerStep, around
-from gradtx.declared_schedule import reads_host
+from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
+from gradtx.declarations.declared_schedule import reads_host
 from gradtx.engine.zero_gradients import CannotSkip, SkippedSteps
+from gradtx.leaves.paths import Where, is_leaf, mask_tree
+from gradtx.leaves.rows import dense, is_rows, put_rows
+from gradtx.leaves.whole import whole_leaves
 from gradtx.numerics import increment, one_per_row
-from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
-from gradtx.paths import Where, is_leaf, mask_tree
-from gradtx.rows import dense, is_rows, put_rows
 from gradtx.sparse.separable import check_separable
 from gradtx.tree.search import map_params
 from gradtx.types import (
@@ -35,7 +36,6 @@ from gradtx.types import (
     Updates,
     is_stored,
 )
-from gradtx.whole import whole_leaves
 
 
 @transformation

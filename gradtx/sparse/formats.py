@@ -4,7 +4,7 @@ from typing import Any
 
 from jax.experimental.layout import Format, Layout
 
-from gradtx.paths import map_with_paths, path_string
+from gradtx.leaves.paths import map_with_paths, path_string
 from gradtx.types import PyTree
 
 

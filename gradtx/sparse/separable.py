@@ -5,12 +5,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradtx.numerics.keys import is_key
-from gradtx.numerics.programs import called, interpret, is_in, variables
-from gradtx.pair import GradientTransformation
-from gradtx.paths import is_leaf, map_present, path_string, with_paths
-from gradtx.rows import Rows, is_rows
-from gradtx.training.separate import (
+from gradtx.core.pair import GradientTransformation
+from gradtx.core.traits import Scope
+from gradtx.leaves.paths import is_leaf, map_present, path_string, with_paths
+from gradtx.leaves.rows import Rows, is_rows
+from gradtx.leaves.whole import whole_leaves
+from gradtx.programs.interpreter import called, interpret, is_in, variables
+from gradtx.programs.separate import (
     CALLS,
     OUTSIDE,
     Kind,
@@ -24,7 +25,6 @@ from gradtx.training.separate import (
     owned_by,
     results_of,
 )
-from gradtx.traits import Scope
 from gradtx.tree.search import children_of, map_params
 from gradtx.types import (
     COUNTER,
@@ -37,7 +37,7 @@ from gradtx.types import (
     fields_of,
     state_fields,
 )
-from gradtx.whole import whole_leaves
+from gradtx.types.keys import is_key
 
 
 def treats_rows_alone(tx: GradientTransformation) -> bool:

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from gradtx.flax_forms import written_by_names
+from gradtx.leaves.flax_forms import written_by_names
+from gradtx.leaves.rows import put_rows, take_rows
 from gradtx.numerics import compute_dtype
-from gradtx.rows import put_rows, take_rows
 from gradtx.storage.companded import Companded
 from gradtx.storage.dithered import Dithered
 from gradtx.storage.draws import Draws

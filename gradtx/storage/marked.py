@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.numerics import compute_dtype
-from gradtx.numerics.opaque import opaque
+from gradtx.programs.opaque import opaque
 from gradtx.storage.encoded import Encoded, decoded, encoded, numbers_of
 from gradtx.storage.format import Codec
 from gradtx.types import Array, PyTree, is_stored

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from gradtx.numerics.tracing import is_tracer
+from gradtx.programs.tracing import is_tracer
 
 MOST = 24  # of the 32 programs that JAX lets wait on a CPU
 

@@ -9,15 +9,15 @@ import jax.numpy as jnp
 
 from gradtx.composition.apply import take_step
 from gradtx.composition.around import InnerStep, around
+from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.estimators.directions import moved
 from gradtx.estimators.estimator import Estimator
-from gradtx.namespace import warn
+from gradtx.names.namespace import warn
 from gradtx.numerics import cast
-from gradtx.numerics.keys import check_key, own_key
-from gradtx.numerics.tracing import is_tracer
-from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
+from gradtx.programs.tracing import is_tracer
 from gradtx.training.loss_scale import divides
 from gradtx.types import Array, InnerState, Key, Params, PyTree, State, Updates
+from gradtx.types.keys import check_key, own_key
 
 
 class EstimatedGradientsState(NamedTuple):

@@ -12,12 +12,12 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
+from gradtx.backward.scans import Loops, Stage, Turn
 from gradtx.estimators.directions import moved
 from gradtx.estimators.estimator import Estimator
 from gradtx.numerics import cast
-from gradtx.numerics.programs import interpret, scan_sizes
+from gradtx.programs.interpreter import interpret, scan_sizes
 from gradtx.training.estimated import scalar
-from gradtx.training.scans import Loops, Stage, Turn
 from gradtx.types import Array
 
 
@@ -101,7 +101,7 @@ class EstimatedLoops:
     ) -> tuple[list[Any], list[Any]]:
         """The gradients of the leaves, and what the loop over each scan's layers carried.
 
-        As :class:`gradtx.training.scans.Backward` hands them over: conjugates of complex ones.
+        As :class:`gradtx.backward.scans.Backward` hands them over: conjugates of complex ones.
         """
         weights = self.weights * cast(seeds[0], self.weights.dtype)
 

@@ -11,12 +11,12 @@ import jax.numpy as jnp
 from gradtx.checks import check_integer
 from gradtx.composition.nearest import OF_ENTRIES, Nearest, nearest_in
 from gradtx.composition.scalings import beyond_scalings, name_of
+from gradtx.core.pair import GradientTransformation
+from gradtx.core.traits import Scope
+from gradtx.leaves.packed import packed_like, unpack
+from gradtx.leaves.paths import leaves_with_path, path_string, select
+from gradtx.leaves.shardings import automatic, explicit
 from gradtx.numerics import widen
-from gradtx.packed import packed_like, unpack
-from gradtx.pair import GradientTransformation
-from gradtx.paths import leaves_with_path, path_string, select
-from gradtx.shardings import automatic, explicit
-from gradtx.traits import Scope
 from gradtx.tree import add_scale, cast_like, norm_sq, sub, vdot
 from gradtx.types import Array, Params, PyTree
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import jax
 
+from gradtx.core.pair import GradientTransformation, with_extra_args_support
 from gradtx.inspection.guards import scales_losses
 from gradtx.numerics import cast, widen
-from gradtx.pair import GradientTransformation, with_extra_args_support
 from gradtx.tree import map_updates
 from gradtx.types import Array, State, Updates
 

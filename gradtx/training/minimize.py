@@ -6,18 +6,18 @@ from typing import Any, Protocol, TypeVar
 import jax
 import jax.numpy as jnp
 
+from gradtx.backward.inside import Inside
+from gradtx.backward.lookup import looked_up, vjp
 from gradtx.composition.apply import take_step
-from gradtx.declaration import read_by_people
+from gradtx.core.loss_functions import of_all_leaves
+from gradtx.core.pair import GradientTransformation, with_extra_args_support
+from gradtx.core.traits import BeforeFn
+from gradtx.declarations.declaration import read_by_people
 from gradtx.engine.leaves import gradient, parameter
 from gradtx.estimators.estimator import Estimator
 from gradtx.inspection.slots import walk_slots
-from gradtx.loss_functions import of_all_leaves
-from gradtx.numerics import as_arrays
-from gradtx.numerics.keys import check_key, own_key
-from gradtx.numerics.tracing import tracked, vary, varying_axes
-from gradtx.packed import packed_like, unpack
-from gradtx.pair import GradientTransformation, with_extra_args_support
-from gradtx.paths import (
+from gradtx.leaves.packed import packed_like, unpack
+from gradtx.leaves.paths import (
     Where,
     aligned,
     leaves_with_path,
@@ -26,8 +26,12 @@ from gradtx.paths import (
     path_string,
     select,
 )
-from gradtx.rows import is_rows
-from gradtx.shardings import automatic
+from gradtx.leaves.rows import is_rows
+from gradtx.leaves.shardings import automatic
+from gradtx.leaves.whole import whole_leaves
+from gradtx.numerics import as_arrays
+from gradtx.programs.tracing import tracked, vary, varying_axes
+from gradtx.sharding.resharding import Shardings
 from gradtx.training.estimated import (
     after_step,
     check_estimator,
@@ -41,12 +45,8 @@ from gradtx.training.estimated import (
     with_flat,
 )
 from gradtx.training.estimated_inside import EstimatedLoops
-from gradtx.training.inside import Inside
-from gradtx.training.lookup import looked_up, vjp
 from gradtx.training.loss_scale import scale_in, unscaled
-from gradtx.training.resharding import Shardings
 from gradtx.training.rounding import rounded_with
-from gradtx.traits import BeforeFn
 from gradtx.types import (
     Array,
     Params,
@@ -58,7 +58,7 @@ from gradtx.types import (
     is_state,
     is_stored,
 )
-from gradtx.whole import whole_leaves
+from gradtx.types.keys import check_key, own_key
 
 Value = TypeVar("Value")  # what a loss returns: its value or, with has_aux, (value, aux)
 _Params_contra = TypeVar("_Params_contra", contravariant=True)

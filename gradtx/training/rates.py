@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradtx.pair import GradientTransformation
+from gradtx.core.pair import GradientTransformation
 from gradtx.training.minimize import minimize
 from gradtx.types import Params, PyTree
 

@@ -8,16 +8,16 @@ import jax
 from gradtx import tree
 from gradtx.composition.apply import apply_updates
 from gradtx.composition.around import InnerStep, around
+from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
+from gradtx.core.traits import StepFn
 from gradtx.engine.leaves import load, put, store, take
 from gradtx.engine.lift import needed
+from gradtx.leaves.paths import aligned, leaves_with_path
+from gradtx.leaves.rows import is_rows, take_rows
 from gradtx.numerics import cast, round_to, widen
-from gradtx.numerics.keys import check_key, own_key
-from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
-from gradtx.paths import aligned, leaves_with_path
-from gradtx.rows import is_rows, take_rows
 from gradtx.training.loss_scale import divides
-from gradtx.traits import StepFn
 from gradtx.types import Array, DType, InnerState, Key, Params, PyTree, State, Updates
+from gradtx.types.keys import check_key, own_key
 
 LeafFn = Callable[[Array, Array, Any, DType], tuple[Array, Any]]
 

@@ -12,16 +12,16 @@ import numpy as np
 
 from gradtx.checks import check_integer
 from gradtx.composition.nearest import nearest_in
-from gradtx.declaration import read_by_people
+from gradtx.core.pair import GradientTransformation, with_extra_args_support
+from gradtx.declarations.declaration import read_by_people
+from gradtx.declarations.scheduled import ScheduledState
 from gradtx.engine.leaves import parameter
+from gradtx.leaves.packed import packed_like, unpack
+from gradtx.leaves.paths import Where, leaves_with_path, merge, select
+from gradtx.leaves.rows import is_rows
 from gradtx.numerics import widen
-from gradtx.numerics.derivatives import forward_only, has_while, without_derivative
-from gradtx.numerics.tracing import is_tracer
-from gradtx.packed import packed_like, unpack
-from gradtx.pair import GradientTransformation, with_extra_args_support
-from gradtx.paths import Where, leaves_with_path, merge, select
-from gradtx.rows import is_rows
-from gradtx.scheduled import ScheduledState
+from gradtx.programs.derivatives import forward_only, has_while, without_derivative
+from gradtx.programs.tracing import is_tracer
 from gradtx.training.estimated import estimator_of
 from gradtx.training.implicit import Implicit, checked, differentiable
 from gradtx.training.loss_scale import scale_in, unscaled

@@ -7,27 +7,27 @@ from typing import Any, Generic, Literal, TypeVarTuple, overload
 import jax
 import jax.numpy as jnp
 
+from gradtx.backward.inside import InsidePlan
 from gradtx.checks import check_integer
 from gradtx.composition.apply import loses_small_steps
-from gradtx.declaration import read_by_people
-from gradtx.declared_schedule import evaluated, reads_host
-from gradtx.estimators.estimator import Estimator
-from gradtx.explanations import check_alive, explain
-from gradtx.inspection.guards import GuardReport, guard_report
-from gradtx.inspection.hyperparams import replace
-from gradtx.numerics import cast
-from gradtx.numerics.tracing import is_tracer
-from gradtx.pair import (
+from gradtx.core.explanations import check_alive, explain
+from gradtx.core.pair import (
     GradientTransformation,
     with_extra_args_support,
 )
-from gradtx.paths import Where, aligned, path_string, select, with_paths
-from gradtx.shardings import committed
+from gradtx.declarations.declaration import read_by_people
+from gradtx.declarations.declared_schedule import evaluated, reads_host
+from gradtx.estimators.estimator import Estimator
+from gradtx.inspection.guards import GuardReport, guard_report
+from gradtx.inspection.hyperparams import replace
+from gradtx.leaves.paths import Where, aligned, path_string, select, with_paths
+from gradtx.leaves.shardings import committed
+from gradtx.numerics import cast
+from gradtx.programs.tracing import is_tracer
+from gradtx.sharding.resharding import Shardings
 from gradtx.training.backlog import Backlog
 from gradtx.training.estimated import estimating, estimator_of, optimizer_of, say_if_flat
-from gradtx.training.inside import InsidePlan
 from gradtx.training.minimize import Value, check_order, minimize, read_inside, step_inside
-from gradtx.training.resharding import Shardings
 from gradtx.training.rounding import stochastic_rounding
 from gradtx.types import Params, ParamsT, PyTree, State, StateT
 

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.engine.leaves import gradient
+from gradtx.leaves.paths import aligned, is_leaf, leaves_with_path, matches, path_string
+from gradtx.leaves.rows import Rows, index_dtype, is_rows
 from gradtx.numerics import accumulator_dtype, cast, divide, real_dtype, widen
-from gradtx.numerics.tracing import vary, varying_axes
-from gradtx.paths import aligned, is_leaf, leaves_with_path, matches, path_string
-from gradtx.rows import Rows, index_dtype, is_rows
+from gradtx.programs.tracing import vary, varying_axes
 from gradtx.types import Array, DType, Params, PyTree, Updates
 
 

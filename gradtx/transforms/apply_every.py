@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import PositiveCount
+from gradtx.core.pair import GradientTransformation, GradientTransformationExtraArgs, transformation
+from gradtx.leaves.paths import is_leaf
 from gradtx.numerics import cast, widen
-from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs, transformation
-from gradtx.paths import is_leaf
 from gradtx.transforms.accumulators import fitting, map_accumulated, zeros
 from gradtx.types import Array, Params, Slots, State, Updates
 

@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import Count, Fraction, Limit, NonNegative, Positive
-from gradtx.numerics import infinity, zeros_like
-from gradtx.numerics.control import branch, in_types_of, repeat_while
-from gradtx.pair import (
+from gradtx.core.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     transformation,
 )
+from gradtx.numerics import infinity, zeros_like
+from gradtx.numerics.control import branch, in_types_of, repeat_while
 from gradtx.transforms.linesearch import Line, conjugate, value_dtype
 from gradtx.types import Array, Params, Slots, State, Updates
 

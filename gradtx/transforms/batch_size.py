@@ -6,8 +6,8 @@ import jax.numpy as jnp
 
 from gradtx.checks import NonNegative, Positive
 from gradtx.composition.without_state import without_state
+from gradtx.core.pair import GradientTransformation, transformation
 from gradtx.numerics import widen
-from gradtx.pair import GradientTransformation, transformation
 from gradtx.transforms.scaling import scale
 from gradtx.types import EmptyState, Params, Updates
 

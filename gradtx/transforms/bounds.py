@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gradtx.leaves.paths import leaves_with_path, map_present, path_string, spread
 from gradtx.numerics import widen
-from gradtx.numerics.tracing import is_tracer
-from gradtx.paths import leaves_with_path, map_present, path_string, spread
+from gradtx.programs.tracing import is_tracer
 from gradtx.types import Array, Params, PyTree, Updates
 
 

@@ -4,12 +4,12 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from gradtx.engine.lift import leafwise, rowwise
-from gradtx.numerics import any_nan
-from gradtx.pair import (
+from gradtx.core.pair import (
     GradientTransformation,
     transformation,
 )
+from gradtx.engine.lift import leafwise, rowwise
+from gradtx.numerics import any_nan
 from gradtx.types import Array, EmptyState, Slots
 
 

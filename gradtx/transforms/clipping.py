@@ -6,6 +6,11 @@ import jax.numpy as jnp
 
 from gradtx.checks import Limit
 from gradtx.composition.around import InnerStep, around
+from gradtx.core.pair import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    transformation,
+)
 from gradtx.engine.lift import elementwise, leafwise
 from gradtx.numerics import (
     Norm,
@@ -16,11 +21,6 @@ from gradtx.numerics import (
     shrunk,
     signed_factor,
     widen,
-)
-from gradtx.pair import (
-    GradientTransformation,
-    GradientTransformationExtraArgs,
-    transformation,
 )
 from gradtx.tree import global_norm, map_updates
 from gradtx.tree.sums import norm_of_all

@@ -5,9 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from gradtx.core.pair import GradientTransformation, transformation
 from gradtx.engine.lift import elementwise
-from gradtx.pair import GradientTransformation, transformation
-from gradtx.paths import map_present
+from gradtx.leaves.paths import map_present
 from gradtx.types import Array, EmptyState, Params
 
 

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from gradtx.checks import LearningRate, NonNegative
 from gradtx.composition.chain import chain, identity
 from gradtx.composition.masking import masked
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import elementwise
-from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.paths import Where
+from gradtx.leaves.paths import Where
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, Counter, EmptyState
 

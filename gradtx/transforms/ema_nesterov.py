@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative
+from gradtx.core.pair import GradientTransformation, transformation
 from gradtx.engine.lift import elementwise
+from gradtx.leaves.paths import is_leaf
 from gradtx.numerics import Step, cast, ema, widen, zeros_like
-from gradtx.pair import GradientTransformation, transformation
-from gradtx.paths import is_leaf
 from gradtx.types import Array, DType, Params, Slots, TreeScalar
 
 

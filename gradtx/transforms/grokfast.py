@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import Decay, NonNegative, PositiveInt
+from gradtx.core.pair import GradientTransformation, transformation
 from gradtx.engine.lift import elementwise, leafwise
 from gradtx.numerics import Step, compute_dtype, ema, zeros_like
 from gradtx.numerics.control import branch
-from gradtx.pair import GradientTransformation, transformation
 from gradtx.types import Array, Counter, DType, Slots
 
 

@@ -8,18 +8,18 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.checks import Positive
-from gradtx.engine.lift import needed
-from gradtx.numerics import abs_sq, cast, widen
-from gradtx.numerics.keys import check_key, own_key
-from gradtx.pair import (
+from gradtx.core.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     transformation,
     with_extra_args_support,
 )
-from gradtx.paths import leaves_with_path, map_present, path_string
-from gradtx.rows import is_rows
+from gradtx.engine.lift import needed
+from gradtx.leaves.paths import leaves_with_path, map_present, path_string
+from gradtx.leaves.rows import is_rows
+from gradtx.numerics import abs_sq, cast, widen
 from gradtx.types import Array, Key, Params, PyTree, State, Updates
+from gradtx.types.keys import check_key, own_key
 
 
 class HutchinsonState(NamedTuple):

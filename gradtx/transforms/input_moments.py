@@ -10,13 +10,13 @@ from jax.scipy.linalg import cho_solve
 
 from gradtx.checks import Decay, NonNegative, Positive, PositiveCount, PositiveInt
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
+from gradtx.core.pair import GradientTransformation, GradientTransformationExtraArgs, transformation
 from gradtx.engine.lift import refused_rows
-from gradtx.engine.matrix_layout import Matrices, MatrixDimensions, as_matrices
+from gradtx.leaves.matrix_layout import Matrices, MatrixDimensions, as_matrices
+from gradtx.leaves.paths import aligned, leaves_with_path, matches, path_string
+from gradtx.leaves.rows import is_rows
 from gradtx.numerics import cast, compute_dtype, ema, increment, precise, widen
 from gradtx.numerics.control import branch
-from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs, transformation
-from gradtx.paths import aligned, leaves_with_path, matches, path_string
-from gradtx.rows import is_rows
 from gradtx.transforms.qk_clip import of_path
 from gradtx.types import (
     Array,

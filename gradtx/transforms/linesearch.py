@@ -9,11 +9,11 @@ import jax.numpy as jnp
 
 from gradtx.checks import ArgumentError
 from gradtx.composition.apply import apply_updates
-from gradtx.loss_functions import is_elsewhere
+from gradtx.core.loss_functions import is_elsewhere
+from gradtx.leaves.paths import is_leaf, leaves_with_path, map_present, path_string
+from gradtx.leaves.rows import is_rows
 from gradtx.numerics import as_arrays, real_dtype, scalar_dtype, widen
 from gradtx.numerics.control import branch
-from gradtx.paths import is_leaf, leaves_with_path, map_present, path_string
-from gradtx.rows import is_rows
 from gradtx.transforms.bounds import Box
 from gradtx.tree import map_updates, vdot
 from gradtx.types import Array, DType, Params, State, Updates

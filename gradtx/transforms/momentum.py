@@ -6,9 +6,9 @@ import jax.numpy as jnp
 
 from gradtx import numerics
 from gradtx.checks import Decay, Fraction
+from gradtx.core.pair import GradientTransformation, transformation
 from gradtx.engine.lift import elementwise
 from gradtx.engine.zero_gradients import ZeroGradient
-from gradtx.pair import GradientTransformation, transformation
 from gradtx.types import Array, Counter, DType, Slots
 
 

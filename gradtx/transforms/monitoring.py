@@ -9,13 +9,13 @@ import jax.numpy as jnp
 
 from gradtx.checks import Decay, check_function
 from gradtx.composition.chain import stateless
-from gradtx.numerics import increment
-from gradtx.pair import (
+from gradtx.core.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     transformation,
     with_extra_args_support,
 )
+from gradtx.numerics import increment
 from gradtx.transforms.momentum import ema
 from gradtx.types import Counter, DType, InnerState, Params, PyTree, State, Updates
 

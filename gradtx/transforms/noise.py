@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import NonNegative
-from gradtx.engine.lift import leafwise
-from gradtx.numerics import Step
-from gradtx.numerics.keys import given_key, own_key
-from gradtx.pair import (
+from gradtx.core.pair import (
     GradientTransformation,
     transformation,
 )
+from gradtx.engine.lift import leafwise
+from gradtx.numerics import Step
 from gradtx.types import Array, Counter, Key
+from gradtx.types.keys import given_key, own_key
 
 
 class AddNoiseState(NamedTuple):

@@ -6,13 +6,13 @@ from typing import Any
 import jax.numpy as jnp
 
 from gradtx.checks import NonNegative, Number, Positive
-from gradtx.engine.lift import elementwise, leafwise
-from gradtx.engine.tree import treewise
-from gradtx.numerics import Norm, divide, norm, shrunk
-from gradtx.pair import (
+from gradtx.core.pair import (
     GradientTransformation,
     transformation,
 )
+from gradtx.engine.lift import elementwise, leafwise
+from gradtx.engine.tree import treewise
+from gradtx.numerics import Norm, divide, norm, shrunk
 from gradtx.tree import map_updates
 from gradtx.tree.sums import norm_of_all
 from gradtx.types import Array, EmptyState

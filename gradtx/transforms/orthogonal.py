@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradtx.checks import check_choice, check_integer
-from gradtx.linear_algebra import identity_like, spectral_norm
+from gradtx.linalg.linear_algebra import identity_like, spectral_norm
 from gradtx.numerics import abs_sq, cast, real_dtype, root, unit
 from gradtx.numerics.control import fold
 from gradtx.types import Array, DType

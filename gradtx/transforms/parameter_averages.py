@@ -8,13 +8,12 @@ import jax.numpy as jnp
 from gradtx import numerics, tree
 from gradtx.checks import Count, Decay, PositiveCount
 from gradtx.composition.around import InnerStep, around
+from gradtx.core.explanations import check_alive
+from gradtx.core.pair import GradientTransformation, transformation
 from gradtx.engine.lift import leafwise, needed
-from gradtx.explanations import check_alive
-from gradtx.numerics import Step, cast, compute_dtype, own_copy, widen
-from gradtx.numerics.tracing import is_tracer
-from gradtx.packed import packed_like, unpack
-from gradtx.pair import GradientTransformation, transformation
-from gradtx.paths import (
+from gradtx.leaves.memory import brought_in
+from gradtx.leaves.packed import packed_like, unpack
+from gradtx.leaves.paths import (
     aligned,
     is_leaf,
     leaves_with_path,
@@ -23,7 +22,8 @@ from gradtx.paths import (
     path_string,
     unboxed,
 )
-from gradtx.tree.memory import brought_in
+from gradtx.numerics import Step, cast, compute_dtype, own_copy, widen
+from gradtx.programs.tracing import is_tracer
 from gradtx.tree.vectors import Vectors
 from gradtx.types import (
     Array,

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.numerics import abs_sq, shrink
-from gradtx.numerics.tracing import is_tracer
+from gradtx.programs.tracing import is_tracer
 from gradtx.projections import leaves
 from gradtx.types import Array, TreeT
 

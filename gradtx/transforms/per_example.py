@@ -6,10 +6,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from gradtx.leaves.paths import leaves_with_path, path_string
+from gradtx.leaves.rows import is_rows
 from gradtx.numerics import Norm, cast, norm, shrink_factors, widen
 from gradtx.numerics.norms import Scales, norm_of_sums, sums_of_squares, with_derivative
-from gradtx.paths import leaves_with_path, path_string
-from gradtx.rows import is_rows
 from gradtx.tree import map_updates
 from gradtx.types import Array, PyTree
 

@@ -6,12 +6,12 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.checks import ArgumentError, Count, Fraction, NonNegative, PositiveCount, Range
-from gradtx.numerics import increment, infinity, widen
-from gradtx.pair import (
+from gradtx.core.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     transformation,
 )
+from gradtx.numerics import increment, infinity, widen
 from gradtx.types import Array, Params, State, UpdateFactor, Updates
 
 _Factor = Annotated[Any, Range(0.0, 1.0, low_open=True, high_open=True)]

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import Decay, Range
+from gradtx.core.pair import GradientTransformation, transformation
 from gradtx.engine.lift import elementwise
+from gradtx.leaves.paths import is_leaf
 from gradtx.numerics import Step, cast, compute_dtype, own_copy, widen
-from gradtx.pair import GradientTransformation, transformation
-from gradtx.paths import is_leaf
 from gradtx.transforms.momentum import kept_in
 from gradtx.types import Array, DType, Params, Slots, TreeScalar
 

@@ -11,14 +11,22 @@ from gradtx import projections
 from gradtx.checks import check_function
 from gradtx.composition.nearest import OF_ENTRIES
 from gradtx.composition.without_state import without_state
-from gradtx.engine.lift import needed
-from gradtx.numerics import widen
-from gradtx.pair import (
+from gradtx.core.pair import (
     GradientTransformation,
     transformation,
 )
-from gradtx.paths import Where, aligned, is_leaf, leaves_with_path, merge, path_string, select
-from gradtx.rows import is_rows, take_rows
+from gradtx.engine.lift import needed
+from gradtx.leaves.paths import (
+    Where,
+    aligned,
+    is_leaf,
+    leaves_with_path,
+    merge,
+    path_string,
+    select,
+)
+from gradtx.leaves.rows import is_rows, take_rows
+from gradtx.numerics import widen
 from gradtx.types import Array, Params, PyTree, Updates
 
 

@@ -7,14 +7,14 @@ import jax.numpy as jnp
 
 from gradtx.checks import Positive, check_patterns
 from gradtx.composition.without_state import without_state
-from gradtx.engine.lift import needed, refused_rows
-from gradtx.numerics import cast, real_dtype, widen
-from gradtx.pair import (
+from gradtx.core.pair import (
     GradientTransformation,
     transformation,
 )
-from gradtx.paths import aligned, leaves_with_path, mask_tree, matches, path_string
-from gradtx.rows import is_rows
+from gradtx.engine.lift import needed, refused_rows
+from gradtx.leaves.paths import aligned, leaves_with_path, mask_tree, matches, path_string
+from gradtx.leaves.rows import is_rows
+from gradtx.numerics import cast, real_dtype, widen
 from gradtx.types import Array, Params, Updates
 
 

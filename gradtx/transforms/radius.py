@@ -4,9 +4,9 @@ import jax.numpy as jnp
 
 from gradtx.checks import NonNegative
 from gradtx.composition.matrices import on_each_matrix
-from gradtx.linear_algebra import frobenius_norm, of_norm, real_inner
+from gradtx.core.pair import GradientTransformation, transformation
+from gradtx.linalg.linear_algebra import frobenius_norm, of_norm, real_inner
 from gradtx.numerics import divide, norm
-from gradtx.pair import GradientTransformation, transformation
 from gradtx.types import Array, DimensionNumbers
 
 

@@ -6,10 +6,10 @@ import jax.numpy as jnp
 
 from gradtx.checks import NonNegative, Positive
 from gradtx.composition.masking import masked
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
 from gradtx.engine.lift import rowwise
+from gradtx.leaves.paths import Where
 from gradtx.numerics import Step, accumulator_dtype, one_per_row, zeros_like
-from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.paths import Where
 from gradtx.types import Array, Counter, NonNegativeSlots, Slots
 
 

@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import LearningRate, Number
-from gradtx.engine.lift import elementwise
-from gradtx.numerics import increment, widen
-from gradtx.pair import (
+from gradtx.core.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     transformation,
 )
+from gradtx.engine.lift import elementwise
+from gradtx.numerics import increment, widen
 from gradtx.types import (
     Array,
     Counter,

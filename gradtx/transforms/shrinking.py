@@ -3,9 +3,9 @@
 from typing import Any
 
 from gradtx.checks import NonNegative
+from gradtx.core.pair import GradientTransformation, transformation
 from gradtx.engine.lift import elementwise
 from gradtx.numerics import shrink
-from gradtx.pair import GradientTransformation, transformation
 from gradtx.types import Array, EmptyState
 
 

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 
 from gradtx.checks import NonNegative
 from gradtx.composition.without_state import without_state
-from gradtx.numerics import cast, widen
-from gradtx.pair import (
+from gradtx.core.pair import (
     GradientTransformation,
     transformation,
 )
+from gradtx.numerics import cast, widen
 from gradtx.transforms.per_example import clipped_mean, examples
 from gradtx.types import Params, Updates
 

@@ -5,9 +5,9 @@ from typing import Any
 import jax.numpy as jnp
 
 from gradtx.checks import NonNegative
+from gradtx.core.pair import GradientTransformation, transformation
 from gradtx.engine.lift import leafwise
 from gradtx.numerics import Norm, norm as norm_of_leaf, ratio_factors, rms
-from gradtx.pair import GradientTransformation, transformation
 from gradtx.types import Array, EmptyState
 
 

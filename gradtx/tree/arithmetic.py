@@ -6,8 +6,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from gradtx.paths import leaves_with_path, path_string
-from gradtx.rows import Rows, is_rows
+from gradtx.leaves.paths import leaves_with_path, path_string
+from gradtx.leaves.rows import Rows, is_rows
 from gradtx.tree.leaves import dense, each, map_leaves
 from gradtx.types import DType, PyTree, TreeT
 

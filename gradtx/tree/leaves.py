@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradtx.paths import first_difference, is_leaf, leaves_with_path
-from gradtx.rows import Rows, is_rows, take_rows
+from gradtx.leaves.paths import first_difference, is_leaf, leaves_with_path
+from gradtx.leaves.rows import Rows, is_rows, take_rows
 from gradtx.types import Array, PyTree
 
 

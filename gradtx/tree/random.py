@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from gradtx.paths import leaves_with_path, present_leaves
-from gradtx.rows import Rows
+from gradtx.leaves.paths import leaves_with_path, present_leaves
+from gradtx.leaves.rows import Rows
 from gradtx.tree.leaves import map_leaves
 from gradtx.types import Array, DType, TreeT
 

@@ -9,12 +9,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from gradtx.leaves.paths import present_leaves
+from gradtx.leaves.rows import Rows, take_rows
 from gradtx.numerics import Norm, mathematics, widen
 from gradtx.numerics.compiler_hints import delay
 from gradtx.numerics.norms import Again, Scales, norm_of_sums, sums_of_squares, with_derivative
-from gradtx.numerics.tracing import is_tracer, traced_once
-from gradtx.paths import present_leaves
-from gradtx.rows import Rows, take_rows
+from gradtx.programs.tracing import is_tracer, traced_once
 from gradtx.tree.leaves import dense, present, together
 from gradtx.types import Array, PyTree
 

@@ -6,9 +6,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from gradtx.leaves.paths import first_difference, leaves_with_path, path_string
+from gradtx.leaves.rows import is_rows
 from gradtx.numerics import cast
-from gradtx.paths import first_difference, leaves_with_path, path_string
-from gradtx.rows import is_rows
 from gradtx.types import Array, PyTree, Updates
 
 

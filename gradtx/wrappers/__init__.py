@@ -1,5 +1,5 @@
 """What acts on any transformation: guarding, accumulating, averaging, injecting."""
 
-from gradtx.namespace import lazy
+from gradtx.names.namespace import lazy
 
 __all__, __getattr__, __dir__ = lazy(__name__)

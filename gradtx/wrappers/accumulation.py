@@ -12,22 +12,22 @@ from gradtx import tree
 from gradtx.checks import Decay, PositiveCount, PositiveInt, check_integer, check_patterns
 from gradtx.composition.chain import chain
 from gradtx.composition.gate import Decision, gate
+from gradtx.core.pair import (
+    GradientTransformation,
+    GradientTransformationExtraArgs,
+    transformation,
+    with_extra_args_support,
+)
 from gradtx.inspection.noise_scale import (
     NoiseScale,
     no_estimates,
     noise_scale_of_parts,
     weighted_square,
 )
+from gradtx.leaves.rows import is_rows
 from gradtx.numerics import cast, divide, increment, scalar_dtype, widen
 from gradtx.numerics.control import inside, loop_once_if
-from gradtx.numerics.tracing import vary, varying_axes
-from gradtx.pair import (
-    GradientTransformation,
-    GradientTransformationExtraArgs,
-    transformation,
-    with_extra_args_support,
-)
-from gradtx.rows import is_rows
+from gradtx.programs.tracing import vary, varying_axes
 from gradtx.training.loss_scale import divides
 from gradtx.transforms.accumulators import (
     accumulators,

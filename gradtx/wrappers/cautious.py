@@ -5,11 +5,11 @@ from typing import Any
 import jax.numpy as jnp
 
 from gradtx.composition.around import InnerStep, around
+from gradtx.core.pair import GradientTransformation, transformation
+from gradtx.leaves.paths import leaves_with_path, path_string
+from gradtx.leaves.rows import is_rows
 from gradtx.numerics import cast, real_dtype, widen
 from gradtx.numerics.compiler_hints import delay, planned
-from gradtx.pair import GradientTransformation, transformation
-from gradtx.paths import leaves_with_path, path_string
-from gradtx.rows import is_rows
 from gradtx.types import Array, DType, Params, State, Updates
 
 

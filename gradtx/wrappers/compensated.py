@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from gradtx.composition.around import InnerStep, around
+from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.engine.leaves import parameter
 from gradtx.engine.lift import needed
+from gradtx.leaves.paths import leaves_with_path, path_string
 from gradtx.numerics import cast, unit, widen
-from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
-from gradtx.paths import leaves_with_path, path_string
 from gradtx.training.loss_scale import divides
 from gradtx.training.rounding import each_leaf, toward, whole_step, widened
 from gradtx.types import Array, DType, InnerState, Params, Slots, State, Updates

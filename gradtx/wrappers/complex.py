@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.composition.around import InnerStep, around
-from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
-from gradtx.paths import is_leaf
-from gradtx.rows import is_rows
+from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
+from gradtx.leaves.paths import is_leaf
+from gradtx.leaves.rows import is_rows
 from gradtx.transforms.parameter_averages import averaged
 from gradtx.types import InnerState, Params, PyTree, State, Updates
 

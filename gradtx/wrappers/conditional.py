@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from gradtx.composition.around import InnerStep, around
 from gradtx.composition.gate import Decision, gate
+from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.numerics import increment
-from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.types import Array, InnerState, Params, State, Updates
 
 Condition = Callable[..., Any]

@@ -6,11 +6,11 @@ import jax
 
 from gradtx.composition.apply import apply_updates
 from gradtx.composition.around import InnerStep, around
+from gradtx.core.pair import GradientTransformation, transformation
 from gradtx.engine.lift import needed, refused_rows
+from gradtx.leaves.paths import leaves_with_path, map_present
+from gradtx.leaves.rows import dense, is_rows
 from gradtx.numerics.control import in_form_of
-from gradtx.pair import GradientTransformation, transformation
-from gradtx.paths import leaves_with_path, map_present
-from gradtx.rows import dense, is_rows
 from gradtx.transforms.linesearch import conjugate
 from gradtx.types import InnerState, Params, State, Updates
 

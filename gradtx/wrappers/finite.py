@@ -8,12 +8,12 @@ import jax.numpy as jnp
 from gradtx import tree
 from gradtx.checks import Count
 from gradtx.composition.gate import Decision, gate, reads_entries
-from gradtx.numerics import increment
-from gradtx.pair import (
+from gradtx.core.pair import (
     GradientTransformation,
     transformation,
     with_extra_args_support,
 )
+from gradtx.numerics import increment
 from gradtx.tree.sums import all_finite
 from gradtx.types import Array, InnerState, Params, PyTree, State, Updates
 

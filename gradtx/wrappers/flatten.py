@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gradtx.composition.around import InnerStep, around
-from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
+from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.tree.vectors import Vectors
 from gradtx.types import Params, PyTree, State, Updates
 

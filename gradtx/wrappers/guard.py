@@ -12,14 +12,14 @@ import jax.numpy as jnp
 from gradtx import tree
 from gradtx.checks import Fraction, Positive, Size
 from gradtx.composition.gate import Decision, gate, reads_entries
-from gradtx.inspection.guards import GuardReport, scales_losses
-from gradtx.inspection.hyperparams import hyperparams
-from gradtx.numerics import cast, increment, root, widen
-from gradtx.pair import (
+from gradtx.core.pair import (
     GradientTransformation,
     transformation,
     with_extra_args_support,
 )
+from gradtx.inspection.guards import GuardReport, scales_losses
+from gradtx.inspection.hyperparams import hyperparams
+from gradtx.numerics import cast, increment, root, widen
 from gradtx.types import Array, InnerState, Params, State, Updates
 from gradtx.wrappers.rolling_window import Rolling, entered, quantile_factor
 from gradtx.wrappers.update_norms import MeasuredState, unmeasured, with_norms

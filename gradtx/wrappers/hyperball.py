@@ -5,12 +5,12 @@ from typing import Any, NamedTuple
 from gradtx.checks import NonNegative
 from gradtx.composition.around import InnerStep, around
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers, each_matrix
+from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.engine.lift import needed
-from gradtx.engine.matrix_layout import MatrixDimensions, as_matrices
-from gradtx.linear_algebra import with_root_mean_square
+from gradtx.leaves.matrix_layout import MatrixDimensions, as_matrices
+from gradtx.leaves.paths import leaves_with_path
+from gradtx.linalg.linear_algebra import with_root_mean_square
 from gradtx.numerics import root_mean_square, widen
-from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
-from gradtx.paths import leaves_with_path
 from gradtx.types import Array, DimensionNumbers, InnerState, Params, Slots, State, Updates
 
 

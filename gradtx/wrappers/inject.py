@@ -10,15 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradtx.checks import check, check_function, size_of
-from gradtx.declaration import Builder
-from gradtx.host_values import as_schedule
-from gradtx.numerics import cast, compute_dtype, increment, real_dtype
-from gradtx.pair import (
+from gradtx.core.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     transformation,
     with_extra_args_support,
 )
+from gradtx.declarations.declaration import Builder
+from gradtx.declarations.host_values import as_schedule
+from gradtx.numerics import cast, compute_dtype, increment, real_dtype
 from gradtx.types import Array, Counter, DType, InnerState, Params, PyTree, Schedule, State, Updates
 
 

@@ -11,12 +11,12 @@ from gradtx.checks import Fraction, NonNegativeInt
 from gradtx.composition.chain import chain
 from gradtx.composition.roles import ByRole
 from gradtx.composition.without_state import without_state
+from gradtx.core.pair import GradientTransformation, optimizer, transformation
+from gradtx.leaves.paths import aligned, leaves_with_path, path_string, select
+from gradtx.leaves.rows import is_rows
+from gradtx.leaves.whole import whole_of
 from gradtx.numerics import cast, widen
-from gradtx.pair import GradientTransformation, optimizer, transformation
-from gradtx.paths import aligned, leaves_with_path, path_string, select
-from gradtx.rows import is_rows
 from gradtx.types import Params, PyTree, Updates
-from gradtx.whole import whole_of
 
 
 @optimizer

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 from gradtx import tree
 from gradtx.checks import Fraction, PositiveCount
 from gradtx.composition.around import InnerStep, around
+from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.engine.leaves import parameter
 from gradtx.engine.lift import needed
+from gradtx.leaves.paths import is_leaf, map_present
+from gradtx.leaves.rows import dense
 from gradtx.numerics import cast, own_copy, widen
 from gradtx.numerics.control import branch, in_form_of
-from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
-from gradtx.paths import is_leaf, map_present
-from gradtx.rows import dense
 from gradtx.types import Array, InnerState, Params, PyTree, Slots, State, Updates
 
 

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 
 from gradtx.checks import NonNegative, Positive, PositiveCount, Range
 from gradtx.composition.gate import Decision, gate, reads_entries
-from gradtx.numerics import cast
-from gradtx.numerics.control import inside
-from gradtx.pair import (
+from gradtx.core.pair import (
     GradientTransformation,
     transformation,
     with_extra_args_support,
 )
+from gradtx.numerics import cast
+from gradtx.numerics.control import inside
 from gradtx.training.loss_scale import unscaled
 from gradtx.tree.sums import all_finite
 from gradtx.types import Array, InnerState, Params, State, Updates

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.composition.around import InnerStep, around
+from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.engine.leaves import parameter
 from gradtx.engine.lift import needed
+from gradtx.leaves.paths import is_leaf, merge
 from gradtx.numerics import cast, is_narrow, widen
-from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
-from gradtx.paths import is_leaf, merge
 from gradtx.training.loss_scale import divides
 from gradtx.training.rounding import each_leaf, toward, whole_step, widened
 from gradtx.types import Array, DType, InnerState, Params, Slots, State, Updates

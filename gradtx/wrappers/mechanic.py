@@ -9,8 +9,11 @@ import jax.numpy as jnp
 from gradtx import tree
 from gradtx.checks import NonNegative, Positive, PositiveCount
 from gradtx.composition.around import InnerStep, around
+from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.engine.leaves import parameter
 from gradtx.engine.lift import needed
+from gradtx.leaves.paths import is_leaf, leaves_with_path, map_present, path_string
+from gradtx.leaves.rows import is_rows
 from gradtx.numerics import (
     Step,
     abs_sq,
@@ -25,9 +28,6 @@ from gradtx.numerics import (
     widen,
 )
 from gradtx.numerics.compiler_hints import delay, planned, recompute, sums_in_one_pass
-from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
-from gradtx.paths import is_leaf, leaves_with_path, map_present, path_string
-from gradtx.rows import is_rows
 from gradtx.tree.leaves import together
 from gradtx.types import Array, Counter, InnerState, Params, Slots, State, Updates
 

@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from gradtx.checks import PositiveCount
-from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
+from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.types import Array, DType, Params, State, Updates
 from gradtx.wrappers.accumulation import (
     MicroBatches,

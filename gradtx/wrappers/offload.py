@@ -7,15 +7,15 @@ import jax.numpy as jnp
 
 from gradtx.checks import NonNegativeInt
 from gradtx.composition.around import InnerStep, around
-from gradtx.numerics.tracing import is_tracer
-from gradtx.pair import (
+from gradtx.core.pair import (
     GradientTransformation,
     transformation,
     with_extra_args_support,
 )
-from gradtx.shardings import committed
+from gradtx.leaves.memory import is_all_near
+from gradtx.leaves.shardings import committed
+from gradtx.programs.tracing import is_tracer
 from gradtx.training.loss_scale import divides
-from gradtx.tree.memory import is_all_near
 from gradtx.types import InnerState, Params, PyTree, State, Updates
 
 HOST = "pinned_host"

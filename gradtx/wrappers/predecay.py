@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from gradtx import tree
 from gradtx.checks import Fraction
 from gradtx.composition.around import InnerStep, around
+from gradtx.core.pair import GradientTransformation, transformation
 from gradtx.engine.lift import needed
+from gradtx.leaves.paths import Where, merge, select
 from gradtx.numerics import cast, widen
-from gradtx.pair import GradientTransformation, transformation
-from gradtx.paths import Where, merge, select
 from gradtx.types import Array, Params, State, Updates
 
 

@@ -9,19 +9,19 @@ import jax.numpy as jnp
 from gradtx.checks import Fraction, LearningRate, NonNegative, PositiveCount
 from gradtx.composition.around import InnerStep, around
 from gradtx.composition.chain import chain, identity
-from gradtx.numerics import cast, widen
-from gradtx.numerics.keys import given_key, own_key
-from gradtx.pair import (
+from gradtx.core.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     optimizer,
     transformation,
 )
-from gradtx.paths import leaves_with_path
+from gradtx.leaves.paths import leaves_with_path
+from gradtx.numerics import cast, widen
 from gradtx.transforms.momentum import trace
 from gradtx.transforms.per_example import clipped_mean
 from gradtx.transforms.scaling import scale_by_learning_rate
 from gradtx.types import Array, Key, Params, State, Updates
+from gradtx.types.keys import given_key, own_key
 from gradtx.wrappers.accumulation import accumulate
 
 

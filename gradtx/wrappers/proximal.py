@@ -11,12 +11,12 @@ from gradtx import projections, tree
 from gradtx.checks import check_function
 from gradtx.composition.around import InnerStep, around
 from gradtx.composition.scalings import beyond_scalings, name_of
+from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.engine.leaves import parameter
 from gradtx.engine.lift import needed
+from gradtx.leaves.paths import Where, leaves_with_path, map_present, merge, path_string, select
+from gradtx.leaves.rows import is_rows
 from gradtx.numerics import own_copy, widen
-from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
-from gradtx.paths import Where, leaves_with_path, map_present, merge, path_string, select
-from gradtx.rows import is_rows
 from gradtx.transforms.penalties import PENALTIES
 from gradtx.transforms.projecting import check_constant, named_projection
 from gradtx.types import Array, InnerState, Params, PyTree, Slots, State, TreeScalar, Updates

@@ -11,14 +11,14 @@ from gradtx.checks import NonNegative, PositiveCount
 from gradtx.composition.apply import apply_updates
 from gradtx.composition.around import InnerStep, around
 from gradtx.composition.chain import chain
+from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.engine.lift import needed
+from gradtx.leaves.paths import is_leaf, map_present
+from gradtx.leaves.rows import dense
 from gradtx.numerics import cast, divide, widen
 from gradtx.numerics.control import branch, in_form_of
-from gradtx.numerics.tracing import is_tracer
 from gradtx.optimizers.sgd import sgd
-from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
-from gradtx.paths import is_leaf, map_present
-from gradtx.rows import dense
+from gradtx.programs.tracing import is_tracer
 from gradtx.transforms.norms import adaptive_normalize
 from gradtx.types import Array, Params, PyTree, Slots, State, StateOf, Updates
 

@@ -9,14 +9,19 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, NonNegative, PositiveCount, Range
 from gradtx.composition.around import InnerStep, around
 from gradtx.composition.chain import chain
+from gradtx.core.pair import (
+    GradientTransformation,
+    optimizer,
+    transformation,
+    with_extra_args_support,
+)
 from gradtx.engine.lift import needed
+from gradtx.leaves.paths import is_leaf, map_present
+from gradtx.leaves.rows import is_rows
 from gradtx.numerics import cast, compute_dtype, divide, increment, own_copy, real_dtype, widen
 from gradtx.numerics.compiler_hints import planned, replace
 from gradtx.optimizers.rmsprop import scale_by_rms
 from gradtx.optimizers.sgd import sgd
-from gradtx.pair import GradientTransformation, optimizer, transformation, with_extra_args_support
-from gradtx.paths import is_leaf, map_present
-from gradtx.rows import is_rows
 from gradtx.schedules.decay import linear_schedule
 from gradtx.schedules.piecewise import warmup_constant_schedule
 from gradtx.transforms.decay import add_decayed_weights

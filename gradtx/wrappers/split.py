@@ -12,17 +12,17 @@ from jax.sharding import NamedSharding, PartitionSpec
 from gradtx.checks import check_patterns
 from gradtx.composition.around import InnerStep, around
 from gradtx.composition.roles import Role
+from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.engine.lift import refused_rows
-from gradtx.engine.matrix_layout import axes_of
-from gradtx.flax_forms import written_by_names
 from gradtx.inspection.description import roles_in
-from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
-from gradtx.paths import aligned, leaves_with_path, mask_tree, matches, path_string
-from gradtx.rows import is_rows
-from gradtx.shardings import automatic, explicit_mesh, known_of_parts
+from gradtx.leaves.flax_forms import written_by_names
+from gradtx.leaves.matrix_layout import axes_of
+from gradtx.leaves.paths import aligned, leaves_with_path, mask_tree, matches, path_string
+from gradtx.leaves.rows import is_rows
+from gradtx.leaves.shardings import automatic, explicit_mesh, known_of_parts
+from gradtx.leaves.whole import part_of_whole
 from gradtx.transforms.parameter_averages import averaged
 from gradtx.types import InnerState, Params, PyTree, State, Updates
-from gradtx.whole import part_of_whole
 
 
 class SplitLeaf(NamedTuple):

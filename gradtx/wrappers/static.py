@@ -2,8 +2,8 @@
 
 import jax
 
-from gradtx.numerics.tracing import is_tracer
-from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
+from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
+from gradtx.programs.tracing import is_tracer
 
 
 @transformation(native_schedules=True)

@@ -10,22 +10,22 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import NonNegativeInt, check_patterns
-from gradtx.engine.kernels import in_kernels, without_kernels
-from gradtx.engine.owned_slots import apart, in_stacks
-from gradtx.inspection.slots import map_slots, walk_slots
-from gradtx.pair import (
+from gradtx.core.pair import (
     GradientTransformation,
     GradientTransformationExtraArgs,
     transformation,
     with_extra_args_support,
 )
-from gradtx.paths import first_difference, map_with_paths, matches, path_string
+from gradtx.inspection.slots import map_slots, walk_slots
+from gradtx.kernels.stored_step import in_kernels, without_kernels
+from gradtx.leaves.paths import first_difference, map_with_paths, matches, path_string
+from gradtx.leaves.whole import whole_of
+from gradtx.ownership.owned_slots import apart, in_stacks
 from gradtx.storage import Encoded, as_codec, is_encoded
 from gradtx.storage.format import Codec
 from gradtx.storage.marked import plain
 from gradtx.tree.search import children_of
 from gradtx.types import Params, PyTree, State, Updates, is_stored, nonnegative_fields, state_fields
-from gradtx.whole import whole_of
 
 EMBEDDINGS = ("*embed*", "*Embed*")
 """The paths of embeddings: a row that few steps touch would change with the others in its block."""

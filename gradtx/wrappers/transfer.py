@@ -21,20 +21,20 @@ from gradtx.composition.multipliers import (
     shapes_of,
 )
 from gradtx.composition.roles import ByRole
-from gradtx.declaration import Kept
-from gradtx.engine.matrix_layout import MatrixDimensions, as_matrices
-from gradtx.inspection.description import multipliers_in
-from gradtx.inspection.hyperparams import map_transformations, replace, with_arguments
-from gradtx.numerics import rms
-from gradtx.optimizers.muon import shape_factor
-from gradtx.pair import (
+from gradtx.core.pair import (
     GradientTransformation,
     transformation,
     with_extra_args_support,
 )
-from gradtx.paths import leaves_with_path, path_string
+from gradtx.core.traits import Scope
+from gradtx.declarations.declaration import Kept
+from gradtx.inspection.description import multipliers_in
+from gradtx.inspection.hyperparams import map_transformations, replace, with_arguments
+from gradtx.leaves.matrix_layout import MatrixDimensions, as_matrices
+from gradtx.leaves.paths import leaves_with_path, path_string
+from gradtx.numerics import rms
+from gradtx.optimizers.muon import shape_factor
 from gradtx.schedules.products import multiply_schedules
-from gradtx.traits import Scope
 from gradtx.types import Params, ParamsT, PyTree
 
 

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 from gradtx.checks import Decay, Fraction, Positive
 from gradtx.composition.around import InnerStep, around
 from gradtx.composition.matrices import MuonDimensionNumbers, dimension_numbers
+from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
 from gradtx.engine.lift import refused_rows
-from gradtx.engine.matrix_layout import MatrixDimensions, as_matrices
-from gradtx.linear_algebra import frobenius_norm, real_inner
+from gradtx.leaves.matrix_layout import MatrixDimensions, as_matrices
+from gradtx.leaves.paths import aligned, leaves_with_path
+from gradtx.leaves.rows import is_rows
+from gradtx.linalg.linear_algebra import frobenius_norm, real_inner
 from gradtx.numerics import cast, divide, ema, precise, root, widen
-from gradtx.pair import GradientTransformation, transformation, with_extra_args_support
-from gradtx.paths import aligned, leaves_with_path
-from gradtx.rows import is_rows
 from gradtx.types import Array, DimensionNumbers, InnerState, Params, Slots, State, Updates
 
 

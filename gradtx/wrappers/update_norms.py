@@ -11,14 +11,14 @@ import jax.numpy as jnp
 from gradtx import tree
 from gradtx.composition.apply import apply_updates
 from gradtx.composition.gate import Case, in_cases, reads_entries
+from gradtx.core.pair import GradientTransformation, GradientTransformationExtraArgs
+from gradtx.leaves.paths import aligned, leaves_with_path, map_present
+from gradtx.leaves.rows import is_rows, take_rows
 from gradtx.numerics import abs_sq, cast, widen
 from gradtx.numerics.compiler_hints import recompute, sums_in_one_pass
-from gradtx.numerics.keys import is_key
-from gradtx.numerics.tracing import traced_once
-from gradtx.pair import GradientTransformation, GradientTransformationExtraArgs
-from gradtx.paths import aligned, leaves_with_path, map_present
-from gradtx.rows import is_rows, take_rows
+from gradtx.programs.tracing import traced_once
 from gradtx.types import Array, InnerState, Params, State, TreeScalar, Updates
+from gradtx.types.keys import is_key
 
 
 class MeasuredState(NamedTuple):

@@ -12,7 +12,7 @@ import pytest
 
 import gradtx
 from gradtx.checkpoint.config import check_depth
-from gradtx.declaration import Declared
+from gradtx.declarations.declaration import Declared
 from gradtx.transforms import trust
 from tests import catalogue
 from tests.catalogue import CATALOGUE

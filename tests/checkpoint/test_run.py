@@ -21,8 +21,8 @@ import pytest
 import gradtx
 from gradtx import load_checkpoint, save_checkpoint
 from gradtx.checkpoint import container, run as module
-from gradtx.distributed.padding import Padded
-from gradtx.paths import path_string
+from gradtx.leaves.paths import path_string
+from gradtx.sharding.padding import Padded
 
 SUFFIXES = ["npz", "safetensors", "orbax"]
 every_form = pytest.mark.parametrize("suffix", SUFFIXES)

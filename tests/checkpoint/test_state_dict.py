@@ -17,7 +17,7 @@ import pytest
 import gradtx
 from gradtx import load_state_dict, match_state_dict, state_dict, tree
 from gradtx.checkpoint import matching, state_dict as saving
-from gradtx.numerics.tracing import is_tracer
+from gradtx.programs.tracing import is_tracer
 from tests import test_contracts as contracts
 from tests.catalogue import CATALOGUE
 

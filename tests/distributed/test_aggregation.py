@@ -10,8 +10,8 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 import gradtx
-from gradtx.distributed.axes import axes_of, keeps_account
-from gradtx.numerics.tracing import vary
+from gradtx.programs.tracing import vary
+from gradtx.sharding.axes import axes_of, keeps_account
 from tests import test_contracts as contracts
 from tests.catalogue import CATALOGUE
 from tests.distributed.meshes import (

@@ -13,8 +13,8 @@ import pytest
 
 import gradtx
 from benchmarks import planning
-from gradtx.distributed.operations import messages, operations
-from gradtx.engine.owners import Stack
+from gradtx.ownership.owners import Stack
+from gradtx.sharding.operations import messages, operations
 from tests.distributed.meshes import P, counted, mesh, on
 from tests.processes import ROOT
 from tests.test_aot import printed

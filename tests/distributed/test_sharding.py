@@ -11,9 +11,9 @@ import pytest
 from jax.sharding import AxisType
 
 import gradtx
-from gradtx.distributed.divided_state import DividedState, _part
-from gradtx.distributed.padding import Padded, is_padded, unpadded
-from gradtx.distributed.placement import Placement, inherited, spread
+from gradtx.sharding.divided_state import DividedState, _part
+from gradtx.sharding.padding import Padded, is_padded, unpadded
+from gradtx.sharding.placement import Placement, inherited, spread
 from tests.catalogue import CATALOGUE
 from tests.distributed.meshes import THIRDS, P, all_lie_on, counted, mesh, on
 from tests.quick import quick

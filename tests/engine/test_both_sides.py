@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import gradtx
-from gradtx.engine.both_sides import fits, in_tiles, written_and_summed
+from gradtx.kernels.both_sides import fits, in_tiles, written_and_summed
 from gradtx.optimizers import came
 
 

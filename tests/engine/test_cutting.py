@@ -7,7 +7,7 @@ import pytest
 from jax.extend.core import jaxpr_as_fun
 
 import gradtx
-from gradtx.engine.cutting import cuts, inlined
+from gradtx.kernels.cutting import cuts, inlined
 from gradtx.storage import Encoded
 from gradtx.storage.marked import marked
 

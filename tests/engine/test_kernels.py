@@ -12,15 +12,15 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import gradtx
-from gradtx.engine import kernels
-from gradtx.engine.cutting import cuts
-from gradtx.numerics.opaque import opaque
+from gradtx.kernels import stored_step
+from gradtx.kernels.cutting import cuts
+from gradtx.programs.opaque import opaque
 from gradtx.storage.encoded import Blocks
 
 pytestmark = pytest.mark.compiled
 
-CHIPS = {"TPU": kernels.TPU, "GPU": kernels.GPU, "CPU": kernels.CPU}
-PLAIN = kernels.CPU._replace(codecs=frozenset())
+CHIPS = {"TPU": stored_step.TPU, "GPU": stored_step.GPU, "CPU": stored_step.CPU}
+PLAIN = stored_step.CPU._replace(codecs=frozenset())
 
 
 def numbers(shape, seed, wide=False):
@@ -38,9 +38,9 @@ def on(chip, monkeypatch, **static):
         made.append(len(found))
         return found
 
-    run = functools.partial(kernels.with_kernels, backend=chip, interpret=True, **static)
-    monkeypatch.setattr(kernels, "cuts", counted)
-    monkeypatch.setattr(kernels, "program_p", opaque("stored_step", run))
+    run = functools.partial(stored_step.with_kernels, backend=chip, interpret=True, **static)
+    monkeypatch.setattr(stored_step, "cuts", counted)
+    monkeypatch.setattr(stored_step, "program_p", opaque("stored_step", run))
     return made
 
 
@@ -138,7 +138,7 @@ BOTH = {"0.trace": RANDOM16, "1.0.trace": RANDOM8}
 def test_codes_of_four_bits_need_blocks_of_a_power_of_2_on_a_gpu(codec, size, fits):
     cut = SimpleNamespace(codecs={gradtx.Codec(codec)}, drawn=())
     shard = SimpleNamespace(shape=(size, 8), blocks=Blocks(0, 1, size))
-    assert kernels.GPU.fits(cut, shard) == fits
+    assert stored_step.GPU.fits(cut, shard) == fits
 
 
 @pytest.mark.slow
@@ -187,7 +187,7 @@ def test_on_a_cpu_what_is_between_codes_takes_no_room(monkeypatch):
     writing = [k for k in kernels_of_xla if "dynamic-update-slice(" in k]
     assert writing
     assert not [k for k in writing if " floor(" in k]
-    check(tx, p[:, :64], kernels.CPU, monkeypatch, 1)
+    check(tx, p[:, :64], stored_step.CPU, monkeypatch, 1)
 
 
 CHAINS = {
@@ -234,7 +234,7 @@ def test_whole_chains_are_one_kernel(name, monkeypatch):
     check(
         gradtx.store(inner, codec, min_size=1),
         numbers((256, 32), 0),
-        kernels.GPU,
+        stored_step.GPU,
         monkeypatch,
         count,
     )
@@ -251,7 +251,7 @@ def test_whole_chains_are_one_kernel(name, monkeypatch):
 def test_a_tpu_sees_the_bits_of_scales_in_float16(codec, count, monkeypatch):
     inner = gradtx.chain(gradtx.trace(0.5), gradtx.sgd(0.1, momentum=0.5))
     tx = gradtx.store(inner, codec, min_size=1)
-    check(tx, numbers((256, 32), 0), kernels.TPU, monkeypatch, count)
+    check(tx, numbers((256, 32), 0), stored_step.TPU, monkeypatch, count)
 
 
 @slow
@@ -261,7 +261,7 @@ def test_one_kernel_serves_all_leaves_of_a_kind(monkeypatch):
     The norm stays below its bound: a chip sums its squares in another order."""
     params = {f"{i}": numbers((256, 16), i) for i in range(5)} | {"b": numbers((16,), 9)}
     tx = gradtx.chain(gradtx.clip_by_global_norm(1e3), gradtx.store(gradtx.adam(1e-2)))
-    check(tx, params, kernels.TPU, monkeypatch, 5)
+    check(tx, params, stored_step.TPU, monkeypatch, 5)
 
 
 @pytest.mark.slow
@@ -272,7 +272,7 @@ def test_in_a_loop_and_by_hand(monkeypatch):
     guarded = gradtx.guard(tx)
     on(PLAIN, monkeypatch)
     want = jax.jit(tx.update)(g, tx.init(p), p)
-    made = on(kernels.TPU, monkeypatch)
+    made = on(stored_step.TPU, monkeypatch)
     # The function is another one, or JAX would find the program that it has.
     found = jax.jit(lambda *args: tx.update(*args))(g, tx.init(p), p)
     for a, b in zip(jax.tree.leaves(want), jax.tree.leaves(found), strict=True):
@@ -287,7 +287,7 @@ def test_in_a_loop_and_by_hand(monkeypatch):
 
 @pytest.mark.slow
 def test_without_kernels(monkeypatch):
-    made = on(kernels.TPU, monkeypatch)
+    made = on(stored_step.TPU, monkeypatch)
     p, tx = numbers((256, 32), 0), gradtx.store(gradtx.adam(1e-2), kernel=False)
     for outer in (tx, gradtx.chain(gradtx.clip(1.0), tx)):
         jax.eval_shape(lambda p, s, o=outer: gradtx.apply_gradients(o, p, p, s), p, outer.init(p))
@@ -307,7 +307,7 @@ def test_gpus_that_triton_does_not_support_have_no_kernel(capability, count, mon
 
 @pytest.mark.slow
 def test_rows_are_left_to_xla(monkeypatch):
-    made = on(kernels.TPU, monkeypatch)
+    made = on(stored_step.TPU, monkeypatch)
     tx, table = gradtx.store(gradtx.adam(1e-2), min_size=1), jnp.zeros((256, 16))
     rows = gradtx.Rows(jnp.array([3, 5]), jnp.ones((2, 16)), table.shape)
     new, _ = jax.jit(lambda s: gradtx.apply_gradients(tx, rows, table, s))(tx.init(table))
@@ -353,7 +353,7 @@ def test_each_device_runs_the_kernel_on_its_part(axes, spec, zero, count, monkey
         made.append(len(found := cuts(*args)))
         return found
 
-    monkeypatch.setattr(kernels, "cuts", counted)
+    monkeypatch.setattr(stored_step, "cuts", counted)
     mesh = jax.make_mesh((4, 2), ("a", "b"), axis_types=axes)
     tx, p = gradtx.store(gradtx.adamw(1e-3), min_size=1), numbers((1024, 16), 0)
     plan = gradtx.state_sharding(
@@ -410,7 +410,7 @@ def test_each_device_draws_its_part_of_the_numbers(chip, shape, spec, codecs, mo
 )
 def test_what_draws_must_be_divided_evenly(spec, count, monkeypatch):
     _, p, placed, _ = draws_on_eight(RANDOM8, (2, 4, 256, 4), spec)
-    made = on(kernels.CPU, monkeypatch, divided=True)
+    made = on(stored_step.CPU, monkeypatch, divided=True)
     jax.eval_shape(lambda s: gradtx.apply_gradients(placed, p, p, s), placed.init(p))
     assert max(made) == count
 
@@ -472,7 +472,7 @@ class WaitingState(NamedTuple):
 @pytest.mark.slow
 def test_a_kernel_reads_whether_something_holds_and_has_no_sign_of_zero(monkeypatch):
     tx = gradtx.store(waiting(), min_size=1)
-    check(tx, numbers((64, 8), 0), kernels.TPU, monkeypatch, 1)
+    check(tx, numbers((64, 8), 0), stored_step.TPU, monkeypatch, 1)
 
 
 def test_on_a_cpu_what_is_encoded_is_computed_once():

@@ -11,7 +11,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import gradtx
 from gradtx import MuonDimensionNumbers
 from gradtx.engine.matrices import MatrixDimensions, as_matrices, matrixwise
-from gradtx.engine.owned_slots import is_owned
+from gradtx.ownership.owned_slots import is_owned
 
 LAYOUTS = [
     # shape, numbers, the axes that are batch, rows and columns, and by hand the matrices

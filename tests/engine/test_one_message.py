@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 from benchmarks.hlo import collectives
-from gradtx.engine.one_message import MatrixBlocks, OneMessage
+from gradtx.ownership.one_message import MatrixBlocks, OneMessage
 
 STACKS = [
     # Five on devices 6, 7 and 0, the last with one; one on device 1; three on 2, 3 and 4.

@@ -10,7 +10,7 @@ import pytest
 
 import gradtx
 from gradtx.engine.matrices import as_matrices
-from gradtx.engine.owned_slots import OwnBatches, Share, apart, in_stacks, is_owned, stacked
+from gradtx.ownership.owned_slots import OwnBatches, Share, apart, in_stacks, is_owned, stacked
 from gradtx.storage import Encoded
 
 SHAPE = (6, 2, 5)

@@ -15,9 +15,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import gradtx
 from benchmarks.hlo import collectives, in_loops
-from gradtx.distributed.operations import operations
 from gradtx.engine.matrices import MatrixDimensions, matrixwise
-from gradtx.numerics.programs import inner_jaxprs
+from gradtx.programs.interpreter import inner_jaxprs
+from gradtx.sharding.operations import operations
 from tests.test_aot import chips, printed
 
 COLLECTIVE = r"(all-gather|all-reduce|all-to-all|reduce-scatter|collective-permute)(?:-start)?\("

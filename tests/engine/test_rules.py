@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import gradtx
-from gradtx.traits import Scope
+from gradtx.core.traits import Scope
 
 P = {"w": jnp.ones(3)}
 

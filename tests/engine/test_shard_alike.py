@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from gradtx.engine.shard_alike import shard_alike
+from gradtx.ownership.shard_alike import shard_alike
 from tests.distributed.meshes import mesh
 
 

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import gradtx
-from gradtx.engine.tiling import (
+from gradtx.kernels.tiling import (
     Shard,
     Window,
     cpu_tiling,

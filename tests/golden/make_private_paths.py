@@ -14,7 +14,7 @@ import optax
 
 import gradtx
 from gradtx._src import OTHERS, of
-from gradtx.namespace import is_module
+from gradtx.names.namespace import is_module
 
 TARGET = pathlib.Path(gradtx.__file__).parent / "_src" / "names.py"
 HEAD = '''"""Optax {version}'s private modules, without ``optax.``, and what ``import *`` takes.

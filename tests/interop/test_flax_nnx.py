@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gradtx
-from gradtx.paths import leaves_with_path, path_string
+from gradtx.leaves.paths import leaves_with_path, path_string
 
 nnx = pytest.importorskip("flax.nnx")
 as_pure = getattr(nnx, "as_pure", nnx.pure)  # Flax 0.12.0, beside the oldest JAX, has the latter

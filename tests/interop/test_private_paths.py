@@ -15,7 +15,7 @@ import pytest
 import gradtx
 from gradtx import _src
 from gradtx._src.names import MODULES
-from gradtx.absences import PASSED_ON
+from gradtx.names.absences import PASSED_ON
 from tests.golden import make_private_paths
 
 OLDER = "_src.clipping"

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradtx.numerics.opaque import is_on_one_device, opaque
+from gradtx.programs.opaque import is_on_one_device, opaque
 
 
 def test_what_is_mapped_is_along_the_first_axis_of_each_result():

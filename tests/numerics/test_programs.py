@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradtx.numerics.programs import needed, scan_sizes
+from gradtx.programs.interpreter import needed, scan_sizes
 
 
 def test_equations_are_needed_for_what_is_wanted_or_for_their_effects():

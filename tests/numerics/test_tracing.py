@@ -12,7 +12,7 @@ import pytest
 import gradtx
 from benchmarks.pairs import PAIRS, libraries
 from benchmarks.steps import compiled
-from gradtx.numerics import tracing
+from gradtx.programs import tracing
 from tests.programs import temporary_bytes
 
 RNG = np.random.default_rng(0)

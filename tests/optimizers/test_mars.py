@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import gradtx
-from gradtx.traits import Scope
+from gradtx.core.traits import Scope
 from tests import oracle
 from tests.optimizers.papers import adam, mean
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gradtx
-from gradtx.linear_algebra import eigen_inverse_root, newton_inverse_root
+from gradtx.linalg.linear_algebra import eigen_inverse_root, newton_inverse_root
 from gradtx.optimizers import shampoo
 from tests.optimizers import matrix_trees
 from tests.optimizers.papers import adam, mean

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gradtx
-from gradtx.eigenbasis import followed
+from gradtx.linalg.eigenbasis import followed
 from tests.optimizers import matrix_trees
 from tests.optimizers.papers import adam, mean
 from tests.quick import quick

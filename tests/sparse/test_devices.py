@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import gradtx
-from gradtx.numerics.tracing import vary
+from gradtx.programs.tracing import vary
 from gradtx.sparse import take
 from tests.quick import quick
 

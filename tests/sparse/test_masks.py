@@ -65,7 +65,7 @@ def test_exact_rows_of_chosen_leaves_are_the_dense_update(name):
 def test_rows_alone_choose_the_same_leaves(name):
     tx = CHOSEN[name]()
     state = tx.init(PARAMS)
-    want, _ = tx.update(gradtx.rows.dense(GRADS), state, PARAMS)
+    want, _ = tx.update(gradtx.leaves.rows.dense(GRADS), state, PARAMS)
     got, _ = tx.update(GRADS, state, PARAMS)
     chex.assert_trees_all_close(got["table"].to_dense()[ROWS.indices], want["table"][ROWS.indices])
     if name != "adamw":  # whose decay needs the parameters

@@ -13,7 +13,7 @@ from jax.sharding import AxisType
 import gradtx
 from benchmarks.hlo import collectives
 from gradtx.composition.gate import reads_entries
-from gradtx.tree.memory import HOST
+from gradtx.leaves.memory import HOST
 from gradtx.types import Key
 from tests.catalogue import CATALOGUE, optimizers
 

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 import gradtx
-from gradtx.training.layer_stacks import (
+from gradtx.backward.layer_stacks import (
     as_it_was,
     divides_rows,
     in_slices,
@@ -15,7 +15,7 @@ from gradtx.training.layer_stacks import (
     layer_of,
     with_layer,
 )
-from gradtx.tree.memory import HOST, is_on_host
+from gradtx.leaves.memory import HOST, is_on_host
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from jax.sharding import Mesh, PartitionSpec
 
 import gradtx
 from gradtx import sparse
+from gradtx.backward.lookup import looked_up
 from gradtx.sparse import take
-from gradtx.training.lookup import looked_up
 from tests.quick import quick
 
 RNG = np.random.default_rng(0)

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from gradtx.training.scans import Loops
+from gradtx.backward.scans import Loops
 
 
 def summed(w, h=0.0):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from gradtx.training.separate import (
+from gradtx.programs.separate import (
     NOBODY,
     Free,
     Layered,

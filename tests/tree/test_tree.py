@@ -12,7 +12,7 @@ import pytest
 
 import gradtx
 from gradtx import Rows, tree
-from gradtx.tree.memory import HOST, is_on_host
+from gradtx.leaves.memory import HOST, is_on_host
 
 
 def draw(seed, dtype=jnp.float32):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import gradtx
-from gradtx.paths import leaves_with_path, path_string
+from gradtx.leaves.paths import leaves_with_path, path_string
 
 
 def model(layers=3):

@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import gradtx
-from gradtx.shardings import committed
+from gradtx.leaves.shardings import committed
 from gradtx.wrappers import offload as module
 
 P = {"w": jnp.asarray(np.random.default_rng(0).normal(size=(8, 64)), jnp.float32), "b": jnp.ones(8)}

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import gradtx
-from gradtx.engine import cutting, kernels
 from gradtx.inspection.slots import map_slots
-from gradtx.numerics import programs
+from gradtx.kernels import cutting, stored_step
+from gradtx.programs import interpreter
 from gradtx.storage import FORMATS, Encoded, is_encoded
 from gradtx.types import nonnegative_fields
 from tests.catalogue import CATALOGUE
@@ -93,7 +93,7 @@ def test_a_pair_made_by_hand_takes_stored_slots_with_a_schedule_too(built, value
 @pytest.mark.parametrize("around", [lambda tx: tx, gradtx.stochastic_rounding])
 def test_a_step_has_kernels_only_where_they_are_wanted(around, kernel, monkeypatch):
     """Also where the transformation inside has a way to take a whole step."""
-    made, p = on_chip(kernels.TPU, monkeypatch), jnp.ones((256, 32))
+    made, p = on_chip(stored_step.TPU, monkeypatch), jnp.ones((256, 32))
     tx = gradtx.store(around(gradtx.sgd(0.1, momentum=0.9)), kernel=kernel)
     jax.eval_shape(lambda p, s: gradtx.apply_gradients(tx, p, p, s), p, tx.init(p))
     assert max(made, default=0) == kernel
@@ -222,7 +222,7 @@ def test_a_state_may_be_in_fewer_codecs_and_in_no_other():
 @pytest.mark.parametrize("name", ["adam", "scale_by_adam", "schedule_free_adamw"])
 def test_a_step_is_a_kernel_unless_that_is_declined(name, kernel, monkeypatch):
     """Of a chain, of a rule alone, and of what has a whole step of its own."""
-    made, p = on_chip(kernels.TPU, monkeypatch), jnp.ones((256, 32))
+    made, p = on_chip(stored_step.TPU, monkeypatch), jnp.ones((256, 32))
     tx = gradtx.store(CATALOGUE[name].make(), kernel=kernel)
     state = jax.eval_shape(tx.init, p)
     for taken in (tx.update, lambda g, s, p: gradtx.apply_gradients(tx, g, p, s)):
@@ -540,7 +540,7 @@ def test_codes_of_many_leaves_are_made_by_one_program_for_each_shape():
 @pytest.mark.slow
 def test_kernels_are_found_in_a_time_that_grows_with_the_leaves(monkeypatch):
     """As counted by the equations that are looked at."""
-    looks, variables = [], programs.variables
+    looks, variables = [], interpreter.variables
     monkeypatch.setattr(cutting, "variables", lambda vs: looks.append(None) or variables(vs))
 
     def count(leaves):

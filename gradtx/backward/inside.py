@@ -1,0 +1,615 @@
+"""A step inside of the backward pass: stacked parameters are updated layer by layer.
+
+The derivative of a scan over stacked parameters (:mod:`gradtx.backward.scans`) hands over the
+gradients of one layer at a time. The optimizer runs on that layer, as a stack of one, and the new
+parameters and slots are written in place, so that the gradients of all layers are never there at
+once. The optimizer must compute each layer separately, which its program tells
+(:mod:`gradtx.programs.separate`).
+"""
+
+import functools
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from gradtx.backward.layer_stacks import (
+    as_it_was,
+    divides_rows,
+    in_slices,
+    is_one_stack,
+    key_of_layer,
+    layer_of,
+    with_layer,
+)
+from gradtx.backward.layerwise import in_its_place, name_of, norm_for, refuse_by_kind
+from gradtx.backward.scans import Evaluated, Loops, Stage
+from gradtx.composition.apply import take_step
+from gradtx.core.pair import GradientTransformation
+from gradtx.leaves.memory import HOST, all_near, brought_in, is_on_host
+from gradtx.leaves.packed import holds_packed
+from gradtx.leaves.paths import Where, mask_tree, path_string, with_paths
+from gradtx.leaves.shardings import dividing_axes, explicit_mesh, known_shardings
+from gradtx.leaves.whole import whole_leaves
+from gradtx.numerics import cast
+from gradtx.numerics.compiler_hints import true_after
+from gradtx.numerics.control import in_form_of, inside
+from gradtx.programs.separate import (
+    OUTSIDE,
+    Kind,
+    Mixed,
+    check_owner,
+    formula,
+    free,
+    in_layers,
+    owned_by,
+    owners_after,
+)
+from gradtx.programs.tracing import vary, varying_axes
+from gradtx.sharding.resharding import Shardings, put
+from gradtx.storage import is_encoded
+from gradtx.tree.search import map_params
+from gradtx.tree.sums import norm_sq
+from gradtx.types import Array, Params, PyTree, State, is_stored
+from gradtx.types.keys import is_key
+
+_BITS = 32  # of the number of a layer in its owner, above which is the number of the scan
+
+ClosedLoss = Callable[[Params], tuple[Array, Any]]
+
+
+@dataclass(frozen=True)
+class InsidePlan:
+    """The leaves that are updated inside of the backward pass, and those that are not.
+
+    Attributes:
+        inside: the number of layers of each leaf that is updated inside, by path.
+        bytes: the bytes of gradients that are never held, of all layers but one.
+        outside: the reason why each other leaf is not updated inside, by path.
+        refused: why the optimizer cannot run on one layer at a time, so that the step raises an
+            error; None if nothing is known against it.
+        host_bytes: the bytes of slots that come in from the memory of the host for one layer, and
+            go out again; if there are several scans, for a layer of the scan with most.
+    """
+
+    inside: Mapping[str, int]
+    bytes: int
+    outside: Mapping[str, str]
+    refused: str | None = None
+    host_bytes: int = 0
+
+    def __str__(self) -> str:
+        lines = [f"{path}: {layers} layers" for path, layers in self.inside.items()]
+        lines += [f"{path}: ordinary step, {why}" for path, why in self.outside.items()]
+        lines.append(f"{self.bytes:,} bytes of gradients are never held")
+        if self.host_bytes:
+            lines.append(f"{self.host_bytes:,} bytes of slots come from the host at each layer")
+        return "\n".join([*lines, *([] if self.refused is None else [self.refused])])
+
+
+class _Problem(NamedTuple):
+    """The reason why an optimizer cannot run on one layer at a time; None if it can.
+
+    `certain` is whether an analysis found this, and not an error in it.
+    """
+
+    certain: bool
+    why: str | None
+
+
+class Inside:
+    """A loss whose program has been read, and the leaves that can be updated inside.
+
+    Args:
+        loss: ``params -> (value, aux)``.
+        tx: the optimizer.
+        trained: the parameters.
+        where: True for all leaves that qualify, or which of them, as in :func:`select`.
+        sharding: the shardings of parameters and state, if they are given.
+
+    Raises:
+        ValueError: a leaf that `where` names does not qualify, or none does; the optimizer does
+            something before gradients are taken, or reduces them over devices.
+    """
+
+    def __init__(
+        self,
+        loss: ClosedLoss,
+        tx: GradientTransformation,
+        trained: Params,
+        where: Where | bool,
+        sharding: Shardings | None = None,
+    ) -> None:
+        if holds_packed(trained):
+            raise ValueError("inside: the parameters are packed; give the tree that was packed")
+        refuse_by_kind(tx)
+        self.norm_for = norm_for(tx)
+        self.kept_at = {} if sharding is None else dict(_by_path(sharding.params))
+        self.tx, self.trained = tx, trained
+        # What is analysed is `tx` itself; what takes the step knows where leaves lie.
+        self.placed = tx if sharding is None else sharding.placed(tx)
+        keyed, self.treedef = with_paths(trained)
+        self.paths = [path_string(path) for path, _ in keyed]
+        self.leaves = [leaf for _, leaf in keyed]
+        if sharding is not None and self._is_divided_further(sharding):
+            raise ValueError(
+                "inside: the slots are divided further than the parameters (zero=), and each layer "
+                "would be gathered besides the whole stack: shard the parameters themselves, or "
+                "make the step without inside"
+            )
+
+        def flat(*leaves: Any) -> list[Any]:
+            results, self.out = jax.tree.flatten(loss(self.treedef.unflatten(leaves)))
+            return results
+
+        self.loops = Loops(flat, self.leaves)
+        if self.loops.looks_up:
+            raise ValueError(
+                "inside: the loss looks up rows of a table by sparse.take, whose gradients are "
+                "rows; index the table instead, or make the step without inside"
+            )
+        self._choose(where)
+        self.index = self.treedef.unflatten(range(len(self.leaves)))
+        self.stage_of = {
+            stack.leaf: k for k, stage in enumerate(self.loops.stages) for stack in stage.stacks
+        }
+
+    def _choose(self, where: Where | bool) -> None:
+        why = {self.paths[i]: reason for i, reason in self.loops.why_not.items()}
+        divided = {
+            path
+            for path, x in zip(self.paths, self.leaves, strict=True)
+            for sharding in (self.kept_at.get(path), getattr(jax.typeof(x), "sharding", None))
+            if sharding is not None and any(dividing_axes(sharding, x.ndim)[:1])
+        }
+        for path in self.paths:
+            if path in divided and path not in why:
+                why[path] = "its layers are divided between devices: shard another axis"
+        self.loops.keep(lambda i: self.paths[i] not in why)
+        if where is not True:
+            wanted = jax.tree.leaves(mask_tree(self.trained, where))
+            for path, is_wanted in zip(self.paths, wanted, strict=True):
+                if is_wanted and path in why:
+                    raise ValueError(f"inside: {path!r} cannot be updated inside: {why[path]}")
+            self.loops.keep(lambda i: wanted[i])
+            left = [p for p, is_wanted in zip(self.paths, wanted, strict=True) if not is_wanted]
+            why = dict.fromkeys(left, "it is not chosen")
+        if not self.loops.stages:
+            reasons = "; ".join(f"{path}: {reason}" for path, reason in why.items())
+            raise ValueError(
+                f"inside: no scan of the loss has stacked parameters for itself ({reasons})"
+            )
+        self.why = why
+
+    def _is_divided_further(self, sharding: Shardings) -> bool:
+        """Whether slots are divided over other axes of the mesh than their parameters."""
+        ndims = {path: x.ndim for path, x in zip(self.paths, self.leaves, strict=True)}
+        reduced = [pair for tree in sharding.reductions for pair in _by_path(tree)]
+        return any(
+            dividing_axes(on, ndims[path]) != dividing_axes(self.kept_at[path], ndims[path])
+            for path, on in reduced
+            if path in ndims
+        )
+
+    @property
+    def plan(self) -> InsidePlan:
+        """The leaves that are updated inside of the backward pass, and the bytes thus saved."""
+        stages = self.loops.stages
+        layers = {self.paths[s.leaf]: stage.length for stage in stages for s in stage.stacks}
+        saved = [
+            self.leaves[s.leaf].nbytes // stage.length * (stage.length - 1)
+            for stage in stages
+            for s in stage.stacks
+        ]
+        value = self.loops.jaxpr.outvars[0].aval
+        given = {"value": jax.ShapeDtypeStruct(value.shape, value.dtype)}
+        problem = self._problem(self.tx, jax.eval_shape(self.tx.init, self.trained), given)
+        refused = self._refusal(problem.why, given) if problem.certain and problem.why else None
+        return InsidePlan(layers, sum(saved), self.why, refused, self._from_host())
+
+    def _from_host(self) -> int:
+        """The bytes of slots that a turn of a loop brings in from the memory of the host."""
+        if not self._offloads():
+            return 0
+        program, like = jax.make_jaxpr(self.tx.init, return_shape=True)(self.trained)
+        form: Any = jax.tree.structure(like)
+        state = form.unflatten(program.out_avals)
+        found = [0] * len(self.loops.stages)
+
+        def add(slot: Any, i: int) -> Any:
+            if i in self.stage_of:
+                k = self.stage_of[i]
+                for x in jax.tree.leaves(slot):
+                    if x.memory_space == HOST:
+                        found[k] += x.size * x.dtype.itemsize // self.loops.stages[k].length
+            return slot
+
+        _on_slots(self.tx, add, state, self.index)
+        return max(found)
+
+    def _offloads(self) -> bool:
+        return any(name_of(part) == "offload" for part in (self.tx, *self.tx.within))
+
+    def check(self, state: State, given: Mapping[str, Any]) -> None:
+        """Raise ValueError, naming the link, unless the step of a layer reads that layer alone."""
+        why = self._problem(self.tx, state, given).why
+        if why is not None:
+            raise ValueError(self._refusal(why, given))
+
+    def _refusal(self, why: str, given: Mapping[str, Any]) -> str:
+        name, how = self._innermost(self.tx, given) or (name_of(self.tx), why)
+        return (
+            f"inside: {name or 'the transformation'} cannot run on one layer at a time, before the "
+            f"gradients of the others are there: {how}. Leave it out, put something in its place "
+            f"that reads each layer by itself{in_its_place(name)}, name other leaves by inside=, "
+            "or make the step without inside"
+        )
+
+    def _innermost(
+        self, tx: GradientTransformation, given: Mapping[str, Any]
+    ) -> tuple[str, str] | None:
+        """The innermost transformation within `tx` that mixes layers, and how it mixes them."""
+        for inner in tx.inside:
+            found = self._innermost(inner, given)
+            if found is not None:
+                return found if found[0] else (name_of(tx), found[1])
+        try:
+            state = jax.eval_shape(tx.init, self.trained)
+        except Exception:  # one that cannot stand alone is not named
+            return None
+        problem = self._problem(tx, state, given)
+        return (name_of(tx), problem.why) if problem.certain and problem.why is not None else None
+
+    def _problem(
+        self, tx: GradientTransformation, state: State, given: Mapping[str, Any]
+    ) -> "_Problem":
+        """The reason, if there is one, why `tx` cannot run on one layer at a time."""
+        try:
+            with known_shardings({}, balance=False):  # what each layer reads depends on no mesh
+                self._compare(tx, state, given)
+        except Mixed as mixed:
+            return _Problem(True, str(mixed))
+        except (TypeError, ValueError) as error:
+            return _Problem(False, str(error))
+        return _Problem(True, None)
+
+    def _compare(self, tx: GradientTransformation, state: State, given: Mapping[str, Any]) -> None:
+        """Raise Mixed unless the step of one layer gives that layer of the step of all layers."""
+
+        def dense(slot: Any, i: int) -> Any:
+            if i in self.stage_of:
+                self._check_slot(i, slot)
+            return jax.ShapeDtypeStruct(slot.shape, slot.dtype)
+
+        try:
+            whole = _on_slots(tx, dense, state, self.index)
+        except ValueError as error:
+            raise Mixed("it keeps something other than an array for a parameter") from error
+        params = self.treedef.unflatten([_abstract(x) for x in self.leaves])
+        extra = jax.tree.map(_abstract, dict(given))
+        if self.norm_for:
+            extra["grad_norm"] = jax.ShapeDtypeStruct((), jnp.float32)
+
+        def step(grads: Any, state: Any, params: Any, extra: Any) -> Any:
+            with all_near(), whole_leaves(self.trained):
+                return take_step(tx, grads, state, params, **extra)
+
+        def follow(layers: list[int]) -> None:
+            """Raise Mixed unless the step of so many layers computes them apart."""
+
+            def owner(x: Any, i: int) -> Kind:
+                k = self.stage_of.get(i)
+                if k is None:
+                    return owned_by(OUTSIDE)
+                return in_layers(k << _BITS, layers[k], x.shape[0])
+
+            def cut(x: Any, i: int) -> Any:
+                k = self.stage_of.get(i)
+                return x if k is None else self._cut(x, k, layers[k])
+
+            kinds: list[Kind] = []
+
+            def kind_of(x: Any, i: int) -> Any:
+                kinds.append(owner(x, i))
+                return x
+
+            def of_none(x: Any) -> Any:
+                kinds.append(free(jnp.shape(x)))
+                return x
+
+            def of_all(x: Any) -> Any:
+                kinds.append(free(jnp.shape(x), is_key(x)))
+                return x
+
+            mine = jax.tree.map(cut, params, self.index)
+            held = _on_slots(tx, cut, whole, self.index)
+            jax.tree.map(kind_of, mine, self.index)
+            _on_slots(tx, kind_of, held, self.index, of_all)
+            jax.tree.map(kind_of, mine, self.index)
+            jax.tree.map(of_none, extra)
+            closed, out = jax.make_jaxpr(step, return_shape=True)(mine, held, mine, extra)
+            results = iter(owners_after(closed, kinds))
+
+            def check(x: Any, i: int) -> Any:
+                check_owner(next(results), owner(x, i))
+                return x
+
+            def check_free(x: Any) -> Any:
+                check_owner(next(results), owned_by(OUTSIDE))
+                return x
+
+            jax.tree.map(check, out[0], self.index)
+            _on_slots(tx, check, out[1], self.index, check_free)
+
+        follow([stage.length for stage in self.loops.stages])
+        # With another layer, what is cut into as many parts as there are layers is not cut at them.
+        follow([self._one_more(k) for k in range(len(self.loops.stages))])
+        for k, stage in enumerate(self.loops.stages):
+
+            def formula_of(layers: int, k: int = k) -> Any:
+                def cut(x: Any, i: int) -> Any:
+                    return self._cut(x, k, layers) if self.stage_of.get(i) == k else x
+
+                mine = self._only(k, jax.tree.map(cut, params, self.index))
+                held = _on_slots(tx, cut, whole, self.index)
+                return formula(jax.make_jaxpr(step)(mine, held, mine, extra))
+
+            if formula_of(stage.length) != formula_of(1):
+                raise Mixed("its formula for a stack depends on the number of layers")
+
+    def _one_more(self, k: int) -> int:
+        """The number of layers of scan `k`, and one."""
+        return self.loops.stages[k].length + 1
+
+    def _cut(self, x: Any, k: int, layers: int) -> Any:
+        """The form of an array of so many layers, in place of those of scan `k`."""
+        size = x.shape[0] // self.loops.stages[k].length * layers
+        return jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype)
+
+    def _check_slot(self, i: int, slot: Any) -> None:
+        layers = self.loops.stages[self.stage_of[i]].length
+        what = f"a slot of {self.paths[i]!r}"
+        if is_encoded(slot):
+            if slot.blocks is not None and slot.blocks.axis == 0:
+                raise Mixed(f"{what} is kept in blocks that cross layers: choose another axis")
+        elif is_stored(slot):
+            raise Mixed(f"{what} is kept as {type(slot).__name__}, in which layers are not apart")
+        if not slot.shape or slot.shape[0] % layers or not slot.shape[0]:
+            raise Mixed(f"{what}, of shape {slot.shape}, is not one for each of {layers} layers")
+
+    def _only(self, k: int | None, tree: PyTree) -> PyTree:
+        """`tree` with only the leaves that scan `k` reads, or if None those that no scan reads."""
+        leaves = self.treedef.flatten_up_to(tree)
+        return self.treedef.unflatten(
+            [x if self.stage_of.get(i) == k else None for i, x in enumerate(leaves)]
+        )
+
+    def run(
+        self,
+        state: State,
+        seed: Callable[[Array], Array],
+        given: Callable[[Array], dict[str, Any]],
+        evaluated: Evaluated | None = None,
+    ) -> tuple[Params, State, Array, Any]:
+        """Take the step: the new parameters and state, the value and what else the loss returns.
+
+        Args:
+            state: the state.
+            seed: ``value -> cotangent of the value``.
+            given: ``value -> extra arguments`` of the optimizer.
+            evaluated: the loss, where its gradients are not those of a backward pass.
+        """
+        backward: Evaluated = self.loops.run(self.leaves) if evaluated is None else evaluated
+        results = backward.results
+        value, aux = jax.tree.unflatten(self.out, results)
+        extra = given(value)
+        self.check(state, extra)
+        state = self._at_home(state)
+        slots: list[list[Any]] = [[] for _ in self.loops.stages]
+
+        def collect(slot: Any, i: int) -> Any:
+            if i in self.stage_of:
+                rows_divided = divides_rows(self.kept_at.get(self.paths[i]), self.leaves[i].ndim)
+                readable = functools.partial(in_slices, rows_divided=rows_divided)
+                slots[self.stage_of[i]].append(jax.tree.map(readable, slot))
+            return slot
+
+        _on_slots(self.tx, collect, state, self.index)
+        seeds = [seed(value), *[None] * (len(results) - 1)]
+        stacks = [[self.leaves[s.leaf] for s in stage.stacks] for stage in self.loops.stages]
+        nothing = [_zero_like(each) for each in stacks]
+        is_late = self.norm_for == {"state"}
+        if is_late:
+            # No layer reads it, and the next step's state gets the sum.
+            extra["grad_norm"] = jnp.float32(0)
+        elif self.norm_for:
+            first: list[tuple[Any, Carried]] = [
+                (_add_squares, (each, [], zero)) for each, zero in zip(stacks, nothing, strict=True)
+            ]
+            extra["grad_norm"] = _norm(*backward.pull(seeds, first))
+        turns = [
+            (self._turn(k, stage, state, extra, value, is_late), (stacks[k], slots[k], nothing[k]))
+            for k, stage in enumerate(self.loops.stages)
+        ]
+        grads, carried = backward.pull(seeds, turns)
+        if is_late:
+            extra["grad_norm"] = _norm(grads, carried)
+        rest = self._only(None, self.treedef.unflatten(map(_conjugate, grads)))
+        left = self._only(None, self.trained)
+        with whole_leaves(self.trained):
+            params, state = take_step(self.placed, rest, state, left, **extra)
+        leaves = self.treedef.flatten_up_to(params)
+        new = [iter(made[1]) for made in carried]
+        for stage, made in zip(self.loops.stages, carried, strict=True):
+            for stack, x in zip(stage.stacks, made[0], strict=True):
+                leaves[stack.leaf] = x
+
+        def put(slot: Any, i: int) -> Any:
+            if i not in self.stage_of:
+                return slot
+            made = jax.tree.map(as_it_was, slot, next(new[self.stage_of[i]]))
+            return made.with_key(made.next_key()) if is_encoded(made) else made
+
+        state = _on_slots(self.tx, put, state, self.index)
+        return self.treedef.unflatten(leaves), state, value, aux
+
+    def _at_home(self, state: State) -> State:
+        """The state, with the type of the host's memory on the arrays that `tx` keeps there.
+
+        An array has its memory in its type. What is compiled ahead is an argument of the compiled
+        function that lies there, with the type of an array on the device.
+        """
+        if not self._offloads():
+            return state
+        program, like = jax.make_jaxpr(self.tx.init, return_shape=True)(self.trained)
+        on_host = [x.memory_space == HOST for x in program.out_avals]
+        form: Any = jax.tree.structure(state)
+        if not any(on_host) or form != jax.tree.structure(like):
+            return state
+        return form.unflatten(map(_on_host_if, jax.tree.leaves(state), on_host))
+
+    def _in_place(self, layer: Array, leaf: int) -> Array:
+        """A new layer in the sharding of its stack, so that no stack is moved after the loop."""
+        sharding = self.kept_at.get(self.paths[leaf])
+        return layer if explicit_mesh(layer) is not None else put(layer, sharding)
+
+    def _turn(
+        self,
+        k: int,
+        stage: Stage,
+        state: State,
+        extra: dict[str, Any],
+        value: Array,
+        sums_squares: bool,
+    ) -> Any:
+        """The function that updates one layer of a stage, given the layer's gradients."""
+        position = {stack.leaf: at for at, stack in enumerate(stage.stacks)}
+
+        def tree(values: list[Any]) -> PyTree:
+            each = range(len(self.leaves))
+            return self.treedef.unflatten(
+                [values[position[i]] if i in position else None for i in each]
+            )
+
+        name = zlib.crc32(self.paths[stage.stacks[0].leaf].encode())
+
+        def step(layer: Array, now: Layer, grads: list[Array]) -> Layer:
+            params, slots = now
+            held, new = iter(slots), []
+
+            def of_others(x: Any) -> Any:
+                return key_of_layer(x, name, layer) if is_key(x) else brought_in(x)
+
+            def of_layer(slot: Any, i: int) -> Any:
+                return next(held) if self.stage_of.get(i) == k else slot
+
+            def collect(slot: Any, i: int) -> Any:
+                if self.stage_of.get(i) == k:
+                    new.append(slot)
+                return slot
+
+            alone = _on_slots(self.tx, of_layer, state, self.index, of_others)
+            with all_near(), whole_leaves(self.trained):
+                made, alone = take_step(self.placed, tree(grads), alone, tree(params), **extra)
+            _on_slots(self.tx, collect, alone, self.index)
+            leaves = self.treedef.flatten_up_to(made)
+            made = [self._in_place(leaves[stack.leaf], stack.leaf) for stack in stage.stacks]
+            return in_form_of((made, new), now)
+
+        def turn(layer: Array, carried: Carried, grads: list[Array]) -> Carried:
+            stacks = carried[:2]
+            now = jax.tree.map(
+                lambda x: layer_of(x, layer, stage.length), stacks, is_leaf=is_one_stack
+            )
+            new = _apart(functools.partial(step, layer), now, [_conjugate(g) for g in grads], value)
+            params, slots = jax.tree.map(
+                lambda x, n: with_layer(x, n, layer), stacks, new, is_leaf=is_one_stack
+            )
+            if not sums_squares:
+                return params, slots, carried[2]
+            return _add_squares(layer, (params, slots, carried[2]), grads)
+
+        return turn
+
+
+Layer = tuple[list[Any], list[Any]]
+"""Parameters and slots, of a layer or of all of them."""
+
+Carried = tuple[list[Any], list[Any], Array]
+"""Parameters and slots of all layers, and the sum of the squares of the gradients so far."""
+
+
+def _add_squares(layer: Array, carried: Carried, grads: list[Array]) -> Carried:
+    """Add the squared norm of a layer's gradients to the sum, and change nothing else."""
+    params, slots, total = carried
+    return params, slots, total + cast(norm_sq(grads), total.dtype)
+
+
+def _zero_like(leaves: list[Array]) -> Array:
+    """A zero to begin a sum with, which within ``shard_map`` varies over devices like leaves."""
+    axes = set().union(*(varying_axes(jax.typeof(x)) for x in leaves))
+    return vary(jnp.zeros([], jnp.float32), axes)
+
+
+def _norm(grads: list[Any], carried: list[Carried]) -> Array:
+    """The norm of all gradients, from those of other leaves and the sums of squares of layers."""
+    return jnp.sqrt(sum((total for *_, total in carried), cast(norm_sq(grads), jnp.float32)))
+
+
+def _apart(
+    step: Callable[[Layer, list[Array]], Layer], now: Layer, grads: list[Array], value: Array
+) -> Layer:
+    """The result of ``step(now, grads)``, computed on a CPU in a loop of one iteration.
+
+    A CPU's compiler would write a layer's slots into the stacks before the kernel of the parameters
+    has read their old values, and so copy whole stacks at each layer::
+
+        %copy.38 = f32[5,16,32] copy(%get-tuple-element.315)
+
+    Inside of a loop it sees arrays of one layer, and makes of them what it makes of whole leaves,
+    with the same bits. That there is one iteration it learns only from the value of the loss.
+    """
+
+    def loop(now: Layer, grads: list[Array]) -> Layer:
+        turns = true_after(value.reshape(-1)[0]).astype(jnp.int32)
+
+        def body(i: Array, now: Layer) -> Layer:
+            return step(now, inside(grads, i))  # else g * g would be computed, and rounded, before
+
+        done: Layer = jax.lax.fori_loop(0, turns, body, now)
+        return done
+
+    if any(map(is_encoded, now[1])):  # which a kernel reads and writes, in a loop of its own
+        return step(now, grads)
+    done: Layer = jax.lax.platform_dependent(now, grads, cpu=loop, default=step)
+    return done
+
+
+def _conjugate(g: Any) -> Any:
+    return g.conj() if g is not None and jnp.iscomplexobj(g) else g
+
+
+def _abstract(x: Any) -> Any:
+    return jax.ShapeDtypeStruct(jnp.shape(x), jnp.result_type(x))
+
+
+def _by_path(tree: PyTree) -> list[tuple[str, Any]]:
+    return [(path_string(path), leaf) for path, leaf in with_paths(tree)[0]]
+
+
+def _on_slots(
+    tx: GradientTransformation,
+    function: Callable[[Any, int], Any],
+    state: State,
+    index: PyTree,
+    others: Callable[[Any], Any] | None = None,
+) -> State:
+    """The state with each slot replaced by `function` of the slot and of its leaf's number."""
+    return map_params(tx, function, state, index, transform_non_params=others, is_leaf=is_stored)
+
+
+def _on_host_if(x: Any, wanted: bool) -> Any:
+    return jax.device_put(x, HOST) if wanted and not is_on_host(x) else x

@@ -1,0 +1,92 @@
+"""Which optimizers may run on one layer at a time, as far as their transformations say it."""
+
+from gradtx.core.pair import GradientTransformation
+from gradtx.core.traits import Scope
+
+_GIVES_GRADIENTS = ("", "compensated", "offload", "stochastic_rounding", "store")
+"""Wrappers that hand gradients on as they are; "" is a chain, which does so to its first link."""
+
+_BY_THE_LOSS = (
+    " (conditionally_mask skips a step by the value of the loss: conditionally_mask(tx, lambda "
+    "step, *, value, **_: jnp.isfinite(value), forward_extra_args=True))"
+)
+
+_IN_ITS_PLACE = {
+    "clip_by_global_norm": " (clip_by_last_norm does), give it two_pass=True as the first link",
+    "guard": _BY_THE_LOSS,
+    "apply_if_finite": _BY_THE_LOSS,
+    "cautious": " (cautious(..., rescale=False) does)",
+}
+"""What to use in place of a transformation that needs all layers."""
+
+
+def refuse_by_kind(tx: GradientTransformation) -> None:
+    """Raise ValueError if something in `tx` is of a kind that needs more than one layer."""
+    for part in (tx, *tx.within):
+        if part.rule is not None and part.rule.scope is Scope.TUPLE:
+            raise ValueError(
+                f"inside: {name_of(part) or 'a transformation'} cannot run on one layer at a time: "
+                "it looks at several leaves together, and a layer may come without some of them; "
+                "make the step without inside"
+            )
+        inside = part.parts if part.declaration is None else part.inside
+        if not inside and not _is_known(part):
+            raise ValueError(
+                f"inside: {name_of(part) or 'a transformation made by hand'} sees all leaves, and "
+                "a layer comes without the others: write the rule by gradtx.elementwise, rowwise "
+                "or matrixwise, or make the step without inside"
+            )
+        if part.before_gradients is not None:
+            raise ValueError(
+                f"inside: {name_of(part)} changes parameters before their gradients are taken; "
+                "make the step without inside"
+            )
+        if part.traits.communication is not None:
+            raise ValueError(
+                f"inside: {name_of(part)} sends gradients between devices by itself; make the step "
+                "without inside, or shard the batch and leave the sum to JAX"
+            )
+
+
+def norm_for(tx: GradientTransformation) -> set[str]:
+    """The uses of the norm of all gradients: ``"update"``, ``"state"``, both or none.
+
+    Raises:
+        ValueError: a transformation that uses the norm does not see the gradients of all leaves.
+    """
+    takers = [part for part in (tx, *tx.within) if part.traits.takes_norm]
+    first = tx
+    while first.inside and not first.traits.takes_norm and name_of(first) in _GIVES_GRADIENTS:
+        first = first.inside[0]
+    for part in takers:
+        if part is not first:
+            raise ValueError(
+                f"inside: {name_of(part)} clips by the norm of the gradients of all leaves, as the "
+                "first link of a chain: put it first, for all leaves, or make the step without "
+                "inside"
+            )
+    return {str(part.traits.takes_norm) for part in takers}
+
+
+def _is_known(tx: GradientTransformation) -> bool:
+    """Whether it is known that the update of a leaf by `tx` depends on no other leaf.
+
+    Tests show it for gradtx's own builders, except for `stateless`, whose function is a user's.
+    """
+    if tx.rule is not None and tx.rule.scope is not Scope.TREE:
+        return True
+    builder = None if tx.declaration is None else tx.declaration.builder
+    own = builder is not None and builder.function.__module__.startswith("gradtx.")
+    return own and name_of(tx) != "stateless"
+
+
+def name_of(tx: GradientTransformation) -> str:
+    """The name of a transformation; empty for a chain and for a builder that is not public."""
+    name = "" if tx.declaration is None else tx.declaration.name
+    return "" if name.startswith("_") or name in ("chain", "named_chain") else name
+
+
+def in_its_place(name: str) -> str:
+    """What to use in place of the transformation of this name; empty if nothing is known."""
+    of_norms = " (clip_by_norm(..., stacked=True) does, of the norm of each layer)"
+    return _IN_ITS_PLACE.get(name, of_norms if name.startswith("clip_by_") else "")

@@ -1,0 +1,462 @@
+"""The scans of a loss over stacked parameters, and its derivative with a step inside of theirs.
+
+The program of the loss is cut at these scans. What lies between two of them is differentiated by
+JAX as a whole. A scan is run forwards with what the derivative of one turn needs, as JAX itself
+would, and backwards in a loop of ours: each turn pulls the cotangents back through one layer, and
+hands the gradients of that layer to whoever uses them.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+from jax.extend.core.primitives import convert_element_type_p, jit_p, scan_p
+
+from gradtx.backward.lookup import take_p
+from gradtx.numerics import cast
+from gradtx.numerics.compiler_hints import delay
+from gradtx.programs.interpreter import (
+    inner_jaxprs,
+    interpret,
+    is_in,
+    needed,
+    read,
+    scan_sizes,
+    variables,
+)
+from gradtx.programs.tracing import is_tracer
+from gradtx.types import Array
+
+
+class ScannedStack(NamedTuple):
+    """A stacked parameter that one scan reads.
+
+    Attributes:
+        leaf: the index of the parameter.
+        at: the index of the array among those that the scan goes through.
+        dtype: the type in which the scan reads it.
+    """
+
+    leaf: int
+    at: int
+    dtype: Any
+
+
+@dataclass
+class Stage:
+    """A scan over stacked parameters.
+
+    Attributes:
+        eqn: its equation.
+        length: how many layers it has.
+        stacks: the parameters.
+    """
+
+    eqn: Any
+    length: int
+    stacks: list[ScannedStack]
+
+
+Turn = Callable[[Array, Any, list[Array]], Any]
+"""``(layer, carried, gradients) -> carried``, a function that uses one layer's gradients."""
+
+
+class Loops:
+    """A traced function of a list of arrays, and the scans that read one of them layer by layer.
+
+    Args:
+        function: from a list of arrays to a list of arrays.
+        leaves: the arrays, or their shapes.
+
+    Attributes:
+        stages: the scans, in the order in which they run.
+        why_not: for each array that is not read by one scan alone, by its index, the reason.
+        looks_up: whether rows of a table are looked up.
+    """
+
+    def __init__(self, function: Callable[..., list[Any]], leaves: Sequence[Any]) -> None:
+        nested = jax.make_jaxpr(function)(*leaves)
+        closed = jax.make_jaxpr(lambda *args: _inlined(nested, args))(*leaves)
+        self.jaxpr, self.consts = closed.jaxpr, closed.consts
+        used = needed(self.jaxpr, variables(self.jaxpr.outvars), effects=True)
+        self.eqns = list(itertools.compress(self.jaxpr.eqns, used))
+        self.looks_up = any(map(_looks_up, self.eqns))
+        self.why_not: dict[int, str] = {}
+        self.stages = self._find()
+
+    def _find(self) -> list[Stage]:
+        origin = {v: (leaf, v.aval.dtype) for leaf, v in enumerate(self.jaxpr.invars)}
+        uses: dict[int, list[tuple[Any, int]]] = {i: [] for i in range(len(self.jaxpr.invars))}
+        for eqn in self.eqns:
+            read = [(at, v) for at, v in enumerate(eqn.invars) if is_in(v, origin)]
+            if eqn.primitive is convert_element_type_p and read and _inexact(eqn.outvars[0]):
+                leaf, dtype = origin[eqn.invars[0]]
+                # One cast becomes that of each layer. A second rounds what the first has rounded.
+                if dtype == self.jaxpr.invars[leaf].aval.dtype:
+                    origin[eqn.outvars[0]] = (leaf, eqn.outvars[0].aval.dtype)
+                    continue
+            for at, v in read:
+                uses[origin[v][0]].append((eqn, at))
+        returned = {origin[v][0] for v in self.jaxpr.outvars if is_in(v, origin)}
+        found: dict[int, Stage] = {}
+        for leaf, users in uses.items():
+            why = _unfit(users, leaf in returned)
+            if why is not None:
+                self.why_not[leaf] = why
+                continue
+            ((eqn, at),) = users
+            first = sum(scan_sizes(eqn))
+            stage = found.setdefault(id(eqn), Stage(eqn, eqn.params["length"], []))
+            stage.stacks.append(ScannedStack(leaf, at - first, origin[eqn.invars[at]][1]))
+        order = {id(eqn): i for i, eqn in enumerate(self.eqns)}
+        return [found[k] for k in sorted(found, key=order.__getitem__)]
+
+    def keep(self, chosen: Callable[[int], bool]) -> None:
+        """Let scans update only the chosen leaves; a scan without any is an ordinary one."""
+        for stage in self.stages:
+            stage.stacks = [stack for stack in stage.stacks if chosen(stack.leaf)]
+        self.stages = [stage for stage in self.stages if stage.stacks]
+
+    def run(self, leaves: Sequence[Any]) -> "Backward":
+        """Run the function: the object that has its results, and computes its derivative."""
+        return _forward(self, leaves)
+
+
+def _inexact(v: Any) -> bool:
+    return jnp.issubdtype(v.aval.dtype, jnp.inexact)
+
+
+def _looks_up(eqn: Any) -> bool:
+    within = (e for jaxpr in inner_jaxprs(eqn) for e in jaxpr.eqns)
+    return eqn.primitive is take_p or any(map(_looks_up, within))
+
+
+def _has_scan(jaxpr: Any) -> bool:
+    return any(
+        eqn.primitive is scan_p or (eqn.primitive is jit_p and _has_scan(eqn.params["jaxpr"].jaxpr))
+        for eqn in jaxpr.eqns
+    )
+
+
+def _inlined(program: Any, args: Sequence[Any]) -> list[Any]:
+    """The results of a program in which calls of compiled functions with scans are inlined."""
+
+    def compute(eqn: Any, inputs: list[Any]) -> list[Any] | None:
+        inlines = eqn.primitive is jit_p and _has_scan(eqn.params["jaxpr"].jaxpr)
+        return _inlined(eqn.params["jaxpr"], inputs) if inlines else None
+
+    return interpret(program, args, compute)
+
+
+def _unfit(users: list[tuple[Any, int]], returned: bool) -> str | None:
+    """The reason why a parameter is not read by one scan alone, from its uses; None if it is."""
+    if returned:
+        return "the loss returns it"
+    if not users:
+        return "the loss does not read it"
+    eqn, at = users[0]
+    names = [use.primitive.name for use, _ in users]
+    if len(users) > 1:
+        return f"it is read more than once, by {' and '.join(names)}"
+    if eqn.primitive is not scan_p:
+        within = any(e.primitive is scan_p for jaxpr in inner_jaxprs(eqn) for e in jaxpr.eqns)
+        return f"it is read {'inside of' if within else 'by'} {names[0]}, not by a scan of the loss"
+    if at < sum(scan_sizes(eqn)):
+        return "every layer of a scan reads all of it"
+    return "its scan has a single turn" if eqn.params["length"] < 2 else None
+
+
+class Evaluated(Protocol):
+    """A function that has been evaluated, whose gradients come layer by layer."""
+
+    results: list[Any]
+
+    def pull(
+        self, seeds: Sequence[Any], turns: Sequence[tuple[Turn, Any]]
+    ) -> tuple[list[Any], list[Any]]: ...
+
+
+class Backward:
+    """The derivative of a function whose scans have been run forwards, computed backwards.
+
+    Attributes:
+        results: those of the function.
+    """
+
+    def __init__(self, loops: Loops, leaves: Sequence[Any]) -> None:
+        self.loops, self.leaves = loops, list(leaves)
+        self.results: list[Any] = []
+        self.parts: list[_Scanned | Callable[[dict[Any, Any]], None]] = []
+
+    def pull(
+        self, seeds: Sequence[Any], turns: Sequence[tuple[Turn, Any]]
+    ) -> tuple[list[Any], list[Any]]:
+        """The gradients of the arrays, and the last value that the loop of each scan carried.
+
+        The gradient of an array that only one scan reads is None: its turns have used it.
+
+        Args:
+            seeds: the cotangents of the results, None for zeros.
+            turns: for each scan the function of a layer's gradients, and the first carry.
+        """
+        cotangents: dict[Any, Any] = {}
+        for v, seed in zip(self.loops.jaxpr.outvars, seeds, strict=True):
+            if seed is not None and not isinstance(v, Literal):
+                _add(cotangents, v, seed)
+        carried: list[Any] = []
+        rest = list(turns)
+        for part in reversed(self.parts):
+            if isinstance(part, _Scanned):
+                carried.append(part.back(cotangents, *rest.pop()))
+            else:
+                part(cotangents)
+        own = {stack.leaf for stage in self.loops.stages for stack in stage.stacks}
+        grads = [
+            None if i in own else cotangents.get(v, jnp.zeros_like(leaf))
+            for i, (v, leaf) in enumerate(zip(self.loops.jaxpr.invars, self.leaves, strict=True))
+        ]
+        return grads, carried[::-1]
+
+
+def _add(cotangents: dict[Any, Any], v: Any, x: Any) -> None:
+    cotangents[v] = cotangents[v] + x if v in cotangents else x
+
+
+def _forward(loops: Loops, leaves: Sequence[Any]) -> Backward:
+    jaxpr = loops.jaxpr
+    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*loops.consts, *leaves], strict=True))
+    active = {v for v in jaxpr.invars if _inexact(v)}
+    stages = {id(stage.eqn): stage for stage in loops.stages}
+    made = Backward(loops, leaves)
+    cuts = [i for i, eqn in enumerate(loops.eqns) if id(eqn) in stages]
+    for begin, end in zip([0, *(i + 1 for i in cuts)], [*cuts, len(loops.eqns)], strict=True):
+        later = [v for eqn in loops.eqns[end:] for v in eqn.invars] + list(jaxpr.outvars)
+        between = loops.eqns[begin:end]
+        casts = _own_casts(between, loops.stages)
+        made.parts.append(
+            _between(jaxpr, [e for e in between if id(e) not in casts], later, env, active)
+        )
+        if end < len(loops.eqns):
+            made.parts.append(_Scanned(loops, stages[id(loops.eqns[end])], env, active))
+    made.results = read(env, jaxpr.outvars)
+    return made
+
+
+def _own_casts(eqns: Sequence[Any], stages: Sequence[Stage]) -> set[int]:
+    """The ids of equations that cast stacked parameters, which a scan casts layer by layer."""
+    read = {stage.eqn.invars[_first(stage) + s.at] for stage in stages for s in stage.stacks}
+    found = set()
+    for eqn in reversed(eqns):
+        if eqn.primitive is convert_element_type_p and eqn.outvars[0] in read:
+            found.add(id(eqn))
+            read.add(eqn.invars[0])
+    return found
+
+
+def _first(stage: Stage) -> int:
+    return sum(scan_sizes(stage.eqn))
+
+
+def _between(
+    jaxpr: Any, eqns: Sequence[Any], later: Sequence[Any], env: dict[Any, Any], active: set[Any]
+) -> Callable[[dict[Any, Any]], None]:
+    """Run equations between scans; return a function that adds their inputs' cotangents."""
+    for eqn in eqns:
+        if any(is_in(v, active) for v in eqn.invars):
+            active.update(filter(_inexact, eqn.outvars))
+    wanted = set(variables(later))
+    ins = [v for v in dict.fromkeys(v for e in eqns for v in variables(e.invars)) if v in env]
+    outs = [v for e in eqns for v in e.outvars if v in wanted]
+    # What is also read later is passed through, so that cotangents are added in JAX's order.
+    differentiated = [v for v in ins if v in active]
+    passed = [v for v in differentiated if v in wanted]
+    live, still = [v for v in outs if v in active], [v for v in outs if v not in active]
+    part = jaxpr.replace(
+        constvars=[],
+        invars=ins,
+        outvars=[*live, *passed, *still],
+        eqns=list(eqns),
+        effects=set().union(*(e.effects for e in eqns)),
+    )
+    run = jaxpr_as_fun(ClosedJaxpr(part, []))
+
+    def function(*some: Any) -> tuple[list[Any], list[Any]]:
+        given = env | dict(zip(differentiated, some, strict=True))
+        results = list(run(*(given[v] for v in ins)))
+        count = len(live) + len(passed)
+        return results[:count], results[count:]
+
+    results, pull, rest = jax.vjp(function, *(env[v] for v in differentiated), has_aux=True)
+    env.update(zip([*live, *still], [*results[: len(live)], *rest], strict=True))
+    kinds = [jax.typeof(x) for x in results]
+
+    def back(cotangents: dict[Any, Any]) -> None:
+        named = [*live, *passed]
+        if not any(v in cotangents for v in named):
+            return
+        seeds = [
+            cotangents.pop(v) if v in cotangents else jnp.zeros(kind.shape, kind.dtype)
+            for v, kind in zip(named, kinds, strict=True)
+        ]
+        for v, x in zip(differentiated, pull(seeds), strict=True):
+            _add(cotangents, v, x)
+
+    return back
+
+
+class _Scanned:
+    """A scan that has been run forwards, with the values that its derivative reads."""
+
+    def __init__(self, loops: Loops, stage: Stage, env: dict[Any, Any], active: set[Any]) -> None:
+        eqn = stage.eqn
+        self.stage, self.first = stage, _first(stage)
+        self.consts_end = scan_sizes(eqn)[0]
+        # By the position among the inputs of the scan:
+        self.own = {self.first + s.at: s for s in stage.stacks}
+        self.inputs = read(
+            env,
+            [
+                loops.jaxpr.invars[self.own[at].leaf] if at in self.own else v
+                for at, v in enumerate(eqn.invars)
+            ],
+        )
+        active_in = [at in self.own or is_in(v, active) for at, v in enumerate(eqn.invars)]
+        self.live, self.live_out = _flowing(eqn, active_in)
+        self.order = {name: eqn.params[name] for name in ("reverse", "unroll")}
+        run = jaxpr_as_fun(eqn.params["jaxpr"])
+        consts, carry, xs = self._split(self.inputs)
+
+        def body(carry: list[Any], of_turn: tuple[Array, list[Any]]) -> Any:
+            turn, xs = of_turn
+            given = [
+                self._cast(at, _in_turn(turn, x) if at in self.own else x)
+                for at, x in enumerate([*consts, *carry, *xs])
+            ]
+
+            def function(*some: Any) -> tuple[list[Any], list[Any]]:
+                rest = iter(some)
+                every = [next(rest) if yes else x for x, yes in zip(given, self.live, strict=True)]
+                return _parted(run(*every), self.live_out)
+
+            results, pull, others = jax.vjp(function, *_parted(given, self.live)[0], has_aux=True)
+            kept, self.structure = jax.tree.flatten(pull)
+            self.sources = [self._source(x, given) for x in kept]
+            saved = [x for x, source in zip(kept, self.sources, strict=True) if source is None]
+            either = iter(results), iter(others)
+            out = [next(either[not yes]) for yes in self.live_out]
+            return out[: len(carry)], (out[len(carry) :], saved)
+
+        each = jnp.arange(stage.length), xs
+        last, (ys, self.saved) = jax.lax.scan(body, carry, each, length=stage.length, **self.order)
+        env.update(zip(eqn.outvars, [*last, *ys], strict=True))
+        active.update(_parted(eqn.outvars, self.live_out)[0])
+
+    def _split(self, of_inputs: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
+        """A list, with an entry for each input, cut into constants, carries and scanned inputs."""
+        a, b = self.consts_end, self.first
+        return list(of_inputs[:a]), list(of_inputs[a:b]), list(of_inputs[b:])
+
+    def _cast(self, at: int, x: Any) -> Any:
+        return cast(x, self.own[at].dtype) if at in self.own else x
+
+    def _source(self, x: Any, given: Sequence[Any]) -> Callable[[Sequence[Any]], Any] | None:
+        """The function that reads `x` from a turn's inputs in the derivative; None if `x` is saved.
+
+        Saving what every turn can read again would store parameters a second time.
+        """
+        if not is_tracer(x):
+            return lambda inputs: x
+        for at, own in enumerate(given):
+            if x is own and not self.consts_end <= at < self.first:
+                return lambda inputs: inputs[at]
+        return None
+
+    def back(self, cotangents: dict[Any, Any], turn: Turn, carried: Any) -> Any:
+        """Pull the cotangents back through all layers, and return the last value of `carried`."""
+        eqn = self.stage.eqn
+        seeds = [
+            cotangents.pop(v) if v in cotangents else jnp.zeros(v.aval.shape, v.aval.dtype)
+            for v in _parted(eqn.outvars, self.live_out)[0]
+        ]
+        consts, carries, xs = self._split(range(len(self.inputs)))
+        of_consts, of_carries, of_xs = (
+            [at for at in part if self.live[at]] for part in (consts, carries, xs)
+        )
+        others = [at for at in xs if at not in self.own]
+
+        def body(now: Any, x: Any) -> Any:
+            on_consts, on_carry, carried = now
+            layer, saved, on_ys, read = x
+            inputs = [*self.inputs[: self.first], *[None] * len(xs)]
+            for at, value in zip(others, read, strict=True):
+                inputs[at] = value
+            for at, stack in zip(self.own, carried[0], strict=True):
+                mine = jax.lax.dynamic_index_in_dim(stack, layer, 0, keepdims=False)
+                inputs[at] = self._cast(at, mine)
+            rest = iter(saved)
+            kept = [next(rest) if source is None else source(inputs) for source in self.sources]
+            pulled = iter(jax.tree.unflatten(self.structure, kept)([*on_carry, *on_ys]))
+            on_consts = [a + next(pulled) for a in on_consts]
+            on_carry = [next(pulled) for _ in on_carry]
+            of_layer = dict(zip(of_xs, pulled, strict=True))
+            grads = [cast(of_layer.pop(at), self.inputs[at].dtype)[None] for at in self.own]
+            carried = turn(layer, carried, grads)
+            return (on_consts, on_carry, carried), list(of_layer.values())
+
+        zeros = [jnp.zeros_like(self.inputs[at]) for at in of_consts]
+        count = len(of_carries)
+        first = zeros, seeds[:count], carried
+        read = (
+            jnp.arange(self.stage.length),
+            self.saved,
+            seeds[count:],
+            [self.inputs[at] for at in others],
+        )
+        order = self.order | {"reverse": not self.order["reverse"]}
+        (on_consts, on_carry, carried), on_xs = jax.lax.scan(
+            body, first, read, length=self.stage.length, **order
+        )
+        places = [*of_consts, *of_carries, *(at for at in of_xs if at not in self.own)]
+        for at, x in zip(places, [*on_consts, *on_carry, *on_xs], strict=True):
+            if not isinstance(eqn.invars[at], Literal):
+                _add(cotangents, eqn.invars[at], x)
+        return carried
+
+
+def _in_turn(turn: Array, x: Array) -> Array:
+    """A layer's parameter, delayed on a TPU until the turn of the loop that reads it.
+
+    Otherwise its compiler rounds whole stacks for the products of matrices before the loop, and
+    stores them::
+
+        %convert.2 = bf16[24,1024,4096] convert(%p__a__.1)
+    """
+    return delay(x, after=turn.astype(jnp.float32), on="tpu")
+
+
+def _flowing(eqn: Any, live: Sequence[bool]) -> tuple[list[bool], list[bool]]:
+    """For each input and result of a scan, whether it has a derivative, given `live` inputs."""
+    jaxpr, (consts, carries) = eqn.params["jaxpr"].jaxpr, scan_sizes(eqn)
+    live = list(live)
+    while True:
+        active = set(_parted(jaxpr.invars, live)[0])
+        for inner in jaxpr.eqns:
+            if any(is_in(v, active) for v in inner.invars):
+                active.update(filter(_inexact, inner.outvars))
+        out = [is_in(v, active) for v in jaxpr.outvars]
+        again = list(live)
+        for i in range(carries):
+            again[consts + i] = out[i] = live[consts + i] or out[i]
+        if again == live:
+            return live, out
+        live = again
+
+
+def _parted(items: Iterable[Any], yes: Sequence[bool]) -> tuple[list[Any], list[Any]]:
+    """The items that are marked in `yes`, and the items that are not."""
+    pairs = list(zip(items, yes, strict=True))
+    return [x for x, marked in pairs if marked], [x for x, marked in pairs if not marked]

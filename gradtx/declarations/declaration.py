@@ -1,0 +1,454 @@
+"""Declarations: how a built object remembers what built it.
+
+A builder is an ordinary function with annotated arguments. What it builds carries a `Declaration`
+(the builder and the arguments), and from that alone follow repr, equality, hash, pickling, being a
+pytree whose leaves are the array hyperparameters, configuration, and replacing an argument.
+"""
+
+import functools
+import inspect
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradtx import checks
+from gradtx.declarations.host_values import as_schedule
+from gradtx.names.namespace import homes
+from gradtx.numerics import signed
+
+# What other libraries call an argument.
+OTHER_NAMES = {
+    "lr": ["learning_rate"],
+    "betas": ["b1", "b2"],
+    "beta1": ["b1"],
+    "beta2": ["b2"],
+    "beta_1": ["b1"],
+    "beta_2": ["b2"],
+    "epsilon": ["eps"],
+    "rho": ["decay"],
+    "alpha": ["decay"],
+    "clipnorm": ["max_norm"],
+    "init_scale": ["loss_scale"],
+    "growth_factor": ["factor"],
+    "growth_interval": ["period"],
+    "bounds": ["lower", "upper"],
+}
+
+
+class Formerly(NamedTuple):
+    """An annotation of an argument that builders once lacked: what they did then.
+
+    Configurations and pickles of that time do not name it; the default is for new calls.
+    """
+
+    value: Any
+
+
+class Kept(NamedTuple):
+    """An annotation of an argument that a declaration keeps in another form, as data.
+
+    `form` makes it of what was given, and returns what already has it unchanged.
+    """
+
+    form: Callable[[str, Any], Any]
+
+
+class Builder:
+    """A function that builds declared objects, with its signature read once.
+
+    Args:
+        function: the function as it was written.
+        native: it takes schedules itself; otherwise they are evaluated for it at each step.
+
+    Attributes:
+        static: what it builds is a pytree without leaves, whatever its arguments are.
+    """
+
+    static = False
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        *,
+        native: bool = False,
+    ) -> None:
+        self.function = function
+        self.native = native
+        self.signature = inspect.signature(function)
+        self.public: Callable[..., Any] = self.call
+
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
+    @functools.cached_property
+    def hints(self) -> Mapping[str, Any]:
+        return typing.get_type_hints(self.function, include_extras=True)
+
+    @functools.cached_property
+    def _forms(self) -> Mapping[str, Callable[[str, Any], Any]]:
+        """For each argument that is `Kept` in another form: the function that makes that form."""
+        found = ((name, mark) for name, hint in self.hints.items() for mark in checks.marks(hint))
+        return {name: mark.form for name, mark in found if isinstance(mark, Kept)}
+
+    def recorded(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments that were written down, with what those meant that were not there yet."""
+        missing = [name for name in self.signature.parameters if name not in arguments]
+        former = {
+            name: mark.value
+            for name in missing
+            for mark in checks.marks(self.hints.get(name))
+            if isinstance(mark, Formerly)
+        }
+        return {**arguments, **former}
+
+    def bind(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The arguments of a call, defaults filled in, checked against their annotations.
+
+        Raises:
+            TypeError: an argument is missing, unknown, or of the wrong kind.
+            ValueError: a number is out of its range.
+        """
+        try:
+            bound = self.signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self.name}: {self._unknown(kwargs) or error}") from None
+        bound.apply_defaults()
+        for name, value in bound.arguments.items():
+            checks.check(self.name, name, value, self.hints.get(name, Any))
+            if name in self._forms:
+                bound.arguments[name] = self._forms[name](f"{self.name}: {name}", value)
+        return {
+            name: _own(value if self._range(name) is None else _number(value))
+            for name, value in bound.arguments.items()
+        }
+
+    def _unknown(self, keywords: Iterable[str]) -> str | None:
+        """The error about the first keyword that is not an argument; None if there is none."""
+        import difflib  # which is seldom needed
+
+        known = self.signature.parameters
+        unknown = next((k for k in keywords if k not in known), None)
+        if unknown is None:
+            return None
+        meant = [name for name in OTHER_NAMES.get(unknown, ()) if name in known]
+        meant = meant or difflib.get_close_matches(unknown, known, 1, 0.6)
+        if meant:
+            hint = f"did you mean {' and '.join(meant)}?"
+        elif unknown == "weight_decay":
+            other = f"{self.name}w"
+            has_it = f"{other} has it, and " if other in homes("gradtx") else ""
+            hint = f"{has_it}chain(add_decayed_weights(...), ...) adds it to the gradients"
+        else:
+            hint = f"the arguments are {', '.join(known)}"
+        return f"there is no argument {unknown!r}: {hint}"
+
+    def call(self, arguments: Mapping[str, Any]) -> Any:
+        """The function itself, on bound arguments."""
+        bound = inspect.BoundArguments(self.signature, dict(arguments))
+        return self.function(*bound.args, **bound.kwargs)
+
+    def schedules(self, arguments: Mapping[str, Any]) -> list[str]:
+        """The names of the hyperparameters that must be evaluated at each step."""
+        if self.native:
+            return []
+        return [
+            name
+            for name, value in arguments.items()
+            if callable(value) and self._range(name) is not None
+        ]
+
+    def is_number(self, name: str) -> bool:
+        """Whether an argument is a hyperparameter."""
+        return self._range(name) is not None
+
+    def _range(self, name: str) -> checks.Range | None:
+        """The range of a hyperparameter, None for another argument."""
+        return checks.hyperparameter_range(self.hints.get(name))
+
+    def __reduce__(self) -> Any:
+        return _find, (self.function.__module__, self.function.__qualname__)
+
+    def __repr__(self) -> str:
+        return f"<builder {self.name}>"
+
+
+def _find(module: str, qualname: str) -> Builder:
+    found = functools.reduce(getattr, qualname.split("."), __import__(module, fromlist=["_"]))
+    return typing.cast(Builder, found.builder)
+
+
+def _number(value: Any) -> Any:
+    """A hyperparameter in a form to compute with."""
+    if isinstance(value, int) and abs(value) >= 2**31:
+        return float(value)  # an integer may be too large for JAX
+    return as_schedule(signed(value))
+
+
+def _own(value: Any) -> Any:
+    """An argument in canonical form, which nobody else can change.
+
+    NumPy scalars become Python numbers, and scalar types become dtypes; NumPy arrays and Python
+    containers are copied.
+    """
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, type) and hasattr(value, "dtype"):
+        return np.dtype(value)
+    if isinstance(value, np.ndarray):
+        value = value.copy()
+        value.flags.writeable = False
+    elif type(value) is dict:
+        return {key: _own(item) for key, item in value.items()}
+    elif type(value) in (list, tuple):
+        return type(value)(map(_own, value))
+    return value
+
+
+class _Static:
+    """A static argument in a hashable form, equal if the arguments are equal."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Static) or type(self.value) is not type(other.value):
+            return False
+        return _same(self.value, other.value)
+
+    def __hash__(self) -> int:
+        try:
+            return hash(_described(self.value))
+        except TypeError:
+            return hash(type(self.value))
+
+
+class Declaration:
+    """A builder and the arguments that it was called with.
+
+    Args:
+        builder: the builder.
+        arguments: its arguments by name.
+        flat: the result of :meth:`flatten`, if JAX has unflattened it: it says which arguments are
+            leaves, even if placeholders have replaced them.
+    """
+
+    def __init__(
+        self,
+        builder: Builder,
+        arguments: dict[str, Any],
+        flat: tuple[tuple[Any, ...], Any] | None = None,
+    ) -> None:
+        self.builder = builder
+        self.arguments = arguments
+        self._flat = flat
+
+    @property
+    def name(self) -> str:
+        return self.builder.name
+
+    def flatten(self) -> tuple[tuple[Any, ...], Any]:
+        """The array hyperparameters, and everything else in a hashable form."""
+        if self._flat is None:
+            given = self.arguments
+            leaves, treedef = jax.tree.flatten(
+                given, is_leaf=(lambda x: x is not given) if self.builder.static else None
+            )
+            dynamic = [checks.is_array(leaf) and not self.builder.static for leaf in leaves]
+            arrays = tuple(leaf for leaf, d in zip(leaves, dynamic, strict=True) if d)
+            static = tuple(
+                None if d else _Static(leaf) for leaf, d in zip(leaves, dynamic, strict=True)
+            )
+            self._flat = arrays, (self.builder, treedef, static)
+        return self._flat
+
+    @staticmethod
+    def unflatten(structure: Any, arrays: Any) -> "Declaration":
+        """The inverse of `flatten`; checks nothing, since JAX may pass placeholders."""
+        builder, treedef, static = structure
+        arrays = tuple(arrays)
+        rest = iter(arrays)
+        leaves = [next(rest) if s is None else s.value for s in static]
+        return Declaration(builder, jax.tree.unflatten(treedef, leaves), (arrays, structure))
+
+    def check_numbers(self) -> None:
+        """Raise ValueError if a hyperparameter is several numbers that nothing maps over."""
+        for name, value in self.arguments.items():
+            if getattr(value, "ndim", 0) and self.builder.is_number(name):
+                raise ValueError(
+                    f"{self.name}: {name} has the shape {value.shape}, and must be one number; "
+                    "map over a sweep, as with jax.vmap(lambda tx: ...)(tx)"
+                )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Declaration):
+            return NotImplemented
+        (ours, structure), (theirs, other_structure) = self.flatten(), other.flatten()
+        return bool(structure == other_structure) and all(map(_same, ours, theirs))
+
+    def __hash__(self) -> int:
+        arrays, structure = self.flatten()
+        if any(isinstance(a, jax.core.Tracer) for a in arrays):
+            raise TypeError(
+                f"{self.name} has a hyperparameter that is traced, and so no hash: pass the "
+                "transformation to the compiled function as an argument that is not static"
+            )
+        return hash((structure, tuple(map(_described, arrays))))
+
+    def __repr__(self) -> str:
+        parts: list[str] = []
+        for name, parameter in self.builder.signature.parameters.items():
+            value = self.arguments.get(name, parameter.default)
+            if parameter.kind is parameter.VAR_POSITIONAL:
+                parts += map(_format, value)
+            elif parameter.kind is parameter.VAR_KEYWORD:
+                parts += [f"{k}={_format(v)}" for k, v in value.items()]
+            elif not (value is parameter.default and (value is None or value is False)):
+                parts.append(f"{name}={_format(value)}")
+        return f"{self.name}({', '.join(parts)})"
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two leaves are the same value: arrays must agree in every bit."""
+    if a is b:
+        return True
+    if isinstance(a, jax.core.Tracer) or isinstance(b, jax.core.Tracer):
+        return False
+    return bool(_described(a, None) == _described(b, None))
+
+
+# Larger arrays are hashed by type and shape alone: they may be on a device.
+_SMALL = 1024
+
+
+def _described(leaf: Any, most: int | None = _SMALL) -> Any:
+    """What a leaf is compared and hashed by: for an array of up to `most` entries, its bytes."""
+    if not isinstance(leaf, jax.Array | np.ndarray):
+        return leaf
+    kind = str(leaf.dtype)
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        leaf = jax.random.key_data(leaf)
+    if not getattr(leaf, "is_fully_addressable", True):
+        return kind, leaf.shape, id(leaf)
+    known = most is None or leaf.size <= most
+    return kind, leaf.shape, np.asarray(leaf).tobytes() if known else None
+
+
+def _format(value: Any) -> str:
+    if isinstance(value, jax.core.Tracer):
+        return f"<traced {value.dtype}{list(value.shape)}>"
+    if isinstance(value, jax.Array | np.ndarray):
+        return str(value) if value.ndim == 0 else f"<{value.dtype}{list(value.shape)}>"
+    if isinstance(value, np.dtype):
+        return str(value.name)
+    if isinstance(value, type) and hasattr(value, "dtype"):
+        return value.__name__
+    if isinstance(value, tuple) and type(value) is tuple:
+        return f"({', '.join(map(_format, value))}{',' if len(value) == 1 else ''})"
+    if callable(value) and hasattr(value, "__name__"):
+        return str(value.__name__)
+    return repr(value)
+
+
+class Declared:
+    """What a builder built: it has a declaration, or None if it was made by hand."""
+
+    declaration: Declaration | None = None
+
+
+class DeclaredData(Declared):
+    """What a builder built, as a pytree: its leaves are the hyperparameters that are arrays."""
+
+    declaration: Declaration
+
+    def __init__(self, declaration: Declaration) -> None:
+        self.declaration = declaration
+
+    @classmethod
+    def declared(cls, declaration: Declaration) -> typing.Self:
+        """The object that `declaration` describes."""
+        return cls(declaration)
+
+    def tree_flatten(self) -> tuple[Any, Any]:
+        return self.declaration.flatten()
+
+    @classmethod
+    def tree_unflatten(cls, structure: Any, arrays: Any) -> typing.Self:
+        return cls(Declaration.unflatten(structure, arrays))
+
+    def __repr__(self) -> str:
+        return repr(self.declaration)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, type(self)):
+            return NotImplemented
+        return self.declaration == other.declaration
+
+    def __hash__(self) -> int:
+        return hash(self.declaration)
+
+    def __reduce__(self) -> Any:
+        return _rebuild, (type(self), self.declaration.builder, self.declaration.arguments)
+
+
+def _rebuild(cls: type[DeclaredData], builder: Builder, arguments: dict[str, Any]) -> DeclaredData:
+    return cls.declared(Declaration(builder, builder.recorded(arguments)))
+
+
+class Words:
+    """An annotation that is shown in words: ``float | Array | Schedule``."""
+
+    def __init__(self, words: str) -> None:
+        self.words = words
+
+    def __repr__(self) -> str:
+        return self.words
+
+
+def readable(signature: inspect.Signature, *, schedules: bool) -> inspect.Signature:
+    """A signature with what may be passed instead of the ranges, for ``help``."""
+
+    def shown(parameter: inspect.Parameter) -> inspect.Parameter:
+        words = checks.words(parameter.annotation, schedules=schedules)
+        return parameter if words is None else parameter.replace(annotation=Words(words))
+
+    parameters = [shown(each) for each in signature.parameters.values()]
+    returned = signature.return_annotation
+    words = checks.words(returned, schedules=schedules)
+    return signature.replace(
+        parameters=parameters, return_annotation=returned if words is None else Words(words)
+    )
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def read_by_people(function: _Function) -> _Function:
+    """A function that is no builder; ``help`` shows its signature as it shows those of builders."""
+    signature = readable(inspect.signature(function), schedules=False)
+    function.__signature__ = signature  # type: ignore[attr-defined]
+    return function
+
+
+def publish(build: Any, builder: Builder, *, schedules: bool = True) -> Any:
+    """Give `build` the name and signature of its function, and the builder that it calls.
+
+    Args:
+        build: the public function.
+        builder: what it calls.
+        schedules: a hyperparameter may be a schedule.
+    """
+    build.__name__ = builder.function.__name__
+    build.__qualname__ = builder.function.__qualname__
+    build.__module__ = builder.function.__module__
+    build.__doc__ = builder.function.__doc__
+    build.__signature__ = readable(builder.signature, schedules=schedules)
+    build.__annotations__ = builder.function.__annotations__
+    build.__wrapped__ = builder.function
+    build.builder = builder
+    builder.public = build
+    return build

@@ -1,0 +1,307 @@
+"""The part of a step on stored slots that one kernel can do: for each leaf, from codes to codes.
+
+The program of the step is read backwards from where a slot is written, and from its results.
+Everything that works entry by entry belongs to the kernel, as far back as the arguments, however
+many transformations it comes from. What reads a whole leaf, such as a norm, stays outside, and
+reads the codes itself.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+
+from gradtx.programs.interpreter import advance, interpret, needed, read, run_equation, variables
+from gradtx.storage.encoded import Blocks, blocks_of
+from gradtx.storage.format import Codec
+from gradtx.storage.marked import decode_p, encode_p
+
+ARITHMETIC = "abs add ceil clamp div exp exp2 floor integer_pow log log1p logistic max min mul neg"
+ARITHMETIC += " pow rem root rsqrt sign sqrt square sub tanh"
+BITS = "and not or shift_left shift_right_arithmetic shift_right_logical xor"
+CHOICES = "eq ge gt is_finite le lt ne select_n"
+CONVERSIONS = "bitcast_convert_type convert_element_type copy"
+ELEMENTWISE = frozenset(" ".join((ARITHMETIC, BITS, CHOICES, CONVERSIONS)).split())
+"""Primitives that treat entries alone and that kernels know, on TPUs and on GPUs."""
+
+CALLS = {
+    "jit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "stored_step": "program",
+}
+"""Primitives that only call a program, and the parameter that holds it."""
+
+STORED = frozenset({"device_put"})
+"""Primitives whose results are stored anyway, so that a kernel may read them."""
+
+
+@dataclass
+class Cut:
+    """A piece of a program that runs as one kernel.
+
+    Attributes:
+        shape: the shape of the leaf.
+        blocks: the blocks of the leaf, whose entries share a scale; None if no slot has blocks.
+        eqns: the equations of the kernel, in order.
+        scalars: the numbers that the kernel reads.
+        arrays: the arrays that the kernel reads, of the leaf's shape or of an encoded slot.
+        outputs: the arrays that the kernel writes.
+        overwrites: for an output, the array in whose memory it is written, by their indices.
+        last: the index of the equation of the program after which the kernel can run.
+    """
+
+    shape: tuple[int, ...]
+    blocks: Blocks | None
+    eqns: list[Any]
+    scalars: list[Any]
+    arrays: list[Any]
+    outputs: list[Any]
+    overwrites: dict[int, int]
+    last: int
+
+    @property
+    def codecs(self) -> set[Codec]:
+        """The codecs in which the slots that the kernel reads and writes are encoded."""
+        return {eqn.params["codec"] for eqn in self.eqns if eqn.primitive in (decode_p, encode_p)}
+
+    @property
+    def drawn(self) -> list[Codec]:
+        """The codecs that need random numbers in the kernel."""
+        reads = {decode_p: 0, encode_p: 1}
+        found = (
+            eqn.params["codec"]
+            for eqn in self.eqns
+            if eqn.primitive in reads
+            and len(eqn.invars) > len(eqn.params["names"]) + reads[eqn.primitive]
+        )
+        return list(dict.fromkeys(found))
+
+    def kind(self) -> Any:
+        """A key of the kernel: cuts of two leaves have equal keys if one kernel serves both."""
+        names: dict[Any, int] = {}
+
+        def name(v: Any) -> Any:
+            if isinstance(v, Literal):
+                return np.asarray(v.val).tobytes(), v.aval
+            return names.setdefault(v, len(names)), v.aval.dtype
+
+        heads = [name(v) for v in (*self.scalars, *self.arrays)]
+        body = [
+            (e.primitive.name, repr(sorted(e.params.items())), *map(name, (*e.invars, *e.outvars)))
+            for e in self.eqns
+        ]
+        ends = [name(v) for v in self.outputs]
+        return self.shape, *heads, *body, *ends, *self.overwrites.items()
+
+
+def inlined(
+    closed: ClosedJaxpr, platform: str, shardings: Sequence[Any], *arrays: Any
+) -> ClosedJaxpr:
+    """A program without calls of functions, and without branches for other platforms.
+
+    Args:
+        closed: the program.
+        platform: the platform.
+        shardings: of its arrays, None where that is not known. An inner step on stored slots
+            that lie elsewhere stays a call.
+        arrays: its arguments.
+    """
+
+    def is_joined(eqn: Any) -> bool:
+        if eqn.primitive.name not in CALLS:
+            return False
+        return not {*eqn.params.get("shardings", ())} - {None, *shardings}
+
+    def run(program: Any, inputs: Sequence[Any]) -> list[Any]:
+        if not any(is_joined(e) or "branches_platforms" in e.params for e in program.jaxpr.eqns):
+            return list(jaxpr_as_fun(program)(*inputs))  # faster than one equation after another
+        return interpret(program, inputs, compute)
+
+    def compute(eqn: Any, given: list[Any]) -> list[Any] | None:
+        platforms = eqn.params.get("branches_platforms")
+        if platforms is not None:
+            here = next(i for i, on in enumerate(platforms) if on is None or platform in on)
+            return run(eqn.params["branches"][here], given[1:])
+        if is_joined(eqn):
+            held = eqn.params[CALLS[eqn.primitive.name]]
+            return run(getattr(held, "closed", held), given)
+        return None
+
+    return jax.make_jaxpr(lambda *x: run(closed, x))(*arrays)
+
+
+def cuts(
+    jaxpr: Any,
+    overwritten: Mapping[int, int],
+    fits: Callable[[Cut], bool],
+) -> list[Cut]:
+    """The kernels of a program without calls.
+
+    Args:
+        jaxpr: the program.
+        overwritten: for results, by their indices, the arguments in whose memory they are written.
+        fits: whether there is a kernel for what could be one.
+    """
+    made = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
+    uses = _Uses.of(jaxpr, overwritten)
+    groups: dict[int, tuple[set[int], list[Any]]] = {}
+    group_of: dict[int, int] = {}
+    for number, ends in enumerate(_ends(jaxpr, made)):
+        found = _behind(jaxpr, made, ends[0])
+        for other in {group_of[i] for i in found if i in group_of}:
+            more, before = groups.pop(other)
+            found, ends = found | more, [*before, *ends]
+        groups[number] = found, ends
+        group_of |= dict.fromkeys(found, number)
+    one_by_one = (_cut(jaxpr, uses, fits, *group) for group in groups.values())
+    return [cut for cut in one_by_one if cut is not None]
+
+
+def _ends(jaxpr: Any, made: Mapping[Any, int]) -> Iterator[list[Any]]:
+    """The groups of variables that kernels compute: the arrays of a slot, or one other result."""
+    for eqn, is_needed in zip(jaxpr.eqns, needed(jaxpr, variables(jaxpr.outvars)), strict=True):
+        if eqn.primitive is encode_p and is_needed:
+            yield list(eqn.outvars)
+    for v in dict.fromkeys(variables(jaxpr.outvars)):
+        if v in made and jaxpr.eqns[made[v]].primitive is not encode_p:
+            yield [v]
+
+
+def _behind(jaxpr: Any, made: Mapping[Any, int], end: Any) -> set[int]:
+    """The indices of the equations that compute the variable `end` entry by entry."""
+    found: set[int] = set()
+    eqn = jaxpr.eqns[made[end]]
+    left = [end]
+    shape = end.aval.shape
+    if eqn.primitive is encode_p:
+        found, left, shape = {made[end]}, [eqn.invars[0]], eqn.invars[0].aval.shape
+    while left:
+        v = left.pop()
+        i = None if isinstance(v, Literal) else made.get(v)
+        if i is None or i in found or v.aval.shape != shape or not shape:
+            continue
+        eqn = jaxpr.eqns[i]
+        if eqn.primitive is decode_p:
+            found.add(i)
+        elif _is_elementwise(eqn, shape):
+            found.add(i)
+            left += eqn.invars
+    return found
+
+
+def _is_elementwise(eqn: Any, shape: tuple[int, ...]) -> bool:
+    if eqn.primitive.name == "broadcast_in_dim":
+        return not eqn.invars[0].aval.shape
+    alike = all(v.aval.shape in ((), shape) for v in eqn.invars)
+    return alike and eqn.primitive.name in ELEMENTWISE
+
+
+@dataclass
+class _Uses:
+    """The readers of each variable of a program, and the memory in which its results are written.
+
+    Attributes:
+        readers: the equations that read a variable, by their indices.
+        there: the arrays that lie in memory, whichever equations become kernels.
+        overwritten: for a result of the program, the argument in whose memory it is written.
+    """
+
+    readers: dict[Any, list[int]]
+    there: set[Any]
+    overwritten: dict[Any, Any]
+
+    @classmethod
+    def of(cls, jaxpr: Any, overwritten: Mapping[int, int]) -> "_Uses":
+        readers: dict[Any, list[int]] = {}
+        there = {*jaxpr.invars, *jaxpr.constvars}
+        for i, eqn in enumerate(jaxpr.eqns):
+            for v in variables(eqn.invars):
+                readers.setdefault(v, []).append(i)
+            if eqn.primitive.name in STORED:
+                there.update(eqn.outvars)
+        memory = {
+            jaxpr.outvars[i]: jaxpr.invars[k]
+            for i, k in overwritten.items()
+            if i < len(jaxpr.outvars) and not isinstance(jaxpr.outvars[i], Literal)
+        }
+        return cls(readers, there, memory)
+
+
+def _cut(
+    jaxpr: Any,
+    uses: _Uses,
+    fits: Callable[[Cut], bool],
+    found: set[int],
+    outputs: list[Any],
+) -> Cut | None:
+    """The equations with the indices `found` as one kernel; None if one kernel cannot compute them.
+
+    All slots must have the same blocks, and a kernel reads arrays only where these lie in memory.
+    """
+    order = sorted(found)
+    eqns = [jaxpr.eqns[i] for i in order]
+    coded = [eqn for eqn in eqns if eqn.primitive in (decode_p, encode_p)]
+    decoded = [eqn.outvars[0] for eqn in coded if eqn.primitive is decode_p]
+    if not decoded:
+        return None
+    shape, codecs = decoded[0].aval.shape, {eqn.params["codec"] for eqn in coded}
+    blocks = {blocks_of(codec, shape) for codec in codecs} - {None}
+    if len(blocks) > 1:
+        return None
+    inside = {v for eqn in eqns for v in eqn.outvars}
+    read = dict.fromkeys(v for eqn in eqns for v in variables(eqn.invars) if v not in inside)
+    scalars = [v for v in read if not v.aval.shape]
+    arrays = [v for v in read if v.aval.shape]
+    results = set(outputs)
+    readers = (i for v in outputs for i in uses.readers.get(v, ()))
+    alone = (
+        results.isdisjoint(arrays)
+        and uses.there.issuperset(arrays)
+        and any(v.aval.shape == shape for v in arrays)
+        and not any(i < order[-1] and i not in found for i in readers)
+    )
+    if not alone:
+        return None
+    memory: dict[Any, Any] = {}
+    for eqn in coded:
+        if eqn.primitive is encode_p:
+            memory |= dict(zip(eqn.outvars, eqn.invars[1:], strict=False))
+    memory |= {v: uses.overwritten[v] for v in outputs if v in uses.overwritten}
+    overwrites = {
+        outputs.index(new): arrays.index(old)
+        for new, old in memory.items()
+        if new in results and old in arrays and new.aval.dtype == old.aval.dtype
+    }
+    cut = Cut(
+        shape, next(iter(blocks), None), eqns, scalars, arrays, outputs, overwrites, order[-1]
+    )
+    return cut if fits(cut) else None
+
+
+def run_with_kernels(
+    jaxpr: Any,
+    consts: Sequence[Any],
+    inputs: Sequence[Any],
+    found: Sequence[Cut],
+    kernel: Callable[[Cut], Callable[..., Sequence[Any]]],
+) -> list[Any]:
+    """The results of a program, of which the equations of each cut run as one kernel."""
+    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *inputs], strict=True))
+    wanted = variables(jaxpr.outvars)
+    wanted += [v for cut in found for v in (*cut.scalars, *cut.arrays)]
+    is_needed = needed(jaxpr, wanted, (v for cut in found for v in cut.outputs))
+    after: dict[int, list[Cut]] = {}
+    for cut in found:
+        after.setdefault(cut.last, []).append(cut)
+    for i, eqn in enumerate(jaxpr.eqns):
+        if is_needed[i]:
+            advance(env, [eqn], functools.partial(run_equation, jaxpr))
+        for cut in after.get(i, ()):
+            results = kernel(cut)(*(env[v] for v in (*cut.scalars, *cut.arrays)))
+            env |= zip(cut.outputs, results, strict=True)
+    return read(env, jaxpr.outvars)

@@ -1,0 +1,188 @@
+"""Matrices whose batch axes are divided over a mesh, such as experts: each device has its own.
+
+Leaves of one shape are transformed as one batch, in which the axes of leaves, layers and experts
+are merged into one. Merging them for the whole array, where a divided axis comes after one that is
+not, makes the compiler bring all matrices to every device. Here each device merges what it has. If
+rows or columns are divided too, the devices that have parts of the same matrices share them out,
+each whole, as in :mod:`gradtx.ownership.owners`. What a rule keeps for each matrix stays with the
+device that transforms the matrix, where a state has it in a stack that is laid out by
+:class:`gradtx.ownership.owned_slots.OwnBatches`.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from gradtx.leaves.matrix_layout import Matrices
+from gradtx.ownership.owned_slots import OwnBatches, padded
+from gradtx.ownership.owners import Divided, axes_along, note
+from gradtx.types import Array
+
+NamedStacks = dict[str, Array]
+
+
+def has_own_batches(sharding: NamedSharding, how: Matrices) -> bool:
+    """Whether batch axes of a leaf are divided; never for heads, which are cut out of an axis."""
+    batch, *_ = how.axes
+    return how.split == how.shape and any(axes_along(sharding, axis) for axis in batch)
+
+
+def own_batches(sharding: NamedSharding, how: Matrices, leaves: int) -> OwnBatches | None:
+    """Where the matrices of equal leaves lie if batch axes are divided; None if they are not."""
+    if not has_own_batches(sharding, how):
+        return None
+    batch, *_ = how.axes
+    dims = tuple(axes_along(sharding, axis) for axis in range(len(how.shape)))
+    over = [math.prod(sharding.mesh.shape[name] for name in names) for names in dims]
+    shards = tuple(over[axis] for axis in batch)
+    sizes = tuple(how.shape[axis] for axis in batch)
+    return OwnBatches((leaves, *sizes), (1, *shards), math.prod(over) // math.prod(shards), dims)
+
+
+def axes_of_stack(own: OwnBatches, how: Matrices) -> tuple[str, ...]:
+    """The axes of the mesh over which a stack is divided: those of batches, then the sharers'."""
+    batch, rows, columns = how.axes
+    return tuple(n for axis in (*batch, *sorted((*rows, *columns))) for n in own.dims[axis])
+
+
+def on_own_batches(
+    function: Callable[[Array, NamedStacks], tuple[Array, NamedStacks]],
+    x: Array,
+    slots: Mapping[str, Array],
+    factors: Mapping[str, Array],
+    staying: Mapping[str, Array],
+    how: Matrices,
+    sharding: NamedSharding,
+) -> tuple[Array, NamedStacks]:
+    """What ``function(batch, {name: slot})`` returns; each device computes it for its own matrices.
+
+    Args:
+        function: of a batch ``(n, rows, columns)`` and its slots, each entry of which depends on
+            the same entry alone; it returns directions and the new slots.
+        x: the leaves as a stack, ``(leaves, *shape)``.
+        slots: stacks like `x`.
+        factors: slots of which a leaf has one for each matrix, ``(leaves, n, ...)``.
+        staying: slots that lie with the matrices' owners already, and stay there.
+        how: the layout of one leaf.
+        sharding: of one leaf.
+
+    Returns:
+        Directions and slots in the forms of the arguments.
+    """
+    mesh: Any = sharding.mesh
+    batch, rows, columns = how.axes
+    lies = own_batches(sharding, how, len(x))
+    assert lies is not None
+    along, sharers = lies.dims, lies.sharers
+    whole = PartitionSpec(None, *(names or None for names in along))
+    by_batch = PartitionSpec(None, *(along[axis] or None for axis in batch))
+    # Each divided axis of the matrices, and the axes of the mesh over which it is divided.
+    across = [(axis, along[axis]) for axis in sorted((*rows, *columns)) if along[axis]]
+    over = tuple(name for _, names in across for name in names)
+    sizes = [how.shape[axis] for axis in batch]
+
+    def own(
+        x: Array, slots: NamedStacks, factors: NamedStacks, staying: NamedStacks
+    ) -> tuple[Array, NamedStacks]:
+        stack = _Local(x.shape, how, across, sharers)
+        given = {n: stack.matrices(slot) for n, slot in slots.items()}
+        given |= {n: stack.factors(slot) for n, slot in factors.items()} | staying
+        if across:
+            shape = stack.count, how.rows, how.columns
+            like: Any = {n: _like(v, (stack.count, *v.shape[1:])) for n, v in given.items()}
+            kept, by = [*factors, *staying], (over, sharers)
+            note(Divided(function, _like(x, shape), like, sharding, by, how.axes, kept, None))
+        u, new = function(stack.matrices(x), given)
+
+        def returned(n: str, v: Array) -> Array:
+            if n in staying:
+                return v
+            return stack.factors_back(v, factors[n]) if n in factors else stack.back(v)
+
+        return stack.back(u), {n: returned(n, v) for n, v in new.items()}
+
+    apart = {n: v.reshape(len(v), *sizes, *v.shape[2:]) for n, v in factors.items()}
+    lie = {**dict.fromkeys(slots, whole), **dict.fromkeys(factors, by_batch)}
+    lie |= dict.fromkeys(staying, PartitionSpec(axes_of_stack(lies, how)))
+    # On explicit axes this runs under `automatic`, which has set the mesh with automatic ones.
+    is_set = any(kind == AxisType.Explicit for kind in mesh.axis_types)
+    u, new = jax.shard_map(
+        own,
+        mesh=None if is_set else mesh,
+        in_specs=(whole, *({n: lie[n] for n in some} for some in (slots, apart, staying))),
+        out_specs=(whole, lie),
+        check_vma=False,
+    )(x, dict(slots), apart, dict(staying))
+    return u, {n: v.reshape(factors[n].shape) if n in factors else v for n, v in new.items()}
+
+
+def _like(x: Array, shape: tuple[int, ...]) -> Any:
+    return jax.ShapeDtypeStruct(shape, x.dtype)
+
+
+class _Local:
+    """A device's part of a stack of leaves: as whole matrices, of which it has a share, and back.
+
+    Args:
+        shape: of the part.
+        how: the layout of one whole leaf.
+        across: the axes of a leaf that are divided and not batch, with the axes of the mesh.
+        sharers: how many devices have parts of the same matrices.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        how: Matrices,
+        across: list[tuple[int, tuple[str, ...]]],
+        sharers: int,
+    ) -> None:
+        batch, rows, columns = how.axes
+        self.sharers = sharers
+        # The stack's own axis comes first, then the batch axes, then the others in their order.
+        others = sorted((*rows, *columns))
+        self.order = (0, *(axis + 1 for axis in (*batch, *others)))
+        self.local = tuple(shape[axis] for axis in self.order)
+        self.leading = 1 + len(batch)
+        self.count = math.prod(self.local[: self.leading])
+        place = {axis: 1 + i for i, axis in enumerate(others)}
+        self.across = [(place[axis], names) for axis, names in across]
+        mine = -(-self.count // sharers), *(how.shape[axis] for axis in others)
+        to_rows, to_columns = (tuple(place[axis] for axis in axes) for axes in (rows, columns))
+        order, layout = (0, *to_rows, *to_columns), ((0,), to_rows, to_columns)
+        sizes = mine[0], how.rows, how.columns
+        self.matrix = Matrices(order, sizes, mine, mine, layout)
+
+    def matrices(self, x: Array) -> Array:
+        """The device's share of the matrices, each whole."""
+        x = x.transpose(self.order).reshape(self.count, *self.local[self.leading :])
+        x = padded(x, self.sharers, None)
+        for axis, names in self.across:
+            x = jax.lax.all_to_all(x, names, 0, axis, tiled=True)
+        return self.matrix.take(x)
+
+    def back(self, u: Array) -> Array:
+        """The inverse of `matrices`."""
+        x = self.matrix.put(u)
+        for axis, names in reversed(self.across):
+            x = jax.lax.all_to_all(x, names, axis, 0, tiled=True)
+        x = x[: self.count].reshape(self.local)
+        return x.transpose(np.argsort(self.order))
+
+    def factors(self, x: Array) -> Array:
+        """The device's share of the factors, which all sharers of the same matrices have whole."""
+        x = padded(x.reshape(self.count, *x.shape[self.leading :]), self.sharers, None)
+        for _, names in self.across:
+            size = len(x) // jax.lax.axis_size(names)
+            x = jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(names) * size, size)
+        return x
+
+    def factors_back(self, new: Array, like: Array) -> Array:
+        """The inverse of `factors`, in the shape of `like`."""
+        for _, names in reversed(self.across):
+            new = jax.lax.all_gather(new, names, tiled=True)
+        return new[: self.count].reshape(like.shape)

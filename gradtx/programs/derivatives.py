@@ -1,0 +1,128 @@
+"""Results that have no derivative, or one in forward mode alone."""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
+from jax.interpreters import ad
+
+from gradtx.programs.interpreter import advance, inner_jaxprs
+from gradtx.programs.opaque import opaque
+
+_T = TypeVar("_T")
+
+
+def _refuse(_: Any, *args: Any, why: str) -> Any:
+    raise TypeError(why)
+
+
+# A tangent that cannot be transposed, as reverse mode would do.
+_forward_p = opaque("forward_only", lambda x, why: [x])
+ad.primitive_transposes[_forward_p] = _refuse
+
+
+def without_derivative(tree: _T, why: str) -> _T:
+    """`tree`; a derivative of it raises TypeError with the reason.
+
+    Arrays that do not depend on the variable of the derivative pass.
+
+    >>> f = lambda x: without_derivative(3.0 * x, "f: no derivative")
+    >>> float(f(2.0)), float(jax.grad(lambda x: x + f(jax.lax.stop_gradient(x)))(2.0))
+    (6.0, 1.0)
+    >>> try:
+    ...     jax.grad(f)(2.0)
+    ... except TypeError as error:
+    ...     print(error)
+    f: no derivative
+    """
+
+    @jax.custom_jvp
+    def same(arrays: list[Any]) -> list[Any]:
+        return arrays
+
+    def refuse(primals: Any, tangents: Any) -> Any:
+        if not all(isinstance(t, SymbolicZero) for t in tangents[0]):
+            raise TypeError(why)
+        return primals[0], tangents[0]
+
+    same.defjvp(refuse, symbolic_zeros=True)
+    return _on_real(same, tree)
+
+
+def forward_only(tree: _T, why: str) -> _T:
+    """`tree`; a derivative of it in reverse mode raises TypeError with the reason.
+
+    >>> f = lambda x: forward_only(3.0 * x, "f: only forward")
+    >>> float(jax.jvp(f, (2.0,), (1.0,))[1])
+    3.0
+    >>> try:
+    ...     jax.grad(f)(2.0)
+    ... except TypeError as error:
+    ...     print(error)
+    f: only forward
+    """
+
+    @jax.custom_jvp
+    def same(arrays: list[Any]) -> list[Any]:
+        return arrays
+
+    @same.defjvp
+    def differentiate(primals: Any, tangents: Any) -> Any:
+        return primals[0], [_forward_p.bind(t, why=why)[0] for t in tangents[0]]
+
+    return _on_real(same, tree)
+
+
+def has_while(function: Callable[..., Any], *args: Any) -> bool:
+    """Whether a loop of unknown length, which has no derivative in reverse mode, is differentiated.
+
+    Loops do not count where no derivative reaches them, as after a `stop_gradient`, nor within a
+    function with a custom derivative.
+
+    >>> def looped(x):
+    ...     return jax.lax.while_loop(lambda x: x < 5, lambda x: 2 * x, x)
+    >>> has_while(looped, 1.0), has_while(lambda x: x + looped(jax.lax.stop_gradient(x)), 1.0)
+    (True, False)
+    """
+    loops = []
+
+    def follow(jaxpr: Any, operands: list[Any]) -> None:
+        inputs = zip(jaxpr.invars, operands, strict=True)
+        advance(dict.fromkeys(jaxpr.constvars) | dict(inputs), jaxpr.eqns, results)
+
+    def results(eqn: Any, operands: list[Any]) -> list[Any]:
+        name = eqn.primitive.name
+        if name == "stop_gradient" or not any(x is _REACHED for x in operands):
+            return [None] * len(eqn.outvars)
+        if name == "while":
+            loops.append(eqn)
+        elif not name.startswith("custom_"):
+            for inner in inner_jaxprs(eqn):
+                # The operands of a branch come after its index; what a reduction does has no loop.
+                count = len(inner.invars)
+                if count <= len(operands):
+                    follow(inner, operands[len(operands) - count :])
+        return [_REACHED] * len(eqn.outvars)
+
+    program = jax.make_jaxpr(function)(*args)
+    jaxpr = program.jaxpr
+    inputs = [*jaxpr.constvars, *jaxpr.invars]  # what the function closes over may be reached too
+    advance(dict.fromkeys(inputs, _REACHED), jaxpr.eqns, results)
+    return bool(loops)
+
+
+_REACHED = object()
+"""In place of an array that derivatives reach."""
+
+
+def _on_real(function: Callable[[list[Any]], list[Any]], tree: _T) -> _T:
+    """`tree` with a function's result for the list of all its arrays that have derivatives."""
+    leaves, treedef = jax.tree.flatten(tree)
+    structure: Any = treedef
+    real = [i for i, x in enumerate(leaves) if jnp.issubdtype(jnp.result_type(x), jnp.inexact)]
+    for i, x in zip(real, function([leaves[i] for i in real]), strict=True):
+        leaves[i] = x
+    result: _T = structure.unflatten(leaves)
+    return result

@@ -1,0 +1,634 @@
+"""Whether a program computes layers of stacked arrays separately, so that each may be run alone.
+
+Each entry of an array has an owner, a number: the layer that it belongs to. The program is followed
+from its inputs to its results. What is computed from entries of one owner has that owner; what is
+computed from entries of two is refused, and so is every operation that is not known. An operation
+that takes some entries of one layer takes the same entries of all: layers have consecutive numbers,
+and are computed alike. Random numbers that are drawn for each entry by itself may be drawn with
+another key in each layer.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jax.extend.core import Literal
+
+from gradtx.programs.interpreter import called, constants_in, inner_jaxprs, interpret, scan_sizes
+from gradtx.programs.tracing import is_tracer
+from gradtx.types.keys import is_key
+
+NOBODY = -1
+"""The owner of what is filled in, such as padding: it may differ from place to place."""
+
+OUTSIDE = -2
+"""The owner of what belongs to no layer, such as other leaves."""
+
+
+class Mixed(Exception):
+    """The error where an operation combines entries of several owners; it names the operation."""
+
+
+class Layered(NamedTuple):
+    """An array whose entries have owners: one for each index along an axis, or one for all.
+
+    Attributes:
+        axis: the axis; None if all entries have the one owner in `owners`.
+        owners: int[n], the owner of each place along the axis.
+    """
+
+    axis: int | None
+    owners: Any
+
+
+class Free(NamedTuple):
+    """An array whose entries have no owner.
+
+    Attributes:
+        flat: the axes along which all its entries are equal.
+        drawn: for what is computed from a random key of the state, the axes along which the entries
+            are drawn independently and alike; None for other arrays.
+    """
+
+    flat: frozenset[int]
+    drawn: frozenset[int] | None = None
+
+
+Kind = Layered | Free
+
+
+def owned_by(owner: int) -> Layered:
+    """The kind of an array all of whose entries have one owner."""
+    return Layered(None, np.array([owner]))
+
+
+def in_layers(first: int, layers: int, size: int) -> Layered:
+    """The kind of an array whose first axis is cut into layers with owners from `first` on."""
+    return Layered(0, first + np.repeat(np.arange(layers), size // layers))
+
+
+def owners_after(closed: Any, kinds: Sequence[Kind]) -> list[Kind]:
+    """The owners of the results of a program, from the owners of its inputs.
+
+    Raises:
+        Mixed: something is computed from entries of several owners.
+    """
+    return list(map(kind_of, interpret(closed, kinds, results_of)))
+
+
+def free(shape: Sequence[int], is_random: bool = False) -> Free:
+    """The kind of an array whose entries have no owner, such as a random key or a count."""
+    flat = frozenset(i for i, n in enumerate(shape) if n == 1)
+    return Free(flat, frozenset() if is_random else None)
+
+
+def check_owner(found: Kind, expected: Kind) -> None:
+    """Raise Mixed unless a new array's entries have the owners of the array that it replaces."""
+    if not isinstance(expected, Layered):
+        return
+    if isinstance(found, Free):
+        same = found.flat if found.drawn is None else found.drawn
+        if expected.axis is not None and expected.axis not in same:
+            raise Mixed("a result that differs between layers is not computed from them")
+    elif expected.axis is None:
+        if not set(found.owners.tolist()) <= {NOBODY, OUTSIDE}:
+            raise Mixed("what is kept of other leaves, or of all, is computed from the layers")
+    elif found.axis not in (expected.axis, None) or any(found.owners != expected.owners):
+        raise Mixed("a layer is computed from others")
+
+
+_SHAPES = ("broadcast_in_dim", "expand_dims", "reshape", "squeeze", "transpose")
+"""Operations that change no number. Of a single layer there may be fewer of them, or more."""
+
+
+def formula(closed: Any) -> list[Any]:
+    """The operations of a program and their numbers, without shapes, for a comparison."""
+
+    def of(jaxpr: Any) -> list[Any]:
+        numbers = [
+            [
+                _number(v.val) if np.shape(v.val) else str(v.val)
+                for v in eqn.invars
+                if isinstance(v, Literal)
+            ]
+            for eqn in jaxpr.eqns
+        ]
+        return [
+            (
+                eqn.primitive.name,
+                literals,
+                [x for x in eqn.params.values() if isinstance(x, int | float)],
+                [of(inner) for inner in inner_jaxprs(eqn)],
+                list(map(_number, constants_in(eqn))),
+            )
+            for eqn, literals in zip(jaxpr.eqns, numbers, strict=True)
+            if literals or eqn.primitive.name not in _SHAPES
+        ]
+
+    return [*of(closed.jaxpr), *map(_number, closed.consts)]
+
+
+def _number(x: Any) -> Any:
+    """What an array that stands in a program is compared by, however long its equal axes are."""
+    if is_tracer(x) or is_key(x):
+        return id(x)  # of a value from outside, which all programs share
+    x = np.asarray(x)
+    for axis in range(x.ndim):
+        first = x.take([0], axis) if x.shape[axis] else x
+        x = first if np.array_equal(np.broadcast_to(first, x.shape), x) else x
+    return x.shape, str(x.dtype), x.tobytes()
+
+
+def _is_random(kind: Kind) -> bool:
+    return isinstance(kind, Free) and kind.drawn is not None
+
+
+def _drawn(kinds: Sequence[Kind]) -> frozenset[int] | None:
+    """The axes along which all random numbers among `kinds` are drawn independently."""
+    axes = [k.drawn for k in kinds if isinstance(k, Free) and k.drawn is not None]
+    return frozenset.intersection(*axes) if axes else None
+
+
+def kind_of(x: Any) -> Kind:
+    """The kind of an operand: numbers that stand in the program have no owner."""
+    return x if isinstance(x, Layered | Free) else free(np.shape(x))
+
+
+def results_of(eqn: Any, operands: list[Any]) -> list[Kind]:
+    """The kinds of the results of one equation.
+
+    Raises:
+        Mixed: something is computed from entries of several owners.
+    """
+    kinds = list(map(kind_of, operands))
+    name, shapes = eqn.primitive.name, [v.aval.shape for v in eqn.outvars]
+    if name in CALLS:
+        return owners_after(called(eqn), kinds)
+    if name in _LOOPS:
+        return _LOOPS[name](eqn, kinds)
+    same = name == "bitcast_convert_type" and eqn.invars[0].aval.shape == shapes[0]
+    if same or name in _ELEMENTWISE:
+        return [_elementwise(eqn, kinds)] * len(shapes)
+    is_random = any(map(_is_random, kinds))
+    if all(isinstance(k, Free) for k in kinds):
+        if name == "broadcast_in_dim":
+            return [_broadcast(eqn, kinds)]
+        made = [free(shape, is_random) for shape in shapes]
+        if name == "random_bits" and is_random:
+            own = range(len(eqn.invars[0].aval.shape), len(shapes[0]))
+            return [x._replace(drawn=frozenset(own)) for x in made]
+        return list(made)
+    if is_random:
+        _check_outside(name, kinds)
+    if name in _OTHERS:
+        found = _OTHERS[name](eqn, kinds)
+        return found if isinstance(found, list) else [found] * len(shapes)
+    # Whatever the operation computes, its operands may have entries of one owner only.
+    owners = {o for k in kinds if isinstance(k, Layered) for o in k.owners.tolist()} - {NOBODY}
+    if len(owners) <= 1 and all(
+        isinstance(k, Layered) or _is_small(k, v) for k, v in _with(eqn, kinds)
+    ):
+        return [owned_by(owners.pop() if owners else NOBODY)] * len(shapes)
+    raise Mixed(name)
+
+
+def _with(eqn: Any, kinds: Sequence[Kind]) -> list[tuple[Kind, Any]]:
+    return list(zip(kinds, eqn.invars, strict=True))
+
+
+def _is_small(kind: Kind, v: Any) -> bool:
+    return isinstance(kind, Free) and len(kind.flat) == len(v.aval.shape)
+
+
+def _unified(name: str, a: Any, b: Any) -> Any:
+    differ = a != b
+    if np.any(differ & (a != NOBODY) & (b != NOBODY)):
+        raise Mixed(name)
+    found = np.where(a == NOBODY, b, a)
+    if len(np.unique(found[differ & (found >= 0)])) > 1:
+        raise Mixed(f"{name} with what is filled in, which may differ between layers")
+    return found
+
+
+def _joined(name: str, kinds: Sequence[Layered], shape: Sequence[int]) -> Layered:
+    """The kind of a result that is computed entry by entry from arrays of one shape."""
+    axis = next((k.axis for k in kinds if k.axis is not None), None)
+    places = []
+    for kind in kinds:
+        if kind.axis not in (axis, None):
+            only = np.unique(kind.owners)
+            if len(only) > 1:
+                raise Mixed(name)
+            kind = Layered(None, only)
+        places.append(np.broadcast_to(kind.owners, [1 if axis is None else shape[axis]]))
+    return Layered(axis, functools.reduce(functools.partial(_unified, name), places))
+
+
+def _elementwise(eqn: Any, kinds: Sequence[Kind]) -> Kind:
+    (shape, *_), name = [v.aval.shape for v in eqn.outvars], eqn.primitive.name
+    owned = [k for k in kinds if isinstance(k, Layered)]
+    others, scalars = [], []
+    for kind, v in _with(eqn, kinds):
+        if isinstance(kind, Free) and len(v.aval.shape) == len(shape):
+            others.append(_stretched(kind, v.aval.shape, shape))
+        elif _is_random(kind):
+            scalars.append(kind)
+    if not owned:
+        flat = frozenset.intersection(frozenset(range(len(shape))), *(k.flat for k in others))
+        axes = _drawn([*others, *scalars])
+        if axes is not None:  # what is drawn is no longer alike after a product with, say, an iota
+            axes = axes.intersection(*(k.flat for k in others if not _is_random(k)))
+        return Free(flat, axes)
+    found = _joined(name, owned, shape)
+    _check_same(name, found, [*others, *scalars])
+    return found
+
+
+def _stretched(kind: Free, before: Sequence[int], after: Sequence[int]) -> Free:
+    """The kind of an array that is repeated along axes of size 1 to have a shape."""
+    if kind.drawn is None:
+        return kind
+    kept = [i for i in kind.drawn if before[i] == after[i]]
+    return kind._replace(drawn=frozenset(kept))
+
+
+def _check_same(name: str, kind: Layered, others: Sequence[Kind]) -> None:
+    """Raise Mixed if arrays without an owner differ along the axis that separates owners."""
+    for other in others:
+        if not isinstance(other, Free):
+            continue
+        if other.drawn is not None:
+            if kind.axis not in other.drawn:
+                _check_outside(name, [kind])
+        elif kind.axis is not None and kind.axis not in other.flat:
+            raise Mixed(f"{name} with numbers that differ between layers, such as noise")
+
+
+def _check_outside(name: str, kinds: Sequence[Kind]) -> None:
+    """Raise Mixed if layers are among `kinds`, which meet a random number that they would share."""
+    if any(isinstance(k, Layered) and np.any(k.owners >= 0) for k in kinds):
+        raise Mixed(f"{name} with random numbers that are not drawn for each entry by itself")
+
+
+def _owned(kinds: Sequence[Kind]) -> Layered:
+    (kind,) = [k for k in kinds if isinstance(k, Layered)]
+    return kind
+
+
+def _broadcast(eqn: Any, kinds: Sequence[Kind]) -> Kind:
+    kind, shape = kinds[0], eqn.outvars[0].aval.shape
+    to, before = eqn.params["broadcast_dimensions"], eqn.invars[0].aval.shape
+    if isinstance(kind, Free):
+        new = set(range(len(shape))) - set(to)
+        same = {to[i] for i, n in enumerate(before) if i in kind.flat or n != shape[to[i]]}
+        kept = {to[i] for i in kind.drawn or () if before[i] == shape[to[i]]}
+        return Free(frozenset(new | same), None if kind.drawn is None else frozenset(kept))
+    if kind.axis is None or before[kind.axis] != shape[to[kind.axis]]:
+        return Layered(None, np.unique(kind.owners))
+    return Layered(to[kind.axis], kind.owners)
+
+
+def _reshape(eqn: Any, kinds: Sequence[Kind]) -> Kind:
+    kind = _owned(kinds)
+    before, after = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    if kind.axis is None:
+        return kind
+    if not math.prod(before):
+        return owned_by(NOBODY)
+    n, inner = before[kind.axis], math.prod(before[kind.axis + 1 :])
+    for axis, size in enumerate(after):
+        step = math.prod(after[axis + 1 :])
+        if (step * size) % (inner * n):
+            continue
+        if inner % step == 0:  # each index along the old axis is several along the new one
+            return Layered(axis, kind.owners[np.arange(size) * step // inner % n])
+        if step % inner == 0 and n % (step // inner) == 0:
+            groups = kind.owners.reshape(-1, step // inner)
+            if np.all(groups == groups[:, :1]):
+                return Layered(axis, np.resize(groups[:, 0], size))
+    return _of_one("reshape", kind)
+
+
+def _of_one(name: str, kind: Layered) -> Layered:
+    only = np.setdiff1d(kind.owners, [NOBODY])
+    if len(only) > 1:
+        raise Mixed(name)
+    return owned_by(int(only[0]) if len(only) else NOBODY)
+
+
+def _without(eqn: Any, kind: Layered, axes: Sequence[int]) -> Layered:
+    """The kind of the result where some axes of an array are reduced or removed."""
+    if kind.axis is None or kind.axis in axes:
+        return _of_one(eqn.primitive.name, kind)
+    return Layered(kind.axis - sum(a < kind.axis for a in axes), kind.owners)
+
+
+def _reduced(eqn: Any, kinds: Sequence[Kind]) -> Kind:
+    axes = eqn.params.get("axes", eqn.params.get("dimensions"))
+    owned = [k for k in kinds if isinstance(k, Layered)]
+    shape = eqn.invars[0].aval.shape
+    joined = _joined(eqn.primitive.name, owned, shape)
+    _check_same(eqn.primitive.name, joined, kinds[: len(eqn.outvars)])
+    return _without(eqn, joined, axes)
+
+
+def _along(eqn: Any, kinds: Sequence[Kind]) -> Kind:
+    """The kind of what an operation along some axes makes of arrays of one shape."""
+    name, params = eqn.primitive.name, eqn.params
+    axes = next(params[key] for key in ("axis", "dimension", "dimensions") if key in params)
+    owned = [k for k in kinds if isinstance(k, Layered)]
+    kind = _joined(name, owned, eqn.outvars[0].aval.shape)
+    _check_same(name, kind, kinds)
+    is_along = kind.axis in (axes if isinstance(axes, tuple | list) else (axes,))
+    return _of_one(name, kind) if is_along else kind
+
+
+def _transpose(eqn: Any, kinds: Sequence[Kind]) -> Kind:
+    kind = _owned(kinds)
+    if kind.axis is None:
+        return kind
+    return Layered(list(eqn.params["permutation"]).index(kind.axis), kind.owners)
+
+
+def _squeeze(eqn: Any, kinds: Sequence[Kind]) -> Kind:
+    return _without(eqn, _owned(kinds), eqn.params["dimensions"])
+
+
+def _slice(eqn: Any, kinds: Sequence[Kind]) -> Kind:
+    kind, params = _owned(kinds), eqn.params
+    if kind.axis is None:
+        return kind
+    step = (params["strides"] or [1] * len(params["start_indices"]))[kind.axis]
+    start, stop = (params[f"{end}_indices"][kind.axis] for end in ("start", "limit"))
+    taken = np.arange(start, stop, step)
+    _check_alike(kind.owners, np.isin(np.arange(len(kind.owners)), taken))
+    return Layered(kind.axis, kind.owners[taken])
+
+
+def _check_alike(owners: Any, taken: Any) -> None:
+    """Raise Mixed unless of layers whose numbers follow each other the same entries are taken."""
+    found = np.unique(owners[owners >= 0])
+    for a, b in itertools.pairwise(found.tolist()):
+        if b == a + 1 and not np.array_equal(taken[owners == a], taken[owners == b]):
+            raise Mixed("a slice of some of the layers")
+
+
+def _dynamic_slice(eqn: Any, kinds: Sequence[Kind]) -> Kind:
+    kind = kinds[0]
+    if isinstance(kind, Free) or any(isinstance(k, Layered) for k in kinds[1:]):
+        raise Mixed("dynamic_slice")
+    whole = kind.axis is None or (
+        eqn.outvars[0].aval.shape[kind.axis] == eqn.invars[0].aval.shape[kind.axis]
+    )
+    return kind if whole else _of_one("dynamic_slice", kind)
+
+
+def _pad(eqn: Any, kinds: Sequence[Kind]) -> Kind:
+    kind = kinds[0]
+    if isinstance(kind, Free) or isinstance(kinds[1], Layered):
+        raise Mixed("pad")
+    if kind.axis is None:
+        return kind
+    low, high, within = eqn.params["padding_config"][kind.axis]
+    if min(low, high) < 0 or within:
+        return _of_one("pad", kind)
+    return Layered(kind.axis, np.pad(kind.owners, (low, high), constant_values=NOBODY))
+
+
+def _concatenate(eqn: Any, kinds: Sequence[Kind]) -> Kind:
+    along, shape = eqn.params["dimension"], eqn.outvars[0].aval.shape
+    owned = [k for k in kinds if isinstance(k, Layered)]
+    if all(k.axis in (None, along) for k in owned):
+        parts = []
+        for kind, v in _with(eqn, kinds):
+            if isinstance(kind, Free):
+                parts.append(np.full(v.aval.shape[along], NOBODY))
+            else:
+                parts.append(np.broadcast_to(kind.owners, v.aval.shape[along]))
+        return Layered(along, np.concatenate(parts))
+    owned = [_of_one("concatenate", k) if k.axis == along else k for k in owned]
+    kind = _joined("concatenate", owned, shape)
+    _check_same("concatenate", kind, kinds)
+    return kind
+
+
+def _stack(eqn: Any, kinds: Sequence[Kind]) -> Kind:
+    along = eqn.params["axis"]
+    owned = [k for k in kinds if isinstance(k, Layered)]
+    if all(k.axis is None for k in owned):
+        owners = [k.owners[0] if isinstance(k, Layered) else NOBODY for k in kinds]
+        return Layered(along, np.array(owners))
+    kind = _joined("stack", owned, eqn.invars[0].aval.shape)
+    _check_same("stack", kind, kinds)
+    return Layered(kind.axis + (along <= kind.axis), kind.owners) if kind.axis is not None else kind
+
+
+def _unstack(eqn: Any, kinds: Sequence[Kind]) -> Any:
+    return _without(eqn, _owned(kinds), [eqn.params["axis"]])
+
+
+def _dot(eqn: Any, kinds: Sequence[Kind]) -> Kind:
+    (contracted, batched) = eqn.params["dimension_numbers"]
+    ranks = [len(v.aval.shape) for v in eqn.invars]
+    count, found = len(batched[0]), []
+    others = [
+        [a for a in range(rank) if a not in (*contracted[side], *batched[side])]
+        for side, rank in enumerate(ranks)
+    ]
+    others_free: list[Free] = []
+    for side, kind in enumerate(kinds):
+        at = list(batched[side])
+        place = {axis: i for i, axis in enumerate(at)}
+        begin = count + (len(others[0]) if side else 0)
+        place |= {axis: begin + i for i, axis in enumerate(others[side])}
+        if isinstance(kind, Free):
+            own = {place[a] for a in kind.flat if a in place}
+            elsewhere = set(range(len(eqn.outvars[0].aval.shape))) - set(place.values())
+            others_free.append(Free(frozenset(own | elsewhere)))
+        elif kind.axis in place:
+            found.append(Layered(place[kind.axis], kind.owners))
+        else:
+            found.append(_of_one("dot_general", kind))
+    kind = _joined("dot_general", found, eqn.outvars[0].aval.shape)
+    _check_same("dot_general", kind, others_free)
+    return kind
+
+
+def _linear_algebra(eqn: Any, kinds: Sequence[Kind]) -> Any:
+    name, shape = eqn.primitive.name, eqn.invars[0].aval.shape
+    batch = shape[: -1 if name == "tridiagonal_solve" else -2]  # that one is given the diagonals
+    owned = [
+        k if k.axis in range(len(batch)) else _of_one(name, k)
+        for k in kinds
+        if isinstance(k, Layered)
+    ]
+    kind = _joined(name, owned, batch)
+    _check_same(name, kind, kinds)
+    return kind
+
+
+def _through(eqn: Any, kinds: Sequence[Kind]) -> Any:
+    return list(kinds)
+
+
+def _settled(run: Callable[[list[Kind]], list[Kind]], first: list[Kind], shapes: Any) -> list[Kind]:
+    """The kinds of the arrays that a loop carries, which hold for every turn."""
+    now = list(first)
+    while True:  # it ends, for what is known of an array only grows
+        after = [_either(a, b, s) for a, b, s in zip(now, run(now), shapes, strict=True)]
+        if all(map(_same, after, now)):
+            return after
+        now = after
+
+
+def _same(a: Kind, b: Kind) -> bool:
+    if isinstance(a, Free) or isinstance(b, Free):
+        return a == b
+    return a.axis == b.axis and np.array_equal(a.owners, b.owners)
+
+
+def _either(a: Kind, b: Kind, shape: Sequence[int]) -> Kind:
+    if isinstance(a, Free) and isinstance(b, Free):
+        return Free(a.flat & b.flat, _drawn_in_both(a, b))
+    kind = _joined("a loop", [k for k in (a, b) if isinstance(k, Layered)], shape)
+    _check_same("a loop", kind, (a, b))
+    return kind
+
+
+def _drawn_in_both(a: Free, b: Free) -> frozenset[int] | None:
+    if a.drawn is None or b.drawn is None:
+        return None if a.drawn is b.drawn else frozenset()
+    return a.drawn & b.drawn
+
+
+def _decided_by(kind: Kind, name: str, results: list[Kind]) -> list[Kind]:
+    """The kinds of what a number chooses; raises Mixed if a random number chooses layers.
+
+    A number of one owner may choose what is its owner's, or nobody's.
+    """
+    if isinstance(kind, Layered):
+        if not all(isinstance(k, Free) or _is_one(kind, k) for k in results):
+            raise Mixed(name)
+        return [kind] * len(results)
+    if kind.drawn is None:
+        return results
+    _check_outside(name, results)
+    return [k._replace(drawn=frozenset()) if isinstance(k, Free) else k for k in results]
+
+
+def _is_one(kind: Layered, other: Layered) -> bool:
+    """Whether all entries of both have one owner, and the same."""
+    alone = kind.axis is None and other.axis is None
+    return alone and len({*kind.owners.tolist(), *other.owners.tolist()}) == 1
+
+
+def _while(eqn: Any, kinds: Sequence[Kind]) -> list[Kind]:
+    n, m = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
+    going, body = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
+    shapes = [v.aval.shape for v in eqn.outvars]
+
+    def turn(now: list[Kind]) -> list[Kind]:
+        (decided,) = owners_after(going, [*kinds[:n], *now])
+        after = owners_after(body, [*kinds[n : n + m], *now])
+        return _decided_by(decided, "the condition of a loop", after)
+
+    return _settled(turn, list(kinds[n + m :]), shapes)
+
+
+def _cond(eqn: Any, kinds: Sequence[Kind]) -> list[Kind]:
+    shapes = [v.aval.shape for v in eqn.outvars]
+    each = [owners_after(branch, kinds[1:]) for branch in eqn.params["branches"]]
+    found = each[0]
+    for other in each[1:]:
+        found = [_either(a, b, s) for a, b, s in zip(found, other, shapes, strict=True)]
+    return _decided_by(kinds[0], "a choice", found)
+
+
+def _scan(eqn: Any, kinds: Sequence[Kind]) -> list[Kind]:
+    n, m = scan_sizes(eqn)
+    body = eqn.params["jaxpr"]
+    read: list[Kind] = []
+    for kind in kinds[n + m :]:
+        if isinstance(kind, Free):
+            read.append(_moved(kind, -1))
+        else:
+            read.append(
+                Layered(kind.axis - 1, kind.owners)
+                if kind.axis
+                else _of_one("a loop over layers", kind)
+            )
+    shapes = [v.aval.shape for v in eqn.outvars[:m]]
+
+    def turn(now: list[Kind]) -> list[Kind]:
+        return owners_after(body, [*kinds[:n], *now, *read])
+
+    carried = _settled(lambda now: turn(now)[:m], list(kinds[n : n + m]), shapes)
+    ys: list[Kind] = []
+    for kind in turn(carried)[m:]:
+        if isinstance(kind, Free):
+            ys.append(_moved(kind, 1))
+        else:
+            ys.append(kind if kind.axis is None else Layered(kind.axis + 1, kind.owners))
+    return carried + ys
+
+
+def _moved(kind: Free, by: int) -> Free:
+    """The kind with its axes moved by one, where the first axis is added or taken away."""
+
+    def moved(axes: frozenset[int]) -> frozenset[int]:
+        return frozenset(a + by for a in axes if a + by >= 0)
+
+    return Free(moved(kind.flat), None if kind.drawn is None else moved(kind.drawn))
+
+
+CALLS = frozenset(
+    (
+        *("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call"),
+        *("checkpoint", "remat2"),
+    )
+)
+_LOOPS = {"while": _while, "cond": _cond, "scan": _scan}
+_LOOPS |= dict.fromkeys(("optimization_barrier", "device_put"), _through)
+_ELEMENTWISE = frozenset(
+    (
+        *("abs", "acos", "acosh", "add", "add_any", "and", "asin", "asinh", "atan", "atan2"),
+        *("atanh", "cbrt", "ceil", "clamp", "complex", "conj", "convert_element_type", "copy"),
+        *("copy_p", "cos", "cosh", "digamma", "div", "eq", "erf", "erf_inv"),
+        *("erfc", "exp", "exp2", "expm1", "floor", "ge", "gt", "imag", "integer_pow"),
+        *("is_finite", "le", "lgamma", "log", "log1p", "logistic", "lt", "max", "min", "mul"),
+        *("ne", "neg", "nextafter", "not", "or", "population_count", "pow", "real", "rem"),
+        *("reduce_precision", "root", "round", "rsqrt", "select_n", "shift_left"),
+        *("shift_right_arithmetic", "shift_right_logical", "sign", "sin", "sinh", "sqrt"),
+        *("square", "stop_gradient", "sub", "tan", "tanh", "xor", "pvary", "pbroadcast"),
+        "sharding_constraint",
+        "reshard",
+    )
+)
+_OTHERS: dict[str, Callable[[Any, Sequence[Kind]], Any]] = {
+    "broadcast_in_dim": _broadcast,
+    "reshape": _reshape,
+    "transpose": _transpose,
+    "squeeze": _squeeze,
+    "slice": _slice,
+    "dynamic_slice": _dynamic_slice,
+    "pad": _pad,
+    "concatenate": _concatenate,
+    "stack": _stack,
+    "unstack": _unstack,
+    "dot_general": _dot,
+    **{f"reduce_{name}": _reduced for name in ("sum", "max", "min", "prod", "and", "or", "xor")},
+    **dict.fromkeys(("argmax", "argmin", "reduce"), _reduced),
+    **dict.fromkeys(
+        ("sort", "rev", "cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), _along
+    ),
+    **dict.fromkeys(
+        (
+            *("cholesky", "eigh", "householder_product", "lu", "qr", "geqrf", "svd"),
+            *("triangular_solve", "tridiagonal_solve"),
+        ),
+        _linear_algebra,
+    ),
+}

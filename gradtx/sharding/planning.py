@@ -1,0 +1,312 @@
+"""Planning: what an optimizer holds and sends on a mesh, from shapes alone."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+
+from gradtx.core.pair import GradientTransformation
+from gradtx.inspection.description import communications, sent
+from gradtx.leaves.paths import leaves_with_path
+from gradtx.ownership.owners import Stack
+from gradtx.sharding.axes import AxisName, axes_of
+from gradtx.sharding.operations import busiest, messages, owners_lines
+from gradtx.sharding.placement import dims_of
+from gradtx.sharding.sharding import MIN_SIZE, StateSharding, state_sharding
+from gradtx.types import Params, PyTree
+
+
+@dataclass(frozen=True)
+class Link:
+    """The links along an axis of a mesh: bytes a second into one device, seconds for a message."""
+
+    bandwidth: float
+    latency: float = 1e-6
+
+
+TPU_V5E = Link(1600e9 / 8 / 2)
+"""An axis of a TPU v5e's torus: two of the four links of a chip, 1,600 Gbit/s together each way."""
+TPU_V5E_NETWORK = Link(6.4e12 / 8 / 256, 1e-5)
+"""From pod to pod: 6.4 Tbit/s of a pod, shared by its 256 chips; the latency is assumed."""
+TPU_V5E_MEMORY = 819e9
+"""Bytes a second of a TPU v5e's memory."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """The messages of one kind that all devices send in a step.
+
+    Attributes:
+        what: gradients, parameters, matrices, or what a link such as :func:`diloco` sends.
+        kind: the collective.
+        axes: the axes of the mesh over which it goes.
+        bytes: the size of the whole arrays that one device reduces, scatters or gathers; for an
+            all-to-all, of its part of them. XLA prints the same.
+        received: the bytes that come to one device.
+        seconds: the time on the given links, with nothing else on them.
+    """
+
+    what: str
+    kind: str
+    axes: tuple[str, ...]
+    bytes: int
+    received: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """The memory, messages and time of a step on a mesh, from :func:`plan_step`.
+
+    ``print`` shows it as a table.
+
+    Attributes:
+        mesh: the sizes of its axes.
+        parameters: their number.
+        parameter_bytes: on one device.
+        state_bytes: on one device.
+        host_bytes: of these, those in the memory of the host (:func:`offload`); a step carries as
+            many over the link to the host, each way.
+        messages: what is sent in a step, on average if not every step sends.
+        update_seconds: the time to read and write parameters, gradients and state, and no more.
+        owned: the stacks of matrices of which each device transforms some.
+        sharding: the sharding of every leaf of the state.
+    """
+
+    mesh: dict[str, int]
+    parameters: int
+    parameter_bytes: int
+    state_bytes: int
+    host_bytes: int
+    messages: tuple[Message, ...]
+    update_seconds: float
+    owned: tuple[Stack, ...]
+    sharding: StateSharding
+
+    @property
+    def devices(self) -> int:
+        """The number of devices."""
+        return math.prod(self.mesh.values())
+
+    @property
+    def received(self) -> int:
+        """The bytes that come to one device in a step."""
+        return sum(message.received for message in self.messages)
+
+    @property
+    def seconds(self) -> float:
+        """The time of the update and all messages, one after the other."""
+        return self.update_seconds + sum(message.seconds for message in self.messages)
+
+    @property
+    def operations(self) -> int:
+        """The operations of the busiest device in products of matrices that it transforms whole."""
+        return busiest(self.owned)
+
+    def __str__(self) -> str:
+        axes = " x ".join(f"{name}={n}" for name, n in self.mesh.items())
+        rows = [("", "over", "bytes", "received", "ms")]
+        rows += [
+            (
+                f"{m.what}: {m.kind}",
+                " x ".join(m.axes),
+                f"{m.bytes:,}",
+                f"{m.received:,}",
+                f"{1e3 * m.seconds:.3g}",
+            )
+            for m in self.messages
+        ]
+        rows.append(("update", "", "", "", f"{1e3 * self.update_seconds:.3g}"))
+        rows.append(("all", "", "", f"{self.received:,}", f"{1e3 * self.seconds:.3g}"))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [
+            f"{self.parameters:,} parameters, {self.devices:,} devices, {axes}",
+            f"bytes of a device: parameters {self.parameter_bytes:,}, state {self.state_bytes:,}",
+        ]
+        if self.host_bytes:
+            lines.append(f"of the state {self.host_bytes:,} on the host, brought in and taken back")
+        for row in rows:
+            cells = [c.ljust(w) for c, w in zip(row[:2], widths, strict=False)]
+            cells += [c.rjust(w) for c, w in zip(row[2:], widths[2:], strict=True)]
+            lines.append("  ".join(cells))
+        lines += owners_lines(self.owned)
+        return "\n".join(line.rstrip() for line in lines)
+
+
+def plan_step(
+    tx: GradientTransformation,
+    params: Params,
+    mesh: Mapping[str, int],
+    specs: PyTree = None,
+    *,
+    batch: AxisName = (),
+    zero: AxisName | None = None,
+    links: Mapping[str, Link] | None = None,
+    memory: float = TPU_V5E_MEMORY,
+    min_size: int = MIN_SIZE,
+    balance: bool = False,
+) -> StepPlan:
+    """What a step of an optimizer holds and sends on a mesh; it needs no devices.
+
+    Args:
+        tx: any transformation.
+        params: the parameters, or `jax.ShapeDtypeStruct` in their place.
+        mesh: the sizes of its axes by name, of any number of devices.
+        specs: a `PartitionSpec` for each parameter, or one for all; replicated unless given.
+        batch: the axes over which the batch is divided, and gradients are reduced. A parameter that
+            is divided over one of them (FSDP) is gathered twice, for the forward and the backward
+            pass. Leave out the axes over which `tx` sends, such as that of :func:`diloco`.
+        zero: the axes over which slots are divided further, as in :func:`state_sharding`.
+        links: the links along each axis; `TPU_V5E` unless given.
+        memory: the bandwidth of a device's memory, in bytes a second.
+        min_size: slots with fewer entries are not divided further.
+        balance: whether stacks of matrices are balanced, as in :func:`state_sharding`.
+
+    Returns:
+        A `StepPlan`; nothing is allocated. It has the messages that the optimizer needs, and leaves
+        out those of the loss itself, such as the activations of tensor parallelism. Times are a
+        model, in which each axis of a mesh is a ring or a line with a bandwidth of its own, the
+        fastest is used first, nothing overlaps, and an all-to-all is bound by the slowest of its
+        axes.
+
+    Raises:
+        TypeError, ValueError: as :func:`state_sharding`; or an axis is not one of the mesh.
+
+    >>> import gradtx, jax.numpy as jnp
+    >>> params = {"w": jax.ShapeDtypeStruct((24, 1024, 4096), jnp.float32)}
+    >>> found = plan_step(gradtx.adamw(1e-3), params, {"data": 16}, batch="data", zero="data")
+    >>> [(m.what, m.kind, m.bytes) for m in found.messages]
+    [('gradients', 'reduce-scatter', 402653184), ('parameters', 'all-gather', 402653184)]
+    >>> found.state_bytes
+    50331652
+    """
+    sizes, over = dict(mesh), axes_of(batch) if batch else ()
+    links = {name: (links or {}).get(name, TPU_V5E) for name in sizes}
+    if unknown := [axis for axis in over if axis not in sizes]:
+        raise ValueError(
+            f"plan_step: batch={unknown[0]!r} is not an axis of the mesh; its axes are "
+            f"{', '.join(map(repr, sizes))}"
+        )
+    abstract = AbstractMesh(
+        tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes)
+    )
+    given: Any = jax.tree.map(
+        lambda spec: NamedSharding(abstract, spec),
+        PartitionSpec() if specs is None else specs,
+        is_leaf=lambda x: isinstance(x, PartitionSpec),
+    )
+    sharding = state_sharding(tx, params, given, zero=zero, min_size=min_size, balance=balance)
+    traffic = _Traffic(sizes, links)
+    leaves, treedef = leaves_with_path(sharding.like)
+    stages = [treedef.flatten_up_to(tree) for tree in (sharding.params, *sharding.reductions)]
+    held, worked_on = 0, 0
+    own: list[Any] = [None] * len(leaves)
+    for i, (_, p) in enumerate(leaves):
+        if p is None:
+            continue
+        placed = [dims_of(stage[i].spec, len(p.shape)) for stage in stages]
+        shard = stages[0][i].shard_shape(p.shape)
+        own[i] = jax.ShapeDtypeStruct(shard, p.dtype)
+        size = math.prod(shard) * p.dtype.itemsize
+        held += size
+        worked_on += traffic.of_leaf(size, placed, over)
+    state = sharding.bytes_per_device
+    # What sends nothing is not asked: its `init` may refuse a device's part of a leaf.
+    told = sent(tx, treedef.unflatten(own)) if communications(tx) else []
+    for how, size, _ in told:
+        kind = "all-gather" if how.gathers else "all-reduce"
+        whole = size * traffic.devices(how.over) if how.gathers else size
+        traffic.send("parameters of the devices", kind, how.over, whole)
+    for axes, there, back in messages(sharding.owned):
+        traffic.send("matrices", "all-to-all", axes, there + back)
+    # Of what a device works on it reads gradient, parameter and slots, and writes the last two.
+    moved = 3 * worked_on + 2 * state + (held if worked_on < held else 0)
+    return StepPlan(
+        mesh=sizes,
+        parameters=sum(math.prod(p.shape) for _, p in leaves if p is not None),
+        parameter_bytes=held,
+        state_bytes=state,
+        host_bytes=sum(
+            math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+            for x in jax.tree.leaves(sharding.abstract)
+            if x.sharding.memory_kind == "pinned_host"
+        ),
+        messages=traffic.messages(),
+        update_seconds=moved / memory,
+        owned=sharding.owned,
+        sharding=sharding,
+    )
+
+
+class _Traffic:
+    """The bytes of the messages of a step, added up by purpose, collective and axes."""
+
+    def __init__(self, sizes: Mapping[str, int], links: Mapping[str, Link]) -> None:
+        self._sizes, self._links = sizes, links
+        self._bytes: dict[tuple[str, str, tuple[str, ...]], int] = {}
+
+    def devices(self, axes: tuple[str, ...]) -> int:
+        """The number of devices that communicate over some axes."""
+        return math.prod(self._sizes[axis] for axis in axes)
+
+    def send(self, what: str, kind: str, axes: tuple[str, ...], size: int) -> None:
+        """Add a message; over axes of one device nothing is sent."""
+        axes = tuple(axis for axis in axes if self._sizes[axis] > 1)
+        if axes and size:
+            key = what, kind, axes
+            self._bytes[key] = self._bytes.get(key, 0) + size
+
+    def of_leaf(self, size: int, placed: list[Any], batch: tuple[str, ...]) -> int:
+        """Add the messages of a leaf, and return the bytes of it that a device updates.
+
+        Args:
+            size: the bytes of the parameter on a device.
+            placed: the axes of each dimension of the parameter, then of each stage at which the
+                gradient is divided further.
+            batch: the axes over which gradients are reduced.
+        """
+        first = {axis for dim in placed[0] for axis in dim}
+        within = tuple(axis for axis in batch if axis in first)
+        whole = size * self.devices(within)
+        self.send("gradients", "reduce-scatter", within, whole)
+        self.send("parameters", "all-gather", within, 2 * whole)
+        left, seen = [axis for axis in batch if axis not in first], first
+        for stage in placed[1:]:
+            now = {axis for dim in stage for axis in dim}
+            for axis in sorted(now - seen):
+                if axis in left:
+                    self.send("gradients", "reduce-scatter", (axis,), size)
+                    left.remove(axis)
+                self.send("parameters", "all-gather", (axis,), size)
+                size //= self._sizes[axis]
+            seen |= now
+        self.send("gradients", "all-reduce", tuple(left), size)
+        return size
+
+    def messages(self) -> tuple[Message, ...]:
+        """The messages of a step, one for each purpose, collective and axes."""
+        return tuple(
+            Message(what, kind, axes, size, *self._cost(kind, axes, size))
+            for (what, kind, axes), size in self._bytes.items()
+        )
+
+    def _cost(self, kind: str, axes: tuple[str, ...], size: int) -> tuple[int, float]:
+        """The bytes that a device receives in a collective, and the seconds that it takes."""
+        devices = self.devices(axes)
+        if kind == "all-to-all":
+            slowest = min((self._links[axis] for axis in axes), key=lambda link: link.bandwidth)
+            others = size * (devices - 1) // devices
+            return others, others / slowest.bandwidth + slowest.latency
+        # Scattering, then gathering, axis after axis: the slower ones carry a part of it.
+        halves = 2 if kind == "all-reduce" else 1
+        received = seconds = 0.0
+        share = float(size)
+        for axis in sorted(axes, key=lambda axis: -self._links[axis].bandwidth):
+            n, link = self._sizes[axis], self._links[axis]
+            received += halves * share * (n - 1) / n
+            seconds += halves * (share * (n - 1) / n / link.bandwidth + math.log2(n) * link.latency)
+            share /= n
+        return round(received), seconds
