@@ -10,17 +10,24 @@ __version__ = "0.1.0"
 __all__, __getattr__, __dir__ = lazy(__name__)
 
 
-class _PrivatePaths:
-    """Finds Optax's private modules under gradtx's name: see :mod:`gradtx._src`."""
+class _OtherPaths:
+    """Finds modules of names that no file has: earlier ones, and those of Optax's private modules.
+
+    See :mod:`gradtx.names.earlier` and :mod:`gradtx._src`.
+    """
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> Any:
-        """The spec of a module with a private name, such as `gradtx.transforms._masking`."""
-        if not name.startswith("gradtx.") or "._" not in name:
+        """The spec of a module such as `gradtx.rows`, or `gradtx.transforms._masking`."""
+        if not name.startswith("gradtx."):
             return None
-        from gradtx import _src
+        if "._" in name:
+            from gradtx import _src
 
-        return _src.spec(name)
+            return _src.spec(name)
+        from gradtx.names import earlier
+
+        return earlier.spec(name)
 
 
-sys.meta_path.append(_PrivatePaths)  # type: ignore[arg-type]  # a finder by what it has
+sys.meta_path.append(_OtherPaths)  # type: ignore[arg-type]  # a finder by what it has

@@ -1,4 +1,4 @@
-# The public names of gradtx: type checkers read this file, and so does namespace.py.
+# The public names of gradtx: type checkers read this file, and so does names/namespace.py.
 
 # Modules of names.
 from gradtx import (

@@ -291,7 +291,7 @@ class Mutant:
     @contextlib.contextmanager
     def living(self):
         """The function of the module, changed."""
-        owner = importlib.import_module(self.module)
+        owner = imported(self.module)
         for part in self.function.split("."):
             owner = vars(owner)[part] if isinstance(owner, type) else getattr(owner, part)
         function = getattr(owner, "builder", owner)
@@ -308,6 +308,11 @@ class Mutant:
             yield
         finally:
             function.__code__ = original
+
+
+def imported(module):
+    """The module; a package by its own name, as others import it."""
+    return importlib.import_module(module.removesuffix(".__init__"))
 
 
 def mutants(module):
@@ -598,7 +603,7 @@ class Test:
     def __init__(self, item, module, case=0):
         self.item, self.case = item, case
         self.seconds, self.failed, self.broken = None, -1, False
-        self.path = importlib.import_module(module).__file__
+        self.path = imported(module).__file__
         self.lines, self.functions = set(), set()
 
     def order(self, mutant):

@@ -245,8 +245,9 @@ class Selection:
             return True
         if module in WHOLE and (self.touched or self.shared):
             return True
-        mirrored = module.replace("tests.", "gradtx.", 1).replace(".test_", ".")
-        if mirrored in self.touched or self._is_changed(module):
+        named = module.rpartition(".test_")[2]
+        mirrored = any(each.rpartition(".")[2] == named for each in self.touched)
+        if mirrored or self._is_changed(module):
             return True
         reached = seen(module)
         if reached is None or self.shared:

@@ -1,6 +1,7 @@
 """Imports point downward only, and importing costs little."""
 
 import ast
+import graphlib
 import os
 import pathlib
 import re
@@ -58,6 +59,17 @@ def by_file(faults):
 @pytest.mark.slow
 def test_imports_point_downward():
     assert by_file(upward) == {}
+
+
+@pytest.mark.slow
+def test_no_modules_import_each_other_in_a_circle():
+    """Inside of a room too, where no order is listed."""
+    names = {".".join(("gradtx", *p.relative_to(ROOT).with_suffix("").parts)): p for p in FILES}
+    needs = {}
+    for name, path in names.items():
+        pairs = [(module, f"{module}.{inner}") for module, inner in imports(path)]
+        needs[name] = {inner if inner in names else module for module, inner in pairs}
+    assert [*graphlib.TopologicalSorter(needs).static_order()]
 
 
 def private(path):

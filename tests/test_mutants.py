@@ -80,7 +80,7 @@ def test_a_run_goes_on_where_another_ended(tmp_path, monkeypatch, capsys):
     assert run() == (False, [])
     assert run("--again") == (False, [len(every)])
     entries = mutants.recorded()
-    assert list(entries) == [box, "gradtx.leaves.rows"]
+    assert list(entries) == ["gradtx.leaves.rows", box]
     entries[box]["source"] = wrong
     mutants.RECORD.write_text(json.dumps(entries))
     assert run() == (False, [len(every)])

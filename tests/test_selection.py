@@ -21,7 +21,7 @@ def test_a_changed_rule_takes_what_is_built_from_it():
     assert "accumulate" in changed({"gradtx.optimizers.adam"})  # which that entry is made with
 
 
-@pytest.mark.parametrize("module", ["engine.lift", "pair", "programs.tracing"])
+@pytest.mark.parametrize("module", ["engine.lift", "core.pair", "programs.tracing"])
 def test_a_change_of_the_engine_takes_every_rule(module):
     names = changed({f"gradtx.{module}"})
     assert names >= {name for name, entry in CATALOGUE.items() if entry.make().rules}

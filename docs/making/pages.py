@@ -25,9 +25,9 @@ GENERATED = DOCS / "api" / "generated"
 
 # Which modules' names stand on which page; the pages in the order in which people need them.
 PAGES = {
-    "Training": ("training", "estimators", "packed", "eager"),
+    "Training": ("training", "backward", "estimators", "leaves.packed", "core.eager"),
     "Optimizers": ("optimizers",),
-    "Schedules": ("declared_schedule", "schedules"),
+    "Schedules": ("declarations.declared_schedule", "schedules"),
     "Composition": ("composition",),
     "Transforms": ("transforms",),
     "Wrappers": ("wrappers", "storage"),
@@ -35,11 +35,19 @@ PAGES = {
     "Inspection": ("inspection",),
     "Losses": ("losses",),
     "Projections": ("projections",),
-    "Many devices": ("distributed",),
-    "Sparse rows": ("sparse", "rows"),
+    "Many devices": ("distributed", "sharding"),
+    "Sparse rows": ("sparse", "leaves.rows"),
     "Other frameworks": ("interop",),
-    "Trees": ("tree", "paths", "linear_algebra"),
-    "Writing a rule": ("pair", "engine", "numerics", "types", "checks", ""),
+    "Trees": ("tree", "leaves.paths", "linalg"),
+    "Writing a rule": (
+        "core.pair",
+        "leaves.matrix_layout",
+        "engine",
+        "numerics",
+        "types",
+        "checks",
+        "",
+    ),
     "States": (),
 }
 # These open their page, in this order; the others follow by their files.
@@ -87,8 +95,9 @@ def page_of(name: str) -> str:
     if name == "apply_updates":  # how it is done belongs to composition, when to training
         return "Training"
     module = found.__name__ if inspect.ismodule(found) else getattr(found, "__module__", "")
-    part = ([*module.split("."), ""])[1] if module.startswith("gradtx.") else ""
-    return next(title for title, parts in PAGES.items() if part in parts)
+    parts = module.split(".")[1:3] if module.startswith("gradtx.") else [""]
+    places = {parts[0], ".".join(parts)}
+    return next(title for title, listed in PAGES.items() if places & {*listed})
 
 
 def by_use(name: str) -> tuple[int, str, bool, str]:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import export
 
 from gradtx.composition.chain import NamedStates
+from gradtx.names.earlier import in_files
 from gradtx.storage.encoded import Encoded
 from gradtx.storage.format import Codec
 from gradtx.tree.search import children_of
@@ -62,7 +63,7 @@ def _reader(kind: type) -> Callable[[Any], Any] | None:
 
 @functools.cache
 def _register(kind: type) -> None:
-    name = f"{kind.__module__}.{kind.__qualname__}"
+    name = f"{in_files(kind.__module__)}.{kind.__qualname__}"
     read = _reader(kind)
     if read is not None:
         export.register_pytree_node_serialization(

@@ -1,4 +1,4 @@
-"""Many devices: aggregation, compression, sharded state, infrequent communication."""
+"""What devices send each other: aggregation, compression, infrequent communication."""
 
 from gradtx.names.namespace import lazy
 

@@ -263,7 +263,8 @@ def scale_by_soap(
             rotations at once, from the identity, and later ones from `T` sweeps, but at most 4. A
             sweep is 9 products of matrices, and nothing is decomposed or sorted. Over the first
             tens of steps bases that take one sweep are further from the eigenvectors than those of
-            QR (``gradtx/linalg/eigenbasis.py``). Losses over QR's, 150 steps, 12 seeds, paired: on a small
+            QR (``gradtx/linalg/eigenbasis.py``). Losses over QR's, 150 steps, 12 seeds, paired: on
+            a small
             convolutional net, refreshed at every tenth step, 1.06 after 48 steps (p = 0.5) and
             1.05 at the end (p = 0.4), at every step 1.05 (p = 0.7) and 1.02 (p = 0.8); on a small
             transformer 1.000 in all four places but 0.999 (p = 0.3) at the end, at every step.

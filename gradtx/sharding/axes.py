@@ -26,7 +26,7 @@ def communicating(
     peak_bytes: Callable[[Params], int] | None = None,
     gathers: bool = False,
 ) -> GradientTransformationExtraArgs:
-    """A pair whose devices communicate over some axes; see :class:`gradtx.core.traits.Communication`."""
+    """A pair whose devices communicate over some axes, as a `Communication` says it."""
     axes = axes_of(over)
     peak = peak_bytes or message_bytes
     communication = Communication(message_bytes, peak, axes, axes if reduces else (), gathers)

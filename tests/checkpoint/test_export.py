@@ -64,3 +64,11 @@ def test_names_of_a_chain_survive():
     gradtx.register_serialization(state)
     exported = export.export(jax.jit(lambda state: state))(state)
     assert list(export.deserialize(exported.serialize()).call(state)) == ["a", "b"]
+
+
+def test_exported_programs_name_classes_as_earlier_files_do():
+    """Where a class is may change; files of before and after it are read alike."""
+    state = gradtx.trace(gradtx.linear_schedule(0.5, 0.9, 10)).init(params())
+    gradtx.register_serialization(state)
+    written = export.export(jax.jit(lambda state: state))(state).serialize()
+    assert b"gradtx.scheduled.ScheduledState" in bytes(written)
