@@ -14,7 +14,7 @@ from gradtx.estimators.directions import moved
 from gradtx.estimators.estimator import Estimator
 from gradtx.names.namespace import warn
 from gradtx.numerics import cast
-from gradtx.programs.tracing import is_tracer
+from gradtx.programs.tracing import is_tracer, varying_axes
 from gradtx.training.loss_scale import divides
 from gradtx.types import Array, InnerState, Key, Params, PyTree, State, Updates
 from gradtx.types.keys import check_key, own_key
@@ -161,7 +161,11 @@ def _own_state(state: State) -> EstimatedGradientsState:
 
 def with_flat(state: State, flat: Array) -> State:
     """The state after a step, which counts whether the values of the loss did not differ."""
-    return state._replace(flat_steps=state.flat_steps + flat.astype(jnp.int32))
+    steps, found = state.flat_steps, flat.astype(jnp.int32)
+    own = varying_axes(jax.typeof(found)) - varying_axes(jax.typeof(steps))
+    if own:  # devices have losses of their own, and the state is that of all
+        found = jax.lax.pmin(found, tuple(sorted(own)))
+    return state._replace(flat_steps=steps + found)
 
 
 def optimizer_of(tx: GradientTransformation) -> GradientTransformation:

@@ -467,3 +467,31 @@ def test_on_a_mesh_are_the_bits_of_one_device(inside):
     for a, b in zip(jax.tree.leaves(found[0]), jax.tree.leaves(alone[0]), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
     assert found[0]["layers"]["a"].sharding == params["layers"]["a"].sharding
+
+
+@pytest.mark.parametrize("name", ["spsa", pytest.param("two samples", marks=pytest.mark.slow)])
+def test_devices_with_losses_of_their_own_take_the_step_of_one(name):
+    """The same direction on each: the mean of the estimates is that of the mean of the losses."""
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+    split, whole = PartitionSpec("d"), PartitionSpec()
+    params, x = jnp.ones((3, 2)), batch()[0][:4, :3]
+    of = lambda p, x: jnp.mean((x @ p) ** 2)  # noqa: E731
+    reduced = lambda p, x: jax.lax.pmean(of(p, x), "d")  # noqa: E731
+
+    def stepped(of, tx):
+        tx = gradtx.estimated_gradients(tx, ESTIMATORS[name])
+        return (lambda p, s, x: gradtx.minimize(of, tx, p, s, x)[:2]), tx.init(params)
+
+    def mapped(of, tx):
+        step, state = stepped(of, tx)
+        specs = {"in_specs": (whole, whole, split), "out_specs": (whole, whole)}
+        return jax.jit(jax.shard_map(step, mesh=mesh, **specs))(params, state, x)
+
+    step, state = stepped(of, gradtx.sgd(0.1))
+    wanted, state = jax.jit(step)(params, state, x)
+    aggregated = gradtx.chain(gradtx.aggregate("d"), gradtx.sgd(0.1))
+    for new, after in (mapped(of, aggregated), mapped(reduced, gradtx.sgd(0.1))):
+        np.testing.assert_allclose(new, wanted, rtol=1e-4)
+        assert bits(after.gradient_key) == bits(state.gradient_key)
+    with pytest.raises(ValueError, match="the loss is the same on all devices"):
+        mapped(reduced, aggregated)
