@@ -40,6 +40,7 @@ def scale_by_rss(
     Source: J. Duchi, E. Hazan and Y. Singer, Adaptive Subgradient Methods for Online Learning and
     Stochastic Optimization, 2011, JMLR 12, figure 1 (diagonal).
 
+    >>> import jax.numpy as jnp
     >>> tx = scale_by_rss(0.0, 0.0)
     >>> tx.update(jnp.array([3.0, 0.0]), tx.init(jnp.zeros(2)))[0].tolist()
     [1.0, 0.0]
@@ -86,7 +87,7 @@ def adagrad(
     Source: J. Duchi, E. Hazan and Y. Singer, Adaptive Subgradient Methods for Online Learning and
     Stochastic Optimization, 2011, JMLR 12.
 
-    >>> import gradtx
+    >>> import gradtx, jax.numpy as jnp
     >>> tx = adagrad(0.5)
     >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
     >>> bool(jnp.allclose(found.params, 1, atol=1e-2))

@@ -50,6 +50,7 @@ def scale_by_laprop(
     Source: L. Ziyin, Z. T. Wang and M. Ueda, LaProp: Separating Momentum and Adaptivity in Adam,
     2020, arXiv:2002.04839, algorithm 1.
 
+    >>> import jax.numpy as jnp
     >>> tx = scale_by_laprop()
     >>> tx.update(jnp.array([4.0, 0.0]), tx.init(jnp.zeros(2)))[0].round(4).tolist()
     [1.0, 0.0]
@@ -100,7 +101,7 @@ def laprop(
     Source: L. Ziyin, Z. T. Wang and M. Ueda, LaProp: Separating Momentum and Adaptivity in Adam,
     2020, arXiv:2002.04839, algorithm 1.
 
-    >>> import gradtx
+    >>> import gradtx, jax.numpy as jnp
     >>> tx = laprop(0.02)
     >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
     >>> bool(jnp.allclose(found.params, 1, atol=1e-2))

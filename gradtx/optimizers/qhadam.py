@@ -53,6 +53,7 @@ def scale_by_qhadam(
     Source: J. Ma and D. Yarats, Quasi-hyperbolic Momentum and Adam for Deep Learning, 2019,
     arXiv:1810.06801, section 4.
 
+    >>> import jax.numpy as jnp
     >>> tx = scale_by_qhadam()
     >>> tx.update(jnp.array([4.0, 0.0]), tx.init(jnp.zeros(2)))[0].round(4).tolist()
     [1.0, 0.0]
@@ -110,7 +111,7 @@ def qhadam(
     Source: J. Ma and D. Yarats, Quasi-hyperbolic Momentum and Adam for Deep Learning, 2019,
     arXiv:1810.06801, section 4.
 
-    >>> import gradtx
+    >>> import gradtx, jax.numpy as jnp
     >>> tx = qhadam(0.05)
     >>> found = gradtx.solve(lambda x: jnp.sum((x - 1) ** 2), jnp.zeros(2), tx, max_steps=200)
     >>> bool(jnp.allclose(found.params, 1, atol=1e-2))
