@@ -184,7 +184,7 @@ def after_step(state: State, flat: Array, inner_state: State) -> State:
     return with_flat(EstimatedGradientsState(following, state.flat_steps, inner_state), flat)
 
 
-class Estimate(NamedTuple):
+class Estimated(NamedTuple):
     """What one estimate found: the loss, its gradient, what else it returned, `flat`."""
 
     value: Array
@@ -200,7 +200,7 @@ def estimate(
     key: Array,
     seed: Callable[[Array], Array],
     has_aux: bool,
-) -> Estimate:
+) -> Estimated:
     """Estimate the gradient of a loss.
 
     Args:
@@ -231,7 +231,7 @@ def estimate(
         gradients.gradient(weights, functools.partial(directions.leaf, i), p.dtype)
         for i, p in enumerate(leaves)
     ]
-    return Estimate(value, structure.unflatten(each), aux, flat)
+    return Estimated(value, structure.unflatten(each), aux, flat)
 
 
 def scalar(gradients: Estimator, value: Array) -> Array:
