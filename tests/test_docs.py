@@ -252,6 +252,8 @@ ASKED = {
     "mental model": "mental_model",
     "learning rate": "rates",
     "save and load": "checkpoints",
+    "zeroth order": "without_backward",
+    "mezo": "recipes/finetune_without_backward",
 }
 
 
