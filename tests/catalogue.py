@@ -1557,7 +1557,8 @@ CATALOGUE: dict[str, Entry] = {
         ),
     ),
     "estimated_gradients": Entry(
-        lambda: gradtx.estimated_gradients(gradtx.adam(0.1), gradtx.spsa()),
+        # The difference of two losses magnifies their rounding by the inverse of the scale.
+        lambda: gradtx.estimated_gradients(gradtx.adam(0.1), gradtx.spsa(0.1)),
         bad=(
             {"inner": optax.sgd(1.0), "gradients": "spsa"},
             {"inner": optax.sgd(1.0), "gradients": gradtx.spsa(key=0.5)},
