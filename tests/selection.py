@@ -6,8 +6,9 @@ A sweep is a test with a case for each of many transformations of the catalogue.
   entry in the catalogue, or in a module of gradtx that one of its builders imports, directly or
   not); if most have changed, a third of these cases, in turn;
 - from other tests, those in files that reach a changed module, by imports and by the names of
-  gradtx that they use; if most transformations have changed, or if the reach of a file cannot be
-  seen, a third of these files, in turn, and the files named as a changed module;
+  gradtx that they use; if most transformations have changed, a third of these files, in turn, and
+  the files named as a changed module; of the files whose reach cannot be seen those in the folder
+  of a changed module, and a third of the others;
 - the cases of FIXED, which cover each scope, each composition and the main wrappers, and the tests
   of WHOLE.
 
@@ -110,10 +111,21 @@ def graph():
 
     def home(module, name):
         inner = f"{module}.{name}" if module else name
-        return inner if inner in files else passed_on.get(module, {}).get(name, module)
+        if inner in files:
+            return inner
+        further = passed_on.get(module, {}).get(name, module)
+        return module if further == module else home(further, name)
+
+    def reached(module, path):
+        direct = {home(*pair) for pair in imports(path)}
+        if not module.startswith("tests."):
+            return direct
+        # A test may take any name of a package that it imports, by `getattr` too.
+        packages = direct & {*passed_on} - {"gradtx"}
+        return direct | {home(package, name) for package in packages for name in passed_on[package]}
 
     return {
-        module: {home(*pair) for pair in imports(path)} if path.name != "__init__.py" else set()
+        module: set() if path.name == "__init__.py" else reached(module, path)
         for module, path in files.items()
     }
 
@@ -236,6 +248,11 @@ class Selection:
         return (zlib.crc32(text.encode()) + self.number) % THIRDS == 0
 
     @functools.cached_property
+    def _folders(self):
+        """Those of modules that have changed, within gradtx as tests have them too."""
+        return [each.split(".")[1:-1] for each in self.touched if each.count(".") > 1]
+
+    @functools.cached_property
     def _files_in_turn(self):
         return in_turn(modules(), self.number)
 
@@ -251,6 +268,8 @@ class Selection:
             return True
         reached = seen(module)
         if reached is None or self.shared:
+            if module.split(".")[1:-1] in self._folders:
+                return True
             return bool(self.touched or self.shared) and self._in_its_third(module)
         return bool(reached & self.touched) and (not self.most or self._in_its_third(module))
 

@@ -107,6 +107,17 @@ def test_a_changed_rule_is_taken_with_the_files_that_use_it(monkeypatch):
     assert "bfgs" not in names(left_out(sweep(), selected))
 
 
+@pytest.mark.parametrize(
+    ("path", "tests"),
+    [
+        ("losses/segmentation.py", "tests.losses.test_losses"),  # which imports the package
+        ("schedules/cyclic.py", "tests.schedules.test_schedules"),  # whose reach is not seen
+    ],
+)
+def test_a_changed_module_is_taken_with_the_tests_of_its_folder(monkeypatch, path, tests):
+    assert all(chosen(monkeypatch, f"gradtx/{path}", number=n).takes_file(tests) for n in range(3))
+
+
 def test_of_a_changed_engine_each_case_is_taken_in_three_commits(monkeypatch):
     paths = ["gradtx/engine/lift.py"]
     outs = [left_out(sweep(), chosen(monkeypatch, *paths, number=n)) for n in (30, 31, 32)]
