@@ -93,6 +93,11 @@ def passed_on(module: str) -> Callable[[str], Any]:
     def get(attribute: str) -> Any:
         if attribute.startswith("__"):  # Python and its tools ask for many
             raise AttributeError(f"module {module!r} has no attribute {attribute!r}")
+        if attribute.startswith("_"):  # a private module of this name is gradtx's own
+            from importlib.util import find_spec
+
+            if find_spec(f"{module}.{attribute}") is not None:
+                return importlib.import_module(f"{module}.{attribute}")
         try:
             home = importlib.import_module(f"optax.{name}")
         except ImportError as error:
