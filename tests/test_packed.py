@@ -43,8 +43,10 @@ def only_entries(tx):
     return tx.rules is not None and all(rule.scope is Scope.ENTRY for rule in tx.rules)
 
 
-# These take a gradient for each example; blocks of a codec cross leaves in a vector.
+# These take a gradient for each example, or draw a direction for each leaf; blocks of a codec cross
+# leaves in a vector.
 OTHERS = {"differentially_private", "differentially_private_aggregate", "dpsgd", "per_example"}
+OTHERS |= {"estimated_gradients"}
 WHOLE = [
     name
     for name, entry in sorted(CATALOGUE.items())

@@ -105,7 +105,8 @@ class Step:
     def distinct(self) -> Array:
         """A number that nothing else gets, so that XLA shares nothing that is made of it."""
         self._others += 1
-        return self.number + (self._leaf * _MOST + self._others)
+        other = self._leaf * _MOST + self._others
+        return self.number + jnp.asarray(other, self.number.dtype)
 
     def before(self) -> "Step":
         """The step before this one; before the first step, the first step itself."""
