@@ -62,7 +62,8 @@ def trained(
     params = {"b": np.zeros(3, "f4"), "w": np.linspace(-1.0, 1.0, ENTRIES, dtype="f4")}
     found, _ = steps_read(paths)
     if found:
-        params, state, _, count, _ = LOAD(found[max(found)], TX, params)
+        run = LOAD(found[max(found)], TX, params)
+        params, state, count = run.params, run.state, run.step
     else:
         state, count = jax.jit(TX.init)(params), 0
     while last is None or count < last:

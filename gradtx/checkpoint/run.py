@@ -41,6 +41,8 @@ _LONGEST_NAME = 65_000
 class Checkpoint(NamedTuple):
     """What :func:`load_checkpoint` found; None for what was not saved.
 
+    Read it by the names of its fields, of which there may be more in a later version.
+
     params: the parameters; state: the state; tx: the transformation; step: the number of steps;
     keys: the random keys, and whatever else was saved with them; model_state: what else the model
     keeps.
