@@ -156,25 +156,26 @@ def take_step(
 ) -> tuple[Params, State]:
     """The parameters and the state after a step: by ``tx.step``, or else by ``tx.update``."""
     tx = with_extra_args_support(tx)
-    structure: Any
-    numbers, structure = jax.tree.flatten(tx)
 
     def step(
-        entered: Any, updates: Updates, state: State, params: Params, **extra_args: Any
+        tx: GradientTransformation,
+        updates: Updates,
+        state: State,
+        params: Params,
+        **extra_args: Any,
     ) -> Any:
-        run = functools.partial(_run, tx if entered is numbers else structure.unflatten(entered))
+        run = functools.partial(_run, tx)
         updates, params = as_arrays(updates), as_arrays(params)
         if not any(map(is_stored, jax.tree.leaves(state, is_leaf=is_stored))):
             return run(updates, state, params, **extra_args)
-        from gradtx.kernels.stored_step import (
-            in_kernels,  # takes as long to import as all of gradtx
-        )
+        # It takes as long to import as all of gradtx.
+        from gradtx.kernels.stored_step import in_kernels
 
         return in_kernels(run, updates, state, params, extra_args, whole=True)
 
     like = params, state
     try:
-        return on_explicit_axes(step, like, numbers, updates, state, params, extra_args)
+        return on_explicit_axes(step, like, tx, updates, state, params, extra_args)
     except (AttributeError, RuntimeError, TypeError, ValueError) as error:
         if tx.declaration is not None:
             explain(tx.declaration.name, error, tx.init, updates, state, params)

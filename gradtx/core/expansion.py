@@ -99,13 +99,12 @@ class Expansion:
         # A rule of the engine's calls no function, such as the `value_fn` that `minimize` passes.
         known = len(arrays) == len(extra_args) or self.pair.rules is not None
         program = self._eager.steps(updates, state, params, arrays) if known else None
+        numbers, structure = self.declaration.flatten()
         if program:
-            numbers, structure = self.declaration.flatten()
             done: tuple[Updates, State]
             run = _program(structure, whole_form())
             done = run(numbers, updates, state, params, **arrays)
             return done
-        numbers, structure = self.declaration.flatten()
 
         def of_numbers(entered: Any, *trees: Any, **extra_args: Any) -> Any:
             same = entered is numbers

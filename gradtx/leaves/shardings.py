@@ -155,7 +155,7 @@ def on_explicit_axes(
     Args:
         run: an update or a whole step.
         like: a tree like its result, in whose shardings the result is.
-        numbers: the hyperparameters that are arrays.
+        numbers: a tree with the hyperparameters that are arrays, such as the transformation.
         updates: the updates.
         state: the state.
         params: the parameters.
