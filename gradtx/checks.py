@@ -13,7 +13,7 @@ import re
 import types
 import typing
 import weakref
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
 
 import jax
@@ -264,6 +264,16 @@ def check_no_schedule(where: str, name: str, value: Any) -> None:
             f"{where}: {name} must be a number or an array, not a schedule, {value!r:.80}; "
             "multiply_schedules and join_schedules make one schedule of several"
         )
+
+
+def check_constant(where: str, arguments: Mapping[str, Any]) -> None:
+    """Raise TypeError if a bound, or an argument of a projection or a penalty, is a schedule."""
+    for name, value in arguments.items():
+        if any(map(callable, jax.tree.leaves(value, is_leaf=callable))):
+            raise TypeError(
+                f"{where}: {name} must be a number or an array, not {value!r:.80}: it does not "
+                "change from step to step"
+            )
 
 
 def _is_pair(hint: Any) -> bool:

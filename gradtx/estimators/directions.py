@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx.checks import check_choice
-from gradtx.numerics import cast, widen
+from gradtx.numerics import cast, sum_sq, widen
 from gradtx.numerics.precision import compute_dtype, real_dtype, scalar_dtype
 from gradtx.types import Array
 
@@ -97,20 +97,16 @@ class Directions:
         leaf = self.leaves[i]
         layers, *layer = leaf.shape or (0,)
         if not 0 < layers <= _MOST_LAYERS or math.prod(layer) < _LARGE_LAYER:
-            return _sum_of_squares(self._whole(k, i))
+            return sum_sq(self._whole(k, i))
 
         def of_layer(j: Array) -> Array:
-            return _sum_of_squares(self._drawn(k, i, j, tuple(layer), leaf.dtype))
+            return sum_sq(self._drawn(k, i, j, tuple(layer), leaf.dtype))
 
         return jnp.sum(jax.lax.map(of_layer, jnp.arange(layers)))
 
 
 # A table has more rows, which would take long one after another; and short ones are soon stored.
 _MOST_LAYERS, _LARGE_LAYER = 256, 2**12
-
-
-def _sum_of_squares(z: Array) -> Array:
-    return jnp.sum(z.real**2 + z.imag**2) if jnp.iscomplexobj(z) else jnp.sum(z**2)
 
 
 def moved(p: Array, step: Any, z: Array) -> Array:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from gradtx.checks import check_constant
 from gradtx.leaves.paths import leaves_with_path, map_present, path_string, spread
 from gradtx.numerics import widen
 from gradtx.programs.tracing import is_tracer
@@ -29,8 +30,8 @@ class Box:
 
     def __init__(self, where: str, lower: PyTree, upper: PyTree) -> None:
         self.where = where
-        self.lower = _filled(f"{where}: lower", lower, -math.inf)
-        self.upper = _filled(f"{where}: upper", upper, math.inf)
+        check_constant(where, {"lower": lower, "upper": upper})
+        self.lower, self.upper = _filled(lower, -math.inf), _filled(upper, math.inf)
         _check_order(where, self.lower, self.upper)
 
     def of(self, params: Params) -> tuple[PyTree, PyTree]:
@@ -127,18 +128,9 @@ def _differentiated(primals: Any, tangents: Any) -> Any:
     return _smaller(*primals), tangents[0]
 
 
-def _filled(name: str, bound: PyTree, value: float) -> PyTree:
+def _filled(bound: PyTree, value: float) -> PyTree:
     """`bound` with `value` in place of each None."""
-
-    def filled(b: Any) -> Any:
-        if callable(b):
-            raise TypeError(
-                f"{name} must be numbers or arrays, not {b!r:.80}: bounds do not change from step "
-                "to step"
-            )
-        return value if b is None else b
-
-    return jax.tree.map(filled, bound, is_leaf=lambda b: b is None or callable(b))
+    return jax.tree.map(lambda b: value if b is None else b, bound, is_leaf=lambda b: b is None)
 
 
 def _check_order(where: str, lower: PyTree, upper: PyTree) -> None:

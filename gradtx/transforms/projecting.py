@@ -1,6 +1,6 @@
 """Constraints: every update ends in a set, so that the parameters stay in it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx import projections
-from gradtx.checks import check_function
+from gradtx.checks import check_constant, check_function
 from gradtx.composition.nearest import OF_ENTRIES
 from gradtx.composition.without_state import without_state
 from gradtx.core.pair import (
@@ -108,16 +108,6 @@ def project(
         return merge(treedef.unflatten(inside), params)
 
     return without_state(into_the_set, check=lambda params: select(params, where), nearest=nearest)
-
-
-def check_constant(where: str, arguments: Mapping[str, Any]) -> None:
-    """Raise TypeError if an argument of a projection or a proximal map is a schedule."""
-    for name, value in arguments.items():
-        if any(map(callable, jax.tree.leaves(value, is_leaf=callable))):
-            raise TypeError(
-                f"{where}: {name} must be a number or an array, not {value!r:.80}: it does not "
-                "change from step to step"
-            )
 
 
 def named_projection(projection: str | Callable[..., PyTree]) -> Callable[..., PyTree]:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from gradtx import projections, tree
-from gradtx.checks import check_function
+from gradtx.checks import check_constant, check_function
 from gradtx.composition.around import InnerStep, around
 from gradtx.composition.scalings import beyond_scalings, name_of
 from gradtx.core.pair import GradientTransformation, transformation, with_extra_args_support
@@ -18,7 +18,7 @@ from gradtx.leaves.paths import Where, leaves_with_path, map_present, merge, pat
 from gradtx.leaves.rows import is_rows
 from gradtx.numerics import own_copy, widen
 from gradtx.transforms.penalties import PENALTIES
-from gradtx.transforms.projecting import check_constant, named_projection
+from gradtx.transforms.projecting import named_projection
 from gradtx.types import Array, InnerState, Params, PyTree, Slots, State, TreeScalar, Updates
 
 
