@@ -10,6 +10,7 @@ from gradtx import (
     schedules as schedules,
     sparse as sparse,
     storage as storage,
+    testing as testing,
     transforms as transforms,
     tree as tree,
     tree_utils as tree_utils,
