@@ -761,6 +761,7 @@ from gradtx.training.rounding import (
     stochastic_rounding as stochastic_rounding,
 )
 from gradtx.training.implicit import Implicit as Implicit
+from gradtx.training.plots import plot_runs as plot_runs
 from gradtx.training.solve import (
     Solution as Solution,
     Status as Status,
