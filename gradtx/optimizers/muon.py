@@ -279,8 +279,8 @@ def muon(
         adam_b2: Adam's second decay.
         adam_eps_root: Adam's second epsilon, under the root.
         adam_weight_decay: the weight decay of Adam's leaves.
-        adam_weight_decay_mask: which of Adam's leaves decay; all unless given. For one mask of all
-            parameters, pass it here and as `weight_decay_mask`.
+        adam_weight_decay_mask: which of Adam's leaves decay, as in :func:`add_decayed_weights`. For
+            one mask of all parameters, pass it here and as `weight_decay_mask`.
         adam_learning_rate: Adam's learning rate; `learning_rate` unless given.
         muon_weight_dimension_numbers: as in :func:`scale_by_muon`; a leaf whose numbers are None
             goes to Adam. Unless given, Muon takes the leaves with two dimensions.
