@@ -67,7 +67,7 @@ def check_rule(
     >>> import gradtx
     >>> report = check_rule(gradtx.sgd(0.1, momentum=0.9), contracts=["init", "vmap"])
     >>> report.ok, report.scope, report.state_bytes
-    (True, 'entries', 48)
+    (True, 'entries', 40)
     """
     chosen = _chosen(contracts)
     foreign, tx = tx, with_extra_args_support(tx)
