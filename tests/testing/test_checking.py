@@ -230,10 +230,14 @@ def test_arguments():
         check_rule(gradtx.sgd(0.1), contracts=["init"]).raise_for_failures(allow=["jit"])
 
 
+@pytest.mark.slow
 def test_parameters_and_gradients_of_the_caller():
     """For a rule that wants leaves of its own, and one that takes gradients of single examples."""
     pair = gradtx.scale_by_riemannian_lora()
-    assert not check_rule(pair, contracts=["init"]).ok or pair.rule is None
+    report = check_rule(pair, contracts=["init", "vmap"])
+    assert "no leaf is a factor of LoRA" in report.failures[0].reason
+    assert (report.state_bytes, report.undivided) == (None, None)
+    assert "sharded: not tried\n" in str(report)
     factors = {"lora_a": jnp.ones((4, 2)), "lora_b": jnp.ones((2, 4))}
     report = check_rule(pair, factors, contracts=["init", "updates keep their form"])
     assert report.ok, report
