@@ -38,7 +38,7 @@ def check_rule(
     gradients: Updates | None = None,
     contracts: Iterable[str] | None = None,
 ) -> RuleReport:
-    """Try on a transformation the contracts that every one of gradtx's keeps.
+    """Try on a transformation the contracts that gradtx's own keep.
 
     They say, among other things, that a step keeps the types of the state, that compiled steps are
     those outside of ``jit``, that it runs under ``vmap``, in bfloat16, float16 and float64, and
