@@ -52,11 +52,15 @@ class _Groups:
 
     def pick(self, tree: PyTree, label: Any) -> PyTree:
         """`tree` with `None` in place of the leaves that have another label."""
-        return jax.tree.map(lambda own, part: part if own == label else None, self.labels, tree)
+        return jax.tree.map(
+            lambda leaf_label, part: part if leaf_label == label else None, self.labels, tree
+        )
 
     def put(self, mine: PyTree, label: Any, tree: PyTree) -> PyTree:
         """`tree` with the leaves of `mine` in place of those that have the label."""
-        return jax.tree.map(lambda own, a, b: a if own == label else b, self.labels, mine, tree)
+        return jax.tree.map(
+            lambda leaf_label, a, b: a if leaf_label == label else b, self.labels, mine, tree
+        )
 
 
 @transformation
@@ -232,12 +236,12 @@ def reset_group(tx: GradientTransformation, params: Params, state: State, label:
     >>> [s.inner_state[0].count.item() for s in state.inner_states.values()]
     [0, 1]
     """
-    found: list[Any] = []
+    matching_keys: list[Any] = []
 
     def on_group(old: Any, new: Any) -> Any:
         if not isinstance(old, PartitionState):
             return old
-        found.extend(key for key in old.inner_states if key == label)
+        matching_keys.extend(key for key in old.inner_states if key == label)
         return PartitionState(
             {
                 key: new.inner_states[key] if key == label else walk(part, new.inner_states[key])
@@ -249,7 +253,7 @@ def reset_group(tx: GradientTransformation, params: Params, state: State, label:
         return jax.tree.map(on_group, old, new, is_leaf=lambda x: isinstance(x, PartitionState))
 
     result = walk(state, tx.init(params))
-    if not found:
+    if not matching_keys:
         raise ValueError(f"reset_group: there is no group {label!r} in the state")
     return result
 
@@ -272,10 +276,10 @@ def regroup(tx: GradientTransformation, params: Params, state: State) -> State:
     >>> [type(s.inner_state[0]).__name__ for s in state.inner_states.values()]
     ['TraceState', 'EmptyState']
     """
-    kept = dict(jax.tree_util.tree_flatten_with_path(state)[0])
+    old_leaves = dict(jax.tree_util.tree_flatten_with_path(state)[0])
 
     def on_leaf(path: Any, new: Any) -> Any:
-        old = kept.get(path, new)
+        old = old_leaves.get(path, new)
         alike = getattr(old, "shape", None) == new.shape and old.dtype == new.dtype
         return old if alike else new
 
