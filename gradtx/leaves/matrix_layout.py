@@ -94,12 +94,12 @@ class MatrixDimensions:
         def stop(x: Any) -> bool:
             return x is None or isinstance(x, self.kind)
 
-        found = spread_leaves(f"{label}: the dimension numbers are", numbers, tree, stop)
-        if not all(map(stop, found)):
+        leaf_numbers = spread_leaves(f"{label}: the dimension numbers are", numbers, tree, stop)
+        if not all(map(stop, leaf_numbers)):
             raise TypeError(
                 f"{label}: the leaves of the dimension numbers must be {self.kind.__name__}"
             )
-        return found
+        return leaf_numbers
 
 
 def as_matrices(label: str, path: Any, shape: tuple[int, ...], numbers: Any) -> Matrices:
@@ -113,20 +113,20 @@ def as_matrices(label: str, path: Any, shape: tuple[int, ...], numbers: Any) -> 
         columns = axes_of(numbers.output_axis, len(shape))
         if len({*rows, *columns}) < len(rows) + len(columns):
             raise ValueError(f"an axis occurs twice in {numbers}")
-        split, own = _apart(tuple(shape), getattr(numbers, "heads", None), (*rows, *columns))
+        split, places = _apart(tuple(shape), getattr(numbers, "heads", None), (*rows, *columns))
     except ValueError as error:
         raise ValueError(
             f"{label}: at {path_string(path)!r}, of shape {tuple(shape)}: {error}; give dimension "
             "numbers, or None for a leaf that is not a matrix"
         ) from None
-    rows, columns = (tuple(own[axis] for axis in axes) for axes in (rows, columns))
+    rows, columns = (tuple(places[axis] for axis in axes) for axes in (rows, columns))
     batch = tuple(axis for axis in range(len(split)) if axis not in (*rows, *columns))
     batches, height, width = (
         math.prod(split[axis] for axis in axes) for axes in (batch, rows, columns)
     )
     # An array's own axis has its number of matrices, if there are heads, just before it.
-    whole = [sum(place < axis for place in own) for axis in range(len(split))]
-    axes = tuple(tuple(whole[axis] for axis in axes) for axes in (batch, rows, columns))
+    original_axes = [sum(place < axis for place in places) for axis in range(len(split))]
+    axes = tuple(tuple(original_axes[axis] for axis in axes) for axes in (batch, rows, columns))
     order, sizes = (*batch, *rows, *columns), (batches, height, width)
     return Matrices(order, sizes, tuple(shape), split, axes)
 
@@ -146,7 +146,7 @@ def _apart(
 
 def axes_of(axes: Any, ndim: int) -> tuple[int, ...]:
     """One axis or several as a tuple of indices, of which none is negative."""
-    given = (axes,) if isinstance(axes, int) else tuple(axes)
-    if not all(-ndim <= axis < ndim for axis in given):
-        raise ValueError(f"the axes {given} are not axes of an array with {ndim} dimensions")
-    return tuple(axis % ndim for axis in given)
+    indices = (axes,) if isinstance(axes, int) else tuple(axes)
+    if not all(-ndim <= axis < ndim for axis in indices):
+        raise ValueError(f"the axes {indices} are not axes of an array with {ndim} dimensions")
+    return tuple(axis % ndim for axis in indices)

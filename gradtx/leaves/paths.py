@@ -61,8 +61,8 @@ def with_paths(
     keyed, treedef = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_leaf)
     if not {type(key) for path, _ in keyed for key in path} & {type(_CONTENT)}:
         return keyed, treedef
-    found = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_box)[0]
-    boxes = {path for path, x in found if is_box(x)}
+    nodes = jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_box)[0]
+    boxes = {path for path, x in nodes if is_box(x)}
 
     def name(path: Any) -> Any:
         return tuple(key for i, key in enumerate(path) if key != _CONTENT or path[:i] not in boxes)
@@ -199,10 +199,10 @@ def spread_leaves(
     Raises:
         ValueError: it is neither: `problem`, and where they first differ.
     """
-    found: list[Any] = []
+    leaf_values: list[Any] = []
 
     def note(said: Any, below: PyTree) -> None:
-        found.extend([said] * len(jax.tree.leaves(below, is_leaf=is_leaf)))
+        leaf_values.extend([said] * len(jax.tree.leaves(below, is_leaf=is_leaf)))
 
     try:
         jax.tree.map(note, prefix, tree, is_leaf=stop)
@@ -211,7 +211,7 @@ def spread_leaves(
         if values is None:
             raise no_prefix(problem, prefix, tree, stop) from None
         return values
-    return found
+    return leaf_values
 
 
 def no_prefix(
@@ -225,18 +225,18 @@ def no_prefix(
         tree: the parameters.
         stop: what is a value.
     """
-    found = _prefix_difference(prefix, tree, stop)
-    return ValueError(f"{problem} not a tree like the parameters or a prefix of it: {found}")
+    difference = _prefix_difference(prefix, tree, stop)
+    return ValueError(f"{problem} not a tree like the parameters or a prefix of it: {difference}")
 
 
 def _prefix_difference(prefix: PyTree, tree: PyTree, stop: Callable[[Any], bool]) -> str:
     """Why `prefix` is no prefix of `tree`, for an error message."""
     said = [path_string(path) for path, _ in with_paths(prefix, stop)[0]]
-    own = [path_string(path) for path, _ in leaves_with_path(tree)[0]]
+    leaf_paths = [path_string(path) for path, _ in leaves_with_path(tree)[0]]
     for path in said:
-        if path and not any(at == path or at.startswith(f"{path}/") for at in own):
-            return f"they have no {path!r}, their leaves are {', '.join(own)}"
-    for at in own:
+        if path and not any(at == path or at.startswith(f"{path}/") for at in leaf_paths):
+            return f"they have no {path!r}, their leaves are {', '.join(leaf_paths)}"
+    for at in leaf_paths:
         if not any(not path or at == path or at.startswith(f"{path}/") for path in said):
             return f"it says nothing of {at!r}"
     at, kind, needed = next(_containers(prefix, tree), ("", "tree", "tree of another form"))
@@ -272,9 +272,9 @@ def mask_prefix(tree: PyTree, where: Where) -> PyTree:
     mask, is_whole = _given_mask(tree, where)
     if is_whole:
         return mask
-    whole = _broadcast(mask, tree)  # says what does not fit
+    full_mask = _broadcast(mask, tree)  # says what does not fit
     short = jax.tree.map(lambda m: m is not None and _boolean(m), mask, is_leaf=is_leaf)
-    return short if is_prefix(short, tree) else whole
+    return short if is_prefix(short, tree) else full_mask
 
 
 def _given_mask(tree: PyTree, where: Where) -> tuple[PyTree, bool]:

@@ -161,8 +161,8 @@ class Rows:
             )
             values = jax.ops.segment_sum(widen(values), place[at], named.size).astype(self.dtype)
             named = indices
-        kept = (named < past).reshape((-1,) + (1,) * (values.ndim - 1))
-        new = Rows(named, jnp.where(kept, values, 0), self.shape)
+        in_table = (named < past).reshape((-1,) + (1,) * (values.ndim - 1))
+        new = Rows(named, jnp.where(in_table, values, 0), self.shape)
         new._coalesced = True
         return new
 
@@ -324,15 +324,15 @@ def row_indices(where: str, name: str, indices: Any) -> Any:
         raise TypeError(f"{where}: {name} must be integers, not {indices.dtype}")
     if not isinstance(indices, np.ndarray | np.generic):
         return indices
-    given = np.asarray(indices)
-    kept = given.astype(jax.dtypes.canonicalize_dtype(given.dtype))
-    lost = kept != given
+    exact = np.asarray(indices)
+    truncated = exact.astype(jax.dtypes.canonicalize_dtype(exact.dtype))
+    lost = truncated != exact
     if lost.any():
         raise ValueError(
             f"{where}: {name} must fit into 32 bits unless jax_enable_x64 is set, and "
-            f"{given[lost][0]} does not: JAX would make {kept[lost][0]} of it"
+            f"{exact[lost][0]} does not: JAX would make {truncated[lost][0]} of it"
         )
-    return kept
+    return truncated
 
 
 def index_dtype(largest: int) -> Any:
