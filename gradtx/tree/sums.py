@@ -63,8 +63,8 @@ def _sums_of(scales: Scales, xs: list[Array], in_one: bool) -> list[Array]:
     def together(*xs: Array) -> list[Array]:  # quicker to trace than with jnp.stack
         size = math.isqrt(len(xs))
         parts = [xs[i : i + size] for i in range(0, len(xs), size)]
-        whole = jax.lax.concatenate(traced_once("stacked", stacked, parts), 0)
-        return sums_of_squares(scales, whole, in_one=in_one)
+        stack = jax.lax.concatenate(traced_once("stacked", stacked, parts), 0)
+        return sums_of_squares(scales, stack, in_one=in_one)
 
     def apart(*xs: Array) -> list[Array]:
         each = [sums_of_squares(scales, x, in_one=in_one) for x in xs]
@@ -91,8 +91,8 @@ def norm_of_all(tree: PyTree, *, again: Again | None = None, costly: bool = Fals
     if again is not None:
         of_tree, trees = again
         again = (lambda *trees: _arrays(of_tree(*trees))), trees
-    found = norm_of_sums(_sums, tuple(xs), again, costly)
-    return with_derivative(found, [x for x in xs if jnp.issubdtype(x.dtype, jnp.inexact)])
+    parts = norm_of_sums(_sums, tuple(xs), again, costly)
+    return with_derivative(parts, [x for x in xs if jnp.issubdtype(x.dtype, jnp.inexact)])
 
 
 def global_norm(updates: PyTree) -> Array:
