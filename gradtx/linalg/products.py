@@ -24,7 +24,7 @@ def product(a: Array, b: Array, precision: Any = None) -> Array:
         return jnp.matmul(a, b, precision=precision)
 
     def alone(a: Array, b: Array) -> Array:
-        given = jax.lax.optimization_barrier((a, b))
-        return jax.lax.optimization_barrier(plain(*given))
+        factors = jax.lax.optimization_barrier((a, b))
+        return jax.lax.optimization_barrier(plain(*factors))
 
     return jax.lax.platform_dependent(a, b, tpu=alone, default=plain)
