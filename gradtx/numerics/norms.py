@@ -281,9 +281,9 @@ def _in_parts(short: Array) -> Norm:
     return Norm(value, chosen(far, 1 / far, 1.0))
 
 
-def with_derivative(found: Norm, xs: Sequence[Array], axes: Axes = None, count: int = 1) -> Norm:
+def with_derivative(parts: Norm, xs: Sequence[Array], axes: Axes = None, count: int = 1) -> Norm:
     """A norm of arrays, with its derivative with respect to these; 0 where the norm is 0."""
-    return Norm(_of_arrays(axes, count, found.value, found.unit, list(xs)), found.unit)
+    return Norm(_of_arrays(axes, count, parts.value, parts.unit, list(xs)), parts.unit)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
