@@ -141,7 +141,7 @@ class Steps:
 
     def __init__(self, label: str, state: Any, count: Array | None) -> None:
         self._count = count
-        self._made: dict[Any, Step] = {}
+        self._steps: dict[Any, Step] = {}
         self._none: Any = NoStep(label, state) if count is None else None
 
     def of(self, dtype: DType, leaf: Any = None) -> Any:
@@ -149,9 +149,9 @@ class Steps:
         if self._count is None:
             return self._none
         dtype = real_dtype(dtype)
-        if dtype not in self._made:
-            self._made[dtype] = Step(self._count, dtype)
-        step = self._made[dtype]
+        if dtype not in self._steps:
+            self._steps[dtype] = Step(self._count, dtype)
+        step = self._steps[dtype]
         return step if leaf is None else step.of_leaf(leaf)
 
     def anew(self, dtype: DType) -> Any:

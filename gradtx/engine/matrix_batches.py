@@ -227,7 +227,7 @@ class MatrixBatch:
         out: list[Any],
         slots: dict[str, list[Any]],
     ) -> None:
-        self.batched, self.given, self.groups = batched, leaves, groups
+        self.batched, self.leaves, self.groups = batched, leaves, groups
         self.hows = [how.stacked(len(members)) for how, _, members in groups]
         how, self.sharding, (first, *_) = groups[0]
         self.axes = how.axes
@@ -249,7 +249,7 @@ class MatrixBatch:
         return self._taken(self.stacks)
 
     @functools.cached_property
-    def held(self) -> dict[str, Array]:
+    def batched_slots(self) -> dict[str, Array]:
         """The slots of the rule, batches like `batch`."""
         return {n: self._loaded(n) for n in self.columns}
 
@@ -268,7 +268,7 @@ class MatrixBatch:
 
     def rule(self, batch: Array, slots: dict[str, Array]) -> tuple[Array, dict[str, Array]]:
         """The rule on a batch, or on a device's shard of it."""
-        leaves = self.given
+        leaves = self.leaves
         step = leaves.steps.of if self.sharding is None else leaves.steps.anew
         arguments = batch, leaves.view(slots, self.drawn), step(batch.dtype)
         return checked_result(leaves.label, self.batched.rule(*arguments), slots)
@@ -276,8 +276,10 @@ class MatrixBatch:
     def here(self) -> tuple[Array, dict[str, Array]]:
         """The direction and the new slots, computed without moving matrices to owners."""
         count = len(self.batch)
-        in_order = {n: slot.share.in_order(self.held[n])[:count] for n, slot in self.owned.items()}
-        direction, new = self.rule(self.batch, self.held | in_order)
+        in_order = {
+            n: slot.share.in_order(self.batched_slots[n])[:count] for n, slot in self.owned.items()
+        }
+        direction, new = self.rule(self.batch, self.batched_slots | in_order)
         for n, slot in self.owned.items():
             new[n] = slot.share.laid_out(new[n], slot.value.shape[0])
         return direction, new
@@ -322,7 +324,7 @@ class MatrixBatch:
         if slot.share.own is not None:
             where = f"with {slot.share.own}"
         return ValueError(
-            f"{self.given.label}: {n!r} of {len(self.batch)} equal matrices is a stack of "
+            f"{self.leaves.label}: {n!r} of {len(self.batch)} equal matrices is a stack of "
             f"{slot.value.shape[0]} over the axes {slot.share.axes} of a mesh, {where}, and on "
             f"{dict(sharding.mesh.shape)} it would be {would_be}: give a state that was made for "
             "this mesh (StateSharding.whole, then .put)"
@@ -334,7 +336,9 @@ class MatrixBatch:
         """The batch, to be divided over devices. Slots in a stack say at which device it begins."""
         begin = next((slot.share.begin for slot in self.owned.values()), begin)
         staying = list(self.owned)
-        return Divided(self.rule, self.batch, self.held, sharding, over, self.axes, staying, begin)
+        return Divided(
+            self.rule, self.batch, self.batched_slots, sharding, over, self.axes, staying, begin
+        )
 
     def put(
         self,

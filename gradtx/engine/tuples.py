@@ -327,7 +327,7 @@ class _Batch:
         tuples: list[tuple[int, ...]],
         reads: bool,
     ) -> None:
-        self.given, self.rule, self.tuples, self.reads = leaves, rule, tuples, reads
+        self.leaves, self.rule, self.tuples, self.reads = leaves, rule, tuples, reads
         self.hows = [how if how is None else how.stacked(len(tuples)) for how in hows]
         self.places = list(zip(*tuples, strict=True))
 
@@ -356,7 +356,7 @@ class _Batch:
 
     def put(self, out: list[Any], slots: dict[str, list[Any]]) -> None:
         """Apply the rule, and write directions and slots where they belong."""
-        leaves = self.given
+        leaves = self.leaves
         gradients = self.column(leaves.gradients)
         batched_slots = {n: self.column(column) for n, column in leaves.slots.items()}
         first = next(i for i in self.tuples[0] if leaves.gradients[i] is not None)
