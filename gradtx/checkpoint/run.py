@@ -219,14 +219,14 @@ def load_checkpoint(
     where = container.form_of(path, form)
     container.check_files("load_checkpoint", path, where)
     try:
-        with container.opened(path, where) as held:
-            header, entries = _header(held)
-            found = _checked(held, entries)
+        with container.opened(path, where) as arrays:
+            header, entries = _header(arrays)
+            leaves = _checked(arrays, entries)
     except ValueError as error:
         raise ValueError(f"load_checkpoint: {str(path)!r} is damaged: {error}") from error
-    new_params = packed_like(_restored("params", found, entries, unpack(params)), params)
-    new_keys = _restored("keys", found, entries, keys)
-    new_rest = _restored("model_state", found, entries, model_state)
+    new_params = packed_like(_restored("params", leaves, entries, unpack(params)), params)
+    new_keys = _restored("keys", leaves, entries, keys)
+    new_rest = _restored("model_state", leaves, entries, model_state)
     if tx is None and header["config"] is not None:
         tx = from_config(header["config"], custom_objects)
     new_state = None
@@ -235,7 +235,7 @@ def load_checkpoint(
             raise ValueError(
                 "load_checkpoint: no configuration was saved beside the state: give tx"
             )
-        flat = {k.removeprefix("state/"): found.pop(k) for k in list(found)}
+        flat = {k.removeprefix("state/"): leaves.pop(k) for k in list(leaves)}
         of = new_params
         if header.get("trained") is not None:
             trained = frozenset(header["trained"])
@@ -358,10 +358,10 @@ def _as_bytes(x: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(x).ravel().view(np.uint8)
 
 
-def _header(held: container.Held) -> tuple[dict[str, Any], dict[str, _Entry]]:
-    if _HEADER not in held.names:
+def _header(arrays: container.Held) -> tuple[dict[str, Any], dict[str, _Entry]]:
+    if _HEADER not in arrays.names:
         raise ValueError("it was not written by save_checkpoint, or its header has no name")
-    written = held.take(_HEADER)
+    written = arrays.take(_HEADER)
     try:
         header = json.loads(np.asarray(written, np.uint8).tobytes())
         version, step = header["version"], header["step"]
@@ -382,7 +382,7 @@ def _header(held: container.Held) -> tuple[dict[str, Any], dict[str, _Entry]]:
     return header, entries
 
 
-def _checked(held: container.Held, entries: dict[str, _Entry]) -> dict[str, Any]:
+def _checked(arrays: container.Held, entries: dict[str, _Entry]) -> dict[str, Any]:
     """The leaves, one after another by their names, so that few at a time are in memory twice.
 
     Arrays of a type that JAX has not enabled stay NumPy's.
@@ -390,22 +390,22 @@ def _checked(held: container.Held, entries: dict[str, _Entry]) -> dict[str, Any]
     Raises:
         ValueError: one is missing, is not in the header, or is not what was written.
     """
-    names = set(held.names) - {_HEADER}
+    names = set(arrays.names) - {_HEADER}
     full = {name for name, entry in entries.items() if 0 not in entry.shape}
     problems: dict[str, set[str]] = {"missing": full - names, "unknown": names - full}
     _refuse(problems)
-    found, problems = {}, {"other bytes": set()}
+    leaves, problems = {}, {"other bytes": set()}
     for name, entry in sorted(entries.items()):
-        x = held.take(name) if name in full else np.zeros(entry.shape, entry.dtype)
+        x = arrays.take(name) if name in full else np.zeros(entry.shape, entry.dtype)
         if name in full and not _is(x, entry):
             problems["other bytes"].add(name)
             continue
         x = _typed(x, entry)
         is_jax = entry.kind not in ("numpy", "python")
-        found[name] = x if is_jax and not _is_enabled(entry.dtype) else _leaf(x, entry)
+        leaves[name] = x if is_jax and not _is_enabled(entry.dtype) else _leaf(x, entry)
         del x  # before the next one is read
     _refuse(problems)
-    return found
+    return leaves
 
 
 def _is_enabled(dtype: str) -> bool:
@@ -436,10 +436,10 @@ def _typed(x: Any, entry: _Entry) -> Any:
 
 
 def _restored(
-    root: str, found: dict[str, Any], entries: dict[str, _Entry], template: PyTree
+    root: str, leaves: dict[str, Any], entries: dict[str, _Entry], template: PyTree
 ) -> PyTree:
     saved = {
-        name: found.pop(name) for name in entries if name == root or name.startswith(f"{root}/")
+        name: leaves.pop(name) for name in entries if name == root or name.startswith(f"{root}/")
     }
     for name, x in saved.items():
         if isinstance(x, np.ndarray) and entries[name].kind not in ("numpy", "python"):

@@ -233,18 +233,18 @@ def adopt_state(
     `flat` is emptied, one array after another, so that only one at a time is in memory twice.
     A warning is of the line that called the caller.
     """
-    return _strictly(_match(tx, params, flat, own=True), strict, stacklevel=4)
+    return _strictly(_match(tx, params, flat, adopted=True), strict, stacklevel=4)
 
 
-def _strictly(found: StateMatch, strict: bool, stacklevel: int) -> State:
-    if str(found):
+def _strictly(state_match: StateMatch, strict: bool, stacklevel: int) -> State:
+    if str(state_match):
         if strict:
             raise ValueError(
                 f"load_state_dict: the saved state is not one of this transformation and these "
-                f"parameters. {found}. With strict=False the rest is kept"
+                f"parameters. {state_match}. With strict=False the rest is kept"
             )
-        warnings.warn(f"load_state_dict: {found}", stacklevel=stacklevel)
-    return found.state
+        warnings.warn(f"load_state_dict: {state_match}", stacklevel=stacklevel)
+    return state_match.state
 
 
 def match_state_dict(
@@ -270,18 +270,18 @@ def match_state_dict(
     >>> match_state_dict(tx, jnp.ones(2), saved).missing
     ['0/count', '0/ema']
     """
-    return _match(tx, params, dict(flat) if isinstance(flat, Mapping) else flat, own=False)
+    return _match(tx, params, dict(flat) if isinstance(flat, Mapping) else flat, adopted=False)
 
 
 def _match(
-    tx: GradientTransformation, params: Params, given: dict[str, Any], own: bool
+    tx: GradientTransformation, params: Params, entries: dict[str, Any], adopted: bool
 ) -> StateMatch:
-    header = _header(given)
-    named = {k: typed(x, header["dtypes"].get(k)) for k, x in given.items() if k != _HEADER}
-    given.clear()
+    header = _header(entries)
+    named = {k: typed(x, header["dtypes"].get(k)) for k, x in entries.items() if k != _HEADER}
+    entries.clear()
     for name, x in named.items():
         _check_array(name, x)
-    damaged = [] if own else _damaged(named, header["checksums"])
+    damaged = [] if adopted else _damaged(named, header["checksums"])
     # What is new has to be made; where everything was saved, its shapes and types are enough.
     start = _shapes_of_state(tx, params)
     flat = gathered(named, header["encoded"], header["version"])
@@ -308,7 +308,7 @@ def _match(
     for path, leaf in matching.leaves(fresh):
         if path in kept:
             left[kept[path]] -= 1
-            last = own and not left[kept[path]]
+            last = adopted and not left[kept[path]]
             value = flat.pop(kept[path]) if last else flat[kept[path]]
             restored = _restored(leaf, arrays[path], value, copy=not last)
             leaves.append(_placed_like(leaf, restored))
@@ -348,9 +348,9 @@ def _as_saved(start: State, flat: Mapping[str, Any]) -> State:
         return start  # vectors, which were saved as they are
     slots = jax.tree.leaves(state, is_leaf=is_owned)
     in_order = all(x.share.own is None for x in slots if is_owned(x))
-    whole = _one_by_one(state)
-    paths, stacks = _paths(whole), _paths(state)
-    return state if in_order and stacks - paths and stacks <= flat.keys() else whole
+    unstacked = _one_by_one(state)
+    paths, stacks = _paths(unstacked), _paths(state)
+    return state if in_order and stacks - paths and stacks <= flat.keys() else unstacked
 
 
 def _paths(state: State) -> set[str]:
@@ -383,8 +383,8 @@ def _is_shape(leaf: Any) -> bool:
 
 def is_readable(x: Any) -> bool:
     """Whether `x` is an array, all bytes of which this process can read."""
-    held = isinstance(x, jax.Array | np.ndarray | np.generic) and not is_tracer(x)
-    return held and getattr(x, "is_fully_addressable", True)
+    is_concrete = isinstance(x, jax.Array | np.ndarray | np.generic) and not is_tracer(x)
+    return is_concrete and getattr(x, "is_fully_addressable", True)
 
 
 def checksum(x: Any) -> int:
@@ -425,16 +425,16 @@ def _adopt_names(
     names: dict[str, str] = {}
     loose = {name for name in flat if _owner(name, states) is None}
     for form in (start, unpack(start), _one_by_one(unpack(start))) if loose else ():
-        found = matching.saved_names(form, loose)
-        for path, name in found.items():
+        renamed = matching.saved_names(form, loose)
+        for path, name in renamed.items():
             flat[path] = flat.pop(name)
-        names |= found
-        loose -= set(found.values())
+        names |= renamed
+        loose -= set(renamed.values())
         encoded = dict(_in_parts(form, flat))
         if encoded:
-            whole = gathered(flat, encoded, _VERSION)
+            entries = gathered(flat, encoded, _VERSION)
             flat.clear()
-            flat.update(whole)
+            flat.update(entries)
     return names
 
 
@@ -522,9 +522,9 @@ def _generator(key: Any) -> Any:
     """The name of the generator of a random key, or of an abstract one."""
     if not _is_shape(key):
         return jax.random.key_impl(key)
-    found: list[Any] = []
-    jax.eval_shape(lambda k: found.append(jax.random.key_impl(k)), key)
-    return found[0]
+    generators: list[Any] = []
+    jax.eval_shape(lambda k: generators.append(jax.random.key_impl(k)), key)
+    return generators[0]
 
 
 def _header(flat: Mapping[str, Any]) -> dict[str, Any]:

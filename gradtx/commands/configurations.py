@@ -16,9 +16,11 @@ def describe(arguments: argparse.Namespace) -> int:
     tx = read_config(arguments.config)
     if not isinstance(tx, GradientTransformation):
         raise TypeError(f"{tx!r:.80} is a schedule, and keeps nothing: `plot` shows its values")
-    found = description(tx, arguments.params)
-    print(found)
-    print(f"bytes of state for each parameter: {found.state_bytes / max(found.parameters, 1):.2f}")
+    report = description(tx, arguments.params)
+    print(report)
+    print(
+        f"bytes of state for each parameter: {report.state_bytes / max(report.parameters, 1):.2f}"
+    )
     return 0
 
 

@@ -106,9 +106,13 @@ class Description:
 def communications(tx: GradientTransformation) -> list[Communication]:
     """The records of what `tx` and the transformations within it send between devices."""
     tx = with_extra_args_support(tx)
-    own = tx.traits.communication
+    communication = tx.traits.communication
     below = [x for part in tx.inside for x in communications(part)]
-    return below if own is None else [own, *(x for x in below if is_apart(x, own))]
+    return (
+        below
+        if communication is None
+        else [communication, *(x for x in below if is_apart(x, communication))]
+    )
 
 
 def sent(tx: GradientTransformation, params: Params) -> list[Sent]:
@@ -121,8 +125,8 @@ def _state_and_sent(tx: GradientTransformation, params: Params) -> tuple[State, 
     def init(params: Params) -> State:
         return tx.init(params)
 
-    with all_sent() as found:
-        return jax.eval_shape(init, params), found
+    with all_sent() as messages:
+        return jax.eval_shape(init, params), messages
 
 
 def _count_shapes(shapes: tuple[tuple[int, ...], ...]) -> str:
@@ -150,16 +154,16 @@ def roles_in(tx: Any, params: Params) -> dict[str, Role]:
     for value in arguments.values():
         if isinstance(value, ByRole):
             return value.roles(params)
-    found: dict[str, Role] = {}
+    roles: dict[str, Role] = {}
     for child in tx.inside if known else [child for _, child in tx.children]:
-        found |= roles_in(child, params)
-    return found
+        roles |= roles_in(child, params)
+    return roles
 
 
 def multipliers_in(tx: GradientTransformation) -> dict[str, Multipliers]:
     """The multipliers of each leaf's hyperparameters in `tx` or in a transformation within it."""
-    found = with_extra_args_support(tx)
-    for each in (found, *(child for _, child in found.children), *found.within):
+    outer = with_extra_args_support(tx)
+    for each in (outer, *(child for _, child in outer.children), *outer.within):
         if each.traits.multipliers is not None:
             return dict(each.traits.multipliers)
     return {}
@@ -200,7 +204,7 @@ def describe(tx: GradientTransformation, params: Params) -> Description:
     """
     advice = DIVIDE if _transforms_matrices(tx) and lacks_a_mesh(params) else None
     params = jax.eval_shape(lambda: params) if not _abstract(params) else params
-    state, told = _state_and_sent(tx, params)
+    state, messages = _state_and_sent(tx, params)
     slots = tuple(
         SlotInfo(
             name,
@@ -218,8 +222,8 @@ def describe(tx: GradientTransformation, params: Params) -> Description:
         hyperparams=hyperparams(tx),
         slots=slots,
         other_bytes=_bytes(state) - sum(slot.bytes for slot in slots),
-        message_bytes=sum(each.bytes for each in told),
-        peak_message_bytes=sum(each.peak_bytes for each in told),
+        message_bytes=sum(each.bytes for each in messages),
+        peak_message_bytes=sum(each.peak_bytes for each in messages),
         roles=roles_in(tx, params),
         multipliers=multipliers_in(tx),
         warning="; ".join(filter(None, (loses_small_steps(params, state), _loses_signs(state))))
@@ -241,31 +245,31 @@ def _type_name(leaf: Any) -> str:
 
 def _kept_whole(state: PyTree) -> tuple[str, ...]:
     """The leaves of slots that are in no codec, in a state where some leaves are in one."""
-    found, encoded = [], False
+    plain_leaves, encoded = [], False
     for name, tree in slots_by_name(state).items():
         for path, leaf in with_paths(tree, is_leaf=is_encoded)[0]:
             encoded |= is_encoded(leaf)
             if not is_encoded(leaf):
-                found.append("/".join(filter(None, (name, path_string(path)))))
-    return tuple(found) if encoded else ()
+                plain_leaves.append("/".join(filter(None, (name, path_string(path)))))
+    return tuple(plain_leaves) if encoded else ()
 
 
 def _loses_signs(state: PyTree) -> str | None:
     """The warning about momenta whose signs make the step, in codecs that lose these signs."""
-    found: dict[str, str] = {}
+    codecs: dict[str, str] = {}
 
     def look(holder: Any, name: str, tree: PyTree) -> PyTree:
         for x in jax.tree.leaves(tree, is_leaf=is_encoded):
             lost = is_encoded(x) and x.codec.rounding == NEAREST
             if lost and hasattr(holder, "steps_by_sign") and not FORMATS[x.codec.name].keeps_signs:
-                found[name] = x.codec.name
+                codecs[name] = x.codec.name
         return tree
 
     map_slots(state, look)
-    if not found:
+    if not codecs:
         return None
     return (
-        f"steps go by the signs of {', '.join(f'{n} in {c}' for n, c in found.items())}, which "
+        f"steps go by the signs of {', '.join(f'{n} in {c}' for n, c in codecs.items())}, which "
         "are lost as gradients fall: see docs/storage.md"
     )
 

@@ -72,12 +72,12 @@ def guard_report(state: State) -> GuardReport:
     def reports(x: object) -> bool:
         return isinstance(getattr(x, "report", None), GuardReport)
 
-    found = [x for x in jax.tree.leaves(state, is_leaf=reports) if reports(x)]
-    if len(found) != 1:
+    guard_states = [x for x in jax.tree.leaves(state, is_leaf=reports) if reports(x)]
+    if len(guard_states) != 1:
         raise ValueError(
-            f"guard_report: the state holds {len(found)} states of guard, not one: put "
+            f"guard_report: the state holds {len(guard_states)} states of guard, not one: put "
             "gradtx.guard around the optimizer"
         )
-    report: GuardReport = found[0].report
+    report: GuardReport = guard_states[0].report
     scaled = [x for x in jax.tree.leaves(state, is_leaf=scales_losses) if scales_losses(x)]
     return report._replace(loss_scale=scaled[0].loss_scale) if scaled else report

@@ -35,8 +35,8 @@ def _child_state(name: str, state: State) -> State:
     """
     if name.isdecimal() and type(state) is tuple and int(name) < len(state):
         return state[int(name)]
-    if name in (own := states_of_arguments(state.__class__)):
-        return getattr(state, own[name])
+    if name in (fields := states_of_arguments(state.__class__)):
+        return getattr(state, fields[name])
     for field in fields_of(type(state), INNER):  # a wrapper's state; under a label for each group
         name, state = name.partition(".")[2], getattr(state, field)
         break
@@ -134,32 +134,32 @@ def _leads_past(path: list[str], parts: list[str]) -> bool:
 
 def _in_the_state(tx: GradientTransformation, state: State | None) -> dict[str, Any]:
     """The values that `inject_hyperparams` keeps, or would keep at the start, for the next step."""
-    held = getattr(state, "hyperparams", None)
-    held = dict(held) if isinstance(held, dict) else {}
+    values = getattr(state, "hyperparams", None)
+    values = dict(values) if isinstance(values, dict) else {}
     injected = {} if tx.declaration is None else tx.declaration.arguments.get("arguments")
     if not isinstance(injected, dict):
-        return held
+        return values
     for name, now in getattr(state, "hyperparams_states", {}).items():
         schedule = as_schedule(injected[name])
-        held[name] = schedule(now) if hasattr(schedule, "init") else schedule(now.count)
-    return held
+        values[name] = schedule(now) if hasattr(schedule, "init") else schedule(now.count)
+    return values
 
 
 def _by_path(tx: GradientTransformation, state: State | None) -> dict[str, Any]:
-    found = _in_the_state(tx, state)
+    values = _in_the_state(tx, state)
     if tx.declaration is None:
-        return found
+        return values
     hints = tx.declaration.builder.hints
     for name, value in tx.declaration.arguments.items():
         is_schedule = hints.get(name) is Schedule
         if is_schedule or checks.hyperparameter_range(hints.get(name)) is not None:
-            found[name] = value(_steps(state)) if callable(value) else value
+            values[name] = value(_steps(state)) if callable(value) else value
     links: list[tuple[str, GradientTransformation, State | None]] = []
     for name, child in tx.children:
         part = None if state is None else _child_state(name, state)
         links.append((name, child, part))
-        found |= {f"{name}.{key}": v for key, v in _by_path(child, part).items()}
-    return found | _reduced(tx, links, found)
+        values |= {f"{name}.{key}": v for key, v in _by_path(child, part).items()}
+    return values | _reduced(tx, links, values)
 
 
 def _reduced(

@@ -45,9 +45,9 @@ def walk_slots(state: Any, prefix: str = "") -> Iterator[tuple[str, str, Any]]:
 
 def slots_by_name(state: State) -> dict[str, Any]:
     """The slots by name: the bare name where it occurs once, otherwise with the path before it."""
-    found = list(walk_slots(state))
-    names = [name for _, name, _ in found]
-    return {name if names.count(name) == 1 else prefix + name: tree for prefix, name, tree in found}
+    slots = list(walk_slots(state))
+    names = [name for _, name, _ in slots]
+    return {name if names.count(name) == 1 else prefix + name: tree for prefix, name, tree in slots}
 
 
 def slot_names(state: State) -> list[str]:

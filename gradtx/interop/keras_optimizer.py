@@ -107,8 +107,10 @@ def keras_optimizer(
         raise TypeError(f"keras_optimizer: there is no option {option!r}: {hint}")
     if gradients is not None:
         tx = estimating("keras_optimizer", tx, gradients)
-    made = _keras_class()
-    return made(tx, learning_rate, state=state, loss_scale_factor=loss_scale_factor, name=name)
+    optimizer_class = _keras_class()
+    return optimizer_class(
+        tx, learning_rate, state=state, loss_scale_factor=loss_scale_factor, name=name
+    )
 
 
 _INSTEAD = {
@@ -141,8 +143,8 @@ def keras_objects() -> dict[str, Any]:
     >>> path = "model.keras"  # doctest: +SKIP
     >>> model = keras.models.load_model(path, keras_objects())  # doctest: +SKIP
     """
-    made = _keras_class()
-    return {f"gradtx>{made.__name__}": made}
+    optimizer_class = _keras_class()
+    return {f"gradtx>{optimizer_class.__name__}": optimizer_class}
 
 
 def _rates(tx: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -418,8 +420,8 @@ def _keras_class() -> Any:
                     "pass: call self.optimizer.stateless_minimize(loss, optimizer_variables, "
                     "trainable_variables) in a train_step of your own"
                 )
-            given = {id(v): g for v, g in zip(trainable_variables, grads, strict=True)}
-            gradients = OrderedDict((k, given.get(id(v))) for k, v in self._trained.items())
+            by_variable = {id(v): g for v, g in zip(trainable_variables, grads, strict=True)}
+            gradients = OrderedDict((k, by_variable.get(id(v))) for k, v in self._trained.items())
             tx = self._with_rate(jnp.asarray(self.learning_rate)) if self._ratios else self._tx
             try:
                 params, state = _step(tx, gradients, self.params, self.state, self._extra_args)
@@ -500,10 +502,10 @@ def _keras_class() -> Any:
             """The optimizer that `get_config` described."""
             check_depth("keras_optimizer", config)
             find = keras.saving.get_registered_object
-            found = {name: find(name, custom_objects) for name in _mentioned(config["tx"])}
-            own = {name: each for name, each in found.items() if each is not None}
+            matches = {name: find(name, custom_objects) for name in _mentioned(config["tx"])}
+            registered = {name: each for name, each in matches.items() if each is not None}
             return super().from_config(
-                {**config, "tx": from_config(config["tx"], own)}, custom_objects
+                {**config, "tx": from_config(config["tx"], registered)}, custom_objects
             )
 
     return TransformationOptimizer
