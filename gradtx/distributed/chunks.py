@@ -69,7 +69,7 @@ class Code(NamedTuple):
     """The encoding of the entries of a chunk that are sent, as words of 16 bits.
 
     Attributes:
-        encode: ``(where, values) -> words``, from `(chunks, kept)` to `(chunks, words)`.
+        encode: ``(where, values) -> words``, from `(chunks, entries)` to `(chunks, words)`.
         decode: ``words -> (where, values)``; further dimensions may stand before these.
         words: ``entries -> words``, the number of words for a number of entries.
     """
