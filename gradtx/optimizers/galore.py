@@ -174,13 +174,13 @@ def scale_by_galore(
     base = with_extra_args_support(scale_by_adam() if base_optimizer is None else base_optimizer)
 
     def numbers(tree: PyTree) -> PyTree:
-        given = weight_dimension_numbers
-        if given is not None and not isinstance(given, GaLoreDimensionNumbers):
-            return given(tree) if callable(given) else given
-        one = given or GaLoreDimensionNumbers()
+        declared = weight_dimension_numbers
+        if declared is not None and not isinstance(declared, GaLoreDimensionNumbers):
+            return declared(tree) if callable(declared) else declared
+        one = declared or GaLoreDimensionNumbers()
 
         def of_leaf(x: Any) -> Any:
-            chosen = x is not None and (x.ndim == 2 or (given is not None and x.ndim > 2))
+            chosen = x is not None and (x.ndim == 2 or (declared is not None and x.ndim > 2))
             return one if chosen else None
 
         return jax.tree.map(of_leaf, tree, is_leaf=is_leaf)
@@ -192,25 +192,25 @@ def scale_by_galore(
         for path, x in leaves:
             if is_rows(x):
                 raise refused_rows("scale_by_galore", path)
-        found = [
+        leaf_projections = [
             None
             if x is None or n is None
             else _Projection("scale_by_galore", path, x, n, rank, proj_type)
             for (path, x), n in zip(leaves, dimensions.of("scale_by_galore", tree), strict=True)
         ]
-        return [x for _, x in leaves], treedef, found
+        return [x for _, x in leaves], treedef, leaf_projections
 
     # By hand rather than by `matrixwise`: this wraps another transformation, which sees all leaves,
     # the projected ones in other shapes.
     def init(params: Params) -> State:
-        leaves, treedef, found = projections(params)
+        leaves, treedef, leaf_projections = projections(params)
         projectors = [
             None if p is None else jnp.zeros((0, 0) if how is None else how.shape, p.dtype)
-            for p, how in zip(leaves, found, strict=True)
+            for p, how in zip(leaves, leaf_projections, strict=True)
         ]
         low = [
             p if how is None else jnp.zeros(how.low, p.dtype)
-            for p, how in zip(leaves, found, strict=True)
+            for p, how in zip(leaves, leaf_projections, strict=True)
         ]
         return GaLoreState(
             jnp.zeros([], jnp.int32),
@@ -222,10 +222,10 @@ def scale_by_galore(
         inner_step: InnerStep, updates: Updates, state: State, params: Params | None
     ) -> tuple[Updates, State]:
         del params
-        leaves, treedef, found = projections(updates)
+        leaves, treedef, leaf_projections = projections(updates)
         projectors = treedef.flatten_up_to(state.projector)
         low, axes = list(leaves), dict[int, Array]()
-        for i, how in enumerate(found):
+        for i, how in enumerate(leaf_projections):
             if how is None:
                 continue
             g = widen(gradient(how.matrices.take(leaves[i])[0], None))
@@ -248,7 +248,7 @@ def scale_by_galore(
             low[i] = cast(how.down(g, axes[i]), leaves[i].dtype)
         inner, base_state = inner_step(treedef.unflatten(low), state.base_optimizer_state)
         out = treedef.flatten_up_to(inner)
-        for i, how in enumerate(found):
+        for i, how in enumerate(leaf_projections):
             if how is not None:
                 full = how.matrices.put(how.up(widen(out[i]), axes[i])[None])
                 out[i] = cast(scale * full, leaves[i].dtype)

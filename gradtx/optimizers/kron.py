@@ -355,8 +355,8 @@ def scale_by_kron(
         return u, {"mu": mu, "left": left, "right": right}
 
     def on_others(g: Array, s: Any, t: Step) -> Any:
-        found = whitened(g.reshape(1, -1, 1), s, t, (s.diagonal.reshape(1, -1),))
-        u, mu, diagonal = (x.reshape(g.shape) for x in (*found[:2], *found[2]))
+        flattened = whitened(g.reshape(1, -1, 1), s, t, (s.diagonal.reshape(1, -1),))
+        u, mu, diagonal = (x.reshape(g.shape) for x in (*flattened[:2], *flattened[2]))
         return u, {"mu": mu, "diagonal": diagonal}
 
     def diagonal(p: Array) -> dict[str, Array]:

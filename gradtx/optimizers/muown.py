@@ -104,12 +104,12 @@ def sizes_and_directions(
                 raise refused_rows(name, path)
             how = as_matrices(name, path, x.shape, numbers[i])
             alike.setdefault(how, []).append(i)
-        found: dict[int, Any] = {}
+        by_index: dict[int, Any] = {}
         for how, members in alike.items():
             calls = [(leaves[i][1], *(column[i] for column in columns)) for i in members]
             results = traced_once(name, functools.partial(function, how), calls)
-            found |= zip(members, results, strict=True)
-        return [found[i] for i in sorted(found)]
+            by_index |= zip(members, results, strict=True)
+        return [by_index[i] for i in sorted(by_index)]
 
     def first(how: Matrices, p: Array) -> Array:
         return jnp.maximum(_sizes(how.take(widen(p))), _LEAST)

@@ -64,8 +64,8 @@ def global_factors(leaves: list[Any], l2_norm_clip: Any) -> Factors:
     def differentiable(value: Array, unit: Array, *one: Array) -> Norm:
         return with_derivative(Norm(value, unit), one)
 
-    found = norm_of_sums(sums, tuple(leaves))
-    return shrink_factors(jax.vmap(differentiable)(*found, *leaves), l2_norm_clip)
+    norms = norm_of_sums(sums, tuple(leaves))
+    return shrink_factors(jax.vmap(differentiable)(*norms, *leaves), l2_norm_clip)
 
 
 def _is_clipped(factors: Factors) -> Array:

@@ -127,13 +127,13 @@ def lookahead(
         def sync() -> tuple[Updates, PyTree, State]:
             target = jax.tree.map(moved, new, fast, slow, is_leaf=is_leaf)
             to_fast = map_present(lambda u, t, p: cast(t - widen(p), u.dtype), new, target, fast)
-            kept = in_form_of(tx.init(fast), fast_state) if reset_state else fast_state
+            new_fast_state = in_form_of(tx.init(fast), fast_state) if reset_state else fast_state
             if paired:
                 to_slow = map_present(
                     lambda u, t, s: cast(t - widen(s), s.dtype), new, target, slow
                 )
-                return to_fast, to_slow, kept
-            return to_fast, _where_slot(target, slow), kept
+                return to_fast, to_slow, new_fast_state
+            return to_fast, _where_slot(target, slow), new_fast_state
 
         def wait() -> tuple[Updates, PyTree, State]:
             if paired:

@@ -126,10 +126,10 @@ def loss_scale(state: State) -> Array:
     def holds(x: Any) -> bool:
         return isinstance(x, DynamicLossScaleState)
 
-    found = [x for x in jax.tree.leaves(state, is_leaf=holds) if holds(x)]
-    if len(found) != 1:
+    states = [x for x in jax.tree.leaves(state, is_leaf=holds) if holds(x)]
+    if len(states) != 1:
         raise ValueError(
-            f"loss_scale: the state holds {len(found)} states of dynamic_loss_scale, not one"
+            f"loss_scale: the state holds {len(states)} states of dynamic_loss_scale, not one"
         )
-    scale: Array = found[0].loss_scale
+    scale: Array = states[0].loss_scale
     return scale

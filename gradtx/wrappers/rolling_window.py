@@ -44,8 +44,8 @@ def entered(
     later = seen + 1
     # It wraps around long before it overflows.
     later = jnp.where(later >= 2 * len(values), later - len(values), later)
-    kept = Rolling(jnp.where(counts, put, values), jnp.where(counts, later, seen))
-    return kept, counts & (x > limit)
+    new_window = Rolling(jnp.where(counts, put, values), jnp.where(counts, later, seen))
+    return new_window, counts & (x > limit)
 
 
 def quantile_factor(norms: Rolling, norm: Array, quantile: Any, warmup: int) -> Array:
