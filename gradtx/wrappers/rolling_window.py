@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from gradtx.numerics import cast, shrink_factor
-from gradtx.numerics.norms import Scales, norm_of_sums, sums_of_squares
+from gradtx.numerics.norms import Chip, Scales, norm_of_sums, sums_of_squares
 from gradtx.types import Array
 
 # Equal numbers have no deviation, so that anything larger would be a spike.
@@ -63,8 +63,8 @@ def _limit(window: Rolling, deviations: Any) -> Array:
     n = jnp.maximum(jnp.sum(there, dtype=jnp.float32), 1)
     mean = jnp.sum(jnp.where(there, values, 0)) / n
 
-    def sums(scales: Scales, off: Array, *, in_one: bool = False) -> list[Array]:
-        return [total / n for total in sums_of_squares(scales, off, in_one=in_one)]
+    def sums(scales: Scales, off: Array, *, on: Chip | None = None) -> list[Array]:
+        return [total / n for total in sums_of_squares(scales, off, on=on)]
 
     std = norm_of_sums(sums, (jnp.where(there, values - mean, 0),)).number
     limit = mean + deviations * jnp.maximum(std, _LEAST_DEVIATION * jnp.abs(mean))
