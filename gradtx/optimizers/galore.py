@@ -17,8 +17,8 @@ from gradtx.core.pair import (
 from gradtx.declarations.declaration import Formerly
 from gradtx.engine.leaves import gradient, load, store
 from gradtx.engine.lift import refused_rows
-from gradtx.engine.matrices import Matrices, MatrixDimensions, as_matrices, axes_of
-from gradtx.leaves.paths import Where, is_leaf, leaves_with_path
+from gradtx.engine.matrices import Matrices, MatrixDimensions, as_matrices, axes_of, names_axes
+from gradtx.leaves.paths import Where, is_leaf, leaves_with_path, path_string
 from gradtx.leaves.rows import is_rows
 from gradtx.linalg.decompositions import singular_vectors
 from gradtx.numerics import cast, increment, widen
@@ -77,9 +77,10 @@ class _Projection:
             for axes in (numbers.reduction_axis, numbers.output_axis)
             for axis in axes_of(axes, x.ndim)
         ]
-        if len(named) != x.ndim:
+        if len(named) != x.ndim or self.matrices.sizes[0] > 1:
             raise ValueError(
-                f"{where}: {numbers} must name all {x.ndim} axes of an array of shape {x.shape}"
+                f"{where}: at {path_string(path)!r}, {numbers} must name all {x.ndim} axes of an "
+                f"array of shape {x.shape}, as one matrix"
             )
         tall = rows >= columns
         short, long = ("right", "left") if tall else ("left", "right")
@@ -139,8 +140,8 @@ def scale_by_galore(
         base_optimizer: :math:`\rho`, which must need no parameters; `scale_by_adam()` unless given.
         weight_dimension_numbers: `GaLoreDimensionNumbers` for all leaves with at least two
             dimensions, a tree of them or a prefix of it, or a function from the parameters to such
-            a tree; a leaf whose numbers are None is not projected. Unless given, the leaves with
-            two dimensions are.
+            a tree, as `ByRole` is; a leaf whose numbers are None is not projected. Unless given,
+            the leaves with two dimensions are.
         staggered: each leaf gets its later projectors one step earlier than the one before it, so
             that no one of these steps computes them all.
         proj_type: which side of a matrix is projected: ``"std"``, the shorter one, as in the paper
@@ -175,7 +176,7 @@ def scale_by_galore(
 
     def numbers(tree: PyTree) -> PyTree:
         given = weight_dimension_numbers
-        if given is not None and not isinstance(given, GaLoreDimensionNumbers):
+        if given is not None and not names_axes(given):
             return given(tree) if callable(given) else given
         one = given or GaLoreDimensionNumbers()
 

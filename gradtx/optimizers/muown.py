@@ -20,7 +20,7 @@ from gradtx.core.pair import (
 )
 from gradtx.engine.lift import needed, refused_rows
 from gradtx.engine.matrices import Matrices, MatrixDimensions, as_matrices
-from gradtx.leaves.paths import aligned, is_leaf, leaves_with_path, merge
+from gradtx.leaves.paths import aligned, is_leaf, leaves_with_path, merge, path_string
 from gradtx.leaves.rows import is_rows
 from gradtx.numerics import cast, norm, widen
 from gradtx.optimizers.adam import adamw
@@ -102,6 +102,11 @@ def sizes_and_directions(
                 continue
             if is_rows(x):
                 raise refused_rows(name, path)
+            if numbers[i] is None:
+                raise ValueError(
+                    f"{name}: the dimension numbers of {path_string(path)!r} are None, and every "
+                    "leaf must be a matrix: use muown, or a mask"
+                )
             how = as_matrices(name, path, x.shape, numbers[i])
             alike.setdefault(how, []).append(i)
         found: dict[int, Any] = {}
