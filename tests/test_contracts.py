@@ -131,11 +131,11 @@ def runner(name):
     return jax.jit(run)
 
 
-def compiled(name, p=None, gs=None):
-    """Some steps from the start: the last carry and the updates."""
+def compiled(name, p=None, gs=None, state=None):
+    """Some steps from the start, or from a state: the last carry and the updates."""
     p = params(name) if p is None else p
     gs = grads(STEPS, name) if gs is None else gs
-    return runner(name)((p, CATALOGUE[name].make().init(p)), gs)
+    return runner(name)((p, CATALOGUE[name].make().init(p) if state is None else state), gs)
 
 
 def avals(tree):
@@ -187,6 +187,19 @@ def test_scan_keeps_shapes_types_and_structure(name):
     (after, _), updates = runner(name).eval_shape(carry, grads(STEPS, name))
     assert avals(after) == avals(params(name))
     assert avals(updates) == avals(grads(STEPS, name))
+
+
+@pytest.mark.quick(1)
+@some("accumulate", "apply_every", "dynamic_loss_scale", "lookahead", "sam")
+def test_counters_at_the_end_of_their_type_stay_there_or_begin_again(name):
+    """None becomes negative, so that a window would not end for two billion steps."""
+    last = np.int32(2**31 - 1)
+    is_count = lambda x: x.dtype == jnp.int32 and not x.shape  # noqa: E731
+    at_end = lambda x: jax.device_put(last) if is_count(x) else x  # noqa: E731
+    state = jax.tree.map(at_end, CATALOGUE[name].make().init(params(name)))
+    (p, after), _ = compiled(name, state=state)
+    assert all(x >= 0 for x in jax.tree.leaves(after) if is_count(x))
+    assert_finite(p)
 
 
 @functools.cache

@@ -483,8 +483,10 @@ def _form(leaf: Any) -> tuple[tuple[int, ...], str]:
 
 
 def _placed(x: Any, like: Any) -> Any:
+    """A saved leaf where one like it lies, if that was put on its devices by name."""
     where = getattr(like, "sharding", None)
-    return jax.device_put(x, where) if isinstance(where, jax.sharding.NamedSharding) else x
+    asked = isinstance(where, jax.sharding.NamedSharding) or getattr(like, "committed", False)
+    return jax.device_put(x, where) if asked else x
 
 
 def _nested(root: str, saved: dict[str, Any]) -> PyTree:

@@ -69,7 +69,8 @@ def sizes_and_directions(
 
     State: `SizesAndDirectionsState`. Its sizes are those that the weights have if the update is
     applied as it is; after a wrapper that changes it, such as :func:`cautious`, the weights have
-    others, and the next update leads from there to the sizes of the state.
+    others, and the next update leads from there to the sizes of the state. Where neither optimizer
+    moves, as at rates of 0, a weight may move by rounding, since it is made again from both.
 
     Raises:
         ValueError: ``update`` is called without parameters, or a leaf is not a matrix.
