@@ -209,7 +209,8 @@ def load_state_dict(
             what was written, as after a bit flip in a file; otherwise warn.
 
     Returns:
-        The state; the arguments stay unchanged.
+        The state, on the device of the parameters if they were put on one; the arguments stay
+        unchanged.
 
     Raises:
         ValueError: this was not written by :func:`state_dict`; nothing in it fits, as when it is of
