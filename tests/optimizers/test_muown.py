@@ -58,7 +58,6 @@ def test_sizes_and_directions_are_those_of_each_matrix():
     np.testing.assert_allclose(batch[0], wanted, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.slow
 def test_a_leaf_that_is_no_matrix_is_refused_by_its_path():
     tx = gradtx.sizes_and_directions(
         gradtx.sgd(0.1), gradtx.sgd(0.1), weight_dimension_numbers=gradtx.ByRole()
@@ -67,6 +66,7 @@ def test_a_leaf_that_is_no_matrix_is_refused_by_its_path():
         tx.init({"bias": jnp.ones(3), "kernel": jnp.ones((2, 3))})
 
 
+@pytest.mark.slow
 def test_an_output_without_weights_can_get_some():
     w, g = jnp.zeros((3, 2)), jnp.ones((3, 2))
     tx = gradtx.muown(0.1)
