@@ -47,11 +47,9 @@ def dimension_numbers(given: Any) -> Callable[[PyTree], PyTree]:
         return MuonDimensionNumbers() if p is not None and p.ndim == 2 else None
 
     def numbers(tree: PyTree) -> PyTree:
-        if given is None:
-            return jax.tree.map(of_leaf, tree, is_leaf=is_leaf)
-        return given(tree) if callable(given) else given
+        return given if given is not None else jax.tree.map(of_leaf, tree, is_leaf=is_leaf)
 
-    return numbers
+    return given if callable(given) else numbers
 
 
 def each_matrix(
@@ -130,8 +128,6 @@ def matrices_and_others(
     numbers = dimension_numbers(given)
 
     def groups(params: Params) -> PyTree:
-        if hasattr(given, "check"):
-            given.check(params)
         found = MatrixDimensions(numbers, MuonDimensionNumbers).of(name, params)
         names = [labels[number is None] for number in found]
         return leaves_with_path(params)[1].unflatten(names)

@@ -84,12 +84,14 @@ class MatrixDimensions:
         """The dimension numbers of each leaf of `tree`.
 
         Raises:
-            ValueError: they are not a tree like it or a prefix of it.
+            ValueError: they are not a tree like it or a prefix of it, or a rule matches no leaf.
             TypeError: a leaf of them names no axes.
         """
         tree = whole_of(tree)
         numbers = self.kind() if self.given is None else self.given
         if callable(numbers) and not names_axes(numbers):
+            if hasattr(numbers, "check"):  # it is made of rules, each of which must match a leaf
+                numbers.check(tree)
             numbers = numbers(tree)
 
         def stop(x: Any) -> bool:

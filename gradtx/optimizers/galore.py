@@ -174,10 +174,9 @@ def scale_by_galore(
     check_choice("scale_by_galore", "proj_type", proj_type, get_args(ProjType))
     base = with_extra_args_support(scale_by_adam() if base_optimizer is None else base_optimizer)
 
+    given = weight_dimension_numbers
+
     def numbers(tree: PyTree) -> PyTree:
-        given = weight_dimension_numbers
-        if given is not None and not names_axes(given):
-            return given(tree) if callable(given) else given
         one = given or GaLoreDimensionNumbers()
 
         def of_leaf(x: Any) -> Any:
@@ -186,7 +185,8 @@ def scale_by_galore(
 
         return jax.tree.map(of_leaf, tree, is_leaf=is_leaf)
 
-    dimensions = MatrixDimensions(numbers, GaLoreDimensionNumbers)
+    for_each = numbers if given is None or names_axes(given) else given
+    dimensions = MatrixDimensions(for_each, GaLoreDimensionNumbers)
 
     def projections(tree: PyTree) -> tuple[list[Any], Any, list[_Projection | None]]:
         leaves, treedef = leaves_with_path(tree)
