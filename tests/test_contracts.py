@@ -202,6 +202,27 @@ def test_counters_at_the_end_of_their_type_stay_there_or_begin_again(name):
     assert_finite(p)
 
 
+RATED = [
+    n for n in catalogue.optimizers() if "learning_rate" in gradtx.hyperparams(CATALOGUE[n].make())
+]
+# Decay beside the rate, parameters from the sum of gradients, a sphere, and rounding.
+RESTLESS = {"adafactor", "adagrad_da", "muown", "spectral_sphere"}
+
+
+@pytest.mark.quick(2)
+@some("adamw", "madgrad", of=RATED)
+def test_an_optimizer_rests_at_a_rate_of_0(name):
+    """A warm-up may begin there."""
+    tx = gradtx.replace(CATALOGUE[name].make(), learning_rate=array(0.0, jnp.float32))
+    p, gs = two(name), grads(2, name, of=two)
+    carry = p, tx.init(p)
+    for i in range(2):
+        with gradtx.eager_programs(False):
+            carry, _ = step(tx, carry, take(gs, i))
+    moved = any(np.any(np.asarray(carry[0][n]) != np.asarray(p[n])) for n in p)
+    assert name in RESTLESS or not moved
+
+
 @functools.cache
 def compilations():
     """The programs that XLA compiled, from now on."""
