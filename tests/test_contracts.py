@@ -131,11 +131,11 @@ def runner(name):
     return jax.jit(run)
 
 
-def compiled(name, p=None, gs=None):
-    """Some steps from the start: the last carry and the updates."""
+def compiled(name, p=None, gs=None, state=None):
+    """Some steps from the start, or from a state: the last carry and the updates."""
     p = params(name) if p is None else p
     gs = grads(STEPS, name) if gs is None else gs
-    return runner(name)((p, CATALOGUE[name].make().init(p)), gs)
+    return runner(name)((p, CATALOGUE[name].make().init(p) if state is None else state), gs)
 
 
 def avals(tree):
@@ -187,6 +187,40 @@ def test_scan_keeps_shapes_types_and_structure(name):
     (after, _), updates = runner(name).eval_shape(carry, grads(STEPS, name))
     assert avals(after) == avals(params(name))
     assert avals(updates) == avals(grads(STEPS, name))
+
+
+@pytest.mark.quick(1)
+@some("accumulate", "apply_every", "dynamic_loss_scale", "lookahead", "sam")
+def test_counters_at_the_end_of_their_type_stay_there_or_begin_again(name):
+    """None becomes negative, so that a window would not end for two billion steps."""
+    last = np.int32(2**31 - 1)
+    is_count = lambda x: x.dtype == jnp.int32 and not x.shape  # noqa: E731
+    at_end = lambda x: jax.device_put(last) if is_count(x) else x  # noqa: E731
+    state = jax.tree.map(at_end, CATALOGUE[name].make().init(params(name)))
+    (p, after), _ = compiled(name, state=state)
+    assert all(x >= 0 for x in jax.tree.leaves(after) if is_count(x))
+    assert_finite(p)
+
+
+RATED = [
+    n for n in catalogue.optimizers() if "learning_rate" in gradtx.hyperparams(CATALOGUE[n].make())
+]
+# Decay beside the rate, parameters from the sum of gradients, a sphere, and rounding.
+RESTLESS = {"adafactor", "adagrad_da", "muown", "spectral_sphere"}
+
+
+@pytest.mark.quick(2)
+@some("adamw", "madgrad", of=RATED)
+def test_an_optimizer_rests_at_a_rate_of_0(name):
+    """A warm-up may begin there."""
+    tx = gradtx.replace(CATALOGUE[name].make(), learning_rate=array(0.0, jnp.float32))
+    p, gs = two(name), grads(2, name, of=two)
+    carry = p, tx.init(p)
+    for i in range(2):
+        with gradtx.eager_programs(False):
+            carry, _ = step(tx, carry, take(gs, i))
+    moved = any(np.any(np.asarray(carry[0][n]) != np.asarray(p[n])) for n in p)
+    assert name in RESTLESS or not moved
 
 
 @functools.cache

@@ -180,8 +180,9 @@ def load_checkpoint(
         tx: the transformation to continue with, perhaps another one (see :func:`load_state_dict`);
             that of the saved configuration by default.
         params: a tree of parameters, or of ``jax.ShapeDtypeStruct``, whose structure the saved ones
-            are to have: a leaf with a `NamedSharding` gets it. Without this, they come as nested
-            dicts by their paths, without empty containers.
+            are to have: a leaf with a `NamedSharding` gets it, and one that was put on a device
+            (``jax.device_put(x, device)``) gets that, with the state. Without this, they come as
+            nested dicts by their paths, without empty containers.
         state: a state of which the loaded one takes the types of its containers, where a library
             has its own, such as ``opt_state`` of ``nnx.Optimizer``.
         keys: for the saved `keys` what `params` is for the parameters.
@@ -483,8 +484,10 @@ def _form(leaf: Any) -> tuple[tuple[int, ...], str]:
 
 
 def _placed(x: Any, like: Any) -> Any:
+    """A saved leaf where one like it lies, if that was put on its devices by name."""
     where = getattr(like, "sharding", None)
-    return jax.device_put(x, where) if isinstance(where, jax.sharding.NamedSharding) else x
+    asked = isinstance(where, jax.sharding.NamedSharding) or getattr(like, "committed", False)
+    return jax.device_put(x, where) if asked else x
 
 
 def _nested(root: str, saved: dict[str, Any]) -> PyTree:

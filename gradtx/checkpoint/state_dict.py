@@ -19,6 +19,7 @@ from gradtx.checkpoint.matching import Node, form_of, is_empty, match
 from gradtx.core.pair import GradientTransformation, with_extra_args_support
 from gradtx.leaves.packed import holds_packed, packed_like, unpack
 from gradtx.leaves.paths import select
+from gradtx.leaves.shardings import committed
 from gradtx.ownership.owned_slots import apart, in_stacks, is_owned
 from gradtx.programs.tracing import is_tracer
 from gradtx.storage import is_encoded
@@ -208,7 +209,8 @@ def load_state_dict(
             what was written, as after a bit flip in a file; otherwise warn.
 
     Returns:
-        The state; the arguments stay unchanged.
+        The state, on the device of the parameters if they were put on one; the arguments stay
+        unchanged.
 
     Raises:
         ValueError: this was not written by :func:`state_dict`; nothing in it fits, as when it is of
@@ -316,8 +318,11 @@ def _match(
         else:
             leaves.append(jnp.zeros(leaf.shape, leaf.dtype) if _is_shape(leaf) else leaf)
     structure: Any = jax.tree.structure(fresh, is_leaf=is_encoded)
+    state = packed_like(_in_stacks(structure.unflatten(leaves), unpack(start)), start)
+    # Where parameters or slots are bound to a device, the other arrays are after a step, too.
+    (_, state), _ = committed((params, state))
     return StateMatch(
-        state=packed_like(_in_stacks(structure.unflatten(leaves), unpack(start)), start),
+        state=state,
         kept={path: names.get(name, name) for path, name in kept.items()},
         missing=[path for path in arrays if path not in kept and path not in changed],
         extra=sorted(names.get(name, name) for name in extra),

@@ -47,15 +47,11 @@ def dimension_numbers(weight_dimension_numbers: Any) -> Callable[[PyTree], PyTre
         return MuonDimensionNumbers() if p is not None and p.ndim == 2 else None
 
     def numbers(tree: PyTree) -> PyTree:
-        if weight_dimension_numbers is None:
-            return jax.tree.map(of_leaf, tree, is_leaf=is_leaf)
-        return (
-            weight_dimension_numbers(tree)
-            if callable(weight_dimension_numbers)
-            else weight_dimension_numbers
-        )
+        if weight_dimension_numbers is not None:
+            return weight_dimension_numbers
+        return jax.tree.map(of_leaf, tree, is_leaf=is_leaf)
 
-    return numbers
+    return weight_dimension_numbers if callable(weight_dimension_numbers) else numbers
 
 
 def each_matrix(
@@ -138,8 +134,6 @@ def matrices_and_others(
     numbers = dimension_numbers(weight_dimension_numbers)
 
     def groups(params: Params) -> PyTree:
-        if hasattr(weight_dimension_numbers, "check"):
-            weight_dimension_numbers.check(params)
         leaf_numbers = MatrixDimensions(numbers, MuonDimensionNumbers).of(name, params)
         names = [labels[number is None] for number in leaf_numbers]
         return leaves_with_path(params)[1].unflatten(names)

@@ -110,7 +110,7 @@ class ByRole(NamedTuple):
     def __call__(self, params: PyTree) -> PyTree:
         """The dimension numbers of each leaf, None for a leaf that is not a matrix.
 
-        Rules may match nothing here: a matrix optimizer also asks about parts of the parameters.
+        Rules may match nothing here; what asks about whole parameters calls :meth:`check` first.
         """
         leaves, treedef = leaves_with_path(params)
         named = [(path_string(path), p) for path, p in leaves]

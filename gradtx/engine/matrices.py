@@ -20,7 +20,13 @@ from gradtx.engine.lift import (
 )
 from gradtx.engine.matrix_batches import Batched, OnLeafFn, in_batches, with_owners
 from gradtx.engine.scopes import scope
-from gradtx.leaves.matrix_layout import Matrices, MatrixDimensions, as_matrices, axes_of
+from gradtx.leaves.matrix_layout import (
+    Matrices,
+    MatrixDimensions,
+    as_matrices,
+    axes_of,
+    names_axes,
+)
 from gradtx.leaves.shardings import shardings_are_known
 from gradtx.numerics import accumulator_dtype, full, zeros_like
 from gradtx.types import Array, PyTree, slot_fields
@@ -33,6 +39,7 @@ __all__ = [
     "as_matrices",
     "axes_of",
     "matrixwise",
+    "names_axes",
     "one_for_each_column",
     "one_for_each_row",
 ]

@@ -73,7 +73,8 @@ class MatrixDimensions:
             perhaps ``heads``, an axis and how many matrices lie side by side along it; a tree of
             them or a prefix of it, or a function from the updates to such a tree. None for a leaf
             means that it is not a matrix.
-        kind: the class of the numbers; its defaults are used if nothing is given.
+        kind: a class of such numbers; its defaults are used if nothing is given. Those of another
+            class that name the same axes will do too.
     """
 
     given: Any
@@ -83,16 +84,18 @@ class MatrixDimensions:
         """The dimension numbers of each leaf of `tree`.
 
         Raises:
-            ValueError: they are not a tree like it or a prefix of it.
-            TypeError: a leaf of them is of another class.
+            ValueError: they are not a tree like it or a prefix of it, or a rule matches no leaf.
+            TypeError: a leaf of them names no axes.
         """
         tree = whole_of(tree)
         numbers = self.kind() if self.given is None else self.given
-        if callable(numbers) and not isinstance(numbers, self.kind):
+        if callable(numbers) and not names_axes(numbers):
+            if hasattr(numbers, "check"):  # it is made of rules, each of which must match a leaf
+                numbers.check(tree)
             numbers = numbers(tree)
 
         def stop(x: Any) -> bool:
-            return x is None or isinstance(x, self.kind)
+            return x is None or names_axes(x)
 
         leaf_numbers = spread_leaves(f"{label}: the dimension numbers are", numbers, tree, stop)
         if not all(map(stop, leaf_numbers)):
@@ -100,6 +103,11 @@ class MatrixDimensions:
                 f"{label}: the leaves of the dimension numbers must be {self.kind.__name__}"
             )
         return leaf_numbers
+
+
+def names_axes(x: Any) -> bool:
+    """Whether this is dimension numbers: it names the axes of rows and those of columns."""
+    return hasattr(x, "reduction_axis") and hasattr(x, "output_axis")
 
 
 def as_matrices(label: str, path: Any, shape: tuple[int, ...], numbers: Any) -> Matrices:

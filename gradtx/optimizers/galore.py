@@ -17,8 +17,8 @@ from gradtx.core.pair import (
 from gradtx.declarations.declaration import Formerly
 from gradtx.engine.leaves import gradient, load, store
 from gradtx.engine.lift import refused_rows
-from gradtx.engine.matrices import Matrices, MatrixDimensions, as_matrices, axes_of
-from gradtx.leaves.paths import Where, is_leaf, leaves_with_path
+from gradtx.engine.matrices import Matrices, MatrixDimensions, as_matrices, axes_of, names_axes
+from gradtx.leaves.paths import Where, is_leaf, leaves_with_path, path_string
 from gradtx.leaves.rows import is_rows
 from gradtx.linalg.decompositions import singular_vectors
 from gradtx.numerics import cast, increment, widen
@@ -77,9 +77,10 @@ class _Projection:
             for axes in (numbers.reduction_axis, numbers.output_axis)
             for axis in axes_of(axes, x.ndim)
         ]
-        if len(named) != x.ndim:
+        if len(named) != x.ndim or self.matrices.sizes[0] > 1:
             raise ValueError(
-                f"{where}: {numbers} must name all {x.ndim} axes of an array of shape {x.shape}"
+                f"{where}: at {path_string(path)!r}, {numbers} must name all {x.ndim} axes of an "
+                f"array of shape {x.shape}, as one matrix"
             )
         tall = rows >= columns
         short, long = ("right", "left") if tall else ("left", "right")
@@ -139,8 +140,8 @@ def scale_by_galore(
         base_optimizer: :math:`\rho`, which must need no parameters; `scale_by_adam()` unless given.
         weight_dimension_numbers: `GaLoreDimensionNumbers` for all leaves with at least two
             dimensions, a tree of them or a prefix of it, or a function from the parameters to such
-            a tree; a leaf whose numbers are None is not projected. Unless given, the leaves with
-            two dimensions are.
+            a tree, as `ByRole` is; a leaf whose numbers are None is not projected. Unless given,
+            the leaves with two dimensions are.
         staggered: each leaf gets its later projectors one step earlier than the one before it, so
             that no one of these steps computes them all.
         proj_type: which side of a matrix is projected: ``"std"``, the shorter one, as in the paper
@@ -173,10 +174,9 @@ def scale_by_galore(
     check_choice("scale_by_galore", "proj_type", proj_type, get_args(ProjType))
     base = with_extra_args_support(scale_by_adam() if base_optimizer is None else base_optimizer)
 
+    declared = weight_dimension_numbers
+
     def numbers(tree: PyTree) -> PyTree:
-        declared = weight_dimension_numbers
-        if declared is not None and not isinstance(declared, GaLoreDimensionNumbers):
-            return declared(tree) if callable(declared) else declared
         one = declared or GaLoreDimensionNumbers()
 
         def of_leaf(x: Any) -> Any:
@@ -185,7 +185,8 @@ def scale_by_galore(
 
         return jax.tree.map(of_leaf, tree, is_leaf=is_leaf)
 
-    dimensions = MatrixDimensions(numbers, GaLoreDimensionNumbers)
+    for_each = numbers if declared is None or names_axes(declared) else declared
+    dimensions = MatrixDimensions(for_each, GaLoreDimensionNumbers)
 
     def projections(tree: PyTree) -> tuple[list[Any], Any, list[_Projection | None]]:
         leaves, treedef = leaves_with_path(tree)

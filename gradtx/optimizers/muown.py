@@ -20,7 +20,7 @@ from gradtx.core.pair import (
 )
 from gradtx.engine.lift import needed, refused_rows
 from gradtx.engine.matrices import Matrices, MatrixDimensions, as_matrices
-from gradtx.leaves.paths import aligned, is_leaf, leaves_with_path, merge
+from gradtx.leaves.paths import aligned, is_leaf, leaves_with_path, merge, path_string
 from gradtx.leaves.rows import is_rows
 from gradtx.numerics import cast, norm, widen
 from gradtx.optimizers.adam import adamw
@@ -69,7 +69,8 @@ def sizes_and_directions(
 
     State: `SizesAndDirectionsState`. Its sizes are those that the weights have if the update is
     applied as it is; after a wrapper that changes it, such as :func:`cautious`, the weights have
-    others, and the next update leads from there to the sizes of the state.
+    others, and the next update leads from there to the sizes of the state. Where neither optimizer
+    moves, as at rates of 0, a weight may move by rounding, since it is made again from both.
 
     Raises:
         ValueError: ``update`` is called without parameters, or a leaf is not a matrix.
@@ -102,6 +103,11 @@ def sizes_and_directions(
                 continue
             if is_rows(x):
                 raise refused_rows(name, path)
+            if numbers[i] is None:
+                raise ValueError(
+                    f"{name}: the dimension numbers of {path_string(path)!r} are None, and every "
+                    "leaf must be a matrix: use muown, or a mask"
+                )
             how = as_matrices(name, path, x.shape, numbers[i])
             alike.setdefault(how, []).append(i)
         by_index: dict[int, Any] = {}

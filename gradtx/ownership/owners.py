@@ -24,7 +24,13 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from gradtx.leaves.shardings import is_open, known_sharding, open_spec, stacks_are_balanced
+from gradtx.leaves.shardings import (
+    dividing_axes,
+    is_open,
+    known_sharding,
+    open_spec,
+    stacks_are_balanced,
+)
 from gradtx.numerics.control import loop_once_if
 from gradtx.ownership.one_message import MatrixBlocks, OneMessage
 from gradtx.ownership.owned_slots import in_order, padded
@@ -399,5 +405,4 @@ def _bytes(arrays: Sequence[Any]) -> int:
 
 def axes_along(sharding: NamedSharding, axis: int) -> tuple[str, ...]:
     """The axes of the mesh over which an axis of an array is divided."""
-    spec = sharding.spec[axis] if axis < len(sharding.spec) else None
-    return () if spec is None else (spec,) if isinstance(spec, str) else tuple(spec)
+    return dividing_axes(sharding, axis + 1)[axis]

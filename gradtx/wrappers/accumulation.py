@@ -143,12 +143,13 @@ class MicroBatches:
         if self.noise_decay is not None:
             state = state._replace(micro_squares=self._squares(updates, state, bad, weight))
         state = self._added(updates, state, bad, weight, total)
-        last = ~bad & (state.mini_step + 1 >= window)
+        steps = increment(state.mini_step)
+        last = ~bad & (steps >= window)
         if self.up_to is not None:
             noise = state.noise_scale
             wanted = jnp.where(noise.estimates > 0, noise.value, 0)
-            last &= (total >= wanted) | (state.mini_step + 1 >= self.up_to)
-        seen = jnp.where(bad, state.mini_step, increment(state.mini_step))
+            last &= (total >= wanted) | (steps >= self.up_to)
+        seen = jnp.where(bad, state.mini_step, steps)
         state = state._replace(
             mini_step=jnp.where(last, 0, seen),
             gradient_step=jnp.where(last, increment(state.gradient_step), state.gradient_step),

@@ -13,7 +13,7 @@ from gradtx.engine.leaves import parameter
 from gradtx.engine.lift import needed
 from gradtx.leaves.paths import is_leaf, map_present
 from gradtx.leaves.rows import dense
-from gradtx.numerics import cast, own_copy, widen
+from gradtx.numerics import cast, increment, own_copy, widen
 from gradtx.numerics.control import branch, in_form_of
 from gradtx.types import Array, InnerState, Params, PyTree, Slots, State, Updates
 
@@ -141,7 +141,7 @@ def lookahead(
                 return new, zeros, fast_state
             return new, slow, fast_state
 
-        steps = state.steps_since_sync + 1
+        steps = increment(state.steps_since_sync)
         due = steps >= sync_period
         out, other, fast_state = branch(due, sync, wait)
         count = jnp.where(due, 0, steps)

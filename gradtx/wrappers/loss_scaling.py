@@ -12,7 +12,7 @@ from gradtx.core.pair import (
     transformation,
     with_extra_args_support,
 )
-from gradtx.numerics import cast
+from gradtx.numerics import cast, increment
 from gradtx.numerics.control import inside
 from gradtx.training.loss_scale import unscaled
 from gradtx.tree.sums import all_finite
@@ -84,7 +84,7 @@ def dynamic_loss_scale(
         return DynamicLossScaleState(scale, jnp.zeros([], jnp.int32), tx.init(params))
 
     def next_state(state: State, finite: Array, inner_state: State) -> State:
-        counter = jnp.where(finite, state.counter + 1, 0)
+        counter = jnp.where(finite, increment(state.counter), 0)
         grows = counter >= period
         smaller = jnp.maximum(state.loss_scale / factor, jnp.maximum(min_loss_scale, _LEAST))
         larger = state.loss_scale * factor

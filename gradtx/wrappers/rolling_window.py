@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from gradtx.numerics import cast, shrink_factor
+from gradtx.numerics import cast, increment, shrink_factor
 from gradtx.numerics.norms import Chip, Scales, norm_of_sums, sums_of_squares
 from gradtx.types import Array
 
@@ -41,7 +41,7 @@ def entered(
     if deviations is not None:
         limit = jnp.where(seen >= warmup, _limit(window, deviations), limit)
     put = values.at[seen % len(values)].set(jnp.minimum(x, limit))
-    later = seen + 1
+    later = increment(seen)
     # It wraps around long before it overflows.
     later = jnp.where(later >= 2 * len(values), later - len(values), later)
     new_window = Rolling(jnp.where(counts, put, values), jnp.where(counts, later, seen))

@@ -330,8 +330,8 @@ def _numbers_of(
         how = known.get(_name(tx))
         if how is not None and how.numbers is not None:
             argument, tree = _arguments(tx)[how.numbers], abstract(shapes)
-            if hasattr(argument, "check") and shapes:
-                argument.check(tree)
+            if not shapes:
+                return {}
             numbers = MatrixDimensions(dimension_numbers(argument), MuonDimensionNumbers)
             paths = [path_string(path) for path, _ in leaves_with_path(tree)[0]]
             return dict(zip(paths, numbers.of("transfer", tree), strict=True))

@@ -122,6 +122,19 @@ def test_updates_are_those_of_one_device(sizes, rows, zero, kind, balance):
     assert not re.findall(COLLECTIVE, in_loops(program))
 
 
+def test_an_axis_of_one_device_divides_no_matrix():
+    """Neither alone nor beside another axis, however the specification is written."""
+
+    def owned(*spec):
+        place = NamedSharding(mesh(4, 1), PartitionSpec(*spec))
+        w = jax.device_put(jnp.ones((8, 16)), place)
+        stacks = gradtx.state_sharding(gradtx.soap(0.1), {"w": w}).owned
+        return [(stack.axes, stack.count) for stack in stacks]
+
+    assert owned("y") == owned(None, "y") == owned(("y",), None) == []
+    assert owned(("x", "y")) == owned("x", "y") == owned("x") == [(("x",), 1)]
+
+
 @pytest.mark.slow
 def test_an_owner_that_is_partly_filled_transforms_what_it_has():
     """Five matrices on four devices: two have two, one has one beside padding, the last has one of

@@ -192,6 +192,7 @@ MATRICES = {
     "apollo": functools.partial(gradtx.apollo, rank=2),
     "muon": gradtx.muon,
     "muon2": gradtx.muon2,
+    "muon2, factored": functools.partial(gradtx.muon2, factored=True),
     "muown": gradtx.muown,
     "newton_muon": gradtx.newton_muon,
     "normuon": gradtx.normuon,
