@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple, ParamSpec
+from typing import Any, NamedTuple, ParamSpec, Self
 
 import jax
 import jax.numpy as jnp
@@ -60,6 +60,21 @@ class Estimator(DeclaredData):
     >>> gradtx.forward_gradients(samples=4)
     forward_gradients(samples=4, key=0)
     """
+
+    @classmethod
+    def declared(cls, declaration: Declaration) -> Self:
+        """The estimator that `declaration` describes, whose arguments are checked."""
+        name = declaration.name
+        for argument, value in declaration.arguments.items():
+            if callable(value):
+                raise TypeError(
+                    f"{name}: {argument} must be a number or an array, not {value!r:.80}; "
+                    f"TrainStep.replace({argument}=...) puts another array in its place and "
+                    "compiles nothing"
+                )
+        made = cls(declaration)
+        made.evaluations  # noqa: B018  # so that arguments are checked
+        return made
 
     @functools.cached_property
     def evaluations(self) -> Evaluations:
@@ -148,17 +163,7 @@ def estimator(function: Callable[_P, Evaluations]) -> Callable[_P, Estimator]:
     builder = Builder(function, native=True)
 
     def build(*args: Any, **kwargs: Any) -> Estimator:
-        arguments = builder.bind(*args, **kwargs)
-        for name, value in arguments.items():
-            if callable(value):
-                raise TypeError(
-                    f"{builder.name}: {name} must be a number or an array, not {value!r:.80}; "
-                    f"TrainStep.replace(gradients={builder.name}(...)) puts another array in its "
-                    "place and compiles nothing"
-                )
-        made = Estimator(Declaration(builder, arguments))
-        made.evaluations  # noqa: B018  # so that arguments are checked
-        return made
+        return Estimator.declared(Declaration(builder, builder.bind(*args, **kwargs)))
 
     public: Any = publish(build, builder, schedules=False)
     public.__signature__ = public.__signature__.replace(return_annotation=Estimator)

@@ -254,12 +254,46 @@ def test_a_scale_in_a_step_is_replaced_without_compiling_again():
         return jnp.sum(x**4)
 
     step = gradtx.make_step(of, tx, donate=False)
-    x = jnp.float32([1.0, 2.0])
+    x, scale = jnp.float32([1.0, 2.0]), jnp.float32(1.0)
     one = step(x, step.init(x))[0]
     traced = len(calls)
-    other = step.replace(gradients=gradtx.spsa(jnp.float32(1.0)))(x, step.init(x))[0]
-    assert not np.array_equal(one, other)
+    others = [
+        step.replace(gradients=gradtx.spsa(scale)),
+        step.replace(scale=scale),
+        step.replace(**{"gradients.scale": scale}),
+    ]
+    found = [other(x, step.init(x))[0] for other in others]
+    assert not np.array_equal(one, found[0])
+    assert bits(found) == 3 * bits(found[0])
     assert len(calls) == traced
+
+
+def test_scales_are_swept_by_path_in_one_program():
+    tx = gradtx.estimated_gradients(gradtx.sgd(0.1), gradtx.spsa(jnp.float32(0.1)))
+    assert float(gradtx.hyperparams(tx)["gradients.scale"]) == pytest.approx(0.1)
+    of = lambda x: jnp.sum(x**4)  # noqa: E731
+    x, scales = jnp.float32([1.0, 2.0]), np.float32([0.1, 1.0, 2.0])
+    moved = jax.jit(lambda tx: gradtx.minimize(of, tx, x, tx.init(x))[0])
+    swept = jax.jit(jax.vmap(lambda tx: gradtx.minimize(of, tx, x, tx.init(x))[0]))
+    found = swept(gradtx.replace(tx, {"gradients.scale": scales}))
+    each = [moved(gradtx.replace(tx, scale=jnp.float32(scale))) for scale in scales]
+    np.testing.assert_allclose(found, each, rtol=1e-5)
+    assert len({x.tobytes() for x in np.asarray(found)}) == 3
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "kind", "words"),
+    [
+        ("gradients.scale", -1.0, ValueError, "spsa.*scale"),
+        ("gradients.scale", lambda count: 0.1, TypeError, "spsa: scale.*TrainStep.replace"),
+        ("gradients.samples", 0, ValueError, "spsa.*samples"),
+        ("gradients.rate", 0.1, ValueError, "gradients.rate.*gradients.scale"),
+    ],
+)
+def test_what_replaces_an_argument_of_an_estimator_is_checked(path, value, kind, words):
+    step = gradtx.make_step(flat, gradtx.sgd(0.1), gradients=gradtx.spsa())
+    with pytest.raises(kind, match=words):
+        step.replace(**{path: value})
 
 
 def accuracy(w, x, y):
