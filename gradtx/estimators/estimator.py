@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from gradtx.declarations.declaration import Builder, Declaration, DeclaredData, publish
 from gradtx.estimators.directions import Directions
 from gradtx.numerics import cast, widen
-from gradtx.numerics.control import loop_once_if
+from gradtx.numerics.control import inside, loop_once_if
 from gradtx.programs.tracing import vary, varying_axes
 from gradtx.types import Array
 
@@ -105,8 +105,13 @@ class Estimator(DeclaredData):
         values = found.reshape(count, sides)
         wide = widen(values)
         equal = jnp.all(jnp.isfinite(values)) & jnp.all(values == values[:, :1])
+
         # Where the loss is symmetric values are equal too, but that in the middle is another.
-        flat = loop_once_if(equal, lambda _, turn: along(0, 0.0) == values[0, 0], equal)
+        def equals_middle(_: Array, turn: Array) -> Array:
+            # Inside of the loop, so that it is not evaluated before at every step.
+            return along(0, inside(jnp.zeros([], float), turn)) == values[0, 0]
+
+        flat = loop_once_if(equal, equals_middle, equal)
         # They are zeros then anyway. But so the step waits until the loss has read the parameters,
         # of which a CPU would make a copy to overwrite them before.
         total = jnp.where(flat, 0.0, weights(wide))

@@ -11,6 +11,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import gradtx
+from benchmarks.hlo import in_loops
 
 LAYERS, WIDTH = 3, 4
 ESTIMATORS = {
@@ -438,6 +439,16 @@ def test_a_direction_along_which_the_loss_is_symmetric_is_not_flat():
     for _ in range(20):
         x, state, _ = step(x, state)
     assert int(state.flat_steps) == 0
+
+
+@pytest.mark.compiled
+def test_the_loss_is_evaluated_for_its_two_values_alone():
+    """A third value is taken where both are equal, in a loop, before which XLA computes nothing."""
+    step = gradtx.make_step(lambda x: jnp.sum(jnp.cos(x)), gradtx.sgd(0.1), gradients=gradtx.spsa())
+    x = jax.ShapeDtypeStruct((8, 1024), jnp.float32)
+    program = step.lower(x, jax.eval_shape(step.init, x)).compile().as_text()
+    cosines = [text.count(" cosine(") for text in (in_loops(program), program)]
+    assert cosines == [2, 2]
 
 
 def test_what_is_no_estimator_or_has_no_key_is_refused_by_name():
