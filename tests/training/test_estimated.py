@@ -178,6 +178,66 @@ def test_the_plain_form_stores_the_gradient():
     assert temporaries(24, None, gradtx.spsa()) > 24 * LAYER
 
 
+def on_codes(layers, width, dtype, leaf):
+    """Factors of LoRA beside a frozen base in int8, whose columns have scales."""
+    of = {"codes": ((width, width), jnp.int8), "scales": ((1, width), dtype)}
+    of |= {"lora_a": ((width, 2), dtype), "lora_b": ((2, width), dtype)}
+    return {name: leaf((layers, *shape), kind) for name, (shape, kind) in of.items()}
+
+
+def decoding(params, x, y):
+    def layer(h, w):
+        base = w["codes"].astype(h.dtype) * w["scales"]
+        return h + jnp.tanh(h @ base + (h @ w["lora_a"]) @ w["lora_b"]), None
+
+    h, _ = jax.lax.scan(layer, x.astype(params["scales"].dtype), params)
+    return jnp.mean((h.astype(jnp.float32) - y) ** 2)
+
+
+@pytest.mark.compiled
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:make_step. the parameter")
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_factors_beside_a_base_in_int8(dtype):
+    """The base is as it was, and the bits are those of the plain form."""
+    rng = np.random.default_rng(0)
+
+    def leaf(shape, kind):
+        is_code = kind == jnp.int8
+        numbers = rng.integers(-127, 128, shape) if is_code else rng.normal(size=shape) / 50
+        return jnp.asarray(numbers, kind)
+
+    before = on_codes(LAYERS, WIDTH, dtype, leaf)
+    options = {"of": decoding, "params": before, "trainable": "lora_*"}
+    spsa, adam = gradtx.spsa(1e-1), gradtx.adam(1e-1)
+    plain, inside = (trained(spsa, adam, inside=i, **options) for i in (None, True))
+    assert bits(inside) == bits(plain)
+    moved = {name for name in before if bits(before[name]) != bits(inside[0][name])}
+    assert moved == {"lora_a", "lora_b"}
+    assert {str(x.dtype) for x in inside[0].values()} == {"int8", str(jnp.dtype(dtype))}
+
+
+@pytest.mark.compiled
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:make_step. the parameter")
+def test_inside_a_base_in_int8_is_never_decoded_as_a_whole():
+    width, x = 128, jax.ShapeDtypeStruct((4, 128), jnp.float32)
+
+    def temporaries(layers, estimator):
+        p = on_codes(layers, width, jnp.bfloat16, jax.ShapeDtypeStruct)
+        options = {"gradients": estimator, "inside": True, "trainable": "lora_*"}
+        step = gradtx.make_step(decoding, gradtx.adam(1e-3), **options)
+        takes = (p, jax.eval_shape(step.init, p)) if estimator else (p,)
+        lower = step.lower if estimator else jax.jit(decoding).lower
+        return lower(*takes, x, x).compile().memory_analysis().temp_size_in_bytes
+
+    # A CPU computes in float32, and converts stacks in bfloat16 before the loop of the loss, too.
+    more = [temporaries(n, gradtx.spsa()) - temporaries(n, None) for n in (24, 48)]
+    layer = 4 * width * width
+    assert max(more) < layer
+    assert abs(more[0] - more[1]) < layer / 8
+
+
 def moments(tree):
     return [np.asarray(x) for x in jax.tree.leaves(tree)]
 
