@@ -82,6 +82,17 @@ class Estimator(DeclaredData):
         made: Evaluations = self.declaration.builder.call(self.declaration.arguments)
         return made
 
+    @property
+    def evaluation_count(self) -> int:
+        """How many times a step evaluates the loss, or its derivative along a direction."""
+        _, directions, steps, _ = self.evaluations
+        return directions * (1 if steps is None else len(steps))
+
+    @property
+    def number_count(self) -> int:
+        """How many numbers replicas exchange in a step: values of the loss, and derivatives."""
+        return self.evaluation_count * (2 if self.evaluations.steps is None else 1)
+
     def measure(self, along: Callable[[Any, Any], Array]) -> Measured:
         """Evaluate a loss one time after another, so that one evaluation is in memory at a time.
 
