@@ -19,12 +19,12 @@ from gradtx.backward.layerwise import norm_for
 from gradtx.composition.apply import take_step
 from gradtx.composition.gate import Decision, gate
 from gradtx.composition.nearest import nearest_in
-from gradtx.core.pair import GradientTransformation
+from gradtx.core.pair import GradientTransformation, reduced_axes
 from gradtx.declarations.declaration import Declaration
 from gradtx.inspection.description import communications, multipliers_in, roles_in
 from gradtx.sparse import take
 from gradtx.storage import is_encoded
-from gradtx.training.minimize import before_gradients, reduced_axes
+from gradtx.training.minimize import before_gradients
 from gradtx.training.rounding import rounded_with
 from tests.catalogue import CATALOGUE, FACTORS
 from tests.quick import quick

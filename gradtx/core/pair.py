@@ -373,6 +373,12 @@ def transformations_in(value: Any, name: str) -> Iterator[tuple[str, GradientTra
             yield from transformations_in(item, name if pair else join(i))
 
 
+def reduced_axes(tx: GradientTransformation) -> tuple[str, ...]:
+    """The axes over which `tx` reduces gradients."""
+    messages = [part.traits.communication for part in (tx, *tx.within)]
+    return tuple(dict.fromkeys(axis for each in messages if each for axis in each.reduces))
+
+
 @overload
 def transformation(
     function: Callable[_P, GradientTransformation],

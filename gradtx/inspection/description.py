@@ -10,7 +10,7 @@ import numpy as np
 from gradtx.composition.apply import loses_small_steps
 from gradtx.composition.multipliers import Multipliers, multiplier_lines, pattern_of
 from gradtx.composition.roles import ByRole, Role
-from gradtx.core.pair import GradientTransformation, with_extra_args_support
+from gradtx.core.pair import GradientTransformation, reduced_axes, with_extra_args_support
 from gradtx.core.traits import Communication, Scope, Sent, all_sent, is_apart
 from gradtx.inspection.hyperparams import hyperparams
 from gradtx.inspection.slots import map_slots, slots_by_name
@@ -55,6 +55,7 @@ class Description:
     roles: dict[str, Role] = field(default_factory=dict)
     multipliers: dict[str, Multipliers] = field(default_factory=dict)
     advice: str | None = None
+    loss_numbers: int = 0
 
     @property
     def slot_bytes(self) -> int:
@@ -94,6 +95,8 @@ class Description:
             most = f", at most {self.peak_message_bytes:,} at once"
             most *= self.peak_message_bytes > self.message_bytes
             lines += [f"sent by each device in a step: {self.message_bytes:,} bytes{most}"]
+        if self.loss_numbers:
+            lines += [f"between replicas in a step: {self.loss_numbers} numbers, no gradient"]
         lines += _role_lines(self.roles)
         lines += multiplier_lines(self.multipliers)
         if self.warning is not None:
@@ -186,8 +189,9 @@ def describe(tx: GradientTransformation, params: Params) -> Description:
         step if there are several devices (on average and at most), a warning where rounding to
         nearest would leave parameters where they are, or a codec would lose the signs by which an
         optimizer steps, the roles of leaves if `tx` goes by them (`ByRole`), what :func:`transfer`
-        multiplies their hyperparameters by, and advice where matrices are sharded and no mesh is
-        known over which a step could divide them.
+        multiplies their hyperparameters by, how many numbers of the loss replicas exchange in a
+        step where gradients are estimated, and advice: where matrices are sharded and no mesh is
+        known over which a step could divide them, or estimated gradients are reduced.
 
     >>> import gradtx, jax.numpy as jnp
     >>> print(describe(gradtx.sgd(0.1, momentum=0.9), {"w": jnp.zeros((2, 3)), "b": jnp.zeros(3)}))
@@ -202,7 +206,10 @@ def describe(tx: GradientTransformation, params: Params) -> Description:
     counters and other                             0
     all                                           36
     """
-    advice = DIVIDE if _transforms_matrices(tx) and lacks_a_mesh(params) else None
+    advice = (
+        DIVIDE if _transforms_matrices(tx) and lacks_a_mesh(params) else None,
+        _advice_on_estimates(tx),
+    )
     params = jax.eval_shape(lambda: params) if not _abstract(params) else params
     state, messages = _state_and_sent(tx, params)
     slots = tuple(
@@ -229,7 +236,26 @@ def describe(tx: GradientTransformation, params: Params) -> Description:
         warning="; ".join(filter(None, (loses_small_steps(params, state), _loses_signs(state))))
         or None,
         kept_whole=_kept_whole(state),
-        advice=advice,
+        advice="; ".join(filter(None, advice)) or None,
+        loss_numbers=_loss_numbers(tx) if not reduced_axes(tx) else 0,
+    )
+
+
+def _loss_numbers(tx: GradientTransformation) -> int:
+    """How many numbers replicas exchange in a step in place of gradients; 0 if they do not."""
+    estimator = with_extra_args_support(tx).traits.estimator
+    return 0 if estimator is None else int(estimator.number_count)
+
+
+def _advice_on_estimates(tx: GradientTransformation) -> str | None:
+    """The advice where gradients are reduced that are estimated along the same directions."""
+    numbers, axes = _loss_numbers(tx), reduced_axes(tx)
+    if not (numbers and axes):
+        return None
+    return (
+        f"gradients are reduced over {', '.join(map(repr, axes))}, and are estimated along the "
+        "same directions on all devices: with jax.lax.pmean in the loss in its place, replicas "
+        f"exchange {numbers} numbers, and no gradient"
     )
 
 

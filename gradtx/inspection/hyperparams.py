@@ -9,7 +9,7 @@ import jax
 
 from gradtx import checks
 from gradtx.core.pair import GradientTransformation, transformations_in, with_extra_args_support
-from gradtx.declarations.declaration import Declaration, Declared
+from gradtx.declarations.declaration import Declaration, Declared, DeclaredData
 from gradtx.declarations.host_values import as_schedule
 from gradtx.leaves.paths import with_paths
 from gradtx.types import (
@@ -68,9 +68,10 @@ def hyperparams(tx: GradientTransformation, state: State | None = None) -> dict[
 
     Returns:
         ``{path: value}``. The path of an argument of `tx` itself is its name; below it, the
-        positions or names of the transformations that lead to it: ``"1.learning_rate"``. A name
-        that occurs once finds its value without the path, at any depth, as in :func:`replace`; with
-        several groups say which: ``"slow.learning_rate"``.
+        positions or names of the transformations that lead to it: ``"1.learning_rate"``, and the
+        name of an estimator: ``"gradients.scale"``. A name that occurs once finds its value without
+        the path, at any depth, as in :func:`replace`; with several groups say which:
+        ``"slow.learning_rate"``.
 
     A learning rate is the current one: in a chain with :func:`reduce_on_plateau`, the reduced rate.
     :func:`replace` sets the rate before the reduction.
@@ -145,7 +146,17 @@ def _in_the_state(tx: GradientTransformation, state: State | None) -> dict[str, 
     return values
 
 
-def _by_path(tx: GradientTransformation, state: State | None) -> dict[str, Any]:
+def _is_data(value: Any) -> bool:
+    """Whether an argument has arguments by itself, and is no schedule: an estimator."""
+    return isinstance(value, DeclaredData) and not callable(value)
+
+
+def _children(tx: Any) -> tuple[tuple[str, GradientTransformation], ...]:
+    """The transformations among the arguments; data and schedules have none."""
+    return getattr(tx, "children", ())
+
+
+def _by_path(tx: Any, state: State | None) -> dict[str, Any]:
     values = _in_the_state(tx, state)
     if tx.declaration is None:
         return values
@@ -154,8 +165,10 @@ def _by_path(tx: GradientTransformation, state: State | None) -> dict[str, Any]:
         is_schedule = hints.get(name) is Schedule
         if is_schedule or checks.hyperparameter_range(hints.get(name)) is not None:
             values[name] = value(_steps(state)) if callable(value) else value
+        elif _is_data(value):
+            values |= {f"{name}.{key}": v for key, v in _by_path(value, None).items()}
     links: list[tuple[str, GradientTransformation, State | None]] = []
-    for name, child in tx.children:
+    for name, child in _children(tx):
         part = None if state is None else _child_state(name, state)
         links.append((name, child, part))
         values |= {f"{name}.{key}": v for key, v in _by_path(child, part).items()}
@@ -197,7 +210,8 @@ def _argument_paths(tx: Any, prefix: str = "") -> Iterator[str]:
     for name, parameter in tx.declaration.builder.signature.parameters.items():
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             yield prefix + name
-    for name, child in getattr(tx, "children", ()):  # of a schedule none
+    data = [(name, value) for name, value in tx.declaration.arguments.items() if _is_data(value)]
+    for name, child in (*data, *_children(tx)):
         yield from _argument_paths(child, f"{prefix}{name}.")
 
 
@@ -248,16 +262,20 @@ def _replaced(tx: Any, wanted: dict[str, Any]) -> Any:
     declaration: Declaration = tx.declaration
     builder, arguments = declaration.builder, dict(declaration.arguments)
     below = {path: value for path, value in wanted.items() if "." in path}
+
+    def with_below(child: Any, at: str) -> Any:
+        return _replaced(
+            child,
+            {p.removeprefix(f"{at}."): v for p, v in below.items() if p.startswith(f"{at}.")},
+        )
+
     for name, value in arguments.items():
         kind = builder.signature.parameters[name].kind
-        arguments[name] = map_transformations(
-            value,
-            "" if kind is kind.VAR_POSITIONAL else name,
-            lambda child, at: _replaced(
-                child,
-                {p.removeprefix(f"{at}."): v for p, v in below.items() if p.startswith(f"{at}.")},
-            ),
-        )
+        if _is_data(value):
+            arguments[name] = with_below(value, name)
+        else:
+            at = "" if kind is kind.VAR_POSITIONAL else name
+            arguments[name] = map_transformations(value, at, with_below)
     arguments |= {path: value for path, value in wanted.items() if "." not in path}
     return with_arguments(tx, arguments)
 

@@ -76,3 +76,17 @@ def test_the_table_of_what_devices_send():
     ):
         last = str(gradtx.describe(tx, p)).splitlines()[-1]
         assert last == f"sent by each device in a step: {sent}"
+
+
+def test_replicas_exchange_numbers_where_gradients_are_estimated():
+    """No gradient; an optimizer that reduces gradients anyway gets the advice to leave that."""
+    p, spsa = {"w": jnp.zeros((64, 64))}, gradtx.spsa(samples=3)
+    few = gradtx.describe(gradtx.estimated_gradients(gradtx.sgd(0.1), spsa), p)
+    assert (few.loss_numbers, few.message_bytes, few.advice) == (6, 0, None)
+    assert str(few).splitlines()[-1] == "between replicas in a step: 6 numbers, no gradient"
+    reducing = gradtx.chain(gradtx.aggregate("data"), gradtx.sgd(0.1))
+    all_of_it = gradtx.describe(gradtx.estimated_gradients(reducing, spsa), p)
+    assert (all_of_it.loss_numbers, all_of_it.message_bytes) == (0, 4 * 64 * 64)
+    assert "over 'data'" in all_of_it.advice
+    assert "jax.lax.pmean in the loss in its place, replicas exchange 6 numbers" in str(all_of_it)
+    assert gradtx.describe(reducing, p).advice is None
