@@ -10,6 +10,7 @@ from gradtx import (
     schedules as schedules,
     sparse as sparse,
     storage as storage,
+    testing as testing,
     transforms as transforms,
     tree as tree,
     tree_utils as tree_utils,
@@ -760,6 +761,7 @@ from gradtx.training.rounding import (
     stochastic_rounding as stochastic_rounding,
 )
 from gradtx.training.implicit import Implicit as Implicit
+from gradtx.training.plots import plot_runs as plot_runs
 from gradtx.training.solve import (
     Solution as Solution,
     Status as Status,

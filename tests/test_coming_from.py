@@ -84,13 +84,18 @@ def parts():
 def namespace():
     names = {name: getattr(gradtx, name) for name in gradtx.__all__}
     tx = gradtx.adam(0.1)
+    alone = gradtx.skip_if_none(gradtx.adam(jnp.array(0.1)))
+    groups = gradtx.partition({"0": alone, "1": alone}, [("kernel", "0"), ("bias", "1")])
     group = {"params": [0, 1], "lr": 0.5, "momentum": 0.9, "dampening": 0.0, "weight_decay": 0.0}
     buffers = [np.full((3, 2), 2.0, np.float32), np.full(2, 3.0, np.float32)]
     return names | {
         "jax": jax,
         "jnp": jnp,
         "optax": optax,
-        "params": PARAMS,
+        "params": jax.tree.map(jnp.copy, PARAMS),  # a step gives its arguments up
+        "tx_of_groups": groups,
+        "state_of_groups": groups.init(PARAMS),
+        "step_of_groups": gradtx.make_step(loss, groups),
         "wider": {**PARAMS, "head": jnp.ones(2)},
         "grads": GRADS,
         "loss": loss,
@@ -361,6 +366,35 @@ def group_added(results, names):
     grads = {**GRADS, "head": jnp.ones(2)}
     new, _ = gradtx.apply_gradients(names["tx"], grads, wider, state)
     np.testing.assert_allclose(new["head"], 0.9)
+
+
+def rate_set(*rates):
+    """The step has these rates, and takes the state of before."""
+
+    def check(results, names):
+        step = results[-1]
+        found = gradtx.hyperparams(step.tx).items()
+        got = [value for name, value in found if name.endswith("learning_rate")]
+        np.testing.assert_allclose(got, rates)
+        before = names["step_of_groups"] if len(rates) > 1 else results[0]
+        params, state, _ = before(names["params"], before.init(names["params"]))
+        step(params, state)
+        assert step._compiled is before._compiled
+        assert step._compiled._cache_size() == 1
+
+    return check
+
+
+def frozen(*leaves):
+    """All leaves but these move, by one step of Adam; theirs keep their slots and counts."""
+
+    def check(results, names):
+        for i, key in enumerate(("kernel", "bias")):
+            moved = bool(jnp.any(names["params"][key] != PARAMS[key]))
+            count = names["state"].inner_states[str(i)].inner_state[0].count
+            assert (moved, int(count)) == (key not in leaves, int(key not in leaves))
+
+    return check
 
 
 def averaged(results, names):
@@ -686,6 +720,10 @@ CHECKS = {
     # torch.optim
     "parameter groups": grouped(gradtx.adam(0.1), gradtx.adam(0.01), "kernel"),
     "`add_param_group`": group_added,
+    '`param_groups[0]["lr"] = 0.01`': rate_set(0.01),
+    '`param_groups[1]["lr"] = 0.01`, one group of several': rate_set(0.1, 0.01),
+    "`requires_grad_(False)` for the kernel, in the middle of a run": frozen("kernel"),
+    "`requires_grad_(True)` again": frozen(),
     "`state_dict()`": lambda r, n: same(n["saved"]["0/mu/kernel"], jnp.zeros((3, 2))),
     "`load_state_dict(saved)`": restored,
     "`maximize=True`": ascends,
@@ -774,6 +812,170 @@ def test_schedulers_beside_pytorch(name):
     ((schedule,), _) = run(dict(ROWS)[f"`{name}`"])
     got = [float(schedule(t)) for t in range(60)]
     np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("total", "pct_start", "div_factor", "final_div_factor"),
+    [(100, 0.3, 25.0, 1e4), (37, 0.25, 10.0, 100.0), (8, 0.13, 3.0, 7.0), (50, 0.0, 25.0, 1e4)],
+)
+def test_one_cycle_is_that_of_pytorch_to_the_last_digits(
+    total, pct_start, div_factor, final_div_factor
+):
+    torch = pytest.importorskip("torch")
+    numbers = pct_start, div_factor, final_div_factor
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
+    keywords = dict(zip(("pct_start", "div_factor", "final_div_factor"), numbers, strict=True))
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 0.1, total, cycle_momentum=False, **keywords
+    )
+    want = []
+    for count in range(total):
+        want.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        if count + 1 < total:
+            scheduler.step()
+    with jax.enable_x64(True):
+        schedule = gradtx.cosine_onecycle_schedule(total, 0.1, *numbers, convention="torch")
+        got = [float(schedule(count)) for count in range(total)]
+    np.testing.assert_allclose(got, want, rtol=1e-14)
+
+
+@pytest.mark.slow
+def test_a_plateau_counts_epochs_as_pytorch_does():
+    """Its patience is one less; an epoch is judged by the mean of its values."""
+    torch = pytest.importorskip("torch")
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], 0.1)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=2)
+    tx = gradtx.chain(
+        gradtx.sgd(0.1), gradtx.reduce_on_plateau(factor=0.5, patience=3, accumulation_size=4)
+    )
+    state, update = tx.init(PARAMS), jax.jit(tx.update)
+    means = [3.0, 2.0, 2.0, 2.5, 2.0, 1.0, 1.5, 1.2, 1.1, 1.05, 0.5, 0.6]
+    for mean in means:
+        for offset in (-0.3, 0.1, 0.4, -0.2):
+            _, state = update(GRADS, state, PARAMS, value=jnp.float32(mean + offset))
+        scheduler.step(mean)
+        got = gradtx.hyperparams(tx, state)["learning_rate"]
+        np.testing.assert_allclose(got, optimizer.param_groups[0]["lr"], rtol=1e-6)
+    assert optimizer.param_groups[0]["lr"] == 0.1 / 4
+
+
+class Torch:
+    """PyTorch's side of a row: an optimizer of parameters with the same values."""
+
+    def __init__(self, torch):
+        self.torch = torch
+        self.tensors = {
+            name: torch.nn.Parameter(torch.tensor(np.array(p))) for name, p in PARAMS.items()
+        }
+        self.kernel, self.bias = self.tensors["kernel"], self.tensors["bias"]
+
+    def step(self, optimizer):
+        """A step on the gradients of `loss`, of those tensors that require one."""
+        optimizer.zero_grad()
+        sum((p**2).sum() for p in self.tensors.values()).backward()
+        optimizer.step()
+
+    def __iter__(self):
+        return iter((self.kernel, self.bias))
+
+
+def hooked(optimizer):
+    def double(*_):
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                p.grad *= 2
+
+    optimizer.register_step_pre_hook(double)
+    return optimizer
+
+
+OPTIMIZERS = {
+    "parameter groups": (
+        lambda o, t: o.Adam([{"params": [t.kernel]}, {"params": [t.bias], "lr": 0.01}], 0.1)
+    ),
+    "`maximize=True`": lambda o, t: o.Adam(t, 0.1, maximize=True),
+    "`weight_decay` of SGD, Adam (L2)": (
+        lambda o, t: o.SGD(t, 0.1, momentum=0.9, weight_decay=0.01)
+    ),
+    "`weight_decay` of AdamW": lambda o, t: o.AdamW(t, 0.1, weight_decay=0.01),
+    "`register_step_pre_hook`": lambda o, t: hooked(o.Adam(t, 0.1)),
+}
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("left", OPTIMIZERS)
+def test_optimizers_beside_pytorch(left):
+    t = Torch(pytest.importorskip("torch"))
+    optimizer = OPTIMIZERS[left](t.torch.optim, t)
+    results, _ = run(dict(ROWS)[left])
+    step = gradtx.make_step(loss, results[0], donate=False)
+    params, state = PARAMS, step.init(PARAMS)
+    for _ in range(4):
+        t.step(optimizer)
+        params, state, _ = step(params, state)
+    same(params, {name: p.detach().numpy() for name, p in t.tensors.items()}, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_rates_groups_and_freezing_in_the_middle_of_a_run_beside_pytorch():
+    t = Torch(pytest.importorskip("torch"))
+    optimizer = t.torch.optim.Adam([{"params": [t.kernel]}, {"params": [t.bias]}], 0.1)
+    names = namespace()
+    tx, params, state = names["tx_of_groups"], PARAMS, names["state_of_groups"]
+    step = gradtx.make_step(loss, tx, donate=False)
+
+    def both(params, state, step, times):
+        for _ in range(times):
+            t.step(optimizer)
+            params, state, _ = step(params, state)
+            got = {name: p.detach().numpy() for name, p in t.tensors.items()}
+            same(params, got, rtol=1e-5)
+        return params, state
+
+    params, state = both(params, state, step, 2)
+    optimizer.param_groups[1]["lr"] = 0.01
+    step = step.replace({"transforms.1.learning_rate": jnp.array(0.01)})
+    params, state = both(params, state, step, 2)
+    t.kernel.requires_grad_(False)
+    part = gradtx.make_step(loss, step.tx, trainable="bias", donate=False)
+    params, state = both(params, state, part, 3)
+    t.kernel.requires_grad_(True)
+    params, state = both(params, state, step, 3)
+    t.tensors["head"] = t.torch.nn.Parameter(t.torch.ones(2))
+    optimizer.add_param_group({"params": [t.tensors["head"]], "lr": 0.3})
+    params = {**params, "head": jnp.ones(2)}
+    transforms = {**step.tx.declaration.arguments["transforms"], "2": gradtx.adam(0.3)}
+    labels = [*step.tx.declaration.arguments["param_labels"], ("head", "2")]
+    tx = gradtx.partition(transforms, labels)
+    before, state = state, gradtx.regroup(tx, params, state)
+    same(*(gradtx.get_slot(s, "0.0.nu")["kernel"] for s in (before, state)))
+    both(params, state, gradtx.make_step(loss, tx, donate=False), 3)
+
+
+def test_a_group_is_added_to_a_run_that_began_without_groups():
+    """As the page says below the table."""
+    tx, names = gradtx.adam(0.1), namespace()
+    params, state = gradtx.apply_gradients(tx, GRADS, PARAMS, tx.init(PARAMS))
+    wider = {**params, "head": jnp.ones(2)}
+    tx = gradtx.partition({"0": tx, "1": gradtx.sgd(0.1)}, [("head", "1"), ("*", "0")])
+    line = 'regroup(tx, wider, PartitionState({"0": MaskedState(state)}))'
+    assert f"`state = {line}`" in PAGE
+    new = eval(line, {**names, "tx": tx, "wider": wider, "state": state})  # the page's own code
+    same(new.inner_states["0"].inner_state[0].nu["bias"], state[0].nu["bias"])
+    assert int(new.inner_states["0"].inner_state[0].count) == 1
+
+
+def test_what_from_torch_made_is_shown():
+    t = Torch(pytest.importorskip("torch"))
+    optimizer = t.torch.optim.SGD(
+        [{"params": [t.kernel]}, {"params": [t.bias], "lr": 0.01}], 0.1, momentum=0.9
+    )
+    tx, _ = gradtx.interop.from_torch(optimizer, PARAMS, order=["kernel", "bias"])
+    shown = re.search(r"```text\n(partition.*?)```", PAGE, re.DOTALL)[1]
+    one_line = "".join(line.strip() + " " * line.endswith(",") for line in shown.splitlines())
+    assert repr(tx) == re.sub(r", (?=[)}])", "", one_line)
 
 
 def from_scratch():

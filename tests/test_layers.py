@@ -20,7 +20,7 @@ LAYERS = (
     *("composition", "inspection", "estimators", "sharding", "backward", "training", "checkpoint"),
     *("schedules", "projections", "losses", "transforms", "optimizers"),
     *("wrappers", "sparse", "distributed"),
-    *("interop", "assignment", "microbatching", "perturbations"),
+    *("interop", "assignment", "microbatching", "perturbations", "testing"),
     *("commands", "_src", "contrib", "__main__"),
 )
 

@@ -41,6 +41,7 @@ PAGES = {
     "Trees": ("tree", "leaves.paths", "linalg"),
     "Writing a rule": (
         "core.pair",
+        "testing",
         "leaves.matrix_layout",
         "engine",
         "numerics",

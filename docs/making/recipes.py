@@ -36,7 +36,7 @@ GROUPS = {
     ],
     "Memory and devices": [
         *("bfloat16_parameters", "step_inside", "step_inside_equinox", "zero"),
-        "finetune_without_backward",
+        *("sharded_table", "finetune_without_backward"),
     ],
     "In other libraries": [
         *("flax_nnx", "flax_nnx_groups", "flax_nnx_lbfgs", "flax_nnx_transformer", "flax_linen"),

@@ -237,6 +237,7 @@ def muon(
     adam_b2: Decay = 0.999,
     adam_eps_root: NonNegative = 0.0,
     adam_weight_decay: NonNegative = 0.0,
+    adam_weight_decay_mask: Where | None = None,
     adam_learning_rate: NonNegative | None = None,
     muon_weight_dimension_numbers: DimensionNumbers | None = None,
     consistent_rms: NonNegative | None = None,
@@ -267,7 +268,8 @@ def muon(
         eps: added to the norm; also Adam's epsilon.
         weight_decay: :math:`\lambda \ge 0` for matrices, multiplied by the learning rate; a number,
             an array, or a schedule.
-        weight_decay_mask: which parameters decay, as in :func:`add_decayed_weights`.
+        weight_decay_mask: which of Muon's matrices decay, as in :func:`add_decayed_weights`. Adam's
+            leaves do not obey it, as in Optax: `adam_weight_decay_mask` is theirs.
         mu_dtype: the type of the momentum; also of Adam's first moment.
         nesterov: use Nesterov momentum; also in Adam.
         bias_correction: of the momentum, as in :func:`scale_by_muon`.
@@ -277,6 +279,8 @@ def muon(
         adam_b2: Adam's second decay.
         adam_eps_root: Adam's second epsilon, under the root.
         adam_weight_decay: the weight decay of Adam's leaves.
+        adam_weight_decay_mask: which of Adam's leaves decay, as in :func:`add_decayed_weights`. For
+            one mask of all parameters, pass it here and as `weight_decay_mask`.
         adam_learning_rate: Adam's learning rate; `learning_rate` unless given.
         muon_weight_dimension_numbers: as in :func:`scale_by_muon`; a leaf whose numbers are None
             goes to Adam. Unless given, Muon takes the leaves with two dimensions.
@@ -331,6 +335,7 @@ def muon(
         adam_eps_root,
         mu_dtype,
         adam_weight_decay,
+        adam_weight_decay_mask,
         nesterov=nesterov,
     )
     declared = muon_weight_dimension_numbers

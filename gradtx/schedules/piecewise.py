@@ -2,11 +2,19 @@
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import jax.numpy as jnp
 
-from gradtx.checks import Fraction, NonNegative, Number, Positive, check, check_no_schedule
+from gradtx.checks import (
+    Fraction,
+    NonNegative,
+    Number,
+    Positive,
+    check,
+    check_choice,
+    check_no_schedule,
+)
 from gradtx.declarations.declaration import Kept
 from gradtx.declarations.declared_schedule import schedule
 from gradtx.programs.tracing import is_tracer
@@ -209,6 +217,8 @@ def cosine_onecycle_schedule(
     pct_start: Fraction = 0.3,
     div_factor: Positive = 25.0,
     final_div_factor: Positive = 1e4,
+    *,
+    convention: Literal["optax", "torch"] = "optax",
 ) -> Schedule:
     """Up to the peak and down again, along half cosines.
 
@@ -218,19 +228,30 @@ def cosine_onecycle_schedule(
         pct_start: the part of the cycle after which it is reached.
         div_factor: the ratio of the peak to the initial value.
         final_div_factor: the ratio of the initial value to the final value.
+        convention: where the cycle ends: ``"optax"``, after its last step; ``"torch"``, in its last
+            step, as in PyTorch's ``OneCycleLR(optimizer, peak_value, transition_steps)``, whose
+            peak is a step earlier too, and not at a whole number of steps unless
+            ``pct_start * transition_steps`` is one.
+
+    Raises:
+        ValueError: there is no such convention.
 
     Source: L. N. Smith and N. Topin, Super-Convergence, 2018, arXiv:1708.07120.
 
     >>> float(cosine_onecycle_schedule(100, 1.0)(30))
     1.0
+    >>> float(cosine_onecycle_schedule(100, 1.0, convention="torch")(29))
+    1.0
     """
+    check_choice("cosine_onecycle_schedule", "convention", convention, ["optax", "torch"])
+    if convention == "torch":
+        peak, last = pct_start * transition_steps - 1, transition_steps - 1
+    else:
+        peak, last = _at_part(pct_start, transition_steps), _at_part(1, transition_steps)
     return _interpolated(
         _cosine,
         peak_value / div_factor,
-        [
-            (_at_part(pct_start, transition_steps), div_factor),
-            (_at_part(1, transition_steps), 1.0 / (div_factor * final_div_factor)),
-        ],
+        [(peak, div_factor), (last, 1.0 / (div_factor * final_div_factor))],
     )
 
 

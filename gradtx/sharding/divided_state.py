@@ -24,6 +24,7 @@ from gradtx.leaves.paths import (
 from gradtx.ownership.owned_slots import Owned, is_owned
 from gradtx.sharding.padding import Padded
 from gradtx.sharding.placement import (
+    SMALL,
     Dims,
     Placement,
     dims_of,
@@ -400,8 +401,10 @@ class DividedState:
                 dims[axis] = ()
                 notes.append(f"not along dimension {axis}, where that would divide blocks")
         inside = Placement(tuple(dims), tuple(units), "; ".join(notes))
-        if not self.zero or slot.size < self.min_size:
+        if not self.zero:
             return inside
+        if slot.size < self.min_size:
+            return replace(inside, note=SMALL)
         as_array = self._further(replace(inside, shape=slot.shape))
         if divides(self.mesh, inside.shape, as_array.dims):
             return as_array

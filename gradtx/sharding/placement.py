@@ -10,6 +10,10 @@ Dims = tuple[tuple[str, ...], ...]
 """For each dimension of an array the mesh axes that divide it."""
 
 
+SMALL = "small, left alone"
+"""The reason for an array that has fewer than `min_size` entries."""
+
+
 def dims_of(spec: PartitionSpec, ndim: int) -> Dims:
     """A specification as one tuple of axes for each dimension."""
     given = [() if a is None else a if isinstance(a, tuple) else (a,) for a in spec]
@@ -57,7 +61,7 @@ def spread(
     """
     notes = []
     if math.prod(where.shape) < min_size:
-        return replace(where, note="small, left alone")
+        return replace(where, note=SMALL)
     for axis in axes:
         where = _spread_over_one(where.shape, where.dims, mesh, axis, pad)
         notes.append(where.note)

@@ -135,6 +135,7 @@ class StepPlan:
             cells += [c.rjust(w) for c, w in zip(row[2:], widths[2:], strict=True)]
             lines.append("  ".join(cells))
         lines += owners_lines(self.owned)
+        lines += [f"advice: {self.sharding.advice}"] * (self.sharding.advice is not None)
         return "\n".join(line.rstrip() for line in lines)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 from gradtx.core.pair import GradientTransformation
 from gradtx.leaves.paths import aligned, first_difference, leaves_with_path, path_string, with_paths
 from gradtx.leaves.shardings import automatic
+from gradtx.names.namespace import warn
 from gradtx.ownership.owned_slots import apart, is_owned, together
 from gradtx.ownership.owners import Stack, stacks
 from gradtx.sharding.axes import AxisName, axes_of
@@ -25,7 +27,7 @@ from gradtx.sharding.divided_state import (
 )
 from gradtx.sharding.operations import owners_lines
 from gradtx.sharding.padding import Padded, is_padded, unpadded
-from gradtx.sharding.placement import dims_of, divides
+from gradtx.sharding.placement import SMALL, dims_of, divides
 from gradtx.sharding.resharding import resharded
 from gradtx.storage import is_encoded
 from gradtx.types import Params, PyTree, State, Updates
@@ -48,6 +50,7 @@ class StateSharding:
         tx: the transformation.
         like: the parameters as `jax.ShapeDtypeStruct`.
         balance: whether stacks of matrices that do not divide begin at different devices.
+        advice: what to do where `zero` divides nothing, since all slots are small; otherwise None.
     """
 
     params: PyTree
@@ -58,6 +61,7 @@ class StateSharding:
     tx: GradientTransformation = field(repr=False)
     like: Params = field(repr=False)
     balance: bool = False
+    advice: str | None = None
 
     @property
     def gradients(self) -> PyTree:
@@ -155,6 +159,7 @@ class StateSharding:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ["  ".join(map(str.ljust, row, widths)) for row in rows]
         lines += owners_lines(self.owned)
+        lines += [f"advice: {self.advice}"] * (self.advice is not None)
         return "\n".join(line.rstrip() for line in lines)
 
 
@@ -184,7 +189,8 @@ def state_sharding(
             :func:`make_step` stage 2): along the largest dimension that it divides, or by padding
             one, if the transformation can run on padded slots. With a tuple of names, over one
             after another.
-        min_size: slots with fewer entries are not divided further.
+        min_size: slots with fewer entries are not divided further. A warning says so where that is
+            true of all slots, and `zero` divides nothing.
         balance: whether to balance stacks of equal matrices that do not divide, those of Muon for
             example. The busiest device then has less to do, and each keeps its part of all these
             stacks in memory at once; ``print`` shows the operations. Not for steps that are
@@ -232,6 +238,10 @@ def state_sharding(
         runs = {f for f in tried.padded if plan.runs(plan.place(frozenset({f})))}
         if runs and plan.runs(tried := plan.place(frozenset(runs))):
             placed = tried
+    largest = max((math.prod(p.shape) for _, p in leaves if p is not None), default=0)
+    advice = _if_all_are_small(placed.leaves, largest, over, mesh, min_size)
+    if advice is not None:
+        warn(f"state_sharding: {advice}")
     return StateSharding(
         params=treedef.unflatten(shardings),
         reductions=tuple(map(treedef.unflatten, plan.reductions())),
@@ -241,6 +251,26 @@ def state_sharding(
         tx=plan.tx,
         like=plan.params,
         balance=balance,
+        advice=advice,
+    )
+
+
+def _if_all_are_small(
+    leaves: list[LeafSharding], largest: int, over: tuple[str, ...], mesh: Mesh, min_size: int
+) -> str | None:
+    """What to do where ZeRO divides nothing, since all parameters and slots are small."""
+    small = (math.prod(leaf.shape) for leaf in leaves if leaf.note == SMALL)
+    sizes = [size for size in small if size > 1]
+    specs = (dims_of(leaf.spec, len(leaf.spec)) for leaf in leaves)
+    divided = any(axis in over for dims in specs for axes in dims for axis in axes)
+    if not sizes or divided or largest >= min_size or all(mesh.shape[a] == 1 for a in over):
+        return None
+    most, least = max(sizes), min(sizes)
+    return (
+        f"zero={(over[0] if len(over) == 1 else over)!r} divides no slot, since all have fewer "
+        f"than min_size={min_size} entries: min_size={most} divides the largest"
+        + f", min_size={least} all"
+        * (least < most)
     )
 
 

@@ -32,6 +32,7 @@ from gradtx.training.minimize import (
     compute_gradients,
     scalar_loss,
 )
+from gradtx.training.plots import plot_runs
 from gradtx.tree import global_norm, sub
 from gradtx.tree.sums import all_finite, any_nan
 from gradtx.types import Array, DType, Params, ParamsT, PyTree, Scalar, State
@@ -86,6 +87,17 @@ class Solution(NamedTuple, Generic[ParamsT]):
     status: Array
     path: Path[ParamsT] | None
     reason: Array
+
+    def plot(self, loss_fn: Callable[..., Any] | None = None) -> Any:
+        """A matplotlib figure of the loss over the steps, and of the path of few parameters.
+
+        Args:
+            loss_fn: drawn behind the path, as in :func:`plot_runs`, which shows several solutions.
+
+        Raises:
+            ImportError, ValueError: as :func:`plot_runs`.
+        """
+        return plot_runs({"": self}, loss_fn)
 
 
 class _Tolerances(NamedTuple):

@@ -119,12 +119,22 @@ class TrainStep(Generic[*Told]):
             return self._sharding.init(self.tx, trained)
         return self.tx.init(trained)
 
-    def replace(self, **hyperparameters: Any) -> "TrainStep[*Told]":
+    def replace(
+        self, paths: dict[str, Any] | None = None, /, **hyperparameters: Any
+    ) -> "TrainStep[*Told]":
         """The step with other hyperparameters, for the same state.
 
         Nothing is recompiled if arrays replace arrays.
+
+        Args:
+            paths: new values by path, as :func:`hyperparams` writes it, for what occurs in several
+                groups: ``{"transforms.head.learning_rate": jnp.array(0.01)}``.
+            hyperparameters: new values by name.
+
+        Raises:
+            ValueError, TypeError: as the function :func:`replace`.
         """
-        tx = replace(self.tx, **hyperparameters)
+        tx = replace(self.tx, paths, **hyperparameters)
         return TrainStep(tx, self._trainable, self._compiled, self._sharding, self._plan)
 
     def inside(self, params: Params, *args: Any) -> InsidePlan:

@@ -630,3 +630,22 @@ def test_a_group_of_whole_subtrees_has_slots_like_its_parameters():
     assert jax.tree.structure(found.state) == jax.tree.structure(jax.eval_shape(tx.init, p))
     for end, spec in (("mu/body/w", P("data", "model")), ("trace/head/0", P(None, "model"))):
         assert [leaf.spec for leaf in found.leaves if leaf.path.endswith(end)] == [spec]
+
+
+def test_zero_that_divides_nothing_says_so_with_the_size_that_would():
+    """Once, as a warning, and where the sharding or a plan is printed."""
+    params = {"w": jax.ShapeDtypeStruct((64, 8), jnp.float32), "b": jnp.zeros(8)}
+    four = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,))
+    places = jax.sharding.NamedSharding(four, P())
+    wanted = "zero='data' divides no slot, .* min_size=512 divides the largest, min_size=8 all"
+    with pytest.warns(UserWarning, match=wanted) as caught:
+        sharding = gradtx.state_sharding(gradtx.adam(1e-3), params, places, zero="data")
+    assert caught[0].filename == __file__
+    assert f"advice: {sharding.advice}" in str(sharding)
+    with pytest.warns(UserWarning, match=wanted):
+        plan = gradtx.plan_step(gradtx.adam(1e-3), params, {"data": 4}, batch="data", zero="data")
+    assert f"advice: {plan.sharding.advice}" in str(plan)
+    for size in (512, 8):
+        quiet = gradtx.state_sharding(gradtx.adam(1e-3), params, places, zero="data", min_size=size)
+        assert quiet.advice is None
+    assert gradtx.state_sharding(gradtx.sgd(1e-3), params, places, zero="data").advice is None

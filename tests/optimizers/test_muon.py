@@ -127,6 +127,27 @@ def test_decay_may_be_cautious_and_scheduled():
     oracle.check(tx, update, atol=1e-7, shape=(4, 3), dtype=np.float64)
 
 
+@pytest.mark.parametrize("mask", [lambda path, leaf: "norm" not in path, ["body/*", "table"]])
+def test_a_mask_reaches_muons_leaves_and_another_adams(mask):
+    """As in Optax the first leaves Adam's alone; the same one in both places reaches all."""
+    params = {
+        "body": {"bias": jnp.ones(2), "kernel": jnp.ones((3, 2))},
+        "norm": {"matrix": jnp.ones((2, 2)), "scale": jnp.ones(2)},
+        "table": jnp.ones((2, 1, 2)),
+    }
+    zeros = gradtx.tree.zeros_like(params)
+
+    def decayed(**masks):
+        tx = gradtx.muon(0.1, weight_decay=0.5, adam_weight_decay=0.25, **masks)
+        updates, _ = tx.update(zeros, tx.init(params), params)
+        return [float(jnp.max(u)) for u in jax.tree.leaves(updates)]
+
+    alone = decayed(weight_decay_mask=mask)
+    np.testing.assert_allclose(alone, [-0.025, -0.05, 0, -0.025, -0.025], atol=1e-7)
+    both = decayed(weight_decay_mask=mask, adam_weight_decay_mask=mask)
+    np.testing.assert_allclose(both, [-0.025, -0.05, 0, 0, -0.025], atol=1e-7)
+
+
 @pytest.mark.quick(3)
 @pytest.mark.parametrize("name", HARD)
 def test_hard_matrices(name):

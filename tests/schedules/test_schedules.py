@@ -600,3 +600,16 @@ def test_a_schedule_goes_by_the_count_of_a_state_of_optax():
     state = optax.scale_by_adam().init(jnp.ones(1))._replace(count=jnp.int32(3))
     _, state = tx.update(jnp.ones(1), state)
     assert state.mu.tolist() == [0.5]
+
+
+def test_a_one_cycle_has_one_of_two_conventions():
+    """That of PyTorch is compared with it in tests/test_coming_from.py."""
+    ours, torch = (gradtx.cosine_onecycle_schedule(10, 1.0, 0.5, convention=c) for c in CONVENTIONS)
+    assert [float(s(t)) for s, t in ((ours, 5), (torch, 4))] == [1.0, 1.0]
+    assert float(ours(10)) == float(torch(9)) == pytest.approx(4e-6)
+    assert gradtx.from_config(gradtx.to_config(torch)) == torch
+    with pytest.raises(ValueError, match="convention must be one of .*, not 'keras'"):
+        gradtx.cosine_onecycle_schedule(10, 1.0, convention="keras")
+
+
+CONVENTIONS = ("optax", "torch")

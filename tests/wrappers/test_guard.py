@@ -299,3 +299,48 @@ def test_an_update_is_traced_once_for_the_step_and_once_for_its_norm(monkeypatch
     p, tx = jnp.ones(3), gradtx.guard(gradtx.ema(0.9))
     jax.jit(tx.update).trace(p, tx.init(p), p)
     assert len(traced) == 2
+
+
+FALLING = gradtx.linear_schedule(0.1, 0.0, 10)
+LOGGED = {
+    "schedule": (lambda: gradtx.adamw(FALLING), [0.08]),
+    "plateau": (lambda: gradtx.chain(gradtx.adamw(0.1), gradtx.reduce_on_plateau()), [0.1]),
+    "injected": (lambda: gradtx.inject_hyperparams(gradtx.adamw)(learning_rate=FALLING), [0.08]),
+    "accumulated": (lambda: gradtx.accumulate(gradtx.adamw(FALLING), every=2), [0.09]),
+    "groups": (
+        lambda: gradtx.partition(
+            {"a": gradtx.sgd(FALLING), "b": gradtx.adam(0.2)}, [("head", "a"), ("*", "b")]
+        ),
+        [0.08, 0.2],
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOGGED)
+def test_the_line_of_a_log_whatever_is_inside(name):
+    """Rate, norm and ratio are those that `global_norm` and `hyperparams` say by hand."""
+    build, rates = LOGGED[name]
+    tx = gradtx.guard(build(), deviations=None)
+
+    def loss(p):
+        return jnp.sum((p["body"] @ p["head"]) ** 2)
+
+    params = {"body": jnp.ones((4, 4)), "head": jnp.ones((4, 2))}
+    step = gradtx.make_step(loss, tx, report=True, donate=False)
+    state = step.init(params)
+    for count in range(2):
+        before = params
+        params, state, value, report = step(params, state)
+        np.testing.assert_allclose(value, loss(before), rtol=1e-6)
+        norm = gradtx.global_norm(jax.grad(loss)(before))
+        np.testing.assert_allclose(report.gradient_norm, norm, rtol=1e-5)
+        moved = gradtx.global_norm(gradtx.tree.sub(params, before))
+        ratio = moved / gradtx.global_norm(before)
+        np.testing.assert_allclose(report.update_ratio, ratio, rtol=1e-4)
+        if len(rates) == 1 and name != "accumulated":
+            used = 0.1 if name == "plateau" else 0.1 - 0.01 * count
+            np.testing.assert_allclose(report.learning_rate, used, rtol=1e-5)
+    found = gradtx.hyperparams(step.tx, state).items()
+    got = [float(rate) for path, rate in found if path.endswith("learning_rate")]
+    np.testing.assert_allclose(got, rates, rtol=1e-5)

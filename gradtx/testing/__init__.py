@@ -1,0 +1,10 @@
+"""Contracts that a transformation of your own should keep, tried on it; plain JAX and NumPy.
+
+>>> import gradtx
+>>> gradtx.testing.check_rule(gradtx.sgd(0.1), contracts=["state keeps its form"]).ok
+True
+"""
+
+from gradtx.names.namespace import lazy
+
+__all__, __getattr__, __dir__ = lazy(__name__)

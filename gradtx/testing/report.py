@@ -1,0 +1,109 @@
+"""What the contracts said of a transformation, as an object that prints."""
+
+import textwrap
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+Outcome: TypeAlias = Literal["holds", "fails", "does not apply"]
+
+_WIDTH = 100
+
+
+@dataclass(frozen=True)
+class ContractResult:
+    """One contract, and whether it holds.
+
+    Attributes:
+        name: its short name.
+        promise: what it asks, in a line.
+        outcome: ``"holds"``, ``"fails"`` or ``"does not apply"``.
+        reason: why it fails or does not apply; otherwise empty.
+    """
+
+    name: str
+    promise: str
+    outcome: Outcome
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class RuleReport:
+    """What :func:`check_rule` saw; ``print`` shows it.
+
+    Attributes:
+        transformation: the transformation, as it prints.
+        results: a `ContractResult` for each contract.
+        scope: what an entry of an update is computed from, at most; None where `init` and `update`
+            are written by hand, of which nothing is known.
+        abilities: what not every transformation does, each with the reason why this one does not;
+            empty where it does.
+        parameter_bytes: the bytes of the parameters.
+        state_bytes: the bytes of the state.
+        undivided: leaves of the state that stay whole on every device where the parameters are
+            divided.
+        communicates: what devices send each other for a step where the parameters are divided.
+    """
+
+    transformation: str
+    results: tuple[ContractResult, ...]
+    scope: str | None
+    abilities: dict[str, str] = field(default_factory=dict)
+    parameter_bytes: int = 0
+    state_bytes: int = 0
+    undivided: tuple[str, ...] = ()
+    communicates: str = ""
+
+    @property
+    def failures(self) -> tuple[ContractResult, ...]:
+        """The contracts that fail."""
+        return tuple(result for result in self.results if result.outcome == "fails")
+
+    @property
+    def ok(self) -> bool:
+        """Whether no contract fails."""
+        return not self.failures
+
+    def raise_for_failures(self, allow: Iterable[str] = ()) -> None:
+        """Raise AssertionError with this report if a contract fails, as the last line of a test.
+
+        Args:
+            allow: the names of contracts that may fail.
+
+        Raises:
+            AssertionError: another contract fails.
+            ValueError: `allow` has a name that no contract has.
+        """
+        allowed = set(allow)
+        if unknown := sorted(allowed - {result.name for result in self.results}):
+            names = ", ".join(result.name for result in self.results)
+            raise ValueError(f"raise_for_failures: no contract is called {unknown[0]!r}: {names}")
+        if any(result.name not in allowed for result in self.failures):
+            raise AssertionError(str(self))
+
+    def __str__(self) -> str:
+        outcomes = [result.outcome for result in self.results]
+        counts = {each: outcomes.count(each) for each in ("holds", "fails", "does not apply")}
+        head = ", ".join(f"{outcome}: {n}" for outcome, n in counts.items())
+        lines = [textwrap.shorten(self.transformation, _WIDTH, placeholder="..."), head]
+        shown = {"holds": "holds", "fails": "FAILS", "does not apply": "-"}
+        width = max(len(result.name) for result in self.results)
+        for result in self.results:
+            lines.append(f"  {shown[result.outcome]:5}  {result.name:{width}}  {result.promise}")
+            lines += _indented(result.reason, 9)
+        lines.append(f"scope: {self.scope or 'not known: init and update are written by hand'}")
+        beside = f"state: {self.state_bytes:,} bytes, beside {self.parameter_bytes:,} of parameters"
+        lines.append(beside)
+        whole = f"whole on every device: {', '.join(self.undivided)}" if self.undivided else ""
+        lines.append(f"sharded: {whole or 'all of the state is divided with its parameters'}")
+        if self.communicates:
+            lines += _indented(self.communicates, 9)
+        for name, reason in self.abilities.items():
+            lines += [f"{name}: {'no' if reason else 'yes'}", *_indented(reason, 9)]
+        return "\n".join(lines)
+
+
+def _indented(text: str, by: int) -> list[str]:
+    return textwrap.wrap(
+        text, _WIDTH, initial_indent=" " * by, subsequent_indent=" " * by, max_lines=4
+    )
