@@ -1,5 +1,7 @@
 """``python -m gradtx``: what its commands print, and their exit codes."""
 
+# Sees mutants of: commands.
+
 import importlib
 import json
 import pathlib

@@ -1,5 +1,7 @@
 """A plan, which is for a compiler, gives the numbers of the formula, which is the paper's."""
 
+# Sees mutants of: step, planned(.
+
 import ast
 import pathlib
 

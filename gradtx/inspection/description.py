@@ -16,6 +16,7 @@ from gradtx.inspection.hyperparams import hyperparams
 from gradtx.inspection.slots import map_slots, slots_by_name
 from gradtx.leaves.paths import path_string, with_paths
 from gradtx.leaves.shardings import lacks_a_mesh
+from gradtx.programs.opaque import offers_triton
 from gradtx.storage import FORMATS, is_encoded
 from gradtx.storage.format import NEAREST
 from gradtx.types import Params, PyTree, State
@@ -56,6 +57,7 @@ class Description:
     multipliers: dict[str, Multipliers] = field(default_factory=dict)
     advice: str | None = None
     loss_numbers: int = 0
+    gpu_kernels: str | None = None
 
     @property
     def slot_bytes(self) -> int:
@@ -91,6 +93,8 @@ class Description:
         ]
         if self.kept_whole:
             lines += [f"not in a codec: {', '.join(self.kept_whole)}"]
+        if self.gpu_kernels is not None:
+            lines += [f"kernels for GPUs: {self.gpu_kernels}"]
         if self.message_bytes:
             most = f", at most {self.peak_message_bytes:,} at once"
             most *= self.peak_message_bytes > self.message_bytes
@@ -185,13 +189,14 @@ def describe(tx: GradientTransformation, params: Params) -> Description:
 
     Returns:
         A `Description`: links, hyperparameters, for each slot its types or codecs, its shapes and
-        bytes, the leaves that :func:`store` left as they are, the bytes that a device sends in a
-        step if there are several devices (on average and at most), a warning where rounding to
-        nearest would leave parameters where they are, or a codec would lose the signs by which an
-        optimizer steps, the roles of leaves if `tx` goes by them (`ByRole`), what :func:`transfer`
-        multiplies their hyperparameters by, how many numbers of the loss replicas exchange in a
-        step where gradients are estimated, and advice: where matrices are sharded and no mesh is
-        known over which a step could divide them, or estimated gradients are reduced.
+        bytes, the leaves that :func:`store` left as they are, by what GPUs get the kernels of
+        encoded slots with this JAX, the bytes that a device sends in a step if there are several
+        devices (on average and at most), a warning where rounding to nearest would leave parameters
+        where they are, or a codec would lose the signs by which an optimizer steps, the roles of
+        leaves if `tx` goes by them (`ByRole`), what :func:`transfer` multiplies their
+        hyperparameters by, how many numbers of the loss replicas exchange in a step where gradients
+        are estimated, and advice: where matrices are sharded and no mesh is known over which a step
+        could divide them, or estimated gradients are reduced.
 
     >>> import gradtx, jax.numpy as jnp
     >>> print(describe(gradtx.sgd(0.1, momentum=0.9), {"w": jnp.zeros((2, 3)), "b": jnp.zeros(3)}))
@@ -238,6 +243,7 @@ def describe(tx: GradientTransformation, params: Params) -> Description:
         kept_whole=_kept_whole(state),
         advice="; ".join(filter(None, advice)) or None,
         loss_numbers=_loss_numbers(tx) if not reduced_axes(tx) else 0,
+        gpu_kernels=_gpu_kernels(state),
     )
 
 
@@ -257,6 +263,12 @@ def _advice_on_estimates(tx: GradientTransformation) -> str | None:
         "same directions on all devices: with jax.lax.pmean in the loss in its place, replicas "
         f"exchange {numbers} numbers, and no gradient"
     )
+
+
+def _gpu_kernels(state: State) -> str | None:
+    if not any(map(is_encoded, jax.tree.leaves(state, is_leaf=is_encoded))):
+        return None
+    return "Triton" if offers_triton() else "none, since this JAX has no Triton: a program of XLA's"
 
 
 def _transforms_matrices(tx: GradientTransformation) -> bool:

@@ -6,6 +6,7 @@ and XLA adds up the sums of tiles. Other platforms and older GPUs, several devic
 ``shard_map``, exported programs, and matrices that do not fit the kernel are left to XLA.
 """
 
+import contextlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,13 @@ import jax.numpy as jnp
 from jax.interpreters import mlir
 
 from gradtx.numerics.compiler_hints import recompute
-from gradtx.programs.opaque import has_triton, is_exported, is_on_one_device, opaque
+from gradtx.programs.opaque import (
+    has_triton,
+    is_exported,
+    is_on_one_device,
+    opaque,
+    through_triton,
+)
 from gradtx.types import Array
 
 SIDE = 64
@@ -159,7 +166,8 @@ def _lowered(ctx: Any, *values: Any, **static: Any) -> Any:
     def run(*arrays: Array) -> list[Array]:
         return in_tiles(*arrays[2:], **static) if kernel else _plain(*arrays, **static)
 
-    return mlir.lower_fun(run, multiple_results=True)(ctx, *values)
+    with through_triton() if kernel else contextlib.nullcontext():
+        return mlir.lower_fun(run, multiple_results=True)(ctx, *values)
 
 
 # Not cached: only in place does it see what its operands are. One rule for all platforms: JAX does

@@ -9,6 +9,7 @@ on its shard, which has whole blocks, where the engine knows the sharding of the
 fit a kernel is run as it is.
 """
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -38,7 +39,13 @@ from gradtx.numerics import half
 from gradtx.numerics.compiler_hints import delay, true_after
 from gradtx.numerics.root import root_p
 from gradtx.programs.interpreter import advance
-from gradtx.programs.opaque import has_triton, is_exported, is_on_one_device, opaque
+from gradtx.programs.opaque import (
+    has_triton,
+    is_exported,
+    is_on_one_device,
+    opaque,
+    through_triton,
+)
 from gradtx.programs.tracing import is_tracer
 from gradtx.storage.draws import Draws
 from gradtx.storage.encoded import FORMATS, Blocks, Encoded, KeyWords, numbers_in, parts_of
@@ -542,7 +549,8 @@ def _lowered(backend: Backend, ctx: Any, *arrays: Any, **static: Any) -> Any:
     )
     if backend is GPU and (is_exported(ctx) or not has_triton()):
         run = _as_it_is
-    return mlir.lower_fun(run, multiple_results=True)(ctx, *arrays, **static)
+    with through_triton() if backend is GPU else contextlib.nullcontext():
+        return mlir.lower_fun(run, multiple_results=True)(ctx, *arrays, **static)
 
 
 for _backend in (TPU, GPU, CPU):

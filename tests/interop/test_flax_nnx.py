@@ -1,5 +1,7 @@
 """Models of Flax nnx: leaves are named as in the model, whatever objects hold them."""
 
+# Sees mutants of: paths.
+
 import jax
 import jax.numpy as jnp
 import numpy as np

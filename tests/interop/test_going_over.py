@@ -1,5 +1,7 @@
 """Runs that go over between Optax and gradtx in their middle: the whole catalogue, by every way."""
 
+# Sees mutants of: flax_forms.
+
 import inspect
 
 import jax

@@ -1,5 +1,7 @@
 """Transformations under Keras's `fit`, beside Keras's own optimizers and loops of our own."""
 
+# Sees mutants of: keras_base.
+
 import json
 import os
 import signal

@@ -1,5 +1,7 @@
 """Code that imports Optax's private paths runs with gradtx's name in place of Optax's."""
 
+# Sees mutants of: helpers.
+
 import importlib
 import inspect
 import pickle

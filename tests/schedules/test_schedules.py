@@ -1,5 +1,7 @@
 """Schedules against Optax's, at their ends, and far beyond them."""
 
+# Sees mutants of: scheduled.
+
 import json
 import pickle
 

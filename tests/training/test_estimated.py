@@ -1,5 +1,7 @@
 """Gradients without a backward pass: any optimizer, resumed, inside of scans, and bad input."""
 
+# Sees mutants of: estimated_inside.
+
 import json
 import pickle
 import warnings

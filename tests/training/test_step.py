@@ -1,5 +1,7 @@
 """The compiled step."""
 
+# Sees mutants of: interpreter.
+
 import os
 import subprocess
 import sys
