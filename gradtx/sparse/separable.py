@@ -1,5 +1,7 @@
 """Whether a step treats table rows independently, so that a row can take it by itself, later."""
 
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -10,20 +12,19 @@ from gradtx.core.traits import Scope
 from gradtx.leaves.paths import is_leaf, map_present, path_string, with_paths
 from gradtx.leaves.rows import Rows, is_rows
 from gradtx.leaves.whole import whole_leaves
-from gradtx.programs.interpreter import called, interpret, is_in, variables
+from gradtx.programs.dataflow import Lattice, follow
+from gradtx.programs.interpreter import is_in, variables
 from gradtx.programs.separate import (
-    CALLS,
     OUTSIDE,
     Kind,
     Layered,
     Mixed,
+    Owners,
     check_owner,
     formula,
     free,
     in_layers,
-    kind_of,
     owned_by,
-    results_of,
 )
 from gradtx.tree.search import children_of, map_params
 from gradtx.types import (
@@ -186,33 +187,66 @@ class _Known(NamedTuple):
     zero: bool
 
 
-def _known(x: Any) -> _Known:
-    return x if isinstance(x, _Known) else _Known(kind_of(x), True, False)
-
-
-def _results(eqn: Any, operands: list[Any]) -> list[_Known]:
-    """What is known of the results of an equation.
+class _RowsAlone(Lattice[_Known]):
+    """What is known of arrays in a step on rows.
 
     A number of all rows may be computed from gradients alone, and may differ at each step: where it
     multiplies a row without a gradient, the result is zero all the same.
     """
-    known = list(map(_known, operands))
-    if eqn.primitive.name in CALLS:
-        return interpret(called(eqn), known, _results)
-    if eqn.primitive.name == "optimization_barrier":
-        return known
-    rows = [x for x in known if isinstance(x.kind, Layered)]
-    of_gradients = all(x.of_gradients for x in rows)
-    zero = _is_zero(eqn, known)
+
+    owners = Owners()
+
+    def enters(self, eqn: Any) -> bool:
+        return self.owners.enters(eqn)
+
+    def number(self, x: Any) -> _Known:
+        return _Known(self.owners.number(x), True, False)
+
+    def join(self, a: _Known, b: _Known, shape: Sequence[int]) -> _Known:
+        of_gradients = a.of_gradients and b.of_gradients
+        with_both = functools.partial(self.owners.join, a.kind, b.kind, shape)
+        return _Known(_or_random(with_both, of_gradients, shape), of_gradients, a.zero and b.zero)
+
+    def taken(self, known: _Known) -> _Known:
+        kind, of_gradients, zero = known
+        taken = _or_random(functools.partial(self.owners.taken, kind), of_gradients)
+        return _Known(taken, of_gradients, zero and isinstance(taken, Layered))
+
+    def stacked(self, known: _Known) -> _Known:
+        return known._replace(kind=self.owners.stacked(known.kind))
+
+    def chosen(self, by: _Known, known: list[_Known], name: str) -> list[_Known]:
+        def one(x: _Known) -> _Known:
+            of_gradients = by.of_gradients and x.of_gradients
+            if x.zero:
+                return x._replace(of_gradients=of_gradients)
+            kind = _or_random(lambda: self.owners.chosen(by.kind, [x.kind], name)[0], of_gradients)
+            return _Known(kind, of_gradients, False)
+
+        return list(map(one, known))
+
+    def results(self, eqn: Any, known: list[_Known]) -> list[_Known]:
+        of_gradients = all(x.of_gradients for x in known if isinstance(x.kind, Layered))
+        zero = _is_zero(eqn, known)
+        try:
+            kinds = self.owners.results(eqn, [x.kind for x in known])
+        except Mixed as mixed:
+            if not (of_gradients or zero):
+                raise Mixed(eqn.primitive.name) from mixed
+            kinds = [free(v.aval.shape, is_random=True) for v in eqn.outvars]
+        if zero:
+            kinds = [next(x.kind for x in known if x.zero)] * len(kinds)
+        return [_Known(kind, of_gradients, zero) for kind in kinds]
+
+
+def _or_random(kind: Callable[[], Kind], of_gradients: bool, shape: Sequence[int] = ()) -> Kind:
+    """A kind; that of a random number where rows are mixed, if these are computed of gradients."""
     try:
-        kinds = results_of(eqn, [x.kind for x in known])
-    except Mixed as mixed:
-        if not (of_gradients or zero):
-            raise Mixed(eqn.primitive.name) from mixed
-        kinds = [free(v.aval.shape, is_random=True) for v in eqn.outvars]
-    if zero:
-        kinds = [next(x.kind for x in known if x.zero)] * len(kinds)
-    return [_Known(kind, of_gradients, zero) for kind in kinds]
+        return kind()
+    except Mixed:
+        if not of_gradients:
+            raise
+        return free(shape, is_random=True)
 
 
 def _is_zero(eqn: Any, known: list[_Known]) -> bool:
@@ -313,10 +347,10 @@ class _StepOfRows:
         _on_slots(self.tx, of_row, state, self.index, others=of_all)
         map_present(of_row, tables, self.index)
         closed, out = self._traced(rows)
-        results = iter(interpret(closed, known, _results))
+        results = iter(follow(closed, known, _RowsAlone()))
 
         def check(x: Any, i: int) -> Any:
-            check_owner(_known(next(results)).kind, owner(x, i))
+            check_owner(next(results).kind, owner(x, i))
             return x
 
         def passed(x: Any) -> Any:
