@@ -19,6 +19,8 @@ from jax.extend.core.primitives import convert_element_type_p, jit_p, scan_p
 from gradtx.backward.lookup import take_p
 from gradtx.numerics import cast
 from gradtx.numerics.compiler_hints import delay
+from gradtx.programs.dataflow import known_of_all
+from gradtx.programs.derivatives import Active
 from gradtx.programs.interpreter import (
     inner_jaxprs,
     interpret,
@@ -81,7 +83,7 @@ class Loops:
     def __init__(self, function: Callable[..., list[Any]], leaves: Sequence[Any]) -> None:
         nested = jax.make_jaxpr(function)(*leaves)
         closed = jax.make_jaxpr(lambda *args: _inlined(nested, args))(*leaves)
-        self.jaxpr, self.consts = closed.jaxpr, closed.consts
+        self.closed, self.jaxpr = closed, closed.jaxpr
         used = needed(self.jaxpr, variables(self.jaxpr.outvars), effects=True)
         self.eqns = list(itertools.compress(self.jaxpr.eqns, used))
         self.looks_up = any(map(_looks_up, self.eqns))
@@ -228,8 +230,9 @@ def _add(cotangents: dict[Any, Any], v: Any, x: Any) -> None:
 
 def _forward(loops: Loops, leaves: Sequence[Any]) -> Backward:
     jaxpr = loops.jaxpr
-    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*loops.consts, *leaves], strict=True))
-    active = {v for v in jaxpr.invars if _inexact(v)}
+    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*loops.closed.consts, *leaves], strict=True))
+    reached = known_of_all(loops.closed, list(map(_inexact, jaxpr.invars)), Active())
+    active = {v for v, yes in reached.items() if yes}
     stages = {id(stage.eqn): stage for stage in loops.stages}
     made = Backward(loops, leaves)
     cuts = [i for i, eqn in enumerate(loops.eqns) if id(eqn) in stages]
@@ -265,9 +268,6 @@ def _between(
     jaxpr: Any, eqns: Sequence[Any], later: Sequence[Any], env: dict[Any, Any], active: set[Any]
 ) -> Callable[[dict[Any, Any]], None]:
     """Run equations between scans; return a function that adds their inputs' cotangents."""
-    for eqn in eqns:
-        if any(is_in(v, active) for v in eqn.invars):
-            active.update(filter(_inexact, eqn.outvars))
     wanted = set(variables(later))
     ins = [v for v in dict.fromkeys(v for e in eqns for v in variables(e.invars)) if v in env]
     outs = [v for e in eqns for v in e.outvars if v in wanted]
@@ -324,8 +324,11 @@ class _Scanned:
                 for at, v in enumerate(eqn.invars)
             ],
         )
-        active_in = [at in self.own or is_in(v, active) for at, v in enumerate(eqn.invars)]
-        self.live, self.live_out = _flowing(eqn, active_in)
+        self.live = [at in self.own or is_in(v, active) for at, v in enumerate(eqn.invars)]
+        self.live_out = [v in active for v in eqn.outvars]
+        # A carry is active at every turn if it is at one.
+        carries = slice(self.consts_end, self.first)
+        self.live[carries] = self.live_out[: self.first - self.consts_end]
         self.order = {name: eqn.params[name] for name in ("reverse", "unroll")}
         run = jaxpr_as_fun(eqn.params["jaxpr"])
         consts, carry, xs = self._split(self.inputs)
@@ -353,7 +356,6 @@ class _Scanned:
         each = jnp.arange(stage.length), xs
         last, (ys, self.saved) = jax.lax.scan(body, carry, each, length=stage.length, **self.order)
         env.update(zip(eqn.outvars, [*last, *ys], strict=True))
-        active.update(_parted(eqn.outvars, self.live_out)[0])
 
     def _split(self, of_inputs: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
         """A list, with an entry for each input, cut into constants, carries and scanned inputs."""
@@ -436,24 +438,6 @@ def _in_turn(turn: Array, x: Array) -> Array:
         %convert.2 = bf16[24,1024,4096] convert(%p__a__.1)
     """
     return delay(x, after=turn.astype(jnp.float32), on="tpu")
-
-
-def _flowing(eqn: Any, live: Sequence[bool]) -> tuple[list[bool], list[bool]]:
-    """For each input and result of a scan, whether it has a derivative, given `live` inputs."""
-    jaxpr, (consts, carries) = eqn.params["jaxpr"].jaxpr, scan_sizes(eqn)
-    live = list(live)
-    while True:
-        active = set(_parted(jaxpr.invars, live)[0])
-        for inner in jaxpr.eqns:
-            if any(is_in(v, active) for v in inner.invars):
-                active.update(filter(_inexact, inner.outvars))
-        out = [is_in(v, active) for v in jaxpr.outvars]
-        again = list(live)
-        for i in range(carries):
-            again[consts + i] = out[i] = live[consts + i] or out[i]
-        if again == live:
-            return live, out
-        live = again
 
 
 def _parted(items: Iterable[Any], yes: Sequence[bool]) -> tuple[list[Any], list[Any]]:

@@ -76,23 +76,29 @@ def follow(program: Any, known: Sequence[V], lattice: Lattice[V]) -> list[V]:
     Args:
         program: the program.
         known: what is known of its inputs.
-        lattice: what is known of an array, and what an equation makes of it.
+        lattice: what may be known of an array, and what an equation makes of it.
     """
+    return _read(known_of_all(program, known, lattice), program.jaxpr.outvars, lattice)
+
+
+def known_of_all(program: Any, known: Sequence[V], lattice: Lattice[V]) -> dict[Any, V]:
+    """What is known of each variable of a program, whose inputs and lattice are as in `follow`."""
     jaxpr = program.jaxpr
     numbers = map(lattice.number, program.consts)
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*numbers, *known], strict=True))
-
-    def of(v: Any) -> V:
-        return lattice.number(v.val) if isinstance(v, Literal) else env[v]
-
     for eqn in jaxpr.eqns:
+        operands = _read(env, eqn.invars, lattice)
         enter = _ENTER.get(eqn.primitive.name)
         if enter is None or not lattice.enters(eqn):
-            results = lattice.results(eqn, list(map(of, eqn.invars)))
+            results = lattice.results(eqn, operands)
         else:
-            results = enter(eqn, list(map(of, eqn.invars)), lattice)
+            results = enter(eqn, operands, lattice)
         env.update(zip(eqn.outvars, results, strict=True))
-    return list(map(of, jaxpr.outvars))
+    return env
+
+
+def _read(env: dict[Any, V], operands: Sequence[Any], lattice: Lattice[V]) -> list[V]:
+    return [lattice.number(v.val) if isinstance(v, Literal) else env[v] for v in operands]
 
 
 def _call(eqn: Any, known: list[V], lattice: Lattice[V]) -> list[V]:
@@ -147,7 +153,7 @@ def _settled(
 
 
 def _joined(a: list[V], b: list[V], outvars: Any, lattice: Lattice[V]) -> list[V]:
-    return [lattice.join(*x, v.aval.shape) for *x, v in zip(a, b, outvars, strict=True)]
+    return [lattice.join(x, y, v.aval.shape) for x, y, v in zip(a, b, outvars, strict=True)]
 
 
 _CALLS = ("jit", "pjit", "closed_call", "core_call", "custom_jvp_call", "custom_vjp_call")

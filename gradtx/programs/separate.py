@@ -53,6 +53,9 @@ class Layered:
             and np.array_equal(self.owners, other.owners)
         )
 
+    def __hash__(self) -> int:
+        return hash((self.axis, *self.owners.tolist()))
+
 
 class Free(NamedTuple):
     """An array whose entries have no owner.

@@ -6,6 +6,7 @@ import pytest
 from jax import lax
 
 from gradtx.programs.dataflow import Lattice, follow
+from gradtx.programs.derivatives import has_while
 
 
 class Sources(Lattice[frozenset[str]]):
@@ -126,3 +127,28 @@ def test_numbers_that_a_program_closes_over_are_numbers():
 
     (known,) = follow(program, sources("x"), Counted())
     assert "x" in known
+
+
+def grown(x):
+    return lax.while_loop(lambda x: x < 5, lambda x: 2 * x, x)
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (grown, True),
+        (lambda x: x + grown(lax.stop_gradient(x)), False),
+        # From the second turn on the loop is of x.
+        (
+            lambda x: lax.fori_loop(
+                0, 3, lambda i, now: (now[0], grown(now[1]) + now[0]), (x, 1.0)
+            )[1],
+            True,
+        ),
+        (lambda x: x * grown(jnp.int32(x)), False),  # integers have no derivative
+        (lambda x: tripled(grown(jnp.float32(3.0)) * x), False),
+        (lambda x: lax.cond(x > 0, grown, lambda x: x, x), True),
+    ],
+)
+def test_loops_that_a_derivative_reaches(function, expected):
+    assert has_while(function, 1.0) == expected
