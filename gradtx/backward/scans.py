@@ -27,6 +27,7 @@ from gradtx.programs.interpreter import (
     is_in,
     needed,
     read,
+    runs,
     scan_sizes,
     variables,
 )
@@ -83,17 +84,18 @@ class Loops:
     def __init__(self, function: Callable[..., list[Any]], leaves: Sequence[Any]) -> None:
         nested = jax.make_jaxpr(function)(*leaves)
         closed = jax.make_jaxpr(lambda *args: _inlined(nested, args))(*leaves)
-        self.closed, self.jaxpr = closed, closed.jaxpr
-        used = needed(self.jaxpr, variables(self.jaxpr.outvars), effects=True)
-        self.eqns = list(itertools.compress(self.jaxpr.eqns, used))
-        self.looks_up = any(map(_looks_up, self.eqns))
+        used = needed(closed.jaxpr, variables(closed.jaxpr.outvars), effects=True)
+        eqns = list(itertools.compress(closed.jaxpr.eqns, used))
+        self.jaxpr = closed.jaxpr.replace(eqns=eqns)
+        self.closed = ClosedJaxpr(self.jaxpr, closed.consts)
+        self.looks_up = runs(self.jaxpr, take_p)
         self.why_not: dict[int, str] = {}
         self.stages = self._find()
 
     def _find(self) -> list[Stage]:
         origin = {v: (leaf, v.aval.dtype) for leaf, v in enumerate(self.jaxpr.invars)}
         uses: dict[int, list[tuple[Any, int]]] = {i: [] for i in range(len(self.jaxpr.invars))}
-        for eqn in self.eqns:
+        for eqn in self.jaxpr.eqns:
             read = [(at, v) for at, v in enumerate(eqn.invars) if is_in(v, origin)]
             if eqn.primitive is convert_element_type_p and read and _inexact(eqn.outvars[0]):
                 leaf, dtype = origin[eqn.invars[0]]
@@ -114,7 +116,7 @@ class Loops:
             first = sum(scan_sizes(eqn))
             stage = found.setdefault(id(eqn), Stage(eqn, eqn.params["length"], []))
             stage.stacks.append(ScannedStack(leaf, at - first, origin[eqn.invars[at]][1]))
-        order = {id(eqn): i for i, eqn in enumerate(self.eqns)}
+        order = {id(eqn): i for i, eqn in enumerate(self.jaxpr.eqns)}
         return [found[k] for k in sorted(found, key=order.__getitem__)]
 
     def keep(self, chosen: Callable[[int], bool]) -> None:
@@ -132,23 +134,11 @@ def _inexact(v: Any) -> bool:
     return jnp.issubdtype(v.aval.dtype, jnp.inexact)
 
 
-def _looks_up(eqn: Any) -> bool:
-    within = (e for jaxpr in inner_jaxprs(eqn) for e in jaxpr.eqns)
-    return eqn.primitive is take_p or any(map(_looks_up, within))
-
-
-def _has_scan(jaxpr: Any) -> bool:
-    return any(
-        eqn.primitive is scan_p or (eqn.primitive is jit_p and _has_scan(eqn.params["jaxpr"].jaxpr))
-        for eqn in jaxpr.eqns
-    )
-
-
 def _inlined(program: Any, args: Sequence[Any]) -> list[Any]:
     """The results of a program in which calls of compiled functions with scans are inlined."""
 
     def compute(eqn: Any, inputs: list[Any]) -> list[Any] | None:
-        inlines = eqn.primitive is jit_p and _has_scan(eqn.params["jaxpr"].jaxpr)
+        inlines = eqn.primitive is jit_p and runs(eqn.params["jaxpr"].jaxpr, scan_p)
         return _inlined(eqn.params["jaxpr"], inputs) if inlines else None
 
     return interpret(program, args, compute)
@@ -165,7 +155,7 @@ def _unfit(users: list[tuple[Any, int]], returned: bool) -> str | None:
     if len(users) > 1:
         return f"it is read more than once, by {' and '.join(names)}"
     if eqn.primitive is not scan_p:
-        within = any(e.primitive is scan_p for jaxpr in inner_jaxprs(eqn) for e in jaxpr.eqns)
+        within = any(runs(jaxpr, scan_p) for jaxpr in inner_jaxprs(eqn))
         return f"it is read {'inside of' if within else 'by'} {names[0]}, not by a scan of the loss"
     if at < sum(scan_sizes(eqn)):
         return "every layer of a scan reads all of it"
@@ -235,16 +225,16 @@ def _forward(loops: Loops, leaves: Sequence[Any]) -> Backward:
     active = {v for v, yes in reached.items() if yes}
     stages = {id(stage.eqn): stage for stage in loops.stages}
     made = Backward(loops, leaves)
-    cuts = [i for i, eqn in enumerate(loops.eqns) if id(eqn) in stages]
-    for begin, end in zip([0, *(i + 1 for i in cuts)], [*cuts, len(loops.eqns)], strict=True):
-        later = [v for eqn in loops.eqns[end:] for v in eqn.invars] + list(jaxpr.outvars)
-        between = loops.eqns[begin:end]
+    cuts = [i for i, eqn in enumerate(loops.jaxpr.eqns) if id(eqn) in stages]
+    for begin, end in zip([0, *(i + 1 for i in cuts)], [*cuts, len(loops.jaxpr.eqns)], strict=True):
+        later = [v for eqn in loops.jaxpr.eqns[end:] for v in eqn.invars] + list(jaxpr.outvars)
+        between = loops.jaxpr.eqns[begin:end]
         casts = _own_casts(between, loops.stages)
         made.parts.append(
             _between(jaxpr, [e for e in between if id(e) not in casts], later, env, active)
         )
-        if end < len(loops.eqns):
-            made.parts.append(_Scanned(loops, stages[id(loops.eqns[end])], env, active))
+        if end < len(loops.jaxpr.eqns):
+            made.parts.append(_Scanned(loops, stages[id(loops.jaxpr.eqns[end])], env, active))
     made.results = read(env, jaxpr.outvars)
     return made
 
