@@ -29,6 +29,7 @@ from gradtx.programs.interpreter import (
     read,
     runs,
     scan_sizes,
+    uses,
     variables,
 )
 from gradtx.programs.tracing import is_tracer
@@ -54,11 +55,13 @@ class Stage:
     """A scan over stacked parameters.
 
     Attributes:
+        index: that of its equation in the program.
         eqn: its equation.
         length: how many layers it has.
         stacks: the parameters.
     """
 
+    index: int
     eqn: Any
     length: int
     stacks: list[ScannedStack]
@@ -88,36 +91,51 @@ class Loops:
         eqns = list(itertools.compress(closed.jaxpr.eqns, used))
         self.jaxpr = closed.jaxpr.replace(eqns=eqns)
         self.closed = ClosedJaxpr(self.jaxpr, closed.consts)
+        self.uses = uses(eqns)
         self.looks_up = runs(self.jaxpr, take_p)
         self.why_not: dict[int, str] = {}
         self.stages = self._find()
 
     def _find(self) -> list[Stage]:
-        origin = {v: (leaf, v.aval.dtype) for leaf, v in enumerate(self.jaxpr.invars)}
-        uses: dict[int, list[tuple[Any, int]]] = {i: [] for i in range(len(self.jaxpr.invars))}
-        for eqn in self.jaxpr.eqns:
-            read = [(at, v) for at, v in enumerate(eqn.invars) if is_in(v, origin)]
-            if eqn.primitive is convert_element_type_p and read and _inexact(eqn.outvars[0]):
-                leaf, dtype = origin[eqn.invars[0]]
-                # One cast becomes that of each layer. A second rounds what the first has rounded.
-                if dtype == self.jaxpr.invars[leaf].aval.dtype:
-                    origin[eqn.outvars[0]] = (leaf, eqn.outvars[0].aval.dtype)
-                    continue
-            for at, v in read:
-                uses[origin[v][0]].append((eqn, at))
-        returned = {origin[v][0] for v in self.jaxpr.outvars if is_in(v, origin)}
         found: dict[int, Stage] = {}
-        for leaf, users in uses.items():
-            why = _unfit(users, leaf in returned)
+        for leaf in range(len(self.jaxpr.invars)):
+            names = self._names(leaf)
+            users = sorted(
+                (i, at)
+                for v in names
+                for i, at in self.uses.read.get(v, ())
+                if not self._casts(leaf, v, i)
+            )
+            returned = not names.isdisjoint(variables(self.jaxpr.outvars))
+            why = _unfit([(self.jaxpr.eqns[i], at) for i, at in users], returned)
             if why is not None:
                 self.why_not[leaf] = why
                 continue
-            ((eqn, at),) = users
-            first = sum(scan_sizes(eqn))
-            stage = found.setdefault(id(eqn), Stage(eqn, eqn.params["length"], []))
-            stage.stacks.append(ScannedStack(leaf, at - first, origin[eqn.invars[at]][1]))
-        order = {id(eqn): i for i, eqn in enumerate(self.jaxpr.eqns)}
-        return [found[k] for k in sorted(found, key=order.__getitem__)]
+            ((index, at),) = users
+            eqn = self.jaxpr.eqns[index]
+            stage = found.setdefault(index, Stage(index, eqn, eqn.params["length"], []))
+            dtype = eqn.invars[at].aval.dtype
+            stage.stacks.append(ScannedStack(leaf, at - _first(stage), dtype))
+        return [found[index] for index in sorted(found)]
+
+    def _names(self, leaf: int) -> set[Any]:
+        """The variables of a parameter: as it is, and cast once."""
+        left, names = [self.jaxpr.invars[leaf]], set()
+        while left:
+            v = left.pop()
+            names.add(v)
+            readers = self.uses.read.get(v, ())
+            left += [self.jaxpr.eqns[i].outvars[0] for i, _ in readers if self._casts(leaf, v, i)]
+        return names
+
+    def _casts(self, leaf: int, v: Any, index: int) -> bool:
+        """Whether an equation casts a parameter whose variable it reads.
+
+        One cast becomes that of each layer. A second rounds what the first has rounded.
+        """
+        eqn = self.jaxpr.eqns[index]
+        is_first = v.aval.dtype == self.jaxpr.invars[leaf].aval.dtype
+        return is_first and eqn.primitive is convert_element_type_p and _inexact(eqn.outvars[0])
 
     def keep(self, chosen: Callable[[int], bool]) -> None:
         """Let scans update only the chosen leaves; a scan without any is an ordinary one."""
@@ -223,30 +241,27 @@ def _forward(loops: Loops, leaves: Sequence[Any]) -> Backward:
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*loops.closed.consts, *leaves], strict=True))
     reached = known_of_all(loops.closed, list(map(_inexact, jaxpr.invars)), Active())
     active = {v for v, yes in reached.items() if yes}
-    stages = {id(stage.eqn): stage for stage in loops.stages}
+    casts = _own_casts(loops)
     made = Backward(loops, leaves)
-    cuts = [i for i, eqn in enumerate(loops.jaxpr.eqns) if id(eqn) in stages]
-    for begin, end in zip([0, *(i + 1 for i in cuts)], [*cuts, len(loops.jaxpr.eqns)], strict=True):
-        later = [v for eqn in loops.jaxpr.eqns[end:] for v in eqn.invars] + list(jaxpr.outvars)
-        between = loops.jaxpr.eqns[begin:end]
-        casts = _own_casts(between, loops.stages)
-        made.parts.append(
-            _between(jaxpr, [e for e in between if id(e) not in casts], later, env, active)
-        )
-        if end < len(loops.jaxpr.eqns):
-            made.parts.append(_Scanned(loops, stages[id(loops.jaxpr.eqns[end])], env, active))
+    begin = 0
+    for stage in loops.stages:
+        made.parts.append(_between(loops, begin, stage.index, casts, env, active))
+        made.parts.append(_Scanned(loops, stage, env, active))
+        begin = stage.index + 1
+    made.parts.append(_between(loops, begin, len(jaxpr.eqns), casts, env, active))
     made.results = read(env, jaxpr.outvars)
     return made
 
 
-def _own_casts(eqns: Sequence[Any], stages: Sequence[Stage]) -> set[int]:
-    """The ids of equations that cast stacked parameters, which a scan casts layer by layer."""
-    read = {stage.eqn.invars[_first(stage) + s.at] for stage in stages for s in stage.stacks}
+def _own_casts(loops: Loops) -> set[int]:
+    """The indices of equations that cast stacked parameters, which a scan casts layer by layer."""
     found = set()
-    for eqn in reversed(eqns):
-        if eqn.primitive is convert_element_type_p and eqn.outvars[0] in read:
-            found.add(id(eqn))
-            read.add(eqn.invars[0])
+    for stage in loops.stages:
+        for stack in stage.stacks:
+            v = stage.eqn.invars[_first(stage) + stack.at]
+            while v in loops.uses.computed:
+                found.add(loops.uses.computed[v])
+                v = loops.jaxpr.eqns[loops.uses.computed[v]].invars[0]
     return found
 
 
@@ -255,22 +270,27 @@ def _first(stage: Stage) -> int:
 
 
 def _between(
-    jaxpr: Any, eqns: Sequence[Any], later: Sequence[Any], env: dict[Any, Any], active: set[Any]
+    loops: Loops, begin: int, end: int, casts: set[int], env: dict[Any, Any], active: set[Any]
 ) -> Callable[[dict[Any, Any]], None]:
     """Run equations between scans; return a function that adds their inputs' cotangents."""
-    wanted = set(variables(later))
-    ins = [v for v in dict.fromkeys(v for e in eqns for v in variables(e.invars)) if v in env]
-    outs = [v for e in eqns for v in e.outvars if v in wanted]
+    jaxpr, returned = loops.jaxpr, set(variables(loops.jaxpr.outvars))
+
+    def is_wanted(v: Any) -> bool:
+        return v in returned or any(i >= end for i, _ in loops.uses.read.get(v, ()))
+
+    eqns = [eqn for i, eqn in enumerate(jaxpr.eqns[begin:end], begin) if i not in casts]
+    computed, inputs = uses(eqns)
+    ins = [v for v in inputs if v in env]
+    outs = list(filter(is_wanted, computed))
     # What is also read later is passed through, so that cotangents are added in JAX's order.
     differentiated = [v for v in ins if v in active]
-    passed = [v for v in differentiated if v in wanted]
+    passed = list(filter(is_wanted, differentiated))
     live, still = [v for v in outs if v in active], [v for v in outs if v not in active]
     part = jaxpr.replace(
         constvars=[],
         invars=ins,
         outvars=[*live, *passed, *still],
-        eqns=list(eqns),
-        effects=set().union(*(e.effects for e in eqns)),
+        eqns=eqns,
     )
     run = jaxpr_as_fun(ClosedJaxpr(part, []))
 

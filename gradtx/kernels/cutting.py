@@ -15,7 +15,16 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
-from gradtx.programs.interpreter import advance, interpret, needed, read, run_equation, variables
+from gradtx.programs.interpreter import (
+    Uses,
+    advance,
+    interpret,
+    needed,
+    read,
+    run_equation,
+    uses,
+    variables,
+)
 from gradtx.storage.encoded import Blocks, blocks_of
 from gradtx.storage.format import Codec
 from gradtx.storage.marked import decode_p, encode_p
@@ -65,9 +74,14 @@ class Cut:
     last: int
 
     @property
+    def coded(self) -> list[Any]:
+        """The equations that decode and encode slots."""
+        return _coded(self.eqns)
+
+    @property
     def codecs(self) -> set[Codec]:
         """The codecs in which the slots that the kernel reads and writes are encoded."""
-        return {eqn.params["codec"] for eqn in self.eqns if eqn.primitive in (decode_p, encode_p)}
+        return {eqn.params["codec"] for eqn in self.coded}
 
     @property
     def drawn(self) -> list[Codec]:
@@ -75,9 +89,8 @@ class Cut:
         reads = {decode_p: 0, encode_p: 1}
         found = (
             eqn.params["codec"]
-            for eqn in self.eqns
-            if eqn.primitive in reads
-            and len(eqn.invars) > len(eqn.params["names"]) + reads[eqn.primitive]
+            for eqn in self.coded
+            if len(eqn.invars) > len(eqn.params["names"]) + reads[eqn.primitive]
         )
         return list(dict.fromkeys(found))
 
@@ -147,8 +160,8 @@ def cuts(
         overwritten: for results, by their indices, the arguments in whose memory they are written.
         fits: whether there is a kernel for what could be one.
     """
-    made = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
-    uses = _Uses.of(jaxpr, overwritten)
+    memory = _Memory.of(jaxpr, overwritten)
+    made = memory.uses.computed
     groups: dict[int, tuple[set[int], list[Any]]] = {}
     group_of: dict[int, int] = {}
     for number, ends in enumerate(_ends(jaxpr, made)):
@@ -158,7 +171,7 @@ def cuts(
             found, ends = found | more, [*before, *ends]
         groups[number] = found, ends
         group_of |= dict.fromkeys(found, number)
-    one_by_one = (_cut(jaxpr, uses, fits, *group) for group in groups.values())
+    one_by_one = (_cut(jaxpr, memory, fits, *group) for group in groups.values())
     return [cut for cut in one_by_one if cut is not None]
 
 
@@ -202,39 +215,38 @@ def _is_elementwise(eqn: Any, shape: tuple[int, ...]) -> bool:
 
 
 @dataclass
-class _Uses:
-    """The readers of each variable of a program, and the memory in which its results are written.
+class _Memory:
+    """Where the variables of a program are read, and the memory in which its results are written.
 
     Attributes:
-        readers: the equations that read a variable, by their indices.
+        uses: where they are computed and read.
         there: the arrays that lie in memory, whichever equations become kernels.
         overwritten: for a result of the program, the argument in whose memory it is written.
     """
 
-    readers: dict[Any, list[int]]
+    uses: Uses
     there: set[Any]
     overwritten: dict[Any, Any]
 
     @classmethod
-    def of(cls, jaxpr: Any, overwritten: Mapping[int, int]) -> "_Uses":
-        readers: dict[Any, list[int]] = {}
-        there = {*jaxpr.invars, *jaxpr.constvars}
-        for i, eqn in enumerate(jaxpr.eqns):
-            for v in variables(eqn.invars):
-                readers.setdefault(v, []).append(i)
-            if eqn.primitive.name in STORED:
-                there.update(eqn.outvars)
+    def of(cls, jaxpr: Any, overwritten: Mapping[int, int]) -> "_Memory":
+        found = uses(jaxpr.eqns)
+        stored = [v for v, i in found.computed.items() if jaxpr.eqns[i].primitive.name in STORED]
         memory = {
             jaxpr.outvars[i]: jaxpr.invars[k]
             for i, k in overwritten.items()
             if i < len(jaxpr.outvars) and not isinstance(jaxpr.outvars[i], Literal)
         }
-        return cls(readers, there, memory)
+        return cls(found, {*jaxpr.invars, *jaxpr.constvars, *stored}, memory)
+
+
+def _coded(eqns: Sequence[Any]) -> list[Any]:
+    return [eqn for eqn in eqns if eqn.primitive in (decode_p, encode_p)]
 
 
 def _cut(
     jaxpr: Any,
-    uses: _Uses,
+    memory: _Memory,
     fits: Callable[[Cut], bool],
     found: set[int],
     outputs: list[Any],
@@ -245,7 +257,7 @@ def _cut(
     """
     order = sorted(found)
     eqns = [jaxpr.eqns[i] for i in order]
-    coded = [eqn for eqn in eqns if eqn.primitive in (decode_p, encode_p)]
+    coded = _coded(eqns)
     decoded = [eqn.outvars[0] for eqn in coded if eqn.primitive is decode_p]
     if not decoded:
         return None
@@ -253,28 +265,28 @@ def _cut(
     blocks = {blocks_of(codec, shape) for codec in codecs} - {None}
     if len(blocks) > 1:
         return None
-    inside = {v for eqn in eqns for v in eqn.outvars}
-    read = dict.fromkeys(v for eqn in eqns for v in variables(eqn.invars) if v not in inside)
-    scalars = [v for v in read if not v.aval.shape]
-    arrays = [v for v in read if v.aval.shape]
+    inside = uses(eqns)
+    inputs = [v for v in inside.read if v not in inside.computed]
+    scalars = [v for v in inputs if not v.aval.shape]
+    arrays = [v for v in inputs if v.aval.shape]
     results = set(outputs)
-    readers = (i for v in outputs for i in uses.readers.get(v, ()))
+    readers = (i for v in outputs for i, _ in memory.uses.read.get(v, ()))
     alone = (
         results.isdisjoint(arrays)
-        and uses.there.issuperset(arrays)
+        and memory.there.issuperset(arrays)
         and any(v.aval.shape == shape for v in arrays)
         and not any(i < order[-1] and i not in found for i in readers)
     )
     if not alone:
         return None
-    memory: dict[Any, Any] = {}
+    written: dict[Any, Any] = {}
     for eqn in coded:
         if eqn.primitive is encode_p:
-            memory |= dict(zip(eqn.outvars, eqn.invars[1:], strict=False))
-    memory |= {v: uses.overwritten[v] for v in outputs if v in uses.overwritten}
+            written |= dict(zip(eqn.outvars, eqn.invars[1:], strict=False))
+    written |= {v: memory.overwritten[v] for v in outputs if v in memory.overwritten}
     overwrites = {
         outputs.index(new): arrays.index(old)
-        for new, old in memory.items()
+        for new, old in written.items()
         if new in results and old in arrays and new.aval.dtype == old.aval.dtype
     }
     cut = Cut(

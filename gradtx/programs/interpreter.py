@@ -5,7 +5,7 @@ equations are instead, and may run a called program in place of the call.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
@@ -88,6 +88,31 @@ def needed(
         if found[-1]:
             left.update(variables(eqn.invars))
     return found[::-1]
+
+
+class Uses(NamedTuple):
+    """Where the variables of a program are computed and read.
+
+    Attributes:
+        computed: for a variable the index of the equation that computes it.
+        read: for a variable the equations that read it, by their indices, and the index of the
+            variable among the inputs of each.
+    """
+
+    computed: dict[Any, int]
+    read: dict[Any, list[tuple[int, int]]]
+
+
+def uses(eqns: Iterable[Any]) -> Uses:
+    """Where the variables of some equations are computed and read."""
+    computed: dict[Any, int] = {}
+    read: dict[Any, list[tuple[int, int]]] = {}
+    for i, eqn in enumerate(eqns):
+        computed |= dict.fromkeys(eqn.outvars, i)
+        for at, v in enumerate(eqn.invars):
+            if not isinstance(v, Literal):
+                read.setdefault(v, []).append((i, at))
+    return Uses(computed, read)
 
 
 def called(eqn: Any) -> Any:

@@ -120,25 +120,21 @@ _SHAPES = ("broadcast_in_dim", "expand_dims", "reshape", "squeeze", "transpose")
 def formula(closed: Any) -> list[Any]:
     """The operations of a program and their numbers, without shapes, for a comparison."""
 
+    def literals(eqn: Any) -> list[Any]:
+        numbers = [v.val for v in eqn.invars if isinstance(v, Literal)]
+        return [_number(x) if np.shape(x) else str(x) for x in numbers]
+
     def of(jaxpr: Any) -> list[Any]:
-        numbers = [
-            [
-                _number(v.val) if np.shape(v.val) else str(v.val)
-                for v in eqn.invars
-                if isinstance(v, Literal)
-            ]
-            for eqn in jaxpr.eqns
-        ]
         return [
             (
                 eqn.primitive.name,
-                literals,
+                literals(eqn),
                 [x for x in eqn.params.values() if isinstance(x, int | float)],
                 [of(inner) for inner in inner_jaxprs(eqn)],
                 list(map(_number, constants_in(eqn))),
             )
-            for eqn, literals in zip(jaxpr.eqns, numbers, strict=True)
-            if literals or eqn.primitive.name not in _SHAPES
+            for eqn in jaxpr.eqns
+            if eqn.primitive.name not in _SHAPES or literals(eqn)
         ]
 
     return [*of(closed.jaxpr), *map(_number, closed.consts)]

@@ -13,7 +13,7 @@ from gradtx.leaves.paths import is_leaf, map_present, path_string, with_paths
 from gradtx.leaves.rows import Rows, is_rows
 from gradtx.leaves.whole import whole_leaves
 from gradtx.programs.dataflow import Lattice, follow
-from gradtx.programs.interpreter import is_in, variables
+from gradtx.programs.interpreter import is_in, uses
 from gradtx.programs.separate import (
     OUTSIDE,
     Kind,
@@ -144,8 +144,7 @@ def _check_state(tx: GradientTransformation, rows: Params, state: State) -> None
         raise ValueError(
             f"exact_rows: a row cannot take the steps that it missed: {problem}; {_ADVICE}"
         ) from problem
-    read = {v for eqn in jaxpr.eqns for v in variables(eqn.invars)}
-    computed = {v for eqn in jaxpr.eqns for v in eqn.outvars}
+    computed, read = uses(jaxpr.eqns)
     for (path, _), old, new in zip(others, jaxpr.invars, jaxpr.outvars, strict=False):
         name = path_string(path)
         if is_in(new, computed) and old in read and name.split("/")[-1] not in clocks:
