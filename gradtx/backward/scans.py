@@ -22,6 +22,7 @@ from gradtx.numerics.compiler_hints import delay
 from gradtx.programs.dataflow import known_of_all
 from gradtx.programs.derivatives import Active
 from gradtx.programs.interpreter import (
+    called,
     inner_jaxprs,
     interpret,
     is_in,
@@ -152,12 +153,16 @@ def _inexact(v: Any) -> bool:
     return jnp.issubdtype(v.aval.dtype, jnp.inexact)
 
 
+def _calls(eqn: Any) -> bool:
+    return eqn.primitive is jit_p
+
+
 def _inlined(program: Any, args: Sequence[Any]) -> list[Any]:
     """The results of a program in which calls of compiled functions with scans are inlined."""
 
     def compute(eqn: Any, inputs: list[Any]) -> list[Any] | None:
-        inlines = eqn.primitive is jit_p and runs(eqn.params["jaxpr"].jaxpr, scan_p)
-        return _inlined(eqn.params["jaxpr"], inputs) if inlines else None
+        inlines = _calls(eqn) and runs(called(eqn).jaxpr, scan_p, _calls)
+        return _inlined(called(eqn), inputs) if inlines else None
 
     return interpret(program, args, compute)
 

@@ -129,21 +129,28 @@ def inner_jaxprs(eqn: Any) -> Iterator[Any]:
                 yield part.jaxpr if isinstance(part, ClosedJaxpr) else part
 
 
-def equations(jaxpr: Any, turns: int = 1) -> Iterator[tuple[Any, int]]:
+def equations(
+    jaxpr: Any, enters: Callable[[Any], bool] = lambda eqn: True, turns: int = 1
+) -> Iterator[tuple[Any, int]]:
     """The equations of a program and of those that it runs, and how often scans run each of them.
 
     A loop of unknown length counts once, and all branches of a conditional count.
+
+    Args:
+        jaxpr: the program.
+        enters: of which equations the programs are looked into.
+        turns: how often the program is run.
     """
     for eqn in jaxpr.eqns:
         yield eqn, turns
         length = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-        for inner in inner_jaxprs(eqn):
-            yield from equations(inner, turns * length)
+        for inner in inner_jaxprs(eqn) if enters(eqn) else ():
+            yield from equations(inner, enters, turns * length)
 
 
-def runs(jaxpr: Any, primitive: Any) -> bool:
-    """Whether an equation of a program, or of one that it runs, has a primitive."""
-    return any(eqn.primitive is primitive for eqn, _ in equations(jaxpr))
+def runs(jaxpr: Any, primitive: Any, enters: Callable[[Any], bool] = lambda eqn: True) -> bool:
+    """Whether an equation has a primitive, of a program or of those that `equations` enters."""
+    return any(eqn.primitive is primitive for eqn, _ in equations(jaxpr, enters))
 
 
 def constants_in(eqn: Any) -> Iterator[Any]:
