@@ -6,7 +6,6 @@ would, and backwards in a loop of ours: each turn pulls the cotangents back thro
 hands the gradients of that layer to whoever uses them.
 """
 
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -88,8 +87,7 @@ class Loops:
     def __init__(self, function: Callable[..., list[Any]], leaves: Sequence[Any]) -> None:
         nested = jax.make_jaxpr(function)(*leaves)
         closed = jax.make_jaxpr(lambda *args: _inlined(nested, args))(*leaves)
-        used = needed(closed.jaxpr, variables(closed.jaxpr.outvars), effects=True)
-        eqns = list(itertools.compress(closed.jaxpr.eqns, used))
+        eqns = needed(closed.jaxpr, variables(closed.jaxpr.outvars), effects=True)
         self.jaxpr = closed.jaxpr.replace(eqns=eqns)
         self.closed = ClosedJaxpr(self.jaxpr, closed.consts)
         self.uses = uses(eqns)

@@ -18,6 +18,7 @@ from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 from gradtx.programs.interpreter import (
     Uses,
     advance,
+    equations,
     interpret,
     needed,
     read,
@@ -131,7 +132,8 @@ def inlined(
         return not {*eqn.params.get("shardings", ())} - {None, *shardings}
 
     def run(program: Any, inputs: Sequence[Any]) -> list[Any]:
-        if not any(is_joined(e) or "branches_platforms" in e.params for e in program.jaxpr.eqns):
+        each = equations(program.jaxpr, is_joined)
+        if not any(is_joined(e) or "branches_platforms" in e.params for e, _ in each):
             return list(jaxpr_as_fun(program)(*inputs))  # faster than one equation after another
         return interpret(program, inputs, compute)
 
@@ -177,8 +179,8 @@ def cuts(
 
 def _ends(jaxpr: Any, made: Mapping[Any, int]) -> Iterator[list[Any]]:
     """The groups of variables that kernels compute: the arrays of a slot, or one other result."""
-    for eqn, is_needed in zip(jaxpr.eqns, needed(jaxpr, variables(jaxpr.outvars)), strict=True):
-        if eqn.primitive is encode_p and is_needed:
+    for eqn in needed(jaxpr, variables(jaxpr.outvars)):
+        if eqn.primitive is encode_p:
             yield list(eqn.outvars)
     for v in dict.fromkeys(variables(jaxpr.outvars)):
         if v in made and jaxpr.eqns[made[v]].primitive is not encode_p:
@@ -306,12 +308,12 @@ def run_with_kernels(
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *inputs], strict=True))
     wanted = variables(jaxpr.outvars)
     wanted += [v for cut in found for v in (*cut.scalars, *cut.arrays)]
-    is_needed = needed(jaxpr, wanted, (v for cut in found for v in cut.outputs))
+    chosen = {*map(id, needed(jaxpr, wanted, (v for cut in found for v in cut.outputs)))}
     after: dict[int, list[Cut]] = {}
     for cut in found:
         after.setdefault(cut.last, []).append(cut)
     for i, eqn in enumerate(jaxpr.eqns):
-        if is_needed[i]:
+        if id(eqn) in chosen:
             advance(env, [eqn], functools.partial(run_equation, jaxpr))
         for cut in after.get(i, ()):
             results = kernel(cut)(*(env[v] for v in (*cut.scalars, *cut.arrays)))

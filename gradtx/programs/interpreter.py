@@ -72,8 +72,8 @@ def is_in(v: Any, known: Collection[Any]) -> bool:
 
 def needed(
     jaxpr: Any, wanted: Iterable[Any], given: Iterable[Any] = (), effects: bool = False
-) -> list[bool]:
-    """Which equations the wanted variables depend on, if some variables are given.
+) -> list[Any]:
+    """The equations that the wanted variables depend on, if some variables are given, in order.
 
     Args:
         jaxpr: the program.
@@ -84,8 +84,8 @@ def needed(
     left, there, found = set(wanted), set(given), []
     for eqn in reversed(jaxpr.eqns):
         is_needed = any(v in left and v not in there for v in eqn.outvars)
-        found.append(is_needed or (effects and bool(eqn.effects)))
-        if found[-1]:
+        if is_needed or (effects and eqn.effects):
+            found.append(eqn)
             left.update(variables(eqn.invars))
     return found[::-1]
 
