@@ -1,6 +1,5 @@
 """Whether a step treats table rows independently, so that a row can take it by itself, later."""
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -203,12 +202,13 @@ class _RowsAlone(Lattice[_Known]):
 
     def join(self, a: _Known, b: _Known, shape: Sequence[int]) -> _Known:
         of_gradients = a.of_gradients and b.of_gradients
-        with_both = functools.partial(self.owners.join, a.kind, b.kind, shape)
-        return _Known(_or_random(with_both, of_gradients, shape), of_gradients, a.zero and b.zero)
+        kind = _or_random(lambda: self.owners.join(a.kind, b.kind, shape), of_gradients, shape)
+        zero = a.zero and b.zero and a.kind == b.kind
+        return _Known(kind, of_gradients, zero)
 
     def taken(self, known: _Known) -> _Known:
         kind, of_gradients, zero = known
-        taken = _or_random(functools.partial(self.owners.taken, kind), of_gradients)
+        taken = _or_random(lambda: self.owners.taken(kind), of_gradients)
         return _Known(taken, of_gradients, zero and isinstance(taken, Layered))
 
     def stacked(self, known: _Known) -> _Known:
@@ -226,16 +226,16 @@ class _RowsAlone(Lattice[_Known]):
 
     def results(self, eqn: Any, known: list[_Known]) -> list[_Known]:
         of_gradients = all(x.of_gradients for x in known if isinstance(x.kind, Layered))
-        zero = _is_zero(eqn, known)
+        kind = _zeros(eqn, known)
+        if kind is not None:
+            return [_Known(kind, of_gradients, True)] * len(eqn.outvars)
         try:
             kinds = self.owners.results(eqn, [x.kind for x in known])
         except Mixed as mixed:
-            if not (of_gradients or zero):
+            if not of_gradients:
                 raise Mixed(eqn.primitive.name) from mixed
             kinds = [free(v.aval.shape, is_random=True) for v in eqn.outvars]
-        if zero:
-            kinds = [next(x.kind for x in known if x.zero)] * len(kinds)
-        return [_Known(kind, of_gradients, zero) for kind in kinds]
+        return [_Known(kind, of_gradients, False) for kind in kinds]
 
 
 def _or_random(kind: Callable[[], Kind], of_gradients: bool, shape: Sequence[int] = ()) -> Kind:
@@ -248,19 +248,21 @@ def _or_random(kind: Callable[[], Kind], of_gradients: bool, shape: Sequence[int
         return free(shape, is_random=True)
 
 
-def _is_zero(eqn: Any, known: list[_Known]) -> bool:
-    """Whether each entry of the result is zero where those of the operands are that are known."""
-    name, shape = eqn.primitive.name, eqn.outvars[0].aval.shape
-    zeros = [x.zero and v.aval.shape == shape for x, v in zip(known, eqn.invars, strict=True)]
+def _zeros(eqn: Any, known: list[_Known]) -> Kind | None:
+    """The kind of a result that is zero where those of the operands are that are known; or None."""
+    name, shapes = eqn.primitive.name, [v.aval.shape for v in eqn.outvars]
+    zeros = [
+        x.kind if x.zero and [v.aval.shape] == shapes else None
+        for x, v in zip(known, eqn.invars, strict=True)
+    ]
     if name == "mul":
-        return any(zeros)
-    if name in ("div", *_OF_ONE):
+        return zeros[0] or zeros[1]
+    if name in ("div", *_OF_ONE) or (name == "integer_pow" and eqn.params["y"] > 0):
         return zeros[0]
-    if name == "integer_pow":
-        return zeros[0] and eqn.params["y"] > 0
-    if name == "select_n":
-        return all(zeros[1:])
-    return name in _OF_ALL and all(zeros)
+    each = zeros[1:] if name == "select_n" else zeros
+    if name in ("select_n", *_OF_ALL) and all(kind == each[0] for kind in each):
+        return each[0]  # of other rows one may be zero where the other is not
+    return None
 
 
 _OF_ONE = (
