@@ -58,6 +58,7 @@ class Cut:
         shape: the shape of the leaf.
         blocks: the blocks of the leaf, whose entries share a scale; None if no slot has blocks.
         eqns: the equations of the kernel, in order.
+        coded: those among them that decode and encode slots.
         scalars: the numbers that the kernel reads.
         arrays: the arrays that the kernel reads, of the leaf's shape or of an encoded slot.
         outputs: the arrays that the kernel writes.
@@ -68,16 +69,12 @@ class Cut:
     shape: tuple[int, ...]
     blocks: Blocks | None
     eqns: list[Any]
+    coded: list[Any]
     scalars: list[Any]
     arrays: list[Any]
     outputs: list[Any]
     overwrites: dict[int, int]
     last: int
-
-    @property
-    def coded(self) -> list[Any]:
-        """The equations that decode and encode slots."""
-        return _coded(self.eqns)
 
     @property
     def codecs(self) -> set[Codec]:
@@ -242,10 +239,6 @@ class _Memory:
         return cls(found, {*jaxpr.invars, *jaxpr.constvars, *stored}, memory)
 
 
-def _coded(eqns: Sequence[Any]) -> list[Any]:
-    return [eqn for eqn in eqns if eqn.primitive in (decode_p, encode_p)]
-
-
 def _cut(
     jaxpr: Any,
     memory: _Memory,
@@ -259,7 +252,7 @@ def _cut(
     """
     order = sorted(found)
     eqns = [jaxpr.eqns[i] for i in order]
-    coded = _coded(eqns)
+    coded = [eqn for eqn in eqns if eqn.primitive in (decode_p, encode_p)]
     decoded = [eqn.outvars[0] for eqn in coded if eqn.primitive is decode_p]
     if not decoded:
         return None
@@ -292,7 +285,15 @@ def _cut(
         if new in results and old in arrays and new.aval.dtype == old.aval.dtype
     }
     cut = Cut(
-        shape, next(iter(blocks), None), eqns, scalars, arrays, outputs, overwrites, order[-1]
+        shape=shape,
+        blocks=next(iter(blocks), None),
+        eqns=eqns,
+        coded=coded,
+        scalars=scalars,
+        arrays=arrays,
+        outputs=outputs,
+        overwrites=overwrites,
+        last=order[-1],
     )
     return cut if fits(cut) else None
 

@@ -89,7 +89,7 @@ def has_while(function: Callable[..., Any], *args: Any) -> bool:
     """
     jaxpr = jax.make_jaxpr(function)(*args).jaxpr
     inputs = [*jaxpr.constvars, *jaxpr.invars]  # what the function closes over may be reached too
-    loops = _Loops()
+    loops = _WhileLoops()
     follow(ClosedJaxpr(jaxpr.replace(constvars=[], invars=inputs), []), [True] * len(inputs), loops)
     return loops.are_reached
 
@@ -111,7 +111,7 @@ class Active(Lattice[bool]):
         return [reached and jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.outvars]
 
 
-class _Loops(Active):
+class _WhileLoops(Active):
     """Whether a derivative reaches loops of unknown length too."""
 
     are_reached = False
