@@ -91,8 +91,8 @@ class Expansion:
         self, updates: Updates, state: State, params: Params | None = None, **extra_args: Any
     ) -> tuple[Updates, State]:
         self.declaration.check_numbers()
-        params, extra_args = without_objects(updates, params, extra_args)
         extra_args = of_all_leaves(extra_args, params)
+        params = without_objects(updates, params)
         if self._sees_leaves(updates):
             return on_leaves(self.update, updates, state, params, extra_args)
         arrays = {n: v for n, v in extra_args.items() if not callable(v)}

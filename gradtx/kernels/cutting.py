@@ -15,7 +15,17 @@ import jax
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
-from gradtx.programs.interpreter import advance, interpret, needed, read, run_equation, variables
+from gradtx.programs.interpreter import (
+    Uses,
+    advance,
+    equations,
+    interpret,
+    needed,
+    read,
+    run_equation,
+    uses,
+    variables,
+)
 from gradtx.storage.encoded import Blocks, blocks_of
 from gradtx.storage.format import Codec
 from gradtx.storage.marked import decode_p, encode_p
@@ -48,6 +58,7 @@ class Cut:
         shape: the shape of the leaf.
         blocks: the blocks of the leaf, whose entries share a scale; None if no slot has blocks.
         eqns: the equations of the kernel, in order.
+        coded: those among them that decode and encode slots.
         scalars: the numbers that the kernel reads.
         arrays: the arrays that the kernel reads, of the leaf's shape or of an encoded slot.
         outputs: the arrays that the kernel writes.
@@ -58,6 +69,7 @@ class Cut:
     shape: tuple[int, ...]
     blocks: Blocks | None
     eqns: list[Any]
+    coded: list[Any]
     scalars: list[Any]
     arrays: list[Any]
     outputs: list[Any]
@@ -67,7 +79,7 @@ class Cut:
     @property
     def codecs(self) -> set[Codec]:
         """The codecs in which the slots that the kernel reads and writes are encoded."""
-        return {eqn.params["codec"] for eqn in self.eqns if eqn.primitive in (decode_p, encode_p)}
+        return {eqn.params["codec"] for eqn in self.coded}
 
     @property
     def drawn(self) -> list[Codec]:
@@ -75,9 +87,8 @@ class Cut:
         reads = {decode_p: 0, encode_p: 1}
         found = (
             eqn.params["codec"]
-            for eqn in self.eqns
-            if eqn.primitive in reads
-            and len(eqn.invars) > len(eqn.params["names"]) + reads[eqn.primitive]
+            for eqn in self.coded
+            if len(eqn.invars) > len(eqn.params["names"]) + reads[eqn.primitive]
         )
         return list(dict.fromkeys(found))
 
@@ -118,7 +129,8 @@ def inlined(
         return not {*eqn.params.get("shardings", ())} - {None, *shardings}
 
     def run(program: Any, inputs: Sequence[Any]) -> list[Any]:
-        if not any(is_joined(e) or "branches_platforms" in e.params for e in program.jaxpr.eqns):
+        each = equations(program.jaxpr, is_joined)
+        if not any(is_joined(e) or "branches_platforms" in e.params for e, _ in each):
             return list(jaxpr_as_fun(program)(*inputs))  # faster than one equation after another
         return interpret(program, inputs, compute)
 
@@ -147,8 +159,8 @@ def cuts(
         overwritten: for results, by their indices, the arguments in whose memory they are written.
         fits: whether there is a kernel for what could be one.
     """
-    made = {v: i for i, eqn in enumerate(jaxpr.eqns) for v in eqn.outvars}
-    uses = _Uses.of(jaxpr, overwritten)
+    memory = _Memory.of(jaxpr, overwritten)
+    made = memory.uses.computed
     groups: dict[int, tuple[set[int], list[Any]]] = {}
     group_of: dict[int, int] = {}
     for number, ends in enumerate(_ends(jaxpr, made)):
@@ -158,14 +170,14 @@ def cuts(
             found, ends = found | more, [*before, *ends]
         groups[number] = found, ends
         group_of |= dict.fromkeys(found, number)
-    one_by_one = (_cut(jaxpr, uses, fits, *group) for group in groups.values())
+    one_by_one = (_cut(jaxpr, memory, fits, *group) for group in groups.values())
     return [cut for cut in one_by_one if cut is not None]
 
 
 def _ends(jaxpr: Any, made: Mapping[Any, int]) -> Iterator[list[Any]]:
     """The groups of variables that kernels compute: the arrays of a slot, or one other result."""
-    for eqn, is_needed in zip(jaxpr.eqns, needed(jaxpr, variables(jaxpr.outvars)), strict=True):
-        if eqn.primitive is encode_p and is_needed:
+    for eqn in needed(jaxpr, variables(jaxpr.outvars)):
+        if eqn.primitive is encode_p:
             yield list(eqn.outvars)
     for v in dict.fromkeys(variables(jaxpr.outvars)):
         if v in made and jaxpr.eqns[made[v]].primitive is not encode_p:
@@ -202,39 +214,34 @@ def _is_elementwise(eqn: Any, shape: tuple[int, ...]) -> bool:
 
 
 @dataclass
-class _Uses:
-    """The readers of each variable of a program, and the memory in which its results are written.
+class _Memory:
+    """Where the variables of a program are read, and the memory in which its results are written.
 
     Attributes:
-        readers: the equations that read a variable, by their indices.
+        uses: where they are computed and read.
         there: the arrays that lie in memory, whichever equations become kernels.
         overwritten: for a result of the program, the argument in whose memory it is written.
     """
 
-    readers: dict[Any, list[int]]
+    uses: Uses
     there: set[Any]
     overwritten: dict[Any, Any]
 
     @classmethod
-    def of(cls, jaxpr: Any, overwritten: Mapping[int, int]) -> "_Uses":
-        readers: dict[Any, list[int]] = {}
-        there = {*jaxpr.invars, *jaxpr.constvars}
-        for i, eqn in enumerate(jaxpr.eqns):
-            for v in variables(eqn.invars):
-                readers.setdefault(v, []).append(i)
-            if eqn.primitive.name in STORED:
-                there.update(eqn.outvars)
+    def of(cls, jaxpr: Any, overwritten: Mapping[int, int]) -> "_Memory":
+        found = uses(jaxpr.eqns)
+        stored = [v for v, i in found.computed.items() if jaxpr.eqns[i].primitive.name in STORED]
         memory = {
             jaxpr.outvars[i]: jaxpr.invars[k]
             for i, k in overwritten.items()
             if i < len(jaxpr.outvars) and not isinstance(jaxpr.outvars[i], Literal)
         }
-        return cls(readers, there, memory)
+        return cls(found, {*jaxpr.invars, *jaxpr.constvars, *stored}, memory)
 
 
 def _cut(
     jaxpr: Any,
-    uses: _Uses,
+    memory: _Memory,
     fits: Callable[[Cut], bool],
     found: set[int],
     outputs: list[Any],
@@ -253,32 +260,40 @@ def _cut(
     blocks = {blocks_of(codec, shape) for codec in codecs} - {None}
     if len(blocks) > 1:
         return None
-    inside = {v for eqn in eqns for v in eqn.outvars}
-    read = dict.fromkeys(v for eqn in eqns for v in variables(eqn.invars) if v not in inside)
-    scalars = [v for v in read if not v.aval.shape]
-    arrays = [v for v in read if v.aval.shape]
+    inside = uses(eqns)
+    inputs = [v for v in inside.read if v not in inside.computed]
+    scalars = [v for v in inputs if not v.aval.shape]
+    arrays = [v for v in inputs if v.aval.shape]
     results = set(outputs)
-    readers = (i for v in outputs for i in uses.readers.get(v, ()))
+    readers = (i for v in outputs for i, _ in memory.uses.read.get(v, ()))
     alone = (
         results.isdisjoint(arrays)
-        and uses.there.issuperset(arrays)
+        and memory.there.issuperset(arrays)
         and any(v.aval.shape == shape for v in arrays)
         and not any(i < order[-1] and i not in found for i in readers)
     )
     if not alone:
         return None
-    memory: dict[Any, Any] = {}
+    written: dict[Any, Any] = {}
     for eqn in coded:
         if eqn.primitive is encode_p:
-            memory |= dict(zip(eqn.outvars, eqn.invars[1:], strict=False))
-    memory |= {v: uses.overwritten[v] for v in outputs if v in uses.overwritten}
+            written |= dict(zip(eqn.outvars, eqn.invars[1:], strict=False))
+    written |= {v: memory.overwritten[v] for v in outputs if v in memory.overwritten}
     overwrites = {
         outputs.index(new): arrays.index(old)
-        for new, old in memory.items()
+        for new, old in written.items()
         if new in results and old in arrays and new.aval.dtype == old.aval.dtype
     }
     cut = Cut(
-        shape, next(iter(blocks), None), eqns, scalars, arrays, outputs, overwrites, order[-1]
+        shape=shape,
+        blocks=next(iter(blocks), None),
+        eqns=eqns,
+        coded=coded,
+        scalars=scalars,
+        arrays=arrays,
+        outputs=outputs,
+        overwrites=overwrites,
+        last=order[-1],
     )
     return cut if fits(cut) else None
 
@@ -294,12 +309,12 @@ def run_with_kernels(
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *inputs], strict=True))
     wanted = variables(jaxpr.outvars)
     wanted += [v for cut in found for v in (*cut.scalars, *cut.arrays)]
-    is_needed = needed(jaxpr, wanted, (v for cut in found for v in cut.outputs))
+    chosen = {*map(id, needed(jaxpr, wanted, (v for cut in found for v in cut.outputs)))}
     after: dict[int, list[Cut]] = {}
     for cut in found:
         after.setdefault(cut.last, []).append(cut)
     for i, eqn in enumerate(jaxpr.eqns):
-        if is_needed[i]:
+        if id(eqn) in chosen:
             advance(env, [eqn], functools.partial(run_equation, jaxpr))
         for cut in after.get(i, ()):
             results = kernel(cut)(*(env[v] for v in (*cut.scalars, *cut.arrays)))

@@ -38,7 +38,7 @@ from gradtx.leaves.shardings import known_sharding, shardings_are_known
 from gradtx.numerics import half
 from gradtx.numerics.compiler_hints import delay, true_after
 from gradtx.numerics.root import root_p
-from gradtx.programs.interpreter import advance
+from gradtx.programs.interpreter import advance, uses
 from gradtx.programs.opaque import (
     has_triton,
     is_exported,
@@ -236,10 +236,9 @@ class Backend(NamedTuple):
 
 def _has_halves(cut: Cut) -> bool:
     """Whether a kernel computes with float16 numbers other than scales."""
+    computed, read = uses(cut.eqns)
     return any(
-        v.aval.dtype == jnp.float16 and v.aval.shape in ((), cut.shape)
-        for eqn in cut.eqns
-        for v in (*eqn.invars, *eqn.outvars)
+        v.aval.dtype == jnp.float16 and v.aval.shape in ((), cut.shape) for v in (*computed, *read)
     )
 
 
@@ -433,7 +432,7 @@ def _looped(cut: Cut, shard: Shard, backend: Backend, *inputs: Array) -> list[An
     tiling = backend.tiling(shard.shape, shard.blocks)
     assert tiling is not None
     scalars = dict(zip(cut.scalars, inputs, strict=False)) | shard.firsts(cut)
-    once = {eqn.invars[0] for eqn in cut.eqns if eqn.primitive is encode_p}
+    once = {eqn.invars[0] for eqn in cut.coded if eqn.primitive is encode_p}
 
     def turn(k: Array) -> list[Array]:
         at: list[Array] = []

@@ -1,7 +1,6 @@
 """Leaves by path: how they are named in errors, patterns and configurations."""
 
 import fnmatch
-import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
@@ -379,9 +378,6 @@ def merge(tree: PyTree, other: PyTree) -> PyTree:
     return jax.tree.map(lambda a, b: b if a is None else a, tree, other, is_leaf=is_leaf)
 
 
-_OF_PARAMS = ("value_fn", "obj_fn", "grad_fn")  # the extra arguments that are functions of them
-
-
 def _kind(leaf: Any) -> Any:
     return getattr(leaf, "dtype", type(leaf))
 
@@ -392,22 +388,19 @@ def _is_trainable(kind: Any) -> bool:
     return bool(jax.numpy.issubdtype(kind, jax.numpy.inexact))
 
 
-def without_objects(
-    updates: PyTree, params: PyTree, extra_args: dict[str, Any]
-) -> tuple[PyTree, dict[str, Any]]:
+def without_objects(updates: PyTree, params: PyTree) -> PyTree:
     """Parameters with `None` for each leaf that no step could train, as those of a whole module.
 
     A module of Equinox has functions, integers and random keys among its leaves, and numbers, which
-    are no parameters if they have no gradient. Extra arguments that are functions of the parameters
-    get the whole module.
+    are no parameters if they have no gradient.
 
-    >>> without_objects({"f": None, "w": 1.0}, {"f": abs, "w": 2.0}, {})[0]
+    >>> without_objects({"f": None, "w": 1.0}, {"f": abs, "w": 2.0})
     {'f': None, 'w': 2.0}
     """
     kinds = set(map(_kind, jax.tree.leaves(params, is_leaf=is_rows)))
     trainable = {kind: _is_trainable(kind) for kind in kinds}
     if all(trainable.values()):
-        return params, extra_args
+        return params
     leaves, treedef = leaves_with_path(params)
     gradients, other = jax.tree.flatten(updates, is_leaf=is_leaf)
     if other != treedef:
@@ -417,16 +410,4 @@ def without_objects(
         untrained = g is None and isinstance(p, int | float | complex)
         return None if p is None or untrained or not trainable[_kind(p)] else p
 
-    arrays = treedef.unflatten(
-        [parameter(p, g) for (_, p), g in zip(leaves, gradients, strict=True)]
-    )
-
-    def of_whole(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def filled(at: PyTree, *args: Any, **kwargs: Any) -> Any:
-            return function(merge(at, params), *args, **kwargs)
-
-        return filled
-
-    functions = {n: of_whole(extra_args[n]) for n in _OF_PARAMS if callable(extra_args.get(n))}
-    return arrays, {**extra_args, **functions}
+    return treedef.unflatten([parameter(p, g) for (_, p), g in zip(leaves, gradients, strict=True)])

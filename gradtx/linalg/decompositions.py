@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from gradtx.linalg.products import hermitian_part
 from gradtx.numerics import abs_sq, divide, root
 from gradtx.programs.tracing import is_tracer
 from gradtx.types import Array
@@ -62,8 +63,7 @@ def _turned_eigenvectors(primals: Any, tangents: Any) -> tuple[Array, Array]:
     (x,), (change,) = primals, tangents
     v = eigenvectors(x)
     values = jnp.sum((v.conj() * (x @ v)).real, -2)
-    change = (change + change.mT.conj()) / 2
-    turn = _over(v.mT.conj() @ change @ v, _gaps(values), values[..., None])
+    turn = _over(v.mT.conj() @ hermitian_part(change) @ v, _gaps(values), values[..., None])
     return v, v @ turn
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from gradtx import tree
 from gradtx.linalg.decompositions import eigenvectors, factorized, orthonormal, singular_vectors
-from gradtx.linalg.products import product
+from gradtx.linalg.products import hermitian_part, product
 from gradtx.numerics import (
     Norm,
     abs_sq,
@@ -300,7 +300,7 @@ def _changed_inverse_root(root: int, primals: Any, tangents: Any) -> tuple[Array
     chords = (scales[..., None, :] - scales[..., :, None]) / jnp.where(near, 1, gaps)
     slopes = jnp.where(near, -(mean ** (-1 / root - 1)) / root, chords)
     one = identity_like(x)
-    moved = v.mT.conj() @ ((change + change.mT.conj()) / 2) @ v + one * of_eps[..., None, :]
+    moved = v.mT.conj() @ hermitian_part(change) @ v + one * of_eps[..., None, :]
     return _inverse_root(root, x, eps), v @ (slopes * moved) @ v.mT.conj()
 
 

@@ -1,4 +1,4 @@
-"""Products of matrices."""
+"""Products of matrices, and their Hermitian parts."""
 
 from typing import Any
 
@@ -28,3 +28,12 @@ def product(a: Array, b: Array, precision: Any = None) -> Array:
         return jax.lax.optimization_barrier(plain(*factors))
 
     return jax.lax.platform_dependent(a, b, tpu=alone, default=plain)
+
+
+def hermitian_part(x: Array) -> Array:
+    """The Hermitian part of matrices, the mean of each and its conjugate transpose.
+
+    >>> hermitian_part(jnp.array([[1.0, 2.0], [4.0, 3.0]])).tolist()
+    [[1.0, 3.0], [3.0, 3.0]]
+    """
+    return (x + x.mT.conj()) / 2

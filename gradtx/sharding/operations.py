@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gradtx.ownership.owners import Stack
-from gradtx.programs.interpreter import inner_jaxprs
+from gradtx.programs.interpreter import equations
 
 
 def operations(program: Any) -> int:
@@ -19,15 +19,12 @@ def operations(program: Any) -> int:
     >>> operations(jax.make_jaxpr(jnp.matmul)(jnp.zeros((2, 3)), jnp.zeros((3, 4))))
     48
     """
-    jaxpr = getattr(program, "jaxpr", program)
     total = 0
-    for equation in jaxpr.eqns:
+    for equation, turns in equations(getattr(program, "jaxpr", program)):
         if equation.primitive.name == "dot_general":
             (contracted, _), _ = equation.params["dimension_numbers"]
             summed = math.prod(equation.invars[0].aval.shape[i] for i in contracted)
-            total += 2 * summed * math.prod(equation.outvars[0].aval.shape)
-        turns = equation.params["length"] if equation.primitive.name == "scan" else 1
-        total += turns * sum(map(operations, inner_jaxprs(equation)))
+            total += turns * 2 * summed * math.prod(equation.outvars[0].aval.shape)
     return total
 
 
