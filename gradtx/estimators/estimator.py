@@ -112,8 +112,8 @@ class Estimator(DeclaredData):
         multiples = jnp.stack([jnp.asarray(step, float) for step in steps])
         sides = len(steps)
         order = jnp.arange(count * sides)
-        found = jax.lax.map(lambda n: along(n // sides, multiples[n % sides]), order)
-        values = found.reshape(count, sides)
+        measured = jax.lax.map(lambda n: along(n // sides, multiples[n % sides]), order)
+        values = measured.reshape(count, sides)
         wide = widen(values)
         equal = jnp.all(jnp.isfinite(values)) & jnp.all(values == values[:, :1])
 

@@ -85,12 +85,12 @@ class Cut:
     def drawn(self) -> list[Codec]:
         """The codecs that need random numbers in the kernel."""
         reads = {decode_p: 0, encode_p: 1}
-        found = (
+        codecs = (
             eqn.params["codec"]
             for eqn in self.coded
             if len(eqn.invars) > len(eqn.params["names"]) + reads[eqn.primitive]
         )
-        return list(dict.fromkeys(found))
+        return list(dict.fromkeys(codecs))
 
     def kind(self) -> Any:
         """A key of the kernel: cuts of two leaves have equal keys if one kernel serves both."""
@@ -134,14 +134,14 @@ def inlined(
             return list(jaxpr_as_fun(program)(*inputs))  # faster than one equation after another
         return interpret(program, inputs, compute)
 
-    def compute(eqn: Any, given: list[Any]) -> list[Any] | None:
+    def compute(eqn: Any, values: list[Any]) -> list[Any] | None:
         platforms = eqn.params.get("branches_platforms")
         if platforms is not None:
             here = next(i for i, on in enumerate(platforms) if on is None or platform in on)
-            return run(eqn.params["branches"][here], given[1:])
+            return run(eqn.params["branches"][here], values[1:])
         if is_joined(eqn):
-            held = eqn.params[CALLS[eqn.primitive.name]]
-            return run(getattr(held, "closed", held), given)
+            callee = eqn.params[CALLS[eqn.primitive.name]]
+            return run(getattr(callee, "closed", callee), values)
         return None
 
     return jax.make_jaxpr(lambda *x: run(closed, x))(*arrays)
@@ -164,12 +164,12 @@ def cuts(
     groups: dict[int, tuple[set[int], list[Any]]] = {}
     group_of: dict[int, int] = {}
     for number, ends in enumerate(_ends(jaxpr, made)):
-        found = _behind(jaxpr, made, ends[0])
-        for other in {group_of[i] for i in found if i in group_of}:
+        members = _behind(jaxpr, made, ends[0])
+        for other in {group_of[i] for i in members if i in group_of}:
             more, before = groups.pop(other)
-            found, ends = found | more, [*before, *ends]
-        groups[number] = found, ends
-        group_of |= dict.fromkeys(found, number)
+            members, ends = members | more, [*before, *ends]
+        groups[number] = members, ends
+        group_of |= dict.fromkeys(members, number)
     one_by_one = (_cut(jaxpr, memory, fits, *group) for group in groups.values())
     return [cut for cut in one_by_one if cut is not None]
 
@@ -186,24 +186,24 @@ def _ends(jaxpr: Any, made: Mapping[Any, int]) -> Iterator[list[Any]]:
 
 def _behind(jaxpr: Any, made: Mapping[Any, int], end: Any) -> set[int]:
     """The indices of the equations that compute the variable `end` entry by entry."""
-    found: set[int] = set()
+    members: set[int] = set()
     eqn = jaxpr.eqns[made[end]]
     left = [end]
     shape = end.aval.shape
     if eqn.primitive is encode_p:
-        found, left, shape = {made[end]}, [eqn.invars[0]], eqn.invars[0].aval.shape
+        members, left, shape = {made[end]}, [eqn.invars[0]], eqn.invars[0].aval.shape
     while left:
         v = left.pop()
         i = None if isinstance(v, Literal) else made.get(v)
-        if i is None or i in found or v.aval.shape != shape or not shape:
+        if i is None or i in members or v.aval.shape != shape or not shape:
             continue
         eqn = jaxpr.eqns[i]
         if eqn.primitive is decode_p:
-            found.add(i)
+            members.add(i)
         elif _is_elementwise(eqn, shape):
-            found.add(i)
+            members.add(i)
             left += eqn.invars
-    return found
+    return members
 
 
 def _is_elementwise(eqn: Any, shape: tuple[int, ...]) -> bool:
@@ -229,28 +229,32 @@ class _Memory:
 
     @classmethod
     def of(cls, jaxpr: Any, overwritten: Mapping[int, int]) -> "_Memory":
-        found = uses(jaxpr.eqns)
-        stored = [v for v, i in found.computed.items() if jaxpr.eqns[i].primitive.name in STORED]
+        uses_of_variables = uses(jaxpr.eqns)
+        stored = [
+            v
+            for v, i in uses_of_variables.computed.items()
+            if jaxpr.eqns[i].primitive.name in STORED
+        ]
         memory = {
             jaxpr.outvars[i]: jaxpr.invars[k]
             for i, k in overwritten.items()
             if i < len(jaxpr.outvars) and not isinstance(jaxpr.outvars[i], Literal)
         }
-        return cls(found, {*jaxpr.invars, *jaxpr.constvars, *stored}, memory)
+        return cls(uses_of_variables, {*jaxpr.invars, *jaxpr.constvars, *stored}, memory)
 
 
 def _cut(
     jaxpr: Any,
     memory: _Memory,
     fits: Callable[[Cut], bool],
-    found: set[int],
+    members: set[int],
     outputs: list[Any],
 ) -> Cut | None:
-    """The equations with the indices `found` as one kernel; None if one kernel cannot compute them.
+    """The equations with the indices `members` as one kernel; None if one kernel cannot compute them.
 
     All slots must have the same blocks, and a kernel reads arrays only where these lie in memory.
     """
-    order = sorted(found)
+    order = sorted(members)
     eqns = [jaxpr.eqns[i] for i in order]
     coded = [eqn for eqn in eqns if eqn.primitive in (decode_p, encode_p)]
     decoded = [eqn.outvars[0] for eqn in coded if eqn.primitive is decode_p]
@@ -270,7 +274,7 @@ def _cut(
         results.isdisjoint(arrays)
         and memory.there.issuperset(arrays)
         and any(v.aval.shape == shape for v in arrays)
-        and not any(i < order[-1] and i not in found for i in readers)
+        and not any(i < order[-1] and i not in members for i in readers)
     )
     if not alone:
         return None
@@ -302,16 +306,16 @@ def run_with_kernels(
     jaxpr: Any,
     consts: Sequence[Any],
     inputs: Sequence[Any],
-    found: Sequence[Cut],
+    kernel_cuts: Sequence[Cut],
     kernel: Callable[[Cut], Callable[..., Sequence[Any]]],
 ) -> list[Any]:
     """The results of a program, of which the equations of each cut run as one kernel."""
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *inputs], strict=True))
     wanted = variables(jaxpr.outvars)
-    wanted += [v for cut in found for v in (*cut.scalars, *cut.arrays)]
-    chosen = {*map(id, needed(jaxpr, wanted, (v for cut in found for v in cut.outputs)))}
+    wanted += [v for cut in kernel_cuts for v in (*cut.scalars, *cut.arrays)]
+    chosen = {*map(id, needed(jaxpr, wanted, (v for cut in kernel_cuts for v in cut.outputs)))}
     after: dict[int, list[Cut]] = {}
-    for cut in found:
+    for cut in kernel_cuts:
         after.setdefault(cut.last, []).append(cut)
     for i, eqn in enumerate(jaxpr.eqns):
         if id(eqn) in chosen:

@@ -66,7 +66,7 @@ def owners_lines(stacks: Sequence[Stack]) -> list[str]:
     """Lines of a report on each stack of matrices, its devices and messages, and the load."""
     lines = []
     for stack in stacks:
-        own, (there, back) = operations(stack.program), stack.bytes
+        products, (there, back) = operations(stack.program), stack.bytes
         sent = f"{sum(stack.arrays)} collectives, {there:,} bytes there and {back:,} back"
         if stack.in_one_message:
             sent = f"in the message below, {there:,} bytes there and {back:,} back"
@@ -75,7 +75,7 @@ def owners_lines(stacks: Sequence[Stack]) -> list[str]:
             devices = f"{len(stack.busy)} of {devices}, from {stack.first} on"
         lines.append(
             f"{stack.count} matrices {stack.shape}: {stack.each} whole on each of {devices}; "
-            f"{sent}; {own:,} operations in products"
+            f"{sent}; {products:,} operations in products"
         )
     together = [stack for stack in stacks if stack.in_one_message]
     for axes, there, back in messages(together):

@@ -198,33 +198,33 @@ def plan_step(
     abstract = AbstractMesh(
         tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes)
     )
-    given: Any = jax.tree.map(
+    specified: Any = jax.tree.map(
         lambda spec: NamedSharding(abstract, spec),
         PartitionSpec() if specs is None else specs,
         is_leaf=lambda x: isinstance(x, PartitionSpec),
     )
-    sharding = state_sharding(tx, params, given, zero=zero, min_size=min_size, balance=balance)
+    sharding = state_sharding(tx, params, specified, zero=zero, min_size=min_size, balance=balance)
     traffic = _Traffic(sizes, links)
     leaves, treedef = leaves_with_path(sharding.like)
     stages = [treedef.flatten_up_to(tree) for tree in (sharding.params, *sharding.reductions)]
     estimator = with_extra_args_support(tx).traits.estimator
-    held, worked_on = 0, 0
-    own: list[Any] = [None] * len(leaves)
+    parameter_bytes, worked_on = 0, 0
+    shards: list[Any] = [None] * len(leaves)
     for i, (_, p) in enumerate(leaves):
         if p is None:
             continue
         placed = [dims_of(stage[i].spec, len(p.shape)) for stage in stages]
         shard = stages[0][i].shard_shape(p.shape)
-        own[i] = jax.ShapeDtypeStruct(shard, p.dtype)
+        shards[i] = jax.ShapeDtypeStruct(shard, p.dtype)
         size = math.prod(shard) * p.dtype.itemsize
-        held += size
+        parameter_bytes += size
         worked_on += traffic.of_leaf(size, placed, over, estimator)
     if estimator is not None:
         values = _LOSS_BYTES * estimator.number_count
         traffic.send("losses", "all-reduce", over, values, estimator.evaluation_count)
     state = sharding.bytes_per_device
     # What sends nothing is not asked: its `init` may refuse a device's part of a leaf.
-    told = sent(tx, treedef.unflatten(own)) if communications(tx) else []
+    told = sent(tx, treedef.unflatten(shards)) if communications(tx) else []
     for how, size, _ in told:
         kind = "all-gather" if how.gathers else "all-reduce"
         whole = size * traffic.devices(how.over) if how.gathers else size
@@ -232,11 +232,11 @@ def plan_step(
     for axes, there, back in messages(sharding.owned):
         traffic.send("matrices", "all-to-all", axes, there + back)
     # Of what a device works on it reads gradient, parameter and slots, and writes the last two.
-    moved = 3 * worked_on + 2 * state + (held if worked_on < held else 0)
+    moved = 3 * worked_on + 2 * state + (parameter_bytes if worked_on < parameter_bytes else 0)
     return StepPlan(
         mesh=sizes,
         parameters=sum(math.prod(p.shape) for _, p in leaves if p is not None),
-        parameter_bytes=held,
+        parameter_bytes=parameter_bytes,
         state_bytes=state,
         host_bytes=sum(
             math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
