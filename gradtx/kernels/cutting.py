@@ -250,7 +250,7 @@ def _cut(
     members: set[int],
     outputs: list[Any],
 ) -> Cut | None:
-    """The equations with the indices `members` as one kernel; None if one kernel cannot compute them.
+    """The equations of these indices as one kernel; None if one kernel cannot compute them.
 
     All slots must have the same blocks, and a kernel reads arrays only where these lie in memory.
     """
