@@ -19,7 +19,7 @@ from gradtx.backward.lookup import take_p
 from gradtx.numerics import cast
 from gradtx.numerics.compiler_hints import delay
 from gradtx.programs.dataflow import known_of_all
-from gradtx.programs.derivatives import Active
+from gradtx.programs.derivatives import Active, is_inexact
 from gradtx.programs.interpreter import (
     called,
     inner_jaxprs,
@@ -97,16 +97,13 @@ class Loops:
 
     def _find(self) -> list[Stage]:
         found: dict[int, Stage] = {}
-        for leaf in range(len(self.jaxpr.invars)):
-            names = self._names(leaf)
-            users = sorted(
-                (i, at)
-                for v in names
-                for i, at in self.uses.read.get(v, ())
-                if not self._casts(leaf, v, i)
+        returned = set(variables(self.jaxpr.outvars))
+        for leaf, v in enumerate(self.jaxpr.invars):
+            names = [v]
+            users = sorted(self._readers(v, names))
+            why = _unfit(
+                [(self.jaxpr.eqns[i], at) for i, at in users], not returned.isdisjoint(names)
             )
-            returned = not names.isdisjoint(variables(self.jaxpr.outvars))
-            why = _unfit([(self.jaxpr.eqns[i], at) for i, at in users], returned)
             if why is not None:
                 self.why_not[leaf] = why
                 continue
@@ -117,24 +114,22 @@ class Loops:
             stage.stacks.append(ScannedStack(leaf, at - _first(stage), dtype))
         return [found[index] for index in sorted(found)]
 
-    def _names(self, leaf: int) -> set[Any]:
-        """The variables of a parameter: as it is, and cast once."""
-        left, names = [self.jaxpr.invars[leaf]], set()
-        while left:
-            v = left.pop()
-            names.add(v)
-            readers = self.uses.read.get(v, ())
-            left += [self.jaxpr.eqns[i].outvars[0] for i, _ in readers if self._casts(leaf, v, i)]
-        return names
+    def _readers(self, v: Any, names: list[Any]) -> list[tuple[int, int]]:
+        """The equations that read a parameter, as it is or cast, and where among their inputs.
 
-    def _casts(self, leaf: int, v: Any, index: int) -> bool:
-        """Whether an equation casts a parameter whose variable it reads.
-
-        One cast becomes that of each layer. A second rounds what the first has rounded.
+        One cast becomes that of each layer. A second rounds what the first has rounded. `names`
+        collects the variables of casts, after that of the parameter.
         """
-        eqn = self.jaxpr.eqns[index]
-        is_first = v.aval.dtype == self.jaxpr.invars[leaf].aval.dtype
-        return is_first and eqn.primitive is convert_element_type_p and _inexact(eqn.outvars[0])
+        users = []
+        for i, at in self.uses.read.get(v, ()):
+            eqn = self.jaxpr.eqns[i]
+            is_first = v.aval.dtype == names[0].aval.dtype
+            if is_first and eqn.primitive is convert_element_type_p and is_inexact(eqn.outvars[0]):
+                names += eqn.outvars
+                users += self._readers(eqn.outvars[0], names)
+            else:
+                users.append((i, at))
+        return users
 
     def keep(self, chosen: Callable[[int], bool]) -> None:
         """Let scans update only the chosen leaves; a scan without any is an ordinary one."""
@@ -145,10 +140,6 @@ class Loops:
     def run(self, leaves: Sequence[Any]) -> "Backward":
         """Run the function: the object that has its results, and computes its derivative."""
         return _forward(self, leaves)
-
-
-def _inexact(v: Any) -> bool:
-    return jnp.issubdtype(v.aval.dtype, jnp.inexact)
 
 
 def _calls(eqn: Any) -> bool:
@@ -242,7 +233,7 @@ def _add(cotangents: dict[Any, Any], v: Any, x: Any) -> None:
 def _forward(loops: Loops, leaves: Sequence[Any]) -> Backward:
     jaxpr = loops.jaxpr
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*loops.closed.consts, *leaves], strict=True))
-    reached = known_of_all(loops.closed, list(map(_inexact, jaxpr.invars)), Active())
+    reached = known_of_all(loops.closed, list(map(is_inexact, jaxpr.invars)), Active())
     active = {v for v, yes in reached.items() if yes}
     casts = _own_casts(loops)
     made = Backward(loops, leaves)
