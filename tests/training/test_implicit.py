@@ -413,6 +413,23 @@ def test_a_line_search_is_unrolled_forward():
         jax.jacrev(solution)(0.3)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+@pytest.mark.parametrize("name", ["lbfgs", "bfgs"])
+def test_a_search_that_has_arrived_takes_no_steps_by_roundings(name, dtype):
+    """These would have derivatives that are noise, as large as 1e5 after sixty steps."""
+    x, y = (jnp.asarray(a, dtype) for a in (X, Y))
+
+    def solution(strength):
+        loss = lambda w: squares(w, x, y) + strength * jnp.sum(w**2) / 2  # noqa: E731
+        tx = getattr(gradtx, name)()
+        return gradtx.solve(loss, jnp.zeros(5, dtype), tx, max_steps=60, unrolled=True).params
+
+    found = jax.jit(jax.jacfwd(solution))(jnp.asarray(0.3, dtype))
+    tolerance = 1e-3 if dtype == jnp.float32 else 1e-7
+    np.testing.assert_allclose(found, jax.jacfwd(closed)(0.3), rtol=tolerance, atol=tolerance)
+
+
 def test_one_derivative_or_the_other():
     with pytest.raises(ValueError, match="pass one of them"):
         gradtx.solve(ridge_loss, jnp.zeros(5), gradtx.sgd(0.1), 1.0, implicit=True, unrolled=True)
