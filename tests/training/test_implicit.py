@@ -413,6 +413,27 @@ def test_a_line_search_is_unrolled_forward():
         jax.jacrev(solution)(0.3)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+@pytest.mark.parametrize("name", ["lbfgs", "bfgs"])
+def test_a_search_that_has_arrived_takes_no_steps_by_roundings(name, dtype):
+    """These would have derivatives that are noise: -9e5 or NaN in float32 after sixty steps."""
+    rng = np.random.default_rng(0)
+    x, y = (jnp.asarray(rng.normal(size=n), dtype) for n in ((20, 4), 20))
+
+    def solution(strength):
+        loss = lambda w: squares(w, x, y) + strength * jnp.sum(w**2) / 2  # noqa: E731
+        tx = getattr(gradtx, name)()
+        return gradtx.solve(loss, jnp.zeros(4, dtype), tx, max_steps=60, unrolled=True).params
+
+    def exact(strength):
+        return jnp.linalg.solve(x.T @ x / 20 + strength * jnp.eye(4, dtype=dtype), x.T @ y / 20)
+
+    at, tolerance = jnp.asarray(0.3, dtype), 1e-4 if dtype == jnp.float32 else 1e-8
+    found = jax.jit(jax.jacfwd(solution))(at)
+    np.testing.assert_allclose(found, jax.jacfwd(exact)(at), rtol=tolerance, atol=tolerance)
+
+
 def test_one_derivative_or_the_other():
     with pytest.raises(ValueError, match="pass one of them"):
         gradtx.solve(ridge_loss, jnp.zeros(5), gradtx.sgd(0.1), 1.0, implicit=True, unrolled=True)
