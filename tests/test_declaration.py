@@ -1,5 +1,7 @@
 """Transformations as data: lawful pytrees, which compare and hash, also within other libraries."""
 
+# Sees mutants of: static.
+
 import copy
 import functools
 import inspect

@@ -1,6 +1,6 @@
 """Schedules against Optax's, at their ends, and far beyond them."""
 
-# Sees mutants of: scheduled.
+# Sees mutants of: scheduled, cyclic, decay, half_life, piecewise, products.
 
 import json
 import pickle
