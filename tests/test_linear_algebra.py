@@ -342,6 +342,7 @@ def test_a_cpu_factorizes_one_matrix_after_the_other(name, batch):
     np.testing.assert_allclose(run(x), want, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("values", [(0.0, 0.0, 0.0), (2.0, 2.0, 2.0), (3.0, 3.0, 1.0)])
 def test_the_slope_of_a_root_of_equal_eigenvalues(values):
     rng = np.random.default_rng(0)

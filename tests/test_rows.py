@@ -101,7 +101,7 @@ def test_a_table_of_more_rows_than_32_bits_count():
         rows.coalesce()
 
 
-@pytest.mark.quick(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int32", "uint32"])
 def test_a_table_may_have_more_rows_than_the_type_of_its_indices_counts(dtype):
     most, rows = np.iinfo(dtype).max, 2**32 + 5
@@ -145,6 +145,7 @@ def test_what_is_not_finite_stays_in_its_row():
     assert not np.isnan(found).any()
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("values", ["float32", "bfloat16"])
 def test_rows_are_added_to_what_the_table_holds(dtype, values):

@@ -14,6 +14,7 @@ from tests.selection import FIXED, TURNS, Selection, changed, entries, in_turn, 
 CATALOGUE_PATH = pathlib.Path(selection.__file__).parent / "catalogue.py"
 
 
+@pytest.mark.slow
 def test_a_changed_rule_takes_what_is_built_from_it():
     names = changed({"gradtx.optimizers.lion", "docs/index.md"})
     assert {"lion", "scale_by_lion"} <= names

@@ -55,7 +55,7 @@ def stepped(rule, rate, decay):
     return lambda g, s, t, p: -rate * (rule(g, s, t, p) + decay * p)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.paper("soap")
 @pytest.mark.parametrize(
     ("options", "transcribed"),

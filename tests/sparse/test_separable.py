@@ -117,6 +117,7 @@ def test_what_mixes_rows_is_refused(names):
     assert not is_separate(names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", SEPARATE, ids=", ".join)
 def test_what_does_not_is_the_dense_update(names):
     assert is_separate(names)

@@ -29,7 +29,7 @@ PUBLISHED = [
 ]
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("build", "rate", "status", "steps", "rounding"), PUBLISHED)
 def test_published_outcomes(build, rate, status, steps, rounding):
     result = gradtx.solve(quartic, 2.0, build(rate), max_steps=2000)
@@ -145,6 +145,7 @@ def test_a_value_that_is_not_finite_is_divergence(tx, value):
     assert int(fine.status) == Status.CONVERGED
 
 
+@pytest.mark.slow
 def test_divergence_at_the_last_step():
     """The first step leaves the domain of the loss; the second would start there."""
 
@@ -186,7 +187,7 @@ def test_drift_by_roundings_is_no_end():
     np.testing.assert_array_equal(result.params, np.float32(1 + 50 * 2.0**-23))
 
 
-@pytest.mark.quick(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["an argument", "a closure", "a rate", "the start"])
 def test_the_solution_is_not_differentiated(where):
     """Its steps have derivatives, of which some are far from that of the solution."""
@@ -214,7 +215,7 @@ def test_bad_limits(bad):
         gradtx.solve(lambda x: x**2, 1.0, gradtx.sgd(0.1), **bad)
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("tx", "start"),
     [
@@ -262,6 +263,7 @@ def valley(x):
     return jnp.sum((x - 3.0) ** 2) + 1.0
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("rule", "reason", "steps"),
     [
@@ -299,6 +301,7 @@ def test_a_step_that_waits_is_no_small_change():
     np.testing.assert_allclose(result.params, 3.0, atol=0.1)
 
 
+@pytest.mark.slow
 def test_what_diverges_or_stands_still_says_so():
     still = gradtx.solve(valley, 0.0, gradtx.sgd(0.5))
     assert int(still.reason) == gradtx.StopReason.STILL
@@ -331,6 +334,7 @@ def test_a_tolerance_may_be_traced():
     assert int(steps(0.1)) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("x64", [False, True])
 def test_integers_to_start_from(x64):
     """A Python number is a float; an array of integers is no parameter; one of others stays."""

@@ -73,7 +73,7 @@ MATRIX_RULES = (
 )
 
 
-@pytest.mark.quick(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(MATRIX_RULES))
 def test_parts_are_separate_leaves_bit_for_bit(name):
     ours, theirs = compare(getattr(gradtx, name)(0.1))
@@ -240,6 +240,7 @@ def on_a_mesh(tx, p, spec):
     return sharding, counted(compiled), updates
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("split", "spec"),
     [
