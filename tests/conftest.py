@@ -112,7 +112,7 @@ def pytest_collection():
 
 
 def pytest_collection_finish():
-    """Nor later."""
+    """Nor after it: what is there now stays to the end."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 20, 20)
