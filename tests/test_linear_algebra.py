@@ -57,6 +57,7 @@ def test_gradients_of_safe_norms():
         np.testing.assert_allclose(slope, part * x / (x.size * rms), rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("double")
 def test_each_matrix_is_scaled_to_a_root_mean_square():
     x = np.stack([X, 0 * X, 3 * X[::-1]])

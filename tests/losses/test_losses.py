@@ -519,6 +519,7 @@ def test_dice_takes_probabilities():
     np.testing.assert_allclose(got, losses.binary_dice_loss(PIXELS[..., 0], t[..., 0]), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_labels_out_of_range():
     loss = losses.softmax_cross_entropy_with_integer_labels
     x, y = X[:, None], np.ones((B, 1), np.int32)

@@ -76,7 +76,7 @@ def test_soap(options, transcribed):
     matrix_trees.check(tx, update, other)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.slow
 @pytest.mark.library("soap")
 @pytest.mark.parametrize(
     ("name", "tx"),

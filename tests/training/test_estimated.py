@@ -338,6 +338,7 @@ def test_leaves_of_size_zero_and_single_numbers_and_complex_ones():
     np.testing.assert_allclose(grads["z"], exact["z"], atol=error)
 
 
+@pytest.mark.slow
 def test_integer_leaves_are_refused_by_name_unless_they_are_not_trained():
     params = {"n": jnp.arange(3), "w": jnp.ones(3)}
     of = lambda p: jnp.sum(p["w"] ** 2 * p["n"])  # noqa: E731
@@ -361,6 +362,7 @@ def test_a_loss_that_is_not_a_scalar_is_refused_by_name(grad_loss):
         )
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_nan_gives_gradients_that_are_and_guards_skip_them():
     tx = gradtx.guard(gradtx.sgd(0.1))
     step = gradtx.make_step(

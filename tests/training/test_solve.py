@@ -116,6 +116,7 @@ def test_it_compiles_once_for_other_numbers():
     assert len(traces) == first
 
 
+@pytest.mark.slow
 def test_under_jit_and_vmap():
     def best(target):
         return gradtx.solve(lambda x: (x - target) ** 2, 0.0, gradtx.sgd(0.5)).params
@@ -236,6 +237,7 @@ def test_a_step_that_waits_is_not_the_end(tx, start):
     np.testing.assert_allclose(result.params, 0, atol=1e-2)
 
 
+@pytest.mark.slow
 def test_a_search_in_a_group_sees_what_other_groups_did():
     """Along the line the loss is that of the parameters now, not of those at the start."""
     search = gradtx.chain(gradtx.sgd(0.5), gradtx.scale_by_backtracking_linesearch(5))
@@ -351,6 +353,7 @@ def test_integers_to_start_from(x64):
             gradtx.solve(loss, {"x": jnp.array(0)}, gradtx.sgd(0.5), targets)
 
 
+@pytest.mark.slow
 def test_what_swings_is_not_still():
     """After ten steps of equal length this one is where it was, on its way back."""
     tx = gradtx.mars_lion(0.02)

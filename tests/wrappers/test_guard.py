@@ -192,6 +192,7 @@ def test_without_parameters_there_is_no_ratio():
     assert (float(report.update_norm), float(report.update_ratio)) == (5.0, 0.0)
 
 
+@pytest.mark.slow
 def test_make_step_hands_the_report_out_and_takes_a_validation_loss():
     tx = gradtx.chain(
         gradtx.guard(gradtx.sgd(0.1)), gradtx.reduce_on_plateau(0.5, patience=1, cooldown=0)

@@ -136,6 +136,7 @@ def test_leaves_without_a_gradient():
     assert updates["up"] is None
 
 
+@pytest.mark.slow
 def test_a_sweep_is_mapped_over():
     p = joined(apart(0))
 
