@@ -91,6 +91,7 @@ def check(tree, form):
             assert len(jax.tree.leaves(load_checkpoint(path).params)) == len(jax.tree.leaves(tree))
 
 
+@pytest.mark.slow
 @hypothesis.settings(max_examples=20, deadline=None, database=None, derandomize=True)
 @hypothesis.given(TREES, st.sampled_from(["npz", "safetensors"]))
 def test_whatever_is_saved_can_be_loaded(tree, form):

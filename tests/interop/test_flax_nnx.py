@@ -233,7 +233,7 @@ TREES = {
 }
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize(
     "compose",

@@ -136,6 +136,7 @@ class Estimating(keras.Sequential):
         return {"loss": value}, (trainable, fixed, slots, metrics)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scaled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_estimated_gradients_have_the_steps_of_minimize(scaled):
     tx = gradtx.adam(0.1)

@@ -152,6 +152,7 @@ def test_a_row_of_another_table_is_another_row():
         check_separable(tx, params, tx.init(params), params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", SEPARATE, ids=", ".join)
 def test_what_does_not_is_the_dense_update(names):
     assert is_separate(names)
