@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import jax
 
+from gradtx.leaves.paths import unboxed
 from gradtx.types import Array, State
 
 
@@ -55,7 +56,11 @@ def guard_report(state: State) -> GuardReport:
     """The report of the guard in a state.
 
     Args:
-        state: a state that contains that of one :func:`guard`, in a chain, a group or a wrapper.
+        state: a state that contains that of one :func:`guard`, in a chain, a group or a wrapper,
+            or in `opt_state` of Flax's ``nnx.Optimizer``.
+
+    Returns:
+        The report, in arrays.
 
     Raises:
         ValueError: it contains none, or more than one.
@@ -80,4 +85,5 @@ def guard_report(state: State) -> GuardReport:
         )
     report: GuardReport = guard_states[0].report
     scaled = [x for x in jax.tree.leaves(state, is_leaf=scales_losses) if scales_losses(x)]
-    return report._replace(loss_scale=scaled[0].loss_scale) if scaled else report
+    report = report._replace(loss_scale=scaled[0].loss_scale) if scaled else report
+    return GuardReport(*unboxed(tuple(report)))  # in nnx.Optimizer they are in variables
