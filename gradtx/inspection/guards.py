@@ -19,12 +19,13 @@ class GuardReport(NamedTuple):
     - loss_spikes, norm_spikes: skipped because the loss, or else the norm, exceeded its limit.
     - zero: skipped because the gradient was zero.
     - consecutive: skipped since the last step that was taken.
-    - clipped: taken with a clipped gradient.
+    - clipped: taken with a gradient that the guard's own `clip_quantile` clipped.
     - broken: taken from a finite gradient, with an update that was not finite.
 
-    Of the last step, f32[]: gradient_norm, before clipping; clip_factor; update_norm and
-    update_ratio, that norm over the parameters', both 0 if the step was skipped; learning_rate, 0
-    if the optimizer has none or several; loss_scale, 1 without :func:`dynamic_loss_scale`.
+    Of the last step, f32[]: gradient_norm and clip_factor, before and of the guard's own clipping;
+    update_norm and update_ratio, that norm over the parameters', both 0 if the step was skipped;
+    learning_rate, 0 if the optimizer has none or several, which :func:`hyperparams` lists;
+    loss_scale, 1 without :func:`dynamic_loss_scale`.
     """
 
     steps: Array
