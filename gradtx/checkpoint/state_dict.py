@@ -104,11 +104,15 @@ def trained_leaves(
     nodes = matching.nodes(state, empty=True)
     slots = {name.partition("/")[2] for node in nodes for name in node.leaves}
     some = select(params, lambda path, _: path in slots)
-    if holds_packed(params) or _misfit(tx, some, state) is not None:
+    of_some = _misfit(tx, some, state)
+    if holds_packed(params) or of_some is not None:
+        if jax.tree.leaves(some):  # else it has no slots by which to know what was trained
+            problem = of_some or problem
         raise ValueError(
             "save_checkpoint: the state could not be loaded, since it is not one of this "
-            f"transformation and these parameters: {problem}. What else the model keeps goes into "
-            "model_state; without tx any state is saved"
+            f"transformation and these parameters: {problem}. The state of a step of make_step is "
+            "that of step.tx, with what gradients= or rounding_key= put around the optimizer; what "
+            "else the model keeps goes into model_state; without tx any state is saved"
         )
     return frozenset(slots)
 
@@ -124,11 +128,12 @@ def _misfit(tx: GradientTransformation, params: Params, state: State) -> str | N
     except (TypeError, ValueError) as error:
         return str(error)
     ours, theirs = (dict(_forms(_one_by_one(unpack(x)))) for x in (state, start))
-    for path in [*ours, *theirs]:
-        there, needed = ours.get(path, "not there"), theirs.get(path, "not there")
-        if there != needed:
-            return f"{path!r} is {there}, and would be {needed}"
-    return None
+    for path, there in ours.items():
+        if path not in theirs:
+            return f"it has {path!r}, {there}, for which these have no place"
+        if there != theirs[path]:
+            return f"{path!r} is {there}, and would be {theirs[path]}"
+    return next((f"it lacks {path!r}, {x}" for path, x in theirs.items() if path not in ours), None)
 
 
 def _forms(state: State) -> Iterator[tuple[str, str]]:
